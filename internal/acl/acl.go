@@ -1,7 +1,7 @@
 // Package acl decides what a client may see and use of the servers behind the gateway.
 //
-// Tools and prompts are selected by name, resources by what their URI begins with.
-// One URI has many spellings, and nobody knows which of them a server takes for the
+// Tools are selected by name and by what they do, prompts by name, resources by what their
+// URI begins with. One URI has many spellings, and nobody knows which of them a server takes for the
 // same. So it is compared in a form that they have in common, and in doubt it is
 // denied.
 package acl
@@ -10,17 +10,42 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// A Rule allows or denies what its pattern selects:
+// An Action is what a rule does with what it selects.
+type Action uint8
+
+const (
+	Deny    Action = iota
+	Confirm        // it is allowed if the person at the client agrees to each call
+	Allow
+)
+
+var actionNames = [...]string{Deny: "deny", Confirm: "confirm", Allow: "allow"}
+
+func (a Action) String() string { return actionNames[a] }
+
+// Actions returns the names of all actions.
+func Actions() []string { return actionNames[:] }
+
+// ParseAction returns the action with a name.
+func ParseAction(name string) (Action, bool) {
+	i := slices.Index(actionNames[:], name)
+	return Action(max(i, 0)), i >= 0
+}
+
+// A Rule says what happens to what its pattern selects:
 //
 //	server::*                   everything of a server
 //	server::tool                tools
 //	tool:server::name           tools
+//	read_only                   tools with this annotation; so do destructive, idempotent, open_world
+//	read_only:server::name      those of them
 //	prompt:server::name         prompts
 //	resource:prefix             resources, of any server
 //	resource:server::prefix     resources of a server
@@ -28,31 +53,56 @@ import (
 //
 // In names of servers, tools and prompts * stands for any run of characters. As a
 // prefix it stands for all; any other is the beginning of a URI, in whole segments.
+// A rule that confirms selects tools only.
 type Rule struct {
-	Allow   bool
+	Action  Action
 	Pattern string
+}
+
+// A Tool is what is known of a tool that is listed or called.
+type Tool struct {
+	Server, Name string
+	Annotations  mcp.Annotations
+}
+
+// A Decision is what a policy says to something.
+type Decision struct {
+	Action Action
+	rule   *rule // that decided; nil if none has
+	err    error // why it is denied without a rule
+}
+
+// Reason returns the rule that decided, as it is written, or why there is none.
+func (d Decision) Reason() string {
+	switch {
+	case d.err != nil:
+		return d.err.Error()
+	case d.rule == nil:
+		return "default " + d.Action.String()
+	}
+	return d.rule.String()
 }
 
 // A Policy is what the rules of a client come to. A nil one allows everything. It
 // never changes.
 type Policy struct {
 	rules       []rule
-	otherwise   bool
+	otherwise   Action
 	fingerprint string
 }
 
 // New compiles rules. The first that selects something decides on it, and otherwise
 // decides on what none of them selects.
-func New(rules []Rule, otherwise bool) (*Policy, error) {
+func New(rules []Rule, otherwise Action) (*Policy, error) {
 	p := &Policy{otherwise: otherwise}
-	text := strconv.AppendBool(nil, otherwise)
+	text := []byte{byte(otherwise)}
 	for _, r := range rules {
 		compiled, err := compile(r)
 		if err != nil {
 			return nil, err
 		}
 		p.rules = append(p.rules, compiled)
-		text = strconv.AppendQuote(strconv.AppendBool(text, r.Allow), r.Pattern)
+		text = strconv.AppendQuote(append(text, byte(r.Action)), r.Pattern)
 	}
 	sum := sha256.Sum256(text)
 	p.fingerprint = base64.RawURLEncoding.EncodeToString(sum[:12])
@@ -71,20 +121,20 @@ func (p *Policy) Server(server string) bool {
 		if !mcp.MatchName(r.server, server) {
 			continue
 		}
-		if r.Allow && r.kinds&^denied != 0 {
+		if r.Action != Deny && r.kinds&^denied != 0 {
 			return true
 		}
-		if !r.Allow && r.whole {
+		if r.Action == Deny && r.whole {
 			denied |= r.kinds
 		}
 		if denied == everything {
 			return false
 		}
 	}
-	return p.otherwise
+	return p.otherwise != Deny
 }
 
-// Restricts reports whether anything of a server may be denied.
+// Restricts reports whether anything of a server may be denied, or needs to be confirmed.
 func (p *Policy) Restricts(server string) bool { return p.restricts(server, everything) }
 
 // RestrictsResources reports whether any resource of a server may be denied.
@@ -100,17 +150,17 @@ func (p *Policy) restricts(server string, of kinds) bool {
 		if !mcp.MatchName(r.server, server) {
 			continue
 		}
-		if !r.Allow && r.kinds&of&^allowed != 0 {
+		if r.Action != Allow && r.kinds&of&^allowed != 0 {
 			return true
 		}
-		if r.Allow && r.whole {
+		if r.Action == Allow && r.whole {
 			allowed |= r.kinds
 		}
 		if of&^allowed == 0 {
 			return false
 		}
 	}
-	return !p.otherwise
+	return p.otherwise != Allow
 }
 
 // Other reports whether a server may be asked for what is neither a tool nor a prompt nor
@@ -121,70 +171,96 @@ func (p *Policy) Other(server string) bool {
 	}
 	for i := range p.rules {
 		if r := &p.rules[i]; r.whole && r.kinds == everything && mcp.MatchName(r.server, server) {
-			return r.Allow
+			return r.Action == Allow
 		}
 	}
-	return p.otherwise
+	return p.otherwise == Allow
 }
 
-// Tool reports whether a tool of a server may be used.
-func (p *Policy) Tool(server, name string) bool { return p.named(tools, server, name) }
-
-// Prompt reports whether a prompt of a server may be used.
-func (p *Policy) Prompt(server, name string) bool { return p.named(prompts, server, name) }
-
-func (p *Policy) named(kind kinds, server, name string) bool {
+// Tool decides on a tool of a server.
+func (p *Policy) Tool(t *Tool) Decision {
 	if p == nil {
-		return true
+		return Decision{Action: Allow}
 	}
 	for i := range p.rules {
 		r := &p.rules[i]
-		if r.kinds&kind != 0 && mcp.MatchName(r.server, server) && mcp.MatchName(r.name, name) {
-			return r.Allow
+		if r.names(tools, t.Server, t.Name) && r.annotations&^t.Annotations == 0 {
+			return r.decision()
 		}
 	}
-	return p.otherwise
+	return p.byDefault()
 }
 
-// Resource reports whether a resource of a server may be read. The URI is the one
-// the server knows it by.
+// NeedsAnnotations reports whether the decision on a tool may depend on its annotations.
+func (p *Policy) NeedsAnnotations(server, name string) bool {
+	if p == nil {
+		return false
+	}
+	for i := range p.rules {
+		if r := &p.rules[i]; r.names(tools, server, name) {
+			return r.annotations != 0
+		}
+	}
+	return false
+}
+
+// UsesAnnotations reports whether any rule selects tools by their annotations.
+func (p *Policy) UsesAnnotations() bool {
+	return p != nil && slices.ContainsFunc(p.rules, func(r rule) bool { return r.annotations != 0 })
+}
+
+// Prompt decides on a prompt of a server.
+func (p *Policy) Prompt(server, name string) Decision {
+	if p == nil {
+		return Decision{Action: Allow}
+	}
+	for i := range p.rules {
+		if r := &p.rules[i]; r.names(prompts, server, name) {
+			return r.decision()
+		}
+	}
+	return p.byDefault()
+}
+
+func (p *Policy) byDefault() Decision { return Decision{Action: p.otherwise} }
+
+// Resource decides on a resource of a server. The URI is the one the server knows it by.
 //
 // Where any resource of the server may be denied, one with a URI that can be read in
 // more than one way is.
-func (p *Policy) Resource(server, uri string) bool {
-	if !p.restricts(server, resources) {
-		return true
+func (p *Policy) Resource(server, uri string) Decision {
+	if p == nil {
+		return Decision{Action: Allow}
 	}
-	var at location
-	located := false
+	var at *location
+	var err error
 	for i := range p.rules {
 		r := &p.rules[i]
 		if r.kinds&resources == 0 || !mcp.MatchName(r.server, server) {
 			continue
 		}
 		if r.whole {
-			return r.Allow
+			return r.decision()
 		}
-		if !located {
-			var err error
-			if at, err = locate(uri); err != nil {
-				return false
+		if at == nil {
+			at = new(location)
+			if *at, err = locate(uri); err != nil && p.restricts(server, resources) {
+				return Decision{err: fmt.Errorf("the URI cannot be compared: %w", err)}
 			}
-			located = true
 		}
-		if r.selects(at) {
-			return r.Allow
+		if err == nil && r.selects(*at) {
+			return r.decision()
 		}
 	}
-	return p.otherwise
+	return p.byDefault()
 }
 
-// Template reports whether a template of a server may be shown: whether something
+// Template decides whether a template of a server may be shown: whether something
 // that can be made of it may be allowed. What is made of it is up to Resource.
-func (p *Policy) Template(server, uriTemplate string) bool {
-	at, allowed, decided := p.template(server, uriTemplate)
+func (p *Policy) Template(server, uriTemplate string) Decision {
+	at, decision, decided := p.template(server, uriTemplate)
 	if decided {
-		return allowed
+		return decision
 	}
 	for i := range p.rules {
 		r := &p.rules[i]
@@ -192,37 +268,37 @@ func (p *Policy) Template(server, uriTemplate string) bool {
 			continue
 		}
 		if r.whole || r.selects(at) {
-			return r.Allow
+			return r.decision()
 		}
-		if r.Allow && within(r.at.exact, at.exact) && !p.denied(server, i) {
-			return true
+		if r.Action == Allow && within(r.at.exact, at.exact) && !p.denied(server, i) {
+			return r.decision()
 		}
 	}
-	return p.otherwise
+	return p.byDefault()
 }
 
 // template returns the location that the URIs of a template lie in: that of everything,
 // unless the template says more. It also reports whether it is decided without the rules
 // if they may be read.
-func (p *Policy) template(server, uriTemplate string) (at location, allowed, decided bool) {
+func (p *Policy) template(server, uriTemplate string) (at location, d Decision, decided bool) {
 	beginning, open := literal(uriTemplate)
 	switch {
 	case !open:
 		return at, p.Resource(server, uriTemplate), true
 	case !p.restricts(server, resources):
-		return at, true, true
+		return at, Decision{Action: Allow}, true
 	case beginning == "":
-		return at, false, false
+		return at, d, false
 	}
 	at, err := locate(beginning)
-	return at, false, err != nil
+	return at, d, err != nil
 }
 
 // Everything reports whether all that can be made of a template of a server may be read.
 func (p *Policy) Everything(server, uriTemplate string) bool {
-	at, allowed, decided := p.template(server, uriTemplate)
+	at, decision, decided := p.template(server, uriTemplate)
 	if decided {
-		return allowed
+		return decision.Action == Allow
 	}
 	for i := range p.rules {
 		r := &p.rules[i]
@@ -231,19 +307,19 @@ func (p *Policy) Everything(server, uriTemplate string) bool {
 		}
 		switch {
 		case r.whole, r.selects(at):
-			return r.Allow
-		case !r.Allow && (len(at.readings) == 0 || within(r.at.readings[0], at.readings[0])):
+			return r.Action == Allow
+		case r.Action == Deny && (len(at.readings) == 0 || within(r.at.readings[0], at.readings[0])):
 			return false
 		}
 	}
-	return p.otherwise
+	return p.otherwise == Allow
 }
 
 // denied reports whether a rule before the nth denies the prefix of the nth.
 func (p *Policy) denied(server string, n int) bool {
 	for i := range p.rules[:n] {
 		r := &p.rules[i]
-		if !r.Allow && r.kinds&resources != 0 && mcp.MatchName(r.server, server) && r.selects(p.rules[n].at) {
+		if r.Action == Deny && r.kinds&resources != 0 && mcp.MatchName(r.server, server) && r.selects(p.rules[n].at) {
 			return true
 		}
 	}
@@ -259,7 +335,7 @@ func (p *Policy) Shadowed() (warnings []string) {
 	for i := range p.rules {
 		for j := range p.rules[:i] {
 			late, early := &p.rules[i], &p.rules[j]
-			if early.Allow != late.Allow && early.covers(late) {
+			if early.Action != late.Action && early.covers(late) {
 				warnings = append(warnings, fmt.Sprintf("%s never applies, because %s comes before it", late, early))
 				break
 			}

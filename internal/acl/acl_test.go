@@ -4,12 +4,21 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
 func TestNoPolicyAllowsEverything(t *testing.T) {
 	var p *Policy
-	if !p.Server("a") || !p.Tool("a", "x") || !p.Prompt("a", "x") || !p.Resource("a", "%") || !p.Template("a", "{x}") || !p.Template("a", "x") {
-		t.Error("something is denied")
+	if !p.Server("a") {
+		t.Error("the server is denied")
+	}
+	for _, d := range []Decision{
+		p.Tool(&Tool{Server: "a", Name: "x"}), p.Prompt("a", "x"), p.Resource("a", "%"), p.Template("a", "{x}"), p.Template("a", "x"),
+	} {
+		if d.Action != Allow {
+			t.Error("something is denied")
+		}
 	}
 	if p.Restricts("a") || p.Shadowed() != nil || p.Fingerprint() != "" {
 		t.Error("it has rules")
@@ -43,10 +52,12 @@ func TestNewRefuses(t *testing.T) { // A53, A54, A55
 		{"a prefix with a host beyond ASCII", "resource:http://ö.example/", "its host can be read in more than one way"},
 		{"a prefix with an escaped ..", "resource:file:///a%2f..%2fb", "its path can be read in more than one way"},
 		{"a prefix of a file without a root", "resource:file:srv", "its path can be read in more than one way"},
+		{"an annotation that is misspelled", "readonly", "did you mean read_only?"},
+		{"an annotation of no server", "read_only:files", "it has no ::"},
 		{"a prefix with too many escapes", "resource:file:///%252525252541", "escaped too often"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			_, err := New([]Rule{{Pattern: "*"}, {Pattern: test.pattern}}, true)
+			_, err := New([]Rule{{Pattern: "*"}, {Pattern: test.pattern}}, Allow)
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Fatalf("got %v, want %s", err, test.want)
 			}
@@ -57,6 +68,29 @@ func TestNewRefuses(t *testing.T) { // A53, A54, A55
 	}
 }
 
+func TestConfirmIsForTools(t *testing.T) {
+	for _, pattern := range []string{"prompt:a::x", "resource:file:///x", "resource:*"} {
+		_, err := New([]Rule{{Confirm, pattern}}, Allow)
+		if err == nil || !strings.Contains(err.Error(), "only calls of tools can be confirmed") {
+			t.Errorf("%s: %v", pattern, err)
+		}
+	}
+}
+
+func TestReason(t *testing.T) {
+	p := policy(t, "confirm destructive:a::*, deny resource:a::file:///x, allow a::*, deny")
+	for want, d := range map[string]Decision{
+		"confirm destructive:a::*": p.Tool(&Tool{Server: "a", Name: "x", Annotations: mcp.Unannotated}),
+		"allow a::*":               p.Prompt("a", "x"),
+		"default deny":             p.Prompt("b", "x"),
+		"the URI cannot be compared: it does not begin with a scheme and a colon": p.Resource("a", "x"),
+	} {
+		if got := d.Reason(); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
 func TestShadowed(t *testing.T) { // A57
 	for _, test := range []struct {
 		name, policy string
@@ -64,25 +98,31 @@ func TestShadowed(t *testing.T) { // A57
 	}{
 		{"no rules", "deny", nil},
 		{"the narrow one first", "allow a::x, deny a::*, deny", nil},
-		{"the wide one first", "deny a::*, allow a::x, deny", []string{`allow "a::x" never applies, because deny "a::*" comes before it`}},
+		{"the wide one first", "deny a::*, allow a::x, deny", []string{`allow a::x never applies, because deny a::* comes before it`}},
 		{"the same action", "deny a::*, deny a::x, allow", nil},
-		{"the same pattern", "deny a::x, allow a::x, allow", []string{`allow "a::x" never applies, because deny "a::x" comes before it`}},
+		{"the same pattern", "deny a::x, allow a::x, allow", []string{`allow a::x never applies, because deny a::x comes before it`}},
 		{"everything", "allow *, deny b::*, deny prompt:c::x, deny resource:note:x, deny", []string{
-			`deny "b::*" never applies, because allow "*" comes before it`,
-			`deny "prompt:c::x" never applies, because allow "*" comes before it`,
-			`deny "resource:note:x" never applies, because allow "*" comes before it`,
+			`deny b::* never applies, because allow * comes before it`,
+			`deny prompt:c::x never applies, because allow * comes before it`,
+			`deny resource:note:x never applies, because allow * comes before it`,
 		}},
-		{"stars in stars", "deny a*::x*y*, allow ab*::x*z*y, allow", []string{`allow "ab*::x*z*y" never applies, because deny "a*::x*y*" comes before it`}},
+		{"stars in stars", "deny a*::x*y*, allow ab*::x*z*y, allow", []string{`allow ab*::x*z*y never applies, because deny a*::x*y* comes before it`}},
 		{"stars beside stars", "deny ab*::*, allow a*::x, allow", nil},
 		{"tools do not shadow prompts", "deny tool:a::*, allow prompt:a::x, allow", nil},
 		{"tools do not shadow a server", "deny tool:a::*, allow a::*, allow", nil},
-		{"a wide prefix", "allow resource:file:///a, deny resource:file:///a/b, allow", []string{`deny "resource:file:///a/b" never applies, because allow "resource:file:///a" comes before it`}},
-		{"a wide prefix in another spelling", "deny resource:FILE:/A/, allow resource:file:///a/b, allow", []string{`allow "resource:file:///a/b" never applies, because deny "resource:FILE:/A/" comes before it`}},
+		{"a wide prefix", "allow resource:file:///a, deny resource:file:///a/b, allow", []string{`deny resource:file:///a/b never applies, because allow resource:file:///a comes before it`}},
+		{"a wide prefix in another spelling", "deny resource:FILE:/A/, allow resource:file:///a/b, allow", []string{`allow resource:file:///a/b never applies, because deny resource:FILE:/A/ comes before it`}},
 		{"a wide prefix of another server", "allow resource:a::file:///a, deny resource:b::file:///a/b, allow", nil},
 		{"a wide prefix of one server", "allow resource:a::file:///a, deny resource:file:///a/b, allow", nil},
 		{"a prefix beside it", "allow resource:file:///a, deny resource:file:///ab, allow", nil},
 		{"a prefix and all", "deny resource:file:///a, allow resource:*, allow", nil},
-		{"all and a prefix", "deny resource:*, allow resource:file:///a, allow", []string{`allow "resource:file:///a" never applies, because deny "resource:*" comes before it`}},
+		{"annotations", "allow read_only, deny read_only:a::x, deny destructive:a::x, deny", []string{
+			"deny read_only:a::x never applies, because allow read_only comes before it",
+		}},
+		{"a confirmation too late", "allow a::*, confirm a::x, confirm *, deny", []string{
+			"confirm a::x never applies, because allow a::* comes before it",
+		}},
+		{"all and a prefix", "deny resource:*, allow resource:file:///a, allow", []string{`allow resource:file:///a never applies, because deny resource:* comes before it`}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if got := policy(t, test.policy).Shadowed(); !slices.Equal(got, test.want) {
@@ -107,6 +147,7 @@ func TestFingerprint(t *testing.T) { // A57
 }
 
 func TestDecisionsAllocateNothing(t *testing.T) {
+	tool := &Tool{Server: "alpha", Name: "x and y and z"}
 	p := policy(t, "deny a*::x*y*z, allow prompt:*::p, deny resource:notes::note:x, deny b::*, allow")
 	for _, test := range []struct {
 		name   string
@@ -114,11 +155,11 @@ func TestDecisionsAllocateNothing(t *testing.T) {
 	}{
 		{"on a server", func() bool { return p.Server("alpha") }},
 		{"on restrictions", func() bool { return p.Restricts("alpha") }},
-		{"on a tool", func() bool { return p.Tool("alpha", "x and y and z") }},
-		{"on a prompt", func() bool { return p.Prompt("alpha", "p") }},
-		{"on a resource that no rule is about", func() bool { return p.Resource("alpha", "file:///a/%2e%2e/b") }},
-		{"on a template that no rule is about", func() bool { return p.Template("alpha", "file:///a/{b}") }},
-		{"on a resource of a server that is denied", func() bool { return p.Resource("b", "file:///a/%2e%2e/b") }},
+		{"on a tool", func() bool { return isAllowed(p.Tool(tool)) }},
+		{"on a prompt", func() bool { return isAllowed(p.Prompt("alpha", "p")) }},
+		{"on a resource that no rule is about", func() bool { return isAllowed(p.Resource("alpha", "file:///a/%2e%2e/b")) }},
+		{"on a template that no rule is about", func() bool { return isAllowed(p.Template("alpha", "file:///a/{b}")) }},
+		{"on a resource of a server that is denied", func() bool { return isAllowed(p.Resource("b", "file:///a/%2e%2e/b")) }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if n := testing.AllocsPerRun(100, func() { test.decide() }); n != 0 {
@@ -158,10 +199,11 @@ func TestLiteral(t *testing.T) { // A69
 
 func BenchmarkPolicy(b *testing.B) {
 	p := policy(b, "deny alpha::slow*, deny resource:file:///secret, allow resource:file:///, allow alpha::*, deny")
+	tool := &Tool{Server: "alpha", Name: "echo"}
 	b.Run("tool", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			p.Tool("alpha", "echo")
+			p.Tool(tool)
 		}
 	})
 	b.Run("resource", func(b *testing.B) {

@@ -5,6 +5,8 @@ import (
 	"path"
 	"strings"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
 // FuzzResource compares with a reader of URIs that is slow and simple, and knows
@@ -28,7 +30,7 @@ func FuzzResource(f *testing.F) { // A55
 	f.Fuzz(func(t *testing.T, uri string) {
 		for _, prefix := range prefixes {
 			below, ok := isBelow(uri, prefix)
-			denied, allowed := !denies[prefix].Resource("s", uri), allows[prefix].Resource("s", uri)
+			denied, allowed := !isAllowed(denies[prefix].Resource("s", uri)), isAllowed(allows[prefix].Resource("s", uri))
 			if allowed && !denied {
 				t.Errorf("%q is below %s to allow it and not to deny it", uri, prefix)
 			}
@@ -38,7 +40,7 @@ func FuzzResource(f *testing.F) { // A55
 			if ok && !below && allowed && strings.HasPrefix(prefix, "file:") {
 				t.Errorf("%q is not below %s and allowed", uri, prefix)
 			}
-			if denies[prefix].Template("s", uri) && !strings.Contains(uri, "{") && denied {
+			if isAllowed(denies[prefix].Template("s", uri)) && !strings.Contains(uri, "{") && denied {
 				t.Errorf("%q is shown and not read", uri)
 			}
 		}
@@ -79,7 +81,7 @@ func cleanPath(u *url.URL) string {
 // as a whole holds for all that it has.
 func FuzzRules(f *testing.F) {
 	for _, patterns := range [][2]string{
-		{"*", "a::b"}, {"a::*", "tool:a::*"}, {"tool:a::b*", "prompt:*::b"}, {"resource:*", "resource:a::file:///x"}, {"resource:file:///x", "**"}, {"tool::x", "tool:tool::x"}, {"a::b::c", "*a*::*"}, {"a", "::"}, {"kind:a::b", "resource:x?y"},
+		{"*", "a::b"}, {"a::*", "tool:a::*"}, {"tool:a::b*", "prompt:*::b"}, {"resource:*", "resource:a::file:///x"}, {"resource:file:///x", "**"}, {"tool::x", "tool:tool::x"}, {"a::b::c", "*a*::*"}, {"a", "::"}, {"kind:a::b", "resource:x?y"}, {"read_only", "a::b"}, {"destructive:a::*", "*"}, {"tool:a::b", "read_only:a::b"},
 		{"resource:", "*"}, {"resource:{x}", "*"}, {"resource:x", "*"}, {"resource:x@y:z", "*"}, {"resource:file://@x", "*"}, {"resource:note1:", "*"},
 	} {
 		f.Add(patterns[0], patterns[1], true, false, "a", "b", "file:///x")
@@ -90,23 +92,24 @@ func FuzzRules(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, first, second string, allowFirst, allowSecond bool, server, name, uri string) {
 		compiled := func(otherwise bool, rules ...Rule) *Policy {
-			p, err := New(rules, otherwise)
+			p, err := New(rules, allowed(otherwise))
 			if err != nil {
 				return nil
 			}
 			return p
 		}
-		a, b := Rule{Allow: allowFirst, Pattern: first}, Rule{Allow: allowSecond, Pattern: second}
-		one, other := compiled(false, Rule{Allow: true, Pattern: first}), compiled(false, Rule{Allow: true, Pattern: second})
+		a, b := Rule{allowed(allowFirst), first}, Rule{allowed(allowSecond), second}
+		one, other := compiled(false, Rule{Allow, first}), compiled(false, Rule{Allow, second})
 		if one == nil || other == nil {
 			return
 		}
 		for _, otherwise := range []bool{false, true} {
 			p := compiled(otherwise, a, b)
 			asked := map[string]func(*Policy) bool{
-				"tool":   func(p *Policy) bool { return p.Tool(server, name) },
-				"prompt": func(p *Policy) bool { return p.Prompt(server, name) },
-				"other":  func(p *Policy) bool { return p.Other(server) },
+				"tool":           func(p *Policy) bool { return isAllowed(p.Tool(&Tool{server, name, mcp.Unannotated})) },
+				"read-only tool": func(p *Policy) bool { return isAllowed(p.Tool(&Tool{server, name, mcp.ReadOnly})) },
+				"prompt":         func(p *Policy) bool { return isAllowed(p.Prompt(server, name)) },
+				"other":          func(p *Policy) bool { return p.Other(server) },
 			}
 			for kind, ask := range asked {
 				want := otherwise
@@ -122,7 +125,7 @@ func FuzzRules(f *testing.F) {
 					t.Fatalf("%+v, %+v, else %t: %s %q of %q is allowed: %t, and of the server anything: %t, not all: %t", a, b, otherwise, kind, name, server, got, p.Server(server), p.Restricts(server))
 				}
 			}
-			resource := p.Resource(server, uri)
+			resource := isAllowed(p.Resource(server, uri))
 			if resource && !p.Server(server) || !resource && !p.RestrictsResources(server) || p.RestrictsResources(server) && !p.Restricts(server) {
 				t.Fatalf("%+v, %+v, else %t: %q of %q is allowed: %t", a, b, otherwise, uri, server, resource)
 			}
@@ -132,6 +135,9 @@ func FuzzRules(f *testing.F) {
 		}
 		// What a pattern selects, told in another way.
 		kind, rest := "", first
+		if strings.Contains(first, "read_only") || strings.Contains(first, "destructive") || strings.Contains(first, "idempotent") || strings.Contains(first, "open_world") {
+			return
+		}
 		for _, word := range []string{"tool", "prompt", "resource"} {
 			if after, ok := strings.CutPrefix(first, word+":"); ok && (!strings.HasPrefix(after, ":") || strings.HasPrefix(after, "::")) {
 				kind, rest = word, after
@@ -141,7 +147,7 @@ func FuzzRules(f *testing.F) {
 		all := strings.Trim(rest, "*") == "" && kind == ""
 		named := all || kind != "resource" && fits(patternServer, server) && fits(patternName, name)
 		whole := all || strings.Trim(patternName, "*") == ""
-		if tool, prompt := one.Tool(server, name), one.Prompt(server, name); tool != (named && kind != "prompt") || prompt != (named && (kind == "prompt" || kind == "" && whole)) {
+		if tool, prompt := isAllowed(one.Tool(&Tool{Server: server, Name: name})), isAllowed(one.Prompt(server, name)); tool != (named && kind != "prompt") || prompt != (named && (kind == "prompt" || kind == "" && whole)) {
 			t.Fatalf("%q selects %q of %q: %t as a tool, %t as a prompt", first, name, server, tool, prompt)
 		}
 	})

@@ -3,6 +3,8 @@ package acl
 import (
 	"strings"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
 // A policy is written as its rules and what happens otherwise; a row as what it is
@@ -169,6 +171,61 @@ var matrix = []struct {
 		{"nothing of the rest", "- server beta"},
 		{"one is not restricted", "- restricts alpha"},
 		{"the rest is", "+ restricts beta"},
+	}},
+	{"allow read_only, deny", [][2]string{
+		{"a tool that changes nothing", "+ reader alpha get"},
+		{"one that says nothing", "- tool alpha get"},
+		{"one that only adds", "- adder alpha put"},
+		{"of any server", "+ reader beta x"},
+		{"no prompt", "- prompt alpha x"},
+		{"no resource", "- resource alpha file:///x"},
+		{"the server is contacted", "+ server alpha"},
+		{"it is restricted", "+ restricts alpha"},
+	}},
+	{"deny destructive, allow", [][2]string{
+		{"one that says nothing", "- tool alpha x"},
+		{"one that changes nothing", "+ reader alpha x"},
+		{"one that only adds", "+ adder alpha x"},
+		{"a prompt", "+ prompt alpha x"},
+		{"a resource", "+ resource alpha file:///x"},
+		{"it is restricted", "+ restricts alpha"},
+	}},
+	{"allow read_only:files::get_*, allow idempotent:db::*, deny", [][2]string{
+		{"of this name", "+ reader files get_x"},
+		{"of this name, but not read-only", "- tool files get_x"},
+		{"of another name", "- reader files list"},
+		{"of another server", "- reader db get_x"},
+		{"another annotation", "+ adder db put"},
+		{"nothing is left of others", "- server web"},
+	}},
+	{"deny open_world, allow", [][2]string{
+		{"absent means so", "- tool web get"},
+		{"it says no", "+ adder web get"},
+	}},
+	{"deny alpha::secret, allow read_only, confirm destructive, deny", [][2]string{
+		{"the first decides", "- reader alpha secret"},
+		{"the second", "+ reader alpha get"},
+		{"the third", "? tool alpha get"},
+		{"none of them", "- adder alpha put"},
+		{"no prompt is confirmed", "- prompt alpha get"},
+	}},
+	{"confirm files::*, allow", [][2]string{
+		{"a tool", "? tool files x"},
+		{"also one that changes nothing", "? reader files x"},
+		{"not a prompt", "+ prompt files x"},
+		{"not a resource", "+ resource files file:///x"},
+		{"not of another server", "+ tool web x"},
+		{"it is restricted", "+ restricts files"},
+		{"another is not", "- restricts web"},
+	}},
+	{"confirm *, deny", [][2]string{
+		{"a tool", "? tool files x"},
+		{"a prompt is up to the default", "- prompt files x"},
+		{"the server is contacted", "+ server files"},
+	}},
+	{"deny read_only::x, allow", [][2]string{
+		{"a server of that name", "- tool read_only x"},
+		{"another server", "+ reader alpha x"},
 	}},
 	{"deny resource:file:///secret, allow", [][2]string{ // A55
 		{"the prefix itself", "- resource fs file:///secret"},
@@ -638,27 +695,41 @@ func TestMatrix(t *testing.T) { // A53, A54, A55, A57, A69
 			rows++
 			fields := strings.SplitN(row[1], " ", 4)
 			server, target := fields[2], strings.Join(fields[3:], "")
-			var got bool
+			got := Deny
+			tool := &Tool{server, target, mcp.Unannotated}
 			switch fields[1] {
 			case "server":
-				got = p.Server(server)
+				got = allowed(p.Server(server))
 			case "restricts":
-				got = p.Restricts(server)
+				got = allowed(p.Restricts(server))
 			case "tool":
-				got = p.Tool(server, target)
+				got = p.Tool(tool).Action
+			case "reader":
+				tool.Annotations = mcp.ReadOnly | mcp.OpenWorld
+				got = p.Tool(tool).Action
+			case "adder":
+				tool.Annotations = mcp.Idempotent
+				got = p.Tool(tool).Action
 			case "prompt":
-				got = p.Prompt(server, target)
+				got = p.Prompt(server, target).Action
 			case "resource":
-				got = p.Resource(server, target)
+				got = p.Resource(server, target).Action
 			case "template":
-				got = p.Template(server, target)
+				got = p.Template(server, target).Action
 			case "everything":
-				got = p.Everything(server, target)
+				got = allowed(p.Everything(server, target))
 			default:
 				t.Fatalf("%q is about nothing", row[1])
 			}
-			if want := fields[0] == "+"; got != want {
+			if want := map[string]Action{"+": Allow, "-": Deny, "?": Confirm}[fields[0]]; got != want {
 				t.Errorf("%s: %s: %q is %v", m.policy, row[0], row[1], got)
+			}
+			if fields[1] == "reader" || fields[1] == "adder" {
+				unannotated := *tool
+				unannotated.Annotations = mcp.Unannotated
+				if p.Tool(&unannotated).Action != got && !p.NeedsAnnotations(server, target) {
+					t.Errorf("%s: %s: the annotations make a difference", m.policy, row[0])
+				}
 			}
 		}
 	}
@@ -676,11 +747,24 @@ func policy(t testing.TB, text string) *Policy {
 	var rules []Rule
 	for _, line := range lines[:last] {
 		action, pattern, _ := strings.Cut(line, " ")
-		rules = append(rules, Rule{Allow: action == "allow", Pattern: pattern})
+		a, ok := ParseAction(action)
+		if !ok {
+			t.Fatalf("%s: there is no action %q", text, action)
+		}
+		rules = append(rules, Rule{a, pattern})
 	}
-	p, err := New(rules, lines[last] == "allow")
+	p, err := New(rules, allowed(lines[last] == "allow"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return p
 }
+
+func allowed(ok bool) Action {
+	if ok {
+		return Allow
+	}
+	return Deny
+}
+
+func isAllowed(d Decision) bool { return d.Action == Allow }

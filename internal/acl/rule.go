@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 )
 
 // kinds are those of what servers offer.
@@ -27,20 +28,35 @@ type rule struct {
 	name   string   // with *, of tools and prompts
 	at     location // of resources
 	whole  bool     // all of these kinds that the server has
+
+	annotations mcp.Annotations // that tools must have
+}
+
+// decision returns that of the rule on what it selects.
+func (c *rule) decision() Decision { return Decision{Action: c.Action, rule: c} }
+
+// names reports whether the rule is about something of this kind that has a name.
+func (c *rule) names(kind kinds, server, name string) bool {
+	return c.kinds&kind != 0 && mcp.MatchName(c.server, server) && mcp.MatchName(c.name, name)
 }
 
 func compile(r Rule) (rule, error) {
 	c := rule{Rule: r}
-	kind, rest := cutKind(r.Pattern)
-	c.kinds = kind
+	kind, annotations, rest := cutKind(r.Pattern)
+	c.kinds, c.annotations = kind, annotations
 	var err error
 	switch {
 	case kind == resources:
 		err = c.setPrefix(rest)
+	case annotations != 0 && rest == "":
+		c.server, c.name = "*", "*"
 	case kind == 0 && stars(rest) == "*":
 		c.kinds, c.server, c.name, c.whole = everything, "*", "*", true
 	default:
 		err = c.setName(rest)
+	}
+	if err == nil {
+		err = c.restrictToTools()
 	}
 	if err != nil {
 		return rule{}, fmt.Errorf("pattern %q: %w", r.Pattern, err)
@@ -48,28 +64,48 @@ func compile(r Rule) (rule, error) {
 	return c, nil
 }
 
-// cutKind returns the kind that a pattern says it selects, if any. In tool::x, tool
-// is a server.
-func cutKind(pattern string) (kinds, string) {
+// restrictToTools has the rule select no others if it is one that is for tools only.
+func (c *rule) restrictToTools() error {
+	if c.annotations != 0 {
+		c.whole = false
+	}
+	if c.Action != Confirm {
+		return nil
+	}
+	if c.kinds &= tools; c.kinds == 0 {
+		return errors.New("only calls of tools can be confirmed")
+	}
+	return nil
+}
+
+// cutKind returns the kind that a pattern says it selects, if any, and the annotation that it
+// names. In tool::x, tool is a server. An annotation may stand alone.
+func cutKind(pattern string) (kinds, mcp.Annotations, string) {
 	word, rest, ok := strings.Cut(pattern, ":")
-	if !ok || strings.HasPrefix(rest, ":") && !strings.HasPrefix(rest, mcp.Separator) {
-		return 0, pattern
+	if ok && strings.HasPrefix(rest, ":") && !strings.HasPrefix(rest, mcp.Separator) {
+		return 0, 0, pattern
+	}
+	if annotation, known := mcp.ParseAnnotation(word); known && (rest != "" || !ok) {
+		return tools, annotation, rest
+	}
+	if !ok {
+		return 0, 0, pattern
 	}
 	switch word {
 	case "tool":
-		return tools, rest
+		return tools, 0, rest
 	case "prompt":
-		return prompts, rest
+		return prompts, 0, rest
 	case "resource":
-		return resources, rest
+		return resources, 0, rest
 	}
-	return 0, pattern
+	return 0, 0, pattern
 }
 
 // Qualified returns a pattern with the server that it names, if it names one, by the name
 // that rename returns for it.
 func Qualified(pattern string, rename func(server string) string) string {
-	kind, rest := cutKind(pattern)
+	kind, _, rest := cutKind(pattern)
 	server, name, ok := strings.Cut(rest, mcp.Separator)
 	if !ok || server == "" || kind == resources && strings.ContainsAny(server, ":/") {
 		return pattern
@@ -81,13 +117,14 @@ func Qualified(pattern string, rename func(server string) string) string {
 func (c *rule) setName(s string) error {
 	server, name, ok := strings.Cut(s, mcp.Separator)
 	if !ok {
-		return fmt.Errorf("it has no %s; for all of a server write server::*, for a tool server::tool, for resources resource:prefix", mcp.Separator)
+		return fmt.Errorf("it has no %s; for all of a server write server::*, for a tool server::tool, for resources resource:prefix%s",
+			mcp.Separator, words.DidYouMean(s, mcp.AnnotationNames()))
 	}
 	if server == "" || name == "" {
 		return fmt.Errorf("there is nothing on one side of %s; write * for all", mcp.Separator)
 	}
 	if kind, _, ok := strings.Cut(server, ":"); ok && c.kinds == 0 {
-		return fmt.Errorf("there is no kind %q; there are tool, prompt and resource", kind)
+		return fmt.Errorf("there is no kind %q; there are tool, prompt, resource, %s", kind, strings.Join(mcp.AnnotationNames(), ", "))
 	}
 	c.server, c.name = stars(server), stars(name)
 	c.whole = c.name == "*"
@@ -143,7 +180,7 @@ func stars(s string) string {
 // allow rule takes it at its word. A deny rule also selects what a server might take
 // for the same.
 func (c *rule) selects(at location) bool {
-	if c.Allow {
+	if c.Action == Allow {
 		return within(at.exact, c.at.exact)
 	}
 	for _, reading := range at.readings {
@@ -157,7 +194,7 @@ func (c *rule) selects(at location) bool {
 // covers reports whether the rule selects all that another selects. To a pattern with
 // *, the * of another is a character like any: only a * takes it.
 func (c *rule) covers(other *rule) bool {
-	if other.kinds&^c.kinds != 0 || !mcp.MatchName(c.server, other.server) {
+	if other.kinds&^c.kinds != 0 || c.annotations&^other.annotations != 0 || !mcp.MatchName(c.server, other.server) {
 		return false
 	}
 	if c.whole {
@@ -169,9 +206,4 @@ func (c *rule) covers(other *rule) bool {
 	return mcp.MatchName(c.name, other.name)
 }
 
-func (c *rule) String() string {
-	if c.Allow {
-		return fmt.Sprintf("allow %q", c.Pattern)
-	}
-	return fmt.Sprintf("deny %q", c.Pattern)
-}
+func (c *rule) String() string { return c.Action.String() + " " + c.Pattern }

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -30,10 +31,16 @@ func (q *Request) admit(target mcp.Target) *jsonrpc.Failure {
 // permit decides whether the client may do this at all. It is for messages that were admitted
 // before it was known what they are about.
 func (q *Request) permit(target mcp.Target) *jsonrpc.Failure {
-	if !q.caller.allows(target) {
-		return q.denied(jsonrpc.Refused(target.Server, http.StatusForbidden), target, nil)
+	if failure := q.learnAnnotations(target); failure != nil {
+		return failure
 	}
-	if q.g.withheld(target) {
+	q.decision = q.caller.decide(target)
+	switch {
+	case q.decision.Action == acl.Deny:
+		return q.denied(jsonrpc.Refused(target.Server, http.StatusForbidden), target, nil)
+	case q.decision.Action == acl.Confirm && !q.caller.askable:
+		return q.denied(jsonrpc.ConfirmationRequired(target.Server), target, nil)
+	case q.g.withheld(target):
 		return q.denied(jsonrpc.ToolChanged(target.Server), target, nil)
 	}
 	return nil

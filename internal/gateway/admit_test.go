@@ -21,9 +21,13 @@ func rulesOf(rules ...string) *acl.Policy {
 	compiled := make([]acl.Rule, len(rules))
 	for i, rule := range rules {
 		verb, pattern, _ := strings.Cut(rule, " ")
-		compiled[i] = acl.Rule{Allow: verb == "allow", Pattern: pattern}
+		action, ok := acl.ParseAction(verb)
+		if !ok {
+			panic("there is no action " + verb)
+		}
+		compiled[i] = acl.Rule{Action: action, Pattern: pattern}
 	}
-	policy, err := acl.New(compiled, true)
+	policy, err := acl.New(compiled, acl.Allow)
 	if err != nil {
 		panic(err)
 	}

@@ -183,6 +183,11 @@ func (c *call) callTask() *jsonrpc.Failure {
 // have what it is about.
 func (c *call) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrpc.Failure {
 	c.server = s
+	message, failure := c.forwardable(append(edits, c.g.relatedTask(c.message.Raw, s.Name)...)...)
+	if failure != nil {
+		return failure
+	}
+	c.message = message // of which there is no other copy in memory from here on
 	isLogin := c.isLoginTool(s, target)
 	if isLogin && c.sees(s) {
 		target = mcp.Target{} // it is the gateway's own
@@ -201,11 +206,6 @@ func (c *call) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrp
 	defer f.cancel(nil)
 	c.ctx = f.ctx
 	defer c.client.end(c.client.begin(c.message.Literal(jsonrpc.ID), f), f)
-	message, failure := c.forwardable(append(edits, c.g.relatedTask(c.message.Raw, s.Name)...)...)
-	if failure != nil {
-		return failure
-	}
-	c.message = message // of which there is no other copy in memory from here on
 	if failure := c.takeFocus(); failure != nil {
 		return failure
 	}

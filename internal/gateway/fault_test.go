@@ -138,7 +138,7 @@ func TestMissingServersAreNamed(t *testing.T) {
 		{"report_missing off", func(*Config) {}, ""},
 		{"a server that may not be used", func(c *Config) {
 			c.ReportMissing = true
-			policy, err := acl.New([]acl.Rule{{Allow: true, Pattern: "ok::*"}}, false)
+			policy, err := acl.New([]acl.Rule{{Action: acl.Allow, Pattern: "ok::*"}}, acl.Deny)
 			if err != nil {
 				t.Fatal(err)
 			}

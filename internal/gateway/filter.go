@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -201,7 +202,11 @@ func (f *listFilter) keeps(item *mcp.Item) bool {
 	if item.Kind == mcp.Tools && !f.isPinned(item) && f.g.config.PinTools {
 		return false
 	}
-	return f.caller.sees(f.server.Name, item.Kind, item.Name)
+	if item.Kind != mcp.Tools {
+		return f.caller.sees(f.server.Name, item.Kind, item.Name)
+	}
+	action := f.caller.listed(f.server, item).Action
+	return action == acl.Allow || action == acl.Confirm && f.caller.askable
 }
 
 // isPinned reports whether a tool is defined as when it was first seen. A change may be an
@@ -254,11 +259,12 @@ func (f *filter) completed(message []byte) ([]byte, error) {
 			return false
 		}
 		uris, reached := completion.Expand(value)
-		allowed := policy.Everything
-		if reached {
-			allowed = policy.Template
-		}
-		return !slices.ContainsFunc(uris, func(uri string) bool { return !allowed(server, uri) })
+		return !slices.ContainsFunc(uris, func(uri string) bool {
+			if reached {
+				return policy.Template(server, uri).Action != acl.Allow
+			}
+			return !policy.Everything(server, uri)
+		})
 	})
 	return f.passable(message, filtered, err, true)
 }

@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -184,11 +183,11 @@ func (f *filter) addFocus(item *mcp.Item) []jsonspan.Edit {
 	e, ok := s.addFocus(item)
 	if !ok {
 		if s.Focus != nil {
-			f.x.g.focused.forget(s, item.Name)
+			f.x.g.focused.forget(s.focusedTool(item.Name))
 		}
 		return nil
 	}
-	if !f.x.g.focused.note(s, item.Name) {
+	if !f.x.g.focused.note(s.focusedTool(item.Name), struct{}{}) {
 		return nil
 	}
 	return []jsonspan.Edit{e.Moved(item.Start)}
@@ -217,14 +216,17 @@ func (x *exchange) takeFocus(r *http.Request) *jsonrpc.Failure {
 // isFocused reports whether clients were told that a tool has the argument. Caddy may have started
 // anew since then: if no list of the server is known, it asks for one.
 func (x *exchange) isFocused(r *http.Request, tool string) bool {
-	const all = "" // is no name of a tool
 	focused := x.g.focused
+	has := func(tool string) bool {
+		_, ok := focused.get(x.server.focusedTool(tool))
+		return ok
+	}
 	switch {
-	case tool == all:
+	case tool == everyTool:
 		return false
-	case focused.has(x.server, tool):
+	case has(tool):
 		return true
-	case focused.has(x.server, all):
+	case has(everyTool):
 		return false
 	}
 	list, failure := x.g.newOperator(r, x.caller.identity).listTools(x.server)
@@ -232,20 +234,15 @@ func (x *exchange) isFocused(r *http.Request, tool string) bool {
 		return false // as at Aggregate: the server has the last word
 	}
 	for _, name := range list.focused {
-		focused.note(x.server, name)
+		focused.note(x.server.focusedTool(name), struct{}{})
 	}
-	focused.note(x.server, all)
-	return focused.has(x.server, tool)
+	focused.note(x.server.focusedTool(everyTool), struct{}{})
+	return has(tool)
 }
 
-// focusedTools are the tools that clients at Single were told have the argument. Lists pass there
+// focusedTool returns a tool as one that clients at Single were told has the argument. Lists pass there
 // as they are, and nothing else tells whether an argument is the gateway's.
-type focusedTools struct {
-	mu    sync.Mutex
-	tools *quota.Cache[focusedTool, struct{}]
-}
-
-type focusedTool struct{ server, argument, tool string }
+func (s *Server) focusedTool(tool string) toldTool { return toldTool{s.Source, s.Focus.name, tool} }
 
 // focusTime is how long it is remembered that a tool was in a list.
 const focusTime = 24 * time.Hour
@@ -254,38 +251,3 @@ var (
 	keptFocus   = quota.NewKind("focus_arguments")
 	focusLimits = quota.Limits{Entries: 20_000, Bytes: 4 << 20, OwnerEntries: 5_000, OwnerBytes: 1 << 20}
 )
-
-func newFocusedTools() *focusedTools {
-	return &focusedTools{tools: quota.NewCache[focusedTool, struct{}](keptFocus, focusLimits, focusTime, nil)}
-}
-
-// note notes that clients are told that a tool has the argument. It reports whether there is room for
-// that.
-func (f *focusedTools) note(s *Server, tool string) bool {
-	key := focusedTool{s.Source, s.Focus.name, tool}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.tools.Put(s.Source, key, struct{}{}, int64(64+len(tool)))
-}
-
-// forget notes that clients are told that a tool does not have the argument, or has its own of that name.
-func (f *focusedTools) forget(s *Server, tool string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.tools.Remove(focusedTool{s.Source, s.Focus.name, tool})
-}
-
-// has reports whether clients were told that a tool has the argument.
-func (f *focusedTools) has(s *Server, tool string) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	_, ok := f.tools.Get(focusedTool{s.Source, s.Focus.name, tool})
-	return ok
-}
-
-// close says that nothing more is kept.
-func (f *focusedTools) close() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.tools.Close()
-}

@@ -133,27 +133,3 @@ func TestFocusOfServer(t *testing.T) {
 		}
 	}
 }
-
-// What clients at Single were told is bounded, and each server has its own.
-func TestFocusedTools(t *testing.T) {
-	f := newFocusedTools()
-	defer f.close()
-	a, b := &Server{Source: "a", Focus: NewFocus("aim")}, &Server{Source: "b", Focus: NewFocus("aim")}
-	if !f.note(a, "x") || !f.has(a, "x") || f.has(b, "x") || f.has(a, "y") {
-		t.Error("tools are mixed up")
-	}
-	f.forget(b, "x")
-	if f.forget(a, "y"); !f.has(a, "x") {
-		t.Error("too much is forgotten")
-	}
-	if f.forget(a, "x"); f.has(a, "x") {
-		t.Error("a tool is not forgotten")
-	}
-	for i := range focusLimits.OwnerEntries + 10 {
-		f.note(a, strings.Repeat("x", i%50)+string(rune('a'+i%26))+string(rune(0x4e00+i)))
-	}
-	f.note(b, "y")
-	if n := f.tools.Len(); n > focusLimits.OwnerEntries+1 || !f.has(b, "y") {
-		t.Errorf("%d are kept", n)
-	}
-}

@@ -105,7 +105,7 @@ func New(config Config, state *State, retained *Retained) *Gateway {
 		State:    state,
 		Retained: retained,
 	}
-	g.rules = newRules(&g.config)
+	g.rules = newRules(g)
 	g.bodies, g.unidentified = bodyMeters(&config)
 	g.credentials = credentials
 	if config.Auth != nil {

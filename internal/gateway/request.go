@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -32,6 +33,7 @@ type Request struct {
 	bodyRead bool     // or begun to be read
 	caller   caller
 	admitted bool    // admit was asked
+	decision acl.Decision
 	server   *Server // that the request is for, as far as it is known and just one
 
 	restore  http.Header // of the response, before a server has changed it; nil if none has

@@ -15,13 +15,15 @@ import (
 // rules are what the clients of a gateway may do.
 type rules struct {
 	config     *Config
+	servers    map[string]*Server // by name
+	told       *toldTools[mcp.Annotations]
 	byIdentity map[string]*Client // by name and match
 	patterns   []*Client          // whose names are patterns
 }
 
-func newRules(config *Config) rules {
-	r := rules{config: config, byIdentity: map[string]*Client{}}
-	for _, c := range config.Clients {
+func newRules(g *Gateway) rules {
+	r := rules{config: &g.config, servers: g.servers, told: g.annotations, byIdentity: map[string]*Client{}}
+	for _, c := range r.config.Clients {
 		if c.isPattern() {
 			r.patterns = append(r.patterns, c)
 		}
@@ -58,15 +60,17 @@ type caller struct {
 	address  string  // of its machine; "" where there is no request
 	user     string  // whom a handler in front of the gateway has authenticated; "" for none
 	rules    *Client // nil if there are none
+	askable  bool    // the person at it can be asked to confirm calls
+	of       *rules  // of the gateway
 }
 
 // caller returns the caller with an identity. Its rules are its own, or those of the first
 // pattern that fits.
 func (r *rules) caller(identity string) caller {
 	if identity == OperatorIdentity {
-		return caller{identity: identity, label: "operator"}
+		return caller{identity: identity, label: "operator", of: r}
 	}
-	c := caller{identity: identity, label: Anonymous}
+	c := caller{identity: identity, label: Anonymous, of: r}
 	name, _, _ := strings.Cut(identity, realmMark)
 	c.name = name
 	if name == "" {
@@ -159,52 +163,65 @@ func (c caller) unredacted() caller {
 	return c
 }
 
-// allows reports whether the caller may use something. What the gateway itself has is for
+// allows reports whether the caller may use something, if only with a confirmation.
+func (c *caller) allows(target mcp.Target) bool { return c.decide(target).Action != acl.Deny }
+
+// decide decides whether the caller may use something. What the gateway itself has is for
 // everybody, except for resources that an operator has it host.
-func (c *caller) allows(target mcp.Target) bool {
+func (c *caller) decide(target mcp.Target) acl.Decision {
 	policy := c.policy()
 	if policy == nil {
-		return true
+		return acl.Decision{Action: acl.Allow}
 	}
 	if target.Server == "" {
 		_, own := mcp.ParseObservationURI(target.Name)
-		return own || target.Kind != mcp.Resource || policy.Resource("", target.Name)
-	}
-	if !policy.Server(target.Server) {
-		return false
+		if own || target.Kind != mcp.Resource {
+			return acl.Decision{Action: acl.Allow}
+		}
+		return policy.Resource("", target.Name)
 	}
 	switch target.Kind {
 	case mcp.Tool:
-		return toolpin.IsPlainName(target.Name) && policy.Tool(target.Server, target.Name) // as it is listed
+		if toolpin.IsPlainName(target.Name) { // as it is listed
+			tool := c.tool(target)
+			return policy.Tool(&tool)
+		}
 	case mcp.Prompt:
-		return toolpin.IsPlainName(target.Name) && policy.Prompt(target.Server, target.Name)
+		if toolpin.IsPlainName(target.Name) {
+			return policy.Prompt(target.Server, target.Name)
+		}
 	case mcp.Resource:
 		return policy.Resource(target.Server, target.Name)
 	case mcp.Other:
-		return policy.Other(target.Server)
+		if policy.Other(target.Server) {
+			return acl.Decision{Action: acl.Allow}
+		}
+	default:
+		if policy.Server(target.Server) {
+			return acl.Decision{Action: acl.Allow}
+		}
 	}
-	return true
+	return acl.Decision{}
 }
 
-// sees reports whether the caller may see an item of a list.
+// sees reports whether the caller may see an item of a list, other than a tool.
 func (c *caller) sees(server string, kind mcp.ListKind, name string) bool {
 	policy := c.policy()
 	switch kind {
-	case mcp.Tools:
-		return policy.Tool(server, name)
 	case mcp.Prompts:
-		return policy.Prompt(server, name)
+		return policy.Prompt(server, name).Action == acl.Allow
 	case mcp.Templates:
-		return policy.Template(server, name)
+		return policy.Template(server, name).Action == acl.Allow
 	default:
-		return policy.Resource(server, name)
+		return policy.Resource(server, name).Action == acl.Allow
 	}
 }
 
-// users returns the names of the clients that may use something.
-func (r *rules) users(target mcp.Target) (names []string) {
+// users returns the names of the clients that may use a tool, or something of the gateway itself.
+func (r *rules) users(target mcp.Target, annotations mcp.Annotations) (names []string) {
+	tool := &acl.Tool{Server: target.Server, Name: target.Name, Annotations: annotations}
 	for _, c := range r.config.Clients {
-		if (&caller{rules: c}).allows(target) {
+		if target.Server == "" || c.Policy.Tool(tool).Action != acl.Deny {
 			names = append(names, c.Name)
 		}
 	}

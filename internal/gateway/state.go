@@ -34,7 +34,8 @@ type State struct {
 
 	audiences   *audiences
 	sideStreams sideStreams
-	focused     *focusedTools
+	focused     *toldTools[struct{}]        // by the name of the argument
+	annotations *toldTools[mcp.Annotations] // by the identity of the client
 	httpSSE     *httpsse.Pool // sessions with servers of HTTP+SSE
 
 	mu       sync.Mutex
@@ -80,7 +81,8 @@ func NewState() *State {
 		subscribing: quota.NewMeter(keptSubscriptions, subscriptionLimits),
 		sidesKept:   quota.NewMeter(keptSides, sideLimits),
 		audiences:   newAudiences(),
-		focused:     newFocusedTools(),
+		focused:     newToldTools[struct{}](keptFocus, focusLimits, focusTime),
+		annotations: newToldTools[mcp.Annotations](keptAnnotations, annotationLimits, annotationTime),
 		httpSSE:     httpsse.NewPool(),
 		busy:        map[string]*client{},
 		over:        newSessionsOver(),
@@ -356,6 +358,7 @@ func (s *State) Destruct() error {
 	s.sidesKept.Close()
 	s.shelf.close()
 	s.focused.close()
+	s.annotations.close()
 	s.audiences.close()
 	s.mu.Unlock()
 	s.waitForParked()

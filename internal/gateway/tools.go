@@ -38,7 +38,7 @@ func (g *Gateway) readTools(list *listing, shared sharedUIs, s *Server) []Tool {
 		if list.focused[t.Name] != "" {
 			t.WithoutFocus = s.Focus.removedFrom(t.Definition)
 		}
-		t.Clients = g.rules.users(g.target(list, s, t.Name))
+		t.Clients = g.rules.users(g.target(list, s, t.Name), mcp.ReadAnnotations(t.Definition))
 	}
 	return all
 }

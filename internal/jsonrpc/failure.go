@@ -334,6 +334,15 @@ func ToolChanged(server string) *Failure {
 	return f
 }
 
+// ConfirmationRequired says that a person has to agree to the call of a tool, and that the client cannot
+// ask one.
+func ConfirmationRequired(server string) *Failure {
+	f := failure(http.StatusForbidden, CodeInvalidRequest, "confirmation_required",
+		"a person has to confirm this call, and the client cannot be asked: it needs the capability elicitation")
+	f.Data.ServerName = server
+	return f
+}
+
 // LoginRequired says that the gateway has to log in to a server first. ask is how the client
 // can do that; nil if only the operator can.
 func LoginRequired(server string, ask *URLElicitation) *Failure {

@@ -100,7 +100,7 @@ func parseClient(h *Handler, p *providers, later *checks) setting.Line {
 		lines[setting.Unknown] = func(d *caddyfile.Dispenser) error {
 			return setting.Refused(d, lines.Words(), adviceInClient())
 		}
-		return setting.Checked(d, lines, c.validate, "match", "token", allow, deny, "redact", "redact_fields", "rate")
+		return setting.Checked(d, lines, c.validate, "match", "token", allow, deny, confirm, "redact", "redact_fields", "rate")
 	}
 }
 
@@ -112,13 +112,14 @@ func (c *Client) lines(h *Handler, p *providers, later *checks) setting.Lines {
 		"default":       setting.Text(&c.Default),
 		allow:           parseRule(h, c, later),
 		deny:            parseRule(h, c, later),
+		confirm:         parseRule(h, c, later),
 		"redact":        setting.Check(setting.List(&c.Redact, "regexps"), c.checkRedaction),
 		"redact_fields": setting.Check(setting.List(&c.RedactFields, "members"), c.checkRedaction),
 		"rate":          parseRate(h, &c.Rates, later),
 	}
 }
 
-// parseRule reads a line allow or deny of a client.
+// parseRule reads a line allow, deny or confirm of a client.
 func parseRule(h *Handler, c *Client, later *checks) setting.Line {
 	return func(d *caddyfile.Dispenser) error {
 		rule := &AccessRule{Action: d.Val()}

@@ -180,25 +180,28 @@ func (h *Handler) checkClientOnce(c *Client) error {
 
 // check reports what of a rule makes no sense by itself.
 func (r *AccessRule) check() error {
-	if r == nil || r.Action != allow && r.Action != deny {
-		return errors.New("rules: action must be allow or deny")
+	if r == nil {
+		return errors.New("rules: one is null")
+	}
+	if _, ok := acl.ParseAction(r.Action); !ok {
+		return fmt.Errorf("rules: action %q must be one of %s", r.Action, strings.Join(acl.Actions(), ", "))
 	}
 	if len(r.Patterns) == 0 {
 		return fmt.Errorf("%s: pattern missing", r.Action)
 	}
 	for _, pattern := range r.Patterns {
-		if _, err := acl.New([]acl.Rule{{Pattern: pattern}}, false); err != nil {
+		if _, err := acl.New([]acl.Rule{r.compile(pattern)}, acl.Deny); err != nil {
 			return fmt.Errorf("%s: %w", r.Action, err)
 		}
 	}
 	return nil
 }
 
-// checkRule refuses a rule that denies nothing because no server has the name in it.
+// checkRule refuses a rule that restricts nothing because no server has the name in it.
 func (h *Handler) checkRule(r *AccessRule) error {
 	for _, pattern := range r.Patterns {
-		if _, unknown := h.qualified(pattern); unknown != "" && r.Action == deny && !h.mayGainServers() {
-			return fmt.Errorf("deny: %q refers to an unknown server%s", pattern, h.didYouMean(unknown))
+		if _, unknown := h.qualified(pattern); unknown != "" && r.Action != allow && !h.mayGainServers() {
+			return fmt.Errorf("%s: %q refers to an unknown server%s", r.Action, pattern, h.didYouMean(unknown))
 		}
 	}
 	return nil

@@ -23,6 +23,8 @@ import (
 // `*` | Everything
 // `files::*` | Everything of the server: tools, prompts and resources. `*` stands for any characters, also in the name of the server
 // `files::read_*`, `tool:files::*` | Tools
+// `read_only`, `destructive`, `idempotent`, `open_world` | Tools with this annotation. What is not annotated is destructive and open_world, as MCP says
+// `read_only:files::*` | Those of them
 // `prompt:files::*` | Prompts
 // `resource:file:///srv/` | Resources below this URI, of any server, by whole segments: not file:///srv2
 // `resource:files::file:///srv/` | The same of one server
@@ -59,9 +61,10 @@ type Client struct {
 	Rates []*Rate `json:"rates,omitempty"`
 }
 
-// AccessRule allows or denies what its patterns select.
+// AccessRule says what happens to what its patterns select.
 type AccessRule struct {
-	// Either allow or deny.
+	// One of allow, deny and confirm: a tool can be called if the person at the client agrees to the
+	// call. Clients that cannot ask that person are denied.
 	Action string `json:"action,omitempty"`
 
 	// What it is about.
@@ -69,16 +72,18 @@ type AccessRule struct {
 }
 
 const (
-	allow = "allow"
-	deny  = "deny"
+	allow   = "allow"
+	deny    = "deny"
+	confirm = "confirm"
 )
 
 // compile returns the rules of the client as the gateway has them.
 func (c *Client) compile(h *Handler) (*gateway.Client, error) {
 	compiled := &gateway.Client{Name: c.Name, Match: c.Match}
-	otherwise := c.Default == allow
-	if c.Default == "" {
-		otherwise = !slices.ContainsFunc(c.Rules, func(r *AccessRule) bool { return r != nil && r.Action == allow })
+	otherwise := acl.Allow
+	allows := slices.ContainsFunc(c.Rules, func(r *AccessRule) bool { return r != nil && r.Action == allow })
+	if c.Default == deny || c.Default == "" && allows {
+		otherwise = acl.Deny
 	}
 	var rules []acl.Rule
 	for _, r := range c.Rules {
@@ -93,11 +98,11 @@ func (c *Client) compile(h *Handler) (*gateway.Client, error) {
 			if unknown != "" {
 				h.warnOfUnknown(pattern, unknown, c.Name)
 			}
-			rules = append(rules, acl.Rule{Allow: r.Action == allow, Pattern: qualified})
+			rules = append(rules, r.compile(qualified))
 		}
 	}
 	var err error
-	if len(rules) > 0 || !otherwise {
+	if len(rules) > 0 || otherwise == acl.Deny {
 		if compiled.Policy, err = acl.New(rules, otherwise); err != nil {
 			return nil, err
 		}
@@ -113,6 +118,12 @@ func (c *Client) compile(h *Handler) (*gateway.Client, error) {
 	compiled.View = digest([]any{compiled.Policy.Fingerprint(), c.Redact, c.RedactFields})
 	compiled.Limits, err = h.limits("client", c.Rates, c.Name)
 	return compiled, err
+}
+
+// compile returns the rule for one of its patterns as the gateway has it.
+func (r *AccessRule) compile(pattern string) acl.Rule {
+	action, _ := acl.ParseAction(r.Action) // which was checked
+	return acl.Rule{Action: action, Pattern: pattern}
 }
 
 // names returns the names by which the client is known.

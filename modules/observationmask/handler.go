@@ -153,11 +153,14 @@ func (h *Handler) compile() error {
 	if len(h.Exempt) > 0 {
 		rules := make([]acl.Rule, len(h.Exempt))
 		for i, pattern := range h.Exempt {
-			rules[i] = acl.Rule{Allow: true, Pattern: pattern}
+			rules[i] = acl.Rule{Action: acl.Allow, Pattern: pattern}
 		}
 		var err error
-		if h.exempt, err = acl.New(rules, false); err != nil {
+		if h.exempt, err = acl.New(rules, acl.Deny); err != nil {
 			return fmt.Errorf("exempt: %w", err)
+		}
+		if h.exempt.UsesAnnotations() {
+			return errors.New("exempt: annotations of tools are not known there; name the tools")
 		}
 	}
 	if h.Recover != nil {
@@ -257,11 +260,11 @@ func (h *Handler) Exempts(target mcp.Target) bool {
 	}
 	switch target.Kind {
 	case mcp.Tool:
-		return h.exempt.Tool(target.Server, target.Name)
+		return h.exempt.Tool(&acl.Tool{Server: target.Server, Name: target.Name}).Action == acl.Allow
 	case mcp.Prompt:
-		return h.exempt.Prompt(target.Server, target.Name)
+		return h.exempt.Prompt(target.Server, target.Name).Action == acl.Allow
 	case mcp.Resource:
-		return h.exempt.Resource(target.Server, target.Name)
+		return h.exempt.Resource(target.Server, target.Name).Action == acl.Allow
 	}
 	return h.exempt.Other(target.Server)
 }
