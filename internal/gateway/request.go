@@ -32,7 +32,7 @@ type Request struct {
 	held     heldBody // what the body takes of the room for all of them
 	bodyRead bool     // or begun to be read
 	caller   caller
-	admitted bool    // admit was asked
+	admitted bool // admit was asked
 	decision acl.Decision
 	server   *Server // that the request is for, as far as it is known and just one
 

@@ -36,7 +36,7 @@ type State struct {
 	sideStreams sideStreams
 	focused     *toldTools[struct{}]        // by the name of the argument
 	annotations *toldTools[mcp.Annotations] // by the identity of the client
-	httpSSE     *httpsse.Pool // sessions with servers of HTTP+SSE
+	httpSSE     *httpsse.Pool               // sessions with servers of HTTP+SSE
 
 	mu       sync.Mutex
 	busy     map[string]*client            // those that are being served
