@@ -3,6 +3,7 @@ module github.com/caddy-mcp-gateway/caddy-mcp-gateway
 go 1.26.0
 
 require (
+	cel.dev/cel-go v0.32.0
 	github.com/andybalholm/brotli v1.2.7
 	github.com/caddyserver/caddy/v2 v2.11.7
 	github.com/dustin/go-humanize v1.1.0
@@ -26,7 +27,6 @@ require (
 )
 
 require (
-	cel.dev/cel-go v0.32.0 // indirect
 	cel.dev/expr v0.25.3 // indirect
 	cloud.google.com/go/auth v0.23.3 // indirect
 	cloud.google.com/go/auth/oauth2adapt v0.2.8 // indirect

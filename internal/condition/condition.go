@@ -1,0 +1,192 @@
+// Package condition decides on calls of tools by expressions in CEL, the Common Expression Language.
+//
+// An expression knows four facts of a call and nothing else: it cannot tell the time, read files or keep state. Its
+// length, the time it takes and the arguments it reads are limited. If it cannot be decided, that is an error, which
+// callers take as a reason to deny.
+package condition
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"cel.dev/cel-go/cel"
+	"cel.dev/cel-go/common/types"
+	"cel.dev/cel-go/interpreter"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// MaxExpression is the most bytes of an expression.
+const MaxExpression = 4 << 10
+
+// The names of what expressions know.
+const (
+	clientName      = "client"
+	serverName      = "server"
+	toolName        = "tool"
+	annotationsName = "annotations"
+	argumentsName   = "arguments"
+)
+
+var names = []string{clientName, serverName, toolName, annotationsName, argumentsName}
+
+// A Condition is a compiled expression. It is safe for concurrent use.
+type Condition struct {
+	expression                     string
+	whole, partial                 cel.Program
+	usesAnnotations, usesArguments bool
+}
+
+// Facts are what a condition decides by.
+type Facts struct {
+	Client, Server, Tool string
+	Annotations          mcp.Annotations
+	Arguments            []byte // a JSON object as the client sent it, empty if the call has none
+}
+
+// A Verdict is what can be said of a call before its arguments are known.
+type Verdict uint8
+
+const (
+	Maybe Verdict = iota // it depends on the arguments
+	Yes                  // the condition holds for all arguments
+	No                   // it holds for none
+)
+
+// Compile parses and checks an expression.
+func Compile(expression string) (*Condition, error) {
+	switch {
+	case strings.TrimSpace(expression) == "":
+		return nil, errors.New("the expression is empty")
+	case len(expression) > MaxExpression:
+		return nil, fmt.Errorf("expression of %d bytes, at most %d are allowed", len(expression), MaxExpression)
+	}
+	env, err := environment()
+	if err != nil {
+		return nil, err
+	}
+	checked, issues := env.Compile(expression)
+	if errs := issues.Errors(); len(errs) > 0 {
+		// The first error often causes the others.
+		at, cause := errs[0].Location, strings.TrimSuffix(errs[0].Message, " (in container '')")
+		return nil, positioned(at.Line(), at.Column(), "%s", strings.ReplaceAll(cause, "\n", " "))
+	}
+	if out := checked.OutputType(); !out.IsExactType(cel.BoolType) && !out.IsExactType(cel.DynType) {
+		return nil, notBool(out.String())
+	}
+	c := &Condition{expression: expression}
+	if err := c.inspect(checked.NativeRep()); err != nil {
+		return nil, err
+	}
+	options := []cel.ProgramOption{
+		cel.EvalOptions(cel.OptOptimize),
+		cel.CustomDecoratorV2(countSteps),
+	}
+	if c.whole, err = env.Program(checked, options...); err != nil {
+		return nil, err
+	}
+	if c.partial, err = env.Program(checked, append(options, cel.EvalOptions(cel.OptPartialEval))...); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// String returns the expression as it was written.
+func (c *Condition) String() string { return c.expression }
+
+// UsesAnnotations reports whether the expression mentions the annotations of the tool.
+func (c *Condition) UsesAnnotations() bool { return c.usesAnnotations }
+
+// UsesArguments reports whether the expression mentions the arguments of the call.
+func (c *Condition) UsesArguments() bool { return c.usesArguments }
+
+// Holds decides on a call. After an error, nothing is known: the caller denies.
+func (c *Condition) Holds(f *Facts) (bool, error) {
+	vars := variables{Facts: f, steps: maxSteps}
+	if c.usesArguments {
+		var err error
+		if vars.arguments, err = decode(f.Arguments); err != nil {
+			return false, fmt.Errorf("arguments: %w", err)
+		}
+	}
+	out, _, err := c.whole.Eval(&vars)
+	if err != nil {
+		return false, plain(err)
+	}
+	holds, ok := out.(types.Bool)
+	if !ok {
+		return false, notBool(out.Type().TypeName())
+	}
+	return bool(holds), nil
+}
+
+// Possible decides on a tool by all facts but the arguments. Yes and No are what Holds returns for all arguments
+// for which it returns no error.
+func (c *Condition) Possible(f *Facts) (Verdict, error) {
+	vars, err := cel.PartialVars(&variables{Facts: f, steps: maxSteps}, cel.AttributePattern(argumentsName))
+	if err != nil {
+		return Maybe, err
+	}
+	out, _, err := c.partial.Eval(vars)
+	switch {
+	case err != nil:
+		return Maybe, plain(err)
+	case types.IsUnknown(out):
+		return Maybe, nil
+	case out == types.True:
+		return Yes, nil
+	case out == types.False:
+		return No, nil
+	}
+	return Maybe, notBool(out.Type().TypeName())
+}
+
+func notBool(name string) error {
+	return fmt.Errorf("the expression is of type %s, it must be a bool", name)
+}
+
+// plain returns an error of an evaluation in the words of this package.
+func plain(err error) error {
+	var cancelled interpreter.EvalCancelledError
+	if errors.As(err, &cancelled) && cancelled.Cause == interpreter.CostLimitExceeded {
+		return ErrSteps
+	}
+	return err
+}
+
+// positioned returns an error with its place in the expression. A column is counted from 0.
+func positioned(line, column int, format string, args ...any) error {
+	return fmt.Errorf("line %d, column %d: "+format, append([]any{line, column + 1}, args...)...)
+}
+
+// variables are the facts as an expression sees them.
+type variables struct {
+	*Facts
+	arguments map[string]any
+	steps     int // that are left
+}
+
+// ResolveName returns the variable with that name.
+func (v *variables) ResolveName(name string) (any, bool) {
+	switch name {
+	case clientName:
+		return v.Client, true
+	case serverName:
+		return v.Server, true
+	case toolName:
+		return v.Tool, true
+	case argumentsName:
+		return v.arguments, true
+	case stepsName:
+		return &v.steps, true
+	case annotationsName:
+		hints := make(map[string]bool, 4)
+		v.Annotations.Hints(func(hint string, on bool) { hints[hint] = on })
+		return hints, true
+	}
+	return nil, false
+}
+
+// Parent returns nil: there are no other variables.
+func (v *variables) Parent() cel.Activation { return nil }

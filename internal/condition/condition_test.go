@@ -1,0 +1,334 @@
+package condition
+
+import (
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+func compile(t testing.TB, expression string) *Condition {
+	t.Helper()
+	c, err := Compile(expression)
+	if err != nil {
+		t.Fatalf("%s: %v", expression, err)
+	}
+	return c
+}
+
+// facts are those of a call with these arguments.
+func facts(arguments string) *Facts {
+	return &Facts{Client: "alice", Server: "files", Tool: "read_file", Annotations: mcp.ReadOnly | mcp.OpenWorld, Arguments: []byte(arguments)}
+}
+
+func TestHolds(t *testing.T) {
+	for _, test := range []struct {
+		expression, arguments string
+		want                  bool
+	}{
+		{`true`, ``, true},
+		{`client == "alice" && server == "files" && tool == "read_file"`, ``, true},
+		{`tool in ["read_file", "list"]`, ``, true},
+		{`tool.startsWith("write_")`, ``, false},
+		{`annotations.readOnlyHint && annotations.openWorldHint`, ``, true},
+		{`annotations.destructiveHint || annotations["idempotentHint"]`, ``, false},
+		{`annotations == {"readOnlyHint": true, "destructiveHint": false, "idempotentHint": false, "openWorldHint": true}`, ``, true},
+		{`arguments == {}`, ``, true},
+		{`size(arguments) == 0`, `{}`, true},
+		{`has(arguments.path)`, `{}`, false},
+		{`has(arguments.a.b)`, `{"a":{"b":null}}`, true},
+		{`"path" in arguments`, `{"path":null}`, true},
+		{`arguments.path == null`, `{"path":null}`, true},
+		{`arguments.path.startsWith("/srv/") && !arguments.path.contains("..")`, `{"path":"/srv/a"}`, true},
+		{`arguments.path.startsWith("/srv/") && !arguments.path.contains("..")`, `{"path":"/srv/../etc"}`, false},
+		{`arguments.path == "/a\n\u00e9😀"`, `{"path":"\/a\n\u00e9\ud83d\ude00"}`, true},
+		{`arguments.path.matches("^/srv/[a-z]+$")`, `{"path":"/srv/data"}`, true},
+		{`matches(arguments.path, "^/srv/[a-z]+$")`, `{"path":"/srv/Data"}`, false},
+		{`arguments.host.lowerAscii().trim() == "example.com"`, `{"host":" Example.COM "}`, true},
+		{`arguments.path.split("/")[1] == "srv"`, `{"path":"/srv/data"}`, true},
+		{`arguments.items.all(i, i.id < 3)`, `{"items":[{"id":1},{"id":2}]}`, true},
+		{`arguments.items.exists(i, i == "b")`, `{"items":["a","b"]}`, true},
+		{`arguments.items.map(i, i * 2) == [2, 4]`, `{"items":[1,2]}`, true},
+		{`arguments.items.filter(i, i > 1) == [2]`, `{"items":[1,2]}`, true},
+		{`arguments.all(key, key in ["a", "b"])`, `{"a":1,"b":2}`, true},
+		{`arguments.dry_run`, `{"dry_run":true}`, true},
+		{`arguments.o == {"a": [1, {"b": "c"}]}`, `{"o":{"a":[1.0,{"b":"c"}]}}`, true},
+		{`arguments["a b"] == 1`, `{"a b":1}`, true},
+
+		{`arguments.n == 1 && arguments.n in [1, 2] && arguments.n < 1.5`, `{"n":1}`, true},
+		{`arguments.n == 1 && arguments.n in [1, 2] && arguments.n < 1.5`, `{"n":1.0}`, true},
+		{`arguments.n == 1 && arguments.n in [1, 2] && arguments.n < 1.5`, `{"n":10e-1}`, true},
+		{`arguments.n == 1.0 && arguments.n % 2 == 1`, `{"n":1e0}`, true},
+		{`arguments.n == -3`, `{"n":-3.0}`, true},
+		{`arguments.n > 0.25`, `{"n":0.5}`, true},
+		{`arguments.n == 9007199254740993`, `{"n":9007199254740993}`, true},
+		{`arguments.n == 9007199254740993`, `{"n":9007199254740992}`, false},
+		{`arguments.n == 9007199254740993`, `{"n":9007199254740992.0}`, false},
+		{`arguments.a == arguments.b`, `{"a":9007199254740992,"b":9007199254740993}`, false},
+		{`arguments.n == -9223372036854775808`, `{"n":-9223372036854775808}`, true},
+		{`arguments.n == 18446744073709551615u`, `{"n":18446744073709551615}`, true},
+		{`arguments.n > 9223372036854775807`, `{"n":9223372036854775808}`, true},
+		{`arguments.n > 1`, `{"n":1e300}`, true},
+		{`arguments.n == "1"`, `{"n":1}`, false},
+
+		// An error does not matter if the result is the same without it.
+		{`arguments.missing == 1 || client == "alice"`, `{}`, true},
+		{`arguments.missing == 1 && client == "bob"`, `{}`, false},
+		{`has(arguments.path) && arguments.path == "x"`, `{}`, false},
+		{`client == "bob" ? arguments.missing : true`, `{}`, true},
+	} {
+		t.Run(test.expression+" "+test.arguments, func(t *testing.T) {
+			if got, err := compile(t, test.expression).Holds(facts(test.arguments)); err != nil || got != test.want {
+				t.Errorf("got %v, %v", got, err)
+			}
+		})
+	}
+}
+
+func TestHoldsFails(t *testing.T) {
+	for _, test := range []struct{ name, expression, arguments, want string }{
+		{"a missing key", `arguments.path == "x"`, `{}`, "no such key: path"},
+		{"a missing key deeper down", `has(arguments.a.b)`, `{}`, "no such key: a"},
+		{"a missing element", `arguments.a[1] == 1`, `{"a":[1]}`, "index out of bounds: 1"},
+		{"another type", `arguments.n.startsWith("x")`, `{"n":1}`, "no such overload"},
+		{"types that have no order", `arguments.n < "1"`, `{"n":1}`, "no such overload"},
+		{"a member of a text", `has(arguments.a.b)`, `{"a":"x"}`, "no such key: b"},
+		{"not a bool", `arguments.n`, `{"n":1}`, "the expression is of type int, it must be a bool"},
+		{"null", `arguments.n`, `{"n":null}`, "the expression is of type null_type, it must be a bool"},
+		{"division", `1 / size(arguments) == 1`, `{}`, "division by zero"},
+		{"overflow", `arguments.n + 1 > 0`, `{"n":9223372036854775807}`, "integer overflow"},
+		{"an error that matters", `arguments.missing == 1 || client == "bob"`, `{}`, "no such key: missing"},
+		{"an error that is negated", `!(arguments.missing == 1)`, `{}`, "no such key: missing"},
+		{"an error that is compared", `arguments.missing != 1`, `{}`, "no such key: missing"},
+
+		{"not JSON", `arguments.a == 1`, `{"a":1`, "arguments: unexpected EOF"},
+		{"more than one value", `arguments.a == 1`, `{"a":1} {}`, "arguments: invalid JSON"},
+		{"not an object", `arguments.a == 1`, `[1]`, "arguments: not an object"},
+		{"null instead of an object", `has(arguments.a)`, `null`, "arguments: not an object"},
+		{"not UTF-8", `arguments.a == 1`, "{\"a\":1,\"b\":\"\xff\"}", "arguments: not UTF-8"},
+		{"half a character", `arguments.a == 1`, `{"a":1,"b":"\ud83d"}`, "arguments: half a character at byte 11"},
+		{"halves in another order", `arguments.a == 1`, `{"a":1,"b":"\ude00\ud83d"}`, "arguments: half a character"},
+		{"half a character before another", `arguments.a == 1`, `{"a":1,"b":"\ud83d\u0061"}`, "arguments: half a character"},
+		{"half a character after an escape", `arguments.a == 1`, `{"a":1,"b":"\\ud83d\ude00"}`, "arguments: half a character"},
+		{"a repeated key", `arguments.a == 1`, `{"a":1,"a":1}`, `arguments: key "a" is there twice, or in another case`},
+		{"an escaped key", `arguments.a == 1`, `{"a":1,"\u0061":2}`, `arguments: key "a" is there twice`},
+		{"a repeated key deeper down", `arguments.a == 1`, `{"a":1,"b":[{"c":{"d":1,"d":1}}]}`, `arguments: key "d" is there twice`},
+		{"a key in two cases", `arguments.a == 1`, `{"a":1,"A":2}`, `arguments: key "A" is there twice`},
+		{"the Kelvin sign", `arguments.k == 1`, "{\"k\":1,\"\u212a\":2}", "arguments: key \"\u212a\" is there twice"},
+		{"the long s", `arguments.s == 1`, "{\"\u017f\":1,\"s\":2}", `arguments: key "s" is there twice`},
+		{"a null character", `arguments.a == 1`, `{"a":1,"a\u0000":2}`, `arguments: key "a\x00" is there twice`},
+		{"a large number", `arguments.a == 1`, `{"a":18446744073709551616}`, "arguments: number 18446744073709551616 does not fit in 64 bits"},
+		{"a small number", `arguments.a == 1`, `{"a":-9223372036854775809}`, "arguments: number -9223372036854775809 does not"},
+		{"a large exponent", `arguments.a == 1`, `{"a":1,"b":1e309}`, "arguments: number 1e309 does not fit"},
+		{"depth", `arguments.a == 1`, `{"a":` + strings.Repeat("[", 64) + strings.Repeat("]", 64) + `}`, "arguments: nested too deeply"},
+		{"size", `arguments.a == 1`, `{"a":"` + strings.Repeat("a", 1<<20) + `"}`, "arguments: 1048584 bytes, at most 1048576 can be read"},
+		{"values", `arguments.a == 1`, `{"a":[` + strings.Repeat("1,", 1<<16) + `1]}`, "arguments: more than 65536 values"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got, err := compile(t, test.expression).Holds(facts(test.arguments))
+			if err == nil || !strings.Contains(err.Error(), test.want) || got {
+				t.Errorf("got %v, %v", got, err)
+			}
+		})
+	}
+}
+
+// Arguments that cannot be read do not matter to a condition that does not read them.
+func TestArgumentsThatAreNotUsed(t *testing.T) {
+	c := compile(t, `client == "alice"`)
+	if holds, err := c.Holds(facts(`{"a":1,"a":`)); err != nil || !holds {
+		t.Errorf("got %v, %v", holds, err)
+	}
+}
+
+func TestLargestArguments(t *testing.T) {
+	c := compile(t, `arguments.a == 1 && size(arguments.b) > 1000000`)
+	arguments := `{"a":1,"c":` + strings.Repeat("[", 63) + strings.Repeat("]", 63) + `,"b":"`
+	arguments += strings.Repeat("b", maxArguments-len(arguments)-2) + `"}`
+	if holds, err := c.Holds(facts(arguments)); err != nil || !holds {
+		t.Errorf("got %v, %v", holds, err)
+	}
+}
+
+func TestCompileRefuses(t *testing.T) {
+	for _, test := range []struct{ expression, want string }{
+		{" ", "the expression is empty"},
+		{`client ==`, "line 1, column 10: Syntax error: mismatched input '<EOF>' expecting"},
+		{`["x"].exists(arguments, !has(.arguments.x))`, "line 1, column 13: variable arguments is taken"},
+		{`[{"a": 1}].map(client, client.a) == [1]`, "variable client is taken"},
+		{`client = "alice"`, "line 1, column 8: Syntax error: token recognition error at: '= '"},
+		{"client ==\n  user", "line 2, column 3: undeclared reference to 'user'"},
+		{`client == 1`, "line 1, column 8: found no matching overload for '_==_' applied to '(string, int)'"},
+		{`"alice"`, "the expression is of type string, it must be a bool"},
+		{`size(arguments)`, "the expression is of type int, it must be a bool"},
+		{`arguments`, "the expression is of type map(string, dyn), it must be a bool"},
+		{`annotations.read_only`, "line 1, column 12: annotations have no read_only, only readOnlyHint, destructiveHint, idempotentHint, openWorldHint"},
+		{`annotations["readonlyHint"]`, "annotations have no readonlyHint"},
+		{`has(annotations.title)`, "annotations have no title"},
+		{`"title" in annotations`, "annotations have no title"},
+		{`tool.matches("(")`, "line 1, column 14: invalid matches argument"},
+		{`tool.matches(client)`, "line 1, column 13: the pattern of matches must be a literal"},
+		{`tool.matches("a" + client)`, "the pattern of matches must be a literal"},
+		{`tool.replace("", tool) == ""`, "line 1, column 13: function replace is not available"},
+		{`timestamp(0) == timestamp(0)`, "function timestamp is not available"},
+		{`google.protobuf.Timestamp{}.getHours("Europe/Berlin") == 1`, "messages such as google.protobuf.Timestamp are not available"},
+		{strings.Repeat("!", 4096) + "true", "expression of 4100 bytes, at most 4096 are allowed"},
+		{strings.Repeat("(", 2000) + "true" + strings.Repeat(")", 2000), "recursion limit exceeded"},
+	} {
+		t.Run(test.expression[:min(len(test.expression), 60)], func(t *testing.T) {
+			_, err := Compile(test.expression)
+			if err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}
+
+func TestPossible(t *testing.T) {
+	for _, test := range []struct {
+		expression string
+		want       Verdict
+	}{
+		{`true || arguments.x == 1`, Yes},
+		{`arguments.x == 1 || true`, Yes},
+		{`server == "files" && arguments.x == 1`, Maybe},
+		{`server == "mail" && arguments.x == 1`, No},
+		{`arguments.x == 1 && server == "mail"`, No},
+		{`annotations.readOnlyHint || arguments.x == 1`, Yes},
+		{`client == "alice" ? true : arguments.x`, Yes},
+		{`client == "alice" ? arguments.x : true`, Maybe},
+		{`arguments.x ? true : true`, Maybe},
+		{`has(arguments.x)`, Maybe},
+		{`!has(arguments.x)`, Maybe},
+		{`has(arguments.x.y)`, Maybe},
+		{`"x" in arguments`, Maybe},
+		{`size(arguments) == 0`, Maybe},
+		{`arguments.size() == 0`, Maybe},
+		{`arguments == {}`, Maybe},
+		{`{} == arguments`, Maybe},
+		{`arguments != {}`, Maybe},
+		{`arguments.all(k, k == "x")`, Maybe},
+		{`arguments.exists(k, k == "x")`, Maybe},
+		{`arguments.exists_one(k, k == "x")`, Maybe},
+		{`arguments.map(k, k) == []`, Maybe},
+		{`arguments.filter(k, false) == []`, Maybe},
+		{`["a"].exists(k, k in arguments)`, Maybe},
+		{`["a"].all(k, arguments[k] == 1)`, Maybe},
+		{`["a"].map(k, arguments[k])[0]`, Maybe},
+		{`[1, 2].all(i, i < 3 || arguments.x == i)`, Yes},
+		{`[].all(i, arguments.x == i)`, Yes},
+		{`[arguments.x] == []`, Maybe},
+		{`{"a": arguments.x}.a == 1`, Maybe},
+		{`arguments.x in ["a", "b"]`, Maybe},
+		{`arguments.x in []`, No},
+		{`{"a": true}[arguments.x]`, Maybe},
+		{`[true][arguments.i]`, Maybe},
+		{`annotations[arguments.x]`, Maybe},
+		{`arguments[client]`, Maybe},
+		{`arguments[arguments.x]`, Maybe},
+		{`(client == "alice" ? arguments : {}).x == 1`, Maybe},
+		{`type(arguments.x) == int`, Maybe},
+		{`string(arguments.x) == "a"`, Maybe},
+		{`arguments.x.matches("a")`, Maybe},
+		{`.arguments.x == 1`, Maybe},
+	} {
+		t.Run(test.expression, func(t *testing.T) {
+			f := facts(`{"x":1}`)
+			f.Arguments = nil // which are not those of the call
+			if got, err := compile(t, test.expression).Possible(f); err != nil || got != test.want {
+				t.Errorf("got %v, %v", got, err)
+			}
+		})
+	}
+}
+
+func TestPossibleFails(t *testing.T) {
+	for _, expression := range []string{`1 / size([client].filter(c, false)) == 1`, `{"bob": true}[client]`, `{"alice": 1}[client] == 1 && dyn(client)`} {
+		if got, err := compile(t, expression).Possible(facts("")); err == nil || got != Maybe {
+			t.Errorf("%s: got %v, %v", expression, got, err)
+		}
+	}
+}
+
+func TestUses(t *testing.T) {
+	for _, test := range []struct {
+		expression             string
+		annotations, arguments bool
+	}{
+		{`client == "arguments" && "annotations" == tool`, false, false},
+		{`annotations.readOnlyHint`, true, false},
+		{`has(arguments.x)`, false, true},
+		{`.arguments == {}`, false, true},
+		{`["a"].all(k, annotations[k] || k in arguments)`, true, true},
+	} {
+		c := compile(t, test.expression)
+		if c.UsesAnnotations() != test.annotations || c.UsesArguments() != test.arguments || c.String() != test.expression {
+			t.Errorf("%s: got %v, %v", c, c.UsesAnnotations(), c.UsesArguments())
+		}
+	}
+}
+
+// An expression ends, whatever it does with the largest arguments.
+func TestSteps(t *testing.T) {
+	list := strings.TrimSuffix(strings.Repeat("1,", 50_000), ",")
+	short := strings.TrimSuffix(strings.Repeat("1,", 5_000), ",")
+	text := strings.Repeat("a", 100<<10)
+	arguments := `{"list":[` + list + `],"short":[` + short + `],"deep":[[[[` + short + `]]]],"text":"` + text + `"}`
+	for _, expression := range []string{
+		`arguments.list.all(x, true)`,
+		`arguments.short.all(x, arguments.short.all(y, x == y))`,
+		`[1, 2, 3, 4, 5, 6, 7].all(x, arguments.short.all(y, x < 8))`,
+		`[1, 2, 3, 4, 5, 6, 7, 8, 9].map(x, arguments.short.map(y, x)).size() == 9`,
+		`arguments.short.map(x, [x]).map(x, x + [1]).size() > 0`,
+		`[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11].all(x, arguments.deep == arguments.deep)`,
+		`[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11].all(x, !([2] in arguments.deep))`,
+		`arguments.short.all(x, arguments.text.contains("a"))`,
+		`arguments.text.matches("(a+a+)+b")`,
+		`arguments.text.split("").size() == 3`,
+		"size(" + strings.Repeat("arguments.text + ", 100) + "'') > 0",
+		`[arguments.text + arguments.text].map(a, a + a).map(a, a + a).map(a, a + a).map(a, a + a).map(a, a + a)[0] == ""`,
+	} {
+		t.Run(expression[:min(len(expression), 60)], func(t *testing.T) {
+			if holds, err := compile(t, expression).Holds(facts(arguments)); !errors.Is(err, ErrSteps) || holds {
+				t.Errorf("got %v, %v", holds, err)
+			}
+		})
+	}
+	// What is not large does not end early.
+	for _, expression := range []string{
+		`arguments.list[0] == 1`,
+		`arguments.short.all(x, x == 1)`,
+		`arguments.text.contains("aa") && arguments.text.startsWith("a") && size(arguments.text) > 1000`,
+		`arguments.short == arguments.deep[0][0][0]`,
+	} {
+		t.Run(expression, func(t *testing.T) {
+			if holds, err := compile(t, expression).Holds(facts(arguments)); err != nil || !holds {
+				t.Errorf("got %v, %v", holds, err)
+			}
+		})
+	}
+}
+
+func TestConcurrentUse(t *testing.T) {
+	c := compile(t, `client == "alice" && arguments.items.exists(i, i.matches("^b+$")) && tool in ["a", "read_file"]`)
+	var done sync.WaitGroup
+	for i := range 8 {
+		done.Go(func() {
+			f, want := facts(`{"items":["a","bb"]}`), true
+			if i%2 == 1 {
+				f, want = facts(`{"items":["a","c"]}`), false
+			}
+			for range 200 {
+				if holds, err := c.Holds(f); err != nil || holds != want {
+					t.Errorf("got %v, %v", holds, err)
+				}
+				if verdict, err := c.Possible(f); err != nil || verdict != Maybe {
+					t.Errorf("got %v, %v", verdict, err)
+				}
+			}
+		})
+	}
+	done.Wait()
+}

@@ -1,0 +1,88 @@
+package condition
+
+import (
+	"errors"
+	"slices"
+	"strings"
+
+	"cel.dev/cel-go/common/ast"
+	"cel.dev/cel-go/common/operators"
+	"cel.dev/cel-go/common/overloads"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// withheld are the functions that expressions do without. Those of strings take time, or return a text, of the size of
+// two texts multiplied, and those of timestamps read files of time zones.
+var withheld = []string{"format", "indexOf", "join", "lastIndexOf", "replace", "strings.quote", "timestamp"}
+
+var errNoLiteral = errors.New("the pattern of matches must be a literal")
+
+// inspect notes what an expression uses, and refuses what CEL allows but can never be right.
+func (c *Condition) inspect(checked *ast.AST) (err error) {
+	refuse := func(e ast.Expr, format string, args ...any) {
+		if err == nil {
+			at := checked.SourceInfo().GetStartLocation(e.ID())
+			err = positioned(at.Line(), at.Column(), format, args...)
+		}
+	}
+	hint := func(e, operand ast.Expr, key string) {
+		if named(operand, annotationsName) && !slices.Contains(hints, key) {
+			refuse(e, "annotations have no %s, only %s", key, strings.Join(hints, ", "))
+		}
+	}
+	ast.PreOrderVisit(checked.Expr(), ast.NewExprVisitor(func(e ast.Expr) {
+		switch e.Kind() {
+		case ast.IdentKind:
+			c.usesAnnotations = c.usesAnnotations || named(e, annotationsName)
+			c.usesArguments = c.usesArguments || named(e, argumentsName)
+		case ast.ComprehensionKind:
+			// The partial evaluation of CEL takes a fact for known where a variable of a loop has its name.
+			if name := e.AsComprehension().IterVar(); slices.Contains(names, name) {
+				refuse(e, "variable %s is taken", name)
+			}
+		case ast.StructKind:
+			refuse(e, "messages such as %s are not available", e.AsStruct().TypeName())
+		case ast.SelectKind:
+			hint(e, e.AsSelect().Operand(), e.AsSelect().FieldName())
+		case ast.CallKind:
+			call := e.AsCall()
+			args := call.Args()
+			switch name := call.FunctionName(); {
+			case slices.Contains(withheld, name):
+				refuse(e, "function %s is not available", name)
+			case name == overloads.Matches && args[len(args)-1].Kind() != ast.LiteralKind:
+				refuse(e, "%w", errNoLiteral)
+			case name == operators.Index:
+				if key, ok := literal(args[1]); ok {
+					hint(e, args[0], key)
+				}
+			case name == operators.In:
+				if key, ok := literal(args[0]); ok {
+					hint(e, args[1], key)
+				}
+			}
+		}
+	}))
+	return err
+}
+
+// hints are the keys of the annotations.
+var hints = func() (keys []string) {
+	mcp.Annotations(0).Hints(func(hint string, _ bool) { keys = append(keys, hint) })
+	return keys
+}()
+
+// named reports whether an expression is the variable with that name.
+func named(e ast.Expr, name string) bool {
+	return e.Kind() == ast.IdentKind && strings.TrimPrefix(e.AsIdent(), ".") == name
+}
+
+// literal returns the string that an expression is, if it is a literal one.
+func literal(e ast.Expr) (string, bool) {
+	if e.Kind() != ast.LiteralKind {
+		return "", false
+	}
+	s, ok := e.AsLiteral().Value().(string)
+	return s, ok
+}
