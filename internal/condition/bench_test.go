@@ -62,7 +62,7 @@ func BenchmarkLargest(b *testing.B) {
 			b.ReportAllocs()
 			b.SetBytes(int64(len(test.arguments)))
 			for b.Loop() {
-				if _, err := decode([]byte(test.arguments)); err != nil {
+				if _, err := decode([]byte(test.arguments), nil); err != nil {
 					b.Fatal(err)
 				}
 			}

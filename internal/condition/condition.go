@@ -36,6 +36,7 @@ type Condition struct {
 	expression                     string
 	whole, partial                 cel.Program
 	usesAnnotations, usesArguments bool
+	named                          place // the members of arguments it names
 }
 
 // Facts are what a condition decides by.
@@ -106,7 +107,7 @@ func (c *Condition) Holds(f *Facts) (bool, error) {
 	vars := variables{Facts: f, steps: maxSteps}
 	if c.usesArguments {
 		var err error
-		if vars.arguments, err = decode(f.Arguments); err != nil {
+		if vars.arguments, err = decode(f.Arguments, &c.named); err != nil {
 			return false, fmt.Errorf("arguments: %w", err)
 		}
 	}

@@ -19,10 +19,10 @@ const (
 	maxValues    = 1 << 16
 )
 
-// decode reads arguments that expressions are going to decide by. The server that gets them has to read the same, so
-// it refuses what programs read in different ways: keys that differ in case only or not at all, texts that are not
-// Unicode, and numbers that do not fit in 64 bits.
-func decode(data []byte) (map[string]any, error) {
+// decode reads arguments that an expression with these names is going to decide by. The server that gets them has to
+// read the same, so it refuses what programs read in different ways: keys that differ in case only or not at all, from
+// each other or from those the expression names, texts that are not Unicode, and numbers that do not fit in 64 bits.
+func decode(data []byte, named *place) (map[string]any, error) {
 	switch {
 	case len(data) == 0:
 		return map[string]any{}, nil
@@ -42,7 +42,7 @@ func decode(data []byte) (map[string]any, error) {
 	default:
 		return nil, errors.New("not an object")
 	}
-	object, err := d.object()
+	object, err := d.object(named)
 	if err == nil && d.scanner.Next() != jsonspan.Done {
 		err = d.scanner.Err()
 	}
@@ -65,7 +65,7 @@ type key struct {
 }
 
 // object reads on behind the opening brace of an object.
-func (d *decoder) object() (map[string]any, error) {
+func (d *decoder) object(at *place) (map[string]any, error) {
 	d.objects++
 	id, object := d.objects, map[string]any{}
 	for {
@@ -85,21 +85,24 @@ func (d *decoder) object() (map[string]any, error) {
 			return nil, fmt.Errorf("key %q is there twice, or in another case", name)
 		}
 		d.keys[folded] = struct{}{}
-		if object[name], err = d.value(d.scanner.Next()); err != nil {
+		if other, ok := at.alike(name, folded.folded); ok {
+			return nil, fmt.Errorf("key %q can be taken for %q", name, other)
+		}
+		if object[name], err = d.value(d.scanner.Next(), at.member(name)); err != nil {
 			return nil, err
 		}
 	}
 }
 
 // list reads on behind the opening bracket of a list.
-func (d *decoder) list() ([]any, error) {
+func (d *decoder) list(at *place) ([]any, error) {
 	list := []any{}
 	for {
 		kind := d.scanner.Next()
 		if kind == jsonspan.EndArray {
 			return list, nil
 		}
-		value, err := d.value(kind)
+		value, err := d.value(kind, at.element())
 		if err != nil {
 			return nil, err
 		}
@@ -108,15 +111,15 @@ func (d *decoder) list() ([]any, error) {
 }
 
 // value reads the value of which the scanner returned the kind.
-func (d *decoder) value(kind jsonspan.Kind) (any, error) {
+func (d *decoder) value(kind jsonspan.Kind, at *place) (any, error) {
 	if d.values++; d.values > maxValues {
 		return nil, fmt.Errorf("more than %d values", maxValues)
 	}
 	switch kind {
 	case jsonspan.BeginObject:
-		return d.object()
+		return d.object(at)
 	case jsonspan.BeginArray:
-		return d.list()
+		return d.list(at)
 	case jsonspan.String:
 		return d.string()
 	case jsonspan.Number:

@@ -31,6 +31,27 @@ func (c *Condition) inspect(checked *ast.AST) (err error) {
 			refuse(e, "annotations have no %s, only %s", key, strings.Join(hints, ", "))
 		}
 	}
+	loops := map[string]*place{} // what variables of loops stand for
+	var at func(ast.Expr) *place
+	at = func(e ast.Expr) *place {
+		switch e.Kind() {
+		case ast.IdentKind:
+			if named(e, argumentsName) {
+				return &c.named
+			}
+			return loops[e.AsIdent()]
+		case ast.SelectKind:
+			return at(e.AsSelect().Operand()).grow(e.AsSelect().FieldName())
+		case ast.CallKind:
+			if args := e.AsCall().Args(); e.AsCall().FunctionName() == operators.Index {
+				if key, ok := literal(args[1]); ok {
+					return at(args[0]).grow(key)
+				}
+				return at(args[0]).growElement()
+			}
+		}
+		return nil
+	}
 	ast.PreOrderVisit(checked.Expr(), ast.NewExprVisitor(func(e ast.Expr) {
 		switch e.Kind() {
 		case ast.IdentKind:
@@ -41,10 +62,12 @@ func (c *Condition) inspect(checked *ast.AST) (err error) {
 			if name := e.AsComprehension().IterVar(); slices.Contains(names, name) {
 				refuse(e, "variable %s is taken", name)
 			}
+			loops[e.AsComprehension().IterVar()] = at(e.AsComprehension().IterRange()).growElement()
 		case ast.StructKind:
 			refuse(e, "messages such as %s are not available", e.AsStruct().TypeName())
 		case ast.SelectKind:
 			hint(e, e.AsSelect().Operand(), e.AsSelect().FieldName())
+			at(e)
 		case ast.CallKind:
 			call := e.AsCall()
 			args := call.Args()
@@ -54,11 +77,13 @@ func (c *Condition) inspect(checked *ast.AST) (err error) {
 			case name == overloads.Matches && args[len(args)-1].Kind() != ast.LiteralKind:
 				refuse(e, "%w", errNoLiteral)
 			case name == operators.Index:
+				at(e)
 				if key, ok := literal(args[1]); ok {
 					hint(e, args[0], key)
 				}
 			case name == operators.In:
 				if key, ok := literal(args[0]); ok {
+					at(args[1]).grow(key)
 					hint(e, args[1], key)
 				}
 			}
