@@ -142,10 +142,10 @@ func (d *decoder) string() (string, error) {
 	if bytes.IndexByte(body, '\\') < 0 {
 		return d.text[start+1 : end-1], nil
 	}
-	if loneSurrogate(body) {
+	if bytes.Contains(body, []byte(`\u`)) && loneSurrogate(body) {
 		return "", fmt.Errorf("half a character at byte %d", start)
 	}
-	return jsonspan.Text(body), nil
+	return string(jsonspan.AppendText(make([]byte, 0, len(body)), body)), nil
 }
 
 // loneSurrogate reports whether the body of a string has one of the two escapes that make a character together, but

@@ -49,6 +49,9 @@ func checkCondition(t *testing.T, g *generator) {
 		Client: pick(g, texts), Server: pick(g, texts), Tool: pick(g, texts),
 		Annotations: mcp.Annotations(g.next(16)), Arguments: []byte(arguments),
 	}
+	if len(e.source) > MaxExpression {
+		return
+	}
 	c, err := Compile(e.source)
 	if err != nil {
 		if !strings.Contains(err.Error(), "no matching overload") {
@@ -147,9 +150,9 @@ type expression struct {
 
 // boolean returns an expression that is a bool, or dyn.
 func (g *generator) boolean(depth int) expression {
-	kind := g.next(14)
+	kind := g.next(15)
 	if depth > 4 {
-		kind %= 8
+		kind %= 9
 	}
 	switch kind {
 	case 0, 1:
@@ -175,11 +178,16 @@ func (g *generator) boolean(depth int) expression {
 	case 7:
 		b := g.next(2) == 1
 		return expression{source: strconv.FormatBool(b), op: "literal", value: b}
-	case 8, 9:
+	case 8:
+		op, over := pick(g, []string{"all", "exists"}), g.container(depth)
+		each := infix(pick(g, []string{"==", "!=", "<", "in"}), expression{source: "each", op: "each"}, g.untyped(depth))
+		source := fmt.Sprintf("%s.%s(each, %s)", over.source, op, each.source)
+		return expression{source: source, op: op, args: []expression{over, each}}
+	case 9, 10:
 		return infix("&&", g.boolean(depth+1), g.boolean(depth+1))
-	case 10, 11:
+	case 11, 12:
 		return infix("||", g.boolean(depth+1), g.boolean(depth+1))
-	case 12:
+	case 13:
 		arg := g.boolean(depth + 1)
 		return expression{source: "!(" + arg.source + ")", op: "!", args: []expression{arg}}
 	}
@@ -265,6 +273,7 @@ func (g *generator) member(depth int) expression {
 type oracle struct {
 	facts     *Facts
 	arguments map[string]any
+	each      any // the element of the loop
 }
 
 var errOracle = errors.New("no such key, element or operation")
@@ -311,6 +320,29 @@ func (o *oracle) eval(e expression) (any, error) {
 			return decides, nil
 		}
 		return !decides, errors.Join(leftErr, rightErr)
+	case "each":
+		return o.each, nil
+	case "all", "exists":
+		over, err := o.eval(e.args[0])
+		if err != nil {
+			return nil, err
+		}
+		elements, ok := over.([]any)
+		if object, isObject := over.(map[string]any); isObject {
+			for key := range object {
+				elements = append(elements, key)
+			}
+			ok = true
+		}
+		err = check(ok)
+		for _, o.each = range elements {
+			if holds, failed := o.bool(e.args[1]); failed != nil {
+				err = failed
+			} else if holds == (e.op == "exists") {
+				return holds, nil // even if it fails for others
+			}
+		}
+		return e.op == "all", err
 	case "?":
 		condition, err := o.bool(e.args[0])
 		if err != nil {
