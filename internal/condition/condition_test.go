@@ -95,6 +95,8 @@ func TestHoldsFails(t *testing.T) {
 		{"a missing key deeper down", `has(arguments.a.b)`, `{}`, "no such key: a"},
 		{"a missing element", `arguments.a[1] == 1`, `{"a":[1]}`, "index out of bounds: 1"},
 		{"another type", `arguments.n.startsWith("x")`, `{"n":1}`, "no such overload"},
+		{"a pattern for another type", `arguments.n.matches("1")`, `{"n":1}`, "no such overload"},
+		{"a pattern for a missing key", `arguments.n.matches("1")`, `{}`, "no such key: n"},
 		{"types that have no order", `arguments.n < "1"`, `{"n":1}`, "no such overload"},
 		{"a member of a text", `has(arguments.a.b)`, `{"a":"x"}`, "no such key: b"},
 		{"not a bool", `arguments.n`, `{"n":1}`, "the expression is of type int, it must be a bool"},

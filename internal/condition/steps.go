@@ -2,6 +2,7 @@ package condition
 
 import (
 	"errors"
+	"regexp"
 	"slices"
 
 	"cel.dev/cel-go/common/overloads"
@@ -13,13 +14,13 @@ import (
 
 // maxSteps ends an evaluation. One step reads a variable or calls a function, and large values take more of them. A
 // step takes about 100 ns.
+//
+// The cost limit of CEL itself is not used. It does not count the size of values whose types are not known before an
+// evaluation, as those of arguments are not, and it takes time that grows with the square of the length of a loop.
 const maxSteps = 50_000
 
 // ErrSteps is the error of an evaluation that was ended because it takes too long.
 var ErrSteps = errors.New("the expression takes too many steps for this call")
-
-// The cost limit of CEL itself is of no use here. It does not know the size of values whose types it learns only in an
-// evaluation, as it does those of all arguments, and it takes time that grows with the square of the length of a loop.
 
 // stepsName is the variable by which nodes of a program find the steps that are left. No expression can name it.
 const stepsName = "@steps"
@@ -49,7 +50,7 @@ func countSteps(node interpreter.InterpretableV2) (interpreter.InterpretableV2, 
 		}
 	case interpreter.InterpretableCall:
 		if node.Function() == overloads.Matches {
-			return countMatch(node)
+			return newMatch(node)
 		}
 		return &countedCall{node}, nil
 	}
@@ -136,32 +137,34 @@ func weightIn[K comparable, V any](entries map[K]V) int {
 	return n
 }
 
-// countMatch makes a call of matches count the steps it takes before it takes them: one text can take too many.
-func countMatch(call interpreter.InterpretableCall) (interpreter.InterpretableV2, error) {
-	pattern, ok := call.Args()[1].(interpreter.InterpretableConst)
+// A match is a call of matches. It counts its steps before it takes them, because one text can take too many.
+type match struct {
+	interpreter.InterpretableV2 // the call as CEL would make it
+	text                        interpreter.InterpretableV2
+	pattern                     *regexp.Regexp
+	size                        int // of the pattern, in instructions
+}
+
+func newMatch(call interpreter.InterpretableCall) (*match, error) {
+	literal, ok := call.Args()[1].(interpreter.InterpretableConst)
 	if !ok {
 		return nil, errNoLiteral
 	}
-	size, err := types.RegexProgramSize(string(pattern.Value().(types.String)))
+	source, _ := literal.Value().(types.String)
+	pattern, err := regexp.Compile(string(source))
 	if err != nil {
 		return nil, err
 	}
-	args := []interpreter.InterpretableV2{&matched{call.Args()[0], size}, pattern}
-	return interpreter.NewCall(call.ID(), call.Function(), call.OverloadID(), args, func(args ...ref.Val) ref.Val {
-		return args[0].(traits.Matcher).Match(args[1])
-	}), nil
+	size, err := types.RegexProgramSize(string(source))
+	return &match{InterpretableV2: call, text: call.Args()[0], pattern: pattern, size: size}, err
 }
 
-// matched is a text that a regular expression of that many instructions is matched with.
-type matched struct {
-	interpreter.InterpretableV2
-	instructions int
-}
-
-func (m *matched) Exec(frame *interpreter.ExecutionFrame) ref.Val {
-	v := m.InterpretableV2.Exec(frame)
-	if text, ok := v.(types.String); ok {
-		take(frame, len(text)*m.instructions/8)
+func (m *match) Exec(frame *interpreter.ExecutionFrame) ref.Val {
+	v := m.text.Exec(frame)
+	text, ok := v.(types.String)
+	if !ok {
+		return types.MaybeNoSuchOverloadErr(v) // or what kept CEL from a value
 	}
-	return v
+	take(frame, 1+len(text)*m.size/8)
+	return types.Bool(m.pattern.MatchString(string(text)))
 }
