@@ -1,8 +1,8 @@
 // Package condition decides on calls of tools by expressions in CEL, the Common Expression Language.
 //
-// An expression knows the client, server, tool, annotations and arguments of a call and nothing else: it cannot tell the
-// time, read files or keep state. Its length, the time it takes and the arguments it reads are limited. If it cannot
-// be decided, that is an error, which callers take as a reason to deny.
+// An expression knows the client, server, tool, annotations and arguments of a call and nothing else: it cannot tell
+// the time, read files or keep state. Its length, the time it takes and the arguments it reads are limited. If it
+// cannot be decided, that is an error, which callers take as a reason to deny.
 package condition
 
 import (

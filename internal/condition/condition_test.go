@@ -20,7 +20,10 @@ func compile(t testing.TB, expression string) *Condition {
 
 // facts are those of a call with these arguments.
 func facts(arguments string) *Facts {
-	return &Facts{Client: "alice", Server: "files", Tool: "read_file", Annotations: mcp.ReadOnly | mcp.OpenWorld, Arguments: []byte(arguments)}
+	return &Facts{
+		Client: "alice", Server: "files", Tool: "read_file",
+		Annotations: mcp.ReadOnly | mcp.OpenWorld, Arguments: []byte(arguments),
+	}
 }
 
 func TestHolds(t *testing.T) {
@@ -34,7 +37,7 @@ func TestHolds(t *testing.T) {
 		{`tool.startsWith("write_")`, ``, false},
 		{`annotations.readOnlyHint && annotations.openWorldHint`, ``, true},
 		{`annotations.destructiveHint || annotations["idempotentHint"]`, ``, false},
-		{`annotations == {"readOnlyHint": true, "destructiveHint": false, "idempotentHint": false, "openWorldHint": true}`, ``, true},
+		{`annotations.size() == 4 && annotations.all(hint, hint.endsWith("Hint"))`, ``, true},
 		{`arguments == {}`, ``, true},
 		{`size(arguments) == 0`, `{}`, true},
 		{`has(arguments.path)`, `{}`, false},
@@ -113,28 +116,28 @@ func TestHoldsFails(t *testing.T) {
 		{"null instead of an object", `has(arguments.a)`, `null`, "arguments: not an object"},
 		{"not UTF-8", `arguments.a == 1`, "{\"a\":1,\"b\":\"\xff\"}", "arguments: not UTF-8"},
 		{"half a character", `arguments.a == 1`, `{"a":1,"b":"\ud83d"}`, "arguments: half a character at byte 11"},
-		{"halves in another order", `arguments.a == 1`, `{"a":1,"b":"\ude00\ud83d"}`, "arguments: half a character"},
-		{"half a character before another", `arguments.a == 1`, `{"a":1,"b":"\ud83d\u0061"}`, "arguments: half a character"},
-		{"half a character after an escape", `arguments.a == 1`, `{"a":1,"b":"\\ud83d\ude00"}`, "arguments: half a character"},
-		{"a repeated key", `arguments.a == 1`, `{"a":1,"a":1}`, `arguments: key "a" is there twice, or in another case`},
-		{"an escaped key", `arguments.a == 1`, `{"a":1,"\u0061":2}`, `arguments: key "a" is there twice`},
-		{"a repeated key deeper down", `arguments.a == 1`, `{"a":1,"b":[{"c":{"d":1,"d":1}}]}`, `arguments: key "d" is there twice`},
-		{"a key in two cases", `arguments.a == 1`, `{"a":1,"A":2}`, `arguments: key "A" is there twice`},
-		{"the Kelvin sign", `arguments.k == 1`, "{\"k\":1,\"\u212a\":2}", "arguments: key \"\u212a\" is there twice"},
-		{"the long s", `has(arguments.a)`, "{\"\u017f\":1,\"s\":2}", `arguments: key "s" is there twice`},
-		{"a null character", `arguments.a == 1`, `{"a":1,"a\u0000":2}`, `arguments: key "a\x00" is there twice`},
-		{"a key in another case", `has(arguments.force)`, `{"Force":true}`, `arguments: key "Force" can be taken for "force"`},
+		{"halves in another order", `arguments.a == 1`, `{"a":1,"b":"\ude00\ud83d"}`, "half a character"},
+		{"half a character before another", `arguments.a == 1`, `{"a":1,"b":"\ud83d\u0061"}`, "half a character"},
+		{"half a character after an escape", `arguments.a == 1`, `{"a":1,"b":"\\ud83d\ude00"}`, "half a character"},
+		{"a repeated key", `arguments.a == 1`, `{"a":1,"a":1}`, `key "a" is there twice, or in another case`},
+		{"an escaped key", `arguments.a == 1`, `{"a":1,"\u0061":2}`, `key "a" is there twice`},
+		{"a repeated key deeper down", `arguments.a == 1`, `{"a":1,"b":[{"c":{"d":1,"d":1}}]}`, `key "d" is there twice`},
+		{"a key in two cases", `arguments.a == 1`, `{"a":1,"A":2}`, `key "A" is there twice`},
+		{"the Kelvin sign", `arguments.k == 1`, "{\"k\":1,\"\u212a\":2}", "key \"\u212a\" is there twice"},
+		{"the long s", `has(arguments.a)`, "{\"\u017f\":1,\"s\":2}", `key "s" is there twice`},
+		{"a null character", `arguments.a == 1`, `{"a":1,"a\u0000":2}`, `key "a\x00" is there twice`},
+		{"a key in another case", `has(arguments.force)`, `{"Force":true}`, `key "Force" can be taken for "force"`},
 		{"an index in another case", `arguments["force"]`, `{"FORCE":true}`, `key "FORCE" can be taken for "force"`},
-		{"a key that is looked for in another case", `"force" in arguments.options`, `{"options":{"Force":true}}`, `key "Force" can be`},
+		{"a key looked for in another case", `"force" in arguments.options`, `{"options":{"Force":1}}`, `key "Force" can be`},
 		{"a member in another case", `has(arguments.a.b.c)`, `{"a":{"b":{"C":true}}}`, `key "C" can be taken for "c"`},
-		{"a member of a list in another case", `arguments.l.exists(i, has(i.force))`, `{"l":[{"Force":1}]}`, `key "Force" can be`},
-		{"a member of an element in another case", `has(arguments.l[0].force)`, `{"l":[{"Force":1}]}`, `key "Force" can be`},
-		{"a member in nested loops in another case", `arguments.l.all(i, i.m.all(j, has(j.x)))`, `{"l":[{"m":[{"X":1}]}]}`, `key "X" can be`},
-		{"a large number", `arguments.a == 1`, `{"a":18446744073709551616}`, "arguments: number 18446744073709551616 does not fit in 64 bits"},
-		{"a small number", `arguments.a == 1`, `{"a":-9223372036854775809}`, "arguments: number -9223372036854775809 does not"},
-		{"a large exponent", `arguments.a == 1`, `{"a":1,"b":1e309}`, "arguments: number 1e309 does not fit"},
-		{"depth", `arguments.a == 1`, `{"a":` + strings.Repeat("[", 64) + strings.Repeat("]", 64) + `}`, "arguments: nested too deeply"},
-		{"size", `arguments.a == 1`, `{"a":"` + strings.Repeat("a", 1<<20) + `"}`, "arguments: 1048584 bytes, at most 1048576 can be read"},
+		{"a key in a list in another case", `arguments.l.exists(i, has(i.force))`, `{"l":[{"Force":1}]}`, `key "Force" can be`},
+		{"a key in an element in another case", `has(arguments.l[0].force)`, `{"l":[{"Force":1}]}`, `key "Force" can be`},
+		{"a key in loops in another case", `arguments.l.all(i, i.m.all(j, has(j.x)))`, `{"l":[{"m":[{"X":1}]}]}`, `key "X" can be`},
+		{"a large number", `arguments.a == 1`, `{"a":18446744073709551616}`, "number 18446744073709551616 does not fit in 64"},
+		{"a small number", `arguments.a == 1`, `{"a":-9223372036854775809}`, "number -9223372036854775809 does not"},
+		{"a large exponent", `arguments.a == 1`, `{"a":1,"b":1e309}`, "number 1e309 does not fit"},
+		{"depth", `arguments.a == 1`, `{"a":` + strings.Repeat("[", 64) + strings.Repeat("]", 64) + `}`, "nested too deeply"},
+		{"size", `arguments.a == 1`, `{"a":"` + strings.Repeat("a", 1<<20) + `"}`, "1048584 bytes, at most 1048576 can be read"},
 		{"values", `arguments.a == 1`, `{"a":[` + strings.Repeat("1,", 1<<16) + `1]}`, "arguments: more than 65536 values"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -175,7 +178,7 @@ func TestCompileRefuses(t *testing.T) {
 		{`"alice"`, "the expression is of type string, it must be a bool"},
 		{`size(arguments)`, "the expression is of type int, it must be a bool"},
 		{`arguments`, "the expression is of type map(string, dyn), it must be a bool"},
-		{`annotations.read_only`, "line 1, column 12: annotations have no read_only, only readOnlyHint, destructiveHint, idempotentHint, openWorldHint"},
+		{`annotations.read_only`, "line 1, column 12: annotations have no read_only, only readOnlyHint, destructiveHint,"},
 		{`annotations["readonlyHint"]`, "annotations have no readonlyHint"},
 		{`has(annotations.title)`, "annotations have no title"},
 		{`"title" in annotations`, "annotations have no title"},
@@ -184,7 +187,7 @@ func TestCompileRefuses(t *testing.T) {
 		{`tool.matches("a" + client)`, "the pattern of matches must be a literal"},
 		{`tool.replace("", tool) == ""`, "line 1, column 13: function replace is not available"},
 		{`timestamp(0) == timestamp(0)`, "function timestamp is not available"},
-		{`google.protobuf.Timestamp{}.getHours("Europe/Berlin") == 1`, "messages such as google.protobuf.Timestamp are not available"},
+		{`google.protobuf.Timestamp{}.getHours("UTC") == 1`, "messages such as google.protobuf.Timestamp are not"},
 		{strings.Repeat("!", 4096) + "true", "expression of 4100 bytes, at most 4096 are allowed"},
 		{strings.Repeat("(", 2000) + "true" + strings.Repeat(")", 2000), "recursion limit exceeded"},
 	} {
@@ -256,7 +259,9 @@ func TestPossible(t *testing.T) {
 }
 
 func TestPossibleFails(t *testing.T) {
-	for _, expression := range []string{`1 / size([client].filter(c, false)) == 1`, `{"bob": true}[client]`, `{"alice": 1}[client] == 1 && dyn(client)`} {
+	for _, expression := range []string{
+		`1 / size([client].filter(c, false)) == 1`, `{"bob": true}[client]`, `{"alice": 1}[client] == 1 && dyn(client)`,
+	} {
 		if got, err := compile(t, expression).Possible(facts("")); err == nil || got != Maybe {
 			t.Errorf("%s: got %v, %v", expression, got, err)
 		}
