@@ -3,6 +3,7 @@ package condition
 import (
 	"errors"
 	"regexp"
+	"regexp/syntax"
 	"slices"
 
 	"cel.dev/cel-go/common/overloads"
@@ -155,8 +156,15 @@ func newMatch(call interpreter.InterpretableCall) (*match, error) {
 	if err != nil {
 		return nil, err
 	}
-	size, err := types.RegexProgramSize(string(source))
-	return &match{InterpretableV2: call, text: call.Args()[0], pattern: pattern, size: size}, err
+	parsed, err := syntax.Parse(string(source), syntax.Perl)
+	if err != nil {
+		return nil, err
+	}
+	program, err := syntax.Compile(parsed.Simplify())
+	if err != nil {
+		return nil, err
+	}
+	return &match{InterpretableV2: call, text: call.Args()[0], pattern: pattern, size: len(program.Inst)}, nil
 }
 
 func (m *match) Exec(frame *interpreter.ExecutionFrame) ref.Val {
