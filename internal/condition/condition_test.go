@@ -2,6 +2,7 @@ package condition
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -24,6 +25,15 @@ func facts(arguments string) *Facts {
 		Client: "alice", Server: "files", Tool: "read_file",
 		Annotations: mcp.ReadOnly | mcp.OpenWorld, Arguments: []byte(arguments),
 	}
+}
+
+// keysOf returns so many members of an object.
+func keysOf(n int) string {
+	var members []string
+	for i := range n {
+		members = append(members, fmt.Sprintf(`"k%d":%d`, i, i))
+	}
+	return strings.Join(members, ",")
 }
 
 func TestHolds(t *testing.T) {
@@ -61,6 +71,7 @@ func TestHolds(t *testing.T) {
 		{`arguments.o == {"a": [1, {"b": "c"}]}`, `{"o":{"a":[1.0,{"b":"c"}]}}`, true},
 		{`arguments["a b"] == 1`, `{"a b":1}`, true},
 		{`arguments.path == "x"`, `{"path":"x","env":{"PATH":"y"}}`, true}, // which no program takes for the other
+		{`arguments.k39 == 39 && size(arguments) == 40`, `{` + keysOf(40) + `}`, true},
 		{`has(arguments.A) || has(arguments.a)`, `{"a":1}`, true},
 
 		{`arguments.n == 1 && arguments.n in [1, 2] && arguments.n < 1.5`, `{"n":1}`, true},
@@ -123,6 +134,8 @@ func TestHoldsFails(t *testing.T) {
 		{"a repeated key", `arguments.a == 1`, `{"a":1,"a":1}`, `key "a" is there twice, or in another case`},
 		{"an escaped key", `arguments.a == 1`, `{"a":1,"\u0061":2}`, `key "a" is there twice`},
 		{"a repeated key deeper down", `arguments.a == 1`, `{"a":1,"b":[{"c":{"d":1,"d":1}}]}`, `key "d" is there twice`},
+		{"a repeated key of many", `arguments.k0 == 1`, `{` + keysOf(40) + `,"K39":1}`, `key "K39" is there twice`},
+		{"a repeated key of the first of many", `arguments.k0 == 1`, `{` + keysOf(40) + `,"k3":1}`, `key "k3" is there`},
 		{"a key in two cases", `arguments.a == 1`, `{"a":1,"A":2}`, `key "A" is there twice`},
 		{"the Kelvin sign", `arguments.k == 1`, "{\"k\":1,\"\u212a\":2}", "key \"\u212a\" is there twice"},
 		{"the long s", `has(arguments.a)`, "{\"\u017f\":1,\"s\":2}", `key "s" is there twice`},
@@ -133,7 +146,7 @@ func TestHoldsFails(t *testing.T) {
 		{"a member in another case", `has(arguments.a.b.c)`, `{"a":{"b":{"C":true}}}`, `key "C" can be taken for "c"`},
 		{"a key in a list, another case", `arguments.l.exists(i, has(i.force))`, `{"l":[{"Force":1}]}`, `key "Force" can be`},
 		{"a key in an element in another case", `has(arguments.l[0].force)`, `{"l":[{"Force":1}]}`, `key "Force" can be`},
-		{"a key in loops, other case", `arguments.l.all(i, i.m.all(j, has(j.x)))`, `{"l":[{"m":[{"X":1}]}]}`, `key "X" can be`},
+		{"a key in loops", `arguments.l.all(i, i.m.all(j, has(j.x)))`, `{"l":[{"m":[{"X":1}]}]}`, `key "X" can be`},
 		{"a large number", `arguments.a == 1`, `{"a":18446744073709551616}`, "number 18446744073709551616 does not fit"},
 		{"a small number", `arguments.a == 1`, `{"a":-9223372036854775809}`, "number -9223372036854775809 does not"},
 		{"a large exponent", `arguments.a == 1`, `{"a":1,"b":1e309}`, "number 1e309 does not fit"},

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -31,7 +32,7 @@ func decode(data []byte, named *place) (map[string]any, error) {
 	case !utf8.Valid(data):
 		return nil, errors.New("not UTF-8")
 	}
-	d := decoder{data: data, text: string(data), keys: make(map[key]struct{}, 16)}
+	d := decoder{data: data, text: string(data)}
 	d.scanner.MaxDepth, d.scanner.Uncounted = maxDepth, true
 	d.scanner.Feed(data)
 	d.scanner.Finish()
@@ -53,21 +54,12 @@ type decoder struct {
 	scanner jsonspan.Scanner
 	data    []byte
 	text    string // data, of which strings are parts
-	keys    map[key]struct{}
-	objects int
-	values  int
-}
-
-// A key is one of an object, in the case that stands for all cases.
-type key struct {
-	object int
-	folded string
+	values  int    // read so far
 }
 
 // object reads on behind the opening brace of an object.
 func (d *decoder) object(at *place) (map[string]any, error) {
-	d.objects++
-	id, object := d.objects, map[string]any{}
+	object, keys := map[string]any{}, keySet{}
 	for {
 		kind := d.scanner.Next()
 		if kind == jsonspan.EndObject {
@@ -80,12 +72,11 @@ func (d *decoder) object(at *place) (map[string]any, error) {
 		if err != nil {
 			return nil, err
 		}
-		folded := key{object: id, folded: fold(name)}
-		if _, found := d.keys[folded]; found {
+		folded := fold(name)
+		if !keys.add(folded) {
 			return nil, fmt.Errorf("key %q is there twice, or in another case", name)
 		}
-		d.keys[folded] = struct{}{}
-		if other, ok := at.alike(name, folded.folded); ok {
+		if other, ok := at.alike(name, folded); ok {
 			return nil, fmt.Errorf("key %q can be taken for %q", name, other)
 		}
 		if object[name], err = d.value(d.scanner.Next(), at.member(name)); err != nil {
@@ -185,6 +176,31 @@ func number(literal string) (any, error) {
 		return int64(f), nil
 	}
 	return f, nil
+}
+
+// A keySet is a set of keys of an object, as fold returns them.
+type keySet struct {
+	few  [16]string // which most objects have
+	n    int
+	many map[string]struct{} // the others
+}
+
+// add adds a key and reports whether it was not there.
+func (s *keySet) add(key string) bool {
+	if slices.Contains(s.few[:s.n], key) {
+		return false
+	}
+	if s.n < len(s.few) {
+		s.few[s.n] = key
+		s.n++
+		return true
+	}
+	if s.many == nil {
+		s.many = map[string]struct{}{}
+	}
+	before := len(s.many)
+	s.many[key] = struct{}{}
+	return len(s.many) > before
 }
 
 // fold returns a text that is the same for all that [strings.EqualFold] takes for equal to s. Null characters at the

@@ -72,7 +72,7 @@ type countedCall struct{ interpreter.InterpretableCall }
 
 func (c *countedCall) Exec(frame *interpreter.ExecutionFrame) ref.Val {
 	v := c.InterpretableCall.Exec(frame)
-	take(frame, 1+weight(v))
+	take(frame, 1+8*weight(v)) // which was made, not just read
 	return v
 }
 
