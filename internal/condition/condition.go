@@ -147,13 +147,13 @@ func notBool(name string) error {
 	return fmt.Errorf("the expression is of type %s, it must be a bool", name)
 }
 
-// plain returns an error of an evaluation in the words of this package.
+// plain returns an error of an evaluation in the words of this package. Keys in it can be as long as arguments are.
 func plain(err error) error {
 	var cancelled interpreter.EvalCancelledError
 	if errors.As(err, &cancelled) && cancelled.Cause == interpreter.CostLimitExceeded {
 		return ErrSteps
 	}
-	return err
+	return fmt.Errorf("%.100s", err.Error())
 }
 
 // positioned returns an error with its place in the expression. A column is counted from 0.

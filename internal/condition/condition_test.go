@@ -147,16 +147,17 @@ func TestHoldsFails(t *testing.T) {
 		{"a key in a list, another case", `arguments.l.exists(i, has(i.force))`, `{"l":[{"Force":1}]}`, `key "Force" can be`},
 		{"a key in an element in another case", `has(arguments.l[0].force)`, `{"l":[{"Force":1}]}`, `key "Force" can be`},
 		{"a key in loops", `arguments.l.all(i, i.m.all(j, has(j.x)))`, `{"l":[{"m":[{"X":1}]}]}`, `key "X" can be`},
-		{"a large number", `arguments.a == 1`, `{"a":18446744073709551616}`, "number 18446744073709551616 does not fit"},
-		{"a small number", `arguments.a == 1`, `{"a":-9223372036854775809}`, "number -9223372036854775809 does not"},
-		{"a large exponent", `arguments.a == 1`, `{"a":1,"b":1e309}`, "number 1e309 does not fit"},
+		{"a large number", `arguments.a == 1`, `{"a":18446744073709551616}`, "the number at byte 5 does not fit in 64 bits"},
+		{"a small number", `arguments.a == 1`, `{"a":-9223372036854775809}`, "the number at byte 5 does not fit"},
+		{"a large exponent", `arguments.a == 1`, `{"a":1,"b":1e309}`, "the number at byte 11 does not fit"},
+		{"a long key", `arguments.a[arguments.k]`, `{"a":{},"k":"` + strings.Repeat("k", 1000) + `"}`, "no such key: kkk"},
 		{"depth", `arguments.a == 1`, `{"a":` + strings.Repeat("[", 64) + strings.Repeat("]", 64) + `}`, "nested too deeply"},
 		{"size", `arguments.a == 1`, `{"a":"` + strings.Repeat("a", 1<<20) + `"}`, "1048584 bytes, at most 1048576 can"},
 		{"values", `arguments.a == 1`, `{"a":[` + strings.Repeat("1,", 1<<16) + `1]}`, "arguments: more than 65536 values"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := compile(t, test.expression).Holds(facts(test.arguments))
-			if err == nil || !strings.Contains(err.Error(), test.want) || got {
+			if err == nil || !strings.Contains(err.Error(), test.want) || len(err.Error()) > 120 || got {
 				t.Errorf("got %v, %v", got, err)
 			}
 		})
@@ -196,7 +197,7 @@ func TestCompileRefuses(t *testing.T) {
 		{`annotations["readonlyHint"]`, "annotations have no readonlyHint"},
 		{`has(annotations.title)`, "annotations have no title"},
 		{`"title" in annotations`, "annotations have no title"},
-		{`tool.matches("(")`, "line 1, column 14: invalid matches argument"},
+		{`tool.matches("(")`, "line 1, column 14: error parsing regexp: missing closing ): `(`"},
 		{`tool.matches(client)`, "line 1, column 13: the pattern of matches must be a literal"},
 		{`tool.matches("a" + client)`, "the pattern of matches must be a literal"},
 		{`tool.replace("", tool) == ""`, "line 1, column 13: function replace is not available"},

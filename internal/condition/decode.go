@@ -74,10 +74,10 @@ func (d *decoder) object(at *place) (map[string]any, error) {
 		}
 		folded := fold(name)
 		if !keys.add(folded) {
-			return nil, fmt.Errorf("key %q is there twice, or in another case", name)
+			return nil, fmt.Errorf("key %.40q is there twice, or in another case", name)
 		}
 		if other, ok := at.alike(name, folded); ok {
-			return nil, fmt.Errorf("key %q can be taken for %q", name, other)
+			return nil, fmt.Errorf("key %.40q can be taken for %q", name, other)
 		}
 		if object[name], err = d.value(d.scanner.Next(), at.member(name)); err != nil {
 			return nil, err
@@ -115,7 +115,11 @@ func (d *decoder) value(kind jsonspan.Kind, at *place) (any, error) {
 		return d.string()
 	case jsonspan.Number:
 		start, end := d.scanner.Span()
-		return number(d.text[start:end])
+		n, ok := number(d.text[start:end])
+		if !ok {
+			return nil, fmt.Errorf("the number at byte %d does not fit in 64 bits", start)
+		}
+		return n, nil
 	case jsonspan.True:
 		return true, nil
 	case jsonspan.False:
@@ -160,22 +164,23 @@ func loneSurrogate(body []byte) bool {
 	return high
 }
 
-// number returns a whole number as an integer, however it is written, for those are compared exactly.
-func number(literal string) (any, error) {
+// number returns a whole number as an integer, however it is written, for those are compared exactly. It reports
+// whether the number fits.
+func number(literal string) (n any, ok bool) {
 	if n, err := strconv.ParseInt(literal, 10, 64); err == nil {
-		return n, nil
+		return n, true
 	}
 	if n, err := strconv.ParseUint(literal, 10, 64); err == nil {
-		return n, nil
+		return n, true
 	}
 	f, err := strconv.ParseFloat(literal, 64)
 	if err != nil || !strings.ContainsAny(literal, ".eE") {
-		return nil, fmt.Errorf("number %.40s does not fit in 64 bits", literal)
+		return nil, false
 	}
 	if math.Trunc(f) == f && math.Abs(f) < 1<<63 {
-		return int64(f), nil
+		return int64(f), true
 	}
-	return f, nil
+	return f, true
 }
 
 // A keySet is a set of keys of an object, as fold returns them.

@@ -17,7 +17,6 @@ var environment = sync.OnceValues(func() (*cel.Env, error) {
 		cel.Variable(argumentsName, cel.MapType(cel.StringType, cel.DynType)),
 		cel.CrossTypeNumericComparisons(true),
 		cel.EnableErrorOnBadPresenceTest(true),
-		cel.ASTValidators(cel.ValidateRegexLiterals()),
 		ext.Strings(ext.StringsVersion(5)),
 	)
 })

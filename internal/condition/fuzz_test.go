@@ -242,7 +242,7 @@ func (g *generator) value(depth int) expression {
 
 // container returns an expression that may be a list or map.
 func (g *generator) container(depth int) expression {
-	if g.next(3) > 0 {
+	if depth > 4 || g.next(3) > 0 {
 		return g.member(depth)
 	}
 	list := expression{op: "list"}

@@ -2,6 +2,7 @@ package condition
 
 import (
 	"errors"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -74,8 +75,13 @@ func (c *Condition) inspect(checked *ast.AST) (err error) {
 			switch name := call.FunctionName(); {
 			case slices.Contains(withheld, name):
 				refuse(e, "function %s is not available", name)
-			case name == overloads.Matches && args[len(args)-1].Kind() != ast.LiteralKind:
-				refuse(e, "%w", errNoLiteral)
+			case name == overloads.Matches:
+				pattern, ok := literal(args[len(args)-1])
+				if !ok {
+					refuse(e, "%w", errNoLiteral)
+				} else if _, err := regexp.Compile(pattern); err != nil {
+					refuse(args[len(args)-1], "%w", err)
+				}
 			case name == operators.Index:
 				at(e)
 				if key, ok := literal(args[1]); ok {
