@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/condition"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
@@ -53,34 +54,40 @@ func ParseAction(name string) (Action, bool) {
 //
 // In names of servers, tools and prompts * stands for any run of characters. As a
 // prefix it stands for all; any other is the beginning of a URI, in whole segments.
-// A rule that confirms selects tools only.
+// A rule that confirms, or has a condition, selects tools only.
 type Rule struct {
 	Action  Action
 	Pattern string
+	When    *condition.Condition // nil to select all that the pattern does
 }
 
-// A Tool is what is known of a tool that is listed or called.
+// A Tool is what is known of a tool that a client lists or calls.
 type Tool struct {
-	Server, Name string
-	Annotations  mcp.Annotations
+	condition.Facts
+	Askable bool // the client can ask a person to confirm a call
 }
 
 // A Decision is what a policy says to something.
 type Decision struct {
-	Action Action
-	rule   *rule // that decided; nil if none has
-	err    error // why it is denied without a rule
+	Action  Action
+	Depends bool  // on the arguments, which are not known: others may be denied
+	Err     error // why it is denied, if that is not what a rule says
+	rule    *rule // that decided; nil if none has
 }
 
-// Reason returns the rule that decided, as it is written, or why there is none.
+// Reason returns the rule that decided, as it is written, and what is wrong.
 func (d Decision) Reason() string {
-	switch {
-	case d.err != nil:
-		return d.err.Error()
-	case d.rule == nil:
-		return "default " + d.Action.String()
+	reason := "default " + d.Action.String()
+	if d.rule != nil {
+		reason = d.rule.String()
 	}
-	return d.rule.String()
+	switch {
+	case d.Err == nil:
+		return reason
+	case d.rule == nil:
+		return d.Err.Error()
+	}
+	return reason + ": " + d.Err.Error()
 }
 
 // A Policy is what the rules of a client come to. A nil one allows everything. It
@@ -103,6 +110,9 @@ func New(rules []Rule, otherwise Action) (*Policy, error) {
 		}
 		p.rules = append(p.rules, compiled)
 		text = strconv.AppendQuote(append(text, byte(r.Action)), r.Pattern)
+		if r.When != nil {
+			text = strconv.AppendQuote(text, r.When.String())
+		}
 	}
 	sum := sha256.Sum256(text)
 	p.fingerprint = base64.RawURLEncoding.EncodeToString(sum[:12])
@@ -177,18 +187,47 @@ func (p *Policy) Other(server string) bool {
 	return p.otherwise == Allow
 }
 
-// Tool decides on a tool of a server.
-func (p *Policy) Tool(t *Tool) Decision {
+// Call decides on the call of a tool.
+func (p *Policy) Call(t *Tool) Decision { return p.tool(t, holds) }
+
+func holds(c *condition.Condition, f *condition.Facts) (condition.Verdict, error) {
+	if ok, err := c.Holds(f); err != nil || !ok {
+		return condition.No, err
+	}
+	return condition.Yes, nil
+}
+
+// Tool decides on a tool whatever its arguments are: it is denied if there are none with which it
+// may be called.
+func (p *Policy) Tool(t *Tool) Decision { return p.tool(t, (*condition.Condition).Possible) }
+
+func (p *Policy) tool(t *Tool, judge func(*condition.Condition, *condition.Facts) (condition.Verdict, error)) Decision {
 	if p == nil {
 		return Decision{Action: Allow}
 	}
+	depends := false
 	for i := range p.rules {
 		r := &p.rules[i]
-		if r.names(tools, t.Server, t.Name) && r.annotations&^t.Annotations == 0 {
-			return r.decision()
+		if !r.names(tools, t.Server, t.Tool) || r.annotations&^t.Annotations != 0 {
+			continue
+		}
+		if r.When == nil {
+			return r.decision(depends)
+		}
+		verdict, err := judge(r.When, &t.Facts)
+		switch {
+		case err != nil:
+			return Decision{Err: err, rule: r}
+		case verdict == condition.Yes:
+			return r.decision(depends)
+		case verdict == condition.Maybe:
+			depends = true
+			if r.Action == Allow || r.Action == Confirm && t.Askable {
+				return r.decision(depends)
+			}
 		}
 	}
-	return p.byDefault()
+	return p.byDefault(depends)
 }
 
 // NeedsAnnotations reports whether the decision on a tool may depend on its annotations.
@@ -197,8 +236,12 @@ func (p *Policy) NeedsAnnotations(server, name string) bool {
 		return false
 	}
 	for i := range p.rules {
-		if r := &p.rules[i]; r.names(tools, server, name) {
-			return r.annotations != 0
+		switch r := &p.rules[i]; {
+		case !r.names(tools, server, name):
+		case r.annotations != 0 || r.When != nil && r.When.UsesAnnotations():
+			return true
+		case r.When == nil:
+			return false
 		}
 	}
 	return false
@@ -216,13 +259,16 @@ func (p *Policy) Prompt(server, name string) Decision {
 	}
 	for i := range p.rules {
 		if r := &p.rules[i]; r.names(prompts, server, name) {
-			return r.decision()
+			return r.decision(false)
 		}
 	}
-	return p.byDefault()
+	return p.byDefault(false)
 }
 
-func (p *Policy) byDefault() Decision { return Decision{Action: p.otherwise} }
+// byDefault returns the decision on what no rule selects.
+func (p *Policy) byDefault(depends bool) Decision {
+	return Decision{Action: p.otherwise, Depends: depends && p.otherwise != Deny}
+}
 
 // Resource decides on a resource of a server. The URI is the one the server knows it by.
 //
@@ -240,19 +286,19 @@ func (p *Policy) Resource(server, uri string) Decision {
 			continue
 		}
 		if r.whole {
-			return r.decision()
+			return r.decision(false)
 		}
 		if at == nil {
 			at = new(location)
 			if *at, err = locate(uri); err != nil && p.restricts(server, resources) {
-				return Decision{err: fmt.Errorf("the URI cannot be compared: %w", err)}
+				return Decision{Err: fmt.Errorf("the URI cannot be compared: %w", err)}
 			}
 		}
 		if err == nil && r.selects(*at) {
-			return r.decision()
+			return r.decision(false)
 		}
 	}
-	return p.byDefault()
+	return p.byDefault(false)
 }
 
 // Template decides whether a template of a server may be shown: whether something
@@ -268,13 +314,13 @@ func (p *Policy) Template(server, uriTemplate string) Decision {
 			continue
 		}
 		if r.whole || r.selects(at) {
-			return r.decision()
+			return r.decision(false)
 		}
 		if r.Action == Allow && within(r.at.exact, at.exact) && !p.denied(server, i) {
-			return r.decision()
+			return r.decision(false)
 		}
 	}
-	return p.byDefault()
+	return p.byDefault(false)
 }
 
 // template returns the location that the URIs of a template lie in: that of everything,

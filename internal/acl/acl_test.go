@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/condition"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
@@ -14,7 +15,7 @@ func TestNoPolicyAllowsEverything(t *testing.T) {
 		t.Error("the server is denied")
 	}
 	for _, d := range []Decision{
-		p.Tool(&Tool{Server: "a", Name: "x"}), p.Prompt("a", "x"), p.Resource("a", "%"), p.Template("a", "{x}"), p.Template("a", "x"),
+		p.Tool(newTool("a", "x", 0)), p.Prompt("a", "x"), p.Resource("a", "%"), p.Template("a", "{x}"), p.Template("a", "x"),
 	} {
 		if d.Action != Allow {
 			t.Error("something is denied")
@@ -68,11 +69,17 @@ func TestNewRefuses(t *testing.T) { // A53, A54, A55
 	}
 }
 
-func TestConfirmIsForTools(t *testing.T) {
+func TestRulesForToolsOnly(t *testing.T) {
+	when, err := condition.Compile("true")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, pattern := range []string{"prompt:a::x", "resource:file:///x", "resource:*"} {
-		_, err := New([]Rule{{Confirm, pattern}}, Allow)
-		if err == nil || !strings.Contains(err.Error(), "only calls of tools can be confirmed") {
-			t.Errorf("%s: %v", pattern, err)
+		for _, rule := range []Rule{{Action: Confirm, Pattern: pattern}, {Action: Deny, Pattern: pattern, When: when}} {
+			_, err := New([]Rule{rule}, Allow)
+			if err == nil || !strings.Contains(err.Error(), "confirm and when are for tools only") {
+				t.Errorf("%s: %v", pattern, err)
+			}
 		}
 	}
 }
@@ -80,9 +87,11 @@ func TestConfirmIsForTools(t *testing.T) {
 func TestReason(t *testing.T) {
 	p := policy(t, "confirm destructive:a::*, deny resource:a::file:///x, allow a::*, deny")
 	for want, d := range map[string]Decision{
-		"confirm destructive:a::*": p.Tool(&Tool{Server: "a", Name: "x", Annotations: mcp.Unannotated}),
-		"allow a::*":               p.Prompt("a", "x"),
-		"default deny":             p.Prompt("b", "x"),
+		"confirm destructive:a::*":                   p.Tool(newTool("a", "x", mcp.Unannotated)),
+		"deny when tool=='y'":                        policy(t, "deny * when tool=='y', allow").Tool(newTool("a", "y", 0)),
+		"deny a::y when arguments.x: no such key: x": policy(t, "deny a::y when arguments.x, allow").Call(newTool("a", "y", 0)),
+		"allow a::*":                                 p.Prompt("a", "x"),
+		"default deny":                               p.Prompt("b", "x"),
 		"the URI cannot be compared: it does not begin with a scheme and a colon": p.Resource("a", "x"),
 	} {
 		if got := d.Reason(); got != want {
@@ -122,6 +131,9 @@ func TestShadowed(t *testing.T) { // A57
 		{"a confirmation too late", "allow a::*, confirm a::x, confirm *, deny", []string{
 			"confirm a::x never applies, because allow a::* comes before it",
 		}},
+		{"conditions", "deny a::* when arguments.x==1, allow a::x, deny a::x when arguments.x==2, allow", []string{
+			"deny a::x when arguments.x==2 never applies, because allow a::x comes before it",
+		}},
 		{"all and a prefix", "deny resource:*, allow resource:file:///a, allow", []string{`allow resource:file:///a never applies, because deny resource:* comes before it`}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -134,7 +146,7 @@ func TestShadowed(t *testing.T) { // A57
 
 func TestFingerprint(t *testing.T) { // A57
 	seen := make(map[string]string)
-	for _, text := range []string{"allow", "deny", "allow a::x, deny", "deny a::x, deny", "allow a::x, allow", "allow a::x, allow a::y, deny", "allow a::y, allow a::x, deny"} {
+	for _, text := range []string{"allow", "deny", "allow a::x, deny", "deny a::x, deny", "confirm a::x, deny", "deny a::x when true, deny", "deny a::x when false, deny", "allow a::x, allow", "allow a::x, allow a::y, deny", "allow a::y, allow a::x, deny"} {
 		got := policy(t, text).Fingerprint()
 		if other, ok := seen[got]; ok || got == "" {
 			t.Errorf("%s has %q, as has %s", text, got, other)
@@ -147,7 +159,7 @@ func TestFingerprint(t *testing.T) { // A57
 }
 
 func TestDecisionsAllocateNothing(t *testing.T) {
-	tool := &Tool{Server: "alpha", Name: "x and y and z"}
+	tool := newTool("alpha", "x and y and z", 0)
 	p := policy(t, "deny a*::x*y*z, allow prompt:*::p, deny resource:notes::note:x, deny b::*, allow")
 	for _, test := range []struct {
 		name   string
@@ -199,7 +211,7 @@ func TestLiteral(t *testing.T) { // A69
 
 func BenchmarkPolicy(b *testing.B) {
 	p := policy(b, "deny alpha::slow*, deny resource:file:///secret, allow resource:file:///, allow alpha::*, deny")
-	tool := &Tool{Server: "alpha", Name: "echo"}
+	tool := newTool("alpha", "echo", 0)
 	b.Run("tool", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {

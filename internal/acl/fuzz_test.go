@@ -98,16 +98,16 @@ func FuzzRules(f *testing.F) {
 			}
 			return p
 		}
-		a, b := Rule{allowed(allowFirst), first}, Rule{allowed(allowSecond), second}
-		one, other := compiled(false, Rule{Allow, first}), compiled(false, Rule{Allow, second})
+		a, b := Rule{Action: allowed(allowFirst), Pattern: first}, Rule{Action: allowed(allowSecond), Pattern: second}
+		one, other := compiled(false, Rule{Action: Allow, Pattern: first}), compiled(false, Rule{Action: Allow, Pattern: second})
 		if one == nil || other == nil {
 			return
 		}
 		for _, otherwise := range []bool{false, true} {
 			p := compiled(otherwise, a, b)
 			asked := map[string]func(*Policy) bool{
-				"tool":           func(p *Policy) bool { return isAllowed(p.Tool(&Tool{server, name, mcp.Unannotated})) },
-				"read-only tool": func(p *Policy) bool { return isAllowed(p.Tool(&Tool{server, name, mcp.ReadOnly})) },
+				"tool":           func(p *Policy) bool { return isAllowed(p.Tool(newTool(server, name, mcp.Unannotated))) },
+				"read-only tool": func(p *Policy) bool { return isAllowed(p.Tool(newTool(server, name, mcp.ReadOnly))) },
 				"prompt":         func(p *Policy) bool { return isAllowed(p.Prompt(server, name)) },
 				"other":          func(p *Policy) bool { return p.Other(server) },
 			}
@@ -147,7 +147,7 @@ func FuzzRules(f *testing.F) {
 		all := strings.Trim(rest, "*") == "" && kind == ""
 		named := all || kind != "resource" && fits(patternServer, server) && fits(patternName, name)
 		whole := all || strings.Trim(patternName, "*") == ""
-		if tool, prompt := isAllowed(one.Tool(&Tool{Server: server, Name: name})), isAllowed(one.Prompt(server, name)); tool != (named && kind != "prompt") || prompt != (named && (kind == "prompt" || kind == "" && whole)) {
+		if tool, prompt := isAllowed(one.Tool(newTool(server, name, 0))), isAllowed(one.Prompt(server, name)); tool != (named && kind != "prompt") || prompt != (named && (kind == "prompt" || kind == "" && whole)) {
 			t.Fatalf("%q selects %q of %q: %t as a tool, %t as a prompt", first, name, server, tool, prompt)
 		}
 	})

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/condition"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
@@ -222,6 +223,45 @@ var matrix = []struct {
 		{"a tool", "? tool files x"},
 		{"a prompt is up to the default", "- prompt files x"},
 		{"the server is contacted", "+ server files"},
+	}},
+	{"deny * when arguments.path.startsWith('/etc'), allow", [][2]string{
+		{"a tool is listed", "+ tool files read"},
+		{"a call of which it is true", `- call files read {"path":"/etc/passwd"}`},
+		{"one of which it is not", `+ call files read {"path":"/srv/x"}`},
+		{"one without the argument", "- call files read {}"},
+		{"one without arguments", "- call files read"},
+		{"one with another type", `- call files read {"path":7}`},
+		{"one with the argument twice", `- call files read {"path":"/srv","path":"/etc"}`},
+		{"one that is no JSON", `- call files read {"path":`},
+		{"a prompt", "+ prompt files x"},
+		{"a resource", "+ resource files file:///etc/passwd"},
+		{"it is restricted", "+ restricts files"},
+	}},
+	{"deny db::* when client=='' && server=='db', allow", [][2]string{
+		{"no arguments matter: a tool is not listed", "- tool db query"},
+		{"nor called", "- call db query {}"},
+		{"another server", "+ tool files query"},
+		{"the server is contacted, for what is no tool", "+ server db"},
+	}},
+	{"allow db::query when arguments.limit<=100, deny", [][2]string{
+		{"the tool is listed", "+ tool db query"},
+		{"a call of which it is true", `+ call db query {"limit":100}`},
+		{"one of which it is not", `- call db query {"limit":101}`},
+		{"one without the argument", "- call db query {}"},
+		{"another tool", "- tool db drop"},
+		{"the server is contacted", "+ server db"},
+		{"another is not", "- server web"},
+	}},
+	{"confirm files::* when arguments.size()>1, allow", [][2]string{
+		{"a tool of a client that can be asked", "? asked files x"},
+		{"of one that cannot", "+ tool files x"},
+		{"a call of which it is true", `? call files x {"a":1,"b":2}`},
+		{"one of which it is not", `+ call files x {"a":1}`},
+	}},
+	{"allow * when annotations.readOnlyHint, deny", [][2]string{
+		{"one that changes nothing", "+ reader files x"},
+		{"one that may", "- tool files x"},
+		{"one that only adds", "- adder files x"},
 	}},
 	{"deny read_only::x, allow", [][2]string{
 		{"a server of that name", "- tool read_only x"},
@@ -696,13 +736,22 @@ func TestMatrix(t *testing.T) { // A53, A54, A55, A57, A69
 			fields := strings.SplitN(row[1], " ", 4)
 			server, target := fields[2], strings.Join(fields[3:], "")
 			got := Deny
-			tool := &Tool{server, target, mcp.Unannotated}
+			tool := newTool(server, target, mcp.Unannotated)
 			switch fields[1] {
 			case "server":
 				got = allowed(p.Server(server))
 			case "restricts":
 				got = allowed(p.Restricts(server))
 			case "tool":
+				got = p.Tool(tool).Action
+			case "call": // with arguments
+				name, arguments, _ := strings.Cut(target, " ")
+				tool.Tool, tool.Arguments = name, []byte(arguments)
+				if got = p.Call(tool).Action; got != Deny && p.Tool(tool).Action == Deny {
+					t.Errorf("%s: %s: the tool is hidden", m.policy, row[0])
+				}
+			case "asked": // as a tool of a client that can be asked
+				tool.Askable = true
 				got = p.Tool(tool).Action
 			case "reader":
 				tool.Annotations = mcp.ReadOnly | mcp.OpenWorld
@@ -747,11 +796,19 @@ func policy(t testing.TB, text string) *Policy {
 	var rules []Rule
 	for _, line := range lines[:last] {
 		action, pattern, _ := strings.Cut(line, " ")
+		pattern, expression, conditional := strings.Cut(pattern, " when ")
 		a, ok := ParseAction(action)
 		if !ok {
 			t.Fatalf("%s: there is no action %q", text, action)
 		}
-		rules = append(rules, Rule{a, pattern})
+		rule := Rule{Action: a, Pattern: pattern}
+		if conditional {
+			var err error
+			if rule.When, err = condition.Compile(expression); err != nil {
+				t.Fatalf("%s: %v", text, err)
+			}
+		}
+		rules = append(rules, rule)
 	}
 	p, err := New(rules, allowed(lines[last] == "allow"))
 	if err != nil {
@@ -765,6 +822,10 @@ func allowed(ok bool) Action {
 		return Allow
 	}
 	return Deny
+}
+
+func newTool(server, name string, annotations mcp.Annotations) *Tool {
+	return &Tool{Facts: condition.Facts{Server: server, Tool: name, Annotations: annotations}}
 }
 
 func isAllowed(d Decision) bool { return d.Action == Allow }

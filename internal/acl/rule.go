@@ -32,8 +32,10 @@ type rule struct {
 	annotations mcp.Annotations // that tools must have
 }
 
-// decision returns that of the rule on what it selects.
-func (c *rule) decision() Decision { return Decision{Action: c.Action, rule: c} }
+// decision returns that of the rule on what it selects, or may select.
+func (c *rule) decision(depends bool) Decision {
+	return Decision{Action: c.Action, Depends: depends && c.Action != Deny, rule: c}
+}
 
 // names reports whether the rule is about something of this kind that has a name.
 func (c *rule) names(kind kinds, server, name string) bool {
@@ -66,14 +68,14 @@ func compile(r Rule) (rule, error) {
 
 // restrictToTools has the rule select no others if it is one that is for tools only.
 func (c *rule) restrictToTools() error {
-	if c.annotations != 0 {
+	if c.annotations != 0 || c.When != nil {
 		c.whole = false
 	}
-	if c.Action != Confirm {
+	if c.Action != Confirm && c.When == nil {
 		return nil
 	}
 	if c.kinds &= tools; c.kinds == 0 {
-		return errors.New("only calls of tools can be confirmed")
+		return errors.New("confirm and when are for tools only")
 	}
 	return nil
 }
@@ -194,7 +196,7 @@ func (c *rule) selects(at location) bool {
 // covers reports whether the rule selects all that another selects. To a pattern with
 // *, the * of another is a character like any: only a * takes it.
 func (c *rule) covers(other *rule) bool {
-	if other.kinds&^c.kinds != 0 || c.annotations&^other.annotations != 0 || !mcp.MatchName(c.server, other.server) {
+	if c.When != nil || other.kinds&^c.kinds != 0 || c.annotations&^other.annotations != 0 || !mcp.MatchName(c.server, other.server) {
 		return false
 	}
 	if c.whole {
@@ -206,4 +208,13 @@ func (c *rule) covers(other *rule) bool {
 	return mcp.MatchName(c.name, other.name)
 }
 
-func (c *rule) String() string { return c.Action.String() + " " + c.Pattern }
+func (c *rule) String() string {
+	text := c.Action.String()
+	if c.When == nil || c.Pattern != "*" {
+		text += " " + c.Pattern
+	}
+	if c.When != nil {
+		text += " when " + c.When.String()
+	}
+	return text
+}

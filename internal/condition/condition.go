@@ -70,7 +70,11 @@ func Compile(expression string) (*Condition, error) {
 	checked, issues := env.Compile(expression)
 	if errs := issues.Errors(); len(errs) > 0 {
 		// The first error often causes the others.
-		at, cause := errs[0].Location, strings.TrimSuffix(errs[0].Message, " (in container '')")
+		at := errs[0].Location
+		cause, _, _ := strings.Cut(strings.TrimSuffix(errs[0].Message, " (in container '')"), " expecting {")
+		if _, name, ok := strings.Cut(cause, "undeclared reference to '"); ok && !strings.Contains(expression, strings.TrimSuffix(name, "'")+"(") {
+			cause += "; there are client, server, tool, annotations and arguments"
+		}
 		return nil, positioned(at.Line(), at.Column(), "%s", strings.ReplaceAll(cause, "\n", " "))
 	}
 	if out := checked.OutputType(); !out.IsExactType(cel.BoolType) && !out.IsExactType(cel.DynType) {

@@ -184,11 +184,11 @@ func TestLargestArguments(t *testing.T) {
 func TestCompileRefuses(t *testing.T) {
 	for _, test := range []struct{ expression, want string }{
 		{" ", "the expression is empty"},
-		{`client ==`, "line 1, column 10: Syntax error: mismatched input '<EOF>' expecting"},
+		{`client ==`, "line 1, column 10: Syntax error: mismatched input '<EOF>'"},
 		{`["x"].exists(arguments, !has(.arguments.x))`, "line 1, column 13: variable arguments is taken"},
 		{`[{"a": 1}].map(client, client.a) == [1]`, "variable client is taken"},
 		{`client = "alice"`, "line 1, column 8: Syntax error: token recognition error at: '= '"},
-		{"client ==\n  user", "line 2, column 3: undeclared reference to 'user'"},
+		{"client ==\n  user", "line 2, column 3: undeclared reference to 'user'; there are client, server, tool"},
 		{`client == 1`, "line 1, column 8: found no matching overload for '_==_' applied to '(string, int)'"},
 		{`"alice"`, "the expression is of type string, it must be a bool"},
 		{`size(arguments)`, "the expression is of type int, it must be a bool"},

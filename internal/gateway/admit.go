@@ -34,10 +34,10 @@ func (q *Request) permit(target mcp.Target) *jsonrpc.Failure {
 	if failure := q.learnAnnotations(target); failure != nil {
 		return failure
 	}
-	q.decision = q.caller.decide(target)
+	q.decision = q.caller.decideCall(target, q.message.Literal(jsonrpc.Arguments))
 	switch {
 	case q.decision.Action == acl.Deny:
-		return q.denied(jsonrpc.Refused(target.Server, http.StatusForbidden), target, nil)
+		return q.denied(jsonrpc.Refused(target.Server, http.StatusForbidden), target, q.decision.Err)
 	case q.decision.Action == acl.Confirm && !q.caller.askable:
 		return q.denied(jsonrpc.ConfirmationRequired(target.Server), target, nil)
 	case q.g.withheld(target):

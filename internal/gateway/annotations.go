@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/condition"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
@@ -22,7 +23,7 @@ var (
 
 // tool returns what is known of a tool of a server. One that was in no list has no annotations.
 func (c *caller) tool(target mcp.Target) acl.Tool {
-	tool := acl.Tool{Server: target.Server, Name: target.Name, Annotations: mcp.Unannotated}
+	tool := c.newTool(target.Server, target.Name)
 	if c.policy().NeedsAnnotations(target.Server, target.Name) {
 		if said, ok := c.of.told.get(c.toldTool(c.of.servers[target.Server], target.Name)); ok {
 			tool.Annotations = said
@@ -31,12 +32,19 @@ func (c *caller) tool(target mcp.Target) acl.Tool {
 	return tool
 }
 
+func (c *caller) newTool(server, name string) acl.Tool {
+	return acl.Tool{
+		Facts:   condition.Facts{Client: c.name, Server: server, Tool: name, Annotations: mcp.Unannotated},
+		Askable: c.askable,
+	}
+}
+
 // toldTool returns a tool as the caller was told of it.
 func (c *caller) toldTool(s *Server, name string) toldTool { return toldTool{s.ID, c.identity, name} }
 
 // listed decides on a tool in a list.
 func (c *caller) listed(s *Server, item *mcp.Item) acl.Decision {
-	tool := acl.Tool{Server: s.Name, Name: item.Name}
+	tool := c.newTool(s.Name, item.Name)
 	if c.policy().NeedsAnnotations(s.Name, item.Name) {
 		tool.Annotations = mcp.ReadAnnotations(item.Raw)
 		c.of.told.note(c.toldTool(s, item.Name), tool.Annotations)

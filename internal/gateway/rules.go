@@ -204,6 +204,16 @@ func (c *caller) decide(target mcp.Target) acl.Decision {
 	return acl.Decision{}
 }
 
+// decideCall decides on a call with arguments, or on something else that the caller asks for.
+func (c *caller) decideCall(target mcp.Target, arguments []byte) acl.Decision {
+	if target.Kind != mcp.Tool || target.Server == "" || c.policy() == nil || !toolpin.IsPlainName(target.Name) {
+		return c.decide(target)
+	}
+	tool := c.tool(target)
+	tool.Arguments = arguments
+	return c.policy().Call(&tool)
+}
+
 // sees reports whether the caller may see an item of a list, other than a tool.
 func (c *caller) sees(server string, kind mcp.ListKind, name string) bool {
 	policy := c.policy()
@@ -219,9 +229,10 @@ func (c *caller) sees(server string, kind mcp.ListKind, name string) bool {
 
 // users returns the names of the clients that may use a tool, or something of the gateway itself.
 func (r *rules) users(target mcp.Target, annotations mcp.Annotations) (names []string) {
-	tool := &acl.Tool{Server: target.Server, Name: target.Name, Annotations: annotations}
 	for _, c := range r.config.Clients {
-		if target.Server == "" || c.Policy.Tool(tool).Action != acl.Deny {
+		tool := (&caller{name: c.Name, askable: true}).newTool(target.Server, target.Name)
+		tool.Annotations = annotations
+		if target.Server == "" || c.Policy.Tool(&tool).Action != acl.Deny {
 			names = append(names, c.Name)
 		}
 	}

@@ -125,8 +125,29 @@ func parseRule(h *Handler, c *Client, later *checks) setting.Line {
 		rule := &AccessRule{Action: d.Val()}
 		c.Rules = append(c.Rules, rule)
 		later.add(d.Token(), func() error { return h.checkRule(rule) })
-		return setting.Check(setting.List(&rule.Patterns, "patterns"), rule.check)(d)
+		return setting.Check(rule.parse, rule.check)(d)
 	}
+}
+
+// parse reads [<patterns...>] [when <expression>]. An expression is one argument, or all that are left
+// as they are written.
+func (r *AccessRule) parse(d *caddyfile.Dispenser) error {
+	for d.NextArg() && d.Val() != "when" {
+		r.Patterns = append(r.Patterns, d.Val())
+	}
+	switch isConditional := d.Val() == "when"; {
+	case isConditional && d.CountRemainingArgs() == 1:
+		d.AllArgs(&r.When)
+	case isConditional:
+		r.When = strings.Join(d.RemainingArgsRaw(), " ")
+	}
+	switch {
+	case d.Val() == "when":
+		return setting.Expected(d, r.Action, "[<patterns...>] when <expression>")
+	case len(r.Patterns) == 0 && r.When == "":
+		return setting.Expected(d, r.Action, "<patterns...>")
+	}
+	return nil
 }
 
 // parseToken reads a line token of a client.

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/condition"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
 )
@@ -67,8 +68,13 @@ type AccessRule struct {
 	// call. Clients that cannot ask that person are denied.
 	Action string `json:"action,omitempty"`
 
-	// What it is about.
+	// What it is about. Default: everything, if it has a condition
 	Patterns []string `json:"patterns,omitempty"`
+
+	// A condition in CEL over client, server, tool, annotations and arguments. A rule that has one
+	// is for tools only, and for those calls of which it is true. If it cannot be decided, as
+	// where an argument is missing, the call is denied. Default: none
+	When string `json:"when,omitempty"`
 }
 
 const (
@@ -87,19 +93,20 @@ func (c *Client) compile(h *Handler) (*gateway.Client, error) {
 	}
 	var rules []acl.Rule
 	for _, r := range c.Rules {
-		if err := r.check(); err != nil {
-			return nil, err
-		}
 		if err := h.checkRule(r); err != nil {
 			return nil, err
 		}
-		for _, pattern := range r.Patterns {
+		compiled, err := r.compile(func(pattern string) string {
 			qualified, unknown := h.qualified(pattern)
 			if unknown != "" {
 				h.warnOfUnknown(pattern, unknown, c.Name)
 			}
-			rules = append(rules, r.compile(qualified))
+			return qualified
+		})
+		if err != nil {
+			return nil, err
 		}
+		rules = append(rules, compiled...)
 	}
 	var err error
 	if len(rules) > 0 || otherwise == acl.Deny {
@@ -120,10 +127,35 @@ func (c *Client) compile(h *Handler) (*gateway.Client, error) {
 	return compiled, err
 }
 
-// compile returns the rule for one of its patterns as the gateway has it.
-func (r *AccessRule) compile(pattern string) acl.Rule {
-	action, _ := acl.ParseAction(r.Action) // which was checked
-	return acl.Rule{Action: action, Pattern: pattern}
+// compile returns a rule for each of the patterns, which may have to be qualified.
+func (r *AccessRule) compile(qualified func(pattern string) string) (rules []acl.Rule, err error) {
+	if r == nil {
+		return nil, errors.New("rules: one is null")
+	}
+	action, ok := acl.ParseAction(r.Action)
+	if !ok {
+		return nil, fmt.Errorf("rules: action %q must be one of %s", r.Action, strings.Join(acl.Actions(), ", "))
+	}
+	var when *condition.Condition
+	patterns := r.Patterns
+	if r.When != "" {
+		if when, err = condition.Compile(r.When); err != nil {
+			return nil, fmt.Errorf("%s: when: %w", r.Action, err)
+		}
+		if len(patterns) == 0 {
+			patterns = []string{"*"}
+		}
+	}
+	if len(patterns) == 0 {
+		return nil, fmt.Errorf("%s: pattern missing", r.Action)
+	}
+	for _, pattern := range patterns {
+		rules = append(rules, acl.Rule{Action: action, Pattern: qualified(pattern), When: when})
+	}
+	if _, err := acl.New(rules, acl.Deny); err != nil {
+		return nil, fmt.Errorf("%s: %w", r.Action, err)
+	}
+	return rules, nil
 }
 
 // names returns the names by which the client is known.

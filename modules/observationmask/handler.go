@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/condition"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -260,7 +261,8 @@ func (h *Handler) Exempts(target mcp.Target) bool {
 	}
 	switch target.Kind {
 	case mcp.Tool:
-		return h.exempt.Tool(&acl.Tool{Server: target.Server, Name: target.Name}).Action == acl.Allow
+		tool := acl.Tool{Facts: condition.Facts{Server: target.Server, Tool: target.Name}}
+		return h.exempt.Tool(&tool).Action == acl.Allow
 	case mcp.Prompt:
 		return h.exempt.Prompt(target.Server, target.Name).Action == acl.Allow
 	case mcp.Resource:
