@@ -93,13 +93,10 @@ func (q *Request) admitListening(s *Server) *jsonrpc.Failure {
 
 // denied reports that the client was refused something.
 func (q *Request) denied(failure *jsonrpc.Failure, target mcp.Target, reason error) *jsonrpc.Failure {
-	client := q.caller.name
-	if client == "" {
-		client = Anonymous
-	}
+	q.refused = true
 	q.tally().Denied.Add(1)
 	q.g.config.Observer.Denied(&Denial{
-		Client: client, Label: q.caller.label, Address: q.peer.Address, Method: q.methodName(), Target: target,
+		Client: q.caller.shownName(), Label: q.caller.label, Address: q.peer.Address, Method: q.methodName(), Target: target,
 		Code: failure.Data.Symbol, Reason: reason,
 	})
 	return failure

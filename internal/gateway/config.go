@@ -54,6 +54,7 @@ type Config struct {
 	Clients  []*Client
 	Limits   []Limit // of each client
 	PinTools bool    // withhold tools whose definition has changed
+	Audit    Audit
 
 	// ReportMissing names servers that cannot be reached in the instructions for clients.
 	ReportMissing bool
@@ -166,6 +167,9 @@ type Observer interface {
 	// Denied is called for each request that is refused.
 	Denied(*Denial)
 
+	// CallDone is called for each call that was let through, when it has ended, if Config.Audit says so.
+	CallDone(Call)
+
 	// Redacted is called when n parts of a message for a client were redacted.
 	Redacted(client string, n int)
 
@@ -196,7 +200,7 @@ func (e *StatusError) Unwrap() error { return e.Err }
 
 // A Denial is a request that was refused.
 type Denial struct {
-	Client  string // its name, or [Anonymous]
+	Client  string // its name, [Anonymous] or [OperatorLabel]
 	Label   string // of the client in metrics
 	Address string // of its machine
 	Method  string

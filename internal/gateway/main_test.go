@@ -377,6 +377,7 @@ type observed struct {
 	mu      sync.Mutex
 	records []Record
 	denials []Denial
+	calls   []Call
 	invalid []string // tools, with the reason
 	faults  []Fault
 	up      []string // servers that have answered
@@ -393,6 +394,12 @@ func (o *observed) Denied(d *Denial) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.denials = append(o.denials, *d)
+}
+
+func (o *observed) CallDone(c Call) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.calls = append(o.calls, c)
 }
 
 func (*observed) Redacted(string, int) {}
@@ -441,6 +448,15 @@ func (o *observed) takeDenials() []Denial {
 	denials := o.denials
 	o.denials = nil
 	return denials
+}
+
+// takeCalls returns the calls since the last call.
+func (o *observed) takeCalls() []Call {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	calls := o.calls
+	o.calls = nil
+	return calls
 }
 
 // A front is a Gateway that can be reached over HTTP.

@@ -33,6 +33,7 @@ type Request struct {
 	bodyRead bool     // or begun to be read
 	caller   caller
 	admitted bool // admit was asked
+	refused  bool // and the refusal was reported
 	decision acl.Decision
 	server   *Server // that the request is for, as far as it is known and just one
 
@@ -82,6 +83,7 @@ func (q *Request) record() {
 		q.outcome = outcomePanic
 	}
 	q.trace()
+	q.audit()
 	if q.passedOn {
 		return
 	}
@@ -123,7 +125,8 @@ func (q *Request) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 
 // guarded reports whether it matters what the request is about.
 func (q *Request) guarded() bool {
-	return q.caller.rules != nil || q.g.config.PinTools || len(q.g.config.Limits) > 0
+	c := &q.g.config
+	return q.caller.rules != nil || c.PinTools || len(c.Limits) > 0 || c.Audit > AuditDenied
 }
 
 // Interface guard

@@ -41,6 +41,9 @@ const Anonymous = "anonymous"
 // it. No rules apply to it, and no client can claim it.
 const OperatorIdentity = "\x00operator"
 
+// OperatorLabel is how logs and metrics name it.
+const OperatorLabel = "operator"
+
 // OperatorAccount is whose account it uses, where each client has one. No client has this name.
 const OperatorAccount = "(operator)"
 
@@ -68,7 +71,7 @@ type caller struct {
 // pattern that fits.
 func (r *rules) caller(identity string) caller {
 	if identity == OperatorIdentity {
-		return caller{identity: identity, label: "operator", of: r}
+		return caller{identity: identity, label: OperatorLabel, of: r}
 	}
 	c := caller{identity: identity, label: Anonymous, of: r}
 	name, _, _ := strings.Cut(identity, realmMark)
@@ -94,6 +97,17 @@ func (r *rules) caller(identity string) caller {
 	}
 	c.rules, c.label = r.patterns[i], r.patterns[i].Name
 	return c
+}
+
+// shownName returns the name of the client as logs have it.
+func (c *caller) shownName() string {
+	switch {
+	case c.identity == OperatorIdentity:
+		return OperatorLabel
+	case c.name == "":
+		return Anonymous
+	}
+	return c.name
 }
 
 // account returns whose account at a server is used, where each client has one; "" if the

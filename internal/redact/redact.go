@@ -157,8 +157,20 @@ func (r *Redactor) Message(raw []byte) ([]byte, int, error) {
 	return jsonspan.Spliced(raw, edits...), len(edits), nil
 }
 
+// Value returns a JSON value that is not a message, such as the arguments of a call, with what
+// must not be told replaced as in the result of a message.
+func (r *Redactor) Value(raw []byte) ([]byte, error) {
+	edits, err := r.edits(raw, false)
+	if err != nil {
+		return nil, err
+	}
+	return jsonspan.Spliced(raw, edits...), nil
+}
+
 // Edits returns the replacements that [Redactor.Message] makes, in order.
-func (r *Redactor) Edits(raw []byte) ([]jsonspan.Edit, error) {
+func (r *Redactor) Edits(raw []byte) ([]jsonspan.Edit, error) { return r.edits(raw, true) }
+
+func (r *Redactor) edits(raw []byte, messages bool) ([]jsonspan.Edit, error) {
 	if r == nil || len(r.patterns) == 0 && len(r.fields) == 0 {
 		return nil, nil
 	}
@@ -169,7 +181,7 @@ func (r *Redactor) Edits(raw []byte) ([]jsonspan.Edit, error) {
 	p := passes.Get().(*pass)
 	defer p.release()
 	p.begin(r)
-	isJSON := p.values(raw, true)
+	isJSON := p.values(raw, messages)
 	edits := p.edits
 	if !isJSON {
 		edits = merge(r.appendMatches(edits, raw))

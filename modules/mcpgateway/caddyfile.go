@@ -78,6 +78,7 @@ func init() {
 //		health_interval  <duration>
 //		health_timeout   <duration>
 //		pin_tools        on | off
+//		audit            denied | all | arguments
 //		route_notifications <method> <servers...>
 //		servers_from     <files...>
 //		answer           <server> <method> deliver | drop
@@ -180,6 +181,7 @@ func gatewayLines(handler *Handler, auth *providers, later *checks) setting.Line
 		"health_interval":     setting.Duration(&handler.HealthInterval),
 		"health_timeout":      setting.Duration(&handler.HealthTimeout),
 		"pin_tools":           setting.Switch(&handler.PinTools),
+		"audit":               setting.Text(&handler.Audit),
 		"route_notifications": parseNotificationRoute(handler, later),
 		"servers_from":        parseServersFrom(&handler.ServersFrom),
 		"answer":              parseAnswer(handler, later),

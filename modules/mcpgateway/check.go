@@ -86,6 +86,9 @@ func (h *Handler) validateSettings() error {
 	if err := validateStart(h.Start); err != nil {
 		return err
 	}
+	if err := validateAudit(h.Audit); err != nil {
+		return err
+	}
 	if err := h.checkOrigins(); err != nil {
 		return err
 	}

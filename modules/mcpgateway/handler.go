@@ -106,8 +106,8 @@ func init() {
 // Outcomes are ok, error for
 // JSON-RPC errors of the server, canceled, http_4xx and the like, or one of the
 // symbols above. In the access log, mcp_server, mcp_method, mcp_tool, mcp_client and
-// mcp_error_code tell the same of each request. Arguments and results are never
-// logged.
+// mcp_error_code tell the same of each request. Results are never logged, and
+// arguments only if audit says so.
 //
 // These placeholders are set before the routes of a server run:
 //
@@ -256,6 +256,11 @@ type Handler struct {
 	// accepted. Default: false
 	PinTools bool `json:"pin_tools,omitempty"`
 
+	// What is logged of calls by http.handlers.mcp_gateway.audit: denied for refusals only, all for calls of tools,
+	// prompts and resources as well, each when it has ended, arguments for these with their arguments, redacted by
+	// the rules of the client. Default: denied
+	Audit string `json:"audit,omitempty"`
+
 	// To which servers notifications of clients are passed on, other than those about
 	// calls, which go where they belong. The first route that fits decides. Default: to
 	// all
@@ -297,6 +302,8 @@ type Handler struct {
 	events  *caddyevents.App
 	ctx     caddy.Context
 	logger  *zap.Logger
+
+	auditLogger *zap.Logger
 }
 
 // CaddyModule returns the Caddy module information.
@@ -310,6 +317,7 @@ func (Handler) CaddyModule() caddy.ModuleInfo {
 // Provision sets up the handler and its servers.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
+	h.auditLogger = h.logger.Named("audit")
 	h.loaded = caddyconfig.JSON(h, nil)
 	h.findShell(ctx)
 	h.openLifetime()
@@ -459,7 +467,7 @@ func (h *Handler) start() {
 		h.live.start()
 		return
 	}
-	registry.add(h)
+	h.register()
 	for _, s := range h.Servers {
 		s.answerChildren()
 	}

@@ -65,6 +65,9 @@ func (h *Handler) setDefaults() {
 	if h.Start == "" {
 		h.Start = startLazy
 	}
+	if h.Audit == "" {
+		h.Audit = "denied"
+	}
 	if h.MaxSessions == 0 {
 		h.MaxSessions = 100_000
 	}
@@ -95,6 +98,7 @@ func (h *Handler) newGateway() error {
 		InFlightLimit:  h.InFlightLimit,
 		ResponseLimit:  h.ResponseLimit,
 		PinTools:       h.PinTools,
+		Audit:          audits[h.Audit],
 		ReportMissing:  *h.ReportMissing,
 		Originals:      toolresults.Originals{},
 	}

@@ -1,6 +1,7 @@
 package mcpgateway
 
 import (
+	"encoding/json"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -101,19 +102,32 @@ func (o reporter) Listed(server, kind string, items int) {
 
 // Denied implements [gateway.Observer]. Each denial is one line in the log.
 func (o reporter) Denied(d *gateway.Denial) {
-	target := "mcp_tool"
-	if d.Target.Kind == mcp.Resource {
-		target = "mcp_resource"
-	}
 	denials.WithLabelValues(d.Label, d.Code).Inc()
-	o.logger.Named("audit").Warn("access denied",
+	o.audit(zap.WarnLevel, "access denied",
 		zap.String("reason", d.Code), zap.String("client", d.Client), zap.String("client_ip", d.Address),
 		zap.String("mcp_server", d.Target.Server), zap.String("mcp_method", d.Method),
-		zap.String(target, mcp.Shortened(d.Target.Name)), zap.Error(d.Reason))
+		zap.String(targetField(d.Target.Kind), mcp.Shortened(d.Target.Name)), zap.Error(d.Reason))
 	o.events.Emit(o.ctx, "mcp_access_denied", map[string]any{
 		"gateway": o.Name, "reason": d.Code, "client": d.Client, "client_ip": d.Address,
 		"server": d.Target.Server, "method": d.Method, "name": mcp.Shortened(d.Target.Name),
 	})
+}
+
+// CallDone implements [gateway.Observer]. Each call is one line in the log.
+func (o reporter) CallDone(c gateway.Call) {
+	fields := append(make([]zap.Field, 0, 12),
+		zap.String("client", c.Client), zap.String("client_ip", c.Address),
+		zap.String("mcp_server", c.Target.Server), zap.String("mcp_method", c.Method),
+		zap.String(targetField(c.Target.Kind), c.Target.Name), zap.String("request_id", c.RequestID),
+		zap.String("outcome", c.Outcome))
+	if c.ErrorCode != 0 {
+		fields = append(fields, zap.Int("mcp_error_code", c.ErrorCode))
+	}
+	fields = append(fields, zap.Duration("duration", c.Duration))
+	if c.Arguments != nil {
+		fields = append(fields, zap.Reflect("arguments", json.RawMessage(c.Arguments)))
+	}
+	o.audit(zap.InfoLevel, "call", fields...)
 }
 
 // Redacted implements [gateway.Observer].
