@@ -87,14 +87,14 @@ func (q *Request) auditedArguments() []byte {
 		return nil
 	}
 	redacted, err := q.caller.redactor().Value(arguments)
-	if err != nil || !utf8.Valid(redacted) {
+	if err != nil {
 		return unreadable
 	}
 	if len(redacted) <= maxAudited {
 		return redacted
 	}
 	end := maxAudited
-	for !utf8.RuneStart(redacted[end]) {
+	for !utf8.RuneStart(redacted[end]) { // messages are UTF-8
 		end--
 	}
 	return jsonrpc.Quote(fmt.Sprintf("%s… (%d bytes)", redacted[:end], len(redacted)))
