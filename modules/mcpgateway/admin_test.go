@@ -29,9 +29,7 @@ type adminTest struct {
 
 func newAdmin(t *testing.T, configs ...string) *adminTest {
 	t.Helper()
-	others := registry.all // of tests that left them there
-	registry.all = nil
-	t.Cleanup(func() { registry.all = others })
+	alone(t)
 	core, logs := observer.New(zap.InfoLevel)
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
 	t.Cleanup(cancel)

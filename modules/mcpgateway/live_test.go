@@ -308,9 +308,7 @@ func TestRatesOutliveChangesOfFiles(t *testing.T) {
 
 // When one gateway of a configuration gets other servers, those beside it stay in the admin API.
 func TestRegistryAfterChangesOfFiles(t *testing.T) {
-	others := registry.all
-	registry.all = nil
-	t.Cleanup(func() { registry.all = others })
+	alone(t)
 	l := startLive(t, fileOf("a", "127.0.0.1:1"), `"name":"live"`)
 	beside := adaptGateway(t, `{"name":"beside","servers":[`+serverOf("b", staticHandler)+`]}`)
 	beside.generation = l.generation
