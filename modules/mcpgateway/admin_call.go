@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -74,7 +75,11 @@ func (c *adminCall) call() (int, any, error) {
 			_ = http.NewResponseController(c.w).Flush()
 		}
 	})
-	if err := answer.from(o, &wanted, c.r.RemoteAddr); err != nil {
+	address := c.r.RemoteAddr
+	if host, _, err := net.SplitHostPort(address); err == nil {
+		address = host
+	}
+	if err := answer.from(o, &wanted, address); err != nil {
 		return 0, nil, err
 	}
 	if err := answer.failure(c.server); err != nil {
