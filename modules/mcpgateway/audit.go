@@ -48,7 +48,7 @@ func (h *Handler) register() {
 	registry.add(h)
 }
 
-// targetField returns the name of the field that says what was called.
+// targetField returns the name of the field of a call that says what was called.
 func targetField(kind mcp.TargetKind) string {
 	switch kind {
 	case mcp.Prompt:

@@ -102,11 +102,15 @@ func (o reporter) Listed(server, kind string, items int) {
 
 // Denied implements [gateway.Observer]. Each denial is one line in the log.
 func (o reporter) Denied(d *gateway.Denial) {
+	target := "mcp_tool" // also for a prompt
+	if d.Target.Kind == mcp.Resource {
+		target = "mcp_resource"
+	}
 	denials.WithLabelValues(d.Label, d.Code).Inc()
 	o.audit(zap.WarnLevel, "access denied",
 		zap.String("reason", d.Code), zap.String("client", d.Client), zap.String("client_ip", d.Address),
 		zap.String("mcp_server", d.Target.Server), zap.String("mcp_method", d.Method),
-		zap.String(targetField(d.Target.Kind), mcp.Shortened(d.Target.Name)), zap.Error(d.Reason))
+		zap.String(target, mcp.Shortened(d.Target.Name)), zap.Error(d.Reason))
 	o.events.Emit(o.ctx, "mcp_access_denied", map[string]any{
 		"gateway": o.Name, "reason": d.Code, "client": d.Client, "client_ip": d.Address,
 		"server": d.Target.Server, "method": d.Method, "name": mcp.Shortened(d.Target.Name),
