@@ -96,8 +96,8 @@ func (q *Request) denied(failure *jsonrpc.Failure, target mcp.Target, reason err
 	q.refused = true
 	q.tally().Denied.Add(1)
 	q.g.config.Observer.Denied(&Denial{
-		Client: q.caller.shownName(), Label: q.caller.label, Address: q.peer.Address, Method: q.methodName(), Target: target,
-		Code: failure.Data.Symbol, Reason: reason,
+		Client: q.caller.shownName(), Label: q.caller.label, Address: q.peer.Address, Method: q.methodName(),
+		Target: target, Code: failure.Data.Symbol, Reason: reason,
 	})
 	return failure
 }

@@ -62,10 +62,11 @@ func TestAuditOfCalls(t *testing.T) {
 		{"an unknown tool by call_tool", "tools/call", `{"name":"call_tool","arguments":{"name":"x"}}`,
 			mcp.Target{Kind: mcp.Tool, Name: "call_tool"}, "ok", `{"name":"x"}`},
 		{"a tool that is denied", "tools/call", `{"name":"a::denied"}`, mcp.Target{}, "", ""},
-		{"a denied tool by call_tool", "tools/call", `{"name":"call_tool","arguments":{"name":"a::denied"}}`, mcp.Target{}, "", ""},
-		{"a list", "tools/list", `{}`, mcp.Target{}, "", ""},
-		{"a completion", "completion/complete", `{"ref":{"type":"ref/prompt","name":"a::p"},"argument":{"name":"n","value":""}}`,
+		{"a denied tool by call_tool", "tools/call", `{"name":"call_tool","arguments":{"name":"a::denied"}}`,
 			mcp.Target{}, "", ""},
+		{"a list", "tools/list", `{}`, mcp.Target{}, "", ""},
+		{"a completion", "completion/complete",
+			`{"ref":{"type":"ref/prompt","name":"a::p"},"argument":{"name":"n","value":""}}`, mcp.Target{}, "", ""},
 	}
 	configure := func(c *Config) {
 		everybody("deny a::denied")(c)
@@ -105,7 +106,8 @@ func TestAuditOfCalls(t *testing.T) {
 					got.RequestID != fmt.Sprint(u.last.Load()) || got.Duration <= 0 {
 					t.Errorf("got %+v", got)
 				}
-				if failed := map[string]int{"error": -32099, "invalid_params": -32602}; got.ErrorCode != failed[test.outcome] {
+				codes := map[string]int{"error": -32099, "invalid_params": -32602}
+				if got.ErrorCode != codes[test.outcome] {
 					t.Errorf("got code %d", got.ErrorCode)
 				}
 			})
@@ -164,7 +166,8 @@ func TestAuditOfHeldCalls(t *testing.T) {
 
 func TestAuditOfClientsThatLeave(t *testing.T) {
 	both(t, audits(AuditAll), func() []*peer {
-		return []*peer{newPeer("a").does("tools/call", func(_ http.ResponseWriter, a *incoming) { <-a.Context().Done() })}
+		wait := func(_ http.ResponseWriter, a *incoming) { <-a.Context().Done() }
+		return []*peer{newPeer("a").does("tools/call", wait)}
 	}, func(t *testing.T, u *user, peers []*peer) {
 		call := u.start(http.MethodPost, u.request(u.nextID(), "tools/call", `{"name":"a::x"}`))
 		peers[0].await(t, "tools/call", 1)

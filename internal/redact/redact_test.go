@@ -213,6 +213,30 @@ func TestA56Growth(t *testing.T) {
 }
 
 // Lines of event streams that are not data.
+// A value that is not a message has no members that are kept because messages need them.
+func TestA56Values(t *testing.T) {
+	r, err := New([]string{"secret"}, []string{"id", "error", "nextCursor"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for value, want := range map[string]string{
+		`{"id":1,"method":"secret","error":{"code":1}}`: `{"id":"[redacted]","method":"[redacted]","error":"[redacted]"}`,
+		`{"result":{"nextCursor":"x"}}`:                 `{"result":{"nextCursor":"[redacted]"}}`,
+		`"a secret"`:                                    `"a [redacted]"`,
+		`[1]`:                                           `[1]`,
+	} {
+		if got, err := r.Value([]byte(value)); err != nil || string(got) != want {
+			t.Errorf("%s: got %s, %v", value, got, err)
+		}
+	}
+	if got, err := r.Value([]byte("\"\xff\"")); err == nil {
+		t.Errorf("got %s of what is not UTF-8", got)
+	}
+	if got, err := (*Redactor)(nil).Value([]byte(`"secret"`)); err != nil || string(got) != `"secret"` {
+		t.Errorf("got %s, %v without a redactor", got, err)
+	}
+}
+
 func TestA56Lines(t *testing.T) {
 	r := newRedactor(t, []string{key}, []string{"id"})
 	for line, want := range map[string]string{

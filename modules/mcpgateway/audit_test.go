@@ -129,7 +129,8 @@ func BenchmarkAudit(b *testing.B) {
 	alone(b)
 	call := gateway.Call{
 		Client: "ann", Address: "192.0.2.1", Method: "tools/call",
-		Target: mcp.Target{Server: "files", Kind: mcp.Tool, Name: "read"}, RequestID: "7", Outcome: "ok", Duration: time.Second,
+		Target: mcp.Target{Server: "files", Kind: mcp.Tool, Name: "read"}, RequestID: "7", Outcome: "ok",
+		Duration: time.Second,
 	}
 	with := call
 	with.Arguments = []byte(`{"path":"/etc/hosts"}`)

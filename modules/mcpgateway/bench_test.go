@@ -38,7 +38,8 @@ func BenchmarkServeHTTP(b *testing.B) {
 		{name: "rpc", path: "/api/mcp-gateway/files/rpc", tool: "read", message: legacy, config: `"servers":[{"name":"files","mask":{"max_chars":0},`},
 		{name: "all", path: "/mcp", tool: "files::read", message: legacy, config: `"servers":[{"name":"files",`},
 		{name: "all guarded", path: "/mcp", tool: "files::read", message: legacy, config: guarded + `"servers":[{"name":"files",`},
-		{name: "all audited", path: "/mcp", tool: "files::read", message: legacy, config: `"audit":"all","servers":[{"name":"files",`},
+		{name: "all audited", path: "/mcp", tool: "files::read", message: legacy,
+			config: `"audit":"all","servers":[{"name":"files",`},
 		{name: "all modern", path: "/mcp", tool: "files::read", message: modern, config: `"servers":[{"name":"files",`},
 	} {
 		message := fmt.Sprintf(bench.message, bench.tool)

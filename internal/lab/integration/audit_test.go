@@ -80,13 +80,17 @@ func TestAuditCalls(t *testing.T) {
 	both.Resources = []string{"file:///a"}
 	both.Replies = map[string]string{"fail": `"error":{"code":-32099,"message":"no"}`}
 	address := freeAddress(t)
-	load(t, auditIn(file)+site(address, gateway(append(restricted("deny both::denied", `redact sk-\w+`, "redact_fields password"),
+	rules := restricted("deny both::denied", `redact sk-\w+`, "redact_fields password")
+	load(t, auditIn(file)+site(address, gateway(append(rules,
 		"audit arguments", "discovery on", both.line("both"), legacy.line("old"))...)))
 	url, eve := "http://"+address, bearer(eveToken)
 
 	type target struct{ server, tool, prompt, resource string }
-	echo := target{server: "both", tool: "echo"}
+	echo, denied := target{server: "both", tool: "echo"}, target{server: "both", tool: "denied"}
+	greet, resource := target{server: "both", prompt: "greet"}, target{server: "both", resource: "file:///a"}
 	const arguments = `{"x":1,"key":"a sk-secret","in":{"password":"secret","text":"{\"password\":\"secret\"}"}}`
+	// The admin API sorts them.
+	const sorted = `{"in":{"password":"[redacted]","text":"{\"password\":\"[redacted]\"}"},"key":"a [redacted]","x":1}`
 	const redacted = `{"x":1,"key":"a [redacted]","in":{"password":"[redacted]","text":"{\"password\":\"[redacted]\"}"}}`
 	call := func(name string) string { return `{"name":"` + name + `","arguments":` + arguments + `}` }
 	type way struct {
@@ -105,18 +109,22 @@ func TestAuditCalls(t *testing.T) {
 		}
 		for _, w := range []way{
 			{"a tool", ask("tools/call", call("both__echo")), "eve", echo, "ok", redacted},
-			{"a tool of a legacy server", ask("tools/call", call("old__echo")), "eve", target{server: "old", tool: "echo"}, "ok", redacted},
-			{"a tool that fails", ask("tools/call", call("both__fail")), "eve", target{server: "both", tool: "fail"}, "error", redacted},
-			{"a denied tool", ask("tools/call", call("both__denied")), "eve", target{server: "both", tool: "denied"}, "", ""},
-			{"an unknown tool", ask("tools/call", call("none__x")), "eve", target{tool: "none__x"}, "invalid_params", redacted},
-			{"a prompt", ask("prompts/get", call("both__greet")), "eve", target{server: "both", prompt: "greet"}, "ok", redacted},
+			{"a tool of a legacy server", ask("tools/call", call("old__echo")), "eve",
+				target{server: "old", tool: "echo"}, "ok", redacted},
+			{"a tool that fails", ask("tools/call", call("both__fail")), "eve",
+				target{server: "both", tool: "fail"}, "error", redacted},
+			{"a denied tool", ask("tools/call", call("both__denied")), "eve", denied, "", ""},
+			{"an unknown tool", ask("tools/call", call("none__x")), "eve",
+				target{tool: "none__x"}, "invalid_params", redacted},
+			{"a prompt", ask("prompts/get", call("both__greet")), "eve", greet, "ok", redacted},
 			{"a resource", ask("resources/read", `{"uri":`+quote(proxied("both", "file:///a"))+`}`), "eve",
-				target{server: "both", resource: "file:///a"}, "ok", ""},
-			{"a tool of the gateway", ask("tools/call", `{"name":"search_tools","arguments":{"query":"echo sk-secret"}}`), "eve",
-				target{tool: "search_tools"}, "ok", `{"query":"echo [redacted]"}`},
-			{"a tool by call_tool", ask("tools/call", `{"name":"call_tool","arguments":`+call("both__echo")+`}`), "eve", echo, "ok", redacted},
-			{"a denied tool by call_tool", ask("tools/call", `{"name":"call_tool","arguments":`+call("both__denied")+`}`), "eve",
-				target{server: "both", tool: "denied"}, "", ""},
+				resource, "ok", ""},
+			{"a tool of the gateway", ask("tools/call", `{"name":"search_tools","arguments":{"query":"a sk-secret"}}`), "eve",
+				target{tool: "search_tools"}, "ok", `{"query":"a [redacted]"}`},
+			{"a tool by call_tool", ask("tools/call", `{"name":"call_tool","arguments":`+call("both__echo")+`}`), "eve",
+				echo, "ok", redacted},
+			{"a denied tool by call_tool", ask("tools/call", `{"name":"call_tool","arguments":`+call("both__denied")+`}`),
+				"eve", denied, "", ""},
 		} {
 			w.name += ", " + era.name
 			ways = append(ways, w)
@@ -128,15 +136,14 @@ func TestAuditCalls(t *testing.T) {
 		}
 		ways = append(ways,
 			way{"a tool at " + at, to("tools/call", call("echo"), eveToken), "eve", echo, "ok", redacted},
-			way{"a denied tool at " + at, to("tools/call", call("denied"), eveToken), "eve", target{server: "both", tool: "denied"}, "", ""},
+			way{"a denied tool at " + at, to("tools/call", call("denied"), eveToken), "eve", denied, "", ""},
 			way{"a client without rules at " + at, to("tools/call", call("echo"), zoeToken), "zoe", echo, "ok", arguments},
-			way{"a prompt at " + at, to("prompts/get", call("greet"), eveToken), "eve", target{server: "both", prompt: "greet"}, "ok", redacted},
-			way{"a resource at " + at, to("resources/read", `{"uri":"file:///a"}`, eveToken), "eve",
-				target{server: "both", resource: "file:///a"}, "ok", ""})
+			way{"a prompt at " + at, to("prompts/get", call("greet"), eveToken), "eve", greet, "ok", redacted},
+			way{"a resource at " + at, to("resources/read", `{"uri":"file:///a"}`, eveToken), "eve", resource, "ok", ""})
 	}
 	ways = append(ways, way{"the admin API", func(t *testing.T) {
 		control[struct{}](t, "POST", "/call", `{"tool":"both__echo","arguments":`+arguments+`,"client":"eve"}`, 200)
-	}, "operator", echo, "ok", `{"in":{"password":"[redacted]","text":"{\"password\":\"[redacted]\"}"},"key":"a [redacted]","x":1}`})
+	}, "operator", echo, "ok", sorted})
 
 	for i, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
@@ -146,8 +153,8 @@ func TestAuditCalls(t *testing.T) {
 				t.Fatalf("got %d lines, want one more: %+v", len(lines)-i, lines[i:])
 			}
 			line := lines[i]
-			if got := (target{line.Server, line.Tool, line.Prompt, line.Resource}); got != w.want || line.Client != w.client ||
-				line.Address != "127.0.0.1" || line.Outcome != w.outcome {
+			got := target{line.Server, line.Tool, line.Prompt, line.Resource}
+			if got != w.want || line.Client != w.client || line.Address != "127.0.0.1" || line.Outcome != w.outcome {
 				t.Errorf("got %+v", line)
 			}
 			if w.outcome == "" {
@@ -159,7 +166,8 @@ func TestAuditCalls(t *testing.T) {
 			if got := string(line.Arguments); got != w.arguments {
 				t.Errorf("got arguments %s", got)
 			}
-			if line.Message != "call" || line.Level != "info" || line.ID == "" || line.Duration <= 0 || (line.Code == 0) != (w.outcome == "ok") {
+			if line.Message != "call" || line.Level != "info" || line.ID == "" || line.Duration <= 0 ||
+				(line.Code == 0) != (w.outcome == "ok") {
 				t.Errorf("got %+v", line)
 			}
 		})
@@ -172,7 +180,8 @@ func TestAuditCalls(t *testing.T) {
 // Calls by `caddy mcp-stdio` are those of the operator. It logs to standard error.
 func TestAuditStdio(t *testing.T) {
 	isolate(t)
-	config := inFile(t, site(freeAddress(t), gateway("audit all", "separator __", newLenientServer(t, "echo").line("both"))))
+	server := newLenientServer(t, "echo")
+	config := inFile(t, site(freeAddress(t), gateway("audit all", "separator __", server.line("both"))))
 	cmd := caddy(t, "mcp-stdio", "--config", config)
 	cmd.Stdin = strings.NewReader(stdioGreeting + rpc("tools/call", `{"name":"both__echo","arguments":{"x":1}}`) + "\n")
 	log, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
@@ -185,14 +194,17 @@ func TestAuditStdio(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := slices.DeleteFunc(auditLines(t, log.Name()), func(line calledLine) bool { return line.Message != "call" })
-	if len(lines) != 1 || lines[0].Client != "operator" || lines[0].Tool != "echo" || lines[0].Outcome != "ok" || lines[0].Arguments != nil {
+	if len(lines) != 1 || lines[0].Client != "operator" || lines[0].Tool != "echo" || lines[0].Outcome != "ok" ||
+		lines[0].Arguments != nil {
 		t.Errorf("got %+v", lines)
 	}
 }
 
-// callsOf makes calls by many clients at the same time, at each way in. It returns the ids of the calls, how many had no
-// answer because Caddy has closed their connection, and how long they took.
-func callsOf(t *testing.T, url string, clients, each int, called func()) (ids []string, lost int64, took time.Duration) {
+// callsOf makes calls by many clients at the same time, at each way in. It returns the ids of the calls, how
+// many had no answer because Caddy has closed their connection, and how long they took.
+func callsOf(
+	t *testing.T, url string, clients, each int, called func(),
+) (ids []string, lost int64, took time.Duration) {
 	t.Helper()
 	by := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: clients}, Timeout: 2 * patience}
 	t.Cleanup(by.CloseIdleConnections)
@@ -211,7 +223,8 @@ func callsOf(t *testing.T, url string, clients, each int, called func()) (ids []
 		mine := ids[len(ids)-each:]
 		all.Go(func() {
 			for _, id := range mine {
-				message := fmt.Sprintf(`{"jsonrpc":"2.0","id":%q,"method":"tools/call","params":{"name":%q,"arguments":{"call":%q}}}`, id, tool, id)
+				message := fmt.Sprintf(`{"jsonrpc":"2.0","id":%q,"method":"tools/call",`+
+					`"params":{"name":%q,"arguments":{"call":%q}}}`, id, tool, id)
 				status, body, err := posted(by, request(t, t.Context(), "POST", at, message, acceptBoth, session))
 				switch {
 				case err != nil:
