@@ -70,25 +70,32 @@ type Tool struct {
 // A Decision is what a policy says to something.
 type Decision struct {
 	Action  Action
-	Depends bool  // on the arguments, which are not known: others may be denied
-	Err     error // why it is denied, if that is not what a rule says
-	rule    *rule // that decided; nil if none has
+	Depends bool   // on the arguments, which are not known: others may be denied
+	Err     error  // why it is denied, if that is not what a rule says
+	rule    *rule  // that decided; nil if none has
+	reason  string // if not by a rule; "" for the default of the policy
 }
 
-// Reason returns the rule that decided, as it is written, and what is wrong.
+// Because returns a decision that was not made by a rule, and for which reason it was made.
+func Because(reason string, action Action) Decision { return Decision{Action: action, reason: reason} }
+
+// Reason returns the rule that decided, as it is written, or why there is none, and what is wrong.
 func (d Decision) Reason() string {
-	reason := "default " + d.Action.String()
-	if d.rule != nil {
-		reason = d.rule.String()
-	}
+	reason := d.reason
 	switch {
-	case d.Err == nil:
-		return reason
-	case d.rule == nil:
-		return d.Err.Error()
+	case d.rule != nil:
+		reason = d.rule.String()
+	case reason == "":
+		reason = "default " + d.Action.String()
 	}
-	return reason + ": " + d.Err.Error()
+	if d.Err != nil {
+		reason += ": " + d.Err.Error()
+	}
+	return reason
 }
+
+// Unrestricted is the decision on everything where there are no rules.
+var Unrestricted = Because("no rules", Allow)
 
 // A Policy is what the rules of a client come to. A nil one allows everything. It
 // never changes.
@@ -203,7 +210,7 @@ func (p *Policy) Tool(t *Tool) Decision { return p.tool(t, (*condition.Condition
 
 func (p *Policy) tool(t *Tool, judge func(*condition.Condition, *condition.Facts) (condition.Verdict, error)) Decision {
 	if p == nil {
-		return Decision{Action: Allow}
+		return Unrestricted
 	}
 	depends := false
 	for i := range p.rules {
@@ -255,7 +262,7 @@ func (p *Policy) UsesAnnotations() bool {
 // Prompt decides on a prompt of a server.
 func (p *Policy) Prompt(server, name string) Decision {
 	if p == nil {
-		return Decision{Action: Allow}
+		return Unrestricted
 	}
 	for i := range p.rules {
 		if r := &p.rules[i]; r.names(prompts, server, name) {
@@ -276,7 +283,7 @@ func (p *Policy) byDefault(depends bool) Decision {
 // more than one way is.
 func (p *Policy) Resource(server, uri string) Decision {
 	if p == nil {
-		return Decision{Action: Allow}
+		return Unrestricted
 	}
 	var at *location
 	var err error
@@ -291,7 +298,7 @@ func (p *Policy) Resource(server, uri string) Decision {
 		if at == nil {
 			at = new(location)
 			if *at, err = locate(uri); err != nil && p.restricts(server, resources) {
-				return Decision{Err: fmt.Errorf("the URI cannot be compared: %w", err)}
+				return incomparable(err)
 			}
 		}
 		if err == nil && r.selects(*at) {
@@ -329,15 +336,23 @@ func (p *Policy) Template(server, uriTemplate string) Decision {
 func (p *Policy) template(server, uriTemplate string) (at location, d Decision, decided bool) {
 	beginning, open := literal(uriTemplate)
 	switch {
+	case p == nil:
+		return at, Unrestricted, true
 	case !open:
 		return at, p.Resource(server, uriTemplate), true
-	case !p.restricts(server, resources):
-		return at, Decision{Action: Allow}, true
-	case beginning == "":
+	case beginning == "" || !p.restricts(server, resources):
 		return at, d, false
 	}
 	at, err := locate(beginning)
-	return at, d, err != nil
+	if err != nil {
+		return at, incomparable(err), true
+	}
+	return at, d, false
+}
+
+// incomparable denies something with a URI that can be read in more than one way.
+func incomparable(err error) Decision {
+	return Decision{reason: "the URI cannot be compared", Err: err}
 }
 
 // Everything reports whether all that can be made of a template of a server may be read.
