@@ -37,9 +37,9 @@ func (q *Request) permit(target mcp.Target) *jsonrpc.Failure {
 	q.decision = q.caller.decideCall(target, q.message.Literal(jsonrpc.Arguments))
 	switch {
 	case q.decision.Action == acl.Deny:
-		return q.denied(jsonrpc.Refused(target.Server, http.StatusForbidden), target, q.decision.Err)
+		return q.deniedBy(q.decision, jsonrpc.Refused(target.Server, http.StatusForbidden), target)
 	case q.decision.Action == acl.Confirm && !q.caller.askable:
-		return q.denied(jsonrpc.ConfirmationRequired(target.Server), target, nil)
+		return q.deniedBy(q.decision, jsonrpc.ConfirmationRequired(target.Server), target)
 	case q.g.withheld(target):
 		return q.denied(jsonrpc.ToolChanged(target.Server), target, nil)
 	}
@@ -84,8 +84,9 @@ func (q *Request) admitListening(s *Server) *jsonrpc.Failure {
 		return jsonrpc.InvalidParams("resourceSubscriptions: not a list of URIs")
 	}
 	for _, uri := range uris {
-		if target := (mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: uri}); !q.caller.allows(target) {
-			return q.denied(jsonrpc.Refused(target.Server, http.StatusForbidden), target, nil)
+		target := mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: uri}
+		if decision := q.caller.decide(target); decision.Action == acl.Deny {
+			return q.deniedBy(decision, jsonrpc.Refused(target.Server, http.StatusForbidden), target)
 		}
 	}
 	return nil
@@ -93,12 +94,21 @@ func (q *Request) admitListening(s *Server) *jsonrpc.Failure {
 
 // denied reports that the client was refused something.
 func (q *Request) denied(failure *jsonrpc.Failure, target mcp.Target, reason error) *jsonrpc.Failure {
+	return q.reportDenial(failure, &Denial{Target: target, Reason: reason})
+}
+
+// deniedBy reports that a rule refused the client something.
+func (q *Request) deniedBy(d acl.Decision, failure *jsonrpc.Failure, target mcp.Target) *jsonrpc.Failure {
+	return q.reportDenial(failure, &Denial{Target: target, Rule: d.Reason()})
+}
+
+// reportDenial completes a denial, and reports it.
+func (q *Request) reportDenial(failure *jsonrpc.Failure, d *Denial) *jsonrpc.Failure {
 	q.refused = true
 	q.tally().Denied.Add(1)
-	q.g.config.Observer.Denied(&Denial{
-		Client: q.caller.shownName(), Label: q.caller.label, Address: q.peer.Address, Method: q.methodName(),
-		Target: target, Code: failure.Data.Symbol, Reason: reason,
-	})
+	d.Client, d.Label, d.Address = q.caller.shownName(), q.caller.label, q.peer.Address
+	d.Method, d.Code = q.methodName(), failure.Data.Symbol
+	q.g.config.Observer.Denied(d)
 	return failure
 }
 

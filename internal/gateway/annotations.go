@@ -42,8 +42,8 @@ func (c *caller) newTool(server, name string) acl.Tool {
 // toldTool returns a tool as the caller was told of it.
 func (c *caller) toldTool(s *Server, name string) toldTool { return toldTool{s.ID, c.identity, name} }
 
-// listed decides on a tool in a list.
-func (c *caller) listed(s *Server, item *mcp.Item) acl.Decision {
+// listedTool decides on a tool in a list.
+func (c *caller) listedTool(s *Server, item *mcp.Item) acl.Decision {
 	tool := c.newTool(s.Name, item.Name)
 	if c.policy().NeedsAnnotations(s.Name, item.Name) {
 		tool.Annotations = mcp.ReadAnnotations(item.Raw)

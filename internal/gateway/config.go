@@ -206,6 +206,7 @@ type Denial struct {
 	Method  string
 	Target  mcp.Target
 	Code    string // why, as error.data.code says
+	Rule    string // of the client that decided, if one has
 	Reason  error  // more of it, for logs only; may be nil
 }
 

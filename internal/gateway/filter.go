@@ -189,25 +189,32 @@ func (f *listFilter) read(l *mcp.List, answer []byte) *jsonrpc.Failure {
 }
 
 // keeps reports whether the client sees an item.
-func (f *listFilter) keeps(item *mcp.Item) bool {
-	if f.done {
-		return true
+func (f *listFilter) keeps(item *mcp.Item) bool { return f.caller.isShown(f.decide(item)) }
+
+// decide decides whether the client sees an item, as a call of it would be decided on.
+func (f *listFilter) decide(item *mcp.Item) acl.Decision {
+	switch {
+	case f.done, item.Kind == mcp.Tasks && f.g.taskOwners.has(f.caller, f.server, item.Name):
+		return acl.Decision{Action: acl.Allow}
+	case item.Kind == mcp.Tasks:
+		return acl.Decision{}
+	case !toolpin.IsPlainName(item.Name):
+		return notPlain
+	case f.hides && item.Name == "":
+		return acl.Because("it has no name", acl.Deny)
+	case item.Kind != mcp.Tools:
+		return f.caller.listed(f.server.Name, item.Kind, item.Name)
 	}
-	if item.Kind == mcp.Tasks {
-		return f.g.taskOwners.has(f.caller, f.server, item.Name)
+	withheld := !f.isPinned(item) && f.g.config.PinTools
+	decision := f.caller.listedTool(f.server, item)
+	if withheld && decision.Action != acl.Deny {
+		return acl.Because("its definition has changed (pin_tools)", acl.Deny)
 	}
-	if !toolpin.IsPlainName(item.Name) || f.hides && item.Name == "" {
-		return false
-	}
-	if item.Kind == mcp.Tools && !f.isPinned(item) && f.g.config.PinTools {
-		return false
-	}
-	if item.Kind != mcp.Tools {
-		return f.caller.sees(f.server.Name, item.Kind, item.Name)
-	}
-	action := f.caller.listed(f.server, item).Action
-	return action == acl.Allow || action == acl.Confirm && f.caller.askable
+	return decision
 }
+
+// notPlain is the decision on a name that a person does not see all of.
+var notPlain = acl.Because("its name has hidden characters", acl.Deny)
 
 // isPinned reports whether a tool is defined as when it was first seen. A change may be an
 // attack: the client has agreed to another tool.

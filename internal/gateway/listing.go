@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -130,6 +131,8 @@ type builder struct {
 	era    mcp.Era // of the session
 	filter listFilter
 
+	explain *explainer // nil if there is nothing to explain
+
 	joined bytes.Buffer
 	list   *listing
 	seen   map[string]bool
@@ -153,24 +156,41 @@ func (b *builder) add(page *mcp.List) *jsonrpc.Failure {
 	}
 	b.items += len(page.Items)
 	for i := range page.Items {
-		if item := &page.Items[i]; item.Kind == b.kind && item.HasName() && b.filter.keeps(item) {
+		item := &page.Items[i]
+		if item.Kind != b.kind || !item.HasName() {
+			continue
+		}
+		decision := b.decide(item)
+		if b.explain != nil {
+			b.explain.note(b, item, decision)
+		}
+		if b.filter.caller.isShown(decision) {
 			b.addItem(item)
 		}
 	}
 	return nil
 }
 
+// decide decides whether the list has an item.
+func (b *builder) decide(item *mcp.Item) acl.Decision {
+	decision := b.filter.decide(item)
+	switch {
+	case b.kind == tools && !b.server.shows(item.Name):
+		return acl.Because("not in expose of the server", acl.Deny)
+	case !b.filter.caller.isShown(decision):
+		return decision
+	case b.seen[item.Name]: // clients are confused by servers that list something twice
+		return acl.Because("the server lists it more than once", acl.Deny)
+	case b.kind == tools:
+		if err := b.addParams(item); err != nil {
+			return acl.Because("its definition is invalid: "+err.Error(), acl.Deny)
+		}
+	}
+	return decision
+}
+
 // addItem adds an item with its name as clients see it.
 func (b *builder) addItem(item *mcp.Item) {
-	if b.kind == tools && !b.server.shows(item.Name) {
-		return
-	}
-	if b.seen[item.Name] {
-		return // clients are confused by servers that list something twice
-	}
-	if b.kind == tools && !b.addParams(item) {
-		return
-	}
 	b.seen[item.Name] = true
 	if b.joined.Len() > 0 {
 		b.joined.WriteByte(',')
@@ -207,10 +227,9 @@ func (b *builder) addItem(item *mcp.Item) {
 	b.list.names = append(b.list.names, shown)
 }
 
-// addParams notes which arguments of a tool are repeated in headers. It reports whether the tool
-// can be called: over HTTP those of the modern era cannot if that is not well defined.
-func (b *builder) addParams(item *mcp.Item) bool {
-	var err error
+// addParams notes which arguments of a tool are repeated in headers. It fails if the tool cannot be
+// called: over HTTP those of the modern era cannot if that is not well defined.
+func (b *builder) addParams(item *mcp.Item) (err error) {
 	if bytes.Contains(item.Raw, []byte("x-mcp-header")) {
 		if b.list.params == nil {
 			b.list.params = mcp.ParamHeaders{}
@@ -223,7 +242,7 @@ func (b *builder) addParams(item *mcp.Item) bool {
 	if b.server.noteTool(item.Name, err) {
 		b.g.config.Observer.ToolInvalid(b.server.Name, mcp.Shortened(item.Name), err)
 	}
-	return err == nil
+	return err
 }
 
 var filePaths = jsonspan.CompilePaths("resources.*.uri")
@@ -377,6 +396,8 @@ type listQuery struct {
 	known  *profile // of the server
 	first  bool     // the client has not got such a list yet
 	began  time.Time
+
+	explain *explainer // for whom it is decided on the items; nil for the client
 }
 
 // newListQuery returns a question for a list.
@@ -633,10 +654,14 @@ func (q *listQuery) fetch(l *link) (*listing, freshness, *jsonrpc.Failure) {
 	}
 	era, can := l.state()
 	who := q.g.rules.caller(q.client.identity)
+	done := !filtersAsItReads(&who)
+	if q.explain != nil {
+		who = q.explain.client
+	}
 	filter := newListFilter(q.g, q.server, &who)
-	filter.done = !filtersAsItReads(&who)
+	filter.done = done
 	b := &builder{
-		g: q.g, server: q.server, kind: q.kind, era: era, filter: filter,
+		g: q.g, server: q.server, kind: q.kind, era: era, filter: filter, explain: q.explain,
 		list: &listing{server: q.server.Name}, seen: map[string]bool{}, fresh: freshness{private: era == mcp.Legacy},
 	}
 	cursors := map[string]bool{}
@@ -647,7 +672,7 @@ func (q *listQuery) fetch(l *link) (*listing, freshness, *jsonrpc.Failure) {
 			return nil, freshness{}, failure
 		}
 		switch {
-		case b.joined.Len() > maxListing:
+		case b.joined.Len() > maxListing || b.explain.full():
 			return nil, freshness{}, streamable.TooLarge(l.server, maxListing)
 		case b.cursor == "", cursors[b.cursor]: // if it goes round in circles, what has come is all there is
 			if era == mcp.Legacy && can&kinds[q.kind].changes == 0 {

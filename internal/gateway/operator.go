@@ -46,14 +46,18 @@ type serverDescription struct {
 // NewOperator returns an operator that acts on behalf of r, as the client of this name, or without
 // rules if the name is empty.
 func (g *Gateway) NewOperator(r *http.Request, client string) *Operator {
-	identity := client
+	return g.newOperator(r, identityOf(client))
+}
+
+// identityOf returns the identity of a client by its name, that of an operator if it is empty.
+func identityOf(client string) string {
 	switch client {
 	case "":
-		identity = OperatorIdentity
+		return OperatorIdentity
 	case Anonymous:
-		identity = ""
+		return ""
 	}
-	return g.newOperator(r, identity)
+	return client
 }
 
 // newOperator returns an operator that acts as the client with an identity.
@@ -74,15 +78,24 @@ func (o *Operator) ListTools() []ToolList {
 	if !o.g.config.Discovery {
 		servers = o.g.rules.seen(o.client.identity)
 	}
+	return o.gather(servers, func(s *Server, _ *ToolList) (*listing, *jsonrpc.Failure, string) {
+		list, failure := o.listTools(s)
+		return list, failure, "tools/list"
+	})
+}
+
+// gather asks servers for their tools, and adds those of the gateway itself. If a server fails, ask also
+// returns the method that it failed at.
+func (o *Operator) gather(servers []*Server, ask func(*Server, *ToolList) (*listing, *jsonrpc.Failure, string)) []ToolList {
 	lists, all := make([]ToolList, len(servers)), make([]*listing, len(servers))
 	var asking errgroup.Group
 	asking.SetLimit(maxFanOut)
 	for i, s := range servers {
 		asking.Go(func() error {
 			lists[i].Server = s.Name
-			var failure *jsonrpc.Failure
-			if all[i], failure = o.listTools(s); failure != nil {
-				lists[i].Failure, lists[i].Reason = failure, s.fault(failure, "tools/list", o.wait()).Reason
+			list, failure, method := ask(s, &lists[i])
+			if all[i] = list; failure != nil {
+				lists[i].Failure, lists[i].Reason = failure, s.fault(failure, method, o.wait()).Reason
 			}
 			return nil
 		})
@@ -100,7 +113,7 @@ func (o *Operator) ListTools() []ToolList {
 
 // listTools asks a server for its tools.
 func (o *Operator) listTools(s *Server) (list *listing, failure *jsonrpc.Failure) {
-	o.at(s, func(at behalf, l *link) { list, failure = o.list(at, l, s, tools) })
+	o.at(s, func(at behalf, l *link) { list, failure = o.list(at, l, s, tools, nil) })
 	return list, failure
 }
 
@@ -131,7 +144,7 @@ func (o *Operator) Check(server string) (found Check) {
 
 // count asks for all lists of a server. One that the server does not know is empty.
 func (o *Operator) count(at behalf, l *link, s *Server, found *Check) {
-	list, failure := o.list(at, l, s, tools)
+	list, failure := o.list(at, l, s, tools, nil)
 	found.Tools = o.g.readTools(list, nil, s)
 	for _, count := range []struct {
 		kind listKind
@@ -140,7 +153,7 @@ func (o *Operator) count(at behalf, l *link, s *Server, found *Check) {
 		if failure != nil {
 			break
 		}
-		list, failure = o.list(at, l, s, count.kind)
+		list, failure = o.list(at, l, s, count.kind, nil)
 		if failure != nil && failure.Code == jsonrpc.CodeMethodNotFound {
 			failure = nil
 		}
@@ -168,15 +181,15 @@ func (o *Operator) end(l *link) {
 	l.end(o.within(ctx))
 }
 
-// list asks a server for a list, which is empty if the server has no such list.
-func (o *Operator) list(at behalf, l *link, s *Server, k listKind) (*listing, *jsonrpc.Failure) {
+// list asks a server for a list, which is empty if the server has no such list. The explainer may be nil.
+func (o *Operator) list(at behalf, l *link, s *Server, k listKind, e *explainer) (*listing, *jsonrpc.Failure) {
 	if failure := l.open(at); failure != nil {
 		return emptyListing, failure
 	}
 	if _, can := l.state(); can&kinds[k].needs == 0 {
 		return emptyListing, nil
 	}
-	q := &listQuery{behalf: at, client: o.client, server: s, kind: k}
+	q := &listQuery{behalf: at, client: o.client, server: s, kind: k, explain: e}
 	list, _, failure := q.fetch(l)
 	if failure != nil {
 		return emptyListing, failure
@@ -276,7 +289,7 @@ func (o *Operator) find(name string) (tool *Tool, names []string, s *Server) {
 	}
 	ctx, cancel := context.WithTimeout(o.ctx, o.wait())
 	defer cancel()
-	list, failure := o.list(o.within(ctx), o.client.link(s), s, tools)
+	list, failure := o.list(o.within(ctx), o.client.link(s), s, tools, nil)
 	if failure != nil {
 		return nil, nil, s
 	}

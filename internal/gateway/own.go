@@ -133,7 +133,7 @@ func (o *ownItems) templates(identity string) (all [][]byte) {
 			}
 			uri, server = t.URI, s.Name
 		}
-		if who.sees(server, mcp.Templates, uri) {
+		if who.isShown(who.listed(server, mcp.Templates, uri)) {
 			all = append(all, t.Descriptor())
 		}
 	}

@@ -185,12 +185,12 @@ func (c *caller) allows(target mcp.Target) bool { return c.decide(target).Action
 func (c *caller) decide(target mcp.Target) acl.Decision {
 	policy := c.policy()
 	if policy == nil {
-		return acl.Decision{Action: acl.Allow}
+		return acl.Unrestricted
 	}
 	if target.Server == "" {
 		_, own := mcp.ParseObservationURI(target.Name)
 		if own || target.Kind != mcp.Resource {
-			return acl.Decision{Action: acl.Allow}
+			return acl.Because("it is the gateway's own", acl.Allow)
 		}
 		return policy.Resource("", target.Name)
 	}
@@ -208,14 +208,16 @@ func (c *caller) decide(target mcp.Target) acl.Decision {
 		return policy.Resource(target.Server, target.Name)
 	case mcp.Other:
 		if policy.Other(target.Server) {
-			return acl.Decision{Action: acl.Allow}
+			return acl.Because("all of the server is allowed", acl.Allow)
 		}
+		return acl.Because("not all of the server is allowed", acl.Deny)
 	default:
 		if policy.Server(target.Server) {
-			return acl.Decision{Action: acl.Allow}
+			return acl.Because("something of the server is allowed", acl.Allow)
 		}
+		return acl.Because("nothing of the server is allowed", acl.Deny)
 	}
-	return acl.Decision{}
+	return notPlain
 }
 
 // decideCall decides on a call with arguments, or on something else that the caller asks for.
@@ -228,17 +230,22 @@ func (c *caller) decideCall(target mcp.Target, arguments []byte) acl.Decision {
 	return c.policy().Call(&tool)
 }
 
-// sees reports whether the caller may see an item of a list, other than a tool.
-func (c *caller) sees(server string, kind mcp.ListKind, name string) bool {
+// listed decides on an item of a list other than a tool, which listedTool does.
+func (c *caller) listed(server string, kind mcp.ListKind, name string) acl.Decision {
 	policy := c.policy()
 	switch kind {
 	case mcp.Prompts:
-		return policy.Prompt(server, name).Action == acl.Allow
+		return policy.Prompt(server, name)
 	case mcp.Templates:
-		return policy.Template(server, name).Action == acl.Allow
+		return policy.Template(server, name)
 	default:
-		return policy.Resource(server, name).Action == acl.Allow
+		return policy.Resource(server, name)
 	}
+}
+
+// isShown reports whether lists have what was decided on.
+func (c *caller) isShown(d acl.Decision) bool {
+	return d.Action == acl.Allow || d.Action == acl.Confirm && c.askable
 }
 
 // users returns the names of the clients that may use a tool, or something of the gateway itself.

@@ -14,6 +14,9 @@ type ToolList struct {
 	Tools   []Tool
 	Failure *jsonrpc.Failure // why the server could not be asked; nil if it could
 	Reason  string           // the same in full, for operators
+
+	// Explained is what [Operator.Explain] says of all that the server has.
+	Explained []Explanation
 }
 
 // A Tool is a tool as a client sees it.

@@ -107,8 +107,12 @@ func (o reporter) Denied(d *gateway.Denial) {
 		target = "mcp_resource"
 	}
 	denials.WithLabelValues(d.Label, d.Code).Inc()
+	rule := zap.Skip()
+	if d.Rule != "" {
+		rule = zap.String("rule", d.Rule)
+	}
 	o.audit(zap.WarnLevel, "access denied",
-		zap.String("reason", d.Code), zap.String("client", d.Client), zap.String("client_ip", d.Address),
+		zap.String("reason", d.Code), rule, zap.String("client", d.Client), zap.String("client_ip", d.Address),
 		zap.String("mcp_server", d.Target.Server), zap.String("mcp_method", d.Method),
 		zap.String(target, mcp.Shortened(d.Target.Name)), zap.Error(d.Reason))
 	o.events.Emit(o.ctx, "mcp_access_denied", map[string]any{
