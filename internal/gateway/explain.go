@@ -15,13 +15,15 @@ type Explanation struct {
 	Decision    acl.Decision
 }
 
-// explainedKinds are the lists that are explained.
-var explainedKinds = []struct {
+// An explainedKind is a list that is explained.
+type explainedKind struct {
 	list listKind
-	name string
-}{{tools, "tool"}, {prompts, "prompt"}, {resources, "resource"}, {templates, "template"}}
+	name string // of an item
+}
 
-// An explainer notes what lists are decided on for a client, other than the one that asks for them.
+var explainedKinds = []explainedKind{{tools, "tool"}, {prompts, "prompt"}, {resources, "resource"}, {templates, "template"}}
+
+// An explainer notes what is decided on the items of lists for a client that has not asked for them.
 type explainer struct {
 	client caller
 	kind   string // of the list

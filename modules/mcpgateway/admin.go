@@ -74,7 +74,8 @@ func adminRoutes() []adminRoute {
 		{post, at + "/servers/{server}/logout", `ends the login of the gateway there, or that of {"client"}`, (*adminCall).logout},
 		{post, at + "/servers/{server}/accept", `accepts the definitions of its tools that have changed: all, that of {"tool"}, or that of {"tool","seen"} if it is still the latest`, (*adminCall).accept},
 		{get, at + "/files", "the files of servers_from: their servers, and why a change was not taken over", (*adminCall).listFiles},
-		{get, at + "/tools", "the tools that clients see, or ?client= sees, and what their definitions cost; asks the servers", (*adminCall).listTools},
+		{get, at + "/tools", "the tools that clients see, or ?client= sees, and what their definitions cost; asks the servers. " +
+			"With ?client= and ?why=true also what is decided on all that they have, and by which rule", (*adminCall).listTools},
 		{post, at + "/call", `calls {"tool"} with {"arguments"} and {"texts"} as {"client"} gets it, or {"raw"}; ` +
 			`with {"progress"}, each progress comes as a line before`, (*adminCall).call},
 		{get, at + "/tools/changes", "the tools whose definitions have changed, before and after", (*adminCall).listChanges},

@@ -100,7 +100,7 @@ func (c *adminCall) gatewayOf(wanted *toolCall) (*Handler, error) {
 		return nil, notFound("no mcp_gateway is running")
 	}
 	if wanted.Client != "" {
-		found = slices.DeleteFunc(found, func(h *Handler) bool { return !hasRules(h.Clients, wanted.Client) })
+		found = slices.DeleteFunc(found, func(h *Handler) bool { return !h.mayServe(wanted.Client) })
 		if len(found) == 0 {
 			return nil, notFound("there is no client %q", wanted.Client)
 		}

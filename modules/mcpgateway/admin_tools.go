@@ -1,8 +1,11 @@
 package mcpgateway
 
 import (
+	"cmp"
+	"errors"
 	"net/http"
 	"slices"
+	"strconv"
 	"unicode/utf8"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
@@ -12,8 +15,22 @@ import (
 
 // A toolListing has the tools that a client sees.
 type toolListing struct {
-	Tools  []toolStatus  `json:"tools"`
-	Failed []toolFailure `json:"failed"`
+	Tools     []toolStatus   `json:"tools"`
+	Decisions []itemDecision `json:"decisions,omitzero"` // on all that servers have; only if they are asked for
+	Failed    []toolFailure  `json:"failed"`
+}
+
+// An itemDecision tells what a client may do with something that a server has, and why.
+type itemDecision struct {
+	Gateway     string `json:"gateway"`
+	Path        string `json:"mcp_path"` // of the gateway
+	Server      string `json:"server"`
+	Kind        string `json:"kind"`                  // tool, prompt, resource or template
+	Name        string `json:"name"`                  // as the server has it
+	Shown       string `json:"shown,omitempty"`       // as the client sees it; empty if it does not
+	Action      string `json:"action"`                // allow, confirm or deny
+	Rule        string `json:"rule"`                  // that decided, or why none has
+	Annotations string `json:"annotations,omitempty"` // of a tool, as rules name them
 }
 
 // A toolStatus tells of a tool, and what its definition costs in the context of a model.
@@ -41,7 +58,8 @@ type toolFailure struct {
 	Error   string `json:"error"`
 }
 
-// listTools asks the servers for their tools: those that one client sees, or all.
+// listTools asks the servers for their tools: those that one client sees, or all. With ?why=true it also tells what
+// is decided for the client on all that the servers have.
 func (c *adminCall) listTools() (int, any, error) {
 	found, err := c.gateways()
 	if err != nil {
@@ -50,16 +68,33 @@ func (c *adminCall) listTools() (int, any, error) {
 	if len(found) == 0 {
 		return 0, nil, notFound("no mcp_gateway is running")
 	}
-	client := c.r.URL.Query().Get("client")
-	if client != "" {
-		found = slices.DeleteFunc(found, func(h *Handler) bool { return !hasRules(h.Clients, client) })
+	query := c.r.URL.Query()
+	client := query.Get("client")
+	why, err := strconv.ParseBool(cmp.Or(query.Get("why"), "false"))
+	switch {
+	case err != nil:
+		return 0, nil, invalid(errors.New("why: it must be true or false"))
+	case why && client == "":
+		return 0, nil, invalid(errors.New("why: it needs a client"))
+	case client != "":
+		found = slices.DeleteFunc(found, func(h *Handler) bool { return !h.mayServe(client) })
 		if len(found) == 0 {
 			return 0, nil, notFound("there is no client %q", client)
 		}
 	}
 	all := toolListing{Tools: []toolStatus{}, Failed: []toolFailure{}}
+	if why {
+		all.Decisions = []itemDecision{}
+	}
+	r := operatorRequest(c.r.Context())
 	for _, h := range found {
-		for _, list := range h.gateway.NewOperator(operatorRequest(c.r.Context()), client).ListTools() {
+		var lists []gateway.ToolList
+		if why {
+			lists = h.gateway.NewOperator(r, "").Explain(client)
+		} else {
+			lists = h.gateway.NewOperator(r, client).ListTools()
+		}
+		for _, list := range lists {
 			all.add(h, &list)
 		}
 	}
@@ -81,9 +116,21 @@ func (l *toolListing) add(h *Handler, list *gateway.ToolList) {
 		}
 		l.Tools = append(l.Tools, status)
 	}
+	for i := range list.Explained {
+		e := &list.Explained[i]
+		l.Decisions = append(l.Decisions, itemDecision{
+			Gateway: h.Name, Path: h.MCPPath, Server: list.Server, Kind: e.Kind, Name: e.Name, Shown: e.Shown,
+			Action: e.Decision.Action.String(), Rule: e.Decision.Reason(), Annotations: e.Annotations.String(),
+		})
+	}
 	if f := list.Failure; f != nil {
 		l.Failed = append(l.Failed, toolFailure{h.Name, h.MCPPath, list.Server, f.Data.Symbol, list.Reason})
 	}
+}
+
+// mayServe reports whether the gateway may have a client of this name: one with rules, or one that it does not know.
+func (h *Handler) mayServe(client string) bool {
+	return hasRules(h.Clients, client) || client == gateway.Anonymous && len(h.auth.providers) == 0
 }
 
 // hasRules reports whether one of the clients has this name, or a pattern that fits.

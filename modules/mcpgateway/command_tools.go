@@ -3,6 +3,7 @@ package mcpgateway
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -21,7 +22,7 @@ import (
 func newToolsCommand() *cobra.Command {
 	var admin adminClient
 	var client string
-	var asJSON bool
+	var asJSON, why bool
 	cmd := &cobra.Command{
 		Use:   "tools [<pattern>]",
 		Short: "Lists the tools that clients of the gateway see, and what they cost",
@@ -32,18 +33,29 @@ context of a model, as an estimate. If tools have a focus argument, a column has
 If the gateway has client blocks, a column has those that may call the tool. A - stands for the
 gateway itself. The last line has the sums.
 
-A pattern selects tools by their names; * stands for any characters. Without a * it is a part of
+With --client and --why it prints a line for each tool, prompt, resource and resource template that
+the servers have, whether the client sees it or not: the server, the kind, the name that the server
+has for it, what the client may do (allow, confirm or deny), and the rule that says so, or another
+reason. The last line counts them.
+
+A pattern selects by name; * stands for any characters. Without a * it is a part of
 the name. With several gateways, their names come first, or their paths if they have none. Servers
 that do not answer are named on standard error; they do not change the exit status.
 
 It needs the admin API of the running Caddy.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if why && client == "" {
+				return errors.New("--why needs --client: the client to decide for")
+			}
 			return admin.run(cmd, func(ctx context.Context) error {
 				var all toolListing
 				query := url.Values{}
 				if client != "" {
 					query.Set("client", client)
+				}
+				if why {
+					query.Set("why", "true")
 				}
 				if err := admin.request(ctx, http.MethodGet, "/tools", query, "", &all); err != nil {
 					return err
@@ -55,7 +67,11 @@ It needs the admin API of the running Caddy.`,
 				if asJSON {
 					return printJSON(os.Stdout, all)
 				}
-				all.print(os.Stdout, several, client == "")
+				if why {
+					all.printDecisions(os.Stdout, several)
+				} else {
+					all.print(os.Stdout, several, client == "")
+				}
 				all.printFailed(os.Stderr, several)
 				return nil
 			})
@@ -64,16 +80,21 @@ It needs the admin API of the running Caddy.`,
 	admin.addFlags(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "Print JSON")
 	cmd.Flags().StringVar(&client, "client", "", "The client whose rules apply. Default: none, all tools are listed")
+	cmd.Flags().BoolVar(&why, "why", false, "Tell what is decided on all that servers have, and by which rule")
 	return cmd
 }
 
-// selectBy keeps the tools whose names a pattern fits.
+// selectBy keeps what has a name that a pattern fits.
 func (l *toolListing) selectBy(pattern string) {
-	l.Tools = slices.DeleteFunc(l.Tools, func(t toolStatus) bool {
+	fits := func(name string) bool {
 		if !strings.Contains(pattern, "*") {
-			return !strings.Contains(t.Name, pattern)
+			return strings.Contains(name, pattern)
 		}
-		return !mcp.MatchName(pattern, t.Name)
+		return mcp.MatchName(pattern, name)
+	}
+	l.Tools = slices.DeleteFunc(l.Tools, func(t toolStatus) bool { return !fits(t.Name) })
+	l.Decisions = slices.DeleteFunc(l.Decisions, func(d itemDecision) bool {
+		return !fits(d.Name) && !fits(d.Shown) && !fits(d.Server+mcp.Separator+d.Name)
 	})
 }
 
@@ -117,6 +138,39 @@ func (l *toolListing) print(w io.Writer, several, withClients bool) {
 	fmt.Fprintln(w)
 }
 
+// printDecisions prints a line for each decision, and how many there are.
+func (l *toolListing) printDecisions(w io.Writer, several bool) {
+	rows := [][]string{{"gateway", "server", "kind", "name", "action", "rule"}}
+	counts := map[string]int{} // by kind, and by action
+	for _, d := range l.Decisions {
+		rows = append(rows, []string{cmp.Or(d.Gateway, d.Path), d.Server, d.Kind, d.Name, d.Action, d.Rule})
+		counts[d.Kind]++
+		counts[d.Action]++
+	}
+	if !several {
+		for i := range rows {
+			rows[i] = rows[i][1:]
+		}
+	}
+	printTable(w, rows)
+	var found []string
+	for _, kind := range []string{"tool", "prompt", "resource", "template"} {
+		n := counts[kind]
+		if n == 0 && kind != "tool" {
+			continue
+		}
+		if n != 1 {
+			kind += "s"
+		}
+		found = append(found, fmt.Sprintf("%d %s", n, kind))
+	}
+	fmt.Fprintf(w, "%s: %d allowed, ", strings.Join(found, ", "), counts["allow"])
+	if n := counts["confirm"]; n > 0 {
+		fmt.Fprintf(w, "%d to confirm, ", n)
+	}
+	fmt.Fprintf(w, "%d denied\n", counts["deny"])
+}
+
 // users returns the clients that may call the tool.
 func (t *toolStatus) users() string {
 	switch {
@@ -144,6 +198,9 @@ func (l *toolListing) hasSeveralGateways() bool {
 	found := map[[2]string]bool{}
 	for _, t := range l.Tools {
 		found[[2]string{t.Gateway, t.Path}] = true
+	}
+	for _, d := range l.Decisions {
+		found[[2]string{d.Gateway, d.Path}] = true
 	}
 	for _, f := range l.Failed {
 		found[[2]string{f.Gateway, f.Path}] = true

@@ -1,0 +1,224 @@
+package gateway
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
+)
+
+// explain returns the explanations for a client, each after the name of its server.
+func explain(g *front, client string) (servers []string, all []Explanation) {
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	for _, list := range g.NewOperator(r, "").Explain(client) {
+		for _, e := range list.Explained {
+			servers, all = append(servers, list.Server), append(all, e)
+		}
+	}
+	return servers, all
+}
+
+// explainedPeers are servers that have some of everything.
+func explainedPeers() []*peer {
+	var peers []*peer
+	for _, p := range []*peer{legacyPeer("a"), modernPeer("b")} {
+		p.has("tools/list", "tools",
+			`{"name":"read_x","inputSchema":{"type":"object"},"annotations":{"readOnlyHint":true}}`,
+			`{"name":"put_x","inputSchema":{"type":"object"},"annotations":{"destructiveHint":false,"idempotentHint":true}}`,
+			`{"name":"remove_x","inputSchema":{"type":"object"}}`)
+		p.has("prompts/list", "prompts", `{"name":"read_p"}`, `{"name":"put_p"}`)
+		p.has("resources/list", "resources", `{"uri":"file:///open/r","name":"r"}`, `{"uri":"file:///shut/r","name":"r"}`)
+		p.has("resources/templates/list", "resourceTemplates",
+			`{"uriTemplate":"file:///open/{n}","name":"t"}`, `{"uriTemplate":"file:///shut/{n}","name":"t"}`)
+		p.does("prompts/get", func(w http.ResponseWriter, a *incoming) { a.reply(w, `{"messages":[]}`) })
+		p.does("resources/read", func(w http.ResponseWriter, a *incoming) { a.reply(w, `{"contents":[]}`) })
+		peers = append(peers, p)
+	}
+	return peers
+}
+
+// What is explained to the operator is what the lists of the client have, and what its requests come to.
+func TestExplanationsAgreeWithListsAndCalls(t *testing.T) {
+	for name, configure := range map[string]func(*Config){
+		"no rules":            nil,
+		"nothing is allowed":  everybody("deny *"),
+		"tools by name":       everybody("allow a::read_*", "allow *::put_x", "deny *"),
+		"read only":           everybody("allow read_only", "deny *"),
+		"not destructive":     everybody("deny destructive", "allow *"),
+		"a server":            everybody("allow b::*", "deny *"),
+		"annotation of one":   everybody("deny open_world:a::*", "allow idempotent:b::*", "deny tool:b::*"),
+		"prompts":             everybody("allow prompt:*::read_*", "deny *"),
+		"resources":           everybody("deny resource:a::file:///shut", "allow resource:file:///shut", "deny resource:*"),
+		"confirm destructive": everybody("confirm destructive", "allow *"),
+		"confirm after deny":  everybody("deny a::remove_*", "confirm *::*", "deny *"),
+		"expose": func(c *Config) {
+			everybody("deny a::put_x", "allow *")(c)
+			c.Servers[0].Expose = []string{"read_*", "put_*"}
+		},
+		"redaction": func(c *Config) {
+			everybody("allow read_only", "deny *")(c)
+			var err error
+			if c.Clients[0].Redactor, err = redact.New([]string{"secret"}, nil); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
+			t.Run(fmt.Sprintf("%s %v", name, era), func(t *testing.T) {
+				g := newGateway(t, configure, explainedPeers()...)
+				u := g.user(t, era)
+				u.identity, u.can = "ann", "{}" // who cannot be asked to confirm
+				if era == mcp.Legacy {
+					u.connect()
+				}
+				servers, all := explain(g, "ann")
+				if len(all) != 18 {
+					t.Fatalf("explained: %+v", all)
+				}
+				for i, e := range all {
+					checkExplanation(t, u, servers[i], e)
+				}
+			})
+		}
+	}
+}
+
+// checkExplanation compares an explanation with what the client sees and gets.
+func checkExplanation(t *testing.T, u *user, server string, e Explanation) {
+	t.Helper()
+	list := explainedKinds[slices.IndexFunc(explainedKinds, func(k explainedKind) bool { return k.name == e.Kind })].list
+	shown := u.g.shown(server, list, e.Name)
+	what := fmt.Sprintf("%s %s of %s: %s by %q", e.Kind, e.Name, server, e.Decision.Action, e.Decision.Reason())
+	if want := e.Decision.Action != acl.Deny; (e.Shown == shown) != want || (e.Shown == "") == want {
+		t.Errorf("%s: shown as %q", what, e.Shown)
+	}
+	listed := u.ask(kinds[list].method, "{}").body
+	if got := strings.Contains(listed, string(jsonrpc.Quote(shown))); got != (e.Decision.Action == acl.Allow) {
+		t.Errorf("%s: listed %t: %s", what, got, listed)
+	}
+	var answer said
+	switch u.g.config.Observer.(*observed).takeDenials(); list {
+	case tools:
+		answer = u.call(shown)
+	case prompts:
+		answer = u.ask("prompts/get", `{"name":`+string(jsonrpc.Quote(shown))+`}`)
+	case resources:
+		answer = u.ask("resources/read", `{"uri":`+string(jsonrpc.Quote(shown))+`}`)
+	default:
+		return // which cannot be asked for
+	}
+	denials := u.g.config.Observer.(*observed).takeDenials()
+	symbol := map[acl.Action]string{acl.Deny: "acl_denied", acl.Confirm: "confirmation_required"}[e.Decision.Action]
+	switch {
+	case e.Decision.Reason() == "not in expose of the server":
+		if answer.code() != jsonrpc.CodeInvalidParams {
+			t.Errorf("%s: got %s", what, answer.body)
+		}
+	case answer.symbol() != symbol || (len(answer.Result) > 0) != (symbol == ""):
+		t.Errorf("%s: got %s", what, answer.body)
+	case symbol == "" && len(denials) > 0, symbol != "" && (len(denials) != 1 || denials[0].Rule != e.Decision.Reason()):
+		t.Errorf("%s: denied %+v", what, denials)
+	}
+	if rule := e.Decision.Reason(); symbol != "" && strings.Contains(answer.body, rule) {
+		t.Errorf("%s: the client is told of the rule: %s", what, answer.body)
+	}
+}
+
+// Some things are not there for a client whatever its rules say.
+func TestExplainedReasons(t *testing.T) {
+	tool := func(name, description string) string {
+		return `{"name":"` + name + `","description":"` + description + `","inputSchema":{"type":"object"}}`
+	}
+	p := modernPeer("a").has("tools/list", "tools", tool("x", "first"), tool("denied", "first"))
+	g := newGateway(t, func(c *Config) {
+		everybody("deny a::denied")(c)
+		c.PinTools = true
+		c.Servers[0].Expose = []string{"x", "denied", "twice", "bad", "hid*"}
+	}, p)
+	u := g.modern(t)
+	u.ask("tools/list", "{}")
+	p.has("tools/list", "tools", tool("x", "second"), tool("denied", "second"), tool("twice", ""), tool("twice", ""),
+		invalidTool, tool(`hid\u200bden`, ""), tool("unexposed", ""))
+	want := []string{
+		"x: deny: its definition has changed (pin_tools)",
+		"denied: deny: deny a::denied",
+		"twice: allow: default allow",
+		"twice: deny: the server lists it more than once",
+		"bad: deny: its definition is invalid: x-mcp-header of a: ",
+		"hid\u200bden: deny: its name has hidden characters",
+		"unexposed: deny: not in expose of the server",
+	}
+	_, all := explain(g, Anonymous)
+	var got []string
+	for _, e := range all {
+		got = append(got, e.Name+": "+e.Decision.Action.String()+": "+e.Decision.Reason())
+	}
+	if !slices.EqualFunc(got, want, strings.HasPrefix) {
+		t.Errorf("got %q", got)
+	}
+	listed := u.ask("tools/list", "{}").body
+	for name, symbol := range map[string]string{"x": "tool_changed", "denied": "acl_denied", "twice": ""} {
+		if s := u.call("a::" + name); s.symbol() != symbol || strings.Contains(listed, "a::"+name) != (symbol == "") {
+			t.Errorf("%s: got %s, listed %s", name, s.body, listed)
+		}
+	}
+}
+
+// The operator asks also the servers that the client never would, and leaves nothing behind for the client.
+func TestExplainAsksAsTheOperator(t *testing.T) {
+	down := newPeer("down")
+	down.down.Store(true)
+	a, few := legacyPeer("a").hasTools("x"), modernPeer("few").hasTools("y")
+	few.capabilities = `{"tools":{}}`
+	g := newGateway(t, func(c *Config) {
+		c.Discovery = true
+		c.Clients = []*Client{
+			{Name: "nothing", Policy: rulesOf("deny *")},
+			{Name: "dev-*", Policy: rulesOf("allow read_only", "deny *")},
+			{Name: Anonymous, Policy: rulesOf("deny destructive")},
+		}
+	}, a, few, down)
+	for client, want := range map[string]string{
+		"nothing": "deny *", "dev-7": "deny *", Anonymous: "deny destructive", "other": "no rules",
+	} {
+		lists := g.NewOperator(httptest.NewRequest(http.MethodGet, "/", nil), "").Explain(client)
+		if len(lists) != 4 || lists[2].Failure == nil || lists[2].Reason == "" || len(lists[3].Tools) != 3 {
+			t.Fatalf("%s: got %+v", client, lists)
+		}
+		for i, name := range []string{"x", "y"} {
+			all := lists[i].Explained
+			if lists[i].Failure != nil || len(lists[i].Tools) > 0 || len(all) != 1 || all[0].Name != name ||
+				all[0].Annotations != mcp.Unannotated || all[0].Decision.Reason() != want {
+				t.Errorf("%s: got %+v", client, lists[i])
+			}
+		}
+	}
+	if n := len(a.alive); n > 0 {
+		t.Errorf("%d sessions are left", n)
+	}
+	if _, told := g.annotations.get(toldTool{"a", "", "x"}); told {
+		t.Error("it is taken for what the server told the client")
+	}
+	g.Tallies(func(label string, _ *Tally) { t.Errorf("%s is counted", label) })
+}
+
+// What is denied is in no list, but takes memory while it is explained.
+func TestExplanationHasALimit(t *testing.T) {
+	page := 0
+	p := legacyPeer("a").does("resources/list", func(w http.ResponseWriter, a *incoming) {
+		page++
+		a.reply(w, fmt.Sprintf(`{"resources":[{"uri":"file:///%s","name":"r"}],"nextCursor":"%d"}`, strings.Repeat("x", 1<<20), page))
+	})
+	g := newGateway(t, everybody("deny *"), p)
+	lists := g.NewOperator(httptest.NewRequest(http.MethodGet, "/", nil), "").Explain(Anonymous)
+	if failure := lists[0].Failure; failure == nil || failure.Cause != jsonrpc.CauseTooLarge || page != maxListing>>20 {
+		t.Errorf("got %+v after %d pages", failure, page)
+	}
+}
