@@ -78,6 +78,67 @@ func TestAdminToolList(t *testing.T) {
 	}
 }
 
+func TestAdminToolDecisions(t *testing.T) {
+	sample := serverOf("sample", `{"handler":"mcp_sample"}`)
+	a := newAdmin(t,
+		`{"name":"one","separator":"__","clients":[
+			{"name":"ann","rules":[{"action":"allow","patterns":["sample::echo","prompt:*::*"]}]},
+			{"name":"team-*","rules":[{"action":"deny","patterns":["destructive"]}]}],
+			"servers":[`+sample+`,`+serverOf("down", proxyTo("", "127.0.0.1:9"))+`]}`,
+		`{"name":"two","mcp_path":"/two","rpc_path":"/rpc","separator":"none","servers":[`+sample+`]}`)
+	for _, tt := range []struct {
+		name, query string
+		want        []string // decisions on tools
+		tools       int
+	}{
+		{"a client", "client=ann", []string{
+			"one sample read_log  deny default deny", "one sample read_image  deny default deny",
+			"one sample list_files  deny default deny", "one sample echo sample__echo allow allow sample::echo",
+		}, 1},
+		{"a client by a pattern", "client=team-7", []string{
+			"one sample read_log sample__read_log allow default allow", "one sample read_image sample__read_image allow default allow",
+			"one sample list_files sample__list_files allow default allow", "one sample echo sample__echo allow default allow",
+		}, 4},
+		{"a client that is not known, of a gateway without rules", "client=anonymous&gateway=two", []string{
+			"two sample read_log read_log allow no rules", "two sample read_image read_image allow no rules",
+			"two sample list_files list_files allow no rules", "two sample echo echo allow no rules",
+		}, 4},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var got toolListing
+			if res := a.call("GET", "/mcp_gateway/tools?why=true&"+tt.query, "", &got); res.StatusCode != http.StatusOK {
+				t.Fatalf("got %d", res.StatusCode)
+			}
+			var decisions []string
+			for _, d := range got.Decisions {
+				if d.Kind == "tool" {
+					decisions = append(decisions, strings.Join([]string{d.Gateway, d.Server, d.Name, d.Shown, d.Action, d.Rule}, " "))
+					if d.Annotations != "read_only" {
+						t.Errorf("%+v", d)
+					}
+				}
+			}
+			if !slices.Equal(decisions, tt.want) || len(got.Tools) != tt.tools {
+				t.Errorf("got %q, %+v", decisions, got.Tools)
+			}
+		})
+	}
+	for query, want := range map[string]string{
+		"?why=true": "why: it needs a client", "?why=1&client=bob": `there is no client "bob"`,
+		"?why=yes&client=ann": "why: it must be true or false",
+	} {
+		var failure struct{ Error, Code string }
+		a.call("GET", "/mcp_gateway/tools"+query, "", &failure)
+		if failure.Error != want {
+			t.Errorf("%s: got %+v", query, failure)
+		}
+	}
+	res := a.call("GET", "/mcp_gateway/tools?why=true", "", nil)
+	if res.StatusCode != http.StatusBadRequest {
+		t.Errorf("got %d", res.StatusCode)
+	}
+}
+
 func TestAdminToolListOfNoGateway(t *testing.T) {
 	var failure struct{ Error, Code string }
 	res := newAdmin(t).call("GET", "/mcp_gateway/tools", "", &failure)

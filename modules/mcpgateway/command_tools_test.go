@@ -74,6 +74,54 @@ func TestPrintTools(t *testing.T) {
 	}
 }
 
+func TestPrintDecisions(t *testing.T) {
+	const list = `{"tools":[],"decisions":[
+		{"gateway":"g","server":"files","kind":"tool","name":"read_file","shown":"files__read_file","action":"allow","rule":"allow read_only"},
+		{"gateway":"g","server":"files","kind":"tool","name":"rm","shown":"files__rm","action":"confirm","rule":"confirm destructive"},
+		{"gateway":"g","server":"web","kind":"template","name":"x\u001b://{y}","action":"deny","rule":"default deny"}]}`
+	for _, tt := range []struct{ name, pattern, want string }{
+		{"all", "",
+			"server  kind      name          action   rule\n" +
+				"files   tool      read_file     allow    allow read_only\n" +
+				"files   tool      rm            confirm  confirm destructive\n" +
+				"web     template  x\\x1b://{y}  deny     default deny\n" +
+				"2 tools, 1 template: 1 allowed, 1 to confirm, 1 denied\n"},
+		{"a name of the server", "read_*",
+			"server  kind  name       action  rule\nfiles   tool  read_file  allow   allow read_only\n1 tool: 1 allowed, 0 denied\n"},
+		{"a name that clients see", "files__read",
+			"server  kind  name       action  rule\nfiles   tool  read_file  allow   allow read_only\n1 tool: 1 allowed, 0 denied\n"},
+		{"a server", "web::*",
+			"server  kind      name          action  rule\nweb     template  x\\x1b://{y}  deny    default deny\n" +
+				"0 tools, 1 template: 0 allowed, 1 denied\n"},
+		{"nothing", "none", "server  kind  name  action  rule\n0 tools: 0 allowed, 0 denied\n"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var all toolListing
+			if err := json.Unmarshal([]byte(list), &all); err != nil {
+				t.Fatal(err)
+			}
+			if tt.pattern != "" {
+				all.selectBy(tt.pattern)
+			}
+			var printed bytes.Buffer
+			all.printDecisions(&printed, false)
+			if printed.String() != tt.want {
+				t.Errorf("got\n%s\nwant\n%s", &printed, tt.want)
+			}
+		})
+	}
+	var several toolListing
+	if err := json.Unmarshal([]byte(list), &several); err != nil {
+		t.Fatal(err)
+	}
+	several.Decisions[2].Gateway = "h"
+	var printed bytes.Buffer
+	several.printDecisions(&printed, several.hasSeveralGateways())
+	if !strings.HasPrefix(printed.String(), "gateway  server") || !strings.Contains(printed.String(), "\nh        web ") {
+		t.Errorf("got\n%s", &printed)
+	}
+}
+
 func TestCommandTools(t *testing.T) {
 	var asked string
 	status, body := 200, `{"tools":[]}`
@@ -96,6 +144,7 @@ func TestCommandTools(t *testing.T) {
 	}{
 		{nil, "GET /mcp_gateway/tools"},
 		{[]string{"--client", "a&b"}, "GET /mcp_gateway/tools?client=a%26b"},
+		{[]string{"--why", "--client", "ann", "--json"}, "GET /mcp_gateway/tools?client=ann&why=true"},
 		{[]string{"--gateway", "/x", "--client", "ann"}, "GET /mcp_gateway/tools?client=ann&gateway=%2Fx"},
 	} {
 		if err := run(tt.args...); err != nil || asked != tt.want {
@@ -104,6 +153,9 @@ func TestCommandTools(t *testing.T) {
 	}
 	if err := run("extra", "more"); err == nil {
 		t.Error("it takes two arguments")
+	}
+	if err := run("--why"); err == nil || !strings.Contains(err.Error(), "--why needs --client") {
+		t.Errorf("without a client: %v", err)
 	}
 	status, body = 404, `{"error":"no mcp_gateway is running","code":"not_found"}`
 	if err := run(); err == nil || !strings.Contains(err.Error(), "no mcp_gateway is running") {

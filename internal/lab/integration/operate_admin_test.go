@@ -103,9 +103,9 @@ type logLine struct {
 	Action, Gateway, Name, Outcome string
 
 	// Of what clients are refused, and of tools that change.
-	Reason, Client string
-	MCPServer      string `json:"mcp_server"` // also of what operators do
-	MCPTool        string `json:"mcp_tool"`
+	Reason, Rule, Client string
+	MCPServer            string `json:"mcp_server"` // also of what operators do
+	MCPTool              string `json:"mcp_tool"`
 }
 
 // logTo are options by which Caddy logs to a file.

@@ -1,0 +1,116 @@
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// A decision is what `caddy mcp tools --why --json` says of something that a server has.
+type decision struct{ Server, Kind, Name, Shown, Action, Rule, Annotations string }
+
+// itemOf is what a decision calls the items of a list.
+var itemOf = map[string]string{
+	"tools/list": "tool", "prompts/list": "prompt", "resources/list": "resource", "resources/templates/list": "template",
+}
+
+// TestExplain asks a built binary that runs why a client may use what the reference server has, and
+// compares that with the lists of the client, with its calls and with the log.
+func TestExplain(t *testing.T) {
+	isolate(t)
+	modules, err := filepath.Abs(modulesOfNode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	everything := strings.Replace(everythingOf(t, "everything"), modulesOfNode, modules+"/", 1) // Caddy runs elsewhere
+	log := filepath.Join(t.TempDir(), "caddy.log")
+	served := run(t, inFile(t, logTo(log)+site("127.0.0.1:8080", gateway(append(
+		restricted("deny everything::get-env", "allow read_only prompt:everything::simple* resource:everything::demo:"),
+		"join_timeout 2m", everything, block("server sample", "mcp_sample", "expose read_*"),
+		"server gone http://"+freeAddress(t)+"/mcp",
+	)...))))
+	command := func(args ...string) (string, string) {
+		t.Helper()
+		cmd := caddy(t, slices.Concat([]string{"mcp", "tools", "--address", served.moved[":2019"], "--client", "eve", "--why"}, args)...)
+		var out, complaints strings.Builder
+		cmd.Stdout, cmd.Stderr = &out, &complaints
+		if err := cmd.Run(); err != nil {
+			t.Fatalf("%v: %s", err, &complaints)
+		}
+		return out.String(), complaints.String()
+	}
+	text, _ := command("--json")
+	var found struct{ Decisions []decision }
+	if err := json.Unmarshal([]byte(text), &found); err != nil {
+		t.Fatal(err)
+	}
+	rules := map[string]int{}
+	for _, d := range found.Decisions {
+		rules[d.Kind+" "+d.Rule]++
+	}
+	for _, want := range []string{
+		"tool deny everything::get-env", "tool allow read_only", "tool default deny", "tool not in expose of the server",
+		"prompt allow prompt:everything::simple*", "prompt default deny",
+		"resource allow resource:everything::demo:", "template allow resource:everything::demo:",
+	} {
+		if rules[want] == 0 {
+			t.Errorf("no %s in %v", want, rules)
+		}
+	}
+
+	for _, era := range clientEras {
+		t.Run(era.name, func(t *testing.T) {
+			eve := newSpeaker(t, joinedAt("http://"+served.address), era.modern, `{}`, bearer(eveToken))
+			for _, kind := range listKinds {
+				var want []string
+				for _, d := range found.Decisions {
+					if d.Action == "allow" && d.Kind == itemOf[kind.method] {
+						want = append(want, d.Shown)
+					}
+				}
+				if got := membersOf(t, eve, kind.method, kind.kind, kind.member); !slices.Equal(got, want) {
+					t.Errorf("%s: got %q, want %q", kind.method, got, want)
+				}
+			}
+			for _, d := range found.Decisions {
+				if d.Kind != "tool" || d.Action == "allow" || d.Server != "everything" {
+					continue
+				}
+				before := len(linesOfLog(t, log, ".audit"))
+				eve.refuses(t, "tools/call", fmt.Sprintf(`{"name":"everything__%s","arguments":{}}`, d.Name), 403, "acl_denied")
+				if lines := linesOfLog(t, log, ".audit")[before:]; len(lines) != 1 || lines[0].Rule != d.Rule || lines[0].MCPTool != d.Name {
+					t.Errorf("%+v: logged %+v", d, lines)
+				}
+			}
+		})
+	}
+
+	table, complaints := command()
+	if !strings.Contains(complaints, "gone is not listed: connect_error") {
+		t.Errorf("complaints: %s", complaints)
+	}
+	counts := map[string]int{}
+	lines := strings.Split(strings.TrimSuffix(table, "\n"), "\n")
+	for i, d := range found.Decisions {
+		counts[d.Kind]++
+		counts[d.Action]++
+		if fields := strings.Fields(lines[i+1]); !slices.Equal(fields, strings.Fields(d.Server+" "+d.Kind+" "+d.Name+" "+d.Action+" "+d.Rule)) {
+			t.Errorf("got %s, want %+v", lines[i+1], d)
+		}
+	}
+	sums := fmt.Sprintf("%d tools, %d prompts, %d resources, %d templates: %d allowed, %d denied",
+		counts["tool"], counts["prompt"], counts["resource"], counts["template"], counts["allow"], counts["deny"])
+	if last := lines[len(lines)-1]; last != sums {
+		t.Errorf("got %s, want %s", last, sums)
+	}
+	some, _ := command("everything::get-*")
+	if rows := regexp.MustCompile(`(?m)^everything +tool +get-`).FindAllString(some, -1); len(rows) != strings.Count(some, "\n")-2 || len(rows) < 2 {
+		t.Errorf("of a pattern: %s", some)
+	}
+	toolsFail(t, "--why needs --client", "--why", "--address", served.moved[":2019"])
+	toolsFail(t, `there is no client "bob"`, "--why", "--client", "bob", "--address", served.moved[":2019"])
+}
