@@ -81,9 +81,9 @@ func TestPrintDecisions(t *testing.T) {
 		{"gateway":"g","server":"web","kind":"template","name":"x\u001b://{y}","action":"deny","rule":"default deny"}]}`
 	for _, tt := range []struct{ name, pattern, want string }{
 		{"all", "",
-			"server  kind      name          action   rule\n" +
-				"files   tool      read_file     allow    allow read_only\n" +
-				"files   tool      rm            confirm  confirm destructive\n" +
+			"server  kind      name         action   rule\n" +
+				"files   tool      read_file    allow    allow read_only\n" +
+				"files   tool      rm           confirm  confirm destructive\n" +
 				"web     template  x\\x1b://{y}  deny     default deny\n" +
 				"2 tools, 1 template: 1 allowed, 1 to confirm, 1 denied\n"},
 		{"a name of the server", "read_*",
@@ -91,7 +91,7 @@ func TestPrintDecisions(t *testing.T) {
 		{"a name that clients see", "files__read",
 			"server  kind  name       action  rule\nfiles   tool  read_file  allow   allow read_only\n1 tool: 1 allowed, 0 denied\n"},
 		{"a server", "web::*",
-			"server  kind      name          action  rule\nweb     template  x\\x1b://{y}  deny    default deny\n" +
+			"server  kind      name         action  rule\nweb     template  x\\x1b://{y}  deny    default deny\n" +
 				"0 tools, 1 template: 0 allowed, 1 denied\n"},
 		{"nothing", "none", "server  kind  name  action  rule\n0 tools: 0 allowed, 0 denied\n"},
 	} {
