@@ -222,7 +222,7 @@ func FuzzCaddyfileGateway(f *testing.F) {
 		"auth hmac {\n\tclient nightly " + secret + "\n}",
 		"auth hmac {\n\tclient " + secret + " " + secret + " x\n}",
 	}
-	server := "\nserver files http://127.0.0.1:8004/x?y {\n\talias fs disk\n\ttimeout 1m\n\tmask off\n\texpose read_* stat\n\tforward_auth_header off\n}"
+	server := "\nserver files http://127.0.0.1:8004/x?y {\n\talias fs disk\n\ttimeout 1m\n\tmask off\n\texpose read_* stat\n\ttool stat {\n\t\trename s\n\t\tannotate read_only\n\t\targuments fixed n {}\n\t}\n\tforward_auth_header off\n}"
 	for i, lines := range []string{
 		gatewayLines, accessLines + server, server, "server a http://b\nserver c https://d:1\nserver e stdio f g", "server one stdio npx -y x {\n\tenv A {env.B}\n\tframing content-length\n\tisolation session\n\troots file:///srv\n\tmax_line 1MiB\n\trequest_header X-Called yes\n}",
 		"server long {\n\treverse_proxy tools:1-2 {\n\t\ttransport mcp_stdio node server.js {\n\t\t\tdir /srv\n\t\t}\n\t}\n}", "server a {\n\trespond hi\n}\nanswer b * drop", "answer", "rate 0/1s", "client", "server x ftp://y", "server x http://a b", "auth nothing", "request_limit 0", "mask {\n\trecover {\n\t\tttl 1h\n\t}\n}",

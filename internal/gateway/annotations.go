@@ -46,7 +46,7 @@ func (c *caller) toldTool(s *Server, name string) toldTool { return toldTool{s.I
 func (c *caller) listedTool(s *Server, item *mcp.Item) acl.Decision {
 	tool := c.newTool(s.Name, item.Name)
 	if c.policy().NeedsAnnotations(s.Name, item.Name) {
-		tool.Annotations = mcp.ReadAnnotations(item.Raw)
+		tool.Annotations = s.annotations(item.Name, item.Raw)
 		c.of.told.note(c.toldTool(s, item.Name), tool.Annotations)
 	}
 	return c.policy().Tool(&tool)

@@ -184,10 +184,12 @@ func (c *call) callTask() *jsonrpc.Failure {
 func (c *call) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrpc.Failure {
 	c.server = s
 	message, failure := c.forwardable(append(edits, c.g.relatedTask(c.message.Raw, s.Name)...)...)
-	if failure != nil {
-		return failure
+	if failure == nil {
+		message, failure = c.override.toServer(&message)
 	}
-	c.message = message // of which there is no other copy in memory from here on
+	if failure == nil {
+		c.message = message // of which there is no other copy in memory from here on
+	}
 	isLogin := c.isLoginTool(s, target)
 	if isLogin && c.sees(s) {
 		target = mcp.Target{} // it is the gateway's own
@@ -196,7 +198,10 @@ func (c *call) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrp
 	if c.admitted {
 		check = c.permit
 	}
-	if failure := check(target); failure != nil {
+	if refused := check(target); refused != nil {
+		return refused
+	}
+	if failure != nil {
 		return failure
 	}
 	c.link = c.client.link(s)

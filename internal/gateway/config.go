@@ -179,6 +179,12 @@ type Observer interface {
 	// ToolInvalid is called when a tool is left out because its definition is invalid.
 	ToolInvalid(server, tool string, reason error)
 
+	// ToolHidden is called when clients do not see a tool because an [Override] gives its name to another one.
+	ToolHidden(server, tool, by string)
+
+	// ToolMissing is called when a server does not list a tool that has an [Override].
+	ToolMissing(server, tool string)
+
 	// ToolsSeen is called after a list of tools was read, whose definitions are pinned.
 	ToolsSeen(server string)
 }

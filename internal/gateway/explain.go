@@ -62,10 +62,10 @@ func (o *Operator) Explain(client string) []ToolList {
 func (e *explainer) note(b *builder, item *mcp.Item, d acl.Decision) {
 	found := Explanation{Kind: e.kind, Name: item.Name, Decision: d}
 	if e.client.isShown(d) {
-		found.Shown = b.g.shown(b.server.Name, b.kind, item.Name)
+		found.Shown = b.shown(item.Name)
 	}
 	if b.kind == tools {
-		found.Annotations = mcp.ReadAnnotations(item.Raw)
+		found.Annotations = b.server.annotations(item.Name, item.Raw)
 	}
 	e.all = append(e.all, found)
 	e.size += len(found.Name) + len(found.Shown) + len(d.Reason())

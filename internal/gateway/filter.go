@@ -36,8 +36,7 @@ type filter struct {
 
 // newFilter returns a filter that writes to w; nil if there is nothing to filter.
 func newFilter(x *exchange, w http.ResponseWriter, r *http.Request) *filter {
-	modern := httpbody.GetHeader(r.Header, mcp.VersionHeader) == mcp.Stateless ||
-		x.message.Has(jsonrpc.ProtocolVersion) || x.kind == RPC // which need not say so
+	modern := x.isModern(r) || x.kind == RPC // which need not say so
 	sought := filter{
 		x: x, r: r,
 		updates: x.caller.policy().RestrictsResources(x.server.Name),
@@ -62,6 +61,11 @@ func newFilter(x *exchange, w http.ResponseWriter, r *http.Request) *filter {
 		}
 	}
 	return f
+}
+
+// isModern reports whether a request says that it is of the modern era.
+func (x *exchange) isModern(r *http.Request) bool {
+	return httpbody.GetHeader(r.Header, mcp.VersionHeader) == mcp.Stateless || x.message.Has(jsonrpc.ProtocolVersion)
 }
 
 // take returns a message as it goes on, nil if it does not.
@@ -175,7 +179,8 @@ type listFilter struct {
 }
 
 func newListFilter(g *Gateway, s *Server, c *caller) listFilter {
-	return listFilter{g: g, server: s, caller: c, hides: g.config.PinTools || c.policy().Restricts(s.Name)}
+	hides := g.config.PinTools || c.policy().Restricts(s.Name) || s.Overrides != nil
+	return listFilter{g: g, server: s, caller: c, hides: hides}
 }
 
 // read reads the answer of a server that may have lists, without the characters that hide
@@ -205,10 +210,13 @@ func (f *listFilter) decide(item *mcp.Item) acl.Decision {
 	case item.Kind != mcp.Tools:
 		return f.caller.listed(f.server.Name, item.Kind, item.Name)
 	}
-	withheld := !f.isPinned(item) && f.g.config.PinTools
+	withheld, hidden := !f.isPinned(item) && f.g.config.PinTools, f.isHidden(item.Name)
 	decision := f.caller.listedTool(f.server, item)
 	if withheld && decision.Action != acl.Deny {
 		return acl.Because("its definition has changed (pin_tools)", acl.Deny)
+	}
+	if decision.Action != acl.Deny && hidden {
+		return acl.Because("another tool is renamed to its name", acl.Deny)
 	}
 	return decision
 }
@@ -241,7 +249,7 @@ func (f *filter) visible(message []byte) ([]byte, error) {
 		if !visible.keeps(item) {
 			return false
 		}
-		added = append(added, f.addFocus(item)...)
+		added = append(added, f.showOverride(item)...)
 		return true
 	})
 	edits = append(edits, added...)

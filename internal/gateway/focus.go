@@ -112,14 +112,10 @@ const maxGoal = 1000
 // take takes the argument out of a call, as often as it is there. It returns what the client looks for.
 func (f *Focus) take(m *jsonrpc.Message) (goal string, edited jsonrpc.Message, failure *jsonrpc.Failure) {
 	arguments := m.Literal(jsonrpc.Arguments)
-	var edits []jsonspan.Edit
-	start, end, before := -1, -1, -1 // of those to take, side by side; the end of the one before them
+	var removal jsonspan.Removal
 	for member := range jsonspan.Members(arguments) {
+		removal.Next(member, member.Key == f.name)
 		if member.Key != f.name {
-			if start >= 0 {
-				edits = append(edits, jsonspan.Edit{Start: start, End: member.Start})
-			}
-			start, before = -1, member.End
 			continue
 		}
 		switch member.Value.Kind {
@@ -130,16 +126,8 @@ func (f *Focus) take(m *jsonrpc.Message) (goal string, edited jsonrpc.Message, f
 		default:
 			return "", *m, invalid("arguments." + f.name + ": not a string")
 		}
-		if end = member.End; start < 0 {
-			start = member.Start
-		}
 	}
-	if start >= 0 {
-		if before >= 0 {
-			start = before // the comma before them goes
-		}
-		edits = append(edits, jsonspan.Edit{Start: start, End: end})
-	}
+	edits := removal.Edits(arguments, nil)
 	edited, failure = m.Edited(m.Replace(jsonrpc.Arguments, jsonspan.Spliced(arguments, edits...)))
 	return goal, edited, failure
 }
@@ -165,7 +153,7 @@ func (c *call) takeFocus() *jsonrpc.Failure {
 		return nil
 	}
 	list := c.toolList()
-	if list == nil || list.focused[c.g.shown(c.server.Name, tools, c.name)] == "" {
+	if list == nil || list.focused[c.g.shown(c.server.Name, tools, c.server.Overrides.shown(c.name))] == "" {
 		return nil
 	}
 	var failure *jsonrpc.Failure
@@ -198,6 +186,9 @@ func (f *filter) addFocus(item *mcp.Item) []jsonspan.Edit {
 func (s *Server) addFocus(item *mcp.Item) (jsonspan.Edit, bool) {
 	if s.Focus == nil || s.Mask.Exempts(mcp.Target{Server: s.Name, Kind: mcp.Tool, Name: item.Name}) {
 		return jsonspan.Edit{}, false
+	}
+	if s.Overrides.of(item.Name).hasArgument(s.Focus.name) {
+		return jsonspan.Edit{}, false // the server has its own
 	}
 	return s.Focus.add(item.Raw)
 }

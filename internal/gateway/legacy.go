@@ -121,6 +121,7 @@ func (c *call) checkParams(m *jsonrpc.Message) *jsonrpc.Failure {
 	if c.found || c.client.knownList(c.g, c.server, tools) == nil && !mcp.HasParams(c.r.Header) {
 		return nil // nothing is known that it could have to repeat
 	}
+	c.setParams(c.r.Header, m)
 	return c.paramHeaders().Check(c.r.Header, m)
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -67,7 +68,7 @@ type listing struct {
 	joined []byte            // the items, with commas between them
 	ends   []int             // where the items end in joined
 	names  []string          // as clients see them
-	short  map[string]string // the original names of those that were shortened
+	short  map[string]string // the names, without that of the server, of those that were shortened
 	params mcp.ParamHeaders  // of tools
 	uis    []uiName          // of tools, in the order in which they stand
 
@@ -192,10 +193,13 @@ func (b *builder) decide(item *mcp.Item) acl.Decision {
 // addItem adds an item with its name as clients see it.
 func (b *builder) addItem(item *mcp.Item) {
 	b.seen[item.Name] = true
+	if o := b.server.Overrides.of(item.Name); o != nil && b.kind == tools {
+		item = o.define(item)
+	}
 	if b.joined.Len() > 0 {
 		b.joined.WriteByte(',')
 	}
-	shown, raw := b.g.shown(b.server.Name, b.kind, item.Name), item.Raw
+	shown, raw := b.shown(item.Name), item.Raw
 	var edits []jsonspan.Edit
 	if shown != item.Name {
 		edits = append(edits, item.Rename(shown).Moved(-item.Start))
@@ -221,11 +225,22 @@ func (b *builder) addItem(item *mcp.Item) {
 		if b.list.short == nil {
 			b.list.short = map[string]string{}
 		}
-		b.list.short[shown] = item.Name
+		b.list.short[shown] = b.name(item.Name)
 	}
 	b.list.ends = append(b.list.ends, b.joined.Len())
 	b.list.names = append(b.list.names, shown)
 }
+
+// name returns the name of an item for clients, as if there were no other servers.
+func (b *builder) name(of string) string {
+	if b.kind == tools {
+		return b.server.Overrides.shown(of)
+	}
+	return of
+}
+
+// shown returns what clients call an item.
+func (b *builder) shown(name string) string { return b.g.shown(b.server.Name, b.kind, b.name(name)) }
 
 // addParams notes which arguments of a tool are repeated in headers. It fails if the tool cannot be
 // called: over HTTP those of the modern era cannot if that is not well defined.
@@ -335,6 +350,9 @@ func (s *shelf) put(server string, l *listing) (listKey, *listing) {
 			end = 1
 		}
 		_, _ = sum.Write([]byte{end})
+	}
+	if l.params != nil {
+		_, _ = fmt.Fprint(sum, l.params) // some may be of arguments that clients do not see
 	}
 	key := listKey(sum.Sum(nil))
 	l.key = key
@@ -679,6 +697,9 @@ func (q *listQuery) fetch(l *link) (*listing, freshness, *jsonrpc.Failure) {
 				b.fresh.until = time.Now().Add(unchangedTime)
 			}
 			list := b.done()
+			if q.kind == tools {
+				q.server.Overrides.tellMissing(q.server.Name, q.g.config.Observer)
+			}
 			q.g.config.Observer.Listed(q.server.Name, kinds[q.kind].member, b.items)
 			return list, b.fresh, nil
 		}

@@ -18,8 +18,8 @@ import (
 // input in the modern one, and otherwise by the text of a tool result. After the login the
 // call goes on.
 
-// loginTool is the name of the tool that a server shows until the gateway has logged in.
-const loginTool = "login"
+// LoginTool is the name of the tool that a server shows until the gateway has logged in.
+const LoginTool = "login"
 
 // maxLogins is how often a client is asked to log in during one call: at first, and when the
 // server wants further scopes.
@@ -64,7 +64,7 @@ func (c *call) logIn(required *jsonrpc.Failure) (again bool, _ *jsonrpc.Failure)
 			return false, c.answerFailure(required)
 		}
 		return false, c.answerAs(mcp.InputRequired, jsonrpc.Encode(map[string]any{
-			"inputRequests": map[string]mcp.InputRequest{loginTool: wants},
+			"inputRequests": map[string]mcp.InputRequest{LoginTool: wants},
 			"requestState":  c.loginState(),
 		}))
 	}
@@ -73,7 +73,7 @@ func (c *call) logIn(required *jsonrpc.Failure) (again bool, _ *jsonrpc.Failure)
 	}
 	c.flight.held.Store(true)
 	defer c.flight.held.Store(false)
-	responses, failure := c.input(&mcp.InputResult{Requests: map[string]mcp.InputRequest{loginTool: wants}})
+	responses, failure := c.input(&mcp.InputResult{Requests: map[string]mcp.InputRequest{LoginTool: wants}})
 	if failure == nil {
 		failure = c.awaitLogin(responses)
 	}
@@ -99,7 +99,7 @@ func (c *call) awaitLogin(responses map[string]json.RawMessage) *jsonrpc.Failure
 	var response struct {
 		Action string `json:"action"`
 	}
-	_ = json.Unmarshal(responses[loginTool], &response) // without an action it is refused
+	_ = json.Unmarshal(responses[LoginTool], &response) // without an action it is refused
 	if response.Action != "accept" {
 		failure := jsonrpc.LoginRequired(c.link.server, nil)
 		failure.Message, failure.Data.Symbol = "the login was declined", "input_refused"
@@ -190,11 +190,14 @@ func (c *call) takeLoginAnswer() (again bool, _ *jsonrpc.Failure) {
 // isLoginTool reports whether a tool of a server is the one that the gateway shows for it. A
 // server that the gateway has logged in to may have a tool of that name itself.
 func (c *call) isLoginTool(s *Server, target mcp.Target) bool {
-	if s.Login == nil || target.Kind != mcp.Tool || target.Name != loginTool {
+	if s.Login == nil || target.Kind != mcp.Tool || target.Name != LoginTool {
 		return false
 	}
+	if c.override != nil && c.override.Name != LoginTool {
+		return false // the client has called the server's own, by another name
+	}
 	known := c.client.knownList(c.g, s, tools)
-	return known == nil || !slices.Contains(known.names, c.g.shown(s.Name, tools, loginTool))
+	return known == nil || !slices.Contains(known.names, c.g.shown(s.Name, tools, LoginTool))
 }
 
 // callLoginTool answers a call of that tool.
@@ -203,9 +206,9 @@ func (c *call) callLoginTool() *jsonrpc.Failure {
 	if failure != nil {
 		return c.failed(failure)
 	}
-	if slices.Contains(list.names, c.g.shown(c.link.server, tools, loginTool)) {
+	if slices.Contains(list.names, c.g.shown(c.link.server, tools, LoginTool)) {
 		// It is the server's after all.
-		if failure := c.admit(mcp.Target{Server: c.link.server, Kind: mcp.Tool, Name: loginTool}); failure != nil {
+		if failure := c.admit(mcp.Target{Server: c.link.server, Kind: mcp.Tool, Name: LoginTool}); failure != nil {
 			return c.answerFailure(failure)
 		}
 		return c.send()
@@ -219,7 +222,7 @@ func (g *Gateway) loginListing(s *Server, required *jsonrpc.Failure) *listing {
 	if len(required.Data.Elicitations) == 0 {
 		return nil
 	}
-	name := g.shown(s.Name, tools, loginTool)
+	name := g.shown(s.Name, tools, LoginTool)
 	item := jsonrpc.Encode(map[string]any{
 		"name":        name,
 		"description": "Log in to " + s.Name + ". Its other tools can be used after that.",

@@ -374,14 +374,15 @@ func (to toPeer) Serve(w http.ResponseWriter, r *http.Request, account string) e
 
 // An observed is an Observer that remembers what it is told.
 type observed struct {
-	mu      sync.Mutex
-	records []Record
-	denials []Denial
-	calls   []Call
-	invalid []string // tools, with the reason
-	faults  []Fault
-	up      []string // servers that have answered
-	listed  []string // servers with how many they have of a kind
+	mu         sync.Mutex
+	records    []Record
+	denials    []Denial
+	calls      []Call
+	invalid    []string // tools, with the reason
+	faults     []Fault
+	overridden []string // tools that are hidden or missing
+	up         []string // servers that have answered
+	listed     []string // servers with how many they have of a kind
 }
 
 func (o *observed) RequestDone(r Record) {
@@ -410,6 +411,18 @@ func (o *observed) ToolInvalid(server, tool string, reason error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.invalid = append(o.invalid, server+" "+tool+": "+reason.Error())
+}
+
+func (o *observed) ToolHidden(server, tool, by string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.overridden = append(o.overridden, server+" "+tool+" hidden by "+by)
+}
+
+func (o *observed) ToolMissing(server, tool string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.overridden = append(o.overridden, server+" "+tool+" missing")
 }
 
 func (*observed) ToolsSeen(string) {}

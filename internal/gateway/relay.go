@@ -58,9 +58,7 @@ func (rl *relay) send(m *jsonrpc.Message) *jsonrpc.Failure {
 	var era mcp.Era
 	if rl.session, era = l.setSessionHeaders(r); era == mcp.Modern {
 		mcp.SetModern(r.Header, m, mcp.Stateless)
-		if c.needsParams() {
-			c.paramHeaders().Set(r.Header, m)
-		}
+		c.setParams(r.Header, m)
 	}
 	rl.h = streamable.Reader{OnMessage: rl.heard, OnLarge: rl.large, RequestID: m.Literal(jsonrpc.ID), Parse: rl.parse}
 	if era == mcp.Legacy {
@@ -227,9 +225,20 @@ func (r *rewriting) Close() error {
 }
 
 // needsParams reports whether the gateway has to repeat arguments in headers, because the client
-// cannot. A client of the modern era does so itself, and the server checks it.
+// cannot. A client of the modern era does so itself with those that it sees, and the server checks it.
 func (c *call) needsParams() bool {
-	return (c.era == mcp.Legacy || c.found) && c.message.Is(jsonrpc.Method, "tools/call")
+	return (c.era == mcp.Legacy || c.found || c.override.editsArguments()) && c.message.Is(jsonrpc.Method, "tools/call")
+}
+
+// setParams repeats the arguments of a message in headers that the client cannot repeat.
+func (c *call) setParams(header http.Header, m *jsonrpc.Message) {
+	switch {
+	case !c.needsParams():
+	case c.era == mcp.Legacy || c.found:
+		c.paramHeaders().Set(header, m)
+	default:
+		c.paramHeaders().SetOnly(header, m, c.override.hasArgument)
+	}
 }
 
 // paramHeaders returns which arguments of tools have to be repeated in headers. It asks for the

@@ -35,7 +35,8 @@ type Request struct {
 	admitted bool // admit was asked
 	refused  bool // and the refusal was reported
 	decision acl.Decision
-	server   *Server // that the request is for, as far as it is known and just one
+	server   *Server   // that the request is for, as far as it is known and just one
+	override *Override // of the tool that is called; nil for none
 
 	restore  http.Header // of the response, before a server has changed it; nil if none has
 	passedOn bool        // to one server, whose exchange is recorded
@@ -126,7 +127,8 @@ func (q *Request) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 // guarded reports whether it matters what the request is about.
 func (q *Request) guarded() bool {
 	c := &q.g.config
-	return q.caller.rules != nil || c.PinTools || len(c.Limits) > 0 || c.Audit > AuditDenied
+	return q.caller.rules != nil || c.PinTools || len(c.Limits) > 0 || c.Audit > AuditDenied ||
+		q.server != nil && q.server.Overrides != nil
 }
 
 // Interface guard

@@ -295,6 +295,9 @@ func (c *call) locateNamed(shown string, k listKind) (*Server, string, *jsonrpc.
 			return nil, "", invalid("name: there is no " + strings.TrimSuffix(kinds[k].member, "s") + " " + mcp.Shortened(shown))
 		}
 		if s, name = c.g.servers[server], rest; !c.sees(s) {
+			if k == tools {
+				name = s.Overrides.original(name)
+			}
 			return s, name, nil // admit refuses it, and no list is needed
 		}
 		shown = s.Name + c.g.config.Naming.Separator + rest // however it was spelled
@@ -309,8 +312,17 @@ func (c *call) locateNamed(shown string, k listKind) (*Server, string, *jsonrpc.
 			}
 		}
 	}
+	if k == tools {
+		o, ok := s.Overrides.called(name)
+		if !ok && !c.isLoginTool(s, mcp.Target{Server: s.Name, Kind: mcp.Tool, Name: name}) {
+			return nil, "", noTool(shown)
+		}
+		if c.override = o; o != nil {
+			name = o.Tool
+		}
+	}
 	if k == tools && !s.shows(name) {
-		return nil, "", invalid("name: there is no tool " + mcp.Shortened(shown))
+		return nil, "", noTool(shown)
 	}
 	if err := s.invalidTool(name); k == tools && err != nil {
 		return nil, "", invalid("name: the definition of tool " + mcp.Shortened(shown) + " is invalid: " + err.Error())

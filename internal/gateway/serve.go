@@ -70,6 +70,16 @@ func (q *Request) serveOne() *jsonrpc.Failure {
 	if q.server == nil {
 		return jsonrpc.UnknownServer(mcp.Shortened(q.to.Server))
 	}
+	if failure := q.applyOverride(q.server); failure != nil {
+		target := mcp.Target{Server: q.server.Name}
+		if q.override != nil {
+			target.Kind, target.Name = mcp.Tool, q.override.Tool
+		}
+		if refused := q.admit(target); refused != nil {
+			return refused
+		}
+		return failure
+	}
 	if failure := q.admitAt(q.server); failure != nil {
 		return failure
 	}
@@ -86,6 +96,7 @@ func (q *Request) forward() *jsonrpc.Failure {
 		if failure := x.takeFocus(q.r); failure != nil {
 			return failure
 		}
+		x.repeatArguments(q.r, q.override)
 		x.post(q.r)
 	}
 	if q.to.Kind == RPC {

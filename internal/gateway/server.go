@@ -31,6 +31,8 @@ type Server struct {
 	Expose   []string // patterns of the tools that the aggregate shows; all if there are none
 	Upstream Upstream
 
+	Overrides *Overrides // of its tools; nil for none
+
 	Target       *url.URL // path and query of requests to it
 	URL          string   // where that is, without the query, for operators; "" if it is not known
 	DefaultPath  bool     // the path of Target was not configured

@@ -22,6 +22,7 @@ type ToolList struct {
 // A Tool is a tool as a client sees it.
 type Tool struct {
 	Name         string
+	Original     string   // its name at the server, if clients see another one
 	Clients      []string // the Clients of the gateway that may call it, by their names
 	Definition   []byte   // as JSON
 	WithoutFocus []byte   // the definition without the argument of a [Focus]; the same if it has none
@@ -41,7 +42,11 @@ func (g *Gateway) readTools(list *listing, shared sharedUIs, s *Server) []Tool {
 		if list.focused[t.Name] != "" {
 			t.WithoutFocus = s.Focus.removedFrom(t.Definition)
 		}
-		t.Clients = g.rules.users(g.target(list, s, t.Name), mcp.ReadAnnotations(t.Definition))
+		target := g.target(list, s, t.Name)
+		t.Clients = g.rules.users(target, mcp.ReadAnnotations(t.Definition))
+		if s != nil && s.Overrides.shown(target.Name) != target.Name {
+			t.Original = target.Name
+		}
 	}
 	return all
 }
@@ -58,6 +63,7 @@ func (g *Gateway) target(list *listing, s *Server, shown string) mcp.Target {
 	} else if _, name, ok := g.config.Naming.Split(shown, func(server string) bool { return server == s.Name }); ok {
 		target.Name = name
 	}
+	target.Name = s.Overrides.original(target.Name)
 	return target
 }
 

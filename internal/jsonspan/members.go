@@ -87,6 +87,51 @@ func Remove(data []byte, key string) (Edit, bool) {
 	return e, found
 }
 
+// A Removal takes some members out of an object. [Removal.Next] is called for each member, in order.
+type Removal struct {
+	edits      []Edit
+	some, kept bool
+	start, end int // of members to remove, side by side, if there are some
+	last       int // the end of the last member that is kept, if there is one
+}
+
+// Next says whether the next member of the object is removed.
+func (r *Removal) Next(m Member, remove bool) {
+	switch {
+	case remove && r.some:
+		r.end = m.End
+	case remove:
+		r.some, r.start, r.end = true, m.Start, m.End
+	default:
+		if r.some {
+			r.edits = append(r.edits, Edit{Start: r.start, End: m.Start}) // with the comma after them
+		}
+		r.some, r.kept, r.last = false, true, m.End
+	}
+}
+
+// Edits returns the Edits that take the members out, with their commas, and put add last into the object: one or
+// more members such as "k":1, or nothing. What stays is not touched.
+func (r *Removal) Edits(object, add []byte) []Edit {
+	edits, at := r.edits, r.last
+	if !r.kept {
+		at = bytes.IndexByte(object, '{') + 1
+	}
+	if len(add) > 0 { // before the Edit that may begin at the same place
+		if r.kept {
+			add = append([]byte{','}, add...)
+		}
+		edits = append(edits, Edit{Start: at, End: at, New: add})
+	}
+	if r.some {
+		if r.kept {
+			r.start = r.last // the comma before them goes
+		}
+		edits = append(edits, Edit{Start: r.start, End: r.end})
+	}
+	return edits
+}
+
 // Append returns the Edit that puts member, a key and value such as "k":1, last into
 // object, with a comma if that has others.
 func Append(object, member []byte) Edit {

@@ -116,6 +116,32 @@ func TestRemove(t *testing.T) {
 	}
 }
 
+func TestRemoval(t *testing.T) {
+	for _, test := range []struct{ name, text, want, with string }{
+		{"all of them", ` { "k":1 , "k" : 2 } `, ` {  } `, ` {"n":1  } `},
+		{"the first", `{"k":1, "a":2}`, `{"a":2}`, `{"a":2,"n":1}`},
+		{"those between others", `{"a":0, "k":1,"\u006b":{}, "b":2 }`, `{"a":0, "b":2 }`, `{"a":0, "b":2,"n":1 }`},
+		{"the last", `{"a":0 , "k":1 }`, `{"a":0 }`, `{"a":0,"n":1 }`},
+		{"here and there", `{"k":1,"a":0,"k":1,"b":0,"k":1,"k":2}`, `{"a":0,"b":0}`, `{"a":0,"b":0,"n":1}`},
+		{"none", `{ "a":{"k":1} }`, `{ "a":{"k":1} }`, `{ "a":{"k":1},"n":1 }`},
+		{"none of nothing", ` { }`, ` { }`, ` {"n":1 }`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var r Removal
+			for m := range Members([]byte(test.text)) {
+				r.Next(m, m.Key == "k")
+			}
+			with := r
+			if got := string(Spliced([]byte(test.text), r.Edits([]byte(test.text), nil)...)); got != test.want {
+				t.Errorf("got %s, want %s", got, test.want)
+			}
+			if got := string(Spliced([]byte(test.text), with.Edits([]byte(test.text), []byte(`"n":1`))...)); got != test.with {
+				t.Errorf("with another: got %s, want %s", got, test.with)
+			}
+		})
+	}
+}
+
 func TestInsert(t *testing.T) {
 	member := []byte(`"k":"v" `)[:7]
 	for text, want := range map[string]string{

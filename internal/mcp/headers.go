@@ -109,6 +109,13 @@ func SetModern(header http.Header, m *jsonrpc.Message, version string) {
 	}
 }
 
+// SetName makes the header that repeats a name in the body say what the body says, if the header is there.
+func SetName(header http.Header, m *jsonrpc.Message) {
+	if field, named := nameOf(m); named && header.Get(nameHeader) != "" {
+		header.Set(nameHeader, HeaderText(m.Text(field)))
+	}
+}
+
 // HeaderText returns a text as it can stand in a header: as it is, or as base64 in
 // =?base64? and ?= if it is not safe there or could be taken for such.
 func HeaderText(text string) string {

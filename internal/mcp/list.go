@@ -130,6 +130,22 @@ func (i *Item) Rename(name string) jsonspan.Edit {
 	return jsonspan.Edit{Start: i.name.start, End: i.name.end, New: jsonrpc.Quote(name)}
 }
 
+// Edited returns the item, which must have a name, by itself, with edits of Raw that do not touch the name.
+func (i *Item) Edited(edits ...jsonspan.Edit) *Item {
+	name := i.name
+	name.start -= i.Start
+	name.end -= i.Start
+	by := 0
+	for _, e := range edits {
+		if e.End <= name.start {
+			by += len(e.New) - (e.End - e.Start)
+		}
+	}
+	name.start += by
+	name.end += by
+	return &Item{Kind: i.Kind, Name: i.Name, Raw: jsonspan.Spliced(i.Raw, edits...), name: name}
+}
+
 // Filter returns the edits of the message that take out the items that are not to be kept,
 // with their commas, and all of a list that is an object.
 func (l *List) Filter(keep func(*Item) bool) (edits []jsonspan.Edit) {

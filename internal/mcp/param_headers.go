@@ -194,6 +194,21 @@ func (p ParamHeaders) Set(header http.Header, m *jsonrpc.Message) {
 	}
 }
 
+// SetOnly sets the headers that repeat those arguments of a tools/call that have one of some names, and leaves all
+// others.
+func (p ParamHeaders) SetOnly(header http.Header, m *jsonrpc.Message, named func(argument string) bool) {
+	given := newArguments(m)
+	for _, h := range p[m.Text(jsonrpc.Name)] {
+		if !named(h.path[0]) {
+			continue
+		}
+		header.Del(paramPrefix + h.name)
+		if value, repeated := given.text(h.path); repeated {
+			header.Set(paramPrefix+h.name, HeaderText(value))
+		}
+	}
+}
+
 // Check checks that the headers of a tools/call repeat its arguments.
 func (p ParamHeaders) Check(header http.Header, m *jsonrpc.Message) *jsonrpc.Failure {
 	given := newArguments(m)

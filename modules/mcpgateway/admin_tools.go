@@ -36,9 +36,10 @@ type itemDecision struct {
 // A toolStatus tells of a tool, and what its definition costs in the context of a model.
 type toolStatus struct {
 	Gateway     string `json:"gateway"`
-	Path        string `json:"mcp_path"`         // of the gateway
-	Server      string `json:"server,omitempty"` // empty for the tools of the gateway itself
-	Name        string `json:"name"`             // as clients see it
+	Path        string `json:"mcp_path"`           // of the gateway
+	Server      string `json:"server,omitempty"`   // empty for the tools of the gateway itself
+	Name        string `json:"name"`               // as clients see it
+	Original    string `json:"original,omitempty"` // its name at the server, if clients see another one
 	Chars       int    `json:"chars"`
 	Tokens      int    `json:"tokens"`       // estimated
 	FocusTokens int    `json:"focus_tokens"` // those of them that the focus argument adds
@@ -106,7 +107,7 @@ func (l *toolListing) add(h *Handler, list *gateway.ToolList) {
 	for _, tool := range list.Tools {
 		tokens := prune.EstimateTokens(string(tool.Definition))
 		status := toolStatus{
-			Gateway: h.Name, Path: h.MCPPath, Server: list.Server, Name: tool.Name,
+			Gateway: h.Name, Path: h.MCPPath, Server: list.Server, Name: tool.Name, Original: tool.Original,
 			Chars: utf8.RuneCount(tool.Definition), Tokens: tokens,
 			FocusTokens: tokens - prune.EstimateTokens(string(tool.WithoutFocus)),
 		}

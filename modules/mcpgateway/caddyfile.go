@@ -93,6 +93,14 @@ func init() {
 //			mask    <as above>
 //			focus   <as above>
 //			expose  <patterns...>
+//			tool <name> {
+//				rename    <name>
+//				describe  <text>
+//				annotate  title <text>
+//				annotate  read_only | destructive | idempotent | open_world [on | off]
+//				arguments fixed <name> <value>
+//				arguments hidden <names...>
+//			}
 //			optional on | off
 //			forward_auth_header on | off
 //			oauth   [per_client | exchange] {
@@ -316,7 +324,7 @@ func (s *Server) parseBlock(d *caddyfile.Dispenser, stdio bool) (handlers, trans
 		}
 		return nil
 	}
-	err = setting.Checked(d, lines, check, "alias", "expose")
+	err = setting.Checked(d, lines, check, "alias", "expose", "tool")
 	return handlers, transport, err
 }
 
@@ -325,6 +333,7 @@ func (s *Server) lines() setting.Lines {
 	return setting.Lines{
 		"alias":               setting.List(&s.Aliases, "names"),
 		"expose":              setting.List(&s.Expose, "patterns"),
+		"tool":                parseTool(s),
 		"timeout":             setting.Duration(&s.Timeout),
 		"start":               setting.Text(&s.Start),
 		"path":                setting.Text(&s.Path),

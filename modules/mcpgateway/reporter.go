@@ -158,6 +158,18 @@ func (o reporter) ToolInvalid(server, tool string, reason error) {
 		zap.String("mcp_server", server), zap.String("mcp_tool", tool), zap.Error(reason))
 }
 
+// ToolHidden implements [gateway.Observer].
+func (o reporter) ToolHidden(server, tool, by string) {
+	o.logger.Warn("tool hidden, because another tool is renamed to its name",
+		zap.String("mcp_server", server), zap.String("mcp_tool", tool), zap.String("renamed", by))
+}
+
+// ToolMissing implements [gateway.Observer].
+func (o reporter) ToolMissing(server, tool string) {
+	o.logger.Warn("tool with an override is not listed by its server",
+		zap.String("mcp_server", server), zap.String("mcp_tool", tool))
+}
+
 // ToolsSeen implements [gateway.Observer].
 func (o reporter) ToolsSeen(server string) { o.pins.save(o.byName[server]) }
 

@@ -50,6 +50,10 @@ type Server struct {
 	// any characters. Others cannot be called there. Default: all
 	Expose []string `json:"expose,omitempty"`
 
+	// How clients see its tools, and what it gets of their calls, by the names that it has for them.
+	// Everything else in the configuration, metrics and logs use these names, too. Default: as they are
+	Tools map[string]*ToolOverride `json:"tools,omitempty"`
+
 	// The same as the gateway's forward_auth_header, for this server. Default: as that
 	// says
 	ForwardAuthHeader *bool `json:"forward_auth_header,omitempty"`
@@ -79,6 +83,8 @@ type Server struct {
 	masked bool                     // the configuration asks for that
 	focus  *gateway.Focus           // nil for none
 	server *gateway.Server          // this server in the gateway
+
+	overrides *gateway.Overrides // Tools; nil for none
 
 	pathless bool // it is at the default path
 
@@ -113,6 +119,9 @@ func (s *Server) provision(ctx caddy.Context, h *Handler) error {
 	}
 	if err := s.provisionFocus(h.Focus); err != nil {
 		return fmt.Errorf("focus: %w", err)
+	}
+	if s.overrides, err = s.newOverrides(caddy.NewReplacer()); err != nil {
+		return err
 	}
 	for _, a := range s.Answers {
 		if err := a.provision(); err != nil {
@@ -160,7 +169,7 @@ func (s *Server) closeIdle() {
 // config returns the server as the gateway has it.
 func (s *Server) config() *gateway.Server {
 	s.server = &gateway.Server{
-		Name: s.Name, ID: s.id, Source: s.source, Aliases: s.Aliases, Expose: s.Expose,
+		Name: s.Name, ID: s.id, Source: s.source, Aliases: s.Aliases, Expose: s.Expose, Overrides: s.overrides,
 		Upstream: route{s}, Target: s.target, Timeout: time.Duration(s.Timeout),
 		ForwardAuth: *s.ForwardAuthHeader, MaskMCP: s.masked, Focus: s.focus, Pins: &s.pins.Pins, Streams: s.streams.Context,
 		ChildrenOnly: len(s.upstreams.children) > 0 && len(s.upstreams.proxied) == 0,
@@ -285,7 +294,8 @@ func (s *Server) check() error {
 				pattern, mcp.Separator)
 		}
 	}
-	return nil
+	_, err := s.newOverrides(nil)
+	return err
 }
 
 // parsePath reads a path that may have a query.

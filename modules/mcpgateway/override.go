@@ -1,0 +1,245 @@
+package mcpgateway
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
+)
+
+// ToolOverride changes how clients see a tool, and what the server gets of their calls, wherever they call it.
+// Texts that mention the tool stay as they are.
+type ToolOverride struct {
+	// The name of the tool for clients, of up to 128 letters, digits, _, - and dots. They cannot call it by the
+	// one that the server has for it. If the server has another tool of this name, clients do not see that one
+	// and cannot call it. Default: the name that the server has for it
+	Rename string `json:"rename,omitempty"`
+
+	// The description. Default: that of the server
+	Describe string `json:"describe,omitempty"`
+
+	// The title. Default: that of the server
+	Title string `json:"title,omitempty"`
+
+	// What the tool says of its effects, for clients and for rules: read_only, destructive, idempotent or open_world.
+	// A tool that is destructive is not read_only. Default: as the server says
+	Annotate map[string]bool `json:"annotate,omitempty"`
+
+	// Arguments that clients do not see, by their names, with the values that the server gets whatever a client
+	// sends. In texts, placeholders such as {env.NAME} and {file.path} are replaced when the configuration is
+	// loaded. Names are the same in upper and lower case. Default: none
+	FixedArguments map[string]json.RawMessage `json:"fixed_arguments,omitempty"`
+
+	// Arguments that clients do not see, and the server does not get. Default: none
+	HiddenArguments []string `json:"hidden_arguments,omitempty"`
+}
+
+// parseTool reads a block tool. Syntax:
+//
+//	tool <name> {
+//		rename    <name>
+//		describe  <text>
+//		annotate  title <text>
+//		annotate  read_only | destructive | idempotent | open_world [on | off]
+//		arguments fixed <name> <value>
+//		arguments hidden <names...>
+//	}
+//
+// A value that is valid JSON is that, and otherwise a text.
+func parseTool(s *Server) setting.Line {
+	return func(d *caddyfile.Dispenser) error {
+		var name string
+		if !d.AllArgs(&name) {
+			return setting.Expected(d, "tool", "<name>")
+		}
+		if s.Tools[name] != nil {
+			return d.Errf("tool %s is given twice", name)
+		}
+		t := new(ToolOverride)
+		if s.Tools == nil {
+			s.Tools = map[string]*ToolOverride{}
+		}
+		s.Tools[name] = t
+		return setting.Checked(d, setting.Lines{
+			"rename":    setting.Text(&t.Rename),
+			"describe":  setting.Text(&t.Describe),
+			"annotate":  t.parseAnnotation,
+			"arguments": t.parseArguments,
+		}, func() error {
+			o, err := t.override(name, nil)
+			if err == nil {
+				_, err = gateway.NewOverrides([]*gateway.Override{o})
+			}
+			return err
+		}, "annotate", "arguments")
+	}
+}
+
+// parseAnnotation reads a line annotate.
+func (t *ToolOverride) parseAnnotation(d *caddyfile.Dispenser) error {
+	if !d.NextArg() {
+		return setting.Expected(d, "annotate", "title <text> | <annotation> [on | off]")
+	}
+	name := d.Val()
+	if name == "title" {
+		if t.Title != "" {
+			return d.Errf("annotate: title is given twice")
+		}
+		return setting.Text(&t.Title)(d)
+	}
+	if _, given := t.Annotate[name]; given {
+		return d.Errf("annotate: %s is given twice", name)
+	}
+	var on bool
+	if err := setting.Switch(&on)(d); err != nil {
+		return err
+	}
+	if t.Annotate == nil {
+		t.Annotate = map[string]bool{}
+	}
+	t.Annotate[name] = on
+	return nil
+}
+
+// parseArguments reads a line arguments.
+func (t *ToolOverride) parseArguments(d *caddyfile.Dispenser) error {
+	args := d.RemainingArgs()
+	switch {
+	case len(args) == 3 && args[0] == "fixed":
+		if _, given := t.FixedArguments[args[1]]; given {
+			return d.Errf("arguments: %s is given twice", args[1])
+		}
+		value := json.RawMessage(args[2])
+		if !json.Valid(value) {
+			value = jsonrpc.Quote(args[2])
+		}
+		if t.FixedArguments == nil {
+			t.FixedArguments = map[string]json.RawMessage{}
+		}
+		t.FixedArguments[args[1]] = value
+	case len(args) > 1 && args[0] == "hidden":
+		t.HiddenArguments = append(t.HiddenArguments, args[1:]...)
+	default:
+		return setting.Expected(d, "arguments", "fixed <name> <value> | hidden <names...>")
+	}
+	return nil
+}
+
+// newOverrides returns the overrides of the server as the gateway has them, or what is wrong with them. Placeholders
+// stay without a replacer.
+func (s *Server) newOverrides(repl *caddy.Replacer) (*gateway.Overrides, error) {
+	var all []*gateway.Override
+	for _, name := range slices.Sorted(maps.Keys(s.Tools)) {
+		o, err := s.Tools[name].override(name, repl)
+		if err != nil {
+			return nil, err
+		}
+		if s.OAuth != nil && o.Name == gateway.LoginTool {
+			return nil, fmt.Errorf("tool %s: rename: %s is the tool by which clients log in", name, o.Name)
+		}
+		all = append(all, o)
+	}
+	return gateway.NewOverrides(all)
+}
+
+// toolName is what the name of a tool can be.
+var toolName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,128}$`)
+
+// override returns the override of the tool of a name as the gateway has it, or what is wrong with it.
+func (t *ToolOverride) override(tool string, repl *caddy.Replacer) (*gateway.Override, error) {
+	o := &gateway.Override{Tool: tool}
+	err := t.fill(o, repl)
+	if err != nil {
+		return nil, fmt.Errorf("tool %s: %w", tool, err)
+	}
+	return o, nil
+}
+
+// fill sets what the override changes.
+func (t *ToolOverride) fill(o *gateway.Override, repl *caddy.Replacer) error {
+	switch {
+	case o.Tool == "":
+		return errors.New("name is empty")
+	case strings.Contains(o.Tool, mcp.Separator):
+		return fmt.Errorf("the name has %s in it; write the names of tools without that of the server", mcp.Separator)
+	case t == nil || t.isEmpty():
+		return errors.New("nothing is changed")
+	case t.Rename != "" && !toolName.MatchString(t.Rename):
+		return fmt.Errorf("rename: %q is not a name of up to 128 letters, digits, _, - and dots", t.Rename)
+	}
+	o.Name, o.Description, o.Title, o.Hidden = t.Rename, t.Describe, t.Title, t.HiddenArguments
+	for _, name := range slices.Sorted(maps.Keys(t.Annotate)) {
+		annotation, known := mcp.ParseAnnotation(name)
+		switch {
+		case !known:
+			return fmt.Errorf("annotate: unknown annotation %s%s", name, words.DidYouMean(name, mcp.AnnotationNames()))
+		case t.Annotate[name]:
+			o.On |= annotation
+		default:
+			o.Off |= annotation
+		}
+	}
+	if slices.Contains(o.Hidden, "") {
+		return errors.New("arguments: a name is empty")
+	}
+	for _, name := range slices.Sorted(maps.Keys(t.FixedArguments)) {
+		if name == "" {
+			return errors.New("arguments: a name is empty")
+		}
+		value, err := replaceTexts(t.FixedArguments[name], repl)
+		if err != nil {
+			return fmt.Errorf("arguments: %s: %w", name, err)
+		}
+		o.Fixed = append(o.Fixed, gateway.FixedArgument{Name: name, Value: value})
+	}
+	return nil
+}
+
+// isEmpty reports whether the override changes nothing.
+func (t *ToolOverride) isEmpty() bool {
+	return t.Rename == "" && t.Describe == "" && t.Title == "" &&
+		len(t.Annotate)+len(t.FixedArguments)+len(t.HiddenArguments) == 0
+}
+
+// replaceTexts returns a JSON value with the placeholders in its texts replaced. They stay without a replacer.
+func replaceTexts(value []byte, repl *caddy.Replacer) ([]byte, error) {
+	value = bytes.TrimSpace(value)
+	if repl == nil || !bytes.Contains(value, []byte("{")) {
+		return value, nil
+	}
+	var edits []jsonspan.Edit
+	var failed error
+	replace := func(v jsonspan.Value) {
+		replaced, err := replaceTexts(value[v.Start:v.End], repl)
+		failed = errors.Join(failed, err)
+		edits = append(edits, jsonspan.Edit{Start: v.Start, End: v.End, New: replaced})
+	}
+	switch value[0] {
+	case '"':
+		text, err := repl.ReplaceOrErr(jsonspan.Text(value[1:len(value)-1]), true, true)
+		return jsonrpc.Quote(text), err
+	case '{':
+		for m := range jsonspan.Members(value) {
+			replace(m.Value)
+		}
+	case '[':
+		for v := range jsonspan.Elements(value) {
+			replace(v)
+		}
+	}
+	return jsonspan.Spliced(value, edits...), failed
+}
