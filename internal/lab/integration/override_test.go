@@ -253,7 +253,9 @@ func TestOverrideOriginalName(t *testing.T) {
 		t.Errorf("bob gets %s in spite of the rate", got.Raw)
 	}
 	// Another override is not another definition, and clients that listen are told of it.
-	listening := bob.client.listens(t)
+	modern := newSpeaker(t, joinedAt("http://"+address), true, `{}`, "Authorization: Bearer token-of-bob")
+	modern.ask(t, "tools/list", `{}`)
+	listening := modern.listens(t)
 	load(t, config(block("tool delete_file", "rename erase_file", "arguments hidden root")))
 	listening.hears(t, "notifications/tools/list_changed")
 	bob = at("joined", "token-of-bob")
