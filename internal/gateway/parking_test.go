@@ -63,11 +63,11 @@ func TestParkedStreams(t *testing.T) {
 				if i := slices.IndexFunc(records, ends); i < 0 || records[i].Outcome != ending.outcome || records[i].Duration <= 0 {
 					t.Errorf("got %+v, want one that is %s", records, ending.outcome)
 				}
-				g.mu.Lock()
-				defer g.mu.Unlock()
-				if len(g.streams) != 0 || len(g.busy) != 0 {
-					t.Errorf("%d streams and %d clients are left", len(g.streams), len(g.busy))
-				}
+				await.Until(t, "no stream and no client is left", func() bool {
+					g.mu.Lock()
+					defer g.mu.Unlock()
+					return len(g.streams) == 0 && len(g.busy) == 0
+				})
 			})
 		}
 	}
