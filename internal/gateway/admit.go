@@ -39,7 +39,7 @@ func (q *Request) permit(target mcp.Target) *jsonrpc.Failure {
 	case q.decision.Action == acl.Deny:
 		return q.deniedBy(q.decision, jsonrpc.Refused(target.Server, http.StatusForbidden), target)
 	case q.decision.Action == acl.Confirm && !q.caller.askable:
-		return q.deniedBy(q.decision, jsonrpc.ConfirmationRequired(target.Server), target)
+		return q.deniedBy(q.decision, jsonrpc.ConfirmationRequired(target.Server, q.to.Kind == Aggregate), target)
 	case q.g.withheld(target):
 		return q.denied(jsonrpc.ToolChanged(target.Server), target, nil)
 	}

@@ -28,12 +28,14 @@ type Call struct {
 	Outcome   string
 	ErrorCode int // of JSON-RPC; 0 for none
 	Duration  time.Duration
+	Rule      string // that let it through; "" if the client has no rules
+	Confirmed bool   // by the person at the client
 	Arguments []byte // a JSON value, redacted; nil for none
 }
 
-// audit reports the end of a call, unless it was refused, which was reported before.
+// audit reports the end of a call, unless it was refused, which was reported before, or a person is still to confirm it.
 func (q *Request) audit() {
-	if q.g.config.Audit == AuditDenied || !q.admitted || q.refused {
+	if q.g.config.Audit == AuditDenied || !q.admitted || q.refused || q.awaitsConfirmation() {
 		return
 	}
 	target := mcp.Target{Server: q.serverName()}
@@ -48,7 +50,12 @@ func (q *Request) audit() {
 	default:
 		return
 	}
+	rule := ""
+	if q.caller.policy() != nil && target.Server != "" {
+		rule = q.decision.Reason()
+	}
 	q.g.config.Observer.CallDone(Call{
+		Rule: rule, Confirmed: q.confirmed,
 		Client: q.auditedClient(), Address: q.peer.Address, Method: q.methodName(), Target: target,
 		RequestID: q.requestID(), Outcome: q.outcome, ErrorCode: q.errorCode, Duration: time.Since(q.began),
 		Arguments: arguments,
@@ -86,6 +93,7 @@ func (q *Request) auditedArguments() []byte {
 	if q.g.config.Audit < AuditArguments || arguments == nil {
 		return nil
 	}
+	arguments = q.override.withoutFixed(arguments)
 	redacted, err := q.caller.redactor().Value(arguments)
 	if err != nil {
 		return unreadable

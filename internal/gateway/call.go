@@ -30,7 +30,10 @@ type call struct {
 	required *jsonrpc.Failure // the server wants a login first
 }
 
-func (v *visit) newCall() *call { return &call{visit: v, ctx: v.ctx} }
+func (v *visit) newCall() *call {
+	v.caller.askable = v.operator == nil && v.client.askable(&v.caller) && (v.era == mcp.Modern || v.out.AcceptsStream())
+	return &call{visit: v, ctx: v.ctx}
+}
 
 // behalf returns on whose behalf the gateway acts for the call.
 func (c *call) behalf() behalf { return behalf{ctx: c.ctx, g: c.g, r: c.r, calls: true} }
@@ -214,14 +217,20 @@ func (c *call) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrp
 	if failure := c.takeFocus(); failure != nil {
 		return failure
 	}
+	if failure := c.takeAnswers(); failure != nil {
+		return c.answerFailure(failure)
+	}
 	if isLogin {
 		return c.withLogin(c.callLoginTool)
 	}
 	return c.withLogin(c.send)
 }
 
-// send has the server answer.
+// send has the server answer, once the call is confirmed.
 func (c *call) send() *jsonrpc.Failure {
+	if ok, failure := c.confirm(); !ok {
+		return failure
+	}
 	l := c.link
 	for again := true; ; again = false {
 		if failure := l.open(c.behalf()); failure != nil {

@@ -278,6 +278,12 @@ func (c *client) takesEmptyEvents() bool { return c.version >= mcp.Latest }
 // can reports whether the client can be asked this.
 func (c *client) can(method string) bool { return mcp.CanBeAsked(c.introduction.capabilities, method) }
 
+// askable reports whether the person at the client can be asked to confirm calls, if there are rules that may
+// want it. An operator sees what a client sees that is.
+func (c *client) askable(who *caller) bool {
+	return who.policy() != nil && (c.operator != nil || mcp.CanFillForms(c.introduction.capabilities))
+}
+
 // initializeParams returns the params of initialize, with a version of the protocol.
 func (c *client) initializeParams(version string) []byte {
 	params := c.introduction.params

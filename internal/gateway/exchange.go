@@ -55,7 +55,11 @@ type exchange struct {
 	left      bool             // the client cannot be written to
 	operator  *Operator        // on whose behalf it is; nil for clients
 	own       bool             // it is a request of the gateway itself
-	answered  bool             // the server has answered
+
+	// sealState, if it is not nil, returns what stands for the state of a question of the server.
+	sealState func(state []byte) string
+
+	answered bool // the server has answered
 	ending
 }
 
@@ -97,7 +101,7 @@ func (g *Gateway) newExchange(l *link, to *streamable.Reader, m *jsonrpc.Message
 	x := &all.exchange
 	*x = exchange{
 		g: g, server: g.of(l), kind: Aggregate, w: to, began: time.Now(), posted: &all.posted,
-		caller: g.rules.caller(l.client.identity), reader: to, reply: &all.reply, operator: l.client.operator,
+		caller: g.rules.callerOf(l.client), reader: to, reply: &all.reply, operator: l.client.operator,
 	}
 	if x.operator.wantsRaw() {
 		x.caller = x.caller.unredacted()

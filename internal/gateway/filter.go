@@ -32,6 +32,7 @@ type filter struct {
 	values  bool // values that complete the URIs of such resources
 	answers bool // questions that the gateway answers
 	notices bool // news of tasks of other clients
+	states  bool // states of questions of the server
 }
 
 // newFilter returns a filter that writes to w; nil if there is nothing to filter.
@@ -41,11 +42,12 @@ func newFilter(x *exchange, w http.ResponseWriter, r *http.Request) *filter {
 		x: x, r: r,
 		updates: x.caller.policy().RestrictsResources(x.server.Name),
 		answers: len(x.server.Answers) > 0,
+		states:  x.sealState != nil,
 		notices: x.caller.identity != "" && (r.Method == http.MethodGet || x.message.Is(jsonrpc.Method, mcp.MethodListen)),
 	}
 	sought.lists, sought.values = sought.showsLists(modern), sought.showsValues()
 	// A server of the modern era asks by results.
-	whole := sought.lists || sought.values || x.caller.redactor() != nil || sought.answers && modern
+	whole := sought.lists || sought.values || sought.states || x.caller.redactor() != nil || sought.answers && modern
 	if !whole && !sought.updates && !sought.answers && !sought.notices {
 		return nil
 	}
@@ -144,6 +146,9 @@ func (f *filter) screen(message []byte) ([]byte, error) {
 		if message, err = f.completed(message); err != nil {
 			return f.leftOut(err)
 		}
+	}
+	if f.states {
+		message = f.x.withSealedState(message)
 	}
 	redacted, n, err := f.x.caller.redactor().Message(message)
 	if err != nil {

@@ -144,11 +144,6 @@ func (c *call) takeUp() *heldCall {
 	return held
 }
 
-// about returns what a request calls.
-func (c *call) about() string {
-	return c.message.Text(jsonrpc.Method) + "\x00" + c.name + "\x00" + c.message.Text(jsonrpc.URI)
-}
-
 // hold makes a call that can outlive the request.
 func (c *call) hold(m *jsonrpc.Message) (*heldCall, *jsonrpc.Failure) {
 	l := c.link
@@ -445,10 +440,11 @@ func (held *heldCall) askClient(c *call, m *jsonrpc.Message) (done bool, failure
 		held.link.unsolicited(c.visit.behalf()).refuse(&c.asides, m, "too many calls wait for their clients")
 		return false, nil
 	}
-	return true, c.answerAs(mcp.InputRequired, jsonrpc.Encode(map[string]any{
-		"inputRequests": map[string]mcp.InputRequest{key: {Method: method, Params: params}},
-		"requestState":  c.g.sealer.Seal("call", []byte(stateKey)),
-	}))
+	state := c.g.sealer.Seal("call", []byte(stateKey))
+	if c.confirmed {
+		state = c.confirmedState(jsonrpc.Quote(state))
+	}
+	return true, c.answerAs(mcp.InputRequired, inputResult(key, mcp.InputRequest{Method: method, Params: params}, state))
 }
 
 // reply gives the server the answers of the client.

@@ -671,7 +671,7 @@ func (q *listQuery) fetch(l *link) (*listing, freshness, *jsonrpc.Failure) {
 		return nil, freshness{}, failure
 	}
 	era, can := l.state()
-	who := q.g.rules.caller(q.client.identity)
+	who := q.g.rules.callerOf(q.client)
 	done := !filtersAsItReads(&who)
 	if q.explain != nil {
 		who = q.explain.client

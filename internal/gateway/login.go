@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
@@ -32,9 +31,6 @@ func isLoginRequired(failure *jsonrpc.Failure) bool {
 
 // withLogin makes attempts to answer the call, and asks the client to log in between them.
 func (c *call) withLogin(attempt func() *jsonrpc.Failure) *jsonrpc.Failure {
-	if again, failure := c.takeLoginAnswer(); !again {
-		return failure
-	}
 	for range maxLogins {
 		failure := attempt()
 		required := c.required
@@ -55,27 +51,21 @@ func (c *call) logIn(required *jsonrpc.Failure) (again bool, _ *jsonrpc.Failure)
 		return false, c.answerFailure(required)
 	}
 	ask := &required.Data.Elicitations[0]
-	if !mcp.CanOpenURLs(c.client.introduction.capabilities) {
+	switch {
+	case !mcp.CanOpenURLs(c.client.introduction.capabilities):
 		return false, c.answerLoginAddress(required, ask)
-	}
-	wants := mcp.InputRequest{Method: "elicitation/create", Params: jsonrpc.Encode(ask)}
-	if c.era == mcp.Modern {
-		if !mcp.MayRequireInput(c.message.Text(jsonrpc.Method)) {
-			return false, c.answerFailure(required)
-		}
-		return false, c.answerAs(mcp.InputRequired, jsonrpc.Encode(map[string]any{
-			"inputRequests": map[string]mcp.InputRequest{LoginTool: wants},
-			"requestState":  c.loginState(),
-		}))
-	}
-	if !c.out.AcceptsStream() {
+	case c.era == mcp.Modern && !mcp.MayRequireInput(c.message.Text(jsonrpc.Method)):
+		return false, c.answerFailure(required)
+	case c.era == mcp.Modern:
+		return false, c.answerAs(mcp.InputRequired, c.ask(loginQuestion, ask))
+	case !c.out.AcceptsStream():
 		return false, c.answerLoginAddress(required, ask)
 	}
 	c.flight.held.Store(true)
 	defer c.flight.held.Store(false)
-	responses, failure := c.input(&mcp.InputResult{Requests: map[string]mcp.InputRequest{LoginTool: wants}})
+	answer, failure := c.askInStream(loginQuestion, ask)
 	if failure == nil {
-		failure = c.awaitLogin(responses)
+		failure = c.awaitLogin(answer)
 	}
 	if failure != nil {
 		return false, c.answerFailure(failure)
@@ -95,12 +85,8 @@ func (c *call) answerLoginAddress(required *jsonrpc.Failure, ask *jsonrpc.URLEli
 }
 
 // awaitLogin waits for the login that the client was asked for, if the client has agreed to it.
-func (c *call) awaitLogin(responses map[string]json.RawMessage) *jsonrpc.Failure {
-	var response struct {
-		Action string `json:"action"`
-	}
-	_ = json.Unmarshal(responses[LoginTool], &response) // without an action it is refused
-	if response.Action != "accept" {
+func (c *call) awaitLogin(answer json.RawMessage) *jsonrpc.Failure {
+	if !isAccepted(answer) {
 		failure := jsonrpc.LoginRequired(c.link.server, nil)
 		failure.Message, failure.Data.Symbol = "the login was declined", "input_refused"
 		return failure
@@ -124,67 +110,6 @@ func (c *call) awaitLogin(responses map[string]json.RawMessage) *jsonrpc.Failure
 			}
 		}
 	}
-}
-
-// A loginState is what a client of the modern era sends back with its answer.
-type loginState struct {
-	Server, Account, About string
-
-	// What the client had sent as an answer to the server, which its next request lacks.
-	State     json.RawMessage `json:",omitempty"`
-	Responses json.RawMessage `json:",omitempty"`
-}
-
-// loginState returns the state of the call, sealed.
-func (c *call) loginState() string {
-	return c.g.sealer.Seal("login", jsonrpc.Encode(loginState{
-		c.server.ID, c.caller.account(), c.about(), c.message.Literal(jsonrpc.RequestState), c.message.Literal(jsonrpc.InputResponses),
-	}))
-}
-
-// takeLoginAnswer takes the answer of a client of the modern era to a request to log in off
-// its message, and waits for that login. It reports whether the call can be made.
-func (c *call) takeLoginAnswer() (again bool, _ *jsonrpc.Failure) {
-	if c.era != mcp.Modern || c.message.Kind(jsonrpc.RequestState) != jsonspan.String {
-		return true, nil
-	}
-	plain, ok := c.g.sealer.Open("login", c.message.Text(jsonrpc.RequestState))
-	if !ok {
-		return true, nil // it is the server's
-	}
-	var state loginState
-	if json.Unmarshal(plain, &state) != nil || state.Server != c.server.ID || state.Account != c.caller.account() || state.About != c.about() {
-		return false, invalid("requestState: it belongs to another request")
-	}
-	var responses map[string]json.RawMessage
-	_ = json.Unmarshal(c.message.Literal(jsonrpc.InputResponses), &responses) // without a response it is refused
-	message := c.message
-	for _, restored := range [...]struct {
-		field jsonrpc.Field
-		name  string
-		value []byte // of the client's request before; nil if it had none
-	}{
-		{jsonrpc.RequestState, "requestState", state.State},
-		{jsonrpc.InputResponses, "inputResponses", state.Responses},
-	} {
-		edit, ok := jsonspan.Remove(message.Literal(jsonrpc.Params), restored.name)
-		if !ok {
-			continue
-		}
-		edit = message.Within(jsonrpc.Params, edit)
-		if restored.value != nil {
-			edit = message.Replace(restored.field, restored.value)
-		}
-		var failure *jsonrpc.Failure
-		if message, failure = message.Edited(edit); failure != nil {
-			return false, failure
-		}
-	}
-	if failure := c.awaitLogin(responses); failure != nil {
-		return false, c.answerFailure(failure)
-	}
-	c.message = message
-	return true, nil
 }
 
 // isLoginTool reports whether a tool of a server is the one that the gateway shows for it. A

@@ -538,7 +538,14 @@ func (g *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.active.Add(1)
 	defer g.active.Add(-1)
 	from := Peer{User: r.Header.Get("X-Identity"), Address: "192.0.2.1"}
-	g.serving.Load().NewRequest(w, r, Endpoint{Kind: Aggregate}, from).Serve()
+	to := Endpoint{Kind: Aggregate}
+	if server := r.Header.Get("X-Single"); server != "" {
+		to = Endpoint{Kind: Single, Server: server}
+	}
+	if server := r.Header.Get("X-Rpc"); server != "" {
+		to = Endpoint{Kind: RPC, Server: server}
+	}
+	g.serving.Load().NewRequest(w, r, to, from).Serve()
 }
 
 // A user is a client of the gateway.

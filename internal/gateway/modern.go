@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"encoding/json"
+	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -76,15 +77,21 @@ func (c *call) input(wanted *mcp.InputResult) (map[string]json.RawMessage, *json
 		answers[key] = answer
 	}
 	responses := map[string]json.RawMessage{}
+	ticker := time.NewTicker(streamable.KeepAlive)
+	defer ticker.Stop()
 	for key, answer := range answers {
-		select {
-		case m := <-answer:
-			if m.Has(jsonrpc.Error) {
-				return nil, refusedBy(l.server, m)
+		for responses[key] == nil {
+			select {
+			case m := <-answer:
+				if m.Has(jsonrpc.Error) {
+					return nil, refusedBy(l.server, m)
+				}
+				responses[key] = m.Literal(jsonrpc.Result)
+			case <-ticker.C:
+				c.out.KeepAlive()
+			case <-ctx.Done():
+				return nil, jsonrpc.Timeout(l.server)
 			}
-			responses[key] = m.Literal(jsonrpc.Result)
-		case <-ctx.Done():
-			return nil, jsonrpc.Timeout(l.server)
 		}
 	}
 	return responses, nil

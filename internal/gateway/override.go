@@ -262,8 +262,22 @@ func (o *Override) editsArguments() bool { return o != nil && len(o.Fixed)+len(o
 // hasArgument reports whether an argument is one that clients do not see.
 func (o *Override) hasArgument(name string) bool {
 	is := func(other string) bool { return strings.EqualFold(other, name) }
-	return o != nil && (slices.ContainsFunc(o.Hidden, is) ||
-		slices.ContainsFunc(o.Fixed, func(a FixedArgument) bool { return is(a.Name) }))
+	return o != nil && (slices.ContainsFunc(o.Hidden, is) || o.isFixed(name))
+}
+
+// isFixed reports whether an argument has a value that is always the same.
+func (o *Override) isFixed(name string) bool {
+	return slices.ContainsFunc(o.Fixed, func(a FixedArgument) bool { return strings.EqualFold(a.Name, name) })
+}
+
+// withoutFixed returns the arguments of a call without those that are fixed: they may be secrets. There may be no
+// Override.
+func (o *Override) withoutFixed(arguments []byte) []byte {
+	if o == nil || len(o.Fixed) == 0 {
+		return arguments
+	}
+	fixed := func(m jsonspan.Member) bool { return o.isFixed(m.Key) }
+	return jsonspan.Spliced(arguments, replaceMembers(arguments, fixed, nil)...)
 }
 
 // isArgument reports whether a member of an object is for an argument that clients do not see.

@@ -51,6 +51,9 @@ func (rl *relay) send(m *jsonrpc.Message) *jsonrpc.Failure {
 	m = &numbered
 	x := c.g.newExchange(l, &rl.h, m)
 	x.goal = c.goal
+	if c.confirmed && c.era == mcp.Modern {
+		x.sealState = c.confirmedState
+	}
 	// A call is the request of the client itself, so that log fields and placeholders that
 	// handlers set are those of the client. All other requests are derived from it.
 	r := c.r.WithContext(x.join(&c.flight))

@@ -38,6 +38,8 @@ type Request struct {
 	server   *Server   // that the request is for, as far as it is known and just one
 	override *Override // of the tool that is called; nil for none
 
+	confirmed bool // by the person at the client
+
 	restore  http.Header // of the response, before a server has changed it; nil if none has
 	passedOn bool        // to one server, whose exchange is recorded
 	parked   bool        // a stream goes on without the handler

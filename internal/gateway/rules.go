@@ -110,6 +110,13 @@ func (c *caller) shownName() string {
 	return c.name
 }
 
+// callerOf returns a client as a caller.
+func (r *rules) callerOf(c *client) caller {
+	who := r.caller(c.identity)
+	who.askable = c.askable(&who)
+	return who
+}
+
 // account returns whose account at a server is used, where each client has one; "" if the
 // caller is unknown.
 func (c *caller) account() string {

@@ -70,6 +70,7 @@ func (q *Request) serveOne() *jsonrpc.Failure {
 	if q.server == nil {
 		return jsonrpc.UnknownServer(mcp.Shortened(q.to.Server))
 	}
+	q.caller.askable = q.canBeAsked()
 	if failure := q.applyOverride(q.server); failure != nil {
 		target := mcp.Target{Server: q.server.Name}
 		if q.override != nil {
@@ -95,6 +96,14 @@ func (q *Request) forward() *jsonrpc.Failure {
 	if q.r.Method == http.MethodPost {
 		if failure := x.takeFocus(q.r); failure != nil {
 			return failure
+		}
+		if q.to.Kind == Single {
+			if ok, failure := q.confirmAtSingle(); !ok {
+				return failure
+			}
+			if q.confirmed {
+				x.sealState = q.confirmedState
+			}
 		}
 		x.repeatArguments(q.r, q.override)
 		x.post(q.r)

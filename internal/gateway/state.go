@@ -32,11 +32,12 @@ type State struct {
 	listening   *quota.Meter // by streams
 	sidesKept   *quota.Meter // of sides whose requests were answered
 
-	audiences   *audiences
-	sideStreams sideStreams
-	focused     *toldTools[struct{}]        // by the name of the argument
-	annotations *toldTools[mcp.Annotations] // by the identity of the client
-	httpSSE     *httpsse.Pool               // sessions with servers of HTTP+SSE
+	audiences     *audiences
+	sideStreams   sideStreams
+	focused       *toldTools[struct{}]        // by the name of the argument
+	annotations   *toldTools[mcp.Annotations] // by the identity of the client
+	confirmations *confirmations
+	httpSSE       *httpsse.Pool // sessions with servers of HTTP+SSE
 
 	mu       sync.Mutex
 	busy     map[string]*client            // those that are being served
@@ -74,20 +75,21 @@ var (
 // NewState returns a State without clients.
 func NewState() *State {
 	s := &State{
-		shelf:       newShelf(),
-		ending:      make(chan struct{}, 16),
-		holding:     quota.NewMeter(keptCalls, heldCallLimits),
-		listening:   quota.NewMeter(keptStreams, quota.Limits{}),
-		subscribing: quota.NewMeter(keptSubscriptions, subscriptionLimits),
-		sidesKept:   quota.NewMeter(keptSides, sideLimits),
-		audiences:   newAudiences(),
-		focused:     newToldTools[struct{}](keptFocus, focusLimits, focusTime),
-		annotations: newToldTools[mcp.Annotations](keptAnnotations, annotationLimits, annotationTime),
-		httpSSE:     httpsse.NewPool(),
-		busy:        map[string]*client{},
-		over:        newSessionsOver(),
-		held:        map[string]*heldCall{},
-		streams:     map[string]map[*stream]bool{},
+		shelf:         newShelf(),
+		ending:        make(chan struct{}, 16),
+		holding:       quota.NewMeter(keptCalls, heldCallLimits),
+		listening:     quota.NewMeter(keptStreams, quota.Limits{}),
+		subscribing:   quota.NewMeter(keptSubscriptions, subscriptionLimits),
+		sidesKept:     quota.NewMeter(keptSides, sideLimits),
+		audiences:     newAudiences(),
+		focused:       newToldTools[struct{}](keptFocus, focusLimits, focusTime),
+		annotations:   newToldTools[mcp.Annotations](keptAnnotations, annotationLimits, annotationTime),
+		confirmations: newConfirmations(),
+		httpSSE:       httpsse.NewPool(),
+		busy:          map[string]*client{},
+		over:          newSessionsOver(),
+		held:          map[string]*heldCall{},
+		streams:       map[string]map[*stream]bool{},
 	}
 	s.idle = quota.NewCache(keptClients, clientLimits(0), idleTime, func(_ string, c *client) { s.forget(c) })
 	s.resting = quota.NewCache(keptResting, clientLimits(0), restTime, func(_ string, c *client) { c.unsubscribe(s.subscribing) })
@@ -359,6 +361,7 @@ func (s *State) Destruct() error {
 	s.shelf.close()
 	s.focused.close()
 	s.annotations.close()
+	s.confirmations.close()
 	s.audiences.close()
 	s.mu.Unlock()
 	s.waitForParked()

@@ -335,10 +335,32 @@ func ToolChanged(server string) *Failure {
 }
 
 // ConfirmationRequired says that a person has to agree to the call of a tool, and that the client cannot
-// ask one.
-func ConfirmationRequired(server string) *Failure {
-	f := failure(http.StatusForbidden, CodeInvalidRequest, "confirmation_required",
-		"a person has to confirm this call, and the client cannot be asked: it needs the capability elicitation")
+// ask one. atAll is whether that is at the endpoint of all servers, where more clients can.
+func ConfirmationRequired(server string, atAll bool) *Failure {
+	message := "a person has to confirm this call, and the client cannot be asked"
+	if atAll {
+		message += ": it needs the capability elicitation, and to accept event streams"
+	} else {
+		message += " here: call the tool at the endpoint of all servers, /mcp by default, with a client that has " +
+			"the capability elicitation"
+	}
+	f := failure(http.StatusForbidden, CodeInvalidRequest, "confirmation_required", message)
+	f.Data.ServerName = server
+	return f
+}
+
+// ConfirmationDeclined says that a person was asked to confirm a call, and has not agreed.
+func ConfirmationDeclined(server string) *Failure {
+	f := failure(http.StatusOK, CodeInvalidRequest, "confirmation_declined",
+		"the call was not confirmed: the person at the client declined")
+	f.Data.ServerName = server
+	return f
+}
+
+// ConfirmationTimeout says that a person was asked to confirm a call, and has not answered.
+func ConfirmationTimeout(server string) *Failure {
+	f := failure(http.StatusOK, codeUnavailable, "timeout",
+		"the call was not confirmed: the person at the client did not answer in time")
 	f.Data.ServerName = server
 	return f
 }

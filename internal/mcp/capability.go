@@ -25,13 +25,33 @@ func CanBeAsked(capabilities []byte, method string) bool {
 	return declared
 }
 
-var openURLsPath = jsonspan.CompilePaths("elicitation.url")
+var elicitationPaths = jsonspan.CompilePaths("elicitation.url", "elicitation.form")
+
+// elicits returns the modes in which a client with these capabilities has said that it can ask a person.
+func elicits(capabilities []byte) (url, form bool) {
+	_ = elicitationPaths.Find(capabilities, func(path int, v jsonspan.Value) {
+		declared := v.Kind == jsonspan.BeginObject
+		if path == 0 {
+			url = declared
+		} else {
+			form = declared
+		}
+	})
+	return url, form
+}
 
 // CanOpenURLs reports whether a client with these capabilities has said that it can have a
 // person open an address.
-func CanOpenURLs(capabilities []byte) (declared bool) {
-	_ = openURLsPath.Find(capabilities, func(_ int, v jsonspan.Value) { declared = v.Kind == jsonspan.BeginObject })
-	return declared
+func CanOpenURLs(capabilities []byte) bool {
+	url, _ := elicits(capabilities)
+	return url
+}
+
+// CanFillForms reports whether a client with these capabilities has said that it can have a person
+// answer a question. One that names no mode can.
+func CanFillForms(capabilities []byte) bool {
+	url, form := elicits(capabilities)
+	return form || !url && CanBeAsked(capabilities, "elicitation/create")
 }
 
 // TasksExtension is the name of the extension by which calls become tasks.

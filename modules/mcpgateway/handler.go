@@ -53,7 +53,7 @@ func init() {
 // Symbol | Status | Code | What has happened
 // -------|--------|------|------------------
 // `unknown_server` | 404 | -32001 | There is no server of this name
-// `timeout` | 502 | -32002 | The server did not answer in time
+// `timeout` | 502, 200 | -32002 | The server did not answer in time; or, with 200, the person who was asked to confirm the call
 // `connect_error` | 502 | -32002 | The server cannot be reached, or broke off
 // `invalid_json` | 502 | -32003 | The answer is not JSON (/rpc only)
 // `invalid_response` | 502 | -32003 | The answer is not a JSON-RPC response, cannot be looked at, or has more than response_limit bytes
@@ -66,6 +66,8 @@ func init() {
 // `acl_denied` | 403 | -32600 | The client may not use this
 // `rate_limited` | 429 | -32600 | The client has used up a rate. Retry-After says when it can go on
 // `tool_changed` | 403 | -32600 | The definition of the tool is not what it was, and pin_tools is on
+// `confirmation_required` | 403 | -32600 | A person has to confirm the call, and the client cannot be asked
+// `confirmation_declined` | 200 | -32600 | The person at the client did not confirm the call
 // `forbidden_origin` | 403 | -32600 | The Origin of the request is not one of origins
 // `forbidden_host` | 403 | -32600 | The Host of the request is not one of hosts
 // `unknown_session` | 404 | -32001 | The session has ended, is older than seven days, never was, or belongs to another client

@@ -123,7 +123,7 @@ func (o reporter) Denied(d *gateway.Denial) {
 
 // CallDone implements [gateway.Observer]. Each call is one line in the log.
 func (o reporter) CallDone(c gateway.Call) {
-	fields := append(make([]zap.Field, 0, 12),
+	fields := append(make([]zap.Field, 0, 14),
 		zap.String("client", c.Client), zap.String("client_ip", c.Address),
 		zap.String("mcp_server", c.Target.Server), zap.String("mcp_method", c.Method),
 		zap.String(targetField(c.Target.Kind), c.Target.Name), zap.String("request_id", c.RequestID),
@@ -132,6 +132,12 @@ func (o reporter) CallDone(c gateway.Call) {
 		fields = append(fields, zap.Int("mcp_error_code", c.ErrorCode))
 	}
 	fields = append(fields, zap.Duration("duration", c.Duration))
+	if c.Rule != "" {
+		fields = append(fields, zap.String("rule", c.Rule))
+	}
+	if c.Confirmed {
+		fields = append(fields, zap.Bool("confirmed", true))
+	}
 	if c.Arguments != nil {
 		fields = append(fields, zap.Reflect("arguments", json.RawMessage(c.Arguments)))
 	}

@@ -57,6 +57,7 @@ var filledElsewhere = map[string]string{
 	"unauthenticated_bodies": "TestSecurityBodiesOfStrangers",
 	"unread_answers":         "TestUnreadAnswersAreLimited of internal/stdio",
 	"background_requests":    "TestRequestsThatGoOnAreBounded of internal/gateway; each takes two seconds",
+	"confirmations":          "TestConfirmationsAreBounded of internal/gateway; a client has 100 entries of a few bytes",
 	"focus_arguments":        "TestFocusedTools of internal/gateway; they are tools of servers",
 	"rates":                  "a client has one entry",
 	"templates":              "only operators add templates, by the admin API",

@@ -1,0 +1,743 @@
+package gateway
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+)
+
+// confirming has all clients confirm calls of the tool x of the server a.
+func confirming(c *Config) {
+	c.Clients = []*Client{{Name: "*", Policy: rulesOf("confirm a::x"), View: "confirming"}}
+}
+
+const agreed, declined = `{"action":"accept","content":{}}`, `{"action":"decline"}`
+
+// An asked is a call whose client was asked to confirm it.
+type asked struct {
+	u       *user
+	params  string // of the call
+	message string // that the person reads
+
+	call     *talk    // in the legacy era
+	question received // in it
+
+	in inputs // in the modern era
+}
+
+// asks makes a call that has to be confirmed.
+func (u *user) asks(params string) *asked {
+	u.t.Helper()
+	a := &asked{u: u, params: params}
+	var raw json.RawMessage
+	if u.era == mcp.Legacy {
+		a.call = u.begin("tools/call", params)
+		a.question = a.call.nextOf("elicitation/create")
+		m := a.question.parts()
+		raw = m.Literal(jsonrpc.Params)
+	} else {
+		in, key := wanted(u.t, u.ask("tools/call", params))
+		if key != confirmQuestion || in.InputRequests[key].Method != "elicitation/create" {
+			u.t.Fatalf("asked %s %s", key, in.InputRequests[key].Method)
+		}
+		a.in, raw = in, in.InputRequests[key].Params
+	}
+	var form struct {
+		Message         string
+		RequestedSchema struct {
+			Type       string
+			Properties map[string]any
+		}
+		Mode string
+	}
+	if err := json.Unmarshal(raw, &form); err != nil {
+		u.t.Fatal(err)
+	}
+	if form.RequestedSchema.Type != "object" || form.RequestedSchema.Properties == nil || form.Mode != "" {
+		u.t.Errorf("clients cannot show %s", raw)
+	}
+	a.message = form.Message
+	return a
+}
+
+// answer answers the question, and returns what becomes of the call.
+func (a *asked) answer(response string) said {
+	a.u.t.Helper()
+	if a.u.era == mcp.Modern {
+		return a.u.ask("tools/call", a.again(a.params, response))
+	}
+	a.u.answer(a.question, response)
+	s := said{answer: a.call.nextOf("").data}
+	s.body = s.answer
+	_ = json.Unmarshal([]byte(s.answer), &s)
+	return s
+}
+
+// again returns the params of a call with the answer to the question.
+func (a *asked) again(params, response string) string {
+	return withInput(params, a.in.RequestState, confirmQuestion, response)
+}
+
+// withInput returns the params of a call that is made again.
+func withInput(params, state, key, response string) string {
+	return strings.TrimSuffix(params, "}") +
+		fmt.Sprintf(`,"inputResponses":{%q:%s},"requestState":%q}`, key, response, state)
+}
+
+const (
+	argumentsX = `{"path":"/tmp/n","deep":[1,{"k":12345678901234567890}]}`
+	callX      = `{"name":"a::x","arguments":` + argumentsX + `}`
+)
+
+func peersWithX() []*peer { return []*peer{newPeer("a").hasTools("x", "y")} }
+
+func TestPersonConfirmsACall(t *testing.T) {
+	for name, tt := range map[string]struct {
+		configure func(*Config)
+		params    string
+	}{
+		"of several": {confirming, callX},
+		"as one": {func(c *Config) { confirming(c); c.Naming = mcp.Naming{} },
+			strings.Replace(callX, "a::", "", 1)},
+		"found first": {func(c *Config) { confirming(c); c.Discovery = true },
+			`{"name":"call_tool","arguments":` + callX + `}`},
+		"as a task": {confirming, strings.TrimSuffix(callX, "}") + `,"task":{"ttl":1000}}`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			both(t, tt.configure, peersWithX, func(t *testing.T, u *user, peers []*peer) {
+				a := u.asks(tt.params)
+				if n := peers[0].count("tools/call"); n != 0 {
+					t.Fatalf("the server got %d calls before the person was asked", n)
+				}
+				for _, part := range []string{"\nServer: a\n", "\nTool: x\n", "\n  \"path\": \"/tmp/n\",\n", "1234567890"} {
+					if !strings.Contains(a.message, part) {
+						t.Errorf("the question lacks %q: %s", part, a.message)
+					}
+				}
+				if s := a.answer(agreed); !strings.Contains(s.answer, `"text":"a"`) {
+					t.Fatalf("got %s", s.body)
+				}
+				calls := peers[0].heard("tools/call")
+				if len(calls) != 1 {
+					t.Fatalf("the server got %d calls", len(calls))
+				}
+				if got := calls[0].message; string(got.Literal(jsonrpc.Arguments)) != argumentsX ||
+					!got.Is(jsonrpc.Name, "x") || got.Has(jsonrpc.RequestState) || got.Has(jsonrpc.InputResponses) {
+					t.Errorf("the server got %s", got.Raw)
+				}
+				if denials := u.g.config.Observer.(*observed).takeDenials(); len(denials) != 0 {
+					t.Errorf("denied: %+v", denials)
+				}
+			})
+		})
+	}
+}
+
+func TestOtherToolsAreNotConfirmed(t *testing.T) {
+	both(t, confirming, peersWithX, func(t *testing.T, u *user, _ []*peer) {
+		if s := u.call("a::y"); !strings.Contains(s.answer, `"text":"a"`) {
+			t.Errorf("got %s", s.body)
+		}
+	})
+}
+
+func TestCallThatIsNotConfirmed(t *testing.T) {
+	for name, response := range map[string]string{
+		"declined": declined, "canceled": `{"action":"cancel"}`, "no action": `{}`, "another action": `{"action":"accepted"}`,
+		"no object": `["accept"]`, "null": `null`, "in content": `{"action":"decline","content":{"action":"accept"}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			both(t, confirming, peersWithX, func(t *testing.T, u *user, peers []*peer) {
+				s := u.asks(callX).answer(response)
+				u.wasRefused(&s, peers[0], "confirmation_declined")
+			})
+		})
+	}
+	t.Run("an error", func(t *testing.T) {
+		p := legacyPeer("a").hasTools("x")
+		u := newGateway(t, confirming, p).legacy(t)
+		a := u.asks(callX)
+		u.post(`{"jsonrpc":"2.0","id":` + a.question.id() + `,"error":{"code":-1,"message":"no window"}}`)
+		s := said{answer: a.call.nextOf("").data}
+		_ = json.Unmarshal([]byte(s.answer), &s)
+		u.wasRefused(&s, p, "confirmation_declined")
+	})
+}
+
+// wasRefused wants a call to have failed with a code, to be denied once, and not to have reached the server.
+func (u *user) wasRefused(s *said, p *peer, code string) {
+	u.t.Helper()
+	if s.symbol() != code || s.Error.Data.ServerName != "a" || s.status != 0 && s.status != http.StatusOK {
+		u.t.Errorf("got %d %s", s.status, s.answer)
+	}
+	denials := u.g.config.Observer.(*observed).takeDenials()
+	x := mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}
+	if len(denials) != 1 || denials[0].Code != code || denials[0].Target != x {
+		u.t.Errorf("denied: %+v", denials)
+	}
+	if n := p.count("tools/call"); n != 0 {
+		u.t.Errorf("the server got %d calls", n)
+	}
+}
+
+func TestConfirmationThatComesTooLate(t *testing.T) {
+	t.Run("legacy", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			p := legacyPeer("a").hasTools("x")
+			g := newMemory(t, confirming, p)
+			defer g.close()
+			u := g.legacy(t)
+			a := u.asks(callX)
+			began := time.Now()
+			var s said
+			for e := range a.call.events {
+				if e.isAnswer() {
+					_ = json.Unmarshal([]byte(e.data), &s)
+					break
+				}
+			}
+			if took := time.Since(began); took != streamable.QuestionTime {
+				t.Errorf("after %v", took)
+			}
+			u.answer(a.question, agreed)
+			u.wasRefused(&s, p, "timeout")
+			a.call.hangUp()
+		})
+	})
+	t.Run("modern", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			p := modernPeer("a").hasTools("x")
+			g := newMemory(t, confirming, p)
+			defer g.close()
+			a := g.modern(t).asks(callX)
+			time.Sleep(streamable.QuestionTime)
+			if s := a.answer(agreed); s.symbol() != "invalid_params" || p.count("tools/call") != 0 {
+				t.Errorf("got %s", s.body)
+			}
+		})
+	})
+}
+
+// To cancel or to hang up ends a call that is not confirmed yet, and nothing stays behind.
+func TestCallThatIsCanceledBeforeItIsConfirmed(t *testing.T) {
+	for _, p := range []*peer{legacyPeer("a"), modernPeer("a")} {
+		for _, known := range []bool{false, true} { // whether the client has a session with the server
+			for _, hangUp := range []bool{true, false} {
+				p.hasTools("x", "y")
+				g := newGateway(t, confirming, p)
+				u := g.legacy(t)
+				if known {
+					u.call("a::y")
+				}
+				before := p.count("tools/call")
+				g.config.Observer.(*observed).takeRecords()
+				a := u.asks(callX)
+				if hangUp {
+					a.call.hangUp()
+				} else {
+					u.tell("notifications/cancelled", `{"requestId":`+fmt.Sprint(u.last.Load())+`}`)
+					a.call.ended()
+				}
+				c := g.known()[0]
+				await.Until(t, "no answer to be expected", func() bool {
+					c.mu.Lock()
+					defer c.mu.Unlock()
+					return len(c.questions) == 0 && len(c.calls) == 0
+				})
+				u.answer(a.question, agreed)
+				if n := p.count("tools/call") - before; n != 0 || p.count("notifications/cancelled") != 0 {
+					t.Errorf("the server got %d calls, and %d times that one is canceled", n, p.count("notifications/cancelled"))
+				}
+				if denials := g.config.Observer.(*observed).takeDenials(); len(denials) != 0 {
+					t.Errorf("denied: %+v", denials)
+				}
+				await.Until(t, "the call to be canceled", func() bool {
+					return slices.ContainsFunc(g.config.Observer.(*observed).takeRecords(), func(r Record) bool {
+						return r.Called == "tools/call" && r.Outcome == OutcomeCanceled
+					})
+				})
+			}
+		}
+	}
+}
+
+func TestConfirmationIsGoodForItsCallOnly(t *testing.T) {
+	p := modernPeer("a").hasTools("x", "z")
+	g := newGateway(t, func(c *Config) {
+		c.Clients = []*Client{{Name: "*", Policy: rulesOf("confirm a::*")}}
+	}, p)
+	ann, bob := g.modern(t), g.modern(t)
+	ann.identity, bob.identity = "ann", "bob"
+	a := ann.asks(callX)
+	other := strings.Replace(callX, "/tmp/n", "/tmp/m", 1)
+	for name, s := range map[string]said{
+		"another client":   bob.ask("tools/call", a.again(callX, agreed)),
+		"another tool":     ann.ask("tools/call", a.again(strings.Replace(callX, "x", "z", 1), agreed)),
+		"another argument": ann.ask("tools/call", a.again(other, agreed)),
+		"no arguments":     ann.ask("tools/call", a.again(`{"name":"a::x"}`, agreed)),
+	} {
+		if s.symbol() != "invalid_params" || !strings.Contains(s.body, "belongs to another request") {
+			t.Errorf("%s: %s", name, s.body)
+		}
+	}
+	if n := p.count("tools/call"); n != 0 {
+		t.Fatalf("the server got %d calls", n)
+	}
+	if s := a.answer(agreed); !strings.Contains(s.answer, `"text":"a"`) {
+		t.Fatalf("got %s", s.body)
+	}
+	for range 3 {
+		if s := a.answer(agreed); s.symbol() != "invalid_params" {
+			t.Errorf("a replay: %s", s.body)
+		}
+	}
+	a = ann.asks(callX)
+	a.answer(declined)
+	if s := a.answer(agreed); s.symbol() != "invalid_params" {
+		t.Errorf("after it was declined: %s", s.body)
+	}
+	a = ann.asks(callX)
+	restarted := newGateway(t, confirming, p)
+	u := restarted.modern(t)
+	u.identity = "ann"
+	if s := u.ask("tools/call", a.again(callX, agreed)); s.symbol() != "invalid_params" {
+		t.Errorf("in a process that cannot know whether it was used: %s", s.body)
+	}
+	if n := p.count("tools/call"); n != 1 {
+		t.Errorf("the server got %d calls", n)
+	}
+}
+
+func TestToolsToConfirmAreForClientsThatCanBeAsked(t *testing.T) {
+	for can, shown := range map[string]bool{
+		`{"elicitation":{}}`: true, `{"elicitation":{"form":{}}}`: true, `{"elicitation":{"form":{},"url":{}}}`: true,
+		`{}`: false, `{"elicitation":{"url":{}}}`: false, `{"sampling":{},"roots":{}}`: false, `{"elicitation":null}`: false,
+	} {
+		for name, era := range bothEras {
+			t.Run(name+" "+can, func(t *testing.T) {
+				p := legacyPeer("a").hasTools("x", "y")
+				u := newGateway(t, confirming, p).user(t, era)
+				if u.can = can; era == mcp.Legacy {
+					u.connect()
+				}
+				want := []string{"a::y"}
+				if shown {
+					want = []string{"a::x", "a::y"}
+				}
+				if got := names(t, u.ask("tools/list", `{}`), "tools", "name"); !slices.Equal(got, want) {
+					t.Errorf("listed: %q", got)
+				}
+				if shown {
+					u.asks(callX)
+					return
+				}
+				if s := u.ask("tools/call", callX); s.symbol() != "confirmation_required" || s.status != http.StatusForbidden {
+					t.Errorf("got %d %s", s.status, s.body)
+				}
+				if p.count("tools/call") != 0 {
+					t.Error("the server got the call")
+				}
+			})
+		}
+	}
+	t.Run("a client that takes no event streams", func(t *testing.T) {
+		p := legacyPeer("a").hasTools("x")
+		u := newGateway(t, confirming, p).legacy(t)
+		u.accept = "application/json"
+		if s := u.ask("tools/call", callX); s.symbol() != "confirmation_required" || p.count("tools/call") != 0 {
+			t.Errorf("got %s", s.body)
+		}
+	})
+	t.Run("an operator", func(t *testing.T) {
+		p := legacyPeer("a").hasTools("x", "y")
+		g := newGateway(t, confirming, p)
+		if got := listTools(g, "ann"); !slices.Equal(got, []string{"a a::x", "a a::y"}) {
+			t.Errorf("listed: %q", got)
+		}
+		w := httptest.NewRecorder()
+		err := g.NewOperator(httptest.NewRequest(http.MethodPost, "/mcp", nil), "ann").Call(w, ToolCall{
+			Name: "a::x", Arguments: func(*Tool, []string) ([]byte, error) { return []byte("{}"), nil },
+		})
+		if err != nil || !strings.Contains(w.Body.String(), "confirmation_required") || p.count("tools/call") != 0 {
+			t.Errorf("%v, %s", err, w.Body)
+		}
+	})
+}
+
+// At the endpoint of one server, sessions are the server's: only a result can ask.
+func TestConfirmationAtOneServer(t *testing.T) {
+	single := strings.Replace(callX, "a::", "", 1)
+	for name, era := range bothEras {
+		for kind, header := range map[string]string{"single": "X-Single", "rpc": "X-Rpc"} {
+			t.Run(name+" "+kind, func(t *testing.T) {
+				p := modernPeer("a").hasTools("x", "y")
+				p.speaks[mcp.Legacy], p.sessions = true, kind == "single"
+				g := newGateway(t, confirming, p)
+				u := g.user(t, era)
+				if u.header.Set(header, "a"); era == mcp.Legacy && kind == "single" {
+					u.connect()
+				}
+				listed := names(t, u.ask("tools/list", `{}`), "tools", "name")
+				if era == mcp.Modern && kind == "single" {
+					if !slices.Equal(listed, []string{"x", "y"}) {
+						t.Errorf("listed: %q", listed)
+					}
+					a := u.asks(single)
+					if p.count("tools/call") != 0 {
+						t.Fatal("the server got the call")
+					}
+					if s := a.answer(agreed); !strings.Contains(s.answer, `"text":"a"`) {
+						t.Errorf("got %s", s.body)
+					}
+					if s := a.answer(agreed); s.symbol() != "invalid_params" {
+						t.Errorf("a replay: %s", s.body)
+					}
+					if calls := p.heard("tools/call"); len(calls) != 1 || strings.Contains(calls[0].body, "requestState") {
+						t.Errorf("the server got %d calls", len(calls))
+					}
+					p.forgetCalls()
+					g.config.Observer.(*observed).takeDenials()
+					s := u.asks(single).answer(declined)
+					u.wasRefused(&s, p, "confirmation_declined")
+					return
+				}
+				if !slices.Equal(listed, []string{"y"}) {
+					t.Errorf("listed: %q", listed)
+				}
+				s := u.ask("tools/call", single)
+				if s.symbol() != "confirmation_required" || !strings.Contains(s.Error.Message, "/mcp") {
+					t.Errorf("got %s", s.body)
+				}
+				if p.count("tools/call") != 0 {
+					t.Error("the server got the call")
+				}
+			})
+		}
+	}
+}
+
+// forgetCalls has the peer forget what has arrived.
+func (p *peer) forgetCalls() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.arrivals = nil
+}
+
+// The person is asked once, and then to log in.
+func TestConfirmationBeforeALogin(t *testing.T) {
+	for _, p := range []*peer{legacyPeer("a"), modernPeer("a")} {
+		for name, era := range bothEras {
+			t.Run(name, func(t *testing.T) {
+				p.hasTools("x").forgetCalls()
+				g, login := newLoginGateway(t, p, confirming)
+				u := g.user(t, era)
+				if u.identity, u.can = "ann", `{"elicitation":{"url":{},"form":{}}}`; era == mcp.Legacy {
+					u.connect()
+				}
+				a := u.asks(callX)
+				if era == mcp.Legacy {
+					u.answer(a.question, agreed)
+					u.answer(a.call.nextOf("elicitation/create"), `{"action":"accept"}`)
+					login.logIn(g, "ann")
+					for {
+						e := a.call.next()
+						if e.method() == "elicitation/create" {
+							t.Fatal("the person is asked again")
+						}
+						if e.isAnswer() {
+							break
+						}
+					}
+				} else {
+					in, key := wanted(t, a.answer(agreed))
+					if key != loginQuestion {
+						t.Fatalf("asked for %s", key)
+					}
+					params := withInput(callX, in.RequestState, key, `{"action":"accept"}`)
+					if s := u.ask("tools/call", strings.Replace(params, "/tmp/n", "/tmp/m", 1)); s.symbol() != "invalid_params" {
+						t.Errorf("with another argument: %s", s.body)
+					}
+					again := u.start(http.MethodPost, u.request(u.nextID(), "tools/call", params))
+					login.logIn(g, "ann")
+					if answer := again.nextOf(""); !strings.Contains(answer.data, `"text":"a"`) {
+						t.Errorf("got %s", answer.data)
+					}
+					if s := u.ask("tools/call", params); s.symbol() != "invalid_params" {
+						t.Errorf("a replay of the login: %s", s.body)
+					}
+				}
+				if n := p.count("tools/call"); n != 1 {
+					t.Errorf("the server got %d calls", n)
+				}
+			})
+		}
+	}
+}
+
+// A server of the modern era asks for input itself, in several rounds.
+func TestConfirmedCallWithInput(t *testing.T) {
+	const rounds = 3
+	for name, params := range map[string]string{"": callX, "a": strings.Replace(callX, "a::", "", 1)} {
+		t.Run("modern client at "+name, func(t *testing.T) {
+			p := modernPeer("a").hasTools("x").does("tools/call", wanting(rounds))
+			g := newGateway(t, confirming, p)
+			u := g.modern(t)
+			u.header.Set("X-Single", name)
+			s := u.asks(params).answer(agreed)
+			for i := range rounds {
+				in, key := wanted(t, s)
+				if key != "k é" {
+					t.Fatalf("asked for %s", key)
+				}
+				next := withInput(params, in.RequestState, key, fmt.Sprintf(`{"action":"accept","i":%d}`, i))
+				if s := u.ask("tools/call", strings.Replace(next, "/tmp/n", "/tmp/m", 1)); s.symbol() != "invalid_params" {
+					t.Errorf("with another argument: %s", s.body)
+				}
+				s = u.ask("tools/call", next)
+				if s := u.ask("tools/call", next); s.symbol() != "invalid_params" {
+					t.Errorf("a replay: %s", s.body)
+				}
+				last := p.heard("tools/call")[i+1].message
+				if got := last.Text(jsonrpc.RequestState); got != fmt.Sprintf(`{"round":%d}`, i+1) {
+					t.Errorf("the server got the state %s", got)
+				}
+			}
+			n := p.count("tools/call")
+			if !strings.Contains(string(s.Result), `"last":{"k é":{"action":"accept","i":2}}`) || n != rounds+1 {
+				t.Errorf("after %d calls: %s", n, s.body)
+			}
+			// With the state of the server itself the call was not confirmed.
+			a := u.asks(withInput(params, `{"round":3}`, "k é", `{"mine":1}`))
+			if p.count("tools/call") != rounds+1 {
+				t.Error("the server got the call")
+			}
+			s = u.ask("tools/call", a.again(params, agreed))
+			if !strings.Contains(string(s.Result), `"last":{"k é":{"mine":1}}`) {
+				t.Errorf("what the client had answered is lost: %s", s.body)
+			}
+		})
+	}
+	t.Run("without a state", func(t *testing.T) {
+		p := modernPeer("a").hasTools("x").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+			if a.message.Has(jsonrpc.InputResponses) {
+				a.reply(w, fmt.Sprintf(`{"resultType":"complete","state":%t}`, a.message.Has(jsonrpc.RequestState)))
+				return
+			}
+			a.reply(w, `{"resultType":"input_required","inputRequests":{"k":{"method":"roots/list"}}}`)
+		})
+		u := newGateway(t, confirming, p).modern(t)
+		in, key := wanted(t, u.asks(callX).answer(agreed))
+		s := u.ask("tools/call", withInput(callX, in.RequestState, key, `{"roots":[]}`))
+		if !strings.Contains(s.answer, `"state":false`) {
+			t.Errorf("got %s", s.body)
+		}
+	})
+	t.Run("legacy client", func(t *testing.T) {
+		p := modernPeer("a").hasTools("x").does("tools/call", wanting(rounds))
+		a := newGateway(t, confirming, p).legacy(t).asks(callX)
+		a.u.answer(a.question, agreed)
+		for i := range rounds {
+			q := a.call.nextOf("elicitation/create")
+			if !strings.Contains(q.data, fmt.Sprintf(`"message":"%d"`, i)) {
+				t.Fatalf("asked %s", q.data)
+			}
+			a.u.answer(q, `{"action":"accept"}`)
+		}
+		if e := a.call.next(); !e.isAnswer() || !strings.Contains(e.data, `"last"`) || p.count("tools/call") != rounds+1 {
+			t.Errorf("after %d calls: %s", p.count("tools/call"), e.data)
+		}
+	})
+}
+
+// A server of the legacy era asks a client of the modern era: the call goes on without another confirmation.
+func TestConfirmedCallThatIsHeld(t *testing.T) {
+	p := legacyPeer("a").hasTools("x").does("tools/call", asking(2))
+	u := newGateway(t, confirming, p).modern(t)
+	s := u.asks(callX).answer(agreed)
+	for range 2 {
+		in, key := wanted(t, s)
+		next := withInput(callX, in.RequestState, key, `{"action":"accept","content":{}}`)
+		if s := u.ask("tools/call", strings.Replace(next, "/tmp/n", "/tmp/m", 1)); s.symbol() != "invalid_params" {
+			t.Errorf("with another argument: %s", s.body)
+		}
+		s = u.ask("tools/call", next)
+	}
+	if !strings.Contains(string(s.Result), `"answers"`) || p.count("tools/call") != 1 {
+		t.Errorf("after %d calls: %s", p.count("tools/call"), s.body)
+	}
+}
+
+// The server has forgotten the session. The person is not asked again.
+func TestConfirmedCallInALostSession(t *testing.T) {
+	for name, era := range bothEras {
+		t.Run(name, func(t *testing.T) {
+			p := legacyPeer("a").hasTools("x", "y")
+			u := newGateway(t, confirming, p).as(t, era)
+			u.call("a::y")
+			p.forgetCalls()
+			a := u.asks(callX)
+			p.forget()
+			if s := a.answer(agreed); !strings.Contains(s.answer, `"text":"a"`) {
+				t.Fatalf("got %s", s.body)
+			}
+			if n := p.count("tools/call"); n != 2 || p.count("initialize") != 1 { // one of them in the session that is gone
+				t.Errorf("the server got %d calls", n)
+			}
+		})
+	}
+}
+
+// A call that waits goes on with the rules that it has begun with, and an answer counts in the next configuration.
+func TestConfirmationOutlivesAReload(t *testing.T) {
+	for name, era := range bothEras {
+		t.Run(name, func(t *testing.T) {
+			p := legacyPeer("a").hasTools("x")
+			g := newGateway(t, confirming, p)
+			a := g.as(t, era).asks(callX)
+			g.replace(confirming, p)
+			if s := a.answer(agreed); !strings.Contains(s.answer, `"text":"a"`) || p.count("tools/call") != 1 {
+				t.Errorf("after %d calls: %s", p.count("tools/call"), s.body)
+			}
+			a = g.as(t, era).asks(callX)
+			g.replace(func(c *Config) { c.Clients = []*Client{{Name: "*", Policy: rulesOf("deny a::x")}} }, p)
+			s := a.answer(agreed)
+			if want := map[mcp.Era]string{mcp.Legacy: "", mcp.Modern: "acl_denied"}[era]; s.symbol() != want {
+				t.Errorf("got %s", s.body)
+			}
+		})
+	}
+}
+
+// What the person is shown is what the server gets: not the argument that is for the gateway.
+func TestConfirmationWithoutFocus(t *testing.T) {
+	both(t, func(c *Config) {
+		confirming(c)
+		c.Servers[0].Mask, c.Servers[0].MaskMCP, c.Servers[0].Focus = keeping{}, true, NewFocus("aim")
+	}, peersWithX, func(t *testing.T, u *user, peers []*peer) {
+		u.ask("tools/list", `{}`)
+		a := u.asks(`{"name":"a::x","arguments":{"aim":"reasons","path":"p"}}`)
+		if strings.Contains(a.message, "aim") || !strings.Contains(a.message, `"path": "p"`) {
+			t.Errorf("asked %s", a.message)
+		}
+		a.answer(agreed)
+		if got := peers[0].await(t, "tools/call", 1).message; string(got.Literal(jsonrpc.Arguments)) != `{"path":"p"}` {
+			t.Errorf("the server got %s", got.Raw)
+		}
+	})
+}
+
+// A server may have a tool of the name that the gateway's own has.
+func TestConfirmationOfAServersOwnLoginTool(t *testing.T) {
+	p := legacyPeer("a").hasTools("login")
+	g, login := newLoginGateway(t, p, func(c *Config) {
+		c.Clients = []*Client{{Name: "*", Policy: rulesOf("confirm a::login")}}
+	})
+	login.logIn(g, "ann")
+	for _, era := range bothEras {
+		p.forgetCalls()
+		u := g.user(t, era)
+		if u.identity = "ann"; era == mcp.Legacy {
+			u.connect()
+		}
+		a := u.asks(`{"name":"a::login","arguments":{}}`)
+		if p.count("tools/call") != 0 {
+			t.Error("the server got the call")
+		}
+		if s := a.answer(agreed); !strings.Contains(s.answer, `"text":"a"`) || p.count("tools/call") != 1 {
+			t.Errorf("after %d calls: %s", p.count("tools/call"), s.body)
+		}
+	}
+}
+
+// An answer is a request like others: rates apply to it.
+func TestConfirmedCallsHaveRates(t *testing.T) {
+	p := modernPeer("a").hasTools("x")
+	u := newGateway(t, func(c *Config) {
+		confirming(c)
+		c.Limits = []Limit{NewLimit(ratelimit.Limit{Key: "test", N: 1, Per: time.Hour}, nil)}
+	}, p).modern(t)
+	if s := u.asks(callX).answer(agreed); s.symbol() != "rate_limited" || p.count("tools/call") != 0 {
+		t.Errorf("got %s", s.body)
+	}
+}
+
+func TestArgumentsAreShown(t *testing.T) {
+	for name, tt := range map[string]struct{ arguments, want string }{
+		"none":               {"", "none"},
+		"empty":              {"{}", "{}"},
+		"lines":              {`{"a":"x\ny"}`, "{\n  \"a\": \"x\\ny\"\n}"},
+		"escaped letters":    {`{"p\u0061th":"\u002fetc"}`, "{\n  \"path\": \"/etc\"\n}"},
+		"reordered":          {"{\"a\":\"x\u202ey\"}", "{\n  \"a\": \"x\\u202ey\"\n}"},
+		"escaped, reordered": {`{"a":"x\u202ey"}`, "{\n  \"a\": \"x\\u202ey\"\n}"},
+		"invisible":          {"{\"a\":\"x\u200b\U000e0041\u3164\"}", "{\n  \"a\": \"x\\u200b\\udb40\\udc41\\u3164\"\n}"},
+		"line separators":    {"{\"a\":\"x\u2028Server: b\u0085\"}", "{\n  \"a\": \"x\\u2028Server: b\\u0085\"\n}"},
+		"twice":              {`{"a":1,"a":2}`, "{\n  \"a\": 1,\n  \"a\": 2\n}"},
+		"no object":          {`"x\u202ey"`, `"x\u202ey"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var arguments []byte
+			if tt.arguments != "" {
+				arguments = []byte(tt.arguments)
+			}
+			if got := printableArguments(arguments); got != tt.want {
+				t.Errorf("got %s", got)
+			}
+		})
+	}
+	for name, arguments := range map[string]string{
+		"a long text":       `{"path":"/etc","text":"` + strings.Repeat("x", 100_000) + `","last":"z"}`,
+		"many":              `{"path":"/etc","all":[` + strings.Repeat(`"x",`, 10_000) + `1],"last":"z"}`,
+		"a long key":        `{"path":"/etc","` + strings.Repeat("k", 100_000) + `":1}`,
+		"deep":              `{"path":"/etc","deep":` + strings.Repeat("[", 900) + strings.Repeat("]", 900) + `}`,
+		"much is invisible": `{"path":"/etc","text":"` + strings.Repeat("\U000e0041", 1_900) + `"}`,
+		"a long string":     `"path/etc` + strings.Repeat("x", 100_000) + `"`,
+		"blanks":            `{"path":"/etc"` + strings.Repeat("\n", 10_000) + `}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := printableArguments([]byte(arguments))
+			if n := utf8.RuneCountInString(got); n > maxShown+100 {
+				t.Errorf("%d characters", n)
+			}
+			if !strings.Contains(got, "path") || !strings.Contains(got, "/etc") {
+				t.Errorf("got %.300s", got)
+			}
+			if hidden := strings.IndexFunc(got, func(r rune) bool { return r != '\n' && !unicode.IsGraphic(r) }); hidden >= 0 {
+				t.Errorf("character %d cannot be seen", hidden)
+			}
+			left := name != "deep" && name != "blanks"
+			if left && !strings.Contains(got, "more characters") && !strings.Contains(got, " of ") {
+				t.Errorf("it does not say how much was left out: %s", got)
+			}
+		})
+	}
+}
+
+func TestConfirmationsAreBounded(t *testing.T) {
+	all := newConfirmations()
+	defer all.close()
+	victim := all.add("victim")
+	var keys []string
+	for range 2 * confirmationLimits.OwnerEntries {
+		keys = append(keys, all.add("thief"))
+	}
+	if n := all.open.Len(); n != confirmationLimits.OwnerEntries+1 {
+		t.Errorf("%d are kept", n)
+	}
+	if all.take(keys[0]) || !all.take(keys[len(keys)-1]) || !all.take(victim) || all.take(victim) {
+		t.Error("the oldest one of the owner has to go")
+	}
+}

@@ -1,0 +1,322 @@
+package integration
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
+)
+
+// confirmed are the lines of a gateway where eve has to confirm calls of the tool remove.
+func confirmed(lines ...string) string {
+	return gateway(append(restricted("confirm *::remove"), lines...)...)
+}
+
+const removeArguments = `{"path":"/tmp/notes","force":true}`
+
+// calls returns how many calls of a tool a server has got.
+func (s *remoteServer) calls() int { return len(s.Received("tools/call")) }
+
+// A confirmSight is what a client has seen by the end of a call.
+type confirmSight struct {
+	Tools       []string
+	Elicitation *struct {
+		Message         string
+		RequestedSchema json.RawMessage
+	}
+	Result *struct{ Content []struct{ Text string } }
+	Error  *struct {
+		Code    int
+		Message string
+		Data    struct{ Code string }
+	}
+}
+
+// confirmBy has an official client call the tool, and answer the question with an action.
+func confirmBy(t *testing.T, endpoint, era, tool, action string) (saw confirmSight) {
+	t.Helper()
+	cmd := peer(t, "confirm.mjs", endpoint, era, eveToken, action)
+	cmd.Stdin = strings.NewReader(`{"name":` + quote(tool) + `,"arguments":` + removeArguments + `}`)
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %s", err, err.(*exec.ExitError).Stderr)
+	}
+	for line := range bytes.Lines(out) {
+		if err := json.Unmarshal(line, &saw); err != nil {
+			t.Fatalf("the client says %s: %v", line, err)
+		}
+	}
+	return saw
+}
+
+// TestConfirmWithOfficialClients has people at the official TypeScript clients confirm a call, or not.
+func TestConfirmWithOfficialClients(t *testing.T) {
+	isolate(t)
+	server := newLenientServer(t, "remove", "read")
+	url := serve(t, confirmed(server.line("files")))
+	for _, tt := range []struct{ era, at, tool string }{
+		{"v1", "/mcp", "files__remove"},
+		{"modern", "/mcp", "files__remove"},
+		{"modern", "/mcp/files", "remove"},
+	} {
+		for _, action := range []string{"accept", "decline", "cancel", "leave", "abort"} {
+			if action == "abort" && tt.era == "modern" {
+				continue // the gateway has answered by then
+			}
+			t.Run(tt.era+" at "+tt.at+", "+action, func(t *testing.T) {
+				before, grown := server.calls(), growth(t)
+				saw := confirmBy(t, url+tt.at, tt.era, tt.tool, action)
+				if !slices.Contains(saw.Tools, tt.tool) || saw.Elicitation == nil {
+					t.Fatalf("saw %+v", saw)
+				}
+				for _, part := range []string{"Server: files\n", "Tool: remove\n", `"path": "/tmp/notes"`, `"force": true`} {
+					if !strings.Contains(saw.Elicitation.Message, part) {
+						t.Errorf("the question lacks %q: %s", part, saw.Elicitation.Message)
+					}
+				}
+				want, denied := 0, 0.0
+				switch action {
+				case "accept":
+					want = 1
+					if saw.Result == nil || saw.Error != nil {
+						t.Errorf("got %+v", saw.Error)
+					}
+				case "decline", "cancel":
+					denied = 1
+					if saw.Error == nil || saw.Error.Data.Code != "confirmation_declined" {
+						t.Errorf("got %+v", saw.Error)
+					}
+				case "abort":
+					if saw.Error == nil {
+						t.Errorf("got %+v", saw.Result)
+					}
+				}
+				if n := server.calls() - before; n != want {
+					t.Errorf("the server got %d calls", n)
+				}
+				if got := grown()[`denied_total{client="eve",reason="confirmation_declined"}`]; got != denied {
+					t.Errorf("%v were denied, want %v", got, denied)
+				}
+			})
+		}
+	}
+	for _, params := range server.params("tools/call") {
+		if !strings.Contains(params, removeArguments) || strings.Contains(params, "requestState") {
+			t.Errorf("the server got %s", params)
+		}
+	}
+}
+
+// TestConfirmWithTheGoClient does so with the official Go SDK.
+func TestConfirmWithTheGoClient(t *testing.T) {
+	isolate(t)
+	server := newLenientServer(t, "remove", "read")
+	url := serve(t, confirmed(server.line("files")))
+	for _, action := range []string{"accept", "decline", "cancel"} {
+		t.Run(action, func(t *testing.T) {
+			before, asked := server.calls(), 0
+			client := mcp.NewClient(&mcp.Implementation{Name: "peer", Version: "1"}, &mcp.ClientOptions{
+				ElicitationHandler: func(_ context.Context, r *mcp.ElicitRequest) (*mcp.ElicitResult, error) {
+					if asked++; !strings.Contains(r.Params.Message, "Tool: remove\n") {
+						t.Errorf("asked %s", r.Params.Message)
+					}
+					return &mcp.ElicitResult{Action: action}, nil
+				},
+			})
+			session, err := client.Connect(t.Context(), &mcp.StreamableClientTransport{
+				Endpoint: joinedAt(url), HTTPClient: &http.Client{Transport: bearerTransport(eveToken)},
+			}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer session.Close()
+			_, err = session.CallTool(t.Context(), &mcp.CallToolParams{
+				Name: "files__remove", Arguments: json.RawMessage(removeArguments),
+			})
+			want := 0
+			if action == "accept" {
+				want = 1
+			}
+			if n := server.calls() - before; n != want || asked != 1 || (err == nil) != (want == 1) {
+				t.Errorf("asked %d times, the server got %d calls: %v", asked, n, err)
+			}
+		})
+	}
+}
+
+// bearerTransport sends a token with each request.
+type bearerTransport string
+
+func (token bearerTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	r = r.Clone(r.Context())
+	r.Header.Set("Authorization", "Bearer "+string(token))
+	return http.DefaultTransport.RoundTrip(r)
+}
+
+// TestConfirmInTheLog wants a call that is not confirmed to be one line of the audit log, without its arguments.
+func TestConfirmInTheLog(t *testing.T) {
+	isolate(t)
+	file := filepath.Join(t.TempDir(), "all.log")
+	server, address := newLenientServer(t, "remove"), freeAddress(t)
+	load(t, block("", block("log", "output file "+file, "format json"))+"\n"+
+		site(address, confirmed(server.line("files"))))
+	params := callOf("files", "remove", removeArguments)
+	for _, era := range clientEras {
+		t.Run(era.name, func(t *testing.T) {
+			c := newSpeaker(t, joinedAt("http://"+address), era.modern, canAll, bearer(eveToken))
+			before := len(audited(t, file))
+			var got said
+			if d := c.begin(t, "tools/call", params); era.modern {
+				in := d.finish(t).answer.Input(t)
+				got = c.ask(t, "tools/call", retried(params, in, func(string) string { return `{"action":"decline"}` }))
+			} else {
+				c.replyTo(t, d.hears(t, "elicitation/create"), `{"action":"decline"}`)
+				got = d.finish(t)
+			}
+			if got.answer.Error == nil || got.answer.Error.Symbol() != "confirmation_declined" || got.status != 200 {
+				t.Errorf("got %d %s", got.status, got.answer.Raw)
+			}
+			lines := audited(t, file)[before:]
+			if len(lines) != 1 || lines[0].Reason != "confirmation_declined" || lines[0].Client != "eve" ||
+				lines[0].Server != "files" {
+				t.Errorf("logged %+v", lines)
+			}
+		})
+	}
+	if n := server.calls(); n != 0 {
+		t.Errorf("the server got %d calls", n)
+	}
+	if log := strings.Join(linesOf(t, file), "\n"); strings.Contains(log, "/tmp/notes") {
+		t.Error("the arguments are in the log")
+	}
+}
+
+// TestConfirmOverAReload has a client answer after the configuration was replaced.
+func TestConfirmOverAReload(t *testing.T) {
+	isolate(t)
+	server, address := newLenientServer(t, "remove"), freeAddress(t)
+	config := site(address, confirmed(server.line("files")))
+	load(t, config)
+	params := callOf("files", "remove", removeArguments)
+	legacy := newSpeaker(t, joinedAt("http://"+address), false, canAll, bearer(eveToken))
+	modern := newSpeaker(t, joinedAt("http://"+address), true, canAll, bearer(eveToken))
+	d := legacy.begin(t, "tools/call", params)
+	question := d.hears(t, "elicitation/create")
+	in := modern.ask(t, "tools/call", params).answer.Input(t)
+	load(t, strings.Replace(config, "separator __", "separator __\nrequest_limit 9MiB", 1))
+	if n := server.calls(); n != 0 {
+		t.Fatalf("the server got %d calls", n)
+	}
+	legacy.replyTo(t, question, `{"action":"accept"}`)
+	may(t, "legacy", d.finish(t))
+	again := retried(params, in, func(string) string { return `{"action":"accept"}` })
+	may(t, "modern", modern.ask(t, "tools/call", again))
+	if n := server.calls(); n != 2 {
+		t.Errorf("the server got %d calls", n)
+	}
+}
+
+// TestConfirmWithTheInspector does so with mcpdo, the Inspector's command line for people.
+func TestConfirmWithTheInspector(t *testing.T) {
+	isolate(t)
+	server := newLenientServer(t, "remove", "read")
+	url := serve(t, confirmed(server.line("files")))
+	home, err := os.MkdirTemp("", "mcpdo") // short, for the path of a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	mcpdo := func(args ...string) *exec.Cmd {
+		cmd := peer(t, "node_modules/@modelcontextprotocol/inspector/clients/mcpdo/build/mcp-bin.js",
+			append([]string{"--format", "json"}, args...)...)
+		cmd.Env = append(os.Environ(), "HOME="+home, "XDG_CONFIG_HOME="+home, "XDG_DATA_HOME="+home)
+		return cmd
+	}
+	defer func() {
+		if out, err := mcpdo("daemon", "stop").CombinedOutput(); err != nil { // each command leaves it running
+			t.Errorf("%v: %s", err, out)
+		}
+		_ = os.RemoveAll(home)
+	}()
+	for _, era := range []string{"legacy", "modern"} {
+		connect := mcpdo("--connection", era, "connect", joinedAt(url), "--transport", "http", "--era", era,
+			"--header", bearer(eveToken))
+		if out, err := connect.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		for answer, want := range map[string]int{"{}": 1, "--decline": 0} {
+			t.Run(era+", "+answer, func(t *testing.T) {
+				before := server.calls()
+				asked := printed[struct {
+					Pending struct {
+						ID      string `json:"elicitationId"`
+						Message string
+					} `json:"elicitationPending"`
+				}](t, mcpdo("--connection", era, "tools/call", "files__remove", removeArguments), nil)
+				if !strings.Contains(asked.Pending.Message, "Tool: remove\n") {
+					t.Fatalf("asked %+v", asked)
+				}
+				out, err := mcpdo("elicitation/respond", asked.Pending.ID, answer).CombinedOutput()
+				if (err == nil) != (want == 1) || server.calls()-before != want {
+					t.Errorf("the server got %d calls: %v, %s", server.calls()-before, err, out)
+				}
+			})
+		}
+	}
+}
+
+// TestConfirmOnStdio asks the client that has started the gateway.
+func TestConfirmOnStdio(t *testing.T) {
+	isolate(t)
+	server := newRemoteServer(t, "remove")
+	file := inFile(t, site(freeAddress(t), confirmed(server.line("files"))))
+	for answer, want := range map[string]string{"accept": `"result"`, "decline": "confirmation_declined"} {
+		t.Run(answer, func(t *testing.T) {
+			before := server.calls()
+			cmd := caddy(t, "mcp-stdio", "--config", file, "--client", "eve")
+			in, err := cmd.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			out, err := cmd.StdoutPipe()
+			if err == nil {
+				err = cmd.Start()
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines := bufio.NewScanner(out)
+			say := func(text string) mcpclient.Message {
+				_, _ = io.WriteString(in, text+"\n")
+				if !lines.Scan() {
+					t.Fatal("it has ended")
+				}
+				return mcpclient.Parse(lines.Text())
+			}
+			say(strings.TrimSpace(strings.Replace(stdioGreeting, `"capabilities":{}`, `"capabilities":{"elicitation":{}}`, 1)))
+			question := say(rpc("tools/call", callOf("files", "remove", removeArguments)))
+			if question.Method != "elicitation/create" || server.calls() != before {
+				t.Errorf("after %d calls: %s", server.calls()-before, question.Raw)
+			}
+			end := say(`{"jsonrpc":"2.0","id":` + string(question.ID) + `,"result":{"action":"` + answer + `"}}`)
+			if !strings.Contains(end.Raw, want) || (server.calls() > before) != (answer == "accept") {
+				t.Errorf("after %d calls: %s", server.calls()-before, end.Raw)
+			}
+			_ = in.Close()
+			if err := cmd.Wait(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
