@@ -245,7 +245,7 @@ func (p *Policy) NeedsAnnotations(server, name string) bool {
 	for i := range p.rules {
 		switch r := &p.rules[i]; {
 		case !r.names(tools, server, name):
-		case r.annotations != 0 || r.When != nil && r.When.UsesAnnotations():
+		case r.usesAnnotations():
 			return true
 		case r.When == nil:
 			return false
@@ -254,9 +254,9 @@ func (p *Policy) NeedsAnnotations(server, name string) bool {
 	return false
 }
 
-// UsesAnnotations reports whether any rule selects tools by their annotations.
+// UsesAnnotations reports whether any rule depends on the annotations of tools.
 func (p *Policy) UsesAnnotations() bool {
-	return p != nil && slices.ContainsFunc(p.rules, func(r rule) bool { return r.annotations != 0 })
+	return p != nil && slices.ContainsFunc(p.rules, func(r rule) bool { return r.usesAnnotations() })
 }
 
 // Prompt decides on a prompt of a server.

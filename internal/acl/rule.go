@@ -37,6 +37,11 @@ func (c *rule) decision(depends bool) Decision {
 	return Decision{Action: c.Action, Depends: depends && c.Action != Deny, rule: c}
 }
 
+// usesAnnotations reports whether it depends on the annotations of a tool what the rule selects.
+func (c *rule) usesAnnotations() bool {
+	return c.annotations != 0 || c.When != nil && c.When.UsesAnnotations()
+}
+
 // names reports whether the rule is about something of this kind that has a name.
 func (c *rule) names(kind kinds, server, name string) bool {
 	return c.kinds&kind != 0 && mcp.MatchName(c.server, server) && mcp.MatchName(c.name, name)

@@ -17,6 +17,7 @@ func (g *Gateway) Refresh(server string) (told int) {
 // refresh has the server asked again for the clients that it concerns, and has their links forget
 // something. It tells the clients.
 func (g *Gateway) refresh(s *Server, concerns func(identity string) bool, forget func(*link)) (told int) {
+	g.toolsChanged(s)
 	g.audiences.each(func(a *audience) {
 		if concerns(a.identity) {
 			a.at(s.ID).forget()

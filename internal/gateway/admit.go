@@ -16,15 +16,25 @@ import (
 
 // admit decides whether the client may do this, now. It is asked once for each message.
 func (q *Request) admit(target mcp.Target) *jsonrpc.Failure {
-	q.admitted = true
+	q.admitted, q.spent = true, false
 	q.tally().Requests.Add(1)
 	if failure := q.permit(target); failure != nil {
 		return failure
 	}
-	if wait, ok := q.take(target, q.isRequest()); !ok {
+	return q.spend(target)
+}
+
+// spend takes what the message needs from the budgets of its client, once for each time that it is admitted.
+func (q *Request) spend(target mcp.Target) *jsonrpc.Failure {
+	if q.spent {
+		return nil
+	}
+	wait, ok := q.take(target, q.isRequest())
+	if !ok {
 		q.w.Header().Set("Retry-After", retryAfter(wait))
 		return q.denied(jsonrpc.Refused(target.Server, http.StatusTooManyRequests), target, nil)
 	}
+	q.spent = true
 	return nil
 }
 

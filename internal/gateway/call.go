@@ -32,7 +32,9 @@ type call struct {
 
 func (v *visit) newCall() *call {
 	v.caller.askable = v.operator == nil && v.client.askable(&v.caller) && (v.era == mcp.Modern || v.out.AcceptsStream())
-	return &call{visit: v, ctx: v.ctx}
+	c := &call{visit: v, ctx: v.ctx}
+	v.listTools = c.listTools
+	return c
 }
 
 // behalf returns on whose behalf the gateway acts for the call.
@@ -108,7 +110,7 @@ func (c *call) callNamed(f jsonrpc.Field, k listKind, name string) *jsonrpc.Fail
 
 // readResource reads a resource (A12, A13).
 func (c *call) readResource() *jsonrpc.Failure {
-	result, ours := c.g.own.read(&c.caller, c.message.Text(jsonrpc.URI))
+	result, ours := c.g.own.read(c.Request, c.message.Text(jsonrpc.URI))
 	if !ours {
 		return c.callURI(jsonrpc.URI)
 	}
@@ -201,7 +203,8 @@ func (c *call) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrp
 	if c.admitted {
 		check = c.permit
 	}
-	if refused := check(target); refused != nil {
+	refused := check(target)
+	if refused != nil && !isLoginRequired(refused) {
 		return refused
 	}
 	if failure != nil {
@@ -220,8 +223,16 @@ func (c *call) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrp
 	if failure := c.takeAnswers(); failure != nil {
 		return c.answerFailure(failure)
 	}
-	if isLogin {
+	switch {
+	case isLogin:
 		return c.withLogin(c.callLoginTool)
+	case refused != nil: // its annotations could not be asked for
+		return c.withLogin(func() *jsonrpc.Failure {
+			if failure := c.permit(target); failure != nil {
+				return c.failed(failure)
+			}
+			return c.send()
+		})
 	}
 	return c.withLogin(c.send)
 }

@@ -33,6 +33,8 @@ type filter struct {
 	answers bool // questions that the gateway answers
 	notices bool // news of tasks of other clients
 	states  bool // states of questions of the server
+
+	visible listFilter // of lists
 }
 
 // newFilter returns a filter that writes to w; nil if there is nothing to filter.
@@ -52,6 +54,11 @@ func newFilter(x *exchange, w http.ResponseWriter, r *http.Request) *filter {
 		return nil
 	}
 	f := new(sought)
+	if f.lists {
+		// Handlers on the way to the server may change the headers.
+		f.visible = newListFilter(x.g, x.server, &x.caller, r.Header)
+		f.visible.hides = f.visible.hides || x.methodName() == "tasks/list" // those of others
+	}
 	r.Header.Del("Accept-Encoding")
 	f.Writer = screen.NewWriter(w, maxScreened, f.take)
 	f.EventsOnly = !whole
@@ -136,7 +143,7 @@ func (f *filter) screen(message []byte) ([]byte, error) {
 	}
 	if f.lists {
 		var err error
-		if message, err = f.visible(message); err != nil {
+		if message, err = f.filtered(message); err != nil {
 			return f.leftOut(err)
 		}
 		f.x.g.config.Observer.ToolsSeen(f.x.server.Name)
@@ -181,11 +188,19 @@ type listFilter struct {
 	caller *caller
 	hides  bool // some items may be hidden
 	done   bool // by the exchange that the list came with
+
+	notes   *toolNotes // where annotations are remembered; nil if no rule is about them
+	changes uint64     // the last of the server's tools before it was asked
 }
 
-func newListFilter(g *Gateway, s *Server, c *caller) listFilter {
-	hides := g.config.PinTools || c.policy().Restricts(s.Name) || s.Overrides != nil
-	return listFilter{g: g, server: s, caller: c, hides: hides}
+// newListFilter returns a filter of a list that is asked for with these headers.
+func newListFilter(g *Gateway, s *Server, c *caller, header http.Header) listFilter {
+	f := listFilter{g: g, server: s, caller: c, changes: s.toolChanges.Load()}
+	f.hides = g.config.PinTools || c.policy().Restricts(s.Name) || s.Overrides != nil
+	if c.policy().UsesAnnotations() {
+		f.notes = g.toolNotes(s, c, header)
+	}
+	return f
 }
 
 // read reads the answer of a server that may have lists, without the characters that hide
@@ -216,7 +231,7 @@ func (f *listFilter) decide(item *mcp.Item) acl.Decision {
 		return f.caller.listed(f.server.Name, item.Kind, item.Name)
 	}
 	withheld, hidden := !f.isPinned(item) && f.g.config.PinTools, f.isHidden(item.Name)
-	decision := f.caller.listedTool(f.server, item)
+	decision := f.decideTool(item)
 	if withheld && decision.Action != acl.Deny {
 		return acl.Because("its definition has changed (pin_tools)", acl.Deny)
 	}
@@ -224,6 +239,18 @@ func (f *listFilter) decide(item *mcp.Item) acl.Decision {
 		return acl.Because("another tool is renamed to its name", acl.Deny)
 	}
 	return decision
+}
+
+// decideTool decides on a tool, and remembers its annotations.
+func (f *listFilter) decideTool(item *mcp.Item) acl.Decision {
+	tool := f.caller.newTool(f.server.Name, item.Name)
+	if f.notes != nil {
+		tool.Annotations = f.server.annotations(item.Name, item.Raw)
+		if item.Name != everyTool {
+			f.notes.put(item.Name, toolNote{annotations: tool.Annotations, changes: f.changes})
+		}
+	}
+	return f.caller.policy().Tool(&tool)
 }
 
 // notPlain is the decision on a name that a person does not see all of.
@@ -239,19 +266,17 @@ func (f *listFilter) isPinned(item *mcp.Item) bool {
 	return !changed
 }
 
-// visible returns an answer with those items of lists that the client sees. What others may
+// filtered returns an answer with those items of lists that the client sees. What others may
 // be given again becomes private where it can depend on the client.
-func (f *filter) visible(message []byte) ([]byte, error) {
-	visible := newListFilter(f.x.g, f.x.server, &f.x.caller)
-	visible.hides = visible.hides || f.x.methodName() == "tasks/list" // those of others
+func (f *filter) filtered(message []byte) ([]byte, error) {
 	var l mcp.List
-	failure := visible.read(&l, message)
+	failure := f.visible.read(&l, message)
 	if failure != nil {
-		return f.passable(l.Raw, nil, failure, visible.hides)
+		return f.passable(l.Raw, nil, failure, f.visible.hides)
 	}
 	var added []jsonspan.Edit
 	edits := l.Filter(func(item *mcp.Item) bool {
-		if !visible.keeps(item) {
+		if !f.visible.keeps(item) {
 			return false
 		}
 		added = append(added, f.showOverride(item)...)
@@ -261,7 +286,7 @@ func (f *filter) visible(message []byte) ([]byte, error) {
 	if len(f.x.g.config.Clients) > 0 && l.Has(jsonrpc.CacheScope) {
 		edits = append(edits, l.Replace(jsonrpc.CacheScope, []byte(`"private"`)))
 	}
-	return f.passable(l.Raw, jsonspan.Spliced(l.Raw, edits...), nil, visible.hides)
+	return f.passable(l.Raw, jsonspan.Spliced(l.Raw, edits...), nil, f.visible.hides)
 }
 
 // maxValues is how many values of a completion are looked at. The protocol allows 100.

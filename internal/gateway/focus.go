@@ -175,7 +175,7 @@ func (f *filter) addFocus(item *mcp.Item) []jsonspan.Edit {
 		}
 		return nil
 	}
-	if !f.x.g.focused.note(s.focusedTool(item.Name), struct{}{}) {
+	if !f.x.g.focused.note(s.Source, s.focusedTool(item.Name), struct{}{}) {
 		return nil
 	}
 	return []jsonspan.Edit{e.Moved(item.Start)}
@@ -225,9 +225,9 @@ func (x *exchange) isFocused(r *http.Request, tool string) bool {
 		return false // as at Aggregate: the server has the last word
 	}
 	for _, name := range list.focused {
-		focused.note(x.server.focusedTool(name), struct{}{})
+		focused.note(x.server.Source, x.server.focusedTool(name), struct{}{})
 	}
-	focused.note(x.server.focusedTool(everyTool), struct{}{})
+	focused.note(x.server.Source, x.server.focusedTool(everyTool), struct{}{})
 	return has(tool)
 }
 

@@ -124,6 +124,7 @@ func New(config Config, state *State, retained *Retained) *Gateway {
 		g.fingerprint += s.ID + "\x00"
 		g.forwardsAuth = g.forwardsAuth || s.ForwardAuth
 		s.asides.Max = maxServerAsides
+		g.toolsChanged(s)
 		s.missing.Store(true) // clients of an earlier configuration may have been answered without it
 	}
 	g.own = newOwn(g)

@@ -46,6 +46,8 @@ type heldCall struct {
 	done      chan struct{}    // closed when there are no more
 	failure   *jsonrpc.Failure
 
+	annotations mcp.Annotations // of the tool that is called
+
 	questions map[string][]byte // that have been asked, with the ids that the server gave them
 	expires   *time.Timer
 	hearing   atomic.Pointer[streamable.Reader] // of the server
@@ -161,6 +163,8 @@ func (c *call) hold(m *jsonrpc.Message) (*heldCall, *jsonrpc.Failure) {
 		answering: make(chan struct{}),
 		done:      make(chan struct{}),
 		questions: map[string][]byte{},
+
+		annotations: c.caller.annotations,
 	}
 	level := c.message.Text(jsonrpc.LogLevel)
 	held.bytes = int64(len(m.Raw))
@@ -246,7 +250,7 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 			}
 		}
 		x := held.g.newExchange(l, h, &numbered)
-		x.goal = held.goal
+		x.goal, x.caller.annotations = held.goal, held.annotations
 		failure = x.send(r)
 		switch {
 		case answered:

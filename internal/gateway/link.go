@@ -151,6 +151,9 @@ func (l *link) ownLists() *listCache {
 // the clients of the audience that do not hear it themselves.
 func (l *link) listsChanged(g *Gateway, m *jsonrpc.Message) {
 	notice := m.Text(jsonrpc.Method)
+	if s := g.of(l); s != nil && notice == kinds[tools].notice {
+		g.toolsChanged(s)
+	}
 	if own := l.ownLists(); own != nil {
 		own.changed(notice, l)
 	}

@@ -676,7 +676,7 @@ func (q *listQuery) fetch(l *link) (*listing, freshness, *jsonrpc.Failure) {
 	if q.explain != nil {
 		who = q.explain.client
 	}
-	filter := newListFilter(q.g, q.server, &who)
+	filter := newListFilter(q.g, q.server, &who, q.r.Header)
 	filter.done = done
 	b := &builder{
 		g: q.g, server: q.server, kind: q.kind, era: era, filter: filter, explain: q.explain,

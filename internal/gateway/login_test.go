@@ -374,6 +374,35 @@ func TestLoginToolNeedsNoRule(t *testing.T) {
 	}
 }
 
+// Rules by annotations decide after the login that the server needs to list its tools.
+func TestLoginBeforeAnnotations(t *testing.T) {
+	for tool, want := range map[string]string{"read": `"text":"a"`, "write": "acl_denied"} {
+		for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
+			p := legacyPeer("a").readsAndWrites()
+			g, login := newLoginGateway(t, p, everybody("deny destructive"))
+			u := g.user(t, era)
+			u.identity, u.can = "ann", opensURLs
+			var call *talk
+			if era == mcp.Legacy {
+				u.connect()
+				call = u.begin("tools/call", `{"name":"a::`+tool+`"}`)
+				u.answer(call.nextOf("elicitation/create"), `{"action":"accept"}`)
+			} else {
+				state := requestState(t, u.call("a::"+tool))
+				call = u.start(http.MethodPost, u.request(u.nextID(), "tools/call",
+					`{"name":"a::`+tool+`","requestState":`+state+`,"inputResponses":{"login":{"action":"accept"}}}`))
+			}
+			login.logIn(g, "ann")
+			if answer := call.nextOf(""); !strings.Contains(answer.data, want) {
+				t.Errorf("%s: got %s, want %s", tool, answer.data, want)
+			}
+			if n := p.count("tools/call"); n != strings.Count(tool, "read") {
+				t.Errorf("%s: the server has got %d calls", tool, n)
+			}
+		}
+	}
+}
+
 // A server may have a tool of that name, for which its own limits apply.
 func TestLimitsOfAServersOwnLoginTool(t *testing.T) {
 	pattern, err := mcp.ParsePattern("a::login")

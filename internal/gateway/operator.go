@@ -284,7 +284,8 @@ func (o *Operator) find(name string) (tool *Tool, names []string, s *Server) {
 		shown = s.Name + o.g.config.Naming.Separator + rest // however it was spelled
 	}
 	who := o.g.rules.caller(o.client.identity)
-	if !who.allows(mcp.Target{Server: s.Name, Kind: mcp.Tool, Name: s.Overrides.original(rest)}) {
+	target := mcp.Target{Server: s.Name, Kind: mcp.Tool, Name: s.Overrides.original(rest)}
+	if !who.policy().NeedsAnnotations(s.Name, target.Name) && !who.allows(target) {
 		return nil, nil, s
 	}
 	ctx, cancel := context.WithTimeout(o.ctx, o.wait())

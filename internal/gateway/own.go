@@ -96,14 +96,16 @@ func (o *ownItems) tool(name string) func(ownCall) *jsonrpc.Failure {
 }
 
 // originals returns a reader of the originals that a client may have, by the rules of now.
-func (o *ownItems) originals(c *caller) recovery.Reader {
+func (o *ownItems) originals(q *Request) recovery.Reader {
+	c := &q.caller
 	return recovery.Reader{Client: c.owner(), MaxChars: o.maxChars, Get: func(handle string) ([]byte, bool) {
 		for _, s := range o.masked {
 			body, target, ok := s.Mask.Original(c.name, handle)
 			if !ok {
 				continue
 			}
-			if target.Server = s.Name; !c.allows(target) || o.g.withheld(target) {
+			target.Server = s.Name
+			if q.learnAnnotations(target) != nil || !c.allows(target) || o.g.withheld(target) {
 				return nil, false
 			}
 			return c.redactor().Body(body), true
@@ -142,9 +144,9 @@ func (o *ownItems) templates(identity string) (all [][]byte) {
 
 // read returns the result of reading a resource of the gateway itself, nil if there is none,
 // and whether the URI is that of one.
-func (o *ownItems) read(c *caller, uri string) (result []byte, ours bool) {
+func (o *ownItems) read(q *Request, uri string) (result []byte, ours bool) {
 	if handle, ok := mcp.ParseObservationURI(uri); ok && o.recovers() {
-		reader := o.originals(c)
+		reader := o.originals(q)
 		text, ok := reader.Text(handle)
 		if !ok {
 			return nil, true
@@ -220,7 +222,7 @@ func (c ownCall) arguments(into any) bool {
 
 // recover answers a call of the tool that returns originals of masked results.
 func (c ownCall) recover() *jsonrpc.Failure {
-	reader := c.g.own.originals(&c.caller)
+	reader := c.g.own.originals(c.Request)
 	return c.answer(reader.Call(c.ctx, c.message.Literal(jsonrpc.Arguments)))
 }
 

@@ -34,11 +34,14 @@ type Request struct {
 	caller   caller
 	admitted bool // admit was asked
 	refused  bool // and the refusal was reported
+	spent    bool // what it needs was taken from the budgets of the client
 	decision acl.Decision
 	server   *Server   // that the request is for, as far as it is known and just one
 	override *Override // of the tool that is called; nil for none
 
 	confirmed bool // by the person at the client
+
+	listTools func(*Server) *jsonrpc.Failure // in the session of the client; nil if it has none
 
 	restore  http.Header // of the response, before a server has changed it; nil if none has
 	passedOn bool        // to one server, whose exchange is recorded

@@ -15,14 +15,12 @@ import (
 // rules are what the clients of a gateway may do.
 type rules struct {
 	config     *Config
-	servers    map[string]*Server // by name
-	told       *toldTools[mcp.Annotations]
 	byIdentity map[string]*Client // by name and match
 	patterns   []*Client          // whose names are patterns
 }
 
 func newRules(g *Gateway) rules {
-	r := rules{config: &g.config, servers: g.servers, told: g.annotations, byIdentity: map[string]*Client{}}
+	r := rules{config: &g.config, byIdentity: map[string]*Client{}}
 	for _, c := range r.config.Clients {
 		if c.isPattern() {
 			r.patterns = append(r.patterns, c)
@@ -64,16 +62,17 @@ type caller struct {
 	user     string  // whom a handler in front of the gateway has authenticated; "" for none
 	rules    *Client // nil if there are none
 	askable  bool    // the person at it can be asked to confirm calls
-	of       *rules  // of the gateway
+
+	annotations mcp.Annotations // of the tool that it calls, as far as they are known
 }
 
 // caller returns the caller with an identity. Its rules are its own, or those of the first
 // pattern that fits.
 func (r *rules) caller(identity string) caller {
 	if identity == OperatorIdentity {
-		return caller{identity: identity, label: OperatorLabel, of: r}
+		return caller{identity: identity, label: OperatorLabel, annotations: mcp.Unannotated}
 	}
-	c := caller{identity: identity, label: Anonymous, of: r}
+	c := caller{identity: identity, label: Anonymous, annotations: mcp.Unannotated}
 	name, _, _ := strings.Cut(identity, realmMark)
 	c.name = name
 	if name == "" {
@@ -204,7 +203,7 @@ func (c *caller) decide(target mcp.Target) acl.Decision {
 	switch target.Kind {
 	case mcp.Tool:
 		if toolpin.IsPlainName(target.Name) { // as it is listed
-			tool := c.tool(target)
+			tool := c.newTool(target.Server, target.Name)
 			return policy.Tool(&tool)
 		}
 	case mcp.Prompt:
@@ -232,7 +231,7 @@ func (c *caller) decideCall(target mcp.Target, arguments []byte) acl.Decision {
 	if target.Kind != mcp.Tool || target.Server == "" || c.policy() == nil || !toolpin.IsPlainName(target.Name) {
 		return c.decide(target)
 	}
-	tool := c.tool(target)
+	tool := c.newTool(target.Server, target.Name)
 	tool.Arguments = arguments
 	return c.policy().Call(&tool)
 }

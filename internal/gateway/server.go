@@ -51,6 +51,8 @@ type Server struct {
 	asides  Asides      // messages to it besides requests of clients
 	missing atomic.Bool // clients were answered without it, see [Gateway.came]
 
+	toolChanges atomic.Uint64 // another number after each change of its tools, in all configurations
+
 	mu      sync.Mutex
 	speaks  [2]opinion // by era
 	outage  outage

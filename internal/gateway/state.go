@@ -34,8 +34,9 @@ type State struct {
 
 	audiences     *audiences
 	sideStreams   sideStreams
-	focused       *toldTools[struct{}]        // by the name of the argument
-	annotations   *toldTools[mcp.Annotations] // by the identity of the client
+	focused       *toldTools[struct{}] // by the name of the argument
+	annotations   *toldTools[toolNote] // by the identity of the client, and its headers
+	toolChanges   atomic.Uint64        // of all servers
 	confirmations *confirmations
 	httpSSE       *httpsse.Pool // sessions with servers of HTTP+SSE
 
@@ -83,7 +84,7 @@ func NewState() *State {
 		sidesKept:     quota.NewMeter(keptSides, sideLimits),
 		audiences:     newAudiences(),
 		focused:       newToldTools[struct{}](keptFocus, focusLimits, focusTime),
-		annotations:   newToldTools[mcp.Annotations](keptAnnotations, annotationLimits, annotationTime),
+		annotations:   newToldTools[toolNote](keptAnnotations, annotationLimits, annotationTime),
 		confirmations: newConfirmations(),
 		httpSSE:       httpsse.NewPool(),
 		busy:          map[string]*client{},

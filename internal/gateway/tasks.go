@@ -30,8 +30,9 @@ type taskKey struct{ server, id string }
 
 // A task is what is known of one.
 type task struct {
-	identity string
-	target   mcp.Target // of the call that began it
+	identity    string
+	target      mcp.Target      // of the call that began it
+	annotations mcp.Annotations // of its tool
 }
 
 // taskTime is how long a task is remembered after its last use.
@@ -81,7 +82,9 @@ func (t *taskOwners) has(c *caller, s *Server, id string) bool {
 	if !known {
 		return c.identity == "" // tasks of unknown clients are not bound
 	}
-	return found.identity == c.identity && c.allows(found.target)
+	who := *c
+	who.annotations = found.annotations
+	return found.identity == c.identity && who.allows(found.target)
 }
 
 // claimTasks refuses a request for tasks that are not all the client's.
@@ -128,7 +131,7 @@ func (x *exchange) watchTasks(r *http.Request, w http.ResponseWriter) http.Respo
 	r.Header.Del("Accept-Encoding") // the answer is read
 	watching := &taskWatcher{next: w, request: x.message.Literal(jsonrpc.ID)}
 	watching.note = func(id string) {
-		x.g.taskOwners.add(taskKey{x.server.Name, id}, task{x.caller.identity, target})
+		x.g.taskOwners.add(taskKey{x.server.Name, id}, task{x.caller.identity, target, x.caller.annotations})
 	}
 	watching.reader = beginPaths.Watch(watching.found)
 	return watching

@@ -14,8 +14,8 @@ func TestTasksHaveOneOwner(t *testing.T) {
 		all := newTaskOwners()
 		defer all.close()
 		key := taskKey{"a", "1"}
-		all.add(key, task{"ann", mcp.Target{Name: "x"}})
-		all.add(key, task{"bob", mcp.Target{Name: "y"}})
+		all.add(key, task{identity: "ann", target: mcp.Target{Name: "x"}})
+		all.add(key, task{identity: "bob", target: mcp.Target{Name: "y"}})
 		for range 3 { // each of which renews it
 			time.Sleep(taskTime - time.Minute)
 			if got, ok := all.get(key); !ok || got.identity != "ann" || got.target.Name != "x" {
@@ -26,7 +26,7 @@ func TestTasksHaveOneOwner(t *testing.T) {
 			t.Error("it is one of another server, too")
 		}
 		for i := range 100_100 { // that another server says it has begun
-			all.add(taskKey{"b", fmt.Sprint(i)}, task{"ann", mcp.Target{}})
+			all.add(taskKey{"b", fmt.Sprint(i)}, task{identity: "ann"})
 		}
 		if _, ok := all.get(key); !ok {
 			t.Error("another server has pushed it out")

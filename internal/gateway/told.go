@@ -24,11 +24,16 @@ func newToldTools[V any](kind *quota.Kind, limits quota.Limits, ttl time.Duratio
 	return &toldTools[V]{tools: quota.NewCache[toldTool, V](kind, limits, ttl, nil)}
 }
 
-// note notes what clients are told of a tool. It reports whether there is room for that.
-func (t *toldTools[V]) note(tool toldTool, said V) bool {
+// note notes for an owner what clients are told of a tool. It reports whether there is room for that.
+func (t *toldTools[V]) note(owner string, tool toldTool, said V) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.tools.Put(tool.server, tool, said, int64(64+len(tool.scope)+len(tool.tool)))
+	return t.put(owner, tool, said)
+}
+
+// put does the same. The caller holds the lock.
+func (t *toldTools[V]) put(owner string, tool toldTool, said V) bool {
+	return t.tools.Put(owner, tool, said, int64(64+len(tool.scope)+len(tool.tool)))
 }
 
 // forget notes that clients are told nothing of a tool.

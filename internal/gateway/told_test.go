@@ -14,7 +14,7 @@ func TestToldTools(t *testing.T) {
 		return ok
 	}
 	x, ofAnother, toAnother := toldTool{"a", "s", "x"}, toldTool{"b", "s", "x"}, toldTool{"a", "t", "x"}
-	if !told.note(x, 1) || !has(x) || has(ofAnother) || has(toAnother) {
+	if !told.note("a", x, 1) || !has(x) || has(ofAnother) || has(toAnother) {
 		t.Error("tools are mixed up")
 	}
 	told.forget(ofAnother)
@@ -25,9 +25,9 @@ func TestToldTools(t *testing.T) {
 		t.Error("a tool is not forgotten")
 	}
 	for i := range focusLimits.OwnerEntries + 10 {
-		told.note(toldTool{"a", "s", strconv.Itoa(i)}, i)
+		told.note("a", toldTool{"a", "s", strconv.Itoa(i)}, i)
 	}
-	told.note(ofAnother, 1)
+	told.note("b", ofAnother, 1)
 	if n := told.tools.Len(); n > focusLimits.OwnerEntries+1 || !has(ofAnother) {
 		t.Errorf("%d are kept", n)
 	}

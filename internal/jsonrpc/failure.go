@@ -224,6 +224,14 @@ func Busy() *Failure {
 		"too many large requests at once: try again later"))
 }
 
+// TooManyTools says that rules cannot decide on a tool because too much is known of others.
+func TooManyTools(server string) *Failure {
+	f := later(failure(http.StatusServiceUnavailable, codeUnavailable, "busy",
+		"too many tools are listed at once to keep their annotations, by which rules decide: try again later"))
+	f.Data.ServerName = server
+	return f
+}
+
 // TooMuchUnread says that an answer cannot be held for a client that has not read others.
 func TooMuchUnread() *Failure {
 	return later(failure(http.StatusServiceUnavailable, codeUnavailable, "busy",

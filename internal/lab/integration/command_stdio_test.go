@@ -102,10 +102,10 @@ type stdioProcess struct {
 	logged bytes.Buffer
 }
 
-// startStdio starts `caddy mcp-stdio` with a configuration file.
-func startStdio(t *testing.T, config string) *stdioProcess {
+// startStdio starts `caddy mcp-stdio` with a configuration file, and more arguments.
+func startStdio(t *testing.T, config string, args ...string) *stdioProcess {
 	t.Helper()
-	p := &stdioProcess{cmd: caddy(t, "mcp-stdio", "--config", config)}
+	p := &stdioProcess{cmd: caddy(t, append([]string{"mcp-stdio", "--config", config}, args...)...)}
 	p.cmd.Stderr = &p.logged
 	stdin, err := p.cmd.StdinPipe()
 	if err != nil {

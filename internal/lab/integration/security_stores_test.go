@@ -40,6 +40,7 @@ var fillings = []struct {
 	{"held calls", []string{"held_calls"}, 32, fillHeldCalls},                       // the limit for one owner
 	{"tasks", []string{"tasks"}, 32, fillTasks},                                     // 32 MiB in all
 	{"lists", []string{"lists"}, 0, fillLists},                                      // equal lists are kept once
+	{"annotations", []string{"annotations"}, 16, fillAnnotations},                   // 16 MiB for one owner
 	{"observations", []string{"observations"}, 64, fillObservations},                // max_bytes of recover
 	{"pruned texts", []string{"pruned_texts", "prune_scores"}, 16, fillPrunedTexts}, // store_limit
 	{"shared children", []string{"stdio_sessions"}, 8, fillSharedChildren},          // 8 MiB for one owner
@@ -58,7 +59,7 @@ var filledElsewhere = map[string]string{
 	"unread_answers":         "TestUnreadAnswersAreLimited of internal/stdio",
 	"background_requests":    "TestRequestsThatGoOnAreBounded of internal/gateway; each takes two seconds",
 	"confirmations":          "TestConfirmationsAreBounded of internal/gateway; a client has 100 entries of a few bytes",
-	"focus_arguments":        "TestFocusedTools of internal/gateway; they are tools of servers",
+	"focus_arguments":        "TestToldTools of internal/gateway; they are tools of servers",
 	"rates":                  "a client has one entry",
 	"templates":              "only operators add templates, by the admin API",
 }
@@ -392,6 +393,32 @@ func fillLists(t *testing.T) filling {
 		fill:  func(i int) { lists(newSpeaker(t, at, true, named(i), bearer(thiefToken)), "tools/list", "far__echo") },
 		still: func() { lists(victim, "resources/list", "proxy://resource/") },
 		again: func() { lists(victim, "tools/list", "far__echo") },
+	}
+}
+
+func fillAnnotations(t *testing.T) filling {
+	server := newLenientServer(t)
+	for i := range 1_000 {
+		server.Tools = append(server.Tools, fmt.Sprintf(`{"name":"t%d","annotations":{"readOnlyHint":true}}`, i))
+	}
+	rules := block("client *", "allow read_only")
+	at := joinedAt(serve(t, gateway("separator __", strangers(), rules, server.line("far"))))
+	calls := func(token string, i int) {
+		t.Helper()
+		mode := fmt.Sprintf("X-Mode: %d", i) // by which a server may choose
+		c := newSpeaker(t, at, true, canAll, bearer(token), mode)
+		may(t, "a call", c.ask(t, "tools/call", callOf("far", "t1", `{}`)))
+	}
+	calls(victimToken, 0)
+	return filling{
+		fill: func(i int) { calls(thiefToken, i) },
+		still: func() {
+			listed := server.Count("tools/list")
+			if calls(victimToken, 0); server.Count("tools/list") != listed {
+				t.Error("the annotations of another client are forgotten")
+			}
+		},
+		again: func() { calls(victimToken, 1) },
 	}
 }
 
