@@ -285,7 +285,8 @@ func (o *Operator) find(name string) (tool *Tool, names []string, s *Server) {
 	}
 	who := o.g.rules.caller(o.client.identity)
 	target := mcp.Target{Server: s.Name, Kind: mcp.Tool, Name: s.Overrides.original(rest)}
-	if !who.policy().NeedsAnnotations(s.Name, target.Name) && !who.allows(target) {
+	annotated := who.policy().NeedsAnnotations(s.Name, target.Name) // so the list decides
+	if !annotated && !who.allows(target) {
 		return nil, nil, s
 	}
 	ctx, cancel := context.WithTimeout(o.ctx, o.wait())
@@ -294,7 +295,9 @@ func (o *Operator) find(name string) (tool *Tool, names []string, s *Server) {
 	if failure != nil {
 		return nil, nil, s
 	}
-	tool, names = pick(o.g.readTools(list, nil, s), shown)
+	if tool, names = pick(o.g.readTools(list, nil, s), shown); tool == nil && annotated {
+		return nil, nil, s // it may be there, but not for the client
+	}
 	return tool, names, s
 }
 

@@ -34,7 +34,7 @@ type configFile struct {
 }
 
 // A file is named at the end of the sentence before it.
-var configFiles = regexp.MustCompile("(?m)`([^`\n]+)`:\n\n^```(?:caddyfile|json|toml|yaml)\n([^`]*)^```\n")
+var configFiles = regexp.MustCompile("(?m)`([^`\n]+)`:\n\n^```(?:caddyfile|json|toml|yaml)\n((?s:.*?))^```\n")
 
 func recipeIn(text string) (r recipe) {
 	for _, block := range configFiles.FindAllStringSubmatch(text, -1) {

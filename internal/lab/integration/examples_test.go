@@ -14,6 +14,29 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpsample"
 )
 
+// The example of rules lets its clients do what it says.
+func TestExampleOfRules(t *testing.T) {
+	isolate(t)
+	exampleSecrets(t)
+	served := run(t, "../../../caddyfile_examples/mcp_gateway_rules.Caddyfile")
+	typed := []command{
+		{"bin/caddy mcp tools --client reader | grep -o 'sample__[a-z_]*'\n",
+			"sample__read_log\nsample__list_files\nsample__ping"},
+		{"bin/caddy mcp tools --client agent --why sample::read_ | grep '^sample.*read_image'\n",
+			"sample  tool  read_image  confirm  confirm destructive"},
+		{"bin/caddy mcp call sample::ping --client agent\n", "pong"},
+		{"bin/caddy mcp call sample::read_log lines=1 --client agent | wc -l\n", "1"},
+		{"bin/caddy mcp call sample::read_log lines=10001 --client agent || true\n", "Error: Access denied (acl_denied)"},
+		{"bin/caddy mcp call sample::echo --client agent 2>&1 | grep -o 'there is no tool' || true\n", "there is no tool"},
+	}
+	for i, got := range typeAll(t, served, typed)[:len(typed)] {
+		same(t, strings.TrimSpace(got), typed[i].output)
+	}
+	if log := served.stop(t); strings.Count(log, `"msg":"call"`) < 2 || !strings.Contains(log, `"mcp_tool":"echo"`) {
+		t.Errorf("the audit log misses calls: %s", log)
+	}
+}
+
 // shipped returns the Caddyfiles a user is given: the one at the root and every
 // example.
 func shipped(t *testing.T) []string {
@@ -117,6 +140,8 @@ func exampleSecrets(t *testing.T) {
 	t.Helper()
 	setenv(t, "CLINE_TOKEN", exampleToken)
 	setenv(t, "CI_TOKEN", exampleToken+"-of-another-client")
+	setenv(t, "READER_TOKEN", exampleToken+"-reader")
+	setenv(t, "AGENT_TOKEN", exampleToken)
 	setenv(t, "MCP_TOKEN", exampleToken)
 	setenv(t, "MCP_SESSION_KEY", exampleToken)
 }

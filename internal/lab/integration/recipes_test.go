@@ -138,6 +138,7 @@ func newScene(t *testing.T) scene {
 		"npx -y @modelcontextprotocol/server-filesystem", "node "+npm+"/server-filesystem/dist/index.js",
 		"npx -y @modelcontextprotocol/server-sequential-thinking", "node "+npm+"/server-sequential-thinking/dist/index.js",
 		"/srv/data", data,
+		"/var/log/caddy", t.TempDir(),
 		"https://api.githubcopilot.com/mcp/", "http://"+s.github.address+"/mcp",
 		"http://127.0.0.1:3001/mcp", "http://"+s.search.address+"/mcp",
 	)
