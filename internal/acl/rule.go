@@ -201,7 +201,8 @@ func (c *rule) selects(at location) bool {
 // covers reports whether the rule selects all that another selects. To a pattern with
 // *, the * of another is a character like any: only a * takes it.
 func (c *rule) covers(other *rule) bool {
-	if c.When != nil || other.kinds&^c.kinds != 0 || c.annotations&^other.annotations != 0 || !mcp.MatchName(c.server, other.server) {
+	if c.When != nil || other.kinds&^c.kinds != 0 || c.annotations&^other.annotations != 0 ||
+		!mcp.MatchName(c.server, other.server) {
 		return false
 	}
 	if c.whole {

@@ -72,7 +72,8 @@ func Compile(expression string) (*Condition, error) {
 		// The first error often causes the others.
 		at := errs[0].Location
 		cause, _, _ := strings.Cut(strings.TrimSuffix(errs[0].Message, " (in container '')"), " expecting {")
-		if _, name, ok := strings.Cut(cause, "undeclared reference to '"); ok && !strings.Contains(expression, strings.TrimSuffix(name, "'")+"(") {
+		name, ok := strings.CutPrefix(cause, "undeclared reference to '")
+		if ok && !strings.Contains(expression, strings.TrimSuffix(name, "'")+"(") {
 			cause += "; there are client, server, tool, annotations and arguments"
 		}
 		return nil, positioned(at.Line(), at.Column(), "%s", strings.ReplaceAll(cause, "\n", " "))

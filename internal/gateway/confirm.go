@@ -129,10 +129,10 @@ type elicitation struct {
 
 // confirmation returns what the person is asked. To accept is to agree, so there is nothing to fill in.
 func (q *Request) confirmation() elicitation {
-	target := q.target()
+	target, arguments := q.target(), q.override.withoutFixed(q.message.Literal(jsonrpc.Arguments))
 	return elicitation{
 		Message: fmt.Sprintf("Do you want this tool to be called?\n\nServer: %s\nTool: %s\nArguments: %s",
-			printable(target.Server), printable(target.Name), printableArguments(q.override.withoutFixed(q.message.Literal(jsonrpc.Arguments)))),
+			printable(target.Server), printable(target.Name), printableArguments(arguments)),
 		Schema: json.RawMessage(`{"type":"object","properties":{}}`),
 	}
 }
