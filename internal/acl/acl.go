@@ -70,10 +70,11 @@ type Tool struct {
 // A Decision is what a policy says to something.
 type Decision struct {
 	Action  Action
-	Depends bool   // on the arguments, which are not known: others may be denied
-	Err     error  // why it is denied, if that is not what a rule says
-	rule    *rule  // that decided; nil if none has
-	reason  string // if not by a rule; "" for the default of the policy
+	Depends bool    // on the arguments, which are not known: others may be denied
+	before  []*rule // that decide if their conditions hold, which depends on the arguments
+	Err     error   // why it is denied, if that is not what a rule says
+	rule    *rule   // that decided; nil if none has
+	reason  string  // if not by a rule; "" for the default of the policy
 }
 
 // Because returns a decision that was not made by a rule, and for which reason it was made.
@@ -87,6 +88,9 @@ func (d Decision) Reason() string {
 		reason = d.rule.String()
 	case reason == "":
 		reason = "default " + d.Action.String()
+	}
+	for _, r := range slices.Backward(d.before) {
+		reason = r.String() + ", else " + reason
 	}
 	if d.Err != nil {
 		reason += ": " + d.Err.Error()
@@ -212,29 +216,30 @@ func (p *Policy) tool(t *Tool, judge func(*condition.Condition, *condition.Facts
 	if p == nil {
 		return Unrestricted
 	}
-	depends := false
+	var before []*rule
 	for i := range p.rules {
 		r := &p.rules[i]
 		if !r.names(tools, t.Server, t.Tool) || r.annotations&^t.Annotations != 0 {
 			continue
 		}
 		if r.When == nil {
-			return r.decision(depends)
+			return r.decision(before...)
 		}
 		verdict, err := judge(r.When, &t.Facts)
 		switch {
 		case err != nil:
 			return Decision{Err: err, rule: r}
 		case verdict == condition.Yes:
-			return r.decision(depends)
+			return r.decision(before...)
+		case verdict == condition.Maybe && (r.Action == Allow || r.Action == Confirm && t.Askable):
+			d := r.decision(before...)
+			d.Depends = true
+			return d
 		case verdict == condition.Maybe:
-			depends = true
-			if r.Action == Allow || r.Action == Confirm && t.Askable {
-				return r.decision(depends)
-			}
+			before = append(before, r)
 		}
 	}
-	return p.byDefault(depends)
+	return p.byDefault(before...)
 }
 
 // NeedsAnnotations reports whether the decision on a tool may depend on its annotations.
@@ -266,15 +271,15 @@ func (p *Policy) Prompt(server, name string) Decision {
 	}
 	for i := range p.rules {
 		if r := &p.rules[i]; r.names(prompts, server, name) {
-			return r.decision(false)
+			return r.decision()
 		}
 	}
-	return p.byDefault(false)
+	return p.byDefault()
 }
 
 // byDefault returns the decision on what no rule selects.
-func (p *Policy) byDefault(depends bool) Decision {
-	return Decision{Action: p.otherwise, Depends: depends && p.otherwise != Deny}
+func (p *Policy) byDefault(before ...*rule) Decision {
+	return Decision{Action: p.otherwise, Depends: len(before) > 0 && p.otherwise != Deny, before: before}
 }
 
 // Resource decides on a resource of a server. The URI is the one the server knows it by.
@@ -293,7 +298,7 @@ func (p *Policy) Resource(server, uri string) Decision {
 			continue
 		}
 		if r.whole {
-			return r.decision(false)
+			return r.decision()
 		}
 		if at == nil {
 			at = new(location)
@@ -302,10 +307,10 @@ func (p *Policy) Resource(server, uri string) Decision {
 			}
 		}
 		if err == nil && r.selects(*at) {
-			return r.decision(false)
+			return r.decision()
 		}
 	}
-	return p.byDefault(false)
+	return p.byDefault()
 }
 
 // Template decides whether a template of a server may be shown: whether something
@@ -321,13 +326,13 @@ func (p *Policy) Template(server, uriTemplate string) Decision {
 			continue
 		}
 		if r.whole || r.selects(at) {
-			return r.decision(false)
+			return r.decision()
 		}
 		if r.Action == Allow && within(r.at.exact, at.exact) && !p.denied(server, i) {
-			return r.decision(false)
+			return r.decision()
 		}
 	}
-	return p.byDefault(false)
+	return p.byDefault()
 }
 
 // template returns the location that the URIs of a template lie in: that of everything,

@@ -87,12 +87,13 @@ func TestRulesForToolsOnly(t *testing.T) {
 func TestReason(t *testing.T) {
 	p := policy(t, "confirm destructive:a::*, deny resource:a::file:///x, allow a::*, deny")
 	for want, d := range map[string]Decision{
-		"no rules":                                   (*Policy)(nil).Template("a", "file:///{x}"),
-		"confirm destructive:a::*":                   p.Tool(newTool("a", "x", mcp.Unannotated)),
-		"deny when tool=='y'":                        policy(t, "deny * when tool=='y', allow").Tool(newTool("a", "y", 0)),
-		"deny a::y when arguments.x: no such key: x": policy(t, "deny a::y when arguments.x, allow").Call(newTool("a", "y", 0)),
-		"allow a::*":                                 p.Prompt("a", "x"),
-		"default deny":                               p.Prompt("b", "x"),
+		"no rules":                 (*Policy)(nil).Template("a", "file:///{x}"),
+		"confirm destructive:a::*": p.Tool(newTool("a", "x", mcp.Unannotated)),
+		"deny a::* when arguments.x, else default allow": policy(t, "deny a::* when arguments.x, allow").Tool(newTool("a", "y", 0)),
+		"deny when tool=='y'":                            policy(t, "deny * when tool=='y', allow").Tool(newTool("a", "y", 0)),
+		"deny a::y when arguments.x: no such key: x":     policy(t, "deny a::y when arguments.x, allow").Call(newTool("a", "y", 0)),
+		"allow a::*":   p.Prompt("a", "x"),
+		"default deny": p.Prompt("b", "x"),
 		"the URI cannot be compared: it does not begin with a scheme and a colon": p.Resource("a", "x"),
 		"the URI cannot be compared: its path can be read in more than one way":   p.Template("a", "file:x/{y}"),
 		"allow *": policy(t, "allow *, deny").Template("a", "{x}"),

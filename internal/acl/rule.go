@@ -32,9 +32,9 @@ type rule struct {
 	annotations mcp.Annotations // that tools must have
 }
 
-// decision returns that of the rule on what it selects, or may select.
-func (c *rule) decision(depends bool) Decision {
-	return Decision{Action: c.Action, Depends: depends && c.Action != Deny, rule: c}
+// decision returns that of the rule on what it selects, unless one before it does.
+func (c *rule) decision(before ...*rule) Decision {
+	return Decision{Action: c.Action, Depends: len(before) > 0 && c.Action != Deny, rule: c, before: before}
 }
 
 // usesAnnotations reports whether it depends on the annotations of a tool what the rule selects.

@@ -29,6 +29,7 @@ type itemDecision struct {
 	Name        string `json:"name"`                  // as the server has it
 	Shown       string `json:"shown,omitempty"`       // as the client sees it; empty if it does not
 	Action      string `json:"action"`                // allow, confirm or deny
+	Depends     bool   `json:"depends,omitempty"`     // on the arguments of the call: with others it may differ
 	Rule        string `json:"rule"`                  // that decided, or why none has
 	Annotations string `json:"annotations,omitempty"` // of a tool, as rules name them
 }
@@ -121,7 +122,8 @@ func (l *toolListing) add(h *Handler, list *gateway.ToolList) {
 		e := &list.Explained[i]
 		l.Decisions = append(l.Decisions, itemDecision{
 			Gateway: h.Name, Path: h.MCPPath, Server: list.Server, Kind: e.Kind, Name: e.Name, Shown: e.Shown,
-			Action: e.Decision.Action.String(), Rule: e.Decision.Reason(), Annotations: e.Annotations.String(),
+			Action: e.Decision.Action.String(), Depends: e.Decision.Depends, Rule: e.Decision.Reason(),
+			Annotations: e.Annotations.String(),
 		})
 	}
 	if f := list.Failure; f != nil {

@@ -83,6 +83,8 @@ func TestAdminToolDecisions(t *testing.T) {
 	a := newAdmin(t,
 		`{"name":"one","separator":"__","clients":[
 			{"name":"ann","rules":[{"action":"allow","patterns":["sample::echo","prompt:*::*"]}]},
+			{"name":"dan","rules":[{"action":"deny","patterns":["*::echo"],"when":"'x' in arguments"},
+				{"action":"confirm","patterns":["*::list_files"],"when":"arguments.depth > 1"}]},
 			{"name":"team-*","rules":[{"action":"deny","patterns":["destructive"]}]}],
 			"servers":[`+sample+`,`+serverOf("down", proxyTo("", "127.0.0.1:9"))+`]}`,
 		`{"name":"two","mcp_path":"/two","rpc_path":"/rpc","separator":"none","servers":[`+sample+`]}`)
@@ -95,6 +97,12 @@ func TestAdminToolDecisions(t *testing.T) {
 			"one sample read_log  deny default deny", "one sample read_image  deny default deny",
 			"one sample list_files  deny default deny", "one sample echo sample__echo allow allow sample::echo",
 		}, 1},
+		{"a client whose rules depend on arguments", "client=dan", []string{
+			"one sample read_log sample__read_log allow default allow",
+			"one sample read_image sample__read_image allow default allow",
+			"one sample list_files sample__list_files confirm by arguments confirm *::list_files when arguments.depth > 1",
+			"one sample echo sample__echo allow by arguments deny *::echo when 'x' in arguments, else default allow",
+		}, 4},
 		{"a client by a pattern", "client=team-7", []string{
 			"one sample read_log sample__read_log allow default allow", "one sample read_image sample__read_image allow default allow",
 			"one sample list_files sample__list_files allow default allow", "one sample echo sample__echo allow default allow",
@@ -112,7 +120,11 @@ func TestAdminToolDecisions(t *testing.T) {
 			var decisions []string
 			for _, d := range got.Decisions {
 				if d.Kind == "tool" {
-					decisions = append(decisions, strings.Join([]string{d.Gateway, d.Server, d.Name, d.Shown, d.Action, d.Rule}, " "))
+					action := d.Action
+					if d.Depends {
+						action += " by arguments"
+					}
+					decisions = append(decisions, strings.Join([]string{d.Gateway, d.Server, d.Name, d.Shown, action, d.Rule}, " "))
 					if d.Annotations != "read_only" {
 						t.Errorf("%+v", d)
 					}

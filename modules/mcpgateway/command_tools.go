@@ -36,7 +36,8 @@ gateway itself. The last line has the sums.
 With --client and --why it prints a line for each tool, prompt, resource and resource template that
 the servers have, whether the client sees it or not: the server, the kind, the name that the server
 has for it, what the client may do (allow, confirm or deny), and the rule that says so, or another
-reason. The last line counts them.
+reason. "allow, by arguments" stands for a tool that can be called with some arguments, but with
+others perhaps not. The last line counts them.
 
 A pattern selects by name; * stands for any characters. Without a * it is a part of
 the name. With several gateways, their names come first, or their paths if they have none. Servers
@@ -143,7 +144,11 @@ func (l *toolListing) printDecisions(w io.Writer, several bool) {
 	rows := [][]string{{"gateway", "server", "kind", "name", "action", "rule"}}
 	counts := map[string]int{} // by kind, and by action
 	for _, d := range l.Decisions {
-		rows = append(rows, []string{cmp.Or(d.Gateway, d.Path), d.Server, d.Kind, d.Name, d.Action, d.Rule})
+		action := d.Action
+		if d.Depends {
+			action += ", by arguments"
+		}
+		rows = append(rows, []string{cmp.Or(d.Gateway, d.Path), d.Server, d.Kind, d.Name, action, d.Rule})
 		counts[d.Kind]++
 		counts[d.Action]++
 	}

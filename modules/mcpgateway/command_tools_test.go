@@ -78,14 +78,17 @@ func TestPrintDecisions(t *testing.T) {
 	const list = `{"tools":[],"decisions":[
 		{"gateway":"g","server":"files","kind":"tool","name":"read_file","shown":"files__read_file","action":"allow","rule":"allow read_only"},
 		{"gateway":"g","server":"files","kind":"tool","name":"rm","shown":"files__rm","action":"confirm","rule":"confirm destructive"},
+		{"gateway":"g","server":"files","kind":"tool","name":"run","shown":"files__run",
+			"action":"allow","depends":true,"rule":"allow *"},
 		{"gateway":"g","server":"web","kind":"template","name":"x\u001b://{y}","action":"deny","rule":"default deny"}]}`
 	for _, tt := range []struct{ name, pattern, want string }{
 		{"all", "",
-			"server  kind      name         action   rule\n" +
-				"files   tool      read_file    allow    allow read_only\n" +
-				"files   tool      rm           confirm  confirm destructive\n" +
-				"web     template  x\\x1b://{y}  deny     default deny\n" +
-				"2 tools, 1 template: 1 allowed, 1 to confirm, 1 denied\n"},
+			"server  kind      name         action               rule\n" +
+				"files   tool      read_file    allow                allow read_only\n" +
+				"files   tool      rm           confirm              confirm destructive\n" +
+				"files   tool      run          allow, by arguments  allow *\n" +
+				"web     template  x\\x1b://{y}  deny                 default deny\n" +
+				"3 tools, 1 template: 2 allowed, 1 to confirm, 1 denied\n"},
 		{"a name of the server", "read_*",
 			"server  kind  name       action  rule\nfiles   tool  read_file  allow   allow read_only\n1 tool: 1 allowed, 0 denied\n"},
 		{"a name that clients see", "files__read",
@@ -114,7 +117,7 @@ func TestPrintDecisions(t *testing.T) {
 	if err := json.Unmarshal([]byte(list), &several); err != nil {
 		t.Fatal(err)
 	}
-	several.Decisions[2].Gateway = "h"
+	several.Decisions[3].Gateway = "h"
 	var printed bytes.Buffer
 	several.printDecisions(&printed, several.hasSeveralGateways())
 	if !strings.HasPrefix(printed.String(), "gateway  server") || !strings.Contains(printed.String(), "\nh        web ") {

@@ -4,11 +4,12 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
@@ -44,7 +45,11 @@ type matrixTool struct {
 	server, name string
 	definition   string
 	is           []string
+	shown        string // its name for clients
 }
+
+// listed returns the tool as lists of all servers have it.
+func (t matrixTool) listed() string { return t.server + "::" + t.shown }
 
 // matrixWords are the descriptions of tools.
 var matrixWords = []string{"granite", "velvet", "harbor"}
@@ -81,16 +86,21 @@ var oddAnnotations = []struct {
 	{`"annot\u0061tions" : { "title" : "x" , "readOnlyHint" : true }`, []string{"read_only", "open_world"}},
 }
 
+// newMatrixTool returns the nth tool, with these members in its definition.
+func newMatrixTool(n int, server, members string, is []string) matrixTool {
+	name := fmt.Sprintf("t%d", n)
+	if members != "" {
+		members = "," + members
+	}
+	definition := fmt.Sprintf(`{"name":%q,"description":%q,"inputSchema":{"type":"object"}%s}`,
+		name, matrixWords[n%3], members)
+	return matrixTool{server, name, definition, is, name}
+}
+
 // matrixTools returns the tools of two servers, with all combinations of annotations.
 func matrixTools() (all []matrixTool) {
 	add := func(server, members string, is []string) {
-		name := fmt.Sprintf("t%d", len(all))
-		if members != "" {
-			members = "," + members
-		}
-		definition := fmt.Sprintf(`{"name":%q,"description":%q,"inputSchema":{"type":"object"}%s}`,
-			name, matrixWords[len(all)%3], members)
-		all = append(all, matrixTool{server, name, definition, is})
+		all = append(all, newMatrixTool(len(all), server, members, is))
 	}
 	hints := []struct {
 		name, hint string
@@ -123,18 +133,24 @@ func matrixTools() (all []matrixTool) {
 	return all
 }
 
-// decidedBy returns what rules say to a tool, as the documentation has it: the first that selects it
+// A ruled is what rules say, and which of them.
+type ruled struct {
+	action, rule string
+	at           int // which rule
+}
+
+// decidedBy returns what rules say to a call, as the documentation has it: the first that selects it
 // decides. It knows nothing of how the gateway does that.
-func decidedBy(rules string, tool matrixTool) string {
-	byDefault := "allow"
+func decidedBy(rules, client string, tool matrixTool, arguments matrixArguments) ruled {
+	byDefault, at := "allow", 0
 	for line := range strings.Lines(rules) {
-		words := strings.Fields(line)
-		if words[0] == "allow" {
+		if strings.HasPrefix(line, "allow ") {
 			byDefault = "deny"
 		}
 	}
 	for line := range strings.Lines(rules) {
-		words := strings.Fields(line)
+		selection, condition, conditional := strings.Cut(strings.TrimSpace(line), "when ")
+		words := strings.Fields(selection)
 		switch words[0] {
 		case "default":
 			byDefault = words[1]
@@ -142,32 +158,103 @@ func decidedBy(rules string, tool matrixTool) string {
 		case "redact":
 			continue
 		}
+		if at++; len(words) == 1 {
+			words = append(words, "*")
+		}
 		for _, pattern := range words[1:] {
-			annotation, names, ok := strings.Cut(pattern, ":")
-			switch {
-			case strings.HasPrefix(names, ":") || pattern == "*": // server::tool
-				annotation, names = "tool", pattern
-			case !ok:
-				names = "*"
+			if !tool.isSelectedBy(pattern) {
+				continue
 			}
-			like := "^" + strings.ReplaceAll(regexp.QuoteMeta(names), `\*`, ".*") + "$"
-			if regexp.MustCompile(like).MatchString(tool.server+"::"+tool.name) &&
-				(annotation == "tool" || slices.Contains(tool.is, annotation)) {
-				return words[0]
+			if !conditional {
+				return ruled{words[0], words[0] + " " + pattern, at}
+			}
+			rule := strings.TrimSuffix(words[0]+" "+pattern, " *") + " when " + condition
+			switch judged(condition, client, tool, arguments) {
+			case isTrue:
+				return ruled{words[0], rule, at}
+			case isError:
+				return ruled{"deny", rule, at}
 			}
 		}
 	}
-	return byDefault
+	if at == 0 {
+		return ruled{byDefault, "no rules", 0}
+	}
+	return ruled{byDefault, "default " + byDefault, at + 1}
 }
 
-// ruleRefusals are the codes of what rules refuse to a client that cannot be asked.
-var ruleRefusals = map[string]string{"allow": "", "deny": "acl_denied", "confirm": "confirmation_required"}
+// isSelectedBy reports whether the pattern of a rule selects the tool.
+func (t matrixTool) isSelectedBy(pattern string) bool {
+	annotation, names, ok := strings.Cut(pattern, ":")
+	switch {
+	case strings.HasPrefix(names, ":") || pattern == "*": // server::tool
+		annotation, names = "tool", pattern
+	case !ok:
+		names = "*"
+	}
+	named, _ := path.Match(names, t.server+"::"+t.name)
+	return named && (annotation == "tool" || slices.Contains(t.is, annotation))
+}
+
+// explainedBy returns what rules say to a tool before its arguments are known, and whether that depends
+// on them: the first of the decisions on all plain arguments by which it can be called.
+func explainedBy(rules, client string, tool matrixTool) (first ruled, depends bool) {
+	found := map[ruled]bool{}
+	for _, arguments := range plainArguments {
+		found[decidedBy(rules, client, tool, arguments)] = true
+	}
+	for d := range found {
+		switch callable := d.action != "deny"; {
+		case first.action == "", callable && first.action == "deny":
+			first = d
+		case callable && d.at < first.at, !callable && first.action == "deny" && d.at > first.at:
+			first = d
+		}
+	}
+	return first, len(found) > 1 && first.action != "deny"
+}
+
+// isListed reports whether there are plain arguments with which a client may call a tool.
+func isListed(rules, client string, tool matrixTool, askable bool) bool {
+	return slices.ContainsFunc(plainArguments, func(arguments matrixArguments) bool {
+		action := decidedBy(rules, client, tool, arguments).action
+		return action == "allow" || action == "confirm" && askable
+	})
+}
+
+// A matrixPerson is in front of a client.
+type matrixPerson struct {
+	answer string // to questions; "" if the client cannot be asked
+	asked  int    // how often
+}
+
+// A matrixClient is a client with a person in front of it.
+type matrixClient struct {
+	*speaker
+	*matrixPerson
+}
+
+// call calls a tool.
+func (c matrixClient) call(t *testing.T, params string) mcpclient.Message {
+	t.Helper()
+	got := c.Ask(t.Context(), "tools/call", params, func(method string, _ json.RawMessage) string {
+		if c.asked++; method != "elicitation/create" {
+			t.Errorf("asked for %s", method)
+		}
+		return `{"action":` + quote(c.answer) + `}`
+	})
+	if got.Err != nil {
+		t.Errorf("%s: %v", params, got.Err)
+	}
+	return got.Message
+}
 
 // A matrixWay is how a client reaches tools: it lists them as server::tool, and calls them.
 type matrixWay struct {
 	name string
+	*matrixPerson
 	list func(t *testing.T) []string
-	call func(t *testing.T, server, tool, arguments string) mcpclient.Message
+	call func(t *testing.T, tool matrixTool, arguments string) mcpclient.Message
 }
 
 // toolParams are the params of a tools/call.
@@ -176,15 +263,15 @@ func toolParams(name, arguments string) string {
 }
 
 // joinedWay is the way by an endpoint that has all servers as one.
-func joinedWay(name string, c *speaker) matrixWay {
-	return matrixWay{name, func(t *testing.T) []string { return toolsOf(t, c) },
-		func(t *testing.T, server, tool, arguments string) mcpclient.Message {
-			return c.ask(t, "tools/call", toolParams(server+"::"+tool, arguments)).answer
+func joinedWay(name string, c matrixClient) matrixWay {
+	return matrixWay{name, c.matrixPerson, func(t *testing.T) []string { return toolsOf(t, c.speaker) },
+		func(t *testing.T, tool matrixTool, arguments string) mcpclient.Message {
+			return c.call(t, toolParams(tool.listed(), arguments))
 		}}
 }
 
 // discoveryWay is the way by the tools that find and call others.
-func discoveryWay(name string, c *speaker, all []matrixTool) matrixWay {
+func discoveryWay(name string, c matrixClient, all []matrixTool) matrixWay {
 	list := func(t *testing.T) (names []string) {
 		t.Helper()
 		for _, word := range matrixWords { // each of them finds 50 tools at most
@@ -196,7 +283,7 @@ func discoveryWay(name string, c *speaker, all []matrixTool) matrixWay {
 			}
 		}
 		for _, tool := range all {
-			shown := tool.server + "::" + tool.name
+			shown := tool.listed()
 			got := c.ask(t, "tools/call", toolParams("describe_tool", `{"name":`+quote(shown)+`}`)).answer
 			if described := strings.HasPrefix(got.Text(), "{"); described != slices.Contains(names, shown) {
 				t.Errorf("%s is described: %t, is found: %t", shown, described, !described)
@@ -204,29 +291,31 @@ func discoveryWay(name string, c *speaker, all []matrixTool) matrixWay {
 		}
 		return names
 	}
-	return matrixWay{name, list, func(t *testing.T, server, tool, arguments string) mcpclient.Message {
-		return c.ask(t, "tools/call", byCallTool(server+"::"+tool, arguments)).answer
-	}}
+	return matrixWay{name, c.matrixPerson, list,
+		func(t *testing.T, tool matrixTool, arguments string) mcpclient.Message {
+			return c.call(t, byCallTool(tool.listed(), arguments))
+		}}
 }
 
 // singleWay is the way by an endpoint for each server.
-func singleWay(name string, at func(server string) *speaker) matrixWay {
-	to := map[string]*speaker{"up": at("up"), "peer": at("peer")}
+func singleWay(name string, p *matrixPerson, at func(server string) *speaker) matrixWay {
+	to := map[string]matrixClient{"up": {at("up"), p}, "peer": {at("peer"), p}}
 	list := func(t *testing.T) (names []string) {
 		t.Helper()
 		for server, c := range to {
-			for _, tool := range toolsOf(t, c) {
+			for _, tool := range toolsOf(t, c.speaker) {
 				names = append(names, server+"::"+tool)
 			}
 		}
 		return names
 	}
-	return matrixWay{name, list, func(t *testing.T, server, tool, arguments string) mcpclient.Message {
-		return to[server].ask(t, "tools/call", toolParams(tool, arguments)).answer
-	}}
+	return matrixWay{name, p, list,
+		func(t *testing.T, tool matrixTool, arguments string) mcpclient.Message {
+			return to[tool.server].call(t, toolParams(tool.shown, arguments))
+		}}
 }
 
-// stdioWay is the way by `caddy mcp-stdio`.
+// stdioWay is the way by `caddy mcp-stdio`, of a client that cannot be asked.
 func stdioWay(t *testing.T, p *stdioProcess) matrixWay {
 	t.Helper()
 	ask := func(t *testing.T, method, params string) mcpclient.Message {
@@ -240,112 +329,230 @@ func stdioWay(t *testing.T, p *stdioProcess) matrixWay {
 		t.Helper()
 		return listedIn(t, ask(t, "tools/list", `{}`).Raw, "tools", "name")
 	}
-	return matrixWay{"mcp-stdio", list, func(t *testing.T, server, tool, arguments string) mcpclient.Message {
-		return ask(t, "tools/call", toolParams(server+"::"+tool, arguments))
-	}}
+	return matrixWay{"mcp-stdio", &matrixPerson{}, list,
+		func(t *testing.T, tool matrixTool, arguments string) mcpclient.Message {
+			return ask(t, "tools/call", toolParams(tool.listed(), arguments))
+		}}
 }
 
-// TestAccessMatrix has clients with rules of all kinds list and call tools with all combinations of
-// annotations, by all ways. A tool is listed if and only if its call reaches the server.
-func TestAccessMatrix(t *testing.T) {
-	isolate(t)
-	all := matrixTools()
+// An accessMatrix has clients, each with rules of its own, list and call tools by all ways. A tool is
+// listed if and only if there are arguments with which its call reaches the server.
+type accessMatrix struct {
+	rules     []string
+	tools     []matrixTool
+	overrides []string // lines of the server up
+	arguments []matrixArguments
+	answers   []string // of the people at clients; "" for a client that cannot be asked
+
+	joined, discovery string // URLs
+	config            string // path of the Caddyfile
+
+	mu      sync.Mutex
+	rows    int
+	reaches map[string]bool // rows whose calls may reach a server, and whether they must
+}
+
+func (*accessMatrix) token(i int) string { return fmt.Sprintf("matrix-%04d-AbCdEf0123456789", i) }
+
+// run returns how many calls were made.
+func (m *accessMatrix) run(t *testing.T) (rows int) {
 	servers := map[string]*remoteServer{"up": newLenientServer(t), "peer": newLenientServer(t)}
-	for _, tool := range all {
+	for _, tool := range m.tools {
 		servers[tool.server].Tools = append(servers[tool.server].Tools, tool.definition)
 	}
-	tokenOf := func(i int) string { return fmt.Sprintf("matrix-%04d-AbCdEf0123456789", i) }
-	lines := []string{block(servers["up"].line("up"), "request_header X-Added yes"), servers["peer"].line("peer")}
-	for i, rules := range matrixRules {
-		lines = append(lines, block("client c"+strconv.Itoa(i), "token "+tokenOf(i), rules))
+	lines := []string{
+		block(servers["up"].line("up"), append(m.overrides, "request_header X-Added yes")...), servers["peer"].line("peer"),
+	}
+	for i, rules := range m.rules {
+		lines = append(lines, block("client c"+strconv.Itoa(i), "token "+m.token(i), rules))
 	}
 	joined, discovery := freeAddress(t), freeAddress(t)
 	config := site(joined, gateway(append(lines, "name joined")...))
 	load(t, config+site(discovery, gateway(append(lines, "name discovery", "discovery on")...)))
-	file := inFile(t, config)
-	joined, discovery = "http://"+joined, "http://"+discovery
-
-	var rows, allowed atomic.Int64
+	m.joined, m.discovery, m.config = "http://"+joined, "http://"+discovery, inFile(t, config)
+	m.reaches = map[string]bool{}
 	t.Run("clients", func(t *testing.T) {
-		for i, rules := range matrixRules {
+		for i, rules := range m.rules {
 			t.Run(cmp.Or(strings.ReplaceAll(rules, "\n", ", "), "no rules"), func(t *testing.T) {
 				t.Parallel()
-				at := func(url string, modern bool) *speaker {
-					return newSpeaker(t, url, modern, `{}`, bearer(tokenOf(i)))
-				}
-				ways := []matrixWay{
-					joinedWay("legacy", at(joinedAt(joined), false)),
-					joinedWay("modern", at(joinedAt(joined), true)),
-					discoveryWay("discovery legacy", at(joinedAt(discovery), false), all),
-					discoveryWay("discovery modern", at(joinedAt(discovery), true), all),
-					singleWay("single legacy", func(s string) *speaker { return at(mcpAt(joined, s), false) }),
-					singleWay("single modern", func(s string) *speaker { return at(mcpAt(joined, s), true) }),
-					singleWay("rpc", func(s string) *speaker {
-						token := []string{bearer(tokenOf(i))}
-						return &speaker{&mcpclient.Client{URL: rpcAt(joined, s), Headers: token, HTTP: lasting}}
-					}),
-				}
+				m.explain(t, i)
+				ways := m.ways(t, i)
 				if i%6 == 1 { // each starts a process
-					p := startStdio(t, file, "--client", "c"+strconv.Itoa(i))
+					p := startStdio(t, m.config, "--client", "c"+strconv.Itoa(i))
 					defer p.end(t)
 					ways = append(ways, stdioWay(t, p))
 				}
 				for n := range ways {
 					way := ways[(n+i)%len(ways)] // so that each is the first of some client
-					var listed, called []string
-					if i%2 == 0 && n%2 == 0 {
-						listed = way.list(t) // otherwise the first calls come before it
-					}
-					for _, tool := range all {
-						shown, decision := tool.server+"::"+tool.name, decidedBy(rules, tool)
-						arguments := fmt.Sprintf(`{"client":"c%d","tool":%q,"way":%q}`, i, shown, way.name)
-						got, code := way.call(t, tool.server, tool.name, arguments), ""
-						if got.Error != nil {
-							code = got.Error.Symbol()
-						}
-						if code != ruleRefusals[decision] || (got.Error == nil) == (got.Result == nil) {
-							t.Errorf("%s: %s: %s: got %s, want %s", way.name, shown, tool.definition, got.Raw, decision)
-						}
-						if decision == "allow" {
-							called = append(called, shown)
-						}
-					}
-					if listed == nil {
-						listed = way.list(t)
-					}
-					slices.Sort(listed)
-					if slices.Sort(called); !slices.Equal(listed, called) {
-						t.Errorf("%s: listed %v, want %v", way.name, listed, called)
-					}
-					rows.Add(int64(len(all)))
-					allowed.Add(int64(len(called)))
+					m.goBy(t, i, way, i%2 == 0 && n%2 == 0)
 				}
 			})
 		}
 	})
+	m.compare(t, servers)
+	return m.rows
+}
+
+// ways returns those of a client.
+func (m *accessMatrix) ways(t *testing.T, i int) (ways []matrixWay) {
+	t.Helper()
+	token := bearer(m.token(i))
+	for _, answer := range m.answers {
+		as, capabilities := cmp.Or(answer, "not asked"), `{"elicitation":{}}`
+		if answer == "" {
+			capabilities = `{}`
+		}
+		at := func(url string, modern bool) *speaker { return newSpeaker(t, url, modern, capabilities, token) }
+		with := func(c *speaker) matrixClient { return matrixClient{c, &matrixPerson{answer: answer}} }
+		ways = append(ways,
+			joinedWay("legacy, "+as, with(at(joinedAt(m.joined), false))),
+			joinedWay("modern, "+as, with(at(joinedAt(m.joined), true))),
+			discoveryWay("discovery legacy, "+as, with(at(joinedAt(m.discovery), false)), m.tools),
+			discoveryWay("discovery modern, "+as, with(at(joinedAt(m.discovery), true)), m.tools),
+			singleWay("single modern, "+as, &matrixPerson{answer: answer}, func(server string) *speaker {
+				return at(mcpAt(m.joined, server), true)
+			}),
+		)
+	}
+	return append(ways, // that have no means to ask
+		singleWay("single legacy", &matrixPerson{}, func(server string) *speaker {
+			return newSpeaker(t, mcpAt(m.joined, server), false, canAll, token)
+		}),
+		singleWay("rpc", &matrixPerson{}, func(server string) *speaker {
+			return &speaker{&mcpclient.Client{URL: rpcAt(m.joined, server), Headers: []string{token}, HTTP: lasting}}
+		}),
+	)
+}
+
+// ruleRefusals are the codes of what rules refuse, by what they say and what the person answers.
+var ruleRefusals = map[[2]string]string{
+	{"deny", ""}: "acl_denied", {"deny", "accept"}: "acl_denied", {"deny", "decline"}: "acl_denied",
+	{"confirm", ""}: "confirmation_required", {"confirm", "decline"}: "confirmation_declined",
+}
+
+// goBy has a client list and call all tools by one way.
+func (m *accessMatrix) goBy(t *testing.T, i int, way matrixWay, listFirst bool) {
+	t.Helper()
+	rules, client := m.rules[i], "c"+strconv.Itoa(i)
+	var listed, want, called []string
+	if listFirst {
+		listed = way.list(t) // otherwise the first calls come before it
+	}
+	for _, tool := range m.tools {
+		if isListed(rules, client, tool, way.answer != "") {
+			want = append(want, tool.listed())
+		}
+		for n, arguments := range m.arguments {
+			decision := decidedBy(rules, client, tool, arguments).action
+			row := fmt.Sprintf("row %s, %s, %s::%s, %d", client, way.name, tool.server, tool.name, n)
+			asked, code := way.asked, ""
+			got := way.call(t, tool, arguments.with(row))
+			if got.Error != nil {
+				code = got.Error.Symbol()
+			}
+			refusal := ruleRefusals[[2]string{decision, way.answer}]
+			if arguments.isValid() && (code != refusal || (got.Error == nil) == (got.Result == nil)) ||
+				refusal != "" && got.Error == nil {
+				t.Errorf("%s: %s: %s: got %s, want %s", row, tool.definition, arguments.text, got.Raw, decision)
+			}
+			questions := 0
+			if decision == "confirm" && way.answer != "" {
+				questions = 1
+			}
+			if n := way.asked - asked; n != questions && arguments.isValid() || n > questions {
+				t.Errorf("%s: asked %d times, want %d", row, n, questions)
+			}
+			if refusal == "" {
+				m.mu.Lock()
+				m.reaches[row] = arguments.isValid()
+				m.mu.Unlock()
+			}
+			if got.Error == nil && !slices.Contains(called, tool.listed()) {
+				called = append(called, tool.listed())
+			}
+		}
+	}
+	if !listFirst {
+		listed = way.list(t)
+	}
+	slices.Sort(listed)
+	if slices.Sort(want); !slices.Equal(listed, want) {
+		t.Errorf("%s: listed %v, want %v", way.name, listed, want)
+	}
+	for _, tool := range called {
+		if !slices.Contains(listed, tool) {
+			t.Errorf("%s: %s can be called and is not listed", way.name, tool)
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.rows += len(m.tools) * len(m.arguments)
+}
+
+// explain asks why a client may call tools, or not.
+func (m *accessMatrix) explain(t *testing.T, i int) {
+	t.Helper()
+	client := "c" + strconv.Itoa(i)
+	var got struct{ Decisions []decision }
+	text := admin(t, "GET", "/mcp_gateway/tools?why=true&gateway=joined&client="+client, "").body
+	if err := json.Unmarshal([]byte(text), &got); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+	explained := map[string]decision{}
+	for _, d := range got.Decisions {
+		explained[d.Server+"::"+d.Name] = d
+	}
+	for _, tool := range m.tools {
+		want, depends := explainedBy(m.rules[i], client, tool)
+		shown := tool.listed()
+		if want.action == "deny" {
+			shown = ""
+		}
+		d := explained[tool.server+"::"+tool.name]
+		if d.Action != want.action || d.Rule != want.rule || d.Depends != depends || d.Shown != shown {
+			t.Errorf("%s: explained as %+v, want %+v, depends: %t", tool.definition, d, want, depends)
+		}
+	}
+}
+
+var rowIn = regexp.MustCompile(`"(row [^"]+)"`)
+
+// compare compares what has reached the servers with what should have.
+func (m *accessMatrix) compare(t *testing.T, servers map[string]*remoteServer) {
+	t.Helper()
 	reached := map[string]bool{}
 	for name, s := range servers {
 		for _, r := range s.Received("tools/call") {
-			var call struct {
-				Name      string
-				Arguments struct{ Client, Tool, Way string }
+			found := rowIn.FindSubmatch(r.Params)
+			if found == nil {
+				t.Errorf("%s was called by no row: %s", name, r.Params)
+				continue
 			}
-			if err := json.Unmarshal(r.Params, &call); err != nil {
-				t.Fatal(err)
-			}
-			row := fmt.Sprint(call.Arguments)
-			if reached[row] || call.Arguments.Tool != name+"::"+call.Name {
-				t.Errorf("%s was called again, or as another tool: %s", row, r.Params)
+			row := string(found[1])
+			if _, ok := m.reaches[row]; !ok || reached[row] || !strings.Contains(row, ", "+name+"::"+r.Tool()+", ") {
+				t.Errorf("%s: may be called: %t, was called before: %t: %s", row, ok, reached[row], r.Params)
 			}
 			reached[row] = true
 		}
 	}
-	t.Logf("%d rows, %d calls let through", rows.Load(), len(reached))
-	if int(allowed.Load()) != len(reached) {
-		t.Errorf("%d calls reached the servers, want %d", len(reached), allowed.Load())
+	for row, must := range m.reaches {
+		if must && !reached[row] {
+			t.Errorf("%s has not reached the server", row)
+		}
 	}
-	if rows.Load() < 10_000 {
-		t.Errorf("%d rows, want 10,000", rows.Load())
+	t.Logf("%d rows, %d calls let through", m.rows, len(reached))
+}
+
+// TestAccessMatrix has clients with rules of all kinds list and call tools with all combinations of
+// annotations, by all ways.
+func TestAccessMatrix(t *testing.T) {
+	isolate(t)
+	m := accessMatrix{
+		rules: matrixRules, tools: matrixTools(), arguments: []matrixArguments{newArguments("")},
+		answers: []string{""},
+	}
+	if rows := m.run(t); rows < 10_000 {
+		t.Errorf("%d rows, want 10,000", rows)
 	}
 }
 

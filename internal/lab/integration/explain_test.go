@@ -11,7 +11,11 @@ import (
 )
 
 // A decision is what `caddy mcp tools --why --json` says of something that a server has.
-type decision struct{ Server, Kind, Name, Shown, Action, Rule, Annotations string }
+type decision struct {
+	Server, Kind, Name, Shown, Action, Rule, Annotations string
+
+	Depends bool
+}
 
 // itemOf is what a decision calls the items of a list.
 var itemOf = map[string]string{
@@ -29,7 +33,8 @@ func TestExplain(t *testing.T) {
 	everything := strings.Replace(everythingOf(t, "everything"), modulesOfNode, modules+"/", 1) // Caddy runs elsewhere
 	log := filepath.Join(t.TempDir(), "caddy.log")
 	served := run(t, inFile(t, logTo(log)+site("127.0.0.1:8080", gateway(append(
-		restricted("deny everything::get-env", "allow read_only prompt:everything::simple* resource:everything::demo:"),
+		restricted("deny everything::get-env", `deny everything::echo when arguments.message == "x"`,
+			"allow read_only prompt:everything::simple* resource:everything::demo:"),
 		"join_timeout 2m", everything, block("server sample", "mcp_sample", "expose read_*"),
 		"server gone http://"+freeAddress(t)+"/mcp",
 	)...))))
@@ -98,7 +103,14 @@ func TestExplain(t *testing.T) {
 	for i, d := range found.Decisions {
 		counts[d.Kind]++
 		counts[d.Action]++
-		if fields := strings.Fields(lines[i+1]); !slices.Equal(fields, strings.Fields(d.Server+" "+d.Kind+" "+d.Name+" "+d.Action+" "+d.Rule)) {
+		if d.Depends != (d.Server == "everything" && d.Name == "echo") {
+			t.Errorf("%+v", d)
+		}
+		if d.Depends {
+			d.Action += ", by arguments"
+		}
+		want := strings.Fields(strings.Join([]string{d.Server, d.Kind, d.Name, d.Action, d.Rule}, " "))
+		if fields := strings.Fields(lines[i+1]); !slices.Equal(fields, want) {
 			t.Errorf("got %s, want %+v", lines[i+1], d)
 		}
 	}
