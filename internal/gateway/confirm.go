@@ -35,6 +35,11 @@ func (c *call) confirm() (ok bool, _ *jsonrpc.Failure) {
 	case c.era == mcp.Modern:
 		return false, c.answerAs(mcp.InputRequired, c.ask(confirmQuestion, c.confirmation()))
 	}
+	size := int64(len(c.message.Raw))
+	if !c.g.holding.Take(c.client.owner, size) {
+		return false, c.answerFailure(jsonrpc.TooManyQuestions(c.link.server))
+	}
+	defer c.g.holding.Give(c.client.owner, size)
 	c.flight.held.Store(true)
 	defer c.flight.held.Store(false)
 	answer, failure := c.askInStream(confirmQuestion, c.confirmation())

@@ -741,3 +741,25 @@ func TestConfirmationsAreBounded(t *testing.T) {
 		t.Error("the oldest one of the owner has to go")
 	}
 }
+
+// A client that does not answer cannot have very many calls wait for it.
+func TestCallsThatWaitForConfirmationAreBounded(t *testing.T) {
+	p := legacyPeer("a").hasTools("x")
+	g := newGateway(t, confirming, p)
+	u := g.legacy(t)
+	var waiting []*asked
+	for range maxHeldOfOne {
+		waiting = append(waiting, u.asks(callX))
+	}
+	if s := g.legacy(t).ask("tools/call", callX); s.symbol() != "busy" || p.count("tools/call") != 0 {
+		t.Errorf("in another session of the client: %s", s.body)
+	}
+	waiting[0].answer(declined)
+	owner := g.known()[0].owner
+	await.Until(t, "room for another", func() bool { return g.holding.Fits(owner, int64(len(callX))) })
+	waiting[0] = u.asks(callX)
+	for _, a := range waiting {
+		a.call.hangUp()
+	}
+	await.Until(t, "nothing to wait", func() bool { return g.holding.Fits(owner, heldCallLimits.OwnerBytes) })
+}

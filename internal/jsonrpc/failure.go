@@ -232,6 +232,14 @@ func TooManyTools(server string) *Failure {
 	return f
 }
 
+// TooManyQuestions says that a client cannot be asked now because too many owe an answer.
+func TooManyQuestions(server string) *Failure {
+	f := later(failure(http.StatusServiceUnavailable, codeUnavailable, "busy",
+		"too many calls wait for an answer of their client: try again later"))
+	f.Data.ServerName = server
+	return f
+}
+
 // TooMuchUnread says that an answer cannot be held for a client that has not read others.
 func TooMuchUnread() *Failure {
 	return later(failure(http.StatusServiceUnavailable, codeUnavailable, "busy",
