@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/condition"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
@@ -299,5 +300,27 @@ func TestTasksOfServersWithNothingElseForAClient(t *testing.T) { // A53, A54
 		if asked := peers[0].count("tasks/list") > before; asked != (len(want) == 2) {
 			t.Errorf("for %s the server a is asked: %t", identity, asked)
 		}
+	}
+}
+
+// The names of clients in conditions are those in logs.
+func TestConditionOnClient(t *testing.T) {
+	for identity, client := range map[string]string{"": Anonymous, "ann": "ann"} {
+		both(t, func(c *Config) {
+			when, err := condition.Compile(fmt.Sprintf("client == %q", client))
+			if err != nil {
+				t.Fatal(err)
+			}
+			policy, err := acl.New([]acl.Rule{{Action: acl.Deny, Pattern: "*", When: when}}, acl.Allow)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Clients = []*Client{{Name: "*", Policy: policy}}
+		}, peersWithX, func(t *testing.T, u *user, peers []*peer) {
+			if u.identity = identity; u.era == mcp.Legacy {
+				u.connect()
+			}
+			u.refuses(peers[0], "x", "acl_denied")
+		})
 	}
 }

@@ -99,7 +99,7 @@ func (n *toolNotes) annotations(tool string, since uint64) (_ mcp.Annotations, k
 // newTool returns what is known of a tool that the caller lists or calls.
 func (c *caller) newTool(server, name string) acl.Tool {
 	return acl.Tool{
-		Facts:   condition.Facts{Client: c.name, Server: server, Tool: name, Annotations: c.annotations},
+		Facts:   condition.Facts{Client: c.shownName(), Server: server, Tool: name, Annotations: c.annotations},
 		Askable: c.askable,
 	}
 }
@@ -108,10 +108,12 @@ func (c *caller) newTool(server, name string) acl.Tool {
 func (g *Gateway) toolsChanged(s *Server) { s.toolChanges.Store(g.State.toolChanges.Add(1)) }
 
 // learnAnnotations has the caller know the annotations of the tool that it calls, if the decision on
-// it depends on them. If they cannot be had, the tool cannot be called.
+// it depends on them. If they cannot be had, the tool cannot be called. A server of which the caller may
+// use nothing is not asked.
 func (q *Request) learnAnnotations(target mcp.Target) *jsonrpc.Failure {
 	c, s := &q.caller, q.g.servers[target.Server]
-	if target.Kind != mcp.Tool || s == nil || !c.policy().NeedsAnnotations(s.Name, target.Name) {
+	if target.Kind != mcp.Tool || s == nil || !c.policy().NeedsAnnotations(s.Name, target.Name) ||
+		!c.policy().Server(s.Name) {
 		return nil
 	}
 	notes, since := q.g.toolNotes(s, c, q.r.Header), s.toolChanges.Load()

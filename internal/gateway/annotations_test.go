@@ -345,3 +345,15 @@ func TestAnnotationsOfWhatIsKept(t *testing.T) {
 		}
 	})
 }
+
+// A server of which nothing is allowed is not asked for its tools either.
+func TestAnnotationsOfAServerThatIsDenied(t *testing.T) {
+	p := newPeer("a").readsAndWrites()
+	rules := everybody("deny read_only:a::*", "deny a::*")
+	both(t, rules, func() []*peer { return []*peer{p} }, func(t *testing.T, u *user, _ []*peer) {
+		u.refuses(p, "read", "acl_denied")
+		if n := len(p.arrivals); n != 0 {
+			t.Errorf("the server got %d requests", n)
+		}
+	})
+}
