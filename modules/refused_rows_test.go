@@ -1,5 +1,8 @@
 package modules_test
 
+// renaming is a server with a tool that clients know by another name.
+const renaming = "\t\tserver disk http://127.0.0.1:1/mcp {\n\t\t\ttool delete {\n\t\t\t\trename remove\n\t\t\t}\n\t\t}\n"
+
 // badConfigurations are what people type, by the block that they type it in.
 var badConfigurations = map[string][]badConfiguration{
 	"site": {
@@ -239,6 +242,12 @@ var badConfigurations = map[string][]badConfiguration{
 			`rate: "slow" is not of the form server::tool, at Caddyfile:3`},
 		{"a rate of an unknown server", "\t\trate fils::slow 60/1m",
 			`rate: "fils::slow" refers to an unknown server (did you mean files?), at Caddyfile:3`},
+		{"a rate of a tool by its name for clients", renaming + "\t\trate disk::remove 60/1m",
+			`rate: "disk::remove" selects tool remove by its name for clients; write that at the server, disk::delete, at Caddyfile:8`},
+		{"a rule that denies a tool by its name for clients", renaming + "\t\tclient bob {\n\t\t\tdeny disk::delete disk::rem*\n\t\t}",
+			`deny: "disk::rem*" selects tool remove by its name for clients; write that at the server, disk::delete, at Caddyfile:9`},
+		{"a confirmation of a tool by its name for clients", renaming + "\t\tclient bob {\n\t\t\tconfirm destructive:disk::remove\n\t\t}",
+			`confirm: "destructive:disk::remove" selects tool remove by its name for clients; write that at the server, disk::delete, at Caddyfile:9`},
 		{"a client without a name", "\t\tclient",
 			`client: expected "client <name>", at Caddyfile:3`},
 		{"a client with two names", "\t\tclient a b",

@@ -3,6 +3,7 @@ package mcpgateway
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/condition"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
@@ -187,23 +189,65 @@ func (r *AccessRule) check() error {
 	return err
 }
 
-// checkRule refuses a rule that restricts nothing because no server has the name in it.
+// checkRule refuses a rule that restricts nothing because no server has the name in it, or its tool has another.
 func (h *Handler) checkRule(r *AccessRule) error {
-	if r == nil {
-		return nil // compile refuses it
+	if r == nil || r.Action == allow {
+		return nil // compile refuses nil
 	}
 	for _, pattern := range r.Patterns {
-		if _, unknown := h.qualified(pattern); unknown != "" && r.Action != allow && !h.mayGainServers() {
+		qualified, unknown := h.qualified(pattern)
+		if unknown != "" && !h.mayGainServers() {
 			return fmt.Errorf("%s: %q refers to an unknown server%s", r.Action, pattern, h.didYouMean(unknown))
+		}
+		policy, err := acl.New([]acl.Rule{{Action: acl.Deny, Pattern: qualified}}, acl.Allow)
+		if err != nil {
+			return nil // compile refuses it
+		}
+		if err := h.checkRenamed(pattern, func(server, tool string) bool {
+			facts := condition.Facts{Server: server, Tool: tool, Annotations: ^mcp.Annotations(0)}
+			return policy.Tool(&acl.Tool{Facts: facts}).Action == acl.Deny
+		}); err != nil {
+			return fmt.Errorf("%s: %w", r.Action, err)
 		}
 	}
 	return nil
 }
 
-// checkRate refuses a rate that limits nothing because no server has the name in it.
+// checkRate refuses a rate that limits nothing because no server has the name in it, or its tool has another.
 func (h *Handler) checkRate(r *Rate) error {
-	if _, unknown := h.qualified(r.Tools); unknown != "" && !h.mayGainServers() {
+	qualified, unknown := h.qualified(r.Tools)
+	if unknown != "" && !h.mayGainServers() {
 		return fmt.Errorf("rate: %q refers to an unknown server%s", r.Tools, h.didYouMean(unknown))
+	}
+	if r.Tools == "" {
+		return nil
+	}
+	pattern, err := mcp.ParsePattern(qualified)
+	if err == nil {
+		err = h.checkRenamed(r.Tools, pattern.Match)
+	}
+	if err != nil {
+		return fmt.Errorf("rate: %w", err)
+	}
+	return nil
+}
+
+// checkRenamed refuses a pattern that selects a tool by the name that clients see, and not by its own.
+func (h *Handler) checkRenamed(pattern string, selects func(server, tool string) bool) error {
+	for _, s := range h.Servers {
+		if s == nil {
+			continue
+		}
+		for _, own := range slices.Sorted(maps.Keys(s.Tools)) {
+			t := s.Tools[own]
+			if t == nil || t.Rename == "" || s.Tools[t.Rename] != nil || selects(s.Name, own) {
+				continue
+			}
+			if selects(s.Name, t.Rename) {
+				return fmt.Errorf("%q selects tool %s by its name for clients; write that at the server, %s::%s",
+					pattern, t.Rename, s.Name, own)
+			}
+		}
 	}
 	return nil
 }
