@@ -118,7 +118,7 @@ func (c *Condition) Holds(f *Facts) (bool, error) {
 	}
 	out, _, err := c.whole.Eval(&vars)
 	if err != nil {
-		return false, plain(err)
+		return false, c.plain(err)
 	}
 	holds, ok := out.(types.Bool)
 	if !ok {
@@ -137,7 +137,7 @@ func (c *Condition) Possible(f *Facts) (Verdict, error) {
 	out, _, err := c.partial.Eval(vars)
 	switch {
 	case err != nil:
-		return Maybe, plain(err)
+		return Maybe, c.plain(err)
 	case types.IsUnknown(out):
 		return Maybe, nil
 	case out == types.True:
@@ -152,13 +152,17 @@ func notBool(name string) error {
 	return fmt.Errorf("the expression is of type %s, it must be a bool", name)
 }
 
-// plain returns an error of an evaluation in the words of this package. Keys in it can be as long as arguments are.
-func plain(err error) error {
+// plain returns an error of an evaluation in the words of this package, without values of arguments: logs have it.
+func (c *Condition) plain(err error) error {
 	var cancelled interpreter.EvalCancelledError
 	if errors.As(err, &cancelled) && cancelled.Cause == interpreter.CostLimitExceeded {
 		return ErrSteps
 	}
-	return fmt.Errorf("%.100s", err.Error())
+	cause, value, ok := strings.Cut(err.Error(), ": ")
+	if ok && strings.Contains(c.expression, value) {
+		cause += ": " + value
+	}
+	return fmt.Errorf("%.100s", cause)
 }
 
 // positioned returns an error with its place in the expression. A column is counted from 0.

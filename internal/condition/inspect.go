@@ -32,7 +32,13 @@ func (c *Condition) inspect(checked *ast.AST) (err error) {
 			refuse(e, "annotations have no %s, only %s", key, strings.Join(hints, ", "))
 		}
 	}
-	loops := map[string]*place{} // what variables of loops stand for
+	loops := map[string]*place{}  // what variables of loops stand for
+	ranges := map[string]*place{} // what the loops go through: of an object, variables stand for its keys
+	compare := func(e, is ast.Expr) {
+		if name, ok := literal(is); ok && e.Kind() == ast.IdentKind {
+			ranges[e.AsIdent()].grow(name)
+		}
+	}
 	var at func(ast.Expr) *place
 	at = func(e ast.Expr) *place {
 		switch e.Kind() {
@@ -44,11 +50,14 @@ func (c *Condition) inspect(checked *ast.AST) (err error) {
 		case ast.SelectKind:
 			return at(e.AsSelect().Operand()).grow(e.AsSelect().FieldName())
 		case ast.CallKind:
-			if args := e.AsCall().Args(); e.AsCall().FunctionName() == operators.Index {
+			switch args := e.AsCall().Args(); e.AsCall().FunctionName() {
+			case operators.Index:
 				if key, ok := literal(args[1]); ok {
 					return at(args[0]).grow(key)
 				}
 				return at(args[0]).growElement()
+			case overloads.TypeConvertDyn:
+				return at(args[0])
 			}
 		}
 		return nil
@@ -63,6 +72,7 @@ func (c *Condition) inspect(checked *ast.AST) (err error) {
 			if name := e.AsComprehension().IterVar(); slices.Contains(names, name) {
 				refuse(e, "variable %s is taken", name)
 			}
+			ranges[e.AsComprehension().IterVar()] = at(e.AsComprehension().IterRange())
 			loops[e.AsComprehension().IterVar()] = at(e.AsComprehension().IterRange()).growElement()
 		case ast.StructKind:
 			refuse(e, "messages such as %s are not available", e.AsStruct().TypeName())
@@ -87,10 +97,18 @@ func (c *Condition) inspect(checked *ast.AST) (err error) {
 				if key, ok := literal(args[1]); ok {
 					hint(e, args[0], key)
 				}
+			case name == operators.Equals, name == operators.NotEquals:
+				compare(args[0], args[1])
+				compare(args[1], args[0])
 			case name == operators.In:
 				if key, ok := literal(args[0]); ok {
 					at(args[1]).grow(key)
 					hint(e, args[1], key)
+				}
+				if args[1].Kind() == ast.ListKind {
+					for _, element := range args[1].AsList().Elements() {
+						compare(args[0], element)
+					}
 				}
 			}
 		}
