@@ -261,13 +261,19 @@ func (o *Override) editsArguments() bool { return o != nil && len(o.Fixed)+len(o
 
 // hasArgument reports whether an argument is one that clients do not see.
 func (o *Override) hasArgument(name string) bool {
-	is := func(other string) bool { return strings.EqualFold(other, name) }
+	is := func(other string) bool { return sameArgument(other, name) }
 	return o != nil && (slices.ContainsFunc(o.Hidden, is) || o.isFixed(name))
 }
 
 // isFixed reports whether an argument has a value that is always the same.
 func (o *Override) isFixed(name string) bool {
-	return slices.ContainsFunc(o.Fixed, func(a FixedArgument) bool { return strings.EqualFold(a.Name, name) })
+	return slices.ContainsFunc(o.Fixed, func(a FixedArgument) bool { return sameArgument(a.Name, name) })
+}
+
+// sameArgument reports whether some server may take a key of a client for an argument: in another case, or with null
+// characters at the end.
+func sameArgument(argument, key string) bool {
+	return strings.EqualFold(argument, strings.TrimRight(key, "\x00"))
 }
 
 // withoutFixed returns the arguments of a call without those that are fixed: they may be secrets. There may be no
@@ -401,14 +407,20 @@ func noTool(shown string) *jsonrpc.Failure {
 }
 
 // repeatArguments sets the headers of a request of the modern era to one server that repeat arguments which the client
-// does not see. If it is not known which headers do, it asks for the list of the tools.
+// does not see. If it is not known which headers do, it asks for the list of the tools. If there is none, or the request
+// is of the legacy era, it removes all such headers.
 func (x *exchange) repeatArguments(r *http.Request, o *Override) {
-	if !o.editsArguments() || !x.isModern(r) {
+	if !o.editsArguments() {
+		return
+	}
+	if !x.isModern(r) {
+		mcp.ParamHeaders(nil).Set(r.Header, &x.message)
 		return
 	}
 	if o.params.Load() == nil {
 		if _, failure := x.g.newOperator(r, x.caller.identity).listTools(x.server); failure != nil {
-			return // the server will say if there were any
+			mcp.ParamHeaders(nil).Set(r.Header, &x.message) // the server will say if there were any
+			return
 		}
 		o.params.CompareAndSwap(nil, new(mcp.ParamHeaders)) // the server does not list it
 	}

@@ -162,7 +162,7 @@ func TestOverrideChangesCall(t *testing.T) {
 			callOf(`,"arguments":{ "a":{"root":1} }`),
 			callOf(`,"arguments":{ "a":{"root":1},` + values + ` }`)},
 		{"in all spellings", fixed,
-			callOf(`,"arguments":{"root":"/","a":1,"r\u006fot":[{}],"ROOT":0, "deBug":1,"n":2}`),
+			callOf(`,"arguments":{"root":"/","a":1,"r\u006fot":[{}],"ROOT":0, "deBug":1,"n":2,"Root\u0000":1}`),
 			callOf(`,"arguments":{"a":1,` + values + `}`)},
 		{"hidden", hidden, callOf(`,"arguments":{"trace":1,"a":1,"debug":{}}`), callOf(`,"arguments":{"a":1}`)},
 		{"hidden from null", hidden, callOf(`,"arguments":null`), callOf(`,"arguments":{}`)},
@@ -225,12 +225,13 @@ func FuzzOverrideCall(f *testing.F) {
 	for _, arguments := range []string{
 		`{}`, `{"a":1}`, `{"root":"x"}`, `{"root":"x","a":1}`, `{"a":1, "root" : "x" }`, ` { "debug":1 } `,
 		`{"a":1,"r\u006fot":" x\n","b":[{"root":"y"}]}`, `{"root":null,"ROOT":1,"debug":2,"b":2,"debug":3}`,
-		`{"a":"root"}`, `{"\ud800":1,"root":"\ud800"}`, `{"a":1,"a":2}`, `null`, `[]`,
+		`{"a":"root"}`, `{"\ud800":1,"root":"\ud800"}`, `{"a":1,"a":2}`, `{"root\u0000":1}`, `null`, `[]`,
 	} {
 		f.Add(arguments)
 	}
 	o := &Override{Tool: "x", Fixed: []FixedArgument{{"root", []byte(`"/srv"`)}}, Hidden: []string{"debug"}}
 	newOverrides(f, o)
+	is := func(key, name string) bool { return strings.EqualFold(strings.TrimRight(key, "\x00"), name) }
 	f.Fuzz(func(t *testing.T, arguments string) {
 		var m jsonrpc.Message
 		before := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","arguments":`
@@ -257,7 +258,7 @@ func FuzzOverrideCall(f *testing.F) {
 		}
 		members := func(object string) (all []string) {
 			for m := range jsonspan.Members([]byte(object)) {
-				if !strings.EqualFold(m.Key, "root") && !strings.EqualFold(m.Key, "debug") {
+				if !is(m.Key, "root") && !is(m.Key, "debug") {
 					all = append(all, object[m.Start:m.End])
 				}
 			}
@@ -273,10 +274,10 @@ func FuzzOverrideCall(f *testing.F) {
 		}
 		n := 0
 		for m := range jsonspan.Members([]byte(got)) {
-			if strings.EqualFold(m.Key, "debug") {
+			if is(m.Key, "debug") {
 				t.Fatalf("%s became %s", given, got)
 			}
-			if strings.EqualFold(m.Key, "root") {
+			if is(m.Key, "root") {
 				n++
 			}
 		}
@@ -486,5 +487,33 @@ func TestOverridesAtOneServer(t *testing.T) {
 		if shows("delete_file") != 0 || shows("Root") != 0 || shows("remove_file") != 1 {
 			t.Errorf("listed %s", list)
 		}
+	}
+}
+
+// A header that proxies decide upon cannot say something else than a fixed argument, also where it has no meaning.
+func TestFixedArgumentInHeadersAtOneServer(t *testing.T) {
+	unlisted := func(w http.ResponseWriter, a *incoming) {
+		_, _ = w.Write([]byte(`{"jsonrpc":"2.0","id":` + string(a.message.Literal(jsonrpc.ID)) + `,"error":{"code":-1,"message":"no"}}`))
+	}
+	for name, p := range map[string]*peer{
+		"legacy":               legacyPeer("s").has("tools/list", "tools", renamedTools...),
+		"modern, without list": modernPeer("s").does("tools/list", unlisted),
+	} {
+		t.Run(name, func(t *testing.T) {
+			era := mcp.Legacy
+			if p.speaks[mcp.Modern] {
+				era = mcp.Modern
+			}
+			u := newGateway(t, withOverrides(t), p).user(t, era)
+			u.header.Set("X-Single", "s")
+			if era == mcp.Legacy {
+				u.connect()
+			}
+			u.header.Set("Mcp-Param-Root", "/etc")
+			u.ask("tools/call", `{"name":"remove_file","arguments":{"path":"p"}}`)
+			if got := p.await(t, "tools/call", 1).Header.Get("Mcp-Param-Root"); got != "" {
+				t.Errorf("the server got %s", got)
+			}
+		})
 	}
 }
