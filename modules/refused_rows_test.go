@@ -357,7 +357,7 @@ var badConfigurations = map[string][]badConfiguration{
 		{"an empty description", "\t\t\ttool delete {\n\t\t\t\tdescribe \"\"\n\t\t\t}",
 			`describe is empty, at Caddyfile:5`},
 		{"an unknown annotation", "\t\t\ttool delete {\n\t\t\t\tannotate readonly on\n\t\t\t}",
-			`tool delete: annotate: unknown annotation readonly (did you mean read_only?), at Caddyfile:5`},
+			`tool delete: annotate: unknown annotation readonly (did you mean read_only?); there are title, read_only, destructive, idempotent, open_world, at Caddyfile:5`},
 		{"an annotation that is half on", "\t\t\ttool delete {\n\t\t\t\tannotate read_only maybe\n\t\t\t}",
 			`read_only is on or off, not "maybe", at Caddyfile:5`},
 		{"an annotation twice", "\t\t\ttool delete {\n\t\t\t\tannotate read_only on\n\t\t\t\tannotate read_only off\n\t\t\t}",

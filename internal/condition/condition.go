@@ -15,6 +15,7 @@ import (
 	"cel.dev/cel-go/interpreter"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 )
 
 // MaxExpression is the most bytes of an expression.
@@ -72,9 +73,8 @@ func Compile(expression string) (*Condition, error) {
 		// The first error often causes the others.
 		at := errs[0].Location
 		cause, _, _ := strings.Cut(strings.TrimSuffix(errs[0].Message, " (in container '')"), " expecting {")
-		name, ok := strings.CutPrefix(cause, "undeclared reference to '")
-		if ok && !strings.Contains(expression, strings.TrimSuffix(name, "'")+"(") {
-			cause += "; there are client, server, tool, annotations and arguments"
+		if name, ok := strings.CutPrefix(cause, "undeclared reference to '"); ok {
+			cause += meant(expression, strings.TrimSuffix(name, "'"))
 		}
 		return nil, positioned(at.Line(), at.Column(), "%s", strings.ReplaceAll(cause, "\n", " "))
 	}
@@ -96,6 +96,17 @@ func Compile(expression string) (*Condition, error) {
 		return nil, err
 	}
 	return c, nil
+}
+
+// meant returns the end of an error about an unknown name in an expression.
+func meant(expression, name string) string {
+	if strings.Contains(expression, name+"(") {
+		return words.DidYouMean(name, []string{
+			"all", "contains", "endsWith", "exists", "filter", "has", "lowerAscii", "map", "matches", "size", "split",
+			"startsWith", "substring", "trim", "upperAscii",
+		})
+	}
+	return "; there are client, server, tool, annotations and arguments"
 }
 
 // String returns the expression as it was written.

@@ -212,6 +212,7 @@ func TestCompileRefuses(t *testing.T) {
 		{`[{"a": 1}].map(client, client.a) == [1]`, "variable client is taken"},
 		{`client = "alice"`, "line 1, column 8: Syntax error: token recognition error at: '= '"},
 		{"client ==\n  user", "line 2, column 3: undeclared reference to 'user'; there are client, server, tool"},
+		{`tool.startswith("x")`, "undeclared reference to 'startswith' (did you mean startsWith?)"},
 		{`client == 1`, "line 1, column 8: found no matching overload for '_==_' applied to '(string, int)'"},
 		{`"alice"`, "the expression is of type string, it must be a bool"},
 		{`size(arguments)`, "the expression is of type int, it must be a bool"},

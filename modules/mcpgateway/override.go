@@ -186,7 +186,8 @@ func (t *ToolOverride) fill(o *gateway.Override, repl *caddy.Replacer) error {
 		annotation, known := mcp.ParseAnnotation(name)
 		switch {
 		case !known:
-			return fmt.Errorf("annotate: unknown annotation %s%s", name, words.DidYouMean(name, mcp.AnnotationNames()))
+			return fmt.Errorf("annotate: unknown annotation %s%s; there are title, %s", name,
+				words.DidYouMean(name, mcp.AnnotationNames()), strings.Join(mcp.AnnotationNames(), ", "))
 		case t.Annotate[name]:
 			o.On |= annotation
 		default:
