@@ -37,7 +37,7 @@ func (c *call) confirm() (ok bool, _ *jsonrpc.Failure) {
 	}
 	size := int64(len(c.message.Raw))
 	if !c.g.holding.Take(c.client.owner, size) {
-		return false, c.answerFailure(jsonrpc.TooManyQuestions(c.link.server))
+		return false, jsonrpc.TooManyQuestions(c.link.server)
 	}
 	defer c.g.holding.Give(c.client.owner, size)
 	c.flight.held.Store(true)

@@ -751,8 +751,9 @@ func TestCallsThatWaitForConfirmationAreBounded(t *testing.T) {
 	for range maxHeldOfOne {
 		waiting = append(waiting, u.asks(callX))
 	}
-	if s := g.legacy(t).ask("tools/call", callX); s.symbol() != "busy" || p.count("tools/call") != 0 {
-		t.Errorf("in another session of the client: %s", s.body)
+	s := g.legacy(t).ask("tools/call", callX)
+	if s.symbol() != "busy" || s.status != http.StatusServiceUnavailable || p.count("tools/call") != 0 {
+		t.Errorf("in another session of the client: %d %s", s.status, s.body)
 	}
 	waiting[0].answer(declined)
 	owner := g.known()[0].owner
