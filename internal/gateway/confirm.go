@@ -77,7 +77,7 @@ func (q *Request) confirmAtSingle() (ok bool, _ *jsonrpc.Failure) {
 
 // canBeAsked reports whether the sender of a request to one server can be asked.
 func (q *Request) canBeAsked() bool {
-	return q.caller.policy() != nil && q.to.Kind == Single && q.isModern() &&
+	return q.caller.policy() != nil && q.to.Kind == Single && q.isModern() && q.message.IsRequest() &&
 		mcp.CanFillForms(q.message.Literal(jsonrpc.ClientCapabilities))
 }
 

@@ -406,6 +406,10 @@ func TestConfirmationAtOneServer(t *testing.T) {
 					if s := a.answer(agreed); s.symbol() != "invalid_params" {
 						t.Errorf("a replay: %s", s.body)
 					}
+					without := strings.Replace(u.request("7", "tools/call", single), `"id":7,`, "", 1)
+					if s := u.post(without); s.symbol() != "confirmation_required" {
+						t.Errorf("a call that cannot be answered: %s", s.body)
+					}
 					if calls := p.heard("tools/call"); len(calls) != 1 || strings.Contains(calls[0].body, "requestState") {
 						t.Errorf("the server got %d calls", len(calls))
 					}
