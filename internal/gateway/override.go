@@ -407,8 +407,8 @@ func noTool(shown string) *jsonrpc.Failure {
 }
 
 // repeatArguments sets the headers of a request of the modern era to one server that repeat arguments which the client
-// does not see. If it is not known which headers do, it asks for the list of the tools. If there is none, or the request
-// is of the legacy era, it removes all such headers.
+// does not see. If it is not known which headers do, it asks for the list of the tools. If there is none, or the
+// request is of the legacy era, it removes all such headers.
 func (x *exchange) repeatArguments(r *http.Request, o *Override) {
 	if !o.editsArguments() {
 		return

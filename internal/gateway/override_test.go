@@ -493,7 +493,7 @@ func TestOverridesAtOneServer(t *testing.T) {
 // A header that proxies decide upon cannot say something else than a fixed argument, also where it has no meaning.
 func TestFixedArgumentInHeadersAtOneServer(t *testing.T) {
 	unlisted := func(w http.ResponseWriter, a *incoming) {
-		_, _ = w.Write([]byte(`{"jsonrpc":"2.0","id":` + string(a.message.Literal(jsonrpc.ID)) + `,"error":{"code":-1,"message":"no"}}`))
+		_, _ = w.Write(jsonrpc.Refusal(a.message.Literal(jsonrpc.ID), jsonrpc.CodeInternalError, "no"))
 	}
 	for name, p := range map[string]*peer{
 		"legacy":               legacyPeer("s").has("tools/list", "tools", renamedTools...),

@@ -244,7 +244,7 @@ func (h *Handler) checkRenamed(pattern string, selects func(server, tool string)
 				continue
 			}
 			if selects(s.Name, t.Rename) {
-				return fmt.Errorf("%q selects tool %s by its name for clients; write that at the server, %s::%s",
+				return fmt.Errorf("%q selects tool %s by its name for clients; write its name at the server, %s::%s",
 					pattern, t.Rename, s.Name, own)
 			}
 		}
