@@ -77,6 +77,15 @@ type Decision struct {
 	reason  string  // if not by a rule; "" for the default of the policy
 }
 
+// newDecision returns that of a rule, or the default if it is nil, unless one of the rules before it decides.
+// Whether one of them denies makes no difference to what is denied anyway.
+func newDecision(action Action, by *rule, before []*rule) Decision {
+	if action == Deny {
+		before = nil
+	}
+	return Decision{Action: action, Depends: len(before) > 0, rule: by, before: before}
+}
+
 // Because returns a decision that was not made by a rule, and for which reason it was made.
 func Because(reason string, action Action) Decision { return Decision{Action: action, reason: reason} }
 
@@ -279,7 +288,7 @@ func (p *Policy) Prompt(server, name string) Decision {
 
 // byDefault returns the decision on what no rule selects.
 func (p *Policy) byDefault(before ...*rule) Decision {
-	return Decision{Action: p.otherwise, Depends: len(before) > 0 && p.otherwise != Deny, before: before}
+	return newDecision(p.otherwise, nil, before)
 }
 
 // Resource decides on a resource of a server. The URI is the one the server knows it by.

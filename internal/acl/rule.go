@@ -34,7 +34,7 @@ type rule struct {
 
 // decision returns that of the rule on what it selects, unless one before it does.
 func (c *rule) decision(before ...*rule) Decision {
-	return Decision{Action: c.Action, Depends: len(before) > 0 && c.Action != Deny, rule: c, before: before}
+	return newDecision(c.Action, c, before)
 }
 
 // usesAnnotations reports whether it depends on the annotations of a tool what the rule selects.

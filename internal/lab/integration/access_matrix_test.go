@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"path"
 	"regexp"
 	"slices"
@@ -197,7 +198,7 @@ func (t matrixTool) isSelectedBy(pattern string) bool {
 }
 
 // explainedBy returns what rules say to a tool before its arguments are known, and whether that depends
-// on them: the first of the decisions on all plain arguments by which it can be called.
+// on them: the first of the decisions on all plain arguments by which it can be called, after those before it.
 func explainedBy(rules, client string, tool matrixTool) (first ruled, depends bool) {
 	found := map[ruled]bool{}
 	for _, arguments := range plainArguments {
@@ -211,7 +212,15 @@ func explainedBy(rules, client string, tool matrixTool) (first ruled, depends bo
 			first = d
 		}
 	}
-	return first, len(found) > 1 && first.action != "deny"
+	if first.action == "deny" {
+		return first, false
+	}
+	before := slices.DeleteFunc(slices.Collect(maps.Keys(found)), func(d ruled) bool { return d.at >= first.at })
+	slices.SortFunc(before, func(a, b ruled) int { return cmp.Compare(b.at, a.at) })
+	for _, d := range before {
+		first.rule = d.rule + ", else " + first.rule
+	}
+	return first, len(found) > 1
 }
 
 // isListed reports whether there are plain arguments with which a client may call a tool.
