@@ -1,8 +1,8 @@
 // Package acl decides what a client may see and use of the servers behind the gateway.
 //
 // Tools are selected by name and by what they do, prompts by name, resources by what their
-// URI begins with. One URI has many spellings, and nobody knows which of them a server takes for the
-// same. So it is compared in a form that they have in common, and in doubt it is
+// URI begins with. One URI has many spellings, and which of them a server takes for the same is not
+// known. So it is compared in a form that they have in common, and in doubt it is
 // denied.
 package acl
 

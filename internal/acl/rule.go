@@ -131,7 +131,8 @@ func (c *rule) setName(s string) error {
 		return fmt.Errorf("there is nothing on one side of %s; write * for all", mcp.Separator)
 	}
 	if kind, _, ok := strings.Cut(server, ":"); ok && c.kinds == 0 {
-		return fmt.Errorf("there is no kind %q; there are tool, prompt, resource, %s", kind, strings.Join(mcp.AnnotationNames(), ", "))
+		return fmt.Errorf("there is no kind %q; there are tool, prompt, resource, %s", kind,
+			strings.Join(mcp.AnnotationNames(), ", "))
 	}
 	c.server, c.name = stars(server), stars(name)
 	c.whole = c.name == "*"

@@ -100,7 +100,9 @@ func (n *toolNotes) annotations(tool string, since uint64) (_ mcp.Annotations, k
 // newTool returns what is known of a tool that the caller lists or calls.
 func (c *caller) newTool(server, name string) acl.Tool {
 	return acl.Tool{
-		Facts:   condition.Facts{Client: cmp.Or(c.name, Anonymous), Server: server, Tool: name, Annotations: c.annotations},
+		Facts: condition.Facts{
+			Client: cmp.Or(c.name, Anonymous), Server: server, Tool: name, Annotations: c.annotations,
+		},
 		Askable: c.askable,
 	}
 }

@@ -33,7 +33,8 @@ type Call struct {
 	Arguments []byte // a JSON value, redacted; nil for none
 }
 
-// audit reports the end of a call, unless it was refused, which was reported before, or a person is still to confirm it.
+// audit reports the end of a call, unless it was refused, which was reported before, or a person is still to confirm
+// it.
 func (q *Request) audit() {
 	if q.g.config.Audit == AuditDenied || !q.admitted || q.refused || q.awaitsConfirmation() {
 		return

@@ -31,7 +31,8 @@ type call struct {
 }
 
 func (v *visit) newCall() *call {
-	v.caller.askable = v.operator == nil && v.client.askable(&v.caller) && (v.era == mcp.Modern || v.out.AcceptsStream())
+	v.caller.askable = v.operator == nil && v.client.askable(&v.caller) &&
+		(v.era == mcp.Modern || v.out.AcceptsStream())
 	c := &call{visit: v, ctx: v.ctx}
 	v.listTools = c.listTools
 	return c

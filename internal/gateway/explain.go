@@ -21,7 +21,9 @@ type explainedKind struct {
 	name string // of an item
 }
 
-var explainedKinds = []explainedKind{{tools, "tool"}, {prompts, "prompt"}, {resources, "resource"}, {templates, "template"}}
+var explainedKinds = []explainedKind{
+	{tools, "tool"}, {prompts, "prompt"}, {resources, "resource"}, {templates, "template"},
+}
 
 // An explainer notes what is decided on the items of lists for a client that has not asked for them.
 type explainer struct {

@@ -8,12 +8,11 @@
 // it ends instead, and if it is abort, it cancels the call.
 import { text } from "node:stream/consumers";
 
+import { connect } from "./connect.mjs";
+
 const [endpoint, era, token, action] = process.argv.slice(2);
 const call = JSON.parse(await text(process.stdin));
 const print = (line) => console.log(JSON.stringify(line));
-const info = { name: "peer", version: "1.0.0" };
-const capabilities = { elicitation: {} };
-const options = { requestInit: { headers: { Authorization: `Bearer ${token}` } } };
 const aborted = new AbortController();
 const answer = ({ params }) => {
   print({ elicitation: params });
@@ -25,24 +24,7 @@ const answer = ({ params }) => {
   return action === "accept" ? { action, content: {} } : { action };
 };
 
-async function connect() {
-  if (era === "v1") {
-    const { Client } = await import("@modelcontextprotocol/sdk/client/index.js");
-    const { StreamableHTTPClientTransport } = await import("@modelcontextprotocol/sdk/client/streamableHttp.js");
-    const { ElicitRequestSchema } = await import("@modelcontextprotocol/sdk/types.js");
-    const client = new Client(info, { capabilities });
-    client.setRequestHandler(ElicitRequestSchema, answer);
-    await client.connect(new StreamableHTTPClientTransport(new URL(endpoint), options));
-    return client;
-  }
-  const { Client, StreamableHTTPClientTransport } = await import("@modelcontextprotocol/client");
-  const client = new Client(info, { capabilities, versionNegotiation: { mode: { pin: "2026-07-28" } } });
-  client.setRequestHandler("elicitation/create", answer);
-  await client.connect(new StreamableHTTPClientTransport(new URL(endpoint), options));
-  return client;
-}
-
-const client = await connect();
+const client = await connect({ endpoint, era, token, elicitation: {}, answer });
 print({ tools: (await client.listTools()).tools.map((tool) => tool.name) });
 const request = { signal: aborted.signal };
 try {

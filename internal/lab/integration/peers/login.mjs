@@ -8,35 +8,17 @@
 // else opens it.
 import { text } from "node:stream/consumers";
 
+import { connect } from "./connect.mjs";
+
 const [endpoint, era, token] = process.argv.slice(2);
 const calls = JSON.parse(await text(process.stdin));
 const print = (line) => console.log(JSON.stringify(line));
-const info = { name: "peer", version: "1.0.0" };
-const capabilities = { elicitation: { url: {} } };
-const options = { requestInit: { headers: { Authorization: `Bearer ${token}` } } };
 const accept = ({ params }) => {
   print({ elicitation: params });
   return { action: "accept" };
 };
 
-async function connect() {
-  if (era === "v1") {
-    const { Client } = await import("@modelcontextprotocol/sdk/client/index.js");
-    const { StreamableHTTPClientTransport } = await import("@modelcontextprotocol/sdk/client/streamableHttp.js");
-    const { ElicitRequestSchema } = await import("@modelcontextprotocol/sdk/types.js");
-    const client = new Client(info, { capabilities });
-    client.setRequestHandler(ElicitRequestSchema, accept);
-    await client.connect(new StreamableHTTPClientTransport(new URL(endpoint), options));
-    return client;
-  }
-  const { Client, StreamableHTTPClientTransport } = await import("@modelcontextprotocol/client");
-  const client = new Client(info, { capabilities, versionNegotiation: { mode: { pin: "2026-07-28" } } });
-  client.setRequestHandler("elicitation/create", accept);
-  await client.connect(new StreamableHTTPClientTransport(new URL(endpoint), options));
-  return client;
-}
-
-const client = await connect();
+const client = await connect({ endpoint, era, token, elicitation: { url: {} }, answer: accept });
 print({ tools: (await client.listTools()).tools.map((tool) => tool.name) });
 for (const call of calls) {
   try {
