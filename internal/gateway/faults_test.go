@@ -271,14 +271,14 @@ func TestResumedCallsOutliveConfigurations(t *testing.T) {
 	})
 	g := newGateway(t, nil, p)
 	u := g.legacy(t)
-	u.header = http.Header{"Last-Event-Id": {u.event("call/a/5")}}
+	u.header = http.Header{"Last-Event-Id": {u.event("call:MQ/a/5")}}
 	stream := u.listen()
-	if e := stream.next(); e.last != u.event("call/a/6") {
+	if e := stream.next(); e.last != u.event("call:MQ/a/6") {
 		t.Errorf("got %+v", e)
 	}
 	g.replace(nil, p, other)
 	close(goOn)
-	if e := stream.next(); e.last != u.event("call/a/7") || !e.isAnswer() {
+	if e := stream.next(); e.last != u.event("call:MQ/a/7") || !e.isAnswer() {
 		t.Errorf("got %+v", e)
 	}
 	stream.ended()

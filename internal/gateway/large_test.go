@@ -88,7 +88,7 @@ func TestLargeAnswersAreRewrittenAsTheyPass(t *testing.T) {
 				if s.broken != nil || strings.ReplaceAll(s.answer, `, {"type"`, `,{"type"`) != want { // line breaks become spaces
 					t.Errorf("%v: got %d bytes, want %d; it begins %.200s", s.broken, len(s.answer), len(want), s.answer)
 				}
-				if n := len(s.events); n > 0 && !strings.HasPrefix(s.events[n-1].last, "call/a/9.") {
+				if n := len(s.events); n > 0 && !strings.HasPrefix(s.events[n-1].last, "call:MQ/a/9.") {
 					t.Errorf("got id %q", s.events[n-1].last)
 				}
 				u.accept = "application/json"

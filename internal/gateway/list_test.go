@@ -368,7 +368,7 @@ func TestCachedLists(t *testing.T) {
 		p := legacyPeer("a").hasTools("x")
 		p.listens()
 		u := newGateway(t, nil, p).legacy(t)
-		u.header = http.Header{"Last-Event-Id": {u.event("call/a/7")}}
+		u.header = http.Header{"Last-Event-Id": {u.event("call:MQ/a/7")}}
 		u.listen()
 		if got := p.await(t, "GET", 1).Header.Get("Last-Event-Id"); got != "7" {
 			t.Errorf("resumed after %q", got)

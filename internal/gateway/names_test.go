@@ -277,7 +277,7 @@ func TestHeadersThatServersGet(t *testing.T) {
 	p := legacyPeer("a")
 	g := newGateway(t, nil, p)
 	u := g.user(t, mcp.Legacy)
-	u.header = http.Header{"Authorization": {"Bearer x"}, "Last-Event-Id": {u.event("call/a/1")}, "Accept-Encoding": {"gzip"}}
+	u.header = http.Header{"Authorization": {"Bearer x"}, "Last-Event-Id": {u.event("call:MQ/a/1")}, "Accept-Encoding": {"gzip"}}
 	u.connect()
 	u.call("a::x")
 	call := p.await(t, "tools/call", 1)

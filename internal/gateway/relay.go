@@ -99,13 +99,13 @@ func (rl *relay) numbered(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failure
 	return m.Edited(m.Replace(jsonrpc.ID, id))
 }
 
-// eventID returns the id of an event for the client. If the server knows the call by another id
-// than the client, it carries that of the client.
+// eventID returns the id of an event for the client. It carries the id by which the client knows the
+// call, see resumeCall.
 func (rl *relay) eventID(id string) string {
-	kind := callStream
-	if own := rl.message.Literal(jsonrpc.ID); !bytes.Equal(own, rl.h.RequestID) {
-		kind += ":" + base64.RawURLEncoding.EncodeToString(own)
+	if id == "" {
+		return ""
 	}
+	kind := callStream + ":" + base64.RawURLEncoding.EncodeToString(rl.message.Literal(jsonrpc.ID))
 	return rl.link.translator(rl.g).eventID(kind, id)
 }
 
@@ -207,7 +207,11 @@ func (rl *relay) question(m *jsonrpc.Message, out *streamable.Event) {
 	id := l.translator(rl.g).id(m.Literal(jsonrpc.ID))
 	out.Data = l.translator(rl.g).message(m)
 	l.client.noteQuestion(id, &rl.h)
-	if !rl.out.Event(out) {
+	switch asked := rl.out.Event(out); {
+	case asked:
+	case rl.out.Err() != nil:
+		rl.flight.cancel(nil) // the client has left, and may come back for the rest
+	default:
 		l.client.questionSettled(id)
 		l.unsolicited(rl.behalf()).refuse(&rl.asides, m, "the client cannot be asked: it takes no event streams")
 	}

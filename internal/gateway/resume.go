@@ -119,7 +119,7 @@ func (x *exchange) giveUp(ctx context.Context, failure *jsonrpc.Failure) *jsonrp
 func (v *visit) resumeCall(kind, server, last string) *jsonrpc.Failure {
 	_, encoded, _ := strings.Cut(kind, ":")
 	clientID, err := base64.RawURLEncoding.DecodeString(encoded)
-	if err != nil {
+	if err != nil || len(clientID) == 0 {
 		return notOfSession()
 	}
 	owner := v.g.servers[server]
@@ -132,6 +132,9 @@ func (v *visit) resumeCall(kind, server, last string) *jsonrpc.Failure {
 		return failure
 	}
 	l.use()
+	if call := v.client.inFlight(clientID); call != nil && call.link == l {
+		call.cancel(nil) // the client knows first that its connection is broken, and reads the rest here
+	}
 	s := &stream{visit: v.open()} // without listeners
 	s.ctx, s.cancel = context.WithCancelCause(v.ctx)
 	defer s.visit.asides.Wait()
@@ -148,7 +151,7 @@ type resumedCall struct {
 	r        *http.Request // that asks for it
 	link     *link
 	kind     string // of the events
-	clientID []byte // of the call, if the server knows it by another one
+	clientID []byte // of the call; the server may know it by another one
 	h        streamable.Reader
 }
 
@@ -193,11 +196,7 @@ func (c *resumedCall) heard(e *streamable.Event) error {
 		}
 	case m.IsAnswer():
 		c.h.Settle(m)
-		edits := l.translator(v.g).rename(m.Raw, c.names)
-		if len(c.clientID) > 0 {
-			edits = append(edits, withID(m, c.clientID)...)
-		}
-		out.Data = jsonspan.Spliced(m.Raw, edits...)
+		out.Data = jsonspan.Spliced(m.Raw, append(withID(m, c.clientID), l.translator(v.g).rename(m.Raw, c.names)...)...)
 		v.out.Event(&out)
 		time.AfterFunc(streamGrace, c.end) // some servers do not end the stream
 	default:

@@ -449,7 +449,7 @@ func TestClientsResumeCallsThatAreCut(t *testing.T) {
 		u.header = http.Header{"Last-Event-Id": {first.last}}
 		stream := u.listen()
 		for i := range 20 {
-			if e := stream.next(); !strings.Contains(e.data, fmt.Sprintf(`"progress":%d`, i+1)) || e.last != u.event(fmt.Sprintf("call/a/%d", i+2)) {
+			if e := stream.next(); !strings.Contains(e.data, fmt.Sprintf(`"progress":%d`, i+1)) || e.last != u.event(fmt.Sprintf("call:Mg/a/%d", i+2)) {
 				t.Fatalf("got %+v after %d", e, i)
 			}
 		}
@@ -463,12 +463,39 @@ func TestClientsResumeCallsThatAreCut(t *testing.T) {
 	})
 }
 
+// A client may come back before the gateway knows that its connection is broken. The gateway leaves the
+// rest to it, also if the server then ends the stream that was broken.
+func TestClientsResumeCallsOnceOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		back := make(chan struct{})
+		p := legacyPeer("a")
+		p.cuts("tools/call", func(c *connection) { c.steps(0); <-back }, func(c *connection) {
+			close(back)
+			synctest.Wait()
+			c.result(`{}`)
+		})
+		g := newMemory(t, nil, p)
+		defer g.close()
+		u := g.legacy(t)
+		talk := u.start(http.MethodPost, u.request("2", "tools/call", withToken))
+		u.header = http.Header{"Last-Event-Id": {talk.next().last}}
+		if e := u.listen().next(); e.id() != "2" || !e.isAnswer() {
+			t.Errorf("got %+v", e)
+		}
+		time.Sleep(time.Minute) // in which the rest would be asked for once more
+		if n := p.resumed(); n != 1 {
+			t.Errorf("the rest was asked for %d times", n)
+		}
+		talk.hangUp()
+	})
+}
+
 // A client that wants to go on after an event which the server has forgotten is told so.
 func TestClientsResumeAfterForgottenEvents(t *testing.T) {
 	p := legacyPeer("a").does("GET", func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusBadRequest) })
 	g := newGateway(t, nil, p)
 	u := g.legacy(t)
-	u.header = http.Header{"Last-Event-Id": {u.event("call/a/1")}}
+	u.header = http.Header{"Last-Event-Id": {u.event("call:MQ/a/1")}}
 	if stream := u.listen(); stream.status != http.StatusBadRequest || p.count("GET") != 1 {
 		t.Errorf("got %d after %d attempts", stream.status, p.count("GET"))
 	}

@@ -248,7 +248,7 @@ func TestCallsAreNotKeptForEver(t *testing.T) {
 			t.Error("it cannot be resumed")
 		}
 		s.attach(events)
-		events.detach(other, context.Canceled)
+		events.detach(other, nil) // a write has failed before the request was canceled
 		if s.bytes != 1 || kept.Fits("", 1) {
 			t.Errorf("%d bytes count", s.bytes)
 		}

@@ -188,7 +188,7 @@ func TestListsThatAreResumed(t *testing.T) { // A54
 	})
 	h := adaptGateway(t, `{`+denies("a::secret")+`"servers":[`+server.line("a")+`]}`)
 	for _, tt := range []struct{ path, last string }{
-		{"/mcp/a", "L1"}, {"/mcp/a", ""}, {"/mcp", "call/a/L1"}, {"/mcp", "listen/a/L1"}, {"/mcp", ""},
+		{"/mcp/a", "L1"}, {"/mcp/a", ""}, {"/mcp", "call:MQ/a/L1"}, {"/mcp", "listen/a/L1"}, {"/mcp", ""},
 	} {
 		t.Run(tt.last+" at "+tt.path, func(t *testing.T) {
 			headers := []string{"Last-Event-Id", tt.last}

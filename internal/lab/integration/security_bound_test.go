@@ -53,7 +53,7 @@ func TestSecurityStreamsOfOthers(t *testing.T) {
 			tool, guesses := "x", []string{"0", "1"}
 			session := map[string][]string{victimToken: nil, thiefToken: nil}
 			if at == joinedAt(url) {
-				tool, guesses = "up__x", []string{"call/up/0", "call/up/1"}
+				tool, guesses = "up__x", []string{"call:MQ/up/0", "call:MQ/up/1"}
 				for token := range session {
 					session[token] = []string{sessionAt(t, at, bearer(token))}
 				}
