@@ -198,6 +198,11 @@ func load(t *testing.T, caddyfile string) {
 	if got := admin(t, "POST", "/load", caddyfile, "Content-Type: text/caddyfile"); got.StatusCode != http.StatusOK {
 		t.Fatalf("not loaded: %s\n%s", got.body, caddyfile)
 	}
+	// The servers of the configuration before close their idle connections about now, and a request on such a
+	// one would be lost.
+	for _, c := range []*http.Client{client, lasting} {
+		c.CloseIdleConnections()
+	}
 }
 
 // start starts Caddy with nothing to serve but the admin API.

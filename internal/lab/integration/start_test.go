@@ -132,18 +132,20 @@ func TestClientsThatLeaveAreNoWarnings(t *testing.T) {
 		return strings.Contains(string(all), text)
 	}
 	c := newSpeaker(t, joinedAt("http://"+address), false, canAll)
-	stream := c.listens(t)
-	c.use(t, "a", "echo", `{}`)
-	c.use(t, "b", "echo", `{}`)
-	stream.HangUp()
-	await.Until(t, "the streams of the children end", func() bool {
-		n := 0
+	await.Until(t, "the streams of a client and the children end", func() bool {
+		stream := c.listens(t)
+		c.use(t, "a", "echo", `{}`)
+		c.use(t, "b", "echo", `{}`)
+		stream.HangUp() // the children may not have been listened to yet
+		left := map[string]bool{}
 		for name, value := range metrics(t) {
-			if strings.HasPrefix(name, "requests_total") && strings.Contains(name, `outcome="canceled"`) {
-				n += int(value)
+			if strings.HasPrefix(name, "requests_total") && strings.Contains(name, `outcome="canceled"`) && value > 0 {
+				_, server, _ := strings.Cut(name, `server="`)
+				server, _, _ = strings.Cut(server, `"`)
+				left[server] = true
 			}
 		}
-		return n >= 3 // the client's own, and one at each child
+		return left[""] && left["a"] && left["b"]
 	})
 	if logged("aborting with incomplete response") {
 		text, _ := os.ReadFile(file)
