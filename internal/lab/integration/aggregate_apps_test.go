@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
@@ -282,13 +283,16 @@ func TestExtensionsPassBothWays(t *testing.T) {
 				if !strings.Contains(hello.Raw, `"extensions":{"com.example/other":{},"io.modelcontextprotocol/ui":{"x":[1]}}`) {
 					t.Errorf("the client hears %s", hello.Raw)
 				}
-				for name, heard := range map[string][]*mcptest.Received{
-					"remote": remote.Received("initialize", "server/discover"),
-					"own":    slices.Concat(own.messages(t, "initialize"), own.messages(t, "server/discover")),
+				for name, heard := range map[string]func() []*mcptest.Received{
+					"remote": func() []*mcptest.Received { return remote.Received("initialize", "server/discover") },
+					"own": func() []*mcptest.Received {
+						return slices.Concat(own.messages(t, "initialize"), own.messages(t, "server/discover"))
+					},
 				} {
-					if last := len(heard) - 1; last < 0 || !strings.Contains(heard[last].Body, ours) {
-						t.Errorf("%s hears %v", name, heard)
-					}
+					await.Until(t, name+" to hear of it", func() bool { // a child that starts slowly is not waited for
+						all := heard()
+						return len(all) > 0 && strings.Contains(all[len(all)-1].Body, ours)
+					})
 				}
 			})
 		}
