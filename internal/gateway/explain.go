@@ -39,7 +39,7 @@ func (o *Operator) Explain(client string) []ToolList {
 	who := o.g.rules.caller(identityOf(client))
 	who.identity = o.client.identity // who gets the lists, and what is remembered of them
 	who.askable = true
-	return o.gather(o.g.config.Servers, func(s *Server, into *ToolList) (list *listing, failed *jsonrpc.Failure, method string) {
+	ask := func(s *Server, into *ToolList) (list *listing, failed *jsonrpc.Failure, method string) {
 		e := &explainer{client: who}
 		list = emptyListing
 		o.at(s, func(at behalf, l *link) {
@@ -57,7 +57,8 @@ func (o *Operator) Explain(client string) []ToolList {
 		})
 		into.Explained = e.all
 		return list, failed, method
-	})
+	}
+	return o.gather(o.g.config.Servers, ask)
 }
 
 // note notes what was decided on an item of a list.

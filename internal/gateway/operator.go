@@ -84,9 +84,11 @@ func (o *Operator) ListTools() []ToolList {
 	})
 }
 
-// gather asks servers for their tools, and adds those of the gateway itself. If a server fails, ask also
-// returns the method that it failed at.
-func (o *Operator) gather(servers []*Server, ask func(*Server, *ToolList) (*listing, *jsonrpc.Failure, string)) []ToolList {
+// An askTools asks a server for its tools. If the server fails, it also returns the method that it failed at.
+type askTools func(s *Server, into *ToolList) (list *listing, failure *jsonrpc.Failure, method string)
+
+// gather asks servers for their tools, and adds those of the gateway itself.
+func (o *Operator) gather(servers []*Server, ask askTools) []ToolList {
 	lists, all := make([]ToolList, len(servers)), make([]*listing, len(servers))
 	var asking errgroup.Group
 	asking.SetLimit(maxFanOut)

@@ -196,7 +196,8 @@ func (c *resumedCall) heard(e *streamable.Event) error {
 		}
 	case m.IsAnswer():
 		c.h.Settle(m)
-		out.Data = jsonspan.Spliced(m.Raw, append(withID(m, c.clientID), l.translator(v.g).rename(m.Raw, c.names)...)...)
+		edits := append(withID(m, c.clientID), l.translator(v.g).rename(m.Raw, c.names)...)
+		out.Data = jsonspan.Spliced(m.Raw, edits...)
 		v.out.Event(&out)
 		time.AfterFunc(streamGrace, c.end) // some servers do not end the stream
 	default:

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"net/http"
@@ -449,7 +450,8 @@ func TestClientsResumeCallsThatAreCut(t *testing.T) {
 		u.header = http.Header{"Last-Event-Id": {first.last}}
 		stream := u.listen()
 		for i := range 20 {
-			if e := stream.next(); !strings.Contains(e.data, fmt.Sprintf(`"progress":%d`, i+1)) || e.last != u.event(fmt.Sprintf("call:Mg/a/%d", i+2)) {
+			id := u.event(fmt.Sprintf("call:Mg/a/%d", i+2))
+			if e := stream.next(); !strings.Contains(e.data, fmt.Sprintf(`"progress":%d`, i+1)) || e.last != id {
 				t.Fatalf("got %+v after %d", e, i)
 			}
 		}
@@ -464,31 +466,83 @@ func TestClientsResumeCallsThatAreCut(t *testing.T) {
 }
 
 // A client may come back before the gateway knows that its connection is broken. The gateway leaves the
-// rest to it, also if the server then ends the stream that was broken.
+// rest to it, also if the server then ends the stream that was broken, or does not know of that yet.
 func TestClientsResumeCallsOnceOnly(t *testing.T) {
+	for name, refusals := range map[string]int{"the server ends the old stream": 0, "the server still sends it": 1} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				back := make(chan struct{})
+				p := legacyPeer("a")
+				p.cuts("tools/call", func(c *connection) {
+					c.steps(0)
+					select {
+					case <-back:
+					case <-c.Context().Done():
+					}
+				}, func(c *connection) {
+					close(back)
+					synctest.Wait()
+					c.result(`{}`)
+				})
+				resume := p.on["GET"]
+				p.does("GET", func(w http.ResponseWriter, a *incoming) {
+					if p.resumed() <= refusals {
+						w.WriteHeader(http.StatusConflict)
+						return
+					}
+					resume(w, a)
+				})
+				g := newMemory(t, nil, p)
+				defer g.close()
+				u := g.legacy(t)
+				talk := u.start(http.MethodPost, u.request("2", "tools/call", withToken))
+				u.header = http.Header{"Last-Event-Id": {talk.next().last}}
+				if e := u.listen().next(); e.id() != "2" || !e.isAnswer() {
+					t.Errorf("got %+v", e)
+				}
+				time.Sleep(time.Minute) // in which the rest would be asked for once more
+				if n := p.resumed(); n != refusals+1 {
+					t.Errorf("the rest was asked for %d times", n)
+				}
+				talk.hangUp()
+			})
+		})
+	}
+}
+
+// A question that the connection of a client does not take is not refused: the client may come back for it.
+func TestQuestionsAreLeftForClientsThatComeBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		back := make(chan struct{})
-		p := legacyPeer("a")
-		p.cuts("tools/call", func(c *connection) { c.steps(0); <-back }, func(c *connection) {
-			close(back)
-			synctest.Wait()
-			c.result(`{}`)
+		answers := make(chan string, 1)
+		p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+			answers <- a.ask(w, `"q"`, "elicitation/create", `{"message":"?"}`)
 		})
 		g := newMemory(t, nil, p)
 		defer g.close()
-		u := g.legacy(t)
-		talk := u.start(http.MethodPost, u.request("2", "tools/call", withToken))
-		u.header = http.Header{"Last-Event-Id": {talk.next().last}}
-		if e := u.listen().next(); e.id() != "2" || !e.isAnswer() {
-			t.Errorf("got %+v", e)
+		u := g.user(t, mcp.Legacy)
+		u.can = `{"elicitation":{}}`
+		u.connect()
+		g.transport = memory{http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			g.ServeHTTP(&brokenWriter{w}, r)
+		})}
+		u.start(http.MethodPost, u.request("2", "tools/call", `{"name":"a::x"}`))
+		if answer := <-answers; answer != "" {
+			t.Errorf("the server is told %s", answer)
 		}
-		time.Sleep(time.Minute) // in which the rest would be asked for once more
-		if n := p.resumed(); n != 1 {
-			t.Errorf("the rest was asked for %d times", n)
-		}
-		talk.hangUp()
 	})
 }
+
+// A brokenWriter writes to a connection that does not take questions anymore.
+type brokenWriter struct{ http.ResponseWriter }
+
+func (w *brokenWriter) Write(p []byte) (int, error) {
+	if bytes.Contains(p, []byte("elicitation/create")) {
+		return 0, io.ErrClosedPipe
+	}
+	return w.ResponseWriter.Write(p)
+}
+
+func (w *brokenWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // A client that wants to go on after an event which the server has forgotten is told so.
 func TestClientsResumeAfterForgottenEvents(t *testing.T) {

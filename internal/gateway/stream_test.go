@@ -170,7 +170,11 @@ func TestResumedCalls(t *testing.T) {
 		t.Errorf("got %s", e.data)
 	}
 	stream.ended()
-	for _, id := range []string{"call/c/1", "call/", "call", "call/a/1", u.event("call/c/1"), u.event("call:MQ/c/1"), u.event("call/a/1"), u.event("call/"), g.sealer.Bind("call/a/1", eventOfSession, g.legacy(t).session)} {
+	for _, id := range []string{
+		"call:MQ/c/1", "call:MQ/", "call", "call:MQ/a/1",
+		u.event("call:MQ/c/1"), u.event("call:MQ/"), u.event("call/a/1"), u.event("call:!/a/1"),
+		g.sealer.Bind("call:MQ/a/1", eventOfSession, g.legacy(t).session),
+	} {
 		u.header = http.Header{"Last-Event-Id": {id}}
 		if stream := u.listen(); stream.status != http.StatusBadRequest {
 			t.Errorf("%s: got %d", id, stream.status)

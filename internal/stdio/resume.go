@@ -129,12 +129,13 @@ func (e *callEvents) resume(by *stream, after uint64) bool {
 // whether there is nothing else to be done about the call. The request of a client that has left may
 // not be canceled yet: a write can fail before its connection is seen to be closed.
 func (e *callEvents) detach(by *stream, cause error) bool {
+	left := cause == nil || cause == context.Canceled
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {
 	case e.reader != by:
 		return true // another response goes on
-	case e.gone, !e.over && cause != nil && cause != context.Canceled, !e.call.session.mayDetach(e, e.over, int64(e.size)):
+	case e.gone, !e.over && !left, !e.call.session.mayDetach(e, e.over, int64(e.size)):
 		e.reader = nil
 		return false
 	}
