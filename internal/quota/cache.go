@@ -2,7 +2,6 @@ package quota
 
 import (
 	"container/heap"
-	"container/list"
 	"iter"
 	"slices"
 	"time"
@@ -20,28 +19,27 @@ type Cache[K comparable, V any] struct {
 
 	total   amount
 	entries map[K]*entry[K, V]
-	age     list.List // of *entry, the one put last at the front
-	owners  map[string]*owner
-	byShare shares
+	age     queue[K, V]
+	owners  map[string]*owner[K, V]
+	byShare shares[K, V]
 }
 
 type entry[K comparable, V any] struct {
-	key     K
-	value   V
-	bytes   int64
-	put     time.Time
-	owner   *owner
-	inAge   *list.Element
-	inOwner *list.Element
+	key   K
+	value V
+	bytes int64
+	put   time.Time
+	owner *owner[K, V]
+	in    [2]links[K, V]
 }
 
 // An owner is who entries are kept for.
-type owner struct {
+type owner[K comparable, V any] struct {
 	name    string
 	held    amount
 	share   float64
-	entries list.List // of *entry, the one put last at the front
-	oldest  time.Time // when the last of them was put
+	entries queue[K, V]
+	oldest  time.Time // when the oldest of them was put
 	index   int       // in byShare
 }
 
@@ -52,7 +50,7 @@ func NewCache[K comparable, V any](kind *Kind, limits Limits, ttl time.Duration,
 	kind.open(limits)
 	return &Cache[K, V]{
 		kind: kind, limits: limits, ttl: ttl, dropped: dropped,
-		entries: map[K]*entry[K, V]{}, owners: map[string]*owner{},
+		entries: map[K]*entry[K, V]{}, owners: map[string]*owner[K, V]{},
 	}
 }
 
@@ -94,7 +92,7 @@ func (c *Cache[K, V]) Put(ownerName string, key K, value V, bytes int64) bool {
 		e = c.add(ownerName, key, value, bytes)
 	}
 	o := e.owner
-	c.Expire()
+	c.expire(e.put)
 	for o.held.exceeds(c.limits.OwnerEntries, c.limits.OwnerBytes) {
 		c.drop(o)
 	}
@@ -108,12 +106,13 @@ func (c *Cache[K, V]) Put(ownerName string, key K, value V, bytes int64) bool {
 func (c *Cache[K, V]) add(ownerName string, key K, value V, bytes int64) *entry[K, V] {
 	o := c.owners[ownerName]
 	if o == nil {
-		o = &owner{name: ownerName}
+		o = &owner[K, V]{name: ownerName, entries: queue[K, V]{which: ofOwner}}
 		c.owners[ownerName] = o
 		heap.Push(&c.byShare, o)
 	}
 	e := &entry[K, V]{key: key, value: value, bytes: bytes, put: time.Now(), owner: o}
-	e.inAge, e.inOwner = c.age.PushFront(e), o.entries.PushFront(e)
+	c.age.push(e)
+	o.entries.push(e)
 	c.entries[key] = e
 	c.count(o, 1, bytes)
 	return e
@@ -123,8 +122,10 @@ func (c *Cache[K, V]) add(ownerName string, key K, value V, bytes int64) *entry[
 func (c *Cache[K, V]) renew(e *entry[K, V], value V, bytes int64) {
 	grown := bytes - e.bytes
 	e.value, e.bytes, e.put = value, bytes, time.Now()
-	c.age.MoveToFront(e.inAge)
-	e.owner.entries.MoveToFront(e.inOwner)
+	for _, q := range [...]*queue[K, V]{&c.age, &e.owner.entries} {
+		q.remove(e)
+		q.push(e)
+	}
 	c.count(e.owner, 0, grown)
 }
 
@@ -140,10 +141,12 @@ func (c *Cache[K, V]) Remove(key K) (value V, ok bool) {
 
 // Expire drops the entries that have outlived their time. It returns how long the
 // next one has to live, or 0 if there is none.
-func (c *Cache[K, V]) Expire() time.Duration {
-	for c.ttl > 0 && c.age.Len() > 0 {
-		e := c.age.Back().Value.(*entry[K, V])
-		if left := c.ttl - time.Since(e.put); left > 0 {
+func (c *Cache[K, V]) Expire() time.Duration { return c.expire(time.Now()) }
+
+func (c *Cache[K, V]) expire(now time.Time) time.Duration {
+	for c.ttl > 0 && c.age.oldest != nil {
+		e := c.age.oldest
+		if left := c.ttl - now.Sub(e.put); left > 0 {
 			return left
 		}
 		c.remove(e)
@@ -156,26 +159,14 @@ func (c *Cache[K, V]) Expire() time.Duration {
 
 // All calls yield for each entry, the one put last first, until it returns false.
 // The cache must not be changed meanwhile.
-func (c *Cache[K, V]) All(yield func(K, V) bool) {
-	for at := c.age.Front(); at != nil; at = at.Next() {
-		if e := at.Value.(*entry[K, V]); !yield(e.key, e.value) {
-			return
-		}
-	}
-}
+func (c *Cache[K, V]) All(yield func(K, V) bool) { c.age.each(yield) }
 
 // Owned calls yield for each entry of an owner, as All does.
 func (c *Cache[K, V]) Owned(ownerName string) iter.Seq2[K, V] {
 	return func(yield func(K, V) bool) {
 		c.Expire()
-		o := c.owners[ownerName]
-		if o == nil {
-			return
-		}
-		for at := o.entries.Front(); at != nil; at = at.Next() {
-			if e := at.Value.(*entry[K, V]); !yield(e.key, e.value) {
-				return
-			}
+		if o := c.owners[ownerName]; o != nil {
+			o.entries.each(yield)
 		}
 	}
 }
@@ -214,8 +205,8 @@ func (c *Cache[K, V]) Close() {
 }
 
 // drop drops the oldest entry of an owner.
-func (c *Cache[K, V]) drop(o *owner) {
-	e := o.entries.Back().Value.(*entry[K, V])
+func (c *Cache[K, V]) drop(o *owner[K, V]) {
+	e := o.entries.oldest
 	c.remove(e)
 	c.kind.dropped.Add(1)
 	if c.dropped != nil {
@@ -225,13 +216,13 @@ func (c *Cache[K, V]) drop(o *owner) {
 
 func (c *Cache[K, V]) remove(e *entry[K, V]) {
 	delete(c.entries, e.key)
-	c.age.Remove(e.inAge)
-	e.owner.entries.Remove(e.inOwner)
+	c.age.remove(e)
+	e.owner.entries.remove(e)
 	c.count(e.owner, -1, -e.bytes)
 }
 
 // count adds to what an owner holds. An owner that holds nothing is forgotten.
-func (c *Cache[K, V]) count(o *owner, entries int, bytes int64) {
+func (c *Cache[K, V]) count(o *owner[K, V], entries int, bytes int64) {
 	c.kind.add(entries, bytes)
 	c.total.entries += entries
 	c.total.bytes += bytes
@@ -243,24 +234,27 @@ func (c *Cache[K, V]) count(o *owner, entries int, bytes int64) {
 		return
 	}
 	o.share = o.held.share(c.limits)
-	o.oldest = o.entries.Back().Value.(*entry[K, V]).put
+	o.oldest = o.entries.oldest.put
 	heap.Fix(&c.byShare, o.index)
 }
 
 // shares is a heap of owners: on top the one with the largest share, and of several
 // the one with the oldest entry.
-type shares []*owner
+type shares[K comparable, V any] []*owner[K, V]
 
-func (s shares) Len() int { return len(s) }
-func (s shares) Less(i, j int) bool {
+func (s shares[K, V]) Len() int { return len(s) }
+func (s shares[K, V]) Less(i, j int) bool {
 	if s[i].share != s[j].share {
 		return s[i].share > s[j].share
 	}
 	return s[i].oldest.Before(s[j].oldest)
 }
-func (s shares) Swap(i, j int) { s[i], s[j] = s[j], s[i]; s[i].index, s[j].index = i, j }
-func (s *shares) Push(o any)   { o.(*owner).index = len(*s); *s = append(*s, o.(*owner)) }
-func (s *shares) Pop() any {
+func (s shares[K, V]) Swap(i, j int) { s[i], s[j] = s[j], s[i]; s[i].index, s[j].index = i, j }
+func (s *shares[K, V]) Push(o any) {
+	o.(*owner[K, V]).index = len(*s)
+	*s = append(*s, o.(*owner[K, V]))
+}
+func (s *shares[K, V]) Pop() any {
 	last := (*s)[len(*s)-1]
 	(*s)[len(*s)-1] = nil
 	*s = (*s)[:len(*s)-1]

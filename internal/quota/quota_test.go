@@ -149,12 +149,18 @@ func TestSharesAreFair(t *testing.T) {
 		} else {
 			c.Put(name, key, name, random.Int64N(1_000))
 		}
-		sum := amount{}
-		for _, o := range c.owners {
+		sum, owned, all := amount{}, 0, 0
+		for name, o := range c.owners {
 			sum.entries += o.held.entries
 			sum.bytes += o.held.bytes
+			for range c.Owned(name) {
+				owned++
+			}
 		}
-		if sum != c.total || sum.entries != len(c.entries) || sum.entries != c.age.Len() || sum.exceeds(limits.Entries, limits.Bytes) {
+		for range c.All {
+			all++
+		}
+		if sum != c.total || sum.entries != len(c.entries) || sum.entries != all || sum.entries != owned || sum.exceeds(limits.Entries, limits.Bytes) {
 			t.Fatalf("step %d: owners hold %+v, in all %+v, %d entries", i, sum, c.total, len(c.entries))
 		}
 	}

@@ -64,11 +64,16 @@ func (s *Store) Put(owner, handle string, original []byte) bool {
 // Get returns what was kept for owner under a handle, which the caller must not
 // change.
 func (s *Store) Get(owner, handle string) (original []byte, ok bool) {
-	original, _, ok = s.GetFirst(owner, handle)
-	return original, ok
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e, ok := s.entries.Get(key{owner, handle})
+	if !ok {
+		return nil, false
+	}
+	return e.original, true
 }
 
-// GetFirst is Get, and reports whether this is the first time.
+// GetFirst is Get, and reports whether this is the first time that it is called for the handle.
 func (s *Store) GetFirst(owner, handle string) (original []byte, first, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
