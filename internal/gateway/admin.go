@@ -2,6 +2,9 @@ package gateway
 
 import (
 	"strings"
+	"unicode/utf8"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
 // Refresh has the lists of a server asked for anew, and tells the clients that listen.
@@ -73,4 +76,33 @@ func (g *Gateway) Sessions() map[string]map[string]int {
 		sessions[who.label][name]++
 	}
 	return sessions
+}
+
+// Links returns how many sessions of clients of the aggregate are open with each server, by its name.
+func (g *Gateway) Links() map[string]int {
+	open := map[string]int{}
+	for _, c := range g.clients() {
+		for _, l := range c.allLinks() {
+			if s := g.of(l); s != nil && l.isOpen() {
+				open[s.Name]++
+			}
+		}
+	}
+	return open
+}
+
+// Original returns a text that was masked for a client by a server, as long as it is kept, without what is redacted for
+// the client by now, and how many characters it has.
+func (g *Gateway) Original(server, client, handle string) (text string, chars int, ok bool) {
+	s := g.servers[server]
+	if s == nil || s.Mask == nil {
+		return "", 0, false
+	}
+	body, ok := s.Mask.Kept(client, handle)
+	if !ok {
+		return "", 0, false
+	}
+	who := g.rules.caller(client)
+	text = jsonspan.Text(who.redactor().Body(body))
+	return text, utf8.RuneCountInString(text), true
 }

@@ -114,7 +114,7 @@ func (q *Request) deniedBy(d acl.Decision, failure *jsonrpc.Failure, target mcp.
 
 // reportDenial completes a denial, and reports it.
 func (q *Request) reportDenial(failure *jsonrpc.Failure, d *Denial) *jsonrpc.Failure {
-	q.refused = true
+	q.refusal = d
 	q.tally().Denied.Add(1)
 	d.Client, d.Label, d.Address = q.caller.shownName(), q.caller.label, q.peer.Address
 	d.Method, d.Code = q.methodName(), failure.Data.Symbol

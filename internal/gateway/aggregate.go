@@ -28,6 +28,9 @@ func (q *Request) serveAggregate() *jsonrpc.Failure {
 	v := &visit{
 		Request: q, ctx: &requestContext{ctx, q.caller, q.peer.Inherited}, out: streamable.NewWriter(q.w, q.r.Header),
 	}
+	if q.traffic.answer != nil {
+		v.out.OnAnswer = q.traffic.answer.add
+	}
 	failure := v.serve()
 	switch {
 	case v.torn:

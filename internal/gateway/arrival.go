@@ -97,6 +97,7 @@ func (a *arrival) WriteHeader(status int) {
 	header := a.Header()
 	a.x.session.Restore(header)
 	a.begun, a.status = true, status
+	a.x.operator.noteHeader(a.x, header)
 	a.noteType(header)
 	if failure := a.unacceptable(status, header); failure != nil {
 		a.x.verdict, a.gaveUp = failure, true
@@ -205,10 +206,12 @@ func (a *arrival) Write(p []byte) (int, error) {
 	if !isEmpty(p) {
 		a.heard()
 	}
+	a.x.traffic.receive(len(p))
 	if a.size += int64(len(p)); a.limit > 0 && a.size > a.limit {
 		a.x.verdict = jsonrpc.ResponseTooLarge(a.x.server.Name)
 		return 0, errResponseLimit
 	}
+	a.x.operator.noteBody(a.x, p)
 	if a.bodiless {
 		return len(p), nil
 	}

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
@@ -55,6 +56,7 @@ type Config struct {
 	Limits   []Limit // of each client
 	PinTools bool    // withhold tools whose definition has changed
 	Audit    Audit
+	Record   bool // calls are reported with their arguments and results
 
 	// ReportMissing names servers that cannot be reached in the instructions for clients.
 	ReportMissing bool
@@ -127,8 +129,10 @@ type Mask interface {
 	// back may be.
 	Recovers() (maxChars int, ok bool)
 
-	// Original returns an original that was masked for a client.
+	// Original returns an original that was masked for a client, to the client. Kept returns it to operators, which
+	// does not count.
 	Original(client, handle string) (body []byte, about mcp.Target, ok bool)
+	Kept(client, handle string) (body []byte, ok bool)
 }
 
 // Originals are tool results that were left out of requests to models. Which server they
@@ -144,9 +148,10 @@ type Originals interface {
 
 // A MaskRequest is a request whose answer is masked.
 type MaskRequest struct {
-	About mcp.Target // what it asks for
-	Goal  string     // what the client looks for in the answer; "" if it does not say
-	Label string     // of the client in metrics
+	About  mcp.Target   // what it asks for
+	Goal   string       // what the client looks for in the answer; "" if it does not say
+	Label  string       // of the client in metrics
+	Report *mask.Report // gets what is masked; nil if it is not needed
 }
 
 // An Observer counts and logs what happens.
@@ -167,7 +172,7 @@ type Observer interface {
 	// Denied is called for each request that is refused.
 	Denied(*Denial)
 
-	// CallDone is called for each call that was let through, when it has ended, if Config.Audit says so.
+	// CallDone is called for each call when it has ended, also for those that were refused.
 	CallDone(Call)
 
 	// Redacted is called when n parts of a message for a client were redacted.

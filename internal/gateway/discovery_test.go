@@ -44,6 +44,11 @@ func (k keeping) Original(client, handle string) ([]byte, mcp.Target, bool) {
 	return []byte(body), mcp.Target{Kind: mcp.Tool, Name: "x"}, ok
 }
 
+func (k keeping) Kept(client, handle string) ([]byte, bool) {
+	body, ok := k[client+" "+handle]
+	return []byte(body), ok
+}
+
 func TestDiscovery(t *testing.T) {
 	weather := `{"name":"get_weather","description":"Tells the weather of a city. And more.","inputSchema":{"type":"object","properties":{"city":{"type":"string","description":"Name of a town"}}}}`
 	configure := func(c *Config) {

@@ -38,6 +38,7 @@ type exchange struct {
 	goal    string    // what the client looks for in the answer; "" if it does not say
 	resumed bool      // the response is the rest of the stream of a call
 	flight  *inFlight // the call of the client that the message is, if it can be canceled
+	traffic *traffic  // of the call; nil for other requests
 
 	sent    *http.Request // as the routes got it, if the server may be answered in place of the client
 	before  http.Header   // of the response, before the routes ran; nil at Aggregate
@@ -288,7 +289,7 @@ func (x *exchange) run(r *http.Request) (err error) {
 	if !x.masked() {
 		return x.ServeHTTP(x.reply, r)
 	}
-	return x.server.Mask.Serve(x.reply, r, MaskRequest{x.about(), x.goal, x.caller.label}, x)
+	return x.server.Mask.Serve(x.reply, r, MaskRequest{x.about(), x.goal, x.caller.label, x.traffic.report()}, x)
 }
 
 // masked reports whether the answer is masked. At the endpoints of MCP, answers pass to the
@@ -505,6 +506,7 @@ func (w *readerReply) timeLeft(timeout time.Duration) time.Duration {
 // Write takes the next bytes of the body. Some servers do not end a resumed stream after the
 // answer.
 func (w *readerReply) Write(p []byte) (int, error) {
+	w.x.traffic.pass(len(p))
 	n, err := w.Reader.Write(p)
 	if a := &w.x.arrival; w.x.resumed && a.timer != nil && w.done() {
 		w.over.Store(true)

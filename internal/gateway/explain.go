@@ -36,11 +36,8 @@ type explainer struct {
 // Explain asks all servers for all that they have, and decides on it for a client as its lists and calls
 // do. The servers are asked without rules: the client would not ask those of which it may use nothing.
 func (o *Operator) Explain(client string) []ToolList {
-	who := o.g.rules.caller(identityOf(client))
-	who.identity = o.client.identity // who gets the lists, and what is remembered of them
-	who.askable = true
 	ask := func(s *Server, into *ToolList) (list *listing, failed *jsonrpc.Failure, method string) {
-		e := &explainer{client: who}
+		e := o.explainer(client)
 		list = emptyListing
 		o.at(s, func(at behalf, l *link) {
 			for _, k := range explainedKinds {
@@ -59,6 +56,83 @@ func (o *Operator) Explain(client string) []ToolList {
 		return list, failed, method
 	}
 	return o.gather(o.g.config.Servers, ask)
+}
+
+// explainer returns an explainer for a client, or for the operator if the name is empty.
+func (o *Operator) explainer(client string) *explainer {
+	who := o.g.rules.caller(identityOf(client))
+	who.identity = o.client.identity // who gets the lists, and what is remembered of them
+	who.askable = true
+	return &explainer{client: who}
+}
+
+// A Description is what there is to know of a tool.
+type Description struct {
+	Server string // that has it; "" for the gateway itself
+	Tool   *Tool  // nil if no client can see it
+
+	Names []string // of the tools that the server has, if Tool is nil
+	Why   string   // Tool is nil although the server has it; "" if it does not
+
+	// Explanation is what is decided on the tool for the client, nil if none was named.
+	Explanation *Explanation
+
+	Failure *jsonrpc.Failure // why the server could not be asked; nil if it could
+	Reason  string           // the same in full, for operators
+}
+
+// Describe asks the server of a tool for its definition. If client is not empty, it also decides on the tool for
+// this client, which need not see it. See [Gateway.ServerOf] for the name.
+func (o *Operator) Describe(name, client string) (d Description) {
+	if d.Tool = o.own(name); d.Tool != nil {
+		if e := o.explainer(client); client != "" {
+			d.Explanation = &Explanation{
+				Kind: "tool", Name: name, Shown: name, Annotations: mcp.ReadAnnotations(d.Tool.Definition),
+				Decision: e.client.decide(mcp.Target{Kind: mcp.Tool, Name: name}),
+			}
+		}
+		return d
+	}
+	s, rest := o.g.serverOf(name)
+	if s == nil {
+		return d
+	}
+	d.Server = s.Name
+	o.at(s, func(at behalf, l *link) {
+		if client != "" {
+			d.Explanation = o.describe(&d, at, l, rest, o.explainer(client))
+		}
+		if d.Tool != nil || d.Failure != nil {
+			return
+		}
+		if e := o.describe(&d, at, l, rest, o.explainer("")); d.Tool == nil && e != nil {
+			d.Why = e.Decision.Reason()
+		}
+	})
+	if d.Failure != nil {
+		d.Reason = s.fault(d.Failure, kinds[tools].method, o.wait()).Reason
+	}
+	return d
+}
+
+// describe looks for a tool in the list that an explainer's client sees, by its name without that of the server. It
+// returns what was decided on the tool, nil if the server does not have it.
+func (o *Operator) describe(d *Description, at behalf, l *link, rest string, e *explainer) *Explanation {
+	s := o.g.servers[d.Server]
+	e.kind = "tool"
+	list, failure := o.list(at, l, s, tools, e)
+	if d.Failure = failure; failure != nil {
+		return nil
+	}
+	shown := o.g.shownAs(s, rest)
+	d.Tool, d.Names = pick(o.g.readTools(list, nil, s), shown)
+	for i := range e.all {
+		tool := e.all[i].Name
+		if name := s.Overrides.shown(tool); o.g.shown(s.Name, tools, name) == shown && s.Overrides.original(name) == tool {
+			return &e.all[i]
+		}
+	}
+	return nil
 }
 
 // note notes what was decided on an item of a list.

@@ -222,3 +222,57 @@ func TestExplanationHasALimit(t *testing.T) {
 		t.Errorf("got %+v after %d pages", failure, page)
 	}
 }
+
+// A tool is described by its server alone, in one session, however the client sees it.
+func TestDescribe(t *testing.T) {
+	tool := func(name, description string) string {
+		return `{"name":"` + name + `","description":"` + description + `","inputSchema":{"type":"object"}}`
+	}
+	long := strings.Repeat("n", 100)
+	for _, era := range []func(string) *peer{legacyPeer, modernPeer} {
+		a, b := era("a").has("tools/list", "tools", tool("x", "first")), era("b").hasTools("y")
+		g := newGateway(t, func(c *Config) {
+			c.PinTools, c.Naming.Longest = true, 64
+			c.Clients = []*Client{{Name: "ann", Policy: rulesOf("deny *::n*")}, {Name: Anonymous}}
+		}, a, b)
+		g.modern(t).ask("tools/list", "{}") // by which x is pinned
+		asked, alive := b.count("tools/list"), len(a.alive)
+		a.has("tools/list", "tools", tool("x", "second"), tool(long, ""), tool("free", ""))
+		describe := func(name, client string) Description {
+			return g.NewOperator(httptest.NewRequest(http.MethodGet, "/", nil), "").Describe(name, client)
+		}
+		for _, tt := range []struct{ name, client, want string }{
+			{"a::free", "", "a::free"},
+			{"a::free", "ann", "a::free: free shown as a::free by default allow"},
+			{g.shown("a", tools, long), "ann", g.shown("a", tools, long) + ": " + long + " shown as  by deny *::n*"},
+			{"a::" + long, "", "[a::free " + g.shown("a", tools, long) + "]"},
+			{"a::x", "ann", "its definition has changed (pin_tools)"},
+			{"a::none", "ann", "[a::free " + g.shown("a", tools, long) + "]"},
+			{"none", "ann", "[]"},
+		} {
+			d := describe(tt.name, tt.client)
+			got := fmt.Sprint(d.Names)
+			switch e := d.Explanation; {
+			case d.Tool != nil && e != nil:
+				got = fmt.Sprintf("%s: %s shown as %s by %s", d.Tool.Name, e.Name, e.Shown, e.Decision.Reason())
+			case d.Tool != nil:
+				got = d.Tool.Name
+			case d.Why != "":
+				got = d.Why
+			}
+			if got != tt.want || d.Failure != nil {
+				t.Errorf("%s for %q: got %s, %+v", tt.name, tt.client, got, d)
+			}
+		}
+		if n := len(a.alive); n != alive {
+			t.Errorf("%d sessions are left", n-alive)
+		}
+		if now := b.count("tools/list"); now != asked {
+			t.Errorf("the other server was asked %d times", now-asked)
+		}
+		a.down.Store(true)
+		if d := describe("a::free", "ann"); d.Failure == nil || d.Reason == "" || d.Tool != nil {
+			t.Errorf("got %+v", d)
+		}
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -144,24 +145,24 @@ func TestServersThatFailToShakeHands(t *testing.T) {
 func TestOutagesAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("b").hasTools("x")
-		tries := 0
+		var tries atomic.Int32
 		p.does("initialize", func(_ http.ResponseWriter, a *incoming) {
-			tries++
+			tries.Add(1)
 			<-a.Context().Done()
 		})
 		g := newMemory(t, func(c *Config) { c.JoinTimeout = 15 * time.Second }, legacyPeer("a").hasTools("x"), p)
 		defer g.close()
 		first := g.legacy(t)
 		time.Sleep(15 * time.Second)
-		began, before := time.Now(), tries
+		began, before := time.Now(), tries.Load()
 		for range 50 {
 			u := g.legacy(t)
 			if s := u.call("b::x"); s.symbol() != "timeout" {
 				t.Errorf("got %s", s.body)
 			}
 		}
-		if took := time.Since(began); took > time.Second || tries != before {
-			t.Errorf("it took %v and %d tries", took, tries-before)
+		if took := time.Since(began); took > time.Second || tries.Load() != before {
+			t.Errorf("it took %v and %d tries", took, tries.Load()-before)
 		}
 		p.mu.Lock()
 		delete(p.on, "initialize")

@@ -47,6 +47,7 @@ type heldCall struct {
 	failure   *jsonrpc.Failure
 
 	annotations mcp.Annotations // of the tool that is called
+	traffic     traffic         // of its exchanges, until done is closed
 
 	questions map[string][]byte // that have been asked, with the ids that the server gave them
 	expires   *time.Timer
@@ -250,7 +251,7 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 			}
 		}
 		x := held.g.newExchange(l, h, &numbered)
-		x.goal, x.caller.annotations = held.goal, held.annotations
+		x.goal, x.caller.annotations, x.traffic = held.goal, held.annotations, &held.traffic
 		failure = x.send(r)
 		switch {
 		case answered:
@@ -265,6 +266,12 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 // serve passes on to the client what the server says, until there is an answer, or a
 // question that the client has to answer first.
 func (held *heldCall) serve(c *call) *jsonrpc.Failure {
+	over := true // else another request goes on with it
+	defer func() {
+		if over {
+			c.traffic.add(&held.traffic)
+		}
+	}()
 	for {
 		select {
 		case said := <-held.messages:
@@ -273,6 +280,7 @@ func (held *heldCall) serve(c *call) *jsonrpc.Failure {
 				return nil
 			}
 			if done, failure := held.pass(c, &said); done {
+				over = said.message.IsAnswer()
 				return failure
 			}
 		case <-held.done:
@@ -339,7 +347,7 @@ func (held *heldCall) pass(c *call, said *heldMessage) (done bool, failure *json
 }
 
 // awaitEnd waits a moment for the end of a call that has been answered, because the
-// access log tells of what was masked in it. The client has its answer by then.
+// access log, and who hears of the call, tell of what was masked in it. The client has its answer by then.
 func (held *heldCall) awaitEnd(c *call) {
 	select {
 	case <-held.done:
@@ -353,6 +361,7 @@ func (held *heldCall) awaitEnd(c *call) {
 	case <-held.done:
 	case <-timer.C:
 		held.cancel() // there are servers that never end a stream
+		<-held.done
 	}
 }
 

@@ -28,13 +28,18 @@ type Operator struct {
 	// Raw is whether results are those of the server: not masked, not redacted, with its own URIs.
 	Raw bool
 
+	// Both is whether a call also has the result of the server, see [Operator.Sent].
+	Both bool
+
 	behalf
 	client *client
 
-	mu       sync.Mutex
-	calling  bool
 	received int64 // bytes of the answer to a call
-	about    serverDescription
+
+	mu      sync.Mutex
+	calling bool
+	sent    sent // the answer to a call, if Both are wanted
+	about   serverDescription
 }
 
 // A serverDescription is what a server says of itself.
@@ -238,6 +243,7 @@ func (o *Operator) Call(w http.ResponseWriter, c ToolCall) error {
 	q := o.g.NewRequest(w, r, Endpoint{Kind: Aggregate}, Peer{Address: c.Address})
 	q.operator = o
 	q.Serve()
+	o.received = q.traffic.received
 	return nil
 }
 
@@ -264,26 +270,26 @@ func (g *Gateway) serverOf(tool string) (_ *Server, rest string) {
 	return g.servers[server], rest
 }
 
-// Received returns how many bytes the server has answered to a call, before they were masked.
-func (o *Operator) Received() int64 {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.received
+// shownAs returns the name of a tool as clients of the aggregate see it, by the rest of its name, however that was
+// spelled.
+func (g *Gateway) shownAs(s *Server, rest string) string {
+	if g.transparent() {
+		return rest
+	}
+	return s.Name + g.config.Naming.Separator + rest
 }
+
+// Received returns how many bytes the server has answered to a call, before they were masked.
+func (o *Operator) Received() int64 { return o.received }
 
 // find looks for a tool, and for the server that has it.
 func (o *Operator) find(name string) (tool *Tool, names []string, s *Server) {
-	if own := o.g.own.list(tools, o.client.identity); own != nil && o.g.own.tool(name) != nil {
-		tool, _ := pick(o.g.readTools(own, nil, nil), name)
+	if tool := o.own(name); tool != nil {
 		return tool, nil, nil
 	}
 	s, rest := o.g.serverOf(name)
 	if s == nil {
 		return nil, nil, nil
-	}
-	shown := rest
-	if !o.g.transparent() {
-		shown = s.Name + o.g.config.Naming.Separator + rest // however it was spelled
 	}
 	who := o.g.rules.caller(o.client.identity)
 	target := mcp.Target{Server: s.Name, Kind: mcp.Tool, Name: s.Overrides.original(rest)}
@@ -297,10 +303,20 @@ func (o *Operator) find(name string) (tool *Tool, names []string, s *Server) {
 	if failure != nil {
 		return nil, nil, s
 	}
-	if tool, names = pick(o.g.readTools(list, nil, s), shown); tool == nil && annotated {
+	if tool, names = pick(o.g.readTools(list, nil, s), o.g.shownAs(s, rest)); tool == nil && annotated {
 		return nil, nil, s // it may be there, but not for the client
 	}
 	return tool, names, s
+}
+
+// own returns a tool of the gateway itself, nil if it has none of this name.
+func (o *Operator) own(name string) *Tool {
+	own := o.g.own.list(tools, o.client.identity)
+	if own == nil || o.g.own.tool(name) == nil {
+		return nil
+	}
+	tool, _ := pick(o.g.readTools(own, nil, nil), name)
+	return tool
 }
 
 // pick returns the tool of a name, or the names of all if there is none.
@@ -329,18 +345,19 @@ func (o *Operator) patience() time.Duration {
 	return o.Patience
 }
 
-// counts notes the size of an answer, and reports whether the exchange is recorded.
+// counts reports whether the exchange is recorded.
 func (o *Operator) counts(x *exchange) bool {
 	if o == nil {
 		return true
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.calling && x.message.Is(jsonrpc.Method, "tools/call") {
-		o.received += x.arrival.size
-		return true
-	}
-	return false
+	return o.isCall(x)
+}
+
+// isCall reports whether an exchange is the call. o.mu must be held.
+func (o *Operator) isCall(x *exchange) bool {
+	return o.calling && x.message.Is(jsonrpc.Method, "tools/call")
 }
 
 // noteServer notes what a server has said of itself in a handshake.

@@ -28,8 +28,8 @@ type passthroughReply struct {
 const noBuffering = "X-Accel-Buffering"
 
 func (w *passthroughReply) prepare(r *http.Request) {
-	if w.x.listens {
-		r.Header.Del("Accept-Encoding") // the stream is read
+	if w.x.listens || w.x.traffic.recording() != nil {
+		r.Header.Del("Accept-Encoding") // the answer is read
 	}
 }
 
@@ -71,6 +71,7 @@ func (w *passthroughReply) Write(p []byte) (int, error) {
 	if w.x.listens { // whatever the type is: there are clients who do not look at it closely
 		return w.seal(p)
 	}
+	w.x.traffic.pass(len(p))
 	if w.look != nil {
 		w.observe(p)
 	}
@@ -107,9 +108,10 @@ func (w *passthroughReply) seal(p []byte) (int, error) {
 
 // observe looks for the answer.
 func (w *passthroughReply) observe(p []byte) {
-	outline := w.look.outline
+	outline, answer := w.look.outline, w.x.traffic.recording()
 	if w.media == httpbody.JSON {
 		outline.Look(p)
+		answer.add(p)
 		return
 	}
 	w.look.events.Each(p, func(kind sse.Kind, part []byte) {
@@ -117,6 +119,9 @@ func (w *passthroughReply) observe(p []byte) {
 		case sse.Data:
 			w.inEvent, w.data = true, true
 			outline.Look(part)
+			if !w.answered {
+				answer.add(part)
+			}
 		case sse.Frame:
 			w.inEvent = true
 			outline.Gap(len(part))
@@ -124,6 +129,9 @@ func (w *passthroughReply) observe(p []byte) {
 			if w.x.message.IsRequest() && !w.answered && outline.Answers(w.x.message.Literal(jsonrpc.ID)) {
 				w.answered = true
 				w.x.endAnswered(outline)
+			}
+			if !w.answered {
+				answer.clear()
 			}
 			outline.Reset()
 			w.inEvent, w.data = false, false
@@ -169,10 +177,12 @@ func (w *passthroughReply) endStream(failure *jsonrpc.Failure) {
 	if w.inEvent {
 		event = append(event, "\n\n"...) // which ends whatever it was
 	}
-	message := &streamable.Event{Type: "message"}
-	for _, part := range message.Buffers(failure.Append(nil, w.x.message.Literal(jsonrpc.ID))) {
+	message, answer := &streamable.Event{Type: "message"}, failure.Append(nil, w.x.message.Literal(jsonrpc.ID))
+	for _, part := range message.Buffers(answer) {
 		event = append(event, part...)
 	}
+	w.x.traffic.recording().clear()
+	w.x.traffic.recording().add(answer)
 	_, _ = w.write(event)
 	_ = w.FlushError()
 }

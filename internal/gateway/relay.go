@@ -50,7 +50,7 @@ func (rl *relay) send(m *jsonrpc.Message) *jsonrpc.Failure {
 	}
 	m = &numbered
 	x := c.g.newExchange(l, &rl.h, m)
-	x.goal, x.caller.annotations = c.goal, c.caller.annotations
+	x.goal, x.caller.annotations, x.traffic = c.goal, c.caller.annotations, &c.traffic
 	if c.confirmed && c.era == mcp.Modern {
 		x.sealState = c.confirmedState
 	}

@@ -32,14 +32,16 @@ type Request struct {
 	held     heldBody // what the body takes of the room for all of them
 	bodyRead bool     // or begun to be read
 	caller   caller
-	admitted bool // admit was asked
-	refused  bool // and the refusal was reported
-	spent    bool // what it needs was taken from the budgets of the client
+	admitted bool    // admit was asked
+	refusal  *Denial // that was reported; nil if it was not refused
+	spent    bool    // what it needs was taken from the budgets of the client
 	decision acl.Decision
 	server   *Server   // that the request is for, as far as it is known and just one
 	override *Override // of the tool that is called; nil for none
 
 	confirmed bool // by the person at the client
+
+	traffic traffic // with the server, if it is a call
 
 	listTools func(*Server) *jsonrpc.Failure // in the session of the client; nil if it has none
 
@@ -80,6 +82,8 @@ func (q *Request) fail(failure *jsonrpc.Failure) {
 	header.Set("Content-Length", strconv.Itoa(len(body)))
 	q.w.WriteHeader(failure.Status)
 	_, _ = q.w.Write(body)
+	q.traffic.answer.clear()
+	q.traffic.answer.add(body)
 }
 
 // record reports the end of the request, unless that of the exchange with one server says it

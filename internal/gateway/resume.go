@@ -85,6 +85,7 @@ func (x *exchange) rest() *exchange {
 	rest := &exchange{
 		g: x.g, server: x.server, kind: x.kind, w: x.w, began: x.began,
 		posted: &posted{message: x.message}, caller: x.caller, resumed: true, reader: x.reader,
+		operator: x.operator, traffic: x.traffic,
 	}
 	rest.reply = &readerReply{Reader: x.reader, x: rest}
 	rest.arrival.heardAt.Store(x.arrival.heardAt.Load())

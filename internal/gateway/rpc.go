@@ -87,6 +87,7 @@ func (w *rpcReply) Write(p []byte) (int, error) {
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
 	}
+	w.x.traffic.pass(len(p))
 	n, err := w.in.Write(p)
 	if err != nil && !w.x.left && w.x.verdict == nil {
 		w.x.verdict = jsonrpc.InvalidJSON(w.x.server.Name) // the decoder makes nothing of it
@@ -221,6 +222,7 @@ func (w *rpcReply) send(length int) {
 }
 
 func (w *rpcReply) write(p []byte) error {
+	w.x.traffic.recording().add(p)
 	_, err := w.x.w.Write(p)
 	w.x.left = w.x.left || err != nil
 	return err

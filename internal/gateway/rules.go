@@ -17,11 +17,13 @@ type rules struct {
 	config     *Config
 	byIdentity map[string]*Client // by name and match
 	patterns   []*Client          // whose names are patterns
+	redact     bool               // something is redacted for some of them
 }
 
 func newRules(g *Gateway) rules {
 	r := rules{config: &g.config, byIdentity: map[string]*Client{}}
 	for _, c := range r.config.Clients {
+		r.redact = r.redact || c.Redactor != nil
 		if c.isPattern() {
 			r.patterns = append(r.patterns, c)
 		}

@@ -51,6 +51,9 @@ func (q *Request) serve() *jsonrpc.Failure {
 			return failure
 		}
 		q.linkTrace()
+		if _, isCall := q.callKind(); isCall && q.g.config.Record && !q.isUnredacted() {
+			q.traffic.answer = new(recording)
+		}
 	}
 	if q.to.Kind == Aggregate {
 		return q.serveAggregate()
@@ -91,7 +94,7 @@ func (q *Request) serveOne() *jsonrpc.Failure {
 func (q *Request) forward() *jsonrpc.Failure {
 	x := &exchange{
 		g: q.g, server: q.server, kind: q.to.Kind, w: q.w, began: q.began, posted: &q.posted, caller: q.caller,
-		path: q.peer.Path,
+		path: q.peer.Path, traffic: &q.traffic,
 	}
 	if q.r.Method == http.MethodPost {
 		if failure := x.takeFocus(q.r); failure != nil {

@@ -12,6 +12,7 @@ package mask
 
 import (
 	"bytes"
+	"slices"
 	"strconv"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
@@ -99,6 +100,31 @@ type Stats struct {
 func (s *Stats) add(chars int) {
 	s.Strings++
 	s.Chars += chars
+}
+
+// A Report is what was masked in the answers to a request.
+type Report struct {
+	Stats
+	Originals []string // handles of those that are kept, up to MaxReported
+}
+
+// MaxReported is how many handles a Report has.
+const MaxReported = 20
+
+// AddOriginal adds the handle of an original that is kept.
+func (r *Report) AddOriginal(handle string) {
+	if len(r.Originals) < MaxReported && !slices.Contains(r.Originals, handle) {
+		r.Originals = append(r.Originals, handle)
+	}
+}
+
+// Add adds what was masked in another answer.
+func (r *Report) Add(other *Report) {
+	r.Strings += other.Strings
+	r.Chars += other.Chars
+	for _, handle := range other.Originals {
+		r.AddOriginal(handle)
+	}
 }
 
 // HandlePrefix begins every handle. A marker with any other is not taken for one.

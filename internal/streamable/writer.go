@@ -16,6 +16,9 @@ import (
 // A Writer sends messages to a client: one JSON message or, once another message precedes
 // the answer, a stream of events. It is safe for concurrent use.
 type Writer struct {
+	// OnAnswer, if it is set, is called with the bytes of the answer as they are sent.
+	OnAnswer func(part []byte)
+
 	w       http.ResponseWriter
 	accepts bool // the client accepts event streams
 
@@ -112,6 +115,7 @@ func (w *Writer) writeEscaped(p []byte) { w.write(w.breaks.Escape(p)) }
 func (w *Writer) Answer(status int, e *Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.noteAnswer(e.Data)
 	if w.stream {
 		w.writeEvent(e)
 		return
@@ -148,6 +152,7 @@ type largeAnswer struct{ w *Writer }
 func (l *largeAnswer) Write(p []byte) (int, error) {
 	l.w.mu.Lock()
 	defer l.w.mu.Unlock()
+	l.w.noteAnswer(p)
 	if l.w.stream {
 		l.w.writeEscaped(oneLine(p))
 	} else {
@@ -164,6 +169,12 @@ func (l *largeAnswer) Close() error {
 	}
 	l.w.flush()
 	return l.w.err
+}
+
+func (w *Writer) noteAnswer(part []byte) {
+	if w.OnAnswer != nil {
+		w.OnAnswer(part)
+	}
 }
 
 // KeepAlive sends a comment, so that proxies do not close a silent stream.

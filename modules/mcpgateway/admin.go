@@ -76,9 +76,17 @@ func adminRoutes() []adminRoute {
 		{get, at + "/files", "the files of servers_from: their servers, and why a change was not taken over", (*adminCall).listFiles},
 		{get, at + "/tools", "the tools that clients see, or ?client= sees, and what their definitions cost; asks the servers. " +
 			"With ?client= and ?why=true also what is decided on all that they have, and by which rule", (*adminCall).listTools},
-		{post, at + "/call", `calls {"tool"} with {"arguments"} and {"texts"} as {"client"} gets it, or {"raw"}; ` +
+		{post, at + "/call", `calls {"tool"} with {"arguments"} and {"texts"} as {"client"} gets it, {"raw"} as the server has sent it, or {"both"} of one call; ` +
 			`with {"progress"}, each progress comes as a line before`, (*adminCall).call},
+		{get, at + "/tools/{tool}", "one of them with its definition, by its name as one escaped segment; asks its server. " +
+			"With ?client= also what is decided on it for that client, and by which rule", (*adminCall).showTool},
 		{get, at + "/tools/changes", "the tools whose definitions have changed, before and after", (*adminCall).listChanges},
+		{get, at + "/overview", "the gateways, where clients reach them, and what goes on", (*adminCall).overview},
+		{get, at + "/savings", "how much was kept out of contexts, by tool and by day; with ?price= of a million tokens in money, too", (*adminCall).savings},
+		{get, at + "/calls", "the last calls; with ?client=, ?server=, ?tool=, ?outcome= those only, with ?after= those since a call, at most ?limit=", (*adminCall).listCalls},
+		{get, at + "/calls/{id}", "one of them, with its arguments and result if the gateway records them", (*adminCall).showCall},
+		{get, at + "/calls/{id}/originals/{original}", "a whole text that was cut in its result, if it is kept", (*adminCall).showOriginal},
+		{get, at + "/conversations", "what tool_result_mask has left out of requests to models, by route", (*adminCall).listConversations},
 		{get, at + "/clients", "the clients: their rules, sessions, requests and refusals", (*adminCall).listClients},
 		{get, at + "/metrics", "what is counted", (*adminCall).showMetrics},
 		{get, at + "/templates", "the resource templates that gateways host themselves", (*adminCall).listTemplates},
@@ -90,8 +98,8 @@ func adminRoutes() []adminRoute {
 // adminMethods are what can be done at a path.
 type adminMethods map[string]adminFunc
 
-// Routes implements caddy.AdminRouter.
-func (a *adminAPI) Routes() (routes []caddy.AdminRoute) {
+// adminPaths returns what can be done at each path.
+func adminPaths() map[string]adminMethods {
 	paths := map[string]adminMethods{"/mcp_gateway/": {}} // all that is not named
 	for _, route := range adminRoutes() {
 		if paths[route.Path] == nil {
@@ -103,7 +111,12 @@ func (a *adminAPI) Routes() (routes []caddy.AdminRoute) {
 		}
 	}
 	paths["/mcp_gateway/{$}"] = paths["/mcp_gateway"]
-	for path, methods := range paths {
+	return paths
+}
+
+// Routes implements caddy.AdminRouter.
+func (a *adminAPI) Routes() (routes []caddy.AdminRoute) {
+	for path, methods := range adminPaths() {
 		routes = append(routes, caddy.AdminRoute{
 			Pattern: path,
 			Handler: caddy.AdminHandlerFunc(func(w http.ResponseWriter, r *http.Request) error { return a.serve(w, r, methods) }),
@@ -125,56 +138,66 @@ type adminCall struct {
 	gateway      string // that it is about: as it is asked for, then by its name
 	server, name string // of what it changes
 	client       string // as whom it acts; empty for none
+	user         string // who asks, if a module in front knows; empty for none
 }
 
-// An adminError is an error that the API answers with.
-type adminError struct {
-	status  int
+// An AdminError is an error that the API answers with.
+type AdminError struct {
+	Status  int    `json:"-"`
 	Message string `json:"error"`
 	Code    string `json:"code"`
 }
 
-func (e *adminError) Error() string { return e.Message }
+func (e *AdminError) Error() string { return e.Message }
 
-func adminErrorf(status int, code, format string, args ...any) *adminError {
-	return &adminError{status, fmt.Sprintf(format, args...), code}
+func adminErrorf(status int, code, format string, args ...any) *AdminError {
+	return &AdminError{status, fmt.Sprintf(format, args...), code}
 }
 
-func notFound(format string, args ...any) *adminError {
+func notFound(format string, args ...any) *AdminError {
 	return adminErrorf(http.StatusNotFound, "not_found", format, args...)
 }
 
-func invalid(err error) *adminError {
+func invalid(err error) *AdminError {
 	return adminErrorf(http.StatusBadRequest, "invalid_request", "%v", err)
 }
 
-// serve answers a request, and leaves a line in the log if that was to change something.
+// serve answers a request.
 func (a *adminAPI) serve(w http.ResponseWriter, r *http.Request, methods adminMethods) error {
 	call := &adminCall{api: a, w: w, r: r, gateway: r.URL.Query().Get("gateway")}
-	status, answer, err := call.answer(methods)
-	outcome := "ok"
-	if err != nil {
-		var failure *adminError
-		if !errors.As(err, &failure) {
-			failure = adminErrorf(http.StatusInternalServerError, "internal_error", "%v", err)
-		}
-		status, answer, outcome = failure.status, failure, failure.Code
-	}
-	if call.action != "" {
-		fields := []zap.Field{
-			zap.String("action", call.action), zap.String("gateway", call.gateway), zap.String("mcp_server", call.server),
-			zap.String("name", call.name), zap.String("remote_addr", r.RemoteAddr), zap.String("outcome", outcome),
-		}
-		if call.client != "" {
-			fields = append(fields, zap.String("client", call.client))
-		}
-		a.log().Info("control", fields...)
-	}
+	status, answer := call.run(methods)
 	if answer == nil {
 		w.WriteHeader(status)
 		return nil
 	}
 	return call.write(status, "application/json", answer)
+}
+
+// run has the method of the request answer it, and leaves a line in the log if that was to change something.
+func (c *adminCall) run(methods adminMethods) (status int, answer any) {
+	status, answer, err := c.answer(methods)
+	outcome := "ok"
+	if err != nil {
+		var failure *AdminError
+		if !errors.As(err, &failure) {
+			failure = adminErrorf(http.StatusInternalServerError, "internal_error", "%v", err)
+		}
+		status, answer, outcome = failure.Status, failure, failure.Code
+	}
+	if c.action != "" {
+		fields := []zap.Field{
+			zap.String("action", c.action), zap.String("gateway", c.gateway), zap.String("mcp_server", c.server),
+			zap.String("name", c.name), zap.String("remote_addr", c.r.RemoteAddr), zap.String("outcome", outcome),
+		}
+		if c.client != "" {
+			fields = append(fields, zap.String("client", c.client))
+		}
+		if c.user != "" {
+			fields = append(fields, zap.String("user", c.user))
+		}
+		c.api.log().Info("control", fields...)
+	}
+	return status, answer
 }
 
 // write writes a part of the answer, the first of which has a status and a type.
@@ -291,7 +314,7 @@ func (c *adminCall) one(what string, has func(*Handler) bool) (*Handler, error) 
 }
 
 // ambiguous says which gateways fit, and how to name one of them.
-func ambiguous(found []*Handler) *adminError {
+func ambiguous(found []*Handler) *AdminError {
 	var names []string
 	for _, h := range found {
 		names = append(names, fmt.Sprintf("%q at %s", h.Name, h.MCPPath))

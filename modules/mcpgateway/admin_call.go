@@ -18,22 +18,24 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 )
 
-// A toolCall is a call of a tool as the operator asks for it.
-type toolCall struct {
+// A ToolCall is a call of a tool as the operator asks for it.
+type ToolCall struct {
 	Tool      string                     `json:"tool"` // as clients write it
 	Arguments map[string]json.RawMessage `json:"arguments,omitempty"`
 	Texts     map[string]string          `json:"texts,omitempty"`    // more arguments, of the types that the tool wants
 	Client    string                     `json:"client,omitempty"`   // whose rules apply; empty for none
 	Raw       bool                       `json:"raw,omitempty"`      // the result is that of the server
+	Both      bool                       `json:"both,omitempty"`     // the answer has both, from one call
 	Progress  bool                       `json:"progress,omitempty"` // progress comes as lines before the answer
 	Timeout   string                     `json:"timeout,omitempty"`  // to connect
 }
 
-// A callReport is what came of it.
-type callReport struct {
+// A CallReport is what came of it.
+type CallReport struct {
 	Progress json.RawMessage `json:"progress,omitempty"` // params of a notification, before the answer
 
 	Result   json.RawMessage `json:"result,omitempty"`
+	Raw      json.RawMessage `json:"raw,omitempty"`            // as the server has sent it, if both were asked for; a string if that is too long
 	Seconds  float64         `json:"seconds,omitempty"`        // that it took
 	Received int64           `json:"received_bytes,omitempty"` // from the server, before masking
 }
@@ -41,7 +43,7 @@ type callReport struct {
 // call calls a tool.
 func (c *adminCall) call() (int, any, error) {
 	c.action = "call"
-	var wanted toolCall
+	var wanted ToolCall
 	if err := c.decode(&wanted, false); err != nil {
 		return 0, nil, err
 	}
@@ -49,11 +51,14 @@ func (c *adminCall) call() (int, any, error) {
 	if wanted.Tool == "" {
 		return 0, nil, invalid(errors.New("tool: it is missing"))
 	}
+	if wanted.Raw && wanted.Both {
+		return 0, nil, invalid(errors.New("both: it cannot be given together with raw"))
+	}
 	patience, err := readPatience(wanted.Timeout)
 	if err != nil {
 		return 0, nil, err
 	}
-	h, err := c.gatewayOf(&wanted)
+	h, err := c.gatewayOf(wanted.Tool, wanted.Client)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -64,14 +69,14 @@ func (c *adminCall) call() (int, any, error) {
 	}
 	c.server = server
 	o := h.gateway.NewOperator(operatorRequest(c.r.Context()), wanted.Client)
-	o.Patience, o.Raw = patience, wanted.Raw
+	o.Patience, o.Raw, o.Both = patience, wanted.Raw, wanted.Both
 	if s := h.byName[c.server]; s != nil {
 		s.upstreams.hurry()
 	}
 	began := time.Now()
 	answer := newCallAnswer(func(progress json.RawMessage) {
 		if wanted.Progress {
-			_ = c.write(http.StatusOK, "application/x-ndjson", callReport{Progress: progress}) // the operator may have left
+			_ = c.write(http.StatusOK, "application/x-ndjson", CallReport{Progress: progress}) // the operator may have left
 			_ = http.NewResponseController(c.w).Flush()
 		}
 	})
@@ -85,13 +90,13 @@ func (c *adminCall) call() (int, any, error) {
 	if err := answer.failure(c.server); err != nil {
 		return 0, nil, err
 	}
-	return http.StatusOK, callReport{
-		Result: answer.result, Seconds: time.Since(began).Seconds(), Received: o.Received(),
+	return http.StatusOK, CallReport{
+		Result: answer.result, Raw: o.Sent(), Seconds: time.Since(began).Seconds(), Received: o.Received(),
 	}, nil
 }
 
-// gatewayOf returns the gateway that a call is for.
-func (c *adminCall) gatewayOf(wanted *toolCall) (*Handler, error) {
+// gatewayOf returns the gateway whose tool is meant, as a client uses it if one is named.
+func (c *adminCall) gatewayOf(tool, client string) (*Handler, error) {
 	found, err := c.gateways()
 	if err != nil {
 		return nil, err
@@ -99,14 +104,14 @@ func (c *adminCall) gatewayOf(wanted *toolCall) (*Handler, error) {
 	if len(found) == 0 {
 		return nil, notFound("no mcp_gateway is running")
 	}
-	if wanted.Client != "" {
-		found = slices.DeleteFunc(found, func(h *Handler) bool { return !h.mayServe(wanted.Client) })
+	if client != "" {
+		found = slices.DeleteFunc(found, func(h *Handler) bool { return !h.mayServe(client) })
 		if len(found) == 0 {
-			return nil, notFound("there is no client %q", wanted.Client)
+			return nil, notFound("there is no client %q", client)
 		}
 	}
 	having := slices.DeleteFunc(slices.Clone(found), func(h *Handler) bool {
-		_, has := h.gateway.ServerOf(wanted.Tool)
+		_, has := h.gateway.ServerOf(tool)
 		return !has
 	})
 	if len(having) > 0 {
@@ -119,7 +124,7 @@ func (c *adminCall) gatewayOf(wanted *toolCall) (*Handler, error) {
 }
 
 // arguments returns the arguments for a tool. If it is not known, all texts are strings.
-func (w *toolCall) arguments(tool *gateway.Tool, names []string) ([]byte, error) {
+func (w *ToolCall) arguments(tool *gateway.Tool, names []string) ([]byte, error) {
 	if tool == nil && names != nil {
 		return nil, noTool(w.Tool, names)
 	}
@@ -195,7 +200,7 @@ func newCallAnswer(progress func(json.RawMessage)) *callAnswer {
 }
 
 // from has an operator call a tool.
-func (a *callAnswer) from(o *gateway.Operator, wanted *toolCall, address string) error {
+func (a *callAnswer) from(o *gateway.Operator, wanted *ToolCall, address string) error {
 	defer func() {
 		if reason := recover(); reason != nil && reason != http.ErrAbortHandler { // which a torn answer causes
 			panic(reason)

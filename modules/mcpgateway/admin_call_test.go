@@ -1,13 +1,17 @@
 package mcpgateway
 
 import (
+	"compress/gzip"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
 var callable = fmt.Sprintf(`{"name":"one","separator":"__","mask":{"max_chars":200,"head_chars":100,"tail_chars":100,"recover":{}},"focus":{},"clients":[
@@ -75,7 +79,7 @@ func TestAdminCallInTheLog(t *testing.T) {
 // The original that a masked result names can be read back by another call.
 func TestAdminCallRecovers(t *testing.T) {
 	a := newAdmin(t, callable)
-	var masked callReport
+	var masked CallReport
 	a.call("POST", "/mcp_gateway/call", `{"tool":"sample__read_log"}`, &masked)
 	text := string(masked.Result)
 	at := strings.Index(text, "obs_")
@@ -151,5 +155,155 @@ func TestToolSchema(t *testing.T) {
 		if got, err := schema.argument("x", "1"); string(got) != `"1"` || err != nil {
 			t.Errorf("%s: got %s, %v", open, got, err)
 		}
+	}
+}
+
+// Both results are of one call: a tool may have effects.
+func TestAdminCallBoth(t *testing.T) {
+	const tool = `{"name":"x","inputSchema":{"type":"object"}}`
+	long := strings.Repeat("a s3cret line\\n", 100)
+	result := `{"resultType":"complete","content":[{"type":"text","text":"` + long + `"}]}`
+	answer := func(got witnessed) string {
+		var call struct{ ID json.RawMessage }
+		_ = json.Unmarshal([]byte(got.body), &call)
+		return `{"jsonrpc":"2.0","id":` + string(call.ID) + `,"result":` + result + `}`
+	}
+	plain := func(w http.ResponseWriter, got witnessed) { says(w, got, result) }
+	var begun witnessed
+	for _, tt := range []struct {
+		name   string
+		modern bool
+		call   func(http.ResponseWriter, witnessed)
+	}{
+		{"legacy", false, plain},
+		{"modern", true, plain},
+		{"as events", false, func(w http.ResponseWriter, got witnessed) {
+			saysInEvents(w, `{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":1}}`, answer(got))
+		}},
+		{"compressed", true, func(w http.ResponseWriter, got witnessed) {
+			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set("Content-Encoding", "gzip")
+			zipped := gzip.NewWriter(w)
+			_, _ = io.WriteString(zipped, answer(got))
+			_ = zipped.Close()
+		}},
+		{"in a stream that is resumed", false, func(w http.ResponseWriter, got witnessed) {
+			if got.method == http.MethodPost {
+				begun = got
+				w.Header().Set("Content-Type", "text/event-stream")
+				_, _ = io.WriteString(w, "id: 1\nretry: 1\ndata: "+`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":1}}`+"\n\ndata: {\"torn")
+				return
+			}
+			saysInEvents(w, answer(begun))
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			server := toolbox(t, tt.modern, tool, tt.call)
+			a := newAdmin(t, `{"name":"one","mask":{"max_chars":200,"head_chars":50,"tail_chars":50,"recover":{}},"clients":[{"name":"ann","redact":["s3cret"]}],`+
+				`"servers":[{"name":"box","tools":{"x":{"rename":"y"}},"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+			var got CallReport
+			res := a.call("POST", "/mcp_gateway/call", `{"tool":"box::y","client":"ann","both":true}`, &got)
+			if res.StatusCode != http.StatusOK || string(got.Raw) != result || got.Received == 0 {
+				t.Errorf("got %d, raw %.300s", res.StatusCode, got.Raw)
+			}
+			if text := string(got.Result); !strings.Contains(text, "obs_") || strings.Contains(text, "s3cret") || len(text) > 1000 {
+				t.Errorf("got %.1200s", text)
+			}
+			calls := 0
+			for _, got := range server.saw() {
+				if got.is("tools/call") {
+					calls++
+				}
+			}
+			if calls != 1 {
+				t.Errorf("the tool was called %d times", calls)
+			}
+			var alone CallReport
+			if a.call("POST", "/mcp_gateway/call", `{"tool":"box::y"}`, &alone); alone.Raw != nil || alone.Result == nil {
+				t.Errorf("without both: raw %.300s", alone.Raw)
+			}
+		})
+	}
+}
+
+func TestAdminCallBothOf(t *testing.T) {
+	a := newAdmin(t, callable)
+	for _, tt := range []struct {
+		name, request string
+		status        int
+		raw, want     string // the beginning, and what is in the answer besides
+	}{
+		{"handlers, with a focus", `{"tool":"sample__read_log","texts":{"lines":"2000","focus":"why do payments fail"},"both":true}`, 200,
+			`{"content":[{"type":"text","text":"2026-`, "obs_"},
+		{"a child process", `{"tool":"proxied__echo","texts":{"text":"x"},"both":true}`, 200, `{"`, "result"},
+		{"a tool of the gateway", `{"tool":"recover_observation","texts":{"id":"obs_none"},"both":true}`, 200, ``, "isError"},
+		{"an error of the server", `{"tool":"sample__echo","arguments":{"txt":1},"both":true}`, 502, ``, "server_error -32602"},
+		{"raw, too", `{"tool":"sample__echo","raw":true,"both":true}`, 400, ``, "both: it cannot be given together with raw"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var got CallReport
+			res := a.call("POST", "/mcp_gateway/call", tt.request, &got)
+			body, _ := io.ReadAll(res.Body)
+			if res.StatusCode != tt.status || !strings.HasPrefix(string(got.Raw), tt.raw) || (got.Raw == nil) != (tt.raw == "") ||
+				!strings.Contains(string(body), tt.want) || strings.Contains(string(got.Raw), "obs_") {
+				t.Errorf("got %d, raw %.300s of %.1000s", res.StatusCode, got.Raw, body)
+			}
+		})
+	}
+}
+
+// What is copied of a long answer has a limit. The result has none.
+func TestAdminCallBothOfMuch(t *testing.T) {
+	const chars = 3 << 20
+	long := strings.Repeat("é", chars/2)
+	for _, compressed := range []bool{false, true} {
+		server := toolbox(t, false, `{"name":"x","inputSchema":{"type":"object"}}`, func(w http.ResponseWriter, got witnessed) {
+			if compressed {
+				w.Header().Set("Content-Encoding", "gzip")
+				zipped := gzip.NewWriter(w)
+				defer zipped.Close()
+				w = zippedResponse{w, zipped}
+			}
+			says(w, got, `{"content":[{"type":"text","text":"x`+long+`"}]}`)
+		})
+		a := newAdmin(t, `{"name":"one","mask":{},"servers":[`+server.line("box")+`]}`)
+		var got CallReport
+		a.call("POST", "/mcp_gateway/call", `{"tool":"box::x","both":true}`, &got)
+		var raw string
+		if err := json.Unmarshal(got.Raw, &raw); err != nil {
+			t.Fatal(err)
+		}
+		end := fmt.Sprintf("é… (%d bytes)", got.Received)
+		if !strings.HasPrefix(raw, `{"jsonrpc":"2.0"`) || !strings.HasSuffix(raw, end) || len(raw) > 1<<20+len(end) || len(raw) < 1<<20 {
+			t.Errorf("compressed %t: %d bytes, %.100s, %s", compressed, len(raw), raw, raw[len(raw)-50:])
+		}
+		if got.Result == nil || !compressed && got.Received < chars {
+			t.Errorf("compressed %t: received %d, result %.100s", compressed, got.Received, got.Result)
+		}
+	}
+}
+
+// A zippedResponse is written compressed.
+type zippedResponse struct {
+	http.ResponseWriter
+	to io.Writer
+}
+
+func (z zippedResponse) Write(p []byte) (int, error) { return z.to.Write(p) }
+
+// The answer of a server of HTTP+SSE does not come as the response to the call.
+func TestAdminCallBothOverHTTPSSE(t *testing.T) {
+	remote := &mcptest.Remote{Name: "far", Legacy: true}
+	server := httptest.NewServer(&mcptest.HTTPSSE{Server: remote})
+	t.Cleanup(func() {
+		remote.Close()
+		server.CloseClientConnections()
+		server.Close()
+	})
+	a := newAdmin(t, `{"name":"one","servers":[{"name":"far","path":"/sse","routes":[{"handle":[`+proxyTo("", server.Listener.Addr().String())+`]}]}]}`)
+	var got CallReport
+	res := a.call("POST", "/mcp_gateway/call", `{"tool":"far::echo","arguments":{},"both":true}`, &got)
+	if res.StatusCode != http.StatusOK || got.Raw == nil || string(got.Raw) != string(got.Result) || len(remote.Seen("tools/call")) != 1 {
+		t.Errorf("got %d, raw %s, result %s after %d calls", res.StatusCode, got.Raw, got.Result, len(remote.Seen("tools/call")))
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 )
 
-// A clientStatus tells of a client, or of all that have no block of their own.
-type clientStatus struct {
+// A ClientStatus tells of a client, or of all that have no block of their own.
+type ClientStatus struct {
 	Name     string         `json:"name"`
 	Match    []string       `json:"match,omitempty"`
 	Rules    []*AccessRule  `json:"rules,omitempty"`
@@ -23,12 +23,12 @@ type clientStatus struct {
 
 // clientStatuses returns what the clients may do, which of them are there, and what they
 // were refused.
-func clientStatuses(h *Handler) []clientStatus {
-	byLabel := map[string]*clientStatus{}
+func clientStatuses(h *Handler) []ClientStatus {
+	byLabel := map[string]*ClientStatus{}
 	var order []string
-	of := func(label string) *clientStatus {
+	of := func(label string) *ClientStatus {
 		if byLabel[label] == nil {
-			byLabel[label] = &clientStatus{Name: label, Sessions: map[string]int{}}
+			byLabel[label] = &ClientStatus{Name: label, Sessions: map[string]int{}}
 			order = append(order, label)
 		}
 		return byLabel[label]
@@ -49,7 +49,7 @@ func clientStatuses(h *Handler) []clientStatus {
 			status.LastSeen = &at
 		}
 	})
-	all := make([]clientStatus, len(order))
+	all := make([]ClientStatus, len(order))
 	for i, label := range order {
 		all[i] = *byLabel[label]
 	}

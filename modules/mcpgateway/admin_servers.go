@@ -7,56 +7,62 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/activity"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 )
 
-// A serverStatus is how a server is.
-type serverStatus struct {
-	Gateway      string           `json:"gateway"`
-	Path         string           `json:"mcp_path"` // of the gateway
-	Name         string           `json:"name"`
-	Aliases      []string         `json:"aliases,omitempty"`
-	From         string           `json:"from,omitempty"`    // the file of servers_from
-	URL          string           `json:"url,omitempty"`     // of the first upstream, without its query
-	Command      string           `json:"command,omitempty"` // the program of child processes, without arguments
-	State        string           `json:"state"`
-	LastError    string           `json:"last_error,omitempty"`
-	FailedAt     time.Time        `json:"last_error_at,omitzero"`
-	Tried        string           `json:"tried,omitempty"` // method that failed
-	TriedPath    string           `json:"tried_path,omitempty"`
-	Since        time.Time        `json:"since,omitzero"`
-	Failures     int              `json:"failures,omitempty"`
-	Children     []childStatus    `json:"children,omitempty"`
-	Upstreams    []upstreamStatus `json:"upstreams,omitempty"`
-	Restarts     int              `json:"restarts"`
-	Tools        *int             `json:"tools,omitempty"` // that the server has, as far as that is known
-	Prompts      *int             `json:"prompts,omitempty"`
-	Resources    *int             `json:"resources,omitempty"`
-	ToolsChanged int              `json:"tools_changed"`
-	Login        *login.Status    `json:"login,omitempty"`     // if the server has oauth
-	LoginURL     string           `json:"login_url,omitempty"` // where a person has to log in
+// A ServerStatus is how a server is.
+type ServerStatus struct {
+	Gateway      string            `json:"gateway"`
+	Path         string            `json:"mcp_path"` // of the gateway
+	Name         string            `json:"name"`
+	Aliases      []string          `json:"aliases,omitempty"`
+	From         string            `json:"from,omitempty"`    // the file of servers_from
+	URL          string            `json:"url,omitempty"`     // of the first upstream, without its query
+	Command      string            `json:"command,omitempty"` // the program of child processes, without arguments
+	State        string            `json:"state"`
+	LastError    string            `json:"last_error,omitempty"`
+	FailedAt     time.Time         `json:"last_error_at,omitzero"`
+	Tried        string            `json:"tried,omitempty"` // method that failed
+	TriedPath    string            `json:"tried_path,omitempty"`
+	Since        time.Time         `json:"since,omitzero"`
+	Failures     int               `json:"failures,omitempty"`
+	Children     []ChildStatus     `json:"children,omitempty"`
+	Upstreams    []UpstreamStatus  `json:"upstreams,omitempty"`
+	Restarts     int               `json:"restarts"`
+	Sessions     int               `json:"sessions"`          // of clients with it
+	Latency      *activity.Latency `json:"latency,omitempty"` // of its last calls
+	Tools        *int              `json:"tools,omitempty"`   // that the server has, as far as that is known
+	Prompts      *int              `json:"prompts,omitempty"`
+	Resources    *int              `json:"resources,omitempty"`
+	ToolsChanged int               `json:"tools_changed"`
+	Login        *login.Status     `json:"login,omitempty"`     // if the server has oauth
+	LoginURL     string            `json:"login_url,omitempty"` // where a person has to log in
 }
 
-// A childStatus is how a child process is.
-type childStatus struct {
+// A ChildStatus is how a child process is.
+type ChildStatus struct {
 	Address string `json:"address"`
 	stdio.Status
 }
 
-// An upstreamStatus is how an upstream is that is no child process.
-type upstreamStatus struct {
+// An UpstreamStatus is how an upstream is that is no child process.
+type UpstreamStatus struct {
 	Address  string `json:"address"`
 	Healthy  bool   `json:"healthy"` // for all that is known
 	Requests int    `json:"requests"`
 }
 
 // status returns how a server is.
-func (h *Handler) status(s *Server) serverStatus {
+func (h *Handler) status(s *Server) ServerStatus { return h.statusWith(s, h.gateway.Links()) }
+
+// statusWith returns how a server is, given how many sessions there are with all of them.
+func (h *Handler) statusWith(s *Server, sessions map[string]int) ServerStatus {
 	state := s.healthState()
-	status := serverStatus{
+	status := ServerStatus{
 		Gateway:   h.Name,
 		Path:      h.MCPPath,
 		Name:      s.Name,
@@ -71,22 +77,24 @@ func (h *Handler) status(s *Server) serverStatus {
 		TriedPath: state.Path,
 		Since:     state.Since,
 		Failures:  state.Failures,
+		Sessions:  sessions[s.Name],
 	}
 	for _, c := range s.upstreams.children {
 		for _, child := range c.transport.Status(c.host) {
-			status.Children = append(status.Children, childStatus{c.host, child})
+			status.Children = append(status.Children, ChildStatus{c.host, child})
 			status.Restarts += child.Restarts
 		}
 	}
 	down := state.Known && !state.Healthy // and so is every upstream
 	for _, upstream := range s.upstreams.proxied {
-		status.Upstreams = append(status.Upstreams, upstreamStatus{upstream.Dial, !down && upstream.Healthy(), upstream.NumRequests()})
+		status.Upstreams = append(status.Upstreams, UpstreamStatus{upstream.Dial, !down && upstream.Healthy(), upstream.NumRequests()})
 	}
 	if record := s.health.Load(); record != nil {
 		status.Tools = record.count("tools")
 		status.Prompts = record.count("prompts")
 		status.Resources = record.count("resources")
 	}
+	status.Latency = activity.Process.Latency(h.Name, s.Name)
 	status.ToolsChanged = len(s.pins.Changes())
 	if s.login != nil {
 		known := s.login.Status(h.ctx)
@@ -100,10 +108,11 @@ func (c *adminCall) listServers() (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	all := []serverStatus{}
+	all := []ServerStatus{}
 	for _, h := range found {
+		sessions := h.gateway.Links()
 		for _, s := range h.Servers {
-			all = append(all, h.status(s))
+			all = append(all, h.statusWith(s, sessions))
 		}
 	}
 	return http.StatusOK, all, nil
@@ -114,7 +123,7 @@ func (c *adminCall) listFiles() (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	all := []fileStatus{}
+	all := []FileStatus{}
 	for _, h := range found {
 		all = append(all, h.fileStatuses()...)
 	}
@@ -249,8 +258,8 @@ func (c *adminCall) accept() (int, any, error) {
 	}{accepted}, nil
 }
 
-// A toolChange is a tool of a gateway that has changed.
-type toolChange struct {
+// A ToolChange is a tool of a gateway that has changed.
+type ToolChange struct {
 	Gateway string `json:"gateway"`
 	Server  string `json:"server"`
 	toolpin.Change
@@ -261,17 +270,17 @@ func (c *adminCall) listChanges() (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	all := []toolChange{}
+	all := []ToolChange{}
 	for _, h := range found {
 		all = append(all, changedTools(h)...)
 	}
 	return http.StatusOK, all, nil
 }
 
-// A gatewayClient is a client of a gateway.
-type gatewayClient struct {
+// A GatewayClient is a client of a gateway.
+type GatewayClient struct {
 	Gateway string `json:"gateway"`
-	clientStatus
+	ClientStatus
 }
 
 func (c *adminCall) listClients() (int, any, error) {
@@ -279,10 +288,10 @@ func (c *adminCall) listClients() (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	all := []gatewayClient{}
+	all := []GatewayClient{}
 	for _, h := range found {
 		for _, client := range clientStatuses(h) {
-			all = append(all, gatewayClient{h.Name, client})
+			all = append(all, GatewayClient{h.Name, client})
 		}
 	}
 	return http.StatusOK, all, nil

@@ -154,7 +154,7 @@ func TestAdminRefusals(t *testing.T) { // A70, A72
 
 func TestAdminServers(t *testing.T) { // A70
 	a := newAdmin(t, gatewayWeb, gatewayOther)
-	var all []serverStatus
+	var all []ServerStatus
 	a.call("GET", "/mcp_gateway/servers", "", &all)
 	var names []string
 	for _, s := range all {
@@ -170,13 +170,13 @@ func TestAdminServers(t *testing.T) { // A70
 		}
 	}
 	for path, want := range map[string]string{"www": "web", "b%20c": "b c", "web?gateway=two": "web"} {
-		var one serverStatus
+		var one ServerStatus
 		if res := a.call("GET", "/mcp_gateway/servers/"+path, "", &one); res.StatusCode != 200 || one.Name != want {
 			t.Errorf("%s: got %d %+v", path, res.StatusCode, one)
 		}
 	}
 	body, _ := io.ReadAll(a.call("GET", "/mcp_gateway/servers/www", "", nil).Body)
-	if want := `{"gateway":"one","mcp_path":"/mcp","name":"web","aliases":["www"],"state":"unknown","restarts":0,"tools_changed":0}`; strings.TrimSpace(string(body)) != want {
+	if want := `{"gateway":"one","mcp_path":"/mcp","name":"web","aliases":["www"],"state":"unknown","restarts":0,"sessions":0,"tools_changed":0}`; strings.TrimSpace(string(body)) != want {
 		t.Errorf("got %s\nwant %s", body, want)
 	}
 	if a.logs.Len() > 0 {
@@ -252,23 +252,23 @@ func TestAdminOfNoGateway(t *testing.T) {
 
 func TestAdminUpstreams(t *testing.T) { // A70
 	a := newAdmin(t, `{"servers":[`+serverOf("web", proxyTo("", "127.0.0.1:9"))+`]}`)
-	var one serverStatus
+	var one ServerStatus
 	a.call("GET", "/mcp_gateway/servers/web", "", &one)
-	if want := []upstreamStatus{{"127.0.0.1:9", true, 0}}; fmt.Sprint(one.Upstreams) != fmt.Sprint(want) {
+	if want := []UpstreamStatus{{"127.0.0.1:9", true, 0}}; fmt.Sprint(one.Upstreams) != fmt.Sprint(want) {
 		t.Errorf("got %+v", one)
 	}
 }
 
 func TestAdminRestart(t *testing.T) { // A70, A72, A74
 	a := newAdmin(t, `{"name":"one","servers":[`+serverOf("alpha", proxyTo(childTransport(), "alpha:1"))+`]}`)
-	show := func() (one serverStatus) {
+	show := func() (one ServerStatus) {
 		a.call("GET", "/mcp_gateway/servers/alpha", "", &one)
 		return one
 	}
 	if got := show(); got.State != "unknown" || got.Children[0].State != stdio.Idle || got.Children[0].Address != "alpha:1" {
 		t.Errorf("one that nobody has needed: %+v", got)
 	}
-	var first, second serverStatus
+	var first, second ServerStatus
 	a.call("POST", "/mcp_gateway/servers/alpha/restart", "", &first)
 	res := a.call("POST", "/mcp_gateway/servers/alpha/restart", "", &second)
 	if res.StatusCode != http.StatusOK || len(first.Children) != 1 || len(second.Children) != 1 {
@@ -294,7 +294,7 @@ func TestAdminRestartThatFails(t *testing.T) { // A72
 	if res.StatusCode != http.StatusBadGateway || failure.Code != "restart_failed" || !strings.Contains(failure.Error, "exited with status 3") {
 		t.Errorf("got %d %+v", res.StatusCode, failure)
 	}
-	var one serverStatus
+	var one ServerStatus
 	a.call("GET", "/mcp_gateway/servers/alpha", "", &one)
 	if one.State != "unhealthy" || !strings.Contains(one.LastError, "exited with status 3") || one.Children[0].State != stdio.Stopped {
 		t.Errorf("got %+v", one)
@@ -308,7 +308,7 @@ func TestAdminTools(t *testing.T) { // A70, A73, A74
 		h.byName["web"].pins.See(tool, []byte(`{"name":"`+tool+`","description":"good"}`))
 		h.byName["web"].pins.See(tool, []byte(`{"name":"`+tool+`","description":"evil"}`))
 	}
-	var changes []toolChange
+	var changes []ToolChange
 	a.call("GET", "/mcp_gateway/tools/changes", "", &changes)
 	if len(changes) != 3 || changes[0].Gateway != "one" || changes[0].Server != "web" || changes[0].Tool != "x" || changes[0].Pinned == changes[0].Seen {
 		t.Fatalf("got %+v", changes)
@@ -316,7 +316,7 @@ func TestAdminTools(t *testing.T) { // A70, A73, A74
 	if c := changes[0]; string(c.Before) != `{"name":"x","description":"good"}` || string(c.After) != `{"name":"x","description":"evil"}` || len(c.Seen) != 32 {
 		t.Errorf("got %s, then %s, which is %s", c.Before, c.After, c.Seen)
 	}
-	var one serverStatus
+	var one ServerStatus
 	if a.call("GET", "/mcp_gateway/servers/web", "", &one); one.ToolsChanged != 3 {
 		t.Errorf("got %+v", one)
 	}
@@ -344,7 +344,7 @@ func TestAdminAcceptsWhatWasSeen(t *testing.T) { // A73, A74
 	pins := registry.current()[0].byName["web"].pins
 	see := func(description string) { pins.See("x", []byte(`{"name":"x","description":"`+description+`"}`)) }
 	review := func() string {
-		var changes []toolChange
+		var changes []ToolChange
 		if a.call("GET", "/mcp_gateway/tools/changes", "", &changes); len(changes) != 1 {
 			t.Fatalf("got %+v", changes)
 		}
@@ -393,7 +393,7 @@ func TestAdminClients(t *testing.T) { // A70
 			t.Fatalf("%d %v %s", w.Code, err, w.Body)
 		}
 	}
-	var clients []gatewayClient
+	var clients []GatewayClient
 	a.call("GET", "/mcp_gateway/clients", "", &clients)
 	got := map[string]map[string]int{}
 	for _, client := range clients {

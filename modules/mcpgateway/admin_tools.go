@@ -2,6 +2,7 @@ package mcpgateway
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"net/http"
 	"slices"
@@ -13,15 +14,15 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
-// A toolListing has the tools that a client sees.
-type toolListing struct {
-	Tools     []toolStatus   `json:"tools"`
-	Decisions []itemDecision `json:"decisions,omitzero"` // on all that servers have; only if they are asked for
-	Failed    []toolFailure  `json:"failed"`
+// A ToolListing has the tools that a client sees.
+type ToolListing struct {
+	Tools     []ToolStatus   `json:"tools"`
+	Decisions []ItemDecision `json:"decisions,omitzero"` // on all that servers have; only if they are asked for
+	Failed    []ToolFailure  `json:"failed"`
 }
 
-// An itemDecision tells what a client may do with something that a server has, and why.
-type itemDecision struct {
+// An ItemDecision tells what a client may do with something that a server has, and why.
+type ItemDecision struct {
 	Gateway     string `json:"gateway"`
 	Path        string `json:"mcp_path"` // of the gateway
 	Server      string `json:"server"`
@@ -34,13 +35,15 @@ type itemDecision struct {
 	Annotations string `json:"annotations,omitempty"` // of a tool, as rules name them
 }
 
-// A toolStatus tells of a tool, and what its definition costs in the context of a model.
-type toolStatus struct {
+// A ToolStatus tells of a tool, and what its definition costs in the context of a model.
+type ToolStatus struct {
 	Gateway     string `json:"gateway"`
 	Path        string `json:"mcp_path"`           // of the gateway
 	Server      string `json:"server,omitempty"`   // empty for the tools of the gateway itself
 	Name        string `json:"name"`               // as clients see it
 	Original    string `json:"original,omitempty"` // its name at the server, if clients see another one
+	Title       string `json:"title,omitempty"`
+	Description string `json:"description,omitempty"` // as clients see it, its beginning
 	Chars       int    `json:"chars"`
 	Tokens      int    `json:"tokens"`       // estimated
 	FocusTokens int    `json:"focus_tokens"` // those of them that the focus argument adds
@@ -51,8 +54,16 @@ type toolStatus struct {
 	AllClients bool `json:"all_clients,omitempty"`
 }
 
-// A toolFailure tells why the tools of a server are not listed.
-type toolFailure struct {
+// A ToolDetail tells all of a tool.
+type ToolDetail struct {
+	ToolStatus
+	Annotations string          `json:"annotations,omitempty"` // as rules name them
+	Definition  json.RawMessage `json:"definition"`            // as clients see it
+	Decision    *ItemDecision   `json:"decision,omitempty"`    // for ?client=
+}
+
+// A ToolFailure tells why the tools of a server are not listed.
+type ToolFailure struct {
 	Gateway string `json:"gateway"`
 	Path    string `json:"mcp_path"` // of the gateway
 	Server  string `json:"server"`
@@ -84,9 +95,9 @@ func (c *adminCall) listTools() (int, any, error) {
 			return 0, nil, notFound("there is no client %q", client)
 		}
 	}
-	all := toolListing{Tools: []toolStatus{}, Failed: []toolFailure{}}
+	all := ToolListing{Tools: []ToolStatus{}, Failed: []ToolFailure{}}
 	if why {
-		all.Decisions = []itemDecision{}
+		all.Decisions = []ItemDecision{}
 	}
 	r := operatorRequest(c.r.Context())
 	for _, h := range found {
@@ -104,31 +115,94 @@ func (c *adminCall) listTools() (int, any, error) {
 }
 
 // add adds the tools of a server.
-func (l *toolListing) add(h *Handler, list *gateway.ToolList) {
-	for _, tool := range list.Tools {
-		tokens := prune.EstimateTokens(string(tool.Definition))
-		status := toolStatus{
-			Gateway: h.Name, Path: h.MCPPath, Server: list.Server, Name: tool.Name, Original: tool.Original,
-			Chars: utf8.RuneCount(tool.Definition), Tokens: tokens,
-			FocusTokens: tokens - prune.EstimateTokens(string(tool.WithoutFocus)),
-		}
-		if len(h.Clients) > 0 {
-			status.Clients = append([]string{}, tool.Clients...)
-			status.AllClients = len(tool.Clients) == len(h.Clients)
-		}
-		l.Tools = append(l.Tools, status)
+func (l *ToolListing) add(h *Handler, list *gateway.ToolList) {
+	for i := range list.Tools {
+		l.Tools = append(l.Tools, h.toolStatus(list.Server, &list.Tools[i]))
 	}
 	for i := range list.Explained {
-		e := &list.Explained[i]
-		l.Decisions = append(l.Decisions, itemDecision{
-			Gateway: h.Name, Path: h.MCPPath, Server: list.Server, Kind: e.Kind, Name: e.Name, Shown: e.Shown,
-			Action: e.Decision.Action.String(), Depends: e.Decision.Depends, Rule: e.Decision.Reason(),
-			Annotations: e.Annotations.String(),
-		})
+		l.Decisions = append(l.Decisions, h.itemDecision(list.Server, &list.Explained[i]))
 	}
 	if f := list.Failure; f != nil {
-		l.Failed = append(l.Failed, toolFailure{h.Name, h.MCPPath, list.Server, f.Data.Symbol, list.Reason})
+		l.Failed = append(l.Failed, ToolFailure{h.Name, h.MCPPath, list.Server, f.Data.Symbol, list.Reason})
 	}
+}
+
+// toolStatus tells of a tool of a server.
+func (h *Handler) toolStatus(server string, tool *gateway.Tool) ToolStatus {
+	tokens := prune.EstimateTokens(string(tool.Definition))
+	status := ToolStatus{
+		Gateway: h.Name, Path: h.MCPPath, Server: server, Name: tool.Name, Original: tool.Original,
+		Chars: utf8.RuneCount(tool.Definition), Tokens: tokens,
+		FocusTokens: tokens - prune.EstimateTokens(string(tool.WithoutFocus)),
+	}
+	status.Title, status.Description = describedAs(tool.Definition)
+	if len(h.Clients) > 0 {
+		status.Clients = append([]string{}, tool.Clients...)
+		status.AllClients = len(tool.Clients) == len(h.Clients)
+	}
+	return status
+}
+
+// maxDescription is how many characters of a description are listed.
+const maxDescription = 300
+
+// describedAs returns the title of a tool, and the beginning of its description. What is no text is missing.
+func describedAs(definition []byte) (title, description string) {
+	var tool struct {
+		Title       any `json:"title"`
+		Description any `json:"description"`
+		Annotations any `json:"annotations"`
+	}
+	_ = json.Unmarshal(definition, &tool) // which was read before
+	title, _ = tool.Title.(string)
+	if annotations, ok := tool.Annotations.(map[string]any); ok && title == "" { // where it was once
+		title, _ = annotations["title"].(string)
+	}
+	description, _ = tool.Description.(string)
+	if utf8.RuneCountInString(description) > maxDescription {
+		description = string([]rune(description)[:maxDescription-1]) + "…"
+	}
+	return title, description
+}
+
+// itemDecision tells what was decided on something that a server has.
+func (h *Handler) itemDecision(server string, e *gateway.Explanation) ItemDecision {
+	return ItemDecision{
+		Gateway: h.Name, Path: h.MCPPath, Server: server, Kind: e.Kind, Name: e.Name, Shown: e.Shown,
+		Action: e.Decision.Action.String(), Depends: e.Decision.Depends, Rule: e.Decision.Reason(),
+		Annotations: e.Annotations.String(),
+	}
+}
+
+// showTool asks the server of a tool for all that there is to know of it, and with ?client= tells what is decided on
+// it for this client.
+func (c *adminCall) showTool() (int, any, error) {
+	name, client := c.r.PathValue("tool"), c.r.URL.Query().Get("client")
+	h, err := c.gatewayOf(name, client)
+	if err != nil {
+		return 0, nil, err
+	}
+	if _, known := h.gateway.ServerOf(name); !known {
+		return 0, nil, h.noServerOf(name)
+	}
+	d := h.gateway.NewOperator(operatorRequest(c.r.Context()), "").Describe(name, client)
+	switch {
+	case d.Failure != nil:
+		return 0, nil, adminErrorf(http.StatusBadGateway, d.Failure.Data.Symbol, "%s", d.Reason)
+	case d.Tool == nil && d.Why != "":
+		return 0, nil, notFound("clients do not see the tool %q: %s", mcp.Shortened(name), d.Why)
+	case d.Tool == nil:
+		return 0, nil, noTool(name, d.Names)
+	}
+	detail := ToolDetail{
+		ToolStatus: h.toolStatus(d.Server, d.Tool), Definition: d.Tool.Definition,
+		Annotations: mcp.ReadAnnotations(d.Tool.Definition).String(),
+	}
+	if d.Explanation != nil {
+		decision := h.itemDecision(d.Server, d.Explanation)
+		detail.Decision = &decision
+	}
+	return http.StatusOK, detail, nil
 }
 
 // mayServe reports whether the gateway may have a client of this name: one with rules, or one that it does not know.

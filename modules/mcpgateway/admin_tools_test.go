@@ -1,8 +1,11 @@
 package mcpgateway
 
 import (
+	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -30,7 +33,7 @@ func TestAdminToolList(t *testing.T) {
 		{"a client by a pattern", "?client=team-7&gateway=one", ofOne, []string{"one down connect_error"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var got toolListing
+			var got ToolListing
 			if res := a.call("GET", "/mcp_gateway/tools"+tt.query, "", &got); res.StatusCode != http.StatusOK {
 				body, _ := io.ReadAll(res.Body)
 				t.Fatalf("got %d %s", res.StatusCode, body)
@@ -60,7 +63,7 @@ func TestAdminToolList(t *testing.T) {
 			}
 		})
 	}
-	var clients []gatewayClient
+	var clients []GatewayClient
 	a.call("GET", "/mcp_gateway/clients", "", &clients)
 	for _, client := range clients {
 		if len(client.Sessions) > 0 || client.Requests > 0 {
@@ -113,7 +116,7 @@ func TestAdminToolDecisions(t *testing.T) {
 		}, 4},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var got toolListing
+			var got ToolListing
 			if res := a.call("GET", "/mcp_gateway/tools?why=true&"+tt.query, "", &got); res.StatusCode != http.StatusOK {
 				t.Fatalf("got %d", res.StatusCode)
 			}
@@ -156,5 +159,140 @@ func TestAdminToolListOfNoGateway(t *testing.T) {
 	res := newAdmin(t).call("GET", "/mcp_gateway/tools", "", &failure)
 	if res.StatusCode != http.StatusNotFound || failure.Error != "no mcp_gateway is running" {
 		t.Errorf("got %d %+v", res.StatusCode, failure)
+	}
+}
+
+// toolbox is a server of an era with some tools, as JSON, that answers calls as it is told to.
+func toolbox(t *testing.T, modern bool, tools string, call func(http.ResponseWriter, witnessed)) *witness {
+	return newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
+		switch {
+		case modern && got.is("server/discover"):
+			says(w, got, `{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
+		case got.is("initialize"):
+			says(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
+		case got.is("tools/list"):
+			says(w, got, `{"resultType":"complete","tools":[`+tools+`]}`)
+		case got.is("tools/call"), got.header.Get("Last-Event-Id") != "":
+			call(w, got)
+		default:
+			says(w, got, `{}`)
+		}
+	})
+}
+
+const (
+	markupTool  = `<b>x</b>&"`
+	slashedTool = "a/b/../c?d#e%2F"
+)
+
+func described(t *testing.T) *witness {
+	names, _ := json.Marshal([]string{markupTool, slashedTool})
+	markup, slashed, _ := strings.Cut(strings.Trim(string(names), "[]"), ",")
+	return toolbox(t, false, `{"name":"wipe","title":"Wipe","description":"`+strings.Repeat("é", 301)+`","inputSchema":{"type":"object","properties":{"disk":{"type":"string"}}},"annotations":{"title":"not this","destructiveHint":true}},
+		{"name":"plain","description":"`+strings.Repeat("é", 300)+`","inputSchema":{"type":"object"},"annotations":{"title":"Plain","readOnlyHint":true}},
+		{"name":"odd","title":7,"description":{},"inputSchema":{"type":"object"},"annotations":[]},
+		{"name":"hidden","inputSchema":{"type":"object"}},
+		{"name":`+markup+`,"inputSchema":{"type":"object"}},{"name":`+slashed+`,"inputSchema":{"type":"object"}}`, nil)
+}
+
+func TestAdminToolDescriptions(t *testing.T) {
+	a := newAdmin(t, `{"name":"one","servers":[`+described(t).line("disk")+`]}`)
+	var got ToolListing
+	a.call("GET", "/mcp_gateway/tools", "", &got)
+	want := [][2]string{
+		{"Wipe", strings.Repeat("é", 299) + "…"}, {"Plain", strings.Repeat("é", 300)}, {}, {}, {}, {},
+	}
+	var described [][2]string
+	for _, tool := range got.Tools {
+		described = append(described, [2]string{tool.Title, tool.Description})
+	}
+	if !slices.Equal(described, want) {
+		t.Errorf("got %q", described)
+	}
+}
+
+func TestAdminTool(t *testing.T) {
+	disk := strings.TrimSuffix(described(t).line("disk"), "}") + `,"expose":["wipe","plain","odd",` +
+		`"<*","a/*"],"tools":{"wipe":{"rename":"erase","describe":"Erases a disk.","annotate":{"idempotent":true},"hidden_arguments":["disk"]}}}`
+	witness := described(t)
+	const clients = `"clients":[{"name":"ann","rules":[{"action":"allow","patterns":["*::plain"]}]},
+		{"name":"dan","rules":[{"action":"confirm","patterns":["destructive"]}]}]`
+	a := newAdmin(t,
+		`{"name":"one","separator":"__","mask":{"recover":{}},"focus":{},`+clients+`,"servers":[`+disk+`,`+witness.line("other")+`,`+serverOf("down", proxyTo("", "127.0.0.1:9"))+`]}`,
+		`{"name":"two","mcp_path":"/two","rpc_path":"/rpc2","discovery":true,`+clients+`,"servers":[`+serverOf("sample", `{"handler":"mcp_sample"}`)+`,`+serverOf("down", proxyTo("", "127.0.0.1:9"))+`]}`,
+		`{"name":"three","mcp_path":"/three","rpc_path":"/rpc3","separator":"none","servers":[`+serverOf("sample", `{"handler":"mcp_sample"}`)+`]}`)
+	for _, tt := range []struct {
+		name, tool, query string
+		want              string   // gateway, server, name, original name, annotations, and the decision
+		has               []string // in the definition
+	}{
+		{"a renamed tool", "disk__erase", "?gateway=one", "one disk disk__erase wipe destructive idempotent open_world", []string{`"description":"Erases a disk."`, `"focus"`}},
+		{"as people write it", "disk::erase", "?gateway=/mcp", "one disk disk__erase wipe destructive idempotent open_world", nil},
+		{"a client that does not see it", "disk__erase", "?client=ann",
+			"one disk disk__erase wipe destructive idempotent open_world: wipe  deny default deny", []string{`"description":"Erases a disk."`}},
+		{"a client that must confirm it", "disk__erase", "?client=dan",
+			"one disk disk__erase wipe destructive idempotent open_world: wipe disk__erase confirm confirm destructive", nil},
+		{"a client that sees it", "disk__plain", "?client=ann",
+			"one disk disk__plain  read_only open_world: plain disk__plain allow allow *::plain", []string{`"title":"Plain"`}},
+		{"a name with markup", "disk__" + markupTool, "?gateway=one", "one disk disk__" + markupTool + "  destructive open_world", nil},
+		{"a name with slashes", "disk__" + slashedTool, "?client=dan",
+			"one disk disk__" + slashedTool + "  destructive open_world: " + slashedTool + " disk__" + slashedTool + " confirm confirm destructive", nil},
+		{"a tool of the gateway", "recover_observation", "?client=ann",
+			"one  recover_observation  read_only idempotent: recover_observation recover_observation allow it is the gateway's own", []string{`"inputSchema"`}},
+		{"a tool of the gateway, for nobody", "search_tools", "?gateway=two", "two  search_tools  read_only open_world", nil},
+		{"a tool that clients have to search for", "sample::echo", "?client=ann&gateway=two",
+			"two sample sample::echo  read_only: echo  deny default deny", []string{`"name":"sample::echo"`}},
+		{"without a separator", "echo", "?gateway=three", "three sample echo  read_only", []string{`"name":"echo"`}},
+		{"without a separator, with it", "sample::echo", "?gateway=three&client=anonymous",
+			"three sample echo  read_only: echo echo allow no rules", nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var got ToolDetail
+			res := a.call("GET", "/mcp_gateway/tools/"+url.PathEscape(tt.tool)+tt.query, "", &got)
+			line := fmt.Sprintf("%s %s %s %s %s", got.Gateway, got.Server, got.Name, got.Original, got.Annotations)
+			if d := got.Decision; d != nil {
+				line += fmt.Sprintf(": %s %s %s %s", d.Name, d.Shown, d.Action, d.Rule)
+				if d.Server != got.Server || d.Kind != "tool" || d.Annotations != got.Annotations || d.Gateway != got.Gateway {
+					t.Errorf("%+v", d)
+				}
+			}
+			if res.StatusCode != http.StatusOK || line != tt.want || got.Tokens == 0 {
+				t.Errorf("got %d %s", res.StatusCode, line)
+			}
+			for _, part := range tt.has {
+				if !strings.Contains(string(got.Definition), part) {
+					t.Errorf("got %s", got.Definition)
+				}
+			}
+		})
+	}
+	if saw := witness.saw(); len(saw) > 0 {
+		t.Errorf("a server that does not have the tool was asked: %v", saw)
+	}
+	for _, tt := range []struct {
+		tool, query string
+		status      int
+		want        string
+	}{
+		{"disk__eraze", "?gateway=one", 404, `there is no tool "disk__eraze"; similar names: disk__erase`},
+		{"disk__wipe", "?client=ann", 404, `there is no tool "disk__wipe"; tools: disk__<b>`},
+		{"disk__hidden", "?client=ann", 404, `clients do not see the tool "disk__hidden": not in expose of the server`},
+		{"disc__wipe", "?gateway=one", 404, "names are server::tool; similar names: disk"},
+		{"disk__erase", "?client=bob", 404, `there is no client "bob"`},
+		{"down__x", "?gateway=one", 502, "connection refused"},
+		{"sample::echo", "", 409, `several gateways fit; name one of them by ?gateway=: "three" at /three, "two" at /two`},
+	} {
+		var failure AdminError
+		res := a.call("GET", "/mcp_gateway/tools/"+url.PathEscape(tt.tool)+tt.query, "", &failure)
+		if res.StatusCode != tt.status || !strings.Contains(failure.Message, tt.want) || tt.status == 502 && failure.Code != "connect_error" {
+			t.Errorf("%s: got %d %+v", tt.tool, res.StatusCode, failure)
+		}
+	}
+	var changes []ToolChange
+	if res := a.call("GET", "/mcp_gateway/tools/changes", "", &changes); res.StatusCode != http.StatusOK {
+		t.Errorf("got %d", res.StatusCode)
+	}
+	if len(a.logs.All()) > 0 {
+		t.Errorf("what only reads is logged: %v", a.logs.All())
 	}
 }

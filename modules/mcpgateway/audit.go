@@ -11,9 +11,11 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
+const auditDenied = "denied" // the default
+
 // audits are the values of the setting audit.
 var audits = map[string]gateway.Audit{
-	"denied": gateway.AuditDenied, "all": gateway.AuditAll, "arguments": gateway.AuditArguments,
+	auditDenied: gateway.AuditDenied, "all": gateway.AuditAll, "arguments": gateway.AuditArguments,
 }
 
 // validateAudit ensures that it is known what is logged.

@@ -6,7 +6,6 @@ import (
 	"net/http"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
@@ -145,12 +144,7 @@ func isOperator(r *http.Request) bool {
 
 // clientPath returns the path of r as the client has sent it, whatever handlers in front have
 // stripped of it.
-func clientPath(r *http.Request) string {
-	if original, ok := r.Context().Value(caddyhttp.OriginalRequestCtxKey).(http.Request); ok && original.URL != nil {
-		return original.URL.EscapedPath()
-	}
-	return r.URL.EscapedPath()
-}
+func clientPath(r *http.Request) string { return clientrequest.URL(r).EscapedPath() }
 
 // Interface guard
 var _ gateway.Authenticator = (*authenticator)(nil)

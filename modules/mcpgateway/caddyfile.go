@@ -79,6 +79,7 @@ func init() {
 //		health_timeout   <duration>
 //		pin_tools        on | off
 //		audit            denied | all | arguments
+//		record           on | off
 //		route_notifications <method> <servers...>
 //		servers_from     <files...>
 //		answer           <server> <method> deliver | drop
@@ -190,6 +191,7 @@ func gatewayLines(handler *Handler, auth *providers, later *checks) setting.Line
 		"health_timeout":      setting.Duration(&handler.HealthTimeout),
 		"pin_tools":           setting.Switch(&handler.PinTools),
 		"audit":               setting.Text(&handler.Audit),
+		"record":              setting.Switch(&handler.Record),
 		"route_notifications": parseNotificationRoute(handler, later),
 		"servers_from":        parseServersFrom(&handler.ServersFrom),
 		"answer":              parseAnswer(handler, later),

@@ -60,7 +60,7 @@ func (c *adminClient) request(
 }
 
 // open makes a request to a path of the API, which names the gateway in its query if it is given. An
-// error that the API answers with is an *adminError.
+// error that the API answers with is an *AdminError.
 func (c *adminClient) open(
 	ctx context.Context, method, path string, query url.Values, body string,
 ) (*http.Response, error) {
@@ -136,7 +136,7 @@ func notRunning(err error) error {
 
 // readAdminError returns the error that the API has answered with.
 func readAdminError(res *http.Response) error {
-	failure := &adminError{status: res.StatusCode}
+	failure := &AdminError{Status: res.StatusCode}
 	body, err := io.ReadAll(io.LimitReader(res.Body, maxAdminBody))
 	if err != nil {
 		return fmt.Errorf("admin API: status %d: %w", res.StatusCode, err)

@@ -18,7 +18,7 @@ import (
 
 func newCallCommand() *cobra.Command {
 	var admin adminClient
-	var wanted toolCall
+	var wanted ToolCall
 	var object string
 	var verbose bool
 	var timeout time.Duration
@@ -77,7 +77,7 @@ If no Caddy is running, the command runs the gateway of the configuration file i
 }
 
 // read reads the arguments of a tool from those of the command.
-func (w *toolCall) read(args []string, object string, stdin io.Reader) error {
+func (w *ToolCall) read(args []string, object string, stdin io.Reader) error {
 	w.Arguments, w.Texts = map[string]json.RawMessage{}, map[string]string{}
 	if object != "" {
 		if err := w.readObject([]byte(object)); err != nil {
@@ -103,7 +103,7 @@ func (w *toolCall) read(args []string, object string, stdin io.Reader) error {
 }
 
 // readObject reads arguments from a JSON object.
-func (w *toolCall) readObject(text []byte) error {
+func (w *ToolCall) readObject(text []byte) error {
 	var all map[string]json.RawMessage
 	if err := json.Unmarshal(text, &all); err != nil || all == nil {
 		return errors.New("it is not a JSON object")
@@ -118,7 +118,7 @@ func (w *toolCall) readObject(text []byte) error {
 }
 
 // readPair reads an argument from key=value, key:=json or key=@file.
-func (w *toolCall) readPair(arg string) error {
+func (w *ToolCall) readPair(arg string) error {
 	key, value, ok := strings.Cut(arg, "=")
 	key, isJSON := strings.CutSuffix(key, ":")
 	if !ok || key == "" {
@@ -145,7 +145,7 @@ func (w *toolCall) readPair(arg string) error {
 	return nil
 }
 
-func (w *toolCall) checkNew(key string) error {
+func (w *ToolCall) checkNew(key string) error {
 	_, known := w.Arguments[key]
 	if _, text := w.Texts[key]; known || text {
 		return fmt.Errorf("%s: it is given twice", key)
@@ -154,7 +154,7 @@ func (w *toolCall) checkNew(key string) error {
 }
 
 // call has a tool called, and prints progress until there is an answer.
-func (c *adminClient) call(ctx context.Context, wanted *toolCall, progress io.Writer) (*callReport, error) {
+func (c *adminClient) call(ctx context.Context, wanted *ToolCall, progress io.Writer) (*CallReport, error) {
 	body, err := json.Marshal(wanted)
 	if err != nil {
 		return nil, err
@@ -166,8 +166,8 @@ func (c *adminClient) call(ctx context.Context, wanted *toolCall, progress io.Wr
 	defer res.Body.Close()
 	for lines := json.NewDecoder(res.Body); ; {
 		var line struct {
-			callReport
-			adminError
+			CallReport
+			AdminError
 		}
 		if err := lines.Decode(&line); err != nil {
 			return nil, fmt.Errorf("admin API: %w", err)
@@ -175,18 +175,18 @@ func (c *adminClient) call(ctx context.Context, wanted *toolCall, progress io.Wr
 		switch {
 		case line.Message != "":
 			line.Message = printable(line.Message)
-			return nil, withCode(&line.adminError)
+			return nil, withCode(&line.AdminError)
 		case line.Progress != nil:
 			printProgress(progress, line.Progress)
 		default:
-			return &line.callReport, nil
+			return &line.CallReport, nil
 		}
 	}
 }
 
 // withCode returns an error of the API with its code.
 func withCode(err error) error {
-	if failure, ok := errors.AsType[*adminError](err); ok && failure.Code != "" {
+	if failure, ok := errors.AsType[*AdminError](err); ok && failure.Code != "" {
 		return fmt.Errorf("%w (%s)", failure, printable(failure.Code))
 	}
 	return err
@@ -209,7 +209,7 @@ func printProgress(w io.Writer, params json.RawMessage) {
 }
 
 // printSizes prints how large the result is, and how long it took.
-func (r *callReport) printSizes(w io.Writer) {
+func (r *CallReport) printSizes(w io.Writer) {
 	fmt.Fprintf(w, "%s bytes from the server, %s after masking, %.2f s\n",
 		humanize.Comma(r.Received), humanize.Comma(int64(len(r.Result))), r.Seconds)
 }

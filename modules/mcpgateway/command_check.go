@@ -51,7 +51,7 @@ current directory if no Caddy is running.`,
 				}
 				run := newCheckRun(os.Stdout, os.Stderr, isTerminal(os.Stderr), chosen)
 				run.quiet = asJSON
-				results := run.all(ctx, func(ctx context.Context, s *serverStatus) serverCheck {
+				results := run.all(ctx, func(ctx context.Context, s *ServerStatus) serverCheck {
 					return admin.check(ctx, s, timeout)
 				})
 				if asJSON {
@@ -120,7 +120,7 @@ func (c *adminClient) isAdminOff() bool {
 
 // printFiles prints what is to say of the files of servers_from, and reports whether one is not used.
 func (c *adminClient) printFiles(ctx context.Context, w io.Writer) (refused bool, err error) {
-	var files []fileStatus
+	var files []FileStatus
 	if err := c.request(ctx, http.MethodGet, "/files", url.Values{}, "", &files); err != nil {
 		return false, err
 	}
@@ -137,8 +137,8 @@ func (c *adminClient) printFiles(ctx context.Context, w io.Writer) (refused bool
 }
 
 // chooseServers returns the servers of these names, or all.
-func (c *adminClient) chooseServers(ctx context.Context, names []string) ([]serverStatus, error) {
-	var all []serverStatus
+func (c *adminClient) chooseServers(ctx context.Context, names []string) ([]ServerStatus, error) {
+	var all []ServerStatus
 	if err := c.request(ctx, http.MethodGet, "/servers", url.Values{}, "", &all); err != nil {
 		return nil, err
 	}
@@ -148,7 +148,7 @@ func (c *adminClient) chooseServers(ctx context.Context, names []string) ([]serv
 	if len(names) == 0 {
 		return all, nil
 	}
-	var chosen []serverStatus
+	var chosen []ServerStatus
 	for _, name := range names {
 		before := len(chosen)
 		for _, s := range all {
@@ -168,14 +168,14 @@ func (c *adminClient) chooseServers(ctx context.Context, names []string) ([]serv
 }
 
 // check has a server checked.
-func (c *adminClient) check(ctx context.Context, s *serverStatus, timeout time.Duration) serverCheck {
+func (c *adminClient) check(ctx context.Context, s *ServerStatus, timeout time.Duration) serverCheck {
 	found := serverCheck{Gateway: s.Gateway, Path: s.Path, Name: s.Name}
 	query := url.Values{"gateway": {cmp.Or(s.Gateway, s.Path)}}
 	body := string(jsonrpc.Encode(map[string]string{"timeout": timeout.String()}))
 	err := c.request(ctx, http.MethodPost, serverPath(s.Name)+"/check", query, body, &found)
 	if err != nil {
 		found.Error = err.Error()
-		if failure, ok := errors.AsType[*adminError](err); ok {
+		if failure, ok := errors.AsType[*AdminError](err); ok {
 			found.Code = failure.Code
 		}
 	}
@@ -187,7 +187,7 @@ type checkRun struct {
 	out, progress io.Writer
 	terminal      bool // progress is one, whose last line can be written again
 	quiet         bool // results are not printed
-	servers       []serverStatus
+	servers       []ServerStatus
 	names         []string // as they are printed
 	width         int      // of the longest
 
@@ -199,7 +199,7 @@ type checkRun struct {
 	dirty   bool              // the last line of the terminal is progress
 }
 
-func newCheckRun(out, progress io.Writer, terminal bool, servers []serverStatus) *checkRun {
+func newCheckRun(out, progress io.Writer, terminal bool, servers []ServerStatus) *checkRun {
 	r := &checkRun{
 		out: out, progress: progress, terminal: terminal, servers: servers,
 		waiting: map[int]time.Time{}, told: map[int]int{},
@@ -224,7 +224,7 @@ func newCheckRun(out, progress io.Writer, terminal bool, servers []serverStatus)
 const maxChecks = 16
 
 // all checks all servers, and returns what came of it in their order.
-func (r *checkRun) all(ctx context.Context, check func(context.Context, *serverStatus) serverCheck) []serverCheck {
+func (r *checkRun) all(ctx context.Context, check func(context.Context, *ServerStatus) serverCheck) []serverCheck {
 	results := make([]serverCheck, len(r.servers))
 	free := make(chan struct{}, maxChecks)
 	var running sync.WaitGroup

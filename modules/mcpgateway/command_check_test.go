@@ -10,7 +10,7 @@ import (
 )
 
 func TestPrintCheck(t *testing.T) {
-	servers := []serverStatus{{Name: "files", Command: "npx"}, {Name: "search"}, {Name: "linear"}, {Name: "a\x1bb"}}
+	servers := []ServerStatus{{Name: "files", Command: "npx"}, {Name: "search"}, {Name: "linear"}, {Name: "a\x1bb"}}
 	results := map[string]serverCheck{
 		"files":  {Up: true, Seconds: 1.234, Tools: 14, Prompts: 1, Resources: 3, Tokens: 2310},
 		"search": {Code: "connect_error", Error: "connect: connection refused", URL: "http://127.0.0.1:3001/mcp"},
@@ -19,7 +19,7 @@ func TestPrintCheck(t *testing.T) {
 	}
 	var out bytes.Buffer
 	run := newCheckRun(&out, &out, false, servers)
-	got := run.all(t.Context(), func(_ context.Context, s *serverStatus) serverCheck { return results[s.Name] })
+	got := run.all(t.Context(), func(_ context.Context, s *ServerStatus) serverCheck { return results[s.Name] })
 	if len(got) != 4 || !got[0].Up || got[1].Code != "connect_error" {
 		t.Errorf("got %+v", got)
 	}
@@ -36,7 +36,7 @@ func TestPrintCheck(t *testing.T) {
 }
 
 func TestCheckProgress(t *testing.T) {
-	servers := []serverStatus{{Name: "files", Command: "npx"}, {Name: "web"}}
+	servers := []ServerStatus{{Name: "files", Command: "npx"}, {Name: "web"}}
 	began := time.Now()
 	for _, tt := range []struct {
 		name     string
@@ -68,7 +68,7 @@ func TestCheckProgress(t *testing.T) {
 
 func TestPrintServers(t *testing.T) {
 	now := time.Date(2026, 1, 15, 8, 0, 0, 0, time.UTC)
-	var all []serverStatus
+	var all []ServerStatus
 	if err := json.Unmarshal([]byte(`[
 		{"name":"files","command":"npx","state":"healthy","restarts":2,"tools":14,"children":[{"state":"running","since":"2026-01-15T07:57:00Z"}]},
 		{"name":"idle","command":"npx","state":"unknown","children":[{"state":"idle"}]},

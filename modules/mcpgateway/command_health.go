@@ -59,7 +59,7 @@ func printHealth(w io.Writer, address string) error {
 		return err
 	}
 	defer res.Body.Close()
-	var servers []serverStatus
+	var servers []ServerStatus
 	if err := json.NewDecoder(res.Body).Decode(&servers); err != nil {
 		return fmt.Errorf("admin API at %s: %w", address, err)
 	}

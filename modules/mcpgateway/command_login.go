@@ -82,7 +82,7 @@ func (c *adminClient) logIn(ctx context.Context, w io.Writer, server string) err
 	ticker := time.NewTicker(time.Second)
 	defer ticker.Stop()
 	for shown := false; ; {
-		var status serverStatus
+		var status ServerStatus
 		if err := c.request(ctx, http.MethodGet, serverPath(server), url.Values{}, "", &status); err != nil {
 			return err
 		}

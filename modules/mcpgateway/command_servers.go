@@ -33,7 +33,7 @@ It needs the admin API of the running Caddy.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return admin.run(cmd, func(ctx context.Context) error {
-				var all []serverStatus
+				var all []ServerStatus
 				if err := admin.request(ctx, http.MethodGet, "/servers", url.Values{}, "", &all); err != nil {
 					return err
 				}
@@ -41,7 +41,7 @@ It needs the admin API of the running Caddy.`,
 					return printJSON(os.Stdout, all)
 				}
 				printServers(os.Stdout, all, time.Now())
-				if slices.ContainsFunc(all, serverStatus.untried) {
+				if slices.ContainsFunc(all, ServerStatus.untried) {
 					fmt.Fprintln(os.Stderr, "idle and unknown servers were not tried yet; caddy mcp check tries them")
 				}
 				_, err := admin.printFiles(ctx, os.Stderr)
@@ -55,7 +55,7 @@ It needs the admin API of the running Caddy.`,
 }
 
 // printServers prints a line for each server.
-func printServers(w io.Writer, all []serverStatus, now time.Time) {
+func printServers(w io.Writer, all []ServerStatus, now time.Time) {
 	rows := [][]string{{"gateway", "server", "kind", "state", "tools", "restarts", "since", "last error"}}
 	gateways := map[[2]string]bool{}
 	for _, s := range all {
@@ -80,13 +80,13 @@ func printServers(w io.Writer, all []serverStatus, now time.Time) {
 }
 
 // untried reports whether it is not known if the server can be used.
-func (s serverStatus) untried() bool { return s.State == stateUnknown && s.LastError == "" }
+func (s ServerStatus) untried() bool { return s.State == stateUnknown && s.LastError == "" }
 
 // kind returns what the server is.
-func (s *serverStatus) kind() string { return cmp.Or(s.URL, s.Command, "handlers") }
+func (s *ServerStatus) kind() string { return cmp.Or(s.URL, s.Command, "handlers") }
 
 // stateName returns the state of the server, or of its child process if only that is known.
-func (s *serverStatus) stateName() string {
+func (s *ServerStatus) stateName() string {
 	if s.State == stateUnknown && len(s.Children) > 0 {
 		return string(s.Children[0].State)
 	}
@@ -94,7 +94,7 @@ func (s *serverStatus) stateName() string {
 }
 
 // age returns since when the server is in its state; "-" if that is not known.
-func (s *serverStatus) age(now time.Time) string {
+func (s *ServerStatus) age(now time.Time) string {
 	since := s.Since
 	for _, c := range s.Children {
 		if since.IsZero() {
@@ -108,7 +108,7 @@ func (s *serverStatus) age(now time.Time) string {
 }
 
 // complaint returns why the server cannot be used, in one line.
-func (s *serverStatus) complaint() string {
+func (s *ServerStatus) complaint() string {
 	if s.LoginURL != "" {
 		return loginHint(s.Name)
 	}

@@ -50,7 +50,7 @@ It needs the admin API of the running Caddy.`,
 				return errors.New("--why needs --client: the client to decide for")
 			}
 			return admin.run(cmd, func(ctx context.Context) error {
-				var all toolListing
+				var all ToolListing
 				query := url.Values{}
 				if client != "" {
 					query.Set("client", client)
@@ -86,21 +86,21 @@ It needs the admin API of the running Caddy.`,
 }
 
 // selectBy keeps what has a name that a pattern fits.
-func (l *toolListing) selectBy(pattern string) {
+func (l *ToolListing) selectBy(pattern string) {
 	fits := func(name string) bool {
 		if !strings.Contains(pattern, "*") {
 			return strings.Contains(name, pattern)
 		}
 		return mcp.MatchName(pattern, name)
 	}
-	l.Tools = slices.DeleteFunc(l.Tools, func(t toolStatus) bool { return !fits(t.Name) })
-	l.Decisions = slices.DeleteFunc(l.Decisions, func(d itemDecision) bool {
+	l.Tools = slices.DeleteFunc(l.Tools, func(t ToolStatus) bool { return !fits(t.Name) })
+	l.Decisions = slices.DeleteFunc(l.Decisions, func(d ItemDecision) bool {
 		return !fits(d.Name) && !fits(d.Shown) && !fits(d.Server+mcp.Separator+d.Name)
 	})
 }
 
 // print prints a line for each tool, and the sums.
-func (l *toolListing) print(w io.Writer, several, withClients bool) {
+func (l *ToolListing) print(w io.Writer, several, withClients bool) {
 	sum, focus, restricted := 0, 0, false
 	for _, t := range l.Tools {
 		sum, focus, restricted = sum+t.Tokens, focus+t.FocusTokens, restricted || t.Clients != nil
@@ -140,7 +140,7 @@ func (l *toolListing) print(w io.Writer, several, withClients bool) {
 }
 
 // printDecisions prints a line for each decision, and how many there are.
-func (l *toolListing) printDecisions(w io.Writer, several bool) {
+func (l *ToolListing) printDecisions(w io.Writer, several bool) {
 	rows := [][]string{{"gateway", "server", "kind", "name", "action", "rule"}}
 	counts := map[string]int{} // by kind, and by action
 	for _, d := range l.Decisions {
@@ -177,7 +177,7 @@ func (l *toolListing) printDecisions(w io.Writer, several bool) {
 }
 
 // users returns the clients that may call the tool.
-func (t *toolStatus) users() string {
+func (t *ToolStatus) users() string {
 	switch {
 	case t.Clients == nil, t.AllClients:
 		return "all"
@@ -188,7 +188,7 @@ func (t *toolStatus) users() string {
 }
 
 // printFailed prints which servers are not listed.
-func (l *toolListing) printFailed(w io.Writer, several bool) {
+func (l *ToolListing) printFailed(w io.Writer, several bool) {
 	for _, f := range l.Failed {
 		name := f.Server
 		if several {
@@ -199,7 +199,7 @@ func (l *toolListing) printFailed(w io.Writer, several bool) {
 }
 
 // hasSeveralGateways reports whether the servers are those of more than one gateway.
-func (l *toolListing) hasSeveralGateways() bool {
+func (l *ToolListing) hasSeveralGateways() bool {
 	found := map[[2]string]bool{}
 	for _, t := range l.Tools {
 		found[[2]string{t.Gateway, t.Path}] = true

@@ -53,7 +53,7 @@ func TestPrintTools(t *testing.T) {
 		{"no tools", `{"tools":[]}`, "", "server  name  tokens\n0 tools: 0 tokens\n", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var list toolListing
+			var list ToolListing
 			if err := json.Unmarshal([]byte(tt.list), &list); err != nil {
 				t.Fatal(err)
 			}
@@ -99,7 +99,7 @@ func TestPrintDecisions(t *testing.T) {
 		{"nothing", "none", "server  kind  name  action  rule\n0 tools: 0 allowed, 0 denied\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var all toolListing
+			var all ToolListing
 			if err := json.Unmarshal([]byte(list), &all); err != nil {
 				t.Fatal(err)
 			}
@@ -113,7 +113,7 @@ func TestPrintDecisions(t *testing.T) {
 			}
 		})
 	}
-	var several toolListing
+	var several ToolListing
 	if err := json.Unmarshal([]byte(list), &several); err != nil {
 		t.Fatal(err)
 	}

@@ -49,8 +49,8 @@ func FuzzAdminBody(f *testing.F) { // A70, A72
 			}
 			return
 		}
-		var failure *adminError
-		if !errors.As(err, &failure) || failure.status != http.StatusBadRequest || failure.Message == "" || failure.Code != "invalid_request" {
+		var failure *AdminError
+		if !errors.As(err, &failure) || failure.Status != http.StatusBadRequest || failure.Message == "" || failure.Code != "invalid_request" {
 			t.Fatalf("%q: %#v", body, err)
 		}
 		for _, word := range []string{"json:", "Go ", "struct", "unmarshal"} {

@@ -263,6 +263,10 @@ type Handler struct {
 	// the rules of the client. Default: denied
 	Audit string `json:"audit,omitempty"`
 
+	// Keep the arguments and results of calls for the admin API, without what is redacted for the client: of each up
+	// to 64 KiB, for up to a day. Default: false
+	Record bool `json:"record,omitempty"`
+
 	// To which servers notifications of clients are passed on, other than those about
 	// calls, which go where they belong. The first route that fits decides. Default: to
 	// all

@@ -144,8 +144,8 @@ func parseServersFrom(names *[]string) setting.Line {
 	}
 }
 
-// A fileStatus tells of a file of servers.
-type fileStatus struct {
+// A FileStatus tells of a file of servers.
+type FileStatus struct {
 	Gateway string    `json:"gateway"`
 	Path    string    `json:"mcp_path"` // of the gateway
 	File    string    `json:"file"`
@@ -156,7 +156,7 @@ type fileStatus struct {
 }
 
 // fileStatuses returns how the files of a gateway are.
-func (h *Handler) fileStatuses() (all []fileStatus) {
+func (h *Handler) fileStatuses() (all []FileStatus) {
 	if h.shell == nil {
 		return nil
 	}
@@ -164,7 +164,7 @@ func (h *Handler) fileStatuses() (all []fileStatus) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, f := range l.files {
-		status := fileStatus{
+		status := FileStatus{
 			Gateway: h.Name, Path: h.MCPPath, File: f.path,
 			Servers: []string{}, Loaded: f.loaded, Notes: f.notes,
 		}

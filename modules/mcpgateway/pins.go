@@ -190,10 +190,10 @@ const saveTime, savePause = 5 * time.Second, 30 * time.Second
 
 // changedTools returns the tools whose definition is not what it was when it was first
 // seen.
-func changedTools(h *Handler) (changes []toolChange) {
+func changedTools(h *Handler) (changes []ToolChange) {
 	for _, s := range h.Servers {
 		for _, change := range s.pins.Changes() {
-			changes = append(changes, toolChange{h.Name, s.Name, change})
+			changes = append(changes, ToolChange{h.Name, s.Name, change})
 		}
 	}
 	return changes

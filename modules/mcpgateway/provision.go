@@ -66,7 +66,7 @@ func (h *Handler) setDefaults() {
 		h.Start = startLazy
 	}
 	if h.Audit == "" {
-		h.Audit = "denied"
+		h.Audit = auditDenied
 	}
 	if h.MaxSessions == 0 {
 		h.MaxSessions = 100_000
@@ -99,6 +99,7 @@ func (h *Handler) newGateway() error {
 		ResponseLimit:  h.ResponseLimit,
 		PinTools:       h.PinTools,
 		Audit:          audits[h.Audit],
+		Record:         h.Record,
 		ReportMissing:  *h.ReportMissing,
 		Originals:      toolresults.Originals{},
 	}

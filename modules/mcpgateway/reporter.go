@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/activity"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
@@ -121,8 +122,12 @@ func (o reporter) Denied(d *gateway.Denial) {
 	})
 }
 
-// CallDone implements [gateway.Observer]. Each call is one line in the log.
+// CallDone implements [gateway.Observer]. Each call is kept for the admin API. It is one line in the log if audit says so.
 func (o reporter) CallDone(c gateway.Call) {
+	o.keep(&c)
+	if o.Audit == auditDenied || c.Refused {
+		return
+	}
 	fields := append(make([]zap.Field, 0, 14),
 		zap.String("client", c.Client), zap.String("client_ip", c.Address),
 		zap.String("mcp_server", c.Target.Server), zap.String("mcp_method", c.Method),
@@ -142,6 +147,21 @@ func (o reporter) CallDone(c gateway.Call) {
 		fields = append(fields, zap.Reflect("arguments", json.RawMessage(c.Arguments)))
 	}
 	o.audit(zap.InfoLevel, "call", fields...)
+}
+
+// keep keeps a call for the admin API.
+func (o reporter) keep(c *gateway.Call) {
+	kept := &activity.Call{
+		Gateway: o.Name, Client: mcp.Shortened(c.Client), Address: c.Address, Server: c.Target.Server, Method: c.Method,
+		Name: c.Target.Name, RequestID: c.RequestID, Outcome: c.Outcome, ErrorCode: c.ErrorCode, Rule: mcp.Shortened(c.Rule),
+		Confirmed: c.Confirmed, Seconds: c.Duration.Seconds(), Received: c.Received, Sent: c.Sent,
+		CutTexts: c.Masked.Strings, CutChars: c.Masked.Chars, Originals: c.Masked.Originals,
+		Identity: c.Identity, Owner: c.Owner,
+	}
+	if c.Content != nil {
+		kept.HasContent, kept.Arguments, kept.Result = true, c.Content.Arguments, c.Content.Result
+	}
+	activity.Process.Add(kept)
 }
 
 // Redacted implements [gateway.Observer].

@@ -14,7 +14,7 @@ func init() {
 }
 
 // A serversAdapter makes a configuration of the file in which an MCP client lists its servers: a gateway at
-// http://127.0.0.1:8080/mcp, set up as `caddy mcp import` does.
+// http://127.0.0.1:8080/mcp and the console, set up as `caddy mcp import` does.
 type serversAdapter struct{}
 
 // Adapt implements caddyconfig.Adapter.
@@ -31,7 +31,9 @@ func (serversAdapter) Adapt(body []byte, options map[string]any) ([]byte, []cadd
 	type object = map[string]any
 	site := object{
 		"listen": []string{"127.0.0.1:8080"},
-		"routes": []any{object{"handle": []any{caddyconfig.JSONModuleObject(gateway, "handler", "mcp_gateway", nil)}}},
+		"routes": []any{object{"handle": []any{
+			object{"handler": "mcp_console"}, caddyconfig.JSONModuleObject(gateway, "handler", "mcp_gateway", nil),
+		}}},
 	}
 	config, err := json.Marshal(object{"apps": object{"http": object{"servers": object{"srv0": site}}}})
 	return config, warnings, err

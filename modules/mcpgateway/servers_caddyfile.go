@@ -25,7 +25,7 @@ func (p *caddyfilePrinter) print() string {
 		servers.WriteString(p.server(s)) // first, as it can add notes
 	}
 	p.comments()
-	p.WriteString(":8080 {\n\tbind 127.0.0.1\n\tmcp_gateway {\n")
+	p.WriteString(":8080 {\n\tbind 127.0.0.1\n\tmcp_console\n\tmcp_gateway {\n")
 	if p.gateway != "" {
 		p.WriteString("\t\tname " + quote(p.gateway) + "\n")
 	}

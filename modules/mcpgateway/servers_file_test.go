@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"flag"
 	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +14,8 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcpjson"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
@@ -58,6 +61,26 @@ func imported(t *testing.T, path string, secrets bool) (printed, notes string) {
 		t.Fatal(err)
 	}
 	return out.String(), told.String()
+}
+
+// A standInConsole has the name of the console, which imports this package and so cannot be imported here.
+type standInConsole struct{}
+
+func init() {
+	caddy.RegisterModule(standInConsole{})
+	httpcaddyfile.RegisterHandlerDirective("mcp_console", func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+		h.Next()
+		return standInConsole{}, nil
+	})
+	httpcaddyfile.RegisterDirectiveOrder("mcp_console", httpcaddyfile.Before, "respond")
+}
+
+func (standInConsole) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "http.handlers.mcp_console", New: func() caddy.Module { return new(standInConsole) }}
+}
+
+func (standInConsole) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	return next.ServeHTTP(w, r)
 }
 
 // The Caddyfiles in testdata/import are what import prints. -update writes them.

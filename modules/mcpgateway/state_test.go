@@ -174,7 +174,7 @@ func TestStateFromRequests(t *testing.T) { // A70
 				timeout = `"response_timeout":50000000,`
 			}
 			a := newAdmin(t, `{`+timeout+`"servers":[`+serverOf(tt.name, tt.routes)+`]}`)
-			status := func() (s serverStatus) {
+			status := func() (s ServerStatus) {
 				a.call("GET", "/mcp_gateway/servers/"+tt.name, "", &s)
 				return s
 			}

@@ -147,10 +147,7 @@ type mask struct{ *observationmask.Handler }
 
 // Serve implements [gateway.Mask].
 func (m mask) Serve(w http.ResponseWriter, r *http.Request, request gateway.MaskRequest, next gateway.Handler) error {
-	if request.Goal != "" || m.NeedsTarget() {
-		r = observationmask.With(r, (*observationmask.Request)(&request))
-	}
-	return m.ServeHTTP(w, r, next)
+	return m.ServeHTTP(w, observationmask.With(r, (*observationmask.Request)(&request)), next)
 }
 
 // Interface guards

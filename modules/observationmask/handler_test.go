@@ -663,9 +663,6 @@ func TestWhatIsAskedDecides(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			h := provision(t, `{"server":"fs","exempt":[`+test.exempt+`]}`)
-			if h.NeedsTarget() != (test.exempt != "") {
-				t.Errorf("needs a target: %t", h.NeedsTarget())
-			}
 			recorder := httptest.NewRecorder()
 			r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(test.request))
 			r = With(caddyhttp.PrepareRequest(r, caddy.NewReplacer(), recorder, new(caddyhttp.Server)), &Request{About: test.about})

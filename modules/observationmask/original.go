@@ -69,6 +69,9 @@ func (h *Handler) saver(r *http.Request) func([]byte) string {
 			return ""
 		}
 		originals.WithLabelValues(o.labels()...).Inc()
+		if request.Report != nil {
+			request.Report.AddOriginal(handle)
+		}
 		return handle
 	}
 }
@@ -78,7 +81,7 @@ func (h *Handler) saver(r *http.Request) func([]byte) string {
 func (h *Handler) scope(client string) string { return h.Server + "\x00" + client }
 
 // Original returns what was masked and is kept for a client under a handle: the body
-// of a JSON string, escapes and all, and what the client had asked for.
+// of a JSON string, escapes and all, and what the client had asked for. It counts as recovered.
 func (h *Handler) Original(client, handle string) (body []byte, target mcp.Target, ok bool) {
 	if h.store == nil {
 		return nil, mcp.Target{}, false
@@ -92,4 +95,16 @@ func (h *Handler) Original(client, handle string) (body []byte, target mcp.Targe
 		recovered.WithLabelValues(o.labels()...).Inc()
 	}
 	return o.body, o.request.About, true
+}
+
+// Kept returns the body that Original does, for an operator, who recovers nothing.
+func (h *Handler) Kept(client, handle string) (body []byte, ok bool) {
+	if h.store == nil {
+		return nil, false
+	}
+	kept, ok := h.store.Get(h.scope(client), handle)
+	if !ok {
+		return nil, false
+	}
+	return readOriginal(h.Server, kept).body, true
 }

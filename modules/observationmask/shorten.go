@@ -15,13 +15,11 @@ import (
 
 // A Request is what a gateway knows of a request whose answer is masked.
 type Request struct {
-	About mcp.Target // what it asks for; who may use that may have again what is masked
-	Goal  string     // what the client looks for in the answer; "" if it does not say
-	Label string     // of the client in metrics
+	About  mcp.Target   // what it asks for; who may use that may have again what is masked
+	Goal   string       // what the client looks for in the answer; "" if it does not say
+	Label  string       // of the client in metrics
+	Report *mask.Report // gets what is masked; nil if it is not needed
 }
-
-// NeedsTarget reports whether requests without a goal must be given [With], too.
-func (h *Handler) NeedsTarget() bool { return h.store != nil || h.exempt != nil }
 
 // requestKey is where a context has a [Request].
 type requestKey struct{}

@@ -107,6 +107,12 @@ func TestRecoveredIsCountedOnce(t *testing.T) {
 	r = With(r, &Request{About: mcp.Target{Kind: mcp.Tool, Name: "read"}, Goal: "x", Label: "ann"})
 	handle := h.saver(r)([]byte("body"))
 	labels := []string{"counting", "read", "ann", "yes"}
+	if body, ok := h.Kept("", handle); !ok || string(body) != "body" || counted(recovered, labels...) != 0 {
+		t.Errorf("an operator gets %s, %t; %v are recovered", body, ok, counted(recovered, labels...))
+	}
+	if _, ok := h.Kept("bob", handle); ok {
+		t.Error("it is kept for somebody else")
+	}
 	for range 2 {
 		body, about, ok := h.Original("", handle)
 		if !ok || string(body) != "body" || about != (mcp.Target{Server: "counting", Kind: mcp.Tool, Name: "read"}) {

@@ -289,8 +289,11 @@ func (w *responseWriter) abort() {
 	w.release()
 }
 
-// release gives back what masking took.
+// release gives back what masking took, and reports what was masked.
 func (w *responseWriter) release() {
+	if report := requestOf(w.request).Report; report != nil {
+		report.Add(&mask.Report{Stats: w.state.masker.Stats()})
+	}
 	if !w.state.masker.Oversized() && w.state.out.Cap() <= holdOutput {
 		w.state.masker.Reset(nil, mask.Policy{})
 		maskStates.Put(w.state)

@@ -4,6 +4,7 @@ package clientrequest
 
 import (
 	"net/http"
+	"net/url"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -16,6 +17,14 @@ func Address(r *http.Request) string {
 		return r.RemoteAddr
 	}
 	return address
+}
+
+// URL returns the address of r as the client has sent it, whatever handlers in front have made of it.
+func URL(r *http.Request) *url.URL {
+	if original, ok := r.Context().Value(caddyhttp.OriginalRequestCtxKey).(http.Request); ok && original.URL != nil {
+		return original.URL
+	}
+	return r.URL
 }
 
 // Identity returns the client of a request, as authenticated by the gateway or else by

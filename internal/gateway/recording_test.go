@@ -1,0 +1,497 @@
+package gateway
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"unicode/utf8"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
+)
+
+// metered is the way to a server that counts what it answers to calls.
+type metered struct {
+	toPeer
+	bytes *atomic.Int64
+}
+
+func (u metered) Serve(w http.ResponseWriter, r *http.Request, account string) error {
+	isCall := func(m *jsonrpc.Message) bool { return m.Is(jsonrpc.Method, "tools/call") }
+	if r.Header.Get("Last-Event-Id") != "" || isPosted(r, isCall) {
+		w = &meteredWriter{w, u.bytes}
+	}
+	return u.toPeer.Serve(w, r, account)
+}
+
+type meteredWriter struct {
+	http.ResponseWriter
+	bytes *atomic.Int64
+}
+
+func (w *meteredWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *meteredWriter) Write(p []byte) (int, error) {
+	w.bytes.Add(int64(len(p)))
+	return w.ResponseWriter.Write(p)
+}
+
+// cropping is a Mask that takes out what stands for a long text.
+type cropping struct{ keeping }
+
+const longText = "much too much"
+
+func (cropping) Serve(w http.ResponseWriter, r *http.Request, about MaskRequest, next Handler) error {
+	return next.ServeHTTP(&croppingWriter{w, about}, r)
+}
+
+type croppingWriter struct {
+	http.ResponseWriter
+	about MaskRequest
+}
+
+func (w *croppingWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *croppingWriter) Write(p []byte) (int, error) {
+	if n := bytes.Count(p, []byte(longText)); n > 0 && w.about.Report != nil {
+		w.about.Report.Strings += n
+		w.about.Report.Chars += n * len(longText)
+		w.about.Report.AddOriginal(fmt.Sprint("obs_", w.about.Report.Strings))
+	}
+	_, err := w.ResponseWriter.Write(bytes.ReplaceAll(p, []byte(longText), nil))
+	return len(p), err
+}
+
+// measured configures a gateway whose first server is masked and metered.
+func measured(sent *atomic.Int64, more ...func(*Config)) func(*Config) {
+	return func(c *Config) {
+		s := c.Servers[0]
+		s.Mask, s.MaskMCP, s.Upstream = cropping{}, true, metered{s.Upstream.(toPeer), sent}
+		for _, configure := range more {
+			configure(c)
+		}
+	}
+}
+
+// checkTraffic checks what is reported of a call in whose answers so many long texts were cut.
+func checkTraffic(t testing.TB, c Call, sent *atomic.Int64, cut int) {
+	t.Helper()
+	bytes := sent.Swap(0)
+	if c.Received != bytes || c.Sent != bytes-int64(cut*len(longText)) || bytes == 0 {
+		t.Errorf("%d bytes were sent, %d cut: got %d received, %d sent", bytes, cut*len(longText), c.Received, c.Sent)
+	}
+	if c.Masked.Strings != cut || c.Masked.Chars != cut*len(longText) || len(c.Masked.Originals) != cut {
+		t.Errorf("%d texts were cut: got %+v", cut, c.Masked)
+	}
+}
+
+// answers are how a server can answer a call with a text.
+var answers = map[string]func(w http.ResponseWriter, a *incoming, result string){
+	"JSON": func(w http.ResponseWriter, a *incoming, result string) { a.reply(w, result) },
+	"events": func(w http.ResponseWriter, a *incoming, result string) {
+		a.send(w, `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"`+longText+`"}}`)
+		a.finish(w, result)
+	},
+}
+
+func textOf(text string) string {
+	return `{"resultType":"complete","content":[{"type":"text","text":` + string(jsonrpc.Quote(text)) + `}]}`
+}
+
+func TestTrafficOfCalls(t *testing.T) {
+	for form, answer := range answers {
+		t.Run(form, func(t *testing.T) {
+			var sent atomic.Int64
+			cut := map[string]int{"JSON": 1, "events": 2}[form]
+			both(t, measured(&sent), func() []*peer {
+				return []*peer{newPeer("a").hasTools("x").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+					answer(w, a, textOf("é "+longText))
+				})}
+			}, func(t *testing.T, u *user, _ []*peer) {
+				u.ask("tools/list", "") // which does not count
+				u.call("a::x")
+				checkTraffic(t, oneCall(t, u.g.audited(t)), &sent, cut)
+			})
+			for _, header := range []string{"X-Single", "X-Rpc"} {
+				t.Run(header, func(t *testing.T) {
+					p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) { answer(w, a, textOf(longText)) })
+					p.sessions = false
+					u := newGateway(t, measured(&sent), p).user(t, mcp.Legacy)
+					u.header.Set(header, "a")
+					if s := u.call("x"); s.Error != nil || strings.Contains(s.answer, longText) {
+						t.Errorf("got %s", s.body)
+					}
+					checkTraffic(t, oneCall(t, u.g.audited(t)), &sent, cut)
+				})
+			}
+		})
+	}
+}
+
+// What the gateway answers itself, no server has sent.
+func TestTrafficOfTheGatewayItself(t *testing.T) {
+	u := newGateway(t, func(c *Config) { c.Discovery = true }, legacyPeer("a").hasTools("x")).legacy(t)
+	u.use("search_tools", `{"query":"x"}`)
+	if got := oneCall(t, u.g.audited(t)); got.Received != 0 || got.Sent != 0 || got.Outcome != OutcomeOK {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// The server has got the call twice, and answered something each time.
+func TestTrafficOfACallWhoseSessionIsLost(t *testing.T) {
+	var sent atomic.Int64
+	p := legacyPeer("a").hasTools("x")
+	p.forgotten = func(w http.ResponseWriter, a *incoming) { a.refuse(w, http.StatusNotFound, -32001, longText) }
+	u := newGateway(t, measured(&sent), p).legacy(t)
+	u.call("a::x")
+	u.g.audited(t)
+	sent.Store(0)
+	p.forget()
+	u.call("a::x")
+	checkTraffic(t, oneCall(t, u.g.audited(t)), &sent, 1)
+}
+
+func TestTrafficOfResumedCalls(t *testing.T) {
+	for name, era := range bothEras {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var sent atomic.Int64
+				p := legacyPeer("a")
+				p.cuts("tools/call", func(c *connection) { c.steps(1) }, func(c *connection) { c.steps(2) },
+					func(c *connection) { c.result(textOf(longText)) })
+				g := newMemory(t, measured(&sent), p)
+				defer g.close()
+				g.as(t, era).callWithToken()
+				if p.resumed() != 2 {
+					t.Errorf("resumed %d times", p.resumed())
+				}
+				checkTraffic(t, oneCall(t, g.audited(t)), &sent, 1)
+			})
+		})
+	}
+}
+
+// A call with questions is one exchange with a server of the legacy era, and one for each round with a server of the
+// modern era.
+func TestTrafficOfCallsWithQuestions(t *testing.T) {
+	var sent atomic.Int64
+	t.Run("a client of the modern era", func(t *testing.T) {
+		u := newGateway(t, measured(&sent), legacyPeer("a").does("tools/call", asking(2))).modern(t)
+		s := u.call("a::x")
+		for _, text := range []string{"short", longText} {
+			if got := oneCall(t, u.g.audited(t)); got.Received != 0 || got.Sent != 0 {
+				t.Errorf("the answer has not come: got %+v", got)
+			}
+			in, key := wanted(t, s)
+			s = u.retry("a::x", in, key, `{"action":"accept","content":{"a":"`+text+`"}}`)
+		}
+		checkTraffic(t, oneCall(t, u.g.audited(t)), &sent, 1)
+	})
+	t.Run("a client of the legacy era", func(t *testing.T) {
+		u := newGateway(t, measured(&sent), modernPeer("a").does("tools/call", wanting(2))).legacy(t)
+		call := u.begin("tools/call", `{"name":"a::x"}`)
+		for range 2 {
+			u.answer(call.nextOf("elicitation/create"), `{"action":"accept","content":{"a":"`+longText+`"}}`)
+		}
+		call.ended()
+		checkTraffic(t, oneCall(t, u.g.audited(t)), &sent, 1)
+	})
+	t.Run("a server that does not end its stream", func(t *testing.T) {
+		u := newGateway(t, measured(&sent), legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+			a.finish(w, textOf(longText))
+			<-a.Context().Done()
+		})).modern(t)
+		u.call("a::x")
+		checkTraffic(t, oneCall(t, u.g.audited(t)), &sent, 1)
+	})
+}
+
+// signing is an Authenticator that has to read what clients post.
+type signing struct{ believing }
+
+func (signing) BodyNeeded(*http.Request) int64 { return 1 << 20 }
+
+func TestRefusedCalls(t *testing.T) {
+	const arguments = `{"n":1}`
+	denied := Call{
+		Client: "ann", Identity: "ann", Owner: Identity("ann", "a secret of it"), Outcome: "acl_denied", Rule: "deny a::denied",
+		Target: mcp.Target{Server: "a", Kind: mcp.Tool, Name: "denied"},
+	}
+	g := newGateway(t, func(c *Config) {
+		everybody("deny a::denied")(c)
+		c.Auth, c.Record = signing{}, true
+	}, modernPeer("a"))
+	for _, test := range []struct {
+		name, header, identity, tool string
+		want                         Call
+	}{
+		{"by a rule", "", "ann", "a::denied", denied},
+		{"by a rule at one server", "X-Single", "ann", "denied", denied},
+		{"by a rule at /rpc", "X-Rpc", "ann", "denied", denied},
+		{"without credentials", "", "", "a::x", Call{
+			Client: Anonymous, Outcome: "unauthorized", Target: mcp.Target{Kind: mcp.Tool, Name: "a::x"},
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			u := g.user(t, mcp.Modern)
+			if u.identity = test.identity; test.header != "" {
+				u.header.Set(test.header, "a")
+			}
+			s := u.use(test.tool, arguments)
+			got := oneCall(t, g.reported(t))
+			switch kept := got.Content; {
+			case test.identity == "":
+				if kept != nil {
+					t.Errorf("kept for somebody unknown: %s, %s", kept.Arguments, kept.Result)
+				}
+			case kept == nil || string(kept.Arguments) != arguments || !strings.Contains(s.answer, `"error":`+string(kept.Result)):
+				t.Errorf("answered %s, kept %+v", s.body, kept)
+			}
+			if !got.Refused || got.Duration <= 0 || got.Received != 0 || got.RequestID != "1" || got.Method != "tools/call" {
+				t.Errorf("got %+v", got)
+			}
+			got = Call{
+				Client: got.Client, Identity: got.Identity, Owner: got.Owner, Outcome: got.Outcome, Rule: got.Rule, Target: got.Target,
+			}
+			if fmt.Sprint(got) != fmt.Sprint(test.want) {
+				t.Errorf("got  %+v\nwant %+v", got, test.want)
+			}
+		})
+	}
+}
+
+// Nobody has asked anything in a request that is refused by its headers.
+func TestRefusedRequestsWithoutABody(t *testing.T) {
+	g := newGateway(t, func(c *Config) { c.Auth = believing{} }, modernPeer("a"))
+	g.user(t, mcp.Modern).call("a::x")
+	if calls := g.reported(t); len(calls) > 0 {
+		t.Errorf("got %+v", calls)
+	}
+}
+
+func TestOwnersOfCalls(t *testing.T) {
+	g := newGateway(t, nil, modernPeer("a"))
+	for identity, want := range map[string]string{"": "@192.0.2.1", "ann": "ann"} {
+		u := g.user(t, mcp.Modern)
+		u.identity = identity
+		u.call("a::x")
+		if got := oneCall(t, g.reported(t)); got.Owner != want || got.Identity != identity {
+			t.Errorf("%q: got %+v", identity, got)
+		}
+	}
+}
+
+// record configures a gateway that records calls.
+func record(c *Config) { c.Record = true }
+
+// checkContent checks that the result of a call was recorded as the client has got it.
+func checkContent(t testing.TB, c Call, s said, arguments string) {
+	t.Helper()
+	want := s.Result
+	if want == nil {
+		var answer struct{ Error json.RawMessage }
+		_ = json.Unmarshal([]byte(s.answer), &answer)
+		want = answer.Error
+	}
+	if c.Content == nil || want == nil || string(c.Content.Arguments) != arguments || string(c.Content.Result) != string(want) {
+		t.Errorf("answered %s, kept %+v", s.body, c.Content)
+	}
+}
+
+func TestRecordedCalls(t *testing.T) {
+	fail := func(w http.ResponseWriter, a *incoming, _ string) { a.refuse(w, http.StatusOK, -32099, "no") }
+	forms := map[string]func(http.ResponseWriter, *incoming, string){
+		"JSON": answers["JSON"], "events": answers["events"], "an error": fail,
+		"an event of several lines": func(w http.ResponseWriter, a *incoming, result string) {
+			a.send(w, "{\"jsonrpc\":\"2.0\",\ndata: \"id\":"+a.id()+",\ndata:\"result\":"+result+"}")
+		},
+		"an event after the answer": func(w http.ResponseWriter, a *incoming, result string) {
+			a.finish(w, result)
+			a.send(w, `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"late"}}`)
+		},
+	}
+	for form, answer := range forms {
+		t.Run(form, func(t *testing.T) {
+			tool := func(w http.ResponseWriter, a *incoming) { answer(w, a, textOf("é <b> "+longText)) }
+			configure := measured(new(atomic.Int64), record)
+			both(t, configure, func() []*peer { return []*peer{newPeer("a").does("tools/call", tool)} }, func(t *testing.T, u *user, _ []*peer) {
+				s := u.use("a::x", `{"n":1}`)
+				checkContent(t, oneCall(t, u.g.audited(t)), s, `{"n":1}`)
+			})
+			for _, header := range []string{"X-Single", "X-Rpc"} {
+				t.Run(header, func(t *testing.T) {
+					p := legacyPeer("a").does("tools/call", tool)
+					p.sessions = false
+					u := newGateway(t, configure, p).user(t, mcp.Legacy)
+					u.header.Set(header, "a")
+					s := u.use("x", `{"n":1}`)
+					checkContent(t, oneCall(t, u.g.audited(t)), s, `{"n":1}`)
+				})
+			}
+		})
+	}
+}
+
+// Answers of the gateway itself are recorded, too.
+func TestRecordedAnswersOfTheGateway(t *testing.T) {
+	both(t, func(c *Config) { c.Discovery, c.Record = true, true }, func() []*peer {
+		return []*peer{newPeer("a").does("tools/call", func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusBadGateway) })}
+	}, func(t *testing.T, u *user, _ []*peer) {
+		for _, tool := range []string{"search_tools", "a::fails", "none::x"} {
+			s := u.use(tool, `{"query":"x"}`)
+			checkContent(t, oneCall(t, u.g.audited(t)), s, `{"query":"x"}`)
+		}
+	})
+}
+
+func TestRecordedCallsAreRedacted(t *testing.T) {
+	redactor, err := redact.New([]string{`sk-[a-z]+`}, []string{"password"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	both(t, func(c *Config) { c.Record, c.Clients = true, []*Client{{Name: "*", Redactor: redactor}} }, func() []*peer {
+		return []*peer{newPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) { a.reply(w, textOf("sk-abc")) })}
+	}, func(t *testing.T, u *user, _ []*peer) {
+		s := u.use("a::x", `{"password":"abc","n":"sk-abc"}`)
+		checkContent(t, oneCall(t, u.g.audited(t)), s, `{"password":"[redacted]","n":"[redacted]"}`)
+		if strings.Contains(s.body, "sk-abc") {
+			t.Errorf("got %s", s.body)
+		}
+		refused := u.ask("resources/read", `{"uri":"x://sk-abc"}`) // by the gateway itself, with the URI
+		got := oneCall(t, u.g.audited(t))
+		if !strings.Contains(refused.body, "sk-abc") || got.Content == nil || !strings.Contains(string(got.Content.Result), "[redacted]") {
+			t.Errorf("of %s is kept %+v", refused.body, got.Content)
+		}
+	})
+}
+
+// Of what is longer than 64 KiB the beginning is kept, as a string, also if it is passed on as it comes.
+func TestRecordedCallsAreBounded(t *testing.T) {
+	for _, size := range []int{maxRecorded, maxRecorded + 1, maxRecorded + 2, 3 << 20} {
+		const frame = `{"content":""}`
+		result := `{"content":"` + strings.Repeat("é", (size-len(frame))/2) + strings.Repeat("a", size%2) + `"}`
+		for form, answer := range answers {
+			for _, header := range []string{"", "X-Single", "X-Rpc"} {
+				t.Run(fmt.Sprint(size, " bytes, ", form, " ", header), func(t *testing.T) {
+					p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) { answer(w, a, result) })
+					p.sessions = header == ""
+					u, tool := newGateway(t, record, p).user(t, mcp.Legacy), "x"
+					if header != "" {
+						u.header.Set(header, "a")
+					} else {
+						u.connect()
+						tool = "a::x"
+					}
+					if s := u.use(tool, result); string(s.Result) != result {
+						t.Fatalf("got %.200s", s.body)
+					}
+					kept := oneCall(t, u.g.audited(t)).Content
+					for _, got := range [][]byte{kept.Arguments, kept.Result} {
+						if size == maxRecorded {
+							if string(got) != result {
+								t.Errorf("got %.100s", got)
+							}
+							continue
+						}
+						var text string
+						if err := json.Unmarshal(got, &text); err != nil || !utf8.Valid(got) {
+							t.Fatalf("%v: %.100q", err, got)
+						}
+						head, ok := strings.CutSuffix(text, fmt.Sprintf("… (%d bytes)", len(result)))
+						if !ok || !strings.HasPrefix(result, head) || len(head) > maxRecorded || len(head) < maxRecorded-utf8.UTFMax {
+							t.Errorf("got %d: %.50s … %s", len(head), text, text[len(text)-30:])
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// What an operator gets without what is redacted for clients is not kept.
+func TestRecordedCallsOfOperators(t *testing.T) {
+	redactor, err := redact.New([]string{`sk-[a-z]+`}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain, redacting := []*Client{{Name: "ann"}}, []*Client{{Name: "ann", Redactor: redactor}}
+	for _, test := range []struct {
+		name    string
+		clients []*Client
+		as      string
+		raw     bool
+		kept    bool
+	}{
+		{"nothing is redacted for clients", plain, "", false, true},
+		{"as the server has sent it", plain, "", true, false},
+		{"as no client", redacting, "", false, false},
+		{"as a client", redacting, "ann", false, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := legacyPeer("a").hasTools("x").does("tools/call", func(w http.ResponseWriter, a *incoming) { a.reply(w, textOf(longText)) })
+			g := newGateway(t, func(c *Config) {
+				c.Record, c.Clients = true, test.clients
+				c.Servers[0].Mask, c.Servers[0].MaskMCP = cropping{}, true
+			}, p)
+			o := g.NewOperator(httptest.NewRequest(http.MethodPost, "/mcp", nil), test.as)
+			o.Raw = test.raw
+			w := httptest.NewRecorder()
+			if err := o.Call(w, ToolCall{Name: "a::x", Arguments: func(*Tool, []string) ([]byte, error) { return []byte(`{}`), nil }}); err != nil {
+				t.Fatal(err)
+			}
+			got := oneCall(t, g.audited(t))
+			if (got.Content != nil) != test.kept || (len(got.Masked.Originals) > 0) != test.kept {
+				t.Errorf("got %+v", got)
+			}
+			if got.Client != OperatorLabel || got.Received == 0 || (got.Masked.Strings == 0) != test.raw {
+				t.Errorf("got %+v", got)
+			}
+		})
+	}
+}
+
+func TestResultIn(t *testing.T) {
+	for _, test := range []struct {
+		answer, want string
+		whole        bool
+	}{
+		{`{"jsonrpc":"2.0","id":1,"result":{"a":[1]}}`, `{"a":[1]}`, true},
+		{` { "result" : 1 , "id" : 1 } `, `1`, true},
+		{`{"error":null,"result":{}}`, `{}`, true},
+		{`{"id":1,"error":{"code":1}}`, `{"code":1}`, true},
+		{`{"id":1,"result":{"a":`, `{"a":`, false},
+		{`{"id":1, "error" : {"code"`, `{"code"`, false},
+		{`{"id":1,"res`, ``, false},
+		{`{"id":1}`, ``, false},
+		{`[{"result":1}]`, ``, false},
+		{`<html>`, ``, false},
+		{``, ``, false},
+	} {
+		if got, whole := resultIn([]byte(test.answer)); string(got) != test.want || whole != test.whole {
+			t.Errorf("%s: got %s, %t", test.answer, got, whole)
+		}
+	}
+}
+
+func TestLinks(t *testing.T) {
+	both(t, nil, func() []*peer { return []*peer{newPeer("a").hasTools("x"), newPeer("b")} }, func(t *testing.T, u *user, _ []*peer) {
+		u.call("a::x")
+		if got := u.g.Links(); got["a"] != 1 {
+			t.Errorf("got %v", got)
+		}
+		if u.era == mcp.Legacy {
+			if _, err := u.do(t.Context(), http.MethodDelete, ""); err != nil {
+				t.Fatal(err)
+			}
+			await.Until(t, "the sessions have ended", func() bool { return u.g.Links()["a"] == 0 })
+		}
+	})
+}

@@ -1,0 +1,235 @@
+package mcpgateway
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/activity"
+)
+
+// An Overview tells what goes on.
+type Overview struct {
+	Since    time.Time           `json:"since"` // when the process began
+	Gateways []GatewayStatus     `json:"gateways"`
+	Total    activity.Sums       `json:"total"`  // since then
+	Recent   []activity.Interval `json:"recent"` // ten minutes, by ten seconds
+}
+
+// A GatewayStatus tells of a gateway.
+type GatewayStatus struct {
+	Name    string   `json:"name"`
+	Path    string   `json:"mcp_path"`
+	URLs    []string `json:"urls"`    // where clients reach it
+	Admits  string   `json:"admits"`  // which clients may use it
+	Auth    bool     `json:"auth"`    // they need credentials of it
+	Record  bool     `json:"record"`  // arguments and results of calls are kept for the admin API
+	Servers int      `json:"servers"` // that it has
+	Up      int      `json:"up"`      // those of them that are not known to be down
+	Clients int      `json:"clients"` // sessions that are remembered
+}
+
+func (c *adminCall) overview() (int, any, error) {
+	found, err := c.gateways()
+	if err != nil {
+		return 0, nil, err
+	}
+	total, _, _ := activity.Process.Sums()
+	overview := Overview{
+		Since: activity.Process.Began.UTC(), Gateways: []GatewayStatus{}, Total: total, Recent: activity.Process.Recent(),
+	}
+	for _, h := range found {
+		overview.Gateways = append(overview.Gateways, h.gatewayStatus())
+	}
+	return http.StatusOK, overview, nil
+}
+
+// gatewayStatus tells of the gateway.
+func (h *Handler) gatewayStatus() GatewayStatus {
+	status := GatewayStatus{
+		Name: h.Name, Path: h.MCPPath, URLs: []string{}, Auth: len(h.auth.providers) > 0,
+		Record: h.Record, Servers: len(h.Servers),
+	}
+	if h.site != nil {
+		status.URLs, status.Admits = h.urls(), h.admitted()
+	}
+	for _, s := range h.Servers {
+		if state := s.healthState(); !state.Known || state.Healthy {
+			status.Up++
+		}
+	}
+	for _, identities := range h.gateway.Sessions() {
+		for _, sessions := range identities {
+			status.Clients += sessions
+		}
+	}
+	return status
+}
+
+// Savings tell how much was kept out of contexts since the process began.
+type Savings struct {
+	Since         time.Time    `json:"since"`
+	Total         Saving       `json:"total"` // of results of tools
+	Tools         []ToolSaving `json:"tools"` // the one with the most characters first
+	Days          []DaySaving  `json:"days"`  // of all gateways, the latest last
+	Conversations Saving       `json:"conversations"`
+	Price         float64      `json:"price,omitempty"` // of a million tokens, as it was asked
+}
+
+// A Saving is what was kept out of contexts.
+type Saving struct {
+	activity.Sums
+	Tokens int64   `json:"tokens"`          // that cut_chars are, estimated
+	Money  float64 `json:"money,omitempty"` // that these cost at the price
+}
+
+// A ToolSaving is what was kept out of results of a tool.
+type ToolSaving struct {
+	activity.Tool
+	Saving
+}
+
+// A DaySaving is what was kept out of results on a day.
+type DaySaving struct {
+	Date string `json:"date"`
+	Saving
+}
+
+// charsPerToken is how many characters a token has, about. Of what was cut, only the length is known.
+const charsPerToken = 4
+
+// newSaving returns what sums are worth at a price for a million tokens.
+func newSaving(sums activity.Sums, price float64) Saving {
+	tokens := sums.CutChars / charsPerToken
+	return Saving{Sums: sums, Tokens: tokens, Money: float64(tokens) * price / 1e6}
+}
+
+// savings tells how much was kept out of contexts, and with ?price= what that would have cost.
+func (c *adminCall) savings() (int, any, error) {
+	price, err := strconv.ParseFloat(cmp.Or(c.r.URL.Query().Get("price"), "0"), 64)
+	if err != nil || !(price >= 0 && price <= 1e6) {
+		return 0, nil, invalid(errors.New("price: it must be a number, the price of a million tokens"))
+	}
+	_, tools, days := activity.Process.Sums()
+	all := Savings{Since: activity.Process.Began.UTC(), Tools: []ToolSaving{}, Days: []DaySaving{}, Price: price}
+	var total activity.Sums
+	for _, tool := range tools {
+		if c.gateway == "" || c.gateway == tool.Gateway {
+			all.Tools = append(all.Tools, ToolSaving{tool.Tool, newSaving(tool.Sums, price)})
+			total.Add(&tool.Sums)
+		}
+	}
+	all.Total = newSaving(total, price)
+	slices.SortFunc(all.Tools, func(a, b ToolSaving) int {
+		return cmp.Or(cmp.Compare(b.CutChars, a.CutChars), cmp.Compare(b.Received, a.Received),
+			cmp.Compare(a.Server, b.Server), cmp.Compare(a.Name, b.Name))
+	})
+	for _, day := range days {
+		all.Days = append(all.Days, DaySaving{day.Date, newSaving(day.Sums, price)})
+	}
+	var conversations activity.Sums
+	for _, route := range activity.Models.Routes() {
+		conversations.Calls += route.Requests
+		conversations.Received += route.BytesBefore
+		conversations.Sent += route.BytesAfter
+		conversations.CutChars += route.SavedChars
+	}
+	all.Conversations = newSaving(conversations, price)
+	return http.StatusOK, all, nil
+}
+
+// maxListedCalls is how many calls are listed at once.
+const maxListedCalls = 1000
+
+// listCalls lists the last calls, the latest first. What a filter names must be equal.
+func (c *adminCall) listCalls() (int, any, error) {
+	query := c.r.URL.Query()
+	after, limit := int64(0), int64(100)
+	for _, number := range []struct {
+		name string
+		into *int64
+		max  int64
+	}{{"after", &after, 1 << 62}, {"limit", &limit, maxListedCalls}} {
+		text := query.Get(number.name)
+		if text == "" {
+			continue
+		}
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || n < 0 || n > number.max {
+			return 0, nil, invalid(fmt.Errorf("%s: it must be a number from 0 to %d", number.name, number.max))
+		}
+		*number.into = n
+	}
+	fits := func(filter, value string) bool {
+		wanted := query.Get(filter)
+		return wanted == "" || wanted == value
+	}
+	calls := activity.Process.Calls(after, int(limit), func(call *activity.Call) bool {
+		outcome := query.Get("outcome")
+		return fits("gateway", call.Gateway) && fits("client", call.Client) && fits("server", call.Server) &&
+			fits("tool", call.Name) && (outcome == "" || outcome == call.Outcome || outcome == "failed" && call.Failed())
+	})
+	for i, call := range calls {
+		without := *call
+		without.Arguments, without.Result = nil, nil
+		calls[i] = &without
+	}
+	return http.StatusOK, calls, nil
+}
+
+// showCall shows a call, with its arguments and result if they are kept.
+func (c *adminCall) showCall() (int, any, error) {
+	call, err := c.findCall()
+	if err != nil {
+		return 0, nil, err
+	}
+	return http.StatusOK, call, nil
+}
+
+// findCall returns the call that the request is about.
+func (c *adminCall) findCall() (*activity.Call, error) {
+	id, err := strconv.ParseInt(c.r.PathValue("id"), 10, 64)
+	if err != nil {
+		return nil, invalid(errors.New("id: it must be a number"))
+	}
+	call := activity.Process.Call(id)
+	if call == nil {
+		return nil, notFound("the call %d is not kept", id)
+	}
+	return call, nil
+}
+
+// An Original is a whole text that was cut in the result of a call.
+type Original struct {
+	ID    string `json:"id"`
+	Chars int    `json:"chars"`
+	Text  string `json:"text"`
+}
+
+// showOriginal shows a whole text that was cut in the result of a call, as long as it is kept for the client.
+func (c *adminCall) showOriginal() (int, any, error) {
+	call, err := c.findCall()
+	if err != nil {
+		return 0, nil, err
+	}
+	id := c.r.PathValue("original")
+	if slices.Contains(call.Originals, id) { // those of other calls are not for this one
+		for _, h := range registry.current() {
+			if h.Name != call.Gateway {
+				continue
+			}
+			if text, chars, ok := h.gateway.Original(call.Server, call.Identity, id); ok {
+				return http.StatusOK, Original{ID: id, Chars: chars, Text: text}, nil
+			}
+		}
+	}
+	return 0, nil, notFound("the original %q of the call %d is not kept", id, call.ID)
+}
+
+func (c *adminCall) listConversations() (int, any, error) {
+	return http.StatusOK, activity.Models.Routes(), nil
+}
