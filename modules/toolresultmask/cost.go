@@ -1,6 +1,8 @@
 package toolresultmask
 
 import (
+	"math"
+
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bill"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
@@ -29,6 +31,19 @@ func (p *prompt) become(other prompt) {
 	} else if other.sent > 0 {
 		p.sent, p.shared, p.broken = other.sent, other.shared, p.broken || other.broken
 	}
+}
+
+// tokens returns how many tokens of input a prompt would have had unmasked, and has: as the provider tells, or else as
+// its bytes say. Bytes that were not sent have as many tokens as the others.
+func (p prompt) tokens(told chat.Usage) (unmasked, sent int64) {
+	sent = int64(told.Input)
+	if sent == 0 {
+		sent = int64(p.sent / chat.CharsPerToken)
+	}
+	if p.sent == 0 {
+		return sent, sent
+	}
+	return int64(math.Round(float64(sent) * float64(p.unmasked) / float64(p.sent))), sent
 }
 
 // A cost is in tokens of input that no cache is used for.

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/activity"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
@@ -32,6 +33,7 @@ type exchange struct {
 	handler *Handler
 	masked  masked
 	passed  reason // why nothing could be done
+	size    int64  // bytes of the body as it came, as far as is known
 	owner   string // the address that the request comes from, if something is held
 	held    int64  // bytes in memory, of the handler's max_buffered
 	bodies  []*httpbody.Held
@@ -91,6 +93,7 @@ var mendable = map[reason]string{
 // mask makes r what is to be sent on. It is r itself that changes, for whoever
 // deals with it when the next handlers have failed has nothing else.
 func (x *exchange) mask(r *http.Request) {
+	x.size = max(r.ContentLength, 0)
 	if x.handler.policy.WindowTurns <= 0 || r.Body == nil || r.ContentLength == 0 {
 		return
 	}
@@ -132,6 +135,7 @@ func (x *exchange) receive(r *http.Request) *httpbody.Held {
 	x.owner = "@" + ratelimit.Address(clientrequest.Address(r))
 	x.handler.held.Take(x.owner, 0)
 	raw, err := x.hold(r.Body, r.ContentLength, time.Duration(x.handler.BodyTimeout))
+	x.size = max(x.size, int64(len(raw.Bytes())))
 	content := func() io.Reader { return bytes.NewReader(raw.Bytes()) }
 	rest := io.Reader(r.Body)
 	switch {
@@ -388,14 +392,19 @@ func (b *bounded) Write(p []byte) (int, error) {
 	return b.Writer.Write(p)
 }
 
-// finish counts what the answer has told.
+// finish counts the request, and what the answer has told.
 func (x *exchange) finish() {
 	if x.decoder != nil {
 		_ = x.decoder.Close() // an answer that broke off has told what it has told
 	}
-	if x.usage == nil {
-		return
+	if x.usage != nil {
+		x.learn()
 	}
+	x.report()
+}
+
+// learn counts what the answer has told.
+func (x *exchange) learn() {
 	x.told = x.usage.Usage()
 	x.handler.provider.learn(x.told, x.expected)
 	for _, tokens := range x.tokens() {
@@ -403,13 +412,36 @@ func (x *exchange) finish() {
 			usageTokens.WithLabelValues(x.handler.Route, tokens.kind).Add(float64(tokens.n))
 		}
 	}
-	if x.told.Input > 0 || x.streamed {
+	if x.isRead() {
 		x.cost = x.masked.prompt.cost(x.told, x.handler.CachePrices)
 	}
 	if x.cost != (cost{}) {
 		promptCost.WithLabelValues(x.handler.Route, "sent").Add(x.cost.sent)
 		promptCost.WithLabelValues(x.handler.Route, "unmasked").Add(x.cost.unmasked)
 	}
+}
+
+// isRead reports whether the model has read the request: one that is refused costs nothing.
+func (x *exchange) isRead() bool { return x.told.Input > 0 || x.streamed }
+
+// report tells of the request where conversations are shown.
+func (x *exchange) report() {
+	sent := x.masked.prompt
+	if sent.sent == 0 { // it has passed
+		sent = prompt{unmasked: int(x.size), sent: int(x.size)}
+	}
+	done := activity.Request{
+		Route: x.handler.Route, Masked: x.masked.results, SavedChars: max(x.masked.saved, 0), Moved: x.masked.broken,
+		BytesBefore: int64(sent.unmasked), BytesAfter: int64(sent.sent), Cost: x.cost.sent, CostBefore: x.cost.unmasked,
+		Usage: activity.Usage{
+			Input: int64(x.told.Input), Cached: int64(x.told.Cached),
+			CacheWrite: int64(x.told.CacheWrite), Output: int64(x.told.Output),
+		},
+	}
+	if x.isRead() {
+		done.TokensBefore, done.TokensAfter = sent.tokens(x.told)
+	}
+	activity.Models.Add(&done)
 }
 
 type tokens struct {
