@@ -3,6 +3,7 @@
 package modules
 
 import (
+	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpconsole"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcphttp"

@@ -30,6 +30,7 @@ var frames = map[string]string{
 	"client":           ":8080 {\n\tmcp_gateway {\n\t\tserver files http://127.0.0.1:1/mcp\n\t\tclient alice {\n…\n\t\t}\n\t}\n}",
 	"observation_mask": ":8080 {\n\tobservation_mask {\n…\n\t}\n}",
 	"tool_result_mask": ":8080 {\n\ttool_result_mask {\n…\n\t}\n}",
+	"mcp_console":      ":8080 {\n\tmcp_console {\n…\n\t}\n}",
 	"mcp_pruner":       ":8080 {\n\tmcp_pruner {\n…\n\t}\n}",
 }
 

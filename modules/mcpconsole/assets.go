@@ -1,0 +1,50 @@
+package mcpconsole
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"io/fs"
+	"net/http"
+	"path"
+	"sync"
+	"time"
+)
+
+// An asset is a file that pages refer to.
+type asset struct {
+	name, kind, tag string
+	content         []byte
+}
+
+// kinds are the types of assets, which must not depend on what the machine knows of names.
+var kinds = map[string]string{
+	".css": "text/css; charset=utf-8",
+	".js":  "text/javascript; charset=utf-8",
+	".svg": "image/svg+xml",
+}
+
+// assets returns all assets.
+var assets = sync.OnceValue(func() (all []*asset) {
+	files, err := fs.ReadDir(assetFiles, "assets")
+	if err != nil {
+		panic(err) // they are part of the binary
+	}
+	for _, file := range files {
+		content, err := assetFiles.ReadFile("assets/" + file.Name())
+		if err != nil {
+			panic(err)
+		}
+		sum := sha256.Sum256(content)
+		all = append(all, &asset{file.Name(), kinds[path.Ext(file.Name())], `"` + hex.EncodeToString(sum[:16]) + `"`, content})
+	}
+	return all
+})
+
+// serve serves the asset. Browsers keep it, and ask whether it is still the same.
+func (a *asset) serve(v *visit) {
+	v.w.Header().Set("Content-Type", a.kind)
+	v.w.Header().Set("Cache-Control", "private, no-cache")
+	v.w.Header().Set("ETag", a.tag)
+	http.ServeContent(v.w, v.r, a.name, time.Time{}, bytes.NewReader(a.content))
+}

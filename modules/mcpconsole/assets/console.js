@@ -1,0 +1,209 @@
+// What moves on the pages of the console. Without it, they are complete: they only stand still until they are loaded
+// again. Texts of servers are put into pages as texts, never as markup.
+"use strict";
+(() => {
+	const maxRows = 200;
+	const reloadEvery = 5000; // milliseconds, at least
+	const settable = new Set(["class", "d", "width", "height", "x", "y", "points", "title", "aria-label", "value", "datetime"]);
+
+	const main = document.getElementById("main");
+	const byID = (id) => document.getElementById(id);
+
+	let stream = null; // the open EventSource
+	let opened = false; // there was one before
+	let paused = false; // by the user
+	let touched = false; // the user has changed a field of a form
+	let reloading = 0; // the timer of a reload that is due
+
+	// say shows how the page is kept up to date. Screen readers hear of it when it changes.
+	const say = (text, kind) => {
+		const live = byID("live");
+		if (live.textContent !== text) {
+			live.textContent = text;
+			live.className = kind;
+		}
+	};
+
+	// reload loads the page again, but not too often, and not if that would lose what the user has filled in.
+	const reload = () => {
+		if (touched || paused || reloading) {
+			return;
+		}
+		const wait = reloadEvery - performance.now(); // since the page was loaded
+		reloading = setTimeout(() => {
+			reloading = 0;
+			if (!touched && !paused) {
+				location.reload();
+			}
+		}, Math.max(0, wait));
+	};
+
+	// show shows when something was: how long ago if that is not long, else the local time.
+	const show = (time) => {
+		const at = new Date(time.dateTime);
+		if (isNaN(at)) {
+			return;
+		}
+		if (!time.title) {
+			time.title = at.toLocaleString();
+		}
+		const seconds = Math.round((Date.now() - at) / 1000);
+		const text = seconds < 0 || seconds >= 86400 ? at.toLocaleString() :
+			seconds < 5 ? "just now" :
+			seconds < 60 ? seconds - seconds % 5 + " s ago" :
+			seconds < 3600 ? Math.floor(seconds / 60) + " min ago" :
+			Math.floor(seconds / 3600) + " h ago";
+		if (time.textContent !== text) {
+			time.textContent = text;
+		}
+	};
+	const showTimes = () => document.querySelectorAll("time[datetime]").forEach(show);
+
+	// setText changes what an element says. A time says it by itself.
+	const setText = (element, text) => {
+		if (element.localName !== "time") {
+			element.textContent = text;
+		}
+	};
+
+	// addRow adds a row at the top of the table.
+	const addRow = (rows, template, row) => {
+		if (byID(row.id)) {
+			return;
+		}
+		const tr = template.content.firstElementChild.cloneNode(true);
+		tr.id = row.id;
+		tr.className = (row.class || "") + " new";
+		tr.querySelectorAll("[data-cell]").forEach((cell) => {
+			const text = row.cells[cell.dataset.cell] || "";
+			if (cell.localName === "time") {
+				cell.dateTime = text;
+				show(cell);
+			} else {
+				cell.textContent = text;
+			}
+		});
+		const link = tr.querySelector("a");
+		if (link && row.link && /^\/(?!\/)/.test(row.link)) {
+			link.setAttribute("href", row.link);
+		}
+		rows.prepend(tr);
+	};
+
+	// apply makes the changes that an event tells of.
+	const apply = (patch) => {
+		for (const [id, text] of Object.entries(patch.text || {})) {
+			const element = byID(id);
+			element ? setText(element, text) : reload();
+		}
+		for (const [id, attributes] of Object.entries(patch.set || {})) {
+			const element = byID(id);
+			if (!element) {
+				reload();
+				continue;
+			}
+			for (const [name, value] of Object.entries(attributes)) {
+				if (settable.has(name)) {
+					element.setAttribute(name, value);
+				}
+			}
+			if (attributes.datetime) {
+				element.removeAttribute("title");
+				show(element);
+			}
+		}
+		const rows = byID("rows"), template = byID("row");
+		if (patch.rows && rows && template) {
+			patch.rows.toReversed().forEach((row) => addRow(rows, template, row));
+			while (rows.childElementCount > maxRows) {
+				rows.lastElementChild.remove();
+			}
+			const none = byID("none");
+			if (none) {
+				none.hidden = true;
+			}
+		}
+		if (patch.reload) {
+			reload();
+		}
+	};
+
+	// follow opens the stream of the page if it is to be open now, and closes it if not. A page that was without one for a
+	// while may have other elements by now, and is loaded again.
+	const follow = () => {
+		const wanted = !paused && document.visibilityState === "visible";
+		if (!wanted) {
+			if (stream) {
+				stream.close();
+				stream = null;
+			}
+			if (paused) {
+				say("Paused", "");
+			}
+			return;
+		}
+		if (stream) {
+			return;
+		}
+		stream = new EventSource(main.dataset.live);
+		stream.onopen = () => {
+			say("Live", "ok");
+			if (opened) {
+				reload();
+			}
+			opened = true;
+		};
+		stream.onmessage = (event) => apply(JSON.parse(event.data));
+		stream.onerror = () => {
+			say("Disconnected", "bad");
+			if (stream && stream.readyState === EventSource.CLOSED) { // it does not come back by itself
+				stream = null;
+				setTimeout(follow, reloadEvery);
+			}
+		};
+	};
+
+	// copy copies the text of an element.
+	const copy = async (button) => {
+		const from = byID(button.dataset.copy);
+		let said = "Copied";
+		try {
+			await navigator.clipboard.writeText(from.value || from.textContent);
+		} catch {
+			getSelection().selectAllChildren(from); // for the keyboard
+			said = "Selected: copy it with the keyboard";
+		}
+		button.dataset.label ||= button.textContent;
+		byID("said").textContent = button.textContent = said;
+		setTimeout(() => {
+			byID("said").textContent = "";
+			button.textContent = button.dataset.label;
+		}, 2000);
+	};
+
+	document.addEventListener("click", (event) => {
+		const button = event.target.closest("[data-copy]");
+		if (button) {
+			copy(button);
+		}
+	});
+	document.addEventListener("input", (event) => {
+		touched ||= event.target.form != null;
+	});
+	document.querySelectorAll("button[data-copy]").forEach((button) => { button.hidden = false; });
+	showTimes();
+	setInterval(showTimes, 10000);
+
+	if (main.dataset.live) {
+		const pause = byID("pause");
+		pause.hidden = false;
+		pause.addEventListener("click", () => {
+			paused = !paused;
+			pause.textContent = paused ? "Go on" : "Pause";
+			follow();
+		});
+		document.addEventListener("visibilitychange", follow);
+		addEventListener("pageshow", follow); // also when the page comes back from the browser's cache
+		addEventListener("pagehide", () => { stream?.close(); stream = null; });
+	}
+})();

@@ -1,0 +1,81 @@
+package mcpconsole
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
+)
+
+func init() {
+	httpcaddyfile.RegisterHandlerDirective("mcp_console", parseCaddyfile)
+	// The other handlers of this project are ordered before respond: it stands in front of them.
+	httpcaddyfile.RegisterDirectiveOrder("mcp_console", httpcaddyfile.After, "copy_response")
+}
+
+func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+	var handler Handler
+	err := handler.UnmarshalCaddyfile(h.Dispenser)
+	return &handler, err
+}
+
+// UnmarshalCaddyfile sets up the handler from Caddyfile tokens. Syntax:
+//
+//	mcp_console [<matcher>] {
+//		path      <path>
+//		read_only on | off
+//		price     <number> [<currency>]
+//		user      <placeholder>
+//		auth      <provider> {
+//			<what the provider takes>
+//		}
+//		hosts     <hosts...>
+//	}
+func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next() // consume directive name
+	if d.NextArg() {
+		return d.Errf("mcp_console takes no arguments, only a matcher and a block")
+	}
+	return setting.Checked(d, setting.Lines{
+		"path":      setting.Text(&h.Path),
+		"read_only": setting.Optional(&h.ReadOnly, setting.Switch),
+		"price":     h.parsePrice,
+		"user":      setting.Text(&h.User),
+		"auth":      h.parseAuth,
+		"hosts":     setting.Check(setting.List(&h.Hosts, "hosts"), h.hostsValid),
+	}, h.Validate, "auth", "hosts")
+}
+
+// hostsValid checks one line of hosts, at that line.
+func (h *Handler) hostsValid() error { return h.hostPolicy().Validate() }
+
+func (h *Handler) parsePrice(d *caddyfile.Dispenser) (err error) {
+	args := d.RemainingArgs()
+	if len(args) < 1 || len(args) > 2 {
+		return setting.Expected(d, "price", "<number> [<currency>]")
+	}
+	if h.Price, err = strconv.ParseFloat(args[0], 64); err != nil {
+		return d.WrapErr(fmt.Errorf("price: %q is not a number", args[0]))
+	}
+	if len(args) == 2 {
+		h.Currency = args[1]
+	}
+	return nil
+}
+
+func (h *Handler) parseAuth(d *caddyfile.Dispenser) error {
+	name, provider, err := setting.Guest(d, "http.handlers.mcp_gateway.auth", "provider")
+	if err != nil {
+		return err
+	}
+	h.AuthRaw = append(h.AuthRaw, caddyconfig.JSONModuleObject(provider, "provider", name, nil))
+	return nil
+}
+
+// Interface guard
+var _ caddyfile.Unmarshaler = (*Handler)(nil)

@@ -1,0 +1,145 @@
+package mcpconsole
+
+import (
+	"html/template"
+	"math"
+	"net/url"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/dustin/go-humanize"
+)
+
+// templateFuncs are the functions that templates have.
+var templateFuncs = template.FuncMap{
+	"count":    func(n any) string { return humanize.Comma(int64(number(n))) },
+	"short":    func(n any) string { return short(number(n)) },
+	"size":     func(n any) string { return size(number(n)) },
+	"percent":  func(part, whole any) string { return percent(number(part), number(whole)) },
+	"duration": func(seconds any) string { return duration(number(seconds)) },
+	"rate":     func(n any) string { return rate(number(n)) },
+	"clock":    clock,
+	"stamp":    stamp,
+	"cut":      cut,
+
+	"pathescape": url.PathEscape,
+}
+
+// number returns the number that a value is or points to; 0 for nil.
+func number(value any) float64 {
+	v := reflect.Indirect(reflect.ValueOf(value))
+	switch {
+	case !v.IsValid():
+		return 0
+	case v.CanInt():
+		return float64(v.Int())
+	case v.CanUint():
+		return float64(v.Uint())
+	}
+	return v.Float()
+}
+
+// scaled returns a number with one of the units, each of which is a thousand of the one before: 950, 1.2 k, 12 k.
+func scaled(n float64, units ...string) string {
+	i := 0
+	for ; math.Abs(n) >= 999.5 && i < len(units)-1; i++ {
+		n /= 1000
+	}
+	digits := 0
+	if i > 0 && math.Abs(n) < 9.95 {
+		digits = 1
+	}
+	return strings.TrimSpace(strconv.FormatFloat(n, 'f', digits, 64) + " " + units[i])
+}
+
+// short returns a number in few digits: 950, 1.2 k, 34 M.
+func short(n float64) string { return scaled(n, "", "k", "M", "G", "T") }
+
+// size returns a number of bytes in few digits: 950 B, 1.2 kB, 34 MB.
+func size(n float64) string { return scaled(n, "B", "kB", "MB", "GB", "TB") }
+
+// percent returns which part of the whole something is. Only nothing is 0 %, and only all is 100 %.
+func percent(part, whole float64) string {
+	share := 100 * part / whole
+	switch {
+	case part <= 0 || whole <= 0:
+		return "0 %"
+	case share < 1:
+		return "< 1 %"
+	case share > 99 && share < 100:
+		return "> 99 %"
+	}
+	return strconv.FormatFloat(share, 'f', 0, 64) + " %"
+}
+
+// duration returns how long something took, in few digits: 850 µs, 12 ms, 1.2 s, 2 min 5 s, 3 h 4 min, 2 d 5 h.
+func duration(seconds float64) string {
+	if seconds < 59.95 {
+		switch {
+		case seconds <= 0:
+			return "0 s"
+		case seconds < 0.9995:
+			return scaled(math.Max(1, seconds*1e6), "µs", "ms")
+		case seconds < 9.95:
+			return strconv.FormatFloat(seconds, 'f', 1, 64) + " s"
+		}
+		return strconv.FormatFloat(seconds, 'f', 0, 64) + " s"
+	}
+	pair := func(n int64, large string, in int64, small string) string {
+		text := strconv.FormatInt(n/in, 10) + " " + large
+		if n%in > 0 {
+			text += " " + strconv.FormatInt(n%in, 10) + " " + small
+		}
+		return text
+	}
+	whole := int64(math.Round(seconds))
+	switch {
+	case whole < 3600:
+		return pair(whole, "min", 60, "s")
+	case whole < 86400:
+		return pair(whole/60, "h", 60, "min")
+	}
+	return pair(whole/3600, "d", 24, "h")
+}
+
+// rate returns how often something happens in a second: 0, 0.1, 12, 3.4 k.
+func rate(n float64) string {
+	if n > 0 && n < 9.95 {
+		return strings.TrimSuffix(strconv.FormatFloat(math.Max(n, 0.1), 'f', 1, 64), ".0")
+	}
+	return short(n)
+}
+
+// money returns an amount: $3.60, less than $0.01, 3.60 EUR.
+func money(currency string, amount float64) string {
+	less := ""
+	if amount > 0 && amount < 0.01 {
+		less, amount = "less than ", 0.01
+	}
+	text := humanize.FormatFloat("#,###.##", amount)
+	if first, _ := utf8.DecodeRuneInString(currency); unicode.IsLetter(first) {
+		return less + text + " " + currency
+	}
+	return less + currency + text
+}
+
+// clock returns the time of a day, in UTC: what is shown without JavaScript.
+func clock(t time.Time) string { return t.UTC().Format("15:04:05 UTC") }
+
+// stamp returns a time for the attribute datetime.
+func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z") }
+
+// cut returns a text of at most so many characters.
+func cut(text string, chars int) string {
+	for i := range text {
+		if chars == 0 {
+			return text[:i] + "…"
+		}
+		chars--
+	}
+	return text
+}

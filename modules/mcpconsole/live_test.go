@@ -1,0 +1,177 @@
+package mcpconsole
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+)
+
+// changing has the test page return changes in this test.
+func changing(t *testing.T, live func(*visit) func() (patch, error)) {
+	testChanges.Store(&live)
+	t.Cleanup(func() { testChanges.Store(nil) })
+}
+
+// stream returns the stream of the test page, as a whole.
+func stream(h *Handler, ctx context.Context) string {
+	w := httptest.NewRecorder()
+	h.newVisit(w, newRequest(http.MethodGet, "/console/live/test").WithContext(ctx)).stream(&page{name: "test", live: testLive})
+	return w.Body.String()
+}
+
+// An event says what has changed within a second. If nothing does, a comment says that the stream is still there; after
+// an hour it is not.
+func TestStream(t *testing.T) {
+	changing(t, func(*visit) func() (patch, error) {
+		asked := 0
+		return func() (patch, error) {
+			switch asked++; asked {
+			case 1:
+				return patch{Text: map[string]string{"a": "1\n</script>"}}, nil
+			case 3:
+				return patch{Reload: true}, nil
+			}
+			return patch{}, nil
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		got := stream(&Handler{Path: "/console", stopping: t.Context(), logger: zap.NewNop()}, t.Context())
+		events, silence, _ := strings.Cut(got, ":\n\n")
+		if events != "retry: 2000\n\ndata: {\"text\":{\"a\":\"1\\n\\u003c/script\\u003e\"}}\n\ndata: {\"reload\":true}\n\n" {
+			t.Errorf("got %q", events)
+		}
+		if comments := strings.Count(silence, ":\n\n") + 1; comments < 3600/16 || comments > 3600/15 {
+			t.Errorf("got %d comments", comments)
+		}
+		if lasted := time.Since(began); lasted != streamTime {
+			t.Errorf("it lasted %s", lasted)
+		}
+	})
+}
+
+// A page that cannot be kept up to date ends its stream. The browser comes back later.
+func TestStreamWithAnError(t *testing.T) {
+	h := load(t, `{}`)
+	changing(t, func(*visit) func() (patch, error) {
+		return func() (patch, error) { return patch{}, errors.New("gone") }
+	})
+	if got := stream(h, t.Context()); got != "retry: 2000\n\n" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// A listener is a browser with an open stream.
+type listener struct {
+	res   *http.Response
+	lines *bufio.Scanner
+}
+
+func (s *served) listen(ctx context.Context) listener {
+	s.Helper()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+"/console/live/test", nil)
+	if err != nil {
+		s.Fatal(err)
+	}
+	res, err := http.DefaultClient.Do(r)
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { _ = res.Body.Close() })
+	return listener{res, bufio.NewScanner(res.Body)}
+}
+
+// A stream ends when the configuration is replaced, and its context with it. The browser comes back to the next one.
+func TestStreamEndsWithTheConfiguration(t *testing.T) {
+	var ended atomic.Int32
+	changing(t, func(v *visit) func() (patch, error) {
+		context.AfterFunc(v.r.Context(), func() { ended.Add(1) })
+		return func() (patch, error) { return patch{}, nil }
+	})
+	s := serve(t, "mcp_console")
+	first := s.listen(t.Context())
+	if !first.lines.Scan() || first.lines.Text() != "retry: 2000" {
+		t.Fatalf("got %d %q", first.res.StatusCode, first.lines.Text())
+	}
+	s.load("mcp_console {\n\tprice 3\n}")
+	for first.lines.Scan() {
+	}
+	if err := first.lines.Err(); err != nil {
+		t.Errorf("it was cut off: %v", err)
+	}
+	second := s.listen(t.Context())
+	if !second.lines.Scan() {
+		t.Fatal("there is no stream after a reload")
+	}
+	await.Until(t, "the end of the first stream", func() bool { return ended.Load() == 1 })
+}
+
+// A user has so many streams, and gets another when one ends.
+func TestStreamsAreBounded(t *testing.T) {
+	s := serve(t, "mcp_console")
+	ctx, leave := context.WithCancel(t.Context())
+	for range 8 {
+		if l := s.listen(ctx); l.res.StatusCode != http.StatusOK {
+			t.Fatalf("got %d", l.res.StatusCode)
+		}
+	}
+	l := s.listen(t.Context())
+	if l.res.StatusCode != http.StatusServiceUnavailable || l.res.Header.Get("Retry-After") == "" {
+		t.Errorf("got %d %v", l.res.StatusCode, l.res.Header)
+	}
+	leave()
+	await.Until(t, "room for another stream", func() bool {
+		ctx, leave := context.WithCancel(t.Context())
+		defer leave()
+		return s.listen(ctx).res.StatusCode == http.StatusOK
+	})
+}
+
+// A server's timeouts are for answers that end.
+func TestStreamOutlivesTimeouts(t *testing.T) {
+	h := load(t, `{}`)
+	var asked atomic.Int32
+	changing(t, func(*visit) func() (patch, error) {
+		return func() (patch, error) {
+			asked.Add(1)
+			return patch{Reload: true}, nil
+		}
+	})
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h.newVisit(w, r).stream(&page{name: "test", live: testLive})
+	}))
+	server.Config.ReadTimeout, server.Config.WriteTimeout = 100*time.Millisecond, 100*time.Millisecond
+	server.Start()
+	defer server.Close()
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := server.Client().Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = res.Body.Close() }()
+	lines := bufio.NewScanner(res.Body)
+	for events := 0; events < 3; {
+		if !lines.Scan() {
+			t.Fatalf("it ended after %d events: %v", events, lines.Err())
+		}
+		if strings.HasPrefix(lines.Text(), "data: ") {
+			events++
+		}
+	}
+}

@@ -1,0 +1,191 @@
+package mcpconsole
+
+import (
+	"context"
+	"fmt"
+	"html/template"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	_ "github.com/caddyserver/caddy/v2/modules/standard"
+	"go.uber.org/goleak"
+
+	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpsample"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m,
+		// Caddy and its certificate cache start these once, for good.
+		goleak.IgnoreAnyFunction("github.com/caddyserver/certmagic.(*Cache).maintainAssets"),
+		goleak.IgnoreAnyFunction("github.com/caddyserver/certmagic.keepLockfileFresh"),
+		goleak.IgnoreAnyFunction("github.com/golang/glog.(*fileSink).flushDaemon"),
+		goleak.IgnoreAnyFunction("go.opencensus.io/stats/view.(*worker).start"))
+}
+
+// testChanges is what the test page returns for a stream; nil for no changes.
+var testChanges atomic.Pointer[func(*visit) func() (patch, error)]
+
+func testLive(v *visit) func() (patch, error) {
+	if changes := testChanges.Load(); changes != nil {
+		return (*changes)(v)
+	}
+	return func() (patch, error) { return patch{}, nil }
+}
+
+// A page and an action that have nothing to do with what the console shows.
+func init() {
+	template.Must(templates.New("test").Parse(
+		`{{template "top" .}}<p id="test">[{{.Visit.User}}] {{.Visit.ReadOnly}} {{.Data}}</p><form>{{template "token" .}}</form>{{template "bottom" .}}`))
+	pages = append(pages, page{
+		pattern: "/test/{name}", name: "test", title: "Test",
+		show: func(v *visit) (any, error) {
+			if v.r.PathValue("name") == "gone" {
+				return get[any](v, "/servers/<b>gone")
+			}
+			return v.r.URL.Path, nil
+		},
+		live: testLive,
+	})
+	actions = append(actions, action{"/test/{server}/refresh", func(v *visit) (string, error) {
+		_, err := post[any](v, "/servers/"+v.r.PathValue("server")+"/refresh", nil)
+		return v.At("/test/done"), err
+	}})
+}
+
+// load loads a console from its JSON configuration, for as long as the test runs.
+func load(t testing.TB, config string) *Handler {
+	t.Helper()
+	ctx, err := caddy.ProvisionContext(new(caddy.Config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := caddy.NewContext(ctx)
+	t.Cleanup(cancel)
+	module, err := ctx.LoadModuleByID("http.handlers.mcp_console", []byte(config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return module.(*Handler)
+}
+
+// newRequest returns a request of a browser on this machine.
+func newRequest(method, target string, header ...string) *http.Request {
+	r := httptest.NewRequest(method, target, nil)
+	r.Host, r.RemoteAddr = "localhost:8080", "127.0.0.1:50000"
+	for i := 0; i+1 < len(header); i += 2 {
+		r.Header.Add(header[i], header[i+1])
+	}
+	return r
+}
+
+// passed is the status of what the console passes on.
+const passed = http.StatusTeapot
+
+// answer has a console answer a request of a user whom Caddy has authenticated; "" for none. A handler in front may have
+// rewritten its path.
+func answer(t testing.TB, h *Handler, r *http.Request, user string, rewritten ...string) *httptest.ResponseRecorder {
+	t.Helper()
+	w := httptest.NewRecorder()
+	repl := caddy.NewReplacer()
+	if user != "" {
+		repl.Set("http.auth.user.id", user)
+	}
+	at := &net.TCPAddr{IP: net.IPv4zero}
+	if strings.HasPrefix(r.RemoteAddr, "127.") || strings.HasPrefix(r.RemoteAddr, "[::1]") {
+		at.IP = net.IPv4(127, 0, 0, 1)
+	}
+	r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, at))
+	r = caddyhttp.PrepareRequest(r, repl, w, new(caddyhttp.Server))
+	for _, path := range rewritten {
+		r.URL.Path, r.URL.RawPath = path, ""
+	}
+	next := caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
+		w.WriteHeader(passed)
+		return nil
+	})
+	if err := h.ServeHTTP(w, r, next); err != nil {
+		t.Fatal(err)
+	}
+	return w
+}
+
+// A served is a Caddy in this process.
+type served struct {
+	*testing.T
+	url, log string
+}
+
+// serve runs a site with a gateway and these lines until the test ends.
+func serve(t *testing.T, lines string) *served {
+	t.Helper()
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = free.Close()
+	s := &served{T: t, url: "http://" + free.Addr().String(), log: filepath.Join(t.TempDir(), "log")}
+	s.load(lines)
+	t.Cleanup(func() {
+		if err := caddy.Stop(); err != nil {
+			t.Error(err)
+		}
+		http.DefaultClient.CloseIdleConnections()
+	})
+	return s
+}
+
+// load replaces the configuration.
+func (s *served) load(lines string) {
+	s.Helper()
+	adapter := caddyfile.Adapter{ServerType: httpcaddyfile.ServerType{}}
+	config, _, err := adapter.Adapt(fmt.Appendf(nil, `{
+	admin off
+	persist_config off
+	log {
+		output file %s {
+			roll_disabled
+		}
+		format json
+	}
+}
+%s {
+	%s
+	mcp_gateway {
+		separator __
+		server sample {
+			mcp_sample
+		}
+	}
+}`, s.log, s.url, lines), nil)
+	if err != nil {
+		s.Fatal(err)
+	}
+	if err := caddy.Load(config, false); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// logged returns the lines of the log with a text.
+func (s *served) logged(text string) (lines []string) {
+	s.Helper()
+	log, err := os.ReadFile(s.log)
+	if err != nil {
+		s.Fatal(err)
+	}
+	for line := range strings.Lines(string(log)) {
+		if strings.Contains(line, text) {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}

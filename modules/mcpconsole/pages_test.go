@@ -1,0 +1,530 @@
+package mcpconsole
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/activity"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
+)
+
+// pageFixtures returns what the pages of servers, tools, conversations and connections show, with a text in all places
+// where clients and servers have one.
+func pageFixtures(text string) map[*page]any {
+	at := time.Date(2026, 11, 17, 20, 21, 14, 0, time.UTC)
+	quoted, _ := json.Marshal(text)
+	three := 3
+	server := mcpgateway.ServerStatus{
+		Gateway: text, Path: text, Name: text, Aliases: []string{text}, From: text, URL: text, Command: text, State: "unhealthy",
+		LastError: text, FailedAt: at, Tried: text, TriedPath: text, Since: at, Failures: 2, Restarts: 1, Sessions: 2,
+		Latency: &activity.Latency{Calls: 7, P50: 0.01, P95: 0.2, P99: 3}, Tools: &three, Prompts: &three, Resources: &three, ToolsChanged: 2,
+		Children: []mcpgateway.ChildStatus{{Address: text, Status: stdio.Status{
+			PID: 7, State: stdio.State(text), LastError: text, FailedAt: at, Stderr: []string{text, text}, Since: at, Era: text,
+		}}},
+		Upstreams: []mcpgateway.UpstreamStatus{{Address: text, Requests: 1}},
+		Login:     &login.Status{State: "per_client", Issuer: text, Scopes: []string{text}, Until: at, Error: text}, LoginURL: text,
+	}
+	change := toolpin.Change{
+		Tool: text, Seen: text, Pinned: text, At: at, Before: json.RawMessage(`{}`), After: slices.Concat([]byte(`{"description":`), quoted, []byte(`}`)),
+	}
+	lost := toolpin.Change{Tool: text, Seen: text, At: at, Lost: true, After: change.After}
+	tool := mcpgateway.ToolStatus{
+		Gateway: text, Path: text, Server: text, Name: text, Original: text, Title: text, Description: text, Chars: 100, Tokens: 30,
+		FocusTokens: 5, Clients: []string{text},
+	}
+	definition := fmt.Appendf(nil, `{"name":%[1]s,"description":%[1]s,"outputSchema":{"description":%[1]s},"inputSchema":{"required":["n"],"properties":{
+		"n":{"type":"number","description":%[1]s},"b":{"type":"boolean","description":%[1]s},"e":{"enum":[%[1]s],"description":%[1]s},"j":{"type":"array","description":%[1]s},
+		"s":{"type":"string","description":%[1]s,"default":%[1]s}},"additionalProperties":true}}`, quoted)
+	result := fmt.Appendf(nil, `{"isError":true,"structuredContent":{"a":%[1]s},"content":[{"type":"text","text":%[1]s},{"type":%[1]s,"mimeType":%[1]s}]}`, quoted)
+	entered := url.Values{givenName: {text}, fieldPrefix + "s": {text}, fieldPrefix + "j": {text}, fieldPrefix + "e": {string(quoted)}}
+	return map[*page]any{
+		&serversPage: newServersView([]mcpgateway.ServerStatus{server}, []mcpgateway.FileStatus{
+			{Gateway: text, Path: text, File: text, Servers: []string{text, text}, Loaded: at, Notes: []string{text}, Error: text},
+		}),
+		&serverPage: newServerView(&server, []mcpgateway.ToolChange{
+			{Gateway: text, Server: text, Change: change}, {Gateway: text, Server: text, Change: lost},
+		}, text),
+		&toolsPage: func() any {
+			view := newToolsView(&mcpgateway.ToolListing{Tools: []mcpgateway.ToolStatus{tool}, Failed: []mcpgateway.ToolFailure{
+				{Gateway: text, Path: text, Server: text, Code: text, Error: text},
+			}}, toolFilter{Server: text, Gateway: text, Client: text})
+			view.Gateways, view.Clients, view.More = []string{text, text}, []string{text}, 1
+			return view
+		}(),
+		&toolPage: func() any {
+			decision := &mcpgateway.ItemDecision{Action: text, Rule: text, Depends: true}
+			detail := &mcpgateway.ToolDetail{ToolStatus: tool, Annotations: text, Definition: definition, Decision: decision}
+			view := buildToolView(detail, []string{text}, text, entered)
+			view.Tried = &trial{Panes: []pane{newPane("a", result), newPane("b", result)}}
+			return view
+		}(),
+		&conversationsPage: newConversationsView([]activity.Route{{
+			Route: text, Requests: 3, TokensBefore: 100, TokensAfter: 40, Moves: []activity.Move{{At: at, Results: 2}},
+		}}),
+		&connectPage: newConnectView([]mcpgateway.GatewayStatus{
+			{Name: text, Admits: text, Auth: true, URLs: []string{documentedURL, "https://example.com/mcp"}},
+		}, text),
+	}
+}
+
+func TestEmptyPagesOfServers(t *testing.T) {
+	v := newTestVisit("/")
+	for _, tt := range []struct {
+		p    page
+		data any
+		want string
+	}{
+		{serversPage, newServersView(nil, nil), "No servers yet"},
+		{serverPage, newServerView(new(mcpgateway.ServerStatus), nil, ""), "not asked yet"},
+		{toolsPage, newToolsView(new(mcpgateway.ToolListing), toolFilter{}), "No server lists any"},
+		{toolsPage, newToolsView(&mcpgateway.ToolListing{Tools: make([]mcpgateway.ToolStatus, 3)}, toolFilter{Text: "x"}), "Show all 3"},
+		{toolPage, buildToolView(new(mcpgateway.ToolDetail), nil, "", nil), "It does not say which."},
+		{conversationsPage, newConversationsView(nil), "tool_result_mask {"},
+		{connectPage, newConnectView(nil, ""), "No gateway has an address"},
+		{connectPage, newConnectView([]mcpgateway.GatewayStatus{{URLs: []string{"unix//run/x.sock /mcp"}}}, ""), "No gateway has an address"},
+	} {
+		page := rendered(t, v, tt.p, tt.data)
+		skeleton(t, page)
+		if !strings.Contains(page, tt.want) {
+			t.Errorf("%s does not say %q:\n%s", tt.p.name, tt.want, page)
+		}
+	}
+}
+
+// Who only may look gets no form that changes something.
+func TestReadOnlyPages(t *testing.T) {
+	v := newTestVisit("/")
+	for _, readOnly := range []bool{false, true} {
+		v.ReadOnly = readOnly
+		for p, data := range pageFixtures("x") {
+			forms := strings.Count(rendered(t, v, *p, data), `method="post"`)
+			changes := !readOnly && (p == &serverPage || p == &toolPage)
+			if changes != (forms > 0) {
+				t.Errorf("read-only %v: the page %s has %d forms", readOnly, p.name, forms)
+			}
+		}
+	}
+}
+
+// Who may change something can log in, and the page stands still although there is a new address each time.
+func TestLoginLink(t *testing.T) {
+	v := newTestVisit("/")
+	for _, v.ReadOnly = range []bool{false, true} {
+		var pages []string
+		for _, ticket := range []string{"1", "2"} {
+			s := mcpgateway.ServerStatus{Name: "a b", Login: &login.Status{State: "required"}, LoginURL: "https://gateway.test/login?ticket=" + ticket}
+			pages = append(pages, rendered(t, v, serverPage, newServerView(&s, nil, "")))
+		}
+		if links := strings.Contains(pages[0], `"/console/servers/a%20b/login"`); links == v.ReadOnly || pages[0] != pages[1] {
+			t.Errorf("read-only %t: got %s", v.ReadOnly, pages[0])
+		}
+	}
+}
+
+// It leads to the page of the gateway for that, with a ticket: for who may change something, and where it is needed.
+func TestLogIn(t *testing.T) {
+	const gateway = `
+	mcp_gateway /far* {
+		name far
+		mcp_path /far
+		rpc_path /farrpc
+		server remote http://127.0.0.1:1/mcp {
+			oauth
+		}
+	}`
+	for _, tt := range []struct {
+		console, path string
+		status        int
+		to            string
+	}{
+		{"mcp_console", "/servers/remote/login?gateway=far", http.StatusSeeOther, "/far/"},
+		{"mcp_console", "/servers/sample/login", http.StatusConflict, ""},
+		{"mcp_console", "/servers/none/login", http.StatusNotFound, ""},
+		{"mcp_console {\n read_only on\n }", "/servers/remote/login?gateway=far", http.StatusForbidden, ""},
+	} {
+		t.Run(http.StatusText(tt.status), func(t *testing.T) {
+			s := serve(t, tt.console+gateway)
+			r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+"/console"+tt.path, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			res, body := s.do(r)
+			to := res.Header.Get("Location")
+			if res.StatusCode != tt.status || !strings.Contains(to, tt.to) || (tt.to != "") != strings.Contains(to, "ticket=") {
+				t.Errorf("got %d %s: %s", res.StatusCode, to, body)
+			}
+		})
+	}
+}
+
+// What was done is said in words of the console, whatever the address has.
+func TestDoneWords(t *testing.T) {
+	for _, did := range []string{"", "You won", "<b>", "Restart"} {
+		if got := newServerView(new(mcpgateway.ServerStatus), nil, did).Did; got != "" {
+			t.Errorf("%q says %q", did, got)
+		}
+	}
+	for _, a := range serverActions {
+		name := a.pattern[strings.LastIndexByte(a.pattern, '/')+1:]
+		if newServerView(new(mcpgateway.ServerStatus), nil, name).Did == "" {
+			t.Errorf("%s says nothing", name)
+		}
+	}
+}
+
+func TestChangesOfManyTools(t *testing.T) {
+	changes := make([]mcpgateway.ToolChange, maxChanges+5)
+	changes = append(changes, mcpgateway.ToolChange{Server: "other"}, mcpgateway.ToolChange{Gateway: "other"})
+	if view := newServerView(new(mcpgateway.ServerStatus), changes, ""); len(view.Changes) != maxChanges || view.More != 5 {
+		t.Errorf("%d changes are shown, and %d are not", len(view.Changes), view.More)
+	}
+}
+
+func TestToolsFilter(t *testing.T) {
+	listing := &mcpgateway.ToolListing{Tools: []mcpgateway.ToolStatus{
+		{Gateway: "a", Server: "files", Name: "files__read", Title: "Read a File", Tokens: 30},
+		{Gateway: "a", Server: "search", Name: "search__find", Description: "Finds a FILE", Tokens: 70, FocusTokens: 5},
+		{Gateway: "b", Name: "recover_observation", Original: "x", Tokens: 20},
+	}}
+	for _, tt := range []struct {
+		asked toolFilter
+		want  string
+	}{
+		{toolFilter{}, "files__read search__find recover_observation"},
+		{toolFilter{Text: "file"}, "files__read search__find"},
+		{toolFilter{Text: " read  a "}, "files__read"},
+		{toolFilter{Text: "SEARCH"}, "search__find"},
+		{toolFilter{Text: "file", Server: "search"}, "search__find"},
+		{toolFilter{Text: "nothing"}, ""},
+	} {
+		view := newToolsView(listing, tt.asked)
+		var got []string
+		for _, tool := range view.Tools {
+			got = append(got, tool.Name)
+		}
+		if strings.Join(got, " ") != tt.want || view.Found != len(got) || view.Count != 3 {
+			t.Errorf("%+v finds %q", tt.asked, got)
+		}
+		if got := fmt.Sprint(view.Sums); got != "[{a 2 100 5} {b 1 20 0}]" {
+			t.Errorf("the sums are %s", got)
+		}
+	}
+	if got := newToolsView(listing, toolFilter{}).Share(toolRow{&listing.Tools[0]}); got != "30 %" {
+		t.Errorf("the share is %s", got)
+	}
+}
+
+func TestManyTools(t *testing.T) {
+	listing := &mcpgateway.ToolListing{Tools: make([]mcpgateway.ToolStatus, 1000)}
+	for _, tt := range []struct {
+		asked       toolFilter
+		shown, more int
+	}{{toolFilter{}, maxTools, 1000 - maxTools}, {toolFilter{All: true}, 1000, 0}} {
+		if view := newToolsView(listing, tt.asked); len(view.Tools) != tt.shown || view.More != tt.more || view.Found != 1000 {
+			t.Errorf("%+v: %d tools, %d more, of %d", tt.asked, len(view.Tools), view.More, view.Found)
+		}
+	}
+}
+
+func TestRiskyTools(t *testing.T) {
+	for annotations, want := range map[string]bool{
+		"": true, "destructive open_world": true, "read_only": false, "read_only open_world": false, "idempotent": true, "read_only destructive": true,
+	} {
+		if isRisky(annotations) != want {
+			t.Errorf("%q: %v", annotations, !want)
+		}
+		view := buildToolView(&mcpgateway.ToolDetail{Annotations: annotations}, nil, "", nil)
+		page := rendered(t, newTestVisit("/"), toolPage, view)
+		if asks := strings.Contains(page, `name="sure" value="yes" required`); asks != want {
+			t.Errorf("%q: the form asks: %v", annotations, asks)
+		}
+		// Without a gateway, what is tried fails.
+		if refused := strings.HasPrefix(view.try(newTestVisit("/")).Error, "Tick"); refused != want {
+			t.Errorf("%q: a call of who is not sure is refused: %v", annotations, refused)
+		}
+	}
+}
+
+func TestRoutes(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		route activity.Route
+		want  string
+	}{
+		{"all that is known", activity.Route{
+			BytesBefore: 8e6, BytesAfter: 4e6, TokensBefore: 2e6, TokensAfter: 5e5, Usage: activity.Usage{Input: 5e5, Cached: 4e5}, Cost: 30, CostBefore: 120,
+		}, "2.0 M tokens, 500 k tokens, 25%, The model got 25 % of what clients sent, 80 %, 25 %"},
+		{"a provider that does not tell", activity.Route{BytesBefore: 8e6, BytesAfter: 4e6}, "8.0 MB, 4.0 MB, 50%, The model got 50 % of what clients sent, –, –"},
+		{"nothing", activity.Route{}, "0 B, 0 B, 0%, The model got 0 % of what clients sent, –, –"},
+	} {
+		r := routeView{tt.route}
+		if got := strings.Join([]string{r.Before(), r.After(), r.Part(), r.Label(), r.Hits(), r.CostShare()}, ", "); got != tt.want {
+			t.Errorf("%s: %s", tt.name, got)
+		}
+	}
+}
+
+// fences finds the code of a text in Markdown.
+var fences = regexp.MustCompile("(?s)```[a-z]*\n(.*?)\n```")
+
+// What the console has people paste is what the documentation has, for each client that it has.
+func TestSettingsAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../docs/clients.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	documented := map[string]string{}
+	for section := range strings.SplitSeq(string(text), "\n## ") {
+		name, body, _ := strings.Cut(section, "\n")
+		documented[name] = body
+	}
+	var names []string
+	for _, row := range regexp.MustCompile(`(?m)^\| \[([^]]+)\]\(#`).FindAllStringSubmatch(string(text), -1) {
+		names = append(names, row[1])
+	}
+	for _, token := range []bool{false, true} {
+		var got []string
+		for _, settings := range settingsOf(documentedURL, token) {
+			got = append(got, settings.Name)
+			if settings.Text == "" || settings.Code == "" {
+				t.Errorf("%s: %+v", settings.Name, settings)
+			}
+			if settings.Code == documentedURL {
+				continue
+			}
+			if !slices.ContainsFunc(fences.FindAllStringSubmatch(documented[settings.Name], -1), func(code []string) bool {
+				return strings.Contains("\n"+code[1], "\n"+settings.Code)
+			}) {
+				t.Errorf("docs/clients.md does not have for %s:\n%s", settings.Name, settings.Code)
+			}
+			if asks := strings.Contains(settings.Code, "TOKEN"); asks != token && settings.Name != "Claude Desktop" {
+				t.Errorf("%s: a token is asked for: %v", settings.Name, asks)
+			}
+		}
+		if !slices.Equal(got, names) {
+			t.Errorf("there are settings for %q, and docs/clients.md has %q", got, names)
+		}
+	}
+}
+
+func TestSettingsForAnAddress(t *testing.T) {
+	gateways := []mcpgateway.GatewayStatus{
+		{Name: "a", URLs: []string{"unix//x /mcp", "http://127.0.0.1:8080/mcp", "https://a.example/mcp"}}, {Name: "b", Auth: true, URLs: []string{`https://b.example/"m c"`}},
+	}
+	for asked, want := range map[string]string{
+		"": "http://127.0.0.1:8080/mcp", "https://a.example/mcp": "https://a.example/mcp", "https://evil.example/mcp": "http://127.0.0.1:8080/mcp",
+		"https://b.example/%22m%20c%22": "https://b.example/%22m%20c%22",
+	} {
+		view := newConnectView(gateways, asked)
+		if view.Chosen.URL != want || len(view.Addresses) != 3 {
+			t.Errorf("%q: %+v", asked, view.Chosen)
+		}
+		for _, settings := range view.Clients {
+			if !strings.Contains(settings.Code, want) && settings.Name != "Claude Desktop" {
+				t.Errorf("%q: the settings of %s are %s", asked, settings.Name, settings.Code)
+			}
+		}
+	}
+}
+
+// get returns a page of the console.
+func (s *served) get(path string) (int, string) {
+	s.Helper()
+	r, err := http.NewRequestWithContext(s.Context(), http.MethodGet, s.url+"/console"+path, nil)
+	if err != nil {
+		s.Fatal(err)
+	}
+	res, page := s.do(r)
+	return res.StatusCode, page
+}
+
+// send sends a form as a browser does.
+func (s *served) send(path string, values url.Values) (*http.Response, string) {
+	s.Helper()
+	values.Set("token", s.token(http.Header{}))
+	r, err := http.NewRequestWithContext(s.Context(), http.MethodPost, s.url+"/console"+path, strings.NewReader(values.Encode()))
+	if err != nil {
+		s.Fatal(err)
+	}
+	r.Header = http.Header{"Origin": {s.url}, "Content-Type": {formType}}
+	return s.do(r)
+}
+
+// oddGateway is a gateway beside the usual one, with rules, and with a name that has to be escaped.
+const oddGateway = `mcp_console
+	mcp_gateway /odd* {
+		name "odd & <b>50%</b>"
+		mcp_path /odd
+		rpc_path /oddrpc
+		separator __
+		client alice {
+			token aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa
+			deny sample::read_image
+			confirm sample::echo
+			allow sample::*
+		}
+		server sample {
+			mcp_sample
+		}
+		server dead http://127.0.0.1:1/mcp
+	}`
+
+// The pages show what a running gateway has.
+func TestPagesOfAGateway(t *testing.T) {
+	s := serve(t, oddGateway)
+	odd := url.Values{"gateway": {"odd & <b>50%</b>"}}.Encode()
+	for _, tt := range []struct {
+		name, path string
+		status     int
+		want       []string
+		not        string
+	}{
+		{"tools of all gateways", "/tools", 200, []string{"of the gateway", "sample__echo", "dead</a> could not be asked"}, "<b>50%"},
+		{"tools of one", "/tools?q=image&" + odd, 200, []string{"sample__read_image", "no client"}, "sample__echo</bdi>"},
+		{"tools of a client", "/tools?client=alice&" + odd, 200, []string{"sample__echo"}, "sample__read_image</bdi>"},
+		{"an unknown client", "/tools?client=nobody", 404, []string{"nobody"}, ""},
+		{"a tool", "/tools/sample__echo?" + odd, 200, []string{`name="argument.text"`, "<code>text</code>"}, ""},
+		{"a tool with arguments that another site has filled in", "/tools/sample__echo?argument.text=evil&arguments=evil&" + odd, 200, []string{`name="argument.text"`}, "evil"},
+		{"a tool that has to be confirmed", "/tools/sample__echo?client=alice&" + odd, 200, []string{`badge warn">confirm`, "sample::echo"}, ""},
+		{"a tool that a client may not use", "/tools/sample__read_image?client=alice&" + odd, 200, []string{`badge bad">deny`, "does not see the tool"}, ""},
+		{"a tool of several gateways", "/tools/sample__echo", 409, []string{"several gateways fit"}, ""},
+		{"an unknown tool", "/tools/sample__ech%2Fo?" + odd, 404, []string{"sample__ech/o"}, ""},
+		{"a server", "/servers/dead?" + odd, 200, []string{"http://127.0.0.1:1/mcp", `id="state"`}, ">Restart<"},
+		{"an unknown server", "/servers/a%2Fb%3Fc?" + odd, 404, []string{"a/b?c"}, ""},
+		{"servers", "/servers", 200, []string{"/console/servers/dead?gateway=odd&#43;%26&#43;%3Cb%3E50%25%3C%2Fb%3E"}, "<b>50%"},
+		{"settings", "/connect", 200, []string{s.url + "/mcp"}, ""},
+		{"settings with a token", "/connect?address=" + url.QueryEscape(s.url+"/odd"), 200, []string{"GATEWAY_TOKEN"}, ""},
+		{"conversations", "/conversations", 200, []string{"tool_result_mask"}, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			status, page := s.get(tt.path)
+			skeleton(t, page)
+			if status != tt.status || tt.not != "" && strings.Contains(page, tt.not) {
+				t.Errorf("got %d %s", status, page)
+			}
+			for _, want := range tt.want {
+				if !strings.Contains(page, want) {
+					t.Errorf("%q is missing in %s", want, page)
+				}
+			}
+		})
+	}
+}
+
+// What is done with a server is done by the admin API, and said on the page that follows.
+func TestServerActions(t *testing.T) {
+	s := serve(t, oddGateway)
+	const name = "odd & <b>50%</b>"
+	for _, tt := range []struct {
+		path, gateway string
+		values        url.Values
+		status        int
+		want          string
+	}{
+		{"/servers/sample/check", name, nil, 303, "It was asked just now"},
+		{"/servers/dead/check", name, nil, 303, "connection refused"},
+		{"/servers/sample/refresh", name, nil, 303, "clients were told"},
+		{"/servers/sample/accept", name, url.Values{"all": {"yes"}}, 303, "was accepted"},
+		{"/servers/sample/accept", name, url.Values{"tool": {"echo"}, "seen": {"0"}}, 404, "has not changed"},
+		{"/servers/sample/accept", name, nil, 400, "tool: it is missing"},
+		{"/servers/sample/restart", name, nil, 409, "has no child process"},
+		{"/servers/sample/logout", name, nil, 409, "has no oauth"},
+		{"/servers/sample/check", "", nil, 409, "several gateways fit"},
+		{"/servers/none%2F/check", name, nil, 404, "none/"},
+	} {
+		t.Run(tt.path, func(t *testing.T) {
+			values := url.Values{"gateway": {tt.gateway}}
+			for name, value := range tt.values {
+				values[name] = value
+			}
+			res, page := s.send(tt.path, values)
+			if res.StatusCode == http.StatusSeeOther {
+				_, page = s.get(strings.TrimPrefix(res.Header.Get("Location"), "/console"))
+			}
+			if res.StatusCode != tt.status || !strings.Contains(page, tt.want) {
+				t.Errorf("got %d %s", res.StatusCode, page)
+			}
+		})
+	}
+	if lines := s.logged(`"action":"refresh"`); len(lines) != 1 || !strings.Contains(lines[0], `"mcp_server":"sample"`) {
+		t.Errorf("in the log: %q", lines)
+	}
+}
+
+// A tool is called once, and both results are shown.
+func TestTryATool(t *testing.T) {
+	s := serve(t, oddGateway)
+	const name = "odd & <b>50%</b>"
+	for _, tt := range []struct {
+		what, tool string
+		values     url.Values
+		want, not  string
+	}{
+		{"a text", "sample__echo", url.Values{"argument.text": {"<i>hi</i>\r\nyou"}, "sure": {"yes"}}, "&lt;i&gt;hi&lt;/i&gt;\nyou</div>", "<i>"},
+		{"what was entered stays", "sample__echo", url.Values{"argument.text": {"\r\nsecond"}, "sure": {"yes"}}, "\n\nsecond</textarea>", ""},
+		{"a long result", "sample__read_log", url.Values{"sure": {"yes"}}, `As the server sent it`, ""},
+		{"as a client that may not", "sample__read_image", url.Values{"client": {"alice"}, "sure": {"yes"}}, `role="alert"`, "As the agent gets it"},
+		{"a tool that only reads, without being sure", "sample__echo", url.Values{"argument.text": {"x"}}, "x</div>", `role="alert"`},
+	} {
+		t.Run(tt.what, func(t *testing.T) {
+			values := url.Values{"gateway": {name}}
+			for name, value := range tt.values {
+				values[name] = value
+			}
+			res, page := s.send("/tools/"+tt.tool, values)
+			skeleton(t, page)
+			if res.StatusCode != http.StatusOK || !strings.Contains(page, tt.want) || tt.not != "" && strings.Contains(page, tt.not) {
+				t.Errorf("got %d %s", res.StatusCode, page)
+			}
+		})
+	}
+}
+
+// A page of servers that was patched is what a fresh page is.
+func TestServersAreKeptUpToDate(t *testing.T) {
+	s := serve(t, oddGateway)
+	for _, tt := range []struct {
+		path string
+		p    page
+		show func(*visit) (any, error)
+	}{
+		{"/servers", serversPage, showServers},
+		{"/servers?server=dead&gateway=" + url.QueryEscape("odd & <b>50%</b>"), serverPage, showServer},
+	} {
+		v := newTestVisit(tt.path)
+		read := func() string {
+			t.Helper()
+			data, err := tt.show(v)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return rendered(t, v, page{name: tt.p.name}, data)
+		}
+		current, next := read(), tt.p.live(v)
+		if _, err := next(); err != nil {
+			t.Fatal(err)
+		}
+		s.send("/servers/dead/check", url.Values{"gateway": {"odd & <b>50%</b>"}})
+		change, err := next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := patched(t, current, change), patched(t, read(), patch{}); !change.Reload && got != want {
+			t.Errorf("%s: the page is %s\nwant %s", tt.path, got, want)
+		}
+		if change.isEmpty() {
+			t.Errorf("%s: nothing has changed", tt.path)
+		}
+	}
+}

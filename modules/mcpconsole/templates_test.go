@@ -1,0 +1,374 @@
+package mcpconsole
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/net/html"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/activity"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
+)
+
+// newTestVisit returns a visit of a path of the console.
+func newTestVisit(path string) *visit {
+	h := &Handler{Path: "/console", Price: 3, Currency: "$"}
+	return &visit{h: h, w: httptest.NewRecorder(), r: httptest.NewRequest(http.MethodGet, path, nil), Token: "secret"}
+}
+
+// rendered returns a page.
+func rendered(t *testing.T, v *visit, p page, data any) string {
+	t.Helper()
+	var b bytes.Buffer
+	if err := templates.ExecuteTemplate(&b, p.name, shown{v, &p, data}); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// fixtures returns what each page shows, with a text in all places where clients and servers have one.
+func fixtures(v *visit, text string) map[*page]any {
+	at := time.Date(2026, 11, 17, 20, 21, 14, 0, time.UTC)
+	sums := activity.Sums{Calls: 7, Failed: 1, Received: 52310, Sent: 4200, CutChars: 48310}
+	saving := mcpgateway.Saving{Sums: sums, Tokens: 12077, Money: 0.036}
+	recent := make([]activity.Interval, 60)
+	for i := range recent {
+		recent[i] = activity.Interval{At: at.Add(time.Duration(i) * 10 * time.Second), Sums: activity.Sums{Calls: int64(i % 4), Failed: int64(i % 2)}}
+	}
+	tool := activity.Tool{Gateway: text, Server: text, Name: text}
+	call := &activity.Call{
+		ID: 7, At: at, Gateway: text, Client: text, Address: text, Server: text, Method: text, Name: text, RequestID: text, Outcome: text,
+		ErrorCode: -32000, Rule: text, Confirmed: true, Seconds: 0.1, Received: 52310, Sent: 4200, CutTexts: 2, CutChars: 48310,
+		Originals: []string{text, "obs_gone"}, HasContent: true,
+	}
+	call.Arguments, _ = json.Marshal(map[string]string{"path": text})
+	call.Result, _ = json.Marshal(map[string]any{"content": []any{
+		map[string]string{"type": "text", "text": text + "\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=52310 head=2000 tail=2000 id=obs_4kXbZ0aQe7] " + text + " ...\n" + text},
+		map[string]string{"type": text, "mimeType": text, "data": "AAAA"},
+	}})
+	whole := original{ID: text, Address: v.At("/calls/7/originals/x"), Chars: 52310, Kept: true}
+	all := pageFixtures(text)
+	maps.Copy(all, map[*page]any{
+		&overviewPage: newOverview(
+			mcpgateway.Overview{Since: at, Total: sums, Recent: recent, Gateways: []mcpgateway.GatewayStatus{
+				{Name: text, Path: text, URLs: []string{text}, Admits: text, Servers: 2, Up: 1, Clients: 3},
+			}},
+			mcpgateway.Savings{
+				Since: at, Total: saving, Price: 3, Tools: []mcpgateway.ToolSaving{{Tool: tool, Saving: saving}},
+				Days: []mcpgateway.DaySaving{{Date: text, Saving: saving}}, Conversations: saving,
+			},
+			[]mcpgateway.ServerStatus{{Gateway: text, Name: text, State: "unhealthy", LastError: text}, {Name: "up", State: "healthy"}},
+			text, at),
+		&callsPage: &calls{
+			Rows: []row{callRow(v, call)}, Blank: callRow(v, new(activity.Call)), Any: true, Last: 7,
+			Filters: []filter{{Name: "client", Title: "Client", All: "all clients", Values: []string{text}, Chosen: text}},
+		},
+		&callPage:       newCallView(call, []original{whole}),
+		&originalPage:   &wholeText{Original: mcpgateway.Original{ID: text, Chars: 52310, Text: text}, Call: v.At("/calls/7"), More: 1},
+		{name: "error"}: failure{http.StatusNotFound, text},
+	})
+	return all
+}
+
+// skeleton returns the elements of a page with the names of their attributes.
+func skeleton(t *testing.T, rendered string) (all []string) {
+	t.Helper()
+	root, err := html.Parse(strings.NewReader(rendered))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for node := range root.Descendants() {
+		if node.Type == html.CommentNode {
+			all = append(all, "comment")
+		}
+		if node.Type != html.ElementNode {
+			continue
+		}
+		element := node.Data
+		for _, a := range node.Attr {
+			element += " " + a.Key
+			switch {
+			case a.Key == "style" || strings.HasPrefix(a.Key, "on"):
+				t.Errorf("<%s> has %s, which the security policy forbids", node.Data, a.Key)
+			case slices.Contains([]string{"href", "src", "action", "formaction"}, a.Key) && !strings.HasPrefix(a.Val, "/console/") && !strings.HasPrefix(a.Val, "#"):
+				t.Errorf("<%s> leads to %s", node.Data, a.Val)
+			}
+		}
+		if node.Data == "style" || node.Data == "script" && node.FirstChild != nil {
+			t.Errorf("the page has a <%s> in it, which the security policy forbids", node.Data)
+		}
+		all = append(all, element)
+	}
+	return all
+}
+
+// TestHostileTexts has no text of a client or a server become an element or an attribute.
+func TestHostileTexts(t *testing.T) {
+	v := newTestVisit("/calls/7")
+	plain, tokens := map[string][]string{}, map[string]int{}
+	for p, data := range fixtures(v, "plain") {
+		page := rendered(t, v, *p, data)
+		plain[p.name], tokens[p.name] = skeleton(t, page), strings.Count(page, v.Token)
+	}
+	for _, text := range []string{
+		`<script>alert(1)</script>`, `"><img src=x onerror=alert(1)>`, `' onmouseover='alert(1)`, `</title></textarea></select></pre></template><b>`,
+		`javascript:alert(1)`, `{{.Visit.Token}}`, "\u202egnp.exe\u2066", "a\nb\r\n\tc", "\x00\xff\xfe", `--><!-- `, `&lt;b&gt;`, `//evil.example/`, `../../..`,
+		strings.Repeat("w", 5000), strings.Repeat("<", 2000),
+	} {
+		for p, data := range fixtures(v, text) {
+			page := rendered(t, v, *p, data)
+			if got := skeleton(t, page); !slices.Equal(got, plain[p.name]) {
+				t.Errorf("the page %s has other elements with %.60q in it:\n%s", p.name, text, page)
+			}
+			if text == `{{.Visit.Token}}` && strings.Count(page, v.Token) != tokens[p.name] {
+				t.Errorf("the page %s runs templates in texts", p.name)
+			}
+		}
+	}
+}
+
+// TestEmptyPages has pages say what to do if there is nothing yet.
+func TestEmptyPages(t *testing.T) {
+	v := newTestVisit("/")
+	none := newOverview(mcpgateway.Overview{}, mcpgateway.Savings{}, nil, "", time.Now())
+	for _, test := range []struct {
+		p    page
+		data any
+		want []string
+	}{
+		{overviewPage, none, []string{"There is no gateway", "mcp_gateway {"}},
+		{overviewPage, newOverview(mcpgateway.Overview{Gateways: []mcpgateway.GatewayStatus{{Name: "local"}}}, mcpgateway.Savings{}, nil, "", time.Now()), []string{"No calls yet", `href="/console/connect"`, `href="/console/tools"`}},
+		{callsPage, &calls{Blank: callRow(v, new(activity.Call))}, []string{"No calls yet", `href="/console/connect"`}},
+		{callsPage, &calls{Blank: callRow(v, new(activity.Call)), Any: true}, []string{"No call fits"}},
+		{callPage, newCallView(new(activity.Call), nil), []string{"record on"}},
+	} {
+		page := rendered(t, v, test.p, test.data)
+		skeleton(t, page)
+		for _, want := range test.want {
+			if !strings.Contains(page, want) {
+				t.Errorf("the empty page %s does not say %q:\n%s", test.p.name, want, page)
+			}
+		}
+	}
+	if strings.Contains(rendered(t, v, overviewPage, none), "about") {
+		t.Error("without a price, the page shows money")
+	}
+}
+
+// patched returns a page after a patch, as console.js applies it.
+func patched(t *testing.T, page string, p patch) string {
+	t.Helper()
+	root, err := html.Parse(strings.NewReader(page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for node := range root.Descendants() {
+		if node.Type != html.ElementNode {
+			continue
+		}
+		i := slices.IndexFunc(node.Attr, func(a html.Attribute) bool { return a.Key == "id" })
+		if i < 0 {
+			continue
+		}
+		id := node.Attr[i].Val
+		if text, changed := p.Text[id]; changed {
+			for child := node.FirstChild; child != nil; child = node.FirstChild {
+				node.RemoveChild(child)
+			}
+			node.AppendChild(&html.Node{Type: html.TextNode, Data: text})
+		}
+		for i, a := range node.Attr {
+			if value, changed := p.Set[id][a.Key]; changed {
+				node.Attr[i].Val = value
+			}
+		}
+	}
+	var b bytes.Buffer
+	if err := html.Render(&b, root); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+// TestOverviewIsKeptUpToDate has a page that was patched be what a fresh page is.
+func TestOverviewIsKeptUpToDate(t *testing.T) {
+	v := newTestVisit("/")
+	add := func(received int64) {
+		activity.Process.Add(&activity.Call{
+			Gateway: "local", Client: "ann", Server: "files", Method: "tools/call", Name: fmt.Sprintf("read_%d", received), Outcome: "ok",
+			Received: received, Sent: min(received, 100), CutChars: int(max(0, received-100)),
+		})
+	}
+	read := func() string {
+		t.Helper()
+		data, err := showOverview(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return rendered(t, v, page{name: "overview"}, data)
+	}
+	add(1000)
+	current, next := read(), overviewPage.live(v)
+	for i := range 20 {
+		add(int64(1000 * i)) // also of a tool that is new, and of one that comes first
+		for {
+			fresh := read()
+			change, err := next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if change.Reload {
+				t.Fatalf("after %d calls, the page is to be loaded again", i)
+			}
+			current = patched(t, current, change)
+			if read() != fresh {
+				continue // the rate of calls, say, is another one by now
+			}
+			if want := patched(t, fresh, patch{}); current != want {
+				t.Fatalf("the page is %s\nwant %s", current, want)
+			}
+			break
+		}
+	}
+}
+
+// TestCallsAreKeptUpToDate has the stream of calls add the rows that a fresh page has, each of them once, and only those
+// that fit.
+func TestCallsAreKeptUpToDate(t *testing.T) {
+	add := func(client, outcome string) {
+		activity.Process.Add(&activity.Call{Gateway: "local", Client: client, Server: "files", Method: "tools/call", Name: "read", Outcome: outcome})
+	}
+	show := func(path string) *calls {
+		t.Helper()
+		data, err := showCalls(newTestVisit(path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data.(*calls)
+	}
+	add("zoe", "error")
+	add("zoe", "ok")
+	for _, path := range []string{"/calls", "/calls?client=zoe", "/calls?client=zoe&outcome=failed", "/calls?client=nobody", "/calls?tool=read&server=files", "/calls?gateway=local", "/calls?gateway=other"} {
+		before := show(path)
+		v := newTestVisit(path)
+		live := shown{v, &callsPage, before}.Live()
+		next := followCalls(newTestVisit(strings.TrimPrefix(live, "/console")))
+		rows := before.Rows
+		for range 3 {
+			add("zoe", "error")
+			add("zoe", "ok")
+			add("ben", "canceled")
+			change, err := next()
+			if err != nil {
+				t.Fatal(err)
+			}
+			rows = append(change.Rows, rows...)
+		}
+		want := show(path).Rows
+		if rows = rows[:min(len(rows), shownCalls)]; !reflect.DeepEqual(rows, want) {
+			t.Errorf("%s has the rows %+v, want %+v", live, rows, want)
+		}
+		if change, err := next(); err != nil || !change.isEmpty() {
+			t.Errorf("%s: without calls, %+v has changed (%v)", live, change, err)
+		}
+	}
+
+	failed := show("/calls?client=zoe&outcome=failed")
+	for _, row := range failed.Rows {
+		if row.Class != "bad" || row.Cells[1] != "zoe" || row.Cells[4] != "error" {
+			t.Errorf("%+v does not fit", row)
+		}
+	}
+	if len(failed.Rows) == 0 {
+		t.Error("no call fits")
+	}
+	if other := show("/calls?gateway=other&server=files"); len(other.Rows) > 0 {
+		t.Errorf("calls of another gateway fit: %+v", other.Rows)
+	}
+	for _, filter := range failed.Filters {
+		want := map[string]string{"gateway": "local", "client": "zoe", "server": "files", "tool": "read", "outcome": "failed"}[filter.Name]
+		if !slices.Contains(filter.Values, want) || !slices.IsSorted(filter.Values) {
+			t.Errorf("%s can be one of %q, want %q, too", filter.Name, filter.Values, want)
+		}
+	}
+}
+
+// TestAnswerTexts reads results of all methods as an agent does.
+func TestAnswerTexts(t *testing.T) {
+	for _, test := range []struct{ name, result, want string }{
+		{"nothing", ``, ""},
+		{"a tool", `{"content":[{"type":"text","text":"a"},{"type":"image","mimeType":"image/png","data":"AAAA"},{"type":"resource","resource":{"uri":"x","text":"b"}}]}`, "a|image, image/png, 3 B|b"},
+		{"a prompt", `{"messages":[{"role":"user","content":{"type":"text","text":"a"}}]}`, "a"},
+		{"a resource", `{"contents":[{"uri":"x","text":"a"},{"uri":"y","mimeType":"application/pdf","blob":"AAAA"}]}`, "a|application/pdf, 3 B"},
+		{"an error", `{"code":-32000,"message":"no"}`, "error: no"},
+		{"one that was too long to be kept", `"{\"content\": … (90000 bytes)"`, `the beginning of the result: {"content": … (90000 bytes)`},
+		{"one of another form", `{"content":7}`, ""},
+	} {
+		var got []string
+		for _, text := range answerTexts(json.RawMessage(test.result)) {
+			said := text.Kind
+			for _, p := range text.Parts {
+				if said != "" {
+					said += ": "
+				}
+				said += p.Text
+			}
+			got = append(got, said)
+		}
+		if strings.Join(got, "|") != test.want {
+			t.Errorf("%s: got %q, want %q", test.name, got, test.want)
+		}
+	}
+}
+
+// TestDifferences has what cannot be patched be loaded again, and nothing else.
+func TestDifferences(t *testing.T) {
+	const page = `<main id="main" class="a"><p id="text">old</p><p id="mixed">a <b>b</b></p><input id="in" value="1">after<path id="p" d="M0"/><i id="none"></i><p class="x">fixed</p></main>`
+	read := func(page string) *moving {
+		t.Helper()
+		m, err := readMoving(strings.NewReader(page))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	for _, test := range []struct {
+		name, old, new string
+		want           patch
+	}{
+		{"nothing", "", "", patch{}},
+		{"a text", "old", "new &amp; <", patch{Text: map[string]string{"text": "new & <"}}},
+		{"a text that was empty", `"none"></i>`, `"none">x</i>`, patch{Text: map[string]string{"none": "x"}}},
+		{"an attribute", `"M0"`, `"M1"`, patch{Set: map[string]map[string]string{"p": {"d": "M1"}}}},
+		{"an attribute of an element without an end", `value="1"`, `value="2"`, patch{Set: map[string]map[string]string{"in": {"value": "2"}}}},
+		{"a class", `class="a"`, `class="b"`, patch{Set: map[string]map[string]string{"main": {"class": "b"}}}},
+		{"a text beside elements", "a <b>", "c <b>", patch{Reload: true}},
+		{"a text of an element without an id", "fixed", "moved", patch{Reload: true}},
+		{"a class of an element without an id", `class="x"`, `class="y"`, patch{Reload: true}},
+		{"a text behind an element without an end", "after", "later", patch{Reload: true}},
+		{"an element in a text", "old", "<b>old</b>", patch{Reload: true}},
+		{"an id", `id="text"`, `id="other"`, patch{Reload: true}},
+		{"an attribute that is new", `id="p"`, `id="p" x="1"`, patch{Reload: true}},
+		{"an element that is gone", `<i id="none"></i>`, "", patch{Reload: true}},
+	} {
+		got := read(strings.Replace(page, test.old, test.new, 1)).since(read(page))
+		if len(got.Text) == 0 {
+			got.Text = nil
+		}
+		if len(got.Set) == 0 {
+			got.Set = nil
+		}
+		if !reflect.DeepEqual(got, test.want) {
+			t.Errorf("%s: got %+v, want %+v", test.name, got, test.want)
+		}
+	}
+}
