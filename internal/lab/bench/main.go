@@ -8,7 +8,8 @@
 // tool_result_mask + reverse_proxy, with reverse_proxy alone, in the built binary. gateway/… compares mcp_gateway with reverse_proxy alone, and its
 // servers on stdio with those on HTTP. aggregate/… does so where all servers are one,
 // compares lists from memory with those that are asked for, and tells what an idle
-// session takes. Speeds depend on the machine and on what else it is doing, so the
+// session takes. console/… compares calls while the console is open with those while it is
+// closed. Speeds depend on the machine and on what else it is doing, so the
 // figures to look at are the ratios: the contestants of a case take turns many times
 // over, and noise hits them alike.
 //
@@ -68,6 +69,9 @@ func report(ctx context.Context, run, caddy string, budget time.Duration) error 
 	}
 	if err := reportAggregate(ctx, chosen, caddy, 2*budget); err != nil {
 		return fmt.Errorf("aggregate: %w", err)
+	}
+	if err := reportConsole(ctx, chosen, caddy); err != nil {
+		return fmt.Errorf("console: %w", err)
 	}
 	return nil
 }

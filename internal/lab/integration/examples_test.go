@@ -144,6 +144,7 @@ func exampleSecrets(t *testing.T) {
 	setenv(t, "AGENT_TOKEN", exampleToken)
 	setenv(t, "MCP_TOKEN", exampleToken)
 	setenv(t, "MCP_SESSION_KEY", exampleToken)
+	setenv(t, "OPERATOR_TOKEN", exampleToken+"-operator")
 }
 
 func TestShippedCaddyfiles(t *testing.T) {

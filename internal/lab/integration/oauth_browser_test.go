@@ -5,10 +5,7 @@ import (
 	"net/http"
 	"net/http/cookiejar"
 	"net/url"
-	"os"
-	"os/exec"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/chromedp/chromedp"
@@ -130,56 +127,6 @@ func (b *formBrowser) logIn(t *testing.T, address, account string) webPage {
 
 // mostForms is how many forms a login may have.
 const mostForms = 5
-
-// A chromium is a browser that people use.
-type chromium struct{ ctx context.Context }
-
-// newChromium starts Chromium with a profile of its own.
-func newChromium(t *testing.T) *chromium {
-	t.Helper()
-	path := chromiumPath(t)
-	home := t.TempDir() // removed after the cleanup below
-	options := append(chromedp.DefaultExecAllocatorOptions[:],
-		chromedp.ExecPath(path), chromedp.UserDataDir(home), chromedp.Env("HOME="+home), chromedp.DisableGPU,
-		chromedp.Flag("disable-dev-shm-usage", true),
-		chromedp.ModifyCmdFunc(func(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }))
-	if os.Geteuid() == 0 {
-		options = append(options, chromedp.NoSandbox) // which root cannot have
-	}
-	// It is stopped below, and must not be killed before that by the end of the test's context.
-	ctx, kill := chromedp.NewExecAllocator(context.WithoutCancel(t.Context()), options...)
-	ctx, _ = chromedp.NewContext(ctx)
-	t.Cleanup(func() {
-		err := chromedp.Cancel(ctx)
-		kill()
-		if browser := chromedp.FromContext(ctx).Browser; browser != nil && browser.Process() != nil {
-			_ = syscall.Kill(-browser.Process().Pid, syscall.SIGKILL) // children that are left
-		}
-		if err != nil {
-			t.Errorf("stop Chromium: %v", err)
-		}
-	})
-	if err := chromedp.Do(ctx); err != nil {
-		t.Fatalf("start %s: %v", path, err)
-	}
-	return &chromium{ctx}
-}
-
-// chromiumPath returns the path of an installed Chromium.
-func chromiumPath(t *testing.T) string {
-	t.Helper()
-	for _, name := range []string{"chromium", "google-chrome"} {
-		if path, err := exec.LookPath(name); err == nil {
-			return path
-		}
-	}
-	const missing = "Chromium is not installed: run apt-get install chromium"
-	if os.Getenv("CI") != "" {
-		t.Fatal(missing)
-	}
-	t.Skip(missing)
-	return ""
-}
 
 func (c *chromium) logIn(t *testing.T, address, account string) webPage {
 	t.Helper()

@@ -58,6 +58,8 @@ var filledElsewhere = map[string]string{
 	"unauthenticated_bodies": "TestSecurityBodiesOfStrangers",
 	"unread_answers":         "TestUnreadAnswersAreLimited of internal/stdio",
 	"background_requests":    "TestRequestsThatGoOnAreBounded of internal/gateway; each takes two seconds",
+	"console_streams":        "TestStreamsAreBounded of modules/mcpconsole; a user has 8 entries without bytes",
+	"calls":                  "TestCallsOfOthersAreNotPushedOut of internal/activity",
 	"confirmations":          "TestConfirmationsAreBounded of internal/gateway; a client has 100 entries of a few bytes",
 	"focus_arguments":        "TestToldTools of internal/gateway; they are tools of servers",
 	"rates":                  "a client has one entry",
