@@ -154,8 +154,8 @@ fuzz: ## fuzz every parser of foreign bytes, FUZZTIME each, or one of them: FUZZ
 		else echo failed; echo "$$out"; exit 1; fi; \
 	done
 
-bench: build ## throughput and memory, as ratios to named baselines
-	go -C $(LAB) run ./bench
+bench: build ## throughput and memory, as ratios to named baselines; flags in BENCHFLAGS
+	go -C $(LAB) run ./bench $(BENCHFLAGS)
 
 # Docker's gateway replaces a module in its go.mod, so only its own folder builds it.
 bench-gateway: DOCKER_GATEWAY := v0.28.0
