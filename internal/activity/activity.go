@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -125,8 +126,9 @@ type Log struct {
 	total     Sums
 	tools     map[Tool]*Sums
 	days      []Day      // the last one is the latest
-	midnight  time.Time  // when that ends
-	intervals []Interval // those with calls in them; the last one is the latest
+	today     int        // which of them is the one of the last call
+	dawn      time.Time  // when that began
+	intervals []Interval // those with calls in them; the last one is that of the last call
 }
 
 // NewLog returns an empty log.
@@ -196,19 +198,33 @@ func (l *Log) joinRarest() {
 	delete(l.tools, rarest)
 }
 
-// day returns the sums of a day.
+// day returns the sums of a day. The clock may be set back, so it is not always the latest.
 func (l *Log) day(at time.Time) *Sums {
-	if !at.Before(l.midnight) {
-		l.midnight = at.UTC().Truncate(day).Add(day)
-		l.days = append(l.days[max(0, len(l.days)-maxDays+1):], Day{Date: at.UTC().Format(time.DateOnly)})
+	if at.Before(l.dawn) || !at.Before(l.dawn.Add(day)) {
+		l.dawn = at.UTC().Truncate(day)
+		l.today = l.dayOf(l.dawn.Format(time.DateOnly))
 	}
-	return &l.days[len(l.days)-1].Sums
+	return &l.days[l.today].Sums
 }
 
-// interval returns the sums of an interval.
+// dayOf returns the index of a date in the days, which it adds if need be.
+func (l *Log) dayOf(date string) int {
+	i, found := slices.BinarySearchFunc(l.days, date, func(d Day, date string) int { return strings.Compare(d.Date, date) })
+	if found {
+		return i
+	}
+	l.days = slices.Insert(l.days, i, Day{Date: date})
+	if len(l.days) > maxDays {
+		l.days = slices.Delete(l.days, 0, 1)
+		i = max(0, i-1)
+	}
+	return i
+}
+
+// interval returns the sums of an interval. If the clock is set back, there may be several that begin at one time.
 func (l *Log) interval(at time.Time) *Sums {
 	at = at.Truncate(intervalLength)
-	if n := len(l.intervals); n == 0 || l.intervals[n-1].At.Before(at) {
+	if n := len(l.intervals); n == 0 || !l.intervals[n-1].At.Equal(at) {
 		l.intervals = append(l.intervals[max(0, n-maxIntervals+1):], Interval{At: at})
 	}
 	return &l.intervals[len(l.intervals)-1].Sums
@@ -267,7 +283,7 @@ func (l *Log) Recent() []Interval {
 	defer l.mu.Unlock()
 	for _, interval := range l.intervals {
 		if i := int(interval.At.Sub(first) / intervalLength); !interval.At.Before(first) && i < len(recent) {
-			recent[i].Sums = interval.Sums
+			recent[i].Sums.Add(&interval.Sums)
 		}
 	}
 	return recent

@@ -190,6 +190,21 @@ func TestDays(t *testing.T) {
 	})
 }
 
+// A clock that was ahead, and is set back, does not have all that follows count for a day to come.
+func TestClockIsSetBack(t *testing.T) {
+	l, now := NewLog(), time.Now()
+	for _, at := range []time.Time{now.Add(3650 * day), now, now} {
+		l.day(at).Calls++
+		l.interval(at).Calls++
+	}
+	if len(l.days) != 2 || l.days[0].Calls != 2 || l.days[1].Calls != 1 || l.days[0].Date > l.days[1].Date {
+		t.Errorf("got %+v", l.days)
+	}
+	if len(l.intervals) != 2 || l.intervals[1].Calls != 2 {
+		t.Errorf("got %+v", l.intervals)
+	}
+}
+
 func TestIntervals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := NewLog()
