@@ -184,8 +184,8 @@ func (l *Log) others() *Sums {
 	return l.tools[Tool{}]
 }
 
-// joinRarest has a tool with the fewest calls count as one of the others. There are servers that answer to every name: so
-// those that a client makes up push out each other, and no tool that is used.
+// joinRarest has a tool with the fewest calls count as one of the others. There are servers that answer to every name:
+// so those that a client makes up push out each other, and no tool that is used.
 func (l *Log) joinRarest() {
 	var rarest Tool
 	fewest := int64(math.MaxInt64)
@@ -209,7 +209,9 @@ func (l *Log) day(at time.Time) *Sums {
 
 // dayOf returns the index of a date in the days, which it adds if need be.
 func (l *Log) dayOf(date string) int {
-	i, found := slices.BinarySearchFunc(l.days, date, func(d Day, date string) int { return strings.Compare(d.Date, date) })
+	i, found := slices.BinarySearchFunc(l.days, date, func(d Day, date string) int {
+		return strings.Compare(d.Date, date)
+	})
 	if found {
 		return i
 	}

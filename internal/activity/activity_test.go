@@ -60,7 +60,7 @@ func TestCallsAreListedTheLatestFirst(t *testing.T) {
 	}
 }
 
-// Who makes the most calls loses the oldest of them, and nobody else any. Those who were not let in are one.
+// The client with the most calls loses the oldest of them, and no other client does. Those who were not let in are one.
 func TestCallsOfOthersAreNotPushedOut(t *testing.T) {
 	l := NewLog()
 	for range 10 {

@@ -250,7 +250,7 @@ func TestRefusedCalls(t *testing.T) {
 			switch kept := got.Content; {
 			case test.identity == "":
 				if kept != nil {
-					t.Errorf("kept for somebody unknown: %s, %s", kept.Arguments, kept.Result)
+					t.Errorf("kept for an unknown client: %s, %s", kept.Arguments, kept.Result)
 				}
 			case kept == nil || string(kept.Arguments) != arguments || !strings.Contains(s.answer, `"error":`+string(kept.Result)):
 				t.Errorf("answered %s, kept %+v", s.body, kept)
@@ -268,7 +268,7 @@ func TestRefusedCalls(t *testing.T) {
 	}
 }
 
-// Nobody has asked anything in a request that is refused by its headers.
+// A request that is refused by its headers is not a call.
 func TestRefusedRequestsWithoutABody(t *testing.T) {
 	g := newGateway(t, func(c *Config) { c.Auth = believing{} }, modernPeer("a"))
 	g.user(t, mcp.Modern).call("a::x")

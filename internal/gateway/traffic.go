@@ -72,7 +72,8 @@ type Content struct {
 	Result    []byte // or error, as the client has got it; nil if it has got none
 }
 
-// A recording is the answer to a call, as the client gets it, or how it begins. Nothing is recorded with a nil receiver.
+// A recording is the answer to a call, as the client gets it, or how it begins. Nothing is recorded with a nil
+// receiver.
 type recording struct {
 	begin []byte
 	size  int // of all of it

@@ -179,8 +179,8 @@ func fromOtherPage(r *http.Request) bool {
 	return !isRead || r.Header.Get("Sec-Fetch-Mode") != "navigate" || r.Header.Get("Sec-Fetch-Dest") != "document"
 }
 
-// isOwn reports whether an origin is that of the console: the host of the request, with its scheme. A proxy in front may
-// have taken TLS off.
+// isOwn reports whether an origin is that of the console: the host of the request, with its scheme. A proxy in front
+// may have taken TLS off.
 func isOwn(r *http.Request, origin string) bool {
 	u, err := url.Parse(origin)
 	if err != nil || u.Host == "" || !strings.EqualFold(u.Host, r.Host) {

@@ -17,7 +17,7 @@ import (
 )
 
 func basic(password string) string {
-	return "Basic " + base64.StdEncoding.EncodeToString([]byte("anybody:"+password))
+	return "Basic " + base64.StdEncoding.EncodeToString([]byte("any name:"+password))
 }
 
 // Who is let in, and what for.
@@ -69,7 +69,7 @@ func TestWho(t *testing.T) {
 		{"a name of the console, by a proxy perhaps", named, here, "console.test", nil, "", no, "another host than localhost"},
 		{"another name than that of the console", named, there, "evil.test", nil, "ann", no, "this Host"},
 		{"a proxy here", plain, here, localhost, []string{"X-Forwarded-For", "192.0.2.7"}, "", no, "a proxy"},
-		{"a proxy for somebody here", plain, here, localhost, []string{"X-Forwarded-For", "127.0.0.1"}, "", no, "a proxy"},
+		{"a proxy for a user here", plain, here, localhost, []string{"X-Forwarded-For", "127.0.0.1"}, "", no, "a proxy"},
 		{"a proxy with an empty header", plain, here, localhost, []string{"X-Forwarded-For", ""}, "", no, "a proxy"},
 		{"a proxy by its standard", plain, here, localhost, []string{"Forwarded", "for=192.0.2.7"}, "", no, "a proxy"},
 		{"a proxy by its name", plain, here, localhost, []string{"Via", "1.1 proxy"}, "", no, "a proxy"},
@@ -84,11 +84,11 @@ func TestWho(t *testing.T) {
 		{"a user with an impossible name", plain, there, "console.test", nil, "a\nb", no, "not authenticated"},
 
 		{"a user by a header", byHeader, there, "console.test", []string{"Remote-User", "ann"}, "", ok, "[ann] true"},
-		{"nobody by a header", byHeader, there, "console.test", nil, "", no, "not authenticated"},
+		{"no user in the header", byHeader, there, "console.test", nil, "", no, "not authenticated"},
 		{"an empty header", byHeader, there, "console.test", []string{"Remote-User", ""}, "", no, "not authenticated"},
-		{"nobody by a header, here", byHeader, here, localhost, nil, "", no, "not authenticated"},
+		{"no user in the header, here", byHeader, here, localhost, nil, "", no, "not authenticated"},
 		{"another user of Caddy", byHeader, there, "console.test", nil, "ann", no, "not authenticated"},
-		{"a placeholder that nobody knows", `{"user":"{http.nothing.here}"}`, here, localhost, nil, "", no, "not authenticated"},
+		{"an unknown placeholder", `{"user":"{http.nothing.here}"}`, here, localhost, nil, "", no, "not authenticated"},
 
 		{"a password", byToken, there, "console.test", []string{"Authorization", basic(good)}, "", ok, "[ann] true"},
 		{"a token", byToken, there, "console.test", []string{"Authorization", "Bearer " + good}, "", ok, "[ann] true"},
@@ -106,7 +106,7 @@ func TestWho(t *testing.T) {
 		{"a frame on another site", plain, here, localhost, []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "iframe"}, "", no, "another site"},
 		{"an image on another site", plain, here, localhost, []string{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "no-cors"}, "", no, "another site"},
 		{"an image at another port", plain, here, localhost, []string{"Sec-Fetch-Site", "same-site", "Sec-Fetch-Mode", "no-cors"}, "", no, "another site"},
-		{"a word that nobody knows yet", plain, here, localhost, []string{"Sec-Fetch-Site", "other"}, "", no, "another site"},
+		{"an unknown word", plain, here, localhost, []string{"Sec-Fetch-Site", "other"}, "", no, "another site"},
 		{"a script of another site", plain, here, localhost, []string{"Origin", "https://evil.test"}, "", no, "another site"},
 		{"a script at another port", plain, here, localhost, []string{"Origin", "http://localhost:3000"}, "", no, "another site"},
 		{"a page that hides where it is from", plain, here, localhost, []string{"Origin", "null"}, "", no, "another site"},

@@ -36,7 +36,8 @@ var assets = sync.OnceValue(func() (all []*asset) {
 			panic(err)
 		}
 		sum := sha256.Sum256(content)
-		all = append(all, &asset{file.Name(), kinds[path.Ext(file.Name())], `"` + hex.EncodeToString(sum[:16]) + `"`, content})
+		tag := `"` + hex.EncodeToString(sum[:16]) + `"`
+		all = append(all, &asset{file.Name(), kinds[path.Ext(file.Name())], tag, content})
 	}
 	return all
 })

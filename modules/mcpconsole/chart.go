@@ -33,8 +33,8 @@ func coordinate(n float64) string {
 	return strconv.FormatFloat(math.Round(n*10)/10, 'f', -1, 64)
 }
 
-// share returns which part of the whole something is, as the width or height of a rectangle. What is there at all can be
-// seen.
+// share returns which part of the whole something is, as the width or height of a rectangle. What is there at all can
+// be seen.
 func share(part, whole float64) string {
 	if part <= 0 || whole <= 0 {
 		return "0%"

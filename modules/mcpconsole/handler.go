@@ -28,10 +28,10 @@ func init() {
 // Handler is a console for the gateways of this process, in the browser. It has what the admin API of mcp_gateway has:
 // servers, tools, calls, what was cut, what that saves.
 //
-// It is shown to users of this machine, and to users who are authenticated: by Caddy (basic_auth, or client certificates
-// that it verifies), or by what auth and user say, which then count alone. A request is of a user of this machine if it
-// comes from a loopback address, for a loopback address or localhost, and no proxy has passed it on, as far as its
-// headers tell. All others get status 403, or 401 if a password would help.
+// It is shown to users of this machine, and to users who are authenticated: by Caddy (basic_auth, or client
+// certificates that it verifies), or by what auth and user say, which then count alone. A request is of a user of this
+// machine if it comes from a loopback address, for a loopback address or localhost, and no proxy has passed it on, as
+// far as its headers tell. All others get status 403, or 401 if a password would help.
 //
 // Pages of other sites can link to the console, and nothing else. What changes something needs a POST of a page of the
 // console itself, with a token that is in its forms.

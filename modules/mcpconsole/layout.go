@@ -41,8 +41,8 @@ func (s shown) Title() string {
 	return s.Page.title
 }
 
-// Live returns the address of the stream that keeps the page up to date, "" if it does not move. It has the query of the
-// page, what the wildcards of its path stand for, and what its data have in a method liveQuery.
+// Live returns the address of the stream that keeps the page up to date, "" if it does not move. It has the query of
+// the page, what the wildcards of its path stand for, and what its data have in a method liveQuery.
 func (s shown) Live() string {
 	if s.Page.live == nil {
 		return ""

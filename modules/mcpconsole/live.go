@@ -24,8 +24,8 @@ const (
 	streamWrite = 10 * time.Second // how long a browser may take to read
 )
 
-// stream keeps a page up to date, by server-sent events: each is what has changed on it. It ends when the user leaves or
-// the configuration stops.
+// stream keeps a page up to date, by server-sent events: each is what has changed on it. It ends when the user leaves
+// or the configuration stops.
 func (v *visit) stream(p *page) {
 	header := v.w.Header()
 	header.Set("X-Accel-Buffering", "no")

@@ -18,7 +18,9 @@ import (
 var (
 	callsPage    = page{pattern: "/calls", name: "calls", title: "Calls", show: showCalls, live: followCalls}
 	callPage     = page{pattern: "/calls/{id}", name: "call", title: "Call", show: showCall}
-	originalPage = page{pattern: "/calls/{id}/originals/{original}", name: "original", title: "Whole text", show: showOriginal}
+	originalPage = page{
+		pattern: "/calls/{id}/originals/{original}", name: "original", title: "Whole text", show: showOriginal,
+	}
 )
 
 const (
@@ -234,8 +236,8 @@ func indented(value json.RawMessage) string {
 	return cut(b.String(), shownChars)
 }
 
-// answerTexts returns the texts of a result as an agent reads them: those of its content or messages or contents, or, if
-// it was too long to be kept as JSON, the beginning of it.
+// answerTexts returns the texts of a result as an agent reads them: those of its content or messages or contents, or,
+// if it was too long to be kept as JSON, the beginning of it.
 func answerTexts(result json.RawMessage) []answerText {
 	var beginning string
 	if json.Unmarshal(result, &beginning) == nil {
@@ -281,7 +283,8 @@ func answerTexts(result json.RawMessage) []answerText {
 }
 
 func newAnswerText(kind, text string) answerText {
-	return answerText{Kind: kind, Parts: gaps(cut(text, shownChars)), More: max(0, utf8.RuneCountInString(text)-shownChars)}
+	more := max(0, utf8.RuneCountInString(text)-shownChars)
+	return answerText{Kind: kind, Parts: gaps(cut(text, shownChars)), More: more}
 }
 
 // A wholeText is what the page of an original shows.

@@ -126,7 +126,8 @@ func plural(n int, thing string) string {
 }
 
 var serverPage = page{
-	pattern: "/servers/{server}", name: "server", title: "Server", show: showServer, live: differences("server", showServer),
+	pattern: "/servers/{server}", name: "server", title: "Server",
+	show: showServer, live: differences("server", showServer),
 }
 
 // A serverView shows a server.

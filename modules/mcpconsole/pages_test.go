@@ -393,7 +393,7 @@ func TestPagesOfAGateway(t *testing.T) {
 		{"tools of all gateways", "/tools", 200, []string{"of the gateway", "sample__echo", "dead</a> could not be asked"}, "<b>50%"},
 		{"tools of one", "/tools?q=image&" + odd, 200, []string{"sample__read_image", "no client"}, "sample__echo</bdi>"},
 		{"tools of a client", "/tools?client=alice&" + odd, 200, []string{"sample__echo"}, "sample__read_image</bdi>"},
-		{"an unknown client", "/tools?client=nobody", 404, []string{"nobody"}, ""},
+		{"an unknown client", "/tools?client=stranger", 404, []string{"stranger"}, ""},
 		{"a tool", "/tools/sample__echo?" + odd, 200, []string{`name="argument.text"`, "<code>text</code>"}, ""},
 		{"a tool with arguments that another site has filled in", "/tools/sample__echo?argument.text=evil&arguments=evil&" + odd, 200, []string{`name="argument.text"`}, "evil"},
 		{"a tool that has to be confirmed", "/tools/sample__echo?client=alice&" + odd, 200, []string{`badge warn">confirm`, "sample::echo"}, ""},

@@ -11,10 +11,12 @@ import (
 )
 
 // patchable are the attributes that a patch may set, as console.js has them.
-var patchable = []string{"class", "d", "width", "height", "x", "y", "points", "title", "aria-label", "value", "datetime"}
+var patchable = []string{
+	"class", "d", "width", "height", "x", "y", "points", "title", "aria-label", "value", "datetime",
+}
 
-// differences returns what is to be the live function of a page: it renders the page again and finds what has changed in
-// the texts and attributes of elements with an id. If anything else has, the page is to be loaded again. So what is
+// differences returns what is to be the live function of a page: it renders the page again and finds what has changed
+// in the texts and attributes of elements with an id. If anything else has, the page is to be loaded again. So what is
 // patched is what a fresh page shows.
 func differences(name string, show func(*visit) (any, error)) func(*visit) func() (patch, error) {
 	return func(v *visit) func() (patch, error) {

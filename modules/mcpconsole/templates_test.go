@@ -257,7 +257,7 @@ func TestCallsAreKeptUpToDate(t *testing.T) {
 	}
 	add("zoe", "error")
 	add("zoe", "ok")
-	for _, path := range []string{"/calls", "/calls?client=zoe", "/calls?client=zoe&outcome=failed", "/calls?client=nobody", "/calls?tool=read&server=files", "/calls?gateway=local", "/calls?gateway=other"} {
+	for _, path := range []string{"/calls", "/calls?client=zoe", "/calls?client=zoe&outcome=failed", "/calls?client=stranger", "/calls?tool=read&server=files", "/calls?gateway=local", "/calls?gateway=other"} {
 		before := show(path)
 		v := newTestVisit(path)
 		live := shown{v, &callsPage, before}.Live()

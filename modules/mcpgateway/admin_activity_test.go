@@ -125,7 +125,7 @@ func TestAdminCallsAreFound(t *testing.T) {
 		"?after=7":                       {},
 		"?client=ann":                    {2, 1},
 		"?client=operator":               {6, 5},
-		"?client=nobody":                 {},
+		"?client=stranger":               {},
 		"?server=dead":                   {6},
 		"?tool=echo":                     {5, 4, 1},
 		"?outcome=ok":                    {5, 3, 1},

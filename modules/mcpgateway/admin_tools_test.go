@@ -239,7 +239,7 @@ func TestAdminTool(t *testing.T) {
 			"one disk disk__" + slashedTool + "  destructive open_world: " + slashedTool + " disk__" + slashedTool + " confirm confirm destructive", nil},
 		{"a tool of the gateway", "recover_observation", "?client=ann",
 			"one  recover_observation  read_only idempotent: recover_observation recover_observation allow it is the gateway's own", []string{`"inputSchema"`}},
-		{"a tool of the gateway, for nobody", "search_tools", "?gateway=two", "two  search_tools  read_only open_world", nil},
+		{"a tool of the gateway, without a client", "search_tools", "?gateway=two", "two  search_tools  read_only open_world", nil},
 		{"a tool that clients have to search for", "sample::echo", "?client=ann&gateway=two",
 			"two sample sample::echo  read_only: echo  deny default deny", []string{`"name":"sample::echo"`}},
 		{"without a separator", "echo", "?gateway=three", "three sample echo  read_only", []string{`"name":"echo"`}},

@@ -122,7 +122,8 @@ func (o reporter) Denied(d *gateway.Denial) {
 	})
 }
 
-// CallDone implements [gateway.Observer]. Each call is kept for the admin API. It is one line in the log if audit says so.
+// CallDone implements [gateway.Observer]. Each call is kept for the admin API. It is one line in the log if audit says
+// so.
 func (o reporter) CallDone(c gateway.Call) {
 	o.keep(&c)
 	if o.Audit == auditDenied || c.Refused {

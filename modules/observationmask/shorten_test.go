@@ -111,7 +111,7 @@ func TestRecoveredIsCountedOnce(t *testing.T) {
 		t.Errorf("an operator gets %s, %t; %v are recovered", body, ok, counted(recovered, labels...))
 	}
 	if _, ok := h.Kept("bob", handle); ok {
-		t.Error("it is kept for somebody else")
+		t.Error("it is kept for another owner")
 	}
 	for range 2 {
 		body, about, ok := h.Original("", handle)

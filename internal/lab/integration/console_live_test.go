@@ -174,7 +174,7 @@ func testConsoleReload(t *testing.T, c *chromium) {
 	newSpeaker(t, joinedAt(url), false, `{}`, bearer(tokenOfAlice)).use(t, "sample", "echo", `{"text":"x"}`)
 	calls.until(t, "a call after it", rowsWith("echo")+" == 1")
 	for _, b := range []*tab{servers, calls} {
-		b.expects(t, "net::ERR_") // while nobody listened
+		b.expects(t, "net::ERR_") // while no server listened
 	}
 }
 

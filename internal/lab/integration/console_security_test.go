@@ -120,7 +120,7 @@ func testConsoleBeyondLoopback(t *testing.T, c *chromium) {
 	}
 	pages := []string{"/console/servers/alpha", "/console/tools/sample__echo"}
 
-	t.Run("nobody", func(t *testing.T) {
+	t.Run("without a user", func(t *testing.T) {
 		serveAt(t, "mcp_console")
 		b := c.newTab(t, site)
 		for _, path := range append(pages, "/console/live/calls", "/console/assets/console.js", "/console/none") {
