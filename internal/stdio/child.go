@@ -103,10 +103,10 @@ func (c *child) run() {
 	c.stdout.Close()
 	calls := c.end(c.cause())
 	err := c.explain(c.cause(), jsonrpc.CauseEnded)
+	c.server.ended(c, err) // first: who hears of the end may call again at once, and gets another child
 	for _, call := range calls {
 		call.fail(jsonrpc.ConnectError(c.server.name, jsonrpc.CauseEnded), err)
 	}
-	c.server.ended(c, err)
 }
 
 // busy reports whether calls wait for the child.

@@ -103,6 +103,7 @@ type testPool struct {
 	journal string // where children of mcptest write what they receive
 	logs    *observer.ObservedLogs
 	onNoise func() // if set, runs in the reader of a child at each line that is not a message
+	onExit  func() // if set, runs in it at the end of the child
 
 	mu      sync.Mutex
 	changed *sync.Cond // something below, or a line in logs
@@ -122,6 +123,9 @@ func (p *testPool) Started(_ string, pid int, restart bool) {
 	})
 }
 func (p *testPool) Exited(_ string, pid int, _ error) {
+	if p.onExit != nil {
+		p.onExit()
+	}
 	p.note(func() { p.exited = append(p.exited, pid) })
 }
 func (p *testPool) Noise(string) {

@@ -201,6 +201,25 @@ func TestAChildThatClosesItsStdinIsRestarted(t *testing.T) {
 	equal(t, "status", p.client().post(request(`1`, "heard", `{}`)).StatusCode, http.StatusOK)
 }
 
+// A client whose call fails because the child has died may call again at once, and gets
+// the next child.
+func TestCallAfterADeath(t *testing.T) {
+	p := newPool(t, "", perSession)
+	p.onExit = func() { time.Sleep(50 * time.Millisecond) } // as where the machine is busy
+	c := p.client().initialize(`{}`)
+	for range 2 {
+		pid, calls := c.pid(), len(p.received("tools/call"))
+		failed := make(chan string)
+		go func() { failed <- c.post(toolCall(`1`, "hang", `{}`)).last() }()
+		p.eventually("the call", func() bool { return len(p.received("tools/call")) > calls })
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+		contains(t, "the call", <-failed, `"connect_error"`)
+		if after := c.pid(); after == pid {
+			t.Errorf("it is still %d", pid)
+		}
+	}
+}
+
 // TestManyDeathsUnderLoad kills the child again and again while clients call it.
 // Every call must end.
 func TestManyDeathsUnderLoad(t *testing.T) {

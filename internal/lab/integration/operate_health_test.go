@@ -164,8 +164,8 @@ func TestOperateHealthOfChildrenOfSessions(t *testing.T) {
 	if got := pending.finish(t).answer; got.Error == nil || got.Error.Code != -32002 {
 		t.Errorf("A37 the pending call: %s", got.Raw)
 	}
-	if after := one.use(t, "own", "pid", `{}`); after == before {
-		t.Errorf("A36 it is still %s", after)
+	if after := one.use(t, "own", "pid", `{}`); after == before || after == other || after == "" {
+		t.Errorf("A36 it was %s and is %q", before, after)
 	}
 	if got := two.use(t, "own", "pid", `{}`); got != other {
 		t.Errorf("A36 the other was %s and is %s", other, got)
