@@ -110,6 +110,10 @@ func greet(t *testing.T, at string) string {
 // lasting is a client for streams and calls that outlast the patience of the other.
 var lasting = &http.Client{Transport: &http.Transport{DisableCompression: true}}
 
+// unkept is lasting with a connection for each request. That of a stream that outlives its configuration is closed
+// when the stream ends, and a request just sent on it would be lost.
+var unkept = &http.Client{Transport: &http.Transport{DisableCompression: true, DisableKeepAlives: true}}
+
 // listenTo opens the stream of a session.
 func listenTo(t *testing.T, at, session string) *bufio.Reader {
 	t.Helper()
