@@ -12,6 +12,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/network"
@@ -72,8 +73,9 @@ func chromiumPath(t *testing.T) string {
 // and dialogs. Each of these fails the test at its end, unless it was expected.
 type tab struct {
 	ctx  context.Context
-	site string // the address that all requests go to
-	lax  bool   // nothing fails the test
+	site string    // the address that all requests go to
+	lax  bool      // nothing fails the test
+	live time.Time // when the page was last seen to be live
 
 	mu     sync.Mutex
 	faults []string
