@@ -64,7 +64,9 @@ func (c *speaker) listen(t *testing.T) *dialogue {
 func (c *speaker) listens(t *testing.T) *dialogue {
 	t.Helper()
 	if !c.Modern {
-		return c.listen(t)
+		d := c.listen(t)
+		wait(t, d.Opened, "the stream")
+		return d
 	}
 	d := c.begin(t, "subscriptions/listen", `{"notifications":{"toolsListChanged":true}}`)
 	d.hears(t, "notifications/subscriptions/acknowledged")

@@ -196,7 +196,7 @@ func TestOAuthLogin(t *testing.T) {
 	a := startAuthServer(t, nil)
 	g := startGateway(t, t.TempDir(), a.line("oauth"))
 	c := g.join(t)
-	stream := c.listen(t)
+	stream := c.listens(t)
 	lists(t, c, "notes__login")
 	remote := g.join(t, "X-Forwarded-For: 203.0.113.7")
 	lists(t, remote)
