@@ -45,7 +45,19 @@ func auditIn(file string) string {
 }
 
 // auditLines returns the lines of an audit log, which must be in the order of their times.
-func auditLines(t *testing.T, file string) (lines []calledLine) {
+func auditLines(t *testing.T, file string) []calledLine {
+	t.Helper()
+	lines := logLines(t, file)
+	for i := 1; i < len(lines); i++ {
+		if lines[i].TS < lines[i-1].TS {
+			t.Errorf("line %d: %f after %f", i, lines[i].TS, lines[i-1].TS)
+		}
+	}
+	return lines
+}
+
+// logLines returns the lines of a log.
+func logLines(t *testing.T, file string) (lines []calledLine) {
 	t.Helper()
 	text, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -56,9 +68,6 @@ func auditLines(t *testing.T, file string) (lines []calledLine) {
 		var line calledLine
 		if err := json.Unmarshal(raw, &line); err != nil {
 			t.Fatalf("%v: %s", err, raw)
-		}
-		if n := len(lines); n > 0 && line.TS < lines[n-1].TS {
-			t.Errorf("line %d: %f after %f", n, line.TS, lines[n-1].TS)
 		}
 		lines = append(lines, line)
 	}
@@ -193,7 +202,7 @@ func TestAuditStdio(t *testing.T) {
 	if err := cmd.Run(); err != nil {
 		t.Fatal(err)
 	}
-	lines := slices.DeleteFunc(auditLines(t, log.Name()), func(line calledLine) bool { return line.Message != "call" })
+	lines := slices.DeleteFunc(logLines(t, log.Name()), func(line calledLine) bool { return line.Message != "call" })
 	if len(lines) != 1 || lines[0].Client != "operator" || lines[0].Tool != "echo" || lines[0].Outcome != "ok" ||
 		lines[0].Arguments != nil {
 		t.Errorf("got %+v", lines)
