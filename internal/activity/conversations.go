@@ -51,7 +51,7 @@ type Route struct {
 	TokensAfter  int64   `json:"tokens_after"`  // of input, as providers count them or, where they do not tell, estimated
 	Usage        Usage   `json:"usage"`
 	Cost         float64 `json:"cost_tokens"`          // in tokens of input that no cache is used for
-	CostBefore   float64 `json:"cost_tokens_unmasked"` // as it would have been with all results: estimated, in the same unit
+	CostBefore   float64 `json:"cost_tokens_unmasked"` // as it would have been with all results: estimated
 	Moves        []Move  `json:"moves"`                // the latest first
 }
 

@@ -103,7 +103,7 @@ func (c *child) run() {
 	c.stdout.Close()
 	calls := c.end(c.cause())
 	err := c.explain(c.cause(), jsonrpc.CauseEnded)
-	c.server.ended(c, err) // first: who hears of the end may call again at once, and gets another child
+	c.server.ended(c, err) // first: a client that hears of the end may call again at once
 	for _, call := range calls {
 		call.fail(jsonrpc.ConnectError(c.server.name, jsonrpc.CauseEnded), err)
 	}

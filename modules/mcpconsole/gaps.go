@@ -16,9 +16,11 @@ type part struct {
 
 // markers finds what stands in the place of what was cut: see internal/mask, internal/focus and internal/jsoncut.
 var markers = regexp.MustCompile(`(?:\.\.\. )?\[KIMI_PROXY_OBSERVATION_MASKED original_chars=(?P<original>\d+)` +
-	`(?: head=(?P<head>\d+) tail=(?P<tail>\d+)| lines=(?P<kept>\d+)/(?P<lines>\d+))?(?: id=(?P<id>obs_\w+))?[^\]\n]{0,300}\](?:[^\n]{0,300} \.\.\.)?` +
+	`(?: head=(?P<head>\d+) tail=(?P<tail>\d+)| lines=(?P<kept>\d+)/(?P<lines>\d+))?` +
+	`(?: id=(?P<id>obs_\w+))?[^\]\n]{0,300}\](?:[^\n]{0,300} \.\.\.)?` +
 	`|\[lines? (?P<first>\d+)(?:-(?P<last>\d+))? left out\]` +
-	`|\.\.\. \[(?P<left>\d+)(?: of (?P<of>\d+))? (?P<unit>items|members|lines|characters of media|characters) left out(?: id=(?P<handle>obs_\w+))?[^\]\n]{0,300}\] \.\.\.`)
+	`|\.\.\. \[(?P<left>\d+)(?: of (?P<of>\d+))? (?P<unit>items|members|lines|characters of media|characters) left out` +
+	`(?: id=(?P<handle>obs_\w+))?[^\]\n]{0,300}\] \.\.\.`)
 
 // gaps takes a text that was cut apart. Anything can be in it: what looks like a marker is shown as one.
 func gaps(text string) []part {

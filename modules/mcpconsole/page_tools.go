@@ -208,9 +208,9 @@ func buildToolView(detail *mcpgateway.ToolDetail, clients []string, client strin
 	_ = json.Unmarshal(detail.Definition, &definition) // what is of another type is missing
 	arguments, open := mcpgateway.ReadToolArguments(detail.Definition)
 	return &toolView{
-		ToolDetail: detail, Description: definition.Description, Arguments: arguments, Schema: indented(definition.InputSchema),
-		Output: indented(definition.OutputSchema), Clients: clients, Client: client, Form: newForm(arguments, open, entered),
-		Risky: isRisky(detail.Annotations),
+		ToolDetail: detail, Description: definition.Description, Arguments: arguments,
+		Schema: indented(definition.InputSchema), Output: indented(definition.OutputSchema),
+		Clients: clients, Client: client, Form: newForm(arguments, open, entered), Risky: isRisky(detail.Annotations),
 	}
 }
 

@@ -39,7 +39,7 @@ var actions = append(serverActions, callAction)
 type patch struct {
 	Text   map[string]string            `json:"text,omitempty"`   // what an element says
 	Set    map[string]map[string]string `json:"set,omitempty"`    // attributes of an element
-	Rows   []row                        `json:"rows,omitempty"`   // new ones of the table with the id rows, the latest first
+	Rows   []row                        `json:"rows,omitempty"`   // new ones of the table, the latest first
 	Reload bool                         `json:"reload,omitempty"` // the page has other elements now
 }
 

@@ -76,17 +76,21 @@ func adminRoutes() []adminRoute {
 		{get, at + "/files", "the files of servers_from: their servers, and why a change was not taken over", (*adminCall).listFiles},
 		{get, at + "/tools", "the tools that clients see, or ?client= sees, and what their definitions cost; asks the servers. " +
 			"With ?client= and ?why=true also what is decided on all that they have, and by which rule", (*adminCall).listTools},
-		{post, at + "/call", `calls {"tool"} with {"arguments"} and {"texts"} as {"client"} gets it, {"raw"} as the server has sent it, or {"both"} of one call; ` +
-			`with {"progress"}, each progress comes as a line before`, (*adminCall).call},
+		{post, at + "/call", `calls {"tool"} with {"arguments"} and {"texts"} as {"client"} gets it, ` +
+			`{"raw"} as the server has sent it, or {"both"} of one call; with {"progress"}, each progress comes as a line before`, (*adminCall).call},
 		{get, at + "/tools/{tool}", "one of them with its definition, by its name as one escaped segment; asks its server. " +
 			"With ?client= also what is decided on it for that client, and by which rule", (*adminCall).showTool},
 		{get, at + "/tools/changes", "the tools whose definitions have changed, before and after", (*adminCall).listChanges},
 		{get, at + "/overview", "the gateways, where clients reach them, and what goes on", (*adminCall).overview},
-		{get, at + "/savings", "how much was kept out of contexts, by tool and by day; with ?price= of a million tokens in money, too", (*adminCall).savings},
-		{get, at + "/calls", "the last calls; with ?client=, ?server=, ?tool=, ?outcome= those only, with ?after= those since a call, at most ?limit=", (*adminCall).listCalls},
+		{get, at + "/savings", "how much was kept out of contexts, by tool and by day; " +
+			"with ?price= of a million tokens in money, too", (*adminCall).savings},
+		{get, at + "/calls", "the last calls; with ?client=, ?server=, ?tool=, ?outcome= those only, " +
+			"with ?after= those since a call, at most ?limit=", (*adminCall).listCalls},
 		{get, at + "/calls/{id}", "one of them, with its arguments and result if the gateway records them", (*adminCall).showCall},
-		{get, at + "/calls/{id}/originals/{original}", "a whole text that was cut in its result, if it is kept", (*adminCall).showOriginal},
-		{get, at + "/conversations", "what tool_result_mask has left out of requests to models, by route", (*adminCall).listConversations},
+		{get, at + "/calls/{id}/originals/{original}", "a whole text that was cut in its result, if it is kept",
+			(*adminCall).showOriginal},
+		{get, at + "/conversations", "what tool_result_mask has left out of requests to models, by route",
+			(*adminCall).listConversations},
 		{get, at + "/clients", "the clients: their rules, sessions, requests and refusals", (*adminCall).listClients},
 		{get, at + "/metrics", "what is counted", (*adminCall).showMetrics},
 		{get, at + "/templates", "the resource templates that gateways host themselves", (*adminCall).listTemplates},

@@ -35,7 +35,7 @@ type CallReport struct {
 	Progress json.RawMessage `json:"progress,omitempty"` // params of a notification, before the answer
 
 	Result   json.RawMessage `json:"result,omitempty"`
-	Raw      json.RawMessage `json:"raw,omitempty"`            // as the server has sent it, if both were asked for; a string if that is too long
+	Raw      json.RawMessage `json:"raw,omitempty"`            // as sent, if both were asked for; a string if it is too long
 	Seconds  float64         `json:"seconds,omitempty"`        // that it took
 	Received int64           `json:"received_bytes,omitempty"` // from the server, before masking
 }

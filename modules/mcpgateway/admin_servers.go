@@ -87,7 +87,8 @@ func (h *Handler) statusWith(s *Server, sessions map[string]int) ServerStatus {
 	}
 	down := state.Known && !state.Healthy // and so is every upstream
 	for _, upstream := range s.upstreams.proxied {
-		status.Upstreams = append(status.Upstreams, UpstreamStatus{upstream.Dial, !down && upstream.Healthy(), upstream.NumRequests()})
+		healthy := !down && upstream.Healthy()
+		status.Upstreams = append(status.Upstreams, UpstreamStatus{upstream.Dial, healthy, upstream.NumRequests()})
 	}
 	if record := s.health.Load(); record != nil {
 		status.Tools = record.count("tools")
