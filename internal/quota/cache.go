@@ -157,6 +157,16 @@ func (c *Cache[K, V]) expire(now time.Time) time.Duration {
 	return 0
 }
 
+// Oldest returns the entry that was put first, and whether there is one.
+func (c *Cache[K, V]) Oldest() (key K, value V, ok bool) {
+	c.Expire()
+	e := c.age.oldest
+	if e == nil {
+		return key, value, false
+	}
+	return e.key, e.value, true
+}
+
 // All calls yield for each entry, the one put last first, until it returns false.
 // The cache must not be changed meanwhile.
 func (c *Cache[K, V]) All(yield func(K, V) bool) { c.age.each(yield) }

@@ -42,7 +42,18 @@ func NewKey() []byte {
 
 // Seal seals a text for a purpose.
 func (s Sealer) Seal(purpose string, plain []byte) string {
-	return base64.RawURLEncoding.EncodeToString(s.aead.Seal(nil, nil, plain, []byte(purpose)))
+	return base64.RawURLEncoding.EncodeToString(s.SealBytes(purpose, plain))
+}
+
+// SealBytes seals bytes for a purpose, where a text is not needed.
+func (s Sealer) SealBytes(purpose string, plain []byte) []byte {
+	return s.aead.Seal(nil, nil, plain, []byte(purpose))
+}
+
+// OpenBytes opens what SealBytes has sealed for the same purpose.
+func (s Sealer) OpenBytes(purpose string, sealed []byte) ([]byte, bool) {
+	plain, err := s.aead.Open(nil, nil, sealed, []byte(purpose))
+	return plain, err == nil
 }
 
 // Open opens what Seal has sealed for the same purpose.
@@ -53,8 +64,7 @@ func (s Sealer) Open(purpose, sealed string) ([]byte, bool) {
 	if err != nil || base64.RawURLEncoding.EncodeToString(raw) != sealed {
 		return nil, false
 	}
-	plain, err := s.aead.Open(nil, nil, raw, []byte(purpose))
-	return plain, err == nil
+	return s.OpenBytes(purpose, raw)
 }
 
 // Bind returns an id that is good in a scope only, such as that of a server and a client.

@@ -1,0 +1,167 @@
+package replicas_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap/zaptest"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
+)
+
+// settings are those of a store in a test.
+func settings(t *testing.T) replicas.Config {
+	return replicas.Config{
+		Key: []byte("0123456789abcdef0123456789abcdef"), Prefix: "test:",
+		Timeout: 250 * time.Millisecond, Retry: time.Second, OwnerBytes: 1 << 20, QueueBytes: 1000,
+		Logger: zaptest.NewLogger(t), Observer: silent{},
+	}
+}
+
+type silent struct{}
+
+func (silent) Done(string, replicas.Outcome, time.Duration) {}
+func (silent) Up(bool)                                      {}
+
+// found reports whether a value is kept, by an engine that works.
+func found(t *testing.T, s *replicas.Space, owner, name string) bool {
+	t.Helper()
+	value, err := s.Find(t.Context(), owner, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return value != nil
+}
+
+// What is to be written while the engine is unavailable is written when it is not any more.
+func TestBehindWaitsForTheEngine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		engine := replicastest.New()
+		store := replicas.Open(engine, settings(t))
+		defer store.Close()
+		space := store.Space("s")
+		engine.Stalled.Store(true)
+		for i := range 10 {
+			space.KeepBehind("owner", fmt.Sprint(i), []byte("value"), time.Hour)
+		}
+		time.Sleep(time.Minute)
+		// A write of each goroutine has failed, and then the engine was tried once in a second and a quarter.
+		if n := engine.Operations.Load(); n > 60 {
+			t.Errorf("%d operations in a minute", n)
+		}
+		engine.Stalled.Store(false)
+		time.Sleep(2 * time.Second)
+		for i := range 10 {
+			if !found(t, space, "owner", fmt.Sprint(i)) {
+				t.Errorf("%d is not written", i)
+			}
+		}
+	})
+}
+
+// When too much waits, who has the most of it loses its oldest, and is told.
+func TestBehindIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		engine := replicastest.New()
+		store := replicas.Open(engine, settings(t))
+		defer store.Close()
+		space := store.Space("s")
+		engine.Down.Store(true)
+		_, _ = space.Find(t.Context(), "", "") // now it is known
+		var mu sync.Mutex
+		lost := ""
+		add := func(owner string, name, size int) {
+			write := func(ctx context.Context) error {
+				return space.Keep(ctx, owner, fmt.Sprint(name), make([]byte, size), time.Hour)
+			}
+			space.Behind(owner, fmt.Sprint(name), size, write, func() {
+				mu.Lock()
+				defer mu.Unlock()
+				lost += fmt.Sprint(owner, name, " ")
+			})
+		}
+		for i := range 4 {
+			add("first", i, 10) // one for each goroutine
+		}
+		synctest.Wait()
+		add("bob", 0, 300)
+		for i := range 4 {
+			add("alice", i, 300)
+		}
+		add("carol", 0, 1001)
+		mu.Lock()
+		if lost != "alice0 alice1 carol0 " {
+			t.Errorf("lost %s", lost)
+		}
+		mu.Unlock()
+		engine.Down.Store(false)
+		time.Sleep(3 * time.Second)
+		for key, there := range map[string]bool{"bob 0": true, "alice 1": false, "alice 2": true, "alice 3": true, "carol 0": false} {
+			var owner, name string
+			_, _ = fmt.Sscan(key, &owner, &name)
+			if found(t, space, owner, name) != there {
+				t.Errorf("%s is written: %t", key, !there)
+			}
+		}
+	})
+}
+
+// A write that fails by itself does not keep others waiting.
+func TestBehindGivesUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		engine := replicastest.New()
+		store := replicas.Open(engine, settings(t))
+		defer store.Close()
+		space := store.Space("s")
+		lost := make(chan string, 10)
+		for i := range 8 {
+			write := func(context.Context) error { return replicas.ErrUnavailable }
+			space.Behind("owner", fmt.Sprint(i), 1, write, func() { lost <- "failed" })
+		}
+		engine.Full.Store(true)
+		space.Behind("owner", "full", 1, func(ctx context.Context) error {
+			return space.Keep(ctx, "owner", "full", nil, time.Hour)
+		}, func() { lost <- "full" })
+		synctest.Wait()
+		if len(lost) != 9 {
+			t.Errorf("%d writes have failed", len(lost))
+		}
+		engine.Full.Store(false)
+		space.KeepBehind("owner", "good", nil, time.Hour)
+		synctest.Wait()
+		if !found(t, space, "owner", "good") {
+			t.Error("it is not written")
+		}
+	})
+}
+
+// What waits is written when the store is closed, unless the engine is unavailable.
+func TestBehindIsClosed(t *testing.T) {
+	for _, down := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			engine := replicastest.New()
+			store := replicas.Open(engine, settings(t))
+			for i := range 100 {
+				if i == 50 && down {
+					engine.Down.Store(true)
+					_, _ = store.Space("s").Find(t.Context(), "", "")
+				}
+				store.Space("s").KeepBehind("owner", fmt.Sprint(i), nil, time.Hour)
+			}
+			began := time.Now()
+			store.Close()
+			if took := time.Since(began); took > 0 {
+				t.Errorf("it took %s", took)
+			}
+			if n := len(engine.Values()); (n == 100) == down {
+				t.Errorf("%d of 100 are written", n)
+			}
+			store.Space("s").KeepBehind("owner", "late", nil, time.Hour)
+		})
+	}
+}

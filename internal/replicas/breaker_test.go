@@ -1,0 +1,194 @@
+package replicas_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/zap/zaptest"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
+)
+
+// An observer keeps what it is told.
+type observer struct {
+	mu       sync.Mutex
+	outcomes []replicas.Outcome
+	ups      []bool
+}
+
+func (o *observer) Done(_ string, outcome replicas.Outcome, _ time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.outcomes = append(o.outcomes, outcome)
+}
+
+func (o *observer) Up(up bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.ups = append(o.ups, up)
+}
+
+// told returns what it was told.
+func (o *observer) told() ([]replicas.Outcome, []bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.outcomes), slices.Clone(o.ups)
+}
+
+// A broken is a store whose engine fails.
+type broken struct {
+	*replicas.Space
+	observer observer
+	engine   *replicastest.Engine
+}
+
+func newBroken(t *testing.T, timeout, retry time.Duration) *broken {
+	b := &broken{engine: replicastest.New()}
+	b.open(t, b.engine, timeout, retry)
+	t.Cleanup(b.Close)
+	return b
+}
+
+func (b *broken) open(t *testing.T, engine replicas.Engine, timeout, retry time.Duration) {
+	b.Space = replicas.Open(engine, replicas.Config{
+		Key: make([]byte, 32), Prefix: "test:", Timeout: timeout, Retry: retry, OwnerBytes: 1 << 20, QueueBytes: 1 << 20,
+		Logger: zaptest.NewLogger(t), Observer: &b.observer,
+	}).Space("test")
+}
+
+func (b *broken) set(ctx context.Context) error {
+	return b.Set(ctx, "owner", "name", []byte("1"), time.Hour)
+}
+
+func TestDownIsRefusedAtOnce(t *testing.T) {
+	b := newBroken(t, time.Hour, time.Hour)
+	b.engine.Down.Store(true)
+	if err := b.set(t.Context()); !errors.Is(err, replicas.ErrUnavailable) {
+		t.Fatal(err)
+	}
+	if b.Up() {
+		t.Error("it is up")
+	}
+	await.Until(t, "the engine is tried", func() bool { return b.engine.Operations.Load() == 2 })
+	// Operations at a stalled engine would not end before their timeout.
+	b.engine.Stalled.Store(true)
+	for range 100 {
+		if err := b.set(t.Context()); !errors.Is(err, replicas.ErrUnavailable) {
+			t.Fatal(err)
+		}
+	}
+	if n := b.engine.Operations.Load(); n != 2 {
+		t.Errorf("the engine got %d operations", n)
+	}
+	outcomes, ups := b.observer.told()
+	if len(outcomes) != 101 || outcomes[0] != replicas.Unavailable || outcomes[100] != replicas.Refused {
+		t.Errorf("the outcomes are %v", outcomes)
+	}
+	if !slices.Equal(ups, []bool{true, false}) {
+		t.Errorf("up: %v", ups)
+	}
+}
+
+func TestStalledEngineFailsInTime(t *testing.T) {
+	b := newBroken(t, 10*time.Millisecond, 10*time.Millisecond)
+	b.engine.Stalled.Store(true)
+	if err := b.set(t.Context()); !errors.Is(err, replicas.ErrUnavailable) {
+		t.Fatal(err)
+	}
+	b.engine.Stalled.Store(false)
+	await.Until(t, "it is up", b.Up)
+	if err := b.set(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if _, ups := b.observer.told(); !slices.Equal(ups, []bool{true, false, true}) {
+		t.Errorf("up: %v", ups)
+	}
+}
+
+func TestManyFailuresAreOne(t *testing.T) {
+	b := newBroken(t, time.Hour, time.Hour)
+	b.engine.Down.Store(true)
+	var all sync.WaitGroup
+	for range 100 {
+		all.Go(func() { _ = b.set(t.Context()) })
+	}
+	all.Wait()
+	if _, ups := b.observer.told(); !slices.Equal(ups, []bool{true, false}) {
+		t.Errorf("up: %v", ups)
+	}
+}
+
+func TestEndedCallersDoNotOpenTheBreaker(t *testing.T) {
+	b := newBroken(t, time.Hour, time.Hour)
+	b.engine.Stalled.Store(true)
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := b.set(canceled); !errors.Is(err, context.Canceled) || errors.Is(err, replicas.ErrUnavailable) {
+		t.Error(err)
+	}
+	short, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	if err := b.set(short); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, replicas.ErrUnavailable) {
+		t.Error(err)
+	}
+	if !b.Up() {
+		t.Error("it is down")
+	}
+	if outcomes, _ := b.observer.told(); !slices.Equal(outcomes, []replicas.Outcome{replicas.Canceled, replicas.Canceled}) {
+		t.Errorf("the outcomes are %v", outcomes)
+	}
+}
+
+func TestFullDoesNotOpenTheBreaker(t *testing.T) {
+	b := newBroken(t, time.Hour, time.Hour)
+	b.engine.Full.Store(true)
+	if err := b.set(t.Context()); !errors.Is(err, replicas.ErrFull) {
+		t.Error(err)
+	}
+	if !b.Up() {
+		t.Error("it is down")
+	}
+}
+
+func TestEngineThatOnlySeemsUsableIsLeftAlone(t *testing.T) {
+	b := &broken{engine: replicastest.New()}
+	b.open(t, setFails{b.engine}, time.Hour, time.Hour)
+	t.Cleanup(b.Close)
+	// After the first failure it is tried at once, and seems to be usable.
+	_ = b.set(t.Context())
+	await.Until(t, "it is up", b.Up)
+	before := b.engine.Operations.Load()
+	for range 10 {
+		_ = b.set(t.Context())
+	}
+	if b.Up() || b.engine.Operations.Load() != before {
+		t.Error("the engine is tried again and again")
+	}
+}
+
+// setFails is an engine of which only Set fails.
+type setFails struct{ *replicastest.Engine }
+
+func (setFails) Set(context.Context, string, []byte, time.Duration) error {
+	return errors.New("refused")
+}
+
+func TestCloseWhileDown(t *testing.T) {
+	for range 50 {
+		b := &broken{engine: replicastest.New()}
+		b.open(t, b.engine, time.Hour, time.Hour)
+		b.engine.Down.Store(true)
+		var all sync.WaitGroup
+		for range 4 {
+			all.Go(func() { _ = b.set(t.Context()) })
+		}
+		b.Close()
+		all.Wait()
+	}
+}
