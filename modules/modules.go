@@ -11,6 +11,8 @@ import (
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner/backends"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpsample"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
+	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
+	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore/redis"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/toolresultmask"
 )

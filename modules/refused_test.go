@@ -24,6 +24,8 @@ type badConfiguration struct {
 // frames are the Caddyfiles that the lines of a group stand in. Lines begin at the line of "…".
 var frames = map[string]string{
 	"site":             "…",
+	"mcp_store":        "{\n\tmcp_store redis redis://127.0.0.1:1 {\n\t\tsession_key 0123456789abcdef0123456789abcdef\n…\n\t}\n}",
+	"global":           "{\n…\n}",
 	"mcp_gateway":      ":8080 {\n\tmcp_gateway {\n…\n\t\tserver files http://127.0.0.1:1/mcp\n\t}\n}",
 	"server":           ":8080 {\n\tmcp_gateway {\n\t\tserver files http://127.0.0.1:1/mcp {\n…\n\t\t}\n\t}\n}",
 	"stdio":            ":8080 {\n\tmcp_gateway {\n\t\tserver files stdio sh -c true {\n…\n\t\t}\n\t}\n}",
@@ -34,7 +36,7 @@ var frames = map[string]string{
 	"mcp_pruner":       ":8080 {\n\tmcp_pruner {\n…\n\t}\n}",
 }
 
-var caddysPrefix = regexp.MustCompile(`^.*(?:parsing caddyfile tokens for '[a-z_]+': |provision http[a-z_.]*: |invalid configuration: )`)
+var caddysPrefix = regexp.MustCompile(`^.*(?:parsing caddyfile tokens for '[a-z_]+': |provision http[a-z_.]*: |loading [a-z_]+ app module: provision mcp_store: |invalid configuration: )`)
 
 // validated returns the error of a Caddyfile, without the part in which Caddy says what it was doing, and the
 // warnings that are logged when it is provisioned.

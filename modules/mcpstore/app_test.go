@@ -1,0 +1,119 @@
+package mcpstore
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"go.uber.org/goleak"
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
+)
+
+func TestMain(m *testing.M) {
+	caddy.RegisterModule(counted{})
+	goleak.VerifyTestMain(m)
+}
+
+// A counted is an engine of which it is known how many are open.
+type counted struct {
+	Address string `json:"address,omitempty"`
+}
+
+var openEngines atomic.Int64
+
+func (counted) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "mcp_store.counted", New: func() caddy.Module { return new(counted) }}
+}
+
+func (*counted) Open(*zap.Logger) (replicas.Engine, error) {
+	openEngines.Add(1)
+	return &countedEngine{replicastest.New()}, nil
+}
+
+type countedEngine struct{ *replicastest.Engine }
+
+func (*countedEngine) Close() { openEngines.Add(-1) }
+
+// load provisions the app. The function it returns cleans up after it, as Caddy does after a reload.
+func load(t *testing.T, config string) (*App, func()) {
+	t.Helper()
+	parent, err := caddy.ProvisionContext(new(caddy.Config))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := caddy.NewContext(parent)
+	module, err := ctx.LoadModuleByID("mcp_store", json.RawMessage(config))
+	if err != nil {
+		cancel()
+		t.Fatal(err)
+	}
+	return module.(*App), cancel
+}
+
+const key = `"session_key":"0123456789abcdef0123456789abcdef"`
+
+func TestReloads(t *testing.T) {
+	before, endBefore := load(t, `{"engine":{"engine":"counted","address":"a"},`+key+`}`)
+	defer endBefore()
+	for name, test := range map[string]struct {
+		config string
+		same   bool
+	}{
+		"the same":           {`{"engine":{"engine":"counted","address":"a"},` + key + `}`, true},
+		"a default":          {`{"engine":{"engine":"counted","address":"a"},"timeout":"500ms",` + key + `}`, true},
+		"another address":    {`{"engine":{"engine":"counted","address":"b"},` + key + `}`, false},
+		"another key":        {`{"engine":{"engine":"counted","address":"a"},"session_key":"abcdef0123456789abcdef0123456789"}`, false},
+		"another timeout":    {`{"engine":{"engine":"counted","address":"a"},"timeout":"1s",` + key + `}`, false},
+		"limits of each one": {`{"engine":{"engine":"counted","address":"a"},"limits_when_down":"allow",` + key + `}`, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			after, end := load(t, test.config)
+			if (after.store == before.store) != test.same {
+				t.Errorf("the store is the same: %t", !test.same)
+			}
+			end()
+			if n := openEngines.Load(); n != 1 {
+				t.Errorf("%d engines are open after the other configuration has ended", n)
+			}
+		})
+	}
+	endBefore()
+	if n := openEngines.Load(); n != 0 {
+		t.Errorf("%d engines are open in the end", n)
+	}
+}
+
+// The secret that a placeholder stands for may change without the placeholder.
+func TestReloadWithAnotherSecret(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "key")
+	config := `{"engine":{"engine":"counted"},"session_key":"{file.` + file + `}"}`
+	var apps []*App
+	for _, secret := range []string{"a", "b"} {
+		if err := os.WriteFile(file, []byte(strings.Repeat(secret, 32)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		app, end := load(t, config)
+		defer end()
+		apps = append(apps, app)
+	}
+	if apps[0].store == apps[1].store {
+		t.Error("it is the same store")
+	}
+}
+
+func TestNothingIsShared(t *testing.T) {
+	for _, config := range []string{`{}`, `{"engine":{"engine":"memory"}}`, `{"engine":{"engine":"memory"},` + key + `}`} {
+		app, end := load(t, config)
+		if app.store != nil {
+			t.Errorf("%s has a store", config)
+		}
+		end()
+	}
+}

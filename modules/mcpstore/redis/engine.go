@@ -1,0 +1,329 @@
+package redis
+
+import (
+	"cmp"
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/rueidis"
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
+)
+
+const (
+	// dialTime is how long it may take to connect, silence how long a server may not answer before the
+	// connection to it is given up.
+	dialTime = 2 * time.Second
+	silence  = 2 * time.Second
+	// retryTime is how often an unreachable server is tried, and how often the topology is asked for.
+	retryTime = time.Second
+	// maxPending is how many commands may wait for an answer. It is less than the places of a connection's
+	// queue, in which nobody can wait for a limited time.
+	maxPending = 512
+	bufferSize = 64 << 10 // of a connection, for each direction
+)
+
+// An engine is a Redis server, or a set of them.
+type engine struct {
+	sharded bool // messages go to the node that their topic belongs to
+	logger  *zap.Logger
+
+	commands, messages rueidis.Client // once connected is closed
+	connected          chan struct{}
+	refusal            atomic.Pointer[error] // why it is not connected
+	closed             context.Context
+	close              context.CancelFunc
+	connecting         sync.Mutex // held while clients are made known or closed
+	pending            chan struct{}
+
+	mu     sync.Mutex
+	topics map[string]*topic
+}
+
+// open returns an engine that connects in the background.
+func open(option rueidis.ClientOption, logger *zap.Logger) *engine {
+	option.DisableCache = true     // nothing is read twice
+	option.DisableRetry = true     // a command may have been carried out
+	option.AlwaysPipelining = true // so that a closed connection is noticed before it is used
+	option.ClientSetInfo = rueidis.DisableClientSetInfo
+	option.Dialer.Timeout = dialTime
+	option.ConnWriteTimeout = silence
+	option.ReadBufferEachConn, option.WriteBufferEachConn = bufferSize, bufferSize
+	option.ClusterOption.MaxMovedRedirections = 8
+	option.ClusterOption.ShardsRefreshInterval = retryTime
+	option.Sentinel.TopologyRefreshInterval = retryTime
+	e := &engine{
+		sharded: !option.ForceSingleClient && option.Sentinel.MasterSet == "",
+		logger:  logger, connected: make(chan struct{}), pending: make(chan struct{}, maxPending), topics: map[string]*topic{},
+	}
+	e.closed, e.close = context.WithCancel(context.Background())
+	go e.connect(option)
+	return e
+}
+
+// connect makes the clients. From then on, they connect again by themselves.
+func (e *engine) connect(option rueidis.ClientOption) {
+	for !e.tryToConnect(option) {
+		select {
+		case <-e.closed.Done():
+			return
+		case <-time.After(retryTime):
+		}
+	}
+}
+
+// tryToConnect reports whether there is nothing left to do.
+func (e *engine) tryToConnect(option rueidis.ClientOption) bool {
+	commands, err := newClient(option)
+	if err != nil {
+		e.refused(err)
+		return false
+	}
+	option.PipelineMultiplex = -1 // one connection to a node
+	messages, err := newClient(option)
+	if err != nil {
+		commands.Close()
+		e.refused(err)
+		return false
+	}
+	e.connecting.Lock()
+	defer e.connecting.Unlock()
+	if e.closed.Err() != nil {
+		commands.Close()
+		messages.Close()
+		return true
+	}
+	e.commands, e.messages = commands, messages
+	close(e.connected)
+	return true
+}
+
+// newClient returns a client that is connected.
+func newClient(option rueidis.ClientOption) (rueidis.Client, error) {
+	client, err := rueidis.NewClient(option)
+	if err != nil && client != nil {
+		client.Close()
+	}
+	return client, err
+}
+
+// refused notes why the engine is not connected.
+func (e *engine) refused(err error) {
+	if e.refusal.Swap(&err) == nil {
+		e.logger.Warn("redis cannot be reached; it is tried again", zap.Error(err))
+	}
+}
+
+// ready waits until the engine is connected.
+func (e *engine) ready(ctx context.Context) error {
+	select {
+	case <-e.connected:
+		return nil
+	case <-e.closed.Done():
+		return rueidis.ErrClosing
+	case <-ctx.Done():
+		if refusal := e.refusal.Load(); refusal != nil {
+			return *refusal
+		}
+		return ctx.Err()
+	}
+}
+
+// do waits for the answer to a command. If the context ends before, the command stays among those that
+// are pending, until it is answered or the connection is given up.
+func (e *engine) do(ctx context.Context, command func(context.Context, rueidis.Client) rueidis.RedisResult) (rueidis.RedisMessage, error) {
+	if err := cmp.Or(ctx.Err(), e.ready(ctx)); err != nil {
+		return rueidis.RedisMessage{}, err
+	}
+	select {
+	case e.pending <- struct{}{}:
+	case <-ctx.Done():
+		return rueidis.RedisMessage{}, fmt.Errorf("%d commands are pending: %w", maxPending, ctx.Err())
+	}
+	answered := make(chan rueidis.RedisResult, 1)
+	go func() {
+		defer func() { <-e.pending }()
+		answered <- command(context.WithoutCancel(ctx), e.commands)
+	}()
+	select {
+	case result := <-answered:
+		message, err := result.ToMessage()
+		return message, meaning(err)
+	case <-ctx.Done():
+		return rueidis.RedisMessage{}, ctx.Err()
+	}
+}
+
+// meaning returns the error that the caller of an operation gets.
+func meaning(err error) error {
+	if redisError, ok := rueidis.IsRedisErr(err); ok && strings.Contains(redisError.Error(), "OOM ") {
+		return replicas.ErrFull
+	}
+	return err
+}
+
+// Get implements replicas.Engine.
+func (e *engine) Get(ctx context.Context, keys ...string) ([][]byte, error) {
+	answer, err := e.do(ctx, func(ctx context.Context, c rueidis.Client) rueidis.RedisResult {
+		return c.Do(ctx, c.B().Mget().Key(keys...).Build())
+	})
+	if err != nil {
+		return nil, err
+	}
+	all, err := answer.ToArray()
+	if err != nil {
+		return nil, err
+	}
+	values := make([][]byte, len(all))
+	for i := range all {
+		if all[i].IsNil() {
+			continue
+		}
+		if values[i], err = all[i].AsBytes(); err != nil {
+			return nil, err
+		}
+	}
+	return values, nil
+}
+
+// Set implements replicas.Engine.
+func (e *engine) Set(ctx context.Context, key string, value []byte, ttl time.Duration) error {
+	_, err := e.do(ctx, func(ctx context.Context, c rueidis.Client) rueidis.RedisResult {
+		set := c.B().Set().Key(key).Value(rueidis.BinaryString(value))
+		if ttl == 0 {
+			return c.Do(ctx, set.Build())
+		}
+		return c.Do(ctx, set.PxMilliseconds(milliseconds(ttl)).Build())
+	})
+	return err
+}
+
+// milliseconds returns a TTL as Redis has it, which is at least 1.
+func milliseconds(ttl time.Duration) int64 { return max(1, ttl.Milliseconds()) }
+
+// Delete implements replicas.Engine.
+func (e *engine) Delete(ctx context.Context, key string) (deleted bool, err error) {
+	return e.positive(ctx, func(ctx context.Context, c rueidis.Client) rueidis.RedisResult {
+		return c.Do(ctx, c.B().Del().Key(key).Build())
+	})
+}
+
+// positive reports whether a command is answered with a number above 0.
+func (e *engine) positive(ctx context.Context, command func(context.Context, rueidis.Client) rueidis.RedisResult) (bool, error) {
+	answer, err := e.do(ctx, command)
+	if err != nil {
+		return false, err
+	}
+	n, err := answer.AsInt64()
+	return n > 0, err
+}
+
+var (
+	//go:embed swap.lua
+	swapScript string
+	//go:embed keep.lua
+	keepScript string
+	//go:embed spend.lua
+	spendScript string
+
+	swap  = rueidis.NewLuaScript(swapScript)
+	keep  = rueidis.NewLuaScript(keepScript)
+	spend = rueidis.NewLuaScript(spendScript)
+)
+
+// Swap implements replicas.Engine.
+func (e *engine) Swap(ctx context.Context, key string, before, after []byte, ttl time.Duration) (swapped bool, err error) {
+	expires := "0"
+	if ttl != 0 {
+		expires = strconv.FormatInt(milliseconds(ttl), 10)
+	}
+	args := []string{there(before), rueidis.BinaryString(before), there(after), rueidis.BinaryString(after), expires}
+	return e.positive(ctx, func(ctx context.Context, c rueidis.Client) rueidis.RedisResult {
+		return swap.Exec(ctx, c, []string{key}, args)
+	})
+}
+
+// there tells an empty value from none.
+func there(value []byte) string {
+	if value == nil {
+		return "0"
+	}
+	return "1"
+}
+
+// Keep implements replicas.Engine.
+func (e *engine) Keep(ctx context.Context, entry replicas.Entry) error {
+	keys := []string{entry.Key, entry.Owner + ":ends", entry.Owner + ":sizes"}
+	args := []string{
+		rueidis.BinaryString(entry.Value), strconv.FormatInt(milliseconds(entry.TTL), 10), strconv.FormatInt(entry.OwnerBytes, 10),
+	}
+	_, err := e.do(ctx, func(ctx context.Context, c rueidis.Client) rueidis.RedisResult { return keep.Exec(ctx, c, keys, args) })
+	return err
+}
+
+// longestWait is how long a bucket says to wait at most.
+const longestWait = 100 * 365 * 24 * time.Hour
+
+// Spend implements replicas.Engine.
+func (e *engine) Spend(ctx context.Context, buckets []replicas.Bucket) (taken []float64, wait time.Duration, err error) {
+	var keys, args []string
+	for _, b := range buckets {
+		keys = append(keys, b.Key)
+		for _, number := range []float64{b.Rate, b.Burst, b.Want} {
+			args = append(args, strconv.FormatFloat(number, 'g', -1, 64))
+		}
+	}
+	message, err := e.do(ctx, func(ctx context.Context, c rueidis.Client) rueidis.RedisResult { return spend.Exec(ctx, c, keys, args) })
+	if err != nil {
+		return nil, 0, err
+	}
+	answer, err := message.AsFloatSlice()
+	switch {
+	case err != nil:
+		return nil, 0, err
+	case len(answer) == 1:
+		return nil, time.Duration(min(answer[0], longestWait.Seconds()) * float64(time.Second)), nil
+	case len(answer) != len(buckets)+1:
+		return nil, 0, fmt.Errorf("%d buckets were asked for, and %d answered", len(buckets), len(answer)-1)
+	}
+	return answer[1:], 0, nil
+}
+
+// Publish implements replicas.Engine.
+func (e *engine) Publish(ctx context.Context, topic string, message []byte) (heard bool, err error) {
+	return e.positive(ctx, func(ctx context.Context, c rueidis.Client) rueidis.RedisResult {
+		if e.sharded {
+			return c.Do(ctx, c.B().Spublish().Channel(topic).Message(rueidis.BinaryString(message)).Build())
+		}
+		return c.Do(ctx, c.B().Publish().Channel(topic).Message(rueidis.BinaryString(message)).Build())
+	})
+}
+
+// Close implements replicas.Engine.
+func (e *engine) Close() {
+	e.connecting.Lock()
+	defer e.connecting.Unlock()
+	if e.closed.Err() != nil {
+		return
+	}
+	e.close()
+	select {
+	case <-e.connected:
+		e.commands.Close()
+		e.messages.Close()
+	default:
+	}
+}
+
+var errNotSubscribed = errors.New("not subscribed in time")
+
+// Interface guard
+var _ replicas.Engine = (*engine)(nil)

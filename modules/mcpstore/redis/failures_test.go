@@ -1,0 +1,218 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
+)
+
+func TestServerComesLater(t *testing.T) {
+	server := replicastest.StartRedis(t)
+	server.Stop()
+	e := opened(t, Redis{URL: "redis://" + server.Addr})
+	if err := unusable(t, e); !strings.Contains(err.Error(), "connection refused") {
+		t.Errorf("the error does not say why: %v", err)
+	}
+	server.Restart()
+	usable(t, e)
+}
+
+func TestCloseWithoutServer(t *testing.T) {
+	address := net.JoinHostPort("127.0.0.1", strconv.Itoa(replicastest.FreePort(t)))
+	for _, settings := range []Redis{
+		{URL: "redis://" + address},
+		{URL: "redis://" + address, Cluster: true},
+		{URL: "redis://" + address, Sentinel: &Sentinel{Master: "shared"}},
+	} {
+		e := opened(t, settings)
+		_ = unusable(t, e)
+		e.Close()
+		_ = unusable(t, e)
+	}
+}
+
+// hear subscribes to a topic, and returns the number of messages.
+func hear(t *testing.T, e replicas.Engine, topic string) *atomic.Int64 {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	heard := new(atomic.Int64)
+	stop, err := e.Subscribe(ctx, topic, func([]byte) { heard.Add(1) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(stop)
+	return heard
+}
+
+// heardAgain waits until messages are heard.
+func heardAgain(t *testing.T, e replicas.Engine, topic string, heard *atomic.Int64) {
+	t.Helper()
+	before := heard.Load()
+	await.Until(t, "a message is heard", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, _ = e.Publish(ctx, topic, []byte("1"))
+		return heard.Load() > before
+	})
+}
+
+func TestServerRestarts(t *testing.T) {
+	server := replicastest.StartRedis(t)
+	e := opened(t, Redis{URL: "redis://" + server.Addr})
+	heard := hear(t, e, "test:{a}")
+	heardAgain(t, e, "test:{a}", heard)
+	for range 3 {
+		server.Stop()
+		_ = unusable(t, e)
+		server.Restart()
+		usable(t, e)
+		// Scripts are gone, and are sent again.
+		if swapped, err := e.Swap(t.Context(), "test:s", nil, []byte("1"), 0); !swapped || err != nil {
+			t.Errorf("swapped %t, %v", swapped, err)
+		}
+		heardAgain(t, e, "test:{a}", heard)
+	}
+}
+
+func TestServerStalls(t *testing.T) {
+	server := replicastest.StartRedis(t)
+	e := opened(t, Redis{URL: "redis://" + server.Addr})
+	heard := hear(t, e, "test:{a}")
+	usable(t, e)
+	server.Pause()
+	defer server.Continue()
+	before := runtime.NumGoroutine()
+	var all sync.WaitGroup
+	for range 4 * maxPending {
+		all.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			if _, err := e.Get(ctx, "test:v"); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("a stalled server answers: %v", err)
+			}
+		})
+	}
+	all.Wait()
+	// Some that belong to the connections may have come meanwhile.
+	if now := runtime.NumGoroutine(); now > before+maxPending+20 {
+		t.Errorf("%d goroutines were left of %d operations", now-before, 4*maxPending)
+	}
+	// The connections are given up, and with them what waits for answers.
+	await.Until(t, "nothing is pending", func() bool { return len(e.(*engine).pending) == 0 })
+	_ = unusable(t, e)
+	server.Continue()
+	usable(t, e)
+	heardAgain(t, e, "test:{a}", heard)
+}
+
+func TestServerIsFull(t *testing.T) {
+	server := replicastest.StartRedis(t)
+	e := opened(t, Redis{URL: "redis://" + server.Addr})
+	ctx := t.Context()
+	value := []byte("1")
+	for _, key := range []string{"test:0", "test:1"} {
+		if err := e.Set(ctx, key, value, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect(t, server, "+OK", "CONFIG", "SET", "maxmemory", "1")
+	if err := e.Set(ctx, "test:2", value, time.Hour); !errors.Is(err, replicas.ErrFull) {
+		t.Fatalf("set: %v", err)
+	}
+	// Nonces and rates are small, and calls would be refused without them.
+	if swapped, err := e.Swap(ctx, "test:swap", nil, value, time.Hour); !swapped || err != nil {
+		t.Errorf("swapped %t, %v", swapped, err)
+	}
+	err := e.Keep(ctx, replicas.Entry{Owner: "test:o", Key: "test:kept", Value: value, TTL: time.Hour, OwnerBytes: 1 << 30})
+	if !errors.Is(err, replicas.ErrFull) {
+		t.Errorf("keep: %v", err)
+	}
+	for range 2 {
+		if taken, wait, err := e.Spend(ctx, []replicas.Bucket{{Key: "test:b", Rate: 1, Burst: 5, Want: 1}}); len(taken) != 1 || err != nil {
+			t.Errorf("spent %v, %s, %v", taken, wait, err)
+		}
+	}
+	if deleted, err := e.Delete(ctx, "test:0"); !deleted || err != nil {
+		t.Errorf("deleted %t, %v", deleted, err)
+	}
+	if swapped, err := e.Swap(ctx, "test:1", value, nil, 0); !swapped || err != nil {
+		t.Errorf("removed %t, %v", swapped, err)
+	}
+}
+
+func TestServerRefuses(t *testing.T) {
+	server := replicastest.StartRedis(t, "--user", "limited", "on", ">good-secret", "~*", "&*", "-@all", "+hello", "+ping", "+get", "+mget")
+	for name, test := range map[string]struct {
+		settings Redis
+		want     string
+	}{
+		"wrong password": {Redis{URL: "redis://limited:bad-secret@" + server.Addr}, "WRONGPASS"},
+		"unknown user":   {Redis{URL: "redis://" + server.Addr, Username: "other", Password: "bad-secret"}, "WRONGPASS"},
+		"no right":       {Redis{URL: "redis://limited:good-secret@" + server.Addr}, "NOPERM"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := try(t, opened(t, test.settings))
+			if err == nil || !strings.Contains(err.Error(), test.want) || strings.Contains(err.Error(), "secret") {
+				t.Errorf("got %v, want %s", err, test.want)
+			}
+		})
+	}
+}
+
+func TestServerIsReplica(t *testing.T) {
+	server := replicastest.StartRedis(t)
+	e := opened(t, Redis{URL: "redis://" + server.Addr})
+	usable(t, e)
+	store := replicastest.Replica(t, e)
+	server.Do("REPLICAOF", "127.0.0.1", "1")
+	space := store.Space("test")
+	if err := space.Set(t.Context(), "o", "n", nil, time.Hour); !errors.Is(err, replicas.ErrUnavailable) || !strings.Contains(err.Error(), "READONLY") {
+		t.Errorf("set at a replica: %v", err)
+	}
+	if store.Up() {
+		t.Error("the store is up")
+	}
+	server.Do("REPLICAOF", "NO", "ONE")
+	await.Until(t, "the store is up", store.Up)
+	if err := space.Set(t.Context(), "o", "n", nil, time.Hour); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestFailover(t *testing.T) {
+	s := startSet(t)
+	e := opened(t, s.settings())
+	heard := hear(t, e, "test:{a}")
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := e.Set(ctx, "test:kept", []byte("1"), time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	await.Until(t, "the replica has the value", func() bool { return strings.Contains(s.replica.Do("EXISTS", "test:kept"), "1") })
+	s.master.Stop()
+	_ = unusable(t, e)
+	usable(t, e)
+	heardAgain(t, e, "test:{a}", heard)
+	ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	values, err := e.Get(ctx, "test:kept")
+	if err != nil || fmt.Sprintf("%s", values) != "[1]" {
+		t.Errorf("after the failover: %s, %v", values, err)
+	}
+	// The server that is back is a replica.
+	s.master.Restart()
+	usable(t, e)
+}

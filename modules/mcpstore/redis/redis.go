@@ -1,0 +1,298 @@
+// Package redis keeps what replicas share in Redis, or in Valkey.
+package redis
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/redis/rueidis"
+	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
+)
+
+func init() { caddy.RegisterModule(Redis{}) }
+
+// Redis keeps what replicas share in a Redis server, a set of them with Sentinel, or a Redis Cluster. Valkey
+// is the same.
+//
+// Texts may have placeholders of the environment and of files, such as {env.REDIS_URL}.
+type Redis struct {
+	// The server: redis://[<user>:<password>@]<host>[:<port>][/<database>], rediss:// for TLS, or
+	// unix://<path>[?db=<database>]. With Sentinel, a sentinel; with Cluster, a node.
+	URL string `json:"url,omitempty"`
+
+	// Other sentinels, or other nodes of the cluster, as <host>:<port>.
+	Addresses []string `json:"addresses,omitempty"`
+
+	// The user, in place of that of the URL. Default: Redis' default user
+	Username string `json:"username,omitempty"`
+
+	// The password, in place of that of the URL.
+	Password string `json:"password,omitempty"`
+
+	// How TLS is used. The scheme of the URL says whether it is.
+	TLS *TLS `json:"tls,omitempty"`
+
+	// The sentinels that know the server. The addresses are those of the sentinels.
+	Sentinel *Sentinel `json:"sentinel,omitempty"`
+
+	// Whether the server is a node of a Redis Cluster. It has to be of version 7 or later.
+	Cluster bool `json:"cluster,omitempty"`
+
+	option rueidis.ClientOption
+}
+
+// TLS is how connections are secured.
+type TLS struct {
+	// A PEM file with the certificates of the authorities to trust. Default: those of the system
+	CA string `json:"ca,omitempty"`
+
+	// PEM files with the certificate of this client and its key. They are read for every connection.
+	Certificate string `json:"certificate,omitempty"`
+	Key         string `json:"key,omitempty"`
+
+	// The name that the certificate of the server has to have. Default: the host of its address
+	ServerName string `json:"server_name,omitempty"`
+}
+
+// Sentinel is what is needed to ask sentinels.
+type Sentinel struct {
+	// The name by which they know the server.
+	Master string `json:"master,omitempty"`
+
+	// The user and the password of the sentinels. Default: none
+	Username string `json:"username,omitempty"`
+	Password string `json:"password,omitempty"`
+}
+
+// CaddyModule returns the Caddy module information.
+func (Redis) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "mcp_store.redis", New: func() caddy.Module { return new(Redis) }}
+}
+
+// Provision replaces placeholders, and checks the settings.
+func (r *Redis) Provision(caddy.Context) (err error) {
+	replacer := caddy.NewReplacer()
+	for _, text := range r.texts() {
+		if *text.value, err = replacer.ReplaceOrErr(*text.value, true, true); err != nil {
+			return fmt.Errorf("%s: %w", text.name, err)
+		}
+	}
+	r.option, err = r.options()
+	return err
+}
+
+type text struct {
+	name  string
+	value *string
+}
+
+// texts returns all settings that are texts. Those with placeholders are replaced where they are, so that
+// a store is known by what it is connected to.
+func (r *Redis) texts() []text {
+	all := []text{{"url", &r.URL}, {"username", &r.Username}, {"password", &r.Password}}
+	for i := range r.Addresses {
+		all = append(all, text{"addresses", &r.Addresses[i]})
+	}
+	if t := r.TLS; t != nil {
+		all = append(all, text{"tls: ca", &t.CA}, text{"tls: cert", &t.Certificate}, text{"tls: cert", &t.Key}, text{"tls: server_name", &t.ServerName})
+	}
+	if s := r.Sentinel; s != nil {
+		all = append(all, text{"sentinel", &s.Master}, text{"sentinel: username", &s.Username}, text{"sentinel: password", &s.Password})
+	}
+	return all
+}
+
+// options returns how to connect.
+func (r *Redis) options() (rueidis.ClientOption, error) {
+	option, err := parseURL(r.URL)
+	if err != nil {
+		return option, fmt.Errorf("url: %w", err)
+	}
+	for _, address := range r.Addresses {
+		if _, port, err := net.SplitHostPort(address); err != nil || port == "" {
+			return option, fmt.Errorf("addresses: %q is not <host>:<port>", address)
+		}
+		option.InitAddress = append(option.InitAddress, address)
+	}
+	if r.Username != "" {
+		option.Username = r.Username
+	}
+	if r.Password != "" {
+		option.Password = r.Password
+	}
+	switch {
+	case r.Cluster && r.Sentinel != nil:
+		return option, errors.New("cluster: it has no sentinels")
+	case r.Cluster && option.SelectDB != 0:
+		return option, fmt.Errorf("url: a cluster has no database %d", option.SelectDB)
+	case len(r.Addresses) > 0 && !r.Cluster && r.Sentinel == nil:
+		return option, errors.New("addresses: several are for sentinel or cluster")
+	case r.Sentinel != nil && r.Sentinel.Master == "":
+		return option, errors.New("sentinel: the name of the master is missing")
+	case option.Username != "" && option.Password == "":
+		return option, errors.New("password: missing for the username")
+	case r.TLS != nil && option.TLSConfig == nil:
+		return option, errors.New("tls: the URL has to begin with rediss://")
+	}
+	option.ForceSingleClient = !r.Cluster && r.Sentinel == nil
+	if r.TLS != nil {
+		if err := r.TLS.set(option.TLSConfig); err != nil {
+			return option, fmt.Errorf("tls: %w", err)
+		}
+	}
+	if r.Sentinel != nil {
+		option.Sentinel = rueidis.SentinelOption{
+			MasterSet: r.Sentinel.Master, Username: r.Sentinel.Username, Password: r.Sentinel.Password, TLSConfig: option.TLSConfig,
+		}
+	}
+	return option, nil
+}
+
+// parseURL parses the URL of a server. Its errors do not repeat it: it may have a password.
+func parseURL(text string) (option rueidis.ClientOption, err error) {
+	const forms = "expected redis://<host>:<port>, rediss://<host>:<port> or unix://<path>"
+	u, err := url.Parse(text)
+	switch {
+	case text == "":
+		return option, errors.New("missing")
+	case err != nil:
+		return option, errors.New(forms)
+	case u.Scheme == "unix" && u.Path == "", u.Scheme != "unix" && u.Hostname() == "":
+		return option, errors.New(forms)
+	}
+	for name := range u.Query() {
+		if u.Scheme != "unix" || name != "db" {
+			return option, fmt.Errorf("the parameter %s is not supported", name)
+		}
+	}
+	switch u.Scheme {
+	case "redis", "rediss", "unix":
+	default:
+		return option, errors.New(forms)
+	}
+	if option, err = rueidis.ParseURL(text); err != nil {
+		return option, errors.New(strings.TrimPrefix(err.Error(), "redis: "))
+	}
+	if option.TLSConfig != nil {
+		option.TLSConfig.ServerName = "" // the host of each address
+	}
+	return option, nil
+}
+
+// set makes settings of TLS hold.
+func (t *TLS) set(config *tls.Config) error {
+	config.ServerName = t.ServerName
+	if t.CA != "" {
+		pem, err := os.ReadFile(t.CA)
+		if err != nil {
+			return fmt.Errorf("ca: %w", err)
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(pem) {
+			return fmt.Errorf("ca: %s has no certificates", t.CA)
+		}
+	}
+	if t.Certificate == "" && t.Key == "" {
+		return nil
+	}
+	read := func() (*tls.Certificate, error) {
+		pair, err := tls.LoadX509KeyPair(t.Certificate, t.Key)
+		return &pair, err
+	}
+	if _, err := read(); err != nil {
+		return fmt.Errorf("cert: %w", err)
+	}
+	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return read() }
+	return nil
+}
+
+// Open implements mcpstore.Opener.
+func (r *Redis) Open(logger *zap.Logger) (replicas.Engine, error) { return open(r.option, logger), nil }
+
+// UnmarshalCaddyfile sets up the engine from Caddyfile tokens. Syntax:
+//
+//	mcp_store redis <url> [<addresses...>] {
+//		username <name>
+//		password <password>
+//		tls {
+//			ca          <file>
+//			cert        <file> <key file>
+//			server_name <name>
+//		}
+//		sentinel <master> {
+//			username <name>
+//			password <password>
+//		}
+//		cluster  on|off
+//	}
+func (r *Redis) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next() // consume engine name
+	args := d.RemainingArgs()
+	if len(args) == 0 {
+		return setting.Expected(d, "mcp_store redis", "<url> [<addresses...>]")
+	}
+	r.URL, r.Addresses = args[0], args[1:]
+	return setting.Checked(d, setting.Lines{
+		"username": setting.Text(&r.Username),
+		"password": setting.Secret(&r.Password),
+		"cluster":  setting.Switch(&r.Cluster),
+		"tls": func(d *caddyfile.Dispenser) error {
+			r.TLS = new(TLS)
+			if d.NextArg() {
+				return setting.Expected(d, "tls", "{ ... }")
+			}
+			return setting.Block(d, setting.Lines{
+				"ca":          setting.Text(&r.TLS.CA),
+				"server_name": setting.Text(&r.TLS.ServerName),
+				"cert": func(d *caddyfile.Dispenser) error {
+					if !d.AllArgs(&r.TLS.Certificate, &r.TLS.Key) {
+						return setting.Expected(d, "cert", "<file> <key file>")
+					}
+					return nil
+				},
+			})
+		},
+		"sentinel": func(d *caddyfile.Dispenser) error {
+			r.Sentinel = new(Sentinel)
+			if args := d.RemainingArgs(); len(args) == 1 {
+				r.Sentinel.Master = args[0]
+			} else {
+				return setting.Expected(d, "sentinel", "<master>")
+			}
+			return setting.Block(d, setting.Lines{
+				"username": setting.Text(&r.Sentinel.Username),
+				"password": setting.Secret(&r.Sentinel.Password),
+			})
+		},
+	}, r.checkWritten)
+}
+
+// checkWritten checks settings that have no placeholders: others are known when they are used.
+func (r *Redis) checkWritten() error {
+	for _, text := range r.texts() {
+		if strings.Contains(*text.value, "{") {
+			return nil
+		}
+	}
+	_, err := r.options()
+	return err
+}
+
+// Interface guards
+var (
+	_ caddy.Provisioner     = (*Redis)(nil)
+	_ caddyfile.Unmarshaler = (*Redis)(nil)
+	_ mcpstore.Opener       = (*Redis)(nil)
+)

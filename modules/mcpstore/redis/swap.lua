@@ -1,0 +1,18 @@
+-- Gives KEYS[1] another value, if it has the old one.
+-- ARGV: "1" and the old value, or "0" and ""; likewise the new one; the TTL in ms, 0 for none.
+local is = redis.call('GET', KEYS[1])
+if ARGV[1] == '1' then
+	if is ~= ARGV[2] then return 0 end
+elseif is then
+	return 0
+end
+-- What is swapped is small and needed: a script that has written something is not refused for lack of memory.
+redis.call('DEL', KEYS[1])
+if ARGV[3] == '1' then
+	if ARGV[5] == '0' then
+		redis.call('SET', KEYS[1], ARGV[4])
+	else
+		redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5])
+	end
+end
+return 1
