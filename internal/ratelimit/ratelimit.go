@@ -3,9 +3,13 @@
 // A client may have several buckets, for all it does and for single tools, for
 // bursts and for the long run. What it does needs one token of each, and takes none
 // if one is missing.
+//
+// Replicas can share the buckets. Each then takes some tokens at a time, and spends them
+// without asking again.
 package ratelimit
 
 import (
+	"context"
 	"math"
 	"net/netip"
 	"strings"
@@ -17,6 +21,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 )
 
 // A Limit is one bucket of a client: N requests in Per, Burst of them at once. All
@@ -44,9 +49,11 @@ func (l Limit) burst() int {
 }
 
 // Buckets has the buckets of many clients. When there are too many, it forgets those
-// that were idle the longest. It is safe for concurrent use and starts no goroutines.
+// that were idle the longest. It is safe for concurrent use and starts no goroutines,
+// unless the buckets are shared.
 type Buckets struct {
-	max int
+	max    int
+	shared *shared // nil if no other replica has these buckets
 
 	mu      sync.Mutex // held only to find a client
 	clients *simplelru.LRU[string, *client]
@@ -62,33 +69,61 @@ func New(maxClients int) *Buckets {
 	return &Buckets{max: maxClients, clients: clients, counts: quota.NewMeter(keptBuckets, quota.Limits{Entries: maxClients})}
 }
 
+// NewShared returns Buckets that replicas share, as New does if space is nil. While they cannot be
+// reached, nothing can be taken; or, if allowWhenDown, each replica has buckets of its own.
+func NewShared(maxClients int, space *replicas.Space, allowWhenDown bool) *Buckets {
+	b := New(maxClients)
+	if space != nil {
+		b.shared = newShared(space, allowWhenDown)
+	}
+	return b
+}
+
 // Close says that the buckets are no longer used.
-func (b *Buckets) Close() { b.counts.Close() }
+func (b *Buckets) Close() {
+	if b.shared != nil {
+		b.shared.close()
+	}
+	b.counts.Close()
+}
 
 // Take takes one from each of the buckets of a client that limits names, or from none.
 // If it took none, it returns how long to wait until it could.
 //
 // A limit that differs from what it was before holds at once. The bucket keeps what it
-// has, as far as that fits.
-func (b *Buckets) Take(client string, limits []Limit) (wait time.Duration, ok bool) {
+// has, as far as that fits. An error says that shared buckets cannot be reached.
+func (b *Buckets) Take(ctx context.Context, client string, limits []Limit) (wait time.Duration, ok bool, err error) {
 	if len(limits) == 0 {
-		return 0, true
+		return 0, true, nil
 	}
 	c := b.find(client)
 	defer c.users.Add(-1)
-	return c.take(limits)
+	if b.shared != nil {
+		wait, err = b.shared.take(ctx, c, limits)
+		if err == nil || !b.shared.allowWhenDown {
+			return wait, err == nil && wait == 0, err
+		}
+	}
+	wait, ok = c.take(limits)
+	return wait, ok, nil
 }
 
 // Wait returns how long to wait until Take would take one from each of the buckets of a
-// client that limits names.
-func (b *Buckets) Wait(client string, limits []Limit) time.Duration {
+// client that limits names. Of a client that has taken nothing here, it knows nothing.
+func (b *Buckets) Wait(ctx context.Context, client string, limits []Limit) (wait time.Duration, err error) {
 	b.mu.Lock()
 	c, ok := b.clients.Peek(client)
 	b.mu.Unlock()
-	if !ok {
-		return 0
+	if !ok || len(limits) == 0 {
+		return 0, nil
 	}
-	return c.wait(limits)
+	if b.shared != nil {
+		wait, err = b.shared.wait(ctx, c, limits)
+		if err == nil || !b.shared.allowWhenDown {
+			return wait, err
+		}
+	}
+	return c.wait(limits), nil
 }
 
 // Len returns how many clients are remembered.
@@ -105,8 +140,8 @@ func (b *Buckets) find(name string) *client {
 	c, ok := b.clients.Get(name)
 	if !ok {
 		b.makeRoom()
-		c = &client{counted: b.counts.Take("", 0)}
-		b.clients.Add(strings.Clone(name), c)
+		c = &client{name: strings.Clone(name), counted: b.counts.Take("", 0)}
+		b.clients.Add(c.name, c)
 	}
 	c.users.Add(1)
 	return c
@@ -133,12 +168,14 @@ func (b *Buckets) makeRoom() {
 
 // A client has few buckets.
 type client struct {
+	name    string
 	users   atomic.Int32 // is raised only while Buckets is locked
 	counted bool         // there was room for it
 
 	mu      sync.Mutex
 	buckets []*bucket
 	turn    uint64
+	leases  leases // of shared buckets
 }
 
 type bucket struct {

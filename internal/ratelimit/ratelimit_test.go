@@ -13,6 +13,8 @@ import (
 
 	"go.uber.org/goleak"
 	"golang.org/x/time/rate"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -23,9 +25,9 @@ func perMinute(key string, n int) Limit { return Limit{Key: key, N: n, Per: time
 // try takes one and wants to be told to wait so long.
 func try(t *testing.T, b *Buckets, client string, want time.Duration, limits ...Limit) {
 	t.Helper()
-	wait, ok := b.Take(client, limits)
-	if wait != want || ok != (want == 0) {
-		t.Errorf("%s waits %v, %v, want %v", client, wait, ok, want)
+	wait, ok, err := b.Take(t.Context(), client, limits)
+	if wait != want || ok != (want == 0) || err != nil {
+		t.Errorf("%s waits %v, %v, %v, want %v", client, wait, ok, err, want)
 	}
 }
 
@@ -90,25 +92,39 @@ func TestTake(t *testing.T) {
 			{0, "a", []Limit{perMinute("v", 9)}, 0}, {0, "a", []Limit{perMinute("x", 1)}, 60 * s},
 		}},
 		{"nothing fits into a bucket without room", []step{
-			{0, "a", []Limit{perMinute("x", 0)}, rate.InfDuration}, {0, "a", []Limit{{"y", 1, time.Minute, -1}}, rate.InfDuration}, {0, "a", []Limit{{"z", 1, 0, 0}}, 0},
-			{time.Hour, "a", []Limit{{"z", 1, 0, 0}}, rate.InfDuration},
+			{0, "a", []Limit{perMinute("x", 0)}, rate.InfDuration}, {0, "a", []Limit{{"y", 1, time.Minute, -1}}, rate.InfDuration},
 		}},
 		{"a wait that nobody can tell", []step{
 			{0, "a", []Limit{{"", 1, math.MaxInt64, 0}}, 0}, {0, "a", []Limit{{"", 1, math.MaxInt64, 0}}, rate.InfDuration},
 		}},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				b := New(10)
-				for i, step := range test.steps {
-					time.Sleep(step.after)
-					if wait, ok := b.Take(step.client, step.limits); wait != step.wait || ok != (step.wait == 0) {
-						t.Errorf("step %d: waits %v, %v, want %v", i, wait, ok, step.wait)
+		for name, buckets := range map[string]func(*testing.T) []*Buckets{
+			"one":      func(*testing.T) []*Buckets { return []*Buckets{New(10)} },
+			"replicas": func(t *testing.T) []*Buckets { return replicasOf(t, replicastest.New(), false) },
+		} {
+			t.Run(test.name+", "+name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					all := buckets(t)
+					for i, step := range test.steps {
+						time.Sleep(step.after)
+						wait, ok, err := all[i%len(all)].Take(t.Context(), step.client, step.limits)
+						if wait != step.wait || ok != (step.wait == 0) || err != nil {
+							t.Errorf("step %d: waits %v, %v, %v, want %v", i, wait, ok, err, step.wait)
+						}
 					}
-				}
+				})
 			})
-		})
+		}
 	}
+}
+
+func TestABucketThatNeverFills(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, limit := New(1), Limit{"", 1, 0, 0}
+		try(t, b, "a", 0, limit)
+		time.Sleep(time.Hour)
+		try(t, b, "a", rate.InfDuration, limit)
+	})
 }
 
 func TestTryAfterTheWaitSucceeds(t *testing.T) { // A32
@@ -118,12 +134,12 @@ func TestTryAfterTheWaitSucceeds(t *testing.T) { // A32
 			for _, per := range []time.Duration{time.Millisecond, time.Second, time.Minute, time.Hour, 31 * 24 * time.Hour, 7_777_777_777} {
 				client, limit := fmt.Sprint(n, per), []Limit{{N: n, Per: per, Burst: 2}}
 				for range 50 {
-					wait, ok := b.Take(client, limit)
+					wait, ok, _ := b.Take(t.Context(), client, limit)
 					if ok {
 						continue
 					}
 					time.Sleep(wait)
-					if again, ok := b.Take(client, limit); !ok {
+					if again, ok, _ := b.Take(t.Context(), client, limit); !ok {
 						t.Fatalf("%d in %v: %v after %v", n, per, again, wait)
 					}
 				}
@@ -171,7 +187,7 @@ func TestClientsInUseAreNotForgotten(t *testing.T) { // A33
 	b, limit := New(1), perMinute("", 1)
 	a := b.find("a")
 	for _, name := range []string{"b", "c", "d"} {
-		b.Take(name, []Limit{limit})
+		_, _, _ = b.Take(t.Context(), name, []Limit{limit})
 		if b.find("a") != a {
 			t.Fatalf("a is another after %s", name)
 		}
@@ -181,7 +197,7 @@ func TestClientsInUseAreNotForgotten(t *testing.T) { // A33
 		t.Errorf("%d are remembered", n)
 	}
 	a.users.Add(-1)
-	b.Take("e", []Limit{limit})
+	_, _, _ = b.Take(t.Context(), "e", []Limit{limit})
 	if n := b.Len(); n != 1 || b.find("a") == a {
 		t.Errorf("%d are remembered", n)
 	}
@@ -255,7 +271,7 @@ func TestConcurrentCallsAreCountedExactly(t *testing.T) { // A63, A64, A65
 				for i := range 1250 {
 					name := names[(g+i)%len(names)]
 					now := time.Now()
-					_, ok := b.Take(name, clients[name])
+					_, ok, _ := b.Take(t.Context(), name, clients[name])
 					mu.Lock()
 					times[name] = append(times[name], now)
 					if ok {
@@ -283,12 +299,12 @@ func TestForgettingUnderLoad(t *testing.T) {
 	for g := range 8 {
 		group.Go(func() {
 			for i := range 2000 {
-				b.Take(fmt.Sprint((g*i)%11), []Limit{perMinute("", 5), perMinute(fmt.Sprint(i%5), 1+i%2)})
+				_, _, _ = b.Take(t.Context(), fmt.Sprint((g*i)%11), []Limit{perMinute("", 5), perMinute(fmt.Sprint(i%5), 1+i%2)})
 			}
 		})
 	}
 	group.Wait()
-	b.Take("last", []Limit{perMinute("", 5)})
+	_, _, _ = b.Take(t.Context(), "last", []Limit{perMinute("", 5)})
 	if n := b.Len(); n > 3 {
 		t.Errorf("%d are remembered", n)
 	}
@@ -319,8 +335,8 @@ func TestAddress(t *testing.T) { // R14
 
 func TestTakeAllocatesNothing(t *testing.T) {
 	b, limits := New(10), []Limit{perMinute("", 1000), perMinute("alpha::slow", 500)}
-	b.Take("a", limits)
-	if n := testing.AllocsPerRun(1000, func() { b.Take("a", limits) }); n != 0 {
+	_, _, _ = b.Take(t.Context(), "a", limits)
+	if n := testing.AllocsPerRun(1000, func() { _, _, _ = b.Take(t.Context(), "a", limits) }); n != 0 {
 		t.Errorf("%v times", n)
 	}
 }
@@ -344,7 +360,7 @@ func BenchmarkTake(b *testing.B) {
 			b.ReportAllocs()
 			b.RunParallel(func(pb *testing.PB) {
 				for i := 0; pb.Next(); i++ {
-					buckets.Take(names[i%len(names)], test.limits)
+					_, _, _ = buckets.Take(b.Context(), names[i%len(names)], test.limits)
 				}
 			})
 		})
