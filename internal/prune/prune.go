@@ -33,6 +33,9 @@ type Request struct {
 	Source  Source
 	Options Options
 
+	// Handles makes the ID.
+	Handles store.Handles
+
 	// Scores says of each of the Lines of the text how much it bears on the goal,
 	// NaN where nobody knows. Nil for our own estimate.
 	Scores []float64
@@ -106,7 +109,7 @@ func (r *Request) ID() string {
 	options = strconv.AppendInt(options, int64(o.Timeout), 10)
 	options = strconv.AppendBool(options, o.AnnotateLines)
 	options = strconv.AppendBool(options, o.IncludeMarkers)
-	return store.Handle("prn_", []byte(r.Text), []byte(r.Goal), []byte(r.Source), options)
+	return r.Handles.New("prn_", []byte(r.Text), []byte(r.Goal), []byte(r.Source), options)
 }
 
 // Prune leaves out of a text what bears least on its goal, as far as the limits

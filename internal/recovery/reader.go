@@ -19,8 +19,8 @@ import (
 // A Reader answers calls of the tool and reads of the resource, for one client.
 type Reader struct {
 	// Get returns what is kept under a handle: the body of a JSON string, as it
-	// stood between its quotes.
-	Get func(handle string) (original []byte, ok bool)
+	// stood between its quotes. It fails if it cannot be known whether anything is.
+	Get func(ctx context.Context, handle string) (original []byte, ok bool, err error)
 
 	// Client is whom the answers are for. Clients take turns with what takes much memory.
 	Client string
@@ -31,12 +31,12 @@ type Reader struct {
 }
 
 // Text returns the whole of an original.
-func (r Reader) Text(handle string) (text string, ok bool) {
-	body, ok := r.Get(handle)
+func (r Reader) Text(ctx context.Context, handle string) (text string, ok bool, err error) {
+	body, ok, err := r.Get(ctx, handle)
 	if !ok {
-		return "", false
+		return "", false, err
 	}
-	return string(jsonspan.AppendText(nil, body)), true
+	return string(jsonspan.AppendText(nil, body)), true, nil
 }
 
 // Call answers a call of the tool: it takes its arguments and returns its result,
@@ -53,7 +53,10 @@ func (r Reader) Call(ctx context.Context, arguments []byte) (result []byte) {
 	var body []byte
 	ok := len(a.id) <= maxID
 	if ok {
-		body, ok = r.Get(a.id)
+		body, ok, err = r.Get(ctx, a.id)
+	}
+	if err != nil {
+		return unavailable(a.id)
 	}
 	if !ok {
 		return failure(fmt.Sprintf("Nothing is kept under the id %s. Originals are kept for a limited time, and only for the client that got the marker. Check that the id is as in the marker, or run the tool that gave the result again.", shortly(a.id)))
@@ -159,6 +162,16 @@ func success(m meta, texts ...string) []byte {
 		Content []content `json:"content"`
 		Meta    meta      `json:"_meta"`
 	}{contents, m})
+}
+
+// unavailable says that what is kept under an id may be elsewhere, where it cannot be had now.
+func unavailable(id string) []byte {
+	reason := fmt.Sprintf("Nothing is kept here under the id %s, and the store that gateways share is unavailable. Try again later, or run the tool that gave the result again.", shortly(id))
+	return jsonrpc.Encode(struct {
+		Content []content         `json:"content"`
+		IsError bool              `json:"isError"`
+		Meta    map[string]string `json:"_meta"`
+	}{[]content{{"text", reason}}, true, map[string]string{"code": "store_unavailable"}})
 }
 
 func failure(reason string) []byte {

@@ -2,7 +2,9 @@ package recovery
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"regexp"
@@ -19,11 +21,11 @@ const id = "obs_0000000000"
 
 // keeping returns a Reader of one original, given as the body of a JSON string.
 func keeping(body string, maxChars int) Reader {
-	return Reader{MaxChars: maxChars, Get: func(handle string) ([]byte, bool) {
+	return Reader{MaxChars: maxChars, Get: func(_ context.Context, handle string) ([]byte, bool, error) {
 		if handle != id {
-			return nil, false
+			return nil, false, nil
 		}
-		return []byte(body), true
+		return []byte(body), true, nil
 	}}
 }
 
@@ -170,11 +172,25 @@ func TestCallRefuses(t *testing.T) {
 
 func TestText(t *testing.T) {
 	r := keeping(`a\n\ud83d\ude00\ud800\u00e9`+"\xff", 3)
-	if got, ok := r.Text(id); !ok || got != "a\n😀\ufffdé\ufffd" {
+	if got, ok, err := r.Text(t.Context(), id); !ok || err != nil || got != "a\n😀\ufffdé\ufffd" {
 		t.Errorf("got %q, %v", got, ok)
 	}
-	if got, ok := r.Text("obs_x"); ok || got != "" {
+	if got, ok, err := r.Text(t.Context(), "obs_x"); ok || err != nil || got != "" {
 		t.Errorf("got %q for an unknown handle", got)
+	}
+}
+
+// What may be kept elsewhere, where it cannot be had now, is not said to be unknown.
+func TestUnavailable(t *testing.T) {
+	r := Reader{Get: func(context.Context, string) ([]byte, bool, error) { return nil, false, errors.New("unavailable") }}
+	got := string(r.Call(t.Context(), []byte(`{"id":"`+id+`"}`)))
+	for _, want := range []string{`"isError":true`, `"_meta":{"code":"store_unavailable"}`, `store that gateways share is unavailable. Try again later`} {
+		if !strings.Contains(got, want) {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+	if _, ok, err := r.Text(t.Context(), id); ok || err == nil {
+		t.Errorf("got %t, %v", ok, err)
 	}
 }
 
@@ -199,11 +215,11 @@ func TestWhatIsMaskedIsRecovered(t *testing.T) {
 	if found == nil {
 		t.Fatalf("%s", masked)
 	}
-	r := Reader{MaxChars: policy.MaxChars, Get: func(handle string) ([]byte, bool) {
+	r := Reader{MaxChars: policy.MaxChars, Get: func(_ context.Context, handle string) ([]byte, bool, error) {
 		body, ok := kept[handle]
-		return body, ok
+		return body, ok, nil
 	}}
-	if got, ok := r.Text(string(found[2])); !ok || got != text {
+	if got, ok, _ := r.Text(t.Context(), string(found[2])); !ok || got != text {
 		t.Error("the resource is another text")
 	}
 	got := follow(t, r, string(found[2]), func(result []byte) {

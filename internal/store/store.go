@@ -5,15 +5,17 @@ package store
 import (
 	"bytes"
 	"crypto/hmac"
-	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
 	"hash"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
 )
 
 // Limits bound what a [Store] keeps; all are positive. When a limit is met, the owner
@@ -25,10 +27,14 @@ type Limits struct {
 }
 
 // A Store keeps originals under handles, each bound to the client it was handed
-// out to. It is safe for concurrent use and starts no goroutines.
+// out to. It is safe for concurrent use.
 type Store struct {
+	// Handles makes those of originals.
+	Handles Handles
+
 	mu      sync.Mutex
 	entries *quota.Cache[key, *kept]
+	common  *common // nil if there are no other replicas
 }
 
 type key struct{ owner, handle string }
@@ -36,12 +42,21 @@ type key struct{ owner, handle string }
 type kept struct {
 	original []byte
 	asked    bool // a client has got it
+
+	// When other replicas were given it, in Unix nanoseconds; 0 if they have to be.
+	given atomic.Int64
 }
 
-// New returns an empty Store, which counts as part of a kind until it is closed.
-func New(kind *quota.Kind, limits Limits) *Store {
+// New returns an empty Store, which counts as part of a kind until it is closed. What is in it is shared with other
+// replicas by a space, if that is not nil.
+func New(kind *quota.Kind, limits Limits, space *replicas.Space) *Store {
 	bounds := quota.Limits{Entries: limits.Entries, Bytes: limits.Bytes}
-	return &Store{entries: quota.NewCache[key, *kept](kind, bounds, limits.TTL, nil)}
+	s := &Store{entries: quota.NewCache[key, *kept](kind, bounds, limits.TTL, nil)}
+	if space != nil {
+		s.Handles = space.Key("handles")
+		s.share(space, limits.TTL)
+	}
+	return s
 }
 
 // Put keeps a copy of original for owner under a handle, and renews its life if
@@ -58,7 +73,18 @@ func (s *Store) Put(owner, handle string, original []byte) bool {
 	} else if !bytes.Equal(e.original, original) {
 		return false
 	}
-	return s.entries.Put(owner, k, e, int64(len(original)))
+	return s.put(k, e)
+}
+
+// put keeps an original, here and for other replicas. The caller holds the lock.
+func (s *Store) put(k key, e *kept) bool {
+	if !s.entries.Put(k.owner, k, e, int64(len(e.original))) {
+		return false
+	}
+	if s.common != nil {
+		s.give(k, e)
+	}
+	return true
 }
 
 // Get returns what was kept for owner under a handle, which the caller must not
@@ -87,16 +113,13 @@ func (s *Store) GetFirst(owner, handle string) (original []byte, first, ok bool)
 
 // Close says that the store is no longer used.
 func (s *Store) Close() {
+	if s.common != nil {
+		s.common.close()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.entries.Close()
 }
-
-// handleKey makes handles unguessable. It lives as long as the process, as stores do.
-var handleKey = func() (key [sha256.Size]byte) {
-	_, _ = rand.Read(key[:]) // never fails
-	return key
-}()
 
 const (
 	// HandleLen is how many characters a handle has after its prefix. It stands in every
@@ -122,14 +145,22 @@ func CutHandle(text []byte, prefix string) (after []byte, ok bool) {
 	return text[n:], true
 }
 
-// Handle returns prefix and 10 letters and digits which cannot be guessed, and
-// which are the same whenever the parts are: a handle that changed at every call
-// would break the prompt caches it ends up in.
-func Handle(prefix string, parts ...[]byte) string {
-	return handle(hmac.New(sha256.New, handleKey[:]), prefix, parts)
+// Handles makes handles that cannot be guessed. It is the key by which it does, nil for one that lives as long as the
+// process, as stores do.
+type Handles []byte
+
+var ofProcess = seal.NewKey()
+
+// New returns prefix and 10 letters and digits which are the same whenever the parts are: a handle that changed at
+// every call would break the prompt caches it ends up in.
+func (h Handles) New(prefix string, parts ...[]byte) string {
+	if h == nil {
+		h = ofProcess
+	}
+	return handle(hmac.New(sha256.New, h), prefix, parts)
 }
 
-// ContentHandle is Handle for handles that must be the same in every process.
+// ContentHandle returns a handle that is the same in every process.
 // They are no secret to those who know the parts.
 func ContentHandle(prefix string, parts ...[]byte) string {
 	return handle(sha256.New(), prefix, parts)

@@ -15,7 +15,7 @@ import (
 // made returns an empty store, and what counts what is in it.
 func made(limits Limits) (*Store, *quota.Kind) {
 	kind := quota.NewKind("test")
-	return New(kind, limits), kind
+	return New(kind, limits, nil), kind
 }
 
 func TestStoreReturnsWhatWasPut(t *testing.T) {
@@ -165,7 +165,7 @@ func TestStoreIsSafeForConcurrentUse(t *testing.T) {
 func TestHandle(t *testing.T) {
 	form := regexp.MustCompile(`^obs_[A-Za-z0-9]{10}$`)
 	seen := map[string]bool{}
-	for _, handle := range []func(string, ...[]byte) string{Handle, ContentHandle} {
+	for _, handle := range []func(string, ...[]byte) string{Handles(nil).New, Handles("key").New, ContentHandle} {
 		for _, parts := range [][][]byte{{[]byte("a")}, {[]byte("b")}, {[]byte("a"), []byte("b")}, {[]byte("ab")}, {nil, []byte("ab")}} {
 			h := handle("obs_", parts...)
 			if !form.MatchString(h) || seen[h] || h != handle("obs_", parts...) {

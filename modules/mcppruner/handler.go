@@ -56,6 +56,7 @@ func init() {
 // Symbol | Code | What has happened
 // -------|------|------------------
 // `prune_id_not_found` | -32004 | The original is not there: never, no more, or for another client
+// `store_unavailable` | -32002 | The original is not here, and what replicas share cannot be used now
 // `invalid_range` | -32005 | The original has no such lines
 // `invalid_params` | -32602 | There is no such tool, or an argument is wrong; the message names it
 // `method_not_found` | -32601 | There is no such method
@@ -165,7 +166,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	h.CacheTTL = h.seconds("cache_ttl", h.CacheTTL, 30, 3600, "MCP_PRUNER_CACHE_TTL_S")
 	h.CacheMaxEntries = h.number("cache_max_entries", h.CacheMaxEntries, 256, 100_000, "MCP_PRUNER_CACHE_MAX_ITEMS", "MCP_PRUNER_CACHE_MAX_ENTRIES")
 	var err error
-	h.originals, err = storepool.Open(pruned, store.Limits{
+	h.originals, err = storepool.OpenCommon(ctx, pruned, store.Limits{
 		Entries: h.StoreLimit.Entries,
 		Bytes:   h.StoreLimit.Bytes,
 		TTL:     time.Duration(h.PruneIDTTL),

@@ -52,6 +52,7 @@ func (x *request) prune(arguments *object) reply {
 	if err != nil {
 		return x.wrong(err.Error())
 	}
+	r.Handles = x.handler.originals.Handles
 	p := &pruning{handler: x.handler, owner: clientrequest.Identity(x.r), request: r, id: r.ID(), began: time.Now()}
 	p.run(x.r.Context(), chars)
 	if x.r.Context().Err() == nil { // else nobody waits for it, and it may have been cut short

@@ -10,12 +10,14 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/storepool"
 )
 
 // Codes of errors that only the pruner has.
 const (
-	codeNotFound = -32004
-	codeRange    = -32005
+	codeUnavailable = -32002
+	codeNotFound    = -32004
+	codeRange       = -32005
 )
 
 // recovery is the arguments of recover_text.
@@ -75,12 +77,12 @@ func (x *request) recover(arguments *object) reply {
 	if err != nil {
 		return x.wrong(err.Error())
 	}
-	original, ok := x.handler.originals.Get(clientrequest.Identity(x.r), r.id)
-	if !ok {
-		return x.failWith(codeNotFound, "prune_id_not_found", struct {
+	original, symbol, code := x.original(r.id)
+	if symbol != "" {
+		return x.failWith(code, symbol, struct {
 			Symbol  string `json:"code"`
 			PruneID string `json:"prune_id"`
-		}{"prune_id_not_found", mcp.Shortened(r.id)})
+		}{symbol, mcp.Shortened(r.id)})
 	}
 	text := string(original)
 	lines := prune.Lines(text)
@@ -109,6 +111,22 @@ func (x *request) recover(arguments *object) reply {
 		RawText  string   `json:"raw_text"`
 		Metadata metadata `json:"metadata"`
 	}{raw, metadata{r.id, r.ranges, "original"}}))
+}
+
+// original returns what is kept for the client under an id or, if it is not to be had, the error that says so.
+func (x *request) original(id string) (original []byte, symbol string, code int) {
+	place := storepool.Place{Store: x.handler.originals, Owner: clientrequest.Identity(x.r)}
+	original, ok := place.Store.Get(place.Owner, id)
+	if ok {
+		return original, "", 0
+	}
+	if err := storepool.Fetch(x.r.Context(), id, place); err != nil {
+		return nil, "store_unavailable", codeUnavailable
+	}
+	if original, ok = place.Store.Get(place.Owner, id); !ok {
+		return nil, "prune_id_not_found", codeNotFound
+	}
+	return original, "", 0
 }
 
 // outside returns which range is none of a text of so many lines, or -1.

@@ -129,7 +129,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	err := telemetry.Register(ctx, collectors...)
 	if err == nil && h.Recover != nil {
-		h.store, err = storepool.Open(observations, h.Recover.Limits())
+		h.store, err = storepool.OpenCommon(ctx, observations, h.Recover.Limits())
 	}
 	return err
 }

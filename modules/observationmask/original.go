@@ -7,8 +7,8 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/storepool"
 )
 
 // An original is a text that was masked, as it is kept.
@@ -64,7 +64,7 @@ func (h *Handler) saver(r *http.Request) func([]byte) string {
 	o.request.About.Server = h.Server
 	header := o.header()
 	return func(body []byte) string {
-		handle := store.Handle(mask.HandlePrefix, []byte(owner), header, body)
+		handle := h.store.Handles.New(mask.HandlePrefix, []byte(owner), header, body)
 		if !h.store.Put(h.scope(owner), handle, slices.Concat(header, body)) {
 			return ""
 		}
@@ -79,6 +79,11 @@ func (h *Handler) saver(r *http.Request) func([]byte) string {
 // scope returns who finds what is kept for a client: stores may be shared, and a client
 // may not be allowed to use every server.
 func (h *Handler) scope(client string) string { return h.Server + "\x00" + client }
+
+// Place returns where what was masked for a client is kept.
+func (h *Handler) Place(client string) storepool.Place {
+	return storepool.Place{Store: h.store, Owner: h.scope(client)}
+}
 
 // Original returns what was masked and is kept for a client under a handle: the body
 // of a JSON string, escapes and all, and what the client had asked for. It counts as recovered.

@@ -237,7 +237,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	err := telemetry.Register(ctx, maskedResults, savedChars, prefixBreaks, passedConversations, unreadResults,
 		usageTokens, promptCost, toolresults.Recovered)
 	if err == nil && h.Recover != nil && *h.Enabled {
-		h.originals, err = toolresults.Open(h.Recover.Limits())
+		h.originals, err = toolresults.Open(ctx, h.Recover.Limits())
 	}
 	return err
 }

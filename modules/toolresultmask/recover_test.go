@@ -85,7 +85,7 @@ func TestRecoverRenews(t *testing.T) {
 			t.Fatal(err)
 		}
 		var err error
-		if h.originals, err = toolresults.Open(h.Recover.Limits()); err != nil {
+		if h.originals, err = toolresults.Open(caddy.Context{}, h.Recover.Limits()); err != nil {
 			t.Fatal(err)
 		}
 		defer h.Cleanup()
@@ -178,7 +178,7 @@ func BenchmarkRecover(b *testing.B) {
 				b.Fatal(err)
 			}
 			if h.Recover != nil {
-				h.originals, _ = toolresults.Open(h.Recover.Limits())
+				h.originals, _ = toolresults.Open(caddy.Context{}, h.Recover.Limits())
 				defer h.originals.Release()
 			}
 			x := &exchange{handler: h}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
@@ -16,7 +15,9 @@ import (
 )
 
 // Open returns the store of originals within limits. It must be released.
-func Open(limits store.Limits) (*storepool.Store, error) { return storepool.Open(kept, limits) }
+func Open(ctx caddy.Context, limits store.Limits) (*storepool.Store, error) {
+	return storepool.OpenCommon(ctx, kept, limits)
+}
 
 // Owner returns whom the tool results in a request to a model belong to: the user that
 // Caddy has authenticated, or without one the address. A name that a gateway knows its
@@ -51,27 +52,29 @@ type Originals struct{}
 // Kept implements [gateway.Originals].
 func (Originals) Kept() bool { return len(storepool.All(kept)) > 0 }
 
-// Original implements [gateway.Originals]. A user also finds what belongs to its
-// address: without authentication it would.
+// Original returns the result that is kept for a client under a handle: the body of a JSON string.
 func (Originals) Original(user, address, handle string) (body []byte, ok bool) {
-	owners := []string{ofAddress(address)}
-	if user != "" {
-		owners = append(owners, ofUser(user))
-	}
-	for _, s := range storepool.All(kept) {
-		for _, owner := range owners {
-			body, first, ok := s.GetFirst(owner, handle)
-			if !ok {
-				continue
-			}
-			if first {
-				Recovered.WithLabelValues().Inc()
-			}
-			return body, true
+	for _, p := range Places(user, address) {
+		body, first, ok := p.Store.GetFirst(p.Owner, handle)
+		if !ok {
+			continue
 		}
+		if first {
+			Recovered.WithLabelValues().Inc()
+		}
+		return body, true
 	}
 	return nil, false
 }
 
-// Interface guard
-var _ gateway.Originals = Originals{}
+// Places returns where results are kept for a client. A user also finds what belongs to its
+// address: without authentication it would.
+func Places(user, address string) (places []storepool.Place) {
+	for _, s := range storepool.All(kept) {
+		places = append(places, storepool.Place{Store: s, Owner: ofAddress(address)})
+		if user != "" {
+			places = append(places, storepool.Place{Store: s, Owner: ofUser(user)})
+		}
+	}
+	return places
+}

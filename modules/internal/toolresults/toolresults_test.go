@@ -33,7 +33,7 @@ func TestOriginalsBelongToWhoSentThem(t *testing.T) {
 		{"a user whose name is an address", client{"", "192.0.2.1"}, client{"192.0.2.1", "192.0.2.2"}, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			s, err := Open(store.Limits{Entries: 1, Bytes: 1, TTL: time.Minute})
+			s, err := Open(caddy.Context{}, store.Limits{Entries: 1, Bytes: 1, TTL: time.Minute})
 			if err != nil {
 				t.Fatal(err)
 			}

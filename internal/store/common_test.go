@@ -1,0 +1,332 @@
+package store
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
+)
+
+var (
+	sharedKind   = quota.NewKind("test")
+	sharedLimits = Limits{Entries: 1000, Bytes: 64 << 20, TTL: time.Hour}
+)
+
+// replica returns the store of a replica.
+func replica(t *testing.T, engine replicas.Engine, limits Limits) *Store {
+	s := New(sharedKind, limits, replicastest.Replica(t, engine).Space("originals"))
+	t.Cleanup(s.Close)
+	return s
+}
+
+// fetched returns what a replica has after it has fetched it.
+func fetched(t *testing.T, s *Store, owner, handle string) string {
+	t.Helper()
+	found, err := s.Fetch(t.Context(), handle, owner)
+	if err != nil {
+		return err.Error()
+	}
+	original, ok := s.Get(owner, handle)
+	switch {
+	case found != ok:
+		t.Errorf("found %t, but it is there: %t", found, ok)
+	case !ok:
+		return "unknown"
+	}
+	return string(original)
+}
+
+const handleA = "obs_AAAAAAAAAA"
+
+func TestReplicasMakeTheSameHandles(t *testing.T) {
+	engine := replicastest.New()
+	a, b := replica(t, engine, sharedLimits), replica(t, engine, sharedLimits)
+	alone, _ := made(sharedLimits)
+	handle := a.Handles.New("obs_", []byte("text"))
+	if handle != b.Handles.New("obs_", []byte("text")) {
+		t.Error("they differ")
+	}
+	if handle == alone.Handles.New("obs_", []byte("text")) {
+		t.Error("a process that shares nothing makes them, too")
+	}
+}
+
+// What was put at one replica is found at another: written or not, and after the engine has lost it.
+func TestReplicasFindWhatOthersKeep(t *testing.T) {
+	large := strings.Repeat("large ", 1<<20)
+	for _, test := range []struct {
+		name   string
+		before func(*replicastest.Engine) // a is given it
+		after  func(*replicastest.Engine)
+	}{
+		{"written", nil, nil},
+		{"lost by the engine", nil, func(e *replicastest.Engine) { e.Clear() }},
+		{"never written", func(e *replicastest.Engine) { e.Full.Store(true) }, func(e *replicastest.Engine) { e.Full.Store(false) }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				engine := replicastest.New()
+				a, b, c := replica(t, engine, sharedLimits), replica(t, engine, sharedLimits), replica(t, engine, sharedLimits)
+				if test.before != nil {
+					test.before(engine)
+				}
+				for _, original := range []string{"", "small", large} {
+					a.Put("alice", a.Handles.New("obs_", []byte(original)), []byte(original))
+				}
+				synctest.Wait()
+				if test.after != nil {
+					test.after(engine)
+				}
+				for _, original := range []string{"", "small", large} {
+					handle := b.Handles.New("obs_", []byte(original))
+					if got := fetched(t, b, "alice", handle); got != original {
+						t.Errorf("found %.100q, want %.100q", got, original)
+					}
+					if got := fetched(t, c, "bob", handle); got != "unknown" {
+						t.Errorf("bob has found %.100q", got)
+					}
+				}
+				for key, value := range engine.Values() {
+					if strings.Contains(key, "alice") || strings.Contains(key, "obs_") || bytes.Contains(value, []byte("large")) {
+						t.Fatalf("%q tells about clients", key)
+					}
+				}
+			})
+		})
+	}
+}
+
+// A client may be faster than what is written behind the answer.
+func TestReplicasFindWhatIsBeingWritten(t *testing.T) {
+	engine := replicastest.New()
+	a, b := replica(t, engine, sharedLimits), replica(t, engine, sharedLimits)
+	var wg sync.WaitGroup
+	for g := range 8 {
+		wg.Go(func() {
+			owner := fmt.Sprint("client ", g)
+			for i := range 100 {
+				original := fmt.Sprint(owner, " ", i)
+				handle := a.Handles.New("obs_", []byte(original))
+				if !a.Put(owner, handle, []byte(original)) {
+					t.Errorf("%s is not kept", original)
+				}
+				if got := fetched(t, b, owner, handle); got != original {
+					t.Errorf("found %q, want %q", got, original)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestReplicasSearchForSeveralOwners(t *testing.T) {
+	engine := replicastest.New()
+	a, b := replica(t, engine, sharedLimits), replica(t, engine, sharedLimits)
+	a.Put("user ann", handleA, []byte("original"))
+	engine.Clear() // or it is not written yet
+	if found, err := b.Fetch(t.Context(), handleA, "address 192.0.2.1", "user ann"); !found || err != nil {
+		t.Fatal(found, err)
+	}
+	if _, ok := b.Get("address 192.0.2.1", handleA); ok {
+		t.Error("it became that of another owner")
+	}
+	if got, ok := b.Get("user ann", handleA); !ok || string(got) != "original" {
+		t.Errorf("got %q, %t", got, ok)
+	}
+}
+
+// What is here is had without the engine, which may be unavailable; and what is not is not said to be
+// unknown then.
+func TestReplicasWithoutTheEngine(t *testing.T) {
+	for name, fail := range map[string]func(*replicastest.Engine){
+		"down":    func(e *replicastest.Engine) { e.Down.Store(true) },
+		"stalled": func(e *replicastest.Engine) { e.Stalled.Store(true) },
+		"full":    func(e *replicastest.Engine) { e.Full.Store(true) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				engine := replicastest.New()
+				a, b := replica(t, engine, sharedLimits), replica(t, engine, sharedLimits)
+				fail(engine)
+				if !a.Put("alice", handleA, []byte("original")) {
+					t.Error("not kept")
+				}
+				if got, ok := a.Get("alice", handleA); !ok || string(got) != "original" {
+					t.Errorf("got %q, %t", got, ok)
+				}
+				synctest.Wait()
+				began := time.Now()
+				if _, err := b.Fetch(t.Context(), handleA, "alice"); !errors.Is(err, replicas.ErrUnavailable) {
+					t.Errorf("got %v", err)
+				}
+				if took := time.Since(began); took > 250*time.Millisecond {
+					t.Errorf("it took %s to fail", took)
+				}
+				engine.Down.Store(false)
+				engine.Stalled.Store(false)
+				engine.Full.Store(false)
+				time.Sleep(time.Second)
+				if got := fetched(t, b, "alice", handleA); got != "original" {
+					t.Errorf("afterwards, found %q", got)
+				}
+			})
+		})
+	}
+}
+
+// Replicas that begin while the engine is unavailable hear each other later.
+func TestReplicasThatBeginWithoutTheEngine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		engine := replicastest.New()
+		engine.Down.Store(true)
+		a, b := replica(t, engine, sharedLimits), replica(t, engine, sharedLimits)
+		never := replica(t, engine, sharedLimits)
+		a.Put("alice", handleA, []byte("original"))
+		never.Close()
+		engine.Down.Store(false)
+		time.Sleep(time.Second)
+		engine.Clear()
+		if got := fetched(t, b, "alice", handleA); got != "original" {
+			t.Errorf("found %q", got)
+		}
+	})
+}
+
+// A replica that does not hear others cannot say that nobody has an original.
+func TestReplicasThatAreDeaf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := replica(t, replicastest.New(), sharedLimits)
+		b.common.stop()
+		b.common.stop = func() {}
+		if _, err := b.Fetch(t.Context(), handleA, "alice"); !errors.Is(err, replicas.ErrUnavailable) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+// Who asks for what does not exist waits for as long as an operation may take, and soon asks no other replica.
+func TestReplicasAreNotAskedTooOften(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		engine := replicastest.New()
+		a, b := replica(t, engine, sharedLimits), replica(t, engine, sharedLimits)
+		fetch := func(owner, handle string) (operations int64, took time.Duration) {
+			before, began := engine.Operations.Load(), time.Now()
+			if found, err := b.Fetch(t.Context(), handle, owner); found || err != nil {
+				t.Errorf("found %t, %v", found, err)
+			}
+			return engine.Operations.Load() - before, time.Since(began)
+		}
+		for _, wrong := range []string{"", "obs_", "obs_ABCDEFGHI-", "x"} {
+			if n, _ := fetch("mallory", wrong); n != 0 {
+				t.Errorf("%d operations for %q", n, wrong)
+			}
+		}
+		if n, took := fetch("mallory", handleA); n != 1+attempts || took.Round(time.Millisecond) != 250*time.Millisecond {
+			t.Errorf("%d operations in %s for what does not exist", n, took)
+		}
+		before := engine.Operations.Load()
+		var wg sync.WaitGroup
+		for range 100 {
+			wg.Go(func() { fetch("mallory", handleA) })
+		}
+		wg.Wait()
+		if n := engine.Operations.Load() - before; n != 100+questionBurst*attempts {
+			t.Errorf("%d operations for 100 at once", n)
+		}
+		a.Put("alice", handleA, []byte("original"))
+		engine.Clear()
+		if got := fetched(t, b, "alice", handleA); got != "original" {
+			t.Errorf("another one found %q", got)
+		}
+	})
+}
+
+// What is put again and again is written now and then, and lives as long at other replicas as here.
+func TestReplicasRenew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		engine := replicastest.New()
+		a := replica(t, engine, sharedLimits)
+		writes := func(f func()) int64 {
+			synctest.Wait()
+			before := engine.Operations.Load()
+			f()
+			synctest.Wait()
+			return engine.Operations.Load() - before
+		}
+		put := func() { a.Put("alice", handleA, []byte("original")) }
+		if n := writes(put); n != 1 {
+			t.Errorf("%d operations at first", n)
+		}
+		if n := writes(func() { a.Get("alice", handleA); a.GetFirst("alice", handleA) }); n != 0 {
+			t.Errorf("%d operations to get what is here", n)
+		}
+		for range 10 {
+			time.Sleep(time.Minute)
+			if n := writes(put); n != 0 {
+				t.Errorf("%d operations for what was written", n)
+			}
+		}
+		time.Sleep(4*time.Minute + 59*time.Second)
+		if n := writes(put); n != 0 {
+			t.Errorf("%d operations for what was written", n)
+		}
+		a.Close() // it is gone, and was last put just now
+		time.Sleep(59 * time.Minute)
+		b := replica(t, engine, sharedLimits)
+		if got := fetched(t, b, "alice", handleA); got != "original" {
+			t.Errorf("before its time, found %q", got)
+		}
+		time.Sleep(20 * time.Minute)
+		c := replica(t, engine, sharedLimits)
+		if n := writes(func() { b.Put("alice", handleA, []byte("original")) }); n != 1 {
+			t.Errorf("%d operations at another replica", n)
+		}
+		engine.Clear()
+		if got := fetched(t, c, "alice", handleA); got != "original" {
+			t.Errorf("found %q", got)
+		}
+		if n := writes(func() { time.Sleep(16 * time.Minute); b.Put("alice", handleA, []byte("original")) }); n != 1 {
+			t.Errorf("%d operations after a quarter of the time", n)
+		}
+	})
+}
+
+// What is no longer kept here is not written for others.
+func TestReplicasDoNotWriteWhatIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		engine := replicastest.New()
+		a := replica(t, engine, Limits{Entries: 1, Bytes: 100, TTL: time.Hour})
+		engine.Down.Store(true)
+		for i := range 10 {
+			a.Put("alice", fmt.Sprint("obs_AAAAAAAAA", i), []byte("original"))
+		}
+		synctest.Wait()
+		engine.Down.Store(false)
+		time.Sleep(time.Second)
+		if n := len(engine.Values()); n != 1 {
+			t.Errorf("%d are written", n)
+		}
+	})
+}
+
+// A fetch ends with its request.
+func TestReplicasFetchNoLongerThanIsWanted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := replica(t, replicastest.New(), sharedLimits)
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Millisecond, cancel)
+		began := time.Now()
+		if _, err := b.Fetch(ctx, handleA, "alice"); !errors.Is(err, context.Canceled) || time.Since(began) != time.Millisecond {
+			t.Errorf("%v after %s", err, time.Since(began))
+		}
+	})
+}

@@ -1,0 +1,63 @@
+package mcppruner_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/storetest"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
+)
+
+// What one replica has pruned, under the same id as another, is recovered at the other.
+func TestReplicas(t *testing.T) {
+	engine := replicastest.New()
+	replica := func() *mcppruner.Handler {
+		module, err := storetest.Replica(t, engine, mcpstore.App{}).LoadModuleByID("http.handlers.mcp_pruner", []byte(`{}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return module.(*mcppruner.Handler)
+	}
+	recovered := func(h *mcppruner.Handler, client, id string) string {
+		a := called(t, h, client, "recover_text", `{"prune_id":"`+id+`","ranges":[{"start_line":2,"end_line":3}],"include_line_numbers":false}`)
+		if a.Error != nil {
+			return fmt.Sprint(a.Error.Code, " ", a.Error.Message, " ", string(a.Error.Data))
+		}
+		var got struct {
+			RawText string `json:"raw_text"`
+		}
+		told(t, a, &got)
+		return got.RawText
+	}
+	a, b, c := replica(), replica(), replica()
+	var text strings.Builder
+	for i := range 1000 {
+		fmt.Fprintf(&text, "line %d\n", i+1)
+	}
+	id := prune(t, a, "ann", text.String(), "goal").PruneID
+	if got := recovered(b, "ann", id); got != "line 2\nline 3" {
+		t.Errorf("recovered %s", got)
+	}
+	if got, want := recovered(b, "bob", id), `-32004 prune_id_not_found {"code":"prune_id_not_found","prune_id":"`+id+`"}`; got != want {
+		t.Errorf("somebody else recovered %s", got)
+	}
+	if again := prune(t, b, "ann", text.String(), "goal").PruneID; again != id {
+		t.Errorf("the id is %s, then %s", id, again)
+	}
+
+	engine.Down.Store(true)
+	pruned := prune(t, a, "ann", text.String(), "another goal")
+	if pruned.Stats["used_fallback"] == true || len(pruned.PrunedText) == text.Len() {
+		t.Error("without what is shared, nothing is pruned")
+	}
+	if got := recovered(a, "ann", pruned.PruneID); got != "line 2\nline 3" {
+		t.Errorf("recovered %s", got)
+	}
+	if got, want := recovered(c, "ann", pruned.PruneID), `-32002 store_unavailable {"code":"store_unavailable","prune_id":"`+pruned.PruneID+`"}`; got != want {
+		t.Errorf("without what is shared, recovered %s", got)
+	}
+	engine.Down.Store(false)
+}
