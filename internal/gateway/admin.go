@@ -8,12 +8,25 @@ import (
 )
 
 // Refresh has the lists of a server asked for anew, and tells the clients that listen.
-// It returns how many that are.
+// It returns how many of them listen here.
 func (g *Gateway) Refresh(server string) (told int) {
 	s := g.servers[server]
 	if s == nil {
 		return 0
 	}
+	defer g.elsewhere.refreshed(s)
+	return g.forgetLists(s)
+}
+
+// RefreshHere does so at this replica only.
+func (g *Gateway) RefreshHere(server string) {
+	if s := g.servers[server]; s != nil {
+		g.forgetLists(s)
+	}
+}
+
+// forgetLists has the lists of a server asked for anew, and tells the clients.
+func (g *Gateway) forgetLists(s *Server) (told int) {
 	return g.refresh(s, func(string) bool { return true }, func(l *link) { l.forgetLists(g, everyKind...) })
 }
 

@@ -29,13 +29,23 @@ func (q *Request) spend(target mcp.Target) *jsonrpc.Failure {
 	if q.spent {
 		return nil
 	}
-	wait, ok := q.take(target, q.isRequest())
-	if !ok {
+	wait, ok, err := q.take(target, q.isRequest())
+	switch {
+	case err != nil:
+		return q.unlimited(target, err)
+	case !ok:
 		q.w.Header().Set("Retry-After", retryAfter(wait))
 		return q.denied(jsonrpc.Refused(target.Server, http.StatusTooManyRequests), target, nil)
 	}
 	q.spent = true
 	return nil
+}
+
+// unlimited refuses a message because nobody knows what its client has used of its rates.
+func (q *Request) unlimited(target mcp.Target, err error) *jsonrpc.Failure {
+	failure := jsonrpc.StoreUnavailable("rate limits cannot be checked")
+	failure.Data.ServerName = target.Server
+	return q.denied(failure, target, err)
 }
 
 // permit decides whether the client may do this at all. It is for messages that were admitted
@@ -130,14 +140,14 @@ func (q *Request) tally() *Tally {
 }
 
 // take takes what a message needs from the budgets of its client. If there is not enough, it
-// returns when there will be.
-func (q *Request) take(target mcp.Target, request bool) (wait time.Duration, ok bool) {
+// returns when there will be. An error says that the budgets are not known now.
+func (q *Request) take(target mcp.Target, request bool) (wait time.Duration, ok bool, err error) {
 	var room [8]ratelimit.Limit
 	limits := q.g.rules.limits(room[:0], &q.caller, target, request)
 	if len(limits) == 0 {
-		return 0, true
+		return 0, true, nil
 	}
-	return q.g.buckets.Take(q.caller.budget(), limits)
+	return q.g.buckets.Take(q.r.Context(), q.caller.budget(), limits)
 }
 
 // retryAfter returns a time as the header has it, in whole seconds.

@@ -131,7 +131,9 @@ func (v *visit) postMessage() *jsonrpc.Failure {
 		v.accepted()
 		return nil
 	case !v.message.IsRequest():
-		clientNotice{v}.reply()
+		if failure := (clientNotice{v}).reply(); failure != nil {
+			return failure
+		}
 		v.accepted()
 		return nil
 	}

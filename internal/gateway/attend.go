@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"slices"
 	"sync"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -109,6 +110,11 @@ func (s *stream) handOver(e *listener) {
 
 // followers returns the streams of an audience that have no listener for a server which they may know of.
 func (state *State) followers(audience, id string) (followers []*stream) {
+	return slices.DeleteFunc(state.listenersOf(audience, id), func(s *stream) bool { return s.listensTo(id) })
+}
+
+// listenersOf returns the streams of an audience that may know of a server.
+func (state *State) listenersOf(audience, id string) (all []*stream) {
 	state.mu.Lock()
 	defer state.mu.Unlock()
 	for s := range state.streams[audience] {
@@ -116,11 +122,11 @@ func (state *State) followers(audience, id string) (followers []*stream) {
 		if server := g.byID(id); server == nil || !g.rules.sees(s.visit.caller.identity, server) {
 			continue
 		}
-		if s.ctx.Err() == nil && !s.listensTo(id) {
-			followers = append(followers, s)
+		if s.ctx.Err() == nil {
+			all = append(all, s)
 		}
 	}
-	return followers
+	return all
 }
 
 // announceToAll tells the client, and those for which it listens, that lists of a server have changed.

@@ -111,12 +111,16 @@ func (c *call) callNamed(f jsonrpc.Field, k listKind, name string) *jsonrpc.Fail
 
 // readResource reads a resource (A12, A13).
 func (c *call) readResource() *jsonrpc.Failure {
-	result, ours := c.g.own.read(c.Request, c.message.Text(jsonrpc.URI))
-	if !ours {
+	read := c.g.own.reader(c.message.Text(jsonrpc.URI))
+	if read == nil {
 		return c.callURI(jsonrpc.URI)
 	}
 	if failure := c.admit(mcp.Target{Kind: mcp.Resource, Name: c.message.Text(jsonrpc.URI)}); failure != nil {
 		return failure
+	}
+	result, err := read(c.ctx, c.Request)
+	if err != nil {
+		return jsonrpc.StoreUnavailable("the text is not kept here, and others cannot be asked for it")
 	}
 	if result == nil {
 		return c.noResource("uri: not known, or not anymore")
@@ -240,8 +244,18 @@ func (c *call) pass(s *Server, target mcp.Target, edits []jsonspan.Edit) *jsonrp
 
 // send has the server answer, once the call is confirmed.
 func (c *call) send() *jsonrpc.Failure {
+	key, replica := c.heldAt()
+	elsewhere := replica != "" && c.g.lines != nil && replica != c.g.State.common.Replica
+	if !elsewhere {
+		if failure := c.learnTool(); failure != nil {
+			return failure
+		}
+	}
 	if ok, failure := c.confirm(); !ok {
 		return failure
+	}
+	if elsewhere {
+		return c.goOnAt(replica, key)
 	}
 	l := c.link
 	for again := true; ; again = false {

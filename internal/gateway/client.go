@@ -35,6 +35,9 @@ type client struct {
 	introduction *introduction
 	operator     *Operator // who acts as this client; nil for clients that come by the gateway's endpoints
 
+	recalled  atomic.Uint64 // outages of the shared store until its record was read, and 1 more; 0 if it was not
+	begunHere atomic.Bool   // servers know, or get to know, that it is ready
+
 	ended atomic.Bool // it has said so
 	apart atomic.Bool // it has sent other credentials than its audience: nothing that servers say to it is shared
 
@@ -45,6 +48,11 @@ type client struct {
 	streams   []*stream           // by which it listens, the latest first: the connections of others may be dead
 	level     string              // of the log messages it wants
 	listed    [kindCount]moment   // when it has asked for a list
+	orders    []order             // what is to be done because of other replicas, in this order
+	ordered   int                 // bytes in orders
+
+	syncing sync.Mutex      // held while it is brought in line with other replicas
+	unsaved []sessionChange // that could not be written yet; guarded by syncing
 
 	// plain are the lists of tools that it has got last with all UI resources by their own URIs, by
 	// the ID of the server.
@@ -379,23 +387,23 @@ func (c *client) dropQuestions(h *streamable.Reader) {
 	maps.DeleteFunc(c.questions, func(_ string, q question) bool { return q.hearing == h })
 }
 
-// takeReply hands an answer of the client to the call that waits for it. It reports whether
-// the question was one of the gateway.
-func (c *client) takeReply(id []byte, m *jsonrpc.Message) bool {
+// takeReply hands an answer of the client to the call that waits for it. It reports whether there is one here, and
+// whether the question was one of the gateway.
+func (c *client) takeReply(id []byte, m *jsonrpc.Message) (asked, ours bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n, ok := c.questions[keyOf(id)]
+	n, asked := c.questions[keyOf(id)]
 	delete(c.questions, keyOf(id))
 	switch {
 	case n.hearing != nil:
 		n.hearing.QuestionAnswered()
-		return false // it is the server's
-	case ok:
+		return true, false // it is the server's
+	case asked:
 		answer := *m
 		answer.Raw = append([]byte(nil), m.Raw...)
 		n.answer <- &answer // there is room for it
 	}
-	return ok
+	return asked, asked
 }
 
 // expectAnswer returns an id for a question of the gateway, and the channel for its answer.

@@ -130,13 +130,13 @@ type Mask interface {
 	Recovers() (maxChars int, ok bool)
 
 	// Original returns an original that was masked for a client, to the client. Kept returns it to operators, which
-	// does not count.
+	// does not count. Both have what this process keeps.
 	Original(client, handle string) (body []byte, about mcp.Target, ok bool)
 	Kept(client, handle string) (body []byte, ok bool)
 }
 
 // Originals are tool results that were left out of requests to models. Which server they
-// are of, if any, is not known.
+// are of, if any, is not known. They also reach those that other replicas keep.
 type Originals interface {
 	// Kept reports whether results are kept at all.
 	Kept() bool
@@ -144,6 +144,10 @@ type Originals interface {
 	// Original returns the result that is kept for a client under a handle: the body of a
 	// JSON string. user is whom a handler in front of the gateway has authenticated.
 	Original(user, address, handle string) (body []byte, ok bool)
+
+	// Fetch has Original, and the masks of all servers, find what another replica keeps for a
+	// client under a handle. It fails if it cannot be known whether one does.
+	Fetch(ctx context.Context, client, user, address, handle string) error
 }
 
 // A MaskRequest is a request whose answer is masked.

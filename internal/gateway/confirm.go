@@ -2,12 +2,16 @@ package gateway
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
+	"time"
 	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -18,6 +22,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 )
@@ -190,9 +195,14 @@ func printable(text string) string {
 
 // confirmations are those that clients of the modern era can still make use of: each once, within
 // the time for an answer. One that had to make room for others is asked for again.
+//
+// Where there are replicas, any of them may get the answer. A key tells how old it is, and only the
+// gateway can seal it into a state, so that all there is to keep is which have been used.
 type confirmations struct {
+	common *replicas.Space // nil if there are no other replicas
+
 	mu   sync.Mutex
-	open *quota.Cache[string, struct{}]
+	open *quota.Cache[string, struct{}] // empty if there are
 }
 
 var (
@@ -200,27 +210,42 @@ var (
 	confirmationLimits = quota.Limits{Entries: 10_000, OwnerEntries: 100}
 )
 
-func newConfirmations() *confirmations {
-	return &confirmations{open: quota.NewCache[string, struct{}](
+func newConfirmations(common *replicas.Space) *confirmations {
+	if common != nil {
+		common = common.Store.Space("confirmations") // all gateways of a store can open each other's states
+	}
+	return &confirmations{common: common, open: quota.NewCache[string, struct{}](
 		keptConfirmations, confirmationLimits, streamable.QuestionTime, nil)}
 }
 
 // add returns the key of another confirmation.
 func (c *confirmations) add(owner string) (key string) {
+	key = rand.Text()
+	if c.common != nil {
+		return strconv.FormatInt(time.Now().Unix(), 10) + "-" + key
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	key = rand.Text()
 	c.open.Put(owner, key, struct{}{}, int64(len(key)))
 	return key
 }
 
 // take uses a confirmation up. It reports whether there was one.
-func (c *confirmations) take(key string) bool {
+func (c *confirmations) take(ctx context.Context, key string) (bool, error) {
+	if c.common != nil {
+		begun, _, _ := strings.Cut(key, "-")
+		at, err := strconv.ParseInt(begun, 10, 64)
+		if err != nil || time.Since(time.Unix(at, 0)) > streamable.QuestionTime {
+			return false, nil
+		}
+		// It is remembered for longer than the key is good, as clocks differ.
+		return c.common.Swap(ctx, key, "confirmed", replicas.Version{}, []byte{}, 2*streamable.QuestionTime)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.open.Expire()
 	_, ok := c.open.Remove(key)
-	return ok
+	return ok, nil
 }
 
 // close says that nothing more is kept.

@@ -731,7 +731,7 @@ func TestArgumentsAreShown(t *testing.T) {
 }
 
 func TestConfirmationsAreBounded(t *testing.T) {
-	all := newConfirmations()
+	all := newConfirmations(nil)
 	defer all.close()
 	victim := all.add("victim")
 	var keys []string
@@ -741,7 +741,11 @@ func TestConfirmationsAreBounded(t *testing.T) {
 	if n := all.open.Len(); n != confirmationLimits.OwnerEntries+1 {
 		t.Errorf("%d are kept", n)
 	}
-	if all.take(keys[0]) || !all.take(keys[len(keys)-1]) || !all.take(victim) || all.take(victim) {
+	take := func(key string) bool {
+		ok, err := all.take(t.Context(), key)
+		return ok && err == nil
+	}
+	if take(keys[0]) || !take(keys[len(keys)-1]) || !take(victim) || take(victim) {
 		t.Error("the oldest one of the owner has to go")
 	}
 }

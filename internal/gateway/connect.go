@@ -174,7 +174,7 @@ func (c connecting) noteServer(era mcp.Era, result []byte, session string) *json
 	defer l.mu.Unlock()
 	l.era, l.version, l.session = era, said.Version, session
 	l.about, l.can, l.carried = about, about.can, false
-	l.initialized = era == mcp.Modern
+	l.initialized, l.behind = era == mcp.Modern, false
 	return nil
 }
 
@@ -304,6 +304,10 @@ func (l *link) sendInitialized(o behalf) {
 	if l.isInitialized() {
 		return
 	}
+	if l.catchUp() {
+		l.restoreSession(o)
+		return
+	}
 	// A client that has left by now leaves the session to others, which need this.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(o.ctx), o.g.config.JoinTimeout)
 	defer cancel()
@@ -324,11 +328,21 @@ func (l *link) sendInitialized(o behalf) {
 	}
 }
 
-// isInitialized reports whether the server knows that the client is ready, or cannot know.
+// isInitialized reports whether the server knows that the client is ready and what it has asked for, or cannot know.
 func (l *link) isInitialized() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.initialized || !l.ready
+	return l.initialized && !l.behind || !l.ready
+}
+
+// catchUp reports whether the server knows that the client is ready, but not all that it has asked for. It is told
+// now.
+func (l *link) catchUp() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	behind := l.behind
+	l.behind = false
+	return behind && l.initialized
 }
 
 // isTemporary reports whether a status may be another one the next time.
@@ -337,7 +351,7 @@ func isTemporary(status int) bool {
 }
 
 // restoreSession repeats to a server of the legacy era what its client has asked for in a
-// session that is lost.
+// session that is lost, or elsewhere.
 func (l *link) restoreSession(o behalf) {
 	_, can := l.state()
 	if level := l.client.logLevel(); level != "" && can&hasLogging != 0 {

@@ -23,7 +23,7 @@ func TestForgottenClientsOfSeveralGateways(t *testing.T) {
 		t.Run(fmt.Sprint("comes last ", last), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				own, foreign := legacyPeer("fs"), legacyPeer("fs")
-				state, retained, generation := NewState(), NewRetained(), new(int)
+				state, retained, generation := NewState(nil), NewRetained(nil, false), new(int)
 				of := func(p *peer, id string) *Gateway {
 					return New(configOf(func(c *Config) { c.Generation, c.Servers[0].ID = generation, id }, p), state, retained)
 				}

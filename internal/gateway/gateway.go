@@ -42,8 +42,13 @@
 // At [Aggregate] each client has connections of its own to the servers, a link each: its
 // ids, progress tokens and subscriptions cannot meet those of others. The session id that a
 // client of the legacy era holds carries the sessions of all its links, sealed. Any process
-// with the key can go on with it, so a restart or another replica loses nothing but caches.
-// What is remembered of clients is a [State], which outlives configurations.
+// with the key can go on with it, so a restart loses nothing but caches. What is remembered of
+// clients is a [State], which outlives configurations. Replicas tell each other what concerns
+// clients that they share:
+//
+//	elsewhere.go  how they do, messages for streams elsewhere, and notices of clients
+//	recall.go     what their ids do not carry of sessions, and that they have ended
+//	news.go       changes of lists
 package gateway
 
 import (

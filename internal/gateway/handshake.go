@@ -63,6 +63,7 @@ func (v handshake) initialize() *jsonrpc.Failure {
 	}
 	id := v.g.sealer.sealTicket(v.client.ticket(links))
 	v.client = v.g.client(id, func() *client { return v.client })
+	v.g.elsewhere.begun(v.client)
 	v.g.release(v.client) // as the one that had no id yet
 	v.w.Header().Set(mcp.SessionHeader, id)
 
@@ -213,6 +214,9 @@ func (v *visit) setLevel() *jsonrpc.Failure {
 			_, _ = l.request(v.behalf(), "logging/setLevel", []byte(`{"level":"`+level+`"}`))
 		}
 	})
+	if v.g.elsewhere != nil {
+		v.g.elsewhere.change(v.ctx, v.client, sessionChange{Level: level, Told: v.g.told(v.client.allLinks()...)})
+	}
 	return v.answer([]byte("{}"))
 }
 
@@ -226,6 +230,7 @@ func (v *visit) delete() *jsonrpc.Failure {
 	for _, l := range v.client.allLinks() { // also to servers that it may not see anymore
 		ending.Go(func() { l.end(v.behalf()) })
 	}
+	v.endElsewhere()
 	ending.Wait()
 	v.w.WriteHeader(204)
 	return nil

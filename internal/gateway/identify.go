@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -34,8 +35,8 @@ func (q authentication) run() (bodyFailure, failure *jsonrpc.Failure) {
 	case !known && needed == 0:
 		return nil, q.refuse(reason)
 	case !known:
-		if wait := q.exhausted(); wait > 0 {
-			return nil, q.rateLimited(wait, errTooManyGuesses)
+		if failure := q.exhausted(); failure != nil {
+			return nil, failure
 		}
 		bodyFailure = q.read(min(needed, g.config.RequestLimit), g.unidentified)
 		if bodyFailure != nil && !q.readEnough(needed) {
@@ -100,14 +101,20 @@ func (q authentication) identify(bodyRead bool, body []byte, token string) (know
 }
 
 // refuse refuses a client that could not be identified. It takes from the budget of the
-// client's address, so that guessing ends soon.
+// client's address, so that guessing ends soon; but not if the credentials may be good.
 func (q authentication) refuse(reason error) *jsonrpc.Failure {
 	status := q.g.config.Auth.Challenge(q.w.Header(), q.r, reason)
 	if reason == nil {
 		reason = errNoCredentials
 	}
 	q.setCaller("")
-	if wait, ok := q.take(mcp.Target{}, true); !ok {
+	if status == http.StatusServiceUnavailable {
+		return q.denied(jsonrpc.StoreUnavailable("the credentials cannot be checked"), mcp.Target{}, reason)
+	}
+	switch wait, ok, err := q.take(mcp.Target{}, true); {
+	case err != nil:
+		return q.unlimited(mcp.Target{}, fmt.Errorf("%w; %w", reason, err))
+	case !ok:
 		return q.rateLimited(wait, reason)
 	}
 	failure := jsonrpc.Refused("", status)
@@ -129,15 +136,21 @@ func bearerHint(header http.Header, reason error) string {
 	return "the credentials are not valid; send the header Authorization: Bearer <token> with a valid token"
 }
 
-// exhausted returns how long the address of an unidentified client has to wait before its
-// credentials are looked at again.
-func (q authentication) exhausted() time.Duration {
+// exhausted refuses an unidentified client if its address has to wait before its credentials are
+// looked at again.
+func (q authentication) exhausted() *jsonrpc.Failure {
 	q.setCaller("")
 	limits := q.g.rules.limits(nil, &q.caller, mcp.Target{}, true)
 	if len(limits) == 0 {
-		return 0
+		return nil
 	}
-	return q.g.buckets.Wait(q.caller.budget(), limits)
+	switch wait, err := q.g.buckets.Wait(q.r.Context(), q.caller.budget(), limits); {
+	case err != nil:
+		return q.unlimited(mcp.Target{}, err)
+	case wait > 0:
+		return q.rateLimited(wait, errTooManyGuesses)
+	}
+	return nil
 }
 
 // rateLimited refuses an unidentified client for a while.

@@ -54,13 +54,45 @@ type heldCall struct {
 	hearing   atomic.Pointer[streamable.Reader] // of the server
 }
 
-// A heldMessage is a message of a server, or an answer that is too large to be held, as
-// it comes.
+// A heldMessage is what a held call has for its client: a message of the server or, in place of that,
+// one of the others.
 type heldMessage struct {
 	message jsonrpc.Message
 	names   []foundName
-	large   *io.PipeReader
-	typed   bool // the large one says itself what type of result it is
+
+	large    *largeHeld
+	question *heldQuestion
+	failure  *jsonrpc.Failure // why there is no answer
+}
+
+// A largeHeld is an answer that is too large to be held, as it comes.
+type largeHeld struct {
+	heldReader
+	id    []byte // of the request, as the server knows it
+	typed bool   // it says itself what type of result it is
+}
+
+// A heldReader is what a large answer is read from.
+type heldReader interface {
+	io.Reader
+	CloseWithError(error) error
+}
+
+// A heldQuestion is one for the client.
+type heldQuestion struct {
+	Key, Method string
+	Params      []byte
+	State       string // with which the client goes on
+}
+
+// A heldSource is where what a held call has for its client comes from.
+type heldSource interface {
+	// next returns what comes next. If it returns false, the client has left.
+	next(c *call) (said heldMessage, ok bool)
+
+	// end is called when the client has got an answer, or cannot get all of it. It returns the error code
+	// of the answer.
+	end(c *call, whole bool) (errorCode int)
 }
 
 // keep returns a message of the server that outlives the Reader that read it.
@@ -76,12 +108,12 @@ func (c *call) toLegacy() *jsonrpc.Failure {
 	held := c.takeUp()
 	switch {
 	case held != nil:
-		if failure := held.reply(c); failure != nil {
+		if failure := held.reply(c.behalf(), c.message.Literal(jsonrpc.InputResponses)); failure != nil {
 			held.abandon()
 			return c.failed(failure)
 		}
 	case c.message.Has(jsonrpc.RequestState):
-		return invalid("requestState: not known, or not anymore")
+		return unknownState()
 	default:
 		m, failure := withoutModernMeta(&c.message)
 		if failure == nil {
@@ -95,8 +127,10 @@ func (c *call) toLegacy() *jsonrpc.Failure {
 		}
 	}
 	c.passedOn = true
-	return held.serve(c)
+	return c.follow(held)
 }
+
+func unknownState() *jsonrpc.Failure { return invalid("requestState: not known, or not anymore") }
 
 // withoutModernMeta returns a request of the modern era as one of the legacy era: without
 // what it says of its client, by which servers of both eras would take it for modern.
@@ -128,23 +162,23 @@ func (c *call) checkParams(m *jsonrpc.Message) *jsonrpc.Failure {
 	return c.paramHeaders().Check(c.r.Header, m)
 }
 
+// heldAt returns under which key a call is held that the request goes on with, and by which replica: ""
+// where there are none.
+func (c *call) heldAt() (key, replica string) {
+	if c.message.Kind(jsonrpc.RequestState) != jsonspan.String {
+		return "", ""
+	}
+	state, _ := c.g.sealer.Open("call", c.message.Text(jsonrpc.RequestState))
+	key, replica, _ = strings.Cut(string(state), " ")
+	return key, replica
+}
+
 // takeUp returns the call that the request goes on with.
 func (c *call) takeUp() *heldCall {
-	if c.message.Kind(jsonrpc.RequestState) != jsonspan.String {
-		return nil
-	}
-	key, ok := c.g.sealer.Open("call", c.message.Text(jsonrpc.RequestState))
-	if !ok {
-		return nil
-	}
-	c.g.mu.Lock()
-	defer c.g.mu.Unlock()
-	held := c.g.held[string(key)]
-	if held == nil || held.client != c.client || held.link != c.link || held.about != c.about() {
-		return nil
-	}
-	c.g.unhold(held)
-	return held
+	key, _ := c.heldAt()
+	return c.g.takeUp(key, func(held *heldCall) bool {
+		return held.client == c.client && held.link == c.link && held.about == c.about()
+	})
 }
 
 // hold makes a call that can outlive the request.
@@ -244,7 +278,7 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 			var from *io.PipeReader
 			from, to = io.Pipe()
 			select {
-			case held.messages <- heldMessage{large: from, typed: h.LargeHas(jsonrpc.ResultType)}:
+			case held.messages <- heldMessage{large: &largeHeld{from, h.RequestID, h.LargeHas(jsonrpc.ResultType)}}:
 				return &rewriting{largePaths.Rewrite(to, func(int, jsonspan.Kind, []byte) []byte { return nil }), to}
 			case <-ctx.Done():
 				return nil
@@ -263,37 +297,89 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 	})
 }
 
-// serve passes on to the client what the server says, until there is an answer, or a
-// question that the client has to answer first.
-func (held *heldCall) serve(c *call) *jsonrpc.Failure {
-	over := true // else another request goes on with it
-	defer func() {
-		if over {
-			c.traffic.add(&held.traffic)
+// follow passes on to the client what a call has for it, until there is an answer, or a question that
+// the client has to answer first: then another request goes on with the call.
+func (c *call) follow(from heldSource) (failure *jsonrpc.Failure) {
+	whole := false
+	for {
+		said, ok := from.next(c)
+		switch {
+		case !ok:
+		case said.question != nil:
+			return c.askInput(said.question)
+		case said.failure != nil:
+			failure, whole = c.failed(said.failure), true
+		case said.large != nil:
+			whole = c.stream(said.large)
+		case said.message.IsAnswer():
+			c.answerHeld(&said)
+			whole = true
+		default:
+			c.noticeHeld(&said.message)
+			continue
 		}
-	}()
+		code := from.end(c, whole)
+		if said.large != nil && whole {
+			c.errorCode = code
+		}
+		return failure
+	}
+}
+
+// next implements heldSource.
+func (held *heldCall) next(c *call) (said heldMessage, ok bool) {
+	return held.listen(c.ctx, c.visit.behalf(), &c.asides)
+}
+
+// listen returns what comes next for the client. If it returns false, ctx has ended: the client has left.
+func (held *heldCall) listen(ctx context.Context, o behalf, asides *Asides) (said heldMessage, ok bool) {
 	for {
 		select {
-		case said := <-held.messages:
-			if said.large != nil {
-				held.stream(c, said)
-				return nil
-			}
-			if done, failure := held.pass(c, &said); done {
-				over = said.message.IsAnswer()
-				return failure
+		case said = <-held.messages:
+			switch m := &said.message; {
+			case said.large != nil || m.IsAnswer():
+				return said, true
+			case m.IsRequest():
+				if said.question = held.ask(o, asides, m); said.question != nil {
+					return said, true
+				}
+			default:
+				held.link.unsolicited(o).note(m)
+				if m.Is(jsonrpc.Method, "notifications/progress") || m.Is(jsonrpc.Method, "notifications/message") {
+					return said, true
+				}
+				held.link.unsolicited(o).broadcast(m) // it is for those who listen
 			}
 		case <-held.done:
-			failure := held.failure
-			if failure == nil {
-				failure = jsonrpc.InvalidResponse(held.link.server)
+			if said.failure = held.failure; said.failure == nil {
+				said.failure = jsonrpc.InvalidResponse(held.link.server)
 			}
-			return c.failed(failure)
-		case <-c.ctx.Done():
-			held.abandon()
-			return nil
+			return said, true
+		case <-ctx.Done():
+			return said, false
 		}
 	}
+}
+
+// end implements heldSource.
+func (held *heldCall) end(c *call, whole bool) (errorCode int) {
+	if whole {
+		held.awaitEnd(c.out.Flush)
+	} else {
+		held.abandon()
+	}
+	c.traffic.add(&held.traffic)
+	return held.errorCode()
+}
+
+// errorCode returns that of the answer.
+func (held *heldCall) errorCode() int {
+	h := held.hearing.Load()
+	if h == nil {
+		return 0
+	}
+	code, _ := h.Outcome()
+	return code
 }
 
 // abandon cancels the call because the client has hung up, which means that, or has not
@@ -314,47 +400,34 @@ func (held *heldCall) abandon() {
 	}
 }
 
-// pass passes on a message of the server. It reports whether the request has been
-// answered by it.
-func (held *heldCall) pass(c *call, said *heldMessage) (done bool, failure *jsonrpc.Failure) {
-	l, m := held.link, &said.message
-	switch {
-	case m.IsAnswer():
-		held.answer(c, said)
-		held.awaitEnd(c)
-		return true, nil
-	case m.IsRequest():
-		return held.askClient(c, m)
-	}
-	l.unsolicited(c.behalf()).note(m)
+// noticeHeld passes on a notification that belongs to the call.
+func (c *call) noticeHeld(m *jsonrpc.Message) {
 	switch {
 	case m.Is(jsonrpc.Method, "notifications/progress"):
 		token := c.message.Literal(jsonrpc.ProgressToken) // of the request that waits now
 		if token == nil || !m.Has(jsonrpc.Progress) {
-			return false, nil
+			return
 		}
 		progress, failure := m.Edited(m.Replace(jsonrpc.Progress, token))
 		if failure != nil {
-			return false, nil
+			return
 		}
-		c.out.Event(&streamable.Event{Data: l.translator(c.g).message(&progress)})
-	case !m.Is(jsonrpc.Method, "notifications/message"):
-		l.unsolicited(c.behalf()).broadcast(m) // it is for those who listen
-	case c.message.Has(jsonrpc.LogLevel):
-		c.out.Event(&streamable.Event{Data: l.translator(c.g).message(m)})
+		m = &progress
+	case !c.message.Has(jsonrpc.LogLevel):
+		return
 	}
-	return false, nil
+	c.out.Event(&streamable.Event{Data: c.link.translator(c.g).message(m)})
 }
 
 // awaitEnd waits a moment for the end of a call that has been answered, because the
 // access log, and who hears of the call, tell of what was masked in it. The client has its answer by then.
-func (held *heldCall) awaitEnd(c *call) {
+func (held *heldCall) awaitEnd(flush func()) {
 	select {
 	case <-held.done:
 		return
 	default:
 	}
-	c.out.Flush()
+	flush()
 	timer := time.NewTimer(50 * time.Millisecond)
 	defer timer.Stop()
 	select {
@@ -365,9 +438,9 @@ func (held *heldCall) awaitEnd(c *call) {
 	}
 }
 
-// answer passes on the answer, as one of the modern era and with the id of the
+// answerHeld passes on the answer, as one of the modern era and with the id of the
 // request that waits for it.
-func (held *heldCall) answer(c *call, said *heldMessage) {
+func (c *call) answerHeld(said *heldMessage) {
 	m := &said.message
 	c.errorCode = m.ErrorNumber()
 	edits := append(withID(m, c.message.Literal(jsonrpc.ID)), c.translator().rename(m.Raw, said.names)...)
@@ -385,44 +458,38 @@ func (c *call) completion() []byte {
 	return []byte(`"resultType":"complete"`)
 }
 
-// stream passes on an answer that is too large to be held, like answer. One whose id comes
-// last, and is another's, keeps it: the client does not take it for its own.
-func (held *heldCall) stream(c *call, said heldMessage) {
-	ctx, from := c.ctx, said.large
-	defer context.AfterFunc(ctx, func() { from.CloseWithError(ctx.Err()) })()
+// stream passes on an answer that is too large to be held, like answerHeld. It reports whether that
+// was all of it. One whose id comes last, and is another's, keeps it: the client does not take it for its own.
+func (c *call) stream(from *largeHeld) (whole bool) {
+	ctx := c.ctx
+	defer context.AfterFunc(ctx, func() { _ = from.CloseWithError(ctx.Err()) })()
 	out := c.out.Large(new(streamable.Event), false)
-	to := &rewriting{modernPaths.Rewrite(out, held.modernized(c, said.typed)), out}
+	to := &rewriting{modernPaths.Rewrite(out, c.modernizedLarge(from)), out}
 	_, err := io.Copy(to, from)
 	if err == nil {
 		err = to.Close()
 	}
-	switch {
-	case err == nil:
-		c.errorCode, _ = held.hearing.Load().Outcome()
-		held.awaitEnd(c)
-	case ctx.Err() != nil:
-		held.abandon()
-	default:
+	if err != nil && ctx.Err() == nil {
 		c.torn = true
-		from.CloseWithError(err)
-		held.abandon()
+		_ = from.CloseWithError(err)
 	}
+	return err == nil
 }
 
 // modernPaths are where an answer of the legacy era changes on its way to a client of
 // the modern one.
 var modernPaths = jsonspan.CompilePaths(namingPaths("id", "result")...)
 
-// modernized returns what stands for a literal at one of the modernPaths.
-func (held *heldCall) modernized(c *call, typed bool) func(path int, k jsonspan.Kind, literal []byte) []byte {
+// modernizedLarge returns what stands for a literal at one of the modernPaths.
+func (c *call) modernizedLarge(from *largeHeld) func(path int, k jsonspan.Kind, literal []byte) []byte {
 	return func(path int, k jsonspan.Kind, literal []byte) []byte {
 		switch {
 		case path == len(namings):
-			if jsonrpc.SameID(literal, held.hearing.Load().RequestID) {
+			if jsonrpc.SameID(literal, from.id) {
 				return c.message.Literal(jsonrpc.ID)
 			}
 		case path > len(namings):
-			if k == jsonspan.BeginObject && !typed {
+			if k == jsonspan.BeginObject && !from.typed {
 				return slices.Concat([]byte("{"), c.completion(), []byte(","))
 			}
 		case k == jsonspan.String:
@@ -432,38 +499,45 @@ func (held *heldCall) modernized(c *call, typed bool) func(path int, k jsonspan.
 	}
 }
 
-// askClient has the client asked: its request is answered by a result that says so.
-func (held *heldCall) askClient(c *call, m *jsonrpc.Message) (done bool, failure *jsonrpc.Failure) {
+// ask returns a question of the server as it is put to the client, nil if the client cannot be asked. The
+// call is put away until the client answers.
+func (held *heldCall) ask(o behalf, asides *Asides, m *jsonrpc.Message) *heldQuestion {
 	method := m.Text(jsonrpc.Method)
-	if !mcp.IsQuestion(method) || !c.client.can(method) {
+	refuse := func(why string) *heldQuestion {
 		held.hearing.Load().QuestionAnswered()
-		held.link.unsolicited(c.visit.behalf()).refuse(&c.asides, m, "the client has not declared that it can be asked "+mcp.Shortened(method))
-		return false, nil
+		held.link.unsolicited(o).refuse(asides, m, why)
+		return nil
 	}
-	key := strconv.Itoa(len(held.questions) + 1)
-	held.questions[key] = slices.Clone(m.Literal(jsonrpc.ID))
-	params := json.RawMessage(m.Literal(jsonrpc.Params))
-	if params == nil {
-		params = json.RawMessage("{}")
+	if !mcp.IsQuestion(method) || !held.client.can(method) {
+		return refuse("the client has not declared that it can be asked " + mcp.Shortened(method))
 	}
-	stateKey, ok := c.g.putAway(held)
+	q := &heldQuestion{Key: strconv.Itoa(len(held.questions) + 1), Method: method, Params: m.Literal(jsonrpc.Params)}
+	if q.Params == nil {
+		q.Params = []byte("{}")
+	}
+	held.questions[q.Key] = slices.Clone(m.Literal(jsonrpc.ID))
+	key, ok := o.g.putAway(held)
 	if !ok {
-		delete(held.questions, key)
-		held.hearing.Load().QuestionAnswered()
-		held.link.unsolicited(c.visit.behalf()).refuse(&c.asides, m, "too many calls wait for their clients")
-		return false, nil
+		delete(held.questions, q.Key)
+		return refuse("too many calls wait for their clients")
 	}
-	state := c.g.sealer.Seal("call", []byte(stateKey))
+	q.State = o.g.sealer.Seal("call", []byte(o.g.named(key)))
+	return q
+}
+
+// askInput asks the client a question of the server: the request is answered by a result that says so.
+func (c *call) askInput(q *heldQuestion) *jsonrpc.Failure {
+	state := q.State
 	if c.confirmed {
 		state = c.confirmedState(jsonrpc.Quote(state))
 	}
-	return true, c.answerAs(mcp.InputRequired, inputResult(key, mcp.InputRequest{Method: method, Params: params}, state))
+	return c.answerAs(mcp.InputRequired, inputResult(q.Key, mcp.InputRequest{Method: q.Method, Params: q.Params}, state))
 }
 
 // reply gives the server the answers of the client.
-func (held *heldCall) reply(c *call) *jsonrpc.Failure {
+func (held *heldCall) reply(o behalf, answers []byte) *jsonrpc.Failure {
 	var responses map[string]json.RawMessage
-	if json.Unmarshal(c.message.Literal(jsonrpc.InputResponses), &responses) != nil {
+	if json.Unmarshal(answers, &responses) != nil {
 		responses = nil
 	}
 	var failed *jsonrpc.Failure
@@ -472,7 +546,7 @@ func (held *heldCall) reply(c *call) *jsonrpc.Failure {
 		if response, ok := responses[key]; ok {
 			body = jsonrpc.Answer(id, response)
 		}
-		if failure := held.link.tell(c.behalf(), body); failure != nil {
+		if failure := held.link.tell(o, body); failure != nil {
 			failed = failure
 		}
 		delete(held.questions, key)

@@ -31,10 +31,12 @@ type link struct {
 	ready       bool
 	failed      bool // the server could not be reached at the last attempt
 	initialized bool // the server knows that the client is ready
+	behind      bool // it does not know something that the client has asked for at another replica
 	attempts    int  // to say so
 	era         mcp.Era
 	version     string
 	session     string
+	lostSession string // that the server has forgotten, where another replica may have begun another one
 	can         abilities
 	about       *about // nil in a session that was begun elsewhere
 	carried     bool   // the session id of the client carries it
@@ -94,6 +96,20 @@ func (l *link) carry() (t linkTicket, ok bool) {
 	return linkTicket{"", l.era, l.version, l.session, l.can}, l.ready
 }
 
+// ticket returns what it takes to go on with the link elsewhere.
+func (l *link) ticket() linkTicket {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return linkTicket{"", l.era, l.version, l.session, l.can}
+}
+
+// lastLost returns the session that the server has forgotten, "" if there was none.
+func (l *link) lastLost() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lostSession
+}
+
 // sessionID returns the session with the server.
 func (l *link) sessionID() string {
 	l.mu.Lock()
@@ -151,13 +167,14 @@ func (l *link) ownLists() *listCache {
 // the clients of the audience that do not hear it themselves.
 func (l *link) listsChanged(g *Gateway, m *jsonrpc.Message) {
 	notice := m.Text(jsonrpc.Method)
+	g.elsewhere.listsChanged(l, notice)
 	if s := g.of(l); s != nil && notice == kinds[tools].notice {
 		g.toolsChanged(s)
 	}
 	if own := l.ownLists(); own != nil {
-		own.changed(notice, l)
+		own.changed(notice, l.prefix)
 	}
-	if !g.profile(l.client, l.id).lists.changed(notice, l) {
+	if !g.profile(l.client, l.id).lists.changed(notice, l.prefix) {
 		return
 	}
 	kept := *m
@@ -250,8 +267,10 @@ func (l *link) connect(o behalf, insists bool) *jsonrpc.Failure {
 	if !insists {
 		failure = s.unavailable()
 	}
-	if failure == nil {
-		failure = connecting{o, l, s}.run()
+	if failure == nil && !o.g.elsewhere.adopt(o, l, s) {
+		if failure = (connecting{o, l, s}).run(); failure == nil {
+			o.g.elsewhere.offer(o, l, s)
+		}
 	}
 	l.noteOpened(failure)
 	if failure != nil && s.isOut() && l.client.operator == nil {
@@ -328,6 +347,9 @@ func (l *link) lost(g *Gateway, session string) {
 	}
 	l.ready, l.initialized, l.attempts, l.session = false, false, 0, ""
 	l.lists = nil
+	if g.elsewhere != nil {
+		l.lostSession = session
+	}
 	l.mu.Unlock()
 	g.profile(l.client, l.id).forget()
 }

@@ -381,6 +381,7 @@ func (v *visit) get() *jsonrpc.Failure {
 			s.close()
 		}
 	}()
+	s.follow()
 	s.await(s.join(func(name string) string {
 		if name == server {
 			return last

@@ -118,7 +118,7 @@ type cached struct {
 type listHistory struct {
 	key     listKey   // the last that there was
 	changed time.Time // when it was seen to be another one than before
-	teller  string    // prefix of the link by which it was told; "" if it was asked for since
+	teller  string    // prefix of the link, or replica, by which it was told; "" if it was asked for since
 }
 
 // outdated returns what stays of a list that has to be asked for again.
@@ -621,17 +621,17 @@ func (c *listCache) known(g *Gateway, k listKind) *listing {
 	return g.shelf.get(c.kept[k].key)
 }
 
-// changed notes that the server has said by a link that a list is no longer what it was. It reports
-// whether that is news: a server says it in all sessions.
-func (c *listCache) changed(notice string, by *link) (news bool) {
+// changed notes that the server has said that a list is no longer what it was: by a link of this prefix, or to another
+// replica. It reports whether that is news: a server says it in all sessions.
+func (c *listCache) changed(notice, by string) (news bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for k := range kinds {
 		if kinds[k].notice == notice {
 			teller := c.kept[k].history.teller
-			news = news || teller == "" || teller == by.prefix
+			news = news || teller == "" || teller == by
 			c.kept[k] = c.kept[k].outdated()
-			c.kept[k].history.changed, c.kept[k].history.teller = time.Now(), by.prefix
+			c.kept[k].history.changed, c.kept[k].history.teller = time.Now(), by
 		}
 	}
 	return news

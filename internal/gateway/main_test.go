@@ -515,7 +515,7 @@ func configOf(configure func(*Config), peers ...*peer) Config {
 
 // joining returns a Gateway of peers.
 func joining(configure func(*Config), peers ...*peer) *Gateway {
-	return New(configOf(configure, peers...), NewState(), NewRetained())
+	return New(configOf(configure, peers...), NewState(nil), NewRetained(nil, false))
 }
 
 // newGateway returns a gateway that listens on the network.

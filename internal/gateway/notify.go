@@ -17,35 +17,51 @@ import (
 type clientNotice struct{ *visit }
 
 // reply passes the client's answer on to the server that has asked (A23, A24).
-func (n clientNotice) reply() {
-	id := n.message.Literal(jsonrpc.ID)
-	if n.client.takeReply(id, &n.message) {
-		return
+func (n clientNotice) reply() *jsonrpc.Failure {
+	asked, ours := n.client.takeReply(n.message.Literal(jsonrpc.ID), &n.message)
+	if ours {
+		return nil
 	}
-	s := n.g.config.Servers[0]
+	q, isServers := n.origin(jsonrpc.ID)
+	switch {
+	case !asked && n.mayBeOurs(): // no server has asked, but another replica may have
+		return n.forwardAnswer("")
+	case !isServers:
+		return nil // nobody has asked
+	case n.isElsewhere(q):
+		return n.forwardAnswer(q.replica)
+	}
+	s := q.server
 	var edits []jsonspan.Edit
 	if !n.g.transparent() {
-		server, text, ok := strings.Cut(n.message.Text(jsonrpc.ID), mcp.Separator)
-		literal, valid := literalOf(text)
-		if s = n.g.servers[server]; !ok || !valid || s == nil || !n.sees(s) {
-			return // no server has asked
-		}
-		edits = append(n.g.relatedTask(n.message.Raw, s.Name), n.message.Replace(jsonrpc.ID, literal))
+		edits = append(n.g.relatedTask(n.message.Raw, s.Name), n.message.Replace(jsonrpc.ID, q.literal))
 	}
 	n.server = s
 	l := n.client.linked(s)
+	if !asked && q.replica == "" {
+		if n.forwarded {
+			return nil // who has got it first has told the server
+		}
+		if l != nil {
+			_ = n.forward("", !l.isLocal(s)) // the server gets it in any case
+		} else if failure := n.forwardAnswer(""); failure != nil {
+			return failure
+		}
+	}
 	if l == nil {
-		return // it has not asked
+		return nil // it has not asked here
 	}
 	if failure := l.tell(n.behalf(), jsonspan.Spliced(n.message.Raw, edits...)); failure != nil {
 		n.g.config.Logger.Warn("answer of client not delivered", zap.String("mcp_server", s.Name), zap.Error(failure))
 	}
+	return nil
 }
 
 // pass passes a notification of the client on to the servers that it concerns.
 func (n clientNotice) pass() {
 	switch method := n.message.Text(jsonrpc.Method); method {
 	case "notifications/initialized":
+		n.greet()
 		n.linked(func(_ *Server, l *link) { l.sendInitialized(n.behalf()) })
 	case "notifications/cancelled":
 		n.cancel()
@@ -114,7 +130,8 @@ func (n clientNotice) tell(l *link, edits ...jsonspan.Edit) *jsonrpc.Failure {
 func (n clientNotice) cancel() {
 	call := n.client.inFlight(n.message.Literal(jsonrpc.RequestID))
 	if call == nil {
-		return // it has been answered
+		_ = n.forward("", false) // unless it has been answered
+		return
 	}
 	n.server = n.g.of(call.link)
 	if era, _ := call.link.state(); era == mcp.Modern || call.held.Load() {
@@ -133,20 +150,59 @@ func (n clientNotice) cancel() {
 
 // progress takes the client's progress with an answer to the server that waits for it.
 func (n clientNotice) progress() {
-	s := n.g.config.Servers[0]
+	q, ok := n.origin(jsonrpc.Progress)
+	switch {
+	case !ok:
+		return
+	case n.isElsewhere(q):
+		_ = n.forward(q.replica, false)
+		return
+	}
 	var edits []jsonspan.Edit
 	if !n.g.transparent() {
-		server, text, ok := strings.Cut(n.message.Text(jsonrpc.Progress), mcp.Separator)
-		literal, valid := literalOf(text)
-		if s = n.g.servers[server]; !ok || !valid || s == nil || !n.sees(s) {
-			return
-		}
-		edits = append(edits, n.message.Replace(jsonrpc.Progress, literal))
+		edits = append(edits, n.message.Replace(jsonrpc.Progress, q.literal))
 	}
-	n.server = s
-	if l := n.client.linked(s); l != nil {
+	n.server = q.server
+	if l := n.client.linked(q.server); l != nil {
 		_ = n.tell(l, edits...) // progress may be lost
 	}
+}
+
+// An origin is where an id comes from that a client sends back.
+type origin struct {
+	server  *Server
+	literal []byte // as the server wrote it
+	replica string // whose child process it is; "" if all replicas reach the same server
+}
+
+// origin returns where an id in a field comes from. It reports whether it is that of a server which the client may
+// know of.
+func (n clientNotice) origin(f jsonrpc.Field) (origin, bool) {
+	if n.g.transparent() {
+		return origin{n.g.config.Servers[0], n.message.Literal(f), ""}, true
+	}
+	server, text, ok := strings.Cut(n.message.Text(f), mcp.Separator)
+	replica := ""
+	if rest, marked := strings.CutPrefix(text, "@"); marked {
+		replica, text, _ = strings.Cut(rest, "@")
+	}
+	literal, valid := literalOf(text)
+	s := n.g.servers[server]
+	return origin{s, literal, replica}, ok && valid && s != nil && n.sees(s)
+}
+
+// mayBeOurs reports whether the message answers a question that the gateway may have asked at another replica: its id
+// has the form of client.expectAnswer.
+func (n clientNotice) mayBeOurs() bool {
+	server, text, ok := strings.Cut(n.message.Text(jsonrpc.ID), mcp.Separator)
+	isOther := func(c rune) bool { return (c < 'A' || c > 'Z') && (c < '2' || c > '7') } // than those of rand.Text
+	return n.g.elsewhere != nil && ok && n.g.servers[server] != nil && len(text) == 26 && !strings.ContainsFunc(text, isOther)
+}
+
+// isElsewhere reports whether an id comes from a child process of another replica.
+func (n clientNotice) isElsewhere(q origin) bool {
+	e := n.g.elsewhere
+	return e != nil && q.replica != "" && q.replica != e.space.Replica
 }
 
 // literalOf returns an id that a text stands for, as a server wrote it.

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -97,25 +98,37 @@ func (o *ownItems) tool(name string) func(ownCall) *jsonrpc.Failure {
 
 // originals returns a reader of the originals that a client may have, by the rules of now.
 func (o *ownItems) originals(q *Request) recovery.Reader {
-	c := &q.caller
-	return recovery.Reader{Client: c.owner(), MaxChars: o.maxChars, Get: func(handle string) ([]byte, bool) {
-		for _, s := range o.masked {
-			body, target, ok := s.Mask.Original(c.name, handle)
-			if !ok {
-				continue
+	c, elsewhere := &q.caller, o.g.config.Originals
+	return recovery.Reader{Client: c.owner(), MaxChars: o.maxChars, Get: func(ctx context.Context, handle string) ([]byte, bool, error) {
+		body, target, ok := o.kept(c, handle)
+		if !ok && elsewhere != nil {
+			if err := elsewhere.Fetch(ctx, c.name, c.user, c.address, handle); err != nil {
+				return nil, false, err
 			}
-			target.Server = s.Name
-			if q.learnAnnotations(target) != nil || !c.allows(target) || o.g.withheld(target) {
-				return nil, false
-			}
-			return c.redactor().Body(body), true
+			body, target, ok = o.kept(c, handle)
 		}
-		if o.g.config.Originals == nil {
-			return nil, false
+		if target.Server != "" && (q.learnAnnotations(target) != nil || !c.allows(target) || o.g.withheld(target)) {
+			ok = false
 		}
-		body, ok := o.g.config.Originals.Original(c.user, c.address, handle)
-		return c.redactor().Body(body), ok
+		if !ok {
+			return nil, false, nil
+		}
+		return c.redactor().Body(body), true, nil
 	}}
+}
+
+// kept returns an original that is kept here for a client, and what it had asked for if a server has answered that.
+func (o *ownItems) kept(c *caller, handle string) (body []byte, target mcp.Target, ok bool) {
+	for _, s := range o.masked {
+		if body, target, ok = s.Mask.Original(c.name, handle); ok {
+			target.Server = s.Name
+			return body, target, true
+		}
+	}
+	if o.g.config.Originals != nil {
+		body, ok = o.g.config.Originals.Original(c.user, c.address, handle)
+	}
+	return body, mcp.Target{}, ok
 }
 
 // templates returns the resource templates of the gateway itself that a client sees (A67).
@@ -142,22 +155,23 @@ func (o *ownItems) templates(identity string) (all [][]byte) {
 	return all
 }
 
-// read returns the result of reading a resource of the gateway itself, nil if there is none,
-// and whether the URI is that of one.
-func (o *ownItems) read(q *Request, uri string) (result []byte, ours bool) {
+// reader returns what returns the result of reading a resource of the gateway itself, nil if the URI is not that of
+// one. The result is nil if there is nothing to read any more.
+func (o *ownItems) reader(uri string) func(context.Context, *Request) (result []byte, err error) {
 	if handle, ok := mcp.ParseObservationURI(uri); ok && o.recovers() {
-		reader := o.originals(q)
-		text, ok := reader.Text(handle)
-		if !ok {
-			return nil, true
+		return func(ctx context.Context, q *Request) ([]byte, error) {
+			text, ok, err := o.originals(q).Text(ctx, handle)
+			if !ok {
+				return nil, err
+			}
+			return contents(uri, "text/plain", text), nil
 		}
-		return contents(uri, "text/plain", text), true
 	}
 	t, text, ok := o.g.Templates.Match(uri)
 	if !ok || t.Server != "" {
-		return nil, false
+		return nil
 	}
-	return contents(uri, t.MIMEType, text), true
+	return func(context.Context, *Request) ([]byte, error) { return contents(uri, t.MIMEType, text), nil }
 }
 
 // original returns the resource of a server that a URI of a hosted template is an alias of, or

@@ -103,8 +103,13 @@ func (q *Request) takeAnswer() (asked string, answer json.RawMessage, _ *jsonrpc
 	if json.Unmarshal(plain, &state) != nil || !q.isOf(&state) {
 		return "", nil, invalid("requestState: it belongs to another request")
 	}
-	if state.Confirmation != "" && !q.g.confirmations.take(state.Confirmation) {
-		return "", nil, invalid("requestState: it has been used, or is not good anymore: call the tool again without it")
+	if state.Confirmation != "" {
+		switch good, err := q.g.confirmations.take(q.r.Context(), state.Confirmation); {
+		case err != nil:
+			return "", nil, jsonrpc.StoreUnavailable("whether the call was confirmed already cannot be told")
+		case !good:
+			return "", nil, invalid("requestState: it has been used, or is not good anymore: call the tool again without it")
+		}
 	}
 	q.confirmed = state.Confirmation != "" && state.Asked != confirmQuestion
 	if state.Asked != "" {

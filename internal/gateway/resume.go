@@ -135,6 +135,8 @@ func (v *visit) resumeCall(kind, server, last string) *jsonrpc.Failure {
 	l.use()
 	if call := v.client.inFlight(clientID); call != nil && call.link == l {
 		call.cancel(nil) // the client knows first that its connection is broken, and reads the rest here
+	} else if call == nil {
+		v.g.elsewhere.resumed(v.client, clientID, owner.ID)
 	}
 	s := &stream{visit: v.open()} // without listeners
 	s.ctx, s.cancel = context.WithCancelCause(v.ctx)

@@ -265,7 +265,11 @@ func (t translator) id(literal []byte) []byte {
 	if t.g.transparent() {
 		return literal
 	}
-	return jsonrpc.Quote(t.link.server + mcp.Separator + string(literal))
+	text := string(literal)
+	if s := t.g.of(t.link); t.g.elsewhere != nil && s != nil && t.link.isLocal(s) {
+		text = "@" + t.g.elsewhere.space.Replica + "@" + text // of the one that has the session
+	}
+	return jsonrpc.Quote(t.link.server + mcp.Separator + text)
 }
 
 // eventID returns the id of an event for the client: it names the server and the stream, and
@@ -324,10 +328,20 @@ func (c *call) locateNamed(shown string, k listKind) (*Server, string, *jsonrpc.
 	if k == tools && !s.shows(name) {
 		return nil, "", noTool(shown)
 	}
-	if err := s.invalidTool(name); k == tools && err != nil {
-		return nil, "", invalid("name: the definition of tool " + mcp.Shortened(shown) + " is invalid: " + err.Error())
+	if k == tools {
+		if failure := s.checkTool(shown, name); failure != nil {
+			return nil, "", failure
+		}
 	}
 	return s, name, nil
+}
+
+// checkTool refuses a tool whose definition is known to be invalid.
+func (s *Server) checkTool(shown, name string) *jsonrpc.Failure {
+	if err := s.invalidTool(name); err != nil {
+		return invalid("name: the definition of tool " + mcp.Shortened(shown) + " is invalid: " + err.Error())
+	}
+	return nil
 }
 
 // findResource returns whose resource a request is for, which one it is there, and the edits

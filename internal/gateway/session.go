@@ -108,8 +108,8 @@ var packers = sync.Pool{New: func() any {
 	return w
 }}
 
-// sessionTime is how long a session may last. That it has ended
-// is known only where it was ended, so its id is good elsewhere until then.
+// sessionTime is how long a session may last. That it has ended is known only where it was ended, and where that can
+// be told, so its id is good elsewhere until then.
 const sessionTime = 7 * 24 * time.Hour
 
 // sessionsOver are the sessions that have ended before their time. It is guarded by
@@ -145,6 +145,14 @@ func newSessionsOver() sessionsOver {
 	return over
 }
 
+// add notes that a session has ended.
+func (over *sessionsOver) add(key [16]byte, s sessionOver) {
+	over.ids.Put(s.owner, key, s, 0)
+	if len(over.until) > maxOwnersOver {
+		over.forgetOldest()
+	}
+}
+
 // forgetOldest makes room for another owner. The one that is forgotten can use its own
 // sessions again until they are too old. That is better than to end those of anybody else.
 func (over *sessionsOver) forgetOldest() {
@@ -160,10 +168,22 @@ func (over *sessionsOver) forgetOldest() {
 // overKey returns the key of a session in sessionsOver. The caller holds State.mu.
 func overKey(c *client) [16]byte {
 	if c.over == [16]byte{} {
-		sum := sha256.Sum256([]byte(c.key))
-		c.over = [16]byte(sum[:])
+		c.over = overKeyOf(c.key)
 	}
 	return c.over
+}
+
+// overKey returns the key of a session in sessionsOver.
+func (s *State) overKey(c *client) [16]byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return overKey(c)
+}
+
+// overKeyOf returns the key of a session, by its id.
+func overKeyOf(id string) [16]byte {
+	sum := sha256.Sum256([]byte(id))
+	return [16]byte(sum[:])
 }
 
 // restore gives a client the links of a ticket.

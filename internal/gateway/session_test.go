@@ -413,7 +413,7 @@ func TestEndedSessionsStayEnded(t *testing.T) {
 // More sessions than can be remembered have ended: all of their owner that began before
 // one that is forgotten have, and none of anybody else.
 func TestMoreEndedSessionsThanCanBeRemembered(t *testing.T) {
-	s := NewState()
+	s := NewState(nil)
 	defer func() { _ = s.Destruct() }()
 	began := time.Now().Add(-time.Hour)
 	session := func(owner string, i int) *client {
@@ -438,7 +438,7 @@ func TestMoreEndedSessionsThanCanBeRemembered(t *testing.T) {
 	}
 
 	// Of very many owners, those of the last are. Nobody else's session ends.
-	s = NewState()
+	s = NewState(nil)
 	defer func() { _ = s.Destruct() }()
 	for i := range maxSessionsOver + 2*maxOwnersOver {
 		s.end(session(fmt.Sprint("owner", i), 500))

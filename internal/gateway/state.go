@@ -13,6 +13,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/resourcetemplate"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
@@ -21,12 +22,18 @@ import (
 // that takes the place of another goes on with its clients, their connections to
 // servers that are the same, their streams and the calls that wait for them.
 type State struct {
+	common    *replicas.Space // what replicas share; nil if there are none
+	elsewhere *elsewhere      // the other replicas; nil if there are none
+
 	shelf   *shelf
 	index   index
 	running sync.WaitGroup // calls that are given up, and sessions that are being ended
 	parked  sync.WaitGroup // streams whose handlers have returned
 	ending  chan struct{}  // has a token for each of the latter, of which there are only so many at once
 	holding *quota.Meter   // of calls that wait for their clients
+
+	lines      *replicas.Lines // by which replicas go on with each other's calls; nil if there are none
+	forwarding *quota.Meter    // of those
 
 	subscribing *quota.Meter // to resources
 	listening   *quota.Meter // by streams
@@ -73,19 +80,22 @@ var (
 	keptCalls   = quota.NewKind("held_calls")
 )
 
-// NewState returns a State without clients.
-func NewState() *State {
+// NewState returns a State without clients. What replicas have in common is in a space, which is nil if
+// there are none.
+func NewState(space *replicas.Space) *State {
 	s := &State{
+		common:        space,
 		shelf:         newShelf(),
 		ending:        make(chan struct{}, 16),
 		holding:       quota.NewMeter(keptCalls, heldCallLimits),
+		forwarding:    quota.NewMeter(forwardedCalls, forwardLimits),
 		listening:     quota.NewMeter(keptStreams, quota.Limits{}),
 		subscribing:   quota.NewMeter(keptSubscriptions, subscriptionLimits),
 		sidesKept:     quota.NewMeter(keptSides, sideLimits),
 		audiences:     newAudiences(),
 		focused:       newToldTools[struct{}](keptFocus, focusLimits, focusTime),
 		annotations:   newToldTools[toolNote](keptAnnotations, annotationLimits, annotationTime),
-		confirmations: newConfirmations(),
+		confirmations: newConfirmations(space),
 		httpSSE:       httpsse.NewPool(),
 		busy:          map[string]*client{},
 		over:          newSessionsOver(),
@@ -94,6 +104,10 @@ func NewState() *State {
 	}
 	s.idle = quota.NewCache(keptClients, clientLimits(0), idleTime, func(_ string, c *client) { s.forget(c) })
 	s.resting = quota.NewCache(keptResting, clientLimits(0), restTime, func(_ string, c *client) { c.unsubscribe(s.subscribing) })
+	if space != nil {
+		s.lines = space.Lines("calls", s.goOn)
+	}
+	s.elsewhere = newElsewhere(s, space)
 	return s
 }
 
@@ -342,6 +356,7 @@ func (s *State) successor(g *Gateway) *Gateway {
 
 // Destruct ends all calls that are held open, and waits for them.
 func (s *State) Destruct() error {
+	s.elsewhere.close()
 	s.mu.Lock()
 	for _, held := range s.held {
 		held.expires.Stop()
@@ -367,6 +382,10 @@ func (s *State) Destruct() error {
 	s.mu.Unlock()
 	s.waitForParked()
 	s.sideStreams.end()
+	if s.lines != nil {
+		s.lines.Close()
+	}
+	s.forwarding.Close()
 	s.running.Wait()
 	s.httpSSE.Close() // which ended calls have used to say so
 	return nil
@@ -377,6 +396,7 @@ type Retained struct {
 	// Templates are the resource templates that the admin API has the gateway host.
 	Templates *resourcetemplate.Set
 
+	common     *replicas.Space    // what replicas share; nil if there are none
 	buckets    *ratelimit.Buckets // what clients have used of their rates
 	taskOwners *taskOwners
 	tallies    sync.Map // *Tally by the label of the client in metrics
@@ -385,9 +405,15 @@ type Retained struct {
 // maxLimited is how many clients a gateway knows the rates of.
 const maxLimited = 100_000
 
-// NewRetained returns a Retained of a new gateway. It has to be destructed.
-func NewRetained() *Retained {
-	return &Retained{Templates: resourcetemplate.New(), buckets: ratelimit.New(maxLimited), taskOwners: newTaskOwners()}
+// NewRetained returns a Retained of a new gateway, see [NewState]. It has to be destructed. allowWhenDown
+// says that rates are those of this replica while those that replicas share cannot be reached.
+func NewRetained(space *replicas.Space, allowWhenDown bool) *Retained {
+	return &Retained{
+		common:     space,
+		Templates:  resourcetemplate.New(),
+		buckets:    ratelimit.NewShared(maxLimited, space.Space("rates"), allowWhenDown),
+		taskOwners: newTaskOwners(space),
+	}
 }
 
 // Destruct implements caddy.Destructor.
@@ -463,6 +489,18 @@ func (s *State) putAway(held *heldCall) (key string, ok bool) {
 	return key, true
 }
 
+// takeUp returns the call that is held under a key, if it fits. Nobody else can take it up then.
+func (s *State) takeUp(key string, fits func(*heldCall) bool) *heldCall {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	held := s.held[key]
+	if held == nil || !fits(held) {
+		return nil
+	}
+	s.unhold(held)
+	return held
+}
+
 // retire forgets a call that is over before its client has come back.
 func (s *State) retire(held *heldCall) {
 	s.mu.Lock()
@@ -484,10 +522,7 @@ func (s *State) end(c *client) {
 	c.ended.Store(true)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.over.ids.Put(c.owner, overKey(c), sessionOver{c.owner, c.issued}, 0)
-	if len(s.over.until) > maxOwnersOver {
-		s.over.forgetOldest()
-	}
+	s.over.add(overKey(c), sessionOver{c.owner, c.issued})
 }
 
 // hasEnded reports whether a session has been ended, or has lasted too long.

@@ -368,7 +368,7 @@ func TestConfigurationsThatChangeUnderLoad(t *testing.T) {
 // A client that has to make room for others while it is served is served to the end, and known
 // afterwards.
 func TestBusyClientsThatMakeRoom(t *testing.T) {
-	s := NewState()
+	s := NewState(nil)
 	defer func() { _ = s.Destruct() }()
 	s.setLimits(1)
 	serve := func(key string) (c *client, made bool) {

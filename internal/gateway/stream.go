@@ -34,6 +34,7 @@ type stream struct {
 	listeners map[listenerKey]*listener
 	open      sync.WaitGroup // listeners
 	tasks     []string       // of which servers have agreed to tell
+	unfollow  func()         // stops to hear what other replicas have for the client; nil if it does not
 }
 
 const (
@@ -100,7 +101,11 @@ func (s *stream) close() {
 	}
 	s.mu.Lock()
 	s.closed = true
+	unfollow := s.unfollow
 	s.mu.Unlock()
+	if unfollow != nil {
+		unfollow()
+	}
 	s.end()
 	s.open.Wait()
 	s.visit.asides.Wait()
@@ -262,23 +267,11 @@ func (s *stream) start(e *listener, begun func()) bool {
 // one that it wants.
 func (s *stream) deliver(g *Gateway, l *link, m *jsonrpc.Message, id string) bool {
 	v := &s.visit
-	if m.Is(jsonrpc.Method, mcp.MethodUpdated) {
-		if server := g.of(l); server == nil || !g.rules.hears(v.caller.identity, server, m.Text(jsonrpc.URI)) {
-			return false
-		}
+	if !s.admits(g, l, m) {
+		return false
 	}
 	if s.wants == nil {
-		if m.IsRequest() && !v.client.can(m.Text(jsonrpc.Method)) {
-			return false
-		}
-		// A server of the modern era learns a little later that the client has unsubscribed.
-		if era, _ := l.state(); era == mcp.Modern && m.Is(jsonrpc.Method, mcp.MethodUpdated) && !l.subscriptions.has(m.Text(jsonrpc.URI)) {
-			return false
-		}
 		return v.out.Event(&streamable.Event{ID: id, Data: l.translator(g).message(m)})
-	}
-	if !s.wants.want(m, l.server) {
-		return false
 	}
 	raw := s.tagged(l.translator(g).message(m))
 	if shown := s.wants.shown[l.server+"\x00"+m.Text(jsonrpc.URI)]; shown != "" {
@@ -288,6 +281,25 @@ func (s *stream) deliver(g *Gateway, l *link, m *jsonrpc.Message, id string) boo
 		}
 	}
 	return v.out.Event(&streamable.Event{Data: raw})
+}
+
+// admits reports whether the client may have a message of a server that belongs to no call, and wants it.
+func (s *stream) admits(g *Gateway, l *link, m *jsonrpc.Message) bool {
+	v := &s.visit
+	if m.Is(jsonrpc.Method, mcp.MethodUpdated) {
+		if server := g.of(l); server == nil || !g.rules.hears(v.caller.identity, server, m.Text(jsonrpc.URI)) {
+			return false
+		}
+	}
+	if s.wants != nil {
+		return s.wants.want(m, l.server)
+	}
+	if m.IsRequest() && !v.client.can(m.Text(jsonrpc.Method)) {
+		return false
+	}
+	// A server of the modern era learns a little later that the client has unsubscribed.
+	era, _ := l.state()
+	return era != mcp.Modern || !m.Is(jsonrpc.Method, mcp.MethodUpdated) || l.subscriptions.has(m.Text(jsonrpc.URI))
 }
 
 // agreed notes of which tasks a server has agreed to tell.

@@ -43,10 +43,17 @@ func (c *call) subscribe(on bool) *jsonrpc.Failure {
 			return invalid("uri: there are too many subscriptions")
 		}
 	}
+	change := sessionChange{Server: s.ID, URI: uri, Shown: shown, On: on}
+	if era == mcp.Legacy && c.g.elsewhere != nil {
+		change.Told = c.g.told(l) // in a moment
+	}
+	c.g.elsewhere.change(c.ctx, c.client, change) // before the answer
 	if era == mcp.Legacy {
 		failure := c.pass(s, target, edits)
 		if added && (failure != nil || c.errorCode != 0) {
 			l.subscriptions.remove(c.g.subscribing, c.client.owner, uri) // which the server has not agreed to
+			change.On = false
+			c.g.elsewhere.change(c.ctx, c.client, change)
 		}
 		return failure
 	}
@@ -56,12 +63,17 @@ func (c *call) subscribe(on bool) *jsonrpc.Failure {
 			listening.stop(listenerKey{s.ID, uri})
 			continue
 		}
-		// After the answer, the client expects to get every change.
-		begun := make(chan struct{})
-		listening.listenTo(listenerKey{s.ID, uri}, "", sync.OnceFunc(func() { close(begun) }))
-		listening.await(begun)
+		listening.listenAndWait(listenerKey{s.ID, uri})
 	}
 	return c.answer([]byte("{}"))
+}
+
+// listenAndWait starts a listener, and waits until the server has answered, but not for long. After it has
+// subscribed, the client expects to get every change.
+func (s *stream) listenAndWait(key listenerKey) {
+	begun := make(chan struct{})
+	s.listenTo(key, "", sync.OnceFunc(func() { close(begun) }))
+	s.await(begun)
 }
 
 // notAcceptable refuses a client that listens but takes no event streams.

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"net/http"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
@@ -20,8 +22,11 @@ import (
 // may be one, so it is remembered who has begun which task, and by what call. A client that
 // is known has no others, and only as long as it may still make that call.
 
-// taskOwners are the clients that have begun tasks.
+// taskOwners are the clients that have begun tasks, at this replica or, as far as they were asked for here,
+// at others.
 type taskOwners struct {
+	common *replicas.Space // where all replicas find them; nil if there are no others
+
 	mu   sync.Mutex
 	kept *quota.Cache[taskKey, task]
 }
@@ -33,15 +38,29 @@ type task struct {
 	identity    string
 	target      mcp.Target      // of the call that began it
 	annotations mcp.Annotations // of its tool
+
+	shared time.Time // when the others were last told of it
 }
 
-// taskTime is how long a task is remembered after its last use.
-const taskTime = 24 * time.Hour
+// A sharedTask is a task as replicas tell each other of it.
+type sharedTask struct {
+	Identity    string
+	Target      mcp.Target
+	Annotations mcp.Annotations
+}
+
+const (
+	// taskTime is how long a task is remembered after its last use.
+	taskTime = 24 * time.Hour
+	// shareTime is how long the use of a task is not told to other replicas.
+	shareTime = time.Hour
+)
 
 var keptTasks = quota.NewKind("tasks")
 
-func newTaskOwners() *taskOwners {
-	return &taskOwners{kept: quota.NewCache[taskKey, task](keptTasks, quota.Limits{Entries: 100_000, Bytes: 32 << 20}, taskTime, nil)}
+func newTaskOwners(common *replicas.Space) *taskOwners {
+	limits := quota.Limits{Entries: 100_000, Bytes: 32 << 20}
+	return &taskOwners{common: common, kept: quota.NewCache[taskKey, task](keptTasks, limits, taskTime, nil)}
 }
 
 func (t *taskOwners) close() {
@@ -50,14 +69,29 @@ func (t *taskOwners) close() {
 	t.kept.Close()
 }
 
-// add notes who has begun a task. A task has one owner.
+// add notes who has begun a task. A task has one owner. Other replicas know it when add returns, unless
+// the store is unavailable: then they are told later.
 func (t *taskOwners) add(key taskKey, begun task) {
+	if _, known, _ := t.get(key); known {
+		return
+	}
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	if _, known := t.kept.Get(key); !known {
-		t.put(key, begun)
+	begun.shared = time.Now()
+	t.put(key, begun)
+	t.mu.Unlock()
+	if t.common == nil {
+		return
+	}
+	if t.common.Keep(context.Background(), key.owner(), key.id, begun.told(), taskTime) != nil {
+		t.common.KeepBehind(key.owner(), key.id, begun.told(), taskTime)
 	}
 }
+
+// owner returns as whose the task is kept for other replicas: its server's, which may have so many.
+func (k taskKey) owner() string { return "tasks of " + k.server }
+
+// told returns what other replicas are told of a task.
+func (k task) told() []byte { return jsonrpc.Encode(sharedTask{k.identity, k.target, k.annotations}) }
 
 // put keeps a task as one of its client at its server: a server that says it has begun very
 // many pushes out its own. The caller holds the lock.
@@ -65,22 +99,39 @@ func (t *taskOwners) put(key taskKey, begun task) {
 	t.kept.Put(key.server+"\x00"+begun.identity, key, begun, int64(len(key.id)+len(begun.target.Name)))
 }
 
-// get returns a task, and remembers it for longer.
-func (t *taskOwners) get(key taskKey) (task, bool) {
+// get returns a task, and remembers it for longer. One that is not known here may be known to others.
+func (t *taskOwners) get(key taskKey) (found task, known bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	found, ok := t.kept.Get(key)
-	if ok {
+	if found, known = t.kept.Get(key); known {
+		if t.common != nil && time.Since(found.shared) > shareTime {
+			found.shared = time.Now()
+			t.common.KeepBehind(key.owner(), key.id, found.told(), taskTime)
+		}
 		t.put(key, found)
+		return found, true, nil
 	}
-	return found, ok
+	if t.common == nil {
+		return task{}, false, nil
+	}
+	t.mu.Unlock()
+	value, err := t.common.Find(context.Background(), key.owner(), key.id)
+	t.mu.Lock()
+	var told sharedTask
+	if err != nil || value == nil || json.Unmarshal(value, &told) != nil {
+		return task{}, false, err
+	}
+	found = task{told.Identity, told.Target, told.Annotations, time.Time{}}
+	t.put(key, found)
+	return found, true, nil
 }
 
-// has reports whether a client may ask for a task of a server.
+// has reports whether a client may ask for a task of a server. Whose it is must be known for that, or that
+// nobody's is known.
 func (t *taskOwners) has(c *caller, s *Server, id string) bool {
-	found, known := t.get(taskKey{s.Name, id})
+	found, known, err := t.get(taskKey{s.Name, id})
 	if !known {
-		return c.identity == "" // tasks of unknown clients are not bound
+		return err == nil && c.identity == "" // tasks of unknown clients are not bound
 	}
 	who := *c
 	who.annotations = found.annotations
@@ -131,7 +182,7 @@ func (x *exchange) watchTasks(r *http.Request, w http.ResponseWriter) http.Respo
 	r.Header.Del("Accept-Encoding") // the answer is read
 	watching := &taskWatcher{next: w, request: x.message.Literal(jsonrpc.ID)}
 	watching.note = func(id string) {
-		x.g.taskOwners.add(taskKey{x.server.Name, id}, task{x.caller.identity, target, x.caller.annotations})
+		x.g.taskOwners.add(taskKey{x.server.Name, id}, task{identity: x.caller.identity, target: target, annotations: x.caller.annotations})
 	}
 	watching.reader = beginPaths.Watch(watching.found)
 	return watching

@@ -33,7 +33,7 @@ func (u unsolicited) take(e *streamable.Event, asides *Asides) {
 // note updates what is known of the server.
 func (u unsolicited) note(m *jsonrpc.Message) {
 	switch method := m.Text(jsonrpc.Method); {
-	case strings.HasSuffix(method, "/list_changed"):
+	case isListChange(m):
 		u.link.listsChanged(u.g, m)
 	case method == "notifications/cancelled" && m.Has(jsonrpc.RequestID):
 		u.link.client.questionSettled(u.link.translator(u.g).id(m.Literal(jsonrpc.RequestID)))
@@ -41,9 +41,9 @@ func (u unsolicited) note(m *jsonrpc.Message) {
 }
 
 // broadcast gives the client a message by each of its streams of the modern era that wants
-// it, or by one of the legacy era.
+// it, or by one of the legacy era, which may be at another replica.
 func (u unsolicited) broadcast(m *jsonrpc.Message) (delivered bool) {
-	changed := strings.HasSuffix(m.Text(jsonrpc.Method), "/list_changed")
+	changed := isListChange(m)
 	for _, s := range u.link.client.listening() {
 		if changed && !s.listensTo(u.link.id) {
 			continue // which note has told
@@ -56,7 +56,12 @@ func (u unsolicited) broadcast(m *jsonrpc.Message) (delivered bool) {
 			break
 		}
 	}
-	return delivered
+	return delivered || u.forward(m)
+}
+
+// isListChange reports whether a message tells that a list has changed.
+func isListChange(m *jsonrpc.Message) bool {
+	return strings.HasSuffix(m.Text(jsonrpc.Method), "/list_changed")
 }
 
 // refuse answers a question of the server in place of the client. It does not wait for that:

@@ -26,6 +26,8 @@ type visit struct {
 	out    *streamable.Writer
 	asides Asides
 	torn   bool // a part of the answer was sent, and the rest will never come
+
+	forwarded bool // it came to another replica
 }
 
 // targetOfAll returns what a request is about that names nothing.
@@ -228,7 +230,13 @@ func (v *visit) session(id string) (*client, *jsonrpc.Failure) {
 	switch {
 	case c == nil:
 		return nil, jsonrpc.UnknownSession()
-	case c.identity != v.caller.identity || g.hasEnded(c):
+	case c.identity != v.caller.identity:
+		g.release(c)
+		return nil, jsonrpc.UnknownSession()
+	}
+	g.elsewhere.recall(v.ctx, c)
+	switch {
+	case g.hasEnded(c):
 		g.release(c)
 		return nil, jsonrpc.UnknownSession()
 	case !c.apart.Load() && v.fingerprint() != c.fingerprint:

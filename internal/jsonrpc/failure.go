@@ -224,6 +224,12 @@ func Busy() *Failure {
 		"too many large requests at once: try again later"))
 }
 
+// StoreUnavailable says what cannot be done without what replicas share.
+func StoreUnavailable(what string) *Failure {
+	return later(failure(http.StatusServiceUnavailable, codeUnavailable, "store_unavailable",
+		what+" while the store that the replicas of the gateway share is unavailable: try again later"))
+}
+
 // TooManyTools says that rules cannot decide on a tool because too much is known of others.
 func TooManyTools(server string) *Failure {
 	f := later(failure(http.StatusServiceUnavailable, codeUnavailable, "busy",
