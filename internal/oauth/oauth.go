@@ -234,6 +234,14 @@ func (a *Account) Logout(ctx context.Context) error {
 	return nil
 }
 
+// Look has the login looked at before it is used next: another process has changed it.
+func (a *Account) Look() {
+	a.server.forgetExchanged()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.seen, a.failure, a.notStored = time.Time{}, nil, false // what is stored is newer
+}
+
 // note remembers how the last request went, for [Account.Status], unless the caller has gone.
 func (a *Account) note(err error) {
 	if errors.Is(err, context.Canceled) {

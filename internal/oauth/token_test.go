@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 )
 
 func TestTokensAreRefreshedBeforeTheyExpire(t *testing.T) {
@@ -254,10 +256,21 @@ func TestATokenThatIsNotStoredIsUsed(t *testing.T) {
 // Two processes share a refresh token that is good once. The tokens expire and are revoked
 // all the time. No refresh token is used twice, and no call fails.
 func TestTwoProcessesShareARotatingToken(t *testing.T) {
-	w := newWorld(t)
-	w.loggedIn()
+	t.Run("in a storage", func(t *testing.T) {
+		w := newWorld(t)
+		w.loggedIn()
+		shareRotatingToken(t, w, w.server(), w.server())
+	})
+	t.Run("of replicas", func(t *testing.T) {
+		w, engine := newWorld(t), replicastest.New()
+		servers := []*Server{w.replica(engine), w.replica(engine)}
+		w.login(servers[0].Account(""))
+		shareRotatingToken(t, w, servers...)
+	})
+}
+
+func shareRotatingToken(t *testing.T, w *world, servers ...*Server) {
 	const rounds, workers = 20, 8
-	servers := []*Server{w.server(), w.server()}
 	for round := range rounds {
 		if round%2 == 0 {
 			w.wait(2 * time.Hour) // the token has expired

@@ -79,6 +79,32 @@ func (s *Set) Delete(name string) bool {
 	return true
 }
 
+// Replace puts templates in the place of all that the set has. If one is invalid, the set stays as it is.
+func (s *Set) Replace(all []Template) error {
+	byName := map[string]*compiled{}
+	for _, t := range all {
+		c, err := compile(t)
+		if err != nil {
+			return fmt.Errorf("template %q: %w", t.Name, err)
+		}
+		byName[t.Name] = c
+	}
+	if len(byName) > maxTemplates {
+		return fmt.Errorf("the limit of %d templates is reached", maxTemplates)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.byName {
+		s.counts.Give("", c.size())
+	}
+	for _, c := range byName {
+		s.counts.Take("", c.size())
+	}
+	s.byName = byName
+	s.arrange()
+	return nil
+}
+
 // arrange sorts the templates for matching. The caller holds the lock.
 func (s *Set) arrange() {
 	inOrder := make([]*compiled, 0, len(s.byName))

@@ -263,3 +263,30 @@ func FuzzMatch(f *testing.F) {
 		}
 	})
 }
+
+func TestReplace(t *testing.T) {
+	s := New()
+	defer s.Close()
+	for _, name := range []string{"a", "b"} {
+		if _, err := s.Put(Template{Name: name, URITemplate: name + "://{x}", Text: "old"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Replace([]Template{{Name: "c", URITemplate: "c://{x}"}, {Name: "d"}}); err == nil || len(s.All()) != 2 {
+		t.Errorf("%v, and the set has %v", err, s.All())
+	}
+	if err := s.Replace([]Template{{Name: "b", URITemplate: "b://{x}", Text: "new"}, {Name: "c", URITemplate: "c://{x}", Text: "{x}"}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, got, _ := s.Match("b://1"); got != "new" || s.Has("a") || !s.Has("c") {
+		t.Errorf("b is %q of %v", got, s.All())
+	}
+	for _, name := range []string{"b", "c"} { // which gives back what they have taken
+		s.Delete(name)
+	}
+	for i := range maxTemplates {
+		if _, err := s.Put(Template{Name: fmt.Sprint("t", i), URITemplate: fmt.Sprintf("t%d://{x}", i), Text: "x"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -46,6 +46,7 @@ type Pins struct {
 	texts   int       // how many bytes the texts of tools have
 	full    time.Time // when there was first no room for a tool, if ever
 	lost    bool      // what was pinned is not known, so there is no room for any
+	began   time.Time // when the whole server was last accepted: what was pinned before does not count
 	version uint64
 }
 
@@ -57,6 +58,7 @@ type pin struct {
 	// The digest of the pinned definition is without its _meta: it comes from a file of
 	// the first format.
 	withoutMeta bool
+	accepted    bool // the pinned definition, by an operator
 	// The pinned definition and, if it is another one, the latest, as they were written.
 	// Each is empty if it is not known, or too long.
 	before, after json.RawMessage
@@ -114,6 +116,9 @@ func (p *Pins) See(tool string, descriptor []byte) (changed, news bool) {
 		changed, news = t.see(d)
 		p.keep(t, descriptor)
 		return changed, news
+	}
+	if d.at.Before(p.began) {
+		d.at = p.began
 	}
 	if t := p.pin(tool, d); t != nil {
 		p.keep(t, descriptor)
@@ -236,6 +241,10 @@ func (p *Pins) acceptAll() (accepted int) {
 	}
 	if !p.full.IsZero() {
 		accepted++
+		p.began = now()
+		for _, t := range p.tools {
+			p.began = later(p.began, t.seen[0].at)
+		}
 		p.tools, p.names, p.texts, p.full, p.lost = nil, 0, 0, time.Time{}, false
 	}
 	return accepted
@@ -249,13 +258,24 @@ func (p *Pins) Lose() {
 	p.tools, p.names, p.texts, p.full, p.lost = nil, 0, 0, now(), true
 }
 
+// Find notes that nothing was lost after all: there was nothing.
+func (p *Pins) Find() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.lost {
+		p.lost, p.full = false, time.Time{}
+	}
+}
+
 func (p *Pins) accept(t *pin) int {
 	if t.latest == 0 {
 		return 0
 	}
 	d := t.seen[t.latest]
-	d.at = now()
-	t.seen, t.latest, t.withoutMeta = []definition{d}, 0, false
+	if d.at = now(); t.accepted {
+		d.at = later(d.at, t.seen[0].at)
+	}
+	t.seen, t.latest, t.withoutMeta, t.accepted = []definition{d}, 0, false, true
 	p.texts -= len(t.before)
 	t.before, t.after = t.after, nil
 	return 1
@@ -290,3 +310,11 @@ func (p *Pins) pin(tool string, d definition) *pin {
 
 // now is good to the second, as that is how it is saved.
 func now() time.Time { return time.Now().UTC().Truncate(time.Second) }
+
+// later returns a time, or the next one after another if it is not after that.
+func later(at, after time.Time) time.Time {
+	if at.After(after) {
+		return at
+	}
+	return after.Add(time.Second)
+}

@@ -91,6 +91,9 @@ func (a *admission) admit(r *http.Request) (user string, refused *refusal) {
 // unauthenticated refuses a request without credentials that auth or user take. A browser is asked for a password if
 // that can be a token.
 func (a *admission) unauthenticated(err error) *refusal {
+	if _, unknown := errors.AsType[*auth.UnavailableError](err); unknown {
+		return &refusal{http.StatusServiceUnavailable, "its credentials cannot be checked now", err}
+	}
 	status := http.StatusForbidden
 	for _, provider := range a.providers {
 		if slices.Contains(provider.CredentialHeaders(), "Authorization") {

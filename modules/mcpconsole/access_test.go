@@ -6,6 +6,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/asn1"
 	"encoding/base64"
+	"errors"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -13,7 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 )
 
 func basic(password string) string {
@@ -258,5 +261,12 @@ func TestNoWayAroundWhatIsInFront(t *testing.T) {
 		if res, body := s.do(r); res.StatusCode != status || strings.Contains(body, "mallory") {
 			t.Errorf("%s: got %d %s", path, res.StatusCode, body)
 		}
+	}
+}
+
+func TestCredentialsThatCannotBeChecked(t *testing.T) {
+	unknown := errors.Join(nil, &auth.UnavailableError{Err: replicas.ErrUnavailable})
+	if r := new(admission).unauthenticated(unknown); r.status != http.StatusServiceUnavailable {
+		t.Errorf("status %d", r.status)
 	}
 }

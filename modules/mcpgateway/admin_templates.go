@@ -44,11 +44,15 @@ func (c *adminCall) putTemplate() (int, any, error) {
 	} else if body.Server != "" {
 		return 0, nil, adminErrorf(http.StatusBadRequest, "invalid_request", "server: there is no %q", body.Server)
 	}
-	created, err := h.retained.Templates.Put(body.Template)
-	if err != nil {
-		return 0, nil, invalid(err)
+	created := false
+	if err := h.changeTemplates(c.r.Context(), func(set *resourcetemplate.Set) (err error) {
+		if created, err = set.Put(body.Template); err != nil {
+			return invalid(err)
+		}
+		return nil
+	}); err != nil {
+		return 0, nil, err
 	}
-	h.gateway.TemplatesChanged()
 	body.Gateway = h.Name
 	if created {
 		return http.StatusCreated, body, nil
@@ -62,9 +66,13 @@ func (c *adminCall) deleteTemplate() (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	if !h.retained.Templates.Delete(c.name) { // another request has, just now
-		return 0, nil, notFound("there is no template %q", c.name)
+	if err := h.changeTemplates(c.r.Context(), func(set *resourcetemplate.Set) error {
+		if !set.Delete(c.name) { // another request has, just now
+			return notFound("there is no template %q", c.name)
+		}
+		return nil
+	}); err != nil {
+		return 0, nil, err
 	}
-	h.gateway.TemplatesChanged()
 	return http.StatusNoContent, nil, nil
 }

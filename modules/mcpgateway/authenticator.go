@@ -90,6 +90,9 @@ func realmOf(provider auth.Provider, client string) string {
 
 // Challenge implements [gateway.Authenticator].
 func (a *authenticator) Challenge(header http.Header, r *http.Request, err error) (status int) {
+	if _, unknown := errors.AsType[*auth.UnavailableError](err); unknown {
+		return http.StatusServiceUnavailable // other credentials would not help
+	}
 	refusals, _ := err.(refusals)
 	for i, provider := range a.providers {
 		var reason error

@@ -109,7 +109,7 @@ func (h *Handler) checkLiteralKey() error {
 	if strings.Contains(h.SessionKey, "{") {
 		return nil
 	}
-	if _, err := sessionKey(h.SessionKey); err != nil {
+	if _, err := setting.SessionKey(h.SessionKey); err != nil {
 		return fmt.Errorf("session_key: %w", err)
 	}
 	return nil

@@ -20,10 +20,12 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oauth"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
 )
 
@@ -65,6 +67,7 @@ func init() {
 // `unauthorized` | 401 | -32600 | The client has no credentials that auth, or a handler on the way to the server, takes
 // `acl_denied` | 403 | -32600 | The client may not use this
 // `rate_limited` | 429 | -32600 | The client has used up a rate. Retry-After says when it can go on
+// `store_unavailable` | 503 | -32002 | A rate or the nonce of a signature cannot be checked, because mcp_store is unavailable
 // `tool_changed` | 403 | -32600 | The definition of the tool is not what it was, and pin_tools is on
 // `confirmation_required` | 403 | -32600 | A person has to confirm the call, and the client cannot be asked
 // `confirmation_declined` | 200 | -32600 | The person at the client did not confirm the call
@@ -278,10 +281,15 @@ type Handler struct {
 	byName  map[string]*Server // and by alias
 	pages   *login.Pages       // nil if no server has oauth
 
-	loginStore oauth.Store // has the logins, encrypted
+	loginStore oauth.Store     // has the logins, encrypted
+	logins     *replicas.Space // of all replicas; nil if there are no others
+	stopLogins func()          // ends following theirs; nil if there is nothing to end
 
 	retained *gateway.Retained // what outlives a reload, besides clients
 	stateKey string            // of the clients of gateway, in states
+	store    *mcpstore.Store   // what replicas share; nil if there are none
+
+	templates *sharedTemplates // nil if there are no other replicas
 
 	placeholders *placeholderNames // that the routes of servers use
 
@@ -347,6 +355,12 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if len(h.ServersFrom) > 0 {
 		return h.provisionLive(ctx)
 	}
+	if h.store, err = mcpstore.Open(ctx); err != nil {
+		return err
+	}
+	if h.store != nil {
+		h.pins.common, h.pins.storeID = h.store.Space("pins"), h.storeID()
+	}
 	h.setDefaults()
 	h.belowMCP, h.belowRPC = below(h.MCPPath), below(h.RPCPath)
 	h.byName = make(map[string]*Server)
@@ -378,7 +392,13 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.openStreams(); err != nil {
 		return err
 	}
-	return h.newGateway()
+	if err := h.newGateway(); err != nil {
+		return err
+	}
+	h.pins.follow(h.Servers, h.gateway.RefreshHere) // other replicas follow them, too
+	h.followTemplates()
+	h.followLogins()
+	return nil
 }
 
 // openLifetime makes the contexts that last as long as the configuration.
@@ -537,6 +557,12 @@ func (h *Handler) Cleanup() error {
 	if h.gateway != nil && caddy.Exiting() { // after a reload, earlier calls may still send some
 		h.gateway.WaitForSideRequests()
 	}
+	if h.templates != nil {
+		h.templates.stop()
+	}
+	if h.stopLogins != nil {
+		h.stopLogins()
+	}
 	h.pins.flush(h.Servers)
 	var err error
 	for _, s := range h.Servers {
@@ -544,7 +570,7 @@ func (h *Handler) Cleanup() error {
 			err = errors.Join(err, s.cleanup())
 		}
 	}
-	return errors.Join(err, h.closeGateway())
+	return errors.Join(err, h.closeGateway(), h.store.Release())
 }
 
 // A location is what is served at a path.

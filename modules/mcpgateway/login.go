@@ -2,6 +2,7 @@ package mcpgateway
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -18,8 +19,10 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oauth"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 )
 
@@ -33,6 +36,14 @@ func (h *Handler) openPages() error {
 		return err
 	}
 	h.loginStore = oauth.Encrypted(h.ctx.Storage(), key)
+	var once func(context.Context, string, time.Duration) (bool, error)
+	if h.store != nil {
+		h.logins = h.store.Space("logins")
+		h.loginStore = oauth.Shared(h.logins)
+		once = func(ctx context.Context, state string, good time.Duration) (bool, error) {
+			return h.logins.Swap(ctx, state, "used", replicas.Version{}, []byte{}, good)
+		}
+	}
 	h.pages = login.NewPages(login.Pages{
 		Gateway:   h.loginScope(),
 		Path:      h.belowMCP + loginSegment,
@@ -42,6 +53,7 @@ func (h *Handler) openPages() error {
 		IsLocal:   isLocal,
 		User:      func(r *http.Request) string { return h.gateway.Account(peerOf(r).User) },
 		Changed:   h.loginChanged,
+		Once:      once,
 		Count:     func(server string, err error) { loginCount.WithLabelValues(server, outcomeOf(err)).Inc() },
 		CountToken: func(server, grant string, err error) {
 			tokenRequests.WithLabelValues(server, grant, outcomeOf(err)).Inc()
@@ -74,6 +86,31 @@ func (h *Handler) loginChanged(server, account string, shared bool) {
 			other.gateway.LoginChanged(server, account, shared)
 		}
 	}
+	if h.logins != nil {
+		text, _ := json.Marshal(changedLogin{server, account, shared})            // texts only
+		_ = h.logins.Announce(context.Background(), h.loginScope(), string(text)) // they look for themselves, too
+	}
+}
+
+// A changedLogin is what replicas tell each other.
+type changedLogin struct {
+	Server, Account string
+	Shared          bool
+}
+
+// followLogins tells clients of logins that have changed at other replicas, from now on.
+func (h *Handler) followLogins() {
+	if h.logins == nil {
+		return
+	}
+	h.stopLogins = h.logins.Follow(h.loginScope(), func(_ context.Context, message string) error {
+		var changed changedLogin
+		if json.Unmarshal([]byte(message), &changed) == nil {
+			h.pages.Look(changed.Server, changed.Account)
+			h.gateway.LoginChanged(changed.Server, changed.Account, changed.Shared)
+		}
+		return nil
+	})
 }
 
 // newLogin returns the login of the gateway at a server.
@@ -92,12 +129,8 @@ const loginsFolder = "mcp_gateway/oauth"
 // loginKey returns what encrypts logins: the session_key, or a key that is made when it is
 // first needed, and kept in Caddy's storage.
 func (h *Handler) loginKey() ([]byte, error) {
-	if h.SessionKey != "" {
-		key, err := sessionKey(h.SessionKey)
-		if err != nil {
-			return nil, fmt.Errorf("session_key: %w", err)
-		}
-		return key, nil
+	if key, given, err := h.sessionKey(); given || err != nil {
+		return key, err
 	}
 	store, name := h.ctx.Storage(), path.Join(loginsFolder, "key")
 	if err := store.Lock(h.ctx, name); err != nil {
@@ -109,7 +142,7 @@ func (h *Handler) loginKey() ([]byte, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		key = seal.NewKey()
 		err = store.Store(h.ctx, name, key)
-	case err == nil && len(key) < shortestKey:
+	case err == nil && len(key) < setting.ShortestKey:
 		err = fmt.Errorf("%s in the storage is too short", name)
 	}
 	return key, err

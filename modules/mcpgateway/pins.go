@@ -15,6 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 )
 
@@ -25,6 +26,7 @@ type pinning struct {
 
 	mu      sync.Mutex
 	loaded  bool                      // what is in Caddy's storage is known
+	waiting bool                      // it has nothing, and what other replicas have is not known yet
 	failing bool                      // it cannot be saved, which has been said
 	saved   atomic.Uint64             // the version that is there
 	pause   atomic.Pointer[time.Time] // before which nothing is saved; nil for none
@@ -34,23 +36,31 @@ type pinning struct {
 // Destruct implements caddy.Destructor.
 func (*pinning) Destruct() error { return nil }
 
-// A pinStore keeps the pins of servers in Caddy's storage.
+// A pinStore keeps the pins of servers in Caddy's storage and, where there are replicas, in the store
+// that they share. The pins there are those that count. Caddy's storage has a copy, by which a replica
+// serves while the store is unavailable, and which takes its place if it is lost.
 type pinStore struct {
-	ctx    caddy.Context
-	logger *zap.Logger
-	on     bool // tools are withheld
+	ctx     caddy.Context
+	logger  *zap.Logger
+	on      bool                // tools are withheld
+	common  *replicas.Space     // what replicas share; nil if there are none
+	storeID string              // tells it from others
+	refresh func(server string) // has the tools of a server listed anew
+
+	following []func() // each is a function that ends it
 }
 
-// pinnings are those in use, by the source of the server.
+// pinnings are those in use, by the source of the server and the store.
 var pinnings = caddy.NewUsagePool()
 
 // open finds how the tools of a server were defined.
 func (p *pinStore) open(s *Server) error {
-	value, _, err := pinnings.LoadOrNew(s.source, func() (caddy.Destructor, error) { return new(pinning), nil })
+	key := s.source + "\x00" + p.storeID
+	value, _, err := pinnings.LoadOrNew(key, func() (caddy.Destructor, error) { return new(pinning), nil })
 	if err != nil {
 		return err
 	}
-	s.pins = value.(*pinning)
+	s.pins, s.pinning = value.(*pinning), key
 	if p.on {
 		p.load(s)
 	}
@@ -62,12 +72,29 @@ func (s *Server) closePins() error {
 	if s.pins == nil {
 		return nil
 	}
-	_, err := pinnings.Delete(s.source)
+	_, err := pinnings.Delete(s.pinning)
 	return err
+}
+
+// follow takes over what other replicas have pinned, from now on. If it is not known what they have, and
+// there is no copy of it, all tools are withheld until it is.
+func (p *pinStore) follow(servers []*Server, refresh func(server string)) {
+	if !p.on || p.common == nil {
+		return
+	}
+	p.refresh = refresh
+	for _, s := range servers {
+		p.following = append(p.following, p.common.Follow(s.pinsKey(), func(context.Context, string) error {
+			return p.write(s, func() bool { return true })
+		}))
+	}
 }
 
 // flush saves what could not be saved before. Nothing is tried again after that.
 func (p *pinStore) flush(servers []*Server) {
+	for _, stop := range p.following {
+		stop()
+	}
 	var saving sync.WaitGroup
 	for _, s := range servers {
 		if s == nil || s.pins == nil || !p.on {
@@ -105,6 +132,10 @@ func (p *pinStore) load(s *Server) {
 	text, err := p.ctx.Storage().Load(p.ctx, key)
 	if errors.Is(err, fs.ErrNotExist) {
 		pins.loaded = true
+		if p.common != nil {
+			pins.waiting = true
+			pins.Lose()
+		}
 		return
 	}
 	if err == nil {
@@ -150,27 +181,29 @@ func (p *pinStore) saveNow(s *Server) error {
 	return p.store(s)
 }
 
-// store saves the pins of a server. If it cannot, it is tried again later.
+// store saves the pins of a server, unless somebody else has, or could not. If it cannot, it is tried again
+// later.
 func (p *pinStore) store(s *Server) error {
+	return p.write(s, func() bool { return s.pins.Version() != s.pins.saved.Load() && !s.pins.paused() })
+}
+
+// write brings the pins of a server together with those of other replicas, and saves them, if that is
+// needed.
+func (p *pinStore) write(s *Server, needed func() bool) error {
 	s.pins.mu.Lock()
 	defer s.pins.mu.Unlock()
-	if s.pins.Version() == s.pins.saved.Load() || s.pins.paused() {
-		return nil // somebody else has, or could not
+	if !needed() {
+		return nil
 	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), saveTime)
+	defer cancel()
+	err := p.share(ctx, s)
 	version := s.pins.Version()
-	text, err := s.pins.MarshalJSON()
-	if err == nil {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(p.ctx), saveTime)
-		defer cancel()
-		if !s.pins.loaded {
-			err = p.keepBroken(ctx, s.pinsKey())
-		}
-		if err == nil {
-			err = p.ctx.Storage().Store(ctx, s.pinsKey(), text)
-		}
+	if version != s.pins.saved.Load() {
+		err = errors.Join(err, p.copy(ctx, s))
 	}
 	if err != nil && !s.pins.failing {
-		p.logger.Error("pinned tools not saved", zap.String("mcp_server", s.Name), zap.Error(err))
+		p.logger.Error("pinned tools not saved", zap.String("mcp_server", s.Name), zap.Bool("withheld", s.pins.waiting), zap.Error(err))
 	}
 	if s.pins.failing = err != nil; err != nil {
 		s.pins.pause.Store(new(time.Now().Add(savePause)))
@@ -180,9 +213,54 @@ func (p *pinStore) store(s *Server) error {
 		s.pins.retry = time.AfterFunc(savePause, func() { p.save(s) })
 		return err
 	}
-	s.pins.loaded = true
 	s.pins.saved.Store(version)
 	return nil
+}
+
+// share brings the pins of a server together with those of other replicas. Nothing that one of them has
+// seen first, or that was accepted there, is lost by that.
+func (p *pinStore) share(ctx context.Context, s *Server) error {
+	if p.common == nil {
+		return nil
+	}
+	news := false
+	changed, err := p.common.Change(ctx, s.pinsKey(), "", func(value []byte) ([]byte, error) {
+		switch {
+		case value != nil:
+			others, err := s.pins.Merge(value)
+			if news = news || others; err != nil {
+				return nil, err
+			}
+		case s.pins.waiting:
+			s.pins.Find()
+			news = true
+		}
+		s.pins.waiting = false
+		if value == nil && s.pins.Nothing() {
+			return nil, nil
+		}
+		return s.pins.MarshalJSON()
+	})
+	if changed {
+		_ = p.common.Announce(ctx, s.pinsKey(), "") // they look for themselves, too
+	}
+	if news && p.refresh != nil {
+		p.refresh(s.Name)
+	}
+	return err
+}
+
+// copy saves the pins of a server in Caddy's storage.
+func (p *pinStore) copy(ctx context.Context, s *Server) error {
+	text, err := s.pins.MarshalJSON()
+	if err == nil && !s.pins.loaded {
+		err = p.keepBroken(ctx, s.pinsKey())
+	}
+	if err == nil {
+		err = p.ctx.Storage().Store(ctx, s.pinsKey(), text)
+	}
+	s.pins.loaded = s.pins.loaded || err == nil
+	return err
 }
 
 // How long Caddy's storage may take, and how long it is left alone after it has failed.
@@ -210,7 +288,7 @@ func (h *Handler) acceptTools(s *Server, tool, seen string) (accepted int, err e
 				err = fmt.Errorf("%w: %w", errNotSaved, failed)
 			}
 		}
-		h.gateway.Refresh(s.Name)
+		h.gateway.RefreshHere(s.Name) // other replicas follow the pins
 	}
 	return accepted, err
 }

@@ -61,11 +61,14 @@ func newFickle(t *testing.T) *fickle {
 	f := new(fickle)
 	f.witness = newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
 		description := [...]string{"Tells the weather.", "Tells the weather, and more."}[f.version.Load()]
-		if got.is("tools/list") {
+		switch {
+		case got.is("server/discover"):
+			says(w, got, `{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
+		case got.is("tools/list"):
 			says(w, got, `{"tools":[{"name":"weather","description":"`+description+`","inputSchema":{"type":"object"}}]}`)
-			return
+		default:
+			says(w, got, `{"content":[]}`)
 		}
-		says(w, got, `{"content":[]}`)
 	})
 	return f
 }

@@ -12,9 +12,10 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/version"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/toolresults"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
 // noSeparator is how a configuration says that names are left as they are.
@@ -23,10 +24,6 @@ const noSeparator = "none"
 // processKey seals session ids unless there is another key. It outlives reloads, and
 // so do sessions.
 var processKey = seal.NewKey()
-
-// shortestKey is how long a session_key has to be. It is no password that people
-// remember.
-const shortestKey = 32
 
 // setDefaults fills in what the configuration leaves out. It comes before all else: the
 // identity of a server depends on it.
@@ -75,16 +72,16 @@ func (h *Handler) setDefaults() {
 
 // newGateway sets up the gateway.
 func (h *Handler) newGateway() error {
-	key, err := sessionKey(h.SessionKey)
+	key, resumable, err := h.sessionKey()
 	if err != nil {
-		return fmt.Errorf("session_key: %w", err)
+		return err
 	}
 	config := gateway.Config{
 		Name:           cmp.Or(h.Name, "caddy-mcp-gateway"),
 		Version:        version.Current(),
 		Naming:         h.naming(),
 		Key:            key,
-		Resumable:      h.SessionKey != "",
+		Resumable:      resumable,
 		JoinTimeout:    time.Duration(h.JoinTimeout),
 		MaxClients:     h.MaxSessions,
 		Discovery:      h.Discovery,
@@ -101,7 +98,7 @@ func (h *Handler) newGateway() error {
 		Audit:          audits[h.Audit],
 		Record:         h.Record,
 		ReportMissing:  *h.ReportMissing,
-		Originals:      toolresults.Originals{},
+		Originals:      originals{handler: h},
 	}
 	if before := h.incumbent(); before != nil {
 		config.Replaces = before.gateway
@@ -124,14 +121,28 @@ func (h *Handler) newGateway() error {
 			config.NotificationRoutes = append(config.NotificationRoutes, n.config(h))
 		}
 	}
-	retained, _, err := retainedPool.LoadOrNew(h.place(), func() (caddy.Destructor, error) { return gateway.NewRetained(), nil })
+	var space *replicas.Space
+	allowWhenDown := false
+	if h.store != nil {
+		space = h.store.Space("gateway\x00" + h.place())
+		allowWhenDown = h.store.AllowWhenDown
+	}
+	retained, _, err := retainedPool.LoadOrNew(h.retainedKey(), func() (caddy.Destructor, error) {
+		return gateway.NewRetained(space, allowWhenDown), nil
+	})
 	if err != nil {
 		return err
 	}
 	h.retained = retained.(*gateway.Retained)
 	sealedBy := sha256.Sum256(key) // clients are remembered by what they hold
-	h.stateKey = h.Name + "\x00" + h.MCPPath + "\x00" + string(sealedBy[:])
-	state, _, err := states.LoadOrNew(h.stateKey, func() (caddy.Destructor, error) { return gateway.NewState(), nil })
+	scope := h.Name + "\x00" + h.MCPPath + "\x00" + string(sealedBy[:])
+	h.stateKey = scope + h.storeID()
+	state, _, err := states.LoadOrNew(h.stateKey, func() (caddy.Destructor, error) {
+		if h.store == nil {
+			return gateway.NewState(nil), nil
+		}
+		return gateway.NewState(h.store.Space("state\x00" + scope)), nil
+	})
 	if err != nil {
 		return err
 	}
@@ -147,7 +158,7 @@ func (h *Handler) closeGateway() error {
 		_, err = states.Delete(h.stateKey)
 	}
 	if h.retained != nil {
-		_, released := retainedPool.Delete(h.place())
+		_, released := retainedPool.Delete(h.retainedKey())
 		err = errors.Join(err, released)
 	}
 	return err
@@ -157,6 +168,17 @@ func (h *Handler) closeGateway() error {
 // are in use at the same time share one: what is kept for a client there is kept by server,
 // and two servers with the same configuration are one.
 var states = caddy.NewUsagePool()
+
+// retainedKey returns the key of what else the gateway keeps. Another store has other things in it.
+func (h *Handler) retainedKey() string { return h.place() + "\x00" + h.storeID() }
+
+// storeID returns which store replicas share, "" if they share none.
+func (h *Handler) storeID() string {
+	if h.store == nil {
+		return ""
+	}
+	return string(h.store.ID[:])
+}
 
 // retainedPool has what else gateways keep across reloads.
 var retainedPool = caddy.NewUsagePool()
@@ -173,17 +195,18 @@ func refusedByModels(c rune) bool {
 	return !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '_' || c == '-')
 }
 
-// sessionKey returns what seals session ids.
-func sessionKey(config string) ([]byte, error) {
-	if config == "" {
-		return processKey, nil
+// sessionKey returns what seals session ids: the session_key of the gateway, of mcp_store, or one that only
+// this process has.
+func (h *Handler) sessionKey() (key []byte, given bool, err error) {
+	if h.SessionKey != "" {
+		key, err = setting.SessionKey(h.SessionKey)
+		if err != nil {
+			err = fmt.Errorf("session_key: %w", err)
+		}
+		return key, true, err
 	}
-	key, err := caddy.NewReplacer().ReplaceOrErr(config, true, true)
-	if err != nil {
-		return nil, err
+	if h.store != nil {
+		return h.store.Key("sessions"), true, nil
 	}
-	if len(key) < shortestKey {
-		return nil, fmt.Errorf("it has %d characters, and needs %d", len(key), shortestKey)
-	}
-	return []byte(key), nil
+	return processKey, false, nil
 }

@@ -71,18 +71,19 @@ type Server struct {
 	// The routes that answer in the place of the server, or pass requests on to it.
 	Routes caddyhttp.RouteList `json:"routes,omitempty"`
 
-	id     string // the same as long as nothing changes for clients
-	source string // the same as long as it is the same server, by which its tools are known
-	from   string // the file that it comes from; empty if it is part of the configuration
-	pins   *pinning
-	saving gateway.Asides // of pins
-	target *url.URL       // Path
-	routes caddyhttp.Handler
-	login  *login.Login             // nil if it needs none
-	mask   *observationmask.Handler // nil if nothing is masked
-	masked bool                     // the configuration asks for that
-	focus  *gateway.Focus           // nil for none
-	server *gateway.Server          // this server in the gateway
+	id      string // the same as long as nothing changes for clients
+	source  string // the same as long as it is the same server, by which its tools are known
+	from    string // the file that it comes from; empty if it is part of the configuration
+	pins    *pinning
+	pinning string         // the key of pins, in pinnings
+	saving  gateway.Asides // of pins
+	target  *url.URL       // Path
+	routes  caddyhttp.Handler
+	login   *login.Login             // nil if it needs none
+	mask    *observationmask.Handler // nil if nothing is masked
+	masked  bool                     // the configuration asks for that
+	focus   *gateway.Focus           // nil for none
+	server  *gateway.Server          // this server in the gateway
 
 	overrides *gateway.Overrides // Tools; nil for none
 

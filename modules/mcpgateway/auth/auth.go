@@ -11,7 +11,8 @@ import (
 type Provider interface {
 	// Authenticate returns the client that sent a request, "" if the request has no
 	// credentials of this kind, or an error if they are invalid. The error goes to the
-	// log and must not contain credentials.
+	// log and must not contain credentials. A [ForbiddenError] and an [UnavailableError]
+	// have statuses of their own.
 	Authenticate(*Request) (identity string, err error)
 
 	// BodyNeeded returns how many bytes of a POST's body Authenticate needs at most, 0
@@ -61,3 +62,9 @@ type Request struct {
 type ForbiddenError struct{ Reason string }
 
 func (e *ForbiddenError) Error() string { return e.Reason }
+
+// An UnavailableError reports credentials that cannot be checked now, and may be valid.
+type UnavailableError struct{ Err error }
+
+func (e *UnavailableError) Error() string { return e.Err.Error() }
+func (e *UnavailableError) Unwrap() error { return e.Err }

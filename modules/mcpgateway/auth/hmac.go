@@ -2,6 +2,7 @@ package auth
 
 import (
 	"cmp"
+	"context"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
@@ -19,7 +20,9 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
 func init() {
@@ -48,8 +51,9 @@ func init() {
 // has a program for the shell.
 //
 // Nonces are remembered as long as their timestamps are valid, across configuration
-// reloads but not across restarts. Replicas do not share nonces, so give each replica
-// secrets of its own.
+// reloads but not across restarts. With mcp_store, replicas share nonces, also across
+// restarts, and requests are refused with status 503 while the store is unavailable.
+// Without, give each replica secrets of its own.
 //
 // To change a secret, add a client with another name and the new secret, and let the
 // gateway match both names.
@@ -63,11 +67,12 @@ type HMAC struct {
 
 	// How many nonces to remember for each client, at about 200 bytes each. A client
 	// that signs more requests within two windows is refused until the oldest nonces
-	// expire. Default: 100000
+	// expire. Each replica counts those that it has taken. Default: 100000
 	MaxNonces int `json:"max_nonces,omitempty"`
 
 	known  map[string]hmacClient
 	prints fingerprints
+	store  *mcpstore.Store // nil if no other replica takes these requests
 }
 
 // ClientSecret is a client and the secret it signs with.
@@ -100,11 +105,14 @@ func (HMAC) CaddyModule() caddy.ModuleInfo {
 }
 
 // Provision reads the secrets.
-func (h *HMAC) Provision(caddy.Context) error {
+func (h *HMAC) Provision(ctx caddy.Context) (err error) {
 	h.Window = cmp.Or(h.Window, caddy.Duration(5*time.Minute))
 	h.MaxNonces = cmp.Or(h.MaxNonces, 100_000)
 	h.known = make(map[string]hmacClient, len(h.Clients))
 	h.prints = fingerprints{}
+	if h.store, err = mcpstore.Open(ctx); err != nil {
+		return err
+	}
 	for _, client := range h.Clients {
 		if err := client.checkName(); err != nil { // before errors repeat it
 			return err
@@ -178,7 +186,28 @@ func (h *HMAC) Authenticate(r *Request) (string, error) {
 	if err := client.nonces.add(signed.nonce, signed.time, time.Duration(h.Window), h.MaxNonces); err != nil {
 		return "", err
 	}
+	if h.store != nil {
+		if err := h.claim(r.Context(), client.nonces, signed.nonce); err != nil {
+			return "", err
+		}
+	}
 	return signed.client, nil
+}
+
+// claim has all replicas remember a nonce that is new at this one. It returns an error if another one
+// knows it. If nobody can know, it may be tried again. A client that does not wait makes no difference:
+// its nonce is used.
+func (h *HMAC) claim(ctx context.Context, nonces *nonceSet, nonce string) error {
+	owner := nonces.key.client + "\x00" + string(nonces.key.secret[:])
+	fresh, err := h.store.Space("nonces").Swap(context.WithoutCancel(ctx), owner, nonce, replicas.Version{}, []byte{1}, 2*time.Duration(h.Window))
+	if err != nil {
+		nonces.remove(nonce)
+		return &UnavailableError{fmt.Errorf("nonce: %w", err)}
+	}
+	if !fresh {
+		return errNonceUsed
+	}
+	return nil
 }
 
 // signature returns the signature of a request if its timestamp is within the window, or
@@ -281,7 +310,7 @@ func (h *HMAC) Cleanup() error {
 		_, err := nonceSets.Delete(known.nonces.key)
 		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, h.store.Release())...)
 }
 
 // A nonceSet contains the nonces that a client has used. A request can be signed one window
@@ -310,15 +339,17 @@ var nonceSets = caddy.NewUsagePool()
 
 func openNonceSet(client, secret string) (*nonceSet, error) {
 	key := nonceSetKey{client, sha256.Sum256([]byte(secret))}
-	value, _, err := nonceSets.LoadOrNew(key, func() (caddy.Destructor, error) {
-		// The LRU must not evict the oldest nonce to make room. add checks the limit.
-		came, err := simplelru.NewLRU[string, time.Time](math.MaxInt, nil)
-		return &nonceSet{key: key, came: came, counts: quota.NewMeter(keptNonces, quota.Limits{})}, err
-	})
+	value, _, err := nonceSets.LoadOrNew(key, func() (caddy.Destructor, error) { return newNonceSet(key), nil })
 	if err != nil {
 		return nil, err
 	}
 	return value.(*nonceSet), nil
+}
+
+func newNonceSet(key nonceSetKey) *nonceSet {
+	// The LRU must not evict the oldest nonce to make room. add checks the limit.
+	came, _ := simplelru.NewLRU[string, time.Time](math.MaxInt, nil) // the size is positive
+	return &nonceSet{key: key, came: came, counts: quota.NewMeter(keptNonces, quota.Limits{})}
 }
 
 // add remembers a nonce. It returns an error if the nonce was used before, or if it cannot
@@ -331,7 +362,7 @@ func (s *nonceSet) add(nonce string, signed time.Time, window time.Duration, lim
 	s.forget(now)
 	switch {
 	case s.came.Contains(nonce):
-		return errors.New("the nonce has been used before")
+		return errNonceUsed
 	case signed.Before(s.floor):
 		return errors.New("the timestamp is from before the window was widened")
 	case s.came.Len() >= limit:
@@ -340,6 +371,17 @@ func (s *nonceSet) add(nonce string, signed time.Time, window time.Duration, lim
 	s.came.Add(strings.Clone(nonce), now) // the original would retain all headers
 	s.counts.Take("", int64(len(nonce)))
 	return nil
+}
+
+var errNonceUsed = errors.New("the nonce has been used before")
+
+// remove forgets a nonce that was not used after all.
+func (s *nonceSet) remove(nonce string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.came.Remove(nonce) {
+		s.counts.Give("", int64(len(nonce)))
+	}
 }
 
 // widen extends how long nonces are kept, if a reload widened the window. Timestamps that

@@ -189,10 +189,15 @@ func (l *Login) ask(r *http.Request, client string) *jsonrpc.URLElicitation {
 
 // finished is called when the login of an account has changed.
 func (l *Login) finished(account string) {
+	l.look(account)
+	l.pages.Changed(l.server, account, l.kind == "")
+}
+
+// look has what is remembered of an account forgotten, and wakes those who wait for its login.
+func (l *Login) look(account string) {
 	l.failures.forget(account)
 	l.announced.Store(false)
 	loginChanges.announce()
-	l.pages.Changed(l.server, account, l.kind == "")
 }
 
 // A Status is how the login of the operator is.

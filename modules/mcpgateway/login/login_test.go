@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -29,6 +30,9 @@ type site struct {
 	*httptest.Server
 	pages *Pages
 	login *Login
+
+	replicas []*Pages     // that get the requests in turn; empty if there is one
+	requests atomic.Int32 // to them
 
 	mu      sync.Mutex
 	tokens  []string // that the server has got
@@ -73,7 +77,11 @@ func (s *site) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	switch {
 	case strings.HasPrefix(r.URL.Path, "/mcp/oauth/"):
-		s.pages.ServeHTTP(w, r)
+		pages := s.pages
+		if n := len(s.replicas); n > 0 {
+			pages = s.replicas[int(s.requests.Add(1))%n]
+		}
+		pages.ServeHTTP(w, r)
 	case r.URL.Path == "/.well-known/oauth-protected-resource/server":
 		answer(map[string]any{"resource": s.URL + "/server", "authorization_servers": []string{s.URL}})
 	case r.URL.Path == "/.well-known/oauth-authorization-server":

@@ -51,6 +51,10 @@ type Pages struct {
 	// it if it is shared.
 	Changed func(server, account string, shared bool)
 
+	// Once reports whether a state is used for the first time, at all replicas, and remembers for a
+	// while that it was. It is nil if there are no other replicas.
+	Once func(ctx context.Context, state string, good time.Duration) (bool, error)
+
 	// Count is called when a login has ended, CountToken after a request for a token.
 	Count      func(server string, err error)
 	CountToken func(server, grant string, err error)
@@ -92,6 +96,14 @@ func (p *Pages) Add(server string, o *Config, store oauth.Store, folder string) 
 	l.failures.known, _ = simplelru.NewLRU[string, failure](maxFailures, nil) // the size is positive
 	p.logins[server] = l
 	return l, nil
+}
+
+// Look takes note that the login of an account at a server was changed at another replica.
+func (p *Pages) Look(server, account string) {
+	if l := p.logins[server]; l != nil {
+		l.oauth.Account(account).Look()
+		l.look(account)
+	}
 }
 
 const (
@@ -311,7 +323,13 @@ func (p *Pages) finishLogin(w http.ResponseWriter, r *http.Request) error {
 	if err := p.checkUser(r, s.ticket); err != nil {
 		return err
 	}
-	if !usedStates.add(s.ID) {
+	first := usedStates.add(s.ID)
+	if first && p.Once != nil {
+		if first, err = p.Once(r.Context(), s.ID, stateTime); err != nil {
+			return &refusal{http.StatusServiceUnavailable, "The login cannot be finished: " + err.Error() + ". Begin again."}
+		}
+	}
+	if !first {
 		return &refusal{http.StatusBadRequest, "This login has been finished before."}
 	}
 	logger := p.Logger.With(zap.String("mcp_server", s.Server), zap.String("client", s.Account))

@@ -1,0 +1,132 @@
+package auth
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/storetest"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
+)
+
+// hmacReplica returns a provider as a process of its own has it.
+func hmacReplica(t *testing.T, engine replicas.Engine) *HMAC {
+	t.Helper()
+	hmacSecrets(t)
+	ctx := storetest.Replica(t, engine, mcpstore.App{})
+	module, err := ctx.LoadModuleByID(string(HMAC{}.CaddyModule().ID), json.RawMessage(hmacConfig))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := module.(*HMAC)
+	for name, client := range h.known { // which providers in one process share
+		nonces := newNonceSet(client.nonces.key)
+		t.Cleanup(func() { _ = nonces.Destruct() })
+		h.known[name] = hmacClient{client.secret, nonces}
+	}
+	return h
+}
+
+func TestARequestIsTakenOnceByAllReplicas(t *testing.T) { // A77
+	engine := replicastest.New()
+	var all []*HMAC
+	for range 3 {
+		all = append(all, hmacReplica(t, engine))
+	}
+	for i := range 100 {
+		call := hmacPing(fmt.Sprintf("nonce-%03d", i))
+		var taken, used atomic.Int32
+		var group sync.WaitGroup
+		for g := range 12 {
+			group.Go(func() {
+				switch _, err := all[g%len(all)].Authenticate(call.request()); {
+				case err == nil:
+					taken.Add(1)
+				case errors.Is(err, errNonceUsed):
+					used.Add(1)
+				default:
+					t.Error(err)
+				}
+			})
+		}
+		group.Wait()
+		if taken.Load() != 1 || used.Load() != 11 {
+			t.Fatalf("taken %d times, refused %d times", taken.Load(), used.Load())
+		}
+	}
+	restarted := hmacReplica(t, engine)
+	if _, err := restarted.Authenticate(hmacPing("nonce-000").request()); !errors.Is(err, errNonceUsed) {
+		t.Errorf("after a restart: %v", err)
+	}
+	bob := hmacPing("nonce-000") // the nonces are those of a client
+	bob.client, bob.secret = "bob@example.com", hmacBob
+	if got, err := restarted.Authenticate(bob.request()); got != bob.client || err != nil {
+		t.Errorf("another client: %q, %v", got, err)
+	}
+}
+
+func TestNoncesOfReplicasAreKeptForTwoWindows(t *testing.T) { // A77
+	synctest.Test(t, func(t *testing.T) {
+		engine := replicastest.New()
+		first, second := hmacReplica(t, engine), hmacReplica(t, engine)
+		call := hmacPing("nonce-01")
+		call.timestamp = hmacTime(5 * time.Minute) // is good as long as it can be
+		if _, err := first.Authenticate(call.request()); err != nil {
+			t.Fatal(err)
+		}
+		for range 10 {
+			time.Sleep(59 * time.Second)
+			if _, err := second.Authenticate(call.request()); !errors.Is(err, errNonceUsed) {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(time.Minute)
+		if n := len(engine.Values()); n != 0 {
+			t.Errorf("%d values are kept", n)
+		}
+	})
+}
+
+func TestNoncesWithoutTheStore(t *testing.T) { // A77
+	for name, fail := range map[string]func(*replicastest.Engine) *atomic.Bool{
+		"down":    func(e *replicastest.Engine) *atomic.Bool { return &e.Down },
+		"stalled": func(e *replicastest.Engine) *atomic.Bool { return &e.Stalled },
+		"full":    func(e *replicastest.Engine) *atomic.Bool { return &e.Full },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				engine := replicastest.New()
+				first, second := hmacReplica(t, engine), hmacReplica(t, engine)
+				call, used := hmacPing("nonce-01"), hmacPing("nonce-00")
+				if _, err := first.Authenticate(used.request()); err != nil {
+					t.Fatal(err)
+				}
+				fail(engine).Store(true)
+				for _, h := range []*HMAC{first, first, second} {
+					got, err := h.Authenticate(call.request())
+					if _, unknown := errors.AsType[*UnavailableError](err); got != "" || !unknown {
+						t.Errorf("got %q, %v", got, err)
+					}
+				}
+				if _, err := first.Authenticate(used.request()); !errors.Is(err, errNonceUsed) {
+					t.Errorf("a nonce that is known here: %v", err)
+				}
+				fail(engine).Store(false)
+				time.Sleep(time.Second) // the store is tried again
+				if got, err := first.Authenticate(call.request()); got != "alice" || err != nil {
+					t.Errorf("afterwards: %q, %v", got, err)
+				}
+				if _, err := second.Authenticate(call.request()); !errors.Is(err, errNonceUsed) {
+					t.Errorf("afterwards, again: %v", err)
+				}
+			})
+		})
+	}
+}
