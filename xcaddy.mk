@@ -69,7 +69,7 @@ SUITE         := $(LAB)/conformance/suite
 NPM_CI        := npm ci --no-audit --no-fund --loglevel=error --update-notifier=false
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test unit race conformance chaos clients fuzz bench bench-gateway bench-cache bench-prune bench-focus lint version release clean
+.PHONY: help run build test unit race conformance chaos replicas clients fuzz bench bench-gateway bench-cache bench-prune bench-focus lint version release clean
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' xcaddy.mk | expand -t 15
@@ -141,6 +141,9 @@ $(PEERS)/node_modules $(APPS)/node_modules: %/node_modules: %/package-lock.json
 
 chaos: build ## break what is around the built Caddy, at length, and print how it was survived
 	CHAOS=long go -C $(LAB) test -timeout 90m -count=1 -v -tags $(TAGS) ./chaos
+
+replicas: build ## compare three replicas that share a Redis with one process, at length, and print how; needs redis-server
+	REPLICAS=long go -C $(LAB) test -timeout 90m -count=1 -v -tags $(TAGS) ./replicas
 
 # At the end of FUZZTIME go test may fail without an input that does (go.dev/issue/75804).
 fuzz: ## fuzz every parser of foreign bytes, FUZZTIME each, or one of them: FUZZ=FuzzMasker

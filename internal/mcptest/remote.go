@@ -26,6 +26,7 @@ type Remote struct {
 	Name           string
 	Legacy, Modern bool
 	Primes         bool // knows of the legacy era 2025-11-25 alone, and its event streams begin with an empty event
+	Forgetful      bool // writes nothing down
 
 	start sync.Once
 	server
@@ -98,6 +99,9 @@ func (s *Remote) speaks() (legacy, modern bool) {
 }
 
 func (s *Remote) note(m RemoteMessage) {
+	if s.Forgetful {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.seen = append(s.seen, m)

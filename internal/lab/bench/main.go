@@ -9,7 +9,8 @@
 // servers on stdio with those on HTTP. aggregate/… does so where all servers are one,
 // compares lists from memory with those that are asked for, and tells what an idle
 // session takes. console/… compares calls while the console is open with those while it is
-// closed. Speeds depend on the machine and on what else it is doing, so the
+// closed. replicas/… compares calls with a limit that is in Redis with those of which it is
+// in memory, and tells what replicas behind a balancer take of Redis; it needs redis-server. Speeds depend on the machine and on what else it is doing, so the
 // figures to look at are the ratios: the contestants of a case take turns many times
 // over, and noise hits them alike.
 //
@@ -72,6 +73,9 @@ func report(ctx context.Context, run, caddy string, budget time.Duration) error 
 	}
 	if err := reportConsole(ctx, chosen, caddy); err != nil {
 		return fmt.Errorf("console: %w", err)
+	}
+	if err := reportReplicas(ctx, chosen, caddy, 2*budget); err != nil {
+		return fmt.Errorf("replicas: %w", err)
 	}
 	return nil
 }

@@ -120,8 +120,8 @@ func printHeading(title, baseline, measured string) {
 		baseline+" p50, p99 ms", measured+" p50, p99", "caddy CPU ms/call")
 }
 
-// run prints a row.
-func (c contest) run(ctx context.Context, gw *gateway, slice time.Duration) error {
+// run prints a row. The processor time is that of what serves the sites.
+func (c contest) run(ctx context.Context, gw interface{ cpuTime() time.Duration }, slice time.Duration) error {
 	var results [2]struct {
 		rates     []float64
 		latencies []time.Duration

@@ -61,8 +61,10 @@ var filledElsewhere = map[string]string{
 	"console_streams":        "TestStreamsAreBounded of modules/mcpconsole; a user has 8 entries without bytes",
 	"calls":                  "TestCallsOfOthersAreNotPushedOut of internal/activity",
 	"confirmations":          "TestConfirmationsAreBounded of internal/gateway; a client has 100 entries of a few bytes",
+	"forwarded_calls":        "TestForwardedCallsAreBounded of internal/gateway; only replicas have them",
 	"focus_arguments":        "TestToldTools of internal/gateway; they are tools of servers",
 	"rates":                  "a client has one entry",
+	"store_writes":           "TestBehindIsBounded of internal/replicas; it takes a store that replicas share",
 	"templates":              "only operators add templates, by the admin API",
 }
 

@@ -1,0 +1,100 @@
+//go:build linux
+
+package replicas
+
+import (
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
+)
+
+// TestRates has one client use up what it may at three replicas.
+func TestRates(t *testing.T) {
+	redis := replicastest.StartRedis(t)
+	w := several(t, 3, "redis://"+redis.Addr)
+	defer connections.CloseIdleConnections()
+	client := &mcpclient.Client{Modern: true, Capabilities: "{}"}
+	body, headers := client.Message(`"1"`, "tools/call", toolCall("modern__echo", `{"text":"x"}`))
+	headers = append(headers, "Authorization: Bearer "+agentToken(0))
+	// flood makes calls from many sides until enough is refused, and returns how many passed.
+	flood := func(url string, isEnough func(refused int64) bool) (passed int64) {
+		var good, refused atomic.Int64
+		var running sync.WaitGroup
+		for range atOnce {
+			running.Go(func() {
+				for !isEnough(refused.Load()) {
+					switch got := post(url, body, headers...); {
+					case got.Err == nil && got.Status == http.StatusOK:
+						good.Add(1)
+					case got.Err == nil && got.Status == http.StatusTooManyRequests:
+						refused.Add(1)
+					default:
+						t.Errorf("%d %s %v", got.Status, got.Body, got.Err)
+						return
+					}
+				}
+			})
+		}
+		running.Wait()
+		return good.Load()
+	}
+	t.Run("without refill", func(t *testing.T) {
+		passed := flood(w.url+"/still/mcp", func(refused int64) bool { return refused > stillRate })
+		t.Logf("%d of %d passed", passed, stillRate)
+		if passed > stillRate || passed < stillRate*99/100 {
+			t.Errorf("%d passed, want %d, less one in a hundred at most", passed, stillRate)
+		}
+	})
+	t.Run("with refill", func(t *testing.T) {
+		began := time.Now()
+		end := began.Add(time.Duration(more(3, 20)) * time.Second)
+		passed := flood(w.url+"/flowing/mcp", func(int64) bool { return time.Now().After(end) })
+		// What was let through at the beginning and at the end of that time is not known better than by a call.
+		most := flowingRate + flowingRate*time.Since(began).Seconds()
+		least := flowingRate + flowingRate*end.Sub(began).Seconds() - atOnce
+		t.Logf("%d passed in %s, %.0f to %.0f can", passed, time.Since(began), least, most)
+		if float64(passed) > most*1.01 || float64(passed) < least*0.99 {
+			t.Errorf("%d passed, want %.0f to %.0f", passed, least, most)
+		}
+	})
+}
+
+// TestNonces replays signed requests. Each is good once.
+func TestNonces(t *testing.T) {
+	redis := replicastest.StartRedis(t)
+	w := several(t, 3, "redis://"+redis.Addr)
+	defer connections.CloseIdleConnections()
+	client := &mcpclient.Client{Modern: true, Capabilities: "{}"}
+	body, headers := client.Message(`"1"`, "tools/call", toolCall("modern__echo", `{"text":"x"}`))
+	requests, replays := more(20, 100), more(50, 100)
+	accepted := make([]atomic.Int64, requests)
+	places := make(chan struct{}, atOnce)
+	var running sync.WaitGroup
+	for i := range requests {
+		signature := sign(i%maxAgents, "/signed/mcp", body)
+		for range replays {
+			places <- struct{}{}
+			running.Go(func() {
+				defer func() { <-places }()
+				switch got := post(w.url+"/signed/mcp", body, append(headers[:len(headers):len(headers)], signature)...); {
+				case got.Err == nil && got.Status == http.StatusOK:
+					accepted[i].Add(1)
+				case got.Err != nil || got.Status != http.StatusUnauthorized:
+					t.Errorf("%d %s %v", got.Status, got.Body, got.Err)
+				}
+			})
+		}
+	}
+	running.Wait()
+	for i := range accepted {
+		if n := accepted[i].Load(); n != 1 {
+			t.Errorf("request %d was accepted %d times", i, n)
+		}
+	}
+	t.Logf("%d requests, each sent %d times", requests, replays)
+}

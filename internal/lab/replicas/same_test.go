@@ -1,0 +1,48 @@
+//go:build linux
+
+package replicas
+
+import (
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
+)
+
+// TestSame has agents do the same with one process and with three, and compares what they are answered.
+func TestSame(t *testing.T) {
+	referenceOf(t)
+	redis := replicastest.StartRedis(t)
+	c := newCrowd(t, several(t, 3, "redis://"+redis.Addr), 0, maxAgents)
+	defer c.leave()
+	c.work(more(60, 200), 0, once)
+	c.print(t, "three replicas")
+}
+
+// TestUser has the user of Redis that docs/scale.md makes be all that is needed.
+func TestUser(t *testing.T) {
+	referenceOf(t)
+	page, err := os.ReadFile("../../../docs/scale.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	redis := replicastest.StartRedis(t)
+	rule := regexp.MustCompile(`(?m)^ACL SETUSER .*$`).FindString(string(page))
+	if said := redis.Do(strings.Fields(rule)...); said != "+OK" {
+		t.Fatalf("%s: %s", rule, said)
+	}
+	c := newCrowd(t, several(t, 3, "redis://mcp:password@"+redis.Addr), 0, meetFault)
+	defer c.leave()
+	c.work(share, 0, once)
+	c.print(t, "with a user of its own")
+}
+
+// TestReference has one process do it twice, which shows what the comparison is worth.
+func TestReference(t *testing.T) {
+	c := newCrowd(t, oneProcess(t), 0, meetFault)
+	defer c.leave()
+	c.work(more(60, 200), 0, once)
+	c.print(t, "one process, once more")
+}

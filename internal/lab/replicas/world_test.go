@@ -1,0 +1,235 @@
+//go:build linux
+
+package replicas
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/caddyrun"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/loopback"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
+)
+
+// A world is a gateway, of one process or of several behind a balancer.
+type world struct {
+	url      string // where clients go
+	replicas []*caddy
+	servers  *servers
+}
+
+const (
+	sessionKey = "one-key-for-all-replicas-0123456789"
+	patience   = time.Minute // only a failing test waits that long
+
+	smallRate   = 4 // calls of *::fail that a client has
+	stillRate   = 500
+	flowingRate = 200
+)
+
+// oneProcess starts a gateway without a store.
+func oneProcess(t *testing.T) *world {
+	t.Helper()
+	servers := newServers(t)
+	gateway := newCaddy(t, site(servers))
+	gateway.start(t)
+	return &world{gateway.url, []*caddy{gateway}, servers}
+}
+
+// several starts replicas that share a store, and a balancer in front of them.
+func several(t *testing.T, n int, store string, lines ...string) *world {
+	t.Helper()
+	w := &world{servers: newServers(t)}
+	text := site(w.servers)
+	var addresses []string
+	for range n {
+		replica := newCaddy(t, text, block("mcp_store redis "+store, append(lines, "session_key {env.MCP_SESSION_KEY}",
+			"timeout 2s")...)) // machines that test may be busy
+		replica.start(t)
+		w.replicas = append(w.replicas, replica)
+		addresses = append(addresses, strings.TrimPrefix(replica.url, "http://"))
+	}
+	// As in docs/scale.md.
+	balancer := newCaddy(t, block("reverse_proxy "+strings.Join(addresses, " "),
+		"lb_policy random", "lb_try_duration 5s", "lb_try_interval 100ms", "fail_duration 2s"))
+	balancer.start(t)
+	w.url = balancer.url
+	return w
+}
+
+// servers are those that all replicas use.
+type servers struct {
+	legacy, modern *mcptest.Remote
+	lines          []string // in a gateway
+}
+
+func newServers(t *testing.T) *servers {
+	t.Helper()
+	s := &servers{legacy: &mcptest.Remote{Name: "legacy", Legacy: true}, modern: &mcptest.Remote{Name: "modern", Modern: true}}
+	for _, remote := range []*mcptest.Remote{s.legacy, s.modern} {
+		remote.Forgetful = true
+		server := httptest.NewServer(remote)
+		t.Cleanup(func() {
+			remote.Close()
+			server.CloseClientConnections() // else Close waits for streams
+			server.Close()
+		})
+		s.lines = append(s.lines, "server "+remote.Name+" "+server.URL+"/mcp")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.lines = append(s.lines,
+		"server child stdio "+self+" ds child",
+		block("server asker stdio "+self+" ds asker", "isolation session"),
+		block("server pruner", "mask off", "mcp_pruner"))
+	return s
+}
+
+// site returns the directives of the gateways: one for agents, one for those who sign, and two with rates.
+func site(s *servers) string {
+	var tokens, secrets []string
+	for i := range maxAgents {
+		tokens = append(tokens, agentName(i)+" "+agentToken(i))
+		secrets = append(secrets, fmt.Sprintf("client %s {env.SECRET_%s}", agentName(i), agentName(i)))
+	}
+	gateway := func(path string, lines ...string) string {
+		return block("mcp_gateway", append([]string{
+			"name gateway" + strings.ReplaceAll(path, "/", "-"), "separator __", "session_key {env.MCP_SESSION_KEY}", "mcp_path " + path + "/mcp", "rpc_path " + path + "/api",
+			block("mask", "max_chars 1000", "head_chars 300", "tail_chars 300", "recover on"),
+		}, slices.Concat(s.lines, lines)...)...)
+	}
+	return strings.Join([]string{
+		gateway("", block("auth token", tokens...), block("client *", "confirm *::link", fmt.Sprintf("rate *::fail %d/24h", smallRate), "default allow")),
+		gateway("/signed", block("auth hmac", secrets...)),
+		gateway("/still", "auth token "+agentToken(0)+" one", fmt.Sprintf("rate %d/24h", stillRate)),
+		gateway("/flowing", "auth token "+agentToken(0)+" one", fmt.Sprintf("rate %d/1s", flowingRate)),
+	}, "\n")
+}
+
+// A caddy is a process that can be killed and started again.
+type caddy struct {
+	url, admin string
+	file       string
+	log        string
+	env        []string
+	process    *caddyrun.Process
+	isKilled   bool
+}
+
+// newCaddy writes the configuration of a site.
+func newCaddy(t *testing.T, site string, options ...string) *caddy {
+	t.Helper()
+	ports, err := loopback.FreePorts(2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	c := &caddy{
+		url: fmt.Sprintf("http://127.0.0.1:%d", ports[0]), admin: fmt.Sprintf("http://127.0.0.1:%d", ports[1]),
+		file: filepath.Join(dir, "Caddyfile"), log: filepath.Join(dir, "log"), env: []string{"MCP_SESSION_KEY=" + sessionKey},
+	}
+	for i := range maxAgents {
+		c.env = append(c.env, "SECRET_"+agentName(i)+"="+agentSecret(i))
+	}
+	text := block("", append(options, "admin "+strings.TrimPrefix(c.admin, "http://"), "metrics")...) +
+		block(fmt.Sprintf(":%d", ports[0]), "bind 127.0.0.1", site)
+	if err := os.WriteFile(c.file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if !c.isKilled {
+			if err := c.process.Stop(patience); err != nil {
+				t.Errorf("Caddy exited: %v", err)
+			}
+		}
+		logged, _ := os.ReadFile(c.log)
+		for _, bad := range []string{"panic", "DATA RACE", "fatal error"} {
+			if at := strings.Index(string(logged), bad); at >= 0 {
+				t.Errorf("logged %.4000s", logged[max(0, at-500):])
+			}
+		}
+		if dir := os.Getenv("REPLICAS_LOGS"); dir != "" {
+			name := strings.ReplaceAll(t.Name(), "/", "_") + "-" + filepath.Base(filepath.Dir(c.log)) + ".log"
+			_ = os.WriteFile(filepath.Join(dir, name), append([]byte(text), logged...), 0o600)
+		}
+	})
+	return c
+}
+
+// start starts the process, again if need be.
+func (c *caddy) start(t *testing.T) {
+	t.Helper()
+	binary, err := caddyrun.Binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	logged, err := os.OpenFile(c.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer logged.Close()
+	cmd := caddyrun.Command(context.Background(), binary, filepath.Dir(c.file), "run", "--config", c.file)
+	cmd.Stdout, cmd.Stderr = logged, logged
+	cmd.Env = append(cmd.Env, c.env...)
+	if c.process, err = caddyrun.Start(cmd); err != nil {
+		text, _ := os.ReadFile(c.log)
+		t.Fatalf("%v\n%s", err, text[max(0, len(text)-4000):])
+	}
+	c.isKilled = false
+}
+
+// kill ends the process as kill -9 does.
+func (c *caddy) kill() {
+	c.process.Kill()
+	c.isKilled = true
+}
+
+// metric returns the value of a metric as it is written, "" if there is none.
+func (c *caddy) metric(t *testing.T, name string) string {
+	t.Helper()
+	res, err := http.Get(c.admin + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(line, name+" "); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// awaitStore waits until all replicas can use the store.
+func (w *world) awaitStore(t *testing.T) {
+	t.Helper()
+	for _, replica := range w.replicas {
+		replica.awaitStore(t)
+	}
+}
+
+func (c *caddy) awaitStore(t *testing.T) {
+	t.Helper()
+	await.Until(t, "the store", func() bool { return c.metric(t, "caddy_mcp_store_up") == "1" })
+}
+
+// block is anything in a Caddyfile that has lines in braces.
+func block(name string, lines ...string) string {
+	return strings.TrimSpace(name+" {") + "\n" + strings.Join(lines, "\n") + "\n}\n"
+}
