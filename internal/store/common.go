@@ -95,11 +95,16 @@ func (c *common) close() {
 	c.done.Wait()
 }
 
+var began = time.Now()
+
+// uptime returns for how many nanoseconds the process has been running, by a clock that is never set.
+func uptime() int64 { return int64(time.Since(began)) + 1 }
+
 // give writes an original for other replicas, unless that was done not long ago. It outlives the time in which it is not
 // done again.
 func (s *Store) give(k key, e *kept) {
 	c := s.common
-	now := time.Now().UnixNano()
+	now := uptime()
 	if given := e.given.Load(); given != 0 && time.Duration(now-given) < c.ttl/4 {
 		return
 	}
@@ -283,6 +288,6 @@ func (s *Store) answer(m message) {
 		tell(failed)
 		return
 	}
-	e.given.Store(time.Now().UnixNano())
+	e.given.Store(uptime())
 	tell(written)
 }

@@ -43,7 +43,7 @@ type kept struct {
 	original []byte
 	asked    bool // a client has got it
 
-	// When other replicas were given it, in Unix nanoseconds; 0 if they have to be.
+	// When other replicas were given it, by uptime; 0 if they have to be.
 	given atomic.Int64
 }
 

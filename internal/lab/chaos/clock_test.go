@@ -37,6 +37,7 @@ var wallClocks = map[string]string{
 	"internal/oauth/registration.go":      "until when a client secret is good, as the authorization server says",
 	"internal/transcript/trajectory.go":   "when a message of a transcript was written, as that says",
 	"internal/activity/activity.go":       "shown by the admin API: calls by day and by ten seconds",
+	"internal/gateway/confirm.go":         "when a person was asked to confirm a call, which a replica must be able to read",
 	"internal/toolpin/pins.go":            "shown by the admin API: when a tool was first seen",
 }
 
