@@ -41,7 +41,7 @@ func (q *Request) spend(target mcp.Target) *jsonrpc.Failure {
 	return nil
 }
 
-// unlimited refuses a message because nobody knows what its client has used of its rates.
+// unlimited refuses a message because the rates of its client cannot be looked up.
 func (q *Request) unlimited(target mcp.Target, err error) *jsonrpc.Failure {
 	failure := jsonrpc.StoreUnavailable("rate limits cannot be checked")
 	failure.Data.ServerName = target.Server

@@ -757,7 +757,7 @@ func TestOrdersWhileLinksAreDropped(t *testing.T) {
 	}
 }
 
-// Answers do not wait for the store if they are for a server that is connected here, or for nobody.
+// Answers do not wait for the store if they are for a server that is connected here, or if there was no question.
 func TestAnswersWithoutTheStore(t *testing.T) {
 	for name, configure := range map[string]func(*Config){
 		"many servers": childrenOf,

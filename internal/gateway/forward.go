@@ -95,7 +95,8 @@ func (c *call) goOnAt(replica, key string) *jsonrpc.Failure {
 	defer conn.Close()
 	defer context.AfterFunc(c.ctx, func() { _ = conn.Close() })()
 	err := gob.NewEncoder(conn).Encode(continuation{
-		Key: key, Client: c.client.key, Server: c.server.ID, About: c.about(), Header: c.r.Header, Answers: int64(len(answers)),
+		Key: key, Client: c.client.key, Server: c.server.ID, About: c.about(),
+		Header: c.r.Header, Answers: int64(len(answers)),
 	})
 	if err == nil {
 		_, _ = conn.Write(answers) // if that fails, so does what follows

@@ -89,7 +89,7 @@ func TestTasksOfOtherReplicas(t *testing.T) {
 		space := replicastest.Replica(t, engine).Space("gateway")
 		b := newTaskOwners(space)
 		defer b.close()
-		s, ann, bob, nobody := &Server{Name: "a"}, &caller{identity: "ann"}, &caller{identity: "bob"}, &caller{}
+		s, ann, bob, anonymous := &Server{Name: "a"}, &caller{identity: "ann"}, &caller{identity: "bob"}, &caller{}
 		begun := task{identity: "ann", target: mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}, annotations: mcp.ReadOnly}
 		a.add(taskKey{"a", "1"}, begun)
 		b.add(taskKey{"a", "1"}, task{identity: "bob"}) // a task has one owner
@@ -97,16 +97,16 @@ func TestTasksOfOtherReplicas(t *testing.T) {
 		if got.shared = begun.shared; got != begun || !known || err != nil {
 			t.Errorf("at the other: %+v, %t, %v", got, known, err)
 		}
-		is := func(when string, id string, annHas, bobHas, nobodyHas bool) {
+		is := func(when string, id string, annHas, bobHas, anonymousHas bool) {
 			t.Helper()
-			for c, want := range map[*caller]bool{ann: annHas, bob: bobHas, nobody: nobodyHas} {
+			for c, want := range map[*caller]bool{ann: annHas, bob: bobHas, anonymous: anonymousHas} {
 				if got := b.has(c, s, id); got != want {
 					t.Errorf("%s, %q has %q: %t", when, c.identity, id, got)
 				}
 			}
 		}
 		is("of another replica", "1", true, false, false)
-		is("of nobody", "2", false, false, true)
+		is("of an anonymous client", "2", false, false, true)
 		operations := engine.Operations.Load()
 		is("once more", "1", true, false, false)
 		if n := engine.Operations.Load() - operations; n != 0 {

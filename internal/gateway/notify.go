@@ -27,7 +27,7 @@ func (n clientNotice) reply() *jsonrpc.Failure {
 	case !asked && n.mayBeOurs(): // no server has asked, but another replica may have
 		return n.forwardAnswer("")
 	case !isServers:
-		return nil // nobody has asked
+		return nil // there was no such question
 	case n.isElsewhere(q):
 		return n.forwardAnswer(q.replica)
 	}
@@ -196,7 +196,8 @@ func (n clientNotice) origin(f jsonrpc.Field) (origin, bool) {
 func (n clientNotice) mayBeOurs() bool {
 	server, text, ok := strings.Cut(n.message.Text(jsonrpc.ID), mcp.Separator)
 	isOther := func(c rune) bool { return (c < 'A' || c > 'Z') && (c < '2' || c > '7') } // than those of rand.Text
-	return n.g.elsewhere != nil && ok && n.g.servers[server] != nil && len(text) == 26 && !strings.ContainsFunc(text, isOther)
+	return n.g.elsewhere != nil && ok && n.g.servers[server] != nil &&
+		len(text) == 26 && !strings.ContainsFunc(text, isOther)
 }
 
 // isElsewhere reports whether an id comes from a child process of another replica.

@@ -156,7 +156,7 @@ func (o *ownItems) templates(identity string) (all [][]byte) {
 }
 
 // reader returns what returns the result of reading a resource of the gateway itself, nil if the URI is not that of
-// one. The result is nil if there is nothing to read any more.
+// one. The result is nil if there is nothing left to read.
 func (o *ownItems) reader(uri string) func(context.Context, *Request) (result []byte, err error) {
 	if handle, ok := mcp.ParseObservationURI(uri); ok && o.recovers() {
 		return func(ctx context.Context, q *Request) ([]byte, error) {

@@ -217,7 +217,9 @@ func (e *elsewhere) writeUnsaved(ctx context.Context, c *client) {
 }
 
 // writeRecord writes a record in the place of a version, if that is still there.
-func (e *elsewhere) writeRecord(ctx context.Context, c *client, v replicas.Version, text []byte) (written bool, err error) {
+func (e *elsewhere) writeRecord(
+	ctx context.Context, c *client, v replicas.Version, text []byte,
+) (written bool, err error) {
 	left := sessionTime - time.Since(c.issued)
 	fits := left > 0 && len(text) <= longestRecord
 	if fits {
@@ -226,7 +228,8 @@ func (e *elsewhere) writeRecord(ctx context.Context, c *client, v replicas.Versi
 		}
 	}
 	if !fits {
-		e.logger().Warn("session not shared with other replicas: its client has asked for too much", zap.Int("bytes", len(text)))
+		e.logger().Warn("session not shared with other replicas: its client has asked for too much",
+			zap.Int("bytes", len(text)))
 		return false, replicas.ErrFull
 	}
 	return e.space.Swap(ctx, c.key, recordName, v, text, left)
@@ -235,7 +238,8 @@ func (e *elsewhere) writeRecord(ctx context.Context, c *client, v replicas.Versi
 // hasRoom reports whether so many bytes may be written for the owner of a session.
 func (e *elsewhere) hasRoom(ctx context.Context, c *client, bytes int) (bool, error) {
 	b := replicas.Bucket{
-		Key: "session records", Rate: recordBytes / sessionTime.Seconds(), Burst: recordBytes, Want: float64(bytes + recordSize),
+		Key: "session records", Rate: recordBytes / sessionTime.Seconds(), Burst: recordBytes,
+		Want: float64(bytes + recordSize),
 	}
 	taken, _, err := e.space.Spend(ctx, c.owner, []replicas.Bucket{b})
 	switch {
@@ -517,8 +521,8 @@ func (e *elsewhere) noteOver(id string, end *sessionEnd) {
 	e.over.add(overKeyOf(id), sessionOver{end.Owner, end.Issued})
 }
 
-// endHere ends what a session that has ended elsewhere has here: its streams, and sessions with servers that nobody
-// else can end.
+// endHere ends what a session that has ended elsewhere has here: its streams, and sessions with servers that no
+// other replica can end.
 func (e *elsewhere) endHere(c *client, end *sessionEnd) {
 	c.ended.Store(true)
 	for _, s := range c.listening() {
@@ -576,7 +580,7 @@ func (l *link) setInitialized(initialized bool) {
 	}
 }
 
-// isLocal reports whether nobody else can use the session with a server: it is that of a child process, or the
+// isLocal reports whether no other replica can use the session with a server: it is that of a child process, or the
 // server has this process hold a stream for it.
 func (l *link) isLocal(s *Server) bool { return s.ChildrenOnly || httpsse.IsSession(l.sessionID()) }
 

@@ -489,7 +489,7 @@ func (s *State) putAway(held *heldCall) (key string, ok bool) {
 	return key, true
 }
 
-// takeUp returns the call that is held under a key, if it fits. Nobody else can take it up then.
+// takeUp returns the call that is held under a key, if it fits. No other request can take it up then.
 func (s *State) takeUp(key string, fits func(*heldCall) bool) *heldCall {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -126,8 +126,8 @@ func (t *taskOwners) get(key taskKey) (found task, known bool, err error) {
 	return found, true, nil
 }
 
-// has reports whether a client may ask for a task of a server. Whose it is must be known for that, or that
-// nobody's is known.
+// has reports whether a client may ask for a task of a server. It must be known whose it is, or that
+// it has no owner.
 func (t *taskOwners) has(c *caller, s *Server, id string) bool {
 	found, known, err := t.get(taskKey{s.Name, id})
 	if !known {
@@ -182,7 +182,9 @@ func (x *exchange) watchTasks(r *http.Request, w http.ResponseWriter) http.Respo
 	r.Header.Del("Accept-Encoding") // the answer is read
 	watching := &taskWatcher{next: w, request: x.message.Literal(jsonrpc.ID)}
 	watching.note = func(id string) {
-		x.g.taskOwners.add(taskKey{x.server.Name, id}, task{identity: x.caller.identity, target: target, annotations: x.caller.annotations})
+		x.g.taskOwners.add(taskKey{x.server.Name, id}, task{
+			identity: x.caller.identity, target: target, annotations: x.caller.annotations,
+		})
 	}
 	watching.reader = beginPaths.Watch(watching.found)
 	return watching

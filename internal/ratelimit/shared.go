@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// lots is into how many parts a burst is divided. A replica has at most one of them that nobody wants
-	// now: so no more of the burst is where it cannot be used.
+	// lots is into how many parts a burst is divided. A replica keeps at most one of them to
+	// spare: so no more of the burst is where it cannot be used.
 	lots = 200
 
 	// busyTime is in what time a client spends what a replica takes at once for it to take more the next
@@ -60,7 +60,7 @@ type lease struct {
 	limit  Limit
 	tokens float64
 	wanted int     // calls that want one now
-	lot    float64 // how many tokens are taken and kept that nobody wants now
+	lot    float64 // how many spare tokens are taken and kept
 	asked  time.Time
 	used   time.Time
 }
@@ -207,7 +207,7 @@ func (s *shared) ask(ctx context.Context, c *client, limits []Limit, leases []*l
 	return q
 }
 
-// leave ends a call that wanted tokens. What nobody wants now is kept for later if it is at most a lot.
+// leave ends a call that wanted tokens. Spare tokens are kept for later if they are at most a lot.
 // The caller holds the lock of the client.
 func (s *shared) leave(c *client, leases []*lease) {
 	var back []replicas.Bucket

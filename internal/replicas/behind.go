@@ -30,7 +30,7 @@ type writeKey struct{ space, owner, name string }
 
 type queuedWrite struct {
 	do   func(context.Context) error
-	lost func() // nil if nobody wants to know
+	lost func() // called if it was not written; may be nil
 }
 
 const (

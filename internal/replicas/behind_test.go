@@ -38,7 +38,7 @@ func found(t *testing.T, s *replicas.Space, owner, name string) bool {
 	return value != nil
 }
 
-// What is to be written while the engine is unavailable is written when it is not any more.
+// What is to be written while the engine is unavailable is written when it can be used again.
 func TestBehindWaitsForTheEngine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := replicastest.New()

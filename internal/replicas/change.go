@@ -19,7 +19,9 @@ const (
 // Change changes a value of an owner for good. The function gets the value, nil if there is none, and
 // returns the one that takes its place, or the same if nothing is to be written. It is called again if
 // another replica was faster.
-func (s *Space) Change(ctx context.Context, owner, name string, change func(value []byte) ([]byte, error)) (changed bool, err error) {
+func (s *Space) Change(
+	ctx context.Context, owner, name string, change func(value []byte) ([]byte, error),
+) (changed bool, err error) {
 	for range maxRaces {
 		value, version, err := s.Get(ctx, owner, name)
 		if err != nil {

@@ -19,7 +19,7 @@ const (
 	tickTime    = time.Second
 	idleTicks   = 5  // after which the other side is asked whether it is there
 	patience    = 15 // ticks without a sign of the other side
-	unheardIs   = 4  // as many ticks, if nobody listens to the topic of the other side
+	unheardIs   = 4  // as many ticks, if the topic of the other side has no listeners
 )
 
 // ConnBytes is how much memory a Conn may need.

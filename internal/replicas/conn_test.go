@@ -117,7 +117,7 @@ func TestConnEnds(t *testing.T) {
 				engine := replicastest.New()
 				here, _ := lines(t, engine, refuses)
 				there, replica := lines(t, engine, accept)
-				if name != "nobody listens" {
+				if name != "no listeners" {
 					there.Listen()
 				}
 				c := here.Dial(replica)
@@ -134,7 +134,7 @@ func TestConnEnds(t *testing.T) {
 			t.Errorf("got %d bytes, %v, want %v", n, err, want)
 		}
 	}
-	run("nobody listens", wait, func(t *testing.T, _ *replicastest.Engine, _ *replicas.Lines, c *replicas.Conn) {
+	run("no listeners", wait, func(t *testing.T, _ *replicastest.Engine, _ *replicas.Lines, c *replicas.Conn) {
 		want(t, c, replicas.ErrNoReplica)
 	})
 	run("the other side ends", wait, func(t *testing.T, _ *replicastest.Engine, there *replicas.Lines, c *replicas.Conn) {

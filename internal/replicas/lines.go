@@ -40,7 +40,8 @@ var (
 // and write them while it runs: they end when it returns. They have to be closed.
 func (s *Space) Lines(name string, accept func(*Conn)) *Lines {
 	return &Lines{
-		space: s, name: name, accept: accept, conns: map[string]*Conn{}, closed: make(chan struct{}), resets: make(chan struct{}, 16),
+		space: s, name: name, accept: accept, conns: map[string]*Conn{},
+		closed: make(chan struct{}), resets: make(chan struct{}, 16),
 	}
 }
 

@@ -9,13 +9,13 @@ import (
 )
 
 const (
-	// lockTime is how long a lock is held by a replica that is not there any more.
+	// lockTime is how long a lock is held by a replica that has died.
 	lockTime = 30 * time.Second
 	// lockPause is how long one that waits for a lock waits at most until it tries again.
 	lockPause = 250 * time.Millisecond
 )
 
-// Lock waits until nobody else has the lock of this name, at any replica, and takes it. It is held until
+// Lock waits until the lock of this name is free at all replicas, and takes it. It is held until
 // it is unlocked, or as long as this replica can say so: if the store has been unavailable for half a
 // minute, others may take it.
 func (s *Space) Lock(ctx context.Context, name string) (unlock func(), err error) {
@@ -51,7 +51,9 @@ func (s *Space) Lock(ctx context.Context, name string) (unlock func(), err error
 
 // unlockBehind ends the lock when the store can be used again.
 func (s *Space) unlockBehind(name string, token []byte) {
-	s.Behind(name, "lock "+string(token), 0, func(ctx context.Context) error { return s.holdLock(ctx, name, token, nil) }, nil)
+	s.Behind(name, "lock "+string(token), 0, func(ctx context.Context) error {
+		return s.holdLock(ctx, name, token, nil)
+	}, nil)
 }
 
 // holdLock gives a lock that is held another value, or none.

@@ -114,7 +114,7 @@ func (s *Store) Key(purpose string) []byte {
 // Up reports whether the engine can be used, as far as that is known.
 func (s *Store) Up() bool { return !s.down.Load() }
 
-// Outages returns how often the engine has become unavailable. What was told meanwhile, nobody has heard.
+// Outages returns how often the engine has become unavailable. What was told meanwhile is lost.
 func (s *Store) Outages() uint64 { return s.outages.Load() }
 
 // Timeout returns how long an operation may take.
@@ -259,7 +259,9 @@ func (s *Space) Set(ctx context.Context, owner, name string, value []byte, ttl t
 
 // Swap keeps a value for an owner in place of the version that Get has returned, if that is still there.
 // The zero Version is that of no value. A value of nil is removed, a ttl of 0 is forever.
-func (s *Space) Swap(ctx context.Context, owner, name string, old Version, value []byte, ttl time.Duration) (swapped bool, err error) {
+func (s *Space) Swap(
+	ctx context.Context, owner, name string, old Version, value []byte, ttl time.Duration,
+) (swapped bool, err error) {
 	key := s.key(owner, name)
 	var sealed []byte
 	if value != nil {
@@ -283,7 +285,9 @@ func (s *Space) Delete(ctx context.Context, owner, name string) (deleted bool, e
 }
 
 // Spend takes tokens from buckets of an owner, see [Engine.Spend]. The keys of the buckets are names.
-func (s *Space) Spend(ctx context.Context, owner string, buckets []Bucket) (taken []float64, wait time.Duration, err error) {
+func (s *Space) Spend(
+	ctx context.Context, owner string, buckets []Bucket,
+) (taken []float64, wait time.Duration, err error) {
 	hashed := make([]Bucket, len(buckets))
 	for i, b := range buckets {
 		hashed[i] = b

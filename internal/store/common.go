@@ -59,7 +59,7 @@ const (
 	maxTodo     = 1000
 	writingTime = 5 * time.Second // in which what is coming has to be there
 
-	// Of questions that nobody answers, an owner may have so many in a second, and at once.
+	// Of questions without an answer, an owner may have so many in a second, and at once.
 	questionRate, questionBurst = 10, 50
 
 	maxAskers = 10_000 // owners of whom that is known
@@ -255,7 +255,7 @@ func (s *Store) heard(text []byte) {
 	defer c.mu.Unlock()
 	select {
 	case c.asked[m.Question] <- m.Outcome:
-	default: // nobody asks any longer
+	default: // the caller has left
 	}
 }
 

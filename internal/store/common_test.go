@@ -201,7 +201,7 @@ func TestReplicasThatBeginWithoutTheEngine(t *testing.T) {
 	})
 }
 
-// A replica that does not hear others cannot say that nobody has an original.
+// A replica that does not hear others cannot say that no replica has an original.
 func TestReplicasThatAreDeaf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := replica(t, replicastest.New(), sharedLimits)

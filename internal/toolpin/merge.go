@@ -9,7 +9,7 @@ import "time"
 //
 // It reports whether tools may be shown or withheld now that were not before. What p is to be saved as
 // afterwards is what both sides have: others that merge it get the same. If the pins were lost, they are
-// not any more. If there is an error, p stays as it is.
+// found again. If there is an error, p stays as it is.
 func (p *Pins) Merge(data []byte) (news bool, err error) {
 	theirs, err := read(data)
 	if err != nil {

@@ -61,7 +61,7 @@ func TestOriginalsAtAnotherReplica(t *testing.T) {
 				t.Fatalf("where it was cut: %s, %.300s", wantTool, wantResource)
 			}
 			if tool, resource := asks(b, "bob", id); !strings.Contains(tool, "Nothing is kept under the id") || !strings.Contains(resource, "not known, or not anymore") {
-				t.Errorf("somebody else got %s, %.300s", tool, resource)
+				t.Errorf("another client got %s, %.300s", tool, resource)
 			}
 			if tool, resource := asks(b, "ann", id); tool != wantTool || resource != wantResource {
 				t.Errorf("got %s, %.300s\nwant %s, %.300s", tool, resource, wantTool, wantResource)

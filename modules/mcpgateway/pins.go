@@ -181,7 +181,7 @@ func (p *pinStore) saveNow(s *Server) error {
 	return p.store(s)
 }
 
-// store saves the pins of a server, unless somebody else has, or could not. If it cannot, it is tried again
+// store saves the pins of a server, unless another goroutine has, or could not. If it cannot, it is tried again
 // later.
 func (p *pinStore) store(s *Server) error {
 	return p.write(s, func() bool { return s.pins.Version() != s.pins.saved.Load() && !s.pins.paused() })
@@ -203,7 +203,8 @@ func (p *pinStore) write(s *Server, needed func() bool) error {
 		err = errors.Join(err, p.copy(ctx, s))
 	}
 	if err != nil && !s.pins.failing {
-		p.logger.Error("pinned tools not saved", zap.String("mcp_server", s.Name), zap.Bool("withheld", s.pins.waiting), zap.Error(err))
+		p.logger.Error("pinned tools not saved", zap.String("mcp_server", s.Name),
+			zap.Bool("withheld", s.pins.waiting), zap.Error(err))
 	}
 	if s.pins.failing = err != nil; err != nil {
 		s.pins.pause.Store(new(time.Now().Add(savePause)))

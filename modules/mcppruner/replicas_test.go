@@ -42,7 +42,7 @@ func TestReplicas(t *testing.T) {
 		t.Errorf("recovered %s", got)
 	}
 	if got, want := recovered(b, "bob", id), `-32004 prune_id_not_found {"code":"prune_id_not_found","prune_id":"`+id+`"}`; got != want {
-		t.Errorf("somebody else recovered %s", got)
+		t.Errorf("another client recovered %s", got)
 	}
 	if again := prune(t, b, "ann", text.String(), "goal").PruneID; again != id {
 		t.Errorf("the id is %s, then %s", id, again)

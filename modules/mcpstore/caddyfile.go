@@ -44,7 +44,8 @@ func parseOption(d *caddyfile.Dispenser, existing any) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := setting.Checked(own, lines, setting.CheckCopy(a, func(a *App) error { a.setDefaults(); return a.check() })); err != nil {
+	check := setting.CheckCopy(a, func(a *App) error { a.setDefaults(); return a.check() })
+	if err := setting.Checked(own, lines, check); err != nil {
 		return nil, err
 	}
 	a.EngineRaw = caddyconfig.JSONModuleObject(module, "engine", name, nil)

@@ -47,8 +47,8 @@ type agent struct {
 	ctx    context.Context // of the operation
 	limit  time.Duration   // that an operation may take
 
-	// ids are those of originals, numbered as they first came: the same content has the same, whoever
-	// cut it.
+	// ids are those of originals, numbered as they first came: the same content has the same id,
+	// whichever replica cut it.
 	ids     map[string]string
 	handles []string // of originals that can be asked for
 
@@ -177,10 +177,10 @@ func (a *agent) leave() {
 // A record is what an agent has written down of one operation.
 type record struct {
 	strings.Builder
-	err error // that nobody has answered
+	err error // why there is no answer
 }
 
-// errUnanswered says that the connection was lost, or that the balancer has nobody to answer.
+// errUnanswered says that the connection was lost, or that the balancer reaches no replica.
 var errUnanswered = errors.New("unanswered")
 
 // note writes down an answer. What differs from run to run is left out: the id of the message, and names

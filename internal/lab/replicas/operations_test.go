@@ -115,7 +115,7 @@ func (a *agent) doPrune(r *record, random *rand.Rand) {
 	a.call(r, "pruner__recover_text", fmt.Sprintf(`{"prune_id":%q,"ranges":[{"start_line":%d,"end_line":%d}],"include_line_numbers":true}`, id, from, from+10))
 }
 
-// doSubscribe subscribes to a resource that nobody else does, and has it change.
+// doSubscribe subscribes to a resource of its own, and has it change.
 func (a *agent) doSubscribe(r *record, random *rand.Rand) {
 	server := pick(random, sharedServers)
 	uri := fmt.Sprintf("%s:///of-%d-%x", server, a.number, random.Uint64())

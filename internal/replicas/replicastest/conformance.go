@@ -449,19 +449,19 @@ func (c *conformance) hears(r *recorder, want ...string) {
 
 func (c *conformance) publish() {
 	if c.say(c.name, "before") {
-		c.Error("heard by nobody")
+		c.Error("not heard")
 	}
 	r, stop := c.subscribe(c.b, c.name)
 	if !c.say(c.name, "\x00\xff") || !c.say(c.name, "") {
 		c.Error("not heard")
 	}
 	if c.say(c.name+"x", "other") {
-		c.Error("heard by nobody")
+		c.Error("not heard")
 	}
 	c.hears(r, "\x00\xff", "")
 	stop()
 	stop()
-	c.until("nobody hears", func() bool { return !c.say(c.name, "after") })
+	c.until("there are no listeners", func() bool { return !c.say(c.name, "after") })
 }
 
 func (c *conformance) publishInOrder() {
@@ -505,13 +505,13 @@ func (c *conformance) subscribeAgain() {
 	if stop, err := c.b.Subscribe(ended, c.name, func([]byte) {}); err == nil {
 		stop()
 	}
-	c.until("nobody hears", func() bool { return !c.say(c.name, "after") })
+	c.until("there are no listeners", func() bool { return !c.say(c.name, "after") })
 }
 
 func (c *conformance) endedContexts() {
 	ended, cancel := context.WithCancel(c.ctx)
 	cancel()
-	// Nobody is kept waiting, and the engine stays as it is.
+	// No caller is kept waiting, and the engine stays as it is.
 	_, _ = c.a.Get(ended, c.key("v"))
 	_ = c.a.Set(ended, c.key("ended"), nil, time.Hour)
 	_, _, _ = c.a.Spend(ended, []replicas.Bucket{{Key: c.key("b"), Rate: slow, Burst: 1, Want: 1}})

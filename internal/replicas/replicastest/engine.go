@@ -44,7 +44,10 @@ type subscriber struct{ f func([]byte) }
 
 // New returns an empty Engine.
 func New() *Engine {
-	return &Engine{values: map[string]value{}, owned: map[string][]string{}, buckets: map[string]bucket{}, topics: map[string][]*subscriber{}}
+	return &Engine{
+		values: map[string]value{}, owned: map[string][]string{},
+		buckets: map[string]bucket{}, topics: map[string][]*subscriber{},
+	}
 }
 
 // Clear forgets all values, as a server does that is started again.

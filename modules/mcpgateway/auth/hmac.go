@@ -195,11 +195,12 @@ func (h *HMAC) Authenticate(r *Request) (string, error) {
 }
 
 // claim has all replicas remember a nonce that is new at this one. It returns an error if another one
-// knows it. If nobody can know, it may be tried again. A client that does not wait makes no difference:
+// knows it. If the store cannot say, it may be tried again. A client that does not wait makes no difference:
 // its nonce is used.
 func (h *HMAC) claim(ctx context.Context, nonces *nonceSet, nonce string) error {
 	owner := nonces.key.client + "\x00" + string(nonces.key.secret[:])
-	fresh, err := h.store.Space("nonces").Swap(context.WithoutCancel(ctx), owner, nonce, replicas.Version{}, []byte{1}, 2*time.Duration(h.Window))
+	fresh, err := h.store.Space("nonces").Swap(
+		context.WithoutCancel(ctx), owner, nonce, replicas.Version{}, []byte{1}, 2*time.Duration(h.Window))
 	if err != nil {
 		nonces.remove(nonce)
 		return &UnavailableError{fmt.Errorf("nonce: %w", err)}

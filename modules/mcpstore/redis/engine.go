@@ -26,7 +26,7 @@ const (
 	// retryTime is how often an unreachable server is tried, and how often the topology is asked for.
 	retryTime = time.Second
 	// maxPending is how many commands may wait for an answer. It is less than the places of a connection's
-	// queue, in which nobody can wait for a limited time.
+	// queue, where the wait for a place has no time limit.
 	maxPending = 512
 	bufferSize = 64 << 10 // of a connection, for each direction
 )
@@ -62,7 +62,8 @@ func open(option rueidis.ClientOption, logger *zap.Logger) *engine {
 	option.Sentinel.TopologyRefreshInterval = retryTime
 	e := &engine{
 		sharded: !option.ForceSingleClient && option.Sentinel.MasterSet == "",
-		logger:  logger, connected: make(chan struct{}), pending: make(chan struct{}, maxPending), topics: map[string]*topic{},
+		logger:  logger, connected: make(chan struct{}),
+		pending: make(chan struct{}, maxPending), topics: map[string]*topic{},
 	}
 	e.closed, e.close = context.WithCancel(context.Background())
 	go e.connect(option)
@@ -137,9 +138,12 @@ func (e *engine) ready(ctx context.Context) error {
 	}
 }
 
+// A command is one of Redis, or a script.
+type command func(context.Context, rueidis.Client) rueidis.RedisResult
+
 // do waits for the answer to a command. If the context ends before, the command stays among those that
 // are pending, until it is answered or the connection is given up.
-func (e *engine) do(ctx context.Context, command func(context.Context, rueidis.Client) rueidis.RedisResult) (rueidis.RedisMessage, error) {
+func (e *engine) do(ctx context.Context, command command) (rueidis.RedisMessage, error) {
 	if err := cmp.Or(ctx.Err(), e.ready(ctx)); err != nil {
 		return rueidis.RedisMessage{}, err
 	}
@@ -217,7 +221,7 @@ func (e *engine) Delete(ctx context.Context, key string) (deleted bool, err erro
 }
 
 // positive reports whether a command is answered with a number above 0.
-func (e *engine) positive(ctx context.Context, command func(context.Context, rueidis.Client) rueidis.RedisResult) (bool, error) {
+func (e *engine) positive(ctx context.Context, command command) (bool, error) {
 	answer, err := e.do(ctx, command)
 	if err != nil {
 		return false, err
@@ -240,7 +244,9 @@ var (
 )
 
 // Swap implements replicas.Engine.
-func (e *engine) Swap(ctx context.Context, key string, before, after []byte, ttl time.Duration) (swapped bool, err error) {
+func (e *engine) Swap(
+	ctx context.Context, key string, before, after []byte, ttl time.Duration,
+) (swapped bool, err error) {
 	expires := "0"
 	if ttl != 0 {
 		expires = strconv.FormatInt(milliseconds(ttl), 10)
@@ -263,9 +269,12 @@ func there(value []byte) string {
 func (e *engine) Keep(ctx context.Context, entry replicas.Entry) error {
 	keys := []string{entry.Key, entry.Owner + ":ends", entry.Owner + ":sizes"}
 	args := []string{
-		rueidis.BinaryString(entry.Value), strconv.FormatInt(milliseconds(entry.TTL), 10), strconv.FormatInt(entry.OwnerBytes, 10),
+		rueidis.BinaryString(entry.Value), strconv.FormatInt(milliseconds(entry.TTL), 10),
+		strconv.FormatInt(entry.OwnerBytes, 10),
 	}
-	_, err := e.do(ctx, func(ctx context.Context, c rueidis.Client) rueidis.RedisResult { return keep.Exec(ctx, c, keys, args) })
+	_, err := e.do(ctx, func(ctx context.Context, c rueidis.Client) rueidis.RedisResult {
+		return keep.Exec(ctx, c, keys, args)
+	})
 	return err
 }
 
@@ -273,7 +282,9 @@ func (e *engine) Keep(ctx context.Context, entry replicas.Entry) error {
 const longestWait = 100 * 365 * 24 * time.Hour
 
 // Spend implements replicas.Engine.
-func (e *engine) Spend(ctx context.Context, buckets []replicas.Bucket) (taken []float64, wait time.Duration, err error) {
+func (e *engine) Spend(
+	ctx context.Context, buckets []replicas.Bucket,
+) (taken []float64, wait time.Duration, err error) {
 	var keys, args []string
 	for _, b := range buckets {
 		keys = append(keys, b.Key)
@@ -281,7 +292,9 @@ func (e *engine) Spend(ctx context.Context, buckets []replicas.Bucket) (taken []
 			args = append(args, strconv.FormatFloat(number, 'g', -1, 64))
 		}
 	}
-	message, err := e.do(ctx, func(ctx context.Context, c rueidis.Client) rueidis.RedisResult { return spend.Exec(ctx, c, keys, args) })
+	message, err := e.do(ctx, func(ctx context.Context, c rueidis.Client) rueidis.RedisResult {
+		return spend.Exec(ctx, c, keys, args)
+	})
 	if err != nil {
 		return nil, 0, err
 	}

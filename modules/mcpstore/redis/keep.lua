@@ -4,7 +4,7 @@
 local key, ends, sizes = KEYS[1], KEYS[2], KEYS[3]
 local ttl, most = tonumber(ARGV[2]), tonumber(ARGV[3])
 local size = #ARGV[1] + 256 -- an entry takes more than its value
-local most_dropped = 2000 -- at a time, so that nobody waits for long
+local most_dropped = 2000 -- at a time, so that other commands do not wait for long
 
 -- First of all: Redis refuses for lack of memory only scripts that have not written yet.
 if size <= most then

@@ -106,10 +106,12 @@ func (r *Redis) texts() []text {
 		all = append(all, text{"addresses", &r.Addresses[i]})
 	}
 	if t := r.TLS; t != nil {
-		all = append(all, text{"tls: ca", &t.CA}, text{"tls: cert", &t.Certificate}, text{"tls: cert", &t.Key}, text{"tls: server_name", &t.ServerName})
+		all = append(all, text{"tls: ca", &t.CA}, text{"tls: cert", &t.Certificate}, text{"tls: cert", &t.Key},
+			text{"tls: server_name", &t.ServerName})
 	}
 	if s := r.Sentinel; s != nil {
-		all = append(all, text{"sentinel", &s.Master}, text{"sentinel: username", &s.Username}, text{"sentinel: password", &s.Password})
+		all = append(all, text{"sentinel", &s.Master}, text{"sentinel: username", &s.Username},
+			text{"sentinel: password", &s.Password})
 	}
 	return all
 }
@@ -154,7 +156,8 @@ func (r *Redis) options() (rueidis.ClientOption, error) {
 	}
 	if r.Sentinel != nil {
 		option.Sentinel = rueidis.SentinelOption{
-			MasterSet: r.Sentinel.Master, Username: r.Sentinel.Username, Password: r.Sentinel.Password, TLSConfig: option.TLSConfig,
+			MasterSet: r.Sentinel.Master, Username: r.Sentinel.Username, Password: r.Sentinel.Password,
+			TLSConfig: option.TLSConfig,
 		}
 	}
 	return option, nil
