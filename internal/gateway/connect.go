@@ -90,7 +90,7 @@ func (c connecting) refusesClient(failure *jsonrpc.Failure) bool {
 // has such. That it does not speak in one is known when it does in the other.
 func (c connecting) shakeHands() *jsonrpc.Failure {
 	l, s := c.link, c.server
-	var failure *jsonrpc.Failure
+	var failure, first *jsonrpc.Failure
 	joined := false // in the modern era, and the server says that it speaks that of the client, too
 	for i, era := range s.eras(l.client.era) {
 		var result []byte
@@ -120,9 +120,15 @@ func (c connecting) shakeHands() *jsonrpc.Failure {
 		case unreachable(failure) && !(c.ctx.Err() == nil && c.mayBeSilent(era, failure)):
 			return failure
 		}
+		if i == 0 {
+			first = failure
+		}
 	}
-	if joined {
+	switch {
+	case joined:
 		return nil
+	case failure.Code == jsonrpc.CodeMethodNotFound && first != nil:
+		return first // it speaks that era only
 	}
 	return failure
 }

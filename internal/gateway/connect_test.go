@@ -343,3 +343,23 @@ func TestCancelledCallIsNotRepeated(t *testing.T) {
 		t.Errorf("the server has got the call %d times", n)
 	}
 }
+
+// What a server that does not know the other era says in its own is what clients are told.
+func TestRefusalsOfServersOfOneEra(t *testing.T) {
+	refuse := func(code int, text string) func(http.ResponseWriter, *incoming) {
+		return func(w http.ResponseWriter, a *incoming) { a.refuse(w, http.StatusOK, code, text) }
+	}
+	for _, own := range []string{"initialize", "server/discover"} {
+		p := newPeer("a").
+			does("initialize", refuse(jsonrpc.CodeMethodNotFound, "unknown")).
+			does("server/discover", refuse(jsonrpc.CodeMethodNotFound, "unknown")).
+			does(own, refuse(-32099, "too many sessions"))
+		p.speaks[mcp.Legacy], p.speaks[mcp.Modern] = true, true
+		g := newGateway(t, func(c *Config) { c.Servers[0].ChildrenOnly = true }, p)
+		for _, u := range []*user{g.legacy(t), g.modern(t)} {
+			if got := u.call("a::x"); !strings.Contains(got.body, "too many sessions") {
+				t.Errorf("%s: got %s", own, got.body)
+			}
+		}
+	}
+}
