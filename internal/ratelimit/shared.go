@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"maps"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -14,12 +15,13 @@ import (
 
 const (
 	// lots is into how many parts a burst is divided. A replica keeps at most one of them to
-	// spare: so no more of the burst is where it cannot be used.
-	lots = 200
+	// spare: so no more of the burst is where it cannot be used, and three replicas that have kept one each while
+	// the bucket has filled again let a burst pass that is one percent too large.
+	lots = 300
 
-	// busyTime is in what time a client spends what a replica takes at once for it to take more the next
-	// time. Of many replicas, each sees a client seldom, and takes only what is wanted.
-	busyTime = 100 * time.Millisecond
+	// lotTime is how long the tokens should last that a replica takes at once. Of many replicas, each sees
+	// a client seldom, and takes only what is wanted.
+	lotTime = 200 * time.Millisecond
 
 	// leaseTime is how long a replica keeps tokens that it does not spend.
 	leaseTime = time.Second
@@ -65,9 +67,11 @@ type lease struct {
 	used   time.Time
 }
 
-// A question asks the store for tokens. Everybody who wants some meanwhile waits for the answer.
+// A question asks the store for tokens. All calls that want some meanwhile wait for the answer.
 type question struct {
 	limits   []Limit
+	lacking  []*lease // of which there are none here
+	buckets  []replicas.Bucket
 	answered chan struct{}
 
 	// The answer. If there is nothing to wait for, there are more tokens.
@@ -75,15 +79,16 @@ type question struct {
 	err  error
 }
 
-// want returns how many tokens to ask for: more than are wanted now if the last ones did not last.
+// want returns how many tokens to ask for: more than are wanted now if the client is busy.
 func (l *lease) want(now time.Time) float64 {
-	if now.Sub(l.asked) > busyTime {
-		l.lot = 0
-	} else {
-		l.lot = min(max(1, 2*l.lot), float64(l.limit.burst()/lots))
-	}
-	l.asked = now
+	l.lot, l.asked = l.nextLot(now), now
 	return max(l.lot, float64(l.wanted))
+}
+
+// nextLot returns how many tokens to take next, by how long the last lot has lasted.
+func (l *lease) nextLot(now time.Time) float64 {
+	growth := min(2, lotTime.Seconds()/now.Sub(l.asked).Seconds())
+	return math.Floor(min(growth*max(1, l.lot), float64(l.limit.burst()/lots)))
 }
 
 // bucket returns the bucket of the lease, to take so many tokens of it.
@@ -110,7 +115,8 @@ func (s *shared) take(ctx context.Context, c *client, limits []Limit) (wait time
 	for !spend(leases) {
 		q := c.leases.asking
 		if q == nil {
-			if q = s.ask(ctx, c, limits, leases); q.err != nil || q.wait > 0 {
+			q = c.leases.ask(limits, leases)
+			if s.answer(ctx, c, q); q.err != nil || q.wait > 0 {
 				return q.wait, q.err
 			}
 			continue
@@ -122,6 +128,7 @@ func (s *shared) take(ctx context.Context, c *client, limits []Limit) (wait time
 			return q.wait, q.err
 		}
 	}
+	s.askAhead(c, limits, leases)
 	return 0, nil
 }
 
@@ -175,27 +182,30 @@ func spend(leases []*lease) bool {
 	return true
 }
 
-// ask takes tokens from the buckets of which there are none here. The lock of the client is free
-// meanwhile. The caller may end before: what was taken is for others, too.
-func (s *shared) ask(ctx context.Context, c *client, limits []Limit, leases []*lease) *question {
+// ask begins to ask for tokens of the leases that have none.
+func (s *leases) ask(limits []Limit, leases []*lease) *question {
 	q := &question{limits: slices.Clone(limits), answered: make(chan struct{})}
-	c.leases.asking = q
-	var lacking []*lease
-	var buckets []replicas.Bucket
 	now := time.Now()
 	for _, l := range leases {
 		if l.tokens < 1 {
-			lacking = append(lacking, l)
-			buckets = append(buckets, l.bucket(l.want(now)))
+			q.lacking = append(q.lacking, l)
+			q.buckets = append(q.buckets, l.bucket(l.want(now)))
 		}
 	}
+	s.asking = q
+	return q
+}
+
+// answer gets the answer to a question. The lock of the client is free meanwhile. The caller may end
+// before: what was taken is for others, too.
+func (s *shared) answer(ctx context.Context, c *client, q *question) {
 	c.mu.Unlock()
-	taken, wait, err := s.space.Spend(context.WithoutCancel(ctx), c.name, buckets)
+	taken, wait, err := s.space.Spend(context.WithoutCancel(ctx), c.name, q.buckets)
 	c.mu.Lock()
 	if q.wait, q.err = wait, err; err == nil && taken == nil {
 		q.wait = max(wait, 1) // whatever the engine makes of one that is too long for a number
 	}
-	for i, l := range lacking {
+	for i, l := range q.lacking {
 		if q.wait > 0 || q.err != nil {
 			l.lot = 0 // there is little left
 		} else {
@@ -204,7 +214,35 @@ func (s *shared) ask(ctx context.Context, c *client, limits []Limit, leases []*l
 	}
 	c.leases.asking = nil
 	close(q.answered)
-	return q
+}
+
+// askAhead asks for tokens behind a call that has spent the last ones of a lot, so that the next call does
+// not wait for them. It does not if that one has to ask in any case.
+func (s *shared) askAhead(c *client, limits []Limit, leases []*lease) {
+	if c.leases.asking != nil || !slices.ContainsFunc(leases, func(l *lease) bool { return l.tokens < 1 }) {
+		return
+	}
+	now := time.Now()
+	if slices.ContainsFunc(leases, func(l *lease) bool {
+		return l.tokens < 1 && (l.lot < 1 || l.wanted > 1 || l.nextLot(now) < 1)
+	}) {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ctx.Err() != nil {
+		return
+	}
+	q := c.leases.ask(limits, leases)
+	for _, l := range q.lacking {
+		l.wanted++
+	}
+	s.running.Go(func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		s.answer(context.Background(), c, q)
+		s.leave(c, q.lacking)
+	})
 }
 
 // leave ends a call that wanted tokens. Spare tokens are kept for later if they are at most a lot.
@@ -214,7 +252,7 @@ func (s *shared) leave(c *client, leases []*lease) {
 	keeps := false
 	for _, l := range leases {
 		l.wanted--
-		if over := l.tokens - l.lot; over > 0 && l.wanted == 0 {
+		if over := l.tokens - l.lot; over > 0 && l.wanted == 0 && s.ctx.Err() == nil { // close gives back the rest
 			back = append(back, l.bucket(-over))
 			l.tokens -= over
 		}
@@ -225,19 +263,19 @@ func (s *shared) leave(c *client, leases []*lease) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if keeps {
+		c.leases.leasing = true
+		s.leasing[c] = struct{}{}
+	}
 	if s.ctx.Err() != nil {
 		return
 	}
 	if back != nil {
 		s.running.Go(func() { s.giveBack(c, back) })
 	}
-	if keeps && !c.leases.leasing {
-		c.leases.leasing = true
-		s.leasing[c] = struct{}{}
-		if !s.sweeping {
-			s.sweeping = true
-			s.running.Go(s.sweep)
-		}
+	if keeps && !s.sweeping {
+		s.sweeping = true
+		s.running.Go(s.sweep)
 	}
 }
 

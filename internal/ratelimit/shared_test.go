@@ -148,23 +148,71 @@ func TestWhatIsTakenInVainIsGivenBackAtOnce(t *testing.T) {
 func TestTokensAreLeased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := replicastest.New()
-		all, limit := replicasOf(t, engine, false), once("", 5000)
+		all, limit := replicasOf(t, engine, false), once("", 7500)
 		for range 50 {
 			try(t, all[0], "a", 0, limit)
 		}
-		if n := engine.Operations.Load(); n != 7 {
-			t.Errorf("%d operations for 50 tokens, in lots of 1, 1, 2, 4, 8, 16 and 25", n)
+		if n := engine.Operations.Load(); n != 6 {
+			t.Errorf("%d operations for 50 tokens, in lots of 1, 2, 4, 8, 16 and 25", n)
 		}
 		try(t, all[0], "a", 0, limit)
 		time.Sleep(2 * leaseTime) // the rest is given back
 		synctest.Wait()
-		if n := takes(t, all[1], "a", limit); n != 5000-51 {
-			t.Errorf("%d are left of %d", n, 5000-51)
+		if n := takes(t, all[1], "a", limit); n != 7500-51 {
+			t.Errorf("%d are left of %d", n, 7500-51)
 		}
 		before := engine.Operations.Load()
 		time.Sleep(time.Hour)
 		if n := engine.Operations.Load() - before; n != 0 {
 			t.Errorf("%d operations while nothing is leased", n)
+		}
+	})
+}
+
+// Calls of a busy client do not wait for the store, and it is not asked more often than lots last.
+func TestTokensAreTakenAhead(t *testing.T) {
+	for _, test := range []struct {
+		limit      Limit
+		operations int64 // for 1000 calls
+	}{
+		{once("", 3000), 103},   // in lots of 1, 2, 4, 8 and then 10, which is the most
+		{once("", 100_000), 54}, // in lots of 1, 2, 4, 8, 16 and then 20, which last for lotTime
+	} {
+		t.Run(fmt.Sprint(test.limit.N), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				engine := replicastest.New()
+				b := NewShared(10, replicastest.Replica(t, far{engine}).Space("rates"), false)
+				for i := range 1000 {
+					began := time.Now()
+					try(t, b, "a", 0, test.limit)
+					if waited := time.Since(began); waited > 0 && i > 1 {
+						t.Fatalf("call %d waits for %v", i, waited)
+					}
+					time.Sleep(lotTime / 20)
+				}
+				if n := engine.Operations.Load(); n != test.operations {
+					t.Errorf("%d operations, want %d", n, test.operations)
+				}
+				b.Close() // which gives back what was taken ahead
+				if n := takes(t, replicasOf(t, engine, false)[0], "a", test.limit); n != test.limit.N-1000 {
+					t.Errorf("%d are left of %d", n, test.limit.N-1000)
+				}
+			})
+		})
+	}
+}
+
+// A client that calls now and then takes no tokens ahead.
+func TestNothingIsTakenAheadForSeldomCalls(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		engine := replicastest.New()
+		all, limit := replicasOf(t, far{engine}, false), once("", 100_000)
+		for range 10 {
+			try(t, all[0], "a", 0, limit)
+			time.Sleep(2 * lotTime)
+		}
+		if n := engine.Operations.Load(); n != 10 {
+			t.Errorf("%d operations for 10 calls", n)
 		}
 	})
 }
@@ -323,7 +371,7 @@ func TestStoreThatIsDown(t *testing.T) {
 		}
 		lease := func() {
 			t.Helper()
-			for range 3 { // in lots of 1, 1 and 2
+			for range 2 { // in lots of 1 and 2
 				try(t, closed[0], "a", 0, leased)
 			}
 		}
