@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -42,6 +43,9 @@ type elsewhere struct {
 
 	untold  []*untoldEnd // sessions, the first to be told next
 	telling bool         // tellEnds runs
+
+	missed     atomic.Uint64 // how often what was told may not have been heard here
+	catchingUp bool          // catchUp runs
 }
 
 // The topics.
@@ -86,7 +90,11 @@ func newElsewhere(s *State, space *replicas.Space) *elsewhere {
 	for _, topic := range []string{everywhere, topicOfReplica(space.Replica)} {
 		if !e.hear(topic) {
 			s.running.Go(func() {
-				for backoff.Sleep(e.ctx, followPause) && !e.hear(topic) {
+				for backoff.Sleep(e.ctx, followPause) {
+					if e.hear(topic) {
+						e.miss()
+						return
+					}
 				}
 			})
 		}
@@ -131,19 +139,19 @@ func (e *elsewhere) close() {
 // tell tells something to those who hear a topic, and reports whether anyone does. It takes no longer than an
 // operation of the store may.
 func (e *elsewhere) tell(topic string, d dispatch) (heard bool) {
-	heard, _ = e.publish(topic, d) // the store says itself that it is unavailable
+	heard, _ = e.publish(e.ctx, topic, d) // the store says itself that it is unavailable
 	return heard
 }
 
 // publish does so, and returns why it could not.
-func (e *elsewhere) publish(topic string, d dispatch) (heard bool, err error) {
+func (e *elsewhere) publish(ctx context.Context, topic string, d dispatch) (heard bool, err error) {
 	d.From = e.space.Replica
 	text := jsonrpc.Encode(d)
 	if len(text) > longestDispatch {
 		e.logger().Warn("message for other replicas left out: too long", zap.Int("bytes", len(text)))
 		return false, nil
 	}
-	return e.space.Publish(e.ctx, topic, text)
+	return e.space.Publish(ctx, topic, text)
 }
 
 // logger returns that of the Gateway that serves now.
@@ -182,6 +190,10 @@ func (e *elsewhere) serverWith(id string) *Server {
 
 // take takes what another replica tells. It does not block.
 func (e *elsewhere) take(text []byte) {
+	if text == nil {
+		e.miss()
+		return
+	}
 	if len(text) > longestNotice && !e.concerns(text) {
 		return
 	}
@@ -198,6 +210,40 @@ func (e *elsewhere) take(text []byte) {
 		e.takeRefresh(d.Refresh)
 	case d.Session != "":
 		e.takeOfSession(&d)
+	}
+}
+
+// miss notes that something may have been told that was not heard here. Records of sessions have what lasts of it: those
+// of clients that listen here are read at once, others with the next request.
+func (e *elsewhere) miss() {
+	e.mu.Lock()
+	e.missed.Add(1)
+	begin := !e.catchingUp
+	e.catchingUp = true
+	e.mu.Unlock()
+	e.State.mu.Lock()
+	defer e.State.mu.Unlock()
+	if begin && !e.ended {
+		e.running.Go(e.catchUp)
+	}
+}
+
+// catchUp reads the records of clients that listen here.
+func (e *elsewhere) catchUp() {
+	for {
+		missed := e.missed.Load()
+		for _, c := range e.clients() {
+			if len(c.listening()) > 0 && e.ctx.Err() == nil {
+				e.recall(e.ctx, c)
+			}
+		}
+		e.mu.Lock()
+		e.catchingUp = missed != e.missed.Load() && e.ctx.Err() == nil
+		again := e.catchingUp
+		e.mu.Unlock()
+		if !again {
+			return
+		}
 	}
 }
 
@@ -445,7 +491,7 @@ func (n clientNotice) forward(replica string, settled bool) error {
 	if replica != "" {
 		topic = topicOfReplica(replica)
 	}
-	_, err := e.publish(topic, dispatch{Session: n.client.key, Notice: &clientMessage{
+	_, err := e.publish(e.ctx, topic, dispatch{Session: n.client.key, Notice: &clientMessage{
 		n.caller.identity, n.caller.address, n.caller.user, sentRequestOf(n.r), n.message.Raw, settled,
 	}})
 	return err

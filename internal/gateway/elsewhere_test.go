@@ -3,7 +3,6 @@ package gateway
 import (
 	"errors"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -19,19 +18,7 @@ import (
 
 // newReplica returns a gateway that shares what an engine keeps.
 func newReplica(t testing.TB, engine *replicastest.Engine, configure func(*Config), peers ...*peer) *front {
-	space := replicastest.Replica(t, engine).Space("gateway")
-	g := &front{Gateway: New(configOf(configure, peers...), NewState(space), NewRetained(space, false)), t: t}
-	g.serving.Store(g.Gateway)
-	server := httptest.NewServer(g)
-	transport := &http.Transport{MaxIdleConnsPerHost: 1_000}
-	g.transport, g.url = transport, server.URL
-	t.Cleanup(func() {
-		transport.CloseIdleConnections()
-		server.CloseClientConnections()
-		server.Close()
-		g.close()
-	})
-	return g
+	return onNetwork(t, joiningIn(replicastest.Replica(t, engine).Space("gateway"), configure, peers...))
 }
 
 // newReplicas returns two gateways that share everything, with the same servers.
@@ -113,6 +100,23 @@ func TestSessionsEndedWithoutTheStore(t *testing.T) {
 				t.Errorf("got %d %s", s.status, s.body)
 			}
 		}
+	}
+}
+
+// Sessions that have ended while the store was unavailable end elsewhere also if the replica ends before it is back.
+func TestSessionsEndedAtTheEndOfAReplica(t *testing.T) {
+	p := legacyPeer("a")
+	engine := replicastest.New()
+	one := inMemory(t, joiningIn(replicastest.Replica(t, engine).Space("gateway"), nil, p))
+	u := one.legacy(t)
+	engine.Down.Store(true)
+	u.end()
+	one.close()
+	engine.Down.Store(false)
+	third := newReplica(t, engine, nil, p)
+	await.Until(t, "it is told", func() bool { return len(engine.Values()) > 0 })
+	if s := u.at(third).call("a::x"); s.status != http.StatusNotFound {
+		t.Errorf("got %d %s", s.status, s.body)
 	}
 }
 
@@ -251,6 +255,34 @@ func TestSubscriptionsMadeElsewhere(t *testing.T) {
 		if strings.Contains(e.data, another) {
 			t.Errorf("got %s", e.data)
 		}
+	}
+}
+
+// What a replica has not heard, it finds in the store when it hears again: streams end, and hear of subscriptions, without
+// another request of their clients.
+func TestWhatWasNotHeard(t *testing.T) {
+	p := modernPeer("a")
+	say := p.tells()
+	one, other, engine := newReplicas(t, p)
+	u, ends := one.legacy(t), one.legacy(t)
+	stream, ending := u.at(other).listen(), ends.at(other).listen()
+	engine.Deaf.Store(true)
+	if s := u.ask("resources/subscribe", `{"uri":"`+mcp.ResourceURI("a", "x://a")+`"}`); s.code() != 0 {
+		t.Fatalf("got %s", s.body)
+	}
+	ends.end()
+	listens := func() bool {
+		return slices.ContainsFunc(p.heard("subscriptions/listen"), func(a *incoming) bool { return strings.Contains(a.body, "x://a") })
+	}
+	if listens() {
+		t.Fatal("the replica has heard it")
+	}
+	engine.Reconnect()
+	ending.ended()
+	await.Until(t, "the stream listens to the resource", listens)
+	say(updated)
+	if e := stream.nextOf(mcp.MethodUpdated); !strings.Contains(e.data, mcp.ResourceURI("a", "x://a")) {
+		t.Errorf("got %s", e.data)
 	}
 }
 
@@ -571,6 +603,34 @@ func TestListsOfChildrenChangedElsewhere(t *testing.T) {
 	}
 }
 
+// A child process tells one replica, where nobody listens.
+func TestListsOfChildrenWithoutAStream(t *testing.T) {
+	mine, others := legacyPeer("a").hasTools("x"), legacyPeer("a").hasTools("x")
+	others.listens()
+	engine := replicastest.New()
+	one, other := newReplica(t, engine, childrenOf, mine), newReplica(t, engine, childrenOf, others)
+	u, v := one.legacy(t), other.legacy(t)
+	u.call("a::x")
+	stream := v.listen()
+	others.await(t, "GET", 1)
+	v.ask("tools/list", "")
+	others.hasTools("y")
+	calls := mine.heard("tools/call")
+	one.ChildChanged("a", "notifications/tools/list_changed", []string{"of another client"})
+	one.ChildChanged("a", "notifications/prompts/list_changed", []string{calls[0].session})
+	one.ChildChanged("a", "notifications/tools/list_changed", []string{calls[0].session})
+	got := map[string]int{}
+	for range 2 {
+		got[stream.next().method()]++
+	}
+	if got["notifications/tools/list_changed"] != 1 || got["notifications/prompts/list_changed"] != 1 {
+		t.Errorf("got %v", got)
+	}
+	if got := names(t, v.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::y"}) {
+		t.Errorf("got %v", got)
+	}
+}
+
 // A client that changes what a server shows in its session sees that at all replicas.
 func TestListsOfASessionChangedElsewhere(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
@@ -801,5 +861,60 @@ func TestRecordsThatHaveNoRoom(t *testing.T) {
 	engine.Down.Store(true)
 	if _, err := e.hasRoom(t.Context(), c, 1); !errors.Is(err, replicas.ErrUnavailable) {
 		t.Errorf("without the store: %v", err)
+	}
+}
+
+// A session with a server that this replica has begun while the store was unavailable is in use when it is back.
+func TestSessionsWithServersThatAreOpenMeanwhile(t *testing.T) {
+	p := legacyPeer("a")
+	one, other, engine := newReplicas(t, p)
+	u := one.legacy(t)
+	in := func(at *front) string {
+		t.Helper()
+		if s := u.at(at).call("a::x"); s.code() != 0 {
+			t.Fatalf("got %s", s.body)
+		}
+		calls := p.heard("tools/call")
+		return calls[len(calls)-1].session
+	}
+	p.forget() // the session that the id carries
+	recorded := in(one)
+	engine.Down.Store(true)
+	own := in(other)
+	engine.Down.Store(false)
+	await.Until(t, "the store is available", other.State.common.Up)
+	if got := in(other); got != own || own == recorded {
+		t.Errorf("called in %s, which was begun in %s; the record has %s", got, own, recorded)
+	}
+}
+
+// A server that does not answer holds up nothing but what it is told itself, and that not for ever.
+func TestSubscriptionsAtSlowChildrenElsewhere(t *testing.T) {
+	mine, others := legacyPeer("a"), legacyPeer("a")
+	others.listens()
+	others.does("resources/subscribe", func(_ http.ResponseWriter, a *incoming) { <-a.Context().Done() })
+	engine := replicastest.New()
+	one := newReplica(t, engine, childrenOf, mine)
+	other := newReplica(t, engine, func(c *Config) { childrenOf(c); c.JoinTimeout = 2 * time.Second }, others)
+	u := one.legacy(t)
+	there := u.at(other)
+	there.call("a::x")
+	there.listen()
+	subscribed := u.start(http.MethodPost, u.request(u.nextID(), "resources/subscribe", `{"uri":"`+mcp.ResourceURI("a", "x://a")+`"}`))
+	others.await(t, "resources/subscribe", 1)
+	if s := there.ask("logging/setLevel", `{"level":"error"}`); s.code() != 0 || others.count("resources/subscribe") != 1 {
+		t.Errorf("while it waits: got %s", s.body)
+	}
+	subscribed.ended()
+	c := other.known()[0]
+	await.Until(t, "it is given up", func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return len(c.orders) == 0
+	})
+	others.does("resources/subscribe", func(w http.ResponseWriter, a *incoming) { a.reply(w, "{}") })
+	there.call("a::x")
+	if n := others.count("resources/subscribe"); n != 2 {
+		t.Errorf("told %d times by when it is used next", n)
 	}
 }

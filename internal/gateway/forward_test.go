@@ -18,14 +18,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// newReplica returns a gateway without a network that shares an engine with others.
+// newMemoryReplica returns a gateway without a network that shares an engine with others.
 func newMemoryReplica(t testing.TB, engine *replicastest.Engine, configure func(*Config), peers ...*peer) *front {
-	space := replicastest.Replica(t, engine).Space("gateway")
-	g := &front{
-		Gateway: New(configOf(configure, peers...), NewState(space), NewRetained(space, false)), t: t, url: "http://gateway.invalid/mcp",
-	}
-	g.serving.Store(g.Gateway)
-	g.transport = memory{g}
+	g := inMemory(t, joiningIn(replicastest.Replica(t, engine).Space("gateway"), configure, peers...))
 	t.Cleanup(g.close)
 	return g
 }

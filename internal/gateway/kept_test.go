@@ -1,12 +1,13 @@
 package gateway
 
 import (
-	"net/http"
-	"net/http/httptest"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"go.uber.org/zap/zaptest"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -15,25 +16,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// newReplicaOf returns a gateway that shares what is in an engine with others.
-func newReplicaOf(t *testing.T, engine replicas.Engine, configure func(*Config), peers ...*peer) *front {
-	space := replicastest.Replica(t, engine).Space("gateway")
-	g := &front{Gateway: New(configOf(configure, peers...), NewState(space), NewRetained(space, false)), t: t}
-	g.serving.Store(g.Gateway)
-	server, transport := httptest.NewServer(g), &http.Transport{}
-	g.transport, g.url = transport, server.URL
-	t.Cleanup(func() {
-		transport.CloseIdleConnections()
-		server.Close()
-		g.close()
-	})
-	return g
-}
-
 // A call that a person has confirmed can be made at any replica, once.
 func TestConfirmationAtAnotherReplica(t *testing.T) {
 	engine, p := replicastest.New(), modernPeer("a").hasTools("x")
-	a, b := newReplicaOf(t, engine, confirming, p), newReplicaOf(t, engine, confirming, p)
+	a, b := newReplica(t, engine, confirming, p), newReplica(t, engine, confirming, p)
 	asked := a.modern(t).asks(callX)
 	if n := len(engine.Values()); n != 0 {
 		t.Errorf("%d values are kept for a question", n)
@@ -133,3 +119,33 @@ func TestTasksOfOtherReplicas(t *testing.T) {
 		}
 	})
 }
+
+// A client that begins very many tasks pushes out its own.
+func TestTasksOfOtherReplicasAreBounded(t *testing.T) {
+	engine := replicastest.New()
+	few := func() *taskOwners {
+		store := replicas.Open(engine, replicas.Config{
+			Key: testKey, Prefix: "test:", Timeout: time.Minute, Retry: time.Second, OwnerBytes: 8 << 10, QueueBytes: 1 << 20,
+			Logger: zaptest.NewLogger(t), Observer: unobserved{},
+		})
+		t.Cleanup(store.Close)
+		owners := newTaskOwners(store.Space("gateway"))
+		t.Cleanup(owners.close)
+		return owners
+	}
+	a, b := few(), few()
+	a.add(taskKey{"a", "bob's"}, task{identity: "bob"})
+	for i := range 200 {
+		a.add(taskKey{"a", fmt.Sprint(i)}, task{identity: "ann"})
+	}
+	for id, want := range map[string]bool{"bob's": true, "0": false, "199": true} {
+		if _, known, err := b.get(taskKey{"a", id}); known != want || err != nil {
+			t.Errorf("%s is known: %t, %v", id, known, err)
+		}
+	}
+}
+
+type unobserved struct{}
+
+func (unobserved) Done(string, replicas.Outcome, time.Duration) {}
+func (unobserved) Up(bool)                                      {}

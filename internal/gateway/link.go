@@ -167,7 +167,7 @@ func (l *link) ownLists() *listCache {
 // the clients of the audience that do not hear it themselves.
 func (l *link) listsChanged(g *Gateway, m *jsonrpc.Message) {
 	notice := m.Text(jsonrpc.Method)
-	g.elsewhere.listsChanged(l, notice)
+	g.elsewhere.listsChanged(notice, l)
 	if s := g.of(l); s != nil && notice == kinds[tools].notice {
 		g.toolsChanged(s)
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 )
 
@@ -515,12 +516,22 @@ func configOf(configure func(*Config), peers ...*peer) Config {
 
 // joining returns a Gateway of peers.
 func joining(configure func(*Config), peers ...*peer) *Gateway {
-	return New(configOf(configure, peers...), NewState(nil), NewRetained(nil, false))
+	return joiningIn(nil, configure, peers...)
+}
+
+// joiningIn returns one that shares what is in a space, which may be nil.
+func joiningIn(space *replicas.Space, configure func(*Config), peers ...*peer) *Gateway {
+	return New(configOf(configure, peers...), NewState(space), NewRetained(space, false))
 }
 
 // newGateway returns a gateway that listens on the network.
 func newGateway(t testing.TB, configure func(*Config), peers ...*peer) *front {
-	g := &front{Gateway: joining(configure, peers...), t: t}
+	return onNetwork(t, joining(configure, peers...))
+}
+
+// onNetwork has a gateway listen on the network, until the test ends.
+func onNetwork(t testing.TB, gateway *Gateway) *front {
+	g := &front{Gateway: gateway, t: t}
 	g.serving.Store(g.Gateway)
 	front := httptest.NewServer(g)
 	transport := &http.Transport{MaxIdleConnsPerHost: 1_000}
@@ -1005,7 +1016,12 @@ func (w *memoryWriter) FlushError() error { w.WriteHeader(http.StatusOK); return
 
 // newMemory returns a gateway without a network. Close is up to the caller.
 func newMemory(t testing.TB, configure func(*Config), peers ...*peer) *front {
-	g := &front{Gateway: joining(configure, peers...), t: t, url: "http://gateway.invalid/mcp"}
+	return inMemory(t, joining(configure, peers...))
+}
+
+// inMemory has a gateway serve without a network. Close is up to the caller.
+func inMemory(t testing.TB, gateway *Gateway) *front {
+	g := &front{Gateway: gateway, t: t, url: "http://gateway.invalid/mcp"}
 	g.serving.Store(g.Gateway)
 	g.transport = memory{g}
 	return g

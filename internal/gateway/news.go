@@ -46,32 +46,63 @@ func (n listNews) add(server, notice, session, audience string) {
 	}
 }
 
-// listsChanged tells other replicas that a server has told a client of a change. The first that comes is told when
-// listsChanged returns, so that the client does not get the old list there. What follows soon is told together.
-func (e *elsewhere) listsChanged(l *link, notice string) {
-	if e == nil || l.client.operator != nil {
+// listsChanged tells other replicas that a server has told clients of a change, by their links. The first that comes is
+// told when listsChanged returns, so that a client does not get the old list there. What follows soon is told together.
+func (e *elsewhere) listsChanged(notice string, links ...*link) {
+	if e == nil {
 		return
 	}
-	session := ""
-	if l.client.key != "" {
-		hash := e.overKey(l.client)
-		session = hex.EncodeToString(hash[:])
+	links = slices.DeleteFunc(links, func(l *link) bool { return l.client.operator != nil })
+	if len(links) == 0 {
+		return
 	}
-	audience := hex.EncodeToString([]byte(l.client.audience))
+	sessions := make([]string, len(links))
+	for i, l := range links {
+		if l.client.key != "" {
+			hash := e.overKey(l.client)
+			sessions[i] = hex.EncodeToString(hash[:])
+		}
+	}
+	addTo := func(news listNews) {
+		for i, l := range links {
+			news.add(l.id, notice, sessions[i], hex.EncodeToString([]byte(l.client.audience)))
+		}
+	}
 	e.mu.Lock()
 	if e.told != nil {
 		if e.news == nil {
 			e.news = listNews{}
 		}
-		e.news.add(l.id, notice, session, audience)
+		addTo(e.news)
 		e.mu.Unlock()
 		return
 	}
 	e.told = time.AfterFunc(newsPause, e.tellNews)
 	e.mu.Unlock()
 	first := listNews{}
-	first.add(l.id, notice, session, audience)
+	addTo(first)
 	e.tell(everywhere, dispatch{Lists: first})
+}
+
+// ChildChanged tells other replicas that a child process of a server has said that a list has changed, in sessions that no
+// stream is read of. It does not block.
+func (g *Gateway) ChildChanged(server, notice string, unread []string) {
+	s := g.servers[server]
+	if g.elsewhere == nil || s == nil || len(unread) == 0 {
+		return
+	}
+	concerned := setOf(unread)
+	var links []*link
+	for _, c := range g.clients() {
+		if l := c.linked(s); l != nil && concerned[l.sessionID()] {
+			links = append(links, l)
+		}
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(links) > 0 && !g.ended {
+		g.running.Go(func() { g.elsewhere.listsChanged(notice, links...) })
+	}
 }
 
 // tellNews tells what has been added since the last time.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -17,7 +18,7 @@ import (
 )
 
 // A sessionRecord is what replicas share of a session that its id does not carry. It is written when it
-// changes, and read once by each replica that goes on with the session, and once after the store was unavailable.
+// changes, and read once by each replica that goes on with the session, and once after each of its [elsewhere.gaps].
 type sessionRecord struct {
 	Ended      bool                         `json:",omitempty"`
 	Level      string                       `json:",omitempty"` // of the log messages that the client wants
@@ -98,7 +99,7 @@ func (e *elsewhere) recall(ctx context.Context, c *client) {
 	if e == nil || c.era != mcp.Legacy {
 		return
 	}
-	now := e.space.Outages() + 1
+	now := e.gaps() + 1
 	if c.recalled.Load() == now {
 		return
 	}
@@ -113,14 +114,19 @@ func (e *elsewhere) recall(ctx context.Context, c *client) {
 		return
 	}
 	if r.Ended {
-		e.noteOver(c.key, &sessionEnd{Owner: c.owner, Issued: c.issued})
+		end := &sessionEnd{c.owner, c.issued, plainEnd}
+		e.noteOver(c.key, end)
+		e.runFor(c, func() { e.endHere(c, end) })
 	}
 	if r.Level != "" {
 		e.applyLevel(c, &sessionChange{Level: r.Level})
 	}
 	for server, uris := range r.Subscribed {
 		for uri, shown := range uris {
-			e.applySubscription(c, &sessionChange{Server: server, URI: uri, Shown: shown, On: true})
+			change := &sessionChange{Server: server, URI: uri, Shown: shown, On: true}
+			if e.applySubscription(c, change) {
+				e.inOrder(c, order{func() { c.applyToStreams(change) }, 0})
+			}
 		}
 	}
 	if c.recalled.Swap(now) > 0 {
@@ -128,17 +134,18 @@ func (e *elsewhere) recall(ctx context.Context, c *client) {
 	}
 	for server, t := range r.Links { // later ones than its id carries
 		if s := e.serverWith(server); s != nil {
-			l := c.link(s)
-			l.adopt(t)
-			l.noteOpened(nil)
+			c.link(s).recall(t)
 		}
 	}
 }
 
+// gaps returns how often this replica may not have heard what others tell, or could not read or write.
+func (e *elsewhere) gaps() uint64 { return e.space.Outages() + e.missed.Load() }
+
 // begun notes that a session begins here: there is nothing to recall.
 func (e *elsewhere) begun(c *client) {
 	if e != nil {
-		c.recalled.Store(e.space.Outages() + 1)
+		c.recalled.Store(e.gaps() + 1)
 		c.begunHere.Store(true)
 	}
 }
@@ -298,9 +305,26 @@ func (l *link) adopt(t linkTicket) (before linkTicket) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	before = linkTicket{"", l.era, l.version, l.session, l.can}
+	l.enter(t)
+	return before
+}
+
+// enter makes a session that of the link. The caller holds the lock.
+func (l *link) enter(t linkTicket) {
 	l.era, l.version, l.session, l.can = t.Era, t.Version, t.Session, t.Can
 	l.initialized, l.carried, l.used = true, true, true
-	return before
+}
+
+// recall makes a session of the record that of the link in place of the one that the id of the client carries. If this
+// replica has begun one itself, while the store was unavailable, that is in use: it stays. One that is about to begin
+// looks at the record itself.
+func (l *link) recall(t linkTicket) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.about == nil && l.opening == nil && t.Session != l.lostSession {
+		l.enter(t)
+		l.ready, l.failed = true, false
+	}
 }
 
 // offer has other replicas go on with a session that has begun here. If one of them has begun another meanwhile, that
@@ -337,15 +361,21 @@ func (e *elsewhere) offer(o behalf, l *link, s *Server) {
 	}
 }
 
-// apply does here what a client has asked for elsewhere. It reports whether the client listens here.
+// apply does here what a client has asked for elsewhere. It reports whether the client listens here. Servers that are
+// told of it may be slow: requests of the client do not wait for them.
 func (e *elsewhere) apply(c *client, change *sessionChange) (listens bool) {
 	c.syncing.Lock()
-	defer c.syncing.Unlock()
 	if change.Level != "" {
 		e.applyLevel(c, change)
 	} else {
 		e.applySubscription(c, change)
 	}
+	c.syncing.Unlock()
+	return c.applyToStreams(change)
+}
+
+// applyToStreams has the streams of the client hear what it has asked for elsewhere, and reports whether there are any.
+func (c *client) applyToStreams(change *sessionChange) (listens bool) {
 	for _, s := range c.listening() {
 		if s.wants == nil {
 			s.apply(change)
@@ -367,22 +397,23 @@ func (e *elsewhere) applyLevel(c *client, change *sessionChange) {
 	}
 }
 
-// applySubscription notes what the client has subscribed to. A server of the legacy era gets to know it when it
-// is used next, unless the client listens here.
-func (e *elsewhere) applySubscription(c *client, change *sessionChange) {
+// applySubscription notes what the client has subscribed to, and reports whether that was not known. A server of the
+// legacy era gets to know it when it is used next, unless the client listens here.
+func (e *elsewhere) applySubscription(c *client, change *sessionChange) (added bool) {
 	server := e.serverWith(change.Server)
 	if server == nil {
-		return
+		return false
 	}
 	l := c.link(server)
 	if !change.On {
 		l.subscriptions.remove(e.subscribing, c.owner, change.URI)
-		return
+		return false
 	}
-	if _, ok := l.subscriptions.add(e.subscribing, c.owner, change.URI, change.Shown, maxSubscriptions); ok && !change.knownIn(l) &&
-		len(c.listening()) == 0 {
+	added, ok := l.subscriptions.add(e.subscribing, c.owner, change.URI, change.Shown, maxSubscriptions)
+	if ok && !change.knownIn(l) && len(c.listening()) == 0 {
 		l.fallBehind(e)
 	}
+	return added
 }
 
 // fallBehind notes that the client has asked the server for something elsewhere. In a session that replicas
@@ -395,16 +426,30 @@ func (l *link) fallBehind(e *elsewhere) {
 	l.behind = l.behind || own && l.ready && l.era == mcp.Legacy
 }
 
-// apply does for the stream what its client has asked for elsewhere.
+// fallBehindAfter notes that the server is to be told again, if there was not enough time.
+func (l *link) fallBehindAfter(o behalf) {
+	if o.ctx.Err() != nil {
+		l.fallBehind(o.g.elsewhere)
+	}
+}
+
+// apply does for the stream what its client has asked for elsewhere. It takes about as long as joining may.
 func (s *stream) apply(change *sessionChange) {
 	g := s.g.Load()
-	o := behalf{ctx: s.ctx, g: g, r: s.visit.request.in(s.ctx)}
+	ctx, cancel := context.WithTimeout(s.ctx, g.config.JoinTimeout)
+	defer cancel()
+	o := behalf{ctx: ctx, g: g, r: s.visit.request.in(s.ctx)}
 	if change.Level != "" {
+		var telling sync.WaitGroup
 		for _, l := range s.visit.client.allLinks() {
 			if g.of(l) != nil && l.isOpen() {
-				l.sendInitialized(o)
+				telling.Go(func() {
+					l.sendInitialized(o)
+					l.fallBehindAfter(o)
+				})
 			}
 		}
+		telling.Wait()
 		return
 	}
 	server := g.byID(change.Server)
@@ -415,6 +460,7 @@ func (s *stream) apply(change *sessionChange) {
 	if l.open(o) != nil {
 		return // which is logged
 	}
+	defer l.fallBehindAfter(o)
 	key := listenerKey{l.id, change.URI}
 	switch era, _ := l.state(); {
 	case era == mcp.Modern && change.On:
@@ -459,11 +505,11 @@ func (v *visit) endElsewhere() {
 		return
 	}
 	u := &untoldEnd{key: c.key, end: &sessionEnd{c.owner, c.issued, sentRequestOf(v.r)}}
-	if e.tellEnd(context.WithoutCancel(v.ctx), u) {
+	if e.tellEnd(context.WithoutCancel(v.ctx), u) == nil {
 		return
 	}
 	if len(jsonrpc.Encode(u.end.Request)) > longestUntold {
-		u.end.Request = sentRequest{Method: http.MethodDelete, URL: "/"}
+		u.end.Request = plainEnd
 	}
 	e.mu.Lock()
 	if len(e.untold) < maxUntoldEnds {
@@ -472,24 +518,27 @@ func (v *visit) endElsewhere() {
 	begin := !e.telling
 	e.telling = true
 	e.mu.Unlock()
-	if begin {
-		e.runFor(c, e.tellEnds) // unless the State has ended
+	if begin && !e.runFor(c, e.tellEnds) {
+		e.leaveEnds() // the State has ended
 	}
 }
 
-// tellEnd tells others of an end as far as they have not been, and reports whether that is done. Who reads the record
-// too early to find it hears of it. It costs its owner nothing: else who has used up what may be written could not
-// end sessions.
-func (e *elsewhere) tellEnd(ctx context.Context, u *untoldEnd) bool {
-	if !u.kept {
-		left := sessionTime - time.Since(u.end.Issued)
-		u.kept = left <= 0 || e.space.Set(ctx, u.key, recordName, jsonrpc.Encode(sessionRecord{Ended: true}), left) == nil
+// plainEnd is a request that ends a session, if the one that did is not known.
+var plainEnd = sentRequest{Method: http.MethodDelete, URL: "/"}
+
+// tellEnd tells others of an end as far as they have not been told. A replica that reads the record before the end is in it
+// hears the message. It costs its owner nothing: a client that has used up its budget can still end sessions.
+func (e *elsewhere) tellEnd(ctx context.Context, u *untoldEnd) (err error) {
+	if left := sessionTime - time.Since(u.end.Issued); !u.kept && left > 0 {
+		err = e.space.Set(ctx, u.key, recordName, jsonrpc.Encode(sessionRecord{Ended: true}), left)
+		u.kept = err == nil
 	}
 	if !u.told {
-		_, err := e.publish(everywhere, dispatch{Session: u.key, Ended: u.end})
-		u.told = err == nil
+		_, failed := e.publish(ctx, everywhere, dispatch{Session: u.key, Ended: u.end})
+		u.told = failed == nil
+		err = errors.Join(err, failed)
 	}
-	return u.kept && u.told
+	return err
 }
 
 // tellEnds tells others of ends that could not be told, until there are none.
@@ -504,13 +553,29 @@ func (e *elsewhere) tellEnds() {
 			}
 			u := e.untold[0]
 			e.mu.Unlock()
-			if !e.tellEnd(e.ctx, u) {
+			if errors.Is(e.tellEnd(e.ctx, u), replicas.ErrUnavailable) {
 				break
 			}
 			e.mu.Lock()
 			e.untold = e.untold[1:]
 			e.mu.Unlock()
 		}
+	}
+}
+
+// leaveEnds leaves ends that could not be told to the store, when the State has ended: it tries once more when it is
+// closed, if not before, and logs it if that is in vain.
+func (e *elsewhere) leaveEnds() {
+	if e == nil {
+		return
+	}
+	e.mu.Lock()
+	left := e.untold
+	e.untold, e.telling = nil, false
+	e.mu.Unlock()
+	for _, u := range left {
+		tell := func(ctx context.Context) error { return e.tellEnd(ctx, u) }
+		e.space.Behind(u.key, recordName, len(u.key)+longestUntold, tell, nil)
 	}
 }
 

@@ -387,6 +387,7 @@ func (s *State) Destruct() error {
 	}
 	s.forwarding.Close()
 	s.running.Wait()
+	s.elsewhere.leaveEnds()
 	s.httpSSE.Close() // which ended calls have used to say so
 	return nil
 }

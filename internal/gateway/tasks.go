@@ -82,12 +82,24 @@ func (t *taskOwners) add(key taskKey, begun task) {
 	if t.common == nil {
 		return
 	}
-	if t.common.Keep(context.Background(), key.owner(), key.id, begun.told(), taskTime) != nil {
-		t.common.KeepBehind(key.owner(), key.id, begun.told(), taskTime)
+	if t.share(context.Background(), key, begun) != nil {
+		t.shareBehind(key, begun)
 	}
 }
 
-// owner returns as whose the task is kept for other replicas: its server's, which may have so many.
+// share has other replicas know a task. They find it by its server, as they do not know whose it is. It counts as one of
+// its client there, as in put.
+func (t *taskOwners) share(ctx context.Context, key taskKey, begun task) error {
+	return t.common.KeepOf(ctx, begun.identity, key.owner(), key.id, begun.told(), taskTime)
+}
+
+// shareBehind shares the task behind the answer.
+func (t *taskOwners) shareBehind(key taskKey, begun task) {
+	share := func(ctx context.Context) error { return t.share(ctx, key, begun) }
+	t.common.Behind(key.owner()+"\x00"+begun.identity, key.id, len(begun.told()), share, nil)
+}
+
+// owner returns the client whose quota in the store the task counts in.
 func (k taskKey) owner() string { return "tasks of " + k.server }
 
 // told returns what other replicas are told of a task.
@@ -106,7 +118,7 @@ func (t *taskOwners) get(key taskKey) (found task, known bool, err error) {
 	if found, known = t.kept.Get(key); known {
 		if t.common != nil && time.Since(found.shared) > shareTime {
 			found.shared = time.Now()
-			t.common.KeepBehind(key.owner(), key.id, found.told(), taskTime)
+			t.shareBehind(key, found)
 		}
 		t.put(key, found)
 		return found, true, nil

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
@@ -19,7 +21,9 @@ type behind struct {
 	mu      sync.Mutex
 	writes  *quota.Cache[writeKey, queuedWrite]
 	writing int // goroutines
+	begun   int // writes that are not over
 	closing bool
+	left    int // writes that were not carried out since
 	done    sync.WaitGroup
 	ctx     context.Context // of all writes
 	cancel  context.CancelFunc
@@ -59,6 +63,8 @@ func (b *behind) add(key writeKey, bytes int64, w queuedWrite) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closing {
+		b.left++
+		w.isLost()
 		return
 	}
 	if !b.writes.Put(key.space+"\x00"+key.owner, key, w, bytes) {
@@ -80,10 +86,31 @@ func (b *behind) run() {
 			return
 		}
 		b.writes.Remove(key)
+		b.begun++
 		b.mu.Unlock()
 		if err := b.attempt(w); err != nil {
-			w.isLost()
+			b.lose(w)
 		}
+		b.mu.Lock()
+		b.begun--
+		b.mu.Unlock()
+	}
+}
+
+// waiting returns how many writes are not over.
+func (b *behind) waiting() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.writes.Len() + b.begun
+}
+
+// lose notes that a write was not carried out.
+func (b *behind) lose(w queuedWrite) {
+	w.isLost()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closing {
+		b.left++
 	}
 }
 
@@ -104,16 +131,20 @@ func (b *behind) attempt(w queuedWrite) (err error) {
 	return err
 }
 
-// close waits a while for what is queued.
+// close waits a while for what is queued. If something is, an engine that could not be used is tried once more.
 func (b *behind) close() {
 	b.mu.Lock()
 	b.closing = true
+	writing := b.writing > 0
 	b.mu.Unlock()
-	if !b.store.Up() {
+	if writing && !b.store.Up() && !usable(b.store.Ping(context.Background())) {
 		b.cancel()
 	}
 	defer time.AfterFunc(closeTime, b.cancel).Stop()
 	b.done.Wait()
 	b.cancel()
+	if left := b.left + b.writes.Len(); left > 0 {
+		b.store.config.Logger.Warn("not all was written to the shared store before the end", zap.Int("values", left))
+	}
 	b.writes.Close()
 }

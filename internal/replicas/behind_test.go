@@ -8,7 +8,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
+	zapobserver "go.uber.org/zap/zaptest/observer"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
@@ -54,12 +56,18 @@ func TestBehindWaitsForTheEngine(t *testing.T) {
 		if n := engine.Operations.Load(); n > 60 {
 			t.Errorf("%d operations in a minute", n)
 		}
+		if n := store.Waiting(); n != 10 {
+			t.Errorf("%d writes wait", n)
+		}
 		engine.Stalled.Store(false)
-		time.Sleep(2 * time.Second)
+		time.Sleep(4 * time.Second)
 		for i := range 10 {
 			if !found(t, space, "owner", fmt.Sprint(i)) {
 				t.Errorf("%d is not written", i)
 			}
+		}
+		if n := store.Waiting(); n != 0 {
+			t.Errorf("%d writes wait in the end", n)
 		}
 	})
 }
@@ -100,7 +108,7 @@ func TestBehindIsBounded(t *testing.T) {
 		}
 		mu.Unlock()
 		engine.Down.Store(false)
-		time.Sleep(3 * time.Second)
+		time.Sleep(4 * time.Second)
 		for key, there := range map[string]bool{"bob 0": true, "alice 1": false, "alice 2": true, "alice 3": true, "carol 0": false} {
 			var owner, name string
 			_, _ = fmt.Sscan(key, &owner, &name)
@@ -139,6 +147,56 @@ func TestBehindGivesUp(t *testing.T) {
 		}
 	})
 }
+
+// An engine that is not known to be back is tried once more when the store is closed, and not longer than an operation
+// may take. What is lost is logged.
+func TestBehindIsClosedAfterAnOutage(t *testing.T) {
+	for name, test := range map[string]struct {
+		at   func(*replicastest.Engine)
+		want int
+		took time.Duration // at most
+	}{
+		"back":    {func(e *replicastest.Engine) { e.Down.Store(false) }, 20, closeTime},
+		"down":    {func(*replicastest.Engine) {}, 0, 0},
+		"stalled": {func(e *replicastest.Engine) { e.Stalled.Store(true); e.Down.Store(false) }, 0, 250 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				engine := replicastest.New()
+				core, logs := zapobserver.New(zap.WarnLevel)
+				config := settings(t)
+				config.Logger = zap.New(core)
+				store := replicas.Open(engine, config)
+				engine.Down.Store(true)
+				_, _ = store.Space("s").Find(t.Context(), "", "")
+				for i := range 20 {
+					store.Space("s").KeepBehind("owner", fmt.Sprint(i), nil, time.Hour)
+				}
+				synctest.Wait()
+				test.at(engine)
+				began := time.Now()
+				store.Close()
+				if took := time.Since(began); took > test.took {
+					t.Errorf("it took %s", took)
+				}
+				engine.Stalled.Store(false)
+				if n := len(engine.Values()); n != test.want {
+					t.Errorf("%d of 20 are written", n)
+				}
+				said := logs.FilterMessage("not all was written to the shared store before the end").All()
+				switch {
+				case test.want == 20 && len(said) == 0:
+				case test.want == 0 && len(said) == 1 && said[0].ContextMap()["values"] == int64(20):
+				default:
+					t.Errorf("logged %v", said)
+				}
+			})
+		})
+	}
+}
+
+// closeTime is how long a store that is closed goes on with writing.
+const closeTime = 5 * time.Second
 
 // What waits is written when the store is closed, unless the engine is unavailable.
 func TestBehindIsClosed(t *testing.T) {

@@ -6,9 +6,12 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
+	zapobserver "go.uber.org/zap/zaptest/observer"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
@@ -154,6 +157,42 @@ func TestFullDoesNotOpenTheBreaker(t *testing.T) {
 	if !b.Up() {
 		t.Error("it is down")
 	}
+}
+
+// That an engine is full is logged once, and once that it has room again.
+func TestFullIsNoted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core, logs := zapobserver.New(zap.InfoLevel)
+		config, engine := settings(t), replicastest.New()
+		config.Logger = zap.New(core)
+		store := replicas.Open(engine, config)
+		defer store.Close()
+		for range 2 {
+			engine.Full.Store(true)
+			for range 10 {
+				if err := store.Space("s").Keep(t.Context(), "owner", "name", nil, time.Hour); !errors.Is(err, replicas.ErrFull) {
+					t.Error(err)
+				}
+			}
+			time.Sleep(time.Minute)
+			if err := store.Ping(t.Context()); !errors.Is(err, replicas.ErrFull) || !store.Full() || !store.Up() {
+				t.Errorf("%v; full: %t, up: %t", err, store.Full(), store.Up())
+			}
+			engine.Full.Store(false)
+			time.Sleep(time.Minute)
+			if store.Full() {
+				t.Error("it is full")
+			}
+		}
+		var got []string
+		for _, line := range logs.All() {
+			got = append(got, line.Message)
+		}
+		want := slices.Repeat([]string{"shared store is full", "shared store has room again"}, 2)
+		if !slices.Equal(got, want) {
+			t.Errorf("logged %q", got)
+		}
+	})
 }
 
 func TestEngineThatOnlySeemsUsableIsLeftAlone(t *testing.T) {

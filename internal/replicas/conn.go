@@ -53,6 +53,7 @@ type Conn struct {
 	endSent  bool
 	finished bool // the other side has got everything, and its end
 
+	heard  bool  // something was sent while the other side was listening
 	known  bool  // the other side has said something
 	owes   bool  // the other side is to be told what has arrived
 	asks   bool  // the other side is to say whether it is there
@@ -221,6 +222,7 @@ func (c *Conn) noteSent(heard bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.failed = err; err == nil && heard {
+		c.heard = true
 		return
 	}
 	c.stuck = true
@@ -254,6 +256,8 @@ func (c *Conn) tick() {
 		c.over(fmt.Errorf("%w: %w", ErrUnavailable, c.failed))
 	case c.known:
 		c.over(ErrLost)
+	case c.heard:
+		c.over(errSilent)
 	default:
 		c.over(ErrNoReplica)
 	}

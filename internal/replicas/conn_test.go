@@ -175,6 +175,20 @@ func TestConnEnds(t *testing.T) {
 		})
 }
 
+// That a replica does not answer does not mean that there is none, nor that it has got nothing.
+func TestConnWithSilentReplica(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		engine := &lossy{Engine: replicastest.New(), random: rand.New(rand.NewPCG(1, 2)), share: 1}
+		here, _ := lines(t, engine, refuses)
+		c := here.Dial("other")
+		defer c.Close()
+		_, _ = c.Write([]byte("x"))
+		if _, err := io.Copy(io.Discard, c); !errors.Is(err, replicas.ErrLost) || errors.Is(err, replicas.ErrNoReplica) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
 // A replica that starts while the store is unavailable can be reached afterwards.
 func TestListenLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -42,8 +42,8 @@ type Engine interface {
 	Publish(ctx context.Context, topic string, message []byte) (heard bool, err error)
 
 	// Subscribe calls f with each message to a topic that is published after it returns, one after the
-	// other, until stop is called. f must not block. After the connection was lost, it is subscribed again;
-	// what was published meanwhile is lost.
+	// other, until stop is called. f must not block. After the connection was lost, it is subscribed again,
+	// and f is called with nil: what was published meanwhile is lost.
 	Subscribe(ctx context.Context, topic string, f func(message []byte)) (stop func(), err error)
 
 	// Close releases what the Engine holds.

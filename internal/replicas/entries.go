@@ -31,6 +31,17 @@ func (s *Space) pieceKey(owner, name string, i int) string {
 
 // Keep keeps a value for an owner, who loses its oldest if it has too much.
 func (s *Space) Keep(ctx context.Context, owner, name string, value []byte, ttl time.Duration) error {
+	return s.keep(ctx, owner, "", name, value, ttl)
+}
+
+// KeepOf keeps a value for an owner as one of a client, who loses its oldest of that owner if it has too much. Who looks
+// for it needs not know the client.
+func (s *Space) KeepOf(ctx context.Context, client, owner, name string, value []byte, ttl time.Duration) error {
+	return s.keep(ctx, owner, s.hash("client", client), name, value, ttl)
+}
+
+// keep keeps a value for an owner. It counts as one of a part of it.
+func (s *Space) keep(ctx context.Context, owner, part, name string, value []byte, ttl time.Duration) error {
 	pieces := slices.Collect(slices.Chunk(value, pieceSize))
 	if len(pieces) == 0 {
 		pieces = [][]byte{nil}
@@ -43,7 +54,7 @@ func (s *Space) Keep(ctx context.Context, owner, name string, value []byte, ttl 
 	for i, piece := range slices.Backward(pieces) {
 		key := s.pieceKey(owner, name, i)
 		e := Entry{
-			Owner: s.config.Prefix + "{" + s.hash("owner", owner) + "}", Key: key,
+			Owner: s.config.Prefix + "{" + s.hash("owner", owner) + "}" + part, Key: key,
 			Value: s.sealer.SealBytes(key, slices.Concat(head, piece)), TTL: ttl, OwnerBytes: s.config.OwnerBytes,
 		}
 		if err := s.do(ctx, "keep", func(ctx context.Context) error { return s.engine.Keep(ctx, e) }); err != nil {

@@ -132,3 +132,22 @@ func TestEntriesAreBounded(t *testing.T) {
 		}
 	}
 }
+
+// What clients have in common is found without their names, but each of them can only push out its own.
+func TestEntriesOfClients(t *testing.T) {
+	config := settings(t)
+	config.OwnerBytes = 10 * piece
+	store := replicas.Open(replicastest.New(), config)
+	defer store.Close()
+	space := store.Space("s")
+	for i, client := range []string{"bob", "alice", "alice", "alice", "alice"} {
+		if err := space.KeepOf(t.Context(), client, "server", fmt.Sprint(i), random(3*piece), time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, there := range []bool{true, false, true, true, true} {
+		if found(t, space, "server", fmt.Sprint(i)) != there {
+			t.Errorf("%d is kept: %t", i, !there)
+		}
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 )
@@ -28,11 +29,12 @@ type Lines struct {
 const maxConns = 1_000
 
 var (
-	// ErrNoReplica says that a replica cannot be reached, and has got nothing.
-	ErrNoReplica = errors.New("there is no such replica")
-	// ErrLost says that a connection has ended before its time.
+	// ErrNoReplica says that no replica of this name has listened for some seconds: it has got nothing.
+	ErrNoReplica = errors.New("no such replica listens")
+	// ErrLost says that a connection has ended before its time. The other replica may have got what was sent.
 	ErrLost = errors.New("the connection with the other replica is lost")
 
+	errSilent = fmt.Errorf("%w: it has never answered", ErrLost)
 	errClosed = errors.New("the connection was closed")
 )
 

@@ -68,8 +68,10 @@ type Store struct {
 
 	down      atomic.Bool // the engine has failed, and is being tried
 	outages   atomic.Uint64
-	probing   sync.Mutex // held to begin with that, and to close
-	recovered time.Time  // when that was over; guarded by probing
+	full      atomic.Bool // the engine had no room, and is being tried
+	probing   sync.Mutex  // held to begin with either, and to close
+	cause     error       // for which it was down the last time; guarded by probing
+	recovered time.Time   // when that was over; guarded by probing
 	closed    chan struct{}
 	running   sync.WaitGroup
 	behind    *behind
@@ -114,6 +116,27 @@ func (s *Store) Key(purpose string) []byte {
 // Up reports whether the engine can be used, as far as that is known.
 func (s *Store) Up() bool { return !s.down.Load() }
 
+// Full reports whether the engine has no room, as far as that is known.
+func (s *Store) Full() bool { return s.full.Load() }
+
+// Cause returns why the engine cannot be used, as far as that is known, nil if it can.
+func (s *Store) Cause() error {
+	if s.Up() {
+		return nil
+	}
+	return s.LastCause()
+}
+
+// LastCause returns why the engine could not be used the last time, nil if it always could.
+func (s *Store) LastCause() error {
+	s.probing.Lock()
+	defer s.probing.Unlock()
+	return s.cause
+}
+
+// Waiting returns how many writes have not been carried out yet.
+func (s *Store) Waiting() int { return s.behind.waiting() }
+
 // Outages returns how often the engine has become unavailable. What was told meanwhile is lost.
 func (s *Store) Outages() uint64 { return s.outages.Load() }
 
@@ -135,6 +158,7 @@ func (s *Store) do(ctx context.Context, operation string, f func(context.Context
 	case err == nil:
 	case errors.Is(err, ErrFull):
 		outcome = Full
+		s.filled()
 	case ctx.Err() != nil:
 		outcome = Canceled
 	default:
@@ -150,14 +174,10 @@ func (s *Store) do(ctx context.Context, operation string, f func(context.Context
 func (s *Store) failed(err error) {
 	s.probing.Lock()
 	defer s.probing.Unlock()
-	select {
-	case <-s.closed:
-		return
-	default:
-	}
-	if s.down.Swap(true) {
+	if s.isClosed() || s.down.Swap(true) {
 		return
 	}
+	s.cause = err
 	s.outages.Add(1)
 	s.config.Observer.Up(false)
 	s.config.Logger.Error("shared store is unavailable", zap.Error(err))
@@ -166,33 +186,100 @@ func (s *Store) failed(err error) {
 	s.running.Go(func() { s.probe(atOnce) })
 }
 
-// probe tries the engine until it can be used.
+func (s *Store) isClosed() bool {
+	select {
+	case <-s.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+// probe tries the engine until it can be used. Other replicas may notice that later, and hear what they are told only then:
+// so an engine that was gone has to answer twice.
 func (s *Store) probe(atOnce bool) {
-	for began := time.Now(); ; atOnce = true {
-		if atOnce && s.ping() {
-			s.probing.Lock()
-			defer s.probing.Unlock()
-			s.recovered = time.Now()
-			s.config.Observer.Up(true)
-			s.config.Logger.Info("shared store is available again", zap.Duration("after", time.Since(began)))
-			s.down.Store(false)
-			return
+	began := time.Now()
+	answers := func() bool { return usable(s.Ping(context.Background())) }
+	if !atOnce || !answers() {
+		for times := 0; times < 2; {
+			select {
+			case <-s.closed:
+				return
+			case <-time.After(s.config.Retry):
+			}
+			if times++; !answers() {
+				times = 0
+			}
 		}
+	}
+	s.probing.Lock()
+	defer s.probing.Unlock()
+	s.recovered = time.Now()
+	s.config.Observer.Up(true)
+	s.config.Logger.Info("shared store is available again", zap.Duration("after", time.Since(began)))
+	s.down.Store(false)
+}
+
+// roomPause is how often an engine that has no room is tried. One that has some now and then is full.
+const roomPause = 10 * time.Second
+
+// filled notes that the engine has no room, and tries it until it has.
+func (s *Store) filled() {
+	s.probing.Lock()
+	defer s.probing.Unlock()
+	if s.isClosed() || s.full.Swap(true) {
+		return
+	}
+	s.config.Logger.Warn("shared store is full")
+	s.running.Go(s.awaitRoom)
+}
+
+// awaitRoom tries the engine until it has room.
+func (s *Store) awaitRoom() {
+	for began := time.Now(); ; {
 		select {
 		case <-s.closed:
 			return
-		case <-time.After(s.config.Retry):
+		case <-time.After(roomPause):
+		}
+		if s.Ping(context.Background()) == nil {
+			s.full.Store(false)
+			s.config.Logger.Info("shared store has room again", zap.Duration("after", time.Since(began)))
+			return
 		}
 	}
 }
 
-func (s *Store) ping() bool {
-	ctx, cancel := context.WithTimeout(context.Background(), s.config.Timeout)
+// Ping asks the engine whether it can be used, also if it is known that it could not. The error of one
+// that can be used, but has no room, is [ErrFull].
+func (s *Store) Ping(ctx context.Context) error {
+	limited, cancel := context.WithTimeout(ctx, s.config.Timeout)
 	defer cancel()
-	// This changes nothing, but a server that must not be written to refuses it.
-	_, err := s.engine.Swap(ctx, s.config.Prefix+"{ping}", nil, nil, 0)
-	return err == nil
+	err := s.try(limited)
+	if errors.Is(err, ErrFull) {
+		s.filled()
+	}
+	if usable(err) || ctx.Err() != nil {
+		return err
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("no answer within %s", s.config.Timeout)
+	}
+	s.failed(err)
+	return err
 }
+
+// try has the engine do what a user of it may lack the right to, and keep what it may have no room for.
+func (s *Store) try(ctx context.Context) error {
+	name := s.config.Prefix + "{ping}"
+	if _, err := s.engine.Publish(ctx, name, nil); err != nil {
+		return err
+	}
+	return s.engine.Keep(ctx, Entry{Owner: name, Key: name, TTL: time.Second, OwnerBytes: 1 << 10})
+}
+
+// usable reports whether what came of [Store.Ping] is that of an engine that can be used.
+func usable(err error) bool { return err == nil || errors.Is(err, ErrFull) }
 
 // A Space is a part of a [Store] that has a purpose of its own.
 type Space struct {
@@ -312,12 +399,14 @@ func (s *Space) Publish(ctx context.Context, topic string, message []byte) (hear
 	return heard, err
 }
 
-// Subscribe calls f with each message to a topic, see [Engine.Subscribe].
+// Subscribe calls f with each message to a topic, and with nil when some may be lost, see [Engine.Subscribe].
 func (s *Space) Subscribe(ctx context.Context, topic string, f func(message []byte)) (stop func(), err error) {
 	topic = s.topic(topic)
 	err = s.do(ctx, "subscribe", func(ctx context.Context) error {
 		stop, err = s.engine.Subscribe(ctx, topic, func(sealed []byte) {
-			if message, ok := s.sealer.OpenBytes(topic, sealed); ok {
+			if sealed == nil {
+				f(nil)
+			} else if message, ok := s.sealer.OpenBytes(topic, sealed); ok {
 				f(message)
 			}
 		})

@@ -76,6 +76,7 @@ type Pool struct {
 	sessions  map[string]*session
 	listening map[*stream]bool         // streams that would not end by themselves
 	answerers map[string][]*Answerer   // by host
+	watchers  map[string][]*Watcher    // by host
 	hungUp    bool                     // they all have to
 	inFlight  map[string]int           // requests, by host
 	idle      map[string]chan struct{} // closed when nothing is in flight any more at a host, or at any ("")
@@ -101,6 +102,7 @@ func NewPool(config Config, observe Observer) *Pool {
 		sessions:  map[string]*session{},
 		listening: map[*stream]bool{},
 		answerers: map[string][]*Answerer{},
+		watchers:  map[string][]*Watcher{},
 		inFlight:  map[string]int{},
 		idle:      map[string]chan struct{}{},
 

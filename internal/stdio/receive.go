@@ -69,7 +69,7 @@ func (c *child) notify(m *jsonrpc.Message) {
 		uri := m.Text(jsonrpc.URI)
 		c.server.broadcast(m, func(s *session) bool { return s.subscribed(uri) })
 	case strings.HasSuffix(method, "/list_changed"):
-		c.server.broadcast(m, everybody)
+		c.server.listChanged(m)
 	default:
 		call, doubtful := c.caller()
 		switch {

@@ -543,7 +543,7 @@ func (s *server) resume(c *child) {
 	for _, list := range c.hello.lists {
 		var m jsonrpc.Message
 		if m.Read(jsonrpc.Notification("notifications/"+list+"/list_changed", nil)) == nil {
-			s.broadcast(&m, everybody)
+			s.listChanged(&m)
 		}
 	}
 }
@@ -580,6 +580,26 @@ func (s *server) broadcast(m *jsonrpc.Message, concerns func(*session) bool) {
 			s.pool.observe.Dropped(s.name)
 		}
 	})
+}
+
+// listChanged puts a notification that a list has changed on the streams of all, and tells those who watch for it in which
+// sessions no stream is open to read it.
+func (s *server) listChanged(m *jsonrpc.Message) {
+	s.mu.Lock()
+	host := s.at.host
+	s.mu.Unlock()
+	if watchers := s.pool.watchersOf(host); len(watchers) > 0 {
+		var unread []string
+		s.eachSession(func(session *session) {
+			if !session.isListening() {
+				unread = append(unread, session.id)
+			}
+		})
+		for _, watch := range watchers {
+			(*watch)(m.Text(jsonrpc.Method), unread)
+		}
+	}
+	s.broadcast(m, everybody)
 }
 
 // sole returns the session that what a child says outside of calls is for: the only

@@ -340,6 +340,13 @@ func (s *session) listen(st *stream) {
 	}
 }
 
+// isListening reports whether the client has such a stream.
+func (s *session) isListening() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stream != nil
+}
+
 // leave is the end of a stream.
 func (s *session) leave(st *stream) {
 	s.mu.Lock()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"fmt"
 	"sync"
 	"time"
 
@@ -110,7 +111,7 @@ func (s *Store) give(k key, e *kept) {
 	}
 	e.given.Store(now)
 	write := func(ctx context.Context) error {
-		if s.at(k) != e {
+		if s.dropped(k, e) {
 			return nil
 		}
 		return c.keep(ctx, k, e)
@@ -122,6 +123,14 @@ func (c *common) keep(ctx context.Context, k key, e *kept) error {
 	return c.space.Keep(ctx, k.owner, k.handle, e.original, c.ttl+c.ttl/4)
 }
 
+// dropped reports whether an original is no longer kept. One that was kept when the store was closed is not dropped: other replicas may want it.
+func (s *Store) dropped(k key, e *kept) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	is, _ := s.entries.Get(k)
+	return is != e && !s.closed
+}
+
 // at returns what is kept here, nil for nothing.
 func (s *Store) at(k key) *kept {
 	s.mu.Lock()
@@ -130,8 +139,11 @@ func (s *Store) at(k key) *kept {
 	return e
 }
 
+// errAskedTooOften says that other replicas were not asked. They may be soon.
+var errAskedTooOften = fmt.Errorf("%w: other replicas were asked too often", replicas.ErrUnavailable)
+
 // Fetch has Get find what another replica keeps under a handle for one of some owners, and reports whether there is
-// such a thing.
+// such a thing. An error says that this is not known.
 func (s *Store) Fetch(ctx context.Context, handle string, owners ...string) (found bool, err error) {
 	prefix := max(len(handle)-HandleLen, 0)
 	if _, ok := CutHandle([]byte(handle), handle[:prefix]); s.common == nil || !ok {
@@ -142,7 +154,7 @@ func (s *Store) Fetch(ctx context.Context, handle string, owners ...string) (fou
 	}
 	questions := s.common.questions(owners[len(owners)-1]) // of several, the narrowest
 	if !questions.Allow() {
-		return false, nil
+		return false, errAskedTooOften
 	}
 	if there, err := s.common.ask(ctx, handle, owners); !there {
 		return false, err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -213,14 +214,19 @@ func TestReplicasThatAreDeaf(t *testing.T) {
 	})
 }
 
-// Who asks for what does not exist waits for as long as an operation may take, and soon asks no other replica.
+// A client that asks for what does not exist waits for as long as an operation may take, and soon asks no other replica. It is told
+// that it can try again: what was not asked for may be there.
 func TestReplicasAreNotAskedTooOften(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := replicastest.New()
 		a, b := replica(t, engine, sharedLimits), replica(t, engine, sharedLimits)
+		var refused atomic.Int64
 		fetch := func(owner, handle string) (operations int64, took time.Duration) {
 			before, began := engine.Operations.Load(), time.Now()
-			if found, err := b.Fetch(t.Context(), handle, owner); found || err != nil {
+			found, err := b.Fetch(t.Context(), handle, owner)
+			if errors.Is(err, replicas.ErrUnavailable) {
+				refused.Add(1)
+			} else if err != nil || found {
 				t.Errorf("found %t, %v", found, err)
 			}
 			return engine.Operations.Load() - before, time.Since(began)
@@ -241,6 +247,13 @@ func TestReplicasAreNotAskedTooOften(t *testing.T) {
 		wg.Wait()
 		if n := engine.Operations.Load() - before; n != 100+questionBurst*attempts {
 			t.Errorf("%d operations for 100 at once", n)
+		}
+		if n := refused.Load(); n != 100-questionBurst {
+			t.Errorf("%d of 100 at once can try again", n)
+		}
+		time.Sleep(time.Second)
+		if fetch("mallory", handleA); refused.Load() != 100-questionBurst {
+			t.Error("and a second later, too")
 		}
 		a.Put("alice", handleA, []byte("original"))
 		engine.Clear()
@@ -314,6 +327,24 @@ func TestReplicasDoNotWriteWhatIsGone(t *testing.T) {
 		time.Sleep(time.Second)
 		if n := len(engine.Values()); n != 1 {
 			t.Errorf("%d are written", n)
+		}
+	})
+}
+
+// What a store has not written yet when it is closed is written all the same.
+func TestReplicasWriteWhatAClosedStoreHad(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		engine := replicastest.New()
+		a := New(sharedKind, sharedLimits, replicastest.Replica(t, engine).Space("originals"))
+		b := replica(t, engine, sharedLimits)
+		engine.Down.Store(true)
+		a.Put("alice", handleA, []byte("original"))
+		synctest.Wait()
+		a.Close()
+		engine.Down.Store(false)
+		time.Sleep(time.Second)
+		if got := fetched(t, b, "alice", handleA); got != "original" {
+			t.Errorf("found %q", got)
 		}
 	})
 }

@@ -34,6 +34,7 @@ type Store struct {
 
 	mu      sync.Mutex
 	entries *quota.Cache[key, *kept]
+	closed  bool
 	common  *common // nil if there are no other replicas
 }
 
@@ -118,6 +119,7 @@ func (s *Store) Close() {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.closed = true
 	s.entries.Close()
 }
 

@@ -42,3 +42,8 @@ func Healthy() *prometheus.GaugeVec { return healthy }
 func (t *Transport) AnswerWith(host string, answerer stdio.Answerer) (release func()) {
 	return t.pool.AnswerWith(host, answerer)
 }
+
+// Watch has a watcher told what the children at a host say of their lists, until it is released.
+func (t *Transport) Watch(host string, watcher stdio.Watcher) (release func()) {
+	return t.pool.Watch(host, watcher)
+}

@@ -115,7 +115,7 @@ func (c *conformance) values() {
 		c.must(c.a.Set(c.ctx, c.key("v"), value, time.Hour))
 		c.wants(c.b, c.key("v"), value)
 	}
-	c.must(c.b.Set(c.ctx, c.key("w"), []byte("w"), 0))
+	c.must(c.b.Set(c.ctx, c.key("w"), []byte("w"), time.Hour))
 	values, err := c.a.Get(c.ctx, c.key("w"), c.key("none"), c.key("v"))
 	c.must(err)
 	if len(values) != 3 || string(values[0]) != "w" || values[1] != nil || len(values[2]) != 1<<20 {

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -20,6 +21,8 @@ type Engine struct {
 	Down, Stalled atomic.Bool
 	// Full has everything fail that needs room.
 	Full atomic.Bool
+	// Deaf has subscribers hear nothing, until Reconnect is called.
+	Deaf atomic.Bool
 	// Operations counts them all.
 	Operations atomic.Int64
 
@@ -232,6 +235,9 @@ func (e *Engine) Publish(ctx context.Context, topic string, message []byte) (hea
 	}
 	all := slices.Clone(e.topics[topic])
 	e.mu.Unlock()
+	if e.Deaf.Load() {
+		return false, nil
+	}
 	for _, s := range all {
 		s.f(message)
 	}
@@ -251,6 +257,17 @@ func (e *Engine) Subscribe(ctx context.Context, topic string, f func([]byte)) (s
 		defer e.mu.Unlock()
 		e.topics[topic] = slices.DeleteFunc(e.topics[topic], func(other *subscriber) bool { return other == s })
 	}, nil
+}
+
+// Reconnect has subscribers hear again, and know that they may have missed something.
+func (e *Engine) Reconnect() {
+	e.mu.Lock()
+	all := slices.Concat(slices.Collect(maps.Values(e.topics))...)
+	e.mu.Unlock()
+	e.Deaf.Store(false)
+	for _, s := range all {
+		s.f(nil)
+	}
 }
 
 // Close implements replicas.Engine. The engine stays as it is: other stores use it, too.

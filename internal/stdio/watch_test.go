@@ -1,0 +1,58 @@
+package stdio
+
+import (
+	"slices"
+	"testing"
+)
+
+// A Watcher is told in which sessions no stream is open to hear that a list has changed.
+func TestWatch(t *testing.T) {
+	for name, change := range map[string]func(*Config){"shared child": func(*Config) {}, "child of a session": perSession} {
+		t.Run(name, func(t *testing.T) {
+			p := newPool(t, "", change)
+			var told [][]string
+			release := p.Watch("alpha:1", func(notice string, unread []string) {
+				equal(t, "notice", notice, "notifications/tools/list_changed")
+				p.note(func() { told = append(told, unread) })
+			})
+			p.Watch("beta:1", func(string, []string) { t.Error("told of another host") })
+			a, b := p.client().initialize("{}"), p.client().initialize("{}")
+			tells := func(what string, want ...string) {
+				t.Helper()
+				before := len(told)
+				a.call("add-tool", `{"name":"t"}`)
+				p.until("it is told", func() bool { return len(told) > before })
+				slices.Sort(told[before])
+				slices.Sort(want)
+				if !slices.Equal(told[before], want) {
+					t.Errorf("%s: told of %v, want %v", what, told[before], want)
+				}
+			}
+			shared := name == "shared child"
+			if tells("without streams", others(shared, a.session, b.session)...); t.Failed() {
+				return
+			}
+			stream := a.listen()
+			defer stream.Body.Close()
+			tells("with a stream", others(shared, "", b.session)...)
+			release()
+			a.call("add-tool", `{"name":"t"}`)
+			p.note(func() {
+				if len(told) != 2 {
+					t.Errorf("told %d times", len(told))
+				}
+			})
+		})
+	}
+}
+
+// others returns a session, unless it is none, and another one if they share a child.
+func others(shared bool, session, other string) (all []string) {
+	if session != "" {
+		all = append(all, session)
+	}
+	if shared {
+		all = append(all, other)
+	}
+	return all
+}
