@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -28,7 +29,8 @@ type App struct {
 	// session_key of the gateways that have none of their own. It is needed if the engine is shared.
 	SessionKey string `json:"session_key,omitempty"`
 
-	// What the names of keys and topics begin with. Default: "caddy-mcp:"
+	// What the names of keys and topics begin with, which may have placeholders of the environment and of
+	// files. Default: "caddy-mcp:"
 	Prefix string `json:"prefix,omitempty"`
 
 	// How long an operation may take. Default: 500ms
@@ -47,8 +49,9 @@ type App struct {
 	// How many bytes may wait to be written. Default: 64 MiB
 	MaxQueueBytes int64 `json:"max_queue_bytes,omitempty"`
 
-	key   []byte
-	store *Store // nil if nothing is shared
+	key    []byte
+	store  *Store    // nil if nothing is shared
+	claims *sync.Map // the owner of each claimed name
 }
 
 // An Opener is a module that opens an engine, in the namespace mcp_store.
@@ -56,6 +59,18 @@ type Opener interface {
 	// Open returns the engine. A nil one means that nothing is shared. It does not wait for a server that
 	// cannot be reached.
 	Open(logger *zap.Logger) (replicas.Engine, error)
+}
+
+// An Addressed is an Opener that can tell where its engine is.
+type Addressed interface {
+	// Address returns where the engine is, for operators. It has no credentials.
+	Address() string
+}
+
+// A FileReader is an Opener that reads files. One whose files have changed opens another engine.
+type FileReader interface {
+	// Files returns their names.
+	Files() []string
 }
 
 // What becomes of limits while the store is unavailable.
@@ -70,8 +85,13 @@ func (App) CaddyModule() caddy.ModuleInfo {
 }
 
 // Provision opens the store.
-func (a *App) Provision(ctx caddy.Context) error {
+func (a *App) Provision(ctx caddy.Context) (err error) {
 	a.setDefaults()
+	// Where it is, so that a store is known by it.
+	if a.Prefix, err = caddy.NewReplacer().ReplaceOrErr(a.Prefix, true, true); err != nil {
+		return fmt.Errorf("prefix: %w", err)
+	}
+	a.claims = new(sync.Map)
 	if err := telemetry.Register(ctx, operations, durations, up); err != nil {
 		return err
 	}

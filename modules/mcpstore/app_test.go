@@ -24,6 +24,7 @@ func TestMain(m *testing.M) {
 // A counted is an engine of which it is known how many are open.
 type counted struct {
 	Address string `json:"address,omitempty"`
+	File    string `json:"file,omitempty"`
 }
 
 var openEngines atomic.Int64
@@ -35,6 +36,14 @@ func (counted) CaddyModule() caddy.ModuleInfo {
 func (*counted) Open(*zap.Logger) (replicas.Engine, error) {
 	openEngines.Add(1)
 	return &countedEngine{replicastest.New()}, nil
+}
+
+// Files implements FileReader.
+func (c *counted) Files() []string {
+	if c.File == "" {
+		return nil
+	}
+	return []string{c.File}
 }
 
 type countedEngine struct{ *replicastest.Engine }
@@ -105,6 +114,42 @@ func TestReloadWithAnotherSecret(t *testing.T) {
 	}
 	if apps[0].store == apps[1].store {
 		t.Error("it is the same store")
+	}
+}
+
+// So may the prefix.
+func TestReloadWithAnotherPrefix(t *testing.T) {
+	var apps []*App
+	for _, prefix := range []string{"a:", "b:"} {
+		t.Setenv("TEST_PREFIX", prefix)
+		app, end := load(t, `{"engine":{"engine":"counted"},"prefix":"{env.TEST_PREFIX}",`+key+`}`)
+		defer end()
+		if app.Prefix != prefix {
+			t.Errorf("the prefix is %q", app.Prefix)
+		}
+		apps = append(apps, app)
+	}
+	if apps[0].store == apps[1].store {
+		t.Error("it is the same store")
+	}
+}
+
+// A file that an engine is opened with may have another content.
+func TestReloadWithAnotherFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "ca.pem")
+	config := `{"engine":{"engine":"counted","file":"` + file + `"},` + key + `}`
+	var apps []*App
+	for _, content := range []string{"a", "a", "b"} {
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		app, end := load(t, config)
+		defer end()
+		apps = append(apps, app)
+	}
+	if apps[0].store != apps[1].store || apps[1].store == apps[2].store {
+		t.Errorf("it is the same store: with the same content %t, with another one %t",
+			apps[0].store == apps[1].store, apps[1].store == apps[2].store)
 	}
 }
 

@@ -2,6 +2,7 @@ package mcpstore
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
@@ -44,7 +45,13 @@ func parseOption(d *caddyfile.Dispenser, existing any) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	check := setting.CheckCopy(a, func(a *App) error { a.setDefaults(); return a.check() })
+	check := setting.CheckCopy(a, func(a *App) error {
+		if strings.Contains(a.Prefix, "{") {
+			a.Prefix = "" // it is known when it is used
+		}
+		a.setDefaults()
+		return a.check()
+	})
 	if err := setting.Checked(own, lines, check); err != nil {
 		return nil, err
 	}

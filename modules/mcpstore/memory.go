@@ -6,6 +6,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
 func init() { caddy.RegisterModule(Memory{}) }
@@ -26,10 +27,10 @@ func (*Memory) Open(*zap.Logger) (replicas.Engine, error) { return nil, nil }
 //	mcp_store memory
 func (*Memory) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume engine name
-	if d.NextArg() || d.NextBlock(0) {
+	if d.NextArg() {
 		return d.Errf("mcp_store memory takes no arguments")
 	}
-	return nil
+	return setting.Block(d, setting.Lines{})
 }
 
 // Interface guards

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -21,6 +22,8 @@ type Store struct {
 
 	// ID is the same for stores with the same settings.
 	ID [sha256.Size]byte
+
+	engine, address string // for operators
 }
 
 // stores are those in use, by their IDs.
@@ -37,6 +40,27 @@ func Open(ctx caddy.Context) (*Store, error) {
 		return nil, err
 	}
 	return value.(*Store), nil
+}
+
+// Active returns the store of the configuration that is running, nil if nothing is shared. It must not be
+// released.
+func Active() (*Store, error) {
+	a, err := appOf(caddy.ActiveContext())
+	if a == nil {
+		return nil, err
+	}
+	return a.store, nil
+}
+
+// Claim reports whether nobody but the owner has claimed a name in the store of a configuration, and claims
+// it for the owner.
+func Claim(ctx caddy.Context, name, owner string) (is bool, err error) {
+	a, err := appOf(ctx)
+	if a == nil {
+		return true, err
+	}
+	claimed, _ := a.claims.LoadOrStore(name, owner)
+	return claimed == owner, nil
 }
 
 // Release gives the store back, if there is one.
@@ -56,12 +80,17 @@ func (s *Store) Destruct() error {
 
 // open opens the store of the app, or finds it open.
 func (a *App) open(opener Opener, logger *zap.Logger) (*Store, error) {
+	files, err := readFiles(opener)
+	if err != nil {
+		return nil, err
+	}
 	config, err := json.Marshal(struct {
 		*App
 		Engine Opener
 		Module string
 		Key    []byte
-	}{a, opener, fmt.Sprintf("%T", opener), a.key})
+		Files  [][]byte
+	}{a, opener, fmt.Sprintf("%T", opener), a.key, files})
 	if err != nil {
 		return nil, err
 	}
@@ -78,10 +107,36 @@ func (a *App) open(opener Opener, logger *zap.Logger) (*Store, error) {
 			}),
 			AllowWhenDown: a.LimitsWhenDown == allowWhenDown,
 			ID:            id,
+			engine:        opener.(caddy.Module).CaddyModule().ID.Name(),
+			address:       addressOf(opener),
 		}, nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	return value.(*Store), nil
+}
+
+// readFiles returns the contents of the files that an engine is opened with.
+func readFiles(opener Opener) (contents [][]byte, err error) {
+	reader, ok := opener.(FileReader)
+	if !ok {
+		return nil, nil
+	}
+	for _, name := range reader.Files() {
+		content, err := os.ReadFile(name)
+		if err != nil {
+			return nil, fmt.Errorf("engine: %w", err)
+		}
+		contents = append(contents, content)
+	}
+	return contents, nil
+}
+
+// addressOf returns where an engine is, "" if that is not known.
+func addressOf(opener Opener) string {
+	if a, ok := opener.(Addressed); ok {
+		return a.Address()
+	}
+	return ""
 }

@@ -53,6 +53,12 @@ func Replica(t testing.TB, engine replicas.Engine, settings mcpstore.App) caddy.
 	if err != nil {
 		t.Fatal(err)
 	}
+	app, err := ctx.App("mcp_store")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// After what uses it: only what is loaded with the other context ends with that.
+	t.Cleanup(func() { _ = app.(*mcpstore.App).Cleanup() })
 	ctx, cancel := caddy.NewContext(ctx)
 	t.Cleanup(cancel)
 	return ctx

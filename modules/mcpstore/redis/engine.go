@@ -200,12 +200,9 @@ func (e *engine) Get(ctx context.Context, keys ...string) ([][]byte, error) {
 
 // Set implements replicas.Engine.
 func (e *engine) Set(ctx context.Context, key string, value []byte, ttl time.Duration) error {
+	args := []string{rueidis.BinaryString(value), strconv.FormatInt(milliseconds(ttl), 10)}
 	_, err := e.do(ctx, func(ctx context.Context, c rueidis.Client) rueidis.RedisResult {
-		set := c.B().Set().Key(key).Value(rueidis.BinaryString(value))
-		if ttl == 0 {
-			return c.Do(ctx, set.Build())
-		}
-		return c.Do(ctx, set.PxMilliseconds(milliseconds(ttl)).Build())
+		return set.Exec(ctx, c, []string{key}, args)
 	})
 	return err
 }
@@ -231,6 +228,8 @@ func (e *engine) positive(ctx context.Context, command command) (bool, error) {
 }
 
 var (
+	//go:embed set.lua
+	setScript string
 	//go:embed swap.lua
 	swapScript string
 	//go:embed keep.lua
@@ -238,6 +237,7 @@ var (
 	//go:embed spend.lua
 	spendScript string
 
+	set   = rueidis.NewLuaScript(setScript)
 	swap  = rueidis.NewLuaScript(swapScript)
 	keep  = rueidis.NewLuaScript(keepScript)
 	spend = rueidis.NewLuaScript(spendScript)

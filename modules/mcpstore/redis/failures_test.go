@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -46,10 +47,22 @@ func TestCloseWithoutServer(t *testing.T) {
 // hear subscribes to a topic, and returns the number of messages.
 func hear(t *testing.T, e replicas.Engine, topic string) *atomic.Int64 {
 	t.Helper()
+	return hearOr(t, e, topic, func() {})
+}
+
+// hearOr does so, and calls lost when messages may be lost.
+func hearOr(t *testing.T, e replicas.Engine, topic string, lost func()) *atomic.Int64 {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	heard := new(atomic.Int64)
-	stop, err := e.Subscribe(ctx, topic, func([]byte) { heard.Add(1) })
+	stop, err := e.Subscribe(ctx, topic, func(message []byte) {
+		if message == nil {
+			lost()
+		} else {
+			heard.Add(1)
+		}
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,9 +85,10 @@ func heardAgain(t *testing.T, e replicas.Engine, topic string, heard *atomic.Int
 func TestServerRestarts(t *testing.T) {
 	server := replicastest.StartRedis(t)
 	e := opened(t, Redis{URL: "redis://" + server.Addr})
-	heard := hear(t, e, "test:{a}")
+	var lost atomic.Int64
+	heard := hearOr(t, e, "test:{a}", func() { lost.Add(1) })
 	heardAgain(t, e, "test:{a}", heard)
-	for range 3 {
+	for i := range 3 {
 		server.Stop()
 		_ = unusable(t, e)
 		server.Restart()
@@ -84,6 +98,9 @@ func TestServerRestarts(t *testing.T) {
 			t.Errorf("swapped %t, %v", swapped, err)
 		}
 		heardAgain(t, e, "test:{a}", heard)
+		if n := lost.Load(); n != int64(i+1) {
+			t.Errorf("told %d times that messages may be lost, want %d", n, i+1)
+		}
 	}
 }
 
@@ -129,10 +146,10 @@ func TestServerIsFull(t *testing.T) {
 		}
 	}
 	expect(t, server, "+OK", "CONFIG", "SET", "maxmemory", "1")
-	if err := e.Set(ctx, "test:2", value, time.Hour); !errors.Is(err, replicas.ErrFull) {
-		t.Fatalf("set: %v", err)
+	// Ends of sessions, nonces and rates are small and needed.
+	if err := e.Set(ctx, "test:2", value, time.Hour); err != nil {
+		t.Errorf("set: %v", err)
 	}
-	// Nonces and rates are small, and calls would be refused without them.
 	if swapped, err := e.Swap(ctx, "test:swap", nil, value, time.Hour); !swapped || err != nil {
 		t.Errorf("swapped %t, %v", swapped, err)
 	}
@@ -170,6 +187,29 @@ func TestServerRefuses(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A store whose user may use keys but no channels stays down, and says why.
+func TestUserWithoutChannels(t *testing.T) {
+	user := slices.Concat([]string{"--user", "limited", "on", ">secret"}, strings.Fields(rules), []string{"resetchannels"})
+	server := replicastest.StartRedis(t, user...)
+	e := opened(t, Redis{URL: "redis://limited:secret@" + server.Addr})
+	usable(t, e)
+	store := replicastest.Replica(t, e)
+	const want = "NOPERM this user has no permissions to access one of the channels"
+	for range 3 {
+		if err := store.Ping(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("ping: %v", err)
+		}
+		if err := store.Cause(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("it is down because of %v", err)
+		}
+	}
+	if n := store.Outages(); n != 1 {
+		t.Errorf("%d outages", n)
+	}
+	expect(t, server, "+OK", "ACL", "SETUSER", "limited", "&test:*")
+	await.Until(t, "the store is up", store.Up)
 }
 
 func TestServerIsReplica(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -123,7 +124,7 @@ func (r *Redis) options() (rueidis.ClientOption, error) {
 		return option, fmt.Errorf("url: %w", err)
 	}
 	for _, address := range r.Addresses {
-		if _, port, err := net.SplitHostPort(address); err != nil || port == "" {
+		if _, port, err := net.SplitHostPort(address); err != nil || !isPort(port) {
 			return option, fmt.Errorf("addresses: %q is not <host>:<port>", address)
 		}
 		option.InitAddress = append(option.InitAddress, address)
@@ -165,15 +166,23 @@ func (r *Redis) options() (rueidis.ClientOption, error) {
 
 // parseURL parses the URL of a server. Its errors do not repeat it: it may have a password.
 func parseURL(text string) (option rueidis.ClientOption, err error) {
-	const forms = "expected redis://<host>:<port>, rediss://<host>:<port> or unix://<path>"
+	forms := errors.New("expected redis://<host>:<port>, rediss://<host>:<port> or unix://<path>")
+	if strings.Contains(text, "@") {
+		forms = fmt.Errorf("%w; escape special characters of the password (such as %%23 for #),"+
+			" or use the subdirective password", forms)
+	}
 	u, err := url.Parse(text)
 	switch {
 	case text == "":
 		return option, errors.New("missing")
-	case err != nil:
-		return option, errors.New(forms)
+	case err != nil, u.Fragment != "":
+		return option, forms
 	case u.Scheme == "unix" && u.Path == "", u.Scheme != "unix" && u.Hostname() == "":
-		return option, errors.New(forms)
+		return option, forms
+	case u.Scheme != "unix" && u.User == nil && strings.Contains(text, "@"): // the password has a / or ?
+		return option, forms
+	case u.Port() != "" && !isPort(u.Port()):
+		return option, fmt.Errorf("%s is not a port", u.Port())
 	}
 	for name := range u.Query() {
 		if u.Scheme != "unix" || name != "db" {
@@ -183,7 +192,7 @@ func parseURL(text string) (option rueidis.ClientOption, err error) {
 	switch u.Scheme {
 	case "redis", "rediss", "unix":
 	default:
-		return option, errors.New(forms)
+		return option, forms
 	}
 	if option, err = rueidis.ParseURL(text); err != nil {
 		return option, errors.New(strings.TrimPrefix(err.Error(), "redis: "))
@@ -192,6 +201,11 @@ func parseURL(text string) (option rueidis.ClientOption, err error) {
 		option.TLSConfig.ServerName = "" // the host of each address
 	}
 	return option, nil
+}
+
+func isPort(text string) bool {
+	n, err := strconv.ParseUint(text, 10, 16)
+	return err == nil && n > 0
 }
 
 // set makes settings of TLS hold.

@@ -143,13 +143,13 @@ func expect(t *testing.T, server *replicastest.Redis, want string, command ...st
 	}
 }
 
-// A set is a server with a replica, and sentinels that watch them.
-type set struct {
+// A sentinelSet is a server with a replica, and sentinels that watch them.
+type sentinelSet struct {
 	master, replica *replicastest.Redis
 	sentinels       []*replicastest.Redis
 }
 
-func startSet(t *testing.T) (s set) {
+func startSet(t *testing.T) (s sentinelSet) {
 	t.Helper()
 	s.master = replicastest.StartRedis(t)
 	host, port, _ := net.SplitHostPort(s.master.Addr)
@@ -174,7 +174,7 @@ func startSet(t *testing.T) (s set) {
 	return s
 }
 
-func (s set) settings() Redis {
+func (s sentinelSet) settings() Redis {
 	return Redis{
 		URL: "redis://" + s.sentinels[0].Addr, Addresses: []string{s.sentinels[1].Addr, s.sentinels[2].Addr},
 		Sentinel: &Sentinel{Master: "shared"},

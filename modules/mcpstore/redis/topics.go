@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,7 +18,6 @@ type topic struct {
 	end         context.CancelFunc
 	ended       chan struct{} // closed when nothing is left of the subscription
 	confirmed   chan struct{} // closed when the server has it for the first time
-	confirm     func()
 	subscribers []*subscriber // guarded by the engine's lock
 	err         error         // of the last attempt; guarded by the engine's lock
 }
@@ -56,7 +56,6 @@ func (e *engine) join(name string, s *subscriber) *topic {
 		return before
 	}
 	t := &topic{name: name, ended: make(chan struct{}), confirmed: make(chan struct{}), subscribers: []*subscriber{s}}
-	t.confirm = sync.OnceFunc(func() { close(t.confirmed) })
 	t.ctx, t.end = context.WithCancel(e.closed)
 	e.topics[name] = t
 	go e.run(t, before)
@@ -81,7 +80,7 @@ func (e *engine) run(t, before *topic) {
 	if before != nil {
 		<-before.ended
 	}
-	for delay := 50 * time.Millisecond; t.ctx.Err() == nil; delay = min(2*delay, retryTime) {
+	for delay := 50 * time.Millisecond; t.ctx.Err() == nil; delay = min(2*delay, retryTime/2) {
 		began := time.Now()
 		err := e.receive(t)
 		if time.Since(began) > retryTime {
@@ -104,7 +103,11 @@ func (e *engine) run(t, before *topic) {
 
 // receive hands out the messages of a topic until it ends, or its connection does.
 func (e *engine) receive(t *topic) error {
-	ctx := rueidis.WithOnSubscriptionHook(t.ctx, func(rueidis.PubSubSubscription) { t.confirm() })
+	ctx := rueidis.WithOnSubscriptionHook(t.ctx, func(s rueidis.PubSubSubscription) {
+		if !strings.HasSuffix(s.Kind, "unsubscribe") {
+			e.subscribed(t)
+		}
+	})
 	ctx = rueidis.WithOnReceiveReturnHook(ctx, func(err error, connection rueidis.CommandClient) error {
 		if t.ctx.Err() != nil {
 			connection.Do(context.Background(), e.unsubscribe(connection.B(), t.name))
@@ -112,13 +115,28 @@ func (e *engine) receive(t *topic) error {
 		return err
 	})
 	return e.messages.Receive(ctx, e.subscribe(e.messages.B(), t.name), func(m rueidis.PubSubMessage) {
-		e.mu.Lock()
-		all := t.subscribers
-		e.mu.Unlock()
-		for _, s := range all {
-			s.f([]byte(m.Message))
-		}
+		e.handOut(t, []byte(m.Message))
 	})
+}
+
+// subscribed notes that the server has the topic. If it has it again, messages may be lost.
+func (e *engine) subscribed(t *topic) {
+	select {
+	case <-t.confirmed:
+		e.handOut(t, nil)
+	default:
+		close(t.confirmed)
+	}
+}
+
+// handOut gives a message to all subscribers of a topic.
+func (e *engine) handOut(t *topic, message []byte) {
+	e.mu.Lock()
+	all := t.subscribers
+	e.mu.Unlock()
+	for _, s := range all {
+		s.f(message)
+	}
 }
 
 func (e *engine) subscribe(b rueidis.Builder, name string) rueidis.Completed {

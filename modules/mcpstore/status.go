@@ -1,0 +1,65 @@
+package mcpstore
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
+)
+
+// A Status tells how a store is, without a question to it.
+type Status struct {
+	Engine    string `json:"engine"`               // such as redis
+	Address   string `json:"address,omitempty"`    // without credentials
+	Up        bool   `json:"up"`                   // if not, nothing waits for it: operations fail at once
+	Error     string `json:"error,omitempty"`      // why it is not up
+	Full      bool   `json:"full"`                 // what is large is kept by each replica alone
+	Outages   uint64 `json:"outages"`              // how often it was not up
+	LastError string `json:"last_error,omitempty"` // why it was not the last time
+	Waiting   int    `json:"writes_waiting"`       // behind answers
+}
+
+// A Check is what came of a question to a store.
+type Check struct {
+	Name    string  `json:"name"` // mcp_store
+	Engine  string  `json:"engine"`
+	Address string  `json:"address,omitempty"`
+	Up      bool    `json:"up"`
+	Full    bool    `json:"full"`
+	Seconds float64 `json:"seconds"` // that it took
+	Error   string  `json:"error,omitempty"`
+}
+
+// Status returns how the store is, nil if nothing is shared.
+func (s *Store) Status() *Status {
+	if s == nil {
+		return nil
+	}
+	status := &Status{
+		Engine: s.engine, Address: s.address, Up: true, Full: s.Full(), Outages: s.Outages(), Waiting: s.Waiting(),
+	}
+	if err := s.Cause(); err != nil {
+		status.Up, status.Error = false, err.Error()
+	}
+	if err := s.LastCause(); err != nil {
+		status.LastError = err.Error()
+	}
+	return status
+}
+
+// Check asks the engine.
+func (s *Store) Check(ctx context.Context) Check {
+	began := time.Now()
+	err := s.Ping(ctx)
+	check := Check{Name: "mcp_store", Engine: s.engine, Address: s.address, Seconds: time.Since(began).Seconds()}
+	switch {
+	case err == nil:
+		check.Up = true
+	case errors.Is(err, replicas.ErrFull):
+		check.Up, check.Full = true, true
+	default:
+		check.Error = err.Error()
+	}
+	return check
+}
