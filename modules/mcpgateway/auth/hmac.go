@@ -52,8 +52,9 @@ func init() {
 //
 // Nonces are remembered as long as their timestamps are valid, across configuration
 // reloads but not across restarts. With mcp_store, replicas share nonces, also across
-// restarts, and requests are refused with status 503 while the store is unavailable.
-// Without, give each replica secrets of its own.
+// restarts, and requests are refused with status 503 while the store is unavailable. The
+// clocks of replicas may then differ by up to the window. Without mcp_store, give each
+// replica secrets of its own.
 //
 // To change a secret, add a client with another name and the new secret, and let the
 // gateway match both names.
@@ -187,7 +188,7 @@ func (h *HMAC) Authenticate(r *Request) (string, error) {
 		return "", err
 	}
 	if h.store != nil {
-		if err := h.claim(r.Context(), client.nonces, signed.nonce); err != nil {
+		if err := h.claim(r.Context(), client.nonces, signed); err != nil {
 			return "", err
 		}
 	}
@@ -197,12 +198,16 @@ func (h *HMAC) Authenticate(r *Request) (string, error) {
 // claim has all replicas remember a nonce that is new at this one. It returns an error if another one
 // knows it. If the store cannot say, it may be tried again. A client that does not wait makes no difference:
 // its nonce is used.
-func (h *HMAC) claim(ctx context.Context, nonces *nonceSet, nonce string) error {
+//
+// By the clock here, the request is good until one window after its timestamp. Other replicas, whose
+// clocks may be behind, take it longer: the nonce is kept for another window, so clocks may differ by that.
+func (h *HMAC) claim(ctx context.Context, nonces *nonceSet, signed *hmacSignature) error {
 	owner := nonces.key.client + "\x00" + string(nonces.key.secret[:])
+	ttl := time.Until(signed.time) + 2*time.Duration(h.Window)
 	fresh, err := h.store.Space("nonces").Swap(
-		context.WithoutCancel(ctx), owner, nonce, replicas.Version{}, []byte{1}, 2*time.Duration(h.Window))
+		context.WithoutCancel(ctx), owner, signed.nonce, replicas.Version{}, []byte{1}, ttl)
 	if err != nil {
-		nonces.remove(nonce)
+		nonces.remove(signed.nonce)
 		return &UnavailableError{fmt.Errorf("nonce: %w", err)}
 	}
 	if !fresh {
