@@ -17,6 +17,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/activity"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
 // newTestVisit returns a visit of a path of the console.
@@ -61,7 +62,7 @@ func fixtures(v *visit, text string) map[*page]any {
 		&overviewPage: newOverview(
 			mcpgateway.Overview{Since: at, Total: sums, Recent: recent, Gateways: []mcpgateway.GatewayStatus{
 				{Name: text, Path: text, URLs: []string{text}, Admits: text, Servers: 2, Up: 1, Clients: 3},
-			}},
+			}, Store: &mcpstore.Status{Engine: text, Address: text, Error: text, Outages: 2, LastError: text, Waiting: 3}},
 			mcpgateway.Savings{
 				Since: at, Total: saving, Price: 3, Tools: []mcpgateway.ToolSaving{{Tool: tool, Saving: saving}},
 				Days: []mcpgateway.DaySaving{{Date: text, Saving: saving}}, Conversations: saving,
@@ -133,6 +134,35 @@ func TestHostileTexts(t *testing.T) {
 				t.Errorf("the page %s runs templates in texts", p.name)
 			}
 		}
+	}
+}
+
+// TestOverviewOfStore has the overview say how the store is.
+func TestOverviewOfStore(t *testing.T) {
+	const address, cause = "redis://127.0.0.1:6379", "connection refused"
+	overview := func(store *mcpstore.Status) string {
+		now := mcpgateway.Overview{Gateways: []mcpgateway.GatewayStatus{{Name: "local"}}, Store: store}
+		return rendered(t, newTestVisit("/"), overviewPage, newOverview(now, mcpgateway.Savings{}, nil, "", time.Now()))
+	}
+	without := overview(nil)
+	up := overview(&mcpstore.Status{Engine: "redis", Address: address, Up: true})
+	full := overview(&mcpstore.Status{Engine: "redis", Address: address, Up: true, Full: true})
+	down := overview(&mcpstore.Status{Engine: "redis", Address: address, Error: cause})
+	was := overview(&mcpstore.Status{Engine: "redis", Address: address, Up: true, Outages: 1, LastError: cause})
+	if strings.Contains(without, "replicas") {
+		t.Errorf("without a store:\n%s", without)
+	}
+	if !strings.Contains(up, address) || strings.Contains(up, "is down") || strings.Contains(up, "is full") {
+		t.Errorf("up:\n%s", up)
+	}
+	if !strings.Contains(full, "is full") || strings.Contains(full, "is down") {
+		t.Errorf("full:\n%s", full)
+	}
+	if !strings.Contains(was, "since the store was opened, the last: <bdi>"+cause) || strings.Contains(was, "is down") {
+		t.Errorf("up again:\n%s", was)
+	}
+	if !strings.Contains(down, address) || !strings.Contains(down, "is down: <bdi>"+cause) {
+		t.Errorf("down:\n%s", down)
 	}
 }
 

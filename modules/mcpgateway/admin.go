@@ -81,6 +81,7 @@ func adminRoutes() []adminRoute {
 		{get, at + "/tools/{tool}", "one of them with its definition, by its name as one escaped segment; asks its server. " +
 			"With ?client= also what is decided on it for that client, and by which rule", (*adminCall).showTool},
 		{get, at + "/tools/changes", "the tools whose definitions have changed, before and after", (*adminCall).listChanges},
+		{post, at + "/store/check", "asks the store that replicas share now, and says how long that took", (*adminCall).checkStore},
 		{get, at + "/overview", "the gateways, where clients reach them, and what goes on", (*adminCall).overview},
 		{get, at + "/savings", "how much was kept out of contexts, by tool and by day; " +
 			"with ?price= of a million tokens in money, too", (*adminCall).savings},

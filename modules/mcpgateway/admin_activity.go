@@ -10,14 +10,16 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/activity"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
 // An Overview tells what goes on.
 type Overview struct {
 	Since    time.Time           `json:"since"` // when the process began
 	Gateways []GatewayStatus     `json:"gateways"`
-	Total    activity.Sums       `json:"total"`  // since then
-	Recent   []activity.Interval `json:"recent"` // ten minutes, by ten seconds
+	Store    *mcpstore.Status    `json:"store,omitempty"` // what replicas share
+	Total    activity.Sums       `json:"total"`           // since then
+	Recent   []activity.Interval `json:"recent"`          // ten minutes, by ten seconds
 }
 
 // A GatewayStatus tells of a gateway.
@@ -42,6 +44,11 @@ func (c *adminCall) overview() (int, any, error) {
 	overview := Overview{
 		Since: activity.Process.Began.UTC(), Gateways: []GatewayStatus{}, Total: total, Recent: activity.Process.Recent(),
 	}
+	store, err := sharedBy(found)
+	if err != nil {
+		return 0, nil, err
+	}
+	overview.Store = store.Status()
 	for _, h := range found {
 		overview.Gateways = append(overview.Gateways, h.gatewayStatus())
 	}

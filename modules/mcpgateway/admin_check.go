@@ -12,6 +12,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
 // A serverCheck is what came of an attempt to connect to a server.
@@ -113,6 +114,32 @@ func (h *Handler) check(ctx context.Context, s *Server, patience time.Duration) 
 		}
 	}
 	return check
+}
+
+// checkStore asks the store that replicas share, also if it is known to be unavailable.
+func (c *adminCall) checkStore() (int, any, error) {
+	found, err := c.gateways()
+	if err != nil {
+		return 0, nil, err
+	}
+	store, err := sharedBy(found)
+	if err != nil {
+		return 0, nil, err
+	}
+	if store == nil {
+		return 0, nil, notFound("nothing is shared: there is no mcp_store")
+	}
+	c.action, c.name = "check", "mcp_store"
+	return http.StatusOK, store.Check(c.r.Context()), nil
+}
+
+// sharedBy returns the store that gateways share with those of other replicas, nil if there is none. A
+// configuration has one at most; without gateways, other handlers use it.
+func sharedBy(gateways []*Handler) (*mcpstore.Store, error) {
+	if len(gateways) == 0 {
+		return mcpstore.Active()
+	}
+	return gateways[0].store, nil
 }
 
 // withoutAddress returns the reason of a fault without the address that was dialed. The URL has it, too.

@@ -107,3 +107,14 @@ func (s *Server) answerChildren() {
 		s.releases = append(s.releases, release)
 	}
 }
+
+// watchChildren has other replicas know that child processes have said that a list has changed, also if no client
+// listens to them here: those who listen there may meet these processes next.
+func (s *Server) watchChildren(g *gateway.Gateway) {
+	for _, child := range s.upstreams.children {
+		release := child.transport.Watch(child.host, func(notice string, unread []string) {
+			g.ChildChanged(s.Name, notice, unread)
+		})
+		s.releases = append(s.releases, release)
+	}
+}

@@ -41,7 +41,7 @@ func init() {
 		Long: `
 Serves an mcp_gateway of a configuration to one client, on standard input and
 output: for clients that start MCP servers as processes. Nothing else of the
-configuration runs, and nothing listens on the network. Only for servers with oauth,
+configuration runs but mcp_store, and nothing listens on the network. Only for servers with oauth,
 the pages to log in have an address on this machine. Handlers in front of the gateway
 do not run: the client is the process that has started this one.
 
@@ -188,19 +188,25 @@ type wholeConfig struct {
 		HTTP struct {
 			Servers map[string]json.RawMessage `json:"servers"`
 		} `json:"http"`
+		Store json.RawMessage `json:"mcp_store"`
 	} `json:"apps"`
 }
 
-// withOnly returns a configuration for this process alone, with some HTTP servers.
+// withOnly returns a configuration for this process alone, with some HTTP servers and what they share with
+// others.
 func (w *wholeConfig) withOnly(servers, logging object) ([]byte, error) {
+	apps := object{
+		"http": object{"grace_period": "5s", "servers": servers},
+		// Every HTTP app has one, and it would tidy up what belongs to another process.
+		"tls": object{"disable_storage_clean": true},
+	}
+	if w.Apps.Store != nil {
+		apps["mcp_store"] = w.Apps.Store
+	}
 	small := object{
 		"admin":   object{"listen": stdioNetwork + "/" + stdioAdminHost, "config": object{"persist": false}},
 		"logging": logging,
-		"apps": object{
-			"http": object{"grace_period": "5s", "servers": servers},
-			// Every HTTP app has one, and it would tidy up what belongs to another process.
-			"tls": object{"disable_storage_clean": true},
-		},
+		"apps":    apps,
 	}
 	if w.Storage != nil {
 		small["storage"] = w.Storage

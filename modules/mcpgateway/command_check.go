@@ -22,6 +22,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
 func newCheckCommand() *cobra.Command {
@@ -34,11 +35,12 @@ func newCheckCommand() *cobra.Command {
 		Long: `
 Connects to every server, or to those that are named: starts child processes, shakes hands and
 asks for all lists. It prints a line for each server, and exits with status 0 if all are up,
-otherwise with status 1. Files of servers_from that cannot be used are on standard error, and
-change the status as well; so are notes on what of them is not taken over.
+otherwise with status 1. If no server is named and mcp_store is set, the store has a line, too.
+Files of servers_from that cannot be used are on standard error, and change the status as well;
+so are notes on what of them is not taken over.
 
 It asks the running Caddy. With --config it runs the gateways of this file itself, without a port
-and without anything else of the configuration, and ends them; so it does with the Caddyfile in the
+and without anything else of the configuration but mcp_store, and ends them; so it does with the Caddyfile in the
 current directory if no Caddy is running.`,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			return admin.run(cmd, func(ctx context.Context) error {
@@ -51,11 +53,18 @@ current directory if no Caddy is running.`,
 				}
 				run := newCheckRun(os.Stdout, os.Stderr, isTerminal(os.Stderr), chosen)
 				run.quiet = asJSON
+				var store *mcpstore.Check
+				if len(names) == 0 {
+					if store, err = admin.checkStore(ctx); err != nil {
+						return err
+					}
+					run.printStore(store)
+				}
 				results := run.all(ctx, func(ctx context.Context, s *ServerStatus) serverCheck {
 					return admin.check(ctx, s, timeout)
 				})
 				if asJSON {
-					if err := printJSON(os.Stdout, results); err != nil {
+					if err := printJSON(os.Stdout, allChecks(store, results)); err != nil {
 						return err
 					}
 				}
@@ -63,7 +72,7 @@ current directory if no Caddy is running.`,
 				if err != nil {
 					return err
 				}
-				if refused || slices.ContainsFunc(results, func(r serverCheck) bool { return !r.Up }) {
+				if refused || store != nil && !store.Up || slices.ContainsFunc(results, func(r serverCheck) bool { return !r.Up }) {
 					return errFailed
 				}
 				return nil
@@ -182,6 +191,27 @@ func (c *adminClient) check(ctx context.Context, s *ServerStatus, timeout time.D
 	return found
 }
 
+// checkStore has the store that replicas share checked. It returns nil if there is none.
+func (c *adminClient) checkStore(ctx context.Context) (*mcpstore.Check, error) {
+	found := new(mcpstore.Check)
+	err := c.request(ctx, http.MethodPost, "/store/check", url.Values{}, "", found)
+	if failure, ok := errors.AsType[*AdminError](err); ok && failure.Code == "not_found" {
+		return nil, nil
+	}
+	return found, err
+}
+
+// allChecks returns all that was checked, the store first if there is one.
+func allChecks(store *mcpstore.Check, servers []serverCheck) (all []any) {
+	if store != nil {
+		all = append(all, store)
+	}
+	for i := range servers {
+		all = append(all, &servers[i])
+	}
+	return all
+}
+
 // A checkRun checks servers, and prints what comes of it.
 type checkRun struct {
 	out, progress io.Writer
@@ -274,6 +304,26 @@ func (r *checkRun) print(i int) {
 	fmt.Fprintf(r.out, "%-*s  %s\n", r.width, r.names[i], result.text())
 	for _, line := range result.Stderr {
 		fmt.Fprintf(r.out, "    %s\n", printable(line))
+	}
+}
+
+// printStore prints what came of the check of a store, if there is one.
+func (r *checkRun) printStore(s *mcpstore.Check) {
+	if s == nil || r.quiet {
+		return
+	}
+	r.width = max(r.width, len(s.Name))
+	at := s.Engine
+	if s.Address != "" {
+		at += " at " + printable(s.Address)
+	}
+	switch {
+	case s.Full:
+		fmt.Fprintf(r.out, "%-*s  up in %.1f ms, but full  %s\n", r.width, s.Name, 1000*s.Seconds, at)
+	case s.Up:
+		fmt.Fprintf(r.out, "%-*s  up in %.1f ms  %s\n", r.width, s.Name, 1000*s.Seconds, at)
+	default:
+		fmt.Fprintf(r.out, "%-*s  down: %s (%s)\n", r.width, s.Name, printable(s.Error), at)
 	}
 }
 

@@ -24,7 +24,7 @@ import (
 var forOneCommand bool
 
 // startPrivate runs the gateways of a configuration in this process, for its admin client alone. Nothing
-// else of the configuration runs, nothing listens on the network, and nothing is logged.
+// else of the configuration runs but mcp_store, nothing listens on the network, and nothing is logged.
 func (c *adminClient) startPrivate(file string) error {
 	config, from, err := configfile.Load(file, c.adapter)
 	switch {

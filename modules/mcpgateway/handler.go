@@ -362,6 +362,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		h.pins.common, h.pins.storeID = h.store.Space("pins"), h.storeID()
 	}
 	h.setDefaults()
+	if err := h.claimPlace(); err != nil {
+		return err
+	}
 	h.belowMCP, h.belowRPC = below(h.MCPPath), below(h.RPCPath)
 	h.byName = make(map[string]*Server)
 	if err := h.openPages(); err != nil {
@@ -496,6 +499,9 @@ func (h *Handler) start() {
 	h.register()
 	for _, s := range h.Servers {
 		s.answerChildren()
+		if h.store != nil {
+			s.watchChildren(h.gateway)
+		}
 	}
 	if forOneCommand {
 		return

@@ -60,26 +60,9 @@ func engineOf(t *testing.T) *replicastest.Engine {
 // a directory.
 func loadReplica(t *testing.T, replica, dir, config string) (h *Handler, unload func()) {
 	t.Helper()
-	storage, _ := json.Marshal(map[string]string{"module": "file_system", "root": dir})
 	store := fmt.Sprintf(`{"engine":{"engine":"kept_test","test":%q,"replica":%q},"session_key":"0123456789abcdef0123456789abcdef","retry":"10ms"}`,
 		t.Name(), replica)
-	ctx, err := caddy.ProvisionContext(&caddy.Config{StorageRaw: storage, AppsRaw: caddy.ModuleMap{"mcp_store": json.RawMessage(store)}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := caddy.NewContext(ctx)
-	t.Cleanup(cancel)
-	module, err := ctx.LoadModuleByID("http.handlers.mcp_gateway", json.RawMessage(config))
-	if err != nil {
-		t.Fatal(err)
-	}
-	h = module.(*Handler)
-	t.Cleanup(func() {
-		for _, s := range h.Servers {
-			s.saving.Wait()
-		}
-	})
-	return h, cancel
+	return loadGatewayWith(t, caddy.ModuleMap{"mcp_store": json.RawMessage(store)}, dir, config)
 }
 
 // newReplica is loadReplica with a directory of its own.
@@ -367,4 +350,27 @@ func TestLoginsOfReplicas(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, loginsFolder)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("something is in Caddy's storage: %v", err)
 	}
+}
+
+// What child processes say of their lists is told to other replicas, also while no client listens to them.
+func TestChildrenAreWatched(t *testing.T) {
+	h := newReplica(t, "a", `{"separator":"__","servers":[`+serverOf("alpha", proxyTo(childTransport(), "alpha:1"))+`]}`)
+	h.start()
+	in := session(t, h)
+	call := func(tool, arguments string) {
+		t.Helper()
+		w := serves(t, h, posting("/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"alpha__`+tool+`","arguments":`+arguments+`}}`,
+			mcp.SessionHeader, in))
+		if !strings.Contains(w.Body.String(), `"content"`) {
+			t.Fatalf("%d %s", w.Code, w.Body)
+		}
+	}
+	call("echo", "{}")
+	before := engineOf(t).Operations.Load()
+	call("echo", "{}")
+	if n := engineOf(t).Operations.Load() - before; n != 0 {
+		t.Errorf("%d operations for a call", n)
+	}
+	call("add-tool", `{"name":"t"}`)
+	await.Until(t, "it is told", func() bool { return engineOf(t).Operations.Load() > before })
 }

@@ -3,10 +3,13 @@ package mcpgateway
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
 // What outlives reloads is found by keys, which stay the same as long as something is the
@@ -28,6 +31,29 @@ func (h *Handler) place() string {
 	}
 	slices.Sort(names)
 	return "\x00" + h.MCPPath + "\x00" + strings.Join(names, "\x00")
+}
+
+// sharedPlace tells this gateway from others in what replicas share. What its servers are called does not
+// matter: while one replica after the other gets a configuration with more servers, it is one gateway.
+func (h *Handler) sharedPlace() string { return h.Name + "\x00" + h.MCPPath }
+
+// claimPlace makes sure that no other gateway of the configuration without a name
+// has the same place. Those with the same name are meant to share.
+func (h *Handler) claimPlace() error {
+	if h.store == nil || h.Name != "" {
+		return nil
+	}
+	config := h.loaded
+	if h.shell != nil {
+		config = h.shell.loaded // that of the files changes
+	}
+	switch claimed, err := mcpstore.Claim(h.ctx, h.sharedPlace(), string(config)); {
+	case err != nil:
+		return err
+	case !claimed:
+		return fmt.Errorf("name: with mcp_store, different gateways at the same mcp_path, here %s, need names", h.MCPPath)
+	}
+	return nil
 }
 
 // serverID returns what tells a server from all that are another for clients: one with

@@ -31,8 +31,14 @@ func storedGateway(t *testing.T, dir, config string) *Handler {
 // loadGateway is storedGateway that can be unloaded.
 func loadGateway(t *testing.T, dir, config string) (h *Handler, unload func()) {
 	t.Helper()
+	return loadGatewayWith(t, nil, dir, config)
+}
+
+// loadGatewayWith is loadGateway beside apps.
+func loadGatewayWith(t *testing.T, apps caddy.ModuleMap, dir, config string) (h *Handler, unload func()) {
+	t.Helper()
 	storage, _ := json.Marshal(map[string]string{"module": "file_system", "root": dir})
-	ctx, err := caddy.ProvisionContext(&caddy.Config{StorageRaw: storage})
+	ctx, err := caddy.ProvisionContext(&caddy.Config{StorageRaw: storage, AppsRaw: apps})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -124,7 +124,7 @@ func (h *Handler) newGateway() error {
 	var space *replicas.Space
 	allowWhenDown := false
 	if h.store != nil {
-		space = h.store.Space("gateway\x00" + h.place())
+		space = h.store.Space("gateway\x00" + h.sharedPlace())
 		allowWhenDown = h.store.AllowWhenDown
 	}
 	retained, _, err := retainedPool.LoadOrNew(h.retainedKey(), func() (caddy.Destructor, error) {
@@ -135,7 +135,7 @@ func (h *Handler) newGateway() error {
 	}
 	h.retained = retained.(*gateway.Retained)
 	sealedBy := sha256.Sum256(key) // clients are remembered by what they hold
-	scope := h.Name + "\x00" + h.MCPPath + "\x00" + string(sealedBy[:])
+	scope := h.sharedPlace() + "\x00" + string(sealedBy[:])
 	h.stateKey = scope + h.storeID()
 	state, _, err := states.LoadOrNew(h.stateKey, func() (caddy.Destructor, error) {
 		if h.store == nil {

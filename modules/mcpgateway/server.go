@@ -92,7 +92,7 @@ type Server struct {
 	streams    *streamScope
 	streamsKey string      // of streams; empty if they are closed
 	unfollow   func() bool // stops streams from ending when Caddy exits
-	releases   []func()    // of what answers its children
+	releases   []func()    // of what answers and watches its children
 	replaced   atomic.Bool // another configuration has taken the place of this one
 	upstreams  upstreams   // that the routes pass requests on to
 	health     atomic.Pointer[healthRecord]

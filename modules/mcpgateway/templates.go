@@ -32,7 +32,7 @@ func (h *Handler) followTemplates() {
 		return
 	}
 	h.templates = &sharedTemplates{common: h.store.Space("templates")}
-	h.templates.stop = h.templates.common.Follow(h.place(), func(ctx context.Context, _ string) error {
+	h.templates.stop = h.templates.common.Follow(h.sharedPlace(), func(ctx context.Context, _ string) error {
 		return h.shareTemplates(ctx, func(*resourcetemplate.Set) error { return nil })
 	})
 }
@@ -60,7 +60,7 @@ func (h *Handler) shareTemplates(ctx context.Context, change func(*resourcetempl
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var all []resourcetemplate.Template
-	changed, err := t.common.Change(ctx, h.place(), "", func(value []byte) ([]byte, error) {
+	changed, err := t.common.Change(ctx, h.sharedPlace(), "", func(value []byte) ([]byte, error) {
 		all = nil
 		if value == nil {
 			all = here.All() // which the store may have lost
@@ -88,7 +88,7 @@ func (h *Handler) shareTemplates(ctx context.Context, change func(*resourcetempl
 		return err
 	}
 	if changed {
-		_ = t.common.Announce(ctx, h.place(), "") // they look for themselves, too
+		_ = t.common.Announce(ctx, h.sharedPlace(), "") // they look for themselves, too
 	}
 	before, _ := json.Marshal(here.All()) // texts only
 	if after, _ := json.Marshal(all); bytes.Equal(before, after) {
