@@ -15,6 +15,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcppruner"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore/redis"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/toolresultmask"
 )
@@ -24,37 +26,50 @@ type directive struct {
 	name   string
 	page   string
 	module caddycore.Module
-	site   string            // a site in which "…" stands for what is in the block
+	guest  caddycore.Module  // whose subdirectives are in the block, too; nil if there is none
+	file   string            // a Caddyfile in which "…" stands for what is in the block
 	fields map[string]string // JSON fields that are not of the name of their subdirective, but of these
 }
 
 var directives = []directive{
-	{"mcp_gateway", "docs/mcp_gateway.md", new(mcpgateway.Handler), "mcp_gateway {\n…\nserver sample {\nmcp_sample\n}\n}",
+	{"mcp_gateway", "docs/mcp_gateway.md", new(mcpgateway.Handler), nil, inSite("mcp_gateway {\n…\nserver sample {\nmcp_sample\n}\n}"),
 		map[string]string{"servers": "server answer", "clients": "client", "rates": "rate", "notification_routes": "route_notifications",
 			"allow_unauthenticated": "" /* auth none */}},
-	{"transport mcp_stdio", "docs/mcp_stdio.md", new(mcpstdio.Transport), "reverse_proxy tools:1 {\ntransport mcp_stdio true {\n…\n}\n}",
+	{"transport mcp_stdio", "docs/mcp_stdio.md", new(mcpstdio.Transport), nil, inSite("reverse_proxy tools:1 {\ntransport mcp_stdio true {\n…\n}\n}"),
 		map[string]string{"command": "", "inherit_env": ""}},
-	{"observation_mask", "docs/observation_mask.md", new(observationmask.Handler), "observation_mask {\n…\n}", nil},
-	{"tool_result_mask", "docs/tool_result_mask.md", new(toolresultmask.Handler), "tool_result_mask {\n…\n}", nil},
-	{"mcp_pruner", "docs/mcp_pruner.md", new(mcppruner.Handler), "mcp_pruner {\n…\n}", nil},
+	{"observation_mask", "docs/observation_mask.md", new(observationmask.Handler), nil, inSite("observation_mask {\n…\n}"), nil},
+	{"tool_result_mask", "docs/tool_result_mask.md", new(toolresultmask.Handler), nil, inSite("tool_result_mask {\n…\n}"), nil},
+	{"mcp_pruner", "docs/mcp_pruner.md", new(mcppruner.Handler), nil, inSite("mcp_pruner {\n…\n}"), nil},
+	{"mcp_store", "docs/scale.md", new(mcpstore.App), new(redis.Redis),
+		"{\nmcp_store redis redis://127.0.0.1:1 {\nsession_key 0123456789abcdef0123456789abcdef\n…\n}\n}\n",
+		map[string]string{"engine": "", "url": "", "addresses": ""}},
 }
+
+// inSite returns a Caddyfile that has a directive.
+func inSite(directive string) string { return ":0 {\n" + directive + "\n}\n" }
 
 // provisioned returns the module of a block as it is when Caddy runs it, with
 // everything in it that nobody has said.
 func (d directive) provisioned(t *testing.T, block string) string {
 	t.Helper()
-	site := ":0 {\n" + strings.Replace(d.site, "…", block, 1) + "\n}\n"
-	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(site), nil)
+	file := strings.Replace(d.file, "…", block, 1)
+	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(file), nil)
 	if err != nil {
-		t.Fatalf("%v\n%s", err, site)
+		t.Fatalf("%v\n%s", err, file)
 	}
 	ctx, err := caddycore.ProvisionContext(new(caddycore.Config))
 	if err != nil {
 		t.Fatal(err)
 	}
+	ctx, cancel := caddycore.NewContext(ctx)
+	defer cancel()
 	var raw json.RawMessage
-	key := d.module.CaddyModule().ID.Name()
+	id := d.module.CaddyModule().ID
+	key := id.Name()
 	walk(t, config, func(object map[string]json.RawMessage) {
+		if app, is := object[key]; is && id.Namespace() == "" {
+			raw = app
+		}
 		for _, kind := range []string{"handler", "protocol"} {
 			if string(object[kind]) == `"`+key+`"` {
 				delete(object, kind)
@@ -62,9 +77,9 @@ func (d directive) provisioned(t *testing.T, block string) string {
 			}
 		}
 	})
-	module, err := ctx.LoadModuleByID(string(d.module.CaddyModule().ID), raw)
+	module, err := ctx.LoadModuleByID(string(id), raw)
 	if err != nil {
-		t.Fatalf("%v\n%s", err, site)
+		t.Fatalf("%v\n%s", err, file)
 	}
 	return string(caddyconfig.JSON(module, nil))
 }
@@ -89,12 +104,17 @@ func walk(t *testing.T, config json.RawMessage, visit func(map[string]json.RawMe
 
 // subdirectives are those that the JSON fields of a module stand for.
 func (d directive) subdirectives() (names []string) {
-	for field := range reflect.TypeOf(d.module).Elem().Fields() {
-		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
-		if others, is := d.fields[name]; is {
-			name = others
+	for _, module := range []caddycore.Module{d.module, d.guest} {
+		if module == nil {
+			continue
 		}
-		names = append(names, strings.Fields(name)...)
+		for field := range reflect.TypeOf(module).Elem().Fields() {
+			name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+			if others, is := d.fields[name]; is {
+				name = others
+			}
+			names = append(names, strings.Fields(name)...)
+		}
 	}
 	return names
 }

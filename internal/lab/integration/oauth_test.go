@@ -26,6 +26,8 @@ type oauthGateway struct {
 	url   string // where clients and browsers reach it: the gateway's default
 	admin string
 	home  string
+
+	options []string // more of them, of all of Caddy
 }
 
 // newGateway returns a gateway that is to store in home.
@@ -45,7 +47,7 @@ func startGateway(t *testing.T, home string, lines ...string) *oauthGateway {
 func (g *oauthGateway) start(t *testing.T, lines ...string) {
 	t.Helper()
 	config := filepath.Join(t.TempDir(), "Caddyfile")
-	options := block("", "debug", "metrics", block("servers", "trusted_proxies static 127.0.0.1/32 ::1/128"))
+	options := block("", append(g.options, "debug", "metrics", block("servers", "trusted_proxies static 127.0.0.1/32 ::1/128"))...)
 	caddyfile := options + "\n" + site(strings.TrimPrefix(g.url, "http://"), "log", gateway(append(lines, "separator __")...))
 	if err := os.WriteFile(config, []byte(withAdmin(caddyfile, g.admin)), 0o600); err != nil {
 		t.Fatal(err)

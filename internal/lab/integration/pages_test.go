@@ -136,7 +136,7 @@ func wholeCaddyfile(shown string) string {
 // The page of a directive ends with a few examples, which are valid.
 func TestExamplesOfDirectives(t *testing.T) {
 	isolate(t)
-	for _, name := range []string{"GITHUB_TOKEN", "LAPTOP_TOKEN", "CI_TOKEN", "SEARCH_TOKEN"} {
+	for _, name := range []string{"GITHUB_TOKEN", "LAPTOP_TOKEN", "CI_TOKEN", "SEARCH_TOKEN", "REDIS_PASSWORD", "MCP_SESSION_KEY"} {
 		setenv(t, name, exampleToken+name)
 	}
 	all := pages(t)

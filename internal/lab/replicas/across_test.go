@@ -30,15 +30,7 @@ func TestAcross(t *testing.T) {
 	}{
 		{"a session ends", false, func(t *testing.T, c *traveller) {
 			c.at(b).mustCall(t, "legacy__echo", `{"text":"before"}`)
-			req, err := mcpclient.NewRequest(t.Context(), http.MethodDelete, a.url+"/mcp", "", c.Headers...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			res, err := c.HTTP.Do(req)
-			if err != nil {
-				t.Fatal(err)
-			}
-			res.Body.Close()
+			c.at(a).end(t)
 			await.Until(t, "the session to be over at the other replica", func() bool {
 				return c.at(b).Begin(t.Context(), "tools/list", "{}").Finish().Status == http.StatusNotFound
 			})
@@ -144,6 +136,20 @@ func newTraveller(t *testing.T, number int, modern bool, first *caddy) *travelle
 func (c *traveller) at(replica *caddy) *traveller {
 	c.URL = replica.url + "/mcp"
 	return c
+}
+
+// end ends the session.
+func (c *traveller) end(t *testing.T) {
+	t.Helper()
+	req, err := mcpclient.NewRequest(t.Context(), http.MethodDelete, c.URL, "", c.Headers...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := c.HTTP.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
 }
 
 // call calls a tool that asks nothing.

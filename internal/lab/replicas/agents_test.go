@@ -21,8 +21,11 @@ import (
 // How many agents there are, and how many of them meet faults.
 var (
 	maxAgents = more(40, 500)
-	meetFault = more(12, 100)
+	meetFault = more(12, 250)
 )
+
+// askers is how many agents have a child of their own at each replica.
+const askers = 20
 
 // operationsOf returns how many operations an agent does. Those who meet faults do more, to be there before,
 // while and after.

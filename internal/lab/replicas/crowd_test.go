@@ -15,8 +15,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 )
 
-// atOnce is how many operations are under way at a time.
-const atOnce = 24
+// atOnce is how many operations are under way at a time. While Redis is away, most of them wait.
+var atOnce = more(24, 96)
 
 // reference is what agents are answered by one process: what they have written down, by agent and
 // operation.
@@ -216,6 +216,27 @@ func whileAway(c *crowd, a *agent, j int, want string) (outcome, string) {
 		return refused, text
 	}
 	return outcome, text
+}
+
+// whileApart is whileAway if the store is unavailable to one replica only. The others do not know what that one
+// has cut.
+func whileApart(c *crowd, a *agent, j int, want string) (outcome, string) {
+	outcome, text := whileAway(c, a, j, want)
+	if outcome == different && operationOf(a.number, j).recovers && unknownOriginal.MatchString(text) {
+		return refused, text
+	}
+	return outcome, text
+}
+
+// unknownOriginal is how recover_text, recover_observation and resources/read say that there is none.
+var unknownOriginal = regexp.MustCompile(`prune_id_not_found|Nothing is kept under|not known, or not anymore`)
+
+// whileFull is whileAway for what a replica asks others for, and once for everything else.
+func whileFull(c *crowd, a *agent, j int, want string) (outcome, string) {
+	if operationOf(a.number, j).recovers {
+		return whileAway(c, a, j, want)
+	}
+	return once(c, a, j, want)
 }
 
 // An outcome is how an operation has ended.

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -38,6 +40,19 @@ func TestShippedFiles(t *testing.T) {
 		ends = append(ends, c)
 	}
 	defer connections.CloseIdleConnections()
+	binary, err := caddyrun.Binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The probes of the image and of kubernetes.yaml. Kubernetes asks by the address of the pod.
+	probe := caddyrun.Command(t.Context(), binary, t.TempDir(), "mcp-health", "--config", ends[0].file)
+	probe.Env = append(probe.Env, environment...)
+	if out, err := probe.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	if got := askAs(t, "10.1.2.3:8080", ends[0].url+"/mcp/health"); got != http.StatusOK {
+		t.Errorf("the readiness probe gets %d", got)
+	}
 	client := newClient(0, true)
 	client.URL = ends[0].url + "/mcp"
 	got := client.Begin(t.Context(), "tools/call", toolCall("sample__read_log", `{"lines":2000}`)).Finish()
@@ -47,10 +62,6 @@ func TestShippedFiles(t *testing.T) {
 		t.Errorf("the other replica: %d %.500s", got.Status, got.Body)
 	}
 
-	binary, err := caddyrun.Binary()
-	if err != nil {
-		t.Fatal(err)
-	}
 	if out, err := caddyrun.Command(t.Context(), binary, t.TempDir(), "validate", "--adapter", "caddyfile", "--config", shipped+"balancer.Caddyfile").CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
@@ -82,5 +93,119 @@ func TestShippedFiles(t *testing.T) {
 		if replicas != 1 || strings.Contains(string(all), "sessionAffinity") {
 			t.Errorf("%s has not three replicas that any connection can go to", name)
 		}
+	}
+}
+
+// askAs asks for a page by a name that the server may have, and returns the status.
+func askAs(t *testing.T, host, address string) int {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Host = host
+	res, err := (&http.Client{Transport: connections}).Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	return res.StatusCode
+}
+
+// TestManifestRefersToItself wants what one part of kubernetes.yaml names to be in another.
+func TestManifestRefersToItself(t *testing.T) {
+	file, err := os.Open(shipped + "kubernetes.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	type workload struct {
+		Kind     string
+		Metadata struct{ Name string }
+		Spec     struct {
+			Selector    any
+			PodSelector any    `yaml:"podSelector"`
+			ServiceName string `yaml:"serviceName"`
+			Ports       []struct {
+				TargetPort string `yaml:"targetPort"`
+			}
+			VolumeClaimTemplates []struct{ Metadata struct{ Name string } } `yaml:"volumeClaimTemplates"`
+			Template             struct {
+				Metadata struct{ Labels map[string]string }
+				Spec     struct {
+					Grace      int `yaml:"terminationGracePeriodSeconds"`
+					Volumes    []struct{ Name string }
+					Containers []struct {
+						Ports        []struct{ Name string }
+						Readiness    map[string]any          `yaml:"readinessProbe"`
+						VolumeMounts []struct{ Name string } `yaml:"volumeMounts"`
+					}
+				}
+			}
+		}
+	}
+	var all []workload
+	for decoder := yaml.NewDecoder(file); ; {
+		var w workload
+		err := decoder.Decode(&w)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, w)
+	}
+	labels, ports, services := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	for _, w := range all {
+		if app := w.Spec.Template.Metadata.Labels["app"]; app != "" {
+			labels[app] = true
+		}
+		if w.Kind == "Service" {
+			services[w.Metadata.Name] = true
+		}
+		volumes := map[string]bool{}
+		for _, v := range w.Spec.Template.Spec.Volumes {
+			volumes[v.Name] = true
+		}
+		for _, v := range w.Spec.VolumeClaimTemplates {
+			volumes[v.Metadata.Name] = true
+		}
+		for _, c := range w.Spec.Template.Spec.Containers {
+			if c.Readiness == nil {
+				t.Errorf("%s %s would get requests before it is ready", w.Kind, w.Metadata.Name)
+			}
+			for _, p := range c.Ports {
+				ports[p.Name] = true
+			}
+			for _, m := range c.VolumeMounts {
+				if !volumes[m.Name] {
+					t.Errorf("%s %s mounts %s, which it has not", w.Kind, w.Metadata.Name, m.Name)
+				}
+			}
+		}
+		if w.Kind == "Deployment" && w.Spec.Template.Spec.Grace <= 30 { // grace_period of the Caddyfile
+			t.Errorf("%s is ended after %d s, before its calls are", w.Metadata.Name, w.Spec.Template.Spec.Grace)
+		}
+	}
+	selectors := 0
+	for _, w := range all {
+		if w.Spec.ServiceName != "" && !services[w.Spec.ServiceName] {
+			t.Errorf("%s %s: there is no service %s", w.Kind, w.Metadata.Name, w.Spec.ServiceName)
+		}
+		for _, p := range w.Spec.Ports {
+			if !ports[p.TargetPort] {
+				t.Errorf("%s %s: no container has a port %s", w.Kind, w.Metadata.Name, p.TargetPort)
+			}
+		}
+		for _, found := range regexp.MustCompile(`app:([a-z-]+)`).FindAllStringSubmatch(fmt.Sprint(w.Spec.Selector, w.Spec.PodSelector), -1) {
+			selectors++
+			if !labels[found[1]] {
+				t.Errorf("%s %s: no pod is %s", w.Kind, w.Metadata.Name, found[1])
+			}
+		}
+	}
+	if selectors == 0 {
+		t.Error("nothing selects pods")
 	}
 }

@@ -22,7 +22,7 @@ import (
 )
 
 // Servers by what replicas have of them. Children are each replica's own, so only what they answer the same
-// is asked of them. The asker is a child of each session, which a few agents use.
+// is asked of them. The asker is a child of each session, for the first agents.
 var (
 	allServers    = []string{"legacy", "modern", "child"}
 	sharedServers = []string{"legacy", "modern"}
@@ -36,19 +36,21 @@ type operation struct {
 	// away says what becomes of it while the store is unavailable, if not what becomes of it otherwise: an
 	// expression for what is written down then. All that differs is here and in docs/scale.md.
 	away string
+
+	recovers bool // it asks for originals
 }
 
 var operations = []operation{
 	{name: "call", run: (*agent).doCall},
 	{name: "list", run: (*agent).doList},
-	{name: "mask and recover", run: (*agent).doRecover, away: unavailable},
-	{name: "prune and recover", run: (*agent).doPrune, away: unavailable},
+	{name: "mask and recover", run: (*agent).doRecover, away: unavailable, recovers: true},
+	{name: "prune and recover", run: (*agent).doPrune, away: unavailable, recovers: true},
 	{name: "subscribe", run: (*agent).doSubscribe, away: `told (0 times|nothing)|` + unavailable},
 	{name: "elicit", run: (*agent).doElicit, away: unavailable + `|` + errUnanswered.Error()},
 	{name: "read", run: (*agent).doRead},
 	{name: "progress", run: (*agent).doProgress},
 	{name: "confirm", run: (*agent).doConfirm, away: unavailable + `|` + errUnanswered.Error()},
-	{name: "recover again", run: (*agent).doRecoverAgain, away: unavailable},
+	{name: "recover again", run: (*agent).doRecoverAgain, away: unavailable, recovers: true},
 	{name: "limit", run: (*agent).doLimit, away: `: 503\n.*` + unavailable},
 	{name: "HMAC", run: (*agent).doHMAC, away: `: 503\n.*` + unavailable},
 }
@@ -189,7 +191,7 @@ func (a *agent) doElicit(r *record, random *rand.Rand) {
 		method, params = "sampling/createMessage", `{"messages":[],"maxTokens":10}`
 	}
 	servers := sharedServers
-	if a.number < 20 {
+	if a.number < askers {
 		servers = []string{"legacy", "modern", "asker"}
 	}
 	a.call(r, pick(random, servers)+"__ask", fmt.Sprintf(`{"method":%q,"params":%s,"times":%d}`, method, params, 1+random.IntN(3)))

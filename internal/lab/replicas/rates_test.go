@@ -56,7 +56,7 @@ func TestRates(t *testing.T) {
 		passed := flood(w.url+"/flowing/mcp", func(int64) bool { return time.Now().After(end) })
 		// What was let through at the beginning and at the end of that time is not known better than by a call.
 		most := flowingRate + flowingRate*time.Since(began).Seconds()
-		least := flowingRate + flowingRate*end.Sub(began).Seconds() - atOnce
+		least := flowingRate + flowingRate*end.Sub(began).Seconds() - float64(atOnce)
 		t.Logf("%d passed in %s, %.0f to %.0f can", passed, time.Since(began), least, most)
 		if float64(passed) > most*1.01 || float64(passed) < least*0.99 {
 			t.Errorf("%d passed, want %.0f to %.0f", passed, least, most)

@@ -24,19 +24,25 @@ func TestSame(t *testing.T) {
 // TestUser has the user of Redis that docs/scale.md makes be all that is needed.
 func TestUser(t *testing.T) {
 	referenceOf(t)
+	redis := replicastest.StartRedis(t)
+	c := newCrowd(t, several(t, 3, "redis://"+redis.Addr, asUser(t, redis)...), 0, meetFault)
+	defer c.leave()
+	c.work(share, 0, once)
+	c.print(t, "with a user of its own")
+}
+
+// asUser makes that user, and returns the lines by which replicas are it.
+func asUser(t *testing.T, servers ...*replicastest.Redis) (lines []string) {
+	t.Helper()
 	page, err := os.ReadFile("../../../docs/scale.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	redis := replicastest.StartRedis(t)
 	rule := regexp.MustCompile(`(?m)^ACL SETUSER .*$`).FindString(string(page))
-	if said := redis.Do(strings.Fields(rule)...); said != "+OK" {
-		t.Fatalf("%s: %s", rule, said)
+	for _, server := range servers {
+		expect(t, server, "+OK", strings.Fields(rule)...)
 	}
-	c := newCrowd(t, several(t, 3, "redis://mcp:password@"+redis.Addr), 0, meetFault)
-	defer c.leave()
-	c.work(share, 0, once)
-	c.print(t, "with a user of its own")
+	return []string{"username mcp", "password password"}
 }
 
 // TestReference has one process do it twice, which shows what the comparison is worth.

@@ -21,6 +21,7 @@ import (
 type sentinelSet struct {
 	addresses string // of the sentinels, as mcp_store takes them
 	master    *replicastest.Redis
+	servers   []*replicastest.Redis // the master and its replica
 }
 
 // startSentinels starts a set, and waits until its sentinels know each other and the replica.
@@ -31,7 +32,7 @@ func startSentinels(t *testing.T) *sentinelSet {
 	}
 	master := replicastest.StartRedis(t, "--repl-diskless-sync-delay", "0")
 	host, port, _ := net.SplitHostPort(master.Addr)
-	replicastest.StartRedis(t, "--replicaof", host, port)
+	replica := replicastest.StartRedis(t, "--replicaof", host, port)
 	await.Until(t, "the replica to have what the master has", func() bool { return strings.Contains(master.Do("INFO", "replication"), "state=online") })
 	ports, err := loopback.FreePorts(3)
 	if err != nil {
@@ -48,7 +49,7 @@ func startSentinels(t *testing.T) *sentinelSet {
 			return field(said, "num-slaves") == "1" && field(said, "num-other-sentinels") == "2" && field(said, "flags") == "master"
 		})
 	}
-	return &sentinelSet{"redis://" + strings.Join(addresses, " "), master}
+	return &sentinelSet{"redis://" + strings.Join(addresses, " "), master, []*replicastest.Redis{master, replica}}
 }
 
 // startSentinel starts a sentinel that is ended with the test.

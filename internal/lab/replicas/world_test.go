@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -49,22 +50,35 @@ func oneProcess(t *testing.T) *world {
 // several starts replicas that share a store, and a balancer in front of them.
 func several(t *testing.T, n int, store string, lines ...string) *world {
 	t.Helper()
+	return severalBy(t, slices.Repeat([]string{store}, n), lines...)
+}
+
+// severalBy starts replicas that share a store to which each has a way of its own.
+func severalBy(t *testing.T, stores []string, lines ...string) *world {
+	t.Helper()
 	w := &world{servers: newServers(t)}
 	text := site(w.servers)
-	var addresses []string
-	for range n {
+	for _, store := range stores {
 		replica := newCaddy(t, text, block("mcp_store redis "+store, append(lines, "session_key {env.MCP_SESSION_KEY}",
 			"timeout 2s")...)) // machines that test may be busy
 		replica.start(t)
 		w.replicas = append(w.replicas, replica)
+	}
+	return w.balance(t, w.replicas...)
+}
+
+// balance starts a balancer in front of some of the replicas, and returns what clients see there.
+func (w *world) balance(t *testing.T, replicas ...*caddy) *world {
+	t.Helper()
+	var addresses []string
+	for _, replica := range replicas {
 		addresses = append(addresses, strings.TrimPrefix(replica.url, "http://"))
 	}
 	// As in docs/scale.md.
 	balancer := newCaddy(t, block("reverse_proxy "+strings.Join(addresses, " "),
 		"lb_policy random", "lb_try_duration 5s", "lb_try_interval 100ms", "fail_duration 2s"))
 	balancer.start(t)
-	w.url = balancer.url
-	return w
+	return &world{balancer.url, replicas, w.servers}
 }
 
 // servers are those that all replicas use.
@@ -93,7 +107,7 @@ func newServers(t *testing.T) *servers {
 	s.lines = append(s.lines,
 		"server child stdio "+self+" ds child",
 		block("server asker stdio "+self+" ds asker", "isolation session"),
-		block("server pruner", "mask off", "mcp_pruner"))
+		block("server pruner", "mask off", block("mcp_pruner", "store_limit 100000 1GiB")))
 	return s
 }
 
@@ -107,11 +121,16 @@ func site(s *servers) string {
 	gateway := func(path string, lines ...string) string {
 		return block("mcp_gateway", append([]string{
 			"name gateway" + strings.ReplaceAll(path, "/", "-"), "separator __", "session_key {env.MCP_SESSION_KEY}", "mcp_path " + path + "/mcp", "rpc_path " + path + "/api",
-			block("mask", "max_chars 1000", "head_chars 300", "tail_chars 300", "recover on"),
+			block("mask", "max_chars 1000", "head_chars 300", "tail_chars 300", block("recover", "max_entries 100000", "max_bytes 1GiB")),
 		}, slices.Concat(s.lines, lines)...)...)
 	}
+	rules := []string{"confirm *::link", fmt.Sprintf("rate *::fail %d/24h", smallRate), "default allow"}
+	clients := []string{block("auth token", tokens...), block("client *", append([]string{"deny asker::*"}, rules...)...)}
+	for i := range askers {
+		clients = append(clients, block("client "+agentName(i), rules...))
+	}
 	return strings.Join([]string{
-		gateway("", block("auth token", tokens...), block("client *", "confirm *::link", fmt.Sprintf("rate *::fail %d/24h", smallRate), "default allow")),
+		gateway("", clients...),
 		gateway("/signed", block("auth hmac", secrets...)),
 		gateway("/still", "auth token "+agentToken(0)+" one", fmt.Sprintf("rate %d/24h", stillRate)),
 		gateway("/flowing", "auth token "+agentToken(0)+" one", fmt.Sprintf("rate %d/1s", flowingRate)),
@@ -199,6 +218,31 @@ func (c *caddy) kill() {
 // metric returns the value of a metric as it is written, "" if there is none.
 func (c *caddy) metric(t *testing.T, name string) string {
 	t.Helper()
+	for line := range strings.Lines(c.metrics(t)) {
+		if value, ok := strings.CutPrefix(line, name+" "); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// sum returns the sum of a metric over its labels.
+func (c *caddy) sum(t *testing.T, name string) (sum float64) {
+	t.Helper()
+	for line := range strings.Lines(c.metrics(t)) {
+		if labels, value, ok := strings.Cut(line, "} "); ok && strings.HasPrefix(labels, name+"{") {
+			n, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum += n
+		}
+	}
+	return sum
+}
+
+func (c *caddy) metrics(t *testing.T) string {
+	t.Helper()
 	res, err := http.Get(c.admin + "/metrics")
 	if err != nil {
 		t.Fatal(err)
@@ -208,12 +252,7 @@ func (c *caddy) metric(t *testing.T, name string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for line := range strings.Lines(string(text)) {
-		if value, ok := strings.CutPrefix(line, name+" "); ok {
-			return strings.TrimSpace(value)
-		}
-	}
-	return ""
+	return string(text)
 }
 
 // awaitStore waits until all replicas can use the store.
