@@ -140,7 +140,7 @@ func (s *stage) settleIn(t *testing.T) {
 	}
 	load := s.visit(t)
 	load.leave(t)
-	s.settle(t, s.count(t))
+	s.settle(t, s.atRest(t))
 	s.idle = s.memory(t).now
 }
 
@@ -229,10 +229,13 @@ type process struct {
 	state byte   // as Linux has it
 }
 
+// zombie is the name of a child that has ended, and that Caddy has not waited for yet.
+const zombie = "a zombie"
+
 // processes returns the children of Caddy.
 func (s *stage) processes() (all []process) {
 	for _, c := range procfs.Children(s.process.Process.Pid) {
-		p := process{pid: c.PID, name: "a zombie", state: c.State}
+		p := process{pid: c.PID, name: zombie, state: c.State}
 		if args := c.Args(); len(args) > 2 {
 			p.name = args[2]
 		}
@@ -251,6 +254,16 @@ func (s *stage) children() (names []string) {
 	}
 	slices.Sort(names)
 	return names
+}
+
+// atRest counts when no child is a zombie: those that never serve are tried, and end, at any moment.
+func (s *stage) atRest(t *testing.T) (c counts) {
+	t.Helper()
+	await.Until(t, "children that have ended to be gone", func() bool {
+		c = s.count(t)
+		return !slices.Contains(c.children, zombie)
+	})
+	return c
 }
 
 // slack is how many goroutines and files more are no leak: Caddy has some work of its
@@ -369,7 +382,7 @@ func (o *ordeal) wrong(w way, format string, args ...any) {
 // by more than so many MiB, and the neighbours have noticed nothing.
 func (s *stage) endure(t *testing.T, name string, budget int, fault func(*ordeal)) {
 	t.Run(name, func(t *testing.T) {
-		before := s.count(t)
+		before := s.atRest(t)
 		s.forgetPeak(t)
 		load := s.visit(t)
 		o := &ordeal{T: t, stage: s, load: load, seen: map[string]bool{}}
