@@ -213,8 +213,8 @@ func (e *elsewhere) take(text []byte) {
 	}
 }
 
-// miss notes that something may have been told that was not heard here. Records of sessions have what lasts of it: those
-// of clients that listen here are read at once, others with the next request.
+// miss notes that something may have been told that was not heard here. Records of sessions have what lasts
+// of it: those of clients that listen here are read at once, others with the next request.
 func (e *elsewhere) miss() {
 	e.mu.Lock()
 	e.missed.Add(1)

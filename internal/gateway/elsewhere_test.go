@@ -258,8 +258,8 @@ func TestSubscriptionsMadeElsewhere(t *testing.T) {
 	}
 }
 
-// What a replica has not heard, it finds in the store when it hears again: streams end, and hear of subscriptions, without
-// another request of their clients.
+// What a replica has not heard, it finds in the store when it hears again: streams end, and hear of
+// subscriptions, without another request of their clients.
 func TestWhatWasNotHeard(t *testing.T) {
 	p := modernPeer("a")
 	say := p.tells()
@@ -603,7 +603,7 @@ func TestListsOfChildrenChangedElsewhere(t *testing.T) {
 	}
 }
 
-// A child process tells one replica, where nobody listens.
+// A child process tells one replica, where no stream is open.
 func TestListsOfChildrenWithoutAStream(t *testing.T) {
 	mine, others := legacyPeer("a").hasTools("x"), legacyPeer("a").hasTools("x")
 	others.listens()

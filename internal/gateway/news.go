@@ -84,8 +84,8 @@ func (e *elsewhere) listsChanged(notice string, links ...*link) {
 	e.tell(everywhere, dispatch{Lists: first})
 }
 
-// ChildChanged tells other replicas that a child process of a server has said that a list has changed, in sessions that no
-// stream is read of. It does not block.
+// ChildChanged tells other replicas that a child process of a server has said that a list has changed, in
+// sessions that no stream is read of. It does not block.
 func (g *Gateway) ChildChanged(server, notice string, unread []string) {
 	s := g.servers[server]
 	if g.elsewhere == nil || s == nil || len(unread) == 0 {

@@ -526,8 +526,9 @@ func (v *visit) endElsewhere() {
 // plainEnd is a request that ends a session, if the one that did is not known.
 var plainEnd = sentRequest{Method: http.MethodDelete, URL: "/"}
 
-// tellEnd tells others of an end as far as they have not been told. A replica that reads the record before the end is in it
-// hears the message. It costs its owner nothing: a client that has used up its budget can still end sessions.
+// tellEnd tells others of an end as far as they have not been told. A replica that reads the record before
+// the end is in it hears the message. It costs its owner nothing: a client that has used up its budget can
+// still end sessions.
 func (e *elsewhere) tellEnd(ctx context.Context, u *untoldEnd) (err error) {
 	if left := sessionTime - time.Since(u.end.Issued); !u.kept && left > 0 {
 		err = e.space.Set(ctx, u.key, recordName, jsonrpc.Encode(sessionRecord{Ended: true}), left)

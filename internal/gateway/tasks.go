@@ -87,8 +87,8 @@ func (t *taskOwners) add(key taskKey, begun task) {
 	}
 }
 
-// share has other replicas know a task. They find it by its server, as they do not know whose it is. It counts as one of
-// its client there, as in put.
+// share has other replicas know a task. They find it by its server, as they do not know whose it is. It counts
+// as one of its client there, as in put.
 func (t *taskOwners) share(ctx context.Context, key taskKey, begun task) error {
 	return t.common.KeepOf(ctx, begun.identity, key.owner(), key.id, begun.told(), taskTime)
 }

@@ -52,7 +52,7 @@ func Active() (*Store, error) {
 	return a.store, nil
 }
 
-// Claim reports whether nobody but the owner has claimed a name in the store of a configuration, and claims
+// Claim reports whether no one but the owner has claimed a name in the store of a configuration, and claims
 // it for the owner.
 func Claim(ctx caddy.Context, name, owner string) (is bool, err error) {
 	a, err := appOf(ctx)
