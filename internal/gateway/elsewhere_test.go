@@ -486,19 +486,22 @@ func TestClientsThatAreReadyElsewhere(t *testing.T) {
 	}
 }
 
+// sessionWith calls a tool of a server, and returns the session that the server was called in.
+func (u *user) sessionWith(p *peer) string {
+	u.t.Helper()
+	if s := u.call(p.name + "::x"); s.code() != 0 {
+		u.t.Fatalf("got %s", s.body)
+	}
+	calls := p.heard("tools/call")
+	return calls[len(calls)-1].session
+}
+
 // A session with a server that begins later than that of the client is that of all replicas, too.
 func TestSessionsWithServersThatBeginElsewhere(t *testing.T) {
 	p := legacyPeer("a")
 	one, other, engine := newReplicas(t, p)
 	u := one.legacy(t)
-	in := func(at *front) string {
-		t.Helper()
-		if s := u.at(at).call("a::x"); s.code() != 0 {
-			t.Errorf("got %s", s.body)
-		}
-		calls := p.heard("tools/call")
-		return calls[len(calls)-1].session
-	}
+	in := func(at *front) string { return u.at(at).sessionWith(p) }
 	u.at(other).ask("logging/setLevel", `{"level":"error"}`)
 	for i := range 3 {
 		p.forget() // its sessions
@@ -869,14 +872,7 @@ func TestSessionsWithServersThatAreOpenMeanwhile(t *testing.T) {
 	p := legacyPeer("a")
 	one, other, engine := newReplicas(t, p)
 	u := one.legacy(t)
-	in := func(at *front) string {
-		t.Helper()
-		if s := u.at(at).call("a::x"); s.code() != 0 {
-			t.Fatalf("got %s", s.body)
-		}
-		calls := p.heard("tools/call")
-		return calls[len(calls)-1].session
-	}
+	in := func(at *front) string { return u.at(at).sessionWith(p) }
 	p.forget() // the session that the id carries
 	recorded := in(one)
 	engine.Down.Store(true)

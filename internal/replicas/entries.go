@@ -34,8 +34,8 @@ func (s *Space) Keep(ctx context.Context, owner, name string, value []byte, ttl 
 	return s.keep(ctx, owner, "", name, value, ttl)
 }
 
-// KeepOf keeps a value for an owner as one of a client, who loses its oldest of that owner if it has too much. Who looks
-// for it needs not know the client.
+// KeepOf keeps a value for an owner as one of a client. A client that has too much of an owner loses its
+// oldest values there. To find a value, the owner and the name are enough.
 func (s *Space) KeepOf(ctx context.Context, client, owner, name string, value []byte, ttl time.Duration) error {
 	return s.keep(ctx, owner, s.hash("client", client), name, value, ttl)
 }

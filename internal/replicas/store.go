@@ -195,8 +195,8 @@ func (s *Store) isClosed() bool {
 	}
 }
 
-// probe tries the engine until it can be used. Other replicas may notice that later, and hear what they are told only then:
-// so an engine that was gone has to answer twice.
+// probe tries the engine until it can be used. Other replicas may notice that later, and hear what they are
+// told only then: so an engine that was gone has to answer twice.
 func (s *Store) probe(atOnce bool) {
 	began := time.Now()
 	answers := func() bool { return usable(s.Ping(context.Background())) }

@@ -582,7 +582,7 @@ func (s *server) broadcast(m *jsonrpc.Message, concerns func(*session) bool) {
 	})
 }
 
-// listChanged puts a notification that a list has changed on the streams of all, and tells those who watch for it in which
+// listChanged puts a notification that a list has changed on the streams of all, and tells watchers in which
 // sessions no stream is open to read it.
 func (s *server) listChanged(m *jsonrpc.Message) {
 	s.mu.Lock()

@@ -2,8 +2,8 @@ package stdio
 
 import "slices"
 
-// A Watcher is told that a child has said that a list has changed, by which notification, and in which sessions no stream
-// is open to hear it. It must not block.
+// A Watcher is told that a child has said that a list has changed, by which notification, and in which
+// sessions no stream is open to hear it. It must not block.
 type Watcher func(notice string, unread []string)
 
 // Watch has a Watcher told what the children at a host say, until it is released.

@@ -123,7 +123,8 @@ func (c *common) keep(ctx context.Context, k key, e *kept) error {
 	return c.space.Keep(ctx, k.owner, k.handle, e.original, c.ttl+c.ttl/4)
 }
 
-// dropped reports whether an original is no longer kept. One that was kept when the store was closed is not dropped: other replicas may want it.
+// dropped reports whether an original is no longer kept. One that was kept when the store was closed is not
+// dropped: other replicas may want it.
 func (s *Store) dropped(k key, e *kept) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -5,7 +5,6 @@ package replicas
 import (
 	"bytes"
 	"encoding/json"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -155,15 +154,7 @@ type storeStatus struct {
 
 func (c *caddy) store(t *testing.T) storeStatus {
 	t.Helper()
-	res, err := http.Get(c.admin + "/mcp_gateway/overview")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer res.Body.Close()
-	text, err := io.ReadAll(res.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := []byte(c.askAdmin(t, "/mcp_gateway/overview"))
 	var overview struct{ Store storeStatus }
 	if err := json.Unmarshal(text, &overview); err != nil {
 		t.Fatal(err)

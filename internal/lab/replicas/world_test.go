@@ -243,7 +243,13 @@ func (c *caddy) sum(t *testing.T, name string) (sum float64) {
 
 func (c *caddy) metrics(t *testing.T) string {
 	t.Helper()
-	res, err := http.Get(c.admin + "/metrics")
+	return c.askAdmin(t, "/metrics")
+}
+
+// askAdmin returns what the admin API answers.
+func (c *caddy) askAdmin(t *testing.T, path string) string {
+	t.Helper()
+	res, err := http.Get(c.admin + path)
 	if err != nil {
 		t.Fatal(err)
 	}
