@@ -239,7 +239,7 @@ func TestInvalidToolsAreLeftOut(t *testing.T) {
 			u.connect()
 		}
 		for range 2 {
-			if s := u.ask("tools/list", "{}"); strings.Contains(s.answer, "bad") || !strings.Contains(s.answer, "a::good") {
+			if s := u.ask("tools/list", "{}"); strings.Contains(s.answer, "a::bad") || !strings.Contains(s.answer, "a::good") {
 				t.Errorf("got %s", s.body)
 			}
 		}

@@ -978,7 +978,7 @@ func TestAggregateEraInvalidTools(t *testing.T) {
 	grown := growth(t)
 	for _, era := range clientEras {
 		c := newSpeaker(t, joinedAt(url), era.modern, `{}`)
-		if got := c.ask(t, "tools/list", `{}`).answer.Raw; strings.Contains(got, "bad") || !strings.Contains(got, "good") {
+		if got := c.ask(t, "tools/list", `{}`).answer.Raw; strings.Contains(got, `__bad"`) || !strings.Contains(got, `__good"`) {
 			t.Errorf("%s: got %s", era.name, got)
 		}
 		got := c.ask(t, "tools/call", callOf("alpha", "bad", `{"a":"b"}`)).answer
