@@ -99,7 +99,7 @@ func (t *taskOwners) shareBehind(key taskKey, begun task) {
 	t.common.Behind(key.owner()+"\x00"+begun.identity, key.id, len(begun.told()), share, nil)
 }
 
-// owner returns the client whose quota in the store the task counts in.
+// owner returns the owner in the store that replicas find the task by.
 func (k taskKey) owner() string { return "tasks of " + k.server }
 
 // told returns what other replicas are told of a task.

@@ -41,9 +41,10 @@ func init() {
 		Long: `
 Serves an mcp_gateway of a configuration to one client, on standard input and
 output: for clients that start MCP servers as processes. Nothing else of the
-configuration runs but mcp_store, and nothing listens on the network. Only for servers with oauth,
-the pages to log in have an address on this machine. Handlers in front of the gateway
-do not run: the client is the process that has started this one.
+configuration runs but mcp_store, and nothing listens on the network. Only for
+servers with oauth, the pages to log in have an address on this machine. Handlers
+in front of the gateway do not run: the client is the process that has started
+this one.
 
 The configuration is the Caddyfile in the current directory unless --config names
 another. With several gateways, --gateway chooses the one of this name. With

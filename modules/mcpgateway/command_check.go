@@ -40,8 +40,8 @@ Files of servers_from that cannot be used are on standard error, and change the 
 so are notes on what of them is not taken over.
 
 It asks the running Caddy. With --config it runs the gateways of this file itself, without a port
-and without anything else of the configuration but mcp_store, and ends them; so it does with the Caddyfile in the
-current directory if no Caddy is running.`,
+and without anything else of the configuration but mcp_store, and ends them; so it does with the
+Caddyfile in the current directory if no Caddy is running.`,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			return admin.run(cmd, func(ctx context.Context) error {
 				if err := admin.reachForCheck(ctx); err != nil {

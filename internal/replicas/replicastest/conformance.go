@@ -449,14 +449,14 @@ func (c *conformance) hears(r *recorder, want ...string) {
 
 func (c *conformance) publish() {
 	if c.say(c.name, "before") {
-		c.Error("not heard")
+		c.Error("said to be heard, without a listener")
 	}
 	r, stop := c.subscribe(c.b, c.name)
 	if !c.say(c.name, "\x00\xff") || !c.say(c.name, "") {
 		c.Error("not heard")
 	}
 	if c.say(c.name+"x", "other") {
-		c.Error("not heard")
+		c.Error("said to be heard, without a listener")
 	}
 	c.hears(r, "\x00\xff", "")
 	stop()
