@@ -20,7 +20,10 @@ const (
 
 // shipped are the files and folders that go with the binary. The binary is in bin, as
 // after a build: the Caddyfile and the commands of the README expect it there.
-var shipped = []string{"CHANGELOG.md", "CONTRIBUTING.md", "Caddyfile", "LICENSE", "README.md", "SECURITY.md", "caddyfile_examples", "docs", "packaging"}
+var shipped = []string{"CHANGELOG.md", "CONTRIBUTING.md", "Caddyfile", "LICENSE", "README.md", "SECURITY.md", "caddyfile_examples", "docs", vocabularyLicense, "packaging"}
+
+// vocabularyLicense is that of the vocabulary by which tokens are counted.
+const vocabularyLicense = "internal/tokens/LICENSE.tiktoken"
 
 // distName returns the name of a file in dist.
 func distName(version string, p platform, suffix string) string {

@@ -99,7 +99,8 @@ func TestArchiveIsTheSameEverywhere(t *testing.T) {
 			folder := strings.TrimSuffix(strings.TrimSuffix(tt.name, ".tar.gz"), ".zip") + "/"
 			var want []string
 			for _, file := range []string{` ""`, `CHANGELOG.md "changed\n"`, `CONTRIBUTING.md "do\n"`, `Caddyfile "# runs\n"`, `LICENSE "any\n"`, `README.md "read\n"`, `SECURITY.md "beware\n"`, `bin/ ""`, "bin/" + tt.executable + ` "runs"`,
-				`caddyfile_examples/ ""`, `caddyfile_examples/one.Caddyfile "# one\n"`, `docs/ ""`, `docs/operate.md "operate\n"`} {
+				`caddyfile_examples/ ""`, `caddyfile_examples/one.Caddyfile "# one\n"`, `docs/ ""`, `docs/operate.md "operate\n"`,
+				`internal/ ""`, `internal/tokens/ ""`, `internal/tokens/LICENSE.tiktoken "theirs\n"`} {
 				mode := "-rw-r--r--"
 				switch {
 				case strings.HasSuffix(file, ` ""`):

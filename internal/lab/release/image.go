@@ -171,7 +171,10 @@ func (s *source) baseImage(goroot string) (tree, error) {
 	for _, dir := range []string{"config", "data", "home/caddy", "srv"} {
 		files.own(dir)
 	}
-	for from, to := range map[string]string{"packaging/image/Caddyfile": imageConfig, "LICENSE": "/usr/share/doc/" + project + "/LICENSE"} {
+	const documents = "/usr/share/doc/" + project + "/"
+	for from, to := range map[string]string{
+		"packaging/image/Caddyfile": imageConfig, "LICENSE": documents + "LICENSE", vocabularyLicense: documents + path.Base(vocabularyLicense),
+	} {
 		if err := s.copyTo(files, from, to[1:]); err != nil {
 			return tree{}, err
 		}

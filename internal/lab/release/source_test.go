@@ -19,6 +19,7 @@ func aModule(t *testing.T) repository {
 	r.write("internal/nested/go.mod", "module nested\n")
 	r.write("Caddyfile", "# runs\n")
 	r.write("LICENSE", "any\n")
+	r.write(vocabularyLicense, "theirs\n")
 	r.write("README.md", "read\n")
 	r.write("CHANGELOG.md", "changed\n")
 	r.write("CONTRIBUTING.md", "do\n")
