@@ -6,9 +6,19 @@ import "strings"
 // languages people mostly write. Which one it is nobody has told; what looks like a
 // definition in another is seldom anything else.
 func (o *outline) readCode(l lines) {
+	switch {
+	case isYAML(l):
+		o.readYAML(l)
+		return
+	case isMakefile(l):
+		o.readMakefile(l)
+		return
+	}
 	n := l.len()
 	var open comments
-	unended := 0 // before this line no import ends
+	var ends map[int]int // of definitions that end by their own sign: the line after
+	unended := 0         // before this line no import ends
+	head := 0            // before this line the head of a definition goes on, or a macro
 	for i := 0; i < n; i++ {
 		if o.is(i, blank) {
 			continue
@@ -18,20 +28,55 @@ func (o *outline) readCode(l lines) {
 			o.kinds[i] |= comment
 			continue
 		}
+		if isTemplate(text) {
+			if i, text = o.readTemplate(l, i, text); text == "" {
+				continue
+			}
+		}
+		if i < head {
+			continue
+		}
 		switch {
+		case isMacro(text):
+			o.kinds[i] |= definition
+			head = afterContinued(l, i)
+			if ends == nil {
+				ends = map[int]int{}
+			}
+			ends[i] = head
 		case isImport(text):
 			o.kinds[i] |= imported
 			if ends := closerOf(text); ends != 0 && i >= unended {
 				i, unended = o.readImport(l, i, ends)
 			}
-		case definesAt(l, i, withoutDecorator(text)):
-			o.kinds[i] |= definition
-		case isDecorator(text):
-			o.kinds[i] |= decorator
+		default:
+			if next := definesAt(l, i, withoutDecorator(text)); next > 0 {
+				o.kinds[i] |= definition
+				head = next
+			} else if isDecorator(text) {
+				o.kinds[i] |= decorator
+			}
 		}
 	}
 	o.readHeader(l)
-	o.nest(l)
+	o.nest(l, ends, isDirective)
+}
+
+// readTemplate marks the head of a template of C++ that begins at line i. It returns
+// the line it ends at, and what follows it there.
+func (o *outline) readTemplate(l lines, i int, text string) (last int, rest string) {
+	var head templateHead
+	for last = i; last < min(l.len(), i+maxParameters); last++ {
+		rest, closed := head.read(strings.TrimSpace(l.line(last)))
+		if !closed {
+			continue
+		}
+		for k := i; k < last || k == last && rest == ""; k++ {
+			o.kinds[k] |= decorator
+		}
+		return last, rest
+	}
+	return i, text
 }
 
 // maxHeader is how many lines the header of a file has. Licences are longer, but it
@@ -114,11 +159,22 @@ var tripleQuotes = [...]string{`"""`, `'''`}
 
 // readTexts looks for a text that begins in a line and does not end there.
 func (c *comments) readTexts(line, rest string) {
+	var absent [len(tripleQuotes)]bool // from here on
 	for {
 		at, quote := -1, ""
-		for _, q := range tripleQuotes {
-			if i := strings.Index(line, q); i >= 0 && (at < 0 || i < at) {
+		for k, q := range tripleQuotes {
+			if absent[k] {
+				continue
+			}
+			end := len(line)
+			if at >= 0 { // the other one comes first if at all
+				end = min(end, at+len(q))
+			}
+			switch i := strings.Index(line[:end], q); {
+			case i >= 0 && (at < 0 || i < at):
 				at, quote = i, q
+			case i < 0 && end == len(line):
+				absent[k] = true
 			}
 		}
 		if at < 0 {
@@ -155,13 +211,25 @@ func (c *comments) begin(end, rest string) {
 	c.end = end
 }
 
-// nest finds out by indentation what is defined in what. Comments and decorators
-// right above a definition are part of it.
-func (o *outline) nest(l lines) {
-	type scope struct{ line, indent, block int }
+// A scope is a definition that lines are under.
+type scope struct {
+	line, indent, block int
+
+	end     int // if not 0, it ends before this line, wherever its lines stand
+	body    typeBody
+	members int // where those of its body are indented to, or 0
+}
+
+// nest finds out by indentation what is defined in what, and methods that only their
+// type tells from calls. Comments and decorators right above a definition are part of
+// it. Definitions that ends has end there; a line that floats may stand at any column.
+func (o *outline) nest(l lines, ends map[int]int, floats func(text string) bool) {
 	var scopes []scope
 	loose := -1 // the block of lines that are in no definition, up to the next blank
 	for i := range o.kinds {
+		if top := len(scopes) - 1; top >= 0 && scopes[top].end != 0 && i >= scopes[top].end {
+			scopes = scopes[:top]
+		}
 		if o.is(i, blank) {
 			if i > 0 {
 				o.block[i], o.parent[i] = o.block[i-1], o.parent[i-1]
@@ -171,14 +239,22 @@ func (o *outline) nest(l lines) {
 			}
 			continue
 		}
+		text := strings.TrimSpace(l.line(i))
+		closed := false
 		if !o.is(i, comment) {
-			text := strings.TrimSpace(l.line(i))
-			for len(scopes) > 0 {
-				top := scopes[len(scopes)-1]
-				if o.indent[i] > top.indent || o.indent[i] == top.indent && goesOn(text) || isDirective(text) {
+			for stays := len(scopes) > 0 && floats(text); len(scopes) > 0; {
+				top := &scopes[len(scopes)-1]
+				if top.end != 0 || o.indent[i] > top.indent || stays {
+					break
+				}
+				if o.indent[i] == top.indent && goesOn(text) {
+					closed = text[0] == '}' && text[len(text)-1] != '{'
 					break
 				}
 				scopes = scopes[:len(scopes)-1]
+			}
+			if top := len(scopes) - 1; top >= 0 && scopes[top].declares(o, l, i, text) {
+				o.kinds[i] |= definition
 			}
 		}
 		if top := len(scopes) - 1; top >= 0 && (o.indent[i] > scopes[top].indent || !o.is(i, comment)) {
@@ -191,16 +267,40 @@ func (o *outline) nest(l lines) {
 			}
 			o.block[i] = loose
 		}
+		if closed {
+			scopes = scopes[:len(scopes)-1]
+		}
 		if o.is(i, definition) {
 			block := o.blocks
 			o.blocks++
 			o.block[i] = block
-			for j := i - 1; j >= 0 && o.is(j, comment|decorator) && !o.is(j, header) && o.indent[j] == o.indent[i]; j-- {
+			for j := i - 1; j >= 0 && o.is(j, comment|decorator) && !o.is(j, header) && (o.indent[j] == o.indent[i] || o.indent[j] > o.indent[i] && o.is(j, decorator)); j-- {
 				o.block[j], o.parent[j] = block, o.parent[i]
 			}
-			scopes = append(scopes, scope{i, o.indent[i], block})
+			scopes = append(scopes, scope{line: i, indent: o.indent[i], block: block, end: ends[i], body: typeBodyOf(text)})
 			loose = -1
 		}
 	}
 	o.blocks++ // for blanks before anything
+}
+
+// declares reports whether line i, the next one under a scope, is a method without a
+// body: a member of a type that looks like one.
+func (s *scope) declares(o *outline, l lines, i int, text string) bool {
+	switch {
+	case s.body.kind == noType || isDirective(text):
+		return false
+	case !s.body.open: // the head of the type goes on
+		s.body.open = text[len(text)-1] == '{'
+		return false
+	case o.indent[i] <= s.indent:
+		return false
+	case s.members == 0:
+		s.members = o.indent[i]
+	}
+	if o.indent[i] != s.members || o.is(i, definition|imported|decorator|bracket) || strings.IndexByte(text, '(') < 0 {
+		return false
+	}
+	text, _ = withParameters(l, i, withoutDecorator(text))
+	return text != "" && s.body.declares(text)
 }

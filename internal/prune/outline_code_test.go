@@ -140,6 +140,128 @@ hc|# Copyright 2026
  .|create :user
  .|else {
 `},
+		{"methods without a body", `
+ d|type Store interface {
+ .|	io.Reader
+ d|	Get(key string) (string, error)
+ d|	Put(
+ .|		key string,
+ .|	) error
+ .|	~int | ~string
+ .|}
+ d|type Hooks struct {
+ .|	Done func(error) error
+ .|}
+ d|export interface Client extends Base {
+ .|  readonly size: number;
+ .|  onDone: (error: Error) => void;
+ .|  pick: Map<string, (key: string) => void>;
+ .|  (key: string): void;
+ d|  get<T>(key: string): Promise<T>
+ d|  put(
+ .|    key: string,
+ .|  ): void
+ .|}
+ d|export interface Page<
+ .|  T,
+ .|> {
+ d|  next?(size: number): Page<T>;
+ .|}
+ d|abstract class Reader {
+ .|  limit = compute(3);
+ d|  abstract read(size: number): string;
+ d|  read(size: string): string
+ .|}
+ d|public interface IStore
+ .|{
+ .|    int Limit { get; }
+ @|    [Obsolete("x")]
+ d|    Task<T> Get<T>(string key, int limit);
+ .|}
+ d|abstract class Base extends Other {
+ .|    private final List<A> items = new ArrayList<>();
+ d|    protected abstract List<A> all(int limit) throws IOException;
+ d|    void run() {
+ .|        run(items);
+ .|        List<A> none = all(3);
+ .|        return all(3);
+ .|    }
+ .|}
+ d|enum Level {
+ .|    LOW(1),
+ .|    HIGH(2);
+ .|}
+ d|class Model < Base
+ .|  validates(:name)
+ d|class Form(Base):
+ .|    register(name); other(name)
+`},
+		{"prototypes in a class of C++", `
+ d|class Store : public Base,
+ .|              public Other {
+ .| public:
+ .|  DISALLOW_COPY(Store);
+ .|  static_assert(sizeof(int) == 4, "x");
+ d|  Store(int limit);
+ d|  ~Store() override;
+ d|  Store& operator=(const Store&) = delete;
+ d|  std::string get(const std::string& key) const;
+ d|  virtual void put(const std::string& key,
+ .|                   int value) = 0;
+ .|  int size GUARDED_BY(lock_);
+ .|  void (*done)(int);
+ .|  mutable std::function<void(int)> call_;
+ .|  char buffer[SIZE(3)];
+ .|};
+ .|int prototype(int limit);
+`},
+		{"templates and operators of C++", `
+ @|template <typename T,
+ @|          typename U = decltype(a() < b())>
+ d|class Pair : Base<T> {
+ .|};
+ @|template<>
+ d|struct hash<Key> {
+ .|};
+ @|template <typename T>
+ @|template <typename U>
+ d|Store<T>& Store<T>::operator=(const Store<U>& other) {
+ .|}
+ @|template <typename T, typename = std::enable_if_t<(sizeof(T) > 4)>>
+ d|T Store<T>::operator[](int i) const {
+ d|bool operator<(const Key& a, const Key& b) {
+ d|Key* Store::operator->() const {
+ d|Store::Store(int limit, int size)
+ .|    : limit_(limit),
+ .|      size_(size) {
+ d|auto Store::begin() const
+ .|    -> Iterator {
+ .|  auto x = y
+ .|      ? first(x)
+ .|      : second{};
+ d|inline internal::Matcher<T> Not(T x) {  // of matchers
+ d|void Store::ForEach(Callback call) {
+ .|    noexcept(noexcept(f(x)))
+ .|{
+ .|template <never closed
+ d|void f() {
+`},
+		{"macros", `
+ .|#define LIMIT 3
+ .|#define EMPTY
+ d|#define MAX(a, b) ((a) > (b) ? (a) : (b))
+ d|#  define FIELDS \
+ .|struct name { \
+ .|  int a;
+ d|TEST(Store, Get) {
+ d|BENCHMARK_F(Store, Put)(State& state) {
+ d|PYBIND11_MODULE(store, m) {
+ d|TEST_CASE("gets", "[store]")
+ .|{
+`},
+		{"names in backticks", `
+ d|    fun ` + "`" + `keeps what was asked for` + "`" + `() {
+`},
 		{"Scala, Swift and Lua", `
  d|case class User(name: String)
  .|  case User(n) =>
@@ -196,7 +318,7 @@ hi|package prune
  .|}
   |
  d|type Handler interface {
- .|	Serve(w io.Writer, r *Request) error
+ d|	Serve(w io.Writer, r *Request) error
  .|}
   |
  d|func (s *Store) Get(key string) (string, error) {
@@ -260,7 +382,7 @@ hi|package prune
  i|import type { A } from "./a";
  d|export interface Options {
  .|  limit?: number;
- .|  load(key: string): Promise<void>;
+ d|  load(key: string): Promise<void>;
  .|}
  d|export type Key = string | number;
  d|export enum Kind {
@@ -385,7 +507,7 @@ hc|/* A store. */
  i|#include <vector>
  i|using namespace std;
  d|namespace store {
- .|template <typename T>
+ @|template <typename T>
  d|class Store : public Base {
  .|public:
  d|  explicit Store(int limit) : limit_(limit) {
@@ -485,6 +607,8 @@ func TestScopesOfCode(t *testing.T) { // P77
 			[]int{0, 1, 1, 3, 3, 1, 6, 7, 6, 0, 0, 11}},
 		{"a brace is of what it closes", "func f() {\n\tx()\n}\n\nfunc g() {\n\tif x {\n\t\ty()\n\t}\n}\nvar z int\n", []int{0, 1, 1, 1, 0, 5, 5, 5, 5, 0}},
 		{"a brace in the next line", "int f(int x)\n{\n\treturn x;\n}\nint y;\n", []int{0, 1, 1, 1, 0}},
+		{"after the brace that closes", "void f() {\n}\n#ifdef A\nint x;\n#endif\n", []int{0, 1, 0, 0, 0}},
+		{"a macro ends with its last line", "void f() {\n#define A(x) \\\n  x\n\n  int b;\n}\n", []int{0, 1, 2, 2, 1, 1}},
 		{"a definition without a body", "interface A {\n    void f();\n    class B {\n        int x;\n    }\n}\n", []int{0, 1, 1, 3, 3, 1}},
 		{"nothing that defines", "x = 1\n    y = 2\n", []int{0, 0}},
 	} {
@@ -505,6 +629,8 @@ func TestBlocksOfCode(t *testing.T) { // P77
 	for _, test := range []struct{ name, text, want string }{
 		{"a definition and its body", "def f():\n    a\n\n    b\ndef g():\n    c\n", "aaaabb"},
 		{"comments and decorators above", "def f():\n    a\n# of g\n@x\ndef g():\n    c\n", "aabbbb"},
+		{"the head of a template", "int x;\n// of A\ntemplate <class T,\n          class U>\nclass A {\n};\n", "abbbbb"},
+		{"methods without a body", "interface A {\n    // of f\n    void f();\n    void g(int a,\n        int b);\n}\n", "abbcca"},
 		{"a definition in another", "class A:\n    a\n    def f():\n        b\n    c\n", "aabba"},
 		{"lines in none, up to a blank one", "import a\nimport b\n\nx = 1\ny = 2\n", "aaabb"},
 	} {

@@ -15,7 +15,7 @@ func isComment(text string) bool {
 			return true
 		}
 		if strings.HasPrefix(text, "# ") { // GNU's C has blanks there, but no sentence begins so
-			return !isDirective(text) || !strings.ContainsAny(text, "<\"_()")
+			return !isDirective(text) || !strings.ContainsAny(text, "<\"_()\\")
 		}
 		return text[1] != '[' && !preprocessor[firstWord(text[1:])]
 	case '-':
@@ -101,28 +101,14 @@ var (
 	// Words that begin a statement with parentheses or braces that is no definition.
 	statements = setOf(`if for while switch catch return else do using lock fixed foreach elif with try unless until when match select defer go
 		case throw new await delete assert yield not and or in is typeof sizeof loop begin elseif elsif finally goto raise print echo rescue
-		ensure guard var let`)
+		ensure guard var let noexcept`)
 )
 
 // isDefinition reports whether a line begins the definition of a function, a type or
 // a module.
 func isDefinition(text string) bool {
-	rest := text
-	first := firstWord(rest)
-	for range 6 {
-		word := firstWord(rest)
-		if !modifiers[word] {
-			break
-		}
-		rest = strings.TrimLeft(rest[len(word):], " \t")
-		if strings.HasPrefix(rest, "(") { // pub(crate)
-			end := strings.IndexByte(rest, ')')
-			if word != "pub" || end < 0 {
-				break
-			}
-			rest = strings.TrimLeft(rest[end+1:], " \t")
-		}
-	}
+	first := firstWord(text)
+	rest := withoutModifiers(text)
 	word := firstWord(rest)
 	after := rest[len(word):]
 	if definers[word] && defines(word, after) && (!aggregates[word] || isAggregate(word, after)) {
@@ -148,24 +134,132 @@ func isDefinition(text string) bool {
 	return assignsFunction(text)
 }
 
-// definesAt reports whether a definition begins with line i, of which this is the text.
-func definesAt(l lines, i int, text string) bool {
-	if text = withoutTemplate(withoutRemark(text)); text == "" || isDefinition(text) {
-		return text != ""
-	}
-	if isStatementOfSQL(text) || l.whole(i)[0] > ' ' && isSection(text) {
-		return true
-	}
-	if statements[firstWord(text)] || !strings.Contains(text, "(") {
-		return false
-	}
-	text, next := withParameters(l, i, text)
-	for range 3 { // what a constructor is based on
-		if next < l.len() && strings.HasPrefix(strings.TrimSpace(l.line(next)), ":") {
-			next++
+// withoutModifiers returns a line from the word on that may say what is defined.
+func withoutModifiers(text string) string {
+	for range 6 {
+		word := firstWord(text)
+		if !modifiers[word] || strings.HasPrefix(text[len(word):], "::") { // the latter a name of C++
+			break
+		}
+		text = strings.TrimLeft(text[len(word):], " \t")
+		if strings.HasPrefix(text, "(") { // pub(crate)
+			end := strings.IndexByte(text, ')')
+			if word != "pub" || end < 0 {
+				break
+			}
+			text = strings.TrimLeft(text[end+1:], " \t")
 		}
 	}
-	return text != "" && (isDefinition(text) || next < l.len() && opensBody(l.line(next)) && isSignature(text))
+	return text
+}
+
+// A typeBody is what stands between the braces of a type, where methods may be declared.
+type typeBody struct {
+	kind typeKind
+	name string // of the type
+	open bool   // its brace has come
+}
+
+type typeKind byte
+
+const (
+	noType        typeKind = iota
+	classType              // has methods, and fields that may look like them
+	interfaceType          // has nothing but methods
+)
+
+// typeBodyOf returns the body that a definition opens, given its first line.
+func typeBodyOf(text string) (b typeBody) {
+	text = withoutTemplate(withoutDecorator(withoutRemark(text)))
+	if text == "" || strings.IndexByte(";:}", text[len(text)-1]) >= 0 {
+		return b
+	}
+	b.open = text[len(text)-1] == '{'
+	text = withoutModifiers(text)
+	word := firstWord(text)
+	switch {
+	case word == "interface" || word == "type" && (strings.HasSuffix(text, " interface {") || strings.HasSuffix(text, "= {")):
+		b.kind = interfaceType
+	case word == "class" || word == "struct":
+		b.kind = classType
+		head, _, _ := strings.Cut(text, "{")
+		head, _, _ = strings.Cut(head, " :")
+		head, _, _ = strings.Cut(head, "<")
+		if words := strings.Fields(head); len(words) > 1 { // class EXPORTED Name
+			b.name = words[len(words)-1]
+		}
+	}
+	return b
+}
+
+// declares reports whether a member of a type is a method without a body.
+func (b typeBody) declares(text string) bool {
+	text, ended := strings.CutSuffix(text, ";")
+	text = strings.Replace(text, "?(", "(", 1) // a method that may be missing
+	open := strings.IndexByte(text, '(')
+	if open <= 0 || text[open-1] == ' ' { // the latter points to a function
+		return false
+	}
+	before := text[:open]
+	if !isSignature(text) || strings.Contains(before, ": ") ||
+		strings.Count(before, "<") > strings.Count(before, ">") || strings.Count(before, "[") > strings.Count(before, "]") {
+		return false
+	}
+	name := strings.TrimLeft(before[strings.LastIndexAny(before, " *&")+1:], "~")
+	if strings.ToUpper(name) == name { // of a macro
+		return false
+	}
+	if b.kind == interfaceType {
+		return true
+	}
+	typed := strings.Contains(text[open:], "):") // TypeScript
+	return (ended || typed) && (name != strings.TrimLeft(before, "~") || name == b.name || name == "constructor" || typed)
+}
+
+// isMacro reports whether a line begins a macro of C that has parameters or several lines.
+func isMacro(text string) bool {
+	if text[0] != '#' {
+		return false
+	}
+	rest, ok := strings.CutPrefix(strings.TrimLeft(text[1:], " \t"), "define")
+	rest = strings.TrimLeft(rest, " \t")
+	after := rest[len(firstWord(rest)):]
+	return ok && (strings.HasPrefix(after, "(") || continues(rest))
+}
+
+// continues reports whether a line goes on in the next one, as those of C, of shells and
+// of make do.
+func continues(text string) bool { return strings.HasSuffix(text, "\\") }
+
+// afterContinued returns the line after the one that begins at line i.
+func afterContinued(l lines, i int) int {
+	for i < l.len() && continues(l.line(i)) {
+		i++
+	}
+	return min(i+1, l.len())
+}
+
+// definesAt returns the line after the head of a definition that begins with line i, of
+// which this is the text, or 0 if none does. A head that is told by its first line ends
+// with it.
+func definesAt(l lines, i int, text string) (next int) {
+	if text = withoutRemark(text); isDefinition(text) || isStatementOfSQL(text) || l.whole(i)[0] > ' ' && isSection(text) {
+		return i + 1
+	}
+	if statements[firstWord(text)] || !strings.Contains(text, "(") {
+		return 0
+	}
+	text, next = withParameters(l, i, text)
+	if text == "" {
+		return 0
+	}
+	if next > i+1 && isDefinition(text) {
+		return next
+	}
+	if next = afterHead(l, next); next > 0 && isSignature(text) {
+		return next
+	}
+	return 0
 }
 
 // isSection reports whether a line that is not indented opens a section of a
@@ -178,6 +272,9 @@ func isSection(text string) bool {
 
 // isStatementOfSQL reports whether a line creates or alters something in a database.
 func isStatementOfSQL(text string) bool {
+	if c := text[0] | 0x20; c != 'c' && c != 'a' {
+		return false
+	}
 	verb := firstWord(text)
 	if !strings.EqualFold(verb, "create") && !strings.EqualFold(verb, "alter") {
 		return false
@@ -189,32 +286,58 @@ var objectsOfSQL = setOf("table view index function procedure trigger type schem
 
 // withoutRemark returns a line without the comment behind its brace.
 func withoutRemark(text string) string {
-	for _, remark := range [...]string{"{ //", "{ #", "{ /*"} {
-		if at := strings.Index(text, remark); at > 0 {
-			return text[:at+1]
+	for i := strings.IndexByte(text, '{') + 1; i > 0 && i < len(text); i++ {
+		if text[i-1] != '{' || text[i] != ' ' {
+			continue
+		}
+		rest := strings.TrimLeft(text[i:], " ")
+		if strings.HasPrefix(rest, "//") || strings.HasPrefix(rest, "#") || strings.HasPrefix(rest, "/*") {
+			return text[:i]
 		}
 	}
 	return text
 }
 
-// withoutTemplate returns what a line of C++ makes a template of.
-func withoutTemplate(text string) string {
+// isTemplate reports whether a template of C++ begins with this line.
+func isTemplate(text string) bool {
 	rest, ok := strings.CutPrefix(text, "template")
-	if rest = strings.TrimLeft(rest, " "); !ok || !strings.HasPrefix(rest, "<") {
-		return text
-	}
-	depth := 0
-	for i := 0; i < len(rest); i++ {
-		switch rest[i] {
-		case '<':
-			depth++
-		case '>':
-			if depth--; depth == 0 {
-				return strings.TrimSpace(rest[i+1:])
+	return ok && strings.HasPrefix(strings.TrimLeft(rest, " "), "<")
+}
+
+// A templateHead is what has been read of the head of a template of C++.
+type templateHead struct{ angles, parentheses int }
+
+// read reads a line of the head. It returns what the template is made of, which may be in
+// the next line, and whether the head ends in this one.
+func (h *templateHead) read(text string) (rest string, closed bool) {
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case c == '(':
+			h.parentheses++
+		case c == ')':
+			h.parentheses--
+		case h.parentheses > 0: // may compare
+		case c == '<':
+			h.angles++
+		case c == '>' && (i == 0 || text[i-1] != '-'):
+			if h.angles--; h.angles > 0 {
+				continue
+			}
+			if rest = strings.TrimSpace(text[i+1:]); !isTemplate(rest) { // of a member of a template
+				return rest, true
 			}
 		}
 	}
-	return ""
+	return "", false
+}
+
+// withoutTemplate returns a line without the head of a template that it begins with.
+func withoutTemplate(text string) string {
+	if !isTemplate(text) {
+		return text
+	}
+	rest, _ := new(templateHead).read(text)
+	return rest
 }
 
 // maxParameters is how many lines the parameters of a function may take.
@@ -256,7 +379,7 @@ func defines(word, after string) bool {
 		return word == "function" && strings.HasPrefix(after, "(")
 	}
 	c := name[0]
-	if !isLetter(c) && c != '_' && c != '(' && c != '$' && c != '<' && c != '&' && c != '"' && c != '[' && (c != '{' || word != "class") {
+	if !isLetter(c) && c != '_' && c != '(' && c != '$' && c != '<' && c != '&' && c != '"' && c != '[' && (c != '{' || word != "class") && (c != '`' || word != "fun") {
 		return false
 	}
 	if c == '"' {
@@ -296,7 +419,12 @@ func isSignature(text string) bool {
 		return false
 	}
 	before := text[:open]
-	if strings.ContainsAny(before, "=\"'`;@{|!") && !strings.Contains(before, "operator") || strings.Contains(before, "->") || before[0] == ':' {
+	last := text[len(text)-1]
+	closed := parentheses(text[open:]) == 0 && last != ';' && last != ',' && !strings.HasSuffix(text, "=> {")
+	if strings.Contains(before, "operator") {
+		return closed
+	}
+	if strings.ContainsAny(before, "=\"'`;@{|!") || strings.Contains(before, "->") || before[0] == ':' || before[0] == '?' {
 		return false
 	}
 	// Types may have all sorts of things in them, but a name that stands alone is one
@@ -305,21 +433,22 @@ func isSignature(text string) bool {
 	if len(words) == 1 && strings.ContainsAny(before, ".?") || strings.Contains(before, ",") && !strings.Contains(before, "<") { // Map<K, V> get(
 		return false
 	}
-	if strings.HasSuffix(strings.ToLower(before), "foreach") { // a loop by a macro
+	if len(words) == 1 && strings.HasSuffix(strings.ToLower(before), "foreach") { // a loop by a macro
 		return false
 	}
-	if c := text[open-1]; !isLetter(c) && !isDigit(c) && c != '_' && c != '>' && c != '$' && c != ' ' && c != '=' {
-		return false
-	}
-	last := text[len(text)-1]
-	return parentheses(text[open:]) == 0 && last != ';' && last != ',' && !strings.HasSuffix(text, "=> {")
+	c := text[open-1]
+	return closed && (isLetter(c) || isDigit(c) || c == '_' || c == '>' || c == '$' || c == ' ')
 }
 
 // assignsFunction reports whether a line gives a function a name, as JavaScript does.
 func assignsFunction(text string) bool {
+	eq := strings.IndexByte(text, '=')
+	if eq < 0 && strings.IndexByte(text, ':') < 0 {
+		return false
+	}
 	at := strings.Index(text, "function")
 	if at < 0 {
-		eq, arrow := strings.IndexByte(text, '='), strings.Index(text, "=>")
+		arrow := strings.Index(text, "=>")
 		if arrow < 0 || eq >= arrow || !isName(strings.TrimSpace(text[:eq])) {
 			return false
 		}
@@ -343,9 +472,32 @@ func isName(text string) bool {
 	return text != "" && !strings.ContainsAny(text, "()?!&|+*/\"'`;{")
 }
 
-// opensBody reports whether a line is the brace with which the body of a function
-// begins that stands in the line before.
-func opensBody(line string) bool { return strings.TrimSpace(line) == "{" }
+// maxHead is how many lines may stand between the parameters of a function and its body.
+const maxHead = 32
+
+// afterHead returns the line after the one with the brace that opens the body of a
+// function, given the line after its parameters: there may be what a constructor begins
+// with or the type of what is returned. It returns 0 if there is no body.
+func afterHead(l lines, i int) int {
+	listed := false // the line is of the same list as the one before
+	for limit := min(l.len(), i+maxHead); i < limit; i++ {
+		text := strings.TrimSpace(l.line(i))
+		if text == "{" {
+			return i + 1
+		}
+		if text == "" || !listed && text[0] != ':' && text[0] != ',' && !strings.HasPrefix(text, "-> ") {
+			return 0
+		}
+		switch text[len(text)-1] {
+		case '{', '}':
+			return i + 1
+		case ';':
+			return 0
+		}
+		listed = text[len(text)-1] == ','
+	}
+	return 0
+}
 
 // firstWord returns the letters, digits and underscores that text begins with.
 func firstWord(text string) string {
@@ -360,7 +512,7 @@ func firstWord(text string) string {
 // closes what was opened there.
 func goesOn(text string) bool {
 	word := firstWord(text)
-	return strings.IndexByte(")]}{", text[0]) >= 0 || word == "where" || word == "end"
+	return strings.IndexByte(")]}{>", text[0]) >= 0 || word == "where" || word == "end"
 }
 
 // isDirective reports whether a line stands at a column that says nothing of where it

@@ -1,0 +1,285 @@
+package prune
+
+import "strings"
+
+// YAML and makefiles have no words for what they define: it is told by where a line
+// stands. So the whole text has to look like one of them, down to its last line that is
+// not indented.
+
+// isYAML reports whether a text is YAML: keys and items, and few other lines.
+func isYAML(l lines) bool {
+	entries, others, outer := 0, 0, -1
+	for y := (yamlReader{lines: l}); y.read(); {
+		if outer < 0 {
+			outer = y.indent
+		}
+		switch {
+		case l.text[l.starts[y.at]] == '\t':
+			return false
+		case y.key != "" || y.item:
+			entries++
+		case y.text == "---" || y.text == "..." || strings.HasPrefix(y.text, "{{") || strings.HasPrefix(y.text, "%YAML"):
+		case y.indent <= outer:
+			return false
+		case strings.IndexByte("\"'[]{}", y.text[0]) >= 0 || y.text[len(y.text)-1] == ',': // of a list in brackets
+		default:
+			others++
+		}
+	}
+	return entries > 1 && 3*others < entries
+}
+
+// A yamlReader reads the lines of YAML that are not blank, comments or parts of a text.
+type yamlReader struct {
+	lines
+	next, at, indent int
+	column           int // of the key, or of what an item is
+
+	text       string
+	key, value string // of the line, if it has some
+	item       bool   // it begins with a dash
+	literal    bool   // the lines that are indented more are a text
+}
+
+// read goes on to the next line, if there is one.
+func (y *yamlReader) read() bool {
+	within := -1
+	if y.literal {
+		within = y.column
+	}
+	for ; y.next < y.len(); y.next++ {
+		line := y.line(y.next)
+		y.text = strings.TrimSpace(line)
+		y.indent = len(line) - len(strings.TrimLeft(line, " "))
+		if y.text == "" || y.text[0] == '#' || within >= 0 && y.indent > within {
+			continue
+		}
+		y.at = y.next
+		y.next++
+		y.readEntry()
+		return true
+	}
+	return false
+}
+
+func (y *yamlReader) readEntry() {
+	rest := y.text
+	for rest == "-" || strings.HasPrefix(rest, "- ") {
+		rest = strings.TrimLeft(rest[1:], " ")
+	}
+	y.item = rest != y.text
+	y.column = y.indent
+	y.key, y.value = yamlEntry(rest)
+	sign := y.value
+	if y.key == "" {
+		sign = rest
+	}
+	if y.key != "" {
+		y.column += len(y.text) - len(rest)
+	}
+	y.literal = sign != "" && (sign[0] == '|' || sign[0] == '>')
+}
+
+// yamlEntry returns the key and the value of an entry.
+func yamlEntry(text string) (key, value string) {
+	if at := strings.Index(text, " #"); at > 0 {
+		text = strings.TrimRight(text[:at], " ")
+	}
+	if at := strings.Index(text, ": "); at > 0 {
+		key, value = text[:at], strings.TrimLeft(text[at+1:], " ")
+	} else if key = strings.TrimSuffix(text, ":"); key == text {
+		return "", ""
+	}
+	if len(key) > 1 && (key[0] == '"' || key[0] == '\'') && key[len(key)-1] == key[0] {
+		return key, value
+	}
+	if strings.ContainsAny(key, " \t()[]=;,\"'`") || value != "" && strings.IndexByte(",;({", value[len(value)-1]) >= 0 {
+		return "", ""
+	}
+	return key, value
+}
+
+// maxYAMLLevel is how many levels of keys define something. Items of a list on the last
+// of them do as well.
+const maxYAMLLevel = 3
+
+// readYAML finds the keys of the first levels that others are under, and the items of
+// their lists that have several keys.
+func (o *outline) readYAML(l lines) {
+	for i := range o.kinds {
+		if strings.HasPrefix(strings.TrimSpace(l.line(i)), "#") {
+			o.kinds[i] |= comment
+		}
+	}
+	var levels []int // the columns of what the line is under
+	y := yamlReader{lines: l}
+	for more := y.read(); more; {
+		e := y
+		if e.item {
+			o.indent[e.at]++ // a list may stand at the column of its key
+		}
+		column := o.indent[e.at]
+		for len(levels) > 0 && levels[len(levels)-1] >= column {
+			levels = levels[:len(levels)-1]
+		}
+		level := len(levels)
+		if e.key != "" || e.item {
+			levels = append(levels, column)
+		}
+		more = y.read()
+		under := more && (y.indent > e.indent || y.indent == e.indent && y.item && !e.item)
+		switch {
+		case e.key == "":
+		case e.item && level <= maxYAMLLevel && (under || e.literal),
+			!e.item && level < maxYAMLLevel && under && (e.value == "" || e.value[0] == '&' || e.value[0] == '!'):
+			o.kinds[e.at] |= definition
+		}
+	}
+	o.readHeader(l)
+	o.nest(l, nil, func(string) bool { return false })
+}
+
+// isMakefile reports whether a text is a makefile: rules with recipes, variables and
+// directives.
+func isMakefile(l lines) bool {
+	recipes := false
+	for m := (makeReader{lines: l}); m.read(); {
+		switch {
+		case m.indented && recipes:
+			if m.text == "}" || strings.HasSuffix(m.text, " {") { // below a label of C or Go
+				return false
+			}
+		case m.sort == makeOther || m.indented && m.sort == makeRule:
+			return false
+		default:
+			recipes = recipes || m.sort == makeRule && m.hasRecipe()
+		}
+	}
+	return recipes
+}
+
+// A makeReader reads the lines of a makefile that are not blank, comments, or parts of
+// the line before or of a definition.
+type makeReader struct {
+	lines
+	next, at int
+	text     string
+	sort     makeSort
+	indented bool
+}
+
+type makeSort byte
+
+const (
+	makeOther makeSort = iota
+	makeRule
+	makeVariable
+	makeDefine
+	makeInclude
+	makeConditional
+	makeDirective
+)
+
+var makeWords = map[string]makeSort{
+	"ifeq": makeConditional, "ifneq": makeConditional, "ifdef": makeConditional, "ifndef": makeConditional,
+	"else": makeConditional, "endif": makeConditional, "include": makeInclude, "sinclude": makeInclude, "define": makeDefine,
+	"export": makeDirective, "unexport": makeDirective, "vpath": makeDirective, "undefine": makeDirective,
+}
+
+// read goes on to the next line, if there is one.
+func (m *makeReader) read() bool {
+	for m.next < m.len() {
+		m.at = m.next
+		m.next = afterContinued(m.lines, m.at)
+		line := m.line(m.at)
+		m.text = strings.TrimSpace(line)
+		if m.text == "" || m.text[0] == '#' {
+			continue
+		}
+		m.indented = line[0] == '\t' || line[0] == ' '
+		m.sort = makeSortOf(m.text)
+		if m.sort == makeDefine {
+			for m.next < m.len() && firstWord(strings.TrimSpace(m.line(m.next-1))) != "endef" {
+				m.next++
+			}
+		}
+		return true
+	}
+	return false
+}
+
+// hasRecipe reports whether a recipe follows the rule.
+func (m *makeReader) hasRecipe() bool {
+	for i := m.next; i < m.len(); i++ {
+		if line := m.line(i); line != "" && line[0] != '#' {
+			return line[0] == '\t'
+		}
+	}
+	return false
+}
+
+func makeSortOf(text string) makeSort {
+	text = strings.TrimPrefix(text, "override ")
+	word := firstWord(strings.TrimPrefix(text, "-"))
+	if rest := strings.TrimPrefix(text, "-")[len(word):]; rest == "" || strings.IndexByte(" \t(", rest[0]) >= 0 { // not just the beginning of a name
+		if sort := makeWords[word]; sort != makeOther {
+			return sort
+		}
+		if statements[word] || definers[word] {
+			return makeOther
+		}
+	}
+	if text == "else:" || text == "try:" || text == "finally:" { // of Python
+		return makeOther
+	}
+	depth := 0 // of variables
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case c == '$' && i+1 < len(text) && (text[i+1] == '(' || text[i+1] == '{'):
+			i++
+			depth++
+		case depth > 0 && (c == '(' || c == '{'):
+			depth++
+		case depth > 0 && (c == ')' || c == '}'):
+			depth--
+		case depth > 0:
+		case c == '=' || c == ':' && strings.HasPrefix(strings.TrimLeft(text[i:], ":"), "="):
+			if strings.Contains(strings.TrimRight(text[:i], " \t?+!"), " ") {
+				return makeOther
+			}
+			return makeVariable
+		case c == ':' && i > 0:
+			return makeRule
+		case strings.IndexByte("(){}[]\"'`;,<>|&", c) >= 0:
+			return makeOther
+		}
+	}
+	if strings.HasPrefix(text, "$") { // of a function
+		return makeDirective
+	}
+	return makeOther
+}
+
+// readMakefile finds rules that have recipes, and what define defines.
+func (o *outline) readMakefile(l lines) {
+	for i := range o.kinds {
+		if strings.HasPrefix(strings.TrimSpace(l.line(i)), "#") {
+			o.kinds[i] |= comment
+		}
+	}
+	ends := map[int]int{}
+	for m := (makeReader{lines: l}); m.read(); {
+		switch {
+		case m.sort == makeDefine:
+			o.kinds[m.at] |= definition
+			ends[m.at] = m.next
+		case m.indented:
+		case m.sort == makeInclude:
+			o.kinds[m.at] |= imported
+		case m.sort == makeRule && m.hasRecipe():
+			o.kinds[m.at] |= definition
+		}
+	}
+	o.readHeader(l)
+	o.nest(l, ends, func(text string) bool { return makeSortOf(text) == makeConditional })
+}
