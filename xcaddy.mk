@@ -177,7 +177,7 @@ $(GATEWAY_PEERS)/npm/node_modules: $(GATEWAY_PEERS)/npm/package-lock.json
 bench-cache: ## what masking costs where prompts are cached, simulated; flags in CACHEFLAGS
 	go -C $(LAB) run ./bench/cache $(CACHEFLAGS)
 
-bench-prune: ## what pruning keeps and saves, beside simpler ways; flags in PRUNEFLAGS
+bench-prune: ## what pruning keeps, beside simpler ways that save as much; flags and repositories in PRUNEFLAGS
 	go mod download
 	go -C $(LAB) run ./bench/prune $(PRUNEFLAGS)
 

@@ -93,7 +93,8 @@ func TestCommandsOfPagesAreTyped(t *testing.T) {
 		"xcaddy build --with github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules\n",                  // and this is what a release does
 		"go test -v ./... 2>&1 | bin/caddy prune --type logs --goal \"why does the upload time out\"\n", // TestPruneCommand, with less
 		"go -C internal/lab test -count=1 -tags nobadger,nomysql,nopgx ./integration -run 'Page|Document|Directive|Recipe|Example'\n",
-		"go -C internal/lab run ./train -out ../prune/weights.go ~/src/*\n",
+		"cat internal/lab/task/history/*.txt | while read -r name commit; do git clone -q --bare https://github.com/$name ~/clones/$name; done\n",
+		"go -C internal/lab run ./train -clones ~/clones\n",
 		"go test ./modules/caddyhttp/reverseproxy -run '^$' -bench RoundTrip -cpu 1 -count 10\n", // in Caddy's repository
 	}
 	targets := targets(t)

@@ -1,7 +1,7 @@
-// Command train learns the weights of the network in package prune, which tells how
-// likely a line of a text bears on a goal, and writes them as a file of Go:
+// Command train learns the weights of the network in package prune, which tells what a
+// line of a text is worth to a goal, and writes them as a file of Go:
 //
-//	go -C internal/lab run ./train [-tasks file.jsonl]... [-out ../prune/weights.go] [-per 160] repository...
+//	go -C internal/lab run ./train -clones directory [-tasks file.jsonl]... [-out ../prune/weights.go] [-per 240]
 //
 // Run it in the root of the project, after any change to the features. A feature that
 // is gone must be gone from weights.go as well, or nothing compiles. The same tasks
@@ -11,28 +11,23 @@
 //
 // A task is a text, a goal, and which of the lines the goal is about.
 //
-// Each argument is a git repository on this machine, bare or not; at most -per tasks
-// are drawn from its history. A goal is the subject of a commit; the text is a file
-// that the commit has modified, as it was before; relevant are the lines that the
-// commit has changed or, if it has only inserted some, the lines after which.
+// They are from the public repositories in history/learned.txt, each up to the commit that
+// stands there: at most -per commits of each, and as many functions in Go and sections of
+// documents, see package history. Clones of them are in the directory -clones, as
+// owner/name, bare or not; an error says how to get one that is missing. No other
+// repository is learned from, so that all others can be measured by. A path is from
+// internal/lab, unless it is absolute.
 //
 // Each -tasks is a file of other tasks, as the command internal/lab/bench/prune writes
 // them with -dump: a JSON object per line, which has goal, source, text and relevant,
-// the numbers of lines, counted from 1. It may have repo, the name of the repository
-// that it is from, which is the last part of the path but for repo and .git.
-//
-// The weights in the project were learned from the histories of 53 public repositories
-// in Go, Python, JavaScript, TypeScript, Rust, Java, Kotlin, C, C++, C#, Ruby, PHP and
-// shell, sentences that refer to sections of their documents, first sentences of
-// function comments, and made-up logs of services in which something goes wrong. None of
-// these is a task of internal/lab/bench/prune.
+// the numbers of lines, counted from 1. It may have repo, the repository that it is from,
+// as owner/name. The weights in the project were learned without any.
 //
 // # The figures
 //
-// First, every seventh repository is held out, and the network learns from the others;
-// then it learns from all of them, and these are the weights that are written. Of both
-// the command prints the AUC: how often a relevant line is found likelier than another
-// line of any text, where 0.5 is chance. Every task counts the same.
+// The command prints the AUC on what was learned from: how often a relevant line is worth
+// more than another one of the same text, where 0.5 is chance. How well the network does
+// elsewhere is for internal/lab/bench/prune to say.
 package main
 
 import (
@@ -61,10 +56,15 @@ func main() {
 		s.files = append(s.files, path)
 		return nil
 	})
+	flag.StringVar(&s.clones, "clones", "", "the `directory` that has clones of the repositories to learn from, as owner/name")
 	flag.StringVar(&s.out, "out", filepath.Join(directory, "weights.go"), "the `file` to write, or nothing to only report")
-	flag.IntVar(&s.per, "per", 160, "how many tasks to draw from a repository at most")
+	flag.IntVar(&s.per, "per", 240, "how many tasks of each sort to draw from a repository at most")
 	flag.Parse()
-	s.repositories = flag.Args()
+	if flag.NArg() > 0 { // which repositories are learned from is in a list
+		flag.Usage()
+		os.Exit(2)
+	}
+	s.repositories = history.Learned()
 
 	if err := run(os.Stdout, s); err != nil {
 		fmt.Fprintln(os.Stderr, "train:", err)
@@ -74,15 +74,16 @@ func main() {
 
 type settings struct {
 	files        []string // of tasks
-	repositories []string // their paths
+	clones       string   // directory of the repositories, or nothing to do without them
+	repositories []history.Repository
 	out          string
 	per          int
 }
 
 func (s *settings) validate() error {
 	switch {
-	case len(s.files)+len(s.repositories) == 0:
-		return errors.New("there is nothing to learn from: name a repository, or a file with -tasks")
+	case s.clones == "" && len(s.files) == 0:
+		return errors.New("there is nothing to learn from: name a directory with -clones, or a file with -tasks")
 	case s.per < 1:
 		return fmt.Errorf("-per: %d is not a number of tasks above 0", s.per)
 	}
@@ -107,16 +108,13 @@ func run(w io.Writer, s settings) error {
 	}
 	scale := rows.standardise()
 
-	held := heldOut(tasks)
-	isHeld := func(row int) bool { return held[tasks[rows.task[row]].Repository] }
-	without := train(rows, slices.DeleteFunc(rows.all(), isHeld), shape.hidden, seed)
-	with := train(rows, rows.all(), shape.hidden, seed)
-	report(w, tasks, rows, held, without, with)
+	learned := train(rows, shape.hidden, seed)
+	report(w, tasks, rows, learned)
 
 	if s.out == "" {
 		return nil
 	}
-	source, err := weightsFile(shape, with, scale)
+	source, err := weightsFile(shape, learned, scale)
 	if err != nil {
 		return err
 	}
@@ -134,58 +132,38 @@ func (s *settings) tasks() ([]task.Task, error) {
 		}
 		all = append(all, tasks...)
 	}
-	mined, err := history.Mine(s.repositories, s.per)
-	if err != nil {
-		return nil, err
+	if s.clones != "" {
+		mined, err := history.Mine(s.clones, s.repositories, s.per)
+		if err != nil {
+			return nil, fmt.Errorf("-clones: %w", err)
+		}
+		read, err := history.Read(s.clones, s.repositories, s.per)
+		if err != nil {
+			return nil, fmt.Errorf("-clones: %w", err)
+		}
+		all = slices.Concat(all, mined, read)
 	}
-	all = append(all, mined...)
+	for _, r := range history.Measured() {
+		if slices.ContainsFunc(all, func(t task.Task) bool { return t.Repository == r.Name }) {
+			return nil, fmt.Errorf("-tasks: nothing may be learned from %s: it is measured by", r.Name)
+		}
+	}
 	slices.SortStableFunc(all, task.ByRepository)
 	return all, nil
 }
 
-// heldOut returns every seventh of the repositories by name. Tasks of none are never
-// held out.
-func heldOut(tasks []task.Task) map[string]bool {
-	var names []string
-	for i := range tasks {
-		if name := tasks[i].Repository; name != "" {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	held := map[string]bool{}
-	for i, name := range slices.Compact(names) {
-		if i%7 == 6 {
-			held[name] = true
-		}
-	}
-	return held
-}
-
-// report prints how well two networks tell lines apart: one that has not seen the
-// repositories held out, and one that has.
-func report(w io.Writer, tasks []task.Task, rows *rows, held map[string]bool, without, with *network) {
-	unseen, seen := without.sums(rows), with.sums(rows)
-	fmt.Fprintf(w, "%d tasks, %d rows of %d features; %d repositories held out.\n\n", len(tasks), rows.len(), rows.width, len(held))
-	fmt.Fprint(w, "| source | tasks | of them held out | AUC, the others | AUC, held out | AUC, learned from all |\n|---|--:|--:|--:|--:|--:|\n")
+// report prints how well a network tells lines apart.
+func report(w io.Writer, tasks []task.Task, rows *rows, learned *network) {
+	sums := learned.sums(rows)
+	fmt.Fprintf(w, "%d tasks, %d rows of %d features.\n\n| source | tasks | AUC |\n|---|--:|--:|\n", len(tasks), rows.len(), rows.width)
 	for _, source := range []prune.Source{prune.Code, prune.Docs, prune.Logs} {
-		isOf := func(t *task.Task) bool { return t.Source == source }
-		isHeld := func(t *task.Task) bool { return isOf(t) && held[t.Repository] }
-		isOther := func(t *task.Task) bool { return isOf(t) && !held[t.Repository] }
-		area := func(sums []float64, which func(*task.Task) bool) string {
-			return rows.area(sums, func(row int) bool { return which(&tasks[rows.task[row]]) })
+		isOf := func(i int) bool { return tasks[i].Source == source }
+		n := 0
+		for i := range tasks {
+			if isOf(i) {
+				n++
+			}
 		}
-		fmt.Fprintf(w, "| %s | %d | %d | %s | %s | %s |\n", source, number(tasks, isOf), number(tasks, isHeld),
-			area(unseen, isOther), area(unseen, isHeld), area(seen, isOf))
+		fmt.Fprintf(w, "| %s | %d | %s |\n", source, n, rows.area(sums, isOf))
 	}
-}
-
-func number(tasks []task.Task, which func(*task.Task) bool) int {
-	n := 0
-	for i := range tasks {
-		if which(&tasks[i]) {
-			n++
-		}
-	}
-	return n
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"sync"
 )
 
@@ -13,7 +14,6 @@ type network struct {
 	linear []float64 // by feature
 	out    []float64 // by hidden unit
 	bias   []float64 // by hidden unit
-	offset []float64 // one, of the sum
 
 	all     []float64 // what the above are parts of
 	decayed int       // how many of all, from the first on, are kept small
@@ -21,7 +21,7 @@ type network struct {
 
 // newNetwork returns a network of zeros.
 func newNetwork(width, hidden int) *network {
-	n := &network{all: make([]float64, width*hidden+width+hidden+hidden+1)}
+	n := &network{all: make([]float64, width*hidden+width+hidden+hidden)}
 	at := 0
 	part := func(size int) []float64 {
 		at += size
@@ -29,7 +29,7 @@ func newNetwork(width, hidden int) *network {
 	}
 	n.in, n.linear, n.out = part(width*hidden), part(width), part(hidden)
 	n.decayed = at
-	n.bias, n.offset = part(hidden), part(1)
+	n.bias = part(hidden)
 	return n
 }
 
@@ -45,12 +45,15 @@ func (n *network) scatter(random *rand.Rand) {
 	}
 }
 
-// sum returns the log-odds that a line is relevant. It leaves in units what the hidden
+// sum returns the logarithm of what a line is worth. It leaves in units what the hidden
 // units say.
 func (n *network) sum(row []float32, units []float64) float64 {
 	copy(units, n.bias)
-	sum := n.offset[0]
+	sum := 0.0
 	for f, value := range row {
+		if value == 0 {
+			continue
+		}
 		x := float64(value)
 		sum += n.linear[f] * x
 		weights := n.in[f*len(units):][:len(units)]
@@ -65,7 +68,7 @@ func (n *network) sum(row []float32, units []float64) float64 {
 	return sum
 }
 
-// sums returns the log-odds of all rows.
+// sums returns those of all rows.
 func (n *network) sums(r *rows) []float64 {
 	sums := make([]float64, r.len())
 	units := make([]float64, len(n.out))
@@ -75,15 +78,45 @@ func (n *network) sums(r *rows) []float64 {
 	return sums
 }
 
-// addGradient adds to g how the loss of a row changes with each weight. The loss is the
-// negative logarithm of how likely the network finds what is so.
-func (n *network) addGradient(g *network, row []float32, relevant bool, weight float64, units []float64) {
-	slope := 1 / (1 + math.Exp(-n.sum(row, units)))
-	if relevant {
-		slope--
+// addGradient adds to g how the loss of a sample changes with each weight. What a line is
+// worth, by what all lines of its text are, is the share that the network expects it to
+// have of what is relevant. The loss is the cross entropy of that and of what is so.
+func (n *network) addGradient(g *network, r *rows, s *sample, weight float64, w *work) {
+	w.sums = w.sums[:0]
+	for i := s.start; i < s.end; i++ {
+		w.sums = append(w.sums, n.sum(r.row(i), w.units))
 	}
-	slope *= weight
-	g.offset[0] += slope
+	most := slices.Max(w.sums)
+	total := 0.0
+	for k, sum := range w.sums {
+		w.sums[k] = math.Exp(sum - most)
+		if k >= s.relevant {
+			w.sums[k] *= s.standsFor
+		}
+		total += w.sums[k]
+	}
+	for k, worth := range w.sums {
+		slope := worth / total
+		if k < s.relevant {
+			slope -= 1 / float64(s.relevant)
+		}
+		n.addSlope(g, r.row(s.start+k), slope*weight, w.units)
+	}
+}
+
+// A work is what a gradient is reckoned with.
+type work struct {
+	sums  []float64 // of the rows of a sample
+	units []float64
+}
+
+// addSlope adds to g what each weight has to do with the sum of a row, of which the loss
+// has this slope.
+func (n *network) addSlope(g *network, row []float32, slope float64, units []float64) {
+	if math.Abs(slope) < 1e-9 {
+		return
+	}
+	n.sum(row, units)
 	for j, x := range units {
 		g.out[j] += slope * x
 		units[j] = 0
@@ -93,6 +126,9 @@ func (n *network) addGradient(g *network, row []float32, relevant bool, weight f
 		g.bias[j] += units[j]
 	}
 	for f, value := range row {
+		if value == 0 {
+			continue
+		}
 		x := float64(value)
 		g.linear[f] += slope * x
 		weights := g.in[f*len(units):][:len(units)]
@@ -105,7 +141,7 @@ func (n *network) addGradient(g *network, row []float32, relevant bool, weight f
 // How a network is trained.
 const (
 	epochs    = 14
-	batch     = 1024 // rows
+	batch     = 12   // samples
 	parts     = 4    // of a batch, taken at the same time
 	fastest   = 2e-3 // about the rate of the first epoch; then it falls
 	slowest   = 1e-5 // below that of the last
@@ -116,15 +152,12 @@ const (
 
 // train returns a network that has learned from those rows. Whatever the number of
 // processors, it computes the same numbers in the same order.
-func train(r *rows, from []int, hidden int, seed uint64) *network {
+func train(r *rows, hidden int, seed uint64) *network {
 	random := rand.New(rand.NewPCG(seed, 0))
 	n := newNetwork(r.width, hidden)
 	n.scatter(random)
-	total := 0.0
-	for _, i := range from {
-		total += r.weight[i]
-	}
-	l := newLearner(n, r, float64(len(from))/total)
+	l := newLearner(n, r)
+	from := slices.Clone(r.samples)
 	for epoch := range epochs {
 		random.Shuffle(len(from), func(i, j int) { from[i], from[j] = from[j], from[i] })
 		rate := slowest + fastest*(1+math.Cos(math.Pi*float64(epoch)/epochs))/2
@@ -140,30 +173,30 @@ func train(r *rows, from []int, hidden int, seed uint64) *network {
 type learner struct {
 	*network
 	rows          *rows
-	weight        float64 // makes the mean weight of a row 1
 	gradients     [parts]*network
+	works         [parts]work
 	mean, squares []float64 // of the gradient, by weight
 	steps         float64
 }
 
-func newLearner(n *network, r *rows, weight float64) *learner {
-	l := &learner{network: n, rows: r, weight: weight, mean: make([]float64, len(n.all)), squares: make([]float64, len(n.all))}
+func newLearner(n *network, r *rows) *learner {
+	l := &learner{network: n, rows: r, mean: make([]float64, len(n.all)), squares: make([]float64, len(n.all))}
 	for p := range l.gradients {
 		l.gradients[p] = newNetwork(len(n.linear), len(n.out))
+		l.works[p].units = make([]float64, len(n.out))
 	}
 	return l
 }
 
 // learn takes one step.
-func (l *learner) learn(from []int, rate float64) {
+func (l *learner) learn(from []sample, rate float64) {
 	var done sync.WaitGroup
 	for p, g := range l.gradients {
 		part := from[len(from)*p/parts : len(from)*(p+1)/parts]
 		done.Go(func() {
 			clear(g.all)
-			units := make([]float64, len(l.out))
-			for _, i := range part {
-				l.addGradient(g, l.rows.row(i), l.rows.relevant[i], l.rows.weight[i]*l.weight/float64(len(from)), units)
+			for i := range part {
+				l.addGradient(g, l.rows, &part[i], 1/float64(len(from)), &l.works[p])
 			}
 		})
 	}

@@ -12,63 +12,58 @@ import (
 )
 
 // others is how many lines of a task are learned from beside the relevant ones.
-const others = 80
+const others = 100
 
 // rows are lines to learn from.
 type rows struct {
-	width    int // features of a line
-	values   []float32
-	task     []int // of each line, which
-	relevant []bool
-	weight   []float64
+	width   int // features of a line
+	values  []float32
+	samples []sample
 }
 
-func (r *rows) len() int            { return len(r.task) }
+// A sample is the rows of a task, [start, end), of which the first are the relevant ones.
+type sample struct {
+	task, start, relevant, end int
+	standsFor                  float64 // how many of the other lines one of them stands for
+}
+
+func (r *rows) len() int            { return len(r.values) / r.width }
 func (r *rows) row(i int) []float32 { return r.values[i*r.width : (i+1)*r.width] }
 
-// all returns the numbers of all rows.
-func (r *rows) all() []int {
-	all := make([]int, r.len())
-	for i := range all {
-		all[i] = i
-	}
-	return all
-}
-
-// readRows reads the features of all lines that matter and of some that do not. Every
-// task weighs the same, and one half of it are the lines that matter.
+// readRows reads the features of all lines that matter and of some that do not.
 func readRows(tasks []task.Task, width int) (*rows, error) {
 	r := &rows{width: width}
-	picked := make([][]int, len(tasks)) // lines, those that matter first
-	starts := make([]int, len(tasks))
+	var picked [][]int // lines of each sample, those that matter first
+	at := 0
 	for i := range tasks {
-		starts[i] = r.len()
-		picked[i] = pick(&tasks[i], rand.New(rand.NewPCG(seed, uint64(i))))
-		for range picked[i] {
-			r.task = append(r.task, i)
+		lines, standsFor := pick(&tasks[i], rand.New(rand.NewPCG(seed, uint64(i))))
+		if len(lines) == 0 {
+			continue
 		}
+		picked = append(picked, lines)
+		r.samples = append(r.samples, sample{i, at, len(tasks[i].Relevant), at + len(lines), standsFor})
+		at += len(lines)
 	}
-	if r.len() == 0 {
+	if at == 0 {
 		return nil, errors.New("there is no task in which some lines are relevant and others are not")
 	}
-	r.values = make([]float32, r.len()*width)
-	r.relevant = make([]bool, r.len())
-	r.weight = make([]float64, r.len())
-	errs := make([]error, len(tasks))
-	task.Each(len(tasks), func(i int) { errs[i] = r.read(&tasks[i], picked[i], starts[i]) })
-	for i, err := range errs {
-		if err != nil {
-			return nil, fmt.Errorf("task %q: %w", tasks[i].Goal, err)
+	r.values = make([]float32, at*width)
+	errs := make([]error, len(r.samples))
+	task.Each(len(r.samples), func(i int) {
+		s := &r.samples[i]
+		if err := r.read(&tasks[s.task], picked[i], s.start); err != nil {
+			errs[i] = fmt.Errorf("task %q: %w", tasks[s.task].Goal, err)
 		}
-	}
-	return r, nil
+	})
+	return r, errors.Join(errs...)
 }
 
-// pick returns the lines of a task to learn from, counted from 0, or none if they are
-// all relevant and there is nothing to tell apart.
-func pick(t *task.Task, random *rand.Rand) []int {
+// pick returns the lines of a task to learn from, counted from 0, and how many lines each
+// that is not relevant stands for. There are none if all are relevant and there is nothing
+// to tell apart.
+func pick(t *task.Task, random *rand.Rand) (lines []int, standsFor float64) {
 	n := len(prune.Lines(t.Text))
-	var lines, rest []int
+	var rest []int
 	for i := range n {
 		if _, ok := slices.BinarySearch(t.Relevant, i+1); ok {
 			lines = append(lines, i)
@@ -77,30 +72,21 @@ func pick(t *task.Task, random *rand.Rand) []int {
 		}
 	}
 	if len(rest) == 0 {
-		return nil
+		return nil, 0
 	}
 	random.Shuffle(len(rest), func(i, j int) { rest[i], rest[j] = rest[j], rest[i] })
-	return append(lines, rest[:min(len(rest), others)]...)
+	some := rest[:min(len(rest), others)]
+	return append(lines, some...), float64(len(rest)) / float64(len(some))
 }
 
 // read fills in the rows of a task, from start on.
 func (r *rows) read(t *task.Task, lines []int, start int) error {
-	if len(lines) == 0 {
-		return nil
-	}
 	features := prune.Features(&prune.Request{Text: t.Text, Goal: t.Goal, Source: t.Source})
 	if len(features) == 0 || len(features[0]) != r.width {
 		return fmt.Errorf("package prune does not tell %d features of its lines: was it built from other files?", r.width)
 	}
-	matter := len(t.Relevant)
 	for k, line := range lines {
-		i := start + k
-		copy(r.row(i), features[line])
-		r.relevant[i] = k < matter
-		r.weight[i] = 1 / float64(len(lines)-matter)
-		if r.relevant[i] {
-			r.weight[i] = 1 / float64(matter)
-		}
+		copy(r.row(start+k), features[line])
 	}
 	return nil
 }
@@ -142,36 +128,28 @@ func (r *rows) standardise() scale {
 	return s
 }
 
-// area returns, by weight, which share of the pairs of a relevant row and another has
-// the higher sum for the relevant one; a dash if there are no pairs.
-func (r *rows) area(sums []float64, which func(row int) bool) string {
-	order := slices.DeleteFunc(r.all(), func(i int) bool { return !which(i) })
-	slices.SortFunc(order, func(a, b int) int {
-		switch {
-		case sums[a] < sums[b]:
-			return -1
-		case sums[a] > sums[b]:
-			return 1
+// area returns, on average over the samples of some tasks, which share of the pairs of a
+// relevant row and another has the higher sum for the relevant one; a dash if there are
+// none. Those that are equal count half.
+func (r *rows) area(sums []float64, which func(task int) bool) string {
+	total, n := 0.0, 0
+	for i := range r.samples {
+		s := &r.samples[i]
+		if !which(s.task) {
+			continue
 		}
-		return a - b
-	})
-	var below, relevant, pairs float64
-	for i := 0; i < len(order); {
-		// Rows that are equal count half.
-		equal, equalRelevant := 0.0, 0.0
-		for sum := sums[order[i]]; i < len(order) && sums[order[i]] == sum; i++ {
-			if w := r.weight[order[i]]; r.relevant[order[i]] {
-				equalRelevant += w
-			} else {
-				equal += w
-			}
+		relevant, rest := sums[s.start:s.start+s.relevant], slices.Sorted(slices.Values(sums[s.start+s.relevant:s.end]))
+		below := 0.0
+		for _, sum := range relevant {
+			first, _ := slices.BinarySearch(rest, sum)
+			last, _ := slices.BinarySearch(rest, math.Nextafter(sum, math.Inf(1)))
+			below += float64(first+last) / 2
 		}
-		pairs += equalRelevant * (below + equal/2)
-		below += equal
-		relevant += equalRelevant
+		total += below / float64(len(relevant)*len(rest))
+		n++
 	}
-	if below == 0 || relevant == 0 {
+	if n == 0 {
 		return "–"
 	}
-	return fmt.Sprintf("%.4f", pairs/below/relevant)
+	return fmt.Sprintf("%.4f", total/float64(n))
 }

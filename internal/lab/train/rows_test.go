@@ -25,9 +25,12 @@ func TestPickTakesRelevantLinesAndSomeOthers(t *testing.T) {
 		{"a text that is all relevant", 2, []int{1, 2}, 0, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got := pick(&task.Task{Text: historytest.Numbered(test.lines), Relevant: test.relevant}, rand.New(rand.NewPCG(1, 1)))
+			got, standsFor := pick(&task.Task{Text: historytest.Numbered(test.lines), Relevant: test.relevant}, rand.New(rand.NewPCG(1, 1)))
 			if len(got) != test.want+test.wantOther {
 				t.Fatalf("%d lines, want %d and %d", len(got), test.want, test.wantOther)
+			}
+			if want := float64(test.lines-test.want) / float64(max(1, test.wantOther)); test.wantOther > 0 && standsFor != want {
+				t.Errorf("one stands for %g lines, want %g", standsFor, want)
 			}
 			for i, line := range got {
 				if slices.Contains(test.relevant, line+1) != (i < test.want) {
@@ -72,23 +75,6 @@ func sampleRows(t *testing.T, n int) *rows {
 	return r
 }
 
-func TestEveryTaskWeighsTheSame(t *testing.T) {
-	r := sampleRows(t, 5)
-	relevant, other := make([]float64, 5), make([]float64, 5)
-	for i, task := range r.task {
-		if r.relevant[i] {
-			relevant[task] += r.weight[i]
-		} else {
-			other[task] += r.weight[i]
-		}
-	}
-	for i := range relevant {
-		if math.Abs(relevant[i]-1) > 1e-9 || math.Abs(other[i]-1) > 1e-9 {
-			t.Errorf("task %d: relevant %g, others %g", i, relevant[i], other[i])
-		}
-	}
-}
-
 func TestRowsRefuseFeaturesOfAnotherNumber(t *testing.T) {
 	if _, err := readRows(sampleTasks(1), 3); err == nil || !strings.Contains(err.Error(), "3 features") {
 		t.Errorf("got error %v", err)
@@ -102,7 +88,7 @@ func TestRowsRefuseTasksWithNothingToTellApart(t *testing.T) {
 }
 
 func TestStandardise(t *testing.T) {
-	r := &rows{width: 3, task: []int{0, 0, 0, 0}, values: []float32{1, 2, 0, 1, 4, 0, 1, 2, 0, 1, 4, 1}}
+	r := &rows{width: 3, values: []float32{1, 2, 0, 1, 4, 0, 1, 2, 0, 1, 4, 1}}
 	s := r.standardise()
 	for f, want := range []struct{ mean, deviation float64 }{{1, 0}, {3, 1}, {0.25, math.Sqrt(3) / 4}} {
 		if math.Abs(s.mean[f]-want.mean) > 1e-9 || math.Abs(s.deviation[f]-want.deviation) > 1e-9 {
@@ -115,23 +101,22 @@ func TestStandardise(t *testing.T) {
 }
 
 func TestArea(t *testing.T) {
-	all := func(int) bool { return true }
 	for _, test := range []struct {
-		name     string
-		sums     []float64
-		relevant []bool
-		weight   []float64
-		want     string
+		name    string
+		sums    []float64 // the relevant one first in each sample
+		samples []sample
+		want    string
 	}{
-		{"all in order", []float64{3, 1, 2}, []bool{true, false, true}, []float64{1, 1, 1}, "1.0000"},
-		{"all the other way", []float64{1, 3}, []bool{true, false}, []float64{1, 1}, "0.0000"},
-		{"all equal", []float64{1, 1, 1}, []bool{true, false, true}, []float64{1, 1, 1}, "0.5000"},
-		{"one pair of two, which weighs thrice", []float64{2, 1, 3}, []bool{true, false, false}, []float64{1, 3, 1}, "0.7500"},
-		{"nothing to compare with", []float64{1, 2}, []bool{true, true}, []float64{1, 1}, "–"},
+		{"all in order", []float64{3, 2, 1}, []sample{{0, 0, 2, 3, 1}}, "1.0000"},
+		{"all the other way", []float64{1, 3}, []sample{{0, 0, 1, 2, 1}}, "0.0000"},
+		{"all equal", []float64{1, 1, 1}, []sample{{0, 0, 1, 3, 1}}, "0.5000"},
+		{"three pairs of four", []float64{2, 4, 1, 3}, []sample{{0, 0, 2, 4, 1}}, "0.7500"},
+		{"pairs of two texts are not compared", []float64{2, 1, 9, 8}, []sample{{0, 0, 1, 2, 1}, {0, 2, 1, 4, 1}}, "1.0000"},
+		{"a task that is not asked for", []float64{1, 2}, []sample{{1, 0, 1, 2, 1}}, "–"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			r := &rows{task: make([]int, len(test.sums)), relevant: test.relevant, weight: test.weight}
-			if got := r.area(test.sums, all); got != test.want {
+			r := &rows{samples: test.samples}
+			if got := r.area(test.sums, func(task int) bool { return task == 0 }); got != test.want {
 				t.Errorf("got %s, want %s", got, test.want)
 			}
 		})

@@ -114,7 +114,7 @@ func weightsFile(s shape, n *network, by scale) ([]byte, error) {
 }
 
 // unscaled returns a network that does with features as they are read what n does with
-// them standardised. Its offset is the weight of the first feature, which is always 1.
+// them standardised, but for a number that is added to all sums.
 func (n *network) unscaled(by scale) *network {
 	u := newNetwork(len(n.linear), len(n.out))
 	copy(u.all, n.all)
@@ -128,14 +128,11 @@ func (n *network) unscaled(by scale) *network {
 			continue
 		}
 		u.linear[f] /= by.deviation[f]
-		u.offset[0] -= u.linear[f] * by.mean[f]
 		for j := range weights {
 			weights[j] /= by.deviation[f]
 			u.bias[j] -= weights[j] * by.mean[f]
 		}
 	}
-	u.linear[0] += u.offset[0]
-	u.offset[0] = 0
 	return u
 }
 

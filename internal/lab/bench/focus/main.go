@@ -6,7 +6,8 @@
 // # The tasks
 //
 // Each argument is a git repository, bare or not; at most -per tasks are drawn from its
-// history: see package history. Name repositories that the network was not trained on.
+// history: see package history. One whose path ends with the name of one that was learned
+// from is refused.
 // Without arguments the tasks are those of package local: as many as -code, -docs and
 // -logs say, from what is on every machine that builds this project.
 //
@@ -56,6 +57,7 @@ func main() {
 	budgets := flag.String("budgets", "2000,4000,8000", "how many characters an answer may have")
 	flag.Parse()
 	s.repositories = flag.Args()
+	s.Without = history.LearnedModules()
 
 	err := s.parseBudgets(*budgets)
 	if err == nil {
@@ -105,7 +107,7 @@ func run(w io.Writer, s settings) error {
 
 func (s *settings) draw() ([]task.Task, error) {
 	if len(s.repositories) > 0 {
-		return history.Mine(s.repositories, s.per)
+		return history.MineOwn(s.repositories, s.per)
 	}
 	return s.Tasks()
 }

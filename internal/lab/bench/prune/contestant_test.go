@@ -2,12 +2,12 @@ package main
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 )
 
 func TestHowManyLinesMayGo(t *testing.T) {
@@ -30,63 +30,130 @@ func TestHowManyLinesMayGo(t *testing.T) {
 	}
 }
 
+// drawn returns an x for each line that is kept.
+func drawn(kept []bool) string {
+	var b strings.Builder
+	for _, is := range kept {
+		if is {
+			b.WriteByte('x')
+		} else {
+			b.WriteByte('.')
+		}
+	}
+	return b.String()
+}
+
+// shop is a text of definitions, of which one is about rates of exchange.
+var shop = func() string {
+	var b strings.Builder
+	b.WriteString("package shop\n")
+	for _, name := range []string{"Order", "ExchangeRate", "Basket", "Refund"} {
+		fmt.Fprintf(&b, "\n// %s is called by the clerk of a warehouse.\nfunc %[1]s(a, b int) int {\n", name)
+		for i := range 12 {
+			fmt.Fprintf(&b, "\ta = transform%d(a+b, shelf[%d], customers[%d].Address)\n", i, i*7, i*3)
+		}
+		b.WriteString("\treturn a\n}\n")
+	}
+	return b.String()
+}()
+
 func TestBaselines(t *testing.T) {
-	lines := []string{"package a", "", "// the rate of exchange", "func rate() {", "}", "func exchange() {", "\trate()", "}"}
-	for _, test := range []struct {
-		name string
-		kept []bool
-		want string // x for lines that are kept
-	}{
-		{"head and tail", keepEnds(lines, 3), "xx.....x"},
-		{"nothing of head and tail", keepEnds(lines, 0), "........"},
-		{"structure before the head", keepStructure(prune.Code, lines, 4), "xx.x.x.."},
-		{"not all of the structure", keepStructure(prune.Code, lines, 2), "x..x...."},
-		{"errors are the structure of logs", keepStructure(prune.Logs, []string{"a", "b Error", "--- FAIL"}, 2), ".xx"},
-		{"headings are the structure of docs", keepStructure(prune.Docs, []string{"a", "# b", "#c"}, 1), ".x."},
-		{"words of the goal, the shorter line first", keepMatches("the exchange rate", lines, 2, 0), "..x..x.."},
-		{"without a word in common the head", keepMatches("tariff", lines, 2, 0), "xx......"},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			got := strings.Builder{}
-			for _, kept := range test.kept {
-				if kept {
-					got.WriteByte('x')
-				} else {
-					got.WriteByte('.')
+	text := newText(shop, "fix the rates of exchange", prune.Code)
+	exchange := strings.Repeat(".", 18) + strings.Repeat("x", 16) + strings.Repeat(".", 33)
+	budget := 0 // for the definition and two markers
+	for i, c := range exchange {
+		if c == 'x' {
+			budget += text.tokens[i]
+		}
+	}
+	budget += 2*text.marker + 5
+	for _, b := range baselines {
+		t.Run(b.name, func(t *testing.T) {
+			answer := text.fill(budget, b.read(text))
+			got := drawn(answer.kept)
+			switch b.name {
+			case "head + tail":
+				n := strings.Count(got, "x")
+				if want := strings.Repeat("x", (n+1)/2) + strings.Repeat(".", len(got)-n) + strings.Repeat("x", n/2); n == 0 || got != want {
+					t.Errorf("got %s, want %s", got, want)
 				}
-			}
-			if got.String() != test.want {
-				t.Errorf("got %s, want %s", &got, test.want)
+			default:
+				for i := range exchange {
+					if exchange[i] == 'x' && strings.TrimSpace(text.lines[i]) != "}" && got[i] != 'x' {
+						t.Errorf("line %d is missing: got %s, want %s", i+1, got, exchange)
+					}
+				}
 			}
 		})
 	}
-	for _, b := range baselines(1) {
-		task := &task.Task{Goal: "the exchange rate", Source: prune.Code}
-		kept := b.kept(task, lines, 5)
-		if n := len(slices.DeleteFunc(slices.Clone(kept), func(kept bool) bool { return !kept })); n != 5 {
-			t.Errorf("%s keeps %d lines of 5", b.name, n)
+}
+
+func TestBaselinesAreWithinBudget(t *testing.T) {
+	crlf := strings.ReplaceAll(shop, "\n", "\r\n")
+	for name, content := range map[string]string{
+		"code": shop, "CRLF": crlf, "no end of the last line": strings.TrimSuffix(shop, "\n"),
+		"nothing in common": strings.Repeat("lorem ipsum dolor sit amet\n", 80), "blank lines": "a\n" + strings.Repeat("\n", 90) + "b\n",
+	} {
+		for _, source := range sources {
+			text := newText(content, "fix the rates of exchange", source)
+			whole := tokens.Count(content)
+			for _, b := range baselines {
+				choose := b.read(text)
+				for budget := text.marker + 20; budget < whole; budget += 23 {
+					a := text.fill(budget, choose)
+					rendered := text.render(a.kept)
+					if a.tokens > budget || a.tokens != tokens.Count(rendered) || a.runs != strings.Count(rendered, "⟦") {
+						t.Errorf("%s as %s, %s: %d tokens and %d runs within %d, drawn %s", name, source, b.name, a.tokens, a.runs, budget, drawn(a.kept))
+					}
+					if again := text.fill(budget, b.read(text)); drawn(again.kept) != drawn(a.kept) {
+						t.Errorf("%s as %s, %s: not the same twice", name, source, b.name)
+					}
+				}
+				if a := text.fill(whole, choose); strings.Contains(drawn(a.kept), ".") || a.tokens != whole {
+					t.Errorf("%s as %s, %s: not all lines are kept, though there is room", name, source, b.name)
+				}
+			}
 		}
-		if !slices.Equal(kept, b.kept(task, lines, 5)) {
-			t.Errorf("%s is not the same twice", b.name)
+	}
+}
+
+func TestTextIsItsLines(t *testing.T) {
+	for _, content := range []string{"a\nb", "a\r\n\r\nb\r\n", "a\rb\n\nc\n", "\n", "é\n"} {
+		text := newText(content, "", prune.Code)
+		if got := strings.Join(text.lines, ""); got != content || len(text.lines) != prune.CountLines(content) {
+			t.Errorf("%q is %q", content, text.lines)
+		}
+		if kept := everything(len(text.lines)); text.cost(kept) != tokens.Count(content) || text.render(kept) != content {
+			t.Errorf("%q has %d tokens, want %d", content, text.cost(kept), tokens.Count(content))
 		}
 	}
 }
 
 func TestMarkersOfBaselines(t *testing.T) {
-	got := render([]string{"a", "b", "c", "d"}, []bool{false, true, false, false})
-	want := "⟦PRUNÉ: prune_id=" + handle + " lignes 1-1 (1) raison=hors focus⟧\nb\n⟦PRUNÉ: prune_id=" + handle + " lignes 3-4 (2) raison=hors focus⟧\n"
+	text := newText("a\nb\nc\nd", "", prune.Code)
+	got := text.render([]bool{false, true, false, false})
+	want := "⟦PRUNÉ: prune_id=" + handle + " lignes 1-1 (1) raison=hors focus⟧\nb\n⟦PRUNÉ: prune_id=" + handle + " lignes 3-4 (2) raison=hors focus⟧"
 	if got != want {
 		t.Errorf("got %s", got)
 	}
-	if id := new(prune.Request).ID(); len(id) != len(handle) {
-		t.Errorf("%s is not as long as %s", handle, id)
+
+	task := &task.Task{Text: shop, Goal: "the rates of exchange", Source: prune.Code}
+	result := pruneTask(task, 0.9, 10)
+	if len(result.Annotations) == 0 {
+		t.Fatal("nothing is left out")
+	}
+	for _, a := range result.Annotations {
+		theirs := strings.Replace(strings.Replace(a.Marker, result.PruneID, handle, 1), a.Reason, "hors focus", 1)
+		if ours := marker(a.Start-1, a.End); ours != theirs {
+			t.Errorf("the marker is %s, that of package prune %s", ours, theirs)
+		}
 	}
 }
 
 // resultOf returns the result of leaving lines start to end out of lines, two ranges at
 // most, as it should be.
 func resultOf(lines []string, ranges ...int) *prune.Result {
-	kept := everything(lines)
+	kept := everything(len(lines))
 	result := &prune.Result{PruneID: handle}
 	for i := 0; i < len(ranges); i += 2 {
 		start, end := ranges[i], ranges[i+1]
@@ -95,13 +162,13 @@ func resultOf(lines []string, ranges ...int) *prune.Result {
 		}
 		result.Annotations = append(result.Annotations, prune.Annotation{
 			Start: start, End: end, Count: end - start + 1,
-			Marker: fmt.Sprintf("⟦PRUNÉ: prune_id=%s lignes %d-%d (%d) raison=hors focus⟧", handle, start, end, end-start+1),
+			Marker: marker(start-1, end),
 		})
 		result.Stats.PrunedLines += end - start + 1
 	}
-	result.PrunedText = render(lines, kept)
+	result.PrunedText = newText(strings.Join(lines, "\n")+"\n", "", prune.Code).render(kept)
 	result.Stats.OriginalLines, result.Stats.KeptLines = len(lines), len(lines)-result.Stats.PrunedLines
-	result.Stats.TokensAfter = prune.EstimateTokens(result.PrunedText)
+	result.Stats.TokensAfter = tokens.Count(result.PrunedText)
 	return result
 }
 
@@ -121,7 +188,10 @@ func TestJudge(t *testing.T) {
 		{name: "P20: a wrong count", ranges: []int{2, 3}, spoil: func(r *prune.Result) { r.Stats.KeptLines++ }, want: "not as in"},
 		{name: "P78: tokens that are not those of the answer", ranges: []int{2, 3}, spoil: func(r *prune.Result) { r.Stats.TokensAfter++ }, want: "tokens, not as in"},
 		{name: "P55: no pruning", spoil: func(r *prune.Result) { r.Fallback(prune.Timeout) }, want: "fallback: timeout"},
-		{name: "P23: a marker that is no line of its own", ranges: []int{2, 3}, spoil: func(r *prune.Result) { r.PrunedText = strings.Replace(r.PrunedText, "⟧\n", "⟧", 1) }, want: "line 2 of the answer"},
+		{name: "P23: a marker that is no line of its own", ranges: []int{2, 3}, spoil: func(r *prune.Result) {
+			r.PrunedText = strings.Replace(r.PrunedText, "⟧\n", "⟧", 1)
+			r.Stats.TokensAfter = tokens.Count(r.PrunedText)
+		}, want: "line 2 of the answer"},
 		{name: "P28: a line that is not as it was", spoil: func(r *prune.Result) { r.PrunedText = strings.Replace(r.PrunedText, "d", "D", 1) }, want: `line 4 of the answer is "D", want "d"`},
 		{name: "P28: a line too many", spoil: func(r *prune.Result) { r.PrunedText += "\n" }, want: "the answer has 7 lines, want 6"},
 	} {

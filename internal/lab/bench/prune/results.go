@@ -3,155 +3,147 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
 	"math"
-	"runtime"
-	"slices"
-	"strings"
+	"syscall"
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 )
 
-const pruner = "mcp_pruner"
+// The contestants whose recalls are compared.
+const (
+	pruner = "mcp_pruner"
+	plain  = "reference"
+)
 
-// A score adds up the answers of a contestant to the tasks of a source at a ratio.
-type score struct {
-	answers       int
-	recall, saved float64
-	all, grew     int
+// results are what all contestants have come to.
+type results struct {
+	settings
+	outcomes []outcome // by task
+	cpu      map[prune.Source]*cpu
 }
 
-func (s *score) add(t *task.Task, a answer) {
+// An outcome is what a task has come to, by ratio.
+type outcome struct {
+	*task.Task
+	figures []map[string]figures // by contestant
+	off     []float64            // by how much a claimed saving is not the exact one
+	errs    []error              // what is wrong with answers of package prune
+}
+
+// figures say how well a contestant did a task.
+type figures struct{ recall, saved, runs, all, grew float64 }
+
+func figuresOf(t *task.Task, a answer, before int) figures {
 	found := 0
 	for _, line := range t.Relevant {
 		if a.kept[line-1] {
 			found++
 		}
 	}
-	before := prune.EstimateTokens(t.Text)
-	s.answers++
-	s.recall += float64(found) / float64(len(t.Relevant))
-	s.saved += 1 - float64(a.tokens)/float64(before)
+	f := figures{recall: float64(found) / float64(len(t.Relevant)), saved: saving(before, a.tokens), runs: float64(a.runs)}
 	if found == len(t.Relevant) {
-		s.all++
+		f.all = 1
 	}
 	if a.tokens > before {
-		s.grew++
+		f.grew = 1
 	}
+	return f
 }
 
-// results are what all contestants have come to.
-type results struct {
-	settings
-	baselines  []baseline
-	scores     map[key]*score
-	work       map[prune.Source]*work
-	violations []error
-}
+func saving(before, after int) float64 { return 1 - float64(after)/float64(before) }
 
-type key struct {
-	source     prune.Source
-	contestant string
-	ratio      float64
-}
-
-// work is what package prune has done.
-type work struct {
+// cpu is what package prune has taken.
+type cpu struct {
 	tasks, lines int
 	took         time.Duration
 	pruned       int // lines, once per ratio
 }
 
-func newResults(s settings) *results {
-	return &results{settings: s, baselines: baselines(s.Seed), scores: map[key]*score{}, work: map[prune.Source]*work{}}
+// measure has every contestant do the tasks.
+func measure(s settings, tasks []task.Task) *results {
+	r := &results{settings: s, outcomes: make([]outcome, len(tasks)), cpu: map[prune.Source]*cpu{}}
+	pruned := make([][]*prune.Result, len(tasks))
+	for i := range tasks { // one after the other, for they are timed
+		pruned[i] = r.prune(&tasks[i])
+	}
+	task.Each(len(tasks), func(i int) { r.outcomes[i] = r.compare(&tasks[i], pruned[i]) })
+	return r
 }
 
-// add has every contestant do a task.
-func (r *results) add(t *task.Task) {
-	lines := prune.Lines(t.Text)
-	w := r.work[t.Source]
-	if w == nil {
-		w = new(work)
-		r.work[t.Source] = w
+// prune has package prune do a task, at all ratios.
+func (r *results) prune(t *task.Task) []*prune.Result {
+	c := r.cpu[t.Source]
+	if c == nil {
+		c = new(cpu)
+		r.cpu[t.Source] = c
 	}
-	w.tasks++
-	w.lines += len(lines)
-	for _, ratio := range r.ratios {
-		keep := len(lines) - allowed(len(lines), ratio, r.minKeep)
-		for _, b := range r.baselines {
-			r.score(t.Source, b.name, ratio).add(t, b.answer(t, lines, keep))
+	c.tasks++
+	lines := prune.CountLines(t.Text)
+	c.lines += lines
+	c.pruned += lines * len(r.ratios)
+	all := make([]*prune.Result, len(r.ratios))
+	start := processorTime()
+	for i, ratio := range r.ratios {
+		all[i] = pruneTask(t, ratio, r.minKeep)
+	}
+	c.took += processorTime() - start
+	return all
+}
+
+// processorTime is what this process has taken so far, which other processes do not
+// lengthen.
+func processorTime() time.Duration {
+	var usage syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
+		panic(err)
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+}
+
+// compare has the baselines answer with as many tokens as package prune has left.
+func (r *results) compare(t *task.Task, pruned []*prune.Result) outcome {
+	o := outcome{Task: t}
+	text, lines := newText(t.Text, t.Goal, t.Source), prune.Lines(t.Text)
+	choose := make([]func(about int) []bool, len(baselines))
+	for i, b := range baselines {
+		choose[i] = b.read(text)
+	}
+	before, exactly := tokens.Count(t.Text), tiktokens(t.Text)
+	for i, ratio := range r.ratios {
+		stats := &pruned[i].Stats
+		a, err := answerOf(pruned[i], lines, allowed(len(lines), ratio, r.minKeep))
+		off := math.Abs(saving(stats.TokensBefore, stats.TokensAfter) - saving(exactly, tiktokens(pruned[i].PrunedText)))
+		if off > 0.01 {
+			err = errors.Join(err, fmt.Errorf("the saving that it claims is %.1f points off", 100*off))
 		}
-		a, took, err := pruneTask(t, lines, ratio, r.minKeep)
-		r.score(t.Source, pruner, ratio).add(t, a)
-		w.took += took
-		w.pruned += len(lines)
 		if err != nil {
-			r.violations = append(r.violations, fmt.Errorf("%s at %g, %q: %w", t.Source, ratio, t.Goal, err))
+			o.errs = append(o.errs, fmt.Errorf("%s at %g, %q: %w", t.Source, ratio, t.Goal, err))
 		}
+		by := map[string]figures{pruner: figuresOf(t, a, before)}
+		for j, b := range baselines {
+			by[b.name] = figuresOf(t, text.fill(a.tokens, choose[j]), before)
+		}
+		o.figures, o.off = append(o.figures, by), append(o.off, off)
 	}
+	return o
 }
 
-func (r *results) score(source prune.Source, contestant string, ratio float64) *score {
-	k := key{source, contestant, ratio}
-	if r.scores[k] == nil {
-		r.scores[k] = new(score)
+func (r *results) violations() (all []error) {
+	for i := range r.outcomes {
+		all = append(all, r.outcomes[i].errs...)
 	}
-	return r.scores[k]
+	return all
 }
 
 // err returns what is wrong with the answers of package prune, if anything is.
 func (r *results) err() error {
-	if len(r.violations) == 0 {
+	all := r.violations()
+	if len(all) == 0 {
 		return nil
 	}
 	const shown = 10
-	return fmt.Errorf("%d answers of %s must not be:\n%w", len(r.violations), pruner,
-		errors.Join(r.violations[:min(len(r.violations), shown)]...))
-}
-
-func (r *results) print(w io.Writer) {
-	at := make([]string, len(r.ratios))
-	for i, ratio := range r.ratios {
-		at[i] = fmt.Sprint(ratio)
-	}
-	fmt.Fprintf(w, "Percent at `max_prune_ratio` %s, `min_keep_lines` %d, markers counted; %s, seed %d.\n\n",
-		strings.Join(at, " / "), r.minKeep, runtime.Version(), r.Seed)
-	fmt.Fprint(w, "| source | contestant | recall | all kept | tokens saved | grew |\n|---|---|--:|--:|--:|--:|\n")
-	for _, source := range r.sources() {
-		for _, b := range r.baselines {
-			r.printRow(w, source, b.name)
-		}
-		r.printRow(w, source, pruner)
-	}
-	fmt.Fprintln(w)
-	for _, source := range r.sources() {
-		work := r.work[source]
-		fmt.Fprintf(w, "%s: %d tasks of %d lines on average, %.2f ms per 1,000 lines.\n",
-			source, work.tasks, work.lines/work.tasks, work.took.Seconds()*1e3/float64(work.pruned)*1e3)
-	}
-	fmt.Fprintf(w, "Answers that break a promise: %d.\n", len(r.violations))
-}
-
-// sources returns the sources of which there are tasks.
-func (r *results) sources() []prune.Source {
-	return slices.DeleteFunc([]prune.Source{prune.Code, prune.Docs, prune.Logs}, func(s prune.Source) bool { return r.work[s] == nil })
-}
-
-func (r *results) printRow(w io.Writer, source prune.Source, contestant string) {
-	column := func(share func(*score) float64) string {
-		cells := make([]string, len(r.ratios))
-		for i, ratio := range r.ratios {
-			s := r.score(source, contestant, ratio)
-			// Adding 0 makes 0 of the -0 that a little less rounds to.
-			cells[i] = fmt.Sprintf("%.0f", math.Round(100*share(s)/float64(s.answers))+0)
-		}
-		return strings.Join(cells, " / ")
-	}
-	fmt.Fprintf(w, "| %s | %s | %s | %s | %s | %s |\n", source, contestant,
-		column(func(s *score) float64 { return s.recall }),
-		column(func(s *score) float64 { return float64(s.all) }),
-		column(func(s *score) float64 { return s.saved }),
-		column(func(s *score) float64 { return float64(s.grew) }))
+	return fmt.Errorf("%d answers of %s must not be:\n%w", len(all), pruner, errors.Join(all[:min(len(all), shown)]...))
 }

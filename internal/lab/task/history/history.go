@@ -1,7 +1,7 @@
-// Package history makes tasks of the histories of git repositories. A goal is the subject
+// Package history makes tasks of git repositories. Of their histories: a goal is the subject
 // of a commit; the text is a file that the commit has modified, as it was before; relevant
 // are the lines that the commit has changed or, if it has only inserted some, the lines
-// after which.
+// after which. And of their files: see Read.
 package history
 
 import (
@@ -37,7 +37,7 @@ const (
 // sources says what a file is, by how its name ends.
 var sources = func() map[string]prune.Source {
 	all := map[string]prune.Source{}
-	for _, end := range strings.Fields(".c .cc .cjs .cpp .cs .go .h .hpp .java .js .jsx .kt .mjs .php .py .rb .rs .sh .ts .tsx .vue") {
+	for _, end := range strings.Fields(".c .cc .cjs .cpp .cs .go .h .hpp .java .js .jsx .kt .mjs .php .py .rb .rs .sh .swift .ts .tsx .vue") {
 		all[end] = prune.Code
 	}
 	for _, end := range strings.Fields(".adoc .markdown .md .mdx .rst .txt") {
@@ -57,46 +57,74 @@ var (
 	incidental = regexp.MustCompile(`(?i)change|history|news|vendor/|\.min\.`)
 )
 
-// Mine returns the tasks that are in the histories of the repositories at these paths, at
-// most limit of each.
-func Mine(paths []string, limit int) ([]task.Task, error) {
-	tasks := make([][]task.Task, len(paths))
-	errs := make([]error, len(paths))
-	task.Each(len(paths), func(i int) {
-		r, err := openRepository(paths[i])
+// Mine returns the tasks that are in the histories of public repositories up to their
+// commits, at most limit of each. Clones is the directory that has them as owner/name, bare
+// or not. All who have cloned them get the same tasks.
+func Mine(clones string, list []Repository, limit int) ([]task.Task, error) {
+	return each(list, openClone(clones), func(r *repository) ([]task.Task, error) { return r.mine(limit) })
+}
+
+// openClone returns what opens a repository of which a clone is in a directory.
+func openClone(clones string) func(Repository) (*repository, error) {
+	return func(of Repository) (*repository, error) {
+		r := newRepository(of.Name, filepath.Join(clones, filepath.FromSlash(of.Name)), of.Commit)
+		if _, err := r.git("rev-parse", "--verify", "--quiet", r.commit+"^{commit}"); err != nil {
+			return nil, fmt.Errorf("%s does not have commit %s of %s: git clone --bare https://github.com/%[3]s %[1]s", r.path, r.commit, r.name)
+		}
+		return r, nil
+	}
+}
+
+// MineOwn returns the tasks that are in the histories of any repositories at these paths,
+// at most limit of each. One whose path ends with the name of one that was learned from is refused: how well
+// they do there says nothing.
+func MineOwn(paths []string, limit int) ([]task.Task, error) {
+	return each(paths, openOwn, func(r *repository) ([]task.Task, error) { return r.mine(limit) })
+}
+
+func openOwn(location string) (*repository, error) {
+	absolute, err := filepath.Abs(location)
+	if err != nil {
+		return nil, err
+	}
+	name := nameOf(absolute)
+	if isLearned(name) {
+		return nil, fmt.Errorf("%s: the weights were learned from %s", location, name)
+	}
+	return newRepository(name, absolute, "HEAD"), nil
+}
+
+// each returns the tasks of many repositories, which it opens.
+func each[R any](of []R, open func(R) (*repository, error), tasksOf func(*repository) ([]task.Task, error)) ([]task.Task, error) {
+	tasks := make([][]task.Task, len(of))
+	errs := make([]error, len(of))
+	task.Each(len(of), func(i int) {
+		r, err := open(of[i])
 		if err == nil {
-			tasks[i], err = r.mine(limit)
+			tasks[i], err = tasksOf(r)
 		}
-		if err != nil {
-			errs[i] = fmt.Errorf("%s: %w", paths[i], err)
-		}
+		errs[i] = err
 	})
 	return slices.Concat(tasks...), errors.Join(errs...)
 }
 
 type repository struct {
 	name, path string
+	commit     string     // up to which its history is read
 	random     *rand.Rand // the same for all of this name
 }
 
-func openRepository(location string) (*repository, error) {
-	absolute, err := filepath.Abs(location)
-	if err != nil {
-		return nil, err
-	}
-	name := nameOf(absolute)
+func newRepository(name, path, commit string) *repository {
 	hash := fnv.New64a()
 	hash.Write([]byte(name))
-	return &repository{name, absolute, rand.New(rand.NewPCG(seed, hash.Sum64()))}, nil
+	return &repository{name, path, commit, rand.New(rand.NewPCG(seed, hash.Sum64()))}
 }
 
-// nameOf returns the last part of a path that tells repositories apart.
+// nameOf returns the last two parts of the path of a repository, which are owner/name if
+// it was cloned so.
 func nameOf(location string) string {
-	name := filepath.Base(location)
-	if name == "repo" || name == ".git" {
-		return nameOf(filepath.Dir(location))
-	}
-	return strings.TrimSuffix(name, ".git")
+	location = strings.TrimSuffix(strings.TrimSuffix(location, string(filepath.Separator)+".git"), ".git")
+	return path.Join(filepath.Base(filepath.Dir(location)), filepath.Base(location))
 }
 
 // git returns what a command of git prints. Nothing is downloaded, even if the
@@ -106,7 +134,7 @@ func (r *repository) git(arguments ...string) (string, error) {
 	command.Env = append(os.Environ(), "GIT_NO_LAZY_FETCH=1", "GIT_TERMINAL_PROMPT=0")
 	out, err := command.Output()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		return "", fmt.Errorf("git %s: %w: %s", arguments[0], err, strings.TrimSpace(string(exit.Stderr)))
+		return "", fmt.Errorf("%s: git %s: %w: %s", r.path, arguments[0], err, strings.TrimSpace(string(exit.Stderr)))
 	}
 	return string(out), err
 }
@@ -115,7 +143,7 @@ type commit struct{ hash, subject string }
 
 // commits returns those whose subjects are goals, in random order.
 func (r *repository) commits() ([]commit, error) {
-	log, err := r.git("log", "--no-merges", "--format=%H %s")
+	log, err := r.git("log", "--no-merges", "--format=%H %s", r.commit, "--")
 	if err != nil {
 		return nil, err
 	}

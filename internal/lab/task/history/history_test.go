@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"path/filepath"
 	"reflect"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -33,11 +35,9 @@ func TestGoals(t *testing.T) {
 
 func TestNamesOfRepositories(t *testing.T) {
 	for location, want := range map[string]string{
-		"/src/parser":          "parser",
-		"/src/parser/.git":     "parser",
-		"/src/parser.git":      "parser",
-		"/mirror/parser/repo":  "parser",
-		"/mirror/a+parser.git": "a+parser",
+		"/src/ann/parser":      "ann/parser",
+		"/src/ann/parser/.git": "ann/parser",
+		"/src/ann/parser.git":  "ann/parser",
 	} {
 		if got := nameOf(filepath.FromSlash(location)); got != want {
 			t.Errorf("%s: got %q, want %q", location, got, want)
@@ -47,7 +47,7 @@ func TestNamesOfRepositories(t *testing.T) {
 
 func mined(t *testing.T, h *historytest.Repository, limit int) []task.Task {
 	t.Helper()
-	tasks, err := Mine([]string{h.Directory}, limit)
+	tasks, err := MineOwn([]string{h.Directory}, limit)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +98,7 @@ func TestTaskOfCommit(t *testing.T) {
 			h.Commit(subject, map[string]string{test.file: test.after, "created.go": historytest.Numbered(100)})
 			var want []task.Task
 			if test.source != "" {
-				want = []task.Task{{Repository: "sample", Goal: subject, Source: test.source, Text: test.before, Relevant: test.relevant}}
+				want = []task.Task{{Repository: nameOf(h.Directory), Goal: subject, Source: test.source, Text: test.before, Relevant: test.relevant}}
 			}
 			if got := mined(t, h, 10); !reflect.DeepEqual(got, want) {
 				t.Errorf("got %d tasks, want %d: %.300q", len(got), len(want), fmt.Sprint(got))
@@ -137,18 +137,102 @@ func TestTasksOfHistory(t *testing.T) {
 		t.Error("the second time there are other tasks")
 	}
 
-	bare := filepath.Join(t.TempDir(), "sample.git")
+	bare := filepath.Join(filepath.Dir(h.Directory), "sample.git")
 	h.Git("clone", "-q", "--bare", h.Directory, bare)
-	ofBare, err := Mine([]string{bare}, 7)
+	ofBare, err := MineOwn([]string{bare}, 7)
 	if err != nil || !reflect.DeepEqual(got, ofBare) {
 		t.Errorf("a bare repository of that name has other tasks: %v", err)
+	}
+}
+
+func TestTasksOfFiles(t *testing.T) {
+	function := "// Fill copies bytes of the rest into p.\nfunc Fill(p []byte) int {\n\n\treturn copy(p, rest)\n}\n"
+	source := "package sample\n\n" + strings.Repeat("var _ = 1\n\n", 40) + function
+	document := "# Guide\n\nHow long a session may last is told in [Limits](#limits) below.\n\n" + strings.Repeat("Some prose.\n\n", 40) + "## Limits\n\nAn hour.\n\nNo more.\n\nNot a minute.\n"
+	h := historytest.New(t, "sample")
+	h.Commit("Begin with all of it", map[string]string{
+		"fill.go": source, "fill_test.go": source, "vendor/x/fill.go": source, "docs/guide.md": document, "CHANGELOG.md": document, "other.py": source,
+	})
+	clones, name := filepath.Split(h.Directory)
+	of := []Repository{{Name: name, Commit: h.Head()}}
+	h.Commit("Take all of it away again", map[string]string{"fill.go": "package sample\n", "docs/guide.md": "Gone.\n"})
+	got, err := Read(clones, of, 5)
+	if err != nil || len(got) != 2 {
+		t.Fatalf("%d tasks, %v", len(got), err)
+	}
+	for i, want := range []task.Task{
+		{Repository: name, Goal: "copies bytes of the rest into p.", Source: prune.Code},
+		{Repository: name, Goal: "How long a session may last is told in Limits below.", Source: prune.Docs},
+	} {
+		if got[i].Repository != want.Repository || got[i].Goal != want.Goal || got[i].Source != want.Source || got[i].Validate() != nil {
+			t.Errorf("task %d is %.300q", i+1, fmt.Sprint(got[i]))
+		}
+	}
+	if none, err := Read(clones, of, 0); err != nil || len(none) != 0 {
+		t.Errorf("%d tasks of none, %v", len(none), err)
+	}
+}
+
+func TestTasksUpToCommit(t *testing.T) {
+	h := historytest.New(t, "sample")
+	h.Commit("Begin with all of it", map[string]string{"a.go": historytest.Numbered(100)})
+	h.Commit("Say something else there", map[string]string{"a.go": historytest.Numbered(100, 7)})
+	pinned := []Repository{{"ann/parser", h.Head()}}
+	h.Commit("Say something else again", map[string]string{"a.go": historytest.Numbered(100, 7, 8)})
+
+	clones := t.TempDir()
+	for _, directory := range []string{"bare", "no-bare"} {
+		h.Git("clone", "-q", "--"+directory, h.Directory, filepath.Join(clones, directory, "ann", "parser"))
+		got, err := Mine(filepath.Join(clones, directory), pinned, 10)
+		want := []task.Task{{Repository: "ann/parser", Goal: "Say something else there", Source: prune.Code, Text: historytest.Numbered(100), Relevant: []int{7}}}
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: got %d tasks, error %v", directory, len(got), err)
+		}
+	}
+
+	for _, list := range [][]Repository{
+		{{"ann/parser", strings.Repeat("1", 40)}}, // a commit that the clone does not have
+		{{"bob/parser", pinned[0].Commit}},        // a clone that is missing
+	} {
+		_, err := Mine(filepath.Join(clones, "bare"), list, 10)
+		command := "git clone --bare https://github.com/" + list[0].Name + " " + filepath.Join(clones, "bare", list[0].Name)
+		if err == nil || !strings.Contains(err.Error(), list[0].Commit) || !strings.Contains(err.Error(), command) {
+			t.Errorf("got error %v, want one that says %s", err, command)
+		}
 	}
 }
 
 func TestRepositoryThatIsNone(t *testing.T) {
 	historytest.New(t, "sample")
 	missing := filepath.Join(t.TempDir(), "missing")
-	if _, err := Mine([]string{missing}, 10); err == nil || !strings.Contains(err.Error(), missing) {
+	if _, err := MineOwn([]string{missing}, 10); err == nil || !strings.Contains(err.Error(), missing) {
 		t.Errorf("got error %v, want one that names the repository", err)
+	}
+}
+
+func TestRepositoryThatWasLearnedFrom(t *testing.T) {
+	for _, location := range []string{Learned()[0].Name, strings.ToUpper(Learned()[1].Name), Learned()[2].Name + "/.git"} {
+		_, err := MineOwn([]string{filepath.Join(t.TempDir(), filepath.FromSlash(location))}, 10)
+		if err == nil || !strings.Contains(err.Error(), "the weights were learned from") {
+			t.Errorf("%s: got error %v", location, err)
+		}
+	}
+}
+
+func TestLists(t *testing.T) {
+	form := regexp.MustCompile(`^[\w.-]+/[\w.-]+ [0-9a-f]{40}$`)
+	seen := map[string]bool{}
+	for _, r := range slices.Concat(Learned(), Measured()) {
+		if !form.MatchString(r.Name + " " + r.Commit) {
+			t.Errorf("%q is not a name and a commit", r)
+		}
+		if name := strings.ToLower(r.Name); seen[name] {
+			t.Errorf("%s is there twice", name)
+		} else {
+			seen[name] = true
+		}
+	}
+	if len(Measured()) < 10 {
+		t.Errorf("%d repositories to measure by are too few", len(Measured()))
 	}
 }

@@ -37,7 +37,7 @@ func codeTasks(seed uint64, n int) ([]task.Task, error) {
 		if err != nil {
 			return nil, err
 		}
-		if of := functionTasks(string(source)); len(of) > 0 {
+		if of := FunctionTasks(string(source)); len(of) > 0 {
 			tasks = append(tasks, of[random.IntN(len(of))])
 		}
 	}
@@ -63,9 +63,9 @@ func goFiles(root string) ([]string, error) {
 	return files, err
 }
 
-// functionTasks returns a task for each function of a file that has a comment to
+// FunctionTasks returns a task for each function of a file that has a comment to
 // take a goal from.
-func functionTasks(source string) []task.Task {
+func FunctionTasks(source string) []task.Task {
 	lines := prune.Lines(source)
 	if len(lines) < minLines || len(lines) > maxLines {
 		return nil

@@ -20,8 +20,8 @@ import (
 const maxOfDocument = 20
 
 // docsTasks draws up to n sentences of the documents of the modules in go.mod.
-func docsTasks(seed uint64, n int) ([]task.Task, error) {
-	documents, err := documents()
+func (s *Sample) docsTasks(seed uint64, n int) ([]task.Task, error) {
+	documents, err := s.documents()
 	if err != nil {
 		return nil, err
 	}
@@ -29,7 +29,7 @@ func docsTasks(seed uint64, n int) ([]task.Task, error) {
 	var tasks []task.Task
 	seen := map[string]bool{} // releases of one module share their sentences
 	for _, document := range documents {
-		of := referenceTasks(document)
+		of := ReferenceTasks(document)
 		random.Shuffle(len(of), func(i, j int) { of[i], of[j] = of[j], of[i] })
 		for _, t := range of[:min(len(of), maxOfDocument)] {
 			if !seen[t.Goal] {
@@ -44,7 +44,7 @@ func docsTasks(seed uint64, n int) ([]task.Task, error) {
 
 // documents returns the parts of Go's specification, and the Markdown files of Go and
 // of the modules that go.mod names, which go mod download has brought.
-func documents() ([]string, error) {
+func (s *Sample) documents() ([]string, error) {
 	root, err := askGo("env", "GOROOT")
 	if err != nil {
 		return nil, err
@@ -53,7 +53,7 @@ func documents() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	directories, err := moduleDirectories()
+	directories, err := s.moduleDirectories()
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +75,7 @@ func documents() ([]string, error) {
 
 // moduleDirectories returns where the modules of go.mod are, in the order of that file.
 // Modules that only others need are left out: one machine has them, the next has not.
-func moduleDirectories() ([]string, error) {
+func (s *Sample) moduleDirectories() ([]string, error) {
 	described, err := askGo("mod", "edit", "-json")
 	if err != nil {
 		return nil, err
@@ -86,7 +86,10 @@ func moduleDirectories() ([]string, error) {
 	}
 	list := []string{"list", "-m", "-e", "-f", "{{.Dir}}"}
 	for _, required := range mod.Require {
-		list = append(list, required.Path)
+		isOf := func(module string) bool { return strings.HasPrefix(required.Path+"/", module+"/") }
+		if !slices.ContainsFunc(s.Without, isOf) {
+			list = append(list, required.Path)
+		}
 	}
 	directories, err := askGo(list...)
 	return strings.Fields(directories), err
@@ -109,9 +112,9 @@ func markdownFiles(root string) ([]string, error) {
 	return files, err
 }
 
-// referenceTasks returns a task for each sentence of a document that refers to one
+// ReferenceTasks returns a task for each sentence of a document that refers to one
 // section elsewhere in it.
-func referenceTasks(text string) []task.Task {
+func ReferenceTasks(text string) []task.Task {
 	lines := prune.Lines(text)
 	if len(lines) < minLines || len(lines) > maxLines {
 		return nil

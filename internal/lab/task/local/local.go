@@ -33,6 +33,9 @@ import (
 type Sample struct {
 	Seed             uint64
 	Code, Docs, Logs int
+
+	// Without are modules whose documents are left out.
+	Without []string
 }
 
 // Flags has the flags of a command say so.
@@ -59,7 +62,7 @@ func (s *Sample) Tasks() ([]task.Task, error) {
 		tasks  func(seed uint64, n int) ([]task.Task, error)
 	}{
 		{prune.Code, s.Code, codeTasks},
-		{prune.Docs, s.Docs, docsTasks},
+		{prune.Docs, s.Docs, s.docsTasks},
 		{prune.Logs, s.Logs, logTasks},
 	} {
 		if kind.n == 0 {

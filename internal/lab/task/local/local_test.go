@@ -67,7 +67,7 @@ func TestTasksOfFunctions(t *testing.T) {
 		{name: "a file that is not Go", source: strings.Repeat("?\n", 80)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			tasks := functionTasks(test.source)
+			tasks := FunctionTasks(test.source)
 			if test.goal == "" {
 				if len(tasks) != 0 {
 					t.Errorf("got %+v", tasks)
@@ -153,7 +153,7 @@ func TestTasksOfReferences(t *testing.T) {
 		{name: "a link in code", paragraph: "```\nWhere files go is told [there](#storage-options), more or less.\n```"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			tasks := referenceTasks(document(test.paragraph))
+			tasks := ReferenceTasks(document(test.paragraph))
 			if test.goal == "" {
 				if len(tasks) != 0 {
 					t.Errorf("got %q about %q", tasks[0].Goal, relevantText(tasks[0]))
@@ -313,5 +313,17 @@ func TestTasksOfFaults(t *testing.T) {
 	again, err := logTasks(1, 2)
 	if err != nil || !reflect.DeepEqual(again, tasks[:2]) {
 		t.Error("the second time is not as the first", err)
+	}
+}
+
+func TestDocumentsOfModulesLeftOut(t *testing.T) {
+	t.Chdir("../../../..")
+	all, err := new(Sample).moduleDirectories()
+	if err != nil {
+		t.Fatal(err)
+	}
+	some, err := (&Sample{Without: []string{"github.com/spf13/cobra", "github.com/spf"}}).moduleDirectories()
+	if err != nil || len(some) != len(all)-1 || slices.ContainsFunc(some, func(d string) bool { return strings.Contains(d, "cobra") }) {
+		t.Errorf("%d of %d modules are left, %v", len(some), len(all), err)
 	}
 }

@@ -38,14 +38,19 @@ func New(t *testing.T, name string) *Repository {
 	return h
 }
 
-// Git runs a command of git in the repository.
-func (h *Repository) Git(arguments ...string) {
+// Git runs a command of git in the repository, and returns what it prints.
+func (h *Repository) Git(arguments ...string) (out string) {
 	h.t.Helper()
 	command := exec.Command("git", append([]string{"-C", h.Directory}, arguments...)...)
-	if out, err := command.CombinedOutput(); err != nil {
-		h.t.Fatalf("git %s: %v\n%s", strings.Join(arguments, " "), err, out)
+	all, err := command.CombinedOutput()
+	if err != nil {
+		h.t.Fatalf("git %s: %v\n%s", strings.Join(arguments, " "), err, all)
 	}
+	return string(all)
 }
+
+// Head returns the last commit.
+func (h *Repository) Head() string { return strings.TrimSpace(h.Git("rev-parse", "HEAD")) }
 
 // Commit writes files and commits them.
 func (h *Repository) Commit(subject string, files map[string]string) {
