@@ -12,6 +12,8 @@ type unit struct {
 	value      float64 // of keeping it, positive
 	tokens     float64 // that keeping it costs
 	must       bool    // be kept
+	under      int     // the unit that names what it is part of, -1 for none
+	bare       bool    // blank or a bracket: it needs no name
 }
 
 func (u *unit) lines() int { return u.end - u.start }
@@ -34,7 +36,7 @@ type budget struct {
 // The limit on lines is then met by a premium on each line that is kept, and what is
 // still to be given back goes to the best edges of removed runs.
 func choose(ctx context.Context, units []unit, b budget) (kept []bool, err error) {
-	p := program{units: units, marker: b.marker, kept: make([]bool, len(units)), fromKept: make([]uint8, len(units))}
+	p := newProgram(units, b.marker)
 	price := least(ctx, func(price float64) bool {
 		sum := p.run(price, 0)
 		return sum.tokens <= b.tokens && sum.removed >= b.enough
@@ -44,6 +46,7 @@ func choose(ctx context.Context, units []unit, b budget) (kept []bool, err error
 		// The choice before the one that fits, and then as little back as must be.
 		p.run(price, premium*(1-2*tolerance))
 	}
+	p.keepHeads(b)
 	p.restore(b)
 	return p.kept, ctx.Err()
 }
@@ -74,6 +77,11 @@ type program struct {
 	marker   float64
 	kept     []bool
 	fromKept []uint8 // whether the best way to keep, and to remove, a unit has kept the one before
+}
+
+func newProgram(units []unit, marker float64) *program {
+	n := len(units)
+	return &program{units: units, marker: marker, kept: make([]bool, n), fromKept: make([]uint8, n)}
 }
 
 const (
@@ -126,10 +134,49 @@ func (p *program) run(price, premium float64) (sum total) {
 	return sum
 }
 
+// room returns how many tokens are left of a budget, and how many lines may still be kept.
+func (p *program) room(b budget) (tokens float64, lines int) {
+	tokens, lines = b.tokens, -b.enough
+	for i := range p.units {
+		if p.kept[i] {
+			tokens -= p.units[i].tokens
+			continue
+		}
+		lines += p.units[i].lines()
+		if i == 0 || p.kept[i-1] {
+			tokens -= b.marker
+		}
+	}
+	return tokens, lines
+}
+
+// keepHeads keeps the lines that name what kept lines are under, as far as there is room
+// and they take no more than a twentieth of all: what was asked for comes first.
+func (p *program) keepHeads(b budget) {
+	left, lines := p.room(b)
+	left = min(left, b.tokens/20)
+	for i := range p.units {
+		head := p.units[i].under
+		if !p.kept[i] || p.units[i].bare || head < 0 || p.kept[head] {
+			continue
+		}
+		cost := p.units[head].tokens - b.marker
+		for _, beside := range [...]int{head - 1, head + 1} {
+			if beside >= 0 && beside < len(p.kept) && !p.kept[beside] {
+				cost += b.marker
+			}
+		}
+		if cost <= left && lines >= p.units[head].lines() {
+			p.kept[head] = true
+			left -= cost
+			lines -= p.units[head].lines()
+		}
+	}
+}
+
 // restore keeps the best edges of removed runs until no more lines are removed than
 // may be, and goes on while there are tokens for it and enough is removed. Runs that
 // have become shorter than their marker are kept, unless that is for others to judge.
-// There are never more runs than before.
 func (p *program) restore(b budget) {
 	removed, left := 0, b.tokens
 	edges := edges{units: p.units}

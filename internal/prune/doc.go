@@ -2,7 +2,8 @@
 //
 // A text is read twice: for how its lines belong together (outline.go, and a file for
 // each source; syntax.go), and for what tells whether they bear on the goal
-// (features.go, with matching.go and looks.go), of which network.go makes one number.
+// (features.go, with matching.go, references.go and looks.go), of which network.go makes
+// one number.
 // Some lines must be kept (protect.go). Of the others, the runs are kept that are worth
 // their tokens (select.go, choose.go). What is removed is told by annotations and
 // markers (render.go), under a handle by which the original can be had back

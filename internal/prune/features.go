@@ -14,7 +14,6 @@ type feature int
 const (
 	always feature = iota
 	inDocs         // the text is documentation
-	inLogs         // it is a log
 
 	inLine            // coverage by the line
 	inLineRelative    //
@@ -41,6 +40,10 @@ const (
 	inOuterHead      // and by the one that names what that is in
 	inParagraph      //
 	inParagraphRel   //
+	rankedWindow4    // BM25 of the line and its neighbours, relative
+	rankedWindow16   //
+	rankedBlock      //
+	rankedParagraph  //
 	pairInLine       // two terms of the goal that follow each other in it
 	pairInWindow4    //
 	namedInLine      // a name that the goal has, as it is written
@@ -48,6 +51,8 @@ const (
 	namedInHead      //
 	relatedInLine    // terms that are common where those of the goal are
 	relatedInWindow4 //
+	usedWhereFound   // a line that matches mentions what the block defines
+	usesFound        // the line mentions what is defined by a block that matches
 
 	isBlank
 	isBracket
@@ -58,11 +63,8 @@ const (
 	isDefinitionLine
 	isHeading
 	isFenced
-	isFailure
-	isSevere
-	isTrace
 
-	length   // in tokens, logarithmic
+	length   // in bytes, logarithmic
 	isShort  //
 	isOuter  // not indented
 	isDeep   // indented far
@@ -107,6 +109,8 @@ const (
 type sheet struct {
 	rows  []float32 // one line after the other
 	found float64   // the most that any line and its neighbours have of the goal
+
+	matches []float64 // how well each line and its neighbours match the goal, relative
 }
 
 func (s *sheet) row(i int) []float32 { return s.rows[i*int(features) : (i+1)*int(features)] }
@@ -129,12 +133,15 @@ func read(ctx context.Context, l lines, o *outline, source Source, goal string, 
 	s := &sheet{rows: make([]float32, l.len()*int(features))}
 	m := match(v, q)
 	s.readMatches(m, o, v)
-	s.readNames(l, o, q, w)
+	s.readNames(o, q, w)
 	if stopped() {
 		return nil, ctx.Err()
 	}
 	s.readRelated(m, v)
-	s.readLooks(l, o, v, q, source)
+	if source == Code {
+		s.readReferences(l, o)
+	}
+	s.readLooks(l, o, v, q, w, source)
 	return s, ctx.Err()
 }
 

@@ -104,21 +104,36 @@ func (f *Focusing) read(ctx context.Context, l lines) (*reading, error) {
 		return nil, err
 	}
 	r.values = sheet.values()
+	if l.len() < short {
+		for i, rarest := range w.rarest {
+			r.values[i] *= 1 + wordness*rarest
+		}
+	}
 	if source == Logs {
-		sheet.favourMatches(r.values)
+		sheet.favourFailures(r.values, r.outline)
 	}
 	r.shorten(parseGoal(goal))
 	return r, ctx.Err()
 }
 
-// favourMatches lowers what lines of a log are worth that are far from all that the goal
-// is about. To the network a failure is worth all there is, and there may be thousands.
-func (s *sheet) favourMatches(values []float64) {
+// favourFailures raises what failures are worth in a log, of which the network has learned
+// nothing, and lowers what is far from all that the goal is about.
+func (s *sheet) favourFailures(values []float64, o *outline) {
 	const atLeast = 0.1
 	for i := range values {
 		values[i] *= atLeast + float64(s.row(i)[near10])
+		switch {
+		case o.is(i, failure):
+			values[i] *= 10
+		case o.is(i, severe|trace):
+			values[i] *= 5
+		}
 	}
 }
+
+// wordness is how much more a line of a short text is worth that alone has a word of the
+// goal: the network has learned from longer ones.
+const wordness = 10
 
 // dearness is how much dearer a marker is than its characters: many short runs tell a
 // reader less than a few long ones.
@@ -129,7 +144,7 @@ func (r *reading) choose(ctx context.Context, leftOut int) ([]bool, error) {
 	n := r.len()
 	units := make([]unit, n)
 	for i := range units {
-		units[i] = unit{start: i, end: i + 1, value: r.values[i], tokens: float64(r.chars(i))}
+		units[i] = unit{start: i, end: i + 1, value: r.values[i], tokens: float64(r.chars(i)), under: r.outline.parent[i], bare: r.outline.is(i, blank|bracket)}
 	}
 	b := budget{
 		removable: n,
@@ -138,7 +153,7 @@ func (r *reading) choose(ctx context.Context, leftOut int) ([]bool, error) {
 		marker:    float64(len(leftOutMarker(r.number(n-1), r.number(n))) + 1),
 		exact:     leftOut > 0,
 	}
-	p := program{units: units, marker: dearness * b.marker, kept: make([]bool, n), fromKept: make([]uint8, n)}
+	p := newProgram(units, dearness*b.marker)
 	fits := func(sum total) bool { return sum.tokens-float64(sum.runs)*(p.marker-b.marker) <= b.tokens }
 	price := least(ctx, func(price float64) bool { return fits(p.run(price, 0)) })
 	tax := 0.0 // on each line that is kept
@@ -159,26 +174,10 @@ func (r *reading) choose(ctx context.Context, leftOut int) ([]bool, error) {
 	more := slices.Clone(p.kept)
 	p.run(price, -tax)
 	p.marker = b.marker
+	p.keepHeads(b)
 	p.keepPart(more, b)
-	p.keepHeads(r.outline, b)
 	p.restore(b)
 	return p.kept, ctx.Err()
-}
-
-// room returns how many tokens are left of a budget, and how many lines may still be kept.
-func (p *program) room(b budget) (tokens float64, lines int) {
-	tokens, lines = b.tokens, -b.enough
-	for i := range p.units {
-		if p.kept[i] {
-			tokens -= p.units[i].tokens
-			continue
-		}
-		lines += p.units[i].lines()
-		if i == 0 || p.kept[i-1] {
-			tokens -= b.marker
-		}
-	}
-	return tokens, lines
 }
 
 // keepPart keeps the best part that there is room for of a run that a greater choice has
@@ -207,30 +206,6 @@ func (p *program) keepPart(greater []bool, b budget) {
 	}
 	for i := bestStart; i < bestEnd; i++ {
 		p.kept[i] = true
-	}
-}
-
-// keepHeads keeps the lines that name what kept lines are under, as far as there is room
-// and they take no more than a twentieth of all: what was asked for comes first.
-func (p *program) keepHeads(o *outline, b budget) {
-	left, lines := p.room(b)
-	left = min(left, b.tokens/20)
-	for i := range p.units {
-		head := o.parent[i]
-		if !p.kept[i] || head < 0 || p.kept[head] || o.is(i, blank|bracket) {
-			continue
-		}
-		cost := p.units[head].tokens - b.marker
-		for _, beside := range [...]int{head - 1, head + 1} {
-			if beside >= 0 && beside < len(p.kept) && !p.kept[beside] {
-				cost += b.marker
-			}
-		}
-		if cost <= left && lines > 0 {
-			p.kept[head] = true
-			left -= cost
-			lines--
-		}
 	}
 }
 

@@ -39,7 +39,7 @@ func TestWordsOfTheGoalInManyLines(t *testing.T) { // P32
 	for _, test := range []struct {
 		each  int
 		ratio float64
-	}{{20, 0.3}, {25, 0.55}, {40, 0.7}, {40, 0.9}, {100, 1}} {
+	}{{20, 0.3}, {30, 0.55}, {40, 0.7}, {100, 0.9}, {100, 1}} {
 		others := map[int]string{}
 		for n := test.each; n <= 1000; n += test.each {
 			others[n] = fmt.Sprintf("le fluxcapacitor %d", n)

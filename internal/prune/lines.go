@@ -1,6 +1,10 @@
 package prune
 
-import "strings"
+import (
+	"strings"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
+)
 
 // lines are the lines of a text. Each ends with LF, CRLF or CR; the last may end with
 // none. Other characters that break lines elsewhere, such as form feed and U+2028, do
@@ -38,6 +42,58 @@ func (l lines) line(i int) string {
 		return strings.TrimSuffix(rest, "\r")
 	}
 	return strings.TrimSuffix(line, "\r")
+}
+
+// lower returns the lines in lower case, all with the same end.
+func (l lines) lower() lines {
+	var b strings.Builder
+	b.Grow(len(l.text))
+	starts := make([]int, 0, len(l.starts))
+	for i := range l.len() {
+		starts = append(starts, b.Len())
+		b.WriteString(strings.ToLower(l.line(i)))
+		b.WriteByte('\n')
+	}
+	return lines{b.String(), append(starts, b.Len())}
+}
+
+// with returns the lines that have a word, which must not have the end of one.
+func (l lines) with(word string) (at []int) {
+	for line, from := 0, 0; line < l.len(); line, from = line+1, l.starts[line+1] {
+		found := strings.Index(l.text[from:], word)
+		if found < 0 {
+			break
+		}
+		for l.starts[line+1] <= from+found {
+			line++
+		}
+		at = append(at, line)
+	}
+	return at
+}
+
+// tokens returns how many tokens each line is. A piece of several lines, as blank ones are,
+// counts in each for as much as it has of its bytes.
+func (l lines) tokens() []int {
+	all := make([]int, l.len())
+	line, start, count := 0, 0, 0 // the piece that has not been counted, and its first line
+	add := func(end int) {
+		counted := 0
+		for ; start < end && line < l.len() && l.starts[line+1] <= end; line++ {
+			upTo := count * (l.starts[line+1] - start) / (end - start)
+			all[line] += upTo - counted
+			counted = upTo
+		}
+		if counted < count {
+			all[line] += count - counted
+		}
+	}
+	for at, n := range tokens.Pieces(l.text) {
+		add(at)
+		start, count = at, n
+	}
+	add(len(l.text))
+	return all
 }
 
 // CountLines returns how many lines a text has.

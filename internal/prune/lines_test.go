@@ -5,7 +5,32 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 )
+
+func TestLinesWithAWord(t *testing.T) { // P32
+	l := split("One two\r\nTWO two\n\nthree\rTwo").lower()
+	if got := l.with("two"); !slices.Equal(got, []int{0, 1, 4}) || l.len() != 5 {
+		t.Errorf("lines %v of %d have it", got, l.len())
+	}
+	if got := l.with("four"); got != nil {
+		t.Errorf("lines %v have what is not there", got)
+	}
+}
+
+func TestTokensOfLines(t *testing.T) { // P78
+	for _, text := range []string{"", "one\n", "a = 1\n\n\n    b = 22222\n", "no end", "\r\n\r\n  x\r", "⟦PRUNÉ⟧\n数据库\n", "x\n" + strings.Repeat("\t \n", 300) + "y", strings.Repeat("//\n", 90)} {
+		l := split(text)
+		total := 0
+		for _, n := range l.tokens() {
+			total += n
+		}
+		if want := tokens.Count(text); total != want || len(l.tokens()) != l.len() {
+			t.Errorf("%q: the lines are %d tokens, the text %d", text, total, want)
+		}
+	}
+}
 
 func TestLines(t *testing.T) { // P27
 	for _, test := range []struct {
@@ -55,5 +80,17 @@ func TestLinesWithTheirEndsAreTheText(t *testing.T) { // P27, P40
 		if !slices.Equal(whole, wholeLines(text)) || strings.Join(whole, "") != text {
 			t.Fatalf("%q: got %q", text, whole)
 		}
+	}
+}
+
+// What stands in many lines costs something in all of them.
+func TestTokensOfBlankLines(t *testing.T) { // P78
+	costs := split("x\n" + strings.Repeat("\t \n", 400) + "y\n").tokens()
+	total := 0
+	for _, n := range costs {
+		total += n
+	}
+	if costs[0] > total/10 {
+		t.Errorf("the first line costs %d of %d tokens", costs[0], total)
 	}
 }

@@ -6,13 +6,19 @@ import (
 )
 
 // readLooks reads what lines look like, whatever the goal.
-func (s *sheet) readLooks(l lines, o *outline, v *vocabulary, q *query, source Source) {
+func (s *sheet) readLooks(l lines, o *outline, v *vocabulary, q *query, w *wording, source Source) {
 	n := l.len()
 	sizes := make([]int, o.blocks)
 	for _, b := range o.block {
 		sizes[b]++
 	}
 	copies := countCopies(l, o, source)
+	if q.about&aboutTests != 0 {
+		s.flagWords(testAsked, w, "test", "assert", "expect")
+	}
+	if q.about&aboutErrors != 0 {
+		s.flagWords(errorAsked, w, "err", "except", "throw", "panic", "fail", "raise")
+	}
 	lost := 1 - min(1, s.found)
 	for i := range n {
 		x := s.row(i)
@@ -22,11 +28,10 @@ func (s *sheet) readLooks(l lines, o *outline, v *vocabulary, q *query, source S
 			}
 		}
 		text := strings.TrimSpace(l.line(i))
-		size := math.Log1p(tokenWeight(text))
+		size := math.Log1p(float64(len(text)))
 		at := float64(i) / float64(n)
 		x[always] = 1
 		flag(inDocs, source == Docs)
-		flag(inLogs, source == Logs)
 		flag(isBlank, o.is(i, blank))
 		flag(isBracket, o.is(i, bracket))
 		flag(isCommentLine, o.is(i, comment))
@@ -36,11 +41,8 @@ func (s *sheet) readLooks(l lines, o *outline, v *vocabulary, q *query, source S
 		flag(isDefinitionLine, o.is(i, definition))
 		flag(isHeading, o.is(i, heading))
 		flag(isFenced, o.is(i, fenced))
-		flag(isFailure, o.is(i, failure))
-		flag(isSevere, o.is(i, severe))
-		flag(isTrace, o.is(i, trace))
 		x[length] = float32(size)
-		flag(isShort, size < math.Log1p(4))
+		flag(isShort, len(text) < 12)
 		flag(isOuter, o.indent[i] == 0)
 		flag(isDeep, o.indent[i] >= 12)
 		x[position], x[positionSquared] = float32(at), float32(at*at)
@@ -75,8 +77,6 @@ func (s *sheet) readLooks(l lines, o *outline, v *vocabulary, q *query, source S
 
 		flag(commentAsked, q.about&aboutComments != 0 && o.is(i, comment))
 		flag(importAsked, q.about&aboutImports != 0 && o.is(i, imported))
-		flag(testAsked, q.about&aboutTests != 0 && looks.test)
-		flag(errorAsked, q.about&aboutErrors != 0 && looks.failure)
 		flag(typeAsked, q.about&aboutTypes != 0 && o.is(i, definition))
 		flag(versionAsked, q.about&aboutVersions != 0 && looks.number)
 		flag(messageAsked, q.about&aboutMessages != 0 && looks.text)
@@ -87,6 +87,15 @@ func (s *sheet) readLooks(l lines, o *outline, v *vocabulary, q *query, source S
 		x[unmatchedLength] = float32(lost * size)
 		x[unmatchedBlank] = float32(lost) * x[isBlank]
 		x[unmatchedPosition] = float32(lost * at)
+	}
+}
+
+// flagWords sets a feature of the lines that have one of some words.
+func (s *sheet) flagWords(f feature, w *wording, words ...string) {
+	for _, word := range words {
+		for _, i := range w.lower.with(word) {
+			s.row(i)[f] = 1
+		}
 	}
 }
 
@@ -128,7 +137,7 @@ func countCopies(l lines, o *outline, source Source) []int {
 }
 
 type looks struct {
-	text, number, call, assignment, branch, returns, test, failure bool
+	text, number, call, assignment, branch, returns bool
 }
 
 // looksOf tells what is in a line of code.
@@ -151,9 +160,5 @@ func looksOf(text string) (has looks) {
 	case "return", "raise", "throw", "yield", "panic", "break", "continue":
 		has.returns = true
 	}
-	lower := strings.ToLower(text)
-	has.test = strings.Contains(lower, "test") || strings.Contains(lower, "assert") || strings.Contains(lower, "expect")
-	has.failure = strings.Contains(lower, "err") || strings.Contains(lower, "except") || strings.Contains(lower, "throw") ||
-		strings.Contains(lower, "panic") || strings.Contains(lower, "fail") || strings.Contains(lower, "raise")
 	return has
 }

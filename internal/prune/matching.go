@@ -3,7 +3,6 @@ package prune
 import (
 	"cmp"
 	"slices"
-	"strings"
 )
 
 // A matching is where the terms of a goal are.
@@ -11,11 +10,16 @@ type matching struct {
 	weights []float64   // of each term, adding up to 1
 	hits    [][]float64 // of each term, by line: how much of it is there
 	line    []float64   // coverage by line
+	asked   []float64   // what a term counts, however rare it is
+	lengths []float64   // of lines, in terms
 }
 
 func match(v *vocabulary, q *query) *matching {
 	n := len(v.ends)
-	m := &matching{line: make([]float64, n)}
+	m := &matching{line: make([]float64, n), lengths: make([]float64, n)}
+	for i := range n {
+		m.lengths[i] = float64(len(v.line(i)))
+	}
 	similar := make([]float64, len(v.terms)) // to a term of the goal, by term of the text
 	total := 0.0
 	for _, term := range q.terms {
@@ -30,7 +34,7 @@ func match(v *vocabulary, q *query) *matching {
 				hits[i] = max(hits[i], similar[term])
 			}
 		}
-		m.weights, m.hits = append(m.weights, term.weight*best), append(m.hits, hits)
+		m.weights, m.hits, m.asked = append(m.weights, term.weight*best), append(m.hits, hits), append(m.asked, term.weight)
 		total += term.weight * best
 	}
 	for t := range m.weights {
@@ -45,51 +49,108 @@ func match(v *vocabulary, q *query) *matching {
 	return m
 }
 
-// window returns the coverage by each line and as many as radius on both sides.
-func (m *matching) window(radius int) []float64 {
+// window returns the coverage by each line and as many as radius on both sides, and how
+// that ranks.
+func (m *matching) window(radius int) (coverage []float64, ranked *ranking) {
 	n := len(m.line)
-	all := make([]float64, n)
-	sums := make([]float64, n+1)
+	first := func(i int) int { return max(0, i-radius) }
+	end := func(i int) int { return min(n, i+radius+1) }
+	sums, found := make([]float64, n+1), make([]float64, n)
+	around := func(values []float64) []float64 {
+		for i, v := range values {
+			sums[i+1] = sums[i] + v
+		}
+		for i := range found {
+			found[i] = sums[end(i)] - sums[first(i)]
+		}
+		return found
+	}
+	coverage = make([]float64, n)
+	ranked = newRanking(around(m.lengths))
 	for t, hits := range m.hits {
 		if m.weights[t] == 0 {
 			continue
 		}
-		for i, hit := range hits {
-			sums[i+1] = sums[i] + hit
+		for i, found := range around(hits) {
+			coverage[i] += m.weights[t] * (found / (found + 0.5)) * 1.5
 		}
-		for i := range n {
-			found := sums[min(n, i+radius+1)] - sums[max(0, i-radius)]
-			all[i] += m.weights[t] * (found / (found + 0.5)) * 1.5
-		}
+		ranked.add(m.asked[t], found)
 	}
-	return all
+	return coverage, ranked
 }
 
-// gather returns the coverage by groups of lines, and how dense it is there.
-func (m *matching) gather(group []int, groups int) (coverage, density []float64) {
-	coverage, density = make([]float64, groups), make([]float64, groups)
-	sizes := make([]float64, groups)
-	for i, g := range group {
-		sizes[g]++
-		density[g] += m.line[i]
-	}
+// gather returns the coverage by groups of lines, how dense it is there, and how that ranks.
+func (m *matching) gather(group []int, groups int) (coverage, density []float64, ranked *ranking) {
 	sums := make([]float64, groups)
+	within := func(values []float64) []float64 {
+		clear(sums)
+		for i, g := range group {
+			sums[g] += values[i]
+		}
+		return sums
+	}
+	coverage = make([]float64, groups)
+	ranked = newRanking(within(m.lengths))
 	for t, hits := range m.hits {
 		if m.weights[t] == 0 {
 			continue
 		}
-		clear(sums)
-		for i, g := range group {
-			sums[g] += hits[i]
-		}
-		for g, found := range sums {
+		for g, found := range within(hits) {
 			coverage[g] += m.weights[t] * (found / (found + 1)) * 1.5
 		}
+		ranked.add(m.asked[t], sums)
 	}
+	sizes := make([]float64, groups)
+	for _, g := range group {
+		sizes[g]++
+	}
+	density = slices.Clone(within(m.line))
 	for g := range density {
 		density[g] /= sizes[g] + 4
 	}
-	return coverage, density
+	return coverage, density, ranked
+}
+
+// A ranking says by BM25 how well the parts of a text match a goal.
+type ranking struct {
+	scores []float64
+	dilute []float64 // what finds in a part are held against: the longer it is, the more
+}
+
+// The parameters of BM25: how soon more finds say no more, and what lengths matter.
+const (
+	saturation = 1.2
+	lengthness = 0.75
+)
+
+// newRanking returns a ranking of parts that have so many terms each.
+func newRanking(lengths []float64) *ranking {
+	r := &ranking{scores: make([]float64, len(lengths)), dilute: make([]float64, len(lengths))}
+	total := 0.0
+	for _, length := range lengths {
+		total += length
+	}
+	mean := total/float64(max(len(lengths), 1)) + 1
+	for i, length := range lengths {
+		r.dilute[i] = saturation * (1 - lengthness + lengthness*length/mean)
+	}
+	return r
+}
+
+// add adds a term that counts so much, given how often each part has it.
+func (r *ranking) add(asked float64, found []float64) {
+	in := 0
+	for _, f := range found {
+		if f > 0 {
+			in++
+		}
+	}
+	rarity := asked * rarity(in, len(found))
+	for i, f := range found {
+		if f > 0 {
+			r.scores[i] += rarity * f * (saturation + 1) / (f + r.dilute[i])
+		}
+	}
 }
 
 // pairs returns, by line, how many terms follow each other there as in the goal.
@@ -117,8 +178,13 @@ func (s *sheet) readMatches(m *matching, o *outline, v *vocabulary) {
 	}
 	s.set(inLineDensity, relative(density))
 
-	window4, window16 := m.window(4), m.window(16)
-	s.set(inWindow1, m.window(1))
+	window1, _ := m.window(1)
+	window4, ranked4 := m.window(4)
+	window16, ranked16 := m.window(16)
+	s.matches = relative(ranked4.scores)
+	s.set(rankedWindow4, s.matches)
+	s.set(rankedWindow16, relative(ranked16.scores))
+	s.set(inWindow1, window1)
 	s.set(inWindow4, window4)
 	s.set(inWindow4Relative, relative(window4))
 	s.set(inWindow16, window16)
@@ -133,12 +199,14 @@ func (s *sheet) readMatches(m *matching, o *outline, v *vocabulary) {
 	s.set(after10, relative(after(m.line, 10)))
 	s.set(before10, relative(before(m.line, 10)))
 
-	coverage, dense := m.gather(o.block, o.blocks)
+	coverage, dense, ranked := m.gather(o.block, o.blocks)
+	s.set(rankedBlock, spread(relative(ranked.scores), o.block))
 	s.set(inBlock, spread(coverage, o.block))
 	s.set(inBlockRelative, spread(relative(coverage), o.block))
 	s.set(inBlockDensity, spread(relative(dense), o.block))
 	s.set(inBlockRank, ranks(spread(dense, o.block)))
-	coverage, _ = m.gather(o.paragraph, o.paragraphs)
+	coverage, _, ranked = m.gather(o.paragraph, o.paragraphs)
+	s.set(rankedParagraph, spread(relative(ranked.scores), o.paragraph))
 	s.set(inParagraph, spread(coverage, o.paragraph))
 	s.set(inParagraphRel, spread(relative(coverage), o.paragraph))
 
@@ -162,8 +230,8 @@ func (s *sheet) readMatches(m *matching, o *outline, v *vocabulary) {
 }
 
 // readNames looks for the names that the goal has, and for its words as they are.
-func (s *sheet) readNames(l lines, o *outline, q *query, w *wording) {
-	n := l.len()
+func (s *sheet) readNames(o *outline, q *query, w *wording) {
+	n := len(w.weights)
 	literal := relative(w.weights)
 	s.set(wordInLine, literal)
 	s.set(wordInWindow4, near(literal, 4))
@@ -172,12 +240,9 @@ func (s *sheet) readNames(l lines, o *outline, q *query, w *wording) {
 		return
 	}
 	found, above := make([]float64, n), make([]float64, n)
-	for i := range n {
-		line := strings.ToLower(l.line(i))
-		for _, name := range q.identifiers {
-			if strings.Contains(line, name) {
-				found[i] = 1
-			}
+	for _, name := range q.identifiers {
+		for _, i := range w.lower.with(name) {
+			found[i] = 1
 		}
 	}
 	for i := range n {

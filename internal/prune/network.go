@@ -3,11 +3,11 @@ package prune
 import "math"
 
 // hidden is how many hidden units the network has.
-const hidden = 16
+const hidden = 24
 
-// A perceptron makes one number of the features of a line: how likely it bears on the
-// goal. It is a logistic regression with one hidden layer beside it, small enough to
-// take a microsecond a line. Its weights are learned from what people have changed for
+// A perceptron makes one number of the features of a line: the logarithm of what it is
+// worth to keep. It is a linear regression with one hidden layer beside it, small enough
+// to take a microsecond a line. Its weights are learned from what people have changed for
 // a stated reason: see the command train.
 type perceptron struct {
 	in     [features][hidden]float32
@@ -16,12 +16,7 @@ type perceptron struct {
 	linear [features]float32
 }
 
-// rareness is how many lines there are to one that bears on a goal. The network is
-// trained on as many of the ones as of the others.
-const rareness = 50
-
-// likelihood returns how likely a line bears on the goal.
-func (p *perceptron) likelihood(row []float32) float64 {
+func (p *perceptron) sum(row []float32) float64 {
 	units := p.bias
 	sum := float32(0)
 	for f, x := range row {
@@ -37,14 +32,21 @@ func (p *perceptron) likelihood(row []float32) float64 {
 	for j, x := range units {
 		sum += p.out[j] * max(x, 0)
 	}
-	return 1 / (1 + rareness*math.Exp(-float64(sum)))
+	return float64(sum)
 }
 
-// values returns what lines are worth.
+// values returns what lines are worth, by the one that is worth most: how much of what the
+// goal is about is to be expected in each.
 func (s *sheet) values() []float64 {
 	values := make([]float64, len(s.rows)/int(features))
+	most := math.Inf(-1)
 	for i := range values {
-		values[i] = network.likelihood(s.row(i))
+		values[i] = network.sum(s.row(i))
+		most = max(most, values[i])
+	}
+	const least = 1e-12 // above nothing
+	for i, sum := range values {
+		values[i] = max(least, math.Exp(sum-most))
 	}
 	return values
 }

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 )
 
 var prunings = flag.Int("prunings", 2000, "how many random prunings are checked")
@@ -110,7 +112,6 @@ var promises = []struct {
 	{"P38 what is not to be pruned is not", (*pruning).obeysDirectives},
 	{"P36 failures of logs stay", (*pruning).keepsFailures},
 	{"P37 fenced blocks stay or go as a whole", (*pruning).keepsFencesWhole},
-	{"P77 the names of what is kept are kept", (*pruning).keepsNames},
 }
 
 func (p *pruning) withoutWarnings() error {
@@ -224,7 +225,7 @@ func (p *pruning) leavesAlone() error {
 
 func (p *pruning) accounts() error {
 	n, removed := len(p.whole), p.count()
-	before, after := EstimateTokens(p.Text), EstimateTokens(p.got.PrunedText)
+	before, after := tokens.Count(p.Text), tokens.Count(p.got.PrunedText)
 	want := Stats{OriginalLines: n, KeptLines: n - removed, PrunedLines: removed, TokensBefore: before, TokensAfter: after, TokensSaved: max(0, before-after)}
 	if n > 0 {
 		want.PrunedRatio = float64(removed) / float64(n)
@@ -337,20 +338,6 @@ func (p *pruning) keepsFencesWhole() error {
 		}
 		if m := fenceEnds.FindStringSubmatch(text); m != nil && strings.HasPrefix(m[1], open) {
 			open = ""
-		}
-	}
-	return nil
-}
-
-func (p *pruning) keepsNames() error {
-	if p.Scores != nil && len(p.whole) < short {
-		return nil // a reranker is taken at its word
-	}
-	o := outlineOf(split(p.Text), p.Source, never)
-	for i := range p.whole {
-		above := o.parent[i]
-		if above >= 0 && !p.removed[i] && p.removed[above] && (o.is(i, fenced) && !o.is(i, joined) || !o.is(i, blank|bracket|joined)) {
-			return fmt.Errorf("line %d, %s, is kept without line %d, %s", i+1, excerpt(p.whole[i]), above+1, excerpt(p.whole[above]))
 		}
 	}
 	return nil

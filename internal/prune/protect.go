@@ -1,7 +1,6 @@
 package prune
 
 import (
-	"cmp"
 	"math"
 	"slices"
 	"strings"
@@ -11,11 +10,11 @@ import (
 
 // Some lines are never removed: those between the directives below, and the failures
 // of a log. Others hold a text together: what it imports and defines, its headings, and
-// lines that have a word of the goal. They are kept as long as there are few of a sort.
-// Where one line in ten defines something, to keep all of those would leave nothing for
-// what was asked for, and each would stand alone between two markers. Then some of them
-// are kept, the fewer the more there are; the rest has its value like all lines, and
-// what a kept line is under is kept with it.
+// lines that have a word of the goal. They are kept as long as there are few of a sort,
+// by what may stay. Where one line in ten defines something, and little may stay, to keep
+// those would leave nothing for what was asked for, and each would stand alone between two
+// markers. Then they have their value like all lines, and what names a kept line is kept
+// with it as far as there is room.
 
 const (
 	noPruneBegin = "⟦NO_PRUNE_BEGIN⟧"
@@ -27,45 +26,33 @@ const (
 const short = 60
 
 // few returns how many lines of a sort are few in a text of n, of which so many may be
-// removed: a tenth of those that stay, or a fiftieth of all.
+// removed: a twelfth of those that stay, or a hundredth of all.
 func few(n, removable int) int {
 	if n < short {
 		return n
 	}
-	return max(n/50, (n-removable)/10)
+	return max(n/100, (n-removable)/12)
 }
 
 // protect returns which lines must be kept.
-func protect(l lines, o *outline, w *wording, values []float64, removable int) []bool {
+func protect(l lines, o *outline, w *wording, removable int) []bool {
 	must := make([]bool, l.len())
-	limit := few(l.len(), removable)
 	protectDirected(l, must)
-	for _, sort := range [...]kind{imported | header, definition, heading, severe} {
-		protectBest(must, o.all(sort), limit, values)
-	}
-	failures := o.all(failure)
-	protectBest(must, failures, len(failures), nil)
-	for _, together := range [...][]int{withNeighbours(failures, l.len()), o.all(trace)} {
-		if len(together) <= limit { // half of them would tell nothing
-			protectBest(must, together, limit, nil)
+	keep := func(lines []int) {
+		for _, i := range lines {
+			must[i] = true
 		}
 	}
-	// Who says a word wants to see it, so more of these are few.
-	protectBest(must, w.at, max(limit, l.len()/33), w.weights)
+	failures := o.all(failure)
+	keep(failures)
+	for _, sort := range [...][]int{
+		o.all(imported | header), o.all(definition), o.all(heading), o.all(severe), o.all(trace), withNeighbours(failures, l.len()), w.at,
+	} {
+		if len(sort) <= few(l.len(), removable) {
+			keep(sort)
+		}
+	}
 	return must
-}
-
-// protectBest protects lines of a sort: all of them up to limit, and the more there are
-// beyond it the fewer, those that are worth most.
-func protectBest(must []bool, at []int, limit int, values []float64) {
-	if len(at) > limit {
-		at = slices.Clone(at)
-		slices.SortStableFunc(at, func(a, b int) int { return cmp.Compare(values[b], values[a]) })
-		at = at[:limit*limit/len(at)*limit/len(at)]
-	}
-	for _, i := range at {
-		must[i] = true
-	}
 }
 
 // protectDirected protects what stands between the directives, and they themselves.
@@ -106,6 +93,7 @@ func withNeighbours(at []int, n int) (all []int) {
 
 // A wording is where the words of a goal stand as they are written, in any case.
 type wording struct {
+	lower   lines     // the text in lower case
 	at      []int     // the lines that have some
 	weights []float64 // of all lines: more for more words, and rare ones
 	rarest  []float64 // of all lines: 1 by how many lines have the rarest of them
@@ -127,32 +115,21 @@ func readWording(l lines, goal string, stopped func() bool) *wording {
 	slices.Sort(words)
 	words = slices.Compact(words)
 	n := l.len()
-	w := &wording{weights: make([]float64, n), rarest: make([]float64, n)}
-	if len(words) == 0 {
-		return w
-	}
-	lines := make([][]int, len(words)) // of each word
-	for i := range n {
-		if i%stride == 0 && stopped() {
+	w := &wording{lower: l.lower(), weights: make([]float64, n), rarest: make([]float64, n)}
+	for _, word := range words {
+		if stopped() {
 			return nil
 		}
-		line := strings.ToLower(l.line(i))
-		found := false
-		for j, word := range words {
-			if strings.Contains(line, word) {
-				lines[j] = append(lines[j], i)
-				found = true
-			}
-		}
-		if found {
-			w.at = append(w.at, i)
-		}
-	}
-	for _, at := range lines {
+		at := w.lower.with(word)
 		weight := math.Log(float64(n+1) / float64(len(at)+1))
 		for _, i := range at {
 			w.weights[i] += weight
 			w.rarest[i] = max(w.rarest[i], 1/float64(len(at)))
+		}
+	}
+	for i, rarest := range w.rarest {
+		if rarest > 0 {
+			w.at = append(w.at, i)
 		}
 	}
 	return w

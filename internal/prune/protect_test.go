@@ -111,30 +111,36 @@ func TestFewLinesOfASortAreAllKept(t *testing.T) {
 	}
 }
 
-func TestOfTooManyOfASortTheBestAreProtected(t *testing.T) { // P35
+func TestProtectionYieldsToASmallBudget(t *testing.T) { // P32, P35, P37
 	for _, test := range []struct {
 		name      string
-		heads     int
-		protected int
+		n         int // lines
+		removable int
+		protected int // lines of a sort, and not one more
 	}{
-		{"as many as are few", 8, 8}, // a tenth of the 80 that stay
-		{"some more", 10, 4},
-		{"half as many again", 12, 3},
-		{"far too many", 50, 0},
+		{"a twelfth of what stays", 1200, 600, 50},
+		{"less of less", 1200, 960, 20},
+		{"a hundredth of all, if next to nothing stays", 1200, 1200, 12},
+		{"all of a short text", 59, 59, 59},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			l := split(strings.Repeat("func f() {\n", test.heads) + strings.Repeat("x\n", 100-test.heads))
-			values := make([]float64, 100)
-			for i := range values {
-				values[i] = float64(i)
-			}
-			must := protect(l, outlineOf(l, Code, never), new(wording), values, 20)
-			for i, is := range must {
-				if want := i < test.heads && i >= test.heads-test.protected; is != want {
-					t.Errorf("line %d: protected %v, want %v", i+1, is, want)
+		for _, more := range []int{0, 1} {
+			for _, sort := range []struct {
+				source Source
+				line   string
+			}{{Code, "func f() {"}, {Code, `import "x"`}, {Docs, "# Heading"}, {Docs, "what is wanted"}, {Logs, "WARN slow"}} {
+				of := test.protected + more
+				if of > test.n {
+					continue
+				}
+				l := split(strings.Repeat("    x\n", test.n-of) + strings.Repeat(sort.line+"\n", of))
+				must := protect(l, outlineOf(l, sort.source, never), readWording(l, "wanted", never), test.removable)
+				for i, is := range must {
+					if want := i >= test.n-of && more == 0; is != want {
+						t.Fatalf("%s: of %d lines like %q, line %d is protected %v", test.name, of, sort.line, i+1, is)
+					}
 				}
 			}
-		})
+		}
 	}
 }
 

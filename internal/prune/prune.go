@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/store"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 )
 
 // A Source is what a text is.
@@ -146,11 +147,14 @@ func (r *Request) prune(ctx context.Context) (*Result, error) {
 	n := l.len()
 	removable := r.Options.Removable(n)
 	switch {
+	case removable == 0 && !r.Options.AnnotateLines:
+		return unchanged(r), ctx.Err()
 	case removable == 0:
-		return render(r, l, nil, nil), ctx.Err()
+		return render(r, l, nil, l.tokens(), nil), ctx.Err()
 	case n > MaxLines:
 		return nil, errTooLarge
 	}
+	costs := l.tokens()
 	o := outlineOf(l, r.Source, func() bool { return ctx.Err() != nil })
 	if o == nil {
 		return nil, ctx.Err()
@@ -159,21 +163,21 @@ func (r *Request) prune(ctx context.Context) (*Result, error) {
 	var units []unit
 	var err error
 	if r.Scores != nil {
-		units, kept, err = r.chooseScored(ctx, l, o, removable)
+		units, kept, err = r.chooseScored(ctx, l, o, costs, removable)
 	} else {
-		units, kept, err = r.chooseOwn(ctx, l, o, removable)
+		units, kept, err = r.chooseOwn(ctx, l, o, costs, removable)
 	}
 	if err != nil {
 		return nil, err
 	}
 	blocks := removed(units, kept)
-	if n >= short && !pays(l, blocks) {
+	if n >= short && !pays(l, o, r.Source, costs, blocks) {
 		blocks = nil
 	}
 	if count(blocks) > removable {
 		return nil, errUnmet
 	}
-	return render(r, l, o, blocks), nil
+	return render(r, l, o, costs, blocks), nil
 }
 
 // Raw returns the text as it was, with a warning why.
@@ -184,12 +188,12 @@ func Raw(r *Request, warning string) *Result {
 }
 
 func unchanged(r *Request) *Result {
-	n, tokens := split(r.Text).len(), EstimateTokens(r.Text)
+	n, count := split(r.Text).len(), tokens.Count(r.Text)
 	return &Result{
 		PruneID:     r.ID(),
 		PrunedText:  r.Text,
 		Annotations: []Annotation{},
-		Stats:       Stats{OriginalLines: n, KeptLines: n, TokensBefore: tokens, TokensAfter: tokens},
+		Stats:       Stats{OriginalLines: n, KeptLines: n, TokensBefore: count, TokensAfter: count},
 		Warnings:    []string{},
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"strings"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 )
 
 // A block is a run of lines that are left out, [start, end) counted from 0.
@@ -46,7 +48,7 @@ func (o *outline) reasonOf(b block, source Source) string {
 }
 
 // render returns the result of leaving blocks out.
-func render(r *Request, l lines, o *outline, blocks []block) *Result {
+func render(r *Request, l lines, o *outline, costs []int, blocks []block) *Result {
 	if len(blocks) == 0 && !r.Options.AnnotateLines {
 		return unchanged(r)
 	}
@@ -78,7 +80,7 @@ func render(r *Request, l lines, o *outline, blocks []block) *Result {
 	}
 	keep(l.len())
 	result.PrunedText = b.String()
-	result.account(l, removed)
+	result.account(costs, removed)
 	return result
 }
 
@@ -93,14 +95,18 @@ func annotate(id string, b block, reason string) Annotation {
 // usdPerToken is what a token saved is taken to be worth.
 const usdPerToken = 0.01 / 1e6
 
-// account fills in the statistics of a result of which the text is known.
-func (r *Result) account(l lines, removed int) {
+// account fills in the statistics of a result of which the text is known, given how many
+// tokens the lines were.
+func (r *Result) account(costs []int, removed int) {
 	s := &r.Stats
-	s.OriginalLines, s.PrunedLines, s.KeptLines = l.len(), removed, l.len()-removed
+	s.OriginalLines, s.PrunedLines, s.KeptLines = len(costs), removed, len(costs)-removed
 	if removed > 0 {
-		s.PrunedRatio = math.Round(float64(removed)/float64(l.len())*1e6) / 1e6
+		s.PrunedRatio = math.Round(float64(removed)/float64(len(costs))*1e6) / 1e6
 	}
-	s.TokensBefore, s.TokensAfter = EstimateTokens(l.text), EstimateTokens(r.PrunedText)
+	for _, cost := range costs {
+		s.TokensBefore += cost
+	}
+	s.TokensAfter = tokens.Count(r.PrunedText)
 	s.TokensSaved = max(0, s.TokensBefore-s.TokensAfter)
 	s.CostUSD = math.Round(float64(s.TokensSaved)*usdPerToken*1e8) / 1e8
 }

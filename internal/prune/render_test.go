@@ -35,7 +35,7 @@ func TestRender(t *testing.T) { // P23 to P28
 			r := request(Docs, test.text, "")
 			r.Options.AnnotateLines, r.Options.IncludeMarkers = test.annotated, test.markers
 			l := split(test.text)
-			got := render(r, l, outlineOf(l, Docs, never), test.blocks)
+			got := render(r, l, outlineOf(l, Docs, never), l.tokens(), test.blocks)
 			want := test.want
 			for i, a := range got.Annotations {
 				want = strings.ReplaceAll(want, []string{"<1>", "<2>"}[i], a.Marker)

@@ -6,19 +6,30 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 )
 
-// pays reports whether what is removed is more than its markers, whatever their handle.
-func pays(l lines, blocks []block) bool {
-	gain := 0.0
-	for _, b := range blocks {
-		gain += tokenWeight(l.text[l.starts[b.start]:l.starts[b.end]]) - markerTokens(dearestHandle, l.len())
+// pays reports whether a text has less tokens without blocks, whatever the handle in their
+// markers.
+func pays(l lines, o *outline, source Source, costs []int, blocks []block) bool {
+	before := 0
+	for _, cost := range costs {
+		before += cost
 	}
-	return gain > 0
+	var b strings.Builder
+	at := 0
+	for _, block := range blocks {
+		b.WriteString(l.text[l.starts[at]:l.starts[block.start]])
+		b.WriteString(annotate(dearestHandle, block, o.reasonOf(block, source)).Marker + "\n")
+		at = block.end
+	}
+	b.WriteString(l.text[l.starts[at]:])
+	return tokens.Count(b.String()) < before
 }
 
 // chooseOwn chooses by our own estimate of what bears on the goal.
-func (r *Request) chooseOwn(ctx context.Context, l lines, o *outline, removable int) ([]unit, []bool, error) {
+func (r *Request) chooseOwn(ctx context.Context, l lines, o *outline, costs []int, removable int) ([]unit, []bool, error) {
 	goal := beginning(r.Goal)
 	w := readWording(l, goal, func() bool { return ctx.Err() != nil })
 	if w == nil {
@@ -29,29 +40,14 @@ func (r *Request) chooseOwn(ctx context.Context, l lines, o *outline, removable 
 		return nil, nil, err
 	}
 	values := sheet.values()
-	units := newUnits(l, o, values, protect(l, o, w, values, removable))
-	b := budget{removable: removable, enough: (removable + 1) / 2, marker: markerTokens(usualHandle, l.len())}
+	units := newUnits(o, costs, values, protect(l, o, w, removable))
+	b := budget{removable: removable, enough: (removable + 1) / 2, marker: markerTokens(l.len())}
 	for i := range units {
 		b.tokens += units[i].tokens
 	}
 	b.tokens *= 1 - saving(float64(removable)/float64(l.len()))
-	kept, err := chooseNamed(ctx, units, b, o)
+	kept, err := choose(ctx, units, b)
 	return units, kept, err
-}
-
-// chooseNamed chooses, and keeps the definitions and headings that kept lines are
-// under. They cost tokens too, so it chooses again when it is known which they are.
-func chooseNamed(ctx context.Context, units []unit, b budget, o *outline) (kept []bool, err error) {
-	const rounds = 3 // by then hardly any are new
-	for range rounds {
-		if kept, err = choose(ctx, units, b); err != nil {
-			return nil, err
-		}
-		for _, name := range keepNames(units, kept, o) {
-			units[name].must = true
-		}
-	}
-	return kept, nil
 }
 
 // maxGoal is how many bytes of a goal are read. It is a sentence, or a short text.
@@ -66,20 +62,20 @@ func beginning(goal string) string {
 
 // chooseScored chooses by the scores of a reranker, which say nothing of tokens: every
 // line costs the same. Of a short text just the best lines are kept.
-func (r *Request) chooseScored(ctx context.Context, l lines, o *outline, removable int) ([]unit, []bool, error) {
+func (r *Request) chooseScored(ctx context.Context, l lines, o *outline, costs []int, removable int) ([]unit, []bool, error) {
 	values := levelled(r.Scores)
-	units := newUnits(l, o, values, protect(l, o, new(wording), values, removable))
+	units := newUnits(o, costs, values, protect(l, o, new(wording), removable))
 	if l.len() < short {
 		return units, best(units, removable), nil
 	}
-	b := budget{removable: removable, enough: removable, marker: markerTokens(usualHandle, l.len()), exact: true}
+	b := budget{removable: removable, enough: removable, marker: markerTokens(l.len()), exact: true}
 	for i := range units {
 		b.tokens += units[i].tokens
 	}
 	for i := range units {
 		units[i].tokens = b.tokens / float64(l.len()) * float64(units[i].lines())
 	}
-	kept, err := chooseNamed(ctx, units, b, o)
+	kept, err := choose(ctx, units, b)
 	return units, kept, err
 }
 
@@ -91,29 +87,35 @@ func saving(ratio float64) float64 { return ratio * (0.845 + 0.06*ratio) }
 // and what is kept must not be.
 const (
 	usualHandle   = "prn_3SEMd5UxCK"
-	dearestHandle = "prn_a0a0a0a0a0"
+	dearestHandle = "prn_0a0a0a0a0a"
 )
 
 // markerTokens is what a marker costs in a text of n lines. What is kept does not
 // depend on whether there are markers: it is the same, however it is shown.
-func markerTokens(handle string, n int) float64 {
-	return tokenWeight(annotate(handle, block{n - 1, n}, offGoal).Marker)
+func markerTokens(n int) float64 {
+	return float64(tokens.Count(annotate(usualHandle, block{n - 1, n}, offGoal).Marker + "\n"))
 }
 
 // newUnits returns what is kept or removed as a whole.
-func newUnits(l lines, o *outline, values []float64, must []bool) []unit {
+func newUnits(o *outline, costs []int, values []float64, must []bool) []unit {
 	units := make([]unit, 0, len(values))
+	of := make([]int, len(values)) // the unit of each line
 	for i, value := range values {
-		tokens := tokenWeight(l.line(i))
 		if o.is(i, joined) {
 			last := &units[len(units)-1]
 			last.end++
 			last.value += value
-			last.tokens += tokens
+			last.tokens += float64(costs[i])
 			last.must = last.must || must[i]
-			continue
+			last.bare = false
+		} else {
+			under := o.parent[i]
+			if under >= 0 {
+				under = of[under]
+			}
+			units = append(units, unit{i, i + 1, value, float64(costs[i]), must[i], under, o.is(i, blank|bracket)})
 		}
-		units = append(units, unit{i, i + 1, value, tokens, must[i]})
+		of[i] = len(units) - 1
 	}
 	return units
 }
@@ -175,26 +177,6 @@ func best(units []unit, removable int) []bool {
 		}
 	}
 	return kept
-}
-
-// keepNames keeps the definitions and headings that kept lines are under.
-func keepNames(units []unit, kept []bool, o *outline) (names []int) {
-	index := make([]int, len(o.kinds)) // the unit of each line
-	for u := range units {
-		for i := units[u].start; i < units[u].end; i++ {
-			index[i] = u
-		}
-	}
-	for u := len(units) - 1; u >= 0; u-- {
-		if !kept[u] || units[u].lines() == 1 && o.is(units[u].start, blank|bracket) {
-			continue
-		}
-		for p := o.parent[units[u].start]; p >= 0 && !kept[index[p]]; p = o.parent[p] {
-			kept[index[p]] = true
-			names = append(names, index[p])
-		}
-	}
-	return names
 }
 
 // removed returns the runs of units that are not kept.

@@ -26,11 +26,12 @@ func (v *vocabulary) line(i int) []int {
 	return v.of[start:v.ends[i]]
 }
 
-// rarity is what finding a term says: little if it is everywhere.
-func (v *vocabulary) rarity(term int) float64 {
-	n, in := float64(len(v.ends)), float64(v.lines[term])
-	return math.Log(1 + (n-in+0.5)/(in+0.5))
-}
+// rarity is what finding a term in a line says.
+func (v *vocabulary) rarity(term int) float64 { return rarity(v.lines[term], len(v.ends)) }
+
+// rarity is what finding something says that is in so many of n parts: little if it is
+// everywhere.
+func rarity(in, n int) float64 { return math.Log(1 + (float64(n-in)+0.5)/(float64(in)+0.5)) }
 
 // maxTerms is how many terms of one line are looked at. A line of more is data.
 const maxTerms = 400
@@ -96,6 +97,10 @@ func cutName(text string) (name, rest string) {
 	}
 	return text[start:end], text[end:]
 }
+
+func isLetter(c byte) bool { return 'a' <= c|0x20 && c|0x20 <= 'z' }
+
+func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 
 func inName(c byte) bool { return isLetter(c) || isDigit(c) || c >= utf8.RuneSelf }
 

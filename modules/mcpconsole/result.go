@@ -3,14 +3,14 @@ package mcpconsole
 import (
 	"encoding/json"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 )
 
 // A pane shows a result of a tool.
 type pane struct {
 	Title      string
 	Bytes      int // of the result, as JSON
-	Tokens     int // of its texts, estimated
+	Tokens     int // of its texts
 	Failed     bool
 	Texts      []answerText
 	More       int    // texts that are not shown
@@ -38,7 +38,7 @@ func newPane(title string, result json.RawMessage) pane {
 	p.More = max(0, len(p.Texts)-maxTexts)
 	p.Texts = p.Texts[:len(p.Texts)-p.More]
 	for _, c := range said.Content {
-		p.Tokens += prune.EstimateTokens(c.Text)
+		p.Tokens += tokens.Count(c.Text)
 	}
 	return p
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
@@ -28,7 +28,7 @@ type serverCheck struct {
 	Prompts   int         `json:"prompts"`
 	Resources int         `json:"resources"`
 	Templates int         `json:"resource_templates"`
-	Tokens    int         `json:"tokens"` // of the definitions of its tools, estimated
+	Tokens    int         `json:"tokens"` // of the definitions of its tools
 	Code      string      `json:"code,omitempty"`
 	Error     string      `json:"error,omitempty"`
 	URL       string      `json:"url,omitempty"` // of a server that is not a child process
@@ -103,7 +103,7 @@ func (h *Handler) check(ctx context.Context, s *Server, patience time.Duration) 
 		check.Info = &serverInfo{found.Name, found.Version}
 	}
 	for _, tool := range found.Tools {
-		check.Tokens += prune.EstimateTokens(string(tool.Definition))
+		check.Tokens += tokens.Count(string(tool.Definition))
 	}
 	if found.Failure != nil {
 		check.Code, check.Error = found.Failure.Data.Symbol, withoutAddress(found.Fault.Reason)

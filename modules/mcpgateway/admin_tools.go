@@ -11,7 +11,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 )
 
 // A ToolListing has the tools that a client sees.
@@ -45,7 +45,7 @@ type ToolStatus struct {
 	Title       string `json:"title,omitempty"`
 	Description string `json:"description,omitempty"` // as clients see it, its beginning
 	Chars       int    `json:"chars"`
-	Tokens      int    `json:"tokens"`       // estimated
+	Tokens      int    `json:"tokens"`       // of o200k_base
 	FocusTokens int    `json:"focus_tokens"` // those of them that the focus argument adds
 
 	// Clients are the names of the client blocks that may call it; null if the gateway has none.
@@ -129,11 +129,11 @@ func (l *ToolListing) add(h *Handler, list *gateway.ToolList) {
 
 // toolStatus tells of a tool of a server.
 func (h *Handler) toolStatus(server string, tool *gateway.Tool) ToolStatus {
-	tokens := prune.EstimateTokens(string(tool.Definition))
+	count := tokens.Count(string(tool.Definition))
 	status := ToolStatus{
 		Gateway: h.Name, Path: h.MCPPath, Server: server, Name: tool.Name, Original: tool.Original,
-		Chars: utf8.RuneCount(tool.Definition), Tokens: tokens,
-		FocusTokens: tokens - prune.EstimateTokens(string(tool.WithoutFocus)),
+		Chars: utf8.RuneCount(tool.Definition), Tokens: count,
+		FocusTokens: count - tokens.Count(string(tool.WithoutFocus)),
 	}
 	status.Title, status.Description = describedAs(tool.Definition)
 	if len(h.Clients) > 0 {

@@ -28,8 +28,8 @@ func newToolsCommand() *cobra.Command {
 		Short: "Lists the tools that clients of the gateway see, and what they cost",
 		Long: `
 Asks the servers of the running gateways for their tools, and prints a line for each as
-clients see it at mcp_path: the server, the name, and how many tokens its definition takes of the
-context of a model, as an estimate. If tools have a focus argument, a column has its part of that.
+clients see it at mcp_path: the server, the name, and how many tokens of o200k_base its definition
+takes of the context of a model. If tools have a focus argument, a column has its part of that.
 If the gateway has client blocks, a column has those that may call the tool. A - stands for the
 gateway itself. The last line has the sums.
 

@@ -17,6 +17,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 )
 
 func init() {
@@ -93,7 +94,7 @@ func (c *command) run(in io.Reader, out, told io.Writer) error {
 	result := prune.Prune(context.Background(), r)
 	// The text is not kept, so its id leads nowhere. No line can have it by chance.
 	result.PrunedText = strings.ReplaceAll(result.PrunedText, " prune_id="+result.PruneID, "")
-	result.Stats.TokensAfter = prune.EstimateTokens(result.PrunedText)
+	result.Stats.TokensAfter = tokens.Count(result.PrunedText)
 	if _, err := io.WriteString(out, result.PrunedText); err != nil {
 		return err
 	}
@@ -137,7 +138,7 @@ func summarize(told io.Writer, r *prune.Request, result *prune.Result) error {
 	if s.TokensBefore > 0 {
 		saved = 100 * float64(s.TokensBefore-s.TokensAfter) / float64(s.TokensBefore)
 	}
-	line := fmt.Sprintf("%s: %s of %s lines kept, about %s → %s tokens (%.0f %% saved), %d ms",
+	line := fmt.Sprintf("%s: %s of %s lines kept, %s → %s tokens (%.0f %% saved), %d ms",
 		r.Source, comma(s.KeptLines), comma(s.OriginalLines), comma(s.TokensBefore), comma(s.TokensAfter), saved, s.ElapsedMS)
 	if len(result.Warnings) > 0 {
 		line += "; " + strings.Join(result.Warnings, ", ")

@@ -65,7 +65,7 @@ func TestPruneCommand(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !regexp.MustCompile(`^` + tt.want + `: \d+ of 400 lines kept, about [\d,]+ → [\d,]+ tokens \(\d+ % saved\), \d+ ms\n$`).MatchString(told) {
+			if !regexp.MustCompile(`^` + tt.want + `: \d+ of 400 lines kept, [\d,]+ → [\d,]+ tokens \(\d+ % saved\), \d+ ms\n$`).MatchString(told) {
 				t.Errorf("told %q", told)
 			}
 			if len(out) >= len(text) || strings.Contains(out, "⟦PRUNÉ: ") == tt.plain || regexp.MustCompile(`(?m)^\d+│ some`).MatchString(out) != tt.number {

@@ -39,7 +39,7 @@ func TestPruneCommand(t *testing.T) {
 		return path
 	}
 	goal := []string{"--goal", "where is the fluxcapacitor"}
-	statistics := regexp.MustCompile(`^(code|logs|docs): [\d,]+ of 400 lines kept, about [\d,]+ → [\d,]+ tokens \(\d+ % saved\), \d+ ms\n$`)
+	statistics := regexp.MustCompile(`^(code|logs|docs): [\d,]+ of 400 lines kept, [\d,]+ → [\d,]+ tokens \(\d+ % saved\), \d+ ms\n$`)
 	tests := []struct {
 		name, input string
 		args        []string
