@@ -144,7 +144,10 @@ func (r *reading) choose(ctx context.Context, leftOut int) ([]bool, error) {
 	n := r.len()
 	units := make([]unit, n)
 	for i := range units {
-		units[i] = unit{start: i, end: i + 1, value: r.values[i], tokens: float64(r.chars(i)), under: r.outline.parent[i], bare: r.outline.is(i, blank|bracket)}
+		units[i] = unit{
+			start: i, end: i + 1, value: r.values[i], tokens: float64(r.chars(i)),
+			under: r.outline.parent[i], bare: r.outline.is(i, blank|bracket),
+		}
 	}
 	b := budget{
 		removable: n,

@@ -274,7 +274,11 @@ func (o *outline) nest(l lines, ends map[int]int, floats func(text string) bool)
 			block := o.blocks
 			o.blocks++
 			o.block[i] = block
-			for j := i - 1; j >= 0 && o.is(j, comment|decorator) && !o.is(j, header) && (o.indent[j] == o.indent[i] || o.indent[j] > o.indent[i] && o.is(j, decorator)); j-- {
+			goesWith := func(j int) bool {
+				return o.is(j, comment|decorator) && !o.is(j, header) &&
+					(o.indent[j] == o.indent[i] || o.indent[j] > o.indent[i] && o.is(j, decorator))
+			}
+			for j := i - 1; j >= 0 && goesWith(j); j-- {
 				o.block[j], o.parent[j] = block, o.parent[i]
 			}
 			scopes = append(scopes, scope{line: i, indent: o.indent[i], block: block, end: ends[i], body: typeBodyOf(text)})

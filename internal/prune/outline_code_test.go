@@ -36,6 +36,19 @@ func lettersOf(o *outline, i int) (is string) {
 	return is
 }
 
+// checkOutline checks what the lines of a snippet of code are.
+func checkOutline(t *testing.T, snippet string) {
+	t.Helper()
+	text, want := readSnippet(snippet)
+	l := split(text)
+	o := outlineOf(l, Code, never)
+	for i := range want {
+		if got := lettersOf(o, i); got != want[i] {
+			t.Errorf("line %d, %q: got %q, want %q", i+1, l.line(i), got, want[i])
+		}
+	}
+}
+
 func TestOutlineOfCode(t *testing.T) { // P35, P77
 	for _, test := range []struct{ name, snippet string }{
 		{"Python", `
@@ -584,16 +597,7 @@ hc|# What it does.
  .|  fi
 `},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			text, want := readSnippet(test.snippet)
-			l := split(text)
-			o := outlineOf(l, Code, never)
-			for i := range want {
-				if got := lettersOf(o, i); got != want[i] {
-					t.Errorf("line %d, %q: got %q, want %q", i+1, l.line(i), got, want[i])
-				}
-			}
-		})
+		t.Run(test.name, func(t *testing.T) { checkOutline(t, test.snippet) })
 	}
 }
 

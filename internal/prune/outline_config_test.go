@@ -95,16 +95,7 @@ hc|# Builds it.
  .|	f(x),
 `},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			text, want := readSnippet(test.snippet)
-			l := split(text)
-			o := outlineOf(l, Code, never)
-			for i := range want {
-				if got := lettersOf(o, i); got != want[i] {
-					t.Errorf("line %d, %q: got %q, want %q", i+1, l.line(i), got, want[i])
-				}
-			}
-		})
+		t.Run(test.name, func(t *testing.T) { checkOutline(t, test.snippet) })
 	}
 }
 

@@ -46,7 +46,9 @@ func protect(l lines, o *outline, w *wording, removable int) []bool {
 	failures := o.all(failure)
 	keep(failures)
 	for _, sort := range [...][]int{
-		o.all(imported | header), o.all(definition), o.all(heading), o.all(severe), o.all(trace), withNeighbours(failures, l.len()), w.at,
+		o.all(imported | header), o.all(definition), o.all(heading),
+		o.all(severe), o.all(trace), withNeighbours(failures, l.len()),
+		w.at,
 	} {
 		if len(sort) <= few(l.len(), removable) {
 			keep(sort)

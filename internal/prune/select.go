@@ -10,7 +10,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 )
 
-// pays reports whether a text has less tokens without blocks, whatever the handle in their
+// pays reports whether a text has fewer tokens without blocks, whatever the handle in their
 // markers.
 func pays(l lines, o *outline, source Source, costs []int, blocks []block) bool {
 	before := 0
@@ -29,7 +29,9 @@ func pays(l lines, o *outline, source Source, costs []int, blocks []block) bool 
 }
 
 // chooseOwn chooses by our own estimate of what bears on the goal.
-func (r *Request) chooseOwn(ctx context.Context, l lines, o *outline, costs []int, removable int) ([]unit, []bool, error) {
+func (r *Request) chooseOwn(
+	ctx context.Context, l lines, o *outline, costs []int, removable int,
+) (units []unit, kept []bool, err error) {
 	goal := beginning(r.Goal)
 	w := readWording(l, goal, func() bool { return ctx.Err() != nil })
 	if w == nil {
@@ -40,13 +42,13 @@ func (r *Request) chooseOwn(ctx context.Context, l lines, o *outline, costs []in
 		return nil, nil, err
 	}
 	values := sheet.values()
-	units := newUnits(o, costs, values, protect(l, o, w, removable))
+	units = newUnits(o, costs, values, protect(l, o, w, removable))
 	b := budget{removable: removable, enough: (removable + 1) / 2, marker: markerTokens(l.len())}
 	for i := range units {
 		b.tokens += units[i].tokens
 	}
 	b.tokens *= 1 - saving(float64(removable)/float64(l.len()))
-	kept, err := choose(ctx, units, b)
+	kept, err = choose(ctx, units, b)
 	return units, kept, err
 }
 
@@ -62,9 +64,11 @@ func beginning(goal string) string {
 
 // chooseScored chooses by the scores of a reranker, which say nothing of tokens: every
 // line costs the same. Of a short text just the best lines are kept.
-func (r *Request) chooseScored(ctx context.Context, l lines, o *outline, costs []int, removable int) ([]unit, []bool, error) {
+func (r *Request) chooseScored(
+	ctx context.Context, l lines, o *outline, costs []int, removable int,
+) (units []unit, kept []bool, err error) {
 	values := levelled(r.Scores)
-	units := newUnits(o, costs, values, protect(l, o, new(wording), removable))
+	units = newUnits(o, costs, values, protect(l, o, new(wording), removable))
 	if l.len() < short {
 		return units, best(units, removable), nil
 	}
@@ -75,7 +79,7 @@ func (r *Request) chooseScored(ctx context.Context, l lines, o *outline, costs [
 	for i := range units {
 		units[i].tokens = b.tokens / float64(l.len()) * float64(units[i].lines())
 	}
-	kept, err := choose(ctx, units, b)
+	kept, err = choose(ctx, units, b)
 	return units, kept, err
 }
 

@@ -178,7 +178,8 @@ func typeBodyOf(text string) (b typeBody) {
 	text = withoutModifiers(text)
 	word := firstWord(text)
 	switch {
-	case word == "interface" || word == "type" && (strings.HasSuffix(text, " interface {") || strings.HasSuffix(text, "= {")):
+	case word == "interface",
+		word == "type" && (strings.HasSuffix(text, " interface {") || strings.HasSuffix(text, "= {")):
 		b.kind = interfaceType
 	case word == "class" || word == "struct":
 		b.kind = classType
@@ -379,7 +380,7 @@ func defines(word, after string) bool {
 		return word == "function" && strings.HasPrefix(after, "(")
 	}
 	c := name[0]
-	if !isLetter(c) && c != '_' && c != '(' && c != '$' && c != '<' && c != '&' && c != '"' && c != '[' && (c != '{' || word != "class") && (c != '`' || word != "fun") {
+	if !isLetter(c) && strings.IndexByte(`_($<&"[`, c) < 0 && (c != '{' || word != "class") && (c != '`' || word != "fun") {
 		return false
 	}
 	if c == '"' {
@@ -424,7 +425,7 @@ func isSignature(text string) bool {
 	if strings.Contains(before, "operator") {
 		return closed
 	}
-	if strings.ContainsAny(before, "=\"'`;@{|!") || strings.Contains(before, "->") || before[0] == ':' || before[0] == '?' {
+	if strings.ContainsAny(before, "=\"'`;@{|!") || strings.Contains(before, "->") || strings.IndexByte(":?", before[0]) >= 0 {
 		return false
 	}
 	// Types may have all sorts of things in them, but a name that stands alone is one
