@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 // A form asks for the arguments of a tool.
@@ -121,7 +122,7 @@ func plain(value json.RawMessage) string {
 }
 
 // fill adds what was entered to a call. What was left empty is not sent, unless it is required and may be empty.
-func (f *form) fill(call *mcpgateway.ToolCall) error {
+func (f *form) fill(call *adminapi.ToolCall) error {
 	call.Texts, call.Arguments = map[string]string{}, map[string]json.RawMessage{}
 	if given := bytes.TrimSpace([]byte(f.Given)); f.Open && len(given) > 0 {
 		if err := json.Unmarshal(given, &call.Arguments); err != nil || call.Arguments == nil {

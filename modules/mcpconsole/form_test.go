@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 const formSchema = `{"inputSchema":{"required":["text","count"],"properties":{
@@ -68,7 +69,7 @@ func TestFormFill(t *testing.T) {
 		{"others that are null", true, url.Values{"arguments": {`null`}}, "arguments: they must be a JSON object"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			f, call := newForm(arguments, tt.open, tt.entered), mcpgateway.ToolCall{}
+			f, call := newForm(arguments, tt.open, tt.entered), adminapi.ToolCall{}
 			got := ""
 			if err := f.fill(&call); err != nil {
 				got = err.Error()

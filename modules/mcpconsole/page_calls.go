@@ -12,7 +12,7 @@ import (
 	"github.com/dustin/go-humanize"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/activity"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 var (
@@ -184,15 +184,15 @@ func showCall(v *visit) (any, error) {
 	var originals []original
 	for _, id := range call.Originals {
 		path := "/calls/" + strconv.FormatInt(call.ID, 10) + "/originals/" + url.PathEscape(id)
-		kept, err := get[mcpgateway.Original](v, path)
+		kept, err := get[adminapi.Original](v, path)
 		originals = append(originals, original{ID: id, Address: v.At(path), Chars: kept.Chars, Kept: err == nil})
 	}
-	now, err := get[mcpgateway.Overview](v, "/overview")
+	now, err := get[adminapi.Overview](v, "/overview")
 	if err != nil {
 		return nil, err
 	}
 	view := newCallView(call, originals)
-	view.Record = slices.ContainsFunc(now.Gateways, func(g mcpgateway.GatewayStatus) bool {
+	view.Record = slices.ContainsFunc(now.Gateways, func(g adminapi.GatewayStatus) bool {
 		return g.Name == call.Gateway && g.Record
 	})
 	return view, nil
@@ -289,14 +289,14 @@ func newAnswerText(kind, text string) answerText {
 
 // A wholeText is what the page of an original shows.
 type wholeText struct {
-	mcpgateway.Original
+	adminapi.Original
 	Call string // address
 	More int    // characters that are not shown
 }
 
 func showOriginal(v *visit) (any, error) {
 	call := "/calls/" + url.PathEscape(v.r.PathValue("id"))
-	kept, err := get[mcpgateway.Original](v, call+"/originals/"+url.PathEscape(v.r.PathValue("original")))
+	kept, err := get[adminapi.Original](v, call+"/originals/"+url.PathEscape(v.r.PathValue("original")))
 	if err != nil {
 		return nil, err
 	}

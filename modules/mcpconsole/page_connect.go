@@ -5,13 +5,13 @@ import (
 	"net/url"
 	"strings"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 var connectPage = page{
 	pattern: "/connect", name: "connect", title: "Connect",
 	show: func(v *visit) (any, error) {
-		overview, err := get[mcpgateway.Overview](v, "/overview")
+		overview, err := get[adminapi.Overview](v, "/overview")
 		if err != nil {
 			return nil, err
 		}
@@ -28,12 +28,12 @@ type connectView struct {
 
 // A gatewayAddress is an address at which clients reach a gateway.
 type gatewayAddress struct {
-	mcpgateway.GatewayStatus
+	adminapi.GatewayStatus
 	URL string
 }
 
 // newConnectView returns the settings for the address that was asked for, or else for the first one.
-func newConnectView(gateways []mcpgateway.GatewayStatus, asked string) *connectView {
+func newConnectView(gateways []adminapi.GatewayStatus, asked string) *connectView {
 	view := new(connectView)
 	for _, g := range gateways {
 		for _, address := range g.URLs {

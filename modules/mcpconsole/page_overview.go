@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/activity"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 var overviewPage = page{
@@ -16,29 +16,29 @@ var overviewPage = page{
 
 // An overview is what the page of this name shows.
 type overview struct {
-	mcpgateway.Overview
-	Savings  mcpgateway.Savings
+	adminapi.Overview
+	Savings  adminapi.Savings
 	Currency string
 	Servers  int
-	Down     []mcpgateway.ServerStatus // those of the servers that are known to be down
-	Clients  int                       // sessions of clients with gateways
-	Rate     float64                   // calls in a second, now
+	Down     []adminapi.ServerStatus // those of the servers that are known to be down
+	Clients  int                     // sessions of clients with gateways
+	Rate     float64                 // calls in a second, now
 	Chart    recentChart
 	Tools    [10]toolBar
 	Days     []dayColumn
 }
 
 func showOverview(v *visit) (any, error) {
-	now, err := get[mcpgateway.Overview](v, "/overview")
+	now, err := get[adminapi.Overview](v, "/overview")
 	if err != nil {
 		return nil, err
 	}
 	price := url.QueryEscape(strconv.FormatFloat(v.h.Price, 'f', -1, 64))
-	savings, err := get[mcpgateway.Savings](v, "/savings?price="+price)
+	savings, err := get[adminapi.Savings](v, "/savings?price="+price)
 	if err != nil {
 		return nil, err
 	}
-	servers, err := get[[]mcpgateway.ServerStatus](v, "/servers")
+	servers, err := get[[]adminapi.ServerStatus](v, "/servers")
 	if err != nil {
 		return nil, err
 	}
@@ -47,14 +47,14 @@ func showOverview(v *visit) (any, error) {
 
 // newOverview puts the answers of the admin API together.
 func newOverview(
-	now mcpgateway.Overview, savings mcpgateway.Savings, servers []mcpgateway.ServerStatus, currency string, at time.Time,
+	now adminapi.Overview, savings adminapi.Savings, servers []adminapi.ServerStatus, currency string, at time.Time,
 ) *overview {
 	o := &overview{Overview: now, Savings: savings, Currency: currency, Servers: len(servers)}
 	if currency == "" {
 		o.Currency = "$"
 	}
 	for _, server := range servers {
-		if server.State == "unhealthy" {
+		if server.State == adminapi.StateUnhealthy {
 			o.Down = append(o.Down, server)
 		}
 	}
@@ -72,7 +72,7 @@ func newOverview(
 func (o *overview) Quiet() bool { return o.Total.Calls == 0 && o.Savings.Conversations.Calls == 0 }
 
 // Money returns what a saving is worth, "" without a price.
-func (o *overview) Money(saving mcpgateway.Saving) string {
+func (o *overview) Money(saving adminapi.Saving) string {
 	if o.Savings.Price == 0 {
 		return ""
 	}
@@ -144,12 +144,12 @@ func newRecentChart(recent []activity.Interval) recentChart {
 
 // A toolBar shows how much of the results of a tool has reached agents. One without a name is not shown.
 type toolBar struct {
-	mcpgateway.ToolSaving
+	adminapi.ToolSaving
 	Label          string
 	Whole, Reached string // widths
 }
 
-func newToolBars(tools []mcpgateway.ToolSaving) (bars [10]toolBar) {
+func newToolBars(tools []adminapi.ToolSaving) (bars [10]toolBar) {
 	var most float64
 	for _, tool := range tools[:min(len(tools), len(bars))] {
 		most = max(most, float64(tool.Received), float64(tool.Sent))
@@ -181,13 +181,13 @@ func toolLabel(tool activity.Tool) string {
 
 // A dayColumn shows how much was kept out of contexts on a day.
 type dayColumn struct {
-	mcpgateway.DaySaving
+	adminapi.DaySaving
 	Day    string // such as 17 Nov
 	Y      string
 	Height string
 }
 
-func newDayColumns(days []mcpgateway.DaySaving) []dayColumn {
+func newDayColumns(days []adminapi.DaySaving) []dayColumn {
 	var most float64
 	for _, day := range days {
 		most = max(most, float64(day.Tokens))

@@ -10,7 +10,7 @@ import (
 
 	"github.com/dustin/go-humanize"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 var serversPage = page{
@@ -20,22 +20,22 @@ var serversPage = page{
 // A serversView shows all servers.
 type serversView struct {
 	Servers []serverRow
-	Files   []mcpgateway.FileStatus
+	Files   []adminapi.FileStatus
 }
 
 func showServers(v *visit) (any, error) {
-	servers, err := get[[]mcpgateway.ServerStatus](v, "/servers")
+	servers, err := get[[]adminapi.ServerStatus](v, "/servers")
 	if err != nil {
 		return nil, err
 	}
-	files, err := get[[]mcpgateway.FileStatus](v, "/files")
+	files, err := get[[]adminapi.FileStatus](v, "/files")
 	if err != nil {
 		return nil, err
 	}
 	return newServersView(servers, files), nil
 }
 
-func newServersView(servers []mcpgateway.ServerStatus, files []mcpgateway.FileStatus) *serversView {
+func newServersView(servers []adminapi.ServerStatus, files []adminapi.FileStatus) *serversView {
 	view := &serversView{Files: files}
 	for i := range servers {
 		view.Servers = append(view.Servers, serverRow{&servers[i]})
@@ -45,7 +45,7 @@ func newServersView(servers []mcpgateway.ServerStatus, files []mcpgateway.FileSt
 
 // A serverRow is a server in the list of all.
 type serverRow struct {
-	*mcpgateway.ServerStatus
+	*adminapi.ServerStatus
 }
 
 // ID begins the ids of what moves. It is the same however many servers there are.
@@ -77,9 +77,9 @@ func (r serverRow) look() (words, class string) {
 	switch {
 	case r.Login != nil && r.Login.State == "required":
 		return "login required", "warn"
-	case r.State == "healthy":
+	case r.State == adminapi.StateHealthy:
 		return "up", "ok"
-	case r.State == "unhealthy":
+	case r.State == adminapi.StateUnhealthy:
 		return "down", "bad"
 	case len(r.Children) > 0:
 		return string(r.Children[0].State), "idle"
@@ -148,7 +148,7 @@ type loginView struct {
 
 // A changeView shows how the definition of a tool has changed.
 type changeView struct {
-	mcpgateway.ToolChange
+	adminapi.ToolChange
 	Diff []diffLine // empty if one of both is not known, or if they are too long to compare
 }
 
@@ -163,7 +163,7 @@ func showServer(v *visit) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	changes, err := get[[]mcpgateway.ToolChange](v, "/tools/changes?gateway="+url.QueryEscape(status.Gateway))
+	changes, err := get[[]adminapi.ToolChange](v, "/tools/changes?gateway="+url.QueryEscape(status.Gateway))
 	if err != nil {
 		return nil, err
 	}
@@ -171,13 +171,13 @@ func showServer(v *visit) (any, error) {
 }
 
 // askedServer returns how the server is that a visit is about.
-func askedServer(v *visit) (mcpgateway.ServerStatus, error) {
+func askedServer(v *visit) (adminapi.ServerStatus, error) {
 	asked := v.r.URL.Query()
 	name := cmp.Or(v.r.PathValue("server"), asked.Get("server")) // which the address of the stream has
-	return get[mcpgateway.ServerStatus](v, serverPath(name)+"?gateway="+url.QueryEscape(asked.Get("gateway")))
+	return get[adminapi.ServerStatus](v, serverPath(name)+"?gateway="+url.QueryEscape(asked.Get("gateway")))
 }
 
-func newServerView(s *mcpgateway.ServerStatus, changes []mcpgateway.ToolChange, did string) *serverView {
+func newServerView(s *adminapi.ServerStatus, changes []adminapi.ToolChange, did string) *serverView {
 	view := &serverView{serverRow: serverRow{s}, Did: doneWords[did], Account: newLoginView(s)}
 	room := diffRoom
 	for _, change := range changes {
@@ -200,7 +200,7 @@ func newServerView(s *mcpgateway.ServerStatus, changes []mcpgateway.ToolChange, 
 func (v *serverView) title() string { return v.Name }
 
 // newLoginView returns how the gateway is logged in at a server, nil if it does not log in.
-func newLoginView(s *mcpgateway.ServerStatus) *loginView {
+func newLoginView(s *adminapi.ServerStatus) *loginView {
 	if s.Login == nil {
 		return nil
 	}

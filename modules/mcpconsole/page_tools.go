@@ -9,6 +9,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 var toolsPage = page{
@@ -23,11 +24,11 @@ var toolsPage = page{
 		if err != nil {
 			return nil, err
 		}
-		overview, err := get[mcpgateway.Overview](v, "/overview")
+		overview, err := get[adminapi.Overview](v, "/overview")
 		if err != nil {
 			return nil, err
 		}
-		listing, err := get[mcpgateway.ToolListing](v, "/tools?"+
+		listing, err := get[adminapi.ToolListing](v, "/tools?"+
 			url.Values{"client": {asked.Client}, "gateway": {asked.Gateway}}.Encode())
 		if err != nil {
 			return nil, err
@@ -55,7 +56,7 @@ type toolsView struct {
 	Found, FoundTokens         int       // that fit the filter
 	Tools                      []toolRow
 	More                       int // that fit, and are not shown
-	Failed                     []mcpgateway.ToolFailure
+	Failed                     []adminapi.ToolFailure
 	Gateways, Servers, Clients []string // to choose from
 }
 
@@ -70,7 +71,7 @@ func (s toolSum) Tools() string { return plural(s.Count, "tool") }
 
 // A toolRow is a tool in the list of all.
 type toolRow struct {
-	*mcpgateway.ToolStatus
+	*adminapi.ToolStatus
 }
 
 // Page is the path of the page of the tool.
@@ -85,7 +86,7 @@ func (r toolRow) May() string { return usersOf(r.ToolStatus) }
 func toolPath(name string) string { return "/tools/" + url.PathEscape(name) }
 
 // usersOf says who may use a tool.
-func usersOf(t *mcpgateway.ToolStatus) string {
+func usersOf(t *adminapi.ToolStatus) string {
 	switch {
 	case t.Clients == nil || t.AllClients:
 		return "all clients"
@@ -98,7 +99,7 @@ func usersOf(t *mcpgateway.ToolStatus) string {
 // maxTools is how many tools are shown unless all are asked for.
 const maxTools = 200
 
-func newToolsView(listing *mcpgateway.ToolListing, asked toolFilter) *toolsView {
+func newToolsView(listing *adminapi.ToolListing, asked toolFilter) *toolsView {
 	view := &toolsView{toolFilter: asked, Count: len(listing.Tools), Failed: listing.Failed}
 	words := strings.Fields(strings.ToLower(asked.Text))
 	for i := range listing.Tools {
@@ -145,7 +146,7 @@ func (v *toolsView) Share(r toolRow) string {
 func (v *toolsView) Narrowed() bool { return v.Found < v.Count }
 
 // hasWords reports whether what is known of a tool has all words.
-func hasWords(t *mcpgateway.ToolStatus, words []string) bool {
+func hasWords(t *adminapi.ToolStatus, words []string) bool {
 	text := strings.ToLower(strings.Join([]string{t.Name, t.Original, t.Title, t.Description, t.Server}, "\n"))
 	return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(text, word) })
 }
@@ -172,7 +173,7 @@ var toolPage = page{
 
 // A toolView shows a tool.
 type toolView struct {
-	*mcpgateway.ToolDetail
+	*adminapi.ToolDetail
 	Description string // all of it
 	Arguments   []mcpgateway.ToolArgument
 	Schema      string // of the arguments
@@ -191,7 +192,7 @@ func newToolView(v *visit, entered url.Values) (*toolView, error) {
 	if err != nil {
 		return nil, err
 	}
-	detail, err := get[mcpgateway.ToolDetail](v, toolPath(v.r.PathValue("tool"))+
+	detail, err := get[adminapi.ToolDetail](v, toolPath(v.r.PathValue("tool"))+
 		"?"+url.Values{"client": {client}, "gateway": {of}}.Encode())
 	if err != nil {
 		return nil, err
@@ -199,7 +200,7 @@ func newToolView(v *visit, entered url.Values) (*toolView, error) {
 	return buildToolView(&detail, clients, client, entered), nil
 }
 
-func buildToolView(detail *mcpgateway.ToolDetail, clients []string, client string, entered url.Values) *toolView {
+func buildToolView(detail *adminapi.ToolDetail, clients []string, client string, entered url.Values) *toolView {
 	var definition struct {
 		Description  string          `json:"description"`
 		InputSchema  json.RawMessage `json:"inputSchema"`
@@ -252,11 +253,11 @@ func (v *toolView) try(at *visit) *trial {
 	if v.Risky && at.r.PostFormValue("sure") == "" {
 		return &trial{Error: "Tick that you are sure: the tool may change something."}
 	}
-	call := mcpgateway.ToolCall{Tool: v.Name, Client: v.Client, Both: true}
+	call := adminapi.ToolCall{Tool: v.Name, Client: v.Client, Both: true}
 	if err := v.Form.fill(&call); err != nil {
 		return &trial{Error: err.Error()}
 	}
-	report, err := post[mcpgateway.CallReport](at, "/call?gateway="+url.QueryEscape(v.Gateway), call)
+	report, err := post[adminapi.CallReport](at, "/call?gateway="+url.QueryEscape(v.Gateway), call)
 	if err != nil {
 		return &trial{Error: err.Error()}
 	}

@@ -15,7 +15,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/activity"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 )
 
@@ -25,21 +25,21 @@ func pageFixtures(text string) map[*page]any {
 	at := time.Date(2026, 11, 17, 20, 21, 14, 0, time.UTC)
 	quoted, _ := json.Marshal(text)
 	three := 3
-	server := mcpgateway.ServerStatus{
+	server := adminapi.ServerStatus{
 		Gateway: text, Path: text, Name: text, Aliases: []string{text}, From: text, URL: text, Command: text, State: "unhealthy",
 		LastError: text, FailedAt: at, Tried: text, TriedPath: text, Since: at, Failures: 2, Restarts: 1, Sessions: 2,
 		Latency: &activity.Latency{Calls: 7, P50: 0.01, P95: 0.2, P99: 3}, Tools: &three, Prompts: &three, Resources: &three, ToolsChanged: 2,
-		Children: []mcpgateway.ChildStatus{{Address: text, Status: stdio.Status{
+		Children: []adminapi.ChildStatus{{Address: text, Status: stdio.Status{
 			PID: 7, State: stdio.State(text), LastError: text, FailedAt: at, Stderr: []string{text, text}, Since: at, Era: text,
 		}}},
-		Upstreams: []mcpgateway.UpstreamStatus{{Address: text, Requests: 1}},
+		Upstreams: []adminapi.UpstreamStatus{{Address: text, Requests: 1}},
 		Login:     &login.Status{State: "per_client", Issuer: text, Scopes: []string{text}, Until: at, Error: text}, LoginURL: text,
 	}
 	change := toolpin.Change{
 		Tool: text, Seen: text, Pinned: text, At: at, Before: json.RawMessage(`{}`), After: slices.Concat([]byte(`{"description":`), quoted, []byte(`}`)),
 	}
 	lost := toolpin.Change{Tool: text, Seen: text, At: at, Lost: true, After: change.After}
-	tool := mcpgateway.ToolStatus{
+	tool := adminapi.ToolStatus{
 		Gateway: text, Path: text, Server: text, Name: text, Original: text, Title: text, Description: text, Chars: 100, Tokens: 30,
 		FocusTokens: 5, Clients: []string{text},
 	}
@@ -49,22 +49,22 @@ func pageFixtures(text string) map[*page]any {
 	result := fmt.Appendf(nil, `{"isError":true,"structuredContent":{"a":%[1]s},"content":[{"type":"text","text":%[1]s},{"type":%[1]s,"mimeType":%[1]s}]}`, quoted)
 	entered := url.Values{givenName: {text}, fieldPrefix + "s": {text}, fieldPrefix + "j": {text}, fieldPrefix + "e": {string(quoted)}}
 	return map[*page]any{
-		&serversPage: newServersView([]mcpgateway.ServerStatus{server}, []mcpgateway.FileStatus{
+		&serversPage: newServersView([]adminapi.ServerStatus{server}, []adminapi.FileStatus{
 			{Gateway: text, Path: text, File: text, Servers: []string{text, text}, Loaded: at, Notes: []string{text}, Error: text},
 		}),
-		&serverPage: newServerView(&server, []mcpgateway.ToolChange{
+		&serverPage: newServerView(&server, []adminapi.ToolChange{
 			{Gateway: text, Server: text, Change: change}, {Gateway: text, Server: text, Change: lost},
 		}, text),
 		&toolsPage: func() any {
-			view := newToolsView(&mcpgateway.ToolListing{Tools: []mcpgateway.ToolStatus{tool}, Failed: []mcpgateway.ToolFailure{
+			view := newToolsView(&adminapi.ToolListing{Tools: []adminapi.ToolStatus{tool}, Failed: []adminapi.ToolFailure{
 				{Gateway: text, Path: text, Server: text, Code: text, Error: text},
 			}}, toolFilter{Server: text, Gateway: text, Client: text})
 			view.Gateways, view.Clients, view.More = []string{text, text}, []string{text}, 1
 			return view
 		}(),
 		&toolPage: func() any {
-			decision := &mcpgateway.ItemDecision{Action: text, Rule: text, Depends: true}
-			detail := &mcpgateway.ToolDetail{ToolStatus: tool, Annotations: text, Definition: definition, Decision: decision}
+			decision := &adminapi.ItemDecision{Action: text, Rule: text, Depends: true}
+			detail := &adminapi.ToolDetail{ToolStatus: tool, Annotations: text, Definition: definition, Decision: decision}
 			view := buildToolView(detail, []string{text}, text, entered)
 			view.Tried = &trial{Panes: []pane{newPane("a", result), newPane("b", result)}}
 			return view
@@ -72,7 +72,7 @@ func pageFixtures(text string) map[*page]any {
 		&conversationsPage: newConversationsView([]activity.Route{{
 			Route: text, Requests: 3, TokensBefore: 100, TokensAfter: 40, Moves: []activity.Move{{At: at, Results: 2}},
 		}}),
-		&connectPage: newConnectView([]mcpgateway.GatewayStatus{
+		&connectPage: newConnectView([]adminapi.GatewayStatus{
 			{Name: text, Admits: text, Auth: true, URLs: []string{documentedURL, "https://example.com/mcp"}},
 		}, text),
 	}
@@ -86,13 +86,13 @@ func TestEmptyPagesOfServers(t *testing.T) {
 		want string
 	}{
 		{serversPage, newServersView(nil, nil), "No servers yet"},
-		{serverPage, newServerView(new(mcpgateway.ServerStatus), nil, ""), "not asked yet"},
-		{toolsPage, newToolsView(new(mcpgateway.ToolListing), toolFilter{}), "No server lists any"},
-		{toolsPage, newToolsView(&mcpgateway.ToolListing{Tools: make([]mcpgateway.ToolStatus, 3)}, toolFilter{Text: "x"}), "Show all 3"},
-		{toolPage, buildToolView(new(mcpgateway.ToolDetail), nil, "", nil), "It does not say which."},
+		{serverPage, newServerView(new(adminapi.ServerStatus), nil, ""), "not asked yet"},
+		{toolsPage, newToolsView(new(adminapi.ToolListing), toolFilter{}), "No server lists any"},
+		{toolsPage, newToolsView(&adminapi.ToolListing{Tools: make([]adminapi.ToolStatus, 3)}, toolFilter{Text: "x"}), "Show all 3"},
+		{toolPage, buildToolView(new(adminapi.ToolDetail), nil, "", nil), "It does not say which."},
 		{conversationsPage, newConversationsView(nil), "tool_result_mask {"},
 		{connectPage, newConnectView(nil, ""), "No gateway has an address"},
-		{connectPage, newConnectView([]mcpgateway.GatewayStatus{{URLs: []string{"unix//run/x.sock /mcp"}}}, ""), "No gateway has an address"},
+		{connectPage, newConnectView([]adminapi.GatewayStatus{{URLs: []string{"unix//run/x.sock /mcp"}}}, ""), "No gateway has an address"},
 	} {
 		page := rendered(t, v, tt.p, tt.data)
 		skeleton(t, page)
@@ -123,7 +123,7 @@ func TestLoginLink(t *testing.T) {
 	for _, v.ReadOnly = range []bool{false, true} {
 		var pages []string
 		for _, ticket := range []string{"1", "2"} {
-			s := mcpgateway.ServerStatus{Name: "a b", Login: &login.Status{State: "required"}, LoginURL: "https://gateway.test/login?ticket=" + ticket}
+			s := adminapi.ServerStatus{Name: "a b", Login: &login.Status{State: "required"}, LoginURL: "https://gateway.test/login?ticket=" + ticket}
 			pages = append(pages, rendered(t, v, serverPage, newServerView(&s, nil, "")))
 		}
 		if links := strings.Contains(pages[0], `"/console/servers/a%20b/login"`); links == v.ReadOnly || pages[0] != pages[1] {
@@ -171,28 +171,28 @@ func TestLogIn(t *testing.T) {
 // What was done is said in words of the console, whatever the address has.
 func TestDoneWords(t *testing.T) {
 	for _, did := range []string{"", "You won", "<b>", "Restart"} {
-		if got := newServerView(new(mcpgateway.ServerStatus), nil, did).Did; got != "" {
+		if got := newServerView(new(adminapi.ServerStatus), nil, did).Did; got != "" {
 			t.Errorf("%q says %q", did, got)
 		}
 	}
 	for _, a := range serverActions {
 		name := a.pattern[strings.LastIndexByte(a.pattern, '/')+1:]
-		if newServerView(new(mcpgateway.ServerStatus), nil, name).Did == "" {
+		if newServerView(new(adminapi.ServerStatus), nil, name).Did == "" {
 			t.Errorf("%s says nothing", name)
 		}
 	}
 }
 
 func TestChangesOfManyTools(t *testing.T) {
-	changes := make([]mcpgateway.ToolChange, maxChanges+5)
-	changes = append(changes, mcpgateway.ToolChange{Server: "other"}, mcpgateway.ToolChange{Gateway: "other"})
-	if view := newServerView(new(mcpgateway.ServerStatus), changes, ""); len(view.Changes) != maxChanges || view.More != 5 {
+	changes := make([]adminapi.ToolChange, maxChanges+5)
+	changes = append(changes, adminapi.ToolChange{Server: "other"}, adminapi.ToolChange{Gateway: "other"})
+	if view := newServerView(new(adminapi.ServerStatus), changes, ""); len(view.Changes) != maxChanges || view.More != 5 {
 		t.Errorf("%d changes are shown, and %d are not", len(view.Changes), view.More)
 	}
 }
 
 func TestToolsFilter(t *testing.T) {
-	listing := &mcpgateway.ToolListing{Tools: []mcpgateway.ToolStatus{
+	listing := &adminapi.ToolListing{Tools: []adminapi.ToolStatus{
 		{Gateway: "a", Server: "files", Name: "files__read", Title: "Read a File", Tokens: 30},
 		{Gateway: "a", Server: "search", Name: "search__find", Description: "Finds a FILE", Tokens: 70, FocusTokens: 5},
 		{Gateway: "b", Name: "recover_observation", Original: "x", Tokens: 20},
@@ -226,7 +226,7 @@ func TestToolsFilter(t *testing.T) {
 }
 
 func TestManyTools(t *testing.T) {
-	listing := &mcpgateway.ToolListing{Tools: make([]mcpgateway.ToolStatus, 1000)}
+	listing := &adminapi.ToolListing{Tools: make([]adminapi.ToolStatus, 1000)}
 	for _, tt := range []struct {
 		asked       toolFilter
 		shown, more int
@@ -244,7 +244,7 @@ func TestRiskyTools(t *testing.T) {
 		if isRisky(annotations) != want {
 			t.Errorf("%q: %v", annotations, !want)
 		}
-		view := buildToolView(&mcpgateway.ToolDetail{Annotations: annotations}, nil, "", nil)
+		view := buildToolView(&adminapi.ToolDetail{Annotations: annotations}, nil, "", nil)
 		page := rendered(t, newTestVisit("/"), toolPage, view)
 		if asks := strings.Contains(page, `name="sure" value="yes" required`); asks != want {
 			t.Errorf("%q: the form asks: %v", annotations, asks)
@@ -319,7 +319,7 @@ func TestSettingsAreDocumented(t *testing.T) {
 }
 
 func TestSettingsForAnAddress(t *testing.T) {
-	gateways := []mcpgateway.GatewayStatus{
+	gateways := []adminapi.GatewayStatus{
 		{Name: "a", URLs: []string{"unix//x /mcp", "http://127.0.0.1:8080/mcp", "https://a.example/mcp"}}, {Name: "b", Auth: true, URLs: []string{`https://b.example/"m c"`}},
 	}
 	for asked, want := range map[string]string{

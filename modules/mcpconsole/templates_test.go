@@ -16,7 +16,7 @@ import (
 	"golang.org/x/net/html"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/activity"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
@@ -40,7 +40,7 @@ func rendered(t *testing.T, v *visit, p page, data any) string {
 func fixtures(v *visit, text string) map[*page]any {
 	at := time.Date(2026, 11, 17, 20, 21, 14, 0, time.UTC)
 	sums := activity.Sums{Calls: 7, Failed: 1, Received: 52310, Sent: 4200, CutChars: 48310}
-	saving := mcpgateway.Saving{Sums: sums, Tokens: 12077, Money: 0.036}
+	saving := adminapi.Saving{Sums: sums, Tokens: 12077, Money: 0.036}
 	recent := make([]activity.Interval, 60)
 	for i := range recent {
 		recent[i] = activity.Interval{At: at.Add(time.Duration(i) * 10 * time.Second), Sums: activity.Sums{Calls: int64(i % 4), Failed: int64(i % 2)}}
@@ -60,21 +60,21 @@ func fixtures(v *visit, text string) map[*page]any {
 	all := pageFixtures(text)
 	maps.Copy(all, map[*page]any{
 		&overviewPage: newOverview(
-			mcpgateway.Overview{Since: at, Total: sums, Recent: recent, Gateways: []mcpgateway.GatewayStatus{
+			adminapi.Overview{Since: at, Total: sums, Recent: recent, Gateways: []adminapi.GatewayStatus{
 				{Name: text, Path: text, URLs: []string{text}, Admits: text, Servers: 2, Up: 1, Clients: 3},
 			}, Store: &mcpstore.Status{Engine: text, Address: text, Error: text, Outages: 2, LastError: text, Waiting: 3}},
-			mcpgateway.Savings{
-				Since: at, Total: saving, Price: 3, Tools: []mcpgateway.ToolSaving{{Tool: tool, Saving: saving}},
-				Days: []mcpgateway.DaySaving{{Date: text, Saving: saving}}, Conversations: saving,
+			adminapi.Savings{
+				Since: at, Total: saving, Price: 3, Tools: []adminapi.ToolSaving{{Tool: tool, Saving: saving}},
+				Days: []adminapi.DaySaving{{Date: text, Saving: saving}}, Conversations: saving,
 			},
-			[]mcpgateway.ServerStatus{{Gateway: text, Name: text, State: "unhealthy", LastError: text}, {Name: "up", State: "healthy"}},
+			[]adminapi.ServerStatus{{Gateway: text, Name: text, State: "unhealthy", LastError: text}, {Name: "up", State: "healthy"}},
 			text, at),
 		&callsPage: &calls{
 			Rows: []row{callRow(v, call)}, Blank: callRow(v, new(activity.Call)), Any: true, Last: 7,
 			Filters: []filter{{Name: "client", Title: "Client", All: "all clients", Values: []string{text}, Chosen: text}},
 		},
 		&callPage:       newCallView(call, []original{whole}),
-		&originalPage:   &wholeText{Original: mcpgateway.Original{ID: text, Chars: 52310, Text: text}, Call: v.At("/calls/7"), More: 1},
+		&originalPage:   &wholeText{Original: adminapi.Original{ID: text, Chars: 52310, Text: text}, Call: v.At("/calls/7"), More: 1},
 		{name: "error"}: failure{http.StatusNotFound, text},
 	})
 	return all
@@ -141,8 +141,8 @@ func TestHostileTexts(t *testing.T) {
 func TestOverviewOfStore(t *testing.T) {
 	const address, cause = "redis://127.0.0.1:6379", "connection refused"
 	overview := func(store *mcpstore.Status) string {
-		now := mcpgateway.Overview{Gateways: []mcpgateway.GatewayStatus{{Name: "local"}}, Store: store}
-		return rendered(t, newTestVisit("/"), overviewPage, newOverview(now, mcpgateway.Savings{}, nil, "", time.Now()))
+		now := adminapi.Overview{Gateways: []adminapi.GatewayStatus{{Name: "local"}}, Store: store}
+		return rendered(t, newTestVisit("/"), overviewPage, newOverview(now, adminapi.Savings{}, nil, "", time.Now()))
 	}
 	without := overview(nil)
 	up := overview(&mcpstore.Status{Engine: "redis", Address: address, Up: true})
@@ -169,14 +169,14 @@ func TestOverviewOfStore(t *testing.T) {
 // TestEmptyPages has pages say what to do if there is nothing yet.
 func TestEmptyPages(t *testing.T) {
 	v := newTestVisit("/")
-	none := newOverview(mcpgateway.Overview{}, mcpgateway.Savings{}, nil, "", time.Now())
+	none := newOverview(adminapi.Overview{}, adminapi.Savings{}, nil, "", time.Now())
 	for _, test := range []struct {
 		p    page
 		data any
 		want []string
 	}{
 		{overviewPage, none, []string{"There is no gateway", "mcp_gateway {"}},
-		{overviewPage, newOverview(mcpgateway.Overview{Gateways: []mcpgateway.GatewayStatus{{Name: "local"}}}, mcpgateway.Savings{}, nil, "", time.Now()), []string{"No calls yet", `href="/console/connect"`, `href="/console/tools"`}},
+		{overviewPage, newOverview(adminapi.Overview{Gateways: []adminapi.GatewayStatus{{Name: "local"}}}, adminapi.Savings{}, nil, "", time.Now()), []string{"No calls yet", `href="/console/connect"`, `href="/console/tools"`}},
 		{callsPage, &calls{Blank: callRow(v, new(activity.Call))}, []string{"No calls yet", `href="/console/connect"`}},
 		{callsPage, &calls{Blank: callRow(v, new(activity.Call)), Any: true}, []string{"No call fits"}},
 		{callPage, newCallView(new(activity.Call), nil), []string{"record on"}},

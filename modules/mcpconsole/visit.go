@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 // A visit is a request of a user to the console.
@@ -111,7 +112,7 @@ func (v *visit) show(p *page) {
 // fail shows a page that says what went wrong.
 func (v *visit) fail(err error) {
 	status := http.StatusInternalServerError
-	if known, ok := errors.AsType[*mcpgateway.AdminError](err); ok {
+	if known, ok := errors.AsType[*adminapi.Error](err); ok {
 		status = known.Status
 	}
 	v.render(status, &page{name: "error"}, failure{status, err.Error()})
@@ -132,7 +133,7 @@ func (v *visit) render(status int, p *page, data any) {
 
 // refused returns the error about something that the console does not do.
 func refused(status int, format string, args ...any) error {
-	return &mcpgateway.AdminError{Status: status, Message: fmt.Sprintf(format, args...)}
+	return &adminapi.Error{Status: status, Message: fmt.Sprintf(format, args...)}
 }
 
 // errReadOnly is what users get who may only look.

@@ -14,6 +14,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 func init() {
@@ -146,24 +148,15 @@ type adminCall struct {
 	user         string // who asks, if a module in front knows; empty for none
 }
 
-// An AdminError is an error that the API answers with.
-type AdminError struct {
-	Status  int    `json:"-"`
-	Message string `json:"error"`
-	Code    string `json:"code"`
+func adminErrorf(status int, code, format string, args ...any) *adminapi.Error {
+	return &adminapi.Error{Status: status, Message: fmt.Sprintf(format, args...), Code: code}
 }
 
-func (e *AdminError) Error() string { return e.Message }
-
-func adminErrorf(status int, code, format string, args ...any) *AdminError {
-	return &AdminError{status, fmt.Sprintf(format, args...), code}
-}
-
-func notFound(format string, args ...any) *AdminError {
+func notFound(format string, args ...any) *adminapi.Error {
 	return adminErrorf(http.StatusNotFound, "not_found", format, args...)
 }
 
-func invalid(err error) *AdminError {
+func invalid(err error) *adminapi.Error {
 	return adminErrorf(http.StatusBadRequest, "invalid_request", "%v", err)
 }
 
@@ -183,7 +176,7 @@ func (c *adminCall) run(methods adminMethods) (status int, answer any) {
 	status, answer, err := c.answer(methods)
 	outcome := "ok"
 	if err != nil {
-		var failure *AdminError
+		var failure *adminapi.Error
 		if !errors.As(err, &failure) {
 			failure = adminErrorf(http.StatusInternalServerError, "internal_error", "%v", err)
 		}
@@ -237,17 +230,14 @@ func (a *adminAPI) log() *zap.Logger {
 	return caddy.Log().Named("admin.api.mcp_gateway")
 }
 
-// maxAdminBody is how many bytes a request may have.
-const maxAdminBody = 2 << 20
-
 // decode reads the body of the request. It may be empty if it is optional.
 func (c *adminCall) decode(into any, optional bool) error {
-	body, err := io.ReadAll(io.LimitReader(c.r.Body, maxAdminBody+1))
+	body, err := io.ReadAll(io.LimitReader(c.r.Body, adminapi.MaxBody+1))
 	switch {
 	case err != nil:
 		return invalid(fmt.Errorf("read the request: %w", err))
-	case len(body) > maxAdminBody:
-		return adminErrorf(http.StatusRequestEntityTooLarge, "payload_too_large", "the request has more than %d bytes", maxAdminBody)
+	case len(body) > adminapi.MaxBody:
+		return adminErrorf(http.StatusRequestEntityTooLarge, "payload_too_large", "the request has more than %d bytes", adminapi.MaxBody)
 	}
 	body = bytes.TrimSpace(body)
 	switch {
@@ -319,7 +309,7 @@ func (c *adminCall) one(what string, has func(*Handler) bool) (*Handler, error) 
 }
 
 // ambiguous says which gateways fit, and how to name one of them.
-func ambiguous(found []*Handler) *AdminError {
+func ambiguous(found []*Handler) *adminapi.Error {
 	var names []string
 	for _, h := range found {
 		names = append(names, fmt.Sprintf("%q at %s", h.Name, h.MCPPath))

@@ -7,33 +7,10 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/activity"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
-
-// An Overview tells what goes on.
-type Overview struct {
-	Since    time.Time           `json:"since"` // when the process began
-	Gateways []GatewayStatus     `json:"gateways"`
-	Store    *mcpstore.Status    `json:"store,omitempty"` // what replicas share
-	Total    activity.Sums       `json:"total"`           // since then
-	Recent   []activity.Interval `json:"recent"`          // ten minutes, by ten seconds
-}
-
-// A GatewayStatus tells of a gateway.
-type GatewayStatus struct {
-	Name    string   `json:"name"`
-	Path    string   `json:"mcp_path"`
-	URLs    []string `json:"urls"`    // where clients reach it
-	Admits  string   `json:"admits"`  // which clients may use it
-	Auth    bool     `json:"auth"`    // they need credentials of it
-	Record  bool     `json:"record"`  // arguments and results of calls are kept for the admin API
-	Servers int      `json:"servers"` // that it has
-	Up      int      `json:"up"`      // those of them that are not known to be down
-	Clients int      `json:"clients"` // sessions that are remembered
-}
 
 func (c *adminCall) overview() (int, any, error) {
 	found, err := c.gateways()
@@ -41,8 +18,8 @@ func (c *adminCall) overview() (int, any, error) {
 		return 0, nil, err
 	}
 	total, _, _ := activity.Process.Sums()
-	overview := Overview{
-		Since: activity.Process.Began.UTC(), Gateways: []GatewayStatus{}, Total: total, Recent: activity.Process.Recent(),
+	overview := adminapi.Overview{
+		Since: activity.Process.Began.UTC(), Gateways: []adminapi.GatewayStatus{}, Total: total, Recent: activity.Process.Recent(),
 	}
 	store, err := sharedBy(found)
 	if err != nil {
@@ -56,8 +33,8 @@ func (c *adminCall) overview() (int, any, error) {
 }
 
 // gatewayStatus tells of the gateway.
-func (h *Handler) gatewayStatus() GatewayStatus {
-	status := GatewayStatus{
+func (h *Handler) gatewayStatus() adminapi.GatewayStatus {
+	status := adminapi.GatewayStatus{
 		Name: h.Name, Path: h.MCPPath, URLs: []string{}, Auth: len(h.auth.providers) > 0,
 		Record: h.Record, Servers: len(h.Servers),
 	}
@@ -77,42 +54,13 @@ func (h *Handler) gatewayStatus() GatewayStatus {
 	return status
 }
 
-// Savings tell how much was kept out of contexts since the process began.
-type Savings struct {
-	Since         time.Time    `json:"since"`
-	Total         Saving       `json:"total"` // of results of tools
-	Tools         []ToolSaving `json:"tools"` // the one with the most characters first
-	Days          []DaySaving  `json:"days"`  // of all gateways, the latest last
-	Conversations Saving       `json:"conversations"`
-	Price         float64      `json:"price,omitempty"` // of a million tokens, as it was asked
-}
-
-// A Saving is what was kept out of contexts.
-type Saving struct {
-	activity.Sums
-	Tokens int64   `json:"tokens"`          // that cut_chars are, estimated
-	Money  float64 `json:"money,omitempty"` // that these cost at the price
-}
-
-// A ToolSaving is what was kept out of results of a tool.
-type ToolSaving struct {
-	activity.Tool
-	Saving
-}
-
-// A DaySaving is what was kept out of results on a day.
-type DaySaving struct {
-	Date string `json:"date"`
-	Saving
-}
-
 // charsPerToken is how many characters a token has, about. Of what was cut, only the length is known.
 const charsPerToken = 4
 
 // newSaving returns what sums are worth at a price for a million tokens.
-func newSaving(sums activity.Sums, price float64) Saving {
+func newSaving(sums activity.Sums, price float64) adminapi.Saving {
 	tokens := sums.CutChars / charsPerToken
-	return Saving{Sums: sums, Tokens: tokens, Money: float64(tokens) * price / 1e6}
+	return adminapi.Saving{Sums: sums, Tokens: tokens, Money: float64(tokens) * price / 1e6}
 }
 
 // savings tells how much was kept out of contexts, and with ?price= what that would have cost.
@@ -122,21 +70,23 @@ func (c *adminCall) savings() (int, any, error) {
 		return 0, nil, invalid(errors.New("price: it must be a number, the price of a million tokens"))
 	}
 	_, tools, days := activity.Process.Sums()
-	all := Savings{Since: activity.Process.Began.UTC(), Tools: []ToolSaving{}, Days: []DaySaving{}, Price: price}
+	all := adminapi.Savings{
+		Since: activity.Process.Began.UTC(), Tools: []adminapi.ToolSaving{}, Days: []adminapi.DaySaving{}, Price: price,
+	}
 	var total activity.Sums
 	for _, tool := range tools {
 		if c.gateway == "" || c.gateway == tool.Gateway {
-			all.Tools = append(all.Tools, ToolSaving{tool.Tool, newSaving(tool.Sums, price)})
+			all.Tools = append(all.Tools, adminapi.ToolSaving{Tool: tool.Tool, Saving: newSaving(tool.Sums, price)})
 			total.Add(&tool.Sums)
 		}
 	}
 	all.Total = newSaving(total, price)
-	slices.SortFunc(all.Tools, func(a, b ToolSaving) int {
+	slices.SortFunc(all.Tools, func(a, b adminapi.ToolSaving) int {
 		return cmp.Or(cmp.Compare(b.CutChars, a.CutChars), cmp.Compare(b.Received, a.Received),
 			cmp.Compare(a.Server, b.Server), cmp.Compare(a.Name, b.Name))
 	})
 	for _, day := range days {
-		all.Days = append(all.Days, DaySaving{day.Date, newSaving(day.Sums, price)})
+		all.Days = append(all.Days, adminapi.DaySaving{Date: day.Date, Saving: newSaving(day.Sums, price)})
 	}
 	var conversations activity.Sums
 	for _, route := range activity.Models.Routes() {
@@ -210,13 +160,6 @@ func (c *adminCall) findCall() (*activity.Call, error) {
 	return call, nil
 }
 
-// An Original is a whole text that was cut in the result of a call.
-type Original struct {
-	ID    string `json:"id"`
-	Chars int    `json:"chars"`
-	Text  string `json:"text"`
-}
-
 // showOriginal shows a whole text that was cut in the result of a call, as long as it is kept for the client.
 func (c *adminCall) showOriginal() (int, any, error) {
 	call, err := c.findCall()
@@ -230,7 +173,7 @@ func (c *adminCall) showOriginal() (int, any, error) {
 				continue
 			}
 			if text, chars, ok := h.gateway.Original(call.Server, call.Identity, id); ok {
-				return http.StatusOK, Original{ID: id, Chars: chars, Text: text}, nil
+				return http.StatusOK, adminapi.Original{ID: id, Chars: chars, Text: text}, nil
 			}
 		}
 	}

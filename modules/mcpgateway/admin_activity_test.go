@@ -12,6 +12,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/activity"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 // newActivity returns the API of a gateway whose calls are the only ones.
@@ -231,7 +232,7 @@ func TestAdminOriginals(t *testing.T) {
 			if len(call.Originals) != 1 {
 				t.Fatalf("got %+v", call)
 			}
-			var original Original
+			var original adminapi.Original
 			path := fmt.Sprintf("/mcp_gateway/calls/%d/originals/%s", call.ID, url.PathEscape(call.Originals[0]))
 			res := a.call("GET", path, "", &original)
 			if res.StatusCode != http.StatusOK || original.ID != call.Originals[0] || len([]rune(original.Text)) != original.Chars || original.Chars < call.CutChars {
@@ -255,7 +256,7 @@ func TestAdminOriginals(t *testing.T) {
 	}
 	a.call("POST", "/mcp_gateway/call", `{"tool":"sample::read_log","texts":{"lines":"1500"},"client":"ann"}`, nil)
 	call := a.calls("?limit=1")[0]
-	var original Original
+	var original adminapi.Original
 	a.call("GET", fmt.Sprintf("/mcp_gateway/calls/%d/originals/%s", call.ID, call.Originals[0]), "", &original)
 	if strings.Contains(original.Text, "circuit opened") || !strings.Contains(original.Text, "[redacted]") {
 		t.Errorf("got %.300s", original.Text)
@@ -271,7 +272,7 @@ func TestAdminOverview(t *testing.T) {
 	agent := agents(t, h, "ann")["/mcp"]
 	agent.call("read_log", `{}`)
 	agent.call("read_image", `{}`)
-	var overview Overview
+	var overview adminapi.Overview
 	a.call("GET", "/mcp_gateway/overview", "", &overview)
 	if overview.Total.Calls != 2 || overview.Total.Failed != 1 || overview.Total.CutChars < 100_000 || overview.Since.IsZero() {
 		t.Errorf("got %+v", overview.Total)
@@ -286,7 +287,7 @@ func TestAdminOverview(t *testing.T) {
 	if g := overview.Gateways; len(g) != 1 || g[0].Name != "one" || !g[0].Record || g[0].Servers != 2 || g[0].Clients != 1 {
 		t.Errorf("got %+v", g)
 	}
-	var server ServerStatus
+	var server adminapi.ServerStatus
 	a.call("GET", "/mcp_gateway/servers/sample", "", &server)
 	if server.Sessions != 1 || server.Latency == nil || server.Latency.Calls != 1 || server.Latency.P50 <= 0 {
 		t.Errorf("got %+v, %+v", server, server.Latency)
@@ -294,7 +295,7 @@ func TestAdminOverview(t *testing.T) {
 	r := posting("/mcp", "", mcp.SessionHeader, agent.session)
 	r.Method = http.MethodDelete
 	servesUser(t, h, "ann", r)
-	var servers []ServerStatus
+	var servers []adminapi.ServerStatus
 	if a.call("GET", "/mcp_gateway/servers", "", &servers); servers[0].Sessions != 0 {
 		t.Errorf("after its end: got %+v", servers)
 	}
@@ -306,7 +307,7 @@ func TestAdminSavings(t *testing.T) {
 	agent.call("read_log", `{}`)
 	agent.call("echo", `{"text":"x"}`)
 	for query, price := range map[string]float64{"": 0, "?price=3": 3, "?price=0.25&gateway=one": 0.25} {
-		var savings Savings
+		var savings adminapi.Savings
 		a.call("GET", "/mcp_gateway/savings"+query, "", &savings)
 		tokens := savings.Total.CutChars / charsPerToken
 		if savings.Total.Calls != 2 || tokens < 25_000 || savings.Total.Tokens != tokens || savings.Total.Money != float64(tokens)*price/1e6 || savings.Price != price {
@@ -325,8 +326,8 @@ func TestAdminSavings(t *testing.T) {
 			t.Errorf("%s: got %d %+v", price, res.StatusCode, failure)
 		}
 	}
-	var none Savings
-	if a.call("GET", "/mcp_gateway/savings?gateway=none", "", &none); none.Total != (Saving{}) || len(none.Tools) > 0 {
+	var none adminapi.Savings
+	if a.call("GET", "/mcp_gateway/savings?gateway=none", "", &none); none.Total != (adminapi.Saving{}) || len(none.Tools) > 0 {
 		t.Errorf("got %+v", none)
 	}
 }

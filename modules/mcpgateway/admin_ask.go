@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net/http"
 	"sync"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 // A Question is a request to the admin API by another module of this process, such as mcp_console.
@@ -18,7 +20,7 @@ type Question struct {
 	Address string // of the user, for the log
 }
 
-// Ask has the admin API answer a question. T is the type of the answer of its route. An error is an *[AdminError].
+// Ask has the admin API answer a question. T is the type of the answer of its route. An error is an *[adminapi.Error].
 func Ask[T any](ctx context.Context, q Question) (T, error) {
 	var none T
 	answer, err := q.ask(ctx)
@@ -48,7 +50,7 @@ func (q *Question) ask(ctx context.Context) (any, error) {
 	r.RemoteAddr = q.Address
 	answer := &askedAnswer{user: q.User, header: http.Header{}}
 	askable().ServeHTTP(answer, r)
-	if failure, failed := answer.value.(*AdminError); failed {
+	if failure, failed := answer.value.(*adminapi.Error); failed {
 		return nil, failure
 	}
 	return answer.value, nil

@@ -16,34 +16,13 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
-
-// A ToolCall is a call of a tool as the operator asks for it.
-type ToolCall struct {
-	Tool      string                     `json:"tool"` // as clients write it
-	Arguments map[string]json.RawMessage `json:"arguments,omitempty"`
-	Texts     map[string]string          `json:"texts,omitempty"`    // more arguments, of the types that the tool wants
-	Client    string                     `json:"client,omitempty"`   // whose rules apply; empty for none
-	Raw       bool                       `json:"raw,omitempty"`      // the result is that of the server
-	Both      bool                       `json:"both,omitempty"`     // the answer has both, from one call
-	Progress  bool                       `json:"progress,omitempty"` // progress comes as lines before the answer
-	Timeout   string                     `json:"timeout,omitempty"`  // to connect
-}
-
-// A CallReport is what came of it.
-type CallReport struct {
-	Progress json.RawMessage `json:"progress,omitempty"` // params of a notification, before the answer
-
-	Result   json.RawMessage `json:"result,omitempty"`
-	Raw      json.RawMessage `json:"raw,omitempty"`            // as sent, if both were asked for; a string if it is too long
-	Seconds  float64         `json:"seconds,omitempty"`        // that it took
-	Received int64           `json:"received_bytes,omitempty"` // from the server, before masking
-}
 
 // call calls a tool.
 func (c *adminCall) call() (int, any, error) {
 	c.action = "call"
-	var wanted ToolCall
+	var wanted adminapi.ToolCall
 	if err := c.decode(&wanted, false); err != nil {
 		return 0, nil, err
 	}
@@ -76,7 +55,7 @@ func (c *adminCall) call() (int, any, error) {
 	began := time.Now()
 	answer := newCallAnswer(func(progress json.RawMessage) {
 		if wanted.Progress {
-			_ = c.write(http.StatusOK, "application/x-ndjson", CallReport{Progress: progress}) // the operator may have left
+			_ = c.write(http.StatusOK, "application/x-ndjson", adminapi.CallReport{Progress: progress}) // the operator may have left
 			_ = http.NewResponseController(c.w).Flush()
 		}
 	})
@@ -90,7 +69,7 @@ func (c *adminCall) call() (int, any, error) {
 	if err := answer.failure(c.server); err != nil {
 		return 0, nil, err
 	}
-	return http.StatusOK, CallReport{
+	return http.StatusOK, adminapi.CallReport{
 		Result: answer.result, Raw: o.Sent(), Seconds: time.Since(began).Seconds(), Received: o.Received(),
 	}, nil
 }
@@ -123,19 +102,19 @@ func (c *adminCall) gatewayOf(tool, client string) (*Handler, error) {
 	return found[0], nil
 }
 
-// arguments returns the arguments for a tool. If it is not known, all texts are strings.
-func (w *ToolCall) arguments(tool *gateway.Tool, names []string) ([]byte, error) {
+// argumentsOf returns the arguments of a call for its tool. If that is not known, all texts are strings.
+func argumentsOf(wanted *adminapi.ToolCall, tool *gateway.Tool, names []string) ([]byte, error) {
 	if tool == nil && names != nil {
-		return nil, noTool(w.Tool, names)
+		return nil, noTool(wanted.Tool, names)
 	}
 	all := map[string]json.RawMessage{}
-	maps.Copy(all, w.Arguments)
+	maps.Copy(all, wanted.Arguments)
 	var schema toolSchema
 	if tool != nil {
 		schema = readToolSchema(tool.Definition)
 	}
-	for _, name := range slices.Sorted(maps.Keys(w.Texts)) {
-		value, err := schema.argument(name, w.Texts[name])
+	for _, name := range slices.Sorted(maps.Keys(wanted.Texts)) {
+		value, err := schema.argument(name, wanted.Texts[name])
 		if err != nil {
 			return nil, invalid(err)
 		}
@@ -200,13 +179,14 @@ func newCallAnswer(progress func(json.RawMessage)) *callAnswer {
 }
 
 // from has an operator call a tool.
-func (a *callAnswer) from(o *gateway.Operator, wanted *ToolCall, address string) error {
+func (a *callAnswer) from(o *gateway.Operator, wanted *adminapi.ToolCall, address string) error {
 	defer func() {
 		if reason := recover(); reason != nil && reason != http.ErrAbortHandler { // which a torn answer causes
 			panic(reason)
 		}
 	}()
-	err := o.Call(a, gateway.ToolCall{Name: wanted.Tool, Address: address, Arguments: wanted.arguments})
+	arguments := func(tool *gateway.Tool, names []string) ([]byte, error) { return argumentsOf(wanted, tool, names) }
+	err := o.Call(a, gateway.ToolCall{Name: wanted.Tool, Address: address, Arguments: arguments})
 	_ = a.Close() // what cannot be read is no answer
 	return err
 }

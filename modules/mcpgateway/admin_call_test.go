@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 var callable = fmt.Sprintf(`{"name":"one","separator":"__","mask":{"max_chars":200,"head_chars":100,"tail_chars":100,"recover":{}},"focus":{},"clients":[
@@ -79,7 +80,7 @@ func TestAdminCallInTheLog(t *testing.T) {
 // The original that a masked result names can be read back by another call.
 func TestAdminCallRecovers(t *testing.T) {
 	a := newAdmin(t, callable)
-	var masked CallReport
+	var masked adminapi.CallReport
 	a.call("POST", "/mcp_gateway/call", `{"tool":"sample__read_log"}`, &masked)
 	text := string(masked.Result)
 	at := strings.Index(text, "obs_")
@@ -117,7 +118,7 @@ func TestAdminCheck(t *testing.T) {
 			{"a program that is missing", "gone", "", false, 0, "connect_error", "/no/such/program"},
 			{"a program that says nothing", "hung", `{"timeout":"200ms"}`, false, 0, "timeout", "no answer within 200ms"},
 		} {
-			var got serverCheck
+			var got adminapi.ServerCheck
 			res := a.call("POST", "/mcp_gateway/servers/"+tt.server+"/check", tt.body, &got)
 			if res.StatusCode != http.StatusOK || got.Up != tt.up || got.Code != tt.code || !strings.Contains(got.Error, tt.err) ||
 				tt.tools >= 0 && got.Tools != tt.tools {
@@ -201,7 +202,7 @@ func TestAdminCallBoth(t *testing.T) {
 			server := toolbox(t, tt.modern, tool, tt.call)
 			a := newAdmin(t, `{"name":"one","mask":{"max_chars":200,"head_chars":50,"tail_chars":50,"recover":{}},"clients":[{"name":"ann","redact":["s3cret"]}],`+
 				`"servers":[{"name":"box","tools":{"x":{"rename":"y"}},"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
-			var got CallReport
+			var got adminapi.CallReport
 			res := a.call("POST", "/mcp_gateway/call", `{"tool":"box::y","client":"ann","both":true}`, &got)
 			if res.StatusCode != http.StatusOK || string(got.Raw) != result || got.Received == 0 {
 				t.Errorf("got %d, raw %.300s", res.StatusCode, got.Raw)
@@ -218,7 +219,7 @@ func TestAdminCallBoth(t *testing.T) {
 			if calls != 1 {
 				t.Errorf("the tool was called %d times", calls)
 			}
-			var alone CallReport
+			var alone adminapi.CallReport
 			if a.call("POST", "/mcp_gateway/call", `{"tool":"box::y"}`, &alone); alone.Raw != nil || alone.Result == nil {
 				t.Errorf("without both: raw %.300s", alone.Raw)
 			}
@@ -241,7 +242,7 @@ func TestAdminCallBothOf(t *testing.T) {
 		{"raw, too", `{"tool":"sample__echo","raw":true,"both":true}`, 400, ``, "both: it cannot be given together with raw"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var got CallReport
+			var got adminapi.CallReport
 			res := a.call("POST", "/mcp_gateway/call", tt.request, &got)
 			body, _ := io.ReadAll(res.Body)
 			if res.StatusCode != tt.status || !strings.HasPrefix(string(got.Raw), tt.raw) || (got.Raw == nil) != (tt.raw == "") ||
@@ -267,7 +268,7 @@ func TestAdminCallBothOfMuch(t *testing.T) {
 			says(w, got, `{"content":[{"type":"text","text":"x`+long+`"}]}`)
 		})
 		a := newAdmin(t, `{"name":"one","mask":{},"servers":[`+server.line("box")+`]}`)
-		var got CallReport
+		var got adminapi.CallReport
 		a.call("POST", "/mcp_gateway/call", `{"tool":"box::x","both":true}`, &got)
 		var raw string
 		if err := json.Unmarshal(got.Raw, &raw); err != nil {
@@ -301,7 +302,7 @@ func TestAdminCallBothOverHTTPSSE(t *testing.T) {
 		server.Close()
 	})
 	a := newAdmin(t, `{"name":"one","servers":[{"name":"far","path":"/sse","routes":[{"handle":[`+proxyTo("", server.Listener.Addr().String())+`]}]}]}`)
-	var got CallReport
+	var got adminapi.CallReport
 	res := a.call("POST", "/mcp_gateway/call", `{"tool":"far::echo","arguments":{},"both":true}`, &got)
 	if res.StatusCode != http.StatusOK || got.Raw == nil || string(got.Raw) != string(got.Result) || len(remote.Seen("tools/call")) != 1 {
 		t.Errorf("got %d, raw %s, result %s after %d calls", res.StatusCode, got.Raw, got.Result, len(remote.Seen("tools/call")))

@@ -12,45 +12,17 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
-// A serverCheck is what came of an attempt to connect to a server.
-type serverCheck struct {
-	Gateway   string      `json:"gateway"`
-	Path      string      `json:"mcp_path"` // of the gateway
-	Name      string      `json:"name"`
-	Up        bool        `json:"up"`
-	Seconds   float64     `json:"seconds"` // that it took
-	Protocol  string      `json:"protocol_version,omitempty"`
-	Info      *serverInfo `json:"server_info,omitempty"`
-	Tools     int         `json:"tools"`
-	Prompts   int         `json:"prompts"`
-	Resources int         `json:"resources"`
-	Templates int         `json:"resource_templates"`
-	Tokens    int         `json:"tokens"` // of the definitions of its tools
-	Code      string      `json:"code,omitempty"`
-	Error     string      `json:"error,omitempty"`
-	URL       string      `json:"url,omitempty"` // of a server that is not a child process
-	Stderr    []string    `json:"stderr,omitempty"`
-}
-
-// A serverInfo is the name and version that a server gives itself.
-type serverInfo struct {
-	Name    string `json:"name"`
-	Version string `json:"version"`
-}
-
-// The time that servers have to connect and to list when the operator waits for it.
-const (
-	defaultPatience = 2 * time.Minute
-	maxPatience     = time.Hour
-)
+// maxPatience is how long an operator may wait for a server to connect and to list.
+const maxPatience = time.Hour
 
 // readPatience reads how long an operator waits.
 func readPatience(text string) (time.Duration, error) {
 	if text == "" {
-		return defaultPatience, nil
+		return adminapi.DefaultTimeout, nil
 	}
 	d, err := time.ParseDuration(text)
 	if err != nil || d <= 0 || d > maxPatience {
@@ -88,19 +60,19 @@ func (c *adminCall) check() (int, any, error) {
 }
 
 // check connects to a server.
-func (h *Handler) check(ctx context.Context, s *Server, patience time.Duration) serverCheck {
+func (h *Handler) check(ctx context.Context, s *Server, patience time.Duration) adminapi.ServerCheck {
 	s.upstreams.hurry()
 	began := time.Now()
 	o := h.gateway.NewOperator(operatorRequest(ctx), "")
 	o.Patience = patience
 	found := o.Check(s.Name)
-	check := serverCheck{
+	check := adminapi.ServerCheck{
 		Gateway: h.Name, Path: h.MCPPath, Name: s.Name, Up: found.Failure == nil, Seconds: time.Since(began).Seconds(),
 		Protocol: found.Protocol, Tools: len(found.Tools), Prompts: found.Prompts, Resources: found.Resources,
 		Templates: found.Templates, URL: s.server.URL,
 	}
 	if found.Name != "" {
-		check.Info = &serverInfo{found.Name, found.Version}
+		check.Info = &adminapi.ServerInfo{Name: found.Name, Version: found.Version}
 	}
 	for _, tool := range found.Tools {
 		check.Tokens += tokens.Count(string(tool.Definition))

@@ -5,64 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/activity"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
-// A ServerStatus is how a server is.
-type ServerStatus struct {
-	Gateway      string            `json:"gateway"`
-	Path         string            `json:"mcp_path"` // of the gateway
-	Name         string            `json:"name"`
-	Aliases      []string          `json:"aliases,omitempty"`
-	From         string            `json:"from,omitempty"`    // the file of servers_from
-	URL          string            `json:"url,omitempty"`     // of the first upstream, without its query
-	Command      string            `json:"command,omitempty"` // the program of child processes, without arguments
-	State        string            `json:"state"`
-	LastError    string            `json:"last_error,omitempty"`
-	FailedAt     time.Time         `json:"last_error_at,omitzero"`
-	Tried        string            `json:"tried,omitempty"` // method that failed
-	TriedPath    string            `json:"tried_path,omitempty"`
-	Since        time.Time         `json:"since,omitzero"`
-	Failures     int               `json:"failures,omitempty"`
-	Children     []ChildStatus     `json:"children,omitempty"`
-	Upstreams    []UpstreamStatus  `json:"upstreams,omitempty"`
-	Restarts     int               `json:"restarts"`
-	Sessions     int               `json:"sessions"`          // of clients with it
-	Latency      *activity.Latency `json:"latency,omitempty"` // of its last calls
-	Tools        *int              `json:"tools,omitempty"`   // that the server has, as far as that is known
-	Prompts      *int              `json:"prompts,omitempty"`
-	Resources    *int              `json:"resources,omitempty"`
-	ToolsChanged int               `json:"tools_changed"`
-	Login        *login.Status     `json:"login,omitempty"`     // if the server has oauth
-	LoginURL     string            `json:"login_url,omitempty"` // where a person has to log in
-}
-
-// A ChildStatus is how a child process is.
-type ChildStatus struct {
-	Address string `json:"address"`
-	stdio.Status
-}
-
-// An UpstreamStatus is how an upstream is that is no child process.
-type UpstreamStatus struct {
-	Address  string `json:"address"`
-	Healthy  bool   `json:"healthy"` // for all that is known
-	Requests int    `json:"requests"`
-}
-
 // status returns how a server is.
-func (h *Handler) status(s *Server) ServerStatus { return h.statusWith(s, h.gateway.Links()) }
+func (h *Handler) status(s *Server) adminapi.ServerStatus { return h.statusWith(s, h.gateway.Links()) }
 
 // statusWith returns how a server is, given how many sessions there are with all of them.
-func (h *Handler) statusWith(s *Server, sessions map[string]int) ServerStatus {
+func (h *Handler) statusWith(s *Server, sessions map[string]int) adminapi.ServerStatus {
 	state := s.healthState()
-	status := ServerStatus{
+	status := adminapi.ServerStatus{
 		Gateway:   h.Name,
 		Path:      h.MCPPath,
 		Name:      s.Name,
@@ -81,14 +37,15 @@ func (h *Handler) statusWith(s *Server, sessions map[string]int) ServerStatus {
 	}
 	for _, c := range s.upstreams.children {
 		for _, child := range c.transport.Status(c.host) {
-			status.Children = append(status.Children, ChildStatus{c.host, child})
+			status.Children = append(status.Children, adminapi.ChildStatus{Address: c.host, Status: child})
 			status.Restarts += child.Restarts
 		}
 	}
 	down := state.Known && !state.Healthy // and so is every upstream
 	for _, upstream := range s.upstreams.proxied {
-		healthy := !down && upstream.Healthy()
-		status.Upstreams = append(status.Upstreams, UpstreamStatus{upstream.Dial, healthy, upstream.NumRequests()})
+		status.Upstreams = append(status.Upstreams, adminapi.UpstreamStatus{
+			Address: upstream.Dial, Healthy: !down && upstream.Healthy(), Requests: upstream.NumRequests(),
+		})
 	}
 	if record := s.health.Load(); record != nil {
 		status.Tools = record.count("tools")
@@ -109,7 +66,7 @@ func (c *adminCall) listServers() (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	all := []ServerStatus{}
+	all := []adminapi.ServerStatus{}
 	for _, h := range found {
 		sessions := h.gateway.Links()
 		for _, s := range h.Servers {
@@ -124,7 +81,7 @@ func (c *adminCall) listFiles() (int, any, error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	all := []FileStatus{}
+	all := []adminapi.FileStatus{}
 	for _, h := range found {
 		all = append(all, h.fileStatuses()...)
 	}
@@ -259,19 +216,12 @@ func (c *adminCall) accept() (int, any, error) {
 	}{accepted}, nil
 }
 
-// A ToolChange is a tool of a gateway that has changed.
-type ToolChange struct {
-	Gateway string `json:"gateway"`
-	Server  string `json:"server"`
-	toolpin.Change
-}
-
 func (c *adminCall) listChanges() (int, any, error) {
 	found, err := c.gateways()
 	if err != nil {
 		return 0, nil, err
 	}
-	all := []ToolChange{}
+	all := []adminapi.ToolChange{}
 	for _, h := range found {
 		all = append(all, changedTools(h)...)
 	}

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 // An adminTest is the API as Caddy serves it, of the gateways of one test.
@@ -123,7 +124,7 @@ func TestAdminRefusals(t *testing.T) { // A70, A72
 		{"a gateway that is no string", "POST", "/mcp_gateway/templates", `{"gateway":7}`, 400, "invalid_request", "gateway: it must be a string, and is of the type number"},
 		{"no template", "POST", "/mcp_gateway/templates", ``, 400, "invalid_request", "the request must be a JSON object"},
 		{"two templates", "POST", "/mcp_gateway/templates", `{} {}`, 400, "invalid_request", "something follows"},
-		{"a template that is too large", "POST", "/mcp_gateway/templates", `"` + strings.Repeat("x", maxAdminBody) + `"`, 413, "payload_too_large", "2097152"},
+		{"a template that is too large", "POST", "/mcp_gateway/templates", `"` + strings.Repeat("x", adminapi.MaxBody) + `"`, 413, "payload_too_large", "2097152"},
 		{"an unknown template", "DELETE", "/mcp_gateway/templates/none", "", 404, "not_found", `"none"`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -154,7 +155,7 @@ func TestAdminRefusals(t *testing.T) { // A70, A72
 
 func TestAdminServers(t *testing.T) { // A70
 	a := newAdmin(t, gatewayWeb, gatewayOther)
-	var all []ServerStatus
+	var all []adminapi.ServerStatus
 	a.call("GET", "/mcp_gateway/servers", "", &all)
 	var names []string
 	for _, s := range all {
@@ -170,7 +171,7 @@ func TestAdminServers(t *testing.T) { // A70
 		}
 	}
 	for path, want := range map[string]string{"www": "web", "b%20c": "b c", "web?gateway=two": "web"} {
-		var one ServerStatus
+		var one adminapi.ServerStatus
 		if res := a.call("GET", "/mcp_gateway/servers/"+path, "", &one); res.StatusCode != 200 || one.Name != want {
 			t.Errorf("%s: got %d %+v", path, res.StatusCode, one)
 		}
@@ -252,23 +253,23 @@ func TestAdminOfNoGateway(t *testing.T) {
 
 func TestAdminUpstreams(t *testing.T) { // A70
 	a := newAdmin(t, `{"servers":[`+serverOf("web", proxyTo("", "127.0.0.1:9"))+`]}`)
-	var one ServerStatus
+	var one adminapi.ServerStatus
 	a.call("GET", "/mcp_gateway/servers/web", "", &one)
-	if want := []UpstreamStatus{{"127.0.0.1:9", true, 0}}; fmt.Sprint(one.Upstreams) != fmt.Sprint(want) {
+	if want := []adminapi.UpstreamStatus{{Address: "127.0.0.1:9", Healthy: true}}; fmt.Sprint(one.Upstreams) != fmt.Sprint(want) {
 		t.Errorf("got %+v", one)
 	}
 }
 
 func TestAdminRestart(t *testing.T) { // A70, A72, A74
 	a := newAdmin(t, `{"name":"one","servers":[`+serverOf("alpha", proxyTo(childTransport(), "alpha:1"))+`]}`)
-	show := func() (one ServerStatus) {
+	show := func() (one adminapi.ServerStatus) {
 		a.call("GET", "/mcp_gateway/servers/alpha", "", &one)
 		return one
 	}
 	if got := show(); got.State != "unknown" || got.Children[0].State != stdio.Idle || got.Children[0].Address != "alpha:1" {
 		t.Errorf("one that nobody has needed: %+v", got)
 	}
-	var first, second ServerStatus
+	var first, second adminapi.ServerStatus
 	a.call("POST", "/mcp_gateway/servers/alpha/restart", "", &first)
 	res := a.call("POST", "/mcp_gateway/servers/alpha/restart", "", &second)
 	if res.StatusCode != http.StatusOK || len(first.Children) != 1 || len(second.Children) != 1 {
@@ -294,7 +295,7 @@ func TestAdminRestartThatFails(t *testing.T) { // A72
 	if res.StatusCode != http.StatusBadGateway || failure.Code != "restart_failed" || !strings.Contains(failure.Error, "exited with status 3") {
 		t.Errorf("got %d %+v", res.StatusCode, failure)
 	}
-	var one ServerStatus
+	var one adminapi.ServerStatus
 	a.call("GET", "/mcp_gateway/servers/alpha", "", &one)
 	if one.State != "unhealthy" || !strings.Contains(one.LastError, "exited with status 3") || one.Children[0].State != stdio.Stopped {
 		t.Errorf("got %+v", one)
@@ -308,7 +309,7 @@ func TestAdminTools(t *testing.T) { // A70, A73, A74
 		h.byName["web"].pins.See(tool, []byte(`{"name":"`+tool+`","description":"good"}`))
 		h.byName["web"].pins.See(tool, []byte(`{"name":"`+tool+`","description":"evil"}`))
 	}
-	var changes []ToolChange
+	var changes []adminapi.ToolChange
 	a.call("GET", "/mcp_gateway/tools/changes", "", &changes)
 	if len(changes) != 3 || changes[0].Gateway != "one" || changes[0].Server != "web" || changes[0].Tool != "x" || changes[0].Pinned == changes[0].Seen {
 		t.Fatalf("got %+v", changes)
@@ -316,7 +317,7 @@ func TestAdminTools(t *testing.T) { // A70, A73, A74
 	if c := changes[0]; string(c.Before) != `{"name":"x","description":"good"}` || string(c.After) != `{"name":"x","description":"evil"}` || len(c.Seen) != 32 {
 		t.Errorf("got %s, then %s, which is %s", c.Before, c.After, c.Seen)
 	}
-	var one ServerStatus
+	var one adminapi.ServerStatus
 	if a.call("GET", "/mcp_gateway/servers/web", "", &one); one.ToolsChanged != 3 {
 		t.Errorf("got %+v", one)
 	}
@@ -344,7 +345,7 @@ func TestAdminAcceptsWhatWasSeen(t *testing.T) { // A73, A74
 	pins := registry.current()[0].byName["web"].pins
 	see := func(description string) { pins.See("x", []byte(`{"name":"x","description":"`+description+`"}`)) }
 	review := func() string {
-		var changes []ToolChange
+		var changes []adminapi.ToolChange
 		if a.call("GET", "/mcp_gateway/tools/changes", "", &changes); len(changes) != 1 {
 			t.Fatalf("got %+v", changes)
 		}

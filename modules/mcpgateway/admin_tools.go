@@ -12,64 +12,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
-
-// A ToolListing has the tools that a client sees.
-type ToolListing struct {
-	Tools     []ToolStatus   `json:"tools"`
-	Decisions []ItemDecision `json:"decisions,omitzero"` // on all that servers have; only if they are asked for
-	Failed    []ToolFailure  `json:"failed"`
-}
-
-// An ItemDecision tells what a client may do with something that a server has, and why.
-type ItemDecision struct {
-	Gateway     string `json:"gateway"`
-	Path        string `json:"mcp_path"` // of the gateway
-	Server      string `json:"server"`
-	Kind        string `json:"kind"`                  // tool, prompt, resource or template
-	Name        string `json:"name"`                  // as the server has it
-	Shown       string `json:"shown,omitempty"`       // as the client sees it; empty if it does not
-	Action      string `json:"action"`                // allow, confirm or deny
-	Depends     bool   `json:"depends,omitempty"`     // on the arguments of the call: with others it may differ
-	Rule        string `json:"rule"`                  // that decided, or why none has
-	Annotations string `json:"annotations,omitempty"` // of a tool, as rules name them
-}
-
-// A ToolStatus tells of a tool, and what its definition costs in the context of a model.
-type ToolStatus struct {
-	Gateway     string `json:"gateway"`
-	Path        string `json:"mcp_path"`           // of the gateway
-	Server      string `json:"server,omitempty"`   // empty for the tools of the gateway itself
-	Name        string `json:"name"`               // as clients see it
-	Original    string `json:"original,omitempty"` // its name at the server, if clients see another one
-	Title       string `json:"title,omitempty"`
-	Description string `json:"description,omitempty"` // as clients see it, its beginning
-	Chars       int    `json:"chars"`
-	Tokens      int    `json:"tokens"`       // of o200k_base
-	FocusTokens int    `json:"focus_tokens"` // those of them that the focus argument adds
-
-	// Clients are the names of the client blocks that may call it; null if the gateway has none.
-	Clients []string `json:"clients"`
-	// AllClients is whether these are all that the gateway has.
-	AllClients bool `json:"all_clients,omitempty"`
-}
-
-// A ToolDetail tells all of a tool.
-type ToolDetail struct {
-	ToolStatus
-	Annotations string          `json:"annotations,omitempty"` // as rules name them
-	Definition  json.RawMessage `json:"definition"`            // as clients see it
-	Decision    *ItemDecision   `json:"decision,omitempty"`    // for ?client=
-}
-
-// A ToolFailure tells why the tools of a server are not listed.
-type ToolFailure struct {
-	Gateway string `json:"gateway"`
-	Path    string `json:"mcp_path"` // of the gateway
-	Server  string `json:"server"`
-	Code    string `json:"code"`
-	Error   string `json:"error"`
-}
 
 // listTools asks the servers for their tools: those that one client sees, or all. With ?why=true it also tells what
 // is decided for the client on all that the servers have.
@@ -95,9 +39,9 @@ func (c *adminCall) listTools() (int, any, error) {
 			return 0, nil, notFound("there is no client %q", client)
 		}
 	}
-	all := ToolListing{Tools: []ToolStatus{}, Failed: []ToolFailure{}}
+	all := adminapi.ToolListing{Tools: []adminapi.ToolStatus{}, Failed: []adminapi.ToolFailure{}}
 	if why {
-		all.Decisions = []ItemDecision{}
+		all.Decisions = []adminapi.ItemDecision{}
 	}
 	r := operatorRequest(c.r.Context())
 	for _, h := range found {
@@ -108,14 +52,14 @@ func (c *adminCall) listTools() (int, any, error) {
 			lists = h.gateway.NewOperator(r, client).ListTools()
 		}
 		for _, list := range lists {
-			all.add(h, &list)
+			h.addTools(&all, &list)
 		}
 	}
 	return http.StatusOK, all, nil
 }
 
-// add adds the tools of a server.
-func (l *ToolListing) add(h *Handler, list *gateway.ToolList) {
+// addTools adds the tools of a server to a listing.
+func (h *Handler) addTools(l *adminapi.ToolListing, list *gateway.ToolList) {
 	for i := range list.Tools {
 		l.Tools = append(l.Tools, h.toolStatus(list.Server, &list.Tools[i]))
 	}
@@ -123,14 +67,16 @@ func (l *ToolListing) add(h *Handler, list *gateway.ToolList) {
 		l.Decisions = append(l.Decisions, h.itemDecision(list.Server, &list.Explained[i]))
 	}
 	if f := list.Failure; f != nil {
-		l.Failed = append(l.Failed, ToolFailure{h.Name, h.MCPPath, list.Server, f.Data.Symbol, list.Reason})
+		l.Failed = append(l.Failed, adminapi.ToolFailure{
+			Gateway: h.Name, Path: h.MCPPath, Server: list.Server, Code: f.Data.Symbol, Error: list.Reason,
+		})
 	}
 }
 
 // toolStatus tells of a tool of a server.
-func (h *Handler) toolStatus(server string, tool *gateway.Tool) ToolStatus {
+func (h *Handler) toolStatus(server string, tool *gateway.Tool) adminapi.ToolStatus {
 	count := tokens.Count(string(tool.Definition))
-	status := ToolStatus{
+	status := adminapi.ToolStatus{
 		Gateway: h.Name, Path: h.MCPPath, Server: server, Name: tool.Name, Original: tool.Original,
 		Chars: utf8.RuneCount(tool.Definition), Tokens: count,
 		FocusTokens: count - tokens.Count(string(tool.WithoutFocus)),
@@ -166,8 +112,8 @@ func describedAs(definition []byte) (title, description string) {
 }
 
 // itemDecision tells what was decided on something that a server has.
-func (h *Handler) itemDecision(server string, e *gateway.Explanation) ItemDecision {
-	return ItemDecision{
+func (h *Handler) itemDecision(server string, e *gateway.Explanation) adminapi.ItemDecision {
+	return adminapi.ItemDecision{
 		Gateway: h.Name, Path: h.MCPPath, Server: server, Kind: e.Kind, Name: e.Name, Shown: e.Shown,
 		Action: e.Decision.Action.String(), Depends: e.Decision.Depends, Rule: e.Decision.Reason(),
 		Annotations: e.Annotations.String(),
@@ -194,7 +140,7 @@ func (c *adminCall) showTool() (int, any, error) {
 	case d.Tool == nil:
 		return 0, nil, noTool(name, d.Names)
 	}
-	detail := ToolDetail{
+	detail := adminapi.ToolDetail{
 		ToolStatus: h.toolStatus(d.Server, d.Tool), Definition: d.Tool.Definition,
 		Annotations: mcp.ReadAnnotations(d.Tool.Definition).String(),
 	}

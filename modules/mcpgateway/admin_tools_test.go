@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 func TestAdminToolList(t *testing.T) {
@@ -33,7 +35,7 @@ func TestAdminToolList(t *testing.T) {
 		{"a client by a pattern", "?client=team-7&gateway=one", ofOne, []string{"one down connect_error"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var got ToolListing
+			var got adminapi.ToolListing
 			if res := a.call("GET", "/mcp_gateway/tools"+tt.query, "", &got); res.StatusCode != http.StatusOK {
 				body, _ := io.ReadAll(res.Body)
 				t.Fatalf("got %d %s", res.StatusCode, body)
@@ -116,7 +118,7 @@ func TestAdminToolDecisions(t *testing.T) {
 		}, 4},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var got ToolListing
+			var got adminapi.ToolListing
 			if res := a.call("GET", "/mcp_gateway/tools?why=true&"+tt.query, "", &got); res.StatusCode != http.StatusOK {
 				t.Fatalf("got %d", res.StatusCode)
 			}
@@ -197,7 +199,7 @@ func described(t *testing.T) *witness {
 
 func TestAdminToolDescriptions(t *testing.T) {
 	a := newAdmin(t, `{"name":"one","servers":[`+described(t).line("disk")+`]}`)
-	var got ToolListing
+	var got adminapi.ToolListing
 	a.call("GET", "/mcp_gateway/tools", "", &got)
 	want := [][2]string{
 		{"Wipe", strings.Repeat("é", 299) + "…"}, {"Plain", strings.Repeat("é", 300)}, {}, {}, {}, {},
@@ -247,7 +249,7 @@ func TestAdminTool(t *testing.T) {
 			"three sample echo  read_only: echo echo allow no rules", nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var got ToolDetail
+			var got adminapi.ToolDetail
 			res := a.call("GET", "/mcp_gateway/tools/"+url.PathEscape(tt.tool)+tt.query, "", &got)
 			line := fmt.Sprintf("%s %s %s %s %s", got.Gateway, got.Server, got.Name, got.Original, got.Annotations)
 			if d := got.Decision; d != nil {
@@ -282,13 +284,13 @@ func TestAdminTool(t *testing.T) {
 		{"down__x", "?gateway=one", 502, "connection refused"},
 		{"sample::echo", "", 409, `several gateways fit; name one of them by ?gateway=: "three" at /three, "two" at /two`},
 	} {
-		var failure AdminError
+		var failure adminapi.Error
 		res := a.call("GET", "/mcp_gateway/tools/"+url.PathEscape(tt.tool)+tt.query, "", &failure)
 		if res.StatusCode != tt.status || !strings.Contains(failure.Message, tt.want) || tt.status == 502 && failure.Code != "connect_error" {
 			t.Errorf("%s: got %d %+v", tt.tool, res.StatusCode, failure)
 		}
 	}
-	var changes []ToolChange
+	var changes []adminapi.ToolChange
 	if res := a.call("GET", "/mcp_gateway/tools/changes", "", &changes); res.StatusCode != http.StatusOK {
 		t.Errorf("got %d", res.StatusCode)
 	}

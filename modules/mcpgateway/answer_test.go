@@ -20,6 +20,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 const (
@@ -402,11 +403,11 @@ func TestRestartsWhoseCallerHasLeft(t *testing.T) { // A62, A72
 	leave()
 	w := httptest.NewRecorder()
 	a.mux.ServeHTTP(w, httptest.NewRequestWithContext(ctx, "POST", "/mcp_gateway/servers/alpha/restart", nil))
-	var got ServerStatus
+	var got adminapi.ServerStatus
 	if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || w.Code != http.StatusOK {
 		t.Fatalf("%d %s", w.Code, w.Body)
 	}
-	if len(got.Children) != 2 || slices.ContainsFunc(got.Children, func(c ChildStatus) bool { return c.PID == 0 }) {
+	if len(got.Children) != 2 || slices.ContainsFunc(got.Children, func(c adminapi.ChildStatus) bool { return c.PID == 0 }) {
 		t.Errorf("it was not done one after the other: %+v", got.Children)
 	}
 }

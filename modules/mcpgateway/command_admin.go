@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 // An adminClient talks to the admin API of the running Caddy, or of one in this process.
@@ -60,7 +61,7 @@ func (c *adminClient) request(
 }
 
 // open makes a request to a path of the API, which names the gateway in its query if it is given. An
-// error that the API answers with is an *AdminError.
+// error that the API answers with is an *[adminapi.Error].
 func (c *adminClient) open(
 	ctx context.Context, method, path string, query url.Values, body string,
 ) (*http.Response, error) {
@@ -136,8 +137,8 @@ func notRunning(err error) error {
 
 // readAdminError returns the error that the API has answered with.
 func readAdminError(res *http.Response) error {
-	failure := &AdminError{Status: res.StatusCode}
-	body, err := io.ReadAll(io.LimitReader(res.Body, maxAdminBody))
+	failure := &adminapi.Error{Status: res.StatusCode}
+	body, err := io.ReadAll(io.LimitReader(res.Body, adminapi.MaxBody))
 	if err != nil {
 		return fmt.Errorf("admin API: status %d: %w", res.StatusCode, err)
 	}

@@ -14,11 +14,13 @@ import (
 
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 func newCallCommand() *cobra.Command {
 	var admin adminClient
-	var wanted ToolCall
+	var wanted adminapi.ToolCall
 	var object string
 	var verbose bool
 	var timeout time.Duration
@@ -44,7 +46,7 @@ If no Caddy is running, the command runs the gateway of the configuration file i
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			wanted.Tool, wanted.Timeout, wanted.Progress = args[0], timeout.String(), isTerminal(os.Stderr)
-			if err := wanted.read(args[1:], object, os.Stdin); err != nil {
+			if err := readArguments(&wanted, args[1:], object, os.Stdin); err != nil {
 				return err
 			}
 			return admin.run(cmd, func(ctx context.Context) error {
@@ -56,7 +58,7 @@ If no Caddy is running, the command runs the gateway of the configuration file i
 					return err
 				}
 				if verbose {
-					answer.printSizes(os.Stderr)
+					printSizes(os.Stderr, answer)
 				}
 				p := resultPrinter{
 					out: os.Stdout, escapeOut: isTerminal(os.Stdout),
@@ -72,30 +74,30 @@ If no Caddy is running, the command runs the gateway of the configuration file i
 	cmd.Flags().BoolVar(&wanted.Raw, "raw", false, "Print the result as the server has sent it: not masked, not redacted")
 	cmd.Flags().StringVar(&wanted.Client, "client", "", "The client whose rules apply. Default: none")
 	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "Print sizes and the time to standard error")
-	cmd.Flags().DurationVar(&timeout, "timeout", defaultPatience, "How long the server may take to connect")
+	cmd.Flags().DurationVar(&timeout, "timeout", adminapi.DefaultTimeout, "How long the server may take to connect")
 	return cmd
 }
 
-// read reads the arguments of a tool from those of the command.
-func (w *ToolCall) read(args []string, object string, stdin io.Reader) error {
-	w.Arguments, w.Texts = map[string]json.RawMessage{}, map[string]string{}
+// readArguments reads the arguments of a tool from those of the command.
+func readArguments(call *adminapi.ToolCall, args []string, object string, stdin io.Reader) error {
+	call.Arguments, call.Texts = map[string]json.RawMessage{}, map[string]string{}
 	if object != "" {
-		if err := w.readObject([]byte(object)); err != nil {
+		if err := readObject(call, []byte(object)); err != nil {
 			return fmt.Errorf("--json: %w", err)
 		}
 	}
 	for _, arg := range args {
 		if arg == "-" {
-			text, err := io.ReadAll(io.LimitReader(stdin, maxAdminBody+1))
+			text, err := io.ReadAll(io.LimitReader(stdin, adminapi.MaxBody+1))
 			if err == nil {
-				err = w.readObject(text)
+				err = readObject(call, text)
 			}
 			if err != nil {
 				return fmt.Errorf("standard input: %w", err)
 			}
 			continue
 		}
-		if err := w.readPair(arg); err != nil {
+		if err := readPair(call, arg); err != nil {
 			return err
 		}
 	}
@@ -103,35 +105,35 @@ func (w *ToolCall) read(args []string, object string, stdin io.Reader) error {
 }
 
 // readObject reads arguments from a JSON object.
-func (w *ToolCall) readObject(text []byte) error {
+func readObject(call *adminapi.ToolCall, text []byte) error {
 	var all map[string]json.RawMessage
 	if err := json.Unmarshal(text, &all); err != nil || all == nil {
 		return errors.New("it is not a JSON object")
 	}
 	for name, value := range all {
-		if err := w.checkNew(name); err != nil {
+		if err := checkNew(call, name); err != nil {
 			return err
 		}
-		w.Arguments[name] = value
+		call.Arguments[name] = value
 	}
 	return nil
 }
 
 // readPair reads an argument from key=value, key:=json or key=@file.
-func (w *ToolCall) readPair(arg string) error {
+func readPair(call *adminapi.ToolCall, arg string) error {
 	key, value, ok := strings.Cut(arg, "=")
 	key, isJSON := strings.CutSuffix(key, ":")
 	if !ok || key == "" {
 		return fmt.Errorf("%q is not an argument such as key=value, key:=json or key=@file", arg)
 	}
-	if err := w.checkNew(key); err != nil {
+	if err := checkNew(call, key); err != nil {
 		return err
 	}
 	if isJSON {
 		if !json.Valid([]byte(value)) {
 			return fmt.Errorf("%s: %q is not JSON", key, value)
 		}
-		w.Arguments[key] = json.RawMessage(value)
+		call.Arguments[key] = json.RawMessage(value)
 		return nil
 	}
 	if file, is := strings.CutPrefix(value, "@"); is {
@@ -141,20 +143,21 @@ func (w *ToolCall) readPair(arg string) error {
 		}
 		value = string(text)
 	}
-	w.Texts[key] = value
+	call.Texts[key] = value
 	return nil
 }
 
-func (w *ToolCall) checkNew(key string) error {
-	_, known := w.Arguments[key]
-	if _, text := w.Texts[key]; known || text {
+// checkNew refuses an argument that a call has already.
+func checkNew(call *adminapi.ToolCall, key string) error {
+	_, known := call.Arguments[key]
+	if _, text := call.Texts[key]; known || text {
 		return fmt.Errorf("%s: it is given twice", key)
 	}
 	return nil
 }
 
 // call has a tool called, and prints progress until there is an answer.
-func (c *adminClient) call(ctx context.Context, wanted *ToolCall, progress io.Writer) (*CallReport, error) {
+func (c *adminClient) call(ctx context.Context, wanted *adminapi.ToolCall, progress io.Writer) (*adminapi.CallReport, error) {
 	body, err := json.Marshal(wanted)
 	if err != nil {
 		return nil, err
@@ -166,8 +169,8 @@ func (c *adminClient) call(ctx context.Context, wanted *ToolCall, progress io.Wr
 	defer res.Body.Close()
 	for lines := json.NewDecoder(res.Body); ; {
 		var line struct {
-			CallReport
-			AdminError
+			adminapi.CallReport
+			adminapi.Error
 		}
 		if err := lines.Decode(&line); err != nil {
 			return nil, fmt.Errorf("admin API: %w", err)
@@ -175,7 +178,7 @@ func (c *adminClient) call(ctx context.Context, wanted *ToolCall, progress io.Wr
 		switch {
 		case line.Message != "":
 			line.Message = printable(line.Message)
-			return nil, withCode(&line.AdminError)
+			return nil, withCode(&line.Error)
 		case line.Progress != nil:
 			printProgress(progress, line.Progress)
 		default:
@@ -186,7 +189,7 @@ func (c *adminClient) call(ctx context.Context, wanted *ToolCall, progress io.Wr
 
 // withCode returns an error of the API with its code.
 func withCode(err error) error {
-	if failure, ok := errors.AsType[*AdminError](err); ok && failure.Code != "" {
+	if failure, ok := errors.AsType[*adminapi.Error](err); ok && failure.Code != "" {
 		return fmt.Errorf("%w (%s)", failure, printable(failure.Code))
 	}
 	return err
@@ -209,7 +212,7 @@ func printProgress(w io.Writer, params json.RawMessage) {
 }
 
 // printSizes prints how large the result is, and how long it took.
-func (r *CallReport) printSizes(w io.Writer) {
+func printSizes(w io.Writer, r *adminapi.CallReport) {
 	fmt.Fprintf(w, "%s bytes from the server, %s after masking, %.2f s\n",
 		humanize.Comma(r.Received), humanize.Comma(int64(len(r.Result))), r.Seconds)
 }

@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 func TestReadArguments(t *testing.T) {
@@ -41,8 +43,8 @@ func TestReadArguments(t *testing.T) {
 		{"standard input that is none", []string{"-"}, "", "x", "", nil, "standard input: it is not a JSON object"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var call ToolCall
-			err := call.read(tt.args, tt.object, strings.NewReader(tt.stdin))
+			var call adminapi.ToolCall
+			err := readArguments(&call, tt.args, tt.object, strings.NewReader(tt.stdin))
 			if tt.err != "" {
 				if err == nil || !strings.Contains(err.Error(), tt.err) {
 					t.Errorf("got %v", err)
@@ -101,7 +103,7 @@ func TestPrintable(t *testing.T) {
 func TestCallProgress(t *testing.T) {
 	answer := ""
 	admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var asked ToolCall
+		var asked adminapi.ToolCall
 		if err := json.NewDecoder(r.Body).Decode(&asked); err != nil || asked.Tool != "a::b" || !asked.Progress {
 			t.Errorf("asked %+v: %v", asked, err)
 		}
@@ -118,7 +120,7 @@ func TestCallProgress(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			answer = tt.answer
 			var said bytes.Buffer
-			got, err := client.call(t.Context(), &ToolCall{Tool: "a::b", Progress: true}, &said)
+			got, err := client.call(t.Context(), &adminapi.ToolCall{Tool: "a::b", Progress: true}, &said)
 			if tt.err == "" && (err != nil || string(got.Result) != tt.result) || tt.err != "" && (err == nil || err.Error() != tt.err) {
 				t.Errorf("got %+v, %v", got, err)
 			}

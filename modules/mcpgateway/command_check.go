@@ -22,6 +22,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
@@ -60,7 +61,7 @@ Caddyfile in the current directory if no Caddy is running.`,
 					}
 					run.printStore(store)
 				}
-				results := run.all(ctx, func(ctx context.Context, s *ServerStatus) serverCheck {
+				results := run.all(ctx, func(ctx context.Context, s *adminapi.ServerStatus) adminapi.ServerCheck {
 					return admin.check(ctx, s, timeout)
 				})
 				if asJSON {
@@ -72,7 +73,7 @@ Caddyfile in the current directory if no Caddy is running.`,
 				if err != nil {
 					return err
 				}
-				if refused || store != nil && !store.Up || slices.ContainsFunc(results, func(r serverCheck) bool { return !r.Up }) {
+				if refused || store != nil && !store.Up || slices.ContainsFunc(results, func(r adminapi.ServerCheck) bool { return !r.Up }) {
 					return errFailed
 				}
 				return nil
@@ -82,7 +83,7 @@ Caddyfile in the current directory if no Caddy is running.`,
 	admin.addFlags(cmd)
 	cmd.Flags().Lookup("config").Usage = "Configuration file whose gateways are checked, without a running Caddy"
 	cmd.Flags().BoolVar(&asJSON, "json", false, "Print JSON, when all servers are checked")
-	cmd.Flags().DurationVar(&timeout, "timeout", defaultPatience, "How long a server may take")
+	cmd.Flags().DurationVar(&timeout, "timeout", adminapi.DefaultTimeout, "How long a server may take")
 	return cmd
 }
 
@@ -129,7 +130,7 @@ func (c *adminClient) isAdminOff() bool {
 
 // printFiles prints what is to say of the files of servers_from, and reports whether one is not used.
 func (c *adminClient) printFiles(ctx context.Context, w io.Writer) (refused bool, err error) {
-	var files []FileStatus
+	var files []adminapi.FileStatus
 	if err := c.request(ctx, http.MethodGet, "/files", url.Values{}, "", &files); err != nil {
 		return false, err
 	}
@@ -146,8 +147,8 @@ func (c *adminClient) printFiles(ctx context.Context, w io.Writer) (refused bool
 }
 
 // chooseServers returns the servers of these names, or all.
-func (c *adminClient) chooseServers(ctx context.Context, names []string) ([]ServerStatus, error) {
-	var all []ServerStatus
+func (c *adminClient) chooseServers(ctx context.Context, names []string) ([]adminapi.ServerStatus, error) {
+	var all []adminapi.ServerStatus
 	if err := c.request(ctx, http.MethodGet, "/servers", url.Values{}, "", &all); err != nil {
 		return nil, err
 	}
@@ -157,7 +158,7 @@ func (c *adminClient) chooseServers(ctx context.Context, names []string) ([]Serv
 	if len(names) == 0 {
 		return all, nil
 	}
-	var chosen []ServerStatus
+	var chosen []adminapi.ServerStatus
 	for _, name := range names {
 		before := len(chosen)
 		for _, s := range all {
@@ -177,14 +178,14 @@ func (c *adminClient) chooseServers(ctx context.Context, names []string) ([]Serv
 }
 
 // check has a server checked.
-func (c *adminClient) check(ctx context.Context, s *ServerStatus, timeout time.Duration) serverCheck {
-	found := serverCheck{Gateway: s.Gateway, Path: s.Path, Name: s.Name}
+func (c *adminClient) check(ctx context.Context, s *adminapi.ServerStatus, timeout time.Duration) adminapi.ServerCheck {
+	found := adminapi.ServerCheck{Gateway: s.Gateway, Path: s.Path, Name: s.Name}
 	query := url.Values{"gateway": {cmp.Or(s.Gateway, s.Path)}}
 	body := string(jsonrpc.Encode(map[string]string{"timeout": timeout.String()}))
 	err := c.request(ctx, http.MethodPost, serverPath(s.Name)+"/check", query, body, &found)
 	if err != nil {
 		found.Error = err.Error()
-		if failure, ok := errors.AsType[*AdminError](err); ok {
+		if failure, ok := errors.AsType[*adminapi.Error](err); ok {
 			found.Code = failure.Code
 		}
 	}
@@ -195,14 +196,14 @@ func (c *adminClient) check(ctx context.Context, s *ServerStatus, timeout time.D
 func (c *adminClient) checkStore(ctx context.Context) (*mcpstore.Check, error) {
 	found := new(mcpstore.Check)
 	err := c.request(ctx, http.MethodPost, "/store/check", url.Values{}, "", found)
-	if failure, ok := errors.AsType[*AdminError](err); ok && failure.Code == "not_found" {
+	if failure, ok := errors.AsType[*adminapi.Error](err); ok && failure.Code == "not_found" {
 		return nil, nil
 	}
 	return found, err
 }
 
 // allChecks returns all that was checked, the store first if there is one.
-func allChecks(store *mcpstore.Check, servers []serverCheck) (all []any) {
+func allChecks(store *mcpstore.Check, servers []adminapi.ServerCheck) (all []any) {
 	if store != nil {
 		all = append(all, store)
 	}
@@ -217,23 +218,23 @@ type checkRun struct {
 	out, progress io.Writer
 	terminal      bool // progress is one, whose last line can be written again
 	quiet         bool // results are not printed
-	servers       []ServerStatus
+	servers       []adminapi.ServerStatus
 	names         []string // as they are printed
 	width         int      // of the longest
 
 	mu      sync.Mutex
-	waiting map[int]time.Time // since when, by the number of the server
-	results []*serverCheck    // nil for those that are not known yet
-	printed []bool            // which of them are
-	told    map[int]int       // for how many seconds that was said
-	dirty   bool              // the last line of the terminal is progress
+	waiting map[int]time.Time       // since when, by the number of the server
+	results []*adminapi.ServerCheck // nil for those that are not known yet
+	printed []bool                  // which of them are
+	told    map[int]int             // for how many seconds that was said
+	dirty   bool                    // the last line of the terminal is progress
 }
 
-func newCheckRun(out, progress io.Writer, terminal bool, servers []ServerStatus) *checkRun {
+func newCheckRun(out, progress io.Writer, terminal bool, servers []adminapi.ServerStatus) *checkRun {
 	r := &checkRun{
 		out: out, progress: progress, terminal: terminal, servers: servers,
 		waiting: map[int]time.Time{}, told: map[int]int{},
-		results: make([]*serverCheck, len(servers)), printed: make([]bool, len(servers)),
+		results: make([]*adminapi.ServerCheck, len(servers)), printed: make([]bool, len(servers)),
 	}
 	gateways := map[[2]string]bool{}
 	for _, s := range servers {
@@ -254,8 +255,10 @@ func newCheckRun(out, progress io.Writer, terminal bool, servers []ServerStatus)
 const maxChecks = 16
 
 // all checks all servers, and returns what came of it in their order.
-func (r *checkRun) all(ctx context.Context, check func(context.Context, *ServerStatus) serverCheck) []serverCheck {
-	results := make([]serverCheck, len(r.servers))
+func (r *checkRun) all(
+	ctx context.Context, check func(context.Context, *adminapi.ServerStatus) adminapi.ServerCheck,
+) []adminapi.ServerCheck {
+	results := make([]adminapi.ServerCheck, len(r.servers))
 	free := make(chan struct{}, maxChecks)
 	var running sync.WaitGroup
 	for i := range r.servers {
@@ -283,7 +286,7 @@ func (r *checkRun) begin(i int) {
 }
 
 // end notes what came of a check, and prints what is known, in the order of the servers.
-func (r *checkRun) end(i int, result *serverCheck) {
+func (r *checkRun) end(i int, result *adminapi.ServerCheck) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.waiting, i)
@@ -301,7 +304,7 @@ func (r *checkRun) print(i int) {
 		return
 	}
 	r.printed[i] = true
-	fmt.Fprintf(r.out, "%-*s  %s\n", r.width, r.names[i], result.text())
+	fmt.Fprintf(r.out, "%-*s  %s\n", r.width, r.names[i], checkText(result))
 	for _, line := range result.Stderr {
 		fmt.Fprintf(r.out, "    %s\n", printable(line))
 	}
@@ -394,8 +397,8 @@ func (r *checkRun) clear() {
 	}
 }
 
-// text returns what came of a check in one line.
-func (c *serverCheck) text() string {
+// checkText returns what came of a check in one line.
+func checkText(c *adminapi.ServerCheck) string {
 	switch {
 	case c.Up:
 		return strings.TrimRight(fmt.Sprintf("up in %.1f s  %s  %s  %s  %s", c.Seconds, count(3, c.Tools, "tool"),

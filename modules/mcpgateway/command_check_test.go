@@ -7,11 +7,13 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 func TestPrintCheck(t *testing.T) {
-	servers := []ServerStatus{{Name: "files", Command: "npx"}, {Name: "search"}, {Name: "linear"}, {Name: "a\x1bb"}}
-	results := map[string]serverCheck{
+	servers := []adminapi.ServerStatus{{Name: "files", Command: "npx"}, {Name: "search"}, {Name: "linear"}, {Name: "a\x1bb"}}
+	results := map[string]adminapi.ServerCheck{
 		"files":  {Up: true, Seconds: 1.234, Tools: 14, Prompts: 1, Resources: 3, Tokens: 2310},
 		"search": {Code: "connect_error", Error: "connect: connection refused", URL: "http://127.0.0.1:3001/mcp"},
 		"linear": {Code: "login_required", Error: "log in", Name: "linear"},
@@ -19,7 +21,7 @@ func TestPrintCheck(t *testing.T) {
 	}
 	var out bytes.Buffer
 	run := newCheckRun(&out, &out, false, servers)
-	got := run.all(t.Context(), func(_ context.Context, s *ServerStatus) serverCheck { return results[s.Name] })
+	got := run.all(t.Context(), func(_ context.Context, s *adminapi.ServerStatus) adminapi.ServerCheck { return results[s.Name] })
 	if len(got) != 4 || !got[0].Up || got[1].Code != "connect_error" {
 		t.Errorf("got %+v", got)
 	}
@@ -36,7 +38,7 @@ func TestPrintCheck(t *testing.T) {
 }
 
 func TestCheckProgress(t *testing.T) {
-	servers := []ServerStatus{{Name: "files", Command: "npx"}, {Name: "web"}}
+	servers := []adminapi.ServerStatus{{Name: "files", Command: "npx"}, {Name: "web"}}
 	began := time.Now()
 	for _, tt := range []struct {
 		name     string
@@ -54,11 +56,11 @@ func TestCheckProgress(t *testing.T) {
 			for _, seconds := range []time.Duration{1, 2, 3, 11, 12} {
 				run.tellAt(began.Add(seconds * time.Second))
 			}
-			run.end(1, &serverCheck{Error: "x"})
+			run.end(1, &adminapi.ServerCheck{Error: "x"})
 			if !tt.terminal {
 				run.tellAt(began.Add(20 * time.Second))
 			}
-			run.end(0, &serverCheck{Error: "y"})
+			run.end(0, &adminapi.ServerCheck{Error: "y"})
 			if out.String() != tt.want {
 				t.Errorf("got %q", &out)
 			}
@@ -68,7 +70,7 @@ func TestCheckProgress(t *testing.T) {
 
 func TestPrintServers(t *testing.T) {
 	now := time.Date(2026, 1, 15, 8, 0, 0, 0, time.UTC)
-	var all []ServerStatus
+	var all []adminapi.ServerStatus
 	if err := json.Unmarshal([]byte(`[
 		{"name":"files","command":"npx","state":"healthy","restarts":2,"tools":14,"children":[{"state":"running","since":"2026-01-15T07:57:00Z"}]},
 		{"name":"idle","command":"npx","state":"unknown","children":[{"state":"idle"}]},

@@ -12,6 +12,7 @@ import (
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 func init() {
@@ -59,7 +60,7 @@ func printHealth(w io.Writer, address string) error {
 		return err
 	}
 	defer res.Body.Close()
-	var servers []ServerStatus
+	var servers []adminapi.ServerStatus
 	if err := json.NewDecoder(res.Body).Decode(&servers); err != nil {
 		return fmt.Errorf("admin API at %s: %w", address, err)
 	}
@@ -67,7 +68,7 @@ func printHealth(w io.Writer, address string) error {
 		return fmt.Errorf("admin API at %s: no mcp_gateway is running", address)
 	}
 	for _, s := range servers {
-		if s.State == stateHealthy || s.LastError == "" {
+		if s.State == adminapi.StateHealthy || s.LastError == "" {
 			fmt.Fprintln(w, s.Name, s.State)
 			continue
 		}

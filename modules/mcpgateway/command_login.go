@@ -15,6 +15,8 @@ import (
 
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 func init() {
@@ -82,7 +84,7 @@ func (c *adminClient) logIn(ctx context.Context, w io.Writer, server string) err
 	ticker := time.NewTicker(time.Second)
 	defer ticker.Stop()
 	for shown := false; ; {
-		var status ServerStatus
+		var status adminapi.ServerStatus
 		if err := c.request(ctx, http.MethodGet, serverPath(server), url.Values{}, "", &status); err != nil {
 			return err
 		}

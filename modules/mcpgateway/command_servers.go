@@ -16,6 +16,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 func newServersCommand() *cobra.Command {
@@ -33,7 +35,7 @@ It needs the admin API of the running Caddy.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return admin.run(cmd, func(ctx context.Context) error {
-				var all []ServerStatus
+				var all []adminapi.ServerStatus
 				if err := admin.request(ctx, http.MethodGet, "/servers", url.Values{}, "", &all); err != nil {
 					return err
 				}
@@ -41,7 +43,7 @@ It needs the admin API of the running Caddy.`,
 					return printJSON(os.Stdout, all)
 				}
 				printServers(os.Stdout, all, time.Now())
-				if slices.ContainsFunc(all, ServerStatus.untried) {
+				if slices.ContainsFunc(all, untried) {
 					fmt.Fprintln(os.Stderr, "idle and unknown servers were not tried yet; caddy mcp check tries them")
 				}
 				_, err := admin.printFiles(ctx, os.Stderr)
@@ -55,7 +57,7 @@ It needs the admin API of the running Caddy.`,
 }
 
 // printServers prints a line for each server.
-func printServers(w io.Writer, all []ServerStatus, now time.Time) {
+func printServers(w io.Writer, all []adminapi.ServerStatus, now time.Time) {
 	rows := [][]string{{"gateway", "server", "kind", "state", "tools", "restarts", "since", "last error"}}
 	gateways := map[[2]string]bool{}
 	for _, s := range all {
@@ -65,8 +67,8 @@ func printServers(w io.Writer, all []ServerStatus, now time.Time) {
 			tools = strconv.Itoa(*s.Tools)
 		}
 		rows = append(rows, []string{
-			cmp.Or(s.Gateway, s.Path), s.Name, s.kind(), s.stateName(), tools, strconv.Itoa(s.Restarts),
-			s.age(now), s.complaint(),
+			cmp.Or(s.Gateway, s.Path), s.Name, kindOf(&s), stateName(&s), tools, strconv.Itoa(s.Restarts),
+			ageOf(&s, now), complaint(&s),
 		})
 	}
 	numbers := []int{4, 5}
@@ -79,22 +81,24 @@ func printServers(w io.Writer, all []ServerStatus, now time.Time) {
 	printTable(w, rows, numbers...)
 }
 
-// untried reports whether it is not known if the server can be used.
-func (s ServerStatus) untried() bool { return s.State == stateUnknown && s.LastError == "" }
+// untried reports whether it is not known if a server can be used.
+func untried(s adminapi.ServerStatus) bool {
+	return s.State == adminapi.StateUnknown && s.LastError == ""
+}
 
-// kind returns what the server is.
-func (s *ServerStatus) kind() string { return cmp.Or(s.URL, s.Command, "handlers") }
+// kindOf returns what a server is.
+func kindOf(s *adminapi.ServerStatus) string { return cmp.Or(s.URL, s.Command, "handlers") }
 
-// stateName returns the state of the server, or of its child process if only that is known.
-func (s *ServerStatus) stateName() string {
-	if s.State == stateUnknown && len(s.Children) > 0 {
+// stateName returns the state of a server, or of its child process if only that is known.
+func stateName(s *adminapi.ServerStatus) string {
+	if s.State == adminapi.StateUnknown && len(s.Children) > 0 {
 		return string(s.Children[0].State)
 	}
 	return s.State
 }
 
-// age returns since when the server is in its state; "-" if that is not known.
-func (s *ServerStatus) age(now time.Time) string {
+// ageOf returns since when a server is in its state; "-" if that is not known.
+func ageOf(s *adminapi.ServerStatus, now time.Time) string {
 	since := s.Since
 	for _, c := range s.Children {
 		if since.IsZero() {
@@ -107,8 +111,8 @@ func (s *ServerStatus) age(now time.Time) string {
 	return shortDuration(now.Sub(since)) + " ago"
 }
 
-// complaint returns why the server cannot be used, in one line.
-func (s *ServerStatus) complaint() string {
+// complaint returns why a server cannot be used, in one line.
+func complaint(s *adminapi.ServerStatus) string {
 	if s.LoginURL != "" {
 		return loginHint(s.Name)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 func newToolsCommand() *cobra.Command {
@@ -50,7 +51,7 @@ It needs the admin API of the running Caddy.`,
 				return errors.New("--why needs --client: the client to decide for")
 			}
 			return admin.run(cmd, func(ctx context.Context) error {
-				var all ToolListing
+				var all adminapi.ToolListing
 				query := url.Values{}
 				if client != "" {
 					query.Set("client", client)
@@ -61,19 +62,19 @@ It needs the admin API of the running Caddy.`,
 				if err := admin.request(ctx, http.MethodGet, "/tools", query, "", &all); err != nil {
 					return err
 				}
-				several := all.hasSeveralGateways()
+				several := hasSeveralGateways(&all)
 				if len(args) > 0 {
-					all.selectBy(args[0])
+					selectBy(&all, args[0])
 				}
 				if asJSON {
 					return printJSON(os.Stdout, all)
 				}
 				if why {
-					all.printDecisions(os.Stdout, several)
+					printDecisions(os.Stdout, &all, several)
 				} else {
-					all.print(os.Stdout, several, client == "")
+					printTools(os.Stdout, &all, several, client == "")
 				}
-				all.printFailed(os.Stderr, several)
+				printFailed(os.Stderr, &all, several)
 				return nil
 			})
 		},
@@ -86,21 +87,21 @@ It needs the admin API of the running Caddy.`,
 }
 
 // selectBy keeps what has a name that a pattern fits.
-func (l *ToolListing) selectBy(pattern string) {
+func selectBy(l *adminapi.ToolListing, pattern string) {
 	fits := func(name string) bool {
 		if !strings.Contains(pattern, "*") {
 			return strings.Contains(name, pattern)
 		}
 		return mcp.MatchName(pattern, name)
 	}
-	l.Tools = slices.DeleteFunc(l.Tools, func(t ToolStatus) bool { return !fits(t.Name) })
-	l.Decisions = slices.DeleteFunc(l.Decisions, func(d ItemDecision) bool {
+	l.Tools = slices.DeleteFunc(l.Tools, func(t adminapi.ToolStatus) bool { return !fits(t.Name) })
+	l.Decisions = slices.DeleteFunc(l.Decisions, func(d adminapi.ItemDecision) bool {
 		return !fits(d.Name) && !fits(d.Shown) && !fits(d.Server+mcp.Separator+d.Name)
 	})
 }
 
-// print prints a line for each tool, and the sums.
-func (l *ToolListing) print(w io.Writer, several, withClients bool) {
+// printTools prints a line for each tool, and the sums.
+func printTools(w io.Writer, l *adminapi.ToolListing, several, withClients bool) {
 	sum, focus, restricted := 0, 0, false
 	for _, t := range l.Tools {
 		sum, focus, restricted = sum+t.Tokens, focus+t.FocusTokens, restricted || t.Clients != nil
@@ -121,7 +122,7 @@ func (l *ToolListing) print(w io.Writer, several, withClients bool) {
 	rows := [][]string{row("gateway", "server", "name", "tokens", "focus", "clients")}
 	for _, t := range l.Tools {
 		rows = append(rows, row(cmp.Or(t.Gateway, t.Path), cmp.Or(t.Server, "-"), t.Name,
-			strconv.Itoa(t.Tokens), strconv.Itoa(t.FocusTokens), t.users()))
+			strconv.Itoa(t.Tokens), strconv.Itoa(t.FocusTokens), usersOf(&t)))
 	}
 	numbers := []int{slices.Index(rows[0], "tokens")}
 	if focus > 0 {
@@ -140,7 +141,7 @@ func (l *ToolListing) print(w io.Writer, several, withClients bool) {
 }
 
 // printDecisions prints a line for each decision, and how many there are.
-func (l *ToolListing) printDecisions(w io.Writer, several bool) {
+func printDecisions(w io.Writer, l *adminapi.ToolListing, several bool) {
 	rows := [][]string{{"gateway", "server", "kind", "name", "action", "rule"}}
 	counts := map[string]int{} // by kind, and by action
 	for _, d := range l.Decisions {
@@ -176,8 +177,8 @@ func (l *ToolListing) printDecisions(w io.Writer, several bool) {
 	fmt.Fprintf(w, "%d denied\n", counts["deny"])
 }
 
-// users returns the clients that may call the tool.
-func (t *ToolStatus) users() string {
+// usersOf returns the clients that may call a tool.
+func usersOf(t *adminapi.ToolStatus) string {
 	switch {
 	case t.Clients == nil, t.AllClients:
 		return "all"
@@ -188,7 +189,7 @@ func (t *ToolStatus) users() string {
 }
 
 // printFailed prints which servers are not listed.
-func (l *ToolListing) printFailed(w io.Writer, several bool) {
+func printFailed(w io.Writer, l *adminapi.ToolListing, several bool) {
 	for _, f := range l.Failed {
 		name := f.Server
 		if several {
@@ -198,8 +199,8 @@ func (l *ToolListing) printFailed(w io.Writer, several bool) {
 	}
 }
 
-// hasSeveralGateways reports whether the servers are those of more than one gateway.
-func (l *ToolListing) hasSeveralGateways() bool {
+// hasSeveralGateways reports whether the servers of a listing are those of more than one gateway.
+func hasSeveralGateways(l *adminapi.ToolListing) bool {
 	found := map[[2]string]bool{}
 	for _, t := range l.Tools {
 		found[[2]string{t.Gateway, t.Path}] = true

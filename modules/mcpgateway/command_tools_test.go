@@ -8,6 +8,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 func TestPrintTools(t *testing.T) {
@@ -53,17 +55,17 @@ func TestPrintTools(t *testing.T) {
 		{"no tools", `{"tools":[]}`, "", "server  name  tokens\n0 tools: 0 tokens\n", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var list ToolListing
+			var list adminapi.ToolListing
 			if err := json.Unmarshal([]byte(tt.list), &list); err != nil {
 				t.Fatal(err)
 			}
-			several := list.hasSeveralGateways()
+			several := hasSeveralGateways(&list)
 			if tt.pattern != "" {
-				list.selectBy(tt.pattern)
+				selectBy(&list, tt.pattern)
 			}
 			var printed, failed bytes.Buffer
-			list.print(&printed, several, true)
-			list.printFailed(&failed, several)
+			printTools(&printed, &list, several, true)
+			printFailed(&failed, &list, several)
 			if printed.String() != tt.want {
 				t.Errorf("got\n%s\nwant\n%s", &printed, tt.want)
 			}
@@ -99,27 +101,27 @@ func TestPrintDecisions(t *testing.T) {
 		{"nothing", "none", "server  kind  name  action  rule\n0 tools: 0 allowed, 0 denied\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			var all ToolListing
+			var all adminapi.ToolListing
 			if err := json.Unmarshal([]byte(list), &all); err != nil {
 				t.Fatal(err)
 			}
 			if tt.pattern != "" {
-				all.selectBy(tt.pattern)
+				selectBy(&all, tt.pattern)
 			}
 			var printed bytes.Buffer
-			all.printDecisions(&printed, false)
+			printDecisions(&printed, &all, false)
 			if printed.String() != tt.want {
 				t.Errorf("got\n%s\nwant\n%s", &printed, tt.want)
 			}
 		})
 	}
-	var several ToolListing
+	var several adminapi.ToolListing
 	if err := json.Unmarshal([]byte(list), &several); err != nil {
 		t.Fatal(err)
 	}
 	several.Decisions[3].Gateway = "h"
 	var printed bytes.Buffer
-	several.printDecisions(&printed, several.hasSeveralGateways())
+	printDecisions(&printed, &several, hasSeveralGateways(&several))
 	if !strings.HasPrefix(printed.String(), "gateway  server") || !strings.Contains(printed.String(), "\nh        web ") {
 		t.Errorf("got\n%s", &printed)
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsontest"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 // The body of a request to the admin API is taken if and only if encoding/json finds in it
@@ -49,7 +50,7 @@ func FuzzAdminBody(f *testing.F) { // A70, A72
 			}
 			return
 		}
-		var failure *AdminError
+		var failure *adminapi.Error
 		if !errors.As(err, &failure) || failure.Status != http.StatusBadRequest || failure.Message == "" || failure.Code != "invalid_request" {
 			t.Fatalf("%q: %#v", body, err)
 		}

@@ -22,6 +22,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/resourcetemplate"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
@@ -275,7 +276,7 @@ func TestTemplatesWhileTheStoreIsUnavailable(t *testing.T) {
 	}
 	for fault, is := range map[string]*atomic.Bool{"down": &engine.Down, "full": &engine.Full} {
 		is.Store(true)
-		refused, ok := errors.AsType[*AdminError](putAt(t, a, "lost", "x"))
+		refused, ok := errors.AsType[*adminapi.Error](putAt(t, a, "lost", "x"))
 		if !ok || refused.Status != http.StatusServiceUnavailable || !slices.Equal(templatesOf(a), []string{"kept"}) {
 			t.Errorf("%s: %v, there are %q", fault, refused, templatesOf(a))
 		}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcpjson"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 // A watchedFile is a file that servers come from.
@@ -144,19 +145,8 @@ func parseServersFrom(names *[]string) setting.Line {
 	}
 }
 
-// A FileStatus tells of a file of servers.
-type FileStatus struct {
-	Gateway string    `json:"gateway"`
-	Path    string    `json:"mcp_path"` // of the gateway
-	File    string    `json:"file"`
-	Servers []string  `json:"servers"`         // that it has, or had when it could be read
-	Loaded  time.Time `json:"loaded,omitzero"` // when the gateway got its latest servers
-	Notes   []string  `json:"notes,omitempty"` // on what the gateway does not take over
-	Error   string    `json:"error,omitempty"` // why the gateway does not use its latest content
-}
-
 // fileStatuses returns how the files of a gateway are.
-func (h *Handler) fileStatuses() (all []FileStatus) {
+func (h *Handler) fileStatuses() (all []adminapi.FileStatus) {
 	if h.shell == nil {
 		return nil
 	}
@@ -164,7 +154,7 @@ func (h *Handler) fileStatuses() (all []FileStatus) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, f := range l.files {
-		status := FileStatus{
+		status := adminapi.FileStatus{
 			Gateway: h.Name, Path: h.MCPPath, File: f.path,
 			Servers: []string{}, Loaded: f.loaded, Notes: f.notes,
 		}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 // A pinning is how the tools of a server were defined when they were first seen. It
@@ -269,10 +270,10 @@ const saveTime, savePause = 5 * time.Second, 30 * time.Second
 
 // changedTools returns the tools whose definition is not what it was when it was first
 // seen.
-func changedTools(h *Handler) (changes []ToolChange) {
+func changedTools(h *Handler) (changes []adminapi.ToolChange) {
 	for _, s := range h.Servers {
 		for _, change := range s.pins.Changes() {
-			changes = append(changes, ToolChange{h.Name, s.Name, change})
+			changes = append(changes, adminapi.ToolChange{Gateway: h.Name, Server: s.Name, Change: change})
 		}
 	}
 	return changes

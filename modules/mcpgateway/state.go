@@ -11,6 +11,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 )
 
@@ -71,21 +72,15 @@ type healthState struct {
 	Failures  int           // in a row
 }
 
-// The states of servers by their names.
-const (
-	stateHealthy   = "healthy"
-	stateUnhealthy = "unhealthy"
-	stateUnknown   = "unknown"
-)
-
+// name returns the state as the admin API has it.
 func (s healthState) name() string {
 	switch {
 	case !s.Known:
-		return stateUnknown
+		return adminapi.StateUnknown
 	case s.Healthy:
-		return stateHealthy
+		return adminapi.StateHealthy
 	}
-	return stateUnhealthy
+	return adminapi.StateUnhealthy
 }
 
 // openRecords gets the records of all servers.

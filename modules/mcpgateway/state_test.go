@@ -16,6 +16,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 func TestHealthRecord(t *testing.T) { // A36, A70
@@ -174,7 +175,7 @@ func TestStateFromRequests(t *testing.T) { // A70
 				timeout = `"response_timeout":50000000,`
 			}
 			a := newAdmin(t, `{`+timeout+`"servers":[`+serverOf(tt.name, tt.routes)+`]}`)
-			status := func() (s ServerStatus) {
+			status := func() (s adminapi.ServerStatus) {
 				a.call("GET", "/mcp_gateway/servers/"+tt.name, "", &s)
 				return s
 			}

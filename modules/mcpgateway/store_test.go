@@ -8,6 +8,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/storetest"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
@@ -61,7 +62,7 @@ func TestAdminStore(t *testing.T) {
 	a, engine := newAdmin(t), replicastest.New()
 	registry.add(replicaGateway(t, engine, mcpstore.App{}, `{"servers":[`+serverOf("a", staticHandler)+`]}`))
 	status := func() mcpstore.Status {
-		var overview Overview
+		var overview adminapi.Overview
 		a.call("GET", "/mcp_gateway/overview", "", &overview)
 		if overview.Store == nil {
 			t.Fatal("the overview has no store")
