@@ -23,6 +23,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/pipenet"
 )
 
 // A witness is a server that remembers what it was sent.
@@ -1014,8 +1015,8 @@ func TestBudgetsOfStrangers(t *testing.T) { // A65, R14
 // A listenerAddr is where the command listens.
 type listenerAddr struct{}
 
-func (listenerAddr) Network() string { return stdioNetwork }
-func (listenerAddr) String() string  { return stdioHost }
+func (listenerAddr) Network() string { return pipenet.Name }
+func (listenerAddr) String() string  { return pipenet.Host }
 
 func TestNobodyLimitsTheOperator(t *testing.T) { // A42, A65
 	before := stdioClient

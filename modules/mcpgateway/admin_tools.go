@@ -153,12 +153,5 @@ func (c *adminCall) showTool() (int, any, error) {
 
 // mayServe reports whether the gateway may have a client of this name: one with rules, or one that it does not know.
 func (h *Handler) mayServe(client string) bool {
-	return hasRules(h.Clients, client) || client == gateway.Anonymous && len(h.auth.providers) == 0
-}
-
-// hasRules reports whether one of the clients has this name, or a pattern that fits.
-func hasRules(clients []*Client, name string) bool {
-	return slices.ContainsFunc(clients, func(c *Client) bool {
-		return c != nil && (name == c.Name || slices.Contains(c.Match, name) || mcp.MatchName(c.Name, name))
-	})
+	return h.HasRules(client) || client == gateway.Anonymous && len(h.auth.providers) == 0
 }

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/pipenet"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 )
 
@@ -174,7 +175,7 @@ func (h *Handler) openAddresses() (open []string) {
 	for _, listen := range h.site.Listen {
 		address, err := caddy.ParseNetworkAddress(listen)
 		switch {
-		case err == nil && (address.IsUnixNetwork() || address.Network == stdioNetwork):
+		case err == nil && (address.IsUnixNetwork() || address.Network == pipenet.Name):
 		case err == nil && clientrequest.IsLocal(address.Host):
 		default:
 			open = append(open, listen)

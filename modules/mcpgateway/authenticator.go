@@ -9,6 +9,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/pipenet"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 )
 
@@ -142,7 +143,7 @@ func identity(repl *caddy.Replacer) string {
 // isOperator reports whether a request comes from the command that has started this process.
 func isOperator(r *http.Request) bool {
 	address, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
-	return address != nil && address.Network() == stdioNetwork
+	return address != nil && address.Network() == pipenet.Name
 }
 
 // clientPath returns the path of r as the client has sent it, whatever handlers in front have

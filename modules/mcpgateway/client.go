@@ -11,6 +11,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/condition"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
 )
 
@@ -179,6 +180,13 @@ func (c *Client) validate() error {
 
 // isPattern reports whether the block is for several clients.
 func (c *Client) isPattern() bool { return strings.Contains(c.Name, "*") }
+
+// HasRules reports whether a client block has this name, or a pattern that fits.
+func (h *Handler) HasRules(client string) bool {
+	return slices.ContainsFunc(h.Clients, func(c *Client) bool {
+		return c != nil && (client == c.Name || slices.Contains(c.Match, client) || mcp.MatchName(c.Name, client))
+	})
+}
 
 // clients returns the rules of all clients as the gateway has them.
 func (h *Handler) clients() (all []*gateway.Client, err error) {

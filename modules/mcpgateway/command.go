@@ -9,8 +9,8 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"io/fs"
 	"maps"
+	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -28,9 +28,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
-
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/pipenet"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 )
 
 func init() {
@@ -83,9 +82,7 @@ func serveStdio(flags caddycmd.Flags) (int, error) {
 		return caddy.ExitCodeFailedStartup, fmt.Errorf("%s: %w", file, err)
 	}
 
-	onStdio = true
-	stdioClient = cmp.Or(flags.String("client"), gateway.OperatorIdentity)
-	mcpstdio.SoleClient()
+	SoleClient(flags.String("client"))
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -104,12 +101,12 @@ func serveStdio(flags caddycmd.Flags) (int, error) {
 
 // bridgeStdio connects two streams with the gateway that runs.
 func bridgeStdio(ctx context.Context, path string, in io.Reader, out io.Writer) error {
-	transport := &http.Transport{DialContext: dialStdio, DisableCompression: true, MaxIdleConnsPerHost: 16}
+	transport := &http.Transport{DialContext: pipenet.Dial, DisableCompression: true, MaxIdleConnsPerHost: 16}
 	defer transport.CloseIdleConnections()
 	logger := caddy.Log().Named("mcp_stdio")
 	b := &bridge.Bridge{
 		Transport: transport,
-		URL:       "http://" + stdioHost + path,
+		URL:       "http://" + pipenet.Host + path,
 		Log:       func(message string, err error) { logger.Warn(message, zap.Error(err)) },
 	}
 	return b.Run(ctx, in, out)
@@ -118,8 +115,8 @@ func bridgeStdio(ctx context.Context, path string, in io.Reader, out io.Writer) 
 // exitStdio has Caddy exit in its own way, in which child processes are waited for.
 // That can only be asked of its admin API.
 func exitStdio() (int, error) {
-	client := &http.Client{Transport: &http.Transport{DialContext: dialStdio, DisableKeepAlives: true}}
-	res, err := client.Post("http://"+stdioAdminHost+"/stop", "", nil)
+	client := &http.Client{Transport: &http.Transport{DialContext: pipenet.Dial, DisableKeepAlives: true}}
+	res, err := client.Post("http://"+pipenet.AdminHost+"/stop", "", nil)
 	if err == nil {
 		res.Body.Close()
 		if res.StatusCode == http.StatusOK {
@@ -128,6 +125,15 @@ func exitStdio() (int, error) {
 		err = fmt.Errorf("status %d", res.StatusCode)
 	}
 	return caddy.ExitCodeFailedQuit, errors.Join(fmt.Errorf("stop: %w", err), caddy.Stop())
+}
+
+// freeLoopbackAddress returns an address of this machine that is free.
+func freeLoopbackAddress() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return l.Addr().String(), l.Close()
 }
 
 // stdioConfig makes of a configuration one that serves just a gateway of it, or just
@@ -141,7 +147,7 @@ func stdioConfig(config []byte, gateway, server, client string) (made []byte, pa
 	if err != nil {
 		return nil, "", err
 	}
-	if err := chosen.readFiles(); err != nil {
+	if chosen.Servers, err = chosen.AllServers(); err != nil {
 		return nil, "", err
 	}
 	if path, err = chosen.path(server); err != nil {
@@ -158,7 +164,7 @@ func stdioConfig(config []byte, gateway, server, client string) (made []byte, pa
 	if err != nil {
 		return nil, "", fmt.Errorf("logging: %w", err)
 	}
-	site := chosen.site(stdioHost)
+	site := chosen.site(pipenet.Host)
 	servers := object{"mcp_stdio": site}
 	if chosen.hasLogin() && chosen.PublicURL == "" {
 		// People log in with a browser, which needs an address.
@@ -168,11 +174,11 @@ func stdioConfig(config []byte, gateway, server, client string) (made []byte, pa
 		}
 		chosen.publish("http://" + address)
 		site["routes"] = []any{object{"handle": []any{chosen.raw}}}
-		login := maps.Clone(site)
-		login["listen"] = []string{address}
-		pages := object{"path": []string{mcpPath + "/" + loginSegment + "/*"}}
-		login["routes"] = []any{object{"match": []any{pages}, "handle": []any{chosen.raw}}}
-		servers["mcp_login"] = login
+		logins := maps.Clone(site)
+		logins["listen"] = []string{address}
+		pages := object{"path": []string{mcpPath + "/" + login.Segment + "/*"}}
+		logins["routes"] = []any{object{"match": []any{pages}, "handle": []any{chosen.raw}}}
+		servers["mcp_login"] = logins
 	}
 	made, err = whole.withOnly(servers, logging)
 	return made, path, err
@@ -205,7 +211,7 @@ func (w *wholeConfig) withOnly(servers, logging object) ([]byte, error) {
 		apps["mcp_store"] = w.Apps.Store
 	}
 	small := object{
-		"admin":   object{"listen": stdioNetwork + "/" + stdioAdminHost, "config": object{"persist": false}},
+		"admin":   object{"listen": pipenet.Name + "/" + pipenet.AdminHost, "config": object{"persist": false}},
 		"logging": logging,
 		"apps":    apps,
 	}
@@ -225,7 +231,7 @@ type configuredGateway struct {
 // site returns an HTTP server that has just the gateway, for this process alone.
 func (g *configuredGateway) site(address string) object {
 	site := object{
-		"listen":          []string{stdioNetwork + "/" + address},
+		"listen":          []string{pipenet.Name + "/" + address},
 		"routes":          []any{object{"handle": []any{g.raw}}},
 		"protocols":       []string{"h1"},
 		"automatic_https": object{"disable": true},
@@ -307,23 +313,6 @@ func (g *configuredGateway) hasLogin() bool {
 	return slices.ContainsFunc(g.Servers, func(s *Server) bool { return s != nil && s.OAuth != nil })
 }
 
-// readFiles adds the servers of files. One that is missing may come later.
-func (g *configuredGateway) readFiles() error {
-	for _, name := range g.ServersFrom {
-		path, err := filePath(name)
-		if err != nil {
-			return fmt.Errorf("servers_from: %q: %w", name, err)
-		}
-		file := &watchedFile{path: path}
-		file.look()
-		if file.err != nil && !errors.Is(file.err, fs.ErrNotExist) {
-			return fmt.Errorf("servers_from: %w", file.err)
-		}
-		g.Servers = append(g.Servers, file.servers...)
-	}
-	return nil
-}
-
 // publish sets where browsers reach the gateway.
 func (g *configuredGateway) publish(address string) {
 	g.raw = jsonspan.Spliced(g.raw, jsonspan.Insert(g.raw, slices.Concat([]byte(`"public_url":`), jsonrpc.Quote(address))))
@@ -331,7 +320,7 @@ func (g *configuredGateway) publish(address string) {
 
 // knows reports whether there are rules for a client, if one is named.
 func (g *configuredGateway) knows(client string) error {
-	if client == "" || hasRules(g.Clients, client) {
+	if client == "" || g.HasRules(client) {
 		return nil
 	}
 	var names []string

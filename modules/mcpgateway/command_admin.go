@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/pipenet"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
@@ -96,8 +97,8 @@ func (c *adminClient) open(
 // dialer returns a client that reaches the API, and the origin that it has to send.
 func (c *adminClient) dialer() (_ *http.Client, origin string, err error) {
 	if c.private {
-		transport := &http.Transport{DialContext: dialStdio, DisableKeepAlives: true}
-		return &http.Client{Transport: transport}, "http://" + stdioAdminHost, nil
+		transport := &http.Transport{DialContext: pipenet.Dial, DisableKeepAlives: true}
+		return &http.Client{Transport: transport}, "http://" + pipenet.AdminHost, nil
 	}
 	var config []byte
 	if c.config != "" {

@@ -48,26 +48,12 @@ func importServers(out, notes io.Writer, in io.Reader, path, gateway string, sec
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	file, err := parseServersFile(content, path)
+	caddyfile, told, err := ImportServers(content, path, gateway, secrets)
+	for _, note := range told {
+		fmt.Fprintln(notes, note)
+	}
 	if err != nil {
 		return err
-	}
-	if err := file.checkURLs(); err != nil {
-		return err
-	}
-	var hidden []mcpjson.Secret
-	if !secrets {
-		hidden = file.HideSecrets()
-	}
-	caddyfile := (&caddyfilePrinter{gateway: gateway, file: file, secrets: hidden}).print()
-	for _, note := range file.Notes {
-		fmt.Fprintln(notes, file.at(note.Line)+note.String())
-	}
-	for _, s := range hidden {
-		fmt.Fprintf(notes, "%s: set %s to the value in the file: %s of %s\n", file.path, s.Variable, s.Member, s.Server)
-	}
-	if len(file.Servers) == 0 {
-		return fmt.Errorf("%s: there is no server to import", file.path)
 	}
 	_, err = io.WriteString(out, caddyfile)
 	return err

@@ -16,12 +16,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 )
-
-// forOneCommand is whether this process runs gateways for one command of the operator. Servers are then
-// started only if the command needs them.
-var forOneCommand bool
 
 // startPrivate runs the gateways of a configuration in this process, for its admin client alone. Nothing
 // else of the configuration runs but mcp_store, nothing listens on the network, and nothing is logged.
@@ -37,8 +32,7 @@ func (c *adminClient) startPrivate(file string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", from, err)
 	}
-	forOneCommand = true
-	mcpstdio.SoleClient()
+	ForOneCommand()
 	// A reader of the output that has gone must not end this process before its children.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	if err := caddy.Load(config, true); err != nil {

@@ -12,6 +12,7 @@ import (
 	_ "github.com/caddyserver/caddy/v2/modules/filestorage"
 	_ "github.com/caddyserver/caddy/v2/modules/logging"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/pipenet"
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpsample"
 )
 
@@ -91,11 +92,11 @@ func TestStdioConfigListensNowhere(t *testing.T) {
 	if err := json.Unmarshal(config, &made); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.HasPrefix(made.Admin.Listen, stdioNetwork+"/") {
+	if !strings.HasPrefix(made.Admin.Listen, pipenet.Name+"/") {
 		t.Errorf("the admin API listens at %s", made.Admin.Listen)
 	}
 	for _, s := range made.Apps["http"].Servers {
-		if len(s.Listen) != 1 || !strings.HasPrefix(s.Listen[0], stdioNetwork+"/") {
+		if len(s.Listen) != 1 || !strings.HasPrefix(s.Listen[0], pipenet.Name+"/") {
 			t.Errorf("it listens at %s", s.Listen)
 		}
 	}

@@ -597,7 +597,7 @@ func (h *Handler) find(u *url.URL) (at location, to gateway.Endpoint, resource s
 		return endpoint, gateway.Endpoint{Kind: gateway.Aggregate}, ""
 	}
 	if rest, ok := strings.CutPrefix(path, h.belowMCP); ok {
-		if h.pages != nil && strings.HasPrefix(rest, loginSegment+"/") {
+		if h.pages != nil && strings.HasPrefix(rest, login.Segment+"/") {
 			return loginPages, gateway.Endpoint{}, ""
 		}
 		rest = strings.TrimSuffix(rest, "/")

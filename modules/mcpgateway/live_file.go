@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -143,6 +144,25 @@ func parseServersFrom(names *[]string) setting.Line {
 		}
 		return nil
 	}
+}
+
+// AllServers returns the servers of the configuration, and of the files that servers_from names. One that is missing may
+// come later.
+func (h *Handler) AllServers() ([]*Server, error) {
+	all := slices.Clip(h.Servers)
+	for _, name := range h.ServersFrom {
+		path, err := filePath(name)
+		if err != nil {
+			return nil, fmt.Errorf("servers_from: %q: %w", name, err)
+		}
+		file := &watchedFile{path: path}
+		file.look()
+		if file.err != nil && !errors.Is(file.err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("servers_from: %w", file.err)
+		}
+		all = append(all, file.servers...)
+	}
+	return all, nil
 }
 
 // fileStatuses returns how the files of a gateway are.

@@ -46,7 +46,7 @@ func (h *Handler) openPages() error {
 	}
 	h.pages = login.NewPages(login.Pages{
 		Gateway:   h.loginScope(),
-		Path:      h.belowMCP + loginSegment,
+		Path:      h.belowMCP + login.Segment,
 		Logger:    h.logger,
 		Base:      h.base,
 		Published: h.PublicURL != "",

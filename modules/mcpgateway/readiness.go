@@ -6,11 +6,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 )
 
-// Segments below mcp_path that are not names of servers.
-const (
-	healthSegment = "health" // readiness, for probes
-	loginSegment  = "oauth"  // pages to log in to servers
-)
+// healthSegment is where probes ask for readiness, below mcp_path. So it is not the name of a server.
+const healthSegment = "health"
 
 // A readinessReport answers probes. It has the state of servers, but not their errors: anyone can
 // ask for it.

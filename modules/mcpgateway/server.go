@@ -266,7 +266,7 @@ func (s *Server) check() error {
 			return fmt.Errorf("name: %q has only dots", name)
 		case name == healthSegment:
 			return fmt.Errorf("name: below mcp_path, %s is where probes ask whether the gateway is ready", name)
-		case name == loginSegment:
+		case name == login.Segment:
 			return fmt.Errorf("name: below mcp_path, %s is where people log in to servers", name)
 		}
 	}

@@ -9,6 +9,34 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcpjson"
 )
 
+// ImportServers returns a Caddyfile with the servers of a file of an MCP client, and notes on what could not be taken over
+// and what has to be set. Texts that look like secrets are left out of the Caddyfile unless they are asked for. A file
+// without servers is an error; it has notes, too.
+func ImportServers(content []byte, path, gateway string, secrets bool) (caddyfile string, notes []string, err error) {
+	file, err := parseServersFile(content, path)
+	if err != nil {
+		return "", nil, err
+	}
+	if err := file.checkURLs(); err != nil {
+		return "", nil, err
+	}
+	var hidden []mcpjson.Secret
+	if !secrets {
+		hidden = file.HideSecrets()
+	}
+	caddyfile = (&caddyfilePrinter{gateway: gateway, file: file, secrets: hidden}).print()
+	for _, note := range file.Notes {
+		notes = append(notes, file.at(note.Line)+note.String())
+	}
+	for _, s := range hidden {
+		notes = append(notes, fmt.Sprintf("%s: set %s to the value in the file: %s of %s", file.path, s.Variable, s.Member, s.Server))
+	}
+	if len(file.Servers) == 0 {
+		return "", notes, fmt.Errorf("%s: there is no server to import", file.path)
+	}
+	return caddyfile, notes, nil
+}
+
 // A caddyfilePrinter writes the servers of a file as a Caddyfile from which Caddy makes the same servers.
 type caddyfilePrinter struct {
 	gateway string // its name, or ""

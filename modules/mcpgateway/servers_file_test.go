@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
-	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -51,16 +50,15 @@ func clientFiles(t *testing.T) map[string]string {
 // imported returns the Caddyfile that caddy mcp import prints of a file, and its notes.
 func imported(t *testing.T, path string, secrets bool) (printed, notes string) {
 	t.Helper()
-	in, err := os.Open(path)
+	content, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer in.Close()
-	var out, told bytes.Buffer
-	if err := importServers(&out, &told, in, path, "", secrets); err != nil {
+	printed, told, err := ImportServers(content, path, "", secrets)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return out.String(), told.String()
+	return printed, strings.Join(told, "\n")
 }
 
 // A standInConsole has the name of the console, which imports this package and so cannot be imported here.
@@ -225,15 +223,14 @@ func TestReadServersFails(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			path := writeFile(t, "mcp.json", tt.text)
 			_, _, err := readServers([]byte(tt.text), path)
-			var out bytes.Buffer
-			imported := importServers(&out, io.Discard, strings.NewReader(tt.text), path, "", false)
-			for _, err := range []error{err, imported} {
+			printed, _, importErr := ImportServers([]byte(tt.text), path, "", false)
+			for _, err := range []error{err, importErr} {
 				if err == nil || !strings.Contains(err.Error(), tt.err) || strings.Contains(err.Error(), "s3cret") {
 					t.Errorf("got %v", err)
 				}
 			}
-			if out.Len() > 0 {
-				t.Errorf("printed %s", &out)
+			if printed != "" {
+				t.Errorf("printed %s", printed)
 			}
 		})
 	}
@@ -270,7 +267,7 @@ func TestMalformedListsOfTools(t *testing.T) {
 		t.Errorf("got %d servers, %q, %v", len(servers), notes, err)
 	}
 	printed, told := imported(t, path, false)
-	if strings.Contains(printed, "server a ") || !strings.Contains(printed, "expose read") || told != want+"\n" {
+	if strings.Contains(printed, "server a ") || !strings.Contains(printed, "expose read") || told != want {
 		t.Errorf("printed\n%s\ntold %s", printed, told)
 	}
 }

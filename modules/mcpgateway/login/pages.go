@@ -21,6 +21,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
 )
 
+// Segment is where the pages of a gateway are, below its mcp_path. So it is not the name of a server.
+const Segment = "oauth"
+
 // Pages are where people log in to the servers of a gateway, with a browser: a page that asks
 // them to, and the callback of the authorization server.
 //
