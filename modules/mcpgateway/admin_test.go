@@ -19,6 +19,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
+	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpsample"
 )
 
 // An adminTest is the API as Caddy serves it, of the gateways of one test.

@@ -1,8 +1,6 @@
-package mcpgateway
+package command
 
 import (
-	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,11 +10,8 @@ import (
 	"maps"
 	"net"
 	"net/http"
-	"net/url"
 	"os"
 	"os/signal"
-	"slices"
-	"strings"
 	"syscall"
 
 	"github.com/caddyserver/caddy/v2"
@@ -25,10 +20,9 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/bridge"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/pipenet"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 )
 
@@ -82,7 +76,7 @@ func serveStdio(flags caddycmd.Flags) (int, error) {
 		return caddy.ExitCodeFailedStartup, fmt.Errorf("%s: %w", file, err)
 	}
 
-	SoleClient(flags.String("client"))
+	mcpgateway.SoleClient(flags.String("client"))
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -182,180 +176,6 @@ func stdioConfig(config []byte, gateway, server, client string) (made []byte, pa
 	}
 	made, err = whole.withOnly(servers, logging)
 	return made, path, err
-}
-
-// An object is one of JSON.
-type object = map[string]any
-
-// A wholeConfig is a configuration, as far as commands need it.
-type wholeConfig struct {
-	Logging map[string]json.RawMessage `json:"logging"`
-	Storage json.RawMessage            `json:"storage"`
-	Apps    struct {
-		HTTP struct {
-			Servers map[string]json.RawMessage `json:"servers"`
-		} `json:"http"`
-		Store json.RawMessage `json:"mcp_store"`
-	} `json:"apps"`
-}
-
-// withOnly returns a configuration for this process alone, with some HTTP servers and what they share with
-// others.
-func (w *wholeConfig) withOnly(servers, logging object) ([]byte, error) {
-	apps := object{
-		"http": object{"grace_period": "5s", "servers": servers},
-		// Every HTTP app has one, and it would tidy up what belongs to another process.
-		"tls": object{"disable_storage_clean": true},
-	}
-	if w.Apps.Store != nil {
-		apps["mcp_store"] = w.Apps.Store
-	}
-	small := object{
-		"admin":   object{"listen": pipenet.Name + "/" + pipenet.AdminHost, "config": object{"persist": false}},
-		"logging": logging,
-		"apps":    apps,
-	}
-	if w.Storage != nil {
-		small["storage"] = w.Storage
-	}
-	return json.Marshal(small)
-}
-
-// A configuredGateway is a gateway in a configuration.
-type configuredGateway struct {
-	Handler
-	raw         json.RawMessage
-	namedRoutes json.RawMessage // of the HTTP server it stands in, which it may invoke
-}
-
-// site returns an HTTP server that has just the gateway, for this process alone.
-func (g *configuredGateway) site(address string) object {
-	site := object{
-		"listen":          []string{pipenet.Name + "/" + address},
-		"routes":          []any{object{"handle": []any{g.raw}}},
-		"protocols":       []string{"h1"},
-		"automatic_https": object{"disable": true},
-	}
-	if g.namedRoutes != nil {
-		site["named_routes"] = g.namedRoutes
-	}
-	return site
-}
-
-// gateways returns all gateways in the HTTP servers of a configuration.
-func (w *wholeConfig) gateways() (found []*configuredGateway, err error) {
-	servers := w.Apps.HTTP.Servers
-	for _, key := range slices.Sorted(maps.Keys(servers)) {
-		var site struct {
-			NamedRoutes json.RawMessage `json:"named_routes"`
-		}
-		if err := json.Unmarshal(servers[key], &site); err != nil {
-			return nil, fmt.Errorf("HTTP server %s: %w", key, err)
-		}
-		handlers, err := configfile.Handlers(servers[key], "mcp_gateway")
-		if err != nil {
-			return nil, fmt.Errorf("HTTP server %s: %w", key, err)
-		}
-		for _, raw := range handlers {
-			g := &configuredGateway{namedRoutes: site.NamedRoutes}
-			if err := caddy.StrictUnmarshalJSON(raw, &g.Handler); err != nil {
-				return nil, fmt.Errorf("mcp_gateway: %w", err)
-			}
-			if len(g.Servers) == 0 && len(g.ServersFrom) == 0 {
-				return nil, errors.New("mcp_gateway needs at least one server")
-			}
-			// No other client can come in, so no secrets of clients are needed. Logins are
-			// encrypted with the session_key.
-			for _, member := range []string{"auth", "session_key"} {
-				if edit, ok := jsonspan.Remove(raw, member); ok && (member == "auth" || !g.hasLogin()) {
-					raw = jsonspan.Spliced(raw, edit)
-				}
-			}
-			g.raw = append([]byte(`{"handler":"mcp_gateway",`), raw[1:]...)
-			// The same gateway may stand in several sites.
-			if !slices.ContainsFunc(found, func(other *configuredGateway) bool { return bytes.Equal(g.raw, other.raw) }) {
-				found = append(found, g)
-			}
-		}
-	}
-	if len(found) == 0 {
-		return nil, errors.New("there is no mcp_gateway; for the mcpServers JSON of a client, add --adapter mcp")
-	}
-	return found, nil
-}
-
-// chooseGateway returns the gateway of this name, or the only one.
-func (w *wholeConfig) chooseGateway(name string) (*configuredGateway, error) {
-	found, err := w.gateways()
-	if err != nil {
-		return nil, err
-	}
-	names := make([]string, len(found))
-	for i, g := range found {
-		names[i] = cmp.Or(g.Name, "(no name)")
-	}
-	if name != "" {
-		found = slices.DeleteFunc(found, func(g *configuredGateway) bool { return g.Name != name })
-	}
-	switch {
-	case len(found) == 0:
-		return nil, fmt.Errorf("no mcp_gateway has the name %q; the names are %s", name, strings.Join(names, ", "))
-	case len(found) > 1 && name != "":
-		return nil, fmt.Errorf("there are %d mcp_gateway with the name %q", len(found), name)
-	case len(found) > 1:
-		return nil, fmt.Errorf("there are several mcp_gateway; --gateway names one of: %s", strings.Join(names, ", "))
-	}
-	return found[0], nil
-}
-
-// hasLogin reports whether the gateway logs in to a server.
-func (g *configuredGateway) hasLogin() bool {
-	return slices.ContainsFunc(g.Servers, func(s *Server) bool { return s != nil && s.OAuth != nil })
-}
-
-// publish sets where browsers reach the gateway.
-func (g *configuredGateway) publish(address string) {
-	g.raw = jsonspan.Spliced(g.raw, jsonspan.Insert(g.raw, slices.Concat([]byte(`"public_url":`), jsonrpc.Quote(address))))
-}
-
-// knows reports whether there are rules for a client, if one is named.
-func (g *configuredGateway) knows(client string) error {
-	if client == "" || g.HasRules(client) {
-		return nil
-	}
-	var names []string
-	for _, c := range g.Clients {
-		if c != nil {
-			names = append(names, c.Name)
-		}
-	}
-	return unknownName("client", client, names)
-}
-
-// path returns where the gateway serves all its servers, or this one.
-func (g *configuredGateway) path(server string) (string, error) {
-	path := strings.TrimSuffix((&url.URL{Path: cmp.Or(g.MCPPath, "/mcp")}).EscapedPath(), "/")
-	if server == "" {
-		return cmp.Or(path, "/"), nil
-	}
-	var names []string
-	for _, s := range g.Servers {
-		if s != nil && (s.Name == server || slices.Contains(s.Aliases, server)) {
-			return path + "/" + url.PathEscape(server), nil
-		}
-		if s != nil {
-			names = append(names, s.Name)
-		}
-	}
-	return "", unknownName("server", server, names)
-}
-
-// unknownName returns the error about a client or server that a gateway does not have.
-func unknownName(kind, name string, known []string) error {
-	if len(known) == 0 {
-		return fmt.Errorf("mcp_gateway has no %s %q; it has no %ss", kind, name, kind)
-	}
-	return fmt.Errorf("mcp_gateway has no %s %q; it has %s", kind, name, strings.Join(known, ", "))
 }
 
 // stdioLogging has all logs go to standard error, but for those that go nowhere. The admin endpoint,

@@ -1,4 +1,4 @@
-package mcpgateway
+package command
 
 import (
 	"context"
@@ -13,22 +13,10 @@ import (
 	"syscall"
 	"time"
 
-	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
-
-func init() {
-	caddycmd.RegisterCommand(caddycmd.Command{
-		Name:  "mcp",
-		Short: "Works with an mcp_gateway: its servers, tools and logins",
-		CobraFunc: func(cmd *cobra.Command) {
-			cmd.AddCommand(newServersCommand(), newToolsCommand(), newCallCommand(), newCheckCommand(), newImportCommand(),
-				newLoginCommand(), newLogoutCommand())
-		},
-	})
-}
 
 func newLoginCommand() *cobra.Command {
 	var admin adminClient

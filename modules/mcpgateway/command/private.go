@@ -1,4 +1,4 @@
-package mcpgateway
+package command
 
 import (
 	"cmp"
@@ -16,6 +16,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/configfile"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
 )
 
 // startPrivate runs the gateways of a configuration in this process, for its admin client alone. Nothing
@@ -32,7 +33,7 @@ func (c *adminClient) startPrivate(file string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", from, err)
 	}
-	ForOneCommand()
+	mcpgateway.ForOneCommand()
 	// A reader of the output that has gone must not end this process before its children.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	if err := caddy.Load(config, true); err != nil {

@@ -1,4 +1,4 @@
-package mcpgateway
+package command
 
 import (
 	"bytes"

@@ -1,8 +1,9 @@
-package mcpgateway
+package command
 
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -158,6 +159,24 @@ func TestStdioHasAnAddressForLogins(t *testing.T) {
 			}
 			if err := caddy.Validate(parsedConfig(t, config)); err != nil {
 				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestStdioKnowsItsClients(t *testing.T) { // A42, A57
+	const caddyfile = ":80 {\nmcp_gateway {\nserver sample http://127.0.0.1:1\nclient cline {\nmatch line\ndeny sample::*\n}\n%s}\n}"
+	for _, tt := range []struct{ name, client, more, err string }{
+		{"nobody in particular", "", "", ""},
+		{"a client", "cline", "", ""},
+		{"a client by another name", "line", "", ""},
+		{"a client that there is not", "clnie", "", `no client "clnie"; it has cline`},
+		{"one of others", "clnie", "client c* {\ndeny sample::x\n}\n", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, _, err := stdioConfig(adapted(t, fmt.Sprintf(caddyfile, tt.more)), "", "", tt.client)
+			if tt.err == "" && err != nil || tt.err != "" && (err == nil || !strings.Contains(err.Error(), tt.err)) {
+				t.Errorf("got %v", err)
 			}
 		})
 	}

@@ -1,4 +1,4 @@
-package mcpgateway
+package command
 
 import (
 	"fmt"
@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcpjson"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
 )
 
 func newImportCommand() *cobra.Command {
@@ -48,7 +49,7 @@ func importServers(out, notes io.Writer, in io.Reader, path, gateway string, sec
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	caddyfile, told, err := ImportServers(content, path, gateway, secrets)
+	caddyfile, told, err := mcpgateway.ImportServers(content, path, gateway, secrets)
 	for _, note := range told {
 		fmt.Fprintln(notes, note)
 	}
