@@ -1,10 +1,13 @@
 package gateway
 
 import (
-	"strings"
 	"unicode/utf8"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // Refresh has the lists of a server asked for anew, and tells the clients that listen.
@@ -26,14 +29,14 @@ func (g *Gateway) RefreshHere(server string) {
 }
 
 // forgetLists has the lists of a server asked for anew, and tells the clients.
-func (g *Gateway) forgetLists(s *Server) (told int) {
-	return g.refresh(s, func(string) bool { return true }, func(l *link) { l.forgetLists(g, everyKind...) })
+func (g *Gateway) forgetLists(s *upstream.Server) (told int) {
+	return g.refresh(s, func(string) bool { return true }, func(l *link) { l.forgetLists(g, catalog.EveryKind...) })
 }
 
 // refresh has the server asked again for the clients that it concerns, and has their links forget
 // something. It tells the clients.
-func (g *Gateway) refresh(s *Server, concerns func(identity string) bool, forget func(*link)) (told int) {
-	g.toolsChanged(s)
+func (g *Gateway) refresh(s *upstream.Server, concerns func(identity string) bool, forget func(*link)) (told int) {
+	g.shared.State.ToolsChanged(s)
 	g.audiences.each(func(a *audience) {
 		if concerns(a.identity) {
 			a.at(s.ID).forget()
@@ -44,22 +47,23 @@ func (g *Gateway) refresh(s *Server, concerns func(identity string) bool, forget
 			forget(l)
 		}
 	}
-	return g.announce(func(identity string) bool { return g.rules.sees(identity, s) && concerns(identity) }, tools, prompts, resources)
+	sees := func(identity string) bool { return g.rules.Sees(identity, s.Name) && concerns(identity) }
+	return g.announce(sees, mcp.Tools, mcp.Prompts, mcp.Resources)
 }
 
 // TemplatesChanged tells the clients that listen that the gateway itself has other
 // templates than before.
 func (g *Gateway) TemplatesChanged() {
-	g.announce(func(string) bool { return true }, resources)
+	g.announce(func(string) bool { return true }, mcp.Resources)
 }
 
 // announce tells those who listen, and whom it concerns, that lists have changed.
-func (g *Gateway) announce(concerns func(identity string) bool, changed ...listKind) (told int) {
+func (g *Gateway) announce(concerns func(identity string) bool, changed ...mcp.ListKind) (told int) {
 	g.mu.Lock()
 	streams := g.streamsOf(g)
 	g.mu.Unlock()
 	for _, s := range streams {
-		if concerns(s.visit.caller.identity) {
+		if concerns(s.visit.caller.Identity) {
 			s.later(func() { s.announce(changed...) })
 			told++
 		}
@@ -75,18 +79,18 @@ func (g *Gateway) Sessions() map[string]map[string]int {
 		if c.ended.Load() {
 			continue
 		}
-		who := g.rules.caller(c.identity)
-		name, _, _ := strings.Cut(c.identity, realmMark)
+		who := g.rules.Caller(c.identity)
+		name := access.NameOf(c.identity)
 		switch name {
 		case "":
-			name = Anonymous
-		case OperatorIdentity:
-			name = who.label
+			name = access.Anonymous
+		case access.OperatorIdentity:
+			name = who.Label
 		}
-		if sessions[who.label] == nil {
-			sessions[who.label] = map[string]int{}
+		if sessions[who.Label] == nil {
+			sessions[who.Label] = map[string]int{}
 		}
-		sessions[who.label][name]++
+		sessions[who.Label][name]++
 	}
 	return sessions
 }
@@ -115,7 +119,7 @@ func (g *Gateway) Original(server, client, handle string) (text string, chars in
 	if !ok {
 		return "", 0, false
 	}
-	who := g.rules.caller(client)
-	text = jsonspan.Text(who.redactor().Body(body))
+	who := g.rules.Caller(client)
+	text = jsonspan.Text(who.Redactor().Body(body))
 	return text, utf8.RuneCountInString(text), true
 }

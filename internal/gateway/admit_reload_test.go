@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -62,7 +63,7 @@ func (believing) Authenticate(r *http.Request, _ bool, _ []byte, _ string) (stri
 	case strings.HasPrefix(name, "guest"):
 		realm = ""
 	}
-	return Identity(name, realm), nil
+	return access.Identity(name, realm), nil
 }
 
 func (believing) Challenge(http.Header, *http.Request, error) int { return http.StatusUnauthorized }
@@ -84,7 +85,7 @@ func TestStreamsOfClientsThatAreNotLetIn(t *testing.T) { // A30, A60
 			return func(c *Config) {
 				c.Auth = believing{fingerprint}
 				for _, name := range clients {
-					c.Clients = append(c.Clients, &Client{Name: name})
+					c.Clients = append(c.Clients, &access.Client{Name: name})
 				}
 			}
 		}
@@ -123,7 +124,7 @@ func TestStreamsGoByTheRulesOfNow(t *testing.T) { // A55, A56, A60
 	p := legacyPeer("a").hasTools("x")
 	p.listens()
 	view := func(text string) func(*Config) {
-		return func(c *Config) { c.Clients = []*Client{{Name: "*", View: text}} }
+		return func(c *Config) { c.Clients = []*access.Client{{Name: "*", View: text}} }
 	}
 	g := newGateway(t, view("one"), p)
 	stream := g.legacy(t).listen()

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/condition"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
@@ -39,13 +40,13 @@ func rulesOf(rules ...string) *acl.Policy {
 func everybody(rules ...string) func(*Config) {
 	return func(c *Config) {
 		policy := rulesOf(rules...)
-		c.Clients = []*Client{{Name: "*", Policy: policy, View: policy.Fingerprint()}}
+		c.Clients = []*access.Client{{Name: "*", Policy: policy, View: policy.Fingerprint()}}
 	}
 }
 
 // oneRequest limits each client to one request an hour.
 func oneRequest(c *Config) {
-	c.Limits = []Limit{NewLimit(ratelimit.Limit{Key: "test", N: 1, Per: time.Hour}, nil)}
+	c.Limits = []access.Limit{access.NewLimit(ratelimit.Limit{Key: "test", N: 1, Per: time.Hour}, nil)}
 }
 
 // asked sends a request twice, to a gateway that admits one. It returns the answer to the
@@ -53,7 +54,7 @@ func oneRequest(c *Config) {
 // must be asked once.
 func (u *user) asked(method, params string) (said, mcp.Target) {
 	u.t.Helper()
-	tally, observer := u.g.Tally(Anonymous), u.g.config.Observer.(*observed)
+	tally, observer := u.g.Usage.Tally(access.Anonymous), u.g.config.Observer.(*observed)
 	before := tally.Requests.Load()
 	first := u.ask(method, params)
 	if n := tally.Requests.Load() - before; n != 1 {
@@ -157,7 +158,7 @@ func TestWhatIsRefusedReachesNoServer(t *testing.T) { // A53
 
 func TestServersThatAClientMayNotKnow(t *testing.T) { // A53, A57
 	configure := func(c *Config) {
-		c.Clients = []*Client{{Name: "ann"}, {Name: "*", Policy: rulesOf("deny a::*")}}
+		c.Clients = []*access.Client{{Name: "ann"}, {Name: "*", Policy: rulesOf("deny a::*")}}
 	}
 	both(t, configure, guardedPeers, func(t *testing.T, u *user, peers []*peer) {
 		if got, _ := u.walk("tools/list", "tools", "name", 0); !slices.Equal(got, []string{"b::y"}) {
@@ -187,7 +188,7 @@ func TestServersThatAClientMayNotKnow(t *testing.T) { // A53, A57
 
 func TestListsAreAskedForAgain(t *testing.T) {
 	view := func(text string) func(*Config) {
-		return func(c *Config) { c.Clients = []*Client{{Name: "*", View: text}} }
+		return func(c *Config) { c.Clients = []*access.Client{{Name: "*", View: text}} }
 	}
 	p := legacyPeer("a").hasTools("x") // which says that its lists never change
 	p.capabilities = `{"tools":{}}`
@@ -229,7 +230,7 @@ func TestRefreshTellsWhoListens(t *testing.T) { // A73
 	k.nextOf("notifications/tools/list_changed")
 	g.TemplatesChanged()
 	k.nextOf("notifications/resources/list_changed")
-	if got := g.Sessions()[Anonymous][Anonymous]; got != 1 {
+	if got := g.Sessions()[access.Anonymous][access.Anonymous]; got != 1 {
 		t.Errorf("%d sessions", got)
 	}
 }
@@ -282,7 +283,7 @@ func TestTasksOfServersWithNothingElseForAClient(t *testing.T) { // A53, A54
 		peers = append(peers, p.has("tasks/list", "tasks", `{"taskId":"ann","status":"working"}`, `{"taskId":"bob","status":"working"}`))
 	}
 	g := newGateway(t, func(c *Config) {
-		c.Clients = []*Client{{Name: "ann"}, {Name: "*", Policy: rulesOf("allow tool:a::x", "deny a::*")}}
+		c.Clients = []*access.Client{{Name: "ann"}, {Name: "*", Policy: rulesOf("allow tool:a::x", "deny a::*")}}
 	}, peers...)
 	for identity, want := range map[string][]string{"ann": {"a::ann", "b::ann"}, "bob": {"b::bob"}} {
 		u := g.user(t, mcp.Legacy)
@@ -305,7 +306,7 @@ func TestTasksOfServersWithNothingElseForAClient(t *testing.T) { // A53, A54
 
 // The names of clients in conditions are those in logs.
 func TestConditionOnClient(t *testing.T) {
-	for identity, client := range map[string]string{"": Anonymous, "ann": "ann"} {
+	for identity, client := range map[string]string{"": access.Anonymous, "ann": "ann"} {
 		both(t, func(c *Config) {
 			when, err := condition.Compile(fmt.Sprintf("client == %q", client))
 			if err != nil {
@@ -315,7 +316,7 @@ func TestConditionOnClient(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c.Clients = []*Client{{Name: "*", Policy: policy}}
+			c.Clients = []*access.Client{{Name: "*", Policy: policy}}
 		}, peersWithX, func(t *testing.T, u *user, peers []*peer) {
 			if u.identity = identity; u.era == mcp.Legacy {
 				u.connect()

@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
@@ -355,7 +356,7 @@ func TestTemplatesAreCompletedByTheirOwnURIs(t *testing.T) {
 
 // Servers can have templates that take long to match, and a client can name many URIs at once.
 func TestTemplatesAreNotMatchedForEver(t *testing.T) {
-	list := &listing{names: []string{mcp.TemplateURI("a", "x://{y}")}}
+	list := &catalog.List{Names: []string{mcp.TemplateURI("a", "x://{y}")}}
 	s := new(search)
 	for range 10 {
 		if !s.matches(list, "x://1") {

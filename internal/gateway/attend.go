@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // A session with a server is listened to in a stream of its own: the server can ask the client
@@ -14,7 +15,7 @@ import (
 
 // attend has the client hear of a server: by a listener, if it needs one of its own or is elected. last
 // is the event after which the client resumes a stream of the server.
-func (s *stream) attend(server *Server, last string, begun func()) {
+func (s *stream) attend(server *upstream.Server, last string, begun func()) {
 	g, c := s.g.Load(), s.visit.client
 	p := g.profile(c, server.ID)
 	e := &listener{key: listenerKey{id: server.ID}, profile: p}
@@ -49,7 +50,7 @@ func (s *stream) announceMissed(p *profile) {
 }
 
 // needsListener reports whether a server may have something to say to this client alone.
-func (s *stream) needsListener(server *Server) bool {
+func (s *stream) needsListener(server *upstream.Server) bool {
 	if s.wants != nil {
 		return len(s.wants.of[server.Name])+len(s.wants.tasks[server.Name]) > 0
 	}
@@ -64,7 +65,7 @@ func (s *stream) needsListener(server *Server) bool {
 // wantsChanges reports whether the client wants to know of changes of lists of a server, which says
 // this of itself: nothing, if it is not known.
 func (s *stream) wantsChanges(said *about) bool {
-	if said != nil && said.can&(toolsChange|promptsChange|resourcesChange) == 0 {
+	if said != nil && said.can&(mcp.ToolsChange|mcp.PromptsChange|mcp.ResourcesChange) == 0 {
 		return false
 	}
 	return s.wants == nil || s.wants.Tools || s.wants.Prompts || s.wants.Resources
@@ -119,7 +120,7 @@ func (state *State) listenersOf(audience, id string) (all []*stream) {
 	defer state.mu.Unlock()
 	for s := range state.streams[audience] {
 		g := s.g.Load()
-		if server := g.byID(id); server == nil || !g.rules.sees(s.visit.caller.identity, server) {
+		if server := g.byID(id); server == nil || !g.rules.Sees(s.visit.caller.Identity, server.Name) {
 			continue
 		}
 		if s.ctx.Err() == nil {
@@ -130,7 +131,7 @@ func (state *State) listenersOf(audience, id string) (all []*stream) {
 }
 
 // announceToAll tells the client, and those for which it listens, that lists of a server have changed.
-func (s *stream) announceToAll(l *link, changed ...listKind) {
+func (s *stream) announceToAll(l *link, changed ...mcp.ListKind) {
 	s.announce(changed...)
 	for _, other := range s.visit.g.followers(l.client.audience, l.id) {
 		other.later(func() { other.announce(changed...) })
@@ -139,15 +140,15 @@ func (s *stream) announceToAll(l *link, changed ...listKind) {
 
 // thenCompare returns a function that calls begun, and then has the lists of a server compared with the
 // last that there were: what has changed while no client listened is announced.
-func (s *stream) thenCompare(o behalf, server *Server, begun func()) func() {
+func (s *stream) thenCompare(o behalf, server *upstream.Server, begun func()) func() {
 	c := s.visit.client
-	last := o.g.profile(c, server.ID).lists.seen()
+	last := o.g.profile(c, server.ID).lists.Seen()
 	return sync.OnceFunc(func() {
 		begun()
 		s.later(func() {
 			for k, key := range last {
 				list, _, failure := c.newListQuery(o, server, k).get()
-				if failure == nil && list.key != key {
+				if failure == nil && list.Key != key {
 					s.announceToAll(c.link(server), k)
 				}
 			}
@@ -163,7 +164,7 @@ func (l *link) attend(o behalf) {
 		return
 	}
 	for _, s := range l.client.listening() {
-		if s.wants != nil || s.listensTo(l.id) || !s.g.Load().rules.sees(l.client.identity, server) {
+		if s.wants != nil || s.listensTo(l.id) || !s.g.Load().rules.Sees(l.client.identity, server.Name) {
 			continue
 		}
 		begun := make(chan struct{})

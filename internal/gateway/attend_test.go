@@ -47,7 +47,7 @@ func TestOneClientListensForAll(t *testing.T) {
 	p.hasTools("x", "y")
 	say(toolsChanged)
 	for i, stream := range streams {
-		if e := stream.next(); e.method() != kinds[tools].notice || !strings.Contains(e.data, `"server":"a"`) {
+		if e := stream.next(); e.method() != mcp.ListKinds[mcp.Tools].Notice || !strings.Contains(e.data, `"server":"a"`) {
 			t.Errorf("client %d: got %s", i, e.data)
 		}
 		if got := names(t, users[i].ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "a::y"}) {
@@ -73,14 +73,14 @@ func TestOneClientListensForAll(t *testing.T) {
 			continue
 		}
 		for i, stream := range streams {
-			if e := stream.next(); e.method() != kinds[tools].notice {
+			if e := stream.next(); e.method() != mcp.ListKinds[mcp.Tools].Notice {
 				t.Errorf("client %d: got %s", i, e.data)
 			}
 		}
 	}
 	say(toolsChanged)
 	for i, stream := range streams {
-		if e := stream.next(); e.method() != kinds[tools].notice {
+		if e := stream.next(); e.method() != mcp.ListKinds[mcp.Tools].Notice {
 			t.Errorf("client %d: got %s", i, e.data)
 		}
 	}
@@ -147,7 +147,7 @@ func TestStreamsOfTheModernEraAreShared(t *testing.T) {
 	}
 	say(`{"jsonrpc":"2.0","method":"notifications/prompts/list_changed"}`)
 	for _, stream := range streams[1:] {
-		if e := stream.next(); e.method() != kinds[prompts].notice {
+		if e := stream.next(); e.method() != mcp.ListKinds[mcp.Prompts].Notice {
 			t.Errorf("got %s", e.data)
 		}
 	}
@@ -157,7 +157,7 @@ func TestStreamsOfTheModernEraAreShared(t *testing.T) {
 		say(toolsChanged)
 		select {
 		case e := <-streams[2].events:
-			return e.method() == kinds[tools].notice
+			return e.method() == mcp.ListKinds[mcp.Tools].Notice
 		case <-time.After(20 * time.Millisecond):
 			return false
 		}
@@ -175,7 +175,7 @@ func TestClientsThatWereAway(t *testing.T) {
 	u.listen().hangUp()
 	say(toolsChanged)
 	listening.next()
-	if e := u.listen().next(); e.method() != kinds[tools].notice {
+	if e := u.listen().next(); e.method() != mcp.ListKinds[mcp.Tools].Notice {
 		t.Errorf("got %s", e.data)
 	}
 }

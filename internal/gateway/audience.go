@@ -6,8 +6,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // An audience is all clients that servers cannot tell apart, see [visit.audience]. What a server
@@ -39,7 +42,7 @@ func (a *audience) at(id string) *profile {
 // A profile is what an audience knows of a server.
 type profile struct {
 	meeting chan struct{} // holds one token: its holder asks the server
-	lists   listCache
+	lists   catalog.Cache
 
 	mu      sync.Mutex
 	about   *about           // nil if it is not known
@@ -53,7 +56,7 @@ type profile struct {
 // lender returns the link in whose session a list is asked for on behalf of a client: its own if it has
 // a session, or that of a client which listens and has not used it. Otherwise it is the client's own,
 // which has to be opened.
-func (p *profile) lender(c *client, s *Server) *link {
+func (p *profile) lender(c *client, s *upstream.Server) *link {
 	own := c.linked(s)
 	if own != nil && own.isOpen() {
 		return own
@@ -101,32 +104,28 @@ func (p *profile) removeReader() (last bool) {
 
 // about is what a server has said of itself. It never changes.
 type about struct {
-	capabilities, instructions shared
-	mentioned                  shared // the URIs in its instructions
-	can                        abilities
+	capabilities, instructions interned
+	mentioned                  interned // the URIs in its instructions
+	can                        mcp.Abilities
 	session                    bool // it begins a session with each client
 	learned                    time.Time
 }
 
 // abilities returns what the server can do, as far as that is known.
-func (a *about) abilities() abilities {
+func (a *about) abilities() mcp.Abilities {
 	if a == nil {
 		return 0
 	}
 	return a.can
 }
 
-// unchangedTime is how long a server is taken for the same without asking it, and a list that
-// a server of the legacy era says never changes. It may be another server by then.
-const unchangedTime = 30 * time.Second
-
 // current returns what the server has said of itself, nil if it has to be asked again. As long as
 // one client listens to it, the end of the server would be noticed.
-func (p *profile) current(s *Server) *about {
-	heard := p.lists.hasListener(tools)
+func (p *profile) current(s *upstream.Server) *about {
+	heard := p.lists.HasListener(mcp.Tools)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.about == nil || s.isOut() || !heard && time.Since(p.about.learned) >= unchangedTime {
+	if p.about == nil || s.IsOut() || !heard && time.Since(p.about.learned) >= catalog.UnchangedTime {
 		return nil
 	}
 	return p.about
@@ -154,12 +153,12 @@ func (p *profile) forget() {
 	p.mu.Lock()
 	p.about = nil
 	p.mu.Unlock()
-	p.lists.forget(everyKind...)
+	p.lists.Forget(catalog.EveryKind...)
 }
 
 // meet returns what a server says of itself to a client. If that is not known, one client asks by
 // opening its session, and the others wait.
-func (p *profile) meet(o behalf, c *client, s *Server) (*about, *jsonrpc.Failure) {
+func (p *profile) meet(o behalf, c *client, s *upstream.Server) (*about, *jsonrpc.Failure) {
 	if l := c.linked(s); l != nil && l.isOpen() {
 		return l.description(), nil
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
@@ -254,7 +255,7 @@ func TestServersAreAskedAgain(t *testing.T) {
 		time.Sleep(time.Second)
 		first.ask("tools/list", "") // it wants to know of changes
 		asked(1, 2)
-		time.Sleep(unchangedTime)
+		time.Sleep(catalog.UnchangedTime)
 		newcomer()
 		asked(2, 3)
 		p.hasTools("y")
@@ -268,7 +269,7 @@ func TestServersAreAskedAgain(t *testing.T) {
 		}
 		p.down.Store(true)
 		first.call("a::x")
-		time.Sleep(unchangedTime)
+		time.Sleep(catalog.UnchangedTime)
 		if got := newcomer(); len(got) != 0 {
 			t.Errorf("a server that is down has %v", got)
 		}

@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -12,26 +11,29 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // reported returns the calls that were reported since the last time, when all requests have ended.
-func (g *front) reported(t testing.TB) []Call {
+func (g *front) reported(t testing.TB) []inbound.Call {
 	t.Helper()
 	await.Until(t, "all handlers have returned", func() bool { return g.active.Load() == 0 })
 	return g.config.Observer.(*observed).takeCalls()
 }
 
 // audited returns those of them that were let through.
-func (g *front) audited(t testing.TB) []Call {
+func (g *front) audited(t testing.TB) []inbound.Call {
 	t.Helper()
-	return slices.DeleteFunc(g.reported(t), func(c Call) bool { return c.Refused })
+	return slices.DeleteFunc(g.reported(t), func(c inbound.Call) bool { return c.Refused })
 }
 
 // oneCall returns the only call that was reported.
-func oneCall(t testing.TB, calls []Call) Call {
+func oneCall(t testing.TB, calls []inbound.Call) inbound.Call {
 	t.Helper()
 	if len(calls) != 1 {
 		t.Fatalf("got %d calls, want 1: %+v", len(calls), calls)
@@ -77,7 +79,7 @@ func TestAuditOfCalls(t *testing.T) {
 	}
 	configure := func(c *Config) {
 		everybody("deny a::denied")(c)
-		c.Audit, c.Discovery = AuditArguments, true
+		c.Audit, c.Discovery = inbound.AuditArguments, true
 		c.Servers[0].Aliases = []string{"alias"}
 	}
 	peers := func() []*peer {
@@ -123,13 +125,13 @@ func TestAuditOfCalls(t *testing.T) {
 }
 
 // audits returns the configuration of a gateway with an audit.
-func audits(audit Audit) func(*Config) { return func(c *Config) { c.Audit = audit } }
+func audits(audit inbound.Audit) func(*Config) { return func(c *Config) { c.Audit = audit } }
 
 func TestAuditWithoutArguments(t *testing.T) {
-	for _, audit := range []Audit{AuditDenied, AuditAll} {
+	for _, audit := range []inbound.Audit{inbound.AuditDenied, inbound.AuditAll} {
 		u := newGateway(t, audits(audit), legacyPeer("a")).legacy(t)
 		u.use("a::x", `{"n":1}`)
-		if got := oneCall(t, u.g.audited(t)); got.Arguments != nil || got.Content != nil || got.Client != Anonymous {
+		if got := oneCall(t, u.g.audited(t)); got.Arguments != nil || got.Content != nil || got.Client != access.Anonymous {
 			t.Errorf("got %+v", got)
 		}
 	}
@@ -138,7 +140,7 @@ func TestAuditWithoutArguments(t *testing.T) {
 // A call is one line, however often the server gets it.
 func TestAuditOfACallWhoseSessionIsLost(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
-	u := newGateway(t, audits(AuditAll), p).legacy(t)
+	u := newGateway(t, audits(inbound.AuditAll), p).legacy(t)
 	u.call("a::x")
 	u.g.audited(t)
 	p.forget()
@@ -146,14 +148,14 @@ func TestAuditOfACallWhoseSessionIsLost(t *testing.T) {
 	if n := p.count("tools/call"); n != 3 {
 		t.Fatalf("the server has got %d calls, want 3", n)
 	}
-	if got := oneCall(t, u.g.audited(t)); got.Outcome != OutcomeOK {
+	if got := oneCall(t, u.g.audited(t)); got.Outcome != upstream.OutcomeOK {
 		t.Errorf("got %+v", got)
 	}
 }
 
 // In the modern era a client answers a question with another request.
 func TestAuditOfHeldCalls(t *testing.T) {
-	u := newGateway(t, audits(AuditAll), legacyPeer("a").does("tools/call", asking(2))).modern(t)
+	u := newGateway(t, audits(inbound.AuditAll), legacyPeer("a").does("tools/call", asking(2))).modern(t)
 	s := u.call("a::x")
 	for range 2 {
 		oneCall(t, u.g.audited(t))
@@ -166,14 +168,14 @@ func TestAuditOfHeldCalls(t *testing.T) {
 }
 
 func TestAuditOfClientsThatLeave(t *testing.T) {
-	both(t, audits(AuditAll), func() []*peer {
+	both(t, audits(inbound.AuditAll), func() []*peer {
 		wait := func(_ http.ResponseWriter, a *incoming) { <-a.Context().Done() }
 		return []*peer{newPeer("a").does("tools/call", wait)}
 	}, func(t *testing.T, u *user, peers []*peer) {
 		call := u.start(http.MethodPost, u.request(u.nextID(), "tools/call", `{"name":"a::x"}`))
 		peers[0].await(t, "tools/call", 1)
 		call.hangUp()
-		if got := oneCall(t, u.g.audited(t)); got.Outcome != OutcomeCanceled {
+		if got := oneCall(t, u.g.audited(t)); got.Outcome != upstream.OutcomeCanceled {
 			t.Errorf("got %+v", got)
 		}
 	})
@@ -196,9 +198,9 @@ func TestAuditAtOneServer(t *testing.T) {
 		{"another method", strings.Replace(call, "tools/call", "tools/list", 1), ""},
 		{"a method twice", strings.Replace(call, `"method"`, `"method":"ping","method"`, 1), ""},
 		{"a name twice", strings.Replace(call, `"name"`, `"name":"y","name"`, 1), ""},
-		{"a server that panics", call, outcomePanic},
+		{"a server that panics", call, upstream.OutcomePanic},
 	}
-	for _, kind := range []EndpointKind{Single, RPC} {
+	for _, kind := range []upstream.EndpointKind{upstream.Single, upstream.RPC} {
 		for _, test := range tests {
 			t.Run(fmt.Sprint(test.name, ", kind ", kind), func(t *testing.T) {
 				p := legacyPeer("a")
@@ -207,9 +209,9 @@ func TestAuditAtOneServer(t *testing.T) {
 					a.write(w, http.StatusOK, `{"jsonrpc":"2.0","id":`+cmp.Or(a.id(), "null")+`,"result":{}}`)
 				})
 				g := joining(func(c *Config) {
-					c.Audit = AuditArguments
-					if test.want == outcomePanic {
-						c.Servers[0].Upstream = failing{toPeer{p}}
+					c.Audit = inbound.AuditArguments
+					if test.want == upstream.OutcomePanic {
+						c.Servers[0].Routes = failing{toPeer{p}}
 					}
 				}, p)
 				defer g.close()
@@ -218,7 +220,7 @@ func TestAuditAtOneServer(t *testing.T) {
 				r.Header.Set("Content-Type", "application/json")
 				func() {
 					defer func() { _ = recover() }()
-					g.NewRequest(w, r, Endpoint{Kind: kind, Server: "a"}, Peer{Address: "192.0.2.1"}).Serve()
+					g.NewRequest(w, r, inbound.Endpoint{Kind: kind, Server: "a"}, inbound.Peer{Address: "192.0.2.1"}).Serve()
 				}()
 				calls := g.config.Observer.(*observed).takeCalls()
 				if test.want == "" {
@@ -242,7 +244,7 @@ func TestAuditAtOneServer(t *testing.T) {
 
 func TestAuditOfOperators(t *testing.T) {
 	for _, as := range []string{"", "ann"} {
-		g := newGateway(t, audits(AuditAll), legacyPeer("a").hasTools("x"))
+		g := newGateway(t, audits(inbound.AuditAll), legacyPeer("a").hasTools("x"))
 		o := g.NewOperator(httptest.NewRequest(http.MethodPost, "/mcp", nil), as)
 		call := ToolCall{Name: "a::x", Address: "192.0.2.9", Arguments: func(*Tool, []string) ([]byte, error) {
 			return []byte(`{}`), nil
@@ -263,8 +265,8 @@ func TestAuditRedactsArguments(t *testing.T) {
 		t.Fatal(err)
 	}
 	configure := func(c *Config) {
-		c.Audit = AuditArguments
-		c.Clients = []*Client{{Name: "*", Redactor: redactor}}
+		c.Audit = inbound.AuditArguments
+		c.Clients = []*access.Client{{Name: "*", Redactor: redactor}}
 	}
 	tests := []struct{ name, arguments, want string }{
 		{"nothing to redact", `{"a":1}`, `{"a":1}`},
@@ -294,7 +296,8 @@ func TestAuditRedactsArguments(t *testing.T) {
 }
 
 func TestAuditBoundsArguments(t *testing.T) {
-	u := newGateway(t, audits(AuditArguments), legacyPeer("a")).legacy(t)
+	u := newGateway(t, audits(inbound.AuditArguments), legacyPeer("a")).legacy(t)
+	const maxAudited = 16 << 10
 	for _, size := range []int{maxAudited, maxAudited + 1, maxAudited + 2, 1 << 20} {
 		const frame = `{"a":""}`
 		arguments := `{"a":"` + strings.Repeat("é", (size-len(frame))/2) + strings.Repeat("a", size%2) + `"}`
@@ -319,47 +322,3 @@ func TestAuditBoundsArguments(t *testing.T) {
 		}
 	}
 }
-
-// BenchmarkAudit measures what it costs to report a call, besides the call itself.
-func BenchmarkAudit(b *testing.B) {
-	redactor, err := redact.New([]string{`sk-[a-z]+`}, []string{"password"})
-	if err != nil {
-		b.Fatal(err)
-	}
-	for _, bench := range []struct {
-		name     string
-		audit    Audit
-		redactor *redact.Redactor
-	}{
-		{"denied", AuditDenied, nil},
-		{"all", AuditAll, nil},
-		{"arguments", AuditArguments, nil},
-		{"arguments redacted", AuditArguments, redactor},
-	} {
-		b.Run(bench.name, func(b *testing.B) {
-			g := joining(func(c *Config) {
-				c.Audit, c.Observer = bench.audit, forgetful{}
-				c.Clients = []*Client{{Name: "*", Redactor: bench.redactor}}
-			}, legacyPeer("a"))
-			defer g.close()
-			r := httptest.NewRequestWithContext(context.Background(), http.MethodPost, "/", nil)
-			q := g.NewRequest(nil, r, Endpoint{Kind: Single, Server: "a"}, Peer{Address: "192.0.2.1"})
-			q.caller, q.admitted, q.outcome = g.rules.caller("ann"), true, OutcomeOK
-			if failure := q.message.ReadRequest([]byte(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":` +
-				`{"name":"read","arguments":{"path":"/etc/hosts","password":"abc"}}}`)); failure != nil {
-				b.Fatal(failure)
-			}
-			q.methodName()
-			q.toolName() // which metrics ask for in any case
-			b.ReportAllocs()
-			for b.Loop() {
-				q.audit()
-			}
-		})
-	}
-}
-
-// forgetful is an Observer that remembers no calls.
-type forgetful struct{ Observer }
-
-func (forgetful) CallDone(Call) {}

@@ -5,8 +5,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // firstWait is how long a client waits for servers that are not connected yet, if it hears of them when they
@@ -38,10 +41,10 @@ var keptSides = quota.NewKind("background_requests")
 // sideTime returns how long a side goes on: a server has JoinTimeout for the handshake, and again for its list.
 func (g *Gateway) sideTime() time.Duration { return 2 * g.config.JoinTimeout }
 
-// beside returns the side of the request, which has to leave it.
+// beside returns a side for what may go on after the request was answered. The request has to leave it.
 func (v *visit) beside() *side {
 	ctx, cancel := context.WithCancel(newBesideContext(v.g.config.Exiting, v.g, v.ctx))
-	kept := keepRequest(v.r)
+	kept := keepRequest(v.HTTP)
 	s := &side{behalf: behalf{ctx: ctx, g: v.g, r: kept.in(ctx)}, client: v.client, bytes: kept.size(), cancel: cancel,
 		settle: func() {}, turns: make(chan struct{}, maxFanOut)}
 	s.pending.Store(1)
@@ -144,16 +147,16 @@ func (v *visit) gather(s *side, n int, arrivals <-chan func(), waits func() bool
 }
 
 // leaveOut notes that the client is answered without a server, so that it is told when the server is there.
-func (v *visit) leaveOut(s *Server, p *profile) {
+func (v *visit) leaveOut(s *upstream.Server, p *profile) {
 	p.mu.Lock()
 	p.missing = true
 	p.mu.Unlock()
-	s.missing.Store(true)
+	s.Missing.Store(true)
 }
 
 // came tells clients that were answered without a server that it is there.
-func (g *Gateway) came(s *Server) {
-	if !s.missing.Swap(false) {
+func (g *Gateway) came(s *upstream.Server) {
+	if !s.Missing.Swap(false) {
 		return
 	}
 	concerned := map[string]bool{}
@@ -162,8 +165,8 @@ func (g *Gateway) came(s *Server) {
 	streams := g.streamsOf(g)
 	g.mu.Unlock()
 	for _, stream := range streams {
-		if concerned[stream.visit.client.audience] && g.rules.sees(stream.visit.caller.identity, s) {
-			stream.later(func() { stream.announce(tools, prompts, resources) })
+		if concerned[stream.visit.client.audience] && g.rules.Sees(stream.visit.caller.Identity, s.Name) {
+			stream.later(func() { stream.announce(mcp.Tools, mcp.Prompts, mcp.Resources) })
 		}
 	}
 }
@@ -175,52 +178,40 @@ func (p *profile) noteCame() (missing bool) {
 	missing, p.missing = p.missing, false
 	p.mu.Unlock()
 	if missing {
-		p.lists.changedBefore(announcedKinds...)
+		p.lists.ChangedBefore(catalog.AnnouncedKinds...)
 	}
 	return missing
 }
 
-// changedBefore notes that lists are others than clients have seen.
-func (c *listCache) changedBefore(lists ...listKind) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, k := range lists {
-		c.kept[k] = c.kept[k].outdated()
-		c.kept[k].history.changed = time.Now()
-	}
-}
-
 // hears reports whether the client has a stream by which it is told that lists of a kind have changed.
-func (c *client) hears(k listKind) bool {
+func (c *client) hears(k mcp.ListKind) bool {
+	notice := mcp.ListKinds[k].Notice
 	for _, s := range c.listening() {
-		if kinds[k].notice != "" && s.ctx.Err() == nil && (s.wants == nil || s.wants.wantsNotice(kinds[k].notice)) {
+		if notice != "" && s.ctx.Err() == nil && (s.wants == nil || s.wants.wantsNotice(notice)) {
 			return true
 		}
 	}
 	return false
 }
 
-// retryTime is for how long a server that cannot be reached is tried after the last client has asked for it.
-const retryTime = 10 * time.Minute
-
 // retry has a server that cannot be reached tried beside requests, on behalf of the client that asks for it now, if
 // that is not done already.
-func (l *link) retry(o behalf, s *Server) {
-	if !s.beginRetrying() {
+func (l *link) retry(o behalf, s *upstream.Server) {
+	if !s.BeginRetrying() {
 		return
 	}
 	ctx := newBesideContext(o.g.closing, o.g, o.ctx)
 	kept := keepRequest(o.r)
 	o = behalf{ctx: ctx, g: o.g, r: kept.in(ctx)}
 	if !o.g.runFor(l.client, func() { l.keepRetrying(o, s) }) {
-		s.endRetrying()
+		s.EndRetrying()
 	}
 }
 
 // keepRetrying tries a server until it can be reached, the client has left, or no client has asked for long.
-func (l *link) keepRetrying(o behalf, s *Server) {
-	defer s.endRetrying()
-	for s.waitForRetry(o.ctx) && !l.client.ended.Load() && !l.isOpen() {
+func (l *link) keepRetrying(o behalf, s *upstream.Server) {
+	defer s.EndRetrying()
+	for s.WaitForRetry(o.ctx) && !l.client.ended.Load() && !l.isOpen() {
 		_ = l.connect(o, true) // which notes and logs it
 	}
 }

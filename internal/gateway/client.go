@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"context"
 	"crypto/rand"
 	"encoding/json"
 	"maps"
@@ -11,11 +10,14 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // A client is a session of the legacy era, or all requests of the modern era that seem to come
@@ -33,7 +35,7 @@ type client struct {
 	owner        string    // of what is kept for it
 	issued       time.Time // when its session began
 	introduction *introduction
-	operator     *Operator // who acts as this client; nil for clients that come by the gateway's endpoints
+	inspection   *upstream.Inspection // by an operator that acts as this client; nil for others
 
 	recalled  atomic.Uint64 // outages of the shared store until its record was read, and 1 more; 0 if it was not
 	begunHere atomic.Bool   // servers know, or get to know, that it is ready
@@ -44,19 +46,19 @@ type client struct {
 	mu        sync.Mutex
 	links     []*link // in the order of their servers' IDs
 	calls     map[string]*inFlight
-	questions map[string]question // that it has been asked, by their ids
-	streams   []*stream           // by which it listens, the latest first: the connections of others may be dead
-	level     string              // of the log messages it wants
-	listed    [kindCount]moment   // when it has asked for a list
-	orders    []order             // what is to be done because of other replicas, in this order
-	ordered   int                 // bytes in orders
+	questions map[string]question       // that it has been asked, by their ids
+	streams   []*stream                 // by which it listens, the latest first: the connections of others may be dead
+	level     string                    // of the log messages it wants
+	listed    [mcp.ListKindCount]moment // when it has asked for a list
+	orders    []order                   // what is to be done because of other replicas, in this order
+	ordered   int                       // bytes in orders
 
 	syncing sync.Mutex      // held while it is brought in line with other replicas
 	unsaved []sessionChange // that could not be written yet; guarded by syncing
 
 	// plain are the lists of tools that it has got last with all UI resources by their own URIs, by
 	// the ID of the server.
-	plain map[string]listKey
+	plain map[string]catalog.Key
 }
 
 // An introduction is what a client says of itself.
@@ -148,7 +150,7 @@ func momentOf(t time.Time) moment {
 }
 
 // gets notes that the client gets a list, and reports whether it is the first of its kind.
-func (c *client) gets(k listKind) (first bool) {
+func (c *client) gets(k mcp.ListKind) (first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	first = c.listed[k] == 0
@@ -157,11 +159,11 @@ func (c *client) gets(k listKind) (first bool) {
 }
 
 // missed returns the kinds of lists that have changed since the client has got them.
-func (c *client) missed(lists *listCache) (missed []listKind) {
-	changed := lists.changedAt()
+func (c *client) missed(lists *catalog.Cache) (missed []mcp.ListKind) {
+	changed := lists.ChangedAt()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, k := range announcedKinds {
+	for _, k := range catalog.AnnouncedKinds {
 		if got := c.listed[k]; got != 0 && momentOf(changed[k]) > got {
 			missed = append(missed, k)
 		}
@@ -170,7 +172,7 @@ func (c *client) missed(lists *listCache) (missed []listKind) {
 }
 
 // linked returns the client's connection to a server, nil if it has none.
-func (c *client) linked(server *Server) *link {
+func (c *client) linked(server *upstream.Server) *link {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_, l := c.findLink(server.ID)
@@ -188,7 +190,7 @@ func (c *client) findLink(id string) (at int, l *link) {
 }
 
 // link returns the client's connection to a server, which may have to be opened.
-func (c *client) link(server *Server) *link {
+func (c *client) link(server *upstream.Server) *link {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at, l := c.findLink(server.ID)
@@ -206,39 +208,15 @@ func (c *client) allLinks() []*link {
 	return slices.Clone(c.links)
 }
 
-// An inFlight is a call that has not been answered yet.
+// An inFlight is a call that a client has made, until it is answered.
 type inFlight struct {
-	link   *link
-	ctx    context.Context // of the call
-	cancel context.CancelCauseFunc
-	held   atomic.Bool // by the gateway: the server has nothing to cancel
+	upstream.Flight
+	link *link
+	held atomic.Bool // by the gateway: the server has nothing to cancel
 
 	// id is the one by which the server knows a call that was made again; nil for the client's
 	// own.
 	id atomic.Pointer[[]byte]
-
-	canceled atomic.Bool // by the client; the server knows
-	paused   atomic.Bool // the server has ended the stream, and the rest is not asked for yet
-}
-
-// drop notes that the client has canceled the call. The rest of its stream is not asked for.
-func (f *inFlight) drop() {
-	f.canceled.Store(true)
-	if f.paused.Load() {
-		f.cancel(nil)
-	}
-}
-
-// pause notes that the rest of the stream is going to be asked for, if f is not nil.
-func (f *inFlight) pause() (end func()) {
-	if f == nil {
-		return func() {}
-	}
-	f.paused.Store(true)
-	if f.canceled.Load() {
-		f.cancel(nil)
-	}
-	return func() { f.paused.Store(false) }
 }
 
 // begin notes a call under a key, so that it can be canceled until it ends. Ids that are in use
@@ -287,9 +265,9 @@ func (c *client) takesEmptyEvents() bool { return c.version >= mcp.Latest }
 func (c *client) can(method string) bool { return mcp.CanBeAsked(c.introduction.capabilities, method) }
 
 // askable reports whether the person at the client can be asked to confirm calls, if there are rules that may
-// want it. An operator sees what a client sees that is.
-func (c *client) askable(who *caller) bool {
-	return who.policy() != nil && (c.operator != nil || mcp.CanFillForms(c.introduction.capabilities))
+// want it. An operator is shown what a client is shown that can be asked.
+func (c *client) askable(who *access.Caller) bool {
+	return who.Policy() != nil && (c.inspection != nil || mcp.CanFillForms(c.introduction.capabilities))
 }
 
 // initializeParams returns the params of initialize, with a version of the protocol.
@@ -451,3 +429,10 @@ const (
 	// but a limit is cheap.
 	largestTicket = 1 << 20
 )
+
+// callerOf returns a client as a caller.
+func (g *Gateway) callerOf(c *client) access.Caller {
+	who := g.rules.Caller(c.identity)
+	who.Askable = c.askable(&who)
+	return who
+}

@@ -10,19 +10,20 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolview"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // confirming has all clients confirm calls of the tool x of the server a.
 func confirming(c *Config) {
-	c.Clients = []*Client{{Name: "*", Policy: rulesOf("confirm a::x"), View: "confirming"}}
+	c.Clients = []*access.Client{{Name: "*", Policy: rulesOf("confirm a::x"), View: "confirming"}}
 }
 
 const agreed, declined = `{"action":"accept","content":{}}`, `{"action":"decline"}`
@@ -51,7 +52,7 @@ func (u *user) asks(params string) *asked {
 		raw = m.Literal(jsonrpc.Params)
 	} else {
 		in, key := wanted(u.t, u.ask("tools/call", params))
-		if key != confirmQuestion || in.InputRequests[key].Method != "elicitation/create" {
+		if key != "confirm" || in.InputRequests[key].Method != "elicitation/create" {
 			u.t.Fatalf("asked %s %s", key, in.InputRequests[key].Method)
 		}
 		a.in, raw = in, in.InputRequests[key].Params
@@ -89,7 +90,7 @@ func (a *asked) answer(response string) said {
 
 // again returns the params of a call with the answer to the question.
 func (a *asked) again(params, response string) string {
-	return withInput(params, a.in.RequestState, confirmQuestion, response)
+	return withInput(params, a.in.RequestState, "confirm", response)
 }
 
 // withInput returns the params of a call that is made again.
@@ -266,8 +267,8 @@ func TestCallThatIsCanceledBeforeItIsConfirmed(t *testing.T) {
 					t.Errorf("denied: %+v", denials)
 				}
 				await.Until(t, "the call to be canceled", func() bool {
-					return slices.ContainsFunc(g.config.Observer.(*observed).takeRecords(), func(r Record) bool {
-						return r.Called == "tools/call" && r.Outcome == OutcomeCanceled
+					return slices.ContainsFunc(g.config.Observer.(*observed).takeRecords(), func(r upstream.Record) bool {
+						return r.Called == "tools/call" && r.Outcome == upstream.OutcomeCanceled
 					})
 				})
 			}
@@ -278,7 +279,7 @@ func TestCallThatIsCanceledBeforeItIsConfirmed(t *testing.T) {
 func TestConfirmationIsGoodForItsCallOnly(t *testing.T) {
 	p := modernPeer("a").hasTools("x", "z")
 	g := newGateway(t, func(c *Config) {
-		c.Clients = []*Client{{Name: "*", Policy: rulesOf("confirm a::*")}}
+		c.Clients = []*access.Client{{Name: "*", Policy: rulesOf("confirm a::*")}}
 	}, p)
 	ann, bob := g.modern(t), g.modern(t)
 	ann.identity, bob.identity = "ann", "bob"
@@ -468,7 +469,7 @@ func TestConfirmationBeforeALogin(t *testing.T) {
 					}
 				} else {
 					in, key := wanted(t, a.answer(agreed))
-					if key != loginQuestion {
+					if key != "login" {
 						t.Fatalf("asked for %s", key)
 					}
 					params := withInput(callX, in.RequestState, key, `{"action":"accept"}`)
@@ -617,7 +618,7 @@ func TestConfirmationOutlivesAReload(t *testing.T) {
 				t.Errorf("after %d calls: %s", p.count("tools/call"), s.body)
 			}
 			a = g.as(t, era).asks(callX)
-			g.replace(func(c *Config) { c.Clients = []*Client{{Name: "*", Policy: rulesOf("deny a::x")}} }, p)
+			g.replace(func(c *Config) { c.Clients = []*access.Client{{Name: "*", Policy: rulesOf("deny a::x")}} }, p)
 			s := a.answer(agreed)
 			if want := map[mcp.Era]string{mcp.Legacy: "", mcp.Modern: "acl_denied"}[era]; s.symbol() != want {
 				t.Errorf("got %s", s.body)
@@ -630,7 +631,7 @@ func TestConfirmationOutlivesAReload(t *testing.T) {
 func TestConfirmationWithoutFocus(t *testing.T) {
 	both(t, func(c *Config) {
 		confirming(c)
-		c.Servers[0].Mask, c.Servers[0].MaskMCP, c.Servers[0].Focus = keeping{}, true, NewFocus("aim")
+		c.Servers[0].Mask, c.Servers[0].MaskMCP, c.Servers[0].Focus = keeping{}, true, toolview.NewFocus("aim")
 	}, peersWithX, func(t *testing.T, u *user, peers []*peer) {
 		u.ask("tools/list", `{}`)
 		a := u.asks(`{"name":"a::x","arguments":{"aim":"reasons","path":"p"}}`)
@@ -648,7 +649,7 @@ func TestConfirmationWithoutFocus(t *testing.T) {
 func TestConfirmationOfAServersOwnLoginTool(t *testing.T) {
 	p := legacyPeer("a").hasTools("login")
 	g, login := newLoginGateway(t, p, func(c *Config) {
-		c.Clients = []*Client{{Name: "*", Policy: rulesOf("confirm a::login")}}
+		c.Clients = []*access.Client{{Name: "*", Policy: rulesOf("confirm a::login")}}
 	})
 	login.logIn(g, "ann")
 	for _, era := range bothEras {
@@ -672,81 +673,10 @@ func TestConfirmedCallsHaveRates(t *testing.T) {
 	p := modernPeer("a").hasTools("x")
 	u := newGateway(t, func(c *Config) {
 		confirming(c)
-		c.Limits = []Limit{NewLimit(ratelimit.Limit{Key: "test", N: 1, Per: time.Hour}, nil)}
+		c.Limits = []access.Limit{access.NewLimit(ratelimit.Limit{Key: "test", N: 1, Per: time.Hour}, nil)}
 	}, p).modern(t)
 	if s := u.asks(callX).answer(agreed); s.symbol() != "rate_limited" || p.count("tools/call") != 0 {
 		t.Errorf("got %s", s.body)
-	}
-}
-
-func TestArgumentsAreShown(t *testing.T) {
-	for name, tt := range map[string]struct{ arguments, want string }{
-		"none":               {"", "none"},
-		"empty":              {"{}", "{}"},
-		"lines":              {`{"a":"x\ny"}`, "{\n  \"a\": \"x\\ny\"\n}"},
-		"escaped letters":    {`{"p\u0061th":"\u002fetc"}`, "{\n  \"path\": \"/etc\"\n}"},
-		"reordered":          {"{\"a\":\"x\u202ey\"}", "{\n  \"a\": \"x\\u202ey\"\n}"},
-		"escaped, reordered": {`{"a":"x\u202ey"}`, "{\n  \"a\": \"x\\u202ey\"\n}"},
-		"invisible":          {"{\"a\":\"x\u200b\U000e0041\u3164\"}", "{\n  \"a\": \"x\\u200b\\udb40\\udc41\\u3164\"\n}"},
-		"line separators":    {"{\"a\":\"x\u2028Server: b\u0085\"}", "{\n  \"a\": \"x\\u2028Server: b\\u0085\"\n}"},
-		"twice":              {`{"a":1,"a":2}`, "{\n  \"a\": 1,\n  \"a\": 2\n}"},
-		"no object":          {`"x\u202ey"`, `"x\u202ey"`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			var arguments []byte
-			if tt.arguments != "" {
-				arguments = []byte(tt.arguments)
-			}
-			if got := printableArguments(arguments); got != tt.want {
-				t.Errorf("got %s", got)
-			}
-		})
-	}
-	for name, arguments := range map[string]string{
-		"a long text":       `{"path":"/etc","text":"` + strings.Repeat("x", 100_000) + `","last":"z"}`,
-		"many":              `{"path":"/etc","all":[` + strings.Repeat(`"x",`, 10_000) + `1],"last":"z"}`,
-		"a long key":        `{"path":"/etc","` + strings.Repeat("k", 100_000) + `":1}`,
-		"deep":              `{"path":"/etc","deep":` + strings.Repeat("[", 900) + strings.Repeat("]", 900) + `}`,
-		"much is invisible": `{"path":"/etc","text":"` + strings.Repeat("\U000e0041", 1_900) + `"}`,
-		"a long string":     `"path/etc` + strings.Repeat("x", 100_000) + `"`,
-		"blanks":            `{"path":"/etc"` + strings.Repeat("\n", 10_000) + `}`,
-	} {
-		t.Run(name, func(t *testing.T) {
-			got := printableArguments([]byte(arguments))
-			if n := utf8.RuneCountInString(got); n > maxShown+100 {
-				t.Errorf("%d characters", n)
-			}
-			if !strings.Contains(got, "path") || !strings.Contains(got, "/etc") {
-				t.Errorf("got %.300s", got)
-			}
-			if hidden := strings.IndexFunc(got, func(r rune) bool { return r != '\n' && !unicode.IsGraphic(r) }); hidden >= 0 {
-				t.Errorf("character %d cannot be seen", hidden)
-			}
-			left := name != "deep" && name != "blanks"
-			if left && !strings.Contains(got, "more characters") && !strings.Contains(got, " of ") {
-				t.Errorf("it does not say how much was left out: %s", got)
-			}
-		})
-	}
-}
-
-func TestConfirmationsAreBounded(t *testing.T) {
-	all := newConfirmations(nil)
-	defer all.close()
-	victim := all.add("victim")
-	var keys []string
-	for range 2 * confirmationLimits.OwnerEntries {
-		keys = append(keys, all.add("thief"))
-	}
-	if n := all.open.Len(); n != confirmationLimits.OwnerEntries+1 {
-		t.Errorf("%d are kept", n)
-	}
-	take := func(key string) bool {
-		ok, err := all.take(t.Context(), key)
-		return ok && err == nil
-	}
-	if take(keys[0]) || !take(keys[len(keys)-1]) || !take(victim) || take(victim) {
-		t.Error("the oldest one of the owner has to go")
 	}
 }
 

@@ -10,56 +10,58 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpsse"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // A connecting is an attempt to connect a client to a server.
 type connecting struct {
 	behalf
 	link   *link
-	server *Server
+	server *upstream.Server
 }
 
 // run shakes hands with the server, as long as that may take.
 func (c connecting) run() *jsonrpc.Failure {
 	began, s := time.Now(), c.server
-	timeout := max(c.g.config.JoinTimeout, c.link.client.operator.patience())
+	timeout := max(c.g.config.JoinTimeout, c.link.client.inspection.Timeout())
 	if c.calls {
-		timeout = max(s.Timeout, c.link.client.operator.patience())
+		timeout = max(s.Timeout, c.link.client.inspection.Timeout())
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, timeout)
 	defer cancel()
 	failure := connecting{c.within(ctx), c.link, s}.shakeHands()
 	switch {
 	case failure == nil:
-		s.noteAttempt(began, nil)
-		s.noteFailure(nil)
+		s.NoteAttempt(began, nil)
+		s.NoteFailure(nil)
 		c.g.config.Observer.ServerAnswered(s.Name)
 		c.g.came(s)
 		return nil
 	case c.ctx.Err() != nil:
 		return failure // the client has left
 	}
-	if isLoginRequired(failure) {
-		s.noteFailure(failure)
-		s.noteAttempt(began, nil)
+	if failure.IsLoginRequired() {
+		s.NoteFailure(failure)
+		s.NoteAttempt(began, nil)
 		c.g.came(s)
 		return failure
 	}
-	if unreachable(failure) && s.ChildrenOnly && failure.Data.Symbol == "timeout" && failure.Err == nil {
+	if upstream.Unreachable(failure) && s.ChildrenOnly && failure.Data.Symbol == "timeout" && failure.Err == nil {
 		failure.Cause = jsonrpc.CauseStarting
 	}
 	if !c.refusesClient(failure) {
-		s.noteFailure(failure)
+		s.NoteFailure(failure)
 	}
-	fault := s.fault(failure, c.tried(), timeout)
-	if unreachable(failure) {
-		fault.Retry = s.noteAttempt(began, failure)
+	fault := s.Fault(failure, c.tried(), timeout)
+	if upstream.Unreachable(failure) {
+		fault.Retry = s.NoteAttempt(began, failure)
 	} else {
-		s.noteAttempt(began, nil)
+		s.NoteAttempt(began, nil)
 	}
 	if c.refusesClient(failure) {
 		c.g.config.Logger.Warn("MCP server refuses a client", zap.String("mcp_server", s.Name),
@@ -72,7 +74,7 @@ func (c connecting) run() *jsonrpc.Failure {
 
 // tried returns the request that begins with the server.
 func (c connecting) tried() string {
-	if c.server.speaksEra(mcp.Modern) && !c.server.speaksEra(mcp.Legacy) {
+	if c.server.SpeaksEra(mcp.Modern) && !c.server.SpeaksEra(mcp.Legacy) {
 		return "server/discover"
 	}
 	return "initialize"
@@ -86,13 +88,13 @@ func (c connecting) refusesClient(failure *jsonrpc.Failure) bool {
 		c.server.ForwardAuth && (status == http.StatusUnauthorized || status == http.StatusForbidden)
 }
 
-// shakeHands finds out in which era the server speaks, and begins a session if it
-// has such. That it does not speak in one is known when it does in the other.
+// shakeHands finds out which era the server speaks, and begins a session if it has sessions.
+// An era that failed is noted as not spoken only after the other one has succeeded.
 func (c connecting) shakeHands() *jsonrpc.Failure {
 	l, s := c.link, c.server
 	var failure, first *jsonrpc.Failure
 	joined := false // in the modern era, and the server says that it speaks that of the client, too
-	for i, era := range s.eras(l.client.era) {
+	for i, era := range s.Eras(l.client.era) {
 		var result []byte
 		var session string
 		if era == mcp.Modern {
@@ -105,19 +107,19 @@ func (c connecting) shakeHands() *jsonrpc.Failure {
 		}
 		switch {
 		case failure == nil:
-			if s.noteEra(era, true); i > 0 && !joined {
-				s.noteEra(mcp.Modern-era, false)
+			if s.NoteEra(era, true); i > 0 && !joined {
+				s.NoteEra(mcp.Modern-era, false)
 			}
 			if session != "" && l.client.era == mcp.Modern {
 				l.ender = c.within(context.WithoutCancel(c.ctx)).derive(l)
-				emptyBody(l.ender, http.MethodDelete)
+				httpbody.EmptyAs(l.ender, http.MethodDelete)
 			}
-			if joined = era == mcp.Modern && l.client.era == mcp.Legacy && s.speaksEra(mcp.Legacy) && i == 0; !joined {
+			if joined = era == mcp.Modern && l.client.era == mcp.Legacy && s.SpeaksEra(mcp.Legacy) && i == 0; !joined {
 				return nil
 			}
-		case isLoginRequired(failure), failure.Data.Symbol == "login_failed":
+		case failure.IsLoginRequired(), failure.Data.Symbol == "login_failed":
 			return failure // which says nothing of the era
-		case unreachable(failure) && !(c.ctx.Err() == nil && c.mayBeSilent(era, failure)):
+		case upstream.Unreachable(failure) && !(c.ctx.Err() == nil && c.mayBeSilent(era, failure)):
 			return failure
 		}
 		if i == 0 {
@@ -136,7 +138,7 @@ func (c connecting) shakeHands() *jsonrpc.Failure {
 // mayBeSilent reports whether the server may not have answered because it does not know what it
 // was asked. There are servers of the legacy era that never answer what they do not know.
 func (c connecting) mayBeSilent(era mcp.Era, failure *jsonrpc.Failure) bool {
-	return era == mcp.Modern && !c.server.speaksEra(era) && failure.Data.Symbol == "timeout"
+	return era == mcp.Modern && !c.server.SpeaksEra(era) && failure.Data.Symbol == "timeout"
 }
 
 // noteServer notes what a server has said of itself.
@@ -152,12 +154,13 @@ func (c connecting) noteServer(era mcp.Era, result []byte, session string) *json
 		return jsonrpc.InvalidResponse(l.server)
 	}
 	if len(said.Capabilities)+len(said.Instructions) > longestAbout {
-		c.g.config.Logger.Warn("instructions of MCP server left out: too long", zap.String("mcp_server", l.server), zap.Int("bytes", len(said.Instructions)))
+		c.g.config.Logger.Warn("instructions of MCP server left out: too long",
+			zap.String("mcp_server", l.server), zap.Int("bytes", len(said.Instructions)))
 		said.Instructions = ""
 	}
 	if era == mcp.Modern {
 		if mcp.NewestLegacy(said.Versions) != "" {
-			c.server.noteEra(mcp.Legacy, true)
+			c.server.NoteEra(mcp.Legacy, true)
 		}
 		if !slices.Contains(said.Versions, mcp.Stateless) {
 			return jsonrpc.InvalidResponse(l.server)
@@ -165,17 +168,17 @@ func (c connecting) noteServer(era mcp.Era, result []byte, session string) *json
 		said.Version = mcp.Stateless
 	}
 	about := &about{
-		capabilities: share(string(said.Capabilities)),
-		instructions: share(said.Instructions),
-		mentioned:    share(mcp.Mentions(said.Instructions)),
-		can:          abilitiesOf(said.Capabilities),
+		capabilities: intern(string(said.Capabilities)),
+		instructions: intern(said.Instructions),
+		mentioned:    intern(mcp.Mentions(said.Instructions)),
+		can:          mcp.AbilitiesOf(said.Capabilities),
 		session:      session != "",
 		learned:      time.Now(),
 	}
 	if !l.client.apart.Load() {
 		c.g.profile(l.client, l.id).learn(about)
 	}
-	l.client.operator.noteServer(said.Version, result)
+	l.client.inspection.NoteServer(said.Version, result)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.era, l.version, l.session = era, said.Version, session
@@ -186,7 +189,7 @@ func (c connecting) noteServer(era mcp.Era, result []byte, session string) *json
 
 // initialize begins a session, by the transport that the server has.
 func (c connecting) initialize() (result []byte, session string, failure *jsonrpc.Failure) {
-	if c.server.speaksHTTPSSE() {
+	if c.server.SpeaksHTTPSSE() {
 		if result, session, failure, is := c.initializeHTTPSSE(c.g.config.JoinTimeout); is {
 			return result, session, failure
 		}
@@ -229,14 +232,14 @@ func (c connecting) initializeAs(version, session string) (
 // not get all the time there is, see mayBeSilent. Child processes do: internal/stdio finds out about them while they
 // start, and another era would start another one.
 func (c connecting) discover() (result []byte, failure *jsonrpc.Failure) {
-	if !c.server.speaksEra(mcp.Modern) && !c.server.ChildrenOnly {
+	if !c.server.SpeaksEra(mcp.Modern) && !c.server.ChildrenOnly {
 		ctx, cancel := context.WithTimeout(c.ctx, c.g.config.JoinTimeout/3)
 		defer cancel()
 		c.ctx = ctx
 	}
 	for again := true; ; again = false {
 		r := c.derive(c.link)
-		body := jsonrpc.RequestAs(c.link.nextID(), "server/discover", withMeta(nil, c.link.client.meta("")))
+		body := jsonrpc.RequestAs(c.link.nextID(), "server/discover", mcp.WithMeta(nil, c.link.client.meta("")))
 		streamable.Session{Era: mcp.Modern, Version: mcp.Stateless}.Sign(r.Header)
 		_, failure = c.link.roundTrip(c.g, r, body, resultInto(&result))
 		if failure == nil || !again || !slices.Contains(failure.Data.Supported, mcp.Stateless) {
@@ -245,18 +248,18 @@ func (c connecting) discover() (result []byte, failure *jsonrpc.Failure) {
 		// It has refused a version that it offers. Another process may have done so.
 	}
 	if failure != nil && mcp.NewestLegacy(failure.Data.Supported) != "" {
-		c.server.noteEra(mcp.Legacy, true)
+		c.server.NoteEra(mcp.Legacy, true)
 	}
 	return result, failure
 }
 
-// shared is a text that is kept once for all who have the same.
-type shared struct{ handle unique.Handle[string] }
+// An interned is a text that is kept once in memory.
+type interned struct{ handle unique.Handle[string] }
 
-func share(text string) shared { return shared{unique.Make(text)} }
+func intern(text string) interned { return interned{unique.Make(text)} }
 
-func (s shared) text() string {
-	if s == (shared{}) {
+func (s interned) text() string {
+	if s == (interned{}) {
 		return ""
 	}
 	return s.handle.Value()
@@ -264,38 +267,6 @@ func (s shared) text() string {
 
 // longestAbout is how many bytes a server may say of itself.
 const longestAbout = 64 << 10
-
-// abilities are the capabilities of a server that we decide upon.
-type abilities uint16
-
-const (
-	hasTools abilities = 1 << iota
-	hasPrompts
-	hasResources
-	hasLogging
-	hasCompletions
-	hasTasks
-	canSubscribe
-	toolsChange
-	promptsChange
-	resourcesChange
-	hasSkills
-	tellsOfTasks // of the tasks extension, if it is asked to
-)
-
-var abilityPaths = jsonspan.CompilePaths("tools", "prompts", "resources", "logging", "completions", "tasks",
-	"resources.subscribe", "tools.listChanged", "prompts.listChanged", "resources.listChanged",
-	`extensions.io\.modelcontextprotocol/skills`, mcp.TasksPath)
-
-// abilitiesOf reads capabilities. An empty object is a capability, too (A4).
-func abilitiesOf(capabilities []byte) (can abilities) {
-	_ = abilityPaths.Find(capabilities, func(path int, v jsonspan.Value) {
-		if v.Kind == jsonspan.BeginObject || v.Kind == jsonspan.True {
-			can |= 1 << path
-		}
-	})
-	return can
-}
 
 // sendInitialized tells the server that the client is ready, once and before anything else
 // (A3).
@@ -322,11 +293,13 @@ func (l *link) sendInitialized(o behalf) {
 	failure := l.tell(o, jsonrpc.Notification("notifications/initialized", nil))
 	l.mu.Lock()
 	l.attempts++
-	l.initialized = failure == nil || failure.Data.StatusCode != 0 && !isTemporary(failure.Data.StatusCode) || l.attempts == tries
+	l.initialized = failure == nil || l.attempts == tries ||
+		failure.Data.StatusCode != 0 && !isTemporary(failure.Data.StatusCode)
 	initialized := l.initialized
 	l.mu.Unlock()
 	if failure != nil {
-		o.g.config.Logger.Warn("notifications/initialized not delivered", zap.String("mcp_server", l.server), zap.Error(failure))
+		o.g.config.Logger.Warn("notifications/initialized not delivered",
+			zap.String("mcp_server", l.server), zap.Error(failure))
 	}
 	if initialized {
 		l.restoreSession(o)
@@ -353,14 +326,18 @@ func (l *link) catchUp() bool {
 
 // isTemporary reports whether a status may be another one the next time.
 func isTemporary(status int) bool {
-	return status == http.StatusNotFound || status == http.StatusRequestTimeout || status == http.StatusTooManyRequests || status >= 500
+	switch status {
+	case http.StatusNotFound, http.StatusRequestTimeout, http.StatusTooManyRequests:
+		return true
+	}
+	return status >= 500
 }
 
 // restoreSession repeats to a server of the legacy era what its client has asked for in a
 // session that is lost, or elsewhere.
 func (l *link) restoreSession(o behalf) {
 	_, can := l.state()
-	if level := l.client.logLevel(); level != "" && can&hasLogging != 0 {
+	if level := l.client.logLevel(); level != "" && can&mcp.HasLogging != 0 {
 		l.repeat(o, "logging/setLevel", jsonrpc.Encode(map[string]string{"level": level}))
 	}
 	for _, uri := range l.subscriptions.all() {
@@ -373,6 +350,44 @@ func (l *link) repeat(o behalf, method string, params []byte) {
 	r, _, _ := l.prepare(o)
 	ignore := response{take: func(*jsonrpc.Message) *jsonrpc.Failure { return nil }}
 	if _, failure := l.roundTrip(o.g, r, jsonrpc.RequestAs(l.nextID(), method, params), ignore); failure != nil {
-		o.g.config.Logger.Warn("server not told again", zap.String("mcp_server", l.server), zap.String("mcp_method", method), zap.Error(failure))
+		o.g.config.Logger.Warn("server not told again",
+			zap.String("mcp_server", l.server), zap.String("mcp_method", method), zap.Error(failure))
 	}
 }
+
+// initializeHTTPSSE begins a session with a server of HTTP+SSE: with the stream of the session,
+// and then as with others. It reports whether the server is such a one.
+func (c connecting) initializeHTTPSSE(patience time.Duration) (
+	result []byte, session string, failure *jsonrpc.Failure, is bool,
+) {
+	known := c.server.SpeaksHTTPSSE()
+	session, failure = c.openHTTPSSE(patience)
+	if c.server.NoteHTTPSSE(failure == nil); failure == nil && !known {
+		c.g.config.Logger.Info("MCP server speaks HTTP+SSE", zap.String("mcp_server", c.server.Name))
+	}
+	switch {
+	case failure == upstream.ErrNotHTTPSSE:
+		return nil, "", nil, false
+	case failure != nil && (upstream.Unreachable(failure) || failure.Data.Symbol == "http_error"):
+		return nil, "", failure, known
+	case failure != nil: // such as a login, or an invalid endpoint
+		return nil, "", failure, true
+	}
+	if _, result, failure = c.initializeIn(session); failure != nil {
+		c.g.shared.State.EndHTTPSSE(session)
+		return nil, "", failure, true
+	}
+	return result, session, nil, true
+}
+
+// openHTTPSSE opens the stream of a session with a server of HTTP+SSE.
+func (c connecting) openHTTPSSE(patience time.Duration) (session string, failure *jsonrpc.Failure) {
+	ctx, cancel := context.WithTimeout(c.ctx, patience)
+	defer cancel()
+	of := c.within(context.WithoutCancel(c.ctx)).derive(c.link)
+	return c.g.exchange(c.link, new(streamable.Reader), nil).OpenHTTPSSE(ctx, c.link.client.owner, of)
+}
+
+// refusesPost reports whether a server that answers a handshake with this status may be one of
+// HTTP+SSE, which does not take messages where its stream is.
+func refusesPost(status int) bool { return status/100 == 4 && !httpsse.IsInconclusive(status) }

@@ -3,12 +3,14 @@ package gateway
 import (
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // methods returns what a peer was asked, in order.
@@ -161,7 +163,7 @@ func TestRepeatedCallsHaveOtherIDs(t *testing.T) {
 	t.Run("after input that the gateway gives", func(t *testing.T) {
 		p := modernPeer("a").does("tools/call", wanting(2))
 		u := newGateway(t, func(c *Config) {
-			c.Servers[0].Answers = []Answer{{Method: "elicitation/create", Action: AnswerHere, Result: []byte(`{"action":"accept"}`)}}
+			c.Servers[0].Answers = []upstream.Answer{{Method: "elicitation/create", Action: upstream.AnswerHere, Result: []byte(`{"action":"accept"}`)}}
 		}, p).modern(t)
 		if s := u.call("a::x"); s.code() != 0 || !strings.Contains(s.answer, `"accept"`) || !strings.Contains(s.answer, `"id":`+fmt.Sprint(u.last.Load())) {
 			t.Errorf("got %s", s.body)
@@ -314,7 +316,7 @@ func TestProbesSpeakTheEraOfTheServer(t *testing.T) {
 		g.modern(t).call("a::x")
 		n := p.count(want)
 		r, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://localhost/", http.NoBody)
-		if err := g.servers["a"].Probe(&statusRecorder{header: http.Header{}}, r); err != nil {
+		if err := g.servers["a"].Probe(httptest.NewRecorder(), r); err != nil {
 			t.Error(err)
 		}
 		probes := p.heard(want)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // text returns the text of a tool result.
@@ -31,7 +32,7 @@ func (u *user) use(tool, arguments string) said {
 // keeping is a Mask that leaves answers as they are, and has originals, by client and handle.
 type keeping map[string]string
 
-func (keeping) Serve(w http.ResponseWriter, r *http.Request, _ MaskRequest, next Handler) error {
+func (keeping) Serve(w http.ResponseWriter, r *http.Request, _ upstream.MaskRequest, next upstream.Handler) error {
 	return next.ServeHTTP(w, r)
 }
 

@@ -14,10 +14,12 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // Replicas serve each other's sessions: any of them may get the next request of a client. What one does
@@ -179,7 +181,7 @@ func (s *State) gateways() []*Gateway {
 }
 
 // serverWith returns the server with an ID, as the latest Gateway has it that has one; nil if none has.
-func (e *elsewhere) serverWith(id string) *Server {
+func (e *elsewhere) serverWith(id string) *upstream.Server {
 	for _, g := range slices.Backward(e.gateways()) {
 		if s := g.byID(id); s != nil {
 			return s
@@ -291,7 +293,7 @@ func (e *elsewhere) takeOfSession(d *dispatch) {
 		e.runFor(c, func() { e.notice(c, d.Notice) })
 	case d.Resumed != nil:
 		if call := c.inFlight(d.Resumed.Call); call != nil && call.link.id == d.Resumed.Server {
-			call.cancel(nil)
+			call.Cancel(nil)
 		}
 	}
 }
@@ -484,7 +486,7 @@ type clientMessage struct {
 // forward has another replica deal with the message, or all if it is not known which.
 func (n clientNotice) forward(replica string, settled bool) error {
 	e := n.g.elsewhere
-	if e == nil || n.forwarded || n.message.IsNotification() && len(n.message.Raw) > longestNotice {
+	if e == nil || n.forwarded || n.Message.IsNotification() && len(n.Message.Raw) > longestNotice {
 		return nil
 	}
 	topic := everywhere
@@ -492,7 +494,7 @@ func (n clientNotice) forward(replica string, settled bool) error {
 		topic = topicOfReplica(replica)
 	}
 	_, err := e.publish(e.ctx, topic, dispatch{Session: n.client.key, Notice: &clientMessage{
-		n.caller.identity, n.caller.address, n.caller.user, sentRequestOf(n.r), n.message.Raw, settled,
+		n.Caller.Identity, n.Caller.Address, n.Caller.User, sentRequestOf(n.HTTP), n.Message.Raw, settled,
 	}})
 	return err
 }
@@ -519,19 +521,23 @@ func (e *elsewhere) notice(c *client, said *clientMessage) {
 	if g == nil || values == nil || c.identity != said.Identity || e.hasEnded(c) {
 		return
 	}
-	q := &Request{g: g, httpMethod: said.Request.Method, caller: g.rules.callerOf(c)}
-	q.caller.address, q.caller.user = said.Address, said.User
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(values), g.config.JoinTimeout)
 	defer cancel()
-	var err error
-	if q.r, err = said.Request.in(ctx); err != nil || q.message.Read(said.Message) != nil {
+	r, err := said.Request.in(ctx)
+	if err != nil {
 		return
 	}
-	n := clientNotice{&visit{Request: q, ctx: ctx, era: mcp.Legacy, client: c, forwarded: true}}
+	q := g.gate.NewRequest(nil, r, inbound.Endpoint{}, inbound.Peer{})
+	q.Caller = g.callerOf(c)
+	q.Caller.Address, q.Caller.User = said.Address, said.User
+	if q.Message.Read(said.Message) != nil {
+		return
+	}
+	n := clientNotice{&visit{Request: q, g: g, ctx: ctx, era: mcp.Legacy, client: c, forwarded: true}}
 	switch {
 	case said.Settled:
-		c.takeReply(q.message.Literal(jsonrpc.ID), &q.message)
-	case q.message.IsNotification():
+		c.takeReply(q.Message.Literal(jsonrpc.ID), &q.Message)
+	case q.Message.IsNotification():
 		n.pass()
 	default:
 		n.reply()
@@ -545,7 +551,7 @@ func (c *client) doing() context.Context {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, call := range c.calls {
-		return call.ctx
+		return call.Context
 	}
 	if len(c.streams) > 0 {
 		return c.streams[0].ctx

@@ -404,7 +404,7 @@ func TestAnswersThatComeElsewhere(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			one, other, p := world()
 			u := one.legacy(t)
-			call := u.begin("tools/call", `{"name":"`+one.shown("a", tools, "x")+`","arguments":{}}`)
+			call := u.begin("tools/call", `{"name":"`+one.shown("a", mcp.Tools, "x")+`","arguments":{}}`)
 			q := call.nextOf("elicitation/create")
 			c := one.known()[0]
 			if s := u.at(other).answer(q, `{"action":"accept","content":{"n":1}}`); s.status != http.StatusAccepted {
@@ -457,7 +457,7 @@ func TestCallsCanceledElsewhere(t *testing.T) {
 			c := one.known()[0]
 			one.elsewhere.notice(c, &clientMessage{Identity: "stranger", Request: sentRequest{Method: http.MethodPost},
 				Message: jsonrpc.Notification("notifications/cancelled", []byte(`{"requestId":77}`))})
-			if c.inFlight([]byte("77")).ctx.Err() != nil || p.count("notifications/cancelled") > 0 {
+			if c.inFlight([]byte("77")).Context.Err() != nil || p.count("notifications/cancelled") > 0 {
 				t.Error("another client has canceled it")
 			}
 			u.at(other).tell("notifications/cancelled", `{"requestId":77}`)
@@ -831,7 +831,7 @@ func TestAnswersWithoutTheStore(t *testing.T) {
 			engine := replicastest.New()
 			g := newReplica(t, engine, configure, p)
 			u := g.legacy(t)
-			u.call(g.shown("a", tools, "x"))
+			u.call(g.shown("a", mcp.Tools, "x"))
 			engine.Down.Store(true)
 			began := time.Now()
 			for _, id := range []string{`7`, `"a::7"`, `"a::x"`, `"x"`, `""`} {

@@ -1,9 +1,12 @@
 package gateway
 
 import (
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // An Explanation is what was decided on something that a server has, for a client.
@@ -17,17 +20,17 @@ type Explanation struct {
 
 // An explainedKind is a list that is explained.
 type explainedKind struct {
-	list listKind
+	list mcp.ListKind
 	name string // of an item
 }
 
 var explainedKinds = []explainedKind{
-	{tools, "tool"}, {prompts, "prompt"}, {resources, "resource"}, {templates, "template"},
+	{mcp.Tools, "tool"}, {mcp.Prompts, "prompt"}, {mcp.Resources, "resource"}, {mcp.Templates, "template"},
 }
 
 // An explainer notes what is decided on the items of lists for a client that has not asked for them.
 type explainer struct {
-	client caller
+	client access.Caller
 	kind   string // of the list
 	all    []Explanation
 	size   int // bytes of texts in all
@@ -36,18 +39,18 @@ type explainer struct {
 // Explain asks all servers for all that they have, and decides on it for a client as its lists and calls
 // do. The servers are asked without rules: the client would not ask those of which it may use nothing.
 func (o *Operator) Explain(client string) []ToolList {
-	ask := func(s *Server, into *ToolList) (list *listing, failed *jsonrpc.Failure, method string) {
+	ask := func(s *upstream.Server, into *ToolList) (list *catalog.List, failed *jsonrpc.Failure, method string) {
 		e := o.explainer(client)
-		list = emptyListing
+		list = catalog.Empty
 		o.at(s, func(at behalf, l *link) {
 			for _, k := range explainedKinds {
 				e.kind = k.name
 				found, failure := o.list(at, l, s, k.list, e)
-				if failure != nil && (k.list == tools || failure.Code != jsonrpc.CodeMethodNotFound) {
-					failed, method = failure, kinds[k.list].method
+				if failure != nil && (k.list == mcp.Tools || failure.Code != jsonrpc.CodeMethodNotFound) {
+					failed, method = failure, mcp.ListKinds[k.list].Method
 					return
 				}
-				if k.list == tools && !o.g.config.Discovery {
+				if k.list == mcp.Tools && !o.g.config.Discovery {
 					list = found
 				}
 			}
@@ -60,9 +63,9 @@ func (o *Operator) Explain(client string) []ToolList {
 
 // explainer returns an explainer for a client, or for the operator if the name is empty.
 func (o *Operator) explainer(client string) *explainer {
-	who := o.g.rules.caller(identityOf(client))
-	who.identity = o.client.identity // who gets the lists, and what is remembered of them
-	who.askable = true
+	who := o.g.rules.Caller(identityOf(client))
+	who.Identity = o.client.identity // who gets the lists, and what is remembered of them
+	who.Askable = true
 	return &explainer{client: who}
 }
 
@@ -88,7 +91,7 @@ func (o *Operator) Describe(name, client string) (d Description) {
 		if e := o.explainer(client); client != "" {
 			d.Explanation = &Explanation{
 				Kind: "tool", Name: name, Shown: name, Annotations: mcp.ReadAnnotations(d.Tool.Definition),
-				Decision: e.client.decide(mcp.Target{Kind: mcp.Tool, Name: name}),
+				Decision: e.client.Decide(mcp.Target{Kind: mcp.Tool, Name: name}),
 			}
 		}
 		return d
@@ -110,7 +113,7 @@ func (o *Operator) Describe(name, client string) (d Description) {
 		}
 	})
 	if d.Failure != nil {
-		d.Reason = s.fault(d.Failure, kinds[tools].method, o.wait()).Reason
+		d.Reason = s.Fault(d.Failure, mcp.ListKinds[mcp.Tools].Method, o.wait()).Reason
 	}
 	return d
 }
@@ -120,7 +123,7 @@ func (o *Operator) Describe(name, client string) (d Description) {
 func (o *Operator) describe(d *Description, at behalf, l *link, rest string, e *explainer) *Explanation {
 	s := o.g.servers[d.Server]
 	e.kind = "tool"
-	list, failure := o.list(at, l, s, tools, e)
+	list, failure := o.list(at, l, s, mcp.Tools, e)
 	if d.Failure = failure; failure != nil {
 		return nil
 	}
@@ -128,7 +131,8 @@ func (o *Operator) describe(d *Description, at behalf, l *link, rest string, e *
 	d.Tool, d.Names = pick(o.g.readTools(list, nil, s), shown)
 	for i := range e.all {
 		tool := e.all[i].Name
-		if name := s.Overrides.shown(tool); o.g.shown(s.Name, tools, name) == shown && s.Overrides.original(name) == tool {
+		name := s.Overrides.Shown(tool)
+		if o.g.shown(s.Name, mcp.Tools, name) == shown && s.Overrides.Original(name) == tool {
 			return &e.all[i]
 		}
 	}
@@ -138,11 +142,11 @@ func (o *Operator) describe(d *Description, at behalf, l *link, rest string, e *
 // note notes what was decided on an item of a list.
 func (e *explainer) note(b *builder, item *mcp.Item, d acl.Decision) {
 	found := Explanation{Kind: e.kind, Name: item.Name, Decision: d}
-	if e.client.isShown(d) {
+	if e.client.IsShown(d) {
 		found.Shown = b.shown(item.Name)
 	}
-	if b.kind == tools {
-		found.Annotations = b.server.annotations(item.Name, item.Raw)
+	if b.kind == mcp.Tools {
+		found.Annotations = b.server.Overrides.Annotations(item.Name, item.Raw)
 	}
 	e.all = append(e.all, found)
 	e.size += len(found.Name) + len(found.Shown) + len(d.Reason())

@@ -8,7 +8,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
@@ -99,17 +101,17 @@ func checkExplanation(t *testing.T, u *user, server string, e Explanation) {
 	if want := e.Decision.Action != acl.Deny; (e.Shown == shown) != want || (e.Shown == "") == want {
 		t.Errorf("%s: shown as %q", what, e.Shown)
 	}
-	listed := u.ask(kinds[list].method, "{}").body
+	listed := u.ask(mcp.ListKinds[list].Method, "{}").body
 	if got := strings.Contains(listed, string(jsonrpc.Quote(shown))); got != (e.Decision.Action == acl.Allow) {
 		t.Errorf("%s: listed %t: %s", what, got, listed)
 	}
 	var answer said
 	switch u.g.config.Observer.(*observed).takeDenials(); list {
-	case tools:
+	case mcp.Tools:
 		answer = u.call(shown)
-	case prompts:
+	case mcp.Prompts:
 		answer = u.ask("prompts/get", `{"name":`+string(jsonrpc.Quote(shown))+`}`)
-	case resources:
+	case mcp.Resources:
 		answer = u.ask("resources/read", `{"uri":`+string(jsonrpc.Quote(shown))+`}`)
 	default:
 		return // which cannot be asked for
@@ -155,7 +157,7 @@ func TestExplainedReasons(t *testing.T) {
 		"hid\u200bden: deny: its name has hidden characters",
 		"unexposed: deny: not in expose of the server",
 	}
-	_, all := explain(g, Anonymous)
+	_, all := explain(g, access.Anonymous)
 	var got []string
 	for _, e := range all {
 		got = append(got, e.Name+": "+e.Decision.Action.String()+": "+e.Decision.Reason())
@@ -179,14 +181,14 @@ func TestExplainAsksAsTheOperator(t *testing.T) {
 	few.capabilities = `{"tools":{}}`
 	g := newGateway(t, func(c *Config) {
 		c.Discovery = true
-		c.Clients = []*Client{
+		c.Clients = []*access.Client{
 			{Name: "nothing", Policy: rulesOf("deny *")},
 			{Name: "dev-*", Policy: rulesOf("allow read_only", "deny *")},
-			{Name: Anonymous, Policy: rulesOf("deny destructive")},
+			{Name: access.Anonymous, Policy: rulesOf("deny destructive")},
 		}
 	}, a, few, down)
 	for client, want := range map[string]string{
-		"nothing": "deny *", "dev-7": "deny *", Anonymous: "deny destructive", "other": "no rules",
+		"nothing": "deny *", "dev-7": "deny *", access.Anonymous: "deny destructive", "other": "no rules",
 	} {
 		lists := g.NewOperator(httptest.NewRequest(http.MethodGet, "/", nil), "").Explain(client)
 		if len(lists) != 4 || lists[2].Failure == nil || lists[2].Reason == "" || len(lists[3].Tools) != 3 {
@@ -203,10 +205,11 @@ func TestExplainAsksAsTheOperator(t *testing.T) {
 	if n := len(a.alive); n > 0 {
 		t.Errorf("%d sessions are left", n)
 	}
-	if _, told := g.annotations.get(toldTool{"a", "", "x"}); told {
+	who := g.rules.Caller("")
+	if _, told := g.shared.ToolNotes(g.servers["a"], &who, http.Header{}).Annotations("x"); told {
 		t.Error("it is taken for what the server told the client")
 	}
-	g.Tallies(func(label string, _ *Tally) { t.Errorf("%s is counted", label) })
+	g.Usage.Tallies(func(label string, _ *inbound.Tally) { t.Errorf("%s is counted", label) })
 }
 
 // What is denied is in no list, but takes memory while it is explained.
@@ -217,7 +220,7 @@ func TestExplanationHasALimit(t *testing.T) {
 		a.reply(w, fmt.Sprintf(`{"resources":[{"uri":"file:///%s","name":"r"}],"nextCursor":"%d"}`, strings.Repeat("x", 1<<20), page))
 	})
 	g := newGateway(t, everybody("deny *"), p)
-	lists := g.NewOperator(httptest.NewRequest(http.MethodGet, "/", nil), "").Explain(Anonymous)
+	lists := g.NewOperator(httptest.NewRequest(http.MethodGet, "/", nil), "").Explain(access.Anonymous)
 	if failure := lists[0].Failure; failure == nil || failure.Cause != jsonrpc.CauseTooLarge || page != maxListing>>20 {
 		t.Errorf("got %+v after %d pages", failure, page)
 	}
@@ -233,7 +236,7 @@ func TestDescribe(t *testing.T) {
 		a, b := era("a").has("tools/list", "tools", tool("x", "first")), era("b").hasTools("y")
 		g := newGateway(t, func(c *Config) {
 			c.PinTools, c.Naming.Longest = true, 64
-			c.Clients = []*Client{{Name: "ann", Policy: rulesOf("deny *::n*")}, {Name: Anonymous}}
+			c.Clients = []*access.Client{{Name: "ann", Policy: rulesOf("deny *::n*")}, {Name: access.Anonymous}}
 		}, a, b)
 		g.modern(t).ask("tools/list", "{}") // by which x is pinned
 		asked, alive := b.count("tools/list"), len(a.alive)
@@ -244,10 +247,10 @@ func TestDescribe(t *testing.T) {
 		for _, tt := range []struct{ name, client, want string }{
 			{"a::free", "", "a::free"},
 			{"a::free", "ann", "a::free: free shown as a::free by default allow"},
-			{g.shown("a", tools, long), "ann", g.shown("a", tools, long) + ": " + long + " shown as  by deny *::n*"},
-			{"a::" + long, "", "[a::free " + g.shown("a", tools, long) + "]"},
+			{g.shown("a", mcp.Tools, long), "ann", g.shown("a", mcp.Tools, long) + ": " + long + " shown as  by deny *::n*"},
+			{"a::" + long, "", "[a::free " + g.shown("a", mcp.Tools, long) + "]"},
 			{"a::x", "ann", "its definition has changed (pin_tools)"},
-			{"a::none", "ann", "[a::free " + g.shown("a", tools, long) + "]"},
+			{"a::none", "ann", "[a::free " + g.shown("a", mcp.Tools, long) + "]"},
 			{"none", "ann", "[]"},
 		} {
 			d := describe(tt.name, tt.client)

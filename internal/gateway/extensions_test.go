@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
@@ -109,7 +110,7 @@ func TestExtensionsAreDeclared(t *testing.T) {
 }
 
 // modernPeerOf returns the peer that is a server.
-func (g *front) modernPeerOf(name string) *peer { return g.servers[name].Upstream.(toPeer).peer }
+func (g *front) modernPeerOf(name string) *peer { return g.servers[name].Routes.(toPeer).peer }
 
 func taskNews(id string) string {
 	return `{"jsonrpc":"2.0","method":"notifications/tasks","params":{"taskId":"` + id + `","status":"completed","result":{"content":[{"uri":"x://a"}]}}}`
@@ -164,7 +165,7 @@ func TestListeningToTasks(t *testing.T) {
 func TestListeningToTasksOfOthers(t *testing.T) {
 	p := worker("a")
 	say := p.tells()
-	configure := func(c *Config) { c.Clients = []*Client{{Name: "*", Policy: rulesOf()}} }
+	configure := func(c *Config) { c.Clients = []*access.Client{{Name: "*", Policy: rulesOf()}} }
 	g := newGateway(t, configure, p)
 	ann, bob := g.modern(t), g.modern(t)
 	ann.can, bob.can, ann.identity, bob.identity = knowsTasks, knowsTasks, "ann", "bob"

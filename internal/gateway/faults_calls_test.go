@@ -73,7 +73,7 @@ func TestManyClientsAreForgottenAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
 		ends := &slowEnds{toPeer: toPeer{p}}
-		g := newMemory(t, func(c *Config) { c.Servers[0].Upstream = ends }, p)
+		g := newMemory(t, func(c *Config) { c.Servers[0].Routes = ends }, p)
 		defer g.close()
 		const clients = 100
 		for i := range clients {
@@ -311,7 +311,7 @@ func TestIDsOfReplicas(t *testing.T) {
 func TestClientsThatGiveUpDuringInitialize(t *testing.T) {
 	quick, slow := legacyPeer("a"), legacyPeer("b").does("initialize", func(_ http.ResponseWriter, a *incoming) { <-a.Context().Done() })
 	met := make(chan struct{})
-	g := newMemory(t, func(c *Config) { c.Servers[0].Upstream = meeting{toPeer{quick}, met} }, quick, slow)
+	g := newMemory(t, func(c *Config) { c.Servers[0].Routes = meeting{toPeer{quick}, met} }, quick, slow)
 	defer g.close()
 	u := g.user(t, mcp.Legacy)
 	const tries = 3

@@ -231,7 +231,7 @@ func TestNothingIsWrittenToResponsesThatHaveEnded(t *testing.T) {
 			if streams[0].deliver(g.Gateway, l, &m, "") {
 				t.Error("it was delivered to nobody")
 			}
-			streams[0].announce(tools)
+			streams[0].announce(mcp.Tools)
 			out := streams[0].visit.out
 			out.Begin()
 			out.KeepAlive()

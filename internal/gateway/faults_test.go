@@ -338,7 +338,7 @@ func TestRefusalsAreNoConversation(t *testing.T) {
 		t.Run(fmt.Sprint("a call of a client of era ", era), func(t *testing.T) {
 			p := legacyPeer("a").does("tools/call", ask(questions))
 			answers := new(atomic.Int32)
-			g := newGateway(t, func(c *Config) { c.Servers[0].Upstream = quarrelsome{toPeer{p}, answers, nil} }, p)
+			g := newGateway(t, func(c *Config) { c.Servers[0].Routes = quarrelsome{toPeer{p}, answers, nil} }, p)
 			u := g.user(t, era)
 			u.can = `{}`
 			if era == mcp.Legacy {
@@ -360,7 +360,7 @@ func TestRefusalsAreNoConversation(t *testing.T) {
 			a.finish(w, `{"tools":[{"name":"x"}]}`)
 		})
 		answers := new(atomic.Int32)
-		g := newGateway(t, func(c *Config) { c.Servers[0].Upstream = quarrelsome{toPeer{p}, answers, nil} }, p)
+		g := newGateway(t, func(c *Config) { c.Servers[0].Routes = quarrelsome{toPeer{p}, answers, nil} }, p)
 		u := g.user(t, mcp.Legacy)
 		u.can = `{}`
 		u.connect()
@@ -371,16 +371,16 @@ func TestRefusalsAreNoConversation(t *testing.T) {
 		}
 	})
 	t.Run("more questions than there is room for", func(t *testing.T) {
-		p := legacyPeer("a").does("tools/call", ask(10*maxAsides))
+		p := legacyPeer("a").does("tools/call", ask(640))
 		answers, hold := new(atomic.Int32), make(chan struct{})
-		g := newGateway(t, func(c *Config) { c.Servers[0].Upstream = quarrelsome{toPeer{p}, answers, hold} }, p)
+		g := newGateway(t, func(c *Config) { c.Servers[0].Routes = quarrelsome{toPeer{p}, answers, hold} }, p)
 		u := g.user(t, mcp.Legacy)
 		u.can = `{}`
 		u.connect()
 		call := u.start(http.MethodPost, u.request("1", "tools/call", `{"name":"a::x"}`))
-		await.Until(t, "all places are taken", func() bool { return answers.Load() == maxAsides })
+		await.Until(t, "all places are taken", func() bool { return answers.Load() == 64 })
 		g.passTime(t)
-		if n := answers.Load(); n != maxAsides {
+		if n := answers.Load(); n != 64 {
 			t.Errorf("%d refusals at the same time", n)
 		}
 		close(hold)
@@ -660,7 +660,7 @@ func TestInitializedIsSentAlthoughTheClientLeaves(t *testing.T) {
 func TestRefusalsSayNothingOfEras(t *testing.T) {
 	p := newPeer("a")
 	p.speaks = [2]bool{true, true}
-	configure := func(c *Config) { c.Servers[0].Upstream = guarded{toPeer{p}} }
+	configure := func(c *Config) { c.Servers[0].Routes = guarded{toPeer{p}} }
 	g := newGateway(t, configure, p)
 	good := http.Header{"Authorization": {"Bearer good"}}
 	legacy := g.user(t, mcp.Legacy)

@@ -10,8 +10,10 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // A client of the modern era may go on with a call at another replica than the one that holds it open. That
@@ -76,16 +78,16 @@ func (s *State) named(key string) string {
 // by one that has listed the tools of the server and by one that has not. What is wrong with the tool is not
 // known without its definition, and neither is which arguments headers have to repeat.
 func (c *call) learnTool() *jsonrpc.Failure {
-	if c.g.State.common == nil || !c.message.Is(jsonrpc.Method, "tools/call") ||
-		c.client.knownList(c.g, c.server, tools) != nil || c.toolList() == nil {
+	if c.g.State.common == nil || !c.Message.Is(jsonrpc.Method, "tools/call") ||
+		c.client.knownList(c.g, c.Server, mcp.Tools) != nil || c.toolList() == nil {
 		return nil
 	}
-	return c.server.checkTool(c.g.shown(c.server.Name, tools, c.server.Overrides.shown(c.name)), c.name)
+	return checkTool(c.Server, c.g.shown(c.Server.Name, mcp.Tools, c.Server.Overrides.Shown(c.name)), c.name)
 }
 
 // goOnAt goes on with a call that another replica holds.
 func (c *call) goOnAt(replica, key string) *jsonrpc.Failure {
-	answers := c.message.Literal(jsonrpc.InputResponses)
+	answers := c.Message.Literal(jsonrpc.InputResponses)
 	bytes := replicas.ConnBytes + int64(len(answers))
 	if !c.g.forwarding.Take(c.client.owner, bytes) {
 		return jsonrpc.TooManyQuestions(c.link.server)
@@ -95,8 +97,8 @@ func (c *call) goOnAt(replica, key string) *jsonrpc.Failure {
 	defer conn.Close()
 	defer context.AfterFunc(c.ctx, func() { _ = conn.Close() })()
 	err := gob.NewEncoder(conn).Encode(continuation{
-		Key: key, Client: c.client.key, Server: c.server.ID, About: c.about(),
-		Header: c.r.Header, Answers: int64(len(answers)),
+		Key: key, Client: c.client.key, Server: c.Server.ID, About: c.About(),
+		Header: c.HTTP.Header, Answers: int64(len(answers)),
 	})
 	if err == nil {
 		_, _ = conn.Write(answers) // if that fails, so does what follows
@@ -111,7 +113,7 @@ func (c *call) goOnAt(replica, key string) *jsonrpc.Failure {
 	case first.Refused != nil:
 		return first.Refused
 	}
-	c.passedOn = true // the other replica records it
+	c.PassedOn = true // the other replica records it
 	return c.follow(f)
 }
 
@@ -172,7 +174,7 @@ func (f *farCall) end(c *call, whole bool) (errorCode int) {
 		}
 		f.ended = r.End
 	}
-	c.traffic.add(&traffic{received: f.ended.Received, sent: f.ended.Sent, masked: f.ended.Masked})
+	c.Traffic.Add(&upstream.Traffic{Received: f.ended.Received, Sent: f.ended.Sent, Masked: f.ended.Masked})
 	return f.ended.ErrorCode
 }
 
@@ -255,7 +257,7 @@ func (held *heldCall) goOnFor(conn *replicas.Conn, out *gob.Encoder, header http
 	ctx, cancel := context.WithCancel(context.WithoutCancel(held.ctx))
 	defer cancel()
 	defer context.AfterFunc(conn.Context(), cancel)()
-	var asides Asides
+	var asides upstream.Asides
 	defer asides.Wait()
 	r := held.r.WithContext(ctx)
 	if r.Header = header; header == nil {
@@ -296,7 +298,7 @@ func (held *heldCall) goOnFor(conn *replicas.Conn, out *gob.Encoder, header http
 	}
 	held.awaitEnd(func() {})
 	t := &held.traffic
-	_ = out.Encode(heldReply{End: &heldEnd{t.received, t.sent, t.masked, held.errorCode(), false}})
+	_ = out.Encode(heldReply{End: &heldEnd{t.Received, t.Sent, t.Masked, held.errorCode(), false}})
 }
 
 // sendLarge sends a large answer. One that breaks off ends the call.

@@ -12,10 +12,13 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolview"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // newMemoryReplica returns a gateway without a network that shares an engine with others.
@@ -52,8 +55,8 @@ func TestHeldElsewhere(t *testing.T) {
 		}
 	}
 	counted := func(all ...*front) (counts string) {
-		var records []Record
-		var calls []Call
+		var records []upstream.Record
+		var calls []inbound.Call
 		for _, g := range all {
 			await.Until(t, "the end of requests", func() bool { return g.active.Load() == 0 })
 			records = append(records, g.config.Observer.(*observed).takeRecords()...)
@@ -114,7 +117,7 @@ func TestHeldElsewhereNotices(t *testing.T) {
 	in, key := wanted(t, u.call("a::x"))
 	u = u.at(b)
 	meta := u.meta(`,"progressToken":"mine","io.modelcontextprotocol/logLevel":"info"`)
-	params := string(withMeta([]byte(u.again("a::x", in, key, "{}")), meta))
+	params := string(mcp.WithMeta([]byte(u.again("a::x", in, key, "{}")), meta))
 	s := u.post(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":` + params + `}`)
 	if len(s.events) != 2*notices+1 {
 		t.Fatalf("got %d events: %.300s", len(s.events), s.body)
@@ -377,7 +380,7 @@ func TestCallsWithoutList(t *testing.T) {
 						})
 						configure := func(c *Config) {
 							c.Naming.Longest = 64
-							c.Servers[0].Mask, c.Servers[0].MaskMCP, c.Servers[0].Focus = keeping{}, true, NewFocus("aim")
+							c.Servers[0].Mask, c.Servers[0].MaskMCP, c.Servers[0].Focus = keeping{}, true, toolview.NewFocus("aim")
 						}
 						engine := replicastest.New()
 						a, b := newMemoryReplica(t, engine, configure, p), newMemoryReplica(t, engine, configure, p)

@@ -9,13 +9,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsontest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // itemKeys are the members that items are called by.
-var itemKeys = [kindCount]string{tools: "name", prompts: "name", resources: "uri", templates: "uriTemplate", tasks: "taskId"}
+var itemKeys = [mcp.ListKindCount]string{mcp.Tools: "name", mcp.Prompts: "name", mcp.Resources: "uri", mcp.Templates: "uriTemplate", mcp.Tasks: "taskId"}
 
 // A page of a list becomes the items that encoding/json finds in it, each under the name
 // that clients know it by and otherwise as it was.
@@ -28,14 +30,14 @@ func FuzzListing(f *testing.F) {
 		`{"prompts":[{"name":"p","arguments":[]}]}`, `{"resources":[{"uri":"x://é","name":"n"}]}`, `{"resourceTemplates":[{"uriTemplate":"x://{y}"}]}`, `{"tasks":[{"taskId":"1"}]}`,
 		`{"tools":[{"inputSchema":{"properties":{"a":{"x-mcp-header":"A"}}},"name":"t"}]}`, `{"Tools":[{"name":"a"}]}`, `{}`, `[]`, `{"tools":[{"name":"` + strings.Repeat("long", 30) + `"}]}`,
 	} {
-		for k := range kindCount {
+		for k := range mcp.ListKindCount {
 			f.Add([]byte(page), uint8(k))
 		}
 	}
 	a := joining(func(c *Config) { c.Naming.Longest = 64 }, legacyPeer("a"), legacyPeer("b"))
 	f.Fuzz(func(t *testing.T, page []byte, which uint8) {
-		k := listKind(which) % kindCount
-		b := &builder{g: a, server: a.config.Servers[0], kind: k, filter: listFilter{done: true}, list: new(listing), seen: map[string]bool{}}
+		k := mcp.ListKind(which) % mcp.ListKindCount
+		b := &builder{g: a, server: a.config.Servers[0], kind: k, filter: upstream.ListFilter{Done: true}, list: new(catalog.List), seen: map[string]bool{}}
 		var answer mcp.List
 		failure := answer.Read(slices.Concat([]byte(`{"jsonrpc":"2.0","id":1,"result":`), page, []byte("}")))
 		if failure == nil {
@@ -49,7 +51,7 @@ func FuzzListing(f *testing.F) {
 		}
 		var result map[string]json.RawMessage
 		var items []json.RawMessage
-		if json.Unmarshal(page, &result) != nil || json.Unmarshal(result[kinds[k].member], &items) != nil {
+		if json.Unmarshal(page, &result) != nil || json.Unmarshal(result[mcp.ListKinds[k].Member], &items) != nil {
 			t.Fatalf("%q was taken", page)
 		}
 		var wanted []any
@@ -65,25 +67,25 @@ func FuzzListing(f *testing.F) {
 			wanted = append(wanted, item)
 		}
 		list := b.done()
-		if len(list.ends) != len(wanted) || len(list.names) != len(wanted) {
-			t.Fatalf("%q has %d items, want %d", page, len(list.ends), len(wanted))
+		if len(list.Ends) != len(wanted) || len(list.Names) != len(wanted) {
+			t.Fatalf("%q has %d items, want %d", page, len(list.Ends), len(wanted))
 		}
 		for i := range wanted {
-			got := jsontest.Value(list.item(i)).(map[string]any)
-			if !reflect.DeepEqual(got, wanted[i]) || got[itemKeys[k]] != list.names[i] {
-				t.Fatalf("%q: item %d is %s, called %q", page, i, list.item(i), list.names[i])
+			got := jsontest.Value(list.Item(i)).(map[string]any)
+			if !reflect.DeepEqual(got, wanted[i]) || got[itemKeys[k]] != list.Names[i] {
+				t.Fatalf("%q: item %d is %s, called %q", page, i, list.Item(i), list.Names[i])
 			}
-			if original, short := list.short[list.names[i]]; short && a.shown("a", k, original) != list.names[i] {
-				t.Fatalf("%q stands for %q", list.names[i], original)
+			if original, short := list.Short[list.Names[i]]; short && a.shown("a", k, original) != list.Names[i] {
+				t.Fatalf("%q stands for %q", list.Names[i], original)
 			}
 		}
-		for _, ui := range list.uis {
+		for _, ui := range list.UIs {
 			var uri string
-			if err := json.Unmarshal(list.joined[ui.start:ui.end], &uri); err != nil || uri != ui.uri {
-				t.Fatalf("%q: %q stands for %q, %v", page, list.joined[ui.start:ui.end], ui.uri, err)
+			if err := json.Unmarshal(list.Joined[ui.Start:ui.End], &uri); err != nil || uri != ui.URI {
+				t.Fatalf("%q: %q stands for %q, %v", page, list.Joined[ui.Start:ui.End], ui.URI, err)
 			}
 		}
-		if all := append(append([]byte{'['}, list.from(0, len(wanted), nil)...), ']'); !json.Valid(all) {
+		if all := append(append([]byte{'['}, list.From(0, len(wanted), nil)...), ']'); !json.Valid(all) {
 			t.Fatalf("%q is listed as %q", page, all)
 		}
 		var cursor string
@@ -91,7 +93,7 @@ func FuzzListing(f *testing.F) {
 		if b.cursor != cursor {
 			t.Fatalf("%q goes on at %q", page, b.cursor)
 		}
-		if string(result["cacheScope"]) != `"public"` && result["cacheScope"] != nil && !b.fresh.private {
+		if string(result["cacheScope"]) != `"public"` && result["cacheScope"] != nil && !b.fresh.Private {
 			t.Fatalf("%q is for everybody", page)
 		}
 	})
@@ -102,7 +104,7 @@ func FuzzListing(f *testing.F) {
 func FuzzSession(f *testing.F) {
 	a := joining(nil)
 	// Its last character has unused bits.
-	good := a.sealer.sealTicket(ticket{Identity: "ann", Version: mcp.Latest, Hello: json.RawMessage(`{"a":1}`), Links: map[string]linkTicket{"a": {Version: "2025-03-26", Session: "s1", Can: hasTools}}})
+	good := a.sealer.sealTicket(ticket{Identity: "ann", Version: mcp.Latest, Hello: json.RawMessage(`{"a":1}`), Links: map[string]linkTicket{"a": {Version: "2025-03-26", Session: "s1", Can: mcp.HasTools}}})
 	whole := uint(len(good))
 	f.Add(uint(0), uint(0), "")
 	f.Add(whole-1, uint(1), "B")

@@ -1,34 +1,24 @@
 // Package gateway puts many MCP servers behind one endpoint.
 //
-// A [Gateway] serves three kinds of endpoints. At [Aggregate] all servers are one: a client
-// sees their tools, prompts, resources and templates under names with a prefix each. At
-// [Single] one server is served as it is, over Streamable HTTP. At [RPC] one server answers
-// plain JSON-RPC posts.
+// A [Gateway] serves three kinds of endpoints. At [upstream.Aggregate] all servers are one: a
+// client sees their tools, prompts, resources and templates under names with a prefix each. At
+// [upstream.Single] one server is served as it is, over Streamable HTTP. At [upstream.RPC] one
+// server answers plain JSON-RPC posts.
 //
 // # One direction
 //
-// A request of a client takes the same way at all of them, one file a stage:
+// Package inbound authenticates, reads and admits a request of a client, and package upstream
+// passes it on to a server. This package is between them at [upstream.Aggregate]:
 //
-//	serve.go      the stages of a request, in their order
-//	identify.go   who the client is: credentials, or what the body says
-//	decode.go     read the message, within limits
-//	admit.go      may it do this: rules, pinned tools, rates
-//	aggregate.go  which method of the aggregate answers it
+//	aggregate.go  which method answers the request
 //	handshake.go, list.go, subscribe.go, notify.go, call.go
 //	              these methods; a call is passed on to one server
 //	route.go      which server that is, and the names that things have there
 //	legacy.go, modern.go
 //	              translate between eras; relay.go passes on within one
-//	link.go       the session of a client with a server; connect.go opens it, and httpsse.go one
-//	              with a server of HTTP+SSE
-//	exchange.go   one HTTP request to a server, and its response
-//	arrival.go, filter.go
-//	              the limits of a response, and what of it the client may see
-//	passthrough.go, rpc.go
-//	              make of the response what the endpoint answers
+//	link.go       the session of a client with a server, opened by connect.go
 //
-// A [Request] is the client's side of that, an exchange the server's. state.go has what
-// outlives a configuration, config.go what a configuration consists of.
+// state.go has what outlives a configuration, config.go what a configuration consists of.
 //
 // # Eras
 //
@@ -39,7 +29,7 @@
 //
 // # State
 //
-// At [Aggregate] each client has connections of its own to the servers, a link each: its
+// At [upstream.Aggregate] each client has connections of its own to the servers, a link each: its
 // ids, progress tokens and subscriptions cannot meet those of others. The session id that a
 // client of the legacy era holds carries the sessions of all its links, sealed. Any process
 // with the key can go on with it, so a restart loses nothing but caches. What is remembered of
@@ -53,31 +43,26 @@ package gateway
 
 import (
 	"context"
-	"maps"
+	"fmt"
 	"net/http"
-	"slices"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // A Gateway serves the endpoints of one configuration.
 type Gateway struct {
-	config       Config
-	info         serverInfo
-	servers      map[string]*Server // by name and alias
-	ids          map[string]*Server // by ID
-	rules        rules
-	sealer       sealer
-	own          ownItems // what the gateway has itself
-	bodies       *quota.Meter
-	unidentified *quota.Meter // bodies of senders that are not identified yet
-
-	credentials  map[string]bool // headers by which clients authenticate
-	private      map[string]bool // headers that servers do not get: credentials and overrides
-	forwardsAuth bool            // to a server at least
+	config  Config
+	info    mcp.Implementation
+	servers map[string]*upstream.Server // by name and alias
+	ids     map[string]*upstream.Server // by ID
+	rules   *access.Rules
+	sealer  sealer
+	gate    *inbound.Gate
+	shared  *upstream.Shared
+	own     ownItems // what the gateway has itself
 
 	unfollow    func() bool     // stops streams from ending when Caddy exits
 	closing     context.Context // done when the Gateway is closed, or Caddy exits
@@ -103,34 +88,22 @@ type place struct {
 func New(config Config, state *State, retained *Retained) *Gateway {
 	g := &Gateway{
 		config:   config,
-		info:     serverInfo{config.Name, config.Version},
-		servers:  map[string]*Server{},
-		ids:      map[string]*Server{},
-		sealer:   newSealer(config.Key),
+		info:     mcp.Implementation{Name: config.Name, Version: config.Version},
+		ids:      map[string]*upstream.Server{},
 		State:    state,
 		Retained: retained,
 	}
-	g.rules = newRules(g)
-	g.bodies, g.unidentified = bodyMeters(&config)
-	g.credentials = credentials
-	if config.Auth != nil {
-		g.credentials = maps.Clone(credentials)
-		for _, name := range config.Auth.CredentialHeaders() {
-			g.credentials[http.CanonicalHeaderKey(name)] = true
-		}
-	}
-	g.private = maps.Clone(g.credentials)
-	maps.Copy(g.private, overrides)
+	g.gate = inbound.NewGate(config.Config, config.Observer, aggregate{g}, inbound.Kept{
+		Usage: retained.Usage, Confirmations: state.confirmations, Tasks: retained.tasks, Upstream: state.upstream,
+	})
+	g.servers, g.rules, g.shared = g.gate.Servers, g.gate.Rules, g.gate.Shared
+	g.sealer = sealer{g.shared.Sealer}
 	for _, s := range config.Servers {
-		for _, name := range append([]string{s.Name}, s.Aliases...) {
-			g.servers[name] = s
-		}
 		g.ids[s.ID] = s
 		g.fingerprint += s.ID + "\x00"
-		g.forwardsAuth = g.forwardsAuth || s.ForwardAuth
-		s.asides.Max = maxServerAsides
-		g.toolsChanged(s)
-		s.missing.Store(true) // clients of an earlier configuration may have been answered without it
+		s.Asides.Max = maxServerAsides
+		g.shared.State.ToolsChanged(s)
+		s.Missing.Store(true) // clients of an earlier configuration may have been answered without it
 	}
 	g.own = newOwn(g)
 	g.place = &place{g}
@@ -141,13 +114,19 @@ func New(config Config, state *State, retained *Retained) *Gateway {
 	return g
 }
 
+// NewRequest returns a request that came in at an endpoint, to be served.
+func (g *Gateway) NewRequest(
+	w http.ResponseWriter, r *http.Request, to inbound.Endpoint, from inbound.Peer,
+) *inbound.Request {
+	return g.gate.NewRequest(w, r, to, from)
+}
+
 // Close hands the clients over to the Gateway that succeeds this one on the same State, if
 // there is one. Requests that are being served are served to their end.
 func (g *Gateway) Close() {
 	g.close()
 	g.unfollow()
-	g.bodies.Close()
-	g.unidentified.Close()
+	g.gate.Close()
 	g.leave(g)
 }
 
@@ -156,7 +135,7 @@ func (g *Gateway) Close() {
 func (g *Gateway) WaitForSideRequests() {
 	g.waitForParked()
 	for _, s := range g.config.Servers {
-		s.asides.Close()
+		s.Asides.Close()
 	}
 }
 
@@ -164,7 +143,7 @@ func (g *Gateway) WaitForSideRequests() {
 func (g *Gateway) transparent() bool { return g.config.Naming.Separator == "" }
 
 // byID returns the server with an ID, nil if there is none.
-func (g *Gateway) byID(id string) *Server { return g.ids[id] }
+func (g *Gateway) byID(id string) *upstream.Server { return g.ids[id] }
 
 // exiting reports whether requests end because Caddy exits, and their clients are still
 // there.
@@ -174,31 +153,37 @@ func (g *Gateway) exiting() bool { return g.config.Exiting != nil && g.config.Ex
 // all clients.
 const maxServerAsides = 1024
 
-// A serverInfo identifies the gateway to clients of the aggregate.
-type serverInfo struct {
-	Name    string `json:"name"`
-	Version string `json:"version"`
-}
-
-// sign returns a result of the gateway itself with the members that the modern era wants.
-func (i serverInfo) sign(resultType string, result []byte) []byte {
-	for member := range jsonspan.Members(result) {
-		if at := member.Value; member.Key == "_meta" && at.Kind == jsonspan.BeginObject {
-			return jsonspan.Spliced(result, jsonspan.Insert(result, typeMember(resultType)),
-				jsonspan.Insert(result[at.Start:at.End], i.metaMember()).Moved(at.Start))
-		}
+// view returns a text that changes with what a client is shown of lists.
+func (g *Gateway) view(identity string) string {
+	view := ""
+	if who := g.rules.Caller(identity); who.Client != nil {
+		view = who.Client.View
 	}
-	return jsonspan.Spliced(result, jsonspan.Insert(result, i.members(resultType)))
+	if g.config.PinTools {
+		view += " pinned"
+	}
+	return view
 }
 
-// members returns the members of a result of the modern era: its type and its sender.
-func (i serverInfo) members(resultType string) []byte {
-	return slices.Concat(typeMember(resultType), []byte(`,"_meta":{`), i.metaMember(), []byte("}"))
+// standing returns a text that changes with what lets a client in. Only a new request can
+// show whether a certificate, a JWT or Caddy's own authentication still does, so for those it
+// changes with each configuration.
+func (g *Gateway) standing(identity string) string {
+	who := g.rules.Caller(identity)
+	standing := who.Label
+	if g.config.Auth != nil {
+		standing += g.config.Auth.Fingerprint()
+	}
+	if who.IsVolatile() {
+		standing += fmt.Sprintf(" %p", g.config.Generation)
+	}
+	return standing
 }
 
-// metaMember returns the member of _meta that names the sender.
-func (i serverInfo) metaMember() []byte {
-	return slices.Concat([]byte(`"`+mcp.MetaServerInfo+`":`), jsonrpc.Encode(i))
+// seen returns the servers that a client may know of.
+func (g *Gateway) seen(identity string) []*upstream.Server {
+	if len(g.config.Clients) == 0 {
+		return g.config.Servers
+	}
+	return filterServers(g.config.Servers, func(s *upstream.Server) bool { return g.rules.Sees(identity, s.Name) })
 }
-
-func typeMember(resultType string) []byte { return []byte(`"resultType":"` + resultType + `"`) }

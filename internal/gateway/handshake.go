@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // A handshake is a request by which a client gets to know the gateway: initialize, or
@@ -20,25 +22,26 @@ type handshake struct{ *visit }
 // initialize begins a session (A3 to A6). A server that is not known yet is asked what it is, which
 // begins a session with it. Other sessions begin when they are needed.
 func (v handshake) initialize() *jsonrpc.Failure {
-	params := v.message.Literal(jsonrpc.Params)
+	params := v.Message.Literal(jsonrpc.Params)
 	switch {
-	case v.message.Kind(jsonrpc.Params) != jsonspan.BeginObject || v.message.Kind(jsonrpc.Requested) != jsonspan.String:
+	case v.Message.Kind(jsonrpc.Params) != jsonspan.BeginObject || v.Message.Kind(jsonrpc.Requested) != jsonspan.String:
 		return jsonrpc.InvalidParams("protocolVersion: it is missing, or no string").AsAnswer()
 	case len(params) > longestIntroduction:
 		return introductionTooLarge("params: capabilities and clientInfo")
 	}
-	version := mcp.Negotiate(v.message.Text(jsonrpc.Requested), mcp.Latest)
-	edits := []jsonspan.Edit{v.message.Replace(jsonrpc.Requested, jsonrpc.Quote(version))}
-	if v.message.Has(jsonrpc.Proxy) {
+	version := mcp.Negotiate(v.Message.Text(jsonrpc.Requested), mcp.Latest)
+	edits := []jsonspan.Edit{v.Message.Replace(jsonrpc.Requested, jsonrpc.Quote(version))}
+	if v.Message.Has(jsonrpc.Proxy) {
 		edits = append(edits, v.withoutProxy())
 		slices.SortFunc(edits, func(a, b jsonspan.Edit) int { return a.Start - b.Start })
 	}
-	whole := jsonspan.Spliced(v.message.Raw, edits...)
+	whole := jsonspan.Spliced(v.Message.Raw, edits...)
 	var m jsonrpc.Message
 	if failure := m.Read(whole); failure != nil {
 		return failure
 	}
-	v.client = newClient(mcp.Legacy, version, v.caller.identity, v.caller.owner(), readIntroduction(slices.Clone(m.Literal(jsonrpc.Params))))
+	said := readIntroduction(slices.Clone(m.Literal(jsonrpc.Params)))
+	v.client = newClient(mcp.Legacy, version, v.Caller.Identity, v.Caller.Owner(), said)
 	v.client.issued = time.Now()
 	v.begin(v.client)
 	v.g.keep(v.client)
@@ -56,7 +59,7 @@ func (v handshake) initialize() *jsonrpc.Failure {
 	for _, s := range servers {
 		if l := v.client.linked(s); l != nil {
 			if ticket, ok := l.carry(); ok {
-				ticket.Server = s.shortID()
+				ticket.Server = s.ShortID()
 				links[s.Name] = ticket
 			}
 		}
@@ -65,7 +68,7 @@ func (v handshake) initialize() *jsonrpc.Failure {
 	v.client = v.g.client(id, func() *client { return v.client })
 	v.g.elsewhere.begun(v.client)
 	v.g.release(v.client) // as the one that had no id yet
-	v.w.Header().Set(mcp.SessionHeader, id)
+	v.Writer.Header().Set(mcp.SessionHeader, id)
 
 	result := map[string]any{
 		"protocolVersion": version,
@@ -80,7 +83,7 @@ func (v handshake) initialize() *jsonrpc.Failure {
 
 // openCarried opens the sessions that have to be in the session id of the client, if others may
 // have to go on with them. A child process is known to this process alone.
-func (v handshake) openCarried(servers []*Server, met []*about) {
+func (v handshake) openCarried(servers []*upstream.Server, met []*about) {
 	if !v.g.config.Resumable {
 		return
 	}
@@ -133,7 +136,7 @@ func (v handshake) discover() *jsonrpc.Failure {
 
 // capabilities returns what all servers can do together (A4). As long as one of them
 // is missing, it may have lists of all kinds: clients do not ask again, and a list may be empty.
-func (v handshake) capabilities(servers []*Server, met []*about) map[string]any {
+func (v handshake) capabilities(servers []*upstream.Server, met []*about) map[string]any {
 	all := map[string]any{}
 	for i := range servers {
 		if met[i] == nil {
@@ -148,10 +151,10 @@ func (v handshake) capabilities(servers []*Server, met []*about) map[string]any 
 	if v.era == mcp.Modern {
 		delete(all, "tasks") // as servers of the legacy era have them; those of this era are an extension
 	}
-	if v.g.own.list(tools, v.caller.identity) != nil && all["tools"] == nil {
+	if v.g.own.list(mcp.Tools, v.Caller.Identity) != nil && all["tools"] == nil {
 		all["tools"] = map[string]any{}
 	}
-	if v.g.own.list(templates, v.caller.identity) != nil && all["resources"] == nil {
+	if v.g.own.list(mcp.Templates, v.Caller.Identity) != nil && all["resources"] == nil {
 		all["resources"] = map[string]any{}
 	}
 	for _, name := range [...]string{"tools", "prompts", "resources"} {
@@ -182,7 +185,7 @@ func merge(into, from map[string]any) {
 }
 
 // instructions returns what the servers say of how they are to be used, and which of them are missing.
-func (v handshake) instructions(servers []*Server, met []*about) string {
+func (v handshake) instructions(servers []*upstream.Server, met []*about) string {
 	var texts []string
 	for i, s := range servers {
 		switch {
@@ -201,15 +204,15 @@ func (v handshake) instructions(servers []*Server, met []*about) string {
 
 // setLevel passes on which log messages the client wants, to all servers that log (A15).
 func (v *visit) setLevel() *jsonrpc.Failure {
-	level := v.message.Text(jsonrpc.Level)
+	level := v.Message.Text(jsonrpc.Level)
 	if !slices.Contains(mcp.LogLevels, level) {
 		return jsonrpc.InvalidParams("level: it is none of " + strings.Join(mcp.LogLevels, ", ")).AsAnswer()
 	}
 	v.client.mu.Lock()
 	v.client.level = level
 	v.client.mu.Unlock()
-	v.linked(func(_ *Server, l *link) { // others get to know it when their sessions begin
-		if era, can := l.state(); era == mcp.Legacy && can&hasLogging != 0 {
+	v.linked(func(_ *upstream.Server, l *link) { // others get to know it when their sessions begin
+		if era, can := l.state(); era == mcp.Legacy && can&mcp.HasLogging != 0 {
 			l.use()
 			_, _ = l.request(v.behalf(), "logging/setLevel", []byte(`{"level":"`+level+`"}`))
 		}
@@ -232,6 +235,29 @@ func (v *visit) delete() *jsonrpc.Failure {
 	}
 	v.endElsewhere()
 	ending.Wait()
-	v.w.WriteHeader(204)
+	v.Writer.WriteHeader(204)
 	return nil
+}
+
+// maxMissing is how many servers are named that a client does not see.
+const maxMissing = 20
+
+// missingText tells a client which servers it does not see.
+func (v handshake) missingText(servers []*upstream.Server, met []*about) string {
+	if !v.g.config.ReportMissing {
+		return ""
+	}
+	var names []string
+	for i, s := range servers {
+		if cause := s.MissingCause(); met[i] == nil && cause != jsonrpc.CauseLogin {
+			names = append(names, fmt.Sprintf("%s (%s)", s.Name, cause))
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	if more := len(names) - maxMissing; more > 0 {
+		names = append(names[:maxMissing], fmt.Sprintf("and %d more", more))
+	}
+	return "Unavailable servers: " + strings.Join(names, ", ") + ". Their tools are missing until they are back."
 }

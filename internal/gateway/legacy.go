@@ -17,6 +17,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // A client of the modern era calls a server of the legacy one. When the server asks a question
@@ -28,7 +29,9 @@ import (
 const maxHeldCalls, maxHeldOfOne = 1_000, 32
 
 // heldCallLimits also bound the bytes of their messages.
-var heldCallLimits = quota.Limits{Entries: maxHeldCalls, OwnerEntries: maxHeldOfOne, Bytes: 128 << 20, OwnerBytes: 32 << 20}
+var heldCallLimits = quota.Limits{
+	Entries: maxHeldCalls, OwnerEntries: maxHeldOfOne, Bytes: 128 << 20, OwnerBytes: 32 << 20,
+}
 
 // A heldCall is a call to a server of the legacy era.
 type heldCall struct {
@@ -46,8 +49,8 @@ type heldCall struct {
 	done      chan struct{}    // closed when there are no more
 	failure   *jsonrpc.Failure
 
-	annotations mcp.Annotations // of the tool that is called
-	traffic     traffic         // of its exchanges, until done is closed
+	annotations mcp.Annotations  // of the tool that is called
+	traffic     upstream.Traffic // of its exchanges, until done is closed
 
 	questions map[string][]byte // that have been asked, with the ids that the server gave them
 	expires   *time.Timer
@@ -108,14 +111,14 @@ func (c *call) toLegacy() *jsonrpc.Failure {
 	held := c.takeUp()
 	switch {
 	case held != nil:
-		if failure := held.reply(c.behalf(), c.message.Literal(jsonrpc.InputResponses)); failure != nil {
+		if failure := held.reply(c.behalf(), c.Message.Literal(jsonrpc.InputResponses)); failure != nil {
 			held.abandon()
 			return c.failed(failure)
 		}
-	case c.message.Has(jsonrpc.RequestState):
+	case c.Message.Has(jsonrpc.RequestState):
 		return unknownState()
 	default:
-		m, failure := withoutModernMeta(&c.message)
+		m, failure := withoutModernMeta(&c.Message)
 		if failure == nil {
 			failure = c.checkParams(&m)
 		}
@@ -126,7 +129,7 @@ func (c *call) toLegacy() *jsonrpc.Failure {
 			return failure
 		}
 	}
-	c.passedOn = true
+	c.PassedOn = true
 	return c.follow(held)
 }
 
@@ -155,20 +158,20 @@ func withoutModernMeta(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failure) {
 // checkParams checks that the headers of a call repeat its arguments where its tool says so. A
 // server of the legacy era cannot.
 func (c *call) checkParams(m *jsonrpc.Message) *jsonrpc.Failure {
-	if c.found || c.client.knownList(c.g, c.server, tools) == nil && !mcp.HasParams(c.r.Header) {
+	if c.found || c.client.knownList(c.g, c.Server, mcp.Tools) == nil && !mcp.HasParams(c.HTTP.Header) {
 		return nil // nothing is known that it could have to repeat
 	}
-	c.setParams(c.r.Header, m)
-	return c.paramHeaders().Check(c.r.Header, m)
+	c.setParams(c.HTTP.Header, m)
+	return c.paramHeaders().Check(c.HTTP.Header, m)
 }
 
 // heldAt returns under which key a call is held that the request goes on with, and by which replica: ""
 // where there are none.
 func (c *call) heldAt() (key, replica string) {
-	if c.message.Kind(jsonrpc.RequestState) != jsonspan.String {
+	if c.Message.Kind(jsonrpc.RequestState) != jsonspan.String {
 		return "", ""
 	}
-	state, _ := c.g.sealer.Open("call", c.message.Text(jsonrpc.RequestState))
+	state, _ := c.g.sealer.Open("call", c.Message.Text(jsonrpc.RequestState))
 	key, replica, _ = strings.Cut(string(state), " ")
 	return key, replica
 }
@@ -177,7 +180,7 @@ func (c *call) heldAt() (key, replica string) {
 func (c *call) takeUp() *heldCall {
 	key, _ := c.heldAt()
 	return c.g.takeUp(key, func(held *heldCall) bool {
-		return held.client == c.client && held.link == c.link && held.about == c.about()
+		return held.client == c.client && held.link == c.link && held.about == c.About()
 	})
 }
 
@@ -185,23 +188,23 @@ func (c *call) takeUp() *heldCall {
 func (c *call) hold(m *jsonrpc.Message) (*heldCall, *jsonrpc.Failure) {
 	l := c.link
 	ctx, cancel := context.WithCancel(context.WithoutCancel(c.visit.ctx))
-	r := c.g.of(l).Upstream.Derive(ctx, c.r, false) // which is there when the request is not
-	emptyBody(r, http.MethodPost)
+	r := c.g.of(l).Routes.Derive(ctx, c.HTTP, false) // which is there when the request is not
+	httpbody.EmptyAs(r, http.MethodPost)
 	held := &heldCall{
 		behalf:    behalf{ctx: ctx, g: c.g, r: r},
 		client:    c.client,
 		link:      l,
 		cancel:    cancel,
-		about:     c.about(),
+		about:     c.About(),
 		goal:      c.goal,
 		messages:  make(chan heldMessage),
 		answering: make(chan struct{}),
 		done:      make(chan struct{}),
 		questions: map[string][]byte{},
 
-		annotations: c.caller.annotations,
+		annotations: c.Caller.Annotations,
 	}
-	level := c.message.Text(jsonrpc.LogLevel)
+	level := c.Message.Text(jsonrpc.LogLevel)
 	held.bytes = int64(len(m.Raw))
 	c.g.keep(c.client)
 	go func() {
@@ -223,7 +226,7 @@ func renumbered(m *jsonrpc.Message, id []byte) (jsonrpc.Message, *jsonrpc.Failur
 func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 	l, ctx := held.link, held.ctx
 	if level != "" {
-		if _, can := l.state(); can&hasLogging != 0 {
+		if _, can := l.state(); can&mcp.HasLogging != 0 {
 			_, _ = l.request(held.behalf, "logging/setLevel", jsonrpc.Encode(map[string]string{"level": level}))
 		}
 	}
@@ -237,7 +240,7 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 		held.hearing.Store(h)
 		defer l.held.begin(held, held.behalf)()
 		l.held.await(ctx)
-		r := held.g.of(l).Upstream.Derive(ctx, held.r, true)
+		r := held.g.of(l).Routes.Derive(ctx, held.r, true)
 		session, _ := l.setSessionHeaders(r)
 		httpbody.Post(r, numbered.Raw)
 		answered := false
@@ -284,9 +287,9 @@ func (held *heldCall) run(level string, m *jsonrpc.Message) *jsonrpc.Failure {
 				return nil
 			}
 		}
-		x := held.g.newExchange(l, h, &numbered)
-		x.goal, x.caller.annotations, x.traffic = held.goal, held.annotations, &held.traffic
-		failure = x.send(r)
+		x := held.g.exchange(l, h, &numbered)
+		x.Goal, x.Caller.Annotations, x.Traffic = held.goal, held.annotations, &held.traffic
+		failure = x.Send(r)
 		switch {
 		case answered:
 			failure = nil
@@ -320,7 +323,7 @@ func (c *call) follow(from heldSource) (failure *jsonrpc.Failure) {
 		}
 		code := from.end(c, whole)
 		if said.large != nil && whole {
-			c.errorCode = code
+			c.ErrorCode = code
 		}
 		return failure
 	}
@@ -332,7 +335,7 @@ func (held *heldCall) next(c *call) (said heldMessage, ok bool) {
 }
 
 // listen returns what comes next for the client. If it returns false, ctx has ended: the client has left.
-func (held *heldCall) listen(ctx context.Context, o behalf, asides *Asides) (said heldMessage, ok bool) {
+func (held *heldCall) listen(ctx context.Context, o behalf, asides *upstream.Asides) (said heldMessage, ok bool) {
 	for {
 		select {
 		case said = <-held.messages:
@@ -368,7 +371,7 @@ func (held *heldCall) end(c *call, whole bool) (errorCode int) {
 	} else {
 		held.abandon()
 	}
-	c.traffic.add(&held.traffic)
+	c.Traffic.Add(&held.traffic)
 	return held.errorCode()
 }
 
@@ -404,7 +407,7 @@ func (held *heldCall) abandon() {
 func (c *call) noticeHeld(m *jsonrpc.Message) {
 	switch {
 	case m.Is(jsonrpc.Method, "notifications/progress"):
-		token := c.message.Literal(jsonrpc.ProgressToken) // of the request that waits now
+		token := c.Message.Literal(jsonrpc.ProgressToken) // of the request that waits now
 		if token == nil || !m.Has(jsonrpc.Progress) {
 			return
 		}
@@ -413,7 +416,7 @@ func (c *call) noticeHeld(m *jsonrpc.Message) {
 			return
 		}
 		m = &progress
-	case !c.message.Has(jsonrpc.LogLevel):
+	case !c.Message.Has(jsonrpc.LogLevel):
 		return
 	}
 	c.out.Event(&streamable.Event{Data: c.link.translator(c.g).message(m)})
@@ -442,8 +445,8 @@ func (held *heldCall) awaitEnd(flush func()) {
 // request that waits for it.
 func (c *call) answerHeld(said *heldMessage) {
 	m := &said.message
-	c.errorCode = m.ErrorNumber()
-	edits := append(withID(m, c.message.Literal(jsonrpc.ID)), c.translator().rename(m.Raw, said.names)...)
+	c.ErrorCode = m.ErrorNumber()
+	edits := append(m.WithID(c.Message.Literal(jsonrpc.ID)), c.translator().rename(m.Raw, said.names)...)
 	if m.Kind(jsonrpc.Result) == jsonspan.BeginObject && !m.Has(jsonrpc.ResultType) {
 		edits = append(edits, m.Within(jsonrpc.Result, jsonspan.Insert(m.Literal(jsonrpc.Result), c.completion())))
 	}
@@ -452,7 +455,7 @@ func (c *call) answerHeld(said *heldMessage) {
 
 // completion returns what results of the modern era say in addition.
 func (c *call) completion() []byte {
-	if c.message.Is(jsonrpc.Method, "resources/read") {
+	if c.Message.Is(jsonrpc.Method, "resources/read") {
 		return []byte(`"resultType":"complete","ttlMs":0,"cacheScope":"private"`)
 	}
 	return []byte(`"resultType":"complete"`)
@@ -486,7 +489,7 @@ func (c *call) modernizedLarge(from *largeHeld) func(path int, k jsonspan.Kind, 
 		switch {
 		case path == len(namings):
 			if jsonrpc.SameID(literal, from.id) {
-				return c.message.Literal(jsonrpc.ID)
+				return c.Message.Literal(jsonrpc.ID)
 			}
 		case path > len(namings):
 			if k == jsonspan.BeginObject && !from.typed {
@@ -501,7 +504,7 @@ func (c *call) modernizedLarge(from *largeHeld) func(path int, k jsonspan.Kind, 
 
 // ask returns a question of the server as it is put to the client, nil if the client cannot be asked. The
 // call is put away until the client answers.
-func (held *heldCall) ask(o behalf, asides *Asides, m *jsonrpc.Message) *heldQuestion {
+func (held *heldCall) ask(o behalf, asides *upstream.Asides, m *jsonrpc.Message) *heldQuestion {
 	method := m.Text(jsonrpc.Method)
 	refuse := func(why string) *heldQuestion {
 		held.hearing.Load().QuestionAnswered()
@@ -528,10 +531,11 @@ func (held *heldCall) ask(o behalf, asides *Asides, m *jsonrpc.Message) *heldQue
 // askInput asks the client a question of the server: the request is answered by a result that says so.
 func (c *call) askInput(q *heldQuestion) *jsonrpc.Failure {
 	state := q.State
-	if c.confirmed {
-		state = c.confirmedState(jsonrpc.Quote(state))
+	if c.Confirmed {
+		state = c.ConfirmedState(jsonrpc.Quote(state))
 	}
-	return c.answerAs(mcp.InputRequired, inputResult(q.Key, mcp.InputRequest{Method: q.Method, Params: q.Params}, state))
+	wants := mcp.InputRequest{Method: q.Method, Params: q.Params}
+	return c.answerAs(mcp.InputRequired, mcp.NewInputResult(q.Key, wants, state))
 }
 
 // reply gives the server the answers of the client.

@@ -9,11 +9,12 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // A link is a client's session with one of the servers.
@@ -32,17 +33,17 @@ type link struct {
 	failed      bool // the server could not be reached at the last attempt
 	initialized bool // the server knows that the client is ready
 	behind      bool // it does not know something that the client has asked for at another replica
-	attempts    int  // to say so
+	attempts    int  // to tell the server that the client is ready
 	era         mcp.Era
 	version     string
 	session     string
 	lostSession string // that the server has forgotten, where another replica may have begun another one
-	can         abilities
+	can         mcp.Abilities
 	about       *about // nil in a session that was begun elsewhere
 	carried     bool   // the session id of the client carries it
 	used        bool   // the client has made requests in it
-	lists       *listCache
-	listeners   [kindCount]int // streams by which the server can say that its lists have changed
+	lists       *catalog.Cache
+	listeners   [mcp.ListKindCount]int // streams by which the server can say that its lists have changed
 	lastID      uint64
 	ender       *http.Request // on behalf of which the session is ended, if the client never does
 }
@@ -63,10 +64,10 @@ func (o behalf) within(ctx context.Context) behalf {
 
 // derive returns a request to the server of a link.
 func (o behalf) derive(l *link) *http.Request {
-	return o.g.of(l).Upstream.Derive(o.ctx, o.r, false)
+	return o.g.of(l).Routes.Derive(o.ctx, o.r, false)
 }
 
-func newLink(c *client, s *Server) *link {
+func newLink(c *client, s *upstream.Server) *link {
 	l := &link{client: c, server: s.Name, id: s.ID, prefix: strings.Clone(rand.Text()[:8])}
 	l.held.link = l
 	return l
@@ -118,7 +119,7 @@ func (l *link) sessionID() string {
 }
 
 // state returns how the server is spoken to.
-func (l *link) state() (era mcp.Era, can abilities) {
+func (l *link) state() (era mcp.Era, can mcp.Abilities) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.era, l.can
@@ -151,14 +152,14 @@ func (l *link) isUsed() bool {
 
 // ownLists returns the lists as the server shows them to the client alone, or in its session, nil if it
 // shows them to all clients alike.
-func (l *link) ownLists() *listCache {
+func (l *link) ownLists() *catalog.Cache {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.client.apart.Load() && (!l.used || l.session == "") {
 		return nil
 	}
 	if l.lists == nil {
-		l.lists = &listCache{listeners: l.listeners}
+		l.lists = catalog.NewCache(l.listeners)
 	}
 	return l.lists
 }
@@ -168,13 +169,13 @@ func (l *link) ownLists() *listCache {
 func (l *link) listsChanged(g *Gateway, m *jsonrpc.Message) {
 	notice := m.Text(jsonrpc.Method)
 	g.elsewhere.listsChanged(notice, l)
-	if s := g.of(l); s != nil && notice == kinds[tools].notice {
-		g.toolsChanged(s)
+	if s := g.of(l); s != nil && notice == mcp.ListKinds[mcp.Tools].Notice {
+		g.shared.State.ToolsChanged(s)
 	}
 	if own := l.ownLists(); own != nil {
-		own.changed(notice, l.prefix)
+		own.Changed(notice, l.prefix)
 	}
-	if !g.profile(l.client, l.id).lists.changed(notice, l.prefix) {
+	if !g.profile(l.client, l.id).lists.Changed(notice, l.prefix) {
 		return
 	}
 	kept := *m
@@ -185,20 +186,20 @@ func (l *link) listsChanged(g *Gateway, m *jsonrpc.Message) {
 }
 
 // forgetLists has lists of the server asked for again.
-func (l *link) forgetLists(g *Gateway, lists ...listKind) {
-	g.profile(l.client, l.id).lists.forget(lists...)
+func (l *link) forgetLists(g *Gateway, lists ...mcp.ListKind) {
+	g.profile(l.client, l.id).lists.Forget(lists...)
 	if own := l.ownLists(); own != nil {
-		own.forget(lists...)
+		own.Forget(lists...)
 	}
 }
 
 // listen notes that a stream tells of changes of lists, until the function that it returns is
 // called.
-func (l *link) listen(g *Gateway, lists []listKind) (end func()) {
+func (l *link) listen(g *Gateway, lists []mcp.ListKind) (end func()) {
 	p, apart := g.profile(l.client, l.id), l.client.apart.Load()
 	count := func(n int) {
 		if !apart {
-			p.lists.listen(lists, n)
+			p.lists.Listen(lists, n)
 			p.noteHeard(l, n > 0)
 		}
 		l.mu.Lock()
@@ -207,7 +208,7 @@ func (l *link) listen(g *Gateway, lists []listKind) (end func()) {
 			l.listeners[k] += n
 		}
 		if l.lists != nil {
-			l.lists.listen(lists, n)
+			l.lists.Listen(lists, n)
 		}
 	}
 	count(1)
@@ -218,7 +219,7 @@ func (l *link) listen(g *Gateway, lists []listKind) (end func()) {
 func (l *link) hasListener() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.listeners[tools] > 0
+	return l.listeners[mcp.Tools] > 0
 }
 
 // isCarried reports whether the session can go on from the session id of the client.
@@ -235,11 +236,11 @@ func (l *link) open(o behalf) *jsonrpc.Failure {
 		return nil
 	}
 	s := o.g.of(l)
-	insists := l.client.operator.patience() > 0 || s != nil && s.ChildrenOnly && o.calls
+	insists := l.client.inspection.Timeout() > 0 || s != nil && s.ChildrenOnly && o.calls
 	if s != nil && !insists {
-		if failure := s.unavailable(); failure != nil { // and not after an attempt that may be under way
+		if failure := s.Unavailable(); failure != nil { // and not after an attempt that may be under way
 			l.noteOpened(failure)
-			if l.client.operator == nil {
+			if l.client.inspection == nil {
 				l.retry(o, s)
 			}
 			return failure
@@ -265,7 +266,7 @@ func (l *link) connect(o behalf, insists bool) *jsonrpc.Failure {
 	}
 	var failure *jsonrpc.Failure
 	if !insists {
-		failure = s.unavailable()
+		failure = s.Unavailable()
 	}
 	if failure == nil && !o.g.elsewhere.adopt(o, l, s) {
 		if failure = (connecting{o, l, s}).run(); failure == nil {
@@ -273,7 +274,7 @@ func (l *link) connect(o behalf, insists bool) *jsonrpc.Failure {
 		}
 	}
 	l.noteOpened(failure)
-	if failure != nil && s.isOut() && l.client.operator == nil {
+	if failure != nil && s.IsOut() && l.client.inspection == nil {
 		l.retry(o, s)
 	}
 	if failure == nil && l.client.ended.Load() { // meanwhile
@@ -381,7 +382,9 @@ func resultInto(result *[]byte) response {
 }
 
 // roundTrip has the server answer a request of our own.
-func (l *link) roundTrip(g *Gateway, r *http.Request, body []byte, to response) (h *streamable.Reader, failure *jsonrpc.Failure) {
+func (l *link) roundTrip(g *Gateway, r *http.Request, body []byte, to response) (
+	h *streamable.Reader, failure *jsonrpc.Failure,
+) {
 	var asked jsonrpc.Message
 	if failure := asked.Read(body); failure != nil {
 		return new(streamable.Reader), failure
@@ -396,7 +399,7 @@ func (l *link) roundTrip(g *Gateway, r *http.Request, body []byte, to response) 
 	}
 	answered := false
 	var refusal *jsonrpc.Failure
-	var asides Asides
+	var asides upstream.Asides
 	defer asides.Wait()
 	h.OnMessage = func(e *streamable.Event) error {
 		m := e.Message
@@ -420,12 +423,12 @@ func (l *link) roundTrip(g *Gateway, r *http.Request, body []byte, to response) 
 		return nil
 	}
 	ctx := r.Context()
-	x := g.newExchange(l, h, &asked)
-	x.own = true
-	failure = x.send(r)
+	x := g.exchange(l, h, &asked)
+	x.Own = true
+	failure = x.Send(r)
 	switch {
 	case answered && refusal != nil && refusal.Data.StatusCode != 0:
-		return h, refusal.Because(x.wrongAnswer())
+		return h, refusal.Because(x.WrongAnswer())
 	case answered:
 		return h, refusal
 	case failure != nil:
@@ -433,7 +436,7 @@ func (l *link) roundTrip(g *Gateway, r *http.Request, body []byte, to response) 
 	case ctx.Err() != nil:
 		return h, jsonrpc.Timeout(l.server)
 	}
-	return h, h.Failure(l.server).Because(x.wrongAnswer())
+	return h, h.Failure(l.server).Because(x.WrongAnswer())
 }
 
 // request has the server answer a request of our own, in the session there is.
@@ -449,7 +452,7 @@ func (l *link) ask(o behalf, method string, params []byte, to response) *jsonrpc
 		r, session, era := l.prepare(o)
 		sent := params
 		if era == mcp.Modern {
-			sent = withMeta(params, l.client.meta(l.client.logLevel()))
+			sent = mcp.WithMeta(params, l.client.meta(l.client.logLevel()))
 		}
 		h, failure := l.roundTrip(o.g, r, jsonrpc.RequestAs(l.nextID(), method, sent), to)
 		return h, session, failure
@@ -459,7 +462,9 @@ func (l *link) ask(o behalf, method string, params []byte, to response) *jsonrpc
 // inSession has something tried in a session with the server. If that fails because the
 // server has forgotten the session, it is tried once more in another one. again says whether
 // it can be.
-func (l *link) inSession(o behalf, try func(again bool) (h *streamable.Reader, session string, _ *jsonrpc.Failure)) *jsonrpc.Failure {
+func (l *link) inSession(
+	o behalf, try func(again bool) (h *streamable.Reader, session string, _ *jsonrpc.Failure),
+) *jsonrpc.Failure {
 	for again := true; ; again = false {
 		if failure := l.open(o); failure != nil {
 			return failure
@@ -489,15 +494,6 @@ func (l *link) setSessionHeaders(r *http.Request) (session string, era mcp.Era) 
 	return session, era
 }
 
-// withMeta returns params with _meta in them, which they do not have.
-func withMeta(params, meta []byte) []byte {
-	member := slices.Concat([]byte(`"_meta":`), meta)
-	if len(params) == 0 {
-		return slices.Concat([]byte("{"), member, []byte("}"))
-	}
-	return jsonspan.Spliced(params, jsonspan.Insert(params, member))
-}
-
 // tell sends the server a message that wants no answer.
 func (l *link) tell(o behalf, body []byte) *jsonrpc.Failure {
 	if o.g.of(l) == nil {
@@ -517,7 +513,7 @@ func (l *link) tell(o behalf, body []byte) *jsonrpc.Failure {
 		}
 		return nil
 	}}
-	failure := o.g.newExchange(l, h, &m).send(r)
+	failure := o.g.exchange(l, h, &m).Send(r)
 	switch {
 	case h.Status()/100 == 2:
 		return nil // it has been accepted, whatever else the server has to say
@@ -542,16 +538,16 @@ func (l *link) end(o behalf) {
 	}
 	r := o.derive(l)
 	streamable.Session{Era: mcp.Legacy, Version: version, ID: session}.Sign(r.Header)
-	emptyBody(r, http.MethodDelete)
+	httpbody.EmptyAs(r, http.MethodDelete)
 	h := &streamable.Reader{OnMessage: func(*streamable.Event) error { return nil }}
-	_ = o.g.newExchange(l, h, nil).send(r) // it may not care for sessions
-}
-
-// emptyBody makes r a request of an HTTP method that posts nothing.
-func emptyBody(r *http.Request, method string) {
-	r.Method = method
-	httpbody.Empty(r)
+	_ = o.g.exchange(l, h, nil).Send(r) // it may not care for sessions
 }
 
 // of returns the server that a link is to. Another one may have its name by now.
-func (g *Gateway) of(l *link) *Server { return g.ids[l.id] }
+func (g *Gateway) of(l *link) *upstream.Server { return g.ids[l.id] }
+
+// exchange returns an exchange with the server of a link, whose response goes to a Reader. m is the message that is
+// posted; nil if none is.
+func (g *Gateway) exchange(l *link, to *streamable.Reader, m *jsonrpc.Message) *upstream.Exchange {
+	return g.shared.NewExchange(g.of(l), g.callerOf(l.client), to, m, l.client.inspection)
+}

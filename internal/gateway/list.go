@@ -1,50 +1,55 @@
 package gateway
 
 import (
-	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
 	"sync"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // listings returns what all servers have of a kind, in their order. Those that fail
 // are left out (A22). The client waits as [visit.gather] says.
-func (v *visit) listings(k listKind, waits func() bool) ([]*listing, freshness) {
-	servers := v.g.rules.seen(v.caller.identity)
-	if k == tasks && len(v.g.config.Clients) > 0 {
-		servers = slices.DeleteFunc(slices.Clone(servers), func(s *Server) bool { return !v.g.rules.allowsUnknown(v.caller.identity, s) })
+func (v *visit) listings(k mcp.ListKind, waits func() bool) ([]*catalog.List, catalog.Freshness) {
+	servers := v.g.seen(v.Caller.Identity)
+	if k == mcp.Tasks && len(v.g.config.Clients) > 0 {
+		servers = filterServers(servers, func(s *upstream.Server) bool {
+			return v.g.rules.AllowsUnknown(v.Caller.Identity, s.Name)
+		})
 	}
 	all, fresh := v.listsOf(servers, k, waits)
-	together := freshness{none: true}
+	together := catalog.Freshness{None: true}
 	for i := range all {
 		switch {
 		case all[i] == nil:
-			all[i] = emptyListing
-			fresh[i] = freshness{private: true} // it may come back at any time
-		case fresh[i].none:
+			all[i] = catalog.Empty
+			fresh[i] = catalog.Freshness{Private: true} // it may come back at any time
+		case fresh[i].None:
 			continue
 		}
-		left := max(0, min(fresh[i].ttl, time.Until(fresh[i].until)))
-		if together.none || left < together.ttl {
-			together.ttl = left
+		left := max(0, min(fresh[i].TTL, time.Until(fresh[i].Until)))
+		if together.None || left < together.TTL {
+			together.TTL = left
 		}
-		together.private = together.private || fresh[i].private
-		together.none = false
+		together.Private = together.Private || fresh[i].Private
+		together.None = false
 	}
-	together.private = together.private || together.none || len(v.g.config.Clients) > 0 // it may depend on who asks
+	together.Private = together.Private || together.None || len(v.g.config.Clients) > 0 // it may depend on who asks
 	return all, together
 }
 
 // listsOf returns the lists of servers. Those that cannot be had, or not yet, are nil. The client waits as
 // [visit.gather] says.
-func (v *visit) listsOf(servers []*Server, k listKind, waits func() bool) ([]*listing, []freshness) {
-	all, fresh := make([]*listing, len(servers)), make([]freshness, len(servers))
+func (v *visit) listsOf(servers []*upstream.Server, k mcp.ListKind, waits func() bool) (
+	[]*catalog.List, []catalog.Freshness,
+) {
+	all, fresh := make([]*catalog.List, len(servers)), make([]catalog.Freshness, len(servers))
 	known, first := v.g.audience(v.client), v.client.gets(k)
 	arrivals := make(chan func(), len(servers))
 	arrived := make([]bool, len(servers))
@@ -68,8 +73,8 @@ func (v *visit) listsOf(servers []*Server, k listKind, waits func() bool) ([]*li
 			list, good, failure := q.get()
 			arrivals <- func() {
 				arrived[i] = true
-				if all[i], fresh[i] = list, good; isLoginRequired(failure) && k == tools {
-					all[i], fresh[i] = v.g.loginListing(s, failure), freshness{private: true}
+				if all[i], fresh[i] = list, good; failure.IsLoginRequired() && k == mcp.Tools {
+					all[i], fresh[i] = v.g.loginListing(s, failure), catalog.Freshness{Private: true}
 				}
 			}
 			if failure == nil {
@@ -82,7 +87,7 @@ func (v *visit) listsOf(servers []*Server, k listKind, waits func() bool) ([]*li
 	}
 	v.gather(aside, asked, arrivals, waits)
 	for i, s := range servers {
-		if all[i] == nil && (!arrived[i] || s.isOut()) {
+		if all[i] == nil && (!arrived[i] || s.IsOut()) {
 			v.leaveOut(s, known.at(s.ID))
 		}
 	}
@@ -93,7 +98,7 @@ func (v *visit) listsOf(servers []*Server, k listKind, waits func() bool) ([]*li
 // A lister answers a request for a list.
 type lister struct {
 	*visit
-	kind listKind
+	kind mcp.ListKind
 }
 
 // list answers with a page of what all servers have of a kind (A18).
@@ -104,19 +109,19 @@ func (v lister) list() *jsonrpc.Failure {
 		return failure
 	}
 	began := time.Now()
-	var all []*listing
-	fresh := freshness{private: true}
-	if k != tools || !v.g.config.Discovery {
+	var all []*catalog.List
+	fresh := catalog.Freshness{Private: true}
+	if k != mcp.Tools || !v.g.config.Discovery {
 		all, fresh = v.listings(k, func() bool { return !v.client.hears(k) || time.Since(began) < v.g.listWait() })
 	}
-	if own := v.g.own.list(k, v.caller.identity); own != nil {
+	if own := v.g.own.list(k, v.Caller.Identity); own != nil {
 		all = append(all, own)
 	}
 	shared := v.sharedUIs(k, all)
 	total, size := 0, 0
 	for _, l := range all {
-		total += len(l.ends)
-		size += len(l.joined) + 1
+		total += len(l.Ends)
+		size += len(l.Joined) + 1
 	}
 	end := total
 	if limit > 0 && limit < total-offset {
@@ -126,19 +131,19 @@ func (v lister) list() *jsonrpc.Failure {
 	answer := borrowAnswer(size)
 	defer giveBackAnswer(answer)
 	b := append(*answer, `{"jsonrpc":"2.0","id":`...)
-	b = append(b, v.message.Literal(jsonrpc.ID)...)
+	b = append(b, v.Message.Literal(jsonrpc.ID)...)
 	b = append(b, `,"result":{`...)
 	if v.era == mcp.Modern {
-		b = append(b, v.g.info.members("complete")...)
+		b = append(b, v.g.info.Members("complete")...)
 		b = append(b, ',')
 	}
 	b = append(b, '"')
-	b = append(b, kinds[k].member...)
+	b = append(b, mcp.ListKinds[k].Member...)
 	b = append(b, `":[`...)
 	at := 0
 	for _, l := range all {
-		items := l.from(min(max(offset-at, 0), len(l.ends)), min(max(end-at, 0), len(l.ends)), shared)
-		if at += len(l.ends); len(items) == 0 {
+		items := l.From(min(max(offset-at, 0), len(l.Ends)), min(max(end-at, 0), len(l.Ends)), shared)
+		if at += len(l.Ends); len(items) == 0 {
 			continue
 		}
 		if b[len(b)-1] != '[' {
@@ -153,20 +158,11 @@ func (v lister) list() *jsonrpc.Failure {
 		b = append(b, '"')
 	}
 	if v.era == mcp.Modern {
-		b = append(b, fresh.members()...)
+		b = append(b, fresh.Members()...)
 	}
 	*answer = append(b, "}}"...)
 	v.out.Answer(http.StatusOK, &streamable.Event{Data: *answer})
 	return nil
-}
-
-// members returns what a result of the modern era says of how long it is good.
-func (f freshness) members() []byte {
-	scope := "public"
-	if f.private {
-		scope = "private"
-	}
-	return fmt.Appendf(nil, `,"ttlMs":%d,"cacheScope":%q`, f.ttl.Milliseconds(), scope)
 }
 
 // answerBuffers are kept between lists: those of a thousand tools have hundreds of kilobytes.
@@ -189,15 +185,15 @@ func giveBackAnswer(b *[]byte) {
 
 // page returns which items are asked for.
 func (v lister) page() (offset, limit int, failure *jsonrpc.Failure) {
-	if v.message.Has(jsonrpc.Cursor) {
+	if v.Message.Has(jsonrpc.Cursor) {
 		var err error
-		if offset, err = mcp.ParseCursor(v.message.Text(jsonrpc.Cursor)); err != nil {
+		if offset, err = mcp.ParseCursor(v.Message.Text(jsonrpc.Cursor)); err != nil {
 			return 0, 0, jsonrpc.InvalidParams("cursor: it is none of this server").AsAnswer()
 		}
 	}
-	if v.message.Has(jsonrpc.Limit) {
+	if v.Message.Has(jsonrpc.Limit) {
 		var err error
-		if limit, err = strconv.Atoi(string(v.message.Literal(jsonrpc.Limit))); err != nil || limit <= 0 {
+		if limit, err = strconv.Atoi(string(v.Message.Literal(jsonrpc.Limit))); err != nil || limit <= 0 {
 			return 0, 0, jsonrpc.InvalidParams("limit: it is no positive whole number").AsAnswer()
 		}
 	}

@@ -11,11 +11,13 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // A listener reads a stream of a server for a stream of a client.
@@ -49,7 +51,7 @@ func (s *stream) listen(ctx context.Context, e *listener, begun func()) {
 	for failures := 0; ctx.Err() == nil; failures++ {
 		g := s.g.Load()
 		server := g.byID(e.key.id)
-		if server == nil || !g.rules.sees(s.visit.caller.identity, server) {
+		if server == nil || !g.rules.Sees(s.visit.caller.Identity, server.Name) {
 			return
 		}
 		began := time.Now()
@@ -68,7 +70,7 @@ func (s *stream) listen(ctx context.Context, e *listener, begun func()) {
 }
 
 // listenOnce reads a stream of a server to its end. It reports whether to try again.
-func (s *stream) listenOnce(o behalf, server *Server, e *listener, begun func()) (again bool) {
+func (s *stream) listenOnce(o behalf, server *upstream.Server, e *listener, begun func()) (again bool) {
 	l := s.visit.client.link(server)
 	late := l.hasFailed()
 	if failure := l.open(o); failure != nil {
@@ -92,7 +94,7 @@ func (s *stream) listenOnce(o behalf, server *Server, e *listener, begun func())
 		return false // the server has its own subscription
 	}
 	if s.wants != nil {
-		if s.wants.at(l.server, can|toolsChange|promptsChange|resourcesChange).nothing() {
+		if s.wants.at(l.server, can|mcp.ToolsChange|mcp.PromptsChange|mcp.ResourcesChange).nothing() {
 			return false
 		}
 		s.subscribed(o, l, e)
@@ -108,10 +110,10 @@ func (s *stream) subscribed(o behalf, l *link, e *listener) {
 }
 
 // kinds returns the kinds of lists that the server has.
-func (l *link) kinds() (has []listKind) {
+func (l *link) kinds() (has []mcp.ListKind) {
 	_, can := l.state()
-	for _, k := range [...]listKind{tools, prompts, resources} {
-		if can&kinds[k].needs != 0 {
+	for _, k := range [...]mcp.ListKind{mcp.Tools, mcp.Prompts, mcp.Resources} {
+		if can&mcp.ListKinds[k].Needs != 0 {
 			has = append(has, k)
 		}
 	}
@@ -123,7 +125,7 @@ func (l *link) kinds() (has []listKind) {
 func (s *stream) listenGET(o behalf, l *link, to *listener, begun func()) (again bool) {
 	v := &s.visit
 	r, session, _ := l.prepare(o)
-	emptyBody(r, http.MethodGet)
+	httpbody.EmptyAs(r, http.MethodGet)
 	r.Header.Set("Accept", "text/event-stream")
 	resuming := to.at.ID != "" && (to.lastIn == "" || to.lastIn == session)
 	if resuming {
@@ -134,7 +136,7 @@ func (s *stream) listenGET(o behalf, l *link, to *listener, begun func()) (again
 	h := &streamable.Reader{Position: &to.at}
 	h.OnHeader = func(status int) bool {
 		if heard = status == http.StatusOK; heard {
-			end = l.listen(o.g, announcedKinds)
+			end = l.listen(o.g, catalog.AnnouncedKinds)
 		}
 		begun()
 		return heard
@@ -154,7 +156,7 @@ func (s *stream) listenGET(o behalf, l *link, to *listener, begun func()) (again
 		}
 		return nil
 	}
-	failure := o.g.newExchange(l, h, nil).send(r)
+	failure := o.g.exchange(l, h, nil).Send(r)
 	if heard {
 		to.heard = true
 		end()
@@ -176,7 +178,8 @@ func (s *stream) listenGET(o behalf, l *link, to *listener, begun func()) (again
 		return true
 	}
 	switch h.Status() {
-	case http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotAcceptable, http.StatusNotImplemented:
+	case http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotAcceptable,
+		http.StatusNotImplemented:
 		return failure != nil // there is no such stream
 	}
 	return true // there may be later: when another one has ended (409), or the server is back
@@ -217,7 +220,7 @@ func (s *stream) subscribe(o behalf, l *link) (undo func()) {
 }
 
 // listenModern listens to a server of the modern era.
-func (s *stream) listenModern(o behalf, l *link, can abilities, to *listener, begun func()) (again bool) {
+func (s *stream) listenModern(o behalf, l *link, can mcp.Abilities, to *listener, begun func()) (again bool) {
 	all := s.wants
 	switch uri := to.key.uri; {
 	case uri != "":
@@ -227,17 +230,18 @@ func (s *stream) listenModern(o behalf, l *link, can abilities, to *listener, be
 	}
 	mine := all.at(l.server, can)
 	if to.profile != nil { // other streams of the audience may want to hear of other lists
-		mine.Tools, mine.Prompts = can&toolsChange != 0, can&promptsChange != 0
-		mine.Resources = can&resourcesChange != 0
+		mine.Tools, mine.Prompts = can&mcp.ToolsChange != 0, can&mcp.PromptsChange != 0
+		mine.Resources = can&mcp.ResourcesChange != 0
 	}
-	who := o.g.rules.caller(l.client.identity)
+	who := o.g.rules.Caller(l.client.identity)
 	mine.Tasks = slices.DeleteFunc(slices.Clone(mine.Tasks), func(id string) bool {
-		return !o.g.taskOwners.has(&who, o.g.of(l), id) // the rules may be others than when the client has asked
+		return !o.g.tasks.Has(&who, o.g.of(l), id) // the rules may be others than when the client has asked
 	})
 	if mine.nothing() {
 		return false
 	}
-	params := withMeta(slices.Concat([]byte(`{"notifications":`), jsonrpc.Encode(mine), []byte("}")), l.client.meta(""))
+	params := slices.Concat([]byte(`{"notifications":`), jsonrpc.Encode(mine), []byte("}"))
+	params = mcp.WithMeta(params, l.client.meta(""))
 	body := jsonrpc.RequestAs(l.nextID(), mcp.MethodListen, params)
 	r, _, _ := l.prepare(o)
 	var m jsonrpc.Message
@@ -266,7 +270,7 @@ func (s *stream) listenModern(o behalf, l *link, can abilities, to *listener, be
 		}
 		return nil
 	}}
-	_ = o.g.newExchange(l, h, &m).send(r)
+	_ = o.g.exchange(l, h, &m).Send(r)
 	if end != nil {
 		end()
 		if o.ctx.Err() == nil {
@@ -279,15 +283,16 @@ func (s *stream) listenModern(o behalf, l *link, can abilities, to *listener, be
 // listen opens a stream of the modern era.
 func (v *visit) listen() *jsonrpc.Failure {
 	wants := new(interests)
-	if v.message.Kind(jsonrpc.Notifications) != jsonspan.BeginObject || json.Unmarshal(v.message.Literal(jsonrpc.Notifications), wants) != nil {
+	if v.Message.Kind(jsonrpc.Notifications) != jsonspan.BeginObject ||
+		json.Unmarshal(v.Message.Literal(jsonrpc.Notifications), wants) != nil {
 		return jsonrpc.InvalidParams("notifications: it is missing, or no object of what to listen to")
 	}
-	if len(wants.Tasks) > 0 && !mcp.KnowsTasks(v.message.Literal(jsonrpc.ClientCapabilities)) {
+	if len(wants.Tasks) > 0 && !mcp.KnowsTasks(v.Message.Literal(jsonrpc.ClientCapabilities)) {
 		return jsonrpc.MissingExtension(mcp.TasksExtension)
 	}
 	size := int64(0)
 	for _, name := range slices.Concat(wants.URIs, wants.Tasks) {
-		if size += int64(len(name)); len(name) > longestURI {
+		if size += int64(len(name)); len(name) > mcp.LongestURI {
 			return jsonrpc.InvalidParams("resourceSubscriptions, taskIds: one has more than 8 KiB")
 		}
 	}
@@ -299,7 +304,7 @@ func (v *visit) listen() *jsonrpc.Failure {
 		switch {
 		case s == nil:
 			v.g.subscribing.Give(v.client.owner, size)
-		case !v.parked:
+		case !v.IsParked():
 			s.close() // which gives it back
 		}
 	}()
@@ -307,13 +312,15 @@ func (v *visit) listen() *jsonrpc.Failure {
 	if !v.out.AcceptsStream() {
 		return notAcceptable()
 	}
-	v.keepID()
+	v.KeepID()
 	servers, met := v.meet(func() bool { return len(wants.URIs)+len(wants.Tasks) > 0 })
 	agreed := interests{of: map[string][]string{}, shown: wants.shown, tasks: map[string][]string{}}
 	for i, server := range servers {
 		// The gateway itself tells of changes of lists: servers come and go.
-		mine := wants.at(server.Name, met[i].abilities()|toolsChange|promptsChange|resourcesChange)
-		agreed.Tools, agreed.Prompts, agreed.Resources = agreed.Tools || mine.Tools, agreed.Prompts || mine.Prompts, agreed.Resources || mine.Resources
+		mine := wants.at(server.Name, met[i].abilities()|mcp.ToolsChange|mcp.PromptsChange|mcp.ResourcesChange)
+		agreed.Tools = agreed.Tools || mine.Tools
+		agreed.Prompts = agreed.Prompts || mine.Prompts
+		agreed.Resources = agreed.Resources || mine.Resources
 		if len(mine.URIs) > 0 {
 			agreed.of[server.Name] = mine.URIs
 			for _, uri := range mine.URIs {
@@ -359,7 +366,7 @@ func (v *visit) get() *jsonrpc.Failure {
 		return notAcceptable()
 	}
 	kind, server, last := "", "", ""
-	if bound := v.r.Header.Get("Last-Event-Id"); bound != "" {
+	if bound := v.HTTP.Header.Get("Last-Event-Id"); bound != "" {
 		id, ok := v.g.sealer.Claim(bound, eventOfSession, v.client.key)
 		if !ok {
 			id = bound
@@ -377,7 +384,7 @@ func (v *visit) get() *jsonrpc.Failure {
 	}
 	s := v.newStream(nil)
 	defer func() {
-		if !v.parked {
+		if !v.IsParked() {
 			s.close()
 		}
 	}()
@@ -393,16 +400,4 @@ func (v *visit) get() *jsonrpc.Failure {
 		s.keepOpen()
 	}
 	return nil
-}
-
-// keepID lets go of the message but for its id, which is all that a stream needs of it. The
-// stream may last for days.
-func (v *visit) keepID() {
-	brief := jsonrpc.RequestAs(v.message.Literal(jsonrpc.ID), mcp.MethodListen, nil)
-	if len(brief) > smallBody {
-		return // and counts as before
-	}
-	if v.message.Read(brief) == nil {
-		v.held.release()
-	}
 }

@@ -6,9 +6,12 @@ import (
 	"slices"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // Some servers want the gateway to log in. Until it has, requests to them fail with
@@ -23,11 +26,6 @@ const LoginTool = "login"
 // maxLogins is how often a client is asked to log in during one call: at first, and when the
 // server wants further scopes.
 const maxLogins = 3
-
-// isLoginRequired reports whether a login mends a failure.
-func isLoginRequired(failure *jsonrpc.Failure) bool {
-	return failure != nil && failure.Data.Symbol == "login_required"
-}
 
 // withLogin makes attempts to answer the call, and asks the client to log in between them.
 func (c *call) withLogin(attempt func() *jsonrpc.Failure) *jsonrpc.Failure {
@@ -54,16 +52,16 @@ func (c *call) logIn(required *jsonrpc.Failure) (again bool, _ *jsonrpc.Failure)
 	switch {
 	case !mcp.CanOpenURLs(c.client.introduction.capabilities):
 		return false, c.answerLoginAddress(required, ask)
-	case c.era == mcp.Modern && !mcp.MayRequireInput(c.message.Text(jsonrpc.Method)):
+	case c.era == mcp.Modern && !mcp.MayRequireInput(c.Message.Text(jsonrpc.Method)):
 		return false, c.answerFailure(required)
 	case c.era == mcp.Modern:
-		return false, c.answerAs(mcp.InputRequired, c.ask(loginQuestion, ask))
+		return false, c.answerAs(mcp.InputRequired, c.Ask(inbound.LoginQuestion, ask))
 	case !c.out.AcceptsStream():
 		return false, c.answerLoginAddress(required, ask)
 	}
 	c.flight.held.Store(true)
 	defer c.flight.held.Store(false)
-	answer, failure := c.askInStream(loginQuestion, ask)
+	answer, failure := c.askInStream(inbound.LoginQuestion, ask)
 	if failure == nil {
 		failure = c.awaitLogin(answer)
 	}
@@ -77,16 +75,16 @@ func (c *call) logIn(required *jsonrpc.Failure) (again bool, _ *jsonrpc.Failure)
 
 // answerLoginAddress tells a client that cannot open addresses which one a person has to open.
 func (c *call) answerLoginAddress(required *jsonrpc.Failure, ask *jsonrpc.URLElicitation) *jsonrpc.Failure {
-	if !c.message.Is(jsonrpc.Method, "tools/call") {
+	if !c.Message.Is(jsonrpc.Method, "tools/call") {
 		return c.answerFailure(required)
 	}
-	c.endWith(required)
+	c.FailWith(required)
 	return ownCall{c}.text(ask.Message+" Open this address in a browser, then try again: "+ask.URL, true)
 }
 
 // awaitLogin waits for the login that the client was asked for, if the client has agreed to it.
 func (c *call) awaitLogin(answer json.RawMessage) *jsonrpc.Failure {
-	if !isAccepted(answer) {
+	if !mcp.IsAccepted(answer) {
 		failure := jsonrpc.LoginRequired(c.link.server, nil)
 		failure.Message, failure.Data.Symbol = "the login was declined", "input_refused"
 		return failure
@@ -94,7 +92,7 @@ func (c *call) awaitLogin(answer json.RawMessage) *jsonrpc.Failure {
 	ctx, cancel := context.WithTimeout(c.ctx, streamable.QuestionTime)
 	defer cancel()
 	done := make(chan bool, 1)
-	go func() { done <- c.server.Login.Await(ctx, c.caller.account()) }()
+	go func() { done <- c.Server.Login.Await(ctx, c.Caller.Account()) }()
 	ticker := time.NewTicker(streamable.KeepAlive)
 	defer ticker.Stop()
 	for {
@@ -114,26 +112,26 @@ func (c *call) awaitLogin(answer json.RawMessage) *jsonrpc.Failure {
 
 // isLoginTool reports whether a tool of a server is the one that the gateway shows for it. A
 // server that the gateway has logged in to may have a tool of that name itself.
-func (c *call) isLoginTool(s *Server, target mcp.Target) bool {
+func (c *call) isLoginTool(s *upstream.Server, target mcp.Target) bool {
 	if s.Login == nil || target.Kind != mcp.Tool || target.Name != LoginTool {
 		return false
 	}
-	if c.override != nil && c.override.Name != LoginTool {
+	if c.Override != nil && c.Override.Name != LoginTool {
 		return false // the client has called the server's own, by another name
 	}
-	known := c.client.knownList(c.g, s, tools)
-	return known == nil || !slices.Contains(known.names, c.g.shown(s.Name, tools, LoginTool))
+	known := c.client.knownList(c.g, s, mcp.Tools)
+	return known == nil || !slices.Contains(known.Names, c.g.shown(s.Name, mcp.Tools, LoginTool))
 }
 
 // callLoginTool answers a call of that tool.
 func (c *call) callLoginTool() *jsonrpc.Failure {
-	list, _, failure := c.client.newListQuery(c.behalf(), c.server, tools).get()
+	list, _, failure := c.client.newListQuery(c.behalf(), c.Server, mcp.Tools).get()
 	if failure != nil {
 		return c.failed(failure)
 	}
-	if slices.Contains(list.names, c.g.shown(c.link.server, tools, LoginTool)) {
+	if slices.Contains(list.Names, c.g.shown(c.link.server, mcp.Tools, LoginTool)) {
 		// It is the server's after all.
-		if failure := c.admit(mcp.Target{Server: c.link.server, Kind: mcp.Tool, Name: LoginTool}); failure != nil {
+		if failure := c.Admit(mcp.Target{Server: c.link.server, Kind: mcp.Tool, Name: LoginTool}); failure != nil {
 			return c.answerFailure(failure)
 		}
 		return c.send()
@@ -143,23 +141,23 @@ func (c *call) callLoginTool() *jsonrpc.Failure {
 
 // loginListing returns the tool that a client sees of a server as long as a login is required,
 // nil if the client cannot log in.
-func (g *Gateway) loginListing(s *Server, required *jsonrpc.Failure) *listing {
+func (g *Gateway) loginListing(s *upstream.Server, required *jsonrpc.Failure) *catalog.List {
 	if len(required.Data.Elicitations) == 0 {
 		return nil
 	}
-	name := g.shown(s.Name, tools, LoginTool)
+	name := g.shown(s.Name, mcp.Tools, LoginTool)
 	item := jsonrpc.Encode(map[string]any{
 		"name":        name,
 		"description": "Log in to " + s.Name + ". Its other tools can be used after that.",
 		"inputSchema": map[string]any{"type": "object", "properties": map[string]any{}},
 	})
-	return &listing{joined: item, ends: []int{len(item)}, names: []string{name}}
+	return &catalog.List{Joined: item, Ends: []int{len(item)}, Names: []string{name}}
 }
 
 // Account returns whose account is used for an identity, where each client has one.
 func (g *Gateway) Account(identity string) string {
-	who := g.rules.caller(identity)
-	return who.account()
+	who := g.rules.Caller(identity)
+	return who.Account()
 }
 
 // LoginChanged tells clients that the login at a server has changed: those of one account, or

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
@@ -30,7 +31,7 @@ type loginPeer struct {
 func newLoginGateway(t *testing.T, p *peer, configure func(*Config)) (*front, *loginPeer) {
 	login := &loginPeer{toPeer: toPeer{p}, accounts: map[string]bool{}, changed: make(chan struct{})}
 	g := newGateway(t, func(c *Config) {
-		c.Servers[0].Upstream, c.Servers[0].Login = login, login
+		c.Servers[0].Routes, c.Servers[0].Login = login, login
 		if configure != nil {
 			configure(c)
 		}
@@ -359,7 +360,7 @@ func TestSessionEndsWithItsLogin(t *testing.T) {
 func TestLoginToolNeedsNoRule(t *testing.T) {
 	p := legacyPeer("a").hasTools("x", "y")
 	g, _ := newLoginGateway(t, p, func(c *Config) {
-		c.Clients = []*Client{{Name: "ann", Policy: rulesOf("allow a::x", "deny a::*")}, {Name: "*", Policy: rulesOf("deny a::*")}}
+		c.Clients = []*access.Client{{Name: "ann", Policy: rulesOf("allow a::x", "deny a::*")}, {Name: "*", Policy: rulesOf("deny a::*")}}
 	})
 	ann, eve := g.user(t, mcp.Modern), g.user(t, mcp.Modern)
 	ann.identity, eve.identity = "ann", "eve"
@@ -410,7 +411,7 @@ func TestLimitsOfAServersOwnLoginTool(t *testing.T) {
 		t.Fatal(err)
 	}
 	g, login := newLoginGateway(t, legacyPeer("a").hasTools("login"), func(c *Config) {
-		c.Limits = []Limit{NewLimit(ratelimit.Limit{Key: "test", N: 1, Per: time.Hour}, &pattern)}
+		c.Limits = []access.Limit{access.NewLimit(ratelimit.Limit{Key: "test", N: 1, Per: time.Hour}, &pattern)}
 	})
 	login.logIn(g, "ann")
 	for _, wants := range []string{"", "rate_limited"} {
@@ -425,7 +426,7 @@ func TestLimitsOfAServersOwnLoginTool(t *testing.T) {
 // A login that fails says nothing of the era of the server.
 func TestEraIsNotGuessedFromALoginThatFails(t *testing.T) {
 	p := modernPeer("a").hasTools("x")
-	g := newGateway(t, func(c *Config) { c.Servers[0].Upstream = failingLogin{toPeer{p}} }, p)
+	g := newGateway(t, func(c *Config) { c.Servers[0].Routes = failingLogin{toPeer{p}} }, p)
 	s := g.modern(t).call("a::x")
 	if s.symbol() != "login_failed" {
 		t.Errorf("got %s", s.body)

@@ -20,10 +20,12 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -129,8 +131,8 @@ func newPeer(name string) *peer {
 		a.reply(w, `{"content":[{"type":"text","text":`+string(jsonrpc.Quote(p.name))+`}]}`)
 	}
 	p.on["GET"] = func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusMethodNotAllowed) }
-	for _, k := range kinds {
-		p.has(k.method, k.member)
+	for _, k := range mcp.ListKinds {
+		p.has(k.Method, k.Member)
 	}
 	return p
 }
@@ -376,29 +378,29 @@ func (to toPeer) Serve(w http.ResponseWriter, r *http.Request, account string) e
 // An observed is an Observer that remembers what it is told.
 type observed struct {
 	mu         sync.Mutex
-	records    []Record
-	denials    []Denial
-	calls      []Call
+	records    []upstream.Record
+	denials    []inbound.Denial
+	calls      []inbound.Call
 	invalid    []string // tools, with the reason
-	faults     []Fault
+	faults     []upstream.Fault
 	overridden []string // tools that are hidden or missing
 	up         []string // servers that have answered
 	listed     []string // servers with how many they have of a kind
 }
 
-func (o *observed) RequestDone(r Record) {
+func (o *observed) RequestDone(r upstream.Record) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.records = append(o.records, r)
 }
 
-func (o *observed) Denied(d *Denial) {
+func (o *observed) Denied(d *inbound.Denial) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.denials = append(o.denials, *d)
 }
 
-func (o *observed) CallDone(c Call) {
+func (o *observed) CallDone(c inbound.Call) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.calls = append(o.calls, c)
@@ -428,7 +430,7 @@ func (o *observed) ToolMissing(server, tool string) {
 
 func (*observed) ToolsSeen(string) {}
 
-func (o *observed) ServerFailed(f *Fault) {
+func (o *observed) ServerFailed(f *upstream.Fault) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.faults = append(o.faults, *f)
@@ -447,7 +449,7 @@ func (o *observed) Listed(server, kind string, items int) {
 }
 
 // takeRecords returns the records since the last call.
-func (o *observed) takeRecords() []Record {
+func (o *observed) takeRecords() []upstream.Record {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	records := o.records
@@ -456,7 +458,7 @@ func (o *observed) takeRecords() []Record {
 }
 
 // takeDenials returns the denials since the last call.
-func (o *observed) takeDenials() []Denial {
+func (o *observed) takeDenials() []inbound.Denial {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	denials := o.denials
@@ -465,7 +467,7 @@ func (o *observed) takeDenials() []Denial {
 }
 
 // takeCalls returns the calls since the last call.
-func (o *observed) takeCalls() []Call {
+func (o *observed) takeCalls() []inbound.Call {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	calls := o.calls
@@ -488,23 +490,25 @@ var testKey = []byte("0123456789abcdef0123456789abcdef")
 // configOf returns the Config of a Gateway of peers.
 func configOf(configure func(*Config), peers ...*peer) Config {
 	config := Config{
-		Name: "all", Version: "1",
-		Naming:         mcp.Naming{Separator: "::"},
-		Key:            testKey,
-		JoinTimeout:    await.Patience / 2,
-		MaxClients:     10_000,
-		Logger:         zap.NewNop(),
-		Observer:       new(observed),
-		Exiting:        context.Background(),
-		Detach:         func(context.Context) context.Context { return context.Background() },
-		Reauthenticate: context.Background(),
-		Generation:     new(int),
-		RequestLimit:   16 << 20,
-		InFlightLimit:  256 << 20,
+		Config: inbound.Config{
+			Name: "all", Version: "1",
+			Key:            testKey,
+			JoinTimeout:    await.Patience / 2,
+			Logger:         zap.NewNop(),
+			Exiting:        context.Background(),
+			Reauthenticate: context.Background(),
+			RequestLimit:   16 << 20,
+			InFlightLimit:  256 << 20,
+		},
+		Naming:     mcp.Naming{Separator: "::"},
+		MaxClients: 10_000,
+		Observer:   new(observed),
+		Detach:     func(context.Context) context.Context { return context.Background() },
+		Generation: new(int),
 	}
 	for _, p := range peers {
-		config.Servers = append(config.Servers, &Server{
-			Name: p.name, ID: p.name, Upstream: toPeer{p}, Target: &url.URL{Path: "/"}, Timeout: 1_000 * time.Hour,
+		config.Servers = append(config.Servers, &upstream.Server{
+			Name: p.name, ID: p.name, Routes: toPeer{p}, Target: &url.URL{Path: "/"}, Timeout: 1_000 * time.Hour,
 			ForwardAuth: true, Pins: new(toolpin.Pins), Streams: context.Background(),
 		})
 	}
@@ -548,13 +552,13 @@ func onNetwork(t testing.TB, gateway *Gateway) *front {
 func (g *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.active.Add(1)
 	defer g.active.Add(-1)
-	from := Peer{User: r.Header.Get("X-Identity"), Address: "192.0.2.1"}
-	to := Endpoint{Kind: Aggregate}
+	from := inbound.Peer{User: r.Header.Get("X-Identity"), Address: "192.0.2.1"}
+	to := inbound.Endpoint{Kind: upstream.Aggregate}
 	if server := r.Header.Get("X-Single"); server != "" {
-		to = Endpoint{Kind: Single, Server: server}
+		to = inbound.Endpoint{Kind: upstream.Single, Server: server}
 	}
 	if server := r.Header.Get("X-Rpc"); server != "" {
-		to = Endpoint{Kind: RPC, Server: server}
+		to = inbound.Endpoint{Kind: upstream.RPC, Server: server}
 	}
 	g.serving.Load().NewRequest(w, r, to, from).Serve()
 }
@@ -687,7 +691,7 @@ func (s *said) symbol() string {
 // request composes a request. A client of the modern era says who it is.
 func (u *user) request(id, method, params string) string {
 	if u.era == mcp.Modern {
-		params = string(withMeta([]byte(params), u.meta("")))
+		params = string(mcp.WithMeta([]byte(params), u.meta("")))
 	}
 	if params == "" {
 		return `{"jsonrpc":"2.0","id":` + id + `,"method":"` + method + `"}`
@@ -1031,7 +1035,7 @@ func inMemory(t testing.TB, gateway *Gateway) *front {
 func (g *front) close() {
 	g.Close()
 	for _, r := range g.config.Observer.(*observed).takeRecords() {
-		if r.Outcome == outcomePanic {
+		if r.Outcome == upstream.OutcomePanic {
 			g.t.Errorf("recorded as a panic: %+v", r)
 		}
 	}

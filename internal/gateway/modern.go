@@ -8,6 +8,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // A client of the legacy era in front of a server of the modern one. The server asks
@@ -22,7 +23,7 @@ func (c *call) toModern(again bool) (lost bool, _ *jsonrpc.Failure) {
 		return false, c.failed(failure)
 	}
 	message := first
-	for round := range maxRounds {
+	for round := range upstream.MaxRounds {
 		rl := &relay{call: c, again: again && round == 0}
 		failure := rl.run(&message)
 		switch {
@@ -47,7 +48,7 @@ func (c *call) toModern(again bool) (lost bool, _ *jsonrpc.Failure) {
 
 // modernized returns the request, which is of the legacy era, as one of the modern era.
 func (c *call) modernized() (jsonrpc.Message, *jsonrpc.Failure) {
-	m, failure := withoutModernMeta(&c.message) // the gateway says what it says of the client
+	m, failure := withoutModernMeta(&c.Message) // the gateway says what it says of the client
 	if failure != nil {
 		return m, failure
 	}
@@ -102,4 +103,11 @@ func refusedBy(server string, m *jsonrpc.Message) *jsonrpc.Failure {
 	failure := jsonrpc.ServerError(server, m)
 	failure.Data.Symbol = "input_refused"
 	return failure
+}
+
+// askInStream asks a client of the legacy era a question of the gateway.
+func (c *call) askInStream(question string, elicitation any) (answer json.RawMessage, _ *jsonrpc.Failure) {
+	asked := map[string]mcp.InputRequest{question: mcp.Elicit(elicitation)}
+	answers, failure := c.input(&mcp.InputResult{Requests: asked})
+	return answers[question], failure
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // wanting is a tool of the modern era that wants some inputs, one after the other.
@@ -154,7 +155,7 @@ func TestInputThatNobodyCanGive(t *testing.T) {
 			}
 			u.answer(e, "{}")
 		}
-		if n := p.count("tools/call"); n > maxRounds {
+		if n := p.count("tools/call"); n > upstream.MaxRounds {
 			t.Errorf("called %d times", n)
 		}
 	})

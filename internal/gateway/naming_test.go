@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -442,9 +443,7 @@ func TestAServerThatWasDownIsSpokenToInTheEraOfItsClient(t *testing.T) {
 		}
 		connect()
 		p.down.Store(false)
-		s.mu.Lock()
-		s.outage = outage{}
-		s.mu.Unlock()
+		s.NoteAttempt(time.Now(), nil)
 		if got, _ := connect().link(s).state(); got != era {
 			t.Errorf("client of era %d: got %d", era, got)
 		}

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // A listNews is which lists of servers have changed, by the ID of the server and the notification that tells of it.
@@ -52,7 +54,7 @@ func (e *elsewhere) listsChanged(notice string, links ...*link) {
 	if e == nil {
 		return
 	}
-	links = slices.DeleteFunc(links, func(l *link) bool { return l.client.operator != nil })
+	links = slices.DeleteFunc(links, func(l *link) bool { return l.client.inspection != nil })
 	if len(links) == 0 {
 		return
 	}
@@ -133,9 +135,9 @@ func (e *elsewhere) takeLists(from string, news listNews) {
 }
 
 // changedElsewhere does what the server would have caused by telling the clients here that a list has changed.
-func (g *Gateway) changedElsewhere(s *Server, notice string, of *newsOf, teller string) {
-	if notice == kinds[tools].notice {
-		g.toolsChanged(s)
+func (g *Gateway) changedElsewhere(s *upstream.Server, notice string, of *newsOf, teller string) {
+	if notice == mcp.ListKinds[mcp.Tools].Notice {
+		g.shared.State.ToolsChanged(s)
 	}
 	sessions, audiences := setOf(of.Sessions), setOf(of.Audiences)
 	for _, c := range g.clients() {
@@ -145,13 +147,13 @@ func (g *Gateway) changedElsewhere(s *Server, notice string, of *newsOf, teller 
 		}
 		if hash := g.overKey(c); of.All || sessions[hex.EncodeToString(hash[:])] {
 			if own := l.ownLists(); own != nil {
-				own.changed(notice, teller)
+				own.Changed(notice, teller)
 			}
 		}
 	}
 	var concerned []string
 	g.audiences.each(func(a *audience) {
-		if (of.All || audiences[hex.EncodeToString([]byte(a.key))]) && a.at(s.ID).lists.changed(notice, teller) {
+		if (of.All || audiences[hex.EncodeToString([]byte(a.key))]) && a.at(s.ID).lists.Changed(notice, teller) {
 			concerned = append(concerned, a.key)
 		}
 	})
@@ -179,7 +181,7 @@ func setOf(all []string) map[string]bool {
 }
 
 // refreshed tells other replicas that a server is to be asked again.
-func (e *elsewhere) refreshed(s *Server) {
+func (e *elsewhere) refreshed(s *upstream.Server) {
 	if e != nil {
 		e.tell(everywhere, dispatch{Refresh: s.ID})
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // A clientNotice is a message of a client that wants no answer: a notification, or its answer to a
@@ -18,7 +19,7 @@ type clientNotice struct{ *visit }
 
 // reply passes the client's answer on to the server that has asked (A23, A24).
 func (n clientNotice) reply() *jsonrpc.Failure {
-	asked, ours := n.client.takeReply(n.message.Literal(jsonrpc.ID), &n.message)
+	asked, ours := n.client.takeReply(n.Message.Literal(jsonrpc.ID), &n.Message)
 	if ours {
 		return nil
 	}
@@ -34,9 +35,9 @@ func (n clientNotice) reply() *jsonrpc.Failure {
 	s := q.server
 	var edits []jsonspan.Edit
 	if !n.g.transparent() {
-		edits = append(n.g.relatedTask(n.message.Raw, s.Name), n.message.Replace(jsonrpc.ID, q.literal))
+		edits = append(n.g.relatedTask(n.Message.Raw, s.Name), n.Message.Replace(jsonrpc.ID, q.literal))
 	}
-	n.server = s
+	n.Server = s
 	l := n.client.linked(s)
 	if !asked && q.replica == "" {
 		if n.forwarded {
@@ -51,7 +52,7 @@ func (n clientNotice) reply() *jsonrpc.Failure {
 	if l == nil {
 		return nil // it has not asked here
 	}
-	if failure := l.tell(n.behalf(), jsonspan.Spliced(n.message.Raw, edits...)); failure != nil {
+	if failure := l.tell(n.behalf(), jsonspan.Spliced(n.Message.Raw, edits...)); failure != nil {
 		n.g.config.Logger.Warn("answer of client not delivered", zap.String("mcp_server", s.Name), zap.Error(failure))
 	}
 	return nil
@@ -59,10 +60,10 @@ func (n clientNotice) reply() *jsonrpc.Failure {
 
 // pass passes a notification of the client on to the servers that it concerns.
 func (n clientNotice) pass() {
-	switch method := n.message.Text(jsonrpc.Method); method {
+	switch method := n.Message.Text(jsonrpc.Method); method {
 	case "notifications/initialized":
 		n.greet()
-		n.linked(func(_ *Server, l *link) { l.sendInitialized(n.behalf()) })
+		n.linked(func(_ *upstream.Server, l *link) { l.sendInitialized(n.behalf()) })
 	case "notifications/cancelled":
 		n.cancel()
 	case "notifications/progress":
@@ -77,7 +78,7 @@ func (n clientNotice) pass() {
 			return
 		}
 		servers, some := n.g.concerned(method)
-		n.all(func(s *Server) {
+		n.all(func(s *upstream.Server) {
 			if some && !slices.Contains(servers, s.Name) || !n.mayTell(s, method) {
 				return
 			}
@@ -102,8 +103,8 @@ func (n clientNotice) pass() {
 }
 
 // mayTell reports whether the client may send a server a notification.
-func (n clientNotice) mayTell(s *Server, method string) bool {
-	return strings.HasPrefix(method, "notifications/") || n.g.rules.allowsUnknown(n.caller.identity, s)
+func (n clientNotice) mayTell(s *upstream.Server, method string) bool {
+	return strings.HasPrefix(method, "notifications/") || n.g.rules.AllowsUnknown(n.Caller.Identity, s.Name)
 }
 
 // concerned returns the servers that a notification is for, if it is not for all (A58). The
@@ -128,20 +129,20 @@ func (n clientNotice) tell(l *link, edits ...jsonspan.Edit) *jsonrpc.Failure {
 
 // cancel cancels a call, at the one server that has it (A28).
 func (n clientNotice) cancel() {
-	call := n.client.inFlight(n.message.Literal(jsonrpc.RequestID))
+	call := n.client.inFlight(n.Message.Literal(jsonrpc.RequestID))
 	if call == nil {
 		_ = n.forward("", false) // unless it has been answered
 		return
 	}
-	n.server = n.g.of(call.link)
+	n.Server = n.g.of(call.link)
 	if era, _ := call.link.state(); era == mcp.Modern || call.held.Load() {
-		call.cancel(nil) // to hang up is to cancel
+		call.Cancel(nil) // to hang up is to cancel
 		return
 	}
-	call.drop()
+	call.Drop()
 	var edits []jsonspan.Edit
 	if id := call.id.Load(); id != nil {
-		edits = append(edits, n.message.Replace(jsonrpc.RequestID, *id))
+		edits = append(edits, n.Message.Replace(jsonrpc.RequestID, *id))
 	}
 	if failure := n.tell(call.link, edits...); failure != nil {
 		n.g.config.Logger.Warn("cancellation not delivered", zap.String("mcp_server", call.link.server), zap.Error(failure))
@@ -160,9 +161,9 @@ func (n clientNotice) progress() {
 	}
 	var edits []jsonspan.Edit
 	if !n.g.transparent() {
-		edits = append(edits, n.message.Replace(jsonrpc.Progress, q.literal))
+		edits = append(edits, n.Message.Replace(jsonrpc.Progress, q.literal))
 	}
-	n.server = q.server
+	n.Server = q.server
 	if l := n.client.linked(q.server); l != nil {
 		_ = n.tell(l, edits...) // progress may be lost
 	}
@@ -170,7 +171,7 @@ func (n clientNotice) progress() {
 
 // An origin is where an id comes from that a client sends back.
 type origin struct {
-	server  *Server
+	server  *upstream.Server
 	literal []byte // as the server wrote it
 	replica string // whose child process it is; "" if all replicas reach the same server
 }
@@ -179,9 +180,9 @@ type origin struct {
 // know of.
 func (n clientNotice) origin(f jsonrpc.Field) (origin, bool) {
 	if n.g.transparent() {
-		return origin{n.g.config.Servers[0], n.message.Literal(f), ""}, true
+		return origin{n.g.config.Servers[0], n.Message.Literal(f), ""}, true
 	}
-	server, text, ok := strings.Cut(n.message.Text(f), mcp.Separator)
+	server, text, ok := strings.Cut(n.Message.Text(f), mcp.Separator)
 	replica := ""
 	if rest, marked := strings.CutPrefix(text, "@"); marked {
 		replica, text, _ = strings.Cut(rest, "@")
@@ -194,7 +195,7 @@ func (n clientNotice) origin(f jsonrpc.Field) (origin, bool) {
 // mayBeOurs reports whether the message answers a question that the gateway may have asked at another replica: its id
 // has the form of client.expectAnswer.
 func (n clientNotice) mayBeOurs() bool {
-	server, text, ok := strings.Cut(n.message.Text(jsonrpc.ID), mcp.Separator)
+	server, text, ok := strings.Cut(n.Message.Text(jsonrpc.ID), mcp.Separator)
 	isOther := func(c rune) bool { return (c < 'A' || c > 'Z') && (c < '2' || c > '7') } // than those of rand.Text
 	return n.g.elsewhere != nil && ok && n.g.servers[server] != nil &&
 		len(text) == 26 && !strings.ContainsFunc(text, isOther)

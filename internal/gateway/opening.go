@@ -7,9 +7,11 @@ import (
 	"net/url"
 	"slices"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // An opening is what a stream needs of the visit that has opened it. It holds nothing of the
@@ -17,17 +19,17 @@ import (
 type opening struct {
 	g       *Gateway
 	request keptRequest // on behalf of which servers are listened to
-	caller  caller
+	caller  access.Caller
 	client  *client
 	out     *streamable.Writer
 	id      []byte // of the request that is answered at the end, if wants is set
-	asides  Asides
+	asides  upstream.Asides
 }
 
 // open returns the opening of a stream.
 func (v *visit) open() opening {
-	return opening{g: v.g, request: keepRequest(v.r), caller: v.caller, client: v.client, out: v.out,
-		id: v.message.Literal(jsonrpc.ID)}
+	return opening{g: v.g, request: keepRequest(v.HTTP), caller: v.Caller, client: v.client, out: v.out,
+		id: v.Message.Literal(jsonrpc.ID)}
 }
 
 // A keptRequest is a request without its body and its context, in less memory. Most streams

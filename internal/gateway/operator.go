@@ -7,45 +7,28 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // An Operator uses a gateway by the admin API: as one of its clients, or without rules. It has no
 // capabilities, so servers cannot ask it questions. Its sessions with servers end with what it
 // does. The gateway remembers nothing of it, and counts only its calls.
 type Operator struct {
-	// Patience is how long a server may take to connect and to list. If it is given, servers that
-	// could not be reached a short time ago are tried as well. Default: the JoinTimeout
-	Patience time.Duration
-
-	// Raw is whether results are those of the server: not masked, not redacted, with its own URIs.
-	Raw bool
-
-	// Both is whether a call also has the result of the server, see [Operator.Sent].
-	Both bool
-
+	*upstream.Inspection
 	behalf
 	client *client
 
 	received int64 // bytes of the answer to a call
-
-	mu      sync.Mutex
-	calling bool
-	sent    sent // the answer to a call, if Both are wanted
-	about   serverDescription
-}
-
-// A serverDescription is what a server says of itself.
-type serverDescription struct {
-	Protocol      string // version of the protocol
-	Name, Version string
 }
 
 // NewOperator returns an operator that acts on behalf of r, as the client of this name, or without
@@ -58,8 +41,8 @@ func (g *Gateway) NewOperator(r *http.Request, client string) *Operator {
 func identityOf(client string) string {
 	switch client {
 	case "":
-		return OperatorIdentity
-	case Anonymous:
+		return access.OperatorIdentity
+	case access.Anonymous:
 		return ""
 	}
 	return client
@@ -67,34 +50,33 @@ func identityOf(client string) string {
 
 // newOperator returns an operator that acts as the client with an identity.
 func (g *Gateway) newOperator(r *http.Request, identity string) *Operator {
-	who := g.rules.caller(identity)
-	c := newClient(mcp.Legacy, mcp.Latest, identity, who.owner(), readIntroduction(jsonrpc.Encode(map[string]any{
+	who := g.rules.Caller(identity)
+	c := newClient(mcp.Legacy, mcp.Latest, identity, who.Owner(), readIntroduction(jsonrpc.Encode(map[string]any{
 		"protocolVersion": mcp.Latest, "capabilities": struct{}{}, "clientInfo": g.info,
 	})))
 	c.apart.Store(true)
-	o := &Operator{behalf: behalf{ctx: r.Context(), g: g, r: r}, client: c}
-	c.operator = o
-	return o
+	c.inspection = new(upstream.Inspection)
+	return &Operator{Inspection: c.inspection, behalf: behalf{ctx: r.Context(), g: g, r: r}, client: c}
 }
 
 // ListTools asks the servers for the tools that the client sees. Each server has the Patience.
 func (o *Operator) ListTools() []ToolList {
-	var servers []*Server
+	var servers []*upstream.Server
 	if !o.g.config.Discovery {
-		servers = o.g.rules.seen(o.client.identity)
+		servers = o.g.seen(o.client.identity)
 	}
-	return o.gather(servers, func(s *Server, _ *ToolList) (*listing, *jsonrpc.Failure, string) {
+	return o.gather(servers, func(s *upstream.Server, _ *ToolList) (*catalog.List, *jsonrpc.Failure, string) {
 		list, failure := o.listTools(s)
 		return list, failure, "tools/list"
 	})
 }
 
 // An askTools asks a server for its tools. If the server fails, it also returns the method that it failed at.
-type askTools func(s *Server, into *ToolList) (list *listing, failure *jsonrpc.Failure, method string)
+type askTools func(s *upstream.Server, into *ToolList) (list *catalog.List, failure *jsonrpc.Failure, method string)
 
 // gather asks servers for their tools, and adds those of the gateway itself.
-func (o *Operator) gather(servers []*Server, ask askTools) []ToolList {
-	lists, all := make([]ToolList, len(servers)), make([]*listing, len(servers))
+func (o *Operator) gather(servers []*upstream.Server, ask askTools) []ToolList {
+	lists, all := make([]ToolList, len(servers)), make([]*catalog.List, len(servers))
 	var asking errgroup.Group
 	asking.SetLimit(maxFanOut)
 	for i, s := range servers {
@@ -102,7 +84,7 @@ func (o *Operator) gather(servers []*Server, ask askTools) []ToolList {
 			lists[i].Server = s.Name
 			list, failure, method := ask(s, &lists[i])
 			if all[i] = list; failure != nil {
-				lists[i].Failure, lists[i].Reason = failure, s.fault(failure, method, o.wait()).Reason
+				lists[i].Failure, lists[i].Reason = failure, s.Fault(failure, method, o.wait()).Reason
 			}
 			return nil
 		})
@@ -112,25 +94,25 @@ func (o *Operator) gather(servers []*Server, ask askTools) []ToolList {
 	for i, s := range servers {
 		lists[i].Tools = o.g.readTools(all[i], shared, s)
 	}
-	if own := o.g.own.list(tools, o.client.identity); own != nil {
+	if own := o.g.own.list(mcp.Tools, o.client.identity); own != nil {
 		lists = append(lists, ToolList{Tools: o.g.readTools(own, nil, nil)})
 	}
 	return lists
 }
 
 // listTools asks a server for its tools.
-func (o *Operator) listTools(s *Server) (list *listing, failure *jsonrpc.Failure) {
-	o.at(s, func(at behalf, l *link) { list, failure = o.list(at, l, s, tools, nil) })
+func (o *Operator) listTools(s *upstream.Server) (list *catalog.List, failure *jsonrpc.Failure) {
+	o.at(s, func(at behalf, l *link) { list, failure = o.list(at, l, s, mcp.Tools, nil) })
 	return list, failure
 }
 
 // A Check is what a server has.
 type Check struct {
-	serverDescription
+	upstream.ServerDescription
 	Tools                         []Tool
 	Prompts, Resources, Templates int
 	Failure                       *jsonrpc.Failure // why it could not be asked; nil if it could
-	Fault                         *Fault           // the same for operators
+	Fault                         *upstream.Fault  // the same for operators
 }
 
 // Check connects to a server and asks for all its lists.
@@ -140,23 +122,21 @@ func (o *Operator) Check(server string) (found Check) {
 		return Check{Failure: jsonrpc.UnknownServer(server)}
 	}
 	o.at(s, func(at behalf, l *link) { o.count(at, l, s, &found) })
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	found.serverDescription = o.about
+	found.ServerDescription = o.Server()
 	if found.Failure != nil {
-		found.Fault = s.fault(found.Failure, "tools/list", o.wait())
+		found.Fault = s.Fault(found.Failure, "tools/list", o.wait())
 	}
 	return found
 }
 
 // count asks for all lists of a server. One that the server does not know is empty.
-func (o *Operator) count(at behalf, l *link, s *Server, found *Check) {
-	list, failure := o.list(at, l, s, tools, nil)
+func (o *Operator) count(at behalf, l *link, s *upstream.Server, found *Check) {
+	list, failure := o.list(at, l, s, mcp.Tools, nil)
 	found.Tools = o.g.readTools(list, nil, s)
 	for _, count := range []struct {
-		kind listKind
+		kind mcp.ListKind
 		n    *int
-	}{{prompts, &found.Prompts}, {resources, &found.Resources}, {templates, &found.Templates}} {
+	}{{mcp.Prompts, &found.Prompts}, {mcp.Resources, &found.Resources}, {mcp.Templates, &found.Templates}} {
 		if failure != nil {
 			break
 		}
@@ -164,13 +144,13 @@ func (o *Operator) count(at behalf, l *link, s *Server, found *Check) {
 		if failure != nil && failure.Code == jsonrpc.CodeMethodNotFound {
 			failure = nil
 		}
-		*count.n = len(list.ends)
+		*count.n = len(list.Ends)
 	}
 	found.Failure = failure
 }
 
 // at has something done in a session with a server, within the Patience, and ends the session.
-func (o *Operator) at(s *Server, do func(behalf, *link)) {
+func (o *Operator) at(s *upstream.Server, do func(behalf, *link)) {
 	ctx, cancel := context.WithTimeout(o.ctx, o.wait())
 	defer cancel()
 	l := o.client.link(s)
@@ -189,17 +169,19 @@ func (o *Operator) end(l *link) {
 }
 
 // list asks a server for a list, which is empty if the server has no such list. The explainer may be nil.
-func (o *Operator) list(at behalf, l *link, s *Server, k listKind, e *explainer) (*listing, *jsonrpc.Failure) {
+func (o *Operator) list(at behalf, l *link, s *upstream.Server, k mcp.ListKind, e *explainer) (
+	*catalog.List, *jsonrpc.Failure,
+) {
 	if failure := l.open(at); failure != nil {
-		return emptyListing, failure
+		return catalog.Empty, failure
 	}
-	if _, can := l.state(); can&kinds[k].needs == 0 {
-		return emptyListing, nil
+	if _, can := l.state(); can&mcp.ListKinds[k].Needs == 0 {
+		return catalog.Empty, nil
 	}
 	q := &listQuery{behalf: at, client: o.client, server: s, kind: k, explain: e}
 	list, _, failure := q.fetch(l)
 	if failure != nil {
-		return emptyListing, failure
+		return catalog.Empty, failure
 	}
 	return list, nil
 }
@@ -237,13 +219,14 @@ func (o *Operator) Call(w http.ResponseWriter, c ToolCall) error {
 	r.Header.Set("Accept", "application/json, text/event-stream")
 	r.Header.Set("Content-Type", "application/json")
 	httpbody.Post(r, jsonrpc.RequestAs([]byte("1"), "tools/call", params))
-	o.mu.Lock()
-	o.calling, o.Patience = true, 0 // from here on it is as for any client
-	o.mu.Unlock()
-	q := o.g.NewRequest(w, r, Endpoint{Kind: Aggregate}, Peer{Address: c.Address})
-	q.operator = o
+	o.BeginCall()
+	q := o.g.gate.NewRequest(w, r, inbound.Endpoint{Kind: upstream.Aggregate}, inbound.Peer{Address: c.Address})
+	q.ActAs(&inbound.Operator{
+		Identity: o.client.identity, Inspection: o.Inspection,
+		Serve: func(q *inbound.Request) *jsonrpc.Failure { return o.g.serve(q, o.client) },
+	})
 	q.Serve()
-	o.received = q.traffic.received
+	o.received = q.Traffic.Received
 	return nil
 }
 
@@ -261,7 +244,7 @@ func (g *Gateway) ServerOf(tool string) (server string, ok bool) {
 }
 
 // serverOf returns the server whose tool has a name, nil if there is none, and the rest of the name.
-func (g *Gateway) serverOf(tool string) (_ *Server, rest string) {
+func (g *Gateway) serverOf(tool string) (_ *upstream.Server, rest string) {
 	if g.transparent() {
 		s := g.config.Servers[0]
 		return s, strings.TrimPrefix(tool, s.Name+mcp.Separator)
@@ -272,7 +255,7 @@ func (g *Gateway) serverOf(tool string) (_ *Server, rest string) {
 
 // shownAs returns the name of a tool as clients of the aggregate see it, by the rest of its name, however that was
 // spelled.
-func (g *Gateway) shownAs(s *Server, rest string) string {
+func (g *Gateway) shownAs(s *upstream.Server, rest string) string {
 	if g.transparent() {
 		return rest
 	}
@@ -283,7 +266,7 @@ func (g *Gateway) shownAs(s *Server, rest string) string {
 func (o *Operator) Received() int64 { return o.received }
 
 // find looks for a tool, and for the server that has it.
-func (o *Operator) find(name string) (tool *Tool, names []string, s *Server) {
+func (o *Operator) find(name string) (tool *Tool, names []string, s *upstream.Server) {
 	if tool := o.own(name); tool != nil {
 		return tool, nil, nil
 	}
@@ -291,15 +274,15 @@ func (o *Operator) find(name string) (tool *Tool, names []string, s *Server) {
 	if s == nil {
 		return nil, nil, nil
 	}
-	who := o.g.rules.caller(o.client.identity)
-	target := mcp.Target{Server: s.Name, Kind: mcp.Tool, Name: s.Overrides.original(rest)}
-	annotated := who.policy().NeedsAnnotations(s.Name, target.Name) // so the list decides
-	if !annotated && !who.allows(target) {
+	who := o.g.rules.Caller(o.client.identity)
+	target := mcp.Target{Server: s.Name, Kind: mcp.Tool, Name: s.Overrides.Original(rest)}
+	annotated := who.Policy().NeedsAnnotations(s.Name, target.Name) // so the list decides
+	if !annotated && !who.Allows(target) {
 		return nil, nil, s
 	}
 	ctx, cancel := context.WithTimeout(o.ctx, o.wait())
 	defer cancel()
-	list, failure := o.list(o.within(ctx), o.client.link(s), s, tools, nil)
+	list, failure := o.list(o.within(ctx), o.client.link(s), s, mcp.Tools, nil)
 	if failure != nil {
 		return nil, nil, s
 	}
@@ -311,7 +294,7 @@ func (o *Operator) find(name string) (tool *Tool, names []string, s *Server) {
 
 // own returns a tool of the gateway itself, nil if it has none of this name.
 func (o *Operator) own(name string) *Tool {
-	own := o.g.own.list(tools, o.client.identity)
+	own := o.g.own.list(mcp.Tools, o.client.identity)
 	if own == nil || o.g.own.tool(name) == nil {
 		return nil
 	}
@@ -329,52 +312,4 @@ func pick(all []Tool, name string) (_ *Tool, names []string) {
 	}
 	slices.SortFunc(names, strings.Compare)
 	return nil, names
-}
-
-// The methods below are called where the gateway works for any client. For all but operators they
-// have a nil receiver.
-
-func (o *Operator) wantsRaw() bool { return o != nil && o.Raw }
-
-func (o *Operator) patience() time.Duration {
-	if o == nil {
-		return 0
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.Patience
-}
-
-// counts reports whether the exchange is recorded.
-func (o *Operator) counts(x *exchange) bool {
-	if o == nil {
-		return true
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.isCall(x)
-}
-
-// isCall reports whether an exchange is the call. o.mu must be held.
-func (o *Operator) isCall(x *exchange) bool {
-	return o.calling && x.message.Is(jsonrpc.Method, "tools/call")
-}
-
-// noteServer notes what a server has said of itself in a handshake.
-func (o *Operator) noteServer(version string, result []byte) {
-	if o == nil {
-		return
-	}
-	type info struct{ Name, Version string }
-	var said struct {
-		Info info `json:"serverInfo"`
-		Meta struct {
-			Info info `json:"io.modelcontextprotocol/serverInfo"`
-		} `json:"_meta"`
-	}
-	_ = json.Unmarshal(result, &said) // what is wrong is missing
-	is := cmp.Or(said.Info, said.Meta.Info)
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.about = serverDescription{version, mcp.Shortened(is.Name), mcp.Shortened(is.Version)}
 }

@@ -8,12 +8,16 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/recovery"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolsearch"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // ownItems is what the gateway itself has for clients of the aggregate: tools to find other
@@ -21,8 +25,8 @@ import (
 // host.
 type ownItems struct {
 	g        *Gateway
-	masked   []*Server // whose masks keep originals
-	maxChars int       // of a part of an original
+	masked   []*upstream.Server // whose masks keep originals
+	maxChars int                // of a part of an original
 }
 
 func newOwn(g *Gateway) ownItems {
@@ -50,29 +54,29 @@ func (o *ownItems) recovers() bool {
 }
 
 // list returns what the gateway itself has of a kind for a client, nil for nothing.
-func (o *ownItems) list(k listKind, identity string) *listing {
+func (o *ownItems) list(k mcp.ListKind, identity string) *catalog.List {
 	var items [][]byte
 	switch k {
-	case tools:
+	case mcp.Tools:
 		if o.g.config.Discovery {
 			items = append(items, searchTools, describeTool, callTool)
 		}
 		if o.recovers() {
 			items = append(items, recovery.Tool)
 		}
-	case templates:
+	case mcp.Templates:
 		items = o.templates(identity)
 	}
 	if len(items) == 0 {
 		return nil
 	}
-	list := new(listing)
+	list := new(catalog.List)
 	for i, item := range items {
 		if i > 0 {
-			list.joined = append(list.joined, ',')
+			list.Joined = append(list.Joined, ',')
 		}
-		list.joined = append(list.joined, item...)
-		list.ends = append(list.ends, len(list.joined))
+		list.Joined = append(list.Joined, item...)
+		list.Ends = append(list.Ends, len(list.Joined))
 	}
 	return list
 }
@@ -97,36 +101,36 @@ func (o *ownItems) tool(name string) func(ownCall) *jsonrpc.Failure {
 }
 
 // originals returns a reader of the originals that a client may have, by the rules of now.
-func (o *ownItems) originals(q *Request) recovery.Reader {
-	c, elsewhere := &q.caller, o.g.config.Originals
-	return recovery.Reader{Client: c.owner(), MaxChars: o.maxChars, Get: func(ctx context.Context, handle string) ([]byte, bool, error) {
+func (o *ownItems) originals(q *inbound.Request) recovery.Reader {
+	c, elsewhere := &q.Caller, o.g.config.Originals
+	return recovery.Reader{Client: c.Owner(), MaxChars: o.maxChars, Get: func(ctx context.Context, handle string) ([]byte, bool, error) {
 		body, target, ok := o.kept(c, handle)
 		if !ok && elsewhere != nil {
-			if err := elsewhere.Fetch(ctx, c.name, c.user, c.address, handle); err != nil {
+			if err := elsewhere.Fetch(ctx, c.Name, c.User, c.Address, handle); err != nil {
 				return nil, false, err
 			}
 			body, target, ok = o.kept(c, handle)
 		}
-		if target.Server != "" && (q.learnAnnotations(target) != nil || !c.allows(target) || o.g.withheld(target)) {
+		if target.Server != "" && (q.LearnAnnotations(target) != nil || !c.Allows(target) || o.g.gate.Withheld(target)) {
 			ok = false
 		}
 		if !ok {
 			return nil, false, nil
 		}
-		return c.redactor().Body(body), true, nil
+		return c.Redactor().Body(body), true, nil
 	}}
 }
 
 // kept returns an original that is kept here for a client, and what it had asked for if a server has answered that.
-func (o *ownItems) kept(c *caller, handle string) (body []byte, target mcp.Target, ok bool) {
+func (o *ownItems) kept(c *access.Caller, handle string) (body []byte, target mcp.Target, ok bool) {
 	for _, s := range o.masked {
-		if body, target, ok = s.Mask.Original(c.name, handle); ok {
+		if body, target, ok = s.Mask.Original(c.Name, handle); ok {
 			target.Server = s.Name
 			return body, target, true
 		}
 	}
 	if o.g.config.Originals != nil {
-		body, ok = o.g.config.Originals.Original(c.user, c.address, handle)
+		body, ok = o.g.config.Originals.Original(c.User, c.Address, handle)
 	}
 	return body, mcp.Target{}, ok
 }
@@ -138,7 +142,7 @@ func (o *ownItems) templates(identity string) (all [][]byte) {
 	if o.recovers() {
 		all = append(all, recovery.Template)
 	}
-	who := o.g.rules.caller(identity)
+	who := o.g.rules.Caller(identity)
 	for _, t := range o.g.Templates.All() {
 		uri, server := t.URITemplate, ""
 		if t.Server != "" {
@@ -148,7 +152,7 @@ func (o *ownItems) templates(identity string) (all [][]byte) {
 			}
 			uri, server = t.URI, s.Name
 		}
-		if who.isShown(who.listed(server, mcp.Templates, uri)) {
+		if who.IsShown(who.Listed(server, mcp.Templates, uri)) {
 			all = append(all, t.Descriptor())
 		}
 	}
@@ -157,9 +161,9 @@ func (o *ownItems) templates(identity string) (all [][]byte) {
 
 // reader returns what returns the result of reading a resource of the gateway itself, nil if the URI is not that of
 // one. The result is nil if there is nothing left to read.
-func (o *ownItems) reader(uri string) func(context.Context, *Request) (result []byte, err error) {
+func (o *ownItems) reader(uri string) func(context.Context, *inbound.Request) (result []byte, err error) {
 	if handle, ok := mcp.ParseObservationURI(uri); ok && o.recovers() {
-		return func(ctx context.Context, q *Request) ([]byte, error) {
+		return func(ctx context.Context, q *inbound.Request) ([]byte, error) {
 			text, ok, err := o.originals(q).Text(ctx, handle)
 			if !ok {
 				return nil, err
@@ -171,12 +175,12 @@ func (o *ownItems) reader(uri string) func(context.Context, *Request) (result []
 	if !ok || t.Server != "" {
 		return nil
 	}
-	return func(context.Context, *Request) ([]byte, error) { return contents(uri, t.MIMEType, text), nil }
+	return func(context.Context, *inbound.Request) ([]byte, error) { return contents(uri, t.MIMEType, text), nil }
 }
 
 // original returns the resource of a server that a URI of a hosted template is an alias of, or
 // the template that a hosted template itself stands for.
-func (o *ownItems) original(uri string) (*Server, string) {
+func (o *ownItems) original(uri string) (*upstream.Server, string) {
 	t, original, ok := o.g.Templates.Match(uri)
 	if strings.Contains(uri, "{") {
 		t, original, ok = o.g.Templates.Find(uri)
@@ -230,14 +234,14 @@ func (c ownCall) text(text string, isError bool) *jsonrpc.Failure {
 
 // arguments reads the arguments of a call.
 func (c ownCall) arguments(into any) bool {
-	arguments := c.message.Literal(jsonrpc.Arguments)
+	arguments := c.Message.Literal(jsonrpc.Arguments)
 	return arguments == nil || json.Unmarshal(arguments, into) == nil
 }
 
 // recover answers a call of the tool that returns originals of masked results.
 func (c ownCall) recover() *jsonrpc.Failure {
 	reader := c.g.own.originals(c.Request)
-	return c.answer(reader.Call(c.ctx, c.message.Literal(jsonrpc.Arguments)))
+	return c.answer(reader.Call(c.ctx, c.Message.Literal(jsonrpc.Arguments)))
 }
 
 // searchTools answers a call of search_tools.
@@ -249,10 +253,10 @@ func (c ownCall) searchTools() *jsonrpc.Failure {
 	if !c.arguments(&p) {
 		return c.text("query must be a string and limit a whole number.", true)
 	}
-	all, _ := c.listings(tools, always)
+	all, _ := c.listings(mcp.Tools, always)
 	total := 0
 	for _, list := range all {
-		total += len(list.names)
+		total += len(list.Names)
 	}
 	hits := c.g.index.search(all).Search(p.Query, p.Limit)
 	if len(hits) == 0 {
@@ -277,11 +281,11 @@ func (c ownCall) describeTool() *jsonrpc.Failure {
 	if !c.arguments(&p) || p.Name == "" {
 		return c.text("name must be the name of a tool.", true)
 	}
-	all, _ := c.listings(tools, always)
-	shared := c.sharedUIs(tools, all)
+	all, _ := c.listings(mcp.Tools, always)
+	shared := c.sharedUIs(mcp.Tools, all)
 	for _, list := range all {
-		if i := slices.Index(list.names, p.Name); i >= 0 {
-			return c.text(string(list.from(i, i+1, shared)), false)
+		if i := slices.Index(list.Names, p.Name); i >= 0 {
+			return c.text(string(list.From(i, i+1, shared)), false)
 		}
 	}
 	return c.text("There is no tool "+mcp.Shortened(p.Name)+". Use search_tools to find one.", true)
@@ -296,23 +300,23 @@ func (c ownCall) callFound() *jsonrpc.Failure {
 	if !c.arguments(&p) || p.Name == "" {
 		return c.callUnknown("name must be the name of a tool, and arguments an object.")
 	}
-	s, name, failure := c.locateNamed(p.Name, tools)
+	s, name, failure := c.locateNamed(p.Name, mcp.Tools)
 	if failure != nil {
 		return c.callUnknown("There is no tool " + mcp.Shortened(p.Name) + ". Use search_tools to find one.")
 	}
 	if p.Arguments == nil {
 		p.Arguments = json.RawMessage("{}")
 	}
-	c.name, c.tool, c.found = name, mcp.Shortened(name), true
+	c.name, c.Tool, c.found = name, mcp.Shortened(name), true
 	return c.pass(s, mcp.Target{Server: s.Name, Kind: mcp.Tool, Name: name}, []jsonspan.Edit{
-		c.message.Replace(jsonrpc.Name, jsonrpc.Quote(name)),
-		c.message.Replace(jsonrpc.Arguments, p.Arguments),
+		c.Message.Replace(jsonrpc.Name, jsonrpc.Quote(name)),
+		c.Message.Replace(jsonrpc.Arguments, p.Arguments),
 	})
 }
 
 // callUnknown answers a call of call_tool that names no tool.
 func (c ownCall) callUnknown(why string) *jsonrpc.Failure {
-	if failure := c.admit(mcp.Target{Kind: mcp.Tool, Name: callToolName}); failure != nil {
+	if failure := c.Admit(mcp.Target{Kind: mcp.Tool, Name: callToolName}); failure != nil {
 		return failure
 	}
 	return c.text(why, true)
@@ -321,19 +325,19 @@ func (c ownCall) callUnknown(why string) *jsonrpc.Failure {
 // An index is made anew when the tools have changed.
 type index struct {
 	mu    sync.Mutex
-	of    []*listing
+	of    []*catalog.List
 	tools *toolsearch.Index
 }
 
 // search returns an index of tools.
-func (x *index) search(of []*listing) *toolsearch.Index {
+func (x *index) search(of []*catalog.List) *toolsearch.Index {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.tools == nil || !slices.Equal(x.of, of) {
 		var all []toolsearch.Tool
 		for _, list := range of {
-			for i, name := range list.names {
-				all = append(all, toolsearch.Tool{Name: name, Raw: list.item(i)})
+			for i, name := range list.Names {
+				all = append(all, toolsearch.Tool{Name: name, Raw: list.Item(i)})
 			}
 		}
 		x.of, x.tools = of, toolsearch.New(all)

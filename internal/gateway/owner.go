@@ -4,8 +4,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // A search finds the servers of resources that a client names by the URIs that these have at their
@@ -13,33 +15,33 @@ import (
 // instructions, or from the server itself.
 type search struct {
 	*visit
-	asked [kindCount]map[*Server]*listing // lists that were asked for
-	steps int                             // that were made to match URIs with templates
+	asked [mcp.ListKindCount]map[*upstream.Server]*catalog.List // lists that were asked for
+	steps int                                                   // that were made to match URIs with templates
 }
 
 // owner returns the server of a resource, nil if there is none that the client may have. A failure
 // says that there are several.
-func (s *search) owner(uri string) (*Server, *jsonrpc.Failure) {
-	if _, _, err := mcp.ParseURI(uri); err == nil || uri == "" || len(uri) > longestURI {
+func (s *search) owner(uri string) (*upstream.Server, *jsonrpc.Failure) {
+	if _, _, err := mcp.ParseURI(uri); err == nil || uri == "" || len(uri) > mcp.LongestURI {
 		return nil, nil // or it says which server it means, and there is none of that name
 	}
-	possible := s.g.possibleOwners(s.caller.identity, uri)
+	possible := s.g.possibleOwners(s.Caller.Identity, uri)
 	owners := s.client.subscribedAt(possible, uri)
 	if strings.HasPrefix(uri, mcp.UIScheme) && len(owners) == 0 {
-		owners = s.listedBy(possible, tools, uri)
+		owners = s.listedBy(possible, mcp.Tools, uri)
 	}
 	if len(owners) == 0 {
-		owners = s.listedBy(possible, resources, uri)
+		owners = s.listedBy(possible, mcp.Resources, uri)
 	}
 	if len(owners) == 0 { // by now the servers are connected
 		owners = s.client.mentionedBy(s.g, possible, uri)
 	}
 	if len(owners) == 0 {
-		lists := s.lists(templates)
-		owners = filterServers(possible, func(p *Server) bool { return lists[p] != nil && s.matches(lists[p], uri) })
+		lists := s.lists(mcp.Templates)
+		owners = filterServers(possible, func(p *upstream.Server) bool { return lists[p] != nil && s.matches(lists[p], uri) })
 	}
 	if len(owners) > 1 {
-		given := filterServers(owners, func(p *Server) bool { return s.client.gavePlain(s.g, p, uri) })
+		given := filterServers(owners, func(p *upstream.Server) bool { return s.client.gavePlain(s.g, p, uri) })
 		if len(given) != 1 {
 			return nil, severalOwners(owners, uri)
 		}
@@ -53,25 +55,27 @@ func (s *search) owner(uri string) (*Server, *jsonrpc.Failure) {
 
 // listedBy returns which of the servers have a URI in their list of a kind. The lists that are known will
 // do if all are: a server that is asked first is not to take a URI from another.
-func (s *search) listedBy(servers []*Server, k listKind, uri string) (owners []*Server) {
-	known := func(p *Server) *listing { return s.client.knownList(s.g, p, k) }
-	if !slices.ContainsFunc(servers, func(p *Server) bool { return known(p) == nil }) {
-		owners = filterServers(servers, func(p *Server) bool { return known(p).hasURI(s.g, k, uri) })
+func (s *search) listedBy(servers []*upstream.Server, k mcp.ListKind, uri string) (owners []*upstream.Server) {
+	known := func(p *upstream.Server) *catalog.List { return s.client.knownList(s.g, p, k) }
+	if !slices.ContainsFunc(servers, func(p *upstream.Server) bool { return known(p) == nil }) {
+		owners = filterServers(servers, func(p *upstream.Server) bool { return s.g.hasURI(known(p), k, uri) })
 	}
 	if len(owners) == 0 {
 		lists := s.lists(k)
-		owners = filterServers(servers, func(p *Server) bool { return lists[p] != nil && lists[p].hasURI(s.g, k, uri) })
+		owners = filterServers(servers, func(p *upstream.Server) bool {
+			return lists[p] != nil && s.g.hasURI(lists[p], k, uri)
+		})
 	}
 	return owners
 }
 
 // lists returns the lists of a kind of all servers that the client may know of. Those that cannot
 // be had within the time for joining are missing.
-func (s *search) lists(k listKind) map[*Server]*listing {
+func (s *search) lists(k mcp.ListKind) map[*upstream.Server]*catalog.List {
 	if s.asked[k] == nil {
-		servers := s.g.rules.seen(s.caller.identity)
+		servers := s.g.seen(s.Caller.Identity)
 		lists, _ := s.listsOf(servers, k, always)
-		s.asked[k] = map[*Server]*listing{}
+		s.asked[k] = map[*upstream.Server]*catalog.List{}
 		for i, server := range servers {
 			s.asked[k][server] = lists[i]
 		}
@@ -81,22 +85,22 @@ func (s *search) lists(k listKind) map[*Server]*listing {
 
 // possibleOwners returns the servers whose resource of a URI a client may have. To the client, a
 // resource that it may not have does not exist.
-func (g *Gateway) possibleOwners(identity, uri string) []*Server {
-	return filterServers(g.config.Servers, func(s *Server) bool { return g.rules.hears(identity, s, uri) })
+func (g *Gateway) possibleOwners(identity, uri string) []*upstream.Server {
+	return filterServers(g.config.Servers, func(s *upstream.Server) bool { return g.rules.Hears(identity, s.Name, uri) })
 }
 
 // givenBy returns which of the servers have given the client a URI, as far as that is known without
 // asking them. Tools come first: they say what a URI of the scheme ui is for. A template that a URI
 // can be made of gives it only if no server has just that.
-func (c *client) givenBy(g *Gateway, servers []*Server, uri string) []*Server {
+func (c *client) givenBy(g *Gateway, servers []*upstream.Server, uri string) []*upstream.Server {
 	owners := c.subscribedAt(servers, uri)
-	for _, k := range [...]listKind{tools, resources} {
+	for _, k := range [...]mcp.ListKind{mcp.Tools, mcp.Resources} {
 		if len(owners) > 0 {
 			return owners
 		}
-		owners = filterServers(servers, func(s *Server) bool {
+		owners = filterServers(servers, func(s *upstream.Server) bool {
 			list := c.knownList(g, s, k)
-			return list != nil && list.hasURI(g, k, uri)
+			return list != nil && g.hasURI(list, k, uri)
 		})
 	}
 	if len(owners) > 0 {
@@ -106,23 +110,23 @@ func (c *client) givenBy(g *Gateway, servers []*Server, uri string) []*Server {
 }
 
 // subscribedAt returns at which of the servers the client has subscribed to a URI.
-func (c *client) subscribedAt(servers []*Server, uri string) []*Server {
-	return filterServers(servers, func(s *Server) bool {
+func (c *client) subscribedAt(servers []*upstream.Server, uri string) []*upstream.Server {
+	return filterServers(servers, func(s *upstream.Server) bool {
 		l := c.linked(s)
 		return l != nil && l.subscriptions.alias(uri) == uri
 	})
 }
 
 // mentionedBy returns which of the servers have a URI in their instructions.
-func (c *client) mentionedBy(g *Gateway, servers []*Server, uri string) []*Server {
+func (c *client) mentionedBy(g *Gateway, servers []*upstream.Server, uri string) []*upstream.Server {
 	known := g.audience(c)
-	return filterServers(servers, func(s *Server) bool {
+	return filterServers(servers, func(s *upstream.Server) bool {
 		return mcp.IsMentioned(known.at(s.ID).last().mentioned.text(), uri)
 	})
 }
 
 // filterServers returns the servers for which keep is true.
-func filterServers(servers []*Server, keep func(*Server) bool) (kept []*Server) {
+func filterServers(servers []*upstream.Server, keep func(*upstream.Server) bool) (kept []*upstream.Server) {
 	for _, s := range servers {
 		if keep(s) {
 			kept = append(kept, s)
@@ -133,18 +137,18 @@ func filterServers(servers []*Server, keep func(*Server) bool) (kept []*Server) 
 
 // hasURI reports whether a list of tools or resources names a resource by the URI that it has at its
 // server.
-func (l *listing) hasURI(g *Gateway, k listKind, uri string) bool {
-	if k == tools {
-		return l.hasUI(uri)
+func (g *Gateway) hasURI(l *catalog.List, k mcp.ListKind, uri string) bool {
+	if k == mcp.Tools {
+		return l.HasUI(uri)
 	}
-	return slices.Contains(l.names, g.shown(l.server, resources, uri))
+	return slices.Contains(l.Names, g.shown(l.Server, mcp.Resources, uri))
 }
 
 // matches reports whether a URI can be made of a template in a list, or is one, of which an argument is
 // to be completed.
-func (s *search) matches(l *listing, uri string) bool {
+func (s *search) matches(l *catalog.List, uri string) bool {
 	tried := 0
-	return slices.ContainsFunc(l.names, func(name string) bool {
+	return slices.ContainsFunc(l.Names, func(name string) bool {
 		_, template, err := mcp.ParseURI(name)
 		if err != nil || tried == maxMatched {
 			return false
@@ -166,13 +170,8 @@ func (s *search) matches(l *listing, uri string) bool {
 // with expressions of templates for one request. A server can have templates that take long.
 const maxMatched, maxSteps = 1_000, 10_000_000
 
-// hasUI reports whether a list of tools names a UI resource.
-func (l *listing) hasUI(uri string) bool {
-	return slices.ContainsFunc(l.uis, func(ui uiName) bool { return ui.uri == uri })
-}
-
 // severalOwners refuses a URI that several servers have, and names those that can be used.
-func severalOwners(owners []*Server, uri string) *jsonrpc.Failure {
+func severalOwners(owners []*upstream.Server, uri string) *jsonrpc.Failure {
 	var uris []string
 	for _, s := range owners[:min(len(owners), maxNamed)] {
 		uris = append(uris, mcp.UIResourceURI(s.Name, uri)+" for the one of "+s.Name)

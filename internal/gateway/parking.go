@@ -6,7 +6,10 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/park"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // A stream that a client listens to may last for days, and is silent for most of them. Where
@@ -15,7 +18,7 @@ import (
 
 // live gives the stream its context: until the client leaves, or the stream is ended.
 func (s *stream) live(v *visit) {
-	handler, canPark := v.ctx, park.Prepare(v.w, v.r)
+	handler, canPark := v.ctx, park.Prepare(v.Writer, v.HTTP)
 	values := context.WithoutCancel(handler)
 	if canPark {
 		values = &streamContext{v.g.config.Detach(handler), s}
@@ -55,8 +58,9 @@ var errLeft = errors.New("the client has left")
 func (s *stream) left() bool { return context.Cause(s.ctx) == errLeft }
 
 // park lets the handler of q return while the stream goes on, if that is possible.
-func (s *stream) park(q *Request) bool {
-	if s.detach == nil || q.held.bytes > 0 || q.span.IsRecording() || !q.g.addParked() {
+func (s *stream) park(q *inbound.Request) bool {
+	state := s.visit.g.State
+	if s.detach == nil || !q.CanPark() || !state.addParked() {
 		return false
 	}
 	var rest *park.Response
@@ -67,15 +71,14 @@ func (s *stream) park(q *Request) bool {
 		return rest
 	})
 	if rest == nil {
-		q.g.State.parked.Done()
+		state.parked.Done()
 		return false
 	}
-	q.parked = true
-	q.g.State.parkedBy(s.visit.client)
+	state.parkedBy(s.visit.client)
 	s.detach()
 	s.detach = nil // which refers to the handler
 	s.mu.Lock()
-	s.parked = &parkedStream{stream: s, rest: rest, comments: s.keepAlive(), record: q.newRecord(), began: q.began}
+	s.parked = &parkedStream{stream: s, rest: rest, comments: s.keepAlive(), record: q.Park(), began: q.Began}
 	s.mu.Unlock()
 	if s.ctx.Err() != nil { // it ended before
 		s.end()
@@ -88,7 +91,7 @@ type parkedStream struct {
 	*stream
 	rest     *park.Response
 	comments *time.Timer // sends them
-	record   Record
+	record   upstream.Record
 	began    time.Time
 }
 
@@ -105,9 +108,9 @@ func (p *parkedStream) finish() {
 	v.out.Close()
 	p.rest.Close()
 	v.g.release(v.client)
-	p.record.Outcome, p.record.Duration = OutcomeOK, time.Since(p.began)
+	p.record.Outcome, p.record.Duration = upstream.OutcomeOK, time.Since(p.began)
 	if p.left() {
-		p.record.Outcome = OutcomeCanceled
+		p.record.Outcome = upstream.OutcomeCanceled
 	}
 	v.g.config.Observer.RequestDone(p.record)
 }
@@ -136,4 +139,17 @@ func (s *State) waitForParked() {
 	s.parkClosed = true
 	s.mu.Unlock()
 	s.parked.Wait()
+}
+
+// A streamContext is the context of a stream that may outlive its handler.
+type streamContext struct {
+	context.Context
+	s *stream
+}
+
+func (c *streamContext) Value(key any) any {
+	if _, ok := key.(stdio.OwnerKey); ok {
+		return c.s.visit.caller.Budget()
+	}
+	return c.Context.Value(key)
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // A stream goes on after its handler has returned, and whatever ends it, it ends in good order.
@@ -20,10 +21,10 @@ func TestParkedStreams(t *testing.T) {
 		end     func(g *front, u *user, s *talk, exit func())
 		outcome string
 	}{
-		{"the client leaves", func(_ *front, _ *user, s *talk, _ func()) { s.cancel() }, OutcomeCanceled},
-		{"the client ends the session", func(_ *front, u *user, _ *talk, _ func()) { u.end() }, OutcomeOK},
-		{"Caddy exits", func(_ *front, _ *user, _ *talk, exit func()) { exit() }, OutcomeOK},
-		{"the gateway goes", func(g *front, _ *user, _ *talk, _ func()) { g.Close() }, OutcomeOK},
+		{"the client leaves", func(_ *front, _ *user, s *talk, _ func()) { s.cancel() }, upstream.OutcomeCanceled},
+		{"the client ends the session", func(_ *front, u *user, _ *talk, _ func()) { u.end() }, upstream.OutcomeOK},
+		{"Caddy exits", func(_ *front, _ *user, _ *talk, exit func()) { exit() }, upstream.OutcomeOK},
+		{"the gateway goes", func(g *front, _ *user, _ *talk, _ func()) { g.Close() }, upstream.OutcomeOK},
 	}
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		for _, ending := range endings {
@@ -37,7 +38,7 @@ func TestParkedStreams(t *testing.T) {
 				g := newGateway(t, func(c *Config) { c.Exiting = exiting }, p)
 				u := g.user(t, era)
 				var s *talk
-				method := methodStream
+				method := "stream"
 				if era == mcp.Legacy {
 					u.connect()
 					s = u.listen()
@@ -50,7 +51,7 @@ func TestParkedStreams(t *testing.T) {
 				// The peer is served without HTTP, so its stream is not among them.
 				await.Until(t, "the handler has returned", func() bool { return g.active.Load() == 0 })
 				observer := g.config.Observer.(*observed)
-				ends := func(r Record) bool { return r.Server == "" && r.Method == method }
+				ends := func(r upstream.Record) bool { return r.Server == "" && r.Method == method }
 				if records := observer.takeRecords(); slices.ContainsFunc(records, ends) {
 					t.Errorf("it was reported before its end: %+v", records)
 				}

@@ -12,9 +12,11 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpsse"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // A sessionRecord is what replicas share of a session that its id does not carry. It is written when it
@@ -264,14 +266,14 @@ func (e *elsewhere) hasRoom(ctx context.Context, c *client, bytes int) (bool, er
 // or has forgotten the one before. Replicas find it in the record, so that the client has one session with the server.
 
 // sharesLinks reports whether sessions of a link are in the record of the client.
-func (e *elsewhere) sharesLinks(l *link, s *Server) bool {
+func (e *elsewhere) sharesLinks(l *link, s *upstream.Server) bool {
 	c := l.client
-	return e != nil && c.era == mcp.Legacy && c.key != "" && c.operator == nil && !s.ChildrenOnly
+	return e != nil && c.era == mcp.Legacy && c.key != "" && c.inspection == nil && !s.ChildrenOnly
 }
 
 // adopt goes on with a session that another replica has begun with a server, and reports whether there is one that is
 // still good.
-func (e *elsewhere) adopt(o behalf, l *link, s *Server) bool {
+func (e *elsewhere) adopt(o behalf, l *link, s *upstream.Server) bool {
 	if !e.sharesLinks(l, s) {
 		return false
 	}
@@ -329,7 +331,7 @@ func (l *link) recall(t linkTicket) {
 
 // offer has other replicas go on with a session that has begun here. If one of them has begun another meanwhile, that
 // is good, and this one is ended.
-func (e *elsewhere) offer(o behalf, l *link, s *Server) {
+func (e *elsewhere) offer(o behalf, l *link, s *upstream.Server) {
 	if !e.sharesLinks(l, s) || l.sessionID() == "" || l.isLocal(s) {
 		return
 	}
@@ -391,7 +393,7 @@ func (e *elsewhere) applyLevel(c *client, change *sessionChange) {
 	c.level = change.Level
 	c.mu.Unlock()
 	for _, l := range c.allLinks() {
-		if _, can := l.state(); can&hasLogging != 0 && !change.knownIn(l) {
+		if _, can := l.state(); can&mcp.HasLogging != 0 && !change.knownIn(l) {
 			l.fallBehind(e)
 		}
 	}
@@ -453,7 +455,7 @@ func (s *stream) apply(change *sessionChange) {
 		return
 	}
 	server := g.byID(change.Server)
-	if server == nil || !g.rules.sees(s.visit.caller.identity, server) {
+	if server == nil || !g.rules.Sees(s.visit.caller.Identity, server.Name) {
 		return
 	}
 	l := s.visit.client.link(server)
@@ -504,7 +506,7 @@ func (v *visit) endElsewhere() {
 	if e == nil {
 		return
 	}
-	u := &untoldEnd{key: c.key, end: &sessionEnd{c.owner, c.issued, sentRequestOf(v.r)}}
+	u := &untoldEnd{key: c.key, end: &sessionEnd{c.owner, c.issued, sentRequestOf(v.HTTP)}}
 	if e.tellEnd(context.WithoutCancel(v.ctx), u) == nil {
 		return
 	}
@@ -600,7 +602,7 @@ func (e *elsewhere) endHere(c *client, end *sessionEnd) {
 	}
 	ctx, cancel := context.WithTimeout(e.ctx, g.config.JoinTimeout)
 	defer cancel()
-	r, err := end.Request.in(&requestContext{ctx, g.rules.callerOf(c), nil})
+	r, err := end.Request.in(&inbound.Context{Context: ctx, Caller: g.callerOf(c)})
 	if err != nil {
 		return
 	}
@@ -618,12 +620,12 @@ func (n clientNotice) greet() {
 	if e == nil || c.begunHere.Swap(true) {
 		return
 	}
-	n.linked(func(s *Server, l *link) {
+	n.linked(func(s *upstream.Server, l *link) {
 		if !l.isLocal(s) {
 			l.setInitialized(false)
 		}
 	})
-	n.linked(func(_ *Server, l *link) { l.sendInitialized(n.behalf()) })
+	n.linked(func(_ *upstream.Server, l *link) { l.sendInitialized(n.behalf()) })
 	e.tell(everywhere, dispatch{Session: c.key, Greeted: true})
 }
 
@@ -648,7 +650,9 @@ func (l *link) setInitialized(initialized bool) {
 
 // isLocal reports whether no other replica can use the session with a server: it is that of a child process, or the
 // server has this process hold a stream for it.
-func (l *link) isLocal(s *Server) bool { return s.ChildrenOnly || httpsse.IsSession(l.sessionID()) }
+func (l *link) isLocal(s *upstream.Server) bool {
+	return s.ChildrenOnly || httpsse.IsSession(l.sessionID())
+}
 
 // told returns the sessions of links that others may have, too, by the IDs of their servers.
 func (g *Gateway) told(links ...*link) map[string]string {

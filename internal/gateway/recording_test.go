@@ -12,10 +12,13 @@ import (
 	"testing/synctest"
 	"unicode/utf8"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // metered is the way to a server that counts what it answers to calls.
@@ -49,13 +52,13 @@ type cropping struct{ keeping }
 
 const longText = "much too much"
 
-func (cropping) Serve(w http.ResponseWriter, r *http.Request, about MaskRequest, next Handler) error {
+func (cropping) Serve(w http.ResponseWriter, r *http.Request, about upstream.MaskRequest, next upstream.Handler) error {
 	return next.ServeHTTP(&croppingWriter{w, about}, r)
 }
 
 type croppingWriter struct {
 	http.ResponseWriter
-	about MaskRequest
+	about upstream.MaskRequest
 }
 
 func (w *croppingWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
@@ -74,7 +77,7 @@ func (w *croppingWriter) Write(p []byte) (int, error) {
 func measured(sent *atomic.Int64, more ...func(*Config)) func(*Config) {
 	return func(c *Config) {
 		s := c.Servers[0]
-		s.Mask, s.MaskMCP, s.Upstream = cropping{}, true, metered{s.Upstream.(toPeer), sent}
+		s.Mask, s.MaskMCP, s.Routes = cropping{}, true, metered{s.Routes.(toPeer), sent}
 		for _, configure := range more {
 			configure(c)
 		}
@@ -82,7 +85,7 @@ func measured(sent *atomic.Int64, more ...func(*Config)) func(*Config) {
 }
 
 // checkTraffic checks what is reported of a call in whose answers so many long texts were cut.
-func checkTraffic(t testing.TB, c Call, sent *atomic.Int64, cut int) {
+func checkTraffic(t testing.TB, c inbound.Call, sent *atomic.Int64, cut int) {
 	t.Helper()
 	bytes := sent.Swap(0)
 	if c.Received != bytes || c.Sent != bytes-int64(cut*len(longText)) || bytes == 0 {
@@ -140,7 +143,7 @@ func TestTrafficOfCalls(t *testing.T) {
 func TestTrafficOfTheGatewayItself(t *testing.T) {
 	u := newGateway(t, func(c *Config) { c.Discovery = true }, legacyPeer("a").hasTools("x")).legacy(t)
 	u.use("search_tools", `{"query":"x"}`)
-	if got := oneCall(t, u.g.audited(t)); got.Received != 0 || got.Sent != 0 || got.Outcome != OutcomeOK {
+	if got := oneCall(t, u.g.audited(t)); got.Received != 0 || got.Sent != 0 || got.Outcome != upstream.OutcomeOK {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -221,8 +224,8 @@ func (signing) BodyNeeded(*http.Request) int64 { return 1 << 20 }
 
 func TestRefusedCalls(t *testing.T) {
 	const arguments = `{"n":1}`
-	denied := Call{
-		Client: "ann", Identity: "ann", Owner: Identity("ann", "a secret of it"), Outcome: "acl_denied", Rule: "deny a::denied",
+	denied := inbound.Call{
+		Client: "ann", Identity: "ann", Owner: access.Identity("ann", "a secret of it"), Outcome: "acl_denied", Rule: "deny a::denied",
 		Target: mcp.Target{Server: "a", Kind: mcp.Tool, Name: "denied"},
 	}
 	g := newGateway(t, func(c *Config) {
@@ -231,13 +234,13 @@ func TestRefusedCalls(t *testing.T) {
 	}, modernPeer("a"))
 	for _, test := range []struct {
 		name, header, identity, tool string
-		want                         Call
+		want                         inbound.Call
 	}{
 		{"by a rule", "", "ann", "a::denied", denied},
 		{"by a rule at one server", "X-Single", "ann", "denied", denied},
 		{"by a rule at /rpc", "X-Rpc", "ann", "denied", denied},
-		{"without credentials", "", "", "a::x", Call{
-			Client: Anonymous, Outcome: "unauthorized", Target: mcp.Target{Kind: mcp.Tool, Name: "a::x"},
+		{"without credentials", "", "", "a::x", inbound.Call{
+			Client: access.Anonymous, Outcome: "unauthorized", Target: mcp.Target{Kind: mcp.Tool, Name: "a::x"},
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -258,7 +261,7 @@ func TestRefusedCalls(t *testing.T) {
 			if !got.Refused || got.Duration <= 0 || got.Received != 0 || got.RequestID != "1" || got.Method != "tools/call" {
 				t.Errorf("got %+v", got)
 			}
-			got = Call{
+			got = inbound.Call{
 				Client: got.Client, Identity: got.Identity, Owner: got.Owner, Outcome: got.Outcome, Rule: got.Rule, Target: got.Target,
 			}
 			if fmt.Sprint(got) != fmt.Sprint(test.want) {
@@ -293,7 +296,7 @@ func TestOwnersOfCalls(t *testing.T) {
 func record(c *Config) { c.Record = true }
 
 // checkContent checks that the result of a call was recorded as the client has got it.
-func checkContent(t testing.TB, c Call, s said, arguments string) {
+func checkContent(t testing.TB, c inbound.Call, s said, arguments string) {
 	t.Helper()
 	want := s.Result
 	if want == nil {
@@ -357,7 +360,7 @@ func TestRecordedCallsAreRedacted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	both(t, func(c *Config) { c.Record, c.Clients = true, []*Client{{Name: "*", Redactor: redactor}} }, func() []*peer {
+	both(t, func(c *Config) { c.Record, c.Clients = true, []*access.Client{{Name: "*", Redactor: redactor}} }, func() []*peer {
 		return []*peer{newPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) { a.reply(w, textOf("sk-abc")) })}
 	}, func(t *testing.T, u *user, _ []*peer) {
 		s := u.use("a::x", `{"password":"abc","n":"sk-abc"}`)
@@ -375,7 +378,7 @@ func TestRecordedCallsAreRedacted(t *testing.T) {
 
 // Of what is longer than 64 KiB the beginning is kept, as a string, also if it is passed on as it comes.
 func TestRecordedCallsAreBounded(t *testing.T) {
-	for _, size := range []int{maxRecorded, maxRecorded + 1, maxRecorded + 2, 3 << 20} {
+	for _, size := range []int{upstream.MaxRecorded, upstream.MaxRecorded + 1, upstream.MaxRecorded + 2, 3 << 20} {
 		const frame = `{"content":""}`
 		result := `{"content":"` + strings.Repeat("é", (size-len(frame))/2) + strings.Repeat("a", size%2) + `"}`
 		for form, answer := range answers {
@@ -395,7 +398,7 @@ func TestRecordedCallsAreBounded(t *testing.T) {
 					}
 					kept := oneCall(t, u.g.audited(t)).Content
 					for _, got := range [][]byte{kept.Arguments, kept.Result} {
-						if size == maxRecorded {
+						if size == upstream.MaxRecorded {
 							if string(got) != result {
 								t.Errorf("got %.100s", got)
 							}
@@ -406,7 +409,7 @@ func TestRecordedCallsAreBounded(t *testing.T) {
 							t.Fatalf("%v: %.100q", err, got)
 						}
 						head, ok := strings.CutSuffix(text, fmt.Sprintf("… (%d bytes)", len(result)))
-						if !ok || !strings.HasPrefix(result, head) || len(head) > maxRecorded || len(head) < maxRecorded-utf8.UTFMax {
+						if !ok || !strings.HasPrefix(result, head) || len(head) > upstream.MaxRecorded || len(head) < upstream.MaxRecorded-utf8.UTFMax {
 							t.Errorf("got %d: %.50s … %s", len(head), text, text[len(text)-30:])
 						}
 					}
@@ -422,10 +425,10 @@ func TestRecordedCallsOfOperators(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plain, redacting := []*Client{{Name: "ann"}}, []*Client{{Name: "ann", Redactor: redactor}}
+	plain, redacting := []*access.Client{{Name: "ann"}}, []*access.Client{{Name: "ann", Redactor: redactor}}
 	for _, test := range []struct {
 		name    string
-		clients []*Client
+		clients []*access.Client
 		as      string
 		raw     bool
 		kept    bool
@@ -451,33 +454,10 @@ func TestRecordedCallsOfOperators(t *testing.T) {
 			if (got.Content != nil) != test.kept || (len(got.Masked.Originals) > 0) != test.kept {
 				t.Errorf("got %+v", got)
 			}
-			if got.Client != OperatorLabel || got.Received == 0 || (got.Masked.Strings == 0) != test.raw {
+			if got.Client != access.OperatorLabel || got.Received == 0 || (got.Masked.Strings == 0) != test.raw {
 				t.Errorf("got %+v", got)
 			}
 		})
-	}
-}
-
-func TestResultIn(t *testing.T) {
-	for _, test := range []struct {
-		answer, want string
-		whole        bool
-	}{
-		{`{"jsonrpc":"2.0","id":1,"result":{"a":[1]}}`, `{"a":[1]}`, true},
-		{` { "result" : 1 , "id" : 1 } `, `1`, true},
-		{`{"error":null,"result":{}}`, `{}`, true},
-		{`{"id":1,"error":{"code":1}}`, `{"code":1}`, true},
-		{`{"id":1,"result":{"a":`, `{"a":`, false},
-		{`{"id":1, "error" : {"code"`, `{"code"`, false},
-		{`{"id":1,"res`, ``, false},
-		{`{"id":1}`, ``, false},
-		{`[{"result":1}]`, ``, false},
-		{`<html>`, ``, false},
-		{``, ``, false},
-	} {
-		if got, whole := resultIn([]byte(test.answer)); string(got) != test.want || whole != test.whole {
-			t.Errorf("%s: got %s, %t", test.answer, got, whole)
-		}
 	}
 }
 

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -9,6 +8,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
@@ -34,7 +34,7 @@ func (rl *relay) run(m *jsonrpc.Message) *jsonrpc.Failure {
 	failure := rl.send(m)
 	if rl.unheaded {
 		// The list of tools says which headers there are to be. It must have changed.
-		rl.link.forgetLists(rl.g, tools)
+		rl.link.forgetLists(rl.g, mcp.Tools)
 		rl.again, rl.unheaded = false, false
 		failure = rl.send(m)
 	}
@@ -49,14 +49,14 @@ func (rl *relay) send(m *jsonrpc.Message) *jsonrpc.Failure {
 		return failure
 	}
 	m = &numbered
-	x := c.g.newExchange(l, &rl.h, m)
-	x.goal, x.caller.annotations, x.traffic = c.goal, c.caller.annotations, &c.traffic
-	if c.confirmed && c.era == mcp.Modern {
-		x.sealState = c.confirmedState
+	x := c.g.exchange(l, &rl.h, m)
+	x.Goal, x.Caller.Annotations, x.Traffic = c.goal, c.Caller.Annotations, &c.Traffic
+	if c.Confirmed && c.era == mcp.Modern {
+		x.SealState = c.ConfirmedState
 	}
 	// A call is the request of the client itself, so that log fields and placeholders that
 	// handlers set are those of the client. All other requests are derived from it.
-	r := c.r.WithContext(x.join(&c.flight))
+	r := c.HTTP.WithContext(x.Join(&c.flight.Flight))
 	r.ContentLength = -1 // its header may be that of another attempt
 	var era mcp.Era
 	if rl.session, era = l.setSessionHeaders(r); era == mcp.Modern {
@@ -69,9 +69,9 @@ func (rl *relay) send(m *jsonrpc.Message) *jsonrpc.Failure {
 	}
 	defer rl.h.Borrow()()
 	defer l.client.dropQuestions(&rl.h)
-	c.passedOn = true
-	x.post(r)
-	failure = x.send(r)
+	c.PassedOn = true
+	x.Post(r)
+	failure = x.Send(r)
 	switch {
 	case rl.h.Torn():
 		c.torn = true
@@ -93,8 +93,8 @@ func (rl *relay) numbered(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failure
 	}
 	id := rl.link.nextID()
 	rl.flight.id.Store(&id)
-	if rl.flight.canceled.Load() {
-		rl.flight.cancel(nil) // the server was told of the attempt before
+	if rl.flight.Canceled.Load() {
+		rl.flight.Cancel(nil) // the server was told of the attempt before
 	}
 	return m.Edited(m.Replace(jsonrpc.ID, id))
 }
@@ -105,7 +105,7 @@ func (rl *relay) eventID(id string) string {
 	if id == "" {
 		return ""
 	}
-	kind := callStream + ":" + base64.RawURLEncoding.EncodeToString(rl.message.Literal(jsonrpc.ID))
+	kind := callStream + ":" + base64.RawURLEncoding.EncodeToString(rl.Message.Literal(jsonrpc.ID))
 	return rl.link.translator(rl.g).eventID(kind, id)
 }
 
@@ -136,7 +136,7 @@ func (rl *relay) heard(e *streamable.Event) error {
 
 // answer passes the answer on.
 func (rl *relay) answer(e *streamable.Event, out *streamable.Event) {
-	c, m, id := rl.call, e.Message, rl.message.Literal(jsonrpc.ID)
+	c, m, id := rl.call, e.Message, rl.Message.Literal(jsonrpc.ID)
 	if !rl.h.Answers(m, rl.h.RequestID) || rl.answered {
 		return // to another request
 	}
@@ -146,7 +146,7 @@ func (rl *relay) answer(e *streamable.Event, out *streamable.Event) {
 	if rl.unheaded = rl.again && c.needsParams() && m.IsHeaderMismatch(); rl.unheaded {
 		return
 	}
-	out.Data = jsonspan.Spliced(m.Raw, append(withID(m, id), c.translator().rename(m.Raw, rl.names)...)...)
+	out.Data = jsonspan.Spliced(m.Raw, append(m.WithID(id), c.translator().rename(m.Raw, rl.names)...)...)
 	rl.h.Settle(m)
 	if c.era == mcp.Legacy && m.Is(jsonrpc.ResultType, mcp.InputRequired) {
 		if rl.input = new(mcp.InputResult); json.Unmarshal(m.Literal(jsonrpc.Result), rl.input) == nil {
@@ -155,7 +155,7 @@ func (rl *relay) answer(e *streamable.Event, out *streamable.Event) {
 		rl.input = nil // the client may make more of it
 	}
 	rl.answered = true
-	c.errorCode, _ = rl.h.Outcome()
+	c.ErrorCode, _ = rl.h.Outcome()
 	status := http.StatusOK
 	if c.era == mcp.Modern {
 		if status = m.Status(); rl.h.Status() >= 400 && rl.h.Status() < 500 {
@@ -163,17 +163,6 @@ func (rl *relay) answer(e *streamable.Event, out *streamable.Event) {
 		}
 	}
 	c.out.Answer(status, out)
-}
-
-// withID returns the edits that give an answer the id of the request, to the byte.
-func withID(m *jsonrpc.Message, id []byte) []jsonspan.Edit {
-	switch {
-	case !m.Has(jsonrpc.ID):
-		return []jsonspan.Edit{jsonspan.Insert(m.Raw, append([]byte(`"id":`), id...))}
-	case !bytes.Equal(m.Literal(jsonrpc.ID), id):
-		return []jsonspan.Edit{m.Replace(jsonrpc.ID, id)}
-	}
-	return nil
 }
 
 // large takes an answer that is too large to be held.
@@ -184,7 +173,7 @@ func (rl *relay) large(id string) io.WriteCloser {
 	}
 	rl.answered = true
 	to := c.out.Large(&streamable.Event{ID: rl.eventID(id)}, rl.h.IsStream())
-	clientID := c.message.Literal(jsonrpc.ID)
+	clientID := c.Message.Literal(jsonrpc.ID)
 	return &rewriting{largePaths.Rewrite(to, func(path int, k jsonspan.Kind, literal []byte) []byte {
 		switch {
 		case path == len(namings):
@@ -210,7 +199,7 @@ func (rl *relay) question(m *jsonrpc.Message, out *streamable.Event) {
 	switch asked := rl.out.Event(out); {
 	case asked:
 	case rl.out.Err() != nil:
-		rl.flight.cancel(nil) // the client has left, and may come back for the rest
+		rl.flight.Cancel(nil) // the client has left, and may come back for the rest
 	default:
 		l.client.questionSettled(id)
 		l.unsolicited(rl.behalf()).refuse(&rl.asides, m, "the client cannot be asked: it takes no event streams")
@@ -234,7 +223,7 @@ func (r *rewriting) Close() error {
 // needsParams reports whether the gateway has to repeat arguments in headers, because the client
 // cannot. A client of the modern era does so itself with those that it sees, and the server checks it.
 func (c *call) needsParams() bool {
-	return (c.era == mcp.Legacy || c.found || c.override.editsArguments()) && c.message.Is(jsonrpc.Method, "tools/call")
+	return (c.era == mcp.Legacy || c.found || c.Override.EditsArguments()) && c.Message.Is(jsonrpc.Method, "tools/call")
 }
 
 // setParams repeats the arguments of a message in headers that the client cannot repeat.
@@ -244,31 +233,31 @@ func (c *call) setParams(header http.Header, m *jsonrpc.Message) {
 	case c.era == mcp.Legacy || c.found:
 		c.paramHeaders().Set(header, m)
 	default:
-		c.paramHeaders().SetOnly(header, m, c.override.hasArgument)
+		c.paramHeaders().SetOnly(header, m, c.Override.HasArgument)
 	}
 }
 
 // paramHeaders returns which arguments of tools have to be repeated in headers. It asks for the
 // list of the tools if that is not known.
 func (c *call) paramHeaders() mcp.ParamHeaders {
-	if !c.message.Is(jsonrpc.Method, "tools/call") {
+	if !c.Message.Is(jsonrpc.Method, "tools/call") {
 		return nil
 	}
 	if list := c.toolList(); list != nil {
-		return list.params
+		return list.Params
 	}
 	return nil // the server will say if there were any
 }
 
 // toolList returns the tools of the server, as the client knows them. It asks for them if they are not
 // known, and returns nil if they cannot be had.
-func (c *call) toolList() *listing {
-	if list := c.client.knownList(c.g, c.server, tools); list != nil {
+func (c *call) toolList() *catalog.List {
+	if list := c.client.knownList(c.g, c.Server, mcp.Tools); list != nil {
 		return list
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, listPatience)
 	defer cancel()
-	list, _, failure := c.client.newListQuery(c.behalf().within(ctx), c.server, tools).get()
+	list, _, failure := c.client.newListQuery(c.behalf().within(ctx), c.Server, mcp.Tools).get()
 	if failure != nil {
 		return nil
 	}

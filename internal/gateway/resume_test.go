@@ -15,6 +15,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // A cutStream is the stream of a call that a peer gives out in parts, one to each connection.
@@ -171,7 +172,7 @@ func TestCallsAreResumed(t *testing.T) {
 						t.Errorf("called %d times, resumed %d times", calls, gets)
 					}
 					for _, r := range g.config.Observer.(*observed).takeRecords() {
-						if r.Method == "tools/call" && (r.Outcome != OutcomeOK || r.Duration > (parts+1)*7*time.Second) || r.Method == methodStream && era == mcp.Legacy {
+						if r.Method == "tools/call" && (r.Outcome != upstream.OutcomeOK || r.Duration > (parts+1)*7*time.Second) || r.Method == "stream" && era == mcp.Legacy {
 							t.Errorf("recorded as %+v", r)
 						}
 					}
@@ -205,7 +206,7 @@ func TestResumedCallsHaveTheHostOfTheClient(t *testing.T) {
 				p.cuts("tools/call", func(c *connection) { c.say("") }, func(c *connection) { c.steps(1) },
 					func(c *connection) { c.result("{}") })
 				hosts := make(chan string, 3)
-				g := newMemory(t, func(c *Config) { c.Servers[0].Upstream = renaming{toPeer{p}, hosts} }, p)
+				g := newMemory(t, func(c *Config) { c.Servers[0].Routes = renaming{toPeer{p}, hosts} }, p)
 				defer g.close()
 				g.as(t, era).call("a::x")
 				for range cap(hosts) {
@@ -270,7 +271,7 @@ func TestCallsThatCannotBeResumed(t *testing.T) {
 					attempts := 1
 					switch ending {
 					case "a server in trouble", "nothing new", "no connection":
-						attempts = maxResumes
+						attempts = 10
 					}
 					if n := p.resumed(); n != attempts {
 						t.Errorf("asked for the rest %d times, want %d", n, attempts)
@@ -593,7 +594,7 @@ type aboutMask struct {
 	about []mcp.Target
 }
 
-func (m *aboutMask) Serve(w http.ResponseWriter, r *http.Request, about MaskRequest, next Handler) error {
+func (m *aboutMask) Serve(w http.ResponseWriter, r *http.Request, about upstream.MaskRequest, next upstream.Handler) error {
 	m.mu.Lock()
 	m.about = append(m.about, about.About)
 	m.mu.Unlock()

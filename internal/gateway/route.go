@@ -5,32 +5,34 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // withoutProxy returns the edit that takes out what is meant for us only (A31).
-func (p *posted) withoutProxy() jsonspan.Edit {
-	e, _ := jsonspan.Remove(p.message.Literal(jsonrpc.Params), "proxy")
-	return p.message.Within(jsonrpc.Params, e)
+func (v *visit) withoutProxy() jsonspan.Edit {
+	e, _ := jsonspan.Remove(v.Message.Literal(jsonrpc.Params), "proxy")
+	return v.Message.Within(jsonrpc.Params, e)
 }
 
 // forwardable returns the message of the client as servers may see it, with edits.
-func (p *posted) forwardable(edits ...jsonspan.Edit) (jsonrpc.Message, *jsonrpc.Failure) {
-	if p.message.Has(jsonrpc.Proxy) {
-		edits = append(edits, p.withoutProxy())
+func (v *visit) forwardable(edits ...jsonspan.Edit) (jsonrpc.Message, *jsonrpc.Failure) {
+	if v.Message.Has(jsonrpc.Proxy) {
+		edits = append(edits, v.withoutProxy())
 	}
 	if len(edits) == 0 {
-		return p.message, nil
+		return v.Message, nil
 	}
-	return p.message.Edited(edits...)
+	return v.Message.Edited(edits...)
 }
 
 // A naming is where answers of servers name something.
 type naming struct {
 	path string
-	kind listKind
+	kind mcp.ListKind
 	use  nameUse
 }
 
@@ -47,23 +49,23 @@ const (
 const relatedTask = `_meta.io\.modelcontextprotocol/related-task.taskId`
 
 var namings = []naming{
-	{"result.contents.*.uri", resources, asRequest},
-	{"error.data.uri", resources, asRequest},
-	{"result.content.*.uri", resources, asLink},
-	{"result.content.*.resource.uri", resources, asLink},
-	{"result.messages.*.content.uri", resources, asLink},
-	{"result.messages.*.content.resource.uri", resources, asLink},
-	{"result.result.content.*.uri", resources, asLink}, // of a task that has ended
-	{"result.result.content.*.resource.uri", resources, asLink},
-	{"result.resources.*.uri", skills, asLink}, // of a directory
-	{"result." + uiMembers[0], resources, asUI},
-	{"result." + uiMembers[1], resources, asUI},
-	{"result." + uiMembers[2], resources, asUI},
-	{"result.skill.uri", skills, asLink},
-	{"result.skill.resources.*.uri", skills, asLink},
-	{"result.task.taskId", tasks, asLink},
-	{"result.taskId", tasks, asLink},
-	{"result." + relatedTask, tasks, asLink},
+	{"result.contents.*.uri", mcp.Resources, asRequest},
+	{"error.data.uri", mcp.Resources, asRequest},
+	{"result.content.*.uri", mcp.Resources, asLink},
+	{"result.content.*.resource.uri", mcp.Resources, asLink},
+	{"result.messages.*.content.uri", mcp.Resources, asLink},
+	{"result.messages.*.content.resource.uri", mcp.Resources, asLink},
+	{"result.result.content.*.uri", mcp.Resources, asLink}, // of a task that has ended
+	{"result.result.content.*.resource.uri", mcp.Resources, asLink},
+	{"result.resources.*.uri", mcp.Skills, asLink}, // of a directory
+	{"result." + mcp.UIMembers[0], mcp.Resources, asUI},
+	{"result." + mcp.UIMembers[1], mcp.Resources, asUI},
+	{"result." + mcp.UIMembers[2], mcp.Resources, asUI},
+	{"result.skill.uri", mcp.Skills, asLink},
+	{"result.skill.resources.*.uri", mcp.Skills, asLink},
+	{"result.task.taskId", mcp.Tasks, asLink},
+	{"result.taskId", mcp.Tasks, asLink},
+	{"result." + relatedTask, mcp.Tasks, asLink},
 }
 
 // namingPaths returns the paths of namings, and others after them.
@@ -193,7 +195,7 @@ func (t translator) message(m *jsonrpc.Message) []byte {
 		replace(jsonrpc.URI, jsonrpc.Quote(t.uri(m.Text(jsonrpc.URI))))
 	case m.Is(jsonrpc.Method, mcp.MethodTask), m.Is(jsonrpc.Method, "notifications/tasks/status"):
 		if m.Kind(jsonrpc.TaskID) == jsonspan.String {
-			replace(jsonrpc.TaskID, jsonrpc.Quote(t.g.shown(t.link.server, tasks, m.Text(jsonrpc.TaskID))))
+			replace(jsonrpc.TaskID, jsonrpc.Quote(t.g.shown(t.link.server, mcp.Tasks, m.Text(jsonrpc.TaskID))))
 		}
 	}
 	if bytes.Contains(m.Raw, []byte("task")) {
@@ -211,9 +213,9 @@ var noticePaths = jsonspan.CompilePaths("params."+relatedTask,
 func (t translator) noticed(message []byte) []jsonspan.Edit {
 	return renameAt(noticePaths, message, func(path int, name string) string {
 		if path == 0 {
-			return t.g.shown(t.link.server, tasks, name)
+			return t.g.shown(t.link.server, mcp.Tasks, name)
 		}
-		return t.g.shown(t.link.server, resources, name)
+		return t.g.shown(t.link.server, mcp.Resources, name)
 	})
 }
 
@@ -257,7 +259,7 @@ func (t translator) uri(uri string) string {
 	if shown := t.link.subscriptions.alias(uri); shown != "" {
 		return shown
 	}
-	return t.g.shown(t.link.server, resources, uri)
+	return t.g.shown(t.link.server, mcp.Resources, uri)
 }
 
 // id returns an id that leads back to an id of the server.
@@ -291,18 +293,19 @@ const (
 )
 
 // locateNamed returns the server that has something, and what it is called there.
-func (c *call) locateNamed(shown string, k listKind) (*Server, string, *jsonrpc.Failure) {
+func (c *call) locateNamed(shown string, k mcp.ListKind) (*upstream.Server, string, *jsonrpc.Failure) {
 	s, name := c.g.config.Servers[0], shown
 	if !c.g.transparent() {
 		server, rest, ok := c.g.config.Naming.Split(shown, func(server string) bool { return c.g.servers[server] != nil })
 		if !ok {
-			return nil, "", invalid("name: there is no " + strings.TrimSuffix(kinds[k].member, "s") + " " + mcp.Shortened(shown))
+			kind := strings.TrimSuffix(mcp.ListKinds[k].Member, "s")
+			return nil, "", invalid("name: there is no " + kind + " " + mcp.Shortened(shown))
 		}
 		if s, name = c.g.servers[server], rest; !c.sees(s) {
-			if k == tools {
-				name = s.Overrides.original(name)
+			if k == mcp.Tools {
+				name = s.Overrides.Original(name)
 			}
-			return s, name, nil // admit refuses it, and no list is needed
+			return s, name, nil // Admit refuses it, and no list is needed
 		}
 		shown = s.Name + c.g.config.Naming.Separator + rest // however it was spelled
 		if c.g.config.Naming.MayBeShort(shown) {
@@ -311,25 +314,25 @@ func (c *call) locateNamed(shown string, k listKind) (*Server, string, *jsonrpc.
 			if failure != nil {
 				return nil, "", failure.AsAnswer()
 			}
-			if original, ok := list.short[shown]; ok {
+			if original, ok := list.Short[shown]; ok {
 				name = original
 			}
 		}
 	}
-	if k == tools {
-		o, ok := s.Overrides.called(name)
+	if k == mcp.Tools {
+		o, ok := s.Overrides.Called(name)
 		if !ok && !c.isLoginTool(s, mcp.Target{Server: s.Name, Kind: mcp.Tool, Name: name}) {
-			return nil, "", noTool(shown)
+			return nil, "", inbound.UnknownTool(shown)
 		}
-		if c.override = o; o != nil {
+		if c.Override = o; o != nil {
 			name = o.Tool
 		}
 	}
-	if k == tools && !s.shows(name) {
-		return nil, "", noTool(shown)
+	if k == mcp.Tools && !s.Shows(name) {
+		return nil, "", inbound.UnknownTool(shown)
 	}
-	if k == tools {
-		if failure := s.checkTool(shown, name); failure != nil {
+	if k == mcp.Tools {
+		if failure := checkTool(s, shown, name); failure != nil {
 			return nil, "", failure
 		}
 	}
@@ -337,8 +340,8 @@ func (c *call) locateNamed(shown string, k listKind) (*Server, string, *jsonrpc.
 }
 
 // checkTool refuses a tool whose definition is known to be invalid.
-func (s *Server) checkTool(shown, name string) *jsonrpc.Failure {
-	if err := s.invalidTool(name); err != nil {
+func checkTool(s *upstream.Server, shown, name string) *jsonrpc.Failure {
+	if err := s.InvalidTool(name); err != nil {
 		return invalid("name: the definition of tool " + mcp.Shortened(shown) + " is invalid: " + err.Error())
 	}
 	return nil
@@ -346,12 +349,12 @@ func (s *Server) checkTool(shown, name string) *jsonrpc.Failure {
 
 // findResource returns whose resource a request is for, which one it is there, and the edits
 // that give the request that URI.
-func (c *call) findResource(f jsonrpc.Field) (*Server, mcp.Target, []jsonspan.Edit, *jsonrpc.Failure) {
-	given := c.message.Text(f)
+func (c *call) findResource(f jsonrpc.Field) (*upstream.Server, mcp.Target, []jsonspan.Edit, *jsonrpc.Failure) {
+	given := c.Message.Text(f)
 	s, uri := c.g.locate(given)
-	if s == nil && !c.g.transparent() && c.message.Kind(f) == jsonspan.String {
+	if s == nil && !c.g.transparent() && c.Message.Kind(f) == jsonspan.String {
 		// Servers may have to be asked for it, so the client must be let in first.
-		if failure := c.admit(mcp.Target{}); failure != nil {
+		if failure := c.Admit(mcp.Target{}); failure != nil {
 			return nil, mcp.Target{}, nil, failure
 		}
 		var failure *jsonrpc.Failure
@@ -364,7 +367,7 @@ func (c *call) findResource(f jsonrpc.Field) (*Server, mcp.Target, []jsonspan.Ed
 	case c.g.transparent() && s == nil:
 		s := c.g.config.Servers[0]
 		return s, mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: given}, nil, nil
-	case c.message.Kind(f) != jsonspan.String:
+	case c.Message.Kind(f) != jsonspan.String:
 		return nil, mcp.Target{}, nil, invalid("uri: it is missing, or no string")
 	case s == nil:
 		return nil, mcp.Target{}, nil, c.noResource("uri: it is none of this server")
@@ -374,12 +377,12 @@ func (c *call) findResource(f jsonrpc.Field) (*Server, mcp.Target, []jsonspan.Ed
 	if uri == given {
 		return s, target, nil, nil
 	}
-	return s, target, []jsonspan.Edit{c.message.Replace(f, jsonrpc.Quote(uri))}, nil
+	return s, target, []jsonspan.Edit{c.Message.Replace(f, jsonrpc.Quote(uri))}, nil
 }
 
 // locate returns the server that has a resource which clients know by a URI, and the URI
 // it has there.
-func (g *Gateway) locate(shown string) (*Server, string) {
+func (g *Gateway) locate(shown string) (*upstream.Server, string) {
 	if !g.transparent() {
 		if server, uri, err := mcp.ParseURI(shown); err == nil {
 			return g.servers[server], uri
@@ -390,7 +393,7 @@ func (g *Gateway) locate(shown string) (*Server, string) {
 
 // locateTask returns the server that works on a task which clients know by an id, and the id
 // it has there.
-func (g *Gateway) locateTask(shown string) (*Server, string) {
+func (g *Gateway) locateTask(shown string) (*upstream.Server, string) {
 	if g.transparent() {
 		return g.config.Servers[0], shown
 	}
@@ -414,6 +417,6 @@ func (g *Gateway) relatedTask(message []byte, server string) []jsonspan.Edit {
 // noResource says that there is no such resource.
 func (c *call) noResource(message string) *jsonrpc.Failure {
 	failure := invalid(message)
-	failure.Data.URI = mcp.Shortened(c.message.Text(jsonrpc.URI))
+	failure.Data.URI = mcp.Shortened(c.Message.Text(jsonrpc.URI))
 	return failure
 }

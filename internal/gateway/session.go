@@ -13,6 +13,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // A ticket is the content of a session id: all it takes to go on with the session.
@@ -27,7 +28,9 @@ type ticket struct {
 
 // ticket returns what it takes to go on with the session of a client elsewhere.
 func (c *client) ticket(links map[string]linkTicket) ticket {
-	t := ticket{Identity: c.identity, Issued: c.issued.Unix(), Version: c.version, Hello: c.introduction.params, Links: links}
+	t := ticket{
+		Identity: c.identity, Issued: c.issued.Unix(), Version: c.version, Hello: c.introduction.params, Links: links,
+	}
 	if c.identity == "" {
 		t.Address = strings.TrimPrefix(c.owner, "@")
 	}
@@ -36,17 +39,15 @@ func (c *client) ticket(links map[string]linkTicket) ticket {
 
 // A linkTicket is what it takes to go on with the session of one server.
 type linkTicket struct {
-	Server  string    `json:"i,omitempty"` // which one it was, in short
-	Era     mcp.Era   `json:"e,omitempty"`
-	Version string    `json:"v,omitempty"`
-	Session string    `json:"s,omitempty"`
-	Can     abilities `json:"c,omitempty"`
+	Server  string        `json:"i,omitempty"` // which one it was, in short
+	Era     mcp.Era       `json:"e,omitempty"`
+	Version string        `json:"v,omitempty"`
+	Session string        `json:"s,omitempty"`
+	Can     mcp.Abilities `json:"c,omitempty"`
 }
 
 // A sealer makes what clients hold for us.
 type sealer struct{ seal.Sealer }
-
-func newSealer(key []byte) sealer { return sealer{seal.New("mcp session id", key)} }
 
 // sealTicket returns the session id that carries t. If it would be too long, what the
 // servers call the client is left out: it is known here, and others can ask for it.
@@ -187,10 +188,10 @@ func overKeyOf(id string) [16]byte {
 }
 
 // restore gives a client the links of a ticket.
-func (c *client) restore(tickets map[string]linkTicket, servers []*Server) *client {
+func (c *client) restore(tickets map[string]linkTicket, servers []*upstream.Server) *client {
 	for _, s := range servers {
 		t, ok := tickets[s.Name]
-		if !ok || t.Server != s.shortID() {
+		if !ok || t.Server != s.ShortID() {
 			continue
 		}
 		l := c.link(s)

@@ -19,8 +19,8 @@ import (
 
 func TestSessionIDsCanBeOpenedByWhoeverHasTheKey(t *testing.T) {
 	want := ticket{Identity: "ann", Issued: 1_763_272_525, Version: mcp.Latest, Hello: json.RawMessage(`{"a":1}`), Links: map[string]linkTicket{
-		"a": {Era: mcp.Modern, Version: mcp.Stateless, Can: hasTools},
-		"b": {Version: "2025-03-26", Session: "s", Can: hasTools | canSubscribe},
+		"a": {Era: mcp.Modern, Version: mcp.Stateless, Can: mcp.HasTools},
+		"b": {Version: "2025-03-26", Session: "s", Can: mcp.HasTools | mcp.CanSubscribe},
 	}}
 	id := joining(nil).sealer.sealTicket(want)
 	got, ok := joining(nil).sealer.openTicket(id)
@@ -143,7 +143,7 @@ func TestSessionsThatOthersNamed(t *testing.T) {
 		a.reply(w, `{"tools":[{"name":"of-`+a.Header.Get("X-Account")+`"}]}`)
 	})
 	configure := func(c *Config) {
-		c.Auth, c.Servers[0].Upstream, c.Servers[0].ForwardAuth = believing{}, accounts{toPeer{p}}, false
+		c.Auth, c.Servers[0].Routes, c.Servers[0].ForwardAuth = believing{}, accounts{toPeer{p}}, false
 	}
 	ann := newGateway(t, configure, p).user(t, mcp.Legacy)
 	ann.identity = "ann"

@@ -7,9 +7,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // Many servers of the legacy era ask their questions not in the stream of the call that
@@ -147,9 +149,9 @@ func (h *heldCalls) read(o behalf, s *sideStream) {
 	if era != mcp.Legacy || o.g.of(l) == nil {
 		return
 	}
-	emptyBody(r, http.MethodGet)
+	httpbody.EmptyAs(r, http.MethodGet)
 	r.Header.Set("Accept", "text/event-stream")
-	var asides Asides
+	var asides upstream.Asides
 	defer asides.Wait()
 	reader := &streamable.Reader{OnHeader: func(status int) bool {
 		if status == http.StatusMethodNotAllowed {
@@ -173,7 +175,7 @@ func (h *heldCalls) read(o behalf, s *sideStream) {
 		}
 		return nil
 	}
-	_ = o.g.newExchange(l, reader, nil).send(r) // without it, calls go on
+	_ = o.g.exchange(l, reader, nil).Send(r) // without it, calls go on
 }
 
 // ask puts a question that came outside of any call to the client's call, if there is just

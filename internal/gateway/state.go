@@ -6,16 +6,16 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpsse"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/resourcetemplate"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // A State is what is remembered of clients. It outlives configurations: a Gateway
@@ -25,7 +25,7 @@ type State struct {
 	common    *replicas.Space // what replicas share; nil if there are none
 	elsewhere *elsewhere      // the other replicas; nil if there are none
 
-	shelf   *shelf
+	shelf   *catalog.Shelf
 	index   index
 	running sync.WaitGroup // calls that are given up, and sessions that are being ended
 	parked  sync.WaitGroup // streams whose handlers have returned
@@ -41,16 +41,13 @@ type State struct {
 
 	audiences     *audiences
 	sideStreams   sideStreams
-	focused       *toldTools[struct{}] // by the name of the argument
-	annotations   *toldTools[toolNote] // by the identity of the client, and its headers
-	toolChanges   atomic.Uint64        // of all servers
-	confirmations *confirmations
-	httpSSE       *httpsse.Pool // sessions with servers of HTTP+SSE
+	upstream      *upstream.State
+	confirmations *inbound.Confirmations
 
 	mu       sync.Mutex
 	busy     map[string]*client            // those that are being served
 	idle     *quota.Cache[string, *client] // those that have been: a busy one may be there or not
-	resting  *quota.Cache[string, *client] // sessions that were not seen for long, but have more to them than their ids say
+	resting  *quota.Cache[string, *client] // sessions not seen for long that have more to them than their ids say
 	over     sessionsOver
 	sweeping *time.Timer // nil if there is nothing to sweep
 	held     map[string]*heldCall
@@ -85,7 +82,7 @@ var (
 func NewState(space *replicas.Space) *State {
 	s := &State{
 		common:        space,
-		shelf:         newShelf(),
+		shelf:         catalog.NewShelf(),
 		ending:        make(chan struct{}, 16),
 		holding:       quota.NewMeter(keptCalls, heldCallLimits),
 		forwarding:    quota.NewMeter(forwardedCalls, forwardLimits),
@@ -93,17 +90,16 @@ func NewState(space *replicas.Space) *State {
 		subscribing:   quota.NewMeter(keptSubscriptions, subscriptionLimits),
 		sidesKept:     quota.NewMeter(keptSides, sideLimits),
 		audiences:     newAudiences(),
-		focused:       newToldTools[struct{}](keptFocus, focusLimits, focusTime),
-		annotations:   newToldTools[toolNote](keptAnnotations, annotationLimits, annotationTime),
-		confirmations: newConfirmations(space),
-		httpSSE:       httpsse.NewPool(),
+		upstream:      upstream.NewState(),
+		confirmations: inbound.NewConfirmations(space),
 		busy:          map[string]*client{},
 		over:          newSessionsOver(),
 		held:          map[string]*heldCall{},
 		streams:       map[string]map[*stream]bool{},
 	}
 	s.idle = quota.NewCache(keptClients, clientLimits(0), idleTime, func(_ string, c *client) { s.forget(c) })
-	s.resting = quota.NewCache(keptResting, clientLimits(0), restTime, func(_ string, c *client) { c.unsubscribe(s.subscribing) })
+	unsubscribe := func(_ string, c *client) { c.unsubscribe(s.subscribing) }
+	s.resting = quota.NewCache(keptResting, clientLimits(0), restTime, unsubscribe)
 	if space != nil {
 		s.lines = space.Lines("calls", s.goOn)
 	}
@@ -188,7 +184,7 @@ func (s *State) sweep() {
 	defer s.mu.Unlock()
 	s.idle.Expire()
 	s.resting.Expire()
-	lists := s.shelf.expire()
+	lists := s.shelf.Expire()
 	if lists == 0 {
 		s.index.clear()
 	}
@@ -308,7 +304,7 @@ func (s *State) dropLinks() {
 	if len(there) == 0 {
 		return
 	}
-	s.httpSSE.Keep(func(server string) bool { return there[server] })
+	s.upstream.Keep(func(server string) bool { return there[server] })
 	for _, c := range s.everybody() {
 		c.mu.Lock()
 		c.links = slices.DeleteFunc(c.links, func(l *link) bool {
@@ -374,10 +370,8 @@ func (s *State) Destruct() error {
 	s.subscribing.Close()
 	s.listening.Close()
 	s.sidesKept.Close()
-	s.shelf.close()
-	s.focused.close()
-	s.annotations.close()
-	s.confirmations.close()
+	s.shelf.Close()
+	s.confirmations.Close()
 	s.audiences.close()
 	s.mu.Unlock()
 	s.waitForParked()
@@ -388,7 +382,7 @@ func (s *State) Destruct() error {
 	s.forwarding.Close()
 	s.running.Wait()
 	s.elsewhere.leaveEnds()
-	s.httpSSE.Close() // which ended calls have used to say so
+	s.upstream.Close() // ended calls have used its sessions to say so
 	return nil
 }
 
@@ -397,55 +391,30 @@ type Retained struct {
 	// Templates are the resource templates that the admin API has the gateway host.
 	Templates *resourcetemplate.Set
 
-	common     *replicas.Space    // what replicas share; nil if there are none
-	buckets    *ratelimit.Buckets // what clients have used of their rates
-	taskOwners *taskOwners
-	tallies    sync.Map // *Tally by the label of the client in metrics
-}
+	// Usage is what clients have used of their rates.
+	Usage *inbound.Usage
 
-// maxLimited is how many clients a gateway knows the rates of.
-const maxLimited = 100_000
+	common *replicas.Space // what replicas share; nil if there are none
+	tasks  *upstream.Tasks
+}
 
 // NewRetained returns a Retained of a new gateway, see [NewState]. It has to be destructed. allowWhenDown
 // says that rates are those of this replica while those that replicas share cannot be reached.
 func NewRetained(space *replicas.Space, allowWhenDown bool) *Retained {
 	return &Retained{
-		common:     space,
-		Templates:  resourcetemplate.New(),
-		buckets:    ratelimit.NewShared(maxLimited, space.Space("rates"), allowWhenDown),
-		taskOwners: newTaskOwners(space),
+		Usage:     inbound.NewUsage(space, allowWhenDown),
+		Templates: resourcetemplate.New(),
+		common:    space,
+		tasks:     upstream.NewTasks(space),
 	}
 }
 
 // Destruct implements caddy.Destructor.
 func (k *Retained) Destruct() error {
-	k.buckets.Close()
+	k.Usage.Close()
 	k.Templates.Close()
-	k.taskOwners.close()
+	k.tasks.Close()
 	return nil
-}
-
-// A Tally counts what a client does.
-type Tally struct {
-	Requests, Denied atomic.Int64
-	Last             atomic.Int64 // request, in milliseconds since 1970
-}
-
-// Tally returns that of a client, by its label in metrics.
-func (k *Retained) Tally(label string) *Tally {
-	t, ok := k.tallies.Load(label)
-	if !ok {
-		t, _ = k.tallies.LoadOrStore(label, new(Tally))
-	}
-	return t.(*Tally)
-}
-
-// Tallies calls f for each client that has been there.
-func (k *Retained) Tallies(f func(label string, t *Tally)) {
-	k.tallies.Range(func(label, t any) bool {
-		f(label.(string), t.(*Tally))
-		return true
-	})
 }
 
 // clients returns all clients that are remembered.

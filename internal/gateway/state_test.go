@@ -271,18 +271,18 @@ func TestSubscriptionsAreCounted(t *testing.T) {
 	counted("two", 2, 10)
 	subscribe(ann, "subscribe", "x://refused")
 	counted("one that the server refuses", 2, 10)
-	if s := subscribe(ann, "subscribe", "x://"+strings.Repeat("y", longestURI)); s.code() != jsonrpc.CodeInvalidParams || p.count("resources/subscribe") != 4 {
+	if s := subscribe(ann, "subscribe", "x://"+strings.Repeat("y", mcp.LongestURI)); s.code() != jsonrpc.CodeInvalidParams || p.count("resources/subscribe") != 4 {
 		t.Errorf("a long URI: got %s", s.body)
 	}
 	subscribe(ann, "unsubscribe", "x://1")
 	counted("one that has ended", 1, 5)
 	modern := g.modern(t)
-	if s := modern.ask(mcp.MethodListen, `{"notifications":{"resourceSubscriptions":["x://`+strings.Repeat("y", longestURI)+`"]}}`); s.code() != jsonrpc.CodeInvalidParams {
+	if s := modern.ask(mcp.MethodListen, `{"notifications":{"resourceSubscriptions":["x://`+strings.Repeat("y", mcp.LongestURI)+`"]}}`); s.code() != jsonrpc.CodeInvalidParams {
 		t.Errorf("a long URI to listen to: got %s", s.body)
 	}
 	counted("a client of the other era", 1, 5)
 
-	long := "x://" + strings.Repeat("y", longestURI-10)
+	long := "x://" + strings.Repeat("y", mcp.LongestURI-10)
 	refused, all := false, []*user{ann}
 	for range 2 { // sessions
 		again := g.user(t, mcp.Legacy)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"math"
-	"net/http"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -46,7 +45,7 @@ const (
 )
 
 func (v *visit) newStream(wants *interests) *stream {
-	closeWithStream(v.w.Header(), v.r)
+	streamable.CloseAfter(v.Writer.Header(), v.HTTP)
 	s := &stream{visit: v.open(), wants: wants}
 	s.live(v)
 	v.g.mu.Lock()
@@ -72,14 +71,6 @@ func (v *visit) newStream(wants *interests) *stream {
 		s.end() // delete, or endStreams, did not see this stream
 	}
 	return s
-}
-
-// closeWithStream has the connection of a stream that a client listens to closed at its end. Another configuration may
-// have taken over by then: the server would close the connection anyway, maybe just when the client sends a request.
-func closeWithStream(header http.Header, r *http.Request) {
-	if r.ProtoMajor == 1 {
-		header.Set("Connection", "close")
-	}
 }
 
 // close ends the stream and waits for its listeners.
@@ -148,7 +139,7 @@ func (s *stream) join(last func(server string) string) <-chan struct{} {
 			close(begun)
 		}
 	}
-	for _, server := range s.g.Load().rules.seen(s.visit.caller.identity) {
+	for _, server := range s.g.Load().seen(s.visit.caller.Identity) {
 		waiting.Add(1)
 		s.attend(server, last(server.Name), sync.OnceFunc(done))
 	}
@@ -175,18 +166,18 @@ func (s *stream) await(begun <-chan struct{}) {
 // move makes the stream one of another Gateway. It tells the client if that has other servers.
 func (s *stream) move(from, to *Gateway) {
 	s.g.Store(to)
-	identity := s.visit.caller.identity
-	if from.rules.standing(identity) != to.rules.standing(identity) || to.exiting() {
+	identity := s.visit.caller.Identity
+	if from.standing(identity) != to.standing(identity) || to.exiting() {
 		s.end()
 		return
 	}
-	before, now := from.rules.seen(identity), to.rules.seen(identity)
-	another := from.rules.view(identity) != to.rules.view(identity) // listeners go by the old view
+	before, now := from.seen(identity), to.seen(identity)
+	another := from.view(identity) != to.view(identity) // listeners go by the old view
 	changed := another || len(before) != len(now)
 	var stopped []*listener
 	s.mu.Lock()
 	for key, e := range s.listeners {
-		if server := to.byID(key.id); another || server == nil || !to.rules.sees(identity, server) {
+		if server := to.byID(key.id); another || server == nil || !to.rules.Sees(identity, server.Name) {
 			e.stop()
 			delete(s.listeners, key)
 			stopped = append(stopped, e)
@@ -197,13 +188,13 @@ func (s *stream) move(from, to *Gateway) {
 		s.handOver(e)
 	}
 	for _, server := range now {
-		if another || from.byID(server.ID) == nil || !from.rules.sees(identity, server) {
+		if another || from.byID(server.ID) == nil || !from.rules.Sees(identity, server.Name) {
 			changed = true
 			s.attend(server, "", func() {})
 		}
 	}
 	if changed {
-		s.later(func() { s.announce(tools, prompts, resources) })
+		s.later(func() { s.announce(mcp.Tools, mcp.Prompts, mcp.Resources) })
 	}
 }
 
@@ -217,10 +208,10 @@ func (s *stream) later(f func()) {
 }
 
 // announce tells the client that lists have changed.
-func (s *stream) announce(changed ...listKind) {
+func (s *stream) announce(changed ...mcp.ListKind) {
 	for _, k := range changed {
 		var m jsonrpc.Message
-		if m.Read(jsonrpc.Notification(kinds[k].notice, nil)) != nil {
+		if m.Read(jsonrpc.Notification(mcp.ListKinds[k].Notice, nil)) != nil {
 			continue
 		}
 		switch {
@@ -287,7 +278,7 @@ func (s *stream) deliver(g *Gateway, l *link, m *jsonrpc.Message, id string) boo
 func (s *stream) admits(g *Gateway, l *link, m *jsonrpc.Message) bool {
 	v := &s.visit
 	if m.Is(jsonrpc.Method, mcp.MethodUpdated) {
-		if server := g.of(l); server == nil || !g.rules.hears(v.caller.identity, server, m.Text(jsonrpc.URI)) {
+		if server := g.of(l); server == nil || !g.rules.Hears(v.caller.Identity, server.Name, m.Text(jsonrpc.URI)) {
 			return false
 		}
 	}
@@ -311,7 +302,7 @@ func (s *stream) agreed(g *Gateway, l *link, m *jsonrpc.Message) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, id := range ids {
-		shown := g.shown(l.server, tasks, id)
+		shown := g.shown(l.server, mcp.Tasks, id)
 		if slices.Contains(s.wants.tasks[l.server], id) && !slices.Contains(s.tasks, shown) {
 			s.tasks = append(s.tasks, shown)
 		}
@@ -367,15 +358,15 @@ func (i interests) nothing() bool {
 }
 
 // kinds returns the lists whose changes are wanted.
-func (i *interests) kinds() (heard []listKind) {
+func (i *interests) kinds() (heard []mcp.ListKind) {
 	if i.Tools {
-		heard = append(heard, tools)
+		heard = append(heard, mcp.Tools)
 	}
 	if i.Prompts {
-		heard = append(heard, prompts)
+		heard = append(heard, mcp.Prompts)
 	}
 	if i.Resources {
-		heard = append(heard, resources, templates)
+		heard = append(heard, mcp.Resources, mcp.Templates)
 	}
 	return heard
 }
@@ -386,7 +377,7 @@ func (i *interests) resolve(v *visit) {
 	i.of, i.shown, i.tasks = map[string][]string{}, map[string]string{}, map[string][]string{}
 	for _, shown := range i.Tasks {
 		s, id := v.g.locateTask(shown)
-		if s != nil && v.g.rules.allowsUnknown(v.caller.identity, s) && v.g.taskOwners.has(&v.caller, s, id) {
+		if s != nil && v.g.rules.AllowsUnknown(v.Caller.Identity, s.Name) && v.g.tasks.Has(&v.Caller, s, id) {
 			i.tasks[s.Name] = append(i.tasks[s.Name], id)
 		}
 	}
@@ -401,7 +392,7 @@ func (i *interests) resolve(v *visit) {
 			s, _ = others.owner(shown)
 			uri = shown
 		}
-		if s == nil || !v.g.rules.hears(v.caller.identity, s, uri) {
+		if s == nil || !v.g.rules.Hears(v.Caller.Identity, s.Name, uri) {
 			continue
 		}
 		i.of[s.Name] = append(i.of[s.Name], uri)
@@ -411,16 +402,16 @@ func (i *interests) resolve(v *visit) {
 
 // at returns which of the interests concern a server that can do this, with URIs as it
 // has them.
-func (i *interests) at(server string, can abilities) interests {
+func (i *interests) at(server string, can mcp.Abilities) interests {
 	mine := interests{
-		Tools:     i.Tools && can&toolsChange != 0,
-		Prompts:   i.Prompts && can&promptsChange != 0,
-		Resources: i.Resources && can&resourcesChange != 0,
+		Tools:     i.Tools && can&mcp.ToolsChange != 0,
+		Prompts:   i.Prompts && can&mcp.PromptsChange != 0,
+		Resources: i.Resources && can&mcp.ResourcesChange != 0,
 	}
-	if can&canSubscribe != 0 {
+	if can&mcp.CanSubscribe != 0 {
 		mine.URIs = i.of[server]
 	}
-	if can&tellsOfTasks != 0 {
+	if can&mcp.TellsOfTasks != 0 {
 		mine.Tasks = i.tasks[server]
 	}
 	return mine
@@ -429,11 +420,11 @@ func (i *interests) at(server string, can abilities) interests {
 // wantsNotice reports whether the client wants to know of changes of a list, by the notification that tells of them.
 func (i *interests) wantsNotice(notice string) bool {
 	switch notice {
-	case kinds[tools].notice:
+	case mcp.ListKinds[mcp.Tools].Notice:
 		return i.Tools
-	case kinds[prompts].notice:
+	case mcp.ListKinds[mcp.Prompts].Notice:
 		return i.Prompts
-	case kinds[resources].notice:
+	case mcp.ListKinds[mcp.Resources].Notice:
 		return i.Resources
 	}
 	return false

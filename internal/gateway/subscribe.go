@@ -11,8 +11,8 @@ import (
 // subscribe answers resources/subscribe, or resources/unsubscribe if on is false (A68).
 func (c *call) subscribe(on bool) *jsonrpc.Failure {
 	s, target, edits, failure := c.findResource(jsonrpc.URI)
-	if failure == nil && !c.admitted {
-		failure = c.admit(target)
+	if failure == nil && !c.AdmitAsked {
+		failure = c.Admit(target)
 	}
 	if failure != nil {
 		return failure
@@ -33,7 +33,7 @@ func (c *call) subscribe(on bool) *jsonrpc.Failure {
 	}
 	added := false
 	switch {
-	case len(uri) > longestURI || len(shown) > longestURI:
+	case len(uri) > mcp.LongestURI || len(shown) > mcp.LongestURI:
 		return invalid("uri: it has more than 8 KiB")
 	case !on:
 		l.subscriptions.remove(c.g.subscribing, c.client.owner, uri)
@@ -50,14 +50,14 @@ func (c *call) subscribe(on bool) *jsonrpc.Failure {
 	c.g.elsewhere.change(c.ctx, c.client, change) // before the answer
 	if era == mcp.Legacy {
 		failure := c.pass(s, target, edits)
-		if added && (failure != nil || c.errorCode != 0) {
+		if added && (failure != nil || c.ErrorCode != 0) {
 			l.subscriptions.remove(c.g.subscribing, c.client.owner, uri) // which the server has not agreed to
 			change.On = false
 			c.g.elsewhere.change(c.ctx, c.client, change)
 		}
 		return failure
 	}
-	c.server = s
+	c.Server = s
 	for _, listening := range c.client.listening() {
 		if !on {
 			listening.stop(listenerKey{s.ID, uri})

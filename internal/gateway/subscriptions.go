@@ -102,9 +102,6 @@ func (s *subscriptions) size() (bytes int) {
 // era each takes a stream.
 const maxSubscriptions, maxListeners = 1_000, 64
 
-// longestURI is how long the URI of a subscription may be.
-const longestURI = 8 << 10
-
 // subscriptionLimits are for all servers and clients of a gateway.
 var subscriptionLimits = quota.Limits{Entries: 100_000, Bytes: 64 << 20, OwnerEntries: 10_000, OwnerBytes: 8 << 20}
 

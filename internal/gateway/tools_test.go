@@ -9,7 +9,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolview"
 )
 
 // listTools returns what a client sees, a line for each tool and for each server that failed.
@@ -27,10 +30,10 @@ func listTools(g *front, client string) (lines []string) {
 
 func TestListTools(t *testing.T) {
 	withClients := func(c *Config) {
-		c.Clients = []*Client{
+		c.Clients = []*access.Client{
 			{Name: "limited", Policy: rulesOf("allow tool:a::x", "deny *::*")},
 			{Name: "nothing", Policy: rulesOf("deny *::*")},
-			{Name: Anonymous, Policy: rulesOf("allow b::*", "deny *::*")},
+			{Name: access.Anonymous, Policy: rulesOf("allow b::*", "deny *::*")},
 		}
 	}
 	all := []string{"a a::x", "a a::y", "b b::x", "down failed: connect_error"}
@@ -46,7 +49,7 @@ func TestListTools(t *testing.T) {
 		{"a client with rules", withClients, "limited", []string{"a a::x"}},
 		{"a client without rules", withClients, "other", all},
 		{"a client that may use nothing", withClients, "nothing", nil},
-		{"an unknown client", withClients, Anonymous, []string{"b b::x"}},
+		{"an unknown client", withClients, access.Anonymous, []string{"b b::x"}},
 		{"discovery", func(c *Config) { c.Discovery = true }, "", []string{" search_tools", " describe_tool", " call_tool"}},
 		{"recovery", func(c *Config) {
 			c.Servers = c.Servers[:1]
@@ -71,7 +74,7 @@ func TestListTools(t *testing.T) {
 			if records := g.config.Observer.(*observed).takeRecords(); len(records) > 0 {
 				t.Errorf("recorded: %+v", records)
 			}
-			g.Tallies(func(label string, _ *Tally) { t.Errorf("%s is counted", label) })
+			g.Usage.Tallies(func(label string, _ *inbound.Tally) { t.Errorf("%s is counted", label) })
 		})
 	}
 }
@@ -97,7 +100,7 @@ func TestListedDefinitions(t *testing.T) {
 		}
 		g := newGateway(t, func(c *Config) {
 			c.Naming.Separator = separator
-			c.Servers[0].Mask, c.Servers[0].MaskMCP, c.Servers[0].Focus = keeping{}, true, NewFocus("focus")
+			c.Servers[0].Mask, c.Servers[0].MaskMCP, c.Servers[0].Focus = keeping{}, true, toolview.NewFocus("focus")
 		}, peers...)
 		var listed struct{ Tools []json.RawMessage }
 		if err := json.Unmarshal(g.legacy(t).ask("tools/list", "").Result, &listed); err != nil {
@@ -139,14 +142,14 @@ func TestListToolsCanceled(t *testing.T) {
 }
 
 func TestFocusRemoved(t *testing.T) {
-	focus := NewFocus("focus")
+	focus := toolview.NewFocus("focus")
 	for _, tt := range []struct{ tool, want string }{
 		{`{"name":"x","inputSchema":{"type":"object","properties":{"q":{}}}}`, ""},
 		{`{"name":"x","inputSchema":{"type":"object","properties":{ }}}`, ""},
 		{`{"name":"x","inputSchema":{"type":"object"}}`, `{"name":"x","inputSchema":{"type":"object","properties":{}}}`},
 		{`{"name":"x","inputSchema":{}}`, `{"name":"x","inputSchema":{"properties":{}}}`},
 	} {
-		edit, ok := focus.add([]byte(tt.tool))
+		edit, ok := focus.Add([]byte(tt.tool))
 		if !ok {
 			t.Fatalf("%s has no room for it", tt.tool)
 		}
@@ -154,10 +157,10 @@ func TestFocusRemoved(t *testing.T) {
 			tt.want = tt.tool
 		}
 		added := jsonspan.Spliced([]byte(tt.tool), edit)
-		if got := focus.removedFrom(added); string(got) != tt.want {
+		if got := focus.RemovedFrom(added); string(got) != tt.want {
 			t.Errorf("got %s\nwant %s", got, tt.want)
 		}
-		if got := focus.removedFrom([]byte(tt.tool)); string(got) != tt.tool {
+		if got := focus.RemovedFrom([]byte(tt.tool)); string(got) != tt.tool {
 			t.Errorf("got %s\nwant %s", got, tt.tool)
 		}
 	}

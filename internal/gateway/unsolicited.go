@@ -7,6 +7,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // unsolicited handles the messages of a server that answer no request.
@@ -19,7 +20,7 @@ func (l *link) unsolicited(o behalf) unsolicited { return unsolicited{o, l} }
 
 // take takes a message that came with the answer to a request of our own. The client gets it
 // if it listens.
-func (u unsolicited) take(e *streamable.Event, asides *Asides) {
+func (u unsolicited) take(e *streamable.Event, asides *upstream.Asides) {
 	m := e.Message
 	if len(e.Data) == 0 || m.IsAnswer() {
 		return
@@ -66,7 +67,7 @@ func isListChange(m *jsonrpc.Message) bool {
 
 // refuse answers a question of the server in place of the client. It does not wait for that:
 // the server may have more to say before it listens.
-func (u unsolicited) refuse(asides *Asides, m *jsonrpc.Message, why string) {
+func (u unsolicited) refuse(asides *upstream.Asides, m *jsonrpc.Message, why string) {
 	refusal := jsonrpc.Refusal(m.Literal(jsonrpc.ID), jsonrpc.CodeMethodNotFound, why)
 	if m.Is(jsonrpc.Method, "ping") {
 		refusal = jsonrpc.Answer(m.Literal(jsonrpc.ID), []byte("{}")) // which needs no client

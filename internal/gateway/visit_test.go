@@ -4,6 +4,10 @@ import (
 	"net/http"
 	"slices"
 	"testing"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // A client of the modern era is known by the headers that say who it is, however they are spelled.
@@ -17,7 +21,7 @@ func TestIdentifyingNames(t *testing.T) {
 	}
 	want := []string{"Authorization", "Client-Cert", "Cookie", "My-Org", "X-API-KEY", "X-Forwarded-Groups", "X-Jwt", "X-MCP-Readonly", "X-Ssl-Client-S-Dn",
 		"X-Tenant-Id", "x_user_id"}
-	if got := headerNames(nil, header, isIdentifying); !slices.Equal(got, want) {
+	if got := upstream.HeaderNames(nil, header, upstream.IsIdentifying); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
@@ -33,7 +37,7 @@ func TestHeadersThatServersMayChooseBy(t *testing.T) {
 		header.Set(name, "value")
 	}
 	want := []string{"Accept-Language", "Authorization", "User-Agent", "X-Forwarded-For", "X-Plan"}
-	if got := headerNames(nil, header, mayChoose); !slices.Equal(got, want) {
+	if got := upstream.HeaderNames(nil, header, upstream.MayChoose); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
@@ -42,7 +46,7 @@ func TestHeadersThatServersMayChooseBy(t *testing.T) {
 // order the headers come.
 func TestFingerprint(t *testing.T) {
 	fingerprintOf := func(identity, address string, header http.Header) uint64 {
-		q := &Request{r: &http.Request{Header: header}, caller: caller{identity: identity}, peer: Peer{Address: address}}
+		q := &inbound.Request{HTTP: &http.Request{Header: header}, Caller: access.Caller{Identity: identity}, Peer: inbound.Peer{Address: address}}
 		return (&visit{Request: q}).fingerprint()
 	}
 	began := fingerprintOf("ann", "192.0.2.1", http.Header{"X-A": {"1", "2"}, "X-B": {"3"}})

@@ -35,6 +35,12 @@ func SetHeader(header http.Header, name, value string) {
 	}
 }
 
+// EmptyAs makes r a request of an HTTP method without a body.
+func EmptyAs(r *http.Request, method string) {
+	r.Method = method
+	Empty(r)
+}
+
 // Empty has r have no body.
 func Empty(r *http.Request) {
 	r.Body, r.GetBody = http.NoBody, nil

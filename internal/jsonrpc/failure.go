@@ -434,3 +434,6 @@ func later(f *Failure) *Failure {
 	f.RetryAfter = 1
 	return f
 }
+
+// IsLoginRequired reports whether a login mends the failure, which may be nil.
+func (f *Failure) IsLoginRequired() bool { return f != nil && f.Data.Symbol == "login_required" }

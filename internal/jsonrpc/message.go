@@ -7,6 +7,7 @@
 package jsonrpc
 
 import (
+	"bytes"
 	"errors"
 	"math"
 	"net/http"
@@ -532,3 +533,14 @@ func (m *Message) IsNotification() bool { return m.Has(Method) && !m.Has(ID) }
 
 // IsAnswer reports whether the message answers a request.
 func (m *Message) IsAnswer() bool { return m.Has(Result) != m.Has(Error) && !m.Has(Method) }
+
+// WithID returns the edits that give an answer the id of the request, to the byte.
+func (m *Message) WithID(id []byte) []jsonspan.Edit {
+	switch {
+	case !m.Has(ID):
+		return []jsonspan.Edit{jsonspan.Insert(m.Raw, append([]byte(`"id":`), id...))}
+	case !bytes.Equal(m.Literal(ID), id):
+		return []jsonspan.Edit{m.Replace(ID, id)}
+	}
+	return nil
+}

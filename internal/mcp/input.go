@@ -107,3 +107,21 @@ func WithInput(m *jsonrpc.Message, responses map[string]json.RawMessage, state j
 	}
 	return jsonspan.Spliced(m.Raw, edits...)
 }
+
+// Elicit returns a question as the protocol has it.
+func Elicit(elicitation any) InputRequest {
+	return InputRequest{Method: "elicitation/create", Params: jsonrpc.Encode(elicitation)}
+}
+
+// NewInputResult returns a result that asks for input.
+func NewInputResult(key string, wants InputRequest, state string) []byte {
+	return jsonrpc.Encode(map[string]any{"inputRequests": map[string]InputRequest{key: wants}, "requestState": state})
+}
+
+// IsAccepted reports whether the person has agreed.
+func IsAccepted(answer json.RawMessage) bool {
+	var elicited struct {
+		Action string `json:"action"`
+	}
+	return json.Unmarshal(answer, &elicited) == nil && elicited.Action == "accept"
+}

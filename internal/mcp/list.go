@@ -19,7 +19,7 @@ const (
 	Templates // of resources
 	Tasks
 	Skills
-	listKindCount
+	ListKindCount
 )
 
 // A List is the answer of a server with items of one list or several, usually one page of
@@ -31,7 +31,7 @@ type List struct {
 	Cursor string        // where the list goes on; empty if it does not
 	TTL    time.Duration // how long the list is good; negative if the server does not say
 
-	lists  [listKindCount]jsonspan.Value
+	lists  [ListKindCount]jsonspan.Value
 	folded bool // a name in another case may be one of a list
 }
 
@@ -57,7 +57,7 @@ var listPaths = jsonrpc.CompilePaths(
 )
 
 const (
-	cursorPath = 3 * int(listKindCount)
+	cursorPath = 3 * int(ListKindCount)
 	ttlPath    = cursorPath + 1
 )
 

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
 // The keys of _meta that the protocol defines. All begin with MetaPrefix.
@@ -32,3 +33,16 @@ func RequestMeta(info, capabilities []byte, level string) []byte {
 func URIParams(uri string) []byte {
 	return slices.Concat([]byte(`{"uri":`), jsonrpc.Quote(uri), []byte("}"))
 }
+
+// WithMeta returns params with _meta in them, which they do not have.
+func WithMeta(params, meta []byte) []byte {
+	member := slices.Concat([]byte(`"_meta":`), meta)
+	if len(params) == 0 {
+		return slices.Concat([]byte("{"), member, []byte("}"))
+	}
+	return jsonspan.Spliced(params, jsonspan.Insert(params, member))
+}
+
+// UIMembers are the members of the _meta of a tool or result that name the resource that shows results to people: that of
+// MCP Apps, the same in earlier drafts, and that of OpenAI's Apps SDK.
+var UIMembers = []string{"_meta.ui.resourceUri", "_meta.ui/resourceUri", "_meta.openai/outputTemplate"}

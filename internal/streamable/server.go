@@ -101,3 +101,11 @@ func CheckVersion(m *jsonrpc.Message) *jsonrpc.Failure {
 	}
 	return jsonrpc.UnsupportedVersion(mcp.Shortened(m.Text(jsonrpc.ProtocolVersion)), mcp.Versions())
 }
+
+// CloseAfter has the connection of a stream that a client listens to closed at its end. Another configuration may
+// have taken over by then: the server would close the connection anyway, maybe just when the client sends a request.
+func CloseAfter(header http.Header, r *http.Request) {
+	if r.ProtoMajor == 1 {
+		header.Set("Connection", "close")
+	}
+}

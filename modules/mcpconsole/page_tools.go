@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
@@ -155,7 +155,7 @@ func hasWords(t *adminapi.ToolStatus, words []string) bool {
 func clientNames(v *visit, of string) (names []string, err error) {
 	clients, err := get[[]mcpgateway.GatewayClient](v, "/clients?gateway="+url.QueryEscape(of))
 	for _, client := range clients {
-		if client.Name != gateway.OperatorLabel && !slices.Contains(names, client.Name) {
+		if client.Name != access.OperatorLabel && !slices.Contains(names, client.Name) {
 			names = append(names, client.Name)
 		}
 	}

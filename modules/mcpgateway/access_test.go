@@ -20,7 +20,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/pipenet"
@@ -629,7 +629,7 @@ func TestCredentialsOfClientsStayHere(t *testing.T) { // A31
 func TestNobodyElseIsTheOperator(t *testing.T) { // A30, A57
 	server := newWitness(t, nil)
 	h := adaptGateway(t, `{`+denies("*")+`"rates":[{"requests":1000,"per":"1h"}],"servers":[`+server.line("a")+`]}`)
-	for _, user := range []string{gateway.OperatorIdentity, "a\nb", strings.Repeat("x", 100_000)} {
+	for _, user := range []string{access.OperatorIdentity, "a\nb", strings.Repeat("x", 100_000)} {
 		for _, path := range single {
 			if w := servesUser(t, h, user, posting(path, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}`)); w.Code != http.StatusForbidden {
 				t.Errorf("%.20q at %s: %d %s", user, path, w.Code, w.Body)
@@ -1003,7 +1003,7 @@ func (listenerAddr) String() string  { return pipenet.Host }
 
 func TestNobodyLimitsTheOperator(t *testing.T) { // A42, A65
 	before := stdioClient
-	stdioClient = gateway.OperatorIdentity
+	stdioClient = access.OperatorIdentity
 	t.Cleanup(func() { stdioClient = before })
 	h := adaptGateway(t, `{"name":"operated","rates":[{"requests":1,"per":"1h"}],"servers":[`+serverOf("a", staticHandler)+`]}`)
 	for i := range 3 {

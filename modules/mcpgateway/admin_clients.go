@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 )
 
 // A ClientStatus tells of a client, or of all that have no block of their own.
@@ -41,7 +41,7 @@ func clientStatuses(h *Handler) []ClientStatus {
 	for _, label := range slices.Sorted(maps.Keys(sessions)) {
 		of(label).Sessions = sessions[label]
 	}
-	h.retained.Tallies(func(label string, t *gateway.Tally) {
+	h.retained.Usage.Tallies(func(label string, t *inbound.Tally) {
 		status := of(label)
 		status.Requests, status.Denied = t.Requests.Load(), t.Denied.Load()
 		if last := t.Last.Load(); last > 0 {

@@ -4,7 +4,7 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // metricsStatus is what is counted.
@@ -81,7 +81,7 @@ func (s *metricsStatus) count(m metric, value float64) {
 	case "requests":
 		outcome := m.Labels["outcome"]
 		s.Requests = append(s.Requests, requestCount{m.Labels["gateway"], m.Labels["server"], m.Labels["method"], outcome, value})
-		if outcome != gateway.OutcomeOK && outcome != gateway.OutcomeCanceled {
+		if outcome != upstream.OutcomeOK && outcome != upstream.OutcomeCanceled {
 			s.Totals["errors"] += value
 		}
 	case "upstream_restarts":

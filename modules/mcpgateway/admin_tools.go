@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"unicode/utf8"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
@@ -153,5 +154,5 @@ func (c *adminCall) showTool() (int, any, error) {
 
 // mayServe reports whether the gateway may have a client of this name: one with rules, or one that it does not know.
 func (h *Handler) mayServe(client string) bool {
-	return h.HasRules(client) || client == gateway.Anonymous && len(h.auth.providers) == 0
+	return h.HasRules(client) || client == access.Anonymous && len(h.auth.providers) == 0
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // Answer says what becomes of what a server sends to clients on its own account:
@@ -76,13 +77,13 @@ func (a *Answer) validate() error {
 }
 
 // config returns the answer as the gateway has it.
-func (a *Answer) config() gateway.Answer {
-	answer := gateway.Answer{Method: a.Method, Result: stdio.RootsResult(a.Roots)}
+func (a *Answer) config() upstream.Answer {
+	answer := upstream.Answer{Method: a.Method, Result: stdio.RootsResult(a.Roots)}
 	switch a.Action {
 	case drop:
-		answer.Action = gateway.Drop
+		answer.Action = upstream.Drop
 	case answerHere:
-		answer.Action = gateway.AnswerHere
+		answer.Action = upstream.AnswerHere
 	}
 	return answer
 }
@@ -96,9 +97,9 @@ func (s *Server) answerChildren() {
 	for _, child := range s.upstreams.children {
 		release := child.transport.AnswerWith(child.host, func(method string) (result []byte, ours bool) {
 			switch a := s.server.Answer(method); a.Action {
-			case gateway.Deliver:
+			case upstream.Deliver:
 				return nil, false
-			case gateway.Drop:
+			case upstream.Drop:
 				return nil, true
 			default:
 				return a.Result, true

@@ -7,15 +7,15 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
 const auditDenied = "denied" // the default
 
 // audits are the values of the setting audit.
-var audits = map[string]gateway.Audit{
-	auditDenied: gateway.AuditDenied, "all": gateway.AuditAll, "arguments": gateway.AuditArguments,
+var audits = map[string]inbound.Audit{
+	auditDenied: inbound.AuditDenied, "all": inbound.AuditAll, "arguments": inbound.AuditArguments,
 }
 
 // validateAudit ensures that it is known what is logged.

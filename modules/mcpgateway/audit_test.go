@@ -11,7 +11,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
@@ -30,7 +30,7 @@ func alone(t testing.TB) {
 
 func TestAuditLine(t *testing.T) {
 	alone(t)
-	call := gateway.Call{
+	call := inbound.Call{
 		Client: "ann", Address: "192.0.2.1", Method: "tools/call",
 		Target: mcp.Target{Server: "files", Kind: mcp.Tool, Name: "read\n\x1b[2J"}, RequestID: "7", Outcome: "ok",
 		Duration: 1500 * time.Millisecond,
@@ -43,7 +43,7 @@ func TestAuditLine(t *testing.T) {
 	const begin = `{"level":"info","msg":"call","client":"ann","client_ip":"192.0.2.1",`
 	for _, test := range []struct {
 		name string
-		call gateway.Call
+		call inbound.Call
 		want string
 	}{
 		{"a tool", call, begin + `"mcp_server":"files","mcp_method":"tools/call","mcp_tool":"read\n\u001b[2J",` +
@@ -80,7 +80,7 @@ func TestAuditLinesAreInOrder(t *testing.T) {
 		all.Go(func() {
 			o := reporter{Handler: &Handler{auditLogger: h.auditLogger}}
 			for range each {
-				o.CallDone(gateway.Call{Client: "ann", Outcome: "ok"})
+				o.CallDone(inbound.Call{Client: "ann", Outcome: "ok"})
 			}
 		})
 	}
@@ -107,7 +107,7 @@ func TestAuditAfterAReload(t *testing.T) {
 	alone(t)
 	var before, after bytes.Buffer
 	old, next := auditTo(&before), auditTo(&after)
-	call := func() { reporter{Handler: old}.CallDone(gateway.Call{}) }
+	call := func() { reporter{Handler: old}.CallDone(inbound.Call{}) }
 	for step, do := range []func(){
 		func() {}, // not started yet
 		old.register,
@@ -128,7 +128,7 @@ func TestAuditAfterAReload(t *testing.T) {
 // write a line of the audit log as well.
 func BenchmarkAudit(b *testing.B) {
 	alone(b)
-	call := gateway.Call{
+	call := inbound.Call{
 		Client: "ann", Address: "192.0.2.1", Method: "tools/call",
 		Target: mcp.Target{Server: "files", Kind: mcp.Tool, Name: "read"}, RequestID: "7", Outcome: "ok",
 		Duration: time.Second,
@@ -137,7 +137,7 @@ func BenchmarkAudit(b *testing.B) {
 	with.Arguments = []byte(`{"path":"/etc/hosts"}`)
 	for _, bench := range []struct {
 		audit string
-		call  gateway.Call
+		call  inbound.Call
 	}{{auditDenied, call}, {"all", call}, {"arguments", with}} {
 		b.Run(bench.audit, func(b *testing.B) {
 			o := reporter{Handler: auditTo(io.Discard)}

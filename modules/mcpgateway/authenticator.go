@@ -7,7 +7,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/pipenet"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
@@ -43,7 +44,7 @@ func (h *Handler) loadProviders(ctx caddy.Context) error {
 	return nil
 }
 
-// BodyNeeded implements [gateway.Authenticator].
+// BodyNeeded implements [inbound.Authenticator].
 func (a *authenticator) BodyNeeded(r *http.Request) (bytes int64) {
 	for _, provider := range a.providers {
 		bytes = max(bytes, provider.BodyNeeded(r))
@@ -51,7 +52,7 @@ func (a *authenticator) BodyNeeded(r *http.Request) (bytes int64) {
 	return bytes
 }
 
-// Authenticate implements [gateway.Authenticator]. Providers are asked in their order. Before
+// Authenticate implements [inbound.Authenticator]. Providers are asked in their order. Before
 // the body is read, only those are asked that do not need it.
 func (a *authenticator) Authenticate(r *http.Request, bodyRead bool, body []byte, token string) (string, error) {
 	request := &auth.Request{Request: r, Body: body, ProxyToken: token}
@@ -62,7 +63,7 @@ func (a *authenticator) Authenticate(r *http.Request, bodyRead bool, body []byte
 		}
 		name, err := provider.Authenticate(request)
 		if err == nil && name != "" {
-			return gateway.Identity(name, realmOf(provider, name)), nil
+			return access.Identity(name, realmOf(provider, name)), nil
 		}
 		if reasons == nil {
 			reasons = make(refusals, len(a.providers))
@@ -89,7 +90,7 @@ func realmOf(provider auth.Provider, client string) string {
 	return ""
 }
 
-// Challenge implements [gateway.Authenticator].
+// Challenge implements [inbound.Authenticator].
 func (a *authenticator) Challenge(header http.Header, r *http.Request, err error) (status int) {
 	if _, unknown := errors.AsType[*auth.UnavailableError](err); unknown {
 		return http.StatusServiceUnavailable // other credentials would not help
@@ -112,15 +113,15 @@ func (a *authenticator) Challenge(header http.Header, r *http.Request, err error
 	return http.StatusUnauthorized
 }
 
-// CredentialHeaders implements [gateway.Authenticator].
+// CredentialHeaders implements [inbound.Authenticator].
 func (a *authenticator) CredentialHeaders() []string { return a.headers }
 
-// Fingerprint implements [gateway.Authenticator].
+// Fingerprint implements [inbound.Authenticator].
 func (a *authenticator) Fingerprint() string { return a.fingerprint }
 
 // peerOf returns what Caddy knows of the sender of a request.
-func peerOf(r *http.Request) gateway.Peer {
-	peer := gateway.Peer{Address: clientrequest.Address(r), Path: clientPath(r)}
+func peerOf(r *http.Request) inbound.Peer {
+	peer := inbound.Peer{Address: clientrequest.Address(r), Path: clientPath(r)}
 	if isOperator(r) {
 		peer.Trusted = stdioClient
 	}
@@ -151,4 +152,4 @@ func isOperator(r *http.Request) bool {
 func clientPath(r *http.Request) string { return clientrequest.URL(r).EscapedPath() }
 
 // Interface guard
-var _ gateway.Authenticator = (*authenticator)(nil)
+var _ inbound.Authenticator = (*authenticator)(nil)

@@ -8,9 +8,9 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/acl"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/condition"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
 )
@@ -85,8 +85,8 @@ const (
 )
 
 // compile returns the rules of the client as the gateway has them.
-func (c *Client) compile(h *Handler) (*gateway.Client, error) {
-	compiled := &gateway.Client{Name: c.Name, Match: c.Match}
+func (c *Client) compile(h *Handler) (*access.Client, error) {
+	compiled := &access.Client{Name: c.Name, Match: c.Match}
 	otherwise := acl.Allow
 	allows := slices.ContainsFunc(c.Rules, func(r *AccessRule) bool { return r != nil && r.Action == allow })
 	if c.Default == deny || c.Default == "" && allows {
@@ -189,7 +189,7 @@ func (h *Handler) HasRules(client string) bool {
 }
 
 // clients returns the rules of all clients as the gateway has them.
-func (h *Handler) clients() (all []*gateway.Client, err error) {
+func (h *Handler) clients() (all []*access.Client, err error) {
 	for i, c := range h.Clients {
 		if c == nil {
 			return nil, fmt.Errorf("clients: number %d is null", i)
@@ -203,7 +203,7 @@ func (h *Handler) clients() (all []*gateway.Client, err error) {
 		}
 		all = append(all, compiled)
 	}
-	named := func(c *Client) bool { return !c.isPattern() && c.Name != gateway.Anonymous }
+	named := func(c *Client) bool { return !c.isPattern() && c.Name != access.Anonymous }
 	if len(h.auth.providers) == 0 && !onStdio && slices.ContainsFunc(h.Clients, named) {
 		h.logger.Warn("clients have rules, but there is no auth and no token to know them by; only Caddy's authentication can")
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 )
 
@@ -23,7 +23,7 @@ func detached(from context.Context) context.Context {
 		local:   from.Value(http.LocalAddrContextKey),
 		server:  from.Value(caddyhttp.ServerCtxKey),
 	}
-	if i, ok := from.Value(gateway.InheritedKey{}).(*inherited); ok {
+	if i, ok := from.Value(inbound.InheritedKey{}).(*inherited); ok {
 		d.inherited = i.detached()
 	}
 	if token := login.Subject(from); token != "" {
@@ -45,7 +45,7 @@ func (c *detachedContext) Value(key any) any {
 		return c.local
 	case caddyhttp.ServerCtxKey:
 		return c.server
-	case gateway.InheritedKey{}:
+	case inbound.InheritedKey{}:
 		return c.inherited
 	}
 	return nil

@@ -8,7 +8,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolview"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
@@ -53,7 +53,7 @@ func parseFocus(f **Focus) setting.Line {
 var argumentName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_-]{0,63}$`)
 
 // provision returns the argument as the gateway has it; nil if there is none.
-func (f *Focus) provision() (*gateway.Focus, error) {
+func (f *Focus) provision() (*toolview.Focus, error) {
 	if !f.on() {
 		return nil, nil
 	}
@@ -63,7 +63,7 @@ func (f *Focus) provision() (*gateway.Focus, error) {
 	if err := f.check(); err != nil {
 		return nil, err
 	}
-	return gateway.NewFocus(f.Argument), nil
+	return toolview.NewFocus(f.Argument), nil
 }
 
 // check reports an argument that has no valid name.

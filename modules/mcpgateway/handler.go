@@ -19,8 +19,10 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oauth"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
@@ -529,7 +531,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 	r = h.withSubject(r)
 	peer := peerOf(r)
-	if to.Kind == gateway.Aggregate {
+	if to.Kind == upstream.Aggregate {
 		// Requests besides the call start from these, and not from what its routes make of them.
 		i := inherit(r)
 		i.names = h.placeholders
@@ -591,39 +593,39 @@ const (
 )
 
 // find returns what is served at a path: an endpoint, or metadata of a resource.
-func (h *Handler) find(u *url.URL) (at location, to gateway.Endpoint, resource string) {
+func (h *Handler) find(u *url.URL) (at location, to inbound.Endpoint, resource string) {
 	path := u.EscapedPath()
 	if path == h.belowMCP || path == strings.TrimSuffix(h.belowMCP, "/") {
-		return endpoint, gateway.Endpoint{Kind: gateway.Aggregate}, ""
+		return endpoint, inbound.Endpoint{Kind: upstream.Aggregate}, ""
 	}
 	if rest, ok := strings.CutPrefix(path, h.belowMCP); ok {
 		if h.pages != nil && strings.HasPrefix(rest, login.Segment+"/") {
-			return loginPages, gateway.Endpoint{}, ""
+			return loginPages, inbound.Endpoint{}, ""
 		}
 		rest = strings.TrimSuffix(rest, "/")
 		if rest == healthSegment {
-			return probe, gateway.Endpoint{}, ""
+			return probe, inbound.Endpoint{}, ""
 		}
-		return serverEndpoint(gateway.Single, rest)
+		return serverEndpoint(upstream.Single, rest)
 	}
 	if rest, ok := strings.CutPrefix(path, h.belowRPC); ok {
 		if name, ok := strings.CutSuffix(rest, "/rpc"); ok {
-			return serverEndpoint(gateway.RPC, name)
+			return serverEndpoint(upstream.RPC, name)
 		}
 	}
 	if resource, ok := strings.CutPrefix(path, auth.MetadataPath); ok && h.auth.describer() != nil {
 		return h.described(resource)
 	}
-	return elsewhere, gateway.Endpoint{}, ""
+	return elsewhere, inbound.Endpoint{}, ""
 }
 
 // serverEndpoint returns the endpoint of a server whose name is one segment of a path.
-func serverEndpoint(kind gateway.EndpointKind, escaped string) (location, gateway.Endpoint, string) {
+func serverEndpoint(kind upstream.EndpointKind, escaped string) (location, inbound.Endpoint, string) {
 	name, err := url.PathUnescape(escaped)
 	if err != nil || name == "" || strings.Contains(escaped, "/") {
-		return elsewhere, gateway.Endpoint{}, ""
+		return elsewhere, inbound.Endpoint{}, ""
 	}
-	return endpoint, gateway.Endpoint{Kind: kind, Server: name}, ""
+	return endpoint, inbound.Endpoint{Kind: kind, Server: name}, ""
 }
 
 // Interface guards

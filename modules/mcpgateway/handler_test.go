@@ -9,7 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 func TestFind(t *testing.T) {
@@ -17,28 +18,28 @@ func TestFind(t *testing.T) {
 	for _, tt := range []struct {
 		path string
 		at   location
-		to   gateway.Endpoint
+		to   inbound.Endpoint
 	}{
-		{"/%C3%A9/mcp/a", endpoint, gateway.Endpoint{Kind: gateway.Single, Server: "a"}},
-		{"/%C3%A9/mcp/a%20b%2Fc%3A", endpoint, gateway.Endpoint{Kind: gateway.Single, Server: "a b/c:"}},
-		{"/%C3%A9/mcp/", endpoint, gateway.Endpoint{Kind: gateway.Aggregate}},
-		{"/%C3%A9/mcp", endpoint, gateway.Endpoint{Kind: gateway.Aggregate}},
-		{"/%C3%A9/mcp/a/", endpoint, gateway.Endpoint{Kind: gateway.Single, Server: "a"}},
-		{"/%C3%A9/mcp/a//", elsewhere, gateway.Endpoint{}},
-		{"/%C3%A9/mcp//", elsewhere, gateway.Endpoint{}},
-		{"/%C3%A9/mcp/a/b", elsewhere, gateway.Endpoint{}},
-		{"/%C3%A9/mcp/health", probe, gateway.Endpoint{}},
-		{"/%C3%A9/mcp/health/", probe, gateway.Endpoint{}},
-		{"/%C3%A9/mcp/.well-known/openid-configuration", elsewhere, gateway.Endpoint{}},
-		{"/%C3%A9/mcpx", elsewhere, gateway.Endpoint{}},
-		{"/api/mcp-gateway/a/rpc", endpoint, gateway.Endpoint{Kind: gateway.RPC, Server: "a"}},
-		{"/api/mcp-gateway/rpc/rpc", endpoint, gateway.Endpoint{Kind: gateway.RPC, Server: "rpc"}},
-		{"/api/mcp-gateway/a%2Frpc", elsewhere, gateway.Endpoint{}},
-		{"/api/mcp-gateway/a/b/rpc", elsewhere, gateway.Endpoint{}},
-		{"/api/mcp-gateway/", elsewhere, gateway.Endpoint{}},
-		{"/api/mcp-gateway", elsewhere, gateway.Endpoint{}},
-		{"/api/mcp-gatewayx", elsewhere, gateway.Endpoint{}},
-		{"/", elsewhere, gateway.Endpoint{}},
+		{"/%C3%A9/mcp/a", endpoint, inbound.Endpoint{Kind: upstream.Single, Server: "a"}},
+		{"/%C3%A9/mcp/a%20b%2Fc%3A", endpoint, inbound.Endpoint{Kind: upstream.Single, Server: "a b/c:"}},
+		{"/%C3%A9/mcp/", endpoint, inbound.Endpoint{Kind: upstream.Aggregate}},
+		{"/%C3%A9/mcp", endpoint, inbound.Endpoint{Kind: upstream.Aggregate}},
+		{"/%C3%A9/mcp/a/", endpoint, inbound.Endpoint{Kind: upstream.Single, Server: "a"}},
+		{"/%C3%A9/mcp/a//", elsewhere, inbound.Endpoint{}},
+		{"/%C3%A9/mcp//", elsewhere, inbound.Endpoint{}},
+		{"/%C3%A9/mcp/a/b", elsewhere, inbound.Endpoint{}},
+		{"/%C3%A9/mcp/health", probe, inbound.Endpoint{}},
+		{"/%C3%A9/mcp/health/", probe, inbound.Endpoint{}},
+		{"/%C3%A9/mcp/.well-known/openid-configuration", elsewhere, inbound.Endpoint{}},
+		{"/%C3%A9/mcpx", elsewhere, inbound.Endpoint{}},
+		{"/api/mcp-gateway/a/rpc", endpoint, inbound.Endpoint{Kind: upstream.RPC, Server: "a"}},
+		{"/api/mcp-gateway/rpc/rpc", endpoint, inbound.Endpoint{Kind: upstream.RPC, Server: "rpc"}},
+		{"/api/mcp-gateway/a%2Frpc", elsewhere, inbound.Endpoint{}},
+		{"/api/mcp-gateway/a/b/rpc", elsewhere, inbound.Endpoint{}},
+		{"/api/mcp-gateway/", elsewhere, inbound.Endpoint{}},
+		{"/api/mcp-gateway", elsewhere, inbound.Endpoint{}},
+		{"/api/mcp-gatewayx", elsewhere, inbound.Endpoint{}},
+		{"/", elsewhere, inbound.Endpoint{}},
 	} {
 		u, err := url.ParseRequestURI(tt.path)
 		if err != nil {

@@ -15,9 +15,9 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // A health tries the servers of a gateway.
@@ -188,7 +188,7 @@ func (s *Server) ping(ctx context.Context) error {
 	case err == nil && w.Status()/100 == 4:
 		return errRefused
 	case err == nil && w.Status()/100 != 2:
-		return gateway.WrongAnswer(w.Status(), w.Header().Get("Content-Type"))
+		return upstream.WrongAnswer(w.Status(), w.Header().Get("Content-Type"))
 	}
 	return err
 }

@@ -7,7 +7,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 )
@@ -48,8 +48,8 @@ func (r *Rate) validate() error {
 
 // limits returns rates as the gateway has them. Their keys stay the same when the numbers
 // change, so that what has been used counts for the new ones.
-func (h *Handler) limits(scope string, rates []*Rate, client string) ([]gateway.Limit, error) {
-	var limits []gateway.Limit
+func (h *Handler) limits(scope string, rates []*Rate, client string) ([]access.Limit, error) {
+	var limits []access.Limit
 	count := map[string]int{}
 	for _, r := range rates {
 		if r == nil {
@@ -75,7 +75,7 @@ func (h *Handler) limits(scope string, rates []*Rate, client string) ([]gateway.
 			}
 			tools = &pattern
 		}
-		limits = append(limits, gateway.NewLimit(ratelimit.Limit{Key: key, N: r.Requests, Per: time.Duration(r.Per), Burst: r.Burst}, tools))
+		limits = append(limits, access.NewLimit(ratelimit.Limit{Key: key, N: r.Requests, Per: time.Duration(r.Per), Burst: r.Burst}, tools))
 	}
 	return limits, nil
 }

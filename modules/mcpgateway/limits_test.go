@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/storetest"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
@@ -72,7 +72,7 @@ func TestReplicasShareGuesses(t *testing.T) { // R14
 // wantUnchecked has a gateway refuse a request because the store is unavailable.
 func wantUnchecked(t *testing.T, h *Handler, r *http.Request, message string) {
 	t.Helper()
-	denied := &h.gateway.Tally(gateway.Anonymous).Denied
+	denied := &h.retained.Usage.Tally(access.Anonymous).Denied
 	before := denied.Load()
 	w := serves(t, h, r)
 	if w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") != "1" || w.Header()["Www-Authenticate"] != nil ||

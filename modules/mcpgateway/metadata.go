@@ -7,7 +7,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 )
 
@@ -23,14 +23,14 @@ func (a *authenticator) describer() auth.Describer {
 
 // described returns where metadata of a resource is served, if that is ours. Clients ask for
 // it at the path of the resource, behind [auth.MetadataPath], or without one.
-func (h *Handler) described(resource string) (location, gateway.Endpoint, string) {
+func (h *Handler) described(resource string) (location, inbound.Endpoint, string) {
 	switch {
 	case resource == "", resource == "/":
-		return metadata, gateway.Endpoint{}, strings.TrimSuffix(h.belowMCP, "/")
+		return metadata, inbound.Endpoint{}, strings.TrimSuffix(h.belowMCP, "/")
 	case resource+"/" == h.belowMCP, strings.HasPrefix(resource, h.belowMCP), strings.HasPrefix(resource, h.belowRPC):
-		return metadata, gateway.Endpoint{}, resource
+		return metadata, inbound.Endpoint{}, resource
 	}
-	return elsewhere, gateway.Endpoint{}, ""
+	return elsewhere, inbound.Endpoint{}, ""
 }
 
 // serveMetadata tells anybody how clients are let in at a path. Web pages may know it.

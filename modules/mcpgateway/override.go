@@ -17,6 +17,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolview"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
@@ -82,7 +83,7 @@ func parseTool(s *Server) setting.Line {
 		}, func() error {
 			o, err := t.override(name, nil)
 			if err == nil {
-				_, err = gateway.NewOverrides([]*gateway.Override{o})
+				_, err = toolview.NewOverrides([]*toolview.Override{o})
 			}
 			return err
 		}, "annotate", "arguments")
@@ -141,8 +142,8 @@ func (t *ToolOverride) parseArguments(d *caddyfile.Dispenser) error {
 
 // newOverrides returns the overrides of the server as the gateway has them, or what is wrong with them. Placeholders
 // stay without a replacer.
-func (s *Server) newOverrides(repl *caddy.Replacer) (*gateway.Overrides, error) {
-	var all []*gateway.Override
+func (s *Server) newOverrides(repl *caddy.Replacer) (*toolview.Overrides, error) {
+	var all []*toolview.Override
 	for _, name := range slices.Sorted(maps.Keys(s.Tools)) {
 		o, err := s.Tools[name].override(name, repl)
 		if err != nil {
@@ -153,15 +154,15 @@ func (s *Server) newOverrides(repl *caddy.Replacer) (*gateway.Overrides, error) 
 		}
 		all = append(all, o)
 	}
-	return gateway.NewOverrides(all)
+	return toolview.NewOverrides(all)
 }
 
 // toolName is what the name of a tool can be.
 var toolName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,128}$`)
 
 // override returns the override of the tool of a name as the gateway has it, or what is wrong with it.
-func (t *ToolOverride) override(tool string, repl *caddy.Replacer) (*gateway.Override, error) {
-	o := &gateway.Override{Tool: tool}
+func (t *ToolOverride) override(tool string, repl *caddy.Replacer) (*toolview.Override, error) {
+	o := &toolview.Override{Tool: tool}
 	err := t.fill(o, repl)
 	if err != nil {
 		return nil, fmt.Errorf("tool %s: %w", tool, err)
@@ -170,7 +171,7 @@ func (t *ToolOverride) override(tool string, repl *caddy.Replacer) (*gateway.Ove
 }
 
 // fill sets what the override changes.
-func (t *ToolOverride) fill(o *gateway.Override, repl *caddy.Replacer) error {
+func (t *ToolOverride) fill(o *toolview.Override, repl *caddy.Replacer) error {
 	switch {
 	case o.Tool == "":
 		return errors.New("name is empty")
@@ -205,7 +206,7 @@ func (t *ToolOverride) fill(o *gateway.Override, repl *caddy.Replacer) error {
 		if err != nil {
 			return fmt.Errorf("arguments: %s: %w", name, err)
 		}
-		o.Fixed = append(o.Fixed, gateway.FixedArgument{Name: name, Value: value})
+		o.Fixed = append(o.Fixed, toolview.FixedArgument{Name: name, Value: value})
 	}
 	return nil
 }

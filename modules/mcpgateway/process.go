@@ -3,22 +3,22 @@ package mcpgateway
 import (
 	"cmp"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 )
 
 // What commands say of the process that they load a configuration in.
 var (
-	onStdio       bool                       // it is the command mcp-stdio
-	stdioClient   = gateway.OperatorIdentity // who comes in by pipenet
-	forOneCommand bool                       // it is another command of the operator
+	onStdio       bool                      // it is the command mcp-stdio
+	stdioClient   = access.OperatorIdentity // who comes in by pipenet
+	forOneCommand bool                      // it is another command of the operator
 )
 
 // SoleClient says that this process serves one client, on its standard input and output. No rules apply to
 // it unless it has a name. It is called before a configuration is loaded.
 func SoleClient(client string) {
 	onStdio = true
-	stdioClient = cmp.Or(client, gateway.OperatorIdentity)
+	stdioClient = cmp.Or(client, access.OperatorIdentity)
 	mcpstdio.SoleClient()
 }
 

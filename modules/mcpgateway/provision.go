@@ -11,6 +11,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
@@ -35,7 +36,7 @@ func (h *Handler) setDefaults() {
 		h.RequestLimit = 10 << 20
 	}
 	if h.InFlightLimit == 0 {
-		h.InFlightLimit = max(gateway.DefaultInFlightLimit(), h.RequestLimit)
+		h.InFlightLimit = max(inbound.DefaultInFlightLimit(), h.RequestLimit)
 	}
 	if h.MCPPath == "" {
 		h.MCPPath = "/mcp"
@@ -77,28 +78,30 @@ func (h *Handler) newGateway() error {
 		return err
 	}
 	config := gateway.Config{
-		Name:           cmp.Or(h.Name, "caddy-mcp-gateway"),
-		Version:        version.Current(),
-		Naming:         h.naming(),
-		Key:            key,
-		Resumable:      resumable,
-		JoinTimeout:    time.Duration(h.JoinTimeout),
-		MaxClients:     h.MaxSessions,
-		Discovery:      h.Discovery,
-		Logger:         h.logger,
-		Observer:       reporter{h, &requestEnds{known: map[requestEnd]*requestMetrics{}}},
-		Generation:     h.generation,
-		Exiting:        h.exiting,
-		Reauthenticate: h.reauthenticate,
-		Detach:         detached,
-		RequestLimit:   h.RequestLimit,
-		InFlightLimit:  h.InFlightLimit,
-		ResponseLimit:  h.ResponseLimit,
-		PinTools:       h.PinTools,
-		Audit:          audits[h.Audit],
-		Record:         h.Record,
-		ReportMissing:  *h.ReportMissing,
-		Originals:      originals{handler: h},
+		Config: inbound.Config{
+			Name:           cmp.Or(h.Name, "caddy-mcp-gateway"),
+			Version:        version.Current(),
+			Key:            key,
+			JoinTimeout:    time.Duration(h.JoinTimeout),
+			Logger:         h.logger,
+			Exiting:        h.exiting,
+			Reauthenticate: h.reauthenticate,
+			RequestLimit:   h.RequestLimit,
+			InFlightLimit:  h.InFlightLimit,
+			ResponseLimit:  h.ResponseLimit,
+			PinTools:       h.PinTools,
+			Audit:          audits[h.Audit],
+			Record:         h.Record,
+		},
+		Naming:        h.naming(),
+		Resumable:     resumable,
+		MaxClients:    h.MaxSessions,
+		Discovery:     h.Discovery,
+		Observer:      reporter{h, &requestEnds{known: map[requestEnd]*requestMetrics{}}},
+		Generation:    h.generation,
+		Detach:        detached,
+		ReportMissing: *h.ReportMissing,
+		Originals:     originals{handler: h},
 	}
 	if before := h.incumbent(); before != nil {
 		config.Replaces = before.gateway

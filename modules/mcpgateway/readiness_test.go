@@ -9,7 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // asksHealth returns the status and body that a probe gets.
@@ -86,7 +86,7 @@ func TestReadinessOfHTTPServers(t *testing.T) {
 		t.Errorf("before it is checked: %s %t", word, up)
 	}
 	record := s.health.Load()
-	record.failed(zap.NewNop(), &gateway.Fault{Server: "remote", Reason: "connection refused"})
+	record.failed(zap.NewNop(), &upstream.Fault{Server: "remote", Reason: "connection refused"})
 	if status, body := asksHealth(t, h, "GET", "localhost"); status != 503 || body != `{"status":"not ready","servers":{"remote":"unhealthy"}}` {
 		t.Errorf("after a check has failed: %d %s", status, body)
 	}

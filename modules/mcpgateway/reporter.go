@@ -10,7 +10,9 @@ import (
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/activity"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
 // A reporter reports what happens in a gateway to metrics, logs and events.
@@ -55,7 +57,7 @@ func (e *requestEnds) of(h *Handler, end requestEnd) *requestMetrics {
 }
 
 // RequestDone implements [gateway.Observer].
-func (o reporter) RequestDone(r gateway.Record) {
+func (o reporter) RequestDone(r upstream.Record) {
 	metrics := o.ends.of(o.Handler, requestEnd{r.Server, r.Method, r.Outcome})
 	metrics.count.Inc()
 	metrics.duration.Observe(r.Duration.Seconds())
@@ -81,7 +83,7 @@ func (h *Handler) recordOf(server string) *healthRecord {
 }
 
 // ServerFailed implements [gateway.Observer].
-func (o reporter) ServerFailed(f *gateway.Fault) {
+func (o reporter) ServerFailed(f *upstream.Fault) {
 	if record := o.recordOf(f.Server); record != nil {
 		record.failed(o.logger, f)
 	}
@@ -102,7 +104,7 @@ func (o reporter) Listed(server, kind string, items int) {
 }
 
 // Denied implements [gateway.Observer]. Each denial is one line in the log.
-func (o reporter) Denied(d *gateway.Denial) {
+func (o reporter) Denied(d *inbound.Denial) {
 	target := "mcp_tool" // also for a prompt
 	if d.Target.Kind == mcp.Resource {
 		target = "mcp_resource"
@@ -124,7 +126,7 @@ func (o reporter) Denied(d *gateway.Denial) {
 
 // CallDone implements [gateway.Observer]. Each call is kept for the admin API. It is one line in the log if audit says
 // so.
-func (o reporter) CallDone(c gateway.Call) {
+func (o reporter) CallDone(c inbound.Call) {
 	o.keep(&c)
 	if o.Audit == auditDenied || c.Refused {
 		return
@@ -151,7 +153,7 @@ func (o reporter) CallDone(c gateway.Call) {
 }
 
 // keep keeps a call for the admin API.
-func (o reporter) keep(c *gateway.Call) {
+func (o reporter) keep(c *inbound.Call) {
 	kept := &activity.Call{
 		Gateway: o.Name, Client: mcp.Shortened(c.Client), Address: c.Address, Server: c.Target.Server, Method: c.Method,
 		Name: c.Target.Name, RequestID: c.RequestID, Outcome: c.Outcome, ErrorCode: c.ErrorCode, Rule: mcp.Shortened(c.Rule),

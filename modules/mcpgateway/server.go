@@ -13,9 +13,10 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolview"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
 )
@@ -75,17 +76,17 @@ type Server struct {
 	source  string // the same as long as it is the same server, by which its tools are known
 	from    string // the file that it comes from; empty if it is part of the configuration
 	pins    *pinning
-	pinning string         // the key of pins, in pinnings
-	saving  gateway.Asides // of pins
-	target  *url.URL       // Path
+	pinning string          // the key of pins, in pinnings
+	saving  upstream.Asides // of pins
+	target  *url.URL        // Path
 	routes  caddyhttp.Handler
 	login   *login.Login             // nil if it needs none
 	mask    *observationmask.Handler // nil if nothing is masked
 	masked  bool                     // the configuration asks for that
-	focus   *gateway.Focus           // nil for none
-	server  *gateway.Server          // this server in the gateway
+	focus   *toolview.Focus          // nil for none
+	server  *upstream.Server         // this server in the gateway
 
-	overrides *gateway.Overrides // Tools; nil for none
+	overrides *toolview.Overrides // Tools; nil for none
 
 	pathless bool // it is at the default path
 
@@ -168,15 +169,15 @@ func (s *Server) closeIdle() {
 }
 
 // config returns the server as the gateway has it.
-func (s *Server) config() *gateway.Server {
-	s.server = &gateway.Server{
+func (s *Server) config() *upstream.Server {
+	s.server = &upstream.Server{
 		Name: s.Name, ID: s.id, Source: s.source, Aliases: s.Aliases, Expose: s.Expose, Overrides: s.overrides,
-		Upstream: route{s}, Target: s.target, Timeout: time.Duration(s.Timeout),
+		Routes: route{s}, Target: s.target, Timeout: time.Duration(s.Timeout),
 		ForwardAuth: *s.ForwardAuthHeader, MaskMCP: s.masked, Focus: s.focus, Pins: &s.pins.Pins, Streams: s.streams.Context,
 		ChildrenOnly: len(s.upstreams.children) > 0 && len(s.upstreams.proxied) == 0,
 	}
-	for _, upstream := range s.upstreams.proxied {
-		s.server.Hosts = append(s.server.Hosts, upstream.Dial)
+	for _, proxied := range s.upstreams.proxied {
+		s.server.Hosts = append(s.server.Hosts, proxied.Dial)
 	}
 	s.server.URL, s.server.DefaultPath = s.upstreams.url(s.target), s.pathless
 	if s.mask != nil {

@@ -8,9 +8,9 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 )
@@ -111,14 +111,14 @@ func (h *Handler) closeRecords() {
 const maxDoubts = 1
 
 // failed notes that a server did not answer.
-func (r *healthRecord) failed(log *zap.Logger, f *gateway.Fault) {
+func (r *healthRecord) failed(log *zap.Logger, f *upstream.Fault) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	healthy := r.state.Known && r.state.Healthy
 	switch {
-	case healthy && f.Certainty == gateway.Weak:
+	case healthy && f.Certainty == upstream.Weak:
 		return
-	case healthy && f.Certainty == gateway.Doubtful:
+	case healthy && f.Certainty == upstream.Doubtful:
 		r.fine.Store(false)
 		if r.doubts++; r.doubts <= maxDoubts {
 			if pass, repeated := r.logged.pass(f.Reason, time.Now()); pass {
@@ -135,7 +135,7 @@ func (r *healthRecord) failed(log *zap.Logger, f *gateway.Fault) {
 		r.fine.Store(false)
 		r.tell()
 	}
-	s.Doubtful = s.Doubtful && f.Certainty == gateway.Doubtful
+	s.Doubtful = s.Doubtful && f.Certainty == upstream.Doubtful
 	s.Failures++
 	s.LastError, s.FailedAt, s.Tried, s.Path, s.Cause = f.Reason, now, f.Tried, f.Path, f.Cause
 	if pass, repeated := r.logged.pass(f.Reason, now); pass {
@@ -259,7 +259,7 @@ func (l *loggedFault) pass(reason string, now time.Time) (pass bool, repeated in
 }
 
 // faultFields returns a fault as logs have it.
-func faultFields(f *gateway.Fault, repeated int) []zap.Field {
+func faultFields(f *upstream.Fault, repeated int) []zap.Field {
 	fields := []zap.Field{zap.String("mcp_server", f.Server), zap.String("error", f.Reason), zap.String("tried", f.Tried)}
 	if f.Path != "" {
 		fields = append(fields, zap.String("path", f.Path))

@@ -14,21 +14,21 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
 func TestHealthRecord(t *testing.T) { // A36, A70
-	fault := func(c gateway.Certainty, reason string) *gateway.Fault {
-		return &gateway.Fault{Server: "a", Tried: "tools/call", Reason: reason, Certainty: c}
+	fault := func(c upstream.Certainty, reason string) *upstream.Fault {
+		return &upstream.Fault{Server: "a", Tried: "tools/call", Reason: reason, Certainty: c}
 	}
 	type step func(*healthRecord, *zap.Logger)
-	fails := func(c gateway.Certainty) step {
+	fails := func(c upstream.Certainty) step {
 		return func(r *healthRecord, log *zap.Logger) { r.failed(log, fault(c, "no")) }
 	}
 	refuses := func(r *healthRecord, log *zap.Logger) {
-		r.failed(log, &gateway.Fault{Server: "a", Reason: "HTTP 401", Cause: jsonrpc.HTTPError("a", 401).Short()})
+		r.failed(log, &upstream.Fault{Server: "a", Reason: "HTTP 401", Cause: jsonrpc.HTTPError("a", 401).Short()})
 	}
 	answers := (*healthRecord).answered
 	pingRefused := (*healthRecord).refused
@@ -39,17 +39,17 @@ func TestHealthRecord(t *testing.T) { // A36, A70
 	}{
 		{"nothing", nil, "unknown"},
 		{"an answer", []step{answers}, "healthy"},
-		{"a failure", []step{fails(gateway.Certain)}, "unhealthy"},
-		{"a failure after an answer", []step{answers, fails(gateway.Certain)}, "unhealthy"},
-		{"an answer after a failure", []step{fails(gateway.Certain), answers}, "healthy"},
-		{"a call that fails", []step{fails(gateway.Doubtful)}, "unhealthy"},
-		{"a call that fails after an answer", []step{answers, fails(gateway.Doubtful)}, "healthy"},
-		{"two calls that fail after an answer", []step{answers, fails(gateway.Doubtful), fails(gateway.Doubtful)}, "unhealthy"},
-		{"calls that fail between answers", []step{answers, fails(gateway.Doubtful), answers, fails(gateway.Doubtful)}, "healthy"},
-		{"a refusal", []step{fails(gateway.Weak)}, "unhealthy"},
-		{"a refusal after an answer", []step{answers, fails(gateway.Weak), fails(gateway.Weak)}, "healthy"},
+		{"a failure", []step{fails(upstream.Certain)}, "unhealthy"},
+		{"a failure after an answer", []step{answers, fails(upstream.Certain)}, "unhealthy"},
+		{"an answer after a failure", []step{fails(upstream.Certain), answers}, "healthy"},
+		{"a call that fails", []step{fails(upstream.Doubtful)}, "unhealthy"},
+		{"a call that fails after an answer", []step{answers, fails(upstream.Doubtful)}, "healthy"},
+		{"two calls that fail after an answer", []step{answers, fails(upstream.Doubtful), fails(upstream.Doubtful)}, "unhealthy"},
+		{"calls that fail between answers", []step{answers, fails(upstream.Doubtful), answers, fails(upstream.Doubtful)}, "healthy"},
+		{"a refusal", []step{fails(upstream.Weak)}, "unhealthy"},
+		{"a refusal after an answer", []step{answers, fails(upstream.Weak), fails(upstream.Weak)}, "healthy"},
 		{"a ping that is refused", []step{pingRefused}, "healthy"},
-		{"a ping that is refused after no connection", []step{fails(gateway.Certain), pingRefused}, "healthy"},
+		{"a ping that is refused after no connection", []step{fails(upstream.Certain), pingRefused}, "healthy"},
 		{"a ping that is refused as clients are", []step{refuses, pingRefused}, "unhealthy"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -80,7 +80,7 @@ func TestFailuresThatRepeat(t *testing.T) {
 		core, logs := observer.New(zap.DebugLevel)
 		log, r := zap.New(core), &healthRecord{server: "a", children: true}
 		fail := func(reason string) {
-			r.failed(log, &gateway.Fault{Server: "a", Tried: "initialize", Reason: reason, Retry: time.Second, Stderr: []string{"x"}})
+			r.failed(log, &upstream.Fault{Server: "a", Tried: "initialize", Reason: reason, Retry: time.Second, Stderr: []string{"x"}})
 		}
 		for range 10 {
 			fail("connection refused")
@@ -118,7 +118,7 @@ func TestGaugeOfTwoServers(t *testing.T) { // A52
 	before.answered(zap.NewNop())
 	after.answered(zap.NewNop())
 	_, _ = healthRecords.Delete("twin 1")
-	before.failed(zap.NewNop(), &gateway.Fault{Server: "twin"}) // by a request that began before
+	before.failed(zap.NewNop(), &upstream.Fault{Server: "twin"}) // by a request that began before
 	if got := healthyGauge(t, "twin"); got != 1 {
 		t.Errorf("the gauge is %v", got)
 	}

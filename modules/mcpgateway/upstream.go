@@ -13,15 +13,16 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/unlogged"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
 )
 
 // A route is the way to a server: its routes.
 type route struct{ server *Server }
 
-// Serve implements [gateway.Upstream].
+// Serve implements [upstream.Routes].
 func (u route) Serve(w http.ResponseWriter, r *http.Request, account string) error {
 	if u.server.login != nil {
 		return u.server.login.Serve(w, r, account, u.serve)
@@ -33,19 +34,19 @@ func (u route) Serve(w http.ResponseWriter, r *http.Request, account string) err
 func (u route) serve(w http.ResponseWriter, r *http.Request) error {
 	err := u.server.routes.ServeHTTP(w, r)
 	if refusal, ok := errors.AsType[caddyhttp.HandlerError](err); ok {
-		return &gateway.StatusError{Status: refusal.StatusCode, Err: refusal.Err} // not where in Caddy it came from
+		return &upstream.StatusError{Status: refusal.StatusCode, Err: refusal.Err} // not where in Caddy it came from
 	}
 	return err
 }
 
-// Describe implements [gateway.Upstream].
+// Describe implements [upstream.Routes].
 func (route) Describe(r *http.Request, placeholder func(name string) (any, bool)) {
 	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
 		repl.Map(placeholder)
 	}
 }
 
-// Derive implements [gateway.Upstream].
+// Derive implements [upstream.Routes].
 func (route) Derive(ctx context.Context, of *http.Request, logged bool) *http.Request {
 	r := of.WithContext(new(unlogged.Session).In(ctx)) // not that of another request
 	r.Body, r.GetBody = http.NoBody, nil               // it will have its own
@@ -94,7 +95,7 @@ type namedValue struct {
 // client that has gone is ended in a context of its own.
 func inheritedBy(ctx context.Context, of *http.Request) *inherited {
 	for _, ctx := range [...]context.Context{ctx, of.Context()} {
-		if i, ok := ctx.Value(gateway.InheritedKey{}).(*inherited); ok {
+		if i, ok := ctx.Value(inbound.InheritedKey{}).(*inherited); ok {
 			return i
 		}
 	}
@@ -145,14 +146,14 @@ func (noResponse) WriteHeader(int)             {}
 // A mask is the observation_mask of a server.
 type mask struct{ *observationmask.Handler }
 
-// Serve implements [gateway.Mask].
-func (m mask) Serve(w http.ResponseWriter, r *http.Request, request gateway.MaskRequest, next gateway.Handler) error {
+// Serve implements [upstream.Mask].
+func (m mask) Serve(w http.ResponseWriter, r *http.Request, request upstream.MaskRequest, next upstream.Handler) error {
 	return m.ServeHTTP(w, observationmask.With(r, (*observationmask.Request)(&request)), next)
 }
 
 // Interface guards
 var (
-	_ gateway.Upstream    = route{}
-	_ gateway.Mask        = mask{}
+	_ upstream.Routes     = route{}
+	_ upstream.Mask       = mask{}
 	_ http.ResponseWriter = noResponse{}
 )

@@ -11,7 +11,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 )
 
@@ -22,7 +22,7 @@ func TestRequestsOfClientsThatHaveGone(t *testing.T) {
 	repl := caddy.NewReplacer()
 	repl.Set("http.auth.user.id", "ann")
 	r := caddyhttp.PrepareRequest(httptest.NewRequest("POST", "/mcp", nil), repl, httptest.NewRecorder(), server)
-	r = r.WithContext(context.WithValue(r.Context(), gateway.InheritedKey{}, inherit(r)))
+	r = r.WithContext(context.WithValue(r.Context(), inbound.InheritedKey{}, inherit(r)))
 	kept := route{}.Derive(context.WithoutCancel(r.Context()), r, false)
 	derived := route{}.Derive(context.Background(), kept, false)
 	if got, _ := derived.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); got != server {
@@ -53,7 +53,7 @@ func TestRequestsOfDetachedStreams(t *testing.T) {
 		caddyhttp.SetVar(r.Context(), "colour", "blue")
 		i := inherit(r)
 		i.names = newPlaceholderNames([]byte(`[{"routes":[{"x":["{http.auth.user.id} {env.HOME} {http.vars.colour}"]}]}]`))
-		r = r.WithContext(context.WithValue(login.WithSubject(r.Context(), "token"), gateway.InheritedKey{}, i))
+		r = r.WithContext(context.WithValue(login.WithSubject(r.Context(), "token"), inbound.InheritedKey{}, i))
 		early := route{}.Derive(r.Context(), r, false)
 		own, _ := early.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 		if value, _ := own.GetString("http.asked"); value != "asked" {

@@ -31,13 +31,13 @@ var wallClocks = map[string]string{
 	"internal/gateway/session.go":         "when a session id was issued, which a replica must be able to read",
 	"internal/gateway/visit.go":           "the same",
 	"modules/mcpgateway/auth/hmac.go":     "the timestamp in a signature",
-	"internal/gateway/admit.go":           "shown by the admin API: when a client was last there",
+	"internal/inbound/admit.go":           "shown by the admin API: when a client was last there",
 	"modules/mcpgateway/admin_clients.go": "the same",
 	"modules/mcppruner/handshake.go":      "shown by the tool health",
 	"internal/oauth/registration.go":      "until when a client secret is good, as the authorization server says",
 	"internal/transcript/trajectory.go":   "when a message of a transcript was written, as that says",
 	"internal/activity/activity.go":       "shown by the admin API: calls by day and by ten seconds",
-	"internal/gateway/confirm.go":         "when a person was asked to confirm a call, which a replica must be able to read",
+	"internal/inbound/confirm.go":         "when a person was asked to confirm a call, which a replica must be able to read",
 	"internal/toolpin/pins.go":            "shown by the admin API: when a tool was first seen",
 }
 

@@ -265,7 +265,7 @@ func TestAggregateWaitsToResume(t *testing.T) {
 	address := freeAddress(t)
 	load(t, site(address, gateway("separator __", s.line("remote"), child("alpha"))))
 	waiting := func() bool {
-		return strings.Contains(admin(t, "GET", "/debug/pprof/goroutine?debug=2", "").body, "gateway.(*exchange).readOn")
+		return strings.Contains(admin(t, "GET", "/debug/pprof/goroutine?debug=2", "").body, "upstream.(*Exchange).readOn")
 	}
 	for _, era := range clientEras {
 		t.Run(era.name, func(t *testing.T) {

@@ -260,7 +260,7 @@ func TestTelemetryPage(t *testing.T) {
 	isolate(t)
 	page := pages(t)["docs/telemetry.md"]
 	var source strings.Builder
-	for _, pattern := range []string{"../../../modules/*/*.go", "../../../modules/internal/*/*.go", "../../../internal/gateway/*.go"} {
+	for _, pattern := range []string{"../../../modules/*/*.go", "../../../modules/internal/*/*.go", "../../../internal/inbound/*.go"} {
 		files, _ := filepath.Glob(pattern)
 		for _, file := range files {
 			if text, err := os.ReadFile(file); err == nil && !strings.HasSuffix(file, "_test.go") {
@@ -314,7 +314,7 @@ func TestArchitecturePage(t *testing.T) {
 	}
 	for _, name := range files {
 		found := false
-		for _, folder := range []string{"", "internal/gateway", "modules/mcpgateway"} {
+		for _, folder := range []string{"", "internal/gateway", "internal/inbound", "internal/upstream", "modules/mcpgateway"} {
 			_, err := os.Stat(filepath.Join("../../..", folder, name))
 			found = found || err == nil
 		}

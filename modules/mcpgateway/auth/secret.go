@@ -15,7 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/gateway"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 )
 
 var errWrittenOut = errors.New("a secret does not belong in the configuration: put it in an environment variable and write {env.NAME}, or in a file and write {file./path}")
@@ -138,7 +138,7 @@ func CheckIdentity(identity string) error {
 		return fmt.Errorf("the name of the client is longer than %d characters", maxIdentity)
 	case strings.ContainsFunc(identity, unicode.IsControl):
 		return errors.New("the name of the client contains control characters")
-	case identity == gateway.OperatorAccount:
+	case identity == access.OperatorAccount:
 		return errors.New("the name of the client is reserved")
 	}
 	return nil

@@ -1,0 +1,50 @@
+package catalog
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// Lists that are the same are kept once. They are not kept for long, and there is only so
+// much room for those of a server.
+func TestShelf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := NewShelf()
+		defer s.Close()
+		build := func(text string) *List {
+			return &List{Joined: []byte(text), Ends: []int{len(text)}, Names: []string{"x"}}
+		}
+		key, a := s.Put("a", build(`{"a":1}`))
+		if again, b := s.Put("a", build(`{"a":1}`)); a != b || again != key || s.Get(key) != a {
+			t.Error("there are two")
+		}
+		if _, b := s.Put("b", build(`{"a":1}`)); a == b {
+			t.Error("lists of different servers are one")
+		}
+		if _, c := s.Put("a", build(`{"a":2}`)); a == c {
+			t.Error("different lists are one")
+		}
+		short := build(`{"a":1}`)
+		short.Short = map[string]string{short.Names[0]: "other"}
+		if _, d := s.Put("a", short); d == a {
+			t.Error("lists of different tools are one")
+		}
+		large := strings.Repeat(" ", 16<<20)
+		for i := range 10 {
+			s.Put("hostile", build(fmt.Sprint(large, i)))
+		}
+		if held := keptLists.Usage().Bytes; held > maxListsOfOne+1<<10 {
+			t.Errorf("%d bytes are kept", held)
+		}
+		if s.Get(key) != a {
+			t.Error("another server has pushed the list out")
+		}
+		time.Sleep(listTime + time.Minute)
+		if n := s.Expire(); n > 0 || s.Get(key) != nil {
+			t.Errorf("%d are kept", n)
+		}
+	})
+}

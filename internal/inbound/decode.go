@@ -1,0 +1,209 @@
+package inbound
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"runtime/debug"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+)
+
+// Bodies of requests that are held in memory, as the metrics of all stores name them.
+var (
+	clientBodies  = quota.NewKind("request_bodies")
+	unknownBodies = quota.NewKind("unauthenticated_bodies")
+)
+
+const (
+	// smallBody is the size up to which a body is not counted, and up to which a provider
+	// may read it before the client is identified.
+	smallBody = 64 << 10
+
+	// unknownTime is how long an unidentified client may take to send its body.
+	unknownTime = time.Minute
+)
+
+// DefaultInFlightLimit returns how many bytes of requests may be held at once: 256 MiB, or a
+// quarter of Go's memory limit, which Caddy sets to that of its container.
+func DefaultInFlightLimit() int64 { return min(256<<20, debug.SetMemoryLimit(-1)/4) }
+
+// bodyMeters returns the meters of bodies in memory: of clients, and of senders that are not
+// identified yet.
+func bodyMeters(c *Config) (clients, unknown *quota.Meter) {
+	limits := func(all int64) quota.Limits {
+		return quota.Limits{Bytes: all, OwnerBytes: max(all/2, min(all, c.RequestLimit))}
+	}
+	return quota.NewMeter(clientBodies, limits(c.InFlightLimit)),
+		quota.NewMeter(unknownBodies, limits(max(c.InFlightLimit/4, c.RequestLimit)))
+}
+
+// A heldBody is what a request has taken of a meter.
+type heldBody struct {
+	meter *quota.Meter
+	owner string
+	bytes int64
+}
+
+// take counts so many bytes for an owner. It reports whether there is room for them.
+func (b *heldBody) take(meter *quota.Meter, owner string, bytes int64) bool {
+	if bytes <= smallBody {
+		return true
+	}
+	if !meter.Take(owner, bytes) {
+		return false
+	}
+	*b = heldBody{meter, owner, bytes}
+	return true
+}
+
+// grow counts more bytes.
+func (b *heldBody) grow(bytes int64) bool {
+	if !b.meter.Grow(b.owner, bytes) {
+		return false
+	}
+	b.bytes += bytes
+	return true
+}
+
+// release gives back what the request has taken.
+func (b *heldBody) release() {
+	if b.meter != nil {
+		b.meter.Give(b.owner, b.bytes)
+		b.meter = nil
+	}
+}
+
+// read reads the posted message. It counts for a meter until the request ends.
+func (q *Request) read(limit int64, meter *quota.Meter) *jsonrpc.Failure {
+	r := q.HTTP
+	if r.ContentLength > limit {
+		return jsonrpc.PayloadTooLarge()
+	}
+	q.bodyRead = true
+	body := r.Body
+	switch {
+	case body == nil:
+	case r.ContentLength < 0, meter == q.gate.unidentified:
+		counted := &countedBody{
+			ReadCloser: body, held: &q.held, owner: q.Caller.BodyOwner(), meter: meter,
+			limit: max(limit, smallBody+1), counted: smallBody,
+		}
+		if meter == q.gate.unidentified {
+			// An announced length takes no room from others.
+			counted.until, r.ContentLength = time.Now().Add(unknownTime), -1
+		}
+		r.Body = counted
+	case r.ContentLength <= smallBody: // is not counted
+	case !q.held.take(meter, q.Caller.BodyOwner(), r.ContentLength):
+		httpbody.Skip(r, limit, httpbody.Pace)
+		return jsonrpc.Busy()
+	}
+	raw, err := httpbody.ReadWithin(r, limit, httpbody.Pace)
+	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
+	switch {
+	case tooLarge || int64(len(raw)) > limit:
+		return jsonrpc.PayloadTooLarge()
+	case errors.Is(err, errNoRoom):
+		if r.Body = body; meter == q.gate.bodies {
+			httpbody.Skip(r, limit, httpbody.Pace)
+		}
+		return jsonrpc.Busy()
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return jsonrpc.RequestTimeout()
+	case err != nil:
+		q.left = r.Context().Err() != nil
+		return jsonrpc.ParseError()
+	}
+	if httpbody.Encoding(r.Header) != "" {
+		q.Message.Raw = raw // which may be signed
+		return jsonrpc.UnsupportedEncoding()
+	}
+	return q.Message.ReadRequest(raw)
+}
+
+// A countedBody is a body of unknown length. What arrives is counted as memory for it
+// grows.
+type countedBody struct {
+	io.ReadCloser
+	until   time.Time // deadline; zero for none
+	held    *heldBody
+	owner   string
+	meter   *quota.Meter
+	limit   int64
+	arrived int64
+	counted int64
+}
+
+var errNoRoom = errors.New("too many bytes of requests are held")
+
+func (b *countedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err == nil && !b.until.IsZero() && time.Now().After(b.until) {
+		err = os.ErrDeadlineExceeded
+	}
+	b.arrived += int64(n)
+	if b.arrived <= b.counted {
+		return n, err
+	}
+	total := min(2*b.arrived, b.limit) // the memory for it doubles, too
+	room := false
+	if b.held.meter == nil {
+		room = b.held.take(b.meter, b.owner, total)
+	} else {
+		room = b.held.grow(total - b.counted)
+	}
+	if !room {
+		return n, errNoRoom
+	}
+	b.counted = total
+	return n, err
+}
+
+// stripToken removes the token that was meant for the gateway, which authenticates clients,
+// and the object around it if that has nothing else (A31).
+func (q *Request) stripToken(authenticates bool) *jsonrpc.Failure {
+	m := &q.Message
+	if !authenticates || !m.Has(jsonrpc.AuthToken) {
+		return nil
+	}
+	within, field := "authToken", jsonrpc.Proxy
+	if onlyMember(m.Literal(jsonrpc.Proxy), within) {
+		within, field = "proxy", jsonrpc.Params
+	}
+	edit, ok := jsonspan.Remove(m.Literal(field), within)
+	if !ok {
+		return jsonrpc.ParseError() // cannot happen: it was read there
+	}
+	edited, failure := m.Edited(m.Within(field, edit))
+	*m = edited
+	return failure
+}
+
+// onlyMember reports whether an object has no other member than this.
+func onlyMember(object []byte, name string) bool {
+	for member := range jsonspan.Members(object) {
+		if member.Key != name {
+			return false
+		}
+	}
+	return true
+}
+
+// KeepID lets go of the message but for its id, which is all that a stream needs of it. The
+// stream may last for days.
+func (q *Request) KeepID() {
+	brief := jsonrpc.RequestAs(q.Message.Literal(jsonrpc.ID), mcp.MethodListen, nil)
+	if len(brief) > smallBody {
+		return // and counts as before
+	}
+	if q.Message.Read(brief) == nil {
+		q.held.release()
+	}
+}

@@ -1,0 +1,165 @@
+package inbound
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+)
+
+// An authentication identifies the sender of a request.
+type authentication struct{ *Request }
+
+// run identifies the sender, before anything else is done for it (A30), and reads what it
+// posts. bodyFailure is what is wrong with that; only a client that is let in gets to know it.
+//
+// Credentials in headers come first. Without good ones, no more of the body is read than
+// the Authenticator needs, and nothing of it for an address that has used up its budget.
+func (q authentication) run() (bodyFailure, failure *jsonrpc.Failure) {
+	gate, post := q.gate, q.HTTP.Method == http.MethodPost
+	known := q.identifyWithoutAuth()
+	var needed int64 // bytes of the body, to know more
+	var reason error
+	if !known {
+		if post {
+			needed = gate.config.Auth.BodyNeeded(q.HTTP)
+		}
+		known, reason = q.identify(needed == 0, nil, "")
+	}
+	switch {
+	case !known && needed == 0:
+		return nil, q.refuse(reason)
+	case !known:
+		if failure := q.exhausted(); failure != nil {
+			return nil, failure
+		}
+		bodyFailure = q.read(min(needed, gate.config.RequestLimit), gate.unidentified)
+		if bodyFailure != nil && !q.readEnough(needed) {
+			return nil, bodyFailure
+		}
+	case post:
+		bodyFailure = q.read(gate.config.RequestLimit, gate.bodies)
+	}
+	token := q.Message.Text(jsonrpc.AuthToken)
+	if known && (token == "" || gate.config.Auth == nil) {
+		return bodyFailure, nil
+	}
+	body := q.Message.Raw
+	if known, reason = q.identify(true, body, token); !known {
+		return bodyFailure, q.refuse(reason)
+	}
+	q.held.release()
+	if !q.held.take(gate.bodies, q.Caller.BodyOwner(), int64(len(body))) {
+		return jsonrpc.Busy(), nil
+	}
+	return bodyFailure, nil
+}
+
+// setCaller notes who the sender is.
+func (q authentication) setCaller(identity string) {
+	q.Caller = q.gate.Rules.Caller(identity)
+	q.Caller.Address, q.Caller.User = q.Peer.Address, q.Peer.User
+}
+
+// readEnough reports whether as much of the body was read as the Authenticator needs, or as
+// a message with credentials in it can have.
+func (q authentication) readEnough(needed int64) bool {
+	return q.Message.Raw != nil || needed < q.gate.config.RequestLimit
+}
+
+// identifyWithoutAuth identifies a client without the Authenticator, and reports whether it
+// could: Caddy has authenticated it and a client's match names it, or there is no
+// Authenticator and everybody is let in.
+func (q authentication) identifyWithoutAuth() bool {
+	user := q.Peer.User
+	switch {
+	case q.operator != nil:
+		q.setCaller(q.operator.Identity)
+	case q.Peer.Trusted != "":
+		q.setCaller(q.Peer.Trusted)
+	case q.gate.config.Auth == nil, q.gate.Rules.Match(user):
+		q.setCaller(user)
+	default:
+		return false
+	}
+	return true
+}
+
+// identify asks the Authenticator who the client is.
+func (q authentication) identify(bodyRead bool, body []byte, token string) (known bool, reason error) {
+	identity, err := q.gate.config.Auth.Authenticate(q.HTTP, bodyRead, body, token)
+	if identity == "" {
+		return false, err
+	}
+	q.setCaller(identity)
+	return true, nil
+}
+
+// refuse refuses a client that could not be identified. It takes from the budget of the
+// client's address, so that guessing ends soon; but not if the credentials may be good.
+func (q authentication) refuse(reason error) *jsonrpc.Failure {
+	status := q.gate.config.Auth.Challenge(q.Writer.Header(), q.HTTP, reason)
+	if reason == nil {
+		reason = errNoCredentials
+	}
+	q.setCaller("")
+	if status == http.StatusServiceUnavailable {
+		return q.denied(jsonrpc.StoreUnavailable("the credentials cannot be checked"), mcp.Target{}, reason)
+	}
+	switch wait, ok, err := q.take(mcp.Target{}, true); {
+	case err != nil:
+		return q.rateUnknown(mcp.Target{}, fmt.Errorf("%w; %w", reason, err))
+	case !ok:
+		return q.rateLimited(wait, reason)
+	}
+	failure := jsonrpc.Refused("", status)
+	if status == http.StatusUnauthorized {
+		failure.Data.Hint = bearerHint(q.Writer.Header(), reason)
+	}
+	return q.denied(failure, mcp.Target{}, reason)
+}
+
+// bearerHint says how to send a token, if the response asks for one. Many clients show the body of a
+// refusal to their user, and not its header.
+func bearerHint(header http.Header, reason error) string {
+	if !slices.ContainsFunc(header["Www-Authenticate"], func(c string) bool { return strings.HasPrefix(c, "Bearer ") }) {
+		return ""
+	}
+	if errors.Is(reason, errNoCredentials) {
+		return "send the header Authorization: Bearer <token>"
+	}
+	return "the credentials are not valid; send the header Authorization: Bearer <token> with a valid token"
+}
+
+// exhausted refuses an unidentified client if its address has to wait before its credentials are
+// looked at again.
+func (q authentication) exhausted() *jsonrpc.Failure {
+	q.setCaller("")
+	limits := q.gate.Rules.Limits(nil, &q.Caller, mcp.Target{}, true)
+	if len(limits) == 0 {
+		return nil
+	}
+	switch wait, err := q.gate.kept.Usage.buckets.Wait(q.HTTP.Context(), q.Caller.Budget(), limits); {
+	case err != nil:
+		return q.rateUnknown(mcp.Target{}, err)
+	case wait > 0:
+		return q.rateLimited(wait, errTooManyGuesses)
+	}
+	return nil
+}
+
+// rateLimited refuses an unidentified client for a while.
+func (q authentication) rateLimited(wait time.Duration, reason error) *jsonrpc.Failure {
+	q.Writer.Header().Set("Retry-After", retryAfter(wait))
+	return q.denied(jsonrpc.Refused("", http.StatusTooManyRequests), mcp.Target{}, reason)
+}
+
+var (
+	errNoCredentials  = errors.New("no credentials")
+	errTooManyGuesses = errors.New("too many requests without good credentials from this address")
+)

@@ -1,0 +1,129 @@
+package upstream
+
+import (
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap/zaptest"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
+)
+
+func TestTasksHaveOneOwner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := NewTasks(nil)
+		defer all.Close()
+		key := taskKey{"a", "1"}
+		all.add(key, task{identity: "ann", target: mcp.Target{Name: "x"}})
+		all.add(key, task{identity: "bob", target: mcp.Target{Name: "y"}})
+		for range 3 { // each of which renews it
+			time.Sleep(taskTime - time.Minute)
+			if got, ok, _ := all.get(key); !ok || got.identity != "ann" || got.target.Name != "x" {
+				t.Errorf("got %+v, %t", got, ok)
+			}
+		}
+		if _, ok, _ := all.get(taskKey{"b", "1"}); ok {
+			t.Error("it is one of another server, too")
+		}
+		for i := range 100_100 { // that another server says it has begun
+			all.add(taskKey{"b", fmt.Sprint(i)}, task{identity: "ann"})
+		}
+		if _, ok, _ := all.get(key); !ok {
+			t.Error("another server has pushed it out")
+		}
+		time.Sleep(taskTime + time.Minute)
+		if _, ok, _ := all.get(key); ok {
+			t.Error("it is remembered for ever")
+		}
+	})
+}
+
+// Who has begun a task is known at all replicas.
+func TestTasksOfOtherReplicas(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		engine := replicastest.New()
+		a := NewTasks(replicastest.Replica(t, engine).Space("gateway"))
+		defer a.Close()
+		space := replicastest.Replica(t, engine).Space("gateway")
+		b := NewTasks(space)
+		defer b.Close()
+		s, ann, bob, anonymous := &Server{Name: "a"}, &access.Caller{Identity: "ann"}, &access.Caller{Identity: "bob"}, &access.Caller{}
+		begun := task{identity: "ann", target: mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}, annotations: mcp.ReadOnly}
+		a.add(taskKey{"a", "1"}, begun)
+		b.add(taskKey{"a", "1"}, task{identity: "bob"}) // a task has one owner
+		got, known, err := b.get(taskKey{"a", "1"})
+		if got.shared = begun.shared; got != begun || !known || err != nil {
+			t.Errorf("at the other: %+v, %t, %v", got, known, err)
+		}
+		is := func(when string, id string, annHas, bobHas, anonymousHas bool) {
+			t.Helper()
+			for c, want := range map[*access.Caller]bool{ann: annHas, bob: bobHas, anonymous: anonymousHas} {
+				if got := b.Has(c, s, id); got != want {
+					t.Errorf("%s, %q has %q: %t", when, c.Identity, id, got)
+				}
+			}
+		}
+		is("of another replica", "1", true, false, false)
+		is("of an anonymous client", "2", false, false, true)
+		operations := engine.Operations.Load()
+		is("once more", "1", true, false, false)
+		if n := engine.Operations.Load() - operations; n != 0 {
+			t.Errorf("%d operations for what is known here", n)
+		}
+		for range 3 { // the use at one replica is the use at all
+			time.Sleep(taskTime - time.Minute)
+			is("used", "1", true, false, false)
+			synctest.Wait()
+		}
+		a.add(taskKey{"a", "3"}, begun)
+		engine.Down.Store(true)
+		is("known here, while the store is unavailable", "1", true, false, false)
+		is("not known here, while the store is unavailable", "3", false, false, false)
+		a.add(taskKey{"a", "4"}, begun)
+		engine.Down.Store(false)
+		time.Sleep(time.Minute) // until it is tried again, and what waits is written
+		is("when it is back", "3", true, false, false)
+		is("begun while it was unavailable", "4", true, false, false)
+		c := NewTasks(space)
+		defer c.Close()
+		if _, known, err := c.get(taskKey{"a", "1"}); !known || err != nil {
+			t.Errorf("after three days of use: %t, %v", known, err)
+		}
+	})
+}
+
+// A client that begins very many tasks pushes out its own.
+func TestTasksOfOtherReplicasAreBounded(t *testing.T) {
+	engine := replicastest.New()
+	few := func() *Tasks {
+		store := replicas.Open(engine, replicas.Config{
+			Key: []byte("a key of these tests"), Prefix: "test:", Timeout: time.Minute, Retry: time.Second, OwnerBytes: 8 << 10, QueueBytes: 1 << 20,
+			Logger: zaptest.NewLogger(t), Observer: unobserved{},
+		})
+		t.Cleanup(store.Close)
+		owners := NewTasks(store.Space("gateway"))
+		t.Cleanup(owners.Close)
+		return owners
+	}
+	a, b := few(), few()
+	a.add(taskKey{"a", "bob's"}, task{identity: "bob"})
+	for i := range 200 {
+		a.add(taskKey{"a", fmt.Sprint(i)}, task{identity: "ann"})
+	}
+	for id, want := range map[string]bool{"bob's": true, "0": false, "199": true} {
+		if _, known, err := b.get(taskKey{"a", id}); known != want || err != nil {
+			t.Errorf("%s is known: %t, %v", id, known, err)
+		}
+	}
+}
+
+type unobserved struct{}
+
+func (unobserved) Done(string, replicas.Outcome, time.Duration) {}
+
+func (unobserved) Up(bool) {}
