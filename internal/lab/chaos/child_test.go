@@ -21,7 +21,7 @@ func TestChildFails(t *testing.T) {
 		gateway: []string{
 			block(child("bad", "--modern"), "max_line 1MiB", "stop_grace 200ms"),
 			block(child("hurried", "--modern"), "timeout 1s", "stop_grace 200ms"),
-			block(child("dying", "--exit-at-start", "3"), "timeout 2s", "start_timeout 2s"),
+			block(child("dying", "--exit-at-start", "3"), "timeout 10s", "start_timeout 2s"),
 			block(child("dumb", "--hang-init"), "timeout 10s", "start_timeout 1s", "stop_grace 200ms"),
 		},
 		hopeless: []string{"dying", "dumb"},
