@@ -88,7 +88,6 @@ type place struct {
 func New(config Config, state *State, retained *Retained) *Gateway {
 	g := &Gateway{
 		config:   config,
-		info:     mcp.Implementation{Name: config.Name, Version: config.Version},
 		ids:      map[string]*upstream.Server{},
 		State:    state,
 		Retained: retained,
@@ -96,7 +95,7 @@ func New(config Config, state *State, retained *Retained) *Gateway {
 	g.gate = inbound.NewGate(config.Config, config.Observer, aggregate{g}, inbound.Kept{
 		Usage: retained.Usage, Confirmations: state.confirmations, Tasks: retained.tasks, Upstream: state.upstream,
 	})
-	g.servers, g.rules, g.shared = g.gate.Servers, g.gate.Rules, g.gate.Shared
+	g.servers, g.rules, g.shared, g.info = g.gate.Servers, g.gate.Rules, g.gate.Shared, g.gate.Info
 	g.sealer = sealer{g.shared.Sealer}
 	for _, s := range config.Servers {
 		g.ids[s.ID] = s

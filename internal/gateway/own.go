@@ -103,7 +103,7 @@ func (o *ownItems) tool(name string) func(ownCall) *jsonrpc.Failure {
 // originals returns a reader of the originals that a client may have, by the rules of now.
 func (o *ownItems) originals(q *inbound.Request) recovery.Reader {
 	c, elsewhere := &q.Caller, o.g.config.Originals
-	return recovery.Reader{Client: c.Owner(), MaxChars: o.maxChars, Get: func(ctx context.Context, handle string) ([]byte, bool, error) {
+	get := func(ctx context.Context, handle string) ([]byte, bool, error) {
 		body, target, ok := o.kept(c, handle)
 		if !ok && elsewhere != nil {
 			if err := elsewhere.Fetch(ctx, c.Name, c.User, c.Address, handle); err != nil {
@@ -118,7 +118,8 @@ func (o *ownItems) originals(q *inbound.Request) recovery.Reader {
 			return nil, false, nil
 		}
 		return c.Redactor().Body(body), true, nil
-	}}
+	}
+	return recovery.Reader{Client: c.Owner(), MaxChars: o.maxChars, Get: get}
 }
 
 // kept returns an original that is kept here for a client, and what it had asked for if a server has answered that.

@@ -140,11 +140,11 @@ type Gate struct {
 	Servers map[string]*upstream.Server // by name and alias
 	Rules   *access.Rules
 	Shared  *upstream.Shared
+	Info    mcp.Implementation // as clients see the aggregate
 
 	config       Config
 	observer     Observer
 	aggregate    Aggregate
-	info         mcp.Implementation
 	bodies       *quota.Meter
 	unidentified *quota.Meter    // bodies of senders that are not identified yet
 	credentials  map[string]bool // headers by which clients authenticate
@@ -165,7 +165,7 @@ func NewGate(config Config, observer Observer, aggregate Aggregate, kept Kept) *
 	g := &Gate{
 		Servers: map[string]*upstream.Server{}, Rules: access.NewRules(config.Clients, config.Limits),
 		config: config, observer: observer, aggregate: aggregate,
-		info:        mcp.Implementation{Name: config.Name, Version: config.Version},
+		Info:        mcp.Implementation{Name: config.Name, Version: config.Version},
 		credentials: maps.Clone(upstream.CredentialHeaders), kept: kept,
 	}
 	g.bodies, g.unidentified = bodyMeters(&config)

@@ -146,9 +146,6 @@ func (q *Request) guarded() bool {
 		q.Server != nil && q.Server.Overrides != nil
 }
 
-// Interface guard
-var _ zapcore.ObjectMarshaler = (*Request)(nil)
-
 // An Operator makes a request with the identity of a client.
 type Operator struct {
 	Identity   string
@@ -180,3 +177,6 @@ func (q *Request) Park() upstream.Record {
 
 // IsParked reports whether a stream goes on without the handler.
 func (q *Request) IsParked() bool { return q.parked }
+
+// Interface guard
+var _ zapcore.ObjectMarshaler = (*Request)(nil)

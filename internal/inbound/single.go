@@ -200,7 +200,7 @@ func (q single) confirm() (ok bool, _ *jsonrpc.Failure) {
 	if failure != nil || !q.AwaitsConfirmation() {
 		return failure == nil, failure
 	}
-	result := q.gate.info.Sign(mcp.InputRequired, q.Ask(ConfirmQuestion, q.Confirmation()))
+	result := q.gate.Info.Sign(mcp.InputRequired, q.Ask(ConfirmQuestion, q.Confirmation()))
 	out := streamable.NewWriter(q.Writer, q.HTTP.Header)
 	out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.Answer(q.Message.Literal(jsonrpc.ID), result)})
 	q.Outcome = upstream.OutcomeOK

@@ -43,6 +43,6 @@ func WithMeta(params, meta []byte) []byte {
 	return jsonspan.Spliced(params, jsonspan.Insert(params, member))
 }
 
-// UIMembers are the members of the _meta of a tool or result that name the resource that shows results to people: that of
-// MCP Apps, the same in earlier drafts, and that of OpenAI's Apps SDK.
+// UIMembers are the members of the _meta of a tool or result that name the resource which shows results to people:
+// that of MCP Apps, the same in earlier drafts, and that of OpenAI's Apps SDK.
 var UIMembers = []string{"_meta.ui.resourceUri", "_meta.ui/resourceUri", "_meta.openai/outputTemplate"}

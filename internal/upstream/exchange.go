@@ -10,16 +10,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/propagation"
-	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/zap"
 
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
-	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/unlogged"
 )
@@ -546,69 +542,3 @@ func (w *readerReply) Write(p []byte) (int, error) {
 
 // Interface guard
 var _ reply = (*readerReply)(nil)
-
-// A Flight is a call of a client that is under way.
-type Flight struct {
-	Context context.Context // of the call
-	Cancel  context.CancelCauseFunc
-
-	Canceled atomic.Bool // by the client; the server knows
-	paused   atomic.Bool // the server has ended the stream, and the rest is not asked for yet
-}
-
-// Drop notes that the client has canceled the call. The rest of its stream is not asked for.
-func (f *Flight) Drop() {
-	f.Canceled.Store(true)
-	if f.paused.Load() {
-		f.Cancel(nil)
-	}
-}
-
-// pause notes that the rest of the stream is going to be asked for, if f is not nil.
-func (f *Flight) pause() (end func()) {
-	if f == nil {
-		return func() {}
-	}
-	f.paused.Store(true)
-	if f.Canceled.Load() {
-		f.Cancel(nil)
-	}
-	return func() { f.paused.Store(false) }
-}
-
-// An exchangeContext is the context of a request to a server.
-type exchangeContext struct {
-	context.Context
-	x *Exchange
-}
-
-func (c *exchangeContext) Value(key any) any {
-	switch key.(type) {
-	case unlogged.SessionKey:
-		return &c.x.session
-	case stdio.OwnerKey:
-		if c.x.Kind != Aggregate { // where the context of the whole request has it
-			return c.x.Caller.Budget()
-		}
-	}
-	return c.Context.Value(key)
-}
-
-// propagate adds the trace of the request to the message, unless the client has.
-func (x *Exchange) propagate(r *http.Request) {
-	span := trace.SpanContextFromContext(r.Context())
-	m := &x.Message
-	if !span.IsValid() || !m.IsRequest() || m.Has(jsonrpc.Traceparent) {
-		return
-	}
-	if has := m.Kind(jsonrpc.Params); m.Has(jsonrpc.Params) && has != jsonspan.BeginObject && has != jsonspan.Null {
-		return // a list of params stays as it is
-	}
-	carrier := propagation.MapCarrier{}
-	propagation.TraceContext{}.Inject(r.Context(), carrier)
-	member := append([]byte(`"`+Traceparent+`":`), jsonrpc.Quote(carrier[Traceparent])...)
-	x.edit(r, x.Message.InsertMeta(member))
-}
-
-// Traceparent is the member of _meta, and the header, that names the trace of a request.
-const Traceparent = "traceparent"

@@ -82,6 +82,9 @@ var (
 	childPause  = backoff.Exponential{First: time.Second, Max: time.Second}
 )
 
+// retryTime is for how long a server that cannot be reached is tried after the last client has asked for it.
+const retryTime = 10 * time.Minute
+
 // Unavailable returns why the server cannot be reached now, for a client that wants it. It returns nil if that is not
 // known, or no longer because clients did not want it for long.
 func (s *Server) Unavailable() *jsonrpc.Failure {
@@ -400,6 +403,3 @@ func (s *Server) AddFocus(item *mcp.Item) (jsonspan.Edit, bool) {
 func (s *Server) focusedTool(tool string) toldTool {
 	return toldTool{s.Source, s.Focus.Argument(), tool}
 }
-
-// retryTime is for how long a server that cannot be reached is tried after the last client has asked for it.
-const retryTime = 10 * time.Minute

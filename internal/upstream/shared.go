@@ -42,6 +42,7 @@ type State struct {
 	httpSSE     *httpsse.Pool        // sessions with servers of HTTP+SSE
 }
 
+// NewState returns a State that knows nothing, which has to be closed.
 func NewState() *State {
 	return &State{
 		focused:     newToldTools[struct{}](keptFocus, focusLimits, focusTime),

@@ -237,7 +237,8 @@ func (c *adminCall) decode(into any, optional bool) error {
 	case err != nil:
 		return invalid(fmt.Errorf("read the request: %w", err))
 	case len(body) > adminapi.MaxBody:
-		return adminErrorf(http.StatusRequestEntityTooLarge, "payload_too_large", "the request has more than %d bytes", adminapi.MaxBody)
+		return adminErrorf(http.StatusRequestEntityTooLarge, "payload_too_large",
+			"the request has more than %d bytes", adminapi.MaxBody)
 	}
 	body = bytes.TrimSpace(body)
 	switch {

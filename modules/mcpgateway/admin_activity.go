@@ -19,7 +19,8 @@ func (c *adminCall) overview() (int, any, error) {
 	}
 	total, _, _ := activity.Process.Sums()
 	overview := adminapi.Overview{
-		Since: activity.Process.Began.UTC(), Gateways: []adminapi.GatewayStatus{}, Total: total, Recent: activity.Process.Recent(),
+		Since: activity.Process.Began.UTC(), Gateways: []adminapi.GatewayStatus{},
+		Total: total, Recent: activity.Process.Recent(),
 	}
 	store, err := sharedBy(found)
 	if err != nil {

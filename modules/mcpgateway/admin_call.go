@@ -55,7 +55,8 @@ func (c *adminCall) call() (int, any, error) {
 	began := time.Now()
 	answer := newCallAnswer(func(progress json.RawMessage) {
 		if wanted.Progress {
-			_ = c.write(http.StatusOK, "application/x-ndjson", adminapi.CallReport{Progress: progress}) // the operator may have left
+			// The operator may have left.
+			_ = c.write(http.StatusOK, "application/x-ndjson", adminapi.CallReport{Progress: progress})
 			_ = http.NewResponseController(c.w).Flush()
 		}
 	})

@@ -75,7 +75,8 @@ func (h *Handler) limits(scope string, rates []*Rate, client string) ([]access.L
 			}
 			tools = &pattern
 		}
-		limits = append(limits, access.NewLimit(ratelimit.Limit{Key: key, N: r.Requests, Per: time.Duration(r.Per), Burst: r.Burst}, tools))
+		limit := ratelimit.Limit{Key: key, N: r.Requests, Per: time.Duration(r.Per), Burst: r.Burst}
+		limits = append(limits, access.NewLimit(limit, tools))
 	}
 	return limits, nil
 }

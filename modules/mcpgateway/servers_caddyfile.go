@@ -29,7 +29,8 @@ func ImportServers(content []byte, path, gateway string, secrets bool) (caddyfil
 		notes = append(notes, file.at(note.Line)+note.String())
 	}
 	for _, s := range hidden {
-		notes = append(notes, fmt.Sprintf("%s: set %s to the value in the file: %s of %s", file.path, s.Variable, s.Member, s.Server))
+		notes = append(notes, fmt.Sprintf("%s: set %s to the value in the file: %s of %s",
+			file.path, s.Variable, s.Member, s.Server))
 	}
 	if len(file.Servers) == 0 {
 		return "", notes, fmt.Errorf("%s: there is no server to import", file.path)

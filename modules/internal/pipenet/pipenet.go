@@ -27,16 +27,19 @@ var dialed = map[string]chan net.Conn{
 }
 
 func init() {
-	caddy.RegisterNetwork(Name, func(_ context.Context, network, host, port string, _ uint, _ net.ListenConfig) (any, error) {
-		address := net.JoinHostPort(host, port)
-		conns := dialed[address]
-		if conns == nil && host != "localhost" {
-			return nil, fmt.Errorf("%s is not an address of the network %s", address, network)
-		}
-		l := &listener{conns: conns, closed: make(chan struct{})}
-		l.close = sync.OnceFunc(func() { close(l.closed) })
-		return l, nil
-	})
+	caddy.RegisterNetwork(Name, listen)
+}
+
+// listen returns a listener at one of the addresses.
+func listen(_ context.Context, network, host, port string, _ uint, _ net.ListenConfig) (any, error) {
+	address := net.JoinHostPort(host, port)
+	conns := dialed[address]
+	if conns == nil && host != "localhost" {
+		return nil, fmt.Errorf("%s is not an address of the network %s", address, network)
+	}
+	l := &listener{conns: conns, closed: make(chan struct{})}
+	l.close = sync.OnceFunc(func() { close(l.closed) })
+	return l, nil
 }
 
 // A listener listens at one of the addresses. Several can, as they do while one
@@ -63,7 +66,7 @@ func (l *listener) Close() error {
 
 func (l *listener) Addr() net.Addr { return addr{} }
 
-// Dial connects with whoever listens at an address.
+// Dial connects to the listener at an address.
 func Dial(ctx context.Context, _, address string) (net.Conn, error) {
 	conns := dialed[address]
 	if conns == nil {

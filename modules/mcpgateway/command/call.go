@@ -157,7 +157,9 @@ func checkNew(call *adminapi.ToolCall, key string) error {
 }
 
 // call has a tool called, and prints progress until there is an answer.
-func (c *adminClient) call(ctx context.Context, wanted *adminapi.ToolCall, progress io.Writer) (*adminapi.CallReport, error) {
+func (c *adminClient) call(ctx context.Context, wanted *adminapi.ToolCall, progress io.Writer) (
+	*adminapi.CallReport, error,
+) {
 	body, err := json.Marshal(wanted)
 	if err != nil {
 		return nil, err

@@ -73,7 +73,8 @@ Caddyfile in the current directory if no Caddy is running.`,
 				if err != nil {
 					return err
 				}
-				if refused || store != nil && !store.Up || slices.ContainsFunc(results, func(r adminapi.ServerCheck) bool { return !r.Up }) {
+				isDown := func(r adminapi.ServerCheck) bool { return !r.Up }
+				if refused || store != nil && !store.Up || slices.ContainsFunc(results, isDown) {
 					return errFailed
 				}
 				return nil

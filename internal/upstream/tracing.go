@@ -1,0 +1,30 @@
+package upstream
+
+import (
+	"net/http"
+
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
+)
+
+// Traceparent is the member of _meta, and the header, that names the trace of a request.
+const Traceparent = "traceparent"
+
+// propagate adds the trace of the request to the message, unless the client has.
+func (x *Exchange) propagate(r *http.Request) {
+	span := trace.SpanContextFromContext(r.Context())
+	m := &x.Message
+	if !span.IsValid() || !m.IsRequest() || m.Has(jsonrpc.Traceparent) {
+		return
+	}
+	if has := m.Kind(jsonrpc.Params); m.Has(jsonrpc.Params) && has != jsonspan.BeginObject && has != jsonspan.Null {
+		return // a list of params stays as it is
+	}
+	carrier := propagation.MapCarrier{}
+	propagation.TraceContext{}.Inject(r.Context(), carrier)
+	member := append([]byte(`"`+Traceparent+`":`), jsonrpc.Quote(carrier[Traceparent])...)
+	x.edit(r, x.Message.InsertMeta(member))
+}
