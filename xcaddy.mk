@@ -7,13 +7,12 @@
 MODULE := github.com/caddy-mcp-gateway/caddy-mcp-gateway
 CADDY  := bin/caddy
 
-# Everything that is not shipped is in a module of its own: the tests of the built
-# binary, benchmarks, the conformance suite, and the tools that are used here.
+# Everything that is not shipped is in a separate module: tests of the built binary,
+# benchmarks, the conformance suite, and tools.
 LAB := internal/lab
 
-# The same flags for xcaddy and for `go test`, so that both share one build
-# cache and a fresh machine compiles Caddy once. No -trimpath, which is xcaddy's
-# default: it would split the cache.
+# xcaddy and `go test` use the same flags, so that they share one build cache. xcaddy's
+# default -trimpath would split the cache.
 TAGS := nobadger,nomysql,nopgx
 export CGO_ENABLED := 0
 export XCADDY_RACE_DETECTOR := 0
@@ -22,6 +21,7 @@ export XCADDY_GO_BUILD_FLAGS := -tags $(TAGS)
 
 GO_VERSION := $(shell sed -n 's/^go //p' go.mod)
 GO_FILES   := $(shell find . -name '*.go' -not -path '*/node_modules/*')
+PAGES      := $(shell find . -name '*.md' -not -path '*/node_modules/*')
 SOURCES    := $(filter-out %_test.go ./$(LAB)/% ./internal/mcptest/% ./internal/jsontest/% ./internal/await/%,$(GO_FILES))
 GO_TEST    := test -timeout 30m -tags $(TAGS)
 FUZZTIME   ?= 60s
@@ -34,10 +34,10 @@ PLATFORMS :=
 NODE      :=
 MIRROR    :=
 
-# The version that Go gives a commit: its highest tag that is a version of this module,
-# else a pseudo-version after the highest tag before it. A folder with changes gets
-# -dirty at the end, because no module can be required at Go's +dirty. A folder without
-# .git, such as an unpacked archive, has no version, even inside another repository.
+# The version that Go gives a commit: its highest version tag, else a pseudo-version
+# after the highest tag before it. A folder with changes gets the suffix -dirty, because
+# no module can be required at Go's +dirty. A folder without .git, such as an unpacked
+# archive, has no version, even inside another repository.
 define DESCRIBE
 unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE
 commit=$$(test -e .git && TZ=UTC git log -1 --no-show-signature --date=format-local:%Y%m%d%H%M%S --format=%cd-%H "$${1:-HEAD}" --) ||
@@ -58,9 +58,9 @@ endef
 export DESCRIBE
 PRINT_VERSION = $(if $(VERSION),echo '$(VERSION)',sh -c "$$DESCRIBE" describe '$(COMMIT)' 2>/dev/null)
 
-# What npm installs: the official SDKs of MCP and of models, for the tests that talk
-# to them; the example servers of MCP Apps, which take 230 MB; other gateways, to compare
-# with; agents that people use, which take 1.9 GB; the public conformance suite of MCP.
+# npm packages: official SDKs of MCP and of models for tests; example servers of MCP
+# Apps (230 MB); other gateways for benchmarks; agents (1.9 GB); the public conformance
+# suite of MCP.
 PEERS         := $(LAB)/integration/peers
 APPS          := $(LAB)/integration/apps
 GATEWAY_PEERS := $(LAB)/bench/gateway/peers
@@ -83,12 +83,13 @@ run: build ## build if needed, then serve the Caddyfile
 
 build: $(CADDY) ## build bin/caddy
 
-# xcaddy builds this folder under the version that Go gives its commit, which the binary
-# then reports. The module may not be published, so neither a proxy (GOPRIVATE) nor git
-# (GOVCS) is asked for it. A new commit alone builds nothing.
+# xcaddy builds this folder with the version that Go gives its commit, which the binary
+# reports. The module may be unpublished, so neither a proxy (GOPRIVATE) nor git (GOVCS)
+# is used for it. A new commit alone does not trigger a build.
 #
-# Before it compiles, xcaddy lets `go get` download also what only tests of dependencies
-# need. Meanwhile `go build` compiles Caddy into the cache from which xcaddy then links.
+# Before it compiles, xcaddy's `go get` also downloads modules for tests of
+# dependencies. Meanwhile `go build` compiles Caddy into the cache from which xcaddy
+# links.
 $(CADDY): $(SOURCES) go.mod go.sum xcaddy.mk $(LAB)/go.mod
 	@command -v go >/dev/null || { echo "go not found: install Go $(GO_VERSION) or newer, see go.dev/doc/install"; exit 1; }
 	@mkdir -p $(@D)
@@ -111,12 +112,12 @@ $(CADDY): $(SOURCES) go.mod go.sum xcaddy.mk $(LAB)/go.mod
 unit: ## run the unit tests of the plugin alone
 	go $(GO_TEST) ./...
 
-test: build $(PEERS)/node_modules $(APPS)/node_modules unit ## run every test, those of the built binary included
+test: build $(PEERS)/node_modules $(APPS)/node_modules unit ## run all tests, including those of the built binary
 	go -C $(LAB) $(GO_TEST) ./...
 
-# The tests of the binary then run one that has the race detector in it, too, and that
-# exits with an error if it has found a race.
-race: $(PEERS)/node_modules $(APPS)/node_modules ## the same under the race detector, which needs a C compiler
+# The tests of the binary use one with the race detector. It exits with an error if it
+# found a race.
+race: $(PEERS)/node_modules $(APPS)/node_modules ## the same with the race detector, which needs a C compiler
 	$(MAKE) -f xcaddy.mk build CADDY=bin/caddy-race CGO_ENABLED=1 XCADDY_RACE_DETECTOR=1
 	CGO_ENABLED=1 go $(GO_TEST) -race ./...
 	CADDY="$(CURDIR)/bin/caddy-race" CGO_ENABLED=1 go -C $(LAB) $(GO_TEST) -race ./...
@@ -124,7 +125,7 @@ race: $(PEERS)/node_modules $(APPS)/node_modules ## the same under the race dete
 conformance: build $(SUITE)/node_modules ## the public suite, for servers behind the gateway and for the gateway as a client
 	go -C $(LAB) run ./conformance
 
-clients: build $(CLIENTS)/node_modules $(PEERS)/node_modules ## Claude Code, Codex, Gemini CLI and other agents do what docs/clients.md says; needs 1.9 GB
+clients: build $(CLIENTS)/node_modules $(PEERS)/node_modules ## test docs/clients.md with Claude Code, Codex, Gemini CLI and other agents; needs 1.9 GB
 	CLIENTS=installed go -C $(LAB) $(GO_TEST) ./integration -run 'Client|Inspector|ClaudeDesktop' -v
 
 $(CLIENTS)/node_modules: $(CLIENTS)/package-lock.json
@@ -139,14 +140,14 @@ $(PEERS)/node_modules $(APPS)/node_modules: %/node_modules: %/package-lock.json
 		echo "installing the official MCP and model SDKs for the tests, and servers"; $(NPM_CI) --prefix $* && touch $@; \
 	else echo "npm not found: the tests against the official SDKs will be skipped"; fi
 
-chaos: build ## break what is around the built Caddy, at length, and print how it was survived
+chaos: build ## long fault injection around the built Caddy, with a report
 	CHAOS=long go -C $(LAB) test -timeout 90m -count=1 -v -tags $(TAGS) ./chaos
 
-replicas: build ## compare three replicas that share a Redis with one process, at length, and print how; needs redis-server
+replicas: build ## compare three replicas that share a Redis with one process; needs redis-server
 	REPLICAS=long go -C $(LAB) test -timeout 90m -count=1 -v -tags $(TAGS) ./replicas
 
-# At the end of FUZZTIME go test may fail without an input that does (go.dev/issue/75804).
-fuzz: ## fuzz every parser of foreign bytes, FUZZTIME each, or one of them: FUZZ=FuzzMasker
+# At the end of FUZZTIME go test may fail without a failing input (go.dev/issue/75804).
+fuzz: ## run every fuzz target for FUZZTIME, or one: FUZZ=FuzzMasker
 	@targets=$$(grep -roE --include='*_test.go' '^func $(FUZZ)\(' internal modules | sort); \
 	test -n "$$targets" || { echo "there is no fuzz target $(FUZZ)"; exit 1; }; \
 	echo "$$targets" | while IFS=':(' read -r file func _; do \
@@ -160,9 +161,10 @@ fuzz: ## fuzz every parser of foreign bytes, FUZZTIME each, or one of them: FUZZ
 bench: build ## throughput and memory, as ratios to named baselines; flags in BENCHFLAGS
 	go -C $(LAB) run ./bench $(BENCHFLAGS)
 
-# Docker's gateway replaces a module in its go.mod, so only its own folder builds it.
+# Docker's gateway replaces a module in its go.mod, so it must be built in its own
+# folder.
 bench-gateway: DOCKER_GATEWAY := v0.28.0
-bench-gateway: build $(GATEWAY_PEERS)/npm/node_modules ## this gateway beside others, 25 minutes; flags in BENCHFLAGS
+bench-gateway: build $(GATEWAY_PEERS)/npm/node_modules ## compare this gateway with others, 25 minutes; flags in BENCHFLAGS
 	-go -C $(LAB) build -o "$(CURDIR)/bin/peers/" ./bench/gateway/peers/go/relay github.com/TBXark/mcp-proxy
 	-dir=$$(go mod download -json github.com/docker/mcp-gateway@$(DOCKER_GATEWAY) | sed -n 's/^.*"Dir": "\(.*\)",$$/\1/p') && \
 	go -C "$$dir" build -o "$(CURDIR)/bin/peers/" \
@@ -174,27 +176,34 @@ $(GATEWAY_PEERS)/npm/node_modules: $(GATEWAY_PEERS)/npm/package-lock.json
 	@$(NPM_CI) --ignore-scripts --prefix $(GATEWAY_PEERS)/npm && touch $@ || \
 	echo "npm is missing or fails: the tables will say so for the gateways that come from it"
 
-bench-cache: ## what masking costs where prompts are cached, simulated; flags in CACHEFLAGS
+bench-cache: ## simulated cost of masking with a prompt cache; flags in CACHEFLAGS
 	go -C $(LAB) run ./bench/cache $(CACHEFLAGS)
 
-bench-prune: ## what pruning keeps, beside simpler ways that save as much; flags and repositories in PRUNEFLAGS
+bench-prune: ## compare pruning with simpler methods; flags and repositories in PRUNEFLAGS
 	go mod download
 	go -C $(LAB) run ./bench/prune $(PRUNEFLAGS)
 
-bench-focus: ## what focus keeps of the lines a task needs, beside simpler ways; flags and repositories in FOCUSFLAGS
+bench-focus: ## compare focus with simpler methods; flags and repositories in FOCUSFLAGS
 	go mod download
 	go -C $(LAB) run ./bench/focus $(FOCUSFLAGS)
 
-# govulncheck needs a database, VULNDB. A scan of the modules shows whether it can be
-# reached, before the packages are compiled.
+# govulncheck needs a database, VULNDB. A scan of the modules first shows whether it is
+# reachable.
 lint: VULNDB ?= https://vuln.go.dev
-lint: ## gofmt, go vet, staticcheck, actionlint, govulncheck
+lint: ## gofmt, go vet, staticcheck, revive, misspell, prose, actionlint, govulncheck
 	@test -z "$$(gofmt -l $(GO_FILES))" || { gofmt -d $(GO_FILES); exit 1; }
-	go -C $(LAB) build -o "$(CURDIR)/bin/" honnef.co/go/tools/cmd/staticcheck github.com/rhysd/actionlint/cmd/actionlint golang.org/x/vuln/cmd/govulncheck
+	go -C $(LAB) build -o "$(CURDIR)/bin/" ./prose honnef.co/go/tools/cmd/staticcheck \
+		github.com/mgechev/revive github.com/golangci/misspell/cmd/misspell \
+		github.com/rhysd/actionlint/cmd/actionlint golang.org/x/vuln/cmd/govulncheck
+	bin/prose .
+	@echo misspell
+	@bin/misspell -error -locale US -i cancelled,cancelling -source=go $(GO_FILES)
+	@bin/misspell -error -locale US -i cancelled,cancelling $(PAGES)
 	bin/actionlint -shellcheck= -pyflakes=
 	@for module in . $(LAB); do \
-		echo "go vet and staticcheck in $$module"; \
-		(cd $$module && go vet -tags $(TAGS) ./... && "$(CURDIR)/bin/staticcheck" -tags $(TAGS) ./...) || exit 1; \
+		echo "go vet, staticcheck and revive in $$module"; \
+		(cd $$module && go vet -tags $(TAGS) ./... && "$(CURDIR)/bin/staticcheck" -tags $(TAGS) ./... && \
+			"$(CURDIR)/bin/revive" -config "$(CURDIR)/$(LAB)/revive.toml" -set_exit_status ./...) || exit 1; \
 	done
 	@if bin/govulncheck -db $(VULNDB) -C modules -scan module 2>&1 | grep -q 'fetching vulnerabilities'; then \
 		echo "govulncheck skipped: the database of vulnerabilities cannot be reached"; \
@@ -205,8 +214,8 @@ lint: ## gofmt, go vet, staticcheck, actionlint, govulncheck
 version: ## print the version of this folder
 	@$(PRINT_VERSION)
 
-# VERSION=v1.2.3 is for a commit without a tag, COMMIT=HEAD for a folder in which more
-# has changed, PLATFORMS="linux/amd64 linux/arm64" for fewer than all, NODE=false for a
+# VERSION=v1.2.3 is for a commit without a tag, COMMIT=HEAD for a folder with other
+# changes, PLATFORMS="linux/amd64 linux/arm64" for some platforms, NODE=false for a
 # machine without npm or mmdebstrap, MIRROR for the Debian packages of an older commit.
 release: ## archives, Debian packages and container images in dist, with reproducible checksums
 	@version=$$($(PRINT_VERSION)) && \

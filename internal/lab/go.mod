@@ -1,5 +1,5 @@
-// The tests of the built binary, benchmarks and tools: a module of its own, so that
-// building the plugin downloads nothing that only they need.
+// Tests of the built binary, benchmarks and tools. They are a separate module, so that
+// building the plugin does not download their dependencies.
 module github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab
 
 go 1.26.0
@@ -221,7 +221,14 @@ require (
 	github.com/pkoukk/tiktoken-go-loader v0.0.2
 )
 
-require golang.org/x/telemetry v0.0.0-20260924152758-ed294f943157 // indirect
+require (
+	codeberg.org/chavacava/garif v0.2.0 // indirect
+	github.com/fatih/structtag v1.2.0 // indirect
+	github.com/hashicorp/go-version v1.9.0 // indirect
+	github.com/mgechev/dots v1.0.0 // indirect
+	github.com/spf13/afero v1.15.0 // indirect
+	golang.org/x/telemetry v0.0.0-20260924152758-ed294f943157 // indirect
+)
 
 require (
 	github.com/AlekSi/pointer v1.2.0 // indirect
@@ -241,6 +248,7 @@ require (
 	github.com/go-json-experiment/json v0.0.0-20260213210345-44df1a37e875 // indirect
 	github.com/gobwas/glob v0.2.3 // indirect
 	github.com/golang/groupcache v0.0.0-20241129210726-2c02b8208cf8 // indirect
+	github.com/golangci/misspell v0.8.0 // indirect
 	github.com/google/go-cmp v0.7.0 // indirect
 	github.com/goreleaser/chglog v0.7.4 // indirect
 	github.com/goreleaser/fileglob v1.4.0 // indirect
@@ -250,6 +258,7 @@ require (
 	github.com/kevinburke/ssh_config v1.2.0 // indirect
 	github.com/mattn/go-runewidth v0.0.24 // indirect
 	github.com/mattn/go-shellwords v1.0.12 // indirect
+	github.com/mgechev/revive v1.15.0 // indirect
 	github.com/opencontainers/go-digest v1.0.0 // indirect
 	github.com/opencontainers/image-spec v1.1.1 // indirect
 	github.com/pjbgf/sha1cd v0.3.2 // indirect
@@ -270,6 +279,8 @@ require (
 tool (
 	github.com/TBXark/mcp-proxy
 	github.com/caddyserver/xcaddy/cmd/xcaddy
+	github.com/golangci/misspell/cmd/misspell
+	github.com/mgechev/revive
 	github.com/rhysd/actionlint/cmd/actionlint
 	golang.org/x/vuln/cmd/govulncheck
 	honnef.co/go/tools/cmd/staticcheck
