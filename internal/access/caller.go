@@ -12,20 +12,20 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 )
 
-// A Caller is the sender of a request.
+// A Caller is the client of a request, with its identity and rules.
 type Caller struct {
-	Identity string  // as far as it was proved; "" for unknown
-	Name     string  // of the client; "" for unknown
-	Label    string  // of the client in metrics, of which there are only so many
-	Address  string  // of its machine; "" where there is no request
-	User     string  // whom a handler in front of the gateway has authenticated; "" for none
-	Client   *Client // its rules; nil if it has none
-	Askable  bool    // the person at it can be asked to confirm calls
+	Identity string  // proven identity; "" for none
+	Name     string  // name of the client; "" if unidentified
+	Label    string  // label of the client in metrics, from a limited set
+	Address  string  // IP address; "" without a request
+	User     string  // user authenticated by a handler in front of the gateway; "" for none
+	Client   *Client // rules; nil for none
+	Askable  bool    // the user of the client can be asked to confirm calls
 
-	Annotations mcp.Annotations // of the tool that it calls, as far as they are known
+	Annotations mcp.Annotations // of the called tool, as far as known
 }
 
-// ShownName returns the name of the client as logs have it.
+// ShownName returns the name of the client for logs.
 func (c *Caller) ShownName() string {
 	switch {
 	case c.Identity == OperatorIdentity:
@@ -36,8 +36,8 @@ func (c *Caller) ShownName() string {
 	return c.Name
 }
 
-// Account returns whose account at a server is used, where each client has one; "" if the
-// caller is unknown.
+// Account returns the name of the caller's account at servers where each client has one; "" if it is
+// unidentified.
 func (c *Caller) Account() string {
 	if c.Identity == OperatorIdentity {
 		return OperatorAccount
@@ -45,8 +45,8 @@ func (c *Caller) Account() string {
 	return c.Name
 }
 
-// Owner returns whom something is kept for: the client or, if it is unknown, all at its
-// address. A network of IPv6 is one address.
+// Owner returns the owner of what is stored for the caller: its identity or, if it is unidentified,
+// its address. An IPv6 network counts as one address.
 func (c *Caller) Owner() string {
 	if c.Identity == "" {
 		return "@" + ratelimit.Address(c.Address)
@@ -54,7 +54,7 @@ func (c *Caller) Owner() string {
 	return c.Identity
 }
 
-// BodyOwner returns whom the body of a request is counted for.
+// BodyOwner returns the owner against whose limit a request body counts.
 func (c *Caller) BodyOwner() string {
 	if c.Name == "" {
 		return "@" + ratelimit.Address(c.Address)
@@ -62,7 +62,7 @@ func (c *Caller) BodyOwner() string {
 	return c.Name
 }
 
-// Budget returns whose budget a request is on: the client's or, if it is unknown, that of its
+// Budget returns the owner of the rate limits of a request: the client or, if it is unidentified, its
 // address (R14).
 func (c *Caller) Budget() string {
 	if c.Name != "" {
@@ -71,14 +71,15 @@ func (c *Caller) Budget() string {
 	return "address " + ratelimit.Address(c.Address)
 }
 
-// IsVolatile reports whether only another request can show that the caller is still let in:
-// the configuration has no secret of it that could be compared.
-func (c *Caller) IsVolatile() bool {
+// MustReauthenticate reports whether a change of the configuration cannot show that the caller is no longer
+// allowed in, because the configuration has no secret to compare. Such a caller must authenticate
+// again.
+func (c *Caller) MustReauthenticate() bool {
 	name, realm, _ := strings.Cut(c.Identity, realmMark)
 	return name != "" && realm == "" && c.Identity != OperatorIdentity
 }
 
-// Policy returns what the caller may use; nil for everything.
+// Policy returns the policy of the caller; nil to allow everything.
 func (c *Caller) Policy() *acl.Policy {
 	if c.Client == nil {
 		return nil
@@ -86,7 +87,7 @@ func (c *Caller) Policy() *acl.Policy {
 	return c.Client.Policy
 }
 
-// Redactor returns what removes from results what the caller must not see; nil for nothing.
+// Redactor returns what redacts results for the caller; nil to redact nothing.
 func (c *Caller) Redactor() *redact.Redactor {
 	if c.Client == nil {
 		return nil
@@ -103,11 +104,11 @@ func (c Caller) Unredacted() Caller {
 	return c
 }
 
-// Allows reports whether the caller may use something, if only with a confirmation.
+// Allows reports whether the caller may use a target, possibly after a confirmation.
 func (c *Caller) Allows(target mcp.Target) bool { return c.Decide(target).Action != acl.Deny }
 
-// Decide decides whether the caller may use something. What the gateway itself has is for
-// everybody, except for resources that an operator has it host.
+// Decide decides whether the caller may use a target. All clients may use what the gateway itself
+// provides, except for resources that an operator makes it host.
 func (c *Caller) Decide(target mcp.Target) acl.Decision {
 	policy := c.Policy()
 	if policy == nil {
@@ -116,7 +117,7 @@ func (c *Caller) Decide(target mcp.Target) acl.Decision {
 	if target.Server == "" {
 		_, own := mcp.ParseObservationURI(target.Name)
 		if own || target.Kind != mcp.Resource {
-			return acl.Because("it is the gateway's own", acl.Allow)
+			return acl.Because("provided by the gateway itself", acl.Allow)
 		}
 		return policy.Resource("", target.Name)
 	}
@@ -134,19 +135,19 @@ func (c *Caller) Decide(target mcp.Target) acl.Decision {
 		return policy.Resource(target.Server, target.Name)
 	case mcp.Other:
 		if policy.Other(target.Server) {
-			return acl.Because("all of the server is allowed", acl.Allow)
+			return acl.Because("the whole server is allowed", acl.Allow)
 		}
-		return acl.Because("not all of the server is allowed", acl.Deny)
+		return acl.Because("only parts of the server are allowed", acl.Deny)
 	default:
 		if policy.Server(target.Server) {
-			return acl.Because("something of the server is allowed", acl.Allow)
+			return acl.Because("parts of the server are allowed", acl.Allow)
 		}
-		return acl.Because("nothing of the server is allowed", acl.Deny)
+		return acl.Because("no part of the server is allowed", acl.Deny)
 	}
 	return NotPlain
 }
 
-// DecideCall decides on a call with arguments, or on something else that the caller asks for.
+// DecideCall decides on a request for a target. The arguments are those of a tool call.
 func (c *Caller) DecideCall(target mcp.Target, arguments []byte) acl.Decision {
 	if target.Kind != mcp.Tool || target.Server == "" || c.Policy() == nil || !toolpin.IsPlainName(target.Name) {
 		return c.Decide(target)
@@ -156,8 +157,8 @@ func (c *Caller) DecideCall(target mcp.Target, arguments []byte) acl.Decision {
 	return c.Policy().Call(&tool)
 }
 
-// Listed decides on an item of a list other than a tool.
-func (c *Caller) Listed(server string, kind mcp.ListKind, name string) acl.Decision {
+// DecideListed decides whether the caller sees an item of a list that is not a tool.
+func (c *Caller) DecideListed(server string, kind mcp.ListKind, name string) acl.Decision {
 	policy := c.Policy()
 	switch kind {
 	case mcp.Prompts:
@@ -169,12 +170,12 @@ func (c *Caller) Listed(server string, kind mcp.ListKind, name string) acl.Decis
 	}
 }
 
-// IsShown reports whether lists have what was decided on.
+// IsShown reports whether lists contain an item with this decision.
 func (c *Caller) IsShown(d acl.Decision) bool {
 	return d.Action == acl.Allow || d.Action == acl.Confirm && c.Askable
 }
 
-// NewTool returns what is known of a tool that the caller lists or calls.
+// NewTool returns the facts about a tool that the caller lists or calls.
 func (c *Caller) NewTool(server, name string) acl.Tool {
 	return acl.Tool{
 		Facts: condition.Facts{
@@ -184,5 +185,5 @@ func (c *Caller) NewTool(server, name string) acl.Tool {
 	}
 }
 
-// NotPlain is the decision on a name that a person does not see all of.
+// NotPlain is the decision on a name with characters that people cannot see.
 var NotPlain = acl.Because("its name has hidden characters", acl.Deny)

@@ -1,7 +1,7 @@
-// Package access says who clients are to a gateway, and what they may do.
+// Package access identifies the clients of a gateway, and decides what they may do.
 //
-// A [Caller] is the sender of a request. [Rules] find what applies to it by its identity: a policy
-// (package acl), what is redacted for it, and limits of its rate.
+// A [Caller] is the client of a request. [Rules] find its rules by its identity: a policy (package
+// acl), what is redacted, and rate limits.
 package access
 
 import (
@@ -14,16 +14,16 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
 )
 
-// Rules are what the clients of a gateway may do.
+// Rules are the rules of all clients of a gateway.
 type Rules struct {
 	clients    []*Client
-	all        []Limit            // of each client
-	byIdentity map[string]*Client // by name and match
-	patterns   []*Client          // whose names are patterns
-	redact     bool               // something is redacted for some of them
+	all        []Limit            // for each client
+	byIdentity map[string]*Client // by name and by names in Match
+	patterns   []*Client          // clients whose names are patterns
+	redact     bool               // some client has a Redactor
 }
 
-// NewRules returns the rules of these clients. The limits are for each client.
+// NewRules returns the rules of these clients. limits apply to each client.
 func NewRules(clients []*Client, limits []Limit) *Rules {
 	r := &Rules{clients: clients, all: limits, byIdentity: map[string]*Client{}}
 	for _, c := range clients {
@@ -38,34 +38,35 @@ func NewRules(clients []*Client, limits []Limit) *Rules {
 	return r
 }
 
-// Redacts reports whether something is redacted for some clients.
+// Redacts reports whether results are redacted for some clients.
 func (r *Rules) Redacts() bool { return r.redact }
 
-// Match reports whether a client is also known by this name, as its Match says.
+// Match reports whether a client has this name in its Match.
 func (r *Rules) Match(name string) bool {
 	c := r.byIdentity[name]
 	return name != "" && c != nil && slices.Contains(c.Match, name)
 }
 
-// Anonymous is the name of clients that are not identified.
+// Anonymous is the name of unidentified clients.
 const Anonymous = "anonymous"
 
-// OperatorIdentity is the identity of the command that has started this process to talk to
-// it. No rules apply to it, and no client can claim it.
+// OperatorIdentity is the identity of the command that started this process. No rules apply to it, and
+// no client can claim it.
 const OperatorIdentity = "\x00operator"
 
-// OperatorLabel is how logs and metrics name it.
+// OperatorLabel is the operator's name in logs and metrics.
 const OperatorLabel = "operator"
 
-// OperatorAccount is whose account it uses, where each client has one. No client has this name.
+// OperatorAccount is the operator's account at servers where each client has one. No client has this
+// name.
 const OperatorAccount = "(operator)"
 
-// realmMark stands in an identity between its name and what tells it from others of the same
-// name elsewhere.
+// realmMark separates the name from the realm in an identity.
 const realmMark = "\x01"
 
-// Identity returns the identity of a client by its name and realm: what lets it in, in short.
-// Without a realm only another request can show that the client is still let in.
+// Identity returns the identity of a client. realm is a short hash of its secret, and tells clients of
+// the same name apart. Without a realm, the client must authenticate again after a change of the
+// configuration.
 func Identity(name, realm string) string { return name + realmMark + realm }
 
 // NameOf returns the name in an identity.
@@ -74,8 +75,8 @@ func NameOf(identity string) string {
 	return name
 }
 
-// Caller returns the caller with an identity. Its rules are its own, or those of the first
-// pattern that fits.
+// Caller returns the caller with an identity. Its rules are its own, or those of the first matching
+// pattern.
 func (r *Rules) Caller(identity string) Caller {
 	if identity == OperatorIdentity {
 		return Caller{Identity: identity, Label: OperatorLabel, Annotations: mcp.Unannotated}
@@ -106,7 +107,8 @@ func (r *Rules) Caller(identity string) Caller {
 	return c
 }
 
-// Users returns the names of the clients that may use a tool, or something of the gateway itself.
+// Users returns the names of the clients that may use a tool. All may use what the gateway itself
+// provides.
 func (r *Rules) Users(target mcp.Target, annotations mcp.Annotations) (names []string) {
 	for _, c := range r.clients {
 		tool := (&Caller{Name: c.Name, Askable: true}).NewTool(target.Server, target.Name)
@@ -118,95 +120,96 @@ func (r *Rules) Users(target mcp.Target, annotations mcp.Annotations) (names []s
 	return names
 }
 
-// The rules below go by identity, because streams and lists outlive the configuration
-// that their request came in with.
+// The methods below take an identity, because streams and lists outlive the configuration of their
+// request.
 
-// Sees reports whether a client may know of a server. Others are never contacted for it.
+// Sees reports whether a client may know of a server. The gateway contacts no other servers for it.
 func (r *Rules) Sees(identity, server string) bool {
 	if len(r.clients) == 0 {
 		return true
 	}
-	who := r.Caller(identity)
-	return who.Policy().Server(server)
+	caller := r.Caller(identity)
+	return caller.Policy().Server(server)
 }
 
-// Hears reports whether a client may know of changes of a resource.
-func (r *Rules) Hears(identity, server, uri string) bool {
+// AllowsSubscription reports whether a client may get notifications about a resource.
+func (r *Rules) AllowsSubscription(identity, server, uri string) bool {
 	if len(r.clients) == 0 {
 		return true
 	}
-	who := r.Caller(identity)
-	return r.Sees(identity, server) && who.Allows(mcp.Target{Server: server, Kind: mcp.Resource, Name: uri})
+	caller := r.Caller(identity)
+	return r.Sees(identity, server) && caller.Allows(mcp.Target{Server: server, Kind: mcp.Resource, Name: uri})
 }
 
-// AllowsUnknown reports whether a client may send a server methods that MCP does not define.
+// AllowsUnknown reports whether a client may send methods that MCP does not define to a server.
 func (r *Rules) AllowsUnknown(identity, server string) bool {
 	if len(r.clients) == 0 {
 		return true
 	}
-	who := r.Caller(identity)
-	return who.Allows(mcp.Target{Server: server, Kind: mcp.Other})
+	caller := r.Caller(identity)
+	return caller.Allows(mcp.Target{Server: server, Kind: mcp.Other})
 }
 
-// appendLimits appends those limits that apply to something.
-func appendLimits(to []ratelimit.Limit, limits []Limit, target mcp.Target, request bool) []ratelimit.Limit {
+// appendLimits appends those of limits that apply to a message. request is false for messages other
+// than requests.
+func appendLimits(dst []ratelimit.Limit, limits []Limit, target mcp.Target, request bool) []ratelimit.Limit {
 	for i := range limits {
 		switch l := &limits[i]; {
 		case l.pattern != nil:
 			if request && target.Kind == mcp.Tool && l.pattern.Match(target.Server, target.Name) {
-				to = append(to, l.own)
+				dst = append(dst, l.own)
 			}
 		case request:
-			to = append(to, l.own)
+			dst = append(dst, l.own)
 		default:
-			to = append(to, l.aside)
+			dst = append(dst, l.others)
 		}
 	}
-	return to
+	return dst
 }
 
-// Limits appends the limits that apply to a message of a client, which is a request or comes
-// besides.
-func (r *Rules) Limits(to []ratelimit.Limit, c *Caller, target mcp.Target, request bool) []ratelimit.Limit {
+// Limits appends the limits that apply to a message of a client. request is false for messages other
+// than requests.
+func (r *Rules) Limits(dst []ratelimit.Limit, c *Caller, target mcp.Target, request bool) []ratelimit.Limit {
 	var own []Limit
 	if c.Client != nil {
 		own = c.Client.Limits
 	}
 	if len(own)+len(r.all) == 0 || c.Identity == OperatorIdentity {
-		return to
+		return dst
 	}
-	return appendLimits(appendLimits(to, r.all, target, request), own, target, request)
+	return appendLimits(appendLimits(dst, r.all, target, request), own, target, request)
 }
 
-// A Client says what a client may do.
+// A Client has the rules of a client, or of several if its name is a pattern.
 type Client struct {
-	Name     string           // in which * stands for any characters
-	Match    []string         // other names by which it is known
+	Name     string           // pattern in which * stands for any characters
+	Match    []string         // other names of the client
 	Policy   *acl.Policy      // nil to allow everything
 	Redactor *redact.Redactor // nil to redact nothing
 	Limits   []Limit
-	View     string // changes with what the client is shown
+	View     string // hash of what the client sees
 }
 
-// isPattern reports whether the rules are for several clients.
+// isPattern reports whether the name is a pattern.
 func (c *Client) isPattern() bool { return strings.Contains(c.Name, "*") }
 
-// A Limit limits how often a client may make requests.
+// A Limit limits the rate of a client's requests.
 type Limit struct {
 	pattern *mcp.Pattern // nil for all requests
 	own     ratelimit.Limit
-	aside   ratelimit.Limit // for messages that surround requests
+	others  ratelimit.Limit // for messages other than requests
 }
 
-// asideFactor is how many other messages come with each request: handshakes, notifications,
-// answers to questions, streams. They have a budget of their own, so that a client which
-// comes back after a cut has as many requests as others.
-const asideFactor = 10
+// othersFactor is how many other messages are allowed per request: handshakes, notifications, responses
+// to server requests, streams. They have a budget of their own, so a client that reconnects keeps its
+// budget for requests.
+const othersFactor = 10
 
-// NewLimit returns a Limit on calls of the tools that a pattern selects, or on all requests if
-// it is nil.
+// NewLimit returns a Limit on calls of the tools that match a pattern, or on all requests if pattern
+// is nil.
 func NewLimit(l ratelimit.Limit, pattern *mcp.Pattern) Limit {
 	aside := l
-	aside.Key, aside.N, aside.Burst = l.Key+" aside", asideFactor*l.N, asideFactor*l.Burst
+	aside.Key, aside.N, aside.Burst = l.Key+" aside", othersFactor*l.N, othersFactor*l.Burst
 	return Limit{pattern, l, aside}
 }

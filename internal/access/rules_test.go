@@ -10,7 +10,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 )
 
-// policy returns a policy that allows a pattern and nothing else.
+// policy returns a policy that allows only a pattern.
 func policy(t *testing.T, pattern string) *acl.Policy {
 	t.Helper()
 	p, err := acl.New([]acl.Rule{{Action: acl.Allow, Pattern: pattern}}, acl.Deny)
@@ -29,7 +29,7 @@ func TestCallers(t *testing.T) {
 	for _, tt := range []struct {
 		identity          string
 		name, label       string
-		rules             string // whose name is this; "" for none
+		rules             string // name of the rules; "" for none
 		owner, account    string
 		seesA, isVolatile bool
 	}{
@@ -51,8 +51,8 @@ func TestCallers(t *testing.T) {
 		if c.Name != tt.name || c.Label != tt.label || rules != tt.rules {
 			t.Errorf("%q: name %q, label %q, rules of %q", tt.identity, c.Name, c.Label, rules)
 		}
-		if c.Owner() != tt.owner || c.Account() != tt.account || c.IsVolatile() != tt.isVolatile {
-			t.Errorf("%q: owner %q, account %q, volatile %t", tt.identity, c.Owner(), c.Account(), c.IsVolatile())
+		if c.Owner() != tt.owner || c.Account() != tt.account || c.MustReauthenticate() != tt.isVolatile {
+			t.Errorf("%q: owner %q, account %q, volatile %t", tt.identity, c.Owner(), c.Account(), c.MustReauthenticate())
 		}
 		target := mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}
 		if r.Sees(tt.identity, "a") != tt.seesA || c.Allows(target) != tt.seesA {
@@ -64,7 +64,7 @@ func TestCallers(t *testing.T) {
 	}
 }
 
-// Names with characters that a person does not see are never allowed by a rule.
+// Rules never allow names with invisible characters.
 func TestHiddenCharacters(t *testing.T) {
 	c := NewRules([]*Client{{Name: "ann", Policy: policy(t, "*")}}, nil).Caller("ann")
 	for name, want := range map[string]bool{"x": true, "x\u200b": false, "\u202ex": false} {
@@ -92,7 +92,8 @@ func TestLimits(t *testing.T) {
 		}
 		return NewLimit(ratelimit.Limit{Key: key, N: 1, Per: time.Minute, Burst: 2}, p)
 	}
-	r := NewRules([]*Client{{Name: "ann", Limits: []Limit{limit("own", ""), limit("x", "a::x")}}}, []Limit{limit("all", "")})
+	r := NewRules([]*Client{{Name: "ann", Limits: []Limit{limit("own", ""), limit("x", "a::x")}}},
+		[]Limit{limit("all", "")})
 	x := mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}
 	for _, tt := range []struct {
 		identity string

@@ -8,45 +8,46 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// EveryKind are all that are remembered. Of AnnouncedKinds servers say when they have changed.
+// EveryKind are all cached kinds of lists. Servers announce changes of AnnouncedKinds.
 var (
 	EveryKind      = []mcp.ListKind{mcp.Tools, mcp.Prompts, mcp.Resources, mcp.Templates, mcp.Skills}
 	AnnouncedKinds = []mcp.ListKind{mcp.Tools, mcp.Prompts, mcp.Resources, mcp.Templates}
 )
 
-// A Cache has the lists of a server as an audience knows them, or a client in its own session.
+// A Cache holds the lists of a server for one audience, or for one client in its own session.
 type Cache struct {
 	mu        sync.Mutex
 	kept      [mcp.ListKindCount]Cached
-	listeners [mcp.ListKindCount]int           // streams by which the server can say that its lists have changed
-	fetching  [mcp.ListKindCount]chan struct{} // each holds one token: its holder asks for the list
+	listeners [mcp.ListKindCount]int           // streams on which the server announces changes
+	fetching  [mcp.ListKindCount]chan struct{} // each holds one token, for the request that fetches the list
 }
 
-// Cached is a list that is remembered.
+// Cached is a cached list.
 type Cached struct {
-	Key     Key // on the shelf; zero if it has to be asked for
+	Key     Key // on the shelf; zero if it must be fetched
 	Fresh   Freshness
-	View    string           // with what was shown of it to the client
-	Watched bool             // a stream of the server would tell of changes
-	Changes uint64           // how often the server has said that it has changed
-	failure *jsonrpc.Failure // it could not be had; not asked for again for failurePause
-	At      time.Time        // when it was asked for
+	View    string           // view of the client that it was made for
+	Watched bool             // a stream of the server announces changes
+	Changes uint64           // number of changes so far
+	failure *jsonrpc.Failure // why it could not be fetched; not tried again for failurePause
+	At      time.Time        // when it was fetched
 	history listHistory
 }
 
-// A listHistory is what is remembered of a list that has to be asked for again.
+// A listHistory is what remains of a list that must be fetched again.
 type listHistory struct {
-	key     Key       // the last that there was
-	changed time.Time // when it was seen to be another one than before
-	teller  string    // prefix of the link, or replica, by which it was told; "" if it was asked for since
+	key       Key       // of the last list
+	changed   time.Time // when a change was last seen
+	announcer string    // prefix of the link, or replica, that announced the change; "" if it was fetched since
 }
 
-// outdated returns what stays of a list that has to be asked for again.
+// outdated returns what remains of a list that must be fetched again.
 func (c Cached) outdated() Cached { return Cached{Changes: c.Changes + 1, history: c.history} }
 
-// Good returns a list that need not be asked for again, by a question that began at some time. first says that the
-// client has not got such a list yet: one that asks again wants to know of changes.
-func (c *Cache) Good(k mcp.ListKind, view string, began time.Time, first bool) (key Key, _ Freshness, ok bool) {
+// Valid returns a cached list that need not be fetched again, for a request that began at some time.
+// first says that the client has not got such a list yet: a client that asks again wants to know about
+// changes.
+func (c *Cache) Valid(k mcp.ListKind, view string, began time.Time, first bool) (key Key, _ Freshness, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	kept := &c.kept[k]
@@ -54,9 +55,9 @@ func (c *Cache) Good(k mcp.ListKind, view string, began time.Time, first bool) (
 		return Key{}, Freshness{}, false
 	}
 	switch now := time.Now(); {
-	case c.listeners[k] > 0 && kept.Watched: // we would know of a change, or of the end of the server
+	case c.listeners[k] > 0 && kept.Watched: // the gateway would know of a change, or of the end of the server
 	case now.Before(kept.Fresh.Until):
-	case !kept.At.Before(began): // another client has just asked
+	case !kept.At.Before(began): // another client has just fetched it
 	case first && now.Sub(kept.At) < UnchangedTime:
 	default:
 		return Key{}, Freshness{}, false
@@ -64,7 +65,7 @@ func (c *Cache) Good(k mcp.ListKind, view string, began time.Time, first bool) (
 	return kept.Key, kept.Fresh, true
 }
 
-// Token returns the channel whose token allows to ask the server for a list.
+// Token returns the channel whose token allows to fetch a list.
 func (c *Cache) Token(k mcp.ListKind) chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -74,9 +75,9 @@ func (c *Cache) Token(k mcp.ListKind) chan struct{} {
 	return c.fetching[k]
 }
 
-// Before returns how often a list has changed before it is asked for. It fails if it could not be had
-// a short time ago, or since the question began.
-func (c *Cache) Before(k mcp.ListKind, began time.Time) (changes uint64, _ *jsonrpc.Failure) {
+// BeginFetch returns the number of changes of a list before it is fetched. It fails if the list could not
+// be fetched within failurePause, or since began.
+func (c *Cache) BeginFetch(k mcp.ListKind, began time.Time) (changes uint64, _ *jsonrpc.Failure) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	kept := &c.kept[k]
@@ -84,24 +85,25 @@ func (c *Cache) Before(k mcp.ListKind, began time.Time) (changes uint64, _ *json
 	if f != nil && (!kept.At.Before(began) || time.Since(kept.At) < failurePause && !f.IsLoginRequired()) {
 		return 0, f
 	}
-	kept.history.teller = ""
+	kept.history.announcer = ""
 	return kept.Changes, nil
 }
 
-// NoteFailure notes that a list could not be had.
+// NoteFailure records that a list could not be fetched.
 func (c *Cache) NoteFailure(k mcp.ListKind, failure *jsonrpc.Failure) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.kept[k].failure, c.kept[k].At = failure, time.Now()
 }
 
-// Keep remembers a list, unless it has changed while it was asked for.
+// Keep caches a list, unless it changed while it was fetched.
 func (c *Cache) Keep(k mcp.ListKind, list Cached) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before := c.kept[k].history
 	list.history = before
-	if list.history.key = list.Key; before.key != (Key{}) && before.key != list.Key {
+	list.history.key = list.Key
+	if before.key != (Key{}) && before.key != list.Key {
 		list.history.changed = time.Now()
 	}
 	if c.kept[k].Changes == list.Changes {
@@ -119,7 +121,7 @@ func (c *Cache) ChangedAt() (times [mcp.ListKindCount]time.Time) {
 	return times
 }
 
-// Seen returns the kinds of lists that there were, with the last of each.
+// Seen returns the key of the last list of each kind, for kinds that were fetched.
 func (c *Cache) Seen() (last map[mcp.ListKind]Key) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -132,31 +134,32 @@ func (c *Cache) Seen() (last map[mcp.ListKind]Key) {
 	return last
 }
 
-// Known returns the current list; nil if it has to be asked for again, or is no longer on the shelf. No client
-// has seen one that is newer.
-func (c *Cache) Known(on *Shelf, k mcp.ListKind) *List {
+// Current returns the current list; nil if it must be fetched again, or is no longer on the shelf. No
+// client has seen a newer one.
+func (c *Cache) Current(shelf *Shelf, k mcp.ListKind) *List {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return on.Get(c.kept[k].Key)
+	return shelf.Get(c.kept[k].Key)
 }
 
-// Changed notes that the server has said that a list is no longer what it was: by a link of this prefix, or to another
-// replica. It reports whether that is news: a server says it in all sessions.
-func (c *Cache) Changed(notice, by string) (news bool) {
+// Changed records that the server has announced a change of a list. teller is the prefix of the link,
+// or the replica, that got the notification. It reports whether that is news: a server announces it in
+// all sessions.
+func (c *Cache) Changed(notice, teller string) (news bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for k := range mcp.ListKinds {
 		if mcp.ListKinds[k].Notice == notice {
-			teller := c.kept[k].history.teller
-			news = news || teller == "" || teller == by
+			known := c.kept[k].history.announcer
+			news = news || known == "" || known == teller
 			c.kept[k] = c.kept[k].outdated()
-			c.kept[k].history.changed, c.kept[k].history.teller = time.Now(), by
+			c.kept[k].history.changed, c.kept[k].history.announcer = time.Now(), teller
 		}
 	}
 	return news
 }
 
-// Forget forgets lists.
+// Forget makes lists outdated.
 func (c *Cache) Forget(lists ...mcp.ListKind) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -165,7 +168,7 @@ func (c *Cache) Forget(lists ...mcp.ListKind) {
 	}
 }
 
-// Listen notes that n more streams would tell of changes.
+// Listen adds n to the number of streams on which the server announces changes.
 func (c *Cache) Listen(lists []mcp.ListKind, n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -177,14 +180,14 @@ func (c *Cache) Listen(lists []mcp.ListKind, n int) {
 	}
 }
 
-// HasListener reports whether a stream would tell of changes.
+// HasListener reports whether a stream announces changes.
 func (c *Cache) HasListener(k mcp.ListKind) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.listeners[k] > 0
 }
 
-// ChangedBefore notes that lists are others than clients have seen.
+// ChangedBefore records that lists differ from those that clients have seen.
 func (c *Cache) ChangedBefore(lists ...mcp.ListKind) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -194,12 +197,13 @@ func (c *Cache) ChangedBefore(lists ...mcp.ListKind) {
 	}
 }
 
-// failurePause is how long a list is not asked for again that could not be had.
+// failurePause is how long a list that could not be fetched is not tried again.
 const failurePause = 5 * time.Second
 
-// UnchangedTime is how long a server is taken for the same without asking it, and a list that
-// a server of the legacy era says never changes. It may be another server by then.
+// UnchangedTime is how long a server is assumed to be unchanged, and so is a list that a legacy server
+// says never changes. The server may have been replaced by then.
 const UnchangedTime = 30 * time.Second
 
-// NewCache returns a cache of lists. Streams would tell of changes already, so many for each kind.
+// NewCache returns an empty cache. listeners is the number of streams that announce changes already,
+// by kind.
 func NewCache(listeners [mcp.ListKindCount]int) *Cache { return &Cache{listeners: listeners} }

@@ -1,7 +1,7 @@
-// Package catalog keeps the lists of what servers have.
+// Package catalog caches the lists of servers: tools, prompts, resources, templates and skills.
 //
-// A [List] is a list of one server as some clients see it. A [Shelf] keeps each list but once. A
-// [Cache] knows which list is the last that there was, and whether it is still good.
+// A [List] is a list of one server as some clients see it. A [Shelf] stores each distinct list once. A
+// [Cache] knows which list is the current one, and whether it is still valid.
 package catalog
 
 import (
@@ -12,29 +12,29 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// A List is what a server has of a kind, as clients see it. It never changes, and
-// clients that see the same share one.
+// A List is a list of one kind of a server, as clients see it. It is immutable, and shared by clients
+// that see the same.
 type List struct {
-	Key    Key               // on the shelf; zero if it is not there
-	Server string            // its name
-	Joined []byte            // the items, with commas between them
-	Ends   []int             // where the items end in Joined
+	Key    Key               // on the shelf; zero if not there
+	Server string            // name of the server
+	Joined []byte            // items, separated by commas
+	Ends   []int             // ends of the items in Joined
 	Names  []string          // as clients see them
-	Short  map[string]string // the names, without that of the server, of those that were shortened
+	Short  map[string]string // names at the server, by shortened name
 	Params mcp.ParamHeaders  // of tools
-	UIs    []UI              // of tools, in the order in which they stand
+	UIs    []UI              // of tools, in order
 
-	Focused map[string]string // the original names of tools to which a Focus was added
+	Focused map[string]string // names at the server of tools with a Focus
 }
 
-// Empty is the list of a server that has nothing.
+// Empty is an empty list.
 var Empty = new(List)
 
 // Item returns an item.
 func (l *List) Item(i int) []byte { return l.From(i, i+1, nil) }
 
-// From returns the items from one up to another, with commas between them. URIs of UI resources
-// that other servers have, too, say which server is meant.
+// From returns the items from start up to end, separated by commas. URIs of shared UI resources are
+// replaced with URIs that name the server.
 func (l *List) From(start, end int, shared SharedUIs) []byte {
 	if start >= end {
 		return nil
@@ -46,7 +46,7 @@ func (l *List) From(start, end int, shared SharedUIs) []byte {
 	return jsonspan.Spliced(l.Joined[first:last], shared.edits(l, first, last)...)
 }
 
-// size returns about how much memory a list takes.
+// size returns the approximate memory size of a list, in bytes.
 func (l *List) size() int64 {
 	size := len(l.Joined) + 8*len(l.Ends)
 	for _, name := range l.Names {
@@ -62,15 +62,15 @@ func (l *List) size() int64 {
 	return int64(size)
 }
 
-// A Freshness says how long and for whom a list is good.
+// A Freshness says how long a list is valid, and for which clients.
 type Freshness struct {
-	Until   time.Time // it is to be asked for again then; zero: when it has changed
+	Until   time.Time // expiry; zero: until it changes
 	Private bool
-	TTL     time.Duration // as the server has said
+	TTL     time.Duration // as the server sent it
 	None    bool          // the server has no such list
 }
 
-// Members returns what a result of the modern era says of how long it is good.
+// Members returns the members of a modern result that say how long it is valid.
 func (f Freshness) Members() []byte {
 	scope := "public"
 	if f.Private {

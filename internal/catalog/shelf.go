@@ -9,33 +9,33 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
-// A Shelf keeps lists, and each but once: ten thousand clients see the same tools. When
-// it is full, the server that has most on it makes room. Lists that are gone are asked
-// for again.
+// A Shelf stores lists, each distinct one once: ten thousand clients may see the same tools. When it
+// is full, lists of the server with the most bytes are dropped. Dropped lists are fetched again.
 type Shelf struct {
 	mu     sync.Mutex
 	lists  *quota.Cache[Key, *List]
 	closed bool
 }
 
-// A Key stands for what is in a list, and whose it is.
+// A Key is a hash of a list and its server.
 type Key [sha256.Size]byte
 
 const (
 	// listTime is how long a list is kept after it was last sent.
 	listTime = 10 * time.Minute
-	// How many bytes of lists are kept in all, and for each server.
-	maxLists, maxListsOfOne = 256 << 20, 64 << 20
+	// Limits of all lists, and of the lists of one server, in bytes.
+	maxLists, maxServerLists = 256 << 20, 64 << 20
 )
 
-var keptLists = quota.NewKind("lists")
+var listsQuota = quota.NewKind("lists")
 
+// NewShelf returns an empty shelf.
 func NewShelf() *Shelf {
-	limits := quota.Limits{Bytes: maxLists, OwnerBytes: maxListsOfOne}
-	return &Shelf{lists: quota.NewCache[Key, *List](keptLists, limits, listTime, nil)}
+	limits := quota.Limits{Bytes: maxLists, OwnerBytes: maxServerLists}
+	return &Shelf{lists: quota.NewCache[Key, *List](listsQuota, limits, listTime, nil)}
 }
 
-// Put keeps a list of a server. It returns the one that is kept, which is the same.
+// Put stores a list of a server. It returns the stored list, which may be an equal one.
 func (s *Shelf) Put(server string, l *List) (Key, *List) {
 	sum := sha256.New()
 	_, _ = sum.Write([]byte(server + "\x00"))
@@ -49,7 +49,7 @@ func (s *Shelf) Put(server string, l *List) (Key, *List) {
 		_, _ = sum.Write([]byte{end})
 	}
 	if l.Params != nil {
-		_, _ = fmt.Fprint(sum, l.Params) // some may be of arguments that clients do not see
+		_, _ = fmt.Fprint(sum, l.Params) // may include arguments that clients do not see
 	}
 	key := Key(sum.Sum(nil))
 	l.Key = key
@@ -64,7 +64,7 @@ func (s *Shelf) Put(server string, l *List) (Key, *List) {
 	return key, l
 }
 
-// Get returns the list with a key, nil if it is no longer kept.
+// Get returns the list with a key; nil if it was dropped.
 func (s *Shelf) Get(key Key) *List {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -72,7 +72,7 @@ func (s *Shelf) Get(key Key) *List {
 	return l
 }
 
-// Expire drops lists that were not sent for a while. It returns how many are left.
+// Expire drops lists that were not sent for listTime. It returns how many are left.
 func (s *Shelf) Expire() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -80,7 +80,7 @@ func (s *Shelf) Expire() int {
 	return s.lists.Len()
 }
 
-// Close says that nothing more is kept.
+// Close drops all lists.
 func (s *Shelf) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// Lists that are the same are kept once. They are not kept for long, and there is only so
-// much room for those of a server.
+// Equal lists are stored once, for a limited time, and with a limit for each server.
 func TestShelf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := NewShelf()
@@ -36,7 +35,7 @@ func TestShelf(t *testing.T) {
 		for i := range 10 {
 			s.Put("hostile", build(fmt.Sprint(large, i)))
 		}
-		if held := keptLists.Usage().Bytes; held > maxListsOfOne+1<<10 {
+		if held := listsQuota.Usage().Bytes; held > maxServerLists+1<<10 {
 			t.Errorf("%d bytes are kept", held)
 		}
 		if s.Get(key) != a {

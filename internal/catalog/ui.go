@@ -9,40 +9,40 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// A UI is where a tool names the resource that shows its results to people, as MCP Apps do.
+// A UI is the member of a tool with the URI of the resource that shows its results, as in MCP Apps.
 type UI struct {
 	URI        string
-	Start, End int // of the literal
+	Start, End int // position of the literal
 }
 
 var uiPaths = jsonspan.CompilePaths(mcp.UIMembers...)
 
-// AppendUIs appends the UI resources that a tool names, which stands at an offset. A tool that
-// repeats such a member names none: readers could disagree about which it is.
-func AppendUIs(to []UI, tool []byte, offset int) []UI {
+// AppendUIs appends the UI resources of a tool at an offset. A tool that repeats such a member has
+// none, because readers could disagree about the value.
+func AppendUIs(dst []UI, tool []byte, offset int) []UI {
 	if !bytes.Contains(tool, []byte(`"_meta"`)) {
-		return to
+		return dst
 	}
-	before := len(to)
+	before := len(dst)
 	err := uiPaths.Find(tool, func(_ int, v jsonspan.Value) {
 		if v.Kind == jsonspan.String && v.End-v.Start <= mcp.LongestURI {
-			to = append(to, UI{string(jsonspan.AppendText(nil, v.Body(tool))), offset + v.Start, offset + v.End})
+			dst = append(dst, UI{string(jsonspan.AppendText(nil, v.Body(tool))), offset + v.Start, offset + v.End})
 		}
 	})
 	if err != nil {
-		return to[:before]
+		return dst[:before]
 	}
-	return to
+	return dst
 }
 
-// SharedUIs are the URIs of UI resources that several servers have. In lists they say which
-// server is meant.
+// SharedUIs are URIs of UI resources that several servers have. In lists they are replaced with URIs
+// that name the server.
 type SharedUIs map[string]bool
 
 // AreIn reports whether a list has one of them.
 func (shared SharedUIs) AreIn(l *List) bool { return len(shared.edits(l, 0, len(l.Joined))) > 0 }
 
-// edits returns the edits of a part of a list that have it say which server is meant.
+// edits returns the edits of a part of a list that replace shared URIs.
 func (shared SharedUIs) edits(l *List, start, end int) (edits []jsonspan.Edit) {
 	if len(shared) == 0 {
 		return nil
@@ -56,7 +56,7 @@ func (shared SharedUIs) edits(l *List, start, end int) (edits []jsonspan.Edit) {
 	return edits
 }
 
-// FindSharedUIs returns which UI resources of lists of tools need to say whose they are.
+// FindSharedUIs returns the UI resources of tool lists whose URIs must name the server.
 func FindSharedUIs(all []*List) SharedUIs {
 	var shared SharedUIs
 	share := func(uri string) {
@@ -73,14 +73,14 @@ func FindSharedUIs(all []*List) SharedUIs {
 			}
 			owner[ui.URI] = l.Server
 			if _, _, err := mcp.ParseURI(ui.URI); err == nil {
-				share(ui.URI) // it would be taken for one that says whose it is
+				share(ui.URI) // it would be taken for a URI that names a server
 			}
 		}
 	}
 	return shared
 }
 
-// HasUI reports whether a list of tools names a UI resource.
+// HasUI reports whether a list of tools has a UI resource.
 func (l *List) HasUI(uri string) bool {
 	return slices.ContainsFunc(l.UIs, func(ui UI) bool { return ui.URI == uri })
 }

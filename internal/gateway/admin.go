@@ -10,40 +10,40 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// Refresh has the lists of a server asked for anew, and tells the clients that listen.
-// It returns how many of them listen here.
-func (g *Gateway) Refresh(server string) (told int) {
+// Refresh drops the cached lists of a server on all replicas and sends list-changed notifications.
+// It returns the number of streams notified by this replica.
+func (g *Gateway) Refresh(server string) (notified int) {
 	s := g.servers[server]
 	if s == nil {
 		return 0
 	}
-	defer g.elsewhere.refreshed(s)
+	defer g.replicaSync.serverRefreshed(s)
 	return g.forgetLists(s)
 }
 
-// RefreshHere does so at this replica only.
-func (g *Gateway) RefreshHere(server string) {
+// RefreshLocal is like Refresh, for this replica only.
+func (g *Gateway) RefreshLocal(server string) {
 	if s := g.servers[server]; s != nil {
 		g.forgetLists(s)
 	}
 }
 
-// forgetLists has the lists of a server asked for anew, and tells the clients.
-func (g *Gateway) forgetLists(s *upstream.Server) (told int) {
+// forgetLists drops the cached lists of a server and notifies clients.
+func (g *Gateway) forgetLists(s *upstream.Server) (notified int) {
 	return g.refresh(s, func(string) bool { return true }, func(l *link) { l.forgetLists(g, catalog.EveryKind...) })
 }
 
-// refresh has the server asked again for the clients that it concerns, and has their links forget
-// something. It tells the clients.
-func (g *Gateway) refresh(s *upstream.Server, concerns func(identity string) bool, forget func(*link)) (told int) {
-	g.shared.State.ToolsChanged(s)
+// refresh drops what is cached about a server for the identities that concerns selects, calls
+// forget for their links, and notifies these clients.
+func (g *Gateway) refresh(s *upstream.Server, concerns func(identity string) bool, forget func(*link)) (notified int) {
+	g.shared.Retained.ToolsChanged(s)
 	g.audiences.each(func(a *audience) {
 		if concerns(a.identity) {
-			a.at(s.ID).forget()
+			a.profile(s.ID).forget()
 		}
 	})
 	for _, c := range g.clients() {
-		if l := c.linked(s); l != nil && concerns(c.identity) {
+		if l := c.existingLink(s); l != nil && concerns(c.identity) {
 			forget(l)
 		}
 	}
@@ -51,56 +51,55 @@ func (g *Gateway) refresh(s *upstream.Server, concerns func(identity string) boo
 	return g.announce(sees, mcp.Tools, mcp.Prompts, mcp.Resources)
 }
 
-// TemplatesChanged tells the clients that listen that the gateway itself has other
-// templates than before.
+// TemplatesChanged notifies clients that the templates of the gateway itself have changed.
 func (g *Gateway) TemplatesChanged() {
 	g.announce(func(string) bool { return true }, mcp.Resources)
 }
 
-// announce tells those who listen, and whom it concerns, that lists have changed.
-func (g *Gateway) announce(concerns func(identity string) bool, changed ...mcp.ListKind) (told int) {
+// announce sends list-changed notifications to the open streams of the selected identities.
+func (g *Gateway) announce(concerns func(identity string) bool, changed ...mcp.ListKind) (notified int) {
 	g.mu.Lock()
 	streams := g.streamsOf(g)
 	g.mu.Unlock()
 	for _, s := range streams {
-		if concerns(s.visit.caller.Identity) {
+		if concerns(s.req.caller.Identity) {
 			s.later(func() { s.announce(changed...) })
-			told++
+			notified++
 		}
 	}
-	return told
+	return notified
 }
 
-// Sessions returns how many sessions of clients are remembered, by the label of the client in
-// metrics and by its name.
+// Sessions returns the number of remembered client sessions, by metrics label and client name.
 func (g *Gateway) Sessions() map[string]map[string]int {
 	sessions := map[string]map[string]int{}
 	for _, c := range g.clients() {
 		if c.ended.Load() {
 			continue
 		}
-		who := g.rules.Caller(c.identity)
+		caller := g.rules.Caller(c.identity)
 		name := access.NameOf(c.identity)
 		switch name {
 		case "":
 			name = access.Anonymous
 		case access.OperatorIdentity:
-			name = who.Label
+			name = caller.Label
 		}
-		if sessions[who.Label] == nil {
-			sessions[who.Label] = map[string]int{}
+		if sessions[caller.Label] == nil {
+			sessions[caller.Label] = map[string]int{}
 		}
-		sessions[who.Label][name]++
+		sessions[caller.Label][name]++
 	}
 	return sessions
 }
 
-// Links returns how many sessions of clients of the aggregate are open with each server, by its name.
+// Links returns the number of open sessions with each server, by server name. It counts sessions of
+// the aggregate endpoint only.
 func (g *Gateway) Links() map[string]int {
 	open := map[string]int{}
 	for _, c := range g.clients() {
 		for _, l := range c.allLinks() {
-			if s := g.of(l); s != nil && l.isOpen() {
+			if s := g.linkServer(l); s != nil && l.isOpen() {
 				open[s.Name]++
 			}
 		}
@@ -108,8 +107,9 @@ func (g *Gateway) Links() map[string]int {
 	return open
 }
 
-// Original returns a text that was masked for a client by a server, as long as it is kept, without what is redacted for
-// the client by now, and how many characters it has.
+// Original returns the original of a text that was masked for a client, and its length in
+// characters. Current redaction rules apply. It reports false if the original is unknown or
+// expired.
 func (g *Gateway) Original(server, client, handle string) (text string, chars int, ok bool) {
 	s := g.servers[server]
 	if s == nil || s.Mask == nil {
@@ -119,7 +119,7 @@ func (g *Gateway) Original(server, client, handle string) (text string, chars in
 	if !ok {
 		return "", 0, false
 	}
-	who := g.rules.Caller(client)
-	text = jsonspan.Text(who.Redactor().Body(body))
+	caller := g.rules.Caller(client)
+	text = jsonspan.Text(caller.Redactor().Body(body))
 	return text, utf8.RuneCountInString(text), true
 }

@@ -17,21 +17,23 @@ func updateOf(uri string) string {
 	return `{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"` + uri + `"}}`
 }
 
-// listensIn opens a stream of a client of either era, that hears of all changes.
-func (u *user) listensIn(wants string) *talk {
+// openStream opens a stream of a client of either era.
+func (u *testClient) openStream(wants string) *liveReply {
 	u.t.Helper()
 	if u.era == mcp.Legacy {
 		return u.listen()
 	}
-	k := u.begin(mcp.MethodListen, `{"notifications":{"toolsListChanged":true,"promptsListChanged":true,"resourcesListChanged":true`+wants+`}}`)
+	k := u.startRequest(mcp.MethodListen, `{"notifications":{"toolsListChanged":true,"promptsListChanged":true,`+
+		`"resourcesListChanged":true`+wants+`}}`)
 	k.nextOf("notifications/subscriptions/acknowledged")
 	return k
 }
 
-// listensOnce has the peer keep GET streams open, and returns for each what it hears by.
-func (p *peer) listensOnce() <-chan func(message string) {
+// streamSenders makes the server keep GET streams open. It returns a function for each that sends a
+// message.
+func (p *fakeServer) streamSenders() <-chan func(message string) {
 	streams := make(chan func(string), 4)
-	p.does("GET", func(w http.ResponseWriter, a *incoming) {
+	p.handle("GET", func(w http.ResponseWriter, a *incoming) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		w.WriteHeader(http.StatusOK)
 		_ = http.NewResponseController(w).Flush()
@@ -49,13 +51,13 @@ func (p *peer) listensOnce() <-chan func(message string) {
 	return streams
 }
 
-// believing is an Authenticator that believes the header X-Identity. It has no secret of those
-// whose names begin with "guest".
-type believing struct{ fingerprint string }
+// headerAuth is an Authenticator that trusts the header X-Identity. Clients whose name begins with
+// "guest" have no secret.
+type headerAuth struct{ fingerprint string }
 
-func (believing) BodyNeeded(*http.Request) int64 { return 0 }
+func (headerAuth) BodyNeeded(*http.Request) int64 { return 0 }
 
-func (believing) Authenticate(r *http.Request, _ bool, _ []byte, _ string) (string, error) {
+func (headerAuth) Authenticate(r *http.Request, _ bool, _ []byte, _ string) (string, error) {
 	name, realm := r.Header.Get("X-Identity"), "a secret of it"
 	switch {
 	case name == "":
@@ -66,43 +68,43 @@ func (believing) Authenticate(r *http.Request, _ bool, _ []byte, _ string) (stri
 	return access.Identity(name, realm), nil
 }
 
-func (believing) Challenge(http.Header, *http.Request, error) int { return http.StatusUnauthorized }
+func (headerAuth) Challenge(http.Header, *http.Request, error) int { return http.StatusUnauthorized }
 
-func (believing) CredentialHeaders() []string { return []string{"X-Identity"} }
+func (headerAuth) CredentialHeaders() []string { return []string{"X-Identity"} }
 
-func (b believing) Fingerprint() string { return b.fingerprint }
+func (b headerAuth) Fingerprint() string { return b.fingerprint }
 
 func TestStreamsOfClientsThatAreNotLetIn(t *testing.T) { // A30, A60
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		p := legacyPeer("a").hasTools("x")
 		if era == mcp.Modern {
 			p = modernPeer("a").hasTools("x")
-			p.tells()
+			p.acceptListen()
 		} else {
-			p.listens()
+			p.keepStreams()
 		}
 		letIn := func(fingerprint string, clients ...string) func(*Config) {
 			return func(c *Config) {
-				c.Auth = believing{fingerprint}
+				c.Auth = headerAuth{fingerprint}
 				for _, name := range clients {
 					c.Clients = append(c.Clients, &access.Client{Name: name})
 				}
 			}
 		}
 		g := newGateway(t, letIn("1", "ann", "bob"), p)
-		streams := map[string]*talk{}
+		streams := map[string]*liveReply{}
 		for _, identity := range []string{"ann", "bob", "guest"} {
 			u := g.user(t, era)
 			u.identity = identity
 			if era == mcp.Legacy {
 				u.connect()
 			}
-			streams[identity] = u.listensIn("")
+			streams[identity] = u.openStream("")
 		}
 		goOn := func(names ...string) {
 			t.Helper()
-			if told := g.Refresh("a"); told != len(names) {
-				t.Errorf("%d clients were told, not %v", told, names)
+			if notified := g.Refresh("a"); notified != len(names) {
+				t.Errorf("%d clients were notified, want %v", notified, names)
 			}
 			for _, name := range names {
 				streams[name].nextOf("notifications/tools/list_changed")
@@ -110,37 +112,37 @@ func TestStreamsOfClientsThatAreNotLetIn(t *testing.T) { // A30, A60
 		}
 		goOn("ann", "bob", "guest")
 		g.replace(letIn("1", "ann", "bob"), p)
-		streams["guest"].ended() // only another request can show that it is still let in
+		streams["guest"].waitEnd() // only a new request can show that it is still admitted
 		goOn("ann", "bob")
 		g.replace(letIn("1", "ann"), p)
-		streams["bob"].ended() // another client to the configuration
+		streams["bob"].waitEnd() // another client in the configuration
 		goOn("ann")
 		g.replace(letIn("2", "ann"), p)
-		streams["ann"].ended()
+		streams["ann"].waitEnd()
 	}
 }
 
 func TestStreamsGoByTheRulesOfNow(t *testing.T) { // A55, A56, A60
 	p := legacyPeer("a").hasTools("x")
-	p.listens()
+	p.keepStreams()
 	view := func(text string) func(*Config) {
 		return func(c *Config) { c.Clients = []*access.Client{{Name: "*", View: text}} }
 	}
 	g := newGateway(t, view("one"), p)
 	stream := g.legacy(t).listen()
-	before := p.await(t, "GET", 1)
+	before := p.waitFor(t, "GET", 1)
 	g.replace(view("one"), p)
 	g.replace(view("another"), p)
-	p.await(t, "GET", 2) // by the handler of now, which looks at what it says
+	p.waitFor(t, "GET", 2) // from the new handler, which filters
 	await.Until(t, "the old stream to end", func() bool { return before.Context().Err() != nil })
 	stream.nextOf("notifications/tools/list_changed")
 }
 
 func TestUpdatesOfDeniedResources(t *testing.T) { // A55, A60, A68
-	hears := func(denied string) func(*Config) { return everybody("deny resource:a::" + denied) }
+	hears := func(denied string) func(*Config) { return rulesForAll("deny resource:a::" + denied) }
 	t.Run("by GET", func(t *testing.T) {
 		p := legacyPeer("a")
-		last := p.listensOnce()
+		last := p.streamSenders()
 		g := newGateway(t, hears("docs://secret/"), p)
 		u := g.legacy(t)
 		stream := u.listen()
@@ -148,7 +150,8 @@ func TestUpdatesOfDeniedResources(t *testing.T) { // A55, A60, A68
 		u.ask("resources/subscribe", `{"uri":"`+mcp.ResourceURI("a", "docs://public/1")+`"}`)
 		say(updateOf("docs://secret/1"))
 		say(updateOf("docs://public/1"))
-		if e := stream.nextOf("notifications/resources/updated"); !strings.Contains(e.data, mcp.ResourceURI("a", "docs://public/1")) {
+		if e := stream.nextOf("notifications/resources/updated"); !strings.Contains(e.data,
+			mcp.ResourceURI("a", "docs://public/1")) {
 			t.Errorf("got %s", e.data)
 		}
 		g.replace(hears("docs://public/"), p)
@@ -163,28 +166,31 @@ func TestUpdatesOfDeniedResources(t *testing.T) { // A55, A60, A68
 	})
 	t.Run("by subscriptions/listen", func(t *testing.T) {
 		p := modernPeer("a")
-		say := p.tells()
+		say := p.acceptListen()
 		u := newGateway(t, hears("docs://secret/"), p).modern(t)
-		stream := u.listensIn(`,"resourceSubscriptions":["` + mcp.ResourceURI("a", "docs://secret/1") + `","` + mcp.ResourceURI("a", "docs://public/1") + `"]`)
-		if got := p.await(t, mcp.MethodListen, 1); strings.Contains(got.body, "secret") || !strings.Contains(got.body, "docs://public/1") {
+		stream := u.openStream(`,"resourceSubscriptions":["` + mcp.ResourceURI("a", "docs://secret/1") + `","` +
+			mcp.ResourceURI("a", "docs://public/1") + `"]`)
+		if got := p.waitFor(t, mcp.MethodListen, 1); strings.Contains(got.body, "secret") ||
+			!strings.Contains(got.body, "docs://public/1") {
 			t.Errorf("the server was asked %s", got.body)
 		}
 		say(updateOf("docs://secret/1"))
 		say(updateOf("docs://public/1"))
-		if e := stream.nextOf("notifications/resources/updated"); !strings.Contains(e.data, mcp.ResourceURI("a", "docs://public/1")) {
+		if e := stream.nextOf("notifications/resources/updated"); !strings.Contains(e.data,
+			mcp.ResourceURI("a", "docs://public/1")) {
 			t.Errorf("got %s", e.data)
 		}
 	})
 }
 
-// An answer belongs to a call. What a server says to who just listens is none.
+// Answers belong to calls. Answers in listen streams are ignored.
 func TestAnswersOnStreamsOfListeners(t *testing.T) { // A54
 	p := legacyPeer("a")
-	say := p.listens()
+	say := p.keepStreams()
 	u := newGateway(t, nil, p).legacy(t)
 	u.header = http.Header{"Last-Event-Id": {u.event("listen/a/1")}}
 	stream := u.listen()
-	p.await(t, "GET", 1)
+	p.waitFor(t, "GET", 1)
 	say(`{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"x"}]}}`)
 	say(`{"jsonrpc":"2.0","method":"vendor/after"}`)
 	if e := stream.next(); e.method() != "vendor/after" {
@@ -193,7 +199,8 @@ func TestAnswersOnStreamsOfListeners(t *testing.T) { // A54
 }
 
 func TestHeldCallsAreTakenUpAsTheyWere(t *testing.T) { // A54
-	p := legacyPeer("a").does("tools/call", asking(1)).does("prompts/get", asking(1)).does("resources/read", asking(1))
+	p := legacyPeer("a").handle("tools/call", askingTool(1)).handle("prompts/get", askingTool(1)).
+		handle("resources/read", askingTool(1))
 	g := newGateway(t, nil, p)
 	for name, call := range map[string][2]string{
 		"a tool":     {"tools/call", `"name":"a::x"`},
@@ -202,12 +209,13 @@ func TestHeldCallsAreTakenUpAsTheyWere(t *testing.T) { // A54
 	} {
 		t.Run(name, func(t *testing.T) {
 			u := g.modern(t)
-			in, key := wanted(t, u.ask(call[0], `{`+call[1]+`}`))
-			goOn := func(method, named string) said {
+			in, key := readInput(t, u.ask(call[0], `{`+call[1]+`}`))
+			goOn := func(method, named string) reply {
 				return u.ask(method, `{`+named+`,"inputResponses":{"`+key+`":{}},"requestState":"`+in.RequestState+`"}`)
 			}
 			for _, other := range [][2]string{
-				{"tools/call", `"name":"a::other"`}, {"prompts/get", `"name":"a::other"`}, {"tools/call", `"name":"a::x"`}, {"prompts/get", `"name":"a::x"`},
+				{"tools/call", `"name":"a::other"`}, {"prompts/get", `"name":"a::other"`}, {"tools/call", `"name":"a::x"`},
+				{"prompts/get", `"name":"a::x"`},
 				{"resources/read", `"uri":"` + mcp.ResourceURI("a", "x://b") + `"`},
 			} {
 				if other == call {
@@ -226,65 +234,68 @@ func TestHeldCallsAreTakenUpAsTheyWere(t *testing.T) { // A54
 
 func TestSessionsEndWhereTheyMayNotBeAnyMore(t *testing.T) { // A53, A60
 	a, b := legacyPeer("a").hasTools("x"), legacyPeer("b").hasTools("y")
-	g := newGateway(t, everybody(), a, b)
+	g := newGateway(t, rulesForAll(), a, b)
 	u := g.legacy(t)
 	u.ask("tools/list", "")
-	g.replace(everybody("deny b::*"), a, b)
+	g.replace(rulesForAll("deny b::*"), a, b)
 	response, err := u.do(t.Context(), http.MethodDelete, "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	response.Body.Close()
-	for _, p := range []*peer{a, b} {
+	for _, p := range []*fakeServer{a, b} {
 		if p.count("DELETE") != 1 {
-			t.Errorf("%s was told %d times", p.name, p.count("DELETE"))
+			t.Errorf("%s got %d DELETE requests", p.name, p.count("DELETE"))
 		}
 	}
 }
 
-// window leads clients from notes:// to a server.
-func (g *front) window() *front {
-	g.hosts("notes://{name}", "x://{name}")
+// hostNotes adds a template with the URI notes:// for a server.
+func (g *testGateway) hostNotes() *testGateway {
+	g.hostTemplate("notes://{name}", "x://{name}")
 	return g
 }
 
-// windows are a gateway that joins servers, and one that is the same as its only server.
-var windows = map[string]func(*Config){"of several": nil, "as one": func(c *Config) { c.Naming = mcp.Naming{} }}
+// gatewayKinds are a gateway with several servers and a transparent one.
+var gatewayKinds = map[string]func(*Config){"of several": nil, "as one": func(c *Config) { c.Naming = mcp.Naming{} }}
 
 func TestWhatIsSeenThroughAWindow(t *testing.T) { // A67, A68
 	contents := func(w http.ResponseWriter, a *incoming) {
-		a.reply(w, `{"contents":[{"uri":"`+a.message.Text(jsonrpc.URI)+`","text":"see x://b"},{"uri":"x://other","text":""}]}`)
+		a.reply(w, `{"contents":[{"uri":"`+a.message.Text(jsonrpc.URI)+
+			`","text":"see x://b"},{"uri":"x://other","text":""}]}`)
 	}
-	for name, configure := range windows {
+	for name, configure := range gatewayKinds {
 		t.Run(name, func(t *testing.T) {
-			both(t, configure, func() []*peer { return []*peer{newPeer("a").does("resources/read", contents)} }, func(t *testing.T, u *user, peers []*peer) {
-				u.g.window()
-				s := u.ask("resources/read", `{"uri":"notes://1"}`)
-				if got := peers[0].await(t, "resources/read", 1).message.Text(jsonrpc.URI); got != "x://1" {
-					t.Errorf("the server was asked for %s", got)
-				}
-				var result struct{ Contents []struct{ URI string } }
-				_ = json.Unmarshal(s.Result, &result)
-				if len(result.Contents) != 2 || result.Contents[0].URI != "notes://1" || strings.Contains(string(s.Result), mcp.ResourceURI("a", "x://1")) {
-					t.Errorf("got %s", s.body)
-				}
-			})
+			both(t, configure, func() []*fakeServer { return []*fakeServer{newPeer("a").handle("resources/read", contents)} },
+				func(t *testing.T, u *testClient, peers []*fakeServer) {
+					u.g.hostNotes()
+					s := u.ask("resources/read", `{"uri":"notes://1"}`)
+					if got := peers[0].waitFor(t, "resources/read", 1).message.Text(jsonrpc.URI); got != "x://1" {
+						t.Errorf("the server was asked for %s", got)
+					}
+					var result struct{ Contents []struct{ URI string } }
+					_ = json.Unmarshal(s.Result, &result)
+					if len(result.Contents) != 2 || result.Contents[0].URI != "notes://1" ||
+						strings.Contains(string(s.Result), mcp.ResourceURI("a", "x://1")) {
+						t.Errorf("got %s", s.body)
+					}
+				})
 		})
 	}
 }
 
 func TestUpdatesThroughAWindow(t *testing.T) { // A67, A68
-	for name, configure := range windows {
+	for name, configure := range gatewayKinds {
 		t.Run(name+": resources/subscribe", func(t *testing.T) {
 			p := legacyPeer("a")
-			say := p.listens()
-			u := newGateway(t, configure, p).window().legacy(t)
+			say := p.keepStreams()
+			u := newGateway(t, configure, p).hostNotes().legacy(t)
 			stream := u.listen()
-			p.await(t, "GET", 1)
+			p.waitFor(t, "GET", 1)
 			if s := u.ask("resources/subscribe", `{"uri":"notes://1"}`); s.code() != 0 {
 				t.Fatalf("got %s", s.body)
 			}
-			if got := p.await(t, "resources/subscribe", 1).message.Text(jsonrpc.URI); got != "x://1" {
+			if got := p.waitFor(t, "resources/subscribe", 1).message.Text(jsonrpc.URI); got != "x://1" {
 				t.Errorf("the server was asked for %s", got)
 			}
 			say(updateOf("x://1"))
@@ -294,10 +305,10 @@ func TestUpdatesThroughAWindow(t *testing.T) { // A67, A68
 		})
 		t.Run(name+": subscriptions/listen", func(t *testing.T) {
 			p := modernPeer("a")
-			say := p.tells()
-			u := newGateway(t, configure, p).window().modern(t)
-			stream := u.listensIn(`,"resourceSubscriptions":["notes://1"]`)
-			if got := p.await(t, mcp.MethodListen, 1); !strings.Contains(got.body, `"x://1"`) {
+			say := p.acceptListen()
+			u := newGateway(t, configure, p).hostNotes().modern(t)
+			stream := u.openStream(`,"resourceSubscriptions":["notes://1"]`)
+			if got := p.waitFor(t, mcp.MethodListen, 1); !strings.Contains(got.body, `"x://1"`) {
 				t.Fatalf("the server was asked %s", got.body)
 			}
 			say(updateOf("x://1"))
@@ -312,22 +323,23 @@ func TestRequestsThatWantNoAnswerGoNowhere(t *testing.T) { // A54, A58
 	a, b := legacyPeer("a"), legacyPeer("b")
 	u := newGateway(t, nil, a, b).legacy(t)
 	for method, params := range map[string]string{
-		"tools/call": `{"name":"x"}`, "prompts/get": `{"name":"x"}`, "resources/read": `{"uri":"x://a"}`, "tools/list": `{}`, "tasks/cancel": `{"taskId":"1"}`, "logging/setLevel": `{"level":"debug"}`,
+		"tools/call": `{"name":"x"}`, "prompts/get": `{"name":"x"}`, "resources/read": `{"uri":"x://a"}`, "tools/list": `{}`,
+		"tasks/cancel": `{"taskId":"1"}`, "logging/setLevel": `{"level":"debug"}`,
 	} {
-		u.tell(method, params)
-		for _, p := range []*peer{a, b} {
+		u.notify(method, params)
+		for _, p := range []*fakeServer{a, b} {
 			if p.count(method) > 0 {
-				t.Errorf("%s has heard %s", p.name, method)
+				t.Errorf("%s received %s", p.name, method)
 			}
 		}
 	}
-	u.tell("notifications/vendor", "")
-	a.await(t, "notifications/vendor", 1)
-	b.await(t, "notifications/vendor", 1)
+	u.notify("notifications/vendor", "")
+	a.waitFor(t, "notifications/vendor", 1)
+	b.waitFor(t, "notifications/vendor", 1)
 }
 
 func TestHeldCallsAreTakenUpForTheirToolOnly(t *testing.T) { // A54, A60
-	p := legacyPeer("a").hasTools("x", "y").does("tools/call", asking(1))
+	p := legacyPeer("a").hasTools("x", "y").handle("tools/call", askingTool(1))
 	discovery := func(c *Config) { c.Discovery = true }
 	for name, tt := range map[string]struct{ by, other string }{
 		"by name":      {`"name":"a::x"`, `"name":"a::y"`},
@@ -336,10 +348,11 @@ func TestHeldCallsAreTakenUpForTheirToolOnly(t *testing.T) { // A54, A60
 		t.Run(name, func(t *testing.T) {
 			g := newGateway(t, discovery, p)
 			u := g.modern(t)
-			in, key := wanted(t, u.ask("tools/call", `{`+tt.by+`}`))
+			in, key := readInput(t, u.ask("tools/call", `{`+tt.by+`}`))
 			g.replace(discovery, p)
 			taken := fmt.Sprintf(`,"inputResponses":{%q:{"action":"accept"}},"requestState":%q}`, key, in.RequestState)
-			if s := u.ask("tools/call", `{`+tt.other+taken); s.code() != jsonrpc.CodeInvalidParams || strings.Contains(s.body, `"answers"`) {
+			if s := u.ask("tools/call", `{`+tt.other+taken); s.code() != jsonrpc.CodeInvalidParams ||
+				strings.Contains(s.body, `"answers"`) {
 				t.Errorf("as another tool: %s", s.body)
 			}
 			if s := u.ask("tools/call", `{`+tt.by+taken); !strings.Contains(string(s.Result), `"answers"`) {

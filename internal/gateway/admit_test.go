@@ -17,15 +17,15 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/resourcetemplate"
 )
 
-// rulesOf returns a policy of rules such as "allow a::x" and "deny a::*", in this order. What
-// none of them is about is allowed.
+// rulesOf returns a policy with rules such as "allow a::x" and "deny a::*", in this order. It
+// allows everything else.
 func rulesOf(rules ...string) *acl.Policy {
 	compiled := make([]acl.Rule, len(rules))
 	for i, rule := range rules {
 		verb, pattern, _ := strings.Cut(rule, " ")
 		action, ok := acl.ParseAction(verb)
 		if !ok {
-			panic("there is no action " + verb)
+			panic("unknown action " + verb)
 		}
 		compiled[i] = acl.Rule{Action: action, Pattern: pattern}
 	}
@@ -36,25 +36,24 @@ func rulesOf(rules ...string) *acl.Policy {
 	return policy
 }
 
-// everybody returns a configuration whose rules are for all clients.
-func everybody(rules ...string) func(*Config) {
+// rulesForAll returns a configuration with rules for all clients.
+func rulesForAll(rules ...string) func(*Config) {
 	return func(c *Config) {
 		policy := rulesOf(rules...)
 		c.Clients = []*access.Client{{Name: "*", Policy: policy, View: policy.Fingerprint()}}
 	}
 }
 
-// oneRequest limits each client to one request an hour.
+// oneRequest limits each client to one request per hour.
 func oneRequest(c *Config) {
 	c.Limits = []access.Limit{access.NewLimit(ratelimit.Limit{Key: "test", N: 1, Per: time.Hour}, nil)}
 }
 
-// asked sends a request twice, to a gateway that admits one. It returns the answer to the
-// first, and what the gateway was asked about before it refused the second. Each time it
-// must be asked once.
-func (u *user) asked(method, params string) (said, mcp.Target) {
+// targetOf sends a request twice, to a gateway that admits one. It returns the answer to the first,
+// and the target of the refused second. Each request must be admitted once.
+func (u *testClient) targetOf(method, params string) (reply, mcp.Target) {
 	u.t.Helper()
-	tally, observer := u.g.Usage.Tally(access.Anonymous), u.g.config.Observer.(*observed)
+	tally, observer := u.g.Usage.Tally(access.Anonymous), u.g.config.Observer.(*recorder)
 	before := tally.Requests.Load()
 	first := u.ask(method, params)
 	if n := tally.Requests.Load() - before; n != 1 {
@@ -65,7 +64,8 @@ func (u *user) asked(method, params string) (said, mcp.Target) {
 	}
 	second := u.ask(method, params)
 	denials := observer.takeDenials()
-	if len(denials) != 1 || denials[0].Method != method || denials[0].Code != "rate_limited" || second.status != http.StatusTooManyRequests {
+	if len(denials) != 1 || denials[0].Method != method || denials[0].Code != "rate_limited" ||
+		second.status != http.StatusTooManyRequests {
 		u.t.Fatalf("over the limit: got %d %s, denied %+v", second.status, second.body, denials)
 	}
 	if n := tally.Requests.Load() - before; n != 2 {
@@ -74,12 +74,12 @@ func (u *user) asked(method, params string) (said, mcp.Target) {
 	return first, denials[0].Target
 }
 
-func guardedPeers() []*peer {
+func guardedPeers() []*fakeServer {
 	a := newPeer("a").hasTools("x").
-		has("prompts/list", "prompts", `{"name":"p"}`).
-		has("resources/list", "resources", `{"uri":"r://1","name":"r"}`)
+		hasList("prompts/list", "prompts", `{"name":"p"}`).
+		hasList("resources/list", "resources", `{"uri":"r://1","name":"r"}`)
 	a.capabilities = `{"tools":{},"prompts":{},"resources":{"subscribe":true},"completions":{}}`
-	return []*peer{a, newPeer("b").hasTools("y")}
+	return []*fakeServer{a, newPeer("b").hasTools("y")}
 }
 
 func TestEachRequestIsAskedAboutOnce(t *testing.T) { // A53 to A55, A63 to A65
@@ -90,34 +90,44 @@ func TestEachRequestIsAskedAboutOnce(t *testing.T) { // A53 to A55, A63 to A65
 	}{
 		{"a tool", "tools/call", `{"name":"a::x"}`, mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}},
 		{"a tool by an alias", "tools/call", `{"name":"alias::x"}`, mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}},
-		{"a tool that is spelled with escapes", "tools/call", `{"name":"a:\u003ax"}`, mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}},
+		{"a tool that is spelled with escapes", "tools/call", `{"name":"a:\u003ax"}`,
+			mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}},
 		{"a tool of no server", "tools/call", `{"name":"c::x"}`, mcp.Target{}},
 		{"a tool without a name", "tools/call", `{"name":5}`, mcp.Target{}},
 		{"a prompt", "prompts/get", `{"name":"a::p"}`, mcp.Target{Server: "a", Kind: mcp.Prompt, Name: "p"}},
-		{"a resource", "resources/read", `{"uri":"` + proxy + `"}`, mcp.Target{Server: "a", Kind: mcp.Resource, Name: "r://1"}},
+		{"a resource", "resources/read", `{"uri":"` + proxy + `"}`,
+			mcp.Target{Server: "a", Kind: mcp.Resource, Name: "r://1"}},
 		{"a resource by the URI of its server", "resources/read", `{"uri":"r://1"}`, mcp.Target{}},
 		{"a resource of no server", "resources/read", `{"uri":"r://2"}`, mcp.Target{}},
-		{"what completes an argument of a prompt", "completion/complete", `{"ref":{"type":"ref/prompt","name":"a::p"},"argument":{"name":"n","value":""}}`, mcp.Target{Server: "a", Kind: mcp.Prompt, Name: "p"}},
-		{"what completes a URI", "completion/complete", `{"ref":{"type":"ref/resource","uri":"` + proxy + `"},"argument":{"name":"n","value":""}}`, mcp.Target{Server: "a", Kind: mcp.Resource, Name: "r://1"}},
+		{"what completes an argument of a prompt", "completion/complete",
+			`{"ref":{"type":"ref/prompt","name":"a::p"},"argument":{"name":"n","value":""}}`,
+			mcp.Target{Server: "a", Kind: mcp.Prompt, Name: "p"}},
+		{"what completes a URI", "completion/complete",
+			`{"ref":{"type":"ref/resource","uri":"` + proxy + `"},"argument":{"name":"n","value":""}}`,
+			mcp.Target{Server: "a", Kind: mcp.Resource, Name: "r://1"}},
 		{"a task", "tasks/get", `{"taskId":"a::1"}`, mcp.Target{Server: "a", Kind: mcp.Other}},
 		{"a list", "tools/list", `{}`, mcp.Target{}},
-		{"a list with a cursor of nobody", "tools/list", `{"cursor":"!"}`, mcp.Target{}},
-		{"a method that nobody knows", "no/such", `{}`, mcp.Target{}},
-		{"a search for tools", "tools/call", `{"name":"search_tools","arguments":{"query":"x"}}`, mcp.Target{Kind: mcp.Tool, Name: "search_tools"}},
-		{"a tool that was searched for", "tools/call", `{"name":"call_tool","arguments":{"name":"a::x"}}`, mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}},
-		{"a tool that was searched for, of no server", "tools/call", `{"name":"call_tool","arguments":{"name":"nobody"}}`, mcp.Target{Kind: mcp.Tool, Name: "call_tool"}},
-		{"a subscription", "resources/subscribe", `{"uri":"` + proxy + `"}`, mcp.Target{Server: "a", Kind: mcp.Resource, Name: "r://1"}},
+		{"a list with an invalid cursor", "tools/list", `{"cursor":"!"}`, mcp.Target{}},
+		{"an unknown method", "no/such", `{}`, mcp.Target{}},
+		{"a search for tools", "tools/call", `{"name":"search_tools","arguments":{"query":"x"}}`,
+			mcp.Target{Kind: mcp.Tool, Name: "search_tools"}},
+		{"a tool that was searched for", "tools/call", `{"name":"call_tool","arguments":{"name":"a::x"}}`,
+			mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}},
+		{"a tool that was searched for, of no server", "tools/call", `{"name":"call_tool","arguments":{"name":"unknown"}}`,
+			mcp.Target{Kind: mcp.Tool, Name: "call_tool"}},
+		{"a subscription", "resources/subscribe", `{"uri":"` + proxy + `"}`,
+			mcp.Target{Server: "a", Kind: mcp.Resource, Name: "r://1"}},
 		{"a subscription by the URI of the server", "resources/subscribe", `{"uri":"r://1"}`, mcp.Target{}},
 	}
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		for _, test := range tests {
 			if era == mcp.Modern && test.method == "resources/subscribe" {
-				continue // of the legacy era
+				continue // legacy only
 			}
 			t.Run(fmt.Sprint(test.name, ", era ", era), func(t *testing.T) {
 				peers := guardedPeers()
 				for _, p := range peers {
-					p.speaks[era] = true
+					p.eras[era] = true
 				}
 				g := newGateway(t, func(c *Config) {
 					oneRequest(c)
@@ -128,7 +138,7 @@ func TestEachRequestIsAskedAboutOnce(t *testing.T) { // A53 to A55, A63 to A65
 				if era == mcp.Legacy {
 					u.connect()
 				}
-				if _, got := u.asked(test.method, test.params); got != test.want {
+				if _, got := u.targetOf(test.method, test.params); got != test.want {
 					t.Errorf("asked about %+v", got)
 				}
 			})
@@ -137,11 +147,12 @@ func TestEachRequestIsAskedAboutOnce(t *testing.T) { // A53 to A55, A63 to A65
 }
 
 func TestWhatIsRefusedReachesNoServer(t *testing.T) { // A53
-	configure := everybody("allow a::other", "deny a::*") // so that the server is known
-	both(t, configure, guardedPeers, func(t *testing.T, u *user, peers []*peer) {
+	configure := rulesForAll("allow a::other", "deny a::*") // so that the client may see the server
+	both(t, configure, guardedPeers, func(t *testing.T, u *testClient, peers []*fakeServer) {
 		for method, params := range map[string]string{
-			"tools/call": `{"name":"a::x"}`, "prompts/get": `{"name":"a::p"}`, "resources/read": `{"uri":"` + mcp.ResourceURI("a", "r://1") + `"}`,
-			"tasks/get": `{"taskId":"a::1"}`,
+			"tools/call": `{"name":"a::x"}`, "prompts/get": `{"name":"a::p"}`,
+			"resources/read": `{"uri":"` + mcp.ResourceURI("a", "r://1") + `"}`,
+			"tasks/get":      `{"taskId":"a::1"}`,
 		} {
 			if s := u.ask(method, params); s.status != 403 || s.symbol() != "acl_denied" {
 				t.Errorf("%s: got %d %s", method, s.status, s.body)
@@ -160,7 +171,7 @@ func TestServersThatAClientMayNotKnow(t *testing.T) { // A53, A57
 	configure := func(c *Config) {
 		c.Clients = []*access.Client{{Name: "ann"}, {Name: "*", Policy: rulesOf("deny a::*")}}
 	}
-	both(t, configure, guardedPeers, func(t *testing.T, u *user, peers []*peer) {
+	both(t, configure, guardedPeers, func(t *testing.T, u *testClient, peers []*fakeServer) {
 		if got, _ := u.walk("tools/list", "tools", "name", 0); !slices.Equal(got, []string{"b::y"}) {
 			t.Errorf("tools: got %v", got)
 		}
@@ -169,10 +180,11 @@ func TestServersThatAClientMayNotKnow(t *testing.T) { // A53, A57
 				t.Errorf("%s: got %s", member, s.body)
 			}
 		}
-		u.tell("notifications/vendor", "")
-		for _, method := range []string{"initialize", "server/discover", "notifications/initialized", "notifications/vendor", "tools/list"} {
+		u.notify("notifications/vendor", "")
+		for _, method := range []string{"initialize", "server/discover", "notifications/initialized", "notifications/vendor",
+			"tools/list"} {
 			if n := peers[0].count(method); n != 0 {
-				t.Errorf("the server has heard %s", method)
+				t.Errorf("the server received %s", method)
 			}
 		}
 		ann := u.g.user(t, u.era)
@@ -190,7 +202,7 @@ func TestListsAreAskedForAgain(t *testing.T) {
 	view := func(text string) func(*Config) {
 		return func(c *Config) { c.Clients = []*access.Client{{Name: "*", View: text}} }
 	}
-	p := legacyPeer("a").hasTools("x") // which says that its lists never change
+	p := legacyPeer("a").hasTools("x") // declares no list changes
 	p.capabilities = `{"tools":{}}`
 	g := newGateway(t, view("one"), p)
 	u := g.legacy(t)
@@ -204,16 +216,17 @@ func TestListsAreAskedForAgain(t *testing.T) {
 	}
 	g.replace(view("another"), p)
 	if list(); p.count("tools/list") != 2 {
-		t.Error("a client that is shown something else is not asked for")
+		t.Error("no list was requested for a client with another view")
 	}
-	if g.Refresh("a"); p.count("tools/list") != 2 {
+	g.Refresh("a")
+	if p.count("tools/list") != 2 {
 		t.Error("a refresh alone asks for nothing")
 	}
 	if list(); p.count("tools/list") != 3 {
-		t.Error("a list that was refreshed is not asked for again")
+		t.Error("the list was not requested again after a refresh")
 	}
-	if told := g.Refresh("nobody"); told != 0 {
-		t.Errorf("%d clients were told of a server that there is not", told)
+	if notified := g.Refresh("unknown"); notified != 0 {
+		t.Errorf("%d clients were notified of an unknown server", notified)
 	}
 }
 
@@ -223,9 +236,9 @@ func TestRefreshTellsWhoListens(t *testing.T) { // A73
 	g := newGateway(t, nil, p)
 	u := g.legacy(t)
 	k := u.listen()
-	defer k.hangUp()
-	if told := g.Refresh("a"); told != 1 {
-		t.Errorf("%d clients were told", told)
+	defer k.disconnect()
+	if notified := g.Refresh("a"); notified != 1 {
+		t.Errorf("%d clients were notified", notified)
 	}
 	k.nextOf("notifications/tools/list_changed")
 	g.TemplatesChanged()
@@ -241,33 +254,35 @@ func TestNotificationsGoWhereTheyBelong(t *testing.T) { // A58
 		c.NotificationRoutes = []NotificationRoute{{Method: "vendor/one", Servers: []string{"b"}}}
 	}
 	u := newGateway(t, configure, a, b).legacy(t)
-	u.tell("vendor/one", "")
-	u.tell("vendor/all", "")
-	a.await(t, "vendor/all", 1)
-	b.await(t, "vendor/all", 1)
-	b.await(t, "vendor/one", 1)
+	u.notify("vendor/one", "")
+	u.notify("vendor/all", "")
+	a.waitFor(t, "vendor/all", 1)
+	b.waitFor(t, "vendor/all", 1)
+	b.waitFor(t, "vendor/one", 1)
 	if a.count("vendor/one") != 0 {
 		t.Error("it went to another server, too")
 	}
 }
 
 func TestHostedResourcesLeadToServers(t *testing.T) { // A67, A69
-	p := legacyPeer("a").does("resources/read", nil)
+	p := legacyPeer("a").handle("resources/read", nil)
 	p.capabilities = `{"resources":{}}`
 	g := newGateway(t, oneRequest, p)
-	g.hosts("notes://{name}", "r://{name}")
-	if _, got := g.legacy(t).asked("resources/read", `{"uri":"notes://1"}`); got != (mcp.Target{Server: "a", Kind: mcp.Resource, Name: "r://1"}) {
+	g.hostTemplate("notes://{name}", "r://{name}")
+	if _, got := g.legacy(t).targetOf("resources/read", `{"uri":"notes://1"}`); got != (mcp.Target{Server: "a",
+		Kind: mcp.Resource, Name: "r://1"}) {
 		t.Errorf("asked about %+v", got)
 	}
-	if got := p.await(t, "resources/read", 1); got.message.Text(jsonrpc.URI) != "r://1" {
+	if got := p.waitFor(t, "resources/read", 1); got.message.Text(jsonrpc.URI) != "r://1" {
 		t.Errorf("the server was asked for %s", got.message.Raw)
 	}
 }
 
-// hosts has the gateway host a template that leads to resources of the server a.
-func (g *front) hosts(uriTemplate, uri string) {
+// hostTemplate adds a template for resources of the server a.
+func (g *testGateway) hostTemplate(uriTemplate, uri string) {
 	g.t.Helper()
-	if _, err := g.Templates.Put(resourcetemplate.Template{Name: "notes", URITemplate: uriTemplate, Server: "a", URI: uri}); err != nil {
+	if _, err := g.Templates.Put(resourcetemplate.Template{Name: "notes", URITemplate: uriTemplate, Server: "a",
+		URI: uri}); err != nil {
 		g.t.Fatal(err)
 	}
 }
@@ -276,11 +291,12 @@ func TestTasksOfServersWithNothingElseForAClient(t *testing.T) { // A53, A54
 	begin := func(w http.ResponseWriter, a *incoming) {
 		a.reply(w, `{"task":{"taskId":"`+a.Header.Get("X-Identity")+`","status":"working"}}`)
 	}
-	var peers []*peer
+	var peers []*fakeServer
 	for _, name := range []string{"a", "b"} {
-		p := legacyPeer(name).does("tools/call", begin)
+		p := legacyPeer(name).handle("tools/call", begin)
 		p.capabilities = `{"tools":{},"tasks":{"list":{}}}`
-		peers = append(peers, p.has("tasks/list", "tasks", `{"taskId":"ann","status":"working"}`, `{"taskId":"bob","status":"working"}`))
+		peers = append(peers, p.hasList("tasks/list", "tasks", `{"taskId":"ann","status":"working"}`,
+			`{"taskId":"bob","status":"working"}`))
 	}
 	g := newGateway(t, func(c *Config) {
 		c.Clients = []*access.Client{{Name: "ann"}, {Name: "*", Policy: rulesOf("allow tool:a::x", "deny a::*")}}
@@ -296,15 +312,15 @@ func TestTasksOfServersWithNothingElseForAClient(t *testing.T) { // A53, A54
 		}
 		before := peers[0].count("tasks/list")
 		if got := names(t, u.ask("tasks/list", ""), "tasks", "taskId"); !slices.Equal(got, want) {
-			t.Errorf("%s is told of %v", identity, got)
+			t.Errorf("%s was notified of %v", identity, got)
 		}
 		if asked := peers[0].count("tasks/list") > before; asked != (len(want) == 2) {
-			t.Errorf("for %s the server a is asked: %t", identity, asked)
+			t.Errorf("%s: server a got a request: %t", identity, asked)
 		}
 	}
 }
 
-// The names of clients in conditions are those in logs.
+// Client names in conditions are those in logs.
 func TestConditionOnClient(t *testing.T) {
 	for identity, client := range map[string]string{"": access.Anonymous, "ann": "ann"} {
 		both(t, func(c *Config) {
@@ -317,11 +333,12 @@ func TestConditionOnClient(t *testing.T) {
 				t.Fatal(err)
 			}
 			c.Clients = []*access.Client{{Name: "*", Policy: policy}}
-		}, peersWithX, func(t *testing.T, u *user, peers []*peer) {
-			if u.identity = identity; u.era == mcp.Legacy {
+		}, peersWithX, func(t *testing.T, u *testClient, peers []*fakeServer) {
+			u.identity = identity
+			if u.era == mcp.Legacy {
 				u.connect()
 			}
-			u.refuses(peers[0], "x", "acl_denied")
+			u.callRefused(peers[0], "x", "acl_denied")
 		})
 	}
 }

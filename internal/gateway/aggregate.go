@@ -13,7 +13,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// An aggregate is the Gateway as requests see it.
+// An aggregate implements [inbound.Aggregate] for a Gateway.
 type aggregate struct{ g *Gateway }
 
 // Serve implements inbound.Aggregate.
@@ -33,7 +33,8 @@ func (a aggregate) ListTools(r *http.Request, identity string, s *upstream.Serve
 // Interface guard
 var _ inbound.Aggregate = aggregate{}
 
-// serve answers a request to all servers. The client is that of an operator; nil if the request says whose it is.
+// serve answers a request to the aggregate endpoint. The client is set for operators only;
+// otherwise the request identifies it.
 func (g *Gateway) serve(q *inbound.Request, c *client) *jsonrpc.Failure {
 	ctx := q.HTTP.Context()
 	if q.HTTP.Method == http.MethodGet || q.Message.Is(jsonrpc.Method, mcp.MethodListen) {
@@ -42,20 +43,20 @@ func (g *Gateway) serve(q *inbound.Request, c *client) *jsonrpc.Failure {
 		defer cancel()
 		defer context.AfterFunc(g.config.Exiting, cancel)()
 	}
-	// The body has been read. Requests that may outlive the handler are derived from this one, so it is dropped now.
+	// The body has been read. Drop it: requests derived from this one may outlive the handler.
 	q.HTTP.Body, q.HTTP.GetBody = http.NoBody, nil
 	q.DropCredentials()
-	v := &visit{
+	req := &aggregateRequest{
 		Request: q, g: g, client: c, out: streamable.NewWriter(q.Writer, q.HTTP.Header),
 		ctx: &inbound.Context{Context: ctx, Caller: q.Caller, Inherited: q.Peer.Inherited},
 	}
 	if q.Traffic.Answer != nil {
-		v.out.OnAnswer = q.Traffic.Answer.Add
+		req.out.OnAnswer = q.Traffic.Answer.Add
 	}
-	failure := v.serve()
+	failure := req.serve()
 	switch {
-	case v.torn:
-		panic(http.ErrAbortHandler) // so that the client can tell
+	case req.truncated:
+		panic(http.ErrAbortHandler) // shows the client that the response is incomplete
 	case failure != nil, q.IsParked():
 	case ctx.Err() != nil && !g.exiting():
 		q.Outcome = upstream.OutcomeCanceled
@@ -68,157 +69,157 @@ func (g *Gateway) serve(q *inbound.Request, c *client) *jsonrpc.Failure {
 	return failure
 }
 
-// serve answers the request. What it returns is to be answered.
-func (v *visit) serve() *jsonrpc.Failure {
+// serve answers the request. The caller answers with the failure that it returns.
+func (req *aggregateRequest) serve() *jsonrpc.Failure {
 	defer func() {
-		v.asides.Wait()
-		if v.IsParked() {
+		req.sideRequests.Wait()
+		if req.IsParked() {
 			return
 		}
-		v.out.Close()
-		if v.client != nil {
-			v.g.release(v.client)
+		req.out.Close()
+		if req.client != nil {
+			req.g.release(req.client)
 		}
 	}()
-	failure := v.dispatch()
-	if failure != nil && !v.AdmitAsked {
+	failure := req.dispatch()
+	if failure != nil && !req.AdmitAsked {
 		// Report errors only to clients that may make requests, and charge them to their
 		// rate limit.
-		if refused := v.Admit(mcp.Target{}); refused != nil {
+		if refused := req.Admit(mcp.Target{}); refused != nil {
 			failure = refused
 		}
 	}
-	if failure != nil && v.era == mcp.Legacy && failure.Code == jsonrpc.CodeInvalidParams {
-		failure = failure.AsAnswer() // clients of the legacy era read the body, not the status
+	if failure != nil && req.era == mcp.Legacy && failure.Code == jsonrpc.CodeInvalidParams {
+		failure = failure.WithStatusOK() // legacy clients read the body, not the status
 	}
-	if failure != nil && v.out.Streaming() {
-		v.out.Answer(failure.Status, &streamable.Event{Data: failure.Append(nil, v.Message.Literal(jsonrpc.ID))})
-		v.ErrorCode = failure.Code
+	if failure != nil && req.out.IsStreaming() {
+		req.out.Answer(failure.Status, &streamable.Event{Data: failure.Append(nil, req.Message.Literal(jsonrpc.ID))})
+		req.ErrorCode = failure.Code
 		return nil
 	}
 	return failure
 }
 
-// dispatch answers the request by its HTTP method.
-func (v *visit) dispatch() *jsonrpc.Failure {
-	method := v.CalledMethod()
+// dispatch answers the request according to its HTTP method.
+func (req *aggregateRequest) dispatch() *jsonrpc.Failure {
+	method := req.CalledMethod()
 	_, known := mcp.KnownMethod(method)
-	named := mcp.HasTarget(method) || !known // a request of an extension may name something, too
-	if v.HTTP.Method != http.MethodPost || !v.Message.IsRequest() || !named {
-		if failure := v.Admit(v.targetOfAll()); failure != nil {
+	named := mcp.HasTarget(method) || !known // requests of extensions may have a target, too
+	if req.HTTP.Method != http.MethodPost || !req.Message.IsRequest() || !named {
+		if failure := req.Admit(req.wholeTarget()); failure != nil {
 			return failure
 		}
 	}
-	switch v.HTTP.Method {
+	switch req.HTTP.Method {
 	case http.MethodPost:
-		return v.postMessage()
+		return req.postMessage()
 	case http.MethodGet, http.MethodDelete:
-		if v.Version != "" && !mcp.IsLegacy(v.Version) {
-			return jsonrpc.MethodNotAllowed("POST") // in the modern era all is posted
+		if req.Version != "" && !mcp.IsLegacy(req.Version) {
+			return jsonrpc.MethodNotAllowed("POST") // modern clients only send POST
 		}
-		if failure := v.join(); failure != nil {
+		if failure := req.findSession(); failure != nil {
 			return failure
 		}
-		if v.HTTP.Method == http.MethodGet {
-			return v.get()
+		if req.HTTP.Method == http.MethodGet {
+			return req.get()
 		}
-		return v.delete()
+		return req.delete()
 	}
 	return jsonrpc.MethodNotAllowed("POST", "GET", "DELETE")
 }
 
 // postMessage answers a message.
-func (v *visit) postMessage() *jsonrpc.Failure {
-	if failure := v.Message.Check(); failure != nil {
+func (req *aggregateRequest) postMessage() *jsonrpc.Failure {
+	if failure := req.Message.Check(); failure != nil {
 		return failure
 	}
-	if v.client != nil { // of an operator
-		v.era = v.client.era
-		return v.postRequest(v.CalledMethod())
+	if req.client != nil { // an operator
+		req.era = req.client.era
+		return req.postRequest(req.CalledMethod())
 	}
-	v.era = mcp.EraOf(v.Version, &v.Message)
-	if v.era == mcp.Modern {
-		return v.postModern()
+	req.era = mcp.EraOf(req.Version, &req.Message)
+	if req.era == mcp.Modern {
+		return req.postModern()
 	}
-	if v.Message.IsRequest() && v.Message.Is(jsonrpc.Method, "initialize") {
-		return handshake{v}.initialize()
+	if req.Message.IsRequest() && req.Message.Is(jsonrpc.Method, "initialize") {
+		return handshake{req}.initialize()
 	}
-	if failure := v.join(); failure != nil {
+	if failure := req.findSession(); failure != nil {
 		return failure
 	}
 	switch {
-	case v.Message.IsNotification():
-		clientNotice{v}.pass()
-		v.accepted()
+	case req.Message.IsNotification():
+		oneWayMessage{req}.forwardNotification()
+		req.answerAccepted()
 		return nil
-	case !v.Message.IsRequest():
-		if failure := (clientNotice{v}).reply(); failure != nil {
+	case !req.Message.IsRequest():
+		if failure := (oneWayMessage{req}).forwardResponse(); failure != nil {
 			return failure
 		}
-		v.accepted()
+		req.answerAccepted()
 		return nil
 	}
-	switch method := v.CalledMethod(); method {
+	switch method := req.CalledMethod(); method {
 	case "ping":
-		return v.answer([]byte("{}"))
+		return req.answerResult([]byte("{}"))
 	case "logging/setLevel":
-		return v.setLevel()
+		return req.setLevel()
 	case "resources/subscribe", "resources/unsubscribe":
-		return v.newCall().subscribe(method == "resources/subscribe")
+		return req.newCall().subscribe(method == "resources/subscribe")
 	default:
-		return v.postRequest(method)
+		return req.postRequest(method)
 	}
 }
 
-// postModern answers a message of the modern era.
-func (v *visit) postModern() *jsonrpc.Failure {
-	if !v.Message.IsRequest() {
-		v.accepted() // none has a meaning over HTTP
+// postModern answers a message of a modern client.
+func (req *aggregateRequest) postModern() *jsonrpc.Failure {
+	if !req.Message.IsRequest() {
+		req.answerAccepted() // over HTTP, modern notifications and responses have no meaning
 		return nil
 	}
-	if failure := mcp.CheckModern(v.HTTP.Header, &v.Message); failure != nil {
+	if failure := mcp.CheckModern(req.HTTP.Header, &req.Message); failure != nil {
 		return failure
 	}
-	if !v.Message.Is(jsonrpc.ProtocolVersion, mcp.Stateless) {
-		return jsonrpc.UnsupportedVersion(v.Message.Text(jsonrpc.ProtocolVersion), mcp.Versions())
+	if !req.Message.Is(jsonrpc.ProtocolVersion, mcp.Stateless) {
+		return jsonrpc.UnsupportedVersion(req.Message.Text(jsonrpc.ProtocolVersion), mcp.Versions())
 	}
 	var failure *jsonrpc.Failure
-	if v.client, failure = v.modernClient(); failure != nil {
+	if req.client, failure = req.modernClient(); failure != nil {
 		return failure
 	}
-	switch method := v.CalledMethod(); method {
+	switch method := req.CalledMethod(); method {
 	case "server/discover":
-		return handshake{v}.discover()
+		return handshake{req}.discover()
 	case mcp.MethodListen:
-		return v.listen()
+		return req.listen()
 	case "initialize", "ping", "logging/setLevel", "resources/subscribe", "resources/unsubscribe":
-		return jsonrpc.MethodNotFound(method) // of the legacy era
-	case "tasks/list", "tasks/result": // which the tasks extension does without
-		if v.g.transparent() {
-			return v.newCall().callOther(method)
+		return jsonrpc.MethodNotFound(method) // legacy only
+	case "tasks/list", "tasks/result": // not part of the tasks extension
+		if req.g.transparent() {
+			return req.newCall().callOther(method)
 		}
 		return jsonrpc.MethodNotFound(method)
 	default:
-		return v.postRequest(method)
+		return req.postRequest(method)
 	}
 }
 
-// postRequest answers a request that both eras have.
-func (v *visit) postRequest(method string) *jsonrpc.Failure {
+// postRequest answers a request that exists in both eras.
+func (req *aggregateRequest) postRequest(method string) *jsonrpc.Failure {
 	if k, ok := mcp.ListKindOf(method); ok {
-		return lister{v, k}.list()
+		return lister{req, k}.list()
 	}
 	switch method {
 	case "tools/call":
-		return v.newCall().callTool()
+		return req.newCall().callTool()
 	case "prompts/get":
-		return v.newCall().callNamed(jsonrpc.Name, mcp.Prompts, v.Message.Text(jsonrpc.Name))
+		return req.newCall().callNamed(jsonrpc.Name, mcp.Prompts, req.Message.Text(jsonrpc.Name))
 	case "resources/read":
-		return v.newCall().readResource()
+		return req.newCall().readResource()
 	case "completion/complete":
-		return v.newCall().complete()
+		return req.newCall().complete()
 	case "resources/directory/read", "skills/get":
-		return v.newCall().callURI(jsonrpc.URI)
+		return req.newCall().callURI(jsonrpc.URI)
 	}
-	return v.newCall().callOther(method)
+	return req.newCall().callOther(method)
 }

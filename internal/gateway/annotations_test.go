@@ -21,13 +21,13 @@ func annotated(name, hint string) string {
 	return `{"name":"` + name + `","inputSchema":{"type":"object"},"annotations":{"` + hint + `":true}}`
 }
 
-// readsAndWrites gives a peer a tool that reads and one that does not say so.
-func (p *peer) readsAndWrites() *peer {
-	return p.has("tools/list", "tools", annotated("read", "readOnlyHint"), `{"name":"write"}`)
+// hasAnnotatedTools gives the server a read-only tool and one without that hint.
+func (p *fakeServer) hasAnnotatedTools() *fakeServer {
+	return p.hasList("tools/list", "tools", annotated("read", "readOnlyHint"), `{"name":"write"}`)
 }
 
-// refuses wants a call to be refused without the server seeing it.
-func (u *user) refuses(p *peer, tool, symbol string) {
+// callRefused checks that a call is refused and does not reach the server.
+func (u *testClient) callRefused(p *fakeServer, tool, symbol string) {
 	u.t.Helper()
 	before := p.count("tools/call")
 	if got := u.call(p.name + "::" + tool); got.symbol() != symbol {
@@ -38,8 +38,8 @@ func (u *user) refuses(p *peer, tool, symbol string) {
 	}
 }
 
-// uses wants a call to reach the server.
-func (u *user) uses(p *peer, tool string) {
+// callReaches checks that a call reaches the server.
+func (u *testClient) callReaches(p *fakeServer, tool string) {
 	u.t.Helper()
 	before := p.count("tools/call")
 	if got := u.call(p.name + "::" + tool); got.Result == nil || p.count("tools/call") != before+1 {
@@ -47,31 +47,31 @@ func (u *user) uses(p *peer, tool string) {
 	}
 }
 
-// A server is asked for its tools before the first call, once.
+// The gateway requests the tools of a server before the first call, once.
 func TestCallsBeforeAnyList(t *testing.T) {
-	peers := func() []*peer { return []*peer{newPeer("a").readsAndWrites()} }
-	both(t, everybody("deny destructive"), peers, func(t *testing.T, u *user, peers []*peer) {
+	peers := func() []*fakeServer { return []*fakeServer{newPeer("a").hasAnnotatedTools()} }
+	both(t, rulesForAll("deny destructive"), peers, func(t *testing.T, u *testClient, peers []*fakeServer) {
 		p := peers[0]
-		u.refuses(p, "write", "acl_denied")
-		u.refuses(p, "unlisted", "acl_denied")
-		u.refuses(p, "", "acl_denied")
+		u.callRefused(p, "write", "acl_denied")
+		u.callRefused(p, "unlisted", "acl_denied")
+		u.callRefused(p, "", "acl_denied")
 		if n := p.count("tools/list"); n != 1 {
 			t.Errorf("it was asked for its tools %d times, want 1", n)
 		}
-		u.uses(p, "read")
+		u.callReaches(p, "read")
 	})
 }
 
-// Of many calls at once, one has the server asked. If that is canceled, another one does.
+// Of many concurrent calls, one requests the list. If it is canceled, another one does.
 func TestOneCallAsksForAnnotations(t *testing.T) {
 	const calls = 100
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		t.Run(fmt.Sprint("era ", era), func(t *testing.T) {
-			p := newPeer("a").readsAndWrites()
-			p.speaks[era] = true
+			p := newPeer("a").hasAnnotatedTools()
+			p.eras[era] = true
 			list := p.on["tools/list"]
 			waiting := make(chan struct{})
-			p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+			p.handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 				if p.count("tools/list") == 1 {
 					<-a.Context().Done()
 					return
@@ -79,13 +79,13 @@ func TestOneCallAsksForAnnotations(t *testing.T) {
 				<-waiting
 				list(w, a)
 			})
-			g := newGateway(t, everybody("deny destructive"), p)
+			g := newGateway(t, rulesForAll("deny destructive"), p)
 			u := g.user(t, era)
 			if era == mcp.Legacy {
 				u.connect()
 			}
 			canceled := u.start(http.MethodPost, u.request(u.nextID(), "tools/call", `{"name":"a::read"}`))
-			p.await(t, "tools/list", 1)
+			p.waitFor(t, "tools/list", 1)
 			var calling sync.WaitGroup
 			for range calls {
 				calling.Go(func() {
@@ -94,7 +94,7 @@ func TestOneCallAsksForAnnotations(t *testing.T) {
 					}
 				})
 			}
-			canceled.hangUp()
+			canceled.disconnect()
 			await.Until(t, "all other calls", func() bool { return g.active.Load() == calls })
 			close(waiting)
 			calling.Wait()
@@ -105,97 +105,97 @@ func TestOneCallAsksForAnnotations(t *testing.T) {
 	}
 }
 
-// What cannot be listed cannot be called, and a server that fails is left alone for a while.
+// Without a list, calls are refused. A server that fails is not asked again for a while.
 func TestAnnotationsThatCannotBeHad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := legacyPeer("a").readsAndWrites()
+		p := legacyPeer("a").hasAnnotatedTools()
 		list := p.on["tools/list"]
-		p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+		p.handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 			a.refuse(w, http.StatusOK, jsonrpc.CodeInternalError, "not now")
 		})
-		g := newMemory(t, everybody("deny destructive"), p)
+		g := newInMemory(t, rulesForAll("deny destructive"), p)
 		defer g.close()
 		u := g.legacy(t)
 		for range 10 {
-			u.refuses(p, "read", "server_error")
+			u.callRefused(p, "read", "server_error")
 		}
 		if n := p.count("tools/list"); n != 1 {
 			t.Errorf("the server was asked for its tools %d times, want 1", n)
 		}
-		p.does("tools/list", list)
+		p.handle("tools/list", list)
 		time.Sleep(5 * time.Second)
-		u.uses(p, "read")
+		u.callReaches(p, "read")
 	})
 }
 
-// Annotations are good for a minute, unless the server says that its tools have changed.
+// Annotations are valid for a minute, unless the server sends a list-changed notification.
 func TestAnnotationsChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := legacyPeer("a").readsAndWrites()
-		say := p.listens()
-		g := newMemory(t, everybody("deny destructive"), p)
+		p := legacyPeer("a").hasAnnotatedTools()
+		say := p.keepStreams()
+		g := newInMemory(t, rulesForAll("deny destructive"), p)
 		defer g.close()
 		u := g.legacy(t)
 		stream := u.listen()
-		p.await(t, "GET", 1)
-		u.uses(p, "read")
-		p.has("tools/list", "tools", `{"name":"read"}`)
-		u.uses(p, "read") // as it was listed
+		p.waitFor(t, "GET", 1)
+		u.callReaches(p, "read")
+		p.hasList("tools/list", "tools", `{"name":"read"}`)
+		u.callReaches(p, "read") // as listed
 		time.Sleep(time.Minute)
-		u.refuses(p, "read", "acl_denied")
+		u.callRefused(p, "read", "acl_denied")
 
-		p.readsAndWrites()
+		p.hasAnnotatedTools()
 		say(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
 		stream.nextOf("notifications/tools/list_changed")
-		u.uses(p, "read")
-		p.has("tools/list", "tools", `{"name":"read"}`)
+		u.callReaches(p, "read")
+		p.hasList("tools/list", "tools", `{"name":"read"}`)
 		say(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
 		stream.nextOf("notifications/tools/list_changed")
-		u.refuses(p, "read", "acl_denied")
-		g.replace(everybody("deny destructive"), p) // what was known before stays forgotten
-		u.refuses(p, "read", "acl_denied")
-		stream.hangUp()
+		u.callRefused(p, "read", "acl_denied")
+		g.replace(rulesForAll("deny destructive"), p) // the reload does not restore them
+		u.callRefused(p, "read", "acl_denied")
+		stream.disconnect()
 	})
 }
 
-// A server that says that its tools have changed while it lists them has listed them.
+// A list-changed notification during a list request does not invalidate that list.
 func TestToolsThatChangeWhileTheyAreListed(t *testing.T) {
-	p := legacyPeer("a").readsAndWrites()
-	say, list := p.listens(), p.on["tools/list"]
-	u := newGateway(t, everybody("deny destructive"), p).legacy(t)
+	p := legacyPeer("a").hasAnnotatedTools()
+	say, list := p.keepStreams(), p.on["tools/list"]
+	u := newGateway(t, rulesForAll("deny destructive"), p).legacy(t)
 	stream := u.listen()
-	p.await(t, "GET", 1)
-	p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+	p.waitFor(t, "GET", 1)
+	p.handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 		say(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
 		stream.nextOf("notifications/tools/list_changed")
 		list(w, a)
 	})
-	u.uses(p, "read")
-	u.refuses(p, "write", "acl_denied")
-	u.refuses(p, "unlisted", "acl_denied")
+	u.callReaches(p, "read")
+	u.callRefused(p, "write", "acl_denied")
+	u.callRefused(p, "unlisted", "acl_denied")
 }
 
-// A list shows the annotations by which a call is decided.
+// Lists show the annotations that calls are decided by.
 func TestListsAreTheLatestAnnotations(t *testing.T) {
-	p := modernPeer("a").readsAndWrites()
-	u := newGateway(t, everybody("deny destructive"), p).modern(t)
-	u.uses(p, "read")
-	p.has("tools/list", "tools", `{"name":"read"}`, annotated("write", "readOnlyHint"))
+	p := modernPeer("a").hasAnnotatedTools()
+	u := newGateway(t, rulesForAll("deny destructive"), p).modern(t)
+	u.callReaches(p, "read")
+	p.hasList("tools/list", "tools", `{"name":"read"}`, annotated("write", "readOnlyHint"))
 	if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::write"}) {
 		t.Errorf("listed %v", got)
 	}
-	u.refuses(p, "read", "acl_denied")
-	u.uses(p, "write")
+	u.callRefused(p, "read", "acl_denied")
+	u.callReaches(p, "write")
 }
 
-// A server may choose by any header what a tool does, so a list with one says nothing of calls with
-// another.
+// A server may choose its tools by any header, so a list with one header does not apply to calls
+// with another.
 func TestAnnotationsOfOtherHeaders(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		t.Run(fmt.Sprint("era ", era), func(t *testing.T) {
 			p := newPeer("a")
-			p.speaks[era] = true
-			p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+			p.eras[era] = true
+			p.handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 				hint := "destructiveHint"
 				if a.Header.Get("X-Mode") == "read" {
 					hint = "readOnlyHint"
@@ -203,7 +203,7 @@ func TestAnnotationsOfOtherHeaders(t *testing.T) {
 				a.reply(w, `{"tools":[`+annotated("run", hint)+
 					`],"resultType":"complete","ttlMs":0,"cacheScope":"private"}`)
 			})
-			u := newGateway(t, everybody("deny destructive"), p).user(t, era)
+			u := newGateway(t, rulesForAll("deny destructive"), p).user(t, era)
 			u.header.Set("X-Mode", "read")
 			if era == mcp.Legacy {
 				u.connect()
@@ -211,39 +211,39 @@ func TestAnnotationsOfOtherHeaders(t *testing.T) {
 			if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 1 {
 				t.Errorf("listed %v", got)
 			}
-			u.uses(p, "run")
+			u.callReaches(p, "run")
 			u.header.Set("X-Mode", "write")
-			u.refuses(p, "run", "acl_denied")
+			u.callRefused(p, "run", "acl_denied")
 			u.header.Set("X-Mode", "read")
-			u.uses(p, "run")
+			u.callReaches(p, "run")
 		})
 	}
 }
 
-// A reload that has a rule ask for other annotations finds them, too.
+// After a reload, rules that need other annotations find them.
 func TestAnnotationsOutliveRules(t *testing.T) {
-	p := legacyPeer("a").readsAndWrites()
-	g := newGateway(t, everybody("allow a::write", "deny destructive"), p)
+	p := legacyPeer("a").hasAnnotatedTools()
+	g := newGateway(t, rulesForAll("allow a::write", "deny destructive"), p)
 	u := g.legacy(t)
-	u.uses(p, "read")
-	u.uses(p, "write")
-	g.replace(everybody("deny read_only"), p)
-	u.refuses(p, "read", "acl_denied")
-	u.uses(p, "write")
-	g.replace(everybody("deny destructive"), p)
-	u.refuses(p, "write", "acl_denied")
+	u.callReaches(p, "read")
+	u.callReaches(p, "write")
+	g.replace(rulesForAll("deny read_only"), p)
+	u.callRefused(p, "read", "acl_denied")
+	u.callReaches(p, "write")
+	g.replace(rulesForAll("deny destructive"), p)
+	u.callRefused(p, "write", "acl_denied")
 }
 
-// If there is no room for all annotations, a tool is not taken for one that has none.
+// If there is no room for all annotations, a tool does not count as having none.
 func TestNoRoomForAnnotations(t *testing.T) {
 	p := legacyPeer("a")
 	var tools []string
-	const n = 50_001 // the most that are remembered for a client, and one
+	const n = 50_001 // one more than the maximum per client
 	for i := range n {
 		tools = append(tools, annotated(fmt.Sprint("t", i), "readOnlyHint"))
 	}
-	p.has("tools/list", "tools", tools...)
-	g := newGateway(t, everybody("deny read_only"), p)
+	p.hasList("tools/list", "tools", tools...)
+	g := newGateway(t, rulesForAll("deny read_only"), p)
 	u := g.legacy(t)
 	symbols := map[string]int{}
 	for _, i := range []int{0, n / 2, n - 1} {
@@ -258,68 +258,68 @@ func TestNoRoomForAnnotations(t *testing.T) {
 	}
 }
 
-// A call that is over the limit has no server asked.
+// A call over the rate limit does not request a list.
 func TestLimitsBeforeAnnotations(t *testing.T) {
-	p := legacyPeer("a").readsAndWrites()
+	p := legacyPeer("a").hasAnnotatedTools()
 	g := newGateway(t, func(c *Config) {
-		everybody("deny destructive")(c)
+		rulesForAll("deny destructive")(c)
 		oneRequest(c)
 	}, p)
 	u := g.legacy(t)
-	u.ask("prompts/list", "") // which is the request
-	u.refuses(p, "read", "rate_limited")
+	u.ask("prompts/list", "") // uses up the limit
+	u.callRefused(p, "read", "rate_limited")
 	if n := p.count("tools/list"); n != 0 {
 		t.Errorf("it was asked for its tools %d times", n)
 	}
 }
 
-// A tool without a name is none, also where all are shown.
+// A tool without a name is ignored, even where all tools are shown.
 func TestAnnotationsOfToolsWithoutNames(t *testing.T) {
-	p := legacyPeer("a").has("tools/list", "tools", `{"name":""}`, `{"title":"x"}`, annotated("read", "readOnlyHint"))
-	g := newGateway(t, everybody("allow read_only"), p)
+	p := legacyPeer("a").hasList("tools/list", "tools", `{"name":""}`, `{"title":"x"}`, annotated("read", "readOnlyHint"))
+	g := newGateway(t, rulesForAll("allow read_only"), p)
 	u := g.legacy(t)
-	u.uses(p, "read")
+	u.callReaches(p, "read")
 	u.ask("tools/list", "")
-	u.uses(p, "read")
+	u.callReaches(p, "read")
 	u.call("a::")
 }
 
-// A tool does not lose its annotations with the page of the list that it is in.
+// Tools keep their annotations over the pages of a list.
 func TestAnnotationsInPages(t *testing.T) {
 	p := legacyPeer("a")
-	p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+	p.handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 		if a.message.Text(jsonrpc.Cursor) == "" {
 			a.reply(w, `{"tools":[{"name":"write"}],"nextCursor":"2"}`)
 		} else {
 			a.reply(w, `{"tools":[`+annotated("read", "readOnlyHint")+`]}`)
 		}
 	})
-	u := newGateway(t, everybody("deny destructive"), p).legacy(t)
-	u.refuses(p, "write", "acl_denied")
-	u.uses(p, "read")
+	u := newGateway(t, rulesForAll("deny destructive"), p).legacy(t)
+	u.callRefused(p, "write", "acl_denied")
+	u.callReaches(p, "read")
 }
 
-// What was got by a call can be had again as long as the call is allowed, also if the server was not
-// asked for its tools since.
+// The original of a result can be recovered as long as the call is allowed, even if the tools were
+// not listed since.
 func TestAnnotationsOfWhatIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := legacyPeer("a").has("tools/list", "tools", annotated("x", "readOnlyHint"))
+		p := legacyPeer("a").hasList("tools/list", "tools", annotated("x", "readOnlyHint"))
 		p.capabilities = `{"tools":{},"tasks":{"list":{},"requests":{"tools":{"call":{}}}}}`
-		p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+		p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 			a.reply(w, `{"task":{"taskId":"1","status":"working"}}`)
 		})
-		p.does("tasks/get", func(w http.ResponseWriter, a *incoming) {
+		p.handle("tasks/get", func(w http.ResponseWriter, a *incoming) {
 			a.reply(w, `{"taskId":"1","status":"completed"}`)
 		})
 		configure := func(rules ...string) func(*Config) {
 			return func(c *Config) {
 				policy := rulesOf(rules...)
-				c.Auth = believing{}
+				c.Auth = headerAuth{}
 				c.Clients = []*access.Client{{Name: "ann", Policy: policy, View: policy.Fingerprint()}}
-				c.Servers[0].Mask, c.Servers[0].MaskMCP = keeping{"ann h": "all of it"}, true
+				c.Servers[0].Mask, c.Servers[0].MaskMCP = originalsMask{"ann h": "all of it"}, true
 			}
 		}
-		g := newMemory(t, configure("deny destructive"), p)
+		g := newInMemory(t, configure("deny destructive"), p)
 		defer g.close()
 		u := g.user(t, mcp.Legacy)
 		u.identity = "ann"
@@ -348,12 +348,12 @@ func TestAnnotationsOfWhatIsKept(t *testing.T) {
 	})
 }
 
-// A server of which nothing is allowed is not asked for its tools either.
+// If nothing of a server is allowed, the gateway does not request its tools.
 func TestAnnotationsOfAServerThatIsDenied(t *testing.T) {
-	p := newPeer("a").readsAndWrites()
-	rules := everybody("deny read_only:a::*", "deny a::*")
-	both(t, rules, func() []*peer { return []*peer{p} }, func(t *testing.T, u *user, _ []*peer) {
-		u.refuses(p, "read", "acl_denied")
+	p := newPeer("a").hasAnnotatedTools()
+	rules := rulesForAll("deny read_only:a::*", "deny a::*")
+	both(t, rules, func() []*fakeServer { return []*fakeServer{p} }, func(t *testing.T, u *testClient, _ []*fakeServer) {
+		u.callRefused(p, "read", "acl_denied")
 		if n := len(p.arrivals); n != 0 {
 			t.Errorf("the server got %d requests", n)
 		}

@@ -13,77 +13,78 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// An audience is all clients that servers cannot tell apart, see [visit.audience]. What a server
-// says of itself to one of them, it says to all, and so it does with its lists, until a session
-// has been used. So a client needs no session with a server to know what that has.
+// An audience is the set of clients that servers cannot tell apart, see
+// [aggregateRequest.audience]. A server gives all of them the same capabilities, instructions and
+// lists, until one of them has used its session. So a client needs no session of its own to know
+// what a server offers.
 type audience struct {
 	key          string
-	identity     string        // of its clients
-	owner        string        // of what is kept for them
-	introduction *introduction // of each of them
+	identity     string        // of all its clients
+	owner        string        // owner of what is kept, for quotas
+	introduction *introduction // of all its clients
 	size         int64
 
 	mu       sync.Mutex
-	profiles map[string]*profile // by the ID of the server
+	profiles map[string]*profile // by server ID
 }
 
-// at returns what is known of a server.
-func (a *audience) at(id string) *profile {
+// profile returns the profile of a server, by server ID.
+func (a *audience) profile(id string) *profile {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := a.profiles[id]
 	if p == nil {
-		p = &profile{meeting: make(chan struct{}, 1)}
+		p = &profile{asking: make(chan struct{}, 1)}
 		a.profiles[id] = p
 	}
 	return p
 }
 
-// A profile is what an audience knows of a server.
+// A profile is what an audience knows about a server.
 type profile struct {
-	meeting chan struct{} // holds one token: its holder asks the server
-	lists   catalog.Cache
+	asking chan struct{} // holds one token: its holder sends the request
+	lists  catalog.Cache
 
-	mu      sync.Mutex
-	about   *about           // nil if it is not known
-	failure *jsonrpc.Failure // of the last attempt to ask
-	asked   time.Time        // when that ended
-	readers int              // streams of clients that have a listener for the server
-	heardBy *link            // of the client that has begun to listen last; nil if none does
-	missing bool             // clients were answered without the server
+	mu            sync.Mutex
+	info          *serverInfo      // nil if unknown
+	failure       *jsonrpc.Failure // of the last failed attempt
+	asked         time.Time        // when that attempt ended
+	readers       int              // streams with a listener for the server
+	listeningLink *link            // of the last client that started to listen; nil if no client listens
+	missing       bool             // clients got responses without this server
 }
 
-// lender returns the link in whose session a list is asked for on behalf of a client: its own if it has
-// a session, or that of a client which listens and has not used it. Otherwise it is the client's own,
-// which has to be opened.
-func (p *profile) lender(c *client, s *upstream.Server) *link {
-	own := c.linked(s)
+// listLink returns the link to request a list with. It is the client's own link if that is open,
+// else an open and unused link of a client that listens, else the client's own, which must be
+// opened first.
+func (p *profile) listLink(c *client, s *upstream.Server) *link {
+	own := c.existingLink(s)
 	if own != nil && own.isOpen() {
 		return own
 	}
 	p.mu.Lock()
-	other := p.heardBy
+	other := p.listeningLink
 	p.mu.Unlock()
 	if other != nil && other.isOpen() && !other.isUsed() {
 		return other
 	}
-	return c.link(s)
+	return c.linkTo(s)
 }
 
-// noteHeard notes by which link the server is listened to, and by which not anymore.
-func (p *profile) noteHeard(l *link, begins bool) {
+// noteListening notes that a link starts or stops to listen.
+func (p *profile) noteListening(l *link, begins bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
 	case begins:
-		p.heardBy = l
-	case p.heardBy == l:
-		p.heardBy = nil
+		p.listeningLink = l
+	case p.listeningLink == l:
+		p.listeningLink = nil
 	}
 }
 
-// addReader notes that a stream of a client is going to listen to the server. If another does so
-// already and this one need not, it reports false.
+// addReader counts a stream that is about to listen to the server. It reports false if another
+// stream does so already and this one need not.
 func (p *profile) addReader(needed bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -94,7 +95,7 @@ func (p *profile) addReader(needed bool) bool {
 	return true
 }
 
-// removeReader notes that a stream no longer listens, and reports whether it was the last one.
+// removeReader notes that a stream has stopped listening. It reports whether it was the last one.
 func (p *profile) removeReader() (last bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -102,93 +103,92 @@ func (p *profile) removeReader() (last bool) {
 	return p.readers == 0
 }
 
-// about is what a server has said of itself. It never changes.
-type about struct {
+// A serverInfo is the server's result of initialize or server/discover. It is immutable.
+type serverInfo struct {
 	capabilities, instructions interned
-	mentioned                  interned // the URIs in its instructions
+	mentionedURIs              interned // URIs in the instructions
 	can                        mcp.Abilities
-	session                    bool // it begins a session with each client
+	hasSession                 bool // the server has sessions
 	learned                    time.Time
 }
 
-// abilities returns what the server can do, as far as that is known.
-func (a *about) abilities() mcp.Abilities {
+// abilities returns what the server can do, nothing if a is nil.
+func (a *serverInfo) abilities() mcp.Abilities {
 	if a == nil {
 		return 0
 	}
 	return a.can
 }
 
-// current returns what the server has said of itself, nil if it has to be asked again. As long as
-// one client listens to it, the end of the server would be noticed.
-func (p *profile) current(s *upstream.Server) *about {
-	heard := p.lists.HasListener(mcp.Tools)
+// freshInfo returns the server's info, nil if it must be requested again. It stays fresh while a
+// client listens to the server, because the end of the server ends the stream.
+func (p *profile) freshInfo(s *upstream.Server) *serverInfo {
+	watched := p.lists.HasListener(mcp.Tools)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.about == nil || s.IsOut() || !heard && time.Since(p.about.learned) >= catalog.UnchangedTime {
+	if p.info == nil || s.IsUnavailable() || !watched && time.Since(p.info.learned) >= catalog.UnchangedTime {
 		return nil
 	}
-	return p.about
+	return p.info
 }
 
-// last returns what the server has said of itself, however long ago.
-func (p *profile) last() *about {
+// lastInfo returns the last known info of the server, however old. It is empty if there is none.
+func (p *profile) lastInfo() *serverInfo {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.about == nil {
-		return new(about)
+	if p.info == nil {
+		return new(serverInfo)
 	}
-	return p.about
+	return p.info
 }
 
-// learn notes what the server has said of itself.
-func (p *profile) learn(said *about) {
+func (p *profile) setInfo(info *serverInfo) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.about = said
+	p.info = info
 }
 
-// forget has the server asked again.
+// forget drops the info and the lists of the server.
 func (p *profile) forget() {
 	p.mu.Lock()
-	p.about = nil
+	p.info = nil
 	p.mu.Unlock()
 	p.lists.Forget(catalog.EveryKind...)
 }
 
-// meet returns what a server says of itself to a client. If that is not known, one client asks by
-// opening its session, and the others wait.
-func (p *profile) meet(o behalf, c *client, s *upstream.Server) (*about, *jsonrpc.Failure) {
-	if l := c.linked(s); l != nil && l.isOpen() {
-		return l.description(), nil
+// getInfo returns the info of a server. If it is unknown, one client of the audience opens its
+// session and the others wait.
+func (p *profile) getInfo(sc scope, c *client, s *upstream.Server) (*serverInfo, *jsonrpc.Failure) {
+	if l := c.existingLink(s); l != nil && l.isOpen() {
+		return l.serverInfo(), nil
 	}
-	if c.apart.Load() {
-		l := c.link(s)
-		failure := l.open(o)
-		return l.description(), failure
+	if c.isolated.Load() {
+		l := c.linkTo(s)
+		failure := l.open(sc)
+		return l.serverInfo(), failure
 	}
-	if known := p.current(s); known != nil {
+	if known := p.freshInfo(s); known != nil {
 		return known, nil
 	}
 	began := time.Now()
 	select {
-	case p.meeting <- struct{}{}:
-		defer func() { <-p.meeting }()
-	case <-o.ctx.Done():
+	case p.asking <- struct{}{}:
+		defer func() { <-p.asking }()
+	case <-sc.ctx.Done():
 		return nil, jsonrpc.Timeout(s.Name)
 	}
-	if known := p.current(s); known != nil {
+	if known := p.freshInfo(s); known != nil {
 		return known, nil
 	}
 	if failure := p.failedSince(began); failure != nil {
 		return nil, failure
 	}
-	l := c.link(s)
-	failure := l.open(o)
+	l := c.linkTo(s)
+	failure := l.open(sc)
 	if failure == nil {
-		return l.description(), nil
+		return l.serverInfo(), nil
 	}
-	if o.ctx.Err() == nil {
+	if sc.ctx.Err() == nil {
 		p.mu.Lock()
 		p.failure, p.asked = failure, time.Now()
 		p.mu.Unlock()
@@ -196,7 +196,7 @@ func (p *profile) meet(o behalf, c *client, s *upstream.Server) (*about, *jsonrp
 	return nil, failure
 }
 
-// failedSince returns why the server could not be asked since a time.
+// failedSince returns the failure of the last attempt, nil if that ended before a time.
 func (p *profile) failedSince(began time.Time) *jsonrpc.Failure {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -206,16 +206,17 @@ func (p *profile) failedSince(began time.Time) *jsonrpc.Failure {
 	return p.failure
 }
 
-// audiences are all that are remembered.
+// audiences are all audiences that are remembered.
 type audiences struct {
 	mu   sync.Mutex
 	kept *quota.Cache[string, *audience]
 }
 
 const (
-	// audienceTime is how long an audience is remembered of which no client asks for anything.
+	// audienceTime is how long an audience is remembered after the last request of its clients.
 	audienceTime = 10 * time.Minute
-	// How many bytes are kept of audiences, and about how many a profile takes.
+	// maxAudiences limits the bytes kept for all audiences. profileSize is the estimate for one
+	// profile.
 	maxAudiences, profileSize = 64 << 20, 1 << 10
 )
 
@@ -226,14 +227,14 @@ func newAudiences() *audiences {
 	return &audiences{kept: quota.NewCache[string, *audience](keptAudiences, limits, audienceTime, nil)}
 }
 
-// close forgets all of them, and keeps no more.
+// close forgets all audiences and keeps no new ones.
 func (all *audiences) close() {
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	all.kept.Close()
 }
 
-// audience returns that of a client, and renews it.
+// audience returns the audience of a client and renews it.
 func (g *Gateway) audience(c *client) *audience {
 	all := g.audiences
 	all.mu.Lock()
@@ -257,8 +258,8 @@ func (all *audiences) each(f func(*audience)) {
 	}
 }
 
-// expire forgets audiences whose clients have not asked for anything for long, unless they listen, and
-// servers that are no longer there. It returns how many audiences are left.
+// expire forgets audiences without recent requests or streams, and profiles of servers that no
+// longer exist. It returns the number of audiences left.
 func (all *audiences) expire(servers map[string]bool, listening iter.Seq[string]) int {
 	all.mu.Lock()
 	defer all.mu.Unlock()
@@ -276,5 +277,5 @@ func (all *audiences) expire(servers map[string]bool, listening iter.Seq[string]
 	return all.kept.Len()
 }
 
-// profile returns what the audience of a client knows of a server.
-func (g *Gateway) profile(c *client, id string) *profile { return g.audience(c).at(id) }
+// profile returns what the audience of a client knows about a server, by server ID.
+func (g *Gateway) profile(c *client, id string) *profile { return g.audience(c).profile(id) }

@@ -15,11 +15,11 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// initialized returns how many sessions have begun with a server.
-func (p *peer) initialized() int { return p.count("initialize") }
+// initialized returns the number of sessions begun with the server.
+func (p *fakeServer) initialized() int { return p.count("initialize") }
 
-// A client that servers cannot tell from another one gets what they have said to that, and a session
-// with a server when it needs one (A3, A4).
+// Clients of an audience share what servers say. A client gets its own session with a server when
+// it needs one (A3, A4).
 func TestSessionsBeginWhenTheyAreNeeded(t *testing.T) {
 	a, b := legacyPeer("a").hasTools("x"), legacyPeer("b").hasTools("y")
 	a.instructions, b.instructions = "use a", "use b"
@@ -37,35 +37,38 @@ func TestSessionsBeginWhenTheyAreNeeded(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 	second.ask("logging/setLevel", `{"level":"error"}`)
-	second.tell("notifications/roots/list_changed", "")
-	for _, p := range []*peer{a, b} {
-		if p.initialized() != 1 || p.count("tools/list") != 1 || p.count("logging/setLevel") != 0 || p.count("notifications/roots/list_changed") != 0 {
+	second.notify("notifications/roots/list_changed", "")
+	for _, p := range []*fakeServer{a, b} {
+		if p.initialized() != 1 || p.count("tools/list") != 1 || p.count("logging/setLevel") != 0 ||
+			p.count("notifications/roots/list_changed") != 0 {
 			t.Errorf("%s: the second client has a session: %d, %d lists", p.name, p.initialized(), p.count("tools/list"))
 		}
 	}
 	second.call("a::x")
 	second.call("a::x")
 	if a.initialized() != 2 || a.count("notifications/initialized") != 2 || b.initialized() != 1 {
-		t.Errorf("after calls: %d and %d sessions, %d initialized", a.initialized(), b.initialized(), a.count("notifications/initialized"))
+		t.Errorf("after calls: %d and %d sessions, %d initialized", a.initialized(), b.initialized(),
+			a.count("notifications/initialized"))
 	}
-	if a.await(t, "logging/setLevel", 1).session != "a-session-2" {
+	if a.waitFor(t, "logging/setLevel", 1).session != "a-session-2" {
 		t.Error("the log level did not reach the new session")
 	}
-	second.tell("x/anything", "")
-	if b.await(t, "x/anything", 1); b.initialized() != 2 {
+	second.notify("x/anything", "")
+	b.waitFor(t, "x/anything", 1)
+	if b.initialized() != 2 {
 		t.Errorf("%d sessions with b", b.initialized())
 	}
 }
 
-// Clients that come at the same time do not all ask the servers.
+// Of concurrent clients, one connects to the servers.
 func TestOneClientAsksForAll(t *testing.T) {
 	const clients = 8
 	p := legacyPeer("a")
-	p.does("initialize", func(w http.ResponseWriter, a *incoming) {
-		time.Sleep(20 * time.Millisecond) // in which the others come
+	p.handle("initialize", func(w http.ResponseWriter, a *incoming) {
+		time.Sleep(20 * time.Millisecond) // lets the others arrive
 		p.initialize(w, a)
 	})
-	p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+	p.handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 		time.Sleep(20 * time.Millisecond)
 		a.reply(w, `{"tools":[{"name":"x"}]}`)
 	})
@@ -79,16 +82,16 @@ func TestOneClientAsksForAll(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if p.initialized() > 2 || p.count("tools/list") != 1 { // another one may ask for the list
+	if p.initialized() > 2 || p.count("tools/list") != 1 { // another client may request the list
 		t.Errorf("%d sessions, %d lists", p.initialized(), p.count("tools/list"))
 	}
 }
 
-// If the one that asks gives up, another asks.
+// If the client that connects gives up, another one connects.
 func TestOneThatAsksForAllGivesUp(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
 	blocked := make(chan struct{})
-	p.does("initialize", func(w http.ResponseWriter, a *incoming) {
+	p.handle("initialize", func(w http.ResponseWriter, a *incoming) {
 		if p.initialized() == 1 {
 			close(blocked)
 			<-a.Context().Done()
@@ -98,20 +101,21 @@ func TestOneThatAsksForAllGivesUp(t *testing.T) {
 	})
 	g := newGateway(t, nil, p)
 	u := g.user(t, mcp.Legacy)
-	leaving := u.start(http.MethodPost, u.request("1", "initialize", `{"protocolVersion":"`+u.version+`","capabilities":`+u.can+`,"clientInfo":`+u.info+`}`))
+	leaving := u.start(http.MethodPost, u.request("1", "initialize",
+		`{"protocolVersion":"`+u.version+`","capabilities":`+u.capabilities+`,"clientInfo":`+u.info+`}`))
 	<-blocked
-	done := make(chan *user)
+	done := make(chan *testClient)
 	go func() { done <- g.legacy(t) }()
-	leaving.hangUp()
+	leaving.disconnect()
 	if got := names(t, (<-done).ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
 		t.Errorf("got %v", got)
 	}
 }
 
-// Clients that a server can tell apart each get its answers.
+// Clients that a server can tell apart get separate answers.
 func TestAudiences(t *testing.T) {
 	p := legacyPeer("a")
-	p.does("initialize", func(w http.ResponseWriter, a *incoming) {
+	p.handle("initialize", func(w http.ResponseWriter, a *incoming) {
 		p.capabilities = `{"tools":{}}`
 		if strings.Contains(a.body, "elicitation") {
 			p.capabilities = `{"tools":{},"prompts":{}}`
@@ -119,7 +123,7 @@ func TestAudiences(t *testing.T) {
 		p.initialize(w, a)
 	})
 	g := newGateway(t, nil, p)
-	begin := func(change func(*user)) string {
+	begin := func(change func(*testClient)) string {
 		u := g.user(t, mcp.Legacy)
 		change(u)
 		var result struct{ Capabilities map[string]json.RawMessage }
@@ -131,21 +135,21 @@ func TestAudiences(t *testing.T) {
 	}
 	for i, tt := range []struct {
 		name     string
-		change   func(*user)
+		change   func(*testClient)
 		want     string
 		sessions int
 	}{
-		{"a client", func(*user) {}, "prompts", 1},
-		{"the same", func(*user) {}, "prompts", 1},
-		{"with fewer capabilities", func(u *user) { u.can = "{}" }, "", 2},
-		{"another identity", func(u *user) { u.identity = "ann" }, "prompts", 3},
-		{"another account", func(u *user) { u.header.Set("X-Api-Key", "1") }, "prompts", 4},
-		{"another certificate", func(u *user) { u.header.Set("X-Ssl-Client-S-Dn", "CN=ann") }, "prompts", 5},
-		{"another group", func(u *user) { u.header.Set("Remote-Groups", "admins") }, "prompts", 6},
-		{"other tools", func(u *user) { u.header.Set("X-Mcp-Toolsets", "all") }, "prompts", 7},
-		{"another program", func(u *user) { u.info = `{"name":"other","version":"1"}` }, "prompts", 8},
-		{"another version", func(u *user) { u.version = "2025-03-26" }, "prompts", 9},
-		{"a request with another id", func(u *user) { u.header.Set("X-Request-Id", "1") }, "prompts", 9},
+		{"a client", func(*testClient) {}, "prompts", 1},
+		{"the same", func(*testClient) {}, "prompts", 1},
+		{"with fewer capabilities", func(u *testClient) { u.capabilities = "{}" }, "", 2},
+		{"another identity", func(u *testClient) { u.identity = "ann" }, "prompts", 3},
+		{"another account", func(u *testClient) { u.header.Set("X-Api-Key", "1") }, "prompts", 4},
+		{"another certificate", func(u *testClient) { u.header.Set("X-Ssl-Client-S-Dn", "CN=ann") }, "prompts", 5},
+		{"another group", func(u *testClient) { u.header.Set("Remote-Groups", "admins") }, "prompts", 6},
+		{"other tools", func(u *testClient) { u.header.Set("X-Mcp-Toolsets", "all") }, "prompts", 7},
+		{"another program", func(u *testClient) { u.info = `{"name":"other","version":"1"}` }, "prompts", 8},
+		{"another version", func(u *testClient) { u.version = "2025-03-26" }, "prompts", 9},
+		{"a request with another id", func(u *testClient) { u.header.Set("X-Request-Id", "1") }, "prompts", 9},
 	} {
 		if got := begin(tt.change); got != tt.want || p.initialized() != tt.sessions {
 			t.Errorf("%d %s: got %q, %d sessions, want %d", i, tt.name, got, p.initialized(), tt.sessions)
@@ -153,11 +157,11 @@ func TestAudiences(t *testing.T) {
 	}
 }
 
-// A client that sends other credentials than when its session began is not one of its audience: what a
-// server shows to it is not for the others, nor the other way round.
+// A client that sends other credentials than at the start of its session leaves its audience: its
+// lists are not shared, in either direction.
 func TestCredentialsThatComeLater(t *testing.T) {
 	p := legacyPeer("a")
-	p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+	p.handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 		more := ""
 		if a.Header.Get("Authorization") != "" {
 			more = `,{"name":"secret"}`
@@ -165,7 +169,7 @@ func TestCredentialsThatComeLater(t *testing.T) {
 		a.reply(w, `{"tools":[{"name":"x"}`+more+`]}`)
 	})
 	g := newGateway(t, nil, p)
-	list := func(u *user) []string { return names(t, u.ask("tools/list", ""), "tools", "name") }
+	list := func(u *testClient) []string { return names(t, u.ask("tools/list", ""), "tools", "name") }
 	all, some := []string{"a::x", "a::secret"}, []string{"a::x"}
 	first := g.legacy(t)
 	first.header.Set("Authorization", "Bearer s3cret")
@@ -175,7 +179,7 @@ func TestCredentialsThatComeLater(t *testing.T) {
 	if got := list(g.legacy(t)); !slices.Equal(got, some) {
 		t.Errorf("without credentials: got %v", got)
 	}
-	known := func() *user {
+	known := func() *testClient {
 		u := g.user(t, mcp.Legacy)
 		u.header.Set("Authorization", "Bearer s3cret")
 		return u.connect()
@@ -195,18 +199,18 @@ func TestCredentialsThatComeLater(t *testing.T) {
 	}
 }
 
-// In a session that was used, a server may show other tools than to the rest.
+// In a used session, a server may list other tools.
 func TestListsOfUsedSessions(t *testing.T) {
 	p := legacyPeer("a")
 	var mu sync.Mutex
 	enabled := map[string]bool{} // by session
-	p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+	p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 		mu.Lock()
 		enabled[a.session] = true
 		mu.Unlock()
 		a.reply(w, `{"content":[]}`)
 	})
-	p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+	p.handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 		mu.Lock()
 		defer mu.Unlock()
 		more := ""
@@ -215,10 +219,10 @@ func TestListsOfUsedSessions(t *testing.T) {
 		}
 		a.reply(w, `{"tools":[{"name":"enable"}`+more+`]}`)
 	})
-	p.capabilities = `{"tools":{}}` // it does not say that they change
+	p.capabilities = `{"tools":{}}` // without list changes
 	g := newGateway(t, nil, p)
 	first, second := g.legacy(t), g.legacy(t)
-	count := func(u *user) int { return len(names(t, u.ask("tools/list", ""), "tools", "name")) }
+	count := func(u *testClient) int { return len(names(t, u.ask("tools/list", ""), "tools", "name")) }
 	if count(first) != 1 || count(second) != 1 || p.count("tools/list") != 1 {
 		t.Errorf("%d lists", p.count("tools/list"))
 	}
@@ -234,12 +238,11 @@ func TestListsOfUsedSessions(t *testing.T) {
 	}
 }
 
-// In time that is not real: what a server has said is good for a while, and no longer if the server
-// fails, or is another one.
+// Fake time: the info of a server expires, and is invalid after the server fails or changes.
 func TestServersAreAskedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a").hasTools("x")
-		g := newMemory(t, nil, p)
+		g := newInMemory(t, nil, p)
 		defer g.close()
 		first := g.legacy(t)
 		first.ask("tools/list", "")
@@ -253,7 +256,7 @@ func TestServersAreAskedAgain(t *testing.T) {
 		newcomer()
 		asked(1, 1)
 		time.Sleep(time.Second)
-		first.ask("tools/list", "") // it wants to know of changes
+		first.ask("tools/list", "") // so that it is notified of changes
 		asked(1, 2)
 		time.Sleep(catalog.UnchangedTime)
 		newcomer()
@@ -281,7 +284,7 @@ func TestServersAreAskedAgain(t *testing.T) {
 	})
 }
 
-// Sessions that another process may go on with begin at once: the session id has to carry them.
+// Sessions that another process may continue begin at once, because the session id must carry them.
 func TestSessionsThatIDsCarry(t *testing.T) {
 	with, without, child := legacyPeer("a"), legacyPeer("b"), legacyPeer("c")
 	without.sessions = false
@@ -292,9 +295,9 @@ func TestSessionsThatIDsCarry(t *testing.T) {
 	if with.initialized() != 2 || without.initialized() != 1 || child.initialized() != 1 {
 		t.Errorf("%d, %d and %d sessions", with.initialized(), without.initialized(), child.initialized())
 	}
-	elsewhere := second.at(newGateway(t, resumable, with, without, child))
+	elsewhere := second.atGateway(newGateway(t, resumable, with, without, child))
 	elsewhere.call("a::x")
-	if got := with.await(t, "tools/call", 1); got.session != "a-session-2" {
+	if got := with.waitFor(t, "tools/call", 1); got.session != "a-session-2" {
 		t.Errorf("another process has called in %s", got.session)
 	}
 	for _, name := range []string{"b::x", "c::x"} {
@@ -304,26 +307,25 @@ func TestSessionsThatIDsCarry(t *testing.T) {
 	}
 }
 
-// In time that is not real: a session with a server that has begun after the session id of the client
-// was issued lasts as long as the client may come back.
+// Fake time: a session with a server that the session id does not carry is kept as long as the
+// client may come back.
 func TestSessionsThatIDsDoNotCarry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
-		g := newMemory(t, nil, p)
+		g := newInMemory(t, nil, p)
 		defer g.close()
 		g.legacy(t)
 		u := g.legacy(t)
 		u.call("a::x")
 		time.Sleep(2 * idleTime)
 		u.call("a::x")
-		if got := p.heard("tools/call"); got[0].session != got[1].session {
+		if got := p.requests("tools/call"); got[0].session != got[1].session {
 			t.Errorf("called in %s, then in %s", got[0].session, got[1].session)
 		}
 	})
 }
 
-// When an operator has the tools of a server asked for again, that holds for clients without a session,
-// too.
+// A refresh by an operator also applies to clients without a session.
 func TestRefreshOfAudiences(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
 	g := newGateway(t, nil, p)

@@ -19,20 +19,20 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// reported returns the calls that were reported since the last time, when all requests have ended.
-func (g *front) reported(t testing.TB) []inbound.Call {
+// reported returns the calls reported since the last call, after all requests have ended.
+func (g *testGateway) reported(t testing.TB) []inbound.Call {
 	t.Helper()
 	await.Until(t, "all handlers have returned", func() bool { return g.active.Load() == 0 })
-	return g.config.Observer.(*observed).takeCalls()
+	return g.config.Observer.(*recorder).takeCalls()
 }
 
-// audited returns those of them that were let through.
-func (g *front) audited(t testing.TB) []inbound.Call {
+// audited returns those of them that were allowed.
+func (g *testGateway) audited(t testing.TB) []inbound.Call {
 	t.Helper()
 	return slices.DeleteFunc(g.reported(t), func(c inbound.Call) bool { return c.Refused })
 }
 
-// oneCall returns the only call that was reported.
+// oneCall returns the only reported call.
 func oneCall(t testing.TB, calls []inbound.Call) inbound.Call {
 	t.Helper()
 	if len(calls) != 1 {
@@ -45,7 +45,7 @@ func TestAuditOfCalls(t *testing.T) {
 	proxy := mcp.ResourceURI("a", "r://1")
 	tests := []struct {
 		name, method, params string
-		want                 mcp.Target // none for no line
+		want                 mcp.Target // empty for no line
 		outcome, arguments   string
 	}{
 		{"a tool", "tools/call", `{"name":"a::x","arguments":{"n":1}}`,
@@ -78,18 +78,18 @@ func TestAuditOfCalls(t *testing.T) {
 			`{"ref":{"type":"ref/prompt","name":"a::p"},"argument":{"name":"n","value":""}}`, mcp.Target{}, "", ""},
 	}
 	configure := func(c *Config) {
-		everybody("deny a::denied")(c)
+		rulesForAll("deny a::denied")(c)
 		c.Audit, c.Discovery = inbound.AuditArguments, true
 		c.Servers[0].Aliases = []string{"alias"}
 	}
-	peers := func() []*peer {
+	peers := func() []*fakeServer {
 		all := guardedPeers()
 		reply := func(w http.ResponseWriter, a *incoming) { a.reply(w, `{"resultType":"complete"}`) }
-		all[0].does("prompts/get", reply).does("resources/read", reply)
-		all[1].does("tools/call", func(w http.ResponseWriter, a *incoming) { a.refuse(w, http.StatusOK, -32099, "no") })
+		all[0].handle("prompts/get", reply).handle("resources/read", reply)
+		all[1].handle("tools/call", func(w http.ResponseWriter, a *incoming) { a.refuse(w, http.StatusOK, -32099, "no") })
 		return all
 	}
-	both(t, configure, peers, func(t *testing.T, u *user, _ []*peer) {
+	both(t, configure, peers, func(t *testing.T, u *testClient, _ []*fakeServer) {
 		u.identity = "ann"
 		if u.era == mcp.Legacy {
 			u.session = ""
@@ -98,9 +98,9 @@ func TestAuditOfCalls(t *testing.T) {
 		for _, test := range tests {
 			t.Run(test.name, func(t *testing.T) {
 				u.g.audited(t)
-				u.g.config.Observer.(*observed).takeDenials()
+				u.g.config.Observer.(*recorder).takeDenials()
 				u.ask(test.method, test.params)
-				calls, denials := u.g.audited(t), u.g.config.Observer.(*observed).takeDenials()
+				calls, denials := u.g.audited(t), u.g.config.Observer.(*recorder).takeDenials()
 				if test.want == (mcp.Target{}) {
 					if len(calls) > 0 || strings.Contains(test.name, "denied") != (len(denials) == 1) {
 						t.Errorf("got %+v, denied %+v", calls, denials)
@@ -124,12 +124,12 @@ func TestAuditOfCalls(t *testing.T) {
 	})
 }
 
-// audits returns the configuration of a gateway with an audit.
-func audits(audit inbound.Audit) func(*Config) { return func(c *Config) { c.Audit = audit } }
+// withAudit returns a configuration with an audit.
+func withAudit(audit inbound.Audit) func(*Config) { return func(c *Config) { c.Audit = audit } }
 
 func TestAuditWithoutArguments(t *testing.T) {
 	for _, audit := range []inbound.Audit{inbound.AuditDenied, inbound.AuditAll} {
-		u := newGateway(t, audits(audit), legacyPeer("a")).legacy(t)
+		u := newGateway(t, withAudit(audit), legacyPeer("a")).legacy(t)
 		u.use("a::x", `{"n":1}`)
 		if got := oneCall(t, u.g.audited(t)); got.Arguments != nil || got.Content != nil || got.Client != access.Anonymous {
 			t.Errorf("got %+v", got)
@@ -137,10 +137,10 @@ func TestAuditWithoutArguments(t *testing.T) {
 	}
 }
 
-// A call is one line, however often the server gets it.
+// A call is one line, however often it is sent to the server.
 func TestAuditOfACallWhoseSessionIsLost(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
-	u := newGateway(t, audits(inbound.AuditAll), p).legacy(t)
+	u := newGateway(t, withAudit(inbound.AuditAll), p).legacy(t)
 	u.call("a::x")
 	u.g.audited(t)
 	p.forget()
@@ -153,13 +153,13 @@ func TestAuditOfACallWhoseSessionIsLost(t *testing.T) {
 	}
 }
 
-// In the modern era a client answers a question with another request.
+// A modern client answers a server request with another request.
 func TestAuditOfHeldCalls(t *testing.T) {
-	u := newGateway(t, audits(inbound.AuditAll), legacyPeer("a").does("tools/call", asking(2))).modern(t)
+	u := newGateway(t, withAudit(inbound.AuditAll), legacyPeer("a").handle("tools/call", askingTool(2))).modern(t)
 	s := u.call("a::x")
 	for range 2 {
 		oneCall(t, u.g.audited(t))
-		in, key := wanted(t, s)
+		in, key := readInput(t, s)
 		s = u.retry("a::x", in, key, `{"action":"accept"}`)
 	}
 	if got := oneCall(t, u.g.audited(t)); got.RequestID != "3" || got.Target.Name != "x" {
@@ -168,23 +168,23 @@ func TestAuditOfHeldCalls(t *testing.T) {
 }
 
 func TestAuditOfClientsThatLeave(t *testing.T) {
-	both(t, audits(inbound.AuditAll), func() []*peer {
+	both(t, withAudit(inbound.AuditAll), func() []*fakeServer {
 		wait := func(_ http.ResponseWriter, a *incoming) { <-a.Context().Done() }
-		return []*peer{newPeer("a").does("tools/call", wait)}
-	}, func(t *testing.T, u *user, peers []*peer) {
+		return []*fakeServer{newPeer("a").handle("tools/call", wait)}
+	}, func(t *testing.T, u *testClient, peers []*fakeServer) {
 		call := u.start(http.MethodPost, u.request(u.nextID(), "tools/call", `{"name":"a::x"}`))
-		peers[0].await(t, "tools/call", 1)
-		call.hangUp()
+		peers[0].waitFor(t, "tools/call", 1)
+		call.disconnect()
 		if got := oneCall(t, u.g.audited(t)); got.Outcome != upstream.OutcomeCanceled {
 			t.Errorf("got %+v", got)
 		}
 	})
 }
 
-// failing is the way to a server that panics.
-type failing struct{ toPeer }
+// panickingRoutes panic on each request.
+type panickingRoutes struct{ fakeRoutes }
 
-func (failing) Serve(http.ResponseWriter, *http.Request, string) error { panic("a bug") }
+func (panickingRoutes) Serve(http.ResponseWriter, *http.Request, string) error { panic("a bug") }
 
 func TestAuditAtOneServer(t *testing.T) {
 	const call = `{"jsonrpc":"2.0","id":"i","method":"tools/call","params":{"name":"x","arguments":{"n":1}}}`
@@ -205,13 +205,13 @@ func TestAuditAtOneServer(t *testing.T) {
 			t.Run(fmt.Sprint(test.name, ", kind ", kind), func(t *testing.T) {
 				p := legacyPeer("a")
 				p.sessions = false
-				p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+				p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 					a.write(w, http.StatusOK, `{"jsonrpc":"2.0","id":`+cmp.Or(a.id(), "null")+`,"result":{}}`)
 				})
-				g := joining(func(c *Config) {
+				g := newBareGateway(func(c *Config) {
 					c.Audit = inbound.AuditArguments
 					if test.want == upstream.OutcomePanic {
-						c.Servers[0].Routes = failing{toPeer{p}}
+						c.Servers[0].Routes = panickingRoutes{fakeRoutes{p}}
 					}
 				}, p)
 				defer g.close()
@@ -222,7 +222,7 @@ func TestAuditAtOneServer(t *testing.T) {
 					defer func() { _ = recover() }()
 					g.NewRequest(w, r, inbound.Endpoint{Kind: kind, Server: "a"}, inbound.Peer{Address: "192.0.2.1"}).Serve()
 				}()
-				calls := g.config.Observer.(*observed).takeCalls()
+				calls := g.config.Observer.(*recorder).takeCalls()
 				if test.want == "" {
 					if len(calls) > 0 {
 						t.Errorf("got %+v", calls)
@@ -244,7 +244,7 @@ func TestAuditAtOneServer(t *testing.T) {
 
 func TestAuditOfOperators(t *testing.T) {
 	for _, as := range []string{"", "ann"} {
-		g := newGateway(t, audits(inbound.AuditAll), legacyPeer("a").hasTools("x"))
+		g := newGateway(t, withAudit(inbound.AuditAll), legacyPeer("a").hasTools("x"))
 		o := g.NewOperator(httptest.NewRequest(http.MethodPost, "/mcp", nil), as)
 		call := ToolCall{Name: "a::x", Address: "192.0.2.9", Arguments: func(*Tool, []string) ([]byte, error) {
 			return []byte(`{}`), nil
@@ -296,7 +296,7 @@ func TestAuditRedactsArguments(t *testing.T) {
 }
 
 func TestAuditBoundsArguments(t *testing.T) {
-	u := newGateway(t, audits(inbound.AuditArguments), legacyPeer("a")).legacy(t)
+	u := newGateway(t, withAudit(inbound.AuditArguments), legacyPeer("a")).legacy(t)
 	const maxAudited = 16 << 10
 	for _, size := range []int{maxAudited, maxAudited + 1, maxAudited + 2, 1 << 20} {
 		const frame = `{"a":""}`

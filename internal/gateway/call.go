@@ -13,94 +13,93 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// invalid refuses what is named in a request.
-func invalid(message string) *jsonrpc.Failure { return jsonrpc.InvalidParams(message).AsAnswer() }
+// invalid returns an invalid params error as a JSON-RPC response.
+func invalid(message string) *jsonrpc.Failure { return jsonrpc.InvalidParams(message).WithStatusOK() }
 
-// A call is a request that one server answers, or the gateway in its place.
+// A call is a request that one server answers, or the gateway itself.
 type call struct {
-	*visit
-	ctx   context.Context // ends when the client cancels the call, or the time of the server is over
-	link  *link           // to the server; nil until that is known
-	name  string          // of what is called, as the server knows it
-	goal  string          // what the client looks for in the answer; "" if it does not say
-	found bool            // what is called is not what was posted, but named in it
+	*aggregateRequest
+	ctx         context.Context // done when the client cancels or disconnects, or the server times out
+	link        *link           // nil until the server is known
+	name        string          // name of the tool, prompt or resource at the server
+	goal        string          // focus: what the client looks for in the result; "" if not given
+	viaCallTool bool            // the client named the tool in a call of call_tool
 
-	attempted bool     // the server has got it, with the id of the client
-	alias     uriAlias // of the resource that it is about
+	attempted bool     // the server got a request with the client's id
+	alias     uriAlias // URI of the resource as the client named it
 
-	flight   inFlight         // the call itself, to be canceled
-	required *jsonrpc.Failure // the server wants a login first
+	flight        inFlight         // for cancellation
+	loginRequired *jsonrpc.Failure // set if the server requires a login first
 }
 
-func (v *visit) newCall() *call {
-	v.Caller.Askable = v.client.inspection == nil && v.client.askable(&v.Caller) &&
-		(v.era == mcp.Modern || v.out.AcceptsStream())
-	c := &call{visit: v, ctx: v.ctx}
-	v.ListTools = c.listTools
+func (req *aggregateRequest) newCall() *call {
+	req.Caller.Askable = req.client.inspection == nil && req.client.askable(&req.Caller) &&
+		(req.era == mcp.Modern || req.out.AcceptsStream())
+	c := &call{aggregateRequest: req, ctx: req.ctx}
+	req.ListTools = c.listTools
 	return c
 }
 
-// behalf returns on whose behalf the gateway acts for the call.
-func (c *call) behalf() behalf { return behalf{ctx: c.ctx, g: c.g, r: c.HTTP, calls: true} }
+// scope returns the scope for requests to the server of the call.
+func (c *call) scope() scope { return scope{ctx: c.ctx, g: c.g, r: c.HTTP, isCall: true} }
 
-// translator returns what translates names in the answer.
+// translator returns the translator for the names in the response.
 func (c *call) translator() translator {
 	return translator{c.g, c.link, c.alias, c.client.inspection.WantsRaw()}
 }
 
-// canceled reports whether the client has canceled the call, or has left.
+// canceled reports whether the client has canceled the call or disconnected.
 func (c *call) canceled() bool {
 	return c.ctx.Err() != nil && context.Cause(c.ctx) != upstream.ErrTimeout
 }
 
-// failed answers with a failure of a server, unless a login mends that.
-func (c *call) failed(failure *jsonrpc.Failure) *jsonrpc.Failure {
+// fail answers with a failure of the server, or notes that a login is required first.
+func (c *call) fail(failure *jsonrpc.Failure) *jsonrpc.Failure {
 	if failure.IsLoginRequired() && !c.canceled() {
-		c.required = failure
+		c.loginRequired = failure
 		return nil
 	}
 	return c.answerFailure(failure)
 }
 
-// answerFailure answers with a failure, if the client still waits.
+// answerFailure answers with a failure, unless the client no longer waits.
 func (c *call) answerFailure(failure *jsonrpc.Failure) *jsonrpc.Failure {
 	c.FailWith(failure)
-	if c.visit.ctx.Err() != nil {
+	if c.aggregateRequest.ctx.Err() != nil {
 		return nil
 	}
-	if c.canceled() && !c.out.Streaming() {
-		// The client does not wait for it.
-		c.accepted()
+	if c.canceled() && !c.out.IsStreaming() {
+		// The client ignores the response to a canceled call.
+		c.answerAccepted()
 		return nil
 	}
 	method := c.Message.Text(jsonrpc.Method)
 	if _, known := mcp.KnownMethod(method); !known && c.era == mcp.Modern && failure.Data.Symbol == "http_error" {
-		return jsonrpc.MethodNotFound(mcp.Shortened(method)) // a server of the legacy era need not have read it
+		return jsonrpc.MethodNotFound(mcp.Shortened(method)) // a legacy server may reject unknown methods with an HTTP error
 	}
 	c.out.Answer(http.StatusOK, &streamable.Event{Data: failure.Append(nil, c.Message.Literal(jsonrpc.ID))})
 	return nil
 }
 
-// callTool calls a tool: of a server, or of the gateway itself.
+// callTool calls a tool of a server or of the gateway itself.
 func (c *call) callTool() *jsonrpc.Failure {
 	name := c.Message.Text(jsonrpc.Name)
-	if tool := c.g.own.tool(name); tool != nil {
+	if tool := c.g.builtin.tool(name); tool != nil {
 		if name == callToolName {
-			return tool(ownCall{c}) // which is about the tool that it calls
+			return tool(builtinCall{c}) // admits the call of the named tool instead
 		}
 		if failure := c.Admit(mcp.Target{Kind: mcp.Tool, Name: name}); failure != nil {
 			return failure
 		}
-		return tool(ownCall{c})
+		return tool(builtinCall{c})
 	}
 	return c.callNamed(jsonrpc.Name, mcp.Tools, name)
 }
 
-// callNamed passes on a request for something that has a name (A8 to A10), which is that in a
-// field.
+// callNamed forwards a request for a named item (A8 to A10). Field f has the name.
 func (c *call) callNamed(f jsonrpc.Field, k mcp.ListKind, name string) *jsonrpc.Failure {
 	if c.Message.Kind(f) != jsonspan.String {
-		return invalid("name: it is missing, or no string")
+		return invalid("name: missing or not a string")
 	}
 	s, name, failure := c.locateNamed(name, k)
 	if failure != nil {
@@ -109,14 +108,14 @@ func (c *call) callNamed(f jsonrpc.Field, k mcp.ListKind, name string) *jsonrpc.
 	c.name, c.Tool = name, mcp.Shortened(name)
 	target := mcp.Target{Server: s.Name, Kind: mcp.ListKinds[k].Target, Name: name}
 	if c.g.transparent() {
-		return c.pass(s, target, nil)
+		return c.forward(s, target, nil)
 	}
-	return c.pass(s, target, []jsonspan.Edit{c.Message.Replace(f, jsonrpc.Quote(name))})
+	return c.forward(s, target, []jsonspan.Edit{c.Message.Replace(f, jsonrpc.Quote(name))})
 }
 
-// readResource reads a resource (A12, A13).
+// readResource answers resources/read (A12, A13).
 func (c *call) readResource() *jsonrpc.Failure {
-	read := c.g.own.reader(c.Message.Text(jsonrpc.URI))
+	read := c.g.builtin.reader(c.Message.Text(jsonrpc.URI))
 	if read == nil {
 		return c.callURI(jsonrpc.URI)
 	}
@@ -125,90 +124,90 @@ func (c *call) readResource() *jsonrpc.Failure {
 	}
 	result, err := read(c.ctx, c.Request)
 	if err != nil {
-		return jsonrpc.StoreUnavailable("the text is not kept here, and others cannot be asked for it")
+		return jsonrpc.StoreUnavailable("the original is not stored on this replica, and the shared store is unavailable")
 	}
 	if result == nil {
-		return c.noResource("uri: not known, or not anymore")
+		return c.unknownResource("uri: unknown or expired")
 	}
 	if c.era == mcp.Modern {
 		result = jsonspan.Spliced(result, jsonspan.Insert(result, []byte(`"ttlMs":0,"cacheScope":"private"`)))
 	}
-	return c.answer(result)
+	return c.answerResult(result)
 }
 
-// callURI passes on a request for a resource.
+// callURI forwards a request for the resource in field f.
 func (c *call) callURI(f jsonrpc.Field) *jsonrpc.Failure {
 	s, target, edits, failure := c.findResource(f)
 	if failure != nil {
 		return failure
 	}
-	return c.pass(s, target, edits)
+	return c.forward(s, target, edits)
 }
 
-// complete passes on what completes an argument of a prompt or a template (A45).
+// complete forwards completion/complete, for a prompt or a template (A45).
 func (c *call) complete() *jsonrpc.Failure {
 	switch {
 	case c.Message.Has(jsonrpc.RefName) && c.Message.Has(jsonrpc.RefURI):
-		return invalid("ref: it has both a name and a uri")
+		return invalid("ref: must have a name or a uri, not both")
 	case c.g.transparent():
 		s := c.g.config.Servers[0]
 		target, _ := mcp.TargetOf(s.Name, &c.Message)
-		return c.pass(s, target, nil)
+		return c.forward(s, target, nil)
 	case c.Message.Kind(jsonrpc.RefName) == jsonspan.String:
 		return c.callNamed(jsonrpc.RefName, mcp.Prompts, c.Message.Text(jsonrpc.RefName))
 	case c.Message.Kind(jsonrpc.RefURI) == jsonspan.String:
 		return c.callURI(jsonrpc.RefURI)
 	}
-	return invalid("ref: it has neither a name nor a uri")
+	return invalid("ref: must have a name or a uri")
 }
 
-// callOther passes on a request of an extension to the server whose task or resource it names.
+// callOther forwards a request of an extension to the server whose task or resource it names.
 func (c *call) callOther(method string) *jsonrpc.Failure {
 	if c.g.transparent() {
 		s := c.g.config.Servers[0]
 		target, _ := mcp.TargetOf(s.Name, &c.Message)
-		return c.pass(s, target, nil)
+		return c.forward(s, target, nil)
 	}
 	if strings.HasPrefix(method, "tasks/") && c.Message.Has(jsonrpc.TaskID) {
 		return c.callTask()
 	}
-	// What the protocol knows, and was not answered yet, has no meaning in this era.
+	// Known methods that get here do not exist in this era.
 	if _, known := mcp.KnownMethod(method); !known && c.Message.Kind(jsonrpc.URI) == jsonspan.String {
 		if s, target, edits, failure := c.findResource(jsonrpc.URI); failure == nil {
 			target.Kind, target.Name = mcp.Other, ""
-			return c.pass(s, target, edits)
+			return c.forward(s, target, edits)
 		}
 	}
 	failure := jsonrpc.MethodNotFound(mcp.Shortened(method))
 	if c.era == mcp.Legacy {
-		failure = failure.AsAnswer()
+		failure = failure.WithStatusOK()
 	}
 	return failure
 }
 
-// callTask passes on a request about a task to the server that works on it.
+// callTask forwards a request about a task to the server of the task.
 func (c *call) callTask() *jsonrpc.Failure {
 	if s, id := c.g.locateTask(c.Message.Text(jsonrpc.TaskID)); s != nil {
 		edit := c.Message.Replace(jsonrpc.TaskID, jsonrpc.Quote(id))
-		return c.pass(s, mcp.Target{Server: s.Name, Kind: mcp.Other}, []jsonspan.Edit{edit})
+		return c.forward(s, mcp.Target{Server: s.Name, Kind: mcp.Other}, []jsonspan.Edit{edit})
 	}
-	return invalid("taskId: it is none of this server")
+	return invalid("taskId: unknown task")
 }
 
-// pass passes the request on to a server, with edits, and its answer back, if the client may
-// have what it is about.
-func (c *call) pass(s *upstream.Server, target mcp.Target, edits []jsonspan.Edit) *jsonrpc.Failure {
+// forward checks that the client may make the call, sends it to the server with edits, and passes
+// on the response.
+func (c *call) forward(s *upstream.Server, target mcp.Target, edits []jsonspan.Edit) *jsonrpc.Failure {
 	c.Server = s
-	message, failure := c.forwardable(append(edits, c.g.relatedTask(c.Message.Raw, s.Name)...)...)
+	message, failure := c.messageForServer(append(edits, c.g.relatedTask(c.Message.Raw, s.Name)...)...)
 	if failure == nil {
 		message, failure = c.Override.ToServer(&message)
 	}
 	if failure == nil {
-		c.Message = message // of which there is no other copy in memory from here on
+		c.Message = message // frees the unedited copy
 	}
 	isLogin := c.isLoginTool(s, target)
 	if isLogin && c.sees(s) {
-		target = mcp.Target{} // it is the gateway's own
+		target = mcp.Target{} // the login tool belongs to the gateway
 	}
 	check := c.Admit
 	if c.AdmitAsked {
@@ -221,26 +220,26 @@ func (c *call) pass(s *upstream.Server, target mcp.Target, edits []jsonspan.Edit
 	if failure != nil {
 		return failure
 	}
-	c.link = c.client.link(s)
+	c.link = c.client.linkTo(s)
 	f := &c.flight
 	f.link = c.link
-	f.Context, f.Cancel = context.WithCancelCause(c.visit.ctx)
+	f.Context, f.Cancel = context.WithCancelCause(c.aggregateRequest.ctx)
 	defer f.Cancel(nil)
 	c.ctx = f.Context
-	defer c.client.end(c.client.begin(c.Message.Literal(jsonrpc.ID), f), f)
+	defer c.client.endCall(c.client.beginCall(c.Message.Literal(jsonrpc.ID), f), f)
 	if failure := c.takeFocus(); failure != nil {
 		return failure
 	}
-	if failure := c.takeAnswers(); failure != nil {
+	if failure := c.takeResponses(); failure != nil {
 		return c.answerFailure(failure)
 	}
 	switch {
 	case isLogin:
 		return c.withLogin(c.callLoginTool)
-	case refused != nil: // its annotations could not be asked for
+	case refused != nil: // a login is required to read the tool's annotations
 		return c.withLogin(func() *jsonrpc.Failure {
 			if failure := c.Permit(target); failure != nil {
-				return c.failed(failure)
+				return c.fail(failure)
 			}
 			return c.send()
 		})
@@ -248,11 +247,12 @@ func (c *call) pass(s *upstream.Server, target mcp.Target, edits []jsonspan.Edit
 	return c.withLogin(c.send)
 }
 
-// send has the server answer, once the call is confirmed.
+// send confirms the call, if a rule requires it, and sends it to the server or to the replica that
+// holds it.
 func (c *call) send() *jsonrpc.Failure {
 	key, replica := c.heldAt()
-	elsewhere := replica != "" && c.g.lines != nil && replica != c.g.State.common.Replica
-	if !elsewhere {
+	atOther := replica != "" && c.g.lines != nil && replica != c.g.State.space.Replica
+	if !atOther {
 		if failure := c.learnTool(); failure != nil {
 			return failure
 		}
@@ -260,15 +260,15 @@ func (c *call) send() *jsonrpc.Failure {
 	if ok, failure := c.confirm(); !ok {
 		return failure
 	}
-	if elsewhere {
-		return c.goOnAt(replica, key)
+	if atOther {
+		return c.continueAt(replica, key)
 	}
 	l := c.link
 	for again := true; ; again = false {
-		if failure := l.open(c.behalf()); failure != nil {
-			return c.failed(failure)
+		if failure := l.open(c.scope()); failure != nil {
+			return c.fail(failure)
 		}
-		l.use()
+		l.markUsed()
 		switch era, _ := l.state(); {
 		case era == c.era:
 			return c.relay()
@@ -281,29 +281,29 @@ func (c *call) send() *jsonrpc.Failure {
 	}
 }
 
-// relay passes the request on to a server of the same era.
+// relay forwards the request to a server of the same era.
 func (c *call) relay() *jsonrpc.Failure {
-	failure := c.link.inSession(c.behalf(), func(again bool) (*streamable.Reader, string, *jsonrpc.Failure) {
-		c.asides.Wait() // which have begun with the headers of the request as they are
-		rl := &relay{call: c, again: again}
+	failure := c.link.inSession(c.scope(), func(again bool) (*streamable.Reader, string, *jsonrpc.Failure) {
+		c.sideRequests.Wait() // they use the headers that relay is about to change
+		rl := &relay{call: c, retryable: again}
 		failure := rl.run(&c.Message)
-		return &rl.h, rl.session, failure
+		return &rl.reader, rl.session, failure
 	})
 	if failure != nil {
-		return c.failed(failure)
+		return c.fail(failure)
 	}
 	return nil
 }
 
-// takeFocus takes what the client looks for out of the call of a tool, if it was the gateway that
-// has offered to take it.
+// takeFocus removes the focus argument from a tool call, if the gateway added that argument to the
+// tool.
 func (c *call) takeFocus() *jsonrpc.Failure {
 	f := c.Server.Focus
 	if !f.IsGiven(&c.Message) {
 		return nil
 	}
 	list := c.toolList()
-	if list == nil || list.Focused[c.g.shown(c.Server.Name, mcp.Tools, c.Server.Overrides.Shown(c.name))] == "" {
+	if list == nil || list.Focused[c.g.shownName(c.Server.Name, mcp.Tools, c.Server.Overrides.ClientName(c.name))] == "" {
 		return nil
 	}
 	var failure *jsonrpc.Failure
@@ -311,13 +311,13 @@ func (c *call) takeFocus() *jsonrpc.Failure {
 	return failure
 }
 
-// listTools asks a server for its tools, also if they are known.
+// listTools requests the tools of a server, even if they are cached.
 func (c *call) listTools(s *upstream.Server) *jsonrpc.Failure {
 	ctx, cancel := context.WithTimeout(c.ctx, c.g.config.JoinTimeout)
 	defer cancel()
-	q := c.client.newListQuery(c.visit.behalf().within(ctx), s, mcp.Tools)
-	l := c.client.link(s)
-	failure := l.open(q.behalf)
+	q := c.client.newListQuery(c.aggregateRequest.scope().withContext(ctx), s, mcp.Tools)
+	l := c.client.linkTo(s)
+	failure := l.open(q.scope)
 	if failure != nil {
 		return failure
 	}
@@ -327,31 +327,31 @@ func (c *call) listTools(s *upstream.Server) *jsonrpc.Failure {
 	return failure
 }
 
-// confirm has the person at the client confirm the call, if a rule wants it. It reports whether the
-// call can be made.
+// confirm asks a person to approve the call, if a rule requires that. It reports whether the call
+// may be made.
 func (c *call) confirm() (ok bool, _ *jsonrpc.Failure) {
 	switch {
 	case !c.AwaitsConfirmation():
 		return true, nil
 	case c.era == mcp.Modern:
-		return false, c.answerAs(mcp.InputRequired, c.Ask(inbound.ConfirmQuestion, c.Confirmation()))
+		return false, c.answerAs(mcp.InputRequired, c.Ask(inbound.ConfirmRequest, c.Confirmation()))
 	}
 	size := int64(len(c.Message.Raw))
-	if !c.g.holding.Take(c.client.owner, size) {
-		return false, jsonrpc.TooManyQuestions(c.link.server)
+	if !c.g.heldMeter.Take(c.client.owner, size) {
+		return false, jsonrpc.TooManyServerRequests(c.link.serverName)
 	}
-	defer c.g.holding.Give(c.client.owner, size)
+	defer c.g.heldMeter.Give(c.client.owner, size)
 	c.flight.held.Store(true)
 	defer c.flight.held.Store(false)
-	answer, failure := c.askInStream(inbound.ConfirmQuestion, c.Confirmation())
+	answer, failure := c.askInStream(inbound.ConfirmRequest, c.Confirmation())
 	switch {
 	case c.canceled():
-		failure = c.answerFailure(jsonrpc.ConfirmationDeclined(c.link.server))
+		failure = c.answerFailure(jsonrpc.ConfirmationDeclined(c.link.serverName))
 		c.Outcome = upstream.OutcomeCanceled
 		return false, failure
 	case failure != nil && failure.Data.Symbol == "timeout":
-		failure = c.DeniedBy(c.Decision, jsonrpc.ConfirmationTimeout(c.link.server), c.Target())
-	default: // an error that the client answers is no agreement
+		failure = c.DeniedBy(c.Decision, jsonrpc.ConfirmationTimeout(c.link.serverName), c.Target())
+	default: // an error response of the client does not approve the call
 		failure = c.TakeConfirmation(answer)
 	}
 	if failure != nil {
@@ -360,15 +360,16 @@ func (c *call) confirm() (ok bool, _ *jsonrpc.Failure) {
 	return true, nil
 }
 
-// takeAnswers takes what a client of the modern era has answered to questions of the gateway.
-func (c *call) takeAnswers() *jsonrpc.Failure {
-	asked, answer, failure := c.TakeAnswer()
+// takeResponses takes the responses of a modern client to requests of the gateway: confirmations and
+// logins.
+func (c *call) takeResponses() *jsonrpc.Failure {
+	asked, answer, failure := c.TakeResponse()
 	switch {
 	case failure != nil:
 		return failure
-	case asked == inbound.ConfirmQuestion:
+	case asked == inbound.ConfirmRequest:
 		return c.TakeConfirmation(answer)
-	case asked == inbound.LoginQuestion && c.Server.Login != nil: // as before a reload
+	case asked == inbound.LoginRequest && c.Server.Login != nil: // a reload may have removed Login
 		return c.awaitLogin(answer)
 	}
 	return nil

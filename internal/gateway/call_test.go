@@ -11,10 +11,11 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// Where both sides are of the modern era, requests for input pass as they are.
+// Between modern clients and servers, input-required results pass unchanged.
 func TestInputPassesBetweenModernPeers(t *testing.T) {
-	result := `{"resultType":"input_required","inputRequests":{"k":{"method":"elicitation/create","params":{` + odd + `}}},"requestState":"\u0061\/opaque"}`
-	p := modernPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+	result := `{"resultType":"input_required","inputRequests":{"k":{"method":"elicitation/create","params":{` + oddJSON +
+		`}}},"requestState":"\u0061\/opaque"}`
+	p := modernPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 		if a.message.Has(jsonrpc.RequestState) {
 			a.reply(w, `{"resultType":"complete"}`)
 			return
@@ -26,20 +27,24 @@ func TestInputPassesBetweenModernPeers(t *testing.T) {
 	if string(s.Result) != result {
 		t.Errorf("got %s", s.Result)
 	}
-	again := `"inputResponses":{"k":{` + odd + `}},"requestState":"\u0061\/opaque"`
+	again := `"inputResponses":{"k":{` + oddJSON + `}},"requestState":"\u0061\/opaque"`
 	if s := u.ask("tools/call", `{"name":"a::x",`+again+`}`); s.code() != 0 {
 		t.Errorf("got %s", s.body)
 	}
-	if got := p.await(t, "tools/call", 2).body; !strings.Contains(got, again) {
+	if got := p.waitFor(t, "tools/call", 2).body; !strings.Contains(got, again) {
 		t.Errorf("got %s", got)
 	}
 }
 
-// In the modern era the status of an error means something.
+// In the modern era, errors have HTTP statuses.
 func TestStatusOfErrors(t *testing.T) {
-	for _, tt := range []struct{ status, code int }{{404, -32601}, {400, -32602}, {400, -32020}, {400, -32021}, {200, -32602}, {200, -1}} {
-		p := newPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) { a.refuse(w, tt.status, tt.code, "m") })
-		p.speaks[mcp.Modern] = true
+	for _, tt := range []struct{ status, code int }{{404, -32601}, {400, -32602}, {400, -32020}, {400, -32021},
+		{200, -32602}, {200, -1}} {
+		p := newPeer("a").handle("tools/call", func(w http.ResponseWriter,
+			a *incoming) {
+			a.refuse(w, tt.status, tt.code, "m")
+		})
+		p.eras[mcp.Modern] = true
 		g := newGateway(t, nil, p)
 		s := g.modern(t).call("a::x")
 		if s.code() != tt.code || tt.status != 200 && s.status != tt.status {
@@ -51,16 +56,17 @@ func TestStatusOfErrors(t *testing.T) {
 	}
 }
 
-// A request has one answer, however often a server answers.
+// A request gets one answer, however often the server answers.
 func TestServersThatAnswerTwice(t *testing.T) {
-	both(t, nil, func() []*peer {
-		return []*peer{newPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
-			a.send(w, fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":1}}`, a.message.Literal(jsonrpc.ProgressToken)))
+	both(t, nil, func() []*fakeServer {
+		return []*fakeServer{newPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
+			a.send(w, fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,`+
+				`"progress":1}}`, a.message.Literal(jsonrpc.ProgressToken)))
 			a.finish(w, `{"n":1}`)
 			a.finish(w, `{"n":2}`)
 			a.send(w, `{"jsonrpc":"2.0","id":`+a.id()+`,"error":{"code":-1,"message":"m"}}`)
 		})}
-	}, func(t *testing.T, u *user, _ []*peer) {
+	}, func(t *testing.T, u *testClient, _ []*fakeServer) {
 		meta := `{"progressToken":"t"}`
 		if u.era == mcp.Modern {
 			meta = string(u.meta(`,"progressToken":"t"`))
@@ -78,8 +84,7 @@ func TestServersThatAnswerTwice(t *testing.T) {
 	})
 }
 
-// What a client has told a server it does not have to tell again because the server
-// forgot it.
+// After a server lost its session, the gateway repeats what the client has set.
 func TestServersThatForgotAreToldAgain(t *testing.T) {
 	p := legacyPeer("a")
 	u := newGateway(t, nil, p).legacy(t)
@@ -91,24 +96,26 @@ func TestServersThatForgotAreToldAgain(t *testing.T) {
 	if s := u.call("a::x"); s.code() != 0 {
 		t.Errorf("got %s", s.body)
 	}
-	if all := p.heard("resources/subscribe"); len(all) != 3 || all[2].message.Text(jsonrpc.URI) != "x://a" || all[2].session != "a-session-2" {
+	if all := p.requests("resources/subscribe"); len(all) != 3 || all[2].message.Text(jsonrpc.URI) != "x://a" ||
+		all[2].session != "a-session-2" {
 		t.Errorf("subscribed %d times", len(all))
 	}
-	if all := p.heard("logging/setLevel"); len(all) != 2 || all[1].session != "a-session-2" || all[1].message.Text(jsonrpc.Level) != "debug" {
+	if all := p.requests("logging/setLevel"); len(all) != 2 || all[1].session != "a-session-2" ||
+		all[1].message.Text(jsonrpc.Level) != "debug" {
 		t.Errorf("the level was set %d times", len(all))
 	}
 }
 
-// A call that is canceled while its server is met anew ends, too.
+// A call that is canceled during a new handshake ends, too.
 func TestCancellationDuringAHandshake(t *testing.T) {
 	p := legacyPeer("a")
 	g := newGateway(t, nil, p)
 	u := g.legacy(t)
 	p.forget()
-	p.does("initialize", func(_ http.ResponseWriter, a *incoming) { <-a.Context().Done() })
+	p.handle("initialize", func(_ http.ResponseWriter, a *incoming) { <-a.Context().Done() })
 	call := u.start(http.MethodPost, u.request("7", "tools/call", `{"name":"a::x"}`))
-	p.await(t, "initialize", 2)
-	call.hangUp()
+	p.waitFor(t, "initialize", 2)
+	call.disconnect()
 	await.Until(t, "the call has ended", func() bool {
 		c := g.known()[0]
 		c.mu.Lock()
@@ -123,22 +130,22 @@ func TestCancellationDuringAHandshake(t *testing.T) {
 	}
 }
 
-// Ids are what they are: two calls of a client with the same id do not hurt others.
+// Two calls of a client with the same id do not affect others.
 func TestIDsThatAreUsedTwice(t *testing.T) {
 	p := legacyPeer("a")
-	canceled, release := p.waits()
+	canceled, release := p.addWaitingTool()
 	defer release()
 	u := newGateway(t, nil, p).legacy(t)
 	one := u.start(http.MethodPost, u.request(`"\u0031"`, "tools/call", `{"name":"a::wait","arguments":{"who":"one"}}`))
-	p.await(t, "tools/call", 1)
+	p.waitFor(t, "tools/call", 1)
 	two := u.start(http.MethodPost, u.request(`1`, "tools/call", `{"name":"a::wait","arguments":{"who":"two"}}`))
-	p.await(t, "tools/call", 2)
-	u.tell("notifications/cancelled", `{"requestId":1}`)
+	p.waitFor(t, "tools/call", 2)
+	u.notify("notifications/cancelled", `{"requestId":1}`)
 	await.Until(t, "it is canceled", func() bool { return len(canceled()) == 1 })
 	if !canceled()["two"] {
 		t.Errorf("got %v", canceled())
 	}
-	two.ended()
+	two.waitEnd()
 	release()
 	if e := one.nextOf(""); !strings.Contains(e.data, `"result"`) || e.id() != `"\u0031"` {
 		t.Errorf("got %s", e.data)

@@ -20,105 +20,105 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// A client is a session of the legacy era, or all requests of the modern era that seem to come
-// from the same client.
+// A client is a legacy session, or all modern requests that seem to come from the same client.
 type client struct {
-	key         string   // in State
-	over        [16]byte // in State.over, once it was asked for; guarded by State.mu
-	using       int      // by how many; guarded by State.mu
-	audience    string   // key of its audience
-	fingerprint uint64   // of the request that began the session, see [visit.fingerprint]
+	key         string   // key in State
+	endedKey    [16]byte // key in State.endedSessions, computed when first needed; guarded by State.mu
+	refs        int      // number of users; guarded by State.mu
+	audience    string   // key of the audience
+	fingerprint uint64   // of the request that began the session, see [aggregateRequest.fingerprint]
 
 	era          mcp.Era
 	version      string
-	identity     string    // who it is, if that is known
-	owner        string    // of what is kept for it
-	issued       time.Time // when its session began
+	identity     string    // "" if unknown
+	owner        string    // owner of what is kept, for quotas
+	issued       time.Time // when the session began
 	introduction *introduction
-	inspection   *upstream.Inspection // by an operator that acts as this client; nil for others
+	inspection   *upstream.Inspection // set for an operator that acts as this client
 
-	recalled  atomic.Uint64 // outages of the shared store until its record was read, and 1 more; 0 if it was not
-	begunHere atomic.Bool   // servers know, or get to know, that it is ready
+	recordRead     atomic.Uint64 // gaps of the replicaSync when the record was last read, plus 1; 0 if it was never read
+	readyAnnounced atomic.Bool   // servers have got notifications/initialized, or are about to
 
-	ended atomic.Bool // it has said so
-	apart atomic.Bool // it has sent other credentials than its audience: nothing that servers say to it is shared
+	ended    atomic.Bool // the client has ended the session
+	isolated atomic.Bool // sends other credentials than its audience: nothing from servers is shared with others
 
-	mu        sync.Mutex
-	links     []*link // in the order of their servers' IDs
-	calls     map[string]*inFlight
-	questions map[string]question       // that it has been asked, by their ids
-	streams   []*stream                 // by which it listens, the latest first: the connections of others may be dead
-	level     string                    // of the log messages it wants
-	listed    [mcp.ListKindCount]moment // when it has asked for a list
-	orders    []order                   // what is to be done because of other replicas, in this order
-	ordered   int                       // bytes in orders
+	mu          sync.Mutex
+	links       []*link // sorted by server ID
+	calls       map[string]*inFlight
+	pending     map[string]pendingRequest // requests sent to the client, by id
+	streams     []*stream                 // newest first: connections of older ones may be dead
+	level       string                    // log level that the client wants
+	listedAt    [mcp.ListKindCount]uptime // when the client last requested each list
+	queue       []queuedTask              // work caused by other replicas, in order
+	queuedBytes int                       // bytes held by queue
 
-	syncing sync.Mutex      // held while it is brought in line with other replicas
-	unsaved []sessionChange // that could not be written yet; guarded by syncing
+	syncing sync.Mutex      // held while state is exchanged with other replicas
+	unsaved []sessionChange // changes not written to the store yet; guarded by syncing
 
-	// plain are the lists of tools that it has got last with all UI resources by their own URIs, by
-	// the ID of the server.
-	plain map[string]catalog.Key
+	// plainUILists are the last tool lists in which the client got all UI resources under their own
+	// URIs, by server ID.
+	plainUILists map[string]catalog.Key
 }
 
-// An introduction is what a client says of itself.
+// An introduction is what a client says about itself.
 type introduction struct {
-	params       []byte // of initialize, in the legacy era
+	params       []byte // params of initialize; legacy only
 	capabilities []byte
 	info         []byte
 }
 
-// readIntroduction reads the params of an initialize request.
+// readIntroduction reads the params of initialize.
 func readIntroduction(params []byte) *introduction {
 	var p struct {
 		Capabilities json.RawMessage `json:"capabilities"`
 		Info         json.RawMessage `json:"clientInfo"`
 	}
-	_ = json.Unmarshal(params, &p) // what is wrong is missing
+	_ = json.Unmarshal(params, &p) // invalid members stay empty
 	return introduction{params, p.Capabilities, p.Info}.complete()
 }
 
-// complete fills in what the protocol demands.
-func (h introduction) complete() *introduction {
-	if len(h.capabilities) == 0 || h.capabilities[0] != '{' {
-		h.capabilities = []byte("{}")
+// complete fills in members that the protocol requires.
+func (intro introduction) complete() *introduction {
+	if len(intro.capabilities) == 0 || intro.capabilities[0] != '{' {
+		intro.capabilities = []byte("{}")
 	}
-	if len(h.info) == 0 || h.info[0] != '{' {
-		h.info = []byte(`{"name":"unknown","version":"0"}`)
+	if len(intro.info) == 0 || intro.info[0] != '{' {
+		intro.info = []byte(`{"name":"unknown","version":"0"}`)
 	}
-	return &h
+	return &intro
 }
 
-// size returns how many bytes it has.
-func (h *introduction) size() int { return len(h.params) + len(h.capabilities) + len(h.info) }
+// size returns the size in bytes.
+func (intro *introduction) size() int {
+	return len(intro.params) + len(intro.capabilities) + len(intro.info)
+}
 
-// shortened returns the params of initialize with no more than is needed: pictures of
-// clients come with them.
-func (h *introduction) shortened(version string) []byte {
+// minimalParams returns params of initialize without optional data, such as icons.
+func (intro *introduction) minimalParams(version string) []byte {
 	var info struct {
 		Name    string `json:"name"`
 		Version string `json:"version"`
 	}
-	_ = json.Unmarshal(h.info, &info) // what is wrong is missing
+	_ = json.Unmarshal(intro.info, &info) // invalid members stay empty
 	info.Name, info.Version = mcp.Shortened(info.Name), mcp.Shortened(info.Version)
 	return jsonrpc.Encode(map[string]any{
-		"protocolVersion": version, "capabilities": json.RawMessage(h.capabilities), "clientInfo": info,
+		"protocolVersion": version, "capabilities": json.RawMessage(intro.capabilities), "clientInfo": info,
 	})
 }
 
-func newClient(era mcp.Era, version, identity, owner string, h *introduction) *client {
-	return &client{era: era, version: version, identity: identity, owner: owner, introduction: h}
+func newClient(era mcp.Era, version, identity, owner string, intro *introduction) *client {
+	return &client{era: era, version: version, identity: identity, owner: owner, introduction: intro}
 }
 
-// joinAudience makes a client of the legacy era one of an audience, whose clients have introduced
-// themselves in the same words. They are kept once.
+// joinAudience adds a legacy client to an audience. All its clients share one copy of the
+// introduction.
 func (c *client) joinAudience(g *Gateway, key string) {
 	c.audience = key
 	a := g.audience(c)
 	c.audience, c.introduction = a.key, a.introduction
 }
 
-// size returns about how much memory a client takes that does nothing.
+// size returns the approximate memory use of an idle client.
 func (c *client) size() int64 {
 	size := 1<<10 + c.introduction.size()
 	c.mu.Lock()
@@ -129,68 +129,69 @@ func (c *client) size() int64 {
 	return int64(size)
 }
 
-// hasMore reports whether a client has state that its session id does not carry.
+// hasMore reports whether the client has state that its session id does not carry.
 func (c *client) hasMore() bool {
 	return c.logLevel() != "" || slices.ContainsFunc(c.allLinks(), func(l *link) bool {
 		return l.subscriptions.size() > 0 || !l.isCarried()
 	})
 }
 
-// A moment is a time since the process began, in a third of the memory of a [time.Time]; 0 for
-// never.
-type moment time.Duration
+// An uptime is a time since the process started; 0 means never. It takes a third of the memory of a
+// [time.Time].
+type uptime time.Duration
 
-var processBegan = time.Now()
+var processStart = time.Now()
 
-func momentOf(t time.Time) moment {
+func uptimeOf(t time.Time) uptime {
 	if t.IsZero() {
 		return 0
 	}
-	return moment(t.Sub(processBegan))
+	return uptime(t.Sub(processStart))
 }
 
-// gets notes that the client gets a list, and reports whether it is the first of its kind.
-func (c *client) gets(k mcp.ListKind) (first bool) {
+// noteListed notes that the client gets a list. It reports whether it is the first of its kind.
+func (c *client) noteListed(k mcp.ListKind) (first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	first = c.listed[k] == 0
-	c.listed[k] = momentOf(time.Now())
+	first = c.listedAt[k] == 0
+	c.listedAt[k] = uptimeOf(time.Now())
 	return first
 }
 
-// missed returns the kinds of lists that have changed since the client has got them.
-func (c *client) missed(lists *catalog.Cache) (missed []mcp.ListKind) {
+// missedChanges returns the kinds of lists that changed after the client got them.
+func (c *client) missedChanges(lists *catalog.Cache) (missed []mcp.ListKind) {
 	changed := lists.ChangedAt()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, k := range catalog.AnnouncedKinds {
-		if got := c.listed[k]; got != 0 && momentOf(changed[k]) > got {
+		if got := c.listedAt[k]; got != 0 && uptimeOf(changed[k]) > got {
 			missed = append(missed, k)
 		}
 	}
 	return missed
 }
 
-// linked returns the client's connection to a server, nil if it has none.
-func (c *client) linked(server *upstream.Server) *link {
+// existingLink returns the client's link to a server, nil if there is none.
+func (c *client) existingLink(server *upstream.Server) *link {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_, l := c.findLink(server.ID)
 	return l
 }
 
-// findLink returns the client's connection to a server, and its index in links. If there is none, it
-// returns nil and the index that it would have. The caller holds the lock.
+// findLink returns the client's link to a server and its index in links. If there is none, it
+// returns nil and the index to insert it at. The caller holds the lock.
 func (c *client) findLink(id string) (at int, l *link) {
-	at, found := slices.BinarySearchFunc(c.links, id, func(l *link, id string) int { return strings.Compare(l.id, id) })
+	compare := func(l *link, id string) int { return strings.Compare(l.serverID, id) }
+	at, found := slices.BinarySearchFunc(c.links, id, compare)
 	if found {
 		l = c.links[at]
 	}
 	return at, l
 }
 
-// link returns the client's connection to a server, which may have to be opened.
-func (c *client) link(server *upstream.Server) *link {
+// linkTo returns the client's link to a server. A new link is not open yet.
+func (c *client) linkTo(server *upstream.Server) *link {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	at, l := c.findLink(server.ID)
@@ -201,27 +202,26 @@ func (c *client) link(server *upstream.Server) *link {
 	return l
 }
 
-// allLinks returns the client's connections to servers.
+// allLinks returns a copy of links.
 func (c *client) allLinks() []*link {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.links)
 }
 
-// An inFlight is a call that a client has made, until it is answered.
+// An inFlight is a call that a client has made and that is not answered yet.
 type inFlight struct {
-	upstream.Flight
+	upstream.ActiveCall
 	link *link
-	held atomic.Bool // by the gateway: the server has nothing to cancel
+	held atomic.Bool // the gateway holds the call: the server has nothing to cancel
 
-	// id is the one by which the server knows a call that was made again; nil for the client's
-	// own.
+	// id is the id of the request at the server if the call was repeated, nil if it is the client's
+	// id.
 	id atomic.Pointer[[]byte]
 }
 
-// begin notes a call under a key, so that it can be canceled until it ends. Ids that are in use
-// already belong to the call that was there first.
-func (c *client) begin(id []byte, f *inFlight) (key string) {
+// beginCall makes a call cancelable until endCall. If the id is in use, it keeps its first call.
+func (c *client) beginCall(id []byte, f *inFlight) (key string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	key = keyOf(id)
@@ -234,8 +234,8 @@ func (c *client) begin(id []byte, f *inFlight) (key string) {
 	return key
 }
 
-// end forgets a call that was begun under a key.
-func (c *client) end(key string, f *inFlight) {
+// endCall removes a call that beginCall added.
+func (c *client) endCall(key string, f *inFlight) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.calls[key] == f {
@@ -243,14 +243,14 @@ func (c *client) end(key string, f *inFlight) {
 	}
 }
 
-// inFlight returns the call with this id.
+// inFlight returns the call with an id, nil if there is none.
 func (c *client) inFlight(id []byte) *inFlight {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.calls[keyOf(id)]
 }
 
-// keyOf returns what an id says, however it is spelled.
+// keyOf returns the value of a JSON id, independent of escapes.
 func keyOf(id []byte) string {
 	if len(id) < 2 || id[0] != '"' {
 		return string(id)
@@ -258,19 +258,22 @@ func keyOf(id []byte) string {
 	return string(jsonspan.AppendText([]byte{'"'}, id[1:len(id)-1]))
 }
 
-// takesEmptyEvents reports whether the client knows events without data. Older ones fail on them.
+// takesEmptyEvents reports whether the client accepts events without data. Older clients fail on
+// them.
 func (c *client) takesEmptyEvents() bool { return c.version >= mcp.Latest }
 
-// can reports whether the client can be asked this.
-func (c *client) can(method string) bool { return mcp.CanBeAsked(c.introduction.capabilities, method) }
-
-// askable reports whether the person at the client can be asked to confirm calls, if there are rules that may
-// want it. An operator is shown what a client is shown that can be asked.
-func (c *client) askable(who *access.Caller) bool {
-	return who.Policy() != nil && (c.inspection != nil || mcp.CanFillForms(c.introduction.capabilities))
+// supports reports whether the client declared support for a server request.
+func (c *client) supports(method string) bool {
+	return mcp.AcceptsServerRequest(c.introduction.capabilities, method)
 }
 
-// initializeParams returns the params of initialize, with a version of the protocol.
+// askable reports whether the client can ask a person to confirm calls, and has rules that may
+// require it. Operators see what such clients see.
+func (c *client) askable(caller *access.Caller) bool {
+	return caller.Policy() != nil && (c.inspection != nil || mcp.CanFillForms(c.introduction.capabilities))
+}
+
+// initializeParams returns the params of initialize with a protocol version.
 func (c *client) initializeParams(version string) []byte {
 	params := c.introduction.params
 	if c.era == mcp.Modern {
@@ -286,7 +289,7 @@ func (c *client) initializeParams(version string) []byte {
 	return params
 }
 
-// legacyVersion returns the version of the legacy era that the client would like to speak.
+// legacyVersion returns the legacy protocol version that the client prefers.
 func (c *client) legacyVersion() string {
 	if c.era == mcp.Legacy {
 		return c.version
@@ -294,145 +297,145 @@ func (c *client) legacyVersion() string {
 	return mcp.Latest
 }
 
-// meta returns what a request of the modern era says of the client.
+// meta returns the _meta members of modern requests that describe the client.
 func (c *client) meta(level string) []byte {
 	return mcp.RequestMeta(c.introduction.info, c.introduction.capabilities, level)
 }
 
-// logLevel returns which log messages the client wants, if it has said.
+// logLevel returns the log level that the client has set, "" if none.
 func (c *client) logLevel() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.level
 }
 
-// listening returns the streams by which the client listens, the latest first.
-func (c *client) listening() []*stream {
+// openStreams returns the streams of the client, newest first.
+func (c *client) openStreams() []*stream {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.streams)
 }
 
-// wants reports whether another stream of the client listens to a resource.
-func (c *client) wants(except *stream, server, uri string) bool {
-	return slices.ContainsFunc(c.listening(), func(s *stream) bool {
-		return s != except && s.wants != nil && slices.Contains(s.wants.of[server], uri)
+// otherStreamWants reports whether a stream of the client, except one, is subscribed to a resource.
+func (c *client) otherStreamWants(except *stream, server, uri string) bool {
+	return slices.ContainsFunc(c.openStreams(), func(s *stream) bool {
+		return s != except && s.wants != nil && slices.Contains(s.wants.serverURIs[server], uri)
 	})
 }
 
-// unsubscribe ends all subscriptions of a client that nothing can be sent to anymore.
+// unsubscribe drops all subscriptions of a client that can no longer be notified.
 func (c *client) unsubscribe(meter *quota.Meter) {
 	for _, l := range c.allLinks() {
 		l.subscriptions.removeAll(meter, c.owner)
 	}
 }
 
-// noteQuestion notes that the client has been asked something.
-func (c *client) noteQuestion(id []byte, h *streamable.Reader) {
+// noteServerRequest notes that the client was sent a request during the call of a reader.
+func (c *client) noteServerRequest(id []byte, reader *streamable.Reader) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, there := c.questions[keyOf(id)]; !there && len(c.questions) < maxQuestions {
-		c.addQuestion(id, question{hearing: h})
-		h.QuestionAsked()
+	if _, there := c.pending[keyOf(id)]; !there && len(c.pending) < maxPendingRequests {
+		c.addPending(id, pendingRequest{reader: reader})
+		reader.ServerRequestOpened()
 	}
 }
 
-// addQuestion adds a question that the client has been asked. The caller holds the lock.
-func (c *client) addQuestion(id []byte, q question) {
-	if c.questions == nil {
-		c.questions = map[string]question{}
+// addPending adds a request that was sent to the client. The caller holds the lock.
+func (c *client) addPending(id []byte, q pendingRequest) {
+	if c.pending == nil {
+		c.pending = map[string]pendingRequest{}
 	}
-	c.questions[keyOf(id)] = q
+	c.pending[keyOf(id)] = q
 }
 
-// questionSettled notes that a question needs no answer anymore.
-func (c *client) questionSettled(id []byte) {
+// settleServerRequest notes that a server request needs no response anymore.
+func (c *client) settleServerRequest(id []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if q := c.questions[keyOf(id)]; q.hearing != nil {
-		q.hearing.QuestionAnswered()
-		delete(c.questions, keyOf(id))
+	if q := c.pending[keyOf(id)]; q.reader != nil {
+		q.reader.ServerRequestClosed()
+		delete(c.pending, keyOf(id))
 	}
 }
 
-// dropQuestions forgets the questions of a call that has ended.
-func (c *client) dropQuestions(h *streamable.Reader) {
-	if !h.HasQuestions() {
+// dropServerRequests drops the server requests of a call that has ended.
+func (c *client) dropServerRequests(reader *streamable.Reader) {
+	if !reader.HasOpenServerRequests() {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	maps.DeleteFunc(c.questions, func(_ string, q question) bool { return q.hearing == h })
+	maps.DeleteFunc(c.pending, func(_ string, q pendingRequest) bool { return q.reader == reader })
 }
 
-// takeReply hands an answer of the client to the call that waits for it. It reports whether there is one here, and
-// whether the question was one of the gateway.
-func (c *client) takeReply(id []byte, m *jsonrpc.Message) (asked, ours bool) {
+// takeResponse passes a response of the client to the call that waits for it. It reports whether
+// this replica knows the request, and whether the gateway itself sent it.
+func (c *client) takeResponse(id []byte, m *jsonrpc.Message) (asked, ours bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	n, asked := c.questions[keyOf(id)]
-	delete(c.questions, keyOf(id))
+	pending, asked := c.pending[keyOf(id)]
+	delete(c.pending, keyOf(id))
 	switch {
-	case n.hearing != nil:
-		n.hearing.QuestionAnswered()
-		return true, false // it is the server's
+	case pending.reader != nil:
+		pending.reader.ServerRequestClosed()
+		return true, false // for the server
 	case asked:
 		answer := *m
 		answer.Raw = append([]byte(nil), m.Raw...)
-		n.answer <- &answer // there is room for it
+		pending.response <- &answer // buffered, does not block
 	}
 	return asked, asked
 }
 
-// expectAnswer returns an id for a question of the gateway, and the channel for its answer.
-func (c *client) expectAnswer(l *link) (id []byte, answer <-chan *jsonrpc.Message, forget func()) {
-	id = jsonrpc.Quote(l.server + mcp.Separator + rand.Text())
+// expectResponse returns an id for a request of the gateway, and the channel for the response.
+func (c *client) expectResponse(l *link) (id []byte, answer <-chan *jsonrpc.Message, forget func()) {
+	id = jsonrpc.Quote(l.serverName + mcp.Separator + rand.Text())
 	coming := make(chan *jsonrpc.Message, 1)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.addQuestion(id, question{answer: coming})
+	c.addPending(id, pendingRequest{response: coming})
 	return id, coming, func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		delete(c.questions, keyOf(id))
+		delete(c.pending, keyOf(id))
 	}
 }
 
-// canBeAsked reports whether the client can be asked anything.
-func (c *client) canBeAsked() bool {
-	return slices.ContainsFunc([]string{"roots/list", "sampling/createMessage", "elicitation/create"}, c.can)
+// takesServerRequests reports whether the client supports any server request.
+func (c *client) takesServerRequests() bool {
+	return slices.ContainsFunc([]string{"roots/list", "sampling/createMessage", "elicitation/create"}, c.supports)
 }
 
-// A question is one that a client has been asked.
-type question struct {
-	hearing *streamable.Reader      // the call that waits for the answer; or
-	answer  chan<- *jsonrpc.Message // where the answer is wanted
+// A pendingRequest is a request that was sent to a client. One of its fields is set.
+type pendingRequest struct {
+	reader   *streamable.Reader      // of the call during which a server sent the request
+	response chan<- *jsonrpc.Message // receives the response to a request of the gateway
 }
 
-// maxQuestions is how many questions of its calls a client is known to have open.
-const maxQuestions = 1_000
+// maxPendingRequests limits the server requests that are tracked per client.
+const maxPendingRequests = 1_000
 
-// introductionTooLarge refuses a client that has too much to say of itself, and names where.
-func introductionTooLarge(where string) *jsonrpc.Failure {
+// introductionTooLarge refuses a client whose introduction exceeds a limit.
+func introductionTooLarge(message string) *jsonrpc.Failure {
 	failure := jsonrpc.PayloadTooLarge()
-	failure.Message = where + " have more than 16 KiB"
+	failure.Message = message
 	return failure
 }
 
 const (
-	// longestSession is how long session ids may be. Clients have limits on the
-	// headers they take, Node.js 16 KiB for all of them.
-	longestSession = 6 << 10
-	// longestIntroduction is how large the params of initialize may be.
-	longestIntroduction = 16 << 10
-	// largestTicket is how large a ticket may be. Who has no key cannot make one,
-	// but a limit is cheap.
-	largestTicket = 1 << 20
+	// maxSessionID is the longest session id. Clients limit the size of headers; Node.js allows 16 KiB
+	// for all of them.
+	maxSessionID = 6 << 10
+	// maxIntroduction is the largest introduction.
+	maxIntroduction = 16 << 10
+	// maxTicket limits the decompressed size of a ticket. Only holders of the key can make one, so
+	// this is a second line of defense.
+	maxTicket = 1 << 20
 )
 
-// callerOf returns a client as a caller.
+// callerOf returns the caller for a client.
 func (g *Gateway) callerOf(c *client) access.Caller {
-	who := g.rules.Caller(c.identity)
-	who.Askable = c.askable(&who)
-	return who
+	caller := g.rules.Caller(c.identity)
+	caller.Askable = c.askable(&caller)
+	return caller
 }

@@ -12,49 +12,48 @@ import (
 type Config struct {
 	inbound.Config
 	Naming     mcp.Naming
-	Resumable  bool // another process with the same Key may go on with sessions
-	MaxClients int  // how many idle ones are remembered
-	Discovery  bool // list tools to search tools with, in place of all tools
+	Resumable  bool // other processes with the same Key may continue sessions
+	MaxClients int  // idle clients that are remembered
+	Discovery  bool // list the tools for discovery instead of all tools
 	Observer   Observer
 
 	// Generation identifies the Caddy configuration that the gateway is part of.
 	Generation any
 
-	// Replaces is the gateway of the same Generation whose clients this one gets; nil for none.
+	// Replaces is the gateway of the same Generation whose clients this one takes over; nil for none.
 	Replaces *Gateway
 
-	// Detach returns a context for requests that outlive the handler which has ctx. Derive makes
-	// the same of them, but the context holds nothing of the handler, such as its response
-	// writer, and is never done. Required.
+	// Detach returns a context for requests that outlive the handler of ctx. Derive accepts it like
+	// ctx. It is never done, and holds nothing of the handler, such as its response writer. Required.
 	Detach func(ctx context.Context) context.Context
 
-	// ReportMissing names servers that cannot be reached in the instructions for clients.
+	// ReportMissing adds the names of unreachable servers to the instructions for clients.
 	ReportMissing bool
 
 	NotificationRoutes []NotificationRoute
 
-	// Originals of results that were left out of requests to models; nil for none.
+	// Originals of results that were removed from requests to models; nil for none.
 	Originals Originals
 }
 
-// Originals are tool results that were left out of requests to models. Which server they
-// are of, if any, is not known. They also reach those that other replicas keep.
+// Originals are tool results that were removed from requests to models. The server that they came
+// from is unknown. Results kept by other replicas are found, too.
 type Originals interface {
-	// Kept reports whether results are kept at all.
+	// Kept reports whether originals are stored.
 	Kept() bool
 
-	// Original returns the result that is kept for a client under a handle: the body of a
-	// JSON string. user is whom a handler in front of the gateway has authenticated.
+	// Original returns the result stored for a client under a handle, as the body of a JSON string.
+	// user is the user that a handler before the gateway authenticated.
 	Original(user, address, handle string) (body []byte, ok bool)
 
-	// Fetch has Original, and the masks of all servers, find what another replica keeps for a
-	// client under a handle. It fails if it cannot be known whether one does.
+	// Fetch loads a result from other replicas, so that Original and the masks of all servers find it.
+	// It fails if the shared store is unavailable.
 	Fetch(ctx context.Context, client, user, address, handle string) error
 }
 
-// A NotificationRoute says to which servers a notification of a client is passed on.
+// A NotificationRoute selects the servers that get a notification of a client.
 type NotificationRoute struct {
-	Method  string // in which * stands for any characters
+	Method  string // pattern: * matches any characters
 	Servers []string
 }
 
@@ -62,18 +61,17 @@ type NotificationRoute struct {
 type Observer interface {
 	inbound.Observer
 
-	// ServerFailed is called when a handshake with a server, or a list of it, has failed.
-	// ServerAnswered is called when a handshake has not.
+	// ServerFailed is called when a handshake or a list request fails. ServerAnswered is called when a
+	// handshake succeeds.
 	ServerFailed(*upstream.Fault)
 	ServerAnswered(server string)
 
-	// Listed is called when a server has listed what it has of a kind: tools, prompts, resources,
-	// or nothing of that.
+	// Listed is called when a server has listed its items of a kind, such as tools or prompts.
 	Listed(server, kind string, items int)
 
-	// ToolInvalid is called when a tool is left out because its definition is invalid.
+	// ToolInvalid is called when a tool is hidden because its definition is invalid.
 	ToolInvalid(server, tool string, reason error)
 
-	// ToolMissing is called when a server does not list a tool that has an [toolview.Override].
+	// ToolMissing is called when a server does not list a tool that has a [toolview.Override].
 	ToolMissing(server, tool string)
 }

@@ -21,37 +21,37 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// confirming has all clients confirm calls of the tool x of the server a.
-func confirming(c *Config) {
+// confirmRule requires confirmation of the tool x of the server a.
+func confirmRule(c *Config) {
 	c.Clients = []*access.Client{{Name: "*", Policy: rulesOf("confirm a::x"), View: "confirming"}}
 }
 
 const agreed, declined = `{"action":"accept","content":{}}`, `{"action":"decline"}`
 
-// An asked is a call whose client was asked to confirm it.
-type asked struct {
-	u       *user
-	params  string // of the call
-	message string // that the person reads
+// A confirmCall is a call that waits for confirmation.
+type confirmCall struct {
+	u       *testClient
+	params  string // params of the call
+	message string // text for the person
 
-	call     *talk    // in the legacy era
-	question received // in it
+	call     *liveReply // legacy
+	question received   // the request in it
 
-	in inputs // in the modern era
+	in inputResult // modern
 }
 
-// asks makes a call that has to be confirmed.
-func (u *user) asks(params string) *asked {
+// askConfirmation makes a call that requires confirmation.
+func (u *testClient) askConfirmation(params string) *confirmCall {
 	u.t.Helper()
-	a := &asked{u: u, params: params}
+	a := &confirmCall{u: u, params: params}
 	var raw json.RawMessage
 	if u.era == mcp.Legacy {
-		a.call = u.begin("tools/call", params)
+		a.call = u.startRequest("tools/call", params)
 		a.question = a.call.nextOf("elicitation/create")
 		m := a.question.parts()
 		raw = m.Literal(jsonrpc.Params)
 	} else {
-		in, key := wanted(u.t, u.ask("tools/call", params))
+		in, key := readInput(u.t, u.ask("tools/call", params))
 		if key != "confirm" || in.InputRequests[key].Method != "elicitation/create" {
 			u.t.Fatalf("asked %s %s", key, in.InputRequests[key].Method)
 		}
@@ -75,25 +75,25 @@ func (u *user) asks(params string) *asked {
 	return a
 }
 
-// answer answers the question, and returns what becomes of the call.
-func (a *asked) answer(response string) said {
+// answer answers the confirmation and returns the result of the call.
+func (a *confirmCall) answer(response string) reply {
 	a.u.t.Helper()
 	if a.u.era == mcp.Modern {
 		return a.u.ask("tools/call", a.again(a.params, response))
 	}
-	a.u.answer(a.question, response)
-	s := said{answer: a.call.nextOf("").data}
+	a.u.respond(a.question, response)
+	s := reply{answer: a.call.nextOf("").data}
 	s.body = s.answer
 	_ = json.Unmarshal([]byte(s.answer), &s)
 	return s
 }
 
-// again returns the params of a call with the answer to the question.
-func (a *asked) again(params, response string) string {
+// again returns the params of the repeated call with the answer.
+func (a *confirmCall) again(params, response string) string {
 	return withInput(params, a.in.RequestState, "confirm", response)
 }
 
-// withInput returns the params of a call that is made again.
+// withInput returns the params of a repeated call.
 func withInput(params, state, key, response string) string {
 	return strings.TrimSuffix(params, "}") +
 		fmt.Sprintf(`,"inputResponses":{%q:%s},"requestState":%q}`, key, response, state)
@@ -104,23 +104,23 @@ const (
 	callX      = `{"name":"a::x","arguments":` + argumentsX + `}`
 )
 
-func peersWithX() []*peer { return []*peer{newPeer("a").hasTools("x", "y")} }
+func peersWithX() []*fakeServer { return []*fakeServer{newPeer("a").hasTools("x", "y")} }
 
 func TestPersonConfirmsACall(t *testing.T) {
 	for name, tt := range map[string]struct {
 		configure func(*Config)
 		params    string
 	}{
-		"of several": {confirming, callX},
-		"as one": {func(c *Config) { confirming(c); c.Naming = mcp.Naming{} },
+		"of several": {confirmRule, callX},
+		"as one": {func(c *Config) { confirmRule(c); c.Naming = mcp.Naming{} },
 			strings.Replace(callX, "a::", "", 1)},
-		"found first": {func(c *Config) { confirming(c); c.Discovery = true },
+		"found first": {func(c *Config) { confirmRule(c); c.Discovery = true },
 			`{"name":"call_tool","arguments":` + callX + `}`},
-		"as a task": {confirming, strings.TrimSuffix(callX, "}") + `,"task":{"ttl":1000}}`},
+		"as a task": {confirmRule, strings.TrimSuffix(callX, "}") + `,"task":{"ttl":1000}}`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			both(t, tt.configure, peersWithX, func(t *testing.T, u *user, peers []*peer) {
-				a := u.asks(tt.params)
+			both(t, tt.configure, peersWithX, func(t *testing.T, u *testClient, peers []*fakeServer) {
+				a := u.askConfirmation(tt.params)
 				if n := peers[0].count("tools/call"); n != 0 {
 					t.Fatalf("the server got %d calls before the person was asked", n)
 				}
@@ -132,7 +132,7 @@ func TestPersonConfirmsACall(t *testing.T) {
 				if s := a.answer(agreed); !strings.Contains(s.answer, `"text":"a"`) {
 					t.Fatalf("got %s", s.body)
 				}
-				calls := peers[0].heard("tools/call")
+				calls := peers[0].requests("tools/call")
 				if len(calls) != 1 {
 					t.Fatalf("the server got %d calls", len(calls))
 				}
@@ -140,7 +140,7 @@ func TestPersonConfirmsACall(t *testing.T) {
 					!got.Is(jsonrpc.Name, "x") || got.Has(jsonrpc.RequestState) || got.Has(jsonrpc.InputResponses) {
 					t.Errorf("the server got %s", got.Raw)
 				}
-				if denials := u.g.config.Observer.(*observed).takeDenials(); len(denials) != 0 {
+				if denials := u.g.config.Observer.(*recorder).takeDenials(); len(denials) != 0 {
 					t.Errorf("denied: %+v", denials)
 				}
 			})
@@ -149,7 +149,7 @@ func TestPersonConfirmsACall(t *testing.T) {
 }
 
 func TestOtherToolsAreNotConfirmed(t *testing.T) {
-	both(t, confirming, peersWithX, func(t *testing.T, u *user, _ []*peer) {
+	both(t, confirmRule, peersWithX, func(t *testing.T, u *testClient, _ []*fakeServer) {
 		if s := u.call("a::y"); !strings.Contains(s.answer, `"text":"a"`) {
 			t.Errorf("got %s", s.body)
 		}
@@ -162,30 +162,30 @@ func TestCallThatIsNotConfirmed(t *testing.T) {
 		"no object": `["accept"]`, "null": `null`, "in content": `{"action":"decline","content":{"action":"accept"}}`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			both(t, confirming, peersWithX, func(t *testing.T, u *user, peers []*peer) {
-				s := u.asks(callX).answer(response)
+			both(t, confirmRule, peersWithX, func(t *testing.T, u *testClient, peers []*fakeServer) {
+				s := u.askConfirmation(callX).answer(response)
 				u.wasRefused(&s, peers[0], "confirmation_declined")
 			})
 		})
 	}
 	t.Run("an error", func(t *testing.T) {
 		p := legacyPeer("a").hasTools("x")
-		u := newGateway(t, confirming, p).legacy(t)
-		a := u.asks(callX)
+		u := newGateway(t, confirmRule, p).legacy(t)
+		a := u.askConfirmation(callX)
 		u.post(`{"jsonrpc":"2.0","id":` + a.question.id() + `,"error":{"code":-1,"message":"no window"}}`)
-		s := said{answer: a.call.nextOf("").data}
+		s := reply{answer: a.call.nextOf("").data}
 		_ = json.Unmarshal([]byte(s.answer), &s)
 		u.wasRefused(&s, p, "confirmation_declined")
 	})
 }
 
-// wasRefused wants a call to have failed with a code, to be denied once, and not to have reached the server.
-func (u *user) wasRefused(s *said, p *peer, code string) {
+// wasRefused checks that a call failed with a code, was denied once, and did not reach the server.
+func (u *testClient) wasRefused(s *reply, p *fakeServer, code string) {
 	u.t.Helper()
 	if s.symbol() != code || s.Error.Data.ServerName != "a" || s.status != 0 && s.status != http.StatusOK {
 		u.t.Errorf("got %d %s", s.status, s.answer)
 	}
-	denials := u.g.config.Observer.(*observed).takeDenials()
+	denials := u.g.config.Observer.(*recorder).takeDenials()
 	x := mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}
 	if len(denials) != 1 || denials[0].Code != code || denials[0].Target != x {
 		u.t.Errorf("denied: %+v", denials)
@@ -199,33 +199,33 @@ func TestConfirmationThatComesTooLate(t *testing.T) {
 	t.Run("legacy", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			p := legacyPeer("a").hasTools("x")
-			g := newMemory(t, confirming, p)
+			g := newInMemory(t, confirmRule, p)
 			defer g.close()
 			u := g.legacy(t)
-			a := u.asks(callX)
+			a := u.askConfirmation(callX)
 			began := time.Now()
-			var s said
+			var s reply
 			for e := range a.call.events {
 				if e.isAnswer() {
 					_ = json.Unmarshal([]byte(e.data), &s)
 					break
 				}
 			}
-			if took := time.Since(began); took != streamable.QuestionTime {
+			if took := time.Since(began); took != streamable.ServerRequestTimeout {
 				t.Errorf("after %v", took)
 			}
-			u.answer(a.question, agreed)
+			u.respond(a.question, agreed)
 			u.wasRefused(&s, p, "timeout")
-			a.call.hangUp()
+			a.call.disconnect()
 		})
 	})
 	t.Run("modern", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			p := modernPeer("a").hasTools("x")
-			g := newMemory(t, confirming, p)
+			g := newInMemory(t, confirmRule, p)
 			defer g.close()
-			a := g.modern(t).asks(callX)
-			time.Sleep(streamable.QuestionTime)
+			a := g.modern(t).askConfirmation(callX)
+			time.Sleep(streamable.ServerRequestTimeout)
 			if s := a.answer(agreed); s.symbol() != "invalid_params" || p.count("tools/call") != 0 {
 				t.Errorf("got %s", s.body)
 			}
@@ -233,42 +233,42 @@ func TestConfirmationThatComesTooLate(t *testing.T) {
 	})
 }
 
-// To cancel or to hang up ends a call that is not confirmed yet, and nothing stays behind.
+// Canceling and disconnecting end a call that is not confirmed yet. Nothing is left behind.
 func TestCallThatIsCanceledBeforeItIsConfirmed(t *testing.T) {
-	for _, p := range []*peer{legacyPeer("a"), modernPeer("a")} {
+	for _, p := range []*fakeServer{legacyPeer("a"), modernPeer("a")} {
 		for _, known := range []bool{false, true} { // whether the client has a session with the server
 			for _, hangUp := range []bool{true, false} {
 				p.hasTools("x", "y")
-				g := newGateway(t, confirming, p)
+				g := newGateway(t, confirmRule, p)
 				u := g.legacy(t)
 				if known {
 					u.call("a::y")
 				}
 				before := p.count("tools/call")
-				g.config.Observer.(*observed).takeRecords()
-				a := u.asks(callX)
+				g.config.Observer.(*recorder).takeRecords()
+				a := u.askConfirmation(callX)
 				if hangUp {
-					a.call.hangUp()
+					a.call.disconnect()
 				} else {
-					u.tell("notifications/cancelled", `{"requestId":`+fmt.Sprint(u.last.Load())+`}`)
-					a.call.ended()
+					u.notify("notifications/cancelled", `{"requestId":`+fmt.Sprint(u.last.Load())+`}`)
+					a.call.waitEnd()
 				}
 				c := g.known()[0]
 				await.Until(t, "no answer to be expected", func() bool {
 					c.mu.Lock()
 					defer c.mu.Unlock()
-					return len(c.questions) == 0 && len(c.calls) == 0
+					return len(c.pending) == 0 && len(c.calls) == 0
 				})
-				u.answer(a.question, agreed)
+				u.respond(a.question, agreed)
 				if n := p.count("tools/call") - before; n != 0 || p.count("notifications/cancelled") != 0 {
 					t.Errorf("the server got %d calls, and %d times that one is canceled", n, p.count("notifications/cancelled"))
 				}
-				if denials := g.config.Observer.(*observed).takeDenials(); len(denials) != 0 {
+				if denials := g.config.Observer.(*recorder).takeDenials(); len(denials) != 0 {
 					t.Errorf("denied: %+v", denials)
 				}
 				await.Until(t, "the call to be canceled", func() bool {
-					return slices.ContainsFunc(g.config.Observer.(*observed).takeRecords(), func(r upstream.Record) bool {
-						return r.Called == "tools/call" && r.Outcome == upstream.OutcomeCanceled
+					return slices.ContainsFunc(g.config.Observer.(*recorder).takeRecords(), func(r upstream.Record) bool {
+						return r.ClientMethod == "tools/call" && r.Outcome == upstream.OutcomeCanceled
 					})
 				})
 			}
@@ -283,9 +283,9 @@ func TestConfirmationIsGoodForItsCallOnly(t *testing.T) {
 	}, p)
 	ann, bob := g.modern(t), g.modern(t)
 	ann.identity, bob.identity = "ann", "bob"
-	a := ann.asks(callX)
+	a := ann.askConfirmation(callX)
 	other := strings.Replace(callX, "/tmp/n", "/tmp/m", 1)
-	for name, s := range map[string]said{
+	for name, s := range map[string]reply{
 		"another client":   bob.ask("tools/call", a.again(callX, agreed)),
 		"another tool":     ann.ask("tools/call", a.again(strings.Replace(callX, "x", "z", 1), agreed)),
 		"another argument": ann.ask("tools/call", a.again(other, agreed)),
@@ -306,13 +306,13 @@ func TestConfirmationIsGoodForItsCallOnly(t *testing.T) {
 			t.Errorf("a replay: %s", s.body)
 		}
 	}
-	a = ann.asks(callX)
+	a = ann.askConfirmation(callX)
 	a.answer(declined)
 	if s := a.answer(agreed); s.symbol() != "invalid_params" {
 		t.Errorf("after it was declined: %s", s.body)
 	}
-	a = ann.asks(callX)
-	restarted := newGateway(t, confirming, p)
+	a = ann.askConfirmation(callX)
+	restarted := newGateway(t, confirmRule, p)
 	u := restarted.modern(t)
 	u.identity = "ann"
 	if s := u.ask("tools/call", a.again(callX, agreed)); s.symbol() != "invalid_params" {
@@ -331,8 +331,9 @@ func TestToolsToConfirmAreForClientsThatCanBeAsked(t *testing.T) {
 		for name, era := range bothEras {
 			t.Run(name+" "+can, func(t *testing.T) {
 				p := legacyPeer("a").hasTools("x", "y")
-				u := newGateway(t, confirming, p).user(t, era)
-				if u.can = can; era == mcp.Legacy {
+				u := newGateway(t, confirmRule, p).user(t, era)
+				u.capabilities = can
+				if era == mcp.Legacy {
 					u.connect()
 				}
 				want := []string{"a::y"}
@@ -343,7 +344,7 @@ func TestToolsToConfirmAreForClientsThatCanBeAsked(t *testing.T) {
 					t.Errorf("listed: %q", got)
 				}
 				if shown {
-					u.asks(callX)
+					u.askConfirmation(callX)
 					return
 				}
 				if s := u.ask("tools/call", callX); s.symbol() != "confirmation_required" || s.status != http.StatusForbidden {
@@ -357,7 +358,7 @@ func TestToolsToConfirmAreForClientsThatCanBeAsked(t *testing.T) {
 	}
 	t.Run("a client that takes no event streams", func(t *testing.T) {
 		p := legacyPeer("a").hasTools("x")
-		u := newGateway(t, confirming, p).legacy(t)
+		u := newGateway(t, confirmRule, p).legacy(t)
 		u.accept = "application/json"
 		if s := u.ask("tools/call", callX); s.symbol() != "confirmation_required" || p.count("tools/call") != 0 {
 			t.Errorf("got %s", s.body)
@@ -365,7 +366,7 @@ func TestToolsToConfirmAreForClientsThatCanBeAsked(t *testing.T) {
 	})
 	t.Run("an operator", func(t *testing.T) {
 		p := legacyPeer("a").hasTools("x", "y")
-		g := newGateway(t, confirming, p)
+		g := newGateway(t, confirmRule, p)
 		if got := listTools(g, "ann"); !slices.Equal(got, []string{"a a::x", "a a::y"}) {
 			t.Errorf("listed: %q", got)
 		}
@@ -379,17 +380,18 @@ func TestToolsToConfirmAreForClientsThatCanBeAsked(t *testing.T) {
 	})
 }
 
-// At the endpoint of one server, sessions are the server's: only a result can ask.
+// At a single-server endpoint, sessions belong to the server, so only a result can ask.
 func TestConfirmationAtOneServer(t *testing.T) {
 	single := strings.Replace(callX, "a::", "", 1)
 	for name, era := range bothEras {
 		for kind, header := range map[string]string{"single": "X-Single", "rpc": "X-Rpc"} {
 			t.Run(name+" "+kind, func(t *testing.T) {
 				p := modernPeer("a").hasTools("x", "y")
-				p.speaks[mcp.Legacy], p.sessions = true, kind == "single"
-				g := newGateway(t, confirming, p)
+				p.eras[mcp.Legacy], p.sessions = true, kind == "single"
+				g := newGateway(t, confirmRule, p)
 				u := g.user(t, era)
-				if u.header.Set(header, "a"); era == mcp.Legacy && kind == "single" {
+				u.header.Set(header, "a")
+				if era == mcp.Legacy && kind == "single" {
 					u.connect()
 				}
 				listed := names(t, u.ask("tools/list", `{}`), "tools", "name")
@@ -397,7 +399,7 @@ func TestConfirmationAtOneServer(t *testing.T) {
 					if !slices.Equal(listed, []string{"x", "y"}) {
 						t.Errorf("listed: %q", listed)
 					}
-					a := u.asks(single)
+					a := u.askConfirmation(single)
 					if p.count("tools/call") != 0 {
 						t.Fatal("the server got the call")
 					}
@@ -411,12 +413,12 @@ func TestConfirmationAtOneServer(t *testing.T) {
 					if s := u.post(without); s.symbol() != "confirmation_required" {
 						t.Errorf("a call that cannot be answered: %s", s.body)
 					}
-					if calls := p.heard("tools/call"); len(calls) != 1 || strings.Contains(calls[0].body, "requestState") {
+					if calls := p.requests("tools/call"); len(calls) != 1 || strings.Contains(calls[0].body, "requestState") {
 						t.Errorf("the server got %d calls", len(calls))
 					}
 					p.forgetCalls()
-					g.config.Observer.(*observed).takeDenials()
-					s := u.asks(single).answer(declined)
+					g.config.Observer.(*recorder).takeDenials()
+					s := u.askConfirmation(single).answer(declined)
 					u.wasRefused(&s, p, "confirmation_declined")
 					return
 				}
@@ -435,28 +437,29 @@ func TestConfirmationAtOneServer(t *testing.T) {
 	}
 }
 
-// forgetCalls has the peer forget what has arrived.
-func (p *peer) forgetCalls() {
+// forgetCalls drops the recorded requests.
+func (p *fakeServer) forgetCalls() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.arrivals = nil
 }
 
-// The person is asked once, and then to log in.
+// The client is asked to confirm once, and then to log in.
 func TestConfirmationBeforeALogin(t *testing.T) {
-	for _, p := range []*peer{legacyPeer("a"), modernPeer("a")} {
+	for _, p := range []*fakeServer{legacyPeer("a"), modernPeer("a")} {
 		for name, era := range bothEras {
 			t.Run(name, func(t *testing.T) {
 				p.hasTools("x").forgetCalls()
-				g, login := newLoginGateway(t, p, confirming)
+				g, login := newLoginGateway(t, p, confirmRule)
 				u := g.user(t, era)
-				if u.identity, u.can = "ann", `{"elicitation":{"url":{},"form":{}}}`; era == mcp.Legacy {
+				u.identity, u.capabilities = "ann", `{"elicitation":{"url":{},"form":{}}}`
+				if era == mcp.Legacy {
 					u.connect()
 				}
-				a := u.asks(callX)
+				a := u.askConfirmation(callX)
 				if era == mcp.Legacy {
-					u.answer(a.question, agreed)
-					u.answer(a.call.nextOf("elicitation/create"), `{"action":"accept"}`)
+					u.respond(a.question, agreed)
+					u.respond(a.call.nextOf("elicitation/create"), `{"action":"accept"}`)
 					login.logIn(g, "ann")
 					for {
 						e := a.call.next()
@@ -468,7 +471,7 @@ func TestConfirmationBeforeALogin(t *testing.T) {
 						}
 					}
 				} else {
-					in, key := wanted(t, a.answer(agreed))
+					in, key := readInput(t, a.answer(agreed))
 					if key != "login" {
 						t.Fatalf("asked for %s", key)
 					}
@@ -493,18 +496,18 @@ func TestConfirmationBeforeALogin(t *testing.T) {
 	}
 }
 
-// A server of the modern era asks for input itself, in several rounds.
+// A modern server requires input itself, in several rounds.
 func TestConfirmedCallWithInput(t *testing.T) {
 	const rounds = 3
 	for name, params := range map[string]string{"": callX, "a": strings.Replace(callX, "a::", "", 1)} {
 		t.Run("modern client at "+name, func(t *testing.T) {
-			p := modernPeer("a").hasTools("x").does("tools/call", wanting(rounds))
-			g := newGateway(t, confirming, p)
+			p := modernPeer("a").hasTools("x").handle("tools/call", inputTool(rounds))
+			g := newGateway(t, confirmRule, p)
 			u := g.modern(t)
 			u.header.Set("X-Single", name)
-			s := u.asks(params).answer(agreed)
+			s := u.askConfirmation(params).answer(agreed)
 			for i := range rounds {
-				in, key := wanted(t, s)
+				in, key := readInput(t, s)
 				if key != "k é" {
 					t.Fatalf("asked for %s", key)
 				}
@@ -516,7 +519,7 @@ func TestConfirmedCallWithInput(t *testing.T) {
 				if s := u.ask("tools/call", next); s.symbol() != "invalid_params" {
 					t.Errorf("a replay: %s", s.body)
 				}
-				last := p.heard("tools/call")[i+1].message
+				last := p.requests("tools/call")[i+1].message
 				if got := last.Text(jsonrpc.RequestState); got != fmt.Sprintf(`{"round":%d}`, i+1) {
 					t.Errorf("the server got the state %s", got)
 				}
@@ -525,8 +528,8 @@ func TestConfirmedCallWithInput(t *testing.T) {
 			if !strings.Contains(string(s.Result), `"last":{"k é":{"action":"accept","i":2}}`) || n != rounds+1 {
 				t.Errorf("after %d calls: %s", n, s.body)
 			}
-			// With the state of the server itself the call was not confirmed.
-			a := u.asks(withInput(params, `{"round":3}`, "k é", `{"mine":1}`))
+			// The server's own state does not confirm the call.
+			a := u.askConfirmation(withInput(params, `{"round":3}`, "k é", `{"mine":1}`))
 			if p.count("tools/call") != rounds+1 {
 				t.Error("the server got the call")
 			}
@@ -537,30 +540,30 @@ func TestConfirmedCallWithInput(t *testing.T) {
 		})
 	}
 	t.Run("without a state", func(t *testing.T) {
-		p := modernPeer("a").hasTools("x").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+		p := modernPeer("a").hasTools("x").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 			if a.message.Has(jsonrpc.InputResponses) {
 				a.reply(w, fmt.Sprintf(`{"resultType":"complete","state":%t}`, a.message.Has(jsonrpc.RequestState)))
 				return
 			}
 			a.reply(w, `{"resultType":"input_required","inputRequests":{"k":{"method":"roots/list"}}}`)
 		})
-		u := newGateway(t, confirming, p).modern(t)
-		in, key := wanted(t, u.asks(callX).answer(agreed))
+		u := newGateway(t, confirmRule, p).modern(t)
+		in, key := readInput(t, u.askConfirmation(callX).answer(agreed))
 		s := u.ask("tools/call", withInput(callX, in.RequestState, key, `{"roots":[]}`))
 		if !strings.Contains(s.answer, `"state":false`) {
 			t.Errorf("got %s", s.body)
 		}
 	})
 	t.Run("legacy client", func(t *testing.T) {
-		p := modernPeer("a").hasTools("x").does("tools/call", wanting(rounds))
-		a := newGateway(t, confirming, p).legacy(t).asks(callX)
-		a.u.answer(a.question, agreed)
+		p := modernPeer("a").hasTools("x").handle("tools/call", inputTool(rounds))
+		a := newGateway(t, confirmRule, p).legacy(t).askConfirmation(callX)
+		a.u.respond(a.question, agreed)
 		for i := range rounds {
 			q := a.call.nextOf("elicitation/create")
 			if !strings.Contains(q.data, fmt.Sprintf(`"message":"%d"`, i)) {
 				t.Fatalf("asked %s", q.data)
 			}
-			a.u.answer(q, `{"action":"accept"}`)
+			a.u.respond(q, `{"action":"accept"}`)
 		}
 		if e := a.call.next(); !e.isAnswer() || !strings.Contains(e.data, `"last"`) || p.count("tools/call") != rounds+1 {
 			t.Errorf("after %d calls: %s", p.count("tools/call"), e.data)
@@ -568,13 +571,14 @@ func TestConfirmedCallWithInput(t *testing.T) {
 	})
 }
 
-// A server of the legacy era asks a client of the modern era: the call goes on without another confirmation.
+// A legacy server sends a request to a modern client: the call continues without another
+// confirmation.
 func TestConfirmedCallThatIsHeld(t *testing.T) {
-	p := legacyPeer("a").hasTools("x").does("tools/call", asking(2))
-	u := newGateway(t, confirming, p).modern(t)
-	s := u.asks(callX).answer(agreed)
+	p := legacyPeer("a").hasTools("x").handle("tools/call", askingTool(2))
+	u := newGateway(t, confirmRule, p).modern(t)
+	s := u.askConfirmation(callX).answer(agreed)
 	for range 2 {
-		in, key := wanted(t, s)
+		in, key := readInput(t, s)
 		next := withInput(callX, in.RequestState, key, `{"action":"accept","content":{}}`)
 		if s := u.ask("tools/call", strings.Replace(next, "/tmp/n", "/tmp/m", 1)); s.symbol() != "invalid_params" {
 			t.Errorf("with another argument: %s", s.body)
@@ -586,38 +590,38 @@ func TestConfirmedCallThatIsHeld(t *testing.T) {
 	}
 }
 
-// The server has forgotten the session. The person is not asked again.
+// After the server lost its session, the client is not asked again.
 func TestConfirmedCallInALostSession(t *testing.T) {
 	for name, era := range bothEras {
 		t.Run(name, func(t *testing.T) {
 			p := legacyPeer("a").hasTools("x", "y")
-			u := newGateway(t, confirming, p).as(t, era)
+			u := newGateway(t, confirmRule, p).as(t, era)
 			u.call("a::y")
 			p.forgetCalls()
-			a := u.asks(callX)
+			a := u.askConfirmation(callX)
 			p.forget()
 			if s := a.answer(agreed); !strings.Contains(s.answer, `"text":"a"`) {
 				t.Fatalf("got %s", s.body)
 			}
-			if n := p.count("tools/call"); n != 2 || p.count("initialize") != 1 { // one of them in the session that is gone
+			if n := p.count("tools/call"); n != 2 || p.count("initialize") != 1 { // one of them in the lost session
 				t.Errorf("the server got %d calls", n)
 			}
 		})
 	}
 }
 
-// A call that waits goes on with the rules that it has begun with, and an answer counts in the next configuration.
+// A waiting call keeps the rules it began with, and the answer counts in the next configuration.
 func TestConfirmationOutlivesAReload(t *testing.T) {
 	for name, era := range bothEras {
 		t.Run(name, func(t *testing.T) {
 			p := legacyPeer("a").hasTools("x")
-			g := newGateway(t, confirming, p)
-			a := g.as(t, era).asks(callX)
-			g.replace(confirming, p)
+			g := newGateway(t, confirmRule, p)
+			a := g.as(t, era).askConfirmation(callX)
+			g.replace(confirmRule, p)
 			if s := a.answer(agreed); !strings.Contains(s.answer, `"text":"a"`) || p.count("tools/call") != 1 {
 				t.Errorf("after %d calls: %s", p.count("tools/call"), s.body)
 			}
-			a = g.as(t, era).asks(callX)
+			a = g.as(t, era).askConfirmation(callX)
 			g.replace(func(c *Config) { c.Clients = []*access.Client{{Name: "*", Policy: rulesOf("deny a::x")}} }, p)
 			s := a.answer(agreed)
 			if want := map[mcp.Era]string{mcp.Legacy: "", mcp.Modern: "acl_denied"}[era]; s.symbol() != want {
@@ -627,25 +631,25 @@ func TestConfirmationOutlivesAReload(t *testing.T) {
 	}
 }
 
-// What the person is shown is what the server gets: not the argument that is for the gateway.
+// The person sees what the server gets, without the focus argument.
 func TestConfirmationWithoutFocus(t *testing.T) {
 	both(t, func(c *Config) {
-		confirming(c)
-		c.Servers[0].Mask, c.Servers[0].MaskMCP, c.Servers[0].Focus = keeping{}, true, toolview.NewFocus("aim")
-	}, peersWithX, func(t *testing.T, u *user, peers []*peer) {
+		confirmRule(c)
+		c.Servers[0].Mask, c.Servers[0].MaskMCP, c.Servers[0].Focus = originalsMask{}, true, toolview.NewFocus("aim")
+	}, peersWithX, func(t *testing.T, u *testClient, peers []*fakeServer) {
 		u.ask("tools/list", `{}`)
-		a := u.asks(`{"name":"a::x","arguments":{"aim":"reasons","path":"p"}}`)
+		a := u.askConfirmation(`{"name":"a::x","arguments":{"aim":"reasons","path":"p"}}`)
 		if strings.Contains(a.message, "aim") || !strings.Contains(a.message, `"path": "p"`) {
 			t.Errorf("asked %s", a.message)
 		}
 		a.answer(agreed)
-		if got := peers[0].await(t, "tools/call", 1).message; string(got.Literal(jsonrpc.Arguments)) != `{"path":"p"}` {
+		if got := peers[0].waitFor(t, "tools/call", 1).message; string(got.Literal(jsonrpc.Arguments)) != `{"path":"p"}` {
 			t.Errorf("the server got %s", got.Raw)
 		}
 	})
 }
 
-// A server may have a tool of the name that the gateway's own has.
+// A server may have a tool with the name of the login tool.
 func TestConfirmationOfAServersOwnLoginTool(t *testing.T) {
 	p := legacyPeer("a").hasTools("login")
 	g, login := newLoginGateway(t, p, func(c *Config) {
@@ -655,10 +659,11 @@ func TestConfirmationOfAServersOwnLoginTool(t *testing.T) {
 	for _, era := range bothEras {
 		p.forgetCalls()
 		u := g.user(t, era)
-		if u.identity = "ann"; era == mcp.Legacy {
+		u.identity = "ann"
+		if era == mcp.Legacy {
 			u.connect()
 		}
-		a := u.asks(`{"name":"a::login","arguments":{}}`)
+		a := u.askConfirmation(`{"name":"a::login","arguments":{}}`)
 		if p.count("tools/call") != 0 {
 			t.Error("the server got the call")
 		}
@@ -668,26 +673,26 @@ func TestConfirmationOfAServersOwnLoginTool(t *testing.T) {
 	}
 }
 
-// An answer is a request like others: rates apply to it.
+// Answers are requests: rates apply.
 func TestConfirmedCallsHaveRates(t *testing.T) {
 	p := modernPeer("a").hasTools("x")
 	u := newGateway(t, func(c *Config) {
-		confirming(c)
+		confirmRule(c)
 		c.Limits = []access.Limit{access.NewLimit(ratelimit.Limit{Key: "test", N: 1, Per: time.Hour}, nil)}
 	}, p).modern(t)
-	if s := u.asks(callX).answer(agreed); s.symbol() != "rate_limited" || p.count("tools/call") != 0 {
+	if s := u.askConfirmation(callX).answer(agreed); s.symbol() != "rate_limited" || p.count("tools/call") != 0 {
 		t.Errorf("got %s", s.body)
 	}
 }
 
-// A client that does not answer cannot have very many calls wait for it.
+// The number of calls that wait for a client is limited.
 func TestCallsThatWaitForConfirmationAreBounded(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
-	g := newGateway(t, confirming, p)
+	g := newGateway(t, confirmRule, p)
 	u := g.legacy(t)
-	var waiting []*asked
-	for range maxHeldOfOne {
-		waiting = append(waiting, u.asks(callX))
+	var waiting []*confirmCall
+	for range maxOwnerHeldCalls {
+		waiting = append(waiting, u.askConfirmation(callX))
 	}
 	s := g.legacy(t).ask("tools/call", callX)
 	if s.symbol() != "busy" || s.status != http.StatusServiceUnavailable || p.count("tools/call") != 0 {
@@ -695,10 +700,10 @@ func TestCallsThatWaitForConfirmationAreBounded(t *testing.T) {
 	}
 	waiting[0].answer(declined)
 	owner := g.known()[0].owner
-	await.Until(t, "room for another", func() bool { return g.holding.Fits(owner, int64(len(callX))) })
-	waiting[0] = u.asks(callX)
+	await.Until(t, "room for another", func() bool { return g.heldMeter.Fits(owner, int64(len(callX))) })
+	waiting[0] = u.askConfirmation(callX)
 	for _, a := range waiting {
-		a.call.hangUp()
+		a.call.disconnect()
 	}
-	await.Until(t, "nothing to wait", func() bool { return g.holding.Fits(owner, heldCallLimits.OwnerBytes) })
+	await.Until(t, "nothing to wait", func() bool { return g.heldMeter.Fits(owner, heldCallLimits.OwnerBytes) })
 }

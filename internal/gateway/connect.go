@@ -18,37 +18,37 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// A connecting is an attempt to connect a client to a server.
-type connecting struct {
-	behalf
+// A connectAttempt is an attempt to open the session of a link.
+type connectAttempt struct {
+	scope
 	link   *link
 	server *upstream.Server
 }
 
-// run shakes hands with the server, as long as that may take.
-func (c connecting) run() *jsonrpc.Failure {
+// run does the handshake with the server, within its timeout, and records the result.
+func (c connectAttempt) run() *jsonrpc.Failure {
 	began, s := time.Now(), c.server
 	timeout := max(c.g.config.JoinTimeout, c.link.client.inspection.Timeout())
-	if c.calls {
+	if c.isCall {
 		timeout = max(s.Timeout, c.link.client.inspection.Timeout())
 	}
 	ctx, cancel := context.WithTimeout(c.ctx, timeout)
 	defer cancel()
-	failure := connecting{c.within(ctx), c.link, s}.shakeHands()
+	failure := connectAttempt{c.withContext(ctx), c.link, s}.handshake()
 	switch {
 	case failure == nil:
 		s.NoteAttempt(began, nil)
 		s.NoteFailure(nil)
 		c.g.config.Observer.ServerAnswered(s.Name)
-		c.g.came(s)
+		c.g.serverAvailable(s)
 		return nil
 	case c.ctx.Err() != nil:
-		return failure // the client has left
+		return failure // the client disconnected
 	}
 	if failure.IsLoginRequired() {
 		s.NoteFailure(failure)
 		s.NoteAttempt(began, nil)
-		c.g.came(s)
+		c.g.serverAvailable(s)
 		return failure
 	}
 	if upstream.Unreachable(failure) && s.ChildrenOnly && failure.Data.Symbol == "timeout" && failure.Err == nil {
@@ -57,7 +57,7 @@ func (c connecting) run() *jsonrpc.Failure {
 	if !c.refusesClient(failure) {
 		s.NoteFailure(failure)
 	}
-	fault := s.Fault(failure, c.tried(), timeout)
+	fault := s.Fault(failure, c.firstMethod(), timeout)
 	if upstream.Unreachable(failure) {
 		fault.Retry = s.NoteAttempt(began, failure)
 	} else {
@@ -72,28 +72,28 @@ func (c connecting) run() *jsonrpc.Failure {
 	return failure
 }
 
-// tried returns the request that begins with the server.
-func (c connecting) tried() string {
+// firstMethod returns the method of the first request to the server.
+func (c connectAttempt) firstMethod() string {
 	if c.server.SpeaksEra(mcp.Modern) && !c.server.SpeaksEra(mcp.Legacy) {
 		return "server/discover"
 	}
 	return "initialize"
 }
 
-// refusesClient reports whether a handshake has failed for what the client has said, or for the
-// credentials that it has sent.
-func (c connecting) refusesClient(failure *jsonrpc.Failure) bool {
+// refusesClient reports whether the server refused this client, because of its params or the
+// credentials that it sent.
+func (c connectAttempt) refusesClient(failure *jsonrpc.Failure) bool {
 	status := failure.Data.StatusCode
 	return failure.Data.Symbol == "server_error" ||
 		c.server.ForwardAuth && (status == http.StatusUnauthorized || status == http.StatusForbidden)
 }
 
-// shakeHands finds out which era the server speaks, and begins a session if it has sessions.
-// An era that failed is noted as not spoken only after the other one has succeeded.
-func (c connecting) shakeHands() *jsonrpc.Failure {
+// handshake finds the era of the server, and begins a session if the server has sessions. A failed
+// era counts as unsupported only if the other one succeeds.
+func (c connectAttempt) handshake() *jsonrpc.Failure {
 	l, s := c.link, c.server
 	var failure, first *jsonrpc.Failure
-	joined := false // in the modern era, and the server says that it speaks that of the client, too
+	joined := false // the modern handshake succeeded, and the server also speaks the client's era
 	for i, era := range s.Eras(l.client.era) {
 		var result []byte
 		var session string
@@ -107,18 +107,19 @@ func (c connecting) shakeHands() *jsonrpc.Failure {
 		}
 		switch {
 		case failure == nil:
-			if s.NoteEra(era, true); i > 0 && !joined {
+			s.NoteEra(era, true)
+			if i > 0 && !joined {
 				s.NoteEra(mcp.Modern-era, false)
 			}
 			if session != "" && l.client.era == mcp.Modern {
-				l.ender = c.within(context.WithoutCancel(c.ctx)).derive(l)
-				httpbody.EmptyAs(l.ender, http.MethodDelete)
+				l.endRequest = c.withContext(context.WithoutCancel(c.ctx)).newRequest(l)
+				httpbody.EmptyAs(l.endRequest, http.MethodDelete)
 			}
 			if joined = era == mcp.Modern && l.client.era == mcp.Legacy && s.SpeaksEra(mcp.Legacy) && i == 0; !joined {
 				return nil
 			}
 		case failure.IsLoginRequired(), failure.Data.Symbol == "login_failed":
-			return failure // which says nothing of the era
+			return failure // not a matter of the era
 		case upstream.Unreachable(failure) && !(c.ctx.Err() == nil && c.mayBeSilent(era, failure)):
 			return failure
 		}
@@ -130,122 +131,124 @@ func (c connecting) shakeHands() *jsonrpc.Failure {
 	case joined:
 		return nil
 	case failure.Code == jsonrpc.CodeMethodNotFound && first != nil:
-		return first // it speaks that era only
+		return first // the server speaks that era only
 	}
 	return failure
 }
 
-// mayBeSilent reports whether the server may not have answered because it does not know what it
-// was asked. There are servers of the legacy era that never answer what they do not know.
-func (c connecting) mayBeSilent(era mcp.Era, failure *jsonrpc.Failure) bool {
+// mayBeSilent reports whether a timeout may mean that the server does not know the method. Some
+// legacy servers never answer unknown methods.
+func (c connectAttempt) mayBeSilent(era mcp.Era, failure *jsonrpc.Failure) bool {
 	return era == mcp.Modern && !c.server.SpeaksEra(era) && failure.Data.Symbol == "timeout"
 }
 
-// noteServer notes what a server has said of itself.
-func (c connecting) noteServer(era mcp.Era, result []byte, session string) *jsonrpc.Failure {
+// noteServer stores the server's result of initialize or server/discover in the link.
+func (c connectAttempt) noteServer(era mcp.Era, result []byte, session string) *jsonrpc.Failure {
 	l := c.link
-	var said struct {
+	var body struct {
 		Capabilities json.RawMessage `json:"capabilities"`
 		Instructions string          `json:"instructions"`
 		Version      string          `json:"protocolVersion"`
 		Versions     []string        `json:"supportedVersions"`
 	}
-	if json.Unmarshal(result, &said) != nil || len(said.Capabilities) > longestAbout {
-		return jsonrpc.InvalidResponse(l.server)
+	if json.Unmarshal(result, &body) != nil || len(body.Capabilities) > maxServerInfo {
+		return jsonrpc.InvalidResponse(l.serverName)
 	}
-	if len(said.Capabilities)+len(said.Instructions) > longestAbout {
+	if len(body.Capabilities)+len(body.Instructions) > maxServerInfo {
 		c.g.config.Logger.Warn("instructions of MCP server left out: too long",
-			zap.String("mcp_server", l.server), zap.Int("bytes", len(said.Instructions)))
-		said.Instructions = ""
+			zap.String("mcp_server", l.serverName), zap.Int("bytes", len(body.Instructions)))
+		body.Instructions = ""
 	}
 	if era == mcp.Modern {
-		if mcp.NewestLegacy(said.Versions) != "" {
+		if mcp.NewestLegacy(body.Versions) != "" {
 			c.server.NoteEra(mcp.Legacy, true)
 		}
-		if !slices.Contains(said.Versions, mcp.Stateless) {
-			return jsonrpc.InvalidResponse(l.server)
+		if !slices.Contains(body.Versions, mcp.Stateless) {
+			return jsonrpc.InvalidResponse(l.serverName)
 		}
-		said.Version = mcp.Stateless
+		body.Version = mcp.Stateless
 	}
-	about := &about{
-		capabilities: intern(string(said.Capabilities)),
-		instructions: intern(said.Instructions),
-		mentioned:    intern(mcp.Mentions(said.Instructions)),
-		can:          mcp.AbilitiesOf(said.Capabilities),
-		session:      session != "",
-		learned:      time.Now(),
+	info := &serverInfo{
+		capabilities:  intern(string(body.Capabilities)),
+		instructions:  intern(body.Instructions),
+		mentionedURIs: intern(mcp.Mentions(body.Instructions)),
+		can:           mcp.AbilitiesOf(body.Capabilities),
+		hasSession:    session != "",
+		learned:       time.Now(),
 	}
-	if !l.client.apart.Load() {
-		c.g.profile(l.client, l.id).learn(about)
+	if !l.client.isolated.Load() {
+		c.g.profile(l.client, l.serverID).setInfo(info)
 	}
-	l.client.inspection.NoteServer(said.Version, result)
+	l.client.inspection.NoteServer(body.Version, result)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.era, l.version, l.session = era, said.Version, session
-	l.about, l.can, l.carried = about, about.can, false
-	l.initialized, l.behind = era == mcp.Modern, false
+	l.era, l.version, l.session = era, body.Version, session
+	l.info, l.can, l.carried = info, info.can, false
+	l.initialized, l.unsynced = era == mcp.Modern, false
 	return nil
 }
 
-// initialize begins a session, by the transport that the server has.
-func (c connecting) initialize() (result []byte, session string, failure *jsonrpc.Failure) {
+// initialize begins a session, over the transport that the server has.
+func (c connectAttempt) initialize() (result []byte, session string, failure *jsonrpc.Failure) {
 	if c.server.SpeaksHTTPSSE() {
-		if result, session, failure, is := c.initializeHTTPSSE(c.g.config.JoinTimeout); is {
+		if result, session, failure, isHTTPSSE := c.initializeHTTPSSE(c.g.config.JoinTimeout); isHTTPSSE {
 			return result, session, failure
 		}
 	}
-	h, result, failure := c.initializeIn("")
-	if failure != nil && refusesPost(h.Status()) && !c.server.ChildrenOnly {
-		if result, session, failure, is := c.initializeHTTPSSE(c.g.config.JoinTimeout / 3); is {
+	reader, result, failure := c.initializeIn("")
+	if failure != nil && refusesPost(reader.Status()) && !c.server.ChildrenOnly {
+		if result, session, failure, isHTTPSSE := c.initializeHTTPSSE(c.g.config.JoinTimeout / 3); isHTTPSSE {
 			return result, session, failure
 		}
 	}
-	return result, h.Header().Get(mcp.SessionHeader), failure
+	return result, reader.Header().Get(mcp.SessionHeader), failure
 }
 
-// initializeIn begins a session. The transport may have one already. A server that refuses the
-// version of the client is asked again with one that it offers.
-func (c connecting) initializeIn(session string) (h *streamable.Reader, result []byte, failure *jsonrpc.Failure) {
+// initializeIn begins a session. HTTP+SSE already has a session id. If the server refuses the
+// version, it tries one that the server offers.
+func (c connectAttempt) initializeIn(session string) (
+	reader *streamable.Reader, result []byte, failure *jsonrpc.Failure,
+) {
 	version := c.link.client.legacyVersion()
-	h, result, failure = c.initializeAs(version, session)
+	reader, result, failure = c.initializeAs(version, session)
 	if failure == nil {
-		return h, result, nil
+		return reader, result, nil
 	}
 	if offered := mcp.NewestLegacy(failure.Data.Supported); offered != "" && offered != version {
 		return c.initializeAs(offered, session)
 	}
-	return h, result, failure
+	return reader, result, failure
 }
 
-// initializeAs sends the request that begins a session, in a version of the protocol.
-func (c connecting) initializeAs(version, session string) (
-	h *streamable.Reader, result []byte, failure *jsonrpc.Failure,
+// initializeAs sends initialize with a protocol version.
+func (c connectAttempt) initializeAs(version, session string) (
+	reader *streamable.Reader, result []byte, failure *jsonrpc.Failure,
 ) {
-	r := c.derive(c.link)
+	r := c.newRequest(c.link)
 	body := jsonrpc.RequestAs(c.link.nextID(), "initialize", c.link.client.initializeParams(version))
 	streamable.Session{Era: mcp.Legacy, ID: session}.Sign(r.Header)
-	h, failure = c.link.roundTrip(c.g, r, body, resultInto(&result))
-	return h, result, failure
+	reader, failure = c.link.roundTrip(c.g, r, body, resultInto(&result))
+	return reader, result, failure
 }
 
-// discover asks a server of the modern era who it is. One that is not known to be modern does
-// not get all the time there is, see mayBeSilent. Child processes do: internal/stdio finds out about them while they
-// start, and another era would start another one.
-func (c connecting) discover() (result []byte, failure *jsonrpc.Failure) {
+// discover sends server/discover. A server that is not known to be modern gets only a part of the
+// timeout, see mayBeSilent. Child processes get all of it: internal/stdio finds their era while
+// they start, and a second attempt would start another process.
+func (c connectAttempt) discover() (result []byte, failure *jsonrpc.Failure) {
 	if !c.server.SpeaksEra(mcp.Modern) && !c.server.ChildrenOnly {
 		ctx, cancel := context.WithTimeout(c.ctx, c.g.config.JoinTimeout/3)
 		defer cancel()
 		c.ctx = ctx
 	}
 	for again := true; ; again = false {
-		r := c.derive(c.link)
+		r := c.newRequest(c.link)
 		body := jsonrpc.RequestAs(c.link.nextID(), "server/discover", mcp.WithMeta(nil, c.link.client.meta("")))
 		streamable.Session{Era: mcp.Modern, Version: mcp.Stateless}.Sign(r.Header)
 		_, failure = c.link.roundTrip(c.g, r, body, resultInto(&result))
 		if failure == nil || !again || !slices.Contains(failure.Data.Supported, mcp.Stateless) {
 			break
 		}
-		// It has refused a version that it offers. Another process may have done so.
+		// The server refused a version that it offers. Try again: another process may answer.
 	}
 	if failure != nil && mcp.NewestLegacy(failure.Data.Supported) != "" {
 		c.server.NoteEra(mcp.Legacy, true)
@@ -253,7 +256,7 @@ func (c connecting) discover() (result []byte, failure *jsonrpc.Failure) {
 	return result, failure
 }
 
-// An interned is a text that is kept once in memory.
+// An interned is a string of which memory holds one copy.
 type interned struct{ handle unique.Handle[string] }
 
 func intern(text string) interned { return interned{unique.Make(text)} }
@@ -265,32 +268,32 @@ func (s interned) text() string {
 	return s.handle.Value()
 }
 
-// longestAbout is how many bytes a server may say of itself.
-const longestAbout = 64 << 10
+// maxServerInfo limits the bytes of a server's capabilities and instructions.
+const maxServerInfo = 64 << 10
 
-// sendInitialized tells the server that the client is ready, once and before anything else
+// sendInitialized sends notifications/initialized to the server, once and before any other message
 // (A3).
-func (l *link) sendInitialized(o behalf) {
+func (l *link) sendInitialized(sc scope) {
 	if l.isInitialized() {
 		return
 	}
-	if !l.beginOpening(o.ctx) {
+	if !l.beginOpening(sc.ctx) {
 		return
 	}
 	defer l.endOpening()
 	if l.isInitialized() {
 		return
 	}
-	if l.catchUp() {
-		l.restoreSession(o)
+	if l.takeUnsynced() {
+		l.restoreSession(sc)
 		return
 	}
-	// A client that has left by now leaves the session to others, which need this.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(o.ctx), o.g.config.JoinTimeout)
+	// Finish even if the client disconnects: the session outlives this request.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(sc.ctx), sc.g.config.JoinTimeout)
 	defer cancel()
-	o = o.within(ctx)
+	sc = sc.withContext(ctx)
 	const tries = 3
-	failure := l.tell(o, jsonrpc.Notification("notifications/initialized", nil))
+	failure := l.send(sc, jsonrpc.Notification("notifications/initialized", nil))
 	l.mu.Lock()
 	l.attempts++
 	l.initialized = failure == nil || l.attempts == tries ||
@@ -298,33 +301,34 @@ func (l *link) sendInitialized(o behalf) {
 	initialized := l.initialized
 	l.mu.Unlock()
 	if failure != nil {
-		o.g.config.Logger.Warn("notifications/initialized not delivered",
-			zap.String("mcp_server", l.server), zap.Error(failure))
+		sc.g.config.Logger.Warn("notifications/initialized not delivered",
+			zap.String("mcp_server", l.serverName), zap.Error(failure))
 	}
 	if initialized {
-		l.restoreSession(o)
-		l.attend(o)
+		l.restoreSession(sc)
+		l.listenInStreams(sc)
 	}
 }
 
-// isInitialized reports whether the server knows that the client is ready and what it has asked for, or cannot know.
+// isInitialized reports whether the server has got notifications/initialized and all that the
+// client asked for, or is not connected.
 func (l *link) isInitialized() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.initialized && !l.behind || !l.ready
+	return l.initialized && !l.unsynced || !l.ready
 }
 
-// catchUp reports whether the server knows that the client is ready, but not all that it has asked for. It is told
-// now.
-func (l *link) catchUp() bool {
+// takeUnsynced reports whether an initialized server misses requests that the client made at other
+// replicas. It resets that state: the caller sends them now.
+func (l *link) takeUnsynced() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	behind := l.behind
-	l.behind = false
-	return behind && l.initialized
+	unsynced := l.unsynced
+	l.unsynced = false
+	return unsynced && l.initialized
 }
 
-// isTemporary reports whether a status may be another one the next time.
+// isTemporary reports whether a request with this response status is worth repeating.
 func isTemporary(status int) bool {
 	switch status {
 	case http.StatusNotFound, http.StatusRequestTimeout, http.StatusTooManyRequests:
@@ -333,36 +337,37 @@ func isTemporary(status int) bool {
 	return status >= 500
 }
 
-// restoreSession repeats to a server of the legacy era what its client has asked for in a
-// session that is lost, or elsewhere.
-func (l *link) restoreSession(o behalf) {
+// restoreSession repeats the log level and the subscriptions of the client to a legacy server,
+// after a session was lost or changed at another replica.
+func (l *link) restoreSession(sc scope) {
 	_, can := l.state()
 	if level := l.client.logLevel(); level != "" && can&mcp.HasLogging != 0 {
-		l.repeat(o, "logging/setLevel", jsonrpc.Encode(map[string]string{"level": level}))
+		l.repeat(sc, "logging/setLevel", jsonrpc.Encode(map[string]string{"level": level}))
 	}
 	for _, uri := range l.subscriptions.all() {
-		l.repeat(o, "resources/subscribe", mcp.URIParams(uri))
+		l.repeat(sc, "resources/subscribe", mcp.URIParams(uri))
 	}
 }
 
-// repeat makes a request of the client again.
-func (l *link) repeat(o behalf, method string, params []byte) {
-	r, _, _ := l.prepare(o)
-	ignore := response{take: func(*jsonrpc.Message) *jsonrpc.Failure { return nil }}
-	if _, failure := l.roundTrip(o.g, r, jsonrpc.RequestAs(l.nextID(), method, params), ignore); failure != nil {
-		o.g.config.Logger.Warn("server not told again",
-			zap.String("mcp_server", l.server), zap.String("mcp_method", method), zap.Error(failure))
+// repeat sends a request on behalf of the client and ignores its result.
+func (l *link) repeat(sc scope, method string, params []byte) {
+	r, _, _ := l.newRequest(sc)
+	ignore := responseHandler{take: func(*jsonrpc.Message) *jsonrpc.Failure { return nil }}
+	if _, failure := l.roundTrip(sc.g, r, jsonrpc.RequestAs(l.nextID(), method, params), ignore); failure != nil {
+		sc.g.config.Logger.Warn("request of client not repeated to MCP server",
+			zap.String("mcp_server", l.serverName), zap.String("mcp_method", method), zap.Error(failure))
 	}
 }
 
-// initializeHTTPSSE begins a session with a server of HTTP+SSE: with the stream of the session,
-// and then as with others. It reports whether the server is such a one.
-func (c connecting) initializeHTTPSSE(patience time.Duration) (
-	result []byte, session string, failure *jsonrpc.Failure, is bool,
+// initializeHTTPSSE begins a session with an HTTP+SSE server: it opens the event stream and sends
+// initialize. It reports whether the server speaks HTTP+SSE.
+func (c connectAttempt) initializeHTTPSSE(timeout time.Duration) (
+	result []byte, session string, failure *jsonrpc.Failure, isHTTPSSE bool,
 ) {
 	known := c.server.SpeaksHTTPSSE()
-	session, failure = c.openHTTPSSE(patience)
-	if c.server.NoteHTTPSSE(failure == nil); failure == nil && !known {
+	session, failure = c.openHTTPSSE(timeout)
+	c.server.NoteHTTPSSE(failure == nil)
+	if failure == nil && !known {
 		c.g.config.Logger.Info("MCP server speaks HTTP+SSE", zap.String("mcp_server", c.server.Name))
 	}
 	switch {
@@ -370,24 +375,24 @@ func (c connecting) initializeHTTPSSE(patience time.Duration) (
 		return nil, "", nil, false
 	case failure != nil && (upstream.Unreachable(failure) || failure.Data.Symbol == "http_error"):
 		return nil, "", failure, known
-	case failure != nil: // such as a login, or an invalid endpoint
+	case failure != nil: // such as a required login or an invalid endpoint
 		return nil, "", failure, true
 	}
 	if _, result, failure = c.initializeIn(session); failure != nil {
-		c.g.shared.State.EndHTTPSSE(session)
+		c.g.shared.Retained.EndHTTPSSE(session)
 		return nil, "", failure, true
 	}
 	return result, session, nil, true
 }
 
-// openHTTPSSE opens the stream of a session with a server of HTTP+SSE.
-func (c connecting) openHTTPSSE(patience time.Duration) (session string, failure *jsonrpc.Failure) {
-	ctx, cancel := context.WithTimeout(c.ctx, patience)
+// openHTTPSSE opens the event stream of a session with an HTTP+SSE server.
+func (c connectAttempt) openHTTPSSE(timeout time.Duration) (session string, failure *jsonrpc.Failure) {
+	ctx, cancel := context.WithTimeout(c.ctx, timeout)
 	defer cancel()
-	of := c.within(context.WithoutCancel(c.ctx)).derive(c.link)
-	return c.g.exchange(c.link, new(streamable.Reader), nil).OpenHTTPSSE(ctx, c.link.client.owner, of)
+	r := c.withContext(context.WithoutCancel(c.ctx)).newRequest(c.link)
+	return c.g.exchange(c.link, new(streamable.Reader), nil).OpenHTTPSSE(ctx, c.link.client.owner, r)
 }
 
-// refusesPost reports whether a server that answers a handshake with this status may be one of
-// HTTP+SSE, which does not take messages where its stream is.
+// refusesPost reports whether a server that answers initialize with this status may speak HTTP+SSE:
+// it does not accept POST at the address of its stream.
 func refusesPost(status int) bool { return status/100 == 4 && !httpsse.IsInconclusive(status) }

@@ -13,8 +13,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// methods returns what a peer was asked, in order.
-func (p *peer) methods() (all []string) {
+// methods returns the methods that a server received, in order.
+func (p *fakeServer) methods() (all []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, a := range p.arrivals {
@@ -23,25 +23,28 @@ func (p *peer) methods() (all []string) {
 	return all
 }
 
-// Servers are first asked in the modern era, whatever that of the client, and once only.
+// The gateway tries the modern era first, whatever the era of the client, and only once.
 func TestServersAreDiscovered(t *testing.T) {
 	tests := []struct {
 		name   string
-		peer   *peer
+		peer   *fakeServer
 		speaks [2]bool
 		client mcp.Era
-		want   []string // at the beginning
-		again  string   // what a second client says first
+		want   []string // first methods
+		again  string   // first method for a second client
 	}{
-		{"modern server", modernPeer("a"), [2]bool{mcp.Modern: true}, mcp.Legacy, []string{"server/discover"}, "server/discover"},
-		{"legacy server", legacyPeer("a"), [2]bool{mcp.Legacy: true}, mcp.Legacy, []string{"server/discover", "initialize"}, "initialize"},
-		{"both, legacy client", newPeer("a"), [2]bool{true, true}, mcp.Legacy, []string{"server/discover", "initialize"}, "initialize"},
+		{"modern server", modernPeer("a"), [2]bool{mcp.Modern: true}, mcp.Legacy, []string{"server/discover"},
+			"server/discover"},
+		{"legacy server", legacyPeer("a"), [2]bool{mcp.Legacy: true}, mcp.Legacy, []string{"server/discover", "initialize"},
+			"initialize"},
+		{"both, legacy client", newPeer("a"), [2]bool{true, true}, mcp.Legacy, []string{"server/discover", "initialize"},
+			"initialize"},
 		{"both, modern client", newPeer("a"), [2]bool{true, true}, mcp.Modern, []string{"server/discover"}, ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			p := tt.peer
-			p.speaks = tt.speaks
+			p.eras = tt.speaks
 			g := newGateway(t, nil, p)
 			connect := func() {
 				u := g.user(t, tt.client)
@@ -65,21 +68,22 @@ func TestServersAreDiscovered(t *testing.T) {
 	}
 }
 
-// A server that refuses a version is asked again with one that it offers.
+// If a server refuses a version, the gateway tries one that the server offers.
 func TestRefusedVersions(t *testing.T) {
 	refuse := func(w http.ResponseWriter, a *incoming, code int, supported string) {
-		a.write(w, http.StatusBadRequest, fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"error":{"code":%d,"message":"Unsupported protocol version","data":{"supported":[%s]}}}`, a.id(), code, supported))
+		a.write(w, http.StatusBadRequest, fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"error":{"code":%d,`+
+			`"message":"Unsupported protocol version","data":{"supported":[%s]}}}`, a.id(), code, supported))
 	}
 	t.Run("the same again", func(t *testing.T) {
 		p := modernPeer("a")
-		p.does("server/discover", func(w http.ResponseWriter, a *incoming) {
-			p.does("server/discover", nil)
+		p.handle("server/discover", func(w http.ResponseWriter, a *incoming) {
+			p.handle("server/discover", nil)
 			refuse(w, a, -32022, `"2026-07-28"`)
 		})
 		if s := newGateway(t, nil, p).legacy(t).call("a::x"); s.code() != 0 {
 			t.Errorf("got %s", s.body)
 		}
-		all := p.heard("server/discover")
+		all := p.requests("server/discover")
 		if len(all) != 2 || all[0].id() == all[1].id() {
 			t.Errorf("got %d requests", len(all))
 		}
@@ -90,7 +94,8 @@ func TestRefusedVersions(t *testing.T) {
 		}
 	})
 	t.Run("for ever", func(t *testing.T) {
-		p := modernPeer("a").does("server/discover", func(w http.ResponseWriter, a *incoming) { refuse(w, a, -32022, `"2026-07-28"`) })
+		p := modernPeer("a").handle("server/discover",
+			func(w http.ResponseWriter, a *incoming) { refuse(w, a, -32022, `"2026-07-28"`) })
 		if s := newGateway(t, nil, p).modern(t).call("a::x"); s.code() == 0 || p.count("server/discover") != 2 {
 			t.Errorf("got %s after %d attempts", s.body, p.count("server/discover"))
 		}
@@ -98,7 +103,7 @@ func TestRefusedVersions(t *testing.T) {
 	t.Run("an older one", func(t *testing.T) {
 		for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 			p := legacyPeer("a")
-			p.does("initialize", func(w http.ResponseWriter, a *incoming) {
+			p.handle("initialize", func(w http.ResponseWriter, a *incoming) {
 				if !a.message.Is(jsonrpc.Requested, "2024-11-05") {
 					refuse(w, a, -32602, `"2024-11-05"`)
 					return
@@ -112,31 +117,31 @@ func TestRefusedVersions(t *testing.T) {
 			if s := u.call("a::x"); s.code() != 0 {
 				t.Errorf("got %s", s.body)
 			}
-			asked := p.heard("initialize")
-			if len(asked) != 2 || !strings.Contains(asked[1].body, `"capabilities":`+asksAll) {
+			asked := p.requests("initialize")
+			if len(asked) != 2 || !strings.Contains(asked[1].body, `"capabilities":`+allCapabilities) {
 				t.Errorf("got %d requests", len(asked))
 			}
-			if call := p.heard("tools/call")[0]; call.Header.Get(mcp.VersionHeader) != "2024-11-05" {
+			if call := p.requests("tools/call")[0]; call.Header.Get(mcp.VersionHeader) != "2024-11-05" {
 				t.Errorf("got %v", call.Header)
 			}
 		}
 	})
 	t.Run("the other era", func(t *testing.T) {
-		p := legacyPeer("a").does("server/discover", nil)
-		p.speaks = [2]bool{true, true}
-		p.does("server/discover", func(w http.ResponseWriter, a *incoming) { refuse(w, a, -32022, `"2025-11-25"`) })
+		p := legacyPeer("a").handle("server/discover", nil)
+		p.eras = [2]bool{true, true}
+		p.handle("server/discover", func(w http.ResponseWriter, a *incoming) { refuse(w, a, -32022, `"2025-11-25"`) })
 		if s := newGateway(t, nil, p).modern(t).call("a::x"); s.code() != 0 || p.count("initialize") != 1 {
 			t.Errorf("got %s", s.body)
 		}
 	})
 }
 
-// What is made again has another id, and the client gets its own back.
+// A repeated call has another id, and the client gets its own id back.
 func TestRepeatedCallsHaveOtherIDs(t *testing.T) {
-	check := func(t *testing.T, p *peer, n int) {
+	check := func(t *testing.T, p *fakeServer, n int) {
 		t.Helper()
 		ids := map[string]bool{}
-		for _, call := range p.heard("tools/call") {
+		for _, call := range p.requests("tools/call") {
 			ids[call.id()] = true
 		}
 		if calls := p.count("tools/call"); calls != n || len(ids) != n {
@@ -145,7 +150,7 @@ func TestRepeatedCallsHaveOtherIDs(t *testing.T) {
 	}
 	large := strings.Repeat("x", 2<<20)
 	t.Run("after input", func(t *testing.T) {
-		p := modernPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+		p := modernPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 			if a.message.Has(jsonrpc.InputResponses) {
 				a.reply(w, `{"resultType":"complete","content":[{"type":"text","text":"`+large+`"}]}`)
 				return
@@ -153,19 +158,21 @@ func TestRepeatedCallsHaveOtherIDs(t *testing.T) {
 			a.reply(w, `{"resultType":"input_required","inputRequests":{"k":{"method":"roots/list"}}}`)
 		})
 		u := newGateway(t, nil, p).legacy(t)
-		call := u.begin("tools/call", `{"name":"a::x"}`)
-		u.answer(call.nextOf("roots/list"), `{"roots":[]}`)
+		call := u.startRequest("tools/call", `{"name":"a::x"}`)
+		u.respond(call.nextOf("roots/list"), `{"roots":[]}`)
 		if e := call.nextOf(""); e.id() != fmt.Sprint(u.last.Load()) || !strings.Contains(e.data, large) {
 			t.Errorf("got id %s and %d bytes", e.id(), len(e.data))
 		}
 		check(t, p, 2)
 	})
 	t.Run("after input that the gateway gives", func(t *testing.T) {
-		p := modernPeer("a").does("tools/call", wanting(2))
+		p := modernPeer("a").handle("tools/call", inputTool(2))
 		u := newGateway(t, func(c *Config) {
-			c.Servers[0].Answers = []upstream.Answer{{Method: "elicitation/create", Action: upstream.AnswerHere, Result: []byte(`{"action":"accept"}`)}}
+			c.Servers[0].Answers = []upstream.Answer{{Method: "elicitation/create", Action: upstream.Respond,
+				Result: []byte(`{"action":"accept"}`)}}
 		}, p).modern(t)
-		if s := u.call("a::x"); s.code() != 0 || !strings.Contains(s.answer, `"accept"`) || !strings.Contains(s.answer, `"id":`+fmt.Sprint(u.last.Load())) {
+		if s := u.call("a::x"); s.code() != 0 || !strings.Contains(s.answer, `"accept"`) ||
+			!strings.Contains(s.answer, `"id":`+fmt.Sprint(u.last.Load())) {
 			t.Errorf("got %s", s.body)
 		}
 		check(t, p, 3)
@@ -185,56 +192,56 @@ func TestRepeatedCallsHaveOtherIDs(t *testing.T) {
 		u := newGateway(t, nil, p).legacy(t)
 		p.forget()
 		started := make(chan struct{})
-		p.does("tools/call", func(_ http.ResponseWriter, a *incoming) {
+		p.handle("tools/call", func(_ http.ResponseWriter, a *incoming) {
 			close(started)
 			<-a.Context().Done()
 		})
 		call := u.start(http.MethodPost, u.request("7", "tools/call", `{"name":"a::x"}`))
-		defer call.hangUp()
+		defer call.disconnect()
 		<-started
 		check(t, p, 2)
-		u.tell("notifications/cancelled", `{"requestId":7}`)
-		canceled := p.await(t, "notifications/cancelled", 1)
-		if got := string(canceled.message.Literal(jsonrpc.RequestID)); got != p.heard("tools/call")[1].id() {
+		u.notify("notifications/cancelled", `{"requestId":7}`)
+		canceled := p.waitFor(t, "notifications/cancelled", 1)
+		if got := string(canceled.message.Literal(jsonrpc.RequestID)); got != p.requests("tools/call")[1].id() {
 			t.Errorf("got %s", canceled.body)
 		}
 	})
 }
 
-// A client that resumes a call gets the answer with its own id, also if the server knows the
-// call by another.
+// A client that resumes a call gets the answer with its own id, even if the server has another one.
 func TestRepeatedCallsAreResumed(t *testing.T) {
 	p := legacyPeer("a")
 	u := newGateway(t, nil, p).legacy(t)
 	p.forget()
-	p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+	p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 		a.sendAs(w, "id: 1\n", `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"first"}}`)
 		<-a.Context().Done()
 	})
 	call := u.start(http.MethodPost, u.request("7", "tools/call", `{"name":"a::x"}`))
 	first := call.next()
-	call.hangUp()
-	sent := p.heard("tools/call")[1].id()
-	p.does("GET", func(w http.ResponseWriter, a *incoming) {
+	call.disconnect()
+	sent := p.requests("tools/call")[1].id()
+	p.handle("GET", func(w http.ResponseWriter, a *incoming) {
 		if a.Header.Get("Last-Event-Id") == "1" {
 			a.send(w, `{"jsonrpc":"2.0","id":`+sent+`,"result":{"content":[]}}`)
 		}
 	})
 	u.header = http.Header{"Last-Event-Id": {first.last}}
 	rest := u.start(http.MethodGet, "")
-	defer rest.hangUp()
+	defer rest.disconnect()
 	if e := rest.nextOf(""); e.id() != "7" {
 		t.Errorf("got %s", e.data)
 	}
 }
 
-// invalidTool has an annotation that no header can have.
-const invalidTool = `{"name":"bad","inputSchema":{"type":"object","properties":{"a":{"type":"number","x-mcp-header":"A"}}}}`
+// invalidTool has an annotation that is invalid for a header.
+const invalidTool = `{"name":"bad","inputSchema":{"type":"object","properties":{"a":{"type":"number",` +
+	`"x-mcp-header":"A"}}}}`
 
-// Tools whose annotations are invalid cannot be used over HTTP in the modern era.
+// Tools with invalid annotations cannot be used over HTTP in the modern era.
 func TestInvalidToolsAreLeftOut(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
-		p := modernPeer("a").has("tools/list", "tools", invalidTool, `{"name":"good","inputSchema":{"type":"object"}}`)
+		p := modernPeer("a").hasList("tools/list", "tools", invalidTool, `{"name":"good","inputSchema":{"type":"object"}}`)
 		g := newGateway(t, nil, p)
 		u := g.user(t, era)
 		if era == mcp.Legacy {
@@ -245,10 +252,12 @@ func TestInvalidToolsAreLeftOut(t *testing.T) {
 				t.Errorf("got %s", s.body)
 			}
 		}
-		if s := u.call("a::bad"); s.code() != jsonrpc.CodeInvalidParams || !strings.Contains(s.body, "x-mcp-header of a") || p.count("tools/call") != 0 {
+		if s := u.call("a::bad"); s.code() != jsonrpc.CodeInvalidParams || !strings.Contains(s.body, "x-mcp-header of a") ||
+			p.count("tools/call") != 0 {
 			t.Errorf("got %s", s.body)
 		}
-		if got := g.config.Observer.(*observed).invalid; len(got) != 1 || !strings.HasPrefix(got[0], "a bad: x-mcp-header of a: ") {
+		if got := g.config.Observer.(*recorder).invalid; len(got) != 1 ||
+			!strings.HasPrefix(got[0], "a bad: x-mcp-header of a: ") {
 			t.Errorf("got %q", got)
 		}
 		p.hasTools("bad", "good")
@@ -260,8 +269,8 @@ func TestInvalidToolsAreLeftOut(t *testing.T) {
 		}
 	}
 	t.Run("not where headers have no meaning", func(t *testing.T) {
-		child := modernPeer("b").has("tools/list", "tools", invalidTool)
-		legacy := legacyPeer("a").has("tools/list", "tools", invalidTool)
+		child := modernPeer("b").hasList("tools/list", "tools", invalidTool)
+		legacy := legacyPeer("a").hasList("tools/list", "tools", invalidTool)
 		u := newGateway(t, func(c *Config) { c.Servers[1].ChildrenOnly = true }, legacy, child).legacy(t)
 		if s := u.ask("tools/list", "{}"); !strings.Contains(s.answer, "a::bad") || !strings.Contains(s.answer, "b::bad") {
 			t.Errorf("got %s", s.body)
@@ -269,8 +278,8 @@ func TestInvalidToolsAreLeftOut(t *testing.T) {
 	})
 }
 
-// A server that misses headers is called again with those of its list as it is now, for a client
-// that knows no such headers. Others are told.
+// If headers are missing, the gateway lists the tools again and repeats the call, for clients that
+// cannot set them. Other clients get the error.
 func TestMissingParamHeaders(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		p := modernPeer("a").hasTools("x")
@@ -280,8 +289,9 @@ func TestMissingParamHeaders(t *testing.T) {
 			u.connect()
 		}
 		u.ask("tools/list", "{}")
-		p.has("tools/list", "tools", `{"name":"x","inputSchema":{"type":"object","properties":{"region":{"type":"string","x-mcp-header":"Region"}}}}`)
-		p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+		p.hasList("tools/list", "tools", `{"name":"x","inputSchema":{"type":"object",`+
+			`"properties":{"region":{"type":"string","x-mcp-header":"Region"}}}}`)
+		p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 			if a.Header.Get("Mcp-Param-Region") != "eu" {
 				a.refuse(w, http.StatusBadRequest, -32020, "Mcp-Param-Region is missing")
 				return
@@ -301,17 +311,17 @@ func TestMissingParamHeaders(t *testing.T) {
 		if s := u.ask("tools/call", params); s.code() != 0 || p.count("tools/call") != 3 {
 			t.Errorf("got %s after %d calls", s.body, p.count("tools/call"))
 		}
-		// A server that is never content is not asked for ever.
-		p.does("tools/call", func(w http.ResponseWriter, a *incoming) { a.refuse(w, http.StatusBadRequest, -32020, "no") })
+		// The call is repeated only once.
+		p.handle("tools/call", func(w http.ResponseWriter, a *incoming) { a.refuse(w, http.StatusBadRequest, -32020, "no") })
 		if s := u.ask("tools/call", params); s.code() != -32020 || p.count("tools/call") != 5 {
 			t.Errorf("got %s after %d calls", s.body, p.count("tools/call"))
 		}
 	}
 }
 
-// Health checks speak the era of the server.
+// Health checks use the era of the server.
 func TestProbesSpeakTheEraOfTheServer(t *testing.T) {
-	for want, p := range map[string]*peer{"ping": legacyPeer("a"), "server/discover": modernPeer("a")} {
+	for want, p := range map[string]*fakeServer{"ping": legacyPeer("a"), "server/discover": modernPeer("a")} {
 		g := newGateway(t, nil, p)
 		g.modern(t).call("a::x")
 		n := p.count(want)
@@ -319,46 +329,47 @@ func TestProbesSpeakTheEraOfTheServer(t *testing.T) {
 		if err := g.servers["a"].Probe(httptest.NewRecorder(), r); err != nil {
 			t.Error(err)
 		}
-		probes := p.heard(want)
+		probes := p.requests(want)
 		if len(probes) != n+1 {
 			t.Errorf("got %q, want %s", p.methods(), want)
-		} else if failure := mcp.CheckModern(probes[n].Header, &probes[n].message); (failure == nil) != (want == "server/discover") {
+		} else if failure := mcp.CheckModern(probes[n].Header, &probes[n].message); (failure == nil) !=
+			(want == "server/discover") {
 			t.Errorf("got %v %s", probes[n].Header, probes[n].body)
 		}
 	}
 }
 
-// A call that the client has cancelled while it was refused is not made again.
+// A call that was canceled in the meantime is not repeated.
 func TestCancelledCallIsNotRepeated(t *testing.T) {
 	p := legacyPeer("a")
-	p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
-		p.await(t, "notifications/cancelled", 1)
+	p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
+		p.waitFor(t, "notifications/cancelled", 1)
 		p.forget()
-		p.forgotten(w, a)
+		p.onUnknownSession(w, a)
 	})
 	u := newGateway(t, nil, p).legacy(t)
 	call := u.start("POST", u.request("7", "tools/call", `{"name":"a::x"}`))
-	p.await(t, "tools/call", 1)
-	u.tell("notifications/cancelled", `{"requestId":7}`)
-	call.ended()
+	p.waitFor(t, "tools/call", 1)
+	u.notify("notifications/cancelled", `{"requestId":7}`)
+	call.waitEnd()
 	if n := p.count("tools/call"); n != 1 {
 		t.Errorf("the server has got the call %d times", n)
 	}
 }
 
-// What a server that does not know the other era says in its own is what clients are told.
+// If a server speaks one era only, clients get its error in that era.
 func TestRefusalsOfServersOfOneEra(t *testing.T) {
 	refuse := func(code int, text string) func(http.ResponseWriter, *incoming) {
 		return func(w http.ResponseWriter, a *incoming) { a.refuse(w, http.StatusOK, code, text) }
 	}
 	for _, own := range []string{"initialize", "server/discover"} {
 		p := newPeer("a").
-			does("initialize", refuse(jsonrpc.CodeMethodNotFound, "unknown")).
-			does("server/discover", refuse(jsonrpc.CodeMethodNotFound, "unknown")).
-			does(own, refuse(-32099, "too many sessions"))
-		p.speaks[mcp.Legacy], p.speaks[mcp.Modern] = true, true
+			handle("initialize", refuse(jsonrpc.CodeMethodNotFound, "unknown")).
+			handle("server/discover", refuse(jsonrpc.CodeMethodNotFound, "unknown")).
+			handle(own, refuse(-32099, "too many sessions"))
+		p.eras[mcp.Legacy], p.eras[mcp.Modern] = true, true
 		g := newGateway(t, func(c *Config) { c.Servers[0].ChildrenOnly = true }, p)
-		for _, u := range []*user{g.legacy(t), g.modern(t)} {
+		for _, u := range []*testClient{g.legacy(t), g.modern(t)} {
 			if got := u.call("a::x"); !strings.Contains(got.body, "too many sessions") {
 				t.Errorf("%s: got %s", own, got.body)
 			}

@@ -13,7 +13,7 @@ import (
 )
 
 // text returns the text of a tool result.
-func (s *said) text() (text string, isError bool) {
+func (s *reply) text() (text string, isError bool) {
 	var result struct {
 		Content []struct{ Text string }
 		IsError bool
@@ -24,46 +24,50 @@ func (s *said) text() (text string, isError bool) {
 	return result.Content[0].Text, result.IsError
 }
 
-func (u *user) use(tool, arguments string) said {
+func (u *testClient) use(tool, arguments string) reply {
 	u.t.Helper()
 	return u.ask("tools/call", `{"name":"`+tool+`","arguments":`+arguments+`}`)
 }
 
-// keeping is a Mask that leaves answers as they are, and has originals, by client and handle.
-type keeping map[string]string
+// originalsMask is a Mask that changes nothing and has originals, by client and handle.
+type originalsMask map[string]string
 
-func (keeping) Serve(w http.ResponseWriter, r *http.Request, _ upstream.MaskRequest, next upstream.Handler) error {
+func (originalsMask) Serve(w http.ResponseWriter, r *http.Request, _ upstream.MaskRequest,
+	next upstream.Handler) error {
 	return next.ServeHTTP(w, r)
 }
 
-func (keeping) Exempts(mcp.Target) bool { return false }
+func (originalsMask) Exempts(mcp.Target) bool { return false }
 
-func (keeping) Recovers() (int, bool) { return 1_000, true }
+func (originalsMask) Recovers() (int, bool) { return 1_000, true }
 
-func (k keeping) Original(client, handle string) ([]byte, mcp.Target, bool) {
+func (k originalsMask) Original(client, handle string) ([]byte, mcp.Target, bool) {
 	body, ok := k[client+" "+handle]
 	return []byte(body), mcp.Target{Kind: mcp.Tool, Name: "x"}, ok
 }
 
-func (k keeping) Kept(client, handle string) ([]byte, bool) {
+func (k originalsMask) Kept(client, handle string) ([]byte, bool) {
 	body, ok := k[client+" "+handle]
 	return []byte(body), ok
 }
 
 func TestDiscovery(t *testing.T) {
-	weather := `{"name":"get_weather","description":"Tells the weather of a city. And more.","inputSchema":{"type":"object","properties":{"city":{"type":"string","description":"Name of a town"}}}}`
+	weather := `{"name":"get_weather","description":"Tells the weather of a city. And more.",` +
+		`"inputSchema":{"type":"object","properties":{"city":{"type":"string","description":"Name of a town"}}}}`
 	configure := func(c *Config) {
 		c.Discovery = true
 		c.Servers[1].Expose = []string{"send*"}
-		c.Servers[0].Mask, c.Servers[0].MaskMCP = keeping{" obs_1": "original"}, true
+		c.Servers[0].Mask, c.Servers[0].MaskMCP = originalsMask{" obs_1": "original"}, true
 	}
-	both(t, configure, func() []*peer {
-		return []*peer{
-			newPeer("a").has("tools/list", "tools", weather, `{"name":"copy_file","description":"Copies a file."}`),
-			newPeer("b").has("tools/list", "tools", `{"name":"send_mail","description":"Sends a letter."}`, `{"name":"delete_mail","description":"Deletes a letter."}`),
+	both(t, configure, func() []*fakeServer {
+		return []*fakeServer{
+			newPeer("a").hasList("tools/list", "tools", weather, `{"name":"copy_file","description":"Copies a file."}`),
+			newPeer("b").hasList("tools/list", "tools", `{"name":"send_mail","description":"Sends a letter."}`,
+				`{"name":"delete_mail","description":"Deletes a letter."}`),
 		}
-	}, func(t *testing.T, u *user, peers []*peer) {
-		if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"search_tools", "describe_tool", "call_tool", "recover_observation"}) {
+	}, func(t *testing.T, u *testClient, peers []*fakeServer) {
+		if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got,
+			[]string{"search_tools", "describe_tool", "call_tool", "recover_observation"}) {
 			t.Errorf("listed: %v", got)
 		}
 		s := u.use("search_tools", `{"query":"weather in a town"}`)
@@ -71,7 +75,8 @@ func TestDiscovery(t *testing.T) {
 			t.Errorf("got %s", text)
 		}
 		s = u.use("search_tools", `{"query":"letter"}`)
-		if text, isError := s.text(); isError || !strings.Contains(text, "b::send_mail") || strings.Contains(text, "delete_mail") {
+		if text, isError := s.text(); isError || !strings.Contains(text, "b::send_mail") ||
+			strings.Contains(text, "delete_mail") {
 			t.Errorf("got %s", text)
 		}
 		s = u.use("search_tools", `{"query":"zebra"}`)
@@ -97,19 +102,21 @@ func TestDiscovery(t *testing.T) {
 		if n := peers[1].count("tools/call"); n != 0 {
 			t.Errorf("%d calls were passed on", n)
 		}
-		s = u.use("call_tool", `{"name":"a::get_weather","arguments":{`+odd+`}}`)
+		s = u.use("call_tool", `{"name":"a::get_weather","arguments":{`+oddJSON+`}}`)
 		if text, _ := s.text(); text != "a" {
 			t.Errorf("got %s", s.body)
 		}
-		call := peers[0].await(t, "tools/call", 1)
-		if call.message.Text(jsonrpc.Name) != "get_weather" || string(call.message.Literal(jsonrpc.Arguments)) != `{`+odd+`}` {
+		call := peers[0].waitFor(t, "tools/call", 1)
+		if call.message.Text(jsonrpc.Name) != "get_weather" ||
+			string(call.message.Literal(jsonrpc.Arguments)) != `{`+oddJSON+`}` {
 			t.Errorf("got %s", call.body)
 		}
 		u.use("call_tool", `{"name":"a::copy_file"}`)
-		if call := peers[0].await(t, "tools/call", 2); call.message.Text(jsonrpc.Name) != "copy_file" || string(call.message.Literal(jsonrpc.Arguments)) != `{}` {
+		if call := peers[0].waitFor(t, "tools/call", 2); call.message.Text(jsonrpc.Name) != "copy_file" ||
+			string(call.message.Literal(jsonrpc.Arguments)) != `{}` {
 			t.Errorf("got %s", call.body)
 		}
-		// Who knows a name can use it.
+		// Tools can be called directly by name.
 		if s := u.call("b::send_mail"); s.code() != 0 {
 			t.Errorf("got %s", s.body)
 		}
@@ -120,30 +127,32 @@ func TestDiscovery(t *testing.T) {
 	})
 }
 
-// A tool that is called through call_tool gets the headers it wants, too.
+// Calls through call_tool get the required headers.
 func TestDiscoveryRepeatsArgumentsInHeaders(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
-		p := modernPeer("a").has("tools/list", "tools", `{"name":"x","inputSchema":{"type":"object","properties":{"region":{"type":"string","x-mcp-header":"Region"}}}}`)
+		p := modernPeer("a").hasList("tools/list", "tools",
+			`{"name":"x","inputSchema":{"type":"object","properties":{"region":{"type":"string","x-mcp-header":"Region"}}}}`)
 		u := newGateway(t, func(c *Config) { c.Discovery = true }, p).user(t, era)
 		if era == mcp.Legacy {
 			u.connect()
 		}
 		u.use("call_tool", `{"name":"a::x","arguments":{"region":"eu"}}`)
-		if call := p.await(t, "tools/call", 1); call.Header.Get("Mcp-Param-Region") != "eu" || call.Header.Get("Mcp-Name") != "x" {
+		if call := p.waitFor(t, "tools/call", 1); call.Header.Get("Mcp-Param-Region") != "eu" ||
+			call.Header.Get("Mcp-Name") != "x" {
 			t.Errorf("client of era %d: got %v", era, call.Header)
 		}
 	}
 }
 
-// The index follows the tools.
+// The index follows changes of the tools.
 func TestDiscoveryOfToolsThatChange(t *testing.T) {
-	p := legacyPeer("a").has("tools/list", "tools", `{"name":"old","description":"zebra"}`)
+	p := legacyPeer("a").hasList("tools/list", "tools", `{"name":"old","description":"zebra"}`)
 	u := newGateway(t, func(c *Config) { c.Discovery = true }, p).legacy(t)
 	s := u.use("search_tools", `{"query":"zebra"}`)
 	if text, _ := s.text(); text != "a::old: zebra" {
 		t.Errorf("got %s", text)
 	}
-	p.has("tools/list", "tools", `{"name":"new","description":"zebra"}`)
+	p.hasList("tools/list", "tools", `{"name":"new","description":"zebra"}`)
 	s = u.use("search_tools", `{"query":"zebra"}`)
 	if text, _ := s.text(); text != "a::new: zebra" {
 		t.Errorf("got %s", text)
@@ -152,37 +161,43 @@ func TestDiscoveryOfToolsThatChange(t *testing.T) {
 
 func TestOwnToolsAndTemplates(t *testing.T) {
 	configure := func(c *Config) {
-		c.Servers[0].Mask, c.Servers[0].MaskMCP = keeping{"ann 1": "of ann", "bob 2": "of bob"}, true
+		c.Servers[0].Mask, c.Servers[0].MaskMCP = originalsMask{"ann 1": "of ann", "bob 2": "of bob"}, true
 	}
-	both(t, configure, func() []*peer {
-		p := newPeer("a").hasTools("x", "recover_observation").has("resources/templates/list", "resourceTemplates", `{"uriTemplate":"x://{a}","name":"t"}`)
+	both(t, configure, func() []*fakeServer {
+		p := newPeer("a").hasTools("x", "recover_observation").
+			hasList("resources/templates/list", "resourceTemplates", `{"uriTemplate":"x://{a}","name":"t"}`)
 		p.capabilities = `{"tools":{},"resources":{}}`
-		return []*peer{p}
-	}, func(t *testing.T, u *user, peers []*peer) {
+		return []*fakeServer{p}
+	}, func(t *testing.T, u *testClient, peers []*fakeServer) {
 		u.identity = "ann"
 		if u.era == mcp.Legacy {
 			u.session = ""
 			u.connect()
 		}
 		for limit := range 4 {
-			if got, _ := u.walk("tools/list", "tools", "name", limit); !slices.Equal(got, []string{"a::x", "a::recover_observation", "recover_observation"}) {
+			if got, _ := u.walk("tools/list", "tools", "name", limit); !slices.Equal(got,
+				[]string{"a::x", "a::recover_observation", "recover_observation"}) {
 				t.Errorf("got %v", got)
 			}
 		}
-		if got, _ := u.walk("resources/templates/list", "resourceTemplates", "uriTemplate", 1); len(got) != 2 || got[1] != "proxy://observation/{id}" {
+		if got, _ := u.walk("resources/templates/list", "resourceTemplates", "uriTemplate", 1); len(got) != 2 ||
+			got[1] != "proxy://observation/{id}" {
 			t.Errorf("got %v", got)
 		}
 		s := u.use("recover_observation", `{"id":"1"}`)
 		if text, _ := s.text(); text != "of ann" || peers[0].count("tools/call") != 0 {
 			t.Errorf("got %s", s.body)
 		}
-		if u.call("a::recover_observation"); peers[0].count("tools/call") != 1 {
+		u.call("a::recover_observation")
+		if peers[0].count("tools/call") != 1 {
 			t.Error("the tool of the server was not called")
 		}
-		if s := u.ask("resources/read", `{"uri":"proxy://observation/1"}`); !strings.Contains(string(s.Result), `"contents":[{"uri":"proxy://observation/1","mimeType":"text/plain","text":"of ann"}]`) {
+		if s := u.ask("resources/read", `{"uri":"proxy://observation/1"}`); !strings.Contains(string(s.Result),
+			`"contents":[{"uri":"proxy://observation/1","mimeType":"text/plain","text":"of ann"}]`) {
 			t.Errorf("got %s", s.body)
 		}
-		if s := u.ask("resources/read", `{"uri":"proxy://observation/2"}`); s.code() != jsonrpc.CodeInvalidParams || s.Error.Data.URI != "proxy://observation/2" {
+		if s := u.ask("resources/read", `{"uri":"proxy://observation/2"}`); s.code() != jsonrpc.CodeInvalidParams ||
+			s.Error.Data.URI != "proxy://observation/2" {
 			t.Errorf("got %s", s.body)
 		}
 		if n := peers[0].count("resources/read"); n != 0 {
@@ -191,12 +206,12 @@ func TestOwnToolsAndTemplates(t *testing.T) {
 	})
 }
 
-// What is ours is there even if no server has anything like it.
+// Tools of the gateway are listed even if no server has tools.
 func TestOwnCapabilities(t *testing.T) {
 	p := legacyPeer("a")
 	p.capabilities = `{"logging":{}}`
 	configure := func(c *Config) {
-		c.Servers[0].Mask, c.Servers[0].MaskMCP = keeping{}, true
+		c.Servers[0].Mask, c.Servers[0].MaskMCP = originalsMask{}, true
 	}
 	u := newGateway(t, configure, p).legacy(t)
 	for _, name := range []string{`"tools":{`, `"resources":{`, `"logging":{}`} {

@@ -16,8 +16,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
 )
 
-// explain returns the explanations for a client, each after the name of its server.
-func explain(g *front, client string) (servers []string, all []Explanation) {
+// explain returns the explanations for a client, and the server of each.
+func explain(g *testGateway, client string) (servers []string, all []Explanation) {
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
 	for _, list := range g.NewOperator(r, "").Explain(client) {
 		for _, e := range list.Explained {
@@ -27,45 +27,45 @@ func explain(g *front, client string) (servers []string, all []Explanation) {
 	return servers, all
 }
 
-// explainedPeers are servers that have some of everything.
-func explainedPeers() []*peer {
-	var peers []*peer
-	for _, p := range []*peer{legacyPeer("a"), modernPeer("b")} {
-		p.has("tools/list", "tools",
+// explainedPeers are servers with items of all kinds.
+func explainedPeers() []*fakeServer {
+	var peers []*fakeServer
+	for _, p := range []*fakeServer{legacyPeer("a"), modernPeer("b")} {
+		p.hasList("tools/list", "tools",
 			`{"name":"read_x","inputSchema":{"type":"object"},"annotations":{"readOnlyHint":true}}`,
 			`{"name":"put_x","inputSchema":{"type":"object"},"annotations":{"destructiveHint":false,"idempotentHint":true}}`,
 			`{"name":"remove_x","inputSchema":{"type":"object"}}`)
-		p.has("prompts/list", "prompts", `{"name":"read_p"}`, `{"name":"put_p"}`)
-		p.has("resources/list", "resources", `{"uri":"file:///open/r","name":"r"}`, `{"uri":"file:///shut/r","name":"r"}`)
-		p.has("resources/templates/list", "resourceTemplates",
+		p.hasList("prompts/list", "prompts", `{"name":"read_p"}`, `{"name":"put_p"}`)
+		p.hasList("resources/list", "resources", `{"uri":"file:///open/r","name":"r"}`, `{"uri":"file:///shut/r","name":"r"}`)
+		p.hasList("resources/templates/list", "resourceTemplates",
 			`{"uriTemplate":"file:///open/{n}","name":"t"}`, `{"uriTemplate":"file:///shut/{n}","name":"t"}`)
-		p.does("prompts/get", func(w http.ResponseWriter, a *incoming) { a.reply(w, `{"messages":[]}`) })
-		p.does("resources/read", func(w http.ResponseWriter, a *incoming) { a.reply(w, `{"contents":[]}`) })
+		p.handle("prompts/get", func(w http.ResponseWriter, a *incoming) { a.reply(w, `{"messages":[]}`) })
+		p.handle("resources/read", func(w http.ResponseWriter, a *incoming) { a.reply(w, `{"contents":[]}`) })
 		peers = append(peers, p)
 	}
 	return peers
 }
 
-// What is explained to the operator is what the lists of the client have, and what its requests come to.
+// Explanations match the lists and calls of the client.
 func TestExplanationsAgreeWithListsAndCalls(t *testing.T) {
 	for name, configure := range map[string]func(*Config){
 		"no rules":            nil,
-		"nothing is allowed":  everybody("deny *"),
-		"tools by name":       everybody("allow a::read_*", "allow *::put_x", "deny *"),
-		"read only":           everybody("allow read_only", "deny *"),
-		"not destructive":     everybody("deny destructive", "allow *"),
-		"a server":            everybody("allow b::*", "deny *"),
-		"annotation of one":   everybody("deny open_world:a::*", "allow idempotent:b::*", "deny tool:b::*"),
-		"prompts":             everybody("allow prompt:*::read_*", "deny *"),
-		"resources":           everybody("deny resource:a::file:///shut", "allow resource:file:///shut", "deny resource:*"),
-		"confirm destructive": everybody("confirm destructive", "allow *"),
-		"confirm after deny":  everybody("deny a::remove_*", "confirm *::*", "deny *"),
+		"nothing is allowed":  rulesForAll("deny *"),
+		"tools by name":       rulesForAll("allow a::read_*", "allow *::put_x", "deny *"),
+		"read only":           rulesForAll("allow read_only", "deny *"),
+		"not destructive":     rulesForAll("deny destructive", "allow *"),
+		"a server":            rulesForAll("allow b::*", "deny *"),
+		"annotation of one":   rulesForAll("deny open_world:a::*", "allow idempotent:b::*", "deny tool:b::*"),
+		"prompts":             rulesForAll("allow prompt:*::read_*", "deny *"),
+		"resources":           rulesForAll("deny resource:a::file:///shut", "allow resource:file:///shut", "deny resource:*"),
+		"confirm destructive": rulesForAll("confirm destructive", "allow *"),
+		"confirm after deny":  rulesForAll("deny a::remove_*", "confirm *::*", "deny *"),
 		"expose": func(c *Config) {
-			everybody("deny a::put_x", "allow *")(c)
+			rulesForAll("deny a::put_x", "allow *")(c)
 			c.Servers[0].Expose = []string{"read_*", "put_*"}
 		},
 		"redaction": func(c *Config) {
-			everybody("allow read_only", "deny *")(c)
+			rulesForAll("allow read_only", "deny *")(c)
 			var err error
 			if c.Clients[0].Redactor, err = redact.New([]string{"secret"}, nil); err != nil {
 				t.Fatal(err)
@@ -76,7 +76,7 @@ func TestExplanationsAgreeWithListsAndCalls(t *testing.T) {
 			t.Run(fmt.Sprintf("%s %v", name, era), func(t *testing.T) {
 				g := newGateway(t, configure, explainedPeers()...)
 				u := g.user(t, era)
-				u.identity, u.can = "ann", "{}" // who cannot be asked to confirm
+				u.identity, u.capabilities = "ann", "{}" // cannot confirm
 				if era == mcp.Legacy {
 					u.connect()
 				}
@@ -92,11 +92,11 @@ func TestExplanationsAgreeWithListsAndCalls(t *testing.T) {
 	}
 }
 
-// checkExplanation compares an explanation with what the client sees and gets.
-func checkExplanation(t *testing.T, u *user, server string, e Explanation) {
+// checkExplanation compares an explanation with the client's lists and calls.
+func checkExplanation(t *testing.T, u *testClient, server string, e Explanation) {
 	t.Helper()
 	list := explainedKinds[slices.IndexFunc(explainedKinds, func(k explainedKind) bool { return k.name == e.Kind })].list
-	shown := u.g.shown(server, list, e.Name)
+	shown := u.g.shownName(server, list, e.Name)
 	what := fmt.Sprintf("%s %s of %s: %s by %q", e.Kind, e.Name, server, e.Decision.Action, e.Decision.Reason())
 	if want := e.Decision.Action != acl.Deny; (e.Shown == shown) != want || (e.Shown == "") == want {
 		t.Errorf("%s: shown as %q", what, e.Shown)
@@ -105,8 +105,8 @@ func checkExplanation(t *testing.T, u *user, server string, e Explanation) {
 	if got := strings.Contains(listed, string(jsonrpc.Quote(shown))); got != (e.Decision.Action == acl.Allow) {
 		t.Errorf("%s: listed %t: %s", what, got, listed)
 	}
-	var answer said
-	switch u.g.config.Observer.(*observed).takeDenials(); list {
+	var answer reply
+	switch u.g.config.Observer.(*recorder).takeDenials(); list {
 	case mcp.Tools:
 		answer = u.call(shown)
 	case mcp.Prompts:
@@ -114,12 +114,12 @@ func checkExplanation(t *testing.T, u *user, server string, e Explanation) {
 	case mcp.Resources:
 		answer = u.ask("resources/read", `{"uri":`+string(jsonrpc.Quote(shown))+`}`)
 	default:
-		return // which cannot be asked for
+		return // cannot be requested
 	}
-	denials := u.g.config.Observer.(*observed).takeDenials()
+	denials := u.g.config.Observer.(*recorder).takeDenials()
 	symbol := map[acl.Action]string{acl.Deny: "acl_denied", acl.Confirm: "confirmation_required"}[e.Decision.Action]
 	switch {
-	case e.Decision.Reason() == "not in expose of the server":
+	case e.Decision.Reason() == "not in the server's expose list":
 		if answer.code() != jsonrpc.CodeInvalidParams {
 			t.Errorf("%s: got %s", what, answer.body)
 		}
@@ -129,24 +129,24 @@ func checkExplanation(t *testing.T, u *user, server string, e Explanation) {
 		t.Errorf("%s: denied %+v", what, denials)
 	}
 	if rule := e.Decision.Reason(); symbol != "" && strings.Contains(answer.body, rule) {
-		t.Errorf("%s: the client is told of the rule: %s", what, answer.body)
+		t.Errorf("%s: the answer names the rule: %s", what, answer.body)
 	}
 }
 
-// Some things are not there for a client whatever its rules say.
+// Some items are hidden from a client whatever its rules.
 func TestExplainedReasons(t *testing.T) {
 	tool := func(name, description string) string {
 		return `{"name":"` + name + `","description":"` + description + `","inputSchema":{"type":"object"}}`
 	}
-	p := modernPeer("a").has("tools/list", "tools", tool("x", "first"), tool("denied", "first"))
+	p := modernPeer("a").hasList("tools/list", "tools", tool("x", "first"), tool("denied", "first"))
 	g := newGateway(t, func(c *Config) {
-		everybody("deny a::denied")(c)
+		rulesForAll("deny a::denied")(c)
 		c.PinTools = true
 		c.Servers[0].Expose = []string{"x", "denied", "twice", "bad", "hid*"}
 	}, p)
 	u := g.modern(t)
 	u.ask("tools/list", "{}")
-	p.has("tools/list", "tools", tool("x", "second"), tool("denied", "second"), tool("twice", ""), tool("twice", ""),
+	p.hasList("tools/list", "tools", tool("x", "second"), tool("denied", "second"), tool("twice", ""), tool("twice", ""),
 		invalidTool, tool(`hid\u200bden`, ""), tool("unexposed", ""))
 	want := []string{
 		"x: deny: its definition has changed (pin_tools)",
@@ -155,7 +155,7 @@ func TestExplainedReasons(t *testing.T) {
 		"twice: deny: the server lists it more than once",
 		"bad: deny: its definition is invalid: x-mcp-header of a: ",
 		"hid\u200bden: deny: its name has hidden characters",
-		"unexposed: deny: not in expose of the server",
+		"unexposed: deny: not in the server's expose list",
 	}
 	_, all := explain(g, access.Anonymous)
 	var got []string
@@ -173,7 +173,8 @@ func TestExplainedReasons(t *testing.T) {
 	}
 }
 
-// The operator asks also the servers that the client never would, and leaves nothing behind for the client.
+// The operator also connects to servers that the client may not use, and leaves no state for the
+// client.
 func TestExplainAsksAsTheOperator(t *testing.T) {
 	down := newPeer("down")
 	down.down.Store(true)
@@ -205,52 +206,54 @@ func TestExplainAsksAsTheOperator(t *testing.T) {
 	if n := len(a.alive); n > 0 {
 		t.Errorf("%d sessions are left", n)
 	}
-	who := g.rules.Caller("")
-	if _, told := g.shared.ToolNotes(g.servers["a"], &who, http.Header{}).Annotations("x"); told {
-		t.Error("it is taken for what the server told the client")
+	caller := g.rules.Caller("")
+	if _, notified := g.shared.ToolNotes(g.servers["a"], &caller, http.Header{}).Annotations("x"); notified {
+		t.Error("the annotations count as listed for the client")
 	}
 	g.Usage.Tallies(func(label string, _ *inbound.Tally) { t.Errorf("%s is counted", label) })
 }
 
-// What is denied is in no list, but takes memory while it is explained.
+// Denied items are in no list, but take memory while they are explained.
 func TestExplanationHasALimit(t *testing.T) {
 	page := 0
-	p := legacyPeer("a").does("resources/list", func(w http.ResponseWriter, a *incoming) {
+	p := legacyPeer("a").handle("resources/list", func(w http.ResponseWriter, a *incoming) {
 		page++
-		a.reply(w, fmt.Sprintf(`{"resources":[{"uri":"file:///%s","name":"r"}],"nextCursor":"%d"}`, strings.Repeat("x", 1<<20), page))
+		a.reply(w, fmt.Sprintf(`{"resources":[{"uri":"file:///%s","name":"r"}],"nextCursor":"%d"}`,
+			strings.Repeat("x", 1<<20), page))
 	})
-	g := newGateway(t, everybody("deny *"), p)
+	g := newGateway(t, rulesForAll("deny *"), p)
 	lists := g.NewOperator(httptest.NewRequest(http.MethodGet, "/", nil), "").Explain(access.Anonymous)
 	if failure := lists[0].Failure; failure == nil || failure.Cause != jsonrpc.CauseTooLarge || page != maxListing>>20 {
 		t.Errorf("got %+v after %d pages", failure, page)
 	}
 }
 
-// A tool is described by its server alone, in one session, however the client sees it.
+// Describe uses the tool's server only, in one session, whatever the client sees.
 func TestDescribe(t *testing.T) {
 	tool := func(name, description string) string {
 		return `{"name":"` + name + `","description":"` + description + `","inputSchema":{"type":"object"}}`
 	}
 	long := strings.Repeat("n", 100)
-	for _, era := range []func(string) *peer{legacyPeer, modernPeer} {
-		a, b := era("a").has("tools/list", "tools", tool("x", "first")), era("b").hasTools("y")
+	for _, era := range []func(string) *fakeServer{legacyPeer, modernPeer} {
+		a, b := era("a").hasList("tools/list", "tools", tool("x", "first")), era("b").hasTools("y")
 		g := newGateway(t, func(c *Config) {
 			c.PinTools, c.Naming.Longest = true, 64
 			c.Clients = []*access.Client{{Name: "ann", Policy: rulesOf("deny *::n*")}, {Name: access.Anonymous}}
 		}, a, b)
-		g.modern(t).ask("tools/list", "{}") // by which x is pinned
+		g.modern(t).ask("tools/list", "{}") // pins x
 		asked, alive := b.count("tools/list"), len(a.alive)
-		a.has("tools/list", "tools", tool("x", "second"), tool(long, ""), tool("free", ""))
+		a.hasList("tools/list", "tools", tool("x", "second"), tool(long, ""), tool("free", ""))
 		describe := func(name, client string) Description {
 			return g.NewOperator(httptest.NewRequest(http.MethodGet, "/", nil), "").Describe(name, client)
 		}
 		for _, tt := range []struct{ name, client, want string }{
 			{"a::free", "", "a::free"},
 			{"a::free", "ann", "a::free: free shown as a::free by default allow"},
-			{g.shown("a", mcp.Tools, long), "ann", g.shown("a", mcp.Tools, long) + ": " + long + " shown as  by deny *::n*"},
-			{"a::" + long, "", "[a::free " + g.shown("a", mcp.Tools, long) + "]"},
+			{g.shownName("a", mcp.Tools, long), "ann",
+				g.shownName("a", mcp.Tools, long) + ": " + long + " shown as  by deny *::n*"},
+			{"a::" + long, "", "[a::free " + g.shownName("a", mcp.Tools, long) + "]"},
 			{"a::x", "ann", "its definition has changed (pin_tools)"},
-			{"a::none", "ann", "[a::free " + g.shown("a", mcp.Tools, long) + "]"},
+			{"a::none", "ann", "[a::free " + g.shownName("a", mcp.Tools, long) + "]"},
 			{"none", "ann", "[]"},
 		} {
 			d := describe(tt.name, tt.client)
@@ -260,8 +263,8 @@ func TestDescribe(t *testing.T) {
 				got = fmt.Sprintf("%s: %s shown as %s by %s", d.Tool.Name, e.Name, e.Shown, e.Decision.Reason())
 			case d.Tool != nil:
 				got = d.Tool.Name
-			case d.Why != "":
-				got = d.Why
+			case d.HiddenReason != "":
+				got = d.HiddenReason
 			}
 			if got != tt.want || d.Failure != nil {
 				t.Errorf("%s for %q: got %s, %+v", tt.name, tt.client, got, d)

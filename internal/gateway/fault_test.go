@@ -12,11 +12,11 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// Whatever a client does wrong is not a fault of the server.
+// Mistakes of clients are not failures of the server.
 func TestWhatARequestSaysOfTheServer(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
 	answer := func(status int, contentType, body string) {
-		p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+		p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 			w.Header().Set("Content-Type", contentType)
 			w.WriteHeader(status)
 			_, _ = io.WriteString(w, strings.ReplaceAll(body, "ID", a.id()))
@@ -32,8 +32,10 @@ func TestWhatARequestSaysOfTheServer(t *testing.T) {
 		certainty               upstream.Certainty
 	}{
 		{"a result", "application/json", `{"jsonrpc":"2.0","id":ID,"result":{"content":[]}}`, 200, true, "", 0},
-		{"an error", "application/json", `{"jsonrpc":"2.0","id":ID,"error":{"code":-32602,"message":"no"}}`, 200, true, "", 0},
-		{"an error with a status", "application/json", `{"jsonrpc":"2.0","id":ID,"error":{"code":-32602,"message":"no"}}`, 400, true, "", 0},
+		{"an error", "application/json", `{"jsonrpc":"2.0","id":ID,"error":{"code":-32602,"message":"no"}}`, 200, true, "",
+			0},
+		{"an error with a status", "application/json", `{"jsonrpc":"2.0","id":ID,"error":{"code":-32602,"message":"no"}}`,
+			400, true, "", 0},
 		{"params that it does not take", "text/plain", "bad", 400, false, "", 0},
 		{"too many requests", "text/plain", "later", 429, false, "", 0},
 		{"credentials that it does not take", "text/plain", "no", 401, false, "HTTP 401 text/plain", upstream.Weak},
@@ -42,12 +44,12 @@ func TestWhatARequestSaysOfTheServer(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			answer(tt.status, tt.contentType, tt.body)
-			seen := g.config.Observer.(*observed)
+			seen := g.config.Observer.(*recorder)
 			seen.takeRecords()
 			u.call("a::x")
 			var got upstream.Record
 			for _, r := range seen.takeRecords() {
-				if r.Called == "tools/call" && r.Server == "a" {
+				if r.ClientMethod == "tools/call" && r.Server == "a" {
 					got = r
 				}
 			}
@@ -56,17 +58,18 @@ func TestWhatARequestSaysOfTheServer(t *testing.T) {
 				fault = new(upstream.Fault)
 			}
 			if got.Answered != tt.answered || fault.Reason != tt.reason || fault.Certainty != tt.certainty {
-				t.Errorf("answered %t, %q, %d: want %t, %q, %d", got.Answered, fault.Reason, fault.Certainty, tt.answered, tt.reason, tt.certainty)
+				t.Errorf("answered %t, %q, %d: want %t, %q, %d", got.Answered, fault.Reason, fault.Certainty, tt.answered,
+					tt.reason, tt.certainty)
 			}
 		})
 	}
 }
 
-// A client learns which of its servers are missing, and no other names.
+// A client gets the names of its missing servers, and no others.
 func TestMissingServersAreNamed(t *testing.T) {
 	broken := legacyPeer("broken")
-	broken.does("initialize", func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusUnauthorized) })
-	broken.does("server/discover", func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusUnauthorized) })
+	broken.handle("initialize", func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusUnauthorized) })
+	broken.handle("server/discover", func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusUnauthorized) })
 	for _, tt := range []struct {
 		name      string
 		configure func(*Config)
@@ -90,30 +93,34 @@ func TestMissingServersAreNamed(t *testing.T) {
 				tt.configure(c)
 			}
 			g := newGateway(t, configure, legacyPeer("ok").hasTools("x"), broken)
-			said := g.user(t, 0).ask("initialize", `{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"c","version":"1"}}`)
-			if got := strings.Contains(said.body, "broken"); got != (tt.want != "") || !strings.Contains(said.body, tt.want) {
-				t.Errorf("got %s", said.body)
+			answer := g.user(t, 0).ask("initialize", `{"protocolVersion":"2025-11-25","capabilities":{},`+
+				`"clientInfo":{"name":"c","version":"1"}}`)
+			if got := strings.Contains(answer.body, "broken"); got != (tt.want != "") ||
+				!strings.Contains(answer.body, tt.want) {
+				t.Errorf("got %s", answer.body)
 			}
 		})
 	}
 }
 
-// In an outage each call of the server is told why.
+// During an outage each call gets the reason.
 func TestCallsInAnOutage(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // so that it is not tried again meanwhile
+	synctest.Test(t, func(t *testing.T) { // so that no retry happens in between
 		p := legacyPeer("a")
-		p.does("initialize", func(w http.ResponseWriter, _ *incoming) { panic(http.ErrAbortHandler) })
-		p.does("server/discover", func(w http.ResponseWriter, _ *incoming) { panic(http.ErrAbortHandler) })
+		p.handle("initialize", func(w http.ResponseWriter, _ *incoming) { panic(http.ErrAbortHandler) })
+		p.handle("server/discover", func(w http.ResponseWriter, _ *incoming) { panic(http.ErrAbortHandler) })
 		g := newGateway(t, nil, p, legacyPeer("b"))
 		u := g.legacy(t)
-		said := u.call("a::whatever")
-		if said.symbol() != "connect_error" || !strings.Contains(said.body, `"MCP server a is unavailable: connection lost; it is tried again"`) {
-			t.Errorf("got %s", said.body)
+		answer := u.call("a::whatever")
+		if answer.symbol() != "connect_error" || !strings.Contains(answer.body,
+			`"MCP server a is unavailable: connection lost; the gateway keeps trying"`) {
+			t.Errorf("got %s", answer.body)
 		}
-		faults := g.config.Observer.(*observed)
+		faults := g.config.Observer.(*recorder)
 		faults.mu.Lock()
 		defer faults.mu.Unlock()
-		if len(faults.faults) == 0 || faults.faults[0].Server != "a" || faults.faults[0].Tried != "initialize" || faults.faults[0].Retry <= 0 {
+		if len(faults.faults) == 0 || faults.faults[0].Server != "a" || faults.faults[0].Tried != "initialize" ||
+			faults.faults[0].Retry <= 0 {
 			t.Errorf("reported %+v", faults.faults)
 		}
 	})

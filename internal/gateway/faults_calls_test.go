@@ -15,17 +15,16 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// In time that is not real: two gateways that nobody has named know the same clients.
-// The sessions of those that are forgotten are ended where they are, and no credentials
-// reach a server of the other gateway that happens to have the same name.
+// Fake time: two gateways without a name share clients. Sessions of forgotten clients are ended at
+// the right gateway, and no credentials reach a server of the other gateway with the same name.
 func TestForgottenClientsOfSeveralGateways(t *testing.T) {
 	for _, last := range []bool{false, true} {
 		t.Run(fmt.Sprint("comes last ", last), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				own, foreign := legacyPeer("fs"), legacyPeer("fs")
 				state, retained, generation := NewState(nil), NewRetained(nil, false), new(int)
-				of := func(p *peer, id string) *Gateway {
-					return New(configOf(func(c *Config) { c.Generation, c.Servers[0].ID = generation, id }, p), state, retained)
+				of := func(p *fakeServer, id string) *Gateway {
+					return New(testConfig(func(c *Config) { c.Generation, c.Servers[0].ID = generation, id }, p), state, retained)
 				}
 				var one, two *Gateway
 				if last {
@@ -33,9 +32,9 @@ func TestForgottenClientsOfSeveralGateways(t *testing.T) {
 				} else {
 					one, two = of(own, "1"), of(foreign, "2")
 				}
-				g := &front{Gateway: one, t: t, url: "http://gateway.invalid/mcp"}
+				g := &testGateway{Gateway: one, t: t, url: "http://gateway.invalid/mcp"}
 				g.serving.Store(one)
-				g.transport = memory{g}
+				g.transport = handlerTransport{g}
 				defer g.close()
 				defer two.Close()
 				const clients = 3
@@ -50,10 +49,10 @@ func TestForgottenClientsOfSeveralGateways(t *testing.T) {
 					t.Errorf("a server of another gateway got %s with %s", all[0].method(), all[0].Header.Get("Authorization"))
 				}
 				keys := map[string]string{}
-				for _, call := range own.heard("tools/call") {
+				for _, call := range own.requests("tools/call") {
 					keys[call.session] = call.Header.Get("Authorization")
 				}
-				ended := own.heard("DELETE")
+				ended := own.requests("DELETE")
 				if len(ended) != clients {
 					t.Errorf("%d of %d sessions were ended", len(ended), clients)
 				}
@@ -67,13 +66,13 @@ func TestForgottenClientsOfSeveralGateways(t *testing.T) {
 	}
 }
 
-// In time that is not real: those who came together are forgotten together. Their
-// sessions are ended a few at a time.
+// Fake time: clients that came together are forgotten together. Their sessions are ended a few at a
+// time.
 func TestManyClientsAreForgottenAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
-		ends := &slowEnds{toPeer: toPeer{p}}
-		g := newMemory(t, func(c *Config) { c.Servers[0].Routes = ends }, p)
+		ends := &slowEndRoutes{fakeRoutes: fakeRoutes{p}}
+		g := newInMemory(t, func(c *Config) { c.Servers[0].Routes = ends }, p)
 		defer g.close()
 		const clients = 100
 		for i := range clients {
@@ -92,13 +91,13 @@ func TestManyClientsAreForgottenAtOnce(t *testing.T) {
 	})
 }
 
-// slowEnds is the way to a server that takes a while to end a session.
-type slowEnds struct {
-	toPeer
+// slowEndRoutes take a while to end a session.
+type slowEndRoutes struct {
+	fakeRoutes
 	open, most atomic.Int32
 }
 
-func (s *slowEnds) Serve(w http.ResponseWriter, r *http.Request, account string) error {
+func (s *slowEndRoutes) Serve(w http.ResponseWriter, r *http.Request, account string) error {
 	if r.Method == http.MethodDelete {
 		n := s.open.Add(1)
 		defer s.open.Add(-1)
@@ -106,31 +105,34 @@ func (s *slowEnds) Serve(w http.ResponseWriter, r *http.Request, account string)
 		}
 		time.Sleep(time.Second)
 	}
-	return s.toPeer.Serve(w, r, account)
+	return s.fakeRoutes.Serve(w, r, account)
 }
 
-// What proxies and tracing add differs from request to request, and makes nobody another
-// client: it goes on with its calls. Other credentials do.
+// Headers of proxies and tracing differ between requests and do not make another client: held calls
+// continue. Other credentials do.
 func TestHeadersThatDifferFromRequestToRequest(t *testing.T) {
 	same := map[string]bool{}
 	for _, name := range []string{
-		"Cf-Ray", "Cf-Connecting-Ip", "Cdn-Loop", "X-B3-Traceid", "B3", "Sentry-Trace", "X-Datadog-Trace-Id", "X-Cloud-Trace-Context",
-		"X-Correlation-Id", "Request-Id", "X-Amz-Cf-Id", "Uber-Trace-Id", "X-Stainless-Retry-Count", "Idempotency-Key", "True-Client-Ip", "Baggage", "User-Agent",
+		"Cf-Ray", "Cf-Connecting-Ip", "Cdn-Loop", "X-B3-Traceid", "B3", "Sentry-Trace", "X-Datadog-Trace-Id",
+		"X-Cloud-Trace-Context",
+		"X-Correlation-Id", "Request-Id", "X-Amz-Cf-Id", "Uber-Trace-Id", "X-Stainless-Retry-Count", "Idempotency-Key",
+		"True-Client-Ip", "Baggage", "User-Agent",
 	} {
 		same[name] = true
 	}
-	for _, name := range []string{"Authorization", "Cookie", "X-Api-Key", "X-Auth-Token", "X-Tenant-Id", "X-User-Id", "X-Session", "X-Client-Secret"} {
+	for _, name := range []string{"Authorization", "Cookie", "X-Api-Key", "X-Auth-Token", "X-Tenant-Id", "X-User-Id",
+		"X-Session", "X-Client-Secret"} {
 		same[name] = false
 	}
-	p := legacyPeer("a").does("tools/call", asking(1))
-	g := newMemory(t, nil, p)
+	p := legacyPeer("a").handle("tools/call", askingTool(1))
+	g := newInMemory(t, nil, p)
 	defer g.close()
 	for name, goesOn := range same {
 		u := g.modern(t)
 		u.info = fmt.Sprintf(`{"name":%q,"version":"1"}`, name)
 		before := p.count("initialize")
 		u.header.Set(name, "1")
-		in, key := wanted(t, u.call("a::x"))
+		in, key := readInput(t, u.call("a::x"))
 		u.header.Set(name, "2")
 		s := u.retry("a::x", in, key, `{"action":"mine"}`)
 		if strings.Contains(s.answer, `"mine"`) != goesOn {
@@ -142,8 +144,8 @@ func TestHeadersThatDifferFromRequestToRequest(t *testing.T) {
 	}
 }
 
-// In time that is not real: a server that does not like notifications/initialized is not
-// told again with every request, and holds up nobody.
+// Fake time: if a server refuses notifications/initialized, it is not sent with every request, and
+// delays no request.
 func TestServersThatDoNotWantToBeTold(t *testing.T) {
 	refusing := func(status int) script {
 		return func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(status) }
@@ -165,8 +167,8 @@ func TestServersThatDoNotWantToBeTold(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := legacyPeer("a").does("notifications/initialized", test.answer)
-				g := newMemory(t, nil, p)
+				p := legacyPeer("a").handle("notifications/initialized", test.answer)
+				g := newInMemory(t, nil, p)
 				defer g.close()
 				u := g.legacy(t)
 				var calls sync.WaitGroup
@@ -179,37 +181,36 @@ func TestServersThatDoNotWantToBeTold(t *testing.T) {
 				}
 				calls.Wait()
 				if n := p.count("notifications/initialized"); n != test.times {
-					t.Errorf("it was told %d times, want %d", n, test.times)
+					t.Errorf("the server was notified %d times, want %d", n, test.times)
 				}
 			})
 		})
 	}
 }
 
-// Of a request by which a session is ended long after nothing is kept but its headers.
+// The request kept to end a session later has headers only.
 func TestRequestsThatAreKeptHaveNoBody(t *testing.T) {
 	p := legacyPeer("a")
-	g := newMemory(t, nil, p)
+	g := newInMemory(t, nil, p)
 	defer g.close()
 	u := g.modern(t)
 	u.header.Set("Authorization", "Bearer mine")
 	u.call("a::x")
 	for _, l := range g.known()[0].allLinks() {
-		if l.ender == nil || l.ender.Header.Get("Authorization") != "Bearer mine" {
-			t.Fatalf("kept %v", l.ender)
+		if l.endRequest == nil || l.endRequest.Header.Get("Authorization") != "Bearer mine" {
+			t.Fatalf("kept %v", l.endRequest)
 		}
-		if l.ender.Body != http.NoBody || l.ender.GetBody != nil {
+		if l.endRequest.Body != http.NoBody || l.endRequest.GetBody != nil {
 			t.Error("a body is kept")
 		}
 	}
 }
 
-// In time that is not real: a call that has its answer is over, also if its server never
-// ends the stream.
+// Fake time: an answered call ends, even if the server never ends the stream.
 func TestAnsweredCallsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var ended atomic.Bool
-		p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+		p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 			a.finish(w, `{"done":true}`)
 			for range 1_000 {
 				if a.Context().Err() != nil {
@@ -220,7 +221,7 @@ func TestAnsweredCallsEnd(t *testing.T) {
 				time.Sleep(time.Second)
 			}
 		})
-		g := newMemory(t, nil, p)
+		g := newInMemory(t, nil, p)
 		defer g.close()
 		if s := g.modern(t).call("a::x"); !strings.Contains(s.answer, `"done":true`) {
 			t.Errorf("got %s", s.body)
@@ -235,12 +236,11 @@ func TestAnsweredCallsEnd(t *testing.T) {
 	})
 }
 
-// Servers that ping take anything but an answer for a client that is dead. Where nobody
-// else answers, we do.
+// Servers that ping treat an error as a dead client. Without a client, the gateway answers.
 func TestServersMayPing(t *testing.T) {
-	ping := func(p *peer, method, result string) <-chan string {
+	ping := func(p *fakeServer, method, result string) <-chan string {
 		answer := make(chan string, 1)
-		p.does(method, func(w http.ResponseWriter, a *incoming) {
+		p.handle(method, func(w http.ResponseWriter, a *incoming) {
 			answer <- a.ask(w, `"p"`, "ping", `{}`)
 			if result == "" {
 				<-a.Context().Done()
@@ -250,25 +250,28 @@ func TestServersMayPing(t *testing.T) {
 		})
 		return answer
 	}
-	listen := func(u *user) {
-		u.begin(mcp.MethodListen, `{"notifications":{"toolsListChanged":true}}`)
+	listen := func(u *testClient) {
+		u.startRequest(mcp.MethodListen, `{"notifications":{"toolsListChanged":true}}`)
 	}
 	for _, test := range []struct {
 		name           string
 		era            mcp.Era
 		method, result string
-		visit          func(u *user)
+		visit          func(u *testClient)
 	}{
-		{"in a call of a client of the modern era", mcp.Modern, "tools/call", `{"content":[]}`, func(u *user) { u.call("a::x") }},
+		{"in a call of a client of the modern era", mcp.Modern, "tools/call", `{"content":[]}`,
+			func(u *testClient) { u.call("a::x") }},
 		{"on the stream of a client of the modern era", mcp.Modern, "GET", "", listen},
-		{"with a list, to a client of the modern era", mcp.Modern, "tools/list", `{"tools":[]}`, func(u *user) { u.ask("tools/list", "") }},
-		{"with a list, to a client of the legacy era that does not listen", mcp.Legacy, "tools/list", `{"tools":[]}`, func(u *user) { u.ask("tools/list", "") }},
+		{"with a list, to a client of the modern era", mcp.Modern, "tools/list", `{"tools":[]}`,
+			func(u *testClient) { u.ask("tools/list", "") }},
+		{"with a list, to a client of the legacy era that does not listen", mcp.Legacy, "tools/list", `{"tools":[]}`,
+			func(u *testClient) { u.ask("tools/list", "") }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := legacyPeer("a")
 			answer := ping(p, test.method, test.result)
 			u := newGateway(t, nil, p).user(t, test.era)
-			u.can = `{}`
+			u.capabilities = `{}`
 			if test.era == mcp.Legacy {
 				u.connect()
 			}
@@ -281,21 +284,21 @@ func TestServersMayPing(t *testing.T) {
 	}
 }
 
-// Two processes serve one session of a server, and both have requests of their own in it.
+// Two processes use one session of a server, and both send their own requests in it.
 func TestIDsOfReplicas(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
-	one, two := newMemory(t, nil, p), newMemory(t, nil, p)
+	one, two := newInMemory(t, nil, p), newInMemory(t, nil, p)
 	defer one.close()
 	defer two.close()
 	u := one.legacy(t)
-	for _, u := range []*user{u, u.at(two), u.at(two), u} {
+	for _, u := range []*testClient{u, u.atGateway(two), u.atGateway(two), u} {
 		for _, method := range []string{"tools/list", "prompts/list", "resources/list"} {
 			u.ask(method, "")
 		}
 	}
 	seen := map[string]bool{}
 	for _, method := range []string{"initialize", "tools/list", "prompts/list", "resources/list"} {
-		for _, a := range p.heard(method) {
+		for _, a := range p.requests(method) {
 			if seen[a.id()] {
 				t.Errorf("%s has the id %s of another request", method, a.id())
 			}
@@ -307,21 +310,22 @@ func TestIDsOfReplicas(t *testing.T) {
 	}
 }
 
-// A client that gives up while it waits for a server leaves no session at the others.
+// A client that gives up while it waits for one server leaves no sessions at the others.
 func TestClientsThatGiveUpDuringInitialize(t *testing.T) {
-	quick, slow := legacyPeer("a"), legacyPeer("b").does("initialize", func(_ http.ResponseWriter, a *incoming) { <-a.Context().Done() })
+	quick, slow := legacyPeer("a"), legacyPeer("b").
+		handle("initialize", func(_ http.ResponseWriter, a *incoming) { <-a.Context().Done() })
 	met := make(chan struct{})
-	g := newMemory(t, func(c *Config) { c.Servers[0].Routes = meeting{toPeer{quick}, met} }, quick, slow)
+	g := newInMemory(t, func(c *Config) { c.Servers[0].Routes = signalingRoutes{fakeRoutes{quick}, met} }, quick, slow)
 	defer g.close()
 	u := g.user(t, mcp.Legacy)
 	const tries = 3
 	for i := range tries {
-		// Each is another client to the servers, which does not know them yet.
+		// Each is another audience, for which the servers are unknown.
 		params := fmt.Sprintf(`{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"version":"%d"}}`, i)
-		talk := u.start(http.MethodPost, u.request("1", "initialize", params))
+		live := u.start(http.MethodPost, u.request("1", "initialize", params))
 		<-met
-		slow.await(t, "initialize", i+1)
-		talk.hangUp()
+		slow.waitFor(t, "initialize", i+1)
+		live.disconnect()
 	}
 	await.Until(t, "no session is left", func() bool {
 		quick.mu.Lock()
@@ -330,44 +334,45 @@ func TestClientsThatGiveUpDuringInitialize(t *testing.T) {
 	})
 }
 
-// meeting is the way to a server of which one hears when it has been met.
-type meeting struct {
-	toPeer
+// signalingRoutes signal when the handshake is done.
+type signalingRoutes struct {
+	fakeRoutes
 	met chan<- struct{}
 }
 
-func (m meeting) Serve(w http.ResponseWriter, r *http.Request, account string) error {
+func (m signalingRoutes) Serve(w http.ResponseWriter, r *http.Request, account string) error {
 	met := isPosted(r, func(m *jsonrpc.Message) bool { return m.Is(jsonrpc.Method, "initialize") })
-	err := m.toPeer.Serve(w, r, account)
+	err := m.fakeRoutes.Serve(w, r, account)
 	if met {
 		m.met <- struct{}{}
 	}
 	return err
 }
 
-// A server that does not take the answer to its question is told that the call is over.
+// If a server refuses the response to its request, the call is canceled.
 func TestServersThatDoNotTakeAnAnswer(t *testing.T) {
-	p := legacyPeer("a").does("tools/call", asking(1))
-	p.forgotten = func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusServiceUnavailable) }
-	g := newMemory(t, nil, p)
+	p := legacyPeer("a").handle("tools/call", askingTool(1))
+	p.onUnknownSession = func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusServiceUnavailable) }
+	g := newInMemory(t, nil, p)
 	defer g.close()
 	u := g.modern(t)
-	in, key := wanted(t, u.call("a::x"))
+	in, key := readInput(t, u.call("a::x"))
 	p.forget()
 	if s := u.retry("a::x", in, key, `{}`); s.code() == 0 {
 		t.Errorf("got %s", s.body)
 	}
-	call := p.await(t, "tools/call", 1)
-	if cancellation := p.await(t, "notifications/cancelled", 1); !strings.Contains(cancellation.body, `"requestId":`+call.id()) {
+	call := p.waitFor(t, "tools/call", 1)
+	if cancellation := p.waitFor(t, "notifications/cancelled", 1); !strings.Contains(cancellation.body,
+		`"requestId":`+call.id()) {
 		t.Errorf("got %s", cancellation.body)
 	}
 }
 
-// In time that is not real: calls work although the list of tools never comes.
+// Fake time: calls work although the tool list never arrives.
 func TestCallsDoNotWaitForLists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := legacyPeer("a").does("tools/list", func(_ http.ResponseWriter, a *incoming) { <-a.Context().Done() })
-		g := newMemory(t, nil, p)
+		p := legacyPeer("a").handle("tools/list", func(_ http.ResponseWriter, a *incoming) { <-a.Context().Done() })
+		g := newInMemory(t, nil, p)
 		defer g.close()
 		u := g.modern(t)
 		for range 3 {
@@ -381,7 +386,7 @@ func TestCallsDoNotWaitForLists(t *testing.T) {
 	})
 }
 
-// A request has one answer, however large the second one is.
+// A request gets one answer, however large the second one is.
 func TestSecondAnswersThatAreLarge(t *testing.T) {
 	large := `{"content":"` + strings.Repeat("x", 2<<20) + `"}`
 	for name, first := range map[string]string{
@@ -389,7 +394,7 @@ func TestSecondAnswersThatAreLarge(t *testing.T) {
 		"in a stream":      `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"x"}}`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+			p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 				if first != "" {
 					a.send(w, first)
 				}
@@ -404,7 +409,7 @@ func TestSecondAnswersThatAreLarge(t *testing.T) {
 	}
 }
 
-// In time that is not real: calls whose server is gone leave their places to others.
+// Fake time: calls whose server is gone return their quota.
 func TestPlacesOfCallsThatAreOver(t *testing.T) {
 	for name, end := range map[string]script{
 		"it breaks off": func(http.ResponseWriter, *incoming) { panic(http.ErrAbortHandler) },
@@ -412,18 +417,18 @@ func TestPlacesOfCallsThatAreOver(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+				p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 					a.send(w, `{"jsonrpc":"2.0","id":1,"method":"elicitation/create","params":{}}`)
 					time.Sleep(time.Second)
 					end(w, a)
 				})
-				g := newMemory(t, nil, p)
+				g := newInMemory(t, nil, p)
 				defer g.close()
 				u := g.modern(t)
-				var in inputs
+				var in inputResult
 				var key string
-				for range maxHeldOfOne {
-					in, key = wanted(t, u.call("a::x"))
+				for range maxOwnerHeldCalls {
+					in, key = readInput(t, u.call("a::x"))
 				}
 				time.Sleep(time.Minute)
 				synctest.Wait()
@@ -436,7 +441,7 @@ func TestPlacesOfCallsThatAreOver(t *testing.T) {
 				if s := u.retry("a::x", in, key, `{}`); s.code() == 0 {
 					t.Errorf("got %s", s.body)
 				}
-				wanted(t, u.call("a::x"))
+				readInput(t, u.call("a::x"))
 			})
 		})
 	}

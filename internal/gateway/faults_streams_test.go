@@ -17,21 +17,21 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// acknowledged is what a stream of the modern era begins with.
+// acknowledged is the first message of a modern stream.
 const acknowledged = "notifications/subscriptions/acknowledged"
 
-// Whoever looks for the streams of a client finds none that is not complete yet: who
-// subscribes would listen to servers of nobody, and the whole process would die of it.
+// A stream is complete before other goroutines can find it. A subscription that found an incomplete
+// one would panic.
 func TestStreamsAreCompleteBeforeTheyAreFound(t *testing.T) {
 	p := modernPeer("a")
-	p.tells()
-	g := newMemory(t, nil, p)
+	p.acceptListen()
+	g := newInMemory(t, nil, p)
 	defer g.close()
 	u := g.legacy(t)
 	c := g.known()[0]
 	ctx, cancel := context.WithCancel(t.Context())
 	var listening, others sync.WaitGroup
-	others.Go(func() { // keeps the State busy, so that whoever needs it has to wait
+	others.Go(func() { // keeps the State locked most of the time
 		for ctx.Err() == nil {
 			g.mu.Lock()
 			runtime.Gosched()
@@ -40,7 +40,7 @@ func TestStreamsAreCompleteBeforeTheyAreFound(t *testing.T) {
 	})
 	others.Go(func() {
 		for ctx.Err() == nil {
-			for _, s := range c.listening() {
+			for _, s := range c.openStreams() {
 				if s.g.Load() == nil {
 					t.Error("a stream without servers")
 					return
@@ -64,7 +64,7 @@ func TestStreamsAreCompleteBeforeTheyAreFound(t *testing.T) {
 			for range 100 {
 				stream := u.start(http.MethodGet, "")
 				<-stream.begun
-				stream.hangUp()
+				stream.disconnect()
 			}
 		})
 	}
@@ -73,28 +73,28 @@ func TestStreamsAreCompleteBeforeTheyAreFound(t *testing.T) {
 	others.Wait()
 }
 
-// A witness is a response of which all is known that is done with it.
-type witness struct {
+// A recordedWriter is a response writer that records how it is used.
+type recordedWriter struct {
 	mu       sync.Mutex
 	header   http.Header
 	deadline time.Time
-	touched  int    // how often
-	written  string // so far
+	touched  int    // number of uses
+	written  string // written so far
 	late     bool   // something was written without a deadline
 }
 
-func (w *witness) Header() http.Header { return w.header }
+func (w *recordedWriter) Header() http.Header { return w.header }
 
-func (w *witness) WriteHeader(int) { w.touch(func() {}) }
+func (w *recordedWriter) WriteHeader(int) { w.touch(func() {}) }
 
-func (w *witness) FlushError() error { w.touch(func() {}); return nil }
+func (w *recordedWriter) FlushError() error { w.touch(func() {}); return nil }
 
-func (w *witness) SetWriteDeadline(at time.Time) error {
+func (w *recordedWriter) SetWriteDeadline(at time.Time) error {
 	w.touch(func() { w.deadline = at })
 	return nil
 }
 
-func (w *witness) Write(p []byte) (int, error) {
+func (w *recordedWriter) Write(p []byte) (int, error) {
 	w.touch(func() {
 		w.written += string(p)
 		w.late = w.late || w.deadline.IsZero()
@@ -102,38 +102,38 @@ func (w *witness) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (w *witness) touch(f func()) {
+func (w *recordedWriter) touch(f func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.touched++
 	f()
 }
 
-// look returns how often the response was touched, what was written to it, and whether
-// it has a deadline.
-func (w *witness) look() (touched int, written string, pressed bool) {
+// state returns how often the response was used, what was written to it, and whether it has a
+// deadline.
+func (w *recordedWriter) state() (touched int, written string, pressed bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.touched, w.written, !w.deadline.IsZero()
 }
 
-// witnessed is a way to a gateway whose response is a witness.
-type witnessed struct {
-	*witness
+// recordedTransport calls a gateway with a recordedWriter.
+type recordedTransport struct {
+	*recordedWriter
 	http.Handler
 }
 
-func (w witnessed) RoundTrip(r *http.Request) (*http.Response, error) {
-	w.ServeHTTP(w.witness, r)
+func (w recordedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
+	w.ServeHTTP(w.recordedWriter, r)
 	return &http.Response{StatusCode: http.StatusOK, Header: w.header, Body: http.NoBody}, nil
 }
 
-// Over HTTP/2 a deadline ends a stream also while nobody writes. So there is one only
-// while something is being written: else each call that is silent for a while after its
-// first event would be lost, as one whose user thinks about a question.
+// Over HTTP/2 a deadline ends a stream even while nothing is written. So it is set only during
+// writes. Otherwise each call that is idle for a while would be lost, for example while a person
+// thinks about a question.
 func TestSilenceHasNoDeadline(t *testing.T) {
 	t.Run("whatever is written", func(t *testing.T) {
-		w := &witness{header: http.Header{}}
+		w := &recordedWriter{header: http.Header{}}
 		o := streamable.NewWriter(w, http.Header{"Accept": {"text/event-stream"}})
 		e := &streamable.Event{ID: "1", Data: []byte("{}")}
 		for _, step := range []struct {
@@ -152,7 +152,7 @@ func TestSilenceHasNoDeadline(t *testing.T) {
 			{"the end", o.Close},
 		} {
 			step.do()
-			if _, _, pressed := w.look(); pressed {
+			if _, _, pressed := w.state(); pressed {
 				t.Errorf("%s leaves a deadline", step.name)
 			}
 		}
@@ -163,17 +163,18 @@ func TestSilenceHasNoDeadline(t *testing.T) {
 	for _, client := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		for _, server := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 			t.Run(fmt.Sprint("a call of a client of era ", client, " to a server of ", server), func(t *testing.T) {
-				w := &witness{header: http.Header{}}
-				p := newPeer("a").does("tools/call", func(up http.ResponseWriter, a *incoming) {
-					a.send(up, fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":1}}`, a.message.Literal(jsonrpc.ProgressToken)))
+				w := &recordedWriter{header: http.Header{}}
+				p := newPeer("a").handle("tools/call", func(up http.ResponseWriter, a *incoming) {
+					a.send(up, fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,`+
+						`"progress":1}}`, a.message.Literal(jsonrpc.ProgressToken)))
 					await.Until(t, "the client has it, and all the time to wait for more", func() bool {
-						_, written, pressed := w.look()
+						_, written, pressed := w.state()
 						return strings.HasSuffix(written, "\n\n") && !pressed
 					})
 					a.finish(up, `{"resultType":"complete","done":true}`)
 				})
-				p.speaks[server] = true
-				g := newMemory(t, nil, p)
+				p.eras[server] = true
+				g := newInMemory(t, nil, p)
 				defer g.close()
 				u := g.user(t, client)
 				meta := `{"progressToken":"t"}`
@@ -182,9 +183,9 @@ func TestSilenceHasNoDeadline(t *testing.T) {
 				} else {
 					meta = string(u.meta(`,"progressToken":"t"`))
 				}
-				g.transport = witnessed{w, g}
+				g.transport = recordedTransport{w, g}
 				u.post(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a::x","_meta":` + meta + `}}`)
-				if _, written, pressed := w.look(); pressed || !strings.Contains(written, `"done":true`) {
+				if _, written, pressed := w.state(); pressed || !strings.Contains(written, `"done":true`) {
 					t.Errorf("got %s, with a deadline: %t", written, pressed)
 				}
 			})
@@ -192,14 +193,14 @@ func TestSilenceHasNoDeadline(t *testing.T) {
 	}
 }
 
-// Who finds a stream may be slow to write to it. What is behind a response that has
-// ended belongs to the response of somebody else.
+// A goroutine that found a stream may write late. After the response has ended, its writer belongs
+// to another response.
 func TestNothingIsWrittenToResponsesThatHaveEnded(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		t.Run(fmt.Sprint("a client of era ", era), func(t *testing.T) {
 			p := legacyPeer("a")
-			p.listens()
-			g := newMemory(t, nil, p)
+			p.keepStreams()
+			g := newInMemory(t, nil, p)
 			defer g.close()
 			u := g.user(t, era)
 			method, body := http.MethodGet, ""
@@ -208,61 +209,62 @@ func TestNothingIsWrittenToResponsesThatHaveEnded(t *testing.T) {
 			} else {
 				method, body = http.MethodPost, u.request("1", mcp.MethodListen, `{"notifications":{"toolsListChanged":true}}`)
 			}
-			w := &witness{header: http.Header{}}
-			g.transport = witnessed{w, g}
+			w := &recordedWriter{header: http.Header{}}
+			g.transport = recordedTransport{w, g}
 			ctx, hangUp := context.WithCancel(t.Context())
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
 				_, _ = u.do(ctx, method, body)
 			}()
-			await.Until(t, "it has begun", func() bool { touched, _, _ := w.look(); return touched > 0 })
+			await.Until(t, "it has begun", func() bool { touched, _, _ := w.state(); return touched > 0 })
 			c := g.known()[0]
-			streams := c.listening() // one may take one's time from here on
-			l := c.link(g.config.Servers[0])
+			streams := c.openStreams() // from here on, writes may be late
+			l := c.linkTo(g.config.Servers[0])
 			var m jsonrpc.Message
 			_ = m.Read([]byte(toolsChanged))
 			if len(streams) != 1 || !streams[0].deliver(g.Gateway, l, &m, "") {
-				t.Fatal("nobody listens")
+				t.Fatal("no client listens")
 			}
 			hangUp()
 			<-ended
-			before, _, _ := w.look()
+			before, _, _ := w.state()
 			if streams[0].deliver(g.Gateway, l, &m, "") {
-				t.Error("it was delivered to nobody")
+				t.Error("it was not delivered")
 			}
 			streams[0].announce(mcp.Tools)
-			out := streams[0].visit.out
+			out := streams[0].req.out
 			out.Begin()
 			out.KeepAlive()
 			out.Flush()
 			out.Answer(http.StatusOK, &streamable.Event{Data: m.Raw})
 			out.Close()
-			if after, written, _ := w.look(); after != before {
+			if after, written, _ := w.state(); after != before {
 				t.Errorf("it was used %d times after its end: %s", after-before, written)
 			}
 		})
 	}
 }
 
-// Each subscription to a resource of a server of the modern era takes a stream. There
-// are only so many, and who wants more is told.
+// Each subscription at a modern server takes a stream. Their number is limited, and clients get an
+// error beyond that.
 func TestTooManySubscriptions(t *testing.T) {
 	for era, most := range map[mcp.Era]int{mcp.Legacy: maxSubscriptions, mcp.Modern: maxListeners} {
 		t.Run(fmt.Sprint("a server of era ", era), func(t *testing.T) {
 			p := newPeer("a")
-			p.speaks[era] = true
-			p.tells()
-			g := newMemory(t, nil, p)
+			p.eras[era] = true
+			p.acceptListen()
+			g := newInMemory(t, nil, p)
 			defer g.close()
 			u := g.legacy(t)
 			stream := u.listen()
-			defer stream.hangUp()
-			subscribe := func(method string, i int) said {
+			defer stream.disconnect()
+			subscribe := func(method string, i int) reply {
 				return u.ask(method, `{"uri":"`+mcp.ResourceURI("a", fmt.Sprint("x://", i))+`"}`)
 			}
 			for i := range most + 10 {
-				if s := subscribe("resources/subscribe", i); i < most && s.code() != 0 || i >= most && s.code() != jsonrpc.CodeInvalidParams {
+				if s := subscribe("resources/subscribe", i); i < most && s.code() != 0 ||
+					i >= most && s.code() != jsonrpc.CodeInvalidParams {
 					t.Fatalf("%d: got %s", i, s.body)
 				}
 			}
@@ -270,26 +272,26 @@ func TestTooManySubscriptions(t *testing.T) {
 				t.Errorf("the server was asked %d times", n)
 			}
 			if s := subscribe("resources/subscribe", 0); s.code() != 0 {
-				t.Errorf("one that is there already: got %s", s.body)
+				t.Errorf("an existing subscription: got %s", s.body)
 			}
 			subscribe("resources/unsubscribe", 0)
 			if s := subscribe("resources/subscribe", most); s.code() != 0 {
-				t.Errorf("in the place of another one: got %s", s.body)
+				t.Errorf("after an unsubscribe: got %s", s.body)
 			}
 		})
 	}
 }
 
-// In time that is not real: many servers let each session listen but once. What a second
-// stream of a client has subscribed to stays subscribed, and it gets what the first hears.
+// Fake time: many servers allow one stream per session. The subscriptions of a second stream stay,
+// and it gets what the first one receives.
 func TestSubscriptionsOfStreamsThatAreRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
-		say := p.listens()
+		say := p.keepStreams()
 		hear := p.on["GET"]
 		var mu sync.Mutex
 		taken, subscribed := false, false
-		p.does("GET", func(w http.ResponseWriter, a *incoming) {
+		p.handle("GET", func(w http.ResponseWriter, a *incoming) {
 			mu.Lock()
 			refused := taken
 			taken = true
@@ -301,7 +303,7 @@ func TestSubscriptionsOfStreamsThatAreRefused(t *testing.T) {
 			hear(w, a)
 		})
 		for method, on := range map[string]bool{"resources/subscribe": true, "resources/unsubscribe": false} {
-			p.does(method, func(w http.ResponseWriter, a *incoming) {
+			p.handle(method, func(w http.ResponseWriter, a *incoming) {
 				mu.Lock()
 				subscribed = on
 				mu.Unlock()
@@ -317,11 +319,11 @@ func TestSubscriptionsOfStreamsThatAreRefused(t *testing.T) {
 				t.Errorf("%s: subscribed %t", when, subscribed)
 			}
 		}
-		g := newMemory(t, nil, p)
+		g := newInMemory(t, nil, p)
 		defer g.close()
 		u := g.modern(t)
-		listen := func(to string) *talk {
-			stream := u.begin(mcp.MethodListen, `{"notifications":{`+to+`}}`)
+		listen := func(to string) *liveReply {
+			stream := u.startRequest(mcp.MethodListen, `{"notifications":{`+to+`}}`)
 			stream.nextOf(acknowledged)
 			return stream
 		}
@@ -336,16 +338,16 @@ func TestSubscriptionsOfStreamsThatAreRefused(t *testing.T) {
 		say(updated)
 		two.nextOf("notifications/resources/updated")
 		three.nextOf("notifications/resources/updated")
-		two.hangUp()
-		check("while somebody else listens", true)
-		three.hangUp()
+		two.disconnect()
+		check("while another client listens", true)
+		three.disconnect()
 		check("at the end", false)
-		one.hangUp()
+		one.disconnect()
 	})
 }
 
-// What a server says beside its answers is for all streams of a client of the modern
-// era, whether it comes with a list or in mid-call. Tools that enable others do so.
+// Unsolicited messages of a server go to all streams of a modern client, whether they come with a
+// list or during a call. Tools that enable other tools send such messages.
 func TestWhatIsSaidBesidesIsForAllStreams(t *testing.T) {
 	changing := func(result string) script {
 		return func(w http.ResponseWriter, a *incoming) {
@@ -353,21 +355,22 @@ func TestWhatIsSaidBesidesIsForAllStreams(t *testing.T) {
 			a.finish(w, result)
 		}
 	}
-	p := legacyPeer("a").does("prompts/list", changing(`{"prompts":[]}`)).does("tools/call", changing(`{"content":[]}`))
-	p.listens()
-	g := newMemory(t, nil, p)
+	p := legacyPeer("a").handle("prompts/list", changing(`{"prompts":[]}`)).
+		handle("tools/call", changing(`{"content":[]}`))
+	p.keepStreams()
+	g := newInMemory(t, nil, p)
 	defer g.close()
 	u := g.modern(t)
-	var streams []*talk
+	var streams []*liveReply
 	for range 3 {
-		stream := u.begin(mcp.MethodListen, `{"notifications":{"toolsListChanged":true}}`)
-		defer stream.hangUp()
+		stream := u.startRequest(mcp.MethodListen, `{"notifications":{"toolsListChanged":true}}`)
+		defer stream.disconnect()
 		stream.nextOf(acknowledged)
 		streams = append(streams, stream)
 	}
-	for name, ask := range map[string]func() said{
-		"with a list": func() said { return u.ask("prompts/list", "") },
-		"in a call":   func() said { return u.call("a::x") },
+	for name, ask := range map[string]func() reply{
+		"with a list": func() reply { return u.ask("prompts/list", "") },
+		"in a call":   func() reply { return u.call("a::x") },
 	} {
 		if s := ask(); s.code() != 0 {
 			t.Errorf("%s: got %s", name, s.body)
@@ -378,22 +381,21 @@ func TestWhatIsSaidBesidesIsForAllStreams(t *testing.T) {
 	}
 }
 
-// Resources are called what the client calls them, however that is spelled: it may
-// compare.
+// Updates have the URI that the client used, in its spelling.
 func TestSubscriptionsAsTheClientSpellsThem(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		t.Run(fmt.Sprint("a server of era ", era), func(t *testing.T) {
 			p := newPeer("a")
-			p.speaks[era] = true
-			say := p.listens()
+			p.eras[era] = true
+			say := p.keepStreams()
 			if era == mcp.Modern {
-				say = p.tells()
+				say = p.acceptListen()
 			}
-			g := newMemory(t, nil, p)
+			g := newInMemory(t, nil, p)
 			defer g.close()
 			uri := mcp.TemplateURI("a", "x://a")
-			stream := g.modern(t).begin(mcp.MethodListen, `{"notifications":{"resourceSubscriptions":["`+uri+`"]}}`)
-			defer stream.hangUp()
+			stream := g.modern(t).startRequest(mcp.MethodListen, `{"notifications":{"resourceSubscriptions":["`+uri+`"]}}`)
+			defer stream.disconnect()
 			if e := stream.nextOf(acknowledged); !strings.Contains(e.data, `"resourceSubscriptions":["`+uri+`"]`) {
 				t.Errorf("agreed to %s", e.data)
 			}
@@ -405,8 +407,8 @@ func TestSubscriptionsAsTheClientSpellsThem(t *testing.T) {
 	}
 }
 
-// In time that is not real: a server that was restarted is heard again. It knows neither
-// the session any more, which many say with 400, nor the events in it.
+// Fake time: the gateway listens again after a server restarts. The server no longer knows the
+// session, which many report with 400, nor its events.
 func TestStreamsOfServersThatWereRestarted(t *testing.T) {
 	for _, unknownSession := range []int{http.StatusNotFound, http.StatusBadRequest} {
 		for _, unknownEvent := range []int{0, http.StatusNotFound, http.StatusBadRequest} {
@@ -414,11 +416,12 @@ func TestStreamsOfServersThatWereRestarted(t *testing.T) {
 				t.Run(fmt.Sprint("sessions ", unknownSession, ", events ", unknownEvent, ", calls ", calls), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
 						p := legacyPeer("a")
-						p.forgotten = func(w http.ResponseWriter, a *incoming) {
-							a.write(w, unknownSession, `{"jsonrpc":"2.0","error":{"code":-32000,"message":"Bad Request: No valid session ID provided"},"id":null}`)
+						p.onUnknownSession = func(w http.ResponseWriter, a *incoming) {
+							a.write(w, unknownSession, `{"jsonrpc":"2.0","error":{"code":-32000,`+
+								`"message":"Bad Request: No valid session ID provided"},"id":null}`)
 						}
 						restarted := make(chan struct{})
-						p.does("GET", func(w http.ResponseWriter, a *incoming) {
+						p.handle("GET", func(w http.ResponseWriter, a *incoming) {
 							head := ""
 							if unknownEvent != 0 {
 								head = "id: " + a.session + "/1\n"
@@ -434,24 +437,24 @@ func TestStreamsOfServersThatWereRestarted(t *testing.T) {
 							}
 							<-a.Context().Done()
 						})
-						g := newMemory(t, nil, p)
+						g := newInMemory(t, nil, p)
 						defer g.close()
 						u := g.legacy(t)
 						stream := u.listen()
-						defer stream.hangUp()
+						defer stream.disconnect()
 						stream.nextOf("vendor/a-session-1")
 						p.forget()
 						close(restarted)
-						if calls { // by which another session begins
+						if calls { // begins a new session
 							u.call("a::x")
 						}
 						stream.nextOf("vendor/a-session-2")
 						if n := p.count("initialize"); n != 2 {
 							t.Errorf("initialized %d times", n)
 						}
-						for _, get := range p.heard("GET") {
+						for _, get := range p.requests("GET") {
 							if last := get.Header.Get("Last-Event-Id"); last != "" && !strings.HasPrefix(last, get.session) {
-								t.Errorf("%s was told of %s", get.session, last)
+								t.Errorf("%s received %s", get.session, last)
 							}
 						}
 					})
@@ -461,11 +464,10 @@ func TestStreamsOfServersThatWereRestarted(t *testing.T) {
 	}
 }
 
-// A client that comes back with an event that its server does not know any more listens
-// from then on.
+// A client that resumes after an unknown event gets a new stream.
 func TestStreamsResumedAtAServerThatForgot(t *testing.T) {
 	for _, status := range []int{http.StatusNotFound, http.StatusBadRequest} {
-		p := legacyPeer("a").does("GET", func(w http.ResponseWriter, a *incoming) {
+		p := legacyPeer("a").handle("GET", func(w http.ResponseWriter, a *incoming) {
 			if a.Header.Get("Last-Event-Id") != "" {
 				w.WriteHeader(status)
 				return
@@ -473,36 +475,36 @@ func TestStreamsResumedAtAServerThatForgot(t *testing.T) {
 			a.send(w, `{"jsonrpc":"2.0","method":"vendor/x"}`)
 			<-a.Context().Done()
 		})
-		g := newMemory(t, nil, p)
+		g := newInMemory(t, nil, p)
 		u := g.legacy(t)
 		u.header.Set("Last-Event-Id", u.event("listen/a/1"))
 		stream := u.listen()
 		stream.nextOf("vendor/x")
-		stream.hangUp()
+		stream.disconnect()
 		g.close()
 	}
 }
 
-// A stream that has moved to another configuration ends when that one exits.
+// A stream that moved to another configuration ends when Caddy exits.
 func TestStreamsThatHaveMovedEndAtTheExit(t *testing.T) {
 	p := legacyPeer("a")
-	p.listens()
+	p.keepStreams()
 	g := newGateway(t, nil, p)
-	stream := g.modern(t).begin(mcp.MethodListen, `{"notifications":{"toolsListChanged":true}}`)
+	stream := g.modern(t).startRequest(mcp.MethodListen, `{"notifications":{"toolsListChanged":true}}`)
 	stream.nextOf(acknowledged)
 	get := g.legacy(t).listen()
 	exiting, exit := context.WithCancel(t.Context())
 	g.replace(func(c *Config) { c.Exiting = exiting }, p)
 	exit()
-	for _, s := range []*talk{stream, get} {
-		for range s.events { // until it ends
+	for _, s := range []*liveReply{stream, get} {
+		for range s.events { // until the end
 		}
 	}
 }
 
-// A configuration that came and went leaves no bounds behind.
+// A configuration that is gone leaves no limits behind.
 func TestBoundsOfConfigurationsThatAreGone(t *testing.T) {
-	g := newMemory(t, nil, legacyPeer("a"))
+	g := newInMemory(t, nil, legacyPeer("a"))
 	defer g.close()
 	config := g.config
 	config.MaxClients, config.Generation = 1, new(int)

@@ -19,14 +19,15 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// Servers know their clients by headers of their own. Who sends another key is another
-// client; who only sends another trace is not.
+// Servers may identify clients by their own headers. Another key means another client; another
+// trace id does not.
 func TestCredentialsInOtherHeadersAreOfAnotherClient(t *testing.T) {
-	for _, header := range []string{"Authorization", "Cookie", "X-Api-Key", "X-Goog-Api-Key", "X-Auth-Token", "Api-Key", "X-Tenant"} {
+	for _, header := range []string{"Authorization", "Cookie", "X-Api-Key", "X-Goog-Api-Key", "X-Auth-Token", "Api-Key",
+		"X-Tenant"} {
 		t.Run(header, func(t *testing.T) {
 			p := legacyPeer("a")
-			p.capabilities = `{"tools":{}}` // so that lists are kept
-			p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+			p.capabilities = `{"tools":{}}` // so that lists are cached
+			p.handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 				a.reply(w, `{"tools":[{"name":"of_`+a.Header.Get(header)+`","inputSchema":{}}]}`)
 			})
 			g := newGateway(t, nil, p)
@@ -41,7 +42,7 @@ func TestCredentialsInOtherHeadersAreOfAnotherClient(t *testing.T) {
 				t.Errorf("initialized %d times, want 2", n)
 			}
 			sessions := map[string]string{}
-			for _, list := range p.heard("tools/list") {
+			for _, list := range p.requests("tools/list") {
 				if other, ok := sessions[list.session]; ok && other != list.Header.Get(header) {
 					t.Errorf("two keys in session %s", list.session)
 				}
@@ -54,7 +55,8 @@ func TestCredentialsInOtherHeadersAreOfAnotherClient(t *testing.T) {
 		g := newGateway(t, nil, p)
 		for i := range 3 {
 			u := g.modern(t)
-			for _, name := range []string{"User-Agent", "Traceparent", "X-Request-Id", "X-Forwarded-For", "Accept-Language", "Cache-Control"} {
+			for _, name := range []string{"User-Agent", "Traceparent", "X-Request-Id", "X-Forwarded-For", "Accept-Language",
+				"Cache-Control"} {
 				u.header.Set(name, fmt.Sprint(i))
 			}
 			u.call("a::x")
@@ -65,109 +67,112 @@ func TestCredentialsInOtherHeadersAreOfAnotherClient(t *testing.T) {
 	})
 }
 
-// beside returns a Gateway with a State that others have, too, as gateways without a
-// name on two sites do.
-func beside(state *State, retained *Retained, generation any, peers ...*peer) *Gateway {
-	return New(configOf(func(c *Config) { c.Generation = generation }, peers...), state, retained)
+// newSharingGateway returns a Gateway that shares a State with others, like gateways without a name
+// on two sites.
+func newSharingGateway(state *State, retained *Retained, generation any, peers ...*fakeServer) *Gateway {
+	return New(testConfig(func(c *Config) { c.Generation = generation }, peers...), state, retained)
 }
 
-// A reload that replaces two gateways at once leaves each with its own streams, in
-// whichever order they come and go. What nobody knows the place of is ended.
+// A reload that replaces two gateways keeps each stream with its own gateway, in any order. Streams
+// without a clear successor end.
 func TestStreamsMoveToTheirOwnGatewayOnly(t *testing.T) {
 	for _, firstComes := range []bool{true, false} {
 		for _, firstGoes := range []bool{true, false} {
 			for _, changed := range []bool{false, true} {
-				t.Run(fmt.Sprint("comes first ", firstComes, ", goes first ", firstGoes, ", changed ", changed), func(t *testing.T) {
-					a, b, c := legacyPeer("a"), legacyPeer("b"), legacyPeer("c")
-					say := a.listens()
-					b.listens()
-					before, after := new(int), new(int)
-					g := newGateway(t, func(c *Config) { c.Generation = before }, a)
-					other := beside(g.State, g.Retained, before, b)
-					u := g.legacy(t)
-					u.header = http.Header{"Authorization": {"Bearer for a only"}}
-					stream := u.listen()
-					a.await(t, "GET", 1)
+				t.Run(fmt.Sprint("comes first ", firstComes, ", goes first ", firstGoes, ", changed ", changed),
+					func(t *testing.T) {
+						a, b, c := legacyPeer("a"), legacyPeer("b"), legacyPeer("c")
+						say := a.keepStreams()
+						b.keepStreams()
+						before, after := new(int), new(int)
+						g := newGateway(t, func(c *Config) { c.Generation = before }, a)
+						other := newSharingGateway(g.State, g.Retained, before, b)
+						u := g.legacy(t)
+						u.header = http.Header{"Authorization": {"Bearer for a only"}}
+						stream := u.listen()
+						a.waitFor(t, "GET", 1)
 
-					peers := []*peer{a}
-					if changed {
-						peers = append(peers, c)
-					}
-					var next, otherNext *Gateway
-					if firstComes {
-						next = beside(g.State, g.Retained, after, peers...)
-						otherNext = beside(g.State, g.Retained, after, b)
-					} else {
-						otherNext = beside(g.State, g.Retained, after, b)
-						next = beside(g.State, g.Retained, after, peers...)
-					}
-					old := g.Gateway
-					g.Gateway = next
-					g.serving.Store(next)
-					if firstGoes {
-						old.Close()
-						other.Close()
-					} else {
-						other.Close()
-						old.Close()
-					}
-					defer otherNext.Close()
-					if changed {
-						stream.ended()
-						stream = u.listen()
-						a.await(t, "GET", 2)
-					}
-					await.Until(t, "it is heard", func() bool {
-						say(`{"jsonrpc":"2.0","method":"vendor/a"}`)
-						select {
-						case e := <-stream.events:
-							return e.method() == "vendor/a"
-						default:
-							return false
+						peers := []*fakeServer{a}
+						if changed {
+							peers = append(peers, c)
+						}
+						var next, otherNext *Gateway
+						if firstComes {
+							next = newSharingGateway(g.State, g.Retained, after, peers...)
+							otherNext = newSharingGateway(g.State, g.Retained, after, b)
+						} else {
+							otherNext = newSharingGateway(g.State, g.Retained, after, b)
+							next = newSharingGateway(g.State, g.Retained, after, peers...)
+						}
+						old := g.Gateway
+						g.Gateway = next
+						g.serving.Store(next)
+						if firstGoes {
+							old.Close()
+							other.Close()
+						} else {
+							other.Close()
+							old.Close()
+						}
+						defer otherNext.Close()
+						if changed {
+							stream.waitEnd()
+							stream = u.listen()
+							a.waitFor(t, "GET", 2)
+						}
+						await.Until(t, "the message arrives", func() bool {
+							say(`{"jsonrpc":"2.0","method":"vendor/a"}`)
+							select {
+							case e := <-stream.events:
+								return e.method() == "vendor/a"
+							default:
+								return false
+							}
+						})
+						if n := b.count("GET") + b.count("initialize"); n > 0 {
+							t.Errorf("a server of the other gateway got %d requests", n)
 						}
 					})
-					if n := b.count("GET") + b.count("initialize"); n > 0 {
-						t.Errorf("a server of the other gateway got %d requests", n)
-					}
-				})
 			}
 		}
 	}
 }
 
-// A gateway that is gone leaves no stream that would be silent for ever.
+// Streams end with their gateway instead of staying silent.
 func TestStreamsEndWithTheirGateway(t *testing.T) {
 	p := legacyPeer("a")
-	p.listens()
+	p.keepStreams()
 	g := newGateway(t, nil, p)
 	m := g.modern(t)
-	streams := []*talk{g.legacy(t).listen(), m.open(http.MethodPost, m.request("1", mcp.MethodListen, `{"notifications":{"toolsListChanged":true}}`))}
+	streams := []*liveReply{g.legacy(t).listen(),
+		m.open(http.MethodPost, m.request("1", mcp.MethodListen, `{"notifications":{"toolsListChanged":true}}`))}
 	streams[1].nextOf("notifications/subscriptions/acknowledged")
 	g.Close()
 	for _, stream := range streams {
-		stream.ended()
+		stream.waitEnd()
 	}
 }
 
-// A gateway that replaces another one of its generation gets its streams, also if there are others of the
-// same name, and if one that was to replace it has failed. A later reload finds it.
+// A gateway that replaces another one of its generation takes over its streams, even if there are
+// others with the same name, or an earlier replacement has failed. A later reload finds it.
 func TestStreamsMoveWithinAGeneration(t *testing.T) {
 	for _, sibling := range []bool{false, true} {
 		t.Run(fmt.Sprint("with a sibling ", sibling), func(t *testing.T) {
 			a, b, c := legacyPeer("a"), legacyPeer("b"), legacyPeer("c")
-			say := a.listens()
-			b.listens()
+			say := a.keepStreams()
+			b.keepStreams()
 			generation := new(int)
 			g := newGateway(t, func(c *Config) { c.Generation = generation }, a)
 			if sibling {
-				defer beside(g.State, g.Retained, generation, b).Close()
+				defer newSharingGateway(g.State, g.Retained, generation, b).Close()
 			}
 			stream := g.legacy(t).listen()
-			a.await(t, "GET", 1)
-			replacing := func(generation any, peers ...*peer) *Gateway {
-				return New(configOf(func(c *Config) { c.Generation, c.Replaces = generation, g.Gateway }, peers...), g.State, g.Retained)
+			a.waitFor(t, "GET", 1)
+			replacing := func(generation any, peers ...*fakeServer) *Gateway {
+				return New(testConfig(func(c *Config) { c.Generation, c.Replaces = generation, g.Gateway }, peers...), g.State,
+					g.Retained)
 			}
-			replacing(generation, a, b, c).Close() // which has failed
+			replacing(generation, a, b, c).Close() // failed to start
 			swap := func(next *Gateway) {
 				old := g.Gateway
 				g.Gateway = next
@@ -184,7 +189,7 @@ func TestStreamsMoveWithinAGeneration(t *testing.T) {
 			swap(replacing(generation, a))
 			heard("replaced again")
 			if !sibling {
-				swap(beside(g.State, g.Retained, new(int), a, c))
+				swap(newSharingGateway(g.State, g.Retained, new(int), a, c))
 				heard("reloaded")
 			}
 			if n := a.count("GET"); n != 1 {
@@ -194,14 +199,13 @@ func TestStreamsMoveWithinAGeneration(t *testing.T) {
 	}
 }
 
-// A stream whose request is still on its way when the configuration changes ends up at
-// the new one.
+// A stream whose request is running during a reload is opened at the new gateway.
 func TestStreamsThatOpenDuringAReload(t *testing.T) {
 	p := legacyPeer("a")
-	say := p.listens()
+	say := p.keepStreams()
 	met, goOn := make(chan struct{}), make(chan struct{})
 	var once sync.Once
-	p.does("initialize", func(w http.ResponseWriter, a *incoming) {
+	p.handle("initialize", func(w http.ResponseWriter, a *incoming) {
 		once.Do(func() { close(met); <-goOn })
 		p.initialize(w, a)
 	})
@@ -218,7 +222,7 @@ func TestStreamsThatOpenDuringAReload(t *testing.T) {
 		t.Error("a stream listens to servers of a configuration that is gone")
 	}
 	g.mu.Unlock()
-	await.Until(t, "it is heard", func() bool {
+	await.Until(t, "the message arrives", func() bool {
 		say(toolsChanged)
 		select {
 		case e := <-stream.events:
@@ -229,13 +233,13 @@ func TestStreamsThatOpenDuringAReload(t *testing.T) {
 	})
 }
 
-// In memory: a client that does not read holds up no reload. Were it otherwise, nothing
-// would ever happen again here.
+// In memory: a client that does not read does not block a reload. Otherwise this test would never
+// end.
 func TestClientsThatDoNotReadHoldUpNoReload(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
-		say := p.listens()
-		g := newMemory(t, nil, p)
+		say := p.keepStreams()
+		g := newInMemory(t, nil, p)
 		defer g.close()
 		u := g.legacy(t)
 		response, err := u.do(t.Context(), http.MethodGet, "")
@@ -243,7 +247,7 @@ func TestClientsThatDoNotReadHoldUpNoReload(t *testing.T) {
 			t.Fatal(err)
 		}
 		go say(`{"jsonrpc":"2.0","method":"vendor/x"}`)
-		synctest.Wait() // it is stuck
+		synctest.Wait() // the write blocks
 		began := time.Now()
 		g.replace(nil, p, legacyPeer("b"))
 		if took := time.Since(began); took > time.Second {
@@ -256,16 +260,17 @@ func TestClientsThatDoNotReadHoldUpNoReload(t *testing.T) {
 	})
 }
 
-// The stream of a call that is resumed stays that, whatever servers come.
+// The stream of a resumed call is not affected by new servers.
 func TestResumedCallsOutliveConfigurations(t *testing.T) {
 	p, other := legacyPeer("a"), legacyPeer("b")
 	goOn := make(chan struct{})
-	p.does("GET", func(w http.ResponseWriter, a *incoming) {
-		a.sendAs(w, "id: 6\n", `{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":1}}`)
+	p.handle("GET", func(w http.ResponseWriter, a *incoming) {
+		a.sendAs(w, "id: 6\n",
+			`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":1}}`)
 		<-goOn
 		a.sendAs(w, "id: 7\n", `{"jsonrpc":"2.0","id":1,"result":{}}`)
 	})
-	other.does("GET", func(w http.ResponseWriter, a *incoming) {
+	other.handle("GET", func(w http.ResponseWriter, a *incoming) {
 		a.sendAs(w, "id: 1\n", `{"jsonrpc":"2.0","method":"vendor/wrong"}`)
 		<-a.Context().Done()
 	})
@@ -281,22 +286,22 @@ func TestResumedCallsOutliveConfigurations(t *testing.T) {
 	if e := stream.next(); e.last != u.event("call:MQ/a/7") || !e.isAnswer() {
 		t.Errorf("got %+v", e)
 	}
-	stream.ended()
+	stream.waitEnd()
 	if n := other.count("GET"); n > 0 {
 		t.Errorf("another server was listened to %d times", n)
 	}
 }
 
-// quarrelsome is the way to a server that answers each answer with two more questions.
-type quarrelsome struct {
-	toPeer
+// askingRoutes answer each response with two more requests.
+type askingRoutes struct {
+	fakeRoutes
 	answers *atomic.Int32
-	hold    chan struct{} // if there is one, answers take until it is closed
+	hold    chan struct{} // if set, answers wait until it is closed
 }
 
-func (q quarrelsome) Serve(w http.ResponseWriter, r *http.Request, account string) error {
-	if !isPosted(r, (*jsonrpc.Message).IsAnswer) {
-		return q.toPeer.Serve(w, r, account)
+func (q askingRoutes) Serve(w http.ResponseWriter, r *http.Request, account string) error {
+	if !isPosted(r, (*jsonrpc.Message).IsResponse) {
+		return q.fakeRoutes.Serve(w, r, account)
 	}
 	q.answers.Add(1)
 	if q.hold != nil {
@@ -304,12 +309,13 @@ func (q quarrelsome) Serve(w http.ResponseWriter, r *http.Request, account strin
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
 	for i := range 2 {
-		_, _ = fmt.Fprintf(w, "data: {\"jsonrpc\":\"2.0\",\"id\":\"more %d\",\"method\":\"elicitation/create\",\"params\":{}}\n\n", i)
+		_, _ = fmt.Fprintf(w, "data: {\"jsonrpc\":\"2.0\",\"id\":\"more "+
+			"%d\",\"method\":\"elicitation/create\",\"params\":{}}\n\n", i)
 	}
 	return nil
 }
 
-// isPosted reports whether a request posts a message of which something is true.
+// isPosted reports whether a request posts a message that matches.
 func isPosted(r *http.Request, is func(*jsonrpc.Message) bool) bool {
 	if r.Method != http.MethodPost || r.GetBody == nil {
 		return false
@@ -323,7 +329,7 @@ func isPosted(r *http.Request, is func(*jsonrpc.Message) bool) bool {
 	return err == nil && m.Read(raw) == nil && is(&m)
 }
 
-// A refusal is the end of it: what a server asks in answer to one is not refused in turn.
+// A refusal ends the exchange: requests in its response are not refused in turn.
 func TestRefusalsAreNoConversation(t *testing.T) {
 	const questions = 3
 	ask := func(n int) script {
@@ -336,11 +342,11 @@ func TestRefusalsAreNoConversation(t *testing.T) {
 	}
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		t.Run(fmt.Sprint("a call of a client of era ", era), func(t *testing.T) {
-			p := legacyPeer("a").does("tools/call", ask(questions))
+			p := legacyPeer("a").handle("tools/call", ask(questions))
 			answers := new(atomic.Int32)
-			g := newGateway(t, func(c *Config) { c.Servers[0].Routes = quarrelsome{toPeer{p}, answers, nil} }, p)
+			g := newGateway(t, func(c *Config) { c.Servers[0].Routes = askingRoutes{fakeRoutes{p}, answers, nil} }, p)
 			u := g.user(t, era)
-			u.can = `{}`
+			u.capabilities = `{}`
 			if era == mcp.Legacy {
 				u.connect()
 			}
@@ -355,14 +361,14 @@ func TestRefusalsAreNoConversation(t *testing.T) {
 		})
 	}
 	t.Run("a list", func(t *testing.T) {
-		p := legacyPeer("a").does("tools/list", func(w http.ResponseWriter, a *incoming) {
+		p := legacyPeer("a").handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 			a.send(w, `{"jsonrpc":"2.0","id":1,"method":"elicitation/create","params":{}}`)
 			a.finish(w, `{"tools":[{"name":"x"}]}`)
 		})
 		answers := new(atomic.Int32)
-		g := newGateway(t, func(c *Config) { c.Servers[0].Routes = quarrelsome{toPeer{p}, answers, nil} }, p)
+		g := newGateway(t, func(c *Config) { c.Servers[0].Routes = askingRoutes{fakeRoutes{p}, answers, nil} }, p)
 		u := g.user(t, mcp.Legacy)
-		u.can = `{}`
+		u.capabilities = `{}`
 		u.connect()
 		u.ask("tools/list", "")
 		g.passTime(t)
@@ -371,11 +377,11 @@ func TestRefusalsAreNoConversation(t *testing.T) {
 		}
 	})
 	t.Run("more questions than there is room for", func(t *testing.T) {
-		p := legacyPeer("a").does("tools/call", ask(640))
+		p := legacyPeer("a").handle("tools/call", ask(640))
 		answers, hold := new(atomic.Int32), make(chan struct{})
-		g := newGateway(t, func(c *Config) { c.Servers[0].Routes = quarrelsome{toPeer{p}, answers, hold} }, p)
+		g := newGateway(t, func(c *Config) { c.Servers[0].Routes = askingRoutes{fakeRoutes{p}, answers, hold} }, p)
 		u := g.user(t, mcp.Legacy)
-		u.can = `{}`
+		u.capabilities = `{}`
 		u.connect()
 		call := u.start(http.MethodPost, u.request("1", "tools/call", `{"name":"a::x"}`))
 		await.Until(t, "all places are taken", func() bool { return answers.Load() == 64 })
@@ -390,8 +396,8 @@ func TestRefusalsAreNoConversation(t *testing.T) {
 	})
 }
 
-// passTime has somebody else ask something that no server hears of.
-func (g *front) passTime(t *testing.T) {
+// passTime sends a request of another client that reaches no server.
+func (g *testGateway) passTime(t *testing.T) {
 	t.Helper()
 	for range 20 {
 		if s := g.modern(t).ask("vendor/unknown", ""); s.code() != jsonrpc.CodeMethodNotFound {
@@ -400,9 +406,9 @@ func (g *front) passTime(t *testing.T) {
 	}
 }
 
-// A client with something open is remembered, however many others come.
+// A client with an open request is remembered, however many others come.
 func TestClientsInUseAreNotForgotten(t *testing.T) {
-	crowd := func(g *front) {
+	crowd := func(g *testGateway) {
 		for i := range 5 {
 			g.legacy(t)
 			m := g.modern(t)
@@ -412,13 +418,14 @@ func TestClientsInUseAreNotForgotten(t *testing.T) {
 	}
 	few := func(c *Config) { c.MaxClients = 1 }
 	t.Run("a question to it", func(t *testing.T) {
-		for name, p := range map[string]*peer{"of the legacy era": legacyPeer("a").does("tools/call", asking(1)), "of the modern era": modernPeer("a").does("tools/call", wanting(1))} {
+		for name, p := range map[string]*fakeServer{"of the legacy era": legacyPeer("a").handle("tools/call", askingTool(1)),
+			"of the modern era": modernPeer("a").handle("tools/call", inputTool(1))} {
 			g := newGateway(t, few, p)
 			u := g.legacy(t)
-			call := u.begin("tools/call", `{"name":"a::x"}`)
+			call := u.startRequest("tools/call", `{"name":"a::x"}`)
 			question := call.nextOf("elicitation/create")
 			crowd(g)
-			u.answer(question, `{"action":"mine"}`)
+			u.respond(question, `{"action":"mine"}`)
 			if e := call.nextOf(""); !strings.Contains(e.data, `"mine"`) {
 				t.Errorf("of a server %s: got %s", name, e.data)
 			}
@@ -426,20 +433,20 @@ func TestClientsInUseAreNotForgotten(t *testing.T) {
 	})
 	t.Run("a call that it cancels", func(t *testing.T) {
 		p := legacyPeer("a")
-		canceled, release := p.waits()
+		canceled, release := p.addWaitingTool()
 		defer release()
 		g := newGateway(t, few, p)
 		u := g.legacy(t)
 		u.start(http.MethodPost, u.request("7", "tools/call", `{"name":"a::wait","arguments":{"who":"me"}}`))
-		p.await(t, "tools/call", 1)
+		p.waitFor(t, "tools/call", 1)
 		crowd(g)
-		u.tell("notifications/cancelled", `{"requestId":7}`)
+		u.notify("notifications/cancelled", `{"requestId":7}`)
 		await.Until(t, "it is canceled", func() bool { return canceled()["me"] })
 	})
 	t.Run("a stream", func(t *testing.T) {
 		p := legacyPeer("a")
-		p.listens()
-		p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+		p.keepStreams()
+		p.handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 			a.send(w, `{"jsonrpc":"2.0","method":"vendor/aside"}`)
 			a.finish(w, `{"tools":[]}`)
 		})
@@ -451,9 +458,9 @@ func TestClientsInUseAreNotForgotten(t *testing.T) {
 		stream.nextOf("vendor/aside")
 	})
 	t.Run("a call that waits for it", func(t *testing.T) {
-		g := newGateway(t, few, legacyPeer("a").does("tools/call", asking(1)))
+		g := newGateway(t, few, legacyPeer("a").handle("tools/call", askingTool(1)))
 		u := g.modern(t)
-		in, key := wanted(t, u.call("a::x"))
+		in, key := readInput(t, u.call("a::x"))
 		crowd(g)
 		if s := u.retry("a::x", in, key, `{"mine":1}`); !strings.Contains(s.answer, `"mine":1`) {
 			t.Errorf("got %s", s.body)
@@ -461,14 +468,15 @@ func TestClientsInUseAreNotForgotten(t *testing.T) {
 	})
 }
 
-// In time that is not real: a server that cannot be listened to just now is tried again,
-// one that has no such stream is not, and neither loses its session by that.
+// Fake time: a stream that is refused temporarily is retried; one that the server does not have is
+// not. Neither loses its session.
 func TestStreamsThatAreRefused(t *testing.T) {
-	for status, again := range map[int]bool{409: true, 429: true, 408: true, 503: true, 405: false, 404: false, 501: false} {
+	for status, again := range map[int]bool{409: true, 429: true, 408: true, 503: true, 405: false, 404: false,
+		501: false} {
 		t.Run(fmt.Sprint(status), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := legacyPeer("a")
-				p.does("GET", func(w http.ResponseWriter, a *incoming) {
+				p.handle("GET", func(w http.ResponseWriter, a *incoming) {
 					if p.count("GET") < 3 {
 						w.WriteHeader(status)
 						return
@@ -476,7 +484,7 @@ func TestStreamsThatAreRefused(t *testing.T) {
 					a.send(w, `{"jsonrpc":"2.0","method":"vendor/x"}`)
 					<-a.Context().Done()
 				})
-				g := newMemory(t, nil, p)
+				g := newInMemory(t, nil, p)
 				defer g.close()
 				stream := g.legacy(t).listen()
 				time.Sleep(10 * time.Minute)
@@ -493,20 +501,20 @@ func TestStreamsThatAreRefused(t *testing.T) {
 				if again {
 					stream.nextOf("vendor/x")
 				}
-				stream.hangUp()
+				stream.disconnect()
 			})
 		})
 	}
 }
 
-// A list that was kept for a while is good for that much less, and one that is empty
-// because a server has nothing of the kind is good for no time, and for nobody else.
+// The age of a cached list is subtracted from its TTL. A list of a server that has no such list
+// does not count.
 func TestAgeOfListsIsCounted(t *testing.T) {
 	type freshness struct {
 		TTL        *int64 `json:"ttlMs"`
 		CacheScope string
 	}
-	of := func(t *testing.T, s said) (f freshness) {
+	of := func(t *testing.T, s reply) (f freshness) {
 		t.Helper()
 		if json.Unmarshal(s.Result, &f) != nil || f.TTL == nil {
 			t.Fatalf("got %s", s.body)
@@ -514,11 +522,11 @@ func TestAgeOfListsIsCounted(t *testing.T) {
 		return f
 	}
 	synctest.Test(t, func(t *testing.T) {
-		p := modernPeer("a").does("tools/list", func(w http.ResponseWriter, a *incoming) {
+		p := modernPeer("a").handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 			a.reply(w, `{"resultType":"complete","tools":[{"name":"x","inputSchema":{}}],"ttlMs":60000,"cacheScope":"public"}`)
 		})
 		p.capabilities = `{"tools":{}}`
-		g := newMemory(t, nil, p)
+		g := newInMemory(t, nil, p)
 		defer g.close()
 		u := g.modern(t)
 		began := time.Now()
@@ -537,7 +545,7 @@ func TestAgeOfListsIsCounted(t *testing.T) {
 		}
 	})
 	t.Run("of several pages the shortest time counts", func(t *testing.T) {
-		p := modernPeer("a").does("tools/list", func(w http.ResponseWriter, a *incoming) {
+		p := modernPeer("a").handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 			if a.message.Text(jsonrpc.Cursor) == "" {
 				a.reply(w, `{"resultType":"complete","tools":[{"name":"x"}],"nextCursor":"2","ttlMs":1000,"cacheScope":"private"}`)
 				return
@@ -550,7 +558,7 @@ func TestAgeOfListsIsCounted(t *testing.T) {
 	})
 }
 
-// Clients that read an id and write it again may spell it in another way.
+// Clients may change the escapes of an id that they send back.
 func TestQuestionIDsInAnySpelling(t *testing.T) {
 	spellings := map[string]func(id string) string{
 		"as it is":  func(id string) string { return id },
@@ -561,10 +569,11 @@ func TestQuestionIDsInAnySpelling(t *testing.T) {
 		"in ASCII": func(id string) string { return strings.ReplaceAll(id, "é", `\u00E9`) },
 	}
 	for name, spell := range spellings {
-		for _, p := range []*peer{legacyPeer("r&d é").does("tools/call", asking(1)), modernPeer("r&d é").does("tools/call", wanting(1))} {
-			t.Run(fmt.Sprint(name, ", server of era ", p.speaks), func(t *testing.T) {
+		for _, p := range []*fakeServer{legacyPeer("r&d é").handle("tools/call", askingTool(1)),
+			modernPeer("r&d é").handle("tools/call", inputTool(1))} {
+			t.Run(fmt.Sprint(name, ", server of era ", p.eras), func(t *testing.T) {
 				u := newGateway(t, nil, p).legacy(t)
-				call := u.begin("tools/call", `{"name":"r&d é::x"}`)
+				call := u.startRequest("tools/call", `{"name":"r&d é::x"}`)
 				question := call.nextOf("elicitation/create")
 				u.post(`{"jsonrpc":"2.0","id":` + spell(question.id()) + `,"result":{"action":"mine"}}`)
 				if e := call.nextOf(""); !strings.Contains(e.data, `"mine"`) {
@@ -575,28 +584,28 @@ func TestQuestionIDsInAnySpelling(t *testing.T) {
 	}
 }
 
-// Nothing overtakes notifications/initialized: there are servers that refuse it.
+// No message is sent before notifications/initialized: some servers refuse it.
 func TestInitializedComesBeforeCalls(t *testing.T) {
 	p := legacyPeer("a")
 	telling, goOn := make(chan struct{}), make(chan struct{})
-	var told, early atomic.Bool
-	p.does("notifications/initialized", func(w http.ResponseWriter, _ *incoming) {
+	var notified, early atomic.Bool
+	p.handle("notifications/initialized", func(w http.ResponseWriter, _ *incoming) {
 		close(telling)
 		<-goOn
-		told.Store(true)
+		notified.Store(true)
 		w.WriteHeader(http.StatusAccepted)
 	})
-	p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
-		if !told.Load() {
+	p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
+		if !notified.Load() {
 			early.Store(true)
 		}
 		a.reply(w, "{}")
 	})
 	g := newGateway(t, nil, p)
 	u := g.modern(t)
-	var talks []*talk
+	var calls []*liveReply
 	begin := func(id string) {
-		talks = append(talks, u.start(http.MethodPost, u.request(id, "tools/call", `{"name":"a::x"}`)))
+		calls = append(calls, u.start(http.MethodPost, u.request(id, "tools/call", `{"name":"a::x"}`)))
 	}
 	begin("1")
 	<-telling
@@ -604,8 +613,8 @@ func TestInitializedComesBeforeCalls(t *testing.T) {
 	begin("3")
 	g.passTime(t)
 	close(goOn)
-	for _, talk := range talks {
-		talk.nextOf("")
+	for _, live := range calls {
+		live.nextOf("")
 	}
 	if early.Load() {
 		t.Error("a call came before")
@@ -615,52 +624,52 @@ func TestInitializedComesBeforeCalls(t *testing.T) {
 	}
 }
 
-// A client that leaves in the middle of the handshake leaves no server half greeted.
+// notifications/initialized is sent even if the client disconnects during the handshake.
 func TestInitializedIsSentAlthoughTheClientLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
 		telling := make(chan struct{})
 		var once sync.Once
-		var told, early atomic.Bool
-		p.does("notifications/initialized", func(w http.ResponseWriter, a *incoming) {
+		var notified, early atomic.Bool
+		p.handle("notifications/initialized", func(w http.ResponseWriter, a *incoming) {
 			first := false
 			once.Do(func() { first = true; close(telling) })
 			if first {
 				select {
-				case <-a.Context().Done(): // it went with its client
+				case <-a.Context().Done(): // canceled with the client
 					panic(http.ErrAbortHandler)
-				case <-time.After(time.Second): // it outlives it, which is as good
+				case <-time.After(time.Second): // outlives the client, which is fine, too
 				}
 			}
-			told.Store(true)
+			notified.Store(true)
 			w.WriteHeader(http.StatusAccepted)
 		})
-		p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
-			if !told.Load() {
+		p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
+			if !notified.Load() {
 				early.Store(true)
 			}
 			a.reply(w, "{}")
 		})
-		g := newMemory(t, nil, p)
+		g := newInMemory(t, nil, p)
 		defer g.close()
 		u := g.modern(t)
 		leaving := u.start(http.MethodPost, u.request("1", "tools/call", `{"name":"a::x"}`))
 		<-telling
-		leaving.hangUp()
+		leaving.disconnect()
 		if s := u.call("a::x"); s.code() != 0 {
 			t.Errorf("got %s", s.body)
 		}
-		if early.Load() || !told.Load() {
-			t.Error("a call was made of a server that was never told that its client is ready")
+		if early.Load() || !notified.Load() {
+			t.Error("a call reached a server before notifications/initialized")
 		}
 	})
 }
 
-// A stranger's 401 says nothing of what a server can speak.
+// A 401 for one client says nothing about the eras of the server.
 func TestRefusalsSayNothingOfEras(t *testing.T) {
 	p := newPeer("a")
-	p.speaks = [2]bool{true, true}
-	configure := func(c *Config) { c.Servers[0].Routes = guarded{toPeer{p}} }
+	p.eras = [2]bool{true, true}
+	configure := func(c *Config) { c.Servers[0].Routes = keyRoutes{fakeRoutes{p}} }
 	g := newGateway(t, configure, p)
 	good := http.Header{"Authorization": {"Bearer good"}}
 	legacy := g.user(t, mcp.Legacy)
@@ -680,26 +689,26 @@ func TestRefusalsSayNothingOfEras(t *testing.T) {
 	}
 }
 
-// guarded is the way to a server that wants a key.
-type guarded struct{ toPeer }
+// keyRoutes require a key.
+type keyRoutes struct{ fakeRoutes }
 
-func (g guarded) Serve(w http.ResponseWriter, r *http.Request, account string) error {
+func (g keyRoutes) Serve(w http.ResponseWriter, r *http.Request, account string) error {
 	if r.Header.Get("Authorization") == "Bearer good" {
-		return g.toPeer.Serve(w, r, account)
+		return g.fakeRoutes.Serve(w, r, account)
 	}
 	_, _ = io.Copy(io.Discard, r.Body)
 	w.WriteHeader(http.StatusUnauthorized)
 	return nil
 }
 
-// Connections to servers that are gone are not kept.
+// Links to removed servers are dropped.
 func TestLinksOfServersThatAreGone(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
 	g := newGateway(t, nil, p)
 	u, m := g.legacy(t), g.modern(t)
 	for i := range 10 {
 		g.replace(func(c *Config) { c.Servers[0].ID = fmt.Sprint("a", i) }, p)
-		for _, u := range []*user{u, m} {
+		for _, u := range []*testClient{u, m} {
 			if s := u.call("a::x"); s.code() != 0 {
 				t.Errorf("got %s", s.body)
 			}
@@ -712,12 +721,12 @@ func TestLinksOfServersThatAreGone(t *testing.T) {
 	}
 }
 
-// A call that is being served does not hold up the reload that removes its gateway.
+// A running call does not block the reload that removes its gateway.
 func TestRunningCallsDoNotHoldUpTheEnd(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		p := legacyPeer("a")
 		goOn := make(chan struct{})
-		p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+		p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 			<-goOn
 			a.reply(w, `{"done":true}`)
 		})
@@ -727,7 +736,7 @@ func TestRunningCallsDoNotHoldUpTheEnd(t *testing.T) {
 			u.connect()
 		}
 		call := u.start(http.MethodPost, u.request("1", "tools/call", `{"name":"a::x"}`))
-		p.await(t, "tools/call", 1)
+		p.waitFor(t, "tools/call", 1)
 		ended := make(chan struct{})
 		go func() {
 			g.close()
@@ -746,24 +755,25 @@ func TestRunningCallsDoNotHoldUpTheEnd(t *testing.T) {
 	}
 }
 
-// One request makes no more than so many.
+// One request has a limited number of subscriptions.
 func TestSubscriptionsOfOneRequest(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		p := newPeer("a")
-		p.speaks[era] = true
-		p.tells()
+		p.eras[era] = true
+		p.acceptListen()
 		u := newGateway(t, nil, p).modern(t)
 		var uris []string
 		for i := range 3 * maxSubscriptions {
 			uris = append(uris, string(jsonrpc.Quote(mcp.ResourceURI("a", fmt.Sprint("x://", i)))))
 		}
-		stream := u.start(http.MethodPost, u.request("1", mcp.MethodListen, `{"notifications":{"resourceSubscriptions":[`+strings.Join(uris, ",")+`]}}`))
-		stream.next() // it is acknowledged, or refused
-		stream.hangUp()
+		stream := u.start(http.MethodPost, u.request("1", mcp.MethodListen,
+			`{"notifications":{"resourceSubscriptions":[`+strings.Join(uris, ",")+`]}}`))
+		stream.next() // acknowledged or refused
+		stream.disconnect()
 		if n := p.count("resources/subscribe"); n > maxSubscriptions {
 			t.Errorf("era %d: %d requests to the server", era, n)
 		}
-		for _, a := range p.heard(mcp.MethodListen) {
+		for _, a := range p.requests(mcp.MethodListen) {
 			if n := strings.Count(a.body, "x://"); n > maxSubscriptions {
 				t.Errorf("era %d: %d subscriptions", era, n)
 			}
@@ -771,15 +781,15 @@ func TestSubscriptionsOfOneRequest(t *testing.T) {
 	}
 }
 
-// A session ends while its calls find that their server has forgotten them, and meet it
-// anew. Under the race detector, too.
+// A session ends while its calls detect a lost session and connect again. Also for the race
+// detector.
 func TestSessionsThatEndDuringCalls(t *testing.T) {
 	p := legacyPeer("a")
-	p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+	p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 		p.mu.Lock()
 		delete(p.alive, a.session)
 		p.mu.Unlock()
-		p.forgotten(w, a)
+		p.onUnknownSession(w, a)
 	})
 	g := newGateway(t, nil, p)
 	for range 20 {
@@ -802,23 +812,22 @@ func TestSessionsThatEndDuringCalls(t *testing.T) {
 	})
 }
 
-// A call that is still open when its session ends begins no other one, which nobody
-// would end.
+// A call that is open when its session ends does not begin another session, which would never end.
 func TestSessionsThatHaveEndedAreNotBegunAnew(t *testing.T) {
 	p := legacyPeer("a")
-	p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
-		p.await(t, "DELETE", 1)
-		p.forgotten(w, a)
+	p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
+		p.waitFor(t, "DELETE", 1)
+		p.onUnknownSession(w, a)
 	})
 	u := newGateway(t, nil, p).legacy(t)
 	call := u.start(http.MethodPost, u.request("1", "tools/call", `{"name":"a::x"}`))
-	p.await(t, "tools/call", 1)
+	p.waitFor(t, "tools/call", 1)
 	response, err := u.do(context.Background(), http.MethodDelete, "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	response.Body.Close()
-	call.ended()
+	call.waitEnd()
 	if n := p.count("initialize"); n != 1 {
 		t.Errorf("initialized %d times", n)
 	}

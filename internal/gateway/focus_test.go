@@ -10,26 +10,27 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolview"
 )
 
-// A server that has an argument just like ours, as that of another gateway does, is given it.
+// A server with an argument like the focus argument, such as another gateway, gets it.
 func TestFocusOfServer(t *testing.T) {
 	focus := toolview.NewFocus("aim")
 	plain := `{"name":"x","inputSchema":{"type":"object","properties":{"a":{}}}}`
 	edit, _ := focus.Add([]byte(plain))
 	own := string(jsonspan.Spliced([]byte(plain), edit))
-	p := legacyPeer("a").has("tools/list", "tools", plain).does("tools/call", func(w http.ResponseWriter, a *incoming) {
-		a.reply(w, `{"content":[]}`)
-	})
+	p := legacyPeer("a").hasList("tools/list", "tools", plain).
+		handle("tools/call", func(w http.ResponseWriter, a *incoming) {
+			a.reply(w, `{"content":[]}`)
+		})
 	g := newGateway(t, func(c *Config) {
-		c.Servers[0].Mask, c.Servers[0].MaskMCP, c.Servers[0].Focus = keeping{}, true, focus
+		c.Servers[0].Mask, c.Servers[0].MaskMCP, c.Servers[0].Focus = originalsMask{}, true, focus
 	}, p)
 	u := g.legacy(t)
 	for i, test := range []struct{ tool, want string }{{plain, `{}`}, {own, `{"aim":"y"}`}, {plain, `{}`}} {
-		p.has("tools/list", "tools", test.tool)
+		p.hasList("tools/list", "tools", test.tool)
 		if list := u.ask("tools/list", ""); !bytes.Contains(list.Result, []byte(`"aim":{"type":"string"`)) {
 			t.Fatalf("got %s", list.Result)
 		}
 		u.ask("tools/call", `{"name":"a::x","arguments":{"aim":"y"}}`)
-		called := p.await(t, "tools/call", i+1)
+		called := p.waitFor(t, "tools/call", i+1)
 		if got := string(called.message.Literal(jsonrpc.Arguments)); got != test.want {
 			t.Errorf("%d: the server gets %s, want %s", i+1, got, test.want)
 		}

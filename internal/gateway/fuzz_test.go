@@ -16,28 +16,33 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// itemKeys are the members that items are called by.
-var itemKeys = [mcp.ListKindCount]string{mcp.Tools: "name", mcp.Prompts: "name", mcp.Resources: "uri", mcp.Templates: "uriTemplate", mcp.Tasks: "taskId"}
+// itemKeys are the members with the names of items.
+var itemKeys = [mcp.ListKindCount]string{mcp.Tools: "name", mcp.Prompts: "name", mcp.Resources: "uri",
+	mcp.Templates: "uriTemplate", mcp.Tasks: "taskId"}
 
-// A page of a list becomes the items that encoding/json finds in it, each under the name
-// that clients know it by and otherwise as it was.
+// A page becomes the items that encoding/json finds in it, each under its shown name and otherwise
+// unchanged.
 func FuzzListing(f *testing.F) {
 	for _, page := range []string{
-		`{"tools":[{"name":"a","inputSchema":{"x":1.0}},{"name":"\u0062"},{"name":"a"},{"name":7},{}],"nextCursor":"c","ttlMs":5,"cacheScope":"public"}`,
-		// A cacheScope that is not a string ended the process.
+		`{"tools":[{"name":"a","inputSchema":{"x":1.0}},{"name":"\u0062"},{"name":"a"},{"name":7},{}],"nextCursor":"c",` +
+			`"ttlMs":5,"cacheScope":"public"}`,
+		// A cacheScope that is not a string crashed the process.
 		`{"tools":[],"cacheScope":1}`, `{"tools":[],"cacheScope":{},"ttlMs":-1,"nextCursor":null}`,
 		`{"tools":{}}`, `{"tools":[]}`, `{"tools":[[{"name":"a"}]]}`, `{"tools":[{"name":"a","name":"b"}]}`,
-		`{"prompts":[{"name":"p","arguments":[]}]}`, `{"resources":[{"uri":"x://é","name":"n"}]}`, `{"resourceTemplates":[{"uriTemplate":"x://{y}"}]}`, `{"tasks":[{"taskId":"1"}]}`,
-		`{"tools":[{"inputSchema":{"properties":{"a":{"x-mcp-header":"A"}}},"name":"t"}]}`, `{"Tools":[{"name":"a"}]}`, `{}`, `[]`, `{"tools":[{"name":"` + strings.Repeat("long", 30) + `"}]}`,
+		`{"prompts":[{"name":"p","arguments":[]}]}`, `{"resources":[{"uri":"x://é","name":"n"}]}`,
+		`{"resourceTemplates":[{"uriTemplate":"x://{y}"}]}`, `{"tasks":[{"taskId":"1"}]}`,
+		`{"tools":[{"inputSchema":{"properties":{"a":{"x-mcp-header":"A"}}},"name":"t"}]}`, `{"Tools":[{"name":"a"}]}`, `{}`,
+		`[]`, `{"tools":[{"name":"` + strings.Repeat("long", 30) + `"}]}`,
 	} {
 		for k := range mcp.ListKindCount {
 			f.Add([]byte(page), uint8(k))
 		}
 	}
-	a := joining(func(c *Config) { c.Naming.Longest = 64 }, legacyPeer("a"), legacyPeer("b"))
+	a := newBareGateway(func(c *Config) { c.Naming.Longest = 64 }, legacyPeer("a"), legacyPeer("b"))
 	f.Fuzz(func(t *testing.T, page []byte, which uint8) {
 		k := mcp.ListKind(which) % mcp.ListKindCount
-		b := &builder{g: a, server: a.config.Servers[0], kind: k, filter: upstream.ListFilter{Done: true}, list: new(catalog.List), seen: map[string]bool{}}
+		b := &builder{g: a, server: a.config.Servers[0], kind: k, filter: upstream.ListFilter{Done: true},
+			list: new(catalog.List), seen: map[string]bool{}}
 		var answer mcp.List
 		failure := answer.Read(slices.Concat([]byte(`{"jsonrpc":"2.0","id":1,"result":`), page, []byte("}")))
 		if failure == nil {
@@ -63,7 +68,7 @@ func FuzzListing(f *testing.F) {
 				continue
 			}
 			seen[name] = true
-			item[itemKeys[k]] = a.shown("a", k, name)
+			item[itemKeys[k]] = a.shownName("a", k, name)
 			wanted = append(wanted, item)
 		}
 		list := b.done()
@@ -75,7 +80,7 @@ func FuzzListing(f *testing.F) {
 			if !reflect.DeepEqual(got, wanted[i]) || got[itemKeys[k]] != list.Names[i] {
 				t.Fatalf("%q: item %d is %s, called %q", page, i, list.Item(i), list.Names[i])
 			}
-			if original, short := list.Short[list.Names[i]]; short && a.shown("a", k, original) != list.Names[i] {
+			if original, short := list.Short[list.Names[i]]; short && a.shownName("a", k, original) != list.Names[i] {
 				t.Fatalf("%q stands for %q", list.Names[i], original)
 			}
 		}
@@ -94,17 +99,17 @@ func FuzzListing(f *testing.F) {
 			t.Fatalf("%q goes on at %q", page, b.cursor)
 		}
 		if string(result["cacheScope"]) != `"public"` && result["cacheScope"] != nil && !b.fresh.Private {
-			t.Fatalf("%q is for everybody", page)
+			t.Fatalf("%q is public", page)
 		}
 	})
 }
 
-// A session id that somebody has changed in any way is none. What is sealed for another
-// purpose is none either.
+// A session id that was changed in any way is invalid. So are values sealed for another purpose.
 func FuzzSession(f *testing.F) {
-	a := joining(nil)
-	// Its last character has unused bits.
-	good := a.sealer.sealTicket(ticket{Identity: "ann", Version: mcp.Latest, Hello: json.RawMessage(`{"a":1}`), Links: map[string]linkTicket{"a": {Version: "2025-03-26", Session: "s1", Can: mcp.HasTools}}})
+	a := newBareGateway(nil)
+	// The last character has unused bits.
+	good := a.sealer.sealTicket(ticket{Identity: "ann", Version: mcp.Latest, Hello: json.RawMessage(`{"a":1}`),
+		Links: map[string]linkTicket{"a": {Version: "2025-03-26", Session: "s1", Can: mcp.HasTools}}})
 	whole := uint(len(good))
 	f.Add(uint(0), uint(0), "")
 	f.Add(whole-1, uint(1), "B")
@@ -117,10 +122,10 @@ func FuzzSession(f *testing.F) {
 	for i := range uint(64) { // and so did other values of the unused bits
 		f.Add(whole-1, uint(1), string("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"[i]))
 	}
-	f.Fuzz(func(t *testing.T, at, cut uint, put string) {
-		at %= whole + 1
-		cut = min(cut, whole-at)
-		id := good[:at] + put + good[at+cut:]
+	f.Fuzz(func(t *testing.T, start, cut uint, put string) {
+		start %= whole + 1
+		cut = min(cut, whole-start)
+		id := good[:start] + put + good[start+cut:]
 		opened, ok := a.sealer.openTicket(id)
 		if ok != (id == good) || ok && opened.Identity != "ann" {
 			t.Fatalf("%q was opened: %+v", id, opened)
@@ -128,27 +133,36 @@ func FuzzSession(f *testing.F) {
 		if _, ok := a.sealer.Open("call", id); ok {
 			t.Fatalf("%q was opened as a call", id)
 		}
-		// Whatever is inside, if only we have sealed it.
-		if inside, ok := a.sealer.openTicket(a.sealer.Seal("session", []byte(put))); ok && !json.Valid(inside.Hello) && inside.Hello != nil {
+		// Sealed content is valid, whatever it is.
+		if inside, ok := a.sealer.openTicket(a.sealer.Seal("session", []byte(put))); ok && !json.Valid(inside.Hello) &&
+			inside.Hello != nil {
 			t.Fatalf("%q was opened: %+v", put, inside)
 		}
 	})
 }
 
-// An answer reaches clients with the names that they know and is otherwise the same.
+// Answers reach clients with shown names and are otherwise unchanged.
 func FuzzRewritten(f *testing.F) {
 	for _, answer := range []string{
-		`{"id":1,"result":{"contents":[{"uri":"x:\/\/a", "text":"x"},{"blob":"","uri":"x://\u00e9"}]}}`, `{"result":{"content":[{"uri":"a:b"},{"resource":{"uri":"c:d"}},{"uri":1}],"uri":"e:f"}}`,
-		`{"result":{"messages":[{"content":{"uri":"a:b"}},{"content":{"resource":{"uri":"c:d"}}}]}}`, `{"error":{"data":{"uri":"a:b"}}}`,
-		`{"result":{"_meta":{"ui":{"resourceUri":"ui://a"},"ui/resourceUri":"ui:\/\/b","openai/outputTemplate":"c:d"}}}`, `{"result":{"content":[{"resource":{"uri":"ui://a"}}],"_meta":{"ui":"ui://a"}}}`, `{"result":{"task":{"taskId":"1"},"taskId":"2"}}`,
-		`{"result":{"contents":{"a":{"uri":"x:y"}},"taskId":7.0}}`, `{"result":{"contents":[{"uri":"x:y","uri":"z:w"}]}}`, `{"result":{"contents":[{"uri":"x:y"}`, `{"result":{"contents":[{"uri":""}]}}`,
+		`{"id":1,"result":{"contents":[{"uri":"x:\/\/a", "text":"x"},{"blob":"","uri":"x://\u00e9"}]}}`,
+		`{"result":{"content":[{"uri":"a:b"},{"resource":{"uri":"c:d"}},{"uri":1}],"uri":"e:f"}}`,
+		`{"result":{"messages":[{"content":{"uri":"a:b"}},{"content":{"resource":{"uri":"c:d"}}}]}}`,
+		`{"error":{"data":{"uri":"a:b"}}}`,
+		`{"result":{"_meta":{"ui":{"resourceUri":"ui://a"},"ui/resourceUri":"ui:\/\/b","openai/outputTemplate":"c:d"}}}`,
+		`{"result":{"content":[{"resource":{"uri":"ui://a"}}],"_meta":{"ui":"ui://a"}}}`,
+		`{"result":{"task":{"taskId":"1"},"taskId":"2"}}`,
+		`{"result":{"contents":{"a":{"uri":"x:y"}},"taskId":7.0}}`, `{"result":{"contents":[{"uri":"x:y","uri":"z:w"}]}}`,
+		`{"result":{"contents":[{"uri":"x:y"}`, `{"result":{"contents":[{"uri":""}]}}`,
 	} {
 		f.Add([]byte(answer))
 	}
-	a := joining(nil, legacyPeer("a"), legacyPeer("b"))
+	a := newBareGateway(nil, legacyPeer("a"), legacyPeer("b"))
 	l := newLink(newClient(mcp.Legacy, mcp.Latest, "", "", new(introduction)), a.config.Servers[0])
-	places := [][]string{{"result", "contents", "*", "uri"}, {"result", "content", "*", "uri"}, {"result", "content", "*", "resource", "uri"}, {"result", "messages", "*", "content", "uri"},
-		{"result", "messages", "*", "content", "resource", "uri"}, {"error", "data", "uri"}, {"result", "_meta", "ui", "resourceUri"}, {"result", "_meta", "ui/resourceUri"}, {"result", "_meta", "openai/outputTemplate"}, {"result", "task", "taskId"}, {"result", "taskId"}}
+	places := [][]string{{"result", "contents", "*", "uri"}, {"result", "content", "*", "uri"},
+		{"result", "content", "*", "resource", "uri"}, {"result", "messages", "*", "content", "uri"},
+		{"result", "messages", "*", "content", "resource", "uri"}, {"error", "data", "uri"}, {"result", "_meta", "ui",
+			"resourceUri"}, {"result", "_meta", "ui/resourceUri"}, {"result", "_meta", "openai/outputTemplate"},
+		{"result", "task", "taskId"}, {"result", "taskId"}}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		before := bytes.Clone(raw)
 		got := rewritten(a, l, raw)
@@ -207,7 +221,7 @@ func FuzzRewritten(f *testing.F) {
 	})
 }
 
-// retask puts the server before the id of a task.
+// retask adds the server to a task id.
 func retask(v any, path []string, changed *bool) any {
 	object, _ := v.(map[string]any)
 	value, has := object[path[0]]
@@ -222,7 +236,7 @@ func retask(v any, path []string, changed *bool) any {
 	return v
 }
 
-// plain takes URIs of the gateway apart: there are several ways to write one.
+// plain parses URIs of the gateway, because there are several spellings.
 func plain(v any) any {
 	switch v := v.(type) {
 	case map[string]any:
@@ -241,10 +255,11 @@ func plain(v any) any {
 	return v
 }
 
-// antiquated takes what the modern era has put into a request out of it, and nothing else.
+// withoutModernMeta removes the modern _meta members from a request, and nothing else.
 func FuzzAntiquated(f *testing.F) {
 	for _, body := range []string{
-		`{"method":"m","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"x","a":1.0 , "io.modelcontextprotocol\/clientInfo":{}}}}`, `{"params":{"_meta":{"io.modelcontextprotocol/x":1}}}`,
+		`{"method":"m","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"x","a":1.0 ,` +
+			` "io.modelcontextprotocol\/clientInfo":{}}}}`, `{"params":{"_meta":{"io.modelcontextprotocol/x":1}}}`,
 		`{"params":{"_meta":{ }}}`, `{"params":{"_meta":[]}}`, `{"params":{"_meta":{"a":1,"b":2,"a":3}}}`, `{}`,
 	} {
 		f.Add([]byte(body))
@@ -266,7 +281,7 @@ func FuzzAntiquated(f *testing.F) {
 		switch top["id"].(type) {
 		case nil, string, json.Number:
 		default:
-			return // no message
+			return // not a message
 		}
 		for key := range meta {
 			if strings.HasPrefix(key, "io.modelcontextprotocol/") {

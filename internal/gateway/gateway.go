@@ -1,44 +1,44 @@
 // Package gateway puts many MCP servers behind one endpoint.
 //
-// A [Gateway] serves three kinds of endpoints. At [upstream.Aggregate] all servers are one: a
-// client sees their tools, prompts, resources and templates under names with a prefix each. At
-// [upstream.Single] one server is served as it is, over Streamable HTTP. At [upstream.RPC] one
+// A [Gateway] serves three kinds of endpoints. At [upstream.Aggregate], clients see the tools,
+// prompts, resources and templates of all servers, under names with the server as prefix. At
+// [upstream.Single], one server is served unchanged, over Streamable HTTP. At [upstream.RPC], one
 // server answers plain JSON-RPC posts.
 //
-// # One direction
+// # Request path
 //
-// Package inbound authenticates, reads and admits a request of a client, and package upstream
-// passes it on to a server. This package is between them at [upstream.Aggregate]:
+// Package inbound authenticates, reads and admits the requests of clients. Package upstream
+// exchanges messages with servers. For [upstream.Aggregate], this package is between them:
 //
-//	aggregate.go  which method answers the request
-//	handshake.go, list.go, subscribe.go, notify.go, call.go
-//	              these methods; a call is passed on to one server
-//	route.go      which server that is, and the names that things have there
-//	legacy.go, modern.go
-//	              translate between eras; relay.go passes on within one
-//	link.go       the session of a client with a server, opened by connect.go
+//	aggregate.go  dispatches requests by method
+//	handshake.go, list.go, subscribe.go, oneway.go, call.go
+//	              answer the methods; a call is forwarded to one server
+//	names.go      finds that server, and translates names and URIs
+//	to_legacy.go, to_modern.go
+//	              forward to a server of the other era; relay.go to one of the same era
+//	link.go       the session of a client with a server; connect.go opens it
 //
-// state.go has what outlives a configuration, config.go what a configuration consists of.
+// config.go has the configuration of a gateway, state.go what outlives it.
 //
 // # Eras
 //
-// Clients and servers each speak one of two eras of the protocol, in any combination. Where
-// both speak the same, messages pass. Where they do not, legacy.go and modern.go translate:
-// questions that a server asks during a call become results that ask for input, and the
-// other way round.
+// Clients and servers each speak one of two eras of the protocol, in any combination. If both speak
+// the same, messages are passed on. Otherwise to_legacy.go and to_modern.go translate: a request
+// that a legacy server sends during a call becomes an input-required result for a modern client,
+// and the other way round.
 //
 // # State
 //
-// At [upstream.Aggregate] each client has connections of its own to the servers, a link each: its
-// ids, progress tokens and subscriptions cannot meet those of others. The session id that a
-// client of the legacy era holds carries the sessions of all its links, sealed. Any process
-// with the key can go on with it, so a restart loses nothing but caches. What is remembered of
-// clients is a [State], which outlives configurations. Replicas tell each other what concerns
-// clients that they share:
+// At [upstream.Aggregate], each client has its own sessions with servers, one link each, so its ids,
+// progress tokens and subscriptions do not collide with those of other clients. The session id of a
+// legacy client carries the sessions of all its links, sealed. Any process with the key can continue
+// the session, so a restart loses only caches. A [State] has what is remembered of clients. It
+// outlives configurations. Replicas keep each other up to date about the clients they share:
 //
-//	elsewhere.go  how they do, messages for streams elsewhere, and notices of clients
-//	recall.go     what their ids do not carry of sessions, and that they have ended
-//	news.go       changes of lists
+//	replica_sync.go    topics, messages for streams at other replicas, messages of clients
+//	session_record.go  session state that session ids do not carry, and the end of sessions
+//	list_changes.go    list-changed notifications
+//	continuation.go    held calls that another replica continues
 package gateway
 
 import (
@@ -62,29 +62,28 @@ type Gateway struct {
 	sealer  sealer
 	gate    *inbound.Gate
 	shared  *upstream.Shared
-	own     ownItems // what the gateway has itself
+	builtin builtins // items of the gateway itself
 
-	unfollow    func() bool     // stops streams from ending when Caddy exits
-	closing     context.Context // done when the Gateway is closed, or Caddy exits
-	close       context.CancelFunc
-	fingerprint string // of all servers
-	// Guarded by State.mu.
-	alone bool     // of its generation
-	left  bool     // it serves no more requests
-	heir  *Gateway // that replaces it in its generation; nil if none does
-	place *place   // shared by all Gateways that succeed each other
+	cancelExitHook func() bool     // removes the hook that ends streams when Caddy exits
+	closing        context.Context // done when the Gateway is closed or Caddy exits
+	close          context.CancelFunc
+	fingerprint    string // of the server IDs
+	// The fields up to succession are guarded by State.mu.
+	onlyOne     bool        // in its generation
+	left        bool        // serves no more requests
+	replacement *Gateway    // takes over within the generation; nil if there is none
+	succession  *succession // shared with its predecessors and successors
 	*State
 	*Retained
 }
 
-// A place is where Gateways succeed each other. A stream holds the place it was opened at,
-// and thereby the Gateway that serves now, but none in between.
-type place struct {
+// A succession is a sequence of Gateways that replace each other. A stream refers to it, and so to
+// the Gateway that serves now, but to none in between.
+type succession struct {
 	current *Gateway // nil if there is no known successor
 }
 
-// New returns a Gateway that goes on with what an earlier one has left in state and
-// retained. It has to be closed.
+// New returns a Gateway that continues with the state of an earlier one. The caller must close it.
 func New(config Config, state *State, retained *Retained) *Gateway {
 	g := &Gateway{
 		config:   config,
@@ -92,7 +91,7 @@ func New(config Config, state *State, retained *Retained) *Gateway {
 		State:    state,
 		Retained: retained,
 	}
-	g.gate = inbound.NewGate(config.Config, config.Observer, aggregate{g}, inbound.Kept{
+	g.gate = inbound.NewGate(config.Config, config.Observer, aggregate{g}, inbound.Retained{
 		Usage: retained.Usage, Confirmations: state.confirmations, Tasks: retained.tasks, Upstream: state.upstream,
 	})
 	g.servers, g.rules, g.shared, g.info = g.gate.Servers, g.gate.Rules, g.gate.Shared, g.gate.Info
@@ -100,63 +99,62 @@ func New(config Config, state *State, retained *Retained) *Gateway {
 	for _, s := range config.Servers {
 		g.ids[s.ID] = s
 		g.fingerprint += s.ID + "\x00"
-		s.Asides.Max = maxServerAsides
-		g.shared.State.ToolsChanged(s)
-		s.Missing.Store(true) // clients of an earlier configuration may have been answered without it
+		s.SideRequests.Max = maxServerSideRequests
+		g.shared.Retained.ToolsChanged(s)
+		s.Missing.Store(true) // clients of an earlier configuration may not have seen it
 	}
-	g.own = newOwn(g)
-	g.place = &place{g}
+	g.builtin = newBuiltins(g)
+	g.succession = &succession{g}
 	g.closing, g.close = context.WithCancel(config.Exiting)
-	state.join(g, config.Replaces)
-	g.config.Replaces = nil // it is not kept in memory
-	g.unfollow = context.AfterFunc(config.Exiting, func() { state.endStreams(g) })
+	state.addGateway(g, config.Replaces)
+	g.config.Replaces = nil // lets it be freed
+	g.cancelExitHook = context.AfterFunc(config.Exiting, func() { state.endStreams(g) })
 	return g
 }
 
-// NewRequest returns a request that came in at an endpoint, to be served.
+// NewRequest returns a request to an endpoint.
 func (g *Gateway) NewRequest(
-	w http.ResponseWriter, r *http.Request, to inbound.Endpoint, from inbound.Peer,
+	w http.ResponseWriter, r *http.Request, endpoint inbound.Endpoint, peer inbound.Peer,
 ) *inbound.Request {
-	return g.gate.NewRequest(w, r, to, from)
+	return g.gate.NewRequest(w, r, endpoint, peer)
 }
 
-// Close hands the clients over to the Gateway that succeeds this one on the same State, if
-// there is one. Requests that are being served are served to their end.
+// Close hands the clients over to the successor of this Gateway on the same State, if there is one.
+// Running requests continue.
 func (g *Gateway) Close() {
 	g.close()
-	g.unfollow()
+	g.cancelExitHook()
 	g.gate.Close()
-	g.leave(g)
+	g.removeGateway(g)
 }
 
-// WaitForSideRequests waits, on exit, for streams that end without a handler and for messages
-// that are still being sent to servers, and sends no more.
+// WaitForSideRequests waits, on exit, for parked streams and for messages still being sent to
+// servers, and prevents new ones.
 func (g *Gateway) WaitForSideRequests() {
 	g.waitForParked()
 	for _, s := range g.config.Servers {
-		s.Asides.Close()
+		s.SideRequests.Close()
 	}
 }
 
-// transparent reports whether there is one server, which is shown as it is.
+// transparent reports whether there is a single server whose names are shown unchanged.
 func (g *Gateway) transparent() bool { return g.config.Naming.Separator == "" }
 
 // byID returns the server with an ID, nil if there is none.
 func (g *Gateway) byID(id string) *upstream.Server { return g.ids[id] }
 
-// exiting reports whether requests end because Caddy exits, and their clients are still
-// there.
+// exiting reports whether Caddy exits, so that requests end although their clients are still
+// connected.
 func (g *Gateway) exiting() bool { return g.config.Exiting != nil && g.config.Exiting.Err() != nil }
 
-// maxServerAsides is how many messages a server is sent besides requests at the same time, for
-// all clients.
-const maxServerAsides = 1024
+// maxServerSideRequests limits the side requests to a server at a time, for all clients.
+const maxServerSideRequests = 1024
 
-// view returns a text that changes with what a client is shown of lists.
-func (g *Gateway) view(identity string) string {
+// viewKey returns a string that changes when a client's view of lists changes.
+func (g *Gateway) viewKey(identity string) string {
 	view := ""
-	if who := g.rules.Caller(identity); who.Client != nil {
-		view = who.Client.View
+	if caller := g.rules.Caller(identity); caller.Client != nil {
+		view = caller.Client.View
 	}
 	if g.config.PinTools {
 		view += " pinned"
@@ -164,23 +162,23 @@ func (g *Gateway) view(identity string) string {
 	return view
 }
 
-// standing returns a text that changes with what lets a client in. Only a new request can
-// show whether a certificate, a JWT or Caddy's own authentication still does, so for those it
+// admissionKey returns a string that changes when a client may no longer be admitted. For
+// certificates, JWTs and Caddy's own authentication only a new request can tell, so there it
 // changes with each configuration.
-func (g *Gateway) standing(identity string) string {
-	who := g.rules.Caller(identity)
-	standing := who.Label
+func (g *Gateway) admissionKey(identity string) string {
+	caller := g.rules.Caller(identity)
+	standing := caller.Label
 	if g.config.Auth != nil {
 		standing += g.config.Auth.Fingerprint()
 	}
-	if who.IsVolatile() {
+	if caller.MustReauthenticate() {
 		standing += fmt.Sprintf(" %p", g.config.Generation)
 	}
 	return standing
 }
 
-// seen returns the servers that a client may know of.
-func (g *Gateway) seen(identity string) []*upstream.Server {
+// visibleServers returns the servers that a client may see.
+func (g *Gateway) visibleServers(identity string) []*upstream.Server {
 	if len(g.config.Clients) == 0 {
 		return g.config.Servers
 	}

@@ -15,146 +15,145 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// A handshake is a request by which a client gets to know the gateway: initialize, or
-// server/discover in the modern era.
-type handshake struct{ *visit }
+// A handshake is the first request of a client: initialize, or server/discover in the modern era.
+type handshake struct{ *aggregateRequest }
 
-// initialize begins a session (A3 to A6). A server that is not known yet is asked what it is, which
-// begins a session with it. Other sessions begin when they are needed.
-func (v handshake) initialize() *jsonrpc.Failure {
-	params := v.Message.Literal(jsonrpc.Params)
+// initialize begins a session of the client (A3 to A6). It connects to servers that are not known
+// yet. Sessions with other servers begin when they are needed.
+func (h handshake) initialize() *jsonrpc.Failure {
+	params := h.Message.Literal(jsonrpc.Params)
 	switch {
-	case v.Message.Kind(jsonrpc.Params) != jsonspan.BeginObject || v.Message.Kind(jsonrpc.Requested) != jsonspan.String:
-		return jsonrpc.InvalidParams("protocolVersion: it is missing, or no string").AsAnswer()
-	case len(params) > longestIntroduction:
-		return introductionTooLarge("params: capabilities and clientInfo")
+	case h.Message.Kind(jsonrpc.Params) != jsonspan.BeginObject || h.Message.Kind(jsonrpc.Requested) != jsonspan.String:
+		return jsonrpc.InvalidParams("protocolVersion: missing or not a string").WithStatusOK()
+	case len(params) > maxIntroduction:
+		return introductionTooLarge("params: capabilities and clientInfo are larger than 16 KiB")
 	}
-	version := mcp.Negotiate(v.Message.Text(jsonrpc.Requested), mcp.Latest)
-	edits := []jsonspan.Edit{v.Message.Replace(jsonrpc.Requested, jsonrpc.Quote(version))}
-	if v.Message.Has(jsonrpc.Proxy) {
-		edits = append(edits, v.withoutProxy())
+	version := mcp.Negotiate(h.Message.Text(jsonrpc.Requested), mcp.Latest)
+	edits := []jsonspan.Edit{h.Message.Replace(jsonrpc.Requested, jsonrpc.Quote(version))}
+	if h.Message.Has(jsonrpc.Proxy) {
+		edits = append(edits, h.withoutProxyParam())
 		slices.SortFunc(edits, func(a, b jsonspan.Edit) int { return a.Start - b.Start })
 	}
-	whole := jsonspan.Spliced(v.Message.Raw, edits...)
+	whole := jsonspan.Spliced(h.Message.Raw, edits...)
 	var m jsonrpc.Message
 	if failure := m.Read(whole); failure != nil {
 		return failure
 	}
-	said := readIntroduction(slices.Clone(m.Literal(jsonrpc.Params)))
-	v.client = newClient(mcp.Legacy, version, v.Caller.Identity, v.Caller.Owner(), said)
-	v.client.issued = time.Now()
-	v.begin(v.client)
-	v.g.keep(v.client)
-	if v.g.sealer.sealTicket(v.client.ticket(nil)) == "" {
-		return introductionTooLarge("params: capabilities and clientInfo, compressed,")
+	intro := readIntroduction(slices.Clone(m.Literal(jsonrpc.Params)))
+	h.client = newClient(mcp.Legacy, version, h.Caller.Identity, h.Caller.Owner(), intro)
+	h.client.issued = time.Now()
+	h.beginSession(h.client)
+	h.g.addRef(h.client)
+	if h.g.sealer.sealTicket(h.client.ticket(nil)) == "" {
+		return introductionTooLarge("params: capabilities and clientInfo are too large for a session id")
 	}
-	servers, met := v.meet(never)
-	v.openCarried(servers, met)
-	if v.ctx.Err() != nil {
-		v.client.ended.Store(true)
-		v.g.running.Go(v.leave) // the client does not know the sessions that exist by now
+	servers, infos := h.serverInfos(never)
+	h.openCarried(servers, infos)
+	if h.ctx.Err() != nil {
+		h.client.ended.Store(true)
+		h.g.running.Go(h.endLinks) // the client will never use these sessions
 		return nil
 	}
 	links := map[string]linkTicket{}
 	for _, s := range servers {
-		if l := v.client.linked(s); l != nil {
+		if l := h.client.existingLink(s); l != nil {
 			if ticket, ok := l.carry(); ok {
 				ticket.Server = s.ShortID()
 				links[s.Name] = ticket
 			}
 		}
 	}
-	id := v.g.sealer.sealTicket(v.client.ticket(links))
-	v.client = v.g.client(id, func() *client { return v.client })
-	v.g.elsewhere.begun(v.client)
-	v.g.release(v.client) // as the one that had no id yet
-	v.Writer.Header().Set(mcp.SessionHeader, id)
+	id := h.g.sealer.sealTicket(h.client.ticket(links))
+	h.client = h.g.client(id, func() *client { return h.client })
+	h.g.replicaSync.noteNewSession(h.client)
+	h.g.release(h.client) // the reference of the client without a key
+	h.Writer.Header().Set(mcp.SessionHeader, id)
 
 	result := map[string]any{
 		"protocolVersion": version,
-		"capabilities":    v.capabilities(servers, met),
-		"serverInfo":      v.g.info,
+		"capabilities":    h.capabilities(servers, infos),
+		"serverInfo":      h.g.info,
 	}
-	if text := v.instructions(servers, met); text != "" {
+	if text := h.instructions(servers, infos); text != "" {
 		result["instructions"] = text
 	}
-	return v.answer(jsonrpc.Encode(result))
+	return h.answerResult(jsonrpc.Encode(result))
 }
 
-// openCarried opens the sessions that have to be in the session id of the client, if others may
-// have to go on with them. A child process is known to this process alone.
-func (v handshake) openCarried(servers []*upstream.Server, met []*about) {
-	if !v.g.config.Resumable {
+// openCarried opens the sessions that the session id must carry, so that other processes can
+// continue them. Child processes belong to this process, so their sessions are not carried.
+func (h handshake) openCarried(servers []*upstream.Server, infos []*serverInfo) {
+	if !h.g.config.Resumable {
 		return
 	}
 	arrivals := make(chan func(), len(servers))
-	aside := v.beside()
-	defer aside.leave()
+	bg := h.newBackground()
+	defer bg.requestAnswered()
 	opening := 0
 	for i, s := range servers {
-		if met[i] != nil && met[i].session && !s.ChildrenOnly {
+		if infos[i] != nil && infos[i].hasSession && !s.ChildrenOnly {
 			opening++
-			aside.Go(func() {
-				_ = v.client.link(s).open(aside.behalf) // it is tried again when it is needed
+			bg.Go(func() {
+				_ = h.client.linkTo(s).open(bg.scope) // opened again on demand if it fails
 				arrivals <- func() {}
 			})
 		}
 	}
-	v.gather(aside, opening, arrivals, never)
+	h.collect(bg, opening, arrivals, never)
 }
 
-// leave ends the sessions with all servers of a client that has left.
-func (v handshake) leave() {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(v.ctx), v.g.config.JoinTimeout)
+// endLinks ends the sessions with all servers after the client disconnected.
+func (h handshake) endLinks() {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(h.ctx), h.g.config.JoinTimeout)
 	defer cancel()
-	for _, l := range v.client.allLinks() {
-		if v.g.of(l) != nil {
-			l.end(v.behalf().within(ctx))
+	for _, l := range h.client.allLinks() {
+		if h.g.linkServer(l) != nil {
+			l.end(h.scope().withContext(ctx))
 		}
 	}
 }
 
 // discover answers server/discover.
-func (v handshake) discover() *jsonrpc.Failure {
-	servers, met := v.meet(never)
-	if v.ctx.Err() != nil {
+func (h handshake) discover() *jsonrpc.Failure {
+	servers, infos := h.serverInfos(never)
+	if h.ctx.Err() != nil {
 		return nil
 	}
 	versions := mcp.Versions()
 	slices.Reverse(versions)
 	result := map[string]any{
 		"supportedVersions": versions,
-		"capabilities":      v.capabilities(servers, met),
+		"capabilities":      h.capabilities(servers, infos),
 		"ttlMs":             0,
 		"cacheScope":        "private",
 	}
-	if text := v.instructions(servers, met); text != "" {
+	if text := h.instructions(servers, infos); text != "" {
 		result["instructions"] = text
 	}
-	return v.answer(jsonrpc.Encode(result))
+	return h.answerResult(jsonrpc.Encode(result))
 }
 
-// capabilities returns what all servers can do together (A4). As long as one of them
-// is missing, it may have lists of all kinds: clients do not ask again, and a list may be empty.
-func (v handshake) capabilities(servers []*upstream.Server, met []*about) map[string]any {
+// capabilities returns the union of the capabilities of all servers (A4). A missing server may have
+// any lists, and clients ask for capabilities only once, so it counts as having all of them.
+func (h handshake) capabilities(servers []*upstream.Server, infos []*serverInfo) map[string]any {
 	all := map[string]any{}
 	for i := range servers {
-		if met[i] == nil {
+		if infos[i] == nil {
 			merge(all, map[string]any{"tools": map[string]any{}, "prompts": map[string]any{}, "resources": map[string]any{}})
 			continue
 		}
 		var one map[string]any
-		if json.Unmarshal([]byte(met[i].capabilities.text()), &one) == nil {
+		if json.Unmarshal([]byte(infos[i].capabilities.text()), &one) == nil {
 			merge(all, one)
 		}
 	}
-	if v.era == mcp.Modern {
-		delete(all, "tasks") // as servers of the legacy era have them; those of this era are an extension
+	if h.era == mcp.Modern {
+		delete(all, "tasks") // the tasks of legacy servers; modern tasks are an extension
 	}
-	if v.g.own.list(mcp.Tools, v.Caller.Identity) != nil && all["tools"] == nil {
+	if h.g.builtin.list(mcp.Tools, h.Caller.Identity) != nil && all["tools"] == nil {
 		all["tools"] = map[string]any{}
 	}
-	if v.g.own.list(mcp.Templates, v.Caller.Identity) != nil && all["resources"] == nil {
+	if h.g.builtin.list(mcp.Templates, h.Caller.Identity) != nil && all["resources"] == nil {
 		all["resources"] = map[string]any{}
 	}
 	for _, name := range [...]string{"tools", "prompts", "resources"} {
@@ -165,7 +164,7 @@ func (v handshake) capabilities(servers []*upstream.Server, met []*about) map[st
 	return all
 }
 
-// merge adds what is in one object to another, all the way down.
+// merge adds one object to another, recursively.
 func merge(into, from map[string]any) {
 	for name, value := range from {
 		object, ok := value.(map[string]any)
@@ -184,72 +183,73 @@ func merge(into, from map[string]any) {
 	}
 }
 
-// instructions returns what the servers say of how they are to be used, and which of them are missing.
-func (v handshake) instructions(servers []*upstream.Server, met []*about) string {
+// instructions returns the instructions of all servers, and the names of missing servers.
+func (h handshake) instructions(servers []*upstream.Server, infos []*serverInfo) string {
 	var texts []string
 	for i, s := range servers {
 		switch {
-		case met[i] == nil || met[i].instructions.text() == "":
-		case v.g.transparent():
-			return met[i].instructions.text()
+		case infos[i] == nil || infos[i].instructions.text() == "":
+		case h.g.transparent():
+			return infos[i].instructions.text()
 		default:
-			texts = append(texts, s.Name+":\n"+met[i].instructions.text())
+			texts = append(texts, s.Name+":\n"+infos[i].instructions.text())
 		}
 	}
-	if text := v.missingText(servers, met); text != "" {
+	if text := h.missingText(servers, infos); text != "" {
 		texts = append(texts, text)
 	}
 	return strings.Join(texts, "\n\n")
 }
 
-// setLevel passes on which log messages the client wants, to all servers that log (A15).
-func (v *visit) setLevel() *jsonrpc.Failure {
-	level := v.Message.Text(jsonrpc.Level)
+// setLevel answers logging/setLevel. It forwards the level to all servers that log (A15).
+func (req *aggregateRequest) setLevel() *jsonrpc.Failure {
+	level := req.Message.Text(jsonrpc.Level)
 	if !slices.Contains(mcp.LogLevels, level) {
-		return jsonrpc.InvalidParams("level: it is none of " + strings.Join(mcp.LogLevels, ", ")).AsAnswer()
+		return jsonrpc.InvalidParams("level: must be one of " + strings.Join(mcp.LogLevels, ", ")).WithStatusOK()
 	}
-	v.client.mu.Lock()
-	v.client.level = level
-	v.client.mu.Unlock()
-	v.linked(func(_ *upstream.Server, l *link) { // others get to know it when their sessions begin
+	req.client.mu.Lock()
+	req.client.level = level
+	req.client.mu.Unlock()
+	req.forEachOpenLink(func(_ *upstream.Server, l *link) { // other servers get the level when their sessions begin
 		if era, can := l.state(); era == mcp.Legacy && can&mcp.HasLogging != 0 {
-			l.use()
-			_, _ = l.request(v.behalf(), "logging/setLevel", []byte(`{"level":"`+level+`"}`))
+			l.markUsed()
+			_, _ = l.request(req.scope(), "logging/setLevel", []byte(`{"level":"`+level+`"}`))
 		}
 	})
-	if v.g.elsewhere != nil {
-		v.g.elsewhere.change(v.ctx, v.client, sessionChange{Level: level, Told: v.g.told(v.client.allLinks()...)})
+	if req.g.replicaSync != nil {
+		told := req.g.sharedSessions(req.client.allLinks()...)
+		req.g.replicaSync.shareChange(req.ctx, req.client, sessionChange{Level: level, Told: told})
 	}
-	return v.answer([]byte("{}"))
+	return req.answerResult([]byte("{}"))
 }
 
 // delete ends a session.
-func (v *visit) delete() *jsonrpc.Failure {
-	v.g.end(v.client)
-	for _, s := range v.client.listening() {
+func (req *aggregateRequest) delete() *jsonrpc.Failure {
+	req.g.endSession(req.client)
+	for _, s := range req.client.openStreams() {
 		s.end()
 	}
 	var ending sync.WaitGroup
-	for _, l := range v.client.allLinks() { // also to servers that it may not see anymore
-		ending.Go(func() { l.end(v.behalf()) })
+	for _, l := range req.client.allLinks() { // including servers that the client may no longer see
+		ending.Go(func() { l.end(req.scope()) })
 	}
-	v.endElsewhere()
+	req.endAtReplicas()
 	ending.Wait()
-	v.Writer.WriteHeader(204)
+	req.Writer.WriteHeader(204)
 	return nil
 }
 
-// maxMissing is how many servers are named that a client does not see.
+// maxMissing limits the server names in missingText.
 const maxMissing = 20
 
-// missingText tells a client which servers it does not see.
-func (v handshake) missingText(servers []*upstream.Server, met []*about) string {
-	if !v.g.config.ReportMissing {
+// missingText returns a text that names the servers that are missing.
+func (h handshake) missingText(servers []*upstream.Server, infos []*serverInfo) string {
+	if !h.g.config.ReportMissing {
 		return ""
 	}
 	var names []string
 	for i, s := range servers {
-		if cause := s.MissingCause(); met[i] == nil && cause != jsonrpc.CauseLogin {
+		if cause := s.MissingCause(); infos[i] == nil && cause != jsonrpc.CauseLogin {
 			names = append(names, fmt.Sprintf("%s (%s)", s.Name, cause))
 		}
 	}

@@ -34,7 +34,8 @@ func TestInitialize(t *testing.T) {
 	if err := json.Unmarshal(u.hello.Result, &hello); err != nil {
 		t.Fatal(err)
 	}
-	want := `{"completions":{},"experimental":{"x":{"m":2,"n":1},"y":{}},"logging":{},"prompts":{"listChanged":true},"resources":{"listChanged":true,"subscribe":true},"tools":{"listChanged":true}}`
+	want := `{"completions":{},"experimental":{"x":{"m":2,"n":1},"y":{}},"logging":{},"prompts":{"listChanged":true},` +
+		`"resources":{"listChanged":true,"subscribe":true},"tools":{"listChanged":true}}`
 	if string(hello.Capabilities) != want {
 		t.Errorf("got  %s\nwant %s (A4)", hello.Capabilities, want)
 	}
@@ -44,13 +45,13 @@ func TestInitialize(t *testing.T) {
 	if hello.Instructions != "a:\nUse a.\n\nc:\nUse c." {
 		t.Errorf("got %q", hello.Instructions)
 	}
-	// Servers get the client's own introduction, and each its own version (A5).
-	got := a.await(t, "initialize", 1)
-	if !strings.Contains(got.body, `"capabilities":`+asksAll+`,"clientInfo":{"name":"test","version":"1"}`) {
+	// Servers get the client's own introduction, with their own version (A5).
+	got := a.waitFor(t, "initialize", 1)
+	if !strings.Contains(got.body, `"capabilities":`+allCapabilities+`,"clientInfo":{"name":"test","version":"1"}`) {
 		t.Errorf("got %s", got.body)
 	}
 	u.call("c::x")
-	if got := c.await(t, "tools/call", 1).Header.Get(mcp.VersionHeader); got != "2024-11-05" {
+	if got := c.waitFor(t, "tools/call", 1).Header.Get(mcp.VersionHeader); got != "2024-11-05" {
 		t.Errorf("got %s (A5)", got)
 	}
 
@@ -60,8 +61,10 @@ func TestInitialize(t *testing.T) {
 		SupportedVersions []string
 		Capabilities      json.RawMessage
 	}
-	if json.Unmarshal(s.Result, &discovered) != nil || discovered.ResultType != "complete" || !slices.Contains(discovered.SupportedVersions, mcp.Stateless) ||
-		string(discovered.Capabilities) != want || !strings.Contains(string(s.Result), `"io.modelcontextprotocol/serverInfo":{"name":"all","version":"1"}`) {
+	if json.Unmarshal(s.Result, &discovered) != nil || discovered.ResultType != "complete" ||
+		!slices.Contains(discovered.SupportedVersions, mcp.Stateless) ||
+		string(discovered.Capabilities) != want || !strings.Contains(string(s.Result),
+		`"io.modelcontextprotocol/serverInfo":{"name":"all","version":"1"}`) {
 		t.Errorf("got %s", s.Result)
 	}
 }
@@ -70,15 +73,17 @@ func TestVersions(t *testing.T) {
 	p := legacyPeer("a")
 	g := newGateway(t, nil, p)
 	for requested, want := range map[string]string{
-		"2024-11-05": "2024-11-05", "2025-03-26": "2025-03-26", "2025-06-18": "2025-06-18", mcp.Latest: mcp.Latest, "1999-01-01": mcp.Latest, "2099-01-01": mcp.Latest, "x": mcp.Latest,
+		"2024-11-05": "2024-11-05", "2025-03-26": "2025-03-26", "2025-06-18": "2025-06-18", mcp.Latest: mcp.Latest,
+		"1999-01-01": mcp.Latest, "2099-01-01": mcp.Latest, "x": mcp.Latest,
 	} {
-		s := g.user(t, mcp.Legacy).ask("initialize", `{"protocolVersion":"`+requested+`","capabilities":{},"clientInfo":{"name":"`+requested+`","version":"1"}}`)
+		s := g.user(t, mcp.Legacy).ask("initialize",
+			`{"protocolVersion":"`+requested+`","capabilities":{},"clientInfo":{"name":"`+requested+`","version":"1"}}`)
 		if !strings.Contains(string(s.Result), `"protocolVersion":"`+want+`"`) {
 			t.Errorf("%s: got %s, want %s (A5)", requested, s.body, want)
 		}
-		// Clients that get the same version are one audience, for which the server is asked once.
+		// Clients with the same version are one audience, for which the gateway connects once.
 		asked := func(a *incoming) bool { return a.message.Is(jsonrpc.Requested, want) }
-		if !slices.ContainsFunc(p.heard("initialize"), asked) {
+		if !slices.ContainsFunc(p.requests("initialize"), asked) {
 			t.Errorf("%s: the server is not asked for %s", requested, want)
 		}
 	}
@@ -87,7 +92,9 @@ func TestVersions(t *testing.T) {
 			t.Errorf("%s: got %s", params, s.body)
 		}
 	}
-	if s := g.user(t, mcp.Legacy).ask("initialize", `{"protocolVersion":"2025-11-25","x":"`+strings.Repeat("x", longestIntroduction)+`"}`); s.status != http.StatusRequestEntityTooLarge {
+	if s := g.user(t, mcp.Legacy).ask("initialize",
+		`{"protocolVersion":"2025-11-25","x":"`+strings.Repeat("x", maxIntroduction)+
+			`"}`); s.status != http.StatusRequestEntityTooLarge {
 		t.Errorf("got %d", s.status)
 	}
 	u := g.modern(t)
@@ -98,7 +105,7 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// One server that fails costs the client nothing but what it has (A6).
+// A failing server costs the client only that server (A6).
 func TestServersThatFailToShakeHands(t *testing.T) {
 	ways := map[string]script{
 		"500":           func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(500) },
@@ -119,7 +126,7 @@ func TestServersThatFailToShakeHands(t *testing.T) {
 	for name, way := range ways {
 		for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 			t.Run(fmt.Sprint(name, ", client of era ", era), func(t *testing.T) {
-				bad := legacyPeer("bad").does("initialize", way)
+				bad := legacyPeer("bad").handle("initialize", way)
 				u := newGateway(t, nil, legacyPeer("a").hasTools("x"), bad, modernPeer("c").hasTools("x")).user(t, era)
 				if era == mcp.Legacy {
 					u.connect()
@@ -132,7 +139,8 @@ func TestServersThatFailToShakeHands(t *testing.T) {
 						t.Errorf("got %s", s.body)
 					}
 				}
-				if s := u.call("bad::x"); name != "odd abilities" && (s.code() == 0 || s.Error.Data.ServerName != "bad" && s.code() != -32603) {
+				if s := u.call("bad::x"); name != "odd abilities" &&
+					(s.code() == 0 || s.Error.Data.ServerName != "bad" && s.code() != -32603) {
 					t.Errorf("got %s", s.body)
 				}
 			})
@@ -140,17 +148,16 @@ func TestServersThatFailToShakeHands(t *testing.T) {
 	}
 }
 
-// In time that is not real: of many clients one tries now and then whether a server is
-// back.
+// Fake time: of many clients, one retries an unreachable server now and then.
 func TestOutagesAreShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("b").hasTools("x")
 		var tries atomic.Int32
-		p.does("initialize", func(_ http.ResponseWriter, a *incoming) {
+		p.handle("initialize", func(_ http.ResponseWriter, a *incoming) {
 			tries.Add(1)
 			<-a.Context().Done()
 		})
-		g := newMemory(t, func(c *Config) { c.JoinTimeout = 15 * time.Second }, legacyPeer("a").hasTools("x"), p)
+		g := newInMemory(t, func(c *Config) { c.JoinTimeout = 15 * time.Second }, legacyPeer("a").hasTools("x"), p)
 		defer g.close()
 		first := g.legacy(t)
 		time.Sleep(15 * time.Second)
@@ -174,13 +181,13 @@ func TestOutagesAreShared(t *testing.T) {
 	})
 }
 
-// Several requests at once shake hands but once.
+// Concurrent requests do one handshake.
 func TestOneHandshakeForManyRequests(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		p := newPeer("a")
-		p.speaks[era] = true
+		p.eras[era] = true
 		u := newGateway(t, nil, p).modern(t)
-		done := make(chan said)
+		done := make(chan reply)
 		for range 20 {
 			go func() { done <- u.call("a::x") }()
 		}
@@ -198,20 +205,20 @@ func TestOneHandshakeForManyRequests(t *testing.T) {
 	}
 }
 
-// A server without sessions is one of the legacy era, too.
+// A server without sessions can be a legacy server.
 func TestServersWithoutSessions(t *testing.T) {
-	both(t, nil, func() []*peer {
+	both(t, nil, func() []*fakeServer {
 		p := newPeer("a").hasTools("x")
 		p.sessions = false
-		return []*peer{p}
-	}, func(t *testing.T, u *user, peers []*peer) {
+		return []*fakeServer{p}
+	}, func(t *testing.T, u *testClient, peers []*fakeServer) {
 		if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 1 {
 			t.Errorf("got %v", got)
 		}
 		if s := u.call("a::x"); s.code() != 0 {
 			t.Errorf("got %s", s.body)
 		}
-		for _, call := range peers[0].heard("tools/call") {
+		for _, call := range peers[0].requests("tools/call") {
 			if call.session != "" {
 				t.Errorf("got %q", call.session)
 			}
@@ -219,28 +226,28 @@ func TestServersWithoutSessions(t *testing.T) {
 	})
 }
 
-// A server may answer initialize by a stream, and say something before.
+// A server may answer initialize with a stream, and send messages before the answer.
 func TestHandshakesInStreams(t *testing.T) {
 	p := legacyPeer("a")
 	p.alive["s"] = true
-	p.does("initialize", func(w http.ResponseWriter, a *incoming) {
+	p.handle("initialize", func(w http.ResponseWriter, a *incoming) {
 		w.Header().Set(mcp.SessionHeader, "s")
 		a.sendAs(w, "id: 1\n", "")
 		a.send(w, `{"jsonrpc":"2.0","method":"notifications/message","params":{}}`)
 		a.finish(w, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}}}`)
 	})
 	u := newGateway(t, nil, p).legacy(t)
-	if s := u.call("a::x"); s.code() != 0 || p.heard("tools/call")[0].session != "s" {
+	if s := u.call("a::x"); s.code() != 0 || p.requests("tools/call")[0].session != "s" {
 		t.Errorf("got %s", s.body)
 	}
 }
 
-// A server of the legacy era that does not answer what it does not know is met all the
-// same, and at once the next time.
+// A legacy server that ignores unknown methods is connected nevertheless, and without delay the
+// next time.
 func TestServersThatDoNotAnswerWhatTheyDoNotKnow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := legacyPeer("a").does("server/discover", func(_ http.ResponseWriter, a *incoming) { <-a.Context().Done() })
-		g := newMemory(t, nil, p)
+		p := legacyPeer("a").handle("server/discover", func(_ http.ResponseWriter, a *incoming) { <-a.Context().Done() })
+		g := newInMemory(t, nil, p)
 		defer g.close()
 		for range 2 {
 			u := g.modern(t)

@@ -14,7 +14,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// rewritten returns an answer with the names that clients know.
+// rewritten returns an answer with shown names.
 func rewritten(g *Gateway, l *link, raw []byte) []byte {
 	var m jsonrpc.Message
 	var read nameReader
@@ -25,21 +25,24 @@ func rewritten(g *Gateway, l *link, raw []byte) []byte {
 	return jsonspan.Spliced(raw, l.translator(g).rename(raw, read.names)...)
 }
 
-// largeResult returns a result that names resources before, amid and after much text.
+// largeResult returns a result that names resources before, between and after long texts.
 func largeResult(size int) string {
 	var b strings.Builder
 	b.WriteString(`{"content":[{"type":"resource_link","uri":"x://first","name":"a"}`)
 	for i := 0; b.Len() < size; i++ {
-		fmt.Fprintf(&b, `,{"type":"text","text":%q,"uri2":"x://not"},{"type":"resource","resource":{"uri":"x:\/\/n\u00e9%d","text":"y"}}`, strings.Repeat("text ", 1000), i)
+		fmt.Fprintf(&b, `,{"type":"text","text":%q,"uri2":"x://not"},{"type":"resource",`+
+			`"resource":{"uri":"x:\/\/n\u00e9%d","text":"y"}}`, strings.Repeat("text ", 1000), i)
 	}
-	b.WriteString(`], "n":12345678901234567890123, "structuredContent":{"uri":"x://stays","contents":[{"uri":"x://stays"}]},"_meta":{"k":"v"}}`)
+	b.WriteString(`], "n":12345678901234567890123, "structuredContent":{"uri":"x://stays",` +
+		`"contents":[{"uri":"x://stays"}]},"_meta":{"k":"v"}}`)
 	return b.String()
 }
 
-// Large answers come as small ones would, if these could be so large.
+// Large answers are rewritten like small ones.
 func TestLargeAnswersAreRewrittenAsTheyPass(t *testing.T) {
 	result := largeResult(3 << 20)
-	want := string(rewritten(joining(nil, newPeer("a")), &link{server: "a"}, []byte(`{"jsonrpc":"2.0","id":1,"result":`+result+`}`)))
+	want := string(rewritten(newBareGateway(nil, newPeer("a")), &link{serverName: "a"},
+		[]byte(`{"jsonrpc":"2.0","id":1,"result":`+result+`}`)))
 	if !strings.Contains(want, mcp.ResourceURI("a", "x://first")) || strings.Contains(want, `"x://first"`) {
 		t.Fatal("nothing is rewritten")
 	}
@@ -74,8 +77,8 @@ func TestLargeAnswersAreRewrittenAsTheyPass(t *testing.T) {
 		for _, pair := range [][2]mcp.Era{{mcp.Legacy, mcp.Legacy}, {mcp.Modern, mcp.Modern}, {mcp.Legacy, mcp.Modern}} {
 			t.Run(fmt.Sprint(name, pair), func(t *testing.T) {
 				p := newPeer("a")
-				p.speaks[pair[1]] = true
-				p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+				p.eras[pair[1]] = true
+				p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 					send(w, "id: 9\n", `{"jsonrpc":"2.0","id":`+a.id()+`,"result":`+result+`}`)
 				})
 				g := newGateway(t, nil, p)
@@ -94,14 +97,15 @@ func TestLargeAnswersAreRewrittenAsTheyPass(t *testing.T) {
 				u.accept = "application/json"
 				u.last.Store(0)
 				if s := u.call("a::x"); strings.ReplaceAll(s.answer, "\n", "") != want {
-					t.Errorf("without event streams: %v: got %d bytes, want %d; it begins %.200s", s.broken, len(s.answer), len(want), s.answer)
+					t.Errorf("without event streams: %v: got %d bytes, want %d; it begins %.200s", s.broken, len(s.answer), len(want),
+						s.answer)
 				}
 			})
 		}
 	}
 }
 
-// A client must not take half an answer for a whole one.
+// A client must not take half an answer for a complete one.
 func TestLargeAnswersThatBreakOff(t *testing.T) {
 	result := largeResult(2 << 20)
 	for _, contentType := range []string{"application/json", "text/event-stream"} {
@@ -109,8 +113,8 @@ func TestLargeAnswersThatBreakOff(t *testing.T) {
 			for _, server := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 				t.Run(fmt.Sprint(contentType, " ", name, server), func(t *testing.T) {
 					p := newPeer("a")
-					p.speaks[server] = true
-					p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+					p.eras[server] = true
+					p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 						w.Header().Set("Content-Type", contentType)
 						if contentType != "application/json" {
 							_, _ = io.WriteString(w, "data: ")
@@ -134,8 +138,8 @@ func TestLargeAnswersThatBreakOff(t *testing.T) {
 	}
 }
 
-// Some clients end lines of event streams where the standard does not. JSON has no such
-// lines, and stays as it is.
+// Some clients end lines of event streams at other characters than the standard. JSON has no such
+// lines and stays unchanged.
 func TestEventsHaveNoOtherLineEnds(t *testing.T) {
 	const odd = "\u2028data: {}\u0085\u2029"
 	large := strings.Repeat("x", streamable.MaxHeld)
@@ -156,7 +160,7 @@ func TestEventsHaveNoOtherLineEnds(t *testing.T) {
 		}, escaped(odd)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			u := newGateway(t, nil, legacyPeer("a").does("tools/call", test.send)).legacy(t)
+			u := newGateway(t, nil, legacyPeer("a").handle("tools/call", test.send)).legacy(t)
 			s := u.call("a::x")
 			if s.broken != nil || !strings.Contains(s.answer, test.want) {
 				t.Errorf("%v: got %d bytes that end in %q", s.broken, len(s.answer), s.answer[max(0, len(s.answer)-100):])
@@ -168,10 +172,11 @@ func TestEventsHaveNoOtherLineEnds(t *testing.T) {
 	}
 }
 
-// What is no answer can be large, too.
+// Other messages than answers can be large, too.
 func TestLargeNotifications(t *testing.T) {
-	note := `{"jsonrpc":"2.0","method":"notifications/message","params":{"t":"` + strings.Repeat("x", 2*streamable.MaxHeld) + `"}}`
-	p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+	note := `{"jsonrpc":"2.0","method":"notifications/message","params":{"t":"` +
+		strings.Repeat("x", 2*streamable.MaxHeld) + `"}}`
+	p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 		a.send(w, note)
 		a.finish(w, "{}")
 	})
@@ -181,9 +186,9 @@ func TestLargeNotifications(t *testing.T) {
 	}
 }
 
-// The answer to another request is none, however large it is.
+// An answer to another request is ignored, however large it is.
 func TestLargeAnswersToOthers(t *testing.T) {
-	p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+	p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 		a.send(w, `{"jsonrpc":"2.0","id":"another","result":{"t":"`+strings.Repeat("x", streamable.MaxHeld)+`"}}`)
 		a.finish(w, `{"mine":true}`)
 	})
@@ -204,7 +209,7 @@ func TestWrongAnswers(t *testing.T) {
 		status      int
 		contentType string
 		body        string // ID stands for the id
-		symbol      string // none: the error is that of the server
+		symbol      string // "" for an error of the server
 		code        int
 	}{
 		{"500 and HTML", 500, "text/html", "<h1>", "http_error", 0},
@@ -213,14 +218,15 @@ func TestWrongAnswers(t *testing.T) {
 		{"200 and HTML", 200, "text/html", "<h1>", "invalid_json", 0},
 		{"200 and nothing", 200, "application/json", "", "invalid_response", 0},
 		{"a batch", 200, "application/json", `[{"jsonrpc":"2.0","id":ID,"result":{}}]`, "invalid_json", 0},
-		{"an error, id null", 200, "application/json", `{"jsonrpc":"2.0","id":null,"error":{"code":-1,"message":"m"}}`, "", -1},
+		{"an error, id null", 200, "application/json", `{"jsonrpc":"2.0","id":null,"error":{"code":-1,"message":"m"}}`, "",
+			-1},
 		{"an error without an id", 500, "application/json", `{"jsonrpc":"2.0","error":{"code":-1,"message":"m"}}`, "", -1},
 		{"an error", 500, "application/json", `{"jsonrpc":"2.0","id":ID,"error":{"code":-1,"message":"m"}}`, "", -1},
 		{"a request in place of an answer", 200, "application/json", `{"jsonrpc":"2.0","method":"n"}`, "invalid_response", 0},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+			p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 				w.Header().Set("Content-Type", tt.contentType)
 				w.WriteHeader(tt.status)
 				_, _ = io.WriteString(w, strings.ReplaceAll(tt.body, "ID", a.id()))
@@ -229,7 +235,8 @@ func TestWrongAnswers(t *testing.T) {
 			u := g.legacy(t)
 			s := u.call("a::x")
 			var m jsonrpc.Message
-			if failure := m.Read([]byte(s.answer)); failure != nil || !m.IsAnswer() || string(m.Literal(jsonrpc.ID)) != strconv.FormatInt(u.last.Load(), 10) {
+			if failure := m.Read([]byte(s.answer)); failure != nil || !m.IsResponse() ||
+				string(m.Literal(jsonrpc.ID)) != strconv.FormatInt(u.last.Load(), 10) {
 				t.Fatalf("got %d %s", s.status, s.body)
 			}
 			if s.symbol() != tt.symbol || tt.code != 0 && s.code() != tt.code || s.status != 200 {

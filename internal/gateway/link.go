@@ -17,63 +17,63 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// A link is a client's session with one of the servers.
+// A link is a client's session with one server. It may be closed.
 type link struct {
-	client *client
-	server string // its name
-	id     string // its ID
-	prefix string // of the ids of our own requests
+	client     *client
+	serverName string
+	serverID   string
+	prefix     string // prefix of the ids of requests of the gateway
 
 	subscriptions subscriptions
-	held          heldCalls
+	heldCalls     heldCalls
 
 	mu          sync.Mutex
-	opening     chan struct{} // closed when an attempt to connect has ended; nil if there is none
+	opening     chan struct{} // closed when the running attempt to connect ends; nil if none runs
 	ready       bool
-	failed      bool // the server could not be reached at the last attempt
-	initialized bool // the server knows that the client is ready
-	behind      bool // it does not know something that the client has asked for at another replica
-	attempts    int  // to tell the server that the client is ready
+	failed      bool // the last attempt to connect failed
+	initialized bool // the server has got notifications/initialized
+	unsynced    bool // the server misses requests that the client made at another replica
+	attempts    int  // attempts to send notifications/initialized
 	era         mcp.Era
 	version     string
 	session     string
-	lostSession string // that the server has forgotten, where another replica may have begun another one
+	lostSession string // session that the server no longer knows; another replica may have begun a new one
 	can         mcp.Abilities
-	about       *about // nil in a session that was begun elsewhere
-	carried     bool   // the session id of the client carries it
-	used        bool   // the client has made requests in it
+	info        *serverInfo // nil if another process began the session
+	carried     bool        // the client's session id carries the session
+	used        bool        // the client has sent requests in the session
 	lists       *catalog.Cache
-	listeners   [mcp.ListKindCount]int // streams by which the server can say that its lists have changed
+	listeners   [mcp.ListKindCount]int // streams that bring list-changed notifications, by kind
 	lastID      uint64
-	ender       *http.Request // on behalf of which the session is ended, if the client never does
+	endRequest  *http.Request // template of the request that ends the session if the client never does
 }
 
-// A behalf is the request of a client on whose behalf the gateway talks to a server.
-type behalf struct {
-	ctx   context.Context // of what the gateway does, which may end earlier than r, or later
-	g     *Gateway
-	r     *http.Request
-	calls bool // it is a call of the server, which waits for it as for the answer
+// A scope is what it takes to send requests to a server for a client.
+type scope struct {
+	ctx    context.Context // may end before or after r's context
+	g      *Gateway
+	r      *http.Request
+	isCall bool // for a call: the handshake gets the timeout of the server, not JoinTimeout
 }
 
-// within returns the same for as long as ctx lasts.
-func (o behalf) within(ctx context.Context) behalf {
-	o.ctx = ctx
-	return o
+// withContext returns a copy of the scope with another context.
+func (sc scope) withContext(ctx context.Context) scope {
+	sc.ctx = ctx
+	return sc
 }
 
-// derive returns a request to the server of a link.
-func (o behalf) derive(l *link) *http.Request {
-	return o.g.of(l).Routes.Derive(o.ctx, o.r, false)
+// newRequest returns a request to the server of a link.
+func (sc scope) newRequest(l *link) *http.Request {
+	return sc.g.linkServer(l).Routes.Derive(sc.ctx, sc.r, false)
 }
 
 func newLink(c *client, s *upstream.Server) *link {
-	l := &link{client: c, server: s.Name, id: s.ID, prefix: strings.Clone(rand.Text()[:8])}
-	l.held.link = l
+	l := &link{client: c, serverName: s.Name, serverID: s.ID, prefix: strings.Clone(rand.Text()[:8])}
+	l.heldCalls.link = l
 	return l
 }
 
-// size returns about how much memory a link takes.
+// size returns the approximate memory use of a link.
 func (l *link) size() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -81,15 +81,15 @@ func (l *link) size() int {
 	if l.lists != nil {
 		size += 1 << 10
 	}
-	if l.ender != nil {
-		for name, values := range l.ender.Header {
+	if l.endRequest != nil {
+		for name, values := range l.endRequest.Header {
 			size += fieldSize(name, values)
 		}
 	}
 	return size
 }
 
-// carry returns what it takes to go on with the link elsewhere, and notes that the client has it.
+// carry returns the ticket of an open link and notes that the client's session id carries it.
 func (l *link) carry() (t linkTicket, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -97,65 +97,65 @@ func (l *link) carry() (t linkTicket, ok bool) {
 	return linkTicket{"", l.era, l.version, l.session, l.can}, l.ready
 }
 
-// ticket returns what it takes to go on with the link elsewhere.
+// ticket returns what another process needs to continue the session.
 func (l *link) ticket() linkTicket {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return linkTicket{"", l.era, l.version, l.session, l.can}
 }
 
-// lastLost returns the session that the server has forgotten, "" if there was none.
+// lastLost returns the session that the server no longer knows, "" if there is none.
 func (l *link) lastLost() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.lostSession
 }
 
-// sessionID returns the session with the server.
+// sessionID returns the id of the session with the server, "" if there is none.
 func (l *link) sessionID() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.session
 }
 
-// state returns how the server is spoken to.
+// state returns the era and the abilities of the server.
 func (l *link) state() (era mcp.Era, can mcp.Abilities) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.era, l.can
 }
 
-// description returns what the server has said of itself.
-func (l *link) description() *about {
+// serverInfo returns what the server has said about itself.
+func (l *link) serverInfo() *serverInfo {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.about == nil {
-		return &about{can: l.can, session: l.session != ""}
+	if l.info == nil {
+		return &serverInfo{can: l.can, hasSession: l.session != ""}
 	}
-	return l.about
+	return l.info
 }
 
-// use notes that the client makes requests in the session. What it does there may change what the
-// server shows in it.
-func (l *link) use() {
+// markUsed notes that the client sends requests in the session. From then on, the server may show
+// it other lists than other clients.
+func (l *link) markUsed() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.used = true
 }
 
-// isUsed reports whether the client has made requests in the session.
+// isUsed reports whether the client has sent requests in the session.
 func (l *link) isUsed() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.used
 }
 
-// ownLists returns the lists as the server shows them to the client alone, or in its session, nil if it
-// shows them to all clients alike.
+// ownLists returns the lists that are cached for this client only, nil if it shares the lists of
+// its audience.
 func (l *link) ownLists() *catalog.Cache {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.client.apart.Load() && (!l.used || l.session == "") {
+	if !l.client.isolated.Load() && (!l.used || l.session == "") {
 		return nil
 	}
 	if l.lists == nil {
@@ -164,43 +164,42 @@ func (l *link) ownLists() *catalog.Cache {
 	return l.lists
 }
 
-// listsChanged notes that lists of the server are no longer what they were, as it says by m. It tells
-// the clients of the audience that do not hear it themselves.
+// listsChanged handles a list-changed notification. It invalidates cached lists and notifies
+// clients of the audience that do not listen to the server themselves.
 func (l *link) listsChanged(g *Gateway, m *jsonrpc.Message) {
 	notice := m.Text(jsonrpc.Method)
-	g.elsewhere.listsChanged(notice, l)
-	if s := g.of(l); s != nil && notice == mcp.ListKinds[mcp.Tools].Notice {
-		g.shared.State.ToolsChanged(s)
+	g.replicaSync.listsChanged(notice, l)
+	if s := g.linkServer(l); s != nil && notice == mcp.ListKinds[mcp.Tools].Notice {
+		g.shared.Retained.ToolsChanged(s)
 	}
 	if own := l.ownLists(); own != nil {
 		own.Changed(notice, l.prefix)
 	}
-	if !g.profile(l.client, l.id).lists.Changed(notice, l.prefix) {
+	if !g.profile(l.client, l.serverID).lists.Changed(notice, l.prefix) {
 		return
 	}
 	kept := *m
 	kept.Raw = slices.Clone(m.Raw)
-	for _, s := range g.followers(l.client.audience, l.id) {
+	for _, s := range g.followers(l.client.audience, l.serverID) {
 		s.later(func() { s.deliver(g, l, &kept, "") })
 	}
 }
 
-// forgetLists has lists of the server asked for again.
+// forgetLists drops cached lists of the server.
 func (l *link) forgetLists(g *Gateway, lists ...mcp.ListKind) {
-	g.profile(l.client, l.id).lists.Forget(lists...)
+	g.profile(l.client, l.serverID).lists.Forget(lists...)
 	if own := l.ownLists(); own != nil {
 		own.Forget(lists...)
 	}
 }
 
-// listen notes that a stream tells of changes of lists, until the function that it returns is
-// called.
-func (l *link) listen(g *Gateway, lists []mcp.ListKind) (end func()) {
-	p, apart := g.profile(l.client, l.id), l.client.apart.Load()
+// countListener counts a stream that brings list-changed notifications, until end is called.
+func (l *link) countListener(g *Gateway, lists []mcp.ListKind) (end func()) {
+	p, apart := g.profile(l.client, l.serverID), l.client.isolated.Load()
 	count := func(n int) {
 		if !apart {
 			p.lists.Listen(lists, n)
-			p.noteHeard(l, n > 0)
+			p.noteListening(l, n > 0)
 		}
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -215,91 +214,93 @@ func (l *link) listen(g *Gateway, lists []mcp.ListKind) (end func()) {
 	return func() { count(-1) }
 }
 
-// hasListener reports whether a stream is read in which the server can say something.
+// hasListener reports whether a stream of the server is being read.
 func (l *link) hasListener() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.listeners[mcp.Tools] > 0
 }
 
-// isCarried reports whether the session can go on from the session id of the client.
+// isCarried reports whether the client's session id is enough to continue the session.
 func (l *link) isCarried() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.carried || l.session == ""
 }
 
-// open connects to the server, if that has not been done. A server that could not be reached is tried beside the
-// request, except by calls of a child process, which may be starting.
-func (l *link) open(o behalf) *jsonrpc.Failure {
+// open connects to the server, unless the link is open. If the server is known to be unreachable,
+// it fails at once and retries in the background. Calls of child processes connect in any case: the
+// process may be starting.
+func (l *link) open(sc scope) *jsonrpc.Failure {
 	if l.isOpen() {
 		return nil
 	}
-	s := o.g.of(l)
-	insists := l.client.inspection.Timeout() > 0 || s != nil && s.ChildrenOnly && o.calls
-	if s != nil && !insists {
-		if failure := s.Unavailable(); failure != nil { // and not after an attempt that may be under way
+	s := sc.g.linkServer(l)
+	force := l.client.inspection.Timeout() > 0 || s != nil && s.ChildrenOnly && sc.isCall
+	if s != nil && !force {
+		if failure := s.Unavailable(); failure != nil { // before waiting for a running attempt
 			l.noteOpened(failure)
 			if l.client.inspection == nil {
-				l.retry(o, s)
+				l.retry(sc, s)
 			}
 			return failure
 		}
 	}
-	return l.connect(o, insists)
+	return l.connect(sc, force)
 }
 
-// connect connects to the server, also to one that could not be reached if the caller insists.
-func (l *link) connect(o behalf, insists bool) *jsonrpc.Failure {
-	if !l.beginOpening(o.ctx) {
-		return jsonrpc.Timeout(l.server)
+// connect connects to the server. With force, it does so even if the server is known to be
+// unreachable.
+func (l *link) connect(sc scope, force bool) *jsonrpc.Failure {
+	if !l.beginOpening(sc.ctx) {
+		return jsonrpc.Timeout(l.serverName)
 	}
 	defer l.endOpening()
-	s := o.g.of(l)
+	s := sc.g.linkServer(l)
 	switch {
 	case l.isOpen():
 		return nil
 	case l.client.ended.Load():
 		return jsonrpc.UnknownSession()
 	case s == nil:
-		return jsonrpc.UnknownServer(l.server)
+		return jsonrpc.UnknownServer(l.serverName)
 	}
 	var failure *jsonrpc.Failure
-	if !insists {
+	if !force {
 		failure = s.Unavailable()
 	}
-	if failure == nil && !o.g.elsewhere.adopt(o, l, s) {
-		if failure = (connecting{o, l, s}).run(); failure == nil {
-			o.g.elsewhere.offer(o, l, s)
+	if failure == nil && !sc.g.replicaSync.resumeShared(sc, l, s) {
+		if failure = (connectAttempt{sc, l, s}).run(); failure == nil {
+			sc.g.replicaSync.shareSession(sc, l, s)
 		}
 	}
 	l.noteOpened(failure)
-	if failure != nil && s.IsOut() && l.client.inspection == nil {
-		l.retry(o, s)
+	if failure != nil && s.IsUnavailable() && l.client.inspection == nil {
+		l.retry(sc, s)
 	}
-	if failure == nil && l.client.ended.Load() { // meanwhile
-		l.endSoon(o)
+	if failure == nil && l.client.ended.Load() { // the client ended its session in the meantime
+		l.endDetached(sc)
 		return jsonrpc.UnknownSession()
 	}
 	return failure
 }
 
-// noteOpened notes how an attempt to connect has ended.
+// noteOpened notes the result of an attempt to connect.
 func (l *link) noteOpened(failure *jsonrpc.Failure) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ready, l.failed = failure == nil, failure != nil
 }
 
-// endSoon ends the session with the server, also if the client has left.
-func (l *link) endSoon(o behalf) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(o.ctx), o.g.config.JoinTimeout)
+// endDetached ends the session even if the client has disconnected.
+func (l *link) endDetached(sc scope) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(sc.ctx), sc.g.config.JoinTimeout)
 	defer cancel()
-	l.end(o.within(ctx))
+	l.end(sc.withContext(ctx))
 }
 
-// beginOpening waits until no other caller connects, and reports whether this one can, until it calls
-// endOpening.
+// beginOpening waits until no other attempt to connect runs. If it reports true, the caller must
+// call endOpening.
 func (l *link) beginOpening(ctx context.Context) bool {
 	for {
 		l.mu.Lock()
@@ -332,15 +333,15 @@ func (l *link) isOpen() bool {
 	return l.ready
 }
 
-// hasFailed reports whether the server could not be reached at the last attempt.
+// hasFailed reports whether the last attempt to connect failed.
 func (l *link) hasFailed() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.failed
 }
 
-// lost notes that the server does not know a session anymore, or is another server.
-func (l *link) lost(g *Gateway, session string) {
+// markLost notes that the server no longer knows a session.
+func (l *link) markLost(g *Gateway, session string) {
 	l.mu.Lock()
 	if !l.ready || l.session != session {
 		l.mu.Unlock()
@@ -348,15 +349,15 @@ func (l *link) lost(g *Gateway, session string) {
 	}
 	l.ready, l.initialized, l.attempts, l.session = false, false, 0, ""
 	l.lists = nil
-	if g.elsewhere != nil {
+	if g.replicaSync != nil {
 		l.lostSession = session
 	}
 	l.mu.Unlock()
-	g.profile(l.client, l.id).forget()
+	g.profile(l.client, l.serverID).forget()
 }
 
-// nextID returns an id of our own. Clients have other ones on the same session, and so
-// have other processes that serve it.
+// nextID returns a new id for a request of the gateway. It differs from the ids of clients, and of
+// other processes that use the same session.
 func (l *link) nextID() []byte {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -364,26 +365,26 @@ func (l *link) nextID() []byte {
 	return append(strconv.AppendUint([]byte(`"gateway:`+l.prefix+":"), l.lastID, 10), '"')
 }
 
-// A response is how the answer to a request of our own is taken.
-type response struct {
-	// parse reads a message of the server. Default: its Read method
+// A responseHandler handles the response to a request of the gateway.
+type responseHandler struct {
+	// parse reads a message of the server. Default: the Read method of the message.
 	parse func(m *jsonrpc.Message, data []byte) *jsonrpc.Failure
 
-	// take takes the answer, unless that is an error. Its bytes are valid until it returns.
+	// take handles the response, unless it is an error. The message is valid until take returns.
 	take func(*jsonrpc.Message) *jsonrpc.Failure
 }
 
-// resultInto returns a response whose result goes to a variable.
-func resultInto(result *[]byte) response {
-	return response{take: func(m *jsonrpc.Message) *jsonrpc.Failure {
+// resultInto returns a handler that stores the result in a variable.
+func resultInto(result *[]byte) responseHandler {
+	return responseHandler{take: func(m *jsonrpc.Message) *jsonrpc.Failure {
 		*result = slices.Clone(m.Literal(jsonrpc.Result))
 		return nil
 	}}
 }
 
-// roundTrip has the server answer a request of our own.
-func (l *link) roundTrip(g *Gateway, r *http.Request, body []byte, to response) (
-	h *streamable.Reader, failure *jsonrpc.Failure,
+// roundTrip sends a request of the gateway and waits for the response.
+func (l *link) roundTrip(g *Gateway, r *http.Request, body []byte, to responseHandler) (
+	reader *streamable.Reader, failure *jsonrpc.Failure,
 ) {
 	var asked jsonrpc.Message
 	if failure := asked.Read(body); failure != nil {
@@ -393,99 +394,98 @@ func (l *link) roundTrip(g *Gateway, r *http.Request, body []byte, to response) 
 		mcp.SetModern(r.Header, &asked, mcp.Stateless)
 	}
 	httpbody.Post(r, body)
-	h = &streamable.Reader{Limit: maxListing, Parse: to.parse}
+	reader = &streamable.Reader{Limit: maxListing, Parse: to.parse}
 	if r.Header.Get(mcp.VersionHeader) != mcp.Stateless && !asked.Is(jsonrpc.Method, "initialize") {
-		h.Position = new(streamable.Position)
+		reader.Position = new(streamable.Position)
 	}
 	answered := false
 	var refusal *jsonrpc.Failure
-	var asides upstream.Asides
-	defer asides.Wait()
-	h.OnMessage = func(e *streamable.Event) error {
+	var sideRequests upstream.SideRequests
+	defer sideRequests.Wait()
+	reader.OnMessage = func(e *streamable.Event) error {
 		m := e.Message
-		if !h.Answers(m, asked.Literal(jsonrpc.ID)) {
-			l.unsolicited(behalf{ctx: r.Context(), g: g, r: r}).take(e, &asides)
+		if !reader.IsResponseTo(m, asked.Literal(jsonrpc.ID)) {
+			l.unsolicited(scope{ctx: r.Context(), g: g, r: r}).take(e, &sideRequests)
 			return nil
 		}
 		if answered {
 			return nil
 		}
 		answered = true
-		h.Settle(m)
+		reader.NoteResponse(m)
 		switch {
-		case m.Has(jsonrpc.Error) && h.Status() >= 300 && !m.Has(jsonrpc.ErrorCode): // it is an error of OAuth, for example
-			refusal = jsonrpc.HTTPError(l.server, h.Status())
+		case m.Has(jsonrpc.Error) && reader.Status() >= 300 && !m.Has(jsonrpc.ErrorCode): // an OAuth error, for example
+			refusal = jsonrpc.HTTPError(l.serverName, reader.Status())
 		case m.Has(jsonrpc.Error):
-			refusal = jsonrpc.ServerError(l.server, m)
+			refusal = jsonrpc.ServerError(l.serverName, m)
 		default:
 			refusal = to.take(m)
 		}
 		return nil
 	}
 	ctx := r.Context()
-	x := g.exchange(l, h, &asked)
-	x.Own = true
+	x := g.exchange(l, reader, &asked)
+	x.IsOwn = true
 	failure = x.Send(r)
 	switch {
 	case answered && refusal != nil && refusal.Data.StatusCode != 0:
-		return h, refusal.Because(x.WrongAnswer())
+		return reader, refusal.Because(x.UnexpectedResponse())
 	case answered:
-		return h, refusal
+		return reader, refusal
 	case failure != nil:
-		return h, failure
+		return reader, failure
 	case ctx.Err() != nil:
-		return h, jsonrpc.Timeout(l.server)
+		return reader, jsonrpc.Timeout(l.serverName)
 	}
-	return h, h.Failure(l.server).Because(x.WrongAnswer())
+	return reader, reader.Failure(l.serverName).Because(x.UnexpectedResponse())
 }
 
-// request has the server answer a request of our own, in the session there is.
-func (l *link) request(o behalf, method string, params []byte) (result []byte, failure *jsonrpc.Failure) {
-	failure = l.ask(o, method, params, resultInto(&result))
+// request sends a request of the gateway in the session and returns the result.
+func (l *link) request(sc scope, method string, params []byte) (result []byte, failure *jsonrpc.Failure) {
+	failure = l.sendRequest(sc, method, params, resultInto(&result))
 	return result, failure
 }
 
-// ask has the server answer a request of our own, in the session there is, or in another one
-// if the server has forgotten that.
-func (l *link) ask(o behalf, method string, params []byte, to response) *jsonrpc.Failure {
-	return l.inSession(o, func(bool) (*streamable.Reader, string, *jsonrpc.Failure) {
-		r, session, era := l.prepare(o)
+// sendRequest sends a request of the gateway in the session. If the server no longer knows the
+// session, it tries again in a new one.
+func (l *link) sendRequest(sc scope, method string, params []byte, to responseHandler) *jsonrpc.Failure {
+	return l.inSession(sc, func(bool) (*streamable.Reader, string, *jsonrpc.Failure) {
+		r, session, era := l.newRequest(sc)
 		sent := params
 		if era == mcp.Modern {
 			sent = mcp.WithMeta(params, l.client.meta(l.client.logLevel()))
 		}
-		h, failure := l.roundTrip(o.g, r, jsonrpc.RequestAs(l.nextID(), method, sent), to)
-		return h, session, failure
+		reader, failure := l.roundTrip(sc.g, r, jsonrpc.RequestAs(l.nextID(), method, sent), to)
+		return reader, session, failure
 	})
 }
 
-// inSession has something tried in a session with the server. If that fails because the
-// server has forgotten the session, it is tried once more in another one. again says whether
-// it can be.
+// inSession calls try in an open session. If try fails because the server no longer knows the
+// session, inSession calls it once more in a new one. again says whether that is possible.
 func (l *link) inSession(
-	o behalf, try func(again bool) (h *streamable.Reader, session string, _ *jsonrpc.Failure),
+	sc scope, try func(again bool) (reader *streamable.Reader, session string, _ *jsonrpc.Failure),
 ) *jsonrpc.Failure {
 	for again := true; ; again = false {
-		if failure := l.open(o); failure != nil {
+		if failure := l.open(sc); failure != nil {
 			return failure
 		}
-		l.sendInitialized(o)
-		h, session, failure := try(again)
-		if failure == nil || !again || !h.SessionLost() {
+		l.sendInitialized(sc)
+		reader, session, failure := try(again)
+		if failure == nil || !again || !reader.SessionLost() {
 			return failure
 		}
-		l.lost(o.g, session)
+		l.markLost(sc.g, session)
 	}
 }
 
-// prepare returns a request in the session there is.
-func (l *link) prepare(o behalf) (r *http.Request, session string, era mcp.Era) {
-	r = o.derive(l)
+// newRequest returns a request in the current session.
+func (l *link) newRequest(sc scope) (r *http.Request, session string, era mcp.Era) {
+	r = sc.newRequest(l)
 	session, era = l.setSessionHeaders(r)
 	return r, session, era
 }
 
-// setSessionHeaders makes r a request in the session there is.
+// setSessionHeaders sets the headers of the current session.
 func (l *link) setSessionHeaders(r *http.Request) (session string, era mcp.Era) {
 	l.mu.Lock()
 	era, version, session := l.era, l.version, l.session
@@ -494,60 +494,60 @@ func (l *link) setSessionHeaders(r *http.Request) (session string, era mcp.Era) 
 	return session, era
 }
 
-// tell sends the server a message that wants no answer.
-func (l *link) tell(o behalf, body []byte) *jsonrpc.Failure {
-	if o.g.of(l) == nil {
-		return jsonrpc.UnknownServer(l.server)
+// send sends a notification or a response to the server.
+func (l *link) send(sc scope, body []byte) *jsonrpc.Failure {
+	if sc.g.linkServer(l) == nil {
+		return jsonrpc.UnknownServer(l.serverName)
 	}
-	r, _, _ := l.prepare(o)
+	r, _, _ := l.newRequest(sc)
 	var m jsonrpc.Message
 	if failure := m.Read(body); failure != nil {
 		return failure
 	}
 	httpbody.Post(r, body)
-	h := &streamable.Reader{OnMessage: func(e *streamable.Event) error {
-		// What a server says to something that it need not answer is not answered
-		// either: two who do so could go on for ever.
+	reader := &streamable.Reader{OnMessage: func(e *streamable.Event) error {
+		// Do not answer requests that the server sends here: two peers that do so could loop forever.
 		if e.Message.IsNotification() {
-			l.unsolicited(behalf{ctx: r.Context(), g: o.g, r: r}).take(e, nil)
+			l.unsolicited(scope{ctx: r.Context(), g: sc.g, r: r}).take(e, nil)
 		}
 		return nil
 	}}
-	failure := o.g.exchange(l, h, &m).Send(r)
+	failure := sc.g.exchange(l, reader, &m).Send(r)
 	switch {
-	case h.Status()/100 == 2:
-		return nil // it has been accepted, whatever else the server has to say
+	case reader.Status()/100 == 2:
+		return nil // accepted, whatever the body says
 	case failure != nil:
 		return failure
-	case h.Status() == 0: // the request was canceled
-		return jsonrpc.Timeout(l.server)
-	case h.Status() >= 300:
-		return jsonrpc.HTTPError(l.server, h.Status())
+	case reader.Status() == 0: // canceled
+		return jsonrpc.Timeout(l.serverName)
+	case reader.Status() >= 300:
+		return jsonrpc.HTTPError(l.serverName, reader.Status())
 	}
 	return nil
 }
 
 // end ends the session with the server.
-func (l *link) end(o behalf) {
+func (l *link) end(sc scope) {
 	l.mu.Lock()
 	session, version := l.session, l.version
 	l.ready, l.session = false, ""
 	l.mu.Unlock()
-	if session == "" || o.g.of(l) == nil {
+	if session == "" || sc.g.linkServer(l) == nil {
 		return
 	}
-	r := o.derive(l)
+	r := sc.newRequest(l)
 	streamable.Session{Era: mcp.Legacy, Version: version, ID: session}.Sign(r.Header)
 	httpbody.EmptyAs(r, http.MethodDelete)
-	h := &streamable.Reader{OnMessage: func(*streamable.Event) error { return nil }}
-	_ = o.g.exchange(l, h, nil).Send(r) // it may not care for sessions
+	reader := &streamable.Reader{OnMessage: func(*streamable.Event) error { return nil }}
+	_ = sc.g.exchange(l, reader, nil).Send(r) // servers need not support DELETE
 }
 
-// of returns the server that a link is to. Another one may have its name by now.
-func (g *Gateway) of(l *link) *upstream.Server { return g.ids[l.id] }
+// linkServer returns the server of a link, nil if it no longer exists. Another server may have its
+// name.
+func (g *Gateway) linkServer(l *link) *upstream.Server { return g.ids[l.serverID] }
 
-// exchange returns an exchange with the server of a link, whose response goes to a Reader. m is the message that is
-// posted; nil if none is.
+// exchange returns an exchange with the server of a link. The response goes to a Reader. m is the
+// message to send; nil for requests without one.
 func (g *Gateway) exchange(l *link, to *streamable.Reader, m *jsonrpc.Message) *upstream.Exchange {
-	return g.shared.NewExchange(g.of(l), g.callerOf(l.client), to, m, l.client.inspection)
+	return g.shared.NewExchange(g.linkServer(l), g.callerOf(l.client), to, m, l.client.inspection)
 }

@@ -14,22 +14,22 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// listings returns what all servers have of a kind, in their order. Those that fail
-// are left out (A22). The client waits as [visit.gather] says.
-func (v *visit) listings(k mcp.ListKind, waits func() bool) ([]*catalog.List, catalog.Freshness) {
-	servers := v.g.seen(v.Caller.Identity)
-	if k == mcp.Tasks && len(v.g.config.Clients) > 0 {
+// allLists returns the lists of all servers, in configuration order. It leaves out servers that
+// fail (A22). See [aggregateRequest.collect] for waits.
+func (req *aggregateRequest) allLists(k mcp.ListKind, waits func() bool) ([]*catalog.List, catalog.Freshness) {
+	servers := req.g.visibleServers(req.Caller.Identity)
+	if k == mcp.Tasks && len(req.g.config.Clients) > 0 {
 		servers = filterServers(servers, func(s *upstream.Server) bool {
-			return v.g.rules.AllowsUnknown(v.Caller.Identity, s.Name)
+			return req.g.rules.AllowsUnknown(req.Caller.Identity, s.Name)
 		})
 	}
-	all, fresh := v.listsOf(servers, k, waits)
+	all, fresh := req.listsFrom(servers, k, waits)
 	together := catalog.Freshness{None: true}
 	for i := range all {
 		switch {
 		case all[i] == nil:
 			all[i] = catalog.Empty
-			fresh[i] = catalog.Freshness{Private: true} // it may come back at any time
+			fresh[i] = catalog.Freshness{Private: true} // the server may return at any time
 		case fresh[i].None:
 			continue
 		}
@@ -40,84 +40,86 @@ func (v *visit) listings(k mcp.ListKind, waits func() bool) ([]*catalog.List, ca
 		together.Private = together.Private || fresh[i].Private
 		together.None = false
 	}
-	together.Private = together.Private || together.None || len(v.g.config.Clients) > 0 // it may depend on who asks
+	together.Private = together.Private || together.None || len(req.g.config.Clients) > 0 // the list depends on the client
 	return all, together
 }
 
-// listsOf returns the lists of servers. Those that cannot be had, or not yet, are nil. The client waits as
-// [visit.gather] says.
-func (v *visit) listsOf(servers []*upstream.Server, k mcp.ListKind, waits func() bool) (
+// listsFrom returns the lists of servers, nil for those that failed or are not connected yet. See
+// [aggregateRequest.collect] for waits.
+func (req *aggregateRequest) listsFrom(servers []*upstream.Server, k mcp.ListKind, waits func() bool) (
 	[]*catalog.List, []catalog.Freshness,
 ) {
 	all, fresh := make([]*catalog.List, len(servers)), make([]catalog.Freshness, len(servers))
-	known, first := v.g.audience(v.client), v.client.gets(k)
+	known, first := req.g.audience(req.client), req.client.noteListed(k)
 	arrivals := make(chan func(), len(servers))
 	arrived := make([]bool, len(servers))
-	var aside *side
+	var bg *background
 	asked := 0
 	for i, s := range servers {
 		q := &listQuery{
-			behalf: v.behalf(), client: v.client, server: s, kind: k, known: known.at(s.ID), first: first, began: time.Now(),
+			scope: req.scope(), client: req.client, server: s, kind: k,
+			known: known.profile(s.ID), first: first, began: time.Now(),
 		}
 		var ok bool
 		if all[i], fresh[i], ok = q.remembered(); ok {
 			continue
 		}
-		if aside == nil {
-			aside = v.beside()
-			defer aside.leave()
+		if bg == nil {
+			bg = req.newBackground()
+			defer bg.requestAnswered()
 		}
-		q.behalf = aside.behalf
+		q.scope = bg.scope
 		asked++
-		aside.Go(func() {
+		bg.Go(func() {
 			list, good, failure := q.get()
 			arrivals <- func() {
 				arrived[i] = true
-				if all[i], fresh[i] = list, good; failure.IsLoginRequired() && k == mcp.Tools {
-					all[i], fresh[i] = v.g.loginListing(s, failure), catalog.Freshness{Private: true}
+				all[i], fresh[i] = list, good
+				if failure.IsLoginRequired() && k == mcp.Tools {
+					all[i], fresh[i] = req.g.loginListing(s, failure), catalog.Freshness{Private: true}
 				}
 			}
 			if failure == nil {
-				v.g.came(s)
+				req.g.serverAvailable(s)
 			}
 		})
 	}
 	if asked == 0 {
 		return all, fresh
 	}
-	v.gather(aside, asked, arrivals, waits)
+	req.collect(bg, asked, arrivals, waits)
 	for i, s := range servers {
-		if all[i] == nil && (!arrived[i] || s.IsOut()) {
-			v.leaveOut(s, known.at(s.ID))
+		if all[i] == nil && (!arrived[i] || s.IsUnavailable()) {
+			req.noteLeftOut(s, known.profile(s.ID))
 		}
 	}
-	takeAll(arrivals)
+	drainArrivals(arrivals)
 	return all, fresh
 }
 
-// A lister answers a request for a list.
+// A lister answers a list request.
 type lister struct {
-	*visit
+	*aggregateRequest
 	kind mcp.ListKind
 }
 
-// list answers with a page of what all servers have of a kind (A18).
-func (v lister) list() *jsonrpc.Failure {
-	k := v.kind
-	offset, limit, failure := v.page()
+// list answers with a page of the joined lists of all servers (A18).
+func (ls lister) list() *jsonrpc.Failure {
+	k := ls.kind
+	offset, limit, failure := ls.page()
 	if failure != nil {
 		return failure
 	}
 	began := time.Now()
 	var all []*catalog.List
 	fresh := catalog.Freshness{Private: true}
-	if k != mcp.Tools || !v.g.config.Discovery {
-		all, fresh = v.listings(k, func() bool { return !v.client.hears(k) || time.Since(began) < v.g.listWait() })
+	if k != mcp.Tools || !ls.g.config.Discovery {
+		all, fresh = ls.allLists(k, func() bool { return !ls.client.isNotifiedOf(k) || time.Since(began) < ls.g.listWait() })
 	}
-	if own := v.g.own.list(k, v.Caller.Identity); own != nil {
+	if own := ls.g.builtin.list(k, ls.Caller.Identity); own != nil {
 		all = append(all, own)
 	}
-	shared := v.sharedUIs(k, all)
+	shared := ls.sharedUIs(k, all)
 	total, size := 0, 0
 	for _, l := range all {
 		total += len(l.Ends)
@@ -128,13 +130,13 @@ func (v lister) list() *jsonrpc.Failure {
 		end = offset + limit
 		size = size/total*limit + 1<<10
 	}
-	answer := borrowAnswer(size)
-	defer giveBackAnswer(answer)
+	answer := borrowBuffer(size)
+	defer returnBuffer(answer)
 	b := append(*answer, `{"jsonrpc":"2.0","id":`...)
-	b = append(b, v.Message.Literal(jsonrpc.ID)...)
+	b = append(b, ls.Message.Literal(jsonrpc.ID)...)
 	b = append(b, `,"result":{`...)
-	if v.era == mcp.Modern {
-		b = append(b, v.g.info.Members("complete")...)
+	if ls.era == mcp.Modern {
+		b = append(b, ls.g.info.Members("complete")...)
 		b = append(b, ',')
 	}
 	b = append(b, '"')
@@ -143,7 +145,8 @@ func (v lister) list() *jsonrpc.Failure {
 	at := 0
 	for _, l := range all {
 		items := l.From(min(max(offset-at, 0), len(l.Ends)), min(max(end-at, 0), len(l.Ends)), shared)
-		if at += len(l.Ends); len(items) == 0 {
+		at += len(l.Ends)
+		if len(items) == 0 {
 			continue
 		}
 		if b[len(b)-1] != '[' {
@@ -157,44 +160,44 @@ func (v lister) list() *jsonrpc.Failure {
 		b = append(b, mcp.Cursor(end)...)
 		b = append(b, '"')
 	}
-	if v.era == mcp.Modern {
+	if ls.era == mcp.Modern {
 		b = append(b, fresh.Members()...)
 	}
 	*answer = append(b, "}}"...)
-	v.out.Answer(http.StatusOK, &streamable.Event{Data: *answer})
+	ls.out.Answer(http.StatusOK, &streamable.Event{Data: *answer})
 	return nil
 }
 
-// answerBuffers are kept between lists: those of a thousand tools have hundreds of kilobytes.
-var answerBuffers = sync.Pool{New: func() any { return new([]byte) }}
+// listBuffers are reused: a list of a thousand tools takes hundreds of kilobytes.
+var listBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
-// maxKept is how large an answer may be to be kept.
+// maxKept is the largest buffer that is reused.
 const maxKept = 1 << 20
 
-func borrowAnswer(size int) *[]byte {
-	b := answerBuffers.Get().(*[]byte)
+func borrowBuffer(size int) *[]byte {
+	b := listBuffers.Get().(*[]byte)
 	*b = slices.Grow((*b)[:0], size+512)
 	return b
 }
 
-func giveBackAnswer(b *[]byte) {
+func returnBuffer(b *[]byte) {
 	if cap(*b) <= maxKept {
-		answerBuffers.Put(b)
+		listBuffers.Put(b)
 	}
 }
 
-// page returns which items are asked for.
-func (v lister) page() (offset, limit int, failure *jsonrpc.Failure) {
-	if v.Message.Has(jsonrpc.Cursor) {
+// page returns the offset and limit of the request; limit is 0 if not given.
+func (ls lister) page() (offset, limit int, failure *jsonrpc.Failure) {
+	if ls.Message.Has(jsonrpc.Cursor) {
 		var err error
-		if offset, err = mcp.ParseCursor(v.Message.Text(jsonrpc.Cursor)); err != nil {
-			return 0, 0, jsonrpc.InvalidParams("cursor: it is none of this server").AsAnswer()
+		if offset, err = mcp.ParseCursor(ls.Message.Text(jsonrpc.Cursor)); err != nil {
+			return 0, 0, jsonrpc.InvalidParams("cursor: invalid").WithStatusOK()
 		}
 	}
-	if v.Message.Has(jsonrpc.Limit) {
+	if ls.Message.Has(jsonrpc.Limit) {
 		var err error
-		if limit, err = strconv.Atoi(string(v.Message.Literal(jsonrpc.Limit))); err != nil || limit <= 0 {
-			return 0, 0, jsonrpc.InvalidParams("limit: it is no positive whole number").AsAnswer()
+		if limit, err = strconv.Atoi(string(ls.Message.Literal(jsonrpc.Limit))); err != nil || limit <= 0 {
+			return 0, 0, jsonrpc.InvalidParams("limit: must be a positive integer").WithStatusOK()
 		}
 	}
 	return offset, limit, nil

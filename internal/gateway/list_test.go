@@ -18,9 +18,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// pages gives a peer a list of tools in pages.
-func (p *peer) pages(size int, names ...string) *peer {
-	return p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+// pages gives a server a list of tools in pages.
+func (p *fakeServer) pages(size int, names ...string) *fakeServer {
+	return p.handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 		at, _ := strconv.Atoi(a.message.Text(jsonrpc.Cursor))
 		end := min(at+size, len(names))
 		var items []string
@@ -36,7 +36,7 @@ func (p *peer) pages(size int, names ...string) *peer {
 }
 
 // walk reads a list page by page.
-func (u *user) walk(method, member, key string, limit int) (all []string, sizes []int) {
+func (u *testClient) walk(method, member, key string, limit int) (all []string, sizes []int) {
 	u.t.Helper()
 	cursor := ""
 	for range 20_000 {
@@ -63,10 +63,10 @@ func (u *user) walk(method, member, key string, limit int) (all []string, sizes 
 	return nil, nil
 }
 
-// Whatever the size of a page, each item comes once, and in order (A18).
+// With any page size, each item comes once, in order (A18).
 func TestPagesOfAnySize(t *testing.T) {
-	both(t, nil, func() []*peer {
-		var peers []*peer
+	both(t, nil, func() []*fakeServer {
+		var peers []*fakeServer
 		for i, n := range []int{0, 7, 1, 0, 12, 3} {
 			var tools []string
 			for j := range n {
@@ -77,7 +77,7 @@ func TestPagesOfAnySize(t *testing.T) {
 			peers = append(peers, p.pages(1+i, tools...))
 		}
 		return peers
-	}, func(t *testing.T, u *user, _ []*peer) {
+	}, func(t *testing.T, u *testClient, _ []*fakeServer) {
 		want, _ := u.walk("tools/list", "tools", "name", 0)
 		if len(want) != 23 || want[0] != "s1::t0" || want[22] != "s5::t2" || !slices.IsSorted(want[:7]) {
 			t.Fatalf("got %v", want)
@@ -97,7 +97,7 @@ func TestPagesOfAnySize(t *testing.T) {
 }
 
 func TestManyTools(t *testing.T) {
-	var peers []*peer
+	var peers []*fakeServer
 	var want []string
 	for i := range 20 {
 		p := legacyPeer(fmt.Sprintf("server%02d", i))
@@ -125,8 +125,10 @@ func TestManyTools(t *testing.T) {
 func TestCursorsAndLimitsThatAreNone(t *testing.T) {
 	u := newGateway(t, nil, legacyPeer("a").hasTools("x", "y")).legacy(t)
 	for _, params := range []string{
-		`{"cursor":"!"}`, `{"cursor":""}`, `{"cursor":1}`, `{"cursor":null}`, `{"cursor":"e30"}`, `{"cursor":"` + mcp.Cursor(-1) + `"}`, `{"cursor":"eyJvZmZzZXQiOjEuNX0"}`,
-		`{"limit":0}`, `{"limit":-1}`, `{"limit":"1"}`, `{"limit":1.5}`, `{"limit":null}`, `{"limit":[]}`, `{"limit":99999999999999999999}`,
+		`{"cursor":"!"}`, `{"cursor":""}`, `{"cursor":1}`, `{"cursor":null}`, `{"cursor":"e30"}`,
+		`{"cursor":"` + mcp.Cursor(-1) + `"}`, `{"cursor":"eyJvZmZzZXQiOjEuNX0"}`,
+		`{"limit":0}`, `{"limit":-1}`, `{"limit":"1"}`, `{"limit":1.5}`, `{"limit":null}`, `{"limit":[]}`,
+		`{"limit":99999999999999999999}`,
 	} {
 		if s := u.ask("tools/list", params); s.code() != jsonrpc.CodeInvalidParams || s.status != 200 {
 			t.Errorf("%s: got %d %s (A20)", params, s.status, s.body)
@@ -148,10 +150,11 @@ func TestCursorsAndLimitsThatAreNone(t *testing.T) {
 }
 
 func TestServersThatGoRoundInCircles(t *testing.T) {
-	a := legacyPeer("a").does("tools/list", func(w http.ResponseWriter, a *incoming) {
-		a.reply(w, `{"tools":[{"name":"x`+a.message.Text(jsonrpc.Cursor)+`"}],"nextCursor":"`+map[string]string{"": "1", "1": "2", "2": "1"}[a.message.Text(jsonrpc.Cursor)]+`"}`)
+	a := legacyPeer("a").handle("tools/list", func(w http.ResponseWriter, a *incoming) {
+		a.reply(w, `{"tools":[{"name":"x`+a.message.Text(jsonrpc.Cursor)+`"}],"nextCursor":"`+
+			map[string]string{"": "1", "1": "2", "2": "1"}[a.message.Text(jsonrpc.Cursor)]+`"}`)
 	})
-	b := legacyPeer("b").does("tools/list", func(w http.ResponseWriter, a *incoming) {
+	b := legacyPeer("b").handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 		a.reply(w, `{"tools":[{"name":"y"}],"nextCursor":"same"}`)
 	})
 	c := legacyPeer("c").hasTools("z")
@@ -162,9 +165,9 @@ func TestServersThatGoRoundInCircles(t *testing.T) {
 	}
 }
 
-// A server that never ends costs no more than the time it has.
+// A list that never ends costs no more than its timeout.
 func TestServersWhoseListsNeverEnd(t *testing.T) {
-	a := legacyPeer("a").does("tools/list", func(w http.ResponseWriter, a *incoming) {
+	a := legacyPeer("a").handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 		n, _ := strconv.Atoi(a.message.Text(jsonrpc.Cursor))
 		a.reply(w, fmt.Sprintf(`{"tools":[{"name":"x%d"}],"nextCursor":"%d"}`, n, n+1))
 	})
@@ -198,9 +201,9 @@ func TestServersThatFailAreLeftOut(t *testing.T) {
 	}
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
-			both(t, nil, func() []*peer {
-				return []*peer{newPeer("a").hasTools("x"), newPeer("b").does("tools/list", way), newPeer("c").hasTools("x")}
-			}, func(t *testing.T, u *user, peers []*peer) {
+			both(t, nil, func() []*fakeServer {
+				return []*fakeServer{newPeer("a").hasTools("x"), newPeer("b").handle("tools/list", way), newPeer("c").hasTools("x")}
+			}, func(t *testing.T, u *testClient, peers []*fakeServer) {
 				want := []string{"a::x", "c::x"}
 				for range 2 {
 					if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, want) {
@@ -216,11 +219,11 @@ func TestServersThatFailAreLeftOut(t *testing.T) {
 }
 
 func TestServersThatAreDownAreLeftOut(t *testing.T) {
-	both(t, nil, func() []*peer {
+	both(t, nil, func() []*fakeServer {
 		p := newPeer("b")
 		p.down.Store(true)
-		return []*peer{newPeer("a").hasTools("x"), p}
-	}, func(t *testing.T, u *user, peers []*peer) {
+		return []*fakeServer{newPeer("a").hasTools("x"), p}
+	}, func(t *testing.T, u *testClient, peers []*fakeServer) {
 		if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
 			t.Errorf("got %v (A6)", got)
 		}
@@ -230,16 +233,15 @@ func TestServersThatAreDownAreLeftOut(t *testing.T) {
 	})
 }
 
-// In time that is not real: a server that hangs costs what it may and no more, and is
-// tried again.
+// Fake time: a server that hangs costs its timeout once, and is retried.
 func TestServersThatHang(t *testing.T) {
 	for _, method := range []string{"initialize", "tools/list"} {
 		t.Run(method, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := legacyPeer("b").hasTools("x")
 				normal := p.on[method]
-				p.does(method, func(_ http.ResponseWriter, a *incoming) { <-a.Context().Done() })
-				g := newMemory(t, func(c *Config) { c.JoinTimeout = 15 * time.Second }, legacyPeer("a").hasTools("x"), p)
+				p.handle(method, func(_ http.ResponseWriter, a *incoming) { <-a.Context().Done() })
+				g := newInMemory(t, func(c *Config) { c.JoinTimeout = 15 * time.Second }, legacyPeer("a").hasTools("x"), p)
 				defer g.close()
 				began := time.Now()
 				u := g.legacy(t)
@@ -257,7 +259,7 @@ func TestServersThatHang(t *testing.T) {
 					delete(p.on, method)
 					p.mu.Unlock()
 				} else {
-					p.does(method, normal)
+					p.handle(method, normal)
 				}
 				time.Sleep(time.Minute)
 				if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "b::x"}) {
@@ -268,7 +270,7 @@ func TestServersThatHang(t *testing.T) {
 	}
 }
 
-// A list is asked for again only if it may have changed.
+// A list is requested again only if it may have changed.
 func TestCachedLists(t *testing.T) {
 	changed := `{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`
 	t.Run("of a server whose tools never change", func(t *testing.T) {
@@ -282,7 +284,7 @@ func TestCachedLists(t *testing.T) {
 			t.Errorf("asked %d times", n)
 		}
 	})
-	t.Run("of a server that nobody listens to", func(t *testing.T) {
+	t.Run("of a server without listeners", func(t *testing.T) {
 		p := legacyPeer("a").hasTools("x")
 		u := newGateway(t, nil, p).legacy(t)
 		for range 5 {
@@ -294,7 +296,7 @@ func TestCachedLists(t *testing.T) {
 	})
 	t.Run("of a server that is listened to", func(t *testing.T) {
 		p := legacyPeer("a").hasTools("x")
-		say := p.listens()
+		say := p.keepStreams()
 		u := newGateway(t, nil, p).legacy(t)
 		u.ask("tools/list", "")
 		stream := u.listen()
@@ -321,7 +323,7 @@ func TestCachedLists(t *testing.T) {
 		if n := p.count("tools/list"); n != 3 {
 			t.Errorf("asked %d times after other things changed", n)
 		}
-		stream.hangUp()
+		stream.disconnect()
 		await.Until(t, "lists are asked for again", func() bool {
 			n := p.count("tools/list")
 			u.ask("tools/list", "")
@@ -330,8 +332,8 @@ func TestCachedLists(t *testing.T) {
 	})
 	t.Run("that change during a call", func(t *testing.T) {
 		p := legacyPeer("a").hasTools("x")
-		p.listens()
-		p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+		p.keepStreams()
+		p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 			p.hasTools("x", "y")
 			a.send(w, changed)
 			a.finish(w, "{}")
@@ -351,8 +353,8 @@ func TestCachedLists(t *testing.T) {
 	})
 	t.Run("that change while they are asked for", func(t *testing.T) {
 		p := legacyPeer("a")
-		p.listens()
-		p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+		p.keepStreams()
+		p.handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 			a.send(w, changed)
 			a.finish(w, `{"tools":[]}`)
 		})
@@ -367,11 +369,11 @@ func TestCachedLists(t *testing.T) {
 	})
 	t.Run("when only a call is resumed", func(t *testing.T) {
 		p := legacyPeer("a").hasTools("x")
-		p.listens()
+		p.keepStreams()
 		u := newGateway(t, nil, p).legacy(t)
 		u.header = http.Header{"Last-Event-Id": {u.event("call:MQ/a/7")}}
 		u.listen()
-		if got := p.await(t, "GET", 1).Header.Get("Last-Event-Id"); got != "7" {
+		if got := p.waitFor(t, "GET", 1).Header.Get("Last-Event-Id"); got != "7" {
 			t.Errorf("resumed after %q", got)
 		}
 		for range 3 {
@@ -384,11 +386,11 @@ func TestCachedLists(t *testing.T) {
 	t.Run("when other things are listened to", func(t *testing.T) {
 		for wants, asked := range map[string]int{
 			`{"resourceSubscriptions":["` + mcp.ResourceURI("a", "x://a") + `"]}`: 3,
-			`{"promptsListChanged":true}`:                                         1, // of one list, so the gateway hears of all
+			`{"promptsListChanged":true}`:                                         1, // of one list; the gateway listens to all
 		} {
 			p := modernPeer("a").hasTools("x")
 			p.capabilities = `{"tools":{"listChanged":true},"prompts":{"listChanged":true},"resources":{"subscribe":true}}`
-			p.tells()
+			p.acceptListen()
 			u := newGateway(t, nil, p).modern(t)
 			u.open(http.MethodPost, u.request("1", mcp.MethodListen, `{"notifications":`+wants+`}`)).next()
 			for range 3 {
@@ -402,7 +404,7 @@ func TestCachedLists(t *testing.T) {
 	t.Run("when a legacy client has subscribed to a resource of a server that does not tell of lists", func(t *testing.T) {
 		p := modernPeer("a").hasTools("x")
 		p.capabilities = `{"tools":{"listChanged":true},"resources":{"subscribe":true}}`
-		p.does(mcp.MethodListen, func(w http.ResponseWriter, a *incoming) {
+		p.handle(mcp.MethodListen, func(w http.ResponseWriter, a *incoming) {
 			if !strings.Contains(a.body, "resourceSubscriptions") {
 				a.refuse(w, 200, -32603, "not now")
 				return
@@ -423,9 +425,9 @@ func TestCachedLists(t *testing.T) {
 	t.Run("of a server of the modern era that is listened to", func(t *testing.T) {
 		for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 			p := modernPeer("a").hasTools("x")
-			say := p.tells()
+			say := p.acceptListen()
 			u := newGateway(t, nil, p).user(t, era)
-			var stream *talk
+			var stream *liveReply
 			if era == mcp.Legacy {
 				stream = u.connect().listen()
 			} else {
@@ -460,20 +462,20 @@ func TestCachedLists(t *testing.T) {
 	})
 }
 
-// In the modern era lists say how long they are good.
+// Modern lists have a TTL.
 func TestListsThatAreGoodForAWhile(t *testing.T) {
 	for _, scope := range []string{"public", "private"} {
 		t.Run(scope, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := modernPeer("a")
-				p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+				p.handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 					a.reply(w, `{"tools":[{"name":"x"}],"resultType":"complete","ttlMs":60000,"cacheScope":"`+scope+`"}`)
 				})
 				q := modernPeer("b")
-				q.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+				q.handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 					a.reply(w, `{"tools":[{"name":"x"}],"resultType":"complete","ttlMs":30000,"cacheScope":"public"}`)
 				})
-				g := newMemory(t, nil, p, q)
+				g := newInMemory(t, nil, p, q)
 				defer g.close()
 				u := g.modern(t)
 				var result struct {
@@ -482,7 +484,8 @@ func TestListsThatAreGoodForAWhile(t *testing.T) {
 					ResultType string
 				}
 				s := u.ask("tools/list", "")
-				if json.Unmarshal(s.Result, &result) != nil || result.TTL > 30_000 || result.CacheScope != scope || result.ResultType != "complete" {
+				if json.Unmarshal(s.Result, &result) != nil || result.TTL > 30_000 || result.CacheScope != scope ||
+					result.ResultType != "complete" {
 					t.Errorf("got %s", s.body)
 				}
 				time.Sleep(20 * time.Second)
@@ -505,14 +508,14 @@ func TestListsThatAreGoodForAWhile(t *testing.T) {
 	}
 }
 
-// Nobody sees the list of another, but memory is shared where lists are the same.
+// Clients never see each other's lists, but equal lists share memory.
 func TestListsOfSeveralClients(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		p := newPeer("a")
-		p.speaks[era] = true
+		p.eras[era] = true
 		p.capabilities = `{"tools":{},"prompts":{}}`
-		p.has("prompts/list", "prompts", `{"name":"p"}`)
-		p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+		p.hasList("prompts/list", "prompts", `{"name":"p"}`)
+		p.handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 			a.reply(w, `{"tools":[{"name":"of-`+a.Header.Get("Authorization")+`"}],"ttlMs":3600000,"cacheScope":"private"}`)
 		})
 		g := newGateway(t, nil, p)
@@ -539,19 +542,20 @@ func TestListsOfSeveralClients(t *testing.T) {
 	}
 }
 
-// In time that is not real: a list that is no longer kept is asked for again.
+// Fake time: an expired list is requested again.
 func TestListsThatAreNotKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a").hasTools("x")
-		p.listens()
-		g := newMemory(t, func(c *Config) { c.Discovery = true }, p)
+		p.keepStreams()
+		g := newInMemory(t, func(c *Config) { c.Discovery = true }, p)
 		defer g.close()
 		u := g.legacy(t)
 		stream := u.listen()
-		defer stream.hangUp()
+		defer stream.disconnect()
 		search := func() {
 			t.Helper()
-			if s := u.ask("tools/call", `{"name":"search_tools","arguments":{"query":"x"}}`); !strings.Contains(s.answer, "a::x") {
+			if s := u.ask("tools/call", `{"name":"search_tools","arguments":{"query":"x"}}`); !strings.Contains(s.answer,
+				"a::x") {
 				t.Errorf("got %s", s.body)
 			}
 		}
@@ -572,13 +576,13 @@ func TestListsThatAreNotKept(t *testing.T) {
 	})
 }
 
-// What a server says of itself is kept once for all clients, and so much of it.
+// Server infos are stored once for all clients, up to a limit.
 func TestServersThatSayTooMuch(t *testing.T) {
-	long := strings.Repeat("x", longestAbout)
+	long := strings.Repeat("x", maxServerInfo)
 	for name, tt := range map[string]struct {
 		instructions, capabilities string
-		want                       string // the instructions that clients get
-		tools                      bool   // it can be used
+		want                       string // instructions that clients get
+		tools                      bool   // the server can be used
 	}{
 		"little":                {"how to", everything, "a:\nhow to", true},
 		"long instructions":     {long, everything, "", true},
@@ -587,11 +591,12 @@ func TestServersThatSayTooMuch(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := legacyPeer("a").hasTools("x")
 			p.instructions, p.capabilities = tt.instructions, tt.capabilities
-			g := newMemory(t, nil, p)
+			g := newInMemory(t, nil, p)
 			defer g.close()
 			u := g.legacy(t)
 			var result struct{ Instructions string }
-			if _ = json.Unmarshal(u.hello.Result, &result); result.Instructions != tt.want {
+			_ = json.Unmarshal(u.hello.Result, &result)
+			if result.Instructions != tt.want {
 				t.Errorf("got instructions %.100q", result.Instructions)
 			}
 			if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) == 1 != tt.tools {
@@ -601,10 +606,10 @@ func TestServersThatSayTooMuch(t *testing.T) {
 	}
 }
 
-// Many ask at the same time, while the list changes.
+// Concurrent list requests while the list changes.
 func TestListsUnderLoad(t *testing.T) {
 	p, q := legacyPeer("a").hasTools("x", "y"), legacyPeer("b").hasTools("z")
-	say := p.listens()
+	say := p.keepStreams()
 	g := newGateway(t, nil, p, q)
 	var all sync.WaitGroup
 	for range 10 {
@@ -628,24 +633,24 @@ func TestListsUnderLoad(t *testing.T) {
 	all.Wait()
 }
 
-// A client learns of servers that come later.
+// Clients are notified of servers that become available later.
 func TestServersThatComeLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("b").hasTools("x")
 		p.down.Store(true)
 		a := legacyPeer("a").hasTools("x")
-		a.listens()
-		p.listens()
-		g := newMemory(t, nil, a, p)
+		a.keepStreams()
+		p.keepStreams()
+		g := newInMemory(t, nil, a, p)
 		defer g.close()
 		u := g.legacy(t)
 		stream := u.listen()
-		defer stream.hangUp()
+		defer stream.disconnect()
 		if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 1 {
 			t.Errorf("got %v", got)
 		}
 		p.down.Store(false)
-		timer := time.AfterFunc(5*time.Minute, func() { t.Error("nothing is said of it"); stream.cancel() })
+		timer := time.AfterFunc(5*time.Minute, func() { t.Error("no notification arrived"); stream.cancel() })
 		for e := range stream.events {
 			if e.method() == "notifications/tools/list_changed" {
 				break

@@ -22,40 +22,40 @@ import (
 
 // A listener reads a stream of a server for a stream of a client.
 type listener struct {
-	key    listenerKey
-	stop   context.CancelFunc
-	at     streamable.Position
-	lastIn string // session of the last event; "" if the client has named the event
-	heard  bool   // the server has such a stream
+	key         listenerKey
+	stop        context.CancelFunc
+	position    streamable.Position
+	lastSession string // session of the last event; "" if the client sent the event id
+	available   bool   // the server has opened the stream before
 
-	session     string // in which it has subscribed to resources
+	session     string // session with the resource subscriptions
 	unsubscribe func()
 
-	profile *profile // of the server, which has it as a reader; nil if it is not read for others
-	elected bool     // no other client of the audience was listening: all may have missed changes
+	profile *profile // profile that counts it as a reader; nil if it is not shared
+	elected bool     // the audience had no listener before and may have missed changes
 }
 
-// A listenerKey identifies what a listener reads: all messages of a server or, of a server of
-// the modern era, changes of one resource. Each subscription has a listener of its own, so
-// that a new one does not interrupt the others.
+// A listenerKey identifies what a listener reads: all messages of a server, or updates of one
+// resource of a modern server. Each subscription has its own listener, so that a new one does not
+// interrupt the others.
 type listenerKey struct {
-	id  string // of the server
-	uri string
+	serverID string
+	uri      string
 }
 
-// rejoinPause is the pause before a stream that has ended is opened again.
+// rejoinPause is the pause before a stream is opened again.
 var rejoinPause = backoff.Exponential{First: time.Second, Max: 30 * time.Second}
 
 // listen reads a stream of a server, and opens it again when it ends.
-func (s *stream) listen(ctx context.Context, e *listener, begun func()) {
+func (s *stream) listen(ctx context.Context, li *listener, begun func()) {
 	for failures := 0; ctx.Err() == nil; failures++ {
 		g := s.g.Load()
-		server := g.byID(e.key.id)
-		if server == nil || !g.rules.Sees(s.visit.caller.Identity, server.Name) {
+		server := g.byID(li.key.serverID)
+		if server == nil || !g.rules.Sees(s.req.caller.Identity, server.Name) {
 			return
 		}
 		began := time.Now()
-		again := s.listenOnce(behalf{ctx: ctx, g: g, r: s.visit.request.in(s.ctx)}, server, e, begun)
+		again := s.listenOnce(scope{ctx: ctx, g: g, r: s.req.request.withContext(s.ctx)}, server, li, begun)
 		begun()
 		if !again {
 			return
@@ -63,49 +63,49 @@ func (s *stream) listen(ctx context.Context, e *listener, begun func()) {
 		if time.Since(began) > rejoinPause.Max {
 			failures = 0
 		}
-		if !backoff.Sleep(ctx, max(rejoinPause.Pause(failures), e.at.Retry())) {
+		if !backoff.Sleep(ctx, max(rejoinPause.Pause(failures), li.position.Retry())) {
 			return
 		}
 	}
 }
 
-// listenOnce reads a stream of a server to its end. It reports whether to try again.
-func (s *stream) listenOnce(o behalf, server *upstream.Server, e *listener, begun func()) (again bool) {
-	l := s.visit.client.link(server)
+// listenOnce reads a stream of a server until it ends. It reports whether to open it again.
+func (s *stream) listenOnce(sc scope, server *upstream.Server, li *listener, begun func()) (again bool) {
+	l := s.req.client.linkTo(server)
 	late := l.hasFailed()
-	if failure := l.open(o); failure != nil {
+	if failure := l.open(sc); failure != nil {
 		return true
 	}
 	if late {
-		s.announceToAll(l, l.kinds()...) // what it has is new to the clients
+		s.announceToAll(l, l.kinds()...) // clients have not seen its lists yet
 	}
-	l.sendInitialized(o)
+	l.sendInitialized(sc)
 	era, can := l.state()
-	if e.elected {
-		e.elected, begun = false, s.thenCompare(o, server, begun)
+	if li.elected {
+		li.elected, begun = false, s.compareListsAfter(sc, server, begun)
 	}
 	if era == mcp.Modern {
-		if s.wants == nil && e.key.uri == "" {
+		if s.wants == nil && li.key.uri == "" {
 			s.listenToSubscribed(l)
 		}
-		return s.listenModern(o, l, can, e, begun)
+		return s.listenModern(sc, l, can, li, begun)
 	}
-	if e.key.uri != "" {
-		return false // the server has its own subscription
+	if li.key.uri != "" {
+		return false // legacy servers send updates in the stream of the session
 	}
 	if s.wants != nil {
-		if s.wants.at(l.server, can|mcp.ToolsChange|mcp.PromptsChange|mcp.ResourcesChange).nothing() {
+		if s.wants.forServer(l.serverName, can|mcp.ToolsChange|mcp.PromptsChange|mcp.ResourcesChange).isEmpty() {
 			return false
 		}
-		s.subscribed(o, l, e)
+		s.ensureSubscribed(sc, l, li)
 	}
-	return s.listenGET(o, l, e, begun)
+	return s.listenGET(sc, l, li, begun)
 }
 
-// subscribed subscribes to what the stream listens to, once in each session.
-func (s *stream) subscribed(o behalf, l *link, e *listener) {
-	if session := l.sessionID(); e.unsubscribe == nil || e.session != session {
-		e.session, e.unsubscribe = session, s.subscribe(o, l)
+// ensureSubscribed subscribes to the resources of the stream, once per session.
+func (s *stream) ensureSubscribed(sc scope, l *link, li *listener) {
+	if session := l.sessionID(); li.unsubscribe == nil || li.session != session {
+		li.session, li.unsubscribe = session, s.subscribe(sc, l)
 	}
 }
 
@@ -120,229 +120,230 @@ func (l *link) kinds() (has []mcp.ListKind) {
 	return has
 }
 
-// listenGET listens to a server of the legacy era. It notes the last event by which the
-// stream can be resumed.
-func (s *stream) listenGET(o behalf, l *link, to *listener, begun func()) (again bool) {
-	v := &s.visit
-	r, session, _ := l.prepare(o)
+// listenGET reads the GET stream of a legacy server. It notes the last event id for resuming.
+func (s *stream) listenGET(sc scope, l *link, li *listener, begun func()) (again bool) {
+	req := &s.req
+	r, session, _ := l.newRequest(sc)
 	httpbody.EmptyAs(r, http.MethodGet)
 	r.Header.Set("Accept", "text/event-stream")
-	resuming := to.at.ID != "" && (to.lastIn == "" || to.lastIn == session)
+	resuming := li.position.ID != "" && (li.lastSession == "" || li.lastSession == session)
 	if resuming {
-		r.Header.Set("Last-Event-Id", to.at.ID)
+		r.Header.Set("Last-Event-Id", li.position.ID)
 	}
-	heard := false
+	open := false
 	var end func()
-	h := &streamable.Reader{Position: &to.at}
-	h.OnHeader = func(status int) bool {
-		if heard = status == http.StatusOK; heard {
-			end = l.listen(o.g, catalog.AnnouncedKinds)
+	reader := &streamable.Reader{Position: &li.position}
+	reader.OnHeader = func(status int) bool {
+		if open = status == http.StatusOK; open {
+			end = l.countListener(sc.g, catalog.AnnouncedKinds)
 		}
 		begun()
-		return heard
+		return open
 	}
-	h.OnMessage = func(e *streamable.Event) error {
+	reader.OnMessage = func(e *streamable.Event) error {
 		if e.ID != "" {
-			to.lastIn = session
+			li.lastSession = session
 		}
 		m := e.Message
-		if len(e.Data) == 0 || m.IsAnswer() { // no call waits for one here
+		if len(e.Data) == 0 || m.IsResponse() { // calls have their own streams
 			return nil
 		}
-		others := l.unsolicited(o)
+		others := l.unsolicited(sc)
 		others.note(m)
-		if !s.pass(others, m, l.translator(o.g).eventID(listenStream, e.ID)) && m.IsRequest() && !l.held.ask(m) {
-			others.refuse(&v.asides, m, "the client cannot be asked "+mcp.Shortened(m.Text(jsonrpc.Method)))
+		delivered := s.deliverMessage(others, m, l.translator(sc.g).eventID(listenStream, e.ID))
+		if !delivered && m.IsRequest() && !l.heldCalls.offer(m) {
+			others.refuse(&req.sideRequests, m, "the client does not support "+mcp.Shortened(m.Text(jsonrpc.Method)))
 		}
 		return nil
 	}
-	failure := o.g.exchange(l, h, nil).Send(r)
-	if heard {
-		to.heard = true
+	failure := sc.g.exchange(l, reader, nil).Send(r)
+	if open {
+		li.available = true
 		end()
-		if o.ctx.Err() == nil {
-			o.g.profile(l.client, l.id).forget() // the server may be another one when it is back
+		if sc.ctx.Err() == nil {
+			sc.g.profile(l.client, l.serverID).forget() // the server may have changed when it is back
 		}
 		return true
 	}
 	switch {
-	case resuming && h.Status()/100 == 4:
-		to.at.ID = "" // the event may be too old
-		return s.listenGET(o, l, to, begun)
-	case session != "" && (h.Status() == http.StatusNotFound || h.Status() == http.StatusBadRequest):
-		// Either the session is lost, which shows when it is used, or the stream, or
-		// there never was one.
-		_, _ = l.request(o, "ping", nil)
-		return to.heard || l.sessionID() != session
-	case to.heard:
+	case resuming && reader.Status()/100 == 4:
+		li.position.ID = "" // the event may be too old
+		return s.listenGET(sc, l, li, begun)
+	case session != "" && (reader.Status() == http.StatusNotFound || reader.Status() == http.StatusBadRequest):
+		// The session is lost, or the event stream, or the server has no such stream. The ping detects a
+		// lost session.
+		_, _ = l.request(sc, "ping", nil)
+		return li.available || l.sessionID() != session
+	case li.available:
 		return true
 	}
-	switch h.Status() {
+	switch reader.Status() {
 	case http.StatusBadRequest, http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusNotAcceptable,
 		http.StatusNotImplemented:
-		return failure != nil // there is no such stream
+		return failure != nil // the server has no such stream
 	}
-	return true // there may be later: when another one has ended (409), or the server is back
+	return true // try again: another stream may have to end first (409), or the server restarts
 }
 
-// pass gives the client a message. A session has one stream of a server, so a message is for
-// all streams of the client that want it.
-func (s *stream) pass(u unsolicited, m *jsonrpc.Message, id string) bool {
+// deliverMessage sends a message to the client. A server has one stream per session, so the message
+// goes to all streams of the client that want it.
+func (s *stream) deliverMessage(u unsolicited, m *jsonrpc.Message, id string) bool {
 	if s.wants == nil {
 		return s.deliver(u.g, u.link, m, id)
 	}
 	return u.broadcast(m)
 }
 
-// subscribe subscribes to the resources of a server of the legacy era that the
-// stream listens to. What it returns undoes that.
-func (s *stream) subscribe(o behalf, l *link) (undo func()) {
+// subscribe subscribes to the resources of the stream at a legacy server. undo unsubscribes.
+func (s *stream) subscribe(sc scope, l *link) (undo func()) {
 	_, can := l.state()
-	mine := s.wants.at(l.server, can)
+	mine := s.wants.forServer(l.serverName, can)
 	var done []string
 	for _, uri := range mine.URIs {
-		if _, failure := l.request(o, "resources/subscribe", mcp.URIParams(uri)); failure == nil {
+		if _, failure := l.request(sc, "resources/subscribe", mcp.URIParams(uri)); failure == nil {
 			done = append(done, uri)
 		} else {
-			o.g.config.Logger.Warn("not subscribed", zap.String("mcp_server", l.server), zap.Error(failure))
+			sc.g.config.Logger.Warn("resource subscription failed", zap.String("mcp_server", l.serverName), zap.Error(failure))
 		}
 	}
 	return func() {
-		// The client may have left already.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(o.ctx), partingTime)
+		// The client may have disconnected.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(sc.ctx), goodbyeTimeout)
 		defer cancel()
 		for _, uri := range done {
-			if !l.client.wants(s, l.server, uri) {
-				_, _ = l.request(o.within(ctx), "resources/unsubscribe", mcp.URIParams(uri))
+			if !l.client.otherStreamWants(s, l.serverName, uri) {
+				_, _ = l.request(sc.withContext(ctx), "resources/unsubscribe", mcp.URIParams(uri))
 			}
 		}
 	}
 }
 
-// listenModern listens to a server of the modern era.
-func (s *stream) listenModern(o behalf, l *link, can mcp.Abilities, to *listener, begun func()) (again bool) {
+// listenModern reads the subscriptions/listen stream of a modern server.
+func (s *stream) listenModern(sc scope, l *link, can mcp.Abilities, li *listener, begun func()) (again bool) {
 	all := s.wants
-	switch uri := to.key.uri; {
+	switch uri := li.key.uri; {
 	case uri != "":
-		all = &interests{of: map[string][]string{l.server: {uri}}}
+		all = &interests{serverURIs: map[string][]string{l.serverName: {uri}}}
 	case all == nil:
 		all = &interests{Tools: true, Prompts: true, Resources: true}
 	}
-	mine := all.at(l.server, can)
-	if to.profile != nil { // other streams of the audience may want to hear of other lists
+	mine := all.forServer(l.serverName, can)
+	if li.profile != nil { // other streams of the audience may want other lists
 		mine.Tools, mine.Prompts = can&mcp.ToolsChange != 0, can&mcp.PromptsChange != 0
 		mine.Resources = can&mcp.ResourcesChange != 0
 	}
-	who := o.g.rules.Caller(l.client.identity)
+	caller := sc.g.rules.Caller(l.client.identity)
 	mine.Tasks = slices.DeleteFunc(slices.Clone(mine.Tasks), func(id string) bool {
-		return !o.g.tasks.Has(&who, o.g.of(l), id) // the rules may be others than when the client has asked
+		return !sc.g.tasks.Has(&caller, sc.g.linkServer(l), id) // rules may have changed
 	})
-	if mine.nothing() {
+	if mine.isEmpty() {
 		return false
 	}
 	params := slices.Concat([]byte(`{"notifications":`), jsonrpc.Encode(mine), []byte("}"))
 	params = mcp.WithMeta(params, l.client.meta(""))
 	body := jsonrpc.RequestAs(l.nextID(), mcp.MethodListen, params)
-	r, _, _ := l.prepare(o)
+	r, _, _ := l.newRequest(sc)
 	var m jsonrpc.Message
 	if m.Read(body) != nil {
 		return false
 	}
 	mcp.SetModern(r.Header, &m, mcp.Stateless)
 	httpbody.Post(r, body)
-	var end func() // nil until the server has agreed
+	var end func() // nil until the server acknowledges
 	refused := false
-	h := &streamable.Reader{OnMessage: func(e *streamable.Event) error {
+	reader := &streamable.Reader{OnMessage: func(e *streamable.Event) error {
 		m := e.Message
 		switch {
 		case len(e.Data) == 0:
-		case m.IsAnswer():
+		case m.IsResponse():
 			refused = m.Has(jsonrpc.Error)
 		case m.Is(jsonrpc.Method, "notifications/subscriptions/acknowledged"):
 			if end == nil {
-				end = l.listen(o.g, mine.kinds())
-				s.agreed(o.g, l, m)
+				end = l.countListener(sc.g, mine.kinds())
+				s.noteAgreedTasks(sc.g, l, m)
 				begun()
 			}
 		default:
-			l.unsolicited(o).note(m)
-			s.deliver(o.g, l, m, "")
+			l.unsolicited(sc).note(m)
+			s.deliver(sc.g, l, m, "")
 		}
 		return nil
 	}}
-	_ = o.g.exchange(l, h, &m).Send(r)
+	_ = sc.g.exchange(l, reader, &m).Send(r)
 	if end != nil {
 		end()
-		if o.ctx.Err() == nil {
-			o.g.profile(l.client, l.id).forget()
+		if sc.ctx.Err() == nil {
+			sc.g.profile(l.client, l.serverID).forget()
 		}
 	}
 	return !refused
 }
 
-// listen opens a stream of the modern era.
-func (v *visit) listen() *jsonrpc.Failure {
+// listen answers subscriptions/listen of a modern client.
+func (req *aggregateRequest) listen() *jsonrpc.Failure {
 	wants := new(interests)
-	if v.Message.Kind(jsonrpc.Notifications) != jsonspan.BeginObject ||
-		json.Unmarshal(v.Message.Literal(jsonrpc.Notifications), wants) != nil {
-		return jsonrpc.InvalidParams("notifications: it is missing, or no object of what to listen to")
+	if req.Message.Kind(jsonrpc.Notifications) != jsonspan.BeginObject ||
+		json.Unmarshal(req.Message.Literal(jsonrpc.Notifications), wants) != nil {
+		return jsonrpc.InvalidParams("notifications: missing or not a valid object")
 	}
-	if len(wants.Tasks) > 0 && !mcp.KnowsTasks(v.Message.Literal(jsonrpc.ClientCapabilities)) {
+	if len(wants.Tasks) > 0 && !mcp.SupportsTasks(req.Message.Literal(jsonrpc.ClientCapabilities)) {
 		return jsonrpc.MissingExtension(mcp.TasksExtension)
 	}
 	size := int64(0)
 	for _, name := range slices.Concat(wants.URIs, wants.Tasks) {
-		if size += int64(len(name)); len(name) > mcp.LongestURI {
-			return jsonrpc.InvalidParams("resourceSubscriptions, taskIds: one has more than 8 KiB")
+		size += int64(len(name))
+		if len(name) > mcp.LongestURI {
+			return jsonrpc.InvalidParams("resourceSubscriptions, taskIds: an entry is longer than 8 KiB")
 		}
 	}
-	if len(wants.URIs)+len(wants.Tasks) > maxSubscriptions || !v.g.subscribing.Take(v.client.owner, size) {
-		return jsonrpc.InvalidParams("resourceSubscriptions, taskIds: there are too many")
+	if len(wants.URIs)+len(wants.Tasks) > maxSubscriptions || !req.g.subscriptionMeter.Take(req.client.owner, size) {
+		return jsonrpc.InvalidParams("resourceSubscriptions, taskIds: too many entries")
 	}
 	var s *stream
 	defer func() {
 		switch {
 		case s == nil:
-			v.g.subscribing.Give(v.client.owner, size)
-		case !v.IsParked():
-			s.close() // which gives it back
+			req.g.subscriptionMeter.Give(req.client.owner, size)
+		case !req.IsParked():
+			s.close() // returns the quota, too
 		}
 	}()
-	wants.resolve(v)
-	if !v.out.AcceptsStream() {
+	wants.resolve(req)
+	if !req.out.AcceptsStream() {
 		return notAcceptable()
 	}
-	v.KeepID()
-	servers, met := v.meet(func() bool { return len(wants.URIs)+len(wants.Tasks) > 0 })
-	agreed := interests{of: map[string][]string{}, shown: wants.shown, tasks: map[string][]string{}}
+	req.KeepID()
+	servers, infos := req.serverInfos(func() bool { return len(wants.URIs)+len(wants.Tasks) > 0 })
+	agreed := interests{serverURIs: map[string][]string{}, shownURIs: wants.shownURIs, serverTasks: map[string][]string{}}
 	for i, server := range servers {
-		// The gateway itself tells of changes of lists: servers come and go.
-		mine := wants.at(server.Name, met[i].abilities()|mcp.ToolsChange|mcp.PromptsChange|mcp.ResourcesChange)
+		// The gateway itself sends list-changed notifications, because servers come and go.
+		mine := wants.forServer(server.Name, infos[i].abilities()|mcp.ToolsChange|mcp.PromptsChange|mcp.ResourcesChange)
 		agreed.Tools = agreed.Tools || mine.Tools
 		agreed.Prompts = agreed.Prompts || mine.Prompts
 		agreed.Resources = agreed.Resources || mine.Resources
 		if len(mine.URIs) > 0 {
-			agreed.of[server.Name] = mine.URIs
+			agreed.serverURIs[server.Name] = mine.URIs
 			for _, uri := range mine.URIs {
-				agreed.URIs = append(agreed.URIs, wants.shown[server.Name+"\x00"+uri])
+				agreed.URIs = append(agreed.URIs, wants.shownURIs[server.Name+"\x00"+uri])
 			}
 		}
 		if len(mine.Tasks) > 0 {
-			agreed.tasks[server.Name] = mine.Tasks
-			agreed.Tasks = append(agreed.Tasks, mine.Tasks...) // if the server agrees, too
+			agreed.serverTasks[server.Name] = mine.Tasks
+			agreed.Tasks = append(agreed.Tasks, mine.Tasks...) // subject to the server's agreement
 		}
 	}
-	s = v.newStream(&agreed)
+	s = req.newStream(&agreed)
 	s.size = size
-	if !agreed.nothing() {
-		s.await(s.join(func(string) string { return "" }))
+	if !agreed.isEmpty() {
+		s.waitBegun(s.listenToAll(func(string) string { return "" }))
 	}
 	acknowledged := agreed
 	acknowledged.Tasks = s.agreedTasks()
-	v.out.Event(&streamable.Event{Data: s.tagged(jsonrpc.Notification("notifications/subscriptions/acknowledged",
-		slices.Concat([]byte(`{"notifications":`), jsonrpc.Encode(acknowledged), []byte("}"))))})
-	if !agreed.nothing() {
-		if s.park(v.Request) {
+	params := slices.Concat([]byte(`{"notifications":`), jsonrpc.Encode(acknowledged), []byte("}"))
+	notification := jsonrpc.Notification("notifications/subscriptions/acknowledged", params)
+	req.out.Event(&streamable.Event{Data: s.withSubscriptionID(notification)})
+	if !agreed.isEmpty() {
+		if s.park(req.Request) {
 			return nil
 		}
 		s.keepOpen()
@@ -351,23 +352,23 @@ func (v *visit) listen() *jsonrpc.Failure {
 	return nil
 }
 
-// answerListen answers the request that has opened a stream of the modern era, unless its
-// client has left.
+// answerListen sends the result of subscriptions/listen, unless the client disconnected.
 func (s *stream) answerListen() {
-	if id := s.visit.id; !s.left() {
-		s.visit.out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.Answer(id, slices.Concat(
+	id := s.req.id
+	if !s.hasClientLeft() {
+		s.req.out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.ResultResponse(id, slices.Concat(
 			[]byte(`{"resultType":"complete","_meta":{"`+mcp.MetaSubscriptionID+`":`), id, []byte("}}")))})
 	}
 }
 
-// get opens the stream of a session.
-func (v *visit) get() *jsonrpc.Failure {
-	if !v.out.AcceptsStream() {
+// get answers GET: it opens the stream of a legacy session.
+func (req *aggregateRequest) get() *jsonrpc.Failure {
+	if !req.out.AcceptsStream() {
 		return notAcceptable()
 	}
 	kind, server, last := "", "", ""
-	if bound := v.HTTP.Header.Get("Last-Event-Id"); bound != "" {
-		id, ok := v.g.sealer.Claim(bound, eventOfSession, v.client.key)
+	if bound := req.HTTP.Header.Get("Last-Event-Id"); bound != "" {
+		id, ok := req.g.sealer.Claim(bound, eventOfSession, req.client.key)
 		if !ok {
 			id = bound
 		}
@@ -375,28 +376,28 @@ func (v *visit) get() *jsonrpc.Failure {
 		server, last, _ = strings.Cut(id, "/")
 		switch ofCall := strings.HasPrefix(kind, callStream); {
 		case ofCall && ok:
-			return v.resumeCall(kind, server, last)
+			return req.resumeCall(kind, server, last)
 		case ofCall:
-			return notOfSession()
+			return unknownEventID()
 		case !ok:
-			server = "" // to listen is something that can begin anew
+			server = "" // start a new stream instead of resuming
 		}
 	}
-	s := v.newStream(nil)
+	s := req.newStream(nil)
 	defer func() {
-		if !v.IsParked() {
+		if !req.IsParked() {
 			s.close()
 		}
 	}()
-	s.follow()
-	s.await(s.join(func(name string) string {
+	s.subscribeToReplicas()
+	s.waitBegun(s.listenToAll(func(name string) string {
 		if name == server {
 			return last
 		}
 		return ""
 	}))
-	v.out.Begin()
-	if !s.park(v.Request) {
+	req.out.Begin()
+	if !s.park(req.Request) {
 		s.keepOpen()
 	}
 	return nil

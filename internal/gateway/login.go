@@ -14,25 +14,25 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// Some servers want the gateway to log in. Until it has, requests to them fail with
-// login_required. A client of the aggregate is then asked to open the address of the login
-// page: by a question in the stream of its call in the legacy era, by a result that asks for
-// input in the modern one, and otherwise by the text of a tool result. After the login the
-// call goes on.
+// Servers may require the gateway to log in. Until then, requests to them fail with login_required.
+// A client of the aggregate endpoint is asked to open the login page: with a server request in the
+// stream of its call (legacy), with an input-required result (modern), or with the text of a tool
+// result. After the login the call continues.
 
-// LoginTool is the name of the tool that a server shows until the gateway has logged in.
+// LoginTool is the name of the tool that a server shows until the gateway is logged in.
 const LoginTool = "login"
 
-// maxLogins is how often a client is asked to log in during one call: at first, and when the
-// server wants further scopes.
+// maxLogins limits the logins during one call: the first one, and those for additional scopes.
 const maxLogins = 3
 
-// withLogin makes attempts to answer the call, and asks the client to log in between them.
+// withLogin calls attempt, and asks the client to log in if that is required, up to maxLogins
+// times.
 func (c *call) withLogin(attempt func() *jsonrpc.Failure) *jsonrpc.Failure {
 	for range maxLogins {
 		failure := attempt()
-		required := c.required
-		if c.required = nil; required == nil {
+		required := c.loginRequired
+		c.loginRequired = nil
+		if required == nil {
 			return failure
 		}
 		again, failure := c.logIn(required)
@@ -40,10 +40,11 @@ func (c *call) withLogin(attempt func() *jsonrpc.Failure) *jsonrpc.Failure {
 			return failure
 		}
 	}
-	return c.answerFailure(jsonrpc.LoginFailed(c.link.server, "the server keeps asking for a login"))
+	return c.answerFailure(jsonrpc.LoginFailed(c.link.serverName,
+		"the server still requires a login after several attempts"))
 }
 
-// logIn asks the client to log in. It reports whether the client has.
+// logIn asks the client to log in. It reports whether the login is done.
 func (c *call) logIn(required *jsonrpc.Failure) (again bool, _ *jsonrpc.Failure) {
 	if len(required.Data.Elicitations) == 0 {
 		return false, c.answerFailure(required)
@@ -55,13 +56,13 @@ func (c *call) logIn(required *jsonrpc.Failure) (again bool, _ *jsonrpc.Failure)
 	case c.era == mcp.Modern && !mcp.MayRequireInput(c.Message.Text(jsonrpc.Method)):
 		return false, c.answerFailure(required)
 	case c.era == mcp.Modern:
-		return false, c.answerAs(mcp.InputRequired, c.Ask(inbound.LoginQuestion, ask))
+		return false, c.answerAs(mcp.InputRequired, c.Ask(inbound.LoginRequest, ask))
 	case !c.out.AcceptsStream():
 		return false, c.answerLoginAddress(required, ask)
 	}
 	c.flight.held.Store(true)
 	defer c.flight.held.Store(false)
-	answer, failure := c.askInStream(inbound.LoginQuestion, ask)
+	answer, failure := c.askInStream(inbound.LoginRequest, ask)
 	if failure == nil {
 		failure = c.awaitLogin(answer)
 	}
@@ -73,23 +74,24 @@ func (c *call) logIn(required *jsonrpc.Failure) (again bool, _ *jsonrpc.Failure)
 	return true, nil
 }
 
-// answerLoginAddress tells a client that cannot open addresses which one a person has to open.
+// answerLoginAddress answers with the address of the login page as text, for clients that cannot
+// open URLs.
 func (c *call) answerLoginAddress(required *jsonrpc.Failure, ask *jsonrpc.URLElicitation) *jsonrpc.Failure {
 	if !c.Message.Is(jsonrpc.Method, "tools/call") {
 		return c.answerFailure(required)
 	}
 	c.FailWith(required)
-	return ownCall{c}.text(ask.Message+" Open this address in a browser, then try again: "+ask.URL, true)
+	return builtinCall{c}.text(ask.Message+" Open this address in a browser, then try again: "+ask.URL, true)
 }
 
-// awaitLogin waits for the login that the client was asked for, if the client has agreed to it.
+// awaitLogin waits for the login, if the client has accepted the request to log in.
 func (c *call) awaitLogin(answer json.RawMessage) *jsonrpc.Failure {
 	if !mcp.IsAccepted(answer) {
-		failure := jsonrpc.LoginRequired(c.link.server, nil)
+		failure := jsonrpc.LoginRequired(c.link.serverName, nil)
 		failure.Message, failure.Data.Symbol = "the login was declined", "input_refused"
 		return failure
 	}
-	ctx, cancel := context.WithTimeout(c.ctx, streamable.QuestionTime)
+	ctx, cancel := context.WithTimeout(c.ctx, streamable.ServerRequestTimeout)
 	defer cancel()
 	done := make(chan bool, 1)
 	go func() { done <- c.Server.Login.Await(ctx, c.Caller.Account()) }()
@@ -99,7 +101,7 @@ func (c *call) awaitLogin(answer json.RawMessage) *jsonrpc.Failure {
 		select {
 		case ok := <-done:
 			if !ok {
-				return jsonrpc.Timeout(c.link.server)
+				return jsonrpc.Timeout(c.link.serverName)
 			}
 			return nil
 		case <-ticker.C:
@@ -110,42 +112,41 @@ func (c *call) awaitLogin(answer json.RawMessage) *jsonrpc.Failure {
 	}
 }
 
-// isLoginTool reports whether a tool of a server is the one that the gateway shows for it. A
-// server that the gateway has logged in to may have a tool of that name itself.
+// isLoginTool reports whether a tool is the gateway's login tool for a server. After the login, the
+// server's own tool may have that name.
 func (c *call) isLoginTool(s *upstream.Server, target mcp.Target) bool {
 	if s.Login == nil || target.Kind != mcp.Tool || target.Name != LoginTool {
 		return false
 	}
 	if c.Override != nil && c.Override.Name != LoginTool {
-		return false // the client has called the server's own, by another name
+		return false // the server's own tool, under another name
 	}
 	known := c.client.knownList(c.g, s, mcp.Tools)
-	return known == nil || !slices.Contains(known.Names, c.g.shown(s.Name, mcp.Tools, LoginTool))
+	return known == nil || !slices.Contains(known.Names, c.g.shownName(s.Name, mcp.Tools, LoginTool))
 }
 
-// callLoginTool answers a call of that tool.
+// callLoginTool answers a call of the login tool.
 func (c *call) callLoginTool() *jsonrpc.Failure {
-	list, _, failure := c.client.newListQuery(c.behalf(), c.Server, mcp.Tools).get()
+	list, _, failure := c.client.newListQuery(c.scope(), c.Server, mcp.Tools).get()
 	if failure != nil {
-		return c.failed(failure)
+		return c.fail(failure)
 	}
-	if slices.Contains(list.Names, c.g.shown(c.link.server, mcp.Tools, LoginTool)) {
-		// It is the server's after all.
-		if failure := c.Admit(mcp.Target{Server: c.link.server, Kind: mcp.Tool, Name: LoginTool}); failure != nil {
+	if slices.Contains(list.Names, c.g.shownName(c.link.serverName, mcp.Tools, LoginTool)) {
+		// The server has a tool of that name.
+		if failure := c.Admit(mcp.Target{Server: c.link.serverName, Kind: mcp.Tool, Name: LoginTool}); failure != nil {
 			return c.answerFailure(failure)
 		}
 		return c.send()
 	}
-	return ownCall{c}.text("Logged in to "+c.link.server+". Its tools can be listed now.", false)
+	return builtinCall{c}.text("Logged in to "+c.link.serverName+". Its tools can be listed now.", false)
 }
 
-// loginListing returns the tool that a client sees of a server as long as a login is required,
-// nil if the client cannot log in.
+// loginListing returns the list with the login tool of a server, nil if the client cannot log in.
 func (g *Gateway) loginListing(s *upstream.Server, required *jsonrpc.Failure) *catalog.List {
 	if len(required.Data.Elicitations) == 0 {
 		return nil
 	}
-	name := g.shown(s.Name, mcp.Tools, LoginTool)
+	name := g.shownName(s.Name, mcp.Tools, LoginTool)
 	item := jsonrpc.Encode(map[string]any{
 		"name":        name,
 		"description": "Log in to " + s.Name + ". Its other tools can be used after that.",
@@ -154,20 +155,20 @@ func (g *Gateway) loginListing(s *upstream.Server, required *jsonrpc.Failure) *c
 	return &catalog.List{Joined: item, Ends: []int{len(item)}, Names: []string{name}}
 }
 
-// Account returns whose account is used for an identity, where each client has one.
+// Account returns the account for an identity, if each client has its own.
 func (g *Gateway) Account(identity string) string {
-	who := g.rules.Caller(identity)
-	return who.Account()
+	caller := g.rules.Caller(identity)
+	return caller.Account()
 }
 
-// LoginChanged tells clients that the login at a server has changed: those of one account, or
-// all of them if the login is shared.
+// LoginChanged notifies clients that the login at a server has changed: the clients of one account,
+// or all if the login is shared.
 func (g *Gateway) LoginChanged(server, account string, shared bool) {
 	s := g.servers[server]
 	if s == nil {
 		return
 	}
 	g.refresh(s, func(identity string) bool { return shared || g.Account(identity) == account }, func(l *link) {
-		l.lost(g, l.sessionID()) // it may be of another account
+		l.markLost(g, l.sessionID()) // the session may belong to another account
 	})
 }

@@ -17,9 +17,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 )
 
-// A loginPeer is the way to a server that wants a login of each account first.
-type loginPeer struct {
-	toPeer
+// loginRoutes require a login of each account first.
+type loginRoutes struct {
+	fakeRoutes
 	operatorOnly bool // clients are not offered a login
 
 	mu       sync.Mutex
@@ -27,9 +27,9 @@ type loginPeer struct {
 	changed  chan struct{}
 }
 
-// newLoginGateway returns a gateway in front of a server that wants a login.
-func newLoginGateway(t *testing.T, p *peer, configure func(*Config)) (*front, *loginPeer) {
-	login := &loginPeer{toPeer: toPeer{p}, accounts: map[string]bool{}, changed: make(chan struct{})}
+// newLoginGateway returns a gateway with a server that requires a login.
+func newLoginGateway(t *testing.T, p *fakeServer, configure func(*Config)) (*testGateway, *loginRoutes) {
+	login := &loginRoutes{fakeRoutes: fakeRoutes{p}, accounts: map[string]bool{}, changed: make(chan struct{})}
 	g := newGateway(t, func(c *Config) {
 		c.Servers[0].Routes, c.Servers[0].Login = login, login
 		if configure != nil {
@@ -39,14 +39,14 @@ func newLoginGateway(t *testing.T, p *peer, configure func(*Config)) (*front, *l
 	return g, login
 }
 
-func (l *loginPeer) isLoggedIn(account string) (bool, <-chan struct{}) {
+func (l *loginRoutes) isLoggedIn(account string) (bool, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.accounts[account], l.changed
 }
 
-// logIn finishes the login of an account.
-func (l *loginPeer) logIn(g *front, account string) {
+// logIn completes the login of an account.
+func (l *loginRoutes) logIn(g *testGateway, account string) {
 	l.mu.Lock()
 	l.accounts[account] = true
 	close(l.changed)
@@ -56,15 +56,15 @@ func (l *loginPeer) logIn(g *front, account string) {
 }
 
 // logOut ends the login of an account.
-func (l *loginPeer) logOut(account string) {
+func (l *loginRoutes) logOut(account string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.accounts, account)
 }
 
-func (l *loginPeer) Serve(w http.ResponseWriter, r *http.Request, account string) error {
+func (l *loginRoutes) Serve(w http.ResponseWriter, r *http.Request, account string) error {
 	if ok, _ := l.isLoggedIn(account); ok {
-		return l.toPeer.Serve(w, r, account)
+		return l.fakeRoutes.Serve(w, r, account)
 	}
 	_, _ = io.Copy(io.Discard, r.Body)
 	if l.operatorOnly {
@@ -75,7 +75,7 @@ func (l *loginPeer) Serve(w http.ResponseWriter, r *http.Request, account string
 	})
 }
 
-func (l *loginPeer) Await(ctx context.Context, account string) bool {
+func (l *loginRoutes) Await(ctx context.Context, account string) bool {
 	for {
 		ok, changed := l.isLoggedIn(account)
 		if ok {
@@ -89,7 +89,7 @@ func (l *loginPeer) Await(ctx context.Context, account string) bool {
 	}
 }
 
-// opensURLs are the capabilities of a client that can have a person open an address.
+// opensURLs are the capabilities of a client that can open URLs.
 const opensURLs = `{"elicitation":{"url":{}}}`
 
 func TestServerThatWantsALoginShowsOneTool(t *testing.T) {
@@ -126,27 +126,31 @@ func TestLoginOfTheOperatorIsNotOffered(t *testing.T) {
 		t.Errorf("listed: %q", got)
 	}
 	s := u.call("a::x")
-	if s.symbol() != "login_required" || s.code() != -32042 || strings.Contains(s.body, "elicitations") || !strings.Contains(s.body, "operator") {
+	if s.symbol() != "login_required" || s.code() != -32042 || strings.Contains(s.body, "elicitations") ||
+		!strings.Contains(s.body, "operator") {
 		t.Errorf("got %s", s.body)
 	}
 }
 
 func TestClientWithoutElicitationIsToldTheAddress(t *testing.T) {
-	p := legacyPeer("a").hasTools("x").has("prompts/list", "prompts", `{"name":"p"}`)
+	p := legacyPeer("a").hasTools("x").hasList("prompts/list", "prompts", `{"name":"p"}`)
 	g, login := newLoginGateway(t, p, nil)
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		u := g.user(t, era)
-		u.identity, u.can = "ann", `{}`
+		u.identity, u.capabilities = "ann", `{}`
 		if era == mcp.Legacy {
 			u.connect()
 		}
 		for _, tool := range []string{"a::login", "a::x"} {
-			if s := u.call(tool); !strings.Contains(s.answer, "https://gateway/login?for=ann") || !strings.Contains(s.answer, `"isError":true`) {
+			if s := u.call(tool); !strings.Contains(s.answer, "https://gateway/login?for=ann") ||
+				!strings.Contains(s.answer, `"isError":true`) {
 				t.Errorf("%s: %s", tool, s.body)
 			}
 		}
 		s := u.ask("prompts/get", `{"name":"a::p"}`)
-		if s.code() != -32042 || !strings.Contains(s.body, `"elicitations":[{"mode":"url","message":"Log in to a to go on.","url":"https://gateway/login?for=ann","elicitationId":"e1"}]`) {
+		if s.code() != -32042 || !strings.Contains(s.body,
+			`"elicitations":[{"mode":"url","message":"Log in to a to go on.","url":"https://gateway/login?for=ann",`+
+				`"elicitationId":"e1"}]`) {
 			t.Errorf("prompt: %s", s.body)
 		}
 	}
@@ -160,17 +164,17 @@ func TestLegacyClientIsAskedInTheStreamOfItsCall(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
 	g, login := newLoginGateway(t, p, nil)
 	u := g.user(t, mcp.Legacy)
-	u.identity, u.can = "ann", opensURLs
+	u.identity, u.capabilities = "ann", opensURLs
 	u.connect()
 	listening := u.listen()
-	call := u.begin("tools/call", `{"name":"a::x","arguments":{}}`)
+	call := u.startRequest("tools/call", `{"name":"a::x","arguments":{}}`)
 	question := call.nextOf("elicitation/create")
 	for _, part := range []string{`"mode":"url"`, `"url":"https://gateway/login?for=ann"`, `"elicitationId":"e1"`} {
 		if !strings.Contains(question.data, part) {
 			t.Errorf("the question lacks %s: %s", part, question.data)
 		}
 	}
-	u.answer(question, `{"action":"accept"}`)
+	u.respond(question, `{"action":"accept"}`)
 	login.logIn(g, "ann")
 	if done := call.nextOf("notifications/elicitation/complete"); !strings.Contains(done.data, `"e1"`) {
 		t.Errorf("got %s", done.data)
@@ -181,23 +185,23 @@ func TestLegacyClientIsAskedInTheStreamOfItsCall(t *testing.T) {
 	listening.nextOf("notifications/tools/list_changed")
 }
 
-// The server does not have a call that waits for a login, so it cannot cancel it.
+// A call that waits for a login has not reached the server, so the gateway cancels it.
 func TestCallThatWaitsForALoginCanBeCanceled(t *testing.T) {
 	g, login := newLoginGateway(t, legacyPeer("a").hasTools("x"), nil)
 	u := g.user(t, mcp.Legacy)
-	u.identity, u.can = "ann", opensURLs
+	u.identity, u.capabilities = "ann", opensURLs
 	u.connect()
 	login.logIn(g, "ann")
-	u.call("a::x") // the server is known to be of the legacy era
+	u.call("a::x") // so that the server is known to be legacy
 	login.logOut("ann")
 	for _, answered := range []bool{false, true} {
 		id := u.nextID()
 		call := u.open(http.MethodPost, u.request(id, "tools/call", `{"name":"a::x","arguments":{}}`))
 		question := call.nextOf("elicitation/create")
 		if answered {
-			u.answer(question, `{"action":"accept"}`)
+			u.respond(question, `{"action":"accept"}`)
 		}
-		u.tell("notifications/cancelled", `{"requestId":`+id+`}`)
+		u.notify("notifications/cancelled", `{"requestId":`+id+`}`)
 		call.nextOf("")
 	}
 }
@@ -206,25 +210,26 @@ func TestLoginCanBeDeclined(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
 	g, _ := newLoginGateway(t, p, nil)
 	u := g.user(t, mcp.Legacy)
-	u.identity, u.can = "ann", opensURLs
+	u.identity, u.capabilities = "ann", opensURLs
 	u.connect()
-	call := u.begin("tools/call", `{"name":"a::x","arguments":{}}`)
-	u.answer(call.nextOf("elicitation/create"), `{"action":"decline"}`)
+	call := u.startRequest("tools/call", `{"name":"a::x","arguments":{}}`)
+	u.respond(call.nextOf("elicitation/create"), `{"action":"decline"}`)
 	if answer := call.nextOf(""); !strings.Contains(answer.data, "input_refused") {
 		t.Errorf("got %s", answer.data)
 	}
 
 	m := g.user(t, mcp.Modern)
-	m.identity, m.can = "ann", opensURLs
+	m.identity, m.capabilities = "ann", opensURLs
 	state := requestState(t, m.call("a::x"))
-	s := m.ask("tools/call", `{"name":"a::x","arguments":{},"requestState":`+state+`,"inputResponses":{"login":{"action":"cancel"}}}`)
+	s := m.ask("tools/call", `{"name":"a::x","arguments":{},"requestState":`+state+
+		`,"inputResponses":{"login":{"action":"cancel"}}}`)
 	if s.symbol() != "input_refused" {
 		t.Errorf("got %s", s.body)
 	}
 }
 
-// requestState returns the state of a result that asks for input.
-func requestState(t *testing.T, s said) string {
+// requestState returns the state of an input-required result.
+func requestState(t *testing.T, s reply) string {
 	t.Helper()
 	var answer struct {
 		Result struct {
@@ -240,18 +245,19 @@ func requestState(t *testing.T, s said) string {
 		t.Fatal(err)
 	}
 	result := answer.Result
-	if asked := result.Requests["login"]; result.ResultType != "input_required" || asked.Method != "elicitation/create" || asked.Params.URL == "" {
+	if asked := result.Requests["login"]; result.ResultType != "input_required" || asked.Method != "elicitation/create" ||
+		asked.Params.URL == "" {
 		t.Fatalf("it does not ask for a login: %s", s.body)
 	}
 	return string(result.RequestState)
 }
 
 func TestModernClientIsAskedByAResult(t *testing.T) {
-	for _, p := range []*peer{legacyPeer("a"), modernPeer("a")} {
+	for _, p := range []*fakeServer{legacyPeer("a"), modernPeer("a")} {
 		p.hasTools("x")
 		g, login := newLoginGateway(t, p, nil)
 		u := g.user(t, mcp.Modern)
-		u.identity, u.can = "ann", opensURLs
+		u.identity, u.capabilities = "ann", opensURLs
 		state := requestState(t, u.call("a::x"))
 		again := u.start(http.MethodPost, u.request(u.nextID(), "tools/call",
 			`{"name":"a::x","requestState":`+state+`,"inputResponses":{"login":{"action":"accept"}}}`))
@@ -259,7 +265,7 @@ func TestModernClientIsAskedByAResult(t *testing.T) {
 		if answer := again.nextOf(""); !strings.Contains(answer.data, `"text":"a"`) {
 			t.Errorf("the call has not gone on: %s", answer.data)
 		}
-		for _, sent := range p.heard("tools/call") {
+		for _, sent := range p.requests("tools/call") {
 			if strings.Contains(sent.body, "requestState") || strings.Contains(sent.body, "inputResponses") {
 				t.Errorf("the server got the answer to the gateway's question: %s", sent.body)
 			}
@@ -271,14 +277,16 @@ func TestStateOfALoginIsGoodForItsCallOnly(t *testing.T) {
 	p := legacyPeer("a").hasTools("x", "y")
 	g, login := newLoginGateway(t, p, nil)
 	ann, bob := g.user(t, mcp.Modern), g.user(t, mcp.Modern)
-	ann.identity, ann.can = "ann", opensURLs
-	bob.identity, bob.can = "bob", opensURLs
+	ann.identity, ann.capabilities = "ann", opensURLs
+	bob.identity, bob.capabilities = "bob", opensURLs
 	state := requestState(t, ann.call("a::x"))
 	login.logIn(g, "ann")
 	login.logIn(g, "bob")
-	for name, s := range map[string]said{
-		"another client": bob.ask("tools/call", `{"name":"a::x","requestState":`+state+`,"inputResponses":{"login":{"action":"accept"}}}`),
-		"another tool":   ann.ask("tools/call", `{"name":"a::y","requestState":`+state+`,"inputResponses":{"login":{"action":"accept"}}}`),
+	for name, s := range map[string]reply{
+		"another client": bob.ask("tools/call", `{"name":"a::x","requestState":`+state+
+			`,"inputResponses":{"login":{"action":"accept"}}}`),
+		"another tool": ann.ask("tools/call", `{"name":"a::y","requestState":`+state+
+			`,"inputResponses":{"login":{"action":"accept"}}}`),
 	} {
 		if s.symbol() != "invalid_params" {
 			t.Errorf("%s: %s", name, s.body)
@@ -286,20 +294,21 @@ func TestStateOfALoginIsGoodForItsCallOnly(t *testing.T) {
 	}
 }
 
-// A server may ask for input itself, and for another login after that. The answer that the
-// client has given to the server is not lost.
+// A server may require input itself, and another login after that. The client's answer to the
+// server is not lost.
 func TestLoginKeepsWhatTheServerAsked(t *testing.T) {
 	p := modernPeer("a").hasTools("x")
-	p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+	p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 		if a.message.Is(jsonrpc.RequestState, "s1") {
 			a.reply(w, `{"resultType":"complete","content":[{"type":"text","text":"done"}]}`)
 			return
 		}
-		a.reply(w, `{"resultType":"input_required","requestState":"s1","inputRequests":{"k":{"method":"roots/list","params":{}}}}`)
+		a.reply(w, `{"resultType":"input_required","requestState":"s1","inputRequests":{"k":{"method":"roots/list",`+
+			`"params":{}}}}`)
 	})
 	g, login := newLoginGateway(t, p, nil)
 	u := g.user(t, mcp.Modern)
-	u.identity, u.can = "ann", `{"elicitation":{"url":{}},"roots":{}}`
+	u.identity, u.capabilities = "ann", `{"elicitation":{"url":{}},"roots":{}}`
 	login.logIn(g, "ann")
 	if s := u.call("a::x"); !strings.Contains(s.answer, `"requestState":"s1"`) {
 		t.Fatalf("got %s", s.body)
@@ -307,14 +316,15 @@ func TestLoginKeepsWhatTheServerAsked(t *testing.T) {
 	login.mu.Lock()
 	login.accounts["ann"] = false
 	login.mu.Unlock()
-	state := requestState(t, u.ask("tools/call", `{"name":"a::x","requestState":"s1","inputResponses":{"k":{"roots":[]}}}`))
+	state := requestState(t, u.ask("tools/call",
+		`{"name":"a::x","requestState":"s1","inputResponses":{"k":{"roots":[]}}}`))
 	again := u.start(http.MethodPost, u.request(u.nextID(), "tools/call",
 		`{"name":"a::x","requestState":`+state+`,"inputResponses":{"login":{"action":"accept"}}}`))
 	login.logIn(g, "ann")
 	if answer := again.nextOf(""); !strings.Contains(answer.data, `"text":"done"`) {
 		t.Errorf("got %s", answer.data)
 	}
-	calls := p.heard("tools/call")
+	calls := p.requests("tools/call")
 	if last := calls[len(calls)-1].body; !strings.Contains(last, `"inputResponses":{"k":{"roots":[]}}`) {
 		t.Errorf("the server got %s", last)
 	}
@@ -325,7 +335,7 @@ func TestLoginIsOfOneAccount(t *testing.T) {
 	g, login := newLoginGateway(t, p, nil)
 	ann, bob := g.user(t, mcp.Legacy), g.user(t, mcp.Legacy)
 	ann.identity, bob.identity = "ann", "bob"
-	ann.can, bob.can = `{}`, `{}`
+	ann.capabilities, bob.capabilities = `{}`, `{}`
 	ann.connect()
 	bob.connect()
 	login.logIn(g, "ann")
@@ -337,7 +347,7 @@ func TestLoginIsOfOneAccount(t *testing.T) {
 	}
 }
 
-// A session with a server is of the account that began it.
+// A session with a server belongs to the account that began it.
 func TestSessionEndsWithItsLogin(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
 	g, login := newLoginGateway(t, p, nil)
@@ -347,7 +357,7 @@ func TestSessionEndsWithItsLogin(t *testing.T) {
 	u.connect()
 	u.call("a::x")
 	before := p.count("initialize")
-	login.logIn(g, "ann") // as another account, perhaps
+	login.logIn(g, "ann") // perhaps as another account
 	if s := u.call("a::x"); s.code() != 0 {
 		t.Fatalf("got %s", s.body)
 	}
@@ -356,11 +366,12 @@ func TestSessionEndsWithItsLogin(t *testing.T) {
 	}
 }
 
-// Rules name the tools of a server, and the login tool is not one of them.
+// The login tool needs no rule.
 func TestLoginToolNeedsNoRule(t *testing.T) {
 	p := legacyPeer("a").hasTools("x", "y")
 	g, _ := newLoginGateway(t, p, func(c *Config) {
-		c.Clients = []*access.Client{{Name: "ann", Policy: rulesOf("allow a::x", "deny a::*")}, {Name: "*", Policy: rulesOf("deny a::*")}}
+		c.Clients = []*access.Client{{Name: "ann", Policy: rulesOf("allow a::x", "deny a::*")},
+			{Name: "*", Policy: rulesOf("deny a::*")}}
 	})
 	ann, eve := g.user(t, mcp.Modern), g.user(t, mcp.Modern)
 	ann.identity, eve.identity = "ann", "eve"
@@ -375,19 +386,19 @@ func TestLoginToolNeedsNoRule(t *testing.T) {
 	}
 }
 
-// Rules by annotations decide after the login that the server needs to list its tools.
+// Rules on annotations decide after the login, which the server requires for its list.
 func TestLoginBeforeAnnotations(t *testing.T) {
 	for tool, want := range map[string]string{"read": `"text":"a"`, "write": "acl_denied"} {
 		for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
-			p := legacyPeer("a").readsAndWrites()
-			g, login := newLoginGateway(t, p, everybody("deny destructive"))
+			p := legacyPeer("a").hasAnnotatedTools()
+			g, login := newLoginGateway(t, p, rulesForAll("deny destructive"))
 			u := g.user(t, era)
-			u.identity, u.can = "ann", opensURLs
-			var call *talk
+			u.identity, u.capabilities = "ann", opensURLs
+			var call *liveReply
 			if era == mcp.Legacy {
 				u.connect()
-				call = u.begin("tools/call", `{"name":"a::`+tool+`"}`)
-				u.answer(call.nextOf("elicitation/create"), `{"action":"accept"}`)
+				call = u.startRequest("tools/call", `{"name":"a::`+tool+`"}`)
+				u.respond(call.nextOf("elicitation/create"), `{"action":"accept"}`)
 			} else {
 				state := requestState(t, u.call("a::"+tool))
 				call = u.start(http.MethodPost, u.request(u.nextID(), "tools/call",
@@ -404,7 +415,7 @@ func TestLoginBeforeAnnotations(t *testing.T) {
 	}
 }
 
-// A server may have a tool of that name, for which its own limits apply.
+// A server may have a tool of that name, with its own limits.
 func TestLimitsOfAServersOwnLoginTool(t *testing.T) {
 	pattern, err := mcp.ParsePattern("a::login")
 	if err != nil {
@@ -423,22 +434,22 @@ func TestLimitsOfAServersOwnLoginTool(t *testing.T) {
 	}
 }
 
-// A login that fails says nothing of the era of the server.
+// A failed login says nothing about the era of the server.
 func TestEraIsNotGuessedFromALoginThatFails(t *testing.T) {
 	p := modernPeer("a").hasTools("x")
-	g := newGateway(t, func(c *Config) { c.Servers[0].Routes = failingLogin{toPeer{p}} }, p)
+	g := newGateway(t, func(c *Config) { c.Servers[0].Routes = failingLoginRoutes{fakeRoutes{p}} }, p)
 	s := g.modern(t).call("a::x")
 	if s.symbol() != "login_failed" {
 		t.Errorf("got %s", s.body)
 	}
 }
 
-// failingLogin is the way to a server that the gateway cannot log in to.
-type failingLogin struct{ toPeer }
+// failingLoginRoutes fail with login_failed.
+type failingLoginRoutes struct{ fakeRoutes }
 
-func (f failingLogin) Serve(w http.ResponseWriter, r *http.Request, _ string) error {
+func (f failingLoginRoutes) Serve(w http.ResponseWriter, r *http.Request, _ string) error {
 	if r.Header.Get(mcp.VersionHeader) != mcp.Stateless {
-		return f.toPeer.Serve(w, r, "")
+		return f.fakeRoutes.Serve(w, r, "")
 	}
 	return jsonrpc.LoginFailed(f.name, "no")
 }

@@ -30,13 +30,13 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// An incoming is a request as a server has seen it.
+// An incoming is a request as a server received it.
 type incoming struct {
 	*http.Request
 	body    string
 	message jsonrpc.Message
 	session string
-	at      *peer
+	at      *fakeServer
 }
 
 func (a *incoming) method() string {
@@ -48,7 +48,7 @@ func (a *incoming) method() string {
 
 func (a *incoming) id() string { return string(a.message.Literal(jsonrpc.ID)) }
 
-// reply answers with a result, as JSON.
+// reply answers with a JSON result.
 func (a *incoming) reply(w http.ResponseWriter, result string) {
 	a.write(w, http.StatusOK, `{"jsonrpc":"2.0","id":`+a.id()+`,"result":`+result+`}`)
 }
@@ -64,7 +64,7 @@ func (a *incoming) write(w http.ResponseWriter, status int, body string) {
 	_, _ = io.WriteString(w, body)
 }
 
-// send sends an event. The first one begins the stream.
+// send sends an event. The first one starts the stream.
 func (a *incoming) send(w http.ResponseWriter, message string) { a.sendAs(w, "", message) }
 
 func (a *incoming) sendAs(w http.ResponseWriter, head, message string) {
@@ -73,13 +73,13 @@ func (a *incoming) sendAs(w http.ResponseWriter, head, message string) {
 	_ = http.NewResponseController(w).Flush()
 }
 
-// finish answers with a result, as an event.
+// finish answers with a result in an event.
 func (a *incoming) finish(w http.ResponseWriter, result string) {
 	a.send(w, `{"jsonrpc":"2.0","id":`+a.id()+`,"result":`+result+`}`)
 }
 
-// ask asks the client something on the stream of a call, and returns the answer, or
-// nothing if there will be none.
+// ask sends a request to the client in the stream of a call. It returns the response, or "" if
+// there is none.
 func (a *incoming) ask(w http.ResponseWriter, id, method, params string) string {
 	answer := a.at.expect(a.session, id)
 	a.send(w, `{"jsonrpc":"2.0","id":`+id+`,"method":"`+method+`","params":`+params+`}`)
@@ -94,30 +94,31 @@ func (a *incoming) ask(w http.ResponseWriter, id, method, params string) string 
 // A script answers a request.
 type script func(w http.ResponseWriter, a *incoming)
 
-// A peer is an MCP server that plays a script.
-type peer struct {
-	name         string
-	speaks       [2]bool // by era
-	version      string  // that it answers to initialize; the one asked for if empty
-	capabilities string
-	instructions string
-	sessions     bool   // it has such
-	forgotten    script // how it says that it does not know a session
+// A fakeServer is an MCP server whose answers are scripts.
+type fakeServer struct {
+	name             string
+	eras             [2]bool // by era
+	version          string  // answered to initialize; the requested one if empty
+	capabilities     string
+	instructions     string
+	sessions         bool   // has sessions
+	onUnknownSession script // answers requests in an unknown session
 
 	mu       sync.Mutex
 	on       map[string]script
 	alive    map[string]bool
 	last     int
 	arrivals []*incoming
-	changed  chan struct{} // closed when something arrives
+	changed  chan struct{} // closed when a request arrives
 	answers  map[string]chan string
 	down     atomic.Bool
 }
 
-const everything = `{"tools":{"listChanged":true},"prompts":{},"resources":{"subscribe":true},"logging":{},"completions":{}}`
+const everything = `{"tools":{"listChanged":true},"prompts":{},"resources":{"subscribe":true},"logging":{},` +
+	`"completions":{}}`
 
-func newPeer(name string) *peer {
-	p := &peer{
+func newPeer(name string) *fakeServer {
+	p := &fakeServer{
 		name:         name,
 		capabilities: everything,
 		sessions:     true,
@@ -126,40 +127,40 @@ func newPeer(name string) *peer {
 		changed:      make(chan struct{}),
 		answers:      map[string]chan string{},
 	}
-	p.forgotten = func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusNotFound) }
+	p.onUnknownSession = func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusNotFound) }
 	p.on["tools/call"] = func(w http.ResponseWriter, a *incoming) {
 		a.reply(w, `{"content":[{"type":"text","text":`+string(jsonrpc.Quote(p.name))+`}]}`)
 	}
 	p.on["GET"] = func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusMethodNotAllowed) }
 	for _, k := range mcp.ListKinds {
-		p.has(k.Method, k.Member)
+		p.hasList(k.Method, k.Member)
 	}
 	return p
 }
 
-func legacyPeer(name string) *peer {
+func legacyPeer(name string) *fakeServer {
 	p := newPeer(name)
-	p.speaks[mcp.Legacy] = true
+	p.eras[mcp.Legacy] = true
 	return p
 }
 
-func modernPeer(name string) *peer {
+func modernPeer(name string) *fakeServer {
 	p := newPeer(name)
-	p.speaks[mcp.Modern] = true
+	p.eras[mcp.Modern] = true
 	return p
 }
 
-// does has requests of a method answered by a script. HTTP methods are methods, too.
-func (p *peer) does(method string, s script) *peer {
+// handle sets the script for a method. HTTP methods count as methods, too.
+func (p *fakeServer) handle(method string, s script) *fakeServer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.on[method] = s
 	return p
 }
 
-// has gives the peer a list of one page.
-func (p *peer) has(method, member string, items ...string) *peer {
-	return p.does(method, func(w http.ResponseWriter, a *incoming) {
+// hasList gives the server a list with one page.
+func (p *fakeServer) hasList(method, member string, items ...string) *fakeServer {
+	return p.handle(method, func(w http.ResponseWriter, a *incoming) {
 		more := ""
 		if a.Header.Get(mcp.VersionHeader) == mcp.Stateless {
 			more = `,"resultType":"complete","ttlMs":0,"cacheScope":"private"`
@@ -168,20 +169,20 @@ func (p *peer) has(method, member string, items ...string) *peer {
 	})
 }
 
-// hasTools gives the peer tools of these names.
-func (p *peer) hasTools(names ...string) *peer {
+// hasTools gives the server tools with these names.
+func (p *fakeServer) hasTools(names ...string) *fakeServer {
 	items := make([]string, len(names))
 	for i, name := range names {
 		items[i] = `{"name":` + string(jsonrpc.Quote(name)) + `,"inputSchema":{"type":"object"}}`
 	}
-	return p.has("tools/list", "tools", items...)
+	return p.hasList("tools/list", "tools", items...)
 }
 
-// listens has the peer keep GET streams open, which hear of what say is given.
-func (p *peer) listens() (say func(message string)) {
+// keepStreams makes the server keep GET streams open. say sends a message to all of them.
+func (p *fakeServer) keepStreams() (say func(message string)) {
 	var mu sync.Mutex
 	streams := map[http.ResponseWriter]*incoming{}
-	p.does("GET", func(w http.ResponseWriter, a *incoming) {
+	p.handle("GET", func(w http.ResponseWriter, a *incoming) {
 		mu.Lock()
 		w.Header().Set("Content-Type", "text/event-stream")
 		w.WriteHeader(http.StatusOK)
@@ -202,7 +203,7 @@ func (p *peer) listens() (say func(message string)) {
 	}
 }
 
-func (p *peer) expect(session, id string) <-chan string {
+func (p *fakeServer) expect(session, id string) <-chan string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	answer := make(chan string, 1)
@@ -210,15 +211,15 @@ func (p *peer) expect(session, id string) <-chan string {
 	return answer
 }
 
-// forget has the peer forget all sessions.
-func (p *peer) forget() {
+// forget makes the server forget all sessions.
+func (p *fakeServer) forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	clear(p.alive)
 }
 
-// heard returns the requests of a method.
-func (p *peer) heard(method string) (all []*incoming) {
+// requests returns the requests with a method.
+func (p *fakeServer) requests(method string) (all []*incoming) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, a := range p.arrivals {
@@ -229,10 +230,10 @@ func (p *peer) heard(method string) (all []*incoming) {
 	return all
 }
 
-func (p *peer) count(method string) int { return len(p.heard(method)) }
+func (p *fakeServer) count(method string) int { return len(p.requests(method)) }
 
-// await waits until so many requests of a method have come, and returns the last.
-func (p *peer) await(t testing.TB, method string, n int) *incoming {
+// waitFor waits until n requests with a method have arrived, and returns the last.
+func (p *fakeServer) waitFor(t testing.TB, method string, n int) *incoming {
 	t.Helper()
 	timer := time.NewTimer(await.Patience)
 	defer timer.Stop()
@@ -240,18 +241,18 @@ func (p *peer) await(t testing.TB, method string, n int) *incoming {
 		p.mu.Lock()
 		changed := p.changed
 		p.mu.Unlock()
-		if all := p.heard(method); len(all) >= n {
+		if all := p.requests(method); len(all) >= n {
 			return all[n-1]
 		}
 		select {
 		case <-changed:
 		case <-timer.C:
-			t.Fatalf("%s has heard %d × %s, want %d", p.name, p.count(method), method, n)
+			t.Fatalf("%s received %d × %s, want %d", p.name, p.count(method), method, n)
 		}
 	}
 }
 
-func (p *peer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (p *fakeServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if p.down.Load() {
 		panic(http.ErrAbortHandler)
 	}
@@ -278,18 +279,19 @@ func (p *peer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	switch {
-	case !p.speaks[mcp.Legacy]:
-		a.write(w, http.StatusNotFound, `{"jsonrpc":"2.0","id":`+string(jsonrpc.Quote("x"))+`,"error":{"code":-32601,"message":"method not found"}}`)
+	case !p.eras[mcp.Legacy]:
+		a.write(w, http.StatusNotFound, `{"jsonrpc":"2.0","id":`+string(jsonrpc.Quote("x"))+
+			`,"error":{"code":-32601,"message":"method not found"}}`)
 	case method == "initialize" && answer == nil:
 		p.initialize(w, a)
 	case method != "initialize" && !known:
-		p.forgotten(w, a)
+		p.onUnknownSession(w, a)
 	case r.Method == http.MethodDelete:
 		p.mu.Lock()
 		delete(p.alive, a.session)
 		p.mu.Unlock()
 		w.WriteHeader(http.StatusNoContent)
-	case r.Method == http.MethodPost && a.message.IsAnswer():
+	case r.Method == http.MethodPost && a.message.IsResponse():
 		p.mu.Lock()
 		waiting := p.answers[a.session+" "+a.id()]
 		delete(p.answers, a.session+" "+a.id())
@@ -302,14 +304,15 @@ func (p *peer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer(w, a)
 	case r.Method == http.MethodPost && a.message.IsNotification():
 		w.WriteHeader(http.StatusAccepted)
-	case method == "ping", method == "logging/setLevel", method == "resources/subscribe", method == "resources/unsubscribe":
+	case method == "ping", method == "logging/setLevel", method == "resources/subscribe",
+		method == "resources/unsubscribe":
 		a.reply(w, "{}")
 	default:
 		a.refuse(w, http.StatusOK, jsonrpc.CodeMethodNotFound, "method not found")
 	}
 }
 
-func (p *peer) initialize(w http.ResponseWriter, a *incoming) {
+func (p *fakeServer) initialize(w http.ResponseWriter, a *incoming) {
 	if p.sessions {
 		p.mu.Lock()
 		p.last++
@@ -322,14 +325,16 @@ func (p *peer) initialize(w http.ResponseWriter, a *incoming) {
 	if version == "" {
 		version = a.message.Text(jsonrpc.Requested)
 	}
-	a.reply(w, fmt.Sprintf(`{"protocolVersion":%q,"capabilities":%s,"serverInfo":{"name":%q,"version":"1"},"instructions":%q}`,
+	a.reply(w, fmt.Sprintf(`{"protocolVersion":%q,"capabilities":%s,"serverInfo":{"name":%q,"version":"1"},`+
+		`"instructions":%q}`,
 		version, p.capabilities, p.name, p.instructions))
 }
 
-func (p *peer) serveModern(w http.ResponseWriter, a *incoming, answer script) {
+func (p *fakeServer) serveModern(w http.ResponseWriter, a *incoming, answer script) {
 	switch {
-	case !p.speaks[mcp.Modern]:
-		a.write(w, http.StatusBadRequest, `{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"Bad Request: no session"}}`)
+	case !p.eras[mcp.Modern]:
+		a.write(w, http.StatusBadRequest, `{"jsonrpc":"2.0","id":null,"error":{"code":-32000,`+
+			`"message":"Bad Request: no session"}}`)
 		return
 	case mcp.CheckModern(a.Header, &a.message) != nil:
 		failure := mcp.CheckModern(a.Header, &a.message)
@@ -341,20 +346,21 @@ func (p *peer) serveModern(w http.ResponseWriter, a *incoming, answer script) {
 		answer(w, a)
 	case method == "server/discover":
 		versions := `"2026-07-28"`
-		if p.speaks[mcp.Legacy] {
+		if p.eras[mcp.Legacy] {
 			versions += `,"2025-11-25"`
 		}
-		a.reply(w, fmt.Sprintf(`{"resultType":"complete","supportedVersions":[%s],"capabilities":%s,"instructions":%q,"ttlMs":0,"cacheScope":"private"}`, versions,
+		a.reply(w, fmt.Sprintf(`{"resultType":"complete","supportedVersions":[%s],"capabilities":%s,"instructions":%q,`+
+			`"ttlMs":0,"cacheScope":"private"}`, versions,
 			p.capabilities, p.instructions))
 	default:
 		a.refuse(w, http.StatusNotFound, jsonrpc.CodeMethodNotFound, "method not found")
 	}
 }
 
-// toPeer is the way to a peer: its handler is called, and writes the response.
-type toPeer struct{ *peer }
+// fakeRoutes calls the handler of a fakeServer directly.
+type fakeRoutes struct{ *fakeServer }
 
-func (toPeer) Derive(ctx context.Context, r *http.Request, _ bool) *http.Request {
+func (fakeRoutes) Derive(ctx context.Context, r *http.Request, _ bool) *http.Request {
 	derived := r.WithContext(ctx)
 	derived.Header = r.Header.Clone()
 	derived.URL = new(url.URL)
@@ -363,93 +369,93 @@ func (toPeer) Derive(ctx context.Context, r *http.Request, _ bool) *http.Request
 	return derived
 }
 
-func (toPeer) Describe(*http.Request, func(string) (any, bool)) {}
+func (fakeRoutes) Describe(*http.Request, func(string) (any, bool)) {}
 
-func (to toPeer) Serve(w http.ResponseWriter, r *http.Request, account string) error {
+func (to fakeRoutes) Serve(w http.ResponseWriter, r *http.Request, account string) error {
 	if err := r.Context().Err(); err != nil {
 		return err
 	}
 	sent := r.WithContext(r.Context())
-	sent.Header = r.Header.Clone() // the peer remembers it
+	sent.Header = r.Header.Clone() // the server keeps the request
 	to.ServeHTTP(w, sent)
 	return r.Context().Err()
 }
 
-// An observed is an Observer that remembers what it is told.
-type observed struct {
+// A recorder is an Observer that records everything.
+type recorder struct {
 	mu         sync.Mutex
 	records    []upstream.Record
 	denials    []inbound.Denial
 	calls      []inbound.Call
-	invalid    []string // tools, with the reason
+	invalid    []string // tools with the reason
 	faults     []upstream.Fault
 	overridden []string // tools that are hidden or missing
-	up         []string // servers that have answered
-	listed     []string // servers with how many they have of a kind
+	up         []string // servers that answered
+	listed     []string // servers with the number of items of a kind
 }
 
-func (o *observed) RequestDone(r upstream.Record) {
+func (o *recorder) RequestDone(r upstream.Record) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.records = append(o.records, r)
 }
 
-func (o *observed) Denied(d *inbound.Denial) {
+func (o *recorder) Denied(d *inbound.Denial) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.denials = append(o.denials, *d)
 }
 
-func (o *observed) CallDone(c inbound.Call) {
+func (o *recorder) CallDone(c inbound.Call) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.calls = append(o.calls, c)
 }
 
-func (*observed) Redacted(string, int) {}
+func (*recorder) Redacted(string, int) {}
 
-func (*observed) ToolChanged(string, string) {}
+func (*recorder) ToolChanged(string, string) {}
 
-func (o *observed) ToolInvalid(server, tool string, reason error) {
+func (o *recorder) ToolInvalid(server, tool string, reason error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.invalid = append(o.invalid, server+" "+tool+": "+reason.Error())
 }
 
-func (o *observed) ToolHidden(server, tool, by string) {
+func (o *recorder) ToolHidden(server, tool, renamed string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.overridden = append(o.overridden, server+" "+tool+" hidden by "+by)
+	o.overridden = append(o.overridden, server+" "+tool+" hidden by "+renamed)
 }
 
-func (o *observed) ToolMissing(server, tool string) {
+func (o *recorder) ToolMissing(server, tool string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.overridden = append(o.overridden, server+" "+tool+" missing")
 }
 
-func (*observed) ToolsSeen(string) {}
+func (*recorder) ToolsSeen(string) {}
 
-func (o *observed) ServerFailed(f *upstream.Fault) {
+func (o *recorder) ServerFailed(f *upstream.Fault) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.faults = append(o.faults, *f)
 }
 
-func (o *observed) ServerAnswered(server string) {
+func (o *recorder) ServerAnswered(server string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.up = append(o.up, server)
 }
 
-func (o *observed) Listed(server, kind string, items int) {
+func (o *recorder) Listed(server, kind string, items int) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.listed = append(o.listed, fmt.Sprint(server, " ", items, " ", kind))
 }
 
 // takeRecords returns the records since the last call.
-func (o *observed) takeRecords() []upstream.Record {
+func (o *recorder) takeRecords() []upstream.Record {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	records := o.records
@@ -458,7 +464,7 @@ func (o *observed) takeRecords() []upstream.Record {
 }
 
 // takeDenials returns the denials since the last call.
-func (o *observed) takeDenials() []inbound.Denial {
+func (o *recorder) takeDenials() []inbound.Denial {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	denials := o.denials
@@ -467,7 +473,7 @@ func (o *observed) takeDenials() []inbound.Denial {
 }
 
 // takeCalls returns the calls since the last call.
-func (o *observed) takeCalls() []inbound.Call {
+func (o *recorder) takeCalls() []inbound.Call {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	calls := o.calls
@@ -475,20 +481,20 @@ func (o *observed) takeCalls() []inbound.Call {
 	return calls
 }
 
-// A front is a Gateway that can be reached over HTTP.
-type front struct {
+// A testGateway is a Gateway with an HTTP handler.
+type testGateway struct {
 	active atomic.Int32 // requests whose handler has not returned
 	*Gateway
 	t         testing.TB
 	transport http.RoundTripper
 	url       string
-	serving   atomic.Pointer[Gateway] // the same, for those who serve
+	serving   atomic.Pointer[Gateway] // the same Gateway, for the handler
 }
 
 var testKey = []byte("0123456789abcdef0123456789abcdef")
 
-// configOf returns the Config of a Gateway of peers.
-func configOf(configure func(*Config), peers ...*peer) Config {
+// testConfig returns the Config of a Gateway with these servers.
+func testConfig(configure func(*Config), peers ...*fakeServer) Config {
 	config := Config{
 		Config: inbound.Config{
 			Name: "all", Version: "1",
@@ -502,13 +508,13 @@ func configOf(configure func(*Config), peers ...*peer) Config {
 		},
 		Naming:     mcp.Naming{Separator: "::"},
 		MaxClients: 10_000,
-		Observer:   new(observed),
+		Observer:   new(recorder),
 		Detach:     func(context.Context) context.Context { return context.Background() },
 		Generation: new(int),
 	}
 	for _, p := range peers {
 		config.Servers = append(config.Servers, &upstream.Server{
-			Name: p.name, ID: p.name, Routes: toPeer{p}, Target: &url.URL{Path: "/"}, Timeout: 1_000 * time.Hour,
+			Name: p.name, ID: p.name, Routes: fakeRoutes{p}, Target: &url.URL{Path: "/"}, Timeout: 1_000 * time.Hour,
 			ForwardAuth: true, Pins: new(toolpin.Pins), Streams: context.Background(),
 		})
 	}
@@ -518,24 +524,24 @@ func configOf(configure func(*Config), peers ...*peer) Config {
 	return config
 }
 
-// joining returns a Gateway of peers.
-func joining(configure func(*Config), peers ...*peer) *Gateway {
-	return joiningIn(nil, configure, peers...)
+// newBareGateway returns a Gateway with these servers, without a handler.
+func newBareGateway(configure func(*Config), peers ...*fakeServer) *Gateway {
+	return newBareGatewayIn(nil, configure, peers...)
 }
 
-// joiningIn returns one that shares what is in a space, which may be nil.
-func joiningIn(space *replicas.Space, configure func(*Config), peers ...*peer) *Gateway {
-	return New(configOf(configure, peers...), NewState(space), NewRetained(space, false))
+// newBareGatewayIn is like newBareGateway. space may be nil.
+func newBareGatewayIn(space *replicas.Space, configure func(*Config), peers ...*fakeServer) *Gateway {
+	return New(testConfig(configure, peers...), NewState(space), NewRetained(space, false))
 }
 
 // newGateway returns a gateway that listens on the network.
-func newGateway(t testing.TB, configure func(*Config), peers ...*peer) *front {
-	return onNetwork(t, joining(configure, peers...))
+func newGateway(t testing.TB, configure func(*Config), peers ...*fakeServer) *testGateway {
+	return serveHTTP(t, newBareGateway(configure, peers...))
 }
 
-// onNetwork has a gateway listen on the network, until the test ends.
-func onNetwork(t testing.TB, gateway *Gateway) *front {
-	g := &front{Gateway: gateway, t: t}
+// serveHTTP makes a gateway listen on the network until the test ends.
+func serveHTTP(t testing.TB, gateway *Gateway) *testGateway {
+	g := &testGateway{Gateway: gateway, t: t}
 	g.serving.Store(g.Gateway)
 	front := httptest.NewServer(g)
 	transport := &http.Transport{MaxIdleConnsPerHost: 1_000}
@@ -549,7 +555,7 @@ func onNetwork(t testing.TB, gateway *Gateway) *front {
 	return g
 }
 
-func (g *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (g *testGateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.active.Add(1)
 	defer g.active.Add(-1)
 	from := inbound.Peer{User: r.Header.Get("X-Identity"), Address: "192.0.2.1"}
@@ -563,27 +569,28 @@ func (g *front) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	g.serving.Load().NewRequest(w, r, to, from).Serve()
 }
 
-// A user is a client of the gateway.
-type user struct {
-	t        testing.TB
-	g        *front
-	era      mcp.Era
-	version  string
-	identity string
-	can      string // capabilities
-	info     string
-	accept   string
-	session  string
-	hello    said // the answer to its initialize
-	header   http.Header
-	last     atomic.Int64
+// A testClient is a client of the gateway.
+type testClient struct {
+	t            testing.TB
+	g            *testGateway
+	era          mcp.Era
+	version      string
+	identity     string
+	capabilities string
+	info         string
+	accept       string
+	session      string
+	hello        reply // the answer to initialize
+	header       http.Header
+	last         atomic.Int64
 }
 
-// asksAll are the capabilities of a client that can be asked everything.
-const asksAll = `{"sampling":{},"elicitation":{},"roots":{}}`
+// allCapabilities are the capabilities of a client that supports all server requests.
+const allCapabilities = `{"sampling":{},"elicitation":{},"roots":{}}`
 
-func (g *front) user(t testing.TB, era mcp.Era) *user {
-	u := &user{t: t, g: g, era: era, version: mcp.Latest, can: asksAll, info: `{"name":"test","version":"1"}`,
+func (g *testGateway) user(t testing.TB, era mcp.Era) *testClient {
+	u := &testClient{t: t, g: g, era: era, version: mcp.Latest, capabilities: allCapabilities,
+		info:   `{"name":"test","version":"1"}`,
 		accept: "application/json, text/event-stream", header: http.Header{}}
 	if era == mcp.Modern {
 		u.version = mcp.Stateless
@@ -591,37 +598,39 @@ func (g *front) user(t testing.TB, era mcp.Era) *user {
 	return u
 }
 
-// legacy returns a client of the legacy era that has a session.
-func (g *front) legacy(t testing.TB) *user {
+// legacy returns a legacy client with a session.
+func (g *testGateway) legacy(t testing.TB) *testClient {
 	t.Helper()
 	return g.user(t, mcp.Legacy).connect()
 }
 
-// modern returns a client of the modern era.
-func (g *front) modern(t testing.TB) *user { return g.user(t, mcp.Modern) }
+// modern returns a modern client.
+func (g *testGateway) modern(t testing.TB) *testClient { return g.user(t, mcp.Modern) }
 
 // connect begins a session.
-func (u *user) connect() *user {
+func (u *testClient) connect() *testClient {
 	u.t.Helper()
-	u.hello = u.ask("initialize", `{"protocolVersion":"`+u.version+`","capabilities":`+u.can+`,"clientInfo":`+u.info+`}`)
+	u.hello = u.ask("initialize", `{"protocolVersion":"`+u.version+`","capabilities":`+u.capabilities+`,"clientInfo":`+
+		u.info+`}`)
 	if u.session = u.hello.header.Get(mcp.SessionHeader); u.session == "" {
 		u.t.Fatalf("no session: %+v", u.hello)
 	}
-	u.tell("notifications/initialized", "")
+	u.notify("notifications/initialized", "")
 	return u
 }
 
-// at returns the same client, with the same session, at another gateway.
-func (u *user) at(g *front) *user {
-	return &user{t: u.t, g: g, era: u.era, version: u.version, identity: u.identity, can: u.can, info: u.info,
+// atGateway returns the same client, with the same session, at another gateway.
+func (u *testClient) atGateway(g *testGateway) *testClient {
+	return &testClient{t: u.t, g: g, era: u.era, version: u.version, identity: u.identity, capabilities: u.capabilities,
+		info:   u.info,
 		accept: u.accept, session: u.session, header: u.header}
 }
 
-// event returns the id of an event as the client has got it.
-func (u *user) event(id string) string { return u.g.sealer.Bind(id, eventOfSession, u.session) }
+// event returns an event id as the client gets it.
+func (u *testClient) event(id string) string { return u.g.sealer.Bind(id, eventOfSession, u.session) }
 
 // do sends an HTTP request.
-func (u *user) do(ctx context.Context, method, body string) (*http.Response, error) {
+func (u *testClient) do(ctx context.Context, method, body string) (*http.Response, error) {
 	var content io.Reader
 	if body != "" {
 		content = strings.NewReader(body)
@@ -651,13 +660,13 @@ func (u *user) do(ctx context.Context, method, body string) (*http.Response, err
 	return u.g.transport.RoundTrip(r)
 }
 
-// said is what came in answer to a request.
-type said struct {
+// A reply is the complete response to a request.
+type reply struct {
 	status int
 	header http.Header
-	body   string     // all of it
-	events []received // all of them
-	answer string     // the message that answers
+	body   string     // complete body
+	events []received // all events
+	answer string     // the message that answers the request
 	Result json.RawMessage
 	Error  *saidError
 	broken error
@@ -673,23 +682,23 @@ type saidError struct {
 	}
 }
 
-func (s *said) code() int {
+func (s *reply) code() int {
 	if s.Error == nil {
 		return 0
 	}
 	return s.Error.Code
 }
 
-// symbol is the symbolic code of an error, empty for none.
-func (s *said) symbol() string {
+// symbol returns the symbolic code of an error, "" for none.
+func (s *reply) symbol() string {
 	if s.Error == nil {
 		return ""
 	}
 	return s.Error.Data.Code
 }
 
-// request composes a request. A client of the modern era says who it is.
-func (u *user) request(id, method, params string) string {
+// request returns a request. Those of modern clients have their _meta.
+func (u *testClient) request(id, method, params string) string {
 	if u.era == mcp.Modern {
 		params = string(mcp.WithMeta([]byte(params), u.meta("")))
 	}
@@ -699,37 +708,38 @@ func (u *user) request(id, method, params string) string {
 	return `{"jsonrpc":"2.0","id":` + id + `,"method":"` + method + `","params":` + params + `}`
 }
 
-func (u *user) meta(more string) []byte {
-	return []byte(`{"io.modelcontextprotocol/protocolVersion":"` + u.version + `","io.modelcontextprotocol/clientInfo":` + u.info +
-		`,"io.modelcontextprotocol/clientCapabilities":` + u.can + more + `}`)
+func (u *testClient) meta(more string) []byte {
+	return []byte(`{"io.modelcontextprotocol/protocolVersion":"` + u.version + `","io.modelcontextprotocol/clientInfo":` +
+		u.info +
+		`,"io.modelcontextprotocol/clientCapabilities":` + u.capabilities + more + `}`)
 }
 
-func (u *user) nextID() string { return strconv.FormatInt(u.last.Add(1), 10) }
+func (u *testClient) nextID() string { return strconv.FormatInt(u.last.Add(1), 10) }
 
-// ask sends a request and waits for the whole response.
-func (u *user) ask(method, params string) said {
+// ask sends a request and waits for the complete response.
+func (u *testClient) ask(method, params string) reply {
 	u.t.Helper()
 	return u.post(u.request(u.nextID(), method, params))
 }
 
 // call calls a tool.
-func (u *user) call(name string) said {
+func (u *testClient) call(name string) reply {
 	u.t.Helper()
 	return u.ask("tools/call", `{"name":`+string(jsonrpc.Quote(name))+`,"arguments":{}}`)
 }
 
-// post posts a message and waits for the whole response.
-func (u *user) post(body string) said {
+// post posts a message and waits for the complete response.
+func (u *testClient) post(body string) reply {
 	u.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*await.Patience)
 	defer cancel()
 	response, err := u.do(ctx, http.MethodPost, body)
 	if err != nil {
 		u.t.Errorf("%.200s: %v", body, err)
-		return said{broken: err}
+		return reply{broken: err}
 	}
 	defer response.Body.Close()
-	s := said{status: response.StatusCode, header: response.Header}
+	s := reply{status: response.StatusCode, header: response.Header}
 	text, err := io.ReadAll(response.Body)
 	s.body, s.broken = string(text), err
 	if strings.HasPrefix(response.Header.Get("Content-Type"), "text/event-stream") {
@@ -751,8 +761,8 @@ func (u *user) post(body string) said {
 	return s
 }
 
-// tell sends a notification.
-func (u *user) tell(method, params string) said {
+// notify sends a notification.
+func (u *testClient) notify(method, params string) reply {
 	u.t.Helper()
 	body := `{"jsonrpc":"2.0","method":"` + method + `"}`
 	if params != "" {
@@ -761,8 +771,8 @@ func (u *user) tell(method, params string) said {
 	return u.post(body)
 }
 
-// answer answers a question.
-func (u *user) answer(e received, result string) said {
+// respond sends the response to a server request.
+func (u *testClient) respond(e received, result string) reply {
 	u.t.Helper()
 	return u.post(`{"jsonrpc":"2.0","id":` + e.id() + `,"result":` + result + `}`)
 }
@@ -787,7 +797,7 @@ func (e received) method() string {
 
 func (e received) isAnswer() bool {
 	m := e.parts()
-	return m.IsAnswer()
+	return m.IsResponse()
 }
 
 // reading reads events.
@@ -817,55 +827,57 @@ func (r *reading) next() (e received, err error) {
 	}
 }
 
-// A talk is a response that is read as it comes.
-type talk struct {
+// A liveReply is a response that is read event by event.
+type liveReply struct {
 	t      testing.TB
-	begun  chan struct{} // closed when it has begun, or failed to
+	begun  chan struct{} // closed when the response has begun or failed
 	status int
 	err    error
 	cancel context.CancelFunc
 	events chan received // closed at the end
 }
 
-// begin sends a request and does not wait for the end of the response.
-func (u *user) begin(method, params string) *talk {
+// startRequest sends a request without waiting for the end of the response.
+func (u *testClient) startRequest(method, params string) *liveReply {
 	u.t.Helper()
 	return u.open(http.MethodPost, u.request(u.nextID(), method, params))
 }
 
 // listen opens a GET stream.
-func (u *user) listen() *talk {
+func (u *testClient) listen() *liveReply {
 	u.t.Helper()
 	return u.open(http.MethodGet, "")
 }
 
-// open sends a request and waits for the beginning of the response.
-func (u *user) open(method, body string) *talk {
+// open sends a request and waits for the start of the response.
+func (u *testClient) open(method, body string) *liveReply {
 	u.t.Helper()
-	talk := u.start(method, body)
-	if <-talk.begun; talk.err != nil {
-		u.t.Fatalf("%s %.200s: %v", method, body, talk.err)
+	live := u.start(method, body)
+	<-live.begun
+	if live.err != nil {
+		u.t.Fatalf("%s %.200s: %v", method, body, live.err)
 	}
-	return talk
+	return live
 }
 
 // start sends a request.
-func (u *user) start(method, body string) *talk {
+func (u *testClient) start(method, body string) *liveReply {
 	ctx, cancel := context.WithCancel(context.Background())
-	talk := &talk{t: u.t, begun: make(chan struct{}), cancel: cancel, events: make(chan received, 64)}
+	live := &liveReply{t: u.t, begun: make(chan struct{}), cancel: cancel, events: make(chan received, 64)}
 	go func() {
-		defer close(talk.events)
+		defer close(live.events)
 		response, err := u.do(ctx, method, body)
-		if talk.err = err; err != nil {
-			close(talk.begun)
+		live.err = err
+		if err != nil {
+			close(live.begun)
 			return
 		}
 		defer response.Body.Close()
-		talk.status = response.StatusCode
-		close(talk.begun)
+		live.status = response.StatusCode
+		close(live.begun)
 		if !strings.HasPrefix(response.Header.Get("Content-Type"), "text/event-stream") {
 			text, _ := io.ReadAll(response.Body)
-			talk.events <- received{data: string(text)}
+			live.events <- received{data: string(text)}
 			return
 		}
 		for r := (&reading{lines: bufio.NewReader(response.Body)}); ; {
@@ -874,25 +886,25 @@ func (u *user) start(method, body string) *talk {
 				return
 			}
 			select {
-			case talk.events <- e:
+			case live.events <- e:
 			case <-ctx.Done():
 				return
 			}
 		}
 	}()
-	u.t.Cleanup(talk.hangUp)
-	return talk
+	u.t.Cleanup(live.disconnect)
+	return live
 }
 
-// hangUp ends the request, and waits until nothing more is read.
-func (k *talk) hangUp() {
+// disconnect cancels the request and waits until reading has stopped.
+func (k *liveReply) disconnect() {
 	k.cancel()
 	for range k.events {
 	}
 }
 
 // next returns the next event.
-func (k *talk) next() received {
+func (k *liveReply) next() received {
 	k.t.Helper()
 	timer := time.NewTimer(await.Patience)
 	defer timer.Stop()
@@ -908,8 +920,8 @@ func (k *talk) next() received {
 	return received{}
 }
 
-// nextOf returns the next event of a method, or the next answer if it is empty.
-func (k *talk) nextOf(method string) received {
+// nextOf returns the next event with a method, or the next answer if method is empty.
+func (k *liveReply) nextOf(method string) received {
 	k.t.Helper()
 	for {
 		if e := k.next(); e.method() == method {
@@ -918,8 +930,8 @@ func (k *talk) nextOf(method string) received {
 	}
 }
 
-// ended waits for the end of the response.
-func (k *talk) ended() {
+// waitEnd waits for the end of the response.
+func (k *liveReply) waitEnd() {
 	k.t.Helper()
 	timer := time.NewTimer(await.Patience)
 	defer timer.Stop()
@@ -936,7 +948,7 @@ func (k *talk) ended() {
 }
 
 // names returns the names in a list.
-func names(t testing.TB, s said, member, key string) (all []string) {
+func names(t testing.TB, s reply, member, key string) (all []string) {
 	t.Helper()
 	var result map[string]json.RawMessage
 	var items []map[string]any
@@ -950,11 +962,10 @@ func names(t testing.TB, s said, member, key string) (all []string) {
 	return all
 }
 
-// memory is a way to the gateway without a network, which can be used where time is
-// not real.
-type memory struct{ http.Handler }
+// A handlerTransport calls the gateway without a network, for use with fake time.
+type handlerTransport struct{ http.Handler }
 
-func (m memory) RoundTrip(r *http.Request) (*http.Response, error) {
+func (m handlerTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	from, to := io.Pipe()
 	ctx, cancel := context.WithCancel(r.Context())
 	w := &memoryWriter{header: http.Header{}, body: to, begun: make(chan struct{})}
@@ -1018,23 +1029,23 @@ func (w *memoryWriter) Write(p []byte) (int, error) {
 
 func (w *memoryWriter) FlushError() error { w.WriteHeader(http.StatusOK); return nil }
 
-// newMemory returns a gateway without a network. Close is up to the caller.
-func newMemory(t testing.TB, configure func(*Config), peers ...*peer) *front {
-	return inMemory(t, joining(configure, peers...))
+// newInMemory returns a gateway without a network. The caller must close it.
+func newInMemory(t testing.TB, configure func(*Config), peers ...*fakeServer) *testGateway {
+	return serveInMemory(t, newBareGateway(configure, peers...))
 }
 
-// inMemory has a gateway serve without a network. Close is up to the caller.
-func inMemory(t testing.TB, gateway *Gateway) *front {
-	g := &front{Gateway: gateway, t: t, url: "http://gateway.invalid/mcp"}
+// serveInMemory serves a gateway without a network. The caller must close it.
+func serveInMemory(t testing.TB, gateway *Gateway) *testGateway {
+	g := &testGateway{Gateway: gateway, t: t, url: "http://gateway.invalid/mcp"}
 	g.serving.Store(g.Gateway)
-	g.transport = memory{g}
+	g.transport = handlerTransport{g}
 	return g
 }
 
-// close ends what is held.
-func (g *front) close() {
+// close ends everything that is held.
+func (g *testGateway) close() {
 	g.Close()
-	for _, r := range g.config.Observer.(*observed).takeRecords() {
+	for _, r := range g.config.Observer.(*recorder).takeRecords() {
 		if r.Outcome == upstream.OutcomePanic {
 			g.t.Errorf("recorded as a panic: %+v", r)
 		}
@@ -1043,5 +1054,5 @@ func (g *front) close() {
 	_ = g.Retained.Destruct()
 }
 
-// known returns all clients that are remembered.
-func (g *front) known() []*client { return g.clients() }
+// known returns all remembered clients.
+func (g *testGateway) known() []*client { return g.clients() }

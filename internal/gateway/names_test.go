@@ -11,27 +11,33 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// odd is what no program writes twice in the same way.
-const odd = `"z":12345678901234567890.10e+05, "\u0061" :[ 1.0,-0 ,"\/\u00e9\ud83d\ude00é" ] ,	"a":{"b":null},"empty":{ }`
+// oddJSON has unusual but valid spellings.
+const oddJSON = `"z":12345678901234567890.10e+05, "\u0061" :[ 1.0,-0 ,"\/\u00e9\ud83d\ude00é" ] ,	"a":{"b":null},` +
+	`"empty":{ }`
 
-// Requests reach servers as they were, apart from names (A8).
+// Requests reach servers unchanged, except for names (A8).
 func TestRequestsToTheByte(t *testing.T) {
 	tests := []struct{ name, body, want string }{
-		{"a call", `{"jsonrpc":"2.0" , "id":9007199254740993,"method":"tools/call","params":{"arguments":{` + odd + `},"name":"a::x", "_meta":{"progressToken":9007199254740995,"k":1.0}},"extra":[1.0]}`,
-			`{"jsonrpc":"2.0" , "id":9007199254740993,"method":"tools/call","params":{"arguments":{` + odd + `},"name":"x", "_meta":{"progressToken":9007199254740995,"k":1.0}},"extra":[1.0]}`},
+		{"a call", `{"jsonrpc":"2.0" , "id":9007199254740993,"method":"tools/call","params":{"arguments":{` + oddJSON +
+			`},"name":"a::x", "_meta":{"progressToken":9007199254740995,"k":1.0}},"extra":[1.0]}`,
+			`{"jsonrpc":"2.0" , "id":9007199254740993,"method":"tools/call","params":{"arguments":{` + oddJSON +
+				`},"name":"x", "_meta":{"progressToken":9007199254740995,"k":1.0}},"extra":[1.0]}`},
 		{"a name with escapes", `{"jsonrpc":"2.0","id":"\u0031","method":"tools\/call","params":{"name":"\u0061::\u00e9"}}`,
 			`{"jsonrpc":"2.0","id":"\u0031","method":"tools\/call","params":{"name":"é"}}`},
 		{"proxy first", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"proxy":{"authToken":"t"},"name":"a::x"}}`,
 			`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}`},
 		{"proxy last", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a::x","proxy":{"authToken":"t"}}}`,
 			`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}`},
-		{"proxy within", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a::x" , "proxy" : "t" , "arguments":{"proxy":1}}}`, ""},
-		{"a prompt", `{"jsonrpc":"2.0","id":1,"method":"prompts/get","params":{"name":"a::p","arguments":{` + odd + `}}}`,
-			`{"jsonrpc":"2.0","id":1,"method":"prompts/get","params":{"name":"p","arguments":{` + odd + `}}}`},
-		{"a resource", `{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"` + mcp.ResourceURI("a", "x://é") + `",` + odd + `}}`,
-			`{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"x://é",` + odd + `}}`},
-		{"a subscription", `{"jsonrpc":"2.0","id":1,"method":"resources/subscribe","params":{"uri":"` + mcp.ResourceURI("a", "x://é") + `",` + odd + `}}`,
-			`{"jsonrpc":"2.0","id":1,"method":"resources/subscribe","params":{"uri":"x://é",` + odd + `}}`},
+		{"proxy within", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a::x" , "proxy" : "t" ,` +
+			` "arguments":{"proxy":1}}}`, ""},
+		{"a prompt", `{"jsonrpc":"2.0","id":1,"method":"prompts/get","params":{"name":"a::p","arguments":{` + oddJSON + `}}}`,
+			`{"jsonrpc":"2.0","id":1,"method":"prompts/get","params":{"name":"p","arguments":{` + oddJSON + `}}}`},
+		{"a resource", `{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"` +
+			mcp.ResourceURI("a", "x://é") + `",` + oddJSON + `}}`,
+			`{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"x://é",` + oddJSON + `}}`},
+		{"a subscription", `{"jsonrpc":"2.0","id":1,"method":"resources/subscribe","params":{"uri":"` +
+			mcp.ResourceURI("a", "x://é") + `",` + oddJSON + `}}`,
+			`{"jsonrpc":"2.0","id":1,"method":"resources/subscribe","params":{"uri":"x://é",` + oddJSON + `}}`},
 	}
 	p := legacyPeer("a")
 	u := newGateway(t, nil, p).legacy(t)
@@ -42,7 +48,8 @@ func TestRequestsToTheByte(t *testing.T) {
 			got := p.arrivals[len(p.arrivals)-1].body
 			p.mu.Unlock()
 			if tt.want == "" {
-				if strings.Contains(got, `"t"`) || !strings.Contains(got, `"arguments":{"proxy":1}`) || !strings.Contains(got, `"name":"x"`) {
+				if strings.Contains(got, `"t"`) || !strings.Contains(got, `"arguments":{"proxy":1}`) ||
+					!strings.Contains(got, `"name":"x"`) {
 					t.Errorf("got %s", got)
 				}
 			} else if got != tt.want {
@@ -52,29 +59,39 @@ func TestRequestsToTheByte(t *testing.T) {
 	}
 }
 
-// Answers reach clients as they were, apart from resources (A8, A12).
+// Answers reach clients unchanged, except for resources (A8, A12).
 func TestAnswersToTheByte(t *testing.T) {
 	proxied := func(uri string) string { return mcp.ResourceURI("a", uri) }
 	tests := []struct{ name, answer, want string }{ // ID stands for the id
-		{"odd things", `{"result":{` + odd + `,"content":[]},"id" : ID ,"jsonrpc":"2.0","extra":{"uri":"x://a"}}`, ""},
-		{"an error", `{"jsonrpc":"2.0","id":ID,"error":{"code":-32099,"message":"m","data":{` + odd + `}}}`, ""},
-		{"an error that names a resource", `{"jsonrpc":"2.0","id":ID,"error":{"code":-32602,"message":"m","data":{"uri":"x://a"}}}`,
+		{"odd things", `{"result":{` + oddJSON + `,"content":[]},"id" : ID ,"jsonrpc":"2.0","extra":{"uri":"x://a"}}`, ""},
+		{"an error", `{"jsonrpc":"2.0","id":ID,"error":{"code":-32099,"message":"m","data":{` + oddJSON + `}}}`, ""},
+		{"an error that names a resource", `{"jsonrpc":"2.0","id":ID,"error":{"code":-32602,"message":"m",` +
+			`"data":{"uri":"x://a"}}}`,
 			`{"jsonrpc":"2.0","id":ID,"error":{"code":-32602,"message":"m","data":{"uri":"` + proxied("x://a") + `"}}}`},
-		{"contents", `{"jsonrpc":"2.0","id":ID,"result":{"contents":[{"uri":"x:\/\/a", "text":"x:\/\/a"},{"blob":"","uri":"x://\u00e9"}]}}`,
-			`{"jsonrpc":"2.0","id":ID,"result":{"contents":[{"uri":"` + proxied("x://a") + `", "text":"x:\/\/a"},{"blob":"","uri":"` + proxied("x://é") + `"}]}}`},
-		{"links and embedded resources", `{"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"resource_link","uri":"x://a"},{"type":"resource","resource":{"uri":"x://b"}},{"type":"text","text":"\"uri\":\"x://c\""}],"structuredContent":{"uri":"x://d"}}}`,
-			`{"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"resource_link","uri":"` + proxied("x://a") + `"},{"type":"resource","resource":{"uri":"` + proxied("x://b") + `"}},{"type":"text","text":"\"uri\":\"x://c\""}],"structuredContent":{"uri":"x://d"}}}`},
-		{"messages of prompts", `{"jsonrpc":"2.0","id":ID,"result":{"messages":[{"role":"user","content":{"type":"resource","resource":{"uri":"x://a"}}},{"content":{"type":"resource_link","uri":"x://b"}}]}}`,
-			`{"jsonrpc":"2.0","id":ID,"result":{"messages":[{"role":"user","content":{"type":"resource","resource":{"uri":"` + proxied("x://a") + `"}}},{"content":{"type":"resource_link","uri":"` + proxied("x://b") + `"}}]}}`},
-		{"what is no string", `{"jsonrpc":"2.0","id":ID,"result":{"contents":[{"uri":1},{"uri":null},{"uri":{"uri":"x://a"}}],"content":{"uri":"x://a"}}}`, ""},
-		{"a result that is no object", `{"jsonrpc":"2.0","id":ID,"result":[{"uri":"x://a"}]}`, ""},
+		{"contents", `{"jsonrpc":"2.0","id":ID,"result":{"contents":[{"uri":"x:\/\/a", "text":"x:\/\/a"},{"blob":"",` +
+			`"uri":"x://\u00e9"}]}}`,
+			`{"jsonrpc":"2.0","id":ID,"result":{"contents":[{"uri":"` + proxied("x://a") +
+				`", "text":"x:\/\/a"},{"blob":"","uri":"` + proxied("x://é") + `"}]}}`},
+		{"links and embedded resources", `{"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"resource_link",` +
+			`"uri":"x://a"},{"type":"resource","resource":{"uri":"x://b"}},{"type":"text","text":"\"uri\":\"x://c\""}],` +
+			`"structuredContent":{"uri":"x://d"}}}`,
+			`{"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"resource_link","uri":"` + proxied("x://a") +
+				`"},{"type":"resource","resource":{"uri":"` + proxied("x://b") +
+				`"}},{"type":"text","text":"\"uri\":\"x://c\""}],"structuredContent":{"uri":"x://d"}}}`},
+		{"messages of prompts", `{"jsonrpc":"2.0","id":ID,"result":{"messages":[{"role":"user",` +
+			`"content":{"type":"resource","resource":{"uri":"x://a"}}},{"content":{"type":"resource_link","uri":"x://b"}}]}}`,
+			`{"jsonrpc":"2.0","id":ID,"result":{"messages":[{"role":"user","content":{"type":"resource","resource":{"uri":"` +
+				proxied("x://a") + `"}}},{"content":{"type":"resource_link","uri":"` + proxied("x://b") + `"}}]}}`},
+		{"values that are not strings", `{"jsonrpc":"2.0","id":ID,"result":{"contents":[{"uri":1},{"uri":null},` +
+			`{"uri":{"uri":"x://a"}}],"content":{"uri":"x://a"}}}`, ""},
+		{"a result that is not an object", `{"jsonrpc":"2.0","id":ID,"result":[{"uri":"x://a"}]}`, ""},
 		{"white space around", "\n{\"jsonrpc\":\"2.0\",\r\n \"id\":ID,\n\t\"result\":{\"a\" : 1}}\n", ""},
 	}
 	for _, stream := range []bool{false, true} {
 		for _, tt := range tests {
 			t.Run(fmt.Sprint(tt.name, ", streamed: ", stream), func(t *testing.T) {
 				p := legacyPeer("a")
-				p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+				p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 					answer := strings.ReplaceAll(tt.answer, "ID", a.id())
 					if !stream {
 						a.write(w, 200, answer)
@@ -102,23 +119,23 @@ func TestAnswersToTheByte(t *testing.T) {
 	}
 }
 
-// With one server and no prefix, nothing is changed at all.
+// With one server and no prefix, nothing is changed.
 func TestTransparentToTheByte(t *testing.T) {
 	configure := func(c *Config) { c.Naming = mcp.Naming{} }
 	methods := map[string]string{
-		"tools/call":            `{"name":"a::x","arguments":{` + odd + `}}`,
-		"prompts/get":           `{"name":"p","arguments":{` + odd + `}}`,
-		"resources/read":        `{"uri":"x:\/\/a",` + odd + `}`,
-		"resources/subscribe":   `{"uri":"x:\/\/a",` + odd + `}`,
-		"completion/complete":   `{"ref":{"type":"ref/prompt","name":"p"},` + odd + `}`,
-		"tasks/get":             `{"taskId":"\u0074",` + odd + `}`,
+		"tools/call":            `{"name":"a::x","arguments":{` + oddJSON + `}}`,
+		"prompts/get":           `{"name":"p","arguments":{` + oddJSON + `}}`,
+		"resources/read":        `{"uri":"x:\/\/a",` + oddJSON + `}`,
+		"resources/subscribe":   `{"uri":"x:\/\/a",` + oddJSON + `}`,
+		"completion/complete":   `{"ref":{"type":"ref/prompt","name":"p"},` + oddJSON + `}`,
+		"tasks/get":             `{"taskId":"\u0074",` + oddJSON + `}`,
 		"tasks/result":          `{"taskId":"t"}`,
-		"vendor/method":         `{` + odd + `}`,
+		"vendor/method":         `{` + oddJSON + `}`,
 		"resources/unsubscribe": `{"uri":"x://a"}`,
 	}
-	result := `{` + odd + `,"contents":[{"uri":"x://a"}],"content":[{"uri":"x://a"}],"task":{"taskId":"t"}}`
-	note := `{"method":"notifications/resources/updated","jsonrpc":"2.0","params":{"uri":"x:\/\/a",` + odd + `}}`
-	question := `{"jsonrpc":"2.0","method":"sampling\/createMessage","id":1.0e2,"params":{` + odd + `}}`
+	result := `{` + oddJSON + `,"contents":[{"uri":"x://a"}],"content":[{"uri":"x://a"}],"task":{"taskId":"t"}}`
+	note := `{"method":"notifications/resources/updated","jsonrpc":"2.0","params":{"uri":"x:\/\/a",` + oddJSON + `}}`
+	question := `{"jsonrpc":"2.0","method":"sampling\/createMessage","id":1.0e2,"params":{` + oddJSON + `}}`
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		for method, params := range methods {
 			if era == mcp.Modern && strings.HasSuffix(method, "subscribe") {
@@ -126,8 +143,8 @@ func TestTransparentToTheByte(t *testing.T) {
 			}
 			t.Run(fmt.Sprint(method, ", era ", era), func(t *testing.T) {
 				p := newPeer("a")
-				p.speaks[era] = true
-				p.does(method, func(w http.ResponseWriter, a *incoming) {
+				p.eras[era] = true
+				p.handle(method, func(w http.ResponseWriter, a *incoming) {
 					a.send(w, note)
 					if era == mcp.Legacy {
 						a.send(w, question)
@@ -140,7 +157,7 @@ func TestTransparentToTheByte(t *testing.T) {
 				}
 				body := u.request("9007199254740993", method, params)
 				s := u.post(body)
-				if got := p.await(t, method, 1).body; got != body {
+				if got := p.waitFor(t, method, 1).body; got != body {
 					t.Errorf("the server got  %s\nwant            %s", got, body)
 				}
 				want := []string{note, question, `{"jsonrpc":"2.0","id":9007199254740993,"result":` + result + `}`}
@@ -159,14 +176,14 @@ func TestTransparentToTheByte(t *testing.T) {
 		}
 	}
 	t.Run("answers, notifications and lists", func(t *testing.T) {
-		item := `{"description":"d\u00e9","name":"a::x" , ` + odd + `}`
-		p := legacyPeer("a").has("tools/list", "tools", item)
+		item := `{"description":"d\u00e9","name":"a::x" , ` + oddJSON + `}`
+		p := legacyPeer("a").hasList("tools/list", "tools", item)
 		u := newGateway(t, configure, p).legacy(t)
 		for _, body := range []string{
-			`{"jsonrpc":"2.0","id":1.0e2,"result":{` + odd + `}}`,
+			`{"jsonrpc":"2.0","id":1.0e2,"result":{` + oddJSON + `}}`,
 			`{"jsonrpc":"2.0","error":{"code":-1,"message":"m"},"id":"\u0061"}`,
-			`{"jsonrpc":"2.0","method":"notifications/vendor","params":{` + odd + `}}`,
-			`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"\u0061",` + odd + `}}`,
+			`{"jsonrpc":"2.0","method":"notifications/vendor","params":{` + oddJSON + `}}`,
+			`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"\u0061",` + oddJSON + `}}`,
 			`{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}`,
 		} {
 			if s := u.post(body); s.status != http.StatusAccepted {
@@ -185,27 +202,29 @@ func TestTransparentToTheByte(t *testing.T) {
 	})
 }
 
-// The descriptors of servers are not touched, apart from names (A7).
+// Descriptors of servers are unchanged, except for names (A7).
 func TestDescriptorsToTheByte(t *testing.T) {
-	before, after := `{"description":"d\u00e9", "name" : `, ` ,`+odd+`,"inputSchema":{"name":"stays","properties":{"name":{"type":"string"}}}}`
-	p := legacyPeer("a").has("tools/list", "tools", "\n"+before+`"\u0078"`+after+"\n", before+`"y::z"`+after, `{"noname":1}`, `1`, `null`, before+`"x"`+after).
-		has("resources/list", "resources", `{"name":"n" ,"uri":"x:\/\/a",`+odd+`}`)
+	before, after := `{"description":"d\u00e9", "name" : `, ` ,`+oddJSON+
+		`,"inputSchema":{"name":"stays","properties":{"name":{"type":"string"}}}}`
+	p := legacyPeer("a").hasList("tools/list", "tools", "\n"+before+`"\u0078"`+after+"\n", before+`"y::z"`+after,
+		`{"noname":1}`, `1`, `null`, before+`"x"`+after).
+		hasList("resources/list", "resources", `{"name":"n" ,"uri":"x:\/\/a",`+oddJSON+`}`)
 	u := newGateway(t, nil, p).legacy(t)
 	want := `{"tools":[` + before + `"a::x"` + after + `,` + before + `"a::y::z"` + after + `]}`
 	if s := u.ask("tools/list", ""); string(s.Result) != want {
 		t.Errorf("got  %s\nwant %s", s.Result, want)
 	}
-	want = `{"resources":[{"name":"n" ,"uri":"` + mcp.ResourceURI("a", "x://a") + `",` + odd + `}]}`
+	want = `{"resources":[{"name":"n" ,"uri":"` + mcp.ResourceURI("a", "x://a") + `",` + oddJSON + `}]}`
 	if s := u.ask("resources/list", ""); string(s.Result) != want {
 		t.Errorf("got  %s\nwant %s", s.Result, want)
 	}
 }
 
-// What is said between client and gateway does not reach servers (A21, A31, R21).
+// Data for the gateway does not reach servers (A21, A31, R21).
 func TestServersSeeNothingOfWhatIsMeantForUs(t *testing.T) {
-	both(t, nil, func() []*peer {
-		return []*peer{newPeer("a").hasTools("x", "y"), newPeer("b").hasTools("x")}
-	}, func(t *testing.T, u *user, peers []*peer) {
+	both(t, nil, func() []*fakeServer {
+		return []*fakeServer{newPeer("a").hasTools("x", "y"), newPeer("b").hasTools("x")}
+	}, func(t *testing.T, u *testClient, peers []*fakeServer) {
 		const ours = `"proxy":{"authToken":"secret"}`
 		for _, method := range []string{"tools/list", "prompts/list", "resources/list", "resources/templates/list"} {
 			s := u.ask(method, `{"limit":1,"cursor":"`+mcp.Cursor(1)+`",`+ours+`}`)
@@ -218,17 +237,19 @@ func TestServersSeeNothingOfWhatIsMeantForUs(t *testing.T) {
 		u.ask("resources/read", `{`+ours+`,"uri":"`+mcp.ResourceURI("a", "x://a")+`"}`)
 		u.ask("completion/complete", `{`+ours+`,"ref":{"name":"a::p"}}`)
 		if u.era == mcp.Legacy {
-			u.ask("initialize", `{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"n","version":"1"},`+ours+`}`)
+			u.ask("initialize", `{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"n","version":"1"},`+
+				ours+`}`)
 			u.ask("resources/subscribe", `{`+ours+`,"uri":"`+mcp.ResourceURI("a", "x://a")+`"}`)
 			u.ask("logging/setLevel", `{`+ours+`,"level":"info"}`)
-			u.tell("notifications/vendor", `{`+ours+`,"a":1}`)
-			u.tell("notifications/cancelled", `{`+ours+`,"requestId":1}`)
-			u.tell("notifications/progress", `{`+ours+`,"progressToken":"a::1"}`)
+			u.notify("notifications/vendor", `{`+ours+`,"a":1}`)
+			u.notify("notifications/cancelled", `{`+ours+`,"requestId":1}`)
+			u.notify("notifications/progress", `{`+ours+`,"progressToken":"a::1"}`)
 		}
 		for _, p := range peers {
 			p.mu.Lock()
 			for _, a := range p.arrivals {
-				if strings.Contains(a.body, "proxy") || strings.Contains(a.body, "secret") || strings.Contains(a.body, "limit") || a.message.Has(jsonrpc.Cursor) {
+				if strings.Contains(a.body, "proxy") || strings.Contains(a.body, "secret") || strings.Contains(a.body, "limit") ||
+					a.message.Has(jsonrpc.Cursor) {
 					t.Errorf("%s got %s", p.name, a.body)
 				}
 			}
@@ -240,50 +261,58 @@ func TestServersSeeNothingOfWhatIsMeantForUs(t *testing.T) {
 	})
 }
 
-// What servers say on their own account carries their name (A23, A26), and ids that lead
-// back to them.
+// Notifications and requests of servers carry their name (A23, A26), and ids that identify the
+// server.
 func TestMessagesOfServersCarryTheirName(t *testing.T) {
 	tests := []struct{ name, message, want string }{
-		{"with params", `{"jsonrpc":"2.0","method":"notifications/message","params":{` + odd + `}}`, `"proxy":{"server":"a"}`},
+		{"with params", `{"jsonrpc":"2.0","method":"notifications/message","params":{` + oddJSON + `}}`,
+			`"proxy":{"server":"a"}`},
 		{"without params", `{"jsonrpc":"2.0","method":"notifications/message"}`, `"params":{"proxy":{"server":"a"}}`},
 		{"with empty params", `{"jsonrpc":"2.0","method":"notifications/message","params":{ }}`, `"proxy":{"server":"a"}`},
 		{"a request without params", `{"jsonrpc":"2.0","id":1,"method":"roots/list"}`, `"params":{"proxy":{"server":"a"}}`},
-		{"updates", `{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"x://a"}}`, `"uri":"` + mcp.ResourceURI("a", "x://a") + `"`},
-		{"cancellations", `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7}}`, `"requestId":"a::7"`},
-		{"tokens", `{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage","params":{"_meta":{"progressToken":"t"}}}`, `"progressToken":"a::\"t\""`},
+		{"updates", `{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"x://a"}}`,
+			`"uri":"` + mcp.ResourceURI("a", "x://a") + `"`},
+		{"cancellations", `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":7}}`,
+			`"requestId":"a::7"`},
+		{"tokens", `{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage","params":{"_meta":{"progressToken":"t"}}}`,
+			`"progressToken":"a::\"t\""`},
 		{"unknown ones", `{"jsonrpc":"2.0","method":"vendor/x","params":{"uri":"x://a"}}`, `"uri":"x://a"`},
 	}
 	p := legacyPeer("a")
 	u := newGateway(t, nil, legacyPeer("b"), p).legacy(t)
 	for _, tt := range tests {
-		p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+		p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 			a.send(w, tt.message)
 			a.finish(w, "{}")
 		})
 		s := u.call("a::x")
-		if len(s.events) != 2 || !strings.Contains(s.events[0].data, tt.want) || !strings.Contains(s.events[0].data, `"proxy":{"server":"a"}`) {
+		if len(s.events) != 2 || !strings.Contains(s.events[0].data, tt.want) ||
+			!strings.Contains(s.events[0].data, `"proxy":{"server":"a"}`) {
 			t.Errorf("%s: got %s", tt.name, s.body)
 		} else if m := s.events[0].parts(); m.Text(jsonrpc.Method) == "" {
 			t.Errorf("%s: got %s", tt.name, s.body)
 		}
-		if strings.Contains(tt.message, odd) && !strings.Contains(s.body, odd) {
+		if strings.Contains(tt.message, oddJSON) && !strings.Contains(s.body, oddJSON) {
 			t.Errorf("%s: got %s", tt.name, s.body)
 		}
 	}
 }
 
-// Servers get no headers that are none of their business.
+// Servers do not get headers that are for the gateway.
 func TestHeadersThatServersGet(t *testing.T) {
 	p := legacyPeer("a")
 	g := newGateway(t, nil, p)
 	u := g.user(t, mcp.Legacy)
-	u.header = http.Header{"Authorization": {"Bearer x"}, "Last-Event-Id": {u.event("call:MQ/a/1")}, "Accept-Encoding": {"gzip"}}
+	u.header = http.Header{"Authorization": {"Bearer x"}, "Last-Event-Id": {u.event("call:MQ/a/1")},
+		"Accept-Encoding": {"gzip"}}
 	u.connect()
 	u.call("a::x")
-	call := p.await(t, "tools/call", 1)
+	call := p.waitFor(t, "tools/call", 1)
 	for name, want := range map[string]string{
-		"Mcp-Session-Id": "a-session-1", "Mcp-Protocol-Version": mcp.Latest, "Authorization": "Bearer x", "Last-Event-Id": "", "Accept-Encoding": "",
-		"Accept": "application/json, text/event-stream", "Content-Type": "application/json", "Content-Length": fmt.Sprint(len(call.body)),
+		"Mcp-Session-Id": "a-session-1", "Mcp-Protocol-Version": mcp.Latest, "Authorization": "Bearer x", "Last-Event-Id": "",
+		"Accept-Encoding": "",
+		"Accept":          "application/json, text/event-stream", "Content-Type": "application/json",
+		"Content-Length": fmt.Sprint(len(call.body)),
 	} {
 		if got := call.Header.Get(name); got != want {
 			t.Errorf("%s: got %q, want %q", name, got, want)
@@ -297,7 +326,7 @@ func TestHeadersThatServersGet(t *testing.T) {
 	} else if text, _ := io.ReadAll(again); string(text) != call.body {
 		t.Errorf("got %s", text)
 	}
-	if got := p.heard("initialize")[0].Header.Get("Mcp-Session-Id"); got != "" {
+	if got := p.requests("initialize")[0].Header.Get("Mcp-Session-Id"); got != "" {
 		t.Errorf("got %q", got)
 	}
 }

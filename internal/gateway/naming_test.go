@@ -14,14 +14,15 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// both runs a test with a client of each era, in front of servers of each.
-func both(t *testing.T, configure func(*Config), make func() []*peer, test func(t *testing.T, u *user, peers []*peer)) {
+// both runs a test with clients of each era, for servers of each era.
+func both(t *testing.T, configure func(*Config), make func() []*fakeServer,
+	test func(t *testing.T, u *testClient, peers []*fakeServer)) {
 	for _, client := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		for _, server := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 			t.Run(fmt.Sprint("client of era ", client, ", server of ", server), func(t *testing.T) {
 				peers := make()
 				for _, p := range peers {
-					p.speaks[server] = true
+					p.eras[server] = true
 				}
 				u := newGateway(t, configure, peers...).user(t, client)
 				if client == mcp.Legacy {
@@ -45,73 +46,76 @@ func TestCallsReachTheServerThatIsNamed(t *testing.T) {
 		{"a::x::", "a", "x::"},
 	}
 	configure := func(c *Config) { c.Servers[0].Aliases = []string{"alias"} }
-	both(t, configure, func() []*peer { return []*peer{newPeer("a"), newPeer("b"), newPeer("ab")} }, func(t *testing.T, u *user, peers []*peer) {
-		for _, tt := range tests {
-			before := map[string]int{}
-			for _, p := range peers {
-				before[p.name] = p.count("tools/call")
-			}
-			s := u.call(tt.name)
-			for _, p := range peers {
-				want := before[p.name]
-				if p.name == tt.server {
-					want++
+	both(t, configure, func() []*fakeServer { return []*fakeServer{newPeer("a"), newPeer("b"), newPeer("ab")} },
+		func(t *testing.T, u *testClient, peers []*fakeServer) {
+			for _, tt := range tests {
+				before := map[string]int{}
+				for _, p := range peers {
+					before[p.name] = p.count("tools/call")
 				}
-				if got := p.count("tools/call"); got != want && tt.tool != "" {
-					t.Errorf("%s: %s has heard %d calls, want %d: %+v", tt.name, p.name, got, want, s)
-				}
-				if p.name == tt.server && tt.tool != "" {
-					calls := p.heard("tools/call")
-					if last := calls[len(calls)-1]; last.message.Text(jsonrpc.Name) != tt.tool {
-						t.Errorf("%s: got %s", tt.name, last.body)
+				s := u.call(tt.name)
+				for _, p := range peers {
+					want := before[p.name]
+					if p.name == tt.server {
+						want++
+					}
+					if got := p.count("tools/call"); got != want && tt.tool != "" {
+						t.Errorf("%s: %s received %d calls, want %d: %+v", tt.name, p.name, got, want, s)
+					}
+					if p.name == tt.server && tt.tool != "" {
+						calls := p.requests("tools/call")
+						if last := calls[len(calls)-1]; last.message.Text(jsonrpc.Name) != tt.tool {
+							t.Errorf("%s: got %s", tt.name, last.body)
+						}
 					}
 				}
 			}
-		}
-	})
+		})
 }
 
 func TestNamesThatNobodyHas(t *testing.T) {
 	bad := []string{`"x"`, `"c::x"`, `"::x"`, `""`, `":x"`, `"a:x"`, `"a__x"`, `"A::x"`, `" a::x"`}
-	both(t, nil, func() []*peer { return []*peer{newPeer("a")} }, func(t *testing.T, u *user, peers []*peer) {
-		for _, name := range bad {
+	both(t, nil, func() []*fakeServer { return []*fakeServer{newPeer("a")} },
+		func(t *testing.T, u *testClient, peers []*fakeServer) {
+			for _, name := range bad {
+				for _, method := range []string{"tools/call", "prompts/get"} {
+					if u.era == mcp.Modern && name == `""` {
+						continue // headers cannot repeat it
+					}
+					if s := u.ask(method, `{"name":`+name+`}`); s.code() != jsonrpc.CodeInvalidParams || s.status != 200 {
+						t.Errorf("%s of %s: got %d %s (A9)", method, name, s.status, s.body)
+					}
+				}
+			}
 			for _, method := range []string{"tools/call", "prompts/get"} {
-				if u.era == mcp.Modern && name == `""` {
-					continue // no header can repeat it
-				}
-				if s := u.ask(method, `{"name":`+name+`}`); s.code() != jsonrpc.CodeInvalidParams || s.status != 200 {
-					t.Errorf("%s of %s: got %d %s (A9)", method, name, s.status, s.body)
+				if peers[0].count(method) != 0 {
+					t.Errorf("%s was passed on", method)
 				}
 			}
-		}
-		for _, method := range []string{"tools/call", "prompts/get"} {
-			if peers[0].count(method) != 0 {
-				t.Errorf("%s was passed on", method)
-			}
-		}
-		if u.era == mcp.Legacy {
-			for _, params := range []string{"", `{}`, `{"name":1}`, `{"name":null}`, `{"name":{}}`, `[]`} {
-				if s := u.ask("tools/call", params); s.code() != jsonrpc.CodeInvalidParams {
-					t.Errorf("%s: got %d %s (A9)", params, s.status, s.body)
+			if u.era == mcp.Legacy {
+				for _, params := range []string{"", `{}`, `{"name":1}`, `{"name":null}`, `{"name":{}}`, `[]`} {
+					if s := u.ask("tools/call", params); s.code() != jsonrpc.CodeInvalidParams {
+						t.Errorf("%s: got %d %s (A9)", params, s.status, s.body)
+					}
 				}
 			}
-		}
-	})
+		})
 }
 
 func TestSeparators(t *testing.T) {
 	configure := func(c *Config) { c.Naming = mcp.Naming{Separator: "__", Longest: 64} }
-	both(t, configure, func() []*peer {
-		return []*peer{newPeer("a").hasTools("x", "y__z", "y::z"), newPeer("a_b").hasTools("x")}
-	}, func(t *testing.T, u *user, peers []*peer) {
+	both(t, configure, func() []*fakeServer {
+		return []*fakeServer{newPeer("a").hasTools("x", "y__z", "y::z"), newPeer("a_b").hasTools("x")}
+	}, func(t *testing.T, u *testClient, peers []*fakeServer) {
 		want := []string{"a__x", "a__y__z", "a__y::z", "a_b__x"}
 		if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}
-		for name, tool := range map[string]string{"a__x": "x", "a::x": "x", "a__y__z": "y__z", "a::y__z": "y__z", "a__y::z": "y::z", "a::y::z": "y::z"} {
+		for name, tool := range map[string]string{"a__x": "x", "a::x": "x", "a__y__z": "y__z", "a::y__z": "y__z",
+			"a__y::z": "y::z", "a::y::z": "y::z"} {
 			n := peers[0].count("tools/call")
 			s := u.call(name)
-			calls := peers[0].heard("tools/call")
+			calls := peers[0].requests("tools/call")
 			if len(calls) != n+1 || calls[n].message.Text(jsonrpc.Name) != tool {
 				t.Errorf("%s: %+v", name, s)
 			}
@@ -126,15 +130,15 @@ func TestShortenedNames(t *testing.T) {
 		c.Naming = mcp.Naming{Separator: "__", Longest: 64}
 		c.Servers[0].Aliases = []string{"c"}
 	}
-	both(t, configure, func() []*peer {
+	both(t, configure, func() []*fakeServer {
 		prompts := make([]string, len(originals))
 		for i, name := range originals {
 			prompts[i] = `{"name":` + string(jsonrpc.Quote(name)) + `}`
 		}
-		a := newPeer("a").hasTools(originals...).has("prompts/list", "prompts", prompts...)
-		a.does("prompts/get", func(w http.ResponseWriter, a *incoming) { a.reply(w, `{"messages":[]}`) })
-		return []*peer{a, newPeer("b").hasTools(originals...)}
-	}, func(t *testing.T, u *user, peers []*peer) {
+		a := newPeer("a").hasTools(originals...).hasList("prompts/list", "prompts", prompts...)
+		a.handle("prompts/get", func(w http.ResponseWriter, a *incoming) { a.reply(w, `{"messages":[]}`) })
+		return []*fakeServer{a, newPeer("b").hasTools(originals...)}
+	}, func(t *testing.T, u *testClient, peers []*fakeServer) {
 		shown := names(t, u.ask("tools/list", ""), "tools", "name")
 		seen := map[string]bool{}
 		for i, name := range shown {
@@ -150,7 +154,7 @@ func TestShortenedNames(t *testing.T) {
 			}
 			for _, name := range spelled {
 				s := u.call(name)
-				calls := p.heard("tools/call")
+				calls := p.requests("tools/call")
 				if len(calls) != n+1 || calls[n].message.Text(jsonrpc.Name) != originals[i%len(originals)] {
 					t.Errorf("%s is not %s: %s", name, originals[i%len(originals)], s.body)
 				}
@@ -159,24 +163,25 @@ func TestShortenedNames(t *testing.T) {
 		}
 		for i, name := range names(t, u.ask("prompts/list", ""), "prompts", "name") {
 			u.ask("prompts/get", `{"name":`+string(jsonrpc.Quote(name))+`}`)
-			if got := peers[0].heard("prompts/get"); len(got) != i+1 || got[i].message.Text(jsonrpc.Name) != originals[i] {
+			if got := peers[0].requests("prompts/get"); len(got) != i+1 || got[i].message.Text(jsonrpc.Name) != originals[i] {
 				t.Errorf("prompt %s is not %s", name, originals[i])
 			}
 		}
 	})
 }
 
-// A client can call what it has read in a list before we were started.
+// A client can call a tool from a list that it got before the gateway was started.
 func TestShortenedNamesWithoutAList(t *testing.T) {
 	name := strings.Repeat("x", 100)
 	naming := mcp.Naming{Separator: "__", Longest: 64}
 	p := legacyPeer("a").hasTools("other", name)
 	u := newGateway(t, func(c *Config) { c.Naming = naming }, p).legacy(t)
 	u.call(naming.Join("a", name))
-	if call := p.await(t, "tools/call", 1); call.message.Text(jsonrpc.Name) != name {
+	if call := p.waitFor(t, "tools/call", 1); call.message.Text(jsonrpc.Name) != name {
 		t.Errorf("got %s", call.body)
 	}
-	if s := u.call("a__" + strings.Repeat("y", 50) + "_abcdefghij"); p.count("tools/call") > 2 {
+	s := u.call("a__" + strings.Repeat("y", 50) + "_abcdefghij")
+	if p.count("tools/call") > 2 {
 		t.Errorf("got %+v", s)
 	}
 }
@@ -190,7 +195,8 @@ func TestNamesThatLookShortened(t *testing.T) {
 	u := newGateway(t, func(c *Config) { c.Naming = naming }, p).legacy(t)
 	for i, shown := range names(t, u.ask("tools/list", ""), "tools", "name") {
 		u.call(shown)
-		if call, want := p.await(t, "tools/call", i+1), []string{lookalike, name}[i]; call.message.Text(jsonrpc.Name) != want {
+		if call, want := p.waitFor(t, "tools/call", i+1), []string{lookalike,
+			name}[i]; call.message.Text(jsonrpc.Name) != want {
 			t.Errorf("%s is %s, want %s", shown, call.message.Text(jsonrpc.Name), want)
 		}
 	}
@@ -198,9 +204,10 @@ func TestNamesThatLookShortened(t *testing.T) {
 
 func TestWhatIsNotExposed(t *testing.T) {
 	configure := func(c *Config) { c.Servers[0].Expose = []string{"read_*", "*_x"} }
-	both(t, configure, func() []*peer {
-		return []*peer{newPeer("a").hasTools("read_file", "write_file", "delete_x", "read", "Read_file"), newPeer("b").hasTools("write_file")}
-	}, func(t *testing.T, u *user, peers []*peer) {
+	both(t, configure, func() []*fakeServer {
+		return []*fakeServer{newPeer("a").hasTools("read_file", "write_file", "delete_x", "read", "Read_file"),
+			newPeer("b").hasTools("write_file")}
+	}, func(t *testing.T, u *testClient, peers []*fakeServer) {
 		want := []string{"a::read_file", "a::delete_x", "b::write_file"}
 		if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
@@ -236,15 +243,15 @@ func TestLongNamesThatAreNotExposed(t *testing.T) {
 }
 
 func TestResourcesAreReadWhereTheyAre(t *testing.T) {
-	both(t, nil, func() []*peer {
-		a := newPeer("a").has("resources/list", "resources", `{"uri":"x://é?a=b&c","name":"é"}`).
-			has("resources/templates/list", "resourceTemplates", `{"uriTemplate":"x://{a}/{b*}","name":"t"}`)
-		a.does("resources/read", func(w http.ResponseWriter, a *incoming) {
+	both(t, nil, func() []*fakeServer {
+		a := newPeer("a").hasList("resources/list", "resources", `{"uri":"x://é?a=b&c","name":"é"}`).
+			hasList("resources/templates/list", "resourceTemplates", `{"uriTemplate":"x://{a}/{b*}","name":"t"}`)
+		a.handle("resources/read", func(w http.ResponseWriter, a *incoming) {
 			uri := string(a.message.Literal(jsonrpc.URI))
 			a.reply(w, `{"contents":[{"uri":`+uri+`,"text":"t"},{"uri":"x://other","text":"x://other"}]}`)
 		})
-		return []*peer{a, newPeer("b")}
-	}, func(t *testing.T, u *user, peers []*peer) {
+		return []*fakeServer{a, newPeer("b")}
+	}, func(t *testing.T, u *testClient, peers []*fakeServer) {
 		uri := names(t, u.ask("resources/list", ""), "resources", "uri")
 		if want := mcp.ResourceURI("a", "x://é?a=b&c"); len(uri) != 1 || uri[0] != want {
 			t.Fatalf("got %v, want %s (A11)", uri, want)
@@ -264,17 +271,20 @@ func TestResourcesAreReadWhereTheyAre(t *testing.T) {
 		} {
 			n := peers[0].count("resources/read")
 			s := u.ask("resources/read", `{"uri":`+string(jsonrpc.Quote(shown))+`}`)
-			calls := peers[0].heard("resources/read")
+			calls := peers[0].requests("resources/read")
 			if len(calls) != n+1 || calls[n].message.Text(jsonrpc.URI) != want {
 				t.Errorf("%s: got %s (A12, R20)", shown, s.body)
 				continue
 			}
-			if !strings.Contains(s.answer, `"uri":"`+mcp.ResourceURI("a", want)+`"`) || !strings.Contains(s.answer, `"uri":"`+mcp.ResourceURI("a", "x://other")+`","text":"x://other"`) {
+			if !strings.Contains(s.answer, `"uri":"`+mcp.ResourceURI("a", want)+`"`) ||
+				!strings.Contains(s.answer, `"uri":"`+mcp.ResourceURI("a", "x://other")+`","text":"x://other"`) {
 				t.Errorf("%s: got %s (A12)", shown, s.answer)
 			}
 		}
-		for _, bad := range []string{"x://é", "proxy://resource/", "proxy://resource/!!", "proxy://resource/e30", mcp.ResourceURI("c", "x://a"), "proxy://template/c/x", "proxy://template/a", "http://a"} {
-			if s := u.ask("resources/read", `{"uri":`+string(jsonrpc.Quote(bad))+`}`); s.code() != jsonrpc.CodeInvalidParams || s.Error.Data.URI != bad {
+		for _, bad := range []string{"x://é", "proxy://resource/", "proxy://resource/!!", "proxy://resource/e30",
+			mcp.ResourceURI("c", "x://a"), "proxy://template/c/x", "proxy://template/a", "http://a"} {
+			if s := u.ask("resources/read", `{"uri":`+string(jsonrpc.Quote(bad))+`}`); s.code() != jsonrpc.CodeInvalidParams ||
+				s.Error.Data.URI != bad {
 				t.Errorf("%s: got %s (A13)", bad, s.body)
 			}
 		}
@@ -282,18 +292,22 @@ func TestResourcesAreReadWhereTheyAre(t *testing.T) {
 }
 
 func TestCompletionsGoWhereTheirReferenceIs(t *testing.T) {
-	both(t, nil, func() []*peer {
+	both(t, nil, func() []*fakeServer {
 		complete := func(w http.ResponseWriter, a *incoming) { a.reply(w, `{"completion":{"values":["v"]}}`) }
-		return []*peer{newPeer("a").does("completion/complete", complete), newPeer("b").does("completion/complete", complete)}
-	}, func(t *testing.T, u *user, peers []*peer) {
+		return []*fakeServer{newPeer("a").handle("completion/complete", complete),
+			newPeer("b").handle("completion/complete", complete)}
+	}, func(t *testing.T, u *testClient, peers []*fakeServer) {
 		for ref, want := range map[string]string{
-			`{"type":"ref/prompt","name":"b::p"}`:                                                 `{"type":"ref/prompt","name":"p"}`,
-			`{"type":"ref/resource","uri":"` + mcp.TemplateURI("b", "x://{a}") + `"}`:             `{"type":"ref/resource","uri":"x://{a}"}`,
-			`{"type":"ref/resource","uri":"` + mcp.ResourceURI("b", "x://r") + `", "more":[1.0]}`: `{"type":"ref/resource","uri":"x://r", "more":[1.0]}`,
+			`{"type":"ref/prompt","name":"b::p"}`: `{"type":"ref/prompt",` +
+				`"name":"p"}`,
+			`{"type":"ref/resource","uri":"` + mcp.TemplateURI("b", "x://{a}") +
+				`"}`: `{"type":"ref/resource","uri":"x://{a}"}`,
+			`{"type":"ref/resource","uri":"` + mcp.ResourceURI("b", "x://r") +
+				`", "more":[1.0]}`: `{"type":"ref/resource","uri":"x://r", "more":[1.0]}`,
 		} {
 			n := peers[1].count("completion/complete")
 			s := u.ask("completion/complete", `{"ref":`+ref+`,"argument":{"name":"a","value":"v"}}`)
-			calls := peers[1].heard("completion/complete")
+			calls := peers[1].requests("completion/complete")
 			if len(calls) != n+1 || !strings.Contains(calls[n].body, `"ref":`+want+`,"argument":{"name":"a","value":"v"}`) {
 				t.Errorf("%s: got %s (A45)", ref, s.body)
 			}
@@ -304,7 +318,7 @@ func TestCompletionsGoWhereTheirReferenceIs(t *testing.T) {
 			}
 		}
 		if n := peers[0].count("completion/complete"); n != 0 {
-			t.Errorf("the other has heard %d", n)
+			t.Errorf("the other received %d requests", n)
 		}
 	})
 }
@@ -312,9 +326,12 @@ func TestCompletionsGoWhereTheirReferenceIs(t *testing.T) {
 func TestTasksAreThoseOfTheirServer(t *testing.T) {
 	p := legacyPeer("a")
 	p.capabilities = `{"tools":{},"tasks":{}}`
-	p.has("tasks/list", "tasks", `{"taskId":"t::1","status":"working"}`)
-	p.does("tools/call", func(w http.ResponseWriter, a *incoming) { a.reply(w, `{"task":{"taskId":"t::1","status":"working"}}`) })
-	p.does("tasks/get", func(w http.ResponseWriter, a *incoming) { a.reply(w, `{"taskId":"t::1","status":"working"}`) })
+	p.hasList("tasks/list", "tasks", `{"taskId":"t::1","status":"working"}`)
+	p.handle("tools/call", func(w http.ResponseWriter,
+		a *incoming) {
+		a.reply(w, `{"task":{"taskId":"t::1","status":"working"}}`)
+	})
+	p.handle("tasks/get", func(w http.ResponseWriter, a *incoming) { a.reply(w, `{"taskId":"t::1","status":"working"}`) })
 	u := newGateway(t, nil, legacyPeer("b"), p).legacy(t)
 	if s := u.call("a::x"); string(s.Result) != `{"task":{"taskId":"a::t::1","status":"working"}}` {
 		t.Errorf("got %s", s.body)
@@ -325,7 +342,7 @@ func TestTasksAreThoseOfTheirServer(t *testing.T) {
 	if s := u.ask("tasks/get", `{"taskId":"a::t::1"}`); string(s.Result) != `{"taskId":"a::t::1","status":"working"}` {
 		t.Errorf("got %s", s.body)
 	}
-	if call := p.await(t, "tasks/get", 1); call.message.Text(jsonrpc.TaskID) != "t::1" {
+	if call := p.waitFor(t, "tasks/get", 1); call.message.Text(jsonrpc.TaskID) != "t::1" {
 		t.Errorf("got %s", call.body)
 	}
 	if s := u.ask("tasks/get", `{"taskId":"t"}`); s.code() != jsonrpc.CodeInvalidParams {
@@ -370,7 +387,7 @@ func TestModernHeaders(t *testing.T) {
 	if s := u.post(body); s.code() != 0 {
 		t.Errorf("got %s", s.body)
 	}
-	if got := p.await(t, "tools/call", 1).Header.Get("Mcp-Name"); got != mcp.HeaderText("é") {
+	if got := p.waitFor(t, "tools/call", 1).Header.Get("Mcp-Name"); got != mcp.HeaderText("é") {
 		t.Errorf("got %q", got)
 	}
 	for name, change := range map[string]func(http.Header){
@@ -403,16 +420,16 @@ func TestModernHeaders(t *testing.T) {
 
 func TestEachServerIsSpokenToInItsOwnEra(t *testing.T) {
 	a, b, c := legacyPeer("a"), modernPeer("b"), newPeer("c")
-	c.speaks = [2]bool{true, true}
+	c.eras = [2]bool{true, true}
 	g := newGateway(t, nil, a, b, c)
-	for era, u := range map[mcp.Era]*user{mcp.Legacy: g.legacy(t), mcp.Modern: g.modern(t)} {
-		for _, p := range []*peer{a, b, c} {
+	for era, u := range map[mcp.Era]*testClient{mcp.Legacy: g.legacy(t), mcp.Modern: g.modern(t)} {
+		for _, p := range []*fakeServer{a, b, c} {
 			n := p.count("tools/call")
 			if s := u.call(p.name + "::x"); s.code() != 0 || !strings.Contains(s.answer, `"text":"`+p.name+`"`) {
 				t.Errorf("client of era %d, server %s: %+v", era, p.name, s)
 				continue
 			}
-			call := p.heard("tools/call")[n]
+			call := p.requests("tools/call")[n]
 			modern := call.Header.Get(mcp.VersionHeader) == mcp.Stateless
 			if want := p == b || p == c && era == mcp.Modern; modern != want {
 				t.Errorf("client of era %d, server %s: spoken to as modern: %t", era, p.name, modern)
@@ -427,24 +444,24 @@ func TestEachServerIsSpokenToInItsOwnEra(t *testing.T) {
 	}
 }
 
-// That a server could not be reached says nothing of what it speaks.
+// An unreachable server says nothing about its era.
 func TestAServerThatWasDownIsSpokenToInTheEraOfItsClient(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		p := newPeer("a")
-		p.speaks = [2]bool{true, true}
+		p.eras = [2]bool{true, true}
 		p.down.Store(true)
-		a := joining(nil, p)
+		a := newBareGateway(nil, p)
 		s := a.servers["a"]
 		connect := func() *client {
 			c := newClient(era, mcp.Latest, "", "", readIntroduction([]byte(`{"protocolVersion":"2025-11-25"}`)))
 			r, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://a/", http.NoBody)
-			_ = c.link(s).open(behalf{ctx: t.Context(), g: a, r: r})
+			_ = c.linkTo(s).open(scope{ctx: t.Context(), g: a, r: r})
 			return c
 		}
 		connect()
 		p.down.Store(false)
 		s.NoteAttempt(time.Now(), nil)
-		if got, _ := connect().link(s).state(); got != era {
+		if got, _ := connect().linkTo(s).state(); got != era {
 			t.Errorf("client of era %d: got %d", era, got)
 		}
 	}

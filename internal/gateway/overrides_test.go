@@ -19,12 +19,14 @@ import (
 func withOverrides(t *testing.T) func(*Config) {
 	return func(c *Config) {
 		c.Servers[0].Overrides = overridesOf(t,
-			&toolview.Override{Tool: "delete_file", Name: "remove_file", Fixed: []toolview.FixedArgument{{Name: "root", Value: []byte(`"/srv"`)}}},
-			&toolview.Override{Tool: "a", Name: "b"}, &toolview.Override{Tool: "b", Name: "a"}, &toolview.Override{Tool: "gone", Title: "x"})
+			&toolview.Override{Tool: "delete_file", Name: "remove_file",
+				Fixed: []toolview.FixedArgument{{Name: "root", Value: []byte(`"/srv"`)}}},
+			&toolview.Override{Tool: "a", Name: "b"}, &toolview.Override{Tool: "b", Name: "a"}, &toolview.Override{Tool: "gone",
+				Title: "x"})
 	}
 }
 
-// hasHeaders fails the test unless the headers of a call of delete_file say what its body says.
+// hasHeaders checks that the headers of a call of delete_file match its body.
 func hasHeaders(t *testing.T, a *incoming) {
 	t.Helper()
 	for name, want := range map[string]string{
@@ -38,20 +40,20 @@ func hasHeaders(t *testing.T, a *incoming) {
 
 func TestOverridesInAggregate(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
-		for name, p := range map[string]*peer{"legacy": legacyPeer("s"), "modern": modernPeer("s")} {
+		for name, p := range map[string]*fakeServer{"legacy": legacyPeer("s"), "modern": modernPeer("s")} {
 			t.Run([]string{"legacy", "modern"}[era]+" client, "+name+" server", func(t *testing.T) {
-				p.has("tools/list", "tools", renamedTools...)
+				p.hasList("tools/list", "tools", renamedTools...)
 				g := newGateway(t, withOverrides(t), p)
 				u := g.user(t, era)
 				if era == mcp.Legacy {
 					u.connect()
 				}
 				u.header.Set("Mcp-Param-Path", "p")
-				u.header.Set("Mcp-Param-Root", "/etc") // which no client that sees the tool would send
-				call := func(name string) said {
+				u.header.Set("Mcp-Param-Root", "/etc") // not sent by clients that see the tool
+				call := func(name string) reply {
 					return u.ask("tools/call", `{"name":"`+name+`","arguments":{"path":"p","root":"/etc"}}`)
 				}
-				if got := call("s::remove_file"); got.Error != nil { // before there is a list
+				if got := call("s::remove_file"); got.Error != nil { // before the first list
 					t.Fatalf("got %s", got.answer)
 				}
 				var list struct{ Tools []struct{ Name string } }
@@ -68,11 +70,11 @@ func TestOverridesInAggregate(t *testing.T) {
 				call("s::remove_file")
 				u.call("s::a")
 				got := call("s::delete_file")
-				if got.code() != -32602 || !strings.Contains(got.Error.Message, "there is no tool s::delete_file") {
+				if got.code() != -32602 || !strings.Contains(got.Error.Message, "unknown tool s::delete_file") {
 					t.Errorf("by its own name: got %s", got.answer)
 				}
 				var called []string
-				for _, a := range p.heard("tools/call") {
+				for _, a := range p.requests("tools/call") {
 					tool := a.message.Text(jsonrpc.Name)
 					called = append(called, tool+" "+string(a.message.Literal(jsonrpc.Arguments)))
 					if name == "modern" && tool == "delete_file" {
@@ -83,22 +85,22 @@ func TestOverridesInAggregate(t *testing.T) {
 				if !slices.Equal(called, []string{want, want, `b {}`}) {
 					t.Errorf("the server got %q, want %q", called, want)
 				}
-				for _, r := range g.config.Observer.(*observed).takeRecords() {
+				for _, r := range g.config.Observer.(*recorder).takeRecords() {
 					if r.Method == "tools/call" && r.Tool == "remove_file" {
 						t.Errorf("recorded %+v", r)
 					}
 				}
-				o := g.config.Observer.(*observed)
-				told := []string{"s remove_file hidden by delete_file", "s gone missing"}
-				if !slices.Equal(o.overridden, told) {
-					t.Errorf("told %q, want %q", o.overridden, told)
+				o := g.config.Observer.(*recorder)
+				notified := []string{"s remove_file hidden by delete_file", "s gone missing"}
+				if !slices.Equal(o.overridden, notified) {
+					t.Errorf("reported %q, want %q", o.overridden, notified)
 				}
 			})
 		}
 	}
 }
 
-// A new name that is too long is shortened as others are.
+// A new name that is too long is shortened like others.
 func TestOverrideWithLongName(t *testing.T) {
 	long := strings.Repeat("long_", 20)
 	for _, discovery := range []bool{false, true} {
@@ -107,20 +109,20 @@ func TestOverrideWithLongName(t *testing.T) {
 			c.Naming, c.Discovery = mcp.Naming{Separator: "__", Longest: 40}, discovery
 			c.Servers[0].Overrides = overridesOf(t, &toolview.Override{Tool: "x", Name: long, Hidden: []string{"a"}})
 		}, p)
-		name := g.shown("s", mcp.Tools, long)
+		name := g.shownName("s", mcp.Tools, long)
 		u := g.legacy(t)
 		if got := u.call(name); len(name) != 40 || got.Error != nil {
 			t.Fatalf("%s: got %s", name, got.answer)
 		}
-		if got := p.await(t, "tools/call", 1).message; !got.Is(jsonrpc.Name, "x") {
+		if got := p.waitFor(t, "tools/call", 1).message; !got.Is(jsonrpc.Name, "x") {
 			t.Errorf("the server got %s", got.Raw)
 		}
 	}
 }
 
-// A client that may not call a tool learns nothing of it.
+// A client that may not call a tool learns nothing about it.
 func TestOverrideOfDeniedTool(t *testing.T) {
-	p := legacyPeer("s").has("tools/list", "tools", renamedTools...)
+	p := legacyPeer("s").hasList("tools/list", "tools", renamedTools...)
 	g := newGateway(t, func(c *Config) {
 		withOverrides(t)(c)
 		c.Clients = []*access.Client{{Name: "*", Policy: rulesOf("deny s::delete_file", "allow s::*")}}
@@ -131,14 +133,14 @@ func TestOverrideOfDeniedTool(t *testing.T) {
 			t.Errorf("%s: got %s", arguments, got.body)
 		}
 	}
-	for _, d := range g.config.Observer.(*observed).takeDenials() {
+	for _, d := range g.config.Observer.(*recorder).takeDenials() {
 		if d.Target.Name != "delete_file" {
 			t.Errorf("denied %+v", d)
 		}
 	}
 }
 
-// A client can log in to a server whose own tool of that name has another one, and call that one after it.
+// A client can log in to a server whose own login tool is renamed, and call that tool afterwards.
 func TestOverrideOfLoginTool(t *testing.T) {
 	p := legacyPeer("a").hasTools("login")
 	g, login := newLoginGateway(t, p, func(c *Config) {
@@ -153,15 +155,15 @@ func TestOverrideOfLoginTool(t *testing.T) {
 	if s := u.call("a::login"); !strings.Contains(s.answer, "Logged in to a.") || p.count("tools/call") > 0 {
 		t.Errorf("after the login: %s", s.body)
 	}
-	if s := u.call("a::enter"); s.Error != nil || !p.await(t, "tools/call", 1).message.Is(jsonrpc.Name, "login") {
+	if s := u.call("a::enter"); s.Error != nil || !p.waitFor(t, "tools/call", 1).message.Is(jsonrpc.Name, "login") {
 		t.Errorf("the tool of the server: %s", s.body)
 	}
 }
 
-// At an endpoint of one server, a client of the modern era gets the headers right that it cannot know.
+// At a single-server endpoint, the gateway sets the headers that a modern client cannot know.
 func TestOverridesAtOneServer(t *testing.T) {
 	for _, kind := range []upstream.EndpointKind{upstream.Single, upstream.RPC} {
-		p := modernPeer("s").has("tools/list", "tools", renamedTools...)
+		p := modernPeer("s").hasList("tools/list", "tools", renamedTools...)
 		g := newGateway(t, withOverrides(t), p)
 		u := g.modern(t)
 		post := func(method, params string) string {
@@ -182,7 +184,7 @@ func TestOverridesAtOneServer(t *testing.T) {
 		for range 2 {
 			post("tools/call", `{"name":"remove_file","arguments":{"path":"p","Root":"/etc"}}`)
 		}
-		for _, a := range p.heard("tools/call") {
+		for _, a := range p.requests("tools/call") {
 			if got := string(a.message.Literal(jsonrpc.Arguments)); got != `{"path":"p","root":"/srv"}` {
 				t.Errorf("the server got %s", got)
 			}
@@ -210,18 +212,19 @@ func TestOverridesAtOneServer(t *testing.T) {
 	}
 }
 
-// A header that proxies decide upon cannot say something else than a fixed argument, also where it has no meaning.
+// A header cannot contradict a fixed argument, even where it has no meaning, because proxies may
+// use it.
 func TestFixedArgumentInHeadersAtOneServer(t *testing.T) {
 	unlisted := func(w http.ResponseWriter, a *incoming) {
-		_, _ = w.Write(jsonrpc.Refusal(a.message.Literal(jsonrpc.ID), jsonrpc.CodeInternalError, "no"))
+		_, _ = w.Write(jsonrpc.ErrorResponse(a.message.Literal(jsonrpc.ID), jsonrpc.CodeInternalError, "no"))
 	}
-	for name, p := range map[string]*peer{
-		"legacy":               legacyPeer("s").has("tools/list", "tools", renamedTools...),
-		"modern, without list": modernPeer("s").does("tools/list", unlisted),
+	for name, p := range map[string]*fakeServer{
+		"legacy":               legacyPeer("s").hasList("tools/list", "tools", renamedTools...),
+		"modern, without list": modernPeer("s").handle("tools/list", unlisted),
 	} {
 		t.Run(name, func(t *testing.T) {
 			era := mcp.Legacy
-			if p.speaks[mcp.Modern] {
+			if p.eras[mcp.Modern] {
 				era = mcp.Modern
 			}
 			u := newGateway(t, withOverrides(t), p).user(t, era)
@@ -231,7 +234,7 @@ func TestFixedArgumentInHeadersAtOneServer(t *testing.T) {
 			}
 			u.header.Set("Mcp-Param-Root", "/etc")
 			u.ask("tools/call", `{"name":"remove_file","arguments":{"path":"p"}}`)
-			if got := p.await(t, "tools/call", 1).Header.Get("Mcp-Param-Root"); got != "" {
+			if got := p.waitFor(t, "tools/call", 1).Header.Get("Mcp-Param-Root"); got != "" {
 				t.Errorf("the server got %s", got)
 			}
 		})
@@ -247,7 +250,7 @@ func overridesOf(t testing.TB, all ...*toolview.Override) *toolview.Overrides {
 	return overrides
 }
 
-// renamedTools are those of a server with overrides.
+// renamedTools are the tools of a server with overrides.
 var renamedTools = []string{
 	`{"name":"delete_file","inputSchema":{"type":"object","properties":{` +
 		`"path":{"type":"string","x-mcp-header":"Path"},` +

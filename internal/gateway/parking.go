@@ -12,23 +12,24 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// A stream that a client listens to may last for days, and is silent for most of them. Where
-// that is possible, its handler returns once it has begun, and the connection is parked. So
-// the stream has a context of its own, which holds nothing of the handler.
+// A stream may last for days and is idle most of the time. Where possible, its handler returns once
+// the stream is open, and the connection is parked. So a stream has its own context, which holds
+// nothing of the handler.
 
-// live gives the stream its context: until the client leaves, or the stream is ended.
-func (s *stream) live(v *visit) {
-	handler, canPark := v.ctx, park.Prepare(v.Writer, v.HTTP)
+// initContext sets the context of the stream. It is done when the client disconnects or the stream
+// ends.
+func (s *stream) initContext(req *aggregateRequest) {
+	handler, canPark := req.ctx, park.Prepare(req.Writer, req.HTTP)
 	values := context.WithoutCancel(handler)
 	if canPark {
-		values = &streamContext{v.g.config.Detach(handler), s}
+		values = &streamContext{req.g.config.Detach(handler), s}
 	}
 	s.ctx, s.cancel = context.WithCancelCause(values)
 	detach := context.AfterFunc(handler, func() {
-		if v.g.exiting() {
+		if req.g.exiting() {
 			s.end()
 		} else {
-			s.leave()
+			s.clientLeft()
 		}
 	})
 	if canPark {
@@ -36,11 +37,10 @@ func (s *stream) live(v *visit) {
 	}
 }
 
-// end ends the stream.
 func (s *stream) end() { s.endWith(nil) }
 
-// leave ends the stream because the client has left. It does not block.
-func (s *stream) leave() { s.endWith(errLeft) }
+// clientLeft ends the stream because the client disconnected. It does not block.
+func (s *stream) clientLeft() { s.endWith(errClientLeft) }
 
 func (s *stream) endWith(cause error) {
 	s.cancel(cause)
@@ -52,20 +52,21 @@ func (s *stream) endWith(cause error) {
 	}
 }
 
-var errLeft = errors.New("the client has left")
+var errClientLeft = errors.New("the client has left")
 
-// left reports whether the stream has ended because the client has left.
-func (s *stream) left() bool { return context.Cause(s.ctx) == errLeft }
+// hasClientLeft reports whether the stream ended because the client disconnected.
+func (s *stream) hasClientLeft() bool { return context.Cause(s.ctx) == errClientLeft }
 
-// park lets the handler of q return while the stream goes on, if that is possible.
+// park lets the handler of q return while the stream stays open. It reports whether that is
+// possible.
 func (s *stream) park(q *inbound.Request) bool {
-	state := s.visit.g.State
+	state := s.req.g.State
 	if s.detach == nil || !q.CanPark() || !state.addParked() {
 		return false
 	}
 	var rest *park.Response
-	s.visit.out.Move(func(w http.ResponseWriter) http.ResponseWriter {
-		if rest = park.Take(w, s.leave); rest == nil {
+	s.req.out.Move(func(w http.ResponseWriter) http.ResponseWriter {
+		if rest = park.Take(w, s.clientLeft); rest == nil {
 			return nil
 		}
 		return rest
@@ -74,13 +75,13 @@ func (s *stream) park(q *inbound.Request) bool {
 		state.parked.Done()
 		return false
 	}
-	state.parkedBy(s.visit.client)
+	state.noteParked(s.req.client)
 	s.detach()
-	s.detach = nil // which refers to the handler
+	s.detach = nil // it refers to the handler
 	s.mu.Lock()
 	s.parked = &parkedStream{stream: s, rest: rest, comments: s.keepAlive(), record: q.Park(), began: q.Began}
 	s.mu.Unlock()
-	if s.ctx.Err() != nil { // it ended before
+	if s.ctx.Err() != nil { // the stream ended before parked was set
 		s.end()
 	}
 	return true
@@ -90,32 +91,32 @@ func (s *stream) park(q *inbound.Request) bool {
 type parkedStream struct {
 	*stream
 	rest     *park.Response
-	comments *time.Timer // sends them
+	comments *time.Timer // sends keep-alive comments
 	record   upstream.Record
 	began    time.Time
 }
 
-// finish ends the response, and does what the handler would have done.
+// finish ends the response and does the handler's cleanup.
 func (p *parkedStream) finish() {
-	v := &p.visit
-	defer v.g.State.parked.Done()
+	req := &p.req
+	defer req.g.State.parked.Done()
 	p.rest.End()
 	p.comments.Stop()
 	if p.wants != nil {
 		p.answerListen()
 	}
 	p.close()
-	v.out.Close()
+	req.out.Close()
 	p.rest.Close()
-	v.g.release(v.client)
+	req.g.release(req.client)
 	p.record.Outcome, p.record.Duration = upstream.OutcomeOK, time.Since(p.began)
-	if p.left() {
+	if p.hasClientLeft() {
 		p.record.Outcome = upstream.OutcomeCanceled
 	}
-	v.g.config.Observer.RequestDone(p.record)
+	req.g.config.Observer.RequestDone(p.record)
 }
 
-// addParked counts a stream that is to be parked, unless no more may be.
+// addParked counts a stream to park. It reports false on exit.
 func (s *State) addParked() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,15 +126,14 @@ func (s *State) addParked() bool {
 	return !s.parkClosed
 }
 
-// parkedBy has a client whose stream is parked not be remembered as an idle one as well, until it is
-// released.
-func (s *State) parkedBy(c *client) {
+// noteParked removes a client with a parked stream from the idle clients, until it is released.
+func (s *State) noteParked(c *client) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.idle.Remove(c.key)
 }
 
-// waitForParked waits until all parked streams have ended, and parks no more.
+// waitForParked waits until all parked streams have ended, and prevents new ones.
 func (s *State) waitForParked() {
 	s.mu.Lock()
 	s.parkClosed = true
@@ -141,7 +141,7 @@ func (s *State) waitForParked() {
 	s.parked.Wait()
 }
 
-// A streamContext is the context of a stream that may outlive its handler.
+// A streamContext is the context of a stream that can outlive its handler.
 type streamContext struct {
 	context.Context
 	s *stream
@@ -149,7 +149,7 @@ type streamContext struct {
 
 func (c *streamContext) Value(key any) any {
 	if _, ok := key.(stdio.OwnerKey); ok {
-		return c.s.visit.caller.Budget()
+		return c.s.req.caller.Budget()
 	}
 	return c.Context.Value(key)
 }

@@ -14,43 +14,45 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// A stream goes on after its handler has returned, and whatever ends it, it ends in good order.
+// A stream continues after its handler has returned, and ends cleanly for every cause.
 func TestParkedStreams(t *testing.T) {
 	endings := []struct {
 		name    string
-		end     func(g *front, u *user, s *talk, exit func())
+		end     func(g *testGateway, u *testClient, s *liveReply, exit func())
 		outcome string
 	}{
-		{"the client leaves", func(_ *front, _ *user, s *talk, _ func()) { s.cancel() }, upstream.OutcomeCanceled},
-		{"the client ends the session", func(_ *front, u *user, _ *talk, _ func()) { u.end() }, upstream.OutcomeOK},
-		{"Caddy exits", func(_ *front, _ *user, _ *talk, exit func()) { exit() }, upstream.OutcomeOK},
-		{"the gateway goes", func(g *front, _ *user, _ *talk, _ func()) { g.Close() }, upstream.OutcomeOK},
+		{"the client leaves", func(_ *testGateway, _ *testClient, s *liveReply, _ func()) { s.cancel() },
+			upstream.OutcomeCanceled},
+		{"the client ends the session", func(_ *testGateway, u *testClient, _ *liveReply, _ func()) { u.end() },
+			upstream.OutcomeOK},
+		{"Caddy exits", func(_ *testGateway, _ *testClient, _ *liveReply, exit func()) { exit() }, upstream.OutcomeOK},
+		{"the gateway goes", func(g *testGateway, _ *testClient, _ *liveReply, _ func()) { g.Close() }, upstream.OutcomeOK},
 	}
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		for _, ending := range endings {
 			if era == mcp.Modern && ending.name == "the client ends the session" {
-				continue // it has none
+				continue // has no such stream
 			}
 			t.Run(fmt.Sprint("era ", era, ": ", ending.name), func(t *testing.T) {
 				exiting, exit := context.WithCancel(t.Context())
 				p := legacyPeer("a")
-				say := p.listens()
+				say := p.keepStreams()
 				g := newGateway(t, func(c *Config) { c.Exiting = exiting }, p)
 				u := g.user(t, era)
-				var s *talk
+				var s *liveReply
 				method := "stream"
 				if era == mcp.Legacy {
 					u.connect()
 					s = u.listen()
 				} else {
-					s = u.begin(mcp.MethodListen, `{"notifications":{"toolsListChanged":true}}`)
+					s = u.startRequest(mcp.MethodListen, `{"notifications":{"toolsListChanged":true}}`)
 					s.nextOf(acknowledged)
 					method = mcp.MethodListen
 				}
-				p.await(t, "GET", 1)
-				// The peer is served without HTTP, so its stream is not among them.
+				p.waitFor(t, "GET", 1)
+				// The fakeServer is called without HTTP, so its stream does not count.
 				await.Until(t, "the handler has returned", func() bool { return g.active.Load() == 0 })
-				observer := g.config.Observer.(*observed)
+				observer := g.config.Observer.(*recorder)
 				ends := func(r upstream.Record) bool { return r.Server == "" && r.Method == method }
 				if records := observer.takeRecords(); slices.ContainsFunc(records, ends) {
 					t.Errorf("it was reported before its end: %+v", records)
@@ -58,7 +60,7 @@ func TestParkedStreams(t *testing.T) {
 				say(toolsChanged)
 				s.nextOf("notifications/tools/list_changed")
 				ending.end(g, u, s, exit)
-				s.ended()
+				s.waitEnd()
 				g.waitForParked()
 				records := observer.takeRecords()
 				if i := slices.IndexFunc(records, ends); i < 0 || records[i].Outcome != ending.outcome || records[i].Duration <= 0 {
@@ -74,24 +76,25 @@ func TestParkedStreams(t *testing.T) {
 	}
 }
 
-// After the last stream is waited for, others are held by their handlers.
+// After waitForParked, new streams stay with their handlers.
 func TestStreamsThatAreNotParked(t *testing.T) {
 	p := legacyPeer("a")
-	say := p.listens()
+	say := p.keepStreams()
 	g := newGateway(t, nil, p)
 	g.waitForParked()
 	s := g.legacy(t).listen()
-	p.await(t, "GET", 1)
+	p.waitFor(t, "GET", 1)
 	say(toolsChanged)
 	s.nextOf("notifications/tools/list_changed")
 	if n := g.active.Load(); n != 1 {
 		t.Errorf("%d handlers hold the stream", n)
 	}
 	s.cancel()
-	s.ended()
+	s.waitEnd()
 }
 
-// The header of a parked stream is that of any other, but for the connection, which ends with it.
+// The headers of a parked stream are those of any other, except that its connection is closed at
+// the end.
 func TestHeaderOfParkedStreams(t *testing.T) {
 	g := newGateway(t, nil, legacyPeer("a"))
 	u := g.legacy(t)
@@ -105,8 +108,8 @@ func TestHeaderOfParkedStreams(t *testing.T) {
 	}
 }
 
-// Servers are listened to on behalf of the request that has opened the stream: with all that it has but
-// its body and the session id.
+// Requests to servers are made from the request that opened the stream, without its body and
+// session id.
 func TestKeptRequests(t *testing.T) {
 	for _, proto := range []string{"HTTP/1.1", "HTTP/2.0"} {
 		r := httptest.NewRequest(http.MethodGet, "https://gateway.example/mcp?a=b", nil)
@@ -117,9 +120,9 @@ func TestKeptRequests(t *testing.T) {
 		ctx := context.WithValue(t.Context(), http.LocalAddrContextKey, "here")
 		want := r.Clone(ctx)
 		r.Header[mcp.SessionHeader] = []string{"s"}
-		kept := keepRequest(r)
-		clear(r.Header) // which the handler may change
-		got := kept.in(ctx)
+		kept := saveRequest(r)
+		clear(r.Header) // the handler may change it
+		got := kept.withContext(ctx)
 		if got.Context() != ctx || !reflect.DeepEqual(got.Header, want.Header) {
 			t.Errorf("%s: got %v, want %v", proto, got.Header, want.Header)
 		}

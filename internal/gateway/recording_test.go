@@ -21,18 +21,18 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// metered is the way to a server that counts what it answers to calls.
-type metered struct {
-	toPeer
+// meteredRoutes count the bytes of answers to calls.
+type meteredRoutes struct {
+	fakeRoutes
 	bytes *atomic.Int64
 }
 
-func (u metered) Serve(w http.ResponseWriter, r *http.Request, account string) error {
+func (u meteredRoutes) Serve(w http.ResponseWriter, r *http.Request, account string) error {
 	isCall := func(m *jsonrpc.Message) bool { return m.Is(jsonrpc.Method, "tools/call") }
 	if r.Header.Get("Last-Event-Id") != "" || isPosted(r, isCall) {
 		w = &meteredWriter{w, u.bytes}
 	}
-	return u.toPeer.Serve(w, r, account)
+	return u.fakeRoutes.Serve(w, r, account)
 }
 
 type meteredWriter struct {
@@ -47,12 +47,13 @@ func (w *meteredWriter) Write(p []byte) (int, error) {
 	return w.ResponseWriter.Write(p)
 }
 
-// cropping is a Mask that takes out what stands for a long text.
-type cropping struct{ keeping }
+// croppingMask is a Mask that removes long texts.
+type croppingMask struct{ originalsMask }
 
 const longText = "much too much"
 
-func (cropping) Serve(w http.ResponseWriter, r *http.Request, about upstream.MaskRequest, next upstream.Handler) error {
+func (croppingMask) Serve(w http.ResponseWriter, r *http.Request, about upstream.MaskRequest,
+	next upstream.Handler) error {
 	return next.ServeHTTP(&croppingWriter{w, about}, r)
 }
 
@@ -73,18 +74,18 @@ func (w *croppingWriter) Write(p []byte) (int, error) {
 	return len(p), err
 }
 
-// measured configures a gateway whose first server is masked and metered.
-func measured(sent *atomic.Int64, more ...func(*Config)) func(*Config) {
+// meterTraffic configures a gateway whose first server is masked and metered.
+func meterTraffic(sent *atomic.Int64, more ...func(*Config)) func(*Config) {
 	return func(c *Config) {
 		s := c.Servers[0]
-		s.Mask, s.MaskMCP, s.Routes = cropping{}, true, metered{s.Routes.(toPeer), sent}
+		s.Mask, s.MaskMCP, s.Routes = croppingMask{}, true, meteredRoutes{s.Routes.(fakeRoutes), sent}
 		for _, configure := range more {
 			configure(c)
 		}
 	}
 }
 
-// checkTraffic checks what is reported of a call in whose answers so many long texts were cut.
+// checkTraffic checks the traffic of a call whose answers had cut long texts removed.
 func checkTraffic(t testing.TB, c inbound.Call, sent *atomic.Int64, cut int) {
 	t.Helper()
 	bytes := sent.Swap(0)
@@ -96,7 +97,7 @@ func checkTraffic(t testing.TB, c inbound.Call, sent *atomic.Int64, cut int) {
 	}
 }
 
-// answers are how a server can answer a call with a text.
+// answers are the ways to answer a call with a text.
 var answers = map[string]func(w http.ResponseWriter, a *incoming, result string){
 	"JSON": func(w http.ResponseWriter, a *incoming, result string) { a.reply(w, result) },
 	"events": func(w http.ResponseWriter, a *incoming, result string) {
@@ -114,20 +115,21 @@ func TestTrafficOfCalls(t *testing.T) {
 		t.Run(form, func(t *testing.T) {
 			var sent atomic.Int64
 			cut := map[string]int{"JSON": 1, "events": 2}[form]
-			both(t, measured(&sent), func() []*peer {
-				return []*peer{newPeer("a").hasTools("x").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+			both(t, meterTraffic(&sent), func() []*fakeServer {
+				return []*fakeServer{newPeer("a").hasTools("x").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 					answer(w, a, textOf("é "+longText))
 				})}
-			}, func(t *testing.T, u *user, _ []*peer) {
-				u.ask("tools/list", "") // which does not count
+			}, func(t *testing.T, u *testClient, _ []*fakeServer) {
+				u.ask("tools/list", "") // does not count
 				u.call("a::x")
 				checkTraffic(t, oneCall(t, u.g.audited(t)), &sent, cut)
 			})
 			for _, header := range []string{"X-Single", "X-Rpc"} {
 				t.Run(header, func(t *testing.T) {
-					p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) { answer(w, a, textOf(longText)) })
+					p := legacyPeer("a").handle("tools/call",
+						func(w http.ResponseWriter, a *incoming) { answer(w, a, textOf(longText)) })
 					p.sessions = false
-					u := newGateway(t, measured(&sent), p).user(t, mcp.Legacy)
+					u := newGateway(t, meterTraffic(&sent), p).user(t, mcp.Legacy)
 					u.header.Set(header, "a")
 					if s := u.call("x"); s.Error != nil || strings.Contains(s.answer, longText) {
 						t.Errorf("got %s", s.body)
@@ -139,7 +141,7 @@ func TestTrafficOfCalls(t *testing.T) {
 	}
 }
 
-// What the gateway answers itself, no server has sent.
+// Answers of the gateway itself have no traffic from servers.
 func TestTrafficOfTheGatewayItself(t *testing.T) {
 	u := newGateway(t, func(c *Config) { c.Discovery = true }, legacyPeer("a").hasTools("x")).legacy(t)
 	u.use("search_tools", `{"query":"x"}`)
@@ -148,12 +150,12 @@ func TestTrafficOfTheGatewayItself(t *testing.T) {
 	}
 }
 
-// The server has got the call twice, and answered something each time.
+// The server got the call twice and answered both.
 func TestTrafficOfACallWhoseSessionIsLost(t *testing.T) {
 	var sent atomic.Int64
 	p := legacyPeer("a").hasTools("x")
-	p.forgotten = func(w http.ResponseWriter, a *incoming) { a.refuse(w, http.StatusNotFound, -32001, longText) }
-	u := newGateway(t, measured(&sent), p).legacy(t)
+	p.onUnknownSession = func(w http.ResponseWriter, a *incoming) { a.refuse(w, http.StatusNotFound, -32001, longText) }
+	u := newGateway(t, meterTraffic(&sent), p).legacy(t)
 	u.call("a::x")
 	u.g.audited(t)
 	sent.Store(0)
@@ -168,9 +170,9 @@ func TestTrafficOfResumedCalls(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var sent atomic.Int64
 				p := legacyPeer("a")
-				p.cuts("tools/call", func(c *connection) { c.steps(1) }, func(c *connection) { c.steps(2) },
+				p.cutStream("tools/call", func(c *connection) { c.progress(1) }, func(c *connection) { c.progress(2) },
 					func(c *connection) { c.result(textOf(longText)) })
-				g := newMemory(t, measured(&sent), p)
+				g := newInMemory(t, meterTraffic(&sent), p)
 				defer g.close()
 				g.as(t, era).callWithToken()
 				if p.resumed() != 2 {
@@ -182,55 +184,57 @@ func TestTrafficOfResumedCalls(t *testing.T) {
 	}
 }
 
-// A call with questions is one exchange with a server of the legacy era, and one for each round with a server of the
-// modern era.
+// A call with server requests is one exchange with a legacy server, and one per round with a modern
+// server.
 func TestTrafficOfCallsWithQuestions(t *testing.T) {
 	var sent atomic.Int64
 	t.Run("a client of the modern era", func(t *testing.T) {
-		u := newGateway(t, measured(&sent), legacyPeer("a").does("tools/call", asking(2))).modern(t)
+		u := newGateway(t, meterTraffic(&sent), legacyPeer("a").handle("tools/call", askingTool(2))).modern(t)
 		s := u.call("a::x")
 		for _, text := range []string{"short", longText} {
 			if got := oneCall(t, u.g.audited(t)); got.Received != 0 || got.Sent != 0 {
 				t.Errorf("the answer has not come: got %+v", got)
 			}
-			in, key := wanted(t, s)
+			in, key := readInput(t, s)
 			s = u.retry("a::x", in, key, `{"action":"accept","content":{"a":"`+text+`"}}`)
 		}
 		checkTraffic(t, oneCall(t, u.g.audited(t)), &sent, 1)
 	})
 	t.Run("a client of the legacy era", func(t *testing.T) {
-		u := newGateway(t, measured(&sent), modernPeer("a").does("tools/call", wanting(2))).legacy(t)
-		call := u.begin("tools/call", `{"name":"a::x"}`)
+		u := newGateway(t, meterTraffic(&sent), modernPeer("a").handle("tools/call", inputTool(2))).legacy(t)
+		call := u.startRequest("tools/call", `{"name":"a::x"}`)
 		for range 2 {
-			u.answer(call.nextOf("elicitation/create"), `{"action":"accept","content":{"a":"`+longText+`"}}`)
+			u.respond(call.nextOf("elicitation/create"), `{"action":"accept","content":{"a":"`+longText+`"}}`)
 		}
-		call.ended()
+		call.waitEnd()
 		checkTraffic(t, oneCall(t, u.g.audited(t)), &sent, 1)
 	})
 	t.Run("a server that does not end its stream", func(t *testing.T) {
-		u := newGateway(t, measured(&sent), legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
-			a.finish(w, textOf(longText))
-			<-a.Context().Done()
-		})).modern(t)
+		u := newGateway(t, meterTraffic(&sent), legacyPeer("a").
+			handle("tools/call", func(w http.ResponseWriter, a *incoming) {
+				a.finish(w, textOf(longText))
+				<-a.Context().Done()
+			})).modern(t)
 		u.call("a::x")
 		checkTraffic(t, oneCall(t, u.g.audited(t)), &sent, 1)
 	})
 }
 
-// signing is an Authenticator that has to read what clients post.
-type signing struct{ believing }
+// bodyAuth is an Authenticator that needs the body.
+type bodyAuth struct{ headerAuth }
 
-func (signing) BodyNeeded(*http.Request) int64 { return 1 << 20 }
+func (bodyAuth) BodyNeeded(*http.Request) int64 { return 1 << 20 }
 
 func TestRefusedCalls(t *testing.T) {
 	const arguments = `{"n":1}`
 	denied := inbound.Call{
-		Client: "ann", Identity: "ann", Owner: access.Identity("ann", "a secret of it"), Outcome: "acl_denied", Rule: "deny a::denied",
+		Client: "ann", Identity: "ann", Owner: access.Identity("ann", "a secret of it"), Outcome: "acl_denied",
+		Rule:   "deny a::denied",
 		Target: mcp.Target{Server: "a", Kind: mcp.Tool, Name: "denied"},
 	}
 	g := newGateway(t, func(c *Config) {
-		everybody("deny a::denied")(c)
-		c.Auth, c.Record = signing{}, true
+		rulesForAll("deny a::denied")(c)
+		c.Auth, c.Record = bodyAuth{}, true
 	}, modernPeer("a"))
 	for _, test := range []struct {
 		name, header, identity, tool string
@@ -245,7 +249,8 @@ func TestRefusedCalls(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			u := g.user(t, mcp.Modern)
-			if u.identity = test.identity; test.header != "" {
+			u.identity = test.identity
+			if test.header != "" {
 				u.header.Set(test.header, "a")
 			}
 			s := u.use(test.tool, arguments)
@@ -255,14 +260,16 @@ func TestRefusedCalls(t *testing.T) {
 				if kept != nil {
 					t.Errorf("kept for an unknown client: %s, %s", kept.Arguments, kept.Result)
 				}
-			case kept == nil || string(kept.Arguments) != arguments || !strings.Contains(s.answer, `"error":`+string(kept.Result)):
+			case kept == nil || string(kept.Arguments) != arguments ||
+				!strings.Contains(s.answer, `"error":`+string(kept.Result)):
 				t.Errorf("answered %s, kept %+v", s.body, kept)
 			}
 			if !got.Refused || got.Duration <= 0 || got.Received != 0 || got.RequestID != "1" || got.Method != "tools/call" {
 				t.Errorf("got %+v", got)
 			}
 			got = inbound.Call{
-				Client: got.Client, Identity: got.Identity, Owner: got.Owner, Outcome: got.Outcome, Rule: got.Rule, Target: got.Target,
+				Client: got.Client, Identity: got.Identity, Owner: got.Owner, Outcome: got.Outcome, Rule: got.Rule,
+				Target: got.Target,
 			}
 			if fmt.Sprint(got) != fmt.Sprint(test.want) {
 				t.Errorf("got  %+v\nwant %+v", got, test.want)
@@ -273,7 +280,7 @@ func TestRefusedCalls(t *testing.T) {
 
 // A request that is refused by its headers is not a call.
 func TestRefusedRequestsWithoutABody(t *testing.T) {
-	g := newGateway(t, func(c *Config) { c.Auth = believing{} }, modernPeer("a"))
+	g := newGateway(t, func(c *Config) { c.Auth = headerAuth{} }, modernPeer("a"))
 	g.user(t, mcp.Modern).call("a::x")
 	if calls := g.reported(t); len(calls) > 0 {
 		t.Errorf("got %+v", calls)
@@ -292,11 +299,11 @@ func TestOwnersOfCalls(t *testing.T) {
 	}
 }
 
-// record configures a gateway that records calls.
-func record(c *Config) { c.Record = true }
+// recordCalls configures a gateway that records calls.
+func recordCalls(c *Config) { c.Record = true }
 
-// checkContent checks that the result of a call was recorded as the client has got it.
-func checkContent(t testing.TB, c inbound.Call, s said, arguments string) {
+// checkContent checks that the result of a call was recorded as the client got it.
+func checkContent(t testing.TB, c inbound.Call, s reply, arguments string) {
 	t.Helper()
 	want := s.Result
 	if want == nil {
@@ -304,7 +311,8 @@ func checkContent(t testing.TB, c inbound.Call, s said, arguments string) {
 		_ = json.Unmarshal([]byte(s.answer), &answer)
 		want = answer.Error
 	}
-	if c.Content == nil || want == nil || string(c.Content.Arguments) != arguments || string(c.Content.Result) != string(want) {
+	if c.Content == nil || want == nil || string(c.Content.Arguments) != arguments ||
+		string(c.Content.Result) != string(want) {
 		t.Errorf("answered %s, kept %+v", s.body, c.Content)
 	}
 }
@@ -324,14 +332,15 @@ func TestRecordedCalls(t *testing.T) {
 	for form, answer := range forms {
 		t.Run(form, func(t *testing.T) {
 			tool := func(w http.ResponseWriter, a *incoming) { answer(w, a, textOf("é <b> "+longText)) }
-			configure := measured(new(atomic.Int64), record)
-			both(t, configure, func() []*peer { return []*peer{newPeer("a").does("tools/call", tool)} }, func(t *testing.T, u *user, _ []*peer) {
-				s := u.use("a::x", `{"n":1}`)
-				checkContent(t, oneCall(t, u.g.audited(t)), s, `{"n":1}`)
-			})
+			configure := meterTraffic(new(atomic.Int64), recordCalls)
+			both(t, configure, func() []*fakeServer { return []*fakeServer{newPeer("a").handle("tools/call", tool)} },
+				func(t *testing.T, u *testClient, _ []*fakeServer) {
+					s := u.use("a::x", `{"n":1}`)
+					checkContent(t, oneCall(t, u.g.audited(t)), s, `{"n":1}`)
+				})
 			for _, header := range []string{"X-Single", "X-Rpc"} {
 				t.Run(header, func(t *testing.T) {
-					p := legacyPeer("a").does("tools/call", tool)
+					p := legacyPeer("a").handle("tools/call", tool)
 					p.sessions = false
 					u := newGateway(t, configure, p).user(t, mcp.Legacy)
 					u.header.Set(header, "a")
@@ -345,9 +354,10 @@ func TestRecordedCalls(t *testing.T) {
 
 // Answers of the gateway itself are recorded, too.
 func TestRecordedAnswersOfTheGateway(t *testing.T) {
-	both(t, func(c *Config) { c.Discovery, c.Record = true, true }, func() []*peer {
-		return []*peer{newPeer("a").does("tools/call", func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusBadGateway) })}
-	}, func(t *testing.T, u *user, _ []*peer) {
+	both(t, func(c *Config) { c.Discovery, c.Record = true, true }, func() []*fakeServer {
+		return []*fakeServer{newPeer("a").handle("tools/call",
+			func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusBadGateway) })}
+	}, func(t *testing.T, u *testClient, _ []*fakeServer) {
 		for _, tool := range []string{"search_tools", "a::fails", "none::x"} {
 			s := u.use(tool, `{"query":"x"}`)
 			checkContent(t, oneCall(t, u.g.audited(t)), s, `{"query":"x"}`)
@@ -360,23 +370,26 @@ func TestRecordedCallsAreRedacted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	both(t, func(c *Config) { c.Record, c.Clients = true, []*access.Client{{Name: "*", Redactor: redactor}} }, func() []*peer {
-		return []*peer{newPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) { a.reply(w, textOf("sk-abc")) })}
-	}, func(t *testing.T, u *user, _ []*peer) {
-		s := u.use("a::x", `{"password":"abc","n":"sk-abc"}`)
-		checkContent(t, oneCall(t, u.g.audited(t)), s, `{"password":"[redacted]","n":"[redacted]"}`)
-		if strings.Contains(s.body, "sk-abc") {
-			t.Errorf("got %s", s.body)
-		}
-		refused := u.ask("resources/read", `{"uri":"x://sk-abc"}`) // by the gateway itself, with the URI
-		got := oneCall(t, u.g.audited(t))
-		if !strings.Contains(refused.body, "sk-abc") || got.Content == nil || !strings.Contains(string(got.Content.Result), "[redacted]") {
-			t.Errorf("of %s is kept %+v", refused.body, got.Content)
-		}
-	})
+	both(t, func(c *Config) { c.Record, c.Clients = true, []*access.Client{{Name: "*", Redactor: redactor}} },
+		func() []*fakeServer {
+			return []*fakeServer{newPeer("a").handle("tools/call",
+				func(w http.ResponseWriter, a *incoming) { a.reply(w, textOf("sk-abc")) })}
+		}, func(t *testing.T, u *testClient, _ []*fakeServer) {
+			s := u.use("a::x", `{"password":"abc","n":"sk-abc"}`)
+			checkContent(t, oneCall(t, u.g.audited(t)), s, `{"password":"[redacted]","n":"[redacted]"}`)
+			if strings.Contains(s.body, "sk-abc") {
+				t.Errorf("got %s", s.body)
+			}
+			refused := u.ask("resources/read", `{"uri":"x://sk-abc"}`) // by the gateway itself, with the URI
+			got := oneCall(t, u.g.audited(t))
+			if !strings.Contains(refused.body, "sk-abc") || got.Content == nil ||
+				!strings.Contains(string(got.Content.Result), "[redacted]") {
+				t.Errorf("of %s is kept %+v", refused.body, got.Content)
+			}
+		})
 }
 
-// Of what is longer than 64 KiB the beginning is kept, as a string, also if it is passed on as it comes.
+// Of content over 64 KiB, the start is recorded as a string, even if it is streamed.
 func TestRecordedCallsAreBounded(t *testing.T) {
 	for _, size := range []int{upstream.MaxRecorded, upstream.MaxRecorded + 1, upstream.MaxRecorded + 2, 3 << 20} {
 		const frame = `{"content":""}`
@@ -384,9 +397,9 @@ func TestRecordedCallsAreBounded(t *testing.T) {
 		for form, answer := range answers {
 			for _, header := range []string{"", "X-Single", "X-Rpc"} {
 				t.Run(fmt.Sprint(size, " bytes, ", form, " ", header), func(t *testing.T) {
-					p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) { answer(w, a, result) })
+					p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) { answer(w, a, result) })
 					p.sessions = header == ""
-					u, tool := newGateway(t, record, p).user(t, mcp.Legacy), "x"
+					u, tool := newGateway(t, recordCalls, p).user(t, mcp.Legacy), "x"
 					if header != "" {
 						u.header.Set(header, "a")
 					} else {
@@ -409,7 +422,8 @@ func TestRecordedCallsAreBounded(t *testing.T) {
 							t.Fatalf("%v: %.100q", err, got)
 						}
 						head, ok := strings.CutSuffix(text, fmt.Sprintf("… (%d bytes)", len(result)))
-						if !ok || !strings.HasPrefix(result, head) || len(head) > upstream.MaxRecorded || len(head) < upstream.MaxRecorded-utf8.UTFMax {
+						if !ok || !strings.HasPrefix(result, head) || len(head) > upstream.MaxRecorded ||
+							len(head) < upstream.MaxRecorded-utf8.UTFMax {
 							t.Errorf("got %d: %.50s … %s", len(head), text, text[len(text)-30:])
 						}
 					}
@@ -419,7 +433,7 @@ func TestRecordedCallsAreBounded(t *testing.T) {
 	}
 }
 
-// What an operator gets without what is redacted for clients is not kept.
+// Raw results of operators, without redaction, are not recorded.
 func TestRecordedCallsOfOperators(t *testing.T) {
 	redactor, err := redact.New([]string{`sk-[a-z]+`}, nil)
 	if err != nil {
@@ -439,15 +453,17 @@ func TestRecordedCallsOfOperators(t *testing.T) {
 		{"as a client", redacting, "ann", false, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			p := legacyPeer("a").hasTools("x").does("tools/call", func(w http.ResponseWriter, a *incoming) { a.reply(w, textOf(longText)) })
+			p := legacyPeer("a").hasTools("x").handle("tools/call",
+				func(w http.ResponseWriter, a *incoming) { a.reply(w, textOf(longText)) })
 			g := newGateway(t, func(c *Config) {
 				c.Record, c.Clients = true, test.clients
-				c.Servers[0].Mask, c.Servers[0].MaskMCP = cropping{}, true
+				c.Servers[0].Mask, c.Servers[0].MaskMCP = croppingMask{}, true
 			}, p)
 			o := g.NewOperator(httptest.NewRequest(http.MethodPost, "/mcp", nil), test.as)
 			o.Raw = test.raw
 			w := httptest.NewRecorder()
-			if err := o.Call(w, ToolCall{Name: "a::x", Arguments: func(*Tool, []string) ([]byte, error) { return []byte(`{}`), nil }}); err != nil {
+			if err := o.Call(w, ToolCall{Name: "a::x",
+				Arguments: func(*Tool, []string) ([]byte, error) { return []byte(`{}`), nil }}); err != nil {
 				t.Fatal(err)
 			}
 			got := oneCall(t, g.audited(t))
@@ -462,16 +478,17 @@ func TestRecordedCallsOfOperators(t *testing.T) {
 }
 
 func TestLinks(t *testing.T) {
-	both(t, nil, func() []*peer { return []*peer{newPeer("a").hasTools("x"), newPeer("b")} }, func(t *testing.T, u *user, _ []*peer) {
-		u.call("a::x")
-		if got := u.g.Links(); got["a"] != 1 {
-			t.Errorf("got %v", got)
-		}
-		if u.era == mcp.Legacy {
-			if _, err := u.do(t.Context(), http.MethodDelete, ""); err != nil {
-				t.Fatal(err)
+	both(t, nil, func() []*fakeServer { return []*fakeServer{newPeer("a").hasTools("x"), newPeer("b")} },
+		func(t *testing.T, u *testClient, _ []*fakeServer) {
+			u.call("a::x")
+			if got := u.g.Links(); got["a"] != 1 {
+				t.Errorf("got %v", got)
 			}
-			await.Until(t, "the sessions have ended", func() bool { return u.g.Links()["a"] == 0 })
-		}
-	})
+			if u.era == mcp.Legacy {
+				if _, err := u.do(t.Context(), http.MethodDelete, ""); err != nil {
+					t.Fatal(err)
+				}
+				await.Until(t, "the sessions have ended", func() bool { return u.g.Links()["a"] == 0 })
+			}
+		})
 }

@@ -15,78 +15,81 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// A relay is a request that is passed on.
+// A relay forwards a call to a server of the same era, or a modernized call.
 type relay struct {
 	*call
-	session string
-	again   bool // it can be tried once more
-	h       streamable.Reader
+	session   string
+	retryable bool // may be repeated in a new session
+	reader    streamable.Reader
 	nameReader
 
-	answered bool
-	at       streamable.Position // in the stream of the server
-	input    *mcp.InputResult    // before the server goes on
-	unheaded bool                // the server misses headers that repeat arguments
+	responded      bool
+	position       streamable.Position // in the stream of the server
+	input          *mcp.InputResult    // input that the server requires
+	missingHeaders bool                // the server requires headers that repeat arguments
 }
 
-// run has the server answer a message. What it returns is to be answered in place of that.
+// run forwards a message and passes on the response. The caller answers with the failure that it
+// returns.
 func (rl *relay) run(m *jsonrpc.Message) *jsonrpc.Failure {
 	failure := rl.send(m)
-	if rl.unheaded {
-		// The list of tools says which headers there are to be. It must have changed.
+	if rl.missingHeaders {
+		// The tool list names the required headers, so it must have changed.
 		rl.link.forgetLists(rl.g, mcp.Tools)
-		rl.again, rl.unheaded = false, false
+		rl.retryable, rl.missingHeaders = false, false
 		failure = rl.send(m)
 	}
 	return failure
 }
 
-// send sends the server a message, and passes its answer on.
+// send sends a message to the server and passes on the response.
 func (rl *relay) send(m *jsonrpc.Message) *jsonrpc.Failure {
 	c, l := rl.call, rl.link
-	numbered, failure := rl.numbered(m)
+	numbered, failure := rl.withUniqueID(m)
 	if failure != nil {
 		return failure
 	}
 	m = &numbered
-	x := c.g.exchange(l, &rl.h, m)
+	x := c.g.exchange(l, &rl.reader, m)
 	x.Goal, x.Caller.Annotations, x.Traffic = c.goal, c.Caller.Annotations, &c.Traffic
 	if c.Confirmed && c.era == mcp.Modern {
 		x.SealState = c.ConfirmedState
 	}
-	// A call is the request of the client itself, so that log fields and placeholders that
-	// handlers set are those of the client. All other requests are derived from it.
-	r := c.HTTP.WithContext(x.Join(&c.flight.Flight))
-	r.ContentLength = -1 // its header may be that of another attempt
+	// Use the request of the client itself, so that log fields and placeholders set by handlers are
+	// visible in it. All other requests are derived from it.
+	r := c.HTTP.WithContext(x.Join(&c.flight.ActiveCall))
+	r.ContentLength = -1 // the header may be left from an earlier attempt
 	var era mcp.Era
 	if rl.session, era = l.setSessionHeaders(r); era == mcp.Modern {
 		mcp.SetModern(r.Header, m, mcp.Stateless)
 		c.setParams(r.Header, m)
 	}
-	rl.h = streamable.Reader{OnMessage: rl.heard, OnLarge: rl.large, RequestID: m.Literal(jsonrpc.ID), Parse: rl.parse}
-	if era == mcp.Legacy {
-		rl.h.Position = &rl.at
+	rl.reader = streamable.Reader{
+		OnMessage: rl.onMessage, OnLarge: rl.onLarge, RequestID: m.Literal(jsonrpc.ID), Parse: rl.parse,
 	}
-	defer rl.h.Borrow()()
-	defer l.client.dropQuestions(&rl.h)
-	c.PassedOn = true
+	if era == mcp.Legacy {
+		rl.reader.Position = &rl.position
+	}
+	defer rl.reader.Borrow()()
+	defer l.client.dropServerRequests(&rl.reader)
+	c.IsForwarded = true
 	x.Post(r)
 	failure = x.Send(r)
 	switch {
-	case rl.h.Torn():
-		c.torn = true
+	case rl.reader.IsTruncated():
+		c.truncated = true
 		return nil
-	case rl.answered, rl.input != nil:
+	case rl.responded, rl.input != nil:
 		return nil
 	case failure != nil:
 		return failure
 	}
-	return rl.h.Failure(l.server)
+	return rl.reader.Failure(l.serverName)
 }
 
-// numbered returns the message with an id that no other attempt of the call has. The first has
-// that of the client.
-func (rl *relay) numbered(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failure) {
+// withUniqueID returns the message with an id that is unique for each attempt. The first attempt
+// uses the client's id.
+func (rl *relay) withUniqueID(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failure) {
 	if !rl.attempted {
 		rl.attempted = true
 		return *m, nil
@@ -94,13 +97,13 @@ func (rl *relay) numbered(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failure
 	id := rl.link.nextID()
 	rl.flight.id.Store(&id)
 	if rl.flight.Canceled.Load() {
-		rl.flight.Cancel(nil) // the server was told of the attempt before
+		rl.flight.Cancel(nil) // the cancellation named the id of an earlier attempt
 	}
 	return m.Edited(m.Replace(jsonrpc.ID, id))
 }
 
-// eventID returns the id of an event for the client. It carries the id by which the client knows the
-// call, see resumeCall.
+// eventID returns an event id for the client. It carries the client's id of the call, see
+// resumeCall.
 func (rl *relay) eventID(id string) string {
 	if id == "" {
 		return ""
@@ -109,12 +112,12 @@ func (rl *relay) eventID(id string) string {
 	return rl.link.translator(rl.g).eventID(kind, id)
 }
 
-// forgotten reports whether the server did not know the session, and the call can be
-// made again in another one.
-func (rl *relay) forgotten() bool { return rl.again && rl.h.SessionLost() }
+// sessionForgotten reports whether the server no longer knows the session and the call can be
+// repeated.
+func (rl *relay) sessionForgotten() bool { return rl.retryable && rl.reader.SessionLost() }
 
-// heard passes a message of the server on.
-func (rl *relay) heard(e *streamable.Event) error {
+// onMessage passes on a message of the server.
+func (rl *relay) onMessage(e *streamable.Event) error {
 	c, l, m := rl.call, rl.link, e.Message
 	out := streamable.Event{ID: rl.eventID(e.ID), Retry: e.Retry}
 	switch {
@@ -122,57 +125,58 @@ func (rl *relay) heard(e *streamable.Event) error {
 		if c.client.takesEmptyEvents() {
 			c.out.Event(&out)
 		}
-	case m.IsAnswer():
-		rl.answer(e, &out)
+	case m.IsResponse():
+		rl.onResponse(e, &out)
 	case m.IsRequest():
-		rl.question(m, &out)
+		rl.onServerRequest(m, &out)
 	default:
-		l.unsolicited(c.behalf()).note(m)
+		l.unsolicited(c.scope()).note(m)
 		out.Data = l.translator(c.g).message(m)
 		c.out.Event(&out)
 	}
 	return nil
 }
 
-// answer passes the answer on.
-func (rl *relay) answer(e *streamable.Event, out *streamable.Event) {
+// onResponse passes on the response.
+func (rl *relay) onResponse(e *streamable.Event, out *streamable.Event) {
 	c, m, id := rl.call, e.Message, rl.Message.Literal(jsonrpc.ID)
-	if !rl.h.Answers(m, rl.h.RequestID) || rl.answered {
+	if !rl.reader.IsResponseTo(m, rl.reader.RequestID) || rl.responded {
 		return // to another request
 	}
-	if rl.forgotten() {
+	if rl.sessionForgotten() {
 		return
 	}
-	if rl.unheaded = rl.again && c.needsParams() && m.IsHeaderMismatch(); rl.unheaded {
+	if rl.missingHeaders = rl.retryable && c.needsParams() && m.IsHeaderMismatch(); rl.missingHeaders {
 		return
 	}
 	out.Data = jsonspan.Spliced(m.Raw, append(m.WithID(id), c.translator().rename(m.Raw, rl.names)...)...)
-	rl.h.Settle(m)
+	rl.reader.NoteResponse(m)
 	if c.era == mcp.Legacy && m.Is(jsonrpc.ResultType, mcp.InputRequired) {
 		if rl.input = new(mcp.InputResult); json.Unmarshal(m.Literal(jsonrpc.Result), rl.input) == nil {
 			return
 		}
-		rl.input = nil // the client may make more of it
+		rl.input = nil // not valid; the client gets it unchanged
 	}
-	rl.answered = true
-	c.ErrorCode, _ = rl.h.Outcome()
+	rl.responded = true
+	c.ErrorCode, _ = rl.reader.Outcome()
 	status := http.StatusOK
 	if c.era == mcp.Modern {
-		if status = m.Status(); rl.h.Status() >= 400 && rl.h.Status() < 500 {
-			status = rl.h.Status()
+		status = m.Status()
+		if rl.reader.Status() >= 400 && rl.reader.Status() < 500 {
+			status = rl.reader.Status()
 		}
 	}
 	c.out.Answer(status, out)
 }
 
-// large takes an answer that is too large to be held.
-func (rl *relay) large(id string) io.WriteCloser {
+// onLarge streams a response that is too large for memory.
+func (rl *relay) onLarge(id string) io.WriteCloser {
 	c := rl.call
-	if rl.answered {
+	if rl.responded {
 		return nil
 	}
-	rl.answered = true
-	to := c.out.Large(&streamable.Event{ID: rl.eventID(id)}, rl.h.IsStream())
+	rl.responded = true
+	to := c.out.Large(&streamable.Event{ID: rl.eventID(id)}, rl.reader.IsStream())
 	clientID := c.Message.Literal(jsonrpc.ID)
 	return &rewriting{largePaths.Rewrite(to, func(path int, k jsonspan.Kind, literal []byte) []byte {
 		switch {
@@ -185,34 +189,34 @@ func (rl *relay) large(id string) io.WriteCloser {
 	}), to}
 }
 
-// question puts a question of the server to the client, in the response to the call (A23). If
-// the client cannot be asked, the server is told so: it must not wait in vain (A25).
-func (rl *relay) question(m *jsonrpc.Message, out *streamable.Event) {
+// onServerRequest sends a server request to the client, in the response to the call (A23). If the
+// client does not support it, the server gets an error at once (A25).
+func (rl *relay) onServerRequest(m *jsonrpc.Message, out *streamable.Event) {
 	l, method := rl.link, mcp.Shortened(m.Text(jsonrpc.Method))
-	if !l.client.can(method) {
-		l.unsolicited(rl.behalf()).refuse(&rl.asides, m, "the client has not declared that it can be asked "+method)
+	if !l.client.supports(method) {
+		l.unsolicited(rl.scope()).refuse(&rl.sideRequests, m, "the client does not support "+method)
 		return
 	}
 	id := l.translator(rl.g).id(m.Literal(jsonrpc.ID))
 	out.Data = l.translator(rl.g).message(m)
-	l.client.noteQuestion(id, &rl.h)
+	l.client.noteServerRequest(id, &rl.reader)
 	switch asked := rl.out.Event(out); {
 	case asked:
 	case rl.out.Err() != nil:
-		rl.flight.Cancel(nil) // the client has left, and may come back for the rest
+		rl.flight.Cancel(nil) // the client disconnected and may resume the stream
 	default:
-		l.client.questionSettled(id)
-		l.unsolicited(rl.behalf()).refuse(&rl.asides, m, "the client cannot be asked: it takes no event streams")
+		l.client.settleServerRequest(id)
+		l.unsolicited(rl.scope()).refuse(&rl.sideRequests, m, "the client does not accept event streams")
 	}
 }
 
-// rewriting is a large answer whose names are rewritten.
+// A rewriting is a large response whose names are rewritten.
 type rewriting struct {
 	*jsonspan.Rewriter
 	to io.Closer
 }
 
-// Close completes the answer. One that turns out to be broken stays incomplete.
+// Close completes the response. An invalid response stays incomplete.
 func (r *rewriting) Close() error {
 	if err := r.Rewriter.Close(); err != nil {
 		return err
@@ -220,25 +224,26 @@ func (r *rewriting) Close() error {
 	return r.to.Close()
 }
 
-// needsParams reports whether the gateway has to repeat arguments in headers, because the client
-// cannot. A client of the modern era does so itself with those that it sees, and the server checks it.
+// needsParams reports whether the gateway must repeat arguments in headers. Modern clients do that
+// themselves, for the arguments that they see, and the server checks it.
 func (c *call) needsParams() bool {
-	return (c.era == mcp.Legacy || c.found || c.Override.EditsArguments()) && c.Message.Is(jsonrpc.Method, "tools/call")
+	return c.Message.Is(jsonrpc.Method, "tools/call") &&
+		(c.era == mcp.Legacy || c.viaCallTool || c.Override.EditsArguments())
 }
 
-// setParams repeats the arguments of a message in headers that the client cannot repeat.
+// setParams repeats arguments in headers where the client cannot.
 func (c *call) setParams(header http.Header, m *jsonrpc.Message) {
 	switch {
 	case !c.needsParams():
-	case c.era == mcp.Legacy || c.found:
+	case c.era == mcp.Legacy || c.viaCallTool:
 		c.paramHeaders().Set(header, m)
 	default:
 		c.paramHeaders().SetOnly(header, m, c.Override.HasArgument)
 	}
 }
 
-// paramHeaders returns which arguments of tools have to be repeated in headers. It asks for the
-// list of the tools if that is not known.
+// paramHeaders returns the arguments that must be repeated in headers. It requests the tool list if
+// it is not cached.
 func (c *call) paramHeaders() mcp.ParamHeaders {
 	if !c.Message.Is(jsonrpc.Method, "tools/call") {
 		return nil
@@ -246,24 +251,23 @@ func (c *call) paramHeaders() mcp.ParamHeaders {
 	if list := c.toolList(); list != nil {
 		return list.Params
 	}
-	return nil // the server will say if there were any
+	return nil // the server refuses the call if headers are missing
 }
 
-// toolList returns the tools of the server, as the client knows them. It asks for them if they are not
-// known, and returns nil if they cannot be had.
+// toolList returns the tools of the server that the client sees. It requests them if they are not
+// cached, and returns nil if that fails.
 func (c *call) toolList() *catalog.List {
 	if list := c.client.knownList(c.g, c.Server, mcp.Tools); list != nil {
 		return list
 	}
-	ctx, cancel := context.WithTimeout(c.ctx, listPatience)
+	ctx, cancel := context.WithTimeout(c.ctx, listTimeout)
 	defer cancel()
-	list, _, failure := c.client.newListQuery(c.behalf().within(ctx), c.Server, mcp.Tools).get()
+	list, _, failure := c.client.newListQuery(c.scope().withContext(ctx), c.Server, mcp.Tools).get()
 	if failure != nil {
 		return nil
 	}
 	return list
 }
 
-// listPatience is how long a call waits for the list that its tool is in. Most tools
-// need nothing of it.
-const listPatience = 2 * time.Second
+// listTimeout is how long a call waits for the tool list. Most calls do not need it.
+const listTimeout = 2 * time.Second

@@ -18,27 +18,27 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// A cutStream is the stream of a call that a peer gives out in parts, one to each connection.
+// A cutStream is the stream of a call that a server sends in parts, one per connection.
 type cutStream struct {
-	p      *peer
+	p      *fakeServer
 	method string
 	parts  []func(*connection)
 
 	mu   sync.Mutex
 	next int
-	call string // its id
+	call string // id of the call
 }
 
-// A connection is the one that a part of a stream is sent over.
+// A connection sends one part of a stream.
 type connection struct {
 	*incoming
 	w http.ResponseWriter
 	*cutStream
 }
 
-// cuts has a peer give out the stream of a method in parts. Each connection has to go on where
-// the last one has ended.
-func (p *peer) cuts(method string, parts ...func(*connection)) {
+// cutStream makes a server send the stream of a method in parts. Each connection must continue
+// where the last one ended.
+func (p *fakeServer) cutStream(method string, parts ...func(*connection)) {
 	s := &cutStream{p: p, method: method, parts: parts}
 	serve := func(w http.ResponseWriter, a *incoming) {
 		last := a.Header.Get("Last-Event-Id")
@@ -49,14 +49,15 @@ func (p *peer) cuts(method string, parts ...func(*connection)) {
 			s.call = a.id()
 		}
 		s.mu.Unlock()
-		if want := strconv.Itoa(n); n > 0 && (last != want || a.Header.Get(mcp.SessionHeader) == "" || a.Header.Get(mcp.VersionHeader) == "" || a.Header.Get("Accept") != "text/event-stream") {
+		if want := strconv.Itoa(n); n > 0 && (last != want || a.Header.Get(mcp.SessionHeader) == "" ||
+			a.Header.Get(mcp.VersionHeader) == "" || a.Header.Get("Accept") != "text/event-stream") {
 			a.refuse(w, http.StatusBadRequest, -32000, "wants to go on after "+last+", not "+want)
 			return
 		}
 		s.parts[n](&connection{a, w, s})
 	}
-	p.does(method, serve)
-	p.does("GET", func(w http.ResponseWriter, a *incoming) {
+	p.handle(method, serve)
+	p.handle("GET", func(w http.ResponseWriter, a *incoming) {
 		if a.Header.Get("Last-Event-Id") == "" {
 			w.WriteHeader(http.StatusMethodNotAllowed)
 			return
@@ -65,9 +66,9 @@ func (p *peer) cuts(method string, parts ...func(*connection)) {
 	})
 }
 
-// resumed returns how often the rest of a stream was asked for.
-func (p *peer) resumed() (n int) {
-	for _, a := range p.heard("GET") {
+// resumed returns how often the stream was resumed.
+func (p *fakeServer) resumed() (n int) {
+	for _, a := range p.requests("GET") {
 		if a.Header.Get("Last-Event-Id") != "" {
 			n++
 		}
@@ -75,26 +76,27 @@ func (p *peer) resumed() (n int) {
 	return n
 }
 
-// say sends an event by which the stream can be resumed.
-func (c *connection) say(message string) {
+// send sends an event with an id, for resuming.
+func (c *connection) send(message string) {
 	c.sendAs(c.w, fmt.Sprintf("id: %d\nretry: 6000\n", c.next), message)
 }
 
-// steps reports progress, with the token that the client has chosen or the gateway for it.
-func (c *connection) steps(n int) {
+// progress sends progress, with the token of the client or of the gateway.
+func (c *connection) progress(n int) {
 	token := c.call
 	if !strings.HasPrefix(token, `"gateway`) {
 		token = `"mine"`
 	}
-	c.say(fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":%d}}`, token, n))
+	c.send(fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":%d}}`,
+		token, n))
 }
 
 func (c *connection) result(result string) {
-	c.say(`{"jsonrpc":"2.0","id":` + c.call + `,"result":` + result + `}`)
+	c.send(`{"jsonrpc":"2.0","id":` + c.call + `,"result":` + result + `}`)
 }
 
-// progressOf returns the progress that was reported to a client, in order.
-func progressOf(s said) (all []string) {
+// progressOf returns the progress that a client got, in order.
+func progressOf(s reply) (all []string) {
 	for _, e := range s.events {
 		if e.method() == "notifications/progress" {
 			_, n, _ := strings.Cut(e.data, `"progress":`)
@@ -107,27 +109,29 @@ func progressOf(s said) (all []string) {
 
 const withToken = `{"name":"a::x","arguments":{},"_meta":{"progressToken":"mine"}}`
 
-// callWithToken makes a call whose progress the client wants to know.
-func (u *user) callWithToken() said {
+// callWithToken makes a call with a progress token.
+func (u *testClient) callWithToken() reply {
 	u.t.Helper()
 	if u.era == mcp.Legacy {
 		return u.ask("tools/call", withToken)
 	}
-	return u.post(`{"jsonrpc":"2.0","id":` + u.nextID() + `,"method":"tools/call","params":{"name":"a::x","arguments":{},"_meta":` + string(u.meta(`,"progressToken":"mine"`)) + `}}`)
+	return u.post(`{"jsonrpc":"2.0","id":` + u.nextID() +
+		`,"method":"tools/call","params":{"name":"a::x","arguments":{},"_meta":` + string(u.meta(`,"progressToken":"mine"`)) +
+		`}}`)
 }
 
 var bothEras = map[string]mcp.Era{"legacy": mcp.Legacy, "modern": mcp.Modern}
 
 // as returns a client of an era.
-func (g *front) as(t testing.TB, era mcp.Era) *user {
+func (g *testGateway) as(t testing.TB, era mcp.Era) *testClient {
 	if era == mcp.Modern {
 		return g.modern(t)
 	}
 	return g.legacy(t)
 }
 
-// In time that is not real: a server ends the stream of a call again and again, or its
-// connections break. The client does not notice.
+// Fake time: a server ends the stream of a call repeatedly, or its connections break. The client
+// does not notice.
 func TestCallsAreResumed(t *testing.T) {
 	const parts = 15
 	for name, era := range bothEras {
@@ -144,22 +148,22 @@ func TestCallsAreResumed(t *testing.T) {
 			t.Run(name+", "+ending, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					p := legacyPeer("a")
-					all := []func(*connection){func(c *connection) { c.say(""); end(c) }}
+					all := []func(*connection){func(c *connection) { c.send(""); end(c) }}
 					for i := range parts {
 						all = append(all, func(c *connection) {
 							time.Sleep(time.Second)
-							c.steps(i)
+							c.progress(i)
 							end(c)
 						})
 					}
-					p.cuts("tools/call", append(all, func(c *connection) {
+					p.cutStream("tools/call", append(all, func(c *connection) {
 						c.result(`{"content":[{"type":"resource_link","uri":"x://a"}]}`)
 						<-c.Context().Done() // some servers do not end it
 					})...)
-					g := newMemory(t, func(c *Config) { c.Servers[0].Timeout = 5 * time.Second }, p, legacyPeer("b"))
+					g := newInMemory(t, func(c *Config) { c.Servers[0].Timeout = 5 * time.Second }, p, legacyPeer("b"))
 					defer g.close()
 					u := g.as(t, era)
-					g.config.Observer.(*observed).takeRecords()
+					g.config.Observer.(*recorder).takeRecords()
 					s := u.callWithToken()
 					var want []string
 					for i := range parts {
@@ -171,8 +175,9 @@ func TestCallsAreResumed(t *testing.T) {
 					if calls, gets := p.count("tools/call"), p.resumed(); calls != 1 || gets != parts+1 {
 						t.Errorf("called %d times, resumed %d times", calls, gets)
 					}
-					for _, r := range g.config.Observer.(*observed).takeRecords() {
-						if r.Method == "tools/call" && (r.Outcome != upstream.OutcomeOK || r.Duration > (parts+1)*7*time.Second) || r.Method == "stream" && era == mcp.Legacy {
+					for _, r := range g.config.Observer.(*recorder).takeRecords() {
+						if r.Method == "tools/call" && (r.Outcome != upstream.OutcomeOK || r.Duration > (parts+1)*7*time.Second) ||
+							r.Method == "stream" && era == mcp.Legacy {
 							t.Errorf("recorded as %+v", r)
 						}
 					}
@@ -182,31 +187,31 @@ func TestCallsAreResumed(t *testing.T) {
 	}
 }
 
-// renaming is the way to a server whose routes set the host, as request_header does.
-type renaming struct {
-	toPeer
-	hosts chan string // that requests came for
+// hostRoutes set the host, like request_header does.
+type hostRoutes struct {
+	fakeRoutes
+	hosts chan string // hosts of the requests
 }
 
-func (u renaming) Serve(w http.ResponseWriter, r *http.Request, account string) error {
+func (u hostRoutes) Serve(w http.ResponseWriter, r *http.Request, account string) error {
 	isCall := func(m *jsonrpc.Message) bool { return m.Is(jsonrpc.Method, "tools/call") }
 	if r.Header.Get("Last-Event-Id") != "" || isPosted(r, isCall) {
 		u.hosts <- r.Host
 	}
 	r.Host += ".internal"
-	return u.toPeer.Serve(w, r, account)
+	return u.fakeRoutes.Serve(w, r, account)
 }
 
-// What the routes make of a call is not what they get for the rest of its stream.
+// Changes that the routes make to a call do not affect the requests that resume it.
 func TestResumedCallsHaveTheHostOfTheClient(t *testing.T) {
 	for name, era := range bothEras {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := legacyPeer("a")
-				p.cuts("tools/call", func(c *connection) { c.say("") }, func(c *connection) { c.steps(1) },
+				p.cutStream("tools/call", func(c *connection) { c.send("") }, func(c *connection) { c.progress(1) },
 					func(c *connection) { c.result("{}") })
 				hosts := make(chan string, 3)
-				g := newMemory(t, func(c *Config) { c.Servers[0].Routes = renaming{toPeer{p}, hosts} }, p)
+				g := newInMemory(t, func(c *Config) { c.Servers[0].Routes = hostRoutes{fakeRoutes{p}, hosts} }, p)
 				defer g.close()
 				g.as(t, era).call("a::x")
 				for range cap(hosts) {
@@ -219,24 +224,28 @@ func TestResumedCallsHaveTheHostOfTheClient(t *testing.T) {
 	}
 }
 
-// A stream that cannot be resumed is a failure. The call may have run, so it is not made again.
+// A stream that cannot be resumed is a failure. The call may have run, so it is not repeated.
 func TestCallsThatCannotBeResumed(t *testing.T) {
 	for name, era := range bothEras {
 		for ending, tt := range map[string]struct {
 			rest script
-			want string // the symbol of the error
+			want string // symbol of the error
 		}{
 			"a lost session": {func(w http.ResponseWriter, a *incoming) {
 				a.write(w, http.StatusNotFound, `{"jsonrpc":"2.0","id":null,"error":{"code":-32001,"message":"Session not found"}}`)
 			}, "connect_error"},
 			"an unknown event": {func(w http.ResponseWriter, a *incoming) {
-				a.write(w, http.StatusBadRequest, `{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"Invalid event ID format"}}`)
+				a.write(w, http.StatusBadRequest, `{"jsonrpc":"2.0","id":null,"error":{"code":-32000,`+
+					`"message":"Invalid event ID format"}}`)
 			}, "connect_error"},
-			"no such method":      {func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusMethodNotAllowed) }, "connect_error"},
-			"no stream":           {func(w http.ResponseWriter, a *incoming) { a.write(w, http.StatusOK, `{}`) }, "connect_error"},
-			"a server in trouble": {func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusServiceUnavailable) }, "connect_error"},
-			"nothing new":         {func(w http.ResponseWriter, a *incoming) { a.send(w, "") }, "connect_error"},
-			"no connection":       {func(http.ResponseWriter, *incoming) { panic(http.ErrAbortHandler) }, "connect_error"},
+			"no such method": {func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusMethodNotAllowed) },
+				"connect_error"},
+			"no stream": {func(w http.ResponseWriter, a *incoming) { a.write(w, http.StatusOK, `{}`) },
+				"connect_error"},
+			"a server in trouble": {func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusServiceUnavailable) },
+				"connect_error"},
+			"nothing new":   {func(w http.ResponseWriter, a *incoming) { a.send(w, "") }, "connect_error"},
+			"no connection": {func(http.ResponseWriter, *incoming) { panic(http.ErrAbortHandler) }, "connect_error"},
 			"silence": {func(w http.ResponseWriter, a *incoming) {
 				w.Header().Set("Content-Type", "text/event-stream")
 				w.WriteHeader(http.StatusOK)
@@ -245,16 +254,18 @@ func TestCallsThatCannotBeResumed(t *testing.T) {
 		} {
 			t.Run(name+", "+ending, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) { a.sendAs(w, "id: 1\nretry: 20\n", "") })
-					g := newMemory(t, func(c *Config) {
-						if c.Servers[0].Timeout = time.Hour; tt.want == "timeout" {
+					p := legacyPeer("a").handle("tools/call",
+						func(w http.ResponseWriter, a *incoming) { a.sendAs(w, "id: 1\nretry: 20\n", "") })
+					g := newInMemory(t, func(c *Config) {
+						c.Servers[0].Timeout = time.Hour
+						if tt.want == "timeout" {
 							c.Servers[0].Timeout = 20 * time.Second
 						}
 					}, p)
 					defer g.close()
 					u := g.as(t, era)
 					u.ask("tools/list", "")
-					p.does("GET", func(w http.ResponseWriter, a *incoming) {
+					p.handle("GET", func(w http.ResponseWriter, a *incoming) {
 						if a.Header.Get("Last-Event-Id") == "" {
 							w.WriteHeader(http.StatusMethodNotAllowed)
 							return
@@ -282,13 +293,12 @@ func TestCallsThatCannotBeResumed(t *testing.T) {
 	}
 }
 
-// In time that is not real: a server that ends its stream and stays away does not get more time
-// than one that is silent.
+// Fake time: a server that ends its stream and stays away gets no more time than a silent one.
 func TestResumedCallsEndInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) { a.sendAs(w, "id: 1\n", "") })
-		p.does("GET", func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusBadGateway) })
-		g := newMemory(t, func(c *Config) { c.Servers[0].Timeout = 5 * time.Second }, p)
+		p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) { a.sendAs(w, "id: 1\n", "") })
+		p.handle("GET", func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusBadGateway) })
+		g := newInMemory(t, func(c *Config) { c.Servers[0].Timeout = 5 * time.Second }, p)
 		defer g.close()
 		began := time.Now()
 		s := g.legacy(t).call("a::x")
@@ -301,11 +311,11 @@ func TestResumedCallsEndInTime(t *testing.T) {
 // A stream that is silent for too long is not resumed: it has not ended.
 func TestSilentCallsAreNotResumed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+		p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 			a.sendAs(w, "id: 1\nretry: 10\n", "")
 			<-a.Context().Done()
 		})
-		g := newMemory(t, func(c *Config) { c.Servers[0].Timeout = 5 * time.Second }, p)
+		g := newInMemory(t, func(c *Config) { c.Servers[0].Timeout = 5 * time.Second }, p)
 		defer g.close()
 		if s := g.legacy(t).call("a::x"); s.symbol() != "timeout" || p.resumed() != 0 {
 			t.Errorf("got %s, resumed %d times", s.body, p.resumed())
@@ -313,33 +323,34 @@ func TestSilentCallsAreNotResumed(t *testing.T) {
 	})
 }
 
-// The requests of the gateway itself are resumed, too.
+// Requests of the gateway itself are resumed, too.
 func TestListsAreResumed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
-		p.cuts("tools/list", func(c *connection) { c.say("") }, func(c *connection) { c.say("") },
+		p.cutStream("tools/list", func(c *connection) { c.send("") }, func(c *connection) { c.send("") },
 			func(c *connection) { c.result(`{"tools":[{"name":"x","inputSchema":{}}]}`) })
-		g := newMemory(t, nil, p)
+		g := newInMemory(t, nil, p)
 		defer g.close()
-		if got := names(t, g.legacy(t).ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) || p.count("tools/list") != 1 {
+		if got := names(t, g.legacy(t).ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) ||
+			p.count("tools/list") != 1 {
 			t.Errorf("got %q by %d requests", got, p.count("tools/list"))
 		}
 	})
 }
 
-// A server asks its questions in a stream that was resumed, and gets the answers, however long
-// the client takes.
+// A server can send requests in a resumed stream, and gets the responses, however long the client
+// takes.
 func TestQuestionsInResumedStreams(t *testing.T) {
 	for name, era := range bothEras {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := legacyPeer("a")
 				answered := p.expect("a-session-1", "7")
-				p.cuts("tools/call", func(c *connection) { c.say("") }, func(c *connection) {
-					c.say(`{"jsonrpc":"2.0","id":7,"method":"elicitation/create","params":{"message":"?"}}`)
+				p.cutStream("tools/call", func(c *connection) { c.send("") }, func(c *connection) {
+					c.send(`{"jsonrpc":"2.0","id":7,"method":"elicitation/create","params":{"message":"?"}}`)
 				}, func(c *connection) {
 					time.Sleep(20 * time.Second) // the client takes longer
-					c.say("")
+					c.send("")
 				}, func(c *connection) {
 					select {
 					case text := <-answered:
@@ -347,25 +358,26 @@ func TestQuestionsInResumedStreams(t *testing.T) {
 					case <-c.Context().Done():
 					}
 				})
-				g := newMemory(t, func(c *Config) { c.Servers[0].Timeout = 5 * time.Second }, p)
+				g := newInMemory(t, func(c *Config) { c.Servers[0].Timeout = 5 * time.Second }, p)
 				defer g.close()
 				u := g.as(t, era)
 				var answer string
 				if era == mcp.Modern {
-					in, key := wanted(t, u.call("a::x"))
+					in, key := readInput(t, u.call("a::x"))
 					time.Sleep(time.Minute)
 					answer = u.retry("a::x", in, key, `{"action":"accept"}`).body
 				} else {
-					talk := u.begin("tools/call", `{"name":"a::x"}`)
-					e := talk.nextOf("elicitation/create")
+					live := u.startRequest("tools/call", `{"name":"a::x"}`)
+					e := live.nextOf("elicitation/create")
 					time.Sleep(time.Minute)
-					u.answer(e, `{"action":"accept"}`)
-					answer = talk.nextOf("").data
+					u.respond(e, `{"action":"accept"}`)
+					answer = live.nextOf("").data
 					for answer == "" { // an event without data
-						answer = talk.nextOf("").data
+						answer = live.nextOf("").data
 					}
 				}
-				if !strings.Contains(answer, `"got":{"jsonrpc":"2.0","id":7,"result":{"action":"accept"}}`) || p.count("tools/call") != 1 {
+				if !strings.Contains(answer, `"got":{"jsonrpc":"2.0","id":7,"result":{"action":"accept"}}`) ||
+					p.count("tools/call") != 1 {
 					t.Errorf("got %s", answer)
 				}
 			})
@@ -373,30 +385,34 @@ func TestQuestionsInResumedStreams(t *testing.T) {
 	}
 }
 
-// A call that the client cancels, or leaves, while the gateway waits is not resumed.
+// A call that the client cancels or leaves while the gateway waits is not resumed.
 func TestLeavingBeforeACallIsResumed(t *testing.T) {
-	for name, leave := range map[string]func(*user, *talk){
-		"it cancels the call":     func(u *user, _ *talk) { u.tell("notifications/cancelled", `{"requestId":2}`) },
-		"it hangs up":             func(_ *user, k *talk) { k.hangUp() },
-		"it cancels and hangs up": func(u *user, k *talk) { u.tell("notifications/cancelled", `{"requestId":2}`); k.hangUp() },
+	for name, leave := range map[string]func(*testClient, *liveReply){
+		"it cancels the call": func(u *testClient, _ *liveReply) { u.notify("notifications/cancelled", `{"requestId":2}`) },
+		"it hangs up":         func(_ *testClient, k *liveReply) { k.disconnect() },
+		"it cancels and hangs up": func(u *testClient, k *liveReply) {
+			u.notify("notifications/cancelled", `{"requestId":2}`)
+			k.disconnect()
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) { a.sendAs(w, "id: 1\nretry: 10000\n", "") })
-				g := newMemory(t, nil, p)
+				p := legacyPeer("a").handle("tools/call",
+					func(w http.ResponseWriter, a *incoming) { a.sendAs(w, "id: 1\nretry: 10000\n", "") })
+				g := newInMemory(t, nil, p)
 				defer g.close()
 				u := g.legacy(t)
-				talk := u.start(http.MethodPost, u.request("2", "tools/call", `{"name":"a::x"}`))
-				p.await(t, "tools/call", 1)
+				live := u.start(http.MethodPost, u.request("2", "tools/call", `{"name":"a::x"}`))
+				p.waitFor(t, "tools/call", 1)
 				synctest.Wait()
-				leave(u, talk)
-				talk.ended()
+				leave(u, live)
+				live.waitEnd()
 				time.Sleep(time.Minute)
 				if n := p.resumed(); n != 0 {
 					t.Errorf("resumed %d times", n)
 				}
 				if n, want := p.count("notifications/cancelled"), strings.Count(name, "cancels"); n != want {
-					t.Errorf("the server heard of %d cancellations, not %d", n, want)
+					t.Errorf("the server received %d cancellations, want %d", n, want)
 				}
 			})
 		})
@@ -407,42 +423,42 @@ func TestLeavingBeforeACallIsResumed(t *testing.T) {
 func TestCanceledCallsAreNotResumed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		canceled := make(chan struct{})
-		p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+		p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 			a.sendAs(w, "id: 1\nretry: 10\n", "")
 			<-canceled
 		})
-		p.does("notifications/cancelled", func(w http.ResponseWriter, _ *incoming) {
+		p.handle("notifications/cancelled", func(w http.ResponseWriter, _ *incoming) {
 			w.WriteHeader(http.StatusAccepted)
 			close(canceled)
 		})
-		g := newMemory(t, nil, p)
+		g := newInMemory(t, nil, p)
 		defer g.close()
 		u := g.legacy(t)
-		talk := u.start(http.MethodPost, u.request("2", "tools/call", `{"name":"a::x"}`))
-		p.await(t, "tools/call", 1)
-		u.tell("notifications/cancelled", `{"requestId":2}`)
-		talk.ended()
+		live := u.start(http.MethodPost, u.request("2", "tools/call", `{"name":"a::x"}`))
+		p.waitFor(t, "tools/call", 1)
+		u.notify("notifications/cancelled", `{"requestId":2}`)
+		live.waitEnd()
 		if n := p.resumed(); n != 0 {
 			t.Errorf("resumed %d times", n)
 		}
 	})
 }
 
-// A client comes back to a call whose stream the server ends again and again.
+// A client resumes a call whose stream the server ends repeatedly.
 func TestClientsResumeCallsThatAreCut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
-		parts := []func(*connection){func(c *connection) { c.steps(0); <-c.Context().Done() }}
+		parts := []func(*connection){func(c *connection) { c.progress(0); <-c.Context().Done() }}
 		for i := range 20 {
-			parts = append(parts, func(c *connection) { c.steps(i + 1) })
+			parts = append(parts, func(c *connection) { c.progress(i + 1) })
 		}
-		p.cuts("tools/call", append(parts, func(c *connection) { c.result(`{}`); <-c.Context().Done() })...)
-		g := newMemory(t, nil, p)
+		p.cutStream("tools/call", append(parts, func(c *connection) { c.result(`{}`); <-c.Context().Done() })...)
+		g := newInMemory(t, nil, p)
 		defer g.close()
 		u, other := g.legacy(t), g.legacy(t)
-		talk := u.start(http.MethodPost, u.request("2", "tools/call", withToken))
-		first := talk.next()
-		talk.hangUp()
+		live := u.start(http.MethodPost, u.request("2", "tools/call", withToken))
+		first := live.next()
+		live.disconnect()
 		synctest.Wait()
 		other.header = http.Header{"Last-Event-Id": {first.last}}
 		if stream := other.listen(); stream.status != http.StatusBadRequest {
@@ -459,23 +475,23 @@ func TestClientsResumeCallsThatAreCut(t *testing.T) {
 		if e := stream.next(); e.id() != "2" || !e.isAnswer() {
 			t.Errorf("got %+v", e)
 		}
-		stream.ended()
+		stream.waitEnd()
 		if n := p.count("tools/call"); n != 1 {
 			t.Errorf("called %d times", n)
 		}
 	})
 }
 
-// A client may come back before the gateway knows that its connection is broken. The gateway leaves the
-// rest to it, also if the server then ends the stream that was broken, or does not know of that yet.
+// A client may resume before the gateway notices the broken connection. The gateway then leaves the
+// rest to it, even if the server ends the broken stream, or does not know yet that it is broken.
 func TestClientsResumeCallsOnceOnly(t *testing.T) {
 	for name, refusals := range map[string]int{"the server ends the old stream": 0, "the server still sends it": 1} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				back := make(chan struct{})
 				p := legacyPeer("a")
-				p.cuts("tools/call", func(c *connection) {
-					c.steps(0)
+				p.cutStream("tools/call", func(c *connection) {
+					c.progress(0)
 					select {
 					case <-back:
 					case <-c.Context().Done():
@@ -486,54 +502,55 @@ func TestClientsResumeCallsOnceOnly(t *testing.T) {
 					c.result(`{}`)
 				})
 				resume := p.on["GET"]
-				p.does("GET", func(w http.ResponseWriter, a *incoming) {
+				p.handle("GET", func(w http.ResponseWriter, a *incoming) {
 					if p.resumed() <= refusals {
 						w.WriteHeader(http.StatusConflict)
 						return
 					}
 					resume(w, a)
 				})
-				g := newMemory(t, nil, p)
+				g := newInMemory(t, nil, p)
 				defer g.close()
 				u := g.legacy(t)
-				talk := u.start(http.MethodPost, u.request("2", "tools/call", withToken))
-				u.header = http.Header{"Last-Event-Id": {talk.next().last}}
+				live := u.start(http.MethodPost, u.request("2", "tools/call", withToken))
+				u.header = http.Header{"Last-Event-Id": {live.next().last}}
 				if e := u.listen().next(); e.id() != "2" || !e.isAnswer() {
 					t.Errorf("got %+v", e)
 				}
-				time.Sleep(time.Minute) // in which the rest would be asked for once more
+				time.Sleep(time.Minute) // time for another attempt to resume
 				if n := p.resumed(); n != refusals+1 {
 					t.Errorf("the rest was asked for %d times", n)
 				}
-				talk.hangUp()
+				live.disconnect()
 			})
 		})
 	}
 }
 
-// A question that the connection of a client does not take is not refused: the client may come back for it.
+// A server request that cannot be written to a broken connection is not refused: the client may
+// resume the stream.
 func TestQuestionsAreLeftForClientsThatComeBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		answers := make(chan string, 1)
-		p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+		p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 			answers <- a.ask(w, `"q"`, "elicitation/create", `{"message":"?"}`)
 		})
-		g := newMemory(t, nil, p)
+		g := newInMemory(t, nil, p)
 		defer g.close()
 		u := g.user(t, mcp.Legacy)
-		u.can = `{"elicitation":{}}`
+		u.capabilities = `{"elicitation":{}}`
 		u.connect()
-		g.transport = memory{http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		g.transport = handlerTransport{http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			g.ServeHTTP(&brokenWriter{w}, r)
 		})}
 		u.start(http.MethodPost, u.request("2", "tools/call", `{"name":"a::x"}`))
 		if answer := <-answers; answer != "" {
-			t.Errorf("the server is told %s", answer)
+			t.Errorf("the server received %s", answer)
 		}
 	})
 }
 
-// A brokenWriter writes to a connection that does not take questions anymore.
+// A brokenWriter fails to write server requests.
 type brokenWriter struct{ http.ResponseWriter }
 
 func (w *brokenWriter) Write(p []byte) (int, error) {
@@ -545,9 +562,9 @@ func (w *brokenWriter) Write(p []byte) (int, error) {
 
 func (w *brokenWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// A client that wants to go on after an event which the server has forgotten is told so.
+// A client that resumes after an event that the server no longer knows gets an error.
 func TestClientsResumeAfterForgottenEvents(t *testing.T) {
-	p := legacyPeer("a").does("GET", func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusBadRequest) })
+	p := legacyPeer("a").handle("GET", func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusBadRequest) })
 	g := newGateway(t, nil, p)
 	u := g.legacy(t)
 	u.header = http.Header{"Last-Event-Id": {u.event("call:MQ/a/1")}}
@@ -556,23 +573,23 @@ func TestClientsResumeAfterForgottenEvents(t *testing.T) {
 	}
 }
 
-// An answer of which a part was passed on cannot be resumed. One of which nothing was, can.
+// A large answer that was passed on in part cannot be resumed. One that was not passed on yet can.
 func TestLargeAnswersAreResumed(t *testing.T) {
 	result := largeResult(3 << 20)
 	for name, tt := range map[string]struct {
-		size int // that comes before the connection breaks
+		size int // bytes before the connection breaks
 		torn bool
 	}{"little has come": {1 << 10, false}, "a part was passed on": {2 << 20, true}} {
 		for era, of := range bothEras {
 			t.Run(name+", "+era, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					p := legacyPeer("a")
-					p.cuts("tools/call", func(c *connection) {
-						c.say("")
+					p.cutStream("tools/call", func(c *connection) {
+						c.send("")
 						_, _ = io.WriteString(c.w, "id: 2\ndata: "+(`{"jsonrpc":"2.0","id":` + c.call + `,"result":` + result)[:tt.size])
 						panic(http.ErrAbortHandler)
 					}, func(c *connection) { c.result(result) })
-					g := newMemory(t, nil, p)
+					g := newInMemory(t, nil, p)
 					defer g.close()
 					s := g.as(t, of).call("a::x")
 					switch {
@@ -587,27 +604,28 @@ func TestLargeAnswersAreResumed(t *testing.T) {
 	}
 }
 
-// aboutMask is a Mask that remembers what it has masked.
-type aboutMask struct {
-	keeping
+// recordingMask is a Mask that records what it masked.
+type recordingMask struct {
+	originalsMask
 	mu    sync.Mutex
 	about []mcp.Target
 }
 
-func (m *aboutMask) Serve(w http.ResponseWriter, r *http.Request, about upstream.MaskRequest, next upstream.Handler) error {
+func (m *recordingMask) Serve(w http.ResponseWriter, r *http.Request, about upstream.MaskRequest,
+	next upstream.Handler) error {
 	m.mu.Lock()
 	m.about = append(m.about, about.About)
 	m.mu.Unlock()
 	return next.ServeHTTP(w, r)
 }
 
-// The rest of a call is masked as the call is.
+// The rest of a call is masked like the call.
 func TestResumedCallsAreMasked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		mask := new(aboutMask)
+		mask := new(recordingMask)
 		p := legacyPeer("a")
-		p.cuts("tools/call", func(c *connection) { c.say("") }, func(c *connection) { c.result(`{}`) })
-		g := newMemory(t, func(c *Config) { c.Servers[0].Mask, c.Servers[0].MaskMCP = mask, true }, p)
+		p.cutStream("tools/call", func(c *connection) { c.send("") }, func(c *connection) { c.result(`{}`) })
+		g := newInMemory(t, func(c *Config) { c.Servers[0].Mask, c.Servers[0].MaskMCP = mask, true }, p)
 		defer g.close()
 		g.legacy(t).call("a::x")
 		want := mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}

@@ -16,17 +16,17 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// A ticket is the content of a session id: all it takes to go on with the session.
+// A ticket is the content of a session id: all that a process needs to continue the session.
 type ticket struct {
 	Identity string                `json:"i,omitempty"`
-	Address  string                `json:"a,omitempty"` // where it began, if its client is unknown
-	Issued   int64                 `json:"t"`           // when, in seconds since 1970
+	Address  string                `json:"a,omitempty"` // address of an anonymous client
+	Issued   int64                 `json:"t"`           // Unix time in seconds
 	Version  string                `json:"v"`
-	Hello    json.RawMessage       `json:"h"` // params of its initialize
+	Hello    json.RawMessage       `json:"h"` // params of initialize
 	Links    map[string]linkTicket `json:"l,omitempty"`
 }
 
-// ticket returns what it takes to go on with the session of a client elsewhere.
+// ticket returns the ticket of the client's session.
 func (c *client) ticket(links map[string]linkTicket) ticket {
 	t := ticket{
 		Identity: c.identity, Issued: c.issued.Unix(), Version: c.version, Hello: c.introduction.params, Links: links,
@@ -37,37 +37,37 @@ func (c *client) ticket(links map[string]linkTicket) ticket {
 	return t
 }
 
-// A linkTicket is what it takes to go on with the session of one server.
+// A linkTicket is what a process needs to continue the session with one server.
 type linkTicket struct {
-	Server  string        `json:"i,omitempty"` // which one it was, in short
+	Server  string        `json:"i,omitempty"` // short ID of the server
 	Era     mcp.Era       `json:"e,omitempty"`
 	Version string        `json:"v,omitempty"`
 	Session string        `json:"s,omitempty"`
 	Can     mcp.Abilities `json:"c,omitempty"`
 }
 
-// A sealer makes what clients hold for us.
+// A sealer seals tickets. Only processes with the key can open them.
 type sealer struct{ seal.Sealer }
 
-// sealTicket returns the session id that carries t. If it would be too long, what the
-// servers call the client is left out: it is known here, and others can ask for it.
-// There is none for a client that has too much to say of itself.
+// sealTicket returns the session id that carries t. If it is too long, it leaves out the sessions
+// with servers: this process knows them, and others can begin new ones. Then it shortens the
+// introduction. It returns "" if even that is too long.
 func (s sealer) sealTicket(t ticket) (id string) {
-	if id = s.Seal("session", packed(t)); len(id) > longestSession {
+	if id = s.Seal("session", packed(t)); len(id) > maxSessionID {
 		t.Links = nil
 		id = s.Seal("session", packed(t))
 	}
-	if len(id) > longestSession {
-		t.Hello = readIntroduction(t.Hello).shortened(t.Version)
+	if len(id) > maxSessionID {
+		t.Hello = readIntroduction(t.Hello).minimalParams(t.Version)
 		id = s.Seal("session", packed(t))
 	}
-	if len(id) > longestSession {
+	if len(id) > maxSessionID {
 		return ""
 	}
 	return id
 }
 
-// openTicket returns what a session id carries.
+// openTicket returns the ticket in a session id.
 func (s sealer) openTicket(id string) (t ticket, ok bool) {
 	plain, ok := s.Open("session", id)
 	if !ok {
@@ -75,7 +75,7 @@ func (s sealer) openTicket(id string) (t ticket, ok bool) {
 	}
 	if !bytes.HasPrefix(plain, []byte("{")) {
 		var err error
-		if plain, err = io.ReadAll(io.LimitReader(flate.NewReader(bytes.NewReader(plain)), largestTicket)); err != nil {
+		if plain, err = io.ReadAll(io.LimitReader(flate.NewReader(bytes.NewReader(plain)), maxTicket)); err != nil {
 			return ticket{}, false
 		}
 	}
@@ -83,14 +83,15 @@ func (s sealer) openTicket(id string) (t ticket, ok bool) {
 	return t, ok
 }
 
-// smallTicket is up to how many bytes a ticket is not compressed: that would take longer than all the
-// rest of a handshake, and most of a megabyte.
+// smallTicket is the size in bytes up to which tickets are not compressed. Compression takes longer
+// than the rest of a handshake, and most of a megabyte of memory.
 const smallTicket = 512
 
-// packed returns a ticket as JSON. A large one is compressed: that begins with a block which is not the
-// last, so the lowest bit is 0, and JSON begins with a brace, in which it is 1.
+// packed encodes a ticket as JSON, compressed if it is large. The first byte tells which:
+// compressed data starts with a block that is not the last, so its lowest bit is 0. In a brace it
+// is 1.
 func packed(t ticket) []byte {
-	text, _ := json.Marshal(t) // of strings, numbers and JSON that has been read: it cannot fail
+	text, _ := json.Marshal(t) // cannot fail: strings, numbers and valid JSON
 	if len(text) <= smallTicket {
 		return text
 	}
@@ -103,98 +104,98 @@ func packed(t ticket) []byte {
 	return b.Bytes()
 }
 
-// packers are kept between sessions: each takes most of a megabyte.
+// packers are reused: each takes most of a megabyte.
 var packers = sync.Pool{New: func() any {
-	w, _ := flate.NewWriter(nil, flate.DefaultCompression) // which is a level that there is
+	w, _ := flate.NewWriter(nil, flate.DefaultCompression) // fails for invalid levels only
 	return w
 }}
 
-// sessionTime is how long a session may last. That it has ended is known only where it was ended, and where that can
-// be told, so its id is good elsewhere until then.
+// sessionTime is the lifetime of a session. A replica that has not learned about the end of a
+// session accepts its id until then.
 const sessionTime = 7 * 24 * time.Hour
 
-// sessionsOver are the sessions that have ended before their time. It is guarded by
-// State.mu.
-type sessionsOver struct {
-	ids *quota.Cache[[16]byte, sessionOver] // by a hash of their ids
+// endedSessions are the sessions that ended before sessionTime. It is guarded by State.mu.
+type endedSessions struct {
+	ids *quota.Cache[[16]byte, endedSession] // by hash of the session id
 
-	// When there are too many of an owner, those that it began up to a time have all
-	// ended.
-	until map[string]time.Time
+	// allBefore has owners with too many ended sessions: all their sessions that began up to this time
+	// count as ended.
+	allBefore map[string]time.Time
 }
 
-// A sessionOver is a session that has ended.
-type sessionOver struct {
+// An endedSession is a session that has ended.
+type endedSession struct {
 	owner  string
 	issued time.Time
 }
 
 const (
-	maxSessionsOver = 100_000 // 30 MB
-	maxOwnersOver   = 1_000
+	maxEndedSessions = 100_000 // 30 MB
+	maxEndedOwners   = 1_000
 )
 
-var keptOver = quota.NewKind("ended_sessions")
+var endedSessionsKind = quota.NewKind("ended_sessions")
 
-func newSessionsOver() sessionsOver {
-	over := sessionsOver{until: map[string]time.Time{}}
-	over.ids = quota.NewCache(keptOver, quota.Limits{Entries: maxSessionsOver}, sessionTime, func(_ [16]byte, s sessionOver) {
-		if time.Since(s.issued) < sessionTime && over.until[s.owner].Before(s.issued) {
-			over.until[s.owner] = s.issued
+func newEndedSessions() endedSessions {
+	ended := endedSessions{allBefore: map[string]time.Time{}}
+	evicted := func(_ [16]byte, s endedSession) {
+		if time.Since(s.issued) < sessionTime && ended.allBefore[s.owner].Before(s.issued) {
+			ended.allBefore[s.owner] = s.issued
 		}
-	})
-	return over
+	}
+	ended.ids = quota.NewCache(endedSessionsKind, quota.Limits{Entries: maxEndedSessions}, sessionTime, evicted)
+	return ended
 }
 
-// add notes that a session has ended.
-func (over *sessionsOver) add(key [16]byte, s sessionOver) {
-	over.ids.Put(s.owner, key, s, 0)
-	if len(over.until) > maxOwnersOver {
-		over.forgetOldest()
+// add adds a session that has ended.
+func (ended *endedSessions) add(key [16]byte, s endedSession) {
+	ended.ids.Put(s.owner, key, s, 0)
+	if len(ended.allBefore) > maxEndedOwners {
+		ended.forgetOldest()
 	}
 }
 
-// forgetOldest makes room for another owner. The one that is forgotten can use its own
-// sessions again until they are too old. That is better than to end those of anybody else.
-func (over *sessionsOver) forgetOldest() {
+// forgetOldest makes room for another owner. The forgotten owner can use its own ended sessions
+// again until they expire. The alternative would be to end sessions of other owners.
+func (ended *endedSessions) forgetOldest() {
 	var oldest string
-	for owner, until := range over.until {
-		if oldest == "" || until.Before(over.until[oldest]) {
+	for owner, until := range ended.allBefore {
+		if oldest == "" || until.Before(ended.allBefore[oldest]) {
 			oldest = owner
 		}
 	}
-	delete(over.until, oldest)
+	delete(ended.allBefore, oldest)
 }
 
-// overKey returns the key of a session in sessionsOver. The caller holds State.mu.
-func overKey(c *client) [16]byte {
-	if c.over == [16]byte{} {
-		c.over = overKeyOf(c.key)
+// endedKey returns the key of a session in endedSessions. The caller holds State.mu.
+func endedKey(c *client) [16]byte {
+	if c.endedKey == [16]byte{} {
+		c.endedKey = endedKeyOf(c.key)
 	}
-	return c.over
+	return c.endedKey
 }
 
-// overKey returns the key of a session in sessionsOver.
-func (s *State) overKey(c *client) [16]byte {
+// endedKey returns the key of a session in endedSessions.
+func (s *State) endedKey(c *client) [16]byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return overKey(c)
+	return endedKey(c)
 }
 
-// overKeyOf returns the key of a session, by its id.
-func overKeyOf(id string) [16]byte {
+// endedKeyOf returns the key for a session id.
+func endedKeyOf(id string) [16]byte {
 	sum := sha256.Sum256([]byte(id))
 	return [16]byte(sum[:])
 }
 
-// restore gives a client the links of a ticket.
+// restore adds the links of a ticket to a client.
 func (c *client) restore(tickets map[string]linkTicket, servers []*upstream.Server) *client {
 	for _, s := range servers {
 		t, ok := tickets[s.Name]
 		if !ok || t.Server != s.ShortID() {
 			continue
 		}
-		l := c.link(s)
+		l := c.linkTo(s)
 		l.ready, l.initialized, l.carried, l.used = true, true, true, true
 		l.era, l.version, l.session, l.can = t.Era, t.Version, t.Session, t.Can
 	}

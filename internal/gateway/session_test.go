@@ -18,29 +18,30 @@ import (
 )
 
 func TestSessionIDsCanBeOpenedByWhoeverHasTheKey(t *testing.T) {
-	want := ticket{Identity: "ann", Issued: 1_763_272_525, Version: mcp.Latest, Hello: json.RawMessage(`{"a":1}`), Links: map[string]linkTicket{
-		"a": {Era: mcp.Modern, Version: mcp.Stateless, Can: mcp.HasTools},
-		"b": {Version: "2025-03-26", Session: "s", Can: mcp.HasTools | mcp.CanSubscribe},
-	}}
-	id := joining(nil).sealer.sealTicket(want)
-	got, ok := joining(nil).sealer.openTicket(id)
+	want := ticket{Identity: "ann", Issued: 1_763_272_525, Version: mcp.Latest, Hello: json.RawMessage(`{"a":1}`),
+		Links: map[string]linkTicket{
+			"a": {Era: mcp.Modern, Version: mcp.Stateless, Can: mcp.HasTools},
+			"b": {Version: "2025-03-26", Session: "s", Can: mcp.HasTools | mcp.CanSubscribe},
+		}}
+	id := newBareGateway(nil).sealer.sealTicket(want)
+	got, ok := newBareGateway(nil).sealer.openTicket(id)
 	if a, b := jsonrpc.Encode(got), jsonrpc.Encode(want); !ok || string(a) != string(b) {
 		t.Errorf("got %s, want %s", a, b)
 	}
-	if again := joining(nil).sealer.sealTicket(want); again == id {
+	if again := newBareGateway(nil).sealer.sealTicket(want); again == id {
 		t.Error("it is sealed in the same way twice")
 	}
-	if _, ok := joining(func(c *Config) { c.Key = seal.NewKey() }).sealer.openTicket(id); ok {
+	if _, ok := newBareGateway(func(c *Config) { c.Key = seal.NewKey() }).sealer.openTicket(id); ok {
 		t.Error("it was opened with another key")
 	}
-	if _, ok := joining(nil).sealer.Open("call", id); ok {
+	if _, ok := newBareGateway(nil).sealer.Open("call", id); ok {
 		t.Error("it was opened for another purpose")
 	}
 }
 
-// A large ticket is compressed, a small one is not.
+// Large tickets are compressed, small ones are not.
 func TestSessionIDsOfAnySize(t *testing.T) {
-	sealer := joining(nil).sealer
+	sealer := newBareGateway(nil).sealer
 	for size, compressed := range map[int]bool{10: false, smallTicket: true, 8 << 10: true} {
 		want := ticket{Version: mcp.Latest, Hello: jsonrpc.Quote(strings.Repeat("a", size))}
 		if packed(want)[0] == '{' == compressed {
@@ -72,7 +73,7 @@ func TestSessionIDsThatAreNotOurs(t *testing.T) {
 		"it is cut at once":          u.session[:4],
 		"there is more":              u.session + "AAAA",
 		"it is sealed by another":    foreign.session,
-		"it is no base64":            "!!!!",
+		"invalid base64":             "!!!!",
 		"it is that of a server":     "a-session-1",
 		"it is sealed for a call":    g.sealer.Seal("call", []byte("x")),
 		"it is sealed, but no JSON":  g.sealer.Seal("session", []byte("x")),
@@ -86,7 +87,7 @@ func TestSessionIDsThatAreNotOurs(t *testing.T) {
 	for name, id := range tests {
 		t.Run(name, func(t *testing.T) {
 			for _, method := range []string{"POST", "GET", "DELETE"} {
-				other := u.at(g)
+				other := u.atGateway(g)
 				other.t, other.session = t, id
 				body := ""
 				if method == "POST" {
@@ -115,8 +116,8 @@ func TestSessionsBelongToWhoBeganThem(t *testing.T) {
 	ann.identity = "ann"
 	ann.connect()
 	for _, identity := range []string{"bob", ""} {
-		for name, at := range map[string]*front{"here": g, "at another replica": newGateway(t, nil, p)} {
-			other := ann.at(at)
+		for name, at := range map[string]*testGateway{"here": g, "at another replica": newGateway(t, nil, p)} {
+			other := ann.atGateway(at)
 			other.identity = identity
 			if s := other.ask("ping", ""); s.status != http.StatusNotFound || s.symbol() != "unknown_session" {
 				t.Errorf("%q %s: %+v", identity, name, s)
@@ -128,35 +129,35 @@ func TestSessionsBelongToWhoBeganThem(t *testing.T) {
 	}
 }
 
-// accounts is the way to a server that knows clients by their accounts.
-type accounts struct{ toPeer }
+// accountRoutes identify clients by their accounts.
+type accountRoutes struct{ fakeRoutes }
 
-func (u accounts) Serve(w http.ResponseWriter, r *http.Request, account string) error {
+func (u accountRoutes) Serve(w http.ResponseWriter, r *http.Request, account string) error {
 	r.Header.Set("X-Account", account)
-	return u.toPeer.Serve(w, r, account)
+	return u.fakeRoutes.Serve(w, r, account)
 }
 
-// A client that names the session of another one does not make that one of its own audience.
+// A client that names another client's session does not move that one to its own audience.
 func TestSessionsThatOthersNamed(t *testing.T) {
 	p := modernPeer("a")
-	p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+	p.handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 		a.reply(w, `{"tools":[{"name":"of-`+a.Header.Get("X-Account")+`"}]}`)
 	})
 	configure := func(c *Config) {
-		c.Auth, c.Servers[0].Routes, c.Servers[0].ForwardAuth = believing{}, accounts{toPeer{p}}, false
+		c.Auth, c.Servers[0].Routes, c.Servers[0].ForwardAuth = headerAuth{}, accountRoutes{fakeRoutes{p}}, false
 	}
 	ann := newGateway(t, configure, p).user(t, mcp.Legacy)
 	ann.identity = "ann"
 	ann.connect()
-	g := newGateway(t, configure, p) // which has not seen the session
-	bob := ann.at(g)
+	g := newGateway(t, configure, p) // has not seen the session
+	bob := ann.atGateway(g)
 	bob.identity = "bob"
 	if s := bob.ask("ping", ""); s.status != http.StatusNotFound {
 		t.Errorf("got %+v", s)
 	}
 	bob.session = ""
 	bob.connect()
-	for _, u := range []*user{bob, ann.at(g), bob} {
+	for _, u := range []*testClient{bob, ann.atGateway(g), bob} {
 		want := []string{"a::of-" + u.identity}
 		if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, want) {
 			t.Errorf("%s got %v", u.identity, got)
@@ -168,9 +169,9 @@ func TestAnotherReplicaGoesOnWithASession(t *testing.T) {
 	a, b := legacyPeer("a"), modernPeer("b")
 	one, other := newGateway(t, nil, a, b), newGateway(t, nil, a, b)
 	u := one.legacy(t)
-	for i, at := range []*front{other, one, other, one} {
-		for _, p := range []*peer{a, b} {
-			if s := u.at(at).call(p.name + "::x"); s.code() != 0 || !strings.Contains(s.answer, p.name) {
+	for i, at := range []*testGateway{other, one, other, one} {
+		for _, p := range []*fakeServer{a, b} {
+			if s := u.atGateway(at).call(p.name + "::x"); s.code() != 0 || !strings.Contains(s.answer, p.name) {
 				t.Errorf("call %d of %s: %+v", i, p.name, s)
 			}
 		}
@@ -184,7 +185,7 @@ func TestAnotherReplicaGoesOnWithASession(t *testing.T) {
 	if n := b.count("server/discover"); n != 1 {
 		t.Errorf("discovered %d times", n)
 	}
-	for _, call := range a.heard("tools/call") {
+	for _, call := range a.requests("tools/call") {
 		if call.session != "a-session-1" {
 			t.Errorf("called in session %q", call.session)
 		}
@@ -201,8 +202,8 @@ func TestSessionIDsFitIntoHeaders(t *testing.T) {
 	}
 	tests := []struct {
 		name    string
-		session int // length of the ids of servers
-		hello   int // length of what clients say of themselves
+		session int // length of the servers' session ids
+		hello   int // length of the introduction
 	}{
 		{"short sessions", 36, 100},
 		{"long sessions", 400, 100},
@@ -210,12 +211,12 @@ func TestSessionIDsFitIntoHeaders(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			var peers []*peer
+			var peers []*fakeServer
 			for i := range 50 {
 				p := legacyPeer(fmt.Sprint("server-", i))
 				id := random(tt.session)
 				p.alive[id] = true
-				p.does("initialize", func(w http.ResponseWriter, a *incoming) {
+				p.handle("initialize", func(w http.ResponseWriter, a *incoming) {
 					w.Header().Set(mcp.SessionHeader, id)
 					a.reply(w, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{"listChanged":true},"resources":{}}}`)
 				})
@@ -228,7 +229,7 @@ func TestSessionIDsFitIntoHeaders(t *testing.T) {
 			if len(u.session) > 6<<10 {
 				t.Errorf("it is %d bytes long", len(u.session))
 			}
-			if s := u.at(newGateway(t, nil, peers...)).call("server-49::x"); s.code() != 0 {
+			if s := u.atGateway(newGateway(t, nil, peers...)).call("server-49::x"); s.code() != 0 {
 				t.Errorf("another replica: %+v", s)
 			}
 		})
@@ -243,16 +244,17 @@ func TestAServerThatForgotItsSessionIsMetAnew(t *testing.T) {
 			a.write(w, 404, `{"jsonrpc":"2.0","error":{"code":-32001,"message":"Session not found"},"id":null}`)
 		},
 		"400 and an error, id null": func(w http.ResponseWriter, a *incoming) {
-			a.write(w, 400, `{"jsonrpc":"2.0","error":{"code":-32000,"message":"Bad Request: No valid session ID provided"},"id":null}`)
+			a.write(w, 400, `{"jsonrpc":"2.0","error":{"code":-32000,"message":"Bad Request: No valid session ID provided"},`+
+				`"id":null}`)
 		},
 	}
 	for name, way := range ways {
 		for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 			t.Run(fmt.Sprint(name, ", client of era ", era), func(t *testing.T) {
 				p := legacyPeer("a").hasTools("x")
-				p.forgotten = way
+				p.onUnknownSession = way
 				var ran int
-				p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+				p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 					ran++
 					a.reply(w, `{"content":[]}`)
 				})
@@ -286,7 +288,7 @@ func TestAServerThatForgotItsSessionIsMetAnew(t *testing.T) {
 
 				// A second loss in the same call is an error.
 				calls := p.count("tools/call")
-				p.does("tools/call", func(w http.ResponseWriter, a *incoming) { way(w, a) })
+				p.handle("tools/call", func(w http.ResponseWriter, a *incoming) { way(w, a) })
 				if s := u.call("a::x"); s.code() == 0 {
 					t.Errorf("got %+v", s)
 				}
@@ -300,8 +302,12 @@ func TestAServerThatForgotItsSessionIsMetAnew(t *testing.T) {
 
 func TestACallThatMayHaveRunIsNotRepeated(t *testing.T) {
 	ways := map[string]script{
-		"it breaks off at once":   func(http.ResponseWriter, *incoming) { panic(http.ErrAbortHandler) },
-		"it breaks off after 200": func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(200); panic(http.ErrAbortHandler) },
+		"it breaks off at once": func(http.ResponseWriter, *incoming) { panic(http.ErrAbortHandler) },
+		"it breaks off after 200": func(w http.ResponseWriter,
+			_ *incoming) {
+			w.WriteHeader(200)
+			panic(http.ErrAbortHandler)
+		},
 		"it breaks off in JSON": func(w http.ResponseWriter, a *incoming) {
 			a.write(w, 200, `{"jsonrpc":"2.0","id":`)
 			panic(http.ErrAbortHandler)
@@ -329,8 +335,8 @@ func TestACallThatMayHaveRunIsNotRepeated(t *testing.T) {
 			for _, server := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 				t.Run(fmt.Sprint(name, ", client of era ", era, ", server of ", server), func(t *testing.T) {
 					p := newPeer("a")
-					p.speaks[server] = true
-					p.does("tools/call", way)
+					p.eras[server] = true
+					p.handle("tools/call", way)
 					g := newGateway(t, nil, p)
 					u := g.user(t, era)
 					if era == mcp.Legacy {
@@ -353,7 +359,7 @@ func TestACallThatMayHaveRunIsNotRepeated(t *testing.T) {
 
 func TestDeletedSessionsAreOver(t *testing.T) {
 	a, b := legacyPeer("a"), legacyPeer("b")
-	a.listens()
+	a.keepStreams()
 	g := newGateway(t, nil, a, b)
 	u := g.legacy(t)
 	stream := u.listen()
@@ -365,19 +371,19 @@ func TestDeletedSessionsAreOver(t *testing.T) {
 	if response.StatusCode/100 != 2 {
 		t.Errorf("got %d", response.StatusCode)
 	}
-	stream.ended()
+	stream.waitEnd()
 	if s := u.ask("ping", ""); s.status != http.StatusNotFound {
 		t.Errorf("got %+v", s)
 	}
-	for _, p := range []*peer{a, b} {
-		if n := p.count("DELETE"); n != 1 || p.heard("DELETE")[0].session != p.name+"-session-1" {
+	for _, p := range []*fakeServer{a, b} {
+		if n := p.count("DELETE"); n != 1 || p.requests("DELETE")[0].session != p.name+"-session-1" {
 			t.Errorf("%s: %d times", p.name, n)
 		}
 	}
 }
 
 // end ends the session of a client.
-func (u *user) end() {
+func (u *testClient) end() {
 	u.t.Helper()
 	response, err := u.do(u.t.Context(), http.MethodDelete, "")
 	if err != nil {
@@ -389,10 +395,9 @@ func (u *user) end() {
 	}
 }
 
-// That a session has ended is known for as long as its id would be good, whoever else
-// comes and goes.
+// An ended session stays ended for as long as its id would be valid, whatever other clients do.
 func TestEndedSessionsStayEnded(t *testing.T) {
-	g := newMemory(t, func(c *Config) { c.MaxClients = 2 }, legacyPeer("a"))
+	g := newInMemory(t, func(c *Config) { c.MaxClients = 2 }, legacyPeer("a"))
 	defer g.close()
 	u, still := g.legacy(t), g.legacy(t)
 	u.end()
@@ -405,13 +410,13 @@ func TestEndedSessionsStayEnded(t *testing.T) {
 	if s := still.ask("tools/list", ""); s.code() != 0 {
 		t.Errorf("the session that has not ended: %s", s.body)
 	}
-	if n := g.over.ids.Len(); n != 1 {
+	if n := g.endedSessions.ids.Len(); n != 1 {
 		t.Errorf("%d ended sessions are remembered, want 1", n)
 	}
 }
 
-// More sessions than can be remembered have ended: all of their owner that began before
-// one that is forgotten have, and none of anybody else.
+// More ended sessions than can be remembered: all sessions of the same owner that began before a
+// forgotten one count as ended, and none of other owners.
 func TestMoreEndedSessionsThanCanBeRemembered(t *testing.T) {
 	s := NewState(nil)
 	defer func() { _ = s.Destruct() }()
@@ -419,17 +424,17 @@ func TestMoreEndedSessionsThanCanBeRemembered(t *testing.T) {
 	session := func(owner string, i int) *client {
 		return &client{owner: owner, key: fmt.Sprint(owner, i), issued: began.Add(time.Duration(i) * time.Millisecond)}
 	}
-	s.end(session("bob", 1))
-	for i := range maxSessionsOver + 10 {
-		s.end(session("ann", i))
+	s.endSession(session("bob", 1))
+	for i := range maxEndedSessions + 10 {
+		s.endSession(session("ann", i))
 	}
 	for _, tt := range []struct {
 		owner string
 		i     int
 		want  bool
 	}{
-		{"ann", 0, true}, {"ann", maxSessionsOver, true},
-		{"ann", maxSessionsOver + 20, false},
+		{"ann", 0, true}, {"ann", maxEndedSessions, true},
+		{"ann", maxEndedSessions + 20, false},
 		{"bob", 0, false}, {"bob", 1, true}, {"bob", 2, false},
 	} {
 		if got := s.hasEnded(session(tt.owner, tt.i)); got != tt.want {
@@ -437,52 +442,52 @@ func TestMoreEndedSessionsThanCanBeRemembered(t *testing.T) {
 		}
 	}
 
-	// Of very many owners, those of the last are. Nobody else's session ends.
+	// Of very many owners, the last ones are remembered. No session of another owner ends.
 	s = NewState(nil)
 	defer func() { _ = s.Destruct() }()
-	for i := range maxSessionsOver + 2*maxOwnersOver {
-		s.end(session(fmt.Sprint("owner", i), 500))
+	for i := range maxEndedSessions + 2*maxEndedOwners {
+		s.endSession(session(fmt.Sprint("owner", i), 500))
 	}
-	if n := len(s.over.until); n > maxOwnersOver {
+	if n := len(s.endedSessions.allBefore); n > maxEndedOwners {
 		t.Errorf("%d owners", n)
 	}
-	s.end(session("dan", 600))
+	s.endSession(session("dan", 600))
 	if !s.hasEnded(session("dan", 600)) || s.hasEnded(session("carol", 0)) {
-		t.Error("a session has come back, or that of somebody else has ended")
+		t.Error("an ended session is valid again, or another session has ended")
 	}
 }
 
-// In time that is not real: a session has an end.
+// Fake time: sessions expire.
 func TestSessionsThatLastTooLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
-		g, other := newMemory(t, nil, p), newMemory(t, nil, p)
+		g, other := newInMemory(t, nil, p), newInMemory(t, nil, p)
 		defer g.close()
 		defer other.close()
 		u := g.legacy(t)
 		time.Sleep(sessionTime - time.Minute)
-		for _, at := range []*front{g, other} {
-			if s := u.at(at).ask("ping", ""); s.status != http.StatusOK {
+		for _, at := range []*testGateway{g, other} {
+			if s := u.atGateway(at).ask("ping", ""); s.status != http.StatusOK {
 				t.Errorf("got %s", s.body)
 			}
 		}
 		time.Sleep(2 * time.Minute)
-		for _, at := range []*front{g, other} {
-			if s := u.at(at).ask("ping", ""); s.status != http.StatusNotFound {
+		for _, at := range []*testGateway{g, other} {
+			if s := u.atGateway(at).ask("ping", ""); s.status != http.StatusNotFound {
 				t.Errorf("got %s", s.body)
 			}
 		}
 	})
 }
 
-// Under the race detector: streams begin while their session ends.
+// For the race detector: streams open while their session ends.
 func TestASessionThatEndsWhileStreamsBegin(t *testing.T) {
 	p := legacyPeer("a")
-	p.listens()
+	p.keepStreams()
 	g := newGateway(t, nil, p)
 	for range 20 {
 		u := g.legacy(t)
-		begun := make(chan *talk)
+		begun := make(chan *liveReply)
 		for range 4 {
 			go func() { begun <- u.listen() }()
 		}
@@ -492,7 +497,7 @@ func TestASessionThatEndsWhileStreamsBegin(t *testing.T) {
 		}
 		response.Body.Close()
 		for range 4 {
-			(<-begun).ended()
+			(<-begun).waitEnd()
 		}
 	}
 }
@@ -515,11 +520,11 @@ func TestRequestsWithoutASession(t *testing.T) {
 	}
 }
 
-// The one who is forgotten because there are too many goes on with what its id says.
+// A client that is forgotten because there are too many continues with what its id carries.
 func TestMoreClientsThanCanBeRemembered(t *testing.T) {
 	p := legacyPeer("a")
 	g := newGateway(t, func(c *Config) { c.MaxClients = 2 }, p)
-	var users []*user
+	var users []*testClient
 	for range 5 {
 		users = append(users, g.legacy(t))
 	}
@@ -531,7 +536,7 @@ func TestMoreClientsThanCanBeRemembered(t *testing.T) {
 	if n := p.count("initialize"); n != 5 {
 		t.Errorf("initialized %d times", n)
 	}
-	for i, call := range p.heard("tools/call") {
+	for i, call := range p.requests("tools/call") {
 		if want := fmt.Sprint("a-session-", i+1); call.session != want {
 			t.Errorf("call in %s, want %s", call.session, want)
 		}

@@ -14,30 +14,29 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// Many servers of the legacy era ask their questions not in the stream of the call that
-// needs the answer, but in that of the session. A client of the modern era does not have
-// such a stream, so the gateway reads it while the client has calls there.
+// Many legacy servers send requests in the stream of the session, not in the stream of the call
+// that they belong to. Modern clients do not have such a stream, so the gateway reads it during
+// their calls.
 
-// sideStreamTime is how long a side stream stays open after a call: mostly there is another.
+// sideStreamTime is how long a side stream stays open after a call. Usually another call follows.
 const sideStreamTime = 30 * time.Second
 
-// A sideStream is the stream of a session with a server of the legacy era, read for the calls
-// of a client of the modern era.
+// A sideStream is the stream of a legacy session, read for the calls of a modern client.
 type sideStream struct {
 	session string
-	begun   chan struct{} // closed when the server has answered
+	begun   chan struct{} // closed when the server has responded
 	cancel  context.CancelFunc
-	idle    *time.Timer // ends it; stopped while there are calls
+	idle    *time.Timer // ends the stream; stopped during calls
 }
 
-// sideStreams are all that are open.
+// sideStreams are all open side streams.
 type sideStreams struct {
 	mu    sync.Mutex
 	open  map[*sideStream]bool
 	ended bool
 }
 
-// add notes one, unless no more may be opened.
+// add adds a stream. It reports false if the State has ended.
 func (all *sideStreams) add(s *sideStream) bool {
 	all.mu.Lock()
 	defer all.mu.Unlock()
@@ -50,14 +49,13 @@ func (all *sideStreams) add(s *sideStream) bool {
 	return !all.ended
 }
 
-// remove notes that one has ended.
 func (all *sideStreams) remove(s *sideStream) {
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	delete(all.open, s)
 }
 
-// end ends all of them.
+// end ends all streams and prevents new ones.
 func (all *sideStreams) end() {
 	all.mu.Lock()
 	defer all.mu.Unlock()
@@ -67,8 +65,7 @@ func (all *sideStreams) end() {
 	}
 }
 
-// heldCalls are the calls of a client of the modern era to a server of the legacy era, with
-// the side stream that is read for them.
+// heldCalls are the calls of a modern client to a legacy server, with their side stream.
 type heldCalls struct {
 	link *link
 
@@ -78,8 +75,8 @@ type heldCalls struct {
 	unavailable bool // the server has no such stream
 }
 
-// begin notes a call, and opens the side stream if there is a point in it.
-func (h *heldCalls) begin(held *heldCall, o behalf) (end func()) {
+// begin adds a call, and opens the side stream if it is needed.
+func (h *heldCalls) begin(held *heldCall, sc scope) (end func()) {
 	session, listens := h.link.sessionID(), h.link.hasListener()
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -92,31 +89,31 @@ func (h *heldCalls) begin(held *heldCall, o behalf) (end func()) {
 			h.stream.idle.Reset(sideStreamTime)
 		}
 	}
-	if !h.link.client.canBeAsked() || h.unavailable || listens {
-		return end // there is nothing to read, or another stream reads it
+	if !h.link.client.takesServerRequests() || h.unavailable || listens {
+		return end // no server requests are possible, or another stream reads them
 	}
 	if h.stream != nil && h.stream.session == session {
 		h.stream.idle.Stop()
 		return end
 	}
 	s := &sideStream{session: session, begun: make(chan struct{})}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(o.ctx))
+	ctx, cancel := context.WithCancel(context.WithoutCancel(sc.ctx))
 	s.cancel, s.idle = cancel, time.AfterFunc(time.Hour, cancel)
 	s.idle.Stop()
-	if !o.g.sideStreams.add(s) {
+	if !sc.g.sideStreams.add(s) {
 		cancel()
 		return end
 	}
 	h.stream = s
-	o.g.running.Go(func() {
+	sc.g.running.Go(func() {
 		defer cancel()
-		defer o.g.sideStreams.remove(s)
-		h.read(o.within(ctx), s)
+		defer sc.g.sideStreams.remove(s)
+		h.read(sc.withContext(ctx), s)
 	})
 	return end
 }
 
-// await waits until the side stream has begun, if there is to be one, but not for long.
+// await waits until the side stream is open, if there is one, at most joinWait.
 func (h *heldCalls) await(ctx context.Context) {
 	h.mu.Lock()
 	s := h.stream
@@ -124,7 +121,7 @@ func (h *heldCalls) await(ctx context.Context) {
 	if s == nil {
 		return
 	}
-	timer := time.NewTimer(joinPause)
+	timer := time.NewTimer(joinWait)
 	defer timer.Stop()
 	select {
 	case <-s.begun:
@@ -134,7 +131,7 @@ func (h *heldCalls) await(ctx context.Context) {
 }
 
 // read reads a side stream.
-func (h *heldCalls) read(o behalf, s *sideStream) {
+func (h *heldCalls) read(sc scope, s *sideStream) {
 	l := h.link
 	begun := sync.OnceFunc(func() { close(s.begun) })
 	defer begun()
@@ -145,14 +142,14 @@ func (h *heldCalls) read(o behalf, s *sideStream) {
 			h.stream = nil
 		}
 	}()
-	r, _, era := l.prepare(o)
-	if era != mcp.Legacy || o.g.of(l) == nil {
+	r, _, era := l.newRequest(sc)
+	if era != mcp.Legacy || sc.g.linkServer(l) == nil {
 		return
 	}
 	httpbody.EmptyAs(r, http.MethodGet)
 	r.Header.Set("Accept", "text/event-stream")
-	var asides upstream.Asides
-	defer asides.Wait()
+	var sideRequests upstream.SideRequests
+	defer sideRequests.Wait()
 	reader := &streamable.Reader{OnHeader: func(status int) bool {
 		if status == http.StatusMethodNotAllowed {
 			h.mu.Lock()
@@ -162,49 +159,50 @@ func (h *heldCalls) read(o behalf, s *sideStream) {
 		begun()
 		return status == http.StatusOK
 	}}
-	others := l.unsolicited(o)
+	others := l.unsolicited(sc)
 	reader.OnMessage = func(e *streamable.Event) error {
 		m := e.Message
 		switch {
-		case len(e.Data) == 0 || m.IsAnswer():
+		case len(e.Data) == 0 || m.IsResponse():
 		case !m.IsRequest():
 			others.note(m)
 			others.broadcast(m)
-		case !h.ask(m):
-			others.refuse(&asides, m, "the question belongs to no call of the client, or to several")
+		case !h.offer(m):
+			others.refuse(&sideRequests, m, "the request cannot be assigned to a single call of the client")
 		}
 		return nil
 	}
-	_ = o.g.exchange(l, reader, nil).Send(r) // without it, calls go on
+	_ = sc.g.exchange(l, reader, nil).Send(r) // calls continue without it
 }
 
-// ask puts a question that came outside of any call to the client's call, if there is just
-// one. Of several it is not known which one needs the answer.
-func (h *heldCalls) ask(m *jsonrpc.Message) bool {
+// offer passes a server request to the client's call, if there is exactly one. With several, it is
+// unknown which one it belongs to.
+func (h *heldCalls) offer(m *jsonrpc.Message) bool {
 	h.mu.Lock()
 	calls := slices.Clone(h.calls)
 	h.mu.Unlock()
 	if len(calls) != 1 {
 		return false
 	}
-	return calls[0].take(m)
+	return calls[0].offer(m)
 }
 
-// take takes a message of the server. It reports whether the call still takes messages.
-func (held *heldCall) take(m *jsonrpc.Message) bool {
-	h := held.hearing.Load()
-	asks := h != nil && m.IsRequest()
+// offer passes a message of the server to the call. It reports false if the call no longer takes
+// messages.
+func (held *heldCall) offer(m *jsonrpc.Message) bool {
+	reader := held.reader.Load()
+	asks := reader != nil && m.IsRequest()
 	if asks {
-		h.QuestionAsked()
+		reader.ServerRequestOpened()
 	}
 	select {
-	case held.messages <- held.keep(m, nil):
+	case held.messages <- held.copyMessage(m, nil):
 		return true
-	case <-held.answering:
+	case <-held.answered:
 	case <-held.done:
 	}
 	if asks {
-		h.QuestionAnswered()
+		reader.ServerRequestClosed()
 	}
 	return false
 }

@@ -18,116 +18,115 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// A State is what is remembered of clients. It outlives configurations: a Gateway
-// that takes the place of another goes on with its clients, their connections to
-// servers that are the same, their streams and the calls that wait for them.
+// A State is what a gateway remembers of clients. It outlives configurations: after a reload, the
+// new Gateway takes over the clients, their links to unchanged servers, their streams, and held
+// calls.
 type State struct {
-	common    *replicas.Space // what replicas share; nil if there are none
-	elsewhere *elsewhere      // the other replicas; nil if there are none
+	space       *replicas.Space // shared by replicas; nil if there are none
+	replicaSync *replicaSync    // nil if there are no other replicas
 
-	shelf   *catalog.Shelf
-	index   index
-	running sync.WaitGroup // calls that are given up, and sessions that are being ended
-	parked  sync.WaitGroup // streams whose handlers have returned
-	ending  chan struct{}  // has a token for each of the latter, of which there are only so many at once
-	holding *quota.Meter   // of calls that wait for their clients
+	shelf     *catalog.Shelf
+	index     index
+	running   sync.WaitGroup // background work; Destruct waits for it
+	parked    sync.WaitGroup // streams whose handlers have returned
+	ending    chan struct{}  // one token per session that is being ended, to limit them
+	heldMeter *quota.Meter   // held calls
 
-	lines      *replicas.Lines // by which replicas go on with each other's calls; nil if there are none
-	forwarding *quota.Meter    // of those
+	lines        *replicas.Peers // connections to continue calls at other replicas; nil if there are none
+	forwardMeter *quota.Meter    // calls continued at other replicas
 
-	subscribing *quota.Meter // to resources
-	listening   *quota.Meter // by streams
-	sidesKept   *quota.Meter // of sides whose requests were answered
+	subscriptionMeter *quota.Meter // resource subscriptions
+	streamMeter       *quota.Meter // open streams
+	backgroundMeter   *quota.Meter // backgrounds whose requests are answered
 
 	audiences     *audiences
 	sideStreams   sideStreams
-	upstream      *upstream.State
+	upstream      *upstream.Retained
 	confirmations *inbound.Confirmations
 
-	mu       sync.Mutex
-	busy     map[string]*client            // those that are being served
-	idle     *quota.Cache[string, *client] // those that have been: a busy one may be there or not
-	resting  *quota.Cache[string, *client] // sessions not seen for long that have more to them than their ids say
-	over     sessionsOver
-	sweeping *time.Timer // nil if there is nothing to sweep
-	held     map[string]*heldCall
-	streams  map[string]map[*stream]bool // by the audience of their clients
-	members  []*Gateway
-	ended    bool
+	mu            sync.Mutex
+	busy          map[string]*client            // clients in use
+	idle          *quota.Cache[string, *client] // recently used clients; may contain busy ones
+	resting       *quota.Cache[string, *client] // older sessions with state that their ids do not carry
+	endedSessions endedSessions
+	sweeping      *time.Timer // nil if there is nothing to expire
+	held          map[string]*heldCall
+	streams       map[string]map[*stream]bool // by audience of the client
+	members       []*Gateway
+	ended         bool
 
-	parkClosed bool // no more streams are parked
+	parkClosed bool // no more streams may be parked
 }
 
 const (
-	// idleTime is how long a client that does nothing is remembered. One of the modern era
-	// never says that it leaves, and may have sessions with servers of the other era that
-	// nobody else ends. A session of the legacy era goes on from what its id carries.
+	// idleTime is how long an idle client is remembered. Modern clients never say that they are done,
+	// so the gateway then ends their sessions with legacy servers. Legacy sessions can continue from
+	// their ids.
 	idleTime = 30 * time.Minute
 
-	// restTime is how long a session is remembered after that, if its client has
-	// subscribed to something or has set a log level: its id does not carry that.
+	// restTime is how long a legacy session is remembered after that, if it has subscriptions or a log
+	// level, which its id does not carry.
 	restTime = 24 * time.Hour
 )
 
-// What is kept for clients, as the metrics call it.
+// Names in metrics of what is kept for clients.
 var (
 	keptClients = quota.NewKind("clients")
 	keptResting = quota.NewKind("resting_sessions")
-	keptStreams = quota.NewKind("streams") // which connections limit
+	keptStreams = quota.NewKind("streams") // limited by connections
 	keptCalls   = quota.NewKind("held_calls")
 )
 
-// NewState returns a State without clients. What replicas have in common is in a space, which is nil if
-// there are none.
+// NewState returns a State without clients. space is shared by replicas; nil if there are none.
 func NewState(space *replicas.Space) *State {
 	s := &State{
-		common:        space,
-		shelf:         catalog.NewShelf(),
-		ending:        make(chan struct{}, 16),
-		holding:       quota.NewMeter(keptCalls, heldCallLimits),
-		forwarding:    quota.NewMeter(forwardedCalls, forwardLimits),
-		listening:     quota.NewMeter(keptStreams, quota.Limits{}),
-		subscribing:   quota.NewMeter(keptSubscriptions, subscriptionLimits),
-		sidesKept:     quota.NewMeter(keptSides, sideLimits),
-		audiences:     newAudiences(),
-		upstream:      upstream.NewState(),
-		confirmations: inbound.NewConfirmations(space),
-		busy:          map[string]*client{},
-		over:          newSessionsOver(),
-		held:          map[string]*heldCall{},
-		streams:       map[string]map[*stream]bool{},
+		space:             space,
+		shelf:             catalog.NewShelf(),
+		ending:            make(chan struct{}, 16),
+		heldMeter:         quota.NewMeter(keptCalls, heldCallLimits),
+		forwardMeter:      quota.NewMeter(forwardedCalls, forwardLimits),
+		streamMeter:       quota.NewMeter(keptStreams, quota.Limits{}),
+		subscriptionMeter: quota.NewMeter(keptSubscriptions, subscriptionLimits),
+		backgroundMeter:   quota.NewMeter(backgroundKind, backgroundLimits),
+		audiences:         newAudiences(),
+		upstream:          upstream.NewRetained(),
+		confirmations:     inbound.NewConfirmations(space),
+		busy:              map[string]*client{},
+		endedSessions:     newEndedSessions(),
+		held:              map[string]*heldCall{},
+		streams:           map[string]map[*stream]bool{},
 	}
 	s.idle = quota.NewCache(keptClients, clientLimits(0), idleTime, func(_ string, c *client) { s.forget(c) })
-	unsubscribe := func(_ string, c *client) { c.unsubscribe(s.subscribing) }
+	unsubscribe := func(_ string, c *client) { c.unsubscribe(s.subscriptionMeter) }
 	s.resting = quota.NewCache(keptResting, clientLimits(0), restTime, unsubscribe)
 	if space != nil {
-		s.lines = space.Lines("calls", s.goOn)
+		s.lines = space.Peers("calls", s.serveContinuation)
 	}
-	s.elsewhere = newElsewhere(s, space)
+	s.replicaSync = newReplicaSync(s, space)
 	return s
 }
 
-// clientLimits returns the limits for so many clients: in memory 4 KiB each, of which
-// most need less.
+// clientLimits returns the limits for a number of clients. It reserves 4 KiB for each; most need
+// less.
 func clientLimits(clients int) quota.Limits {
 	return quota.Limits{Entries: clients, Bytes: int64(max(clients, 64)) << 12}
 }
 
-// client returns the client that is known under a key, or makes it known, and keeps it
-// until it is released.
+// client returns the client with a key, or adds the one that make returns. The caller must release
+// it.
 func (s *State) client(key string, make func() *client) *client {
-	if c := s.known(key, nil); c != nil {
+	if c := s.lookUp(key, nil); c != nil {
 		return c
 	}
-	c := make() // which may take a while
+	c := make() // without the lock: this may take a while
 	if c == nil {
 		return nil
 	}
-	return s.known(key, c)
+	return s.lookUp(key, c)
 }
 
-// known returns the client that is known under a key, or else makes another one known.
-func (s *State) known(key string, or *client) *client {
+// lookUp returns the client with a key. If there is none, it adds a client, unless add is nil.
+func (s *State) lookUp(key string, add *client) *client {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c := s.busy[key]
@@ -136,7 +135,7 @@ func (s *State) known(key string, or *client) *client {
 			c, _ = s.resting.Remove(key)
 		}
 		if c == nil {
-			c = or
+			c = add
 		}
 		if c == nil {
 			return nil
@@ -144,30 +143,31 @@ func (s *State) known(key string, or *client) *client {
 		if c.key == "" {
 			c.key = key
 		}
-		s.busy[c.key] = c // which is kept already: session ids are long
+		s.busy[c.key] = c // share the string: session ids are long
 	}
-	c.using++
+	c.refs++
 	return c
 }
 
-// keep counts another user of a client that is being served.
-func (s *State) keep(c *client) {
+// addRef adds a reference to a client in use.
+func (s *State) addRef(c *client) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c.using++
+	c.refs++
 }
 
-// release says that a client is no longer needed.
+// release drops a reference to a client. Without references, the client becomes idle.
 func (s *State) release(c *client) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if c.using--; c.using > 0 || c.key == "" {
+	c.refs--
+	if c.refs > 0 || c.key == "" {
 		return
 	}
 	delete(s.busy, c.key)
 	if s.ended || c.ended.Load() {
 		s.idle.Remove(c.key)
-		c.unsubscribe(s.subscribing)
+		c.unsubscribe(s.subscriptionMeter)
 		return
 	}
 	if bytes := c.size(); !s.idle.Put(c.owner, c.key, c, bytes) {
@@ -178,7 +178,7 @@ func (s *State) release(c *client) {
 	}
 }
 
-// sweep forgets clients that were not seen for long.
+// sweep forgets expired clients, lists and audiences.
 func (s *State) sweep() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,20 +196,20 @@ func (s *State) sweep() {
 	s.sweeping.Reset(idleTime / 10)
 }
 
-// forget forgets a client, unless it is busy. The caller holds the lock.
+// forget forgets a client, unless it is in use. The caller holds the lock.
 func (s *State) forget(c *client) {
-	if c.using > 0 {
+	if c.refs > 0 {
 		return
 	}
 	if c.era == mcp.Legacy {
 		if c.hasMore() && !s.resting.Put(c.owner, c.key, c, c.size()) {
-			c.unsubscribe(s.subscribing)
+			c.unsubscribe(s.subscriptionMeter)
 		}
-		return // what its id carries is good in any case
+		return // the session id stays valid
 	}
 	for _, l := range c.allLinks() {
-		i := slices.IndexFunc(s.members, func(member *Gateway) bool { return member.of(l) != nil })
-		if i < 0 || l.ender == nil {
+		i := slices.IndexFunc(s.members, func(member *Gateway) bool { return member.linkServer(l) != nil })
+		if i < 0 || l.endRequest == nil {
 			continue
 		}
 		g := s.members[i]
@@ -218,52 +218,51 @@ func (s *State) forget(c *client) {
 			defer func() { <-s.ending }()
 			ctx, cancel := context.WithTimeout(context.Background(), g.config.JoinTimeout)
 			defer cancel()
-			l.end(behalf{ctx: ctx, g: g, r: l.ender})
+			l.end(scope{ctx: ctx, g: g, r: l.endRequest})
 		})
 	}
 }
 
-// setLimits sets how many clients are remembered. The caller holds the lock.
+// setLimits sets the number of clients to remember. The caller holds the lock.
 func (s *State) setLimits(clients int) {
 	s.idle.SetLimits(clientLimits(clients))
 	s.resting.SetLimits(clientLimits(clients))
 }
 
-// join adds a Gateway, which may replace another one of its generation.
-func (s *State) join(g, replaces *Gateway) {
+// addGateway adds a Gateway. It may replace another one of its generation.
+func (s *State) addGateway(g, replaces *Gateway) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	g.alone = true
+	g.onlyOne = true
 	for _, member := range s.members {
 		if member.config.Generation == g.config.Generation && member != replaces {
-			g.alone, member.alone = false, false
+			g.onlyOne, member.onlyOne = false, false
 		}
 	}
 	if replaces != nil {
-		replaces.heir = g
+		replaces.replacement = g
 	}
 	s.members = append(s.members, g)
 	s.setLimits(g.config.MaxClients)
 }
 
-// leave says that g serves no more requests. Who listens to its servers listens to
-// those of its successor from now on. If there is none, or nobody knows which one that
-// is, the streams are ended: their clients come back by themselves.
-func (s *State) leave(g *Gateway) {
+// removeGateway removes a Gateway that serves no more requests. Its streams move to its successor.
+// If there is none, or it is ambiguous, the streams end and clients reconnect.
+func (s *State) removeGateway(g *Gateway) {
 	s.mu.Lock()
 	s.members = slices.DeleteFunc(s.members, func(member *Gateway) bool { return member == g })
-	to := g.heir
+	to := g.replacement
 	if to == nil || to.left {
 		to = s.successor(g)
 	}
-	g.left, g.place.current = true, to
+	g.left, g.succession.current = true, to
 	if to != nil {
-		to.place = g.place
+		to.succession = g.succession
 	}
 	if len(s.members) > 0 {
 		s.setLimits(s.members[len(s.members)-1].config.MaxClients)
 	}
-	s.dropLinks()
+	s.dropRemovedLinks()
 	moving := s.streamsOf(g)
 	s.mu.Unlock()
 	for _, stream := range moving {
@@ -275,7 +274,7 @@ func (s *State) leave(g *Gateway) {
 	}
 }
 
-// streamsOf returns the streams that listen to the servers of g. The caller holds the lock.
+// streamsOf returns the streams of g. The caller holds the lock.
 func (s *State) streamsOf(g *Gateway) (all []*stream) {
 	for _, audience := range s.streams {
 		for stream := range audience {
@@ -287,7 +286,6 @@ func (s *State) streamsOf(g *Gateway) (all []*stream) {
 	return all
 }
 
-// endStreams ends the streams of g.
 func (s *State) endStreams(g *Gateway) {
 	s.mu.Lock()
 	ending := s.streamsOf(g)
@@ -297,21 +295,20 @@ func (s *State) endStreams(g *Gateway) {
 	}
 }
 
-// dropLinks forgets connections to servers that are no longer there. The caller holds
-// the lock.
-func (s *State) dropLinks() {
-	there := s.serverIDs()
-	if len(there) == 0 {
+// dropRemovedLinks drops links to servers that no longer exist. The caller holds the lock.
+func (s *State) dropRemovedLinks() {
+	existing := s.serverIDs()
+	if len(existing) == 0 {
 		return
 	}
-	s.upstream.Keep(func(server string) bool { return there[server] })
-	for _, c := range s.everybody() {
+	s.upstream.EndRemovedSessions(func(server string) bool { return existing[server] })
+	for _, c := range s.clientsLocked() {
 		c.mu.Lock()
 		c.links = slices.DeleteFunc(c.links, func(l *link) bool {
-			if !there[l.id] {
-				l.subscriptions.removeAll(s.subscribing, c.owner)
+			if !existing[l.serverID] {
+				l.subscriptions.removeAll(s.subscriptionMeter, c.owner)
 			}
-			return !there[l.id]
+			return !existing[l.serverID]
 		})
 		c.mu.Unlock()
 	}
@@ -328,9 +325,9 @@ func (s *State) serverIDs() map[string]bool {
 	return ids
 }
 
-// successor returns the Gateway that takes the place of another: one with the same
-// servers or, if there never was more than one at a time, the one that is there. Two
-// gateways that happen to have the same name must not take each other's clients.
+// successor returns the Gateway that takes over from g: one with the same servers or, if there was
+// never more than one per configuration, the only other one. Two gateways that happen to have the
+// same name must not take each other's clients.
 func (s *State) successor(g *Gateway) *Gateway {
 	var others []*Gateway
 	siblings := 0
@@ -344,15 +341,15 @@ func (s *State) successor(g *Gateway) *Gateway {
 			others = append(others, member)
 		}
 	}
-	if g.alone && siblings == 0 && len(others) == 1 && others[0].alone {
+	if g.onlyOne && siblings == 0 && len(others) == 1 && others[0].onlyOne {
 		return others[0]
 	}
 	return nil
 }
 
-// Destruct ends all calls that are held open, and waits for them.
+// Destruct cancels all held calls, closes the state, and waits for background work.
 func (s *State) Destruct() error {
-	s.elsewhere.close()
+	s.replicaSync.close()
 	s.mu.Lock()
 	for _, held := range s.held {
 		held.expires.Stop()
@@ -365,11 +362,11 @@ func (s *State) Destruct() error {
 	}
 	s.idle.Close()
 	s.resting.Close()
-	s.over.ids.Close()
-	s.holding.Close()
-	s.subscribing.Close()
-	s.listening.Close()
-	s.sidesKept.Close()
+	s.endedSessions.ids.Close()
+	s.heldMeter.Close()
+	s.subscriptionMeter.Close()
+	s.streamMeter.Close()
+	s.backgroundMeter.Close()
 	s.shelf.Close()
 	s.confirmations.Close()
 	s.audiences.close()
@@ -379,32 +376,33 @@ func (s *State) Destruct() error {
 	if s.lines != nil {
 		s.lines.Close()
 	}
-	s.forwarding.Close()
+	s.forwardMeter.Close()
 	s.running.Wait()
-	s.elsewhere.leaveEnds()
-	s.upstream.Close() // ended calls have used its sessions to say so
+	s.replicaSync.handEndsToStore()
+	s.upstream.Close() // last: canceled calls use its sessions
 	return nil
 }
 
-// Retained is what a gateway keeps across reloads besides its clients.
+// Retained is what a gateway keeps over reloads besides its clients.
 type Retained struct {
-	// Templates are the resource templates that the admin API has the gateway host.
+	// Templates are the resource templates that were added by the admin API.
 	Templates *resourcetemplate.Set
 
-	// Usage is what clients have used of their rates.
+	// Usage is the clients' usage of rate limits.
 	Usage *inbound.Usage
 
-	common *replicas.Space // what replicas share; nil if there are none
-	tasks  *upstream.Tasks
+	space *replicas.Space // shared by replicas; nil if there are none
+	tasks *upstream.Tasks
 }
 
-// NewRetained returns a Retained of a new gateway, see [NewState]. It has to be destructed. allowWhenDown
-// says that rates are those of this replica while those that replicas share cannot be reached.
+// NewRetained returns the Retained of a new gateway, see [NewState]. The caller must call Destruct.
+// allowWhenDown says that each replica counts rates on its own while the shared store is
+// unavailable.
 func NewRetained(space *replicas.Space, allowWhenDown bool) *Retained {
 	return &Retained{
 		Usage:     inbound.NewUsage(space, allowWhenDown),
 		Templates: resourcetemplate.New(),
-		common:    space,
+		space:     space,
 		tasks:     upstream.NewTasks(space),
 	}
 }
@@ -417,15 +415,15 @@ func (k *Retained) Destruct() error {
 	return nil
 }
 
-// clients returns all clients that are remembered.
+// clients returns all remembered clients.
 func (s *State) clients() []*client {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.everybody()
+	return s.clientsLocked()
 }
 
-// everybody is clients for callers that hold the lock.
-func (s *State) everybody() []*client {
+// clientsLocked is like clients. The caller holds the lock.
+func (s *State) clientsLocked() []*client {
 	all := slices.Collect(maps.Values(s.busy))
 	for key, c := range s.idle.All {
 		if s.busy[key] == nil {
@@ -438,69 +436,70 @@ func (s *State) everybody() []*client {
 	return all
 }
 
-// putAway keeps a call until its client makes it again, under the key that it returns.
-func (s *State) putAway(held *heldCall) (key string, ok bool) {
+// holdCall holds a call until its client continues it with the returned key. It expires after
+// [streamable.ServerRequestTimeout].
+func (s *State) holdCall(held *heldCall) (key string, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.ended || !s.holding.Take(held.client.owner, held.bytes) {
+	if s.ended || !s.heldMeter.Take(held.client.owner, held.bytes) {
 		return "", false
 	}
 	key = rand.Text()
 	held.key = key
 	s.held[key] = held
-	held.expires = time.AfterFunc(streamable.QuestionTime, func() {
+	held.expires = time.AfterFunc(streamable.ServerRequestTimeout, func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.held[key] == held {
-			s.unhold(held)
+			s.dropHeldLocked(held)
 			s.running.Go(held.abandon)
 		}
 	})
 	return key, true
 }
 
-// takeUp returns the call that is held under a key, if it fits. No other request can take it up then.
-func (s *State) takeUp(key string, fits func(*heldCall) bool) *heldCall {
+// takeHeld removes and returns the held call with a key, if fits accepts it.
+func (s *State) takeHeld(key string, fits func(*heldCall) bool) *heldCall {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	held := s.held[key]
 	if held == nil || !fits(held) {
 		return nil
 	}
-	s.unhold(held)
+	s.dropHeldLocked(held)
 	return held
 }
 
-// retire forgets a call that is over before its client has come back.
-func (s *State) retire(held *heldCall) {
+// dropHeld removes a call that ended before its client continued it.
+func (s *State) dropHeld(held *heldCall) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.held[held.key] == held {
-		s.unhold(held)
+		s.dropHeldLocked(held)
 	}
 }
 
-// unhold gives the place of a call back. The caller holds the lock.
-func (s *State) unhold(held *heldCall) {
+// dropHeldLocked removes a held call and returns its quota. The caller holds the lock.
+func (s *State) dropHeldLocked(held *heldCall) {
 	delete(s.held, held.key)
-	s.holding.Give(held.client.owner, held.bytes)
+	s.heldMeter.Give(held.client.owner, held.bytes)
 	held.expires.Stop()
 }
 
-// end notes that a session has ended, for as long as its id would be good.
-func (s *State) end(c *client) {
+// endSession notes that a session has ended, so that its id is refused.
+func (s *State) endSession(c *client) {
 	c.ended.Store(true)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.over.add(overKey(c), sessionOver{c.owner, c.issued})
+	s.endedSessions.add(endedKey(c), endedSession{c.owner, c.issued})
 }
 
-// hasEnded reports whether a session has been ended, or has lasted too long.
+// hasEnded reports whether a session has been ended or has expired.
 func (s *State) hasEnded(c *client) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, over := s.over.ids.Get(overKey(c))
-	if over || time.Since(c.issued) > sessionTime || !c.issued.After(s.over.until[c.owner]) {
+	_, ended := s.endedSessions.ids.Get(endedKey(c))
+	if ended || time.Since(c.issued) > sessionTime || !c.issued.After(s.endedSessions.allBefore[c.owner]) {
 		c.ended.Store(true)
 	}
 	return c.ended.Load()

@@ -17,25 +17,26 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// replace puts another Gateway with the same State and Retained in the place of that of a gateway.
-func (g *front) replace(configure func(*Config), peers ...*peer) {
+// replace replaces the Gateway by another one with the same State and Retained.
+func (g *testGateway) replace(configure func(*Config), peers ...*fakeServer) {
 	old := g.Gateway
-	g.Gateway = New(configOf(configure, peers...), old.State, old.Retained)
+	g.Gateway = New(testConfig(configure, peers...), old.State, old.Retained)
 	g.serving.Store(g.Gateway)
 	old.Close()
 }
 
-// A client goes on with another configuration as if nothing had happened.
+// A client continues with another configuration without noticing.
 func TestClientsOutliveConfigurations(t *testing.T) {
 	a, b, c := legacyPeer("a").hasTools("x"), legacyPeer("b").hasTools("x"), legacyPeer("c").hasTools("x")
-	sayA, _, sayC := a.listens(), b.listens(), c.listens()
+	sayA, _, sayC := a.keepStreams(), b.keepStreams(), c.keepStreams()
 	g := newGateway(t, nil, a, b)
 	u := g.legacy(t)
 	stream := u.listen()
-	b.await(t, "GET", 1)
+	b.waitFor(t, "GET", 1)
 	u.ask("tools/list", "")
 	g.replace(nil, a, c)
-	for _, method := range []string{"notifications/tools/list_changed", "notifications/prompts/list_changed", "notifications/resources/list_changed"} {
+	for _, method := range []string{"notifications/tools/list_changed", "notifications/prompts/list_changed",
+		"notifications/resources/list_changed"} {
 		if e := stream.next(); e.method() != method {
 			t.Errorf("got %s, want %s", e.data, method)
 		}
@@ -43,7 +44,7 @@ func TestClientsOutliveConfigurations(t *testing.T) {
 	if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "c::x"}) {
 		t.Errorf("got %v", got)
 	}
-	c.await(t, "GET", 1)
+	c.waitFor(t, "GET", 1)
 	await.Until(t, "the new server is listened to", func() bool {
 		sayC(`{"jsonrpc":"2.0","method":"vendor/c"}`)
 		select {
@@ -62,17 +63,17 @@ func TestClientsOutliveConfigurations(t *testing.T) {
 		t.Errorf("got %s", s.body)
 	}
 	if a.count("initialize") != 1 || a.count("GET") != 1 {
-		t.Errorf("a was met %d times and listened to %d times", a.count("initialize"), a.count("GET"))
+		t.Errorf("a got %d initialize and %d GET requests", a.count("initialize"), a.count("GET"))
 	}
-	if got := b.heard("GET")[0]; got.Context().Err() == nil {
+	if got := b.requests("GET")[0]; got.Context().Err() == nil {
 		t.Error("the old server is still listened to")
 	}
 }
 
-// If nothing has changed, clients are told nothing.
+// If nothing has changed, clients are not notified.
 func TestTheSameConfigurationAgain(t *testing.T) {
 	a := legacyPeer("a").hasTools("x")
-	say := a.listens()
+	say := a.keepStreams()
 	g := newGateway(t, nil, a)
 	u := g.legacy(t)
 	stream := u.listen()
@@ -88,13 +89,13 @@ func TestTheSameConfigurationAgain(t *testing.T) {
 	}
 }
 
-// A stream does not hold the configurations that have come and gone since it was opened.
+// A stream does not keep old configurations in memory.
 func TestStreamsDoNotHoldConfigurations(t *testing.T) {
 	a := legacyPeer("a")
-	a.listens()
+	a.keepStreams()
 	g := newGateway(t, nil, a)
 	stream := g.legacy(t).listen()
-	a.await(t, "GET", 1)
+	a.waitFor(t, "GET", 1)
 	var gone []weak.Pointer[Gateway]
 	for range 5 {
 		g.replace(nil, a)
@@ -107,29 +108,29 @@ func TestStreamsDoNotHoldConfigurations(t *testing.T) {
 	})
 	select {
 	case e := <-stream.events:
-		t.Errorf("the stream has ended, or heard %s", e.data)
+		t.Errorf("the stream has ended, or received %s", e.data)
 	default:
 	}
 }
 
-// A call that waits for its client goes on, too.
+// Held calls continue after a reload.
 func TestHeldCallsOutliveConfigurations(t *testing.T) {
-	a := legacyPeer("a").does("tools/call", asking(1))
+	a := legacyPeer("a").handle("tools/call", askingTool(1))
 	g := newGateway(t, nil, a)
 	u := g.modern(t)
-	in, key := wanted(t, u.call("a::x"))
+	in, key := readInput(t, u.call("a::x"))
 	g.replace(nil, a)
 	if s := u.retry("a::x", in, key, `{"mine":1}`); !strings.Contains(s.answer, `"mine":1`) {
 		t.Errorf("got %s", s.body)
 	}
 }
 
-// In time that is not real: clients of the modern era never say that they leave. Their
-// sessions with servers of the other era are ended when they were not seen for long.
+// Fake time: modern clients never say that they are done. Their sessions with legacy servers are
+// ended after a while.
 func TestClientsThatAreNotSeenAnyMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
-		g := newMemory(t, nil, p)
+		g := newInMemory(t, nil, p)
 		defer g.close()
 		for i := range 3 {
 			u := g.modern(t)
@@ -151,7 +152,7 @@ func TestClientsThatAreNotSeenAnyMore(t *testing.T) {
 		if n := p.count("initialize"); n != 4 {
 			t.Errorf("initialized %d times, want 4", n)
 		}
-		// One that comes back begins anew.
+		// A client that comes back starts anew.
 		u := g.modern(t)
 		u.info = `{"name":"0","version":"1"}`
 		if s := u.call("a::x"); s.code() != 0 || p.count("initialize") != 5 {
@@ -160,13 +161,12 @@ func TestClientsThatAreNotSeenAnyMore(t *testing.T) {
 	})
 }
 
-// In time that is not real: a session of the legacy era is not remembered for long either.
-// It goes on from what its id carries, and what its client has subscribed to is kept for a
-// day.
+// Fake time: legacy sessions are not remembered for long either. They continue from their ids, and
+// subscriptions are kept for a day.
 func TestSessionsThatAreNotUsed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
-		g := newMemory(t, nil, p)
+		g := newInMemory(t, nil, p)
 		defer g.close()
 		plain, subscriber := g.legacy(t), g.legacy(t)
 		if s := subscriber.ask("resources/subscribe", `{"uri":"`+mcp.ResourceURI("a", "file:///x")+`"}`); s.code() != 0 {
@@ -191,10 +191,10 @@ func TestSessionsThatAreNotUsed(t *testing.T) {
 	})
 }
 
-// A client that comes under ever other names pushes out its own, and nobody else's.
+// A client that uses ever new names pushes out its own entries, not those of others.
 func TestClientsPushOutTheirOwn(t *testing.T) {
 	p := legacyPeer("a")
-	g := newMemory(t, func(c *Config) { c.MaxClients = 8 }, p)
+	g := newInMemory(t, func(c *Config) { c.MaxClients = 8 }, p)
 	defer g.close()
 	quiet := g.modern(t)
 	quiet.identity = "quiet"
@@ -206,28 +206,33 @@ func TestClientsPushOutTheirOwn(t *testing.T) {
 	}
 	await.Until(t, "8 clients are known", func() bool { return len(g.known()) == 8 })
 	met := p.count("initialize")
-	if quiet.call("a::x"); p.count("initialize") != met {
+	quiet.call("a::x")
+	if p.count("initialize") != met {
 		t.Error("the quiet client was forgotten")
 	}
 }
 
-// What a client says of itself is kept, so it has to be short.
+// The introduction of a client is stored, so its size is limited.
 func TestClientsThatSayTooMuch(t *testing.T) {
-	g := newMemory(t, nil, legacyPeer("a"))
+	g := newInMemory(t, nil, legacyPeer("a"))
 	defer g.close()
-	long := strings.Repeat("x", longestIntroduction)
-	for name, u := range map[string]*user{
-		"info":         {info: `{"name":"` + long + `","version":"1"}`, can: `{}`},
-		"capabilities": {info: `{"name":"x","version":"1"}`, can: `{"` + long + `":{}}`},
-		"both":         {info: `{"name":"` + long[:longestIntroduction/2] + `","version":"1"}`, can: `{"` + long[:longestIntroduction/2] + `":{}}`},
+	long := strings.Repeat("x", maxIntroduction)
+	for name, u := range map[string]*testClient{
+		"info":         {info: `{"name":"` + long + `","version":"1"}`, capabilities: `{}`},
+		"capabilities": {info: `{"name":"x","version":"1"}`, capabilities: `{"` + long + `":{}}`},
+		"both": {info: `{"name":"` + long[:maxIntroduction/2] + `","version":"1"}`,
+			capabilities: `{"` + long[:maxIntroduction/2] + `":{}}`},
 	} {
 		modern := g.modern(t)
-		modern.info, modern.can = u.info, u.can
-		if s := modern.ask("tools/list", ""); s.status != http.StatusRequestEntityTooLarge || s.symbol() != "payload_too_large" || !strings.Contains(s.body, "clientInfo") {
+		modern.info, modern.capabilities = u.info, u.capabilities
+		if s := modern.ask("tools/list", ""); s.status != http.StatusRequestEntityTooLarge ||
+			s.symbol() != "payload_too_large" || !strings.Contains(s.body, "clientInfo") {
 			t.Errorf("%s: got %d %.200s", name, s.status, s.body)
 		}
 		legacy := g.user(t, mcp.Legacy)
-		if s := legacy.ask("initialize", `{"protocolVersion":"`+mcp.Latest+`","capabilities":`+u.can+`,"clientInfo":`+u.info+`}`); s.status != http.StatusRequestEntityTooLarge || !strings.Contains(s.body, "clientInfo") {
+		if s := legacy.ask("initialize", `{"protocolVersion":"`+mcp.Latest+`","capabilities":`+u.capabilities+
+			`,"clientInfo":`+u.info+`}`); s.status != http.StatusRequestEntityTooLarge ||
+			!strings.Contains(s.body, "clientInfo") {
 			t.Errorf("%s in a handshake: got %d %.200s", name, s.status, s.body)
 		}
 	}
@@ -236,18 +241,18 @@ func TestClientsThatSayTooMuch(t *testing.T) {
 	}
 }
 
-// What clients subscribe to is kept: as long as the server has agreed and the client has
-// a session, and so much for each.
+// Subscriptions are counted while the server has agreed and the client has a session, and limited
+// per client.
 func TestSubscriptionsAreCounted(t *testing.T) {
 	p := legacyPeer("a")
-	p.does("resources/subscribe", func(w http.ResponseWriter, a *incoming) {
+	p.handle("resources/subscribe", func(w http.ResponseWriter, a *incoming) {
 		if strings.Contains(a.message.Text(jsonrpc.URI), "refused") {
 			a.refuse(w, http.StatusOK, jsonrpc.CodeInvalidParams, "no")
 			return
 		}
 		a.reply(w, "{}")
 	})
-	g := newMemory(t, nil, p)
+	g := newInMemory(t, nil, p)
 	defer g.close()
 	before := keptSubscriptions.Usage()
 	counted := func(when string, entries, bytes int) {
@@ -258,7 +263,7 @@ func TestSubscriptionsAreCounted(t *testing.T) {
 			return now.Entries-before.Entries == int64(entries) && now.Bytes-before.Bytes == int64(bytes)
 		})
 	}
-	subscribe := func(u *user, method, uri string) said {
+	subscribe := func(u *testClient, method, uri string) reply {
 		t.Helper()
 		return u.ask("resources/"+method, `{"uri":"`+mcp.ResourceURI("a", uri)+`"}`)
 	}
@@ -271,19 +276,21 @@ func TestSubscriptionsAreCounted(t *testing.T) {
 	counted("two", 2, 10)
 	subscribe(ann, "subscribe", "x://refused")
 	counted("one that the server refuses", 2, 10)
-	if s := subscribe(ann, "subscribe", "x://"+strings.Repeat("y", mcp.LongestURI)); s.code() != jsonrpc.CodeInvalidParams || p.count("resources/subscribe") != 4 {
+	if s := subscribe(ann, "subscribe", "x://"+strings.Repeat("y",
+		mcp.LongestURI)); s.code() != jsonrpc.CodeInvalidParams || p.count("resources/subscribe") != 4 {
 		t.Errorf("a long URI: got %s", s.body)
 	}
 	subscribe(ann, "unsubscribe", "x://1")
 	counted("one that has ended", 1, 5)
 	modern := g.modern(t)
-	if s := modern.ask(mcp.MethodListen, `{"notifications":{"resourceSubscriptions":["x://`+strings.Repeat("y", mcp.LongestURI)+`"]}}`); s.code() != jsonrpc.CodeInvalidParams {
+	if s := modern.ask(mcp.MethodListen, `{"notifications":{"resourceSubscriptions":["x://`+
+		strings.Repeat("y", mcp.LongestURI)+`"]}}`); s.code() != jsonrpc.CodeInvalidParams {
 		t.Errorf("a long URI to listen to: got %s", s.body)
 	}
 	counted("a client of the other era", 1, 5)
 
 	long := "x://" + strings.Repeat("y", mcp.LongestURI-10)
-	refused, all := false, []*user{ann}
+	refused, all := false, []*testClient{ann}
 	for range 2 { // sessions
 		again := g.user(t, mcp.Legacy)
 		again.identity = "ann"
@@ -309,19 +316,18 @@ func TestSubscriptionsAreCounted(t *testing.T) {
 	counted("all sessions have ended", 0, 0)
 }
 
-// Under the race detector: configurations change while clients call and listen. No
-// call fails.
+// For the race detector: configurations change while clients call and listen. No call fails.
 func TestConfigurationsThatChangeUnderLoad(t *testing.T) {
 	a, b, c := legacyPeer("a").hasTools("x"), modernPeer("b").hasTools("x"), legacyPeer("c").hasTools("x")
-	a.listens()
-	b.tells()
+	a.keepStreams()
+	b.acceptListen()
 	g := newGateway(t, nil, a, b, c)
 	done := make(chan struct{})
 	var all sync.WaitGroup
 	for i := range 6 {
 		u := g.user(t, mcp.Era(i%2))
 		u.info = fmt.Sprintf(`{"name":"%d","version":"1"}`, i)
-		var stream *talk
+		var stream *liveReply
 		if u.era == mcp.Legacy {
 			stream = u.connect().listen()
 		} else {
@@ -344,7 +350,8 @@ func TestConfigurationsThatChangeUnderLoad(t *testing.T) {
 						return
 					}
 				}
-				if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Contains(got, "a::x") || !slices.Contains(got, "b::x") {
+				if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Contains(got, "a::x") ||
+					!slices.Contains(got, "b::x") {
 					t.Errorf("got %v", got)
 					return
 				}
@@ -365,8 +372,7 @@ func TestConfigurationsThatChangeUnderLoad(t *testing.T) {
 	}
 }
 
-// A client that has to make room for others while it is served is served to the end, and known
-// afterwards.
+// A client that is pushed out while it is in use is served to the end, and known afterwards.
 func TestBusyClientsThatMakeRoom(t *testing.T) {
 	s := NewState(nil)
 	defer func() { _ = s.Destruct() }()
@@ -375,7 +381,7 @@ func TestBusyClientsThatMakeRoom(t *testing.T) {
 		c = s.client(key, func() *client {
 			made = true
 			c := newClient(mcp.Legacy, mcp.Latest, "", "@owner", introduction{}.complete())
-			c.level = "info" // which is more than its id says
+			c.level = "info" // not carried by its id
 			return c
 		})
 		return c, made
@@ -387,7 +393,7 @@ func TestBusyClientsThatMakeRoom(t *testing.T) {
 		t.Errorf("%d clients are known, want 1", len(all))
 	}
 	second, _ := serve("second")
-	s.release(second) // which leaves no room for the first
+	s.release(second) // leaves no room for the first
 	if again, made := serve("first"); made || again != first {
 		t.Error("a busy client was forgotten")
 	}

@@ -15,110 +15,111 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// A stream is a response that a client has opened to listen: by GET in the legacy
-// era, by subscriptions/listen in the modern one.
+// A stream is a response in which a client gets messages of servers: to GET in the legacy era, to
+// subscriptions/listen in the modern one.
 type stream struct {
-	visit  opening
+	req    streamRequest
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	wants  *interests              // what a client of the modern era listens to; nil for all
-	size   int64                   // of what it is counted to subscribe to, if wants is set
-	g      atomic.Pointer[Gateway] // whose servers are listened to
+	wants  *interests              // what a modern client listens to; nil for everything
+	size   int64                   // bytes counted for subscriptions, if wants is set
+	g      atomic.Pointer[Gateway] // Gateway whose servers it listens to; changes on reload
 
-	detach func() bool // stops it from ending with its handler; nil if it cannot be parked
+	detach func() bool // stops the stream from ending with its handler; nil if it cannot be parked
 
-	mu        sync.Mutex
-	closed    bool
-	parked    *parkedStream // to be finished when the stream ends; nil if its handler does that
-	listeners map[listenerKey]*listener
-	open      sync.WaitGroup // listeners
-	tasks     []string       // of which servers have agreed to tell
-	unfollow  func()         // stops to hear what other replicas have for the client; nil if it does not
+	mu          sync.Mutex
+	closed      bool
+	parked      *parkedStream // nil unless parked
+	listeners   map[listenerKey]*listener
+	running     sync.WaitGroup // listeners and functions of later
+	tasks       []string       // tasks whose updates servers have agreed to send
+	unsubscribe func()         // ends the subscription to other replicas; nil if there is none
 }
 
 const (
-	// joinPause is how long a client that begins to listen waits for the servers.
-	// What they say after that reaches it, what they said before may not.
-	joinPause = time.Second
-	// partingTime is how long a server gets to take note that a client has left.
-	partingTime = time.Second
+	// joinWait is how long a new stream waits for its servers. Messages that servers send after they
+	// answered reach the client; earlier ones may be lost.
+	joinWait = time.Second
+	// goodbyeTimeout is the time limit for telling a server that a client is gone.
+	goodbyeTimeout = time.Second
 )
 
-func (v *visit) newStream(wants *interests) *stream {
-	streamable.CloseAfter(v.Writer.Header(), v.HTTP)
-	s := &stream{visit: v.open(), wants: wants}
-	s.live(v)
-	v.g.mu.Lock()
-	g := v.g
-	for g.left { // while the request was on its way
-		if g.place.current == nil {
+func (req *aggregateRequest) newStream(wants *interests) *stream {
+	streamable.CloseAfter(req.Writer.Header(), req.HTTP)
+	s := &stream{req: req.newStreamRequest(), wants: wants}
+	s.initContext(req)
+	req.g.mu.Lock()
+	g := req.g
+	for g.left { // a reload happened during the request
+		if g.succession.current == nil {
 			s.end()
 			break
 		}
-		g = g.place.current
+		g = g.succession.current
 	}
 	s.g.Store(g)
-	if v.g.streams[v.client.audience] == nil {
-		v.g.streams[v.client.audience] = map[*stream]bool{}
+	if req.g.streams[req.client.audience] == nil {
+		req.g.streams[req.client.audience] = map[*stream]bool{}
 	}
-	v.g.streams[v.client.audience][s] = true
-	v.g.listening.Take(v.client.owner, 0)
-	v.g.mu.Unlock()
-	v.client.mu.Lock()
-	v.client.streams = slices.Insert(v.client.streams, 0, s)
-	v.client.mu.Unlock()
-	if v.client.ended.Load() || g.exiting() {
-		s.end() // delete, or endStreams, did not see this stream
+	req.g.streams[req.client.audience][s] = true
+	req.g.streamMeter.Take(req.client.owner, 0)
+	req.g.mu.Unlock()
+	req.client.mu.Lock()
+	req.client.streams = slices.Insert(req.client.streams, 0, s)
+	req.client.mu.Unlock()
+	if req.client.ended.Load() || g.exiting() {
+		s.end() // delete or endStreams ran before the stream was added
 	}
 	return s
 }
 
 // close ends the stream and waits for its listeners.
 func (s *stream) close() {
-	c, state := s.visit.client, s.visit.g.State
+	c, state := s.req.client, s.req.g.State
 	c.mu.Lock()
 	c.streams = slices.DeleteFunc(c.streams, func(other *stream) bool { return other == s })
 	c.mu.Unlock()
 	state.mu.Lock()
 	if audience := state.streams[c.audience]; audience[s] {
-		state.listening.Give(c.owner, 0)
-		if delete(audience, s); len(audience) == 0 {
+		state.streamMeter.Give(c.owner, 0)
+		delete(audience, s)
+		if len(audience) == 0 {
 			delete(state.streams, c.audience)
 		}
 	}
 	state.mu.Unlock()
 	if s.wants != nil {
-		state.subscribing.Give(c.owner, s.size)
+		state.subscriptionMeter.Give(c.owner, s.size)
 	}
 	s.mu.Lock()
 	s.closed = true
-	unfollow := s.unfollow
+	unsubscribe := s.unsubscribe
 	s.mu.Unlock()
-	if unfollow != nil {
-		unfollow()
+	if unsubscribe != nil {
+		unsubscribe()
 	}
 	s.end()
-	s.open.Wait()
-	s.visit.asides.Wait()
+	s.running.Wait()
+	s.req.sideRequests.Wait()
 	s.mu.Lock()
 	left := s.listeners
 	s.listeners = nil
 	s.mu.Unlock()
-	for _, e := range left {
-		s.handOver(e)
+	for _, li := range left {
+		s.handOver(li)
 	}
 }
 
-// keepOpen keeps the stream open until its end.
+// keepOpen sends keep-alives until the stream ends.
 func (s *stream) keepOpen() {
 	defer s.keepAlive().Stop()
 	<-s.ctx.Done()
 }
 
-// keepAlive has comments sent regularly, until the timer is stopped.
+// keepAlive sends comments regularly, until the timer is stopped.
 func (s *stream) keepAlive() (timer *time.Timer) {
-	out := s.visit.out
-	timer = time.AfterFunc(math.MaxInt64, func() { // Reset starts it once timer is set
+	out := s.req.out
+	timer = time.AfterFunc(math.MaxInt64, func() { // started by Reset, after timer is set
 		out.KeepAlive()
 		if out.Err() == nil {
 			timer.Reset(streamable.KeepAlive)
@@ -128,33 +129,33 @@ func (s *stream) keepAlive() (timer *time.Timer) {
 	return timer
 }
 
-// join has the client hear of all servers. The channel is closed when those that are listened to have
-// answered, or failed to.
-func (s *stream) join(last func(server string) string) <-chan struct{} {
+// listenToAll starts listeners for all servers. The channel is closed when all of them have
+// responded or failed.
+func (s *stream) listenToAll(last func(server string) string) <-chan struct{} {
 	begun := make(chan struct{})
 	var waiting atomic.Int64
-	waiting.Store(1) // until all are asked
+	waiting.Store(1) // released after the loop
 	done := func() {
 		if waiting.Add(-1) == 0 {
 			close(begun)
 		}
 	}
-	for _, server := range s.g.Load().seen(s.visit.caller.Identity) {
+	for _, server := range s.g.Load().visibleServers(s.req.caller.Identity) {
 		waiting.Add(1)
-		s.attend(server, last(server.Name), sync.OnceFunc(done))
+		s.listenToServer(server, last(server.Name), sync.OnceFunc(done))
 	}
 	done()
 	return begun
 }
 
-// await waits until the servers listened to have answered, but not for long.
-func (s *stream) await(begun <-chan struct{}) {
+// waitBegun waits until begun is closed, at most joinWait.
+func (s *stream) waitBegun(begun <-chan struct{}) {
 	select {
 	case <-begun:
-		return // without a channel for the end of the stream, which it would keep
+		return // avoids s.ctx.Done, which allocates a channel for as long as the stream lasts
 	default:
 	}
-	timer := time.NewTimer(joinPause)
+	timer := time.NewTimer(joinWait)
 	defer timer.Stop()
 	select {
 	case <-begun:
@@ -163,34 +164,35 @@ func (s *stream) await(begun <-chan struct{}) {
 	}
 }
 
-// move makes the stream one of another Gateway. It tells the client if that has other servers.
+// move moves the stream to another Gateway. It notifies the client if its servers or its view have
+// changed.
 func (s *stream) move(from, to *Gateway) {
 	s.g.Store(to)
-	identity := s.visit.caller.Identity
-	if from.standing(identity) != to.standing(identity) || to.exiting() {
+	identity := s.req.caller.Identity
+	if from.admissionKey(identity) != to.admissionKey(identity) || to.exiting() {
 		s.end()
 		return
 	}
-	before, now := from.seen(identity), to.seen(identity)
-	another := from.view(identity) != to.view(identity) // listeners go by the old view
+	before, now := from.visibleServers(identity), to.visibleServers(identity)
+	another := from.viewKey(identity) != to.viewKey(identity) // listeners filter by the old view
 	changed := another || len(before) != len(now)
 	var stopped []*listener
 	s.mu.Lock()
-	for key, e := range s.listeners {
-		if server := to.byID(key.id); another || server == nil || !to.rules.Sees(identity, server.Name) {
-			e.stop()
+	for key, li := range s.listeners {
+		if server := to.byID(key.serverID); another || server == nil || !to.rules.Sees(identity, server.Name) {
+			li.stop()
 			delete(s.listeners, key)
-			stopped = append(stopped, e)
+			stopped = append(stopped, li)
 		}
 	}
 	s.mu.Unlock()
-	for _, e := range stopped {
-		s.handOver(e)
+	for _, li := range stopped {
+		s.handOver(li)
 	}
 	for _, server := range now {
 		if another || from.byID(server.ID) == nil || !from.rules.Sees(identity, server.Name) {
 			changed = true
-			s.attend(server, "", func() {})
+			s.listenToServer(server, "", func() {})
 		}
 	}
 	if changed {
@@ -198,16 +200,16 @@ func (s *stream) move(from, to *Gateway) {
 	}
 }
 
-// later runs f in the background: clients may be slow. close waits for it.
+// later runs f in a goroutine, because clients may be slow. close waits for it.
 func (s *stream) later(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.closed {
-		s.open.Go(f)
+		s.running.Go(f)
 	}
 }
 
-// announce tells the client that lists have changed.
+// announce sends list-changed notifications to the client.
 func (s *stream) announce(changed ...mcp.ListKind) {
 	for _, k := range changed {
 		var m jsonrpc.Message
@@ -216,85 +218,86 @@ func (s *stream) announce(changed ...mcp.ListKind) {
 		}
 		switch {
 		case s.wants == nil:
-			s.visit.out.Event(&streamable.Event{Data: m.Raw})
-		case s.wants.want(&m, ""):
-			s.visit.out.Event(&streamable.Event{Data: s.tagged(m.Raw)})
+			s.req.out.Event(&streamable.Event{Data: m.Raw})
+		case s.wants.wantsMessage(&m, ""):
+			s.req.out.Event(&streamable.Event{Data: s.withSubscriptionID(m.Raw)})
 		}
 	}
 }
 
-// listenTo starts a listener, for as long as the stream lasts, unless it is there.
+// listenTo starts a listener, unless the stream has it.
 func (s *stream) listenTo(key listenerKey, last string, begun func()) {
-	s.start(&listener{key: key, at: streamable.Position{ID: last}}, begun)
+	s.start(&listener{key: key, position: streamable.Position{ID: last}}, begun)
 }
 
-// start starts a listener, and reports whether it is new.
-func (s *stream) start(e *listener, begun func()) bool {
+// start starts a listener. It reports false if the stream has it already or is closed.
+func (s *stream) start(li *listener, begun func()) bool {
 	ctx, stop := context.WithCancel(s.ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || s.listeners[e.key] != nil {
+	if s.closed || s.listeners[li.key] != nil {
 		begun()
 		stop()
 		return false
 	}
-	e.stop = stop
+	li.stop = stop
 	if s.listeners == nil {
 		s.listeners = map[listenerKey]*listener{}
 	}
-	s.listeners[e.key] = e
-	s.open.Go(func() {
+	s.listeners[li.key] = li
+	s.running.Go(func() {
 		defer begun()
 		defer stop()
-		s.listen(ctx, e, begun)
-		if e.unsubscribe != nil {
-			e.unsubscribe()
+		s.listen(ctx, li, begun)
+		if li.unsubscribe != nil {
+			li.unsubscribe()
 		}
 	})
 	return true
 }
 
-// deliver gives the client a message of a server that belongs to no call, if it is
-// one that it wants.
+// deliver sends an unsolicited message of a server to the client, if the client accepts it. It
+// reports whether it was sent.
 func (s *stream) deliver(g *Gateway, l *link, m *jsonrpc.Message, id string) bool {
-	v := &s.visit
-	if !s.admits(g, l, m) {
+	req := &s.req
+	if !s.accepts(g, l, m) {
 		return false
 	}
 	if s.wants == nil {
-		return v.out.Event(&streamable.Event{ID: id, Data: l.translator(g).message(m)})
+		return req.out.Event(&streamable.Event{ID: id, Data: l.translator(g).message(m)})
 	}
-	raw := s.tagged(l.translator(g).message(m))
-	if shown := s.wants.shown[l.server+"\x00"+m.Text(jsonrpc.URI)]; shown != "" {
+	raw := s.withSubscriptionID(l.translator(g).message(m))
+	if shown := s.wants.shownURIs[l.serverName+"\x00"+m.Text(jsonrpc.URI)]; shown != "" {
 		var own jsonrpc.Message
 		if own.Read(raw) == nil && own.Has(jsonrpc.URI) {
 			raw = jsonspan.Spliced(raw, own.Replace(jsonrpc.URI, jsonrpc.Quote(shown)))
 		}
 	}
-	return v.out.Event(&streamable.Event{Data: raw})
+	return req.out.Event(&streamable.Event{Data: raw})
 }
 
-// admits reports whether the client may have a message of a server that belongs to no call, and wants it.
-func (s *stream) admits(g *Gateway, l *link, m *jsonrpc.Message) bool {
-	v := &s.visit
+// accepts reports whether the client may get an unsolicited message and wants it.
+func (s *stream) accepts(g *Gateway, l *link, m *jsonrpc.Message) bool {
+	req := &s.req
 	if m.Is(jsonrpc.Method, mcp.MethodUpdated) {
-		if server := g.of(l); server == nil || !g.rules.Hears(v.caller.Identity, server.Name, m.Text(jsonrpc.URI)) {
+		if server := g.linkServer(l); server == nil || !g.rules.AllowsSubscription(req.caller.Identity, server.Name,
+			m.Text(jsonrpc.URI)) {
 			return false
 		}
 	}
 	if s.wants != nil {
-		return s.wants.want(m, l.server)
+		return s.wants.wantsMessage(m, l.serverName)
 	}
-	if m.IsRequest() && !v.client.can(m.Text(jsonrpc.Method)) {
+	if m.IsRequest() && !req.client.supports(m.Text(jsonrpc.Method)) {
 		return false
 	}
-	// A server of the modern era learns a little later that the client has unsubscribed.
+	// Modern servers learn with a delay that the client has unsubscribed.
 	era, _ := l.state()
 	return era != mcp.Modern || !m.Is(jsonrpc.Method, mcp.MethodUpdated) || l.subscriptions.has(m.Text(jsonrpc.URI))
 }
 
-// agreed notes of which tasks a server has agreed to tell.
-func (s *stream) agreed(g *Gateway, l *link, m *jsonrpc.Message) {
+// noteAgreedTasks notes the tasks in a server's acknowledgement.
+func (s *stream) noteAgreedTasks(g *Gateway, l *link, m *jsonrpc.Message) {
 	var ids []string
 	if s.wants == nil || !m.Has(jsonrpc.TaskIDs) || json.Unmarshal(m.Literal(jsonrpc.TaskIDs), &ids) != nil {
 		return
@@ -302,27 +305,27 @@ func (s *stream) agreed(g *Gateway, l *link, m *jsonrpc.Message) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, id := range ids {
-		shown := g.shown(l.server, mcp.Tasks, id)
-		if slices.Contains(s.wants.tasks[l.server], id) && !slices.Contains(s.tasks, shown) {
+		shown := g.shownName(l.serverName, mcp.Tasks, id)
+		if slices.Contains(s.wants.serverTasks[l.serverName], id) && !slices.Contains(s.tasks, shown) {
 			s.tasks = append(s.tasks, shown)
 		}
 	}
 }
 
-// agreedTasks returns the tasks of which servers have agreed to tell.
+// agreedTasks returns the tasks whose updates servers have agreed to send.
 func (s *stream) agreedTasks() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.tasks)
 }
 
-// tagged returns a message with the id of the listen request it belongs to.
-func (s *stream) tagged(raw []byte) []byte {
+// withSubscriptionID returns a message with the id of the listen request.
+func (s *stream) withSubscriptionID(raw []byte) []byte {
 	var m jsonrpc.Message
 	if m.Read(raw) != nil {
 		return raw
 	}
-	id := s.visit.id
+	id := s.req.id
 	member := slices.Concat([]byte(`"`+mcp.MetaSubscriptionID+`":`), id)
 	if m.Has(jsonrpc.SubscriptionID) {
 		return jsonspan.Spliced(raw, m.Replace(jsonrpc.SubscriptionID, id))
@@ -330,17 +333,16 @@ func (s *stream) tagged(raw []byte) []byte {
 	return jsonspan.Spliced(raw, m.InsertMeta(member))
 }
 
-// stop stops a listener.
 func (s *stream) stop(key listenerKey) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e := s.listeners[key]; e != nil {
-		e.stop()
+	if li := s.listeners[key]; li != nil {
+		li.stop()
 		delete(s.listeners, key)
 	}
 }
 
-// interests are what a client of the modern era listens to.
+// interests are what a modern client listens to.
 type interests struct {
 	Tools     bool     `json:"toolsListChanged,omitempty"`
 	Prompts   bool     `json:"promptsListChanged,omitempty"`
@@ -348,76 +350,75 @@ type interests struct {
 	URIs      []string `json:"resourceSubscriptions,omitempty"`
 	Tasks     []string `json:"taskIds,omitempty"`
 
-	of    map[string][]string // the URIs that servers know the resources by, by server
-	shown map[string]string   // what the client calls them, by server and URI
-	tasks map[string][]string // the ids that servers know the tasks by, by server
+	serverURIs  map[string][]string // the servers' URIs of the resources, by server
+	shownURIs   map[string]string   // the client's URIs, by server and server's URI
+	serverTasks map[string][]string // the servers' ids of the tasks, by server
 }
 
-func (i interests) nothing() bool {
+func (i interests) isEmpty() bool {
 	return !i.Tools && !i.Prompts && !i.Resources && len(i.URIs) == 0 && len(i.Tasks) == 0
 }
 
 // kinds returns the lists whose changes are wanted.
-func (i *interests) kinds() (heard []mcp.ListKind) {
+func (i *interests) kinds() (kinds []mcp.ListKind) {
 	if i.Tools {
-		heard = append(heard, mcp.Tools)
+		kinds = append(kinds, mcp.Tools)
 	}
 	if i.Prompts {
-		heard = append(heard, mcp.Prompts)
+		kinds = append(kinds, mcp.Prompts)
 	}
 	if i.Resources {
-		heard = append(heard, mcp.Resources, mcp.Templates)
+		kinds = append(kinds, mcp.Resources, mcp.Templates)
 	}
-	return heard
+	return kinds
 }
 
-// resolve finds the servers of the resources and tasks. It leaves out those that the client may
-// not have.
-func (i *interests) resolve(v *visit) {
-	i.of, i.shown, i.tasks = map[string][]string{}, map[string]string{}, map[string][]string{}
+// resolve finds the servers of the resources and tasks. It drops those that the client may not use.
+func (i *interests) resolve(req *aggregateRequest) {
+	i.serverURIs, i.shownURIs, i.serverTasks = map[string][]string{}, map[string]string{}, map[string][]string{}
 	for _, shown := range i.Tasks {
-		s, id := v.g.locateTask(shown)
-		if s != nil && v.g.rules.AllowsUnknown(v.Caller.Identity, s.Name) && v.g.tasks.Has(&v.Caller, s, id) {
-			i.tasks[s.Name] = append(i.tasks[s.Name], id)
+		s, id := req.g.locateTask(shown)
+		if s != nil && req.g.rules.AllowsUnknown(req.Caller.Identity, s.Name) && req.g.tasks.Has(&req.Caller, s, id) {
+			i.serverTasks[s.Name] = append(i.serverTasks[s.Name], id)
 		}
 	}
-	others := search{visit: v}
+	others := ownerSearch{aggregateRequest: req}
 	for _, shown := range i.URIs {
-		s, uri := v.g.locate(shown)
+		s, uri := req.g.locateResource(shown)
 		switch {
 		case s != nil:
-		case v.g.transparent():
-			s, uri = v.g.config.Servers[0], shown
+		case req.g.transparent():
+			s, uri = req.g.config.Servers[0], shown
 		default:
-			s, _ = others.owner(shown)
+			s, _ = others.find(shown)
 			uri = shown
 		}
-		if s == nil || !v.g.rules.Hears(v.Caller.Identity, s.Name, uri) {
+		if s == nil || !req.g.rules.AllowsSubscription(req.Caller.Identity, s.Name, uri) {
 			continue
 		}
-		i.of[s.Name] = append(i.of[s.Name], uri)
-		i.shown[s.Name+"\x00"+uri] = shown
+		i.serverURIs[s.Name] = append(i.serverURIs[s.Name], uri)
+		i.shownURIs[s.Name+"\x00"+uri] = shown
 	}
 }
 
-// at returns which of the interests concern a server that can do this, with URIs as it
-// has them.
-func (i *interests) at(server string, can mcp.Abilities) interests {
+// forServer returns the interests that apply to a server with these abilities, with the server's
+// URIs.
+func (i *interests) forServer(server string, can mcp.Abilities) interests {
 	mine := interests{
 		Tools:     i.Tools && can&mcp.ToolsChange != 0,
 		Prompts:   i.Prompts && can&mcp.PromptsChange != 0,
 		Resources: i.Resources && can&mcp.ResourcesChange != 0,
 	}
 	if can&mcp.CanSubscribe != 0 {
-		mine.URIs = i.of[server]
+		mine.URIs = i.serverURIs[server]
 	}
-	if can&mcp.TellsOfTasks != 0 {
-		mine.Tasks = i.tasks[server]
+	if can&mcp.NotifiesTasks != 0 {
+		mine.Tasks = i.serverTasks[server]
 	}
 	return mine
 }
 
-// wantsNotice reports whether the client wants to know of changes of a list, by the notification that tells of them.
+// wantsNotice reports whether the client wants a list-changed notification.
 func (i *interests) wantsNotice(notice string) bool {
 	switch notice {
 	case mcp.ListKinds[mcp.Tools].Notice:
@@ -430,13 +431,13 @@ func (i *interests) wantsNotice(notice string) bool {
 	return false
 }
 
-// want reports whether the client wants a message of a server.
-func (i *interests) want(m *jsonrpc.Message, server string) bool {
+// wantsMessage reports whether the client wants a message of a server.
+func (i *interests) wantsMessage(m *jsonrpc.Message, server string) bool {
 	switch m.Text(jsonrpc.Method) {
 	case mcp.MethodUpdated:
-		return slices.Contains(i.of[server], m.Text(jsonrpc.URI))
+		return slices.Contains(i.serverURIs[server], m.Text(jsonrpc.URI))
 	case mcp.MethodTask:
-		return slices.Contains(i.tasks[server], m.Text(jsonrpc.TaskID))
+		return slices.Contains(i.serverTasks[server], m.Text(jsonrpc.TaskID))
 	}
 	return i.wantsNotice(m.Text(jsonrpc.Method))
 }

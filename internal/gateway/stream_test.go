@@ -18,14 +18,15 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// tells has a peer of the modern era keep listen streams open, which hear of what say
-// is given. Each is acknowledged with what it asks for.
-func (p *peer) tells() (say func(message string)) {
+// acceptListen makes a modern server keep listen streams open and acknowledge what they ask for.
+// say sends a message to all of them.
+func (p *fakeServer) acceptListen() (say func(message string)) {
 	var mu sync.Mutex
 	streams := map[http.ResponseWriter]*incoming{}
-	p.does(mcp.MethodListen, func(w http.ResponseWriter, a *incoming) {
+	p.handle(mcp.MethodListen, func(w http.ResponseWriter, a *incoming) {
 		mu.Lock()
-		a.send(w, fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{"notifications":%s,"_meta":{"io.modelcontextprotocol/subscriptionId":%s}}}`,
+		a.send(w, fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged",`+
+			`"params":{"notifications":%s,"_meta":{"io.modelcontextprotocol/subscriptionId":%s}}}`,
 			a.message.Literal(jsonrpc.Notifications), a.id()))
 		streams[w] = a
 		mu.Unlock()
@@ -51,45 +52,48 @@ const (
 	updated      = `{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"x://a"}}`
 )
 
-// What servers of both eras say reaches a client that listens by GET (A26).
+// Messages of servers of both eras reach a client with a GET stream (A26).
 func TestStreamsOfTheLegacyEra(t *testing.T) {
 	a, b := legacyPeer("a"), modernPeer("b")
-	sayA, sayB := a.listens(), b.tells()
+	sayA, sayB := a.keepStreams(), b.acceptListen()
 	u := newGateway(t, nil, a, b, legacyPeer("c")).legacy(t)
 	stream := u.listen()
 	sayA(toolsChanged)
-	if e := stream.next(); !strings.Contains(e.data, `"proxy":{"server":"a"}`) || e.method() != "notifications/tools/list_changed" {
+	if e := stream.next(); !strings.Contains(e.data, `"proxy":{"server":"a"}`) ||
+		e.method() != "notifications/tools/list_changed" {
 		t.Errorf("got %s", e.data)
 	}
 	sayB(toolsChanged)
-	if e := stream.next(); !strings.Contains(e.data, `"proxy":{"server":"b"}`) || e.method() != "notifications/tools/list_changed" {
+	if e := stream.next(); !strings.Contains(e.data, `"proxy":{"server":"b"}`) ||
+		e.method() != "notifications/tools/list_changed" {
 		t.Errorf("got %s", e.data)
 	}
-	sayA(`{"jsonrpc":"2.0","method":"vendor/x","params":{` + odd + `}}`)
-	if e := stream.next(); !strings.Contains(e.data, odd) {
+	sayA(`{"jsonrpc":"2.0","method":"vendor/x","params":{` + oddJSON + `}}`)
+	if e := stream.next(); !strings.Contains(e.data, oddJSON) {
 		t.Errorf("got %s", e.data)
 	}
-	// A server can ask, and be answered (A23).
+	// A server can send requests and gets the responses (A23).
 	answer := a.expect("a-session-1", "7")
 	sayA(`{"jsonrpc":"2.0","id":7,"method":"roots/list"}`)
 	q := stream.next()
 	if q.method() != "roots/list" || q.id() == "7" {
 		t.Errorf("got %s", q.data)
 	}
-	u.answer(q, `{"roots":[]}`)
+	u.respond(q, `{"roots":[]}`)
 	if got := <-answer; got != `{"jsonrpc":"2.0","id":7,"result":{"roots":[]}}` {
 		t.Errorf("got %s", got)
 	}
-	if got := a.heard("GET")[0]; got.session != "a-session-1" || got.Header.Get("Accept") != "text/event-stream" || got.body != "" {
+	if got := a.requests("GET")[0]; got.session != "a-session-1" || got.Header.Get("Accept") != "text/event-stream" ||
+		got.body != "" {
 		t.Errorf("got %v", got.Header)
 	}
 }
 
 func TestQuestionsToAListenerThatCannotBeAsked(t *testing.T) {
 	p := legacyPeer("a")
-	say := p.listens()
+	say := p.keepStreams()
 	u := newGateway(t, nil, p).user(t, mcp.Legacy)
-	u.can = "{}"
+	u.capabilities = "{}"
 	u.connect()
 	stream := u.listen()
 	answer := p.expect("a-session-1", "7")
@@ -103,17 +107,17 @@ func TestQuestionsToAListenerThatCannotBeAsked(t *testing.T) {
 	}
 }
 
-// Each client hears what is said to it, and nobody else does.
+// Each client gets its own messages only.
 func TestStreamsOfSeveralClients(t *testing.T) {
 	p := legacyPeer("a")
-	p.does("GET", func(w http.ResponseWriter, a *incoming) {
+	p.handle("GET", func(w http.ResponseWriter, a *incoming) {
 		a.send(w, `{"jsonrpc":"2.0","method":"vendor/x","params":{"session":"`+a.session+`"}}`)
 		<-a.Context().Done()
 	})
 	g := newGateway(t, nil, p)
 	for i := range 5 {
 		u := g.legacy(t)
-		u.call("a::x") // in a session of its own
+		u.call("a::x") // in its own session
 		stream := u.listen()
 		if e := stream.next(); !strings.Contains(e.data, fmt.Sprintf(`"session":"a-session-%d"`, i+1)) {
 			t.Errorf("client %d: got %s", i, e.data)
@@ -146,12 +150,12 @@ func TestStreamsThatAreNotWanted(t *testing.T) {
 	}
 }
 
-// The stream of a call says by what id it can be resumed, and where.
+// Events of a call have ids for resuming, which name the server.
 func TestResumedCalls(t *testing.T) {
-	p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+	p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 		a.sendAs(w, "id: 1/x\nretry: 500\n", "")
 	})
-	p.does("GET", func(w http.ResponseWriter, a *incoming) {
+	p.handle("GET", func(w http.ResponseWriter, a *incoming) {
 		if a.Header.Get("Last-Event-Id") != "1/x" {
 			w.WriteHeader(http.StatusMethodNotAllowed)
 			return
@@ -169,7 +173,7 @@ func TestResumedCalls(t *testing.T) {
 	if e := stream.next(); e.id() != "2" || !strings.Contains(e.data, mcp.ResourceURI("a", "x://a")) {
 		t.Errorf("got %s", e.data)
 	}
-	stream.ended()
+	stream.waitEnd()
 	for _, id := range []string{
 		"call:MQ/c/1", "call:MQ/", "call", "call:MQ/a/1",
 		u.event("call:MQ/c/1"), u.event("call:MQ/"), u.event("call/a/1"), u.event("call:!/a/1"),
@@ -182,12 +186,11 @@ func TestResumedCalls(t *testing.T) {
 	}
 }
 
-// In time that is not real: a stream that a server has ended is opened again, and goes
-// on where it was.
+// Fake time: a stream that a server ended is opened again and resumed.
 func TestStreamsAreResumed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
-		p.does("GET", func(w http.ResponseWriter, a *incoming) {
+		p.handle("GET", func(w http.ResponseWriter, a *incoming) {
 			switch a.Header.Get("Last-Event-Id") {
 			case "old":
 				a.sendAs(w, "id: 1\n", `{"jsonrpc":"2.0","method":"vendor/one"}`)
@@ -202,14 +205,14 @@ func TestStreamsAreResumed(t *testing.T) {
 			}
 		})
 		b := legacyPeer("b")
-		b.does("GET", func(w http.ResponseWriter, a *incoming) {
+		b.handle("GET", func(w http.ResponseWriter, a *incoming) {
 			if a.Header.Get("Last-Event-Id") != "" {
 				a.send(w, `{"jsonrpc":"2.0","method":"vendor/wrong"}`)
 			}
 			w.WriteHeader(200)
 			<-a.Context().Done()
 		})
-		g := newMemory(t, nil, p, b)
+		g := newInMemory(t, nil, p, b)
 		defer g.close()
 		u := g.legacy(t)
 		u.header = http.Header{"Last-Event-Id": {u.event("listen/a/old")}}
@@ -223,18 +226,19 @@ func TestStreamsAreResumed(t *testing.T) {
 			}
 		}
 		timer.Stop()
-		if want := []string{u.event("listen/a/1") + " vendor/one", u.event("listen/a/3") + " vendor/two"}; !slices.Equal(got, want) {
+		if want := []string{u.event("listen/a/1") + " vendor/one", u.event("listen/a/3") + " vendor/two"}; !slices.Equal(got,
+			want) {
 			t.Errorf("got %q, want %q", got, want)
 		}
-		stream.hangUp()
+		stream.disconnect()
 	})
 }
 
-// A silent stream is kept open, and a server without one is not asked again and again.
+// A silent stream is kept open, and a server without streams is not asked repeatedly.
 func TestSilentStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
-		g := newMemory(t, nil, p)
+		g := newInMemory(t, nil, p)
 		defer g.close()
 		u := g.legacy(t)
 		response, err := u.do(t.Context(), http.MethodGet, "")
@@ -255,12 +259,12 @@ func TestSilentStreams(t *testing.T) {
 	})
 }
 
-// A server that forgot the session of a stream is met anew.
+// After a server lost the session of a stream, the gateway connects again.
 func TestStreamsOfForgottenSessions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a")
-		say := p.listens()
-		g := newMemory(t, nil, p)
+		say := p.keepStreams()
+		g := newInMemory(t, nil, p)
 		defer g.close()
 		u := g.legacy(t)
 		p.forget()
@@ -277,32 +281,36 @@ func TestStreamsOfForgottenSessions(t *testing.T) {
 		}
 		timer.Stop()
 		if !found || p.count("initialize") != 2 {
-			t.Errorf("heard: %t, initialized %d times", found, p.count("initialize"))
+			t.Errorf("received: %t, initialized %d times", found, p.count("initialize"))
 		}
-		stream.hangUp()
+		stream.disconnect()
 	})
 }
 
-// Clients of the modern era hear what they have asked for, from servers of both eras,
-// tagged with their own id.
+// Modern clients get what they subscribed to, from servers of both eras, with their own
+// subscription id.
 func TestStreamsOfTheModernEra(t *testing.T) {
 	a, b, c := legacyPeer("a"), modernPeer("b"), legacyPeer("c")
 	b.capabilities = `{"tools":{"listChanged":true},"resources":{"subscribe":true}}`
 	c.capabilities = `{"tools":{}}`
-	sayA, sayB := a.listens(), b.tells()
+	sayA, sayB := a.keepStreams(), b.acceptListen()
 	g := newGateway(t, nil, a, b, c)
 	u := g.modern(t)
 	uriA, uriB := mcp.ResourceURI("a", "x://a"), mcp.ResourceURI("b", "x://a")
-	stream := u.open(http.MethodPost, u.request(`"listen:0"`, mcp.MethodListen, `{"notifications":{"toolsListChanged":true,"resourceSubscriptions":["`+uriA+`","`+uriB+`","`+mcp.ResourceURI("c", "x://a")+`","x://foreign"]}}`))
+	stream := u.open(http.MethodPost, u.request(`"listen:0"`, mcp.MethodListen,
+		`{"notifications":{"toolsListChanged":true,"resourceSubscriptions":["`+uriA+`","`+uriB+`","`+
+			mcp.ResourceURI("c", "x://a")+`","x://foreign"]}}`))
 	const tag = `"io.modelcontextprotocol/subscriptionId":"listen:0"`
 	first := stream.next()
 	var ack struct {
 		Params struct{ Notifications interests }
 	}
-	if json.Unmarshal([]byte(first.data), &ack) != nil || first.method() != "notifications/subscriptions/acknowledged" || !strings.Contains(first.data, tag) {
+	if json.Unmarshal([]byte(first.data), &ack) != nil || first.method() != "notifications/subscriptions/acknowledged" ||
+		!strings.Contains(first.data, tag) {
 		t.Fatalf("got %s", first.data)
 	}
-	if got := ack.Params.Notifications; !got.Tools || got.Prompts || got.Resources || !slices.Equal(got.URIs, []string{uriA, uriB}) {
+	if got := ack.Params.Notifications; !got.Tools || got.Prompts || got.Resources ||
+		!slices.Equal(got.URIs, []string{uriA, uriB}) {
 		t.Errorf("got %s", first.data)
 	}
 	for i, say := range []func(string){sayA, sayB} {
@@ -311,70 +319,73 @@ func TestStreamsOfTheModernEra(t *testing.T) {
 		say(`{"jsonrpc":"2.0","method":"notifications/message","params":{}}`)
 		say(strings.Replace(updated, "x://a", "x://b", 1))
 		say(toolsChanged)
-		if e := stream.next(); e.method() != "notifications/tools/list_changed" || !strings.Contains(e.data, tag) || strings.Count(e.data, "subscriptionId") != 1 || !strings.Contains(e.data, `"server":"`+name+`"`) {
+		if e := stream.next(); e.method() != "notifications/tools/list_changed" || !strings.Contains(e.data, tag) ||
+			strings.Count(e.data, "subscriptionId") != 1 || !strings.Contains(e.data, `"server":"`+name+`"`) {
 			t.Errorf("%s: got %s", name, e.data)
 		}
 		say(updated)
-		if e := stream.next(); e.method() != "notifications/resources/updated" || !strings.Contains(e.data, `"uri":"`+uri+`"`) || !strings.Contains(e.data, tag) {
+		if e := stream.next(); e.method() != "notifications/resources/updated" ||
+			!strings.Contains(e.data, `"uri":"`+uri+`"`) || !strings.Contains(e.data, tag) {
 			t.Errorf("%s: got %s", name, e.data)
 		}
 	}
-	if got := a.await(t, "resources/subscribe", 1); got.message.Text(jsonrpc.URI) != "x://a" {
+	if got := a.waitFor(t, "resources/subscribe", 1); got.message.Text(jsonrpc.URI) != "x://a" {
 		t.Errorf("got %s", got.body)
 	}
-	stream.hangUp()
-	if got := a.await(t, "resources/unsubscribe", 1); got.message.Text(jsonrpc.URI) != "x://a" {
+	stream.disconnect()
+	if got := a.waitFor(t, "resources/unsubscribe", 1); got.message.Text(jsonrpc.URI) != "x://a" {
 		t.Errorf("got %s", got.body)
 	}
 }
 
-// A stream of which nothing is wanted ends at once, in good order.
+// A stream without interests ends at once with a result.
 func TestStreamsOfNothing(t *testing.T) {
 	u := newGateway(t, nil, modernPeer("a")).modern(t)
 	s := u.ask(mcp.MethodListen, `{"notifications":{}}`)
-	if len(s.events) != 2 || s.events[0].method() != "notifications/subscriptions/acknowledged" || !strings.Contains(s.answer, `"resultType":"complete"`) {
+	if len(s.events) != 2 || s.events[0].method() != "notifications/subscriptions/acknowledged" ||
+		!strings.Contains(s.answer, `"resultType":"complete"`) {
 		t.Errorf("got %s", s.body)
 	}
 }
 
-// Streams end when we do, those of the modern era with a result.
+// Streams end with the gateway, modern ones with a result.
 func TestStreamsEndWithUs(t *testing.T) {
 	exiting, exit := context.WithCancel(context.Background())
 	p := legacyPeer("a")
-	p.listens()
+	p.keepStreams()
 	g := newGateway(t, func(c *Config) { c.Exiting = exiting }, p)
 	m := g.modern(t)
 	stream := m.open(http.MethodPost, m.request("1", mcp.MethodListen, `{"notifications":{"toolsListChanged":true}}`))
 	stream.next()
 	get := g.legacy(t).listen()
 	exit()
-	get.ended()
+	get.waitEnd()
 	if e := stream.next(); !e.isAnswer() || !strings.Contains(e.data, `"result"`) {
 		t.Errorf("got %s", e.data)
 	}
-	stream.ended()
+	stream.waitEnd()
 }
 
-// Subscriptions reach the server that has the resource, and updates who has subscribed
-// (A68).
+// Subscriptions reach the server of the resource, and updates reach the subscribers (A68).
 func TestSubscriptions(t *testing.T) {
 	a, b := legacyPeer("a"), modernPeer("b")
 	b.capabilities = `{"resources":{"subscribe":true}}`
-	a.listens()
-	sayB := b.tells()
+	a.keepStreams()
+	sayB := b.acceptListen()
 	g := newGateway(t, nil, a, b)
 	u, other := g.legacy(t), g.legacy(t)
 	stream, others := u.listen(), other.listen()
 	if s := u.ask("resources/subscribe", `{"uri":"`+mcp.ResourceURI("a", "x://a")+`"}`); string(s.Result) != "{}" {
 		t.Errorf("got %s", s.body)
 	}
-	if got := a.await(t, "resources/subscribe", 1); got.message.Text(jsonrpc.URI) != "x://a" || got.session != "a-session-1" {
+	if got := a.waitFor(t, "resources/subscribe", 1); got.message.Text(jsonrpc.URI) != "x://a" ||
+		got.session != "a-session-1" {
 		t.Errorf("got %s in %s", got.body, got.session)
 	}
 	if s := u.ask("resources/subscribe", `{"uri":"`+mcp.ResourceURI("b", "x://a")+`"}`); string(s.Result) != "{}" {
 		t.Errorf("got %s", s.body)
 	}
-	listen := b.await(t, mcp.MethodListen, 1)
+	listen := b.waitFor(t, mcp.MethodListen, 1)
 	if !strings.Contains(listen.body, `"resourceSubscriptions":["x://a"]`) {
 		t.Errorf("got %s", listen.body)
 	}
@@ -403,11 +414,12 @@ func TestSubscriptions(t *testing.T) {
 	}
 }
 
-// A client that has opened another stream may have lost the one before, and not have been able to say so.
+// Messages go to the newest stream: a client may have lost the older one without being able to say
+// so.
 func TestTheLatestStreamIsWrittenTo(t *testing.T) {
 	p := legacyPeer("a")
-	p.does("GET", func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusMethodNotAllowed) })
-	p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+	p.handle("GET", func(w http.ResponseWriter, _ *incoming) { w.WriteHeader(http.StatusMethodNotAllowed) })
+	p.handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 		a.send(w, `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"error","data":"x"}}`)
 		a.finish(w, `{"tools":[]}`)
 	})

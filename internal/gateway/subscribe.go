@@ -17,11 +17,11 @@ func (c *call) subscribe(on bool) *jsonrpc.Failure {
 	if failure != nil {
 		return failure
 	}
-	l := c.client.link(s)
-	if failure := l.open(c.behalf()); failure != nil {
-		return c.failed(failure)
+	l := c.client.linkTo(s)
+	if failure := l.open(c.scope()); failure != nil {
+		return c.fail(failure)
 	}
-	l.sendInitialized(c.behalf()) // which repeats older subscriptions in a new session, but not this one
+	l.sendInitialized(c.scope()) // repeats older subscriptions in a new session, but not this one
 	uri, shown := target.Name, ""
 	if c.alias.isSet() {
 		shown = c.alias.shown
@@ -34,56 +34,56 @@ func (c *call) subscribe(on bool) *jsonrpc.Failure {
 	added := false
 	switch {
 	case len(uri) > mcp.LongestURI || len(shown) > mcp.LongestURI:
-		return invalid("uri: it has more than 8 KiB")
+		return invalid("uri: longer than 8 KiB")
 	case !on:
-		l.subscriptions.remove(c.g.subscribing, c.client.owner, uri)
+		l.subscriptions.remove(c.g.subscriptionMeter, c.client.owner, uri)
 	default:
 		var ok bool
-		if added, ok = l.subscriptions.add(c.g.subscribing, c.client.owner, uri, shown, limit); !ok {
-			return invalid("uri: there are too many subscriptions")
+		if added, ok = l.subscriptions.add(c.g.subscriptionMeter, c.client.owner, uri, shown, limit); !ok {
+			return invalid("uri: too many subscriptions")
 		}
 	}
 	change := sessionChange{Server: s.ID, URI: uri, Shown: shown, On: on}
-	if era == mcp.Legacy && c.g.elsewhere != nil {
-		change.Told = c.g.told(l) // in a moment
+	if era == mcp.Legacy && c.g.replicaSync != nil {
+		change.Told = c.g.sharedSessions(l) // the call below tells the server
 	}
-	c.g.elsewhere.change(c.ctx, c.client, change) // before the answer
+	c.g.replicaSync.shareChange(c.ctx, c.client, change) // before the client gets the response
 	if era == mcp.Legacy {
-		failure := c.pass(s, target, edits)
+		failure := c.forward(s, target, edits)
 		if added && (failure != nil || c.ErrorCode != 0) {
-			l.subscriptions.remove(c.g.subscribing, c.client.owner, uri) // which the server has not agreed to
+			l.subscriptions.remove(c.g.subscriptionMeter, c.client.owner, uri) // the server refused it
 			change.On = false
-			c.g.elsewhere.change(c.ctx, c.client, change)
+			c.g.replicaSync.shareChange(c.ctx, c.client, change)
 		}
 		return failure
 	}
 	c.Server = s
-	for _, listening := range c.client.listening() {
+	for _, listening := range c.client.openStreams() {
 		if !on {
 			listening.stop(listenerKey{s.ID, uri})
 			continue
 		}
 		listening.listenAndWait(listenerKey{s.ID, uri})
 	}
-	return c.answer([]byte("{}"))
+	return c.answerResult([]byte("{}"))
 }
 
-// listenAndWait starts a listener, and waits until the server has answered, but not for long. After it has
-// subscribed, the client expects to get every change.
+// listenAndWait starts a listener and waits until the server has responded, at most joinWait, so
+// that the client misses no update after it has subscribed.
 func (s *stream) listenAndWait(key listenerKey) {
 	begun := make(chan struct{})
 	s.listenTo(key, "", sync.OnceFunc(func() { close(begun) }))
-	s.await(begun)
+	s.waitBegun(begun)
 }
 
-// notAcceptable refuses a client that listens but takes no event streams.
+// notAcceptable refuses to open a stream for a client that does not accept event streams.
 func notAcceptable() *jsonrpc.Failure {
-	failure := jsonrpc.InvalidRequest("Accept: it does not name text/event-stream")
+	failure := jsonrpc.InvalidRequest("Accept: must include text/event-stream")
 	failure.Status = http.StatusNotAcceptable
 	return failure
 }
 
-// notOfSession refuses to go on with a stream that a session never had.
-func notOfSession() *jsonrpc.Failure {
-	return jsonrpc.InvalidRequest("Last-Event-ID: it is none of this session")
+// unknownEventID refuses to resume a stream that the session never had.
+func unknownEventID() *jsonrpc.Failure {
+	return jsonrpc.InvalidRequest("Last-Event-ID: unknown event of this session")
 }

@@ -7,16 +7,16 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
-// subscriptions are the resources of a server that a client has subscribed to. A server of the
-// modern era has no such request, and one of the legacy era may have to be asked again.
+// subscriptions are the resources of a server that a client has subscribed to. They are needed for
+// modern servers, which get one listener each, and to subscribe again in a new legacy session.
 type subscriptions struct {
 	mu      sync.Mutex
 	uris    []string          // sorted
-	aliases map[string]string // what the client calls those that it has subscribed to by another URI
+	aliases map[string]string // URIs that the client used, if different, by URI
 }
 
-// add notes a subscription, made by an alias if that is not empty, unless there are as many
-// as the limit. It reports whether it was not there before, and whether it is now.
+// add adds a subscription, unless that exceeds the limit or the quota. alias is "" if the client
+// used the server's URI. It reports whether the subscription is new, and whether it exists now.
 func (s *subscriptions) add(meter *quota.Meter, owner, uri, alias string, limit int) (added, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -24,7 +24,7 @@ func (s *subscriptions) add(meter *quota.Meter, owner, uri, alias string, limit 
 	switch {
 	case there && (alias == "" || alias == s.aliases[uri]):
 		return false, true
-	case there: // by another URI
+	case there: // with another alias
 		s.drop(meter, owner, i)
 	}
 	if len(s.uris) == limit || !meter.Take(owner, int64(len(uri)+len(alias))) {
@@ -40,7 +40,6 @@ func (s *subscriptions) add(meter *quota.Meter, owner, uri, alias string, limit 
 	return !there, true
 }
 
-// remove notes that a subscription has ended.
 func (s *subscriptions) remove(meter *quota.Meter, owner, uri string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -49,7 +48,6 @@ func (s *subscriptions) remove(meter *quota.Meter, owner, uri string) {
 	}
 }
 
-// removeAll notes that all subscriptions have ended.
 func (s *subscriptions) removeAll(meter *quota.Meter, owner string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,7 +56,7 @@ func (s *subscriptions) removeAll(meter *quota.Meter, owner string) {
 	}
 }
 
-// drop removes a subscription. The caller holds the lock.
+// drop removes the subscription with an index. The caller holds the lock.
 func (s *subscriptions) drop(meter *quota.Meter, owner string, i int) {
 	uri := s.uris[i]
 	meter.Give(owner, int64(len(uri)+len(s.aliases[uri])))
@@ -66,7 +64,6 @@ func (s *subscriptions) drop(meter *quota.Meter, owner string, i int) {
 	delete(s.aliases, uri)
 }
 
-// has reports whether the client has subscribed to a resource.
 func (s *subscriptions) has(uri string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,21 +71,21 @@ func (s *subscriptions) has(uri string) bool {
 	return there
 }
 
-// all returns the URIs of all of them.
+// all returns the URIs of all subscriptions.
 func (s *subscriptions) all() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.uris)
 }
 
-// alias returns what the client calls a resource, if it has subscribed to it by another URI.
+// alias returns the URI that the client used for a resource, "" if it is the same.
 func (s *subscriptions) alias(uri string) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.aliases[uri]
 }
 
-// size returns about how much memory they take.
+// size returns the approximate memory use.
 func (s *subscriptions) size() (bytes int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,11 +95,11 @@ func (s *subscriptions) size() (bytes int) {
 	return bytes
 }
 
-// To how many resources of a server a client can subscribe: of a server of the modern
-// era each takes a stream.
+// maxSubscriptions limits the subscriptions of a client at a server; maxListeners does so for
+// modern servers, where each takes a stream.
 const maxSubscriptions, maxListeners = 1_000, 64
 
-// subscriptionLimits are for all servers and clients of a gateway.
+// subscriptionLimits apply to all servers and clients of a gateway.
 var subscriptionLimits = quota.Limits{Entries: 100_000, Bytes: 64 << 20, OwnerEntries: 10_000, OwnerBytes: 8 << 20}
 
 var keptSubscriptions = quota.NewKind("subscriptions")

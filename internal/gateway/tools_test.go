@@ -15,8 +15,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolview"
 )
 
-// listTools returns what a client sees, a line for each tool and for each server that failed.
-func listTools(g *front, client string) (lines []string) {
+// listTools returns a line for each tool that a client sees and for each server that failed.
+func listTools(g *testGateway, client string) (lines []string) {
 	for _, list := range g.NewOperator(httptest.NewRequest(http.MethodPost, "/mcp", nil), client).ListTools() {
 		for _, tool := range list.Tools {
 			lines = append(lines, list.Server+" "+tool.Name)
@@ -53,7 +53,7 @@ func TestListTools(t *testing.T) {
 		{"discovery", func(c *Config) { c.Discovery = true }, "", []string{" search_tools", " describe_tool", " call_tool"}},
 		{"recovery", func(c *Config) {
 			c.Servers = c.Servers[:1]
-			c.Servers[0].Mask, c.Servers[0].MaskMCP = keeping{}, true
+			c.Servers[0].Mask, c.Servers[0].MaskMCP = originalsMask{}, true
 		}, "", []string{"a a::x", "a a::y", " recover_observation"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -71,7 +71,7 @@ func TestListTools(t *testing.T) {
 				t.Errorf("%d clients are remembered", n)
 			}
 			g.audiences.each(func(a *audience) { t.Errorf("an audience is remembered: %+v", a) })
-			if records := g.config.Observer.(*observed).takeRecords(); len(records) > 0 {
+			if records := g.config.Observer.(*recorder).takeRecords(); len(records) > 0 {
 				t.Errorf("recorded: %+v", records)
 			}
 			g.Usage.Tallies(func(label string, _ *inbound.Tally) { t.Errorf("%s is counted", label) })
@@ -79,7 +79,7 @@ func TestListTools(t *testing.T) {
 	}
 }
 
-// A server without tools is not asked for them.
+// A server without tools gets no tools/list.
 func TestListToolsOfServerWithout(t *testing.T) {
 	p := legacyPeer("a")
 	p.capabilities = `{"prompts":{}}`
@@ -89,18 +89,19 @@ func TestListToolsOfServerWithout(t *testing.T) {
 	}
 }
 
-// What clients get is what is listed, to the byte, also where servers share the URI of a UI resource.
+// Listed definitions are those that clients get, to the byte, even if servers share the URI of a UI
+// resource.
 func TestListedDefinitions(t *testing.T) {
 	for _, separator := range []string{"::", ""} {
 		app := `{"name":"app","inputSchema":{"type":"object"},"_meta":{"ui":{"resourceUri":"ui://app"}}}`
 		other := `{"name":"x" , "inputSchema":{"type":"object","properties":{"q":{}}}}`
-		peers := []*peer{legacyPeer("a").has("tools/list", "tools", app, other)}
+		peers := []*fakeServer{legacyPeer("a").hasList("tools/list", "tools", app, other)}
 		if separator != "" {
-			peers = append(peers, legacyPeer("b").has("tools/list", "tools", app))
+			peers = append(peers, legacyPeer("b").hasList("tools/list", "tools", app))
 		}
 		g := newGateway(t, func(c *Config) {
 			c.Naming.Separator = separator
-			c.Servers[0].Mask, c.Servers[0].MaskMCP, c.Servers[0].Focus = keeping{}, true, toolview.NewFocus("focus")
+			c.Servers[0].Mask, c.Servers[0].MaskMCP, c.Servers[0].Focus = originalsMask{}, true, toolview.NewFocus("focus")
 		}, peers...)
 		var listed struct{ Tools []json.RawMessage }
 		if err := json.Unmarshal(g.legacy(t).ask("tools/list", "").Result, &listed); err != nil {
@@ -124,10 +125,10 @@ func TestListedDefinitions(t *testing.T) {
 	}
 }
 
-// Who leaves while servers are asked leaves no session behind.
+// A canceled request leaves no session behind.
 func TestListToolsCanceled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	p := legacyPeer("a").does("tools/list", func(_ http.ResponseWriter, a *incoming) {
+	p := legacyPeer("a").handle("tools/list", func(_ http.ResponseWriter, a *incoming) {
 		cancel()
 		<-a.Context().Done()
 	})

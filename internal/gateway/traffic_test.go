@@ -16,12 +16,12 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// Many clients are asked by several servers at the same time, always with the same ids
-// (A23, A24). All answers reach who asked.
+// Many clients get requests of several servers at the same time, all with the same ids (A23, A24).
+// All responses reach the right server.
 func TestQuestionsOfManyServersToManyClients(t *testing.T) {
 	const clients = 500
 	var wrong atomic.Int64
-	quiz := func(p *peer) script {
+	quiz := func(p *fakeServer) script {
 		return func(w http.ResponseWriter, a *incoming) {
 			var call struct {
 				Params struct{ Arguments struct{ Who int } }
@@ -32,10 +32,12 @@ func TestQuestionsOfManyServersToManyClients(t *testing.T) {
 				answers[i] = p.expect(a.session, fmt.Sprint(i+1))
 			}
 			for i := range answers {
-				a.send(w, fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"sampling/createMessage","params":{"nonce":"%s %s %d"}}`, i+1, p.name, a.session, i+1))
+				a.send(w, fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"method":"sampling/createMessage","params":{"nonce":"%s %s %d"}}`,
+					i+1, p.name, a.session, i+1))
 			}
 			for i, answer := range answers {
-				want := fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"result":{"nonce":"%s %s %d","who":%d}}`, i+1, p.name, a.session, i+1, call.Params.Arguments.Who)
+				want := fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"result":{"nonce":"%s %s %d","who":%d}}`, i+1, p.name, a.session, i+1,
+					call.Params.Arguments.Who)
 				select {
 				case got := <-answer:
 					if got != want {
@@ -49,31 +51,32 @@ func TestQuestionsOfManyServersToManyClients(t *testing.T) {
 			a.finish(w, fmt.Sprintf(`{"who":%d,"at":%q}`, call.Params.Arguments.Who, p.name))
 		}
 	}
-	var peers []*peer
+	var peers []*fakeServer
 	for _, name := range []string{"a", "b", "c"} {
 		p := legacyPeer(name)
-		peers = append(peers, p.does("tools/call", quiz(p)))
+		peers = append(peers, p.handle("tools/call", quiz(p)))
 	}
 	g := newGateway(t, nil, peers...)
 	var all sync.WaitGroup
-	for who := range clients {
+	for caller := range clients {
 		u := g.user(t, mcp.Legacy)
 		all.Go(func() {
 			u.connect()
-			servers := []string{peers[who%3].name, peers[(who+1)%3].name}
-			talks := map[string]*talk{}
+			servers := []string{peers[caller%3].name, peers[(caller+1)%3].name}
+			calls := map[string]*liveReply{}
 			type question struct {
 				received
 				server, nonce string
 			}
 			var questions []question
 			for i, server := range servers {
-				body := u.request(fmt.Sprint(i+1), "tools/call", fmt.Sprintf(`{"name":"%s::quiz","arguments":{"who":%d}}`, server, who))
-				talks[server] = u.open(http.MethodPost, body)
+				body := u.request(fmt.Sprint(i+1), "tools/call",
+					fmt.Sprintf(`{"name":"%s::quiz","arguments":{"who":%d}}`, server, caller))
+				calls[server] = u.open(http.MethodPost, body)
 			}
-			for server, talk := range talks {
+			for server, live := range calls {
 				for range 2 {
-					e := talk.nextOf("sampling/createMessage")
+					e := live.nextOf("sampling/createMessage")
 					var q struct {
 						Params struct {
 							Nonce string
@@ -88,15 +91,16 @@ func TestQuestionsOfManyServersToManyClients(t *testing.T) {
 			}
 			rand.Shuffle(len(questions), func(i, j int) { questions[i], questions[j] = questions[j], questions[i] })
 			for _, q := range questions {
-				if s := u.answer(q.received, fmt.Sprintf(`{"nonce":%q,"who":%d}`, q.nonce, who)); s.status != http.StatusAccepted {
+				s := u.respond(q.received, fmt.Sprintf(`{"nonce":%q,"who":%d}`, q.nonce, caller))
+				if s.status != http.StatusAccepted {
 					t.Errorf("got %d %s", s.status, s.body)
 				}
 			}
-			for server, talk := range talks {
-				if e := talk.nextOf(""); !strings.Contains(e.data, fmt.Sprintf(`"result":{"who":%d,"at":%q}`, who, server)) {
-					t.Errorf("client %d at %s: got %s", who, server, e.data)
+			for server, live := range calls {
+				if e := live.nextOf(""); !strings.Contains(e.data, fmt.Sprintf(`"result":{"who":%d,"at":%q}`, caller, server)) {
+					t.Errorf("client %d at %s: got %s", caller, server, e.data)
 				}
-				talk.hangUp()
+				live.disconnect()
 			}
 		})
 	}
@@ -106,28 +110,28 @@ func TestQuestionsOfManyServersToManyClients(t *testing.T) {
 	}
 }
 
-// waits has a tool that lasts until it is canceled by a notification, as in the legacy
-// era, or by hanging up, as in the modern one, or until all are released.
-func (p *peer) waits() (canceled func() map[string]bool, release func()) {
+// addWaitingTool adds a tool that runs until it is canceled, by a notification (legacy) or by
+// disconnecting (modern), or until release is called.
+func (p *fakeServer) addWaitingTool() (canceled func() map[string]bool, release func()) {
 	var mu sync.Mutex
 	waiting := map[string]chan struct{}{}
-	who := map[string]bool{}
+	caller := map[string]bool{}
 	released := make(chan struct{})
-	p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+	p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 		var call struct {
 			Params struct{ Arguments struct{ Who string } }
 		}
 		_ = json.Unmarshal([]byte(a.body), &call)
 		key := a.session + " " + a.id()
 		mu.Lock()
-		end := waiting[key] // if the cancellation has overtaken it
+		end := waiting[key] // if the cancellation arrives first
 		if end == nil {
 			end = make(chan struct{})
 			waiting[key] = end
 		}
 		mu.Unlock()
 		hungUp := a.Context().Done()
-		if p.speaks[mcp.Legacy] {
+		if p.eras[mcp.Legacy] {
 			hungUp = nil
 		}
 		select {
@@ -138,10 +142,10 @@ func (p *peer) waits() (canceled func() map[string]bool, release func()) {
 			return
 		}
 		mu.Lock()
-		who[call.Params.Arguments.Who] = true
+		caller[call.Params.Arguments.Who] = true
 		mu.Unlock()
 	})
-	p.does("notifications/cancelled", func(w http.ResponseWriter, a *incoming) {
+	p.handle("notifications/cancelled", func(w http.ResponseWriter, a *incoming) {
 		w.WriteHeader(http.StatusAccepted)
 		key := a.session + " " + string(a.message.Literal(jsonrpc.RequestID))
 		mu.Lock()
@@ -159,26 +163,26 @@ func (p *peer) waits() (canceled func() map[string]bool, release func()) {
 		mu.Lock()
 		defer mu.Unlock()
 		all := map[string]bool{}
-		for name := range who {
+		for name := range caller {
 			all[name] = true
 		}
 		return all
 	}, sync.OnceFunc(func() { close(released) })
 }
 
-// Of many calls with the same id only those end that are canceled (A28).
+// Of many calls with the same id, only canceled ones end (A28).
 func TestManyCancellations(t *testing.T) {
 	for _, client := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		for _, server := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 			t.Run(fmt.Sprint("client of era ", client, ", server of ", server), func(t *testing.T) {
-				const clients = 400 // half of which cancel
+				const clients = 400 // half of them cancel
 				p, other := newPeer("a"), newPeer("b")
-				p.speaks[server], other.speaks[server] = true, true
-				canceled, release := p.waits()
+				p.eras[server], other.eras[server] = true, true
+				canceled, release := p.addWaitingTool()
 				defer release()
 				g := newGateway(t, nil, other, p)
-				var users [clients]*user
-				var talks [clients]*talk
+				var users [clients]*testClient
+				var calls [clients]*liveReply
 				for i := range users {
 					users[i] = g.user(t, client)
 					users[i].info = fmt.Sprintf(`{"name":"client-%d","version":"1"}`, i)
@@ -186,28 +190,29 @@ func TestManyCancellations(t *testing.T) {
 						users[i].connect()
 					}
 					body := users[i].request("7", "tools/call", fmt.Sprintf(`{"name":"a::wait","arguments":{"who":"%d"}}`, i))
-					talks[i] = users[i].start(http.MethodPost, body)
+					calls[i] = users[i].start(http.MethodPost, body)
 				}
-				p.await(t, "tools/call", clients)
+				p.waitFor(t, "tools/call", clients)
 				for i := 0; i < clients; i += 2 {
 					if client == mcp.Modern {
-						talks[i].hangUp()
-					} else if s := users[i].tell("notifications/cancelled", `{"requestId":7,"reason":"r"}`); s.status != http.StatusAccepted {
+						calls[i].disconnect()
+					} else if s := users[i].notify("notifications/cancelled", `{"requestId":7,"reason":"r"}`); s.status !=
+						http.StatusAccepted {
 						t.Errorf("got %d", s.status)
 					}
 				}
 				await.Until(t, "all that were canceled have ended", func() bool { return len(canceled()) == clients/2 })
-				for who := range canceled() {
-					if i, err := strconv.Atoi(who); err != nil || i%2 == 1 {
-						t.Errorf("call %s was canceled", who)
+				for caller := range canceled() {
+					if i, err := strconv.Atoi(caller); err != nil || i%2 == 1 {
+						t.Errorf("call %s was canceled", caller)
 					}
 				}
 				for i := 0; i < clients; i += 2 {
-					talks[i].ended()
+					calls[i].waitEnd()
 				}
 				release()
 				for i := 1; i < clients; i += 2 {
-					if e := talks[i].nextOf(""); !strings.Contains(e.data, `"result":`) {
+					if e := calls[i].nextOf(""); !strings.Contains(e.data, `"result":`) {
 						t.Errorf("call %d: got %s", i, e.data)
 					}
 				}
@@ -215,42 +220,43 @@ func TestManyCancellations(t *testing.T) {
 					t.Errorf("%d calls were canceled", n)
 				}
 				if n := other.count("notifications/cancelled"); n != 0 {
-					t.Errorf("another server has heard of %d cancellations", n)
+					t.Errorf("another server received %d cancellations", n)
 				}
 			})
 		}
 	}
 }
 
-// Two processes of the same program cannot be told apart, and number their requests
-// alike. One that hangs up ends its own call only.
+// Two processes of the same program look the same and use the same ids. If one disconnects, only
+// its own call ends.
 func TestCancellationsOfClientsThatLookTheSame(t *testing.T) {
 	p := legacyPeer("a")
-	canceled, release := p.waits()
+	canceled, release := p.addWaitingTool()
 	defer release()
 	g := newGateway(t, nil, p)
-	var talks [4]*talk
-	for i := range talks {
+	var calls [4]*liveReply
+	for i := range calls {
 		u := g.modern(t)
-		talks[i] = u.start(http.MethodPost, u.request("1", "tools/call", fmt.Sprintf(`{"name":"a::wait","arguments":{"who":"%d"}}`, i)))
+		calls[i] = u.start(http.MethodPost, u.request("1", "tools/call",
+			fmt.Sprintf(`{"name":"a::wait","arguments":{"who":"%d"}}`, i)))
 	}
-	p.await(t, "tools/call", len(talks))
+	p.waitFor(t, "tools/call", len(calls))
 	seen := map[string]bool{}
-	for _, call := range p.heard("tools/call") {
+	for _, call := range p.requests("tools/call") {
 		key := call.session + " " + call.id()
 		if seen[key] {
 			t.Errorf("two calls with the id %s in one session", call.id())
 		}
 		seen[key] = true
 	}
-	talks[2].hangUp()
+	calls[2].disconnect()
 	await.Until(t, "the call has ended", func() bool { return len(canceled()) > 0 })
 	release()
-	for i, talk := range talks {
+	for i, live := range calls {
 		if i == 2 {
 			continue
 		}
-		if e := talk.nextOf(""); !strings.Contains(e.data, `"id":1,`) || !strings.Contains(e.data, `"result":`) {
+		if e := live.nextOf(""); !strings.Contains(e.data, `"id":1,`) || !strings.Contains(e.data, `"result":`) {
 			t.Errorf("call %d: got %s", i, e.data)
 		}
 	}
@@ -264,7 +270,7 @@ func TestCancellationsOfNothing(t *testing.T) {
 	u := newGateway(t, nil, p).legacy(t)
 	u.call("a::x")
 	for _, params := range []string{`{"requestId":2}`, `{"requestId":"2"}`, `{}`, ``, `[]`, `{"requestId":null}`} {
-		if s := u.tell("notifications/cancelled", params); s.status != http.StatusAccepted {
+		if s := u.notify("notifications/cancelled", params); s.status != http.StatusAccepted {
 			t.Errorf("%s: got %d", params, s.status)
 		}
 	}
@@ -273,56 +279,60 @@ func TestCancellationsOfNothing(t *testing.T) {
 	}
 }
 
-// Each server gets one notifications/initialized, and all others once each (A3, A27,
-// A28, R23).
+// Each server gets notifications/initialized once, and all others once each (A3, A27, A28, R23).
 func TestNotificationsOfClients(t *testing.T) {
 	a, b, modern := legacyPeer("a"), legacyPeer("b"), modernPeer("c")
 	u := newGateway(t, nil, a, b, modern).legacy(t)
-	u.tell("notifications/initialized", "")
+	u.notify("notifications/initialized", "")
 	u.call("a::x")
-	u.tell("notifications/roots/list_changed", "")
-	u.tell("notifications/vendor/x", `{"requestId":7,"n":1.0}`)
-	u.tell("notifications/progress", `{"progressToken":"b::7","progress":0.5}`)
-	u.tell("notifications/progress", `{"progressToken":"b::\"t\"","progress":0.5}`)
+	u.notify("notifications/roots/list_changed", "")
+	u.notify("notifications/vendor/x", `{"requestId":7,"n":1.0}`)
+	u.notify("notifications/progress", `{"progressToken":"b::7","progress":0.5}`)
+	u.notify("notifications/progress", `{"progressToken":"b::\"t\"","progress":0.5}`)
 	for _, token := range []string{`7`, `"7"`, `"z::7"`, `"b::"`, `"b::{}"`, `"b::x"`} {
-		u.tell("notifications/progress", `{"progressToken":`+token+`,"progress":0.5}`)
+		u.notify("notifications/progress", `{"progressToken":`+token+`,"progress":0.5}`)
 	}
-	for _, p := range []*peer{a, b} {
-		for _, method := range []string{"notifications/initialized", "notifications/roots/list_changed", "notifications/vendor/x"} {
+	for _, p := range []*fakeServer{a, b} {
+		for _, method := range []string{"notifications/initialized", "notifications/roots/list_changed",
+			"notifications/vendor/x"} {
 			if n := p.count(method); n != 1 {
-				t.Errorf("%s has heard %d × %s", p.name, n, method)
+				t.Errorf("%s received %d × %s", p.name, n, method)
 			}
 		}
-		if got := p.heard("notifications/vendor/x")[0].body; got != `{"jsonrpc":"2.0","method":"notifications/vendor/x","params":{"requestId":7,"n":1.0}}` {
+		if got := p.requests("notifications/vendor/x")[0].body; got != `{"jsonrpc":"2.0",`+
+			`"method":"notifications/vendor/x","params":{"requestId":7,"n":1.0}}` {
 			t.Errorf("got %s", got)
 		}
 	}
 	if n := a.count("notifications/progress"); n != 0 {
-		t.Errorf("a has heard of progress %d times", n)
+		t.Errorf("a received progress %d times", n)
 	}
-	progress := b.heard("notifications/progress")
-	if len(progress) != 2 || string(progress[0].message.Literal(jsonrpc.Progress)) != "7" || string(progress[1].message.Literal(jsonrpc.Progress)) != `"t"` {
-		t.Errorf("b has heard of progress %d times", len(progress))
+	progress := b.requests("notifications/progress")
+	if len(progress) != 2 || string(progress[0].message.Literal(jsonrpc.Progress)) != "7" ||
+		string(progress[1].message.Literal(jsonrpc.Progress)) != `"t"` {
+		t.Errorf("b received progress %d times", len(progress))
 	}
 }
 
-// Progress comes with the token that the client gave (A8, A28).
+// Progress has the token that the client set (A8, A28).
 func TestProgressOfCalls(t *testing.T) {
-	both(t, nil, func() []*peer {
+	both(t, nil, func() []*fakeServer {
 		p := newPeer("a")
-		p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+		p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 			for i := range 3 {
-				a.send(w, fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":%d}}`, a.message.Literal(jsonrpc.ProgressToken), i))
+				a.send(w, fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,`+
+					`"progress":%d}}`, a.message.Literal(jsonrpc.ProgressToken), i))
 			}
 			a.finish(w, "{}")
 		})
-		return []*peer{p, newPeer("b")}
-	}, func(t *testing.T, u *user, _ []*peer) {
+		return []*fakeServer{p, newPeer("b")}
+	}, func(t *testing.T, u *testClient, _ []*fakeServer) {
 		for _, token := range []string{`9007199254740993`, `"t"`, `0`} {
 			meta := `"_meta":{"progressToken":` + token + `}`
 			body := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a::x",` + meta + `}}`
 			if u.era == mcp.Modern {
-				body = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a::x","_meta":` + string(u.meta(`,"progressToken":`+token)) + `}}`
+				body = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a::x","_meta":` +
+					string(u.meta(`,"progressToken":`+token)) + `}}`
 			}
 			s := u.post(body)
 			if len(s.events) != 4 {
@@ -330,7 +340,8 @@ func TestProgressOfCalls(t *testing.T) {
 			}
 			for i, e := range s.events[:3] {
 				m := e.parts()
-				if string(m.Literal(jsonrpc.Progress)) != token || !strings.Contains(e.data, fmt.Sprintf(`"progress":%d`, i)) || !strings.Contains(e.data, `"proxy":{"server":"a"}`) {
+				if string(m.Literal(jsonrpc.Progress)) != token || !strings.Contains(e.data, fmt.Sprintf(`"progress":%d`, i)) ||
+					!strings.Contains(e.data, `"proxy":{"server":"a"}`) {
 					t.Errorf("got %s", e.data)
 				}
 			}
@@ -338,29 +349,30 @@ func TestProgressOfCalls(t *testing.T) {
 	})
 }
 
-// A server never waits for an answer that nobody can give (A25).
+// A server never waits for a response that no client can give (A25).
 func TestQuestionsThatNobodyCanAnswer(t *testing.T) {
 	ask := func(w http.ResponseWriter, a *incoming) {
 		answer := a.ask(w, `"q"`, "elicitation/create", `{"message":"?"}`)
 		a.finish(w, `{"answer":`+string(jsonrpc.Quote(answer))+`}`)
 	}
-	for name, change := range map[string]func(*user){
-		"it has not said that it can": func(u *user) { u.can = `{"sampling":{}}` },
-		"it takes no event streams":   func(u *user) { u.accept = "application/json" },
+	for name, change := range map[string]func(*testClient){
+		"it has not declared support": func(u *testClient) { u.capabilities = `{"sampling":{}}` },
+		"it takes no event streams":   func(u *testClient) { u.accept = "application/json" },
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := legacyPeer("a").does("tools/call", ask)
+			p := legacyPeer("a").handle("tools/call", ask)
 			u := newGateway(t, nil, p).user(t, mcp.Legacy)
 			change(u)
 			u.connect()
 			s := u.call("a::x")
-			if !strings.Contains(s.answer, `\"error\"`) || !strings.Contains(s.answer, `-32601`) || strings.Contains(s.body, "elicitation/create\"") {
+			if !strings.Contains(s.answer, `\"error\"`) || !strings.Contains(s.answer, `-32601`) ||
+				strings.Contains(s.body, "elicitation/create\"") {
 				t.Errorf("got %s", s.body)
 			}
 		})
 	}
 	t.Run("it listens to nothing", func(t *testing.T) {
-		p := legacyPeer("a").does("tools/list", func(w http.ResponseWriter, a *incoming) {
+		p := legacyPeer("a").handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 			a.ask(w, "1", "roots/list", "{}")
 			a.finish(w, `{"tools":[{"name":"x"}]}`)
 		})
@@ -370,56 +382,57 @@ func TestQuestionsThatNobodyCanAnswer(t *testing.T) {
 		}
 	})
 	t.Run("it listens, and is asked while a list is made", func(t *testing.T) {
-		p := legacyPeer("a").does("tools/list", func(w http.ResponseWriter, a *incoming) {
+		p := legacyPeer("a").handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 			if answer := a.ask(w, "1", "roots/list", "{}"); !strings.Contains(answer, `"result":{"roots":[]}`) {
 				t.Errorf("got %s", answer)
 			}
 			a.finish(w, `{"tools":[{"name":"x"}]}`)
 		})
-		p.listens()
+		p.keepStreams()
 		u := newGateway(t, nil, p).legacy(t)
 		stream := u.listen()
 		list := u.start(http.MethodPost, u.request("1", "tools/list", ""))
-		u.answer(stream.nextOf("roots/list"), `{"roots":[]}`)
+		u.respond(stream.nextOf("roots/list"), `{"roots":[]}`)
 		if e := list.nextOf(""); !strings.Contains(e.data, `"a::x"`) {
 			t.Errorf("got %s", e.data)
 		}
 	})
 	t.Run("by another client", func(t *testing.T) {
-		p := legacyPeer("a").does("tools/call", ask)
+		p := legacyPeer("a").handle("tools/call", ask)
 		g := newGateway(t, nil, p)
 		u, other := g.legacy(t), g.legacy(t)
-		call := u.begin("tools/call", `{"name":"a::x"}`)
+		call := u.startRequest("tools/call", `{"name":"a::x"}`)
 		q := call.nextOf("elicitation/create")
-		other.answer(q, `{"action":"evil"}`)
-		u.answer(q, `{"action":"accept"}`)
+		other.respond(q, `{"action":"evil"}`)
+		u.respond(q, `{"action":"accept"}`)
 		if e := call.nextOf(""); !strings.Contains(e.data, "accept") || strings.Contains(e.data, "evil") {
 			t.Errorf("got %s", e.data)
 		}
 	})
 }
 
-// A slow call delays no other (A29).
+// A slow call does not delay others (A29).
 func TestSlowCallsDelayNoOthers(t *testing.T) {
-	both(t, nil, func() []*peer { return []*peer{newPeer("a"), newPeer("b")} }, func(t *testing.T, u *user, peers []*peer) {
-		release := make(chan struct{})
-		peers[0].does("tools/call", func(w http.ResponseWriter, a *incoming) {
-			if a.message.Text(jsonrpc.Name) == "slow" {
-				<-release
+	both(t, nil, func() []*fakeServer { return []*fakeServer{newPeer("a"), newPeer("b")} },
+		func(t *testing.T, u *testClient, peers []*fakeServer) {
+			release := make(chan struct{})
+			peers[0].handle("tools/call", func(w http.ResponseWriter, a *incoming) {
+				if a.message.Text(jsonrpc.Name) == "slow" {
+					<-release
+				}
+				a.reply(w, `{}`)
+			})
+			slow := u.start(http.MethodPost, u.request(`"slow"`, "tools/call", `{"name":"a::slow"}`))
+			peers[0].waitFor(t, "tools/call", 1)
+			for _, name := range []string{"a::x", "b::x"} {
+				if s := u.call(name); s.code() != 0 {
+					t.Errorf("got %s", s.body)
+				}
 			}
-			a.reply(w, `{}`)
+			u.ask("tools/list", "")
+			close(release)
+			if e := slow.nextOf(""); !strings.Contains(e.data, `"id":"slow"`) {
+				t.Errorf("got %s", e.data)
+			}
 		})
-		slow := u.start(http.MethodPost, u.request(`"slow"`, "tools/call", `{"name":"a::slow"}`))
-		peers[0].await(t, "tools/call", 1)
-		for _, name := range []string{"a::x", "b::x"} {
-			if s := u.call(name); s.code() != 0 {
-				t.Errorf("got %s", s.body)
-			}
-		}
-		u.ask("tools/list", "")
-		close(release)
-		if e := slow.nextOf(""); !strings.Contains(e.data, `"id":"slow"`) {
-			t.Errorf("got %s", e.data)
-		}
-	})
 }

@@ -10,46 +10,46 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// unsolicited handles the messages of a server that answer no request.
+// unsolicited handles messages of a server that do not answer a request.
 type unsolicited struct {
-	behalf
+	scope
 	link *link
 }
 
-func (l *link) unsolicited(o behalf) unsolicited { return unsolicited{o, l} }
+func (l *link) unsolicited(sc scope) unsolicited { return unsolicited{sc, l} }
 
-// take takes a message that came with the answer to a request of our own. The client gets it
-// if it listens.
-func (u unsolicited) take(e *streamable.Event, asides *upstream.Asides) {
+// take handles a message in the response to a request of the gateway. The client gets it if it has
+// a stream.
+func (u unsolicited) take(e *streamable.Event, sideRequests *upstream.SideRequests) {
 	m := e.Message
-	if len(e.Data) == 0 || m.IsAnswer() {
+	if len(e.Data) == 0 || m.IsResponse() {
 		return
 	}
 	u.note(m)
 	if !u.broadcast(m) && m.IsRequest() {
-		u.refuse(asides, m, "the client cannot be asked: it does not listen")
+		u.refuse(sideRequests, m, "the client has no open stream")
 	}
 }
 
-// note updates what is known of the server.
+// note updates the state of the gateway from a message.
 func (u unsolicited) note(m *jsonrpc.Message) {
 	switch method := m.Text(jsonrpc.Method); {
 	case isListChange(m):
 		u.link.listsChanged(u.g, m)
 	case method == "notifications/cancelled" && m.Has(jsonrpc.RequestID):
-		u.link.client.questionSettled(u.link.translator(u.g).id(m.Literal(jsonrpc.RequestID)))
+		u.link.client.settleServerRequest(u.link.translator(u.g).id(m.Literal(jsonrpc.RequestID)))
 	}
 }
 
-// broadcast gives the client a message by each of its streams of the modern era that wants
-// it, or by one of the legacy era, which may be at another replica.
+// broadcast sends a message to all streams of a modern client that want it, or to one stream of a
+// legacy client, which may be at another replica. It reports whether it was sent.
 func (u unsolicited) broadcast(m *jsonrpc.Message) (delivered bool) {
 	changed := isListChange(m)
-	for _, s := range u.link.client.listening() {
-		if changed && !s.listensTo(u.link.id) {
-			continue // which note has told
+	for _, s := range u.link.client.openStreams() {
+		if changed && !s.listensTo(u.link.serverID) {
+			continue // note has notified these
 		}
-		if s.g.Load().of(u.link) == nil || !s.deliver(u.g, u.link, m, "") {
+		if s.g.Load().linkServer(u.link) == nil || !s.deliver(u.g, u.link, m, "") {
 			continue
 		}
 		delivered = true
@@ -57,24 +57,24 @@ func (u unsolicited) broadcast(m *jsonrpc.Message) (delivered bool) {
 			break
 		}
 	}
-	return delivered || u.forward(m)
+	return delivered || u.sendToReplica(m)
 }
 
-// isListChange reports whether a message tells that a list has changed.
+// isListChange reports whether a message is a list-changed notification.
 func isListChange(m *jsonrpc.Message) bool {
 	return strings.HasSuffix(m.Text(jsonrpc.Method), "/list_changed")
 }
 
-// refuse answers a question of the server in place of the client. It does not wait for that:
-// the server may have more to say before it listens.
-func (u unsolicited) refuse(asides *upstream.Asides, m *jsonrpc.Message, why string) {
-	refusal := jsonrpc.Refusal(m.Literal(jsonrpc.ID), jsonrpc.CodeMethodNotFound, why)
+// refuse answers a server request with an error on behalf of the client. It does not wait: the
+// server may not read before it has sent more.
+func (u unsolicited) refuse(sideRequests *upstream.SideRequests, m *jsonrpc.Message, why string) {
+	refusal := jsonrpc.ErrorResponse(m.Literal(jsonrpc.ID), jsonrpc.CodeMethodNotFound, why)
 	if m.Is(jsonrpc.Method, "ping") {
-		refusal = jsonrpc.Answer(m.Literal(jsonrpc.ID), []byte("{}")) // which needs no client
+		refusal = jsonrpc.ResultResponse(m.Literal(jsonrpc.ID), []byte("{}")) // needs no client
 	}
-	asides.Go(func() {
-		if failure := u.link.tell(u.behalf, refusal); failure != nil {
-			u.g.config.Logger.Debug("refusal not delivered", zap.String("mcp_server", u.link.server), zap.Error(failure))
+	sideRequests.Go(func() {
+		if failure := u.link.send(u.scope, refusal); failure != nil {
+			u.g.config.Logger.Debug("refusal not delivered", zap.String("mcp_server", u.link.serverName), zap.Error(failure))
 		}
 	})
 }

@@ -13,42 +13,42 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// Admit decides whether the client may do this, now. It is asked once for each message.
+// Admit decides whether the client may send the message now. It is called once for each message.
 func (q *Request) Admit(target mcp.Target) *jsonrpc.Failure {
-	q.AdmitAsked, q.spent = true, false
+	q.AdmitAsked, q.charged = true, false
 	q.tally().Requests.Add(1)
 	if failure := q.Permit(target); failure != nil {
 		return failure
 	}
-	return q.spend(target)
+	return q.chargeRateLimits(target)
 }
 
-// spend takes what the message needs from the budgets of its client, once for each time that it is admitted.
-func (q *Request) spend(target mcp.Target) *jsonrpc.Failure {
-	if q.spent {
+// chargeRateLimits charges the message to the rate limits of its client. It does so once per Admit.
+func (q *Request) chargeRateLimits(target mcp.Target) *jsonrpc.Failure {
+	if q.charged {
 		return nil
 	}
-	wait, ok, err := q.take(target, q.IsRequest())
+	wait, ok, err := q.takeTokens(target, q.IsRequest())
 	switch {
 	case err != nil:
-		return q.rateUnknown(target, err)
+		return q.denyUncheckedRate(target, err)
 	case !ok:
 		q.Writer.Header().Set("Retry-After", retryAfter(wait))
 		return q.denied(jsonrpc.Refused(target.Server, http.StatusTooManyRequests), target, nil)
 	}
-	q.spent = true
+	q.charged = true
 	return nil
 }
 
-// rateUnknown refuses a message because the rates of its client cannot be looked up.
-func (q *Request) rateUnknown(target mcp.Target, err error) *jsonrpc.Failure {
+// denyUncheckedRate refuses a message because the rate limits cannot be checked.
+func (q *Request) denyUncheckedRate(target mcp.Target, err error) *jsonrpc.Failure {
 	failure := jsonrpc.StoreUnavailable("rate limits cannot be checked")
 	failure.Data.ServerName = target.Server
 	return q.denied(failure, target, err)
 }
 
-// Permit decides whether the client may do this at all. It is for messages that were admitted
-// before it was known what they are about.
+// Permit decides whether rules allow the message. It is Admit without rate limits, for messages whose
+// target becomes known only after Admit.
 func (q *Request) Permit(target mcp.Target) *jsonrpc.Failure {
 	if failure := q.LearnAnnotations(target); failure != nil {
 		return failure
@@ -66,25 +66,25 @@ func (q *Request) Permit(target mcp.Target) *jsonrpc.Failure {
 	return nil
 }
 
-// Withheld reports whether a tool may not be used because its definition has changed.
+// Withheld reports whether a tool is withheld because its definition has changed.
 func (g *Gate) Withheld(target mcp.Target) bool {
 	s := g.Servers[target.Server]
 	return g.config.PinTools && s != nil && target.Kind == mcp.Tool && s.Pins.Changed(target.Name)
 }
 
-// denied reports that the client was refused something.
+// denied reports a denial without a rule.
 func (q *Request) denied(failure *jsonrpc.Failure, target mcp.Target, reason error) *jsonrpc.Failure {
 	return q.reportDenial(failure, &Denial{Target: target, Reason: reason})
 }
 
-// DeniedBy reports that a rule refused the client something.
+// DeniedBy reports a denial by a rule.
 func (q *Request) DeniedBy(d acl.Decision, failure *jsonrpc.Failure, target mcp.Target) *jsonrpc.Failure {
 	return q.reportDenial(failure, &Denial{Target: target, Rule: d.Reason()})
 }
 
 // reportDenial completes a denial, and reports it.
 func (q *Request) reportDenial(failure *jsonrpc.Failure, d *Denial) *jsonrpc.Failure {
-	q.refusal = d
+	q.denial = d
 	q.tally().Denied.Add(1)
 	d.Client, d.Label, d.Address = q.Caller.ShownName(), q.Caller.Label, q.Peer.Address
 	d.Method, d.Code = q.MethodName(), failure.Data.Symbol
@@ -92,32 +92,31 @@ func (q *Request) reportDenial(failure *jsonrpc.Failure, d *Denial) *jsonrpc.Fai
 	return failure
 }
 
-// tally returns what counts for the client, and notes that it is there.
+// tally returns the counters of the client, and records the time of the request.
 func (q *Request) tally() *Tally {
-	t := q.gate.kept.Usage.Tally(q.Caller.Label)
+	t := q.gate.retained.Usage.Tally(q.Caller.Label)
 	t.Last.Store(q.Began.UnixMilli())
 	return t
 }
 
-// take takes what a message needs from the budgets of its client. If there is not enough, it
-// returns when there will be. An error says that the budgets are not known now.
-func (q *Request) take(target mcp.Target, request bool) (wait time.Duration, ok bool, err error) {
+// takeTokens charges a message to the rate limits of its client. If a limit is reached, it returns the time
+// to wait. An error says that the limits cannot be checked.
+func (q *Request) takeTokens(target mcp.Target, request bool) (wait time.Duration, ok bool, err error) {
 	var room [8]ratelimit.Limit
 	limits := q.gate.Rules.Limits(room[:0], &q.Caller, target, request)
 	if len(limits) == 0 {
 		return 0, true, nil
 	}
-	return q.gate.kept.Usage.buckets.Take(q.HTTP.Context(), q.Caller.Budget(), limits)
+	return q.gate.retained.Usage.buckets.Take(q.HTTP.Context(), q.Caller.Budget(), limits)
 }
 
-// retryAfter returns a time as the header has it, in whole seconds.
+// retryAfter returns a duration for the Retry-After header, in whole seconds.
 func retryAfter(wait time.Duration) string {
 	return strconv.Itoa(max(1, int(math.Ceil(wait.Seconds()))))
 }
 
-// LearnAnnotations has the caller know the annotations of the tool that it calls, if the decision on
-// it depends on them. If they cannot be had, the tool cannot be called. A server of which the caller may
-// use nothing is not asked.
+// LearnAnnotations finds the annotations of the called tool, if the decision on it depends on them. If
+// they cannot be found, it fails. Servers of which the caller may use nothing are not asked.
 func (q *Request) LearnAnnotations(target mcp.Target) *jsonrpc.Failure {
 	c, s := &q.Caller, q.gate.Servers[target.Server]
 	if target.Kind != mcp.Tool || s == nil || !c.Policy().NeedsAnnotations(s.Name, target.Name) ||
@@ -129,7 +128,7 @@ func (q *Request) LearnAnnotations(target mcp.Target) *jsonrpc.Failure {
 	if c.Annotations, known = notes.Annotations(target.Name); known {
 		return nil
 	}
-	if failure := q.spend(target); failure != nil {
+	if failure := q.chargeRateLimits(target); failure != nil {
 		return failure
 	}
 	failure := notes.Learn(q.HTTP.Context(), func() *jsonrpc.Failure { return q.askForTools(s) })
@@ -139,12 +138,12 @@ func (q *Request) LearnAnnotations(target mcp.Target) *jsonrpc.Failure {
 		}
 	}
 	if failure != nil && q.Endpoint.Kind == upstream.Aggregate {
-		failure = failure.AsAnswer()
+		failure = failure.WithStatusOK()
 	}
 	return failure
 }
 
-// askForTools asks a server for its tools on behalf of the client: at Aggregate in its session.
+// askForTools lists the tools of a server for the client, at Aggregate in its session.
 func (q *Request) askForTools(s *upstream.Server) *jsonrpc.Failure {
 	if q.ListTools != nil {
 		return q.ListTools(s)

@@ -10,39 +10,40 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// An Audit says which calls are for the audit log.
+// An Audit says which calls are reported to the audit log.
 type Audit uint8
 
+// Calls that the audit log reports.
 const (
-	AuditDenied    Audit = iota // those that are refused, see [Observer.Denied]
-	AuditAll                    // all
-	AuditArguments              // all, with their arguments
+	AuditDenied    Audit = iota // denied calls, see [Observer.Denied]
+	AuditAll                    // all calls
+	AuditArguments              // all calls, with their arguments
 )
 
 // A Call is the use of a tool, a prompt or a resource by a client, after its end.
 type Call struct {
 	Client    string // its name, [access.Anonymous] or [access.OperatorLabel]
-	Identity  string // whose originals the mask keeps; "" for an unknown client
-	Owner     string // whom what is kept of the call is kept for; "" for all that were not let in
-	Address   string // of its machine
+	Identity  string // owner of the originals of the mask; "" for an unidentified client
+	Owner     string // owner of the recorded call; "" for all clients that were not authenticated
+	Address   string // IP address of the client
 	Method    string
-	Target    mcp.Target // as the server knows it. The name is shortened
+	Target    mcp.Target // as the server knows it; the name is shortened
 	RequestID string
 	Outcome   string
 	Refused   bool // [Observer.Denied] has reported it
-	ErrorCode int  // of JSON-RPC; 0 for none
+	ErrorCode int  // JSON-RPC error code; 0 for none
 	Duration  time.Duration
-	Rule      string // that decided; "" if the client has no rules
-	Confirmed bool   // by the person at the client
-	Arguments []byte // a JSON value, redacted; nil for none, or if Config.Audit does not want them
+	Rule      string // rule that decided; "" if the client has no rules
+	Confirmed bool   // the user of the client confirmed it
+	Arguments []byte // JSON value, redacted; nil for none, or without AuditArguments
 
-	Received int64       // bytes of what the server has answered, in all exchanges that the call took
-	Sent     int64       // bytes that were left of it for the client
-	Masked   mask.Report // what the mask has done
-	Content  *Content    // nil unless Config.Record wants it
+	Received int64       // bytes of the server's responses, in all exchanges of the call
+	Sent     int64       // bytes left of them for the client
+	Masked   mask.Report // what was masked
+	Content  *Content    // nil without Config.Record
 }
 
-// callKind returns what the message calls, if it is one that is reported as a call.
+// callKind returns the kind of the call. ok is false for messages that are not reported as calls.
 func (q *Request) callKind() (_ mcp.TargetKind, ok bool) {
 	switch q.MethodName() {
 	case "tools/call":
@@ -55,33 +56,34 @@ func (q *Request) callKind() (_ mcp.TargetKind, ok bool) {
 	return mcp.Anything, false
 }
 
-// isUnredacted reports whether the answer has what is redacted for clients. It is for the operator who has asked, and
-// nothing of it is kept for others.
+// isUnredacted reports whether the response contains what is redacted for clients. Then it is only for
+// the operator who asked, and is not recorded.
 func (q *Request) isUnredacted() bool {
 	return q.operator != nil && q.operator.Inspection.Raw ||
 		q.gate.Rules.Redacts() && q.Caller.Identity == access.OperatorIdentity
 }
 
-// maxAudited is how many bytes of arguments are reported. Of longer ones it is the beginning, as a string.
+// maxAudited is how many bytes of arguments are reported. Longer ones are reported as a string with
+// their beginning.
 const maxAudited = 16 << 10
 
-// unreadable stands for what cannot be redacted.
+// unreadable stands for a value that cannot be redacted.
 var unreadable = []byte(`"not readable"`)
 
-// Content is what a call has asked and was answered, without what is redacted for the client. Both are JSON values: of
-// one of more than 64 KiB the beginning, as a string.
+// Content is the arguments and the result of a call, redacted. Both are JSON values. One of more than
+// 64 KiB is a string with its beginning.
 type Content struct {
 	Arguments []byte // nil for none
-	Result    []byte // or error, as the client has got it; nil if it has got none
+	Result    []byte // or the error, as the client got it; nil for none
 }
 
 // An audited is a request that may be reported as a call.
 type audited struct{ *Request }
 
-// report reports the end of a call, unless a person is still to confirm it.
+// report reports the end of a call, unless the call still awaits a confirmation.
 func (q audited) report() {
 	kind, ok := q.callKind()
-	if !ok || q.refusal == nil && (!q.AdmitAsked || q.AwaitsConfirmation()) {
+	if !ok || q.denial == nil && (!q.AdmitAsked || q.AwaitsConfirmation()) {
 		return
 	}
 	c := Call{
@@ -100,20 +102,21 @@ func (q audited) report() {
 		c.Target.Name, arguments = q.ToolName(), q.arguments()
 	}
 	switch {
-	case q.refusal != nil:
-		c.Refused, c.Outcome, c.Rule = true, q.refusal.Code, q.refusal.Rule
+	case q.denial != nil:
+		c.Refused, c.Outcome, c.Rule = true, q.denial.Code, q.denial.Rule
 	case q.Caller.Policy() != nil && c.Target.Server != "":
 		c.Rule = q.Decision.Reason()
 	}
 	if arguments != nil && q.gate.config.Audit == AuditArguments {
-		if c.Arguments = arguments; len(arguments) > maxAudited {
+		c.Arguments = arguments
+		if len(arguments) > maxAudited {
 			c.Arguments = upstream.Beginning(arguments, len(arguments), maxAudited)
 		}
 	}
 	if q.Traffic.Answer != nil {
 		c.Content = new(Content)
 		if result := q.Traffic.Answer.Result(); result != nil {
-			c.Content.Result = q.redacted(result) // the gateway itself may have answered, with what was asked
+			c.Content.Result = q.redacted(result) // the gateway itself may have responded, with parts of the request
 		}
 		if arguments != nil {
 			c.Content.Arguments = upstream.Recorded(arguments, len(arguments), upstream.MaxRecorded)
@@ -122,15 +125,15 @@ func (q audited) report() {
 	q.gate.observer.CallDone(c)
 }
 
-// owner returns whom what is kept of a call is kept for.
+// owner returns the owner of the recorded call.
 func (q audited) owner() string {
 	if q.Caller.Identity == "" && q.gate.config.Auth != nil {
-		return "" // it was not let in
+		return "" // not authenticated
 	}
 	return q.Caller.Owner()
 }
 
-// client returns who has made a call. An operator may make it as a client.
+// client returns the name of the client. An operator may act as a client.
 func (q audited) client() string {
 	if q.operator != nil {
 		return access.OperatorLabel
@@ -138,7 +141,7 @@ func (q audited) client() string {
 	return q.Caller.ShownName()
 }
 
-// uri returns the URI of a resource without what is redacted for the client.
+// uri returns the redacted URI of a resource.
 func (q audited) uri() string {
 	uri := q.Message.Text(jsonrpc.URI)
 	if redactor := q.Caller.Redactor(); redactor != nil {
@@ -148,8 +151,7 @@ func (q audited) uri() string {
 	return mcp.Shortened(uri)
 }
 
-// arguments returns the arguments of a call without what is redacted for the client, nil if they are not
-// wanted.
+// arguments returns the redacted arguments of a call; nil if they are not needed.
 func (q audited) arguments() []byte {
 	arguments := q.Message.Literal(jsonrpc.Arguments)
 	if q.gate.config.Audit < AuditArguments && q.Traffic.Answer == nil || arguments == nil {
@@ -158,7 +160,7 @@ func (q audited) arguments() []byte {
 	return q.redacted(q.Override.WithoutFixed(arguments))
 }
 
-// redacted returns a JSON value without what is redacted for the client.
+// redacted returns a JSON value with everything redacted that the client must not see.
 func (q audited) redacted(value []byte) []byte {
 	redacted, err := q.Caller.Redactor().Value(value)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// BenchmarkAudit measures what it costs to report a call, besides the call itself.
+// BenchmarkAudit measures the cost of reporting a call.
 func BenchmarkAudit(b *testing.B) {
 	redactor, err := redact.New([]string{`sk-[a-z]+`}, []string{"password"})
 	if err != nil {
@@ -32,7 +32,7 @@ func BenchmarkAudit(b *testing.B) {
 			g := NewGate(Config{
 				Servers: []*upstream.Server{{Name: "a"}}, Audit: bench.audit,
 				Clients: []*access.Client{{Name: "*", Redactor: bench.redactor}},
-			}, forgetful{}, alone{}, Kept{})
+			}, forgetful{}, alone{}, Retained{})
 			defer g.Close()
 			r := httptest.NewRequestWithContext(context.Background(), http.MethodPost, "/", nil)
 			q := g.NewRequest(nil, r, Endpoint{Kind: upstream.Single, Server: "a"}, Peer{Address: "192.0.2.1"})
@@ -42,7 +42,7 @@ func BenchmarkAudit(b *testing.B) {
 				b.Fatal(failure)
 			}
 			q.MethodName()
-			q.ToolName() // which metrics ask for in any case
+			q.ToolName() // metrics need it in any case
 			b.ReportAllocs()
 			for b.Loop() {
 				audited{q}.report()
@@ -51,7 +51,7 @@ func BenchmarkAudit(b *testing.B) {
 	}
 }
 
-// forgetful is an Observer that remembers no calls.
+// forgetful is an Observer that discards calls.
 type forgetful struct{ Observer }
 
 func (forgetful) CallDone(Call) {}

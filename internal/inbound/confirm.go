@@ -24,29 +24,30 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 )
 
-// A rule may want a person to confirm each call of a tool. The person at the client is asked before
-// the server gets the call, see question.go. At Single, sessions are those of the server, so only
-// clients of the modern era can be asked.
+// A rule may require that a person confirms each call of a tool. The client shows the request to its
+// user before the server gets the call, see question.go. At Single, sessions are the server's, so only
+// modern clients can be asked.
 
-// AwaitsConfirmation reports whether the person is still to be asked.
+// AwaitsConfirmation reports whether the call still needs a confirmation.
 func (q *Request) AwaitsConfirmation() bool { return q.Decision.Action == acl.Confirm && !q.Confirmed }
 
-// TakeConfirmation takes what the person has answered.
+// TakeConfirmation handles the response to the request for confirmation.
 func (q *Request) TakeConfirmation(answer json.RawMessage) *jsonrpc.Failure {
-	if q.Confirmed = mcp.IsAccepted(answer); !q.Confirmed {
+	q.Confirmed = mcp.IsAccepted(answer)
+	if !q.Confirmed {
 		return q.DeniedBy(q.Decision, jsonrpc.ConfirmationDeclined(q.Server.Name), q.Target())
 	}
 	return nil
 }
 
-// An Elicitation asks a person for the members of an object. It is in form mode, which is that of
-// questions that name none.
+// An Elicitation asks a person to fill in the members of an object. Its mode is form, the default.
 type Elicitation struct {
 	Message string          `json:"message"`
 	Schema  json.RawMessage `json:"requestedSchema"`
 }
 
-// Confirmation returns what the person is asked. To accept is to agree, so there is nothing to fill in.
+// Confirmation returns the elicitation for a confirmation. Accepting it confirms the call, so the form
+// is empty.
 func (q *Request) Confirmation() Elicitation {
 	target, arguments := q.Target(), q.Override.WithoutFixed(q.Message.Literal(jsonrpc.Arguments))
 	return Elicitation{
@@ -56,11 +57,11 @@ func (q *Request) Confirmation() Elicitation {
 	}
 }
 
-// maxShown is how many characters of the arguments, and of each name, a person is shown.
+// maxShown is how many characters of the arguments, and of each name, a person sees.
 const maxShown = 2_000
 
-// printableArguments returns the arguments of a call as a person is shown them: as JSON, shortened where
-// they are long, and on several lines if there is room.
+// printableArguments returns the arguments of a call for a person: as JSON, shortened, and indented if
+// there is room.
 func printableArguments(arguments []byte) string {
 	if arguments == nil {
 		return "none"
@@ -76,8 +77,8 @@ func printableArguments(arguments []byte) string {
 	return text
 }
 
-// printable returns a text as a person is shown it: on one line, not too long, and with escapes for
-// characters that cannot be seen or that change how others look.
+// printable returns a text for a person: on one line, shortened, and with escapes for invisible
+// characters and those that change how others look.
 func printable(text string) string {
 	b := make([]byte, 0, min(len(text), maxShown))
 	chars := 0
@@ -102,35 +103,36 @@ func printable(text string) string {
 	return string(b)
 }
 
-// Confirmations are those that clients of the modern era can still make use of: each once, within
-// the time for an answer. One that had to make room for others is asked for again.
+// Confirmations are the open confirmations of modern clients. Each can be used once, within
+// streamable.ServerRequestTimeout. If one was evicted, the person is asked again.
 //
-// Where there are replicas, any of them may get the answer. A key tells how old it is, and only the
-// gateway can seal it into a state, so that all there is to keep is which have been used.
+// With several replicas, any of them may get the response. Then keys contain their time and are sealed
+// into a state, so only the used ones must be stored.
 type Confirmations struct {
-	common *replicas.Space // nil if there are no other replicas
+	space *replicas.Space // nil if there are no other replicas
 
 	mu   sync.Mutex
-	open *quota.Cache[string, struct{}] // empty if there are
+	open *quota.Cache[string, struct{}] // empty with several replicas
 }
 
 var (
-	keptConfirmations  = quota.NewKind("confirmations")
+	confirmationsQuota = quota.NewKind("confirmations")
 	confirmationLimits = quota.Limits{Entries: 10_000, OwnerEntries: 100}
 )
 
+// NewConfirmations returns an empty set of confirmations. common is nil without other replicas.
 func NewConfirmations(common *replicas.Space) *Confirmations {
 	if common != nil {
 		common = common.Store.Space("confirmations") // all gateways of a store can open each other's states
 	}
-	return &Confirmations{common: common, open: quota.NewCache[string, struct{}](
-		keptConfirmations, confirmationLimits, streamable.QuestionTime, nil)}
+	return &Confirmations{space: common, open: quota.NewCache[string, struct{}](
+		confirmationsQuota, confirmationLimits, streamable.ServerRequestTimeout, nil)}
 }
 
-// add returns the key of another confirmation.
+// add returns the key of a new confirmation.
 func (c *Confirmations) add(owner string) (key string) {
 	key = rand.Text()
-	if c.common != nil {
+	if c.space != nil {
 		return strconv.FormatInt(time.Now().Unix(), 10) + "-" + key
 	}
 	c.mu.Lock()
@@ -139,16 +141,16 @@ func (c *Confirmations) add(owner string) (key string) {
 	return key
 }
 
-// take uses a confirmation up. It reports whether there was one.
+// take uses up a confirmation. It reports whether it was valid.
 func (c *Confirmations) take(ctx context.Context, key string) (bool, error) {
-	if c.common != nil {
+	if c.space != nil {
 		begun, _, _ := strings.Cut(key, "-")
 		at, err := strconv.ParseInt(begun, 10, 64)
-		if err != nil || time.Since(time.Unix(at, 0)) > streamable.QuestionTime {
+		if err != nil || time.Since(time.Unix(at, 0)) > streamable.ServerRequestTimeout {
 			return false, nil
 		}
-		// It is remembered for longer than the key is good, as clocks differ.
-		return c.common.Swap(ctx, key, "confirmed", replicas.Version{}, []byte{}, 2*streamable.QuestionTime)
+		// It is stored for longer than the key is valid, because clocks differ.
+		return c.space.Swap(ctx, key, "confirmed", replicas.Version{}, []byte{}, 2*streamable.ServerRequestTimeout)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -157,7 +159,7 @@ func (c *Confirmations) take(ctx context.Context, key string) (bool, error) {
 	return ok, nil
 }
 
-// Close says that nothing more is kept.
+// Close forgets all confirmations.
 func (c *Confirmations) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -94,13 +94,13 @@ func TestConfirmationsOfReplicasExpire(t *testing.T) {
 		if ok, err := b.take(t.Context(), used); !ok || err != nil {
 			t.Errorf("%t, %v", ok, err)
 		}
-		time.Sleep(streamable.QuestionTime + 2*time.Second)
+		time.Sleep(streamable.ServerRequestTimeout + 2*time.Second)
 		for _, key := range []string{key, used} {
 			if ok, err := b.take(t.Context(), key); ok || err != nil {
 				t.Errorf("after its time: %t, %v", ok, err)
 			}
 		}
-		time.Sleep(streamable.QuestionTime)
+		time.Sleep(streamable.ServerRequestTimeout)
 		if left := engine.Values(); len(left) != 0 {
 			t.Errorf("%d are kept for ever", len(left))
 		}

@@ -15,44 +15,44 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
-// Bodies of requests that are held in memory, as the metrics of all stores name them.
+// Kinds of request bodies in memory, as the quota metrics name them.
 var (
-	clientBodies  = quota.NewKind("request_bodies")
-	unknownBodies = quota.NewKind("unauthenticated_bodies")
+	clientBodies       = quota.NewKind("request_bodies")
+	unidentifiedBodies = quota.NewKind("unauthenticated_bodies")
 )
 
 const (
-	// smallBody is the size up to which a body is not counted, and up to which a provider
-	// may read it before the client is identified.
+	// smallBody is the size up to which a body is not counted, and up to which an authentication
+	// provider may read it before the client is identified.
 	smallBody = 64 << 10
 
-	// unknownTime is how long an unidentified client may take to send its body.
-	unknownTime = time.Minute
+	// unidentifiedTime is how long an unidentified client may take to send its body.
+	unidentifiedTime = time.Minute
 )
 
-// DefaultInFlightLimit returns how many bytes of requests may be held at once: 256 MiB, or a
-// quarter of Go's memory limit, which Caddy sets to that of its container.
+// DefaultInFlightLimit returns the default limit of request bytes in memory: 256 MiB, or a quarter of
+// Go's memory limit, which Caddy sets to that of its container.
 func DefaultInFlightLimit() int64 { return min(256<<20, debug.SetMemoryLimit(-1)/4) }
 
-// bodyMeters returns the meters of bodies in memory: of clients, and of senders that are not
-// identified yet.
+// bodyMeters returns the meters of request bodies in memory: of identified clients, and of those that
+// are not identified yet.
 func bodyMeters(c *Config) (clients, unknown *quota.Meter) {
 	limits := func(all int64) quota.Limits {
 		return quota.Limits{Bytes: all, OwnerBytes: max(all/2, min(all, c.RequestLimit))}
 	}
 	return quota.NewMeter(clientBodies, limits(c.InFlightLimit)),
-		quota.NewMeter(unknownBodies, limits(max(c.InFlightLimit/4, c.RequestLimit)))
+		quota.NewMeter(unidentifiedBodies, limits(max(c.InFlightLimit/4, c.RequestLimit)))
 }
 
-// A heldBody is what a request has taken of a meter.
+// A heldBody is the share of a request in a meter.
 type heldBody struct {
 	meter *quota.Meter
 	owner string
 	bytes int64
 }
 
-// take counts so many bytes for an owner. It reports whether there is room for them.
-func (b *heldBody) take(meter *quota.Meter, owner string, bytes int64) bool {
+// reserve counts bytes for an owner. It reports whether the limits allow them.
+func (b *heldBody) reserve(meter *quota.Meter, owner string, bytes int64) bool {
 	if bytes <= smallBody {
 		return true
 	}
@@ -72,7 +72,7 @@ func (b *heldBody) grow(bytes int64) bool {
 	return true
 }
 
-// release gives back what the request has taken.
+// release removes the counted bytes from the meter.
 func (b *heldBody) release() {
 	if b.meter != nil {
 		b.meter.Give(b.owner, b.bytes)
@@ -80,7 +80,7 @@ func (b *heldBody) release() {
 	}
 }
 
-// read reads the posted message. It counts for a meter until the request ends.
+// read reads the posted message. Its bytes count in meter until the request ends.
 func (q *Request) read(limit int64, meter *quota.Meter) *jsonrpc.Failure {
 	r := q.HTTP
 	if r.ContentLength > limit {
@@ -96,12 +96,12 @@ func (q *Request) read(limit int64, meter *quota.Meter) *jsonrpc.Failure {
 			limit: max(limit, smallBody+1), counted: smallBody,
 		}
 		if meter == q.gate.unidentified {
-			// An announced length takes no room from others.
-			counted.until, r.ContentLength = time.Now().Add(unknownTime), -1
+			// An announced length must not use up memory of others.
+			counted.until, r.ContentLength = time.Now().Add(unidentifiedTime), -1
 		}
 		r.Body = counted
-	case r.ContentLength <= smallBody: // is not counted
-	case !q.held.take(meter, q.Caller.BodyOwner(), r.ContentLength):
+	case r.ContentLength <= smallBody: // not counted
+	case !q.held.reserve(meter, q.Caller.BodyOwner(), r.ContentLength):
 		httpbody.Skip(r, limit, httpbody.Pace)
 		return jsonrpc.Busy()
 	}
@@ -111,25 +111,25 @@ func (q *Request) read(limit int64, meter *quota.Meter) *jsonrpc.Failure {
 	case tooLarge || int64(len(raw)) > limit:
 		return jsonrpc.PayloadTooLarge()
 	case errors.Is(err, errNoRoom):
-		if r.Body = body; meter == q.gate.bodies {
+		r.Body = body
+		if meter == q.gate.bodies {
 			httpbody.Skip(r, limit, httpbody.Pace)
 		}
 		return jsonrpc.Busy()
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return jsonrpc.RequestTimeout()
 	case err != nil:
-		q.left = r.Context().Err() != nil
+		q.clientGone = r.Context().Err() != nil
 		return jsonrpc.ParseError()
 	}
 	if httpbody.Encoding(r.Header) != "" {
-		q.Message.Raw = raw // which may be signed
+		q.Message.Raw = raw // may be signed
 		return jsonrpc.UnsupportedEncoding()
 	}
 	return q.Message.ReadRequest(raw)
 }
 
-// A countedBody is a body of unknown length. What arrives is counted as memory for it
-// grows.
+// A countedBody counts a body of unknown length as its memory grows.
 type countedBody struct {
 	io.ReadCloser
 	until   time.Time // deadline; zero for none
@@ -141,7 +141,7 @@ type countedBody struct {
 	counted int64
 }
 
-var errNoRoom = errors.New("too many bytes of requests are held")
+var errNoRoom = errors.New("too many request bytes in memory")
 
 func (b *countedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
@@ -152,10 +152,10 @@ func (b *countedBody) Read(p []byte) (int, error) {
 	if b.arrived <= b.counted {
 		return n, err
 	}
-	total := min(2*b.arrived, b.limit) // the memory for it doubles, too
+	total := min(2*b.arrived, b.limit) // the buffer doubles, too
 	room := false
 	if b.held.meter == nil {
-		room = b.held.take(b.meter, b.owner, total)
+		room = b.held.reserve(b.meter, b.owner, total)
 	} else {
 		room = b.held.grow(total - b.counted)
 	}
@@ -166,8 +166,8 @@ func (b *countedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// stripToken removes the token that was meant for the gateway, which authenticates clients,
-// and the object around it if that has nothing else (A31).
+// stripToken removes the token for the gateway from the message, and the object around it if that has
+// nothing else (A31). It does nothing unless the gateway authenticates clients.
 func (q *Request) stripToken(authenticates bool) *jsonrpc.Failure {
 	m := &q.Message
 	if !authenticates || !m.Has(jsonrpc.AuthToken) {
@@ -186,7 +186,7 @@ func (q *Request) stripToken(authenticates bool) *jsonrpc.Failure {
 	return failure
 }
 
-// onlyMember reports whether an object has no other member than this.
+// onlyMember reports whether an object has no other member than name.
 func onlyMember(object []byte, name string) bool {
 	for member := range jsonspan.Members(object) {
 		if member.Key != name {
@@ -196,12 +196,12 @@ func onlyMember(object []byte, name string) bool {
 	return true
 }
 
-// KeepID lets go of the message but for its id, which is all that a stream needs of it. The
-// stream may last for days.
+// KeepID drops the message except for its id, which is all that a stream needs. The stream may last
+// for days.
 func (q *Request) KeepID() {
 	brief := jsonrpc.RequestAs(q.Message.Literal(jsonrpc.ID), mcp.MethodListen, nil)
 	if len(brief) > smallBody {
-		return // and counts as before
+		return // still counted
 	}
 	if q.Message.Read(brief) == nil {
 		q.held.release()

@@ -1,20 +1,19 @@
-// Package inbound authenticates, reads and admits requests of clients, and passes on those for one
+// Package inbound authenticates, reads and admits requests of clients, and forwards those for one
 // server.
 //
-// A [Request] comes in at a [Gate]. Its stages are a file each:
+// A [Request] enters at a [Gate]. Its stages are in one file each:
 //
-//	serve.go      the stages, in their order
-//	identify.go   who the client is: credentials, or what the body says
+//	serve.go      the order of the stages
+//	identify.go   identify the client: by credentials, or by the body
 //	decode.go     read the message, within limits
-//	admit.go      may it do this: rules, pinned tools, rates
+//	admit.go      check rules, pinned tools and rate limits
 //	confirm.go, question.go
-//	              ask the person at the client, if a rule wants that
+//	              ask the user of the client, if a rule requires that
 //	audit.go, tracing.go
-//	              report what was done
+//	              report the call
 //
-// A request to one server is then passed on by an [upstream.Exchange] (single.go). One to all servers is for
-// the [Aggregate], which asks for the later stages itself, once it knows what the request is
-// about.
+// An [upstream.Exchange] then forwards a request for one server (single.go). A request for all servers
+// goes to the [Aggregate], which calls the later stages itself, once it knows the target.
 package inbound
 
 import (
@@ -34,139 +33,139 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// A Config says what all requests to a gateway have in common.
+// A Config configures a Gate.
 type Config struct {
-	Name, Version string // as clients see the aggregate
+	Name, Version string // of the aggregate
 	Servers       []*upstream.Server
-	Key           []byte // seals what clients hold for us
+	Key           []byte // seals ids and states that clients hold
 	Logger        *zap.Logger
 
-	JoinTimeout time.Duration // for the handshake with a server, and for each of its lists
+	JoinTimeout time.Duration // timeout of the handshake with a server, and of each of its lists
 
 	RequestLimit  int64 // bytes of a request
-	InFlightLimit int64 // bytes of all requests that are being served
+	InFlightLimit int64 // bytes of all requests in progress
 	ResponseLimit int64 // bytes of a response; 0 for no limit
 
-	Auth     Authenticator // nil to let everybody in
+	Auth     Authenticator // nil to allow all clients
 	Clients  []*access.Client
-	Limits   []access.Limit // of each client
+	Limits   []access.Limit // for each client
 	PinTools bool           // withhold tools whose definition has changed
 	Audit    Audit
-	Record   bool // calls are reported with their arguments and results
+	Record   bool // report calls with their arguments and results
 
-	// Exiting is done when Caddy exits. Streams end then. Required, as is the next.
+	// Exiting is done when Caddy exits. Streams end then. Required.
 	Exiting context.Context
 
-	// Reauthenticate is done when clients whose secrets the configuration does not have,
-	// such as those with certificates, must authenticate again.
+	// Reauthenticate is done when clients without secrets in the configuration, such as those with
+	// certificates, must authenticate again. Required.
 	Reauthenticate context.Context
 }
 
 // An Authenticator identifies clients.
 type Authenticator interface {
-	// BodyNeeded returns how many bytes of the body of a POST must be read to identify its
-	// sender: 0 if the headers decide.
+	// BodyNeeded returns how many bytes of the body of a POST are needed to identify the client: 0 if
+	// the headers are enough.
 	BodyNeeded(r *http.Request) int64
 
-	// Authenticate returns the identity of the sender. body and token, the
-	// params.proxy.authToken of the message, are set once the body was read. Before that,
-	// only credentials that need no body are looked at.
+	// Authenticate returns the identity of the client. body and token, the params.proxy.authToken of
+	// the message, are set once the body was read. Before that, only credentials that need no body are
+	// checked.
 	Authenticate(r *http.Request, bodyRead bool, body []byte, token string) (identity string, err error)
 
-	// Challenge adds to the header of a response how the sender, whom Authenticate refused
-	// with this error, can authenticate. It returns the status.
+	// Challenge adds headers to the response that say how to authenticate, after Authenticate failed
+	// with err. It returns the status.
 	Challenge(header http.Header, r *http.Request, err error) (status int)
 
 	// CredentialHeaders returns the headers in which clients send credentials.
 	CredentialHeaders() []string
 
-	// Fingerprint changes with who is let in.
+	// Fingerprint is a hash of the credentials that are accepted.
 	Fingerprint() string
 }
 
-// An Observer counts and logs what becomes of requests.
+// An Observer counts and logs requests.
 type Observer interface {
 	upstream.Observer
 
-	// Denied is called for each request that is refused.
+	// Denied is called for each denied request.
 	Denied(*Denial)
 
-	// CallDone is called for each call when it has ended, also for those that were refused.
+	// CallDone is called at the end of each call, also of denied ones.
 	CallDone(Call)
 }
 
-// A Denial is a request that was refused.
+// A Denial is a request that was denied.
 type Denial struct {
 	Client  string // its name, [access.Anonymous] or [access.OperatorLabel]
-	Label   string // of the client in metrics
-	Address string // of its machine
+	Label   string // label of the client in metrics
+	Address string // IP address of the client
 	Method  string
 	Target  mcp.Target
-	Code    string // why, as error.data.code says
-	Rule    string // of the client that decided, if one has
-	Reason  error  // more of it, for logs only; may be nil
+	Code    string // reason, as in error.data.code
+	Rule    string // rule that decided; "" if none did
+	Reason  error  // details for logs; may be nil
 }
 
-// A Peer is what Caddy knows of the sender of a request.
+// A Peer is what Caddy knows about the sender of a request.
 type Peer struct {
-	User    string // as a handler in front of the gateway has authenticated it
-	Trusted string // identity of the command that has started this process; "" for others
-	Address string // of its machine
-	Path    string // of the request, as the client has sent it
+	User    string // user authenticated by a handler in front of the gateway
+	Trusted string // identity of the command that started this process; "" for others
+	Address string // IP address
+	Path    string // path of the request as the client sent it
 
-	// Inherited is what [upstream.Routes.Derive] finds at [InheritedKey] in the context of requests
-	// that are derived from this one, at Aggregate.
+	// Inherited is the value that [upstream.Routes.Derive] finds under [InheritedKey] in the context
+	// of requests derived from this one, at Aggregate.
 	Inherited any
 }
 
-// An Endpoint is where a request comes in.
+// An Endpoint is the endpoint of a request.
 type Endpoint struct {
 	Kind   upstream.EndpointKind
-	Server string // name or alias; "" at the aggregate
+	Server string // name or alias; "" at Aggregate
 }
 
-// An Aggregate makes all servers one.
+// An Aggregate serves all servers as one.
 type Aggregate interface {
-	// Serve answers a request to the aggregate. What it returns is to be answered in place of that.
+	// Serve serves a request to the aggregate. A failure that it returns is to be sent instead.
 	Serve(*Request) *jsonrpc.Failure
 
-	// ListTools asks a server for its tools, as it shows them to the client with an identity that has sent r. It
-	// returns the names of those that clients were told take the argument of a [toolview.Focus].
+	// ListTools lists the tools of a server for the client that sent r. It returns the names of tools
+	// that have the argument of a [toolview.Focus].
 	ListTools(r *http.Request, identity string, s *upstream.Server) (focused iter.Seq[string], _ *jsonrpc.Failure)
 }
 
-// A Gate is where requests to a gateway come in.
+// A Gate handles the requests to a gateway.
 type Gate struct {
 	Servers map[string]*upstream.Server // by name and alias
 	Rules   *access.Rules
 	Shared  *upstream.Shared
-	Info    mcp.Implementation // as clients see the aggregate
+	Info    mcp.Implementation // of the aggregate
 
 	config       Config
 	observer     Observer
 	aggregate    Aggregate
 	bodies       *quota.Meter
-	unidentified *quota.Meter    // bodies of senders that are not identified yet
-	credentials  map[string]bool // headers by which clients authenticate
-	forwardsAuth bool            // to a server at least
-	kept         Kept
+	unidentified *quota.Meter    // bodies of clients that are not identified yet
+	credentials  map[string]bool // headers with which clients authenticate
+	forwardsAuth bool            // to at least one server
+	retained     Retained
 }
 
-// Kept is what outlives a configuration.
-type Kept struct {
+// Retained is state that is retained over configuration reloads.
+type Retained struct {
 	Usage         *Usage
 	Confirmations *Confirmations
 	Tasks         *upstream.Tasks
-	Upstream      *upstream.State
+	Upstream      *upstream.Retained
 }
 
-// NewGate returns the gate of a gateway, which has to be closed.
-func NewGate(config Config, observer Observer, aggregate Aggregate, kept Kept) *Gate {
+// NewGate returns the gate of a gateway. It must be closed.
+func NewGate(config Config, observer Observer, aggregate Aggregate, kept Retained) *Gate {
 	g := &Gate{
 		Servers: map[string]*upstream.Server{}, Rules: access.NewRules(config.Clients, config.Limits),
 		config: config, observer: observer, aggregate: aggregate,
 		Info:        mcp.Implementation{Name: config.Name, Version: config.Version},
-		credentials: maps.Clone(upstream.CredentialHeaders), kept: kept,
+		credentials: maps.Clone(upstream.CredentialHeaders), retained: kept,
 	}
 	g.bodies, g.unidentified = bodyMeters(&config)
 	if config.Auth != nil {
@@ -181,7 +180,7 @@ func NewGate(config Config, observer Observer, aggregate Aggregate, kept Kept) *
 		JoinTimeout: config.JoinTimeout, ResponseLimit: config.ResponseLimit,
 		PinTools: config.PinTools, HasClients: len(config.Clients) > 0,
 		Exiting: config.Exiting, Reauthenticate: config.Reauthenticate,
-		Private: private, Sealer: seal.New("mcp session id", config.Key), Tasks: kept.Tasks, State: kept.Upstream,
+		Private: private, Sealer: seal.New("mcp session id", config.Key), Tasks: kept.Tasks, Retained: kept.Upstream,
 	}
 	for _, s := range config.Servers {
 		for _, name := range append([]string{s.Name}, s.Aliases...) {
@@ -192,7 +191,7 @@ func NewGate(config Config, observer Observer, aggregate Aggregate, kept Kept) *
 	return g
 }
 
-// Close says that no more requests come.
+// Close releases the meters. No requests may follow.
 func (g *Gate) Close() {
 	g.bodies.Close()
 	g.unidentified.Close()

@@ -12,18 +12,18 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// An authentication identifies the sender of a request.
+// An authentication identifies the client of a request.
 type authentication struct{ *Request }
 
-// run identifies the sender, before anything else is done for it (A30), and reads what it
-// posts. bodyFailure is what is wrong with that; only a client that is let in gets to know it.
+// run identifies the client before anything else (A30), and reads the posted message. bodyFailure is
+// an error in the message, which only an identified client gets.
 //
-// Credentials in headers come first. Without good ones, no more of the body is read than
-// the Authenticator needs, and nothing of it for an address that has used up its budget.
+// Credentials in headers are checked first. Without valid ones, it reads no more of the body than the
+// Authenticator needs, and nothing for an address that has reached its rate limit.
 func (q authentication) run() (bodyFailure, failure *jsonrpc.Failure) {
 	gate, post := q.gate, q.HTTP.Method == http.MethodPost
 	known := q.identifyWithoutAuth()
-	var needed int64 // bytes of the body, to know more
+	var needed int64 // bytes of the body
 	var reason error
 	if !known {
 		if post {
@@ -35,7 +35,7 @@ func (q authentication) run() (bodyFailure, failure *jsonrpc.Failure) {
 	case !known && needed == 0:
 		return nil, q.refuse(reason)
 	case !known:
-		if failure := q.exhausted(); failure != nil {
+		if failure := q.checkAddressLimit(); failure != nil {
 			return nil, failure
 		}
 		bodyFailure = q.read(min(needed, gate.config.RequestLimit), gate.unidentified)
@@ -54,27 +54,25 @@ func (q authentication) run() (bodyFailure, failure *jsonrpc.Failure) {
 		return bodyFailure, q.refuse(reason)
 	}
 	q.held.release()
-	if !q.held.take(gate.bodies, q.Caller.BodyOwner(), int64(len(body))) {
+	if !q.held.reserve(gate.bodies, q.Caller.BodyOwner(), int64(len(body))) {
 		return jsonrpc.Busy(), nil
 	}
 	return bodyFailure, nil
 }
 
-// setCaller notes who the sender is.
+// setCaller sets the caller.
 func (q authentication) setCaller(identity string) {
 	q.Caller = q.gate.Rules.Caller(identity)
 	q.Caller.Address, q.Caller.User = q.Peer.Address, q.Peer.User
 }
 
-// readEnough reports whether as much of the body was read as the Authenticator needs, or as
-// a message with credentials in it can have.
+// readEnough reports whether enough of the body was read for the Authenticator.
 func (q authentication) readEnough(needed int64) bool {
 	return q.Message.Raw != nil || needed < q.gate.config.RequestLimit
 }
 
-// identifyWithoutAuth identifies a client without the Authenticator, and reports whether it
-// could: Caddy has authenticated it and a client's match names it, or there is no
-// Authenticator and everybody is let in.
+// identifyWithoutAuth identifies a client without the Authenticator. It reports whether it could:
+// Caddy has authenticated the user and a client's match names it, or there is no Authenticator.
 func (q authentication) identifyWithoutAuth() bool {
 	user := q.Peer.User
 	switch {
@@ -90,7 +88,7 @@ func (q authentication) identifyWithoutAuth() bool {
 	return true
 }
 
-// identify asks the Authenticator who the client is.
+// identify calls the Authenticator.
 func (q authentication) identify(bodyRead bool, body []byte, token string) (known bool, reason error) {
 	identity, err := q.gate.config.Auth.Authenticate(q.HTTP, bodyRead, body, token)
 	if identity == "" {
@@ -100,8 +98,8 @@ func (q authentication) identify(bodyRead bool, body []byte, token string) (know
 	return true, nil
 }
 
-// refuse refuses a client that could not be identified. It takes from the budget of the
-// client's address, so that guessing ends soon; but not if the credentials may be good.
+// refuse refuses an unidentified client. It charges the rate limit of the address, to stop guessing,
+// unless the credentials could not be checked.
 func (q authentication) refuse(reason error) *jsonrpc.Failure {
 	status := q.gate.config.Auth.Challenge(q.Writer.Header(), q.HTTP, reason)
 	if reason == nil {
@@ -111,9 +109,9 @@ func (q authentication) refuse(reason error) *jsonrpc.Failure {
 	if status == http.StatusServiceUnavailable {
 		return q.denied(jsonrpc.StoreUnavailable("the credentials cannot be checked"), mcp.Target{}, reason)
 	}
-	switch wait, ok, err := q.take(mcp.Target{}, true); {
+	switch wait, ok, err := q.takeTokens(mcp.Target{}, true); {
 	case err != nil:
-		return q.rateUnknown(mcp.Target{}, fmt.Errorf("%w; %w", reason, err))
+		return q.denyUncheckedRate(mcp.Target{}, fmt.Errorf("%w; %w", reason, err))
 	case !ok:
 		return q.rateLimited(wait, reason)
 	}
@@ -125,7 +123,7 @@ func (q authentication) refuse(reason error) *jsonrpc.Failure {
 }
 
 // bearerHint says how to send a token, if the response asks for one. Many clients show the body of a
-// refusal to their user, and not its header.
+// refusal to their user, and not its headers.
 func bearerHint(header http.Header, reason error) string {
 	if !slices.ContainsFunc(header["Www-Authenticate"], func(c string) bool { return strings.HasPrefix(c, "Bearer ") }) {
 		return ""
@@ -136,24 +134,23 @@ func bearerHint(header http.Header, reason error) string {
 	return "the credentials are not valid; send the header Authorization: Bearer <token> with a valid token"
 }
 
-// exhausted refuses an unidentified client if its address has to wait before its credentials are
-// looked at again.
-func (q authentication) exhausted() *jsonrpc.Failure {
+// checkAddressLimit refuses an unidentified client if its address has reached its rate limit.
+func (q authentication) checkAddressLimit() *jsonrpc.Failure {
 	q.setCaller("")
 	limits := q.gate.Rules.Limits(nil, &q.Caller, mcp.Target{}, true)
 	if len(limits) == 0 {
 		return nil
 	}
-	switch wait, err := q.gate.kept.Usage.buckets.Wait(q.HTTP.Context(), q.Caller.Budget(), limits); {
+	switch wait, err := q.gate.retained.Usage.buckets.Wait(q.HTTP.Context(), q.Caller.Budget(), limits); {
 	case err != nil:
-		return q.rateUnknown(mcp.Target{}, err)
+		return q.denyUncheckedRate(mcp.Target{}, err)
 	case wait > 0:
 		return q.rateLimited(wait, errTooManyGuesses)
 	}
 	return nil
 }
 
-// rateLimited refuses an unidentified client for a while.
+// rateLimited refuses an unidentified client for some time.
 func (q authentication) rateLimited(wait time.Duration, reason error) *jsonrpc.Failure {
 	q.Writer.Header().Set("Retry-After", retryAfter(wait))
 	return q.denied(jsonrpc.Refused("", http.StatusTooManyRequests), mcp.Target{}, reason)
@@ -161,5 +158,5 @@ func (q authentication) rateLimited(wait time.Duration, reason error) *jsonrpc.F
 
 var (
 	errNoCredentials  = errors.New("no credentials")
-	errTooManyGuesses = errors.New("too many requests without good credentials from this address")
+	errTooManyGuesses = errors.New("too many requests without valid credentials from this address")
 )

@@ -9,28 +9,27 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// The gateway itself asks the person at a client to log in to a server, and to confirm calls. A
-// client of the legacy era is asked in the stream of its call. One of the modern era is asked by a
-// result, and makes the request again with the answer. What the gateway has to know then is in
-// the state that comes with the answer.
+// The gateway itself sends requests to the user of a client: to log in to a server, and to confirm
+// calls. A legacy client gets them in the stream of its call. A modern client gets an input_required
+// result, and repeats the request with the response. A sealed state in the repeated request contains
+// what the gateway needs then.
 
-// The gateway's own questions, by their keys in such a result.
+// Keys of the gateway's own requests in such a result.
 const (
-	LoginQuestion   = "login"
-	ConfirmQuestion = "confirm"
+	LoginRequest   = "login"
+	ConfirmRequest = "confirm"
 )
 
-// A questionState is what a client of the modern era sends back with its answer.
+// A questionState is the state that a modern client sends back with its response.
 type questionState struct {
-	Asked                  string `json:",omitempty"` // which question; "" for one of the server
+	Asked                  string `json:",omitempty"` // key of the gateway's request; "" for one of the server
 	Server, Account, About string
 
 	// Of a call that a person has confirmed, or is asked to confirm.
-	Confirmation string `json:",omitempty"` // good once
-	Arguments    []byte `json:",omitempty"` // their hash
+	Confirmation string `json:",omitempty"` // key; valid once
+	Arguments    []byte `json:",omitempty"` // hash of the arguments
 
-	// What the server has of its own question, or is still to get for it: the state, and what the
-	// client has answered.
+	// State and responses for the server: those of the client's original request.
 	State     json.RawMessage `json:",omitempty"`
 	Responses json.RawMessage `json:",omitempty"`
 }
@@ -38,12 +37,12 @@ type questionState struct {
 // isModern reports whether the request is of the modern era.
 func (q *Request) isModern() bool { return mcp.EraOf(q.Version, &q.Message) == mcp.Modern }
 
-// About returns what the request calls, as the server knows it.
+// About returns the method and the target of the request, as the server knows them.
 func (q *Request) About() string {
 	return q.Message.Text(jsonrpc.Method) + "\x00" + q.Target().Name
 }
 
-// Target returns what the request is about, as the server knows it.
+// Target returns the target of the request, as the server knows it.
 func (q *Request) Target() mcp.Target {
 	target, _ := mcp.TargetOf(q.Server.Name, &q.Message)
 	return target
@@ -55,57 +54,57 @@ func (q *Request) argumentsHash() []byte {
 	return sum[:]
 }
 
-// newQuestionState returns the state of the request, sealed, with a question of the gateway, or of
-// the server if asked is empty.
+// newQuestionState returns the sealed state of the request, with a request of the gateway, or of the
+// server if asked is "".
 func (q *Request) newQuestionState(asked string, state, responses []byte) string {
 	s := questionState{
 		Asked: asked, Server: q.Server.ID, Account: q.Caller.Account(), About: q.About(), State: state, Responses: responses,
 	}
-	if q.Confirmed || asked == ConfirmQuestion {
-		s.Confirmation, s.Arguments = q.gate.kept.Confirmations.add(q.Caller.Owner()), q.argumentsHash()
+	if q.Confirmed || asked == ConfirmRequest {
+		s.Confirmation, s.Arguments = q.gate.retained.Confirmations.add(q.Caller.Owner()), q.argumentsHash()
 	}
 	return q.gate.Shared.Sealer.Seal("question", jsonrpc.Encode(s))
 }
 
-// Ask returns a result by which a client of the modern era is asked a question of the gateway.
+// Ask returns the result that sends a request of the gateway to a modern client.
 func (q *Request) Ask(question string, elicitation any) []byte {
 	m := &q.Message
 	state := q.newQuestionState(question, m.Literal(jsonrpc.RequestState), m.Literal(jsonrpc.InputResponses))
 	return mcp.NewInputResult(question, mcp.Elicit(elicitation), state)
 }
 
-// ConfirmedState returns the state of a question of the server as the client gets it: with a note that
-// the call was confirmed, so that the person is not asked again when the client goes on.
+// ConfirmedState returns the state of a server request as the client gets it. It contains that the
+// call was confirmed, so the person is not asked again when the client goes on.
 func (q *Request) ConfirmedState(state []byte) string { return q.newQuestionState("", state, nil) }
 
-// TakeAnswer takes what a client of the modern era has answered to a question of the gateway off
-// its message, and restores what is for the server. It returns which question that was, "" for none,
-// and the answer.
-func (q *Request) TakeAnswer() (asked string, answer json.RawMessage, _ *jsonrpc.Failure) {
+// TakeResponse removes the response to a request of the gateway from a modern client's message, and
+// restores the state and responses for the server. It returns the key of the request, "" for none, and
+// the response.
+func (q *Request) TakeResponse() (asked string, answer json.RawMessage, _ *jsonrpc.Failure) {
 	if !q.isModern() || q.Message.Kind(jsonrpc.RequestState) != jsonspan.String {
 		return "", nil, nil
 	}
 	plain, ok := q.gate.Shared.Sealer.Open("question", q.Message.Text(jsonrpc.RequestState))
 	if !ok {
-		return "", nil, nil // it is the server's
+		return "", nil, nil // the server's own state
 	}
 	var state questionState
-	if json.Unmarshal(plain, &state) != nil || !q.isOf(&state) {
-		return "", nil, jsonrpc.InvalidParams("requestState: it belongs to another request").AsAnswer()
+	if json.Unmarshal(plain, &state) != nil || !q.ownsState(&state) {
+		return "", nil, jsonrpc.InvalidParams("requestState: belongs to another request").WithStatusOK()
 	}
 	if state.Confirmation != "" {
-		switch good, err := q.gate.kept.Confirmations.take(q.HTTP.Context(), state.Confirmation); {
+		switch good, err := q.gate.retained.Confirmations.take(q.HTTP.Context(), state.Confirmation); {
 		case err != nil:
-			return "", nil, jsonrpc.StoreUnavailable("whether the call was confirmed already cannot be told")
+			return "", nil, jsonrpc.StoreUnavailable("the confirmation cannot be checked")
 		case !good:
-			const why = "requestState: it has been used, or is not good anymore: call the tool again without it"
-			return "", nil, jsonrpc.InvalidParams(why).AsAnswer()
+			const why = "requestState: already used or expired: call the tool again without it"
+			return "", nil, jsonrpc.InvalidParams(why).WithStatusOK()
 		}
 	}
-	q.Confirmed = state.Confirmation != "" && state.Asked != ConfirmQuestion
+	q.Confirmed = state.Confirmation != "" && state.Asked != ConfirmRequest
 	if state.Asked != "" {
 		var responses map[string]json.RawMessage
-		_ = json.Unmarshal(q.Message.Literal(jsonrpc.InputResponses), &responses) // without a response it is refused
+		_ = json.Unmarshal(q.Message.Literal(jsonrpc.InputResponses), &responses) // a missing response counts as declined
 		answer = responses[state.Asked]
 	}
 	message, failure := withParam(q.Message, jsonrpc.RequestState, "requestState", state.State)
@@ -119,13 +118,13 @@ func (q *Request) TakeAnswer() (asked string, answer json.RawMessage, _ *jsonrpc
 	return state.Asked, answer, nil
 }
 
-// isOf reports whether the request is the one that a state belongs to.
-func (q *Request) isOf(state *questionState) bool {
+// ownsState reports whether a state belongs to the request.
+func (q *Request) ownsState(state *questionState) bool {
 	return state.Server == q.Server.ID && state.Account == q.Caller.Account() && state.About == q.About() &&
 		(state.Confirmation == "" || string(state.Arguments) == string(q.argumentsHash()))
 }
 
-// withParam returns a request with another value of one of its params, or without it if the value is nil.
+// withParam returns a request with a new value of one of its params, or without it if value is nil.
 func withParam(m jsonrpc.Message, f jsonrpc.Field, name string, value []byte) (jsonrpc.Message, *jsonrpc.Failure) {
 	switch {
 	case !m.Has(f):

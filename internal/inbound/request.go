@@ -18,62 +18,62 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// A Request is a request of a client, and the response to it.
+// A Request is a request of a client, with its response.
 type Request struct {
 	HTTP     *http.Request
 	Writer   http.ResponseWriter
 	Endpoint Endpoint
 	Peer     Peer
 	Began    time.Time
-	Version  string // of the protocol, as the header has it
+	Version  string // protocol version, from the header
 
-	upstream.Posted
+	upstream.PostedMessage
 	Caller   access.Caller
-	Server   *upstream.Server   // that the request is for, as far as it is known and just one
-	Override *toolview.Override // of the tool that is called; nil for none
+	Server   *upstream.Server   // target server; nil if unknown, or not exactly one
+	Override *toolview.Override // override of the called tool; nil for none
 
-	AdmitAsked bool // whatever it has decided
+	AdmitAsked bool // Admit was called, whatever it decided
 	Decision   acl.Decision
-	Confirmed  bool // by the person at the client
+	Confirmed  bool // the user of the client confirmed the call
 
-	// ListTools asks a server for its tools in the session of the client; nil if there is none.
+	// ListTools lists the tools of a server in the session of the client; nil if there is no session.
 	ListTools func(*upstream.Server) *jsonrpc.Failure
 
-	// How it has gone.
-	Traffic  upstream.Traffic // with the server, if it is a call
-	PassedOn bool             // to one server, whose exchange is recorded
+	// Results.
+	Traffic     upstream.Traffic // with servers, of a call
+	IsForwarded bool             // forwarded to one server, whose exchange is recorded
 	upstream.Ending
 
 	gate       *Gate
 	httpMethod string
 	span       trace.Span
-	operator   *Operator // that makes it; nil for clients
+	operator   *Operator // operator who makes the request; nil for clients
 
-	held     heldBody    // what the body takes of the room for all of them
-	bodyRead bool        // or begun to be read
-	refusal  *Denial     // that was reported; nil if it was not refused
-	spent    bool        // what it needs was taken from the budgets of the client
-	restore  http.Header // of the response, before a server has changed it; nil if none has
-	parked   bool        // a stream goes on without the handler
-	left     bool        // the client cannot be written to
+	held       heldBody    // share of the body in the limit of all bodies
+	bodyRead   bool        // at least in part
+	denial     *Denial     // reported denial; nil if not denied
+	charged    bool        // charged to the rate limits of the client
+	restore    http.Header // headers of the response before a server changed them; nil if unchanged
+	parked     bool        // a stream goes on without the handler
+	clientGone bool        // the client cannot be written to
 }
 
-// NewRequest returns a request that came in at an endpoint, to be served.
-func (g *Gate) NewRequest(w http.ResponseWriter, r *http.Request, to Endpoint, from Peer) *Request {
+// NewRequest returns a request at an endpoint.
+func (g *Gate) NewRequest(w http.ResponseWriter, r *http.Request, endpoint Endpoint, peer Peer) *Request {
 	return &Request{
-		gate: g, Writer: w, HTTP: r, httpMethod: r.Method, Endpoint: to, Peer: from, Began: time.Now(),
-		span: trace.SpanFromContext(r.Context()), Server: g.Servers[to.Server],
+		gate: g, Writer: w, HTTP: r, httpMethod: r.Method, Endpoint: endpoint, Peer: peer, Began: time.Now(),
+		span: trace.SpanFromContext(r.Context()), Server: g.Servers[endpoint.Server],
 		Version: httpbody.GetHeader(r.Header, mcp.VersionHeader),
 	}
 }
 
-// fail answers with a failure in place of what a server may have begun to answer.
+// fail sends a failure instead of the response of a server.
 func (q *Request) fail(failure *jsonrpc.Failure) {
 	if !q.bodyRead {
 		httpbody.Abandon(q.Writer, q.HTTP, httpbody.Pace)
 	}
 	q.FailWith(failure)
-	if q.left {
+	if q.clientGone {
 		q.Outcome = upstream.OutcomeCanceled
 		return
 	}
@@ -92,14 +92,15 @@ func (q *Request) fail(failure *jsonrpc.Failure) {
 	q.Traffic.Answer.Add(body)
 }
 
-// record reports the end of the request. If it was passed on to one server, the exchange has reported that.
+// record reports the end of the request. If it was forwarded to one server, its exchange reports
+// RequestDone.
 func (q *Request) record() {
 	if q.Outcome == "" {
 		q.Outcome = upstream.OutcomePanic
 	}
 	q.trace()
 	audited{q}.report()
-	if q.PassedOn {
+	if q.IsForwarded {
 		return
 	}
 	r := q.newRecord()
@@ -107,15 +108,15 @@ func (q *Request) record() {
 	q.gate.observer.RequestDone(r)
 }
 
-// newRecord returns what is known of the request before it ends.
+// newRecord returns a record of the request before its end.
 func (q *Request) newRecord() upstream.Record {
 	return upstream.Record{
-		Server: q.serverName(), Method: q.Label(q.httpMethod, q.Endpoint.Kind), Called: q.MethodName(), Tool: q.ToolName(),
+		Server: q.serverName(), Method: q.Label(q.httpMethod, q.Endpoint.Kind),
+		ClientMethod: q.MethodName(), Tool: q.ToolName(),
 	}
 }
 
-// serverName returns the name of the server that the request is for, "" if it is not for just
-// one.
+// serverName returns the name of the target server; "" if it is not exactly one.
 func (q *Request) serverName() string {
 	if q.Server == nil {
 		return ""
@@ -123,7 +124,7 @@ func (q *Request) serverName() string {
 	return q.Server.Name
 }
 
-// MarshalLogObject writes what was called, and how it failed, to the access log.
+// MarshalLogObject adds the call and its error code to the access log.
 func (q *Request) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	for _, field := range [...][2]string{
 		{"mcp_server", q.serverName()}, {"mcp_method", q.MethodName()},
@@ -139,8 +140,8 @@ func (q *Request) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	return nil
 }
 
-// guarded reports whether it matters what the request is about.
-func (q *Request) guarded() bool {
+// targetMatters reports whether the target of the request matters.
+func (q *Request) targetMatters() bool {
 	c := &q.gate.config
 	return q.Caller.Client != nil || c.PinTools || len(c.Limits) > 0 || c.Audit > AuditDenied ||
 		q.Server != nil && q.Server.Overrides != nil
@@ -151,25 +152,27 @@ type Operator struct {
 	Identity   string
 	Inspection *upstream.Inspection
 
-	// Serve answers the request in place of the Aggregate.
+	// Serve serves the request instead of the Aggregate.
 	Serve func(*Request) *jsonrpc.Failure
 }
 
 // ActAs makes the request one of an operator.
 func (q *Request) ActAs(o *Operator) { q.operator = o }
 
-// DropCredentials removes what has identified the client from its header, unless a server gets it. Some of it
-// differs in each request, and would make it another client each time.
+// DropCredentials removes the credentials of the client from its headers, unless a server gets them.
+// Some differ in each request, and would make it look like another client each time.
 func (q *Request) DropCredentials() {
 	if q.gate.config.Auth != nil && !q.gate.forwardsAuth {
 		upstream.DropHeaders(q.HTTP.Header, q.gate.credentials)
 	}
 }
 
-// CanPark reports whether the handler may return while a stream goes on: nothing of the request is counted or traced.
+// CanPark reports whether the handler may return while a stream goes on: no part of the request is
+// counted or traced.
 func (q *Request) CanPark() bool { return q.held.bytes == 0 && !q.span.IsRecording() }
 
-// Park notes that a stream goes on without the handler. It returns what is to be recorded when the stream ends.
+// Park notes that a stream goes on without the handler. It returns the record to report when the
+// stream ends.
 func (q *Request) Park() upstream.Record {
 	q.parked = true
 	return q.newRecord()

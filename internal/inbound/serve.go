@@ -9,12 +9,12 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// Serve answers the request.
+// Serve serves the request.
 func (q *Request) Serve() {
 	defer func() {
 		if !q.parked {
 			q.held.release()
-			q.record() // also when reverse_proxy panics because one side has died while the body was sent
+			q.record() // also if reverse_proxy panics because a connection broke
 		}
 	}()
 	if failure := q.serve(); failure != nil {
@@ -22,18 +22,18 @@ func (q *Request) Serve() {
 	}
 }
 
-// Refuse answers the request with a failure.
+// Refuse sends a failure.
 func (q *Request) Refuse(failure *jsonrpc.Failure) {
 	defer q.record()
 	q.fail(failure)
 }
 
-// serve has the request answered, or returns what is to be answered in place of that.
+// serve serves the request, or returns the failure to send.
 func (q *Request) serve() *jsonrpc.Failure {
 	if q.HTTP.TLS != nil && !q.HTTP.TLS.HandshakeComplete {
-		return jsonrpc.TooEarly() // no call is to run twice
+		return jsonrpc.TooEarly() // a replayed call must not run
 	}
-	if q.HTTP.Method != http.MethodPost { // only what is posted is a message, but there are servers that do not care
+	if q.HTTP.Method != http.MethodPost { // only a POST has a message, but some servers read any body
 		httpbody.Empty(q.HTTP)
 	}
 	bodyFailure, failure := authentication{q}.run()
@@ -45,7 +45,7 @@ func (q *Request) serve() *jsonrpc.Failure {
 	case bodyFailure != nil:
 		return bodyFailure
 	case q.HTTP.Method == http.MethodPost:
-		if failure := q.checkReading(); failure != nil {
+		if failure := q.checkAmbiguity(); failure != nil {
 			return failure
 		}
 		if failure := q.stripToken(q.gate.config.Auth != nil); failure != nil {
@@ -65,20 +65,21 @@ func (q *Request) serve() *jsonrpc.Failure {
 	return q.gate.aggregate.Serve(q)
 }
 
-// checkReading refuses messages that the server may read differently: in another charset
-// and, if anything is decided on them, by other keys or by headers that contradict them.
-func (q *Request) checkReading() *jsonrpc.Failure {
+// checkAmbiguity refuses messages that the server may parse differently: in another charset and, if
+// decisions depend on them, with keys in another case or contradicting headers.
+func (q *Request) checkAmbiguity() *jsonrpc.Failure {
 	for _, contentType := range q.HTTP.Header["Content-Type"] {
 		if !httpbody.IsUTF8(contentType) {
 			return jsonrpc.UnsupportedCharset()
 		}
 	}
-	if q.Endpoint.Kind != upstream.Aggregate && !q.guarded() && q.gate.config.Auth == nil && q.Caller.Identity == "" {
+	if q.Endpoint.Kind != upstream.Aggregate && !q.targetMatters() &&
+		q.gate.config.Auth == nil && q.Caller.Identity == "" {
 		return nil
 	}
 	_, known := mcp.KnownMethod(q.MethodName())
 	failure := q.Message.CheckExact(known)
-	if failure != nil || q.Endpoint.Kind == upstream.Aggregate { // which checks the headers itself
+	if failure != nil || q.Endpoint.Kind == upstream.Aggregate { // the aggregate checks the headers itself
 		return failure
 	}
 	return mcp.CheckHeaders(q.HTTP.Header, &q.Message)

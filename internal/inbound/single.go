@@ -12,10 +12,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// A single is a request that one server answers, at Single or RPC.
+// A single is a request for one server, at Single or RPC.
 type single struct{ *Request }
 
-// serve has one server answer the request.
+// serve admits the request and forwards it.
 func (q single) serve() *jsonrpc.Failure {
 	switch {
 	case q.HTTP.Method == http.MethodPost:
@@ -44,11 +44,11 @@ func (q single) serve() *jsonrpc.Failure {
 	return q.forward()
 }
 
-// forward sends the request to its server, without what is only for the gateway.
+// forward sends the request to its server, without the parts for the gateway.
 func (q single) forward() *jsonrpc.Failure {
 	x := &upstream.Exchange{
 		Shared: q.gate.Shared, Server: q.Server, Kind: q.Endpoint.Kind, Writer: q.Writer, Began: q.Began,
-		Posted: &q.Posted, Caller: q.Caller,
+		PostedMessage: &q.PostedMessage, Caller: q.Caller,
 		Path: q.Peer.Path, Traffic: &q.Traffic,
 	}
 	if q.HTTP.Method == http.MethodPost {
@@ -65,25 +65,25 @@ func (q single) forward() *jsonrpc.Failure {
 				x.SealState = q.ConfirmedState
 			}
 		}
-		q.repeatArguments(x)
+		q.setParamHeaders(x)
 		x.Post(q.HTTP)
 	}
-	q.PassedOn = true
+	q.IsForwarded = true
 	defer func() {
-		q.restore, q.left, q.Ending = x.Before, x.Left, x.Ending
+		q.restore, q.clientGone, q.Ending = x.Before, x.ClientGone, x.Ending
 	}()
 	return x.Pass(q.HTTP)
 }
 
-// applyOverride makes the call of a tool at one server that which the server gets. It fails if clients know no tool
-// of this name.
+// applyOverride rewrites the call of an overridden tool for the server. It fails if clients see no
+// tool of this name.
 func (q single) applyOverride(s *upstream.Server) *jsonrpc.Failure {
 	isCall := q.Message.Is(jsonrpc.Method, "tools/call") && q.Message.Kind(jsonrpc.Name) == jsonspan.String
 	if s.Overrides == nil || !isCall {
 		return nil
 	}
 	name := q.Message.Text(jsonrpc.Name)
-	o, ok := s.Overrides.Called(name)
+	o, ok := s.Overrides.ByClientName(name)
 	if !ok {
 		return UnknownTool(name)
 	}
@@ -100,10 +100,10 @@ func (q single) applyOverride(s *upstream.Server) *jsonrpc.Failure {
 	return nil
 }
 
-// repeatArguments sets the headers of a request of the modern era to one server that repeat arguments which the client
-// does not see. If it is not known which headers do, it asks for the list of the tools. If there is none, or the
-// request is of the legacy era, it removes all such headers.
-func (q single) repeatArguments(x *upstream.Exchange) {
+// setParamHeaders sets the headers of a modern request that repeat arguments which an override hides
+// from the client. If the headers are unknown, it lists the tools. If that fails, or the request is
+// legacy, it removes all such headers.
+func (q single) setParamHeaders(x *upstream.Exchange) {
 	o, r := q.Override, q.HTTP
 	if !o.EditsArguments() {
 		return
@@ -116,15 +116,15 @@ func (q single) repeatArguments(x *upstream.Exchange) {
 		return
 	}
 	if _, failure := q.gate.aggregate.ListTools(r, q.Caller.Identity, q.Server); failure != nil {
-		mcp.ParamHeaders(nil).Set(r.Header, &q.Message) // the server will say if there were any
+		mcp.ParamHeaders(nil).Set(r.Header, &q.Message) // the server responds with an error if any were needed
 		return
 	}
 	o.NoteUnlisted()
 	o.SetParams(r.Header, &q.Message)
 }
 
-// takeFocus takes what the client looks for out of the call of a tool at Single, if the list of the server
-// has told clients that the tool takes it.
+// takeFocus removes the focus argument from the call of a tool at Single, if the tool was listed with
+// it.
 func (q single) takeFocus() (goal string, failure *jsonrpc.Failure) {
 	f := q.Server.Focus
 	if q.Endpoint.Kind != upstream.Single || !f.IsGiven(&q.Message) || !q.isFocused(q.Message.Text(jsonrpc.Name)) {
@@ -134,26 +134,26 @@ func (q single) takeFocus() (goal string, failure *jsonrpc.Failure) {
 	return goal, failure
 }
 
-// isFocused reports whether clients were told that a tool has the argument. Caddy may have started
-// anew since then: if no list of the server is known, it asks for one.
+// isFocused reports whether the tool was listed with the focus argument. If no list is known, as after
+// a restart, it requests one.
 func (q single) isFocused(tool string) bool {
-	has, known := q.gate.Shared.State.IsFocused(q.Server, tool)
+	has, known := q.gate.Shared.Retained.IsFocused(q.Server, tool)
 	if known {
 		return has
 	}
 	focused, failure := q.gate.aggregate.ListTools(q.HTTP, q.Caller.Identity, q.Server)
 	if failure != nil {
-		return false // as at Aggregate: the server has the last word
+		return false // as at Aggregate: the server decides
 	}
-	q.gate.Shared.State.NoteFocused(q.Server, focused)
-	has, _ = q.gate.Shared.State.IsFocused(q.Server, tool)
+	q.gate.Shared.Retained.NoteFocused(q.Server, focused)
+	has, _ = q.gate.Shared.Retained.IsFocused(q.Server, tool)
 	return has
 }
 
-// admitAtServer decides whether the client may make the request at one server.
+// admitAtServer decides whether the client may send the request to the server.
 func (q single) admitAtServer(s *upstream.Server) *jsonrpc.Failure {
 	target, known := mcp.Target{Server: s.Name}, true
-	if q.guarded() {
+	if q.targetMatters() {
 		target, known = mcp.TargetOf(s.Name, &q.Message)
 	}
 	if failure := q.Admit(target); failure != nil {
@@ -165,8 +165,8 @@ func (q single) admitAtServer(s *upstream.Server) *jsonrpc.Failure {
 	return q.admitListening(s)
 }
 
-// admitListening decides whether the client may hear of changes of all the resources that it
-// wants to listen to at one server. At the aggregate those that it may not are left out.
+// admitListening decides whether the client may subscribe to all resources of a listen request. At the
+// aggregate, forbidden ones are left out instead.
 func (q single) admitListening(s *upstream.Server) *jsonrpc.Failure {
 	if q.Caller.Policy() == nil || !q.Message.Is(jsonrpc.Method, mcp.MethodListen) {
 		return nil
@@ -190,30 +190,30 @@ func (q single) admitListening(s *upstream.Server) *jsonrpc.Failure {
 	return nil
 }
 
-// confirm has the person at a client of one server confirm the call, if a rule wants it. It reports
-// whether the call can be made.
+// confirm asks for a confirmation of the call, if a rule requires one. It reports whether the call can
+// be made.
 func (q single) confirm() (ok bool, _ *jsonrpc.Failure) {
-	asked, answer, failure := q.TakeAnswer()
-	if failure == nil && asked == ConfirmQuestion {
+	asked, answer, failure := q.TakeResponse()
+	if failure == nil && asked == ConfirmRequest {
 		failure = q.TakeConfirmation(answer)
 	}
 	if failure != nil || !q.AwaitsConfirmation() {
 		return failure == nil, failure
 	}
-	result := q.gate.Info.Sign(mcp.InputRequired, q.Ask(ConfirmQuestion, q.Confirmation()))
+	result := q.gate.Info.Sign(mcp.InputRequired, q.Ask(ConfirmRequest, q.Confirmation()))
 	out := streamable.NewWriter(q.Writer, q.HTTP.Header)
-	out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.Answer(q.Message.Literal(jsonrpc.ID), result)})
+	out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.ResultResponse(q.Message.Literal(jsonrpc.ID), result)})
 	q.Outcome = upstream.OutcomeOK
 	return false, nil
 }
 
-// canBeAsked reports whether the sender of a request to one server can be asked.
+// canBeAsked reports whether the client of the request can be asked.
 func (q single) canBeAsked() bool {
 	return q.Caller.Policy() != nil && q.Endpoint.Kind == upstream.Single && q.isModern() && q.Message.IsRequest() &&
 		mcp.CanFillForms(q.Message.Literal(jsonrpc.ClientCapabilities))
 }
 
-// UnknownTool says that there is no tool of this name.
+// UnknownTool says that no tool has this name.
 func UnknownTool(shown string) *jsonrpc.Failure {
-	return jsonrpc.InvalidParams("name: there is no tool " + mcp.Shortened(shown)).AsAnswer()
+	return jsonrpc.InvalidParams("name: unknown tool " + mcp.Shortened(shown)).WithStatusOK()
 }

@@ -11,11 +11,11 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// Caddy's tracing directive begins a span for each request. The gateway adds what was
-// called, by OpenTelemetry's conventions for MCP, and tells the server which trace the call
-// belongs to: over HTTP in a header, and in the message, which is all a child process gets.
+// Caddy's tracing directive starts a span for each request. The gateway adds the call, by
+// OpenTelemetry's conventions for MCP. It sends the trace to the server: over HTTP in a header, and in
+// the message, which is all that a child process gets.
 
-// trace adds to the span of the request what was called, and how it ended.
+// trace adds the call and its outcome to the span of the request.
 func (q *Request) trace() {
 	if !q.span.IsRecording() {
 		return
@@ -47,8 +47,7 @@ func (q *Request) trace() {
 	q.span.SetAttributes(attributes...)
 }
 
-// linkTrace links the span of the request to the trace that the message names, if the span
-// was begun without knowing that.
+// linkTrace links the span of the request to the trace in the message, if they differ.
 func (q *Request) linkTrace() {
 	if !q.span.IsRecording() || !q.Message.Has(jsonrpc.Traceparent) {
 		return

@@ -8,14 +8,23 @@ import (
 )
 
 var benchmarked = []struct{ name, data string }{
-	{"small", `{"jsonrpc":"2.0","id":17,"method":"tools/call","params":{"name":"files__read","arguments":{"path":"/tmp/a.txt","limit":100}}}`},
-	{"modern", `{"jsonrpc":"2.0","id":17,"method":"tools/call","params":{"name":"files__read","arguments":{"path":"/tmp/a.txt"},"_meta":{"progressToken":5,"traceparent":"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01","io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{"sampling":{},"roots":{}},"io.modelcontextprotocol/clientInfo":{"name":"client","version":"1.0"}}}}`},
-	{"large", `{"jsonrpc":"2.0","id":17,"method":"tools/call","params":{"name":"files__write","arguments":{"path":"/tmp/a.txt","lines":[` + strings.Repeat(`{"n":1,"text":"some words in a line\n"},`, 1000) + `{}]}}}`},
+	{"small", `{"jsonrpc":"2.0","id":17,"method":"tools/call","params":{"name":"files__read",` +
+		`"arguments":{"path":"/tmp/a.txt","limit":100}}}`},
+	{"modern", `{"jsonrpc":"2.0","id":17,"method":"tools/call","params":{"name":"files__read",` +
+		`"arguments":{"path":"/tmp/a.txt"},"_meta":{"progressToken":5,` +
+		`"traceparent":"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",` +
+		`"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
+		`"io.modelcontextprotocol/clientCapabilities":{"sampling":{},"roots":{}},` +
+		`"io.modelcontextprotocol/clientInfo":{"name":"client","version":"1.0"}}}}`},
+	{"large", `{"jsonrpc":"2.0","id":17,"method":"tools/call","params":{"name":"files__write",` +
+		`"arguments":{"path":"/tmp/a.txt","lines":[` + strings.Repeat(`{"n":1,"text":"some words in a line\n"},`, 1000) +
+		`{}]}}}`},
 }
 
 func BenchmarkRead(b *testing.B) {
 	messages := append(benchmarked, []struct{ name, data string }{
-		{"answer", `{"jsonrpc":"2.0","id":17,"result":{"content":[{"type":"text","text":"` + strings.Repeat("some words ", 200) + `"}],"isError":false,"structuredContent":{"a":1,"b":[1,2,3]}}}`},
+		{"answer", `{"jsonrpc":"2.0","id":17,"result":{"content":[{"type":"text","text":"` + strings.Repeat("some words ",
+			200) + `"}],"isError":false,"structuredContent":{"a":1,"b":[1,2,3]}}}`},
 	}...)
 	for _, message := range messages {
 		data := []byte(message.data)
@@ -89,10 +98,12 @@ func BenchmarkEdited(b *testing.B) {
 }
 
 func BenchmarkReadWith(b *testing.B) {
-	more := []string{"result.contents.*.uri", "result.content.*.uri", "result.content.*.resource.uri", "error.data.uri", "result.taskId"}
+	more := []string{"result.contents.*.uri", "result.content.*.uri", "result.content.*.resource.uri", "error.data.uri",
+		"result.taskId"}
 	paths, alone := CompilePaths(more...), jsonspan.CompilePaths(more...)
 	data := []byte(`{"jsonrpc":"2.0","id":17,"result":{"content":[` +
-		strings.Repeat(`{"type":"resource","resource":{"uri":"file:///tmp/a.txt","text":"`+strings.Repeat("some words ", 20)+`"}},`, 20) +
+		strings.Repeat(`{"type":"resource","resource":{"uri":"file:///tmp/a.txt","text":"`+strings.Repeat("some words ",
+			20)+`"}},`, 20) +
 		`{"type":"text","text":"the end"}],"isError":false}}`)
 	places := 0
 	found := func(int, jsonspan.Value) { places++ }

@@ -5,39 +5,40 @@ import (
 	"strings"
 )
 
-// A Cause is why a server cannot be used, in words from a fixed set. Clients may be told: it has
-// no text of a server, no address and no secret.
+// A Cause is why a server cannot be used, in words from a fixed set. It is safe for clients: it
+// contains no text of a server, no address and no secret.
 type Cause string
 
+// Causes.
 const (
-	CauseNotStarted Cause = "not started"                 // the process
+	CauseNotStarted Cause = "not started"                 // the process could not be started
 	CauseEnded      Cause = "the process ended"           // after its handshake
-	CauseExited     Cause = "exited during the handshake" // the process
-	CauseStarting   Cause = "starting"                    // it has not failed yet
+	CauseExited     Cause = "exited during the handshake" // the process exited
+	CauseStarting   Cause = "starting"                    // no failure yet
 	CauseRefused    Cause = "connection refused"          // nothing listens
-	CauseNoHost     Cause = "host not found"              // by DNS
-	CauseTLS        Cause = "TLS error"                   // of the handshake or a certificate
-	CauseNoRoute    Cause = "no connection"               // for another reason
-	CauseLost       Cause = "connection lost"             // before the end of the answer
+	CauseNoHost     Cause = "host not found"              // DNS lookup failed
+	CauseTLS        Cause = "TLS error"                   // handshake or certificate
+	CauseNoRoute    Cause = "no connection"               // any other connection error
+	CauseLost       Cause = "connection lost"             // before the end of the response
 	CauseLate       Cause = "no answer in time"
-	CauseNotMCP     Cause = "not an MCP server" // something else answers
-	CauseTooLarge   Cause = "answer too large"  // for a limit
-	CauseLogin      Cause = "login failed"      // of the gateway at the server
-	CauseHandshake  Cause = "handshake refused" // by an error of JSON-RPC
+	CauseNotMCP     Cause = "not an MCP server" // the response is not MCP
+	CauseTooLarge   Cause = "answer too large"  // larger than a limit
+	CauseLogin      Cause = "login failed"      // login of the gateway at the server
+	CauseHandshake  Cause = "handshake refused" // with a JSON-RPC error
 
-	causeHTTP = "HTTP status " // and its number
+	causeHTTP = "HTTP status " // followed by the number
 )
 
-// of says that a server is unavailable for this cause.
-func (c Cause) of(server string) string {
+// message returns the message that a server is unavailable for this cause.
+func (c Cause) message(server string) string {
 	if server == "" {
 		return "the MCP server is unavailable: " + string(c)
 	}
 	return "MCP server " + server + " is unavailable: " + string(c)
 }
 
-// IsOfHTTP reports whether the server has answered, but not as an MCP server does.
-func (c Cause) IsOfHTTP() bool { return c == CauseNotMCP || strings.HasPrefix(string(c), causeHTTP) }
+// IsHTTP reports whether the server responded, but not as an MCP server.
+func (c Cause) IsHTTP() bool { return c == CauseNotMCP || strings.HasPrefix(string(c), causeHTTP) }
 
 // Short returns why the server could not be used, for clients.
 func (f *Failure) Short() Cause {
@@ -60,10 +61,9 @@ func (f *Failure) Short() Cause {
 	return CauseNoRoute
 }
 
-// Outage returns the failure as clients get it that ask for the server before the next attempt to
-// reach it.
+// Outage returns the failure for further requests until the next attempt to reach the server.
 func (f *Failure) Outage() *Failure {
 	out := *f
-	out.Message = f.Short().of(f.Data.ServerName) + "; it is tried again"
+	out.Message = f.Short().message(f.Data.ServerName) + "; the gateway keeps trying"
 	return &out
 }

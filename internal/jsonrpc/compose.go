@@ -7,19 +7,19 @@ import (
 	"unicode/utf8"
 )
 
-// Request composes a request of our own. Params are JSON, or nil.
+// Request composes a request. params are JSON, or nil.
 func Request(id uint64, method string, params []byte) []byte {
 	return RequestAs(strconv.AppendUint(nil, id, 10), method, params)
 }
 
-// RequestAs is Request for an id that is given as a literal.
+// RequestAs is Request with an id that is a JSON literal.
 func RequestAs(id []byte, method string, params []byte) []byte {
 	m := append([]byte(nil), `{"jsonrpc":"2.0","id":`...)
 	m = append(m, id...)
 	return compose(m, method, params)
 }
 
-// Notification composes a notification. Params are JSON, or nil.
+// Notification composes a notification. params are JSON, or nil.
 func Notification(method string, params []byte) []byte {
 	return compose([]byte(`{"jsonrpc":"2.0"`), method, params)
 }
@@ -34,8 +34,8 @@ func compose(m []byte, method string, params []byte) []byte {
 	return append(m, '}')
 }
 
-// Answer composes the answer to the request with this id, given as a literal.
-func Answer(id, result []byte) []byte {
+// ResultResponse composes the response with a result to the request with this id, a JSON literal.
+func ResultResponse(id, result []byte) []byte {
 	m := append([]byte(nil), `{"jsonrpc":"2.0","id":`...)
 	m = append(m, id...)
 	m = append(m, `,"result":`...)
@@ -43,8 +43,8 @@ func Answer(id, result []byte) []byte {
 	return append(m, '}')
 }
 
-// Refusal composes an answer that is an error, without data.
-func Refusal(id []byte, code int, message string) []byte {
+// ErrorResponse composes an error response without data.
+func ErrorResponse(id []byte, code int, message string) []byte {
 	m := append([]byte(nil), `{"jsonrpc":"2.0","id":`...)
 	m = append(m, id...)
 	m = append(m, `,"error":{"code":`...)
@@ -60,11 +60,11 @@ func Quote(s string) []byte {
 		quoted := make([]byte, 0, len(s)+2)
 		return append(append(append(quoted, '"'), s...), '"')
 	}
-	quoted, _ := json.Marshal(s) // strings always can be
+	quoted, _ := json.Marshal(s) // never fails for a string
 	return quoted
 }
 
-// isPlain reports whether nothing of a text is escaped where it is quoted.
+// isPlain reports whether json.Marshal would escape nothing in a string.
 func isPlain(s string) bool {
 	for i := range len(s) {
 		switch c := s[i]; {
@@ -75,8 +75,8 @@ func isPlain(s string) bool {
 	return true
 }
 
-// Encode returns a value as JSON, which it must be able to become. What is HTML in it
-// stays readable: it ends up with a model, which pays for each escape.
+// Encode returns a value as JSON, and panics if it cannot. HTML characters are not escaped, because
+// the text may go to a model, which pays for each escape.
 func Encode(value any) []byte {
 	var text bytes.Buffer
 	encoder := json.NewEncoder(&text)

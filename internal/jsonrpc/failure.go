@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// The codes of JSON-RPC itself.
+// Codes that JSON-RPC defines.
 const (
 	CodeParseError     = -32700
 	CodeInvalidRequest = -32600
@@ -16,56 +16,55 @@ const (
 	CodeInternalError  = -32603
 )
 
-// The codes of the gateway. They are not unique in the world of MCP: what tells
-// one failure from another is its symbol, and its status.
+// Codes of the gateway. Other programs use the same codes: a failure is identified by its symbol and
+// its status.
 const (
-	codeUnknownServer   = -32001
-	codeUnavailable     = -32002
-	codeInvalidResponse = -32003
-	codeHeaderMismatch  = -32020 // MCP's own
-	codeMissingAbility  = -32021 // MCP's own
-	codeVersion         = -32022 // MCP's own
-	codeLoginRequired   = -32042 // MCP's own: a URL elicitation is required
+	codeUnknownServer     = -32001
+	codeUnavailable       = -32002
+	codeInvalidResponse   = -32003
+	codeHeaderMismatch    = -32020 // MCP's own
+	codeMissingCapability = -32021 // MCP's own
+	codeVersion           = -32022 // MCP's own
+	codeLoginRequired     = -32042 // MCP's own: URL elicitation required
 )
 
-// A Failure is an error that is made here, in the place of an answer that did not
-// come. It never tells more of its cause than a stranger may know.
+// A Failure is an error that the gateway sends instead of a response. Its texts and data are safe for
+// clients: they contain no secrets, addresses or texts of servers.
 type Failure struct {
-	Status  int    // of the HTTP response
-	Code    int    // of the JSON-RPC error
+	Status  int    // HTTP status
+	Code    int    // JSON-RPC error code
 	Message string // for people
 	Data    FailureData
 
-	// Allow is the header of that name in the HTTP response, for status 405.
+	// Allow is the Allow header of the HTTP response, for status 405.
 	Allow string
-	// RetryAfter is the header of that name, in seconds; 0 for none.
+	// RetryAfter is the Retry-After header of the HTTP response, in seconds; 0 for none.
 	RetryAfter int
 
-	// Cause is why a server could not be used; "" if Data says it all.
+	// Cause is why a server could not be used; "" if Data is enough.
 	Cause Cause
-	// Err is the cause in full, for operators. Clients never get it.
+	// Err is the full cause, for operators. Clients never get it.
 	Err error
 }
 
-// FailureData is what programs can rely on.
+// FailureData is the data of the JSON-RPC error, for programs.
 type FailureData struct {
 	Symbol     string   `json:"code"`
 	ServerName string   `json:"server_name,omitempty"`
 	StatusCode int      `json:"status_code,omitempty"`
 	Hint       string   `json:"hint,omitempty"` // what the client can do about it
 	URI        string   `json:"uri,omitempty"`
-	Supported  []string `json:"supported,omitempty"` // versions of the protocol
-	Requested  string   `json:"requested,omitempty"` // one of them that is not
+	Supported  []string `json:"supported,omitempty"` // protocol versions
+	Requested  string   `json:"requested,omitempty"` // the unsupported version
 
 	// Required are capabilities that the client has not declared.
 	Required json.RawMessage `json:"requiredCapabilities,omitempty"`
 
-	// Elicitations are the addresses that a person has to open before the request can be
-	// answered.
+	// Elicitations are URLs that a person must open before the request can succeed.
 	Elicitations []URLElicitation `json:"elicitations,omitempty"`
 }
 
-// A URLElicitation asks a person to open an address.
+// A URLElicitation asks a person to open a URL.
 type URLElicitation struct {
 	Mode    string `json:"mode"` // "url"
 	Message string `json:"message"`
@@ -75,7 +74,7 @@ type URLElicitation struct {
 
 func (f *Failure) Error() string { return f.Message }
 
-// Because returns f with its cause in full, for operators.
+// Because returns f with its full cause, for operators.
 func (f *Failure) Because(err error) *Failure {
 	if f.Err == nil && err != error(f) {
 		because := *f
@@ -95,8 +94,8 @@ func (f *Failure) SetHeader(header http.Header) {
 	}
 }
 
-// Append appends the JSON-RPC error that answers the request with this id, given
-// as a literal. No id is null.
+// Append appends the JSON-RPC error response to the request with this id, a JSON literal. A nil id
+// becomes null.
 func (f *Failure) Append(dst, id []byte) []byte {
 	type rpcError struct {
 		Code    int         `json:"code"`
@@ -122,49 +121,50 @@ func ParseError() *Failure {
 	return failure(http.StatusBadRequest, CodeParseError, "parse_error", "the request is not valid JSON")
 }
 
-// InvalidRequest says that a request is JSON but no JSON-RPC message.
+// InvalidRequest says that a request is JSON but not a JSON-RPC message.
 func InvalidRequest(message string) *Failure {
 	return failure(http.StatusBadRequest, CodeInvalidRequest, "invalid_request", message)
 }
 
-// InvalidParams says that a request lacks what its method or revision demands.
+// InvalidParams says that params lack something that the method or the protocol version requires.
 func InvalidParams(message string) *Failure {
 	return failure(http.StatusBadRequest, CodeInvalidParams, "invalid_params", message)
 }
 
-// HeaderMismatch says that the headers of a request and its body do not agree.
+// HeaderMismatch says that the headers of a request contradict its body.
 func HeaderMismatch(message string) *Failure {
 	return failure(http.StatusBadRequest, codeHeaderMismatch, "header_mismatch", message)
 }
 
-// MethodNotFound says that a method is none of this server.
+// MethodNotFound says that the server does not know a method.
 func MethodNotFound(method string) *Failure {
 	return failure(http.StatusNotFound, CodeMethodNotFound, "method_not_found", "method not found: "+method)
 }
 
-// UnsupportedVersion says that a request is of a revision that is not spoken here.
+// UnsupportedVersion says that the protocol version of a request is not supported.
 func UnsupportedVersion(requested string, supported []string) *Failure {
 	f := failure(http.StatusBadRequest, codeVersion, "unsupported_version", "unsupported protocol version")
 	f.Data.Requested, f.Data.Supported = requested, supported
 	return f
 }
 
-// MissingCapability says that a server asks for what the client has not declared.
+// MissingCapability says that a server request needs a capability the client has not declared.
 func MissingCapability(server, method string) *Failure {
-	f := failure(http.StatusBadRequest, codeMissingAbility, "missing_capability", "the MCP server asks for "+method+", which the client has not declared")
+	f := failure(http.StatusBadRequest, codeMissingCapability, "missing_capability",
+		"the MCP server asks for "+method+", which the client has not declared")
 	f.Data.ServerName = server
 	return f
 }
 
-// MissingExtension says that a request needs an extension that the client has not declared.
+// MissingExtension says that a request needs an extension the client has not declared.
 func MissingExtension(name string) *Failure {
-	f := failure(http.StatusBadRequest, codeMissingAbility, "missing_capability",
+	f := failure(http.StatusBadRequest, codeMissingCapability, "missing_capability",
 		"the client has not declared the extension "+name)
 	f.Data.Required = Encode(map[string]any{"extensions": map[string]any{name: struct{}{}}})
 	return f
 }
 
-// ServerError is an error that a server has answered to a request of our own.
+// ServerError is the error with which a server responded to a request of the gateway.
 func ServerError(server string, m *Message) *Failure {
 	f := failure(http.StatusOK, m.ErrorNumber(), "server_error", m.Text(ErrorMessage))
 	f.Data.ServerName = server
@@ -179,27 +179,29 @@ func ServerError(server string, m *Message) *Failure {
 	return f
 }
 
-// AsAnswer returns f as a server answers in JSON-RPC: with status 200. Clients take
-// any other for a fault of the connection, and some then give up all of it.
-func (f *Failure) AsAnswer() *Failure {
+// WithStatusOK returns f with HTTP status 200, as a JSON-RPC response of a server. Clients treat other
+// statuses as connection faults, and some then close the connection.
+func (f *Failure) WithStatusOK() *Failure {
 	answer := *f
 	answer.Status = http.StatusOK
 	return &answer
 }
 
-// UnknownSession says that a session has ended, or never was.
+// UnknownSession says that a session has ended or never existed.
 func UnknownSession() *Failure {
-	return failure(http.StatusNotFound, codeUnknownServer, "unknown_session", "there is no such session: initialize again")
+	return failure(http.StatusNotFound, codeUnknownServer, "unknown_session", "unknown session: initialize again")
 }
 
 // TooManySessions says that no further client can be served.
 func TooManySessions() *Failure {
-	return later(failure(http.StatusServiceUnavailable, codeUnavailable, "too_many_sessions", "too many sessions"))
+	return withRetryAfter(failure(http.StatusServiceUnavailable, codeUnavailable,
+		"too_many_sessions", "too many sessions"))
 }
 
-// TooManySubscriptions says that a client cannot hear of a further resource.
+// TooManySubscriptions says that a client cannot subscribe to a further resource.
 func TooManySubscriptions() *Failure {
-	return failure(http.StatusServiceUnavailable, codeUnavailable, "too_many_subscriptions", "too many subscriptions, or their URIs are too long")
+	return failure(http.StatusServiceUnavailable, codeUnavailable, "too_many_subscriptions",
+		"too many subscriptions, or their URIs are too long")
 }
 
 // PayloadTooLarge says that a request has too many bytes.
@@ -207,130 +209,138 @@ func PayloadTooLarge() *Failure {
 	return failure(http.StatusRequestEntityTooLarge, CodeInvalidRequest, "payload_too_large", "the request is too large")
 }
 
-// TooEarly says that a request came before the TLS handshake was complete, so that it may
-// be a replayed copy.
+// TooEarly says that a request came before the TLS handshake was complete. It may be a replayed copy.
 func TooEarly() *Failure {
-	return failure(http.StatusTooEarly, CodeInvalidRequest, "invalid_request", "the request came before the TLS handshake was complete")
+	return failure(http.StatusTooEarly, CodeInvalidRequest, "invalid_request",
+		"the request came before the TLS handshake was complete")
 }
 
 // RequestTimeout says that a request has not arrived in time.
 func RequestTimeout() *Failure {
-	return failure(http.StatusRequestTimeout, CodeInvalidRequest, "invalid_request", "the body of the request did not arrive in time")
+	return failure(http.StatusRequestTimeout, CodeInvalidRequest, "invalid_request",
+		"the body of the request did not arrive in time")
 }
 
-// Busy says that there is no room for a request now.
+// Busy says that there is no memory for a request now.
 func Busy() *Failure {
-	return later(failure(http.StatusServiceUnavailable, codeUnavailable, "busy",
+	return withRetryAfter(failure(http.StatusServiceUnavailable, codeUnavailable, "busy",
 		"too many large requests at once: try again later"))
 }
 
-// StoreUnavailable says what cannot be done without what replicas share.
-func StoreUnavailable(what string) *Failure {
-	return later(failure(http.StatusServiceUnavailable, codeUnavailable, "store_unavailable",
-		what+" while the store that the replicas of the gateway share is unavailable: try again later"))
+// StoreUnavailable says that the store that replicas share is unavailable. problem is what fails
+// without it, such as "rate limits cannot be checked".
+func StoreUnavailable(problem string) *Failure {
+	return withRetryAfter(failure(http.StatusServiceUnavailable, codeUnavailable, "store_unavailable",
+		problem+" while the store shared by the gateway's replicas is unavailable: try again later"))
 }
 
-// TooManyTools says that rules cannot decide on a tool because too much is known of others.
+// TooManyTools says that rules cannot decide on a tool because there is no room to cache its
+// annotations.
 func TooManyTools(server string) *Failure {
-	f := later(failure(http.StatusServiceUnavailable, codeUnavailable, "busy",
-		"too many tools are listed at once to keep their annotations, by which rules decide: try again later"))
+	f := withRetryAfter(failure(http.StatusServiceUnavailable, codeUnavailable, "busy",
+		"too many tools to cache the annotations that rules need: try again later"))
 	f.Data.ServerName = server
 	return f
 }
 
-// TooManyQuestions says that a client cannot be asked now because too many owe an answer.
-func TooManyQuestions(server string) *Failure {
-	f := later(failure(http.StatusServiceUnavailable, codeUnavailable, "busy",
-		"too many calls wait for an answer of their client: try again later"))
+// TooManyServerRequests says that too many server requests wait for a response from their client.
+func TooManyServerRequests(server string) *Failure {
+	f := withRetryAfter(failure(http.StatusServiceUnavailable, codeUnavailable, "busy",
+		"too many calls wait for a response from their client: try again later"))
 	f.Data.ServerName = server
 	return f
 }
 
-// TooMuchUnread says that an answer cannot be held for a client that has not read others.
+// TooMuchUnread says that a response cannot be kept for a client that has not read others.
 func TooMuchUnread() *Failure {
-	return later(failure(http.StatusServiceUnavailable, codeUnavailable, "busy",
-		"too many large answers have not been read yet: read them, or try again later"))
+	return withRetryAfter(failure(http.StatusServiceUnavailable, codeUnavailable, "busy",
+		"too many large responses are unread: read them, or try again later"))
 }
 
-// UnsupportedEncoding says that a request is compressed, which MCP does not know.
+// UnsupportedEncoding says that a request is compressed, which MCP does not define.
 func UnsupportedEncoding() *Failure {
-	return failure(http.StatusUnsupportedMediaType, CodeInvalidRequest, "invalid_request", "requests with a Content-Encoding are not accepted")
+	return failure(http.StatusUnsupportedMediaType, CodeInvalidRequest, "invalid_request",
+		"requests with a Content-Encoding are not accepted")
 }
 
-// UnsupportedCharset says that a request is in another charset than JSON is.
+// UnsupportedCharset says that a request is not in UTF-8.
 func UnsupportedCharset() *Failure {
-	return failure(http.StatusUnsupportedMediaType, CodeInvalidRequest, "invalid_request", "requests in another charset than utf-8 are not accepted; see the charset of Content-Type")
+	return failure(http.StatusUnsupportedMediaType, CodeInvalidRequest, "invalid_request",
+		"the request is not in UTF-8: check the charset in Content-Type")
 }
 
-// MethodNotAllowed says that an HTTP method has no meaning here, and which methods have.
+// MethodNotAllowed says that the HTTP method of a request is not one of the allowed methods.
 func MethodNotAllowed(allow ...string) *Failure {
-	f := failure(http.StatusMethodNotAllowed, CodeInvalidRequest, "invalid_request", "the HTTP method is not allowed here")
+	f := failure(http.StatusMethodNotAllowed, CodeInvalidRequest, "invalid_request",
+		"the HTTP method is not allowed here")
 	f.Allow = strings.Join(allow, ", ")
 	return f
 }
 
-// ForbiddenOrigin says that web pages of the request's origin may not use this
-// gateway.
+// ForbiddenOrigin says that web pages of the request's origin may not use this gateway.
 func ForbiddenOrigin(message string) *Failure {
 	return failure(http.StatusForbidden, CodeInvalidRequest, "forbidden_origin", message)
 }
 
-// ForbiddenHost says that nobody here goes by the name in the request.
+// ForbiddenHost says that the gateway does not serve the host of the request.
 func ForbiddenHost(message string) *Failure {
 	return failure(http.StatusForbidden, CodeInvalidRequest, "forbidden_host", message)
 }
 
-// UnknownServer says that there is no server of this name.
+// UnknownServer says that no server has this name.
 func UnknownServer(name string) *Failure {
 	f := failure(http.StatusNotFound, codeUnknownServer, "unknown_server", "unknown MCP server")
 	f.Data.ServerName = name
 	return f
 }
 
-// Timeout says that a server did not answer in time.
+// Timeout says that a server did not respond in time.
 func Timeout(server string) *Failure {
 	return unavailable("timeout", server, "the MCP server did not answer in time")
 }
 
-// ConnectError says why a server could not be reached, or broke off in mid-answer.
+// ConnectError says why a server could not be reached, or broke off its response.
 func ConnectError(server string, cause Cause) *Failure {
-	f := unavailable("connect_error", server, cause.of(server))
+	f := unavailable("connect_error", server, cause.message(server))
 	f.Cause = cause
 	return f
 }
 
-// StreamLost says that a server ended the stream of a request before the answer, and that the
-// rest of it could not be had.
+// StreamLost says that a server ended the stream of a request before the response, and that the stream
+// could not be resumed.
 func StreamLost(server string) *Failure {
-	f := unavailable("connect_error", server, "the MCP server ended its stream before the answer, "+
-		"and the rest of it cannot be had: the request may have been carried out")
+	f := unavailable("connect_error", server, "the MCP server ended its stream before the response, "+
+		"and it cannot be resumed: the request may have been executed")
 	f.Cause = CauseLost
 	return f
 }
 
-// InvalidJSON says that what a server answered is not JSON.
+// InvalidJSON says that the response of a server is not JSON.
 func InvalidJSON(server string) *Failure {
-	f := failure(http.StatusBadGateway, codeInvalidResponse, "invalid_json", "the MCP server's answer is not valid JSON")
+	f := failure(http.StatusBadGateway, codeInvalidResponse, "invalid_json",
+		"the MCP server's answer is not valid JSON")
 	f.Data.ServerName = server
 	return f
 }
 
-// InvalidResponse says that what a server answered is no JSON-RPC response.
+// InvalidResponse says that the response of a server is not a JSON-RPC response.
 func InvalidResponse(server string) *Failure {
-	f := failure(http.StatusBadGateway, codeInvalidResponse, "invalid_response", "the MCP server's answer is not a JSON-RPC response")
+	f := failure(http.StatusBadGateway, codeInvalidResponse, "invalid_response",
+		"the MCP server's answer is not a JSON-RPC response")
 	f.Data.ServerName = server
 	return f
 }
 
-// ResponseTooLarge says that what a server answered has too many bytes.
+// ResponseTooLarge says that the response of a server has too many bytes.
 func ResponseTooLarge(server string) *Failure {
-	f := failure(http.StatusBadGateway, codeInvalidResponse, "invalid_response", "the MCP server's answer is too large")
+	f := failure(http.StatusBadGateway, codeInvalidResponse, "invalid_response",
+		"the MCP server's answer is too large")
 	f.Data.ServerName, f.Cause = server, CauseTooLarge
 	return f
 }
 
-// Refused says that a request was refused with this status: by the gateway, or by a
-// handler on the way to a server.
+// Refused says that a request was refused with this status: by the gateway, or by a handler in front
+// of a server.
 func Refused(server string, status int) *Failure {
 	var f *Failure
 	switch status {
@@ -348,30 +358,32 @@ func Refused(server string, status int) *Failure {
 	return f
 }
 
-// ToolChanged says that a tool is not the one that was first seen, and that nobody has
-// accepted the other one yet.
+// ToolChanged says that the definition of a tool differs from its pin, and that the new one is not
+// accepted yet.
 func ToolChanged(server string) *Failure {
-	f := failure(http.StatusForbidden, CodeInvalidRequest, "tool_changed", "the definition of the tool has changed: it is withheld until it is accepted at the admin API")
+	f := failure(http.StatusForbidden, CodeInvalidRequest, "tool_changed",
+		"the definition of the tool has changed: it is withheld until it is accepted at the admin API")
 	f.Data.ServerName = server
 	return f
 }
 
-// ConfirmationRequired says that a person has to agree to the call of a tool, and that the client cannot
-// ask one. atAll is whether that is at the endpoint of all servers, where more clients can.
-func ConfirmationRequired(server string, atAll bool) *Failure {
-	message := "a person has to confirm this call, and the client cannot be asked"
-	if atAll {
-		message += ": it needs the capability elicitation, and to accept event streams"
+// ConfirmationRequired says that a person must confirm the call of a tool, and that the client cannot
+// ask for it. atAggregate is whether the call was made at the endpoint of all servers, where more
+// clients can.
+func ConfirmationRequired(server string, atAggregate bool) *Failure {
+	message := "a person must confirm this call, but the client cannot be asked"
+	if atAggregate {
+		message += ": it needs the elicitation capability and must accept event streams"
 	} else {
 		message += " here: call the tool at the endpoint of all servers, /mcp by default, with a client that has " +
-			"the capability elicitation"
+			"the elicitation capability"
 	}
 	f := failure(http.StatusForbidden, CodeInvalidRequest, "confirmation_required", message)
 	f.Data.ServerName = server
 	return f
 }
 
-// ConfirmationDeclined says that a person was asked to confirm a call, and has not agreed.
+// ConfirmationDeclined says that a person declined to confirm a call.
 func ConfirmationDeclined(server string) *Failure {
 	f := failure(http.StatusOK, CodeInvalidRequest, "confirmation_declined",
 		"the call was not confirmed: the person at the client declined")
@@ -379,7 +391,7 @@ func ConfirmationDeclined(server string) *Failure {
 	return f
 }
 
-// ConfirmationTimeout says that a person was asked to confirm a call, and has not answered.
+// ConfirmationTimeout says that a person did not confirm a call in time.
 func ConfirmationTimeout(server string) *Failure {
 	f := failure(http.StatusOK, codeUnavailable, "timeout",
 		"the call was not confirmed: the person at the client did not answer in time")
@@ -387,10 +399,11 @@ func ConfirmationTimeout(server string) *Failure {
 	return f
 }
 
-// LoginRequired says that the gateway has to log in to a server first. ask is how the client
-// can do that; nil if only the operator can.
+// LoginRequired says that the gateway must first log in to a server. ask is what the client shows to
+// its user; nil if only the operator can log in.
 func LoginRequired(server string, ask *URLElicitation) *Failure {
-	f := failure(http.StatusOK, codeLoginRequired, "login_required", "the operator of the gateway has to log in to the MCP server "+server)
+	f := failure(http.StatusOK, codeLoginRequired, "login_required",
+		"the operator of the gateway must log in to the MCP server "+server)
 	f.Data.ServerName = server
 	if ask != nil {
 		f.Message, f.Data.Elicitations = ask.Message, []URLElicitation{*ask}
@@ -400,21 +413,24 @@ func LoginRequired(server string, ask *URLElicitation) *Failure {
 
 // LoginFailed says that the gateway cannot log in to a server.
 func LoginFailed(server, reason string) *Failure {
-	f := failure(http.StatusBadGateway, CodeInternalError, "login_failed", "the gateway cannot log in to the MCP server: "+reason)
+	f := failure(http.StatusBadGateway, CodeInternalError, "login_failed",
+		"the gateway cannot log in to the MCP server: "+reason)
 	f.Data.ServerName = server
 	return f
 }
 
-// NoHandler says that of the handlers of a server none has answered.
+// NoHandler says that no handler in the routes of a server handled the request.
 func NoHandler(server string) *Failure {
-	f := failure(http.StatusNotFound, CodeInternalError, "http_error", "no handler of the MCP server has answered")
+	f := failure(http.StatusNotFound, CodeInternalError, "http_error",
+		"no handler of the MCP server has answered")
 	f.Data.ServerName, f.Data.StatusCode = server, http.StatusNotFound
 	return f
 }
 
-// HTTPError says that a server answered with a status that stands for no answer.
+// HTTPError says that a server responded with an HTTP status that has no JSON-RPC response.
 func HTTPError(server string, status int) *Failure {
-	f := failure(http.StatusBadGateway, CodeInternalError, "http_error", "the MCP server answered with HTTP status "+strconv.Itoa(status))
+	f := failure(http.StatusBadGateway, CodeInternalError, "http_error",
+		"the MCP server answered with HTTP status "+strconv.Itoa(status))
 	f.Data.ServerName, f.Data.StatusCode = server, status
 	return f
 }
@@ -429,11 +445,11 @@ func failure(status, code int, symbol, message string) *Failure {
 	return &Failure{Status: status, Code: code, Message: message, Data: FailureData{Symbol: symbol}}
 }
 
-// later has the client try again soon.
-func later(f *Failure) *Failure {
+// withRetryAfter asks the client to try again after a second.
+func withRetryAfter(f *Failure) *Failure {
 	f.RetryAfter = 1
 	return f
 }
 
-// IsLoginRequired reports whether a login mends the failure, which may be nil.
+// IsLoginRequired reports whether a login is required. f may be nil.
 func (f *Failure) IsLoginRequired() bool { return f != nil && f.Data.Symbol == "login_required" }

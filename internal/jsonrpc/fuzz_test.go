@@ -15,26 +15,33 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsontest"
 )
 
-// wire is where the protocol has the fields.
+// wire are the paths of the fields in the protocol.
 var wire = [fieldCount][]string{
 	Version: {"jsonrpc"}, ID: {"id"}, Method: {"method"}, Params: {"params"}, Result: {"result"}, Error: {"error"},
-	Name: {"params", "name"}, URI: {"params", "uri"}, TaskID: {"params", "taskId"}, RequestID: {"params", "requestId"}, Progress: {"params", "progressToken"},
-	Arguments: {"params", "arguments"}, Requested: {"params", "protocolVersion"}, Capabilities: {"params", "capabilities"}, Info: {"params", "clientInfo"},
-	Cursor: {"params", "cursor"}, Limit: {"params", "limit"}, Level: {"params", "level"}, Ref: {"params", "ref"}, RefName: {"params", "ref", "name"}, RefURI: {"params", "ref", "uri"},
-	InputResponses: {"params", "inputResponses"}, RequestState: {"params", "requestState"}, Notifications: {"params", "notifications"},
-	Subscriptions: {"params", "notifications", "resourceSubscriptions"}, TaskIDs: {"params", "notifications", "taskIds"}, Proxy: {"params", "proxy"}, AuthToken: {"params", "proxy", "authToken"},
-	Meta: {"params", "_meta"}, ProgressToken: {"params", "_meta", "progressToken"}, Traceparent: {"params", "_meta", "traceparent"},
+	Name: {"params", "name"}, URI: {"params", "uri"}, TaskID: {"params", "taskId"}, RequestID: {"params",
+		"requestId"}, Progress: {"params", "progressToken"},
+	Arguments: {"params", "arguments"}, Requested: {"params", "protocolVersion"}, Capabilities: {"params",
+		"capabilities"}, Info: {"params", "clientInfo"},
+	Cursor: {"params", "cursor"}, Limit: {"params", "limit"}, Level: {"params", "level"}, Ref: {"params",
+		"ref"}, RefName: {"params", "ref", "name"}, RefURI: {"params", "ref", "uri"},
+	InputResponses: {"params", "inputResponses"}, RequestState: {"params", "requestState"}, Notifications: {"params",
+		"notifications"},
+	Subscriptions: {"params", "notifications", "resourceSubscriptions"}, TaskIDs: {"params", "notifications",
+		"taskIds"}, Proxy: {"params", "proxy"}, AuthToken: {"params", "proxy", "authToken"},
+	Meta: {"params", "_meta"}, ProgressToken: {"params", "_meta", "progressToken"}, Traceparent: {"params", "_meta",
+		"traceparent"},
 	ProtocolVersion:    {"params", "_meta", "io.modelcontextprotocol/protocolVersion"},
 	ClientCapabilities: {"params", "_meta", "io.modelcontextprotocol/clientCapabilities"},
 	ClientInfo:         {"params", "_meta", "io.modelcontextprotocol/clientInfo"},
 	LogLevel:           {"params", "_meta", "io.modelcontextprotocol/logLevel"},
 	SubscriptionID:     {"params", "_meta", "io.modelcontextprotocol/subscriptionId"},
-	ResultType:         {"result", "resultType"}, CacheScope: {"result", "cacheScope"}, InputRequests: {"result", "inputRequests"},
+	ResultType:         {"result", "resultType"}, CacheScope: {"result", "cacheScope"}, InputRequests: {"result",
+		"inputRequests"},
 	ResultMeta: {"result", "_meta"}, ListenID: {"result", "_meta", "io.modelcontextprotocol/subscriptionId"},
 	ErrorCode: {"error", "code"}, ErrorMessage: {"error", "message"},
 }
 
-// at returns what stands at a path, as encoding/json reads it.
+// at returns the value at a path, as encoding/json reads it.
 func at(text []byte, path []string) []byte {
 	for _, key := range path {
 		var object map[string]json.RawMessage
@@ -46,7 +53,7 @@ func at(text []byte, path []string) []byte {
 	return text
 }
 
-// folded reports whether a text has a key that some take for one of the paths, because they
+// folded reports whether a text has a key that some readers take for one of the paths, because they
 // ignore case, or null characters at its end.
 func folded(text []byte, paths [][]string) bool {
 	for _, path := range paths {
@@ -67,23 +74,31 @@ func folded(text []byte, paths [][]string) bool {
 }
 
 var seeds = []string{
-	`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","arguments":{"a":1.0},"_meta":{"progressToken":1,"io.modelcontextprotocol/protocolVersion":"2026-07-28"},"proxy":{"authToken":"t"}}}`,
-	`{"jsonrpc":"2.0","id":1,"method":"m","Params":{"name":"x"}}`, `{"params":{"proxy":{"AuthToken":"t"}}}`, `{"params":{"\u006eame":"x","NAME":"y"}}`,
-	`{"params":{"name\u0000":"x"},"id\u0000":1}`, `{"method":"m"}`, `{"method":"m","params":{ }}`, `{"method":"m","params":[1]}`, `{"params":{"_meta":7}}`, `{"params":{"_meta":{}}}`, ` { "params" : null } `, `{}`, `[]`, `{"id":{}}`, `{"id":12345678901234567890}`,
-	`{"jsonrpc":"2.0","id":"a","result":{"resultType":"input_required","inputRequests":{},"cacheScope":"public"}}`, `{"id":1,"result":{"ResultType":1}}`, `{"id":1,"error":{"code":-32601,"message":"m"}}`,
-	`{"id":1,"error":null,"result":{}}`, "{\"method\":\"\xff\"}", `{"method":"m","method":"n"}`, `{"method":5}`, `{"method":`, "{\"\u212aid\":1,\"\u017f\":2,\"para\u006ds\":{}}", `{"method":"\ud800"}`,
+	`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","arguments":{"a":1.0},` +
+		`"_meta":{"progressToken":1,"io.modelcontextprotocol/protocolVersion":"2026-07-28"},"proxy":{"authToken":"t"}}}`,
+	`{"jsonrpc":"2.0","id":1,"method":"m","Params":{"name":"x"}}`, `{"params":{"proxy":{"AuthToken":"t"}}}`,
+	`{"params":{"\u006eame":"x","NAME":"y"}}`,
+	`{"params":{"name\u0000":"x"},"id\u0000":1}`, `{"method":"m"}`, `{"method":"m","params":{ }}`,
+	`{"method":"m","params":[1]}`, `{"params":{"_meta":7}}`, `{"params":{"_meta":{}}}`, ` { "params" : null } `, `{}`,
+	`[]`, `{"id":{}}`, `{"id":12345678901234567890}`,
+	`{"jsonrpc":"2.0","id":"a","result":{"resultType":"input_required","inputRequests":{},"cacheScope":"public"}}`,
+	`{"id":1,"result":{"ResultType":1}}`, `{"id":1,"error":{"code":-32601,"message":"m"}}`,
+	`{"id":1,"error":null,"result":{}}`, "{\"method\":\"\xff\"}", `{"method":"m","method":"n"}`, `{"method":5}`,
+	`{"method":`, "{\"\u212aid\":1,\"\u017f\":2,\"para\u006ds\":{}}", `{"method":"\ud800"}`,
 }
 
-// FuzzEnvelope compares all fields with what encoding/json finds, and what a message that
-// is strictly read must be refused for. What is inserted leaves the rest as it was.
+// FuzzEnvelope compares all fields, and the reasons for refusing a message, with what encoding/json
+// finds. Inserting a member leaves the rest unchanged.
 func FuzzEnvelope(f *testing.F) {
 	for _, seed := range seeds {
 		f.Add([]byte(seed))
 	}
 	const inserted = "zz_new"
 	envelope := [][]string{wire[Version], wire[ID], wire[Method], wire[Params], wire[Proxy], wire[AuthToken]}
-	decisive := [][]string{wire[Version], wire[ID], wire[Method], wire[Params], wire[URI], wire[TaskID], wire[Result], wire[ResultType], wire[InputRequests], wire[CacheScope], wire[Error]}
-	known := slices.DeleteFunc(slices.Clone(wire[:]), func(path []string) bool { return path[len(path)-1] == "inputRequests" })
+	decisive := [][]string{wire[Version], wire[ID], wire[Method], wire[Params], wire[URI], wire[TaskID], wire[Result],
+		wire[ResultType], wire[InputRequests], wire[CacheScope], wire[Error]}
+	known := slices.DeleteFunc(slices.Clone(wire[:]),
+		func(path []string) bool { return path[len(path)-1] == "inputRequests" })
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var m, request Message
 		failure, strict := m.Read(data), request.ReadRequest(data)
@@ -108,7 +123,8 @@ func FuzzEnvelope(f *testing.F) {
 				t.Fatalf("%q: %s is %q, want %q", data, wire[field], got, want)
 			}
 			var text string
-			if isText := len(want) > 0 && want[0] == '"' && json.Unmarshal(want, &text) == nil; m.Text(field) != text || isText && m.Is(field, text+"x") {
+			if isText := len(want) > 0 && want[0] == '"' && json.Unmarshal(want, &text) == nil; m.Text(field) != text ||
+				isText && m.Is(field, text+"x") {
 				t.Fatalf("%q: %s says %q, want %q", data, wire[field], m.Text(field), text)
 			}
 		}
@@ -116,9 +132,9 @@ func FuzzEnvelope(f *testing.F) {
 			failure *Failure
 			paths   [][]string
 		}{
-			"a known method":   {m.CheckExact(true), known},
-			"another method":   {m.CheckExact(false), envelope},
-			"what is decisive": {new(Message).ReadExact(data), decisive},
+			"a known method":  {m.CheckExact(true), known},
+			"another method":  {m.CheckExact(false), envelope},
+			"decisive fields": {new(Message).ReadExact(data), decisive},
 		} {
 			if want := folded(data, check.paths); (check.failure != nil) != want && !jsontest.Repeats(data) {
 				t.Fatalf("%q, %s: %v, want it refused: %t", data, name, check.failure, want)
@@ -138,7 +154,8 @@ func FuzzEnvelope(f *testing.F) {
 			}
 			for i := range len(change.path) + 1 {
 				before, after := jsontest.Members(at(data, change.path[:i])), jsontest.Members(at(out, change.path[:i]))
-				if next := append(change.path, inserted)[i]; i < len(change.path) {
+				next := append(change.path, inserted)[i]
+				if i < len(change.path) {
 					delete(before, next)
 					delete(after, next)
 				} else if after[next] != `{"a":1}` {
@@ -154,8 +171,7 @@ func FuzzEnvelope(f *testing.F) {
 	})
 }
 
-// Names that lead to a field are fields themselves, so that each look-alike has a place in
-// a fieldSet.
+// Parents of fields are fields themselves, so each folded name has a bit in a fieldSet.
 func TestFieldsHaveParents(t *testing.T) {
 	for _, path := range wire {
 		isField := func(other []string) bool { return slices.Equal(other, path[:len(path)-1]) }
@@ -168,15 +184,17 @@ func TestFieldsHaveParents(t *testing.T) {
 	}
 }
 
-// ReadWith finds in one pass what Read and Find do in two.
+// ReadWith finds in one pass what Read and Find find in two.
 func FuzzReadWith(f *testing.F) {
 	for _, seed := range seeds {
 		f.Add([]byte(seed))
 	}
 	for _, seed := range []string{
 		`{"id":1,"result":{"contents":[{"uri":"a:b","text":"x"},{"uri":7},3],"cacheScope":"public","ttlMs":5}}`,
-		`{"id":1,"result":{"contents":[{"uri":"a:b","uri":"c:d"}]}}`, `{"id":1,"result":{"contents":[{"URI":"a:b"}],"ttlMs":5}}`,
-		`{"id":1,"result":{"Contents":[]}}`, `{"id":1,"result":{"_Meta":{}},"error":{"data":{"uri":"x"},"Data":1}}`, `{"id":1,"RESULT":1,"result":{"ttlMs":5},"id":2}`,
+		`{"id":1,"result":{"contents":[{"uri":"a:b","uri":"c:d"}]}}`,
+		`{"id":1,"result":{"contents":[{"URI":"a:b"}],"ttlMs":5}}`,
+		`{"id":1,"result":{"Contents":[]}}`, `{"id":1,"result":{"_Meta":{}},"error":{"data":{"uri":"x"},"Data":1}}`,
+		`{"id":1,"RESULT":1,"result":{"ttlMs":5},"id":2}`,
 		`{"id":1,"result":{"contents":[{"uri":"a:b"}],"contents":[]},"result":1}`, `{"id":true,"result":{"ttlMs":1}}`,
 	} {
 		f.Add([]byte(seed))
@@ -190,8 +208,12 @@ func FuzzReadWith(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var m, want Message
 		var found, wanted []place
-		failure, ambiguous := m.ReadWith(data, paths, func(path int, v jsonspan.Value) { found = append(found, place{path, v}) })
-		if expected := want.Read(data); (failure == nil) != (expected == nil) || failure != nil && failure.Message != expected.Message {
+		failure, ambiguous := m.ReadWith(data, paths, func(path int, v jsonspan.Value) {
+			found = append(found,
+				place{path, v})
+		})
+		if expected := want.Read(data); (failure == nil) != (expected == nil) || failure != nil &&
+			failure.Message != expected.Message {
 			t.Fatalf("%q: %v, want %v", data, failure, expected)
 		}
 		if !sameFields(&m, &want) || m.folded != want.folded {
@@ -201,7 +223,8 @@ func FuzzReadWith(f *testing.F) {
 			return
 		}
 		err := alone.Find(data, func(path int, v jsonspan.Value) { wanted = append(wanted, place{path, v}) })
-		if repeats := errors.Is(err, jsonspan.ErrDuplicate); repeats != errors.Is(ambiguous, jsonspan.ErrDuplicate) || !repeats && !slices.Equal(found, wanted) {
+		if repeats := errors.Is(err, jsonspan.ErrDuplicate); repeats != errors.Is(ambiguous, jsonspan.ErrDuplicate) ||
+			!repeats && !slices.Equal(found, wanted) {
 			t.Fatalf("%q: found %v, %v, want %v, %v", data, found, ambiguous, wanted, err)
 		}
 		if err != nil {
@@ -214,7 +237,7 @@ func FuzzReadWith(f *testing.F) {
 	})
 }
 
-// sameFields reports whether two messages have the same fields at the same places.
+// sameFields reports whether two messages have the same fields at the same positions.
 func sameFields(a, b *Message) bool {
 	for f := range fieldCount {
 		if a.at(f) != b.at(f) {
@@ -224,22 +247,29 @@ func sameFields(a, b *Message) bool {
 	return true
 }
 
-// An edited message is what is read in the spliced text, whatever the edits are.
+// Edited returns the same as parsing the spliced text.
 func FuzzEdited(f *testing.F) {
 	for i, seed := range seeds {
-		f.Add([]byte(seed), []byte(`"x"`), []byte(`{"name":"y","_meta":{"progressToken":3}}`), uint16(i), uint16(i+3), uint16(i), uint16(7*i))
-		f.Add([]byte(seed), []byte(`"name":"z"`), []byte(`"taskId":1`), uint16(fieldCount), uint16(fieldCount+1), uint16(0), uint16(0))
-		f.Add([]byte(seed), []byte(`"progressToken":1,`), []byte(``), uint16(fieldCount+1), uint16(fieldCount+2), uint16(0), uint16(0))
-		f.Add([]byte(seed), []byte(`"proxy"`), []byte(`}`), uint16(fieldCount+3), uint16(fieldCount+3), uint16(7*i), uint16(8*i))
+		f.Add([]byte(seed), []byte(`"x"`), []byte(`{"name":"y","_meta":{"progressToken":3}}`), uint16(i), uint16(i+3),
+			uint16(i), uint16(7*i))
+		f.Add([]byte(seed), []byte(`"name":"z"`), []byte(`"taskId":1`), uint16(fieldCount), uint16(fieldCount+1), uint16(0),
+			uint16(0))
+		f.Add([]byte(seed), []byte(`"progressToken":1,`), []byte(``), uint16(fieldCount+1), uint16(fieldCount+2), uint16(0),
+			uint16(0))
+		f.Add([]byte(seed), []byte(`"proxy"`), []byte(`}`), uint16(fieldCount+3), uint16(fieldCount+3), uint16(7*i),
+			uint16(8*i))
 	}
-	f.Add([]byte(`{"q":{"uri":"y"},"params":{"name":"x"}}`), []byte(`"params"`), []byte(``), uint16(fieldCount+3), uint16(fieldCount+3), uint16(1), uint16(3))
+	f.Add([]byte(`{"q":{"uri":"y"},"params":{"name":"x"}}`), []byte(`"params"`), []byte(``), uint16(fieldCount+3),
+		uint16(fieldCount+3), uint16(1), uint16(3))
 	f.Add([]byte(`{"id":1,"params":{"Name":"x"}}`), []byte(`2`), []byte(`2`), uint16(ID), uint16(ID), uint16(0), uint16(0))
-	for _, literal := range []string{`"x"`, `"x\"y"`, `"x"y"`, `{"name":"y"}`, `1`, `"`, ``, "\"\n\"", `"é"`, `"","uri":""`} {
-		f.Add([]byte(`{"id":1,"params":{"arguments":{},"name":"a","uri":"b"}}`), []byte(literal), []byte(`2`), uint16(Name), uint16(ID), uint16(0), uint16(0))
+	for _, literal := range []string{`"x"`, `"x\"y"`, `"x"y"`, `{"name":"y"}`, `1`, `"`, ``, "\"\n\"", `"é"`,
+		`"","uri":""`} {
+		f.Add([]byte(`{"id":1,"params":{"arguments":{},"name":"a","uri":"b"}}`), []byte(literal), []byte(`2`), uint16(Name),
+			uint16(ID), uint16(0), uint16(0))
 	}
 	f.Fuzz(func(t *testing.T, data, literal, literal2 []byte, which, which2, start, length uint16) {
 		var m Message
-		_ = m.Read(data) // of a message without fields nothing is known
+		_ = m.Read(data) // a message without fields has no spans
 		edit := func(which uint16, literal []byte) jsonspan.Edit {
 			switch field := Field(which % (uint16(fieldCount) + 4)); {
 			case field < fieldCount && m.Has(field):
@@ -272,7 +302,7 @@ func FuzzEdited(f *testing.F) {
 	})
 }
 
-// An Outline says of a message in pieces what Message says of the whole.
+// An Outline of a message in pieces agrees with a Message of the whole.
 func FuzzOutline(f *testing.F) {
 	for i, seed := range seeds {
 		f.Add([]byte(seed), uint8(i))
@@ -292,7 +322,8 @@ func FuzzOutline(f *testing.F) {
 			code  int
 			valid bool
 		}
-		a, b := summary{whole.has, string(whole.id), whole.code, whole.End()}, summary{parts.has, string(parts.id), parts.code, parts.End()}
+		a, b := summary{whole.has, string(whole.id), whole.code, whole.End()}, summary{parts.has, string(parts.id),
+			parts.code, parts.End()}
 		if a != b {
 			t.Fatalf("%q: %+v, in pieces %+v", data, a, b)
 		}
@@ -306,39 +337,41 @@ func FuzzOutline(f *testing.F) {
 			}
 		}
 		id := m.Literal(ID)
-		if len(id) <= 256 && a.id != string(id) || !a.valid || m.IsAnswer() && !whole.IsAnswer() {
+		if len(id) <= 256 && a.id != string(id) || !a.valid || m.IsResponse() && !whole.IsResponse() {
 			t.Fatalf("%q: %+v", data, a)
 		}
-		if whole.IsAnswer() && !whole.Answers(id) {
+		if whole.IsResponse() && !whole.IsResponseTo(id) {
 			t.Fatalf("%q does not answer %s", data, id)
 		}
 	})
 }
 
-// Two literals are the same id if and only if a server that reads one and writes it again
-// may write the other.
+// Two literals are the same id if and only if a server that parses one may write the other.
 func FuzzSameID(f *testing.F) {
-	for _, pair := range [][2]string{{`1`, `1.0`}, {`"a"`, `"\u0061"`}, {`100`, `1e2`}, {`12345678901234567890`, `12345678901234567891`}, {`"1"`, `1`}, {`null`, `0`}, {`-0`, `0`}, {`-0.0`, `0`}, {`"\ud83d\ude00"`, `"😀"`}, {`1e400`, `1e401`}, {`0`, ``}, {`0`, `[]`}} {
+	for _, pair := range [][2]string{{`1`, `1.0`}, {`"a"`, `"\u0061"`}, {`100`, `1e2`},
+		{`12345678901234567890`, `12345678901234567891`}, {`"1"`, `1`}, {`null`, `0`}, {`-0`, `0`}, {`-0.0`,
+			`0`}, {`"\ud83d\ude00"`, `"😀"`}, {`1e400`, `1e401`}, {`0`, ``}, {`0`, `[]`}} {
 		f.Add([]byte(pair[0]), []byte(pair[1]))
 	}
 	f.Fuzz(func(t *testing.T, a, b []byte) {
 		var x, y Message
-		if x.Read(fmt.Appendf(nil, `{"id":%s}`, a)) != nil || y.Read(fmt.Appendf(nil, `{"id":%s}`, b)) != nil || !x.Has(ID) || !y.Has(ID) {
+		if x.Read(fmt.Appendf(nil, `{"id":%s}`, a)) != nil || y.Read(fmt.Appendf(nil, `{"id":%s}`, b)) != nil || !x.Has(ID) ||
+			!y.Has(ID) {
 			return
 		}
 		a, b = x.Literal(ID), y.Literal(ID)
 		if !utf8.Valid(a) || !utf8.Valid(b) {
-			return // nobody knows what the other makes of it
+			return // undefined
 		}
 		if !SameID(a, a) || SameID(a, b) != SameID(b, a) {
 			t.Fatalf("%s and %s: %t, the other way %t", a, b, SameID(a, b), SameID(b, a))
 		}
-		var said, saidToo any
-		if json.Unmarshal(a, &said) != nil || json.Unmarshal(b, &saidToo) != nil {
+		var valueA, valueB any
+		if json.Unmarshal(a, &valueA) != nil || json.Unmarshal(b, &valueB) != nil {
 			return // numbers that are too large
 		}
-		want := said == saidToo
-		if _, isNumber := said.(float64); isNumber && want && !bytes.Equal(a, b) {
+		want := valueA == valueB
+		if _, isNumber := valueA.(float64); isNumber && want && !bytes.Equal(a, b) {
 			want = bytes.ContainsAny(a, ".eE") || bytes.ContainsAny(b, ".eE")
 		}
 		if SameID(a, b) != want {

@@ -1,9 +1,8 @@
-// Package jsonrpc reads the envelope of JSON-RPC messages where they stand, and
-// makes the errors a gateway answers in their place.
+// Package jsonrpc parses the envelope of JSON-RPC messages in place, and composes the errors that the
+// gateway sends.
 //
-// A [Message] is the raw bytes and the places of a few members in them. Whoever
-// stands between a client and a server decides on these places and replaces them
-// there; everything else is passed on as it came.
+// A [Message] is the raw bytes and the positions of a few members in them. The gateway reads and
+// replaces these members; all other bytes pass unchanged.
 package jsonrpc
 
 import (
@@ -18,10 +17,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// A Field is a member of a message that matters to somebody between client and
-// server.
+// A Field is a member of a message that the gateway reads or changes.
 type Field uint8
 
+// Fields of messages.
 const (
 	Version Field = iota
 	ID
@@ -37,75 +36,77 @@ const (
 	Capabilities       // params.capabilities, of initialize
 	Info               // params.clientInfo, of initialize
 	Cursor             // params.cursor, of lists
-	Limit              // params.limit, of lists: how long a page shall be
+	Limit              // params.limit, of lists: maximum length of a page
 	Level              // params.level, of logging/setLevel
 	Ref                // params.ref, of completion/complete
 	RefName            // params.ref.name
 	RefURI             // params.ref.uri
-	InputResponses     // params.inputResponses, of a call that is made again
-	RequestState       // params.requestState, of a call that is made again
+	InputResponses     // params.inputResponses, of a repeated call
+	RequestState       // params.requestState, of a repeated call
 	Notifications      // params.notifications, of subscriptions/listen
 	Subscriptions      // params.notifications.resourceSubscriptions
 	TaskIDs            // params.notifications.taskIds
-	Proxy              // params.proxy: what is said between a client and a gateway only
-	AuthToken          // params.proxy.authToken: what lets the client in
+	Proxy              // params.proxy: for the gateway only
+	AuthToken          // params.proxy.authToken: token of the client
 	Meta               // params._meta
-	ProgressToken      // params._meta.progressToken: where progress is to be reported
-	Traceparent        // params._meta.traceparent: the trace that the request belongs to
-	ProtocolVersion    // the protocol version in params._meta, of the stateless era
-	ClientCapabilities // the client's capabilities there
-	ClientInfo         // who the client is, there
-	LogLevel           // what the client wants to be told of this request, there
-	SubscriptionID     // the id in params._meta of the listen request a notification belongs to
-	Result             // of an answer
+	ProgressToken      // params._meta.progressToken: identifies progress notifications
+	Traceparent        // params._meta.traceparent: trace of the request
+	ProtocolVersion    // protocol version in params._meta, of the modern era
+	ClientCapabilities // capabilities of the client, there
+	ClientInfo         // name and version of the client, there
+	LogLevel           // log level for this request, there
+	SubscriptionID     // id of the listen request of a notification, in params._meta
+	Result             // of a response
 	ResultType         // result.resultType
-	CacheScope         // result.cacheScope: who may be given the result again
+	CacheScope         // result.cacheScope: who may get the cached result
 	InputRequests      // result.inputRequests, of a result that asks for input
 	ResultMeta         // result._meta
-	ListenID           // the same id there
-	Error              // of an answer
+	ListenID           // id of the listen request, there
+	Error              // of a response
 	ErrorCode          // error.code
 	ErrorMessage       // error.message
 	fieldCount
 )
 
-// Keys of _meta that the protocol defines begin with this.
+// reserved is the prefix of _meta keys that MCP defines.
 const reserved = `io\.modelcontextprotocol/`
 
-// fieldPaths are where the fields stand. No path leads through a place that is not a field.
+// fieldPaths are the paths of the fields. Each part of a path is a field, too.
 var fieldPaths = []string{
 	"jsonrpc", "id", "method",
 	"params", "params.name", "params.uri", "params.taskId", "params.requestId", "params.progressToken",
 	"params.arguments", "params.protocolVersion", "params.capabilities", "params.clientInfo",
 	"params.cursor", "params.limit", "params.level", "params.ref", "params.ref.name", "params.ref.uri",
-	"params.inputResponses", "params.requestState", "params.notifications", "params.notifications.resourceSubscriptions", "params.notifications.taskIds", "params.proxy", "params.proxy.authToken",
+	"params.inputResponses", "params.requestState",
+	"params.notifications", "params.notifications.resourceSubscriptions", "params.notifications.taskIds",
+	"params.proxy", "params.proxy.authToken",
 	"params._meta", "params._meta.progressToken", "params._meta.traceparent",
 	"params._meta." + reserved + "protocolVersion", "params._meta." + reserved + "clientCapabilities",
 	"params._meta." + reserved + "clientInfo", "params._meta." + reserved + "logLevel",
 	"params._meta." + reserved + "subscriptionId",
-	"result", "result.resultType", "result.cacheScope", "result.inputRequests", "result._meta", "result._meta." + reserved + "subscriptionId",
+	"result", "result.resultType", "result.cacheScope", "result.inputRequests",
+	"result._meta", "result._meta." + reserved + "subscriptionId",
 	"error", "error.code", "error.message",
 }
 
 var fields = CompilePaths()
 
-// Paths are places in messages that are found while a message is read.
+// Paths are further members that are found while a message is parsed.
 type Paths struct{ paths *jsonspan.Paths }
 
-// CompilePaths makes Paths as [jsonspan.CompilePaths] does, which cannot be those of fields.
+// CompilePaths makes Paths like [jsonspan.CompilePaths]. They must differ from those of fields.
 func CompilePaths(paths ...string) *Paths {
 	return &Paths{jsonspan.CompilePaths(slices.Concat(fieldPaths, paths)...)}
 }
 
-// A Message is a JSON-RPC message: a request, a notification (no id) or an answer
-// (no method).
+// A Message is a JSON-RPC message: a request, a notification (no id) or a response (no method).
 //
 // It is small, because most messages have few of the fields, and a call copies its messages.
 type Message struct {
 	Raw    []byte
-	spans  []span   // of the fields that the message has, in any order
-	has    fieldSet // the fields that spans are of
-	folded fieldSet // fields that the message has under a name in another case
+	spans  []span   // of the fields present, in any order
+	has    fieldSet // fields present
+	folded fieldSet // fields present under a name in another case
 }
 
 // A fieldSet has a bit for each field.
@@ -118,17 +119,17 @@ func setOf(fields ...Field) (s fieldSet) {
 	return s
 }
 
-// usualFields is how many fields most messages have at most.
+// usualFields is the number of fields that most messages do not exceed.
 const usualFields = 10
 
-// A span is where a field stands. It is small, because a message of 2 GiB is not read.
+// A span is the position of a field. 32 bits are enough, because messages over 2 GiB are refused.
 type span struct {
 	field      Field
 	kind       jsonspan.Kind
 	start, end int32
 }
 
-// at returns where a field stands. The zero span is that of an absent one.
+// at returns the span of a field; the zero span if it is absent.
 func (m *Message) at(f Field) span {
 	if m.Has(f) {
 		for _, s := range m.spans {
@@ -140,7 +141,7 @@ func (m *Message) at(f Field) span {
 	return span{}
 }
 
-// set notes where a field stands.
+// set stores the span of a field.
 func (m *Message) set(s span) {
 	if m.Has(s.field) {
 		i := slices.IndexFunc(m.spans, func(other span) bool { return other.field == s.field })
@@ -157,8 +158,8 @@ func (s span) isContainer() bool {
 	return s.kind == jsonspan.BeginObject || s.kind == jsonspan.BeginArray
 }
 
-// ReadRequest is Read for what a client sends, of which no more is accepted than
-// the standard says: a text in UTF-8, and a method that is a string.
+// ReadRequest is Read for messages of clients. It is stricter: the text must be UTF-8, and the method
+// a string.
 func (m *Message) ReadRequest(data []byte) *Failure {
 	if !utf8.Valid(data) {
 		*m = Message{Raw: data}
@@ -166,23 +167,23 @@ func (m *Message) ReadRequest(data []byte) *Failure {
 	}
 	failure := m.Read(data)
 	if failure == nil && m.Has(Method) && m.Kind(Method) != jsonspan.String {
-		failure = InvalidRequest("the method is no string")
+		failure = InvalidRequest("the method is not a string")
 	}
 	return failure
 }
 
 var (
-	// envelope are the fields that a message has whatever its method is.
+	// envelope are the fields of messages with any method.
 	envelope = setOf(Version, ID, Method, Params, Proxy, AuthToken)
-	// decisive are the fields of a server's message on which anything is decided.
+	// decisive are the fields of a server's message on which decisions depend.
 	decisive = setOf(Version, ID, Method, Params, URI, TaskID, Result, ResultType, InputRequests, CacheScope, Error)
-	// everything is what a client can send.
+	// everything are the fields that a client can send.
 	everything = ^setOf(InputRequests)
 )
 
-// CheckExact refuses a message with members that some servers take for one of the fields,
-// because they ignore the case of names: a decision must be made on what the server reads.
-// Of an unknown method only the envelope matters.
+// CheckExact refuses a message with a member whose name equals that of a field except for case. Some
+// servers ignore case, and decisions must be made on what the server reads. For an unknown method,
+// only the envelope counts.
 func (m *Message) CheckExact(known bool) *Failure {
 	if known {
 		return m.checkFolded(everything)
@@ -197,12 +198,11 @@ func (m *Message) checkFolded(fields fieldSet) *Failure {
 	return nil
 }
 
-// CheckDecisive refuses a message of a server with members that some clients take for a
-// field on which something is decided, because they ignore the case of names.
+// CheckDecisive refuses a server's message with a member whose name equals that of a decisive field
+// except for case. Some clients ignore case.
 func (m *Message) CheckDecisive() *Failure { return m.checkFolded(decisive) }
 
-// ReadExact is Read and CheckDecisive. A message that the latter refuses has its fields
-// nevertheless.
+// ReadExact is Read and CheckDecisive. If the latter fails, the message still has its fields.
 func (m *Message) ReadExact(data []byte) *Failure {
 	if failure := m.Read(data); failure != nil {
 		return failure
@@ -210,21 +210,22 @@ func (m *Message) ReadExact(data []byte) *Failure {
 	return m.CheckDecisive()
 }
 
-// Read finds the fields of the message that data is, in one pass. A message that
-// repeats one of them is refused, because two readers could disagree about what it
-// says. The message keeps data.
+// Read parses data and finds the fields, in one pass. A message that repeats a field is refused,
+// because two readers could disagree on its value. The message keeps data.
 //
-// The failure is ready to be answered. A message that was refused has no fields:
-// its id cannot be trusted either.
+// The failure can be sent to the client. A refused message has no fields: its id cannot be trusted
+// either.
 func (m *Message) Read(data []byte) *Failure {
-	return m.judge(m.find(data, fields, &jsonspan.Search{}))
+	return m.finishRead(m.find(data, fields, &jsonspan.Search{}))
 }
 
-// ReadWith is Read that also calls found for each value at one of the paths, in the order
-// in which the values end. The error says why other readers could find other values there,
-// although they find the same fields: [jsonspan.ErrDuplicate] or [jsonspan.ErrFolded]. What
-// was found does not count after a failure or a duplicate.
-func (m *Message) ReadWith(data []byte, paths *Paths, found func(path int, v jsonspan.Value)) (_ *Failure, ambiguous error) {
+// ReadWith is Read that also calls found for each value at one of the paths, in the order in which the
+// values end. The error ambiguous says why other readers could find other values at these paths,
+// although they find the same fields: [jsonspan.ErrDuplicate] or [jsonspan.ErrFolded]. After a failure
+// or a duplicate, the values found are not valid.
+func (m *Message) ReadWith(
+	data []byte, paths *Paths, found func(path int, v jsonspan.Value),
+) (_ *Failure, ambiguous error) {
 	err := m.find(data, paths, &jsonspan.Search{
 		Found:  found,
 		Folded: func(int) { ambiguous = jsonspan.ErrFolded },
@@ -232,10 +233,10 @@ func (m *Message) ReadWith(data []byte, paths *Paths, found func(path int, v jso
 	if errors.Is(err, jsonspan.ErrDuplicate) {
 		return m.Read(data), jsonspan.ErrDuplicate
 	}
-	return m.judge(err), ambiguous
+	return m.finishRead(err), ambiguous
 }
 
-// find makes m the message that data is. The search is one for what is not a field.
+// find parses data into m. other gets the values at paths that are not fields.
 func (m *Message) find(data []byte, paths *Paths, other *jsonspan.Search) error {
 	*m = Message{Raw: data}
 	if len(data) > math.MaxInt32 {
@@ -256,22 +257,24 @@ func (m *Message) find(data []byte, paths *Paths, other *jsonspan.Search) error 
 				other.Folded(path)
 			}
 		},
-		Known: other.Known,
+		KnownEnd: other.KnownEnd,
 	})
 }
 
 var errTooLarge = errors.New("message of more than 2 GiB")
 
-// judge returns what is wrong with a message in which find met err. It has no fields then.
-func (m *Message) judge(err error) *Failure {
-	failure := m.fault(err)
+// finishRead returns the failure for an error of find, and clears the fields then.
+func (m *Message) finishRead(err error) *Failure {
+	failure := m.readFailure(err)
 	if failure != nil {
 		*m = Message{Raw: m.Raw}
 	}
 	return failure
 }
 
-func (m *Message) fault(err error) *Failure {
+// readFailure returns the failure for an error of find, or for a message that is not an object with a valid
+// id.
+func (m *Message) readFailure(err error) *Failure {
 	switch {
 	case err == errTooLarge:
 		return PayloadTooLarge()
@@ -291,36 +294,35 @@ func (m *Message) fault(err error) *Failure {
 	return InvalidRequest("the id is neither a string nor a number")
 }
 
-// Check reports what is wrong with a message that has been read, if it is none of
-// JSON-RPC 2.0 after all. A gateway can pass such a thing on, and let its reader
-// decide; where many share one reader, it must not.
+// Check returns the failure for a parsed message that does not conform to JSON-RPC 2.0. Most such
+// messages can be forwarded, and the receiver decides. Where clients share one connection to the
+// receiver, they must be refused.
 func (m *Message) Check() *Failure {
-	answer := m.Has(Result) || m.Has(Error)
+	response := m.Has(Result) || m.Has(Error)
 	switch {
 	case !m.Is(Version, "2.0"):
 		return InvalidRequest("jsonrpc is not \"2.0\"")
-	case m.Has(Method) == answer || m.Has(Result) && m.Has(Error):
-		return InvalidRequest("the message is neither a request nor an answer")
+	case m.Has(Method) == response || m.Has(Result) && m.Has(Error):
+		return InvalidRequest("the message is neither a request nor a response")
 	case m.Has(Method) && m.Kind(Method) != jsonspan.String:
 		return InvalidRequest("the method is not a string")
 	case m.Has(Params) && m.Kind(Params) != jsonspan.BeginObject && m.Kind(Params) != jsonspan.BeginArray:
 		return InvalidRequest("params is neither an object nor an array")
-	case answer && !m.Has(ID):
-		return InvalidRequest("the answer has no id")
+	case response && !m.Has(ID):
+		return InvalidRequest("the response has no id")
 	case m.Has(Error) && !m.isError():
 		return InvalidRequest("the error has no code or no message")
 	}
 	return nil
 }
 
-// isError reports whether the error is one: an object with a code, which is a whole
-// number, and a message.
+// isError reports whether the error has an integer code and a message.
 func (m *Message) isError() bool {
 	_, err := strconv.ParseInt(string(m.Literal(ErrorCode)), 10, 32)
 	return err == nil && m.Kind(ErrorMessage) == jsonspan.String
 }
 
-// ErrorNumber returns the code of the error that the message is, 0 if it is none.
+// ErrorNumber returns the code of an error response; 0 for other messages.
 func (m *Message) ErrorNumber() int {
 	if !m.Has(ErrorCode) {
 		return 0
@@ -329,16 +331,14 @@ func (m *Message) ErrorNumber() int {
 	return code
 }
 
-// IsUnsupportedVersion reports whether an answer says that the request is of a revision
-// which is not spoken there.
+// IsUnsupportedVersion reports whether the message is the error for an unsupported protocol version.
 func (m *Message) IsUnsupportedVersion() bool { return m.ErrorNumber() == codeVersion }
 
-// IsHeaderMismatch reports whether an answer says that the headers of the request and its body
-// do not agree.
+// IsHeaderMismatch reports whether the message is the error for headers that contradict the body.
 func (m *Message) IsHeaderMismatch() bool { return m.ErrorNumber() == codeHeaderMismatch }
 
-// IsUnknownSession reports whether an answer says what servers say of sessions that they
-// do not know.
+// IsUnknownSession reports whether the message has one of the error codes that servers use for unknown
+// sessions.
 func (m *Message) IsUnknownSession() bool {
 	switch m.ErrorNumber() {
 	case -32000, codeUnknownServer, CodeInvalidRequest:
@@ -347,17 +347,15 @@ func (m *Message) IsUnknownSession() bool {
 	return false
 }
 
-// Status returns the HTTP status of an answer in the modern era. In the legacy era it is
-// always 200.
+// Status returns the HTTP status of a response in the modern era. In the legacy era it is always 200.
 func (m *Message) Status() int { return StatusOf(m.ErrorNumber()) }
 
-// StatusOf returns the HTTP status of an answer in the stateless era, by the code of its error,
-// 0 for a result.
+// StatusOf returns the HTTP status of a response in the modern era, by its error code; 0 for a result.
 func StatusOf(code int) int {
 	switch code {
 	case CodeMethodNotFound:
 		return http.StatusNotFound
-	case CodeInvalidParams, codeHeaderMismatch, codeMissingAbility, codeVersion:
+	case CodeInvalidParams, codeHeaderMismatch, codeMissingCapability, codeVersion:
 		return http.StatusBadRequest
 	}
 	return http.StatusOK
@@ -375,16 +373,16 @@ func isObject(data []byte) bool {
 	return false
 }
 
-// Absent is the kind of a field that a message does not have.
+// Absent is the kind of a missing field.
 const Absent = jsonspan.More
 
-// Kind returns what a field is.
+// Kind returns the JSON type of a field.
 func (m *Message) Kind(f Field) jsonspan.Kind { return m.at(f).kind }
 
 // Has reports whether the message has a field.
 func (m *Message) Has(f Field) bool { return m.has&(1<<f) != 0 }
 
-// Literal returns the bytes of a field as they stand in the message, or nil.
+// Literal returns the bytes of a field in the message; nil if it is absent.
 func (m *Message) Literal(f Field) []byte {
 	if !m.Has(f) {
 		return nil
@@ -393,7 +391,7 @@ func (m *Message) Literal(f Field) []byte {
 	return m.Raw[s.start:s.end]
 }
 
-// Text returns what a field says, or nothing if it is not a string.
+// Text returns the value of a string field; "" if it is not a string.
 func (m *Message) Text(f Field) string {
 	s := m.at(f)
 	if s.kind != jsonspan.String {
@@ -402,24 +400,22 @@ func (m *Message) Text(f Field) string {
 	return jsonspan.Text(m.body(s))
 }
 
-// Is reports whether a field is a string that says this.
+// Is reports whether a field is a string with this value.
 func (m *Message) Is(f Field, text string) bool {
 	s := m.at(f)
 	return s.kind == jsonspan.String && jsonspan.TextIs(m.body(s), text)
 }
 
-// body returns what stands between the quotes of a string.
+// body returns the bytes between the quotes of a string.
 func (m *Message) body(s span) []byte { return m.Raw[s.start+1 : s.end-1] }
 
-// Replace returns the edit that puts a literal in the place of a field, which the
-// message must have.
+// Replace returns the edit that replaces a field with a literal. The message must have the field.
 func (m *Message) Replace(f Field, literal []byte) jsonspan.Edit {
 	s := m.at(f)
 	return jsonspan.Edit{Start: int(s.start), End: int(s.end), New: literal}
 }
 
-// ReplaceAll returns the edits, in order, that put a literal in the place of those of the fields
-// that the message has.
+// ReplaceAll returns the edits, in order, that replace each of the fields present with a literal.
 func (m *Message) ReplaceAll(literal []byte, fields ...Field) (edits []jsonspan.Edit) {
 	for _, f := range fields {
 		if m.Has(f) {
@@ -430,17 +426,16 @@ func (m *Message) ReplaceAll(literal []byte, fields ...Field) (edits []jsonspan.
 	return edits
 }
 
-// Edited returns the message with edits made, as Read would read it. Of objects and arrays
-// that are fields it only reads those that an edit may have changed otherwise than by another
-// text for one of their fields; the others move along. The edits may come in any order, but
-// must not overlap.
+// Edited returns the message with edits, as Read would parse it. It does not parse objects and arrays
+// again if the edits only replace strings in them. The edits may come in any order, but must not
+// overlap.
 func (m *Message) Edited(edits ...jsonspan.Edit) (edited Message, _ *Failure) {
 	raw := jsonspan.Spliced(m.Raw, edits...)
-	if m.folded != 0 { // names are not kept by place
+	if m.folded != 0 { // their positions are not stored
 		failure := edited.Read(raw)
 		return edited, failure
 	}
-	moved := func(s span) span { // with edits before it, and in it
+	moved := func(s span) span { // by the edits before and in it
 		from := s
 		for _, e := range edits {
 			by := int32(len(e.New) - (e.End - e.Start))
@@ -453,7 +448,7 @@ func (m *Message) Edited(edits ...jsonspan.Edit) (edited Message, _ *Failure) {
 		}
 		return s
 	}
-	err := edited.find(raw, fields, &jsonspan.Search{Known: func(path, start int) (end int) {
+	err := edited.find(raw, fields, &jsonspan.Search{KnownEnd: func(path, start int) (end int) {
 		old := m.at(Field(path))
 		if !old.isContainer() || int(moved(old).start) != start {
 			return 0
@@ -470,18 +465,18 @@ func (m *Message) Edited(edits ...jsonspan.Edit) (edited Message, _ *Failure) {
 		}
 		return int(moved(old).end)
 	}})
-	failure := edited.judge(err)
+	failure := edited.finishRead(err)
 	return edited, failure
 }
 
-// onlyChangesText reports whether an edit gives another text to a field that is a string, and does nothing else.
+// onlyChangesText reports whether an edit replaces exactly one string field with a plain string.
 func (m *Message) onlyChangesText(e jsonspan.Edit) bool {
 	return isPlainString(e.New) && slices.ContainsFunc(m.spans, func(s span) bool {
 		return s.kind == jsonspan.String && int(s.start) == e.Start && int(s.end) == e.End
 	})
 }
 
-// isPlainString reports whether a literal is a string in ASCII without escapes.
+// isPlainString reports whether a literal is an ASCII string without escapes.
 func isPlainString(literal []byte) bool {
 	if len(literal) < 2 || literal[0] != '"' || literal[len(literal)-1] != '"' {
 		return false
@@ -494,13 +489,13 @@ func isPlainString(literal []byte) bool {
 	return true
 }
 
-// Within returns an edit of the literal of a field as one of the whole message.
+// Within converts an edit of the literal of a field to an edit of the message.
 func (m *Message) Within(f Field, e jsonspan.Edit) jsonspan.Edit {
 	return e.Moved(int(m.at(f).start))
 }
 
-// Insert returns the edit that puts a member into the params. A message that has none
-// gets some, also in the place of others than an object.
+// Insert returns the edit that adds a member to the params. Params that are missing, or not an object,
+// are replaced with an object.
 func (m *Message) Insert(member []byte) jsonspan.Edit {
 	object := slices.Concat([]byte("{"), member, []byte("}"))
 	switch {
@@ -512,8 +507,8 @@ func (m *Message) Insert(member []byte) jsonspan.Edit {
 	return jsonspan.Insert(m.Raw, append([]byte(`"params":`), object...))
 }
 
-// InsertMeta returns the edit that puts a member into the _meta of the params. A message
-// that has none gets one, also in the place of another than an object.
+// InsertMeta returns the edit that adds a member to params._meta. If that is missing, or not an
+// object, it is replaced with an object.
 func (m *Message) InsertMeta(member []byte) jsonspan.Edit {
 	object := slices.Concat([]byte("{"), member, []byte("}"))
 	switch {
@@ -525,16 +520,16 @@ func (m *Message) InsertMeta(member []byte) jsonspan.Edit {
 	return m.Insert(append([]byte(`"_meta":`), object...))
 }
 
-// IsRequest reports whether the message wants an answer.
+// IsRequest reports whether the message needs a response.
 func (m *Message) IsRequest() bool { return m.Has(Method) && m.Has(ID) }
 
-// IsNotification reports whether the message has a method and wants no answer.
+// IsNotification reports whether the message is a notification.
 func (m *Message) IsNotification() bool { return m.Has(Method) && !m.Has(ID) }
 
-// IsAnswer reports whether the message answers a request.
-func (m *Message) IsAnswer() bool { return m.Has(Result) != m.Has(Error) && !m.Has(Method) }
+// IsResponse reports whether the message is a response.
+func (m *Message) IsResponse() bool { return m.Has(Result) != m.Has(Error) && !m.Has(Method) }
 
-// WithID returns the edits that give an answer the id of the request, to the byte.
+// WithID returns the edits that give a response exactly this id.
 func (m *Message) WithID(id []byte) []jsonspan.Edit {
 	switch {
 	case !m.Has(ID):

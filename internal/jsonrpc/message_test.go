@@ -22,24 +22,35 @@ func TestFieldsAreFound(t *testing.T) {
 	tests := []struct {
 		name string
 		data string
-		want map[string]string // nil: nothing else is there
+		want map[string]string // nil: no other fields
 	}{
-		{"of a request", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo","arguments":{"name":"x"},"_meta":{"progressToken":"t"}}}`,
-			map[string]string{"jsonrpc": `"2.0"`, "id": `1`, "method": `"tools/call"`, "params": `{"name":"echo","arguments":{"name":"x"},"_meta":{"progressToken":"t"}}`,
-				"name": `"echo"`, "arguments": `{"name":"x"}`, "_meta": `{"progressToken":"t"}`, "_meta.progressToken": `"t"`}},
+		{"of a request", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo","arguments":{"name":"x"},` +
+			`"_meta":{"progressToken":"t"}}}`,
+			map[string]string{"jsonrpc": `"2.0"`, "id": `1`, "method": `"tools/call"`,
+				"params": `{"name":"echo","arguments":{"name":"x"},"_meta":{"progressToken":"t"}}`,
+				"name":   `"echo"`, "arguments": `{"name":"x"}`, "_meta": `{"progressToken":"t"}`, "_meta.progressToken": `"t"`}},
 		{"wherever they stand", ` { "params" : {"_meta":{"progressToken":0},"uri":"a:b"} , "method":"m", "id" : "x" } `,
-			map[string]string{"id": `"x"`, "method": `"m"`, "params": `{"_meta":{"progressToken":0},"uri":"a:b"}`, "uri": `"a:b"`, "_meta": `{"progressToken":0}`, "_meta.progressToken": `0`}},
+			map[string]string{"id": `"x"`, "method": `"m"`, "params": `{"_meta":{"progressToken":0},"uri":"a:b"}`,
+				"uri": `"a:b"`, "_meta": `{"progressToken":0}`, "_meta.progressToken": `0`}},
 		{"with escapes in their keys", `{"\u0069d":1,"m\u0065thod":"m","par\u0061ms":{"n\u0061me":"x"}}`,
 			map[string]string{"id": `1`, "method": `"m"`, "params": `{"n\u0061me":"x"}`, "name": `"x"`}},
 		{"in their own case only", `{"ID":1,"Method":"m","Params":{"Name":"x"}}`, map[string]string{}},
-		{"at their own place only", `{"result":{"id":1,"method":"m","name":"n","error":{"code":1}}}`, map[string]string{"result": `{"id":1,"method":"m","name":"n","error":{"code":1}}`}},
-		{"of the stateless era", `{"id":1,"method":"m","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"v","io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/subscriptionId":"s"}}}`,
-			map[string]string{"id": `1`, "method": `"m"`, "_meta.version": `"v"`, "_meta.capabilities": `{}`, "_meta.subscriptionId": `"s"`,
-				"_meta":  `{"io.modelcontextprotocol/protocolVersion":"v","io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/subscriptionId":"s"}`,
-				"params": `{"_meta":{"io.modelcontextprotocol/protocolVersion":"v","io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/subscriptionId":"s"}}`}},
-		{"of an error", `{"id":null,"error":{"message":"x","code":-32601}}`, map[string]string{"id": `null`, "error": `{"message":"x","code":-32601}`, "error.code": `-32601`}},
+		{"at their own place only", `{"result":{"id":1,"method":"m","name":"n","error":{"code":1}}}`,
+			map[string]string{"result": `{"id":1,"method":"m","name":"n","error":{"code":1}}`}},
+		{"of the stateless era",
+			`{"id":1,"method":"m","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"v",` +
+				`"io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/subscriptionId":"s"}}}`,
+			map[string]string{"id": `1`, "method": `"m"`, "_meta.version": `"v"`, "_meta.capabilities": `{}`,
+				"_meta.subscriptionId": `"s"`,
+				"_meta": `{"io.modelcontextprotocol/protocolVersion":"v",` +
+					`"io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/subscriptionId":"s"}`,
+				"params": `{"_meta":{"io.modelcontextprotocol/protocolVersion":"v",` +
+					`"io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/subscriptionId":"s"}}`}},
+		{"of an error", `{"id":null,"error":{"message":"x","code":-32601}}`, map[string]string{"id": `null`,
+			"error": `{"message":"x","code":-32601}`, "error.code": `-32601`}},
 		{"of the end of listening", `{"id":1,"result":{"_meta":{"io.modelcontextprotocol/subscriptionId":7}}}`,
-			map[string]string{"id": `1`, "result": `{"_meta":{"io.modelcontextprotocol/subscriptionId":7}}`, "result.subscriptionId": `7`}},
+			map[string]string{"id": `1`, "result": `{"_meta":{"io.modelcontextprotocol/subscriptionId":7}}`,
+				"result.subscriptionId": `7`}},
 		{"of what has none", `{}`, map[string]string{}},
 	}
 	for _, tt := range tests {
@@ -67,7 +78,7 @@ func TestMessagesAreRefused(t *testing.T) {
 	}{
 		{"nothing", ``, CodeParseError},
 		{"blanks", " \n", CodeParseError},
-		{"what is broken off", `{"id":1`, CodeParseError},
+		{"a truncated message", `{"id":1`, CodeParseError},
 		{"what goes on", `{"id":1}}`, CodeParseError},
 		{"two messages", `{}{}`, CodeParseError},
 		{"no JSON", `{id:1}`, CodeParseError},
@@ -86,7 +97,7 @@ func TestMessagesAreRefused(t *testing.T) {
 		{"an id that is an object", `{"id":{},"method":"m"}`, CodeInvalidRequest},
 		{"an id that is an array", `{"id":[],"method":"m"}`, CodeInvalidRequest},
 		{"an id that is true", `{"id":true,"method":"m"}`, CodeInvalidRequest},
-		{"what is nested too deeply", `{"id":1,"x":` + deep + `}`, CodeInvalidRequest},
+		{"a deeply nested message", `{"id":1,"x":` + deep + `}`, CodeInvalidRequest},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -121,7 +132,8 @@ func TestRequestsAreUTF8(t *testing.T) {
 func TestMethodsOfRequestsAreStrings(t *testing.T) {
 	for _, method := range []string{`["tools/call"]`, `{}`, `null`, `1`, `true`} {
 		var m Message
-		if failure := m.ReadRequest([]byte(`{"id":1,"method":` + method + `}`)); failure == nil || failure.Code != CodeInvalidRequest {
+		if failure := m.ReadRequest([]byte(`{"id":1,"method":` + method + `}`)); failure == nil ||
+			failure.Code != CodeInvalidRequest {
 			t.Errorf("%s: %v", method, failure)
 		}
 	}
@@ -133,11 +145,10 @@ func TestMethodsOfRequestsAreStrings(t *testing.T) {
 }
 
 func TestNamesInOtherLetters(t *testing.T) {
-	// Whether a message is refused if its method is known, if it is not, and if a server
-	// sends it.
+	// Whether a message is refused with a known method, with an unknown one, and from a server.
 	for _, tt := range []struct {
-		name, data            string
-		known, unknown, heard bool
+		name, data                 string
+		known, unknown, fromServer bool
 	}{
 		{"none", `{"id":1,"method":"m","params":{"name":"x","uri":"y"}}`, false, false, false},
 		{"an id", `{"ID":1,"method":"m"}`, true, true, true},
@@ -148,9 +159,11 @@ func TestNamesInOtherLetters(t *testing.T) {
 		{"a level", `{"id":1,"method":"m","params":{"level":"info","Level":"INFO"}}`, true, false, false},
 		{"a URI", `{"id":1,"method":"m","params":{"uri":"x","URI":"y"}}`, true, false, true},
 		{"a result", `{"id":1,"result":{},"Result":{}}`, true, false, true},
-		{"the type of a result", `{"id":1,"result":{"resultType":"complete","ResultType":"input_required"}}`, true, false, true},
+		{"the type of a result", `{"id":1,"result":{"resultType":"complete","ResultType":"input_required"}}`, true, false,
+			true},
 		{"what a result asks for", `{"id":1,"result":{"inputRequests":{},"InputRequests":{}}}`, false, false, true},
-		{"what is within arguments", `{"id":1,"method":"m","params":{"arguments":{"Name":"x","URI":"y"}}}`, false, false, false},
+		{"a name within arguments", `{"id":1,"method":"m","params":{"arguments":{"Name":"x","URI":"y"}}}`, false, false,
+			false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var m Message
@@ -166,7 +179,7 @@ func TestNamesInOtherLetters(t *testing.T) {
 			if got := m.CheckExact(false) != nil; got != tt.unknown {
 				t.Errorf("if it is not: %t", got)
 			}
-			if got := m.ReadExact([]byte(tt.data)) != nil; got != tt.heard {
+			if got := m.ReadExact([]byte(tt.data)) != nil; got != tt.fromServer {
 				t.Errorf("of a server: %t", got)
 			}
 		})
@@ -193,7 +206,8 @@ func TestKindsOfMessages(t *testing.T) {
 		if failure := m.Read([]byte(tt.data)); failure != nil {
 			t.Fatal(failure)
 		}
-		for kind, is := range map[string]bool{"request": m.IsRequest(), "notification": m.IsNotification(), "answer": m.IsAnswer()} {
+		for kind, is := range map[string]bool{"request": m.IsRequest(), "notification": m.IsNotification(),
+			"answer": m.IsResponse()} {
 			if is != (kind == tt.want) {
 				t.Errorf("%s: %s is %t", tt.data, kind, is)
 			}
@@ -210,11 +224,12 @@ func TestText(t *testing.T) {
 		t.Errorf("method is %q", m.Text(Method))
 	}
 	if m.Text(Name) != "" || m.Is(Name, "5") || m.Text(URI) != "" || m.Is(URI, "") {
-		t.Error("what is no string says something")
+		t.Error("a value that is not a string has a text")
 	}
 	edit := m.Replace(ID, []byte(`"x"`))
 	var out bytes.Buffer
-	if err := jsonspan.Splice(&out, m.Raw, []jsonspan.Edit{edit}); err != nil || out.String() != `{"id":"x","method":"a\/\u0062","params":{"name":5}}` {
+	if err := jsonspan.Splice(&out, m.Raw, []jsonspan.Edit{edit}); err != nil ||
+		out.String() != `{"id":"x","method":"a\/\u0062","params":{"name":5}}` {
 		t.Errorf("replaced: %s, %v", &out, err)
 	}
 }
@@ -226,11 +241,20 @@ func TestFailures(t *testing.T) {
 		status  int
 		want    string
 	}{
-		{ParseError(), "", 400, `{"jsonrpc":"2.0","error":{"code":-32700,"message":"the request is not valid JSON","data":{"code":"parse_error"}},"id":null}`},
-		{InvalidRequest("a <b> & c"), `"\u0061"`, 400, `{"jsonrpc":"2.0","error":{"code":-32600,"message":"a <b> & c","data":{"code":"invalid_request"}},"id":"\u0061"}`},
-		{Timeout("s\""), `12345678901234567890`, 502, `{"jsonrpc":"2.0","error":{"code":-32002,"message":"the MCP server did not answer in time","data":{"code":"timeout","server_name":"s\""}},"id":12345678901234567890}`},
-		{HTTPError("s", 418), `1.0`, 502, `{"jsonrpc":"2.0","error":{"code":-32603,"message":"the MCP server answered with HTTP status 418","data":{"code":"http_error","server_name":"s","status_code":418}},"id":1.0}`},
-		{UnknownServer("s"), `0`, 404, `{"jsonrpc":"2.0","error":{"code":-32001,"message":"unknown MCP server","data":{"code":"unknown_server","server_name":"s"}},"id":0}`},
+		{ParseError(), "", 400,
+			`{"jsonrpc":"2.0","error":{"code":-32700,"message":"the request is not valid JSON",` +
+				`"data":{"code":"parse_error"}},"id":null}`},
+		{InvalidRequest("a <b> & c"), `"\u0061"`, 400,
+			`{"jsonrpc":"2.0","error":{"code":-32600,"message":"a <b> & c","data":{"code":"invalid_request"}},"id":"\u0061"}`},
+		{Timeout("s\""), `12345678901234567890`, 502,
+			`{"jsonrpc":"2.0","error":{"code":-32002,"message":"the MCP server did not answer in time",` +
+				`"data":{"code":"timeout","server_name":"s\""}},"id":12345678901234567890}`},
+		{HTTPError("s", 418), `1.0`, 502,
+			`{"jsonrpc":"2.0","error":{"code":-32603,"message":"the MCP server answered with HTTP status 418",` +
+				`"data":{"code":"http_error","server_name":"s","status_code":418}},"id":1.0}`},
+		{UnknownServer("s"), `0`, 404,
+			`{"jsonrpc":"2.0","error":{"code":-32001,"message":"unknown MCP server","data":{"code":"unknown_server",` +
+				`"server_name":"s"}},"id":0}`},
 	}
 	for _, tt := range tests {
 		var id []byte
@@ -251,8 +275,9 @@ func TestComposedMessages(t *testing.T) {
 		{string(Request(7, "a\"b", []byte(`{"x":1.0}`))), `{"jsonrpc":"2.0","id":7,"method":"a\"b","params":{"x":1.0}}`},
 		{string(Request(0, "m", nil)), `{"jsonrpc":"2.0","id":0,"method":"m"}`},
 		{string(Notification("m", nil)), `{"jsonrpc":"2.0","method":"m"}`},
-		{string(Answer([]byte(`"\u0061"`), []byte(`null`))), `{"jsonrpc":"2.0","id":"\u0061","result":null}`},
-		{string(Refusal([]byte(`1`), -32601, "no \"x\"\n")), `{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"no \"x\"\n"}}`},
+		{string(ResultResponse([]byte(`"\u0061"`), []byte(`null`))), `{"jsonrpc":"2.0","id":"\u0061","result":null}`},
+		{string(ErrorResponse([]byte(`1`), -32601, "no \"x\"\n")),
+			`{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"no \"x\"\n"}}`},
 	}
 	for _, tt := range tests {
 		if tt.got != tt.want {
@@ -261,11 +286,13 @@ func TestComposedMessages(t *testing.T) {
 	}
 }
 
-// FuzzMessage compares what is found with what encoding/json finds.
+// FuzzMessage compares the fields with what encoding/json finds.
 func FuzzMessage(f *testing.F) {
 	for _, seed := range []string{
-		`{"jsonrpc":"2.0","id":1,"method":"m","params":{"name":"x","_meta":{"progressToken":1}}}`, `{"\u0069d":"x","result":{"a":[]}}`,
-		`{"id":null,"error":{"code":-1}}`, `[]`, ` {"id":1.5e3} `, `{"id":1,"id":2}`, `{"method":5,"params":[{"name":1}]}`, "{\"a\":\"\xff\"}", `{"params":{"name":{"name":1}}}`, `{"id":`,
+		`{"jsonrpc":"2.0","id":1,"method":"m","params":{"name":"x","_meta":{"progressToken":1}}}`,
+		`{"\u0069d":"x","result":{"a":[]}}`,
+		`{"id":null,"error":{"code":-1}}`, `[]`, ` {"id":1.5e3} `, `{"id":1,"id":2}`, `{"method":5,"params":[{"name":1}]}`,
+		"{\"a\":\"\xff\"}", `{"params":{"name":{"name":1}}}`, `{"id":`,
 	} {
 		f.Add([]byte(seed))
 	}
@@ -281,12 +308,13 @@ func FuzzMessage(f *testing.F) {
 		var object map[string]json.RawMessage
 		err := json.Unmarshal(data, &object)
 		if failure != nil {
-			return // for reasons that encoding/json has not
+			return // encoding/json has other limits
 		}
 		if err != nil {
 			t.Fatalf("read: %q", data)
 		}
-		for key, field := range map[string]Field{"id": ID, "method": Method, "params": Params, "result": Result, "error": Error} {
+		for key, field := range map[string]Field{"id": ID, "method": Method, "params": Params, "result": Result,
+			"error": Error} {
 			if got, want := m.Literal(field), object[key]; !bytes.Equal(got, want) {
 				t.Errorf("%s: got %q, want %q", key, got, want)
 			}
@@ -301,7 +329,8 @@ func FuzzMessage(f *testing.F) {
 		}
 		if m.Kind(Method) == jsonspan.String {
 			var method string
-			if json.Unmarshal(object["method"], &method) != nil || method != strings.ToValidUTF8(m.Text(Method), "\ufffd") && !strings.ContainsRune(method, '\ufffd') {
+			if json.Unmarshal(object["method"], &method) != nil || method != strings.ToValidUTF8(m.Text(Method), "\ufffd") &&
+				!strings.ContainsRune(method, '\ufffd') {
 				t.Errorf("method: got %q, want %q", m.Text(Method), method)
 			}
 		}
@@ -314,9 +343,9 @@ func TestStatus(t *testing.T) {
 		-32601: 404,
 		-32602: 400, -32020: 400, -32021: 400, -32022: 400,
 	} {
-		answer := Answer([]byte("1"), []byte("{}"))
+		answer := ResultResponse([]byte("1"), []byte("{}"))
 		if code != 0 {
-			answer = Refusal([]byte("1"), code, "no")
+			answer = ErrorResponse([]byte("1"), code, "no")
 		}
 		var m Message
 		if failure := m.Read(answer); failure != nil {

@@ -7,18 +7,17 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// An Outline is what can be told of a message while it passes by, in pieces and
-// without holding it: which of the members that tell its kind it has, its id, and
-// the code of its error.
+// An Outline parses a message in pieces, without holding it. It finds the members that tell the kind
+// of the message, its id, and its error code.
 type Outline struct {
 	*jsonspan.Watcher
 	has    [fieldCount]bool
 	id     []byte
 	code   int
-	looked int // bytes that Look has read
+	looked int // bytes read by Look
 }
 
-// maxLooked is how many bytes Look reads of an answer that has a result by then.
+// maxLooked is how many bytes Look reads of a message that has a result by then.
 const maxLooked = 64 << 10
 
 var (
@@ -26,21 +25,21 @@ var (
 	outlinedPaths = jsonspan.CompilePaths("id", "method", "result", "result.resultType", "error", "error.code")
 )
 
-// NewOutline returns an Outline. It is given the message as a [jsonspan.Watcher] is.
+// NewOutline returns an Outline. The message is written to it as to a [jsonspan.Watcher].
 func NewOutline() *Outline {
 	o := new(Outline)
 	o.Watcher = outlinedPaths.Watch(o.found)
 	return o
 }
 
-// Reset makes o ready for another message.
+// Reset prepares o for another message.
 func (o *Outline) Reset() {
 	o.Watcher.Reset()
 	*o = Outline{Watcher: o.Watcher, id: o.id[:0]}
 }
 
-// Look reads the next piece of a message like Write, but not to the end of a long answer:
-// what follows the first 64 KiB of a result does not matter here.
+// Look reads the next piece of a message like Write, but stops after 64 KiB if there is a result. The
+// rest does not matter here.
 func (o *Outline) Look(p []byte) {
 	for len(p) > 0 && (o.looked < maxLooked || !o.has[Result]) {
 		n := min(len(p), maxLooked)
@@ -60,34 +59,33 @@ func (o *Outline) found(path int, k jsonspan.Kind, literal []byte) {
 	case field == ID:
 		o.id = append(o.id[:0], literal...)
 	case field == ErrorCode && k == jsonspan.Number:
-		o.code, _ = strconv.Atoi(string(literal)) // no code is 0
+		o.code, _ = strconv.Atoi(string(literal)) // 0 if invalid
 	}
 }
 
-// Has reports whether the message has a member that tells its kind, as far as it has
-// come.
+// Has reports whether the message has a field so far. It knows only fields that tell the kind of the
+// message.
 func (o *Outline) Has(f Field) bool { return o.has[f] }
 
-// IsAnswer reports whether the message answers a request, as far as it has come.
-// Unlike [Message.IsAnswer] it forgives one that has both a result and an error,
-// as servers write "error":null.
-func (o *Outline) IsAnswer() bool {
+// IsResponse reports whether the message is a response, so far. Unlike [Message.IsAnswer] it accepts
+// both a result and an error, because some servers send "error":null.
+func (o *Outline) IsResponse() bool {
 	return (o.has[Result] || o.has[Error]) && !o.has[Method]
 }
 
-// Answers reports whether the message answers the request with this id, as far as
-// it has come: no id yet, or one of more than 256 bytes, may be the one.
-func (o *Outline) Answers(id []byte) bool {
-	return o.IsAnswer() && (len(o.id) == 0 || SameID(o.id, id))
+// IsResponseTo reports whether the message may be the response to the request with this id. An id that has
+// not been read yet, or has more than 256 bytes, matches.
+func (o *Outline) IsResponseTo(id []byte) bool {
+	return o.IsResponse() && (len(o.id) == 0 || SameID(o.id, id))
 }
 
-// ErrorCode returns the code of the error that the message is.
+// ErrorCode returns the code of an error response.
 func (o *Outline) ErrorCode() (code int, ok bool) {
 	return o.code, o.has[ErrorCode] && !o.has[Method]
 }
 
-// SameID reports whether two literals are the same id. Servers that read an id and
-// write it again may spell it in another way, but whole numbers have only one.
+// SameID reports whether two literals are the same id. Servers may spell an id differently; integers
+// have only one spelling.
 func SameID(a, b []byte) bool {
 	if bytes.Equal(a, b) {
 		return true

@@ -10,7 +10,7 @@ func TestOutline(t *testing.T) {
 	tests := []struct {
 		name, text string
 		whole      bool
-		answer     bool // to the request with id 1
+		answer     bool // response to the request with id 1
 		code       int
 	}{
 		{"a result", `{"jsonrpc":"2.0","id":1,"result":{"error":{"code":5},"method":"x","id":2}}`, true, true, 0},
@@ -50,8 +50,8 @@ func TestOutline(t *testing.T) {
 				if !failed {
 					code = 0
 				}
-				if whole != tt.whole || o.Answers([]byte("1")) != tt.answer || code != tt.code {
-					t.Errorf("in pieces of %d: whole %t, answer %t, code %d", size, whole, o.Answers([]byte("1")), code)
+				if whole != tt.whole || o.IsResponseTo([]byte("1")) != tt.answer || code != tt.code {
+					t.Errorf("in pieces of %d: whole %t, answer %t, code %d", size, whole, o.IsResponseTo([]byte("1")), code)
 				}
 			}
 		})
@@ -63,8 +63,10 @@ func TestSameID(t *testing.T) {
 		a, b string
 		want bool
 	}{
-		{`1`, `1`, true}, {`1`, `1.0`, true}, {`100`, `1e2`, true}, {`1`, `2`, false}, {`1`, `"1"`, false}, {`"1"`, `1`, false},
-		{`"é"`, `"\u00e9"`, true}, {`"\u00e9"`, `"é"`, true}, {`"a"`, `"b"`, false}, {`null`, `null`, true}, {`null`, `0`, false}, {`9007199254740993`, `9007199254740992`, false}, {`1`, ``, false},
+		{`1`, `1`, true}, {`1`, `1.0`, true}, {`100`, `1e2`, true}, {`1`, `2`, false}, {`1`, `"1"`, false}, {`"1"`, `1`,
+			false},
+		{`"é"`, `"\u00e9"`, true}, {`"\u00e9"`, `"é"`, true}, {`"a"`, `"b"`, false}, {`null`, `null`, true}, {`null`, `0`,
+			false}, {`9007199254740993`, `9007199254740992`, false}, {`1`, ``, false},
 	} {
 		if got := SameID([]byte(tt.a), []byte(tt.b)); got != tt.want {
 			t.Errorf("%s and %s: %t", tt.a, tt.b, got)

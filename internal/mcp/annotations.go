@@ -6,22 +6,23 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// Annotations are what a tool says of its effects. They are hints: a server may be wrong, or lie.
+// Annotations describe the effects of a tool. They are hints: a server may be wrong, or lie.
 type Annotations uint8
 
+// Annotations of tools.
 const (
-	ReadOnly    Annotations = 1 << iota // it changes nothing
-	Destructive                         // it may change or remove what is there, and not just add to it
-	Idempotent                          // to call it again changes nothing more
-	OpenWorld                           // it has to do with the world outside, as a web search has
+	ReadOnly    Annotations = 1 << iota // changes nothing
+	Destructive                         // may change or remove existing data, not only add to it
+	Idempotent                          // repeating a call has no further effect
+	OpenWorld                           // interacts with the outside world, as a web search does
 )
 
-// Unannotated are those of a tool that says nothing, as the specification has it.
+// Unannotated are the defaults of the specification, for a tool without annotations.
 const Unannotated = Destructive | OpenWorld
 
-// annotationNames are the annotations as rules name them, and as definitions of tools do.
+// annotationNames are the names of annotations in rules, and in definitions of tools.
 var annotationNames = []struct {
-	is         Annotations
+	bit        Annotations
 	name, hint string
 }{
 	{ReadOnly, "read_only", "readOnlyHint"},
@@ -30,17 +31,17 @@ var annotationNames = []struct {
 	{OpenWorld, "open_world", "openWorldHint"},
 }
 
-// ParseAnnotation returns the annotation that a rule names.
-func ParseAnnotation(name string) (is Annotations, ok bool) {
-	for _, a := range annotationNames {
-		if a.name == name {
-			return a.is, true
+// ParseAnnotation returns the annotation with a name in rules.
+func ParseAnnotation(name string) (a Annotations, ok bool) {
+	for _, known := range annotationNames {
+		if known.name == name {
+			return known.bit, true
 		}
 	}
 	return 0, false
 }
 
-// AnnotationNames returns the names by which rules know annotations.
+// AnnotationNames returns the names of annotations in rules.
 func AnnotationNames() (names []string) {
 	for _, a := range annotationNames {
 		names = append(names, a.name)
@@ -48,36 +49,36 @@ func AnnotationNames() (names []string) {
 	return names
 }
 
-// Hint returns the name of one annotation in the definition of a tool.
+// Hint returns the name of one annotation in definitions of tools.
 func (a Annotations) Hint() string {
 	for _, known := range annotationNames {
-		if known.is == a {
+		if known.bit == a {
 			return known.hint
 		}
 	}
 	return ""
 }
 
-// Hints calls f for each annotation as the definition of a tool has it.
+// Hints calls f for each annotation, by its name in definitions of tools.
 func (a Annotations) Hints(f func(hint string, on bool)) {
 	for _, known := range annotationNames {
-		f(known.hint, a&known.is != 0)
+		f(known.hint, a&known.bit != 0)
 	}
 }
 
-// String returns the names of those that are set.
+// String returns the names of the set annotations.
 func (a Annotations) String() string {
 	var set []string
 	for _, known := range annotationNames {
-		if a&known.is != 0 {
+		if a&known.bit != 0 {
 			set = append(set, known.name)
 		}
 	}
 	return strings.Join(set, " ")
 }
 
-// ReadAnnotations reads those of the definition of a tool. What is absent, or no boolean, is as the
-// specification says. So is all of it if it can be read in more than one way.
+// ReadAnnotations reads the annotations in the definition of a tool. The defaults of the specification
+// apply to those that are missing or not boolean, and to all of them if the definition is ambiguous.
 func ReadAnnotations(tool []byte) Annotations {
 	var object []byte
 	for m := range jsonspan.Members(tool) {
@@ -95,20 +96,20 @@ func ReadAnnotations(tool []byte) Annotations {
 			if m.Key != known.hint {
 				continue
 			}
-			if seen&known.is != 0 {
+			if seen&known.bit != 0 {
 				return Unannotated
 			}
-			seen |= known.is
+			seen |= known.bit
 			switch string(object[m.Value.Start:m.End]) {
 			case "true":
-				a |= known.is
+				a |= known.bit
 			case "false":
-				a &^= known.is
+				a &^= known.bit
 			}
 		}
 	}
 	if a&ReadOnly != 0 {
-		a &^= Destructive // which says nothing then
+		a &^= Destructive // has no meaning then
 	}
 	return a
 }

@@ -10,7 +10,7 @@ func TestKnowsTasks(t *testing.T) {
 		`{"tasks":{}}`: false,
 		``:             false,
 	} {
-		if got := KnowsTasks([]byte(capabilities)); got != want {
+		if got := SupportsTasks([]byte(capabilities)); got != want {
 			t.Errorf("%s: got %t", capabilities, got)
 		}
 	}

@@ -11,8 +11,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// A Completion is a request to complete an argument of a resource template. The zero
-// value is of a template that is not known.
+// A Completion is a request to complete an argument of a resource template. The zero value has an
+// unknown template.
 type Completion struct {
 	template string
 	argument string
@@ -21,16 +21,16 @@ type Completion struct {
 
 var completionPaths = jsonspan.CompilePaths("params.ref.uri", "params.argument.name", "params.context.arguments")
 
-// maxTemplate is how many bytes a template may have that is expanded for each value.
+// maxTemplate is the maximum length of a template that is expanded for each value, in bytes.
 const maxTemplate = 8 << 10
 
-// CompletionOf reads a request.
+// CompletionOf parses a request.
 func CompletionOf(request []byte) (c Completion, err error) {
 	c.known = map[string]string{}
 	var invalid error
 	text := func(v jsonspan.Value, data []byte) string {
 		if v.Kind != jsonspan.String {
-			invalid = errors.New("an argument that is not a string")
+			invalid = errors.New("completion: an argument is not a string")
 			return ""
 		}
 		return string(jsonspan.AppendText(nil, v.Body(data)))
@@ -52,14 +52,14 @@ func CompletionOf(request []byte) (c Completion, err error) {
 		}
 	})
 	if len(c.template) == 0 || len(c.template) > maxTemplate {
-		invalid = errors.New("a template that is missing or too long")
+		invalid = errors.New("completion: the template is missing or too long")
 	}
 	return c, errors.Join(err, invalid)
 }
 
-// Expand returns the URIs that clients may make of the template with a value of the
-// argument: with the value as it is, and escaped. Where another argument is not known,
-// they end in an expression. It is not reached if that comes before the argument.
+// Expand returns the URIs that clients may build from the template with a value of the argument: with
+// the value unchanged, and escaped. If another argument is unknown, they end in an expression. reached
+// is false if that comes before the argument.
 func (c Completion) Expand(value string) (uris []string, reached bool) {
 	for _, escape := range []func(string) string{escapeStray, url.PathEscape} {
 		var uri string
@@ -80,7 +80,7 @@ func (c Completion) expand(value string, escape func(string) string) (uri string
 		expression, after, _ := strings.Cut(after, "}")
 		expanded, has, ok := c.expandExpression(expression, value, escape)
 		if !ok {
-			return uri + "{x}", reached // what it is called does not matter
+			return uri + "{x}", reached // the name does not matter
 		}
 		uri += expanded
 		reached = reached || has
@@ -88,9 +88,11 @@ func (c Completion) expand(value string, escape func(string) string) (uri string
 	}
 }
 
-// expandExpression expands an expression of RFC 6570 whose variables are all known, and
-// tells whether the argument is one of them.
-func (c Completion) expandExpression(expression, value string, escape func(string) string) (expanded string, has, ok bool) {
+// expandExpression expands an expression of RFC 6570 whose variables are all known. has reports
+// whether the argument is one of them.
+func (c Completion) expandExpression(
+	expression, value string, escape func(string) string,
+) (expanded string, has, ok bool) {
 	operator := ""
 	if expression != "" && strings.ContainsRune("+#./;?&", rune(expression[0])) {
 		operator, expression = expression[:1], expression[1:]
@@ -105,7 +107,8 @@ func (c Completion) expandExpression(expression, value string, escape func(strin
 		if !known {
 			return "", false, false // also with a prefix, as in {x:3}
 		}
-		if text = escape(text); strings.Contains(";?&", operator) && operator != "" {
+		text = escape(text)
+		if strings.Contains(";?&", operator) && operator != "" {
 			text = name + "=" + text
 		}
 		values = append(values, text)
@@ -121,7 +124,8 @@ func (c Completion) expandExpression(expression, value string, escape func(strin
 	return operator + strings.Join(values, operator), has, true
 }
 
-// escapeStray escapes what cannot stand in a URI: braces, and a % that begins no escape.
+// escapeStray escapes characters that a URI cannot contain: braces, and a % that does not begin an
+// escape.
 func escapeStray(s string) string {
 	s = strings.NewReplacer("{", "%7B", "}", "%7D").Replace(s)
 	if _, err := url.PathUnescape(s); err != nil {
@@ -130,13 +134,14 @@ func escapeStray(s string) string {
 	return s
 }
 
-var completedPaths = jsonspan.CompilePaths("result.completion.values.*", "result.completion.values", "result.completion.total")
+var completedPaths = jsonspan.CompilePaths(
+	"result.completion.values.*", "result.completion.values", "result.completion.total",
+)
 
 var errCompletion = errors.New("the values of a completion are not a list")
 
-// FilterCompletion returns an answer with only those values of its completion that are
-// to be kept, and its total smaller by those that are not. The rest stays as it is, to
-// the byte.
+// FilterCompletion returns a response with only the completion values that keep accepts. It reduces
+// the total accordingly. All other bytes stay unchanged.
 func FilterCompletion(message []byte, keep func(value string) bool) ([]byte, error) {
 	var (
 		edits   []jsonspan.Edit
@@ -155,7 +160,8 @@ func FilterCompletion(message []byte, keep func(value string) bool) ([]byte, err
 			}
 		case 1:
 			strange = v.Kind != jsonspan.BeginArray
-			edits = append(edits, jsonspan.Edit{Start: v.Start, End: v.End, New: slices.Concat([]byte("["), bytes.Join(kept, []byte(",")), []byte("]"))})
+			list := slices.Concat([]byte("["), bytes.Join(kept, []byte(",")), []byte("]"))
+			edits = append(edits, jsonspan.Edit{Start: v.Start, End: v.End, New: list})
 		case 2:
 			total = v
 		}
@@ -169,7 +175,8 @@ func FilterCompletion(message []byte, keep func(value string) bool) ([]byte, err
 		return message, nil
 	}
 	if n, err := strconv.Atoi(string(message[total.Start:total.End])); err == nil {
-		edits = append(edits, jsonspan.Edit{Start: total.Start, End: total.End, New: strconv.AppendInt(nil, int64(max(n-dropped, len(kept))), 10)})
+		left := strconv.AppendInt(nil, int64(max(n-dropped, len(kept))), 10)
+		edits = append(edits, jsonspan.Edit{Start: total.Start, End: total.End, New: left})
 	}
 	return jsonspan.Spliced(message, edits...), nil
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-var errCursor = errors.New("the cursor is not one that this list gave")
+var errCursor = errors.New("the cursor is not from this list")
 
-// Cursor returns the cursor of a list that goes on at this offset.
+// Cursor returns the cursor for the page of a list that begins at offset.
 func Cursor(offset int) string {
 	place := append([]byte(nil), `{"offset":`...)
 	place = strconv.AppendInt(place, int64(offset), 10)
@@ -19,8 +19,8 @@ func Cursor(offset int) string {
 
 var cursorPaths = jsonspan.CompilePaths("offset")
 
-// ParseCursor returns the offset that a cursor stands for. It can be beyond the
-// end of the list, which may have become shorter. Any flavour of base64 will do.
+// ParseCursor returns the offset in a cursor. It can be beyond the end of the list, which may have
+// become shorter. Any variant of base64 is accepted.
 func ParseCursor(cursor string) (offset int, err error) {
 	place, err := decodeBase64(cursor)
 	if err != nil {
@@ -33,7 +33,7 @@ func ParseCursor(cursor string) (offset int, err error) {
 	if err != nil {
 		return 0, errCursor
 	}
-	// One bit less than an int has: no sign.
+	// One bit less than an int: no sign.
 	n, err := strconv.ParseUint(string(literal), 10, strconv.IntSize-1)
 	if err != nil {
 		return 0, errCursor

@@ -19,7 +19,7 @@ func TestCursor(t *testing.T) { // A19
 
 func TestParseCursor(t *testing.T) { // A19, A20, R20
 	encode := base64.RawURLEncoding.EncodeToString
-	// In base64 it has + or - and / or _, and is padded.
+	// Its base64 has + or - and / or _, and padding.
 	const odd = `{"offset":7,"x":"~~~???>>>"}`
 	tests := []struct {
 		name   string

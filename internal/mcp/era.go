@@ -6,35 +6,34 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 )
 
-// An Era is a family of protocol revisions.
+// An Era is a family of protocol versions.
 type Era uint8
 
 const (
-	// Legacy is the era of handshakes, sessions and questions of the server.
+	// Legacy is the era with handshakes, sessions and server requests.
 	Legacy Era = iota
-	// Modern is the stateless era, in which each request says who it is.
+	// Modern is the stateless era, in which each request identifies its client and version.
 	Modern
 )
 
 const (
-	// Latest is the newest revision of the legacy era.
+	// Latest is the newest legacy version.
 	Latest = "2025-11-25"
-	// Stateless is the first revision of the modern era.
+	// Stateless is the first modern version.
 	Stateless = "2026-07-28"
 )
 
-// legacy are the revisions with a handshake, oldest first.
+// legacy are the versions with a handshake, oldest first.
 var legacy = []string{"2024-11-05", "2025-03-26", "2025-06-18", Latest}
 
-// Versions returns all revisions, oldest first.
+// Versions returns all versions, oldest first.
 func Versions() []string { return append(slices.Clone(legacy), Stateless) }
 
-// IsLegacy reports whether a revision has a handshake.
+// IsLegacy reports whether a version has a handshake.
 func IsLegacy(version string) bool { return slices.Contains(legacy, version) }
 
-// EraOf tells the era of a request by what it says of itself: a version in _meta,
-// or a version in its header that is not of the legacy era. Its method does not
-// matter. Notifications of modern clients may say nothing.
+// EraOf returns the era of a request: modern if it has a version in _meta, or a version header that is
+// not legacy. The method does not matter. Notifications of modern clients may have neither.
 func EraOf(versionHeader string, m *jsonrpc.Message) Era {
 	if m.Has(jsonrpc.ProtocolVersion) || versionHeader != "" && !IsLegacy(versionHeader) {
 		return Modern
@@ -42,7 +41,7 @@ func EraOf(versionHeader string, m *jsonrpc.Message) Era {
 	return Legacy
 }
 
-// NewestLegacy returns the newest of some revisions that has a handshake, "" if none has.
+// NewestLegacy returns the newest legacy version among versions; "" for none.
 func NewestLegacy(versions []string) string {
 	for _, version := range slices.Backward(legacy) {
 		if slices.Contains(versions, version) {
@@ -52,8 +51,8 @@ func NewestLegacy(versions []string) string {
 	return ""
 }
 
-// Negotiate returns the revision that a server answers to a client that asks for
-// one: the same if the server can speak it, else its own.
+// Negotiate returns the version with which a server responds to a client: the requested one if the
+// server supports it, otherwise its own.
 func Negotiate(requested, server string) string {
 	asked, can := slices.Index(legacy, requested), slices.Index(legacy, server)
 	if asked < 0 || can >= 0 && asked > can {

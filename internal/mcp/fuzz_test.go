@@ -20,14 +20,14 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsontest"
 )
 
-// flavours are those of base64.
-var flavours = []*base64.Encoding{base64.RawURLEncoding, base64.URLEncoding, base64.RawStdEncoding, base64.StdEncoding}
+// flavors are the variants of base64.
+var flavors = []*base64.Encoding{base64.RawURLEncoding, base64.URLEncoding, base64.RawStdEncoding, base64.StdEncoding}
 
-// saysIn reports whether base64 of any flavour is of an object in which the members have
-// these literals, or texts.
+// saysIn reports whether a text in any variant of base64 is an object whose members have these
+// literals, or texts.
 func saysIn(encoded string, members map[string]any) bool {
-	return slices.ContainsFunc(flavours, func(flavour *base64.Encoding) bool {
-		text, err := flavour.DecodeString(encoded)
+	return slices.ContainsFunc(flavors, func(flavor *base64.Encoding) bool {
+		text, err := flavor.DecodeString(encoded)
 		var object map[string]any
 		d := json.NewDecoder(bytes.NewReader(text))
 		d.UseNumber()
@@ -43,7 +43,7 @@ func saysIn(encoded string, members map[string]any) bool {
 	})
 }
 
-// A cursor says an offset, in any flavour of base64, and nothing else is one.
+// A cursor encodes an offset, in any variant of base64, and no other text is a cursor.
 func FuzzCursor(f *testing.F) {
 	f.Add(Cursor(0), 0)
 	f.Add("\n", 1)
@@ -53,15 +53,16 @@ func FuzzCursor(f *testing.F) {
 	f.Add(base64.URLEncoding.EncodeToString([]byte(`{"offset":1.0,"Offset":2}`)), 100)
 	f.Add(base64.URLEncoding.EncodeToString([]byte(`{"\u006fffset":12} `)), 1000)
 	f.Fuzz(func(t *testing.T, cursor string, offset int) {
-		if n, err := ParseCursor(cursor); err == nil && (n < 0 || !saysIn(cursor, map[string]any{"offset": json.Number(strconv.Itoa(n))})) {
+		if n, err := ParseCursor(cursor); err == nil &&
+			(n < 0 || !saysIn(cursor, map[string]any{"offset": json.Number(strconv.Itoa(n))})) {
 			t.Fatalf("%q is %d", cursor, n)
 		}
 		place, err := base64.RawURLEncoding.DecodeString(Cursor(offset))
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, flavour := range flavours {
-			n, err := ParseCursor(flavour.EncodeToString(place))
+		for _, flavor := range flavors {
+			n, err := ParseCursor(flavor.EncodeToString(place))
 			if offset < 0 && err == nil || offset >= 0 && (n != offset || err != nil) {
 				t.Fatalf("%d is %d after a round trip, %v", offset, n, err)
 			}
@@ -69,7 +70,7 @@ func FuzzCursor(f *testing.F) {
 	})
 }
 
-// A name maps to one tool and back, whatever servers call theirs.
+// A joined name maps to one tool and back, whatever names servers use.
 func FuzzNaming(f *testing.F) {
 	separators := []string{"::", "__", "_", ".", "/", "-", "a-", "._."}
 	long := strings.Repeat("very_long_name_", 6)
@@ -109,7 +110,7 @@ func FuzzNaming(f *testing.F) {
 			if utf8.ValidString(server) && utf8.ValidString(name) && !utf8.ValidString(shown) {
 				t.Fatalf("%q of %q is %q", name, server, shown)
 			}
-			// So it is understood as people write it, unless the separator is in it, too.
+			// The form with Separator is understood, too, unless the name contains the separator.
 			written := server + Separator + name
 			if s, _, _ := strings.Cut(written, n.Separator); n.Separator == Separator || s != server {
 				gotServer, gotName, ok = n.Split(written, func(s string) bool { return s == server })
@@ -119,16 +120,17 @@ func FuzzNaming(f *testing.F) {
 			}
 		}
 		short := Shortened(a)
-		if kept, cut := strings.CutSuffix(short, "…"); short != a && (!cut || utf8.RuneCountInString(a) <= longestName || !strings.HasPrefix(strings.ToValidUTF8(a, ""), kept)) {
+		if kept, cut := strings.CutSuffix(short, "…"); short != a && (!cut || utf8.RuneCountInString(a) <= longestName ||
+			!strings.HasPrefix(strings.ToValidUTF8(a, ""), kept)) {
 			t.Fatalf("%q shortened is %q", a, short)
 		}
 	})
 }
 
-// secret reports whether a name is one that is hidden here.
+// secret reports whether a name is hidden in these tests.
 func secret(name string) bool { return strings.Contains(name, "s") }
 
-// filterLists returns an answer without the items that are not to be kept.
+// filterLists returns a response without the items that keep refuses.
 func filterLists(message []byte, keep func(*Item) bool) ([]byte, error) {
 	var l List
 	failure := l.Read(message)
@@ -141,18 +143,24 @@ func filterLists(message []byte, keep func(*Item) bool) ([]byte, error) {
 	return jsonspan.Spliced(message, l.Filter(keep)...), nil
 }
 
-// FuzzFilterLists compares with lists that encoding/json has read. What is kept, and
-// everything around the lists, stays to the byte.
+// FuzzFilterLists compares with lists that encoding/json has read. Kept items and everything around
+// the lists stay unchanged.
 func FuzzFilterLists(f *testing.F) {
 	for _, message := range []string{
-		`{"result": {"tools" : [ {"name":"a"} , {"name":"b"} ]}}`, `{"result":{"tools":[{"name":"a"}, {"x":1,"name":"secret"},{"name":"b"}],"nextCursor":"1"}}`,
-		`{"result":{"tools":[{"name":"\u0073"},{}],"prompts":[{"name":"p"},{"name":"s","name":"t"}]}}`, `{"result":{"resources":[{"name":"s","uri":"a"},{"uri":"s"}],"resourceTemplates":[{"uriTemplate":"s/{x}"}]}}`,
-		`{"result":{"tools":{"x":{"name":"s"},"y":{"name":"a"}}}}`, `{"result":{"Tools":[{"name":"s"}]}}`, `{"result":{"tools":[{"NAME":"s"}]}}`, `{"result":{"tools":[[{"name":"s"}],"s",1,{"name":["s"]}]}}`,
-		`{"result":{"tools":[{"name":"s"}],"prompts":[ {"name":"p"} , {"name":"q"} ],"resources":[ ]}}`, `{"result":{"structuredContent":{"tools":[{"name":"s"}]}}}`, `{"result":{"tools":[{"name":"s"}`, `{"tools":[{"name":"s"}],"id":1.0}`,
+		`{"result": {"tools" : [ {"name":"a"} , {"name":"b"} ]}}`,
+		`{"result":{"tools":[{"name":"a"}, {"x":1,"name":"secret"},{"name":"b"}],"nextCursor":"1"}}`,
+		`{"result":{"tools":[{"name":"\u0073"},{}],"prompts":[{"name":"p"},{"name":"s","name":"t"}]}}`,
+		`{"result":{"resources":[{"name":"s","uri":"a"},{"uri":"s"}],"resourceTemplates":[{"uriTemplate":"s/{x}"}]}}`,
+		`{"result":{"tools":{"x":{"name":"s"},"y":{"name":"a"}}}}`, `{"result":{"Tools":[{"name":"s"}]}}`,
+		`{"result":{"tools":[{"NAME":"s"}]}}`, `{"result":{"tools":[[{"name":"s"}],"s",1,{"name":["s"]}]}}`,
+		`{"result":{"tools":[{"name":"s"}],"prompts":[ {"name":"p"} , {"name":"q"} ],"resources":[ ]}}`,
+		`{"result":{"structuredContent":{"tools":[{"name":"s"}]}}}`, `{"result":{"tools":[{"name":"s"}`,
+		`{"tools":[{"name":"s"}],"id":1.0}`,
 	} {
 		f.Add([]byte(message))
 	}
-	lists := map[string]string{"tools": "name", "prompts": "name", "resources": "uri", "resourceTemplates": "uriTemplate", "tasks": "taskId", "skills": "uri"}
+	lists := map[string]string{"tools": "name", "prompts": "name", "resources": "uri", "resourceTemplates": "uriTemplate",
+		"tasks": "taskId", "skills": "uri"}
 	f.Fuzz(func(t *testing.T, message []byte) {
 		before := bytes.Clone(message)
 		asked := 0
@@ -173,7 +181,7 @@ func FuzzFilterLists(f *testing.F) {
 			t.Fatalf("%q was read", message)
 		}
 		if jsontest.Repeats(message) {
-			return // encoding/json would see the last only
+			return // encoding/json would see only the last
 		}
 		var envelope, envelopeGot, result, resultGot map[string]json.RawMessage
 		if json.Unmarshal(message, &envelope) != nil || json.Unmarshal(envelope["result"], &result) != nil {
@@ -209,7 +217,8 @@ func FuzzFilterLists(f *testing.F) {
 				continue
 			}
 			changes = true
-			if left := itemsOf(resultGot[member]); !slices.EqualFunc(left, kept, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
+			if left := itemsOf(resultGot[member]); !slices.EqualFunc(left, kept,
+				func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
 				t.Fatalf("%q became %q: %s are %q, want %q", message, got, member, left, kept)
 			}
 			delete(result, member)
@@ -218,7 +227,8 @@ func FuzzFilterLists(f *testing.F) {
 		delete(envelope, "result")
 		delete(envelopeGot, "result")
 		same := func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }
-		if asked != wantAsked || !maps.EqualFunc(envelope, envelopeGot, same) || !maps.EqualFunc(result, resultGot, same) || !changes && !bytes.Equal(got, message) {
+		if asked != wantAsked || !maps.EqualFunc(envelope, envelopeGot, same) || !maps.EqualFunc(result, resultGot, same) ||
+			!changes && !bytes.Equal(got, message) {
 			t.Fatalf("%q became %q", message, got)
 		}
 	})
@@ -242,17 +252,22 @@ func itemsOf(list json.RawMessage) (items []json.RawMessage) {
 	return items
 }
 
-// The headers of a modern request pass if and only if they say what encoding/json reads
-// in its body. Those that are set for it do.
+// The headers of a modern request pass if and only if they agree with what encoding/json reads in its
+// body. Those that SetModern sets do.
 func FuzzModernHeaders(f *testing.F) {
-	const meta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}`
+	const meta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
+		`"io.modelcontextprotocol/clientCapabilities":{}}`
 	for _, seed := range [][2]string{
 		{`{"method":"tools/call","params":{"name":"é x",` + meta + `}}`, "=?base64?w6kgeA==?="},
 		{`{"method":"tools/call","params":{"name":"=?base64?eA==?=",` + meta + `}}`, "x"},
 		{`{"method":"resources\/read","params":{"uri":"file:///a",` + meta + `}}`, "file:///a"},
 		{`{"method":"tasks/get","params":{"taskId":" t ",` + meta + `}}`, "t"},
-		{`{"method":"tools/list","params":{` + meta + `}}`, ""}, {`{"method":"prompts/get","params":{"name":"",` + meta + `}}`, ""}, {`{"method":7,"params":{` + meta + `}}`, "7"}, {`{"method":"tools/call","params":{"name":1,` + meta + `}}`, "1"},
-		{`{"method":"tools/call","params":{"name":"x"}}`, "x"}, {`{"method":"tools/call","params":{"name":"x",` + meta + `}}`, "=?base64?eA=="}, {`{"method":"m","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":1}}}`, "=?base64?!?="},
+		{`{"method":"tools/list","params":{` + meta + `}}`, ""}, {`{"method":"prompts/get","params":{"name":"",` + meta +
+			`}}`, ""}, {`{"method":7,"params":{` + meta + `}}`, "7"}, {`{"method":"tools/call","params":{"name":1,` + meta +
+			`}}`, "1"},
+		{`{"method":"tools/call","params":{"name":"x"}}`, "x"}, {`{"method":"tools/call","params":{"name":"x",` + meta + `}}`,
+			"=?base64?eA=="}, {`{"method":"m","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":1}}}`,
+			"=?base64?!?="},
 	} {
 		f.Add([]byte(seed[0]), "2026-07-28", "tools/call", seed[1])
 		f.Add([]byte(seed[0]), "2026-07-28", "tools/call", "")
@@ -264,15 +279,16 @@ func FuzzModernHeaders(f *testing.F) {
 		if m.ReadRequest(body) != nil || jsontest.Repeats(body) {
 			return
 		}
-		var said struct {
+		var message struct {
 			Method, Params json.RawMessage
 		}
-		exactly(body, map[string]*json.RawMessage{"method": &said.Method, "params": &said.Params})
+		exactly(body, map[string]*json.RawMessage{"method": &message.Method, "params": &message.Params})
 		var asMeta, wantVersion, capabilities, target json.RawMessage
-		exactly(said.Params, map[string]*json.RawMessage{"_meta": &asMeta})
-		exactly(asMeta, map[string]*json.RawMessage{"io.modelcontextprotocol/protocolVersion": &wantVersion, "io.modelcontextprotocol/clientCapabilities": &capabilities})
+		exactly(message.Params, map[string]*json.RawMessage{"_meta": &asMeta})
+		exactly(asMeta, map[string]*json.RawMessage{"io.modelcontextprotocol/protocolVersion": &wantVersion,
+			"io.modelcontextprotocol/clientCapabilities": &capabilities})
 		key := ""
-		switch wantMethod, _ := textOf(said.Method); {
+		switch wantMethod, _ := textOf(message.Method); {
 		case wantMethod == "tools/call", wantMethod == "prompts/get":
 			key = "name"
 		case wantMethod == "resources/read":
@@ -280,7 +296,7 @@ func FuzzModernHeaders(f *testing.F) {
 		case wantMethod == "tasks/get", wantMethod == "tasks/update", wantMethod == "tasks/cancel":
 			key = "taskId"
 		}
-		exactly(said.Params, map[string]*json.RawMessage{key: &target})
+		exactly(message.Params, map[string]*json.RawMessage{key: &target})
 		is := func(literal json.RawMessage, text string) bool {
 			got, isText := textOf(literal)
 			return isText && got == text
@@ -288,7 +304,8 @@ func FuzzModernHeaders(f *testing.F) {
 		plain := name
 		if encoded, ok := strings.CutPrefix(name, "=?base64?"); ok && strings.HasSuffix(encoded, "?=") {
 			decoded, err := base64.StdEncoding.DecodeString(strings.TrimSuffix(encoded, "?="))
-			if plain = string(decoded); err != nil {
+			plain = string(decoded)
+			if err != nil {
 				plain = ""
 			}
 		}
@@ -296,20 +313,23 @@ func FuzzModernHeaders(f *testing.F) {
 		header.Set(VersionHeader, version)
 		header.Set(methodHeader, method)
 		header.Set(nameHeader, name)
-		want := is(wantVersion, version) && capabilities != nil && is(said.Method, method) && (key == "" || plain != "" && is(target, plain))
+		want := is(wantVersion, version) && capabilities != nil && is(message.Method, method) && (key == "" || plain != "" &&
+			is(target, plain))
 		if failure := CheckModern(header, &m); (failure == nil) != want {
 			t.Fatalf("%q with %q: %v, want it to pass: %t", body, header, failure, want)
 		}
 		wantText, _ := textOf(wantVersion)
 		SetModern(header, &m, wantText)
 		for _, values := range header {
-			if len(values) != 1 || strings.ContainsFunc(values[0], func(c rune) bool { return c < ' ' || c > '~' }) && values[0] != wantText {
+			if len(values) != 1 || strings.ContainsFunc(values[0], func(c rune) bool { return c < ' ' || c > '~' }) &&
+				values[0] != wantText {
 				t.Fatalf("%q has the headers %q", body, header)
 			}
 		}
-		gotMethod, isText := textOf(said.Method)
+		gotMethod, isText := textOf(message.Method)
 		targetText, hasTarget := textOf(target)
-		if wantVersion != nil && is(wantVersion, wantText) && capabilities != nil && isText && HeaderText(gotMethod) == gotMethod && (key == "" || hasTarget && targetText != "") {
+		if wantVersion != nil && is(wantVersion, wantText) && capabilities != nil && isText &&
+			HeaderText(gotMethod) == gotMethod && (key == "" || hasTarget && targetText != "") {
 			if failure := CheckModern(header, &m); failure != nil {
 				t.Fatalf("%q with %q, which were set for it: %v", body, header, failure)
 			}
@@ -320,7 +340,7 @@ func FuzzModernHeaders(f *testing.F) {
 	})
 }
 
-// exactly reads members of an object by just these names.
+// exactly reads members of an object by exactly these names.
 func exactly(object []byte, members map[string]*json.RawMessage) {
 	var all map[string]json.RawMessage
 	_ = json.Unmarshal(object, &all)
@@ -333,21 +353,23 @@ func textOf(literal []byte) (text string, isText bool) {
 	return text, len(literal) > 0 && literal[0] == '"' && json.Unmarshal(literal, &text) == nil
 }
 
-// What is set for a call passes the check, and nothing else does for an argument that the
-// tool has a header for.
+// Headers that are set for a call pass the check, and no others do for an argument with a header.
 func FuzzParamHeaders(f *testing.F) {
-	const list = `{"tools":[{"name":"t","inputSchema":{"properties":{"a":{"type":"string","x-mcp-header":"A"},"b":{"properties":{"c":{"type":"integer","x-mcp-header":"b-c"}}},"d":true}}}],"nextCursor":"n"}`
+	const list = `{"tools":[{"name":"t","inputSchema":{"properties":{"a":{"type":"string","x-mcp-header":"A"},` +
+		`"b":{"properties":{"c":{"type":"integer","x-mcp-header":"b-c"}}},"d":true}}}],"nextCursor":"n"}`
 	f.Add([]byte(list), []byte(`{"a":"é","b":{"c":1.50}}`), "x")
 	f.Add([]byte(list), []byte(`{"b":{"c":4.2e1}}`), "x")
 	f.Add([]byte(list), []byte(`{"a":true,"b":[]}`), "true")
 	f.Add([]byte(list), []byte(`{"a":null,"a":"="}`), "")
-	f.Add([]byte(`{"tools":[{"name":"t","inputSchema":{"properties":{"a":{"type":"string","x-mcp-header":"X"},"b":{"type":"string","x-mcp-header":"x"}}}}]}`), []byte(`{"a":"1","b":"2"}`), "2")
+	f.Add([]byte(`{"tools":[{"name":"t","inputSchema":{"properties":{"a":{"type":"string","x-mcp-header":"X"},`+
+		`"b":{"type":"string","x-mcp-header":"x"}}}}]}`), []byte(`{"a":"1","b":"2"}`), "2")
 	f.Add([]byte(list), []byte(`{}`), "x")
 	f.Add([]byte(`{"tools":[{"name":"t","inputSchema":{}}]}`), []byte(`{}`), "x")
 	f.Add([]byte(`{"tools":`), []byte(`0`), "x")
 	f.Fuzz(func(t *testing.T, list, arguments []byte, value string) {
 		var m jsonrpc.Message
-		if m.Read(fmt.Appendf(nil, `{"method":"tools/call","params":{"name":"t","arguments":%s}}`, arguments)) != nil || jsontest.Repeats(arguments) || !m.Has(jsonrpc.Arguments) {
+		if m.Read(fmt.Appendf(nil, `{"method":"tools/call","params":{"name":"t","arguments":%s}}`, arguments)) != nil ||
+			jsontest.Repeats(arguments) || !m.Has(jsonrpc.Arguments) {
 			return
 		}
 		params := ParamHeaders{}
@@ -359,7 +381,7 @@ func FuzzParamHeaders(f *testing.F) {
 		var tools struct{ Tools []json.RawMessage }
 		if err == nil && json.Unmarshal(list, &tools) == nil && len(tools.Tools) == 1 {
 			var tool struct{ Name string }
-			_ = json.Unmarshal(tools.Tools[0], &tool) // as part of the list it has been read
+			_ = json.Unmarshal(tools.Tools[0], &tool) // it was parsed as part of the list
 			one := ParamHeaders{}
 			_ = one.AddTool(tool.Name, tools.Tools[0])
 			if all := len(params[tool.Name]); len(one[tool.Name]) != all || len(one) != len(params) {
@@ -387,9 +409,10 @@ func FuzzParamHeaders(f *testing.F) {
 		for name := range names {
 			changed := header.Clone()
 			changed[name] = []string{value}
-			said, ok := headerText(header.Get(name))
+			set, ok := headerText(header.Get(name))
 			text, textOK := headerText(value)
-			if failure := params.Check(changed, &m); (failure == nil) != (header.Get(name) != "" && ok && textOK && (text == said || sameNumber(text, said))) && header[name] != nil && said != "" {
+			if failure := params.Check(changed, &m); (failure == nil) != (header.Get(name) != "" && ok && textOK &&
+				(text == set || sameNumber(text, set))) && header[name] != nil && set != "" {
 				t.Fatalf("%q with %q: %v", arguments, changed, failure)
 			}
 			if failure := params.Check(http.Header{name: {value, value}}, &m); failure == nil {
@@ -399,14 +422,15 @@ func FuzzParamHeaders(f *testing.F) {
 	})
 }
 
-// A name fits a pattern if there is a way to fit it.
+// A name matches a pattern if there is a way to match it.
 func FuzzMatchName(f *testing.F) {
-	for _, pair := range [][2]string{{"*", ""}, {"a*b*c", "abbc"}, {"*a*", "bab"}, {"a*a", "a"}, {"", ""}, {"**", "x"}, {"*é", "éé"}, {"ab*ba", "aba"}, {"*::*", "::"}, {"*::w*", ":"}, {"a*", "b"}} {
+	for _, pair := range [][2]string{{"*", ""}, {"a*b*c", "abbc"}, {"*a*", "bab"}, {"a*a", "a"}, {"", ""}, {"**", "x"},
+		{"*é", "éé"}, {"ab*ba", "aba"}, {"*::*", "::"}, {"*::w*", ":"}, {"a*", "b"}} {
 		f.Add(pair[0], pair[1])
 	}
 	f.Fuzz(func(t *testing.T, pattern, name string) {
 		pattern, name = pattern[:min(len(pattern), 60)], name[:min(len(name), 200)]
-		// fits[i] is whether the rest of the name from i on fits the rest of the pattern.
+		// fits[i] is whether name[i:] matches the rest of the pattern.
 		fits := make([]bool, len(name)+1)
 		fits[len(name)] = true
 		for p := len(pattern) - 1; p >= 0; p-- {
@@ -424,20 +448,25 @@ func FuzzMatchName(f *testing.F) {
 			t.Fatalf("%q fits %q: %t", name, pattern, got)
 		}
 		parsed, err := ParsePattern(pattern)
-		if server, tool, ok := strings.Cut(pattern, "::"); (err == nil) != (ok && server != "" && tool != "") || err == nil && parsed.Match(name, name) != (MatchName(server, name) && MatchName(tool, name)) {
+		if server, tool, ok := strings.Cut(pattern, "::"); (err == nil) != (ok && server != "" && tool != "") || err == nil &&
+			parsed.Match(name, name) != (MatchName(server, name) && MatchName(tool, name)) {
 			t.Fatalf("%q: %+v, %v", pattern, parsed, err)
 		}
 	})
 }
 
-// A result asks for what encoding/json reads in it, and a call that is made again has the
-// answers and is otherwise the same.
+// A result asks for what encoding/json reads in it. A repeated call has the responses and is otherwise
+// unchanged.
 func FuzzInput(f *testing.F) {
 	for _, result := range []string{
-		`{"resultType":"input_required","inputRequests":{"a":{"method":"roots/list"},"b":{"method":"elicitation/create","params":{"x":1.0}}},"requestState":"s"}`,
-		`{"resultType":"input_required","requestState":null}`, `{"resultType":"input_required","inputRequests":[]}`, `{"resultType":"input_required","inputRequests":{"a":1}}`,
-		`{"resultType":"input_required","inputRequests":{"a":{"method":"x","Method":"y"}}}`, `{"resultType":"input_required","inputRequests":{"a":{"method":"x"},"\u0061":{"method":"y"}}}`,
-		`{"resultType":"complete"}`, `{"resultType":"input_required","InputRequests":{}}`, `{"resultType":"input_required","inputRequests":{"a":{}}}`,
+		`{"resultType":"input_required","inputRequests":{"a":{"method":"roots/list"},"b":{"method":"elicitation/create",` +
+			`"params":{"x":1.0}}},"requestState":"s"}`,
+		`{"resultType":"input_required","requestState":null}`, `{"resultType":"input_required","inputRequests":[]}`,
+		`{"resultType":"input_required","inputRequests":{"a":1}}`,
+		`{"resultType":"input_required","inputRequests":{"a":{"method":"x","Method":"y"}}}`,
+		`{"resultType":"input_required","inputRequests":{"a":{"method":"x"},"\u0061":{"method":"y"}}}`,
+		`{"resultType":"complete"}`, `{"resultType":"input_required","InputRequests":{}}`,
+		`{"resultType":"input_required","inputRequests":{"a":{}}}`,
 	} {
 		f.Add([]byte(result), []byte(`{"name":"x","arguments":{}}`))
 		f.Add([]byte(result), []byte(`{"inputResponses":7,"_meta":{},"requestState":[]}`))
@@ -474,7 +503,8 @@ func FuzzInput(f *testing.F) {
 		if !reflect.DeepEqual(asks.Requests, want) {
 			t.Fatalf("%q asks %+v, want %+v", result, asks.Requests, want)
 		}
-		if !json.Valid(params) || jsontest.Repeats(params) || request.Read(fmt.Appendf(nil, `{"id":1,"method":"m","params":%s}`, params)) != nil {
+		if !json.Valid(params) || jsontest.Repeats(params) ||
+			request.Read(fmt.Appendf(nil, `{"id":1,"method":"m","params":%s}`, params)) != nil {
 			return
 		}
 		responses := map[string]json.RawMessage{"k": json.RawMessage(`{"a":1}`)}
@@ -489,25 +519,30 @@ func FuzzInput(f *testing.F) {
 		_ = json.Unmarshal(params, &before)
 		_ = json.Unmarshal(paramsAgain, &after)
 		if state == nil {
-			state = before["requestState"] // which stays
+			state = before["requestState"] // stays unchanged
 		}
 		for _, set := range []string{"inputResponses", "requestState"} {
 			delete(before, set)
 			delete(after, set)
 		}
-		if string(given) != `{"k":{"a":1}}` || !bytes.Equal(stateGiven, state) || !maps.EqualFunc(before, after, func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
+		if string(given) != `{"k":{"a":1}}` || !bytes.Equal(stateGiven, state) || !maps.EqualFunc(before, after,
+			func(a, b json.RawMessage) bool { return bytes.Equal(a, b) }) {
 			t.Fatalf("%q became %q with %q", params, again, asks.State)
 		}
 	})
 }
 
-// What a request is about is what encoding/json reads in it.
+// The target of a request is what encoding/json reads in it.
 func FuzzTarget(f *testing.F) {
 	for _, message := range []string{
-		`{"id":1,"method":"tools/call","params":{"name":"\u0061"}}`, `{"id":1,"method":"prompts\/get","params":{"name":7}}`, `{"id":1,"method":"resources/read","params":{"uri":"a:b"}}`,
-		`{"id":1,"method":"completion/complete","params":{"ref":{"uri":"x","name":"y"}}}`, `{"id":1,"method":"completion/complete","params":{"ref":{"name":"y"}}}`, `{"id":1,"method":"tasks/get"}`,
-		`{"id":1,"method":"skills/get","params":{"uri":"a:b"}}`, `{"id":1,"method":"resources/directory/read","params":{"uri":{}}}`,
-		`{"method":"notifications/x"}`, `{"id":1,"method":"notifications/x"}`, `{"id":1,"method":"x/y"}`, `{"id":1,"result":{}}`, `{"id":1,"method":"ping"}`,
+		`{"id":1,"method":"tools/call","params":{"name":"\u0061"}}`, `{"id":1,"method":"prompts\/get","params":{"name":7}}`,
+		`{"id":1,"method":"resources/read","params":{"uri":"a:b"}}`,
+		`{"id":1,"method":"completion/complete","params":{"ref":{"uri":"x","name":"y"}}}`,
+		`{"id":1,"method":"completion/complete","params":{"ref":{"name":"y"}}}`, `{"id":1,"method":"tasks/get"}`,
+		`{"id":1,"method":"skills/get","params":{"uri":"a:b"}}`,
+		`{"id":1,"method":"resources/directory/read","params":{"uri":{}}}`,
+		`{"method":"notifications/x"}`, `{"id":1,"method":"notifications/x"}`, `{"id":1,"method":"x/y"}`,
+		`{"id":1,"result":{}}`, `{"id":1,"method":"ping"}`,
 	} {
 		f.Add([]byte(message), []byte(`{"roots":{},"sampling":null,"elicitation":[]}`))
 	}
@@ -519,10 +554,10 @@ func FuzzTarget(f *testing.F) {
 			exactly(params, map[string]*json.RawMessage{"name": &name, "uri": &uri, "ref": &ref})
 			exactly(ref, map[string]*json.RawMessage{"name": &refName, "uri": &refURI})
 			target, ok := TargetOf("s", &m)
-			said, _ := textOf(method)
+			called, _ := textOf(method)
 			var literal json.RawMessage
 			kind := Anything
-			switch said {
+			switch called {
 			case "tools/call":
 				literal, kind = name, Tool
 			case "prompts/get":
@@ -530,17 +565,18 @@ func FuzzTarget(f *testing.F) {
 			case "resources/read", "resources/subscribe", "resources/unsubscribe", "resources/directory/read", "skills/get":
 				literal, kind = uri, Resource
 			case "completion/complete":
-				if literal, kind = refName, Prompt; refURI != nil {
+				literal, kind = refName, Prompt
+				if refURI != nil {
 					literal, kind = refURI, Resource
 				}
 			}
 			text, isText := textOf(literal)
 			switch {
 			case kind == Anything:
-				if !ok || target.Name != "" || HasTarget(said) && target.Kind != Other {
+				if !ok || target.Name != "" || HasTarget(called) && target.Kind != Other {
 					t.Fatalf("%q is about %+v, %t", message, target, ok)
 				}
-			case refURI != nil && refName != nil && said == "completion/complete":
+			case refURI != nil && refName != nil && called == "completion/complete":
 				if ok {
 					t.Fatalf("%q is about %+v", message, target)
 				}
@@ -552,8 +588,9 @@ func FuzzTarget(f *testing.F) {
 		if json.Unmarshal(capabilities, &declared) != nil || jsontest.Repeats(capabilities) {
 			return
 		}
-		for method, capability := range map[string]string{"roots/list": "roots", "sampling/createMessage": "sampling", "elicitation/create": "elicitation"} {
-			if want := bytes.HasPrefix(declared[capability], []byte("{")); CanBeAsked(capabilities, method) != want {
+		for method, capability := range map[string]string{"roots/list": "roots", "sampling/createMessage": "sampling",
+			"elicitation/create": "elicitation"} {
+			if want := bytes.HasPrefix(declared[capability], []byte("{")); AcceptsServerRequest(capabilities, method) != want {
 				t.Fatalf("%q can be asked %s: %t", capabilities, method, !want)
 			}
 		}

@@ -10,7 +10,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 )
 
-// Headers of the protocol, in the form that http.Header has them.
+// Headers of MCP, in canonical form.
 const (
 	SessionHeader = "Mcp-Session-Id"
 	VersionHeader = "Mcp-Protocol-Version"
@@ -19,8 +19,8 @@ const (
 	paramPrefix   = "Mcp-Param-"
 )
 
-// CheckModern checks a request of the modern era: that it says who it is, and that
-// its headers, which proxies decide upon, say the same as its body.
+// CheckModern checks that a modern request identifies itself, and that its headers, on which proxies
+// decide, agree with its body.
 func CheckModern(header http.Header, m *jsonrpc.Message) *jsonrpc.Failure {
 	if failure := CheckHeaders(header, m); failure != nil {
 		return failure
@@ -42,13 +42,12 @@ func CheckModern(header http.Header, m *jsonrpc.Message) *jsonrpc.Failure {
 	return nil
 }
 
-// CheckHeaders checks that the headers of a request that repeat parts of its body, as
-// far as they are there, say the same. In the modern era they have to be there, see
-// [CheckModern].
+// CheckHeaders checks that the headers of a request that repeat parts of its body agree with it, if
+// they are present. In the modern era they must be present, see [CheckModern].
 func CheckHeaders(header http.Header, m *jsonrpc.Message) *jsonrpc.Failure {
 	for _, name := range []string{VersionHeader, methodHeader, nameHeader} {
-		if len(header.Values(name)) > 1 { // of which a proxy may have read the other
-			return jsonrpc.HeaderMismatch(name + " is there more than once")
+		if len(header.Values(name)) > 1 { // a proxy may have read another value
+			return jsonrpc.HeaderMismatch(name + " is set more than once")
 		}
 	}
 	if len(header.Values(methodHeader)) > 0 && !m.Is(jsonrpc.Method, header.Get(methodHeader)) {
@@ -63,8 +62,7 @@ func CheckHeaders(header http.Header, m *jsonrpc.Message) *jsonrpc.Failure {
 	return nil
 }
 
-// ClearModern takes the headers of the modern era off a request that goes to a
-// server of the legacy era.
+// ClearModern removes the headers of the modern era, for a legacy server.
 func ClearModern(header http.Header) {
 	maps.DeleteFunc(header, func(name string, _ []string) bool {
 		return name == methodHeader || name == nameHeader || strings.HasPrefix(name, paramPrefix)
@@ -81,7 +79,7 @@ func HasParams(header http.Header) bool {
 	return false
 }
 
-// nameOf returns which member of a request Mcp-Name repeats.
+// nameOf returns the field that Mcp-Name repeats.
 func nameOf(m *jsonrpc.Message) (jsonrpc.Field, bool) {
 	is := func(method string) bool { return m.Is(jsonrpc.Method, method) }
 	switch {
@@ -95,9 +93,8 @@ func nameOf(m *jsonrpc.Message) (jsonrpc.Field, bool) {
 	return 0, false
 }
 
-// SetModern sets the headers that repeat what the body of a modern request says,
-// and takes away a name that does not belong to it. The message is the one that is
-// sent with the headers: after its names have been replaced.
+// SetModern sets the headers that repeat the body of a modern request, and removes an Mcp-Name that
+// does not belong to it. m is the message as it is sent: after its names have been replaced.
 func SetModern(header http.Header, m *jsonrpc.Message, version string) {
 	httpbody.SetHeader(header, VersionHeader, version)
 	httpbody.SetHeader(header, methodHeader, HeaderText(m.Text(jsonrpc.Method)))
@@ -109,15 +106,15 @@ func SetModern(header http.Header, m *jsonrpc.Message, version string) {
 	}
 }
 
-// SetName makes the header that repeats a name in the body say what the body says, if the header is there.
+// SetName updates the Mcp-Name header from the body, if the header is present.
 func SetName(header http.Header, m *jsonrpc.Message) {
 	if field, named := nameOf(m); named && header.Get(nameHeader) != "" {
 		header.Set(nameHeader, HeaderText(m.Text(field)))
 	}
 }
 
-// HeaderText returns a text as it can stand in a header: as it is, or as base64 in
-// =?base64? and ?= if it is not safe there or could be taken for such.
+// HeaderText returns a text as a header value: unchanged, or as =?base64?…?= if it is not safe in a
+// header or looks like that.
 func HeaderText(text string) string {
 	if isSafe(text) {
 		return text
@@ -138,8 +135,7 @@ func isSafe(text string) bool {
 	return strings.Trim(text, " ") == text
 }
 
-// headerText returns what the value of a header says. What is not safe in a header
-// comes as base64 in =?base64? and ?=.
+// headerText decodes a header value, which may be =?base64?…?=.
 func headerText(value string) (string, bool) {
 	encoded, ok := strings.CutPrefix(value, "=?base64?")
 	if !ok {

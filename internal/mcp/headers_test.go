@@ -39,7 +39,7 @@ func TestEras(t *testing.T) {
 		data   string
 		want   Era
 	}{
-		{"nothing said", "", `{"id":1,"method":"tools/list"}`, Legacy},
+		{"no version", "", `{"id":1,"method":"tools/list"}`, Legacy},
 		{"an old version in the header", "2025-06-18", `{"id":1,"method":"tools/list"}`, Legacy},
 		{"the oldest", "2024-11-05", `{"id":1,"method":"tools/list"}`, Legacy},
 		{"the new version in the header", "2026-07-28", `{"id":1,"method":"tools/list"}`, Modern},
@@ -47,7 +47,8 @@ func TestEras(t *testing.T) {
 		{"a version in _meta", "", `{"id":1,"method":"initialize","params":{` + meta + `}}`, Modern},
 		{"a version in _meta against the header", "2025-06-18", `{"id":1,"method":"x","params":{` + meta + `}}`, Modern},
 		{"the method does not matter", "", `{"id":1,"method":"server/discover"}`, Legacy},
-		{"a version that is asked for at initialization does not", "", `{"id":1,"method":"initialize","params":{"protocolVersion":"2026-07-28"}}`, Legacy},
+		{"a version that is asked for at initialization does not", "",
+			`{"id":1,"method":"initialize","params":{"protocolVersion":"2026-07-28"}}`, Legacy},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -90,32 +91,56 @@ func TestCheckModern(t *testing.T) {
 		code    int // 0: it is right
 	}{
 		{"a list", request("tools/list", ""), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/list"}, 0},
-		{"a name that is not needed does not matter", request("tools/list", ""), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/list", "Mcp-Name", "x"}, 0},
-		{"a call", request("tools/call", `"name":"echo"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call", "Mcp-Name", "echo"}, 0},
-		{"a prompt", request("prompts/get", `"name":"p"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "prompts/get", "Mcp-Name", "p"}, 0},
-		{"a resource", request("resources/read", `"uri":"a:b"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "resources/read", "Mcp-Name", "a:b"}, 0},
-		{"a task", request("tasks/get", `"taskId":"t"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tasks/get", "Mcp-Name", "t"}, 0},
-		{"another task", request("tasks/cancel", `"taskId":"t"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tasks/cancel", "Mcp-Name", "u"}, -32020},
-		{"all tasks, which have no name", request("tasks/list", ""), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tasks/list"}, 0},
-		{"a skill, whose header says nothing of it", request("skills/get", `"uri":"a:b"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "skills/get"}, 0},
-		{"a name with an escape", request("tools/call", `"name":"\u0065cho"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call", "Mcp-Name", "echo"}, 0},
-		{"a name in base64", request("tools/call", `"name":"é"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call", "Mcp-Name", "=?base64?w6k=?="}, 0},
-		{"no header at all", request("tools/list", ""), nil, -32020},
-		{"another version in the header", request("tools/list", ""), []string{"MCP-Protocol-Version", "2025-11-25", "Mcp-Method", "tools/list"}, -32020},
-		{"no _meta", `{"id":1,"method":"tools/list"}`, []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/list"}, -32602},
-		{"an empty _meta", `{"id":1,"method":"tools/list","params":{"_meta":{}}}`, []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/list"}, -32602},
-		{"no capabilities", `{"id":1,"method":"tools/list","params":{"_meta":{` + versionKey + `"2026-07-28"}}}`, []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/list"}, -32602},
-		{"a version that is no string", `{"id":1,"method":"tools/list","params":{"_meta":{` + versionKey + `1,` + capabilitiesKey + `}}}`, []string{"MCP-Protocol-Version", "1", "Mcp-Method", "tools/list"}, -32020},
+		{"a name that is not needed does not matter", request("tools/list", ""), []string{"MCP-Protocol-Version", version,
+			"Mcp-Method", "tools/list", "Mcp-Name", "x"}, 0},
+		{"a call", request("tools/call", `"name":"echo"`), []string{"MCP-Protocol-Version", version, "Mcp-Method",
+			"tools/call", "Mcp-Name", "echo"}, 0},
+		{"a prompt", request("prompts/get", `"name":"p"`), []string{"MCP-Protocol-Version", version, "Mcp-Method",
+			"prompts/get", "Mcp-Name", "p"}, 0},
+		{"a resource", request("resources/read", `"uri":"a:b"`), []string{"MCP-Protocol-Version", version, "Mcp-Method",
+			"resources/read", "Mcp-Name", "a:b"}, 0},
+		{"a task", request("tasks/get", `"taskId":"t"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tasks/get",
+			"Mcp-Name", "t"}, 0},
+		{"another task", request("tasks/cancel", `"taskId":"t"`), []string{"MCP-Protocol-Version", version, "Mcp-Method",
+			"tasks/cancel", "Mcp-Name", "u"}, -32020},
+		{"all tasks, which have no name", request("tasks/list", ""), []string{"MCP-Protocol-Version", version, "Mcp-Method",
+			"tasks/list"}, 0},
+		{"a skill, whose header says nothing of it", request("skills/get", `"uri":"a:b"`), []string{"MCP-Protocol-Version",
+			version, "Mcp-Method", "skills/get"}, 0},
+		{"a name with an escape", request("tools/call", `"name":"\u0065cho"`), []string{"MCP-Protocol-Version", version,
+			"Mcp-Method", "tools/call", "Mcp-Name", "echo"}, 0},
+		{"a name in base64", request("tools/call", `"name":"é"`), []string{"MCP-Protocol-Version", version, "Mcp-Method",
+			"tools/call", "Mcp-Name", "=?base64?w6k=?="}, 0},
+		{"no header", request("tools/list", ""), nil, -32020},
+		{"another version in the header", request("tools/list", ""), []string{"MCP-Protocol-Version", "2025-11-25",
+			"Mcp-Method", "tools/list"}, -32020},
+		{"no _meta", `{"id":1,"method":"tools/list"}`, []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/list"},
+			-32602},
+		{"an empty _meta", `{"id":1,"method":"tools/list","params":{"_meta":{}}}`, []string{"MCP-Protocol-Version", version,
+			"Mcp-Method", "tools/list"}, -32602},
+		{"no capabilities", `{"id":1,"method":"tools/list","params":{"_meta":{` + versionKey + `"2026-07-28"}}}`,
+			[]string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/list"}, -32602},
+		{"a version that is not a string", `{"id":1,"method":"tools/list","params":{"_meta":{` + versionKey + `1,` +
+			capabilitiesKey + `}}}`, []string{"MCP-Protocol-Version", "1", "Mcp-Method", "tools/list"}, -32020},
 		{"no method", request("tools/list", ""), []string{"MCP-Protocol-Version", version}, -32020},
-		{"another method", request("tools/list", ""), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call"}, -32020},
-		{"a method in another case", request("tools/list", ""), []string{"MCP-Protocol-Version", version, "Mcp-Method", "Tools/list"}, -32020},
-		{"two methods", request("tools/list", ""), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/list", "Mcp-Method", "tools/call"}, -32020},
-		{"two names", request("tools/call", `"name":"echo"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call", "Mcp-Name", "echo", "Mcp-Name", "rm"}, -32020},
-		{"no name", request("tools/call", `"name":"echo"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call"}, -32020},
-		{"another name", request("tools/call", `"name":"echo"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call", "Mcp-Name", "rm"}, -32020},
-		{"a name that is not in the body", request("tools/call", ""), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call", "Mcp-Name", "echo"}, -32020},
-		{"a name that is empty on both sides", request("tools/call", `"name":""`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call", "Mcp-Name", ""}, -32020},
-		{"base64 that is none", request("tools/call", `"name":"x"`), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call", "Mcp-Name", "=?base64?*?="}, -32020},
+		{"another method", request("tools/list", ""), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/call"},
+			-32020},
+		{"a method in another case", request("tools/list", ""), []string{"MCP-Protocol-Version", version, "Mcp-Method",
+			"Tools/list"}, -32020},
+		{"two methods", request("tools/list", ""), []string{"MCP-Protocol-Version", version, "Mcp-Method", "tools/list",
+			"Mcp-Method", "tools/call"}, -32020},
+		{"two names", request("tools/call", `"name":"echo"`), []string{"MCP-Protocol-Version", version, "Mcp-Method",
+			"tools/call", "Mcp-Name", "echo", "Mcp-Name", "rm"}, -32020},
+		{"no name", request("tools/call", `"name":"echo"`), []string{"MCP-Protocol-Version", version, "Mcp-Method",
+			"tools/call"}, -32020},
+		{"another name", request("tools/call", `"name":"echo"`), []string{"MCP-Protocol-Version", version, "Mcp-Method",
+			"tools/call", "Mcp-Name", "rm"}, -32020},
+		{"a name that is not in the body", request("tools/call", ""), []string{"MCP-Protocol-Version", version, "Mcp-Method",
+			"tools/call", "Mcp-Name", "echo"}, -32020},
+		{"a name that is empty on both sides", request("tools/call", `"name":""`), []string{"MCP-Protocol-Version", version,
+			"Mcp-Method", "tools/call", "Mcp-Name", ""}, -32020},
+		{"invalid base64", request("tools/call", `"name":"x"`), []string{"MCP-Protocol-Version", version, "Mcp-Method",
+			"tools/call", "Mcp-Name", "=?base64?*?="}, -32020},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -141,7 +166,7 @@ func TestCheckHeaders(t *testing.T) {
 		{"the same", call, []string{"Mcp-Method", "tools/call", "Mcp-Name", "echo"}, true},
 		{"the method alone", call, []string{"Mcp-Method", "tools/call"}, true},
 		{"the name alone", call, []string{"Mcp-Name", "echo"}, true},
-		{"a name where there is none", list, []string{"Mcp-Name", "echo"}, true},
+		{"a name header without a name", list, []string{"Mcp-Name", "echo"}, true},
 		{"another method", list, []string{"Mcp-Method", "tools/call"}, false},
 		{"another name", call, []string{"Mcp-Name", "rm"}, false},
 		{"an empty name", call, []string{"Mcp-Name", ""}, false},
@@ -155,7 +180,8 @@ func TestCheckHeaders(t *testing.T) {
 }
 
 func TestKnownMethods(t *testing.T) {
-	for method, want := range map[string]bool{"tools/call": true, "subscriptions/listen": true, "notifications/progress": true, "tools/Call": false, "made/up": false, "": false} {
+	for method, want := range map[string]bool{"tools/call": true, "subscriptions/listen": true,
+		"notifications/progress": true, "tools/Call": false, "made/up": false, "": false} {
 		if name, ok := KnownMethod(method); ok != want || ok && name != method {
 			t.Errorf("%q: got %q, %t", method, name, ok)
 		}
@@ -177,7 +203,7 @@ func TestHeaderText(t *testing.T) {
 		{"a character for deletion", "a\x7f", "=?base64?YX8=?="},
 		{"what looks like base64", "=?base64?w6k=?=", "=?base64?PT9iYXNlNjQ/dzZrPT89?="},
 		{"what does so in capitals", "=?BASE64?w6k=?=", "=?base64?PT9CQVNFNjQ/dzZrPT89?="},
-		{"what does so and is none", "=?base64?=", "=?base64?PT9iYXNlNjQ/PQ==?="},
+		{"a text that looks like base64", "=?base64?=", "=?base64?PT9iYXNlNjQ/PQ==?="},
 		{"half of what does so", "=?base64?x", "=?base64?x"},
 	}
 	for _, tt := range tests {
@@ -208,12 +234,14 @@ func TestSetModern(t *testing.T) {
 					named = fmt.Sprintf("%q:%s,", member, jsonrpc.Quote(name))
 				}
 				m := message(t, fmt.Sprintf(`{"jsonrpc":"2.0","id":1,"method":%q,"params":{%s%s}}`, method, named, meta))
-				h := header("Mcp-Name", "old", "Mcp-Method", "old", "Mcp-Method", "older", "MCP-Protocol-Version", "old", "Accept", "*/*")
+				h := header("Mcp-Name", "old", "Mcp-Method", "old", "Mcp-Method", "older", "MCP-Protocol-Version", "old", "Accept",
+					"*/*")
 				SetModern(h, m, Stateless)
 				if failure := CheckModern(h, m); failure != nil {
 					t.Errorf("got %v of %v", failure, h)
 				}
-				if len(h.Values("Mcp-Name")) == 1 != (member != "") || len(h.Values("Mcp-Method")) != 1 || h.Get("Accept") != "*/*" {
+				if len(h.Values("Mcp-Name")) == 1 != (member != "") || len(h.Values("Mcp-Method")) != 1 ||
+					h.Get("Accept") != "*/*" {
 					t.Errorf("got %v", h)
 				}
 				if strings.ContainsAny(h.Get("Mcp-Name"), "\r\n\x00") {

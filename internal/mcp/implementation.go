@@ -13,7 +13,7 @@ type Implementation struct {
 	Version string `json:"version"`
 }
 
-// Sign returns a result of the server with the members that the modern era wants.
+// Sign adds the members that the modern era requires to a result of the server.
 func (i Implementation) Sign(resultType string, result []byte) []byte {
 	for member := range jsonspan.Members(result) {
 		if at := member.Value; member.Key == "_meta" && at.Kind == jsonspan.BeginObject {
@@ -24,7 +24,7 @@ func (i Implementation) Sign(resultType string, result []byte) []byte {
 	return jsonspan.Spliced(result, jsonspan.Insert(result, i.Members(resultType)))
 }
 
-// Members returns the members of a result of the modern era: its type and its sender.
+// Members returns the members of a modern result: its type and its sender.
 func (i Implementation) Members(resultType string) []byte {
 	return slices.Concat(typeMember(resultType), []byte(`,"_meta":{`), i.metaMember(), []byte("}"))
 }

@@ -11,11 +11,11 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// InputRequired is the type of a result by which a server of the modern era asks
-// something before it goes on.
+// InputRequired is the type of a result with server requests, of the modern era. The client repeats
+// its request with the responses.
 const InputRequired = "input_required"
 
-// MayRequireInput reports whether a method can be answered by such a result.
+// MayRequireInput reports whether a method can get such a result.
 func MayRequireInput(method string) bool {
 	return method == "tools/call" || method == "prompts/get" || method == "resources/read"
 }
@@ -26,15 +26,15 @@ type InputResult struct {
 	State    json.RawMessage         `json:"requestState"`
 }
 
-// An InputRequest is a question in it.
+// An InputRequest is a server request in it.
 type InputRequest struct {
 	Method string          `json:"method"`
 	Params json.RawMessage `json:"params"`
 }
 
-// ReadInput reads a result that asks for input, if it is one. It is an error if two
-// readers of it could disagree about what it asks.
-func ReadInput(m *jsonrpc.Message) (asks InputResult, is bool, _ error) {
+// ReadInput parses a result that asks for input. ok is false for other results. It fails if two
+// readers could disagree about the content.
+func ReadInput(m *jsonrpc.Message) (asks InputResult, ok bool, _ error) {
 	if !m.Is(jsonrpc.ResultType, InputRequired) {
 		return InputResult{}, false, nil
 	}
@@ -64,10 +64,10 @@ func ReadInput(m *jsonrpc.Message) (asks InputResult, is bool, _ error) {
 	return asks, true, nil
 }
 
-var errNoRequests = errors.New("inputRequests is no object")
+var errNoRequests = errors.New("inputRequests is not an object")
 
-// members returns members of an object. It is an error if one of them is there twice, or
-// under a name that some take for it.
+// members returns members of an object by name. It fails if one is repeated, or occurs in another
+// case.
 func members(object []byte, names ...string) (map[string]json.RawMessage, error) {
 	found := map[string]json.RawMessage{}
 	for member := range jsonspan.Members(object) {
@@ -83,8 +83,8 @@ func members(object []byte, names ...string) (map[string]json.RawMessage, error)
 	return found, nil
 }
 
-// WithInput returns a request that is made again with what was asked for, and with the
-// state that the server has given the asking.
+// WithInput returns a request that is repeated with responses to server requests, and with the state
+// from the server.
 func WithInput(m *jsonrpc.Message, responses map[string]json.RawMessage, state json.RawMessage) []byte {
 	var edits []jsonspan.Edit
 	var members []byte
@@ -108,17 +108,17 @@ func WithInput(m *jsonrpc.Message, responses map[string]json.RawMessage, state j
 	return jsonspan.Spliced(m.Raw, edits...)
 }
 
-// Elicit returns a question as the protocol has it.
+// Elicit returns an elicitation/create request.
 func Elicit(elicitation any) InputRequest {
 	return InputRequest{Method: "elicitation/create", Params: jsonrpc.Encode(elicitation)}
 }
 
-// NewInputResult returns a result that asks for input.
-func NewInputResult(key string, wants InputRequest, state string) []byte {
-	return jsonrpc.Encode(map[string]any{"inputRequests": map[string]InputRequest{key: wants}, "requestState": state})
+// NewInputResult returns a result with one server request.
+func NewInputResult(key string, request InputRequest, state string) []byte {
+	return jsonrpc.Encode(map[string]any{"inputRequests": map[string]InputRequest{key: request}, "requestState": state})
 }
 
-// IsAccepted reports whether the person has agreed.
+// IsAccepted reports whether an elicitation was accepted.
 func IsAccepted(answer json.RawMessage) bool {
 	var elicited struct {
 		Action string `json:"action"`

@@ -17,22 +17,38 @@ func TestReadInput(t *testing.T) { // A59
 		{"another result", `{"resultType":"complete","inputRequests":{"k":` + sampling + `}}`, false, true, nil},
 		{"a result of the legacy era", `{"inputRequests":{"k":` + sampling + `}}`, false, true, nil},
 		{"no result", `[]`, false, true, nil},
-		{"a question", `{"resultType":"input_required","inputRequests":{"k":` + sampling + `},"requestState":"s"}`, true, true, map[string]string{"k": "sampling/createMessage"}},
-		{"two questions", `{"resultType":"input_required","inputRequests":{"k":` + sampling + `,"K":{"method":"roots/list"}}}`, true, true, map[string]string{"k": "sampling/createMessage", "K": "roots/list"}},
-		{"a question in escapes", `{"resultTyp\u0065":"input\u005frequired","inputR\u0065quests":{"k":{"m\u0065thod":"roots\/list"}}}`, true, true, map[string]string{"k": "roots/list"}},
+		{"a question", `{"resultType":"input_required","inputRequests":{"k":` + sampling + `},"requestState":"s"}`, true,
+			true, map[string]string{"k": "sampling/createMessage"}},
+		{"two questions", `{"resultType":"input_required","inputRequests":{"k":` + sampling +
+			`,"K":{"method":"roots/list"}}}`, true, true, map[string]string{"k": "sampling/createMessage", "K": "roots/list"}},
+		{"a question in escapes",
+			`{"resultTyp\u0065":"input\u005frequired","inputR\u0065quests":{"k":{"m\u0065thod":"roots\/list"}}}`, true, true,
+			map[string]string{"k": "roots/list"}},
 		{"no question", `{"resultType":"input_required"}`, true, true, map[string]string{}},
-		{"members that have nothing to do with it", `{"resultType":"input_required","inputRequests":{"k":{"method":"roots/list","x":1,"X":2}},"Y":1,"y":2}`, true, true, map[string]string{"k": "roots/list"}},
-		{"a key twice", `{"resultType":"input_required","inputRequests":{"k":` + sampling + `,"k":{"method":"roots/list"}}}`, true, false, nil},
-		{"a key twice, in escapes", `{"resultType":"input_required","inputRequests":{"k":` + sampling + `,"\u006b":{"method":"roots/list"}}}`, true, false, nil},
-		{"a method twice", `{"resultType":"input_required","inputRequests":{"k":{"method":"sampling/createMessage","method":"roots/list"}}}`, true, false, nil},
-		{"a method in other letters, too", `{"resultType":"input_required","inputRequests":{"k":{"method":"sampling/createMessage","Method":"roots/list"}}}`, true, false, nil},
-		{"a method in other letters", `{"resultType":"input_required","inputRequests":{"k":{"METHOD":"sampling/createMessage"}}}`, true, false, nil},
-		{"params with a letter that folds", `{"resultType":"input_required","inputRequests":{"k":{"method":"roots/list","param\u017f":{}}}}`, true, false, nil},
-		{"questions in other letters, too", `{"resultType":"input_required","inputRequests":{"k":` + sampling + `},"InputRequests":{}}`, true, false, nil},
-		{"a state in other letters", `{"resultType":"input_required","inputRequests":{"k":` + sampling + `},"RequestState":"s"}`, true, false, nil},
-		{"what is no question", `{"resultType":"input_required","inputRequests":{"k":7}}`, true, false, nil},
+		{"members that have nothing to do with it",
+			`{"resultType":"input_required","inputRequests":{"k":{"method":"roots/list","x":1,"X":2}},"Y":1,"y":2}`, true, true,
+			map[string]string{"k": "roots/list"}},
+		{"a key twice", `{"resultType":"input_required","inputRequests":{"k":` + sampling + `,"k":{"method":"roots/list"}}}`,
+			true, false, nil},
+		{"a key twice, in escapes", `{"resultType":"input_required","inputRequests":{"k":` + sampling +
+			`,"\u006b":{"method":"roots/list"}}}`, true, false, nil},
+		{"a method twice", `{"resultType":"input_required","inputRequests":{"k":{"method":"sampling/createMessage",` +
+			`"method":"roots/list"}}}`, true, false, nil},
+		{"a method in other letters, too",
+			`{"resultType":"input_required","inputRequests":{"k":{"method":"sampling/createMessage","Method":"roots/list"}}}`,
+			true, false, nil},
+		{"a method in other letters",
+			`{"resultType":"input_required","inputRequests":{"k":{"METHOD":"sampling/createMessage"}}}`, true, false, nil},
+		{"params with a letter that folds",
+			`{"resultType":"input_required","inputRequests":{"k":{"method":"roots/list","param\u017f":{}}}}`, true, false, nil},
+		{"questions in other letters, too", `{"resultType":"input_required","inputRequests":{"k":` + sampling +
+			`},"InputRequests":{}}`, true, false, nil},
+		{"a state in other letters", `{"resultType":"input_required","inputRequests":{"k":` + sampling +
+			`},"RequestState":"s"}`, true, false, nil},
+		{"an invalid request", `{"resultType":"input_required","inputRequests":{"k":7}}`, true, false, nil},
 		{"a question of no method", `{"resultType":"input_required","inputRequests":{"k":{}}}`, true, false, nil},
-		{"a question of a method that is no string", `{"resultType":"input_required","inputRequests":{"k":{"method":["roots/list"]}}}`, true, false, nil},
+		{"a request whose method is not a string",
+			`{"resultType":"input_required","inputRequests":{"k":{"method":["roots/list"]}}}`, true, false, nil},
 		{"questions in a list", `{"resultType":"input_required","inputRequests":[` + sampling + `]}`, true, false, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -58,10 +74,12 @@ func TestWithInput(t *testing.T) { // A59
 	const answers = `"inputResponses":{"k":{"roots":[]}}`
 	const before = `{"jsonrpc":"2.0","id":1,"method":"tools/call"`
 	for _, tt := range []struct{ name, message, state, want string }{
-		{"no params", before + `}`, `"s"`, `{"params":{` + answers + `,"requestState":"s"},"jsonrpc":"2.0","id":1,"method":"tools/call"}`},
+		{"no params", before + `}`, `"s"`, `{"params":{` + answers +
+			`,"requestState":"s"},"jsonrpc":"2.0","id":1,"method":"tools/call"}`},
 		{"no state", before + `,"params":{"name":"x"}}`, ``, before + `,"params":{` + answers + `,"name":"x"}}`},
 		{"params that are null", before + `,"params":null}`, ``, before + `,"params":{` + answers + `}}`},
-		{"the second time", before + `,"params":{"inputResponses":{"l":1},"requestState":"r"}}`, `"s"`, before + `,"params":{` + answers + `,"requestState":"s"}}`},
+		{"the second time", before + `,"params":{"inputResponses":{"l":1},"requestState":"r"}}`, `"s"`,
+			before + `,"params":{` + answers + `,"requestState":"s"}}`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var m jsonrpc.Message

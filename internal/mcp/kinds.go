@@ -4,13 +4,13 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// ListKinds say where lists are found.
+// ListKinds describe the kinds of lists.
 var ListKinds = [ListKindCount]struct {
-	Method  string    // that asks for it
-	Member  string    // of the result, that has it
-	Needs   Abilities // of a server that has one
-	Changes Abilities // of a server that says when it has changed
-	Notice  string    // by which it says so
+	Method  string    // method that lists
+	Member  string    // member of the result
+	Needs   Abilities // capability of servers that have the list
+	Changes Abilities // capability of servers that announce changes
+	Notice  string    // method of that notification
 	Target  TargetKind
 }{
 	Tools:   {"tools/list", "tools", HasTools, ToolsChange, "notifications/tools/list_changed", Tool},
@@ -27,7 +27,7 @@ var ListKinds = [ListKindCount]struct {
 	Skills: {"skills/list", "skills", HasSkills, 0, "notifications/resources/list_changed", Resource},
 }
 
-// ListKindOf returns the kind of list that a method asks for.
+// ListKindOf returns the kind of list that a method returns.
 func ListKindOf(method string) (ListKind, bool) {
 	for k := range ListKinds {
 		if ListKinds[k].Method == method {
@@ -40,6 +40,7 @@ func ListKindOf(method string) (ListKind, bool) {
 // Abilities are the capabilities of a server that decisions depend on.
 type Abilities uint16
 
+// Abilities of servers.
 const (
 	HasTools Abilities = 1 << iota
 	HasPrompts
@@ -52,22 +53,22 @@ const (
 	PromptsChange
 	ResourcesChange
 	HasSkills
-	TellsOfTasks // of the tasks extension, if it is asked to
+	NotifiesTasks // sends task notifications on request, with the tasks extension
 )
 
 var abilityPaths = jsonspan.CompilePaths("tools", "prompts", "resources", "logging", "completions", "tasks",
 	"resources.subscribe", "tools.listChanged", "prompts.listChanged", "resources.listChanged",
 	`extensions.io\.modelcontextprotocol/skills`, TasksPath)
 
-// AbilitiesOf reads capabilities. An empty object is a capability, too (A4).
-func AbilitiesOf(capabilities []byte) (can Abilities) {
+// AbilitiesOf parses capabilities. An empty object is a capability, too (A4).
+func AbilitiesOf(capabilities []byte) (abilities Abilities) {
 	_ = abilityPaths.Find(capabilities, func(path int, v jsonspan.Value) {
 		if v.Kind == jsonspan.BeginObject || v.Kind == jsonspan.True {
-			can |= 1 << path
+			abilities |= 1 << path
 		}
 	})
-	return can
+	return abilities
 }
 
-// LongestURI is how long a URI may be that is remembered.
+// LongestURI is the maximum length of a URI that is remembered, in bytes.
 const LongestURI = 8 << 10

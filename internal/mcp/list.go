@@ -9,9 +9,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// A ListKind is one of the lists that a server has.
+// A ListKind is a kind of list.
 type ListKind uint8
 
+// Kinds of lists.
 const (
 	Tools ListKind = iota
 	Prompts
@@ -22,30 +23,30 @@ const (
 	ListKindCount
 )
 
-// A List is the answer of a server with items of one list or several, usually one page of
-// them. It is read in one pass. Items are filtered and renamed by edits of the message,
-// which can be combined with edits of its fields.
+// A List is a response of a server with items of one list or several, usually one page of them. It is
+// parsed in one pass. Items are filtered and renamed with edits of the message, which can be combined
+// with edits of its fields.
 type List struct {
 	jsonrpc.Message
-	Items  []Item        // of lists that are arrays, in the order in which they stand
-	Cursor string        // where the list goes on; empty if it does not
-	TTL    time.Duration // how long the list is good; negative if the server does not say
+	Items  []Item        // in order; none of lists that are not arrays
+	Cursor string        // cursor of the next page; empty for none
+	TTL    time.Duration // how long the list is valid; negative if unknown
 
 	lists  [ListKindCount]jsonspan.Value
-	folded bool // a name in another case may be one of a list
+	folded bool // has a name that equals one of a list except for case
 }
 
 // An Item is an item of a list.
 type Item struct {
 	Kind  ListKind
-	Name  string // or URI, URI template or task id; empty if it has none
+	Name  string // name, URI, URI template or task id; empty if missing
 	Raw   []byte
-	Start int // where Raw begins in the message
+	Start int // position of Raw in the message
 
-	name struct{ start, end int } // where the name stands in the message
+	name struct{ start, end int } // position of the name in the message
 }
 
-// listPaths are three for each kind of list, and others.
+// listPaths are three paths for each kind of list, and those of the cursor and the TTL.
 var listPaths = jsonrpc.CompilePaths(
 	"result.tools.*.name", "result.tools.*", "result.tools",
 	"result.prompts.*.name", "result.prompts.*", "result.prompts",
@@ -61,8 +62,8 @@ const (
 	ttlPath    = cursorPath + 1
 )
 
-// Read reads the message that data is. An answer that repeats a member of a list is
-// refused, as one that repeats a field is.
+// Read parses a message. A message that repeats a member of a list is refused, like one that repeats a
+// field.
 func (l *List) Read(data []byte) *jsonrpc.Failure {
 	*l = List{Items: l.Items[:0], TTL: -1}
 	text := func(v jsonspan.Value) string {
@@ -91,7 +92,8 @@ func (l *List) Read(data []byte) *jsonrpc.Failure {
 			l.Items = append(l.Items, item)
 			name = jsonspan.Value{}
 		default:
-			if l.lists[kind] = v; v.Kind != jsonspan.BeginArray { // what it has are not items
+			l.lists[kind] = v
+			if v.Kind != jsonspan.BeginArray { // its members are not items
 				l.Items = slices.DeleteFunc(l.Items, func(item Item) bool { return item.Kind == kind })
 			}
 		}
@@ -106,8 +108,8 @@ func (l *List) Read(data []byte) *jsonrpc.Failure {
 	return failure
 }
 
-// CheckDecisive is that of the message, and also refuses members that some clients take for
-// one of a list.
+// CheckDecisive is [jsonrpc.Message.CheckDecisive], and also refuses members that equal those of a
+// list except for case.
 func (l *List) CheckDecisive() *jsonrpc.Failure {
 	if l.folded {
 		return jsonrpc.InvalidRequest("the message has a member whose name differs from one of a list in case only")
@@ -115,22 +117,23 @@ func (l *List) CheckDecisive() *jsonrpc.Failure {
 	return l.Message.CheckDecisive()
 }
 
-// HasList reports whether the answer has a list of this kind, which may be empty.
+// HasList reports whether the response has a list of this kind, which may be empty.
 func (l *List) HasList(kind ListKind) bool { return l.lists[kind].Kind == jsonspan.BeginArray }
 
-// End returns where the item ends in the message.
+// End returns the end of the item in the message.
 func (i *Item) End() int { return i.Start + len(i.Raw) }
 
 // HasName reports whether the item has a name that is a string.
 func (i *Item) HasName() bool { return i.name.end > 0 }
 
-// Rename returns the edit of the message that gives the item, which must have a name,
-// another one. Moved back by Start it is an edit of Raw.
+// Rename returns the edit of the message that renames the item, which must have a name. Moved by
+// -Start, it is an edit of Raw.
 func (i *Item) Rename(name string) jsonspan.Edit {
 	return jsonspan.Edit{Start: i.name.start, End: i.name.end, New: jsonrpc.Quote(name)}
 }
 
-// Edited returns the item, which must have a name, by itself, with edits of Raw that do not touch the name.
+// Edited returns a copy of the item with edits of Raw. The item must have a name, and the edits must
+// not touch it.
 func (i *Item) Edited(edits ...jsonspan.Edit) *Item {
 	name := i.name
 	name.start -= i.Start
@@ -146,10 +149,10 @@ func (i *Item) Edited(edits ...jsonspan.Edit) *Item {
 	return &Item{Kind: i.Kind, Name: i.Name, Raw: jsonspan.Spliced(i.Raw, edits...), name: name}
 }
 
-// Filter returns the edits of the message that take out the items that are not to be kept,
-// with their commas, and all of a list that is an object.
+// Filter returns the edits of the message that remove items for which keep returns false, with their
+// commas. Lists that are objects become empty.
 func (l *List) Filter(keep func(*Item) bool) (edits []jsonspan.Edit) {
-	anyKept := false // of the list
+	anyKept := false // in the current list
 	for i := range l.Items {
 		item := &l.Items[i]
 		first, last := i == 0 || l.Items[i-1].Kind != item.Kind, i == len(l.Items)-1 || l.Items[i+1].Kind != item.Kind
@@ -159,9 +162,9 @@ func (l *List) Filter(keep func(*Item) bool) (edits []jsonspan.Edit) {
 		case keep(item):
 			anyKept = true
 			continue
-		case anyKept: // the comma before it goes
+		case anyKept: // remove the comma before it
 			e.Start = l.Items[i-1].End()
-		case !last: // the comma after it goes
+		case !last: // remove the comma after it
 			e.End = l.Items[i+1].Start
 		}
 		edits = append(edits, e)

@@ -12,8 +12,10 @@ import (
 )
 
 func TestListItems(t *testing.T) {
-	const message = `{"id":1,"result":{"nextCursor":"c","tools":[{"name":"\u0061"},{"x":1},{"name":5}, 7 ],"cacheScope":"public","ttlMs":60,` +
-		`"prompts":[],"resources":[{"name":"n","uri":"a:b"}],"resourceTemplates":[{"uriTemplate":"a:{x}"}],"tasks":[{"taskId":"t"}],"skills":[{"uri":"c:d"}],"other":[{"name":"o"}]}}`
+	const message = `{"id":1,"result":{"nextCursor":"c","tools":[{"name":"\u0061"},{"x":1},{"name":5}, 7 ],` +
+		`"cacheScope":"public","ttlMs":60,` +
+		`"prompts":[],"resources":[{"name":"n","uri":"a:b"}],"resourceTemplates":[{"uriTemplate":"a:{x}"}],` +
+		`"tasks":[{"taskId":"t"}],"skills":[{"uri":"c:d"}],"other":[{"name":"o"}]}}`
 	var l List
 	if failure := l.Read([]byte(message)); failure != nil {
 		t.Fatal(failure)
@@ -26,7 +28,8 @@ func TestListItems(t *testing.T) {
 		items = append(items, fmt.Sprintf("%d %q %t %s", item.Kind, item.Name, item.HasName(), item.Raw))
 	}
 	want := []string{`0 "a" true {"name":"\u0061"}`, `0 "" false {"x":1}`, `0 "" false {"name":5}`, `0 "" false 7`,
-		`2 "a:b" true {"name":"n","uri":"a:b"}`, `3 "a:{x}" true {"uriTemplate":"a:{x}"}`, `4 "t" true {"taskId":"t"}`, `5 "c:d" true {"uri":"c:d"}`}
+		`2 "a:b" true {"name":"n","uri":"a:b"}`, `3 "a:{x}" true {"uriTemplate":"a:{x}"}`, `4 "t" true {"taskId":"t"}`,
+		`5 "c:d" true {"uri":"c:d"}`}
 	if got := strings.Join(items, "\n"); got != strings.Join(want, "\n") {
 		t.Errorf("items are\n%s", got)
 	}
@@ -36,22 +39,31 @@ func TestListItems(t *testing.T) {
 	if !l.HasList(Tools) || !l.HasList(Prompts) {
 		t.Error("it has no tools or no prompts")
 	}
-	if failure := l.Read([]byte(`{"id":1,"result":{"tools":{"a":{"name":"x"}}}}`)); failure != nil || l.HasList(Tools) || l.HasList(Tasks) || len(l.Items) > 0 || l.Cursor != "" || l.TTL >= 0 {
+	if failure := l.Read([]byte(`{"id":1,"result":{"tools":{"a":{"name":"x"}}}}`)); failure != nil || l.HasList(Tools) ||
+		l.HasList(Tasks) || len(l.Items) > 0 || l.Cursor != "" || l.TTL >= 0 {
 		t.Errorf("an object is a list: %+v, %v", l.Items, failure)
 	}
 }
 
 func TestListEdits(t *testing.T) {
 	for _, test := range []struct{ name, message, want string }{
-		{"a list without hidden items keeps its blanks", `{"result": {"tools" : [ {"name":"a"} , {"name":"b"} ]}}`, `{"result": {"tools" : [ {"name":"x_a"} , {"name":"x_b"} ]}}`},
-		{"the first", `{"result":{"tools":[ {"name":"s"} , {"name":"a"},{"name":"b"}]}}`, `{"result":{"tools":[ {"name":"x_a"},{"name":"x_b"}]}}`},
-		{"the last two", `{"result":{"tools":[{"name":"a"} ,{"name":"s"}, {"name":"s2"} ]}}`, `{"result":{"tools":[{"name":"x_a"} ]}}`},
-		{"the first two and the last", `{"result":{"tools":[{"name":"s"},{"name":"s"},{"name":"a"},{"name":"s"}]}}`, `{"result":{"tools":[{"name":"x_a"}]}}`},
-		{"all", `{"result":{"tools":[{"name":"s"}, {"name":"s"}],"prompts":[{"name":"p"}]}}`, `{"result":{"tools":[],"prompts":[{"name":"x_p"}]}}`},
-		{"in two lists", `{"result":{"tools":[{"name":"a"},{"name":"s"}],"prompts":[{"name":"s"},{"name":"p"}]}}`, `{"result":{"tools":[{"name":"x_a"}],"prompts":[{"name":"x_p"}]}}`},
-		{"a list that is an object goes", `{"result":{"tools":{"a":{"name":"a"}},"prompts":[{"name":"p"}]}}`, `{"result":{"tools":[],"prompts":[{"name":"x_p"}]}}`},
-		{"what is no list stays", `{"result":{"tools":"s","structuredContent":{"tools":[{"name":"s"}]}}}`, ""},
-		{"with an edit of a field", `{"result":{"cacheScope":"public","tools":[{"name":"s"}]}}`, `{"result":{"cacheScope":"private","tools":[]}}`},
+		{"a list without hidden items keeps its blanks", `{"result": {"tools" : [ {"name":"a"} , {"name":"b"} ]}}`,
+			`{"result": {"tools" : [ {"name":"x_a"} , {"name":"x_b"} ]}}`},
+		{"the first", `{"result":{"tools":[ {"name":"s"} , {"name":"a"},{"name":"b"}]}}`,
+			`{"result":{"tools":[ {"name":"x_a"},{"name":"x_b"}]}}`},
+		{"the last two", `{"result":{"tools":[{"name":"a"} ,{"name":"s"}, {"name":"s2"} ]}}`,
+			`{"result":{"tools":[{"name":"x_a"} ]}}`},
+		{"the first two and the last", `{"result":{"tools":[{"name":"s"},{"name":"s"},{"name":"a"},{"name":"s"}]}}`,
+			`{"result":{"tools":[{"name":"x_a"}]}}`},
+		{"all", `{"result":{"tools":[{"name":"s"}, {"name":"s"}],"prompts":[{"name":"p"}]}}`,
+			`{"result":{"tools":[],"prompts":[{"name":"x_p"}]}}`},
+		{"in two lists", `{"result":{"tools":[{"name":"a"},{"name":"s"}],"prompts":[{"name":"s"},{"name":"p"}]}}`,
+			`{"result":{"tools":[{"name":"x_a"}],"prompts":[{"name":"x_p"}]}}`},
+		{"a list that is an object goes", `{"result":{"tools":{"a":{"name":"a"}},"prompts":[{"name":"p"}]}}`,
+			`{"result":{"tools":[],"prompts":[{"name":"x_p"}]}}`},
+		{"other members stay", `{"result":{"tools":"s","structuredContent":{"tools":[{"name":"s"}]}}}`, ""},
+		{"with an edit of a field", `{"result":{"cacheScope":"public","tools":[{"name":"s"}]}}`,
+			`{"result":{"cacheScope":"private","tools":[]}}`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var l List
@@ -105,7 +117,7 @@ func TestListsThatCanBeReadInTwoWays(t *testing.T) {
 	}
 }
 
-// The page of a list on its way through the gateway: cleaned, filtered, private, renamed.
+// BenchmarkList measures a page of a list in the gateway: cleaned, filtered, private, renamed.
 func BenchmarkList(b *testing.B) {
 	var text strings.Builder
 	text.WriteString(`{"jsonrpc":"2.0","id":17,"result":{"cacheScope":"public","ttlMs":60000,"tools":[`)
@@ -113,8 +125,10 @@ func BenchmarkList(b *testing.B) {
 		if i > 0 {
 			text.WriteByte(',')
 		}
-		fmt.Fprintf(&text, `{"name":"tool_%d","title":"Tool %d","description":"Reads a file.\nUse it for \"small\" files, and tool_%d for others.",`+
-			`"inputSchema":{"type":"object","properties":{"path":{"type":"string","description":"Where the file is"},"limit":{"type":"integer","minimum":1}},"required":["path"]}}`, i, i, i+1)
+		fmt.Fprintf(&text, `{"name":"tool_%d","title":"Tool %d","description":"Reads a file.\nUse it for \"small\" files,`+
+			` and tool_%d for others.",`+
+			`"inputSchema":{"type":"object","properties":{"path":{"type":"string","description":"Where the file is"},`+
+			`"limit":{"type":"integer","minimum":1}},"required":["path"]}}`, i, i, i+1)
 	}
 	text.WriteString(`]}}`)
 	data := []byte(text.String())
@@ -165,16 +179,26 @@ func TestFilterLists(t *testing.T) {
 	hidden := map[string]bool{"secret": true, "file:///secret": true, "file:///secret/{x}": true}
 	keep := func(item *Item) bool { return !hidden[item.Name] }
 	for _, test := range []struct{ name, message, want string }{
-		{"a list without hidden items stays as it is", `{"result": {"tools" : [ {"name":"a"} , {"name":"b"} ]}}`, ""},
-		{"a hidden tool is taken out", `{"result":{"tools":[{"name":"a"}, {"x":1,"name":"secret"},{"name":"b"}],"nextCursor":"1"}}`, `{"result":{"tools":[{"name":"a"},{"name":"b"}],"nextCursor":"1"}}`},
+		{"a list without hidden items stays unchanged", `{"result": {"tools" : [ {"name":"a"} , {"name":"b"} ]}}`, ""},
+		{"a hidden tool is taken out",
+			`{"result":{"tools":[{"name":"a"}, {"x":1,"name":"secret"},{"name":"b"}],"nextCursor":"1"}}`,
+			`{"result":{"tools":[{"name":"a"},{"name":"b"}],"nextCursor":"1"}}`},
 		{"a name with escapes is the name", `{"result":{"tools":[{"name":"secre\u0074"}]}}`, `{"result":{"tools":[]}}`},
-		{"prompts are filtered", `{"result":{"prompts":[{"name":"secret"},{"name":"p"}]}}`, `{"result":{"prompts":[{"name":"p"}]}}`},
-		{"resources go by their URI", `{"result":{"resources":[{"name":"secret","uri":"file:///a"},{"name":"a","uri":"file:///secret"}]}}`, `{"result":{"resources":[{"name":"secret","uri":"file:///a"}]}}`},
-		{"templates go by their URI template", `{"result":{"resourceTemplates":[{"uriTemplate":"file:///secret/{x}","name":"t"}]}}`, `{"result":{"resourceTemplates":[]}}`},
-		{"a later list is not taken for an earlier one", `{"result":{"tools":[{"name":"secret"}],"prompts":[{"name":"p"}]}}`, `{"result":{"tools":[],"prompts":[{"name":"p"}]}}`},
-		{"an item without a name keeps none of the item before it", `{"result":{"tools":[{"name":"secret"},{}]}}`, `{"result":{"tools":[{}]}}`},
+		{"prompts are filtered", `{"result":{"prompts":[{"name":"secret"},{"name":"p"}]}}`,
+			`{"result":{"prompts":[{"name":"p"}]}}`},
+		{"resources go by their URI",
+			`{"result":{"resources":[{"name":"secret","uri":"file:///a"},{"name":"a","uri":"file:///secret"}]}}`,
+			`{"result":{"resources":[{"name":"secret","uri":"file:///a"}]}}`},
+		{"templates go by their URI template",
+			`{"result":{"resourceTemplates":[{"uriTemplate":"file:///secret/{x}","name":"t"}]}}`,
+			`{"result":{"resourceTemplates":[]}}`},
+		{"a later list is not taken for an earlier one", `{"result":{"tools":[{"name":"secret"}],"prompts":[{"name":"p"}]}}`,
+			`{"result":{"tools":[],"prompts":[{"name":"p"}]}}`},
+		{"an item without a name keeps none of the item before it", `{"result":{"tools":[{"name":"secret"},{}]}}`,
+			`{"result":{"tools":[{}]}}`},
 		{"an object in place of a list is emptied", `{"result":{"tools":{"name":"secret"}}}`, `{"result":{"tools":[]}}`},
-		{"results that have such members deeper down stay", `{"result":{"structuredContent":{"tools":[{"name":"secret"}]}}}`, ""},
+		{"results that have such members deeper down stay", `{"result":{"structuredContent":{"tools":[{"name":"secret"}]}}}`,
+			""},
 		{"errors stay", `{"error":{"code":1}}`, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {

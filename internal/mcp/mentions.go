@@ -2,12 +2,11 @@ package mcp
 
 import "strings"
 
-// How many URIs of a text are noted, and how long they may be.
+// Limits of Mentions: the number of URIs, and the length of each in bytes.
 const maxMentions, longestMention = 64, 1 << 10
 
-// Mentions returns the URIs with an authority that a text for people or models mentions, one a
-// line: those that are written as such, up to the first character that no URI has. What ends a
-// sentence after one is not part of it.
+// Mentions returns the URIs with an authority that occur in a text, one per line. A URI ends at the
+// first character that URIs cannot contain. Punctuation at its end is not part of it.
 func Mentions(text string) string {
 	var found []string
 	for len(found) < maxMentions {
@@ -32,7 +31,7 @@ func Mentions(text string) string {
 	return strings.Join(found, "\n")
 }
 
-// IsMentioned reports whether a URI is one of those that Mentions has returned.
+// IsMentioned reports whether a URI is one of those that Mentions returned.
 func IsMentioned(mentions, uri string) bool {
 	for line := range strings.SplitSeq(mentions, "\n") {
 		if line == uri {

@@ -7,7 +7,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// The keys of _meta that the protocol defines. All begin with MetaPrefix.
+// Keys of _meta that MCP defines. All begin with MetaPrefix.
 const (
 	MetaPrefix             = "io.modelcontextprotocol/"
 	MetaProtocolVersion    = MetaPrefix + "protocolVersion"
@@ -18,8 +18,8 @@ const (
 	MetaSubscriptionID     = MetaPrefix + "subscriptionId"
 )
 
-// RequestMeta returns the _meta of a modern request. The client's info and capabilities
-// are JSON. Without a level, the server sends no log messages.
+// RequestMeta returns the _meta of a modern request. info and capabilities of the client are JSON.
+// Without a level, the server sends no log messages.
 func RequestMeta(info, capabilities []byte, level string) []byte {
 	meta := slices.Concat([]byte(`{"`+MetaProtocolVersion+`":"`+Stateless+`","`+MetaClientInfo+`":`), info,
 		[]byte(`,"`+MetaClientCapabilities+`":`), capabilities)
@@ -29,12 +29,12 @@ func RequestMeta(info, capabilities []byte, level string) []byte {
 	return append(meta, '}')
 }
 
-// URIParams returns the params of a request that names a resource.
+// URIParams returns the params of a request for a resource.
 func URIParams(uri string) []byte {
 	return slices.Concat([]byte(`{"uri":`), jsonrpc.Quote(uri), []byte("}"))
 }
 
-// WithMeta returns params with _meta in them, which they do not have.
+// WithMeta adds _meta to params without one.
 func WithMeta(params, meta []byte) []byte {
 	member := slices.Concat([]byte(`"_meta":`), meta)
 	if len(params) == 0 {
@@ -43,6 +43,6 @@ func WithMeta(params, meta []byte) []byte {
 	return jsonspan.Spliced(params, jsonspan.Insert(params, member))
 }
 
-// UIMembers are the members of the _meta of a tool or result that name the resource which shows results to people:
-// that of MCP Apps, the same in earlier drafts, and that of OpenAI's Apps SDK.
+// UIMembers are the members of the _meta of a tool or result with the URI of the resource that shows
+// results to people: of MCP Apps, of its earlier drafts, and of OpenAI's Apps SDK.
 var UIMembers = []string{"_meta.ui.resourceUri", "_meta.ui/resourceUri", "_meta.openai/outputTemplate"}

@@ -9,15 +9,19 @@ import (
 
 func TestRequestMeta(t *testing.T) {
 	for level, want := range map[string]string{
-		"":     `{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"c"},"io.modelcontextprotocol/clientCapabilities":{}}`,
-		"info": `{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"c"},"io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/logLevel":"info"}`,
+		"": `{"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
+			`"io.modelcontextprotocol/clientInfo":{"name":"c"},"io.modelcontextprotocol/clientCapabilities":{}}`,
+		"info": `{"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
+			`"io.modelcontextprotocol/clientInfo":{"name":"c"},"io.modelcontextprotocol/clientCapabilities":{},` +
+			`"io.modelcontextprotocol/logLevel":"info"}`,
 	} {
 		got := RequestMeta([]byte(`{"name":"c"}`), []byte(`{}`), level)
 		if string(got) != want {
 			t.Errorf("got %s, want %s", got, want)
 		}
 		var m jsonrpc.Message
-		if failure := m.ReadRequest(jsonrpc.Request(1, "tools/list", append(append([]byte(`{"_meta":`), got...), '}'))); failure != nil {
+		if failure := m.ReadRequest(jsonrpc.Request(1, "tools/list", append(append([]byte(`{"_meta":`), got...),
+			'}'))); failure != nil {
 			t.Fatal(failure)
 		}
 		header := http.Header{}

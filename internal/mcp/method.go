@@ -2,15 +2,14 @@ package mcp
 
 import "strings"
 
-// MethodUpdated is that of the notification that a resource is not what it was.
+// MethodUpdated is the notification that a resource has changed.
 const MethodUpdated = "notifications/resources/updated"
 
-// MethodTask is that of the notification of how a task goes on, of the tasks extension.
+// MethodTask is the notification about the state of a task, of the tasks extension.
 const MethodTask = "notifications/tasks"
 
-// KnownMethod returns the name of a method if the protocol defines it, in any of
-// its revisions and official extensions. Labels of metrics are made of such names only: clients can
-// make up others without end.
+// KnownMethod returns a method if MCP defines it, in any version or official extension. Metric labels
+// use only such names, because clients can invent any number of others.
 func KnownMethod(name string) (method string, ok bool) {
 	method, ok = methods[name]
 	return method, ok
@@ -38,8 +37,7 @@ var methods = func() map[string]string {
 	return all
 }()
 
-// Describes reports whether the results of a method describe a server and what it has: its
-// handshake and its lists.
+// Describes reports whether results of a method describe a server: its handshake and its lists.
 func Describes(method string) bool {
 	switch method {
 	case "initialize", "server/discover", "resources/directory/read":
@@ -48,9 +46,8 @@ func Describes(method string) bool {
 	return strings.HasSuffix(method, "/list")
 }
 
-// LogLevels are the levels of log messages, the least severe first.
+// LogLevels are the levels of log messages, least severe first.
 var LogLevels = []string{"debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"}
 
-// MethodListen is the request whose answer is a stream that lasts, in the
-// stateless era.
+// MethodListen is the request whose response is a long-lived stream, of the modern era.
 const MethodListen = "subscriptions/listen"

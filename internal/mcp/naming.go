@@ -11,27 +11,26 @@ import (
 	"unicode/utf8"
 )
 
-// Naming says how the names of servers and of their tools and prompts become one
-// name.
+// Naming says how the names of a server and of its tools and prompts are joined.
 type Naming struct {
-	Separator string // "": there is one server, and names are as they are
-	Longest   int    // the longest a joined name may be, in bytes; 0: any length
+	Separator string // "": one server only, names stay unchanged
+	Longest   int    // maximum length of a joined name in bytes; 0 for no limit
 }
 
 const (
-	digestLength = 10 // of the end of a shortened name, which keeps it apart from others
-	minOwn       = 16 // of a joined name, what a server must leave to its tools
+	digestLength = 10 // length of the digest at the end of a shortened name
+	minToolName  = 16 // minimum length that a server name must leave for tool names
 	maxSeparator = 8
 )
 
-// digestText has letters and digits only, because hosts refuse much else in a name.
+// digestText uses only letters and digits, because hosts refuse many other characters in names.
 var digestText = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567")
 
-// Join returns the name under which clients know a tool or prompt of a server.
+// Join returns the name of a tool or prompt of a server for clients.
 //
-// One that is too long ends in a digest of what it stands for. So does one that
-// only looks as if it did: else a server could offer a tool under the shortened
-// name of another. The server, which Check found short enough, always stays whole.
+// A name that is too long ends in a digest of the full name. So does a name that only looks like that:
+// otherwise a server could offer a tool under the shortened name of another. The server name, which
+// Check found short enough, is never cut.
 func (n Naming) Join(server, name string) string {
 	if n.Separator == "" {
 		return name
@@ -46,8 +45,7 @@ func (n Naming) Join(server, name string) string {
 	for cut > prefix && cut < len(joined) && !utf8.RuneStart(joined[cut]) {
 		cut--
 	}
-	// What a character that is cut leaves free is filled up, for a shortened name is
-	// recognized by its length.
+	// Fill the space of a cut character, because a shortened name is recognized by its length.
 	return joined[:cut] + strings.Repeat("_", room-cut+1) + digest(server, name)
 }
 
@@ -56,9 +54,8 @@ func digest(server, name string) string {
 	return digestText.EncodeToString(sum[:])[:digestLength]
 }
 
-// MayBeShort reports whether a joined name may be a shortened one. What it stands
-// for is then to be found in the server's list: it is the name that Join makes the
-// same of.
+// MayBeShort reports whether a joined name may be a shortened one. Its tool must then be looked up in
+// the server's list: Join of its name returns the same.
 func (n Naming) MayBeShort(joined string) bool {
 	if n.Separator == "" || n.Longest == 0 || len(joined) != n.Longest || len(joined) <= digestLength {
 		return false
@@ -67,10 +64,8 @@ func (n Naming) MayBeShort(joined string) bool {
 	return end[0] == '_' && strings.Trim(end[1:], "abcdefghijklmnopqrstuvwxyz0123456789") == ""
 }
 
-// Split returns whose tool or prompt a joined name means, and how it is called
-// there. Names are also understood as people write them, with [Separator]. A name
-// of a server has no separator in it, so the first one divides; what follows may
-// have more.
+// Split returns the server and the tool or prompt of a joined name. It also accepts [Separator].
+// Server names contain no separator, so the first one divides; the rest may contain more.
 func (n Naming) Split(joined string, known func(server string) bool) (server, name string, ok bool) {
 	if n.Separator == "" {
 		return "", "", false
@@ -83,7 +78,7 @@ func (n Naming) Split(joined string, known func(server string) bool) (server, na
 	return "", "", false
 }
 
-// Check reports why a server cannot have this name.
+// Check returns why a server cannot have this name.
 func (n Naming) Check(server string) error {
 	if server == "" {
 		return errors.New("name is empty")
@@ -92,23 +87,23 @@ func (n Naming) Check(server string) error {
 		switch {
 		case separator == "":
 		case strings.Contains(server, separator):
-			return fmt.Errorf("name: %q has %s in it, which divides servers from tools", server, separator)
+			return fmt.Errorf("name: %q contains %s, which separates server and tool names", server, separator)
 		case strings.Index(server+separator, separator) != len(server):
-			return fmt.Errorf("name: %q ends as %s begins, which divides servers from tools: the end of the name is ambiguous",
+			return fmt.Errorf("name: %q overlaps with %s, which separates server and tool names: its end is ambiguous",
 				server, separator)
 		}
 	}
 	if n.Separator == "" || n.Longest == 0 {
 		return nil
 	}
-	if most := n.Longest - len(n.Separator) - minOwn; len(server) > most {
-		return fmt.Errorf("name: %q has %d characters, and max_name_length %d leaves room for %d",
+	if most := n.Longest - len(n.Separator) - minToolName; len(server) > most {
+		return fmt.Errorf("name: %q has %d characters, but max_name_length %d leaves room for %d",
 			server, len(server), n.Longest, max(most, 0))
 	}
 	return nil
 }
 
-// CheckSeparator reports why the separator cannot be one.
+// CheckSeparator returns why the separator is invalid.
 func (n Naming) CheckSeparator() error {
 	if n.Separator == "" {
 		return nil
@@ -117,8 +112,8 @@ func (n Naming) CheckSeparator() error {
 		return fmt.Errorf("separator: %q is longer than %d characters", n.Separator, maxSeparator)
 	}
 	if n.Separator != Separator && strings.Contains(n.Separator, ":") {
-		// Tools can always be called with ::, which would be read in another way.
-		return fmt.Errorf("separator: %q has a colon in it, which only %s can", n.Separator, Separator)
+		// Tools can always be called with ::, which would become ambiguous.
+		return fmt.Errorf("separator: %q contains a colon, which only %s may", n.Separator, Separator)
 	}
 	plain := true
 	for _, c := range n.Separator {
@@ -127,20 +122,20 @@ func (n Naming) CheckSeparator() error {
 		case strings.ContainsRune("_.:/-", c):
 			plain = false
 		default:
-			return fmt.Errorf("separator: %q has a %q in it; it can have letters, digits and _ . : / -", n.Separator, c)
+			return fmt.Errorf("separator: %q contains %q; allowed are letters, digits and _ . : / -", n.Separator, c)
 		}
 	}
 	if plain {
-		return fmt.Errorf("separator: %q has only letters and digits, as names have themselves", n.Separator)
+		return fmt.Errorf("separator: %q has only letters and digits, like names: add one of _ . : / -", n.Separator)
 	}
 	return nil
 }
 
-// longestName is how many characters names may have to be repeated, in logs and to
-// whoever sent them. The protocol allows 128.
+// longestName is the maximum length of names in logs and error messages, in characters. MCP allows
+// 128.
 const longestName = 256
 
-// Shortened returns a name that somebody has sent as it may be repeated.
+// Shortened returns a name from a client or server as logs and errors repeat it.
 func Shortened(name string) string {
 	chars := 0
 	for i := range name {
@@ -152,17 +147,19 @@ func Shortened(name string) string {
 	return name
 }
 
-// longestLine is how many characters an error of a server may have in logs and in the admin API.
+// longestLine is the maximum length of an error of a server in logs and in the admin API, in
+// characters.
 const longestLine = 500
 
-// OneLine returns a text of a server as operators may read it: on one line, not too long, and with
-// control characters escaped, which terminals may follow.
+// OneLine returns a text of a server for operators: on one line, shortened, and with control
+// characters escaped, because terminals may interpret them.
 func OneLine(text string) string {
 	text = colors.ReplaceAllString(strings.TrimSpace(text), "")
 	var line strings.Builder
 	chars := 0
 	for _, r := range text {
-		if chars++; chars > longestLine {
+		chars++
+		if chars > longestLine {
 			line.WriteString("…")
 			break
 		}
@@ -179,5 +176,5 @@ func OneLine(text string) string {
 	return line.String()
 }
 
-// colors are escape sequences by which programs color their output.
+// colors are escape sequences with which programs color their output.
 var colors = regexp.MustCompile("\x1b\\[[0-9;]*m")

@@ -25,11 +25,16 @@ func TestJoin(t *testing.T) { // A7, R11
 		{"any length", Naming{Separator: "::"}, "alpha", long, "alpha::" + long},
 		{"as long as can be", Naming{"__", 64}, "alpha", long[:57], "alpha__" + long[:57]},
 		{"one too long", Naming{"__", 64}, "alpha", long[:58], "alpha__" + long[:46] + "_pe5t234yxz"},
-		{"one that looks shortened", Naming{"__", 64}, "alpha", long[:46] + "_0123456789", "alpha__" + long[:46] + "_dbszety64k"},
-		{"one that does so with capitals does not", Naming{"__", 64}, "alpha", long[:46] + "_A123456789", "alpha__" + long[:46] + "_A123456789"},
-		{"a shorter one does not either", Naming{"__", 64}, "alpha", long[:45] + "_0123456789", "alpha__" + long[:45] + "_0123456789"},
-		{"a character where it is cut", Naming{"__", 64}, "alpha", long[:45] + strings.Repeat("é", 10), "alpha__" + long[:45] + "__ncpgltr3qw"},
-		{"a server that leaves no room stays whole", Naming{"__", 20}, "alphabetagamma", "a-tool-of-it", "alphabetagamma___5ilplsbpt3"},
+		{"one that looks shortened", Naming{"__", 64}, "alpha", long[:46] + "_0123456789", "alpha__" + long[:46] +
+			"_dbszety64k"},
+		{"one that does so with capitals does not", Naming{"__", 64}, "alpha", long[:46] + "_A123456789",
+			"alpha__" + long[:46] + "_A123456789"},
+		{"a shorter one does not either", Naming{"__", 64}, "alpha", long[:45] + "_0123456789", "alpha__" + long[:45] +
+			"_0123456789"},
+		{"a character where it is cut", Naming{"__", 64}, "alpha", long[:45] + strings.Repeat("é", 10),
+			"alpha__" + long[:45] + "__ncpgltr3qw"},
+		{"a server that leaves no room stays whole", Naming{"__", 20}, "alphabetagamma", "a-tool-of-it",
+			"alphabetagamma___5ilplsbpt3"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -111,7 +116,7 @@ func TestCheckNames(t *testing.T) { // A2
 		name   string
 		naming Naming
 		server string
-		want   string // what the error says; "": there is none
+		want   string // part of the error; "" for none
 	}{
 		{"a name", Naming{"__", 64}, "alpha", ""},
 		{"half a separator within", Naming{"__", 64}, "al_pha", ""},
@@ -121,15 +126,15 @@ func TestCheckNames(t *testing.T) { // A2
 		{"any length", Naming{Separator: "__"}, strings.Repeat("x", 100), ""},
 		{"another separator than it has", Naming{"__", 64}, "a.b", ""},
 		{"no name", Naming{"__", 64}, "", "name is empty"},
-		{"the separator", Naming{"__", 64}, "al__pha", "has __ in it"},
-		{"half of it at the end", Naming{"__", 64}, "alpha_", "ends as __ begins"},
-		{"a part of it at the end", Naming{"-_-", 64}, "alpha-_", "ends as -_- begins"},
+		{"the separator", Naming{"__", 64}, "al__pha", "contains __"},
+		{"half of it at the end", Naming{"__", 64}, "alpha_", "overlaps with __,"},
+		{"a part of it at the end", Naming{"-_-", 64}, "alpha-_", "overlaps with -_-,"},
 		{"the end of one that does not repeat itself", Naming{"_-", 64}, "alpha_", ""},
-		{"people's separator", Naming{"__", 64}, "al::pha", "has :: in it"},
-		{"half of people's", Naming{"__", 64}, "alpha:", "ends as :: begins"},
-		{"people's with one server", Naming{}, "al::pha", "has :: in it"},
+		{"people's separator", Naming{"__", 64}, "al::pha", "contains ::"},
+		{"half of people's", Naming{"__", 64}, "alpha:", "overlaps with ::,"},
+		{"people's with one server", Naming{}, "al::pha", "contains ::"},
 		{"one too long", Naming{"__", 64}, strings.Repeat("x", 47), "leaves room for 46"},
-		{"no room at all", Naming{"__", 10}, "a", "leaves room for 0"},
+		{"no room", Naming{"__", 10}, "a", "leaves room for 0"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -144,11 +149,11 @@ func TestCheckSeparator(t *testing.T) {
 		"_________": "longer than 8",
 		"x":         "only letters and digits",
 		"A1":        "only letters and digits",
-		"_ _":       `has a ' ' in it`,
-		"é":         `has a 'é' in it`,
-		"_\n":       `has a '\n' in it`,
-		"_\xff":     "in it",
-		"{sep}":     `has a '{' in it`,
+		"_ _":       `contains ' '`,
+		"é":         `contains 'é'`,
+		"_\n":       `contains '\n'`,
+		"_\xff":     "allowed are",
+		"{sep}":     `contains '{'`,
 	} {
 		t.Run(fmt.Sprintf("%q", separator), func(t *testing.T) {
 			wantError(t, Naming{Separator: separator}.CheckSeparator(), want)
@@ -166,7 +171,7 @@ func wantError(t *testing.T, err error, want string) {
 	}
 }
 
-// someName returns a name made of pieces that are likely to be confused.
+// someName returns a name made of pieces that are easily confused.
 func someName(random *rand.Rand, pieces int) string {
 	alphabet := []string{"a", "b", "7", "_", "__", ":", "::", "-", ".", "/", "é", "世", "😀", "_abcdefghij"}
 	var name strings.Builder
@@ -200,13 +205,13 @@ func TestJoinedNamesComeApart(t *testing.T) { // A8
 				t.Fatalf("%+v: %q and %q become %q, which is split into %q and %q", naming, server, name, joined, whose, called)
 			}
 			if called != name && !naming.MayBeShort(joined) {
-				t.Fatalf("%+v: %q of %q is %q after a round trip, and nobody knows that it is short", naming, name, server, called)
+				t.Fatalf("%+v: %q of %q is %q after a round trip, and MayBeShort is false", naming, name, server, called)
 			}
 			if called == name && naming.MayBeShort(joined) {
 				t.Fatalf("%+v: %q of %q is not short, but looks like it", naming, name, server)
 			}
 			if strings.Contains(naming.Separator, ":") {
-				continue // it can be mistaken for people's
+				continue // ambiguous with Separator
 			}
 			if whose, called, ok := naming.Split(server+"::"+name, known); !ok || whose != server || called != name {
 				t.Fatalf("%+v: %s::%s is split into %q and %q", naming, server, name, whose, called)
@@ -242,7 +247,7 @@ func TestJoinedNamesDiffer(t *testing.T) {
 		if again := naming.Join(it.server, it.name); again != short {
 			t.Fatalf("%v is %q and then %q", it, short, again)
 		}
-		// Who knows the name that a tool has for clients cannot call another one that.
+		// A server cannot offer a tool under the shortened name of another.
 		double := tool{it.server, strings.TrimPrefix(short, it.server+"__")}
 		if naming.MayBeShort(short) && naming.Join(double.server, double.name) == short {
 			t.Fatalf("%v can stand in for %v", double, it)
@@ -266,20 +271,21 @@ func TestShortened(t *testing.T) {
 	}
 }
 
-// What clients are shown in the place of a name or URI is longer by a third of it and a
-// constant at most, which depends on the name of the server: so a list grows by that for
-// each item.
+// The name or URI for clients is at most a third longer, plus a constant that depends on the server's
+// name. So a list grows by at most that for each item.
 func TestShownNamesGrowLittle(t *testing.T) {
 	const server = "a-server"
 	const constant = 80
-	for _, name := range []string{"", "a", "\x01\"\\<>&é\u2028😀", strings.Repeat("n", 10_000), strings.Repeat("\x01", 1000), strings.Repeat("é", 1000), strings.Repeat("%", 1000)} {
+	for _, name := range []string{"", "a", "\x01\"\\<>&é\u2028😀", strings.Repeat("n", 10_000),
+		strings.Repeat("\x01", 1000), strings.Repeat("é", 1000), strings.Repeat("%", 1000)} {
 		literal, err := json.Marshal(name)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for what, shown := range map[string]string{
 			"a resource": ResourceURI(server, name), "a template": TemplateURI(server, name),
-			"a tool": Naming{Separator: "__"}.Join(server, name), "a tool with a short name": Naming{Separator: "__", Longest: 64}.Join(server, name),
+			"a tool": Naming{Separator: "__"}.Join(server, name), "a tool with a short name": Naming{Separator: "__",
+				Longest: 64}.Join(server, name),
 		} {
 			spelled, err := json.Marshal(shown)
 			if err != nil {

@@ -16,21 +16,21 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 )
 
-// ParamHeaders says which arguments of a server's tools are repeated in headers
-// (x-mcp-header in a tool's schema), by tool.
+// ParamHeaders are the arguments of a server's tools that are repeated in headers (x-mcp-header in a
+// tool's schema), by tool.
 type ParamHeaders map[string][]paramHeader
 
 type paramHeader struct {
-	path    []string // of the argument
-	name    string   // of the header, without paramPrefix
-	integer bool     // the argument is one
+	path    []string // path of the argument
+	name    string   // name of the header, without paramPrefix
+	integer bool     // the argument is an integer
 }
 
 // headerKeyword marks a property of a schema whose value is repeated in a header.
 const headerKeyword = "x-mcp-header"
 
-// Add adds the tools of the result of a tools/list, and returns where the list goes
-// on. Tools that AddTool refuses are left out.
+// Add adds the tools of a tools/list result, and returns the cursor of the next page. Tools that
+// AddTool refuses are left out.
 func (p ParamHeaders) Add(result []byte) (cursor string, err error) {
 	var list struct {
 		Tools []struct {
@@ -48,8 +48,8 @@ func (p ParamHeaders) Add(result []byte) (cursor string, err error) {
 	return list.NextCursor, nil
 }
 
-// AddTool adds a tool by its definition. It returns what is wrong with the annotations
-// of the tool: clients must not use such a tool over HTTP.
+// AddTool adds a tool by its definition. It fails if the tool's x-mcp-header annotations are invalid:
+// clients must not use such a tool over HTTP.
 func (p ParamHeaders) AddTool(name string, definition []byte) error {
 	if !bytes.Contains(definition, []byte(headerKeyword)) {
 		return nil
@@ -74,7 +74,7 @@ func (p ParamHeaders) add(name string, inputSchema []byte) error {
 	return err
 }
 
-// readParamHeaders returns the annotations of a schema, or which of them is invalid.
+// readParamHeaders returns the x-mcp-header annotations of a schema. It fails if one is invalid.
 func readParamHeaders(inputSchema []byte) ([]paramHeader, error) {
 	var found []paramHeader
 	if err := findParamHeaders(inputSchema, nil, true, &found); err != nil {
@@ -91,12 +91,12 @@ func readParamHeaders(inputSchema []byte) ([]paramHeader, error) {
 	return found, nil
 }
 
-// findParamHeaders finds the annotations in a schema. Only properties that can be found without
-// looking at the arguments may have them, so reachable is false below all other keywords.
+// findParamHeaders finds the annotations in a schema. They are allowed only below "properties", so
+// reachable is false below all other keywords.
 func findParamHeaders(schema []byte, path []string, reachable bool, found *[]paramHeader) error {
 	var members map[string]json.RawMessage
 	if !bytes.Contains(schema, []byte(headerKeyword)) || json.Unmarshal(schema, &members) != nil {
-		return nil // a schema may be no more than true
+		return nil // a schema may be just true
 	}
 	if len(path) > maxSchemaDepth {
 		return fmt.Errorf("%s: the schema has more than %d levels", headerKeyword, maxSchemaDepth)
@@ -116,7 +116,7 @@ func findParamHeaders(schema []byte, path []string, reachable bool, found *[]par
 		switch {
 		case slices.Contains(schemaMaps, keyword):
 			var schemas map[string]json.RawMessage
-			_ = json.Unmarshal(members[keyword], &schemas) // what has another form has no schemas
+			_ = json.Unmarshal(members[keyword], &schemas) // other values contain no schemas
 			for _, name := range slices.Sorted(maps.Keys(schemas)) {
 				err = cmp.Or(err, below(schemas[name], name, reachable && keyword == "properties"))
 			}
@@ -136,11 +136,11 @@ func findParamHeaders(schema []byte, path []string, reachable bool, found *[]par
 	return nil
 }
 
-// maxSchemaDepth is how deep a schema with annotations may be. Each level is read once more.
+// maxSchemaDepth is the maximum depth of a schema with annotations. Each level is parsed once more.
 const maxSchemaDepth = 64
 
-// The keywords of JSON Schema whose values are schemas by name, and those whose values are one
-// schema or a list of them.
+// JSON Schema keywords whose values are schemas by name, and those whose values are one schema or a
+// list of them.
 var (
 	schemaMaps  = []string{"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
 	schemaLists = []string{
@@ -152,19 +152,20 @@ var (
 
 // readParamHeader reads the annotation of a property.
 func readParamHeader(annotation, schemaType []byte, path []string, reachable bool) (paramHeader, error) {
-	var name, of string
+	var name, valueType string
 	switch {
 	case !reachable || len(path) == 0:
-		return paramHeader{}, errors.New("it is not on a property that every call can have")
+		return paramHeader{}, errors.New("only properties below \"properties\" can have it")
 	case json.Unmarshal(annotation, &name) != nil || !isToken(name):
-		return paramHeader{}, errors.New("it is not a name that a header can have")
-	case json.Unmarshal(schemaType, &of) != nil || !slices.Contains([]string{"string", "integer", "boolean"}, of):
+		return paramHeader{}, errors.New("not a valid header name")
+	case json.Unmarshal(schemaType, &valueType) != nil ||
+		!slices.Contains([]string{"string", "integer", "boolean"}, valueType):
 		return paramHeader{}, errors.New("the type of the property is not string, integer or boolean")
 	}
-	return paramHeader{path, name, of == "integer"}, nil
+	return paramHeader{path, name, valueType == "integer"}, nil
 }
 
-// isToken reports whether a name can be that of a header.
+// isToken reports whether a name is a valid header name.
 func isToken(name string) bool {
 	for i := range len(name) {
 		switch c := name[i]; {
@@ -177,8 +178,8 @@ func isToken(name string) bool {
 	return name != ""
 }
 
-// Set sets the headers that repeat the arguments of a tools/call, and takes away
-// all others of their kind.
+// Set sets the headers that repeat the arguments of a tools/call, and removes all others of their
+// kind.
 func (p ParamHeaders) Set(header http.Header, m *jsonrpc.Message) {
 	maps.DeleteFunc(header, func(name string, _ []string) bool {
 		return len(name) >= len(paramPrefix) && strings.EqualFold(name[:len(paramPrefix)], paramPrefix)
@@ -194,12 +195,12 @@ func (p ParamHeaders) Set(header http.Header, m *jsonrpc.Message) {
 	}
 }
 
-// SetOnly sets the headers that repeat those arguments of a tools/call that have one of some names, and leaves all
-// others.
-func (p ParamHeaders) SetOnly(header http.Header, m *jsonrpc.Message, named func(argument string) bool) {
+// SetOnly sets the headers that repeat arguments for which match returns true, and leaves all others
+// unchanged.
+func (p ParamHeaders) SetOnly(header http.Header, m *jsonrpc.Message, match func(argument string) bool) {
 	given := newArguments(m)
 	for _, h := range p[m.Text(jsonrpc.Name)] {
-		if !named(h.path[0]) {
+		if !match(h.path[0]) {
 			continue
 		}
 		header.Del(paramPrefix + h.name)
@@ -227,24 +228,24 @@ func (p ParamHeaders) Check(header http.Header, m *jsonrpc.Message) *jsonrpc.Fai
 	return nil
 }
 
-// arguments are those of a tools/call. Each object is read once, however many headers repeat
-// what is in it: a server may want very many of a call that is very large.
+// arguments are those of a tools/call. Each object is parsed once, however many headers repeat its
+// members: both may be very many.
 type arguments struct {
 	raw     []byte
-	members map[string]json.RawMessage // of raw; nil before they were read, and if it is no object
+	members map[string]json.RawMessage // of raw; nil until read, and if raw is not an object
 	read    bool
-	objects map[string]*arguments // below
+	objects map[string]*arguments // nested objects by name
 }
 
 func newArguments(m *jsonrpc.Message) *arguments {
 	return &arguments{raw: m.Literal(jsonrpc.Arguments)}
 }
 
-// member returns what is below a name, nil if there is nothing.
+// member returns the value of a member; nil if it is missing.
 func (a *arguments) member(name string) *arguments {
 	if !a.read {
 		a.read, a.objects = true, map[string]*arguments{}
-		_ = json.Unmarshal(a.raw, &a.members) // what is no object has none
+		_ = json.Unmarshal(a.raw, &a.members) // stays empty if raw is not an object
 	}
 	raw, ok := a.members[name]
 	if below := a.objects[name]; below != nil || !ok {
@@ -254,7 +255,7 @@ func (a *arguments) member(name string) *arguments {
 	return a.objects[name]
 }
 
-// text returns an argument of a simple type as a header has it.
+// text returns an argument of a simple type as a header value.
 func (a *arguments) text(path []string) (string, bool) {
 	for _, name := range path {
 		if a = a.member(name); a == nil {
@@ -278,7 +279,7 @@ func (a *arguments) text(path []string) (string, bool) {
 	return "", false
 }
 
-// decimal returns a number as headers have whole numbers: 4.2e1 is 42.
+// decimal returns a whole number in decimal notation: 4.2e1 is 42. Other numbers stay unchanged.
 func decimal(number string) string {
 	if whole, ok := wholeNumber(number); ok {
 		return whole.String()
@@ -293,8 +294,8 @@ func sameNumber(a, b string) bool {
 	return ok && same && x.Cmp(y) == 0
 }
 
-// wholeNumber returns the whole number that a JSON number is. It has as many digits as numbers
-// have that all implementations of JSON can represent.
+// wholeNumber parses a whole number. Its size is limited to what all JSON implementations can
+// represent.
 func wholeNumber(number string) (*big.Int, bool) {
 	const digits = 32
 	if f, err := strconv.ParseFloat(number, 64); len(number) > digits || err != nil || f >= 1e16 || f <= -1e16 {

@@ -35,7 +35,7 @@ func TestParamHeaders(t *testing.T) {
 		{"a tool without", "plain", `{"x":"y"}`, nil, true},
 		{"an unknown tool", "zz", `{"region":"eu"}`, nil, true},
 		{"nothing on either side", "query", `{}`, nil, true},
-		{"no arguments at all", "query", `null`, nil, true},
+		{"no arguments", "query", `null`, nil, true},
 		{"a string", "query", `{"region":"eu"}`, []string{"Mcp-Param-Region", "eu"}, true},
 		{"a string with an escape", "query", `{"r\u0065gion":"\u0065u"}`, []string{"Mcp-Param-Region", "eu"}, true},
 		{"a string in base64", "query", `{"region":"é"}`, []string{"Mcp-Param-Region", "=?base64?w6k=?="}, true},
@@ -49,12 +49,13 @@ func TestParamHeaders(t *testing.T) {
 		{"no argument", "query", `{}`, []string{"Mcp-Param-Region", "eu"}, false},
 		{"another value", "query", `{"region":"eu"}`, []string{"Mcp-Param-Region", "us"}, false},
 		{"two values", "query", `{"region":"eu"}`, []string{"Mcp-Param-Region", "eu", "Mcp-Param-Region", "us"}, false},
-		{"base64 that is none", "query", `{"region":"eu"}`, []string{"Mcp-Param-Region", "=?base64?*?="}, false},
+		{"invalid base64", "query", `{"region":"eu"}`, []string{"Mcp-Param-Region", "=?base64?*?="}, false},
 		{"an object is not repeated", "query", `{"region":{}}`, []string{"Mcp-Param-Region", "{}"}, false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			m := message(t, fmt.Sprintf(`{"id":1,"method":"tools/call","params":{"name":%q,"arguments":%s}}`, tt.tool, tt.arguments))
+			m := message(t, fmt.Sprintf(`{"id":1,"method":"tools/call","params":{"name":%q,"arguments":%s}}`, tt.tool,
+				tt.arguments))
 			failure := headers.Check(header(tt.headers...), m)
 			if (failure == nil) != tt.ok {
 				t.Errorf("got %v", failure)
@@ -87,7 +88,8 @@ func TestSetParamHeaders(t *testing.T) {
 		{"all kinds", "tools/call", "query", `{"region":"eu","n":4.2e1,"on":false,"at":{"zone":"a"}}`,
 			map[string]string{"Mcp-Param-Region": "eu", "Mcp-Param-X-N": "42", "Mcp-Param-On": "false", "Mcp-Param-Zone": "a"}},
 		{"beyond ASCII", "tools/call", "query", `{"region":"é"}`, map[string]string{"Mcp-Param-Region": "=?base64?w6k=?="}},
-		{"what would be another header", "tools/call", "query", `{"region":"a\r\nX-Evil: 1"}`, map[string]string{"Mcp-Param-Region": "=?base64?YQ0KWC1FdmlsOiAx?="}},
+		{"what would be another header", "tools/call", "query", `{"region":"a\r\nX-Evil: 1"}`,
+			map[string]string{"Mcp-Param-Region": "=?base64?YQ0KWC1FdmlsOiAx?="}},
 		{"quotes", "tools/call", "query", `{"region":"\"eu\""}`, map[string]string{"Mcp-Param-Region": `"eu"`}},
 		{"an empty string", "tools/call", "query", `{"region":""}`, map[string]string{"Mcp-Param-Region": ""}},
 		{"null and an object", "tools/call", "query", `{"region":null,"n":{},"on":[]}`, nil},
@@ -98,8 +100,10 @@ func TestSetParamHeaders(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			m := message(t, fmt.Sprintf(`{"id":1,"method":%q,"params":{"name":%q,"arguments":%s}}`, tt.method, tt.tool, tt.arguments))
-			h := header("Mcp-Param-Region", "old", "Mcp-Param-Region", "older", "Mcp-Param-Other", "x", "Mcp-Params", "stays", "Accept", "*/*")
+			m := message(t, fmt.Sprintf(`{"id":1,"method":%q,"params":{"name":%q,"arguments":%s}}`, tt.method, tt.tool,
+				tt.arguments))
+			h := header("Mcp-Param-Region", "old", "Mcp-Param-Region", "older", "Mcp-Param-Other", "x", "Mcp-Params", "stays",
+				"Accept", "*/*")
 			h["mcp-param-raw"] = []string{"x"}
 			headers.Set(h, m)
 			if h.Get("Accept") != "*/*" || h.Get("Mcp-Params") != "stays" || len(h) != 2+len(tt.want) {
@@ -117,8 +121,8 @@ func TestSetParamHeaders(t *testing.T) {
 	}
 }
 
-// A server may want as many headers as it likes of a call that is as large as a client likes. What it takes
-// to set them does not grow with both.
+// A server may ask for many headers of a large call. The cost to set them does not grow with the
+// product of both.
 func TestSetManyParamHeaders(t *testing.T) {
 	const n = 500
 	var properties, values []string
@@ -131,7 +135,8 @@ func TestSetManyParamHeaders(t *testing.T) {
 	if err := headers.AddTool("many", []byte(`{"name":"many","inputSchema":`+object+`}`)); err != nil {
 		t.Fatal(err)
 	}
-	m := message(t, `{"id":1,"method":"tools/call","params":{"name":"many","arguments":{"at":{`+strings.Join(values, ",")+`}}}}`)
+	m := message(t, `{"id":1,"method":"tools/call","params":{"name":"many","arguments":{"at":{`+strings.Join(values,
+		",")+`}}}}`)
 	var h http.Header
 	allocations := testing.AllocsPerRun(1, func() {
 		h = http.Header{}
@@ -142,31 +147,35 @@ func TestSetManyParamHeaders(t *testing.T) {
 	}
 }
 
-// Clients must leave out tools whose annotations are not as the protocol has them.
+// Clients must leave out tools with invalid annotations.
 func TestInvalidParamHeaders(t *testing.T) {
 	deep := strings.Repeat(`{"properties":{"a":`, 70) + `{"type":"string","x-mcp-header":"A"}` + strings.Repeat(`}}`, 70)
 	tests := []struct {
 		name, schema string
-		want         string // part of the error; "" if it is valid
+		want         string // part of the error; "" if valid
 	}{
-		{"valid", `{"properties":{"a":{"type":"string","x-mcp-header":"A"},"b":{"properties":{"c":{"type":"integer","x-mcp-header":"B-c"}}}}}`, ""},
+		{"valid", `{"properties":{"a":{"type":"string","x-mcp-header":"A"},"b":{"properties":{"c":{"type":"integer",` +
+			`"x-mcp-header":"B-c"}}}}}`, ""},
 		{"a property of that name", `{"properties":{"x-mcp-header":{"type":"object"}}}`, ""},
 		{"a default of that name", `{"properties":{"a":{"type":"object","default":{"x-mcp-header":""}}}}`, ""},
-		{"empty", `{"properties":{"a":{"type":"string","x-mcp-header":""}}}`, "x-mcp-header of a: it is not a name"},
-		{"no string", `{"properties":{"a":{"type":"string","x-mcp-header":true}}}`, "it is not a name"},
-		{"a space", `{"properties":{"a":{"type":"string","x-mcp-header":"My Region"}}}`, "it is not a name"},
-		{"a colon", `{"properties":{"a":{"type":"string","x-mcp-header":"A:B"}}}`, "it is not a name"},
-		{"beyond ASCII", `{"properties":{"a":{"type":"string","x-mcp-header":"Région"}}}`, "it is not a name"},
-		{"a control character", `{"properties":{"a":{"type":"string","x-mcp-header":"A\t1"}}}`, "it is not a name"},
+		{"empty", `{"properties":{"a":{"type":"string","x-mcp-header":""}}}`, "x-mcp-header of a: not a valid header name"},
+		{"no string", `{"properties":{"a":{"type":"string","x-mcp-header":true}}}`, "not a valid header name"},
+		{"a space", `{"properties":{"a":{"type":"string","x-mcp-header":"My Region"}}}`, "not a valid header name"},
+		{"a colon", `{"properties":{"a":{"type":"string","x-mcp-header":"A:B"}}}`, "not a valid header name"},
+		{"beyond ASCII", `{"properties":{"a":{"type":"string","x-mcp-header":"Région"}}}`, "not a valid header name"},
+		{"a control character", `{"properties":{"a":{"type":"string","x-mcp-header":"A\t1"}}}`, "not a valid header name"},
 		{"an object", `{"properties":{"a":{"type":"object","x-mcp-header":"A"}}}`, "the type of the property"},
 		{"a number", `{"properties":{"a":{"type":"number","x-mcp-header":"A"}}}`, "the type of the property"},
 		{"no type", `{"properties":{"a":{"x-mcp-header":"A"}}}`, "the type of the property"},
 		{"several types", `{"properties":{"a":{"type":["string","null"],"x-mcp-header":"A"}}}`, "the type of the property"},
-		{"twice", `{"properties":{"a":{"type":"string","x-mcp-header":"A"},"b":{"type":"string","x-mcp-header":"a"}}}`, "is on two properties"},
-		{"the schema itself", `{"type":"string","x-mcp-header":"A"}`, "of the schema itself: it is not on a property"},
-		{"in a list", `{"properties":{"a":{"type":"array","items":{"type":"string","x-mcp-header":"A"}}}}`, "of a.items: it is not on a property"},
-		{"in an alternative", `{"anyOf":[true,{"properties":{"a":{"type":"string","x-mcp-header":"A"}}}]}`, "it is not on a property"},
-		{"in a definition", `{"$defs":{"a":{"type":"string","x-mcp-header":"A"}}}`, "it is not on a property"},
+		{"twice", `{"properties":{"a":{"type":"string","x-mcp-header":"A"},"b":{"type":"string","x-mcp-header":"a"}}}`,
+			"is on two properties"},
+		{"the schema itself", `{"type":"string","x-mcp-header":"A"}`, "of the schema itself: only properties below"},
+		{"in a list", `{"properties":{"a":{"type":"array","items":{"type":"string","x-mcp-header":"A"}}}}`,
+			"of a.items: only properties below"},
+		{"in an alternative", `{"anyOf":[true,{"properties":{"a":{"type":"string","x-mcp-header":"A"}}}]}`,
+			"only properties below"},
+		{"in a definition", `{"$defs":{"a":{"type":"string","x-mcp-header":"A"}}}`, "only properties below"},
 		{"too deep", deep, "more than 64 levels"},
 	}
 	for _, tt := range tests {

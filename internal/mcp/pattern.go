@@ -1,4 +1,4 @@
-// Package mcp knows what names mean in the Model Context Protocol.
+// Package mcp implements the names, headers and messages of the Model Context Protocol.
 package mcp
 
 import (
@@ -6,17 +6,16 @@ import (
 	"strings"
 )
 
-// Separator stands between a server and a tool wherever people write or read
-// one: in configuration, logs, metrics and the admin API.
+// Separator separates server and tool names wherever people read or write them: in configuration,
+// logs, metrics and the admin API.
 const Separator = "::"
 
-// A Pattern selects tools by server::tool. In both parts * stands for any run of
-// characters, none included.
+// A Pattern selects tools by server::tool. In both parts * stands for any characters, or none.
 type Pattern struct {
 	server, tool string
 }
 
-// ParsePattern reads a Pattern.
+// ParsePattern parses a Pattern.
 func ParsePattern(s string) (Pattern, error) {
 	server, tool, ok := strings.Cut(s, Separator)
 	if !ok || server == "" || tool == "" {
@@ -30,8 +29,7 @@ func (p Pattern) Match(server, tool string) bool {
 	return MatchName(p.server, server) && MatchName(p.tool, tool)
 }
 
-// MatchName reports whether a name fits a pattern, in which * stands for any run
-// of characters, none included.
+// MatchName reports whether a name matches a pattern, in which * stands for any characters, or none.
 func MatchName(pattern, s string) bool {
 	head, rest, star := strings.Cut(pattern, "*")
 	if !star {

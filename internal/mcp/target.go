@@ -7,31 +7,32 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// A Target is what a request is about.
+// A Target is the object of a request, such as a tool.
 type Target struct {
-	Server string // "" if it is about none in particular
+	Server string // "" for none in particular
 	Kind   TargetKind
-	Name   string // of the tool or prompt; of a resource the URI that the server has for it
+	Name   string // name of the tool or prompt, or the URI of the resource at the server
 }
 
-// A TargetKind is what a server can have.
+// A TargetKind is the kind of a Target.
 type TargetKind uint8
 
+// Kinds of targets.
 const (
 	Anything TargetKind = iota
 	Tool
 	Prompt
 	Resource
-	Other // what nobody can tell: a task, or what the protocol does not know
+	Other // a task, or anything MCP does not define
 )
 
-// String returns how people write the kind.
+// String returns the name of the kind.
 func (k TargetKind) String() string {
 	return [...]string{"", "tool", "prompt", "resource", "other"}[k]
 }
 
-// HasTarget reports whether requests of a method are about something that a server
-// has: a tool, a prompt, a resource or a task.
+// HasTarget reports whether requests of a method have a tool, a prompt, a resource or a task as their
+// target.
 func HasTarget(method string) bool {
 	switch method {
 	case "tools/call", "prompts/get", "completion/complete",
@@ -42,9 +43,8 @@ func HasTarget(method string) bool {
 	return false
 }
 
-// TargetOf returns what a message to a server is about. It goes by what the server
-// reads in it, so escapes do not matter. It is not ok if nobody can know what the server
-// reads: a name that is no string, or two of them.
+// TargetOf returns the target of a message to a server, as the server parses it. ok is false if that
+// is ambiguous: a name is not a string, or there are two.
 func TargetOf(server string, m *jsonrpc.Message) (target Target, ok bool) {
 	is := func(kind TargetKind, f jsonrpc.Field) (Target, bool) {
 		return Target{server, kind, m.Text(f)}, m.Kind(f) == jsonspan.String

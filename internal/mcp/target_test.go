@@ -17,7 +17,8 @@ func TestTargetOf(t *testing.T) { // A53, A54, A55
 		known         bool
 	}{
 		{"a tool", `"method":"tools/call","params":{"name":"x"}`, tool("x"), true},
-		{"a tool that is spelled with escapes", `"m\u0065thod":"tools\/call","params":{"n\u0061me":"\u0078"}`, tool("x"), true},
+		{"a tool that is spelled with escapes", `"m\u0065thod":"tools\/call","params":{"n\u0061me":"\u0078"}`, tool("x"),
+			true},
 		{"a tool of no name", `"method":"tools/call","params":{}`, tool(""), false},
 		{"a tool without params", `"method":"tools/call"`, tool(""), false},
 		{"a tool whose name is a list", `"method":"tools/call","params":{"name":["x"]}`, tool(""), false},
@@ -29,32 +30,39 @@ func TestTargetOf(t *testing.T) { // A53, A54, A55
 		{"a subscription", `"method":"resources/subscribe","params":{"uri":"x://a"}`, resource("x://a"), true},
 		{"the end of one", `"method":"resources/unsubscribe","params":{"uri":"x://a"}`, resource("x://a"), true},
 		{"a resource whose URI is null", `"method":"resources/read","params":{"uri":null}`, resource(""), false},
-		{"an argument of a prompt", `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"x"}}`, prompt("x"), true},
-		{"an argument of a template", `"method":"completion/complete","params":{"ref":{"type":"ref/resource","uri":"x://{a}"}}`, resource("x://{a}"), true},
-		{"an argument of two", `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"x","uri":"x://a"}}`, anything, false},
-		{"an argument of a prompt and nothing", `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"x","uri":null}}`, anything, false},
-		{"an argument of no prompt", `"method":"completion/complete","params":{"ref":{"type":"ref/prompt"}}`, prompt(""), false},
-		{"an argument of a prompt in a list", `"method":"completion/complete","params":{"ref":{"name":["x"]}}`, prompt(""), false},
+		{"an argument of a prompt", `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"x"}}`,
+			prompt("x"), true},
+		{"an argument of a template",
+			`"method":"completion/complete","params":{"ref":{"type":"ref/resource","uri":"x://{a}"}}`, resource("x://{a}"),
+			true},
+		{"an argument of two",
+			`"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"x","uri":"x://a"}}`, anything, false},
+		{"an argument of a prompt and nothing",
+			`"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"x","uri":null}}`, anything, false},
+		{"an argument of no prompt", `"method":"completion/complete","params":{"ref":{"type":"ref/prompt"}}`, prompt(""),
+			false},
+		{"an argument of a prompt in a list", `"method":"completion/complete","params":{"ref":{"name":["x"]}}`, prompt(""),
+			false},
 		{"a task", `"method":"tasks/result","params":{"taskId":"1"}`, other, true},
 		{"all tasks", `"method":"tasks/list"`, other, true},
 		{"a skill", `"method":"skills/get","params":{"uri":"a:b"}`, resource("a:b"), true},
 		{"a directory", `"method":"resources/directory/read","params":{"uri":"a:b"}`, resource("a:b"), true},
 		{"a directory of no name", `"method":"resources/directory/read","params":{"uri":["a:b"]}`, resource(""), false},
 		{"all skills", `"method":"skills/list"`, anything, true},
-		{"what nobody knows", `"method":"admin/deleteEverything"`, other, true},
+		{"an unknown method", `"method":"admin/deleteEverything"`, other, true},
 		{"a method of no name", `"method":""`, other, true},
 		{"a list", `"method":"tools/list"`, anything, true},
 		{"a greeting", `"method":"initialize"`, anything, true},
 		{"a notification", `"method":"notifications/initialized"`, anything, true},
-		{"a notification that nobody knows", `"method":"notifications/vendor"`, anything, true},
+		{"an unknown notification", `"method":"notifications/vendor"`, anything, true},
 		{"an answer", `"result":{}`, anything, true},
 	} {
 		for _, id := range []string{``, `"id":1,`} {
 			if id == "" && tt.name == "an answer" {
 				continue
 			}
-			if id != "" && tt.name == "a notification that nobody knows" {
-				tt.want = other // with an id it is none
+			if id != "" && tt.name == "an unknown notification" {
+				tt.want = other // with an id it is not a notification
 			}
 			t.Run(tt.name+" "+id, func(t *testing.T) {
 				var m jsonrpc.Message

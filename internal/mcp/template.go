@@ -2,14 +2,14 @@ package mcp
 
 import "strings"
 
-// An expansion is what clients may put in the place of an expression of RFC 6570: nothing, or a
-// character it begins with, and then any but some.
+// An expansion describes what clients may insert for an expression of RFC 6570: nothing, or a first
+// character followed by any but some characters.
 type expansion struct {
-	first byte // 0 if it may begin with any
-	never string
+	first byte   // 0 for any
+	never string // characters that cannot follow
 }
 
-// expansions are those of the operators. Slashes and what follows them come only from operators
+// expansions are the expansions by operator. Slashes, queries and fragments come only from operators
 // that allow them.
 var expansions = map[byte]expansion{
 	'+': {0, ""},
@@ -21,12 +21,12 @@ var expansions = map[byte]expansion{
 	'&': {'&', "#"},
 }
 
-// How many expressions a template may have, and how long a URI may be, to be matched.
+// Limits for matching: expressions of a template, and bytes of a URI.
 const maxExpressions, longestMatched = 32, 2 << 10
 
-// MatchTemplate reports whether a URI can be made of a URI template of RFC 6570. The template has
-// to begin with the scheme: one that fits all URIs says nothing of any. The time it takes is linear
-// in the length of the URI.
+// MatchTemplate reports whether a URI can be expanded from a URI template of RFC 6570. The template
+// must begin with the scheme: one that matches all URIs is useless. It takes time linear in the length
+// of the URI.
 func MatchTemplate(template, uri string) bool {
 	beginning, rest, open := strings.Cut(template, "{")
 	if !open || len(template) > maxTemplate || len(uri) > longestMatched ||
@@ -34,7 +34,7 @@ func MatchTemplate(template, uri string) bool {
 		return false
 	}
 	uri = uri[len(beginning):]
-	ends := make([]bool, len(uri)+1) // where what was read of the template may end in the URI
+	ends := make([]bool, len(uri)+1) // positions in the URI where the template read so far may end
 	ends[0] = true
 	for range maxExpressions {
 		expression, after, closed := strings.Cut(rest, "}")
@@ -59,7 +59,7 @@ func MatchTemplate(template, uri string) bool {
 	return false
 }
 
-// extend moves ends by what the expression can stand for.
+// extend adds the positions that the expression can reach.
 func (e expansion) extend(ends []bool, uri string) {
 	inside := false
 	for i, begins := range ends {

@@ -16,7 +16,8 @@ func TestResourceURI(t *testing.T) { // A11, R20
 		{"quotes", `a"b`, `x:\"`, `{"server":"a\"b","uri":"x:\\\""}`},
 		{"characters beyond ASCII", "é", "x:/世/😀", `{"server":"é","uri":"x:/世/😀"}`},
 		{"characters that a text cannot have", "a", "x:\n\x00", `{"server":"a","uri":"x:\n\u0000"}`},
-		{"longer than most", "a", "x:" + strings.Repeat("y", 1000), `{"server":"a","uri":"x:` + strings.Repeat("y", 1000) + `"}`},
+		{"longer than most", "a", "x:" + strings.Repeat("y", 1000), `{"server":"a","uri":"x:` + strings.Repeat("y", 1000) +
+			`"}`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -41,7 +42,10 @@ func TestResourceURI(t *testing.T) { // A11, R20
 
 func TestAppendResourceURIAllocatesNothing(t *testing.T) {
 	dst := make([]byte, 0, 1024)
-	if n := testing.AllocsPerRun(100, func() { dst = AppendResourceURI(dst[:0], "alpha", "file://alpha/data.txt") }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() {
+		dst = AppendResourceURI(dst[:0], "alpha",
+			"file://alpha/data.txt")
+	}); n != 0 {
 		t.Errorf("%v times", n)
 	}
 }
@@ -50,7 +54,7 @@ func TestParseURI(t *testing.T) { // A12, A13, A66, R20
 	resource := func(place string) string {
 		return "proxy://resource/" + base64.RawURLEncoding.EncodeToString([]byte(place))
 	}
-	// In base64 these have + or - and / or _, and are padded.
+	// Their base64 has + or - and / or _, and padding.
 	const place = `{"server":"alpha","uri":"x:~~~???>>>"}`
 	tests := []struct {
 		name        string
@@ -60,14 +64,17 @@ func TestParseURI(t *testing.T) { // A12, A13, A66, R20
 	}{
 		{"a resource", resource(`{"server":"alpha","uri":"a:b"}`), "alpha", "a:b", ""},
 		{"URL-safe", "proxy://resource/" + base64.RawURLEncoding.EncodeToString([]byte(place)), "alpha", "x:~~~???>>>", ""},
-		{"URL-safe and padded", "proxy://resource/" + base64.URLEncoding.EncodeToString([]byte(place)), "alpha", "x:~~~???>>>", ""},
+		{"URL-safe and padded", "proxy://resource/" + base64.URLEncoding.EncodeToString([]byte(place)), "alpha",
+			"x:~~~???>>>", ""},
 		{"standard", "proxy://resource/" + base64.RawStdEncoding.EncodeToString([]byte(place)), "alpha", "x:~~~???>>>", ""},
-		{"standard and padded", "proxy://resource/" + base64.StdEncoding.EncodeToString([]byte(place)), "alpha", "x:~~~???>>>", ""},
+		{"standard and padded", "proxy://resource/" + base64.StdEncoding.EncodeToString([]byte(place)), "alpha",
+			"x:~~~???>>>", ""},
 		{"another order and white space", resource(` {"uri" : "a:b", "server" : "alpha"} `), "alpha", "a:b", ""},
 		{"another member", resource(`{"server":"alpha","uri":"a:b","x":{"uri":1}}`), "alpha", "a:b", ""},
 		{"escapes", resource(`{"s\u0065rver":"\u0061lpha","uri":"a:\ud83d\ude00"}`), "alpha", "a:😀", ""},
 		{"a template", "proxy://template/alpha/file:///{path}", "alpha", "file:///{path}", ""},
-		{"a template that was expanded", "proxy://template/alpha/db://x/users/a%2Fb?q=1#f", "alpha", "db://x/users/a%2Fb?q=1#f", ""},
+		{"a template that was expanded", "proxy://template/alpha/db://x/users/a%2Fb?q=1#f", "alpha",
+			"db://x/users/a%2Fb?q=1#f", ""},
 		{"a template of a server with an odd name", "proxy://template/a%2Fb%20%C3%A9/x:y", "a/b é", "x:y", ""},
 
 		{"nothing", "", "", "", "neither"},
@@ -76,30 +83,30 @@ func TestParseURI(t *testing.T) { // A12, A13, A66, R20
 		{"an observation", "proxy://observation/1", "", "", "neither"},
 		{"capitals", "PROXY://resource/abc", "", "", "neither"},
 		{"no base64", "proxy://resource/***", "", "", "base64"},
-		{"flavours that are mixed", "proxy://resource/-_+/", "", "", "base64"},
+		{"flavors that are mixed", "proxy://resource/-_+/", "", "", "base64"},
 		{"too much padding", resource(`{"server":"alpha","uri":"a:b"}`) + "==", "", "", "base64"},
 		{"a line break", resource(`{"server":"alpha","uri":"a:b"}`) + "\n", "", "", "base64"},
-		{"no JSON at all", "proxy://resource/", "", "", "JSON"},
+		{"no JSON", "proxy://resource/", "", "", "JSON"},
 		{"no JSON", resource("alpha a:b"), "", "", "JSON"},
 		{"JSON cut short", resource(`{"server":"alpha","uri":"a:b"`), "", "", "JSON"},
 		{"more after it", resource(`{"server":"alpha","uri":"a:b"}{}`), "", "", "JSON"},
 		{"a server twice", resource(`{"server":"alpha","uri":"a:b","server":"beta"}`), "", "", "JSON"},
 		{"bytes that are no text", resource("{\"server\":\"alpha\",\"uri\":\"a:\xff\"}"), "", "", "JSON"},
 		{"deep nesting", resource(strings.Repeat("[", 100000)), "", "", "JSON"},
-		{"an array", resource(`["alpha","a:b"]`), "", "", "which server"},
-		{"null", resource(`null`), "", "", "which server"},
-		{"no server", resource(`{"uri":"a:b"}`), "", "", "which server"},
-		{"an empty server", resource(`{"server":"","uri":"a:b"}`), "", "", "which server"},
-		{"a server that is no string", resource(`{"server":1,"uri":"a:b"}`), "", "", "which server"},
-		{"a member in another case", resource(`{"Server":"alpha","uri":"a:b"}`), "", "", "which server"},
-		{"no URI", resource(`{"server":"alpha"}`), "", "", "which URI"},
-		{"an empty URI", resource(`{"server":"alpha","uri":""}`), "", "", "which URI"},
-		{"a URI that is no string", resource(`{"server":"alpha","uri":["a:b"]}`), "", "", "which URI"},
-		{"an empty template", "proxy://template/", "", "", "which server"},
-		{"a template without a server", "proxy://template//x:y", "", "", "which server"},
-		{"a template of a server with a bad escape", "proxy://template/a%zz/x:y", "", "", "which server"},
-		{"a template without a URI", "proxy://template/alpha/", "", "", "which URI"},
-		{"a template without a slash", "proxy://template/alpha", "", "", "which URI"},
+		{"an array", resource(`["alpha","a:b"]`), "", "", "names no server"},
+		{"null", resource(`null`), "", "", "names no server"},
+		{"no server", resource(`{"uri":"a:b"}`), "", "", "names no server"},
+		{"an empty server", resource(`{"server":"","uri":"a:b"}`), "", "", "names no server"},
+		{"a server that is not a string", resource(`{"server":1,"uri":"a:b"}`), "", "", "names no server"},
+		{"a member in another case", resource(`{"Server":"alpha","uri":"a:b"}`), "", "", "names no server"},
+		{"no URI", resource(`{"server":"alpha"}`), "", "", "names no URI"},
+		{"an empty URI", resource(`{"server":"alpha","uri":""}`), "", "", "names no URI"},
+		{"a URI that is not a string", resource(`{"server":"alpha","uri":["a:b"]}`), "", "", "names no URI"},
+		{"an empty template", "proxy://template/", "", "", "names no server"},
+		{"a template without a server", "proxy://template//x:y", "", "", "names no server"},
+		{"a template of a server with a bad escape", "proxy://template/a%zz/x:y", "", "", "names no server"},
+		{"a template without a URI", "proxy://template/alpha/", "", "", "names no URI"},
+		{"a template without a slash", "proxy://template/alpha", "", "", "names no URI"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -129,14 +136,15 @@ func TestTemplateURI(t *testing.T) { // A66
 	}
 }
 
-// The scheme that hosts look at stays, and nothing else can be smuggled in under it.
+// The scheme that hosts check stays, and no other URI can use it.
 func TestUIResourceURI(t *testing.T) {
 	got := UIResourceURI("alpha", "ui://app/x.html")
 	if !strings.HasPrefix(got, "ui://") || got == "ui://app/x.html" {
 		t.Errorf("got %s", got)
 	}
 	for _, uri := range []string{"ui://", "ui://a", "ui://é/\"\\\n", got} {
-		if server, original, err := ParseURI(UIResourceURI("a/b é", uri)); server != "a/b é" || original != uri || err != nil {
+		if server, original, err := ParseURI(UIResourceURI("a/b é", uri)); server != "a/b é" || original != uri ||
+			err != nil {
 			t.Errorf("%q is %q and %q, %v after a round trip", uri, server, original, err)
 		}
 	}
@@ -147,10 +155,10 @@ func TestUIResourceURI(t *testing.T) {
 	}
 	place := func(text string) string { return uiPrefix + base64.RawURLEncoding.EncodeToString([]byte(text)) }
 	for uri, want := range map[string]string{
-		place(`{"server":"a","uri":"file:///etc/passwd"}`): "scheme ui",
-		place(`{"server":"a","uri":"UI://x"}`):             "scheme ui",
-		place(`{"server":"a","uri":""}`):                   "which URI",
-		place(`{"uri":"ui://x"}`):                          "which server",
+		place(`{"server":"a","uri":"file:///etc/passwd"}`): "ui:// URI",
+		place(`{"server":"a","uri":"UI://x"}`):             "ui:// URI",
+		place(`{"server":"a","uri":""}`):                   "names no URI",
+		place(`{"uri":"ui://x"}`):                          "names no server",
 		place(`{"server":"a","uri":"ui://x","uri":"y:z"}`): "JSON",
 		uiPrefix + "***":                                   "base64",
 		"ui://proxy/" + strings.TrimPrefix(got, uiPrefix):  "neither",
@@ -164,10 +172,12 @@ func TestUIResourceURI(t *testing.T) {
 }
 
 func TestObservationURI(t *testing.T) {
-	if got := ObservationURI("k7"); got != strings.Replace(ObservationTemplate, "{id}", "k7", 1) || got != "proxy://observation/k7" {
+	if got := ObservationURI("k7"); got != strings.Replace(ObservationTemplate, "{id}", "k7", 1) ||
+		got != "proxy://observation/k7" {
 		t.Errorf("got %s", got)
 	}
-	for uri, want := range map[string]string{"proxy://observation/k7": "k7", "proxy://observation/": "", "proxy://resource/k7": "", "": ""} {
+	for uri, want := range map[string]string{"proxy://observation/k7": "k7", "proxy://observation/": "",
+		"proxy://resource/k7": "", "": ""} {
 		if id, ok := ParseObservationURI(uri); id != want || ok != (want != "") {
 			t.Errorf("%s: got %q, %t", uri, id, ok)
 		}
@@ -195,7 +205,7 @@ func TestURIsComeApart(t *testing.T) { // A12, A66
 		if _, got, err := ParseURI(UIResourceURI(server, UIScheme+uri)); got != UIScheme+uri || err != nil {
 			t.Fatalf("%q is %q, %v after a round trip", UIScheme+uri, got, err)
 		}
-		// Whoever decodes it with another library reads the same.
+		// Other libraries decode the same.
 		encoded, _ := base64.RawURLEncoding.DecodeString(strings.TrimPrefix(ResourceURI(server, uri), "proxy://resource/"))
 		var place struct{ Server, URI string }
 		decoder := json.NewDecoder(bytes.NewReader(encoded))
@@ -211,7 +221,8 @@ func FuzzParseURI(f *testing.F) {
 	f.Add(TemplateURI("a/b", "x:{y}"))
 	f.Add("proxy://resource/e30=")
 	f.Add(resourcePrefix + base64.StdEncoding.EncodeToString([]byte(`{"server":"a","server":"b","uri":"c"}`)))
-	f.Add(resourcePrefix + base64.StdEncoding.EncodeToString([]byte("{\"server\":\"\xff\",\"Server\":\"b\",\"uri\":\"\\ud800??>\"}")))
+	f.Add(resourcePrefix +
+		base64.StdEncoding.EncodeToString([]byte("{\"server\":\"\xff\",\"Server\":\"b\",\"uri\":\"\\ud800??>\"}")))
 	f.Add("proxy://template/a%2Fb/x%2F/..//{y}")
 	f.Add("proxy://template/%zz/x")
 	f.Add("proxy://template/a")
@@ -229,7 +240,7 @@ func FuzzParseURI(f *testing.F) {
 			return
 		}
 		if rest, ok := strings.CutPrefix(proxy, templatePrefix); ok {
-			// What stands behind the server is the URI, to the byte.
+			// The part after the server is the URI, unchanged.
 			if name, own, _ := strings.Cut(rest, "/"); own != uri || strings.Count(name, "%") == 0 && name != server {
 				t.Errorf("%q is %q and %q", proxy, server, uri)
 			}

@@ -10,7 +10,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// BenchmarkReader reads answers in the pieces that reverse_proxy writes.
+// BenchmarkReader reads responses in the pieces that reverse_proxy writes.
 func BenchmarkReader(b *testing.B) {
 	const piece = 32 << 10
 	for _, text := range []struct{ name, line string }{
@@ -18,7 +18,8 @@ func BenchmarkReader(b *testing.B) {
 		{"lines", `2026-11-16 18:33:33 INFO path=\"/v1/items\" handled the request\n`},
 	} {
 		for _, size := range []int{1 << 10, 100 << 10, 5 << 20} {
-			message := `{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"` + strings.Repeat(text.line, size/len(text.line)) + `"}]}}`
+			message := `{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"` + strings.Repeat(text.line,
+				size/len(text.line)) + `"}]}}`
 			for _, media := range []struct{ name, contentType, body string }{
 				{"JSON", "application/json", message},
 				{"events", "text/event-stream", "event: message\ndata: " + message + "\n\n"},
@@ -32,7 +33,8 @@ func BenchmarkReader(b *testing.B) {
 						r := Reader{RequestID: []byte("1"), OnMessage: func(e *Event) error { passed++; return nil }}
 						r.OnLarge = func(string) io.WriteCloser {
 							passed++
-							return &discarded{jsonspan.CompilePaths("id").Rewrite(io.Discard, func(int, jsonspan.Kind, []byte) []byte { return nil })}
+							return &discarded{jsonspan.CompilePaths("id").Rewrite(io.Discard,
+								func(int, jsonspan.Kind, []byte) []byte { return nil })}
 						}
 						giveBack := r.Borrow()
 						r.Header().Set("Content-Type", media.contentType)

@@ -14,17 +14,16 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
-// A Session is what the headers of each request of a client to a server have in common.
-// The zero value is that of a request that begins a session.
+// A Session has the headers that all requests to a server in a session share. The zero value is for
+// the request that begins a session.
 type Session struct {
 	Era     mcp.Era
-	Version string // of the protocol, once it is negotiated
-	ID      string // empty if the server keeps no sessions
+	Version string // protocol version, once negotiated
+	ID      string // empty if the server has no sessions
 }
 
-// Sign gives a POST or DELETE the headers of the session, in place of those that another
-// client has given it. The headers that repeat parts of a message are up to
-// [mcp.SetModern].
+// Sign sets the headers of the session on a POST or DELETE, and removes those of another client.
+// [mcp.SetModern] sets the headers that repeat parts of a message.
 func (s Session) Sign(header http.Header) {
 	for _, name := range [...]string{"Accept-Encoding", "Content-Encoding", lastEventID, "Upgrade"} {
 		delete(header, name)
@@ -42,8 +41,8 @@ func (s Session) Sign(header http.Header) {
 	}
 }
 
-// SignGET gives a GET the headers of the session. It resumes the stream after the event
-// with this id, if there is one.
+// SignGET sets the headers of the session on a GET. after is the id of the last event, to resume a
+// stream; "" for a new one.
 func (s Session) SignGET(header http.Header, after string) {
 	s.Sign(header)
 	header.Set("Accept", "text/event-stream")
@@ -52,8 +51,7 @@ func (s Session) SignGET(header http.Header, after string) {
 	}
 }
 
-// Direct makes r a request for an address, in place as rewrites do, so that placeholders which
-// stand for r have it, too.
+// Direct sets the URL of r to target, in place as rewrites do, so placeholders for r see it, too.
 func Direct(r *http.Request, target *url.URL) {
 	r.URL.Path, r.URL.RawPath = target.Path, target.RawPath
 	r.URL.RawQuery, r.URL.ForceQuery = target.RawQuery, target.ForceQuery
@@ -62,13 +60,12 @@ func Direct(r *http.Request, target *url.URL) {
 
 const lastEventID = "Last-Event-Id"
 
-// ReadResponse reads a response to its end. It returns why the response broke off, or what
-// is wrong with it.
+// ReadResponse reads a response to its end. It returns why the response broke off or is invalid.
 func (r *Reader) ReadResponse(res *http.Response) error {
 	defer res.Body.Close()
 	r.header = res.Header
 	r.WriteHeader(res.StatusCode)
-	if r.unwanted {
+	if r.dropsBody {
 		return nil
 	}
 	if _, err := io.Copy(r, res.Body); err != nil {
@@ -77,17 +74,17 @@ func (r *Reader) ReadResponse(res *http.Response) error {
 	return r.Close()
 }
 
-// A Position is how far a stream of events has been read. It outlives the connections that
-// the stream comes over. The zero value is the beginning of a stream.
+// A Position is how far an event stream has been read. It outlives the connections of the stream. The
+// zero value is the beginning.
 type Position struct {
-	ID       string // of the last event that has one
-	Attempts int    // to resume the stream since the last new event
+	ID       string // of the last event with an id
+	Attempts int    // attempts to resume the stream since the last new event
 
-	retry time.Duration // as the server wants it
+	retry time.Duration // as the server asked
 }
 
-// advance notes that an event was read. It is a new one if it has another id than the last one
-// or, without an id, data.
+// advance records that an event was read. The event is new if its id differs from the last one or,
+// without an id, if it has data.
 func (p *Position) advance(f *sse.Fields, hasData bool) {
 	if f.HasID && f.ID != p.ID || !f.HasID && hasData {
 		p.Attempts = 0
@@ -103,11 +100,11 @@ func (p *Position) advance(f *sse.Fields, hasData bool) {
 // maxPause is the longest pause before a stream is resumed.
 const maxPause = 30 * time.Second
 
-// reconnect spaces out attempts to resume a stream.
+// reconnect is the pause between attempts to resume a stream.
 var reconnect = backoff.Exponential{First: 250 * time.Millisecond, Max: maxPause}
 
-// Wait waits until the stream may be resumed: for as long as the server says, and longer
-// after each attempt in vain. It reports whether ctx allowed it to.
+// Wait waits until the stream may be resumed: as long as the server asked, and longer after each
+// failed attempt. It reports false if ctx ends first.
 func (p *Position) Wait(ctx context.Context) bool {
 	if !backoff.Sleep(ctx, p.pause()) {
 		return false
@@ -118,14 +115,14 @@ func (p *Position) Wait(ctx context.Context) bool {
 
 func (p *Position) pause() time.Duration { return max(p.retry, reconnect.Pause(p.Attempts)) }
 
-// Retry returns how long the server wants its clients to wait before they resume the stream.
+// Retry returns how long the server asked its clients to wait before they resume the stream.
 func (p *Position) Retry() time.Duration { return p.retry }
 
-// Resume makes r read the response that goes on with the stream of the request. Only an event
-// stream does. Messages go to the same functions, and questions stay open.
+// Resume prepares r for the response that continues the stream of the request. It must be an event
+// stream. Callbacks stay the same, and server requests stay open.
 func (r *Reader) Resume() {
-	r.header, r.status, r.media, r.unwanted, r.err = nil, 0, httpbody.Other, false, nil
+	r.header, r.status, r.media, r.dropsBody, r.err = nil, 0, httpbody.Other, false, nil
 	r.events, r.fields = sse.Scanner{}, sse.Fields{}
 	r.data, r.outline, r.newLine, r.skip = r.data[:0], nil, false, false
-	r.resumed, r.owned = true, true // the server has answered the request with a stream
+	r.resumed, r.hasRequestID = true, true // the server has responded with a stream
 }

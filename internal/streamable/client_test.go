@@ -15,7 +15,8 @@ import (
 
 func TestSessionHeaders(t *testing.T) {
 	inherited := func() http.Header {
-		return http.Header{"Mcp-Session-Id": {"another"}, "Mcp-Protocol-Version": {"2024-11-05"}, "Mcp-Method": {"x"}, "Mcp-Param-A": {"x"},
+		return http.Header{"Mcp-Session-Id": {"another"}, "Mcp-Protocol-Version": {"2024-11-05"}, "Mcp-Method": {"x"},
+			"Mcp-Param-A":     {"x"},
 			"Accept-Encoding": {"gzip"}, "Last-Event-Id": {"7"}, "Upgrade": {"h2c"}, "X-Kept": {"x"}}
 	}
 	tests := []struct {
@@ -23,9 +24,12 @@ func TestSessionHeaders(t *testing.T) {
 		session Session
 		want    map[string]string
 	}{
-		{"before initialize", Session{}, map[string]string{"Mcp-Session-Id": "", "Mcp-Protocol-Version": "", "Mcp-Method": "", "Mcp-Param-A": ""}},
-		{"a legacy session", Session{Version: "2025-11-25", ID: "s"}, map[string]string{"Mcp-Session-Id": "s", "Mcp-Protocol-Version": "2025-11-25", "Mcp-Method": ""}},
-		{"the modern era", Session{Era: mcp.Modern, Version: mcp.Stateless}, map[string]string{"Mcp-Session-Id": "", "Mcp-Protocol-Version": mcp.Stateless, "Mcp-Method": "x", "Mcp-Param-A": "x"}},
+		{"before initialize", Session{}, map[string]string{"Mcp-Session-Id": "", "Mcp-Protocol-Version": "", "Mcp-Method": "",
+			"Mcp-Param-A": ""}},
+		{"a legacy session", Session{Version: "2025-11-25", ID: "s"}, map[string]string{"Mcp-Session-Id": "s",
+			"Mcp-Protocol-Version": "2025-11-25", "Mcp-Method": ""}},
+		{"the modern era", Session{Era: mcp.Modern, Version: mcp.Stateless}, map[string]string{"Mcp-Session-Id": "",
+			"Mcp-Protocol-Version": mcp.Stateless, "Mcp-Method": "x", "Mcp-Param-A": "x"}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -45,15 +49,17 @@ func TestSessionHeaders(t *testing.T) {
 	for _, after := range []string{"", "e7"} {
 		header := inherited()
 		Session{ID: "s"}.SignGET(header, after)
-		if header.Get("Accept") != "text/event-stream" || header.Get("Mcp-Session-Id") != "s" || header.Get("Last-Event-ID") != after {
+		if header.Get("Accept") != "text/event-stream" || header.Get("Mcp-Session-Id") != "s" ||
+			header.Get("Last-Event-ID") != after {
 			t.Errorf("GET after %q has %v", after, header)
 		}
 	}
 }
 
-// response returns a stream of events.
+// response returns an event stream.
 func response(body io.Reader) *http.Response {
-	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: io.NopCloser(body)}
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}},
+		Body: io.NopCloser(body)}
 }
 
 func TestPositionFollowsAStream(t *testing.T) {
@@ -68,7 +74,8 @@ func TestPositionFollowsAStream(t *testing.T) {
 		{"an id of an event that is not a message counts", "id: 1\n" + message + "id: 2\nevent: other\ndata: x\n\n", "2", 0},
 		{"an empty id forgets it", "id: 1\n" + message + "id\n\n", "", 0},
 		{"an id with control characters does not count", "id: 1\n" + message + "id: \x00\n" + message, "1", 0},
-		{"an id that is too long does not count", "id: 1\n" + message + "id: " + strings.Repeat("x", 8<<10) + "\n" + message, "1", 0},
+		{"an id that is too long does not count", "id: 1\n" + message + "id: " + strings.Repeat("x", 8<<10) + "\n" + message,
+			"1", 0},
 		{"an event that is cut does not count", "id: 1\n" + message + "id: 2\ndata: {", "1", 0},
 		{"an event counts that lacks no more than its end", "id: 1\n" + message + "id: 2\ndata: {\"method\":\"n\"}", "2", 0},
 		{"a retry that is not a number does not count", "id: 1\nretry: 10\n\nretry: soon\n\n", "1", 10 * time.Millisecond},
@@ -88,7 +95,7 @@ func TestPositionFollowsAStream(t *testing.T) {
 	}
 }
 
-// Only new events show that it makes sense to go on.
+// Only new events reset the number of attempts.
 func TestPositionCountsAttempts(t *testing.T) {
 	for stream, want := range map[string]int{
 		"":                      3,
@@ -109,19 +116,22 @@ func TestPositionCountsAttempts(t *testing.T) {
 	}
 }
 
-// A Reader reads on in another response, and drops what was left of the last one.
+// A Reader continues with another response, and drops the rest of the last one.
 func TestResume(t *testing.T) {
 	var got []string
 	at := new(Position)
 	r := Reader{Position: at, OnMessage: func(e *Event) error { got = append(got, e.ID+string(e.Data)); return nil }}
-	broken := io.MultiReader(strings.NewReader("id: 1\ndata: {\"method\":\"a\"}\n\nid: 2\ndata: {\"met"), iotest.ErrReader(io.ErrUnexpectedEOF))
+	broken := io.MultiReader(strings.NewReader("id: 1\ndata: {\"method\":\"a\"}\n\nid: 2\ndata: {\"met"),
+		iotest.ErrReader(io.ErrUnexpectedEOF))
 	if err := r.ReadResponse(response(broken)); err != io.ErrUnexpectedEOF {
 		t.Errorf("got %v", err)
 	}
-	r.QuestionAsked()
+	r.ServerRequestOpened()
 	for _, refused := range []*http.Response{
-		{StatusCode: http.StatusNotFound, Header: http.Header{}, Body: io.NopCloser(strings.NewReader(`{"error":{"code":1},"id":null}`))},
-		{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(strings.NewReader(`{"result":{},"id":1}`))},
+		{StatusCode: http.StatusNotFound, Header: http.Header{},
+			Body: io.NopCloser(strings.NewReader(`{"error":{"code":1},"id":null}`))},
+		{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}},
+			Body: io.NopCloser(strings.NewReader(`{"result":{},"id":1}`))},
 	} {
 		r.Resume()
 		if err := r.ReadResponse(refused); err != nil || len(got) != 1 || r.SessionLost() {
@@ -132,7 +142,7 @@ func TestResume(t *testing.T) {
 	if err := r.ReadResponse(response(strings.NewReader("\uFEFFid: 2\ndata: {\"method\":\"b\"}\n\n"))); err != nil {
 		t.Error(err)
 	}
-	if len(got) != 2 || got[1] != `2{"method":"b"}` || at.ID != "2" || !r.HasQuestions() {
+	if len(got) != 2 || got[1] != `2{"method":"b"}` || at.ID != "2" || !r.HasOpenServerRequests() {
 		t.Errorf("got %q up to %q", got, at.ID)
 	}
 }
@@ -166,7 +176,8 @@ func TestPauses(t *testing.T) {
 func TestReadResponse(t *testing.T) {
 	var got []string
 	r := Reader{OnMessage: func(e *Event) error { got = append(got, e.Type+string(e.Data)); return nil }}
-	broken := io.MultiReader(strings.NewReader("event: message\ndata: {}\n\ndata: {}"), iotest.ErrReader(io.ErrUnexpectedEOF))
+	broken := io.MultiReader(strings.NewReader("event: message\ndata: {}\n\ndata: {}"),
+		iotest.ErrReader(io.ErrUnexpectedEOF))
 	if err := r.ReadResponse(response(broken)); err != io.ErrUnexpectedEOF {
 		t.Errorf("got %v", err)
 	}

@@ -9,11 +9,11 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// An Event is a message with its place in a stream of events.
+// An Event is a message in an event stream.
 type Event struct {
 	ID    string // resumes the stream after this event
-	Retry string // how many milliseconds to wait before that
-	Type  string // "message" if it is empty
+	Retry string // milliseconds to wait before resuming
+	Type  string // default: "message"
 	Data  []byte // empty in an event that only sets ID or Retry
 
 	// Message is Data, parsed. A Writer ignores it.
@@ -25,9 +25,9 @@ func (e *Event) HasMessage() bool {
 	return len(e.Data) > 0 && (e.Type == "" || e.Type == "message")
 }
 
-// Buffers returns the bytes of the event with data in place of Data. The data is one JSON
-// text in any number of pieces. It is copied only if it has line breaks: some clients read
-// only one line of data.
+// Buffers returns the bytes of the event with data instead of Data. data is one JSON text in any
+// number of pieces. It is copied only if it has line breaks, because some clients read only one line
+// of data.
 func (e *Event) Buffers(data ...[]byte) net.Buffers {
 	buffers := append(make(net.Buffers, 0, len(data)+2), e.head())
 	for _, piece := range data {
@@ -38,7 +38,7 @@ func (e *Event) Buffers(data ...[]byte) net.Buffers {
 
 var eventEnd = []byte("\n\n")
 
-// head returns the lines before the data, and the beginning of that.
+// head returns the lines before the data, and the beginning of the data line.
 func (e *Event) head() []byte {
 	var head []byte
 	if e.ID != "" {
@@ -53,8 +53,7 @@ func (e *Event) head() []byte {
 	return append(head, "data: "...)
 }
 
-// oneLine returns a part of a JSON text without line breaks, which stand between tokens
-// only.
+// oneLine returns a part of a JSON text without line breaks, which occur only between tokens.
 func oneLine(p []byte) []byte {
 	if bytes.IndexByte(p, '\n') < 0 && bytes.IndexByte(p, '\r') < 0 {
 		return p
@@ -62,8 +61,7 @@ func oneLine(p []byte) []byte {
 	return jsonspan.AppendLine(nil, p)
 }
 
-// Comment is sent on a silent stream, after KeepAlive at the latest: proxies close
-// connections on which nothing happens.
+// Comment is sent on a silent stream every KeepAlive, because proxies close idle connections.
 var Comment = []byte(":\n\n")
 
 // KeepAlive is how long a stream may be silent.

@@ -18,7 +18,8 @@ func TestEventBuffers(t *testing.T) {
 		want  string
 	}{
 		{"a message", Event{}, []string{`{"id":1}`}, "data: {\"id\":1}\n\n"},
-		{"all fields", Event{ID: "7", Retry: "10", Type: "message"}, []string{`{"id":1}`}, "id: 7\nretry: 10\nevent: message\ndata: {\"id\":1}\n\n"},
+		{"all fields", Event{ID: "7", Retry: "10", Type: "message"}, []string{`{"id":1}`},
+			"id: 7\nretry: 10\nevent: message\ndata: {\"id\":1}\n\n"},
 		{"no data", Event{ID: "7"}, nil, "id: 7\ndata: \n\n"},
 		{"several lines", Event{}, []string{"{\r\n\t\"id\": \"a\\nb\"\n}"}, "data: {  \t\"id\": \"a\\nb\" }\n\n"},
 		{"CR alone", Event{Type: "message"}, []string{"\n[1,\r2]\r\n"}, "event: message\ndata:  [1, 2]  \n\n"},
@@ -37,9 +38,10 @@ func TestEventBuffers(t *testing.T) {
 	}
 }
 
-// An event carries its message and nothing else, whatever the message is.
+// An event contains exactly its message.
 func FuzzEventBuffers(f *testing.F) {
-	for _, message := range []string{`{"id":1}`, "{\r\n\"a\":\r1\n}", "", "data: x\n\nid: 7\n\n", "{\"a\":\"\u2028\\n\"}", "\n", " x "} {
+	for _, message := range []string{`{"id":1}`, "{\r\n\"a\":\r1\n}", "", "data: x\n\nid: 7\n\n", "{\"a\":\"\u2028\\n\"}",
+		"\n", " x "} {
 		f.Add([]byte(message), []byte(`{"id":2}`))
 	}
 	f.Fuzz(func(t *testing.T, first, second []byte) {
@@ -64,7 +66,8 @@ func FuzzEventBuffers(f *testing.F) {
 				t.Fatalf("%q is read as %q, want %q", message, events[i], want)
 			}
 			var before, after bytes.Buffer
-			if json.Compact(&before, message) == nil && (json.Compact(&after, []byte(events[i])) != nil || !bytes.Equal(before.Bytes(), after.Bytes())) {
+			if json.Compact(&before, message) == nil && (json.Compact(&after, []byte(events[i])) != nil ||
+				!bytes.Equal(before.Bytes(), after.Bytes())) {
 				t.Fatalf("%q says something else than %q", events[i], message)
 			}
 		}

@@ -13,11 +13,11 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// A listener notes what a Reader gives out.
+// A listener records what a Reader delivers.
 type listener struct {
 	Reader
-	heard []string
-	large bytes.Buffer
+	delivered []string
+	large     bytes.Buffer
 }
 
 type largePart struct {
@@ -28,7 +28,7 @@ type largePart struct {
 func (p largePart) Close() error {
 	err := p.Rewriter.Close()
 	if err == nil {
-		p.l.heard = append(p.l.heard, "large end")
+		p.l.delivered = append(p.l.delivered, "large end")
 	}
 	return err
 }
@@ -38,52 +38,57 @@ func newListener(contentType string) *listener {
 	l.RequestID = []byte("1")
 	l.Header().Set("Content-Type", contentType)
 	l.OnMessage = func(e *Event) error {
-		l.heard = append(l.heard, fmt.Sprintf("%q %q %s", e.ID, e.Retry, e.Data))
-		if e.Message.IsAnswer() {
-			l.Settle(e.Message)
+		l.delivered = append(l.delivered, fmt.Sprintf("%q %q %s", e.ID, e.Retry, e.Data))
+		if e.Message.IsResponse() {
+			l.NoteResponse(e.Message)
 		}
 		return nil
 	}
 	l.OnLarge = func(id string) io.WriteCloser {
-		l.heard = append(l.heard, fmt.Sprintf("large %q", id))
-		return largePart{jsonspan.CompilePaths("id").Rewrite(&l.large, func(int, jsonspan.Kind, []byte) []byte { return nil }), l}
+		l.delivered = append(l.delivered, fmt.Sprintf("large %q", id))
+		return largePart{jsonspan.CompilePaths("id").Rewrite(&l.large,
+			func(int, jsonspan.Kind, []byte) []byte { return nil }), l}
 	}
 	return l
 }
 
-// hear gives a listener a text in pieces, and returns what it has heard.
-func (l *listener) hear(pieces ...string) string {
+// write writes pieces of a text to the Reader, and returns what it delivered.
+func (l *listener) write(pieces ...string) string {
 	for _, piece := range pieces {
 		scratch := []byte(piece)
 		_, _ = l.Write(scratch)
-		clear(scratch) // what was given belongs to the server
+		clear(scratch) // the bytes belong to the server
 	}
 	_ = l.Close()
-	return strings.Join(l.heard, "\n")
+	return strings.Join(l.delivered, "\n")
 }
 
-const heardAnswer = `{"jsonrpc":"2.0","id":1,"result":{"a":"é\u00e9"}}`
+const testAnswer = `{"jsonrpc":"2.0","id":1,"result":{"a":"é\u00e9"}}`
 
 func TestReaderInAnyPieces(t *testing.T) {
 	const stream = "text/event-stream"
 	note := `{"jsonrpc":"2.0","method":"n"}`
 	tests := []struct{ name, contentType, text, want string }{
-		{"JSON", "application/json", heardAnswer, `"" "" ` + heardAnswer},
-		{"JSON with white space around", "application/json; charset=utf-8", "\r\n " + heardAnswer + "\n", "\"\" \"\" \r\n " + heardAnswer + "\n"},
-		{"JSON of no type", "", heardAnswer, `"" "" ` + heardAnswer},
-		{"JSON as text", "text/plain", heardAnswer, `"" "" ` + heardAnswer},
-		{"an event", stream, "data: " + heardAnswer + "\n\n", `"" "" ` + heardAnswer},
-		{"no space", stream, "data:" + heardAnswer + "\n\n", `"" "" ` + heardAnswer},
-		{"CRLF", stream, "id: 7\r\nretry: 10\r\ndata: " + heardAnswer + "\r\n\r\n", `"7" "10" ` + heardAnswer},
-		{"CR", stream, "id: 7\rretry: 10\rdata: " + heardAnswer + "\r\rdata: " + note + "\r\r", `"7" "10" ` + heardAnswer + "\n" + `"" "" ` + note},
-		{"a byte order mark", stream, "\xEF\xBB\xBFdata: " + heardAnswer + "\n\n", `"" "" ` + heardAnswer},
-		{"comments", stream, ": hi\n\n:\n\n: a\ndata: " + heardAnswer + "\n: b\n\n", `"" "" ` + heardAnswer},
-		{"no final blank line", stream, "data: " + note + "\n\ndata: " + heardAnswer + "\n", `"" "" ` + note + "\n" + `"" "" ` + heardAnswer},
-		{"no final line end", stream, "data: " + heardAnswer, `"" "" ` + heardAnswer},
+		{"JSON", "application/json", testAnswer, `"" "" ` + testAnswer},
+		{"JSON with white space around", "application/json; charset=utf-8", "\r\n " + testAnswer + "\n", "\"\" \"\" \r\n " +
+			testAnswer + "\n"},
+		{"JSON of no type", "", testAnswer, `"" "" ` + testAnswer},
+		{"JSON as text", "text/plain", testAnswer, `"" "" ` + testAnswer},
+		{"an event", stream, "data: " + testAnswer + "\n\n", `"" "" ` + testAnswer},
+		{"no space", stream, "data:" + testAnswer + "\n\n", `"" "" ` + testAnswer},
+		{"CRLF", stream, "id: 7\r\nretry: 10\r\ndata: " + testAnswer + "\r\n\r\n", `"7" "10" ` + testAnswer},
+		{"CR", stream, "id: 7\rretry: 10\rdata: " + testAnswer + "\r\rdata: " + note + "\r\r", `"7" "10" ` + testAnswer +
+			"\n" + `"" "" ` + note},
+		{"a byte order mark", stream, "\xEF\xBB\xBFdata: " + testAnswer + "\n\n", `"" "" ` + testAnswer},
+		{"comments", stream, ": hi\n\n:\n\n: a\ndata: " + testAnswer + "\n: b\n\n", `"" "" ` + testAnswer},
+		{"no final blank line", stream, "data: " + note + "\n\ndata: " + testAnswer + "\n", `"" "" ` + note + "\n" +
+			`"" "" ` + testAnswer},
+		{"no final line end", stream, "data: " + testAnswer, `"" "" ` + testAnswer},
 		{"several lines of data", stream, "data: {\"jsonrpc\":\"2.0\",\ndata: \"id\":1,\ndata:\ndata: \"result\":{}}\n\n",
 			"\"\" \"\" {\"jsonrpc\":\"2.0\",\n\"id\":1,\n\"result\":{}}"},
-		{"a field between lines of data", stream, "data: {\"id\":1,\nid: 3\ndata: \"result\":{}}\n\n", "\"3\" \"\" {\"id\":1,\n\"result\":{}}"},
-		{"a priming event", stream, "id: 1\ndata:\n\ndata: " + heardAnswer + "\n\n", "\"1\" \"\" \n" + `"" "" ` + heardAnswer},
+		{"a field between lines of data", stream, "data: {\"id\":1,\nid: 3\ndata: \"result\":{}}\n\n",
+			"\"3\" \"\" {\"id\":1,\n\"result\":{}}"},
+		{"a priming event", stream, "id: 1\ndata:\n\ndata: " + testAnswer + "\n\n", "\"1\" \"\" \n" + `"" "" ` + testAnswer},
 		{"a priming event with a space", stream, "id: 1\ndata: \n\n", "\"1\" \"\" "},
 		{"a priming event without data", stream, "id: 1\nretry: 5\n\n", "\"1\" \"5\" "},
 		{"an id after the data", stream, "data: " + note + "\nid: 2\n\n", `"2" "" ` + note},
@@ -91,23 +96,25 @@ func TestReaderInAnyPieces(t *testing.T) {
 		{"an id without a space, with colons", stream, "id:a:b c\ndata: " + note + "\n\n", `"a:b c" "" ` + note},
 		{"other fields", stream, "event: message\nfoo: bar\nidx: 9\ndata: " + note + "\n\n", `"" "" ` + note},
 		{"an empty event", stream, "event: x\n\ndata: " + note + "\n\n", `"" "" ` + note},
-		{"ids are of one event only", stream, "id: 1\ndata: " + note + "\n\ndata: " + note + "\n\n", `"1" "" ` + note + "\n" + `"" "" ` + note},
+		{"ids are of one event only", stream, "id: 1\ndata: " + note + "\n\ndata: " + note + "\n\n", `"1" "" ` + note + "\n" +
+			`"" "" ` + note},
 		{"garbage between events", stream, "data: <html>\n\ndata: [1]\n\ndata: " + note + "\n\n", `"" "" ` + note},
 		{"a very long id", stream, "id: " + strings.Repeat("7", 5000) + "\ndata: " + note + "\n\n", `"" "" ` + note},
-		{"a very long comment", stream, ":" + strings.Repeat("x", 5000) + "\ndata: " + note + "\nid: 4\n\n", `"4" "" ` + note},
+		{"a very long comment", stream, ":" + strings.Repeat("x", 5000) + "\ndata: " + note + "\nid: 4\n\n",
+			`"4" "" ` + note},
 		{"nothing", stream, "", ""},
 		{"nothing as JSON", "application/json", "", ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := newListener(tt.contentType).hear(tt.text); got != tt.want {
+			if got := newListener(tt.contentType).write(tt.text); got != tt.want {
 				t.Errorf("in one piece: got\n%.300s\nwant\n%.300s", got, tt.want)
 			}
-			if got := newListener(tt.contentType).hear(strings.Split(tt.text, "")...); got != tt.want {
+			if got := newListener(tt.contentType).write(strings.Split(tt.text, "")...); got != tt.want {
 				t.Errorf("in characters: got\n%.300s\nwant\n%.300s", got, tt.want)
 			}
 			for i := 1; i < len(tt.text); i++ {
-				if got := newListener(tt.contentType).hear(tt.text[:i], tt.text[i:]); got != tt.want {
+				if got := newListener(tt.contentType).write(tt.text[:i], tt.text[i:]); got != tt.want {
 					t.Fatalf("split at %d: got\n%.300s\nwant\n%.300s", i, got, tt.want)
 				}
 			}
@@ -116,7 +123,7 @@ func TestReaderInAnyPieces(t *testing.T) {
 			}
 			for i := 1; i < len(tt.text); i++ {
 				for j := i + 1; j < len(tt.text); j++ {
-					if got := newListener(tt.contentType).hear(tt.text[:i], tt.text[i:j], tt.text[j:]); got != tt.want {
+					if got := newListener(tt.contentType).write(tt.text[:i], tt.text[i:j], tt.text[j:]); got != tt.want {
 						t.Fatalf("split at %d and %d: got\n%s\nwant\n%s", i, j, got, tt.want)
 					}
 				}
@@ -134,20 +141,20 @@ func TestReaderNoMessage(t *testing.T) {
 		{"HTML", "text/html", "<html>", 200, "invalid_json"},
 		{"HTML and 502", "text/html", "<html>", 502, "http_error"},
 		{"cut JSON", "application/json", `{"jsonrpc":"2.0","id":1,"res`, 200, "invalid_json"},
-		{"two messages", "application/json", heardAnswer + heardAnswer, 200, "invalid_json"},
+		{"two messages", "application/json", testAnswer + testAnswer, 200, "invalid_json"},
 		{"nothing", "application/json", "", 200, "invalid_response"},
 		{"nothing and 500", "application/json", "", 500, "http_error"},
 		{"nothing and 301", "", "", 301, "http_error"},
 		{"a stream of nothing", "text/event-stream", ": x\n\n", 200, "invalid_response"},
 		{"a stream of garbage", "text/event-stream", "data: x\n\n", 200, "invalid_response"},
-		{"a stream that is none", "text/event-stream", heardAnswer, 200, "invalid_response"},
+		{"an invalid stream", "text/event-stream", testAnswer, 200, "invalid_response"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			l := newListener(tt.contentType)
 			l.WriteHeader(tt.status)
-			if got := l.hear(tt.text); got != "" {
-				t.Errorf("heard %s", got)
+			if got := l.write(tt.text); got != "" {
+				t.Errorf("got %s", got)
 			}
 			if code, answered := l.Outcome(); answered || code != 0 || l.Status() != tt.status {
 				t.Errorf("outcome %d, %t, status %d", code, answered, l.Status())
@@ -164,7 +171,7 @@ func TestReaderOfInformationalStatus(t *testing.T) {
 	l.WriteHeader(http.StatusEarlyHints)
 	l.WriteHeader(http.StatusBadRequest)
 	l.WriteHeader(http.StatusOK)
-	l.hear(`{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":""}}`)
+	l.write(`{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":""}}`)
 	if code, answered := l.Outcome(); code != -32602 || !answered || l.Status() != http.StatusBadRequest {
 		t.Errorf("got %d, %t, %d", code, answered, l.Status())
 	}
@@ -173,7 +180,7 @@ func TestReaderOfInformationalStatus(t *testing.T) {
 func TestReaderOfWhatIsCompressed(t *testing.T) {
 	l := newListener("text/event-stream")
 	l.Header().Set("Content-Encoding", "gzip")
-	if got := l.hear("data: " + heardAnswer + "\n\n"); got != "" {
+	if got := l.write("data: " + testAnswer + "\n\n"); got != "" {
 		t.Errorf("got %s", got)
 	}
 	if l.err == nil {
@@ -189,38 +196,51 @@ func TestReaderOfLargeMessages(t *testing.T) {
 	note := `{"jsonrpc":"2.0","method":"n","params":{"t":"` + filler + `"}}`
 	request := `{"jsonrpc":"2.0","id":1,"method":"n","params":{"t":"` + filler + `"}}`
 	tests := []struct {
-		name, contentType, text, heard, large string
-		code                                  int
-		answered                              bool
-		err                                   error
+		name, contentType, text, delivered, large string
+		code                                      int
+		answered                                  bool
+		err                                       error
 	}{
 		{"an answer as JSON", "application/json", large, "large \"\"\nlarge end", large, 0, true, nil},
-		{"an answer of several pieces", "application/json", severalPieces, "large \"\"\nlarge end", severalPieces, 0, true, nil},
-		{"an answer of several pieces in lines", "text/event-stream", "data: {\ndata: " + severalPieces[1:] + "\n\n", "large \"\"\nlarge end", "{\n" + severalPieces[1:], 0, true, nil},
-		{"an answer as an event", "text/event-stream", "id: 5\ndata: " + large + "\n\n", "large \"5\"\nlarge end", large, 0, true, nil},
-		{"without a final blank line", "text/event-stream", "id: 5\ndata: " + large, "large \"5\"\nlarge end", large, 0, true, nil},
-		{"an error", "application/json", `{"jsonrpc":"2.0","id":1,"error":{"code":-7,"message":"` + filler + `"}}`, "large \"\"\nlarge end",
+		{"an answer of several pieces", "application/json", severalPieces, "large \"\"\nlarge end", severalPieces, 0, true,
+			nil},
+		{"an answer of several pieces in lines", "text/event-stream", "data: {\ndata: " + severalPieces[1:] + "\n\n",
+			"large \"\"\nlarge end", "{\n" + severalPieces[1:], 0, true, nil},
+		{"an answer as an event", "text/event-stream", "id: 5\ndata: " + large + "\n\n", "large \"5\"\nlarge end", large, 0,
+			true, nil},
+		{"without a final blank line", "text/event-stream", "id: 5\ndata: " + large, "large \"5\"\nlarge end", large, 0, true,
+			nil},
+		{"an error", "application/json", `{"jsonrpc":"2.0","id":1,"error":{"code":-7,"message":"` + filler + `"}}`,
+			"large \"\"\nlarge end",
 			`{"jsonrpc":"2.0","id":1,"error":{"code":-7,"message":"` + filler + `"}}`, -7, true, nil},
-		{"in lines", "text/event-stream", "data: " + large[:MaxHeld/2] + "\ndata: " + large[MaxHeld/2:] + "\n\n", "large \"\"",
+		{"in lines", "text/event-stream", "data: " + large[:MaxHeld/2] + "\ndata: " + large[MaxHeld/2:] + "\n\n",
+			"large \"\"",
 			large[:MaxHeld/2] + "\n" + large[MaxHeld/2:], 0, true, errNoMessage},
-		{"in lines between tokens", "text/event-stream", "data: " + large[:len(large)-2] + "\ndata: }\r\ndata: }\n\n", "large \"\"\nlarge end",
+		{"in lines between tokens", "text/event-stream", "data: " + large[:len(large)-2] + "\ndata: }\r\ndata: }\n\n",
+			"large \"\"\nlarge end",
 			large[:len(large)-2] + "\n}\n}", 0, true, nil},
-		{"of exactly what is held", "application/json", exact, `"" "" ` + exact, "", 0, true, nil},
-		{"a notification", "text/event-stream", "data: " + note + "\n\ndata: " + heardAnswer + "\n\n", `"" "" ` + note + "\n\"\" \"\" " + heardAnswer, "", 0, true, nil},
+		{"of exactly the held size", "application/json", exact, `"" "" ` + exact, "", 0, true, nil},
+		{"a notification", "text/event-stream", "data: " + note + "\n\ndata: " + testAnswer + "\n\n", `"" "" ` + note +
+			"\n\"\" \"\" " + testAnswer, "", 0, true, nil},
 		{"a request", "text/event-stream", "data: " + request + "\n\n", `"" "" ` + request, "", 0, false, nil},
-		{"an answer to another", "text/event-stream", "data: " + strings.Replace(large, `"id":1`, `"id":11`, 1) + "\n\ndata: " + heardAnswer + "\n\n", `"" "" ` + heardAnswer, "", 0, true, nil},
-		{"only an answer to another", "application/json", strings.Replace(large, `"id":1`, `"id":"1"`, 1), "", "", 0, false, nil},
+		{"an answer to another", "text/event-stream", "data: " + strings.Replace(large, `"id":1`, `"id":11`, 1) +
+			"\n\ndata: " + testAnswer + "\n\n", `"" "" ` + testAnswer, "", 0, true, nil},
+		{"only an answer to another", "application/json", strings.Replace(large, `"id":1`, `"id":"1"`, 1), "", "", 0, false,
+			nil},
 		{"garbage", "application/json", filler + filler, "", "", 0, false, errNoMessage},
 		{"too much garbage", "application/json", strings.Repeat(filler, 65), "", "", 0, false, errTooLarge},
-		{"too large a notification", "text/event-stream", "data: {\"jsonrpc\":\"2.0\",\"method\":\"" + strings.Repeat(filler, 65) + "\"}\n\ndata: " + heardAnswer + "\n\n", "", "", 0, false, errTooLarge},
+		{"too large a notification", "text/event-stream", "data: {\"jsonrpc\":\"2.0\",\"method\":\"" + strings.Repeat(filler,
+			65) + "\"}\n\ndata: " + testAnswer + "\n\n", "", "", 0, false, errTooLarge},
 		{"a cut answer", "application/json", large[:len(large)-2], "large \"\"", large[:len(large)-2], 0, true, errNoMessage},
-		{"an answer and another message", "text/event-stream", "data: " + large + "\n\ndata: " + heardAnswer + "\n\n", "large \"\"\nlarge end\n\"\" \"\" " + heardAnswer, large, 0, true, nil},
-		{"id last", "application/json", `{"jsonrpc":"2.0","result":{"t":"` + filler + `"},"id":1}`, "large \"\"\nlarge end", `{"jsonrpc":"2.0","result":{"t":"` + filler + `"},"id":1}`, 0, true, nil},
+		{"an answer and another message", "text/event-stream", "data: " + large + "\n\ndata: " + testAnswer + "\n\n",
+			"large \"\"\nlarge end\n\"\" \"\" " + testAnswer, large, 0, true, nil},
+		{"id last", "application/json", `{"jsonrpc":"2.0","result":{"t":"` + filler + `"},"id":1}`, "large \"\"\nlarge end",
+			`{"jsonrpc":"2.0","result":{"t":"` + filler + `"},"id":1}`, 0, true, nil},
 	}
 	for _, tt := range tests {
 		for _, size := range []int{1 << 30, 32 << 10, 4093} {
 			if len(tt.text) > 8<<20 && size != 32<<10 {
-				continue // that takes long
+				continue // takes too long
 			}
 			t.Run(tt.name+" in pieces of "+strconv.Itoa(size), func(t *testing.T) {
 				l := newListener(tt.contentType)
@@ -232,8 +252,8 @@ func TestReaderOfLargeMessages(t *testing.T) {
 					text = text[n:]
 				}
 				err := l.Close()
-				if got := strings.Join(l.heard, "\n"); got != tt.heard {
-					t.Errorf("heard %.300q, want %.300q", got, tt.heard)
+				if got := strings.Join(l.delivered, "\n"); got != tt.delivered {
+					t.Errorf("got %.300q, want %.300q", got, tt.delivered)
 				}
 				if got := l.large.String(); got != tt.large {
 					t.Errorf("%d bytes passed on, want %d", len(got), len(tt.large))
@@ -249,10 +269,11 @@ func TestReaderOfLargeMessages(t *testing.T) {
 	}
 }
 
-// What is heard does not depend on the pieces in which it comes.
+// The result does not depend on how the response is split.
 func FuzzReader(f *testing.F) {
 	for _, text := range []string{
-		heardAnswer, "data: " + heardAnswer + "\n\n", "id: 1\r\nretry: 5\rdata: {\"id\":1,\n\rdata:\"result\":{}}\r\n\r\n", "\xEF\xBB\xBFid\ndata\n:\n\n",
+		testAnswer, "data: " + testAnswer +
+			"\n\n", "id: 1\r\nretry: 5\rdata: {\"id\":1,\n\rdata:\"result\":{}}\r\n\r\n", "\xEF\xBB\xBFid\ndata\n:\n\n",
 		"data: {\"jsonrpc\":\"2.0\",\"method\":\"n\"}\n\ndata: x\n\n", "event: x\n\n\n\rdata: {}",
 	} {
 		for _, stream := range []bool{false, true} {
@@ -265,18 +286,18 @@ func FuzzReader(f *testing.F) {
 			contentType = "text/event-stream"
 		}
 		whole, parts := newListener(contentType), newListener(contentType)
-		want := whole.hear(text)
+		want := whole.write(text)
 		var pieces []string
 		for rest := text; rest != ""; {
 			n := min(int(size%7)+1, len(rest))
 			pieces, rest = append(pieces, rest[:n]), rest[n:]
 		}
-		if got := parts.hear(pieces...); got != want || parts.err != whole.err {
+		if got := parts.write(pieces...); got != want || parts.err != whole.err {
 			t.Errorf("in pieces: %q, %v\nin one: %q, %v", got, parts.err, want, whole.err)
 		}
-		for _, heard := range whole.heard {
-			if head, _, _ := strings.Cut(heard, "{"); strings.ContainsAny(head, "\r\n") && stream {
-				t.Errorf("a line break is in an id: %q", heard)
+		for _, delivered := range whole.delivered {
+			if head, _, _ := strings.Cut(delivered, "{"); strings.ContainsAny(head, "\r\n") && stream {
+				t.Errorf("a line break is in an id: %q", delivered)
 			}
 		}
 	})

@@ -10,8 +10,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// ReadBody reads the body of a POST, of at most limit bytes. The client must keep to
-// [httpbody.Pace].
+// ReadBody reads the body of a POST, of at most limit bytes. The client must keep the [httpbody.Pace].
 func ReadBody(r *http.Request, limit int64) ([]byte, *jsonrpc.Failure) {
 	if httpbody.Encoding(r.Header) != "" {
 		return nil, jsonrpc.UnsupportedEncoding()
@@ -32,28 +31,28 @@ func ReadBody(r *http.Request, limit int64) ([]byte, *jsonrpc.Failure) {
 	return body, nil
 }
 
-// A Request is what a client asks a server for with an HTTP request.
+// A Request is what an HTTP request of a client asks for.
 type Request struct {
 	Kind    Kind
 	Era     mcp.Era
-	Session string // that it belongs to; empty for none, always so in the modern era
+	Session string // session id; empty for none, and always in the modern era
 }
 
-// A Kind is how a request is answered.
+// A Kind is a kind of request. It decides the form of the response.
 type Kind uint8
 
+// Kinds of requests.
 const (
-	Call         Kind = iota // with the answer of JSON-RPC, after any other messages
-	Initialize               // with an answer that begins a session
-	Notification             // with status 202
-	Answer                   // to a question of the server: with status 202
-	Listen                   // with the stream of the session
-	End                      // of the session
+	Call         Kind = iota // JSON-RPC response, after any other messages
+	Initialize               // response that begins a session
+	Notification             // status 202
+	Answer                   // response to a server request: status 202
+	Listen                   // stream of the session
+	End                      // ends the session
 )
 
-// Inspect finds out what r asks for. m is the message of a POST, as [jsonrpc.Message.ReadRequest]
-// has read it. Of a call of the modern era it checks the headers, but not whether
-// the server speaks its revision; see [CheckVersion].
+// Inspect returns what r asks for. m is the message of a POST, read by [jsonrpc.Message.ReadRequest].
+// It checks the headers of a modern call, but not the protocol version, see [CheckVersion].
 func Inspect(r *http.Request, m *jsonrpc.Message) (Request, *jsonrpc.Failure) {
 	version := r.Header.Get(mcp.VersionHeader)
 	req := Request{Session: r.Header.Get(mcp.SessionHeader)}
@@ -73,12 +72,13 @@ func Inspect(r *http.Request, m *jsonrpc.Message) (Request, *jsonrpc.Failure) {
 	return req, nil
 }
 
-// inspect finds out what a POST of m asks for.
+// inspect handles a POST of m.
 func (req *Request) inspect(header http.Header, version string, m *jsonrpc.Message) *jsonrpc.Failure {
 	if failure := m.Check(); failure != nil {
 		return failure
 	}
-	if req.Era = mcp.EraOf(version, m); req.Era == mcp.Modern {
+	req.Era = mcp.EraOf(version, m)
+	if req.Era == mcp.Modern {
 		req.Session = ""
 	}
 	switch {
@@ -94,7 +94,7 @@ func (req *Request) inspect(header http.Header, version string, m *jsonrpc.Messa
 	return nil
 }
 
-// CheckVersion refuses a call of the modern era of another revision than ours.
+// CheckVersion refuses a modern call with an unsupported protocol version.
 func CheckVersion(m *jsonrpc.Message) *jsonrpc.Failure {
 	if m.Is(jsonrpc.ProtocolVersion, mcp.Stateless) {
 		return nil
@@ -102,8 +102,9 @@ func CheckVersion(m *jsonrpc.Message) *jsonrpc.Failure {
 	return jsonrpc.UnsupportedVersion(mcp.Shortened(m.Text(jsonrpc.ProtocolVersion)), mcp.Versions())
 }
 
-// CloseAfter has the connection of a stream that a client listens to closed at its end. Another configuration may
-// have taken over by then: the server would close the connection anyway, maybe just when the client sends a request.
+// CloseAfter closes the connection of a client's stream at the end of the stream. Another
+// configuration may be active by then: the server would close the connection anyway, maybe just when
+// the client sends a request.
 func CloseAfter(header http.Header, r *http.Request) {
 	if r.ProtoMajor == 1 {
 		header.Set("Connection", "close")

@@ -13,10 +13,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
-// A Writer sends messages to a client: one JSON message or, once another message precedes
-// the answer, a stream of events. It is safe for concurrent use.
+// A Writer sends messages to a client: one JSON message or, if other messages precede the response, an
+// event stream. It is safe for concurrent use.
 type Writer struct {
-	// OnAnswer, if it is set, is called with the bytes of the answer as they are sent.
+	// OnAnswer, if set, is called with the bytes of the response as they are sent.
 	OnAnswer func(part []byte)
 
 	w       http.ResponseWriter
@@ -29,13 +29,13 @@ type Writer struct {
 	err    error      // writing failed, or the response has ended
 }
 
-// NewWriter returns a Writer of the response to a request with this header.
+// NewWriter returns a Writer for the response to a request with this header.
 func NewWriter(w http.ResponseWriter, request http.Header) *Writer {
 	return &Writer{w: w, accepts: AcceptsStream(request)}
 }
 
-// AcceptsStream reports whether a client names event streams in Accept. One that accepts
-// just anything was not made for them, and gets JSON.
+// AcceptsStream reports whether Accept names event streams. A client that accepts */* was not made for
+// them, and gets JSON.
 func AcceptsStream(header http.Header) bool {
 	for _, line := range header["Accept"] {
 		for accepted := range strings.SplitSeq(line, ",") {
@@ -48,14 +48,14 @@ func AcceptsStream(header http.Header) bool {
 	return false
 }
 
-// writeTimeout is how long a client may take to read an event. A slow client holds up the
-// server and the other streams that receive the same event.
+// writeTimeout is how long a client may take to read an event. A slow client delays the server and
+// other streams with the same event.
 const writeTimeout = 30 * time.Second
 
 // AcceptsStream reports whether the client accepts event streams.
 func (w *Writer) AcceptsStream() bool { return w.accepts }
 
-// begin begins an event stream if it can, and reports whether there is one.
+// begin starts an event stream if the client accepts one. It reports whether there is one.
 func (w *Writer) begin() bool {
 	if w.begun || !w.accepts || w.err != nil {
 		return w.stream
@@ -64,12 +64,12 @@ func (w *Writer) begin() bool {
 	header := w.w.Header()
 	header.Set("Content-Type", "text/event-stream")
 	header.Set("Cache-Control", "no-cache, no-transform")
-	header.Set("X-Accel-Buffering", "no") // nginx would hold events back
+	header.Set("X-Accel-Buffering", "no") // otherwise nginx holds events back
 	w.w.WriteHeader(http.StatusOK)
 	return true
 }
 
-// Begin begins an event stream before there is an event to send, if the client accepts one.
+// Begin starts an event stream before there is an event to send, if the client accepts one.
 func (w *Writer) Begin() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -78,14 +78,14 @@ func (w *Writer) Begin() {
 	}
 }
 
-// Move has the rest of an event stream that has begun written elsewhere, unless to returns nil.
-func (w *Writer) Move(to func(http.ResponseWriter) http.ResponseWriter) {
+// Move continues an event stream with the writer that move returns, unless that is nil.
+func (w *Writer) Move(move func(http.ResponseWriter) http.ResponseWriter) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !w.stream || w.err != nil {
 		return
 	}
-	if other := to(w.w); other != nil {
+	if other := move(w.w); other != nil {
 		w.w = other
 	}
 }
@@ -108,14 +108,14 @@ func (w *Writer) writeEvent(e *Event) {
 	w.flush()
 }
 
-// writeEscaped writes a part of an event. No client may end lines in it but where it does.
+// writeEscaped writes a part of an event. It escapes characters that some clients take for line ends.
 func (w *Writer) writeEscaped(p []byte) { w.write(w.breaks.Escape(p)) }
 
-// Answer sends the answer: as the whole response, or as an event if others precede it.
+// Answer sends the response: as the whole body, or as an event if others precede it.
 func (w *Writer) Answer(status int, e *Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.noteAnswer(e.Data)
+	w.reportResponse(e.Data)
 	if w.stream {
 		w.writeEvent(e)
 		return
@@ -131,8 +131,8 @@ func (w *Writer) Answer(status int, e *Event) {
 	w.write(e.Data)
 }
 
-// Large begins an answer of unknown length, as an event if stream is set or others precede
-// it. The caller writes it, then closes it. Nothing else may be sent meanwhile.
+// Large starts a response of unknown length, as an event if stream is set or others precede it. The
+// caller writes and closes it. Nothing else may be sent in between.
 func (w *Writer) Large(e *Event, stream bool) io.WriteCloser {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -143,16 +143,16 @@ func (w *Writer) Large(e *Event, stream bool) io.WriteCloser {
 		w.w.Header().Set("Content-Type", "application/json")
 		w.w.WriteHeader(http.StatusOK)
 	}
-	return &largeAnswer{w}
+	return &largeResponse{w}
 }
 
-// A largeAnswer is an answer that is passed on as it arrives.
-type largeAnswer struct{ w *Writer }
+// A largeResponse is a response that is forwarded as it arrives.
+type largeResponse struct{ w *Writer }
 
-func (l *largeAnswer) Write(p []byte) (int, error) {
+func (l *largeResponse) Write(p []byte) (int, error) {
 	l.w.mu.Lock()
 	defer l.w.mu.Unlock()
-	l.w.noteAnswer(p)
+	l.w.reportResponse(p)
 	if l.w.stream {
 		l.w.writeEscaped(oneLine(p))
 	} else {
@@ -161,7 +161,7 @@ func (l *largeAnswer) Write(p []byte) (int, error) {
 	return len(p), l.w.err
 }
 
-func (l *largeAnswer) Close() error {
+func (l *largeResponse) Close() error {
 	l.w.mu.Lock()
 	defer l.w.mu.Unlock()
 	if l.w.stream {
@@ -171,13 +171,13 @@ func (l *largeAnswer) Close() error {
 	return l.w.err
 }
 
-func (w *Writer) noteAnswer(part []byte) {
+func (w *Writer) reportResponse(part []byte) {
 	if w.OnAnswer != nil {
 		w.OnAnswer(part)
 	}
 }
 
-// KeepAlive sends a comment, so that proxies do not close a silent stream.
+// KeepAlive sends a comment, so proxies do not close a silent stream.
 func (w *Writer) KeepAlive() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -190,32 +190,33 @@ func (w *Writer) write(p []byte) {
 		return
 	}
 	if w.stream {
-		_ = http.NewResponseController(w.w).SetWriteDeadline(time.Now().Add(writeTimeout)) // where it is supported
+		_ = http.NewResponseController(w.w).SetWriteDeadline(time.Now().Add(writeTimeout)) // where supported
 	}
 	_, w.err = w.w.Write(p)
 }
 
-// flush sends what was written. The deadline is for writing only: an HTTP/2 stream would
-// end at it even while nothing is written.
+// flush flushes. It clears the write deadline, because an HTTP/2 stream would end at it even while
+// nothing is written.
 func (w *Writer) flush() {
 	if w.err != nil {
 		return
 	}
 	controller := http.NewResponseController(w.w)
-	if w.err = controller.Flush(); w.err == nil && w.stream {
+	w.err = controller.Flush()
+	if w.err == nil && w.stream {
 		_ = controller.SetWriteDeadline(time.Time{})
 	}
 }
 
-// Flush sends what was written.
+// Flush flushes what was written.
 func (w *Writer) Flush() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.flush()
 }
 
-// Close ends the response. Later writes are dropped: the response writer may belong to
-// another request by then.
+// Close ends the response. Later writes are dropped, because the response writer may belong to another
+// request by then.
 func (w *Writer) Close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -227,15 +228,14 @@ func (w *Writer) Close() {
 
 var errEnded = errors.New("the response has ended")
 
-// Streaming reports whether an event stream has begun.
-func (w *Writer) Streaming() bool {
+// IsStreaming reports whether an event stream has started.
+func (w *Writer) IsStreaming() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.stream
 }
 
-// Err returns why nothing more can be written: what was written was not taken, or the response
-// has ended.
+// Err returns why nothing more can be written: a write failed, or the response has ended.
 func (w *Writer) Err() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

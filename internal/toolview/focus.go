@@ -9,11 +9,11 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// A Focus is an argument that the gateway adds to tools. By it a client says what it looks for:
-// if the result is too large, the mask leaves what bears on that. The server never sees it.
+// A Focus is an argument that the gateway adds to tools. With it a client says what it looks for: if
+// the result is too large, the mask keeps the parts about that. The server never gets the argument.
 type Focus struct {
-	name     string // of the argument
-	property []byte // of a schema, that defines it
+	name     string // name of the argument
+	property []byte // member of the properties in a schema
 }
 
 // NewFocus returns a Focus whose argument has a name.
@@ -22,21 +22,21 @@ func NewFocus(name string) *Focus {
 	return &Focus{name, slices.Concat(jsonrpc.Quote(name), []byte(":"+schema))}
 }
 
-// focusDescription is what models are told of the argument, with every tool.
+// focusDescription describes the argument to models, with every tool.
 const focusDescription = "What you look for; a long result is cut to it."
 
-// A toolSchema is what a definition says of the arguments of a tool.
+// A toolSchema is the schema of the arguments of a tool.
 type toolSchema struct {
-	at         int // where inputSchema is
+	at         int // position of inputSchema in the definition
 	schema     []byte
-	properties jsonspan.Value // in schema; zero if it has none
+	properties jsonspan.Value // in schema; zero if missing
 }
 
-// Add returns the edit of the definition of a tool that adds the argument. It reports whether the
-// tool can have it: not if it has one of this name, or if its schema could refuse it.
+// Add returns the edit that adds the argument to the definition of a tool. It reports false if the
+// tool has an argument of this name, or if its schema could refuse the argument.
 func (f *Focus) Add(tool []byte) (jsonspan.Edit, bool) {
 	s, ok := readToolSchema(tool)
-	if !ok || f.isArgument(&s) {
+	if !ok || f.hasArgument(&s) {
 		return jsonspan.Edit{}, false
 	}
 	if s.properties.End == 0 {
@@ -47,8 +47,8 @@ func (f *Focus) Add(tool []byte) (jsonspan.Edit, bool) {
 	return e.Moved(s.at + s.properties.Start), true
 }
 
-// isArgument reports whether a tool has an argument of this name, or one that is hard to tell from it.
-func (f *Focus) isArgument(s *toolSchema) bool {
+// hasArgument reports whether a tool has an argument of this name, ignoring case.
+func (f *Focus) hasArgument(s *toolSchema) bool {
 	for m := range jsonspan.Members(s.schema) {
 		isNamed := m.Key == "required" || m.Key == "dependentRequired"
 		if isNamed && bytes.Contains(s.schema[m.Value.Start:m.End], jsonrpc.Quote(f.name)) {
@@ -65,13 +65,13 @@ func (f *Focus) isArgument(s *toolSchema) bool {
 	return false
 }
 
-// closedBy are the keywords by which a schema may refuse an argument that is added to it.
-var closedBy = []string{
+// closingKeywords are the keywords with which a schema may refuse an added argument.
+var closingKeywords = []string{
 	"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "const", "enum", "propertyNames",
 	"patternProperties", "maxProperties", "dependentSchemas", "dependencies",
 }
 
-// readToolSchema reads the definition of a tool. It reports whether an argument can be added.
+// readToolSchema parses the definition of a tool. It reports whether an argument can be added.
 func readToolSchema(tool []byte) (s toolSchema, ok bool) {
 	for m := range jsonspan.Members(tool) {
 		switch {
@@ -89,7 +89,7 @@ func readToolSchema(tool []byte) (s toolSchema, ok bool) {
 	}
 	for m := range jsonspan.Members(s.schema) {
 		switch value := s.schema[m.Value.Start:m.End]; {
-		case slices.Contains(closedBy, m.Key), m.Key == "type" && string(value) != `"object"`:
+		case slices.Contains(closingKeywords, m.Key), m.Key == "type" && string(value) != `"object"`:
 			return s, false
 		case m.Key != "properties":
 		case s.properties.End > 0 || m.Value.Kind != jsonspan.BeginObject:
@@ -101,16 +101,17 @@ func readToolSchema(tool []byte) (s toolSchema, ok bool) {
 	return s, true
 }
 
-// maxGoal is how many characters of what a client looks for are read. All of it is compared with each
-// text that is cut.
+// maxGoal is how many characters of the argument are read. They are compared with each text that is
+// cut.
 const maxGoal = 1000
 
-// Take takes the argument out of a call, as often as it is there. It returns what the client looks for.
+// Take removes all copies of the argument from a call. It returns the value: what the client looks
+// for.
 func (f *Focus) Take(m *jsonrpc.Message) (goal string, edited jsonrpc.Message, failure *jsonrpc.Failure) {
 	arguments := m.Literal(jsonrpc.Arguments)
 	var removal jsonspan.Removal
 	for member := range jsonspan.Members(arguments) {
-		removal.Next(member, member.Key == f.name)
+		removal.Visit(member, member.Key == f.name)
 		if member.Key != f.name {
 			continue
 		}
@@ -120,7 +121,7 @@ func (f *Focus) Take(m *jsonrpc.Message) (goal string, edited jsonrpc.Message, f
 			goal = strings.TrimSpace(jsonspan.Text(body[:jsonspan.Advance(body, maxGoal)]))
 		case jsonspan.Null:
 		default:
-			return "", *m, jsonrpc.InvalidParams("arguments." + f.name + ": not a string").AsAnswer()
+			return "", *m, jsonrpc.InvalidParams("arguments." + f.name + ": not a string").WithStatusOK()
 		}
 	}
 	edits := removal.Edits(arguments, nil)
@@ -128,14 +129,14 @@ func (f *Focus) Take(m *jsonrpc.Message) (goal string, edited jsonrpc.Message, f
 	return goal, edited, failure
 }
 
-// IsGiven reports whether a call has an argument of this name, which may be the server's own.
+// IsGiven reports whether a call has an argument of this name. It may be the server's own.
 func (f *Focus) IsGiven(m *jsonrpc.Message) bool {
 	if f == nil || !m.Is(jsonrpc.Method, "tools/call") || m.Kind(jsonrpc.Arguments) != jsonspan.BeginObject {
 		return false
 	}
 	arguments := m.Literal(jsonrpc.Arguments)
 	if !bytes.Contains(arguments, []byte(f.name)) && !bytes.Contains(arguments, []byte(`\u`)) {
-		return false // without a look at each of them
+		return false // fast path
 	}
 	_, ok := jsonspan.Remove(arguments, f.name)
 	return ok

@@ -10,7 +10,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// Whatever arguments a call has, the server gets all but the one that is the gateway's.
+// The server gets all arguments of a call except for the gateway's own.
 func FuzzFocusTake(f *testing.F) {
 	for _, arguments := range []string{
 		`{}`, `{"a":1}`, `{"focus":"x"}`, `{"focus":"x","a":1}`, `{"a":1, "focus" : "x" }`,
@@ -52,7 +52,7 @@ func FuzzFocusTake(f *testing.F) {
 	})
 }
 
-// The definition of a tool has one more argument, or it is as it was.
+// The definition of a tool gets one more argument, or stays unchanged.
 func FuzzFocusAdd(f *testing.F) {
 	for _, schema := range []string{
 		`{"type":"object"}`, `{}`, `{ }`, `{"properties":{}}`,

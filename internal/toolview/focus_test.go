@@ -12,18 +12,22 @@ func TestFocusIsAdded(t *testing.T) {
 	const property = `"aim":{"type":"string","description":"` + focusDescription + `"}`
 	tool := func(schema string) string { return `{"name":"x","inputSchema":` + schema + ` ,"title":"X"}` }
 	for _, test := range []struct{ name, tool, want string }{
-		{"among properties", tool(`{"type":"object","properties":{"a":{}} ,"additionalProperties":false}`), tool(`{"type":"object","properties":{"a":{},` + property + `} ,"additionalProperties":false}`)},
-		{"as the only one", tool(`{"type":"object","properties":{}}`), tool(`{"type":"object","properties":{` + property + `}}`)},
-		{"without properties", tool(`{"type":"object","required":[]}`), tool(`{"type":"object","required":[],"properties":{` + property + `}}`)},
+		{"among properties", tool(`{"type":"object","properties":{"a":{}} ,"additionalProperties":false}`),
+			tool(`{"type":"object","properties":{"a":{},` + property + `} ,"additionalProperties":false}`)},
+		{"as the only one", tool(`{"type":"object","properties":{}}`), tool(`{"type":"object","properties":{` + property +
+			`}}`)},
+		{"without properties", tool(`{"type":"object","required":[]}`), tool(`{"type":"object","required":[],"properties":{` +
+			property + `}}`)},
 		{"without anything", tool(`{}`), tool(`{"properties":{` + property + `}}`)},
-		{"with a schema below that refuses much", tool(`{"properties":{"a":{"oneOf":[],"aim":1}}}`), tool(`{"properties":{"a":{"oneOf":[],"aim":1},` + property + `}}`)},
+		{"with a schema below that refuses much", tool(`{"properties":{"a":{"oneOf":[],"aim":1}}}`),
+			tool(`{"properties":{"a":{"oneOf":[],"aim":1},` + property + `}}`)},
 		{"not beside one of its name", tool(`{"properties":{"aim":{}}}`), ""},
 		{"not beside one that looks like it", tool(`{"properties":{"Aim":{}}}`), ""},
 		{"not to a reference", tool(`{"$ref":"#/$defs/a"}`), ""},
 		{"not to a choice", tool(`{"type":"object","oneOf":[{}]}`), ""},
 		{"not where names have a pattern", tool(`{"patternProperties":{"a":{"type":"integer"}}}`), ""},
 		{"not where there may be only so many", tool(`{"maxProperties":1}`), ""},
-		{"not to what is no object", tool(`{"type":["object","null"]}`), ""},
+		{"not to a type that is not an object", tool(`{"type":["object","null"]}`), ""},
 		{"not where properties are none", tool(`{"properties":[]}`), ""},
 		{"not where properties come twice", tool(`{"properties":{},"properties":{}}`), ""},
 		{"not without a schema", `{"name":"x"}`, ""},
@@ -52,18 +56,20 @@ func TestFocusIsTaken(t *testing.T) {
 	for _, test := range []struct{ name, arguments, goal, want string }{
 		{"with others", `{"a":1, "aim":" the\u0020reason ","b":2}`, "the reason", `{"a":1, "b":2}`},
 		{"alone", `{"aim":"x"}`, "x", `{}`},
-		{"null is none", `{"aim":null,"a":1}`, "", `{"a":1}`},
+		{"null means none", `{"aim":null,"a":1}`, "", `{"a":1}`},
 		{"blanks are none", `{"aim":" "}`, "", `{}`},
 		{"the last of two, as servers read", `{"aim":"x","aim":"y"}`, "y", `{}`},
 		{"all of many", `{"aim":"x","aim":"y" , "a":1,"aim":"z","b":2 ,"aim":null, "aim":" w"}`, "w", `{"a":1,"b":2}`},
-		{"its beginning, if it is long", `{"aim":"` + strings.Repeat("é", maxGoal+1) + `"}`, strings.Repeat("é", maxGoal), `{}`},
+		{"its beginning, if it is long", `{"aim":"` + strings.Repeat("é", maxGoal+1) + `"}`, strings.Repeat("é", maxGoal),
+			`{}`},
 		{"none", `{"a":{"aim":1}}`, "", `{"a":{"aim":1}}`},
 		{"a number is refused", `{"aim":1}`, "", ""},
 		{"an object is refused", `{"aim":{"a":"b"}}`, "", ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			call := func(arguments string) string {
-				return `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","arguments":` + arguments + `,"_meta":{"aim":1}}}`
+				return `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","arguments":` + arguments +
+					`,"_meta":{"aim":1}}}`
 			}
 			var m jsonrpc.Message
 			if failure := m.ReadRequest([]byte(call(test.arguments))); failure != nil {
@@ -71,7 +77,7 @@ func TestFocusIsTaken(t *testing.T) {
 			}
 			f := NewFocus("aim")
 			if f.IsGiven(&m) == (test.want == test.arguments) {
-				t.Error("it is not what is looked for")
+				t.Error("it is not the focus argument")
 			}
 			goal, edited, failure := f.Take(&m)
 			if test.want == "" {
@@ -90,7 +96,7 @@ func TestFocusIsTaken(t *testing.T) {
 	}
 }
 
-// A call that repeats the argument is read once, not once for each of them.
+// A call that repeats the argument many times is parsed once.
 func TestFocusIsTakenAtOnce(t *testing.T) {
 	take := func(n int) float64 {
 		var m jsonrpc.Message

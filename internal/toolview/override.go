@@ -1,6 +1,6 @@
-// Package toolview changes how clients see tools, and makes of their calls what servers expect.
+// Package toolview changes how clients see tools, and rewrites their calls for the servers.
 //
-// An [Override] renames or describes a tool, and sets or hides arguments of it. A [Focus] is an
+// An [Override] renames or describes a tool, and sets or hides some of its arguments. A [Focus] is an
 // argument that is added to tools, for the gateway itself.
 package toolview
 
@@ -18,60 +18,60 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// An Override changes how clients see a tool of a server, and what the server gets of their calls. Rules, pins,
-// metrics and logs know the tool by its own name.
+// An Override changes how clients see a tool of a server, and what the server gets of their calls.
+// Rules, pins, metrics and logs use the server's name of the tool.
 type Override struct {
-	Tool        string          // its name at the server
-	Name        string          // its name for clients; "" for the same
+	Tool        string          // name at the server
+	Name        string          // name for clients; "" for the same
 	Description string          // "" for that of the server
 	Title       string          // "" for that of the server
-	On, Off     mcp.Annotations // that the tool has, and does not have, whatever the server says
+	On, Off     mcp.Annotations // annotations set and unset, whatever the server says
 
-	// Clients do not see these arguments. Names are the same in upper and lower case, as they are to some servers.
-	Fixed  []FixedArgument // that the server gets, whatever the client sends
-	Hidden []string        // that the server does not get
+	// Clients do not see these arguments. Case is ignored in their names, as some servers do.
+	Fixed  []FixedArgument // sent to the server, whatever the client sends
+	Hidden []string        // removed from calls
 
-	hints map[string]bool // On and Off as definitions have them
+	hints map[string]bool // On and Off as hints in definitions
 	fixed []byte          // Fixed as members of an object
 
-	params  atomic.Pointer[mcp.ParamHeaders] // arguments that headers repeat, if known
-	listed  atomic.Bool                      // the server has the tool
-	missed  atomic.Bool                      // Missing has returned it
-	covered atomic.Bool                      // See has returned it
+	params          atomic.Pointer[mcp.ParamHeaders] // arguments that headers repeat; nil if unknown
+	listed          atomic.Bool                      // the server has the tool
+	reportedMissing atomic.Bool                      // returned by Missing
+	reportedHidden  atomic.Bool                      // returned by See
 }
 
-// A FixedArgument is an argument with a value that is always the same.
+// A FixedArgument is an argument with a constant value.
 type FixedArgument struct {
 	Name  string
 	Value []byte // as JSON
 }
 
-// Overrides are those of the tools of a server. Those of a server without any are nil.
+// Overrides are the overrides of a server's tools. A nil *Overrides has none.
 type Overrides struct {
 	all            []*Override
 	byTool, byName map[string]*Override // by the name at the server, and for clients
 }
 
-// NewOverrides returns the Overrides of a server, or what is wrong with them.
+// NewOverrides returns the overrides of a server; nil if all is empty. It fails if they are invalid.
 func NewOverrides(all []*Override) (*Overrides, error) {
 	if len(all) == 0 {
 		return nil, nil
 	}
 	overrides := &Overrides{all: all, byTool: map[string]*Override{}, byName: map[string]*Override{}}
 	for _, o := range all {
-		if err := o.settle(); err != nil {
+		if err := o.prepare(); err != nil {
 			return nil, fmt.Errorf("tool %s: %w", o.Tool, err)
 		}
 		if other := overrides.byName[o.Name]; other != nil {
-			return nil, fmt.Errorf("tool %s: rename: tool %s has the name %s, too", o.Tool, other.Tool, o.Name)
+			return nil, fmt.Errorf("tool %s: rename: tool %s already has the name %s", o.Tool, other.Tool, o.Name)
 		}
 		overrides.byTool[o.Tool], overrides.byName[o.Name] = o, o
 	}
 	return overrides, nil
 }
 
-// settle prepares the Override to be used, or reports what contradicts itself.
-func (o *Override) settle() error {
+// prepare prepares the Override. It fails if the Override contradicts itself.
+func (o *Override) prepare() error {
 	if o.Name == "" {
 		o.Name = o.Tool
 	}
@@ -79,7 +79,7 @@ func (o *Override) settle() error {
 		if o.On&mcp.ReadOnly != 0 {
 			return fmt.Errorf("annotate: %s and %s contradict each other", mcp.ReadOnly, mcp.Destructive)
 		}
-		o.Off |= mcp.ReadOnly // else the other says nothing
+		o.Off |= mcp.ReadOnly // otherwise Destructive has no meaning
 	}
 	o.hints, o.fixed = map[string]bool{}, nil
 	for value, annotations := range map[bool]mcp.Annotations{true: o.On, false: o.Off} {
@@ -90,7 +90,7 @@ func (o *Override) settle() error {
 		})
 	}
 	var names []string
-	take := func(name string) error {
+	add := func(name string) error {
 		if slices.ContainsFunc(names, func(other string) bool { return strings.EqualFold(other, name) }) {
 			return fmt.Errorf("arguments: %s is given twice", name)
 		}
@@ -98,20 +98,20 @@ func (o *Override) settle() error {
 		return nil
 	}
 	for _, a := range o.Fixed {
-		if err := take(a.Name); err != nil {
+		if err := add(a.Name); err != nil {
 			return err
 		}
 		o.fixed = appendMember(o.fixed, a.Name, a.Value)
 	}
 	for _, name := range o.Hidden {
-		if err := take(name); err != nil {
+		if err := add(name); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// appendMember appends a member to those of an object.
+// appendMember appends a member to the members of an object.
 func appendMember(members []byte, name string, value []byte) []byte {
 	if len(members) > 0 {
 		members = append(members, ',')
@@ -119,7 +119,7 @@ func appendMember(members []byte, name string, value []byte) []byte {
 	return append(append(append(members, jsonrpc.Quote(name)...), ':'), value...)
 }
 
-// Of returns the Override of a tool of the server, nil if there is none.
+// Of returns the Override of a tool, by its name at the server; nil for none.
 func (s *Overrides) Of(tool string) *Override {
 	if s == nil {
 		return nil
@@ -127,9 +127,9 @@ func (s *Overrides) Of(tool string) *Override {
 	return s.byTool[tool]
 }
 
-// Called returns the Override of the tool that clients know by a name, nil if it has none. It reports false if they
-// know no tool by it, because the one that had it has another.
-func (s *Overrides) Called(name string) (_ *Override, ok bool) {
+// ByClientName returns the Override of a tool, by its name for clients; nil for none. It reports false if
+// clients see no tool of this name, because the tool was renamed.
+func (s *Overrides) ByClientName(name string) (_ *Override, ok bool) {
 	if s == nil {
 		return nil, true
 	}
@@ -139,45 +139,46 @@ func (s *Overrides) Called(name string) (_ *Override, ok bool) {
 	return nil, s.byTool[name] == nil
 }
 
-// Original returns the name of the tool that clients know by a name.
-func (s *Overrides) Original(name string) string {
-	if o, _ := s.Called(name); o != nil {
+// ServerName returns the name of a tool at the server, by its name for clients.
+func (s *Overrides) ServerName(name string) string {
+	if o, _ := s.ByClientName(name); o != nil {
 		return o.Tool
 	}
 	return name
 }
 
-// Shown returns the name by which clients know a tool of the server.
-func (s *Overrides) Shown(tool string) string {
+// ClientName returns the name of a tool for clients, by its name at the server.
+func (s *Overrides) ClientName(tool string) string {
 	if o := s.Of(tool); o != nil {
 		return o.Name
 	}
 	return tool
 }
 
-// hiding returns the Override that gives the name of a tool of the server to another one, nil if there is none.
-func (s *Overrides) hiding(tool string) *Override {
+// hiddenBy returns the Override that gives the name of a tool to another tool; nil for none.
+func (s *Overrides) hiddenBy(tool string) *Override {
 	if s == nil || s.byTool[tool] != nil {
 		return nil
 	}
 	return s.byName[tool]
 }
 
-// replaceMembers returns the edits that take members out of an object, and put others last into it.
+// replaceMembers returns the edits that remove members from an object and append others.
 func replaceMembers(object []byte, remove func(jsonspan.Member) bool, add []byte) []jsonspan.Edit {
 	var removal jsonspan.Removal
 	for m := range jsonspan.Members(object) {
-		removal.Next(m, remove(m))
+		removal.Visit(m, remove(m))
 	}
 	return removal.Edits(object, add)
 }
 
-// Define returns a tool as clients see it, but for its name. It notes which arguments are repeated in headers.
+// Define returns a tool as clients see it, except for its name. It records which arguments are
+// repeated in headers.
 func (o *Override) Define(tool *mcp.Item) *mcp.Item {
 	edits := o.describe(tool.Raw)
 	if o.EditsArguments() {
 		params := mcp.ParamHeaders{}
-		_ = params.AddTool(tool.Name, tool.Raw) // a tool that cannot be called has none
+		_ = params.AddTool(tool.Name, tool.Raw) // an invalid tool has none
 		o.params.Store(&params)
 		for m := range jsonspan.Members(tool.Raw) {
 			if m.Key == "inputSchema" && m.Value.Kind == jsonspan.BeginObject {
@@ -188,16 +189,16 @@ func (o *Override) Define(tool *mcp.Item) *mcp.Item {
 	return tool.Edited(edits...)
 }
 
-// appendMoved appends edits of a part of a text as those of the whole text.
-func appendMoved(edits []jsonspan.Edit, by int, inner ...jsonspan.Edit) []jsonspan.Edit {
+// appendMoved appends edits of a part of a text that begins at offset, as edits of the whole text.
+func appendMoved(edits []jsonspan.Edit, offset int, inner ...jsonspan.Edit) []jsonspan.Edit {
 	for _, e := range inner {
-		edits = append(edits, e.Moved(by))
+		edits = append(edits, e.Moved(offset))
 	}
 	return edits
 }
 
-// describe returns the edits of a definition that change its description, title and annotations. A member that is
-// there twice is there once after that.
+// describe returns the edits of a definition that change its description, title and annotations. They
+// remove repeated members.
 func (o *Override) describe(tool []byte) []jsonspan.Edit {
 	replaced := map[string]bool{}
 	var added []byte
@@ -228,9 +229,10 @@ func (o *Override) describe(tool []byte) []jsonspan.Edit {
 	return edits
 }
 
-// annotate returns the edits of annotations. Hints of which one is repeated say nothing, and go.
+// annotate returns the edits of an annotations object. If a hint is repeated, all hints are removed,
+// because they are ambiguous.
 func (o *Override) annotate(object []byte) []jsonspan.Edit {
-	known := map[string]int{} // how often they are there
+	known := map[string]int{} // occurrences by hint
 	mcp.Annotations(0).Hints(func(hint string, _ bool) { known[hint] = 0 })
 	repeated := false
 	for m := range jsonspan.Members(object) {
@@ -251,28 +253,28 @@ func (o *Override) annotate(object []byte) []jsonspan.Edit {
 	}, added)
 }
 
-// EditsArguments reports whether clients do not see all arguments of the tool. There may be no Override.
+// EditsArguments reports whether some arguments are hidden from clients. o may be nil.
 func (o *Override) EditsArguments() bool { return o != nil && len(o.Fixed)+len(o.Hidden) > 0 }
 
-// HasArgument reports whether an argument is one that clients do not see.
+// HasArgument reports whether an argument is hidden from clients. o may be nil.
 func (o *Override) HasArgument(name string) bool {
 	is := func(other string) bool { return sameArgument(other, name) }
 	return o != nil && (slices.ContainsFunc(o.Hidden, is) || o.isFixed(name))
 }
 
-// isFixed reports whether an argument has a value that is always the same.
+// isFixed reports whether an argument has a fixed value.
 func (o *Override) isFixed(name string) bool {
 	return slices.ContainsFunc(o.Fixed, func(a FixedArgument) bool { return sameArgument(a.Name, name) })
 }
 
-// sameArgument reports whether some server may take a key of a client for an argument: in another case, or with null
-// characters at the end.
+// sameArgument reports whether some server may take a key for an argument: in another case, or with
+// trailing null characters.
 func sameArgument(argument, key string) bool {
 	return strings.EqualFold(argument, strings.TrimRight(key, "\x00"))
 }
 
-// WithoutFixed returns the arguments of a call without those that are fixed: they may be secrets. There may be no
-// Override.
+// WithoutFixed returns the arguments of a call without the fixed ones, which may be secrets. o may be
+// nil.
 func (o *Override) WithoutFixed(arguments []byte) []byte {
 	if o == nil || len(o.Fixed) == 0 {
 		return arguments
@@ -281,11 +283,11 @@ func (o *Override) WithoutFixed(arguments []byte) []byte {
 	return jsonspan.Spliced(arguments, replaceMembers(arguments, fixed, nil)...)
 }
 
-// isArgument reports whether a member of an object is for an argument that clients do not see.
+// isArgument reports whether a member of an object is an argument that is hidden from clients.
 func (o *Override) isArgument(m jsonspan.Member) bool { return o.HasArgument(m.Key) }
 
-// withoutArguments returns the edits that take the arguments that clients do not see out of a schema. Those below
-// keywords such as anyOf stay: the server gets the same whether a client sends them or not.
+// withoutArguments returns the edits that remove hidden arguments from a schema. Those below keywords
+// such as anyOf stay; the server gets the same whether a client sends them or not.
 func (o *Override) withoutArguments(schema []byte) (edits []jsonspan.Edit) {
 	for m := range jsonspan.Members(schema) {
 		value := schema[m.Value.Start:m.End]
@@ -311,9 +313,9 @@ func (o *Override) withoutArguments(schema []byte) (edits []jsonspan.Edit) {
 	return edits
 }
 
-// withoutNames returns the edit of a list of names that takes those of arguments out that clients do not see.
-func (o *Override) withoutNames(list []byte, is jsonspan.Value) []jsonspan.Edit {
-	if is.Kind != jsonspan.BeginArray {
+// withoutNames returns the edit that removes hidden arguments from a list of names.
+func (o *Override) withoutNames(list []byte, value jsonspan.Value) []jsonspan.Edit {
+	if value.Kind != jsonspan.BeginArray {
 		return nil
 	}
 	var kept [][]byte
@@ -332,7 +334,7 @@ func (o *Override) withoutNames(list []byte, is jsonspan.Value) []jsonspan.Edit 
 	return []jsonspan.Edit{{End: len(list), New: edited}}
 }
 
-// ToServer returns a call of the tool as the server gets it. There may be no Override.
+// ToServer returns a call of the tool as the server gets it. o may be nil.
 func (o *Override) ToServer(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failure) {
 	if o == nil {
 		return *m, nil
@@ -350,7 +352,7 @@ func (o *Override) ToServer(m *jsonrpc.Message) (jsonrpc.Message, *jsonrpc.Failu
 	return m.Edited(edits...)
 }
 
-// arguments returns the edits that give a call the arguments that the server gets.
+// arguments returns the edits that give a call the arguments for the server.
 func (o *Override) arguments(m *jsonrpc.Message) (edits []jsonspan.Edit, _ *jsonrpc.Failure) {
 	if !o.EditsArguments() {
 		return nil, nil
@@ -366,37 +368,37 @@ func (o *Override) arguments(m *jsonrpc.Message) (edits []jsonspan.Edit, _ *json
 	case jsonrpc.Absent:
 		edits = append(edits, m.Insert(append([]byte(`"arguments":`), object...)))
 	default:
-		return nil, jsonrpc.InvalidParams("arguments: not an object").AsAnswer()
+		return nil, jsonrpc.InvalidParams("arguments: not an object").WithStatusOK()
 	}
 	return edits, nil
 }
 
-// See notes that the server has listed a tool. It returns the Override that hides it from clients, because it gives its
-// name to another tool; nil if none does. That is news the first time.
-func (s *Overrides) See(tool string) (by *Override, news bool) {
+// NoteListed records that the server has listed a tool. It returns the Override that hides the tool because
+// it gives its name to another; nil for none. news is true the first time.
+func (s *Overrides) NoteListed(tool string) (hiddenBy *Override, news bool) {
 	if o := s.Of(tool); o != nil {
 		o.listed.Store(true)
 	}
-	by = s.hiding(tool)
-	return by, by != nil && by.covered.CompareAndSwap(false, true)
+	hiddenBy = s.hiddenBy(tool)
+	return hiddenBy, hiddenBy != nil && hiddenBy.reportedHidden.CompareAndSwap(false, true)
 }
 
-// Missing returns the tools with an Override that the server has never listed, after all of a list was read. Each is
-// returned once.
+// Missing returns the tools with an Override that the server has never listed. It is called after a
+// complete list, and returns each tool once.
 func (s *Overrides) Missing() (tools []string) {
 	if s == nil {
 		return nil
 	}
 	for _, o := range s.all {
-		if !o.listed.Load() && o.missed.CompareAndSwap(false, true) {
+		if !o.listed.Load() && o.reportedMissing.CompareAndSwap(false, true) {
 			tools = append(tools, o.Tool)
 		}
 	}
 	return tools
 }
 
-// SetParams sets the headers of a call that repeat arguments which the client does not see. It reports false if it is
-// not known which headers do: the server has not listed the tool yet.
+// SetParams sets the headers of a call that repeat hidden arguments. It reports false if these headers
+// are unknown, because the server has not listed the tool yet.
 func (o *Override) SetParams(header http.Header, m *jsonrpc.Message) bool {
 	params := o.params.Load()
 	if params == nil {
@@ -406,10 +408,10 @@ func (o *Override) SetParams(header http.Header, m *jsonrpc.Message) bool {
 	return true
 }
 
-// NoteUnlisted notes after a list that no header repeats an argument of the tool, unless the list has said so.
+// NoteUnlisted records, after a list without the tool, that no header repeats an argument of the tool.
 func (o *Override) NoteUnlisted() { o.params.CompareAndSwap(nil, new(mcp.ParamHeaders)) }
 
-// Annotations returns those of a tool by its definition at the server.
+// Annotations returns the annotations of a tool, by its definition at the server.
 func (s *Overrides) Annotations(tool string, definition []byte) mcp.Annotations {
 	o := s.Of(tool)
 	if o == nil || len(o.hints) == 0 {

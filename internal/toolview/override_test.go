@@ -21,7 +21,7 @@ func newOverrides(t testing.TB, all ...*Override) *Overrides {
 	return s
 }
 
-// itemOf returns a tool as it is read in the list of a server.
+// itemOf returns a tool as it is parsed from a list.
 func itemOf(t *testing.T, tool string) *mcp.Item {
 	t.Helper()
 	var l mcp.List
@@ -48,7 +48,7 @@ func TestOverrideDefinesTool(t *testing.T) {
 			tool(`,"description":"é","a":1`),
 			tool(`,"a":1,"description":"a \"b\""`)},
 		{"a description", &Override{Tool: "x", Description: "d"}, `{"name":"x"}`, `{"name":"x","description":"d"}`},
-		{"a description in the place of two", &Override{Tool: "x", Description: "d"},
+		{"a description that replaces two", &Override{Tool: "x", Description: "d"},
 			`{"description":"a","name":"x","description":1}`,
 			`{"name":"x","description":"d"}`},
 		{"another title", &Override{Tool: "x", Title: "U"}, `{"title":"T", "name":"x"}`, `{"name":"x","title":"U"}`},
@@ -57,10 +57,10 @@ func TestOverrideDefinesTool(t *testing.T) {
 		{"annotations among others", destructive,
 			tool(`,"annotations":{"title":"a", "readOnlyHint":true,"x":[1]}`),
 			tool(`,"annotations":{"title":"a", "x":[1],"readOnlyHint":false,"destructiveHint":true}`)},
-		{"annotations in the place of two", closed,
+		{"annotations that replace two", closed,
 			tool(`,"annotations":{"title":"a"},"annotations":{}`),
 			tool(`,"annotations":{"openWorldHint":false}`)},
-		{"annotations in the place of a text", closed,
+		{"annotations that replace a text", closed,
 			tool(`,"annotations":"a"`),
 			tool(`,"annotations":{"openWorldHint":false}`)},
 		{"no hints of which one is repeated", closed,
@@ -98,7 +98,7 @@ func TestOverrideDefinesTool(t *testing.T) {
 	}
 }
 
-// Whatever a server says of a tool, it is as the operator says.
+// The operator's annotations replace the server's.
 func TestOverrideAnnotations(t *testing.T) {
 	definitions := []string{
 		``, `,"annotations":{}`, `,"annotations":null`, `,"annotations":{"readOnlyHint":true,"destructiveHint":true}`,
@@ -133,7 +133,7 @@ func TestOverrideAnnotations(t *testing.T) {
 	}
 }
 
-// callOf returns a tools/call with members of its params.
+// callOf returns a tools/call with these members of its params.
 func callOf(members string) string {
 	return `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"y"` + members + `,"_meta":{"root":1}}}`
 }
@@ -197,9 +197,9 @@ func TestOverridesContradict(t *testing.T) {
 		want string
 	}{
 		{"one name for two", []*Override{{Tool: "a", Name: "c"}, {Tool: "b", Name: "c"}},
-			"tool b: rename: tool a has the name c, too"},
+			"tool b: rename: tool a already has the name c"},
 		{"the name of another", []*Override{{Tool: "a", Name: "b"}, {Tool: "b", Title: "B"}},
-			"tool b: rename: tool a has the name b, too"},
+			"tool b: rename: tool a already has the name b"},
 		{"harmless and destructive", []*Override{{Tool: "a", On: mcp.ReadOnly | mcp.Destructive}},
 			"tool a: annotate: read_only and destructive contradict each other"},
 		{"fixed and hidden",
@@ -218,7 +218,7 @@ func TestOverridesContradict(t *testing.T) {
 	}
 }
 
-// Whatever arguments a call has, the server gets each fixed argument once, no hidden one, and all others to the byte.
+// The server gets each fixed argument once, no hidden one, and all others unchanged.
 func FuzzOverrideCall(f *testing.F) {
 	for _, arguments := range []string{
 		`{}`, `{"a":1}`, `{"root":"x"}`, `{"root":"x","a":1}`, `{"a":1, "root" : "x" }`, ` { "debug":1 } `,

@@ -18,16 +18,15 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/screen"
 )
 
-// An answerer answers messages of a server in place of the client.
+// An answerer responds to server requests instead of the client.
 type answerer struct {
 	*Exchange
 	r *http.Request // to the server
 }
 
-// answered takes a message that is not for the client (A59). It reports whether it is
-// such.
-func (x answerer) answered(m *jsonrpc.Message) bool {
-	if m.IsAnswer() || !m.Has(jsonrpc.Method) {
+// handle handles a message that the client does not get (A59). It reports whether it did.
+func (x answerer) handle(m *jsonrpc.Message) bool {
+	if m.IsResponse() || !m.Has(jsonrpc.Method) {
 		return false
 	}
 	method := m.Text(jsonrpc.Method)
@@ -36,41 +35,41 @@ func (x answerer) answered(m *jsonrpc.Message) bool {
 		return false
 	}
 	if !m.IsRequest() {
-		// Where all servers are one, who joins them has to know what has changed.
+		// The aggregate must know what has changed.
 		return x.Kind != Aggregate || !strings.HasSuffix(method, "/list_changed")
 	}
-	reply := jsonrpc.Refusal(m.Literal(jsonrpc.ID), jsonrpc.CodeMethodNotFound, "no client answers "+mcp.Shortened(method))
+	reply := jsonrpc.ErrorResponse(m.Literal(jsonrpc.ID), jsonrpc.CodeMethodNotFound,
+		"not supported by the client: "+mcp.Shortened(method))
 	switch {
-	case a.Action == AnswerHere:
-		reply = jsonrpc.Answer(m.Literal(jsonrpc.ID), a.Result)
+	case a.Action == Respond:
+		reply = jsonrpc.ResultResponse(m.Literal(jsonrpc.ID), a.Result)
 	case method == "ping":
-		reply = jsonrpc.Answer(m.Literal(jsonrpc.ID), []byte("{}"))
+		reply = jsonrpc.ResultResponse(m.Literal(jsonrpc.ID), []byte("{}"))
 	}
-	// The server may have more to say before it listens, and the client need not wait
-	// for that.
+	// The server may send more before it reads, and the client need not wait for that.
 	answer, cancel := x.request(context.WithoutCancel(x.r.Context()), reply)
 	mcp.ClearModern(answer.Header)
 	stop := context.AfterFunc(x.Shared.Exiting, cancel)
-	begun := x.answering.Add(1) <= maxAnswering && x.Server.Asides.Go(func() {
-		defer x.answering.Add(-1)
+	begun := x.pendingAnswers.Add(1) <= maxPendingAnswers && x.Server.SideRequests.Go(func() {
+		defer x.pendingAnswers.Add(-1)
 		defer cancel()
 		defer stop()
-		if err := x.deliver(answer); err != nil {
-			x.Shared.Logger.Warn("answer not delivered", zap.String("mcp_server", x.Server.Name), zap.Error(err))
+		if err := x.send(answer); err != nil {
+			x.Shared.Logger.Warn("response to MCP server not delivered", zap.String("mcp_server", x.Server.Name), zap.Error(err))
 		}
 	})
-	if !begun { // who asks so much at once gets no more answers
-		x.answering.Add(-1)
+	if !begun { // too many at once
+		x.pendingAnswers.Add(-1)
 		stop()
 		cancel()
-		x.Shared.Logger.Warn("question of MCP server not answered, because it asks too much at once",
+		x.Shared.Logger.Warn("request of MCP server not answered: too many at once",
 			zap.String("mcp_server", x.Server.Name))
 	}
 	return true
 }
 
-// deliver sends the server a request of which only the status matters.
-func (x answerer) deliver(r *http.Request) error {
+// send sends a request to the server and checks only the status.
+func (x answerer) send(r *http.Request) error {
 	w := &statusRecorder{header: http.Header{}}
 	if err := recovered(func() error { return x.serveRoutes(w, r) }); err != nil {
 		return err
@@ -81,13 +80,12 @@ func (x answerer) deliver(r *http.Request) error {
 	return nil
 }
 
-// maxAnswering is how many answers to a server can be under way beside one request.
-const maxAnswering = 64
+// maxPendingAnswers is how many responses to server requests can be in progress per exchange.
+const maxPendingAnswers = 64
 
-// resolved returns the answer of a server of the modern era. What it asks before it goes
-// on, by a result, is answered here or dropped, and what is left for the client to
-// answer is all that it is asked.
-func (x answerer) resolved(message []byte) ([]byte, error) {
+// resolveInput returns the response of a modern server. Server requests in an input_required result are
+// answered or dropped according to the configuration. Those that are left go to the client.
+func (x answerer) resolveInput(message []byte) ([]byte, error) {
 	m := new(jsonrpc.Message)
 	for range MaxRounds {
 		if m.Read(message) != nil {
@@ -111,11 +109,11 @@ func (x answerer) resolved(message []byte) ([]byte, error) {
 			return message, nil
 		}
 		if len(ours) < len(asks.Requests) {
-			return withoutRequests(m, ours), nil // the server asks again for what the client does not say
+			return withoutRequests(m, ours), nil // the server repeats those without a response
 		}
-		answer, err := x.callAgain(ours, &asks)
+		answer, err := x.repeatCall(ours, &asks)
 		if err != nil {
-			x.Shared.Logger.Warn("answer not delivered", zap.String("mcp_server", x.Server.Name), zap.Error(err))
+			x.Shared.Logger.Warn("response to MCP server not delivered", zap.String("mcp_server", x.Server.Name), zap.Error(err))
 			return jsonrpc.ConnectError(x.Server.Name, causeOf(err)).Append(nil, m.Literal(jsonrpc.ID)), nil
 		}
 		message = answer
@@ -123,7 +121,7 @@ func (x answerer) resolved(message []byte) ([]byte, error) {
 	return jsonrpc.InvalidResponse(x.Server.Name).Append(nil, m.Literal(jsonrpc.ID)), nil
 }
 
-// withoutRequests returns a result that asks for input without some of its questions.
+// withoutRequests returns a result that asks for input without some of its server requests.
 func withoutRequests(m *jsonrpc.Message, keys []string) []byte {
 	result := m.Literal(jsonrpc.Result)
 	for member := range jsonspan.Members(result) {
@@ -142,12 +140,11 @@ func withoutRequests(m *jsonrpc.Message, keys []string) []byte {
 	return m.Raw
 }
 
-// callAgain makes the call again with answers to what the server asks, besides those
-// that the client has given, and returns the answer to that. Other messages that the server
-// sends meanwhile are dropped.
-func (x answerer) callAgain(keys []string, asks *mcp.InputResult) (answer []byte, err error) {
+// repeatCall repeats the call with responses to server requests, in addition to those that the client
+// gave. It returns the new response. Other messages of the server are dropped.
+func (x answerer) repeatCall(keys []string, asks *mcp.InputResult) (answer []byte, err error) {
 	responses := map[string]json.RawMessage{}
-	_ = json.Unmarshal(x.Message.Literal(jsonrpc.InputResponses), &responses) // there may be none
+	_ = json.Unmarshal(x.Message.Literal(jsonrpc.InputResponses), &responses) // may be missing
 	for _, key := range keys {
 		responses[key] = x.Server.Answer(asks.Requests[key].Method).Result
 	}
@@ -155,21 +152,21 @@ func (x answerer) callAgain(keys []string, asks *mcp.InputResult) (answer []byte
 	if failure := call.Read(mcp.WithInput(&x.Message, responses, asks.State)); failure != nil {
 		return nil, failure
 	}
-	id := jsonrpc.Quote("gateway:" + rand.Text()) // the protocol wants another one
+	id := jsonrpc.Quote("gateway:" + rand.Text()) // MCP requires a new id
 	again, cancel := x.request(x.r.Context(), jsonspan.Spliced(call.Raw, call.Replace(jsonrpc.ID, id)))
 	defer cancel()
-	limit := int64(maxScreened)
-	if x.arrival.limit > 0 {
-		limit = min(limit, x.arrival.limit)
+	limit := int64(maxFiltered)
+	if x.receiver.limit > 0 {
+		limit = min(limit, x.receiver.limit)
 	}
 	w := screen.NewWriter(&statusRecorder{header: http.Header{}}, limit, func(message []byte) ([]byte, error) {
-		x.arrival.heard()
+		x.receiver.noteActivity()
 		var m jsonrpc.Message
-		message = unmarked(message)
+		message = withoutByteOrderMark(message)
 		if looksLikeJSON(message) && m.ReadExact(message) != nil {
 			return nil, errUnreadable
 		}
-		if m.IsAnswer() {
+		if m.IsResponse() {
 			answer = jsonspan.Spliced(bytes.Clone(message), m.WithID(x.Message.Literal(jsonrpc.ID))...)
 		}
 		return nil, nil
@@ -183,11 +180,11 @@ func (x answerer) callAgain(keys []string, asks *mcp.InputResult) (answer []byte
 	return answer, err
 }
 
-// request returns a request of our own to the server, in the session of the one that is being
-// served, as the routes have got that.
+// request returns a request of the gateway to the server, in the session of the exchange, with the
+// headers that the routes got.
 func (x answerer) request(ctx context.Context, body []byte) (*http.Request, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, x.Server.Timeout)
-	r := x.Server.Routes.Derive(ctx, x.sent, false)
+	r := x.Server.Routes.Derive(ctx, x.routed, false)
 	x.Server.Routes.Describe(r, x.placeholder)
 	for _, name := range [...]string{"Last-Event-Id", "Content-Encoding"} {
 		r.Header.Del(name)
@@ -200,10 +197,10 @@ func (x answerer) request(ctx context.Context, body []byte) (*http.Request, cont
 // MaxRounds is how often a server may ask for input in one call.
 const MaxRounds = 16
 
-// offerRoots declares to a server whose questions for roots are answered here that it
-// may ask, whatever the client can do.
-func (x *Exchange) offerRoots(r *http.Request) {
-	if x.Server.Answer(rootsList).Action != AnswerHere {
+// declareRoots adds the roots capability to the message if the gateway answers roots/list, whatever the
+// client supports.
+func (x *Exchange) declareRoots(r *http.Request) {
+	if x.Server.Answer(rootsList).Action != Respond {
 		return
 	}
 	in := jsonrpc.ClientCapabilities

@@ -11,18 +11,17 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
-// Where a client talks to one server, sessions and streams are the server's. The server cannot
-// tell our clients apart, so the ids that it gives are bound to the client, if that is
-// identified.
+// At Single, sessions and streams are the server's own. The server cannot tell the clients of the
+// gateway apart, so the gateway binds its ids to the client, if the client is identified.
 
-// What an id identifies.
+// Kinds of ids.
 const (
-	sessionOfServer  = "session of one server"
-	eventOfServer    = "event of one server"
-	endpointOfServer = "endpoint of one server"
+	boundSession  = "session of one server"
+	boundEvent    = "event of one server"
+	boundEndpoint = "endpoint of one server"
 )
 
-// A binding makes ids of a server good for one client only.
+// A binding makes ids of a server valid for one client only.
 type binding struct {
 	sealer         seal.Sealer
 	server, client string
@@ -33,17 +32,17 @@ func (b binding) bind(kind, id string) string {
 	return b.sealer.Bind(id, kind, b.server, b.client)
 }
 
-// claim returns the id that was bound, and whether it is the client's.
+// claim returns the id of the server, and reports whether it is bound to the client.
 func (b binding) claim(kind, bound string) (id string, ok bool) {
 	return b.sealer.Claim(bound, kind, b.server, b.client)
 }
 
-// claimHeader gives a header the id that was bound. It reports whether that is the client's,
-// or there is none.
+// claimHeader replaces the bound id in a header with the id of the server. It reports false if the id
+// is not bound to the client. A missing header is fine.
 func (b binding) claimHeader(kind string, header http.Header, name string) bool {
 	values := header.Values(name)
 	if len(values) != 1 {
-		return len(values) == 0 // the server could take either
+		return len(values) == 0 // with several, the server could use any
 	}
 	id, ok := b.claim(kind, values[0])
 	if ok {
@@ -52,12 +51,13 @@ func (b binding) claimHeader(kind string, header http.Header, name string) bool 
 	return ok
 }
 
+// binding returns the binding for the server and the caller.
 func (x *Exchange) binding() binding {
 	return binding{x.Shared.Sealer, x.Server.Name, x.Caller.Identity}
 }
 
-// claim has a request name the session, and the event after which a stream is to go on, as
-// the server knows them. It refuses those of other clients, and tasks, too.
+// claim replaces the ids of the session and of the last event with those of the server. It fails if
+// they, or tasks in the message, belong to another client.
 func (x *Exchange) claim(header http.Header) *jsonrpc.Failure {
 	if httpbody.GetHeader(header, "Last-Event-Id") == "" {
 		delete(header, "Last-Event-Id") // an empty one has no meaning
@@ -68,44 +68,44 @@ func (x *Exchange) claim(header http.Header) *jsonrpc.Failure {
 	switch {
 	case !x.bindsSessions():
 		return nil
-	case !x.binding().claimHeader(sessionOfServer, header, mcp.SessionHeader):
+	case !x.binding().claimHeader(boundSession, header, mcp.SessionHeader):
 		return jsonrpc.UnknownSession()
-	case !x.binding().claimHeader(eventOfServer, header, "Last-Event-Id"):
+	case !x.binding().claimHeader(boundEvent, header, "Last-Event-Id"):
 		return jsonrpc.InvalidRequest("Last-Event-ID: not an event of this client")
 	}
 	return nil
 }
 
-// bindsSessions reports whether sessions are good for the client only.
+// bindsSessions reports whether session ids are bound to the client.
 func (x *Exchange) bindsSessions() bool {
 	return x.Kind != Aggregate && x.Caller.Identity != ""
 }
 
-// bound returns w as what is written to if something of the answer is to be good for the
-// client only, or w itself.
-func (x *Exchange) bound(r *http.Request, w http.ResponseWriter) http.ResponseWriter {
+// bindResponse wraps w if ids in the response must be bound to the client.
+func (x *Exchange) bindResponse(r *http.Request, w http.ResponseWriter) http.ResponseWriter {
 	w = x.watchTasks(r, w)
 	if !x.bindsSessions() || x.Kind != Single {
 		return w
 	}
-	r.Header.Del("Accept-Encoding") // the stream is read
+	r.Header.Del("Accept-Encoding") // the stream is parsed
 	return &eventBinder{next: w, binding: x.binding()}
 }
 
-// An eventBinder binds the ids of events to the client. All else passes as it is.
+// An eventBinder binds the ids of events to the client. Everything else passes unchanged.
 type eventBinder struct {
 	next    http.ResponseWriter
 	binding binding
 
 	status   int
-	isStream bool // of events
+	isStream bool // the response is an event stream
 	events   sse.Scanner
-	line     []byte // a line that has not ended, and may be an id
-	passing  bool   // the line is none
+	line     []byte // incomplete line that may be an id
+	passing  bool   // the current line is not an id
 	out      []byte
 }
 
-// longestEventID is how long the line of an id may be. A longer one cannot be resumed from.
+// longestEventID is the maximum length of an id line. A longer one is not bound, and cannot be resumed
+// from.
 const longestEventID = 4 << 10
 
 func (w *eventBinder) Header() http.Header         { return w.next.Header() }
@@ -146,8 +146,7 @@ func (w *eventBinder) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// frame takes the next bytes of lines, without the data in them. It holds back a line as
-// long as it may be an id.
+// frame handles the next bytes outside of data. It holds back a line as long as it may be an id.
 func (w *eventBinder) frame(p []byte) {
 	for _, c := range p {
 		ends := c == '\n' || c == '\r'
@@ -160,17 +159,17 @@ func (w *eventBinder) frame(p []byte) {
 			continue
 		}
 		if ends {
-			w.out, w.line = append(w.out, w.bound()...), w.line[:0]
+			w.out, w.line = append(w.out, w.boundLine()...), w.line[:0]
 			w.passing = false
 		}
 		w.out = append(w.out, c)
 	}
 }
 
-// byteOrderMark may stand before the first line.
+// byteOrderMark may precede the first line.
 var byteOrderMark = []byte("\ufeff")
 
-// mayBeID reports whether a line may be the field id, as far as it goes.
+// mayBeID reports whether a line, which may be incomplete, may be an id field.
 func mayBeID(line []byte) bool {
 	if len(line) < len(byteOrderMark) && bytes.HasPrefix(byteOrderMark, line) {
 		return true
@@ -179,14 +178,14 @@ func mayBeID(line []byte) bool {
 	return string(name) == "id" || !ended && bytes.HasPrefix([]byte("id"), name)
 }
 
-// bound returns the line that is held back, with the id in it bound.
-func (w *eventBinder) bound() []byte {
+// boundLine returns the held line with its id bound.
+func (w *eventBinder) boundLine() []byte {
 	name, value, _ := bytes.Cut(bytes.TrimPrefix(w.line, byteOrderMark), []byte{':'})
 	id := bytes.TrimPrefix(value, []byte{' '})
 	if string(name) != "id" || len(id) == 0 {
 		return w.line
 	}
-	return append(w.line[:len(w.line)-len(id)], w.binding.bind(eventOfServer, string(id))...)
+	return append(w.line[:len(w.line)-len(id)], w.binding.bind(boundEvent, string(id))...)
 }
 
 // Interface guard

@@ -18,7 +18,7 @@ func (c *exchangeContext) Value(key any) any {
 	case unlogged.SessionKey:
 		return &c.x.session
 	case stdio.OwnerKey:
-		if c.x.Kind != Aggregate { // where the context of the whole request has it
+		if c.x.Kind != Aggregate { // at Aggregate, the context of the whole request has it
 			return c.x.Caller.Budget()
 		}
 	}

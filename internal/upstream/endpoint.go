@@ -12,18 +12,18 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// Servers of the protocol's first revision take messages at an address that they
-// name in the first event of a GET stream. The client is given one of ours in its
-// place. It carries the server's, sealed, so that there is nothing to remember and
-// nothing else of the server can be reached, nor by anybody else.
+// Servers with HTTP+SSE announce, in the first event of a GET stream, the URL to which messages are
+// posted. The gateway replaces it with a URL of its own that contains the server's, sealed. So the
+// gateway need not remember it, no other path of the server can be reached, and no other client can
+// use it.
 
-// endpointParam is the parameter of an address of ours.
+// endpointParam is the query parameter with the sealed URL.
 const endpointParam = "endpoint"
 
-// openEndpoint returns the address that a token stands for.
+// openEndpoint returns the URL in a sealed token.
 func (b binding) openEndpoint(token string) (*url.URL, *jsonrpc.Failure) {
-	failure := jsonrpc.InvalidRequest("the endpoint is not one of this MCP server")
-	encoded, ok := b.claim(endpointOfServer, token)
+	failure := jsonrpc.InvalidRequest("unknown endpoint of this MCP server")
+	encoded, ok := b.claim(boundEndpoint, token)
 	if !ok {
 		return nil, failure
 	}
@@ -38,49 +38,48 @@ func (b binding) openEndpoint(token string) (*url.URL, *jsonrpc.Failure) {
 	return u, nil
 }
 
-// sealedEndpoint returns the address below path that stands for one of the server. It reports
-// whether it is one.
+// sealedEndpoint returns the URL of the gateway for one of the server. It reports false if the address
+// is not a valid URL.
 func (x *Exchange) sealedEndpoint(address string) (string, bool) {
 	ref, err := url.Parse(strings.TrimSpace(address))
 	if err != nil || ref.Opaque != "" {
 		return "", false
 	}
 	uri := base64.RawURLEncoding.EncodeToString([]byte(x.Server.Target.ResolveReference(ref).RequestURI()))
-	return x.Path + "?" + endpointParam + "=" + x.binding().bind(endpointOfServer, uri), true
+	return x.Path + "?" + endpointParam + "=" + x.binding().bind(boundEndpoint, uri), true
 }
 
-// noteEndpoint notes where a server of the protocol's first revision wants to be told
-// something: it says so in its stream. It reports whether this is it.
+// noteEndpoint records the URL to which responses to server requests are posted. It reports whether
+// the address is valid.
 func (x *Exchange) noteEndpoint(address []byte) bool {
 	ref, err := url.Parse(string(bytes.TrimSpace(address)))
 	if err != nil || ref.Opaque != "" || !strings.HasPrefix(ref.Path, "/") {
 		return false
 	}
-	if x.sent != nil {
-		streamable.Direct(x.sent, x.Server.Target.ResolveReference(ref))
+	if x.routed != nil {
+		streamable.Direct(x.routed, x.Server.Target.ResolveReference(ref))
 	}
 	return true
 }
 
-// An endpointSealer replaces the address in each event of a stream that names one. All
-// servers are one origin, so an address that passed as it is could be that of another
-// server, and the client would talk to that.
+// An endpointSealer replaces the URL in each event that announces an endpoint. All servers share one
+// origin, so an unchanged URL could belong to another server, and the client would post to that.
 type endpointSealer struct {
 	events  sse.Scanner
 	fields  sse.Fields // of the event
-	held    []byte     // of the event, until it is known what it is
+	held    []byte     // the event, until its kind is known
 	out     []byte
-	named   bool // the event names an endpoint
-	passing bool // its beginning has been passed on
+	named   bool // the event announces an endpoint
+	passing bool // the beginning of the event has been forwarded
 }
 
-// longestEndpoint is how much of an event is held back. A longer one passes as it comes,
-// and ends the stream if it then turns out to name an endpoint.
+// longestEndpoint is how many bytes of an event are held back. A longer event is forwarded in parts.
+// If it then turns out to announce an endpoint, the stream ends.
 const longestEndpoint = 64 << 10
 
-var errEndpoint = errors.New("the MCP server names an endpoint that is none")
+var errEndpoint = errors.New("MCP server announced an invalid endpoint")
 
-// seal returns what of a stream can be passed on. It is good until the next call.
+// seal returns the bytes that can be forwarded. They are valid until the next call.
 func (s *endpointSealer) seal(p []byte, replace func(address string) (string, bool)) (_ []byte, err error) {
 	s.out = s.out[:0]
 	s.events.Each(p, func(kind sse.Kind, part []byte) {
@@ -94,7 +93,8 @@ func (s *endpointSealer) seal(p []byte, replace func(address string) (string, bo
 		if kind == sse.Frame {
 			s.read(part)
 		}
-		if s.held = append(s.held, part...); len(s.held) > longestEndpoint || s.passing {
+		s.held = append(s.held, part...)
+		if len(s.held) > longestEndpoint || s.passing {
 			s.passing = true
 			if s.named {
 				err = errEndpoint
@@ -103,8 +103,8 @@ func (s *endpointSealer) seal(p []byte, replace func(address string) (string, bo
 			s.pass(s.held)
 			return
 		}
-		// A comment, by which servers keep connections open, belongs to no event. A line
-		// end that stands alone is the rest of one.
+		// A comment, which keeps the connection open, is not part of an event. A single line end is
+		// the rest of one.
 		if ends := part[len(part)-1] == '\n' || part[len(part)-1] == '\r'; ends && (s.held[0] == ':' || len(s.held) == 1) {
 			s.pass(s.held)
 		}
@@ -112,23 +112,23 @@ func (s *endpointSealer) seal(p []byte, replace func(address string) (string, bo
 	return s.out, err
 }
 
-// rest returns what is left of a body that has ended, and may have been no stream.
+// rest returns what is left of a body that has ended. It may not have been an event stream.
 func (s *endpointSealer) rest() []byte {
-	if s.read([]byte{'\n'}); s.named {
+	s.read([]byte{'\n'})
+	if s.named {
 		return nil
 	}
 	return s.held
 }
 
-// read takes the next bytes of the framing. Once an event has named an endpoint it is
-// taken for one.
+// read parses the next bytes outside of data. An event that has named an endpoint once stays one.
 func (s *endpointSealer) read(frame []byte) {
 	s.fields.Read(frame)
 	s.named = s.named || isEndpoint(s.fields.Type)
 }
 
-// isEndpoint reports whether an event of this name names an endpoint. The name is not read
-// as strictly as the standard does: there are clients of all kinds.
+// isEndpoint reports whether an event of this name announces an endpoint. It is more lenient than the
+// standard, as some clients are.
 func isEndpoint(name string) bool { return strings.EqualFold(strings.TrimSpace(name), endpointParam) }
 
 func (s *endpointSealer) dispatch(replace func(address string) (string, bool)) error {

@@ -16,9 +16,10 @@ import (
 
 var testSealer = seal.New("test", []byte("a key of these tests"))
 
-// sealAll has a stream pass in pieces of a size.
+// sealAll seals a stream in pieces of a size.
 func sealAll(s *Server, stream string, size int) (string, error) {
-	x := &Exchange{Shared: &Shared{Sealer: testSealer}, Server: s, Path: "/mcp/old", Caller: access.Caller{Identity: "ann"}}
+	x := &Exchange{Shared: &Shared{Sealer: testSealer}, Server: s, Path: "/mcp/old",
+		Caller: access.Caller{Identity: "ann"}}
 	var sealer endpointSealer
 	var all []byte
 	for piece := range slices.Chunk([]byte(stream), size) {
@@ -44,7 +45,7 @@ func TestEndpoints(t *testing.T) {
 		{"lines that end with CR", "event: endpoint\rdata: /messages\r\r", "/messages"},
 		{"after a byte order mark", "\ufeffevent: endpoint\ndata: /messages" + end, "/messages"},
 		{"a name that some clients would read so", "event:  Endpoint\ndata: /messages" + end, "/messages"},
-		{"an address that is none", "event: endpoint\ndata: mailto:x" + end, "error"},
+		{"an address that is not a URL", "event: endpoint\ndata: mailto:x" + end, "error"},
 		{"an address that browsers can read", "event: endpoint\ndata: /mcp/files?%zz#%zz" + end, "error"},
 		{"a name after long data", "data: " + strings.Repeat("x", longestEndpoint) + "\nevent: endpoint" + end, "error"},
 		{"another event", "event: message\ndata: /messages" + end, ""},
@@ -85,7 +86,7 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
-// A session is that of its client: nobody else has it, and nothing else is it.
+// A bound session id is valid for its client only, and no other text is valid.
 func FuzzBoundSession(f *testing.F) { // A30, A57
 	f.Add("of the server.1", "ann", "a", "bob", "b", "")
 	f.Add("", "ann", "a", "", "a", ".")
@@ -94,7 +95,8 @@ func FuzzBoundSession(f *testing.F) { // A30, A57
 	f.Fuzz(func(t *testing.T, id, identity, server, otherIdentity, otherServer, made string) {
 		at := func(identity, server string) *Exchange {
 			g := &Shared{Sealer: testSealer}
-			return &Exchange{Shared: g, Server: &Server{Name: server}, Kind: Single, Posted: new(Posted), Caller: access.Caller{Identity: identity}}
+			return &Exchange{Shared: g, Server: &Server{Name: server}, Kind: Single, PostedMessage: new(PostedMessage),
+				Caller: access.Caller{Identity: identity}}
 		}
 		claims := func(x *Exchange, session string) (string, bool) {
 			header := http.Header{mcp.SessionHeader: {session}}
@@ -103,19 +105,21 @@ func FuzzBoundSession(f *testing.F) { // A30, A57
 		}
 		own := at(identity, server)
 		if identity == "" {
-			return // nobody in particular has no session of its own
+			return // unidentified clients have no sessions of their own
 		}
-		bound := own.binding().bind(sessionOfServer, id)
+		bound := own.binding().bind(boundSession, id)
 		if got, ok := claims(own, bound); got != id || !ok {
 			t.Fatalf("%q is %q to its own client, %t", bound, got, ok)
 		}
-		if _, ok := claims(own, made); ok && own.binding().bind(sessionOfServer, made[:strings.LastIndexByte(made, '.')]) != made {
+		if _, ok := claims(own, made); ok && own.binding().bind(boundSession,
+			made[:strings.LastIndexByte(made, '.')]) != made {
 			t.Fatalf("%q is a session", made)
 		}
 		if otherIdentity == "" || strings.ContainsRune(identity+otherIdentity+server+otherServer+id, 0) {
-			return // no name has such a character
+			return // names never contain this character
 		}
-		if _, ok := claims(at(otherIdentity, otherServer), bound); ok != (otherIdentity == identity && otherServer == server) {
+		if _, ok := claims(at(otherIdentity, otherServer), bound); ok != (otherIdentity == identity &&
+			otherServer == server) {
 			t.Fatalf("%q of %q at %q is that of %q at %q: %t", bound, identity, server, otherIdentity, otherServer, ok)
 		}
 		if failure := own.claim(http.Header{mcp.SessionHeader: {bound, bound}}); failure == nil {
@@ -124,12 +128,16 @@ func FuzzBoundSession(f *testing.F) { // A30, A57
 	})
 }
 
-// The token in a message is the one that encoding/json finds there, and what goes on to a
-// server has none (A30, A31).
+// The token in a message is the one that encoding/json finds, and the server gets none (A30, A31).
 func FuzzAuthToken(f *testing.F) {
 	for _, message := range []string{
-		`{"method":"m","params":{"proxy":{"authToken":"t\u0061"}}}`, `{"method":"m","params":{"a":1,"proxy":{"authToken":"t"},"b":2}}`, `{"method":"m","params":{"proxy":"t"}}`, `{"method":"m","params":{"proxy":{"authToken":7}}}`,
-		`{"method":"m","params":{"Proxy":{"authToken":"t"}}}`, `{"method":"m","params":{"proxy":{"authToken":"a","authToken":"b"}}}`, `{"method":"m","params":{"proxy":{},"proxy":{"authToken":"b"}}}`, `{"method":"m","params":{"proxy\u0000":{"authToken":"b"}}}`, `{"method":"m"}`,
+		`{"method":"m","params":{"proxy":{"authToken":"t\u0061"}}}`,
+		`{"method":"m","params":{"a":1,"proxy":{"authToken":"t"},"b":2}}`, `{"method":"m","params":{"proxy":"t"}}`,
+		`{"method":"m","params":{"proxy":{"authToken":7}}}`,
+		`{"method":"m","params":{"Proxy":{"authToken":"t"}}}`,
+		`{"method":"m","params":{"proxy":{"authToken":"a","authToken":"b"}}}`,
+		`{"method":"m","params":{"proxy":{},"proxy":{"authToken":"b"}}}`,
+		`{"method":"m","params":{"proxy\u0000":{"authToken":"b"}}}`, `{"method":"m"}`,
 	} {
 		f.Add([]byte(message))
 	}
@@ -143,10 +151,11 @@ func FuzzAuthToken(f *testing.F) {
 		_ = json.Unmarshal(top["params"], &params)
 		_ = json.Unmarshal(params["proxy"], &proxy)
 		var token string
-		if _ = json.Unmarshal(proxy["authToken"], &token); m.Text(jsonrpc.AuthToken) != token {
+		_ = json.Unmarshal(proxy["authToken"], &token)
+		if m.Text(jsonrpc.AuthToken) != token {
 			t.Fatalf("%q has the token %q, want %q", message, m.Text(jsonrpc.AuthToken), token)
 		}
-		// Who ignores the case of names reads no other.
+		// Readers that ignore the case of names find no other token.
 		var folded struct {
 			Params struct {
 				Proxy struct{ AuthToken any }
@@ -160,12 +169,15 @@ func FuzzAuthToken(f *testing.F) {
 	})
 }
 
-// No event of a stream names an endpoint that is not ours, however it is written and
-// however it comes in pieces. Nothing else is changed.
+// Each endpoint in a stream is one of the gateway, however it is written and split. Everything else is
+// unchanged.
 func FuzzSealedEndpoints(f *testing.F) {
 	for _, stream := range []string{
-		"event: endpoint\ndata: /mcp/files\n\n", "data: {}\n\nevent: endpoint\ndata: /mcp/files\n\n", "event: endpoint\r\ndata: /a\r\n\r\nevent: endpoint\rdata: /b\r\r", "\ufeffevent:endpoint\ndata:/x\n\n",
-		"event: endpoint\nevent: message\ndata: x\n\n", "data: /x\nevent: endpoint\n\n", ": ping\n: ping\n\nid: 1\nevent: endpoint\n\n", "event: endpoint\ndata: mailto:x\n\n", "event: endpoint\ndata: /x", "data: /x\nevent: endpoint", "{}\n",
+		"event: endpoint\ndata: /mcp/files\n\n", "data: {}\n\nevent: endpoint\ndata: /mcp/files\n\n",
+		"event: endpoint\r\ndata: /a\r\n\r\nevent: endpoint\rdata: /b\r\r", "\ufeffevent:endpoint\ndata:/x\n\n",
+		"event: endpoint\nevent: message\ndata: x\n\n", "data: /x\nevent: endpoint\n\n",
+		": ping\n: ping\n\nid: 1\nevent: endpoint\n\n", "event: endpoint\ndata: mailto:x\n\n", "event: endpoint\ndata: /x",
+		"data: /x\nevent: endpoint", "{}\n",
 	} {
 		f.Add(stream, uint8(0))
 		f.Add(stream, uint8(6))
@@ -174,7 +186,7 @@ func FuzzSealedEndpoints(f *testing.F) {
 	s := &Server{Name: "old", Target: target}
 	f.Fuzz(func(t *testing.T, stream string, size uint8) {
 		if strings.HasPrefix(stream, "\xef") && !strings.HasPrefix(stream, "\uFEFF") {
-			return // a part of a byte order mark, of which nobody says what it is
+			return // incomplete byte order mark: undefined
 		}
 		got, err := sealAll(s, stream, int(size)+1)
 		named := false
@@ -194,7 +206,7 @@ func FuzzSealedEndpoints(f *testing.F) {
 
 type readEvent struct{ name, data string }
 
-// readEvents reads an event stream line by line, as the standard has it.
+// readEvents parses an event stream line by line, by the standard.
 func readEvents(stream string) (events []readEvent) {
 	stream = strings.TrimPrefix(stream, "\ufeff")
 	stream = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(stream)

@@ -20,115 +20,122 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/unlogged"
 )
 
-// An Exchange is one HTTP request to a server, and its response.
+// An EndpointKind is a kind of endpoint that clients use.
+type EndpointKind uint8
+
+// Kinds of endpoints.
+const (
+	Aggregate EndpointKind = iota // all servers as one, over Streamable HTTP
+	Single                        // one server, over Streamable HTTP
+	RPC                           // one server, one JSON-RPC message per POST
+)
+
+// An Exchange is one HTTP request to a server, with its response.
 //
-// The response comes from the routes of the server. It passes the arrival, which keeps the
-// limits; the filter, if some of it is not for the client; the mask; and reaches the reply,
-// which makes of it what the endpoint serves. The exchange itself is the Handler that the
-// mask calls.
+// The routes of the server write the response to the receiver, which enforces limits. It then passes
+// through the filter, if the client may not see all of it, and the mask, and reaches the reply, which
+// writes it in the form of the endpoint. The exchange itself is the Handler that the mask calls.
 //
-// At Aggregate, [Shared.NewExchange] makes it and [Exchange.Send] runs it. Elsewhere it is made of its
-// exported fields, and [Exchange.Pass] runs it.
+// At Aggregate, [Shared.NewExchange] makes an exchange and [Exchange.Send] runs it. Elsewhere it is
+// made from its exported fields, and [Exchange.Pass] runs it.
 type Exchange struct {
 	Shared *Shared
 	Server *Server
 	Kind   EndpointKind
-	Writer http.ResponseWriter // of the client, or the Reader at the aggregate
+	Writer http.ResponseWriter // of the client, or the Reader at Aggregate
 	Began  time.Time
 
-	*Posted
+	*PostedMessage
 	Caller  access.Caller
-	Path    string   // of the client's request
-	Goal    string   // what the client looks for in the answer; "" if it does not say
+	Path    string   // path of the client's request
+	Goal    string   // what the client looks for in the response; "" if unknown
 	Resumed bool     // the response is the rest of the stream of a call
-	Own     bool     // it is a request of the gateway itself
-	Traffic *Traffic // of the call; nil for other requests
+	IsOwn   bool     // it is a request of the gateway itself
+	Traffic *Traffic // traffic of the call; nil for other requests
 
-	// SealState, if it is not nil, returns what stands for the state of a question of the server.
+	// SealState, if not nil, returns what clients get instead of the state of a server request.
 	SealState func(state []byte) string
 
-	// How it has gone.
-	Before http.Header // to answer a failure with: as it was before the routes ran, or as a handler that refused left it
-	Left   bool        // the client cannot be written to
+	// Results.
+	Before     http.Header // headers for a failure: from before the routes ran, or from the handler that refused
+	ClientGone bool        // the client cannot be written to
 	Ending
 
-	inspection *Inspection   // on behalf of an operator; nil for clients
-	flight     *Flight       // the call of the client that the message is, if it can be canceled
-	sent       *http.Request // as the routes got it, if the server may be answered in place of the client
-	session    unlogged.Session
-	ctx        exchangeContext
-	cancel     context.CancelCauseFunc // ends ctx
-	limits     []func() bool           // of the time of streams; each is a function that ends it
-	arrival    arrival
-	reply      reply
-	reader     *streamable.Reader // that reply writes to, at Aggregate
-	listens    bool               // the client has opened a stream to listen, at Single
+	inspection  *Inspection   // on behalf of an operator; nil for clients
+	flight      *ActiveCall   // the client's call, if it can be canceled
+	routed      *http.Request // request as the routes got it, if the gateway may answer server requests
+	session     unlogged.Session
+	ctx         exchangeContext
+	cancel      context.CancelCauseFunc // cancels ctx
+	stopLimits  []func() bool           // stop functions of the time limits of streams
+	receiver    responseReceiver
+	reply       reply
+	reader      *streamable.Reader // target of reply, at Aggregate
+	isListening bool               // the client opened a GET stream, at Single
 
-	answering atomic.Int32     // messages that are being sent to the server besides
-	answered  bool             // the server has answered
-	verdict   *jsonrpc.Failure // why the rest of the answer is not wanted, and in the end why there is none
+	pendingAnswers atomic.Int32     // responses to server requests that are being sent
+	answered       bool             // the server has responded
+	failure        *jsonrpc.Failure // why the response is not accepted, or why there is none
 }
 
-// A reply receives the response to an exchange.
+// A reply receives the response of an exchange.
 type reply interface {
 	http.ResponseWriter
 
-	// prepare has the server answer in a form that can be read.
+	// prepare sets headers that make the server respond in a form the reply can read.
 	prepare(*http.Request)
 
-	// complete says that the response is complete. What it returns is to be answered in
-	// place of that.
+	// complete ends a complete response. A failure that it returns is to be sent instead.
 	complete() *jsonrpc.Failure
 
-	// breakOff says that there is no response, or not all of it. What it returns can still
-	// be answered; otherwise it has made the best of it, or panics so that the client can
-	// tell.
+	// breakOff ends an incomplete or missing response. A failure that it returns can still be sent.
+	// Otherwise it has sent what it could, or panics to abort the connection.
 	breakOff(*jsonrpc.Failure) *jsonrpc.Failure
 
-	// done reports whether the client has its answer.
+	// done reports whether the client has its response.
 	done() bool
 
-	// timeLeft returns how much of its timeout a server still has that has been silent for
-	// all of it, because it had to wait for the client.
+	// timeLeft returns how much of its timeout is left to a server that has been silent for all of it,
+	// because it had to wait for the client.
 	timeLeft(timeout time.Duration) time.Duration
 
-	// release gives back what was borrowed.
+	// release returns pooled resources.
 	release()
 }
 
-// NewExchange returns an exchange of the aggregate, whose response goes to a Reader. m is the
-// message that is posted; nil if none is.
+// NewExchange returns an exchange of the aggregate, whose response goes to reader. m is the message to
+// post; nil for none. An inspection is nil for clients.
 func (shared *Shared) NewExchange(
-	s *Server, c access.Caller, to *streamable.Reader, m *jsonrpc.Message, by *Inspection,
+	s *Server, c access.Caller, reader *streamable.Reader, m *jsonrpc.Message, inspection *Inspection,
 ) *Exchange {
-	all := new(struct { // in one piece of memory
+	all := new(struct { // one allocation
 		Exchange
-		posted Posted
+		posted PostedMessage
 		reply  readerReply
 	})
 	x := &all.Exchange
 	*x = Exchange{
-		Shared: shared, Server: s, Kind: Aggregate, Writer: to, Began: time.Now(), Posted: &all.posted,
-		Caller: c, reader: to, reply: &all.reply, inspection: by,
+		Shared: shared, Server: s, Kind: Aggregate, Writer: reader, Began: time.Now(), PostedMessage: &all.posted,
+		Caller: c, reader: reader, reply: &all.reply, inspection: inspection,
 	}
-	if by.WantsRaw() {
+	if inspection.WantsRaw() {
 		x.Caller = x.Caller.Unredacted()
 	}
-	all.reply = readerReply{Reader: to, x: x}
+	all.reply = readerReply{Reader: reader, x: x}
 	if m != nil {
 		x.Message = *m
 	}
 	return x
 }
 
-// Join makes the exchange a part of a call: it ends with the call, and a call that takes too long
-// is over. It returns the context of the request.
-func (x *Exchange) Join(call *Flight) context.Context {
+// Join makes the exchange a part of a call: it is canceled with the call, and cancels the call at its
+// timeout. It returns the context of the request.
+func (x *Exchange) Join(call *ActiveCall) context.Context {
 	x.flight, x.cancel, x.ctx = call, call.Cancel, exchangeContext{call.Context, x}
 	return &x.ctx
 }
 
-// context returns the context of what a request is sent for: the call, or the request itself.
+// context returns the context of the call, or of the request if there is no call.
 func (x *Exchange) context(r *http.Request) context.Context {
 	if x.flight != nil {
 		return x.flight.Context
@@ -136,7 +143,7 @@ func (x *Exchange) context(r *http.Request) context.Context {
 	return r.Context()
 }
 
-// forward has the server answer.
+// forward sends r to the server.
 func (x *Exchange) forward(r *http.Request) *jsonrpc.Failure {
 	target, failure := x.target(r)
 	if failure == nil {
@@ -147,12 +154,12 @@ func (x *Exchange) forward(r *http.Request) *jsonrpc.Failure {
 	}
 	x.address(r, target)
 	if r.Method == http.MethodPost {
-		x.offerRoots(r)
+		x.declareRoots(r)
 		x.propagate(r)
 	}
 	if len(x.Server.Answers) > 0 {
-		x.sent = r.Clone(x.context(r))
-		x.sent.Body, x.sent.GetBody = http.NoBody, nil
+		x.routed = r.Clone(x.context(r))
+		x.routed.Body, x.routed.GetBody = http.NoBody, nil
 	}
 	x.reply.prepare(r)
 	if x.Kind != Aggregate {
@@ -167,13 +174,13 @@ func (x *Exchange) forward(r *http.Request) *jsonrpc.Failure {
 	}
 	x.limitTime(r.Method)
 	defer x.endLimits()
-	x.arrival.x = x
+	x.receiver.x = x
 	defer x.reply.release()
 	return x.conclude(x.run(r))
 }
 
-// address makes r a request to the server: for an address there, and without what is not for
-// the server. It gets credentials only if it is configured to.
+// address directs r to the target, and removes headers that the server may not get. It gets
+// credentials only if it is configured to.
 func (x *Exchange) address(r *http.Request, target *url.URL) {
 	streamable.Direct(r, target)
 	x.Server.Routes.Describe(r, x.placeholder)
@@ -184,8 +191,8 @@ func (x *Exchange) address(r *http.Request, target *url.URL) {
 	}
 }
 
-// target returns where the server takes the request: at its configured path, or at the
-// endpoint that a server of the protocol's first revision has named.
+// target returns the URL of the request: the configured one, or the endpoint that a server with
+// HTTP+SSE announced.
 func (x *Exchange) target(r *http.Request) (*url.URL, *jsonrpc.Failure) {
 	if x.Kind == Single && r.Method == http.MethodPost && strings.HasPrefix(r.URL.RawQuery, endpointParam+"=") {
 		return x.binding().openEndpoint(r.URL.Query().Get(endpointParam))
@@ -193,8 +200,8 @@ func (x *Exchange) target(r *http.Request) (*url.URL, *jsonrpc.Failure) {
 	return x.Server.Target, nil
 }
 
-// limitTime ends the exchange when its time is over. A stream that a client has opened to
-// listen has no limit, but ends when the client must open it anew.
+// limitTime starts the time limits of the exchange. A stream that a client opened to listen has no
+// timeout, but ends when the client must open it again.
 func (x *Exchange) limitTime(method string) {
 	lasts := x.answersAny(method) || x.Message.Is(jsonrpc.Method, mcp.MethodListen)
 	switch {
@@ -202,31 +209,31 @@ func (x *Exchange) limitTime(method string) {
 		return
 	case lasts && x.Kind == Single:
 		end := func() { x.cancel(errEnded) }
-		x.limits = append(x.limits, context.AfterFunc(x.Server.Streams, end))
-		if x.Caller.IsVolatile() {
-			x.limits = append(x.limits, context.AfterFunc(x.Shared.Reauthenticate, end))
+		x.stopLimits = append(x.stopLimits, context.AfterFunc(x.Server.Streams, end))
+		if x.Caller.MustReauthenticate() {
+			x.stopLimits = append(x.stopLimits, context.AfterFunc(x.Shared.Reauthenticate, end))
 		}
 		return
 	}
-	a := &x.arrival
+	a := &x.receiver
 	a.limit, a.timeout = x.Shared.ResponseLimit, max(x.Server.Timeout, x.inspection.Timeout())
-	if x.joins() {
+	if x.isHandshakeOrList() {
 		a.timeout = max(a.timeout, x.Shared.JoinTimeout)
 	}
 	left := a.timeout
-	if a.heardAt.Load() == 0 {
-		a.heardAt.Store(int64(streamable.Clock()))
+	if a.lastActivity.Load() == 0 {
+		a.lastActivity.Store(int64(streamable.Clock()))
 	} else {
-		left = a.silence()
+		left = a.idleTimeLeft()
 	}
-	a.starting.Lock() // expire, which may be called at once, needs the timer
-	defer a.starting.Unlock()
+	a.timerMu.Lock() // expire may run at once, and needs the timer
+	defer a.timerMu.Unlock()
 	a.timer = time.AfterFunc(left, x.expire)
 }
 
-// joins reports whether the gateway shakes hands with the server, or asks it for a list, to make it a part of the
-// aggregate. That has a time limit of its own.
-func (x *Exchange) joins() bool {
+// isHandshakeOrList reports whether the message is a handshake or a list request of the aggregate. These have a
+// time limit of their own.
+func (x *Exchange) isHandshakeOrList() bool {
 	method, _ := x.knownMethod()
 	_, isList := mcp.ListKindOf(method)
 	return x.Kind == Aggregate && (isList || method == "initialize" || method == "server/discover")
@@ -234,59 +241,61 @@ func (x *Exchange) joins() bool {
 
 // expire ends the exchange if the server has been silent for too long.
 func (x *Exchange) expire() {
-	a := &x.arrival
-	left := a.silence()
+	a := &x.receiver
+	left := a.idleTimeLeft()
 	if left <= 0 {
 		left = x.reply.timeLeft(a.timeout)
 	}
 	if left > 0 {
-		a.starting.Lock()
-		defer a.starting.Unlock()
+		a.timerMu.Lock()
+		defer a.timerMu.Unlock()
 		a.timer.Reset(left)
 		return
 	}
 	x.cancel(ErrTimeout)
 }
 
-// endLimits ends the limits of time.
+// endLimits stops the time limits.
 func (x *Exchange) endLimits() {
-	if x.arrival.timer != nil {
-		x.arrival.timer.Stop()
+	if x.receiver.timer != nil {
+		x.receiver.timer.Stop()
 	}
-	for _, stop := range x.limits {
+	for _, stop := range x.stopLimits {
 		stop()
 	}
 }
 
-// answersAny reports whether the response may have answers to any requests of the client: it
-// is a stream that the client has opened, and not the rest of that of a known call.
+// answersAny reports whether the response may contain responses to any requests of the client: the
+// client opened the stream, and it is not the rest of the stream of a known call.
 func (x *Exchange) answersAny(method string) bool {
 	return method == http.MethodGet && !x.Message.IsRequest()
 }
 
 var (
-	ErrTimeout = timeoutError{}                    // why a request is canceled that the client still waits for
-	errEnded   = errors.New("the stream is ended") // by us, and the client still listens
+	// ErrTimeout cancels a request at its timeout. The client still waits for a response.
+	ErrTimeout = timeoutError{}
+	// errEnded cancels a stream that the client still reads.
+	errEnded = errors.New("stream ended by the gateway")
 )
 
-// timeoutError is a net.Error, so that reverse_proxy does not take it for the client's wish.
+// timeoutError is a net.Error, so reverse_proxy does not take it for a cancellation by the client.
 type timeoutError struct{}
 
 func (timeoutError) Error() string {
-	return "no answer within the timeout of the server, or the response_timeout of the gateway"
+	return "no response within the timeout of the server or the response_timeout of the gateway"
 }
 func (timeoutError) Timeout() bool   { return true }
 func (timeoutError) Temporary() bool { return true }
 
-// run has the routes of the server answer. They panic when one side dies while the body is
-// sent. That is an error here, because it may still be answered.
+// run runs the routes of the server. They panic when a connection breaks during the body. That becomes
+// an error, because the client may still get a response.
 func (x *Exchange) run(r *http.Request) (err error) {
 	defer func() {
 		switch reason := recover(); {
 		case reason == nil:
 		case reason == http.ErrAbortHandler:
 			err = errAborted
-		case x.Kind == Aggregate: // there are other servers to serve, and this may be a goroutine of its own
+		case x.Kind == Aggregate: // other servers go on, and this may be a separate goroutine
 			x.Shared.Logger.Error("handler of MCP server panicked",
 				zap.String("mcp_server", x.Server.Name), zap.Any("panic", reason), zap.Stack("stack"))
 			err = errAborted
@@ -294,15 +303,15 @@ func (x *Exchange) run(r *http.Request) (err error) {
 			panic(reason)
 		}
 	}()
-	if !x.masked() {
+	if !x.isMasked() {
 		return x.ServeHTTP(x.reply, r)
 	}
-	return x.Server.Mask.Serve(x.reply, r, MaskRequest{x.about(), x.Goal, x.Caller.Label, x.Traffic.report()}, x)
+	return x.Server.Mask.Serve(x.reply, r, MaskRequest{x.maskTarget(), x.Goal, x.Caller.Label, x.Traffic.report()}, x)
 }
 
-// masked reports whether the answer is masked. At the endpoints of MCP, answers pass to the
-// byte unless the configuration says otherwise (A44, O25). The mask itself lets lists pass.
-func (x *Exchange) masked() bool {
+// isMasked reports whether the response is masked. At the MCP endpoints, responses pass unchanged unless
+// configured otherwise (A44, O25). The mask itself does not change lists.
+func (x *Exchange) isMasked() bool {
 	switch {
 	case x.Server.Mask == nil, x.Kind != RPC && !x.Server.MaskMCP, x.inspection.WantsRaw():
 		return false
@@ -316,9 +325,9 @@ func (x *Exchange) masked() bool {
 	return x.Resumed && !x.Message.IsRequest()
 }
 
-// about returns what the exchange is about, for the mask. For an answer that a client resumes,
-// or that of a task, it is not known.
-func (x *Exchange) about() mcp.Target {
+// maskTarget returns the target of the exchange, for the mask. It is unknown for a response that a client
+// resumes, and for that of a task.
+func (x *Exchange) maskTarget() mcp.Target {
 	target, ok := mcp.TargetOf(x.Server.Name, &x.Message)
 	if !ok || !x.Message.IsRequest() {
 		target = mcp.Target{Server: x.Server.Name, Kind: mcp.Other}
@@ -326,21 +335,22 @@ func (x *Exchange) about() mcp.Target {
 	return target
 }
 
-// ServeHTTP has the routes of the server write to w, which is the mask if there is one.
+// ServeHTTP runs the routes of the server with a response that goes to w: the mask, if there is one,
+// or the reply.
 func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 	filter := newFilter(x, w, r)
 	if filter != nil {
 		w = filter
 	}
-	x.arrival.ResponseWriter, x.arrival.filtered = x.bound(r, w), filter != nil
+	x.receiver.ResponseWriter, x.receiver.filtered = x.bindResponse(r, w), filter != nil
 	ended := false
 	defer func() {
-		x.arrival.broken = !ended // before the mask lets out what it has held back
+		x.receiver.incomplete = !ended // before the mask flushes held data
 		if filter != nil {
-			filter.notFiltered()
+			filter.noteError()
 		}
 	}()
-	err := x.serveRoutes(&x.arrival, r)
+	err := x.serveRoutes(&x.receiver, r)
 	if err == nil && x.session.Canceled() {
 		err = errAborted
 	}
@@ -351,9 +361,9 @@ func (x *Exchange) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 	return err
 }
 
-// conclude ends the exchange, however it went.
+// conclude ends the exchange and returns the failure for the client, if any.
 func (x *Exchange) conclude(err error) *jsonrpc.Failure {
-	if err == nil && !x.arrival.gaveUp {
+	if err == nil && !x.receiver.abandoned {
 		return x.reply.complete()
 	}
 	if x.reply.done() {
@@ -361,16 +371,16 @@ func (x *Exchange) conclude(err error) *jsonrpc.Failure {
 	}
 	var failure *jsonrpc.Failure
 	switch cause := context.Cause(&x.ctx); {
-	case x.verdict != nil:
-		failure = x.verdict
+	case x.failure != nil:
+		failure = x.failure
 	case cause == ErrTimeout:
 		failure = jsonrpc.Timeout(x.Server.Name)
-		x.verdict = failure
+		x.failure = failure
 	case cause == errEnded:
 		x.Outcome = OutcomeOK
 		return nil
-	case cause != nil || x.Left:
-		x.Left, x.Outcome = true, OutcomeCanceled
+	case cause != nil || x.ClientGone:
+		x.ClientGone, x.Outcome = true, OutcomeCanceled
 		if err == errAborted && x.Kind != Aggregate {
 			panic(http.ErrAbortHandler)
 		}
@@ -381,7 +391,7 @@ func (x *Exchange) conclude(err error) *jsonrpc.Failure {
 	return x.reply.breakOff(failure)
 }
 
-// failureOf returns what an error of the routes means to the client.
+// failureOf returns the failure that clients get for an error of the routes.
 func (x *Exchange) failureOf(err error) *jsonrpc.Failure {
 	if failure, ok := errors.AsType[*jsonrpc.Failure](err); ok {
 		return failure.Because(err)
@@ -391,7 +401,7 @@ func (x *Exchange) failureOf(err error) *jsonrpc.Failure {
 		case status == http.StatusGatewayTimeout:
 			return jsonrpc.Timeout(x.Server.Name).Because(err)
 		case 400 <= status && status < 499:
-			x.Before = x.arrival.header // WWW-Authenticate and Retry-After are for the client
+			x.Before = x.receiver.header // WWW-Authenticate and Retry-After are for the client
 			httpbody.DropDescription(x.Before)
 			return jsonrpc.Refused(x.Server.Name, status)
 		}
@@ -416,19 +426,19 @@ func (x *Exchange) placeholder(name string) (any, bool) {
 	return nil, false
 }
 
-// endWith notes that the exchange has failed.
+// endWith records that the exchange failed.
 func (x *Exchange) endWith(failure *jsonrpc.Failure) {
 	x.Ending.FailWith(failure)
-	x.verdict = failure
+	x.failure = failure
 }
 
-// endAnswered notes an answer of the server; nil for one that is not read.
+// endAnswered records a response of the server. outline is nil if it was not parsed.
 func (x *Exchange) endAnswered(outline *jsonrpc.Outline) {
 	x.Ending.endAnswered(outline)
-	x.answered = outline != nil && outline.IsAnswer()
+	x.answered = outline != nil && outline.IsResponse()
 }
 
-// record reports the end of the exchange.
+// record reports the end of the exchange to the Observer.
 func (x *Exchange) record(httpMethod string) {
 	if x.Outcome == "" {
 		x.Outcome = OutcomePanic
@@ -436,23 +446,23 @@ func (x *Exchange) record(httpMethod string) {
 	if !x.inspection.counts(x) {
 		return
 	}
-	answered, fault := x.contact(httpMethod)
+	answered, fault := x.serverHealth(httpMethod)
 	x.Shared.Observer.RequestDone(Record{
-		Server: x.Server.Name, Method: x.Label(httpMethod, x.Kind), Called: x.MethodName(), Tool: x.ToolName(),
+		Server: x.Server.Name, Method: x.Label(httpMethod, x.Kind), ClientMethod: x.MethodName(), Tool: x.ToolName(),
 		Outcome: x.Outcome, ErrorCode: x.ErrorCode, Duration: time.Since(x.Began), Answered: answered, Fault: fault,
 	})
 }
 
-// Pass has the server answer r, a request of a client at Single or RPC.
+// Pass sends r, a request of a client at Single or RPC, to the server.
 func (x *Exchange) Pass(r *http.Request) *jsonrpc.Failure {
 	if x.Kind == RPC {
 		x.reply = &rpcReply{x: x}
 	} else {
-		x.reply, x.listens = &passthroughReply{x: x, r: r}, r.Method == http.MethodGet
+		x.reply, x.isListening = &passthroughReply{x: x, r: r}, r.Method == http.MethodGet
 	}
 	defer x.record(r.Method)
 	failure := x.forward(r)
-	if failure != nil && !x.Left {
+	if failure != nil && !x.ClientGone {
 		x.endWith(failure)
 	} else if failure != nil {
 		x.Outcome = OutcomeCanceled
@@ -460,20 +470,19 @@ func (x *Exchange) Pass(r *http.Request) *jsonrpc.Failure {
 	return failure
 }
 
-// Send has the server of the aggregate answer r, which is the exchange's from here on. It
-// returns when the response is complete, or why it is not. A stream that can be resumed is
-// complete when it has the answer.
+// Send sends r to a server of the aggregate, and takes over r. It returns when the response is
+// complete, or with the failure. A stream that can be resumed is complete when it has the response.
 func (x *Exchange) Send(r *http.Request) *jsonrpc.Failure {
 	defer x.record(r.Method)
-	host := r.Host // the routes of a call may set another
-	failure := x.readOn(r, host, x.forward(r))
+	host := r.Host // the routes may change it
+	failure := x.resume(r, host, x.forward(r))
 	code, answered := x.reader.Outcome()
 	x.answered = answered
 	switch {
 	case failure != nil:
 		x.endWith(failure)
 	case x.Outcome != "":
-	case answered && code != 0: // and broken off after that
+	case answered && code != 0: // broken off after the error response
 		x.Outcome, x.ErrorCode = OutcomeError, code
 	case answered:
 		x.Outcome = OutcomeOK
@@ -484,11 +493,11 @@ func (x *Exchange) Send(r *http.Request) *jsonrpc.Failure {
 // Interface guard
 var _ Handler = (*Exchange)(nil)
 
-// A readerReply gives an answer to a Reader of the aggregate.
+// A readerReply writes the response to a Reader of the aggregate.
 type readerReply struct {
 	*streamable.Reader
 	x    *Exchange
-	over atomic.Bool // the rest of a stream has brought the answer
+	over atomic.Bool // the resumed stream has brought the response
 }
 
 func (w *readerReply) prepare(*http.Request) {}
@@ -496,7 +505,8 @@ func (w *readerReply) prepare(*http.Request) {}
 func (w *readerReply) complete() *jsonrpc.Failure {
 	err := w.Close()
 	code, _ := w.Outcome()
-	switch w.x.Outcome = OutcomeOK; {
+	w.x.Outcome = OutcomeOK
+	switch {
 	case code != 0:
 		w.x.Outcome, w.x.ErrorCode = OutcomeError, code
 	case outcomeHTTP[w.Status()/100%10] != "":
@@ -528,14 +538,13 @@ func (w *readerReply) timeLeft(timeout time.Duration) time.Duration {
 	return timeout - w.Idle()
 }
 
-// Write takes the next bytes of the body. Some servers do not end a resumed stream after the
-// answer.
+// Write limits the time of a resumed stream after the response, because some servers do not end it.
 func (w *readerReply) Write(p []byte) (int, error) {
 	w.x.Traffic.pass(len(p))
 	n, err := w.Reader.Write(p)
-	if a := &w.x.arrival; w.x.Resumed && a.timer != nil && w.done() {
+	if a := &w.x.receiver; w.x.Resumed && a.timer != nil && w.done() {
 		w.over.Store(true)
-		a.limitSilence(StreamGrace)
+		a.limitIdle(StreamGrace)
 	}
 	return n, err
 }

@@ -13,28 +13,29 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// A Fault is why a server did not answer a request.
+// A Fault is why a server did not respond to a request.
 type Fault struct {
 	Server    string
 	Tried     string // method of the request
-	Path      string // where the server was asked, without the query
+	Path      string // path of the request to the server, without the query
 	Cause     jsonrpc.Cause
 	Reason    string   // the cause on one line, for operators
-	Stderr    []string // last lines that a child process wrote there, for operators
+	Stderr    []string // last lines that a child process wrote to stderr, for operators
 	Certainty Certainty
-	Retry     time.Duration // until the next attempt; 0 if that is not known
+	Retry     time.Duration // time until the next attempt; 0 if unknown
 }
 
-// A Certainty is how much a fault says of the server.
+// A Certainty is how much a fault says about the server.
 type Certainty uint8
 
+// Degrees of certainty.
 const (
 	Certain  Certainty = iota // the server cannot be used
-	Doubtful                  // a call failed; others may not
-	Weak                      // the server refuses a request; that counts if it has answered no other
+	Doubtful                  // one call failed; others may succeed
+	Weak                      // the server refused a request; counts if it has not responded to another
 )
 
-// Fault returns why the server did not answer a request. limit is how long it had.
+// Fault returns why the server did not respond to a request. limit is the timeout that it had.
 func (s *Server) Fault(failure *jsonrpc.Failure, tried string, limit time.Duration) *Fault {
 	f := &Fault{Server: s.Name, Tried: tried, Cause: failure.Short()}
 	if s.Target != nil && !s.ChildrenOnly {
@@ -50,20 +51,22 @@ func (s *Server) Fault(failure *jsonrpc.Failure, tried string, limit time.Durati
 	return f
 }
 
-// FaultOf returns why the server did not answer a request of the routes themselves.
+// FaultOf returns the fault for an error of the routes of the server.
 func (s *Server) FaultOf(err error, tried string) *Fault {
 	return s.Fault(jsonrpc.ConnectError(s.Name, causeOf(err)).Because(err), tried, 0)
 }
 
-// WrongAnswer returns an error that describes a response without a JSON-RPC answer.
-func WrongAnswer(status int, contentType string) error { return &wrongAnswer{status, contentType} }
+// UnexpectedResponse returns an error for an HTTP response without a JSON-RPC response.
+func UnexpectedResponse(status int, contentType string) error {
+	return &unexpectedResponse{status, contentType}
+}
 
-// reason returns what went wrong, for operators.
+// reason describes a failure for operators.
 func (s *Server) reason(failure *jsonrpc.Failure, limit time.Duration) string {
 	if known, ok := errors.AsType[knownCause](failure.Err); ok {
 		return known.Error()
 	}
-	if wrong, ok := errors.AsType[*wrongAnswer](failure.Err); ok {
+	if wrong, ok := errors.AsType[*unexpectedResponse](failure.Err); ok {
 		return wrong.text(s)
 	}
 	switch {
@@ -71,22 +74,22 @@ func (s *Server) reason(failure *jsonrpc.Failure, limit time.Duration) string {
 		return fmt.Sprintf("not initialized within %s; it runs, but has not answered: is it an MCP server on stdio?",
 			limit)
 	case failure.Data.Symbol == "timeout":
-		return fmt.Sprintf("no answer within %s", limit)
+		return fmt.Sprintf("no response within %s", limit)
 	case failure.Data.StatusCode != 0:
-		return (&wrongAnswer{status: failure.Data.StatusCode}).text(s)
+		return (&unexpectedResponse{status: failure.Data.StatusCode}).text(s)
 	case failure.Err != nil && failure.Data.Symbol == "connect_error":
 		return failure.Err.Error()
 	}
 	return failure.Message
 }
 
-// A knownCause is an error that says itself what clients may be told of it.
+// A knownCause is an error with a cause that clients may see.
 type knownCause interface {
 	error
 	Cause() jsonrpc.Cause
 }
 
-// causeOf returns what clients may be told of an error of the routes of a server.
+// causeOf returns the cause that clients see for an error of the routes of a server.
 func causeOf(err error) jsonrpc.Cause {
 	if known, ok := errors.AsType[knownCause](err); ok {
 		return known.Cause()
@@ -106,8 +109,8 @@ func causeOf(err error) jsonrpc.Cause {
 	return jsonrpc.CauseNoRoute
 }
 
-// dialCauses tell errors of connections apart by their texts: reverse_proxy wraps those of dialing in a
-// type that does not let them be unwrapped.
+// dialCauses tell connection errors apart by their texts: reverse_proxy wraps dial errors in a type
+// that cannot be unwrapped.
 var dialCauses = [...]struct {
 	text  string
 	cause jsonrpc.Cause
@@ -123,17 +126,17 @@ var dialCauses = [...]struct {
 	{"broken pipe", jsonrpc.CauseLost},
 }
 
-// A wrongAnswer is a response that has no JSON-RPC answer.
-type wrongAnswer struct {
+// An unexpectedResponse is an HTTP response without a JSON-RPC response.
+type unexpectedResponse struct {
 	status      int
 	contentType string
 }
 
-func (e *wrongAnswer) Error() string { return e.text(nil) }
+func (e *unexpectedResponse) Error() string { return e.text(nil) }
 
-// text describes the response of a server. A page, or nothing at all at the path, means that
-// something else answers there.
-func (e *wrongAnswer) text(s *Server) string {
+// text describes the response of a server. A web page, or a 404, means that the URL is not that of an
+// MCP server.
+func (e *unexpectedResponse) text(s *Server) string {
 	media := ""
 	if httpbody.TypeOf(e.contentType) == httpbody.Other {
 		media, _, _ = mime.ParseMediaType(e.contentType)
@@ -147,28 +150,28 @@ func (e *wrongAnswer) text(s *Server) string {
 	}
 	switch {
 	case e.status == http.StatusOK && media == "":
-		return text + " without a JSON-RPC answer"
+		return text + " without a JSON-RPC response"
 	case e.status == http.StatusOK, e.status == http.StatusNotFound, e.status < 500 && strings.HasSuffix(media, "html"):
 		if s != nil && s.DefaultPath {
-			text += "; set the path in the URL, it is mostly /mcp"
+			text += "; set the path in the URL, usually /mcp"
 		}
 		return string(jsonrpc.CauseNotMCP) + ": " + text
 	}
 	return text
 }
 
-// contact reports what the end of a request of a client says of the server: that it has answered, or
-// why not. Both are unset if it says nothing: the client has canceled it, a rule has refused it.
-func (x *Exchange) contact(httpMethod string) (answered bool, _ *Fault) {
-	if httpMethod != http.MethodPost || !x.Message.IsRequest() || x.Own || x.Left {
+// serverHealth returns what the end of a client's request says about the server: that it responded, or why
+// not. Both are zero if it says nothing, as when the client canceled or a rule denied it.
+func (x *Exchange) serverHealth(httpMethod string) (answered bool, _ *Fault) {
+	if httpMethod != http.MethodPost || !x.Message.IsRequest() || x.IsOwn || x.ClientGone {
 		return false, nil
 	}
 	if x.answered {
 		return true, nil
 	}
-	failure := x.verdict
+	failure := x.failure
 	if failure == nil {
-		failure = x.wrongResponse()
+		failure = x.responseFailure()
 	}
 	if failure == nil || failure.Cause == jsonrpc.CauseTooLarge {
 		return false, nil
@@ -182,15 +185,16 @@ func (x *Exchange) contact(httpMethod string) (answered bool, _ *Fault) {
 	case "timeout":
 		certainty = x.certainty()
 	case "invalid_json", "invalid_response":
-		certainty, failure = x.certainty(), failure.Because(x.WrongAnswer())
+		certainty, failure = x.certainty(), failure.Because(x.UnexpectedResponse())
 	case "http_error":
-		if x.isClientsFault(failure.Data.StatusCode) {
+		if x.isClientFault(failure.Data.StatusCode) {
 			return false, nil
 		}
-		if certainty = Weak; failure.Data.StatusCode >= 500 {
+		certainty = Weak
+		if failure.Data.StatusCode >= 500 {
 			certainty = x.certainty()
 		}
-		failure = failure.Because(x.WrongAnswer())
+		failure = failure.Because(x.UnexpectedResponse())
 	default:
 		return false, nil
 	}
@@ -199,8 +203,8 @@ func (x *Exchange) contact(httpMethod string) (answered bool, _ *Fault) {
 	return false, f
 }
 
-// certainty returns how much it says of the server that it did not answer. A tool may be slow or
-// broken, and others not.
+// certainty returns how much a missing response says about the server. One tool may be slow or broken
+// while others work.
 func (x *Exchange) certainty() Certainty {
 	switch method := x.MethodName(); {
 	case method == "initialize", method == "server/discover", method == "ping", strings.HasSuffix(method, "/list"):
@@ -209,23 +213,23 @@ func (x *Exchange) certainty() Certainty {
 	return Doubtful
 }
 
-// wrongResponse returns what is wrong with a response that was passed on as it is; nil if it may
-// have an answer, or has ended otherwise.
-func (x *Exchange) wrongResponse() *jsonrpc.Failure {
-	switch status := x.arrival.status; {
+// responseFailure returns the failure for a response that was forwarded unchanged; nil if it may have a
+// JSON-RPC response, or ended otherwise.
+func (x *Exchange) responseFailure() *jsonrpc.Failure {
+	switch status := x.receiver.status; {
 	case x.Outcome == OutcomeCanceled, x.Outcome == OutcomePanic, status == 0:
 		return nil
 	case status >= 400:
 		return jsonrpc.HTTPError(x.Server.Name, status)
-	case status == http.StatusOK && x.arrival.contentType != nil:
+	case status == http.StatusOK && x.receiver.contentType != nil:
 		return jsonrpc.InvalidResponse(x.Server.Name)
 	}
 	return nil
 }
 
-// isClientsFault reports whether a server that works may refuse a request with this status: for what
-// the client has sent, or because its session has ended.
-func (x *Exchange) isClientsFault(status int) bool {
+// isClientFault reports whether a working server may refuse a request with this status: because of
+// what the client sent, or because its session has ended.
+func (x *Exchange) isClientFault(status int) bool {
 	switch status {
 	case http.StatusBadRequest, http.StatusTooManyRequests:
 		return true
@@ -237,23 +241,23 @@ func (x *Exchange) isClientsFault(status int) bool {
 	return false
 }
 
-// WrongAnswer describes the response.
-func (x *Exchange) WrongAnswer() error {
-	wrong := &wrongAnswer{status: x.arrival.status}
-	if x.arrival.contentType != nil {
-		wrong.contentType = *x.arrival.contentType
+// UnexpectedResponse returns an error that describes the response.
+func (x *Exchange) UnexpectedResponse() error {
+	wrong := &unexpectedResponse{status: x.receiver.status}
+	if x.receiver.contentType != nil {
+		wrong.contentType = *x.receiver.contentType
 	}
 	return wrong
 }
 
-// NoteFailure notes why the last handshake with the server failed; nil if it did not.
+// NoteFailure records the failure of the last handshake with the server; nil if it succeeded.
 func (s *Server) NoteFailure(failure *jsonrpc.Failure) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lastFailure = failure
 }
 
-// MissingCause returns why a server that a client does not see is not there.
+// MissingCause returns why a server is missing from what clients see.
 func (s *Server) MissingCause() jsonrpc.Cause {
 	s.mu.Lock()
 	defer s.mu.Unlock()

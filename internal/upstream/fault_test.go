@@ -22,11 +22,11 @@ func TestCauses(t *testing.T) {
 	defer foreign.Close()
 	foreign.Config.ErrorLog = log.New(io.Discard, "", 0)
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	get := func(at string) error {
-		_, err := client.Get(at)
+	get := func(address string) error {
+		_, err := client.Get(address)
 		var hidden *url.Error
 		if !errors.As(err, &hidden) {
-			t.Fatalf("%s: %v", at, err)
+			t.Fatalf("%s: %v", address, err)
 		}
 		return hiddenError{hidden.Err}
 	}
@@ -37,9 +37,11 @@ func TestCauses(t *testing.T) {
 	}{
 		{"nothing listens", get(gone.URL), jsonrpc.CauseRefused},
 		{"a name that does not exist", get("http://no-such-host.invalid"), jsonrpc.CauseNoHost},
-		{"TLS to a plain port", tls.RecordHeaderError{Msg: "tls: first record does not look like a TLS handshake"}, jsonrpc.CauseTLS},
+		{"TLS to a plain port", tls.RecordHeaderError{Msg: "tls: first record does not look like a TLS handshake"},
+			jsonrpc.CauseTLS},
 		{"a certificate of a private authority", get(foreign.URL), jsonrpc.CauseTLS},
-		{"a route that does not exist", &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("network is unreachable")}, jsonrpc.CauseNoRoute},
+		{"a route that does not exist", &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("network is unreachable")},
+			jsonrpc.CauseNoRoute},
 		{"a connection that was closed", io.ErrUnexpectedEOF, jsonrpc.CauseLost},
 		{"a response that broke off", errAborted, jsonrpc.CauseLost},
 		{"a cause that is known", &StatusError{502, startError{}}, jsonrpc.CauseNotStarted},
@@ -59,7 +61,7 @@ func (startError) Error() string { return "exec: no" }
 
 func (startError) Cause() jsonrpc.Cause { return jsonrpc.CauseNotStarted }
 
-// A child that runs and does not shake hands may be a program that is not an MCP server.
+// A child that runs but does not respond to the handshake may not be an MCP server.
 func TestFaultOfASilentChild(t *testing.T) {
 	failure := jsonrpc.Timeout("a")
 	failure.Cause = jsonrpc.CauseStarting
@@ -69,5 +71,5 @@ func TestFaultOfASilentChild(t *testing.T) {
 	}
 }
 
-// A hiddenError hides what it wraps, as reverse_proxy's DialError does.
+// A hiddenError hides its cause, like reverse_proxy's DialError.
 type hiddenError struct{ error }

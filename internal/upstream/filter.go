@@ -18,29 +18,28 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 )
 
-// A filter looks at messages of a server before they go on to the client: at lists that the
-// client may see only a part of; at all messages, if something is to be redacted, or to be
-// answered in place of the client. It holds back each message that it looks at. Everything
-// else streams.
+// A filter changes messages of a server before they reach the client: it removes list items that the
+// client may not see, redacts, and answers server requests. It buffers each message that it reads.
+// Everything else streams.
 type filter struct {
 	*screen.Writer
 	x *Exchange
 	r *http.Request // to the server
 
-	// What messages are looked at for, besides what is redacted.
-	lists   bool // lists that the client is not shown all of, or not as they are
-	updates bool // changes of resources that the client may not know
-	values  bool // values that complete the URIs of such resources
-	answers bool // questions that the gateway answers
-	notices bool // news of tasks of other clients
-	states  bool // states of questions of the server
+	// What messages are read for, in addition to redaction.
+	lists   bool // lists of which the client sees only a part, or a changed form
+	updates bool // updates of resources that the client may not read
+	values  bool // completion values of URIs of such resources
+	answers bool // server requests that the gateway answers
+	notices bool // notifications about tasks of other clients
+	states  bool // states of server requests
 
-	visible ListFilter // of lists
+	visible ListFilter // filter of lists
 }
 
-// newFilter returns a filter that writes to w; nil if there is nothing to filter.
+// newFilter returns a filter that writes to w; nil if nothing is to be filtered.
 func newFilter(x *Exchange, w http.ResponseWriter, r *http.Request) *filter {
-	modern := x.IsModern(r) || x.Kind == RPC // which need not say so
+	modern := x.IsModern(r) || x.Kind == RPC // RPC requests need not name their version
 	sought := filter{
 		x: x, r: r,
 		updates: x.Caller.Policy().RestrictsResources(x.Server.Name),
@@ -48,20 +47,20 @@ func newFilter(x *Exchange, w http.ResponseWriter, r *http.Request) *filter {
 		states:  x.SealState != nil,
 		notices: x.Caller.Identity != "" && (r.Method == http.MethodGet || x.Message.Is(jsonrpc.Method, mcp.MethodListen)),
 	}
-	sought.lists, sought.values = sought.showsLists(modern), sought.showsValues()
-	// A server of the modern era asks by results.
+	sought.lists, sought.values = sought.mayHaveLists(modern), sought.mayHaveCompletions()
+	// A modern server sends its requests in results.
 	whole := sought.lists || sought.values || sought.states || x.Caller.Redactor() != nil || sought.answers && modern
 	if !whole && !sought.updates && !sought.answers && !sought.notices {
 		return nil
 	}
 	f := new(sought)
 	if f.lists {
-		// Handlers on the way to the server may change the headers.
+		// The routes may change the headers, so the filter is made before they run.
 		f.visible = NewListFilter(x.Shared, x.Server, &x.Caller, r.Header)
-		f.visible.hides = f.visible.hides || x.MethodName() == "tasks/list" // those of others
+		f.visible.hides = f.visible.hides || x.MethodName() == "tasks/list" // hides tasks of other clients
 	}
 	r.Header.Del("Accept-Encoding")
-	f.Writer = screen.NewWriter(w, maxScreened, f.take)
+	f.Writer = screen.NewWriter(w, maxFiltered, f.onMessage)
 	f.EventsOnly = !whole
 	if redactor := x.Caller.Redactor(); redactor != nil {
 		f.Line = func(line []byte) []byte {
@@ -73,65 +72,64 @@ func newFilter(x *Exchange, w http.ResponseWriter, r *http.Request) *filter {
 	return f
 }
 
-// IsModern reports whether a request says that it is of the modern era.
+// IsModern reports whether a request is of the modern era.
 func (x *Exchange) IsModern(r *http.Request) bool {
 	return httpbody.GetHeader(r.Header, mcp.VersionHeader) == mcp.Stateless || x.Message.Has(jsonrpc.ProtocolVersion)
 }
 
-// take returns a message as it goes on, nil if it does not.
-func (f *filter) take(message []byte) ([]byte, error) {
-	if f.r.Method == http.MethodGet && f.Named(isEndpoint) && f.x.noteEndpoint(message) {
-		return message, nil // which is not what the client gets
+// onMessage returns a message as the client gets it; nil to drop it.
+func (f *filter) onMessage(message []byte) ([]byte, error) {
+	if f.r.Method == http.MethodGet && f.EventNamed(isEndpoint) && f.x.noteEndpoint(message) {
+		return message, nil // a later step replaces it
 	}
-	// Some servers begin with byte order marks, and some clients ignore them.
-	message, err := f.screen(unmarked(message))
-	if err != nil && f.x.verdict == nil {
-		f.x.verdict = jsonrpc.InvalidResponse(f.x.Server.Name)
+	// Some servers send a byte order mark first, and some clients ignore it.
+	message, err := f.filterMessage(withoutByteOrderMark(message))
+	if err != nil && f.x.failure == nil {
+		f.x.failure = jsonrpc.InvalidResponse(f.x.Server.Name)
 	}
 	return message, err
 }
 
-// showsLists reports whether the answer may be one that a client is not shown all of, or
-// not as it is.
-func (f *filter) showsLists(modern bool) bool {
+// mayHaveLists reports whether the response may have a list that must be filtered or changed.
+func (f *filter) mayHaveLists(modern bool) bool {
 	if f.x.answersAny(f.r.Method) {
 		return f.x.Kind == Single || f.x.Kind == Aggregate && f.x.Resumed
 	}
 	switch f.x.MethodName() {
 	case "tools/list", "prompts/list", "resources/list", "resources/templates/list", "tasks/list", "skills/list":
-		return f.x.Kind != Aggregate || !FiltersAsItReads(&f.x.Caller)
+		return f.x.Kind != Aggregate || !FiltersWhileReading(&f.x.Caller)
 	case "initialize", "server/discover", "resources/directory/read":
 		return true
 	case "resources/read", "skills/get":
-		return modern && f.x.Shared.HasClients // it says who else may have it
+		return modern && f.x.Shared.HasClients // CacheScope may be public
 	}
 	return false
 }
 
-// FiltersAsItReads reports whether the aggregate filters the lists for a client as it reads
-// them. Lists for clients with a redactor are filtered by the exchange, before they are redacted.
-func FiltersAsItReads(c *access.Caller) bool { return c.Redactor() == nil }
+// FiltersWhileReading reports whether the aggregate filters lists for a client while it reads them. Lists
+// for clients with a redactor are filtered by the exchange instead, before redaction.
+func FiltersWhileReading(c *access.Caller) bool { return c.Redactor() == nil }
 
-// showsValues reports whether the answer may have values that complete the URI of a
-// resource that the client may not read.
-func (f *filter) showsValues() bool {
+// mayHaveCompletions reports whether the response may have completion values for the URI of a resource that
+// the client may not read.
+func (f *filter) mayHaveCompletions() bool {
 	return f.x.Caller.Policy().RestrictsResources(f.x.Server.Name) &&
 		(f.x.answersAny(f.r.Method) || f.x.MethodName() == "completion/complete" && f.x.Message.Has(jsonrpc.RefURI))
 }
 
-// screen returns a message of the server as it goes on, nil if it does not.
-func (f *filter) screen(message []byte) ([]byte, error) {
-	var m jsonrpc.Message // read only where its kind matters
+// filterMessage returns a message of the server as the client gets it; nil to drop it.
+func (f *filter) filterMessage(message []byte) ([]byte, error) {
+	var m jsonrpc.Message // read only if its kind matters
 	if (f.answers || f.updates || f.notices) && looksLikeJSON(message) && m.ReadExact(message) != nil {
-		return f.leftOut(errUnreadable) // by us, but perhaps not by the client
+		return f.drop(errUnreadable) // unreadable to the gateway, but perhaps not to the client
 	}
 	if f.answers {
 		answers := answerer{f.x, f.r}
-		if answers.answered(&m) {
+		if answers.handle(&m) {
 			return nil, nil
 		}
 		var err error
-		if message, err = answers.resolved(message); err != nil {
+		if message, err = answers.resolveInput(message); err != nil {
 			return nil, err
 		}
 	}
@@ -139,20 +137,20 @@ func (f *filter) screen(message []byte) ([]byte, error) {
 		!f.x.Caller.Allows(mcp.Target{Server: f.x.Server.Name, Kind: mcp.Resource, Name: m.Text(jsonrpc.URI)}) {
 		return nil, nil
 	}
-	if f.notices && f.isOfOthers(&m) {
+	if f.notices && f.isOtherClientsTask(&m) {
 		return nil, nil
 	}
 	if f.lists {
 		var err error
-		if message, err = f.filtered(message); err != nil {
-			return f.leftOut(err)
+		if message, err = f.filterLists(message); err != nil {
+			return f.drop(err)
 		}
 		f.x.Shared.Observer.ToolsSeen(f.x.Server.Name)
 	}
 	if f.values {
 		var err error
-		if message, err = f.completed(message); err != nil {
-			return f.leftOut(err)
+		if message, err = f.filterCompletion(message); err != nil {
+			return f.drop(err)
 		}
 	}
 	if f.states {
@@ -160,7 +158,7 @@ func (f *filter) screen(message []byte) ([]byte, error) {
 	}
 	redacted, n, err := f.x.Caller.Redactor().Message(message)
 	if err != nil {
-		return f.leftOut(err)
+		return f.drop(err)
 	}
 	f.countRedactions(n)
 	return redacted, nil
@@ -172,29 +170,28 @@ func (f *filter) countRedactions(n int) {
 	}
 }
 
-// leftOut has a message not go on that cannot be looked at. On a stream that a client
-// listens to there may be others; what a client waits for is answered with an error.
-func (f *filter) leftOut(err error) ([]byte, error) {
+// drop drops a message that cannot be read. On a stream that a client opened to listen, later
+// messages still pass; a response that a client waits for becomes an error.
+func (f *filter) drop(err error) ([]byte, error) {
 	if !f.x.answersAny(f.r.Method) {
 		return nil, err
 	}
-	f.x.Shared.Logger.Warn("message of MCP server left out, because it can be read in several ways",
-		zap.String("mcp_server", f.x.Server.Name))
+	f.x.Shared.Logger.Warn("ambiguous message from MCP server dropped", zap.String("mcp_server", f.x.Server.Name))
 	return nil, nil
 }
 
-// A ListFilter decides which items of the lists of a server a client sees.
+// A ListFilter decides which items of a server's lists a client sees.
 type ListFilter struct {
 	shared *Shared
 	server *Server
 	Caller *access.Caller
 	hides  bool // some items may be hidden
-	Done   bool // by the exchange that the list came with
+	Done   bool // the exchange of the list has filtered it
 
-	notes *ToolNotes // where annotations are remembered; nil if no rule is about them
+	notes *ToolNotes // cache of annotations; nil if no rule depends on them
 }
 
-// NewListFilter returns a filter of a list that is asked for with these headers.
+// NewListFilter returns a filter for a list requested with these headers.
 func NewListFilter(shared *Shared, s *Server, c *access.Caller, header http.Header) ListFilter {
 	f := ListFilter{shared: shared, server: s, Caller: c}
 	f.hides = shared.PinTools || c.Policy().Restricts(s.Name) || s.Overrides != nil
@@ -204,8 +201,7 @@ func NewListFilter(shared *Shared, s *Server, c *access.Caller, header http.Head
 	return f
 }
 
-// Read reads the answer of a server that may have lists, without the characters that hide
-// texts from people.
+// Read reads a response that may have lists, without the characters that hide texts from people.
 func (f *ListFilter) Read(l *mcp.List, answer []byte) *jsonrpc.Failure {
 	failure := l.Read(toolpin.Clean(answer))
 	if failure == nil && f.hides {
@@ -217,7 +213,7 @@ func (f *ListFilter) Read(l *mcp.List, answer []byte) *jsonrpc.Failure {
 // keeps reports whether the client sees an item.
 func (f *ListFilter) keeps(item *mcp.Item) bool { return f.Caller.IsShown(f.Decide(item)) }
 
-// Decide decides whether the client sees an item, as a call of it would be decided on.
+// Decide decides whether the client sees an item. A call of the item gets the same decision.
 func (f *ListFilter) Decide(item *mcp.Item) acl.Decision {
 	switch {
 	case f.Done, item.Kind == mcp.Tasks && f.shared.Tasks.Has(f.Caller, f.server, item.Name):
@@ -229,7 +225,7 @@ func (f *ListFilter) Decide(item *mcp.Item) acl.Decision {
 	case f.hides && item.Name == "":
 		return acl.Because("it has no name", acl.Deny)
 	case item.Kind != mcp.Tools:
-		return f.Caller.Listed(f.server.Name, item.Kind, item.Name)
+		return f.Caller.DecideListed(f.server.Name, item.Kind, item.Name)
 	}
 	withheld, hidden := !f.isPinned(item) && f.shared.PinTools, f.isHidden(item.Name)
 	decision := f.decideTool(item)
@@ -242,7 +238,7 @@ func (f *ListFilter) Decide(item *mcp.Item) acl.Decision {
 	return decision
 }
 
-// decideTool decides on a tool, and remembers its annotations.
+// decideTool decides on a tool, and caches its annotations.
 func (f *ListFilter) decideTool(item *mcp.Item) acl.Decision {
 	tool := f.Caller.NewTool(f.server.Name, item.Name)
 	if f.notes != nil {
@@ -254,23 +250,23 @@ func (f *ListFilter) decideTool(item *mcp.Item) acl.Decision {
 	return f.Caller.Policy().Tool(&tool)
 }
 
-// isPinned reports whether a tool is defined as when it was first seen. A change may be an
-// attack: the client has agreed to another tool.
+// isPinned reports whether the definition of a tool equals its pin. A change may be an attack: the
+// client approved another definition.
 func (f *ListFilter) isPinned(item *mcp.Item) bool {
-	changed, news := f.server.Pins.See(item.Name, item.Raw)
+	changed, news := f.server.Pins.Observe(item.Name, item.Raw)
 	if news {
 		f.shared.Observer.ToolChanged(f.server.Name, mcp.Shortened(item.Name))
 	}
 	return !changed
 }
 
-// filtered returns an answer with those items of lists that the client sees. What others may
-// be given again becomes private where it can depend on the client.
-func (f *filter) filtered(message []byte) ([]byte, error) {
+// filterLists returns a response with the list items that the client sees. Its cache scope becomes
+// private if it can depend on the client.
+func (f *filter) filterLists(message []byte) ([]byte, error) {
 	var l mcp.List
 	failure := f.visible.Read(&l, message)
 	if failure != nil {
-		return f.passable(l.Raw, nil, failure, f.visible.hides)
+		return f.checkFiltered(l.Raw, nil, failure, f.visible.hides)
 	}
 	var added []jsonspan.Edit
 	edits := l.Filter(func(item *mcp.Item) bool {
@@ -284,21 +280,22 @@ func (f *filter) filtered(message []byte) ([]byte, error) {
 	if f.x.Shared.HasClients && l.Has(jsonrpc.CacheScope) {
 		edits = append(edits, l.Replace(jsonrpc.CacheScope, []byte(`"private"`)))
 	}
-	return f.passable(l.Raw, jsonspan.Spliced(l.Raw, edits...), nil, f.visible.hides)
+	return f.checkFiltered(l.Raw, jsonspan.Spliced(l.Raw, edits...), nil, f.visible.hides)
 }
 
-// maxValues is how many values of a completion are looked at. The protocol allows 100.
+// maxValues is how many values of a completion are read. MCP allows 100.
 const maxValues = 1000
 
-// completed returns an answer with those values only that complete the URIs of resources
-// which the client may read. If other arguments come first that are not known, it may have
-// to be all of them. The template of an answer that a client resumes is not known.
-func (f *filter) completed(message []byte) ([]byte, error) {
+// filterCompletion returns a response with only those completion values that lead to resources the client may
+// read. If the values of other arguments are unknown, the client must be allowed to read all resources
+// they could lead to. The template is unknown if the client resumes a response; then no value passes.
+func (f *filter) filterCompletion(message []byte) ([]byte, error) {
 	policy, server := f.x.Caller.Policy(), f.x.Server.Name
 	completion, unknown := mcp.CompletionOf(f.x.Message.Raw)
 	left := maxValues
 	filtered, err := mcp.FilterCompletion(message, func(value string) bool {
-		if left--; unknown != nil || left < 0 {
+		left--
+		if unknown != nil || left < 0 {
 			return false
 		}
 		uris, reached := completion.Expand(value)
@@ -309,17 +306,17 @@ func (f *filter) completed(message []byte) ([]byte, error) {
 			return !policy.Everything(server, uri)
 		})
 	})
-	return f.passable(message, filtered, err, true)
+	return f.checkFiltered(message, filtered, err, true)
 }
 
-// passable returns a message that was filtered. One that cannot be read is passed on only
-// if there is nothing to hide, or if no reader finds a message in it.
-func (f *filter) passable(message, filtered []byte, err error, hides bool) ([]byte, error) {
+// checkFiltered returns a filtered message. A message that cannot be read passes only if nothing is to be
+// hidden, or if no client could find a message in it.
+func (f *filter) checkFiltered(message, filtered []byte, err error, hides bool) ([]byte, error) {
 	switch {
 	case hides && bytes.HasPrefix(bytes.TrimSpace(message), []byte("[")):
 		return nil, errUnreadable // a batch
-	case hides && f.x.arrival.status/100 == 2 && !looksLikeJSON(message) && f.x.Message.IsRequest():
-		return nil, errUnreadable // to us, but there are lenient readers
+	case hides && f.x.receiver.status/100 == 2 && !looksLikeJSON(message) && f.x.Message.IsRequest():
+		return nil, errUnreadable // lenient clients may read it
 	case err == nil:
 		return filtered, nil
 	case hides && looksLikeJSON(message):
@@ -328,19 +325,19 @@ func (f *filter) passable(message, filtered []byte, err error, hides bool) ([]by
 	return message, nil
 }
 
-// notFiltered says what is wrong with a message that cannot be looked at.
-func (f *filter) notFiltered() {
+// noteError records the failure for a message that the filter could not read.
+func (f *filter) noteError() {
 	switch err := f.Err(); {
-	case f.x.verdict != nil:
+	case f.x.failure != nil:
 	case errors.Is(err, screen.ErrTooLarge):
-		f.x.verdict = jsonrpc.ResponseTooLarge(f.x.Server.Name)
+		f.x.failure = jsonrpc.ResponseTooLarge(f.x.Server.Name)
 	case errors.Is(err, screen.ErrEncoded):
-		f.x.verdict = jsonrpc.InvalidResponse(f.x.Server.Name)
+		f.x.failure = jsonrpc.InvalidResponse(f.x.Server.Name)
 	}
 }
 
-// isOfOthers reports whether a server says how a task goes on that is not the client's.
-func (f *filter) isOfOthers(m *jsonrpc.Message) bool {
+// isOtherClientsTask reports whether a message is about a task of another client.
+func (f *filter) isOtherClientsTask(m *jsonrpc.Message) bool {
 	switch m.Text(jsonrpc.Method) {
 	case mcp.MethodTask, "notifications/tasks/status":
 		return !f.x.Shared.Tasks.Has(&f.x.Caller, f.x.Server, m.Text(jsonrpc.TaskID))
@@ -348,8 +345,8 @@ func (f *filter) isOfOthers(m *jsonrpc.Message) bool {
 	return false
 }
 
-// unmarked returns a message without the byte order marks that it begins with.
-func unmarked(message []byte) []byte {
+// withoutByteOrderMark returns a message without leading byte order marks.
+func withoutByteOrderMark(message []byte) []byte {
 	const mark = "\ufeff"
 	text := bytes.TrimLeft(message, mark+" \t\r\n")
 	if !bytes.Contains(message[:len(message)-len(text)], []byte(mark)) {
@@ -358,18 +355,19 @@ func unmarked(message []byte) []byte {
 	return text
 }
 
-// looksLikeJSON reports whether a body is a message, or several, as far as one can see.
+// looksLikeJSON reports whether a body starts like a JSON object or array.
 func looksLikeJSON(body []byte) bool {
 	body = bytes.TrimSpace(body)
 	return len(body) > 0 && (body[0] == '{' || body[0] == '[')
 }
 
-var errUnreadable = errors.New("the message cannot be looked at")
+var errUnreadable = errors.New("message cannot be parsed")
 
-// maxScreened is how large a message may be that is filtered.
-const maxScreened = 64 << 20
+// maxFiltered is the maximum size of a filtered message, in bytes.
+const maxFiltered = 64 << 20
 
-// showOverride returns the edits of a list for a client at one server that show a tool as clients see it.
+// showOverride returns the edits that apply an override to a tool in a list, for a client at Single or
+// RPC.
 func (f *filter) showOverride(item *mcp.Item) []jsonspan.Edit {
 	o := f.x.Server.Overrides.Of(item.Name)
 	if o == nil || item.Kind != mcp.Tools || f.x.Kind == Aggregate || !item.HasName() {
@@ -380,18 +378,18 @@ func (f *filter) showOverride(item *mcp.Item) []jsonspan.Edit {
 	return []jsonspan.Edit{{Start: item.Start, End: item.End(), New: jsonspan.Spliced(shown.Raw, edits...)}}
 }
 
-// isHidden reports whether clients do not see a tool because another one has its name, which is told once. It notes
-// that the server has the tool.
+// isHidden reports whether a tool is hidden because an override gives its name to another tool, and
+// reports that once to the Observer. It records that the server has the tool.
 func (f *ListFilter) isHidden(tool string) bool {
-	by, news := f.server.Overrides.See(tool)
+	by, news := f.server.Overrides.NoteListed(tool)
 	if news {
 		f.shared.Observer.ToolHidden(f.server.Name, mcp.Shortened(tool), by.Tool)
 	}
 	return by != nil
 }
 
-// addFocus returns the edit of a list for a client at Single that adds the argument to a tool, and
-// notes that the tool has it.
+// addFocus returns the edit that adds the focus argument to a tool in a list, for a client at Single.
+// It records that the tool has the argument.
 func (f *filter) addFocus(item *mcp.Item) []jsonspan.Edit {
 	s := f.x.Server
 	if f.x.Kind != Single || item.Kind != mcp.Tools || !item.HasName() {
@@ -400,18 +398,17 @@ func (f *filter) addFocus(item *mcp.Item) []jsonspan.Edit {
 	e, ok := s.AddFocus(item)
 	if !ok {
 		if s.Focus != nil {
-			f.x.Shared.State.focused.forget(s.focusedTool(item.Name))
+			f.x.Shared.Retained.focused.remove(s.focusedTool(item.Name))
 		}
 		return nil
 	}
-	if !f.x.Shared.State.focused.note(s.Source, s.focusedTool(item.Name), struct{}{}) {
+	if !f.x.Shared.Retained.focused.store(s.Source, s.focusedTool(item.Name), struct{}{}) {
 		return nil
 	}
 	return []jsonspan.Edit{e.Moved(item.Start)}
 }
 
-// withSealedState returns an answer of a server that asks for input with the state that the client gets.
-// The client takes no other answer for one.
+// withSealedState replaces the state in a result that asks for input. Clients accept no other state.
 func (x *Exchange) withSealedState(answer []byte) []byte {
 	var m jsonrpc.Message
 	if m.Read(answer) != nil {

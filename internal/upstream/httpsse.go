@@ -13,65 +13,66 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/unlogged"
 )
 
-// Servers of the protocol's first revision have another transport: HTTP+SSE. Where all servers
-// are one, package httpsse makes them servers of Streamable HTTP, below an exchange and above
-// their routes. The ids of their sessions tell them apart from others.
+// Servers of 2024-11-05 use another transport: HTTP+SSE. For the aggregate, package httpsse translates
+// it to Streamable HTTP, between an exchange and the routes. The format of session ids tells these
+// servers apart.
 
-// serveRoutes has the routes of the server answer r.
+// serveRoutes runs the routes of the server for r.
 func (x *Exchange) serveRoutes(w http.ResponseWriter, r *http.Request) error {
 	if x.Kind == Aggregate && httpsse.IsSession(httpbody.GetHeader(r.Header, mcp.SessionHeader)) {
-		return x.Shared.State.httpSSE.Serve(w, r, x.httpSSEUpstream())
+		return x.Shared.Retained.httpSSE.Serve(w, r, x.httpSSEUpstream())
 	}
 	return x.Server.Routes.Serve(w, r, x.Caller.Account())
 }
 
-// httpSSEUpstream returns the way to a server of HTTP+SSE for requests in its sessions.
+// httpSSEUpstream returns the access to a server with HTTP+SSE, for requests in its sessions.
 func (x *Exchange) httpSSEUpstream() httpsse.Upstream {
 	server, account := x.Server, x.Caller.Account()
 	return httpsse.Upstream{
 		Server: server.ID,
 		Serve: func(w http.ResponseWriter, r *http.Request) error {
-			// What it is answered is not the response of the exchange, nor is its session.
+			// Its response and its session are not those of the exchange.
 			r = r.WithContext(new(unlogged.Session).In(r.Context()))
 			return server.serve(w, r, account)
 		},
 	}
 }
 
-// NoteHTTPSSE notes whether the server speaks HTTP+SSE.
-func (s *Server) NoteHTTPSSE(is bool) {
+// NoteHTTPSSE records whether the server uses HTTP+SSE.
+func (s *Server) NoteHTTPSSE(speaks bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.httpSSE = is
+	s.httpSSE = speaks
 }
 
-// SpeaksHTTPSSE reports whether the server is known to speak HTTP+SSE.
+// SpeaksHTTPSSE reports whether the server is known to use HTTP+SSE.
 func (s *Server) SpeaksHTTPSSE() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.httpSSE
 }
 
-// OpenHTTPSSE opens the stream of a session with a server of HTTP+SSE, for an owner. The stream outlives the exchange,
-// and so does what it is derived from. It fails with ErrNotHTTPSSE if the server does not speak that.
-func (x *Exchange) OpenHTTPSSE(ctx context.Context, owner string, of *http.Request) (
+// OpenHTTPSSE opens a session with a server that uses HTTP+SSE, for an owner. Its stream outlives the
+// exchange, so r, from which requests are derived, must do so, too. It fails with ErrNotHTTPSSE if the
+// server does not use HTTP+SSE.
+func (x *Exchange) OpenHTTPSSE(ctx context.Context, owner string, r *http.Request) (
 	session string, failure *jsonrpc.Failure,
 ) {
 	server := x.Server
 	up := x.httpSSEUpstream()
 	up.Name, up.Owner, up.Target, up.Hosts = server.Name, owner, server.Target, server.Hosts
 	up.Request = func(ctx context.Context) *http.Request {
-		r := server.Routes.Derive(ctx, of, false)
-		streamable.Session{Era: mcp.Legacy}.SignGET(r.Header, "")
-		httpbody.EmptyAs(r, http.MethodGet)
-		x.address(r, server.Target)
-		return r
+		get := server.Routes.Derive(ctx, r, false)
+		streamable.Session{Era: mcp.Legacy}.SignGET(get.Header, "")
+		httpbody.EmptyAs(get, http.MethodGet)
+		x.address(get, server.Target)
+		return get
 	}
-	session, err := x.Shared.State.httpSSE.Open(ctx, up)
+	session, err := x.Shared.Retained.httpSSE.Open(ctx, up)
 	switch {
 	case err == nil:
 		return session, nil
-	case errors.Is(err, httpsse.ErrNotSpoken):
+	case errors.Is(err, httpsse.ErrNotSupported):
 		return "", ErrNotHTTPSSE
 	case ctx.Err() != nil:
 		return "", jsonrpc.Timeout(server.Name)
@@ -79,5 +80,5 @@ func (x *Exchange) OpenHTTPSSE(ctx context.Context, owner string, of *http.Reque
 	return "", x.failureOf(err)
 }
 
-// ErrNotHTTPSSE says that a server does not speak HTTP+SSE.
+// ErrNotHTTPSSE says that a server does not use HTTP+SSE.
 var ErrNotHTTPSSE = new(jsonrpc.Failure)

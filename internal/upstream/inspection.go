@@ -18,42 +18,42 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// An Inspection is how an operator looks at exchanges that are made for it. Clients have none: all methods that are
-// called for any client may have a nil receiver.
+// An Inspection makes exchanges visible to an operator. Exchanges of clients have none: methods that
+// are called for all exchanges accept a nil receiver.
 type Inspection struct {
-	// Patience is how long a server may take to connect and to list. If it is given, servers that
-	// could not be reached a short time ago are tried as well. Default: the JoinTimeout
+	// Patience is how long a server may take to connect and to list. If set, servers in an outage are
+	// tried, too. Default: the JoinTimeout
 	Patience time.Duration
 
-	// Raw is whether results are those of the server: not masked, not redacted, with its own URIs.
+	// Raw returns results of the server unchanged: not masked, not redacted, with its own URIs.
 	Raw bool
 
-	// Both is whether a call also has the result of the server, see [Inspection.Sent].
-	Both bool
+	// KeepServerResult keeps the server's own result of a call, too, see [Inspection.Sent].
+	KeepServerResult bool
 
-	mu      sync.Mutex
-	calling bool
-	sent    sent // the answer to a call, if Both are wanted
-	about   ServerDescription
+	mu       sync.Mutex
+	calling  bool
+	captured capturedResponse // response to the call, if Both is set
+	about    ServerDescription
 }
 
-// A ServerDescription is what a server says of itself.
+// A ServerDescription is how a server describes itself.
 type ServerDescription struct {
-	Protocol      string // version of the protocol
+	Protocol      string // protocol version
 	Name, Version string
 }
 
-// BeginCall notes that the next tools/call is the one of the operator. From here on it is as for any client.
+// BeginCall announces the operator's tools/call. From here on, timeouts are those of clients.
 func (o *Inspection) BeginCall() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.calling, o.Patience = true, 0
 }
 
-// WantsRaw reports whether results are those of the server.
+// WantsRaw reports whether results of the server pass unchanged.
 func (o *Inspection) WantsRaw() bool { return o != nil && o.Raw }
 
-// Timeout returns the Patience: 0 for clients, and for the call itself.
+// Timeout returns Patience: 0 for clients, and for the call itself.
 func (o *Inspection) Timeout() time.Duration {
 	if o == nil {
 		return 0
@@ -73,19 +73,19 @@ func (o *Inspection) counts(x *Exchange) bool {
 	return o.isCall(x)
 }
 
-// isCall reports whether an exchange is the call. o.mu must be held.
+// isCall reports whether an exchange is the operator's call. o.mu must be held.
 func (o *Inspection) isCall(x *Exchange) bool {
 	return o.calling && x.Message.Is(jsonrpc.Method, "tools/call")
 }
 
-// Server returns what the last server has said of itself.
+// Server returns the description of the last server.
 func (o *Inspection) Server() ServerDescription {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.about
 }
 
-// NoteServer notes what a server has said of itself in a handshake.
+// NoteServer records the description of a server from its handshake.
 func (o *Inspection) NoteServer(version string, result []byte) {
 	if o == nil {
 		return
@@ -97,63 +97,62 @@ func (o *Inspection) NoteServer(version string, result []byte) {
 			Info info `json:"io.modelcontextprotocol/serverInfo"`
 		} `json:"_meta"`
 	}
-	_ = json.Unmarshal(result, &said) // what is wrong is missing
+	_ = json.Unmarshal(result, &said) // invalid members stay empty
 	is := cmp.Or(said.Info, said.Meta.Info)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.about = ServerDescription{version, mcp.Shortened(is.Name), mcp.Shortened(is.Version)}
 }
 
-// sent is a copy of what a server has answered to a call, before anything was done to it. If the server is asked more
-// than once, because a session or a stream is lost, it is the last answer.
-type sent struct {
+// capturedResponse is a copy of the server's response to a call, before any change. If the request was repeated,
+// because a session or a stream was lost, it is the last response.
+type capturedResponse struct {
 	contentType, encoding string
 	body                  []byte // its beginning
-	size                  int64  // of all of it
+	size                  int64  // of the whole body
 }
 
-// maxSent is how much of an answer is copied, and how much of it is shown when it is decoded.
-const maxSent = 1 << 20
+// maxCaptured is how many bytes of a response are copied, and how many of the decoded response are shown.
+const maxCaptured = 1 << 20
 
-// Sent returns the result of a call as the server has sent it, as JSON: not masked, not redacted, with its own URIs. Of
-// an answer that is too long it is the beginning, as a string. It is nil if there is none: the gateway itself has
-// answered, or the call has failed, or Both were not wanted.
-func (o *Inspection) Sent() []byte {
+// ServerResult returns the result of the call as the server sent it, as JSON: not masked, not redacted, with
+// its own URIs. For a response that is too long it is the beginning, as a string. It is nil if the
+// gateway itself responded, the call failed, or Both is not set.
+func (o *Inspection) ServerResult() []byte {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.sent.result()
+	return o.captured.result()
 }
 
-// noteHeader notes that a server begins to answer. As other methods that are called for any client, it may have a nil
-// receiver.
+// noteHeader records the header of a response. o may be nil.
 func (o *Inspection) noteHeader(x *Exchange, header http.Header) {
-	if o == nil || !o.Both {
+	if o == nil || !o.KeepServerResult {
 		return
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.isCall(x) {
-		o.sent = sent{
+		o.captured = capturedResponse{
 			contentType: httpbody.GetHeader(header, "Content-Type"), encoding: httpbody.Encoding(header),
 		}
 	}
 }
 
-// noteBody notes the next bytes of an answer.
+// noteBody records the next bytes of a response. o may be nil.
 func (o *Inspection) noteBody(x *Exchange, p []byte) {
-	if o == nil || !o.Both {
+	if o == nil || !o.KeepServerResult {
 		return
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.isCall(x) {
-		o.sent.size += int64(len(p))
-		o.sent.body = append(o.sent.body, p[:min(len(p), maxSent-len(o.sent.body))]...)
+		o.captured.size += int64(len(p))
+		o.captured.body = append(o.captured.body, p[:min(len(p), maxCaptured-len(o.captured.body))]...)
 	}
 }
 
-// result returns the result in the answer, or the beginning of an answer that is too long.
-func (s *sent) result() (result []byte) {
+// result returns the result in the response, or the beginning of a response that is too long.
+func (s *capturedResponse) result() (result []byte) {
 	body, whole := s.decoded()
 	if !whole {
 		for r, size := utf8.DecodeLastRune(body); r == utf8.RuneError && size == 1; r, size = utf8.DecodeLastRune(body) {
@@ -168,24 +167,25 @@ func (s *sent) result() (result []byte) {
 		return nil
 	}}
 	reader.Header().Set("Content-Type", s.contentType)
-	_, _ = reader.Write(body) // what cannot be read is no result
+	_, _ = reader.Write(body) // an unreadable body has no result
 	_ = reader.Close()
 	return result
 }
 
-// decoded returns what was copied without its encoding, and whether that is all.
-func (s *sent) decoded() (body []byte, whole bool) {
-	if whole = int64(len(s.body)) == s.size; s.encoding == "" {
+// decoded returns the decoded copy, and whether it is complete.
+func (s *capturedResponse) decoded() (body []byte, whole bool) {
+	whole = int64(len(s.body)) == s.size
+	if s.encoding == "" {
 		return s.body, whole
 	}
 	r, err := httpbody.NewReader(s.encoding, bytes.NewReader(s.body))
-	if err != nil || r == nil { // nor could the gateway read it
+	if err != nil || r == nil { // the gateway could not read it either
 		return nil, true
 	}
 	defer r.Close()
-	body, err = io.ReadAll(io.LimitReader(r, maxSent+1))
-	if len(body) > maxSent {
-		return body[:maxSent], false
+	body, err = io.ReadAll(io.LimitReader(r, maxCaptured+1))
+	if len(body) > maxCaptured {
+		return body[:maxCaptured], false
 	}
 	return body, whole && err == nil
 }

@@ -11,35 +11,35 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// A passthroughReply passes an answer on as it is, and looks at it in passing.
+// A passthroughReply forwards a response unchanged, and parses it on the way.
 type passthroughReply struct {
 	x *Exchange
-	r *http.Request // of the client
+	r *http.Request // from the client
 
 	status    int // 0 until WriteHeader
 	media     httpbody.MediaType
-	look      *look          // nil if there is nothing to see
+	parser    *parser        // nil if there is nothing to parse
 	endpoints endpointSealer // of a stream that was opened to listen
-	inEvent   bool           // something of an event has been sent, and not its end
+	inEvent   bool           // an event has been sent in part
 	data      bool           // data of it, too
-	answered  bool           // one of the events was the answer
+	answered  bool           // one of the events was the response
 }
 
 const noBuffering = "X-Accel-Buffering"
 
 func (w *passthroughReply) prepare(r *http.Request) {
-	if w.x.listens || w.x.Traffic.recording() != nil {
-		r.Header.Del("Accept-Encoding") // the answer is read
+	if w.x.isListening || w.x.Traffic.recording() != nil {
+		r.Header.Del("Accept-Encoding") // the response is parsed
 	}
 }
 
 func (w *passthroughReply) Header() http.Header { return w.x.Writer.Header() }
 
-// WriteHeader passes the header on, unless it is that of an answer of which nothing
-// is left: the mask lets out what it has held back when the server breaks off.
+// WriteHeader forwards the header. After a broken response it does nothing: the mask then flushes what
+// it has held back.
 func (w *passthroughReply) WriteHeader(status int) {
 	switch {
-	case w.status != 0 || w.x.arrival.broken:
+	case w.status != 0 || w.x.receiver.incomplete:
 		return
 	case status < 200:
 		w.x.Writer.WriteHeader(status)
@@ -50,29 +50,30 @@ func (w *passthroughReply) WriteHeader(status int) {
 		w.media = httpbody.TypeOf(w.Header().Get("Content-Type"))
 	}
 	if w.media != httpbody.Other {
-		w.look = borrowLook()
+		w.parser = getParser()
 	}
 	if w.media == httpbody.EventStream && w.Header().Get(noBuffering) == "" {
-		w.Header().Set(noBuffering, "no") // else nginx in front of us holds events back
+		w.Header().Set(noBuffering, "no") // otherwise nginx in front holds events back
 	}
-	if w.media == httpbody.EventStream && (w.x.listens || w.x.Message.Is(jsonrpc.Method, mcp.MethodListen)) {
+	if w.media == httpbody.EventStream && (w.x.isListening || w.x.Message.Is(jsonrpc.Method, mcp.MethodListen)) {
 		streamable.CloseAfter(w.Header(), w.r)
 	}
 	w.x.Writer.WriteHeader(status)
 }
 
-// Write passes the next bytes of the body on.
+// Write forwards the next bytes of the body.
 func (w *passthroughReply) Write(p []byte) (int, error) {
 	if w.status == 0 {
-		if w.WriteHeader(http.StatusOK); w.status == 0 {
+		w.WriteHeader(http.StatusOK)
+		if w.status == 0 {
 			return len(p), nil
 		}
 	}
-	if w.x.listens { // whatever the type is: there are clients who do not look at it closely
+	if w.x.isListening { // for any type: some clients ignore it
 		return w.seal(p)
 	}
 	w.x.Traffic.pass(len(p))
-	if w.look != nil {
+	if w.parser != nil {
 		w.observe(p)
 	}
 	return w.write(p)
@@ -80,11 +81,11 @@ func (w *passthroughReply) Write(p []byte) (int, error) {
 
 func (w *passthroughReply) write(p []byte) (int, error) {
 	n, err := w.x.Writer.Write(p)
-	w.x.Left = w.x.Left || err != nil
+	w.x.ClientGone = w.x.ClientGone || err != nil
 	return n, err
 }
 
-// FlushError sends on what has been written.
+// FlushError flushes what has been written.
 func (w *passthroughReply) FlushError() error {
 	if w.status == 0 {
 		return nil
@@ -92,7 +93,7 @@ func (w *passthroughReply) FlushError() error {
 	return http.NewResponseController(w.x.Writer).Flush()
 }
 
-// seal passes events on, and addresses in them as ours.
+// seal forwards events, and replaces endpoints in them.
 func (w *passthroughReply) seal(p []byte) (int, error) {
 	sealed, err := w.endpoints.seal(p, w.x.sealedEndpoint)
 	if len(sealed) > 0 {
@@ -100,21 +101,21 @@ func (w *passthroughReply) seal(p []byte) (int, error) {
 		w.data = w.endpoints.passing
 	}
 	if err != nil {
-		w.x.verdict = jsonrpc.InvalidResponse(w.x.Server.Name)
+		w.x.failure = jsonrpc.InvalidResponse(w.x.Server.Name)
 		return 0, err
 	}
-	return len(p), w.FlushError() // which fails if a write has
+	return len(p), w.FlushError() // fails if a write failed
 }
 
-// observe looks for the answer.
+// observe looks for the response.
 func (w *passthroughReply) observe(p []byte) {
-	outline, answer := w.look.outline, w.x.Traffic.recording()
+	outline, answer := w.parser.outline, w.x.Traffic.recording()
 	if w.media == httpbody.JSON {
 		outline.Look(p)
 		answer.Add(p)
 		return
 	}
-	w.look.events.Each(p, func(kind sse.Kind, part []byte) {
+	w.parser.events.Each(p, func(kind sse.Kind, part []byte) {
 		switch kind {
 		case sse.Data:
 			w.inEvent, w.data = true, true
@@ -126,7 +127,7 @@ func (w *passthroughReply) observe(p []byte) {
 			w.inEvent = true
 			outline.Gap(len(part))
 		case sse.Dispatch:
-			if w.x.Message.IsRequest() && !w.answered && outline.Answers(w.x.Message.Literal(jsonrpc.ID)) {
+			if w.x.Message.IsRequest() && !w.answered && outline.IsResponseTo(w.x.Message.Literal(jsonrpc.ID)) {
 				w.answered = true
 				w.x.endAnswered(outline)
 			}
@@ -146,7 +147,7 @@ func (w *passthroughReply) complete() *jsonrpc.Failure {
 	if !w.answered {
 		w.x.endAnswered(nil)
 		if w.media == httpbody.JSON {
-			w.x.endAnswered(w.look.outline)
+			w.x.endAnswered(w.parser.outline)
 		}
 	}
 	if outcome := outcomeHTTP[w.status/100%10]; outcome != "" {
@@ -159,7 +160,7 @@ func (w *passthroughReply) breakOff(failure *jsonrpc.Failure) *jsonrpc.Failure {
 	if w.status == 0 {
 		return failure
 	}
-	ours := failure == w.x.verdict || failure.Data.Symbol == "timeout"
+	ours := failure == w.x.failure || failure.Data.Symbol == "timeout"
 	if ours && w.media == httpbody.EventStream && !w.data {
 		w.endStream(failure)
 		return nil
@@ -168,7 +169,7 @@ func (w *passthroughReply) breakOff(failure *jsonrpc.Failure) *jsonrpc.Failure {
 	panic(http.ErrAbortHandler)
 }
 
-// endStream answers in a stream that has fallen silent, if an answer is wanted.
+// endStream sends the failure in a stream that has fallen silent, if the client waits for a response.
 func (w *passthroughReply) endStream(failure *jsonrpc.Failure) {
 	w.x.endWith(failure)
 	if !w.x.Message.IsRequest() {
@@ -176,7 +177,7 @@ func (w *passthroughReply) endStream(failure *jsonrpc.Failure) {
 	}
 	var event []byte
 	if w.inEvent {
-		event = append(event, "\n\n"...) // which ends whatever it was
+		event = append(event, "\n\n"...) // ends the incomplete event
 	}
 	message, answer := &streamable.Event{Type: "message"}, failure.Append(nil, w.x.Message.Literal(jsonrpc.ID))
 	for _, part := range message.Buffers(answer) {
@@ -193,8 +194,8 @@ func (w *passthroughReply) done() bool { return w.answered }
 func (w *passthroughReply) timeLeft(time.Duration) time.Duration { return 0 }
 
 func (w *passthroughReply) release() {
-	w.look.giveBack()
-	w.look = nil
+	w.parser.release()
+	w.parser = nil
 }
 
 // Interface guard

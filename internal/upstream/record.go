@@ -8,42 +8,44 @@ import (
 
 // A Record describes a request that has ended.
 type Record struct {
-	Server    string // "" if it was not for just one
-	Method    string // as metrics have it: one of a fixed set
-	Called    string // the method as the client has written it
-	Tool      string
-	Outcome   string
-	ErrorCode int // of JSON-RPC; 0 for none
-	Duration  time.Duration
+	Server       string // "" if not for exactly one server
+	Method       string // method for metrics: one of a fixed set
+	ClientMethod string // method as the client sent it
+	Tool         string
+	Outcome      string
+	ErrorCode    int // JSON-RPC error code; 0 for none
+	Duration     time.Duration
 
-	// What a request of a client says of the server: that it has answered, or why not.
+	// What a client's request says about the server: that it responded, or why not.
 	Answered bool
 	Fault    *Fault
 }
 
-// How a request can end besides with a failure, whose symbol is its outcome.
+// Outcomes of requests that did not fail. The outcome of a failure is its symbol.
 const (
 	OutcomeOK       = "ok"
-	OutcomeError    = "error"    // the server answered with a JSON-RPC error
-	OutcomeCanceled = "canceled" // the client has left
-	OutcomePanic    = "panic"    // of a handler
+	OutcomeError    = "error"    // the server responded with a JSON-RPC error
+	OutcomeCanceled = "canceled" // the client canceled
+	OutcomePanic    = "panic"    // a handler panicked
 )
 
-// outcomeHTTP has the outcomes of statuses by their first digit.
-var outcomeHTTP = [10]string{3: "http_3xx", 4: "http_4xx", 5: "http_5xx", 6: "http_xxx", 7: "http_xxx", 8: "http_xxx", 9: "http_xxx"}
-
-// An Ending is how a request, or an exchange with a server, has ended.
-type Ending struct {
-	Outcome   string // "" as long as it has not
-	ErrorCode int    // of JSON-RPC, 0 for none
+// outcomeHTTP has the outcomes of HTTP statuses by their first digit.
+var outcomeHTTP = [10]string{
+	3: "http_3xx", 4: "http_4xx", 5: "http_5xx", 6: "http_xxx", 7: "http_xxx", 8: "http_xxx", 9: "http_xxx",
 }
 
-// FailWith notes a failure.
+// An Ending is how a request, or an exchange, has ended.
+type Ending struct {
+	Outcome   string // "" until it has ended
+	ErrorCode int    // JSON-RPC error code; 0 for none
+}
+
+// FailWith records a failure.
 func (e *Ending) FailWith(failure *jsonrpc.Failure) {
 	e.Outcome, e.ErrorCode = failure.Data.Symbol, failure.Code
 }
 
-// endAnswered notes an answer of the server; nil for one that is not read.
+// endAnswered records a response of the server. outline is nil if it was not parsed.
 func (e *Ending) endAnswered(outline *jsonrpc.Outline) {
 	e.Outcome = OutcomeOK
 	if outline == nil {
@@ -54,15 +56,15 @@ func (e *Ending) endAnswered(outline *jsonrpc.Outline) {
 	}
 }
 
-// The methods of requests other than those of the protocol, as metrics have them.
+// Labels in metrics for requests that are not MCP methods.
 const (
 	methodStream = "stream" // GET
 	methodDelete = "delete" // DELETE
-	methodAnswer = "answer" // of the client to a server's request
+	methodAnswer = "answer" // response to a server request
 	methodOther  = "other"
 )
 
-// The placeholders of a request to a server.
+// Placeholders of a request to a server.
 const (
 	ServerPlaceholder = "http.mcp.server"
 	MethodPlaceholder = "http.mcp.method"

@@ -12,33 +12,32 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// A server of the legacy era may end the stream of a request before the answer, and a
-// connection may break. The gateway then asks for the rest, after the last event that it has
-// read. It never posts the request again, because that may have been carried out.
+// A legacy server may end the stream of a request before the response, and a connection may break. The
+// gateway then requests the rest, after the last event that it has read. It never posts the request
+// again, because the server may have executed it.
 
-// maxResumes is how often the rest of a stream is asked for before there is another event.
+// maxResumes is how often the rest of a stream is requested before another event arrives.
 const maxResumes = 10
 
-// isResumable reports whether the response has ended before the answer, and there is a way to
-// ask for the rest.
+// isResumable reports whether the stream ended before the response and can be resumed.
 func (x *Exchange) isResumable() bool {
 	h := x.reader
 	return h != nil && h.Position != nil && h.Position.ID != "" && (x.Message.IsRequest() || x.Resumed) &&
-		!x.reply.done() && !h.Torn() && x.verdict == nil && !x.Left && h.Fault(x.Server.Name) == nil
+		!x.reply.done() && !h.IsTruncated() && x.failure == nil && !x.ClientGone && h.Fault(x.Server.Name) == nil
 }
 
-// readOn asks for the rest of a stream until it has the answer. r is the request that has begun
-// the stream, host what that was sent to, and failure how its response has ended.
-func (x *Exchange) readOn(r *http.Request, host string, failure *jsonrpc.Failure) *jsonrpc.Failure {
+// resume resumes a stream until it has the response. r is the request that started the stream, host
+// the host it was sent to, and failure how it ended.
+func (x *Exchange) resume(r *http.Request, host string, failure *jsonrpc.Failure) *jsonrpc.Failure {
 	ctx, at := x.context(r), x.reader.Position
 	for last := x; last.isResumable(); {
-		if !last.mayGoOn(failure) {
+		if !last.canResume(failure) {
 			return x.giveUp(ctx, jsonrpc.StreamLost(x.Server.Name))
 		}
 		if failure := last.pause(ctx, x.flight); failure != nil {
 			return x.giveUp(ctx, failure)
 		}
-		x.Shared.Logger.Debug("stream of MCP server is resumed",
+		x.Shared.Logger.Debug("resuming stream of MCP server",
 			zap.String("mcp_server", x.Server.Name), zap.Int("attempt", at.Attempts))
 		get := x.Server.Routes.Derive(ctx, r, false)
 		get.Host = host
@@ -47,24 +46,24 @@ func (x *Exchange) readOn(r *http.Request, host string, failure *jsonrpc.Failure
 			Era: mcp.Legacy, Version: r.Header.Get(mcp.VersionHeader), ID: r.Header.Get(mcp.SessionHeader),
 		}
 		session.SignGET(get.Header, at.ID)
-		last = last.rest()
+		last = last.nextExchange()
 		failure = last.forward(get)
 		x.Ending = last.Ending
 	}
 	return failure
 }
 
-// pause waits until the rest of the stream may be asked for. Its failure says that this is
-// not done anymore.
-func (x *Exchange) pause(ctx context.Context, flight *Flight) *jsonrpc.Failure {
-	at, a := x.reader.Position, &x.arrival
+// pause waits until the stream may be resumed. It returns a failure if the stream must not be resumed
+// anymore.
+func (x *Exchange) pause(ctx context.Context, flight *ActiveCall) *jsonrpc.Failure {
+	at, a := x.reader.Position, &x.receiver
 	if at.Attempts >= maxResumes {
 		return jsonrpc.StreamLost(x.Server.Name)
 	}
 	defer flight.pause()()
-	if a.timer != nil { // else the client decides how long it waits
-		a.heardAt.Add(int64(at.Retry())) // the pause that the server wants is not its silence
-		left := max(a.silence(), x.reply.timeLeft(a.timeout)+at.Retry())
+	if a.timer != nil { // otherwise the client decides how long it waits
+		a.lastActivity.Add(int64(at.Retry())) // the server asked for this pause
+		left := max(a.idleTimeLeft(), x.reply.timeLeft(a.timeout)+at.Retry())
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, left)
 		defer cancel()
@@ -75,23 +74,23 @@ func (x *Exchange) pause(ctx context.Context, flight *Flight) *jsonrpc.Failure {
 	return nil
 }
 
-// rest returns the exchange for the rest of the stream.
-func (x *Exchange) rest() *Exchange {
+// nextExchange returns the exchange for the rest of the stream.
+func (x *Exchange) nextExchange() *Exchange {
 	x.reader.Resume()
 	rest := &Exchange{
 		Shared: x.Shared, Server: x.Server, Kind: x.Kind, Writer: x.Writer, Began: x.Began,
-		Posted: &Posted{Message: x.Message}, Caller: x.Caller, Resumed: true, reader: x.reader,
+		PostedMessage: &PostedMessage{Message: x.Message}, Caller: x.Caller, Resumed: true, reader: x.reader,
 		inspection: x.inspection, Traffic: x.Traffic,
 	}
 	rest.reply = &readerReply{Reader: x.reader, x: rest}
-	rest.arrival.heardAt.Store(x.arrival.heardAt.Load())
-	rest.arrival.size = x.arrival.size
+	rest.receiver.lastActivity.Store(x.receiver.lastActivity.Load())
+	rest.receiver.size = x.receiver.size
 	return rest
 }
 
-// mayGoOn reports whether the rest of the stream can still be had, now or later. A server
-// answers 409 if it does not know yet that the last connection is broken.
-func (x *Exchange) mayGoOn(failure *jsonrpc.Failure) bool {
+// canResume reports whether the stream may still be resumed, now or later. A server responds with 409 if
+// it has not noticed yet that the last connection is broken.
+func (x *Exchange) canResume(failure *jsonrpc.Failure) bool {
 	switch status := x.reader.Status(); {
 	case status == 0:
 		return failure == nil || failure.Status >= 500
@@ -102,10 +101,10 @@ func (x *Exchange) mayGoOn(failure *jsonrpc.Failure) bool {
 	}
 }
 
-// giveUp ends a request whose answer will not come.
+// giveUp ends a request whose response will not come.
 func (x *Exchange) giveUp(ctx context.Context, failure *jsonrpc.Failure) *jsonrpc.Failure {
 	if ctx.Err() != nil {
-		x.Left, x.Outcome = true, OutcomeCanceled
+		x.ClientGone, x.Outcome = true, OutcomeCanceled
 		return nil
 	}
 	return failure

@@ -14,65 +14,65 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
-// holdOutput is how much of an answer is held back. As long as nothing has been
-// sent, one that turns out to be none can still become a proper error.
-const holdOutput = 1 << 20
+// maxHeld is how many bytes of a response are held back. Until they are sent, an invalid response
+// can still become a proper error.
+const maxHeld = 1 << 20
 
-// An rpcReply makes one JSON-RPC answer of whatever a server says.
+// An rpcReply turns the response of a server into one JSON-RPC response.
 type rpcReply struct {
-	x       *Exchange
-	status  int               // 0 until WriteHeader
-	stream  bool              // the answer is an event of a stream
-	decoder *httpbody.Decoder // if the body is encoded, and no mask has decoded it
-	in      io.Writer         // takes the body
-	look    *look
-	event   struct {
-		data, broken bool // it has some; there was a line break since
-		dropped      bool // it is too large and not the answer
+	x        *Exchange
+	status   int               // 0 until WriteHeader
+	isStream bool              // the response is an event of a stream
+	decoder  *httpbody.Decoder // of an encoded body, unless a mask has decoded it
+	in       io.Writer         // writer for the body
+	parser   *parser
+	event    struct {
+		data, broken bool // it has data; there was a line break since
+		dropped      bool // it is too large, and not the response
 	}
 	sent     bool // the header has been sent
-	answered bool // the answer is complete
+	answered bool // the response is complete
 }
 
-// A look is what it takes to look at an answer, kept between answers.
-type look struct {
+// A parser holds the buffers for parsing a response. They are pooled.
+type parser struct {
 	outline *jsonrpc.Outline
 	events  sse.Scanner
 	held    bytes.Buffer
 }
 
-var looks = sync.Pool{New: func() any { return &look{outline: jsonrpc.NewOutline()} }}
+var parserPool = sync.Pool{New: func() any { return &parser{outline: jsonrpc.NewOutline()} }}
 
-func borrowLook() *look {
-	l := looks.Get().(*look)
+func getParser() *parser {
+	l := parserPool.Get().(*parser)
 	l.outline.Reset()
 	l.events = sse.Scanner{}
 	l.held.Reset()
 	return l
 }
 
-func (l *look) giveBack() {
-	if l != nil && l.held.Cap() <= 2*holdOutput {
-		looks.Put(l)
+func (l *parser) release() {
+	if l != nil && l.held.Cap() <= 2*maxHeld {
+		parserPool.Put(l)
 	}
 }
 
 func (w *rpcReply) prepare(r *http.Request) {
 	r.Header.Set("Accept", "application/json, text/event-stream")
-	r.Header.Del("Accept-Encoding") // the answer is read, and encode in front has seen this
+	r.Header.Del("Accept-Encoding") // the response is parsed; encode has seen this header already
 }
 
 func (w *rpcReply) Header() http.Header { return w.x.Writer.Header() }
 
-// WriteHeader notes the status. Nothing is sent before there is an answer.
+// WriteHeader records the status. Nothing is sent before there is a response.
 func (w *rpcReply) WriteHeader(status int) {
 	if w.status != 0 || status < 200 {
 		return
 	}
 	w.status = status
-	w.look = borrowLook()
+	w.parser = getParser()
 	w.in = rpcBody{w}
-	w.stream = status == http.StatusOK && httpbody.TypeOf(w.Header().Get("Content-Type")) == httpbody.EventStream
+	w.isStream = status == http.StatusOK && httpbody.TypeOf(w.Header().Get("Content-Type")) == httpbody.EventStream
 	if encoding := httpbody.Encoding(w.Header()); encoding != "" {
 		if w.decoder = httpbody.NewDecoder(encoding, rpcBody{w}); w.decoder != nil {
 			w.in = w.decoder
@@ -82,20 +82,20 @@ func (w *rpcReply) WriteHeader(status int) {
 	}
 }
 
-// Write takes the next bytes of the body.
+// Write parses the next bytes of the body.
 func (w *rpcReply) Write(p []byte) (int, error) {
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
 	}
 	w.x.Traffic.pass(len(p))
 	n, err := w.in.Write(p)
-	if err != nil && !w.x.Left && w.x.verdict == nil {
-		w.x.verdict = jsonrpc.InvalidJSON(w.x.Server.Name) // the decoder makes nothing of it
+	if err != nil && !w.x.ClientGone && w.x.failure == nil {
+		w.x.failure = jsonrpc.InvalidJSON(w.x.Server.Name) // the decoder failed
 	}
 	return n, err
 }
 
-// FlushError sends on what has been sent. What is held back stays so.
+// FlushError flushes what has been sent. Held bytes stay.
 func (w *rpcReply) FlushError() error {
 	if !w.sent {
 		return nil
@@ -103,61 +103,61 @@ func (w *rpcReply) FlushError() error {
 	return http.NewResponseController(w.x.Writer).Flush()
 }
 
-// rpcBody takes the body, decoded if it was encoded.
+// rpcBody parses the decoded body.
 type rpcBody struct{ w *rpcReply }
 
 func (b rpcBody) Write(p []byte) (int, error) {
 	w := b.w
-	if !w.stream {
-		_, _ = w.look.outline.Write(p)
-		return len(p), w.take(p)
+	if !w.isStream {
+		_, _ = w.parser.outline.Write(p)
+		return len(p), w.forward(p)
 	}
 	var err error
-	w.look.events.Each(p, func(kind sse.Kind, part []byte) {
+	w.parser.events.Each(p, func(kind sse.Kind, part []byte) {
 		if err == nil && !w.answered {
-			err = w.takeEvent(kind, part)
+			err = w.handleEvent(kind, part)
 		}
 	})
 	return len(p), err
 }
 
-// undecodable takes a body of an unknown encoding.
+// undecodable refuses a body with an unknown encoding.
 type undecodable struct{}
 
-func (undecodable) Write([]byte) (int, error) { return 0, errNoAnswer }
+func (undecodable) Write([]byte) (int, error) { return 0, errNoResponse }
 
-// errNoAnswer stops a server that says much and answers nothing.
-var errNoAnswer = errors.New("what the MCP server sends is no answer")
+// errNoResponse stops a server that sends much and does not respond.
+var errNoResponse = errors.New("MCP server sent no JSON-RPC response")
 
-// take takes the next bytes of the answer, which outline has read.
-func (w *rpcReply) take(p []byte) error {
+// forward holds back or sends the next bytes of the response, which the outline has read.
+func (w *rpcReply) forward(p []byte) error {
 	if !w.sent {
-		if w.look.held.Len()+len(p) <= holdOutput {
-			w.look.held.Write(p)
+		if w.parser.held.Len()+len(p) <= maxHeld {
+			w.parser.held.Write(p)
 			return nil
 		}
-		if !w.promising() {
-			w.x.verdict = w.judge(false)
-			return errNoAnswer
+		if !w.mayBeResponse() {
+			w.x.failure = w.responseFailure(false)
+			return errNoResponse
 		}
 		w.send(unknownLength)
 	}
 	return w.write(p)
 }
 
-// promising reports whether this is the beginning of an answer.
-func (w *rpcReply) promising() bool {
-	answers := w.look.outline.IsAnswer()
-	if w.stream {
-		answers = w.look.outline.Answers(w.x.Message.Literal(jsonrpc.ID))
+// mayBeResponse reports whether this may be the beginning of the response.
+func (w *rpcReply) mayBeResponse() bool {
+	answers := w.parser.outline.IsResponse()
+	if w.isStream {
+		answers = w.parser.outline.IsResponseTo(w.x.Message.Literal(jsonrpc.ID))
 	}
-	return w.answerable() && answers
+	return w.mayHaveResponse() && answers
 }
 
-// takeEvent takes what comes next in an event stream. Only one event in it is the
-// answer; the others are for clients who know what to do with them.
-func (w *rpcReply) takeEvent(kind sse.Kind, part []byte) error {
-	look := w.look
+// handleEvent handles the next part of an event stream. Only one event is the response. Clients at RPC
+// do not get the others.
+func (w *rpcReply) handleEvent(kind sse.Kind, part []byte) error {
+	p := w.parser
 	switch kind {
 	case sse.Data:
 		if w.event.dropped {
@@ -167,44 +167,45 @@ func (w *rpcReply) takeEvent(kind sse.Kind, part []byte) error {
 			part = append([]byte{'\n'}, part...)
 		}
 		w.event.data, w.event.broken = true, false
-		_, _ = look.outline.Write(part)
-		if !w.sent && look.held.Len()+len(part) > holdOutput && !w.promising() {
+		_, _ = p.outline.Write(part)
+		if !w.sent && p.held.Len()+len(part) > maxHeld && !w.mayBeResponse() {
 			w.event.dropped = true
 			return nil
 		}
-		return w.take(part)
+		return w.forward(part)
 	case sse.Frame:
 		w.event.broken = w.event.data
 	case sse.Dispatch:
-		whole := look.outline.End()
+		whole := p.outline.End()
 		switch {
 		case w.sent && !whole:
-			w.x.verdict = jsonrpc.InvalidJSON(w.x.Server.Name)
-			return errNoAnswer
-		case !w.event.dropped && whole && w.promising():
-			w.answer()
-			// The stream should end now. If it does not, it is ended: a client
-			// that keeps its connection waits for that with its next request.
-			w.x.arrival.limitSilence(StreamGrace)
+			w.x.failure = jsonrpc.InvalidJSON(w.x.Server.Name)
+			return errNoResponse
+		case !w.event.dropped && whole && w.mayBeResponse():
+			w.finish()
+			// The stream should end now. If it does not, end it: a client that keeps its connection
+			// waits for that with its next request.
+			w.x.receiver.limitIdle(StreamGrace)
 		default:
-			look.held.Reset()
-			look.outline.Reset()
+			p.held.Reset()
+			p.outline.Reset()
 		}
 		w.event.data, w.event.broken, w.event.dropped = false, false, false
 	}
 	return nil
 }
 
+// StreamGrace is how long a stream may stay open after the response.
 const StreamGrace = 100 * time.Millisecond
 
-// unknownLength is the length of an answer that is not yet complete.
+// unknownLength is the length of a response that is not yet complete.
 const unknownLength = -1
 
-// send sends the header and what is held back of the answer.
+// send sends the header and the held bytes of the response.
 func (w *rpcReply) send(length int) {
 	w.sent = true
 	header := w.Header()
-	if w.stream || w.decoder != nil {
+	if w.isStream || w.decoder != nil {
 		httpbody.DropDescription(header)
 	}
 	header.Del("Trailer")
@@ -213,42 +214,42 @@ func (w *rpcReply) send(length int) {
 		header.Set("Content-Length", strconv.Itoa(length))
 	}
 	status := http.StatusOK
-	if w.refused() {
+	if w.isTransportRefusal() {
 		status = w.status
 	}
 	w.x.Writer.WriteHeader(status)
-	_ = w.write(w.look.held.Bytes())
-	w.look.held.Reset()
+	_ = w.write(w.parser.held.Bytes())
+	w.parser.held.Reset()
 }
 
 func (w *rpcReply) write(p []byte) error {
 	w.x.Traffic.recording().Add(p)
 	_, err := w.x.Writer.Write(p)
-	w.x.Left = w.x.Left || err != nil
+	w.x.ClientGone = w.x.ClientGone || err != nil
 	return err
 }
 
-// answer completes the answer.
-func (w *rpcReply) answer() {
+// finish completes the response.
+func (w *rpcReply) finish() {
 	if !w.sent {
-		w.send(w.look.held.Len())
-		if w.stream {
+		w.send(w.parser.held.Len())
+		if w.isStream {
 			_ = w.FlushError()
 		}
 	}
 	w.answered = true
-	w.x.endAnswered(w.look.outline)
+	w.x.endAnswered(w.parser.outline)
 }
 
-// answerable reports whether an answer can come with this status. Some servers
-// refuse what they may not do with 403, and say so in JSON-RPC.
-func (w *rpcReply) answerable() bool {
-	return w.status == http.StatusOK || w.status == http.StatusForbidden || w.refused()
+// mayHaveResponse reports whether a JSON-RPC response can come with this status. Some servers send one with
+// 403.
+func (w *rpcReply) mayHaveResponse() bool {
+	return w.status == http.StatusOK || w.status == http.StatusForbidden || w.isTransportRefusal()
 }
 
-// refused reports whether the request was refused by our own transport, which speaks for
-// child processes: they know no HTTP, and what they say comes with 200.
-func (w *rpcReply) refused() bool {
+// isTransportRefusal reports whether the transport of child processes refused the request. Children do not know
+// HTTP; their responses come with 200.
+func (w *rpcReply) isTransportRefusal() bool {
 	return w.status >= 400 && w.x.Server.ChildrenOnly
 }
 
@@ -261,16 +262,16 @@ func (w *rpcReply) complete() *jsonrpc.Failure {
 		whole = w.decoder.Close() == nil
 	}
 	if w.event.data {
-		_ = w.takeEvent(sse.Dispatch, nil) // the stream has ended without the empty line
+		_ = w.handleEvent(sse.Dispatch, nil) // the stream ended without the empty line
 	}
 	if w.answered {
 		return nil
 	}
-	if w.x.verdict != nil {
-		return w.breakOff(w.x.verdict)
+	if w.x.failure != nil {
+		return w.breakOff(w.x.failure)
 	}
-	whole = whole && w.look.outline.End()
-	if w.accepted() {
+	whole = whole && w.parser.outline.End()
+	if w.isAccepted() {
 		header := w.Header()
 		httpbody.DropDescription(header)
 		header.Del("Content-Type")
@@ -278,33 +279,34 @@ func (w *rpcReply) complete() *jsonrpc.Failure {
 		w.x.endAnswered(nil)
 		return nil
 	}
-	if failure := w.judge(whole); failure != nil {
+	if failure := w.responseFailure(whole); failure != nil {
 		return w.breakOff(failure)
 	}
-	w.answer()
+	w.finish()
 	return nil
 }
 
-// accepted reports whether a message that wants no answer has got none.
-func (w *rpcReply) accepted() bool {
+// isAccepted reports whether the server accepted a message that needs no response.
+func (w *rpcReply) isAccepted() bool {
 	if w.x.Message.IsRequest() {
 		return false
 	}
 	return w.status == http.StatusAccepted || w.status == http.StatusNoContent ||
-		w.status == http.StatusOK && (w.stream || w.look.held.Len() == 0) && !w.sent
+		w.status == http.StatusOK && (w.isStream || w.parser.held.Len() == 0) && !w.sent
 }
 
-// judge says what is wrong with an answer.
-func (w *rpcReply) judge(whole bool) *jsonrpc.Failure {
-	answer := w.look.outline.IsAnswer()
+// responseFailure returns the failure of an invalid response; nil if it is valid.
+func (w *rpcReply) responseFailure(whole bool) *jsonrpc.Failure {
+	answer := w.parser.outline.IsResponse()
 	switch server := w.x.Server.Name; {
-	case !w.answerable(), w.status == http.StatusForbidden && !(whole && answer):
+	case !w.mayHaveResponse(), w.status == http.StatusForbidden && !(whole && answer):
 		failure := jsonrpc.HTTPError(server, w.status)
 		if w.x.Server.SpeaksHTTPSSE() {
-			failure.Message += ": it speaks HTTP+SSE, which needs a session, so call it where all servers are one"
+			failure.Message += ": it speaks HTTP+SSE, which needs a session: " +
+				"call it at the endpoint of all servers, /mcp by default"
 		}
 		return failure
-	case w.stream:
+	case w.isStream:
 		return jsonrpc.InvalidResponse(server)
 	case !whole:
 		return jsonrpc.InvalidJSON(server)
@@ -330,8 +332,8 @@ func (w *rpcReply) release() {
 	if w.decoder != nil {
 		w.decoder.Stop()
 	}
-	w.look.giveBack()
-	w.look = nil
+	w.parser.release()
+	w.parser = nil
 }
 
 // Interface guard

@@ -24,69 +24,71 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolview"
 )
 
-// A Server is one of the servers behind the gateway.
+// A Server is a configured MCP server.
 type Server struct {
 	Name    string
-	ID      string // equal for two servers that are the same to clients
-	Source  string // equal for two servers of this name whose answers come from the same place
+	ID      string // equal for two servers that clients cannot tell apart
+	Source  string // equal for two servers of this name with the same upstreams
 	Aliases []string
-	Expose  []string // patterns of the tools that the aggregate shows; all if there are none
+	Expose  []string // patterns of the tools that the aggregate shows; all tools if empty
 	Routes  Routes
 
-	Overrides *toolview.Overrides // of its tools; nil for none
+	Overrides *toolview.Overrides // overrides of tool definitions; nil for none
 
-	Target       *url.URL // path and query of requests to it
-	URL          string   // where that is, without the query, for operators; "" if it is not known
+	Target       *url.URL // path and query of requests
+	URL          string   // URL without the query, for operators; "" if unknown
 	DefaultPath  bool     // the path of Target was not configured
-	Hosts        []string // by which it may call itself, with ports, as far as they are known
+	Hosts        []string // host names, with ports, that the server may use in its URLs, as far as known
 	Timeout      time.Duration
-	ForwardAuth  bool // pass the credentials of clients on to it
+	ForwardAuth  bool // forward credentials of clients
 	Answers      []Answer
-	Mask         Mask            // nil if nothing is masked
-	MaskMCP      bool            // mask at Aggregate and Single, too, not just at RPC
-	Focus        *toolview.Focus // by which clients say what a result is cut to; nil for none, and without MaskMCP
+	Mask         Mask            // nil if results are not masked
+	MaskMCP      bool            // mask at Aggregate and Single, too, not only at RPC
+	Focus        *toolview.Focus // argument with which clients set the focus of masks; nil for none, and without MaskMCP
 	Pins         *toolpin.Pins
-	ChildrenOnly bool            // its upstreams are child processes, which know no HTTP
-	Streams      context.Context // done when streams that clients have opened to it at Single are to end
-	Login        Login           // of the gateway at the server; nil if it needs none
+	ChildrenOnly bool            // all upstreams are child processes, without HTTP
+	Streams      context.Context // done when streams that clients opened at Single must end
+	Login        Login           // login of the gateway at the server; nil if not needed
 
-	Asides  Asides      // messages to it besides requests of clients
-	Missing atomic.Bool // clients were answered without it
+	SideRequests SideRequests // messages to it in addition to requests of clients
+	Missing      atomic.Bool  // some clients got responses without it
 
-	toolChanges atomic.Uint64 // another number after each change of its tools, in all configurations
+	toolChanges atomic.Uint64 // number that changes with the server's tools, unique over all configurations
 
-	mu      sync.Mutex
-	speaks  [2]opinion // by era
-	outage  outage
-	httpSSE bool             // it is known to speak HTTP+SSE
-	invalid map[string]error // what is wrong with the definitions of tools, by name
+	// mu guards the fields below.
+	mu         sync.Mutex
+	eraSupport [2]support // by era
+	outage     outage
+	httpSSE    bool             // known to use HTTP+SSE
+	invalid    map[string]error // errors in tool definitions, by tool
 
-	lastFailure *jsonrpc.Failure // of the last handshake; nil if it has not failed
+	lastFailure *jsonrpc.Failure // failure of the last handshake; nil if it succeeded
 }
 
-// An outage is a time in which a server cannot be reached. It is tried beside requests whether it is over. Requests
-// for the server fail at once.
+// An outage is a time in which a server cannot be reached. Requests for it fail at once, while the
+// gateway tries to reach it in the background.
 type outage struct {
-	failure  *jsonrpc.Failure // nil if there is none
-	failures int              // in a row
-	noted    time.Time        // the last of them
-	retry    time.Time        // not before
-	asked    time.Time        // when a client has last wanted the server
-	retrying bool             // it is tried beside requests
+	failure     *jsonrpc.Failure // nil without an outage
+	failures    int              // failed attempts in a row
+	lastFailed  time.Time        // time of the last failed attempt
+	nextAttempt time.Time        // earliest time of the next attempt
+	lastNeeded  time.Time        // when a client last needed the server
+	retrying    bool             // a retry loop is running
 }
 
-// outagePause is how long a server that cannot be reached is left alone. childPause is how long a child process is
-// that takes long to start: it is not started again, only asked whether it is there.
+// outagePause is the pause between attempts to reach a server. childPause is the pause for a child
+// process that is slow to start: an attempt does not start it again, it only checks whether it
+// responds.
 var (
 	outagePause = backoff.Exponential{First: time.Second, Max: 30 * time.Second}
 	childPause  = backoff.Exponential{First: time.Second, Max: time.Second}
 )
 
-// retryTime is for how long a server that cannot be reached is tried after the last client has asked for it.
+// retryTime is how long retries go on after a client last needed the server.
 const retryTime = 10 * time.Minute
 
-// Unavailable returns why the server cannot be reached now, for a client that wants it. It returns nil if that is not
-// known, or no longer because clients did not want it for long.
+// Unavailable returns why the server cannot be reached, for a client that needs it. It returns nil if
+// the server may be reachable, or if no client needed it for retryTime.
 func (s *Server) Unavailable() *jsonrpc.Failure {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,23 +96,23 @@ func (s *Server) Unavailable() *jsonrpc.Failure {
 	if o.failure == nil {
 		return nil
 	}
-	if !o.retrying && time.Since(o.asked) > retryTime {
+	if !o.retrying && time.Since(o.lastNeeded) > retryTime {
 		s.outage = outage{}
 		return nil
 	}
-	o.asked = time.Now()
+	o.lastNeeded = time.Now()
 	return o.failure
 }
 
-// IsOut reports whether the server could not be reached at the last attempt.
-func (s *Server) IsOut() bool {
+// IsUnavailable reports whether the server could not be reached at the last attempt.
+func (s *Server) IsUnavailable() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.outage.failure != nil
 }
 
-// NoteAttempt notes whether the server could be reached by an attempt that began at some time.
-// It returns the pause until the next one.
+// NoteAttempt records the result of an attempt to reach the server that began at some time. It returns
+// the pause until the next attempt.
 func (s *Server) NoteAttempt(began time.Time, failure *jsonrpc.Failure) (pause time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -120,20 +122,20 @@ func (s *Server) NoteAttempt(began time.Time, failure *jsonrpc.Failure) (pause t
 		return 0
 	}
 	if o.failure == nil {
-		o.asked = now
-	} else if !began.After(o.noted) { // another client has noted this failure
-		return max(o.retry.Sub(now), 0)
+		o.lastNeeded = now
+	} else if !began.After(o.lastFailed) { // another client recorded this failure
+		return max(o.nextAttempt.Sub(now), 0)
 	}
 	pause = outagePause.Pause(o.failures)
 	if s.ChildrenOnly && failure.Data.Symbol == "timeout" {
 		pause = childPause.Pause(o.failures)
 	}
-	o.failure, o.noted, o.retry = failure.Outage(), now, now.Add(pause)
+	o.failure, o.lastFailed, o.nextAttempt = failure.Outage(), now, now.Add(pause)
 	o.failures++
 	return pause
 }
 
-// BeginRetrying reports whether the caller is to try the server, until it calls EndRetrying.
+// BeginRetrying reports whether the caller must retry the server until it calls EndRetrying.
 func (s *Server) BeginRetrying() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -144,81 +146,84 @@ func (s *Server) BeginRetrying() bool {
 	return true
 }
 
+// EndRetrying ends the retries that BeginRetrying allowed.
 func (s *Server) EndRetrying() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.outage.retrying = false
 }
 
-// WaitForRetry waits until the server is to be tried again. It reports false if it is not: because the outage is
-// over, clients do not want the server, or ctx is done.
+// WaitForRetry waits until the next attempt is due. It reports false if no attempt is needed: the
+// outage is over, no client needs the server, or ctx is done.
 func (s *Server) WaitForRetry(ctx context.Context) bool {
 	s.mu.Lock()
 	o := s.outage
 	s.mu.Unlock()
-	return o.failure != nil && time.Since(o.asked) <= retryTime && backoff.Sleep(ctx, time.Until(o.retry)) && s.IsOut()
+	return o.failure != nil && time.Since(o.lastNeeded) <= retryTime &&
+		backoff.Sleep(ctx, time.Until(o.nextAttempt)) && s.IsUnavailable()
 }
 
-// Unreachable reports whether a failure is of the server and not of what was asked.
+// Unreachable reports whether a failure is caused by the server and not by the request.
 func Unreachable(failure *jsonrpc.Failure) bool {
 	return failure.Data.Symbol == "timeout" || failure.Data.Symbol == "connect_error"
 }
 
-// An opinion is what is known of a server.
-type opinion uint8
+// A support is whether a server supports something.
+type support uint8
 
 const (
-	unknown opinion = iota
-	yes
-	no
+	supportUnknown support = iota
+	supported
+	unsupported
 )
 
-// ShortID returns what tells a server from another of the same name.
+// ShortID returns a short hash of ID, which tells servers of the same name apart.
 func (s *Server) ShortID() string {
 	sum := sha256.Sum256([]byte(s.ID))
 	return base64.RawURLEncoding.EncodeToString(sum[:6])
 }
 
+// NoteEra records whether the server speaks an era.
 func (s *Server) NoteEra(era mcp.Era, speaks bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.speaks[era] = no
+	s.eraSupport[era] = unsupported
 	if speaks {
-		s.speaks[era] = yes
+		s.eraSupport[era] = supported
 	}
 }
 
-// SpeaksEra reports whether the server is known to speak in an era.
+// SpeaksEra reports whether the server is known to speak an era.
 func (s *Server) SpeaksEra(era mcp.Era) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.speaks[era] == yes
+	return s.eraSupport[era] == supported
 }
 
-// Eras returns in which eras the server is to be spoken to for a client, the most promising
-// first. With a server that speaks both it is the era of the client. As long as that is not
-// known, the server is asked in the modern era: its answer tells, and servers of that era may not
-// understand what came before. Children are not asked, because each era starts a process.
+// Eras returns the eras to try with the server for a client, the most promising first. If the server
+// speaks both, that is the client's era. If that is unknown, modern comes first: the response tells
+// the era, and modern servers may not understand the legacy handshake. Child processes are not probed
+// like that, because each era starts a process.
 func (s *Server) Eras(client mcp.Era) [2]mcp.Era {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	first := mcp.Modern
-	if client == mcp.Legacy && (s.speaks[mcp.Legacy] == yes || s.ChildrenOnly) {
+	if client == mcp.Legacy && (s.eraSupport[mcp.Legacy] == supported || s.ChildrenOnly) {
 		first = mcp.Legacy
 	}
 	other := mcp.Modern - first
-	if s.speaks[first] == no && s.speaks[other] != no {
+	if s.eraSupport[first] == unsupported && s.eraSupport[other] != unsupported {
 		return [2]mcp.Era{other, first}
 	}
 	return [2]mcp.Era{first, other}
 }
 
-// maxInvalidTools is how many invalid tools of a server are remembered. Others are left out of
-// lists, too, but not logged.
+// maxInvalidTools is how many invalid tools of a server are remembered. Any further ones are removed
+// from lists, too, but not logged.
 const maxInvalidTools = 1000
 
-// NoteTool notes whether the definition of a tool is valid, and reports whether it is news that
-// it is not.
+// NoteTool records whether the definition of a tool is valid. It reports whether the tool is newly
+// invalid.
 func (s *Server) NoteTool(name string, err error) (news bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -236,7 +241,7 @@ func (s *Server) NoteTool(name string, err error) (news bool) {
 	return true
 }
 
-// InvalidTool returns what is wrong with the definition of a tool, if that is known.
+// InvalidTool returns the error in the definition of a tool; nil if none is known.
 func (s *Server) InvalidTool(name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -249,32 +254,32 @@ func (s *Server) Shows(tool string) bool {
 	return len(s.Expose) == 0 || slices.ContainsFunc(s.Expose, fits)
 }
 
-// Asides send messages to a server besides the answer to a request.
-type Asides struct {
-	// Max is how many can be under way at the same time. Default: 64
+// SideRequests are messages to a server that are sent in addition to requests of clients.
+type SideRequests struct {
+	// Max is how many can be in progress at the same time. Default: 64
 	Max int
 
-	mu     sync.Mutex
-	open   int
-	silent chan struct{} // closed when none is under way anymore; nil if none is
-	closed bool
+	mu      sync.Mutex
+	running int
+	idle    chan struct{} // closed when none is in progress; nil while none is
+	closed  bool
 }
 
-// maxAsides is how many a request can have under way. A server that asks more at once of a
-// client that cannot answer gets no more answers than that.
-const maxAsides = 64
+// maxSideRequests is the default of Asides.Max. It bounds how many server requests the gateway answers at
+// once.
+const maxSideRequests = 64
 
-// Go runs send in a goroutine, unless there are too many or the Asides are closed. It reports
-// whether it does.
-func (a *Asides) Go(send func()) (begun bool) {
+// Go runs send in a goroutine, unless there are too many or the Asides are closed. It reports whether
+// it does.
+func (a *SideRequests) Go(send func()) (begun bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.closed || a.open >= cmp.Or(a.Max, maxAsides) {
+	if a.closed || a.running >= cmp.Or(a.Max, maxSideRequests) {
 		return false
 	}
-	a.open++
-	if a.open == 1 {
-		a.silent = make(chan struct{})
+	a.running++
+	if a.running == 1 {
+		a.idle = make(chan struct{})
 	}
 	go func() {
 		defer a.end()
@@ -283,27 +288,28 @@ func (a *Asides) Go(send func()) (begun bool) {
 	return true
 }
 
-func (a *Asides) end() {
+func (a *SideRequests) end() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.open--; a.open == 0 {
-		close(a.silent)
-		a.silent = nil
+	a.running--
+	if a.running == 0 {
+		close(a.idle)
+		a.idle = nil
 	}
 }
 
-// Wait waits for all that are under way.
-func (a *Asides) Wait() {
+// Wait waits for all messages in progress.
+func (a *SideRequests) Wait() {
 	a.mu.Lock()
-	silent := a.silent
+	silent := a.idle
 	a.mu.Unlock()
 	if silent != nil {
 		<-silent
 	}
 }
 
-// Close waits for all that are under way, and lets no more begin.
-func (a *Asides) Close() {
+// Close prevents new messages, and waits for those in progress.
+func (a *SideRequests) Close() {
 	a.mu.Lock()
 	a.closed = true
 	a.mu.Unlock()
@@ -312,7 +318,8 @@ func (a *Asides) Close() {
 
 const rootsList = "roots/list"
 
-// Answer returns what happens to a method that the server uses. The first that fits decides.
+// Answer returns what happens to a message from the server with this method. The first matching
+// pattern decides.
 func (s *Server) Answer(method string) Answer {
 	i := slices.IndexFunc(s.Answers, func(a Answer) bool { return mcp.MatchName(a.Method, method) })
 	if i < 0 {
@@ -323,12 +330,12 @@ func (s *Server) Answer(method string) Answer {
 
 var errAborted = errors.New("the response broke off")
 
-// serve has the routes of the server answer a request of our own.
+// serve runs the routes of the server for a request of the gateway.
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, account string) error {
 	return recovered(func() error { return s.Routes.Serve(w, r, account) })
 }
 
-// recovered returns the error of serve, or its panic as one.
+// recovered returns the error of serve, and turns a panic into an error.
 func recovered(serve func() error) (err error) {
 	defer func() {
 		if reason := recover(); reason == http.ErrAbortHandler {
@@ -340,7 +347,7 @@ func recovered(serve func() error) (err error) {
 	return serve()
 }
 
-// A statusRecorder takes a response of which only the status matters.
+// A statusRecorder discards a response except for its status.
 type statusRecorder struct {
 	header http.Header
 	status int
@@ -359,21 +366,21 @@ func (w *statusRecorder) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// The messages that tell whether a server answers, one for each era.
+// probes are the messages that check whether a server responds, by era.
 var probes = [...][]byte{
 	mcp.Legacy: []byte(`{"jsonrpc":"2.0","id":"gateway-health","method":"ping"}`),
 	mcp.Modern: jsonrpc.RequestAs([]byte(`"gateway-health"`), "server/discover",
 		mcp.WithMeta(nil, mcp.RequestMeta([]byte(`{"name":"gateway-health","version":"1"}`), []byte("{}"), ""))),
 }
 
-// Probe has the routes of the server answer a message that no client has sent.
+// Probe sends a health check to the routes of the server.
 func (s *Server) Probe(w http.ResponseWriter, r *http.Request) error {
 	era := mcp.Legacy
 	if s.SpeaksEra(mcp.Modern) && !s.SpeaksEra(mcp.Legacy) {
 		era = mcp.Modern
 	}
 	message := probes[era]
-	x := &Exchange{Server: s, Posted: new(Posted)}
+	x := &Exchange{Server: s, PostedMessage: new(PostedMessage)}
 	if failure := x.Message.Read(message); failure != nil {
 		return failure
 	}
@@ -386,20 +393,20 @@ func (s *Server) Probe(w http.ResponseWriter, r *http.Request) error {
 	return s.serve(w, r, "")
 }
 
-// AddFocus returns the edit of the definition of a tool that adds the argument, if its results
-// are masked.
+// AddFocus returns the edit that adds the focus argument to the definition of a tool. It reports false
+// if results of the tool are not masked, or the tool has such an argument already.
 func (s *Server) AddFocus(item *mcp.Item) (jsonspan.Edit, bool) {
 	if s.Focus == nil || s.Mask.Exempts(mcp.Target{Server: s.Name, Kind: mcp.Tool, Name: item.Name}) {
 		return jsonspan.Edit{}, false
 	}
 	if s.Overrides.Of(item.Name).HasArgument(s.Focus.Argument()) {
-		return jsonspan.Edit{}, false // the server has its own
+		return jsonspan.Edit{}, false // the server's own argument
 	}
 	return s.Focus.Add(item.Raw)
 }
 
-// focusedTool returns a tool as one that clients at Single were told has the argument. Lists pass there
-// as they are, and nothing else tells whether an argument is the gateway's.
-func (s *Server) focusedTool(tool string) toldTool {
-	return toldTool{s.Source, s.Focus.Argument(), tool}
+// focusedTool returns the key of a tool that has the focus argument for clients at Single. A call
+// there does not say whether the argument is the gateway's or the server's.
+func (s *Server) focusedTool(tool string) toolKey {
+	return toolKey{s.Source, s.Focus.Argument(), tool}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 )
 
-// In time that is not real: clients that fail at the same time have found one failure.
+// Concurrent failures count as one failure.
 func TestFailuresAtTheSameTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, failure := new(Server), jsonrpc.ConnectError("a", jsonrpc.CauseRefused)
@@ -33,7 +33,7 @@ func TestFailuresAtTheSameTime(t *testing.T) {
 			t.Errorf("it is tried after %v", time.Since(began))
 		}
 		again := time.Now()
-		fails(began, 0, 0) // which says nothing of the one who tries again
+		fails(began, 0, 0) // does not affect the retry loop
 		time.Sleep(time.Second)
 		fails(again, time.Second, 2*time.Second)
 		if s.Unavailable() == nil {

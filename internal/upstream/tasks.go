@@ -19,14 +19,14 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
-// Tasks outlive the calls that begin them, and have ids of their own. To a server all clients
-// may be one, so it is remembered who has begun which task, and by what call. A client that
-// is known has no others, and only as long as it may still make that call.
+// Tasks outlive the calls that create them, and have ids of their own. A server may not tell clients
+// apart, so the gateway remembers which client created a task, and with which call. An identified
+// client can use only its own tasks, and only as long as it may make that call.
 
-// Tasks are the clients that have begun tasks, at this replica or, as far as they were asked for here,
-// at others.
+// Tasks are the known tasks and their owners: those created at this replica, and those of other
+// replicas that were used here.
 type Tasks struct {
-	common *replicas.Space // where all replicas find them; nil if there are no others
+	space *replicas.Space // store of all replicas; nil if there are no others
 
 	mu   sync.Mutex
 	kept *quota.Cache[taskKey, task]
@@ -34,16 +34,16 @@ type Tasks struct {
 
 type taskKey struct{ server, id string }
 
-// A task is what is known of one.
+// A task is a task of a server, created by a client.
 type task struct {
 	identity    string
-	target      mcp.Target      // of the call that began it
+	target      mcp.Target      // of the call that created it
 	annotations mcp.Annotations // of its tool
 
-	shared time.Time // when the others were last told of it
+	shared time.Time // when it was last written to the common store
 }
 
-// A sharedTask is a task as replicas tell each other of it.
+// A sharedTask is a task in the common store.
 type sharedTask struct {
 	Identity    string
 	Target      mcp.Target
@@ -53,25 +53,27 @@ type sharedTask struct {
 const (
 	// taskTime is how long a task is remembered after its last use.
 	taskTime = 24 * time.Hour
-	// shareTime is how long the use of a task is not told to other replicas.
+	// shareTime is the minimum time between updates of a task in the common store.
 	shareTime = time.Hour
 )
 
-var keptTasks = quota.NewKind("tasks")
+var tasksQuota = quota.NewKind("tasks")
 
+// NewTasks returns an empty set of tasks. common is nil if there is only one replica.
 func NewTasks(common *replicas.Space) *Tasks {
 	limits := quota.Limits{Entries: 100_000, Bytes: 32 << 20}
-	return &Tasks{common: common, kept: quota.NewCache[taskKey, task](keptTasks, limits, taskTime, nil)}
+	return &Tasks{space: common, kept: quota.NewCache[taskKey, task](tasksQuota, limits, taskTime, nil)}
 }
 
+// Close forgets all tasks.
 func (t *Tasks) Close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.kept.Close()
 }
 
-// add notes who has begun a task. A task has one owner. Other replicas know it when add returns, unless
-// the store is unavailable: then they are told later.
+// add records the owner of a new task. A known task keeps its owner. Other replicas know the task when
+// add returns, unless the store is unavailable: then it is written later.
 func (t *Tasks) add(key taskKey, begun task) {
 	if _, known, _ := t.get(key); known {
 		return
@@ -80,55 +82,55 @@ func (t *Tasks) add(key taskKey, begun task) {
 	begun.shared = time.Now()
 	t.put(key, begun)
 	t.mu.Unlock()
-	if t.common == nil {
+	if t.space == nil {
 		return
 	}
 	if t.share(context.Background(), key, begun) != nil {
-		t.shareBehind(key, begun)
+		t.shareAsync(key, begun)
 	}
 }
 
-// share has other replicas know a task. They find it by its server, as they do not know whose it is. It counts
-// as one of its client there, as in put.
+// share writes a task to the common store. Replicas find it by its server, because they do not know
+// the owner. It counts against the quota of the client, as in put.
 func (t *Tasks) share(ctx context.Context, key taskKey, begun task) error {
-	return t.common.KeepOf(ctx, begun.identity, key.owner(), key.id, begun.told(), taskTime)
+	return t.space.KeepForClient(ctx, begun.identity, key.storeOwner(), key.id, begun.encode(), taskTime)
 }
 
-// shareBehind shares the task behind the answer.
-func (t *Tasks) shareBehind(key taskKey, begun task) {
+// shareAsync shares the task in the background.
+func (t *Tasks) shareAsync(key taskKey, begun task) {
 	share := func(ctx context.Context) error { return t.share(ctx, key, begun) }
-	t.common.Behind(key.owner()+"\x00"+begun.identity, key.id, len(begun.told()), share, nil)
+	t.space.WriteLater(key.storeOwner()+"\x00"+begun.identity, key.id, len(begun.encode()), share, nil)
 }
 
-// owner returns the owner in the store that replicas find the task by.
-func (k taskKey) owner() string { return "tasks of " + k.server }
+// storeOwner returns the owner of the entry in the common store.
+func (k taskKey) storeOwner() string { return "tasks of " + k.server }
 
-// told returns what other replicas are told of a task.
-func (k task) told() []byte { return jsonrpc.Encode(sharedTask{k.identity, k.target, k.annotations}) }
+// encode encodes a task for the common store.
+func (k task) encode() []byte { return jsonrpc.Encode(sharedTask{k.identity, k.target, k.annotations}) }
 
-// put keeps a task as one of its client at its server: a server that says it has begun very
-// many pushes out its own. The caller holds the lock.
+// put caches a task under the quota of its client at its server, so a server that creates many tasks
+// evicts only its own. The caller holds the lock.
 func (t *Tasks) put(key taskKey, begun task) {
 	t.kept.Put(key.server+"\x00"+begun.identity, key, begun, int64(len(key.id)+len(begun.target.Name)))
 }
 
-// get returns a task, and remembers it for longer. One that is not known here may be known to others.
+// get returns a task, and extends its lifetime. It also looks in the common store.
 func (t *Tasks) get(key taskKey) (found task, known bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if found, known = t.kept.Get(key); known {
-		if t.common != nil && time.Since(found.shared) > shareTime {
+		if t.space != nil && time.Since(found.shared) > shareTime {
 			found.shared = time.Now()
-			t.shareBehind(key, found)
+			t.shareAsync(key, found)
 		}
 		t.put(key, found)
 		return found, true, nil
 	}
-	if t.common == nil {
+	if t.space == nil {
 		return task{}, false, nil
 	}
 	t.mu.Unlock()
-	value, err := t.common.Find(context.Background(), key.owner(), key.id)
+	value, err := t.space.Find(context.Background(), key.storeOwner(), key.id)
 	t.mu.Lock()
 	var told sharedTask
 	if err != nil || value == nil || json.Unmarshal(value, &told) != nil {
@@ -139,60 +141,59 @@ func (t *Tasks) get(key taskKey) (found task, known bool, err error) {
 	return found, true, nil
 }
 
-// Has reports whether a client may ask for a task of a server. It must be known whose it is, or that
-// it has no owner.
+// Has reports whether a client may use a task of a server: the client must be its owner, or neither
+// has an identity.
 func (t *Tasks) Has(c *access.Caller, s *Server, id string) bool {
 	found, known, err := t.get(taskKey{s.Name, id})
 	if !known {
-		return err == nil && c.Identity == "" // tasks of unknown clients are not bound
+		return err == nil && c.Identity == "" // tasks of unidentified clients are not bound
 	}
-	who := *c
-	who.Annotations = found.annotations
-	return found.identity == c.Identity && who.Allows(found.target)
+	owner := *c
+	owner.Annotations = found.annotations
+	return found.identity == c.Identity && owner.Allows(found.target)
 }
 
-// claimTasks refuses a request for tasks that are not all the client's.
+// claimTasks refuses a request that names a task of another client.
 func (x *Exchange) claimTasks() *jsonrpc.Failure {
 	var ids []string
 	switch m := &x.Message; {
 	case strings.HasPrefix(x.MethodName(), "tasks/") && m.Has(jsonrpc.TaskID):
 		ids = []string{m.Text(jsonrpc.TaskID)}
 	case m.Is(jsonrpc.Method, mcp.MethodListen) && m.Has(jsonrpc.TaskIDs):
-		var listed []string // not ids, which would be allocated for every request then
+		var listed []string // not ids, which would escape to the heap for every request
 		if json.Unmarshal(m.Literal(jsonrpc.TaskIDs), &listed) != nil {
-			return jsonrpc.InvalidParams("taskIds: not a list of ids").AsAnswer()
+			return jsonrpc.InvalidParams("taskIds: not a list of ids").WithStatusOK()
 		}
 		ids = listed
 	}
 	for _, id := range ids {
 		if !x.Shared.Tasks.Has(&x.Caller, x.Server, id) {
-			return jsonrpc.InvalidParams("taskId: unknown task, or a task of another client").AsAnswer()
+			return jsonrpc.InvalidParams("taskId: unknown task, or a task of another client").WithStatusOK()
 		}
 	}
 	return nil
 }
 
-// watchTasks returns w as what is written to if the answer may begin a task of a client that
-// is known, or w itself.
+// watchTasks wraps w if the response may create a task for an identified client.
 func (x *Exchange) watchTasks(r *http.Request, w http.ResponseWriter) http.ResponseWriter {
 	target := mcp.Target{Server: x.Server.Name, Kind: mcp.Other}
 	switch {
 	case x.Caller.Identity == "" || strings.HasPrefix(x.MethodName(), "tasks/"):
 		return w
 	case x.answersAny(r.Method):
-		// Answers come when they are resumed or, of the first revision of the protocol, all
-		// of them. Clients of that do not name their version.
+		// Responses come when they are resumed or, with HTTP+SSE, always. Clients of the latter do not
+		// send their version.
 		if r.Header.Get("Last-Event-Id") == "" && r.Header.Get(mcp.VersionHeader) != "" {
 			return w
 		}
 	case !x.Message.IsRequest() || !bytes.Contains(x.Message.Raw, []byte("task")):
-		return w // the client does not know of tasks
+		return w // the client does not ask for a task
 	default:
 		if asked, ok := mcp.TargetOf(x.Server.Name, &x.Message); ok {
 			target = asked
 		}
 	}
-	r.Header.Del("Accept-Encoding") // the answer is read
+	r.Header.Del("Accept-Encoding") // the response is parsed
 	watching := &taskWatcher{next: w, request: x.Message.Literal(jsonrpc.ID)}
 	watching.note = func(id string) {
 		x.Shared.Tasks.add(taskKey{x.Server.Name, id}, task{
@@ -203,25 +204,25 @@ func (x *Exchange) watchTasks(r *http.Request, w http.ResponseWriter) http.Respo
 	return watching
 }
 
-// beginPaths are where an answer has its own id, and that of the task that it begins.
+// beginPaths are the paths of the id of a response, and of the task that it creates.
 var beginPaths = jsonspan.CompilePaths("id", "result.task.taskId", "result.taskId")
 
-// A taskWatcher looks for a task in an answer, which passes as it is.
+// A taskWatcher looks for a new task in a response, which passes unchanged.
 type taskWatcher struct {
 	next    http.ResponseWriter
-	request []byte // the id of what is answered, nil if that can be anything
+	request []byte // id of the request; nil for any
 	note    func(task string)
 	reader  *jsonspan.Watcher
 	media   httpbody.MediaType
 	begun   bool
 	events  sse.Scanner
 
-	// of the message that is being read
-	answers bool // the request
+	// Of the message that is being parsed.
+	answers bool // it is the response to the request
 	task    string
 }
 
-// found takes a value of a message, in whatever order they come.
+// found handles a value of a message. Values come in any order.
 func (w *taskWatcher) found(path int, k jsonspan.Kind, literal []byte) {
 	switch {
 	case k == jsonspan.Key:
@@ -246,7 +247,7 @@ func (w *taskWatcher) WriteHeader(status int) {
 	w.next.WriteHeader(status)
 }
 
-// Write looks before the client can: it may ask for the task at once.
+// Write parses before it forwards, because the client may use the task at once.
 func (w *taskWatcher) Write(p []byte) (int, error) {
 	if !w.begun {
 		w.WriteHeader(http.StatusOK)

@@ -21,7 +21,7 @@ func TestTasksHaveOneOwner(t *testing.T) {
 		key := taskKey{"a", "1"}
 		all.add(key, task{identity: "ann", target: mcp.Target{Name: "x"}})
 		all.add(key, task{identity: "bob", target: mcp.Target{Name: "y"}})
-		for range 3 { // each of which renews it
+		for range 3 { // each renews it
 			time.Sleep(taskTime - time.Minute)
 			if got, ok, _ := all.get(key); !ok || got.identity != "ann" || got.target.Name != "x" {
 				t.Errorf("got %+v, %t", got, ok)
@@ -30,7 +30,7 @@ func TestTasksHaveOneOwner(t *testing.T) {
 		if _, ok, _ := all.get(taskKey{"b", "1"}); ok {
 			t.Error("it is one of another server, too")
 		}
-		for i := range 100_100 { // that another server says it has begun
+		for i := range 100_100 { // of another server
 			all.add(taskKey{"b", fmt.Sprint(i)}, task{identity: "ann"})
 		}
 		if _, ok, _ := all.get(key); !ok {
@@ -43,7 +43,7 @@ func TestTasksHaveOneOwner(t *testing.T) {
 	})
 }
 
-// Who has begun a task is known at all replicas.
+// All replicas know the owner of a task.
 func TestTasksOfOtherReplicas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := replicastest.New()
@@ -52,12 +52,14 @@ func TestTasksOfOtherReplicas(t *testing.T) {
 		space := replicastest.Replica(t, engine).Space("gateway")
 		b := NewTasks(space)
 		defer b.Close()
-		s, ann, bob, anonymous := &Server{Name: "a"}, &access.Caller{Identity: "ann"}, &access.Caller{Identity: "bob"}, &access.Caller{}
+		s, ann, bob, anonymous := &Server{Name: "a"}, &access.Caller{Identity: "ann"}, &access.Caller{Identity: "bob"},
+			&access.Caller{}
 		begun := task{identity: "ann", target: mcp.Target{Server: "a", Kind: mcp.Tool, Name: "x"}, annotations: mcp.ReadOnly}
 		a.add(taskKey{"a", "1"}, begun)
-		b.add(taskKey{"a", "1"}, task{identity: "bob"}) // a task has one owner
+		b.add(taskKey{"a", "1"}, task{identity: "bob"}) // a task keeps its owner
 		got, known, err := b.get(taskKey{"a", "1"})
-		if got.shared = begun.shared; got != begun || !known || err != nil {
+		got.shared = begun.shared
+		if got != begun || !known || err != nil {
 			t.Errorf("at the other: %+v, %t, %v", got, known, err)
 		}
 		is := func(when string, id string, annHas, bobHas, anonymousHas bool) {
@@ -75,7 +77,7 @@ func TestTasksOfOtherReplicas(t *testing.T) {
 		if n := engine.Operations.Load() - operations; n != 0 {
 			t.Errorf("%d operations for what is known here", n)
 		}
-		for range 3 { // the use at one replica is the use at all
+		for range 3 { // the use at one replica counts for all
 			time.Sleep(taskTime - time.Minute)
 			is("used", "1", true, false, false)
 			synctest.Wait()
@@ -86,7 +88,7 @@ func TestTasksOfOtherReplicas(t *testing.T) {
 		is("not known here, while the store is unavailable", "3", false, false, false)
 		a.add(taskKey{"a", "4"}, begun)
 		engine.Down.Store(false)
-		time.Sleep(time.Minute) // until it is tried again, and what waits is written
+		time.Sleep(time.Minute) // until the next attempt writes what waits
 		is("when it is back", "3", true, false, false)
 		is("begun while it was unavailable", "4", true, false, false)
 		c := NewTasks(space)
@@ -97,13 +99,14 @@ func TestTasksOfOtherReplicas(t *testing.T) {
 	})
 }
 
-// A client that begins very many tasks pushes out its own.
+// A client that creates very many tasks evicts only its own.
 func TestTasksOfOtherReplicasAreBounded(t *testing.T) {
 	engine := replicastest.New()
 	few := func() *Tasks {
 		store := replicas.Open(engine, replicas.Config{
-			Key: []byte("a key of these tests"), Prefix: "test:", Timeout: time.Minute, Retry: time.Second, OwnerBytes: 8 << 10, QueueBytes: 1 << 20,
-			Logger: zaptest.NewLogger(t), Observer: unobserved{},
+			Key: []byte("a key of these tests"), Prefix: "test:", Timeout: time.Minute, Retry: time.Second, OwnerBytes: 8 << 10,
+			QueueBytes: 1 << 20,
+			Logger:     zaptest.NewLogger(t), Observer: unobserved{},
 		})
 		t.Cleanup(store.Close)
 		owners := NewTasks(store.Space("gateway"))

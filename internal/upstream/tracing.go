@@ -10,10 +10,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// Traceparent is the member of _meta, and the header, that names the trace of a request.
+// Traceparent is the member of _meta, and the header, with the trace of a request.
 const Traceparent = "traceparent"
 
-// propagate adds the trace of the request to the message, unless the client has.
+// propagate adds the trace of the request to the message, unless the client did.
 func (x *Exchange) propagate(r *http.Request) {
 	span := trace.SpanContextFromContext(r.Context())
 	m := &x.Message
@@ -21,7 +21,7 @@ func (x *Exchange) propagate(r *http.Request) {
 		return
 	}
 	if has := m.Kind(jsonrpc.Params); m.Has(jsonrpc.Params) && has != jsonspan.BeginObject && has != jsonspan.Null {
-		return // a list of params stays as it is
+		return // params in an array cannot have _meta
 	}
 	carrier := propagation.MapCarrier{}
 	propagation.TraceContext{}.Inject(r.Context(), carrier)

@@ -11,30 +11,30 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
 )
 
-// Traffic is what the exchanges of a call have brought. Handshakes and lists have none: the methods below do
-// nothing with a nil receiver.
+// Traffic counts what the exchanges of a call transferred. Handshakes and lists have none: the methods
+// below do nothing with a nil receiver.
 type Traffic struct {
-	Received int64 // bytes of what the server has answered
-	Sent     int64 // bytes that the filter and the mask have left of it
+	Received int64 // bytes of responses from the server
+	Sent     int64 // bytes left of them after the filter and the mask
 	Masked   mask.Report
-	Answer   *Recording // nil if it is not recorded
+	Answer   *Recording // nil if not recorded
 }
 
-// receive notes that so many bytes have come from the server.
+// receive counts bytes from the server.
 func (t *Traffic) receive(n int) {
 	if t != nil {
 		t.Received += int64(n)
 	}
 }
 
-// pass notes that so many bytes are left for the client.
+// pass counts bytes for the client.
 func (t *Traffic) pass(n int) {
 	if t != nil {
 		t.Sent += int64(n)
 	}
 }
 
-// report returns where the mask tells what it has done.
+// report returns the report for the mask.
 func (t *Traffic) report() *mask.Report {
 	if t == nil {
 		return nil
@@ -42,7 +42,7 @@ func (t *Traffic) report() *mask.Report {
 	return &t.Masked
 }
 
-// recording returns where the answer for the client is recorded; nil if it is not.
+// recording returns the recording of the response; nil if there is none.
 func (t *Traffic) recording() *Recording {
 	if t == nil {
 		return nil
@@ -50,7 +50,7 @@ func (t *Traffic) recording() *Recording {
 	return t.Answer
 }
 
-// Add adds what other exchanges have brought.
+// Add adds the traffic of other exchanges.
 func (t *Traffic) Add(other *Traffic) {
 	t.Received += other.Received
 	t.Sent += other.Sent
@@ -61,18 +61,18 @@ const (
 	// MaxRecorded is how many bytes of the arguments, and of the result, of a call are recorded.
 	MaxRecorded = 64 << 10
 
-	// maxEnvelope is how many bytes may come before the result in an answer.
+	// maxEnvelope is how many bytes may precede the result in a response.
 	maxEnvelope = 1 << 10
 )
 
-// A Recording is the answer to a call, as the client gets it, or how it begins. Nothing is recorded with a nil
-// receiver.
+// A Recording is the response to a call as the client gets it, or its beginning. A nil Recording
+// records nothing.
 type Recording struct {
 	begin []byte
-	size  int // of all of it
+	size  int // of the whole response
 }
 
-// Add takes the next bytes of the answer.
+// Add appends the next bytes of the response.
 func (r *Recording) Add(p []byte) {
 	if r != nil {
 		r.size += len(p)
@@ -80,14 +80,14 @@ func (r *Recording) Add(p []byte) {
 	}
 }
 
-// Clear forgets what was no answer.
+// Clear drops bytes that turned out not to be the response.
 func (r *Recording) Clear() {
 	if r != nil {
 		r.begin, r.size = r.begin[:0], 0
 	}
 }
 
-// Result returns the result in the answer, or its error, as it is kept.
+// Result returns the result or error in the response, in the form of [Recorded].
 func (r *Recording) Result() []byte {
 	value, whole := resultIn(r.begin)
 	switch {
@@ -100,7 +100,8 @@ func (r *Recording) Result() []byte {
 	return Recorded(value, r.size-before-after, MaxRecorded)
 }
 
-// resultIn returns the result, or the error, of an answer that may be incomplete, and whether it is whole.
+// resultIn returns the result or error of a response that may be incomplete, and whether it is
+// complete.
 func resultIn(answer []byte) (value []byte, whole bool) {
 	read := 0
 	for member := range jsonspan.Members(answer) {
@@ -118,11 +119,11 @@ func resultIn(answer []byte) (value []byte, whole bool) {
 	return nil, false
 }
 
-// Recorded returns a copy of a JSON value as it is kept: as it is if it has no more than limit bytes, and otherwise how
-// it begins, as a string. Of a value of size bytes, the beginning may be all there is.
+// Recorded returns a copy of a JSON value of size bytes: unchanged if it has at most limit bytes,
+// otherwise its beginning as a string. value may be only the beginning.
 func Recorded(value []byte, size, limit int) []byte {
 	if size <= limit && size == len(value) {
-		if json.Valid(value) { // else it could not be shown as JSON
+		if json.Valid(value) { // otherwise it could not be shown as JSON
 			return bytes.Clone(value)
 		}
 		return jsonrpc.Quote(string(value))
@@ -130,7 +131,7 @@ func Recorded(value []byte, size, limit int) []byte {
 	return Beginning(value, size, limit)
 }
 
-// Beginning returns a string that tells how a text of size bytes begins, in up to limit bytes.
+// Beginning returns a JSON string with the first limit bytes of a text of size bytes.
 func Beginning(text []byte, size, limit int) []byte {
 	end := min(limit, len(text))
 	for end < len(text) && !utf8.RuneStart(text[end]) { // messages are UTF-8

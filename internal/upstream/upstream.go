@@ -1,22 +1,23 @@
-// Package upstream passes messages on to MCP servers.
+// Package upstream forwards messages to MCP servers.
 //
-// An [Exchange] is one HTTP request to a [Server], and its response. The [Routes] of the server
-// answer it; below them is Caddy. On its way to the client a response passes
+// An [Exchange] is one HTTP request to a [Server] with its response. The [Routes] of the server handle
+// it; below them is Caddy. A response passes, on its way to the client, through
 //
-//	arrival.go      its limits: time, size, headers
+//	receiver.go     limits of time, size and headers
 //	binding.go, tasks.go, endpoint.go
-//	                ids of sessions, events, tasks and endpoints become the client's own
-//	filter.go       what of lists and messages the client may see; answers.go answers in its place
-//	the [Mask]      which shortens results
+//	                binds the ids of sessions, events, tasks and endpoints to the client
+//	filter.go       removes list items and messages the client may not see;
+//	                answers.go answers server requests instead of the client
+//	the [Mask]      shortens results
 //	passthrough.go, rpc.go, or a streamable.Reader
-//	                what the endpoint makes of it
+//	                writes it in the form of the endpoint
 //
-// resume.go asks for the rest of a stream that ended before the answer, and httpsse.go is the way
-// to servers of the protocol's first revision. A [Fault] says what a failure tells of a server.
+// resume.go requests the rest of a stream that ended before its response, and httpsse.go reaches
+// servers that use HTTP+SSE, the transport of 2024-11-05. A [Fault] describes why a server failed.
 //
-// The package knows callers and their rules (package access), but not the sessions of clients, nor
-// which servers make an aggregate. [Shared] is what all exchanges of a configuration have in common, and
-// [State] what outlives it.
+// The package knows callers and their rules (package access). It does not know client sessions, nor
+// which servers form an aggregate. [Shared] is common to all exchanges of a configuration; [State] is
+// retained over configuration reloads.
 package upstream
 
 import (
@@ -28,61 +29,59 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// Routes are the way to a server: those of its block in the Caddyfile.
+// Routes are the Caddy routes of a server: those of its block in the Caddyfile.
 type Routes interface {
-	// Derive returns a request to the server on behalf of the client that sent r, with r's
-	// header and no body. It lives as long as ctx. If logged is set, what handlers add to
-	// the access log goes to that of r.
+	// Derive returns a request to the server on behalf of the client that sent r, with r's header and
+	// no body. Its context is ctx. If logged is set, fields that handlers add to the access log go to
+	// the log entry of r.
 	Derive(ctx context.Context, r *http.Request, logged bool) *http.Request
 
 	// Describe sets the placeholders of a request to the server.
 	Describe(r *http.Request, placeholder func(name string) (value any, ok bool))
 
-	// Serve has the routes answer r, on behalf of the client with an account; "" for none. A
-	// refusal of a handler is a [StatusError].
+	// Serve runs the routes for r, on behalf of the client with an account; "" for none. If a handler
+	// refuses the request, the error is a [StatusError].
 	Serve(w http.ResponseWriter, r *http.Request, account string) error
 }
 
-// A Login is how the gateway logs in to a server. The [Routes] send what it takes; a
-// request that needs a login first fails with [jsonrpc.LoginRequired].
+// A Login logs the gateway in to a server. The [Routes] send its credentials. A request that needs a
+// login first fails with [jsonrpc.LoginRequired].
 type Login interface {
-	// Await waits until the login that was required for an account is done. It reports false
-	// if it is not when ctx is.
+	// Await waits until the login for an account is done. It reports false if ctx ends first.
 	Await(ctx context.Context, account string) bool
 }
 
-// A Handler answers a request.
+// A Handler serves a request.
 type Handler interface {
 	ServeHTTP(http.ResponseWriter, *http.Request) error
 }
 
 // A Mask shortens the results of a server.
 type Mask interface {
-	// Serve has next answer r, and writes its answer to w, masked.
+	// Serve lets next serve r, and writes the masked response to w.
 	Serve(w http.ResponseWriter, r *http.Request, about MaskRequest, next Handler) error
 
-	// Exempts reports whether the result of a request for something is never masked.
+	// Exempts reports whether results for a target are never masked.
 	Exempts(about mcp.Target) bool
 
-	// Recovers reports whether originals are kept, and how long a part of one that is read
-	// back may be.
+	// Recovers reports whether originals are kept, and how many characters of one can be read at once.
 	Recovers() (maxChars int, ok bool)
 
-	// Original returns an original that was masked for a client, to the client. Kept returns it to operators, which
-	// does not count. Both have what this process keeps.
+	// Original returns an original to the client it was masked for. Kept returns it to operators, and
+	// does not count as a use. Both know only originals kept by this process.
 	Original(client, handle string) (body []byte, about mcp.Target, ok bool)
 	Kept(client, handle string) (body []byte, ok bool)
 }
 
-// A MaskRequest is a request whose answer is masked.
+// A MaskRequest describes a request whose response is masked.
 type MaskRequest struct {
-	About  mcp.Target   // what it asks for
-	Goal   string       // what the client looks for in the answer; "" if it does not say
-	Label  string       // of the client in metrics
-	Report *mask.Report // gets what is masked; nil if it is not needed
+	About  mcp.Target   // target of the request
+	Goal   string       // what the client looks for in the response; "" if unknown
+	Label  string       // label of the client in metrics
+	Report *mask.Report // filled with what was masked; nil if not needed
 }
 
-// A StatusError is the refusal of a request by a handler on the way to the server.
+// A StatusError is the refusal of a request by a handler in front of the server.
 type StatusError struct {
 	Status int
 	Err    error
@@ -97,28 +96,20 @@ func (e *StatusError) Error() string {
 
 func (e *StatusError) Unwrap() error { return e.Err }
 
-// An Answer says what happens to a message that a server sends on its own account: a question
-// such as roots/list, or a notification.
+// An Answer says what happens to an unsolicited message from a server: a server request such as
+// roots/list, or a notification.
 type Answer struct {
-	Method string // in which * stands for any characters
+	Method string // pattern in which * stands for any characters
 	Action AnswerAction
-	Result []byte // of the question, if Action is AnswerHere
+	Result []byte // result of the server request, if Action is AnswerHere
 }
 
 // An AnswerAction is what happens to such a message.
 type AnswerAction uint8
 
+// Actions of an Answer.
 const (
-	Deliver    AnswerAction = iota // it is passed on to the client
-	Drop                           // it is not; a question is refused
-	AnswerHere                     // the gateway answers it
-)
-
-// An EndpointKind is one of the ways in.
-type EndpointKind uint8
-
-const (
-	Aggregate EndpointKind = iota // all servers as one, over Streamable HTTP
-	Single                        // one server, over Streamable HTTP
-	RPC                           // one server, by POST of one JSON-RPC message
+	Deliver AnswerAction = iota // forward it to the client
+	Drop                        // drop it; a server request gets an error
+	Respond                     // the gateway responds
 )

@@ -10,44 +10,50 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// A client of the modern era is known by the headers that say who it is, however they are spelled.
+// A modern client is identified by certain headers, in any spelling.
 func TestIdentifyingNames(t *testing.T) {
 	header := http.Header{}
 	for _, name := range []string{
-		"X-Tenant-Id", "Authorization", "Cookie", "X-API-KEY", "x_user_id", "My-Org", "X-Jwt", "Client-Cert", "X-Ssl-Client-S-Dn", "X-Forwarded-Groups", "X-MCP-Readonly", // which do
-		"Accept", "Content-Length", "User-Agent", "Idempotency-Key", "MCP-SESSION-ID", "Sec-Ch-Ua-Token", "X-Request-Id", "Use-R", "_", "A", // which do not
+		// identifying
+		"X-Tenant-Id", "Authorization", "Cookie", "X-API-KEY", "x_user_id", "My-Org", "X-Jwt", "Client-Cert",
+		"X-Ssl-Client-S-Dn", "X-Forwarded-Groups", "X-MCP-Readonly",
+		// not identifying
+		"Accept", "Content-Length", "User-Agent", "Idempotency-Key", "MCP-SESSION-ID", "Sec-Ch-Ua-Token", "X-Request-Id",
+		"Use-R", "_", "A",
 	} {
 		header[name] = []string{"value"}
 	}
-	want := []string{"Authorization", "Client-Cert", "Cookie", "My-Org", "X-API-KEY", "X-Forwarded-Groups", "X-Jwt", "X-MCP-Readonly", "X-Ssl-Client-S-Dn",
+	want := []string{"Authorization", "Client-Cert", "Cookie", "My-Org", "X-API-KEY", "X-Forwarded-Groups", "X-Jwt",
+		"X-MCP-Readonly", "X-Ssl-Client-S-Dn",
 		"X-Tenant-Id", "x_user_id"}
 	if got := upstream.HeaderNames(nil, header, upstream.IsIdentifying); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
-// A server may choose tools by a header of any name, but not by those that differ in each request.
+// A server may choose its tools by any header, except those that differ in each request.
 func TestHeadersThatServersMayChooseBy(t *testing.T) {
 	header := http.Header{}
 	for _, name := range []string{
 		"Authorization", "X-Plan", "User-Agent", "Accept-Language", "X-Forwarded-For",
-		"Accept", "Content-Type", "Content-Length", "Mcp-Session-Id", "Mcp-Protocol-Version", "Last-Event-Id", "Sec-Fetch-Mode",
+		"Accept", "Content-Type", "Content-Length", "Mcp-Session-Id", "Mcp-Protocol-Version", "Last-Event-Id",
+		"Sec-Fetch-Mode",
 		"Traceparent", "X-Request-Id", "X-B3-Spanid",
 	} {
 		header.Set(name, "value")
 	}
 	want := []string{"Accept-Language", "Authorization", "User-Agent", "X-Forwarded-For", "X-Plan"}
-	if got := upstream.HeaderNames(nil, header, upstream.MayChoose); !slices.Equal(got, want) {
+	if got := upstream.HeaderNames(nil, header, upstream.MayVaryLists); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
-// A client that sends other headers than at the beginning of its session has another fingerprint, in whatever
-// order the headers come.
+// The fingerprint changes with the headers, but not with their order.
 func TestFingerprint(t *testing.T) {
 	fingerprintOf := func(identity, address string, header http.Header) uint64 {
-		q := &inbound.Request{HTTP: &http.Request{Header: header}, Caller: access.Caller{Identity: identity}, Peer: inbound.Peer{Address: address}}
-		return (&visit{Request: q}).fingerprint()
+		q := &inbound.Request{HTTP: &http.Request{Header: header}, Caller: access.Caller{Identity: identity},
+			Peer: inbound.Peer{Address: address}}
+		return (&aggregateRequest{Request: q}).fingerprint()
 	}
 	began := fingerprintOf("ann", "192.0.2.1", http.Header{"X-A": {"1", "2"}, "X-B": {"3"}})
 	for name, test := range map[string]struct {
@@ -55,9 +61,10 @@ func TestFingerprint(t *testing.T) {
 		header            http.Header
 		same              bool
 	}{
-		"the same":                    {"ann", "192.0.2.1", http.Header{"X-B": {"3"}, "X-A": {"1", "2"}}, true},
-		"another address":             {"ann", "192.0.2.2", http.Header{"X-A": {"1", "2"}, "X-B": {"3"}}, true},
-		"a header of one request":     {"ann", "192.0.2.1", http.Header{"X-A": {"1", "2"}, "X-B": {"3"}, "Accept": {"*/*"}}, true},
+		"the same":        {"ann", "192.0.2.1", http.Header{"X-B": {"3"}, "X-A": {"1", "2"}}, true},
+		"another address": {"ann", "192.0.2.2", http.Header{"X-A": {"1", "2"}, "X-B": {"3"}}, true},
+		"a header of one request": {"ann", "192.0.2.1", http.Header{"X-A": {"1", "2"}, "X-B": {"3"}, "Accept": {"*/*"}},
+			true},
 		"unidentified":                {"", "192.0.2.1", http.Header{"X-A": {"1", "2"}, "X-B": {"3"}}, false},
 		"a header more":               {"ann", "192.0.2.1", http.Header{"X-A": {"1", "2"}, "X-B": {"3"}, "X-C": {""}}, false},
 		"a header less":               {"ann", "192.0.2.1", http.Header{"X-A": {"1", "2"}}, false},

@@ -17,7 +17,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// A builder puts a list together.
+// A builder builds a list from pages.
 type builder struct {
 	g      *Gateway
 	server *upstream.Server
@@ -25,7 +25,7 @@ type builder struct {
 	era    mcp.Era // of the session
 	filter upstream.ListFilter
 
-	explain *explainer // nil if there is nothing to explain
+	explain *explainer // nil unless decisions are recorded
 
 	joined bytes.Buffer
 	list   *catalog.List
@@ -33,7 +33,7 @@ type builder struct {
 	fresh  catalog.Freshness
 	ttls   []time.Duration // of the pages
 	cursor string
-	items  int // of the server, whether the client sees them or not
+	items  int // items of the server, including hidden ones
 }
 
 // add adds a page.
@@ -65,15 +65,15 @@ func (b *builder) add(page *mcp.List) *jsonrpc.Failure {
 	return nil
 }
 
-// decide decides whether the list has an item.
+// decide decides whether the client gets an item.
 func (b *builder) decide(item *mcp.Item) acl.Decision {
 	decision := b.filter.Decide(item)
 	switch {
 	case b.kind == mcp.Tools && !b.server.Shows(item.Name):
-		return acl.Because("not in expose of the server", acl.Deny)
+		return acl.Because("not in the server's expose list", acl.Deny)
 	case !b.filter.Caller.IsShown(decision):
 		return decision
-	case b.seen[item.Name]: // clients are confused by servers that list something twice
+	case b.seen[item.Name]: // duplicates confuse clients
 		return acl.Because("the server lists it more than once", acl.Deny)
 	case b.kind == mcp.Tools:
 		if err := b.addParams(item); err != nil {
@@ -83,7 +83,7 @@ func (b *builder) decide(item *mcp.Item) acl.Decision {
 	return decision
 }
 
-// addItem adds an item with its name as clients see it.
+// addItem adds an item under the name that clients see.
 func (b *builder) addItem(item *mcp.Item) {
 	b.seen[item.Name] = true
 	if o := b.server.Overrides.Of(item.Name); o != nil && b.kind == mcp.Tools {
@@ -92,7 +92,7 @@ func (b *builder) addItem(item *mcp.Item) {
 	if b.joined.Len() > 0 {
 		b.joined.WriteByte(',')
 	}
-	shown, raw := b.shown(item.Name), item.Raw
+	shown, raw := b.shownName(item.Name), item.Raw
 	var edits []jsonspan.Edit
 	if shown != item.Name {
 		edits = append(edits, item.Rename(shown).Moved(-item.Start))
@@ -118,25 +118,27 @@ func (b *builder) addItem(item *mcp.Item) {
 		if b.list.Short == nil {
 			b.list.Short = map[string]string{}
 		}
-		b.list.Short[shown] = b.name(item.Name)
+		b.list.Short[shown] = b.overriddenName(item.Name)
 	}
 	b.list.Ends = append(b.list.Ends, b.joined.Len())
 	b.list.Names = append(b.list.Names, shown)
 }
 
-// name returns the name of an item for clients, as if there were no other servers.
-func (b *builder) name(of string) string {
+// overriddenName returns the name of an item after overrides, without the server prefix.
+func (b *builder) overriddenName(name string) string {
 	if b.kind == mcp.Tools {
-		return b.server.Overrides.Shown(of)
+		return b.server.Overrides.ClientName(name)
 	}
-	return of
+	return name
 }
 
-// shown returns what clients call an item.
-func (b *builder) shown(name string) string { return b.g.shown(b.server.Name, b.kind, b.name(name)) }
+// shownName returns the name of an item that clients see.
+func (b *builder) shownName(name string) string {
+	return b.g.shownName(b.server.Name, b.kind, b.overriddenName(name))
+}
 
-// addParams notes which arguments of a tool are repeated in headers. It fails if the tool cannot be
-// called: over HTTP those of the modern era cannot if that is not well defined.
+// addParams notes which arguments of a tool are repeated in headers. It fails if that declaration
+// is invalid: such a tool of a modern server cannot be called over HTTP.
 func (b *builder) addParams(item *mcp.Item) (err error) {
 	if bytes.Contains(item.Raw, []byte("x-mcp-header")) {
 		if b.list.Params == nil {
@@ -155,14 +157,16 @@ func (b *builder) addParams(item *mcp.Item) (err error) {
 
 var filePaths = jsonspan.CompilePaths("resources.*.uri")
 
-// renameFiles returns the edits that give the files of a skill the URIs that clients have for
-// them.
+// renameFiles returns the edits that replace the URIs of the files of a skill by those that clients
+// see.
 func (b *builder) renameFiles(skill []byte) []jsonspan.Edit {
-	return renameAt(filePaths, skill, func(_ int, uri string) string { return b.g.shown(b.server.Name, mcp.Skills, uri) })
+	return renameAt(filePaths, skill, func(_ int, uri string) string {
+		return b.g.shownName(b.server.Name, mcp.Skills, uri)
+	})
 }
 
-// shown returns what clients call something of a server.
-func (g *Gateway) shown(server string, k mcp.ListKind, name string) string {
+// shownName returns the name that clients see for an item of a server.
+func (g *Gateway) shownName(server string, k mcp.ListKind, name string) string {
 	if g.transparent() {
 		return name
 	}
@@ -170,8 +174,8 @@ func (g *Gateway) shown(server string, k mcp.ListKind, name string) string {
 	case mcp.Resources:
 		return mcp.ResourceURI(server, name)
 	case mcp.Templates, mcp.Skills:
-		// Clients make URIs of it: of a template, or of the file of a skill that another one
-		// refers to by its path.
+		// Clients build URIs from it: by expanding a template, or by resolving the relative path of a
+		// file in a skill.
 		return mcp.TemplateURI(server, name)
 	case mcp.Tasks:
 		return server + mcp.Separator + name
@@ -189,32 +193,32 @@ func (b *builder) done() *catalog.List {
 	return b.list
 }
 
-// A listQuery is a question for a list of a server, on behalf of a client.
+// A listQuery requests a list of a server for a client.
 type listQuery struct {
-	behalf
+	scope
 	client *client
 	server *upstream.Server
 	kind   mcp.ListKind
-	known  *profile // of the server
-	first  bool     // the client has not got such a list yet
+	known  *profile // profile of the server
+	first  bool     // the client has not got this kind of list before
 	began  time.Time
 
-	explain *explainer // for whom it is decided on the items; nil for the client
+	explain *explainer // records decisions for another client; nil for none
 }
 
-// newListQuery returns a question for a list.
-func (c *client) newListQuery(o behalf, s *upstream.Server, k mcp.ListKind) *listQuery {
-	return &listQuery{behalf: o, client: c, server: s, kind: k, known: o.g.profile(c, s.ID), began: time.Now()}
+// newListQuery returns a query for a list.
+func (c *client) newListQuery(sc scope, s *upstream.Server, k mcp.ListKind) *listQuery {
+	return &listQuery{scope: sc, client: c, server: s, kind: k, known: sc.g.profile(c, s.ID), began: time.Now()}
 }
 
-// lists returns where the list is remembered.
+// lists returns the cache for the list.
 func (q *listQuery) lists() *catalog.Cache { return q.client.lists(q.known, q.server) }
 
-// lists returns the lists of a server as the client gets them.
+// lists returns the cache with the lists that the client sees: its own or those of its audience.
 func (c *client) lists(known *profile, s *upstream.Server) *catalog.Cache {
-	l := c.linked(s)
-	if c.apart.Load() {
-		l = c.link(s)
+	l := c.existingLink(s)
+	if c.isolated.Load() {
+		l = c.linkTo(s)
 	}
 	if l != nil {
 		if own := l.ownLists(); own != nil {
@@ -224,34 +228,34 @@ func (c *client) lists(known *profile, s *upstream.Server) *catalog.Cache {
 	return &known.lists
 }
 
-// knownList returns the current list of a server; nil if it is not known, or has to be asked for again.
+// knownList returns a cached list, nil if there is none or it is outdated.
 func (c *client) knownList(g *Gateway, s *upstream.Server, k mcp.ListKind) *catalog.List {
 	known := g.profile(c, s.ID)
-	if list := c.lists(known, s).Known(g.shelf, k); list != nil || c.apart.Load() {
+	if list := c.lists(known, s).Current(g.shelf, k); list != nil || c.isolated.Load() {
 		return list
 	}
-	return known.lists.Known(g.shelf, k)
+	return known.lists.Current(g.shelf, k)
 }
 
-// get returns what the server has of a kind: from memory as long as it is good, else by
-// asking. One of several clients asks for all of them. The list is empty if the server has no such list.
+// get returns the list from the cache, or requests it. If several clients need it, one sends the
+// request. The list is empty if the server has no such list.
 func (q *listQuery) get() (*catalog.List, catalog.Freshness, *jsonrpc.Failure) {
 	if list, fresh, ok := q.remembered(); ok {
 		return list, fresh, nil
 	}
-	about, failure := q.known.meet(q.behalf, q.client, q.server)
-	asker := q.behalf
+	info, failure := q.known.getInfo(q.scope, q.client, q.server)
+	asker := q.scope
 	ctx, cancel := context.WithTimeout(q.ctx, q.g.config.JoinTimeout)
 	defer cancel()
 	q.ctx = ctx
 	switch {
 	case failure != nil:
 		return nil, catalog.Freshness{}, failure
-	case about.can&mcp.ListKinds[q.kind].Needs == 0:
+	case info.can&mcp.ListKinds[q.kind].Needs == 0:
 		q.g.config.Observer.Listed(q.server.Name, mcp.ListKinds[q.kind].Member, 0)
 		return catalog.Empty, catalog.Freshness{None: true}, nil
-	case q.kind == mcp.Tasks: // which are the client's own
-		return q.fetch(q.client.link(q.server))
+	case q.kind == mcp.Tasks: // never shared between clients
+		return q.fetch(q.client.linkTo(q.server))
 	}
 	c := q.lists()
 	select {
@@ -263,18 +267,18 @@ func (q *listQuery) get() (*catalog.List, catalog.Freshness, *jsonrpc.Failure) {
 	if list, fresh, ok := q.remembered(); ok {
 		return list, fresh, nil
 	}
-	changes, failure := c.Before(q.kind, q.began)
+	changes, failure := c.BeginFetch(q.kind, q.began)
 	if failure != nil {
 		return nil, catalog.Freshness{}, failure
 	}
-	view := q.g.view(q.client.identity)
-	l := q.known.lender(q.client, q.server)
+	view := q.g.viewKey(q.client.identity)
+	l := q.known.listLink(q.client, q.server)
 	list, fresh, failure := q.fetch(l)
-	if failure != nil && l.client != q.client { // which may have left
-		l = q.client.link(q.server)
+	if failure != nil && l.client != q.client { // the other client may have disconnected
+		l = q.client.linkTo(q.server)
 		list, fresh, failure = q.fetch(l)
 	}
-	if failure != nil && failure.Code == jsonrpc.CodeMethodNotFound { // many servers have resources and no templates
+	if failure != nil && failure.Code == jsonrpc.CodeMethodNotFound { // many servers have resources but no templates
 		return catalog.Empty, catalog.Freshness{None: true}, nil
 	}
 	if failure != nil {
@@ -292,8 +296,7 @@ func (q *listQuery) get() (*catalog.List, catalog.Freshness, *jsonrpc.Failure) {
 	return list, fresh, nil
 }
 
-// report tells why the server has not listed what it has. If the session could not be opened, that
-// has been told.
+// report logs why the server did not return the list. Failures to connect have been logged already.
 func (q *listQuery) report(l *link, failure *jsonrpc.Failure) {
 	switch {
 	case !l.isOpen() || failure.IsLoginRequired():
@@ -305,12 +308,12 @@ func (q *listQuery) report(l *link, failure *jsonrpc.Failure) {
 	}
 }
 
-// remembered returns a list that is still good.
+// remembered returns a cached list that is still valid.
 func (q *listQuery) remembered() (*catalog.List, catalog.Freshness, bool) {
-	if q.server.IsOut() {
+	if q.server.IsUnavailable() {
 		return nil, catalog.Freshness{}, false
 	}
-	key, fresh, ok := q.lists().Good(q.kind, q.g.view(q.client.identity), q.began, q.first)
+	key, fresh, ok := q.lists().Valid(q.kind, q.g.viewKey(q.client.identity), q.began, q.first)
 	if !ok {
 		return nil, catalog.Freshness{}, false
 	}
@@ -318,18 +321,18 @@ func (q *listQuery) remembered() (*catalog.List, catalog.Freshness, bool) {
 	return list, fresh, list != nil
 }
 
-// fetch asks for all pages of a list (A21), in the session of a link.
+// fetch requests all pages of a list (A21), with the session of a link.
 func (q *listQuery) fetch(l *link) (*catalog.List, catalog.Freshness, *jsonrpc.Failure) {
-	if failure := l.open(q.behalf); failure != nil {
+	if failure := l.open(q.scope); failure != nil {
 		return nil, catalog.Freshness{}, failure
 	}
 	era, can := l.state()
-	who := q.g.callerOf(q.client)
-	done := !upstream.FiltersAsItReads(&who)
+	caller := q.g.callerOf(q.client)
+	done := !upstream.FiltersWhileReading(&caller)
 	if q.explain != nil {
-		who = q.explain.client
+		caller = q.explain.client
 	}
-	filter := upstream.NewListFilter(q.g.shared, q.server, &who, q.r.Header)
+	filter := upstream.NewListFilter(q.g.shared, q.server, &caller, q.r.Header)
 	filter.Done = done
 	b := &builder{
 		g: q.g, server: q.server, kind: q.kind, era: era, filter: filter, explain: q.explain,
@@ -339,14 +342,14 @@ func (q *listQuery) fetch(l *link) (*catalog.List, catalog.Freshness, *jsonrpc.F
 	cursors := map[string]bool{}
 	var params []byte
 	for range maxPages {
-		failure := l.requestPage(q.behalf, b, params)
+		failure := l.requestPage(q.scope, b, params)
 		if failure != nil {
 			return nil, catalog.Freshness{}, failure
 		}
 		switch {
 		case b.joined.Len() > maxListing || b.explain.full():
-			return nil, catalog.Freshness{}, streamable.TooLarge(l.server, maxListing)
-		case b.cursor == "", cursors[b.cursor]: // if it goes round in circles, what has come is all there is
+			return nil, catalog.Freshness{}, streamable.TooLarge(l.serverName, maxListing)
+		case b.cursor == "", cursors[b.cursor]: // a repeated cursor ends the list
 			if era == mcp.Legacy && can&mcp.ListKinds[q.kind].Changes == 0 {
 				b.fresh.Until = time.Now().Add(catalog.UnchangedTime)
 			}
@@ -362,13 +365,13 @@ func (q *listQuery) fetch(l *link) (*catalog.List, catalog.Freshness, *jsonrpc.F
 		cursors[b.cursor] = true
 		params = slices.Concat([]byte(`{"cursor":`), jsonrpc.Quote(b.cursor), []byte("}"))
 	}
-	return nil, catalog.Freshness{}, jsonrpc.InvalidResponse(l.server)
+	return nil, catalog.Freshness{}, jsonrpc.InvalidResponse(l.serverName)
 }
 
-// requestPage asks for a page of a list.
-func (l *link) requestPage(o behalf, b *builder, params []byte) *jsonrpc.Failure {
+// requestPage requests one page and adds it to b.
+func (l *link) requestPage(sc scope, b *builder, params []byte) *jsonrpc.Failure {
 	var page mcp.List
-	answer := response{
+	answer := responseHandler{
 		parse: func(m *jsonrpc.Message, data []byte) *jsonrpc.Failure {
 			failure := b.filter.Read(&page, data)
 			*m = page.Message
@@ -376,16 +379,16 @@ func (l *link) requestPage(o behalf, b *builder, params []byte) *jsonrpc.Failure
 		},
 		take: func(*jsonrpc.Message) *jsonrpc.Failure { return b.add(&page) },
 	}
-	failure := l.ask(o, mcp.ListKinds[b.kind].Method, params, answer)
+	failure := l.sendRequest(sc, mcp.ListKinds[b.kind].Method, params, answer)
 	if failure == nil && b.kind == mcp.Tools {
-		o.g.config.Observer.ToolsSeen(b.server.Name)
+		sc.g.config.Observer.ToolsSeen(b.server.Name)
 	}
 	return failure
 }
 
 const (
-	// maxPages is how many pages of a list a server may have.
+	// maxPages limits the pages of a list.
 	maxPages = 10_000
-	// maxListing is how many bytes the list of a server may have.
+	// maxListing limits the bytes of a list.
 	maxListing = 16 << 20
 )

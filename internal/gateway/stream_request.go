@@ -14,27 +14,27 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// An opening is what a stream needs of the visit that has opened it. It holds nothing of the
+// A streamRequest is what a stream keeps of the request that opened it. It holds nothing of the
 // handler, which may return before the stream ends.
-type opening struct {
-	g       *Gateway
-	request keptRequest // on behalf of which servers are listened to
-	caller  access.Caller
-	client  *client
-	out     *streamable.Writer
-	id      []byte // of the request that is answered at the end, if wants is set
-	asides  upstream.Asides
+type streamRequest struct {
+	g            *Gateway
+	request      savedRequest // for requests to servers
+	caller       access.Caller
+	client       *client
+	out          *streamable.Writer
+	id           []byte // id of the listen request, answered at the end, if wants is set
+	sideRequests upstream.SideRequests
 }
 
-// open returns the opening of a stream.
-func (v *visit) open() opening {
-	return opening{g: v.g, request: keepRequest(v.HTTP), caller: v.Caller, client: v.client, out: v.out,
-		id: v.Message.Literal(jsonrpc.ID)}
+// newStreamRequest returns the streamRequest of the request.
+func (req *aggregateRequest) newStreamRequest() streamRequest {
+	return streamRequest{g: req.g, request: saveRequest(req.HTTP), caller: req.Caller, client: req.client, out: req.out,
+		id: req.Message.Literal(jsonrpc.ID)}
 }
 
-// A keptRequest is a request without its body and its context, in less memory. Most streams
-// never need it: another one of the audience listens to the servers.
-type keptRequest struct {
+// A savedRequest is a request without body and context, in less memory. Most streams never use it,
+// because another stream of the audience listens.
+type savedRequest struct {
 	method, uri, proto, host, remote string
 
 	url    *url.URL
@@ -42,28 +42,28 @@ type keptRequest struct {
 	header []headerField
 }
 
-// A headerField is the values of a header.
+// A headerField is a header and its values.
 type headerField struct {
 	name   string
 	values []string
 }
 
-// keepRequest returns what is kept of a request. It leaves out the session id, which is long:
-// requests to servers have others.
-func keepRequest(r *http.Request) keptRequest {
-	k := keptRequest{method: r.Method, uri: r.RequestURI, proto: r.Proto, host: r.Host, remote: r.RemoteAddr,
+// saveRequest returns the savedRequest of r. It leaves out the session id, which is long and not
+// sent to servers.
+func saveRequest(r *http.Request) savedRequest {
+	k := savedRequest{method: r.Method, uri: r.RequestURI, proto: r.Proto, host: r.Host, remote: r.RemoteAddr,
 		url: r.URL, tls: r.TLS, header: make([]headerField, 0, len(r.Header))}
 	for name, values := range r.Header {
 		if name != mcp.SessionHeader {
-			// Values of all headers may be in one array, which would keep the session id.
+			// Clone: all values may share one array, which would keep the session id in memory.
 			k.header = append(k.header, headerField{name, slices.Clone(values)})
 		}
 	}
 	return k
 }
 
-// size returns about how much memory it takes.
-func (k *keptRequest) size() int64 {
+// size returns the approximate memory use.
+func (k *savedRequest) size() int64 {
 	size := 1<<9 + len(k.uri) + len(k.host)
 	for _, field := range k.header {
 		size += fieldSize(field.name, field.values)
@@ -71,7 +71,7 @@ func (k *keptRequest) size() int64 {
 	return int64(size)
 }
 
-// fieldSize returns how long a header is.
+// fieldSize returns the bytes of a header.
 func fieldSize(name string, values []string) int {
 	size := len(name)
 	for _, value := range values {
@@ -80,8 +80,8 @@ func fieldSize(name string, values []string) int {
 	return size
 }
 
-// in returns the request in a context.
-func (k *keptRequest) in(ctx context.Context) *http.Request {
+// withContext returns the request with a context.
+func (k *savedRequest) withContext(ctx context.Context) *http.Request {
 	r := &http.Request{Method: k.method, RequestURI: k.uri, Proto: k.proto, Host: k.host, RemoteAddr: k.remote,
 		URL: k.url, TLS: k.tls, Header: make(http.Header, len(k.header)), Body: http.NoBody}
 	r.ProtoMajor, r.ProtoMinor, _ = http.ParseHTTPVersion(k.proto)

@@ -10,20 +10,20 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// A search finds the servers of resources that a client names by the URIs that these have at their
-// servers, which do not say which server that is. The client has them from the _meta of tools, from
-// instructions, or from the server itself.
-type search struct {
-	*visit
-	asked [mcp.ListKindCount]map[*upstream.Server]*catalog.List // lists that were asked for
-	steps int                                                   // that were made to match URIs with templates
+// An ownerSearch finds the servers of resources by the servers' own URIs, which do not name the
+// server. Clients get such URIs from the _meta of tools, from instructions, or from other content
+// of servers.
+type ownerSearch struct {
+	*aggregateRequest
+	asked [mcp.ListKindCount]map[*upstream.Server]*catalog.List // lists requested so far
+	steps int                                                   // work spent on matching templates
 }
 
-// owner returns the server of a resource, nil if there is none that the client may have. A failure
-// says that there are several.
-func (s *search) owner(uri string) (*upstream.Server, *jsonrpc.Failure) {
+// find returns the server of a resource, nil if no server has it that the client may use. It fails
+// if several servers have it.
+func (s *ownerSearch) find(uri string) (*upstream.Server, *jsonrpc.Failure) {
 	if _, _, err := mcp.ParseURI(uri); err == nil || uri == "" || len(uri) > mcp.LongestURI {
-		return nil, nil // or it says which server it means, and there is none of that name
+		return nil, nil // invalid, or a URI that names an unknown server
 	}
 	possible := s.g.possibleOwners(s.Caller.Identity, uri)
 	owners := s.client.subscribedAt(possible, uri)
@@ -33,15 +33,17 @@ func (s *search) owner(uri string) (*upstream.Server, *jsonrpc.Failure) {
 	if len(owners) == 0 {
 		owners = s.listedBy(possible, mcp.Resources, uri)
 	}
-	if len(owners) == 0 { // by now the servers are connected
+	if len(owners) == 0 { // the requests above have connected all servers
 		owners = s.client.mentionedBy(s.g, possible, uri)
 	}
 	if len(owners) == 0 {
 		lists := s.lists(mcp.Templates)
-		owners = filterServers(possible, func(p *upstream.Server) bool { return lists[p] != nil && s.matches(lists[p], uri) })
+		owners = filterServers(possible, func(p *upstream.Server) bool {
+			return lists[p] != nil && s.matchesTemplate(lists[p], uri)
+		})
 	}
 	if len(owners) > 1 {
-		given := filterServers(owners, func(p *upstream.Server) bool { return s.client.gavePlain(s.g, p, uri) })
+		given := filterServers(owners, func(p *upstream.Server) bool { return s.client.knowsPlainUI(s.g, p, uri) })
 		if len(given) != 1 {
 			return nil, severalOwners(owners, uri)
 		}
@@ -53,9 +55,9 @@ func (s *search) owner(uri string) (*upstream.Server, *jsonrpc.Failure) {
 	return owners[0], nil
 }
 
-// listedBy returns which of the servers have a URI in their list of a kind. The lists that are known will
-// do if all are: a server that is asked first is not to take a URI from another.
-func (s *search) listedBy(servers []*upstream.Server, k mcp.ListKind, uri string) (owners []*upstream.Server) {
+// listedBy returns the servers with a URI in their list of a kind. It uses cached lists only if all
+// servers have one. Otherwise the first server to connect could claim the URI of another.
+func (s *ownerSearch) listedBy(servers []*upstream.Server, k mcp.ListKind, uri string) (owners []*upstream.Server) {
 	known := func(p *upstream.Server) *catalog.List { return s.client.knownList(s.g, p, k) }
 	if !slices.ContainsFunc(servers, func(p *upstream.Server) bool { return known(p) == nil }) {
 		owners = filterServers(servers, func(p *upstream.Server) bool { return s.g.hasURI(known(p), k, uri) })
@@ -69,12 +71,12 @@ func (s *search) listedBy(servers []*upstream.Server, k mcp.ListKind, uri string
 	return owners
 }
 
-// lists returns the lists of a kind of all servers that the client may know of. Those that cannot
-// be had within the time for joining are missing.
-func (s *search) lists(k mcp.ListKind) map[*upstream.Server]*catalog.List {
+// lists returns the lists of a kind of all servers that the client may see. Servers that do not
+// answer within JoinTimeout are missing.
+func (s *ownerSearch) lists(k mcp.ListKind) map[*upstream.Server]*catalog.List {
 	if s.asked[k] == nil {
-		servers := s.g.seen(s.Caller.Identity)
-		lists, _ := s.listsOf(servers, k, always)
+		servers := s.g.visibleServers(s.Caller.Identity)
+		lists, _ := s.listsFrom(servers, k, always)
 		s.asked[k] = map[*upstream.Server]*catalog.List{}
 		for i, server := range servers {
 			s.asked[k][server] = lists[i]
@@ -83,15 +85,15 @@ func (s *search) lists(k mcp.ListKind) map[*upstream.Server]*catalog.List {
 	return s.asked[k]
 }
 
-// possibleOwners returns the servers whose resource of a URI a client may have. To the client, a
-// resource that it may not have does not exist.
+// possibleOwners returns the servers that may own a URI: those whose resource the client may read.
 func (g *Gateway) possibleOwners(identity, uri string) []*upstream.Server {
-	return filterServers(g.config.Servers, func(s *upstream.Server) bool { return g.rules.Hears(identity, s.Name, uri) })
+	return filterServers(g.config.Servers, func(s *upstream.Server) bool {
+		return g.rules.AllowsSubscription(identity, s.Name, uri)
+	})
 }
 
-// givenBy returns which of the servers have given the client a URI, as far as that is known without
-// asking them. Tools come first: they say what a URI of the scheme ui is for. A template that a URI
-// can be made of gives it only if no server has just that.
+// givenBy returns the servers that have given the client a URI, without requests to them. It looks
+// at subscriptions, tools, resources and instructions, in this order, but not at templates.
 func (c *client) givenBy(g *Gateway, servers []*upstream.Server, uri string) []*upstream.Server {
 	owners := c.subscribedAt(servers, uri)
 	for _, k := range [...]mcp.ListKind{mcp.Tools, mcp.Resources} {
@@ -109,23 +111,23 @@ func (c *client) givenBy(g *Gateway, servers []*upstream.Server, uri string) []*
 	return c.mentionedBy(g, servers, uri)
 }
 
-// subscribedAt returns at which of the servers the client has subscribed to a URI.
+// subscribedAt returns the servers at which the client has subscribed to a URI.
 func (c *client) subscribedAt(servers []*upstream.Server, uri string) []*upstream.Server {
 	return filterServers(servers, func(s *upstream.Server) bool {
-		l := c.linked(s)
+		l := c.existingLink(s)
 		return l != nil && l.subscriptions.alias(uri) == uri
 	})
 }
 
-// mentionedBy returns which of the servers have a URI in their instructions.
+// mentionedBy returns the servers with a URI in their instructions.
 func (c *client) mentionedBy(g *Gateway, servers []*upstream.Server, uri string) []*upstream.Server {
 	known := g.audience(c)
 	return filterServers(servers, func(s *upstream.Server) bool {
-		return mcp.IsMentioned(known.at(s.ID).last().mentioned.text(), uri)
+		return mcp.IsMentioned(known.profile(s.ID).lastInfo().mentionedURIs.text(), uri)
 	})
 }
 
-// filterServers returns the servers for which keep is true.
+// filterServers returns the servers for which keep returns true.
 func filterServers(servers []*upstream.Server, keep func(*upstream.Server) bool) (kept []*upstream.Server) {
 	for _, s := range servers {
 		if keep(s) {
@@ -135,18 +137,17 @@ func filterServers(servers []*upstream.Server, keep func(*upstream.Server) bool)
 	return kept
 }
 
-// hasURI reports whether a list of tools or resources names a resource by the URI that it has at its
-// server.
+// hasURI reports whether a list of tools or resources has a resource with this URI.
 func (g *Gateway) hasURI(l *catalog.List, k mcp.ListKind, uri string) bool {
 	if k == mcp.Tools {
 		return l.HasUI(uri)
 	}
-	return slices.Contains(l.Names, g.shown(l.Server, mcp.Resources, uri))
+	return slices.Contains(l.Names, g.shownName(l.Server, mcp.Resources, uri))
 }
 
-// matches reports whether a URI can be made of a template in a list, or is one, of which an argument is
-// to be completed.
-func (s *search) matches(l *catalog.List, uri string) bool {
+// matchesTemplate reports whether a URI matches a template in a list, or is one itself, as in
+// completion/complete.
+func (s *ownerSearch) matchesTemplate(l *catalog.List, uri string) bool {
 	tried := 0
 	return slices.ContainsFunc(l.Names, func(name string) bool {
 		_, template, err := mcp.ParseURI(name)
@@ -166,20 +167,20 @@ func (s *search) matches(l *catalog.List, uri string) bool {
 	})
 }
 
-// How many templates of a server are matched with a URI, and how many characters of URIs are matched
-// with expressions of templates for one request. A server can have templates that take long.
+// maxMatched limits the templates of a server that are matched with a URI. maxSteps limits the work
+// per request: a server can have templates that are expensive to match.
 const maxMatched, maxSteps = 1_000, 10_000_000
 
-// severalOwners refuses a URI that several servers have, and names those that can be used.
+// severalOwners refuses a URI that several servers have. It names unambiguous URIs.
 func severalOwners(owners []*upstream.Server, uri string) *jsonrpc.Failure {
 	var uris []string
 	for _, s := range owners[:min(len(owners), maxNamed)] {
-		uris = append(uris, mcp.UIResourceURI(s.Name, uri)+" for the one of "+s.Name)
+		uris = append(uris, mcp.UIResourceURI(s.Name, uri)+" for server "+s.Name)
 	}
-	failure := invalid("uri: several servers have it; use " + strings.Join(uris, ", "))
+	failure := invalid("uri: several servers have this resource; use " + strings.Join(uris, ", "))
 	failure.Data.URI = mcp.Shortened(uri)
 	return failure
 }
 
-// maxNamed is how many servers an error names.
+// maxNamed limits the servers in that error.
 const maxNamed = 8

@@ -19,17 +19,17 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// slowly answers initialize after a time.
-func (p *peer) slowly(after time.Duration) *peer {
-	return p.does("initialize", func(w http.ResponseWriter, a *incoming) {
+// answersSlowly delays the answer to initialize.
+func (p *fakeServer) answersSlowly(after time.Duration) *fakeServer {
+	return p.handle("initialize", func(w http.ResponseWriter, a *incoming) {
 		if backoff.Sleep(a.Context(), after) {
 			p.initialize(w, a)
 		}
 	})
 }
 
-// listenFor opens a stream in which the client hears that tools have changed.
-func (u *user) listenFor() *talk {
+// listenFor opens a stream for list-changed notifications of tools.
+func (u *testClient) listenFor() *liveReply {
 	if u.era == mcp.Legacy {
 		return u.listen()
 	}
@@ -38,17 +38,17 @@ func (u *user) listenFor() *talk {
 
 func joinWithin(d time.Duration) func(*Config) { return func(c *Config) { c.JoinTimeout = d } }
 
-// In time that is not real, and in both eras: one that never shakes hands holds up a client once, however often and
-// however many clients ask.
+// Fake time, both eras: a server that never answers the handshake delays a client once, however
+// many requests and clients there are.
 func TestServersThatNeverShakeHandsAreTriedBesideRequests(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		t.Run(fmt.Sprint("era ", era), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				p := legacyPeer("b").hasTools("x").slowly(time.Hour)
-				g := newMemory(t, joinWithin(15*time.Second), legacyPeer("a").hasTools("x"), p)
+				p := legacyPeer("b").hasTools("x").answersSlowly(time.Hour)
+				g := newInMemory(t, joinWithin(15*time.Second), legacyPeer("a").hasTools("x"), p)
 				defer g.close()
 				var waited time.Duration
-				ask := func(u *user) {
+				ask := func(u *testClient) {
 					began := time.Now()
 					if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
 						t.Errorf("got %v", got)
@@ -66,7 +66,7 @@ func TestServersThatNeverShakeHandsAreTriedBesideRequests(t *testing.T) {
 				waited = 0
 				for i := range 110 {
 					other := g.user(t, era)
-					other.info = fmt.Sprintf(`{"name":"%d","version":"1"}`, i) // which is another client to the servers
+					other.info = fmt.Sprintf(`{"name":"%d","version":"1"}`, i) // another audience
 					if era == mcp.Legacy {
 						other.connect()
 					}
@@ -80,10 +80,11 @@ func TestServersThatNeverShakeHandsAreTriedBesideRequests(t *testing.T) {
 				if n := p.count("initialize"); n < 3 || n > 9 {
 					t.Errorf("it was tried %d times", n)
 				}
-				// Nor is it tried for ever.
+				// Retries end.
 				time.Sleep(11 * time.Minute)
 				n := p.count("initialize")
-				if time.Sleep(time.Hour); p.count("initialize") != n {
+				time.Sleep(time.Hour)
+				if p.count("initialize") != n {
 					t.Error("it is tried although no client wants it")
 				}
 			})
@@ -91,36 +92,37 @@ func TestServersThatNeverShakeHandsAreTriedBesideRequests(t *testing.T) {
 	}
 }
 
-// In time that is not real: a client is answered after firstWait if it hears of what comes later. Another one waits
-// for that, so that it misses nothing.
+// Fake time: a client that can be notified gets its answer after firstWait. Others wait longer, so
+// that they miss nothing.
 func TestServersThatAreSlow(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		t.Run(fmt.Sprint("era ", era), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				slow := legacyPeer("b").hasTools("x").slowly(12 * time.Second)
+				slow := legacyPeer("b").hasTools("x").answersSlowly(12 * time.Second)
 				slow.capabilities = `{"tools":{}}`
-				slow.does("server/discover", func(w http.ResponseWriter, a *incoming) { a.refuse(w, 404, -32601, "no") })
-				g := newMemory(t, joinWithin(15*time.Second), legacyPeer("a").hasTools("x"), slow)
+				slow.handle("server/discover", func(w http.ResponseWriter, a *incoming) { a.refuse(w, 404, -32601, "no") })
+				g := newInMemory(t, joinWithin(15*time.Second), legacyPeer("a").hasTools("x"), slow)
 				defer g.close()
 				u, method, params := g.user(t, era), "server/discover", ""
 				if era == mcp.Legacy {
-					method, params = "initialize", `{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"u","version":"1"}}`
+					method, params = "initialize", `{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"u",`+
+						`"version":"1"}}`
 				}
 				began := time.Now()
-				said := u.ask(method, params)
+				answer := u.ask(method, params)
 				if took := time.Since(began); took != firstWait {
 					t.Errorf("%s took %v", method, took)
 				}
 				for _, capability := range []string{"tools", "prompts", "resources"} {
-					if !strings.Contains(said.body, `"`+capability+`":{"listChanged":true`) {
-						t.Errorf("no %s in %s", capability, said.body)
+					if !strings.Contains(answer.body, `"`+capability+`":{"listChanged":true`) {
+						t.Errorf("no %s in %s", capability, answer.body)
 					}
 				}
 				if era == mcp.Legacy {
-					u.session = said.header.Get(mcp.SessionHeader)
+					u.session = answer.header.Get(mcp.SessionHeader)
 				}
 				stream := u.listenFor()
-				defer stream.hangUp()
+				defer stream.disconnect()
 				asked := time.Now()
 				if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x"}) {
 					t.Errorf("got %v", got)
@@ -134,10 +136,11 @@ func TestServersThatAreSlow(t *testing.T) {
 					}
 				}
 				if came := time.Since(began); came > 16*time.Second {
-					t.Errorf("the client is told after %v", came)
+					t.Errorf("the client was notified after %v", came)
 				}
 				asked = time.Now()
-				if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "b::x"}) || time.Since(asked) != 0 {
+				if got := names(t, u.ask("tools/list", ""), "tools", "name"); !slices.Equal(got, []string{"a::x", "b::x"}) ||
+					time.Since(asked) != 0 {
 					t.Errorf("got %v after %v", got, time.Since(asked))
 				}
 			})
@@ -145,7 +148,8 @@ func TestServersThatAreSlow(t *testing.T) {
 	}
 	t.Run("a client that does not listen", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			g := newMemory(t, joinWithin(15*time.Second), legacyPeer("a").hasTools("x"), legacyPeer("b").hasTools("x").slowly(12*time.Second))
+			g := newInMemory(t, joinWithin(15*time.Second), legacyPeer("a").hasTools("x"),
+				legacyPeer("b").hasTools("x").answersSlowly(12*time.Second))
 			defer g.close()
 			began := time.Now()
 			u := g.legacy(t)
@@ -157,9 +161,10 @@ func TestServersThatAreSlow(t *testing.T) {
 			}
 		})
 	})
-	t.Run("a client that begins to listen meanwhile", func(t *testing.T) {
+	t.Run("a client that opens a stream in the meantime", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			g := newMemory(t, joinWithin(15*time.Second), legacyPeer("a").hasTools("x"), legacyPeer("b").hasTools("x").slowly(12*time.Second))
+			g := newInMemory(t, joinWithin(15*time.Second), legacyPeer("a").hasTools("x"),
+				legacyPeer("b").hasTools("x").answersSlowly(12*time.Second))
 			defer g.close()
 			u := g.legacy(t)
 			listed := make(chan time.Duration, 1)
@@ -170,7 +175,7 @@ func TestServersThatAreSlow(t *testing.T) {
 			}()
 			time.Sleep(5 * time.Second)
 			stream := u.listen()
-			defer stream.hangUp()
+			defer stream.disconnect()
 			if took := <-listed; took > 7*time.Second {
 				t.Errorf("it took %v", took)
 			}
@@ -178,34 +183,35 @@ func TestServersThatAreSlow(t *testing.T) {
 	})
 }
 
-// In time that is not real: a client that had no stream when the server came is told when it opens one.
+// Fake time: a client without a stream is notified when it opens one.
 func TestClientsThatListenTooLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newMemory(t, joinWithin(10*time.Second), legacyPeer("a").hasTools("x"), legacyPeer("b").hasTools("x").slowly(8*time.Second))
+		g := newInMemory(t, joinWithin(10*time.Second), legacyPeer("a").hasTools("x"),
+			legacyPeer("b").hasTools("x").answersSlowly(8*time.Second))
 		defer g.close()
 		u := g.legacy(t)
 		stream := u.listen()
 		if got := names(t, u.ask("tools/list", ""), "tools", "name"); len(got) != 1 {
 			t.Errorf("got %v", got)
 		}
-		stream.hangUp()
+		stream.disconnect()
 		time.Sleep(10 * time.Second)
 		stream = u.listen()
-		defer stream.hangUp()
+		defer stream.disconnect()
 		for e := range stream.events {
 			if e.method() == "notifications/tools/list_changed" {
 				return
 			}
 		}
-		t.Error("it was not told")
+		t.Error("the client was not notified")
 	})
 }
 
-// In time that is not real: a call of a child process that is starting waits for it as long as for an answer.
+// Fake time: a call of a starting child process waits as long as for an answer.
 func TestCallsWaitForChildrenThatStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := legacyPeer("b").hasTools("x").slowly(20 * time.Second)
-		g := newMemory(t, func(c *Config) {
+		p := legacyPeer("b").hasTools("x").answersSlowly(20 * time.Second)
+		g := newInMemory(t, func(c *Config) {
 			c.JoinTimeout = 5 * time.Second
 			c.Servers[0].ChildrenOnly, c.Servers[0].Timeout = true, 30*time.Second
 		}, p)
@@ -220,15 +226,15 @@ func TestCallsWaitForChildrenThatStart(t *testing.T) {
 	})
 }
 
-// In time that is not real: join_timeout may be longer than the time for answers.
+// Fake time: join_timeout may be longer than timeout.
 func TestJoinTimeoutBeyondTheTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := legacyPeer("b").slowly(45 * time.Second)
-		p.does("tools/list", func(w http.ResponseWriter, a *incoming) {
+		p := legacyPeer("b").answersSlowly(45 * time.Second)
+		p.handle("tools/list", func(w http.ResponseWriter, a *incoming) {
 			time.Sleep(45 * time.Second)
 			a.reply(w, `{"tools":[{"name":"x"}]}`)
 		})
-		g := newMemory(t, func(c *Config) {
+		g := newInMemory(t, func(c *Config) {
 			c.JoinTimeout, c.Servers[0].Timeout = 2*time.Minute, 30*time.Second
 		}, p)
 		defer g.close()
@@ -238,11 +244,11 @@ func TestJoinTimeoutBeyondTheTimeout(t *testing.T) {
 	})
 }
 
-// A server that has resources need not have templates.
+// A server with resources need not have templates.
 func TestListsThatAServerDoesNotKnow(t *testing.T) {
 	for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
 		core, logged := observer.New(zap.WarnLevel)
-		p := legacyPeer("a").does("resources/templates/list", func(w http.ResponseWriter, a *incoming) {
+		p := legacyPeer("a").handle("resources/templates/list", func(w http.ResponseWriter, a *incoming) {
 			a.refuse(w, http.StatusOK, jsonrpc.CodeMethodNotFound, "Method not found")
 		})
 		g := newGateway(t, func(c *Config) { c.Logger = zap.New(core) }, p)
@@ -259,19 +265,19 @@ func TestListsThatAServerDoesNotKnow(t *testing.T) {
 	}
 }
 
-// A client that lists anew whenever lists have changed is told only of changes: not of a list that a server
-// fails to give, however often its other lists can be had.
+// Clients that list on each notification are notified of changes only. A list that keeps failing is
+// not announced, even if other lists of the server succeed.
 func TestListsThatFailAreNotAnnounced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := legacyPeer("a").hasTools("x")
 		p.capabilities = `{"tools":{},"prompts":{},"resources":{}}`
-		p.does("prompts/list", func(w http.ResponseWriter, a *incoming) { a.refuse(w, 200, -32603, "broken") })
-		p.has("resources/list", "resources")
-		g := newMemory(t, joinWithin(15*time.Second), p)
+		p.handle("prompts/list", func(w http.ResponseWriter, a *incoming) { a.refuse(w, 200, -32603, "broken") })
+		p.hasList("resources/list", "resources")
+		g := newInMemory(t, joinWithin(15*time.Second), p)
 		defer g.close()
 		u := g.legacy(t)
 		stream := u.listen()
-		defer stream.hangUp()
+		defer stream.disconnect()
 		list := func() {
 			u.ask("tools/list", "")
 			u.ask("prompts/list", "")
@@ -293,12 +299,12 @@ func TestListsThatFailAreNotAnnounced(t *testing.T) {
 	})
 }
 
-// In time that is not real: what goes on after requests is bounded for each owner. Requests beyond that are answered
-// like the others. All of it ends when the servers had their time, or with the gateway.
+// Fake time: background requests are limited per owner. Requests beyond that are answered as usual.
+// All background requests end with their timeout or with the gateway.
 func TestRequestsThatGoOnAreBounded(t *testing.T) {
-	ends := map[string]func(g *front){
-		"after a time": func(g *front) { time.Sleep(g.sideTime()) },
-		"with the gateway, when another takes its place": func(g *front) {
+	ends := map[string]func(g *testGateway){
+		"after a time": func(g *testGateway) { time.Sleep(g.backgroundTimeout()) },
+		"with the gateway, when another takes its place": func(g *testGateway) {
 			next := New(g.config, g.State, g.Retained)
 			g.serving.Store(next)
 			g.Close()
@@ -314,14 +320,14 @@ func TestRequestsThatGoOnAreBounded(t *testing.T) {
 					defer waiting.Add(-1)
 					<-a.Context().Done()
 				}
-				p := legacyPeer("b").does("server/discover", hang).does("initialize", hang)
-				g := newMemory(t, joinWithin(time.Minute), legacyPeer("a").hasTools("x"), p)
+				p := legacyPeer("b").handle("server/discover", hang).handle("initialize", hang)
+				g := newInMemory(t, joinWithin(time.Minute), legacyPeer("a").hasTools("x"), p)
 				defer g.close()
 				const requests = 100
 				ask := func(owner string, i int) {
 					u := g.modern(t)
 					u.identity = owner
-					u.info = fmt.Sprintf(`{"name":"%s-%d","version":"1"}`, owner, i) // another client to the servers
+					u.info = fmt.Sprintf(`{"name":"%s-%d","version":"1"}`, owner, i) // another audience
 					began := time.Now()
 					if s := u.ask("server/discover", ""); s.code() != 0 || time.Since(began) != firstWait {
 						t.Errorf("after %v: %s", time.Since(began), s.body)
@@ -333,18 +339,18 @@ func TestRequestsThatGoOnAreBounded(t *testing.T) {
 				}
 				asking.Wait()
 				synctest.Wait()
-				limit := int64(sideLimits.OwnerEntries)
-				if kept, n := keptSides.Usage().Entries, waiting.Load(); kept != limit || n != limit {
+				limit := int64(backgroundLimits.OwnerEntries)
+				if kept, n := backgroundKind.Usage().Entries, waiting.Load(); kept != limit || n != limit {
 					t.Errorf("%d requests go on with %d questions to the server, want %d", kept, n, limit)
 				}
 				ask("another", 0)
 				synctest.Wait()
-				if kept, n := keptSides.Usage().Entries, waiting.Load(); kept != limit+1 || n != limit+1 {
+				if kept, n := backgroundKind.Usage().Entries, waiting.Load(); kept != limit+1 || n != limit+1 {
 					t.Errorf("with that of another client, %d requests go on with %d questions to the server", kept, n)
 				}
 				end(g)
 				synctest.Wait()
-				kept, n := keptSides.Usage(), waiting.Load()
+				kept, n := backgroundKind.Usage(), waiting.Load()
 				if kept.Entries != 0 || kept.Bytes != 0 || n > 1 { // one is a retry
 					t.Errorf("%d requests (%d bytes) go on with %d questions", kept.Entries, kept.Bytes, n)
 				}
@@ -353,17 +359,17 @@ func TestRequestsThatGoOnAreBounded(t *testing.T) {
 	}
 }
 
-// In time that is not real: a client that leaves before it is answered leaves nothing.
+// Fake time: a client that disconnects before its answer leaves no background requests.
 func TestRequestsOfClientsThatLeaveDoNotGoOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newMemory(t, joinWithin(time.Minute), legacyPeer("b").slowly(time.Hour))
+		g := newInMemory(t, joinWithin(time.Minute), legacyPeer("b").answersSlowly(time.Hour))
 		defer g.close()
 		u := g.modern(t)
 		call := u.start(http.MethodPost, u.request("1", "server/discover", ""))
 		time.Sleep(firstWait / 2)
-		call.hangUp()
+		call.disconnect()
 		synctest.Wait()
-		if kept := keptSides.Usage().Entries; kept != 0 {
+		if kept := backgroundKind.Usage().Entries; kept != 0 {
 			t.Errorf("%d requests go on", kept)
 		}
 	})

@@ -11,44 +11,44 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// A client of the legacy era in front of a server of the modern one. The server asks
-// for input by a result; the client is asked by requests on the stream of its call,
-// and the call is made again with its answers.
+// A legacy client calls a modern server. When the server returns an input-required result, the
+// gateway sends requests to the client in the stream of its call, and repeats the call with the
+// responses.
 
-// toModern passes the request on to a server of the modern era. It reports whether the server
-// is not what it was, and the request can be made again.
+// toModern forwards the call to a modern server. It reports whether the server has changed its era
+// or session, so that the call can be repeated.
 func (c *call) toModern(again bool) (lost bool, _ *jsonrpc.Failure) {
 	first, failure := c.modernized()
 	if failure != nil {
-		return false, c.failed(failure)
+		return false, c.fail(failure)
 	}
 	message := first
 	for round := range upstream.MaxRounds {
-		rl := &relay{call: c, again: again && round == 0}
+		rl := &relay{call: c, retryable: again && round == 0}
 		failure := rl.run(&message)
 		switch {
-		case failure != nil && rl.forgotten():
-			c.link.lost(c.g, rl.session)
+		case failure != nil && rl.sessionForgotten():
+			c.link.markLost(c.g, rl.session)
 			return true, nil
 		case failure != nil:
-			return false, c.failed(failure)
+			return false, c.fail(failure)
 		case rl.input == nil:
 			return false, nil
 		}
-		responses, failure := c.input(rl.input)
+		responses, failure := c.askClient(rl.input)
 		if failure == nil {
 			failure = message.Read(mcp.WithInput(&first, responses, rl.input.State))
 		}
 		if failure != nil {
-			return false, c.failed(failure)
+			return false, c.fail(failure)
 		}
 	}
-	return false, c.failed(jsonrpc.InvalidResponse(c.link.server))
+	return false, c.fail(jsonrpc.InvalidResponse(c.link.serverName))
 }
 
-// modernized returns the request, which is of the legacy era, as one of the modern era.
+// modernized returns the legacy request as a modern one.
 func (c *call) modernized() (jsonrpc.Message, *jsonrpc.Failure) {
-	m, failure := withoutModernMeta(&c.Message) // the gateway says what it says of the client
+	m, failure := withoutModernMeta(&c.Message) // the gateway sets these members
 	if failure != nil {
 		return m, failure
 	}
@@ -56,24 +56,25 @@ func (c *call) modernized() (jsonrpc.Message, *jsonrpc.Failure) {
 	return m.Edited(m.InsertMeta(meta[1 : len(meta)-1]))
 }
 
-// input asks the client for what a server wants to know.
-func (c *call) input(wanted *mcp.InputResult) (map[string]json.RawMessage, *jsonrpc.Failure) {
+// askClient sends the input requests of a server to the client and waits for the responses, at most
+// [streamable.ServerRequestTimeout].
+func (c *call) askClient(wanted *mcp.InputResult) (map[string]json.RawMessage, *jsonrpc.Failure) {
 	l := c.link
-	ctx, cancel := context.WithTimeout(c.ctx, streamable.QuestionTime)
+	ctx, cancel := context.WithTimeout(c.ctx, streamable.ServerRequestTimeout)
 	defer cancel()
 	answers := map[string]<-chan *jsonrpc.Message{}
 	for key, wants := range wanted.Requests {
-		if !c.client.can(wants.Method) {
-			return nil, jsonrpc.MissingCapability(l.server, mcp.Shortened(wants.Method))
+		if !c.client.supports(wants.Method) {
+			return nil, jsonrpc.MissingCapability(l.serverName, mcp.Shortened(wants.Method))
 		}
-		id, answer, forget := c.client.expectAnswer(l)
+		id, answer, forget := c.client.expectResponse(l)
 		defer forget()
 		var m jsonrpc.Message
 		if failure := m.Read(jsonrpc.RequestAs(id, wants.Method, wants.Params)); failure != nil {
-			return nil, jsonrpc.InvalidResponse(l.server)
+			return nil, jsonrpc.InvalidResponse(l.serverName)
 		}
-		if !c.out.Event(&streamable.Event{Data: l.translator(c.g).question(&m)}) {
-			return nil, jsonrpc.MissingCapability(l.server, "an answer in an event stream")
+		if !c.out.Event(&streamable.Event{Data: l.translator(c.g).gatewayRequest(&m)}) {
+			return nil, jsonrpc.MissingCapability(l.serverName, "an answer in an event stream")
 		}
 		answers[key] = answer
 	}
@@ -85,29 +86,29 @@ func (c *call) input(wanted *mcp.InputResult) (map[string]json.RawMessage, *json
 			select {
 			case m := <-answer:
 				if m.Has(jsonrpc.Error) {
-					return nil, refusedBy(l.server, m)
+					return nil, refusedBy(l.serverName, m)
 				}
 				responses[key] = m.Literal(jsonrpc.Result)
 			case <-ticker.C:
 				c.out.KeepAlive()
 			case <-ctx.Done():
-				return nil, jsonrpc.Timeout(l.server)
+				return nil, jsonrpc.Timeout(l.serverName)
 			}
 		}
 	}
 	return responses, nil
 }
 
-// refusedBy says that the client did not answer what a server wants to know.
+// refusedBy returns the failure for a client that answered a server request with an error.
 func refusedBy(server string, m *jsonrpc.Message) *jsonrpc.Failure {
 	failure := jsonrpc.ServerError(server, m)
 	failure.Data.Symbol = "input_refused"
 	return failure
 }
 
-// askInStream asks a client of the legacy era a question of the gateway.
+// askInStream sends a request of the gateway to a legacy client and returns the response.
 func (c *call) askInStream(question string, elicitation any) (answer json.RawMessage, _ *jsonrpc.Failure) {
 	asked := map[string]mcp.InputRequest{question: mcp.Elicit(elicitation)}
-	answers, failure := c.input(&mcp.InputResult{Requests: asked})
+	answers, failure := c.askClient(&mcp.InputResult{Requests: asked})
 	return answers[question], failure
 }

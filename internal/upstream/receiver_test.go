@@ -2,8 +2,8 @@ package upstream
 
 import "testing"
 
-// TestIsEmpty tells what says nothing of a call.
-func TestIsEmpty(t *testing.T) {
+// Comments and events without data only keep a stream alive.
+func TestIsKeepAlive(t *testing.T) {
 	for piece, empty := range map[string]bool{
 		"":                               false,
 		"\n\n":                           false,
@@ -23,7 +23,7 @@ func TestIsEmpty(t *testing.T) {
 		`{"jsonrpc":"2.0","result":{}}`:  false,
 		`id","result":{"a":":`:           false,
 	} {
-		if isEmpty([]byte(piece)) != empty {
+		if isKeepAlive([]byte(piece)) != empty {
 			t.Errorf("%q: empty %v", piece, !empty)
 		}
 	}

@@ -17,8 +17,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// wanting is a tool of the modern era that wants some inputs, one after the other.
-func wanting(rounds int) script {
+// inputTool is a modern tool that requires some inputs, one after the other.
+func inputTool(rounds int) script {
 	return func(w http.ResponseWriter, a *incoming) {
 		var state struct{ Round int }
 		_ = json.Unmarshal([]byte(a.message.Text(jsonrpc.RequestState)), &state)
@@ -27,44 +27,51 @@ func wanting(rounds int) script {
 			return
 		}
 		next := string(jsonrpc.Quote(fmt.Sprintf(`{"round":%d}`, state.Round+1)))
-		a.reply(w, fmt.Sprintf(`{"resultType":"input_required","inputRequests":{"k é":{"method":"elicitation/create","params":{"message":"%d","n":12345678901234567890}}},"requestState":%s}`, state.Round, next))
+		a.reply(w, fmt.Sprintf(`{"resultType":"input_required","inputRequests":{"k é":{"method":"elicitation/create",`+
+			`"params":{"message":"%d","n":12345678901234567890}}},"requestState":%s}`, state.Round, next))
 	}
 }
 
 func TestInputForServersOfTheModernEra(t *testing.T) {
-	p := modernPeer("a").does("tools/call", wanting(3))
+	p := modernPeer("a").handle("tools/call", inputTool(3))
 	u := newGateway(t, nil, p).legacy(t)
-	call := u.begin("tools/call", `{"name":"a::x","arguments":{`+odd+`},"_meta":{"progressToken":7}}`)
+	call := u.startRequest("tools/call", `{"name":"a::x","arguments":{`+oddJSON+`},"_meta":{"progressToken":7}}`)
 	for i := range 3 {
 		q := call.next()
 		m := q.parts()
-		if !m.IsRequest() || m.Text(jsonrpc.Method) != "elicitation/create" || !strings.Contains(q.data, fmt.Sprintf(`"message":"%d","n":12345678901234567890`, i)) || !strings.Contains(q.data, `"proxy":{"server":"a"}`) {
+		if !m.IsRequest() || m.Text(jsonrpc.Method) != "elicitation/create" ||
+			!strings.Contains(q.data, fmt.Sprintf(`"message":"%d","n":12345678901234567890`, i)) ||
+			!strings.Contains(q.data, `"proxy":{"server":"a"}`) {
 			t.Errorf("got %s", q.data)
 		}
-		if s := u.answer(q, fmt.Sprintf(`{"action":"accept","content":{"i":%d,"n":12345678901234567890}}`, i)); s.status != http.StatusAccepted {
+		if s := u.respond(q, fmt.Sprintf(`{"action":"accept","content":{"i":%d,"n":12345678901234567890}}`,
+			i)); s.status != http.StatusAccepted {
 			t.Errorf("got %d", s.status)
 		}
 	}
-	if e := call.next(); !strings.Contains(e.data, `"last":{"k é":{"action":"accept","content":{"i":2,"n":12345678901234567890}}}`) || e.id() != fmt.Sprint(u.last.Load()) {
+	if e := call.next(); !strings.Contains(e.data,
+		`"last":{"k é":{"action":"accept","content":{"i":2,"n":12345678901234567890}}}`) ||
+		e.id() != fmt.Sprint(u.last.Load()) {
 		t.Errorf("got %s", e.data)
 	}
-	for i, call := range p.heard("tools/call") {
-		if !strings.Contains(call.body, `"arguments":{`+odd+`}`) || string(call.message.Literal(jsonrpc.ProgressToken)) != "7" || call.message.Text(jsonrpc.Name) != "x" {
+	for i, call := range p.requests("tools/call") {
+		if !strings.Contains(call.body, `"arguments":{`+oddJSON+`}`) ||
+			string(call.message.Literal(jsonrpc.ProgressToken)) != "7" || call.message.Text(jsonrpc.Name) != "x" {
 			t.Errorf("got %s", call.body)
 		}
 		if call.message.Has(jsonrpc.InputResponses) != (i > 0) || call.message.Has(jsonrpc.RequestState) != (i > 0) {
 			t.Errorf("call %d: %s", i, call.body)
 		}
 	}
-	if n := len(p.heard("tools/call")); n != 4 {
+	if n := len(p.requests("tools/call")); n != 4 {
 		t.Errorf("called %d times", n)
 	}
 }
 
-// A state is not sent back that the server has not given this time.
+// The gateway sends back only the state of the current round.
 func TestStatesOfOneRoundOnly(t *testing.T) {
 	n := 0
-	p := modernPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+	p := modernPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 		switch n++; n {
 		case 1:
 			a.reply(w, `{"resultType":"input_required","inputRequests":{"k":{"method":"roots/list"}},"requestState":"one"}`)
@@ -81,33 +88,35 @@ func TestStatesOfOneRoundOnly(t *testing.T) {
 		}
 	})
 	u := newGateway(t, nil, p).legacy(t)
-	call := u.begin("tools/call", `{"name":"a::x"}`)
-	u.answer(call.nextOf("roots/list"), `{"r":1}`)
-	u.answer(call.nextOf("roots/list"), `{"r":2}`)
+	call := u.startRequest("tools/call", `{"name":"a::x"}`)
+	u.respond(call.nextOf("roots/list"), `{"r":1}`)
+	u.respond(call.nextOf("roots/list"), `{"r":2}`)
 	if e := call.nextOf(""); !strings.Contains(e.data, `"result"`) {
 		t.Errorf("got %s", e.data)
 	}
 }
 
 func TestSeveralInputsAtOnce(t *testing.T) {
-	p := modernPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+	p := modernPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 		if a.message.Has(jsonrpc.InputResponses) {
 			a.reply(w, `{"resultType":"complete","all":`+string(a.message.Literal(jsonrpc.InputResponses))+`}`)
 			return
 		}
-		a.reply(w, `{"resultType":"input_required","inputRequests":{"a":{"method":"roots/list"},"b":{"method":"sampling/createMessage","params":{}},"c":{"method":"elicitation/create","params":{}}}}`)
+		a.reply(w, `{"resultType":"input_required","inputRequests":{"a":{"method":"roots/list"},`+
+			`"b":{"method":"sampling/createMessage","params":{}},"c":{"method":"elicitation/create","params":{}}}}`)
 	})
 	u := newGateway(t, nil, p).legacy(t)
-	call := u.begin("tools/call", `{"name":"a::x"}`)
+	call := u.startRequest("tools/call", `{"name":"a::x"}`)
 	var questions []received
 	for range 3 {
 		questions = append(questions, call.next())
 	}
 	for i := range questions {
 		q := questions[2-i]
-		u.answer(q, `{"of":"`+q.method()+`"}`)
+		u.respond(q, `{"of":"`+q.method()+`"}`)
 	}
-	if e := call.next(); !strings.Contains(e.data, `"all":{"a":{"of":"roots/list"},"b":{"of":"sampling/createMessage"},"c":{"of":"elicitation/create"}}`) {
+	if e := call.next(); !strings.Contains(e.data,
+		`"all":{"a":{"of":"roots/list"},"b":{"of":"sampling/createMessage"},"c":{"of":"elicitation/create"}}`) {
 		t.Errorf("got %s", e.data)
 	}
 }
@@ -115,36 +124,37 @@ func TestSeveralInputsAtOnce(t *testing.T) {
 func TestInputThatNobodyCanGive(t *testing.T) {
 	tests := []struct {
 		name   string
-		change func(*user)
+		change func(*testClient)
 		symbol string
 	}{
-		{"it has not said that it can", func(u *user) { u.can = `{"sampling":{}}` }, "missing_capability"},
-		{"it takes no event streams", func(u *user) { u.accept = "application/json" }, "missing_capability"},
+		{"it has not declared support", func(u *testClient) { u.capabilities = `{"sampling":{}}` }, "missing_capability"},
+		{"it takes no event streams", func(u *testClient) { u.accept = "application/json" }, "missing_capability"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			p := modernPeer("a").does("tools/call", wanting(1))
+			p := modernPeer("a").handle("tools/call", inputTool(1))
 			u := newGateway(t, nil, p).user(t, mcp.Legacy)
 			tt.change(u)
 			u.connect()
-			if s := u.call("a::x"); s.symbol() != jsonrpc.MissingCapability("a", "").Data.Symbol || s.Error.Code != jsonrpc.MissingCapability("a", "").Code {
+			if s := u.call("a::x"); s.symbol() != jsonrpc.MissingCapability("a", "").Data.Symbol ||
+				s.Error.Code != jsonrpc.MissingCapability("a", "").Code {
 				t.Errorf("got %s", s.body)
 			}
 		})
 	}
 	t.Run("it refuses", func(t *testing.T) {
-		p := modernPeer("a").does("tools/call", wanting(1))
+		p := modernPeer("a").handle("tools/call", inputTool(1))
 		u := newGateway(t, nil, p).legacy(t)
-		call := u.begin("tools/call", `{"name":"a::x"}`)
+		call := u.startRequest("tools/call", `{"name":"a::x"}`)
 		u.post(`{"jsonrpc":"2.0","id":` + call.next().id() + `,"error":{"code":-1,"message":"I will not"}}`)
 		if e := call.next(); !strings.Contains(e.data, `"input_refused"`) || !e.isAnswer() {
 			t.Errorf("got %s", e.data)
 		}
 	})
 	t.Run("the server asks without end", func(t *testing.T) {
-		p := modernPeer("a").does("tools/call", wanting(1_000))
+		p := modernPeer("a").handle("tools/call", inputTool(1_000))
 		u := newGateway(t, nil, p).legacy(t)
-		call := u.begin("tools/call", `{"name":"a::x"}`)
+		call := u.startRequest("tools/call", `{"name":"a::x"}`)
 		for range 1_000 {
 			e := call.next()
 			if e.isAnswer() {
@@ -153,21 +163,21 @@ func TestInputThatNobodyCanGive(t *testing.T) {
 				}
 				break
 			}
-			u.answer(e, "{}")
+			u.respond(e, "{}")
 		}
 		if n := p.count("tools/call"); n > upstream.MaxRounds {
 			t.Errorf("called %d times", n)
 		}
 	})
 	t.Run("another client answers", func(t *testing.T) {
-		p := modernPeer("a").does("tools/call", wanting(1))
+		p := modernPeer("a").handle("tools/call", inputTool(1))
 		g := newGateway(t, nil, p)
 		u, other := g.legacy(t), g.legacy(t)
-		call := u.begin("tools/call", `{"name":"a::x"}`)
+		call := u.startRequest("tools/call", `{"name":"a::x"}`)
 		q := call.next()
-		other.answer(q, `{"evil":1}`)
-		u.answer(q, `{"good":1}`)
-		u.answer(q, `{"late":1}`)
+		other.respond(q, `{"evil":1}`)
+		u.respond(q, `{"good":1}`)
+		u.respond(q, `{"late":1}`)
 		if e := call.next(); !strings.Contains(e.data, `"good"`) {
 			t.Errorf("got %s", e.data)
 		}
@@ -176,11 +186,11 @@ func TestInputThatNobodyCanGive(t *testing.T) {
 
 func TestInputThatComesTooLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := modernPeer("a").does("tools/call", wanting(1))
-		g := newMemory(t, nil, p)
+		p := modernPeer("a").handle("tools/call", inputTool(1))
+		g := newInMemory(t, nil, p)
 		defer g.close()
 		u := g.legacy(t)
-		call := u.begin("tools/call", `{"name":"a::x"}`)
+		call := u.startRequest("tools/call", `{"name":"a::x"}`)
 		q := call.next()
 		began := time.Now()
 		var end received
@@ -189,50 +199,54 @@ func TestInputThatComesTooLate(t *testing.T) {
 				break
 			}
 		}
-		if took := time.Since(began); took < streamable.QuestionTime || took > streamable.QuestionTime+time.Minute || !strings.Contains(end.data, `"timeout"`) {
+		if took := time.Since(began); took < streamable.ServerRequestTimeout || took > streamable.ServerRequestTimeout+
+			time.Minute ||
+			!strings.Contains(end.data, `"timeout"`) {
 			t.Errorf("after %v: %s", took, end.data)
 		}
-		u.answer(q, "{}")
+		u.respond(q, "{}")
 		if n := p.count("tools/call"); n != 1 {
 			t.Errorf("called %d times", n)
 		}
-		call.hangUp()
+		call.disconnect()
 	})
 }
 
-// To cancel or to hang up ends a call that waits for input, and nothing stays behind.
+// Canceling and disconnecting end a call that waits for input. Nothing is left behind.
 func TestInputThatIsCanceled(t *testing.T) {
 	for _, hangUp := range []bool{true, false} {
-		p := modernPeer("a").does("tools/call", wanting(1))
+		p := modernPeer("a").handle("tools/call", inputTool(1))
 		g := newGateway(t, nil, p)
 		u := g.legacy(t)
-		call := u.begin("tools/call", `{"name":"a::x"}`)
+		call := u.startRequest("tools/call", `{"name":"a::x"}`)
 		q := call.next()
 		if hangUp {
-			call.hangUp()
+			call.disconnect()
 		} else {
-			u.tell("notifications/cancelled", `{"requestId":`+fmt.Sprint(u.last.Load())+`}`)
-			call.ended()
+			u.notify("notifications/cancelled", `{"requestId":`+fmt.Sprint(u.last.Load())+`}`)
+			call.waitEnd()
 		}
 		c := g.known()[0]
 		await.Until(t, "no answer to be expected", func() bool {
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			return len(c.questions) == 0 && len(c.calls) == 0
+			return len(c.pending) == 0 && len(c.calls) == 0
 		})
-		u.answer(q, "{}")
+		u.respond(q, "{}")
 		if n := p.count("tools/call"); n != 1 {
 			t.Errorf("called %d times", n)
 		}
 		if p.count("notifications/cancelled") != 0 {
-			t.Error("a server of the modern era was told by a notification")
+			t.Error("a modern server received a notification")
 		}
 	}
 }
 
-// Requests of clients of the legacy era say all that servers of the modern era want.
+// Requests of legacy clients have all members that modern servers require.
 func TestRequestsToServersOfTheModernEra(t *testing.T) {
-	p := modernPeer("a").has("tools/list", "tools", `{"name":"x","inputSchema":{"type":"object","properties":{"region":{"type":"string","x-mcp-header":"Region"},"n":{"type":"integer","x-mcp-header":"N"}}}}`)
+	p := modernPeer("a").hasList("tools/list", "tools",
+		`{"name":"x","inputSchema":{"type":"object","properties":{"region":{"type":"string","x-mcp-header":"Region"},`+
+			`"n":{"type":"integer","x-mcp-header":"N"}}}}`)
 	u := newGateway(t, nil, p).legacy(t)
 	u.ask("logging/setLevel", `{"level":"warning"}`)
 	for params, want := range map[string]string{
@@ -245,7 +259,7 @@ func TestRequestsToServersOfTheModernEra(t *testing.T) {
 		if s := u.ask("tools/call", params); s.code() != 0 {
 			t.Fatalf("%s: got %s", params, s.body)
 		}
-		call := p.heard("tools/call")[n]
+		call := p.requests("tools/call")[n]
 		if failure := mcp.CheckModern(call.Header, &call.message); failure != nil {
 			t.Errorf("%s: %v", params, failure)
 		}
@@ -255,7 +269,8 @@ func TestRequestsToServersOfTheModernEra(t *testing.T) {
 		if want != "" && call.Header.Get("Mcp-Param-N") != "12345678901234567890" {
 			t.Errorf("%s: got %q", params, call.Header.Get("Mcp-Param-N"))
 		}
-		if !call.message.Is(jsonrpc.LogLevel, "warning") || call.message.Kind(jsonrpc.ClientInfo) != jsonspan.BeginObject || string(call.message.Literal(jsonrpc.ClientCapabilities)) != asksAll {
+		if !call.message.Is(jsonrpc.LogLevel, "warning") || call.message.Kind(jsonrpc.ClientInfo) != jsonspan.BeginObject ||
+			string(call.message.Literal(jsonrpc.ClientCapabilities)) != allCapabilities {
 			t.Errorf("%s: got %s", params, call.body)
 		}
 	}

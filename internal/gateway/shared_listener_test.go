@@ -11,10 +11,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// reading returns how many streams of a server are read.
-func (p *peer) reading() int {
+// openStreamCount returns the number of open streams of a server.
+func (p *fakeServer) openStreamCount() int {
 	open := 0
-	for _, a := range p.heard(http.MethodGet) {
+	for _, a := range p.requests(http.MethodGet) {
 		if a.Context().Err() == nil {
 			open++
 		}
@@ -22,20 +22,20 @@ func (p *peer) reading() int {
 	return open
 }
 
-// reads reports whether a client with a session listens to a server itself.
-func (g *front) reads(session, server string) bool {
+// hasListener reports whether a client with a session listens to a server itself.
+func (g *testGateway) hasListener(session, server string) bool {
 	return slices.ContainsFunc(g.known(), func(c *client) bool {
-		return c.key == session && slices.ContainsFunc(c.listening(), func(s *stream) bool { return s.listensTo(server) })
+		return c.key == session && slices.ContainsFunc(c.openStreams(), func(s *stream) bool { return s.listensTo(server) })
 	})
 }
 
-// Of clients that have no session with a server, one listens for all. When it leaves, another one does.
+// Of clients without a session, one listens for all. When it disconnects, another one does.
 func TestOneClientListensForAll(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
-	say := p.listens()
+	say := p.keepStreams()
 	g := newGateway(t, nil, p)
-	var users []*user
-	var streams []*talk
+	var users []*testClient
+	var streams []*liveReply
 	for range 4 {
 		u := g.legacy(t)
 		users, streams = append(users, u), append(streams, u.listen())
@@ -58,17 +58,17 @@ func TestOneClientListensForAll(t *testing.T) {
 		t.Errorf("%d lists, %d sessions", p.count("tools/list"), p.initialized())
 	}
 
-	// What changes while no client listens is found out. What does not is not announced.
+	// Changes while no client listens are detected and announced. Unchanged lists are not announced.
 	for _, change := range []bool{false, true} {
 		if change {
 			p.hasTools("z")
 		}
 		lists := p.count("tools/list")
-		leaves := slices.IndexFunc(users, func(u *user) bool { return g.reads(u.session, "a") })
-		streams[leaves].hangUp()
+		leaves := slices.IndexFunc(users, func(u *testClient) bool { return g.hasListener(u.session, "a") })
+		streams[leaves].disconnect()
 		users, streams = slices.Delete(users, leaves, leaves+1), slices.Delete(streams, leaves, leaves+1)
-		p.await(t, "tools/list", lists+1)
-		await.Until(t, "one stream", func() bool { return p.reading() == 1 })
+		p.waitFor(t, "tools/list", lists+1)
+		await.Until(t, "one stream", func() bool { return p.openStreamCount() == 1 })
 		if !change {
 			continue
 		}
@@ -86,11 +86,11 @@ func TestOneClientListensForAll(t *testing.T) {
 	}
 }
 
-// A client that has a session with a server hears what is said in it, and before its first call is sent.
+// A client with a session gets its messages, from before its first call on.
 func TestSessionsAreListenedTo(t *testing.T) {
 	p := legacyPeer("a")
-	say := p.listens()
-	p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+	say := p.keepStreams()
+	p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 		answer := a.at.expect(a.session, "7")
 		say(`{"jsonrpc":"2.0","id":7,"method":"roots/list"}`) // in the streams of all sessions
 		<-answer
@@ -102,9 +102,9 @@ func TestSessionsAreListenedTo(t *testing.T) {
 	stream := u.listen()
 	calling := u.start(http.MethodPost, u.request("1", "tools/call", `{"name":"a::x"}`))
 	question := stream.nextOf("roots/list")
-	u.answer(question, `{"roots":[]}`)
+	u.respond(question, `{"roots":[]}`)
 	calling.nextOf("")
-	for _, a := range p.heard(http.MethodGet) {
+	for _, a := range p.requests(http.MethodGet) {
 		if a.session != "a-session-2" {
 			t.Errorf("the stream of %s is read", a.session)
 		}
@@ -113,11 +113,11 @@ func TestSessionsAreListenedTo(t *testing.T) {
 	stream.nextOf("notifications/message")
 }
 
-// A server that has nothing to say to clients without a session is not listened to.
+// The gateway does not listen to a server without list changes for clients without a session.
 func TestServersThatAreNotListenedTo(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
 	p.capabilities = `{"tools":{},"logging":{}}`
-	p.listens()
+	p.keepStreams()
 	g := newGateway(t, nil, p)
 	g.legacy(t).ask("tools/list", "")
 	u := g.legacy(t)
@@ -127,18 +127,19 @@ func TestServersThatAreNotListenedTo(t *testing.T) {
 		t.Errorf("%d streams, %d sessions", p.count(http.MethodGet), p.initialized())
 	}
 	u.call("a::x")
-	p.await(t, http.MethodGet, 1)
+	p.waitFor(t, http.MethodGet, 1)
 }
 
-// Of several streams of a client of the modern era, one is read for all, whatever lists they want.
+// Of several streams of a modern client, one is read for all, whatever lists they want.
 func TestStreamsOfTheModernEraAreShared(t *testing.T) {
 	p := modernPeer("a")
 	p.capabilities = `{"tools":{"listChanged":true},"prompts":{"listChanged":true}}`
-	say := p.tells()
+	say := p.acceptListen()
 	g := newGateway(t, nil, p)
-	var streams []*talk
-	for _, wants := range []string{`{"toolsListChanged":true}`, `{"promptsListChanged":true}`, `{"toolsListChanged":true,"promptsListChanged":true}`} {
-		stream := g.modern(t).begin(mcp.MethodListen, `{"notifications":`+wants+`}`)
+	var streams []*liveReply
+	for _, wants := range []string{`{"toolsListChanged":true}`, `{"promptsListChanged":true}`,
+		`{"toolsListChanged":true,"promptsListChanged":true}`} {
+		stream := g.modern(t).startRequest(mcp.MethodListen, `{"notifications":`+wants+`}`)
 		stream.nextOf(acknowledged)
 		streams = append(streams, stream)
 	}
@@ -151,8 +152,8 @@ func TestStreamsOfTheModernEraAreShared(t *testing.T) {
 			t.Errorf("got %s", e.data)
 		}
 	}
-	streams[0].hangUp()
-	p.await(t, mcp.MethodListen, 2)
+	streams[0].disconnect()
+	p.waitFor(t, mcp.MethodListen, 2)
 	await.Until(t, "the other listens", func() bool {
 		say(toolsChanged)
 		select {
@@ -164,15 +165,15 @@ func TestStreamsOfTheModernEraAreShared(t *testing.T) {
 	})
 }
 
-// A client that comes back hears of what has changed since it has asked.
+// A client that reconnects is notified of changes since its last list.
 func TestClientsThatWereAway(t *testing.T) {
 	p := legacyPeer("a").hasTools("x")
-	say := p.listens()
+	say := p.keepStreams()
 	g := newGateway(t, nil, p)
 	listening := g.legacy(t).listen()
 	u := g.legacy(t)
 	u.ask("tools/list", "")
-	u.listen().hangUp()
+	u.listen().disconnect()
 	say(toolsChanged)
 	listening.next()
 	if e := u.listen().next(); e.method() != mcp.ListKinds[mcp.Tools].Notice {

@@ -8,18 +8,18 @@ import (
 )
 
 func TestAsidesAreBounded(t *testing.T) {
-	for max, want := range map[int]int{0: maxAsides, 3: 3} {
-		a := Asides{Max: max}
+	for max, want := range map[int]int{0: maxSideRequests, 3: 3} {
+		a := SideRequests{Max: max}
 		hold := make(chan struct{})
 		for i := range want + 2 {
 			if begun := a.Go(func() { <-hold }); begun != (i < want) {
-				t.Errorf("of %d, number %d is said: %t", want, i+1, begun)
+				t.Errorf("limit %d: message %d is sent: %t", want, i+1, begun)
 			}
 		}
 		close(hold)
 		a.Wait()
 		if !a.Go(func() {}) {
-			t.Error("nothing more is said")
+			t.Error("no more messages are sent")
 		}
 		a.Wait()
 	}
@@ -27,12 +27,12 @@ func TestAsidesAreBounded(t *testing.T) {
 
 func TestAsidesAreClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var a Asides
+		var a SideRequests
 		hold := make(chan struct{})
-		var said, closed atomic.Bool
+		var sent, closed atomic.Bool
 		a.Go(func() {
 			<-hold
-			said.Store(true)
+			sent.Store(true)
 		})
 		go func() {
 			a.Close()
@@ -42,21 +42,21 @@ func TestAsidesAreClosed(t *testing.T) {
 		if closed.Load() {
 			t.Error("it does not wait for what has begun")
 		}
-		if a.Go(func() { t.Error("something is said") }) {
+		if a.Go(func() { t.Error("a message is sent after Close") }) {
 			t.Error("more has begun")
 		}
 		close(hold)
 		synctest.Wait()
-		if !closed.Load() || !said.Load() {
-			t.Errorf("closed: %t, said: %t", closed.Load(), said.Load())
+		if !closed.Load() || !sent.Load() {
+			t.Errorf("closed: %t, sent: %t", closed.Load(), sent.Load())
 		}
 		a.Close() // again
 	})
 }
 
-// Those of a server are added to by all requests, whoever waits for them.
+// All requests for a server add to its Asides, even while Close waits for them.
 func TestAsidesAreWaitedForWhileTheyAreAddedTo(t *testing.T) {
-	var a Asides
+	var a SideRequests
 	var all sync.WaitGroup
 	for range 4 {
 		all.Go(func() {
@@ -72,7 +72,7 @@ func TestAsidesAreWaitedForWhileTheyAreAddedTo(t *testing.T) {
 	}
 	all.Wait()
 	a.Close()
-	if a.open != 0 {
-		t.Errorf("%d are open", a.open)
+	if a.running != 0 {
+		t.Errorf("%d are open", a.running)
 	}
 }

@@ -8,27 +8,27 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 )
 
-// A call that a person has confirmed can be made at any replica, once.
+// A confirmed call can be made at any replica, once.
 func TestConfirmationAtAnotherReplica(t *testing.T) {
 	engine, p := replicastest.New(), modernPeer("a").hasTools("x")
-	a, b := newReplica(t, engine, confirming, p), newReplica(t, engine, confirming, p)
-	asked := a.modern(t).asks(callX)
+	a, b := newReplica(t, engine, confirmRule, p), newReplica(t, engine, confirmRule, p)
+	asked := a.modern(t).askConfirmation(callX)
 	if n := len(engine.Values()); n != 0 {
 		t.Errorf("%d values are kept for a question", n)
 	}
 	atB := *asked
-	atB.u = asked.u.at(b)
+	atB.u = asked.u.atGateway(b)
 	engine.Down.Store(true)
 	if s := atB.answer(agreed); s.symbol() != "store_unavailable" || p.count("tools/call") != 0 {
 		t.Errorf("while the store is unavailable, after %d calls: %s", p.count("tools/call"), s.body)
 	}
 	engine.Down.Store(false)
-	await.Until(t, "the store", b.State.common.Up)
+	await.Until(t, "the store", b.State.space.Up)
 	if s := atB.answer(agreed); !strings.Contains(s.answer, `"text":"a"`) || p.count("tools/call") != 1 {
 		t.Errorf("at the other: %s", s.body)
 	}
-	for _, again := range []interface{ answer(string) said }{asked, &atB} {
-		if s := again.answer(agreed); !strings.Contains(s.body, "it has been used") || p.count("tools/call") != 1 {
+	for _, again := range []interface{ answer(string) reply }{asked, &atB} {
+		if s := again.answer(agreed); !strings.Contains(s.body, "already used") || p.count("tools/call") != 1 {
 			t.Errorf("once more: %s", s.body)
 		}
 	}

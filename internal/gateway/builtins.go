@@ -20,17 +20,16 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// ownItems is what the gateway itself has for clients of the aggregate: tools to find other
-// tools with, originals of what was masked, and the templates that the admin API has it
-// host.
-type ownItems struct {
+// builtins are the tools, resources and templates of the gateway itself at the aggregate endpoint:
+// tools for discovery, originals of masked results, and the templates set by the admin API.
+type builtins struct {
 	g        *Gateway
-	masked   []*upstream.Server // whose masks keep originals
-	maxChars int                // of a part of an original
+	masked   []*upstream.Server // servers whose masks keep originals
+	maxChars int                // longest part of an original that is returned at once
 }
 
-func newOwn(g *Gateway) ownItems {
-	o := ownItems{g: g}
+func newBuiltins(g *Gateway) builtins {
+	o := builtins{g: g}
 	for _, s := range g.config.Servers {
 		if s.Mask == nil || !s.MaskMCP {
 			continue
@@ -48,13 +47,13 @@ func newOwn(g *Gateway) ownItems {
 	return o
 }
 
-// recovers reports whether there are originals to give back.
-func (o *ownItems) recovers() bool {
+// recovers reports whether there are originals to recover.
+func (o *builtins) recovers() bool {
 	return len(o.masked) > 0 || o.g.config.Originals != nil && o.g.config.Originals.Kept()
 }
 
-// list returns what the gateway itself has of a kind for a client, nil for nothing.
-func (o *ownItems) list(k mcp.ListKind, identity string) *catalog.List {
+// list returns the items of a kind for a client, nil if there are none.
+func (o *builtins) list(k mcp.ListKind, identity string) *catalog.List {
 	var items [][]byte
 	switch k {
 	case mcp.Tools:
@@ -81,32 +80,32 @@ func (o *ownItems) list(k mcp.ListKind, identity string) *catalog.List {
 	return list
 }
 
-// tool returns what answers a call of a tool of the gateway itself, nil if there is none of
-// this name.
-func (o *ownItems) tool(name string) func(ownCall) *jsonrpc.Failure {
+// tool returns the function that answers a call of a tool, nil if the gateway has no tool of this
+// name.
+func (o *builtins) tool(name string) func(builtinCall) *jsonrpc.Failure {
 	if o.g.config.Discovery {
 		switch name {
 		case "search_tools":
-			return ownCall.searchTools
+			return builtinCall.searchTools
 		case "describe_tool":
-			return ownCall.describeTool
+			return builtinCall.describeTool
 		case callToolName:
-			return ownCall.callFound
+			return builtinCall.callFound
 		}
 	}
 	if name == recovery.ToolName && o.recovers() {
-		return ownCall.recover
+		return builtinCall.recover
 	}
 	return nil
 }
 
-// originals returns a reader of the originals that a client may have, by the rules of now.
-func (o *ownItems) originals(q *inbound.Request) recovery.Reader {
-	c, elsewhere := &q.Caller, o.g.config.Originals
+// originals returns a reader of the originals that a client may read. It applies the current rules.
+func (o *builtins) originals(q *inbound.Request) recovery.Reader {
+	c, shared := &q.Caller, o.g.config.Originals
 	get := func(ctx context.Context, handle string) ([]byte, bool, error) {
 		body, target, ok := o.kept(c, handle)
-		if !ok && elsewhere != nil {
-			if err := elsewhere.Fetch(ctx, c.Name, c.User, c.Address, handle); err != nil {
+		if !ok && shared != nil {
+			if err := shared.Fetch(ctx, c.Name, c.User, c.Address, handle); err != nil {
 				return nil, false, err
 			}
 			body, target, ok = o.kept(c, handle)
@@ -122,8 +121,9 @@ func (o *ownItems) originals(q *inbound.Request) recovery.Reader {
 	return recovery.Reader{Client: c.Owner(), MaxChars: o.maxChars, Get: get}
 }
 
-// kept returns an original that is kept here for a client, and what it had asked for if a server has answered that.
-func (o *ownItems) kept(c *access.Caller, handle string) (body []byte, target mcp.Target, ok bool) {
+// kept returns an original that this replica keeps for a client. The target is the call that it is
+// the result of; it is empty if no server answered that call.
+func (o *builtins) kept(c *access.Caller, handle string) (body []byte, target mcp.Target, ok bool) {
 	for _, s := range o.masked {
 		if body, target, ok = s.Mask.Original(c.Name, handle); ok {
 			target.Server = s.Name
@@ -136,14 +136,14 @@ func (o *ownItems) kept(c *access.Caller, handle string) (body []byte, target mc
 	return body, mcp.Target{}, ok
 }
 
-// templates returns the resource templates of the gateway itself that a client sees (A67).
-// A template that leads to a resource of a server is seen by clients that see that (A69).
-// Those of a server that a reload has removed wait for it to come back.
-func (o *ownItems) templates(identity string) (all [][]byte) {
+// templates returns the resource templates that a client sees (A67). A template for a resource of a
+// server is shown to clients that see that resource (A69). If a reload removed the server, the
+// template is hidden until the server is back.
+func (o *builtins) templates(identity string) (all [][]byte) {
 	if o.recovers() {
 		all = append(all, recovery.Template)
 	}
-	who := o.g.rules.Caller(identity)
+	caller := o.g.rules.Caller(identity)
 	for _, t := range o.g.Templates.All() {
 		uri, server := t.URITemplate, ""
 		if t.Server != "" {
@@ -153,16 +153,16 @@ func (o *ownItems) templates(identity string) (all [][]byte) {
 			}
 			uri, server = t.URI, s.Name
 		}
-		if who.IsShown(who.Listed(server, mcp.Templates, uri)) {
+		if caller.IsShown(caller.DecideListed(server, mcp.Templates, uri)) {
 			all = append(all, t.Descriptor())
 		}
 	}
 	return all
 }
 
-// reader returns what returns the result of reading a resource of the gateway itself, nil if the URI is not that of
-// one. The result is nil if there is nothing left to read.
-func (o *ownItems) reader(uri string) func(context.Context, *inbound.Request) (result []byte, err error) {
+// reader returns a function that reads a resource of the gateway, nil if the URI is not one. That
+// function returns nil if the resource has expired.
+func (o *builtins) reader(uri string) func(context.Context, *inbound.Request) (result []byte, err error) {
 	if handle, ok := mcp.ParseObservationURI(uri); ok && o.recovers() {
 		return func(ctx context.Context, q *inbound.Request) ([]byte, error) {
 			text, ok, err := o.originals(q).Text(ctx, handle)
@@ -179,9 +179,9 @@ func (o *ownItems) reader(uri string) func(context.Context, *inbound.Request) (r
 	return func(context.Context, *inbound.Request) ([]byte, error) { return contents(uri, t.MIMEType, text), nil }
 }
 
-// original returns the resource of a server that a URI of a hosted template is an alias of, or
-// the template that a hosted template itself stands for.
-func (o *ownItems) original(uri string) (*upstream.Server, string) {
+// original returns the server and the URI that a URI of a hosted template stands for. If uri is
+// itself a template, it returns the server's template.
+func (o *builtins) original(uri string) (*upstream.Server, string) {
 	t, original, ok := o.g.Templates.Match(uri)
 	if strings.Contains(uri, "{") {
 		t, original, ok = o.g.Templates.Find(uri)
@@ -189,10 +189,10 @@ func (o *ownItems) original(uri string) (*upstream.Server, string) {
 	if !ok {
 		return nil, ""
 	}
-	return o.g.servers[t.Server], original // by an alias, perhaps
+	return o.g.servers[t.Server], original // t.Server may be an alias
 }
 
-// contents returns the result of a resources/read.
+// contents returns a result of resources/read.
 func contents(uri, mimeType, text string) []byte {
 	type content struct {
 		URI      string `json:"uri"`
@@ -204,49 +204,64 @@ func contents(uri, mimeType, text string) []byte {
 	}{[]content{{uri, mimeType, text}}})
 }
 
-// The tools by which a client finds and calls all others. Hundreds of definitions
-// take more of a context window than the work itself; these three take what is
-// needed, when it is.
+// Tools for discovery. Hundreds of tool definitions would fill the context window. With these
+// three, the model loads only the definitions it needs.
 var (
-	searchTools = []byte(`{"name":"search_tools","description":"Search the tools that are available. Returns the names of those that fit best, with a line about each. Use describe_tool for the parameters of one and call_tool to call it.","inputSchema":{"type":"object","properties":{"query":{"type":"string","description":"What the tool should do, in a few words."},"limit":{"type":"integer","minimum":1,"maximum":50,"default":10}},"required":["query"]},"annotations":{"readOnlyHint":true}}`)
+	searchTools = []byte(`{"name":"search_tools","description":"Search the tools that are available. ` +
+		`Returns the names of those that fit best, with a line about each. ` +
+		`Use describe_tool for the parameters of one and call_tool to call it.",` +
+		`"inputSchema":{"type":"object","properties":{` +
+		`"query":{"type":"string","description":"What the tool should do, in a few words."},` +
+		`"limit":{"type":"integer","minimum":1,"maximum":50,"default":10}},"required":["query"]},` +
+		`"annotations":{"readOnlyHint":true}}`)
 
-	describeTool = []byte(`{"name":"describe_tool","description":"Show the whole definition of a tool: what it does and the JSON schema of its arguments.","inputSchema":{"type":"object","properties":{"name":{"type":"string","description":"A name as search_tools returns it."}},"required":["name"]},"annotations":{"readOnlyHint":true}}`)
+	describeTool = []byte(`{"name":"describe_tool","description":"Show the whole definition of a tool: ` +
+		`what it does and the JSON schema of its arguments.",` +
+		`"inputSchema":{"type":"object","properties":{` +
+		`"name":{"type":"string","description":"A name as search_tools returns it."}},"required":["name"]},` +
+		`"annotations":{"readOnlyHint":true}}`)
 
-	callTool = []byte(`{"name":"call_tool","description":"Call a tool that was found by search_tools. The result is that of the tool.","inputSchema":{"type":"object","properties":{"name":{"type":"string","description":"A name as search_tools returns it."},"arguments":{"type":"object","description":"The arguments of the tool, by its schema as describe_tool shows it."}},"required":["name"]}}`)
+	callTool = []byte(`{"name":"call_tool","description":"Call a tool that was found by search_tools. ` +
+		`The result is that of the tool.",` +
+		`"inputSchema":{"type":"object","properties":{` +
+		`"name":{"type":"string","description":"A name as search_tools returns it."},` +
+		`"arguments":{"type":"object",` +
+		`"description":"The arguments of the tool, by its schema as describe_tool shows it."}},` +
+		`"required":["name"]}}`)
 )
 
-// callToolName is the one of them whose calls are those of another tool.
+// callToolName is the tool that calls another tool.
 const callToolName = "call_tool"
 
-// An ownCall is a call of a tool of the gateway itself.
-type ownCall struct{ *call }
+// A builtinCall is a call of a tool of the gateway itself.
+type builtinCall struct{ *call }
 
-// text answers the call of a tool with a text.
-func (c ownCall) text(text string, isError bool) *jsonrpc.Failure {
+// text answers with a text result.
+func (c builtinCall) text(text string, isError bool) *jsonrpc.Failure {
 	type content struct {
 		Type string `json:"type"`
 		Text string `json:"text"`
 	}
-	return c.answer(jsonrpc.Encode(struct {
+	return c.answerResult(jsonrpc.Encode(struct {
 		Content []content `json:"content"`
 		IsError bool      `json:"isError,omitempty"`
 	}{[]content{{"text", text}}, isError}))
 }
 
-// arguments reads the arguments of a call.
-func (c ownCall) arguments(into any) bool {
+// arguments decodes the arguments of the call. It reports false if they are invalid.
+func (c builtinCall) arguments(into any) bool {
 	arguments := c.Message.Literal(jsonrpc.Arguments)
 	return arguments == nil || json.Unmarshal(arguments, into) == nil
 }
 
-// recover answers a call of the tool that returns originals of masked results.
-func (c ownCall) recover() *jsonrpc.Failure {
-	reader := c.g.own.originals(c.Request)
-	return c.answer(reader.Call(c.ctx, c.Message.Literal(jsonrpc.Arguments)))
+// recover answers the tool that returns originals of masked results.
+func (c builtinCall) recover() *jsonrpc.Failure {
+	reader := c.g.builtin.originals(c.Request)
+	return c.answerResult(reader.Call(c.ctx, c.Message.Literal(jsonrpc.Arguments)))
 }
 
-// searchTools answers a call of search_tools.
-func (c ownCall) searchTools() *jsonrpc.Failure {
+// searchTools answers search_tools.
+func (c builtinCall) searchTools() *jsonrpc.Failure {
 	var p struct {
 		Query string `json:"query"`
 		Limit int    `json:"limit"`
@@ -254,12 +269,12 @@ func (c ownCall) searchTools() *jsonrpc.Failure {
 	if !c.arguments(&p) {
 		return c.text("query must be a string and limit a whole number.", true)
 	}
-	all, _ := c.listings(mcp.Tools, always)
+	all, _ := c.allLists(mcp.Tools, always)
 	total := 0
 	for _, list := range all {
 		total += len(list.Names)
 	}
-	hits := c.g.index.search(all).Search(p.Query, p.Limit)
+	hits := c.g.index.forLists(all).Search(p.Query, p.Limit)
 	if len(hits) == 0 {
 		return c.text(fmt.Sprintf("None of the %d tools fits. Try other words.", total), false)
 	}
@@ -274,26 +289,26 @@ func (c ownCall) searchTools() *jsonrpc.Failure {
 	return c.text(strings.TrimSuffix(b.String(), "\n"), false)
 }
 
-// describeTool answers a call of describe_tool.
-func (c ownCall) describeTool() *jsonrpc.Failure {
+// describeTool answers describe_tool.
+func (c builtinCall) describeTool() *jsonrpc.Failure {
 	var p struct {
 		Name string `json:"name"`
 	}
 	if !c.arguments(&p) || p.Name == "" {
 		return c.text("name must be the name of a tool.", true)
 	}
-	all, _ := c.listings(mcp.Tools, always)
+	all, _ := c.allLists(mcp.Tools, always)
 	shared := c.sharedUIs(mcp.Tools, all)
 	for _, list := range all {
 		if i := slices.Index(list.Names, p.Name); i >= 0 {
 			return c.text(string(list.From(i, i+1, shared)), false)
 		}
 	}
-	return c.text("There is no tool "+mcp.Shortened(p.Name)+". Use search_tools to find one.", true)
+	return c.text("Unknown tool "+mcp.Shortened(p.Name)+". Use search_tools to find one.", true)
 }
 
-// callFound answers a call of call_tool: it is passed on as the call of the tool.
-func (c ownCall) callFound() *jsonrpc.Failure {
+// callFound answers call_tool: it forwards the call to the named tool.
+func (c builtinCall) callFound() *jsonrpc.Failure {
 	var p struct {
 		Name      string          `json:"name"`
 		Arguments json.RawMessage `json:"arguments"`
@@ -303,52 +318,52 @@ func (c ownCall) callFound() *jsonrpc.Failure {
 	}
 	s, name, failure := c.locateNamed(p.Name, mcp.Tools)
 	if failure != nil {
-		return c.callUnknown("There is no tool " + mcp.Shortened(p.Name) + ". Use search_tools to find one.")
+		return c.callUnknown("Unknown tool " + mcp.Shortened(p.Name) + ". Use search_tools to find one.")
 	}
 	if p.Arguments == nil {
 		p.Arguments = json.RawMessage("{}")
 	}
-	c.name, c.Tool, c.found = name, mcp.Shortened(name), true
-	return c.pass(s, mcp.Target{Server: s.Name, Kind: mcp.Tool, Name: name}, []jsonspan.Edit{
+	c.name, c.Tool, c.viaCallTool = name, mcp.Shortened(name), true
+	return c.forward(s, mcp.Target{Server: s.Name, Kind: mcp.Tool, Name: name}, []jsonspan.Edit{
 		c.Message.Replace(jsonrpc.Name, jsonrpc.Quote(name)),
 		c.Message.Replace(jsonrpc.Arguments, p.Arguments),
 	})
 }
 
-// callUnknown answers a call of call_tool that names no tool.
-func (c ownCall) callUnknown(why string) *jsonrpc.Failure {
+// callUnknown answers call_tool if it does not name a known tool.
+func (c builtinCall) callUnknown(why string) *jsonrpc.Failure {
 	if failure := c.Admit(mcp.Target{Kind: mcp.Tool, Name: callToolName}); failure != nil {
 		return failure
 	}
 	return c.text(why, true)
 }
 
-// An index is made anew when the tools have changed.
+// An index is a search index of tools, rebuilt when their lists change.
 type index struct {
 	mu    sync.Mutex
-	of    []*catalog.List
+	lists []*catalog.List
 	tools *toolsearch.Index
 }
 
-// search returns an index of tools.
-func (x *index) search(of []*catalog.List) *toolsearch.Index {
+// forLists returns the index of the tools in lists.
+func (x *index) forLists(lists []*catalog.List) *toolsearch.Index {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.tools == nil || !slices.Equal(x.of, of) {
+	if x.tools == nil || !slices.Equal(x.lists, lists) {
 		var all []toolsearch.Tool
-		for _, list := range of {
+		for _, list := range lists {
 			for i, name := range list.Names {
 				all = append(all, toolsearch.Tool{Name: name, Raw: list.Item(i)})
 			}
 		}
-		x.of, x.tools = of, toolsearch.New(all)
+		x.lists, x.tools = lists, toolsearch.New(all)
 	}
 	return x.tools
 }
 
-// clear forgets the index, as its lists are.
+// clear drops the index, so that expired lists can be freed.
 func (x *index) clear() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.of, x.tools = nil, nil
+	x.lists, x.tools = nil, nil
 }

@@ -12,40 +12,41 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// withoutProxy returns the edit that takes out what is meant for us only (A31).
-func (v *visit) withoutProxy() jsonspan.Edit {
-	e, _ := jsonspan.Remove(v.Message.Literal(jsonrpc.Params), "proxy")
-	return v.Message.Within(jsonrpc.Params, e)
+// withoutProxyParam returns the edit that removes the proxy member, which is for the gateway only
+// (A31).
+func (req *aggregateRequest) withoutProxyParam() jsonspan.Edit {
+	e, _ := jsonspan.Remove(req.Message.Literal(jsonrpc.Params), "proxy")
+	return req.Message.Within(jsonrpc.Params, e)
 }
 
-// forwardable returns the message of the client as servers may see it, with edits.
-func (v *visit) forwardable(edits ...jsonspan.Edit) (jsonrpc.Message, *jsonrpc.Failure) {
-	if v.Message.Has(jsonrpc.Proxy) {
-		edits = append(edits, v.withoutProxy())
+// messageForServer returns the message of the client as servers get it, with edits.
+func (req *aggregateRequest) messageForServer(edits ...jsonspan.Edit) (jsonrpc.Message, *jsonrpc.Failure) {
+	if req.Message.Has(jsonrpc.Proxy) {
+		edits = append(edits, req.withoutProxyParam())
 	}
 	if len(edits) == 0 {
-		return v.Message, nil
+		return req.Message, nil
 	}
-	return v.Message.Edited(edits...)
+	return req.Message.Edited(edits...)
 }
 
-// A naming is where answers of servers name something.
+// A naming is a place in responses of servers that has a name or URI.
 type naming struct {
 	path string
 	kind mcp.ListKind
 	use  nameUse
 }
 
-// A nameUse is what a client does with a name.
+// A nameUse is how a client uses a name.
 type nameUse uint8
 
 const (
-	asLink    nameUse = iota // it may ask for what has the name
-	asRequest                // it has asked, and may know it by another name
-	asUI                     // it shows what has the name to a person
+	asLink    nameUse = iota // the client may request the item
+	asRequest                // the client has requested the item, perhaps by an alias
+	asUI                     // the client shows the item to a person
 )
 
-// relatedTask is where a message says to which task it belongs.
+// relatedTask is the path of the task that a message belongs to.
 const relatedTask = `_meta.io\.modelcontextprotocol/related-task.taskId`
 
 var namings = []naming{
@@ -55,9 +56,9 @@ var namings = []naming{
 	{"result.content.*.resource.uri", mcp.Resources, asLink},
 	{"result.messages.*.content.uri", mcp.Resources, asLink},
 	{"result.messages.*.content.resource.uri", mcp.Resources, asLink},
-	{"result.result.content.*.uri", mcp.Resources, asLink}, // of a task that has ended
+	{"result.result.content.*.uri", mcp.Resources, asLink}, // result of a finished task
 	{"result.result.content.*.resource.uri", mcp.Resources, asLink},
-	{"result.resources.*.uri", mcp.Skills, asLink}, // of a directory
+	{"result.resources.*.uri", mcp.Skills, asLink}, // a directory
 	{"result." + mcp.UIMembers[0], mcp.Resources, asUI},
 	{"result." + mcp.UIMembers[1], mcp.Resources, asUI},
 	{"result." + mcp.UIMembers[2], mcp.Resources, asUI},
@@ -68,7 +69,7 @@ var namings = []naming{
 	{"result." + relatedTask, mcp.Tasks, asLink},
 }
 
-// namingPaths returns the paths of namings, and others after them.
+// namingPaths returns the paths of namings, followed by others.
 func namingPaths(others ...string) (paths []string) {
 	for _, n := range namings {
 		paths = append(paths, n.path)
@@ -76,25 +77,25 @@ func namingPaths(others ...string) (paths []string) {
 	return append(paths, others...)
 }
 
-// The paths of namings, for messages and for answers that are passed on as they arrive.
+// Paths of namings, for complete messages and for responses that are streamed.
 var (
 	namePaths  = jsonrpc.CompilePaths(namingPaths()...)
 	largePaths = jsonspan.CompilePaths(namingPaths("id")...)
 )
 
-// A foundName is one of a resource or task, as it stands in an answer.
+// A foundName is the name of a resource or task in a response.
 type foundName struct {
-	path  int // of namings
+	path  int // index in namings
 	value jsonspan.Value
 }
 
-// A nameReader reads messages, and finds the names in them.
+// A nameReader parses messages and finds the names in them.
 type nameReader struct {
-	names []foundName // in the message that was read last
+	names []foundName // of the last message
 }
 
-// parse reads a message for a [streamable.Reader]. A message that repeats a member has no names:
-// readers could disagree about what it names.
+// parse reads a message for a [streamable.Reader]. If a message repeats a member, no names are
+// found: parsers could disagree about their values.
 func (n *nameReader) parse(m *jsonrpc.Message, data []byte) *jsonrpc.Failure {
 	n.names = n.names[:0]
 	failure, ambiguous := m.ReadWith(data, namePaths, func(path int, v jsonspan.Value) {
@@ -108,26 +109,26 @@ func (n *nameReader) parse(m *jsonrpc.Message, data []byte) *jsonrpc.Failure {
 	return failure
 }
 
-// A translator translates between what a server calls things and what its client does.
+// A translator translates names between a server and its client.
 type translator struct {
 	g     *Gateway
 	link  *link
-	alias uriAlias // of the resource that a call is about
-	raw   bool     // names in answers stay as they are
+	alias uriAlias // of the resource that the call requested
+	raw   bool     // keep names in responses unchanged
 }
 
 func (l *link) translator(g *Gateway) translator { return translator{g: g, link: l} }
 
-// A uriAlias is the URI by which a client has asked for a server's resource: one of a template that
-// the gateway hosts, or that of the server itself.
+// A uriAlias is the URI by which a client requested a resource: the URI of a hosted template, or
+// the server's own URI.
 type uriAlias struct{ original, shown string }
 
-// isSet reports whether the client calls the resource by another URI than it would be given.
+// isSet reports whether the client uses another URI than the gateway's URI for the resource.
 func (a uriAlias) isSet() bool {
 	return a.shown != "" && !strings.HasPrefix(a.shown, "proxy://")
 }
 
-// rename returns the edits that give an answer the names that the client knows.
+// rename returns the edits that replace names in a response by those that the client knows.
 func (t translator) rename(raw []byte, found []foundName) (edits []jsonspan.Edit) {
 	for _, f := range found {
 		if shown := t.renamed(f.path, raw[f.value.Start:f.value.End]); shown != nil {
@@ -137,7 +138,7 @@ func (t translator) rename(raw []byte, found []foundName) (edits []jsonspan.Edit
 	return edits
 }
 
-// renamed returns what a name at one of the namings becomes, nil if it stays.
+// renamed returns the replacement of a name, nil if it stays. path is an index in namings.
 func (t translator) renamed(path int, literal []byte) []byte {
 	if t.raw {
 		return nil
@@ -154,23 +155,23 @@ func (t translator) renamed(path int, literal []byte) []byte {
 	}
 	text := string(jsonspan.AppendText(nil, literal[1:len(literal)-1]))
 	switch {
-	case n.use == asUI && t.leadsHere(text):
+	case n.use == asUI && t.isUnambiguous(text):
 		return nil
 	case !asked && strings.HasPrefix(text, mcp.UIScheme):
-		return jsonrpc.Quote(mcp.UIResourceURI(t.link.server, text)) // hosts look at the scheme
+		return jsonrpc.Quote(mcp.UIResourceURI(t.link.serverName, text)) // hosts check the ui scheme
 	}
-	return jsonrpc.Quote(t.g.shown(t.link.server, n.kind, text))
+	return jsonrpc.Quote(t.g.shownName(t.link.serverName, n.kind, text))
 }
 
-// leadsHere reports whether a URI of the server leads to it as it is.
-func (t translator) leadsHere(uri string) bool {
+// isUnambiguous reports whether a URI identifies this server without its name.
+func (t translator) isUnambiguous(uri string) bool {
 	c := t.link.client
 	owners := c.givenBy(t.g, t.g.possibleOwners(c.identity, uri), uri)
-	return len(owners) == 1 && owners[0].Name == t.link.server
+	return len(owners) == 1 && owners[0].Name == t.link.serverName
 }
 
-// message returns a message that a server sends on its own account as the client gets it:
-// with the name of the server (A23, A26), and with ids that lead back to it.
+// message returns a notification or request of a server as the client gets it: with the name of the
+// server (A23, A26), and with ids that identify the server.
 func (t translator) message(m *jsonrpc.Message) []byte {
 	if t.g.transparent() {
 		if uri := m.Text(jsonrpc.URI); m.Is(jsonrpc.Method, mcp.MethodUpdated) && t.uri(uri) != uri {
@@ -195,31 +196,32 @@ func (t translator) message(m *jsonrpc.Message) []byte {
 		replace(jsonrpc.URI, jsonrpc.Quote(t.uri(m.Text(jsonrpc.URI))))
 	case m.Is(jsonrpc.Method, mcp.MethodTask), m.Is(jsonrpc.Method, "notifications/tasks/status"):
 		if m.Kind(jsonrpc.TaskID) == jsonspan.String {
-			replace(jsonrpc.TaskID, jsonrpc.Quote(t.g.shown(t.link.server, mcp.Tasks, m.Text(jsonrpc.TaskID))))
+			replace(jsonrpc.TaskID, jsonrpc.Quote(t.g.shownName(t.link.serverName, mcp.Tasks, m.Text(jsonrpc.TaskID))))
 		}
 	}
 	if bytes.Contains(m.Raw, []byte("task")) {
-		edits = append(edits, t.noticed(m.Raw)...)
+		edits = append(edits, t.renameTasks(m.Raw)...)
 	}
 	return jsonspan.Spliced(m.Raw, append(edits, t.tag(m)...)...)
 }
 
-// noticePaths are where messages that servers send on their own account name tasks that they
-// belong to, and resources in the results of tasks.
+// noticePaths are the places in notifications and requests of servers that name related tasks, and
+// resources in the results of tasks.
 var noticePaths = jsonspan.CompilePaths("params."+relatedTask,
 	"params.result.content.*.uri", "params.result.content.*.resource.uri")
 
-// noticed returns the edits that give such a message the names that the client knows.
-func (t translator) noticed(message []byte) []jsonspan.Edit {
+// renameTasks returns the edits that replace the names at noticePaths by those that the client
+// knows.
+func (t translator) renameTasks(message []byte) []jsonspan.Edit {
 	return renameAt(noticePaths, message, func(path int, name string) string {
 		if path == 0 {
-			return t.g.shown(t.link.server, mcp.Tasks, name)
+			return t.g.shownName(t.link.serverName, mcp.Tasks, name)
 		}
-		return t.g.shown(t.link.server, mcp.Resources, name)
+		return t.g.shownName(t.link.serverName, mcp.Resources, name)
 	})
 }
 
-// renameAt returns the edits that give what stands at paths in a text other names.
+// renameAt returns the edits that replace the strings at paths.
 func renameAt(paths *jsonspan.Paths, text []byte, rename func(path int, name string) string) (edits []jsonspan.Edit) {
 	_ = paths.Find(text, func(path int, v jsonspan.Value) {
 		if v.Kind != jsonspan.String {
@@ -233,25 +235,25 @@ func renameAt(paths *jsonspan.Paths, text []byte, rename func(path int, name str
 	return edits
 }
 
-// question returns a question of ours with the name of the server it is for.
-func (t translator) question(m *jsonrpc.Message) []byte {
+// gatewayRequest returns a request of the gateway, with the name of the server that it is about.
+func (t translator) gatewayRequest(m *jsonrpc.Message) []byte {
 	if t.g.transparent() {
 		return m.Raw
 	}
 	return jsonspan.Spliced(m.Raw, t.tag(m)...)
 }
 
-// tag returns the edits that put the name of the server into the params of a message,
-// whatever name the server itself may have put there.
+// tag returns the edits that put the name of the server into the params of a message. They replace
+// a name that the server set itself.
 func (t translator) tag(m *jsonrpc.Message) []jsonspan.Edit {
-	server := slices.Concat([]byte(`{"server":`), jsonrpc.Quote(t.link.server), []byte("}"))
+	server := slices.Concat([]byte(`{"server":`), jsonrpc.Quote(t.link.serverName), []byte("}"))
 	switch {
 	case m.Has(jsonrpc.Proxy):
 		return []jsonspan.Edit{m.Replace(jsonrpc.Proxy, server)}
 	case !m.Has(jsonrpc.Params) || m.Kind(jsonrpc.Params) == jsonspan.BeginObject:
 		return []jsonspan.Edit{m.Insert(slices.Concat([]byte(`"proxy":`), server))}
 	}
-	return nil // they are a list
+	return nil // params is an array
 }
 
 // uri returns the URI by which the client knows a resource.
@@ -259,60 +261,60 @@ func (t translator) uri(uri string) string {
 	if shown := t.link.subscriptions.alias(uri); shown != "" {
 		return shown
 	}
-	return t.g.shown(t.link.server, mcp.Resources, uri)
+	return t.g.shownName(t.link.serverName, mcp.Resources, uri)
 }
 
-// id returns an id that leads back to an id of the server.
+// id returns an id for the client from which parseOrigin finds the server and its id.
 func (t translator) id(literal []byte) []byte {
 	if t.g.transparent() {
 		return literal
 	}
 	text := string(literal)
-	if s := t.g.of(t.link); t.g.elsewhere != nil && s != nil && t.link.isLocal(s) {
-		text = "@" + t.g.elsewhere.space.Replica + "@" + text // of the one that has the session
+	if s := t.g.linkServer(t.link); t.g.replicaSync != nil && s != nil && t.link.isLocal(s) {
+		text = "@" + t.g.replicaSync.space.Replica + "@" + text // the replica that has the session
 	}
-	return jsonrpc.Quote(t.link.server + mcp.Separator + text)
+	return jsonrpc.Quote(t.link.serverName + mcp.Separator + text)
 }
 
-// eventID returns the id of an event for the client: it names the server and the stream, and
-// is good in the session of the client only. To a server all clients may be one.
+// eventID returns an event id for the client. It names the stream and the server, and is valid in the
+// client's session only. A server may not tell clients apart, so its own ids do not protect a stream.
 func (t translator) eventID(streamKind, id string) string {
 	if id == "" {
 		return ""
 	}
-	return t.g.sealer.Bind(streamKind+"/"+t.link.server+"/"+id, eventOfSession, t.link.client.key)
+	return t.g.sealer.Bind(streamKind+"/"+t.link.serverName+"/"+id, eventOfSession, t.link.client.key)
 }
 
-// eventOfSession is the scope of the ids of events at the aggregate.
+// eventOfSession is the scope of sealed event ids at the aggregate endpoint.
 const eventOfSession = "event of a session"
 
-// The streams that events come in, by whom they can be resumed.
+// Kinds of streams in event ids.
 const (
 	callStream   = "call"
 	listenStream = "listen"
 )
 
-// locateNamed returns the server that has something, and what it is called there.
+// locateNamed returns the server of an item and the item's name there.
 func (c *call) locateNamed(shown string, k mcp.ListKind) (*upstream.Server, string, *jsonrpc.Failure) {
 	s, name := c.g.config.Servers[0], shown
 	if !c.g.transparent() {
 		server, rest, ok := c.g.config.Naming.Split(shown, func(server string) bool { return c.g.servers[server] != nil })
 		if !ok {
 			kind := strings.TrimSuffix(mcp.ListKinds[k].Member, "s")
-			return nil, "", invalid("name: there is no " + kind + " " + mcp.Shortened(shown))
+			return nil, "", invalid("name: unknown " + kind + " " + mcp.Shortened(shown))
 		}
 		if s, name = c.g.servers[server], rest; !c.sees(s) {
 			if k == mcp.Tools {
-				name = s.Overrides.Original(name)
+				name = s.Overrides.ServerName(name)
 			}
-			return s, name, nil // Admit refuses it, and no list is needed
+			return s, name, nil // Admit refuses the call; no list is needed
 		}
-		shown = s.Name + c.g.config.Naming.Separator + rest // however it was spelled
+		shown = s.Name + c.g.config.Naming.Separator + rest // canonical spelling
 		if c.g.config.Naming.MayBeShort(shown) {
-			// Its original is known from the list that it was read in.
-			list, _, failure := c.client.newListQuery(c.visit.behalf(), s, k).get()
+			// The list maps shortened names to full names.
+			list, _, failure := c.client.newListQuery(c.aggregateRequest.scope(), s, k).get()
 			if failure != nil {
-				return nil, "", failure.AsAnswer()
+				return nil, "", failure.WithStatusOK()
 			}
 			if original, ok := list.Short[shown]; ok {
 				name = original
@@ -320,11 +322,12 @@ func (c *call) locateNamed(shown string, k mcp.ListKind) (*upstream.Server, stri
 		}
 	}
 	if k == mcp.Tools {
-		o, ok := s.Overrides.Called(name)
+		o, ok := s.Overrides.ByClientName(name)
 		if !ok && !c.isLoginTool(s, mcp.Target{Server: s.Name, Kind: mcp.Tool, Name: name}) {
 			return nil, "", inbound.UnknownTool(shown)
 		}
-		if c.Override = o; o != nil {
+		c.Override = o
+		if o != nil {
 			name = o.Tool
 		}
 	}
@@ -347,18 +350,18 @@ func checkTool(s *upstream.Server, shown, name string) *jsonrpc.Failure {
 	return nil
 }
 
-// findResource returns whose resource a request is for, which one it is there, and the edits
-// that give the request that URI.
+// findResource returns the server and the target of a request for a resource, and the edits that
+// set the server's URI.
 func (c *call) findResource(f jsonrpc.Field) (*upstream.Server, mcp.Target, []jsonspan.Edit, *jsonrpc.Failure) {
 	given := c.Message.Text(f)
-	s, uri := c.g.locate(given)
+	s, uri := c.g.locateResource(given)
 	if s == nil && !c.g.transparent() && c.Message.Kind(f) == jsonspan.String {
-		// Servers may have to be asked for it, so the client must be let in first.
+		// The search may send requests to servers, so admit the client first.
 		if failure := c.Admit(mcp.Target{}); failure != nil {
 			return nil, mcp.Target{}, nil, failure
 		}
 		var failure *jsonrpc.Failure
-		if s, failure = (&search{visit: c.visit}).owner(given); failure != nil {
+		if s, failure = (&ownerSearch{aggregateRequest: c.aggregateRequest}).find(given); failure != nil {
 			return nil, mcp.Target{}, nil, failure
 		}
 		uri = given
@@ -368,9 +371,9 @@ func (c *call) findResource(f jsonrpc.Field) (*upstream.Server, mcp.Target, []js
 		s := c.g.config.Servers[0]
 		return s, mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: given}, nil, nil
 	case c.Message.Kind(f) != jsonspan.String:
-		return nil, mcp.Target{}, nil, invalid("uri: it is missing, or no string")
+		return nil, mcp.Target{}, nil, invalid("uri: missing or not a string")
 	case s == nil:
-		return nil, mcp.Target{}, nil, c.noResource("uri: it is none of this server")
+		return nil, mcp.Target{}, nil, c.unknownResource("uri: unknown resource")
 	}
 	c.alias = uriAlias{uri, given}
 	target := mcp.Target{Server: s.Name, Kind: mcp.Resource, Name: uri}
@@ -380,19 +383,18 @@ func (c *call) findResource(f jsonrpc.Field) (*upstream.Server, mcp.Target, []js
 	return s, target, []jsonspan.Edit{c.Message.Replace(f, jsonrpc.Quote(uri))}, nil
 }
 
-// locate returns the server that has a resource which clients know by a URI, and the URI
-// it has there.
-func (g *Gateway) locate(shown string) (*upstream.Server, string) {
+// locateResource returns the server of a resource and its URI there. shown is the URI that clients
+// use.
+func (g *Gateway) locateResource(shown string) (*upstream.Server, string) {
 	if !g.transparent() {
 		if server, uri, err := mcp.ParseURI(shown); err == nil {
 			return g.servers[server], uri
 		}
 	}
-	return g.own.original(shown)
+	return g.builtin.original(shown)
 }
 
-// locateTask returns the server that works on a task which clients know by an id, and the id
-// it has there.
+// locateTask returns the server of a task and its id there. shown is the id that clients use.
 func (g *Gateway) locateTask(shown string) (*upstream.Server, string) {
 	if g.transparent() {
 		return g.config.Servers[0], shown
@@ -403,19 +405,19 @@ func (g *Gateway) locateTask(shown string) (*upstream.Server, string) {
 
 var relatedPaths = jsonspan.CompilePaths("params."+relatedTask, "result."+relatedTask)
 
-// relatedTask returns the edit that gives a message of a client to a server the id which the
-// server has for the task that the message belongs to.
+// relatedTask returns the edit that sets the server's id of the related task in a message of a
+// client.
 func (g *Gateway) relatedTask(message []byte, server string) []jsonspan.Edit {
 	if g.transparent() || !bytes.Contains(message, []byte("related-task")) {
 		return nil
 	}
 	return renameAt(relatedPaths, message, func(_ int, id string) string {
-		return strings.TrimPrefix(id, server+mcp.Separator) // which a task of the client itself does not have
+		return strings.TrimPrefix(id, server+mcp.Separator) // ids of the client's own tasks have no such prefix
 	})
 }
 
-// noResource says that there is no such resource.
-func (c *call) noResource(message string) *jsonrpc.Failure {
+// unknownResource returns the error for an unknown resource.
+func (c *call) unknownResource(message string) *jsonrpc.Failure {
 	failure := invalid(message)
 	failure.Data.URI = mcp.Shortened(c.Message.Text(jsonrpc.URI))
 	return failure

@@ -22,45 +22,46 @@ import (
 )
 
 // newMemoryReplica returns a gateway without a network that shares an engine with others.
-func newMemoryReplica(t testing.TB, engine *replicastest.Engine, configure func(*Config), peers ...*peer) *front {
-	g := inMemory(t, joiningIn(replicastest.Replica(t, engine).Space("gateway"), configure, peers...))
+func newMemoryReplica(t testing.TB, engine *replicastest.Engine, configure func(*Config),
+	peers ...*fakeServer) *testGateway {
+	g := serveInMemory(t, newBareGatewayIn(replicastest.Replica(t, engine).Space("gateway"), configure, peers...))
 	t.Cleanup(g.close)
 	return g
 }
 
-// twoReplicas returns two replicas of one gateway.
-func twoReplicas(t testing.TB, peers ...*peer) (engine *replicastest.Engine, a, b *front) {
+// twoReplicas returns two replicas of a gateway.
+func twoReplicas(t testing.TB, peers ...*fakeServer) (engine *replicastest.Engine, a, b *testGateway) {
 	engine = replicastest.New()
 	return engine, newMemoryReplica(t, engine, nil, peers...), newMemoryReplica(t, engine, nil, peers...)
 }
 
-// Each answer goes to another replica than the question came from, or to the same: to the client and the server,
-// that is all the same, and so it is to who counts calls.
+// Answers may go to the same or another replica. Client, server and call counts do not see the
+// difference.
 func TestHeldElsewhere(t *testing.T) {
-	p := legacyPeer("a").does("tools/call", asking(5))
+	p := legacyPeer("a").handle("tools/call", askingTool(5))
 	one := newGateway(t, nil, p)
 	_, a, b := twoReplicas(t, p)
-	ask := func(at func(round int) *user) (answers []string) {
-		s := at(0).call("a::x")
+	ask := func(client func(round int) *testClient) (answers []string) {
+		s := client(0).call("a::x")
 		for round := 1; ; round++ {
 			answers = append(answers, s.answer)
 			if !strings.Contains(s.answer, "inputRequests") {
 				return answers
 			}
-			in, key := wanted(t, s)
-			u := at(round)
+			in, key := readInput(t, s)
+			u := client(round)
 			answers[len(answers)-1] = strings.Replace(s.answer, in.RequestState, "STATE", 1)
 			again := u.again("a::x", in, key, fmt.Sprintf(`{"action":"accept","content":{"i":%d}}`, round))
 			s = u.post(u.request("1", "tools/call", again))
 		}
 	}
-	counted := func(all ...*front) (counts string) {
+	counted := func(all ...*testGateway) (counts string) {
 		var records []upstream.Record
 		var calls []inbound.Call
 		for _, g := range all {
 			await.Until(t, "the end of requests", func() bool { return g.active.Load() == 0 })
-			records = append(records, g.config.Observer.(*observed).takeRecords()...)
-			calls = append(calls, g.config.Observer.(*observed).takeCalls()...)
+			records = append(records, g.config.Observer.(*recorder).takeRecords()...)
+			calls = append(calls, g.config.Observer.(*recorder).takeCalls()...)
 		}
 		var received, sent int64
 		for _, c := range calls {
@@ -72,21 +73,21 @@ func TestHeldElsewhere(t *testing.T) {
 		}
 		called := 0
 		for _, r := range records {
-			if r.Called == "tools/call" {
+			if r.ClientMethod == "tools/call" {
 				called++
 			}
 		}
 		return fmt.Sprintf("%s: %d requests", counts, called)
 	}
 	u := one.modern(t)
-	want := ask(func(int) *user { return u })
+	want := ask(func(int) *testClient { return u })
 	wantCounted := counted(one)
 	for _, way := range []string{"ABBBBB", "ABABAB", "AABBAA"} {
-		got := ask(func(round int) *user {
+		got := ask(func(round int) *testClient {
 			if way[round] == 'A' {
-				return u.at(a)
+				return u.atGateway(a)
 			}
-			return u.at(b)
+			return u.atGateway(b)
 		})
 		if strings.Join(got, "\n") != strings.Join(want, "\n") {
 			t.Errorf("%s: got\n%s\nwant\n%s", way, strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -98,24 +99,28 @@ func TestHeldElsewhere(t *testing.T) {
 	if n := p.count("initialize"); n != 2 {
 		t.Errorf("%d sessions were begun: B needs none", n)
 	}
-	await.Until(t, "nothing to be held", func() bool { return keptCalls.Usage().Entries == 0 && forwardedCalls.Usage().Entries == 0 })
+	await.Until(t, "nothing to be held", func() bool {
+		return keptCalls.Usage().Entries == 0 &&
+			forwardedCalls.Usage().Entries == 0
+	})
 }
 
-// What the server says before its answer arrives in order, with the token of the request that waits.
+// Messages before the answer arrive in order, with the progress token of the waiting request.
 func TestHeldElsewhereNotices(t *testing.T) {
 	const notices = 200
-	p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+	p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 		a.ask(w, "7", "elicitation/create", `{}`)
 		for i := range notices {
-			a.send(w, fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":%d}}`, a.id(), i))
+			a.send(w, fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,`+
+				`"progress":%d}}`, a.id(), i))
 			a.send(w, fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":%d}}`, i))
 		}
 		a.finish(w, `{}`)
 	})
 	_, a, b := twoReplicas(t, p)
 	u := a.modern(t)
-	in, key := wanted(t, u.call("a::x"))
-	u = u.at(b)
+	in, key := readInput(t, u.call("a::x"))
+	u = u.atGateway(b)
 	meta := u.meta(`,"progressToken":"mine","io.modelcontextprotocol/logLevel":"info"`)
 	params := string(mcp.WithMeta([]byte(u.again("a::x", in, key, "{}")), meta))
 	s := u.post(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":` + params + `}`)
@@ -133,18 +138,19 @@ func TestHeldElsewhereNotices(t *testing.T) {
 	}
 }
 
-// Who hangs up at one replica cancels the call that another one holds.
+// Disconnecting at one replica cancels a call held by another.
 func TestHeldElsewhereHangUp(t *testing.T) {
 	for name, begin := range map[string]script{
 		"before the answer": func(w http.ResponseWriter, a *incoming) {},
 		"in mid-answer": func(w http.ResponseWriter, a *incoming) {
-			_, _ = io.WriteString(w, `data: {"jsonrpc":"2.0","id":`+a.id()+`,"result":{"text":"`+strings.Repeat("x", 2*streamable.MaxHeld))
+			_, _ = io.WriteString(w, `data: {"jsonrpc":"2.0","id":`+a.id()+`,"result":{"text":"`+
+				strings.Repeat("x", 2*streamable.MaxHeld))
 			_ = http.NewResponseController(w).Flush()
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			going, ended := make(chan struct{}), make(chan struct{})
-			p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+			p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 				a.ask(w, "7", "elicitation/create", `{}`)
 				close(going)
 				begin(w, a)
@@ -153,13 +159,14 @@ func TestHeldElsewhereHangUp(t *testing.T) {
 			})
 			_, a, b := twoReplicas(t, p)
 			u := a.modern(t)
-			in, key := wanted(t, u.call("a::x"))
-			u = u.at(b)
+			in, key := readInput(t, u.call("a::x"))
+			u = u.atGateway(b)
 			ctx, hangUp := context.WithCancel(t.Context())
 			gone := make(chan struct{})
 			go func() {
 				defer close(gone)
-				if response, err := u.do(ctx, http.MethodPost, u.request("1", "tools/call", u.again("a::x", in, key, "{}"))); err == nil {
+				if response, err := u.do(ctx, http.MethodPost,
+					u.request("1", "tools/call", u.again("a::x", in, key, "{}"))); err == nil {
 					_, _ = io.ReadFull(response.Body, make([]byte, streamable.MaxHeld))
 					<-ctx.Done()
 					_ = response.Body.Close()
@@ -168,21 +175,21 @@ func TestHeldElsewhereHangUp(t *testing.T) {
 			<-going
 			hangUp()
 			<-ended
-			p.await(t, "notifications/cancelled", 1)
+			p.waitFor(t, "notifications/cancelled", 1)
 			<-gone
 		})
 	}
 }
 
-// Only the client that has begun a call can go on with it, and with nothing else.
+// Only the client that began a call can continue it, and only with the same call.
 func TestHeldElsewhereOfAnother(t *testing.T) {
-	p := legacyPeer("a").does("tools/call", asking(1))
+	p := legacyPeer("a").handle("tools/call", askingTool(1))
 	_, a, b := twoReplicas(t, p)
 	u := a.modern(t)
 	u.identity = "x"
-	in, key := wanted(t, u.call("a::x"))
-	here := u.at(b)
-	other := u.at(b)
+	in, key := readInput(t, u.call("a::x"))
+	here := u.atGateway(b)
+	other := u.atGateway(b)
 	other.identity = "y"
 	if s := other.retry("a::x", in, key, "{}"); s.code() != jsonrpc.CodeInvalidParams {
 		t.Errorf("another client: got %s", s.body)
@@ -206,7 +213,7 @@ func TestHeldElsewhereLarge(t *testing.T) {
 		"broken": func(w http.ResponseWriter, a *incoming, begin string) { a.send(w, begin); panic(http.ErrAbortHandler) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+			p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 				if got := a.ask(w, "7", "elicitation/create", `{}`); !strings.Contains(got, text) {
 					t.Errorf("the server got %d bytes", len(got))
 				}
@@ -214,8 +221,8 @@ func TestHeldElsewhereLarge(t *testing.T) {
 			})
 			_, a, b := twoReplicas(t, p)
 			u := a.modern(t)
-			in, key := wanted(t, u.call("a::x"))
-			u = u.at(b)
+			in, key := readInput(t, u.call("a::x"))
+			u = u.atGateway(b)
 			s := u.post(u.request("1", "tools/call", u.again("a::x", in, key, `{"text":"`+text+`"}`)))
 			want := `{"jsonrpc":"2.0","id":1,"result":{"resultType":"complete","text":"` + text + `"}}`
 			switch {
@@ -229,17 +236,17 @@ func TestHeldElsewhereLarge(t *testing.T) {
 }
 
 func TestManyHeldElsewhere(t *testing.T) {
-	p := legacyPeer("a").does("tools/call", asking(2))
+	p := legacyPeer("a").handle("tools/call", askingTool(2))
 	_, a, b := twoReplicas(t, p)
 	var all sync.WaitGroup
 	for i := range 100 {
 		all.Go(func() {
 			u := a.modern(t)
-			u.identity = fmt.Sprint(i) // the server asks all of a session by the same ids
+			u.identity = fmt.Sprint(i) // so that request ids of the server do not collide
 			s := u.call("a::x")
 			for round := range 2 {
-				in, key := wanted(t, s)
-				s = u.at(b).retry("a::x", in, key, fmt.Sprintf(`{"content":"%d.%d"}`, i, round))
+				in, key := readInput(t, s)
+				s = u.atGateway(b).retry("a::x", in, key, fmt.Sprintf(`{"content":"%d.%d"}`, i, round))
 			}
 			if !strings.Contains(s.answer, fmt.Sprintf(`"%d.0"`, i)) || !strings.Contains(s.answer, fmt.Sprintf(`"%d.1"`, i)) {
 				t.Errorf("got %s", s.body)
@@ -249,45 +256,46 @@ func TestManyHeldElsewhere(t *testing.T) {
 	all.Wait()
 }
 
-// Of one client, 100 calls go on at other replicas at once. A further one waits where it is held.
+// A client can continue 100 calls at other replicas at a time. Another one stays held.
 func TestForwardedCallsAreBounded(t *testing.T) {
-	_, a, b := twoReplicas(t, legacyPeer("a").does("tools/call", asking(1)))
+	_, a, b := twoReplicas(t, legacyPeer("a").handle("tools/call", askingTool(1)))
 	u := a.modern(t)
 	u.identity = "x"
-	in, key := wanted(t, u.call("a::x"))
-	for _, g := range []*front{b, a} {
+	in, key := readInput(t, u.call("a::x"))
+	for _, g := range []*testGateway{b, a} {
 		for range forwardLimits.OwnerEntries {
-			if !g.forwarding.Take("x", 1) {
-				t.Fatal("there is no room")
+			if !g.forwardMeter.Take("x", 1) {
+				t.Fatal("the quota is used up")
 			}
 		}
-		if s := u.at(b).retry("a::x", in, key, "{}"); s.symbol() != "busy" {
+		if s := u.atGateway(b).retry("a::x", in, key, "{}"); s.symbol() != "busy" {
 			t.Errorf("got %s", s.body)
 		}
 		other := a.modern(t)
 		other.identity = "y"
-		in, key := wanted(t, other.call("a::x"))
-		if s := other.at(b).retry("a::x", in, key, "{}"); !strings.Contains(s.answer, `"answers"`) {
+		in, key := readInput(t, other.call("a::x"))
+		if s := other.atGateway(b).retry("a::x", in, key, "{}"); !strings.Contains(s.answer, `"answers"`) {
 			t.Errorf("another client: got %s", s.body)
 		}
 		for range forwardLimits.OwnerEntries {
-			g.forwarding.Give("x", 1)
+			g.forwardMeter.Give("x", 1)
 		}
 	}
-	if s := u.at(b).retry("a::x", in, key, "{}"); !strings.Contains(s.answer, `"answers"`) {
+	if s := u.atGateway(b).retry("a::x", in, key, "{}"); !strings.Contains(s.answer, `"answers"`) {
 		t.Errorf("got %s", s.body)
 	}
 }
 
-// A call of a replica that is gone is as one that has not been gone on with for too long.
+// A call held by a replica that is gone counts as expired.
 func TestHeldByDeadReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		_, a, b := twoReplicas(t, legacyPeer("a").does("tools/call", asking(1)))
+		_, a, b := twoReplicas(t, legacyPeer("a").handle("tools/call", askingTool(1)))
 		u := a.modern(t)
-		in, key := wanted(t, u.call("a::x"))
+		in, key := readInput(t, u.call("a::x"))
 		a.lines.Close()
 		began := time.Now()
-		if s := u.at(b).retry("a::x", in, key, "{}"); s.code() != jsonrpc.CodeInvalidParams || !strings.Contains(s.body, "requestState") {
+		if s := u.atGateway(b).retry("a::x", in, key, "{}"); s.code() != jsonrpc.CodeInvalidParams ||
+			!strings.Contains(s.body, "requestState") {
 			t.Errorf("got %s", s.body)
 		}
 		if took := time.Since(began); took > 10*time.Second {
@@ -296,14 +304,14 @@ func TestHeldByDeadReplica(t *testing.T) {
 	})
 }
 
-// While the store is unavailable, the client is told so, and can go on later. If that is not for long, it does
-// not notice.
+// While the store is unavailable, the client gets an error and can continue later. It does not
+// notice short outages.
 func TestHeldElsewhereWithoutStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var running sync.WaitGroup
 		defer running.Wait()
 		working := make(chan struct{})
-		p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+		p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 			a.ask(w, "7", "elicitation/create", `{}`)
 			close(working)
 			time.Sleep(time.Second)
@@ -311,9 +319,10 @@ func TestHeldElsewhereWithoutStore(t *testing.T) {
 		})
 		engine, a, b := twoReplicas(t, p)
 		u := a.modern(t)
-		in, key := wanted(t, u.call("a::x"))
+		in, key := readInput(t, u.call("a::x"))
 		engine.Down.Store(true)
-		if s := u.at(b).retry("a::x", in, key, "{}"); s.symbol() != "store_unavailable" || s.status != http.StatusServiceUnavailable {
+		if s := u.atGateway(b).retry("a::x", in, key, "{}"); s.symbol() != "store_unavailable" ||
+			s.status != http.StatusServiceUnavailable {
 			t.Errorf("got %d %s", s.status, s.body)
 		}
 		engine.Down.Store(false)
@@ -324,34 +333,34 @@ func TestHeldElsewhereWithoutStore(t *testing.T) {
 			time.Sleep(5 * time.Second)
 			engine.Stalled.Store(false)
 		})
-		if s := u.at(b).retry("a::x", in, key, "{}"); !strings.Contains(s.answer, `"done":true`) {
+		if s := u.atGateway(b).retry("a::x", in, key, "{}"); !strings.Contains(s.answer, `"done":true`) {
 			t.Errorf("got %s", s.body)
 		}
 	})
 }
 
-// A replica that is ended cancels what it goes on with for others.
+// A replica that ends cancels the calls that it continues for others.
 func TestDestructEndsForwardedCalls(t *testing.T) {
 	going := make(chan struct{})
-	p := legacyPeer("a").does("tools/call", func(w http.ResponseWriter, a *incoming) {
+	p := legacyPeer("a").handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 		a.ask(w, "7", "elicitation/create", `{}`)
 		close(going)
 		<-a.Context().Done()
 	})
 	_, a, b := twoReplicas(t, p)
 	u := a.modern(t)
-	in, key := wanted(t, u.call("a::x"))
-	answer := make(chan said)
-	go func() { answer <- u.at(b).retry("a::x", in, key, "{}") }()
+	in, key := readInput(t, u.call("a::x"))
+	answer := make(chan reply)
+	go func() { answer <- u.atGateway(b).retry("a::x", in, key, "{}") }()
 	<-going
 	a.lines.Close()
 	if s := <-answer; s.symbol() != "connect_error" {
 		t.Errorf("got %s", s.body)
 	}
-	p.await(t, "notifications/cancelled", 1)
+	p.waitFor(t, "notifications/cancelled", 1)
 }
 
-// A replica that has not listed the tools of a server answers calls as one that has.
+// A replica that has not listed the tools of a server answers calls like one that has.
 func TestCallsWithoutList(t *testing.T) {
 	long := strings.Repeat("long", 20)
 	tools := []string{
@@ -367,20 +376,20 @@ func TestCallsWithoutList(t *testing.T) {
 	}
 	for what, params := range calls {
 		for _, era := range []mcp.Era{mcp.Legacy, mcp.Modern} {
-			for name, newPeer := range map[string]func(string) *peer{"legacy": legacyPeer, "modern": modernPeer} {
+			for name, newPeer := range map[string]func(string) *fakeServer{"legacy": legacyPeer, "modern": modernPeer} {
 				for _, to := range []string{"", "a"} {
 					if to != "" && (era == mcp.Legacy || name == "legacy") {
-						continue // the session is that of the server
+						continue // the session belongs to the server
 					}
 					t.Run(fmt.Sprintf("%s, %v to %s %s", what, era, name, to), func(t *testing.T) {
-						p := newPeer("a").has("tools/list", "tools", tools...)
-						p.does("tools/call", func(w http.ResponseWriter, a *incoming) {
+						p := newPeer("a").hasList("tools/list", "tools", tools...)
+						p.handle("tools/call", func(w http.ResponseWriter, a *incoming) {
 							a.reply(w, `{"resultType":"complete","name":`+string(a.message.Literal(jsonrpc.Name))+`,"arguments":`+
 								string(a.message.Literal(jsonrpc.Arguments))+`,"region":"`+a.Header.Get("Mcp-Param-Region")+`"}`)
 						})
 						configure := func(c *Config) {
 							c.Naming.Longest = 64
-							c.Servers[0].Mask, c.Servers[0].MaskMCP, c.Servers[0].Focus = keeping{}, true, toolview.NewFocus("aim")
+							c.Servers[0].Mask, c.Servers[0].MaskMCP, c.Servers[0].Focus = originalsMask{}, true, toolview.NewFocus("aim")
 						}
 						engine := replicastest.New()
 						a, b := newMemoryReplica(t, engine, configure, p), newMemoryReplica(t, engine, configure, p)
@@ -397,7 +406,7 @@ func TestCallsWithoutList(t *testing.T) {
 						if params == "" {
 							params = fmt.Sprintf(`{"name":%q,"arguments":{}}`, listed[1])
 						}
-						there := u.at(b)
+						there := u.atGateway(b)
 						got, want := there.post(there.request("1", "tools/call", params)), u.post(u.request("1", "tools/call", params))
 						if got.answer != want.answer || got.status != want.status || want.answer == "" {
 							t.Errorf("got  %d %s\nwant %d %s", got.status, got.answer, want.status, want.answer)

@@ -1,0 +1,246 @@
+package gateway
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/catalog"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
+)
+
+// firstWait is how long initialize and server/discover wait for servers that are not connected yet,
+// if the client is notified when they are. Many clients give up after a few seconds. Most installed
+// servers start faster.
+const firstWait = 2 * time.Second
+
+// recheckPause is the interval, after firstWait, of checks whether the client can be notified by
+// now.
+const recheckPause = firstWait / 10
+
+// A background runs requests to servers that may continue after the client's request is answered,
+// if the quota allows it. It ends when the gateway is closed, or after backgroundTimeout.
+type background struct {
+	scope
+	client       *client
+	bytes        int64 // size of the request
+	cancel       context.CancelFunc
+	releaseQuota func()        // returns what reserve took
+	pending      atomic.Int64  // running calls of Go, plus 1 until requestAnswered
+	slots        chan struct{} // one value per request that runs now
+}
+
+// backgroundLimits bound the backgrounds that continue after their requests. Each of them sends to
+// at most maxFanOut servers at a time.
+var backgroundLimits = quota.Limits{Entries: 512, Bytes: 32 << 20, OwnerEntries: 32, OwnerBytes: 4 << 20}
+
+var backgroundKind = quota.NewKind("background_requests")
+
+// backgroundTimeout returns how long a background may continue: JoinTimeout for the handshake and
+// again for the list.
+func (g *Gateway) backgroundTimeout() time.Duration { return 2 * g.config.JoinTimeout }
+
+// newBackground returns a background for the request, which must call requestAnswered.
+func (req *aggregateRequest) newBackground() *background {
+	ctx, cancel := context.WithCancel(newBackgroundContext(req.g.config.Exiting, req.g, req.ctx))
+	kept := saveRequest(req.HTTP)
+	bg := &background{
+		scope: scope{ctx: ctx, g: req.g, r: kept.withContext(ctx)}, client: req.client, bytes: kept.size(),
+		cancel: cancel, releaseQuota: func() {}, slots: make(chan struct{}, maxFanOut),
+	}
+	bg.pending.Store(1)
+	return bg
+}
+
+// Go runs f in a goroutine, at most maxFanOut at a time.
+func (bg *background) Go(f func()) {
+	bg.pending.Add(1)
+	run := func() {
+		defer bg.done()
+		bg.slots <- struct{}{}
+		defer func() { <-bg.slots }()
+		f()
+	}
+	if !bg.g.runFor(bg.client, run) {
+		bg.cancel() // the gateway is closed
+		run()
+	}
+}
+
+// requestAnswered cancels the background unless the quota lets it continue.
+func (bg *background) requestAnswered() {
+	if bg.pending.Load() == 1 || !bg.reserve() {
+		bg.cancel()
+	}
+	bg.done()
+}
+
+// reserve takes the quota for continuing after the request. It reports whether there was enough.
+func (bg *background) reserve() bool {
+	if bg.ctx.Err() != nil || !bg.g.backgroundMeter.Take(bg.client.owner, bg.bytes) {
+		return false
+	}
+	unbind := context.AfterFunc(bg.g.closing, bg.cancel)
+	late := time.AfterFunc(bg.g.backgroundTimeout(), bg.cancel)
+	bg.releaseQuota = func() {
+		unbind()
+		late.Stop()
+		bg.g.backgroundMeter.Give(bg.client.owner, bg.bytes)
+	}
+	return true
+}
+
+// done counts down pending. The last call ends the background.
+func (bg *background) done() {
+	if bg.pending.Add(-1) == 0 {
+		bg.releaseQuota()
+		bg.cancel()
+	}
+}
+
+// runFor runs f in a goroutine and keeps the client in memory until f returns. It reports false if
+// the State has ended.
+func (s *State) runFor(c *client, f func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		return false
+	}
+	c.refs++
+	s.running.Go(func() {
+		defer s.release(c)
+		f()
+	})
+	return true
+}
+
+// listWait returns how long a list waits for servers that are not connected yet, if the client is
+// notified when they are. Clients wait longer for lists than for initialize. Programs that list
+// only once ignore notifications, so a longer join_timeout makes this wait longer, too.
+func (g *Gateway) listWait() time.Duration { return max(firstWait, g.config.JoinTimeout/8) }
+
+// collect runs n functions that arrive from the goroutines of a background, and reports whether all
+// arrived. It waits for firstWait, then while waits returns true, and at most JoinTimeout. If the
+// client disconnects, it cancels the background.
+func (req *aggregateRequest) collect(bg *background, n int, arrivals <-chan func(), waits func() bool) (complete bool) {
+	last, next := time.NewTimer(req.g.config.JoinTimeout), time.NewTimer(firstWait)
+	defer last.Stop()
+	defer next.Stop()
+	for ; n > 0; n-- {
+		for arrived := false; !arrived; {
+			select {
+			case take := <-arrivals:
+				take()
+				arrived = true
+			case <-next.C:
+				if !waits() {
+					return false
+				}
+				next.Reset(recheckPause)
+			case <-last.C:
+				return false
+			case <-req.ctx.Done():
+				bg.cancel()
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// noteLeftOut notes that the client gets a response without a server, so that it is notified when
+// the server becomes available.
+func (req *aggregateRequest) noteLeftOut(s *upstream.Server, p *profile) {
+	p.mu.Lock()
+	p.missing = true
+	p.mu.Unlock()
+	s.Missing.Store(true)
+}
+
+// serverAvailable notifies clients that got responses without the server.
+func (g *Gateway) serverAvailable(s *upstream.Server) {
+	if !s.Missing.Swap(false) {
+		return
+	}
+	affected := map[string]bool{}
+	g.audiences.each(func(a *audience) { affected[a.key] = a.profile(s.ID).noteAvailable() })
+	g.mu.Lock()
+	streams := g.streamsOf(g)
+	g.mu.Unlock()
+	for _, stream := range streams {
+		if affected[stream.req.client.audience] && g.rules.Sees(stream.req.caller.Identity, s.Name) {
+			stream.later(func() { stream.announce(mcp.Tools, mcp.Prompts, mcp.Resources) })
+		}
+	}
+}
+
+// noteAvailable notes that the server is available, and reports whether clients got responses
+// without it. Clients without a stream are notified when they open one.
+func (p *profile) noteAvailable() (missing bool) {
+	p.mu.Lock()
+	missing, p.missing = p.missing, false
+	p.mu.Unlock()
+	if missing {
+		p.lists.ChangedBefore(catalog.AnnouncedKinds...)
+	}
+	return missing
+}
+
+// isNotifiedOf reports whether the client has a stream for notifications that lists of a kind have
+// changed.
+func (c *client) isNotifiedOf(k mcp.ListKind) bool {
+	notice := mcp.ListKinds[k].Notice
+	for _, s := range c.openStreams() {
+		if notice != "" && s.ctx.Err() == nil && (s.wants == nil || s.wants.wantsNotice(notice)) {
+			return true
+		}
+	}
+	return false
+}
+
+// retry starts to reconnect to an unreachable server in the background, unless that runs already.
+func (l *link) retry(sc scope, s *upstream.Server) {
+	if !s.BeginRetrying() {
+		return
+	}
+	ctx := newBackgroundContext(sc.g.closing, sc.g, sc.ctx)
+	kept := saveRequest(sc.r)
+	sc = scope{ctx: ctx, g: sc.g, r: kept.withContext(ctx)}
+	if !sc.g.runFor(l.client, func() { l.keepRetrying(sc, s) }) {
+		s.EndRetrying()
+	}
+}
+
+// keepRetrying reconnects until the server is reachable, the client has ended its session, or
+// clients have stopped asking for the server.
+func (l *link) keepRetrying(sc scope, s *upstream.Server) {
+	defer s.EndRetrying()
+	for s.WaitForRetry(sc.ctx) && !l.client.ended.Load() && !l.isOpen() {
+		_ = l.connect(sc, true) // notes and logs the failure
+	}
+}
+
+// A backgroundContext has the values of a request's context but not its deadline or cancellation.
+type backgroundContext struct {
+	context.Context
+	values context.Context
+	owner  any
+}
+
+// newBackgroundContext returns a context that is done when until is.
+func newBackgroundContext(until context.Context, g *Gateway, values context.Context) *backgroundContext {
+	return &backgroundContext{until, g.config.Detach(values), values.Value(stdio.OwnerKey{})}
+}
+
+func (c *backgroundContext) Value(key any) any {
+	if _, ok := key.(stdio.OwnerKey); ok {
+		return c.owner
+	}
+	if value := c.Context.Value(key); value != nil { // values that package context itself looks up
+		return value
+	}
+	return c.values.Value(key)
+}

@@ -1,0 +1,291 @@
+package gateway
+
+import (
+	"context"
+	"crypto/sha256"
+	"hash/maphash"
+	"net/http"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/httpbody"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
+	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
+)
+
+// An aggregateRequest is a request to the aggregate endpoint.
+type aggregateRequest struct {
+	*inbound.Request
+	g            *Gateway
+	ctx          context.Context // of all work for the request
+	era          mcp.Era
+	client       *client
+	out          *streamable.Writer
+	sideRequests upstream.SideRequests
+	truncated    bool // the response was sent in part, and the rest will not follow
+
+	fromReplica bool // another replica received and forwarded it
+}
+
+// wholeTarget returns the target of a request that does not name an item.
+func (req *aggregateRequest) wholeTarget() mcp.Target {
+	if !req.g.transparent() || req.HTTP.Method != http.MethodPost {
+		return mcp.Target{}
+	}
+	target, _ := mcp.TargetOf(req.g.config.Servers[0].Name, &req.Message)
+	return target
+}
+
+// sees reports whether the client may see a server.
+func (req *aggregateRequest) sees(s *upstream.Server) bool {
+	return req.g.rules.Sees(req.Caller.Identity, s.Name)
+}
+
+// findSession finds the client of the session that the request names.
+func (req *aggregateRequest) findSession() (failure *jsonrpc.Failure) {
+	id := httpbody.GetHeader(req.HTTP.Header, mcp.SessionHeader)
+	if id == "" {
+		if req.HTTP.Method == http.MethodGet {
+			// Clients of HTTP+SSE and browsers send such requests.
+			failure = jsonrpc.MethodNotAllowed("POST")
+			failure.Message += ": this address is for MCP clients, not for browsers"
+			return failure
+		}
+		return jsonrpc.InvalidRequest("the header Mcp-Session-Id is missing: initialize first")
+	}
+	req.client, failure = req.sessionClient(id)
+	return failure
+}
+
+// audience returns the key of the client's audience: clients with the same identity, the same parts
+// (what they say about themselves), and the same values of these headers. Without an identity,
+// clients must also have the same address and certificate.
+func (req *aggregateRequest) audience(headers []string, parts ...[]byte) string {
+	key := append(make([]byte, 0, 1<<10), req.Caller.Identity...)
+	if req.Caller.Identity == "" {
+		key = append(append(key, '@'), req.Peer.Address...)
+		if tls := req.HTTP.TLS; tls != nil && len(tls.PeerCertificates) > 0 {
+			key = append(append(key, 0), tls.PeerCertificates[0].Raw...)
+		}
+	}
+	key = append(key, 0)
+	for _, name := range headers {
+		key = append(key, name...)
+		for _, value := range req.HTTP.Header[name] {
+			key = append(append(key, 0), value...)
+		}
+		key = append(key, '\n')
+	}
+	for _, part := range parts {
+		key = append(append(key, part...), 0)
+	}
+	sum := sha256.Sum256(key)
+	return string(sum[:])
+}
+
+// legacyAudience returns the key of the audience of a legacy client. Servers may choose their lists
+// by any header, so all such headers count.
+func (req *aggregateRequest) legacyAudience(c *client) string {
+	names := upstream.HeaderNames(nil, req.HTTP.Header, upstream.MayVaryLists)
+	return req.audience(names, []byte("initialize"), c.introduction.params)
+}
+
+// A headerValue is one value of a header.
+type headerValue struct {
+	name, value string
+	number      int
+}
+
+var fingerprintSeed = maphash.MakeSeed()
+
+// fingerprint returns a hash of the sender and the headers of the request. It differs whenever
+// legacyAudience differs, and is cheaper to compute: each request is compared with the one that
+// began the session.
+func (req *aggregateRequest) fingerprint() (sum uint64) {
+	if req.Caller.Identity == "" {
+		sum = maphash.String(fingerprintSeed, req.Peer.Address)
+		if tls := req.HTTP.TLS; tls != nil && len(tls.PeerCertificates) > 0 {
+			sum += maphash.Bytes(fingerprintSeed, tls.PeerCertificates[0].Raw)
+		}
+	}
+	for name, values := range req.HTTP.Header {
+		if !upstream.MayVaryLists(name) {
+			continue
+		}
+		for i, value := range values {
+			sum += maphash.Comparable(fingerprintSeed, headerValue{name, value, i})
+		}
+	}
+	return sum
+}
+
+// beginSession sets the fingerprint and the audience of a new client.
+func (req *aggregateRequest) beginSession(c *client) {
+	c.fingerprint = req.fingerprint()
+	c.joinAudience(req.g, req.legacyAudience(c))
+}
+
+// modernClient returns the client of a modern request. An audience counts as one client. The caller
+// must release it.
+func (req *aggregateRequest) modernClient() (*client, *jsonrpc.Failure) {
+	intro := introduction{
+		capabilities: req.Message.Literal(jsonrpc.ClientCapabilities),
+		info:         req.Message.Literal(jsonrpc.ClientInfo),
+	}
+	if len(intro.capabilities)+len(intro.info) > maxIntroduction {
+		return nil, introductionTooLarge("_meta: clientInfo and clientCapabilities are larger than 16 KiB")
+	}
+	var room [8]string
+	names := upstream.HeaderNames(room[:0], req.HTTP.Header, upstream.IsIdentifying)
+	key := req.audience(names, intro.capabilities, intro.info)
+	return req.g.State.client(key, func() *client {
+		// Clone: they outlive the message.
+		intro.capabilities, intro.info = slices.Clone(intro.capabilities), slices.Clone(intro.info)
+		c := newClient(mcp.Modern, mcp.Stateless, req.Caller.Identity, req.Caller.Owner(), intro.complete())
+		c.audience = key
+		return c
+	}), nil
+}
+
+// sessionClient returns the client of a session. The caller must release it.
+func (req *aggregateRequest) sessionClient(id string) (*client, *jsonrpc.Failure) {
+	g := req.g
+	c := g.State.client(id, func() *client {
+		t, ok := g.sealer.openTicket(id)
+		if !ok || t.Identity != req.Caller.Identity {
+			return nil // the session belongs to another client: do not store this one's headers for it
+		}
+		owner := t.Identity
+		if owner == "" {
+			owner = "@" + t.Address
+		}
+		c := newClient(mcp.Legacy, t.Version, t.Identity, owner, readIntroduction(t.Hello))
+		c.issued = time.Unix(t.Issued, 0)
+		req.beginSession(c)
+		return c.restore(t.Links, g.config.Servers)
+	})
+	switch {
+	case c == nil:
+		return nil, jsonrpc.UnknownSession()
+	case c.identity != req.Caller.Identity:
+		g.release(c)
+		return nil, jsonrpc.UnknownSession()
+	}
+	g.replicaSync.syncSession(req.ctx, c)
+	switch {
+	case g.hasEnded(c):
+		g.release(c)
+		return nil, jsonrpc.UnknownSession()
+	case !c.isolated.Load() && req.fingerprint() != c.fingerprint:
+		c.isolated.Store(true)
+	}
+	return c, nil
+}
+
+// answerAccepted answers a message that gets no JSON-RPC response.
+func (req *aggregateRequest) answerAccepted() { req.Writer.WriteHeader(http.StatusAccepted) }
+
+// answerResult answers with a result of the gateway.
+func (req *aggregateRequest) answerResult(result []byte) *jsonrpc.Failure {
+	return req.answerAs("complete", result)
+}
+
+// answerAs answers with a result of the gateway. resultType is for the modern era.
+func (req *aggregateRequest) answerAs(resultType string, result []byte) *jsonrpc.Failure {
+	if req.era == mcp.Modern {
+		result = req.g.info.Sign(resultType, result)
+	}
+	req.out.Answer(http.StatusOK, &streamable.Event{Data: jsonrpc.ResultResponse(req.Message.Literal(jsonrpc.ID), result)})
+	return nil
+}
+
+// scope returns the scope for requests to servers.
+func (req *aggregateRequest) scope() scope { return scope{ctx: req.ctx, g: req.g, r: req.HTTP} }
+
+// forEachServer calls f concurrently for all servers that the client may see.
+func (req *aggregateRequest) forEachServer(f func(s *upstream.Server)) {
+	var calls errgroup.Group
+	calls.SetLimit(maxFanOut)
+	for _, s := range req.g.visibleServers(req.Caller.Identity) {
+		calls.Go(func() error {
+			f(s)
+			return nil
+		})
+	}
+	_ = calls.Wait()
+}
+
+// forEachOpenLink calls f concurrently for all servers that the client has a session with.
+func (req *aggregateRequest) forEachOpenLink(f func(s *upstream.Server, l *link)) {
+	req.forEachServer(func(s *upstream.Server) {
+		if l := req.client.existingLink(s); l != nil && l.isOpen() {
+			f(s, l)
+		}
+	})
+}
+
+// serverInfos returns the servers that the client may see and their infos. The info is nil if the
+// server failed, which is logged, or is not connected yet. Known infos are not requested again. See
+// [aggregateRequest.collect] for waits.
+func (req *aggregateRequest) serverInfos(waits func() bool) (servers []*upstream.Server, infos []*serverInfo) {
+	servers = req.g.visibleServers(req.Caller.Identity)
+	infos = make([]*serverInfo, len(servers))
+	known := req.g.audience(req.client)
+	arrivals := make(chan func(), len(servers))
+	arrived := make([]bool, len(servers))
+	var bg *background
+	asked := 0
+	for i, s := range servers {
+		p := known.profile(s.ID)
+		if infos[i] = p.freshInfo(s); infos[i] != nil {
+			continue
+		}
+		if bg == nil {
+			bg = req.newBackground()
+			defer bg.requestAnswered()
+		}
+		asked++
+		bg.Go(func() {
+			info, _ := p.getInfo(bg.scope, req.client, s)
+			arrivals <- func() { infos[i], arrived[i] = info, true }
+			if info != nil {
+				req.g.serverAvailable(s)
+			}
+		})
+	}
+	if asked == 0 {
+		return servers, infos
+	}
+	req.collect(bg, asked, arrivals, waits)
+	for i, s := range servers {
+		if infos[i] == nil && (!arrived[i] || s.IsUnavailable()) {
+			req.noteLeftOut(s, known.profile(s.ID))
+		}
+	}
+	drainArrivals(arrivals)
+	return servers, infos
+}
+
+// drainArrivals runs the functions that have arrived so far.
+func drainArrivals(arrivals <-chan func()) {
+	for {
+		select {
+		case take := <-arrivals:
+			take()
+		default:
+			return
+		}
+	}
+}
+
+// always and never are values for the waits parameter of [aggregateRequest.collect].
+func always() bool { return true }
+func never() bool  { return false }
+
+// maxFanOut limits the servers that one request contacts at a time.
+const maxFanOut = 64
