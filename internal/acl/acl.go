@@ -1,9 +1,8 @@
 // Package acl decides what a client may see and use of the servers behind the gateway.
 //
-// Tools are selected by name and by what they do, prompts by name, resources by what their
-// URI begins with. One URI has many spellings, and which of them a server takes for the same is not
-// known. So it is compared in a form that they have in common, and in doubt it is
-// denied.
+// Rules select tools by name and by annotation, prompts by name, and resources by a prefix of
+// their URI. A URI has many spellings, and the gateway cannot know which of them a server treats as
+// equal. So acl compares URIs in a canonical form, and denies those that have none.
 package acl
 
 import (
@@ -18,12 +17,15 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// An Action is what a rule does with what it selects.
+// An Action is the effect of a rule on the items that it selects.
 type Action uint8
 
 const (
-	Deny    Action = iota
-	Confirm        // it is allowed if the person at the client agrees to each call
+	// Deny hides it, and refuses its use.
+	Deny Action = iota
+	// Confirm allows each call that a person at the client agrees to.
+	Confirm
+	// Allow allows it.
 	Allow
 )
 
@@ -40,56 +42,56 @@ func ParseAction(name string) (Action, bool) {
 	return Action(max(i, 0)), i >= 0
 }
 
-// A Rule says what happens to what its pattern selects:
+// A Rule applies an action to the items that its pattern selects:
 //
 //	server::*                   everything of a server
 //	server::tool                tools
 //	tool:server::name           tools
-//	read_only                   tools with this annotation; so do destructive, idempotent, open_world
-//	read_only:server::name      those of them
+//	read_only                   tools with this annotation; also destructive, idempotent, open_world
+//	read_only:server::name      tools with this annotation and name
 //	prompt:server::name         prompts
 //	resource:prefix             resources, of any server
 //	resource:server::prefix     resources of a server
 //	*                           everything
 //
-// In names of servers, tools and prompts * stands for any run of characters. As a
-// prefix it stands for all; any other is the beginning of a URI, in whole segments.
-// A rule that confirms, or has a condition, selects tools only.
+// In names of servers, tools and prompts, * matches any run of characters. The prefix * matches
+// every URI; any other prefix matches whole segments of a path. A rule that confirms, or has a
+// condition, selects only tools.
 type Rule struct {
 	Action  Action
 	Pattern string
-	When    *condition.Condition // nil to select all that the pattern does
+	When    *condition.Condition // nil if the pattern alone selects
 }
 
-// A Tool is what is known of a tool that a client lists or calls.
+// A Tool describes a tool that a client lists or calls.
 type Tool struct {
 	condition.Facts
 	Askable bool // the client can ask a person to confirm a call
 }
 
-// A Decision is what a policy says to something.
+// A Decision is the verdict of a policy on an item.
 type Decision struct {
 	Action  Action
-	Depends bool    // on the arguments, which are not known: others may be denied
-	before  []*rule // that decide if their conditions hold, which depends on the arguments
-	Err     error   // why it is denied, if that is not what a rule says
-	rule    *rule   // that decided; nil if none has
-	reason  string  // if not by a rule; "" for the default of the policy
+	Depends bool    // the verdict depends on arguments that are not known yet
+	before  []*rule // earlier rules that decide instead if the arguments meet their conditions
+	Err     error   // a failure that caused the denial
+	rule    *rule   // the deciding rule, or nil
+	reason  string  // the reason without a rule; "" for the default of the policy
 }
 
-// newDecision returns that of a rule, or the default if it is nil, unless one of the rules before it decides.
-// Whether one of them denies makes no difference to what is denied anyway.
-func newDecision(action Action, by *rule, before []*rule) Decision {
+// newDecision returns the decision of a rule, or the default if it is nil. The rules before it may
+// decide instead; for a denial they do not matter.
+func newDecision(action Action, decisive *rule, before []*rule) Decision {
 	if action == Deny {
 		before = nil
 	}
-	return Decision{Action: action, Depends: len(before) > 0, rule: by, before: before}
+	return Decision{Action: action, Depends: len(before) > 0, rule: decisive, before: before}
 }
 
-// Because returns a decision that was not made by a rule, and for which reason it was made.
+// Because returns a decision without a rule, for the given reason.
 func Because(reason string, action Action) Decision { return Decision{Action: action, reason: reason} }
 
-// Reason returns the rule that decided, as it is written, or why there is none, and what is wrong.
+// Reason returns the deciding rule as written, or the reason without one, and the error if there is one.
 func (d Decision) Reason() string {
 	reason := d.reason
 	switch {
@@ -107,19 +109,19 @@ func (d Decision) Reason() string {
 	return reason
 }
 
-// Unrestricted is the decision on everything where there are no rules.
+// Unrestricted is the decision for a client without rules.
 var Unrestricted = Because("no rules", Allow)
 
-// A Policy is what the rules of a client come to. A nil one allows everything. It
-// never changes.
+// A Policy is the compiled list of a client's rules. It is immutable. A nil Policy allows
+// everything.
 type Policy struct {
 	rules       []rule
 	otherwise   Action
 	fingerprint string
 }
 
-// New compiles rules. The first that selects something decides on it, and otherwise
-// decides on what none of them selects.
+// New compiles rules. The first rule that selects an item decides; otherwise is the action for items
+// that no rule selects.
 func New(rules []Rule, otherwise Action) (*Policy, error) {
 	p := &Policy{otherwise: otherwise}
 	text := []byte{byte(otherwise)}
@@ -139,8 +141,8 @@ func New(rules []Rule, otherwise Action) (*Policy, error) {
 	return p, nil
 }
 
-// Server reports whether anything of a server may be allowed. If not, there is no
-// reason to contact it.
+// Server reports whether any item of a server may be allowed. If not, the gateway need not
+// contact it.
 func (p *Policy) Server(server string) bool {
 	if p == nil {
 		return true
@@ -164,13 +166,13 @@ func (p *Policy) Server(server string) bool {
 	return p.otherwise != Deny
 }
 
-// Restricts reports whether anything of a server may be denied, or needs to be confirmed.
+// Restricts reports whether any item of a server may be denied, or needs a confirmation.
 func (p *Policy) Restricts(server string) bool { return p.restricts(server, everything) }
 
 // RestrictsResources reports whether any resource of a server may be denied.
 func (p *Policy) RestrictsResources(server string) bool { return p.restricts(server, resources) }
 
-func (p *Policy) restricts(server string, of kinds) bool {
+func (p *Policy) restricts(server string, wanted kinds) bool {
 	if p == nil {
 		return false
 	}
@@ -180,21 +182,21 @@ func (p *Policy) restricts(server string, of kinds) bool {
 		if !mcp.MatchName(r.server, server) {
 			continue
 		}
-		if r.Action != Allow && r.kinds&of&^allowed != 0 {
+		if r.Action != Allow && r.kinds&wanted&^allowed != 0 {
 			return true
 		}
 		if r.Action == Allow && r.whole {
 			allowed |= r.kinds
 		}
-		if of&^allowed == 0 {
+		if wanted&^allowed == 0 {
 			return false
 		}
 	}
 	return p.otherwise != Allow
 }
 
-// Other reports whether a server may be asked for what is neither a tool nor a prompt nor
-// a resource: only who may use all that no rule is about may.
+// Other reports whether a client may send requests that concern no tool, prompt or resource. That
+// needs a rule, or a default, that allows the whole server.
 func (p *Policy) Other(server string) bool {
 	if p == nil {
 		return true
@@ -217,8 +219,8 @@ func holds(c *condition.Condition, f *condition.Facts) (condition.Verdict, error
 	return condition.Yes, nil
 }
 
-// Tool decides on a tool whatever its arguments are: it is denied if there are none with which it
-// may be called.
+// Tool decides on a tool before its arguments are known. It denies a tool that no arguments would
+// allow.
 func (p *Policy) Tool(t *Tool) Decision { return p.tool(t, (*condition.Condition).Possible) }
 
 func (p *Policy) tool(t *Tool, judge func(*condition.Condition, *condition.Facts) (condition.Verdict, error)) Decision {
@@ -286,15 +288,15 @@ func (p *Policy) Prompt(server, name string) Decision {
 	return p.byDefault()
 }
 
-// byDefault returns the decision on what no rule selects.
+// byDefault returns the decision on an item that no rule selects.
 func (p *Policy) byDefault(before ...*rule) Decision {
 	return newDecision(p.otherwise, nil, before)
 }
 
-// Resource decides on a resource of a server. The URI is the one the server knows it by.
+// Resource decides on a resource of a server, by the URI that the server uses.
 //
-// Where any resource of the server may be denied, one with a URI that can be read in
-// more than one way is.
+// If any resource of the server may be denied, Resource denies URIs that servers can read in more
+// than one way.
 func (p *Policy) Resource(server, uri string) Decision {
 	if p == nil {
 		return Unrestricted
@@ -322,8 +324,8 @@ func (p *Policy) Resource(server, uri string) Decision {
 	return p.byDefault()
 }
 
-// Template decides whether a template of a server may be shown: whether something
-// that can be made of it may be allowed. What is made of it is up to Resource.
+// Template decides whether a client may see a URI template: whether any URI made from it may be
+// allowed. Resource decides on each of these URIs.
 func (p *Policy) Template(server, uriTemplate string) Decision {
 	at, decision, decided := p.template(server, uriTemplate)
 	if decided {
@@ -344,9 +346,9 @@ func (p *Policy) Template(server, uriTemplate string) Decision {
 	return p.byDefault()
 }
 
-// template returns the location that the URIs of a template lie in: that of everything,
-// unless the template says more. It also reports whether it is decided without the rules
-// if they may be read.
+// template returns the location that contains all URIs of a template. It is the zero location,
+// which contains everything, if the template has no literal prefix. If the rules are not needed,
+// decided is true and d is the decision.
 func (p *Policy) template(server, uriTemplate string) (at location, d Decision, decided bool) {
 	beginning, open := literal(uriTemplate)
 	switch {
@@ -364,12 +366,12 @@ func (p *Policy) template(server, uriTemplate string) (at location, d Decision, 
 	return at, d, false
 }
 
-// incomparable denies something with a URI that can be read in more than one way.
+// incomparable denies a URI that servers can read in more than one way.
 func incomparable(err error) Decision {
 	return Decision{reason: "the URI cannot be compared", Err: err}
 }
 
-// Everything reports whether all that can be made of a template of a server may be read.
+// Everything reports whether every URI made from a template may be read.
 func (p *Policy) Everything(server, uriTemplate string) bool {
 	at, decision, decided := p.template(server, uriTemplate)
 	if decided {
@@ -401,8 +403,8 @@ func (p *Policy) denied(server string, n int) bool {
 	return false
 }
 
-// Shadowed tells of the rules that never decide because one before them decides to
-// the contrary on all they select. Who wrote them meant something else.
+// Shadowed returns a warning for each rule that never applies because an earlier rule with another
+// action selects all of its items.
 func (p *Policy) Shadowed() (warnings []string) {
 	if p == nil {
 		return nil
@@ -419,8 +421,7 @@ func (p *Policy) Shadowed() (warnings []string) {
 	return warnings
 }
 
-// Fingerprint returns a short text that is the same for the same rules, and empty if
-// there are none.
+// Fingerprint returns a short hash of the rules, or "" if there are no rules.
 func (p *Policy) Fingerprint() string {
 	if p == nil {
 		return ""
@@ -428,15 +429,15 @@ func (p *Policy) Fingerprint() string {
 	return p.fingerprint
 }
 
-// literal returns what every URI made of a template begins with, in whole segments.
-// A template without variables is not open.
+// literal returns the common beginning of all URIs made from a template, in whole segments. A
+// template without variables is not open.
 func literal(template string) (beginning string, open bool) {
 	beginning, expression, open := strings.Cut(template, "{")
 	if !open || strings.ContainsAny(beginning, "?#") {
 		return beginning, open
 	}
 	if expression != "" && strings.IndexByte("/?&#", expression[0]) >= 0 {
-		return beginning, true // a segment ends where it begins
+		return beginning, true // the expression begins a new segment
 	}
 	if i := strings.LastIndexAny(beginning, `/\`); i >= 0 {
 		return beginning[:i+1], true

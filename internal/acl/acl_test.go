@@ -28,41 +28,42 @@ func TestNoPolicyAllowsEverything(t *testing.T) {
 
 func TestNewRefuses(t *testing.T) { // A53, A54, A55
 	for _, test := range []struct{ name, pattern, want string }{
-		{"nothing", "", "it has no ::"},
-		{"a server alone", "beta", "for all of a server write server::*"},
-		{"a star and more", "b*", "it has no ::"},
-		{"a tool without a server", "tool:read", "it has no ::"},
-		{"an empty server", "::read", "nothing on one side of ::"},
-		{"an empty tool", "beta::", "nothing on one side of ::"},
-		{"an empty prompt", "prompt:beta::", "nothing on one side of ::"},
-		{"an unknown kind", "tools:beta::x", `there is no kind "tools"`},
-		{"a URI without its kind", "file:///x::y", `there is no kind "file"`},
-		{"no prefix", "resource:", "there is no prefix"},
-		{"no prefix after a server", "resource:beta::", "there is no prefix"},
-		{"no prefix after all servers", "resource:*::", "there is no prefix"},
-		{"no server before a prefix", "resource:::file:///x", "nothing before ::"},
-		{"no server before a tool", "tool:::x", "nothing on one side of ::"},
+		{"nothing", "", "missing ::"},
+		{"a server alone", "beta", "write server::* for a whole server"},
+		{"a star and more", "b*", "missing ::"},
+		{"a tool without a server", "tool:read", "missing ::"},
+		{"an empty server", "::read", "one side of :: is empty"},
+		{"an empty tool", "beta::", "one side of :: is empty"},
+		{"an empty prompt", "prompt:beta::", "one side of :: is empty"},
+		{"an unknown kind", "tools:beta::x", `unknown kind "tools"`},
+		{"a URI without its kind", "file:///x::y", `unknown kind "file"`},
+		{"no prefix", "resource:", "no prefix"},
+		{"no prefix after a server", "resource:beta::", "no prefix"},
+		{"no prefix after all servers", "resource:*::", "no prefix"},
+		{"no server before a prefix", "resource:::file:///x", "no server before ::"},
+		{"no server before a tool", "tool:::x", "one side of :: is empty"},
 		{"a prefix without a scheme", "resource:secret", "it does not begin with a scheme"},
 		{"a prefix without a scheme of a server", "resource:beta::/secret", "it does not begin with a scheme"},
-		{"a prefix with a star", "resource:file:///secret/*", "a prefix has no * in it"},
-		{"a prefix with a variable", "resource:file:///{x}", "a prefix has no variables"},
-		{"a prefix with a query", "resource:file:///x?y", "a prefix has no query"},
-		{"a prefix with a fragment", "resource:file:///x#y", "a prefix has no query and no fragment"},
+		{"a prefix with a star", "resource:file:///secret/*", "a prefix cannot contain *"},
+		{"a prefix with a variable", "resource:file:///{x}", "a prefix cannot contain variables"},
+		{"a prefix with a query", "resource:file:///x?y", "a prefix cannot contain a query"},
+		{"a prefix with a fragment", "resource:file:///x#y", "a prefix cannot contain a query or fragment"},
 		{"a prefix with a broken escape", "resource:file:///%zz", "not followed by two hexadecimal digits"},
 		{"a prefix with a line break", "resource:file:///a\nb", "control characters"},
-		{"a prefix with a host beyond ASCII", "resource:http://ö.example/", "its host can be read in more than one way"},
-		{"a prefix with an escaped ..", "resource:file:///a%2f..%2fb", "its path can be read in more than one way"},
-		{"a prefix of a file without a root", "resource:file:srv", "its path can be read in more than one way"},
+		{"a prefix with a host beyond ASCII", "resource:http://ö.example/", "its host is ambiguous"},
+		{"a prefix with an escaped ..", "resource:file:///a%2f..%2fb", "its path is ambiguous"},
+		{"a prefix of a file without a root", "resource:file:srv", "its path is ambiguous"},
 		{"an annotation that is misspelled", "readonly", "did you mean read_only?"},
-		{"an annotation of no server", "read_only:files", "it has no ::"},
-		{"a prefix with too many escapes", "resource:file:///%252525252541", "escaped too often"},
+		{"an annotation of no server", "read_only:files", "missing ::"},
+		{"a prefix with too many escapes", "resource:file:///%252525252541", "escaped too many times"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, err := New([]Rule{{Pattern: "*"}, {Pattern: test.pattern}}, Allow)
 			if err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Fatalf("got %v, want %s", err, test.want)
 			}
-			if quoted := strings.ReplaceAll(test.pattern, "\n", `\n`); !strings.HasPrefix(err.Error(), `pattern "`+quoted+`": `) {
+			if quoted := strings.ReplaceAll(test.pattern, "\n", `\n`); !strings.HasPrefix(err.Error(), `pattern "`+quoted+
+				`": `) {
 				t.Errorf("%v does not name the pattern", err)
 			}
 		})
@@ -89,13 +90,16 @@ func TestReason(t *testing.T) {
 	for want, d := range map[string]Decision{
 		"no rules":                 (*Policy)(nil).Template("a", "file:///{x}"),
 		"confirm destructive:a::*": p.Tool(newTool("a", "x", mcp.Unannotated)),
-		"deny a::* when arguments.x, else default allow": policy(t, "deny a::* when arguments.x, allow").Tool(newTool("a", "y", 0)),
-		"deny when tool=='y'":                            policy(t, "deny * when tool=='y', allow").Tool(newTool("a", "y", 0)),
-		"deny a::y when arguments.x: no such key: x":     policy(t, "deny a::y when arguments.x, allow").Call(newTool("a", "y", 0)),
+		"deny a::* when arguments.x, else default allow": policy(t, "deny a::* when arguments.x, allow").Tool(newTool("a",
+			"y", 0)),
+		"deny when tool=='y'": policy(t, "deny * when tool=='y', allow").Tool(newTool("a", "y",
+			0)),
+		"deny a::y when arguments.x: no such key: x": policy(t, "deny a::y when arguments.x, allow").Call(newTool("a",
+			"y", 0)),
 		"allow a::*":   p.Prompt("a", "x"),
 		"default deny": p.Prompt("b", "x"),
 		"the URI cannot be compared: it does not begin with a scheme and a colon": p.Resource("a", "x"),
-		"the URI cannot be compared: its path can be read in more than one way":   p.Template("a", "file:x/{y}"),
+		"the URI cannot be compared: its path is ambiguous":                       p.Template("a", "file:x/{y}"),
 		"allow *": policy(t, "allow *, deny").Template("a", "{x}"),
 	} {
 		if got := d.Reason(); got != want {
@@ -111,20 +115,25 @@ func TestShadowed(t *testing.T) { // A57
 	}{
 		{"no rules", "deny", nil},
 		{"the narrow one first", "allow a::x, deny a::*, deny", nil},
-		{"the wide one first", "deny a::*, allow a::x, deny", []string{`allow a::x never applies, because deny a::* comes before it`}},
+		{"the wide one first", "deny a::*, allow a::x, deny",
+			[]string{`allow a::x never applies, because deny a::* comes before it`}},
 		{"the same action", "deny a::*, deny a::x, allow", nil},
-		{"the same pattern", "deny a::x, allow a::x, allow", []string{`allow a::x never applies, because deny a::x comes before it`}},
+		{"the same pattern", "deny a::x, allow a::x, allow",
+			[]string{`allow a::x never applies, because deny a::x comes before it`}},
 		{"everything", "allow *, deny b::*, deny prompt:c::x, deny resource:note:x, deny", []string{
 			`deny b::* never applies, because allow * comes before it`,
 			`deny prompt:c::x never applies, because allow * comes before it`,
 			`deny resource:note:x never applies, because allow * comes before it`,
 		}},
-		{"stars in stars", "deny a*::x*y*, allow ab*::x*z*y, allow", []string{`allow ab*::x*z*y never applies, because deny a*::x*y* comes before it`}},
+		{"stars in stars", "deny a*::x*y*, allow ab*::x*z*y, allow",
+			[]string{`allow ab*::x*z*y never applies, because deny a*::x*y* comes before it`}},
 		{"stars beside stars", "deny ab*::*, allow a*::x, allow", nil},
 		{"tools do not shadow prompts", "deny tool:a::*, allow prompt:a::x, allow", nil},
 		{"tools do not shadow a server", "deny tool:a::*, allow a::*, allow", nil},
-		{"a wide prefix", "allow resource:file:///a, deny resource:file:///a/b, allow", []string{`deny resource:file:///a/b never applies, because allow resource:file:///a comes before it`}},
-		{"a wide prefix in another spelling", "deny resource:FILE:/A/, allow resource:file:///a/b, allow", []string{`allow resource:file:///a/b never applies, because deny resource:FILE:/A/ comes before it`}},
+		{"a wide prefix", "allow resource:file:///a, deny resource:file:///a/b, allow",
+			[]string{`deny resource:file:///a/b never applies, because allow resource:file:///a comes before it`}},
+		{"a wide prefix in another spelling", "deny resource:FILE:/A/, allow resource:file:///a/b, allow",
+			[]string{`allow resource:file:///a/b never applies, because deny resource:FILE:/A/ comes before it`}},
 		{"a wide prefix of another server", "allow resource:a::file:///a, deny resource:b::file:///a/b, allow", nil},
 		{"a wide prefix of one server", "allow resource:a::file:///a, deny resource:file:///a/b, allow", nil},
 		{"a prefix beside it", "allow resource:file:///a, deny resource:file:///ab, allow", nil},
@@ -138,7 +147,8 @@ func TestShadowed(t *testing.T) { // A57
 		{"conditions", "deny a::* when arguments.x==1, allow a::x, deny a::x when arguments.x==2, allow", []string{
 			"deny a::x when arguments.x==2 never applies, because allow a::x comes before it",
 		}},
-		{"all and a prefix", "deny resource:*, allow resource:file:///a, allow", []string{`allow resource:file:///a never applies, because deny resource:* comes before it`}},
+		{"all and a prefix", "deny resource:*, allow resource:file:///a, allow",
+			[]string{`allow resource:file:///a never applies, because deny resource:* comes before it`}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if got := policy(t, test.policy).Shadowed(); !slices.Equal(got, test.want) {
@@ -150,7 +160,9 @@ func TestShadowed(t *testing.T) { // A57
 
 func TestFingerprint(t *testing.T) { // A57
 	seen := make(map[string]string)
-	for _, text := range []string{"allow", "deny", "allow a::x, deny", "deny a::x, deny", "confirm a::x, deny", "deny a::x when true, deny", "deny a::x when false, deny", "allow a::x, allow", "allow a::x, allow a::y, deny", "allow a::y, allow a::x, deny"} {
+	for _, text := range []string{"allow", "deny", "allow a::x, deny", "deny a::x, deny", "confirm a::x, deny",
+		"deny a::x when true, deny", "deny a::x when false, deny", "allow a::x, allow", "allow a::x, allow a::y, deny",
+		"allow a::y, allow a::x, deny"} {
 		got := policy(t, text).Fingerprint()
 		if other, ok := seen[got]; ok || got == "" {
 			t.Errorf("%s has %q, as has %s", text, got, other)

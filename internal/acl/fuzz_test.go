@@ -14,10 +14,12 @@ import (
 func FuzzResource(f *testing.F) { // A55
 	for _, uri := range []string{
 		"file:///secret/x", "file:///pub/../secret", "file:///pub/%2e%2e/secret", "file:///%2573ecret/x", `file:\\\secret\x`,
-		"file://host/secret?x#y", "file:///a//../secret/..;/b", "file:secret", "http://h.example:80/a/b", "HTTP://u@h.Example/a",
+		"file://host/secret?x#y", "file:///a//../secret/..;/b", "file:secret", "http://h.example:80/a/b",
+		"HTTP://u@h.Example/a",
 		"note:abc/def", "note:x/../abc", "file:///pub%2f..%2fsecret", "file:///..%5csecret", "file:///\u017fecret%00", "{x}",
 		"file:///C|/x", "http://x\\@h.example/a", "file:///secret%23/../pub",
-		"file:///%", "\xff:{x}", "note:a/./b", "file:///pub/./..", "http://h.example", "note+1:\u01d9/%2525", "x@y:z", "http://a:b:c/d", "note:a/b{x}", "note:a{#x}",
+		"file:///%", "\xff:{x}", "note:a/./b", "file:///pub/./..", "http://h.example", "note+1:\u01d9/%2525", "x@y:z",
+		"http://a:b:c/d", "note:a/b{x}", "note:a{#x}",
 	} {
 		f.Add(uri)
 	}
@@ -81,8 +83,11 @@ func cleanPath(u *url.URL) string {
 // as a whole holds for all that it has.
 func FuzzRules(f *testing.F) {
 	for _, patterns := range [][2]string{
-		{"*", "a::b"}, {"a::*", "tool:a::*"}, {"tool:a::b*", "prompt:*::b"}, {"resource:*", "resource:a::file:///x"}, {"resource:file:///x", "**"}, {"tool::x", "tool:tool::x"}, {"a::b::c", "*a*::*"}, {"a", "::"}, {"kind:a::b", "resource:x?y"}, {"read_only", "a::b"}, {"destructive:a::*", "*"}, {"tool:a::b", "read_only:a::b"},
-		{"resource:", "*"}, {"resource:{x}", "*"}, {"resource:x", "*"}, {"resource:x@y:z", "*"}, {"resource:file://@x", "*"}, {"resource:note1:", "*"},
+		{"*", "a::b"}, {"a::*", "tool:a::*"}, {"tool:a::b*", "prompt:*::b"}, {"resource:*", "resource:a::file:///x"},
+		{"resource:file:///x", "**"}, {"tool::x", "tool:tool::x"}, {"a::b::c", "*a*::*"}, {"a", "::"},
+		{"kind:a::b", "resource:x?y"}, {"read_only", "a::b"}, {"destructive:a::*", "*"}, {"tool:a::b", "read_only:a::b"},
+		{"resource:", "*"}, {"resource:{x}", "*"}, {"resource:x", "*"}, {"resource:x@y:z", "*"}, {"resource:file://@x", "*"},
+		{"resource:note1:", "*"},
 	} {
 		f.Add(patterns[0], patterns[1], true, false, "a", "b", "file:///x")
 		f.Add(patterns[0], patterns[1], false, true, "tool", "x", "note:x")
@@ -99,7 +104,8 @@ func FuzzRules(f *testing.F) {
 			return p
 		}
 		a, b := Rule{Action: allowed(allowFirst), Pattern: first}, Rule{Action: allowed(allowSecond), Pattern: second}
-		one, other := compiled(false, Rule{Action: Allow, Pattern: first}), compiled(false, Rule{Action: Allow, Pattern: second})
+		one, other := compiled(false, Rule{Action: Allow, Pattern: first}),
+			compiled(false, Rule{Action: Allow, Pattern: second})
 		if one == nil || other == nil {
 			return
 		}
@@ -122,24 +128,29 @@ func FuzzRules(f *testing.F) {
 					t.Fatalf("%+v, %+v, else %t: %s %q of %q is allowed: %t", a, b, otherwise, kind, name, server, got)
 				}
 				if got := ask(p); got && !p.Server(server) || !got && !p.Restricts(server) {
-					t.Fatalf("%+v, %+v, else %t: %s %q of %q is allowed: %t, and of the server anything: %t, not all: %t", a, b, otherwise, kind, name, server, got, p.Server(server), p.Restricts(server))
+					t.Fatalf("%+v, %+v, else %t: %s %q of %q is allowed: %t, and of the server anything: %t, not all: %t", a, b,
+						otherwise, kind, name, server, got, p.Server(server), p.Restricts(server))
 				}
 			}
 			resource := isAllowed(p.Resource(server, uri))
-			if resource && !p.Server(server) || !resource && !p.RestrictsResources(server) || p.RestrictsResources(server) && !p.Restricts(server) {
+			if resource && !p.Server(server) || !resource && !p.RestrictsResources(server) || p.RestrictsResources(server) &&
+				!p.Restricts(server) {
 				t.Fatalf("%+v, %+v, else %t: %q of %q is allowed: %t", a, b, otherwise, uri, server, resource)
 			}
-			if again := compiled(otherwise, a, b); again.Fingerprint() != p.Fingerprint() || compiled(!otherwise, a, b).Fingerprint() == p.Fingerprint() {
+			if again := compiled(otherwise, a, b); again.Fingerprint() != p.Fingerprint() || compiled(!otherwise, a,
+				b).Fingerprint() == p.Fingerprint() {
 				t.Fatalf("%+v, %+v, else %t: the fingerprint is %s", a, b, otherwise, p.Fingerprint())
 			}
 		}
 		// What a pattern selects, told in another way.
 		kind, rest := "", first
-		if strings.Contains(first, "read_only") || strings.Contains(first, "destructive") || strings.Contains(first, "idempotent") || strings.Contains(first, "open_world") {
+		if strings.Contains(first, "read_only") || strings.Contains(first, "destructive") || strings.Contains(first,
+			"idempotent") || strings.Contains(first, "open_world") {
 			return
 		}
 		for _, word := range []string{"tool", "prompt", "resource"} {
-			if after, ok := strings.CutPrefix(first, word+":"); ok && (!strings.HasPrefix(after, ":") || strings.HasPrefix(after, "::")) {
+			if after, ok := strings.CutPrefix(first, word+":"); ok && (!strings.HasPrefix(after, ":") ||
+				strings.HasPrefix(after, "::")) {
 				kind, rest = word, after
 			}
 		}
@@ -147,7 +158,9 @@ func FuzzRules(f *testing.F) {
 		all := strings.Trim(rest, "*") == "" && kind == ""
 		named := all || kind != "resource" && fits(patternServer, server) && fits(patternName, name)
 		whole := all || strings.Trim(patternName, "*") == ""
-		if tool, prompt := isAllowed(one.Tool(newTool(server, name, 0))), isAllowed(one.Prompt(server, name)); tool != (named && kind != "prompt") || prompt != (named && (kind == "prompt" || kind == "" && whole)) {
+		if tool, prompt := isAllowed(one.Tool(newTool(server, name, 0))),
+			isAllowed(one.Prompt(server, name)); tool != (named && kind != "prompt") ||
+			prompt != (named && (kind == "prompt" || kind == "" && whole)) {
 			t.Fatalf("%q selects %q of %q: %t as a tool, %t as a prompt", first, name, server, tool, prompt)
 		}
 	})

@@ -6,14 +6,13 @@ import (
 	"strings"
 )
 
-// onNetwork reports whether the hosts in URIs of a scheme are machines. Elsewhere a
-// host may be any name: note://010/ and note://8/ are two notes.
+// onNetwork reports whether the host in a URI of this scheme is a network host. In other schemes it may
+// be any name: note://010/ and note://8/ are two notes.
 func onNetwork(scheme string) bool { return scheme == "file" || defaultPorts[scheme] != "" }
 
 // canonicalAddress returns a host as browsers and resolvers read it: 2852039166,
-// 0xa9.254.43518 and [::ffff:a9fe:a9fe] are 169.254.169.254. It is not ok if it looks
-// like an address and is none, or if it is an IPv6 address that may lead to an IPv4
-// address. Names stay as they are.
+// 0xa9.254.43518 and [::ffff:a9fe:a9fe] are 169.254.169.254. It is not ok for an invalid
+// address, or an IPv6 address that may be translated to an IPv4 address. It returns names unchanged.
 func canonicalAddress(host string) (address string, ok bool) {
 	if inner, bracket := strings.CutPrefix(host, "["); bracket {
 		inner, closed := strings.CutSuffix(inner, "]")
@@ -36,7 +35,7 @@ func canonicalAddress(host string) (address string, ok bool) {
 	return dottedQuad(labels)
 }
 
-// translations are the prefixes of IPv6 addresses that have an IPv4 address in them.
+// translations are the prefixes of IPv6 addresses that contain an IPv4 address.
 var translations = []netip.Prefix{
 	netip.MustParsePrefix("::ffff:0:0:0/96"), netip.MustParsePrefix("64:ff9b::/96"),
 	netip.MustParsePrefix("64:ff9b:1::/48"), netip.MustParsePrefix("2002::/16"), netip.MustParsePrefix("2001::/32"),
@@ -51,11 +50,11 @@ func translated(ip netip.Addr) bool {
 	return false
 }
 
-// number reads a label of digits, or of hexadecimal ones after 0x. A label of digits that
-// are too many is a number without value. So is one that begins with 0, for some read the
-// rest as octal digits and others as decimal ones, unless that is the same.
+// number parses a label of decimal digits, or of hexadecimal digits after 0x. A number that is too
+// large has a value above any address. So has a number with a leading 0 that is not the same in octal
+// and in decimal, because resolvers disagree on it.
 func number(label string) (n uint64, isNumber bool) {
-	const none = 1 << 40 // larger than any address
+	const invalid = 1 << 40 // larger than any address
 	digits, base := label, 10
 	switch {
 	case label == "":
@@ -66,7 +65,7 @@ func number(label string) (n uint64, isNumber bool) {
 		}
 	case label[0] == '0':
 		if digits = strings.TrimLeft(label[1:], "0"); len(digits) > 1 || digits > "7" {
-			return none, strings.Trim(label, "0123456789") == ""
+			return invalid, strings.Trim(label, "0123456789") == ""
 		}
 		digits = "0" + digits
 	}
@@ -75,13 +74,14 @@ func number(label string) (n uint64, isNumber bool) {
 	case strings.HasPrefix(digits, "+"), strings.Contains(digits, "_"):
 		return 0, false
 	case err == nil:
-		return min(n, none), true
+		return min(n, invalid), true
 	}
-	return none, strings.Trim(label, "0123456789") == "" || base == 16 && strings.Trim(digits, "0123456789abcdefABCDEF") == ""
+	return invalid, strings.Trim(label, "0123456789") == "" ||
+		base == 16 && strings.Trim(digits, "0123456789abcdefABCDEF") == ""
 }
 
-// dottedQuad returns the address of one to four numbers, of which the last fills the
-// bytes that are left.
+// dottedQuad returns the address of one to four numbers. The last number fills the remaining
+// bytes.
 func dottedQuad(labels []string) (string, bool) {
 	if len(labels) > 4 {
 		return "", false
@@ -101,5 +101,6 @@ func dottedQuad(labels []string) (string, bool) {
 		}
 		address |= n
 	}
-	return netip.AddrFrom4([4]byte{byte(address >> 24), byte(address >> 16), byte(address >> 8), byte(address)}).String(), true
+	octets := [4]byte{byte(address >> 24), byte(address >> 16), byte(address >> 8), byte(address)}
+	return netip.AddrFrom4(octets).String(), true
 }

@@ -11,45 +11,44 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// A location is what a URI comes to without its query and fragment: a scheme, a host
-// if there is one, and the segments of a path.
+// A location is the canonical form of a URI without its query and fragment: a scheme, an optional
+// host, and the segments of a path.
 type location struct {
 	exact string // scheme://host/segment/segment, all escapes decoded
 
-	// What it may come to for a server that is careless with case, hosts of files and
-	// the ends of segments. The first is of the whole.
+	// Other forms that servers may treat as equal: they may ignore case, the host of a file URI, or
+	// the end of a segment. The first form has all segments in full.
 	readings []string
 }
 
-// within reports whether a location is that of a prefix or below it. Everything is
-// within the empty prefix.
+// within reports whether s is the location prefix or below it. Every location is within the empty
+// prefix.
 func within(s, prefix string) bool {
 	rest, ok := strings.CutPrefix(s, prefix)
 	return ok && (rest == "" || prefix == "" || rest[0] == '/')
 }
 
 var (
-	errCharacters = errors.New("it has control characters or is not UTF-8")
+	errCharacters = errors.New("it contains control characters or is not UTF-8")
 	errEscapes    = errors.New("a % in it is not followed by two hexadecimal digits")
-	errDepth      = errors.New("its escapes are escaped too often")
+	errDepth      = errors.New("it is escaped too many times")
 	errScheme     = errors.New("it does not begin with a scheme and a colon")
-	errHost       = errors.New("its host can be read in more than one way")
-	errSegments   = errors.New("its path can be read in more than one way")
-	errShortName  = errors.New("its path may have a short name of Windows in it, such as PROGRA~1")
+	errHost       = errors.New("its host is ambiguous")
+	errSegments   = errors.New("its path is ambiguous")
+	errShortName  = errors.New("its path may contain a Windows short name, such as PROGRA~1")
 )
 
-// maxDecodings is how often what was decoded may be decoded again.
+// maxDecodings limits how many times a URI is unescaped.
 const maxDecodings = 5
 
-// defaultPorts are those that a URI need not have in it.
+// defaultPorts are the ports that a URI may omit, by scheme.
 var defaultPorts = map[string]string{
 	"http": "80", "https": "443", "ws": "80", "wss": "443", "ftp": "21", "sftp": "22", "ssh": "22",
 	"postgres": "5432", "postgresql": "5432", "mysql": "3306", "redis": "6379", "mongodb": "27017",
 }
 
-// ofWeb reports whether browsers find a host in all URIs of a scheme, with however
-// many slashes before it.
-func ofWeb(scheme string) bool {
+// isWeb reports whether browsers read a host in every URI of a scheme, after any number of slashes.
+func isWeb(scheme string) bool {
 	switch scheme {
 	case "http", "https", "ws", "wss", "ftp":
 		return true
@@ -57,7 +56,7 @@ func ofWeb(scheme string) bool {
 	return false
 }
 
-// locate returns the location of a URI. Its error says why there is none.
+// locate returns the location of a URI. It fails if the URI has no canonical form.
 func locate(uri string) (location, error) {
 	if err := check(uri); err != nil {
 		return location{}, err
@@ -78,7 +77,7 @@ func locate(uri string) (location, error) {
 	if err != nil {
 		return location{}, err
 	}
-	if !ofWeb(scheme) && slices.ContainsFunc(segments, isShortName) {
+	if !isWeb(scheme) && slices.ContainsFunc(segments, isShortName) {
 		return location{}, errShortName
 	}
 	if scheme == "file" {
@@ -86,13 +85,13 @@ func locate(uri string) (location, error) {
 		case len(segments) > 0 && isDrive(segments[0]):
 			segments[0] = drive(segments[0])
 		case rest != "" && !isSlash(rune(rest[0])):
-			return location{}, errSegments // browsers begin at the root, others where the server runs
+			return location{}, errSegments // relative to the root for browsers, to the working directory for others
 		}
 	}
 	return join(scheme, host, segments), nil
 }
 
-// check refuses what no URI has in it.
+// check refuses characters and escapes that are invalid in a URI.
 func check(uri string) error {
 	if !isText(uri) {
 		return errCharacters
@@ -112,8 +111,8 @@ func isText(s string) bool {
 	return utf8.ValidString(s) && !strings.ContainsFunc(s, unicode.IsControl)
 }
 
-// cutScheme returns the scheme of a URI in lower case. One letter is no scheme but a
-// drive, in a path that is no URI. A url: in front says nothing: some libraries cut it off.
+// cutScheme returns the scheme of a URI in lower case. A single letter is a Windows drive, not a
+// scheme. It skips leading "url:", which some libraries cut off.
 func cutScheme(uri string) (scheme, rest string, ok bool) {
 	scheme, rest, ok = strings.Cut(uri, ":")
 	for ok && strings.EqualFold(scheme, "url") {
@@ -133,8 +132,8 @@ func cutScheme(uri string) (scheme, rest string, ok bool) {
 	return strings.ToLower(scheme), rest, true
 }
 
-// cutQuery cuts off the query and the fragment. A server that does not would resolve
-// the .. in them.
+// cutQuery removes the query and the fragment. It refuses those with a .. in them, which a server
+// that does not remove them would resolve.
 func cutQuery(rest string) (string, error) {
 	i := strings.IndexAny(rest, "?#")
 	if i < 0 {
@@ -152,17 +151,16 @@ func cutQuery(rest string) (string, error) {
 	return rest[:i], nil
 }
 
-// opaque reports whether what follows a scheme is no path. Colons divide it, as in
-// urn:isbn:123.
+// opaque reports whether the part after a scheme is not a path. Its parts are divided by colons, as
+// in urn:isbn:123.
 func opaque(scheme, rest string) bool {
-	return scheme != "file" && !ofWeb(scheme) && rest != "" && !isSlash(rune(rest[0]))
+	return scheme != "file" && !isWeb(scheme) && rest != "" && !isSlash(rune(rest[0]))
 }
 
-// cutHost returns the host that follows a scheme, if there is one, and the path that
-// follows it.
+// cutHost returns the host after a scheme, if there is one, and the path.
 func cutHost(scheme, rest string) (host, path string, err error) {
 	switch {
-	case ofWeb(scheme):
+	case isWeb(scheme):
 		rest = strings.TrimLeftFunc(rest, isSlash)
 	case len(rest) >= 2 && isSlash(rune(rest[0])) && isSlash(rune(rest[1])):
 		rest = rest[2:]
@@ -175,7 +173,7 @@ func cutHost(scheme, rest string) (host, path string, err error) {
 	}
 	authority, path := rest[:i], rest[i:]
 	if strings.HasPrefix(path, `\`) && strings.Contains(path, "@") {
-		return "", "", errHost // to some the host comes after the @
+		return "", "", errHost // some parsers take the part after the @ for the host
 	}
 	if host, err = canonicalHost(scheme, authority); err != nil {
 		return "", "", err
@@ -204,7 +202,7 @@ func canonicalHost(scheme, authority string) (string, error) {
 	}
 	for i := range len(host) {
 		if host[i] >= utf8.RuneSelf && scheme != "file" && onNetwork(scheme) {
-			return "", errHost // it is to be written in punycode, and there are many ways to get there
+			return "", errHost // libraries convert it to Punycode in different ways
 		}
 	}
 	if scheme == "file" && isDrive(host) {
@@ -227,8 +225,8 @@ func canonicalHost(scheme, authority string) (string, error) {
 	return host, nil
 }
 
-// cutPort returns a host without the dot of the root, and its port after a colon,
-// without the default one.
+// cutPort splits a host into its name, without a trailing dot, and its port with a colon, which is
+// empty for the default port.
 func cutPort(scheme, host string) (name, port string) {
 	name = host
 	if i := strings.LastIndexByte(host, ':'); i >= 0 && strings.Trim(host[i+1:], "0123456789") == "" {
@@ -245,9 +243,9 @@ func cutPort(scheme, host string) (name, port string) {
 	return name, ":" + port
 }
 
-// resolve returns the segments of a path. Some resolve .. before they decode, as is
-// right for URIs, some after it, as is right for files, and some cut off parameters
-// before that. Only what comes to the same for all of them has segments.
+// resolve returns the segments of a path. Some servers resolve .. before they unescape, as URIs
+// require; some do it after, as files require; some cut parameters off first. resolve fails if the
+// results differ.
 func resolve(path string, opaque bool) ([]string, error) {
 	divides := isSlash
 	if opaque {
@@ -266,7 +264,7 @@ func resolve(path string, opaque bool) ([]string, error) {
 		switch {
 		case segment == ".":
 		case segment == ".." && len(segments) == 1 && isDrive(segments[0]):
-			return nil, errSegments // a drive is a root, or a directory like any
+			return nil, errSegments // some treat a drive as a root, others as a directory
 		case segment == "..":
 			up = true
 			segments = segments[:max(len(segments)-1, 0)]
@@ -276,14 +274,14 @@ func resolve(path string, opaque bool) ([]string, error) {
 			segments = append(segments, segment)
 		}
 	}
-	if up && (strings.ContainsAny(decoded, ends) || !same(segments, resolveURI(path), divides)) {
+	if up && (strings.ContainsAny(decoded, terminators) || !hasSegments(segments, resolveURI(path), divides)) {
 		return nil, errSegments
 	}
 	return segments, nil
 }
 
-// resolveURI resolves the . and .. of a path by RFC 3986: empty segments count, and
-// slashes that are escaped divide nothing.
+// resolveURI resolves the . and .. of a path by RFC 3986: empty segments count, and escaped slashes
+// do not divide.
 func resolveURI(path string) string {
 	var segments []string
 	for segment := range strings.SplitSeq(strings.TrimPrefix(path, "/"), "/") {
@@ -298,8 +296,8 @@ func resolveURI(path string) string {
 	return strings.Join(segments, "/")
 }
 
-// same reports whether a path has these segments, and no .. left in it.
-func same(segments []string, path string, divides func(rune) bool) bool {
+// hasSegments reports whether a path has exactly these segments.
+func hasSegments(segments []string, path string, divides func(rune) bool) bool {
 	decoded, err := decode(path)
 	if err != nil {
 		return false
@@ -317,8 +315,7 @@ func same(segments []string, path string, divides func(rune) bool) bool {
 	return i == len(segments)
 }
 
-// decode decodes escapes until there are none. A % that comes out of one may be just
-// that.
+// decode unescapes until nothing changes. A % that is not part of an escape stays.
 func decode(s string) (string, error) {
 	for range maxDecodings {
 		decoded := unescape(s)
@@ -330,7 +327,7 @@ func decode(s string) (string, error) {
 	return "", errDepth
 }
 
-// unescape decodes escapes once.
+// unescape unescapes once.
 func unescape(s string) string {
 	i := strings.IndexByte(s, '%')
 	if i < 0 {
@@ -361,14 +358,14 @@ func digit(c byte) byte {
 
 func isSlash(c rune) bool { return c == '/' || c == '\\' }
 
-// isDrive reports whether a segment is a drive of Windows.
+// isDrive reports whether a segment is a Windows drive.
 func isDrive(s string) bool {
 	return len(s) == 2 && 'a' <= s[0]|0x20 && s[0]|0x20 <= 'z' && (s[1] == ':' || s[1] == '|')
 }
 
 func drive(s string) string { return string([]byte{s[0] | 0x20, ':'}) }
 
-// join makes a location of its parts.
+// join makes a location from its parts.
 func join(scheme, host string, segments []string) location {
 	at := location{exact: scheme + ":"}
 	if host != "" {
@@ -387,7 +384,7 @@ func join(scheme, host string, segments []string) location {
 	hosts := []string{""}
 	switch {
 	case host != "" && scheme == "file":
-		hosts = []string{"/" + fold(host), ""} // many servers do not look at it
+		hosts = []string{"/" + fold(host), ""} // many servers ignore it
 	case host != "":
 		hosts = []string{"/" + fold(host)}
 	}
@@ -400,28 +397,27 @@ func join(scheme, host string, segments []string) location {
 	return at
 }
 
-// isDots reports whether a segment is a . or .. to somebody: file systems and servers
-// cut off what follows, or do not see what is in between.
+// isDots reports whether a file system or server may take a segment for . or .., because it ignores
+// the end of the segment or invisible characters in it.
 func isDots(segment string) bool {
 	head := cutEnd(segment)
 	return head != "" && fold(head) == ""
 }
 
-// ends are characters at which some servers cut off the end of a segment:
-// parameters, queries that were escaped.
-const ends = ";?#"
+// terminators are the characters at which some servers cut off a segment: those of parameters and
+// of escaped queries.
+const terminators = ";?#"
 
-// cutEnd returns a segment without its end, also one that names the stream of a file.
+// cutEnd returns a segment up to a terminator, or to the colon before the stream of a file.
 func cutEnd(segment string) string {
-	if i := strings.IndexAny(segment, ends+":"); i >= 0 {
+	if i := strings.IndexAny(segment, terminators+":"); i >= 0 {
 		return segment[:i]
 	}
 	return segment
 }
 
-// isShortName reports whether a segment may be one of the names that Windows gives to
-// files besides their own: at most eight characters that end in ~ and a number, and
-// an extension of at most three.
+// isShortName reports whether a segment may be a short name, which Windows adds to files: at most
+// eight characters that end in ~ and a number, and an extension of at most three.
 func isShortName(segment string) bool {
 	name, extension, _ := strings.Cut(fold(segment), ".")
 	head, digits, tilde := strings.Cut(name, "~")
@@ -429,9 +425,8 @@ func isShortName(segment string) bool {
 		digits != "" && strings.Trim(digits, "0123456789") == ""
 }
 
-// fold makes the same of segments that a file system may take for the same: with
-// other case, with characters composed or not, with characters that are not seen,
-// with dots and spaces at the end.
+// fold returns one form for all segments that a file system may treat as equal. They may differ in
+// case, in composed and invisible characters, and in dots and spaces at the end.
 func fold(segment string) string {
 	folded := strings.Map(foldRune, norm.NFC.String(segment))
 	if !isASCII(folded) {
@@ -445,7 +440,7 @@ func isASCII(s string) bool {
 	return !strings.ContainsFunc(s, func(r rune) bool { return r >= utf8.RuneSelf })
 }
 
-// foldRune returns one of the characters that differ only in case, always the same.
+// foldRune returns the same character for all that differ only in case, and -1 for invisible ones.
 func foldRune(r rune) rune {
 	if r < utf8.RuneSelf {
 		if 'A' <= r && r <= 'Z' {

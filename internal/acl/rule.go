@@ -9,7 +9,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 )
 
-// kinds are those of what servers offer.
+// kinds is a set of kinds of items that servers offer.
 type kinds uint8
 
 const (
@@ -20,29 +20,29 @@ const (
 	everything = tools | prompts | resources
 )
 
-// A rule is a Rule that was understood.
+// A rule is a compiled Rule.
 type rule struct {
 	Rule
 	kinds  kinds
-	server string   // with *
-	name   string   // with *, of tools and prompts
-	at     location // of resources
-	whole  bool     // all of these kinds that the server has
+	server string   // pattern with *
+	name   string   // pattern with *, for tools and prompts
+	at     location // prefix, for resources
+	whole  bool     // the rule selects all items of its kinds
 
-	annotations mcp.Annotations // that tools must have
+	annotations mcp.Annotations // required of tools
 }
 
-// decision returns that of the rule on what it selects, unless one before it does.
+// decision returns the decision of the rule, unless one of the rules before it decides.
 func (c *rule) decision(before ...*rule) Decision {
 	return newDecision(c.Action, c, before)
 }
 
-// usesAnnotations reports whether it depends on the annotations of a tool what the rule selects.
+// usesAnnotations reports whether the rule selects tools by their annotations.
 func (c *rule) usesAnnotations() bool {
 	return c.annotations != 0 || c.When != nil && c.When.UsesAnnotations()
 }
 
-// names reports whether the rule is about something of this kind that has a name.
+// names reports whether the rule selects an item of this kind by its name.
 func (c *rule) names(kind kinds, server, name string) bool {
 	return c.kinds&kind != 0 && mcp.MatchName(c.server, server) && mcp.MatchName(c.name, name)
 }
@@ -71,7 +71,7 @@ func compile(r Rule) (rule, error) {
 	return c, nil
 }
 
-// restrictToTools has the rule select no others if it is one that is for tools only.
+// restrictToTools removes other kinds from a rule that applies only to tools.
 func (c *rule) restrictToTools() error {
 	if c.annotations != 0 || c.When != nil {
 		c.whole = false
@@ -85,8 +85,8 @@ func (c *rule) restrictToTools() error {
 	return nil
 }
 
-// cutKind returns the kind that a pattern says it selects, if any, and the annotation that it
-// names. In tool::x, tool is a server. An annotation may stand alone.
+// cutKind returns the kind and the annotation that a pattern begins with, if any, and the rest. In
+// tool::x, tool is a server. An annotation needs no rest.
 func cutKind(pattern string) (kinds, mcp.Annotations, string) {
 	word, rest, ok := strings.Cut(pattern, ":")
 	if ok && strings.HasPrefix(rest, ":") && !strings.HasPrefix(rest, mcp.Separator) {
@@ -109,8 +109,8 @@ func cutKind(pattern string) (kinds, mcp.Annotations, string) {
 	return 0, 0, pattern
 }
 
-// Qualified returns a pattern with the server that it names, if it names one, by the name
-// that rename returns for it.
+// Qualified returns a pattern with the server in it renamed. A pattern without a server stays
+// unchanged.
 func Qualified(pattern string, rename func(server string) string) string {
 	kind, _, rest := cutKind(pattern)
 	server, name, ok := strings.Cut(rest, mcp.Separator)
@@ -124,14 +124,15 @@ func Qualified(pattern string, rename func(server string) string) string {
 func (c *rule) setName(s string) error {
 	server, name, ok := strings.Cut(s, mcp.Separator)
 	if !ok {
-		return fmt.Errorf("it has no %s; for all of a server write server::*, for a tool server::tool, for resources resource:prefix%s",
+		return fmt.Errorf("missing %s; write server::* for a whole server, server::tool for a tool, "+
+			"resource:prefix for resources%s",
 			mcp.Separator, words.DidYouMean(s, mcp.AnnotationNames()))
 	}
 	if server == "" || name == "" {
-		return fmt.Errorf("there is nothing on one side of %s; write * for all", mcp.Separator)
+		return fmt.Errorf("one side of %s is empty; write * for all", mcp.Separator)
 	}
 	if kind, _, ok := strings.Cut(server, ":"); ok && c.kinds == 0 {
-		return fmt.Errorf("there is no kind %q; there are tool, prompt, resource, %s", kind,
+		return fmt.Errorf("unknown kind %q; use tool, prompt, resource, %s", kind,
 			strings.Join(mcp.AnnotationNames(), ", "))
 	}
 	c.server, c.name = stars(server), stars(name)
@@ -146,29 +147,30 @@ func (c *rule) setName(s string) error {
 	return nil
 }
 
-// setPrefix reads the prefix of URIs, with or without a server before it. What comes
-// before :: is no server if it has a scheme of its own.
+// setPrefix reads a prefix of URIs, with or without a server before it. Text before :: that has a
+// colon or slash is part of a URI, not a server.
 func (c *rule) setPrefix(s string) (err error) {
 	c.server = "*"
 	prefix := s
 	if server, rest, ok := strings.Cut(s, mcp.Separator); ok && !strings.ContainsAny(server, ":/") {
 		if server == "" {
-			return fmt.Errorf("there is nothing before %s; write * for all servers", mcp.Separator)
+			return fmt.Errorf("no server before %s; write * for all servers", mcp.Separator)
 		}
 		c.server, prefix = stars(server), rest
 	}
 	switch {
 	case prefix == "":
-		return errors.New("there is no prefix; write * for all")
+		return errors.New("no prefix; write * for all resources")
 	case stars(prefix) == "*":
 		c.whole = true
 		return nil
 	case strings.Contains(prefix, "*"):
-		return errors.New("a prefix has no * in it, for all below it is selected anyway (%2A is the character)")
+		return errors.New("a prefix cannot contain *; it selects everything below it anyway (write %2A for the character)")
 	case strings.ContainsAny(prefix, "{}"):
-		return errors.New("a prefix has no variables in it (%7B and %7D are the characters)")
+		return errors.New("a prefix cannot contain variables (write %7B and %7D for the characters)")
 	case strings.ContainsAny(prefix, "?#"):
-		return errors.New("a prefix has no query and no fragment, for they do not count (%3F and %23 are the characters)")
+		return errors.New("a prefix cannot contain a query or fragment, which are ignored (write %3F and %23 for the " +
+			"characters)")
 	}
 	if c.at, err = locate(prefix); err != nil {
 		return fmt.Errorf("prefix: %w", err)
@@ -176,7 +178,7 @@ func (c *rule) setPrefix(s string) (err error) {
 	return nil
 }
 
-// stars makes one * of many in a row, which say the same.
+// stars replaces each run of * by one *, which means the same.
 func stars(s string) string {
 	for strings.Contains(s, "**") {
 		s = strings.ReplaceAll(s, "**", "*")
@@ -184,14 +186,13 @@ func stars(s string) string {
 	return s
 }
 
-// selects reports whether what is at a location is below the prefix of the rule. An
-// allow rule takes it at its word. A deny rule also selects what a server might take
-// for the same.
-func (c *rule) selects(at location) bool {
+// selects reports whether a location is below the prefix of the rule. An allow rule compares the
+// exact location. A deny rule also compares the other readings that a server might use.
+func (c *rule) selects(loc location) bool {
 	if c.Action == Allow {
-		return within(at.exact, c.at.exact)
+		return within(loc.exact, c.at.exact)
 	}
-	for _, reading := range at.readings {
+	for _, reading := range loc.readings {
 		if within(reading, c.at.readings[0]) {
 			return true
 		}
@@ -199,8 +200,8 @@ func (c *rule) selects(at location) bool {
 	return false
 }
 
-// covers reports whether the rule selects all that another selects. To a pattern with
-// *, the * of another is a character like any: only a * takes it.
+// covers reports whether the rule selects every item that another rule selects. It matches the
+// pattern of the other rule as if it were a name: only a * matches its *.
 func (c *rule) covers(other *rule) bool {
 	if c.When != nil || other.kinds&^c.kinds != 0 || c.annotations&^other.annotations != 0 ||
 		!mcp.MatchName(c.server, other.server) {

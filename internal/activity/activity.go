@@ -1,5 +1,5 @@
-// Package activity keeps what has gone through the gateways of this process: their last calls, how many there were, and
-// how much of their results was kept out of contexts. It costs each call one short lock.
+// Package activity records the last calls through the gateways of this process, their number, and how
+// many bytes of their results were saved. It costs each call one short lock.
 package activity
 
 import (
@@ -15,53 +15,53 @@ import (
 
 // A Call is the use of a tool, a prompt or a resource by a client, after its end.
 type Call struct {
-	ID        int64     `json:"id"` // larger than those of the calls before
-	At        time.Time `json:"at"` // when it ended
+	ID        int64     `json:"id"` // increases with each call
+	At        time.Time `json:"at"` // end of the call
 	Gateway   string    `json:"gateway"`
 	Client    string    `json:"client"`
 	Address   string    `json:"client_ip,omitempty"`
-	Server    string    `json:"server,omitempty"` // empty if the gateway itself has answered
+	Server    string    `json:"server,omitempty"` // empty if the gateway itself responded
 	Method    string    `json:"method"`
-	Name      string    `json:"name,omitempty"` // of the tool or prompt, as the server has it, or the URI
+	Name      string    `json:"name,omitempty"` // tool or prompt, as the server names it, or the URI
 	RequestID string    `json:"request_id,omitempty"`
 	Outcome   string    `json:"outcome"`
 	ErrorCode int       `json:"error_code,omitempty"` // of JSON-RPC
-	Rule      string    `json:"rule,omitempty"`       // that decided
-	Confirmed bool      `json:"confirmed,omitempty"`  // by the person at the client
+	Rule      string    `json:"rule,omitempty"`       // rule that decided
+	Confirmed bool      `json:"confirmed,omitempty"`  // by the user of the client
 	Seconds   float64   `json:"seconds"`
 
-	Received   int64    `json:"received_bytes"`       // of the answer of the server
-	Sent       int64    `json:"sent_bytes"`           // what was left of it for the client
-	CutTexts   int      `json:"cut_texts,omitempty"`  // in the answer
-	CutChars   int      `json:"cut_chars,omitempty"`  // that were taken out of these
-	Originals  []string `json:"originals,omitempty"`  // handles of the whole texts, if they are kept
+	Received   int64    `json:"received_bytes"`       // response of the server
+	Sent       int64    `json:"sent_bytes"`           // left for the client
+	CutTexts   int      `json:"cut_texts,omitempty"`  // shortened texts in the response
+	CutChars   int      `json:"cut_chars,omitempty"`  // characters removed from them
+	Originals  []string `json:"originals,omitempty"`  // handles of the original texts, if they are kept
 	HasContent bool     `json:"has_content,omitzero"` // arguments and result are kept
 
-	// What was asked and answered, as the client has it. Only if the gateway records it.
+	// Arguments and result as the client has them. Set only if the gateway records them.
 	Arguments json.RawMessage `json:"arguments,omitempty"`
 	Result    json.RawMessage `json:"result,omitempty"`
 
-	Identity string `json:"-"` // whose originals these are
-	Owner    string `json:"-"` // who is charged for the room that the call takes
+	Identity string `json:"-"` // owner of the originals
+	Owner    string `json:"-"` // owner against whose limit the call counts
 }
 
-// Failed reports whether the call has failed. One that its client has canceled has not.
+// Failed reports whether the call has failed. A call that its client canceled has not.
 func (c *Call) Failed() bool { return c.Outcome != "ok" && c.Outcome != "canceled" }
 
-// size returns how many bytes a call takes, about.
+// size returns the approximate size of a call in memory, in bytes.
 func (c *Call) size() int64 {
 	const fixed = 600
 	texts := len(c.Name) + len(c.Client) + len(c.Rule) + len(c.RequestID) + len(c.Identity) + len(c.Owner)
 	return int64(fixed + texts + 32*len(c.Originals) + len(c.Arguments) + len(c.Result))
 }
 
-// Sums are how many calls there were, and how large their results.
+// Sums are the number of calls, and the size of their results.
 type Sums struct {
 	Calls    int64 `json:"calls"`
 	Failed   int64 `json:"failed"`
-	Received int64 `json:"received_bytes"` // of the answers of servers
-	Sent     int64 `json:"sent_bytes"`     // what was left of them for clients
-	CutChars int64 `json:"cut_chars"`      // that were taken out of them
+	Received int64 `json:"received_bytes"` // responses of servers
+	Sent     int64 `json:"sent_bytes"`     // left for clients
+	CutChars int64 `json:"cut_chars"`      // characters removed from them
 }
 
 // Add adds other sums.
@@ -84,7 +84,7 @@ func (s *Sums) add(c *Call) {
 	s.CutChars += int64(c.CutChars)
 }
 
-// A Tool is what the sums of a tool are found by.
+// A Tool identifies a tool.
 type Tool struct {
 	Gateway string `json:"gateway"`
 	Server  string `json:"server"`
@@ -93,13 +93,13 @@ type Tool struct {
 
 // A Day has the sums of a day.
 type Day struct {
-	Date string `json:"date"` // such as 2026-07-28, in UTC
+	Date string `json:"date"` // in UTC, such as 2026-07-28
 	Sums
 }
 
 // An Interval has the sums of ten seconds.
 type Interval struct {
-	At time.Time `json:"at"` // when it begins
+	At time.Time `json:"at"` // begin of the interval
 	Sums
 }
 
@@ -107,42 +107,43 @@ const (
 	day            = 24 * time.Hour
 	intervalLength = 10 * time.Second
 	maxIntervals   = 60   // ten minutes
-	maxDays        = 31   // those before are not told apart
-	maxTools       = 2000 // those with the fewest calls count as one, without a name
+	maxDays        = 31   // older days are dropped
+	maxTools       = 2000 // the least used ones are added up without a name
 	maxCalls       = 1000
 	maxBytes       = 32 << 20
 	maxAge         = day
 )
 
-var keptCalls = quota.NewKind("calls")
+var callsQuota = quota.NewKind("calls")
 
-// A Log keeps calls and their sums. It is safe for concurrent use.
+// A Log records calls and their sums. It is safe for concurrent use.
 type Log struct {
 	Began time.Time
 
-	mu        sync.Mutex
-	lastID    int64
-	calls     *quota.Cache[int64, *Call]
-	total     Sums
-	tools     map[Tool]*Sums
-	days      []Day      // the last one is the latest
-	today     int        // which of them is the one of the last call
-	dawn      time.Time  // when that began
-	intervals []Interval // those with calls in them; the last one is that of the last call
+	mu         sync.Mutex
+	lastID     int64
+	calls      *quota.Cache[int64, *Call]
+	total      Sums
+	tools      map[Tool]*Sums
+	days       []Day      // latest last
+	today      int        // index of the day of the last call
+	todayBegin time.Time  // begin of that day
+	intervals  []Interval // with calls; the last is that of the last call
 }
 
 // NewLog returns an empty log.
 func NewLog() *Log {
 	return &Log{
 		Began: time.Now(), tools: map[Tool]*Sums{},
-		calls: quota.NewCache[int64, *Call](keptCalls, quota.Limits{Entries: maxCalls, Bytes: maxBytes}, maxAge, nil),
+		calls: quota.NewCache[int64, *Call](callsQuota, quota.Limits{Entries: maxCalls, Bytes: maxBytes}, maxAge, nil),
 	}
 }
 
-// Process is the log of the gateways of this process. It outlives reloads.
+// Process is the log of the gateways of this process. It is retained over configuration reloads.
 var Process = NewLog()
 
-// Add adds a call that has just ended. It must not be changed from then on, except that Add sets its ID and its time.
+// Add adds a call that has just ended, and sets its ID and time. The call must not be changed
+// afterwards.
 func (l *Log) Add(c *Call) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -155,8 +156,8 @@ func (l *Log) Add(c *Call) {
 	l.interval(c.At).add(c)
 }
 
-// tool returns the sums of the tool of a call. A client can call tools by any name, so only one that has answered
-// before has sums of its own.
+// tool returns the sums of the tool of a call. Clients can call tools by any name, so only tools with
+// a successful call get sums of their own.
 func (l *Log) tool(c *Call) *Sums {
 	key := Tool{c.Gateway, c.Server, c.Name}
 	if c.Method != "tools/call" {
@@ -169,14 +170,14 @@ func (l *Log) tool(c *Call) *Sums {
 	case c.Outcome != "ok":
 		return l.others()
 	case len(l.tools) >= maxTools:
-		l.joinRarest()
+		l.mergeRarest()
 	}
 	sums = new(Sums)
 	l.tools[key] = sums
 	return sums
 }
 
-// others returns the sums of all tools that have none of their own.
+// others returns the sums of all tools without sums of their own.
 func (l *Log) others() *Sums {
 	if l.tools[Tool{}] == nil {
 		l.tools[Tool{}] = new(Sums)
@@ -184,9 +185,9 @@ func (l *Log) others() *Sums {
 	return l.tools[Tool{}]
 }
 
-// joinRarest has a tool with the fewest calls count as one of the others. There are servers that answer to every name:
-// so those that a client makes up push out each other, and no tool that is used.
-func (l *Log) joinRarest() {
+// mergeRarest adds the least used tool to the others. Some servers respond to any tool name: names that
+// a client invents then evict each other, not tools in use.
+func (l *Log) mergeRarest() {
 	var rarest Tool
 	fewest := int64(math.MaxInt64)
 	for tool, sums := range l.tools {
@@ -200,15 +201,15 @@ func (l *Log) joinRarest() {
 
 // day returns the sums of a day. The clock may be set back, so it is not always the latest.
 func (l *Log) day(at time.Time) *Sums {
-	if at.Before(l.dawn) || !at.Before(l.dawn.Add(day)) {
-		l.dawn = at.UTC().Truncate(day)
-		l.today = l.dayOf(l.dawn.Format(time.DateOnly))
+	if at.Before(l.todayBegin) || !at.Before(l.todayBegin.Add(day)) {
+		l.todayBegin = at.UTC().Truncate(day)
+		l.today = l.dayIndex(l.todayBegin.Format(time.DateOnly))
 	}
 	return &l.days[l.today].Sums
 }
 
-// dayOf returns the index of a date in the days, which it adds if need be.
-func (l *Log) dayOf(date string) int {
+// dayIndex returns the index of a date in the days. It adds the date if needed.
+func (l *Log) dayIndex(date string) int {
 	i, found := slices.BinarySearchFunc(l.days, date, func(d Day, date string) int {
 		return strings.Compare(d.Date, date)
 	})
@@ -223,7 +224,8 @@ func (l *Log) dayOf(date string) int {
 	return i
 }
 
-// interval returns the sums of an interval. If the clock is set back, there may be several that begin at one time.
+// interval returns the sums of an interval. If the clock is set back, several intervals may begin at
+// the same time.
 func (l *Log) interval(at time.Time) *Sums {
 	at = at.Truncate(intervalLength)
 	if n := len(l.intervals); n == 0 || !l.intervals[n-1].At.Equal(at) {
@@ -232,8 +234,9 @@ func (l *Log) interval(at time.Time) *Sums {
 	return &l.intervals[len(l.intervals)-1].Sums
 }
 
-// Calls returns up to limit calls with a larger ID than after that wanted reports true for, the latest first.
-func (l *Log) Calls(after int64, limit int, wanted func(*Call) bool) []*Call {
+// Calls returns up to limit calls with an ID larger than after for which match returns true, latest
+// first.
+func (l *Log) Calls(after int64, limit int, match func(*Call) bool) []*Call {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.calls.Expire()
@@ -242,14 +245,14 @@ func (l *Log) Calls(after int64, limit int, wanted func(*Call) bool) []*Call {
 		if id <= after || len(found) == limit {
 			break
 		}
-		if wanted(c) {
+		if match(c) {
 			found = append(found, c)
 		}
 	}
 	return found
 }
 
-// Call returns the call with an ID, nil if it is not kept.
+// Call returns the call with an ID; nil if it is not kept.
 func (l *Log) Call(id int64) *Call {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -263,7 +266,7 @@ type ToolSums struct {
 	Sums
 }
 
-// Sums returns the sums of all calls since the process began, of the tools, and of the last days, the latest last.
+// Sums returns the sums since the process started: of all calls, by tool, and by day, latest last.
 func (l *Log) Sums() (total Sums, tools []ToolSums, days []Day) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -274,7 +277,7 @@ func (l *Log) Sums() (total Sums, tools []ToolSums, days []Day) {
 	return l.total, tools, slices.Clone(l.days)
 }
 
-// Recent returns the sums of the last ten minutes, by intervals of ten seconds, the current one last.
+// Recent returns the sums of the last ten minutes, in intervals of ten seconds, the current one last.
 func (l *Log) Recent() []Interval {
 	recent := make([]Interval, maxIntervals)
 	first := time.Now().Truncate(intervalLength).Add(-(maxIntervals - 1) * intervalLength)
@@ -291,16 +294,16 @@ func (l *Log) Recent() []Interval {
 	return recent
 }
 
-// A Latency tells how long the last calls of a server took, in seconds.
+// A Latency has percentiles of the duration of a server's last calls, in seconds.
 type Latency struct {
-	Calls int     `json:"calls"` // that it is known of
+	Calls int     `json:"calls"` // number of calls
 	P50   float64 `json:"p50"`
 	P95   float64 `json:"p95"`
 	P99   float64 `json:"p99"`
 }
 
-// Latency returns how long the calls of a server took that are kept, nil if none is. Those that were refused, and those
-// that failed, do not count.
+// Latency returns the latency of a server's recorded calls; nil if there are none. Only successful
+// calls count.
 func (l *Log) Latency(gateway, server string) *Latency {
 	var seconds []float64
 	for _, c := range l.Calls(0, maxCalls, func(c *Call) bool {
@@ -312,6 +315,6 @@ func (l *Log) Latency(gateway, server string) *Latency {
 		return nil
 	}
 	slices.Sort(seconds)
-	at := func(percent int) float64 { return seconds[(len(seconds)*percent+99)/100-1] } // so many percent took no longer
-	return &Latency{Calls: len(seconds), P50: at(50), P95: at(95), P99: at(99)}
+	percentile := func(p int) float64 { return seconds[(len(seconds)*p+99)/100-1] }
+	return &Latency{Calls: len(seconds), P50: percentile(50), P95: percentile(95), P99: percentile(99)}
 }

@@ -14,7 +14,7 @@ import (
 // all accepts every call.
 func all(*Call) bool { return true }
 
-// kept returns how many calls of an owner are kept.
+// kept returns the number of recorded calls of an owner.
 func kept(l *Log, owner string) int {
 	return len(l.Calls(0, maxCalls, func(c *Call) bool { return c.Owner == owner }))
 }
@@ -60,7 +60,8 @@ func TestCallsAreListedTheLatestFirst(t *testing.T) {
 	}
 }
 
-// The client with the most calls loses the oldest of them, and no other client does. Those who were not let in are one.
+// The client with the most calls loses its oldest ones, and no other client does. Clients that were
+// not authenticated count as one.
 func TestCallsOfOthersAreNotPushedOut(t *testing.T) {
 	l := NewLog()
 	for range 10 {
@@ -79,7 +80,7 @@ func TestCallsOfOthersAreNotPushedOut(t *testing.T) {
 	if ann, bob := kept(l, "ann"), kept(l, "bob"); ann != 10 || bob == 0 || bob > maxBytes>>20 {
 		t.Errorf("kept %d of ann, %d of bob", ann, bob)
 	}
-	if usage := keptCalls.Usage(); usage.Bytes > usage.MaxBytes || usage.Entries > usage.MaxEntries {
+	if usage := callsQuota.Usage(); usage.Bytes > usage.MaxBytes || usage.Entries > usage.MaxEntries {
 		t.Errorf("kept are %+v", usage)
 	}
 }
@@ -117,7 +118,8 @@ func TestSums(t *testing.T) {
 		l.Add(&c)
 	}
 	total, tools, days := l.Sums()
-	if want := (Sums{Calls: 7, Failed: 2, Received: 112, Sent: 52, CutChars: 50}); total != want || len(days) != 1 || days[0].Sums != want {
+	if want := (Sums{Calls: 7, Failed: 2, Received: 112, Sent: 52, CutChars: 50}); total != want || len(days) != 1 ||
+		days[0].Sums != want {
 		t.Errorf("got %+v, by day %+v", total, days)
 	}
 	got := map[Tool]Sums{}
@@ -127,14 +129,14 @@ func TestSums(t *testing.T) {
 	want := map[Tool]Sums{
 		{"g", "s", "a"}:              {Calls: 3, Failed: 1, Received: 110, Sent: 50, CutChars: 50},
 		{"g", "s", "resources/read"}: {Calls: 2, Received: 2, Sent: 2},
-		{}:                           {Calls: 2, Failed: 1}, // no tool of this name has ever answered
+		{}:                           {Calls: 2, Failed: 1}, // no tool of this name has ever succeeded
 	}
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 }
 
-// Tools that are used keep their sums, whatever else is called.
+// Tools in use keep their sums, whatever else is called.
 func TestToolsAreBounded(t *testing.T) {
 	l := NewLog()
 	add := func(name string) { l.Add(&Call{Method: "tools/call", Name: name, Outcome: "ok", Received: 1}) }
@@ -148,7 +150,7 @@ func TestToolsAreBounded(t *testing.T) {
 	add("early")
 	total, tools, _ := l.Sums()
 	if len(tools) > maxTools+1 {
-		t.Fatalf("%d tools are told apart", len(tools))
+		t.Fatalf("%d tools have sums of their own", len(tools))
 	}
 	var sum Sums
 	for _, tool := range tools {
@@ -163,7 +165,7 @@ func TestToolsAreBounded(t *testing.T) {
 }
 
 func TestDays(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) { // which begins at midnight, on 2000-01-01
+	synctest.Test(t, func(t *testing.T) { // begins at midnight, on 2000-01-01
 		l := NewLog()
 		time.Sleep(day - time.Nanosecond)
 		l.Add(new(Call))
@@ -190,7 +192,7 @@ func TestDays(t *testing.T) {
 	})
 }
 
-// A clock that was ahead, and is set back, does not have all that follows count for a day to come.
+// After a clock that was ahead is set back, calls do not count for a future day.
 func TestClockIsSetBack(t *testing.T) {
 	l, now := NewLog(), time.Now()
 	for _, at := range []time.Time{now.Add(3650 * day), now, now} {
@@ -275,7 +277,7 @@ func TestLatency(t *testing.T) {
 	}
 }
 
-// A log is filled and read by many at the same time.
+// A log is used concurrently.
 func TestLogIsSafeForConcurrentUse(t *testing.T) {
 	l := NewLog()
 	var writers sync.WaitGroup

@@ -10,23 +10,23 @@ import (
 // A Request is a request to a model, after its end.
 type Request struct {
 	Route        string
-	Masked       int     // results that were left out of it
-	SavedChars   int     // of these, without what stands in their place
-	BytesBefore  int64   // of its body, as it came
-	BytesAfter   int64   // as it was sent
-	TokensBefore int64   // of input, with all results: estimated
-	TokensAfter  int64   // of input, as the provider counts them or, if it does not tell, estimated
-	Moved        bool    // results are left out that were not left out of the request before
-	Usage        Usage   // as the provider tells it
-	Cost         float64 // in tokens of input that no cache is used for; 0 if that is not known
-	CostBefore   float64 // as it would have been with all results, in the same unit
+	Masked       int     // masked results
+	SavedChars   int     // characters removed, minus the placeholders
+	BytesBefore  int64   // size of the body received
+	BytesAfter   int64   // size of the body sent
+	TokensBefore int64   // input tokens with all results, estimated
+	TokensAfter  int64   // input tokens as the provider counts them; otherwise estimated
+	Moved        bool    // results are masked that the request before still had
+	Usage        Usage   // as the provider reports it
+	Cost         float64 // in uncached input tokens; 0 if unknown
+	CostBefore   float64 // cost without masking, in the same unit
 }
 
-// Usage are tokens, as a provider counts them.
+// Usage is the number of tokens, as a provider counts them.
 type Usage struct {
-	Input      int64 `json:"input"`       // all of the prompt, from the cache or not
-	Cached     int64 `json:"cached"`      // of these, read from the cache
-	CacheWrite int64 `json:"cache_write"` // of these, written to it, where that has a price of its own
+	Input      int64 `json:"input"`       // whole prompt, cached or not
+	Cached     int64 `json:"cached"`      // part of Input read from the cache
+	CacheWrite int64 `json:"cache_write"` // part of Input written to the cache, if that has its own price
 	Output     int64 `json:"output"`
 }
 
@@ -38,52 +38,52 @@ func (u *Usage) add(other Usage) {
 	u.Output += other.Output
 }
 
-// A Route tells of the conversations that went through a tool_result_mask.
+// A Route has the sums of the conversations through a tool_result_mask.
 type Route struct {
-	Route        string  `json:"route"` // its name; may be empty
+	Route        string  `json:"route"` // name; may be empty
 	Requests     int64   `json:"requests"`
-	Masked       int64   `json:"masked_requests"` // those of them that results were left out of
-	Results      int64   `json:"masked_results"`  // each as often as it was left out
+	Masked       int64   `json:"masked_requests"` // requests with masked results
+	Results      int64   `json:"masked_results"`  // each as often as it was masked
 	SavedChars   int64   `json:"saved_chars"`
-	BytesBefore  int64   `json:"bytes_before"`  // of bodies, as they came
-	BytesAfter   int64   `json:"bytes_after"`   // as they were sent
-	TokensBefore int64   `json:"tokens_before"` // of input, with all results: estimated
-	TokensAfter  int64   `json:"tokens_after"`  // of input, as providers count them or, where they do not tell, estimated
+	BytesBefore  int64   `json:"bytes_before"`  // of bodies received
+	BytesAfter   int64   `json:"bytes_after"`   // of bodies sent
+	TokensBefore int64   `json:"tokens_before"` // input tokens with all results, estimated
+	TokensAfter  int64   `json:"tokens_after"`  // input tokens as providers count them; otherwise estimated
 	Usage        Usage   `json:"usage"`
-	Cost         float64 `json:"cost_tokens"`          // in tokens of input that no cache is used for
-	CostBefore   float64 `json:"cost_tokens_unmasked"` // as it would have been with all results: estimated
-	Moves        []Move  `json:"moves"`                // the latest first
+	Cost         float64 `json:"cost_tokens"`          // in uncached input tokens
+	CostBefore   float64 `json:"cost_tokens_unmasked"` // without masking, estimated
+	Moves        []Move  `json:"moves"`                // latest first
 }
 
-// A Move is a request in which the boundary moved before which results are left out: a provider that remembers prompts
-// by their beginning had to read it again from the first result that the request before still had. It has cost as much
-// more as Cost is above CostBefore; the requests after it cost less.
+// A Move is a request in which the boundary of masked results moved. A provider that caches prompts by
+// their prefix had to read it again from the first newly masked result. Cost minus CostBefore is what
+// the move cost; the requests after it cost less.
 type Move struct {
 	At         time.Time `json:"at"`
-	Results    int       `json:"masked_results"` // all that were left out, those of before, too
+	Results    int       `json:"masked_results"` // all masked results, old and new
 	SavedChars int       `json:"saved_chars"`
-	Cached     int64     `json:"cached"`      // tokens that the provider has still found in its cache
+	Cached     int64     `json:"cached"`      // tokens still found in the provider's cache
 	CacheWrite int64     `json:"cache_write"` // tokens
-	Input      int64     `json:"input"`       // tokens, of which the others are a part
+	Input      int64     `json:"input"`       // tokens, including the other two
 	Cost       float64   `json:"cost_tokens"`
 	CostBefore float64   `json:"cost_tokens_unmasked"`
 }
 
 const (
-	maxRoutes = 100 // more than that count as one, which has no name
-	maxMoves  = 20  // of each
+	maxRoutes = 100 // further ones are added up without a name
+	maxMoves  = 20  // of each route
 )
 
-// Conversations keep what has gone to models. They are safe for concurrent use.
+// Conversations record requests to models. They are safe for concurrent use.
 type Conversations struct {
 	mu     sync.Mutex
 	routes map[string]*Route
 }
 
-// NewConversations returns none.
+// NewConversations returns an empty record.
 func NewConversations() *Conversations { return &Conversations{routes: map[string]*Route{}} }
 
-// Models are the conversations of this process. They outlive reloads.
+// Models are the conversations of this process. They are retained over configuration reloads.
 var Models = NewConversations()
 
 // Add adds a request that has just ended.

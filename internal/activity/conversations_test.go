@@ -9,7 +9,8 @@ func TestConversations(t *testing.T) {
 	c := NewConversations()
 	c.Add(&Request{Route: "b", BytesBefore: 100, BytesAfter: 100})
 	c.Add(&Request{
-		Route: "a", Masked: 2, SavedChars: 300, BytesBefore: 1000, BytesAfter: 700, TokensBefore: 250, TokensAfter: 175, Moved: true,
+		Route: "a", Masked: 2, SavedChars: 300, BytesBefore: 1000, BytesAfter: 700, TokensBefore: 250, TokensAfter: 175,
+		Moved: true,
 		Usage: Usage{Input: 175, Cached: 100, CacheWrite: 75, Output: 9}, Cost: 103.75, CostBefore: 60,
 	})
 	c.Add(&Request{
@@ -26,7 +27,8 @@ func TestConversations(t *testing.T) {
 	}
 	move := a.Moves[0]
 	move.At = (Move{}).At
-	if want := (Move{Results: 2, SavedChars: 300, Cached: 100, CacheWrite: 75, Input: 175, Cost: 103.75, CostBefore: 60}); move != want {
+	if want := (Move{Results: 2, SavedChars: 300, Cached: 100, CacheWrite: 75, Input: 175, Cost: 103.75,
+		CostBefore: 60}); move != want {
 		t.Errorf("got %+v", move)
 	}
 	a.Moves = nil
@@ -37,7 +39,7 @@ func TestConversations(t *testing.T) {
 	if got := fmt.Sprintf("%+v", a); got != fmt.Sprintf("%+v", want) {
 		t.Errorf("got %s", got)
 	}
-	if b.Requests != 1 || b.Masked != 0 || b.Moves == nil { // which are [] in JSON
+	if b.Requests != 1 || b.Masked != 0 || b.Moves == nil { // Moves is [] in JSON
 		t.Errorf("got %+v", b)
 	}
 }
@@ -57,7 +59,8 @@ func TestConversationsHaveLimits(t *testing.T) {
 		if route.Route != "route 1" {
 			continue
 		}
-		if first, last := route.Moves[0], route.Moves[len(route.Moves)-1]; len(route.Moves) != maxMoves || first.Results != maxMoves+9 || last.Results != 10 {
+		if first, last := route.Moves[0], route.Moves[len(route.Moves)-1]; len(route.Moves) != maxMoves ||
+			first.Results != maxMoves+9 || last.Results != 10 {
 			t.Errorf("%d moves, from %+v to %+v", len(route.Moves), first, last)
 		}
 	}

@@ -1,4 +1,4 @@
-// Package await lets tests wait for conditions instead of for some time.
+// Package await lets tests wait for conditions instead of sleeping.
 package await
 
 import (
@@ -6,23 +6,23 @@ import (
 	"time"
 )
 
-// Patience is how long a test waits for something that must happen. Only a failing
-// test waits that long, so it is more than a machine with busy cores needs.
+// Patience limits how long a test waits for a condition. Only a failing test waits that long, so it is
+// longer than a busy machine needs.
 const Patience = time.Minute
 
-// Until waits for a condition that nothing reports. The test fails if it does not
-// come true; what names it.
+// Until polls a condition until it is true. The test fails after Patience, with what as the name of the
+// condition.
 func Until(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	if !Within(Patience, condition) {
-		t.Fatalf("waited in vain: %s", what)
+		t.Fatalf("timed out waiting: %s", what)
 	}
 }
 
-// Within waits for a condition, and reports whether it came true in time.
+// Within polls a condition, and reports whether it became true in time.
 func Within(patience time.Duration, condition func() bool) bool {
 	const longest = 20 * time.Millisecond
-	pause := time.Millisecond // first, and then longer: to ask costs time, too
+	pause := time.Millisecond // grows, because checking the condition takes time, too
 	for began := time.Now(); !condition(); pause = min(pause*3/2, longest) {
 		if time.Since(began) > patience {
 			return false

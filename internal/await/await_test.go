@@ -28,7 +28,7 @@ func TestUntil(t *testing.T) {
 	}{
 		{"a condition that is true", 0, ""},
 		{"a condition that comes true late", Patience - time.Second, ""},
-		{"a condition that does not come true", 2 * Patience, "waited in vain: the end"},
+		{"a condition that does not come true", 2 * Patience, "timed out waiting: the end"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

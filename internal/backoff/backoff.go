@@ -1,4 +1,4 @@
-// Package backoff spaces out attempts that fail.
+// Package backoff computes pauses between failing attempts.
 package backoff
 
 import (
@@ -11,9 +11,8 @@ import (
 // positive.
 type Exponential struct{ First, Max time.Duration }
 
-// Pause returns how long to wait after so many earlier failures in a row: a random time
-// between half of the pause and all of it, so that clients of one server do not try at
-// once.
+// Pause returns the pause after a number of failures in a row: a random time between half of the
+// pause and all of it, so that clients of one server do not retry at the same time.
 func (e Exponential) Pause(failures int) time.Duration {
 	pause := e.First
 	for range failures {
@@ -26,7 +25,7 @@ func (e Exponential) Pause(failures int) time.Duration {
 	return pause - rand.N(pause/2+1)
 }
 
-// Sleep waits, and reports whether ctx let it wait to the end.
+// Sleep waits for d, and reports whether it did before ctx was done.
 func Sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

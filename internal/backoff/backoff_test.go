@@ -11,7 +11,8 @@ import (
 func TestPause(t *testing.T) {
 	e := Exponential{First: time.Second, Max: 30 * time.Second}
 	for failures, want := range map[int]time.Duration{
-		0: time.Second, 1: 2 * time.Second, 4: 16 * time.Second, 5: 30 * time.Second, 6: 30 * time.Second, math.MaxInt: 30 * time.Second,
+		0: time.Second, 1: 2 * time.Second, 4: 16 * time.Second, 5: 30 * time.Second, 6: 30 * time.Second,
+		math.MaxInt: 30 * time.Second,
 	} {
 		seen := map[time.Duration]bool{}
 		for range 100 {

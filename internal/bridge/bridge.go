@@ -1,9 +1,9 @@
 // Package bridge connects a client that speaks MCP on stdin and stdout to a server of the
 // Streamable HTTP transport.
 //
-// Messages pass unchanged. The bridge adds what HTTP needs besides them, and takes it off
-// again: the session and the stream of the legacy era, and the headers of the modern era,
-// in which closing the connection cancels a request.
+// Messages pass unchanged. The bridge adds and removes what HTTP needs besides them: the session
+// and the stream of the legacy era, and the headers of the modern era, in which closing the
+// connection cancels a request.
 package bridge
 
 import (
@@ -25,16 +25,16 @@ import (
 const (
 	maxLine    = 64 << 20  // bytes of a message from the client
 	maxMessage = 256 << 20 // bytes of a message to the client
-	maxActive  = 256       // requests at the server at once
-	maxCalls   = 4096      // requests without an answer yet
-	maxHeld    = 256 << 20 // their bytes
+	maxActive  = 256       // requests that the server handles at once
+	maxCalls   = 4096      // requests without a response
+	maxHeld    = 256 << 20 // bytes of these requests
 
-	deliverTimeout = 30 * time.Second // for the server to accept a notification or answer
+	deliverTimeout = 30 * time.Second // for the server to accept a notification or response
 	deleteTimeout  = 5 * time.Second  // for the server to end a session
-	lingerTime     = time.Second      // for a stream to end after its answer
+	lingerTime     = time.Second      // for a stream to end after its response
 )
 
-// A Bridge carries messages between a client's streams and an endpoint.
+// A Bridge forwards messages between the streams of a client and an endpoint.
 type Bridge struct {
 	// Transport makes the HTTP requests. It must report when it has written one, as
 	// net/http's does (see [net/http/httptrace]), so that a cancellation does not arrive
@@ -44,27 +44,27 @@ type Bridge struct {
 	// URL of the endpoint.
 	URL string
 
-	// Log, if it is set, is called with errors that neither side gets to see. It must be
-	// safe for concurrent use.
+	// Log, if not nil, is called with errors that neither side receives. It must be safe for
+	// concurrent use.
 	Log func(message string, err error)
 }
 
-// Run carries messages, one on a line, from in to the endpoint and from there to out.
+// Run forwards messages, one per line, from in to the endpoint and from there to out.
 //
-// When in ends, Run waits for outstanding answers, ends the session and returns nil. When
-// ctx is done or writing to out fails, it does not wait, and returns the error. A Read or
-// Write that is still blocked then ends when the caller closes in and out.
+// When in ends, Run waits for outstanding responses, ends the session and returns nil. When ctx is
+// done or writing to out fails, it does not wait, and returns the error. The caller then closes in
+// and out to end a blocked Read or Write.
 func (b *Bridge) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	r := &run{
-		Bridge: b,
-		ctx:    ctx,
-		stop:   stop,
-		out:    make(chan []byte),
-		active: make(chan struct{}, maxActive),
-		calls:  map[string]*call{},
-		asked:  map[string]*call{},
+		Bridge:         b,
+		ctx:            ctx,
+		stop:           stop,
+		out:            make(chan []byte),
+		active:         make(chan struct{}, maxActive),
+		calls:          map[string]*call{},
+		awaitingClient: map[string]*call{},
 	}
 	lines := make(chan line)
 	go readLines(in, lines, ctx.Done())
@@ -74,11 +74,11 @@ func (b *Bridge) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 		r.write(out)
 	}()
 
-	err := r.forward(lines)
-	r.dismiss()
+	err := r.forwardLines(lines)
+	r.endCallsAfterInput()
 	r.running.Wait()
 	if r.session != nil {
-		r.session.close() // a quick server ends the stream then
+		r.session.close() // most servers end the stream then
 		r.session.cancel()
 	}
 	r.listening.Wait()
@@ -93,29 +93,29 @@ func (b *Bridge) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	return err
 }
 
-// A run is a Bridge at work.
+// A run is the state of one [Bridge.Run].
 type run struct {
 	*Bridge
 	ctx  context.Context
 	stop context.CancelCauseFunc
 	out  chan []byte
 
-	session   *session // of the legacy era; nil before initialize has succeeded
+	session   *session // legacy session; nil before initialize has succeeded
 	running   sync.WaitGroup
 	listening sync.WaitGroup
 	active    chan struct{} // holds a value for each request at the server
 
-	mu     sync.Mutex
-	calls  map[string]*call // by id
-	count  int              // of calls, including those whose id was used again
-	held   int              // their bytes
-	asked  map[string]*call // calls that wait for the client's answer to a question, by its id
-	ended  bool             // so did the input: the client will answer nothing
-	params mcp.ParamHeaders
+	mu             sync.Mutex
+	calls          map[string]*call // by id
+	count          int              // calls, including those whose id was reused
+	heldBytes      int              // bytes of these calls
+	awaitingClient map[string]*call // calls that wait for the response to a server request, by its id
+	inputEnded     bool             // the client sends no more responses
+	params         mcp.ParamHeaders
 }
 
-// write writes lines in a goroutine of its own, so that a client that does not read holds
-// nothing up once ctx is done.
+// write writes lines in its own goroutine, so that a client that does not read blocks nothing once
+// ctx is done.
 func (r *run) write(out io.Writer) {
 	for text := range r.out {
 		if _, err := out.Write(text); err != nil {
@@ -125,8 +125,8 @@ func (r *run) write(out io.Writer) {
 	}
 }
 
-// say sends a copy of a message to the client.
-func (r *run) say(message []byte) {
+// sendToClient sends a copy of a message to the client.
+func (r *run) sendToClient(message []byte) {
 	if r.ctx.Err() != nil {
 		return
 	}
@@ -138,15 +138,15 @@ func (r *run) say(message []byte) {
 	}
 }
 
-// log logs an error, unless ctx is done: that may be the cause of it.
+// log logs an error, unless ctx is done, which may be its cause.
 func (r *run) log(ctx context.Context, message string, err error) {
 	if r.Log != nil && ctx.Err() == nil {
 		r.Log(message, err)
 	}
 }
 
-// forward sends lines to the server until the input ends.
-func (r *run) forward(lines <-chan line) error {
+// forwardLines sends lines to the server until the input ends.
+func (r *run) forwardLines(lines <-chan line) error {
 	for {
 		select {
 		case <-r.ctx.Done():
@@ -156,21 +156,21 @@ func (r *run) forward(lines <-chan line) error {
 			case l.err == io.EOF:
 				return nil
 			case errors.Is(l.err, errTooLong):
-				r.say(jsonrpc.PayloadTooLarge().Append(nil, nil))
+				r.sendToClient(jsonrpc.PayloadTooLarge().Append(nil, nil))
 			case l.err != nil:
 				return fmt.Errorf("read message: %w", l.err)
 			default:
-				r.take(l.text)
+				r.handleMessage(l.text)
 			}
 		}
 	}
 }
 
-// take sends a message to the server. It returns when the next one may be sent.
-func (r *run) take(text []byte) {
+// handleMessage sends a message to the server. It returns when the next one may be sent.
+func (r *run) handleMessage(text []byte) {
 	m := new(jsonrpc.Message)
 	if failure := m.ReadRequest(text); failure != nil {
-		r.say(failure.Append(nil, nil))
+		r.sendToClient(failure.Append(nil, nil))
 		return
 	}
 	switch {
@@ -179,14 +179,15 @@ func (r *run) take(text []byte) {
 	case m.Is(jsonrpc.Method, "notifications/cancelled"):
 		r.cancel(m)
 	case m.Has(jsonrpc.Method), m.Has(jsonrpc.Result), m.Has(jsonrpc.Error):
-		r.answered(m)
+		r.noteClientResponse(m)
 		r.deliver(m)
 	default:
-		r.say(jsonrpc.InvalidRequest("the message is neither a request nor an answer").Append(nil, m.Literal(jsonrpc.ID)))
+		failure := jsonrpc.InvalidRequest("the message is neither a request nor a response")
+		r.sendToClient(failure.Append(nil, m.Literal(jsonrpc.ID)))
 	}
 }
 
-// deliver sends a notification or an answer, and waits until it is accepted.
+// deliver sends a notification or a response, and waits until the server accepts it.
 func (r *run) deliver(m *jsonrpc.Message) {
 	ctx, cancel := context.WithTimeout(r.ctx, deliverTimeout)
 	defer cancel()
@@ -197,7 +198,7 @@ func (r *run) deliver(m *jsonrpc.Message) {
 	}
 	discard(res)
 	switch {
-	case r.session.lost(res):
+	case r.session.checkLost(res):
 		r.log(r.ctx, "message not delivered", errSessionEnded)
 	case res.StatusCode/100 != 2:
 		r.log(r.ctx, "message not delivered", statusError(res))
@@ -206,7 +207,7 @@ func (r *run) deliver(m *jsonrpc.Message) {
 	}
 }
 
-// post sends a message: in a session, in none, or with headers of the modern era.
+// post sends a message: with the headers of a session, without, or with those of the modern era.
 func (r *run) post(ctx context.Context, m *jsonrpc.Message, s *session) (*http.Response, error) {
 	header := http.Header{}
 	header.Set("Content-Type", "application/json")
@@ -217,7 +218,7 @@ func (r *run) post(ctx context.Context, m *jsonrpc.Message, s *session) (*http.R
 		r.params.Set(header, m)
 		r.mu.Unlock()
 	} else {
-		s.sign(header)
+		s.setHeaders(header)
 	}
 	return r.send(ctx, http.MethodPost, m.Raw, header)
 }
@@ -232,11 +233,11 @@ func (r *run) send(ctx context.Context, method string, body []byte, header http.
 	return r.Transport.RoundTrip(req)
 }
 
-// discard closes a response whose body does not matter. It reads a little of it first, so
-// that the connection can be reused.
+// discard closes a response whose body does not matter. It reads some of it first, so that the
+// connection can be reused.
 func discard(res *http.Response) {
-	const little = 64 << 10
-	_, _ = io.CopyN(io.Discard, res.Body, little)
+	const maxRead = 64 << 10
+	_, _ = io.CopyN(io.Discard, res.Body, maxRead)
 	res.Body.Close()
 }
 

@@ -32,7 +32,8 @@ func TestLegacySession(t *testing.T) { // A42
 			t.Errorf("%s %s has %v", a.Method, a.Body, a.HTTP.Header)
 		}
 	}
-	if accept := first.HTTP.Header.Get("Accept"); !strings.Contains(accept, "application/json") || !strings.Contains(accept, "text/event-stream") {
+	if accept := first.HTTP.Header.Get("Accept"); !strings.Contains(accept, "application/json") ||
+		!strings.Contains(accept, "text/event-stream") {
 		t.Errorf("Accept: %s", accept)
 	}
 	if first.HTTP.Header.Get("Content-Type") != "application/json" {
@@ -43,7 +44,12 @@ func TestLegacySession(t *testing.T) { // A42
 func TestModernRequests(t *testing.T) {
 	s := newServer(t)
 	s.on("tools/list", func(w http.ResponseWriter, a *arrival) {
-		reply(w, a, `{"tools":[{"name":"query","inputSchema":{"type":"object","properties":{"region":{"type":"string","x-mcp-header":"Region"}}}}]}`)
+		reply(
+			w,
+			a,
+			`{"tools":[{"name":"query","inputSchema":{"type":"object","properties":{"region":{"type":"string",`+
+				`"x-mcp-header":"Region"}}}}]}`,
+		)
 	})
 	c := connect(t, s)
 	c.send(modern(`"listen:0"`, "tools/list", ""))
@@ -54,7 +60,8 @@ func TestModernRequests(t *testing.T) {
 	if err := c.end(); err != nil {
 		t.Error(err)
 	}
-	for name, want := range map[string]string{"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call", "Mcp-Name": "query",
+	for name, want := range map[string]string{"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call",
+		"Mcp-Name":         "query",
 		"Mcp-Param-Region": "=?base64?w6k=?=", "Mcp-Session-Id": ""} {
 		if got := s.method("tools/call").HTTP.Header.Get(name); got != want {
 			t.Errorf("%s: got %q, want %q", name, got, want)
@@ -76,8 +83,16 @@ func TestInput(t *testing.T) {
 		{"a batch", `[{"id":1,"method":"ping"}]`, []string{`"id":null`, "-32600"}},
 		{"a repeated member", `{"id":1,"id":2,"method":"ping"}`, []string{`"id":null`, "-32600"}},
 		{"nothing that can be answered", `{"id":7}`, []string{`"id":7`, "-32600"}},
-		{"a request with CR and blanks around it", "  {\"jsonrpc\":\"2.0\",\"id\":8,\"method\":\"ping\"} \r", []string{`"id":8`, `"result"`}},
-		{"an id to the byte", `{"jsonrpc":"2.0","id":12345678901234567890,"method":"ping"}`, []string{`"id":12345678901234567890`}},
+		{
+			"a request with CR and blanks around it",
+			"  {\"jsonrpc\":\"2.0\",\"id\":8,\"method\":\"ping\"} \r",
+			[]string{`"id":8`, `"result"`},
+		},
+		{
+			"an id to the byte",
+			`{"jsonrpc":"2.0","id":12345678901234567890,"method":"ping"}`,
+			[]string{`"id":12345678901234567890`},
+		},
 	}
 	s := newServer(t)
 	c := connect(t, s)
@@ -109,7 +124,8 @@ func TestInputTooLong(t *testing.T) {
 		t.Error(err)
 	}
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-	if len(lines) != 2 || !strings.Contains(lines[0], `"id":null`) || !strings.Contains(lines[0], "payload_too_large") || !strings.Contains(lines[1], `"id":1`) {
+	if len(lines) != 2 || !strings.Contains(lines[0], `"id":null`) || !strings.Contains(lines[0], "payload_too_large") ||
+		!strings.Contains(lines[1], `"id":1`) {
 		t.Errorf("got %.500q", lines)
 	}
 }
@@ -149,9 +165,9 @@ func TestMoreRequestsThanAtOnce(t *testing.T) {
 	for i := range maxActive + 2 {
 		c.send(request(fmt.Sprint(1000+i), "slow"))
 	}
-	// The first of those that wait is canceled, and nobody is told: it was not sent.
+	// The first waiting request is canceled. The server is not notified, because it was never sent.
 	c.send(notification("notifications/cancelled", fmt.Sprintf(`{"requestId":%d}`, 1000+maxActive)))
-	// What is no request passes them.
+	// Messages other than requests overtake them.
 	c.send(notification("notifications/roots/list_changed", `{}`))
 	s.method("notifications/roots/list_changed")
 	g.open()
@@ -173,7 +189,7 @@ func TestTooManyRequests(t *testing.T) {
 	if r.add(&call{message: parsed(t, request("1", "x"))}) {
 		t.Error("one more than there may be was accepted")
 	}
-	r = &run{calls: map[string]*call{}, held: maxHeld}
+	r = &run{calls: map[string]*call{}, heldBytes: maxHeld}
 	if r.add(&call{message: parsed(t, request("1", "x"))}) {
 		t.Error("more bytes than there may be were accepted")
 	}
@@ -245,7 +261,8 @@ func TestCancel(t *testing.T) {
 		c := connect(t, s)
 		c.initialize()
 		c.send(request("5", "tools/call"), notification("notifications/cancelled", `{"requestId":5}`))
-		if got := s.method("notifications/cancelled"); !strings.Contains(got.Body, `"requestId":5`) || got.HTTP.Header.Get("Mcp-Session-Id") != sessionID {
+		if got := s.method("notifications/cancelled"); !strings.Contains(got.Body, `"requestId":5`) ||
+			got.HTTP.Header.Get("Mcp-Session-Id") != sessionID {
 			t.Errorf("got %s", got.Body)
 		}
 		if err := c.end(); err != nil {
@@ -263,7 +280,7 @@ func TestCancel(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	t.Run("what is not there is nobody's", func(t *testing.T) {
+	t.Run("a cancellation of an unknown request is not forwarded", func(t *testing.T) {
 		s := newServer(t)
 		c := connect(t, s)
 		c.send(notification("notifications/cancelled", `{"requestId":5}`), request("1", "ping"))
@@ -305,8 +322,13 @@ func TestResponses(t *testing.T) {
 			[]string{`"id":1`, `"invalid_json"`}},
 		{"nothing", func(w http.ResponseWriter, a *arrival) { w.WriteHeader(http.StatusAccepted) },
 			[]string{`"id":1`, `"error"`}},
-		{"the answer to another", func(w http.ResponseWriter, a *arrival) { _, _ = io.WriteString(w, `{"id":2,"result":{}}`) },
-			[]string{`"id":1`, `"invalid_response"`}},
+		{
+			"the answer to another",
+			func(w http.ResponseWriter, a *arrival) {
+				_, _ = io.WriteString(w, `{"id":2,"result":{}}`)
+			},
+			[]string{`"id":1`, `"invalid_response"`},
+		},
 		{"a hang-up", func(http.ResponseWriter, *arrival) { panic(http.ErrAbortHandler) },
 			[]string{`"id":1`, `"connect_error"`}},
 		{"a hang-up in the middle", func(w http.ResponseWriter, a *arrival) {
@@ -358,7 +380,11 @@ func TestServerRequestInStream(t *testing.T) {
 	s := newServer(t)
 	answered := newGate(t)
 	s.on("tools/call", func(w http.ResponseWriter, a *arrival) {
-		events(w, data(`{"jsonrpc":"2.0","method":"notifications/progress"}`), data(`{"jsonrpc":"2.0","id":1,"method":"elicitation/create"}`))
+		events(
+			w,
+			data(`{"jsonrpc":"2.0","method":"notifications/progress"}`),
+			data(`{"jsonrpc":"2.0","id":1,"method":"elicitation/create"}`),
+		)
 		if answered.wait(a) {
 			events(w, data(resultOf(a, `"done"`)))
 		}
@@ -438,7 +464,7 @@ func TestRunEnds(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	})
-	t.Run("also when the client does not read", func(t *testing.T) {
+	t.Run("also when the client is not reading its stream", func(t *testing.T) {
 		s := newServer(t)
 		transport := &http.Transport{}
 		defer transport.CloseIdleConnections()
@@ -464,20 +490,33 @@ func TestRunEnds(t *testing.T) {
 	})
 }
 
-// After the input has ended nobody can answer a question of the server, so nobody waits
-// for the call: neither for one that has asked before, nor for one that asks then.
+// After the input has ended, the client cannot respond to a server request. So the bridge does not
+// wait for a call that has sent one, before or after the end.
 func TestQuestionsAtTheEnd(t *testing.T) {
 	s := newServer(t)
 	s.on("tools/call", func(w http.ResponseWriter, a *arrival) {
 		events(w, data(`{"jsonrpc":"2.0","id":"q","method":"elicitation/create","params":{}}`))
-		<-a.HTTP.Context().Done() // it waits for the answer
+		<-a.HTTP.Context().Done() // the call waits for the response
 	})
-	in := strings.NewReader(request("0", "initialize") + "\n" + notification("notifications/initialized", "{}") + "\n" + request("1", "tools/call") + "\n")
+	in := strings.NewReader(
+		request(
+			"0",
+			"initialize",
+		) + "\n" + notification(
+			"notifications/initialized",
+			"{}",
+		) + "\n" +
+			request(
+				"1",
+				"tools/call",
+			) + "\n",
+	)
 	var out bytes.Buffer
-	if err := (&Bridge{Transport: &http.Transport{DisableKeepAlives: true}, URL: s.URL}).Run(t.Context(), in, &out); err != nil {
+	if err := (&Bridge{Transport: &http.Transport{DisableKeepAlives: true}, URL: s.URL}).Run(t.Context(), in,
+		&out); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(out.String(), `"id":1,"error"`) && !strings.Contains(out.String(), `"id":1}`) {
-		t.Errorf("the call has no answer: %s", out.String())
+		t.Errorf("the call has no response: %s", out.String())
 	}
 }

@@ -14,58 +14,57 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// A call is a request of the client and its answer.
+// A call is a request of the client and its response.
 type call struct {
 	run     *run
 	message *jsonrpc.Message
-	key     string // its id
+	key     string // normalized id
 	ctx     context.Context
-	hangUp  context.CancelFunc
+	cancel  context.CancelFunc
 
-	session *session // nil for modern requests, and before there is one
-	opens   bool     // it is an initialize
-	opened  bool     // and has succeeded
+	session      *session // nil for modern requests, and before initialize
+	isInitialize bool
+	initialized  bool // initialize has succeeded
 
-	at       streamable.Position
+	position streamable.Position
 	answered bool
-	linger   *time.Timer     // hangs up some time after the answer
+	linger   *time.Timer     // cancels the call some time after the response
 	sent     <-chan struct{} // closed when the next message may be sent
 	markSent func()
 
 	// Guarded by the mutex of the run.
-	begun    bool // it is with the server, or on its way
-	canceled bool // the client does not want the answer anymore
+	started  bool // the request has been sent, or is about to be
+	canceled bool // the client does not want the response anymore
 }
 
-// request sends a request. It returns when the server has it, so that the next message of
-// the client arrives after it. If too many requests are with the server it returns at once,
-// and the request is sent later. It waits for the answer to initialize, which later
-// messages need.
+// request sends a request. It returns when the server has received it, so that the next message of
+// the client arrives after it. If too many requests are active it returns at once, and the request
+// is sent later. It waits for the response to initialize, because later messages need it.
 func (r *run) request(m *jsonrpc.Message) {
 	c := &call{run: r, message: m, key: keyOf(m, jsonrpc.ID), session: r.session}
 	switch {
 	case m.Has(jsonrpc.ProtocolVersion):
 		c.session = nil
 	case m.Is(jsonrpc.Method, "initialize"):
-		c.session, c.opens = nil, true
+		c.session, c.isInitialize = nil, true
 	}
 	sent, markSent := context.WithCancel(context.Background())
 	c.sent, c.markSent = sent.Done(), markSent
-	c.ctx, c.hangUp = context.WithCancel(r.ctx)
+	c.ctx, c.cancel = context.WithCancel(r.ctx)
 	if !r.add(c) {
-		c.hangUp()
-		r.say(tooManyRequests.Append(nil, m.Literal(jsonrpc.ID)))
+		c.cancel()
+		r.sendToClient(tooManyRequests.Append(nil, m.Literal(jsonrpc.ID)))
 		return
 	}
 	select {
 	case r.active <- struct{}{}:
-		c.begun = true
+		c.started = true
 	default:
 	}
-	wait := c.begun || c.opens
+	wait := c.started || c.isInitialize
 	r.running.Go(func() {
 		defer r.remove(c)
-		defer c.hangUp()
+		defer c.cancel()
 		defer c.markSent()
 		c.serve()
 	})
@@ -77,7 +76,7 @@ func (r *run) request(m *jsonrpc.Message) {
 	case <-r.ctx.Done():
 		return
 	}
-	if c.opened {
+	if c.initialized {
 		r.replaceSession(c.session)
 	}
 }
@@ -85,11 +84,11 @@ func (r *run) request(m *jsonrpc.Message) {
 var tooManyRequests = &jsonrpc.Failure{
 	Status:  http.StatusTooManyRequests,
 	Code:    jsonrpc.CodeInternalError,
-	Message: "too many requests have no answer yet",
+	Message: "too many requests without a response",
 	Data:    jsonrpc.FailureData{Symbol: "rate_limited"},
 }
 
-// keyOf returns an id in a form that is equal for equal ids, however they are spelled.
+// keyOf returns an id in a form that is equal for equal ids, however they are encoded.
 func keyOf(m *jsonrpc.Message, f jsonrpc.Field) string {
 	if m.Kind(f) == jsonspan.String {
 		return `"` + m.Text(f)
@@ -101,11 +100,11 @@ func keyOf(m *jsonrpc.Message, f jsonrpc.Field) string {
 func (r *run) add(c *call) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.count >= maxCalls || r.held+len(c.message.Raw) > maxHeld {
+	if r.count >= maxCalls || r.heldBytes+len(c.message.Raw) > maxHeld {
 		return false
 	}
 	r.count++
-	r.held += len(c.message.Raw)
+	r.heldBytes += len(c.message.Raw)
 	r.calls[c.key] = c
 	return true
 }
@@ -114,30 +113,30 @@ func (r *run) remove(c *call) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.count--
-	r.held -= len(c.message.Raw)
+	r.heldBytes -= len(c.message.Raw)
 	if r.calls[c.key] == c {
 		delete(r.calls, c.key)
 	}
-	maps.DeleteFunc(r.asked, func(_ string, asks *call) bool { return asks == c })
+	maps.DeleteFunc(r.awaitingClient, func(_ string, waiting *call) bool { return waiting == c })
 }
 
-// cancel passes on that a request is canceled. In the modern era that is done by hanging
-// up, without a message.
+// cancel forwards a cancellation. In the modern era, closing the connection cancels a request,
+// without a message.
 func (r *run) cancel(m *jsonrpc.Message) {
 	r.mu.Lock()
 	c := r.calls[keyOf(m, jsonrpc.RequestID)]
 	unsent := false
 	if c != nil {
 		c.canceled = true
-		unsent = !c.begun
+		unsent = !c.started
 	}
 	r.mu.Unlock()
 	switch {
 	case c == nil && r.session == nil:
-		return // it is too late, and there is no session to tell it in
+		return // too late, and without a session the server cannot be told
 	case c == nil:
 	case unsent, c.message.Has(jsonrpc.ProtocolVersion):
-		c.hangUp()
+		c.cancel()
 		return
 	default:
 		select {
@@ -148,26 +147,26 @@ func (r *run) cancel(m *jsonrpc.Message) {
 	r.deliver(m)
 }
 
-// dismiss ends the calls that need the client after the end of its input: those it has
-// canceled, those that listen, and those that ask it something.
-func (r *run) dismiss() {
+// endCallsAfterInput ends the calls that need the client after the end of its input: those that it
+// has canceled, listeners, and those that wait for the response to a server request.
+func (r *run) endCallsAfterInput() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.ended = true
-	for _, c := range r.asked {
-		c.hangUp()
+	r.inputEnded = true
+	for _, c := range r.awaitingClient {
+		c.cancel()
 	}
 	for _, c := range r.calls {
 		if c.canceled || c.message.Is(jsonrpc.Method, mcp.MethodListen) {
 			c.canceled = true
-			c.hangUp()
+			c.cancel()
 		}
 	}
 }
 
-// serve gets the client its answer, unless it cancels the request.
+// serve sends the client a response, unless it cancels the request.
 func (c *call) serve() {
-	if !c.begun {
+	if !c.started {
 		select {
 		case c.run.active <- struct{}{}:
 		case <-c.ctx.Done():
@@ -175,20 +174,20 @@ func (c *call) serve() {
 		}
 	}
 	defer func() { <-c.run.active }()
-	if !c.run.begin(c) {
+	if !c.run.markStarted(c) {
 		return
 	}
 	if failure := c.exchange(); failure != nil && !c.run.isCanceled(c) {
-		c.run.say(failure.Append(nil, c.message.Literal(jsonrpc.ID)))
+		c.run.sendToClient(failure.Append(nil, c.message.Literal(jsonrpc.ID)))
 	}
 }
 
-// begin notes that a call goes to the server, unless it is canceled.
-func (r *run) begin(c *call) bool {
+// markStarted notes that a call is being sent, unless it is canceled.
+func (r *run) markStarted(c *call) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	c.begun = c.begun || !c.canceled
-	return c.begun
+	c.started = c.started || !c.canceled
+	return c.started
 }
 
 func (r *run) isCanceled(c *call) bool {
@@ -197,11 +196,10 @@ func (r *run) isCanceled(c *call) bool {
 	return c.canceled
 }
 
-// exchange sends the request and passes on the answer. It returns a failure to answer in
-// its place.
+// exchange sends the request and forwards the response. It returns a failure to send instead.
 func (c *call) exchange() *jsonrpc.Failure {
 	ctx := c.ctx
-	if !c.opens {
+	if !c.isInitialize {
 		ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteRequest: func(info httptrace.WroteRequestInfo) {
 			if info.Err == nil {
 				c.markSent()
@@ -213,7 +211,7 @@ func (c *call) exchange() *jsonrpc.Failure {
 		c.run.log(c.ctx, "request failed", err)
 		return jsonrpc.ConnectError("", jsonrpc.CauseNoRoute)
 	}
-	if c.opens {
+	if c.isInitialize {
 		c.session = newSession(c.run, res.Header.Get(mcp.SessionHeader))
 	} else {
 		c.markSent()
@@ -225,25 +223,25 @@ func (c *call) exchange() *jsonrpc.Failure {
 	return failure
 }
 
-// read passes on the messages of a response. It returns a failure if the answer is neither
-// one of them nor in the rest of a stream.
+// read forwards the messages of an HTTP response. It returns a failure if the response to the call
+// is not among them and cannot follow when the stream is resumed.
 func (c *call) read(res *http.Response) *jsonrpc.Failure {
-	reader := &streamable.Reader{Limit: maxMessage, Position: &c.at}
+	reader := &streamable.Reader{Limit: maxMessage, Position: &c.position}
 	reader.OnMessage = func(e *streamable.Event) error {
 		switch {
 		case !e.HasMessage():
-		case c.isAnswer(e.Message):
-			c.answer(e.Message)
+		case c.isResponse(e.Message):
+			c.forwardResponse(e.Message)
 		case e.Message.Has(jsonrpc.Error) && e.Message.Kind(jsonrpc.ID) == jsonspan.Null:
-			// The server could not read the request, but the client waits for it.
-			c.run.say(jsonspan.Spliced(e.Data, e.Message.Replace(jsonrpc.ID, c.message.Literal(jsonrpc.ID))))
+			// The server could not parse the request, but the client waits for it.
+			c.run.sendToClient(jsonspan.Spliced(e.Data, e.Message.Replace(jsonrpc.ID, c.message.Literal(jsonrpc.ID))))
 			c.answered = true
 		case !reader.IsStream():
 		default:
 			if e.Message.IsRequest() {
-				c.run.asks(c, e.Message)
+				c.run.noteServerRequest(c, e.Message)
 			}
-			c.run.say(e.Data)
+			c.run.sendToClient(e.Data)
 		}
 		return nil
 	}
@@ -252,7 +250,7 @@ func (c *call) read(res *http.Response) *jsonrpc.Failure {
 			c.linger.Stop()
 		}
 	}()
-	lost := c.session.lost(res) && !c.opens
+	lost := c.session.checkLost(res) && !c.isInitialize
 	err := reader.ReadResponse(res)
 	fault := reader.Fault("")
 	switch {
@@ -263,7 +261,7 @@ func (c *call) read(res *http.Response) *jsonrpc.Failure {
 	case fault != nil:
 		return fault
 	case err != nil:
-		c.run.log(c.ctx, "response broke off", err)
+		c.run.log(c.ctx, "response ended early", err)
 	}
 	switch {
 	case reader.IsStream() && res.StatusCode/100 == 2:
@@ -274,14 +272,15 @@ func (c *call) read(res *http.Response) *jsonrpc.Failure {
 	return reader.Failure("")
 }
 
-// resume asks for the rest of a stream that ended before the answer, if the server has
-// said how.
+// resume requests the rest of a stream that ended before the response, if the stream had an event
+// ID.
 func (c *call) resume() *jsonrpc.Failure {
-	const maxAttempts = 10 // in a row that bring nothing
-	if c.session == nil || c.at.ID == "" || c.run.isCanceled(c) || c.at.Attempts == maxAttempts || !c.at.Wait(c.ctx) {
+	const maxAttempts = 10 // in a row without a message
+	if c.session == nil || c.position.ID == "" || c.run.isCanceled(c) || c.position.Attempts == maxAttempts ||
+		!c.position.Wait(c.ctx) {
 		return jsonrpc.ConnectError("", jsonrpc.CauseLost)
 	}
-	res, err := c.session.get(c.ctx, &c.at)
+	res, err := c.session.get(c.ctx, &c.position)
 	switch {
 	case err != nil:
 		c.run.log(c.ctx, "stream not resumed", err)
@@ -291,7 +290,7 @@ func (c *call) resume() *jsonrpc.Failure {
 	}
 	discard(res)
 	switch {
-	case c.session.lost(res):
+	case c.session.checkLost(res):
 		return jsonrpc.UnknownSession()
 	case res.StatusCode/100 != 5:
 		return jsonrpc.ConnectError("", jsonrpc.CauseLost)
@@ -299,69 +298,70 @@ func (c *call) resume() *jsonrpc.Failure {
 	return nil
 }
 
-// asks notes that the server asks the client something before it goes on with a call. After
-// the end of the input no answer can come, so the call ends.
-func (r *run) asks(c *call, m *jsonrpc.Message) {
+// noteServerRequest notes that a call waits for the client to answer a server request. After the end
+// of the input no response can come, so the call ends.
+func (r *run) noteServerRequest(c *call, m *jsonrpc.Message) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
-	case r.ended:
-		c.hangUp()
-	case len(r.asked) < maxCalls:
-		r.asked[string(m.Literal(jsonrpc.ID))] = c
+	case r.inputEnded:
+		c.cancel()
+	case len(r.awaitingClient) < maxCalls:
+		r.awaitingClient[string(m.Literal(jsonrpc.ID))] = c
 	}
 }
 
-// answered notes that the client has answered a question of the server.
-func (r *run) answered(m *jsonrpc.Message) {
+// noteClientResponse notes that the client has answered a server request.
+func (r *run) noteClientResponse(m *jsonrpc.Message) {
 	if m.Has(jsonrpc.Method) {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	maps.DeleteFunc(r.asked, func(id string, _ *call) bool { return jsonrpc.SameID([]byte(id), m.Literal(jsonrpc.ID)) })
+	maps.DeleteFunc(r.awaitingClient, func(id string, _ *call) bool {
+		return jsonrpc.SameID([]byte(id), m.Literal(jsonrpc.ID))
+	})
 }
 
-// isAnswer reports whether m answers the call. Some servers write "error":null into
+// isResponse reports whether m is the response to the call. Some servers write "error":null into
 // results.
-func (c *call) isAnswer(m *jsonrpc.Message) bool {
+func (c *call) isResponse(m *jsonrpc.Message) bool {
 	return !m.Has(jsonrpc.Method) && (m.Has(jsonrpc.Result) || m.Has(jsonrpc.Error)) &&
 		jsonrpc.SameID(m.Literal(jsonrpc.ID), c.message.Literal(jsonrpc.ID))
 }
 
-// answer passes on the answer, and learns from it what later requests need. Then it hangs
-// up, a little later.
-func (c *call) answer(m *jsonrpc.Message) {
+// forwardResponse forwards the response and stores what later requests need from it. It cancels the
+// call after lingerTime.
+func (c *call) forwardResponse(m *jsonrpc.Message) {
 	result := m.Literal(jsonrpc.Result)
 	switch {
 	case result == nil:
-	case c.opens:
-		c.opened = true
-		c.session.read(result)
+	case c.isInitialize:
+		c.initialized = true
+		c.session.readVersion(result)
 	case c.message.Has(jsonrpc.ProtocolVersion) && c.message.Is(jsonrpc.Method, "tools/list"):
-		c.run.learn(c.message, result)
+		c.run.learnParamHeaders(c.message, result)
 	}
-	c.run.say(m.Raw)
+	c.run.sendToClient(m.Raw)
 	c.markSent()
 	if !c.answered {
 		c.answered = true
-		c.linger = time.AfterFunc(lingerTime, c.hangUp)
+		c.linger = time.AfterFunc(lingerTime, c.cancel)
 	}
 }
 
-// learn takes from a page of the list of tools which of their arguments are repeated in
-// headers.
-func (r *run) learn(m *jsonrpc.Message, result []byte) {
+// learnParamHeaders reads from a page of the tool list which arguments are repeated in headers.
+func (r *run) learnParamHeaders(m *jsonrpc.Message, result []byte) {
 	var params struct {
 		Cursor string `json:"cursor"`
 	}
-	_ = json.Unmarshal(m.Literal(jsonrpc.Params), &params) // the server has read it
+	_ = json.Unmarshal(m.Literal(jsonrpc.Params), &params) // the server has accepted it
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if params.Cursor == "" || r.params == nil {
 		r.params = mcp.ParamHeaders{}
 	}
 	if _, err := r.params.Add(result); err != nil {
-		r.log(r.ctx, "list of tools not understood", err)
+		r.log(r.ctx, "invalid list of tools", err)
 	}
 }

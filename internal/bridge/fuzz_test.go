@@ -26,7 +26,8 @@ func inPieces(text []byte, size int) io.Reader {
 
 // Lines are those of the text that are not blank, however it comes.
 func FuzzLines(f *testing.F) {
-	for _, text := range []string{"{}\n{}\r\n\n \n[1]", "\u2028\n\x00\n", strings.Repeat("x", 70<<10) + "\ny", "", "\r\r\n", "a\rb\n"} {
+	for _, text := range []string{"{}\n{}\r\n\n \n[1]", "\u2028\n\x00\n", strings.Repeat("x", 70<<10) + "\ny", "",
+		"\r\r\n", "a\rb\n"} {
 		f.Add([]byte(text), uint16(2))
 	}
 	f.Fuzz(func(t *testing.T, text []byte, size uint16) {
@@ -67,30 +68,34 @@ func (echo) RoundTrip(r *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-// Whatever a client writes, it reads one message on each line: an answer to each of its
-// requests, with the same id, and one to each line that is no JSON.
+// For any input, each line of the output is one message: a response to each request, with the
+// same id, and an error for each line that is not JSON.
 func FuzzRun(f *testing.F) {
-	for _, in := range []string{
-		`{"jsonrpc":"2.0","id":1,"method":"ping"}` + "\n" + `{"jsonrpc":"2.0","method":"notifications/x"}` + "\n", `{"id":"a","method":"initialize","params":{"protocolVersion":"2025-11-25"}}` + "\nx\n[]\n",
-		`{"id":1,"method":"m"}` + "\n" + `{"id":1,"method":"m"}` + "\n" + `{"id":1.0,"method":"m"}`, `{"id":1,"result":{}}` + "\n{}\n" + `{"id":{},"method":"m"}`, `{"id":null,"method":"m"}` + "\n{\"method\":\"\xff\"}",
-		`{"id":7,"method":"tools/call","params":{"name":"é","_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}}}`,
+	for _, input := range []string{
+		`{"jsonrpc":"2.0","id":1,"method":"ping"}` + "\n" + `{"jsonrpc":"2.0","method":"notifications/x"}` + "\n",
+		`{"id":"a","method":"initialize","params":{"protocolVersion":"2025-11-25"}}` + "\nx\n[]\n",
+		`{"id":1,"method":"m"}` + "\n" + `{"id":1,"method":"m"}` + "\n" + `{"id":1.0,"method":"m"}`, `{"id":1,"result":{}}` +
+			"\n{}\n" + `{"id":{},"method":"m"}`, `{"id":null,"method":"m"}` + "\n{\"method\":\"\xff\"}",
+		`{"id":7,"method":"tools/call","params":{"name":"é",` +
+			`"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}}}`,
 		"{\"id\":1\n" + `{"id":1,"method":""}`,
 		`{"id":7,"method":"subscriptions/listen"}` + "\n" + `{"method":"notifications/cancelled","params":{"requestId":7}}`,
 	} {
-		f.Add([]byte(in))
+		f.Add([]byte(input))
 	}
-	f.Fuzz(func(t *testing.T, in []byte) {
-		if bytes.Contains(in, []byte("cancel")) || bytes.Contains(in, []byte(`\u`)) || bytes.Count(in, []byte("\n")) > 50 {
-			return // whether somebody still waits is up to chance, or there is too much of it
+	f.Fuzz(func(t *testing.T, input []byte) {
+		if bytes.Contains(input, []byte("cancel")) || bytes.Contains(input, []byte(`\u`)) ||
+			bytes.Count(input, []byte("\n")) > 50 {
+			return // a canceled request may or may not get a response; long inputs take too long
 		}
 		var out bytes.Buffer
 		bridge := Bridge{Transport: echo{}, URL: "http://localhost/mcp"}
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
-		if err := bridge.Run(ctx, bytes.NewReader(in), &out); err != nil {
+		if err := bridge.Run(ctx, bytes.NewReader(input), &out); err != nil {
 			t.Fatal(err)
 		}
-		want, isPlain := requested(in)
+		want, isPlain := requested(input)
 		var got []string
 		for line := range strings.Lines(out.String()) {
 			var m struct {
@@ -98,22 +103,22 @@ func FuzzRun(f *testing.F) {
 				ID      json.RawMessage
 			}
 			if err := json.Unmarshal([]byte(line), &m); err != nil || m.JSONRPC != "2.0" {
-				t.Fatalf("%q was told %q: %v", in, line, err)
+				t.Fatalf("%q got the invalid message %q: %v", input, line, err)
 			}
 			got = append(got, string(m.ID))
 		}
 		slices.Sort(got)
 		if isPlain && !slices.Equal(got, want) {
-			t.Fatalf("%q was answered %q, want %q", in, got, want)
+			t.Fatalf("%q got responses with the ids %q, want %q", input, got, want)
 		}
 	})
 }
 
-// requested returns the ids that want an answer, sorted: null for a line that is no JSON.
-// It can tell if lines are plain: either that, or requests with numbers for their ids, of
-// which none is there twice.
-func requested(in []byte) (ids []string, isPlain bool) {
-	for line := range strings.SplitSeq(string(in), "\n") {
+// requested returns the ids that need a response, sorted: null for a line that is not JSON.
+// It knows them only if isPlain: each line is either not JSON, or a request with a number as its id
+// that no other line has.
+func requested(input []byte) (ids []string, isPlain bool) {
+	for line := range strings.SplitSeq(string(input), "\n") {
 		var m map[string]json.RawMessage
 		switch line = strings.TrimSpace(line); {
 		case line == "":

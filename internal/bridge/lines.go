@@ -7,7 +7,7 @@ import (
 	"io"
 )
 
-// A line is a message, or the reason why there is none.
+// A line is a message or an error.
 type line struct {
 	text []byte
 	err  error // errTooLong, or the end of the input
@@ -15,8 +15,7 @@ type line struct {
 
 var errTooLong = errors.New("message too long")
 
-// readLines sends the lines of in that are not blank, then the error that ends it, until
-// done is closed.
+// readLines sends the lines of in that are not blank, then its final error, until done is closed.
 func readLines(in io.Reader, lines chan<- line, done <-chan struct{}) {
 	src := bufio.NewReaderSize(in, 64<<10)
 	for {
@@ -36,11 +35,12 @@ func readLines(in io.Reader, lines chan<- line, done <-chan struct{}) {
 	}
 }
 
-// readLine reads a line. It reads one that is too long to its end, but does not keep it.
+// readLine reads a line. A line that is too long is read to its end, but not kept.
 func readLine(src *bufio.Reader) (text []byte, err error) {
 	for tooLong := false; ; {
 		piece, err := src.ReadSlice('\n')
-		if tooLong = tooLong || len(text)+len(piece) > maxLine+len("\r\n"); tooLong {
+		tooLong = tooLong || len(text)+len(piece) > maxLine+len("\r\n")
+		if tooLong {
 			text = nil
 		} else {
 			text = append(text, piece...)
@@ -50,7 +50,7 @@ func readLine(src *bufio.Reader) (text []byte, err error) {
 		case err == nil && tooLong:
 			return nil, errTooLong
 		case len(text) > 0:
-			return text, nil // an error comes back with the next read
+			return text, nil // the next read returns the error
 		default:
 			return nil, err
 		}

@@ -239,7 +239,13 @@ func notification(method, params string) string {
 
 // modern is a request of the stateless era.
 func modern(id, method, members string) string {
-	return fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"method":%q,"params":{%s"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}}}`, id, method, members)
+	return fmt.Sprintf(
+		`{"jsonrpc":"2.0","id":%s,"method":%q,`+
+			`"params":{%s"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}}}`,
+		id,
+		method,
+		members,
+	)
 }
 
 // A gate lets handlers wait. They go on when it is opened, at the latest when the
@@ -271,7 +277,7 @@ type failingWriter struct{}
 
 func (failingWriter) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
 
-// stuckWriter is an output that nobody reads.
+// stuckWriter is an output without a reader.
 type stuckWriter struct {
 	begun chan struct{}
 	gate  *gate

@@ -15,15 +15,14 @@ import (
 
 var errSessionEnded = errors.New("the session has ended")
 
-// A session is what initialize begins. The methods of a nil session are for messages
-// without one.
+// A session is a legacy session. A nil session is for messages without one.
 type session struct {
 	streamable.Session
-	run     *run
-	ctx     context.Context
-	cancel  context.CancelFunc
-	listens bool
-	ended   atomic.Bool // the server does not know it anymore
+	run       *run
+	ctx       context.Context
+	cancel    context.CancelFunc
+	listening bool
+	ended     atomic.Bool // the server does not know it anymore
 }
 
 func newSession(r *run, id string) *session {
@@ -32,8 +31,8 @@ func newSession(r *run, id string) *session {
 	return s
 }
 
-// read takes the protocol version from the result of initialize.
-func (s *session) read(result []byte) {
+// readVersion takes the protocol version from the result of initialize.
+func (s *session) readVersion(result []byte) {
 	var r struct {
 		ProtocolVersion string `json:"protocolVersion"`
 	}
@@ -42,8 +41,8 @@ func (s *session) read(result []byte) {
 	}
 }
 
-// sign adds the headers of the session.
-func (s *session) sign(header http.Header) {
+// setHeaders sets the headers of the session.
+func (s *session) setHeaders(header http.Header) {
 	if s == nil {
 		streamable.Session{}.Sign(header)
 		return
@@ -51,9 +50,9 @@ func (s *session) sign(header http.Header) {
 	s.Sign(header)
 }
 
-// lost reports whether a response says that the server does not know the session, and
-// notes it.
-func (s *session) lost(res *http.Response) bool {
+// checkLost reports whether a response says that the server does not know the session, and ends the
+// session then.
+func (s *session) checkLost(res *http.Response) bool {
 	if s == nil || s.ID == "" || res.StatusCode != http.StatusNotFound {
 		return false
 	}
@@ -80,7 +79,7 @@ func (s *session) close() {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), deleteTimeout)
 	defer cancel()
 	header := http.Header{}
-	s.sign(header)
+	s.setHeaders(header)
 	res, err := s.run.send(ctx, http.MethodDelete, nil, header)
 	if err != nil {
 		s.run.log(s.run.ctx, "session not ended", err)
@@ -89,54 +88,52 @@ func (s *session) close() {
 	discard(res)
 }
 
-// listen opens the stream for messages of the server that belong to no call, and keeps it
-// open.
+// listen opens the stream for messages outside of calls, and keeps it open.
 func (s *session) listen() {
-	if s.listens {
+	if s.listening {
 		return
 	}
-	s.listens = true
+	s.listening = true
 	s.run.listening.Go(func() {
 		defer s.cancel()
-		var at streamable.Position
-		for s.follow(&at) && at.Wait(s.ctx) {
+		var position streamable.Position
+		for s.readStream(&position) && position.Wait(s.ctx) {
 		}
 	})
 }
 
-// follow passes on the messages of the stream until it ends. It reports whether to open
-// it again.
-func (s *session) follow(at *streamable.Position) bool {
-	res, err := s.get(s.ctx, at)
+// readStream forwards the messages of the stream until it ends. It reports whether to open it again.
+func (s *session) readStream(position *streamable.Position) bool {
+	res, err := s.get(s.ctx, position)
 	if err != nil {
-		s.run.log(s.ctx, "stream of the session not opened", err)
+		s.run.log(s.ctx, "session stream not opened", err)
 		return true
 	}
 	defer res.Body.Close()
 	switch {
-	case s.lost(res):
-		s.run.log(s.run.ctx, "stream of the session not opened", errSessionEnded)
+	case s.checkLost(res):
+		s.run.log(s.run.ctx, "session stream not opened", errSessionEnded)
 		return false
 	case res.StatusCode == http.StatusMethodNotAllowed, res.StatusCode == http.StatusNotFound:
-		return false // the server does not offer it
+		return false // the server has no such stream
 	case !isStream(res):
-		s.run.log(s.ctx, "stream of the session not opened", statusError(res))
+		s.run.log(s.ctx, "session stream not opened", statusError(res))
 		return res.StatusCode/100 != 2
 	}
-	reader := streamable.Reader{Limit: maxMessage, Position: at, OnMessage: func(e *streamable.Event) error {
+	reader := streamable.Reader{Limit: maxMessage, Position: position, OnMessage: func(e *streamable.Event) error {
 		if e.HasMessage() {
-			s.run.say(e.Data)
+			s.run.sendToClient(e.Data)
 		}
 		return nil
 	}}
-	_ = reader.ReadResponse(res) // a stream may end in any way
+	_ = reader.ReadResponse(res) // a stream may end with any error
 	return true
 }
 
-// get asks for the rest of a stream.
-func (s *session) get(ctx context.Context, at *streamable.Position) (*http.Response, error) {
+// get requests the rest of a stream, after position.
+func (s *session) get(ctx context.Context, position *streamable.Position) (*http.Response, error) {
 	header := http.Header{}
-	s.SignGET(header, at.ID)
+	s.SignGET(header, position.ID)
 	return s.run.send(ctx, http.MethodGet, nil, header)
 }
 

@@ -26,7 +26,11 @@ func TestInitializeIsAwaited(t *testing.T) {
 			return
 		}
 		w.Header().Set("Mcp-Session-Id", sessionID)
-		events(w, data(`{"jsonrpc":"2.0","method":"notifications/message"}`), data(resultOf(a, `{"protocolVersion":"2025-06-18"}`)))
+		events(
+			w,
+			data(`{"jsonrpc":"2.0","method":"notifications/message"}`),
+			data(resultOf(a, `{"protocolVersion":"2025-06-18"}`)),
+		)
 	})
 	c := connect(t, s)
 	c.send(request("0", "initialize"), notification("notifications/initialized", `{}`), request("1", "tools/list"))
@@ -38,7 +42,8 @@ func TestInitializeIsAwaited(t *testing.T) {
 	c.expect("notifications/message")
 	c.expect(`"id":0`)
 	c.expect(`"id":1`)
-	if list := s.method("tools/list"); list.HTTP.Header.Get("Mcp-Session-Id") != sessionID || list.HTTP.Header.Get("MCP-Protocol-Version") != "2025-06-18" {
+	if list := s.method("tools/list"); list.HTTP.Header.Get("Mcp-Session-Id") != sessionID ||
+		list.HTTP.Header.Get("MCP-Protocol-Version") != "2025-06-18" {
 		t.Errorf("got %v", list.HTTP.Header)
 	}
 }
@@ -118,7 +123,8 @@ func TestServerWithoutSessions(t *testing.T) {
 	if slices.Contains(s.order(), "DELETE") {
 		t.Error("there was a session to end")
 	}
-	if got := s.method("lost").HTTP.Header; got.Get("MCP-Protocol-Version") != "2025-06-18" || got.Get("Mcp-Session-Id") != "" {
+	if got := s.method("lost").HTTP.Header; got.Get("MCP-Protocol-Version") != "2025-06-18" ||
+		got.Get("Mcp-Session-Id") != "" {
 		t.Errorf("got %v", got)
 	}
 }
@@ -134,7 +140,11 @@ func TestSessionStream(t *testing.T) {
 			if a.HTTP.Header.Get("Last-Event-ID") != "" || a.HTTP.Header.Get("Accept") != "text/event-stream" {
 				t.Errorf("got %v", a.HTTP.Header)
 			}
-			events(w, "id: e1\nretry: 1\n"+data(`{"jsonrpc":"2.0","id":"s","method":"roots/list"}`), "id: e2\ndata: {\"jsonrpc\"")
+			events(
+				w,
+				"id: e1\nretry: 1\n"+data(`{"jsonrpc":"2.0","id":"s","method":"roots/list"}`),
+				"id: e2\ndata: {\"jsonrpc\"",
+			)
 		default:
 			if got := a.HTTP.Header.Get("Last-Event-ID"); got != "e1" {
 				t.Errorf("resumed after %q", got)
@@ -177,7 +187,8 @@ func TestResume(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	for name, status := range map[string]int{"not if there is no such stream": http.StatusMethodNotAllowed, "not if the session has ended": http.StatusNotFound} {
+	for name, status := range map[string]int{"not if there is no such stream": http.StatusMethodNotAllowed,
+		"not if the session has ended": http.StatusNotFound} {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t)
 			s.on("tools/call", func(w http.ResponseWriter, _ *arrival) { events(w, "id: p1\nretry: 1\ndata:\n\n") })

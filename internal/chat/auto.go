@@ -6,80 +6,76 @@ import (
 	"unsafe"
 )
 
-// A Progress is how masking has gone in a conversation up to a request, for the next
-// request of it to go on from there. The zero value is that of a conversation not seen
-// before; for policies without [ClearAuto] it is always that.
+// A Progress holds the decisions of masking a conversation up to a request, from which the next
+// request continues. The zero value is for a new conversation, and for policies without [ClearAuto].
 type Progress struct {
-	turns int // that it has come to
-	look  int // with so many turns the candidates are looked at next
-	now   state
-	moves []int32 // of each result: the move that masked it, or 0
+	turns    int // number of turns
+	nextLook int // number of turns at which candidates are examined next
+	now      state
+	moves    []int32 // by result: the move that masked it, or 0
 
-	// What all requests so far have cost, masked and unmasked, in characters times prices.
+	// Cost of all requests so far, masked and unmasked, in characters times prices.
 	masked, unmasked float64
 }
 
 // bytes returns how much memory p takes.
 func (p *Progress) bytes() int { return int(unsafe.Sizeof(*p)) + sizeOf(p.moves) }
 
-// expectedTurns estimates how many turns are still to come after so many. Agents end their
-// work at any time: of recorded runs that have come to 20 turns, half go on for 7 to 30, and
-// a tenth end within two. So little is counted on: a fifth as many as there have been. Nor
-// is it ever wise to count on many, for what takes long to pay will pay sooner if more has
-// become old meanwhile.
+// expectedTurns estimates how many turns follow after so many. Agents may end at any time: of recorded
+// runs with 20 turns, half go on for 7 to 30 more, and a tenth end within two. So the estimate is low:
+// a fifth of the turns so far, at most 8. If masking takes longer to pay off, waiting is better: it
+// pays off sooner when more results are old.
 func expectedTurns(turns int) float64 { return min(0.2*float64(turns), 8) }
 
-// minCached is how many characters a beginning must have for most providers to cache it.
+// minCached is the smallest prefix in characters that most providers cache.
 const minCached = MinCached * CharsPerToken
 
-// looks is how many candidates are looked at with each turn, on average. Where more wait,
-// most turns do not look: who sends many thousands at once must not have each of them
-// looked at with every turn.
-const looks = 128
+// looksPerTurn is how many candidates are examined per turn, on average. With more, some turns skip the
+// examination, so that a request with many thousands of results does not examine all of them at every
+// turn.
+const looksPerTurn = 128
 
 // A candidate is an old result that could be masked.
 type candidate struct {
 	result int
-	at     int // where it stands in what is sent
-	saved  int // characters, if it is masked
+	at     int // position in the masked body
+	saved  int // characters saved by masking it
 }
 
 // A ledger goes through a conversation turn by turn and masks old results where that pays.
 //
-// To mask a result that has been sent makes the provider read everything from there on as
-// new: with s characters from the first such result to the end of the last request, of which
-// the masked ones are m, that costs write·(s-m) now instead of read·s, and every later request
-// is cheaper by read·m. Which of the old results to begin with is free: from an earlier one on
-// more is masked, and more is written anew. The ledger takes the best, if it
-// pays within [expectedTurns], and if the bill stays within Policy.MaxLoss of the bill
-// without masking even if this request should be the last.
+// Masking a result that was sent before makes the provider process everything after it as new.
+// With s characters from the first such result to the end of the last request, of which m are
+// masked, that costs write·(s-m) now instead of read·s, and every later request is cheaper by
+// read·m. Beginning with an earlier result masks more and writes more. The ledger takes the best
+// beginning, if it pays off within [expectedTurns], and if the bill stays within Policy.MaxLoss of
+// the unmasked bill even if this request is the last.
 //
-// All numbers are characters. A result that is masked already counts as what it was, so
-// that what is masked again is masked alike.
+// All numbers are characters. A result that is already masked counts with its original length, so
+// that decisions about a masked conversation are the same.
 type ledger struct {
 	account
 	Progress
-	head       int         // characters outside the messages: tools and the like
-	candidates []candidate // in the order of the conversation, once they are looked at
-	cleared    int         // characters that masked results save
-	clearedBy  sums        // the same, by result
+	head       int         // characters outside the messages, such as tools
+	candidates []candidate // in the order of the conversation when examined
+	cleared    int         // characters saved by masked results
+	clearedBy  sums        // cleared by result
 }
 
-// foldAuto is fold for [ClearAuto]. It goes on from a progress, and returns the one it has
-// come to. If the cache is cold, the request is written anew as a whole, and masking costs
-// nothing.
+// foldAuto is fold for [ClearAuto]. It continues from a progress and returns the new one. If the cache
+// is cold, the whole request is written anew, and masking is free.
 func (c *Conversation) foldAuto(p *Policy, so *Progress, cold bool) (now, before state, progress Progress) {
 	if len(c.turns) == 0 {
 		return state{}, state{}, Progress{}
 	}
-	c.forget(p)
+	c.resetIDs(p)
 	l := &ledger{account: account{c: c, policy: p}, Progress: *so}
-	l.take = l.add
+	l.onOld = l.add
 	l.moves = make([]int32, max(len(c.results), len(so.moves)))
 	copy(l.moves, so.moves)
 	l.clearedBy = make(sums, len(l.moves)+1)
 	l.head = len(c.body) - int(c.list.span.end-c.list.span.start)
-	length := l.end(-1) // of a request, unmasked
+	length := l.end(-1) // of an unmasked request
 	if so.turns == 0 {
 		l.unmasked = p.WritePrice * float64(length)
 		l.masked = l.unmasked
@@ -98,7 +94,7 @@ func (c *Conversation) foldAuto(p *Policy, so *Progress, cold bool) (now, before
 		l.age(boundary)
 		l.turns = turns
 		l.charge(sent, length-sent, cold)
-		if turns < l.look && !cold {
+		if turns < l.nextLook && !cold {
 			continue
 		}
 		if first, cost := l.best(sent-l.cleared, cold); first >= 0 {
@@ -109,12 +105,12 @@ func (c *Conversation) foldAuto(p *Policy, so *Progress, cold bool) (now, before
 			l.masked += cost
 			l.clear(first)
 		}
-		l.look = turns + len(l.candidates)/looks
+		l.nextLook = turns + len(l.candidates)/looksPerTurn
 	}
 	return l.now, before, l.Progress
 }
 
-// charge adds what a request costs that repeats so many characters and adds others.
+// charge adds the cost of a request with repeated and added characters.
 func (l *ledger) charge(repeated, added int, cold bool) {
 	price := func(repeated int) float64 {
 		read := l.policy.ReadPrice
@@ -127,8 +123,8 @@ func (l *ledger) charge(repeated, added int, cold bool) {
 	l.masked += price(repeated - l.cleared)
 }
 
-// end returns how many characters a request has up to the end of a turn, unmasked, or
-// without any turn.
+// end returns the length of an unmasked request up to the end of a turn, or before the first turn if
+// turn is -1.
 func (l *ledger) end(turn int) int {
 	start := int(l.c.list.span.start)
 	if turn < 0 {
@@ -137,11 +133,11 @@ func (l *ledger) end(turn int) int {
 	return l.head + int(l.c.turns[turn].end) - start + l.shift
 }
 
-// add takes an old result.
+// add adds an old result.
 func (l *ledger) add(i int) {
 	r := &l.c.results[i]
 	id := l.c.idOf(r)
-	if id == nil || !r.loose || l.c.judge(r, id, l.policy) == keep {
+	if id == nil || !r.released || l.c.judge(r, id, l.policy) == keep {
 		return
 	}
 	saved := l.saved(i)
@@ -165,11 +161,11 @@ func (l *ledger) saved(i int) int {
 	return chars - placeholder - int(r.n-1)
 }
 
-// best returns with which candidate to begin, or -1 to mask none, and what that
-// costs beside what the request costs anyway. The last request had sent characters.
+// best returns the candidate to begin with, or -1 to mask none, and the additional cost of this
+// request. sent is the length of the last request.
 func (l *ledger) best(sent int, cold bool) (first int, cost float64) {
 	inOrder := func(a, b candidate) int { return a.result - b.result }
-	if !slices.IsSortedFunc(l.candidates, inOrder) { // a tool has let go of an earlier one
+	if !slices.IsSortedFunc(l.candidates, inOrder) { // a tool has released an earlier result
 		slices.SortFunc(l.candidates, inOrder)
 	}
 	p := l.policy
@@ -191,20 +187,20 @@ func (l *ledger) best(sent int, cold bool) (first int, cost float64) {
 	return first, cost
 }
 
-// readable returns how much the provider still has in its cache of a request that changes
-// at a place. Where requests mark what to cache, they mark the end of what is fixed
-// and the last messages: what comes before a change in between is read anew, too.
-func (l *ledger) readable(at int) int {
+// readable returns how much of a request that changes at a position is still cached. Requests that
+// mark what to cache mark the end of the fixed part and the last messages, so what lies between the
+// fixed part and the change is processed again.
+func (l *ledger) readable(position int) int {
 	switch cache := l.c.cache; {
 	case cache.messages && cache.opening:
-		at = l.head
+		position = l.head
 	case cache.messages:
-		at = 0
+		position = 0
 	}
-	if at < minCached {
+	if position < minCached {
 		return 0
 	}
-	return at
+	return position
 }
 
 // clear masks a candidate and all after it.
@@ -217,8 +213,7 @@ func (l *ledger) clear(first int) {
 	l.candidates = l.candidates[:first]
 }
 
-// sums adds up numbers before a place, in a time that grows with the logarithm of how many
-// there are: the element i has the sum of as many as the last bit of i says.
+// sums is a Fenwick tree: prefix sums in logarithmic time.
 type sums []int
 
 func (s sums) add(i, n int) {
@@ -234,13 +229,13 @@ func (s sums) before(i int) (sum int) {
 	return sum
 }
 
-// Uncached reports whether the request is one of Anthropic's that does not ask for its
-// messages to be cached.
+// Uncached reports whether the request is in Anthropic's format and does not ask to cache its
+// messages.
 func (c *Conversation) Uncached() bool { return c.list.format == toolUse && !c.cache.messages }
 
-// CacheTTL returns how long the provider caches the request, as far as is known: what it
-// marks for 5 minutes, or an hour if it asks for that, as Anthropic has it. Providers that
-// need no marks promise less, but may keep it for an hour.
+// CacheTTL returns how long the provider caches the request, as far as is known: 5 minutes if it has
+// cache marks, as Anthropic's do, or an hour if it asks for that. Providers without marks promise
+// less, but may keep it for an hour.
 func (c *Conversation) CacheTTL() time.Duration {
 	if c.cache.messages && !c.cache.hour {
 		return 5 * time.Minute

@@ -46,7 +46,8 @@ func work(r *rand.Rand, turns, median int, spread float64) (requests [][]byte) {
 	for turn := range turns {
 		requests = append(requests, append(body[:len(body):len(body)], "]}"...))
 		size := min(int(float64(median)*math.Exp(spread*r.NormFloat64())), 60_000)
-		body = fmt.Appendf(body, `,{"role":"assistant","content":"%s","tool_calls":[{"id":"call_%d","function":{"name":"read"}}]}`,
+		body = fmt.Appendf(body, `,{"role":"assistant","content":"%s","tool_calls":[{"id":"call_%d",`+
+			`"function":{"name":"read"}}]}`,
 			strings.Repeat("a", r.IntN(400)), turn)
 		body = fmt.Appendf(body, `,{"role":"tool","tool_call_id":"call_%d","content":"%s"}`,
 			turn, strings.Repeat("x", size))
@@ -215,7 +216,8 @@ func TestAutoLooksLessOften(t *testing.T) {
 		if i%150 > 140 {
 			turn.content = strings.Repeat("x", 15_000)
 		}
-		if turns = append(turns, turn); i < 300 {
+		turns = append(turns, turn)
+		if i < 300 {
 			continue
 		}
 		body := grown(turns)
@@ -225,7 +227,7 @@ func TestAutoLooksLessOften(t *testing.T) {
 		if !reflect.DeepEqual(after, plan) {
 			t.Fatalf("turn %d: %d results from the turn before, %d from the beginning", i, after.Results, plan.Results)
 		}
-		rare = max(rare, progress.look-progress.turns)
+		rare = max(rare, progress.nextLook-progress.turns)
 		if plan.Broken {
 			moves++
 		}

@@ -16,10 +16,11 @@ func TestPlanKnowsTheRequestBefore(t *testing.T) {
 		name, start, tail string
 		turn              func(n int) (reply, results []string)
 	}{
-		{"chat completions", `{"messages":[{"role":"user","content":"u"}`, `],"tools":[{}]}`, func(n int) (reply, results []string) {
-			return []string{fmt.Sprintf(`{"role":"assistant","tool_calls":[{"id":"c%d","function":{"name":"f"}}]}`, n)},
-				[]string{fmt.Sprintf(`{"role":"tool","tool_call_id":"c%d","content":"%s"}`, n, long)}
-		}},
+		{"chat completions", `{"messages":[{"role":"user","content":"u"}`, `],"tools":[{}]}`,
+			func(n int) (reply, results []string) {
+				return []string{fmt.Sprintf(`{"role":"assistant","tool_calls":[{"id":"c%d","function":{"name":"f"}}]}`, n)},
+					[]string{fmt.Sprintf(`{"role":"tool","tool_call_id":"c%d","content":"%s"}`, n, long)}
+			}},
 		{"messages", `{"system":"s","messages":[{"role":"user","content":"u"}`, `]}`, func(n int) (reply, results []string) {
 			return []string{fmt.Sprintf(`{"role":"assistant","content":[{"type":"tool_use","id":"c%d","name":"f"}]}`, n)},
 				[]string{

@@ -17,7 +17,8 @@ func longConversation(size int, line string) []byte {
 	var b strings.Builder
 	b.WriteString(`{"model":"m","messages":[{"role":"system","content":"You are an agent."}`)
 	for i := range 1000 {
-		fmt.Fprintf(&b, `,{"role":"assistant","content":null,"tool_calls":[{"id":"call_%06d","type":"function","function":{"name":"read_file","arguments":"{\"path\":\"f%d\"}"}}]}`, i, i)
+		fmt.Fprintf(&b, `,{"role":"assistant","content":null,"tool_calls":[{"id":"call_%06d","type":"function",`+
+			`"function":{"name":"read_file","arguments":"{\"path\":\"f%d\"}"}}]}`, i, i)
 		fmt.Fprintf(&b, `,{"role":"tool","tool_call_id":"call_%06d","content":"`, i)
 		for b.Len() < size/1000*(i+1) {
 			b.WriteString(line)
@@ -30,7 +31,8 @@ func longConversation(size int, line string) []byte {
 
 var benchmarkTexts = []struct{ name, line string }{
 	{"log", `2026-11-15T08:04:49.696Z INFO  http request handled method=GET path=/orders/1539 status=200 duration_ms=34\n`},
-	{"source", `\tif err := s.store.Put(ctx, key, value); err != nil {\n\t\treturn fmt.Errorf(\"put %s: %w\", key, err)\n\t}\n`},
+	{"source", `\tif err := s.store.Put(ctx, key, value); err != nil {\n\t\treturn fmt.Errorf(\"put %s: %w\", key, ` +
+		`err)\n\t}\n`},
 }
 
 func BenchmarkMask(b *testing.B) {

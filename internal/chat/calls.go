@@ -10,31 +10,31 @@ type call struct {
 
 const noSymbol = -1
 
-// A waiting call has no id: results that have none, or one that no call has, answer
-// such calls in their order.
+// A waiting call has no id. Results without an id, or with an id that no call has, answer such calls
+// in order.
 type waiting struct {
-	id       int32 // a symbol, made of the name of its tool and a number
-	next     int32 // the next one of the same tool
+	id       int32 // symbol, generated from the name of its tool and a number
+	next     int32 // next one of the same tool
 	answered bool
 }
 
-// A queue has the calls of a tool that wait.
+// A queue holds the waiting calls of a tool.
 type queue struct {
-	round       int32 // the one that first and last are of
+	round       int32 // round of first and last
 	first, last int32
-	made        int32 // how many calls of this tool had no id so far
+	made        int32 // number of calls of this tool without an id so far
 }
 
 const noCall = -1
 
-// maxName is how many bytes the name of a tool may have, in UTF-8. Providers allow 64
-// to 128; a longer one, repeated in the place of each result, is not a placeholder.
+// maxName is the longest tool name in bytes. Providers allow 64 to 128; a longer one would make
+// placeholders longer than results.
 const maxName = 256
 
-// maxEscape is how many bytes a byte of a string takes at most in JSON: \u0001.
+// maxEscape is the largest JSON encoding of a byte, as in \u0001.
 const maxEscape = 6
 
-// call makes a call, which may have no id, and whose tool may have no name.
+// call returns a call, which may have no id, and whose tool may have no name.
 func (c *Conversation) call(id, name value) call {
 	made := call{noSymbol, c.tool(name)}
 	if id.isText() {
@@ -43,7 +43,7 @@ func (c *Conversation) call(id, name value) call {
 	return made
 }
 
-// tool returns the symbol of a tool of this name, or noSymbol.
+// tool returns the symbol of a tool name, or noSymbol.
 func (c *Conversation) tool(name value) int32 {
 	if !name.isText() || len(c.text(name)) > maxEscape*maxName {
 		return noSymbol
@@ -55,8 +55,8 @@ func (c *Conversation) tool(name value) int32 {
 	return c.names.number(text, name)
 }
 
-// take takes a call, and numbers it among those of its tool if it has no id.
-func (c *Conversation) take(call call) {
+// addTurnCall adds a call. A call without an id gets one from its tool and a number.
+func (c *Conversation) addTurnCall(call call) {
 	if call.id == noSymbol {
 		for int(call.tool) >= len(c.queues) {
 			c.queues = append(c.queues, queue{})
@@ -67,7 +67,7 @@ func (c *Conversation) take(call call) {
 		c.decoded = append(append(c.decoded, c.names.texts[call.tool]...), '#')
 		c.decoded = strconv.AppendInt(c.decoded, int64(q.made), 10)
 		call.id = c.ids.number(c.decoded[start:len(c.decoded):len(c.decoded)], value{})
-		c.list.made = true
+		c.list.generated = true
 		i := int32(len(c.waiting))
 		if q.round == c.list.round {
 			c.waiting[q.last].next = i
@@ -77,21 +77,21 @@ func (c *Conversation) take(call call) {
 		q.last = i
 		c.waiting = append(c.waiting, waiting{id: call.id, next: noCall})
 	}
-	c.noteCalled(call.id)
+	c.markCalled(call.id)
 	c.calls = append(c.calls, call)
 }
 
-// noteCalled notes that a call has an id.
-func (c *Conversation) noteCalled(id int32) {
+// markCalled records that a call has an id.
+func (c *Conversation) markCalled(id int32) {
 	for int(id) >= len(c.called) {
 		c.called = append(c.called, false)
 	}
 	c.called[id] = true
 }
 
-// answer takes a result, and finds its call: the one that has its id, or the first one
-// without an id, of the tool it names if it names one.
-func (c *Conversation) answer(r *result, tool value) {
+// addAnswer adds a result and finds its call: the one with its id, or the first one without an id, of the
+// same tool if the result names one.
+func (c *Conversation) addAnswer(r *result, tool value) {
 	if r.id.isText() {
 		r.symbol = c.ids.number(c.decode(r.id), r.id)
 	}
@@ -104,8 +104,7 @@ func (c *Conversation) answer(r *result, tool value) {
 	c.results = append(c.results, *r)
 }
 
-// next returns the first call that waits for a result of this tool, or of any if it has
-// no name, or nil.
+// next returns the first waiting call of a tool, or of any if tool has no name, or nil.
 func (c *Conversation) next(tool value) *waiting {
 	first := &c.list.oldest
 	if tool.isText() {

@@ -90,7 +90,7 @@ func clearing(r *rand.Rand, p Policy) Policy {
 
 // T28: what has been masked is masked the same way again, by the same policy. How
 // much a step clears can be seen again only where placeholders tell it, and are
-// recognised when they come: not if the name in them is that of a later call.
+// recognized when they come: not if the name in them is that of a later call.
 func TestMaskingTwiceIsMaskingOnce(t *testing.T) {
 	generate(t, func(t *testing.T, r *rand.Rand, body []byte, p Policy) {
 		if p.template().uses[originalChars] > 0 && !renamesCalls(body) {
@@ -205,11 +205,16 @@ func TestCrowded(t *testing.T) {
 		}
 	}
 	for name, body := range map[string]string{
-		"chat":      list(`{"messages":[`, `{"role":"assistant","tool_calls":[{"id":"a"}]},{"role":"tool","tool_call_id":"a"}`, `]}`),
-		"messages":  list(`{"messages":[`, `{"role":"assistant","content":[{"type":"tool_use","id":"a"}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":"a"}]}`, `]}`),
-		"converse":  list(`{"messages":[`, `{"role":"assistant","content":[{"toolUse":{"toolUseId":"a"}}]},{"role":"user","content":[{"toolResult":{"toolUseId":"a"}}]}`, `]}`),
-		"responses": list(`{"input":[`, `{"type":"function_call","call_id":"a"},{"type":"function_call_output","call_id":"a"}`, `]}`),
-		"gemini":    list(`{"contents":[`, `{"role":"model","parts":[{"functionCall":{"name":"a"}}]},{"role":"user","parts":[{"functionResponse":{"name":"a"}}]}`, `]}`),
+		"chat": list(`{"messages":[`, `{"role":"assistant","tool_calls":[{"id":"a"}]},{"role":"tool",`+
+			`"tool_call_id":"a"}`, `]}`),
+		"messages": list(`{"messages":[`, `{"role":"assistant","content":[{"type":"tool_use","id":"a"}]},{"role":"user",`+
+			`"content":[{"type":"tool_result","tool_use_id":"a"}]}`, `]}`),
+		"converse": list(`{"messages":[`, `{"role":"assistant","content":[{"toolUse":{"toolUseId":"a"}}]},`+
+			`{"role":"user","content":[{"toolResult":{"toolUseId":"a"}}]}`, `]}`),
+		"responses": list(`{"input":[`, `{"type":"function_call","call_id":"a"},{"type":"function_call_output",`+
+			`"call_id":"a"}`, `]}`),
+		"gemini": list(`{"contents":[`, `{"role":"model","parts":[{"functionCall":{"name":"a"}}]},{"role":"user",`+
+			`"parts":[{"functionResponse":{"name":"a"}}]}`, `]}`),
 	} {
 		if err := new(Conversation).Parse([]byte(body)); err != nil {
 			t.Errorf("%s: %v", name, err)

@@ -13,7 +13,8 @@ type toolTurn struct{ tool, content string }
 func grown(turns []toolTurn) string {
 	var messages []string
 	for i, turn := range turns {
-		messages = append(messages, fmt.Sprintf(`{"role":"assistant","tool_calls":[{"id":"call_%02d","function":{"name":%q}}]}`, i, turn.tool))
+		messages = append(messages, fmt.Sprintf(`{"role":"assistant","tool_calls":[{"id":"call_%02d",`+
+			`"function":{"name":%q}}]}`, i, turn.tool))
 		messages = append(messages, fmt.Sprintf(`{"role":"tool","tool_call_id":"call_%02d","content":%q}`, i, turn.content))
 	}
 	return `{"messages":[` + strings.Join(messages, ",") + `]}`
@@ -56,15 +57,21 @@ func TestBoundary(t *testing.T) {
 		{"by a step as long as the window", of(8, read), Policy{WindowTurns: 4, StepTurns: 4}, []int{0, 0, 0, 0, 0, 0, 0, 4}},
 		{"when it pays", of(9, read), Policy{WindowTurns: 2, ClearAtLeast: 250}, []int{0, 0, 0, 0, 3, 3, 3, 6, 6}},
 		{"when it pays exactly", of(7, read), Policy{WindowTurns: 2, ClearAtLeast: 200}, []int{0, 0, 0, 2, 2, 4, 4}},
-		{"by steps that pay", of(9, read), Policy{WindowTurns: 2, StepTurns: 2, ClearAtLeast: 250}, []int{0, 0, 0, 0, 0, 4, 4, 4, 4}},
-		{"short results pay nothing", append(of(3, tiny), of(6, read)...), Policy{WindowTurns: 1, ClearAtLeast: 200, MinChars: 100}, []int{0, 0, 0, 0, 0, 5, 5, 7, 7}},
-		{"errors that are kept pay nothing", append(of(3, failed), of(6, read)...), Policy{WindowTurns: 1, ClearAtLeast: 200, KeepErrors: ErrorsOn}, []int{0, 0, 0, 0, 0, 5, 5, 7, 7}},
+		{"by steps that pay", of(9, read), Policy{WindowTurns: 2, StepTurns: 2, ClearAtLeast: 250},
+			[]int{0, 0, 0, 0, 0, 4, 4, 4, 4}},
+		{"short results pay nothing", append(of(3, tiny), of(6, read)...), Policy{WindowTurns: 1, ClearAtLeast: 200,
+			MinChars: 100}, []int{0, 0, 0, 0, 0, 5, 5, 7, 7}},
+		{"errors that are kept pay nothing", append(of(3, failed), of(6, read)...), Policy{WindowTurns: 1, ClearAtLeast: 200,
+			KeepErrors: ErrorsOn}, []int{0, 0, 0, 0, 0, 5, 5, 7, 7}},
 		{"errors that are not kept pay", of(5, failed), Policy{WindowTurns: 1, ClearAtLeast: 200}, []int{0, 0, 2, 2, 4}},
-		{"excluded tools pay nothing", list(todo, todo, todo, read, read, read), Policy{WindowTurns: 1, ClearAtLeast: 200, ExcludeTools: []string{"to*"}}, []int{0, 0, 0, 0, 0, 5}},
-		{"the last of a tool pay nothing until they are", list(todo, read, read, read, read, todo, read, read), Policy{WindowTurns: 1, ClearAtLeast: 200, KeepLastPerTool: 1},
+		{"excluded tools pay nothing", list(todo, todo, todo, read, read, read), Policy{WindowTurns: 1, ClearAtLeast: 200,
+			ExcludeTools: []string{"to*"}}, []int{0, 0, 0, 0, 0, 5}},
+		{"the last of a tool pay nothing until they are", list(todo, read, read, read, read, todo, read, read),
+			Policy{WindowTurns: 1, ClearAtLeast: 200, KeepLastPerTool: 1},
 			// The todo of the first turn is free from the sixth turn on.
 			[]int{0, 0, 0, 3, 3, 5, 5, 7}},
-		{"enough that it never comes", of(9, read), Policy{WindowTurns: 2, ClearAtLeast: 1000}, []int{0, 0, 0, 0, 0, 0, 0, 0, 0}},
+		{"enough that it never comes", of(9, read), Policy{WindowTurns: 2, ClearAtLeast: 1000}, []int{0, 0, 0, 0, 0, 0, 0, 0,
+			0}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if got := boundaries(t, test.turns, test.p); !reflect.DeepEqual(got, test.want) {
@@ -84,7 +91,8 @@ func TestContentThatIsNoText(t *testing.T) {
 		`{"type":"text","text":"x","content":{"text":{"type":"text","text":"x"}}}`,
 		`null`, `1`, `true`, `[]`, `{}`,
 	} {
-		body := `{"messages":[{"role":"assistant","tool_calls":[{"id":"a"}]},{"role":"tool","tool_call_id":"a","content":` + content +
+		body := `{"messages":[{"role":"assistant","tool_calls":[{"id":"a"}]},{"role":"tool","tool_call_id":"a","content":` +
+			content +
 			`},{"role":"assistant","tool_calls":[{"id":"b"}]}]}`
 		if out, _, err := run(t, []byte(body), Policy{WindowTurns: 1}); string(out) != body || err != nil {
 			t.Errorf("%s became %s, %v", content, out, err)
@@ -94,7 +102,8 @@ func TestContentThatIsNoText(t *testing.T) {
 
 // What is said after the results of a turn changes nothing about them.
 func TestBoundaryStaysWhenPeopleTalk(t *testing.T) {
-	p := Policy{WindowTurns: 8, ClearAtLeast: ClearAuto, MinChars: 800, ReadPrice: DefaultReadPrice, WritePrice: DefaultWritePrice}
+	p := Policy{WindowTurns: 8, ClearAtLeast: ClearAuto, MinChars: 800, ReadPrice: DefaultReadPrice,
+		WritePrice: DefaultWritePrice}
 	var turns []toolTurn
 	for range 50 {
 		turns = append(turns, toolTurn{"read", strings.Repeat("x", 3000)})
@@ -115,15 +124,19 @@ func TestGrowth(t *testing.T) {
 	template := must(ParseTemplate("{tool_call_id}{tool_call_id}{tool_name}"))
 	chat := func(id, name, content string) string {
 		return `{"messages":[{"role":"assistant","tool_calls":[{"id":"` + id + `","function":{"name":"` + name + `"}}]}` +
-			strings.Repeat(`,{"role":"tool","tool_call_id":"`+id+`","content":"`+content+`"}`, n) + `,{"role":"assistant","tool_calls":[{"id":"b"}]}]}`
+			strings.Repeat(`,{"role":"tool","tool_call_id":"`+id+`","content":"`+content+`"}`, n) +
+			`,{"role":"assistant","tool_calls":[{"id":"b"}]}]}`
 	}
 	anthropic := func(name, content string) string {
-		return `{"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"a","name":"` + name + `"}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":"a","content":"x"}` +
-			strings.Repeat(`,{"type":"tool_result","tool_use_id":"a","content":`+content+`}`, n) + `]},{"role":"assistant","content":[{"type":"tool_use","id":"b"}]}]}`
+		return `{"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"a","name":"` + name +
+			`"}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":"a","content":"x"}` +
+			strings.Repeat(`,{"type":"tool_result","tool_use_id":"a","content":`+content+`}`, n) +
+			`]},{"role":"assistant","content":[{"type":"tool_use","id":"b"}]}]}`
 	}
 	responses := func(name, output string) string {
 		return `{"input":[{"type":"function_call","call_id":"a","name":"` + name + `"}` +
-			strings.Repeat(`,{"type":"function_call_output","call_id":"a","output":"`+output+`"}`, n) + `,{"type":"function_call","call_id":"b"}]}`
+			strings.Repeat(`,{"type":"function_call_output","call_id":"a","output":"`+output+`"}`, n) +
+			`,{"type":"function_call","call_id":"b"}]}`
 	}
 	emoji := strings.Repeat(`\ud83d\ude00`, 64)   // 256 bytes
 	tooLong := strings.Repeat(`\ud83d\ude00`, 65) // an unknown tool
@@ -145,19 +158,21 @@ func TestGrowth(t *testing.T) {
 		{"a long id that is repeated", chat(strings.Repeat("i", 1000), "read", "0123456789"), template, true, 0},
 		{"results as long as their placeholders", chat("a", "read", strings.Repeat("x", 120)), DefaultTemplate, false, n},
 		{"long results", chat("a", emoji, long), DefaultTemplate, false, n},
-		{"long results of a tool whose name is too long", chat("a", strings.Repeat("n", 200_000), long), DefaultTemplate, false, n},
+		{"long results of a tool whose name is too long", chat("a", strings.Repeat("n", 200_000), long), DefaultTemplate,
+			false, n},
 		{"results of many texts", anthropic("read", texts("0123456789")), DefaultTemplate, false, n + 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			out, plan, err := run(t, []byte(test.body), Policy{WindowTurns: 1, Template: test.template})
 			if err != nil || plan.Results != test.results || plan.Grows != test.grows || plan.Broken == test.grows {
-				t.Errorf("%d results masked, %d bytes of %d, grows %t, broken %t, %v", plan.Results, len(out), len(test.body), plan.Grows, plan.Broken, err)
+				t.Errorf("%d results masked, %d bytes of %d, grows %t, broken %t, %v", plan.Results, len(out), len(test.body),
+					plan.Grows, plan.Broken, err)
 			}
 		})
 	}
 }
 
-// T10, T13: what stands in the place of a result.
+// T10, T13: the placeholder that replaces a result.
 func TestTemplate(t *testing.T) {
 	for _, test := range []struct{ template, want string }{
 		{"<{tool_call_id}|{tool_name}|{original_chars}>", "<call_00|re\\\"ad|9>"},
@@ -177,14 +192,16 @@ func TestTemplate(t *testing.T) {
 		if string(out) != want {
 			t.Errorf("%q: got %s\nwant %s", test.template, out, want)
 		}
-		if again, plan, _ := run(t, out, Policy{WindowTurns: 1, Template: template}); plan.Results != 0 || string(again) != string(out) {
+		if again, plan, _ := run(t, out, Policy{WindowTurns: 1, Template: template}); plan.Results != 0 ||
+			string(again) != string(out) {
 			t.Errorf("%q: masked again: %s", test.template, again)
 		}
 		if plan.Results != 1 || plan.Chars != 9 || plan.Saved != 9-len([]rune(unquoted(t, test.want))) {
 			t.Errorf("%q: %+v", test.template, plan)
 		}
 	}
-	for _, template := range []string{"", "{foo}", "{", "}", "a { b", "{tool_name", "tool_name}", "{{tool_name}}", "{Tool_Name}", "{ tool_name }", "{}"} {
+	for _, template := range []string{"", "{foo}", "{", "}", "a { b", "{tool_name", "tool_name}", "{{tool_name}}",
+		"{Tool_Name}", "{ tool_name }", "{}"} {
 		if _, err := ParseTemplate(template); err == nil {
 			t.Errorf("%q was taken", template)
 		}

@@ -1,7 +1,7 @@
-// Package chat knows the conversations that agents send to models, and which tool
-// results in them are old enough to be left out.
+// Package chat reads the conversations that agents send to models, and decides which tool results in
+// them are old enough to be masked.
 //
-// It reads the formats that are in use, and tells them by what they hold:
+// It detects and reads these formats:
 //
 //   - OpenAI chat completions: messages, where an assistant's tool_calls are
 //     answered by messages of the role tool; Ollama has the same without ids;
@@ -12,36 +12,32 @@
 //   - Gemini: contents, where functionCall parts are answered by functionResponse
 //     parts; Code Assist has them in a request.
 //
-// A [Conversation] is read once, from raw bytes, and keeps only where things
-// stand in them. Masking it is a [Plan]: the texts to put in the place of old
-// results, as edits of these bytes. Everything else therefore stays as it was.
+// A [Conversation] is read once, from raw bytes, and stores only positions in them. Masking it yields
+// a [Plan]: edits of these bytes that replace old results. All other bytes stay unchanged.
 //
 // # Turns
 //
-// A turn is a message of the assistant that makes at least one call; in the format
-// of responses, the calls that follow one another until something that is not the
-// model's comes. A turn reaches up to the next one. The results of a call are those
-// that name its id, wherever they stand, and if an id is used again, the last turn
-// that uses it is its own. Calls without an id are answered in their order.
+// A turn is a message of the assistant with at least one call; in the format of responses, consecutive
+// calls up to the first item that is not the model's. A turn ends where the next one begins. The
+// results of a call are those with its id, anywhere in the conversation; if several turns use an id,
+// it belongs to the last of them. Calls without an id are answered in order.
 //
 // # The boundary
 //
-// Results of turns before the boundary are masked, those of the last WindowTurns
-// turns never. Where the boundary lies is decided turn by turn, in the order of
-// the turns, by nothing but what has been said up to the end of that turn. A turn
-// at which it moves is a step. What a step masks, it decides once: what comes
-// after it changes nothing before it until the next step. So between steps a
-// conversation that grows by a turn is sent as what was sent before, to the byte,
-// and what has been added; and the model's provider, who remembers prompts by
-// their beginning, has to read only that.
+// Results of turns before the boundary are masked, those of the last WindowTurns turns never. The
+// position of the boundary is decided turn by turn, in order, from nothing but the conversation up to
+// the end of that turn. A turn at which it moves is a step. A step decides once which results are
+// masked, and nothing before it changes until the next step. So between steps a conversation that
+// grows by a turn is sent as the same bytes as before, plus the new ones. A provider that caches
+// prompts by their beginning has to process only the new bytes.
 //
-// With [ClearAuto] a step masks those of the old results that pay at the prices of
-// the provider, and all of them at no cost while its cache has nothing. The latter
-// does not follow from the conversation, so a [Progress] says how it has gone so far.
+// With [ClearAuto] a step masks the old results for which masking pays at the provider's prices, and
+// all of them if the provider has nothing cached. The latter does not follow from the conversation, so
+// a [Progress] records the decisions so far.
 //
 // # Memory
 //
-// A [Memory] spares this package what the cache spares the provider: a request that
-// begins as another one did is read from where they differ. What is read is the same
-// without it. It also keeps the [Past] of a conversation, with its Progress.
+// A [Memory] avoids reading a conversation again: a request that begins like an earlier one is read
+// from where they differ. The result is the same without it. It also keeps the [Past] of a
+// conversation, with its Progress.
 package chat

@@ -12,104 +12,102 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// Errors says which old results are kept because they are errors.
+// Errors selects the old results that are kept as errors.
 type Errors uint8
 
 const (
 	// ErrorsOff keeps none.
 	ErrorsOff Errors = iota
-	// ErrorsOn keeps results that mention an error anywhere, by the rules of T18
-	// and T19, even where that is a line of a source.
+	// ErrorsOn keeps results that mention an error anywhere, by the rules of T18 and T19, even in
+	// source code.
 	ErrorsOn
-	// ErrorsPrecise keeps results of calls that failed, as far as their first and
-	// last lines show.
+	// ErrorsPrecise keeps results of failed calls, judged by their first and last lines.
 	ErrorsPrecise
 )
 
-// A verdict is whether a result is an error, once it has been judged.
+// A verdict says whether a result is an error, once that is known.
 type verdict uint8
 
 const (
-	unheard verdict = iota
-	fine
-	failure
+	unjudged verdict = iota
+	notError
+	isFailure
 )
 
-// keepsError reports whether a result is an error that is kept.
+// keepsError reports whether a result is kept as an error.
 func (c *Conversation) keepsError(r *result, kept Errors) bool {
 	if kept == ErrorsOff {
 		return false
 	}
 	v := &r.verdict[kept]
-	if *v == unheard {
-		*v = fine
+	if *v == unjudged {
+		*v = notError
 		if r.failed || kept == ErrorsPrecise && c.reportsFailure(r) || kept == ErrorsOn && c.mentionsError(r) {
-			*v = failure
+			*v = isFailure
 		}
 	}
-	return *v == failure
+	return *v == isFailure
 }
 
-// mentionsError reports whether one of the texts of a result looks like an error.
+// mentionsError reports whether a text of a result looks like an error.
 func (c *Conversation) mentionsError(r *result) bool {
 	return slices.ContainsFunc(c.texts[r.texts:r.texts+r.n], c.valueLooksLikeError)
 }
 
 var anyMember = jsonspan.CompilePaths("*")
 
-// valueLooksLikeError reports whether a text looks like an error. An object or list that
-// stands in the place of one does if it says so, or a string in it does.
+// valueLooksLikeError reports whether a text looks like an error. An object or list instead of a text
+// does if one of its members or strings does.
 func (c *Conversation) valueLooksLikeError(t value) bool {
 	if t.kind == jsonspan.String {
 		return c.textLooksLikeError(t)
 	}
 	object := c.body[t.start:t.end]
-	looks := saysError(object)
+	looks := objectHasError(object)
 	_ = anyMember.Find(object, func(_ int, v jsonspan.Value) {
 		if v.Kind == jsonspan.String && !looks {
 			start, end := t.start+int32(v.Start), t.start+int32(v.End)
-			looks = c.textLooksLikeError(value{start, end, int32(v.Chars), v.Kind, v.Numbered})
+			looks = c.textLooksLikeError(value{start, end, int32(v.Chars), v.Kind, v.HasUnicodeEscapes})
 		}
 	})
 	return looks
 }
 
-// textLooksLikeError applies the rules of T18 and T19 to what stands between the
-// quotes of a string: it mentions an exception, a traceback, a timeout or a failed
-// connection, it has a line that begins with "error", or it is a JSON object that
-// says so.
+// textLooksLikeError applies the rules of T18 and T19 to a string: it mentions an exception, a
+// traceback, a timeout or a failed connection, has a line that begins with "error", or is a JSON
+// object that reports an error.
 func (c *Conversation) textLooksLikeError(t value) bool {
 	body := c.text(t)
-	if t.numbered && spellsLetters(body) {
-		c.scratch = respell(c.scratch[:0], body)
+	if t.numbered && mayEscapeASCII(body) {
+		c.scratch = unescapeASCII(c.scratch[:0], body)
 		body = c.scratch
 	}
-	found, mentioned := tellsOfError(body)
+	found, mentioned := findErrorWords(body)
 	switch {
 	case found:
 		return true
 	case !quotesJSON(body), !mentioned && !bytes.Contains(body, []byte(`\\u`)):
 		return false
 	}
-	return saysError(jsonspan.AppendText(nil, body))
+	return objectHasError(jsonspan.AppendText(nil, body))
 }
 
 var errorMembers = jsonspan.CompilePaths("error", "status")
 
-// saysError reports whether a text that looks like JSON says that it is an error.
-func saysError(text []byte) bool {
+// objectHasError reports whether a text that looks like JSON reports an error.
+func objectHasError(text []byte) bool {
 	says := false
 	err := errorMembers.Find(text, func(path int, v jsonspan.Value) {
 		says = says || path == 0 ||
 			v.Kind == jsonspan.String && strings.EqualFold(string(jsonspan.AppendText(nil, v.Body(text))), "error")
 	})
-	if err != nil && !errors.Is(err, jsonspan.ErrDuplicate) { // it was no JSON after all
+	if err != nil && !errors.Is(err, jsonspan.ErrDuplicate) { // not JSON after all
 		return bytes.Contains(text, []byte(`"error"`))
 	}
-	return says || err != nil // who says it twice may mean the one or the other
+	return says || err != nil // a repeated key is ambiguous, and counts as an error
 }
 
-// quotesJSON reports whether the body of a JSON string begins as an object or a list.
+// quotesJSON reports whether the body of a JSON string begins like an object or a list.
 func quotesJSON(body []byte) bool {
 	for {
 		switch {
@@ -125,9 +123,9 @@ func quotesJSON(body []byte) bool {
 	}
 }
 
-// The words of errors are looked for all at once, in any case, by six letters of
-// each and the one before. A search looks at two letters in every five, and at the
-// one before these: that is enough to rule out nearly every place.
+// Error words are searched all at once, ignoring case, by six letters of each and the letter before.
+// The search looks at two letters in every five, and the one before these, which rules out nearly
+// every position.
 const stride = 5
 
 type clue struct {
@@ -149,9 +147,9 @@ var clues = [...]clue{
 }
 
 var (
-	// before has which letters may come before each two letters.
+	// before has, for each two letters, a bit set of letters that may precede them.
 	before [1 << 10]uint32
-	// places has in which clues each two letters are, and where: a bit for each.
+	// places has, for each two letters, a bit for each clue and position in it where they occur.
 	places [1 << 10]uint64
 )
 
@@ -173,9 +171,9 @@ func init() {
 
 func letters(a, b byte) int { return int(a&31)<<5 | int(b&31) }
 
-// tellsOfError reports whether a text has one of the words where it means an
-// error, and whether it mentions "error" at the beginning of a quotation.
-func tellsOfError(body []byte) (found, mentioned bool) {
+// findErrorWords reports whether a text has a word that means an error, and whether it has "error" in
+// quotes.
+func findErrorWords(body []byte) (found, mentioned bool) {
 	if beginsWithError(body) {
 		return true, false
 	}
@@ -205,8 +203,8 @@ func tellsOfError(body []byte) (found, mentioned bool) {
 	return false, mentioned
 }
 
-// clueAt reports whether the two letters at i are part of a word that means an
-// error, or of the mention of one.
+// clueAt reports whether the two letters at i are part of a word that means an error, or of "error" in
+// quotes.
 func clueAt(body []byte, i int) (found, mentioned bool) {
 	for rest := places[letters(body[i], body[i+1])]; rest != 0; rest &= rest - 1 {
 		place := bits.TrailingZeros64(rest)
@@ -237,12 +235,12 @@ func clueAt(body []byte, i int) (found, mentioned bool) {
 	return false, mentioned
 }
 
-// isWord reports whether a word stands at i. In \timeout there is a tab instead.
+// isWord reports whether a word is at i. In \timeout the t belongs to a tab.
 func isWord(body []byte, i int, word string) bool {
 	return i >= 0 && hasWord(body[i:], word) && !escaped(body, i)
 }
 
-// beginsWithError reports whether "error" comes first, but for blanks.
+// beginsWithError reports whether body begins with "error", after blanks.
 func beginsWithError(body []byte) bool {
 	for {
 		if rest, blank := bytes.CutPrefix(body, []byte(" ")); blank {
@@ -255,8 +253,7 @@ func beginsWithError(body []byte) bool {
 	}
 }
 
-// beginsLine reports whether nothing but blanks comes before i in its line, which
-// is not the first.
+// beginsLine reports whether only blanks precede i in its line, which is not the first.
 func beginsLine(body []byte, i int) bool {
 	for i > 0 {
 		switch {
@@ -273,7 +270,7 @@ func beginsLine(body []byte, i int) bool {
 	return false
 }
 
-// hasWord reports whether body begins with a word, in any case.
+// hasWord reports whether body begins with a word, ignoring case.
 func hasWord(body []byte, word string) bool {
 	if len(body) < len(word) {
 		return false
@@ -290,7 +287,7 @@ func hasWord(body []byte, word string) bool {
 	return true
 }
 
-// escaped reports whether the byte at i belongs to the backslash before it.
+// escaped reports whether the byte at i is part of an escape.
 func escaped(body []byte, i int) bool {
 	n := 0
 	for n < i && body[i-n-1] == '\\' {
@@ -299,15 +296,15 @@ func escaped(body []byte, i int) bool {
 	return n%2 == 1
 }
 
-// spellsLetters reports whether body may have characters that matter here spelled
-// by their numbers, such as \u0065. Go and others spell < and > so: these do not.
-func spellsLetters(body []byte) bool {
+// mayEscapeASCII reports whether body may have relevant ASCII characters as numeric escapes, such as
+// \u0065. Go and others write < and > so, which are irrelevant.
+func mayEscapeASCII(body []byte) bool {
 	for {
 		i := bytes.Index(body, []byte(`\u00`))
 		if i < 0 {
 			return false
 		}
-		if i+6 > len(body) { // of an escaped backslash, and then the text ends
+		if i+6 > len(body) { // an escaped backslash near the end
 			return true
 		}
 		switch body[i+4] {
@@ -322,9 +319,8 @@ func spellsLetters(body []byte) bool {
 	}
 }
 
-// respell appends body with every ASCII character that is spelled by its number
-// spelled as usual.
-func respell(dst, body []byte) []byte {
+// unescapeASCII appends body with numeric escapes of ASCII characters replaced by their usual form.
+func unescapeASCII(dst, body []byte) []byte {
 	for {
 		i := bytes.IndexByte(body, '\\')
 		if i < 0 {

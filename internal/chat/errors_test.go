@@ -92,6 +92,7 @@ func byNumber(text string) string {
 
 // blanksByNumber spells only what stands between words by number.
 func blanksByNumber(text string) string {
-	blanks := strings.NewReplacer("\n", `\u000a`, "\r", `\u000D`, "\t", `\u0009`, " ", `\u0020`, `"`, `\u0022`, `\`, `\\`, "\x00", `\u0000`, "\v", `\u000b`, "\f", `\f`, "\b", `\b`, "\x1b", `\u001b`)
+	blanks := strings.NewReplacer("\n", `\u000a`, "\r", `\u000D`, "\t", `\u0009`, " ", `\u0020`, `"`, `\u0022`, `\`, `\\`,
+		"\x00", `\u0000`, "\v", `\u000b`, "\f", `\f`, "\b", `\b`, "\x1b", `\u001b`)
 	return `"` + blanks.Replace(text) + `"`
 }

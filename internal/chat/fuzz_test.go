@@ -23,14 +23,18 @@ func FuzzConversation(f *testing.F) {
 	}
 	for _, body := range []string{
 		``, `{}`, `[]`, `{"messages":[]}`, `{"messages":[1]}`, `{"messages":{},"input":[]}`, `{"messages":[],"input":[]}`,
-		`{"messages":[{"role":"assistant","tool_calls":[{"id":"a"}]},{"role":"tool","tool_call_id":"a","content":"x"},{"role":"assistant","tool_calls":[{"id":"b"}]}]}`,
-		`{"input":[{"type":"function_call","call_id":"a"},{"type":"function_call_output","call_id":"a","output":[{"type":"input_text","text":"x"}]},{"type":"function_call","call_id":"b"}]}`,
-		`{"input":[{"type":"function_call","call_id":"a"},{"type":"other_output","call_id":"a","output":"x"},{"type":"function_call","call_id":"b"}]}`,
+		`{"messages":[{"role":"assistant","tool_calls":[{"id":"a"}]},{"role":"tool","tool_call_id":"a","content":"x"},` +
+			`{"role":"assistant","tool_calls":[{"id":"b"}]}]}`,
+		`{"input":[{"type":"function_call","call_id":"a"},{"type":"function_call_output","call_id":"a",` +
+			`"output":[{"type":"input_text","text":"x"}]},{"type":"function_call","call_id":"b"}]}`,
+		`{"input":[{"type":"function_call","call_id":"a"},{"type":"other_output","call_id":"a","output":"x"},` +
+			`{"type":"function_call","call_id":"b"}]}`,
 	} {
 		f.Add([]byte(body), uint64(0))
 	}
 	// The search for errors panicked on a text that ends with \\u00.
-	f.Add([]byte(`{"messages":[{"role":"assistant","tool_calls":[{"id":"a"}]},{"role":"tool","tool_call_id":"a","content":"\u00e9 \\u00"},{"role":"assistant","tool_calls":[{"id":"b"}]}]}`), uint64(3))
+	f.Add([]byte(`{"messages":[{"role":"assistant","tool_calls":[{"id":"a"}]},{"role":"tool","tool_call_id":"a",`+
+		`"content":"\u00e9 \\u00"},{"role":"assistant","tool_calls":[{"id":"b"}]}]}`), uint64(3))
 	f.Fuzz(func(t *testing.T, body []byte, seed uint64) {
 		p := policy(rand.New(rand.NewPCG(seed, 3)))
 		out, _, err := run(t, body, p)
@@ -47,17 +51,21 @@ func FuzzConversation(f *testing.F) {
 	})
 }
 
-// FuzzUsage takes anything for an answer, in pieces of any size. What JSON tells, in
-// events or not, is what somebody reads who goes through it token by token.
+// FuzzUsage reads arbitrary responses in pieces of any size. The figures must be those that
+// encoding/json finds token by token, in events or not.
 func FuzzUsage(f *testing.F) {
 	// The watcher panicked on an event whose data breaks off after a number.
 	f.Add([]byte("data: {\"usage\": {\"prompt_tokens\": 12\ndata: }}\n\n"), 3, uint8(Events))
-	f.Add([]byte(`{"choices":[{"usage":{"prompt_tokens":7,"cached_tokens":3}}],"usage":{"prompt_tokens":9,"prompt_tokens":1e1,"completion_tokens":-1}}`), 1, uint8(Unframed))
-	f.Add([]byte(`{"response":{"usage":{"input_tokens":5,"input_tokens_details":{"cached_tokens":2}}},"message":{"\u0075sage":{"output_tokens":"7"}}}`), 2, uint8(Unframed))
+	f.Add([]byte(`{"choices":[{"usage":{"prompt_tokens":7,"cached_tokens":3}}],"usage":{"prompt_tokens":9,`+
+		`"prompt_tokens":1e1,"completion_tokens":-1}}`), 1, uint8(Unframed))
+	f.Add([]byte(`{"response":{"usage":{"input_tokens":5,"input_tokens_details":{"cached_tokens":2}}},`+
+		`"message":{"\u0075sage":{"output_tokens":"7"}}}`), 2, uint8(Unframed))
 	f.Add([]byte(`{"usage":{"input_tokens":100,"cache_read_input_tokens":800,"output_tokens":20}}`), 5, uint8(Unframed))
-	f.Add([]byte("data: {\"usage\":{\"prompt_tokens\":5}}\n\n: c\n\nevent: x\r\ndata: {\"usage\":\r\ndata: {\"prompt_tokens\":6,\"completion_tokens\":2}}\r\n\r\n"), 4, uint8(Events))
+	f.Add([]byte("data: {\"usage\":{\"prompt_tokens\":5}}\n\n: c\n\nevent: x\r\ndata: {\"usage\":\r\ndata: "+
+		"{\"prompt_tokens\":6,\"completion_tokens\":2}}\r\n\r\n"), 4, uint8(Events))
 	f.Add([]byte("{\"prompt_eval_count\":1}\n{\"eval_count\":2}\n"), 3, uint8(Lines))
-	f.Add([]byte(`[{"usageMetadata":{"promptTokenCount":7}},{"usageMetadata":{"thoughtsTokenCount":3}}]`), 3, uint8(Unframed))
+	f.Add([]byte(`[{"usageMetadata":{"promptTokenCount":7}},{"usageMetadata":{"thoughtsTokenCount":3}}]`), 3,
+		uint8(Unframed))
 	f.Add([]byte(awsEvent("metadata", `{"usage":{"inputTokens":1}}`)), 3, uint8(AWSEvents))
 	f.Fuzz(func(t *testing.T, answer []byte, size int, as uint8) {
 		if size < 1 {
@@ -76,43 +84,44 @@ func FuzzUsage(f *testing.F) {
 		}
 		texts := [][]byte{answer}
 		if bytes.HasPrefix(answer, []byte{0xEF}) && !bytes.HasPrefix(answer, []byte("\uFEFF")) {
-			return // a part of a byte order mark, of which nobody says what it is
+			return // the start of a byte order mark, whose meaning is not specified
 		}
 		switch framing {
 		case Events:
 			texts = eventsOf(answer)
 		case Lines:
-			texts = slices.DeleteFunc(bytes.Split(answer, []byte("\n")), func(line []byte) bool { return len(bytes.TrimSpace(line)) == 0 })
+			texts = slices.DeleteFunc(bytes.Split(answer, []byte("\n")),
+				func(line []byte) bool { return len(bytes.TrimSpace(line)) == 0 })
 		case AWSEvents:
 			return
 		}
 		reference := UsageReader{}
 		for _, text := range texts {
 			if !json.Valid(text) || bytes.Count(text, []byte("{"))+bytes.Count(text, []byte("[")) > 500 {
-				return // what it tells before it goes wrong counts
+				return // figures before an error count
 			}
 			d := json.NewDecoder(bytes.NewReader(text))
 			d.UseNumber()
 			eachNumber(d, nil, func(place []string, n int) {
-				for _, t := range told {
+				for _, t := range usageFields {
 					path := strings.Split(t.path, ".")
 					if path[0] == "*" && len(place) > 0 && place[0] == "response" {
-						continue // * stands for what no other path names
+						continue // * matches only keys that no other path names
 					}
-					if slices.EqualFunc(path, place, func(key, at string) bool { return key == "*" || key == at }) {
-						reference.told[t.is] = n
+					if slices.EqualFunc(path, place, func(pattern, key string) bool { return pattern == "*" || pattern == key }) {
+						reference.figures[t.is] = n
 					}
 				}
 			})
 		}
 		if whole.Usage() != reference.Usage() {
-			t.Errorf("%q tells %+v, and by the tokens of encoding/json %+v", answer, whole.Usage(), reference.Usage())
+			t.Errorf("%q: got %+v, want %+v as read with encoding/json", answer, whole.Usage(), reference.Usage())
 		}
 	})
 }
 
-// eventsOf returns the data of the events of a stream, and of what is at its end without
-// being ended, line by line as the standard has it.
+// eventsOf returns the data of the events of a stream, and of an unterminated event at its end,
+// line by line as the standard defines.
 func eventsOf(stream []byte) (all [][]byte) {
 	text := strings.TrimPrefix(string(stream), "\uFEFF")
 	text = strings.ReplaceAll(strings.ReplaceAll(text, "\r\n", "\n"), "\r", "\n")

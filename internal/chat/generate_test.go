@@ -37,7 +37,8 @@ func policy(r *rand.Rand) Policy {
 		StepTurns:       1 + r.IntN(5),
 	}
 	for r.IntN(4) == 0 {
-		p.ExcludeTools = append(p.ExcludeTools, one(r, []string{"fast_*", "*read*", "exec", "inconnu", "*é", "a*b*c", "mcp__*__run", "nothing"}))
+		p.ExcludeTools = append(p.ExcludeTools, one(r, []string{"fast_*", "*read*", "exec", "inconnu", "*é", "a*b*c",
+			"mcp__*__run", "nothing"}))
 	}
 	if r.IntN(3) == 0 {
 		p.Template = must(ParseTemplate(one(r, generatedTemplates)))
@@ -185,9 +186,10 @@ type generatedCall struct {
 	wire [2]any // the id and name to write
 }
 
-func one[T any](r *rand.Rand, of []T) T { return of[r.IntN(len(of))] }
+// one returns a random choice.
+func one[T any](r *rand.Rand, choices []T) T { return choices[r.IntN(len(choices))] }
 
-// percent is true that often.
+// percent returns true with a probability of n percent.
 func (g *generator) percent(n int) bool { return g.IntN(100) < n }
 
 // body returns a whole request.
@@ -251,7 +253,8 @@ func (g *generator) body() any {
 		}}})
 	}
 	if g.percent(20) {
-		body = append(body, generatedMember{"response_format", generatedObject{{"type", "json_schema"}, {"json_schema", g.any(4)}}})
+		body = append(body, generatedMember{"response_format", generatedObject{{"type", "json_schema"},
+			{"json_schema", g.any(4)}}})
 	}
 	if g.percent(20) {
 		body = append(body, generatedMember{"stream", generatedLiteral("true")}, generatedMember{"temperature", g.number()})
@@ -280,7 +283,9 @@ func (g *generator) say(role string) {
 	}
 	m := generatedObject{{"role", role}}
 	if g.format == "responses" && g.percent(15) {
-		g.items = append(g.items, generatedObject{{"type", one(g.Rand, []string{"reasoning", "web_search_call", "item_reference"})}, {"summary", g.any(2)}})
+		g.items = append(g.items,
+			generatedObject{{"type", one(g.Rand, []string{"reasoning", "web_search_call", "item_reference"})},
+				{"summary", g.any(2)}})
 		return
 	}
 	switch {
@@ -293,7 +298,8 @@ func (g *generator) say(role string) {
 	switch {
 	case g.percent(25):
 		kind := map[bool]string{false: "text", true: "input_text"}[g.format == "responses"]
-		content = []any{generatedObject{{"type", kind}, {"text", g.words(8)}}, generatedObject{{"type", "image_url"}, {"image_url", g.any(2)}}}
+		content = []any{generatedObject{{"type", kind}, {"text", g.words(8)}}, generatedObject{{"type", "image_url"},
+			{"image_url", g.any(2)}}}
 	case g.percent(5):
 		content = one(g.Rand, []any{generatedNull, generatedAbsent{}, "", []any{}, []any{generatedNull, "x"}})
 	}
@@ -341,7 +347,8 @@ func (g *generator) turn() {
 			}
 			kind, key := one(g.Rand, []string{"function_call", "custom_tool_call"}), "call_id"
 			if g.percent(20) {
-				kind = one(g.Rand, []string{"local_shell_call", "shell_call", "apply_patch_call", "computer_call", "tool_search_call", "web_search_call"})
+				kind = one(g.Rand, []string{"local_shell_call", "shell_call", "apply_patch_call", "computer_call",
+					"tool_search_call", "web_search_call"})
 			}
 			other := "id"
 			if kind == "local_shell_call" && g.percent(30) {
@@ -366,7 +373,8 @@ func (g *generator) turn() {
 			if g.percent(10) {
 				parts = append(parts, one(g.Rand, []any{
 					generatedObject{{"text", "x"}}, generatedNull, "x", []any{}, generatedObject{{"functionCall", "x"}},
-					generatedObject{{"functionResponse", generatedObject{{"name", c.wire[1]}, {"response", "of a model: does not count"}}}},
+					generatedObject{{"functionResponse", generatedObject{{"name", c.wire[1]},
+						{"response", "of a model: does not count"}}}},
 				}))
 			}
 		}
@@ -385,7 +393,8 @@ func (g *generator) turn() {
 	}
 	for g.percent(4) { // an orphan, or a result without an id
 		c := generatedCall{id: g.id(), tool: "inconnu"}
-		c.wire = [2]any{one(g.Rand, []any{c.id, "", generatedNull, generatedLiteral("3"), generatedAbsent{}, []any{}}), g.tool()}
+		c.wire = [2]any{one(g.Rand, []any{c.id, "", generatedNull, generatedLiteral("3"), generatedAbsent{}, []any{}}),
+			g.tool()}
 		results = append(results, c)
 	}
 	for len(g.late) > 0 && g.percent(30) {
@@ -412,7 +421,8 @@ func (g *generator) assistant(calls, blocks []generatedCall) any {
 			if _, absent := c.wire[1].(generatedAbsent); absent && g.percent(50) {
 				function = one(g.Rand, []any{generatedNull, generatedAbsent{}, "exec", []any{}})
 			}
-			list = append(list, append(generatedObject{{"id", c.wire[0]}, {"type", "function"}, {"function", function}}, g.vendor()...))
+			list = append(list, append(generatedObject{{"id", c.wire[0]}, {"type", "function"}, {"function", function}},
+				g.vendor()...))
 			if g.percent(2) {
 				list = append(list, one(g.Rand, []any{generatedNull, "x", []any{}}))
 			}
@@ -440,7 +450,8 @@ func (g *generator) assistant(calls, blocks []generatedCall) any {
 			content = append(content, one(g.Rand, []any{
 				generatedNull, "x", generatedObject{},
 				generatedObject{{"type", "server_tool_use"}, {"id", "srv"}, {"name", "web_search"}},
-				generatedObject{{"type", "tool_result"}, {"tool_use_id", c.wire[0]}, {"content", "of an assistant: does not count"}},
+				generatedObject{{"type", "tool_result"}, {"tool_use_id", c.wire[0]},
+					{"content", "of an assistant: does not count"}},
 			}))
 		}
 	}
@@ -453,7 +464,8 @@ func (g *generator) ambiguous(member, kind string) generatedObject {
 		return nil
 	}
 	return generatedObject{one(g.Rand, generatedObject{
-		{member, generatedObject{{"toolUseId", g.id()}}}, {"type", kind}, {"content", []any{}}, {"type", generatedNull}, {"id", "x"},
+		{member, generatedObject{{"toolUseId", g.id()}}}, {"type", kind}, {"content", []any{}}, {"type", generatedNull},
+		{"id", "x"},
 	})}
 }
 
@@ -470,20 +482,21 @@ func (g *generator) parts(role string, parts []any) {
 	g.items = append(g.items, append(generatedObject{{"role", wire}, {"parts", list}}, g.vendor()...))
 }
 
-// object returns what may stand in the place of a text, in the formats that have objects
-// there.
+// object returns a value that may replace a text, in the formats that allow objects there.
 func (g *generator) object(c generatedCall) any {
 	switch n := g.IntN(100); {
 	case n < 45:
 		return generatedObject{{one(g.Rand, []string{"output", "output", "result", "error", "\""}), g.text(c)}}
 	case n < 65:
-		return generatedObject{{"output", g.text(c)}, {"exitCode", g.number()}, {one(g.Rand, []string{"x", "error", "status"}), g.any(2)}}
+		return generatedObject{{"output", g.text(c)}, {"exitCode", g.number()},
+			{one(g.Rand, []string{"x", "error", "status"}), g.any(2)}}
 	case n < 80:
 		return g.any(3)
 	case n < 85:
 		return []any{g.text(c), g.any(1)}
 	}
-	return one(g.Rand, []any{generatedObject{}, []any{}, generatedNull, g.text(c), generatedLiteral("7"), generatedAbsent{}, []any{g.text(c)}})
+	return one(g.Rand, []any{generatedObject{}, []any{}, generatedNull, g.text(c), generatedLiteral("7"),
+		generatedAbsent{}, []any{g.text(c)}})
 }
 
 // answers adds the results of calls.
@@ -516,7 +529,8 @@ func (g *generator) answers(calls []generatedCall) {
 			answer := append(generatedObject{{"id", c.wire[0]}, {"name", c.wire[1]}, {"response", g.object(c)}}, g.vendor()...)
 			if g.percent(5) {
 				answer = append(answer, generatedMember{"parts", one(g.Rand, []any{
-					[]any{}, []any{generatedObject{{"inlineData", "AAAA"}}}, generatedNull, generatedObject{}, generatedObject{{"x", "x"}},
+					[]any{}, []any{generatedObject{{"inlineData", "AAAA"}}}, generatedNull, generatedObject{},
+					generatedObject{{"x", "x"}},
 				})})
 			}
 			blocks = append(blocks, generatedObject{{"functionResponse", answer}})
@@ -532,7 +546,8 @@ func (g *generator) answers(calls []generatedCall) {
 			if g.percent(30) {
 				answer = append(answer, generatedMember{"status", one(g.Rand, []any{"success", "error", "Error", generatedNull})})
 			}
-			blocks = append(blocks, append(generatedObject{{"toolResult", append(answer, g.vendor()...)}}, g.ambiguous("toolUse", "tool_result")...))
+			blocks = append(blocks, append(generatedObject{{"toolResult", append(answer, g.vendor()...)}},
+				g.ambiguous("toolUse", "tool_result")...))
 			if g.percent(15) {
 				flush()
 			}
@@ -540,7 +555,8 @@ func (g *generator) answers(calls []generatedCall) {
 			block := generatedObject{{"type", "tool_result"}, {"tool_use_id", c.wire[0]}, {"content", g.content(c)}}
 			if g.percent(15) {
 				block = append(block, generatedMember{"is_error", one(g.Rand, []any{
-					generatedLiteral("true"), generatedLiteral("true"), generatedLiteral("false"), generatedNull, "true", generatedLiteral("1"),
+					generatedLiteral("true"), generatedLiteral("true"), generatedLiteral("false"), generatedNull, "true",
+					generatedLiteral("1"),
 				})})
 			}
 			if g.percent(10) {
@@ -576,7 +592,8 @@ func (g *generator) output(c generatedCall) generatedObject {
 	kind, key := one(g.Rand, []string{"function_call_output", "custom_tool_call_output"}), "call_id"
 	if g.percent(25) {
 		kind = one(g.Rand, []string{
-			"local_shell_call_output", "shell_call_output", "shell_call_output", "apply_patch_call_output", "computer_call_output",
+			"local_shell_call_output", "shell_call_output", "shell_call_output", "apply_patch_call_output",
+			"computer_call_output",
 			"mcp_tool_call_output", "tool_search_output", "new_call_output",
 		})
 	}
@@ -594,7 +611,8 @@ func (g *generator) output(c generatedCall) generatedObject {
 			}
 			if g.percent(70) {
 				part = append(part, generatedMember{"outcome", one(g.Rand, []any{
-					generatedObject{{"type", "exit"}, {"exit_code", generatedLiteral("0")}}, generatedObject{{"type", "exit"}, {"exit_code", generatedLiteral("1")}},
+					generatedObject{{"type", "exit"}, {"exit_code", generatedLiteral("0")}}, generatedObject{{"type", "exit"},
+						{"exit_code", generatedLiteral("1")}},
 					generatedObject{{"type", "timeout"}}, generatedNull, generatedObject{{"exit_code", "1"}},
 				})})
 			}
@@ -605,7 +623,8 @@ func (g *generator) output(c generatedCall) generatedObject {
 		}
 		output = list
 	case g.percent(6):
-		output = generatedObject{{"content", g.content(c)}, {"success", one(g.Rand, []any{generatedLiteral("true"), generatedLiteral("false"), generatedAbsent{}})},
+		output = generatedObject{{"content", g.content(c)},
+			{"success", one(g.Rand, []any{generatedLiteral("true"), generatedLiteral("false"), generatedAbsent{}})},
 			{"x", generatedObject{{"type", "input_text"}, {"text", "x"}}}}
 	}
 	item := generatedObject{{"type", kind}, {key, c.wire[0]}, {"output", output}}
@@ -625,7 +644,8 @@ func (g *generator) bedrock(c generatedCall) (parts []any) {
 			parts = append(parts, generatedObject{{"json", g.object(c)}})
 		default:
 			parts = append(parts, one(g.Rand, []any{
-				generatedObject{{"image", generatedObject{{"format", "png"}}}}, generatedObject{{"text", "x"}, {"json", "x"}}, generatedObject{{"text", generatedNull}}, "x", generatedNull,
+				generatedObject{{"image", generatedObject{{"format", "png"}}}}, generatedObject{{"text", "x"}, {"json", "x"}},
+				generatedObject{{"text", generatedNull}}, "x", generatedNull,
 			}))
 		}
 	}
@@ -661,13 +681,15 @@ func (g *generator) id() string {
 	g.next++
 	form := "call_%d"
 	if g.percent(30) {
-		form = one(g.Rand, []string{"toolu_é%d", "id\"%d", "{tool_name}%d", "🔧%d", "a/b\\%d", "%d", "functions.exec:%d", "\n%d\x7f", " %d"})
+		form = one(g.Rand, []string{"toolu_é%d", "id\"%d", "{tool_name}%d", "🔧%d", "a/b\\%d", "%d", "functions.exec:%d",
+			"\n%d\x7f", " %d"})
 	}
 	return fmt.Sprintf(form, g.next)
 }
 
 func (g *generator) tool() string {
-	return one(g.Rand, []string{"fast_read_file", "fast_read_file", "exec", "search", "read", "lire_é", "mcp__files__run", "a\"b\\c", "abc", "{original_chars}", "🔧"})
+	return one(g.Rand, []string{"fast_read_file", "fast_read_file", "exec", "search", "read", "lire_é", "mcp__files__run",
+		"a\"b\\c", "abc", "{original_chars}", "🔧"})
 }
 
 // content returns the content of a result.
@@ -768,7 +790,8 @@ func (g *generator) text(c generatedCall) string {
 		}
 	}
 	result := one(g.Rand, []string{"obs_4kXbZ0aQe7", "obs_4kXbZ0aQe7", "obs_4kXbZ0aQe", "obs_4kXbZ0aQe-", "{id}"})
-	return strings.NewReplacer("{tool_call_id}", id, "{tool_name}", tool, "{original_chars}", chars, "{id}", result).Replace(template)
+	return strings.NewReplacer("{tool_call_id}", id, "{tool_name}", tool, "{original_chars}", chars, "{id}",
+		result).Replace(template)
 }
 
 // words returns some text of at most that many words.
@@ -776,8 +799,10 @@ func (g *generator) words(n int) string {
 	var b strings.Builder
 	for range g.IntN(n + 1) {
 		b.WriteString(one(g.Rand, []string{
-			"a", "line", "résultat", "l’outil", "日本", "🔧", "<b>&amp;</b>", "\"quoted\"", "back\\slash", "/path/to", "{tool_name}",
-			"terrors", "\u2028", "\x7f", "e\u0301", "12345", "}", "]", ",", "\\u0041", "\\\"", "func f() {", "\x01", "\ufffd", "𝄞",
+			"a", "line", "résultat", "l’outil", "日本", "🔧", "<b>&amp;</b>", "\"quoted\"", "back\\slash", "/path/to",
+			"{tool_name}",
+			"terrors", "\u2028", "\x7f", "e\u0301", "12345", "}", "]", ",", "\\u0041", "\\\"", "func f() {", "\x01", "\ufffd",
+			"𝄞",
 		}))
 		b.WriteString(one(g.Rand, []string{" ", " ", " ", "\n", "\t", "\r\n", ""}))
 	}
@@ -824,7 +849,8 @@ func (g *generator) any(depth int) any {
 }
 
 func (g *generator) number() generatedLiteral {
-	return generatedLiteral(one(g.Rand, []string{"0", "-0", "1.0", "1e400", "-1E-400", "12345678901234567890", "0.1000", "3.141592653589793238462643"}))
+	return generatedLiteral(one(g.Rand, []string{"0", "-0", "1.0", "1e400", "-1E-400", "12345678901234567890", "0.1000",
+		"3.141592653589793238462643"}))
 }
 
 // write appends a value as JSON.
@@ -891,7 +917,8 @@ func (g *generator) blank(dst []byte) []byte {
 }
 
 // shortEscapes are those of two characters.
-var shortEscapes = map[rune]string{'"': `\"`, '\\': `\\`, '\n': `\n`, '\r': `\r`, '\t': `\t`, '\b': `\b`, '\f': `\f`, '/': `\/`}
+var shortEscapes = map[rune]string{'"': `\"`, '\\': `\\`, '\n': `\n`, '\r': `\r`, '\t': `\t`, '\b': `\b`, '\f': `\f`,
+	'/': `\/`}
 
 // writeString appends a string, with escapes that are not needed if needless.
 func (g *generator) writeString(dst []byte, s string, needless bool) []byte {
@@ -956,11 +983,13 @@ func TestGenerate(t *testing.T) {
 				}
 				// What has been masked stays masked. Objects that are not are spelled in another
 				// way, and may be longer.
-				if _, again, _, _ := reference(out, p); again != 0 && (p.MinChars == 0 || format != "gemini" && format != "bedrock") {
+				if _, again, _, _ := reference(out, p); again != 0 && (p.MinChars == 0 || format != "gemini" &&
+					format != "bedrock") {
 					t.Fatalf("seed %d: masks %d results again", seed, again)
 				}
 			}
-			t.Logf("%d masked (%d results), %d broken, %d refused, %d unchanged, %d bytes each", masks, results, breaks, refused, identical, size/seeds)
+			t.Logf("%d masked (%d results), %d broken, %d refused, %d unchanged, %d bytes each", masks, results, breaks,
+				refused, identical, size/seeds)
 			if masks < 200 || breaks < 50 || refused < 20 || identical < 100 {
 				t.Error("too few of a kind")
 			}

@@ -11,34 +11,33 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
-// A Memory keeps what was read of conversations, so that the next request of one takes
-// the time of what is new in it. What is read is the same with and without. It is for one
-// [Policy]: which results look like errors is kept, too.
+// A Memory keeps parsed conversations, so that reading the next request of one takes only the
+// time for what is new. The result is the same with and without it. It is for one [Policy],
+// because it also keeps which results look like errors.
 //
-// It holds nothing of what was said: where things stand in a body, hashes of its blocks that
-// tell how much of another one is the same, and a [Past]. It is safe for concurrent use.
+// It holds no content: only positions in a body, hashes of its blocks to find out how much of
+// another body is the same, and a [Past]. It is safe for concurrent use.
 type Memory struct {
-	block int // how many bytes are compared by one hash
+	block int // bytes per hash
 
 	mu   sync.Mutex
 	kept *quota.Cache[*Conversation, struct{}]
 }
 
-// What is kept. A conversation of 1,000 turns takes about 200 KiB.
+// Limits. A conversation of 1,000 turns takes about 200 KiB.
 const (
 	maxRemembered      = 4096
 	maxRememberedBytes = 64 << 20
-	ownerRemembered    = 64 // which are all looked at with each request
+	ownerRemembered    = 64 // all are compared with each request
 	ownerBytes         = 16 << 20
 	memoryTTL          = 2 * time.Hour // longer than providers cache
 )
 
-// blockSize is the size of the blocks of a body. What follows the last one that is the same
-// is read again.
+// blockSize is the size of the blocks of a body. Everything after the last equal block is read again.
 const blockSize = 16 << 10
 
-// A mark is where reading can go on: what had been found at the end of an element of the
-// list. All that is found is only ever added to, but for the end of the last turn.
+// A mark is a position where reading can continue: the state at the end of an element of the list.
+// State only grows, except for the end of the last turn.
 type mark struct {
 	end                          int32 // of the element
 	turns, calls, results, texts int32
@@ -48,15 +47,15 @@ type mark struct {
 	cache                        caching
 }
 
-// A Past is what a [Memory] knows of the request before in the same conversation: how masking
-// went, and when it came. The zero value is that of a conversation it does not know.
+// A Past is what a [Memory] knows about the previous request of a conversation: the progress of
+// masking, and its time. The zero value is for an unknown conversation.
 type Past struct {
 	Progress Progress
 	At       time.Time
 }
 
-// Past returns what is known of the request before. If the conversation has been changed
-// since in what was masked, or cut, that is nothing.
+// Past returns what is known about the previous request. It is empty if the conversation was cut or
+// changed before the boundary since then.
 func (c *Conversation) Past() Past {
 	so := &c.past.Progress
 	if int(c.resumed) < so.now.boundary || len(c.turns) < so.turns {
@@ -65,7 +64,7 @@ func (c *Conversation) Past() Past {
 	return c.past
 }
 
-// NewMemory returns an empty memory that counts as part of a kind until it is closed.
+// NewMemory returns an empty memory. Its usage counts for kind until it is closed.
 func NewMemory(kind *quota.Kind) *Memory {
 	return &Memory{block: blockSize, kept: quota.NewCache[*Conversation, struct{}](kind, quota.Limits{
 		Entries: maxRemembered, Bytes: maxRememberedBytes,
@@ -73,15 +72,15 @@ func NewMemory(kind *quota.Kind) *Memory {
 	}, memoryTTL, nil)}
 }
 
-// Close forgets everything. The memory keeps nothing from now on.
+// Close clears the memory, which keeps nothing from then on.
 func (m *Memory) Close() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.kept.Close()
 }
 
-// Parse reads the body of a request as [Conversation.Parse] does. It goes on where the
-// longest conversation of the owner ends that the body continues.
+// Parse reads the body of a request like [Conversation.Parse]. It continues from the owner's
+// conversation that shares the longest beginning with the body.
 func (m *Memory) Parse(owner string, body []byte) (*Conversation, error) {
 	blocks := hashBlocks(body, m.block)
 	c := m.take(owner, blocks)
@@ -96,8 +95,8 @@ func (m *Memory) Parse(owner string, body []byte) (*Conversation, error) {
 	return c, nil
 }
 
-// Keep remembers a conversation, which the caller must not use from then on, and what is to be
-// known of it with the next request.
+// Keep stores a conversation, which the caller must not use from then on, and its Past for the next
+// request.
 func (m *Memory) Keep(owner string, c *Conversation, past Past) {
 	if len(c.marks) == 0 || int(c.marks[0].end) > len(c.blocks)*m.block {
 		return
@@ -105,7 +104,7 @@ func (m *Memory) Keep(owner string, c *Conversation, past Past) {
 	c.past = past
 	c.ids.release()
 	c.names.release()
-	c.body, c.decoded, c.scratch = nil, nil, nil // all that has something of what was said
+	c.body, c.decoded, c.scratch = nil, nil, nil // everything with content
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.kept.Put(owner, c, struct{}{}, int64(c.bytes()))
@@ -119,8 +118,8 @@ func hashBlocks(body []byte, size int) []uint64 {
 	return blocks
 }
 
-// take takes the conversation out of the memory that has the most blocks in common. One
-// that has less than half of its own is another one that begins alike.
+// take removes and returns the conversation with the most blocks in common. A conversation that shares
+// less than half of its blocks is a different one.
 func (m *Memory) take(owner string, blocks []uint64) *Conversation {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -143,7 +142,7 @@ func (m *Memory) take(owner string, blocks []uint64) *Conversation {
 	return best
 }
 
-// rewind prepares c to be read again from a body of which so many bytes are the same.
+// rewind prepares c to read a body whose first bytes are the same.
 func (c *Conversation) rewind(same int) {
 	c.resumed = 0
 	c.resume = sort.Search(len(c.marks), func(i int) bool { return int(c.marks[i].end) > same })
@@ -154,10 +153,10 @@ func (c *Conversation) rewind(same int) {
 	c.restart()
 }
 
-// mark notes that reading can go on at the end of an element of the list. The last one of
-// each block is enough.
+// mark records that reading can continue at the end of an element of the list. Only the last one of
+// each block is kept.
 func (c *Conversation) mark(end int32) {
-	if c.every == 0 || c.list.made {
+	if c.every == 0 || c.list.generated {
 		return
 	}
 	m := mark{
@@ -177,7 +176,7 @@ func (c *Conversation) mark(end int32) {
 	c.marks = append(c.marks, m)
 }
 
-// knownElements returns where to go on in an array, if it is the list and was read before.
+// knownElements returns where to continue in an array, if it is the list and was read before.
 func (c *Conversation) knownElements(path, _ int) int {
 	if c.resume == 0 || !isList(place(path)) {
 		return 0
@@ -192,7 +191,7 @@ func (c *Conversation) knownElements(path, _ int) int {
 	c.ids.restore(int(m.ids), c.decode)
 	c.names.restore(int(m.names), c.decode)
 	for _, call := range c.calls {
-		c.noteCalled(call.id)
+		c.markCalled(call.id)
 	}
 	c.resumed = m.turns
 	c.list = m.list
@@ -207,7 +206,7 @@ func (c *Conversation) bytes() int {
 	m := &c.message
 	return int(unsafe.Sizeof(*c)) + c.ids.bytes() + c.names.bytes() + c.past.Progress.bytes() +
 		sizeOf(c.turns) + sizeOf(c.calls) + sizeOf(c.results) + sizeOf(c.texts) + sizeOf(c.marks) + sizeOf(c.blocks) +
-		sizeOf(c.called) + sizeOf(c.waiting) + sizeOf(c.queues) + sizeOf(c.known) + sizeOf(c.tools) +
+		sizeOf(c.called) + sizeOf(c.waiting) + sizeOf(c.queues) + sizeOf(c.idInfos) + sizeOf(c.tools) +
 		sizeOf(m.parts) + sizeOf(m.calls) + sizeOf(m.uses) + sizeOf(m.results) + sizeOf(m.tools)
 }
 

@@ -46,7 +46,7 @@ func sameWithMemory(t *testing.T, m *Memory, owner string, body []byte, p *Polic
 	}
 	sameResult := func(a, b result) bool {
 		// These may have been found before, or are not used.
-		a.verdict, a.next, a.before, a.shift, a.loose = b.verdict, b.next, b.before, b.shift, b.loose
+		a.verdict, a.next, a.before, a.shift, a.released = b.verdict, b.next, b.before, b.shift, b.released
 		return a == b
 	}
 	for name, same := range map[string]bool{

@@ -10,27 +10,26 @@ import (
 type message struct {
 	role, kind word
 	failed     bool
-	odd        bool // its content has blocks that are no texts
+	odd        bool // its content has blocks that are not texts
 	toolCalls  jsonspan.Kind
 	content    value
 	id, itemID value
 	name, tool value
-	parts      []value  // the texts of its content
-	calls      []call   // of tool_calls or functionCall parts
-	uses       []call   // of tool_use blocks
-	results    []result // of tool_result blocks or functionResponse parts
-	tools      []value  // the names of the tools that these are of, where they tell
-	texts      int32    // how many texts there were before it
+	parts      []value  // texts of its content
+	calls      []call   // from tool_calls or functionCall parts
+	uses       []call   // from tool_use blocks
+	results    []result // from tool_result blocks or functionResponse parts
+	tools      []value  // tool names of the results, where given
+	texts      int32    // number of texts before it
 }
 
-// A block is an element of content, parts or tool_calls, or what an item of input has
-// as its output.
+// A block is an element of content, parts or tool_calls, or the output of an item of input.
 type block struct {
 	kind      word
 	failed    bool
-	odd       bool // its content has parts that are no texts
-	oddShell  bool // its content has parts that are not what a shell has written
-	exitCode  bool // some shell has failed
+	odd       bool // its content has parts that are not texts
+	oddShell  bool // its content has parts that are not shell output
+	exitCode  bool // a shell command failed
 	id, useID value
 	name      value
 	content   value
@@ -38,10 +37,10 @@ type block struct {
 	call      member // toolUse or functionCall
 	answer    member // toolResult or functionResponse
 	part      piece
-	texts     int32 // how many texts there were before it
+	texts     int32 // number of texts before it
 }
 
-// A member is an object in a block that has a call or a result.
+// A member is an object in a block that holds a call or a result.
 type member struct {
 	kind     jsonspan.Kind
 	failed   bool
@@ -56,12 +55,12 @@ type piece struct {
 	stdout  value
 	stderr  value
 	object  value
-	members int32 // of this object
-	last    value // of these members
+	members int32 // number of members of this object
+	last    value // last of these members
 }
 
 func (c *Conversation) nextMessage() {
-	m := &c.message // not replaced as a whole: there are thousands
+	m := &c.message // fields are reset one by one: there are thousands of messages
 	m.role, m.kind, m.failed, m.odd, m.toolCalls = noWord, noWord, false, false, 0
 	m.content, m.id, m.itemID, m.name, m.tool = value{}, value{}, value{}, value{}, value{}
 	m.parts, m.calls, m.uses, m.results, m.tools = m.parts[:0], m.calls[:0], m.uses[:0], m.results[:0], m.tools[:0]
@@ -74,7 +73,7 @@ func (c *Conversation) nextBlock() { c.block = block{texts: int32(len(c.texts))}
 func (c *Conversation) endMessage(v value) {
 	m := &c.message
 	if v.kind != jsonspan.BeginObject {
-		c.list.strange = true
+		c.list.invalid = true
 	}
 	if m.toolCalls != jsonspan.BeginArray {
 		m.calls = m.calls[:0]
@@ -83,16 +82,16 @@ func (c *Conversation) endMessage(v value) {
 		m.uses, m.results = m.uses[:0], m.results[:0]
 	}
 	if m.role != user || len(m.results) == 0 {
-		c.texts = c.texts[:m.texts] // whatever they are of, it is no result
+		c.texts = c.texts[:m.texts] // these texts do not belong to a result
 	}
 	switch m.role {
 	case assistant:
-		c.list.spoke = true
+		c.list.modelSpoke = true
 		if len(m.calls)+len(m.uses) > 0 {
 			c.beginTurn(v)
 			for _, calls := range [...][]call{m.calls, m.uses} {
 				for _, call := range calls {
-					c.take(call)
+					c.addTurnCall(call)
 				}
 			}
 		}
@@ -103,11 +102,11 @@ func (c *Conversation) endMessage(v value) {
 		if !m.tool.isText() {
 			m.tool = m.name
 		}
-		c.answer(&r, m.tool)
+		c.addAnswer(&r, m.tool)
 		c.endTurn(v)
 	case user:
 		for i := range m.results {
-			c.answer(&m.results[i], m.tools[i])
+			c.addAnswer(&m.results[i], m.tools[i])
 		}
 		if len(m.results) > 0 {
 			c.endTurn(v)
@@ -116,14 +115,14 @@ func (c *Conversation) endMessage(v value) {
 	if m.kind != noWord && (m.role == assistant && len(m.uses) > 0 || m.role == user && len(m.results) > 0) {
 		c.list.format = m.kind
 	}
-	c.list.heard = c.list.heard || m.role != assistant
-	c.list.follow(v, m.role == assistant)
+	c.list.othersSpoke = c.list.othersSpoke || m.role != assistant
+	c.list.setLast(v, m.role == assistant)
 	c.nextMessage()
 }
 
 func (c *Conversation) endBlock() {
 	m, b := &c.message, &c.block
-	isMember := b.kind == noWord && b.content.kind == 0 // as Bedrock has them
+	isMember := b.kind == noWord && b.content.kind == 0 // Bedrock's format
 	isUse, isAnswer := b.call.kind == jsonspan.BeginObject, b.answer.kind == jsonspan.BeginObject
 	switch {
 	case b.kind == toolUse && b.id.isText():
@@ -160,22 +159,22 @@ func (c *Conversation) endContentsPart() {
 	c.nextBlock()
 }
 
-// addCall takes a call of a message. It needs no id if its tool has a name.
+// addCall adds a call of a message. It needs no id if its tool has a name.
 func (c *Conversation) addCall(id, name value) {
 	if call := c.call(id, name); call.id != noSymbol || call.tool != noSymbol {
 		c.message.calls = append(c.message.calls, call)
 	}
 }
 
-// addResult takes a result in a message.
+// addResult adds a result of a message.
 func (c *Conversation) addResult(id, content value, failed bool, kind jsonspan.Kind) {
 	m := &c.message
 	m.results = append(m.results, c.result(id, content, failed, kind))
 	m.tools = append(m.tools, c.block.answer.name)
 }
 
-// result makes a result of the texts that the block has, if its content is of texts at
-// all: a string, or what has parts and is of this kind.
+// result returns a result with the texts of the block, if its content is text: a string, or parts in a
+// value of this kind.
 func (c *Conversation) result(id, content value, failed bool, kind jsonspan.Kind) result {
 	r := result{id: id, symbol: noSymbol, texts: c.block.texts, failed: failed}
 	switch content.kind {
@@ -203,8 +202,7 @@ func (c *Conversation) result(id, content value, failed bool, kind jsonspan.Kind
 	return r
 }
 
-// endPart takes a part of a result, whose texts are of this kind, or what a shell has
-// written.
+// endPart adds a part of a result: a text of this kind, or shell output.
 func (c *Conversation) endPart(kind word) {
 	b := &c.block
 	p := &b.part
@@ -215,7 +213,7 @@ func (c *Conversation) endPart(kind word) {
 		c.texts = append(c.texts, p.text)
 	case isShell:
 		for _, text := range [...]value{p.stdout, p.stderr} {
-			if text.isText() { // an empty one says that there was nothing
+			if text.isText() { // an empty one means no output
 				c.texts = append(c.texts, text)
 			}
 		}
@@ -225,7 +223,7 @@ func (c *Conversation) endPart(kind word) {
 	*p = piece{}
 }
 
-// endAnswerPart takes a part of a toolResult.
+// endAnswerPart adds a part of a toolResult.
 func (c *Conversation) endAnswerPart() {
 	b := &c.block
 	p := &b.part
@@ -240,9 +238,9 @@ func (c *Conversation) endAnswerPart() {
 	*p = piece{}
 }
 
-// addObject takes what stands in the place of a text and may be any JSON. If it is an
-// object of one string, that is the text: so is what stands in the place of a masked
-// one. Numbers and the like stay.
+// addObject adds a value that is given instead of a text and may be any JSON. If it is an object with
+// one string, the string is the text; so is a placeholder. Values without members, such as numbers,
+// stay.
 func (c *Conversation) addObject(v value) {
 	p := &c.block.part
 	switch {

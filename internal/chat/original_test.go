@@ -8,8 +8,12 @@ import (
 
 // Conversations whose first turn is masked.
 const (
-	oneText    = `{"messages":[{"role":"assistant","tool_calls":[{"id":"%s","function":{"name":"read"}}]},{"role":"tool","tool_call_id":"%[1]s","content":"%s"},{"role":"assistant","tool_calls":[{"id":"last"}]}]}`
-	threeTexts = `{"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"a","name":"read"}]},{"role":"user","content":[{"type":"tool_result","tool_use_id":"a","content":[{"type":"text","text":"%s"},{"type":"text","text":""},{"type":"text","text":"%s"}]}]},{"role":"assistant","content":[{"type":"tool_use","id":"last"}]}]}`
+	oneText = `{"messages":[{"role":"assistant","tool_calls":[{"id":"%s","function":{"name":"read"}}]},` +
+		`{"role":"tool","tool_call_id":"%[1]s","content":"%s"},{"role":"assistant","tool_calls":[{"id":"last"}]}]}`
+	threeTexts = `{"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"a","name":"read"}]},` +
+		`{"role":"user","content":[{"type":"tool_result","tool_use_id":"a","content":[{"type":"text","text":"%s"},` +
+		`{"type":"text","text":""},{"type":"text","text":"%s"}]}]},{"role":"assistant","content":[{"type":"tool_use",` +
+		`"id":"last"}]}]}`
 )
 
 // The ids are written out: a prompt with others would be new to the provider, whatever
@@ -44,7 +48,8 @@ func TestOriginals(t *testing.T) {
 			}
 		})
 	}
-	if _, plan, _ := run(t, fmt.Appendf(nil, oneText, "a", "AAAA"), Policy{WindowTurns: 1}); plan.Results != 1 || plan.Originals != nil {
+	if _, plan, _ := run(t, fmt.Appendf(nil, oneText, "a", "AAAA"), Policy{WindowTurns: 1}); plan.Results != 1 ||
+		plan.Originals != nil {
 		t.Errorf("without ids, originals %q", plan.Originals)
 	}
 }

@@ -2,7 +2,7 @@ package chat
 
 import "github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 
-// The places that matter, in the order of the paths.
+// Indexes of the paths.
 const (
 	inMessages = iota
 	inMessage
@@ -78,7 +78,7 @@ const (
 	inResponseObject
 	inResponseError
 	inResponseMember
-	unwrapped // how many there are; those of Code Assist follow
+	unwrapped // number of paths so far; those of Code Assist follow
 )
 
 var paths = func() *jsonspan.Paths {
@@ -158,13 +158,13 @@ var paths = func() *jsonspan.Paths {
 		"contents.*.parts.*.functionResponse.response.error",
 		"contents.*.parts.*.functionResponse.response.*",
 	}
-	for _, path := range paths[inContents:] { // as Code Assist has them
+	for _, path := range paths[inContents:] { // Code Assist wraps Gemini's in a request
 		paths = append(paths, "request."+path)
 	}
 	return jsonspan.CompilePaths(paths...)
 }()
 
-// place returns the place of a path: those of Code Assist are those of Gemini.
+// place returns the index of a path, with those of Code Assist mapped to Gemini's.
 func place(path int) int {
 	if path >= unwrapped {
 		path -= unwrapped - inContents
@@ -172,15 +172,16 @@ func place(path int) int {
 	return path
 }
 
-// isList reports whether a place is that of the list. The next place is that of its elements.
+// isList reports whether a path is a list of messages. The next path is that of its elements.
 func isList(place int) bool { return place == inMessages || place == inInput || place == inContents }
 
-// read takes what has been found. What is inside something comes before it.
+// read handles a value that was found. Values inside another come before it.
 func (c *Conversation) read(path int, found jsonspan.Value) {
-	if c.list.strange = c.list.strange || c.isCrowded(); c.list.strange {
+	c.list.invalid = c.list.invalid || c.isCrowded()
+	if c.list.invalid {
 		return
 	}
-	v := value{int32(found.Start), int32(found.End), int32(found.Chars), found.Kind, found.Numbered}
+	v := value{int32(found.Start), int32(found.End), int32(found.Chars), found.Kind, found.HasUnicodeEscapes}
 	m, b := &c.message, &c.block
 	path = place(path)
 	switch path {

@@ -11,73 +11,70 @@ import (
 
 // A Plan says how to mask a conversation.
 type Plan struct {
-	Edits     []jsonspan.Edit // of its body
-	Originals []Original      // of the masked results, if the template has their ids
+	Edits     []jsonspan.Edit // changes to the body
+	Originals []Original      // originals of masked results, if the template has ids
 
-	Turns    int // in the conversation
-	Boundary int // the results of that many turns are old
-	Results  int // masked
-	Chars    int // in these results
-	Saved    int // characters; less than none if the results were shorter than what stands in their place
+	Turns    int // number of turns
+	Boundary int // number of turns whose results are old
+	Results  int // number of masked results
+	Chars    int // characters in these results
+	Saved    int // characters saved; negative if the placeholders are longer than the results
 
-	// Broken reports that what was sent when there was one turn less is now sent
-	// otherwise: a provider that remembers prompts by their beginning has to read
-	// again from the first result that has changed.
+	// Broken reports that the request differs from the previous turn's in what that one had
+	// sent. A provider that caches prompts by their beginning has to process it again from the
+	// first changed result on.
 	Broken bool
 
-	// Before is how many bytes of the body were in the request before this one: all
-	// but the last reply of the model and what follows it in the list. Shared is how
-	// many bytes of what is sent a provider has from that request, which remembers it
-	// up to the first result that has changed.
+	// Before is how many bytes of the body were in the previous request: all but the last reply of the
+	// model and what follows it in the list. Shared is how many bytes of the masked body a provider can
+	// have cached from that request, up to the first changed result.
 	Before, Shared int
 
-	// Unread counts the old results that cannot be masked, by the reason.
+	// Unread counts the old results that cannot be masked, by reason.
 	Unread [unreads]int
 
-	// Grows reports that nothing is masked because what would be sent exceeded the
-	// body by more than [MaxGrowth].
+	// Grows reports that nothing is masked because the body would grow by more than [MaxGrowth].
 	Grows bool
 }
 
-// An Original is what a masked result was.
+// An Original is the content of a masked result.
 type Original struct {
 	ID   string
-	Body []byte // of a JSON string, escapes and all; several texts have a line break between them
+	Body []byte // raw JSON string body, with escapes; several texts are joined with line breaks
 }
 
-// MaxGrowth is by how many bytes masking may make a body longer. Short results are
-// masked, too, so placeholders can be longer than what they stand for; but a body
-// made of nothing else must not become many times as large.
+// MaxGrowth is by how many bytes masking may make a body longer. Short results are masked too, so
+// placeholders can be longer than results, but a body with many short results must not become many
+// times as large.
 const MaxGrowth = 64 << 10
 
-// A state is how far masking has got.
+// A state is a position of the boundary.
 type state struct {
 	boundary int   // results of turns before this one are masked
-	step     int   // it moved there when there were so many turns
-	move     int32 // which move this was, with [ClearAuto]
+	step     int   // number of turns when it moved there
+	move     int32 // number of the move, with [ClearAuto]
 }
 
-// known is what is known of an id.
-type known struct {
-	turn int32 // the last that uses it, or noTurn
-	tool int32 // a symbol, or noSymbol
+// idInfo holds what is idInfo about an id.
+type idInfo struct {
+	turn int32 // last turn that uses it, or noTurn
+	tool int32 // symbol, or noSymbol
 	kept bool  // by KeepLastPerTool
 }
 
 const noTurn = -1
 
-// A tally counts the results of a tool.
-type tally struct {
+// A toolCount counts the results of a tool.
+type toolCount struct {
 	excluded     bool
 	results      int32
-	oldest, last int32 // of those that KeepLastPerTool keeps
+	oldest, last int32 // indexes of the first and last result that KeepLastPerTool keeps
 }
 
-// more stands in the place of every text of a result but the first. Providers
-// refuse empty texts.
+// more replaces every text of a result but the first. Providers reject empty texts.
 var more = []byte("…")
 
-// Objects stand in the place of objects, with a placeholder in them.
+// A placeholder that replaces an object is wrapped in an object.
 const (
 	beginObject = `{"output":"`
 	endObject   = `"}`
@@ -85,8 +82,7 @@ const (
 
 var moreObject = []byte(beginObject + "…" + endObject)
 
-// room returns how many bytes of the body the text in the place of v may take before
-// the body grows.
+// room returns the length of a replacement for v with which the body keeps its length.
 func (v value) room() int {
 	if v.kind == jsonspan.String {
 		return int(v.end - v.start - 2)
@@ -94,17 +90,17 @@ func (v value) room() int {
 	return int(v.end-v.start) - len(beginObject) - len(endObject)
 }
 
-// Mask decides which results are masked. For the same conversation it always
-// decides the same. The plan is good as long as the body is.
+// Mask decides which results are masked. The decision depends only on the conversation and the policy.
+// The plan is valid while the body is.
 func (c *Conversation) Mask(p *Policy) Plan {
 	plan, _ := c.MaskAfter(p, &Progress{}, false)
 	return plan
 }
 
-// MaskAfter is Mask for a conversation that begins with one that has been masked before, and
-// goes on from how that went. Cold says that the provider has nothing of it in its cache, so
-// that every result can be masked at no cost. Both matter only with [ClearAuto]. From a
-// conversation with more turns nothing goes on: this one has been cut.
+// MaskAfter is Mask for a conversation that continues one masked before, from its progress so. cold
+// says that the provider has nothing of it cached, so that masking is free. Both matter only with
+// [ClearAuto]. If so has more turns than the conversation, the conversation has been cut, and so is
+// ignored.
 func (c *Conversation) MaskAfter(p *Policy, so *Progress, cold bool) (Plan, Progress) {
 	if so.turns > len(c.turns) {
 		so = new(Progress)
@@ -123,10 +119,10 @@ func (c *Conversation) MaskAfter(p *Policy, so *Progress, cold bool) (Plan, Prog
 	}
 	plan.Boundary = now.boundary
 
-	// Only the first request of a turn can differ from what was sent before, and
-	// only in what came before that turn. Unless the cache is cold.
+	// Only the first request of a turn can differ from the previous request, and only before that turn.
+	// Unless the cache is cold.
 	sent := 0
-	if so.turns > 0 && now.move > before.move || so.turns == 0 && now.step == len(c.turns) && !c.list.spoke {
+	if so.turns > 0 && now.move > before.move || so.turns == 0 && now.step == len(c.turns) && !c.list.modelSpoke {
 		sent = int(c.turns[now.step-1].results)
 		c.choose(before, p, progress.moves)
 		for i := range sent {
@@ -168,7 +164,7 @@ func (c *Conversation) MaskAfter(p *Policy, so *Progress, cold bool) (Plan, Prog
 	return plan, progress
 }
 
-// unread returns why a result cannot be masked, if it is old and there is a reason.
+// unread returns why an old result cannot be masked, or readable.
 func (c *Conversation) unread(i int, s state) Unread {
 	r := &c.results[i]
 	id := c.idOf(r)
@@ -184,14 +180,13 @@ func (c *Conversation) unread(i int, s state) Unread {
 	return readable
 }
 
-// choose decides what is shown of each result in a state. What has come after its
-// step does not matter: it is as it was when the boundary moved there. If there are
-// moves, only what these have masked is. If the body would grow too much, all results
-// are shown themselves.
+// choose decides what is sent instead of each result in a state. Only results up to its step matter,
+// as when the boundary moved there. If moves is not nil, only results masked by a move are masked. If
+// the body would grow too much, nothing is masked.
 func (c *Conversation) choose(s state, p *Policy, moves []int32) (grows bool) {
-	c.forget(p)
+	c.resetIDs(p)
 	for t := range s.step {
-		c.learn(t)
+		c.addCalls(t)
 	}
 	end := c.resultsUpTo(s.step)
 	if p.KeepLastPerTool > 0 {
@@ -204,7 +199,8 @@ func (c *Conversation) choose(s state, p *Policy, moves []int32) (grows bool) {
 		if moves != nil && (moves[i] == 0 || moves[i] > s.move) {
 			continue
 		}
-		if id := c.idOf(r); i < end && id != nil && int(id.turn) < s.boundary && !id.kept && c.judge(r, id, p) == mask {
+		id := c.idOf(r)
+		if i < end && id != nil && int(id.turn) < s.boundary && !id.kept && c.judge(r, id, p) == mask {
 			r.shown = placeholder
 			if p.template().uses[toolName] > 0 {
 				r.shown += shown(id.tool - noSymbol)
@@ -221,7 +217,7 @@ func (c *Conversation) choose(s state, p *Policy, moves []int32) (grows bool) {
 	return true
 }
 
-// growth returns by how many bytes the body is longer if a result is masked.
+// growth returns by how many bytes masking a result makes the body longer.
 func (c *Conversation) growth(r *result, p *Policy) int {
 	bytes, _ := p.template().size(c.filling(r))
 	bytes += int(r.n-1) * len(more)
@@ -231,8 +227,8 @@ func (c *Conversation) growth(r *result, p *Policy) int {
 	return bytes
 }
 
-// shown is what is sent of a result: itself, or a placeholder. If that names the
-// tool, each tool has its own.
+// shown identifies what is sent instead of a result: itself, or a placeholder. If placeholders name
+// the tool, each tool has its own value.
 type shown int32
 
 const (
@@ -240,9 +236,8 @@ const (
 	placeholder
 )
 
-// fold goes through the turns and moves the boundary where it can and may. It
-// returns where it is, and where it was before. What it decides about a turn
-// depends on nothing that follows it.
+// fold goes through the turns and moves the boundary where possible and allowed. It returns the last
+// two states. A decision about a turn does not depend on later turns.
 func (c *Conversation) fold(p *Policy, so *Progress, cold bool) (now, before state, progress Progress) {
 	if p.ClearAtLeast == ClearAuto {
 		return c.foldAuto(p, so, cold)
@@ -251,19 +246,19 @@ func (c *Conversation) fold(p *Policy, so *Progress, cold bool) (now, before sta
 	return now, before, Progress{}
 }
 
-// foldSteps is fold for a boundary that moves by steps, or when that masks enough.
+// foldSteps is fold for a boundary that moves in steps, or when that masks enough.
 func (c *Conversation) foldSteps(p *Policy) (now, before state) {
 	a := account{c: c, policy: p}
 	if p.ClearAtLeast > 0 {
-		c.forget(p)
-		a.take = a.count
+		c.resetIDs(p)
+		a.onOld = a.count
 	}
 	every := max(p.StepTurns, 1)
 	for turns := 1; turns <= len(c.turns); turns++ {
 		if p.ClearAtLeast > 0 {
 			a.enter(turns - 1)
 		}
-		window := turns - p.WindowTurns // where it begins
+		window := turns - p.WindowTurns // start of the window
 		if window < now.boundary+every {
 			continue
 		}
@@ -276,23 +271,23 @@ func (c *Conversation) foldSteps(p *Policy) (now, before state) {
 	return now, before
 }
 
-// An account adds up what a step would mask. It takes the age of a result from
-// where it stands, and its tool from the calls before it: what becomes of ids
-// that are used again is left to the step. A result that is masked already counts
-// as what it was, so that what is masked again is masked alike.
+// An account adds up what a step would mask. It takes the age of a result from its position and its
+// tool from the calls before it; ids that are used again are left to the step. A result that is
+// already masked counts with its original length, so that decisions about a masked conversation are
+// the same.
 type account struct {
 	c      *Conversation
 	policy *Policy
-	take   func(result int) // takes one that is old, and none of the last of its tool
+	onOld  func(result int) // receives a result that is old and not one of the last of its tool
 	old    int              // results before the boundary
-	shift  int              // by how much the body was longer, before it was masked
+	shift  int              // by how much the body was longer unmasked
 	chars  int              // that a step would mask
 }
 
-// enter takes the calls and results of a turn.
+// enter adds the calls and results of a turn.
 func (a *account) enter(t int) {
 	c := a.c
-	c.learn(t)
+	c.addCalls(t)
 	first := 0
 	if t > 0 {
 		first = int(c.turns[t].results)
@@ -311,15 +306,16 @@ func (a *account) enter(t int) {
 				a.shift -= t.room()
 			}
 		}
-		if r.loose = a.policy.KeepLastPerTool <= 0 || id.tool == noSymbol; !r.loose {
-			a.follow(&c.tools[id.tool], i)
+		r.released = a.policy.KeepLastPerTool <= 0 || id.tool == noSymbol
+		if !r.released {
+			a.addToTool(&c.tools[id.tool], i)
 		}
 	}
 }
 
-// follow adds a result to the last of its tool, and lets go of the first of them
-// if there are too many.
-func (a *account) follow(tool *tally, i int) {
+// addToTool adds a result to the last ones of its tool, and removes the first of them if there are too
+// many.
+func (a *account) addToTool(tool *toolCount, i int) {
 	results := a.c.results
 	if tool.results == 0 {
 		tool.oldest = int32(i)
@@ -332,25 +328,25 @@ func (a *account) follow(tool *tally, i int) {
 		return
 	}
 	loose := int(tool.oldest)
-	results[loose].loose = true
+	results[loose].released = true
 	tool.oldest = results[loose].next
 	if loose < a.old {
-		a.take(loose)
+		a.onOld(loose)
 	}
 }
 
-// age takes all results before the boundary.
+// age adds all results before the boundary.
 func (a *account) age(boundary int) {
 	for end := a.c.resultsUpTo(boundary); a.old < end; a.old++ {
-		a.take(a.old)
+		a.onOld(a.old)
 	}
 }
 
-// count adds a result that is before the boundary.
+// count adds a result before the boundary.
 func (a *account) count(i int) {
 	r := &a.c.results[i]
 	id := a.c.idOf(r)
-	if id == nil || !r.loose {
+	if id == nil || !r.released {
 		return
 	}
 	if a.c.judge(r, id, a.policy) != keep {
@@ -359,8 +355,7 @@ func (a *account) count(i int) {
 	}
 }
 
-// pays reports whether moving the boundary masks as much as it must. If so, the
-// account begins anew.
+// pays reports whether moving the boundary masks enough. If so, the account starts from 0.
 func (a *account) pays(boundary int) bool {
 	a.age(boundary)
 	if a.chars/CharsPerToken < a.policy.ClearAtLeast {
@@ -370,26 +365,26 @@ func (a *account) pays(boundary int) bool {
 	return true
 }
 
-// forget makes all ids unknown, and the results of all tools uncounted.
-func (c *Conversation) forget(p *Policy) {
-	c.known = c.known[:0]
+// resetIDs resets what is known about ids and tools.
+func (c *Conversation) resetIDs(p *Policy) {
+	c.idInfos = c.idInfos[:0]
 	for range c.ids.texts {
-		c.known = append(c.known, known{turn: noTurn, tool: noSymbol})
+		c.idInfos = append(c.idInfos, idInfo{turn: noTurn, tool: noSymbol})
 	}
 	c.tools = c.tools[:0]
 	for _, name := range c.names.texts {
-		c.tools = append(c.tools, tally{excluded: p.excludes(name)})
+		c.tools = append(c.tools, toolCount{excluded: p.excludes(name)})
 	}
 }
 
-// learn takes the calls of a turn.
-func (c *Conversation) learn(t int) {
+// addCalls adds the calls of a turn.
+func (c *Conversation) addCalls(t int) {
 	end := int32(len(c.calls))
 	if t+1 < len(c.turns) {
 		end = c.turns[t+1].calls
 	}
 	for _, call := range c.calls[c.turns[t].calls:end] {
-		id := &c.known[call.id]
+		id := &c.idInfos[call.id]
 		id.turn = int32(t)
 		if call.tool != noSymbol {
 			id.tool = call.tool
@@ -397,15 +392,15 @@ func (c *Conversation) learn(t int) {
 	}
 }
 
-// idOf returns what is known of the id of a result, or nil.
-func (c *Conversation) idOf(r *result) *known {
-	if r.symbol == noSymbol || c.known[r.symbol].turn == noTurn {
+// idOf returns what is known about the id of a result, or nil.
+func (c *Conversation) idOf(r *result) *idInfo {
+	if r.symbol == noSymbol || c.idInfos[r.symbol].turn == noTurn {
 		return nil
 	}
-	return &c.known[r.symbol]
+	return &c.idInfos[r.symbol]
 }
 
-// resultsUpTo returns how many results there are in so many turns.
+// resultsUpTo returns the number of results in the first turns.
 func (c *Conversation) resultsUpTo(turns int) int {
 	if turns < len(c.turns) {
 		return int(c.turns[turns].results)
@@ -413,7 +408,7 @@ func (c *Conversation) resultsUpTo(turns int) int {
 	return len(c.results)
 }
 
-// keepLast marks the ids of the last results of each tool, up to a result.
+// keepLast marks the ids of the last results of each tool, among the first end results.
 func (c *Conversation) keepLast(end int, p *Policy) {
 	for i := end - 1; i >= 0; i-- {
 		id := c.idOf(&c.results[i])
@@ -421,23 +416,24 @@ func (c *Conversation) keepLast(end int, p *Policy) {
 			continue
 		}
 		tool := &c.tools[id.tool]
-		if tool.results++; int(tool.results) <= p.KeepLastPerTool {
+		tool.results++
+		if int(tool.results) <= p.KeepLastPerTool {
 			id.kept = true
 		}
 	}
 }
 
-// What is to be done with an old result.
+// A judgment is the decision about an old result.
 type judgment uint8
 
 const (
 	keep   judgment = iota
-	mask            // it
-	masked          // it is already
+	mask            // to be masked
+	masked          // already masked
 )
 
 // judge decides about an old result.
-func (c *Conversation) judge(r *result, id *known, p *Policy) judgment {
+func (c *Conversation) judge(r *result, id *idInfo, p *Policy) judgment {
 	if r.n == 0 || id.tool != noSymbol && c.tools[id.tool].excluded {
 		return keep
 	}
@@ -450,25 +446,26 @@ func (c *Conversation) judge(r *result, id *known, p *Policy) judgment {
 	return mask
 }
 
-// original returns how many characters a result had before it was masked, and
-// whether it is. If it is and does not say, it had none.
-func (c *Conversation) original(r *result, id *known, p *Policy) (chars int, already bool) {
+// original returns the length of a result before it was masked, and whether it is masked. The length
+// is 0 if the placeholder does not have it.
+func (c *Conversation) original(r *result, id *idInfo, p *Policy) (chars int, already bool) {
 	first := c.texts[r.texts]
 	if first.kind != jsonspan.String {
 		return r.chars, false
 	}
 	body := c.text(first)
 	for _, t := range [...]*Template{p.template(), &DefaultTemplate, &DefaultTemplateWithID} {
-		if chars, already = c.standsFor(t, body, r, id); already {
+		chars, already = c.isPlaceholder(t, body, r, id)
+		if already {
 			return chars, true
 		}
 	}
 	return r.chars, false
 }
 
-// standsFor reports whether a text is the template, filled in for this result.
-func (c *Conversation) standsFor(t *Template, body []byte, r *result, id *known) (chars int, ok bool) {
-	// Most texts are something else, and that is soon seen.
+// isPlaceholder reports whether a text is the template, filled in for this result.
+func (c *Conversation) isPlaceholder(t *Template, body []byte, r *result, id *idInfo) (chars int, ok bool) {
+	// A quick check that rules out most texts.
 	if start := t.parts[0].text; start != "" && len(body) > 0 && r.lead != start[0] && r.lead != '\\' {
 		return 0, false
 	}
@@ -489,7 +486,7 @@ func (c *Conversation) standsFor(t *Template, body []byte, r *result, id *known)
 func (c *Conversation) filling(r *result) filling {
 	id := c.idOf(r)
 	f := filling{tool: unknownTool, toolChars: len(unknownTool), chars: r.chars}
-	if r.id.kind == 0 { // its call has none, but a number
+	if r.id.kind == 0 { // its call has no id, but a generated one
 		text := c.ids.texts[r.symbol]
 		c.scratch = jsonspan.AppendBody(c.scratch[:0], string(text))
 		f.id, f.idChars = c.scratch, utf8.RuneCount(text)
@@ -497,8 +494,8 @@ func (c *Conversation) filling(r *result) filling {
 		f.id, f.idChars = c.text(r.id), int(r.id.chars)
 	}
 	if id.tool != noSymbol {
-		name := c.names.spelled[id.tool]
-		if name.kind == 0 { // of a builtin tool: it is plain
+		name := c.names.positions[id.tool]
+		if name.kind == 0 { // a builtin tool, whose name needs no escapes
 			f.tool = c.names.texts[id.tool]
 			f.toolChars = len(f.tool)
 		} else {
@@ -508,9 +505,9 @@ func (c *Conversation) filling(r *result) filling {
 	return f
 }
 
-// identify returns what a result is, with its id. That follows from the call and the
-// content alone: if it were another after a restart or on another machine, so would be
-// the prompt, and the provider had to read it again.
+// identify returns the original of a result with its id. The id depends only on the call and the
+// content: if it changed after a restart or on another machine, so would the prompt, and the provider
+// would have to process it again.
 func (c *Conversation) identify(r *result) Original {
 	var texts [][]byte
 	for _, t := range c.texts[r.texts : r.texts+r.n] {
@@ -527,8 +524,8 @@ func (c *Conversation) identify(r *result) Original {
 	return Original{store.ContentHandle(idPrefix, c.ids.texts[r.symbol], body), body}
 }
 
-// edits makes the edits of so many results to mask, which need so many bytes and
-// have so many texts.
+// edits returns the edits that mask results. size, texts and results are capacities: the bytes of
+// placeholders, the number of texts and of results.
 func (c *Conversation) edits(p *Policy, size, texts, results int) (edits []jsonspan.Edit, originals []Original) {
 	edits = make([]jsonspan.Edit, 0, texts)
 	if p.template().HasID() {
@@ -571,19 +568,19 @@ func (c *Conversation) edits(p *Policy, size, texts, results int) (edits []jsons
 	return edits, originals
 }
 
-// A Result is a tool result of a conversation, as the last plan has it.
+// A Result is a tool result of a conversation, according to the last plan.
 type Result struct {
-	Tool   string // empty if it is not known
+	Tool   string // empty if unknown
 	Chars  int
 	Masked bool
 }
 
-// Results returns the results that belong to a call, in their order, after Mask.
+// Results returns the results that have a call, in order. Call Mask first.
 func (c *Conversation) Results(p *Policy) iter.Seq[Result] {
 	return func(yield func(Result) bool) {
-		c.forget(p)
+		c.resetIDs(p)
 		for t := range c.turns {
-			c.learn(t)
+			c.addCalls(t)
 		}
 		for i := range c.results {
 			id := c.idOf(&c.results[i])

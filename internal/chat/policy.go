@@ -16,65 +16,61 @@ import (
 
 // A Policy says which tool results are masked.
 type Policy struct {
-	// WindowTurns is how many of the last turns keep their results. With 0 or
-	// less nothing is masked at all.
+	// WindowTurns is how many of the last turns keep their results. 0 or less masks nothing.
 	WindowTurns int
 
-	// KeepErrors says which results are left alone because they are errors.
+	// KeepErrors says which results are kept because they are errors.
 	KeepErrors Errors
 
-	// KeepLastPerTool is how many results of each tool, counted from the end, are
-	// kept beside those of the window. 0 or less: none.
+	// KeepLastPerTool is how many of the last results of each tool are kept, besides those of the
+	// window. 0 or less: none.
 	KeepLastPerTool int
 
-	// MinChars is how many characters a result must have to be masked.
+	// MinChars is the smallest number of characters of a masked result.
 	MinChars int
 
-	// ExcludeTools are patterns of the names of tools whose results are never
-	// masked; * stands for any characters.
+	// ExcludeTools are name patterns of tools whose results are never masked; * matches any characters.
 	ExcludeTools []string
 
-	// StepTurns makes the boundary a multiple of it. 1 or less: any turn.
+	// StepTurns restricts the boundary to its multiples. 1 or less: any turn.
 	StepTurns int
 
-	// ClearAtLeast is how many tokens a step must mask, or [ClearAuto] to mask when it
-	// pays at the prices of ReadPrice and WritePrice.
+	// ClearAtLeast is how many tokens a step must mask, or [ClearAuto] to mask when it pays at
+	// ReadPrice and WritePrice.
 	ClearAtLeast int
 
-	// ReadPrice and WritePrice are what a token costs that the provider has in
-	// its cache, and one that it has not, in any unit.
+	// ReadPrice and WritePrice are the prices of a token in the provider's cache and of one that is
+	// not, in any unit.
 	ReadPrice, WritePrice float64
 
-	// MaxLoss is by how much [ClearAuto] may raise the bill of a conversation, as a
-	// share, should that end right after a step.
+	// MaxLoss is by how much [ClearAuto] may raise the bill of a conversation that ends right after a
+	// step, as a share.
 	MaxLoss float64
 
-	// Template is what stands in the place of a result. Without one it is
-	// [DefaultTemplate].
+	// Template is the placeholder of a result. Default: [DefaultTemplate]
 	Template Template
 }
 
-// ClearAuto makes [Policy.ClearAtLeast] follow from the prices.
+// ClearAuto derives [Policy.ClearAtLeast] from the prices.
 const ClearAuto = -1
 
-// DefaultMaxLoss is little enough that few would notice.
+// DefaultMaxLoss is small enough to go unnoticed.
 const DefaultMaxLoss = 0.05
 
-// The prices of a provider that asks a tenth for what it has in its cache, and a
-// quarter more for what it has to put there.
+// Relative prices of a provider that charges a tenth for cached tokens, and a quarter more for writing
+// to the cache.
 const (
 	DefaultReadPrice  = 0.1
 	DefaultWritePrice = 1.25
 )
 
-// DefaultWindowTurns is what an agent usually still works with.
+// DefaultWindowTurns covers what an agent usually still works with.
 const DefaultWindowTurns = 8
 
-// CharsPerToken turns characters into tokens where only their order of magnitude
-// matters.
+// CharsPerToken converts characters to tokens where an estimate is enough.
 const CharsPerToken = 4
 
-// MinCached is how many tokens a beginning must have for most providers to cache it.
+// MinCached is the smallest prefix in tokens that most providers cache.
 const MinCached = 1024
 
 func (p *Policy) template() *Template {
@@ -91,20 +87,20 @@ func (p *Policy) excludes(tool []byte) bool {
 	})
 }
 
-// A Template is what stands in the place of a masked result.
+// A Template is the text of a placeholder.
 type Template struct {
 	source string
 	parts  []part
-	uses   [resultID + 1]int // how often each variable stands in it
-	bytes  int               // of what stands around the variables, in JSON
-	chars  int               // of the same
+	uses   [resultID + 1]int // occurrences of each variable
+	bytes  int               // JSON length of the text around the variables
+	chars  int               // characters of the text around the variables
 }
 
-// A part of a template is a variable or text.
+// A part is a variable or a text of a template.
 type part struct {
 	variable variable
 	text     string
-	spelling string // how the text stands between the quotes of JSON
+	encoded  string // JSON encoding of the text, without quotes
 }
 
 type variable uint8
@@ -124,15 +120,14 @@ var variables = map[string]variable{
 	"id":             resultID,
 }
 
-// DefaultTemplate is the text of T10.
+// DefaultTemplate is the placeholder that T10 specifies.
 var DefaultTemplate = must(ParseTemplate("[Observation masquée: résultat d’outil ancien " +
 	"(tool_call_id={tool_call_id}, outil={tool_name}, chars={original_chars})]"))
 
-// DefaultTemplateWithID is DefaultTemplate with the id by which the original is
-// read back.
+// DefaultTemplateWithID is DefaultTemplate with the id of the original.
 var DefaultTemplateWithID = must(ParseTemplate(strings.Replace(DefaultTemplate.source, ")]", ", id={id})]", 1)))
 
-// unknownTool is the name of a tool whose name is not known.
+// unknownTool replaces an unknown tool name.
 var unknownTool = []byte("inconnu")
 
 func must(t Template, err error) Template {
@@ -142,8 +137,8 @@ func must(t Template, err error) Template {
 	return t
 }
 
-// ParseTemplate reads a template with the variables {tool_call_id}, {tool_name},
-// {original_chars} and {id}.
+// ParseTemplate parses a template with the variables {tool_call_id}, {tool_name}, {original_chars} and
+// {id}.
 func ParseTemplate(source string) (Template, error) {
 	if source == "" {
 		return Template{}, errors.New("is empty")
@@ -156,9 +151,9 @@ func ParseTemplate(source string) (Template, error) {
 		}
 		if brace > 0 {
 			text := strings.ToValidUTF8(rest[:brace], "\uFFFD")
-			p := part{text: text, spelling: string(jsonspan.AppendBody(nil, text))}
+			p := part{text: text, encoded: string(jsonspan.AppendBody(nil, text))}
 			t.parts = append(t.parts, p)
-			t.bytes += len(p.spelling)
+			t.bytes += len(p.encoded)
 			t.chars += utf8.RuneCountInString(text)
 			rest = rest[brace:]
 			continue
@@ -170,7 +165,7 @@ func ParseTemplate(source string) (Template, error) {
 		v, known := variables[name]
 		if !known {
 			return Template{}, fmt.Errorf(
-				"unknown variable {%s}; there are {tool_call_id}, {tool_name}, {original_chars} and {id}", name)
+				"unknown variable {%s}; expected {tool_call_id}, {tool_name}, {original_chars} or {id}", name)
 		}
 		t.parts = append(t.parts, part{variable: v})
 		t.uses[v]++
@@ -179,30 +174,29 @@ func ParseTemplate(source string) (Template, error) {
 	return t, nil
 }
 
-// String returns what the template was made from.
+// String returns the source of the template.
 func (t Template) String() string { return t.source }
 
-// NamesCall reports whether the template says which call it stands for.
+// NamesCall reports whether the template contains {tool_call_id}.
 func (t Template) NamesCall() bool { return t.uses[toolCallID] > 0 }
 
-// HasID reports whether the template has the id of the original.
+// HasID reports whether the template contains {id}.
 func (t Template) HasID() bool { return t.uses[resultID] > 0 }
 
-// A filling is what the variables of a template stand for in one place. The texts
-// are as they stand between the quotes of JSON.
+// A filling holds the values of a template's variables. Texts are JSON-encoded, without quotes.
 type filling struct {
 	id, tool           []byte
 	idChars, toolChars int
 	chars              int
-	resultID           string // only where it is appended
+	resultID           string // only for append
 }
 
-// append appends the template with its variables filled in.
+// append appends the template with its variables replaced.
 func (t *Template) append(dst []byte, f filling) []byte {
 	for _, p := range t.parts {
 		switch p.variable {
 		case none:
-			dst = append(dst, p.spelling...)
+			dst = append(dst, p.encoded...)
 		case toolCallID:
 			dst = append(dst, f.id...)
 		case toolName:
@@ -225,42 +219,42 @@ func (t *Template) size(f filling) (bytes, chars int) {
 	return t.filled(t.bytes, len(f.id), len(f.tool), digits), t.filled(t.chars, f.idChars, f.toolChars, digits)
 }
 
-// filled returns how long the template is if what stands around its variables is as long as
-// text, and these are as long as the others.
+// filled returns the length of the template, given the lengths of the text around its variables and of
+// their values.
 func (t *Template) filled(text, id, tool, digits int) int {
 	return text + t.uses[toolCallID]*id + t.uses[toolName]*tool +
 		t.uses[originalChars]*digits + t.uses[resultID]*resultIDLen
 }
 
-// idPrefix begins the id of a result, as it does those of observation_mask: the same
-// tool takes both.
+// idPrefix begins the id of a result, as those of observation_mask: the same tool takes both.
 const idPrefix = "obs_"
 
-// resultIDLen is how many characters the id of a result has.
+// resultIDLen is the length of a result's id.
 const resultIDLen = len(idPrefix) + store.HandleLen
 
-// maxDigits is how many digits a number of characters may have to be believed.
+// maxDigits bounds the digits of a plausible number of characters.
 const maxDigits = 12
 
-// match reports whether text is the template, filled in for this call, and what
-// it then says of the length of the original; 0 if it says nothing.
+// match reports whether text is the template, filled in for this call, and the original's length in
+// characters, 0 if the template does not have it.
 func (t *Template) match(text, id, tool []byte) (chars int, ok bool) {
 	if t.uses[originalChars] == 0 {
 		return 0, t.is(text, id, tool, nil)
 	}
-	// The number is where the first one stands, however many digits it has.
-	at := text
+	// The number begins at its first occurrence. Try all lengths.
+	rest := text
 	for _, p := range t.parts {
 		if p.variable == originalChars {
 			break
 		}
-		if at, ok = p.cut(at, id, tool, nil); !ok {
+		rest, ok = p.cut(rest, id, tool, nil)
+		if !ok {
 			return 0, false
 		}
 	}
-	for n := 1; n <= min(len(at), maxDigits) && '0' <= at[n-1] && at[n-1] <= '9'; n++ {
-		chars = 10*chars + int(at[n-1]-'0')
-		if t.is(text, id, tool, at[:n]) {
+	for n := 1; n <= min(len(rest), maxDigits) && '0' <= rest[n-1] && rest[n-1] <= '9'; n++ {
+		chars = 10*chars + int(rest[n-1]-'0')
+		if t.is(text, id, tool, rest[:n]) {
 			return chars, true
 		}
 	}
@@ -270,14 +264,15 @@ func (t *Template) match(text, id, tool []byte) (chars int, ok bool) {
 // is reports whether text is the template with these values.
 func (t *Template) is(text, id, tool, digits []byte) (ok bool) {
 	for _, p := range t.parts {
-		if text, ok = p.cut(text, id, tool, digits); !ok {
+		text, ok = p.cut(text, id, tool, digits)
+		if !ok {
 			return false
 		}
 	}
 	return len(text) == 0
 }
 
-// cut returns what comes after the part, if text begins with it.
+// cut removes the part from the beginning of text, if text begins with it.
 func (p *part) cut(text, id, tool, digits []byte) ([]byte, bool) {
 	switch p.variable {
 	case toolCallID:
@@ -286,7 +281,7 @@ func (p *part) cut(text, id, tool, digits []byte) ([]byte, bool) {
 		return bytes.CutPrefix(text, tool)
 	case originalChars:
 		return bytes.CutPrefix(text, digits)
-	case resultID: // of what, only the original could tell
+	case resultID: // any id: it cannot be checked without the original
 		return store.CutHandle(text, idPrefix)
 	}
 	if len(text) < len(p.text) || string(text[:len(p.text)]) != p.text {

@@ -11,27 +11,25 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// reach is how many characters of the beginning of a result, and how many bytes of
-// its end, show whether it failed. What lies between is never read.
+// reach is how many characters of the beginning, and bytes of the end, of a result are read. What lies
+// between is not.
 const reach = 4 << 10
 
-// maxMessage is how many bytes a result has at most that may be nothing but the message
-// of an error.
+// maxMessage is the largest result in bytes that may be just an error message.
 const maxMessage = 800
 
-// reportsFailure reports whether a result is that of a call that failed, as a reader
-// who looks at its first and last lines sees it. Unlike mentionsError it takes no
-// word in the middle of a text for an error: sources and logs have these.
+// reportsFailure reports whether a call failed, judged by the first and last lines of its result.
+// Unlike mentionsError it ignores words in the middle of a text, which sources and logs have too.
 func (c *Conversation) reportsFailure(r *result) bool {
 	texts := c.texts[r.texts : r.texts+r.n]
 	if len(texts) == 0 {
 		return false
 	}
-	if texts[0].kind != jsonspan.String { // what a tool has returned is an object
+	if texts[0].kind != jsonspan.String { // the tool returned an object
 		fails, _ := objectFails(c.body[texts[0].start:texts[0].end])
 		return fails
 	}
-	room := slices.Grow(c.scratch[:0], 6*reach) // 4 bytes a character, and the end
+	room := slices.Grow(c.scratch[:0], 6*reach) // 4 bytes per character, and the end
 	head, whole := beginning(room, c.text(texts[0]))
 	for len(texts) > 1 && isBlank(head) {
 		texts = texts[1:]
@@ -49,15 +47,13 @@ func (c *Conversation) reportsFailure(r *result) bool {
 
 func isBlank(text []byte) bool { return len(bytes.TrimSpace(text)) == 0 }
 
-// beginning appends the beginning of the text that body stands for, and reports
-// whether that is all of it.
+// beginning appends the beginning of the decoded text, and reports whether that is all of it.
 func beginning(dst, body []byte) (text []byte, whole bool) {
 	n := jsonspan.Advance(body, reach)
 	return jsonspan.AppendText(dst, body[:n]), n == len(body)
 }
 
-// ending appends to dst, which is empty, the last lines of the text that body stands
-// for.
+// ending appends the last lines of the decoded text to dst, which is empty.
 func ending(dst, body []byte) []byte {
 	for size := reach + reach/4; ; size *= 2 {
 		start := max(len(body)-size, 0)
@@ -68,7 +64,7 @@ func ending(dst, body []byte) []byte {
 		if start == 0 && len(text) <= reach {
 			return text
 		}
-		// It may begin with the rest of a character, which is not what it stands for.
+		// The first character may be incomplete, and so decoded wrongly.
 		if start > 0 && len(text) < reach+2*maxEscape {
 			continue
 		}
@@ -80,8 +76,8 @@ func ending(dst, body []byte) []byte {
 	}
 }
 
-// failed judges by the beginning and the end of a text, which it spoils. A text that
-// is whole has nothing between.
+// failed judges by the beginning and the end of a text, which it overwrites. whole says that there is
+// nothing between.
 func failed(head, tail []byte, whole bool) bool {
 	fails, object := objectFails(head)
 	if fails || object && whole {
@@ -101,7 +97,7 @@ func failed(head, tail []byte, whole bool) bool {
 	for _, line := range last[:min(len(last), codeSeen)] {
 		code = max(code, statedCode(line))
 	}
-	if object { // one that goes on, perhaps in the same line
+	if object { // it continues, perhaps on the same line
 		end := last[0]
 		return max(code, statedCode(end[max(len(end)-maxStatement, 0):])) == nonzero
 	}
@@ -121,16 +117,15 @@ func failed(head, tail []byte, whole bool) bool {
 		message && !numbered(first[0]) && beginsAsError(first[0])
 }
 
-// How many lines are looked at: first ones, last ones, and last ones that may tell an
-// exit code.
+// How many lines are examined: the first, the last, and the last that may state an exit code.
 const (
 	firstSeen = 4
 	lastSeen  = 16
 	codeSeen  = 6
 )
 
-// outcomes are the members of an object that say how a call went, and when they say
-// that it failed.
+// outcomes are the members of an object that state the outcome of a call, and how to recognize a
+// failure.
 var outcomes = []struct {
 	path  string
 	fails func(literal []byte) bool
@@ -157,9 +152,9 @@ var outcomePaths = func() *jsonspan.Paths {
 	return jsonspan.CompilePaths(paths...)
 }()
 
-// objectFails reports whether text is the beginning of a JSON object, and whether
-// that says that something failed.
-func objectFails(text []byte) (fails, is bool) {
+// objectFails reports whether text begins with a JSON object, and whether the object reports a
+// failure.
+func objectFails(text []byte) (fails, isObject bool) {
 	text = bytes.TrimLeft(text, " \t\r\n")
 	if len(text) == 0 || text[0] != '{' {
 		return false, false
@@ -167,12 +162,11 @@ func objectFails(text []byte) (fails, is bool) {
 	err := outcomePaths.Find(text, func(path int, v jsonspan.Value) {
 		fails = fails || outcomes[path].fails(text[v.Start:v.End])
 	})
-	is = err == nil || errors.Is(err, jsonspan.ErrDuplicate) || errors.Is(err, io.ErrUnexpectedEOF)
-	return fails, is
+	isObject = err == nil || errors.Is(err, jsonspan.ErrDuplicate) || errors.Is(err, io.ErrUnexpectedEOF)
+	return fails, isObject
 }
 
-// notEmpty reports whether a JSON value means something: it is not null, false, 0, or
-// without content.
+// notEmpty reports whether a JSON value is not null, false, 0 or empty.
 func notEmpty(literal []byte) bool {
 	switch string(literal) {
 	case "null", "false", "0", `""`:
@@ -186,7 +180,7 @@ func notEmpty(literal []byte) bool {
 
 func isFalse(literal []byte) bool { return string(literal) == "false" }
 
-// isFailedStatus reports whether a status is that of a failure, in words or of HTTP.
+// isFailedStatus reports whether a status is a failure, as a word or HTTP status.
 func isFailedStatus(literal []byte) bool {
 	status := string(bytes.ToLower(bytes.Trim(literal, `"`)))
 	switch status {
@@ -196,8 +190,8 @@ func isFailedStatus(literal []byte) bool {
 	return len(status) == 3 && (status[0] == '4' || status[0] == '5') && digits(status) == 3
 }
 
-// simplify returns a line as a terminal shows it, without colors, in lower case and
-// without blanks around it. It is in the same place.
+// simplify returns a line as a terminal shows it, without colors, in lower case and without
+// surrounding blanks. It works in place.
 func simplify(line []byte) []byte {
 	line = bytes.TrimSpace(line)
 	line = line[bytes.LastIndexByte(line, '\r')+1:]
@@ -216,26 +210,26 @@ func simplify(line []byte) []byte {
 	return bytes.TrimSpace(out)
 }
 
-// firstLines appends the first lines that are not blank, as many as there is room for.
+// firstLines appends the first non-blank lines, up to the capacity of dst.
 func firstLines(dst [][]byte, text []byte) [][]byte {
 	for len(text) > 0 && len(dst) < cap(dst) {
 		var line []byte
 		line, text, _ = bytes.Cut(text, []byte("\n"))
-		if line = simplify(line); len(line) > 0 {
+		line = simplify(line)
+		if len(line) > 0 {
 			dst = append(dst, line)
 		}
 	}
 	return dst
 }
 
-// lastLines appends the last lines that are not blank, the very last one first, as
-// many as there is room for.
+// lastLines appends the last non-blank lines, the last one first, up to the capacity of dst.
 func lastLines(dst [][]byte, text []byte) [][]byte {
 	for len(text) > 0 && len(dst) < cap(dst) {
 		i := bytes.LastIndexByte(text, '\n')
 		line := simplify(text[i+1:])
 		text = text[:max(i, 0)]
-		if string(line) == "</system-reminder>" { // what an agent adds for itself
+		if string(line) == "</system-reminder>" { // added by the agent
 			text = text[:max(bytes.LastIndex(text, []byte("<system-reminder>")), 0)]
 		} else if len(line) > 0 {
 			dst = append(dst, line)
@@ -244,7 +238,7 @@ func lastLines(dst [][]byte, text []byte) [][]byte {
 	return dst
 }
 
-// withoutTrailer drops the lines that agents add to the output of a command.
+// withoutTrailer removes the lines that agents add to the output of a command.
 func withoutTrailer(last [][]byte) [][]byte {
 	for len(last) > 0 && isTrailer(last[0]) {
 		last = last[1:]
@@ -265,8 +259,7 @@ func isTrailer(line []byte) bool {
 		hasAnyPrefix(line, "shell cwd was reset", "error: (none)", "signal: ", "background pids: ", "process group ")
 }
 
-// lastStatement returns the last line that says something itself: not the source that
-// a compiler quotes below an error, nor a hint.
+// lastStatement returns the last line that is not source code quoted by a compiler or a hint.
 func lastStatement(last [][]byte) []byte {
 	for _, line := range last {
 		number := len(line) - len(bytes.TrimLeft(line, "0123456789 "))
@@ -278,7 +271,7 @@ func lastStatement(last [][]byte) []byte {
 	return last[0]
 }
 
-// A code is what a text says of the exit code of a command.
+// A code is the exit code of a command that a text states.
 type code uint8
 
 const (
@@ -287,7 +280,7 @@ const (
 	nonzero
 )
 
-// maxStatement is how long a line is at most that tells an exit code.
+// maxStatement is the longest line that states an exit code.
 const maxStatement = 120
 
 var codeWords = [][]byte{
@@ -295,7 +288,7 @@ var codeWords = [][]byte{
 	[]byte("exited with"), []byte("exit: "), []byte("returncode"), []byte("return code"),
 }
 
-// statedCode returns which exit code a line tells, if that is all it tells.
+// statedCode returns the exit code that a line states, if it states nothing else.
 func statedCode(line []byte) code {
 	if len(line) > maxStatement || numbered(line) {
 		return unstated
@@ -322,7 +315,7 @@ func statedCode(line []byte) code {
 	return unstated
 }
 
-// digits returns with how many digits text begins.
+// digits returns the number of digits at the beginning of text.
 func digits(text string) int {
 	n := 0
 	for n < len(text) && '0' <= text[n] && text[n] <= '9' {
@@ -331,8 +324,8 @@ func digits(text string) int {
 	return n
 }
 
-// numbered reports whether a line is one of a listing: a number comes first, as of
-// cat -n, grep -n, or the views of files that agents have.
+// numbered reports whether a line belongs to a listing: it begins with a number, as from cat -n, grep
+// -n, or agents' file views.
 func numbered(line []byte) bool {
 	n := digits(string(line[:min(len(line), 8)]))
 	if n == 0 || n == len(line) {
@@ -342,13 +335,13 @@ func numbered(line []byte) bool {
 	case '\t', '|':
 		return true
 	case ':':
-		return digits(string(rest[1:min(len(rest), 3)])) < 2 // it is not a time
+		return digits(string(rest[1:min(len(rest), 3)])) < 2 // not a time
 	default:
 		return hasAnyPrefix(rest, "  ", "→")
 	}
 }
 
-// endsInTrace reports whether the last lines are those of a stack trace.
+// endsInTrace reports whether the last lines are a stack trace.
 func endsInTrace(last [][]byte) bool {
 	for i, line := range last {
 		if numbered(line) {
@@ -361,8 +354,8 @@ func endsInTrace(last [][]byte) bool {
 	return false
 }
 
-// isTrace reports whether a line is one of a trace of Python, Go or Rust, which other
-// lines may follow.
+// isTrace reports whether a line belongs to a trace of Python, Go or Rust, which other lines may
+// follow.
 func isTrace(line []byte) bool {
 	return hasAnyPrefix(line, "traceback (most recent call last)", "panic: ") ||
 		hasAnyPrefix(line, "file \"") && bytes.Contains(line, []byte(", line ")) ||
@@ -370,7 +363,7 @@ func isTrace(line []byte) bool {
 		hasAnyPrefix(line, "thread '") && bytes.Contains(line, []byte(" panicked at "))
 }
 
-// isFrame reports whether a line is a frame of Java, JavaScript, C# or Ruby.
+// isFrame reports whether a line is a stack frame of Java, JavaScript, C# or Ruby.
 func isFrame(line []byte) bool {
 	switch end := line[len(line)-1]; {
 	case hasAnyPrefix(line, "at "):
@@ -383,7 +376,7 @@ func isFrame(line []byte) bool {
 	return hasAnyPrefix(line, "caused by: ")
 }
 
-// isFailedSummary reports whether a line sums up that tests or a build failed.
+// isFailedSummary reports whether a line is the summary of failed tests or a failed build.
 func isFailedSummary(line []byte) bool {
 	if len(line) > maxSummary || numbered(line) {
 		return false
@@ -395,19 +388,19 @@ func isFailedSummary(line []byte) bool {
 		countsFailures(line)
 }
 
-// maxSummary is how long a line is at most that sums up.
+// maxSummary is the longest summary line.
 const maxSummary = 200
 
-// countsFailures reports whether a line has a number of failures or errors that is
-// not 0, such as "1 failed, 2 passed", "errors: 3" or "failures=1".
+// countsFailures reports whether a line has a nonzero number of failures or errors, such as "1 failed,
+// 2 passed", "errors: 3" or "failures=1".
 func countsFailures(line []byte) bool {
 	for i := range line {
 		if line[i] != 'f' && line[i] != 'e' || i > 0 && 'a' <= line[i-1] && line[i-1] <= 'z' {
 			continue
 		}
 		for _, word := range [...]string{"failed", "failing", "failures", "failure", "errors", "error"} {
-			after, is := bytes.CutPrefix(line[i:], []byte(word))
-			if !is {
+			after, found := bytes.CutPrefix(line[i:], []byte(word))
+			if !found {
 				continue
 			}
 			if endsInCount(line[:i]) && endsCount(after) || beginsItem(line[:i]) && isCount(after) {
@@ -419,7 +412,7 @@ func countsFailures(line []byte) bool {
 	return false
 }
 
-// endsInCount reports whether a text ends in a number above 0, as a word.
+// endsInCount reports whether a text ends with a number above 0, as a word.
 func endsInCount(text []byte) bool {
 	text, spaced := bytes.CutSuffix(text, []byte(" "))
 	rest := bytes.TrimRight(text, "0123456789")
@@ -427,15 +420,14 @@ func endsInCount(text []byte) bool {
 		(len(rest) == 0 || strings.IndexByte(" (,|=", rest[len(rest)-1]) >= 0)
 }
 
-// endsCount reports whether what is counted is not the beginning of a longer name,
-// such as "failed attempts".
+// endsCount reports whether the counted word is not the beginning of a longer name, such as "failed
+// attempts".
 func endsCount(after []byte) bool {
 	return len(after) == 0 || strings.IndexByte(",;)|", after[0]) >= 0 || string(after) == "." ||
 		hasAnyPrefix(after, ". ", " in ", " (", " |", " =", " and ", " generated", " found", " of ", " out of ", " total")
 }
 
-// beginsItem reports whether what follows text is the first of a line, or of an item
-// of a list.
+// beginsItem reports whether the end of text is the beginning of a line or of a list item.
 func beginsItem(text []byte) bool { return len(text) == 0 || hasAnySuffix(text, "(", ", ") }
 
 // isCount reports whether a text begins with = or : and a number above 0.
@@ -451,11 +443,15 @@ func isCount(text []byte) bool {
 // isHeading reports whether a line announces errors below it.
 func isHeading(line []byte) bool { return string(line) == "error:" || string(line) == "errors:" }
 
-// isError reports whether a line that ends a text says that it ended in an error.
+// isError reports whether the last line of a text reports an error.
 func isError(line []byte) bool {
 	line = bytes.TrimLeftFunc(line, isSymbol)
-	if name, what, is := bytes.Cut(line, []byte(": ")); is && isErrorName(name) {
-		return string(what) != "(none)" && string(what) != "none" && string(what) != "null" && string(what) != "0"
+	if name, message, found := bytes.Cut(line, []byte(": ")); found && isErrorName(name) {
+		switch string(message) {
+		case "(none)", "none", "null", "0":
+			return false
+		}
+		return true
 	}
 	if hasAnyPrefix(line, "error ", "error[", "fatal: ", "failed to ", "e: ", "[error]", "curl: (", "segmentation fault",
 		"/bin/sh: ", "/bin/bash: ", "bash: ", "sh: ", "zsh: ", "aborted (core dumped)", "command timed out",
@@ -471,29 +467,28 @@ func isError(line []byte) bool {
 	for _, reason := range [...]string{
 		"no such file or directory", "permission denied", "command not found", "connection refused",
 	} {
-		_, after, is := bytes.Cut(line, []byte(reason))
-		if is && (len(after) == 0 || strings.IndexByte(":. ", after[0]) >= 0) {
+		_, after, found := bytes.Cut(line, []byte(reason))
+		if found && (len(after) == 0 || strings.IndexByte(":. ", after[0]) >= 0) {
 			return true
 		}
 	}
 	return false
 }
 
-// isSymbol reports whether a character is a blank or a sign such as ✗.
+// isSymbol reports whether a character is a blank or a symbol such as ✗.
 func isSymbol(r rune) bool { return r == ' ' || r > unicode.MaxASCII && !unicode.IsLetter(r) }
 
-// isErrorName reports whether that which comes before a colon names an error, such as
-// java.io.IOException, and is not source code.
+// isErrorName reports whether the text before a colon names an error, such as java.io.IOException, and
+// is not source code.
 func isErrorName(name []byte) bool {
 	return len(name) <= maxErrorName && !bytes.ContainsAny(name, "\"'`(=") &&
 		hasAnySuffix(name, "error", "exception", "failed", "failure", "notfound")
 }
 
-// maxErrorName is how long the name of an error is at most.
+// maxErrorName is the longest name of an error.
 const maxErrorName = 100
 
-// beginsAsError reports whether the first line of a short text says that it is an
-// error.
+// beginsAsError reports whether the first line of a short text reports an error.
 func beginsAsError(line []byte) bool {
 	return isError(line) || hasAnyPrefix(line, "error", "traceback", "exception", "failed", "failure", "fatal", "<error",
 		"invalid ", "unable to ", "cannot ", "could not ", "access denied", "enoent", "mcp error", "unknown tool",

@@ -175,12 +175,12 @@ type referenceResult struct {
 	item    int
 	id      string // empty if there is none
 	texts   []referenceText
-	notText bool // its content is something else
-	unknown bool // it is of an unknown kind
-	isError bool // it says so itself
+	notText bool // the content is not text
+	unknown bool // the kind is unknown
+	isError bool // marked as an error
 }
 
-// A referenceText is a text of a result, or an object in the place of one.
+// A referenceText is a text of a result, or an object that replaces one.
 type referenceText struct {
 	text   string
 	object any // if not nil
@@ -188,7 +188,7 @@ type referenceText struct {
 	put    func(placeholder string)
 }
 
-// stringIn is the string that a member of an object is.
+// stringIn returns the string value of a member of an object.
 func stringIn(object map[string]any, key string) referenceText {
 	text := object[key].(string)
 	return referenceText{text: text, chars: utf8.RuneCountInString(text), put: func(s string) { object[key] = s }}
@@ -213,11 +213,13 @@ func anyIn(object map[string]any, key string, raw func() []byte) []referenceText
 	if size == 0 {
 		return nil
 	}
-	return []referenceText{{object: object[key], chars: utf8.RuneCount(raw()), put: func(s string) { object[key] = map[string]any{"output": s} }}}
+	return []referenceText{{object: object[key], chars: utf8.RuneCount(raw()),
+		put: func(s string) { object[key] = map[string]any{"output": s} }}}
 }
 
 // read reads the content of a result: a string, or a list that parts reads.
-func (r *referenceResult) read(holder map[string]any, key string, part func(i int, part map[string]any) ([]referenceText, bool)) {
+func (r *referenceResult) read(holder map[string]any, key string,
+	part func(i int, part map[string]any) ([]referenceText, bool)) {
 	switch content := holder[key].(type) {
 	case nil:
 	case string:
@@ -445,7 +447,8 @@ func referenceContents(contents []any, raw rawItems) referenceConversation {
 
 // referenceBuiltin are the tools whose calls are items of another type, by that type.
 var referenceBuiltin = map[any]string{
-	"local_shell_call": "local_shell", "shell_call": "shell", "apply_patch_call": "apply_patch", "computer_call": "computer",
+	"local_shell_call": "local_shell", "shell_call": "shell", "apply_patch_call": "apply_patch",
+	"computer_call":    "computer",
 	"tool_search_call": "tool_search",
 }
 
@@ -508,7 +511,8 @@ func referenceInput(input []any, _ rawItems) referenceConversation {
 }
 
 var referenceOutputs = []string{
-	"function_call_output", "custom_tool_call_output", "local_shell_call_output", "shell_call_output", "apply_patch_call_output",
+	"function_call_output", "custom_tool_call_output", "local_shell_call_output", "shell_call_output",
+	"apply_patch_call_output",
 	"computer_call_output", "mcp_tool_call_output", "tool_search_output",
 }
 
@@ -586,9 +590,10 @@ func (c *referenceConversation) choose(p Policy, boundary, step int) map[int]str
 			template = referenceTemplate
 		}
 		first := r.texts[0]
-		if first.object == nil && slices.ContainsFunc([]string{referenceTemplate, DefaultTemplateWithID.String(), template}, func(template string) bool {
-			return referenceRendered(template, first.text, r.id, tool)
-		}) {
+		if first.object == nil && slices.ContainsFunc([]string{referenceTemplate, DefaultTemplateWithID.String(), template},
+			func(template string) bool {
+				return referenceRendered(template, first.text, r.id, tool)
+			}) {
 			continue
 		}
 		if p.KeepErrors == ErrorsOn && (r.isError || slices.ContainsFunc(r.texts, referenceText.isError)) {
@@ -635,7 +640,9 @@ func referenceUnread(body []byte, p Policy) (n [unreads]int) {
 		case !called && (len(r.texts) > 0 || r.notText) && !r.unknown && r.item < c.turns[now.boundary]:
 			n[NoCall]++
 		case called && r.notText && call.turn < now.boundary &&
-			!slices.ContainsFunc(p.ExcludeTools, func(pattern string) bool { return call.name != "" && mcp.MatchName(pattern, call.name) }):
+			!slices.ContainsFunc(p.ExcludeTools, func(pattern string) bool {
+				return call.name != "" && mcp.MatchName(pattern, call.name)
+			}):
 			// It is kept by KeepLastPerTool if a text in its place were.
 			texted := c
 			texted.results = slices.Clone(c.results)
@@ -656,14 +663,15 @@ func (t referenceText) isError() bool {
 		if hasError || strings.EqualFold(referenceString(v["status"]), "error") {
 			return true
 		}
-		return slices.ContainsFunc(slices.Collect(maps.Values(v)), func(v any) bool { return referenceError(referenceString(v)) })
+		return slices.ContainsFunc(slices.Collect(maps.Values(v)),
+			func(v any) bool { return referenceError(referenceString(v)) })
 	case []any:
 		return slices.ContainsFunc(v, func(v any) bool { return referenceError(referenceString(v)) })
 	}
 	return referenceError(t.text)
 }
 
-// mask puts the placeholder in the place of the result.
+// mask replaces the result with the placeholder.
 func (r *referenceResult) mask(placeholder string) {
 	for _, t := range r.texts {
 		t.put(placeholder)
@@ -671,7 +679,8 @@ func (r *referenceResult) mask(placeholder string) {
 	}
 }
 
-const referenceTemplate = "[Observation masquée: résultat d’outil ancien (tool_call_id={tool_call_id}, outil={tool_name}, chars={original_chars})]"
+const referenceTemplate = "[Observation masquée: résultat d’outil ancien (tool_call_id={tool_call_id}, " +
+	"outil={tool_name}, chars={original_chars})]"
 
 // referenceAnyID is the id that the reference has for every result.
 const referenceAnyID = "obs_0000000000"
@@ -739,16 +748,20 @@ func referenceError(s string) bool {
 // TestReferenceExample pins the reference to examples of T5, T10 and T17.
 func TestReferenceExample(t *testing.T) {
 	const (
-		call1 = `{"role":"assistant","content":null,"tool_calls":[{"id":"call_1","type":"function","function":{"name":"fast_read_file","arguments":"{}"}}]}`
-		call2 = `{"role":"assistant","content":null,"tool_calls":[{"id":"call_2","type":"function","function":{"name":"fast_read_file","arguments":"{}"}}]}`
+		call1 = `{"role":"assistant","content":null,"tool_calls":[{"id":"call_1","type":"function",` +
+			`"function":{"name":"fast_read_file","arguments":"{}"}}]}`
+		call2 = `{"role":"assistant","content":null,"tool_calls":[{"id":"call_2","type":"function",` +
+			`"function":{"name":"fast_read_file","arguments":"{}"}}]}`
 	)
 	b2 := func(first string) string {
 		return `{"messages":[{"role":"system","content":"s"},` + call1 +
-			`,{"role":"tool","tool_call_id":"call_1","content":` + strconv.Quote(first) + `},{"role":"user","content":"u"},` + call2 +
+			`,{"role":"tool","tool_call_id":"call_1","content":` + strconv.Quote(first) + `},{"role":"user","content":"u"},` +
+			call2 +
 			`,{"role":"tool","tool_call_id":"call_2","content":"OK"},{"role":"user","content":"v"}]}`
 	}
 	long := strings.Repeat("A", 1000)
-	const placeholder = "[Observation masquée: résultat d’outil ancien (tool_call_id=call_1, outil=fast_read_file, chars=1000)]"
+	const placeholder = "[Observation masquée: résultat d’outil ancien (tool_call_id=call_1, outil=fast_read_file, " +
+		"chars=1000)]"
 	for _, test := range []struct {
 		name   string
 		first  string
@@ -761,7 +774,8 @@ func TestReferenceExample(t *testing.T) {
 		{"no window", long, Policy{WindowTurns: 0}, long, false},
 		{"last two of the tool", long, Policy{WindowTurns: 1, KeepLastPerTool: 2}, long, false},
 		{"last of the tool", long, Policy{WindowTurns: 1, KeepLastPerTool: 1}, placeholder, true},
-		{"traceback", "Traceback (most recent call last):", Policy{WindowTurns: 1, KeepErrors: ErrorsOn}, "Traceback (most recent call last):", false},
+		{"traceback", "Traceback (most recent call last):", Policy{WindowTurns: 1, KeepErrors: ErrorsOn},
+			"Traceback (most recent call last):", false},
 		{"error in JSON", `{"error": null}`, Policy{WindowTurns: 1, KeepErrors: ErrorsOn}, `{"error": null}`, false},
 		{"short", long, Policy{WindowTurns: 1, MinChars: 1001}, long, false},
 		{"long enough", long, Policy{WindowTurns: 1, MinChars: 1000}, placeholder, true},
@@ -789,7 +803,7 @@ func TestReferenceExample(t *testing.T) {
 	}
 	answered := strings.Replace(b2(long), `{"role":"user","content":"v"}`, `{"role":"assistant","content":"v"}`, 1)
 	if _, masked, broken, _ := reference([]byte(answered), Policy{WindowTurns: 1}); masked != 1 || broken {
-		t.Error("what has been answered breaks nothing any more")
+		t.Errorf("an answered result: masked %d, broken %t", masked, broken)
 	}
 	for _, body := range []string{
 		``, `{`, `[]`, `{}`, `{"messages":null}`, `{"messages":{}}`, `{"input":"x"}`,
@@ -848,7 +862,8 @@ func TestReferenceFormats(t *testing.T) {
 		},
 	} {
 		template := must(ParseTemplate("{tool_call_id}/{tool_name}/{original_chars}"))
-		out, masked, broken, ok := reference([]byte(test.body), Policy{WindowTurns: 1, KeepErrors: ErrorsOn, Template: template})
+		out, masked, broken, ok := reference([]byte(test.body), Policy{WindowTurns: 1, KeepErrors: ErrorsOn,
+			Template: template})
 		if !ok || masked != 2 || !broken {
 			t.Errorf("%s: masked %d, broken %v, ok %v", test.name, masked, broken, ok)
 		}
@@ -865,7 +880,8 @@ func TestReferenceSteps(t *testing.T) {
 		var items []string
 		for i := range turns {
 			id := strconv.Itoa(i)
-			items = append(items, `{"role":"assistant","tool_calls":[{"id":"`+id+`"}]}`, `{"role":"tool","tool_call_id":"`+id+`","content":"x"}`)
+			items = append(items, `{"role":"assistant","tool_calls":[{"id":"`+id+`"}]}`, `{"role":"tool","tool_call_id":"`+id+
+				`","content":"x"}`)
 		}
 		// A late result of the first turn belongs to it, but not to the step.
 		items = append(items, `{"role":"tool","tool_call_id":"0","content":"late"}`)
@@ -873,7 +889,8 @@ func TestReferenceSteps(t *testing.T) {
 		if atStep {
 			want++
 		}
-		_, masked, broken, _ := reference([]byte(`{"messages":[`+strings.Join(items, ",")+`]}`), Policy{WindowTurns: 2, StepTurns: 3})
+		_, masked, broken, _ := reference([]byte(`{"messages":[`+strings.Join(items, ",")+`]}`),
+			Policy{WindowTurns: 2, StepTurns: 3})
 		if masked != want || broken != atStep {
 			t.Errorf("%d turns: %d masked, want %d; broken %v", turns, masked, want, broken)
 		}

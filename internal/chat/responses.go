@@ -2,7 +2,7 @@ package chat
 
 import "github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 
-// builtin are the names of tools whose calls are items of a kind of their own.
+// builtin are the names of tools whose calls have their own kinds of items.
 var builtin = [...][]byte{
 	localShellCall: []byte("local_shell"),
 	shellCall:      []byte("shell"),
@@ -15,7 +15,7 @@ func (c *Conversation) endItem(v value) {
 	m := &c.message
 	c.list.format = functionCall
 	if v.kind != jsonspan.BeginObject {
-		c.list.strange = true
+		c.list.invalid = true
 	}
 	if !m.id.isText() && (m.kind == localShellCall || m.kind == localShellCallOutput) {
 		m.id = m.itemID
@@ -26,12 +26,12 @@ func (c *Conversation) endItem(v value) {
 			c.beginTurn(v)
 			c.list.open = true
 		}
-		c.list.spoke = !c.list.open
+		c.list.modelSpoke = !c.list.open
 		if m.id.isText() {
 			call := c.call(m.id, m.name)
 			if name := builtin[m.kind]; !m.name.isText() && name != nil {
 				call.tool = c.names.number(name, value{})
-				c.list.made = true
+				c.list.generated = true
 			}
 			c.calls = append(c.calls, call)
 			c.endTurn(v)
@@ -45,16 +45,16 @@ func (c *Conversation) endItem(v value) {
 		c.results = append(c.results, result{symbol: noSymbol, texts: m.texts, unread: UnknownKind})
 	default:
 		if m.role == assistant {
-			c.list.spoke = true
+			c.list.modelSpoke = true
 		} else if m.role != noWord {
 			c.list.open = false
 		}
 	}
-	c.list.follow(v, m.role == assistant || m.role == noWord && !m.kind.isOutput())
+	c.list.setLast(v, m.role == assistant || m.role == noWord && !m.kind.isOutput())
 	c.nextMessage()
 }
 
-// endOutput takes the result that an item is.
+// endOutput adds the result of an item.
 func (c *Conversation) endOutput() {
 	m, b := &c.message, &c.block
 	content, failed := b.content, m.failed
@@ -65,5 +65,5 @@ func (c *Conversation) endOutput() {
 		b.odd, failed = b.oddShell, failed || b.exitCode
 	}
 	r := c.result(m.id, content, failed, jsonspan.BeginArray)
-	c.answer(&r, value{})
+	c.addAnswer(&r, value{})
 }

@@ -2,19 +2,19 @@ package chat
 
 import "hash/maphash"
 
-// symbols numbers texts: equal ones have the same number, and the numbers are
-// dense. It is a hash table over the bytes it is given, so that a conversation
-// of a thousand ids costs no allocation, where a map would copy each of them.
+// symbols numbers texts: equal texts have the same number, and numbers are dense. It is a hash table
+// over the bytes it is given, so that a conversation with a thousand ids needs no allocations. A map
+// would copy each of them.
 type symbols struct {
-	texts   [][]byte
-	spelled []value // where each of these stands first
-	slots   []int32 // a number plus one, or 0
-	last    int32   // asked for, for what was asked for is often asked for again
+	texts     [][]byte
+	positions []value // position of the first occurrence of each text
+	slots     []int32 // number plus one, or 0
+	last      int32   // last result, because lookups often repeat
 }
 
 var seed = maphash.MakeSeed()
 
-// number returns the number of a text, which must stay as it is and stands at v.
+// number returns the number of a text, which must not change and is at v.
 func (s *symbols) number(text []byte, v value) int32 {
 	if len(s.texts) > 0 && string(s.texts[s.last]) == string(text) {
 		return s.last
@@ -24,14 +24,14 @@ func (s *symbols) number(text []byte, v value) int32 {
 	}
 	slot := s.slot(text)
 	if s.slots[slot] == 0 {
-		s.texts, s.spelled = append(s.texts, text), append(s.spelled, v)
+		s.texts, s.positions = append(s.texts, text), append(s.positions, v)
 		s.slots[slot] = int32(len(s.texts))
 	}
 	s.last = s.slots[slot] - 1
 	return s.last
 }
 
-// slot returns where a text stands, or the free place where it would.
+// slot returns the index of a text, or the free slot for it.
 func (s *symbols) slot(text []byte) int {
 	mask := len(s.slots) - 1
 	i := int(maphash.Bytes(seed, text)) & mask
@@ -49,29 +49,28 @@ func (s *symbols) grow() {
 }
 
 // bytes returns how much memory the symbols take.
-func (s *symbols) bytes() int { return sizeOf(s.texts) + sizeOf(s.spelled) + sizeOf(s.slots) }
+func (s *symbols) bytes() int { return sizeOf(s.texts) + sizeOf(s.positions) + sizeOf(s.slots) }
 
-// reset forgets all texts and keeps the room for others.
+// reset removes all texts and keeps the memory.
 func (s *symbols) reset() {
 	clear(s.texts)
 	clear(s.slots)
-	s.texts, s.spelled, s.last = s.texts[:0], s.spelled[:0], 0
+	s.texts, s.positions, s.last = s.texts[:0], s.positions[:0], 0
 }
 
-// release forgets the texts but not where they stand.
+// release drops the texts but not their positions.
 func (s *symbols) release() {
 	clear(s.texts)
 	s.texts, s.last = s.texts[:0], 0
 }
 
-// restore makes the symbols the first n they were before they were released, in a body
-// that is the same as far as these go.
+// restore restores the first n symbols after release, in a body that has them at the same positions.
 func (s *symbols) restore(n int, text func(value) []byte) {
-	s.spelled = s.spelled[:n]
-	for _, v := range s.spelled {
+	s.positions = s.positions[:n]
+	for _, v := range s.positions {
 		s.texts = append(s.texts, text(v))
 	}
-	// Without the last that were put there, the slots are as they were before these.
+	// Removing the last added texts leaves the slots as they were before.
 	for i, number := range s.slots {
 		if int(number) > n {
 			s.slots[i] = 0

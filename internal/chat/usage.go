@@ -11,35 +11,36 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
-// Usage is what a provider bills for a request, in tokens.
+// Usage is the number of tokens that a provider bills for a request.
 type Usage struct {
-	Input      int // all of the prompt, from the cache or not
-	Cached     int // of these, read from the cache
-	CacheWrite int // of these, written to it, where that has a price of its own
+	Input      int // whole prompt, cached or not
+	Cached     int // part of Input, read from the cache
+	CacheWrite int // part of Input, written to the cache, where that has its own price
 	Output     int
 }
 
-// A UsageReader reads the usage from a provider's answer as it passes by, in the
-// formats that this package knows. It holds nothing of the answer.
+// A UsageReader reads the usage from a provider's response while it is written, in all formats of this
+// package. It keeps nothing of the response.
 type UsageReader struct {
 	framing Framing
 	events  sse.Scanner
 	frame   frame
 	watcher *jsonspan.Watcher
-	told    [figures]int
+	figures [figures]int
 }
 
-// A Framing is how the JSON texts of an answer follow one another.
+// A Framing is how the JSON texts of a response are separated.
 type Framing uint8
 
+// Framings of responses.
 const (
-	Unframed  Framing = iota // there is just one
+	Unframed  Framing = iota // one JSON text
 	Events                   // text/event-stream
 	Lines                    // application/x-ndjson
 	AWSEvents                // application/vnd.amazon.eventstream
 )
 
-// FramingOf returns how an answer of this Content-Type is framed, if it may have a usage.
+// FramingOf returns the framing of a response with this Content-Type, if it may have a usage.
 func FramingOf(contentType string) (f Framing, ok bool) {
 	switch httpbody.TypeOf(contentType) {
 	case httpbody.JSON:
@@ -57,29 +58,28 @@ func FramingOf(contentType string) (f Framing, ok bool) {
 	return Unframed, false
 }
 
-// A figure is something that providers tell.
+// A figure is a number that providers report.
 type figure uint8
 
 const (
-	promptTokens figure = iota // those from the cache included
+	promptTokens figure = iota // including cached ones
 	promptCached
 	completionTokens
-	inputTokens // those from the cache included, or not: see Usage
+	inputTokens // including cached ones or not: see Usage
 	inputCached
 	cacheRead
 	cacheWrite
 	outputTokens
-	thoughtTokens // beside outputTokens
+	thoughtTokens // in addition to outputTokens
 	figures
 )
 
-// told is where the figures stand. The last one told is the one that counts: some
-// providers send them with every event.
-var told = []struct {
+// usageFields lists the paths of figures. The last value counts: some providers send them with every event.
+var usageFields = []struct {
 	path string
 	is   figure
 }{
-	// OpenAI's chat completions, and what others have made of them.
+	// OpenAI's chat completions, and variants of other providers.
 	{"usage.prompt_tokens", promptTokens},
 	{"usage.prompt_tokens_details.cached_tokens", promptCached},
 	{"usage.cached_tokens", promptCached},
@@ -96,8 +96,8 @@ var told = []struct {
 	{"response.usage.input_tokens", inputTokens},
 	{"response.usage.input_tokens_details.cached_tokens", inputCached},
 	{"response.usage.output_tokens", outputTokens},
-	// Anthropic's messages have these beside the first of responses; and the first
-	// event of their streams.
+	// Anthropic's messages have these in addition to usage.input_tokens; and the first event of their
+	// streams.
 	{"usage.cache_read_input_tokens", cacheRead},
 	{"usage.cache_creation_input_tokens", cacheWrite},
 	{"message.usage.input_tokens", inputTokens},
@@ -112,7 +112,7 @@ var told = []struct {
 	// Ollama.
 	{"prompt_eval_count", inputTokens},
 	{"eval_count", outputTokens},
-	// Gemini, then as Code Assist has it, then in a stream that is a list.
+	// Gemini, Gemini through Code Assist, and a stream that is a list.
 	{"usageMetadata.promptTokenCount", inputTokens},
 	{"usageMetadata.cachedContentTokenCount", inputCached},
 	{"usageMetadata.candidatesTokenCount", outputTokens},
@@ -129,32 +129,32 @@ var told = []struct {
 
 var usagePaths = func() *jsonspan.Paths {
 	var paths []string
-	for _, t := range told {
+	for _, t := range usageFields {
 		paths = append(paths, t.path)
 	}
 	return jsonspan.CompilePaths(paths...)
 }()
 
-// NewUsageReader returns a UsageReader for an answer that is framed in this way.
+// NewUsageReader returns a UsageReader for a response with this framing.
 func NewUsageReader(f Framing) *UsageReader {
 	u := &UsageReader{framing: f}
-	u.watcher = usagePaths.Watch(u.tell)
+	u.watcher = usagePaths.Watch(u.record)
 	return u
 }
 
-// maxTokens is the largest figure that is believed. A counter that has been told
-// more does not see what others tell any more.
+// maxTokens is the largest plausible figure. A larger one would make a counter too large to show other
+// values.
 const maxTokens = 1_000_000_000
 
-func (u *UsageReader) tell(path int, k jsonspan.Kind, literal []byte) {
+func (u *UsageReader) record(path int, k jsonspan.Kind, literal []byte) {
 	n, err := strconv.Atoi(string(literal))
 	if k != jsonspan.Number || err != nil || n < 0 || n > maxTokens {
 		return
 	}
-	u.told[told[path].is] = n
+	u.figures[usageFields[path].is] = n
 }
 
-// Write takes the next bytes of the answer. It never fails.
+// Write reads the next bytes of the response. It never fails.
 func (u *UsageReader) Write(p []byte) (int, error) {
 	switch u.framing {
 	case Events:
@@ -190,9 +190,8 @@ func (u *UsageReader) writeEvents(p []byte) {
 	}
 }
 
-// A frame is where the bytes of an event of AWS stand: a prelude, headers, the JSON text
-// and a checksum. The prelude has the length of all and of the headers, and a checksum of
-// its own.
+// A frame is a position in an AWS event: a prelude, headers, the JSON text and a checksum. The prelude
+// has the total length, the length of the headers, and its own checksum.
 type frame struct {
 	prelude [12]byte
 	read    int // of the event
@@ -224,23 +223,24 @@ func (u *UsageReader) writeFrames(p []byte) {
 		if end == text {
 			_, _ = u.watcher.Write(p[:n])
 		}
-		if f.read, p = f.read+n, p[n:]; f.read == whole {
+		f.read, p = f.read+n, p[n:]
+		if f.read == whole {
 			f.read = 0
 			u.watcher.Reset()
 		}
 	}
 }
 
-// Usage returns what has been told so far.
+// Usage returns the usage so far.
 func (u *UsageReader) Usage() Usage {
-	if u.told[promptTokens] > 0 {
-		return Usage{Input: u.told[promptTokens], Cached: u.told[promptCached], Output: u.told[completionTokens]}
+	if u.figures[promptTokens] > 0 {
+		return Usage{Input: u.figures[promptTokens], Cached: u.figures[promptCached], Output: u.figures[completionTokens]}
 	}
-	// Anthropic's input_tokens are those that have nothing to do with the cache.
+	// Anthropic's input_tokens exclude cached ones.
 	return Usage{
-		Input:      u.told[inputTokens] + u.told[cacheRead] + u.told[cacheWrite],
-		Cached:     u.told[inputCached] + u.told[cacheRead],
-		CacheWrite: u.told[cacheWrite],
-		Output:     u.told[outputTokens] + u.told[thoughtTokens],
+		Input:      u.figures[inputTokens] + u.figures[cacheRead] + u.figures[cacheWrite],
+		Cached:     u.figures[inputCached] + u.figures[cacheRead],
+		CacheWrite: u.figures[cacheWrite],
+		Output:     u.figures[outputTokens] + u.figures[thoughtTokens],
 	}
 }

@@ -6,11 +6,11 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// A word is one of those that matter here.
+// A word is a string with a meaning in a conversation.
 type word uint8
 
 const (
-	noWord word = iota // not even a string
+	noWord word = iota // not a string
 	otherWord
 	assistant
 	user
@@ -30,18 +30,18 @@ const (
 	functionCallOutput
 	localShellCallOutput
 	shellCallOutput
-	otherOutput // of another kind of call
+	otherOutput // of an unsupported kind of call
 	failedStatus
 	errorStatus
 	timeoutOutcome
 )
 
-// isOutput reports whether an item is what a tool has answered.
+// isOutput reports whether an item is the output of a tool.
 func (w word) isOutput() bool {
 	return w == functionCallOutput || w == localShellCallOutput || w == shellCallOutput || w == otherOutput
 }
 
-// word returns which word a value is.
+// word returns the word of a value.
 func (c *Conversation) word(v value) word {
 	if v.kind != jsonspan.String {
 		return noWord
@@ -70,7 +70,7 @@ func (c *Conversation) word(v value) word {
 		return toolUse
 	case "tool_result":
 		return toolResult
-	case "function_call", "custom_tool_call": // whose input is free text, as of Codex
+	case "function_call", "custom_tool_call": // the latter has free text as input, as from Codex
 		return functionCall
 	case "local_shell_call":
 		return localShellCall

@@ -1,8 +1,8 @@
 // Package condition decides on calls of tools by expressions in CEL, the Common Expression Language.
 //
-// An expression knows the client, server, tool, annotations and arguments of a call and nothing else: it cannot tell
-// the time, read files or keep state. Its length, the time it takes and the arguments it reads are limited. If it
-// cannot be decided, that is an error, which callers take as a reason to deny.
+// An expression can read only the client, server, tool, annotations and arguments of a call. It cannot read the
+// clock or files, or keep state. Its length, its running time and the size of the arguments are limited. If an
+// expression has no result, that is an error, and callers deny the call.
 package condition
 
 import (
@@ -18,10 +18,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 )
 
-// MaxExpression is the most bytes of an expression.
+// MaxExpression is the maximum length of an expression, in bytes.
 const MaxExpression = 4 << 10
 
-// The names of what expressions know.
+// The variables of expressions.
 const (
 	clientName      = "client"
 	serverName      = "server"
@@ -37,23 +37,26 @@ type Condition struct {
 	expression                     string
 	whole, partial                 cel.Program
 	usesAnnotations, usesArguments bool
-	named                          place // the members of arguments it names
+	named                          place // members of arguments that the expression names
 }
 
-// Facts are what a condition decides by.
+// Facts are the inputs of a condition.
 type Facts struct {
 	Client, Server, Tool string
 	Annotations          mcp.Annotations
-	Arguments            []byte // a JSON object as the client sent it, empty if the call has none
+	Arguments            []byte // a JSON object as the client sent it, empty if the call has no arguments
 }
 
-// A Verdict is what can be said of a call before its arguments are known.
+// A Verdict is the result of a condition before the arguments of a call are known.
 type Verdict uint8
 
 const (
-	Maybe Verdict = iota // it depends on the arguments
-	Yes                  // the condition holds for all arguments
-	No                   // it holds for none
+	// Maybe means that the result depends on the arguments.
+	Maybe Verdict = iota
+	// Yes means that the condition holds for all arguments.
+	Yes
+	// No means that it holds for no arguments.
+	No
 )
 
 // Compile parses and checks an expression.
@@ -62,7 +65,7 @@ func Compile(expression string) (*Condition, error) {
 	case strings.TrimSpace(expression) == "":
 		return nil, errors.New("the expression is empty")
 	case len(expression) > MaxExpression:
-		return nil, fmt.Errorf("expression of %d bytes, at most %d are allowed", len(expression), MaxExpression)
+		return nil, fmt.Errorf("the expression has %d bytes, the limit is %d", len(expression), MaxExpression)
 	}
 	env, err := environment()
 	if err != nil {
@@ -71,12 +74,12 @@ func Compile(expression string) (*Condition, error) {
 	checked, issues := env.Compile(expression)
 	if errs := issues.Errors(); len(errs) > 0 {
 		// The first error often causes the others.
-		at := errs[0].Location
+		location := errs[0].Location
 		cause, _, _ := strings.Cut(strings.TrimSuffix(errs[0].Message, " (in container '')"), " expecting {")
 		if name, ok := strings.CutPrefix(cause, "undeclared reference to '"); ok {
-			cause += meant(expression, strings.TrimSuffix(name, "'"))
+			cause += suggestion(expression, strings.TrimSuffix(name, "'"))
 		}
-		return nil, positioned(at.Line(), at.Column(), "%s", strings.ReplaceAll(cause, "\n", " "))
+		return nil, positioned(location.Line(), location.Column(), "%s", strings.ReplaceAll(cause, "\n", " "))
 	}
 	if out := checked.OutputType(); !out.IsExactType(cel.BoolType) && !out.IsExactType(cel.DynType) {
 		return nil, notBool(out.String())
@@ -98,18 +101,18 @@ func Compile(expression string) (*Condition, error) {
 	return c, nil
 }
 
-// meant returns the end of an error about an unknown name in an expression.
-func meant(expression, name string) string {
+// suggestion returns the end of an error about an unknown name in an expression.
+func suggestion(expression, name string) string {
 	if strings.Contains(expression, name+"(") {
 		return words.DidYouMean(name, []string{
 			"all", "contains", "endsWith", "exists", "filter", "has", "lowerAscii", "map", "matches", "size", "split",
 			"startsWith", "substring", "trim", "upperAscii",
 		})
 	}
-	return "; there are client, server, tool, annotations and arguments"
+	return "; the variables are client, server, tool, annotations and arguments"
 }
 
-// String returns the expression as it was written.
+// String returns the expression as written.
 func (c *Condition) String() string { return c.expression }
 
 // UsesAnnotations reports whether the expression mentions the annotations of the tool.
@@ -118,7 +121,7 @@ func (c *Condition) UsesAnnotations() bool { return c.usesAnnotations }
 // UsesArguments reports whether the expression mentions the arguments of the call.
 func (c *Condition) UsesArguments() bool { return c.usesArguments }
 
-// Holds decides on a call. After an error, nothing is known: the caller denies.
+// Holds reports whether the condition holds for a call. On an error, the caller must deny the call.
 func (c *Condition) Holds(f *Facts) (bool, error) {
 	vars := variables{Facts: f, steps: maxSteps}
 	if c.usesArguments {
@@ -138,8 +141,8 @@ func (c *Condition) Holds(f *Facts) (bool, error) {
 	return bool(holds), nil
 }
 
-// Possible decides on a tool by all facts but the arguments. Yes and No are what Holds returns for all arguments
-// for which it returns no error.
+// Possible evaluates the condition without the arguments. Yes and No are the result of Holds for all arguments for
+// which Holds does not fail.
 func (c *Condition) Possible(f *Facts) (Verdict, error) {
 	vars, err := cel.PartialVars(&variables{Facts: f, steps: maxSteps}, cel.AttributePattern(argumentsName))
 	if err != nil {
@@ -160,10 +163,10 @@ func (c *Condition) Possible(f *Facts) (Verdict, error) {
 }
 
 func notBool(name string) error {
-	return fmt.Errorf("the expression is of type %s, it must be a bool", name)
+	return fmt.Errorf("the expression is of type %s, want bool", name)
 }
 
-// plain returns an error of an evaluation in the words of this package, without values of arguments: logs have it.
+// plain returns an error of an evaluation without values of arguments, because the error is logged.
 func (c *Condition) plain(err error) error {
 	var cancelled interpreter.EvalCancelledError
 	if errors.As(err, &cancelled) && cancelled.Cause == interpreter.CostLimitExceeded {
@@ -176,7 +179,7 @@ func (c *Condition) plain(err error) error {
 	return fmt.Errorf("%.100s", cause)
 }
 
-// positioned returns an error with its place in the expression. A column is counted from 0.
+// positioned returns an error with its position in the expression. Columns are counted from 0.
 func positioned(line, column int, format string, args ...any) error {
 	return fmt.Errorf("line %d, column %d: "+format, append([]any{line, column + 1}, args...)...)
 }
@@ -185,7 +188,7 @@ func positioned(line, column int, format string, args ...any) error {
 type variables struct {
 	*Facts
 	arguments map[string]any
-	steps     int // that are left
+	steps     int // remaining
 }
 
 // ResolveName returns the variable with that name.
@@ -209,5 +212,5 @@ func (v *variables) ResolveName(name string) (any, bool) {
 	return nil, false
 }
 
-// Parent returns nil: there are no other variables.
+// Parent implements cel.Activation. There are no other variables.
 func (v *variables) Parent() cel.Activation { return nil }

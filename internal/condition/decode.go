@@ -16,24 +16,24 @@ import (
 
 const (
 	maxArguments = 1 << 20 // bytes
-	maxDepth     = 64      // objects and lists in each other
+	maxDepth     = 64      // nested objects and lists
 	maxValues    = 1 << 16
 )
 
-// decode reads arguments that an expression with these names is going to decide by. The server that gets them has to
-// read the same, so it refuses what programs read in different ways: keys that differ in case only or not at all, from
-// each other or from those the expression names, texts that are not Unicode, and numbers that do not fit in 64 bits.
+// decode decodes arguments for an expression that names these members. The server must read the same values, so decode
+// refuses JSON that programs read in different ways: repeated keys, keys that differ only in case from each other or
+// from a name in the expression, strings that are not valid Unicode, and numbers that do not fit in 64 bits.
 func decode(data []byte, named *place) (map[string]any, error) {
 	switch {
 	case len(data) == 0:
 		return map[string]any{}, nil
 	case len(data) > maxArguments:
-		return nil, fmt.Errorf("%d bytes, at most %d can be read", len(data), maxArguments)
+		return nil, fmt.Errorf("%d bytes, the limit is %d", len(data), maxArguments)
 	case !utf8.Valid(data):
 		return nil, errors.New("not UTF-8")
 	}
 	d := decoder{data: data, text: string(data)}
-	d.scanner.MaxDepth, d.scanner.Uncounted = maxDepth, true
+	d.scanner.MaxDepth, d.scanner.SkipCounting = maxDepth, true
 	d.scanner.Feed(data)
 	d.scanner.Finish()
 	switch d.scanner.Next() {
@@ -53,12 +53,12 @@ func decode(data []byte, named *place) (map[string]any, error) {
 type decoder struct {
 	scanner jsonspan.Scanner
 	data    []byte
-	text    string // data, of which strings are parts
+	text    string // data; decoded strings are parts of it
 	values  int    // read so far
 }
 
-// object reads on behind the opening brace of an object.
-func (d *decoder) object(at *place) (map[string]any, error) {
+// object decodes an object after its opening brace.
+func (d *decoder) object(position *place) (map[string]any, error) {
 	object, keys := map[string]any{}, keySet{}
 	for {
 		kind := d.scanner.Next()
@@ -74,26 +74,26 @@ func (d *decoder) object(at *place) (map[string]any, error) {
 		}
 		folded := fold(name)
 		if !keys.add(folded) {
-			return nil, fmt.Errorf("key %.40q is there twice, or in another case", name)
+			return nil, fmt.Errorf("key %.40q is repeated, or differs only in case", name)
 		}
-		if other, ok := at.alike(name, folded); ok {
-			return nil, fmt.Errorf("key %.40q can be taken for %q", name, other)
+		if other, ok := position.similar(name, folded); ok {
+			return nil, fmt.Errorf("key %.40q can be mistaken for %q", name, other)
 		}
-		if object[name], err = d.value(d.scanner.Next(), at.member(name)); err != nil {
+		if object[name], err = d.value(d.scanner.Next(), position.member(name)); err != nil {
 			return nil, err
 		}
 	}
 }
 
-// list reads on behind the opening bracket of a list.
-func (d *decoder) list(at *place) ([]any, error) {
+// list decodes a list after its opening bracket.
+func (d *decoder) list(position *place) ([]any, error) {
 	list := []any{}
 	for {
 		kind := d.scanner.Next()
 		if kind == jsonspan.EndArray {
 			return list, nil
 		}
-		value, err := d.value(kind, at.element())
+		value, err := d.value(kind, position.element())
 		if err != nil {
 			return nil, err
 		}
@@ -101,16 +101,17 @@ func (d *decoder) list(at *place) ([]any, error) {
 	}
 }
 
-// value reads the value of which the scanner returned the kind.
-func (d *decoder) value(kind jsonspan.Kind, at *place) (any, error) {
-	if d.values++; d.values > maxValues {
+// value decodes a value, after the scanner has returned its kind.
+func (d *decoder) value(kind jsonspan.Kind, position *place) (any, error) {
+	d.values++
+	if d.values > maxValues {
 		return nil, fmt.Errorf("more than %d values", maxValues)
 	}
 	switch kind {
 	case jsonspan.BeginObject:
-		return d.object(at)
+		return d.object(position)
 	case jsonspan.BeginArray:
-		return d.list(at)
+		return d.list(position)
 	case jsonspan.String:
 		return d.string()
 	case jsonspan.Number:
@@ -130,7 +131,7 @@ func (d *decoder) value(kind jsonspan.Kind, at *place) (any, error) {
 	return nil, d.scanner.Err()
 }
 
-// string returns the string or key that the scanner is at.
+// string returns the string or key at the scanner.
 func (d *decoder) string() (string, error) {
 	start, end := d.scanner.Span()
 	body := d.data[start+1 : end-1]
@@ -138,15 +139,14 @@ func (d *decoder) string() (string, error) {
 		return d.text[start+1 : end-1], nil
 	}
 	if bytes.Contains(body, []byte(`\u`)) && loneSurrogate(body) {
-		return "", fmt.Errorf("half a character at byte %d", start)
+		return "", fmt.Errorf("invalid surrogate pair at byte %d", start)
 	}
 	return string(jsonspan.AppendText(make([]byte, 0, len(body)), body)), nil
 }
 
-// loneSurrogate reports whether the body of a string has one of the two escapes that make a character together, but
-// not the other.
+// loneSurrogate reports whether the body of a string has an escaped surrogate without its pair.
 func loneSurrogate(body []byte) bool {
-	high := false // just before
+	high := false // the previous escape is a high surrogate
 	for i := 0; i < len(body); i++ {
 		r := rune(0)
 		if body[i] == '\\' {
@@ -164,8 +164,8 @@ func loneSurrogate(body []byte) bool {
 	return high
 }
 
-// number returns a whole number as an integer, however it is written, for those are compared exactly. It reports
-// whether the number fits.
+// number returns a whole number as an integer, which CEL compares exactly, and any other as a float. It reports whether
+// the number fits in 64 bits.
 func number(literal string) (n any, ok bool) {
 	if n, err := strconv.ParseInt(literal, 10, 64); err == nil {
 		return n, true
@@ -183,14 +183,14 @@ func number(literal string) (n any, ok bool) {
 	return f, true
 }
 
-// A keySet is a set of keys of an object, as fold returns them.
+// A keySet is a set of folded keys of an object.
 type keySet struct {
-	few  [16]string // which most objects have
+	few  [16]string // the first keys, without an allocation
 	n    int
-	many map[string]struct{} // the others
+	many map[string]struct{} // the other keys
 }
 
-// add adds a key and reports whether it was not there.
+// add adds a key, and reports whether it is new.
 func (s *keySet) add(key string) bool {
 	if slices.Contains(s.few[:s.n], key) {
 		return false
@@ -208,8 +208,9 @@ func (s *keySet) add(key string) bool {
 	return len(s.many) > before
 }
 
-// fold returns a text that is the same for all that [strings.EqualFold] takes for equal to s. Null characters at the
-// end do not count, because some programs take them for the end.
+// fold returns the same text for all strings that are equal under [strings.EqualFold]. It ignores null characters at
+// the
+// end, because some programs stop reading there.
 func fold(s string) string {
 	return strings.Map(func(r rune) rune {
 		for next := unicode.SimpleFold(r); ; r, next = next, unicode.SimpleFold(next) {

@@ -97,7 +97,7 @@ func (g *generator) next(n int) int {
 	return int(c) % n
 }
 
-func pick[T any](g *generator, of []T) T { return of[g.next(len(of))] }
+func pick[T any](g *generator, list []T) T { return list[g.next(len(list))] }
 
 var (
 	texts = []string{"a", "b", "ab", "", "é"}

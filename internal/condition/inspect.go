@@ -13,29 +13,30 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// withheld are the functions that expressions do without. Those of strings take time, or return a text, of the size of
-// two texts multiplied, and those of timestamps read files of time zones.
+// withheld are functions that expressions cannot use. The string functions can take time or return text in proportion
+// to
+// the product of two lengths. timestamp reads time zone files.
 var withheld = []string{"format", "indexOf", "join", "lastIndexOf", "replace", "strings.quote", "timestamp"}
 
 var errNoLiteral = errors.New("the pattern of matches must be a literal")
 
-// inspect notes what an expression uses, and refuses what CEL allows but can never be right.
+// inspect records what an expression uses. It refuses expressions that are valid CEL, but always a mistake.
 func (c *Condition) inspect(checked *ast.AST) (err error) {
 	refuse := func(e ast.Expr, format string, args ...any) {
 		if err == nil {
-			at := checked.SourceInfo().GetStartLocation(e.ID())
-			err = positioned(at.Line(), at.Column(), format, args...)
+			start := checked.SourceInfo().GetStartLocation(e.ID())
+			err = positioned(start.Line(), start.Column(), format, args...)
 		}
 	}
 	hint := func(e, operand ast.Expr, key string) {
 		if named(operand, annotationsName) && !slices.Contains(hints, key) {
-			refuse(e, "annotations have no %s, only %s", key, strings.Join(hints, ", "))
+			refuse(e, "unknown annotation %s; use %s", key, strings.Join(hints, ", "))
 		}
 	}
-	loops := map[string]*place{}  // what variables of loops stand for
-	ranges := map[string]*place{} // what the loops go through: of an object, variables stand for its keys
-	compare := func(e, is ast.Expr) {
-		if name, ok := literal(is); ok && e.Kind() == ast.IdentKind {
+	loops := map[string]*place{}  // the elements that loop variables have as values
+	ranges := map[string]*place{} // the ranges of loops; over an object, the variables are its keys
+	compare := func(e, value ast.Expr) {
+		if name, ok := literal(value); ok && e.Kind() == ast.IdentKind {
 			ranges[e.AsIdent()].grow(name)
 		}
 	}
@@ -68,9 +69,9 @@ func (c *Condition) inspect(checked *ast.AST) (err error) {
 			c.usesAnnotations = c.usesAnnotations || named(e, annotationsName)
 			c.usesArguments = c.usesArguments || named(e, argumentsName)
 		case ast.ComprehensionKind:
-			// The partial evaluation of CEL takes a fact for known where a variable of a loop has its name.
+			// Partial evaluation in CEL treats a fact as known if a loop variable has the same name.
 			if name := e.AsComprehension().IterVar(); slices.Contains(names, name) {
-				refuse(e, "variable %s is taken", name)
+				refuse(e, "the name %s is reserved; rename the loop variable", name)
 			}
 			ranges[e.AsComprehension().IterVar()] = at(e.AsComprehension().IterRange())
 			loops[e.AsComprehension().IterVar()] = at(e.AsComprehension().IterRange()).growElement()
@@ -122,12 +123,12 @@ var hints = func() (keys []string) {
 	return keys
 }()
 
-// named reports whether an expression is the variable with that name.
+// named reports whether an expression is the variable with this name.
 func named(e ast.Expr, name string) bool {
 	return e.Kind() == ast.IdentKind && strings.TrimPrefix(e.AsIdent(), ".") == name
 }
 
-// literal returns the string that an expression is, if it is a literal one.
+// literal returns the value of a string literal.
 func literal(e ast.Expr) (string, bool) {
 	if e.Kind() != ast.LiteralKind {
 		return "", false

@@ -1,13 +1,14 @@
 package condition
 
-// A place is one in the arguments, of which an expression names members. The nil place has none.
+// A place is a position in the arguments, with the members that an expression names there. A nil place is valid and
+// empty.
 type place struct {
 	members map[string]*place
-	folded  map[string]string // the names of members by what fold returns of them
-	each    *place            // element of a list
+	folded  map[string]string // names of members by their folded form
+	each    *place            // elements of a list
 }
 
-// grow returns the place of the member with that name.
+// grow returns the place of a member, and adds it if needed.
 func (p *place) grow(name string) *place {
 	if p == nil {
 		return nil
@@ -21,7 +22,7 @@ func (p *place) grow(name string) *place {
 	return p.members[name]
 }
 
-// growElement returns the place of all elements.
+// growElement returns the place of all elements, and adds it if needed.
 func (p *place) growElement() *place {
 	if p == nil {
 		return nil
@@ -32,7 +33,7 @@ func (p *place) growElement() *place {
 	return p.each
 }
 
-// member returns the place of the member with that name, nil if the expression does not name it.
+// member returns the place of a member, or nil if the expression does not name it.
 func (p *place) member(name string) *place {
 	if p == nil {
 		return nil
@@ -40,7 +41,7 @@ func (p *place) member(name string) *place {
 	return p.members[name]
 }
 
-// element returns the place of all elements, nil if the expression names nothing in them.
+// element returns the place of all elements, or nil if the expression names nothing in them.
 func (p *place) element() *place {
 	if p == nil {
 		return nil
@@ -48,8 +49,8 @@ func (p *place) element() *place {
 	return p.each
 }
 
-// alike returns the name of a member that some programs take a key for, though it is another one.
-func (p *place) alike(key, folded string) (name string, ok bool) {
+// similar returns the name of another member that some programs would read a key as.
+func (p *place) similar(key, folded string) (name string, ok bool) {
 	if p == nil || p.members[key] != nil {
 		return "", false
 	}

@@ -13,27 +13,29 @@ import (
 	"cel.dev/cel-go/interpreter"
 )
 
-// maxSteps ends an evaluation. One step reads a variable or calls a function, and large values take more of them. A
-// step takes about 100 ns.
+// maxSteps limits an evaluation. A step reads a variable or calls a function; large values take more steps. A step
+// takes
+// about 100 ns.
 //
-// The cost limit of CEL itself is not used. It does not count the size of values whose types are not known before an
-// evaluation, as those of arguments are not, and it takes time that grows with the square of the length of a loop.
+// CEL has its own cost limit, but it ignores the size of values with a dynamic type, as arguments have, and its time
+// grows with the square of the length of a loop.
 const maxSteps = 50_000
 
-// ErrSteps is the error of an evaluation that was ended because it takes too long.
+// ErrSteps is the error of an evaluation that exceeds maxSteps.
 var ErrSteps = errors.New("the expression takes too many steps for this call")
 
-// stepsName is the variable by which nodes of a program find the steps that are left. No expression can name it.
+// stepsName is the variable that holds the remaining steps. No expression can name it.
 const stepsName = "@steps"
 
-// take takes n steps of those that are left.
-func take(frame *interpreter.ExecutionFrame, n int) {
+// spend uses n of the remaining steps, and ends the evaluation if they are exceeded.
+func spend(frame *interpreter.ExecutionFrame, n int) {
 	left, ok := frame.ResolveName(stepsName)
 	if !ok {
-		return // a constant is evaluated as part of the compilation
+		return // the compiler evaluates a constant
 	}
 	steps := left.(*int)
-	if *steps -= n; *steps < 0 {
+	*steps -= n
+	if *steps < 0 {
 		panic(interpreter.EvalCancelledError{Cause: interpreter.CostLimitExceeded, Message: ErrSteps.Error()})
 	}
 }
@@ -42,7 +44,7 @@ func take(frame *interpreter.ExecutionFrame, n int) {
 func countSteps(node interpreter.InterpretableV2) (interpreter.InterpretableV2, error) {
 	switch node := node.(type) {
 	case *countedAttribute:
-		return node, nil // a member of it was selected
+		return node, nil // already counted; a member of it was selected
 	case interpreter.InterpretableAttribute:
 		return &countedAttribute{node}, nil
 	case interpreter.InterpretableConstructor:
@@ -64,7 +66,7 @@ type countedAttribute struct {
 
 func (c *countedAttribute) Exec(frame *interpreter.ExecutionFrame) ref.Val {
 	v := c.InterpretableAttribute.Exec(frame)
-	take(frame, 1+weight(v))
+	spend(frame, 1+weight(v))
 	return v
 }
 
@@ -72,7 +74,7 @@ type countedCall struct{ interpreter.InterpretableCall }
 
 func (c *countedCall) Exec(frame *interpreter.ExecutionFrame) ref.Val {
 	v := c.InterpretableCall.Exec(frame)
-	take(frame, 1+8*weight(v)) // which was made, not just read
+	spend(frame, 1+8*weight(v)) // making a value costs more than reading it
 	return v
 }
 
@@ -81,17 +83,17 @@ type countedConstructor struct {
 }
 
 func (c *countedConstructor) Exec(frame *interpreter.ExecutionFrame) ref.Val {
-	take(frame, 5+2*len(c.InitVals()))
+	spend(frame, 5+2*len(c.InitVals()))
 	return c.InterpretableConstructor.Exec(frame)
 }
 
-// variable reports whether a node is not a constant. A list or map of constants is made in the compilation.
+// variable reports whether a node is not a constant. The compiler makes lists and maps of constants.
 func variable(node interpreter.InterpretableV2) bool {
 	_, constant := node.(interpreter.InterpretableConst)
 	return !constant
 }
 
-// weight returns how many steps a value takes beyond the one that returned it: about as many as to read all of it.
+// weight returns the extra steps of a value, in proportion to its size.
 func weight(v any) int {
 	switch v := v.(type) {
 	case string:
@@ -99,17 +101,17 @@ func weight(v any) int {
 	case types.String:
 		return len(v) / 64
 	case []any:
-		return weightOf(v)
+		return weightOfList(v)
 	case []ref.Val:
-		return weightOf(v)
+		return weightOfList(v)
 	case []string:
-		return weightOf(v)
+		return weightOfList(v)
 	case map[string]any:
-		return weightIn(v)
+		return weightOfMap(v)
 	case map[ref.Val]ref.Val:
-		return weightIn(v)
+		return weightOfMap(v)
 	case traits.MutableLister:
-		return 0 // the result of a loop that goes on, which adds to it in place
+		return 0 // the result of an unfinished loop, which appends to it in place
 	case traits.Lister:
 		return weight(v.Value())
 	case traits.Mapper:
@@ -118,7 +120,7 @@ func weight(v any) int {
 	return 0
 }
 
-func weightOf[T any](list []T) int {
+func weightOfList[T any](list []T) int {
 	n := len(list)
 	for _, v := range list {
 		if n += weight(v); n > maxSteps {
@@ -128,7 +130,7 @@ func weightOf[T any](list []T) int {
 	return n
 }
 
-func weightIn[K comparable, V any](entries map[K]V) int {
+func weightOfMap[K comparable, V any](entries map[K]V) int {
 	n := len(entries)
 	for key, value := range entries {
 		if n += weight(key) + weight(value); n > maxSteps {
@@ -138,12 +140,12 @@ func weightIn[K comparable, V any](entries map[K]V) int {
 	return n
 }
 
-// A match is a call of matches. It counts its steps before it takes them, because one text can take too many.
+// A match is a call of matches. It counts its steps before it runs, because a single text can take too many.
 type match struct {
-	interpreter.InterpretableV2 // the call as CEL would make it
+	interpreter.InterpretableV2 // the original call
 	text                        interpreter.InterpretableV2
 	pattern                     *regexp.Regexp
-	size                        int // of the pattern, in instructions
+	size                        int // instructions of the pattern
 }
 
 func newMatch(call interpreter.InterpretableCall) (*match, error) {
@@ -171,8 +173,8 @@ func (m *match) Exec(frame *interpreter.ExecutionFrame) ref.Val {
 	v := m.text.Exec(frame)
 	text, ok := v.(types.String)
 	if !ok {
-		return types.MaybeNoSuchOverloadErr(v) // or what kept CEL from a value
+		return types.MaybeNoSuchOverloadErr(v) // or the error or unknown value
 	}
-	take(frame, 1+len(text)*m.size/8)
+	spend(frame, 1+len(text)*m.size/8)
 	return types.Bool(m.pattern.MatchString(string(text)))
 }

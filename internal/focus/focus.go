@@ -1,7 +1,7 @@
-// Package focus cuts large texts to what a client looks for.
+// Package focus shortens large texts to what a client looks for.
 //
-// Lines are chosen by package prune, items and members of JSON by package jsoncut. Nothing but
-// the goal is needed: what a text is, is found out.
+// Package prune selects lines, package jsoncut items and members of JSON. Only the goal is needed:
+// the type of the text is detected.
 package focus
 
 import (
@@ -16,32 +16,33 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
-// A Cutter says how texts are cut.
+// A Cutter says how texts are shortened.
 type Cutter struct {
-	Goal     string  // what the client looks for; "" if it does not say
-	MaxChars int     // of what is left, markers included
-	Ratio    float64 // share of the lines that is left out at least; 0 for none
+	Goal     string  // what the client looks for, or empty
+	MaxChars int     // limit of the result, markers included
+	Ratio    float64 // minimum share of lines to remove; 0 for none
 
-	FirstLine int // number of the first line; 1 if it is 0
+	FirstLine int // number of the first line; 0 means 1
 
-	// Handle is what the original is kept under, and Hint a sentence that says how it can be had. Both
-	// may be "".
+	// Handle is the handle of the original, and Hint a sentence that says how to recover it. Both may
+	// be empty.
 	Handle, Hint string
 
-	// Bare has JSON keep the types of its values: nothing is put in place of what is left out.
+	// Bare keeps the types of values in JSON: no markers are inserted.
 	Bare bool
 }
 
-// A Form is how a text was cut.
+// A Form says how a text was shortened.
 type Form uint8
 
+// Forms of a shortened text.
 const (
-	Uncut Form = iota // it cannot be cut in a way that leaves more than its ends would
+	Uncut Form = iota // no better than head and tail
 	Lines
 	JSON
 )
 
-// Cut cuts a text. Without a goal it cuts JSON only.
+// Cut shortens a text. Without a goal it shortens only JSON.
 func (c *Cutter) Cut(ctx context.Context, text string) (short string, form Form) {
 	if jsoncut.IsJSON([]byte(text)) {
 		if short, ok := c.Value(ctx, []byte(text)); ok {
@@ -54,9 +55,9 @@ func (c *Cutter) Cut(ctx context.Context, text string) (short string, form Form)
 	return c.lines(ctx, text)
 }
 
-// Value cuts a JSON object or array.
+// Value shortens a JSON object or array.
 func (c *Cutter) Value(ctx context.Context, value []byte) (short []byte, ok bool) {
-	done, ok := turn(ctx, len(value))
+	done, ok := acquireSlot(ctx, len(value))
 	if !ok {
 		return nil, false
 	}
@@ -68,7 +69,7 @@ func (c *Cutter) Value(ctx context.Context, value []byte) (short []byte, ok bool
 	return cutter.Cut(value)
 }
 
-// lines cuts a text to some of its lines, after one that says so.
+// lines shortens a text to some of its lines, after a header line.
 func (c *Cutter) lines(ctx context.Context, text string) (string, Form) {
 	total := prune.CountLines(text)
 	room := *c
@@ -80,10 +81,9 @@ func (c *Cutter) lines(ctx context.Context, text string) (string, Form) {
 	return c.head(text, kept, total) + short, Lines
 }
 
-// Lines returns the lines of a text that bear on the goal, with their numbers, and how many these
-// are.
+// Lines returns the lines of a text relevant to the goal, with their numbers, and how many they are.
 func (c *Cutter) Lines(ctx context.Context, text string) (short string, kept int, ok bool) {
-	done, ok := turn(ctx, len(text))
+	done, ok := acquireSlot(ctx, len(text))
 	if !ok {
 		return "", 0, false
 	}
@@ -92,31 +92,32 @@ func (c *Cutter) Lines(ctx context.Context, text string) (short string, kept int
 	return prune.Focus(ctx, text, f)
 }
 
-// turn waits until a text of so many bytes can be cut. It reports false if that takes too long.
-func turn(ctx context.Context, bytes int) (done func(), ok bool) {
-	if bytes <= large {
+// acquireSlot waits for a slot to shorten a text of so many bytes. It returns false if that takes too long.
+func acquireSlot(ctx context.Context, bytes int) (done func(), ok bool) {
+	if bytes <= maxUnqueued {
 		return func() {}, true
 	}
-	waiting, cancel := context.WithTimeout(ctx, patience)
+	slotCtx, cancel := context.WithTimeout(ctx, slotTimeout)
 	defer cancel()
 	select {
-	case turns <- struct{}{}:
-		return func() { <-turns }, true
-	case <-waiting.Done():
+	case slots <- struct{}{}:
+		return func() { <-slots }, true
+	case <-slotCtx.Done():
 		return nil, false
 	}
 }
 
-// turns bounds how many large texts are cut at once: each takes up to some 400 MB for a moment.
-var turns = make(chan struct{}, runtime.GOMAXPROCS(0))
+// slots bounds how many large texts are shortened concurrently: each takes up to some 400 MB for a
+// moment.
+var slots = make(chan struct{}, runtime.GOMAXPROCS(0))
 
-// large is how many bytes a text has that waits for its turn.
-const large = 256 << 10
+// maxUnqueued is the size in bytes above which a text needs a slot.
+const maxUnqueued = 256 << 10
 
-// patience is how long it waits. It is a variable only so that tests can make it short.
-var patience = 2 * time.Second
+// slotTimeout is how long a text waits for a slot. It is a variable for tests.
+var slotTimeout = 2 * time.Second
 
-// head returns the line before those that are kept of a text. It is no longer for fewer of them.
+// head returns the header line of a shortened text. It is not longer for fewer kept lines.
 func (c *Cutter) head(text string, kept, total int) string {
 	var b strings.Builder
 	chars := utf8.RuneCountInString(text)
@@ -132,7 +133,7 @@ func (c *Cutter) head(text string, kept, total int) string {
 	return b.String()
 }
 
-// Note returns what is said of JSON of which nothing tells that it was cut.
+// Note returns a note about shortened JSON that has no markers itself.
 func (c *Cutter) Note(value []byte) string {
 	note := fmt.Sprintf("[KIMI_PROXY_OBSERVATION_MASKED original_chars=%d", utf8.RuneCount(value))
 	if c.Handle != "" {

@@ -44,11 +44,17 @@ func TestCut(t *testing.T) {
 		form Form
 		has  []string
 	}{
-		{"lines", Cutter{Goal: goal, MaxChars: 1000, Handle: "obs_1", Hint: "Ask."}, log(500), Lines, []string{"[KIMI_PROXY_OBSERVATION_MASKED original_chars=", " id=obs_1] Ask.\n", "167│ 2026-01-01 ERROR payment of order 4711"}},
-		{"lines without a handle", Cutter{Goal: goal, MaxChars: 1000, Hint: "Ask."}, log(500), Lines, []string{"/500]\n", "left out]"}},
-		{"JSON by its items", Cutter{Goal: goal, MaxChars: 500, Handle: "obs_1"}, records(300), JSON, []string{"payment declined by the bank", "id=obs_1"}},
-		{"JSON by its ends", Cutter{MaxChars: 500, Handle: "obs_1"}, records(300), JSON, []string{`{"id":0,`, `{"id":299,`, "id=obs_1"}},
-		{"bare JSON", Cutter{Goal: goal, MaxChars: 500, Handle: "obs_1", Bare: true}, records(300), JSON, []string{"payment declined by the bank"}},
+		{"lines", Cutter{Goal: goal, MaxChars: 1000, Handle: "obs_1", Hint: "Ask."}, log(500), Lines,
+			[]string{"[KIMI_PROXY_OBSERVATION_MASKED original_chars=", " id=obs_1] Ask.\n",
+				"167│ 2026-01-01 ERROR payment of order 4711"}},
+		{"lines without a handle", Cutter{Goal: goal, MaxChars: 1000, Hint: "Ask."}, log(500), Lines,
+			[]string{"/500]\n", "left out]"}},
+		{"JSON by its items", Cutter{Goal: goal, MaxChars: 500, Handle: "obs_1"}, records(300), JSON,
+			[]string{"payment declined by the bank", "id=obs_1"}},
+		{"JSON by its ends", Cutter{MaxChars: 500, Handle: "obs_1"}, records(300), JSON, []string{`{"id":0,`, `{"id":299,`,
+			"id=obs_1"}},
+		{"bare JSON", Cutter{Goal: goal, MaxChars: 500, Handle: "obs_1", Bare: true}, records(300), JSON,
+			[]string{"payment declined by the bank"}},
 		{"lines are not cut without a goal", Cutter{MaxChars: 1000}, log(500), Uncut, nil},
 		{"a single line is not cut", Cutter{Goal: goal, MaxChars: 100}, strings.Repeat("a", 5000), Uncut, nil},
 	} {
@@ -77,7 +83,8 @@ func TestCut(t *testing.T) {
 
 func TestNote(t *testing.T) {
 	c := Cutter{Handle: "obs_1", Hint: "Ask."}
-	if note := c.Note([]byte(`"é"`)); !strings.Contains(note, "original_chars=3 id=obs_1]") || !strings.HasSuffix(note, " Ask.") {
+	if note := c.Note([]byte(`"é"`)); !strings.Contains(note, "original_chars=3 id=obs_1]") || !strings.HasSuffix(note,
+		" Ask.") {
 		t.Error(note)
 	}
 	c.Handle = ""
@@ -88,27 +95,27 @@ func TestNote(t *testing.T) {
 
 // Large texts are cut a few at a time. One that cannot wait is not cut, and others need not wait.
 func TestTurns(t *testing.T) {
-	for range cap(turns) {
-		turns <- struct{}{}
+	for range cap(slots) {
+		slots <- struct{}{}
 	}
 	c := Cutter{Goal: "payment", MaxChars: 1000}
-	usual := patience
-	patience = time.Millisecond
-	text := strings.Repeat("payment declined\n", large/16)
+	usual := slotTimeout
+	slotTimeout = time.Millisecond
+	text := strings.Repeat("payment declined\n", maxUnqueued/16)
 	if _, _, ok := c.Lines(t.Context(), text); ok {
 		t.Error("it does not wait")
 	}
-	if _, ok := c.Value(t.Context(), []byte("["+strings.Repeat("1,", large/2)+"1]")); ok {
+	if _, ok := c.Value(t.Context(), []byte("["+strings.Repeat("1,", maxUnqueued/2)+"1]")); ok {
 		t.Error("JSON does not wait")
 	}
-	if _, _, ok := c.Lines(t.Context(), text[:large/2]); !ok {
+	if _, _, ok := c.Lines(t.Context(), text[:maxUnqueued/2]); !ok {
 		t.Error("a text that is not large is not cut")
 	}
-	patience = usual
-	for range cap(turns) {
-		<-turns
+	slotTimeout = usual
+	for range cap(slots) {
+		<-slots
 	}
-	for range cap(turns) + 1 {
+	for range cap(slots) + 1 {
 		if _, _, ok := c.Lines(t.Context(), text); !ok {
 			t.Error("it is not cut when there is room")
 		}

@@ -11,15 +11,16 @@ import (
 	"testing"
 )
 
-// BenchmarkCall is a small POST and its response, by net/http and by this package, to a
-// server that costs nothing.
+// BenchmarkCall measures a small POST and its response, with net/http and with this package, to a
+// server without any cost.
 func BenchmarkCall(b *testing.B) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		b.Fatal(err)
 	}
 	defer listener.Close()
-	answer := []byte("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nDate: Mon, 02 Jan 2006 15:04:05 GMT\r\nMcp-Session-Id: 0123456789abcdef\r\nContent-Length: 1024\r\n\r\n" + strings.Repeat("x", 1024))
+	answer := []byte("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nDate: Mon, 02 Jan 2006 15:04:05 " +
+		"GMT\r\nMcp-Session-Id: 0123456789abcdef\r\nContent-Length: 1024\r\n\r\n" + strings.Repeat("x", 1024))
 	go func() {
 		for {
 			c, err := listener.Accept()
@@ -30,7 +31,7 @@ func BenchmarkCall(b *testing.B) {
 				defer c.Close()
 				reader := bufio.NewReader(c)
 				for {
-					for { // a request ends with its body, which is the only line that ends with }
+					for { // a request ends with its body, the only line that ends with }
 						line, err := reader.ReadSlice('\n')
 						if err != nil {
 							return
@@ -56,12 +57,15 @@ func BenchmarkCall(b *testing.B) {
 			call := strings.Repeat(" ", 200) + "{}\n"
 			buffer := make([]byte, 32<<10)
 			for b.Loop() {
-				// A body that net/http does not know to be in memory, as reverse_proxy's.
-				r, _ := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+listener.Addr().String()+"/mcp", struct{ io.Reader }{strings.NewReader(call)})
+				// Like the bodies of reverse_proxy, net/http does not know that this one is in memory.
+				r, _ := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+listener.Addr().String()+"/mcp",
+					struct{ io.Reader }{strings.NewReader(call)})
 				r.ContentLength = int64(len(call))
 				r.Header = http.Header{
-					"Accept": {"application/json, text/event-stream"}, "Content-Type": {"application/json"}, "Mcp-Session-Id": {"0123456789abcdef"},
-					"User-Agent": {"test"}, "X-Forwarded-For": {"127.0.0.1"}, "X-Forwarded-Host": {"localhost"}, "X-Forwarded-Proto": {"http"}, "Via": {"1.1 Caddy"},
+					"Accept": {"application/json, text/event-stream"}, "Content-Type": {"application/json"},
+					"Mcp-Session-Id": {"0123456789abcdef"},
+					"User-Agent":     {"test"}, "X-Forwarded-For": {"127.0.0.1"}, "X-Forwarded-Host": {"localhost"},
+					"X-Forwarded-Proto": {"http"}, "Via": {"1.1 Caddy"},
 				}
 				res, err := transport.RoundTrip(r)
 				if err != nil {

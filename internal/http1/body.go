@@ -9,20 +9,20 @@ import (
 	"sync/atomic"
 )
 
-// A body is that of a response. Its end is the end of the exchange.
+// A body is the body of a response. Its end is the end of the exchange.
 type body struct {
 	src      io.Reader
 	conn     *conn
 	idle     *pool
-	reusable bool // whether the connection can have another request
+	reusable bool // the connection can be used for another request
 	ctx      context.Context
-	stop     func() bool // of what closes the connection when ctx is done
+	stop     func() bool // stops closing the connection when ctx is done
 	err      error       // of the last Read
 	closed   atomic.Bool
 	ended    atomic.Bool
 }
 
-// end gives the connection back, or closes it. It does so once: Close can be called while
+// end returns the connection to the pool, or closes it. It does so once: Close can be called while
 // another goroutine reads.
 func (b *body) end(reusable bool) {
 	if !b.ended.CompareAndSwap(false, true) {
@@ -57,15 +57,14 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close implements io.Closer. A body that was not read to its end takes its connection with
-// it.
+// Close implements io.Closer. If the body was not read to its end, the connection is closed.
 func (b *body) Close() error {
 	b.closed.Store(true)
 	b.end(false)
 	return nil
 }
 
-// gunzip has the body of a response decoded, if it is compressed.
+// gunzip makes the body of a compressed response decode it.
 func gunzip(res *http.Response) {
 	if res.Body == http.NoBody || !strings.EqualFold(res.Header.Get("Content-Encoding"), "gzip") {
 		return
@@ -77,7 +76,7 @@ func gunzip(res *http.Response) {
 	res.Uncompressed = true
 }
 
-// A decoded body is that of a compressed one. It reads nothing before it is read.
+// A decoded body decompresses another body, starting at the first Read.
 type decoded struct {
 	body   io.ReadCloser
 	reader *gzip.Reader

@@ -14,26 +14,26 @@ const noLimit = math.MaxInt64
 // A conn is a connection to a server. One request uses it at a time.
 type conn struct {
 	net.Conn
-	host   string // of the URLs that it serves
+	host   string // host of its URLs
 	reader *bufio.Reader
-	limit  int64  // of bytes that can be read
-	abort  func() // closes it
+	limit  int64  // bytes that can still be read
+	abort  func() // closes the connection
 
-	announced bool          // whether the server has said how long it keeps the connection when idle
-	lives     time.Duration // how long it can be idle then
+	announced   bool          // the server has announced its idle timeout
+	idleTimeout time.Duration // that timeout
 
 	reused    bool
-	takenAt   time.Time // when a request got it
-	idleUntil time.Time // when it is closed, in a pool
+	takenAt   time.Time // when a request got the connection
+	idleUntil time.Time // when the pool closes it
 
-	raw   syscall.RawConn // nil if its socket cannot be reached
+	raw   syscall.RawConn // nil if the socket is not accessible
 	peek  func(fd uintptr)
-	quiet bool // what peek found
+	quiet bool // set by peek
 }
 
 func newConn(netConn net.Conn, host string, bufferSize int) *conn {
 	if bufferSize <= 0 {
-		bufferSize = 4 << 10 // as net/http has it
+		bufferSize = 4 << 10 // default of net/http
 	}
 	c := &conn{Conn: netConn, host: host, limit: noLimit, takenAt: time.Now()}
 	c.reader = bufio.NewReaderSize(c, bufferSize)
@@ -62,18 +62,18 @@ func (c *conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// silent reports whether the connection is open and its server has sent nothing. Anything
-// that arrives while no request is under way must not be taken for the next response.
-func (c *conn) silent() bool {
+// isQuiet reports whether the connection is open and the server has sent nothing. Bytes that arrive
+// between requests must not be taken for the next response.
+func (c *conn) isQuiet() bool {
 	c.quiet = false
 	return c.raw != nil && c.raw.Control(c.peek) == nil && c.quiet
 }
 
-// keepAlive takes note of a Keep-Alive header. Node.js closes connections that are idle for
-// five seconds, and says so: a request that is sent at that moment is lost.
+// keepAlive reads a Keep-Alive header. Node.js closes connections that are idle for five seconds, and
+// announces that. A request sent at that moment is lost.
 func (c *conn) keepAlive(values []string) {
 	if seconds, ok := keepAliveTimeout(values); ok {
-		// A second less: the server counts from when it sent its response.
-		c.announced, c.lives = true, time.Duration(min(seconds-1, 1<<20))*time.Second
+		// One second less: the server counts from when it sent its response.
+		c.announced, c.idleTimeout = true, time.Duration(min(seconds-1, 1<<20))*time.Second
 	}
 }

@@ -23,11 +23,11 @@ import (
 	"time"
 )
 
-// A peer is a connection as its server has it.
+// A peer is the server's end of a connection.
 type peer struct {
 	*net.TCPConn
 	reader *bufio.Reader
-	number int             // how many connections there were before
+	number int             // number of connections before
 	client <-chan struct{} // closed when the client is about to send its second request
 	acted  chan struct{}   // closed when the server waits for that
 	gone   chan struct{}   // closed when the client has closed the connection
@@ -56,7 +56,7 @@ func (p *peer) closing() {
 	close(p.gone)
 }
 
-// answer answers each request with the same text.
+// answer responds to each request with the same text.
 func answer(text string) func(*peer) {
 	return func(p *peer) {
 		for p.request() {
@@ -65,7 +65,7 @@ func answer(text string) func(*peer) {
 	}
 }
 
-// once answers a request with a text, and closes the connection.
+// once responds to a request with a text, and closes the connection.
 func once(text string) func(*peer) {
 	return func(p *peer) {
 		if p.request() {
@@ -74,7 +74,7 @@ func once(text string) func(*peer) {
 	}
 }
 
-// unasked answers a request, and then does something else before the next one.
+// unasked responds to a request, and then calls act before the next one.
 func unasked(act func(*peer)) func(*peer) {
 	return func(p *peer) {
 		p.request()
@@ -102,21 +102,21 @@ func gzipped(text string) string {
 	return b.String()
 }
 
-// A fault is a server that behaves, or does not, and what becomes of two requests to it: a
-// POST, unless said otherwise, and a GET after that.
+// A fault is a server that may misbehave, and the outcome of two requests to it: a POST, unless set
+// otherwise, and then a GET.
 type fault struct {
 	name     string
 	method   string // of the first request; POST
 	second   string // method of the second request; GET
 	header   http.Header
 	settings *http.Transport
-	wrap     func(*net.TCPConn) net.Conn // what the client has of a connection
+	wrap     func(*net.TCPConn) net.Conn // wraps the client's end of a connection
 	serve    func(*peer)
 	stage    func(*stage)
-	noticed  bool   // the idle connection fails before the second request; net/http notices it on its own
-	want     string // of both
-	standard string // of net/http, if it is different
-	why      string // it is different
+	noticed  bool   // the idle connection fails before the second request; net/http notices that itself
+	want     string // outcome of both requests
+	standard string // outcome with net/http, if different
+	why      string // reason for the difference
 }
 
 // A stage is where the client of a fault can act.
@@ -129,7 +129,8 @@ type stage struct {
 
 var faults = []fault{
 	{name: "a connection serves two requests", serve: answer(ok), want: `200 "ok"; 200 "ok"; 0:POST 0:GET`},
-	{name: "a response without a body", serve: answer("HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n"), want: `202 ""; 202 ""; 0:POST 0:GET`},
+	{name: "a response without a body", serve: answer("HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n"),
+		want: `202 ""; 202 ""; 0:POST 0:GET`},
 	{name: "204", serve: answer("HTTP/1.1 204 No Content\r\n\r\n"), want: `204 ""; 204 ""; 0:POST 0:GET`},
 	{name: "204 that claims to have a body", serve: answer("HTTP/1.1 204 No Content\r\nContent-Length: 5\r\n\r\n"),
 		want: `204 {Content-Length:5} ""; 204 {Content-Length:5} ""; 0:POST 0:GET`},
@@ -137,65 +138,97 @@ var faults = []fault{
 		want: `304 {Content-Length:5 Etag:x} ""; 304 {Content-Length:5 Etag:x} ""; 0:GET 0:GET`},
 	{name: "HEAD", method: "HEAD", second: "HEAD", serve: answer("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"),
 		want: `200 {Content-Length:5} ""; 200 {Content-Length:5} ""; 0:HEAD 0:HEAD`},
-	{name: "a chunked body", serve: answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\n"),
-		want: `200 "abcde"; 200 "abcde"; 0:POST 0:GET`},
-	{name: "trailers", serve: answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n3\r\nabc\r\n0\r\nX-Sum: 7\r\nX-More: 8\r\n\r\n"),
+	{name: "a chunked body",
+		serve: answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\n"),
+		want:  `200 "abcde"; 200 "abcde"; 0:POST 0:GET`},
+	{name: "trailers", serve: answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: " +
+		"X-Sum\r\n\r\n3\r\nabc\r\n0\r\nX-Sum: 7\r\nX-More: 8\r\n\r\n"),
 		want: `200 "abc" trailer{X-More:8 X-Sum:7}; 200 "abc" trailer{X-More:8 X-Sum:7}; 0:POST 0:GET`},
-	{name: "too long a trailer", serve: answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: " + strings.Repeat("x", 5000) + "\r\n\r\n"),
+	{name: "too long a trailer", serve: answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: " +
+		strings.Repeat("x", 5000) + "\r\n\r\n"),
 		want: `200 "" error; 200 "" error; 0:POST 1:GET`},
-	{name: "a body that ends with the connection", serve: once("HTTP/1.1 200 OK\r\n\r\nall of it"), want: `200 "all of it"; 200 "all of it"; 0:POST 1:GET`},
-	{name: "Connection: close", serve: answer("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"), want: `200 "ok"; 200 "ok"; 0:POST 1:GET`},
-	{name: "HTTP/1.0", serve: answer("HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok"), want: `200 "ok"; 200 "ok"; 0:POST 1:GET`},
-	{name: "HTTP/1.0 with keep-alive", serve: answer("HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok"),
-		want: `200 {Connection:keep-alive} "ok"; 200 {Connection:keep-alive} "ok"; 0:POST 0:GET`},
-	{name: "Transfer-Encoding and Content-Length", serve: answer("HTTP/1.1 200 OK\r\nContent-Length: 7\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"),
-		want: `200 "abc"; 200 "abc"; 0:POST 0:GET`},
-	{name: "Content-Length twice, the same", serve: answer("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\nok"), want: `200 "ok"; 200 "ok"; 0:POST 0:GET`},
+	{name: "a body that ends with the connection", serve: once("HTTP/1.1 200 OK\r\n\r\nall of it"),
+		want: `200 "all of it"; 200 "all of it"; 0:POST 1:GET`},
+	{name: "Connection: close", serve: answer("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok"),
+		want: `200 "ok"; 200 "ok"; 0:POST 1:GET`},
+	{name: "HTTP/1.0", serve: answer("HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok"),
+		want: `200 "ok"; 200 "ok"; 0:POST 1:GET`},
+	{name: "HTTP/1.0 with keep-alive",
+		serve: answer("HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 2\r\n\r\nok"),
+		want:  `200 {Connection:keep-alive} "ok"; 200 {Connection:keep-alive} "ok"; 0:POST 0:GET`},
+	{name: "Transfer-Encoding and Content-Length",
+		serve: answer("HTTP/1.1 200 OK\r\nContent-Length: 7\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"),
+		want:  `200 "abc"; 200 "abc"; 0:POST 0:GET`},
+	{name: "Content-Length twice, the same",
+		serve: answer("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 2\r\n\r\nok"),
+		want:  `200 "ok"; 200 "ok"; 0:POST 0:GET`},
 
-	{name: "conflicting Content-Length", serve: answer("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nok"), want: `error; error; 0:POST 1:GET`},
-	{name: "a Content-Length that is not a number", serve: answer("HTTP/1.1 200 OK\r\nContent-Length: +2\r\n\r\nok"), want: `error; error; 0:POST 1:GET`},
-	{name: "an unknown Transfer-Encoding", serve: answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"), want: `error; error; 0:POST 1:GET`},
-	{name: "no HTTP at all", serve: answer("SSH-2.0-OpenSSH_9.6\r\n\r\n"), want: `error; error; 0:POST 1:GET`},
-	{name: "a bad chunk", serve: answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabcX\r\n0\r\n\r\n"), want: `200 "abc" error; 200 "abc" error; 0:POST 1:GET`},
-	{name: "a truncated chunk", serve: once("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabc"), want: `200 "abc" cut off; 200 "abc" cut off; 0:POST 1:GET`},
-	{name: "a truncated body", serve: once("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabc"), want: `200 "abc" cut off; 200 "abc" cut off; 0:POST 1:GET`},
+	{name: "conflicting Content-Length",
+		serve: answer("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nok"),
+		want:  `error; error; 0:POST 1:GET`},
+	{name: "a Content-Length that is not a number", serve: answer("HTTP/1.1 200 OK\r\nContent-Length: +2\r\n\r\nok"),
+		want: `error; error; 0:POST 1:GET`},
+	{name: "an unknown Transfer-Encoding",
+		serve: answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"),
+		want:  `error; error; 0:POST 1:GET`},
+	{name: "not HTTP", serve: answer("SSH-2.0-OpenSSH_9.6\r\n\r\n"), want: `error; error; 0:POST 1:GET`},
+	{name: "a bad chunk", serve: answer("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabcX\r\n0\r\n\r\n"),
+		want: `200 "abc" error; 200 "abc" error; 0:POST 1:GET`},
+	{name: "a truncated chunk", serve: once("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabc"),
+		want: `200 "abc" cut off; 200 "abc" cut off; 0:POST 1:GET`},
+	{name: "a truncated body", serve: once("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabc"),
+		want: `200 "abc" cut off; 200 "abc" cut off; 0:POST 1:GET`},
 	{name: "a truncated header", serve: once("HTTP/1.1 200 OK\r\nX: y\r\n"), want: `cut off; cut off; 0:POST 1:GET`},
 	{name: "a truncated line of a header", serve: once("HTTP/1.1 200 OK\r\nContent-"), want: `error; error; 0:POST 1:GET`},
 	{name: "too large headers", settings: &http.Transport{MaxResponseHeaderBytes: 1000},
-		serve: answer("HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 2000) + "\r\nContent-Length: 0\r\n\r\n"), want: `error; error; 0:POST 1:GET`},
-	{name: "no response within the header timeout", settings: &http.Transport{ResponseHeaderTimeout: 50 * time.Millisecond},
-		serve: func(p *peer) { p.request(); p.closing() }, want: `timeout; timeout; 0:POST 1:GET`},
+		serve: answer("HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 2000) +
+			"\r\nContent-Length: 0\r\n\r\n"), want: `error; error; 0:POST 1:GET`},
+	{name: "no response within the header timeout",
+		settings: &http.Transport{ResponseHeaderTimeout: 50 * time.Millisecond},
+		serve:    func(p *peer) { p.request(); p.closing() }, want: `timeout; timeout; 0:POST 1:GET`},
 	{name: "slow headers", settings: &http.Transport{ResponseHeaderTimeout: 50 * time.Millisecond},
-		serve: func(p *peer) { p.request(); p.write("HTTP/1.1 200 OK\r\n"); p.closing() }, want: `timeout; timeout; 0:POST 1:GET`},
+		serve: func(p *peer) { p.request(); p.write("HTTP/1.1 200 OK\r\n"); p.closing() },
+		want:  `timeout; timeout; 0:POST 1:GET`},
 
 	{name: "100", serve: answer("HTTP/1.1 100 Continue\r\n\r\n" + ok), want: `100 200 "ok"; 100 200 "ok"; 0:POST 0:GET`},
-	{name: "103", serve: answer("HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 103 Early Hints\r\n\r\n" + ok), want: `103 103 200 "ok"; 103 103 200 "ok"; 0:POST 0:GET`},
+	{name: "103", serve: answer("HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 103 Early Hints\r\n\r\n" + ok),
+		want: `103 103 200 "ok"; 103 103 200 "ok"; 0:POST 0:GET`},
 	{name: "1xx that are too large", settings: &http.Transport{MaxResponseHeaderBytes: 1000},
-		serve: answer("HTTP/1.1 103 Early Hints\r\nX: " + strings.Repeat("x", 2000) + "\r\n\r\n" + ok), want: `error; error; 0:POST 1:GET`},
+		serve: answer("HTTP/1.1 103 Early Hints\r\nX: " + strings.Repeat("x", 2000) + "\r\n\r\n" +
+			ok), want: `error; error; 0:POST 1:GET`},
 	{name: "1xx that are too large as a whole, and are all seen", settings: &http.Transport{MaxResponseHeaderBytes: 6000},
-		serve: answer(strings.Repeat("HTTP/1.1 103 Early Hints\r\nX: "+strings.Repeat("x", 4000)+"\r\n\r\n", 3) + ok), want: `103 103 103 200 "ok"; 103 103 103 200 "ok"; 0:POST 0:GET`},
-	{name: "101 without an Upgrade", serve: answer("HTTP/1.1 101 Switching Protocols\r\n\r\n"), want: `101 ""; 101 ""; 0:POST 1:GET`},
+		serve: answer(strings.Repeat("HTTP/1.1 103 Early Hints\r\nX: "+strings.Repeat("x", 4000)+"\r\n\r\n", 3) +
+			ok), want: `103 103 103 200 "ok"; 103 103 103 200 "ok"; 0:POST 0:GET`},
+	{name: "101 without an Upgrade", serve: answer("HTTP/1.1 101 Switching Protocols\r\n\r\n"),
+		want: `101 ""; 101 ""; 0:POST 1:GET`},
 
-	{name: "gzip", serve: answer(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%s", len(gzipped("hello")), gzipped("hello"))),
+	{name: "gzip", serve: answer(fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%s",
+		len(gzipped("hello")), gzipped("hello"))),
 		want: `200 "hello" uncompressed; 200 "hello" uncompressed; 0:POST 0:GET`},
-	{name: "gzip that is broken", serve: answer("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 15\r\n\r\nthis is not it."),
-		want: `200 "" uncompressed error; 200 "" uncompressed error; 0:POST 0:GET`},
-	{name: "gzip that the client asked for", header: http.Header{"Accept-Encoding": {"gzip"}}, serve: answer("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc"),
-		want: `200 {Content-Encoding:gzip} "abc"; 200 {Content-Encoding:gzip} "abc"; 0:POST 0:GET`},
+	{name: "gzip that is broken",
+		serve: answer("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 15\r\n\r\nthis is not it."),
+		want:  `200 "" uncompressed error; 200 "" uncompressed error; 0:POST 0:GET`},
+	{name: "gzip that the client asked for", header: http.Header{"Accept-Encoding": {"gzip"}},
+		serve: answer("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc"),
+		want:  `200 {Content-Encoding:gzip} "abc"; 200 {Content-Encoding:gzip} "abc"; 0:POST 0:GET`},
 	{name: "gzip though compression is off", settings: &http.Transport{DisableCompression: true},
-		serve: answer("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc"), want: `200 {Content-Encoding:gzip} "abc"; 200 {Content-Encoding:gzip} "abc"; 0:POST 0:GET`},
+		serve: answer("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc"),
+		want:  `200 {Content-Encoding:gzip} "abc"; 200 {Content-Encoding:gzip} "abc"; 0:POST 0:GET`},
 
 	{name: "the server closes a new connection", serve: once(""), want: `EOF; EOF; 0:POST 1:GET`},
 	{name: "the server closes an idle connection when it gets a POST", second: "POST",
 		serve: func(p *peer) { p.request(); p.write(ok); p.request() }, want: `200 "ok"; EOF; 0:POST 0:POST`},
 	{name: "the server closes an idle connection when it gets a GET",
 		serve: func(p *peer) { p.request(); p.write(ok); p.request() }, want: `200 "ok"; 200 "ok"; 0:POST 0:GET 1:GET`},
-	{name: "the server closes an idle connection when it gets a POST with an idempotency key", second: "POST", header: http.Header{"Idempotency-Key": {"1"}},
-		serve: func(p *peer) { p.request(); p.write(ok); p.request() }, want: `200 "ok"; 200 "ok"; 0:POST 0:POST 1:POST`},
+	{name: "the server closes an idle connection when it gets a POST with an idempotency key", second: "POST",
+		header: http.Header{"Idempotency-Key": {"1"}},
+		serve:  func(p *peer) { p.request(); p.write(ok); p.request() }, want: `200 "ok"; 200 "ok"; 0:POST 0:POST 1:POST`},
 	{name: "the server resets an idle connection when it gets a POST", second: "POST",
-		serve: func(p *peer) { p.request(); p.write(ok); p.request(); _ = p.SetLinger(0) }, want: `200 "ok"; reset; 0:POST 0:POST`},
+		serve: func(p *peer) { p.request(); p.write(ok); p.request(); _ = p.SetLinger(0) },
+		want:  `200 "ok"; reset; 0:POST 0:POST`},
 	{name: "the server resets an idle connection when it gets a GET",
-		serve: func(p *peer) { p.request(); p.write(ok); p.request(); _ = p.SetLinger(0) }, want: `200 "ok"; 200 "ok"; 0:POST 0:GET 1:GET`},
+		serve: func(p *peer) { p.request(); p.write(ok); p.request(); _ = p.SetLinger(0) },
+		want:  `200 "ok"; 200 "ok"; 0:POST 0:GET 1:GET`},
 	{name: "nothing of a POST can be written to an idle connection", second: "POST", serve: answer(ok),
 		wrap: func(c *net.TCPConn) net.Conn { return &onceConn{TCPConn: c} },
 		want: `200 "ok"; 200 "ok"; 0:POST 1:POST`},
@@ -204,7 +237,8 @@ var faults = []fault{
 	{name: "the server sends a response that was not asked for while a connection is idle", second: "POST", noticed: true,
 		serve: unasked(func(p *peer) { p.write(other) }), want: `200 "ok"; 200 "ok"; 0:POST 1:POST`},
 	{name: "the server sends 408 while a connection is idle", second: "POST", noticed: true,
-		serve: unasked(func(p *peer) { p.write("HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n\r\n") }), want: `200 "ok"; 200 "ok"; 0:POST 1:POST`},
+		serve: unasked(func(p *peer) { p.write("HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n\r\n") }),
+		want:  `200 "ok"; 200 "ok"; 0:POST 1:POST`},
 	{name: "a second response follows the first", second: "POST", noticed: true, serve: func(p *peer) {
 		p.request()
 		if p.number > 0 {
@@ -254,12 +288,14 @@ var faults = []fault{
 		_ = p.CloseWrite()
 		p.closing()
 	}, want: `200 "ok"; 200 "ok"; 0:POST 1:GET`},
-	{name: "Keep-Alive says that idle connections are closed at once", serve: answer("HTTP/1.1 200 OK\r\nKeep-Alive: timeout=1\r\nContent-Length: 2\r\n\r\nok"),
+	{name: "Keep-Alive says that idle connections are closed at once",
+		serve:    answer("HTTP/1.1 200 OK\r\nKeep-Alive: timeout=1\r\nContent-Length: 2\r\n\r\nok"),
 		want:     `200 {Keep-Alive:timeout=1} "ok"; 200 {Keep-Alive:timeout=1} "ok"; 0:POST 1:GET`,
 		standard: `200 {Keep-Alive:timeout=1} "ok"; 200 {Keep-Alive:timeout=1} "ok"; 0:POST 0:GET`,
 		why:      "a request that is sent when the server closes is lost. net/http does not read the header"},
-	{name: "Keep-Alive says that idle connections are kept", serve: answer("HTTP/1.1 200 OK\r\nKeep-Alive: timeout=5, max=100\r\nContent-Length: 2\r\n\r\nok"),
-		want: `200 {Keep-Alive:timeout=5, max=100} "ok"; 200 {Keep-Alive:timeout=5, max=100} "ok"; 0:POST 0:GET`},
+	{name: "Keep-Alive says that idle connections are kept",
+		serve: answer("HTTP/1.1 200 OK\r\nKeep-Alive: timeout=5, max=100\r\nContent-Length: 2\r\n\r\nok"),
+		want:  `200 {Keep-Alive:timeout=5, max=100} "ok"; 200 {Keep-Alive:timeout=5, max=100} "ok"; 0:POST 0:GET`},
 
 	{name: "the caller closes a body that it has not read", serve: answer(ok),
 		stage: func(s *stage) { s.response = func(res *http.Response) { res.Body.Close() } },
@@ -267,12 +303,13 @@ var faults = []fault{
 	{name: "the caller closes a body that is empty", serve: answer("HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n"),
 		stage: func(s *stage) { s.response = func(res *http.Response) { res.Body.Close() } },
 		want:  `202 ""; 202 ""; 0:POST 0:GET`},
-	{name: "the caller cancels before it begins", serve: answer(ok), stage: func(s *stage) { s.cancel() }, want: `canceled; 200 "ok"; 0:GET`},
+	{name: "the caller cancels before it begins", serve: answer(ok), stage: func(s *stage) { s.cancel() },
+		want: `canceled; 200 "ok"; 0:GET`},
 	{name: "the caller cancels while the connection is made", serve: answer(ok), stage: func(s *stage) {
 		s.dial = func(ctx context.Context, _, _ string) (net.Conn, error) {
 			s.cancel()
 			<-ctx.Done()
-			return nil, errors.New("dial: operation was canceled") // DialError of reverse_proxy does not say more
+			return nil, errors.New("dial: operation was canceled") // DialError of reverse_proxy says no more
 		}
 	}, want: `canceled; 200 "ok"; 0:GET`},
 	{name: "the caller cancels while the request is written", serve: func(p *peer) {
@@ -287,14 +324,19 @@ var faults = []fault{
 			return &stuckConn{c.(*net.TCPConn), s.cancel, make(chan struct{}), sync.Once{}}, err
 		}
 	}, want: `canceled; 200 "ok"; 1:GET`},
-	{name: "the caller cancels while it waits for the response", serve: cancelAfter(""), stage: cancelLater, want: `canceled; 200 "ok"; 0:POST 1:GET`},
-	{name: "the caller cancels in mid-header", serve: cancelAfter("HTTP/1.1 200 OK\r\nX: y\r\n"), stage: cancelLater, want: `canceled; 200 "ok"; 0:POST 1:GET`},
-	{name: "the caller cancels in mid-body", serve: cancelAfter("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab"), stage: cancelInBody,
+	{name: "the caller cancels while it waits for the response", serve: cancelAfter(""), stage: cancelLater,
+		want: `canceled; 200 "ok"; 0:POST 1:GET`},
+	{name: "the caller cancels in mid-header", serve: cancelAfter("HTTP/1.1 200 OK\r\nX: y\r\n"), stage: cancelLater,
+		want: `canceled; 200 "ok"; 0:POST 1:GET`},
+	{name: "the caller cancels in mid-body", serve: cancelAfter("HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab"),
+		stage: cancelInBody,
+		want:  `200 "ab" canceled; 200 "ok"; 0:POST 1:GET`},
+	{name: "the caller cancels in mid-chunk",
+		serve: cancelAfter("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab"), stage: cancelInBody,
 		want: `200 "ab" canceled; 200 "ok"; 0:POST 1:GET`},
-	{name: "the caller cancels in mid-chunk", serve: cancelAfter("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab"), stage: cancelInBody,
-		want: `200 "ab" canceled; 200 "ok"; 0:POST 1:GET`},
-	{name: "the caller cancels a body that ends with the connection", serve: cancelAfter("HTTP/1.1 200 OK\r\n\r\nab"), stage: cancelInBody,
-		want: `200 "ab" canceled; 200 "ok"; 0:POST 1:GET`},
+	{name: "the caller cancels a body that ends with the connection", serve: cancelAfter("HTTP/1.1 200 OK\r\n\r\nab"),
+		stage: cancelInBody,
+		want:  `200 "ab" canceled; 200 "ok"; 0:POST 1:GET`},
 	{name: "no connection can be made", serve: answer(ok), stage: func(s *stage) {
 		s.dial = func(context.Context, string, string) (net.Conn, error) { return nil, syscall.ECONNREFUSED }
 	}, want: `refused; 200 "ok"; 0:GET`},
@@ -305,8 +347,8 @@ var faults = []fault{
 		why:      "nothing was written, so that the connection can be used"},
 }
 
-// cancelAfter is a server that sends some of a response to the first request, and tells its
-// client, which then cancels.
+// cancelAfter is a server that sends a part of the first response, and signals its client, which then
+// cancels.
 func cancelAfter(some string) func(*peer) {
 	return func(p *peer) {
 		p.request()
@@ -320,10 +362,10 @@ func cancelAfter(some string) func(*peer) {
 	}
 }
 
-// cancelLater cancels when the server has sent what it sends.
+// cancelLater cancels when the server has sent everything.
 func cancelLater(s *stage) { s.response = nil }
 
-// cancelInBody cancels when two bytes of the body were read.
+// cancelInBody cancels after two bytes of the body.
 func cancelInBody(s *stage) {
 	s.request.Header.Set("Test-Cancel", "body")
 }
@@ -358,7 +400,7 @@ func (c *stuckConn) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(struct{ io.Writer }{c}, r)
 }
 
-// A onceConn is a connection that takes one request.
+// A onceConn is a connection for one request.
 type onceConn struct {
 	*net.TCPConn
 	answered atomic.Bool
@@ -381,8 +423,8 @@ func (c *onceConn) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(struct{ io.Writer }{c}, r)
 }
 
-// TestSameOutcomeAsStandard sends two requests to servers that fail in many ways, by
-// net/http and by this package.
+// TestSameOutcomeAsStandard sends two requests to servers that fail in many ways, with net/http and
+// with this package.
 func TestSameOutcomeAsStandard(t *testing.T) {
 	for _, f := range faults {
 		for i, kind := range kinds {
@@ -400,7 +442,7 @@ func TestSameOutcomeAsStandard(t *testing.T) {
 	}
 }
 
-func (f *fault) run(t *testing.T, of func(*http.Transport) roundTripper, standard bool) string {
+func (f *fault) run(t *testing.T, newTripper func(*http.Transport) roundTripper, standard bool) string {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -420,7 +462,8 @@ func (f *fault) run(t *testing.T, of func(*http.Transport) roundTripper, standar
 			if err != nil {
 				return
 			}
-			p := &peer{TCPConn: c.(*net.TCPConn), reader: bufio.NewReader(c), number: number, client: client, acted: acted, gone: gone}
+			p := &peer{TCPConn: c.(*net.TCPConn), reader: bufio.NewReader(c), number: number, client: client, acted: acted,
+				gone: gone}
 			if number > 0 {
 				p.acted, p.gone = make(chan struct{}), make(chan struct{})
 			}
@@ -447,7 +490,7 @@ func (f *fault) run(t *testing.T, of func(*http.Transport) roundTripper, standar
 	settings.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
 		return s.dial(ctx, network, address)
 	}
-	transport := of(settings)
+	transport := newTripper(settings)
 	defer serving.Wait()
 	defer listener.Close()
 	defer transport.CloseIdleConnections()
@@ -459,10 +502,11 @@ func (f *fault) run(t *testing.T, of func(*http.Transport) roundTripper, standar
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		var early strings.Builder
-		traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: func(code int, _ textproto.MIMEHeader) error {
-			fmt.Fprintf(&early, "%d ", code)
-			return nil
-		}})
+		traced := httptrace.WithClientTrace(ctx,
+			&httptrace.ClientTrace{Got1xxResponse: func(code int, _ textproto.MIMEHeader) error {
+				fmt.Fprintf(&early, "%d ", code)
+				return nil
+			}})
 		var data io.Reader
 		if method == http.MethodPost {
 			data = strings.NewReader("hello")
@@ -502,7 +546,7 @@ func (f *fault) run(t *testing.T, of func(*http.Transport) roundTripper, standar
 				<-acted
 			}
 			if f.noticed && standard {
-				<-gone // net/http closes what fails. The other looks before it takes it
+				<-gone // net/http closes it by itself; this package checks before it takes it
 			}
 		}
 	}
@@ -513,7 +557,7 @@ func (f *fault) run(t *testing.T, of func(*http.Transport) roundTripper, standar
 	return strings.Join(append(outcomes, strings.Join(seen, " ")), "; ")
 }
 
-// one sends a request, and tells what became of it.
+// one sends a request, and returns its outcome.
 func one(transport http.RoundTripper, r *http.Request, s *stage, early *strings.Builder) string {
 	res, err := transport.RoundTrip(r)
 	if err != nil {
@@ -559,7 +603,7 @@ func list(name string, header http.Header) string {
 	return name + "{" + strings.Join(fields, " ") + "}"
 }
 
-// class tells errors apart as far as reverse_proxy and the gateway do.
+// class returns the class of an error, as far as reverse_proxy and the gateway distinguish them.
 func class(err error) string {
 	var timeout net.Error
 	switch {

@@ -17,8 +17,7 @@ import (
 	"time"
 )
 
-// A memoryConn is a connection to a server that has its response ready, and sends it when it
-// has got a request.
+// A memoryConn is a connection to a server that sends a prepared response after a request.
 type memoryConn struct {
 	response io.Reader
 	got      chan struct{}
@@ -53,7 +52,7 @@ func (c *memoryConn) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// complete reports whether a request has arrived.
+// complete reports whether a complete request has arrived.
 func complete(request []byte) bool {
 	head, body, ok := bytes.Cut(request, []byte("\r\n\r\n"))
 	_, length, _ := strings.Cut(string(head), "\r\nContent-Length: ")
@@ -79,7 +78,7 @@ func (c *memoryConn) SetDeadline(time.Time) error      { return nil }
 func (c *memoryConn) SetReadDeadline(time.Time) error  { return nil }
 func (c *memoryConn) SetWriteDeadline(time.Time) error { return nil }
 
-// SyscallConn has the connection kept when it is idle, but not used again.
+// SyscallConn makes the pool keep the connection, but not reuse it.
 func (c *memoryConn) SyscallConn() (syscall.RawConn, error) { return nowhere{}, nil }
 
 type nowhere struct{}
@@ -88,14 +87,17 @@ func (nowhere) Control(f func(uintptr)) error  { f(0); return nil }
 func (nowhere) Read(func(uintptr) bool) error  { return errors.ErrUnsupported }
 func (nowhere) Write(func(uintptr) bool) error { return errors.ErrUnsupported }
 
-// send sends a request over a connection, and returns its outcome and whether the connection
-// was kept.
+// send sends a request over a connection. It returns its outcome, and whether the connection was kept.
 func send(r *http.Request, c *memoryConn, lean bool) (outcome string, kept bool) {
-	standard := &http.Transport{MaxResponseHeaderBytes: 4000, DialContext: func(context.Context, string, string) (net.Conn, error) { return c, nil }}
+	standard := &http.Transport{MaxResponseHeaderBytes: 4000}
+	standard.DialContext = func(context.Context, string, string) (net.Conn, error) {
+		return c, nil
+	}
 	defer standard.CloseIdleConnections()
 	if !lean {
 		idle := make(chan error, 1)
-		r = r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{PutIdleConn: func(err error) { idle <- err }}))
+		r = r.WithContext(httptrace.WithClientTrace(r.Context(),
+			&httptrace.ClientTrace{PutIdleConn: func(err error) { idle <- err }}))
 		outcome = one(standard, r, new(stage), new(strings.Builder))
 		select {
 		case err := <-idle:
@@ -112,7 +114,7 @@ func send(r *http.Request, c *memoryConn, lean bool) (outcome string, kept bool)
 	return outcome, len(transport.idle.idle[r.URL.Host]) > 0
 }
 
-// FuzzResponse sends any bytes as a response, and compares what net/http makes of it.
+// FuzzResponse sends any bytes as a response, and compares the result with net/http.
 func FuzzResponse(f *testing.F) {
 	for _, response := range []string{
 		ok, ok + other,
@@ -130,7 +132,8 @@ func FuzzResponse(f *testing.F) {
 		"HTTP/1.1 101 Switching Protocols\r\n\r\n",
 		"HTTP/1.1 103 Early Hints\r\nX: " + strings.Repeat("x", 4000) + "\r\n\r\n" + ok,
 		"HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 4000) + "\r\n\r\n",
-		"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: " + strconv.Itoa(len(gzipped("hello"))) + "\r\n\r\n" + gzipped("hello"),
+		"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: " + strconv.Itoa(len(gzipped("hello"))) + "\r\n\r\n" +
+			gzipped("hello"),
 		"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok",
 		"HTTP/1.1 200 OK\r\n X: y\r\n\r\n", "HTTP/1.1 20 OK\r\n\r\n", "HTTP/2 200\r\n\r\n", "", "\r\n",
 	} {
@@ -140,7 +143,7 @@ func FuzzResponse(f *testing.F) {
 	f.Add([]byte("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"), true)
 	f.Fuzz(func(t *testing.T, response []byte, head bool) {
 		if bytes.Contains(response, []byte(" 101 ")) && bytes.Contains(bytes.ToLower(response), []byte("upgrade")) {
-			t.Skip() // net/http hands out the connection, though the request has no Upgrade
+			t.Skip() // net/http returns the connection, though the request has no Upgrade
 		}
 		method := http.MethodGet
 		if head {
@@ -166,7 +169,7 @@ func FuzzResponse(f *testing.F) {
 	})
 }
 
-// FuzzRequest sends requests, and compares what net/http writes.
+// FuzzRequest sends requests, and compares the bytes with those of net/http.
 func FuzzRequest(f *testing.F) {
 	f.Add("POST", "http://server:1/mcp?a=b", "", "", "X-Name", "value", "hello")
 	f.Add("GET", "http://server/", "", "other:2", "User-Agent", "", "")

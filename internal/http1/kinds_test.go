@@ -11,14 +11,14 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	log.SetOutput(io.Discard) // net/http tells of answers that it did not ask for
+	log.SetOutput(io.Discard) // net/http logs unsolicited responses
 	if os.Getenv("SHOW_LOG") != "" {
 		log.SetOutput(os.Stderr)
 	}
 	goleak.VerifyTestMain(m)
 }
 
-// A roundTripper is a transport that has connections.
+// A roundTripper is a transport with connections.
 type roundTripper interface {
 	http.RoundTripper
 	CloseIdleConnections()

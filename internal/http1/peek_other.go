@@ -2,8 +2,8 @@
 
 package http1
 
-// canPeek says that a socket cannot be asked what has arrived, without waiting. The standard
-// transport, which has a goroutine that waits, sends everything.
+// canPeek says whether a socket can be checked for received bytes without blocking. Here it cannot, so
+// the standard transport, which has a waiting goroutine, sends all requests.
 const canPeek = false
 
 func (*conn) peekAt(uintptr) {}

@@ -4,10 +4,10 @@ package http1
 
 import "syscall"
 
-// canPeek says that a socket can be asked what has arrived, without waiting.
+// canPeek says whether a socket can be checked for received bytes without blocking.
 const canPeek = true
 
-// peekAt sets quiet if nothing has arrived at a socket, not even its end.
+// peekAt sets quiet if a socket is open and has received nothing.
 func (c *conn) peekAt(fd uintptr) {
 	var b [1]byte
 	_, _, err := syscall.Recvfrom(int(fd), b[:], syscall.MSG_PEEK|syscall.MSG_DONTWAIT)

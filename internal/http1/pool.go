@@ -6,31 +6,30 @@ import (
 	"time"
 )
 
-// sweepEvery is how long the file of a connection that its server has closed stays open at
-// most.
+// sweepEvery is how long a connection that its server has closed stays open at most.
 const sweepEvery = 5 * time.Second
 
-// A pool has the connections that are idle.
+// A pool holds idle connections.
 type pool struct {
 	perHost int
 	timeout time.Duration
 
 	mu      sync.Mutex
-	idle    map[string][]*conn // by host; the last one was used last
+	idle    map[string][]*conn // by host, least recently used first
 	closed  bool
 	sweeper *time.Timer
 	sweepAt time.Time // zero if no connection is idle
 }
 
-// take returns the connection to a host that was used last, or nil. Those that are not
-// silent are closed.
+// take returns the most recently used connection to a host, or nil. It closes connections that are not
+// silent.
 func (p *pool) take(host string) *conn {
 	for {
 		c := p.pop(host)
 		if c == nil {
 			return nil
 		}
-		if c.silent() {
+		if c.isQuiet() {
 			c.takenAt, c.reused = time.Now(), true
 			return c
 		}
@@ -52,7 +51,7 @@ func (p *pool) pop(host string) *conn {
 	return c
 }
 
-// put takes a connection back. It is closed if it cannot be used again.
+// put returns a connection to the pool, or closes it if it cannot be used again.
 func (p *pool) put(c *conn) {
 	if !p.keep(c) {
 		c.Close()
@@ -62,7 +61,7 @@ func (p *pool) put(c *conn) {
 func (p *pool) keep(c *conn) bool {
 	lives := p.timeout
 	if c.announced {
-		lives = min(lives, c.lives)
+		lives = min(lives, c.idleTimeout)
 	}
 	if lives <= 0 || c.raw == nil || c.reader.Buffered() > 0 {
 		return false
@@ -82,7 +81,7 @@ func (p *pool) keep(c *conn) bool {
 	return true
 }
 
-// watch has a connection looked at when its time is up, and from time to time until then.
+// watch schedules the next sweep for a connection: at its timeout, or in sweepEvery.
 func (p *pool) watch(c *conn, now time.Time) {
 	next := now.Add(sweepEvery)
 	if c.idleUntil.Before(next) {
@@ -99,7 +98,7 @@ func (p *pool) watch(c *conn, now time.Time) {
 	}
 }
 
-// sweep closes connections that were idle for long enough, or that their servers closed.
+// sweep closes connections that have reached their idle timeout, or that their servers closed.
 func (p *pool) sweep() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -110,20 +109,21 @@ func (p *pool) sweep() {
 	p.sweepAt = time.Time{}
 	for host, conns := range p.idle {
 		conns = slices.DeleteFunc(conns, func(c *conn) bool {
-			if now.Before(c.idleUntil) && c.silent() {
+			if now.Before(c.idleUntil) && c.isQuiet() {
 				p.watch(c, now)
 				return false
 			}
 			c.Close()
 			return true
 		})
-		if p.idle[host] = conns; len(conns) == 0 {
+		p.idle[host] = conns
+		if len(conns) == 0 {
 			delete(p.idle, host)
 		}
 	}
 }
 
-// close closes all idle connections. The pool takes no other.
+// close closes all idle connections. The pool accepts no others from then on.
 func (p *pool) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

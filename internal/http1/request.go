@@ -15,12 +15,12 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// sends reports whether t sends a request itself: one to an http URL that has a body of known
-// length or none, no proxy in between, and nothing that changes the connection. A request
-// that is not valid goes to the standard transport, too, which says what is wrong.
+// sends reports whether t sends a request itself: one to an http URL, with a body of known length or
+// none, without a proxy, and without anything that changes the connection. Invalid requests go to the
+// standard transport, which returns a proper error.
 func (t *Transport) sends(r *http.Request) bool {
 	switch {
-	case !t.lean,
+	case !t.canSend,
 		r.URL == nil, r.URL.Scheme != "http", r.URL.Host == "", !isASCII(r.URL.Host),
 		!httpguts.ValidHeaderFieldName(r.Method), r.Method == http.MethodConnect,
 		!plainHost(cmp.Or(r.Host, r.URL.Host)),
@@ -41,8 +41,8 @@ func (t *Transport) sends(r *http.Request) bool {
 	return true
 }
 
-// plainHost reports whether a host can be sent as it is: not an international name, and
-// without the zone of an address.
+// plainHost reports whether a host can be sent unchanged: it is not an international name, and has no
+// IPv6 zone.
 func plainHost(host string) bool {
 	return isASCII(host) && strings.IndexByte(host, '%') < 0 && httpguts.ValidHostHeader(host)
 }
@@ -56,7 +56,7 @@ func isASCII(s string) bool {
 	return true
 }
 
-// plainHeader reports whether a header is valid, and asks for nothing that t does not do.
+// plainHeader reports whether a header is valid, and asks for nothing that t does not support.
 func plainHeader(header http.Header) bool {
 	if header == nil {
 		return false
@@ -65,7 +65,7 @@ func plainHeader(header http.Header) bool {
 		switch name {
 		case "Connection", "Upgrade", "Expect":
 			return false
-		case "Incremental": // the server wants to hear of the request before its end
+		case "Incremental": // the server wants the request before its end
 			return false
 		}
 		if !httpguts.ValidHeaderFieldName(name) {
@@ -92,20 +92,20 @@ func wantsMore(trace *httptrace.ClientTrace) bool {
 
 func hasBody(r *http.Request) bool { return r.Body != nil && r.Body != http.NoBody }
 
-// asksForGzip reports whether t asks for a compressed response on its own, and decodes it.
-// net/http asks for it in the same cases.
+// asksForGzip reports whether t itself asks for a compressed response, and decodes it. It does so in
+// the same cases as net/http.
 func (t *Transport) asksForGzip(r *http.Request) bool {
 	return !t.standard.DisableCompression && r.Method != http.MethodHead &&
 		r.Header.Get("Accept-Encoding") == "" && r.Header.Get("Range") == ""
 }
 
-// excluded are the headers that are not written as they are in a request's map.
+// excluded are headers that are not written from a request's map.
 var excluded = map[string]bool{
 	"Host": true, "User-Agent": true, "Content-Length": true, "Transfer-Encoding": true, "Trailer": true,
 }
 
-// writeHead writes all of a request that comes before its body. The request is one that
-// [Transport.sends] has looked at. It fails if the URL would end the line.
+// writeHead writes a request up to its body. [Transport.sends] must have accepted the request. It
+// fails if the URL has control characters.
 func writeHead(w *bytes.Buffer, r *http.Request, gzip bool) (ok bool) {
 	target := r.URL.RequestURI()
 	if strings.ContainsFunc(target, unicode.IsControl) {
@@ -135,7 +135,7 @@ func writeHead(w *bytes.Buffer, r *http.Request, gzip bool) (ok bool) {
 		w.Write(strconv.AppendInt(w.AvailableBuffer(), r.ContentLength, 10))
 		w.WriteString("\r\n")
 	}
-	_ = r.Header.WriteSubset(w, excluded) // a buffer takes everything
+	_ = r.Header.WriteSubset(w, excluded) // a buffer never fails
 	if gzip {
 		w.WriteString("Accept-Encoding: gzip\r\n")
 	}
@@ -167,8 +167,7 @@ func closeBody(r *http.Request) {
 	}
 }
 
-// idempotent reports whether a server that gets a request twice does what it would do if it
-// got it once, as net/http decides that.
+// idempotent reports whether a request can be sent twice, by the rules of net/http.
 func idempotent(r *http.Request) bool {
 	if hasBody(r) && r.GetBody == nil {
 		return false
@@ -180,8 +179,7 @@ func idempotent(r *http.Request) bool {
 	return r.Header["Idempotency-Key"] != nil || r.Header["X-Idempotency-Key"] != nil
 }
 
-// keepAliveTimeout returns for how long, in seconds, a server says that it keeps an idle
-// connection.
+// keepAliveTimeout returns the idle timeout that a server announces, in seconds.
 func keepAliveTimeout(values []string) (seconds int, ok bool) {
 	for _, value := range values {
 		for parameter := range strings.SplitSeq(value, ",") {

@@ -1,7 +1,6 @@
-// Package http1 is a client of plain HTTP/1.1 that spends less on a small request than
-// net/http: it sends a request by one write, and reads the response on the goroutine of its
-// caller. It does the common case only, and leaves the rest to a standard transport. To its
-// caller both behave the same.
+// Package http1 is a client of plain HTTP/1.1 with less overhead for small requests than net/http. It
+// sends a request with one write, and reads the response on the caller's goroutine. It handles the
+// common case only, and leaves the rest to a standard transport. For callers both behave the same.
 package http1
 
 import (
@@ -19,26 +18,25 @@ import (
 	"time"
 )
 
-// maxRequest is how long a request can be, header and body. The sockets at both ends hold
-// as much as that, so that a server can answer before it reads: writing does not wait for it.
+// maxRequest is the maximum size of a request, with header and body. Socket buffers hold that much, so
+// writing does not block even if a server responds before it reads.
 const maxRequest = 64 << 10
 
-// A Transport is an http.RoundTripper with the settings of a standard transport. It sends
-// those requests itself that are plain (see [Transport.sends]), by connections of its own.
-// The standard transport sends the others.
+// A Transport is an http.RoundTripper with the settings of a standard transport. It sends plain
+// requests itself (see [Transport.sends]), over connections of its own. The standard transport sends
+// the others.
 //
-// A small request body is read to its end before the request is sent. A server therefore
-// hears of a request when all of it has arrived.
+// It reads a small request body to its end before it sends the request. So a server gets a request
+// only when its body is complete.
 type Transport struct {
 	standard *http.Transport
-	lean     bool // whether any request can be sent with these settings
+	canSend  bool // these settings allow it to send requests itself
 	idle     pool
 }
 
-// New returns a Transport for what a standard one does. The settings of that must not be
-// changed afterwards.
+// New returns a Transport with the settings of a standard one, which must not be changed afterwards.
 func New(standard *http.Transport) *Transport {
-	t := &Transport{standard: standard, lean: canPeek && honours(standard)}
+	t := &Transport{standard: standard, canSend: canPeek && honors(standard)}
 	t.idle.perHost, t.idle.timeout = standard.MaxIdleConnsPerHost, standard.IdleConnTimeout
 	if t.idle.perHost == 0 {
 		t.idle.perHost = http.DefaultMaxIdleConnsPerHost
@@ -49,22 +47,22 @@ func New(standard *http.Transport) *Transport {
 	return t
 }
 
-// honours reports whether a Transport does what the settings ask for.
-func honours(standard *http.Transport) bool {
+// honors reports whether a Transport supports the settings.
+func honors(standard *http.Transport) bool {
 	return !standard.DisableKeepAlives && standard.MaxConnsPerHost == 0 && standard.MaxIdleConns == 0 &&
 		//lint:ignore SA1019 it is deprecated, but can be set
 		standard.Dial == nil &&
 		(standard.Protocols == nil || standard.Protocols.HTTP1() && !standard.Protocols.UnencryptedHTTP2())
 }
 
-// CloseIdleConnections closes the connections that no request uses. From then on a
-// connection is closed as soon as its response was read.
+// CloseIdleConnections closes idle connections. From then on, each connection is closed as soon as its
+// response was read.
 func (t *Transport) CloseIdleConnections() {
 	t.idle.close()
 	t.standard.CloseIdleConnections()
 }
 
-// buffers has a buffer for each request that is being written.
+// buffers are buffers for requests that are being written.
 var buffers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 
 // RoundTrip implements http.RoundTripper.
@@ -81,7 +79,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	c, err := t.connect(r)
 	if err != nil {
-		closeBody(r) // which was not read, so that the caller can send it to another server
+		closeBody(r) // not read, so the caller can send it to another server
 		return nil, err
 	}
 	if err := readBody(request, r); err != nil {
@@ -91,8 +89,8 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		return nil, err
 	}
-	if time.Since(c.takenAt) > time.Second && !c.silent() {
-		// The body took so long that the server has closed the idle connection meanwhile.
+	if time.Since(c.takenAt) > time.Second && !c.isQuiet() {
+		// The body took so long that the server has closed the idle connection.
 		c.Close()
 		if c, err = t.connect(r); err != nil {
 			return nil, err
@@ -146,33 +144,33 @@ func address(u *url.URL) string {
 	return net.JoinHostPort(u.Hostname(), "80")
 }
 
-// An unanswered error is that of an exchange in which the server sent nothing.
-type unanswered struct {
+// A noResponseError means that the server sent nothing.
+type noResponseError struct {
 	error
-	sent bool // whether the server can have got something of the request
+	sent bool // the server may have received a part of the request
 }
 
+// cause returns the error without unanswered.
 func cause(err error) error {
-	if e, ok := err.(unanswered); ok {
+	if e, ok := err.(noResponseError); ok {
 		return e.error
 	}
 	return err
 }
 
-// safeToRepeat reports whether a request can be sent again after an error of a connection
-// that was used before: its server may have closed it just when it was taken. net/http
-// decides the same way.
+// safeToRepeat reports whether a request can be sent again after an error on a reused connection: its
+// server may have closed it at that moment. net/http decides the same way.
 func safeToRepeat(r *http.Request, err error) bool {
-	e, ok := err.(unanswered)
+	e, ok := err.(noResponseError)
 	return ok && (!e.sent || idempotent(r))
 }
 
-// exchange sends a request and reads the head of its response. The connection is given back
-// when the body of the response was read, and closed if anything fails.
+// exchange sends a request and reads the head of its response. The connection returns to the pool when
+// the body of the response was read, and is closed on an error.
 func (t *Transport) exchange(c *conn, request []byte, r *http.Request) (*http.Response, error) {
 	ctx := r.Context()
 	stop := context.AfterFunc(ctx, c.abort)
-	res, err := t.converse(c, request, r)
+	res, err := t.sendAndRead(c, request, r)
 	if err != nil {
 		stop()
 		c.Close()
@@ -192,10 +190,10 @@ func (t *Transport) exchange(c *conn, request []byte, r *http.Request) (*http.Re
 	return res, nil
 }
 
-// converse writes a request and reads the head of its response.
-func (t *Transport) converse(c *conn, request []byte, r *http.Request) (*http.Response, error) {
+// sendAndRead writes a request and reads the head of its response.
+func (t *Transport) sendAndRead(c *conn, request []byte, r *http.Request) (*http.Response, error) {
 	if n, err := c.Write(request); err != nil {
-		return nil, unanswered{err, n > 0}
+		return nil, noResponseError{err, n > 0}
 	}
 	limit := t.standard.MaxResponseHeaderBytes
 	if limit == 0 {
@@ -216,12 +214,11 @@ func (t *Transport) converse(c *conn, request []byte, r *http.Request) (*http.Re
 	return res, err
 }
 
-// readHead reads the head of a response, and reports responses before it that are not the
-// final one.
+// readHead reads the head of the final response, and reports informational responses to the trace.
 func (c *conn) readHead(r *http.Request, limit int64) (*http.Response, error) {
 	c.limit = limit
 	if _, err := c.reader.Peek(1); err != nil {
-		return nil, unanswered{err, true}
+		return nil, noResponseError{err, true}
 	}
 	trace := httptrace.ContextClientTrace(r.Context())
 	for {
@@ -236,12 +233,12 @@ func (c *conn) readHead(r *http.Request, limit int64) (*http.Response, error) {
 			if err := trace.Got1xxResponse(res.StatusCode, textproto.MIMEHeader(res.Header)); err != nil {
 				return nil, err
 			}
-			c.limit = limit // the caller has looked at these, and can limit their number
+			c.limit = limit // the caller has seen these, and can limit their number
 		}
 	}
 }
 
-// errHeaderTimeout is the error of a server that does not answer in time.
+// errHeaderTimeout says that a server does not respond in time.
 var errHeaderTimeout error = headerTimeout{}
 
 type headerTimeout struct{}

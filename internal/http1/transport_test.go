@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// TestLeavesToStandard asks which requests are sent by this package.
+// TestLeavesToStandard checks which requests this package sends itself.
 func TestLeavesToStandard(t *testing.T) {
 	plain := func(*http.Request) {}
 	for _, tt := range []struct {
@@ -48,11 +48,13 @@ func TestLeavesToStandard(t *testing.T) {
 		{"an invalid header", &http.Transport{}, func(r *http.Request) { r.Header["X"] = []string{"a\nb"} }, false},
 		{"an invalid name of a header", &http.Transport{}, func(r *http.Request) { r.Header["X Y"] = []string{"a"} }, false},
 		{"a trace that is not called", &http.Transport{}, func(r *http.Request) {
-			*r = *r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) {}}))
+			*r = *r.WithContext(httptrace.WithClientTrace(r.Context(),
+				&httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) {}}))
 		}, false},
 		{"a proxy", &http.Transport{Proxy: http.ProxyURL(&url.URL{Scheme: "http", Host: "proxy"})}, plain, false},
 		{"a proxy that is not used", &http.Transport{Proxy: http.ProxyURL(nil)}, plain, true},
-		{"a proxy that fails", &http.Transport{Proxy: func(*http.Request) (*url.URL, error) { return nil, errors.New("no") }}, plain, false},
+		{"a proxy that fails", &http.Transport{Proxy: func(*http.Request) (*url.URL, error) { return nil, errors.New("no") }},
+			plain, false},
 		{"no keep-alive", &http.Transport{DisableKeepAlives: true}, plain, false},
 		{"a limit of connections", &http.Transport{MaxConnsPerHost: 1}, plain, false},
 		{"a limit of idle connections", &http.Transport{MaxIdleConns: 1}, plain, false},
@@ -74,7 +76,7 @@ func h2c() *http.Protocols {
 	return p
 }
 
-// TestOneWrite sends a request with a body that net/http does not know to be in memory.
+// TestOneWrite sends a body that net/http does not know to be in memory.
 func TestOneWrite(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(echo))
 	defer server.Close()
@@ -136,7 +138,7 @@ func (c *countingConn) Write(p []byte) (int, error) {
 	return c.TCPConn.Write(p)
 }
 
-// TestLargeRequest sends requests around the limit. None is cut.
+// TestLargeRequest sends requests around the size limit. None is truncated.
 func TestLargeRequest(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(echo))
 	defer server.Close()
@@ -157,7 +159,7 @@ func TestLargeRequest(t *testing.T) {
 	}
 }
 
-// TestLargeHeader leaves a request to the standard transport whose header is large.
+// A request with a large header goes to the standard transport.
 func TestLargeHeader(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(echo))
 	defer server.Close()
@@ -181,8 +183,8 @@ func TestLargeHeader(t *testing.T) {
 	}
 }
 
-// TestCancelAtTheEnd cancels a request when all of its response has arrived, but was not read.
-// The connection is not used again, since it is being closed.
+// TestCancelAtTheEnd cancels a request whose response has arrived, but was not read. The connection is
+// not reused.
 func TestCancelAtTheEnd(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(echo))
 	defer server.Close()
@@ -204,7 +206,7 @@ func TestCancelAtTheEnd(t *testing.T) {
 	}
 }
 
-// TestCloseWhileReading closes a body on which another goroutine waits.
+// TestCloseWhileReading closes a body while another goroutine reads it.
 func TestCloseWhileReading(t *testing.T) {
 	release := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -237,7 +239,7 @@ func TestCloseWhileReading(t *testing.T) {
 	}
 }
 
-// TestSlowBody sends a body that takes longer than the server keeps an idle connection.
+// TestSlowBody sends a body that takes longer than the server's idle timeout.
 func TestSlowBody(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -267,7 +269,7 @@ func TestSlowBody(t *testing.T) {
 	idle := newConn(dial(t, listener), listener.Addr().String(), 0)
 	transport.idle.put(idle)
 	r := post(t, "http://"+listener.Addr().String(), io.NopCloser(io.MultiReader(reader(func() {
-		_, _ = io.WriteString(idle.Conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n") // the server answers this, and closes
+		_, _ = io.WriteString(idle.Conn, "GET / HTTP/1.1\r\nHost: x\r\n\r\n") // the server responds to this, and closes
 		<-firstClosed
 		time.Sleep(1100 * time.Millisecond)
 	}), strings.NewReader("hello"))))
@@ -290,7 +292,7 @@ func dial(t *testing.T, listener net.Listener) net.Conn {
 	return c
 }
 
-// A reader does something when it is read, and is empty.
+// A reader calls a function when it is read, and is empty.
 type reader func()
 
 func (r reader) Read([]byte) (int, error) {
@@ -298,7 +300,7 @@ func (r reader) Read([]byte) (int, error) {
 	return 0, io.EOF
 }
 
-// TestPool keeps connections for as long as it may.
+// TestPool checks how long connections are kept.
 func TestPool(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
@@ -349,7 +351,7 @@ func silentConn(fake *memoryConn) *conn {
 	return c
 }
 
-// TestServerCloses closes an idle connection that its server has closed, without a request.
+// A connection that its server has closed is closed, without a request.
 func TestServerCloses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &pool{perHost: 2, timeout: time.Minute}
@@ -369,7 +371,7 @@ func TestServerCloses(t *testing.T) {
 	})
 }
 
-// TestPoolIsSwept closes each connection in time, though some come and go.
+// Each connection is closed in time, while others come and go.
 func TestPoolIsSwept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &pool{perHost: 8, timeout: time.Minute}

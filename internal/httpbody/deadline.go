@@ -8,34 +8,31 @@ import (
 	"time"
 )
 
-// progress is how much of a body must arrive within the time of [ReadWithin].
+// progress is how many bytes of a body must arrive within the time of [ReadWithin].
 const progress = 16 << 10
 
-// Pace is how long a client may take for 16 KiB of a body, where nothing else is
-// configured.
+// Pace is how long a client may take for 16 KiB of a body by default.
 const Pace = 10 * time.Second
 
-// ReadWithin reads like [Read], from a client that must go on sending: each 16 KiB
-// of the body, or the end of it, must arrive within a time. Otherwise it fails with
-// an error that is [os.ErrDeadlineExceeded]. A byte now and then thus keeps neither
-// memory nor a connection.
+// ReadWithin reads like [Read], but each 16 KiB of the body, or its end, must arrive within a time.
+// Otherwise it fails with an error that is [os.ErrDeadlineExceeded]. So a client that sends single
+// bytes cannot occupy memory or a connection.
 //
-// The time is looked at when something arrives. A client that sends nothing at all
-// is given up by Caddy's read_idle_timeout, which sets a new deadline before each
-// read of a body, by default a minute away.
+// The time is checked when bytes arrive. Caddy's read_idle_timeout ends a client that sends nothing:
+// it sets a new deadline before each read of a body, by default one minute.
 func ReadWithin(r *http.Request, limit int64, within time.Duration) ([]byte, error) {
 	return read(r, limit, pace{within: within})
 }
 
-// Skip reads the body of a request at the pace of [ReadWithin], up to limit bytes, and
-// throws it away. A client that sends all before it reads gets to see the answer then.
+// Skip reads the body of a request at the pace of [ReadWithin], up to limit bytes, and discards it. A
+// client that sends everything before it reads can then get the response.
 func Skip(r *http.Request, limit int64, within time.Duration) {
 	if r.Body != nil {
 		_, _ = io.CopyN(io.Discard, &pacedBody{r.Body, pace{within: within}}, limit)
 	}
 }
 
-// A pacedBody fails when too little of it arrives in a time.
+// A pacedBody fails if it arrives too slowly.
 type pacedBody struct {
 	io.ReadCloser
 	pace pace
@@ -43,14 +40,14 @@ type pacedBody struct {
 
 func (b *pacedBody) Read(p []byte) (int, error) { return b.pace.read(b.ReadCloser, p) }
 
-// A pace is how fast a body must arrive. The zero value is any.
+// A pace is how fast a body must arrive. The zero value has no limit.
 type pace struct {
 	within   time.Duration
 	deadline time.Time
 	left     int // bytes to read before the deadline moves
 }
 
-// read reads from a body, and fails when too little of it arrives in a time.
+// read reads from a body, and fails if it arrives too slowly.
 func (a *pace) read(body io.Reader, p []byte) (int, error) {
 	if a.within == 0 {
 		return body.Read(p)
@@ -67,10 +64,10 @@ func (a *pace) read(body io.Reader, p []byte) (int, error) {
 	return n, err
 }
 
-// Abandon says that the body of a request will not be read. The server skips it before
-// it answers or takes the next request, and does not wait longer than that for it.
+// Abandon says that the body of a request will not be read. The server discards it before it responds
+// or reads the next request, and waits at most within for it.
 func Abandon(w http.ResponseWriter, r *http.Request, within time.Duration) {
 	if r.Body != nil && r.Body != http.NoBody {
-		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(within)) // not all writers have one
+		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(within)) // some writers do not support it
 	}
 }

@@ -10,8 +10,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// opener returns what opens a body of a Content-Encoding, or nil for one that is
-// not known here.
+// opener returns a function that opens a body with a Content-Encoding; nil if the encoding is unknown.
 func opener(encoding string) func(io.Reader) (io.ReadCloser, error) {
 	switch strings.ToLower(strings.TrimSpace(encoding)) {
 	case "gzip", "x-gzip":
@@ -20,7 +19,7 @@ func opener(encoding string) func(io.Reader) (io.ReadCloser, error) {
 		return func(r io.Reader) (io.ReadCloser, error) { return io.NopCloser(brotli.NewReader(r)), nil }
 	case "zstd":
 		return func(r io.Reader) (io.ReadCloser, error) {
-			// One goroutine only, the caller's; and no more than browsers allow.
+			// Only the caller's goroutine, and no larger window than browsers allow.
 			d, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(8<<20))
 			if err != nil {
 				return nil, err
@@ -31,8 +30,7 @@ func opener(encoding string) func(io.Reader) (io.ReadCloser, error) {
 	return nil
 }
 
-// NewReader returns a reader of what r reads, decoded. For an encoding that is not
-// known here it returns nil.
+// NewReader returns a reader that decodes r; nil if the encoding is unknown.
 func NewReader(encoding string, r io.Reader) (io.ReadCloser, error) {
 	open := opener(encoding)
 	if open == nil {
@@ -43,11 +41,10 @@ func NewReader(encoding string, r io.Reader) (io.ReadCloser, error) {
 
 // A Decoder decodes a body as it is written.
 //
-// Decoders read, and a response is written: so the reading side is a coroutine
-// that is resumed with each write and runs until it wants more. It is never
-// running when Write, Close or Stop is not.
+// Decoders read, while a response is written. So the reader is a coroutine that is resumed with each
+// write and runs until it needs more. It runs only during Write, Close and Stop.
 type Decoder struct {
-	in     []byte // written, and not yet read
+	in     []byte // written, but not read yet
 	begun  bool
 	closed bool
 	err    error
@@ -57,8 +54,8 @@ type Decoder struct {
 	yield  func(struct{}) bool
 }
 
-// NewDecoder returns a Decoder that writes to dst, or nil for an encoding that is
-// not known here. It must be closed or stopped.
+// NewDecoder returns a Decoder that writes to dst; nil if the encoding is unknown. It must be closed
+// or stopped.
 func NewDecoder(encoding string, dst io.Writer) *Decoder {
 	open := opener(encoding)
 	if open == nil {
@@ -77,10 +74,10 @@ func NewDecoder(encoding string, dst io.Writer) *Decoder {
 	return d
 }
 
-// input is what the reading side of a Decoder reads.
+// input is the reader of a Decoder's coroutine.
 type input struct{ *Decoder }
 
-// Read gives the reading side what was written, or the turn to the writing side.
+// Read returns what was written, or yields until there is more.
 func (d input) Read(p []byte) (int, error) {
 	for len(d.in) == 0 {
 		if d.closed {
@@ -95,7 +92,7 @@ func (d input) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Write decodes p as far as it goes.
+// Write decodes as much of p as possible.
 func (d *Decoder) Write(p []byte) (int, error) {
 	d.in = p
 	d.begun = d.begun || len(p) > 0
@@ -105,7 +102,7 @@ func (d *Decoder) Write(p []byte) (int, error) {
 	return 0, d.err
 }
 
-// Close says that the body is complete. An empty one is, in any encoding.
+// Close ends a complete body. An empty body is valid in any encoding.
 func (d *Decoder) Close() error {
 	if !d.begun {
 		d.stop()
@@ -116,5 +113,5 @@ func (d *Decoder) Close() error {
 	return d.err
 }
 
-// Stop gives up a body that will not be completed.
+// Stop ends an incomplete body.
 func (d *Decoder) Stop() { d.stop() }

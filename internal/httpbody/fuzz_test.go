@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// A body that is written in pieces is decoded as it is when it is read at once: to the same
-// text, and whole or broken alike. Of gzip it is the text that compress/gzip finds.
+// A body that is written in pieces is decoded like one that is read at once: to the same text, and
+// with or without an error. For gzip, the text is that of compress/gzip.
 func FuzzDecoder(f *testing.F) {
 	encodings := []string{"gzip", "br", "zstd"}
 	for _, text := range []string{"", "a", strings.Repeat("some text, ", 30), `{"jsonrpc":"2.0","id":1,"result":{}}`} {
@@ -30,9 +30,9 @@ func FuzzDecoder(f *testing.F) {
 	const most = 1 << 20 // a few bytes can become very many
 	f.Fuzz(func(t *testing.T, body []byte, which, size uint8) {
 		encoding := encodings[int(which)%len(encodings)]
-		want, wantErr := []byte(nil), error(nil)
 		r, err := NewReader(encoding, bytes.NewReader(body))
-		if wantErr = err; err == nil {
+		want, wantErr := []byte(nil), err
+		if err == nil {
 			want, wantErr = io.ReadAll(io.LimitReader(r, most+1))
 			r.Close()
 		}
@@ -50,8 +50,9 @@ func FuzzDecoder(f *testing.F) {
 		if err == nil {
 			err = d.Close()
 		}
-		// What is broken need not break at the same place.
-		if err == nil && !bytes.Equal(got.Bytes(), want) || (err == nil) != (wantErr == nil) && len(body) > 0 || !bytes.HasPrefix(got.Bytes(), want) && !bytes.HasPrefix(want, got.Bytes()) {
+		// Broken bodies need not fail at the same position.
+		if err == nil && !bytes.Equal(got.Bytes(), want) || (err == nil) != (wantErr == nil) && len(body) > 0 ||
+			!bytes.HasPrefix(got.Bytes(), want) && !bytes.HasPrefix(want, got.Bytes()) {
 			t.Fatalf("%s %q by %d: %q, %v; at once %q, %v", encoding, body, int(size)+1, &got, err, want, wantErr)
 		}
 		if encoding != "gzip" {
@@ -67,9 +68,11 @@ func FuzzDecoder(f *testing.F) {
 	})
 }
 
-// A type that package mime can read is what it says there.
+// TypeOf agrees with package mime.
 func FuzzTypeOf(f *testing.F) {
-	for _, contentType := range []string{"application/json", " Application/JSON ; charset=utf-8", "application/vnd.x+json", "text/event-stream;x", "text/event-streams", "application/jsonx", "+json", "a/b;c=\"+json\"", "text/html; a=application/json"} {
+	for _, contentType := range []string{"application/json", " Application/JSON ; charset=utf-8", "application/vnd.x+json",
+		"text/event-stream;x", "text/event-streams", "application/jsonx", "+json", "a/b;c=\"+json\"",
+		"text/html; a=application/json"} {
 		f.Add(contentType)
 	}
 	f.Fuzz(func(t *testing.T, contentType string) {
@@ -91,8 +94,7 @@ func FuzzTypeOf(f *testing.F) {
 	})
 }
 
-// A body is read whole up to the limit, whatever length it announces, and of a longer one
-// a byte more.
+// A body is read up to the limit, whatever its announced length, and one byte more if it is longer.
 func FuzzRead(f *testing.F) {
 	f.Add(uint16(0), int64(-1), uint16(10), uint8(3))
 	f.Add(uint16(5000), int64(1<<62), uint16(4999), uint8(0))

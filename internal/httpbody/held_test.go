@@ -11,7 +11,7 @@ import (
 	"testing/iotest"
 )
 
-// A meter counts what Hold takes, up to a limit.
+// A meter counts the memory that Hold takes, up to a limit.
 type meter struct{ held, most, limit int64 }
 
 func (m *meter) take(bytes int64) bool {
@@ -29,7 +29,7 @@ func TestHold(t *testing.T) {
 		size          int
 		length, limit int64
 		want          int
-		room          int64 // at most
+		room          int64 // maximum
 	}{
 		{"of the announced length", 1000, 1000, 2000, 1000, 1001},
 		{"of no announced length", 10_000, -1, 20_000, 10_000, 20_001},
@@ -44,7 +44,8 @@ func TestHold(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			text := strings.Repeat("x", tt.size)
-			for _, body := range []io.Reader{strings.NewReader(text), iotest.DataErrReader(strings.NewReader(text)), iotest.HalfReader(strings.NewReader(text))} {
+			for _, body := range []io.Reader{strings.NewReader(text), iotest.DataErrReader(strings.NewReader(text)),
+				iotest.HalfReader(strings.NewReader(text))} {
 				m := meter{limit: 1 << 40}
 				held, err := Hold(body, tt.length, tt.limit, 0, m.take)
 				if err != nil || string(held.Bytes()) != text[:tt.want] {
@@ -58,12 +59,13 @@ func TestHold(t *testing.T) {
 		})
 	}
 	broken := errors.New("broken")
-	if held, err := Hold(io.MultiReader(strings.NewReader("{"), iotest.ErrReader(broken)), 5, 10, 0, (&meter{limit: 100}).take); err != broken || string(held.Bytes()) != "{" {
+	if held, err := Hold(io.MultiReader(strings.NewReader("{"), iotest.ErrReader(broken)), 5, 10, 0,
+		(&meter{limit: 100}).take); err != broken || string(held.Bytes()) != "{" {
 		t.Errorf("of a broken body: %q, %v", held.Bytes(), err)
 	}
 }
 
-// Of a body for which there is no room, what has been read is not lost.
+// If there is no memory for a body, the part that was read is kept.
 func TestHoldWithoutRoom(t *testing.T) {
 	text := strings.Repeat("x", 3_000_000)
 	for _, limit := range []int64{0, 100_000, 200_000, 1_000_000, 3_100_000} {
@@ -73,14 +75,15 @@ func TestHoldWithoutRoom(t *testing.T) {
 			held, err := Hold(body, length, 1<<30, 0, m.take)
 			rest, _ := io.ReadAll(body)
 			if !errors.Is(err, ErrNoRoom) || len(held.Bytes())+len(rest) != len(text) || m.held != int64(cap(held.Bytes())) {
-				t.Errorf("of %d: %d bytes and %d, %v; %d are counted, of room for %d", limit, len(held.Bytes()), len(rest), err, m.held, cap(held.Bytes()))
+				t.Errorf("of %d: %d bytes and %d, %v; %d are counted, of room for %d", limit, len(held.Bytes()), len(rest), err,
+					m.held, cap(held.Bytes()))
 			}
 		}
 	}
 }
 
-// What one body has left behind is not seen in the next, and who still reads a body that
-// was released sees nothing of another one.
+// A body does not contain bytes of an earlier one, and a reader of a released body gets no bytes of
+// another one.
 func TestHeldIsReleased(t *testing.T) {
 	m := meter{limit: 1 << 40}
 	var readers sync.WaitGroup
@@ -123,15 +126,14 @@ func TestHeldIsReleased(t *testing.T) {
 	readers.Wait()
 }
 
-// A room is at least as large as it must be, at most a quarter larger, and of a size of
-// which there are others.
-func TestRooms(t *testing.T) {
-	for n := smallRoom - 2; n < 1<<32; n += 1 + n/1000 {
-		size, pool := roomOf(n)
-		if size < n || size > n+n/4 || pool >= len(rooms) || (pool < 0) != (n <= smallRoom) {
+// A buffer is at least as large as needed, and at most a quarter larger.
+func TestBufferClasses(t *testing.T) {
+	for n := smallBuffer - 2; n < 1<<32; n += 1 + n/1000 {
+		size, pool := bufferClass(n)
+		if size < n || size > n+n/4 || pool >= len(bufferPools) || (pool < 0) != (n <= smallBuffer) {
 			t.Fatalf("%d bytes in %d, %d", n, size, pool)
 		}
-		if again, same := roomOf(size); again != size || same != pool {
+		if again, same := bufferClass(size); again != size || same != pool {
 			t.Fatalf("a room of %d bytes has one of %d, %d", size, again, same)
 		}
 	}

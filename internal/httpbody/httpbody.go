@@ -1,5 +1,4 @@
-// Package httpbody knows how HTTP messages carry a body: what the headers say of
-// it, and how it is encoded.
+// Package httpbody reads and writes bodies of HTTP messages, and the headers that describe them.
 package httpbody
 
 import (
@@ -8,11 +7,11 @@ import (
 	"strings"
 )
 
-// A MediaType is what a body is, as far as it matters here.
+// A MediaType is the type of a body, as far as it matters here.
 type MediaType uint8
 
 const (
-	// Other is everything else.
+	// Other is any other type.
 	Other MediaType = iota
 	// JSON is application/json and every type whose name ends with +json.
 	JSON
@@ -20,7 +19,7 @@ const (
 	EventStream
 )
 
-// TypeOf reads a Content-Type.
+// TypeOf parses a Content-Type.
 func TypeOf(contentType string) MediaType {
 	media, _, _ := strings.Cut(contentType, ";")
 	media = strings.ToLower(strings.TrimSpace(media))
@@ -33,14 +32,14 @@ func TypeOf(contentType string) MediaType {
 	return Other
 }
 
-// IsUTF8 reports whether a body of this Content-Type is read as UTF-8: that is how JSON
-// and events are read unless a charset says otherwise.
+// IsUTF8 reports whether a body of this Content-Type is UTF-8. JSON and event streams are, unless a
+// charset says otherwise.
 func IsUTF8(contentType string) bool {
 	if !strings.Contains(strings.ToLower(contentType), "charset") {
 		return true
 	}
 	_, params, err := mime.ParseMediaType(contentType)
-	if err != nil { // but others may be more lenient
+	if err != nil { // others may be more lenient
 		return false
 	}
 	switch strings.ToLower(params["charset"]) {
@@ -50,8 +49,7 @@ func IsUTF8(contentType string) bool {
 	return false
 }
 
-// Encoding returns the Content-Encoding of a message, or nothing if its body is
-// as it is.
+// Encoding returns the Content-Encoding of a message; "" if its body is not encoded.
 func Encoding(header http.Header) string {
 	encoding := strings.Join(header["Content-Encoding"], ",")
 	if strings.EqualFold(encoding, "identity") {
@@ -60,8 +58,8 @@ func Encoding(header http.Header) string {
 	return encoding
 }
 
-// DropDescription removes what is wrong for a body that was changed: its length,
-// its encoding, its digests and its tag.
+// DropDescription removes headers that are wrong for a changed body: its length, its encoding, its
+// digests and its ETag.
 func DropDescription(header http.Header) {
 	for _, name := range description {
 		delete(header, name)

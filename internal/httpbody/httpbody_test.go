@@ -18,12 +18,15 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestIsUTF8(t *testing.T) {
 	for contentType, want := range map[string]bool{
-		"": true, "application/json": true, "application/json;": true, "application/json; charset=utf-8": true, `application/json;CHARSET="UTF-8"`: true, "text/plain;charset=utf8": true,
+		"": true, "application/json": true, "application/json;": true, "application/json; charset=utf-8": true,
+		`application/json;CHARSET="UTF-8"`: true, "text/plain;charset=utf8": true,
 		"application/json; charset=us-ascii": true, "nonsense": true, ";;": true,
-		"application/json; charset=utf-7": false, `application/json;CHARSET="Utf-7"`: false, "application/json; charset=utf-16le": false, "text/html; charset=iso-8859-1": false,
+		"application/json; charset=utf-7": false, `application/json;CHARSET="Utf-7"`: false,
+		"application/json; charset=utf-16le": false, "text/html; charset=iso-8859-1": false,
 		"application/json; charset*=utf-8''utf-7": false,
-		// Not what mime reads, but perhaps others.
-		"application/json; charset=utf-7; x": false, "application/json; charset=utf-8; charset=utf-7": false, "application/json, x; charset=utf-7": false, ";charset=utf-7": false,
+		// Package mime refuses these, but other readers may not.
+		"application/json; charset=utf-7; x": false, "application/json; charset=utf-8; charset=utf-7": false,
+		"application/json, x; charset=utf-7": false, ";charset=utf-7": false,
 	} {
 		if got := IsUTF8(contentType); got != want {
 			t.Errorf("%q: got %t", contentType, got)
@@ -52,7 +55,8 @@ func TestEncoding(t *testing.T) {
 	for _, test := range []struct {
 		values []string
 		want   string
-	}{{nil, ""}, {[]string{"identity"}, ""}, {[]string{"Identity"}, ""}, {[]string{"gzip"}, "gzip"}, {[]string{"gzip", "br"}, "gzip,br"}} {
+	}{{nil, ""}, {[]string{"identity"}, ""}, {[]string{"Identity"}, ""}, {[]string{"gzip"}, "gzip"}, {[]string{"gzip",
+		"br"}, "gzip,br"}} {
 		if got := Encoding(http.Header{"Content-Encoding": test.values}); got != test.want {
 			t.Errorf("%q is %q, want %q", test.values, got, test.want)
 		}
@@ -61,7 +65,8 @@ func TestEncoding(t *testing.T) {
 
 func TestDropDescription(t *testing.T) {
 	header := http.Header{}
-	for _, name := range []string{"Content-Length", "Content-Encoding", "ETag", "Content-MD5", "Digest", "Content-Digest", "Repr-Digest", "Content-Type"} {
+	for _, name := range []string{"Content-Length", "Content-Encoding", "ETag", "Content-MD5", "Digest", "Content-Digest",
+		"Repr-Digest", "Content-Type"} {
 		header.Set(name, "x")
 	}
 	if DropDescription(header); len(header) != 1 || header.Get("Content-Type") == "" {
@@ -70,7 +75,7 @@ func TestDropDescription(t *testing.T) {
 	DropDescription(nil)
 }
 
-// encoded has a text in all encodings.
+// encoded returns a text in all encodings.
 func encoded(t testing.TB, text string) map[string][]byte {
 	t.Helper()
 	out := map[string][]byte{}
@@ -99,7 +104,7 @@ func encoded(t testing.TB, text string) map[string][]byte {
 	return out
 }
 
-// What is read and what is written is decoded alike, in pieces of any size.
+// Reading and writing decode the same, in pieces of any size.
 func TestDecoding(t *testing.T) {
 	text := strings.Repeat("some text, ", 10_000)
 	for encoding, body := range encoded(t, text) {
@@ -128,8 +133,7 @@ func TestDecoding(t *testing.T) {
 	}
 }
 
-// A body that is cut short, broken or given up leaves nothing running: goleak sees to
-// that.
+// A body that is truncated, broken or stopped leaves no goroutine running; goleak checks that.
 func TestDecodingThatEndsEarly(t *testing.T) {
 	for encoding, body := range encoded(t, strings.Repeat("some text, ", 10_000)) {
 		d := NewDecoder(encoding, io.Discard)
@@ -148,7 +152,7 @@ func TestDecodingThatEndsEarly(t *testing.T) {
 		}
 
 		d = NewDecoder(encoding, io.Discard)
-		_, err := d.Write([]byte("this is not encoded at all"))
+		_, err := d.Write([]byte("this is not encoded"))
 		if err = errors.Join(err, d.Close()); err == nil {
 			t.Errorf("%s: plain text was decoded", encoding)
 		}

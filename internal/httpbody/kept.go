@@ -6,26 +6,26 @@ import (
 	"net/http"
 )
 
-// A kept body is one whose bytes stay in memory, and never change.
-type kept struct {
+// A keptBody is a body whose bytes stay in memory and never change.
+type keptBody struct {
 	bytes.Reader
 	raw []byte
 }
 
-func (*kept) Close() error { return nil }
+func (*keptBody) Close() error { return nil }
 
-// Keep returns a GetBody of a request that lets [ReadKept] find its bytes.
+// Keep returns a GetBody for a request that lets [ReadKept] find its bytes.
 func Keep(raw []byte) func() (io.ReadCloser, error) {
 	return func() (io.ReadCloser, error) {
-		body := &kept{raw: raw}
+		body := &keptBody{raw: raw}
 		body.Reset(raw)
 		return body, nil
 	}
 }
 
-// ReadKept reads a body like [Read]. If the request keeps the same bytes in memory, see
-// [Keep], it returns those in place of a copy, and so they must not be changed. The body
-// is read all the same: somebody may have put another in its place.
+// ReadKept reads a body like [Read]. If the request keeps the same bytes in memory, see [Keep], it
+// returns those instead of a copy, so they must not be changed. It reads the body in any case, because
+// a handler may have replaced it.
 func ReadKept(r *http.Request, limit int64) ([]byte, error) {
 	known := keptBytes(r)
 	if len(known) == 0 || int64(len(known)) > limit {
@@ -63,7 +63,7 @@ func keptBytes(r *http.Request) []byte {
 		return nil
 	}
 	defer body.Close()
-	if body, ok := body.(*kept); ok {
+	if body, ok := body.(*keptBody); ok {
 		return body.raw
 	}
 	return nil

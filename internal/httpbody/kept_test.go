@@ -28,7 +28,8 @@ func TestReadKept(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			raw := []byte(text)
-			for _, body := range []io.Reader{strings.NewReader(test.body), iotest.OneByteReader(strings.NewReader(test.body)), iotest.DataErrReader(strings.NewReader(test.body))} {
+			for _, body := range []io.Reader{strings.NewReader(test.body), iotest.OneByteReader(strings.NewReader(test.body)),
+				iotest.DataErrReader(strings.NewReader(test.body))} {
 				r := &http.Request{Body: io.NopCloser(body), GetBody: Keep(raw), ContentLength: -1}
 				got, err := ReadKept(r, test.limit)
 				if err != nil || string(got) != test.want {
@@ -41,7 +42,8 @@ func TestReadKept(t *testing.T) {
 		})
 	}
 	broken := errors.New("broken")
-	if _, err := ReadKept(&http.Request{Body: io.NopCloser(iotest.ErrReader(broken)), GetBody: Keep([]byte("x"))}, 10); err != broken {
+	if _, err := ReadKept(&http.Request{Body: io.NopCloser(iotest.ErrReader(broken)), GetBody: Keep([]byte("x"))},
+		10); err != broken {
 		t.Errorf("got %v", err)
 	}
 }

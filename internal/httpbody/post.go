@@ -7,8 +7,7 @@ import (
 	"strconv"
 )
 
-// Post has r post a JSON message, whatever it was to do before. Who passes it on can read
-// the message as often as it takes.
+// Post makes r a POST of a JSON message. Handlers can read the message more than once.
 func Post(r *http.Request, message []byte) {
 	r.Method = http.MethodPost
 	r.Body = io.NopCloser(bytes.NewReader(message))
@@ -18,8 +17,8 @@ func Post(r *http.Request, message []byte) {
 	SetHeader(r.Header, "Content-Length", strconv.Itoa(len(message)))
 }
 
-// GetHeader returns the first value of a header, as the header's own Get does. Its name must be in
-// the form that http.Header has it: to bring it there takes most of the time of Get.
+// GetHeader returns the first value of a header, like http.Header.Get. The name must be canonical,
+// which saves most of the time of Get.
 func GetHeader(header http.Header, name string) string {
 	if values := header[name]; len(values) > 0 {
 		return values[0]
@@ -27,21 +26,20 @@ func GetHeader(header http.Header, name string) string {
 	return ""
 }
 
-// SetHeader gives a header one value, unless it has just that. Its name must be in the form that
-// http.Header has it.
+// SetHeader sets a header to one value, unless it has exactly that. The name must be canonical.
 func SetHeader(header http.Header, name, value string) {
 	if values := header[name]; len(values) != 1 || values[0] != value {
 		header[name] = []string{value}
 	}
 }
 
-// EmptyAs makes r a request of an HTTP method without a body.
+// EmptyAs makes r a request with an HTTP method and without a body.
 func EmptyAs(r *http.Request, method string) {
 	r.Method = method
 	Empty(r)
 }
 
-// Empty has r have no body.
+// Empty removes the body of r.
 func Empty(r *http.Request) {
 	r.Body, r.GetBody = http.NoBody, nil
 	r.ContentLength, r.TransferEncoding = 0, nil

@@ -18,12 +18,14 @@ func TestPost(t *testing.T) {
 			t.Errorf("got %q, %v", text, err)
 		}
 	}
-	if r.Method != http.MethodPost || r.ContentLength != 7 || r.Header.Get("Content-Length") != "7" || r.Header.Get("Content-Type") != "application/json" {
+	if r.Method != http.MethodPost || r.ContentLength != 7 || r.Header.Get("Content-Length") != "7" ||
+		r.Header.Get("Content-Type") != "application/json" {
 		t.Errorf("got %s, %d, %v", r.Method, r.ContentLength, r.Header)
 	}
 	r.Header.Set("Content-Encoding", "gzip")
 	Empty(r)
-	if text, err := io.ReadAll(r.Body); err != nil || len(text) > 0 || r.ContentLength != 0 || len(r.Header) > 0 || r.GetBody != nil {
+	if text, err := io.ReadAll(r.Body); err != nil || len(text) > 0 || r.ContentLength != 0 || len(r.Header) > 0 ||
+		r.GetBody != nil {
 		t.Errorf("got %q, %v, %d, %v", text, err, r.ContentLength, r.Header)
 	}
 }

@@ -25,7 +25,8 @@ func TestRead(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			text := strings.Repeat("x", tt.size)
-			for _, body := range []io.Reader{strings.NewReader(text), iotest.DataErrReader(strings.NewReader(text)), iotest.HalfReader(strings.NewReader(text))} {
+			for _, body := range []io.Reader{strings.NewReader(text), iotest.DataErrReader(strings.NewReader(text)),
+				iotest.HalfReader(strings.NewReader(text))} {
 				got, err := Read(&http.Request{Body: io.NopCloser(body), ContentLength: tt.length}, tt.limit)
 				if err != nil || string(got) != text[:tt.want] {
 					t.Errorf("%d bytes, %v", len(got), err)
@@ -33,12 +34,13 @@ func TestRead(t *testing.T) {
 			}
 		})
 	}
-	if got, err := Read(&http.Request{Body: io.NopCloser(iotest.ErrReader(io.ErrUnexpectedEOF)), ContentLength: 5}, 10); err != io.ErrUnexpectedEOF || len(got) != 0 {
+	if got, err := Read(&http.Request{Body: io.NopCloser(iotest.ErrReader(io.ErrUnexpectedEOF)), ContentLength: 5},
+		10); err != io.ErrUnexpectedEOF || len(got) != 0 {
 		t.Errorf("of a broken body: %q, %v", got, err)
 	}
 }
 
-// A client that announces much and sends little must not make us take memory for it.
+// A client that announces much and sends little must not use up memory.
 func TestReadDoesNotTrustTheAnnouncedLength(t *testing.T) {
 	body := io.MultiReader(strings.NewReader("{"), iotest.ErrReader(io.ErrUnexpectedEOF))
 	got, err := Read(&http.Request{Body: io.NopCloser(body), ContentLength: 1 << 30}, 1<<31)

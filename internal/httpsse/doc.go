@@ -1,19 +1,17 @@
-// Package httpsse makes servers of the HTTP+SSE transport, that of the protocol's first
-// revision (2024-11-05), servers of Streamable HTTP.
+// Package httpsse translates the HTTP+SSE transport of MCP 2024-11-05 to Streamable HTTP.
 //
-// Such a server has one event stream for each session. Its first event, endpoint, names where
-// messages are posted. Answers and all other messages come on the stream. [Pool.Open] opens
-// one and returns the id of a session, in which [Pool.Serve] takes requests of Streamable
-// HTTP: a POST of a request is answered by what comes on the stream for it, a GET is a
-// stream of what belongs to no request, a DELETE ends the session. So does the end of the
-// server's stream, and a time without requests: the session is not known from then on, and
-// a client that needs one opens another.
+// A server with HTTP+SSE has one event stream for each session. Its first event, endpoint, announces
+// the URL to which messages are posted. Responses and all other messages come on the stream.
+// [Pool.Open] opens a stream and returns the id of a session, in which [Pool.Serve] serves requests of
+// Streamable HTTP: a POST of a request gets the messages on the stream that belong to it, a GET is a
+// stream of messages that belong to no request, and a DELETE ends the session. The session also ends
+// with the server's stream, and after a time without requests: then its id is unknown, and a client
+// that needs a session opens another.
 //
 // # One stream, many calls
 //
-// Requests get ids of their own towards the server, and so do their progress tokens, because
-// one stream answers what two HTTP requests with equal ids have asked. Notifications and
-// questions of the server do not say which call they belong to. They go to the only call
-// that is in flight. With several, they go to a GET stream or, if there is none, to the
-// latest call. All of them are of the same client.
+// Requests get new ids and progress tokens for the server, because two HTTP requests with equal ids
+// share one stream. Notifications and server requests do not say to which call they belong. They go to
+// the only call in progress. With several calls, they go to a GET stream or, if there is none, to the
+// latest call. All of these belong to the same client.
 package httpsse

@@ -12,8 +12,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// An exchange is a request of Streamable HTTP in a session, and its response.
-type exchange struct {
+// An roundTrip is a request of Streamable HTTP in a session, with its response.
+type roundTrip struct {
 	session *session
 	w       http.ResponseWriter
 	r       *http.Request
@@ -22,7 +22,7 @@ type exchange struct {
 }
 
 // read reads the message of a POST.
-func (x *exchange) read() error {
+func (x *roundTrip) read() error {
 	body, err := httpbody.ReadKept(x.r, maxMessage)
 	if err != nil {
 		return err
@@ -36,16 +36,16 @@ func (x *exchange) read() error {
 	return nil
 }
 
-// fail answers with a failure.
-func (x *exchange) fail(f *jsonrpc.Failure) {
+// fail sends a failure.
+func (x *roundTrip) fail(f *jsonrpc.Failure) {
 	f.SetHeader(x.w.Header())
 	x.w.Header().Set("Content-Type", "application/json")
 	x.w.WriteHeader(f.Status)
 	_, _ = x.w.Write(f.Append(nil, x.message.Literal(jsonrpc.ID)))
 }
 
-// call passes a request on, and answers it with what comes for it on the stream of the server.
-func (x *exchange) call() error {
+// call posts a request, and responds with the messages for it on the stream of the server.
+func (x *roundTrip) call() error {
 	s := x.session
 	c := s.begin(&x.message)
 	if c == nil {
@@ -55,9 +55,9 @@ func (x *exchange) call() error {
 	out := streamable.NewWriter(x.w, x.r.Header)
 	ctx, cancel := context.WithCancel(x.r.Context())
 	defer cancel()
-	// The answer may come before the server has taken the request, and other messages are
-	// not to wait for that.
-	taken, done := make(chan posted, 1), make(chan struct{})
+	// The response may come before the server has accepted the POST, and other messages must not wait
+	// for that.
+	taken, done := make(chan postResult, 1), make(chan struct{})
 	post := x.prepare(ctx, c.message())
 	go func() {
 		defer close(done)
@@ -71,12 +71,13 @@ func (x *exchange) call() error {
 		select {
 		case <-c.mail.More():
 		case p := <-taken:
-			if taken = nil; p.err != nil || !p.accepted() {
-				return x.refused(c, out, p)
+			taken = nil
+			if p.err != nil || !p.accepted() {
+				return x.postRefused(c, out, p)
 			}
 			continue
 		case <-s.life.Done():
-			return x.cut(c, out, taken)
+			return x.sessionEnded(c, out, taken)
 		case <-ctx.Done():
 			if s.forget(c) {
 				s.cancel(c)
@@ -93,13 +94,13 @@ func (x *exchange) call() error {
 	}
 }
 
-// postLinger is how long a POST may take after the answer to its message.
+// postLinger is how long a POST may take after the response to its message.
 const postLinger = time.Second
 
-// deliver gives the client what has come for a call. It reports whether that was all, because
-// of an error if there is one: nothing more is taken, or the client has left. A server that sends
-// faster than it can be passed on would have it go on for ever.
-func (x *exchange) deliver(c *call, out *streamable.Writer) (done bool, err error) {
+// deliver sends the messages for a call to the client. It reports whether the call is over: it has its
+// response, writing failed, or the client has disconnected. It checks for the latter before each
+// message, because a fast server could keep it busy forever.
+func (x *roundTrip) deliver(c *call, out *streamable.Writer) (done bool, err error) {
 	for {
 		if err := context.Cause(x.r.Context()); err != nil {
 			return true, err
@@ -111,7 +112,7 @@ func (x *exchange) deliver(c *call, out *streamable.Writer) (done bool, err erro
 		case l.failure != nil:
 			return true, l.failure
 		case l.message == nil: // the client has cancelled the call
-			if !out.Streaming() {
+			if !out.IsStreaming() {
 				x.w.WriteHeader(http.StatusAccepted)
 			}
 			return true, nil
@@ -127,51 +128,51 @@ func (x *exchange) deliver(c *call, out *streamable.Writer) (done bool, err erro
 	}
 }
 
-// cut ends a call because the session has ended. If the server has not taken the request by then
-// it may be about to refuse it, and the client can make it again in another session.
-func (x *exchange) cut(c *call, out *streamable.Writer, taken <-chan posted) error {
+// sessionEnded ends a call because the session has ended. If the server has not accepted the POST yet, it may
+// be about to refuse it, and the client can repeat it in another session.
+func (x *roundTrip) sessionEnded(c *call, out *streamable.Writer, taken <-chan postResult) error {
 	if taken != nil {
 		timer := time.NewTimer(postLinger)
 		defer timer.Stop()
 		select {
 		case p := <-taken:
 			if p.err == nil && !p.accepted() {
-				return x.refused(c, out, p)
+				return x.postRefused(c, out, p)
 			}
 		case <-timer.C:
 		}
 	}
-	if done, err := x.deliver(c, out); done { // what has come before the end
+	if done, err := x.deliver(c, out); done { // messages before the end
 		return err
 	}
 	return x.session.failure()
 }
 
-// refused answers a request that the server has not accepted.
-func (x *exchange) refused(c *call, out *streamable.Writer, p posted) error {
+// postRefused responds to a request whose POST the server has not accepted.
+func (x *roundTrip) postRefused(c *call, out *streamable.Writer, p postResult) error {
 	done, err := x.deliver(c, out)
 	switch {
-	case done: // which it has answered nevertheless
+	case done: // there is a response nevertheless
 		return err
 	case p.err != nil:
 		return p.err
-	case out.Streaming():
+	case out.IsStreaming():
 		return jsonrpc.HTTPError(x.session.up.Name, p.status)
 	}
-	x.pass(p)
+	x.forwardResponse(p)
 	return nil
 }
 
-// tell passes a notification on, or an answer to a question.
-func (x *exchange) tell() error {
+// postMessage posts a notification, or a response to a server request.
+func (x *roundTrip) postMessage() error {
 	message := x.message.Raw
 	if x.message.Is(jsonrpc.Method, "notifications/cancelled") {
-		c := x.session.called(x.message.Literal(jsonrpc.RequestID))
+		c := x.session.callByClientID(x.message.Literal(jsonrpc.RequestID))
 		if c == nil || !x.session.remove(c) {
-			x.w.WriteHeader(http.StatusAccepted) // it has been answered
+			x.w.WriteHeader(http.StatusAccepted) // it has its response already
 			return nil
 		}
-		c.mail.End(letter{}) // no answer
+		c.mail.End(letter{}) // without a response
 		message = jsonspan.Spliced(message, x.message.Replace(jsonrpc.RequestID, c.id()))
 	}
 	p := x.post(x.prepare(x.r.Context(), message))
@@ -181,13 +182,13 @@ func (x *exchange) tell() error {
 	case p.accepted():
 		x.w.WriteHeader(http.StatusAccepted)
 	default:
-		x.pass(p)
+		x.forwardResponse(p)
 	}
 	return nil
 }
 
-// listen is the stream of what belongs to no call, until it ends or the session does.
-func (x *exchange) listen() error {
+// listen sends messages that belong to no call, until the stream or the session ends.
+func (x *roundTrip) listen() error {
 	s, ctx := x.session, x.r.Context()
 	out := streamable.NewWriter(x.w, x.r.Header)
 	if !out.AcceptsStream() {
@@ -210,7 +211,7 @@ func (x *exchange) listen() error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		// One at a time: a server that sends without a pause is not to keep a client that has left.
+		// One message at a time, so a fast server does not hide that the client has disconnected.
 		l, ok, _ := s.mail.Take()
 		if ok && !out.Event(&streamable.Event{Type: "message", Data: l.message}) && l.question != nil {
 			s.refuse(l.question, "the client has left")
@@ -221,17 +222,17 @@ func (x *exchange) listen() error {
 	}
 }
 
-// posted is how the server has taken a message.
-type posted struct {
-	reply
+// postResult is the result of posting a message.
+type postResult struct {
+	responseRecorder
 	err error
 }
 
-func (p *posted) accepted() bool { return p.status/100 == 2 }
+func (p *postResult) accepted() bool { return p.status/100 == 2 }
 
-// prepare makes the request one that posts a message to the endpoint. It returns a copy with
-// headers of its own: handlers may change them while others are derived from the request.
-func (x *exchange) prepare(ctx context.Context, message []byte) *http.Request {
+// prepare returns a request that posts a message to the endpoint. It has its own headers, because
+// handlers may change them while other requests are derived from the original.
+func (x *roundTrip) prepare(ctx context.Context, message []byte) *http.Request {
 	streamable.Direct(x.r, x.session.endpoint)
 	post := x.r.Clone(ctx)
 	post.Header.Del(mcp.SessionHeader)
@@ -240,15 +241,16 @@ func (x *exchange) prepare(ctx context.Context, message []byte) *http.Request {
 }
 
 // post posts a message.
-func (x *exchange) post(r *http.Request) (p posted) {
-	p.reply.header = http.Header{}
-	p.err = x.serve(&p.reply, r)
-	p.reply.WriteHeader(http.StatusOK) // a handler that writes nothing means that
+func (x *roundTrip) post(r *http.Request) (p postResult) {
+	p.responseRecorder.header = http.Header{}
+	p.err = x.serve(&p.responseRecorder, r)
+	p.responseRecorder.WriteHeader(http.StatusOK) // default status of a handler that writes nothing
 	return p
 }
 
-// pass answers as the server has. One that does not know the endpoint has lost the session.
-func (x *exchange) pass(p posted) {
+// forwardResponse forwards the response of the server. A server that does not know the endpoint has lost the
+// session.
+func (x *roundTrip) forwardResponse(p postResult) {
 	if p.status == http.StatusNotFound || p.status == http.StatusGone {
 		p.status = http.StatusNotFound
 		x.session.end(errLost)
@@ -261,29 +263,29 @@ func (x *exchange) pass(p posted) {
 	_, _ = x.w.Write(p.body)
 }
 
-// A reply takes the response to a message that was posted: mostly it says nothing.
-type reply struct {
+// A responseRecorder records the response to a posted message. It is usually empty.
+type responseRecorder struct {
 	header http.Header
 	status int
 	body   []byte
 }
 
-// maxReply is how much of it is passed on.
+// maxReply is how many bytes of it are forwarded.
 const maxReply = 64 << 10
 
-func (w *reply) Header() http.Header { return w.header }
+func (w *responseRecorder) Header() http.Header { return w.header }
 
-func (w *reply) WriteHeader(status int) {
+func (w *responseRecorder) WriteHeader(status int) {
 	if w.status == 0 && status >= 200 {
 		w.status = status
 	}
 }
 
-func (w *reply) Write(p []byte) (int, error) {
+func (w *responseRecorder) Write(p []byte) (int, error) {
 	w.WriteHeader(http.StatusOK)
 	w.body = append(w.body, p[:min(len(p), maxReply-len(w.body))]...)
 	return len(p), nil
 }
 
 // Interface guard
-var _ http.ResponseWriter = (*reply)(nil)
+var _ http.ResponseWriter = (*responseRecorder)(nil)

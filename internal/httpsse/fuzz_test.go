@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A stream is read alike in whatever pieces it comes, and what it says waits in its place.
+// A stream is parsed the same in any pieces, and its messages wait in their inboxes.
 func FuzzStream(f *testing.F) {
 	for _, seed := range []string{
 		"event: endpoint\ndata: /message\n\nevent: message\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"x\"}\n\n",
@@ -18,12 +18,12 @@ func FuzzStream(f *testing.F) {
 		f.Add([]byte(seed), uint8(1))
 	}
 	f.Fuzz(func(t *testing.T, data []byte, size uint8) {
-		read := func(size int) (endpoint string, said []string, err error) {
+		read := func(size int) (endpoint string, messages []string, err error) {
 			p := NewPool()
 			defer p.Close()
 			s := newSession(p, Upstream{Name: "old", Target: &url.URL{Path: "/sse"}})
-			for range maxTelling {
-				s.telling <- struct{}{} // so that nothing is told
+			for range maxSending {
+				s.sending <- struct{}{} // sends nothing in the background
 			}
 			s.opening = &http.Request{Host: "gateway.test"}
 			w := &stream{session: s, header: http.Header{"Content-Type": {"text/event-stream"}}}
@@ -34,14 +34,14 @@ func FuzzStream(f *testing.F) {
 				endpoint = s.endpoint.RequestURI()
 			}
 			for l, ok, _ := s.mail.Take(); ok; l, ok, _ = s.mail.Take() {
-				said = append(said, string(l.message))
+				messages = append(messages, string(l.message))
 			}
-			return endpoint, said, w.err
+			return endpoint, messages, w.err
 		}
-		endpoint, said, err := read(len(data) + 1)
-		inPieces, saidInPieces, errInPieces := read(int(size) + 1)
-		if endpoint != inPieces || (err == nil) != (errInPieces == nil) || !slices.Equal(said, saidInPieces) {
-			t.Errorf("%q %v %q, and in pieces %q %v %q", endpoint, err, said, inPieces, errInPieces, saidInPieces)
+		endpoint, messages, err := read(len(data) + 1)
+		inPieces, messagesInPieces, errInPieces := read(int(size) + 1)
+		if endpoint != inPieces || (err == nil) != (errInPieces == nil) || !slices.Equal(messages, messagesInPieces) {
+			t.Errorf("%q %v %q, and in pieces %q %v %q", endpoint, err, messages, inPieces, errInPieces, messagesInPieces)
 		}
 	})
 }

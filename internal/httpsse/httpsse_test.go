@@ -33,7 +33,7 @@ func TestCall(t *testing.T) {
 	}
 }
 
-// What precedes the answer makes it an event stream.
+// Messages before the response make it an event stream.
 func TestMessagesBeforeTheAnswer(t *testing.T) {
 	s := newServer(t)
 	c := newClient(t, openPool(t), s)
@@ -51,7 +51,7 @@ func TestMessagesBeforeTheAnswer(t *testing.T) {
 	}
 	reply.ends(202, "")
 	c.at.say(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
-	res.is(`list_changed`) // there is no better place
+	res.is(`list_changed`) // there is no better stream
 	c.at.say(`{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"no"}}`)
 	res.is(`"id":7,"error"`)
 	res.ends(200, "")
@@ -60,7 +60,7 @@ func TestMessagesBeforeTheAnswer(t *testing.T) {
 	}
 }
 
-// Two calls with one id do not get each other's answers.
+// Two calls with one id do not get each other's responses.
 func TestEqualIDs(t *testing.T) {
 	s := newServer(t)
 	c := newClient(t, openPool(t), s)
@@ -68,7 +68,8 @@ func TestEqualIDs(t *testing.T) {
 	first := s.posted()
 	two := c.call("1", "tools/call", `{"_meta":{"progressToken":1}}`)
 	second := s.posted()
-	c.at.say(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":` + string(second.ID) + `,"progress":2}}`)
+	c.at.say(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":` + string(second.ID) +
+		`,"progress":2}}`)
 	two.is(`"progress":2`)
 	c.at.say(`{"jsonrpc":"2.0","id":` + string(second.ID) + `,"result":{"of":"two"}}`)
 	two.is(`"two"`)
@@ -76,8 +77,8 @@ func TestEqualIDs(t *testing.T) {
 	one.is(`"one"`)
 }
 
-// What does not say to which of several calls it belongs goes to a GET stream, and to the
-// latest call without one. What concerns the session goes to the stream in any case.
+// A message that does not name its call goes to a GET stream if there are several calls, and to the
+// latest call without a stream. A message about the session goes to the stream in any case.
 func TestRecipients(t *testing.T) {
 	s := newServer(t)
 	c := newClient(t, openPool(t), s)
@@ -114,7 +115,7 @@ func TestRecipients(t *testing.T) {
 	stream.ends(0, "")
 }
 
-// What comes before there is a stream waits for it. Pings need no client.
+// Messages wait until there is a stream. Pings need no client.
 func TestMessagesWaitForAStream(t *testing.T) {
 	s := newServer(t)
 	c := newClient(t, openPool(t), s)
@@ -129,18 +130,19 @@ func TestMessagesWaitForAStream(t *testing.T) {
 	stream.ends(200, "context canceled")
 }
 
-// What no stream takes is kept only if it is small, even if it is all there is.
+// Messages that no stream takes are kept only if they are small.
 func TestLargeMail(t *testing.T) {
 	s := newServer(t)
 	c := newClient(t, openPool(t), s)
-	large := `{"jsonrpc":"2.0","id":"q","method":"sampling/createMessage","params":{"text":"` + strings.Repeat("x", maxMail) + `"}}`
+	large := `{"jsonrpc":"2.0","id":"q","method":"sampling/createMessage","params":{"text":"` + strings.Repeat("x",
+		maxMail) + `"}}`
 	c.at.say(large)
 	if got := s.posted(); !strings.Contains(got.text, `"id":"q","error":{"code":-32601`) {
 		t.Errorf("posted %s", got.text)
 	}
 }
 
-// A question that the client does not take is refused.
+// A server request that the client does not take is refused.
 func TestRefusedQuestions(t *testing.T) {
 	s := newServer(t)
 	c := newClient(t, openPool(t), s)
@@ -152,7 +154,7 @@ func TestRefusedQuestions(t *testing.T) {
 	}
 }
 
-// A question waits for a stream for some time only.
+// A server request waits for a stream for a limited time.
 func TestQuestionsWaitForAStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		posts := make(chan string, 1)
@@ -175,7 +177,7 @@ func TestQuestionsWaitForAStream(t *testing.T) {
 			t.Fatal(failure)
 		}
 		s.receive(&question)
-		time.Sleep(questionTime - 1)
+		time.Sleep(requestWait - 1)
 		synctest.Wait()
 		if len(posts) > 0 {
 			t.Errorf("posted %s too early", <-posts)
@@ -192,11 +194,11 @@ func TestCancel(t *testing.T) {
 	t.Run("by a notification", func(t *testing.T) {
 		res := c.call("5", "tools/call", `{}`)
 		call := s.posted()
-		told := c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":5}}`)
+		canceled := c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":5}}`)
 		if got := s.posted(); got.Method != "notifications/cancelled" || string(got.Params.RequestID) != string(call.ID) {
 			t.Errorf("posted %s", got.text)
 		}
-		told.ends(202, "")
+		canceled.ends(202, "")
 		res.ends(202, "")
 		c.post(`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":5}}`).ends(202, "")
 	})
@@ -211,7 +213,7 @@ func TestCancel(t *testing.T) {
 	})
 }
 
-// fullWriter takes a part of a response only.
+// A fullWriter accepts only a part of a response.
 type fullWriter struct {
 	header http.Header
 	room   int
@@ -227,7 +229,7 @@ func (w *fullWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// A response of which no more is taken ends, with the error that says why.
+// A response that cannot be written ends with the error of the write.
 func TestResponseNotTaken(t *testing.T) {
 	s := newServer(t)
 	c := newClient(t, openPool(t), s)
@@ -247,7 +249,8 @@ func TestResponseNotTaken(t *testing.T) {
 			t.Errorf("ended with %v", err)
 		}
 	}
-	const call, log = `{"jsonrpc":"2.0","id":1,"method":"tools/call"}`, `{"jsonrpc":"2.0","method":"notifications/message"}`
+	const call, log = `{"jsonrpc":"2.0","id":1,"method":"tools/call"}`,
+		`{"jsonrpc":"2.0","method":"notifications/message"}`
 	t.Run("an answer", func(t *testing.T) {
 		served := serve(http.MethodPost, call)
 		c.at.say(`{"jsonrpc":"2.0","id":` + string(s.posted().ID) + `,"result":{"text":"more than there is room for"}}`)
@@ -269,7 +272,7 @@ func TestResponseNotTaken(t *testing.T) {
 	})
 }
 
-// A floodedWriter takes all, and has the server say more each time.
+// A floodedWriter accepts everything, and makes the server send more each time.
 type floodedWriter struct {
 	fullWriter
 	more func()
@@ -280,7 +283,7 @@ func (w *floodedWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// A server that never stops does not keep a request whose client has left.
+// A server that never stops sending does not keep a request whose client has disconnected.
 func TestFlood(t *testing.T) {
 	for _, method := range []string{http.MethodPost, http.MethodGet} {
 		t.Run(method, func(t *testing.T) {
@@ -290,7 +293,8 @@ func TestFlood(t *testing.T) {
 			session := c.pool.sessions[c.session]
 			c.pool.mu.Unlock()
 			ctx, leave := context.WithCancel(t.Context())
-			r, _ := http.NewRequestWithContext(ctx, method, s.url.String(), strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"tools/call"}`))
+			r, _ := http.NewRequestWithContext(ctx, method, s.url.String(),
+				strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"tools/call"}`))
 			r.Header.Set(mcp.SessionHeader, c.session)
 			r.Header.Set("Accept", "application/json, text/event-stream")
 			const log = `{"jsonrpc":"2.0","method":"notifications/message"}`
@@ -314,7 +318,7 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// The end of the stream ends calls at once. The session is unknown from then on.
+// The end of the stream ends calls at once. The session is unknown afterwards.
 func TestEndOfStream(t *testing.T) {
 	s := newServer(t)
 	c := newClient(t, openPool(t), s)
@@ -332,7 +336,7 @@ func TestEndOfStream(t *testing.T) {
 	}
 }
 
-// A server that does not know the session has not run the request.
+// A server that does not know the session has not executed the request.
 func TestLostSession(t *testing.T) {
 	s := newServer(t)
 	s.refuse = func(w http.ResponseWriter) bool { http.Error(w, "Session not found", http.StatusNotFound); return true }
@@ -365,7 +369,7 @@ func TestDelete(t *testing.T) {
 	c.do(http.MethodDelete, "").ends(404, "")
 }
 
-// A session is good with its server only.
+// A session is valid for its server only.
 func TestSessionOfAnotherServer(t *testing.T) {
 	s := newServer(t)
 	c := newClient(t, openPool(t), s)
@@ -378,7 +382,7 @@ func TestPoolEnds(t *testing.T) {
 	p := openPoolWith(t, quota.Limits{Entries: 10, OwnerEntries: 1}, idleTime)
 	one := newClient(t, p, s)
 	two := newClient(t, p, s)
-	next(t, one.at.closed) // there is room for one that is idle
+	next(t, one.at.closed) // one idle session is allowed
 	p.Keep(func(string) bool { return true })
 	stream := two.do(http.MethodGet, "")
 	next(t, stream.begun)
@@ -400,12 +404,12 @@ func TestHostileStreams(t *testing.T) {
 	for name, tt := range map[string]struct {
 		first, want string
 	}{
-		"another host":    {"event: endpoint\ndata: http://elsewhere.test/message\n\n", errEndpointElsewhere.Error()},
-		"no scheme":       {"event: endpoint\ndata: //elsewhere.test/message\n\n", errEndpointElsewhere.Error()},
+		"another host":    {"event: endpoint\ndata: http://elsewhere.test/message\n\n", errEndpointHost.Error()},
+		"no scheme":       {"event: endpoint\ndata: //elsewhere.test/message\n\n", errEndpointHost.Error()},
 		"another scheme":  {"event: endpoint\ndata: file:///etc/passwd\n\n", errEndpointInvalid.Error()},
 		"no address":      {"event: endpoint\ndata: :\n\n", errEndpointInvalid.Error()},
 		"empty":           {"event: endpoint\ndata:\n\n", errEndpointInvalid.Error()},
-		"an endless line": {"event: endpoint\ndata: " + strings.Repeat("x", maxEndpoint+1), ErrNotSpoken.Error()},
+		"an endless line": {"event: endpoint\ndata: " + strings.Repeat("x", maxEndpoint+1), ErrNotSupported.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t)
@@ -435,14 +439,15 @@ func TestHostileStreams(t *testing.T) {
 		s.first += "event: endpoint\ndata: /elsewhere\n\n"
 		c := newClient(t, openPool(t), s)
 		c.call("1", "tools/call", `{}`)
-		s.posted() // at the first
+		s.posted() // at the first stream
 	})
 	t.Run("noise", func(t *testing.T) {
 		s := newServer(t)
 		c := newClient(t, openPool(t), s)
 		res := c.call("1", "tools/call", `{}`)
 		s.posted()
-		for _, noise := range []string{"x", "[]", "{}", `{"jsonrpc":"2.0","id":99,"result":{}}`, `{"jsonrpc":"2.0","id":"1","result":{}}`, `{"jsonrpc":"2.0","id":1}`,
+		for _, noise := range []string{"x", "[]", "{}", `{"jsonrpc":"2.0","id":99,"result":{}}`,
+			`{"jsonrpc":"2.0","id":"1","result":{}}`, `{"jsonrpc":"2.0","id":1}`,
 			`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1}}`} {
 			c.at.say(noise)
 		}
@@ -454,16 +459,17 @@ func TestHostileStreams(t *testing.T) {
 	})
 }
 
-// A server that answers otherwise does not speak HTTP+SSE, unless its status is about
-// something else.
-func TestNotSpoken(t *testing.T) {
+// A server that responds otherwise does not use HTTP+SSE, unless its status has another reason.
+func TestNotSupported(t *testing.T) {
 	for name, tt := range map[string]struct {
 		answer http.HandlerFunc
 		want   bool
 	}{
-		"not found":    {http.NotFound, true},
-		"JSON":         {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "application/json") }, true},
-		"no events":    {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "text/event-stream") }, true},
+		"not found": {http.NotFound, true},
+		"JSON": {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "application/json") },
+			true},
+		"no events": {func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Content-Type", "text/event-stream") },
+			true},
 		"unauthorized": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(401) }, false},
 		"down":         {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) }, false},
 	} {
@@ -472,18 +478,18 @@ func TestNotSpoken(t *testing.T) {
 			u.Serve = func(w http.ResponseWriter, r *http.Request) error {
 				tt.answer(w, r)
 				if _, err := io.WriteString(w, ""); err != nil {
-					t.Errorf("broken off: %v", err) // which reverse_proxy would log
+					t.Errorf("broken off: %v", err) // reverse_proxy would log it
 				}
 				return nil
 			}
-			if _, err := openPool(t).Open(t.Context(), u); err == nil || errors.Is(err, ErrNotSpoken) != tt.want {
+			if _, err := openPool(t).Open(t.Context(), u); err == nil || errors.Is(err, ErrNotSupported) != tt.want {
 				t.Errorf("%v", err)
 			}
 		})
 	}
 }
 
-// A response that is not a stream is broken off if it is long, and is not waited for if it has no end.
+// A response that is not a stream is aborted if it is long, or does not end.
 func TestPages(t *testing.T) {
 	u := newServer(t).upstream()
 	u.Serve = func(w http.ResponseWriter, _ *http.Request) error {
@@ -494,7 +500,7 @@ func TestPages(t *testing.T) {
 		_, err := w.Write(make([]byte, 1))
 		return err
 	}
-	if _, err := openPool(t).Open(t.Context(), u); !errors.Is(err, ErrNotSpoken) {
+	if _, err := openPool(t).Open(t.Context(), u); !errors.Is(err, ErrNotSupported) {
 		t.Errorf("a long page: %v", err)
 	}
 	u.Serve = func(w http.ResponseWriter, r *http.Request) error {
@@ -502,7 +508,7 @@ func TestPages(t *testing.T) {
 		<-r.Context().Done()
 		return nil
 	}
-	if _, err := openPool(t).Open(t.Context(), u); !errors.Is(err, ErrNotSpoken) {
+	if _, err := openPool(t).Open(t.Context(), u); !errors.Is(err, ErrNotSupported) {
 		t.Errorf("a page without an end: %v", err)
 	}
 }
@@ -533,7 +539,7 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-// A client that does not read its answers does not get more and more of them.
+// The unread responses of a client are limited.
 func TestUnreadAnswersAreLimited(t *testing.T) {
 	p := openPool(t)
 	s := newSession(p, Upstream{Owner: "owner"})
@@ -547,7 +553,7 @@ func TestUnreadAnswersAreLimited(t *testing.T) {
 	const size, fit = 10 << 20, 3 // in half of the 64 MiB of TestMain
 	answered := func() (*call, letter) {
 		c := s.begin(read(`{"jsonrpc":"2.0","id":"theirs","method":"tools/call"}`))
-		s.answer(read(fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"result":%q}`, c.number, strings.Repeat("x", size))))
+		s.deliverResponse(read(fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"result":%q}`, c.number, strings.Repeat("x", size))))
 		l, _, _ := c.mail.Take()
 		return c, l
 	}

@@ -29,14 +29,14 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// A server is one of HTTP+SSE whose messages the test writes.
+// A server uses HTTP+SSE. The test writes its messages.
 type server struct {
 	t      *testing.T
 	url    *url.URL
 	opened chan *opened // streams
-	posts  chan string  // messages, with the path they came to
+	posts  chan string  // messages, with the path of their POST
 	refuse func(w http.ResponseWriter) bool
-	first  string // what the stream begins with
+	first  string // beginning of the stream
 }
 
 // An opened is a stream of a server.
@@ -47,7 +47,8 @@ type opened struct {
 
 func newServer(t *testing.T) *server {
 	t.Helper()
-	s := &server{t: t, opened: make(chan *opened, 10), posts: make(chan string, 100), first: "event: endpoint\ndata: /message?session=1\n\n"}
+	s := &server{t: t, opened: make(chan *opened, 10), posts: make(chan string, 100),
+		first: "event: endpoint\ndata: /message?session=1\n\n"}
 	at := httptest.NewServer(s)
 	t.Cleanup(at.Close)
 	s.url, _ = url.Parse(at.URL + "/sse")
@@ -85,7 +86,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func (o *opened) say(message string) { o.send <- "event: message\ndata: " + message + "\n\n" }
 
-// posted returns the next message that was posted, at the endpoint.
+// posted returns the next message that was posted to the endpoint.
 func (s *server) posted() (m received) {
 	s.t.Helper()
 	path, message, _ := strings.Cut(next(s.t, s.posts), " ")
@@ -122,7 +123,7 @@ func next[T any](t *testing.T, from <-chan T) (value T) {
 	return value
 }
 
-// upstream returns the way to the server.
+// upstream returns the Upstream of the server.
 func (s *server) upstream() Upstream {
 	target := *s.url
 	return Upstream{
@@ -164,7 +165,7 @@ func (s *server) pass(w http.ResponseWriter, r *http.Request) error {
 	}
 }
 
-// A client makes requests of Streamable HTTP.
+// A client sends requests of Streamable HTTP.
 type client struct {
 	t       *testing.T
 	pool    *Pool
@@ -197,7 +198,7 @@ func openPoolWith(t *testing.T, limits quota.Limits, ttl time.Duration) *Pool {
 	return p
 }
 
-// A response is what a request is answered with, as it comes.
+// A response is the response to a request, as it arrives.
 type response struct {
 	t      *testing.T
 	cancel context.CancelFunc
@@ -208,7 +209,7 @@ type response struct {
 	err    error
 }
 
-// do makes a request.
+// do sends a request.
 func (c *client) do(method, message string) *response {
 	c.t.Helper()
 	ctx, cancel := context.WithCancel(c.t.Context())
@@ -218,7 +219,8 @@ func (c *client) do(method, message string) *response {
 	if method == http.MethodPost {
 		httpbody.Post(r, []byte(message))
 	}
-	res := &response{t: c.t, cancel: cancel, header: http.Header{}, begun: make(chan int, 1), lines: make(chan string, 1000), done: make(chan struct{})}
+	res := &response{t: c.t, cancel: cancel, header: http.Header{}, begun: make(chan int, 1),
+		lines: make(chan string, 1000), done: make(chan struct{})}
 	in, out := io.Pipe()
 	w := &pipeWriter{res: res, out: out}
 	var reading sync.WaitGroup
@@ -263,7 +265,7 @@ func (w *pipeWriter) WriteHeader(status int) {
 	}
 }
 
-// is waits for a message with a text in it.
+// is waits for a message that contains a text.
 func (r *response) is(part string) {
 	r.t.Helper()
 	if line := next(r.t, r.lines); !strings.Contains(line, part) {

@@ -17,13 +17,13 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
-// A Pool has the sessions with servers of HTTP+SSE. It is safe for concurrent use.
+// A Pool holds the sessions with servers that use HTTP+SSE. It is safe for concurrent use.
 type Pool struct {
 	running sync.WaitGroup // streams of servers, and messages to them
 
 	mu       sync.Mutex
 	sessions map[string]*session
-	idle     *quota.Cache[string, *session] // those without a request
+	idle     *quota.Cache[string, *session] // sessions without requests
 	sweeping *time.Timer                    // nil if there is nothing to sweep
 	closed   bool
 }
@@ -31,57 +31,57 @@ type Pool struct {
 // idleTime is how long a session without requests is kept.
 const idleTime = 30 * time.Minute
 
-// idleLimits bound the sessions without requests. Each has a connection to its server.
+// idleLimits limit the sessions without requests. Each has a connection to its server.
 var idleLimits = quota.Limits{Entries: 4_000, OwnerEntries: 400}
 
-var kept = quota.NewKind("http_sse_sessions")
+var sessionsQuota = quota.NewKind("http_sse_sessions")
 
-// NewPool returns a Pool without sessions. It has to be closed.
+// NewPool returns an empty Pool. It must be closed.
 func NewPool() *Pool { return newPool(idleLimits, idleTime) }
 
 func newPool(limits quota.Limits, ttl time.Duration) *Pool {
 	p := &Pool{sessions: map[string]*session{}}
-	p.idle = quota.NewCache(kept, limits, ttl, func(_ string, s *session) { s.end(errIdle) })
+	p.idle = quota.NewCache(sessionsQuota, limits, ttl, func(_ string, s *session) { s.end(errIdle) })
 	return p
 }
 
-// An Upstream is the way to a server.
+// An Upstream is how to reach a server.
 type Upstream struct {
 	Server string // equal for two configurations of the same server
-	Name   string // of the server, in errors
-	Owner  string // who the session is for
+	Name   string // name of the server, in errors
+	Owner  string // owner of the session
 	Target *url.URL
-	Hosts  []string // besides that of a request, by which the server may call itself
+	Hosts  []string // other host names that the server may use in its URLs
 
-	// Request returns a GET of Target that lives as long as ctx. It is called for requests
-	// that no request of the client stands for.
+	// Request returns a GET of Target with the context ctx. It is called for requests of the pool
+	// itself.
 	Request func(ctx context.Context) *http.Request
 
-	// Serve has the server answer a request. It does not panic.
+	// Serve sends a request to the server. It does not panic.
 	Serve func(w http.ResponseWriter, r *http.Request) error
 }
 
-// ErrNotSpoken says that a server does not speak HTTP+SSE.
-var ErrNotSpoken = errors.New("the MCP server does not open an event stream that names an endpoint")
+// ErrNotSupported says that a server does not use HTTP+SSE.
+var ErrNotSupported = errors.New("the MCP server did not announce an HTTP+SSE endpoint")
 
 // Reasons why a session ends.
 var (
-	errIdle    = errors.New("the session was not used for long")
+	errIdle    = errors.New("the session was idle for too long")
 	errDeleted = errors.New("the client has ended the session")
 	errStopped = errors.New("the gateway has ended the session")
 	errLost    = errors.New("the MCP server does not know the session anymore")
 	errClosed  = errors.New("the MCP server has closed its event stream")
 )
 
-// prefix is what ids of sessions begin with.
+// prefix is the prefix of session ids.
 const prefix = "http+sse:"
 
-// IsSession reports whether a session id is one of a Pool: of this one, or of one that was
-// there before or elsewhere.
+// IsSession reports whether a session id is one of a Pool: of this one, of an earlier one, or of
+// another replica.
 func IsSession(id string) bool { return strings.HasPrefix(id, prefix) }
 
-// Open opens the event stream of a server, and returns the id of the session when the server
-// has named its endpoint.
+// Open opens the event stream of a server. It returns the id of the session when the server has
+// announced its endpoint.
 func (p *Pool) Open(ctx context.Context, u Upstream) (id string, err error) {
 	s := newSession(p, u)
 	if !p.start(s) {
@@ -108,7 +108,7 @@ func (p *Pool) End(id string) {
 	}
 }
 
-// start has the stream of a session read, unless the Pool is closed.
+// start reads the stream of a session in a goroutine, unless the Pool is closed.
 func (p *Pool) start(s *session) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -133,9 +133,9 @@ func (p *Pool) remove(s *session) {
 	s.mail.Discard()
 }
 
-// use returns the session with an id, and keeps it until it is released. It returns nil if
-// there is none with this server.
-func (p *Pool) use(id, server string) *session {
+// acquire returns the session with an id, and keeps it in use until it is released. It returns nil if the
+// server has no such session.
+func (p *Pool) acquire(id, server string) *session {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := p.sessions[id]
@@ -147,11 +147,12 @@ func (p *Pool) use(id, server string) *session {
 	return s
 }
 
-// release says that a request in a session has ended.
+// release ends a request in a session.
 func (p *Pool) release(s *session) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if s.using--; s.using > 0 || s.life.Err() != nil {
+	s.using--
+	if s.using > 0 || s.life.Err() != nil {
 		return
 	}
 	if !p.idle.Put(s.up.Owner, s.id, s, 0) {
@@ -162,7 +163,7 @@ func (p *Pool) release(s *session) {
 	}
 }
 
-// sweep ends sessions that were not used for long.
+// sweep ends sessions that were idle for too long.
 func (p *Pool) sweep() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -174,12 +175,12 @@ func (p *Pool) sweep() {
 	p.sweeping.Reset(idleTime / 10)
 }
 
-// Keep ends the sessions with servers that are no longer there.
-func (p *Pool) Keep(there func(server string) bool) {
+// Keep ends the sessions with servers for which exists returns false.
+func (p *Pool) Keep(exists func(server string) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for s := range maps.Values(p.sessions) {
-		if !there(s.up.Server) {
+		if !exists(s.up.Server) {
 			s.end(errStopped)
 		}
 	}
@@ -201,15 +202,15 @@ func (p *Pool) Close() {
 	p.running.Wait()
 }
 
-// Serve answers a request of Streamable HTTP in the session that it names, as far as r has
-// come: it is to go to the server as it is, but for its message and its address. An error is
-// one of up.Serve, a [jsonrpc.Failure], or the cause of the end of r's context.
+// Serve serves a request of Streamable HTTP in its session. r goes to the server unchanged, except for
+// its message and its URL. An error is one of up.Serve, a [jsonrpc.Failure], or the cause of the end
+// of r's context.
 func (p *Pool) Serve(w http.ResponseWriter, r *http.Request, up Upstream) error {
-	s := p.use(r.Header.Get(mcp.SessionHeader), up.Server)
+	s := p.acquire(r.Header.Get(mcp.SessionHeader), up.Server)
 	if s != nil {
 		defer p.release(s)
 	}
-	x := &exchange{session: s, w: w, r: r, serve: up.Serve}
+	x := &roundTrip{session: s, w: w, r: r, serve: up.Serve}
 	if r.Method == http.MethodPost {
 		if err := x.read(); err != nil {
 			return err
@@ -228,5 +229,5 @@ func (p *Pool) Serve(w http.ResponseWriter, r *http.Request, up Upstream) error 
 	case x.message.IsRequest():
 		return x.call()
 	}
-	return x.tell()
+	return x.postMessage()
 }

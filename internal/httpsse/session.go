@@ -22,18 +22,18 @@ import (
 // A session is one event stream of a server, for one client.
 type session struct {
 	id    string
-	using int // requests in it; guarded by Pool.mu
+	using int // requests in progress; guarded by Pool.mu
 	pool  *Pool
 	up    Upstream
 
-	life     context.Context // done when the session has ended, for the reason that is its cause
+	life     context.Context // done when the session has ended; its cause is the reason
 	end      context.CancelCauseFunc
-	opening  *http.Request // that opened the stream; handlers may have changed its host
+	opening  *http.Request // request that opened the stream; handlers may have changed its host
 	endpoint *url.URL      // written before named is closed
 	named    chan struct{} // closed when the endpoint is known
 
-	mail    *inbox        // what belongs to no call, for GET streams
-	telling chan struct{} // has a token for each message that is sent besides those of requests
+	mail    *inbox        // messages that belong to no call, for GET streams
+	sending chan struct{} // one token for each message that is being sent in the background
 
 	mu     sync.Mutex
 	lastID uint64
@@ -41,45 +41,45 @@ type session struct {
 }
 
 const (
-	maxCalls   = 1_000    // in flight in a session
-	maxTelling = 16       // messages
-	maxUnread  = 16 << 20 // bytes of messages before an answer that the client has not read yet
+	maxCalls   = 1_000    // in progress in a session
+	maxSending = 16       // messages in the background
+	maxUnread  = 16 << 20 // bytes of messages before a response that the client has not read yet
 	maxMail    = 64 << 10 // bytes of messages that wait for a GET stream
 
-	questionTime = 5 * time.Second  // for which a question waits for a GET stream
-	tellTime     = 10 * time.Second // for a message to be posted
+	requestWait = 5 * time.Second  // how long a server request waits for a GET stream
+	sendTimeout = 10 * time.Second // timeout for posting a message
 )
 
-// A call is a request that waits for its answer.
+// A call is a request that waits for its response.
 type call struct {
-	number  uint64 // its id towards the server
+	number  uint64 // its id for the server
 	request *jsonrpc.Message
 	mail    *inbox
 }
 
-// A letter is a message of a server on its way to the client.
+// A letter is a message of a server for the client.
 type letter struct {
 	message  []byte // nil if the client has canceled the call, or it has failed
 	failure  *jsonrpc.Failure
-	question []byte // its id, if it is a question to the client
+	question []byte // id of a server request
 }
 
 // Len implements [mailbox.Letter].
 func (l letter) Len() int { return len(l.message) }
 
-// An inbox holds what a server has sent until the response to a request of the client takes it.
+// An inbox holds messages of a server until a response to the client takes them.
 type inbox = mailbox.Box[letter]
 
 func newSession(p *Pool, u Upstream) *session {
 	s := &session{
 		pool: p, up: u, named: make(chan struct{}), calls: map[uint64]*call{},
-		mail: mailbox.NewUnread[letter](u.Owner, maxMail), telling: make(chan struct{}, maxTelling),
+		mail: mailbox.NewUnread[letter](u.Owner, maxMail), sending: make(chan struct{}, maxSending),
 	}
 	s.life, s.end = context.WithCancelCause(context.Background())
 	return s
 }
 
-// read reads the stream of the server to its end, which is that of the session.
+// read reads the stream of the server to its end, which ends the session.
 func (s *session) read() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -93,12 +93,12 @@ func (s *session) read() {
 	case s.endpoint != nil:
 		err = errClosed
 	case err == nil:
-		err = ErrNotSpoken
+		err = ErrNotSupported
 	}
-	s.end(err) // if nothing else has
+	s.end(err) // unless it has ended already
 }
 
-// failure returns what the end of the session means to a call in it.
+// failure returns the failure of calls in an ended session.
 func (s *session) failure() *jsonrpc.Failure {
 	cause := context.Cause(s.life)
 	if failure, ok := errors.AsType[*jsonrpc.Failure](cause); ok {
@@ -110,23 +110,23 @@ func (s *session) failure() *jsonrpc.Failure {
 	return failure
 }
 
-// receive takes a message of the server, whose bytes never change.
+// receive handles a message of the server. Its bytes never change.
 func (s *session) receive(m *jsonrpc.Message) {
 	switch {
 	case m.Is(jsonrpc.Method, "ping") && m.IsRequest():
-		s.tell(jsonrpc.Answer(m.Literal(jsonrpc.ID), []byte("{}")))
+		s.sendAsync(jsonrpc.ResultResponse(m.Literal(jsonrpc.ID), []byte("{}")))
 	case m.IsRequest():
-		s.ask(m)
+		s.forwardRequest(m)
 	case m.IsNotification():
-		s.notify(m)
+		s.forwardNotification(m)
 	default:
-		s.answer(m)
+		s.deliverResponse(m)
 	}
 }
 
-// answer gives an answer to the call that waits for it, and no longer does from here on.
-func (s *session) answer(m *jsonrpc.Message) {
-	if c := s.numbered(m.Literal(jsonrpc.ID)); c != nil && m.IsAnswer() && s.remove(c) {
+// deliverResponse delivers a response to the call that waits for it, and ends the call.
+func (s *session) deliverResponse(m *jsonrpc.Message) {
+	if c := s.callByNumber(m.Literal(jsonrpc.ID)); c != nil && m.IsResponse() && s.remove(c) {
 		id := c.request.Literal(jsonrpc.ID)
 		if !c.mail.End(letter{message: jsonspan.Spliced(m.Raw, m.Replace(jsonrpc.ID, id))}) {
 			c.mail.End(letter{failure: jsonrpc.TooMuchUnread()})
@@ -134,51 +134,52 @@ func (s *session) answer(m *jsonrpc.Message) {
 	}
 }
 
-// notify passes a notification on. One that finds no room is lost, as is progress that was
-// not asked for.
-func (s *session) notify(m *jsonrpc.Message) {
+// forwardNotification forwards a notification. It is lost if there is no room, and progress is lost if the client
+// did not ask for it.
+func (s *session) forwardNotification(m *jsonrpc.Message) {
 	method := m.Text(jsonrpc.Method)
 	if method != "notifications/progress" {
 		ofSession := method == mcp.MethodUpdated || strings.HasSuffix(method, "/list_changed")
 		s.recipient(ofSession).Put(letter{message: m.Raw})
 		return
 	}
-	if c := s.numbered(m.Literal(jsonrpc.Progress)); c != nil && c.request.Has(jsonrpc.ProgressToken) {
+	if c := s.callByNumber(m.Literal(jsonrpc.Progress)); c != nil && c.request.Has(jsonrpc.ProgressToken) {
 		token := c.request.Literal(jsonrpc.ProgressToken)
 		c.mail.Put(letter{message: jsonspan.Spliced(m.Raw, m.Replace(jsonrpc.Progress, token))})
 	}
 }
 
-// ask puts a question to the client. If it cannot, it answers in its place, so that the server
+// forwardRequest forwards a server request to the client. If that fails, it responds with an error, so the server
 // does not wait.
-func (s *session) ask(m *jsonrpc.Message) {
-	to, id := s.recipient(false), bytes.Clone(m.Literal(jsonrpc.ID)) // which outlives the message
-	if !to.Put(letter{message: m.Raw, question: id}) {
+func (s *session) forwardRequest(m *jsonrpc.Message) {
+	inbox, id := s.recipient(false), bytes.Clone(m.Literal(jsonrpc.ID)) // the id outlives the message
+	if !inbox.Put(letter{message: m.Raw, question: id}) {
 		s.refuse(id, "the client does not read, or has left")
 		return
 	}
-	if to == s.mail {
-		time.AfterFunc(questionTime, func() {
-			if to.Withdraw(func(l letter) bool { return l.question != nil && bytes.Equal(l.question, id) }) {
+	if inbox == s.mail {
+		time.AfterFunc(requestWait, func() {
+			if inbox.Withdraw(func(l letter) bool { return l.question != nil && bytes.Equal(l.question, id) }) {
 				s.refuse(id, "the client has no stream open on which it could be asked")
 			}
 		})
 	}
 }
 
-// recipient returns where a message of the server goes that does not say so: to the only call
-// in flight, unless it is about the session as a whole. Of several calls it is not known
-// which one is meant, so a GET stream is the better place.
+// recipient returns the inbox for a message that does not name its call: that of the only call in
+// progress, unless the message is about the whole session. With several calls the right one is
+// unknown, so a GET stream is preferred.
 func (s *session) recipient(ofSession bool) *inbox {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var latest *call
 	working := 0
 	for _, c := range s.calls {
-		if !c.works() {
+		if !c.mayGetMessages() {
 			continue
 		}
-		if working++; latest == nil || c.number > latest.number {
+		working++
+		if latest == nil || c.number > latest.number {
 			latest = c
 		}
 	}
@@ -188,14 +189,13 @@ func (s *session) recipient(ofSession bool) *inbox {
 	return latest.mail
 }
 
-// works reports whether the server may have something to say or to ask during a call.
-func (c *call) works() bool {
+// mayGetMessages reports whether the server may send other messages during a call.
+func (c *call) mayGetMessages() bool {
 	method := c.request.Text(jsonrpc.Method)
 	return method != "ping" && method != "initialize" && !strings.HasSuffix(method, "/list")
 }
 
-// begin notes a call, and gives it an id towards the server. It returns nil if there are too
-// many.
+// begin adds a call, and gives it an id for the server. It returns nil if there are too many.
 func (s *session) begin(request *jsonrpc.Message) *call {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -213,11 +213,10 @@ func (c *call) message() []byte {
 	return jsonspan.Spliced(c.request.Raw, c.request.ReplaceAll(c.id(), jsonrpc.ID, jsonrpc.ProgressToken)...)
 }
 
-// id returns the id of the call towards the server: a number from 1 on, because some servers
-// take 0 for none.
+// id returns the id of the call for the server: a number from 1, because some servers take 0 for none.
 func (c *call) id() []byte { return strconv.AppendUint(nil, c.number, 10) }
 
-// remove ends the wait for an answer. It reports whether the call was still waiting.
+// remove removes a call. It reports whether the call was still waiting.
 func (s *session) remove(c *call) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -226,7 +225,7 @@ func (s *session) remove(c *call) bool {
 	return waiting
 }
 
-// forget takes nothing more for a call. It reports whether the call was still waiting.
+// forget removes a call and its messages. It reports whether the call was still waiting.
 func (s *session) forget(c *call) bool {
 	waiting := s.remove(c)
 	for _, l := range c.mail.Discard() {
@@ -237,8 +236,8 @@ func (s *session) forget(c *call) bool {
 	return waiting
 }
 
-// numbered returns the call that the server knows by an id.
-func (s *session) numbered(id []byte) *call {
+// callByNumber returns the call with an id for the server.
+func (s *session) callByNumber(id []byte) *call {
 	number, err := strconv.ParseUint(string(id), 10, 64)
 	if err != nil {
 		return nil
@@ -248,8 +247,8 @@ func (s *session) numbered(id []byte) *call {
 	return s.calls[number]
 }
 
-// called returns the call that the client knows by an id: of several the latest.
-func (s *session) called(id []byte) (latest *call) {
+// callByClientID returns the latest call with an id of the client.
+func (s *session) callByClientID(id []byte) (latest *call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range s.calls {
@@ -260,35 +259,34 @@ func (s *session) called(id []byte) (latest *call) {
 	return latest
 }
 
-// refuse answers a question in place of the client.
-func (s *session) refuse(id []byte, why string) {
-	s.tell(jsonrpc.Refusal(id, jsonrpc.CodeMethodNotFound, why))
+// refuse responds to a server request with an error.
+func (s *session) refuse(id []byte, reason string) {
+	s.sendAsync(jsonrpc.ErrorResponse(id, jsonrpc.CodeMethodNotFound, reason))
 }
 
-// cancel tells the server that the client does not wait for a call anymore.
+// cancel notifies the server that the client has canceled a call.
 func (s *session) cancel(c *call) {
 	params := append(append([]byte(`{"requestId":`), c.id()...), `,"reason":"the client has left"}`...)
-	s.tell(jsonrpc.Notification("notifications/cancelled", params))
+	s.sendAsync(jsonrpc.Notification("notifications/cancelled", params))
 }
 
-// tell posts a message of our own, and does not wait for that. A server that makes us say too
-// much at once does not get all of it.
-func (s *session) tell(message []byte) {
+// sendAsync posts a message in the background. Messages over the limit are dropped.
+func (s *session) sendAsync(message []byte) {
 	select {
-	case s.telling <- struct{}{}:
+	case s.sending <- struct{}{}:
 	default:
 		return
 	}
 	if !s.pool.run(func() {
-		defer func() { <-s.telling }()
-		ctx, cancel := context.WithTimeout(s.life, tellTime)
+		defer func() { <-s.sending }()
+		ctx, cancel := context.WithTimeout(s.life, sendTimeout)
 		defer cancel()
 		r := s.up.Request(ctx)
 		streamable.Direct(r, s.endpoint)
 		httpbody.Post(r, message)
-		_ = s.up.Serve(&reply{header: http.Header{}}, r) // it may not care
+		_ = s.up.Serve(&responseRecorder{header: http.Header{}}, r) // best effort
 	}) {
-		<-s.telling
+		<-s.sending
 	}
 }
 

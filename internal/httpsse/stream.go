@@ -16,12 +16,12 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// A stream is the http.ResponseWriter that a server answers the GET of a session into.
+// A stream is the http.ResponseWriter for the event stream of a session.
 type stream struct {
 	session *session
 	header  http.Header
 	status  int
-	err     error // why no more is read
+	err     error // why reading stopped
 	refusal error // why the response is not a stream
 	page    int   // bytes of such a response
 
@@ -32,14 +32,14 @@ type stream struct {
 }
 
 const (
-	// maxMessage is how large a message of a server may be.
+	// maxMessage is the maximum size of a message, in bytes.
 	maxMessage = 64 << 20
-	// maxEndpoint is how large the event may be that names the endpoint, and each before it.
+	// maxEndpoint is the maximum size of the endpoint event, and of each event before it.
 	maxEndpoint = 8 << 10
-	// keptBuffer is how much memory of a message is used again for the next one.
+	// keptBuffer is the largest buffer that is reused for the next message.
 	keptBuffer = 64 << 10
-	// maxPage and pageTime bound what is read of a response that is not a stream. To break it off would be an error in
-	// the log of reverse_proxy.
+	// maxPage and pageTime limit what is read of a response that is not a stream. Aborting it would be
+	// an error in the log of reverse_proxy.
 	maxPage  = 64 << 10
 	pageTime = time.Second
 )
@@ -56,18 +56,17 @@ func (w *stream) WriteHeader(status int) {
 		w.refuse(jsonrpc.HTTPError(w.session.up.Name, status))
 	case status != http.StatusOK, httpbody.Encoding(w.header) != "",
 		httpbody.TypeOf(w.header.Get("Content-Type")) != httpbody.EventStream:
-		w.refuse(ErrNotSpoken)
+		w.refuse(ErrNotSupported)
 	}
 }
 
-// refuse ends the session at the end of the response, or soon.
+// refuse ends the session at the end of the response, or after pageTime.
 func (w *stream) refuse(err error) {
 	w.refusal = err
 	time.AfterFunc(pageTime, func() { w.session.end(err) })
 }
 
-// IsInconclusive reports whether a response with this status says nothing of the transport that
-// a server speaks.
+// IsInconclusive reports whether a status says nothing about the transport of a server.
 func IsInconclusive(status int) bool {
 	switch status {
 	case http.StatusUnauthorized, http.StatusForbidden, http.StatusProxyAuthRequired,
@@ -77,11 +76,12 @@ func IsInconclusive(status int) bool {
 	return status >= 500
 }
 
-// Write takes the next bytes of the stream.
+// Write parses the next bytes of the stream.
 func (w *stream) Write(p []byte) (int, error) {
 	w.WriteHeader(http.StatusOK)
 	if w.refusal != nil {
-		if w.page += len(p); w.page > maxPage {
+		w.page += len(p)
+		if w.page > maxPage {
 			w.fail(w.refusal)
 		}
 		return len(p), w.err
@@ -90,7 +90,7 @@ func (w *stream) Write(p []byte) (int, error) {
 	return len(p), w.err
 }
 
-// FlushError has nothing to do: messages are passed on as they come.
+// FlushError does nothing: messages are delivered as they come.
 func (w *stream) FlushError() error { return w.err }
 
 func (w *stream) fail(err error) {
@@ -110,7 +110,8 @@ func (w *stream) part(kind sse.Kind, part []byte) {
 			w.data = append(w.data, '\n')
 		}
 		w.broken = false
-		if w.data = append(w.data, part...); len(w.data) > w.limit() {
+		w.data = append(w.data, part...)
+		if len(w.data) > w.limit() {
 			w.tooLarge()
 		}
 	case sse.Frame:
@@ -119,13 +120,14 @@ func (w *stream) part(kind sse.Kind, part []byte) {
 	case sse.Dispatch:
 		w.dispatch()
 		w.fields.Reset()
-		if w.data = w.data[:0]; cap(w.data) > keptBuffer {
+		w.data = w.data[:0]
+		if cap(w.data) > keptBuffer {
 			w.data = nil
 		}
 	}
 }
 
-// limit returns how large an event may be now.
+// limit returns the maximum size of the current event.
 func (w *stream) limit() int {
 	if w.session.endpoint == nil {
 		return maxEndpoint
@@ -135,14 +137,13 @@ func (w *stream) limit() int {
 
 func (w *stream) tooLarge() {
 	if w.session.endpoint == nil {
-		w.fail(ErrNotSpoken)
+		w.fail(ErrNotSupported)
 		return
 	}
 	w.fail(streamable.TooLarge(w.session.up.Name, maxMessage))
 }
 
-// dispatch takes an event. The first that names an endpoint counts; until then there are no
-// messages.
+// dispatch handles an event. The first endpoint event counts; before it there are no messages.
 func (w *stream) dispatch() {
 	s := w.session
 	switch event := (&streamable.Event{Type: w.fields.Type, Data: w.data}); {
@@ -158,19 +159,19 @@ func (w *stream) dispatch() {
 		close(s.named)
 	case event.HasMessage() && s.endpoint != nil:
 		m := new(jsonrpc.Message)
-		if m.Read(bytes.Clone(w.data)) == nil { // an invalid one may be followed by others
+		if m.Read(bytes.Clone(w.data)) == nil { // valid messages may follow an invalid one
 			s.receive(m)
 		}
 	}
 }
 
 var (
-	errEndpointInvalid   = errors.New("the MCP server names an endpoint that is not an address")
-	errEndpointElsewhere = errors.New("the MCP server names an endpoint at another host, to which nothing is sent")
+	errEndpointInvalid = errors.New("the MCP server announced an invalid endpoint URL")
+	errEndpointHost    = errors.New("the MCP server announced an endpoint at another host, which is not allowed")
 )
 
-// resolve returns the endpoint that a server has named. host is that of the request. Only path
-// and query of an address are used, and an address at another host is refused.
+// resolve returns the endpoint that a server has announced. host is the host of the request. Only the
+// path and the query of the URL are used, and a URL at another host is refused.
 func (u *Upstream) resolve(address, host string) (*url.URL, error) {
 	ref, err := url.Parse(address)
 	if err != nil || address == "" || ref.Opaque != "" || ref.User != nil {
@@ -181,14 +182,14 @@ func (u *Upstream) resolve(address, host string) (*url.URL, error) {
 	}
 	isAt := func(host string) bool { return sameHost(ref, host) }
 	if ref.Host != "" && !isAt(host) && !slices.ContainsFunc(u.Hosts, isAt) {
-		return nil, errEndpointElsewhere
+		return nil, errEndpointHost
 	}
 	endpoint := u.Target.ResolveReference(ref)
 	return &url.URL{Path: endpoint.Path, RawPath: endpoint.RawPath, RawQuery: endpoint.RawQuery}, nil
 }
 
-// sameHost reports whether an address is at a host, which may have a port. All names of the
-// machine itself are the same: servers do not know by which of them they are reached.
+// sameHost reports whether a URL is at a host, which may have a port. All local names are equal,
+// because servers do not know by which one they are reached.
 func sameHost(u *url.URL, host string) bool {
 	name, port, err := net.SplitHostPort(host)
 	if err != nil {
@@ -197,7 +198,8 @@ func sameHost(u *url.URL, host string) bool {
 	own := u.Port()
 	for _, p := range []*string{&own, &port} {
 		if *p == "" {
-			if *p = "80"; u.Scheme == "https" {
+			*p = "80"
+			if u.Scheme == "https" {
 				*p = "443"
 			}
 		}

@@ -8,7 +8,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// append appends a value within so many characters, which are at least v.hard.
+// append appends v, cut to limit characters, which must be at least v.hard.
 func (w *work) append(dst []byte, v value, limit int) []byte {
 	switch {
 	case v.chars <= limit:
@@ -31,7 +31,7 @@ func (w *work) append(dst []byte, v value, limit int) []byte {
 	return append(dst, '"')
 }
 
-// appendNode appends an object or array that is too long.
+// appendNode appends an object or array that is longer than limit.
 func (w *work) appendNode(dst []byte, v value, limit int) []byte {
 	n := &w.nodes[v.node]
 	count := int(n.count)
@@ -65,19 +65,19 @@ func (w *work) appendNode(dst []byte, v value, limit int) []byte {
 	return append(dst, w.text[n.end-1])
 }
 
-// allFit reports whether all members of an object fit into room, and gives each what its
-// value takes at least.
+// allFit reports whether all members of an object fit into room, and sets the minimum of
+// each to the least that its value needs.
 func allFit(members []part, size func(least) int, room int) bool {
 	used := -len(",")
 	for i := range members {
 		p := &members[i]
-		p.given = size(p.least)
-		used += p.given + p.extra
+		p.minimum = size(p.least)
+		used += p.minimum + p.extra
 	}
 	return used <= room
 }
 
-// appendLines appends the lines of a text that bear on the goal.
+// appendLines appends the lines of a string that match the goal best.
 func (w *work) appendLines(dst []byte, start, end, limit int) []byte {
 	lines, n := w.lines(start, end), 0
 	for range lines {
@@ -94,13 +94,13 @@ func (w *work) appendLines(dst []byte, start, end, limit int) []byte {
 	return w.appendParts(dst, kept, n, lineForm, limit)
 }
 
-// appendParts appends those parts that are kept of so many, with markers for the others.
+// appendParts appends the kept parts of n, with markers for the others.
 func (w *work) appendParts(dst []byte, kept []part, n int, f form, room int) []byte {
 	slices.SortFunc(kept, func(a, b part) int { return a.index - b.index })
 	gap := w.gapChars(f, n)
 	room += len(f.separator)
-	for i, next := range gaps(kept, n) {
-		if next && gap > 0 {
+	for i, isGap := range gaps(kept, n) {
+		if isGap && gap > 0 {
 			room -= gap + len(f.separator)
 		}
 		if i < len(kept) {
@@ -116,16 +116,16 @@ func (w *work) appendParts(dst []byte, kept []part, n int, f form, room int) []b
 		}
 		first = false
 	}
-	at := 0 // the index of the next part
-	for i, next := range gaps(kept, n) {
+	nextIndex := 0
+	for i, isGap := range gaps(kept, n) {
 		end := n
 		if i < len(kept) {
 			end = kept[i].index
 		}
-		if next && gap > 0 {
+		if isGap && gap > 0 {
 			separate()
 			dst = append(dst, f.before...)
-			dst = w.appendMarker(dst, end-at, n, f.unit)
+			dst = w.appendMarker(dst, end-nextIndex, n, f.unit)
 			dst = append(dst, f.after...)
 		}
 		if i < len(kept) {
@@ -135,24 +135,24 @@ func (w *work) appendParts(dst []byte, kept []part, n int, f form, room int) []b
 				dst = append(dst, w.text[p.key:p.start]...)
 			}
 			dst = append(dst, p.short...)
-			at = end + 1
+			nextIndex = end + 1
 		}
 	}
 	return dst
 }
 
-// gaps tells for each part that is kept whether some before it are not, and finally
-// whether some behind the last are not. The parts are of n, and in order.
+// gaps reports for each kept part whether parts before it are left out, and finally
+// whether parts after the last one are. The kept parts are sorted, and are of n.
 func gaps(kept []part, n int) iter.Seq2[int, bool] {
 	return func(yield func(int, bool) bool) {
-		at := 0
+		next := 0
 		for i := range kept {
-			if !yield(i, kept[i].index > at) {
+			if !yield(i, kept[i].index > next) {
 				return
 			}
-			at = kept[i].index + 1
+			next = kept[i].index + 1
 		}
-		yield(len(kept), n > at)
+		yield(len(kept), n > next)
 	}
 }
 
@@ -168,7 +168,7 @@ func (w *work) appendText(dst []byte, start, end, limit int) []byte {
 	return append(dst, tail...)
 }
 
-// headOf returns as much of the beginning of a body as n characters of JSON hold.
+// headOf returns the beginning of body, at most n characters of JSON, without splitting an escape.
 func headOf(body []byte, n int) []byte {
 	end := 0
 	for ; n > 0; n-- {
@@ -181,7 +181,7 @@ func headOf(body []byte, n int) []byte {
 	return body[:end]
 }
 
-// tailOf returns as much of the end of a body as n characters of JSON hold.
+// tailOf returns the end of body, at most n characters of JSON, without splitting an escape.
 func tailOf(body []byte, n int) []byte {
 	start := len(body)
 	for ; n > 0; n-- {
@@ -194,8 +194,8 @@ func tailOf(body []byte, n int) []byte {
 	return body[start:]
 }
 
-// escapeAround returns where the escape begins and ends that body[i] is inside of, or i
-// twice if there is none.
+// escapeAround returns the start and end of the escape that offset i would split, or i
+// twice if it splits none.
 func escapeAround(body []byte, i int) (start, end int) {
 	for start := i - 1; start >= max(i-5, 0); start-- {
 		if body[start] != '\\' {
@@ -206,7 +206,7 @@ func escapeAround(body []byte, i int) (start, end int) {
 			before--
 		}
 		if (start-before)%2 != 0 {
-			continue // the second half of an escape
+			continue // an escaped backslash
 		}
 		end := start + 2
 		if end-1 < len(body) && body[end-1] == 'u' {

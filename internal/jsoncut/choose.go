@@ -8,34 +8,34 @@ import (
 	"unicode/utf8"
 )
 
-// A candidate is a part that may be kept, and why.
+// A candidate is a part that may be kept, with its preference.
 type candidate struct {
 	span
-	score float64 // how well it fits the goal
-	rank  int     // its place among those that fit alike
+	score float64 // how well it matches the goal
+	rank  int     // order among candidates with the same score
 }
 
-// prefer orders candidates by preference.
-func prefer(a, b candidate) int {
+// comparePreference sorts preferred candidates first.
+func comparePreference(a, b candidate) int {
 	return cmp.Or(cmp.Compare(b.score, a.score), a.rank-b.rank)
 }
 
 // A part is an item, member or line that may be kept.
 type part struct {
 	value
-	goal  bool   // bears on the goal
-	index int    // among its siblings
-	key   int    // where its key begins if it is a member
-	extra int    // characters that it takes besides its value
-	given int    // characters that its value is given at least
-	short []byte // the value, cut
+	fitsGoal bool   // it matches the goal
+	index    int    // among its siblings
+	key      int    // offset of its key if it is a member
+	extra    int    // characters that it needs besides its value
+	minimum  int    // characters that its value gets at least
+	short    []byte // the cut value
 }
 
-// best returns up to limit of the n parts of a value, in the order of preference: those
-// that fit the goal best, and of those that fit alike the first, the last, the second and
-// so on.
-func (w *work) best(spans iter.Seq[span], n int, of value, limit int) []part {
-	score := w.scorer(spans, n, of)
+// best returns up to limit of the n parts of parent, the preferred ones first: those
+// that match the goal best, and among equals the first, the last, the second, the
+// second to last and so on.
+func (w *work) best(spans iter.Seq[span], n int, parent value, limit int) []part {
+	score := w.scorer(spans, n, parent)
 	found := make([]candidate, 0, min(n, 2*limit))
 	for s := range spans {
 		c := candidate{span: s, score: score(s), rank: 2 * s.index}
@@ -45,30 +45,31 @@ func (w *work) best(spans iter.Seq[span], n int, of value, limit int) []part {
 		if c.score == 0 && c.rank >= limit {
 			continue
 		}
-		if found = append(found, c); len(found) == 2*limit {
-			slices.SortFunc(found, prefer)
+		found = append(found, c)
+		if len(found) == 2*limit {
+			slices.SortFunc(found, comparePreference)
 			found = found[:limit]
 		}
 	}
-	slices.SortFunc(found, prefer)
+	slices.SortFunc(found, comparePreference)
 	parts := make([]part, min(len(found), limit))
 	for i := range parts {
 		c := &found[i]
 		v := w.measure(value{start: c.start, end: c.end, node: c.node, line: c.line})
-		parts[i] = part{value: v, goal: c.score > 0, index: c.index, key: c.key}
+		parts[i] = part{value: v, fitsGoal: c.score > 0, index: c.index, key: c.key}
 	}
 	return parts
 }
 
-// An item that is too long for its array is cut rather than left out, but not to less
-// than this share of the array, nor to less than so many characters if half of the array
-// has them.
+// A part that is too long for the room is cut rather than left out, but not to less
+// than 1/minShare of the room, and not to less than minChars characters or half of the
+// room, whichever is smaller.
 const (
 	minShare = 12
 	minChars = 160
 )
 
-// choose takes parts, in their order, as long as room lasts. They are of n.
+// choose returns those of the best parts, of n, that fit into room.
 func (w *work) choose(best []part, n int, f form, room int) []part {
 	gap := w.gapChars(f, n)
 	if gap > 0 {
@@ -80,15 +81,15 @@ func (w *work) choose(best []part, n int, f form, room int) []part {
 	kept := map[int]bool{-1: true, n: true}
 	var chosen, others []part
 	for _, p := range best {
-		left := room - p.extra - gap // a part divides a gap, unless it stands at an end of one
-		for _, beside := range [...]int{p.index - 1, p.index + 1} {
-			if kept[beside] {
+		left := room - p.extra - gap // a part splits a gap in two, unless it is at its end
+		for _, neighbor := range [...]int{p.index - 1, p.index + 1} {
+			if kept[neighbor] {
 				left += gap
 			}
 		}
-		p.given = p.within(all - p.extra - gap)(p.least)
+		p.minimum = p.within(all - p.extra - gap)(p.least)
 		want := p.size(enough)
-		if p.goal {
+		if p.fitsGoal {
 			want = max(want, p.size(min(goalShare*enough, left)))
 		}
 		if want > left {
@@ -97,22 +98,22 @@ func (w *work) choose(best []part, n int, f form, room int) []part {
 			}
 			continue
 		}
-		p.given = want
+		p.minimum = want
 		room = left - want
 		kept[p.index] = true
 		chosen = append(chosen, p)
 	}
-	return append(chosen, shortGaps(others, kept, gap)...)
+	return append(chosen, gapFillers(others, kept, gap)...)
 }
 
-// shortGaps returns those of the other parts that fill a gap between parts that are kept
-// and take no more room than its marker.
-func shortGaps(others []part, kept map[int]bool, marker int) (fill []part) {
+// gapFillers returns those of the other parts that completely fill a gap between kept
+// parts and need no more room than its marker.
+func gapFillers(others []part, kept map[int]bool, marker int) (fill []part) {
 	slices.SortFunc(others, func(a, b part) int { return a.index - b.index })
 	for len(others) > 0 {
-		end, size := 0, 0 // of the first parts that stand side by side
+		end, size := 0, 0 // of the first run of adjacent parts
 		for ; end < len(others) && others[end].index == others[0].index+end; end++ {
-			others[end].given = others[end].chars
+			others[end].minimum = others[end].chars
 			size += others[end].chars + others[end].extra
 		}
 		if size <= marker && kept[others[0].index-1] && kept[others[end-1].index+1] {
@@ -128,21 +129,21 @@ func (p *part) size(room int) int {
 	if room >= p.chars {
 		return p.chars
 	}
-	return max(min(room, p.most), p.given)
+	return max(min(room, p.most), p.minimum)
 }
 
-// goalShare is how many times more room a part gets that bears on the goal.
+// goalShare is how many times more room a part gets that matches the goal.
 const goalShare = 3
 
-// share divides room among the values of parts and cuts them. Short ones stay whole, and
-// the long ones get the same, or more if they bear on the goal.
+// share divides room among the values of parts and cuts them. Short values stay whole.
+// Long ones get equal room, or goalShare times more if they match the goal.
 func (w *work) share(parts []part, room int) {
 	if len(parts) == 0 {
 		return
 	}
 	level := 0
 	size := func(p *part) int {
-		if p.goal {
+		if p.fitsGoal {
 			return p.size(goalShare * level)
 		}
 		return p.size(level)
@@ -153,15 +154,16 @@ func (w *work) share(parts []part, room int) {
 		}
 		return used
 	}
-	// The highest level at which all fit.
+	// Find the highest level at which all values fit.
 	for step := bits.Len(uint(room)); step >= 0; step-- {
-		if level += 1 << step; sum() > room {
+		level += 1 << step
+		if sum() > room {
 			level -= 1 << step
 		}
 	}
 
 	order := make([]*part, 0, len(parts))
-	long := 0 // parts that have use for more room
+	long := 0 // parts that can use more room
 	for i := range parts {
 		p := &parts[i]
 		order = append(order, p)

@@ -1,23 +1,23 @@
-// Package jsoncut shortens JSON that is too large to JSON of the same shape.
+// Package jsoncut shortens large JSON to smaller JSON of the same shape.
 //
 // Long arrays lose items in the middle, long strings lose text in the middle, and a
-// marker says how much was left out. Keys stay as long as they fit. If the reader's
-// goal is known, the items and lines that bear on it are kept in place of the first
-// and the last ones.
+// marker says how much was left out. Keys stay as long as they fit. If the goal of the
+// reader is known, the items and lines that match it are kept instead of the first and
+// last ones.
 //
-// # What is promised
+// # Guarantees
 //
-//   - The answer is compact JSON within the limit. Numbers, true, false and null are
-//     kept to the byte. Each value that is kept has the type it had.
+//   - The output is compact JSON within the limit. Numbers, true, false and null that are
+//     kept do not change. Each value that is kept has the same type as before.
 //   - Texts that differ only in white space and in the escapes of strings give the same
-//     answer.
-//   - Cutting an answer again changes nothing, for it fits.
-//   - If keys and shortened values of all objects outside of arrays fit, no such object
+//     output.
+//   - Cutting an output again changes nothing, because it fits.
+//   - If the keys and shortened values of all objects outside of arrays fit, no such object
 //     loses a member. An item of an array that is kept loses members only if its keys and
 //     shortened values do not fit into the array.
-//   - Media are kept whole or left out as a whole.
-//   - Time is about linear in the text. Memory is a copy of the text, two if there is a
-//     goal, and 32 bytes for each object or array of more than 32 bytes.
+//   - Media are either kept or left out, never cut.
+//   - Time is about linear in the text. Memory is one copy of the text, or two with a goal,
+//     and 32 bytes for each object or array of more than 32 bytes.
 package jsoncut
 
 import (
@@ -27,31 +27,30 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// A Cutter says how values are cut.
+// A Cutter cuts JSON texts to a limit.
 type Cutter struct {
-	// MaxChars is how many characters the answer may have. They are the Unicode code
-	// points of the JSON text.
+	// MaxChars is how many characters (Unicode code points of the JSON text) the output may
+	// have.
 	MaxChars int
 
-	// Goal says in a few words what the reader looks for. Items and members that bear on
-	// it are preferred. If it is empty, the first and the last ones are.
+	// Goal says in a few words what the reader looks for. Items and members that match it
+	// are preferred. If it is empty, the first and last ones are.
 	Goal string
 
-	// Note is put into each marker after the count, such as " id=obs_ab12".
+	// Note is added to each marker after the count, such as " id=obs_ab12".
 	Note string
 
-	// Bare leaves no markers in the place of items and members, so that the answer can
-	// still match the schema of the text. Strings have markers even so.
+	// Bare omits the markers for items and members, so that the output can still match the
+	// schema of the text. Strings still get markers.
 	Bare bool
 }
 
-// maxText is how many bytes a text may have. Offsets in it take 32 bits, also if each
-// byte becomes the three bytes of U+FFFD.
+// maxText is how many bytes a text may have. Offsets have 32 bits and must suffice even if
+// each byte becomes the three bytes of U+FFFD.
 const maxText = 1 << 30
 
-// Cut returns text within MaxChars. A text that fits is made compact and nothing else.
-// It reports false if text is not a single JSON object or array, or if it cannot be
-// brought within the limit.
+// Cut returns text cut to MaxChars. A text that fits is only made compact. Cut reports
+// false if text is not a single JSON object or array, or if it cannot be cut to the limit.
 func (c Cutter) Cut(text []byte) (short []byte, ok bool) {
 	if !looksJSON(text) || len(text) > maxText {
 		return nil, false
@@ -72,15 +71,15 @@ func (c Cutter) Cut(text []byte) (short []byte, ok bool) {
 	return short, short != nil
 }
 
-// Some values cannot use the room that they are given, such as media. If an answer uses
-// less than this share of the limit, others are made with more room.
+// Some values, such as media, cannot use the room that they get. If an output uses less
+// than enoughUsed of the limit, fill tries again with more room.
 const (
 	enoughUsed = 0.8
 	moreRoom   = 4 // times the limit
 	maxTries   = 5
 )
 
-// fill returns root within MaxChars and tries to use most of them.
+// fill returns root cut to MaxChars, and tries to use most of them.
 func (w *work) fill(root value) (best []byte) {
 	most := -1
 	limit, high := w.MaxChars, moreRoom*w.MaxChars
@@ -103,13 +102,13 @@ func (w *work) fill(root value) (best []byte) {
 	return best
 }
 
-// IsJSON reports whether text is a single JSON object or array. Most texts that are not
-// are told by their first and last characters.
+// IsJSON reports whether text is a single JSON object or array. It rejects most other
+// texts by their first and last characters.
 func IsJSON(text []byte) bool {
 	if !looksJSON(text) {
 		return false
 	}
-	s := jsonspan.Scanner{Uncounted: true}
+	s := jsonspan.Scanner{SkipCounting: true}
 	s.Report(0, len(text))
 	s.Feed(text)
 	s.Finish()
@@ -136,13 +135,13 @@ func looksJSON(text []byte) bool {
 // work is the state of one call of [Cutter.Cut].
 type work struct {
 	Cutter
-	note      []byte // as it stands in a JSON string
+	note      []byte // Note, escaped for a JSON string
 	noteChars int
 
 	text  []byte // compact, with canonical escapes
-	nodes []node // the objects and arrays of text that can be cut, by where they begin
+	nodes []node // objects and arrays of text that can be cut, in order of start
 
-	hits    []hit // where text has terms of the goal
-	seen    int   // how many were looked at, see maxSeen
-	divided int   // see maxDivided
+	hits       []hit // terms of the goal in text, in order
+	hitsSeen   int   // see maxHitsSeen
+	splitBytes int   // see maxSplitBytes
 }

@@ -140,7 +140,7 @@ func TestCut(t *testing.T) {
 	}
 }
 
-// TestCutUsesTheLimit cuts texts that can be divided at will.
+// TestCutUsesTheLimit cuts texts that can be cut anywhere.
 func TestCutUsesTheLimit(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	records := func(n, words int) string {

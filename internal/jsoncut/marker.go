@@ -2,12 +2,11 @@ package jsoncut
 
 import "strconv"
 
-// A form says how parts that are kept are put together, and how those between them that
-// are left out are marked.
+// A form says how kept parts are joined, and how the parts left out between them are marked.
 type form struct {
 	separator     string
 	before, after string // around a marker
-	unit          string // what is counted in it
+	unit          string // what the marker counts
 }
 
 var (
@@ -26,18 +25,18 @@ const (
 	mediaUnits  = " characters of media"
 )
 
-// appendMarker appends the marker of parts that were left out of so many.
-func (w *work) appendMarker(dst []byte, left, of int, unit string) []byte {
+// appendMarker appends the marker for left parts of total that were left out.
+func (w *work) appendMarker(dst []byte, left, total int, unit string) []byte {
 	dst = append(dst, markerStart...)
 	dst = strconv.AppendInt(dst, int64(left), 10)
 	dst = append(dst, markerOf...)
-	dst = strconv.AppendInt(dst, int64(of), 10)
+	dst = strconv.AppendInt(dst, int64(total), 10)
 	dst = append(dst, ' ')
 	dst = append(dst, unit...)
 	return w.endMarker(dst)
 }
 
-// appendMediaMarker appends the marker of media of so many characters.
+// appendMediaMarker appends the marker for media with this number of characters.
 func (w *work) appendMediaMarker(dst []byte, chars int) []byte {
 	dst = append(dst, markerStart...)
 	dst = strconv.AppendInt(dst, int64(chars), 10)
@@ -51,24 +50,25 @@ func (w *work) endMarker(dst []byte) []byte {
 	return append(dst, markerEnd...)
 }
 
-// markerChars returns how many characters a marker has at most.
-func (w *work) markerChars(of int, unit string) int {
-	return len(markerStart+markerOf+" "+markerWord+markerEnd) + len(unit) + 2*digits(of) + w.noteChars
+// markerChars returns the maximum length of a marker for parts of total, in characters.
+func (w *work) markerChars(total int, unit string) int {
+	return len(markerStart+markerOf+" "+markerWord+markerEnd) + len(unit) + 2*digits(total) + w.noteChars
 }
 
-// textMarkerChars returns how many characters the marker of a text or of media has at
-// most.
-func (w *work) textMarkerChars(of int) int {
-	media := len(markerStart+mediaUnits+markerWord+markerEnd) + digits(of) + w.noteChars
-	return max(media, w.markerChars(of, textUnit))
+// textMarkerChars returns the maximum length of the marker for a text or media, in
+// characters.
+func (w *work) textMarkerChars(total int) int {
+	media := len(markerStart+mediaUnits+markerWord+markerEnd) + digits(total) + w.noteChars
+	return max(media, w.markerChars(total, textUnit))
 }
 
-// gapChars returns how many characters a marker in the place of parts has at most.
-func (w *work) gapChars(f form, of int) int {
+// gapChars returns the maximum length of the marker for parts left out, or 0 without
+// markers.
+func (w *work) gapChars(f form, total int) int {
 	if w.Bare && f != lineForm {
 		return 0
 	}
-	return w.markerChars(of, f.unit) + len(f.before) + len(f.after)
+	return w.markerChars(total, f.unit) + len(f.before) + len(f.after)
 }
 
 func digits(n int) int {

@@ -5,7 +5,7 @@ import (
 	"iter"
 )
 
-// minMedia is how many bytes a string has at least that is taken for media.
+// minMedia is the minimum length in bytes of a string that counts as media.
 const minMedia = 128
 
 // isMedia reports whether the body of a string is a data URI or looks like base64.
@@ -16,8 +16,8 @@ func isMedia(body []byte) bool {
 	if bytes.HasPrefix(body, []byte("data:")) {
 		return !bytes.ContainsAny(body, ` \<`) && bytes.IndexByte(body, ',') > 0
 	}
-	// Words and identifiers repeated are of the alphabet, too, but hardly ever have all
-	// of its kinds.
+	// Long words and identifiers use the same alphabet, but rarely have upper case
+	// letters, lower case letters and digits.
 	var upper, lower, digit bool
 	for _, c := range bytes.TrimRight(body, "=") {
 		switch {
@@ -34,8 +34,8 @@ func isMedia(body []byte) bool {
 	return upper && lower && digit
 }
 
-// mediaKey returns the key of the member of an object that is media: data if the object is
-// image or audio content, blob if it is a resource, else "". It has its quotes.
+// mediaKey returns the key, with quotes, of the member that holds media: data if the
+// object is image or audio content, blob if it is a resource, else "".
 func (w *work) mediaKey(members iter.Seq[span]) string {
 	found := ""
 	for s := range members {

@@ -14,9 +14,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsontest"
 )
 
-// A generator writes random JSON texts of all kinds. Two with the same seed for values
-// write the same values, and another seed for style gives them other white space and
-// escapes.
+// A generator writes random JSON texts. Generators with the same seed for values write the
+// same values. Another seed for style changes only white space and escapes.
 type generator struct {
 	values, style *rand.Rand
 	out           bytes.Buffer
@@ -175,10 +174,10 @@ func FuzzCut(f *testing.F) {
 	})
 }
 
-// check says what is wrong with the answer to a text. The other text has the same value.
+// check returns what is wrong with the output for text. other is a text with the same value.
 func check(c Cutter, text, other, short []byte, ok bool) error {
 	if same, sameOK := c.Cut(other); sameOK != ok || !bytes.Equal(same, short) {
-		return fmt.Errorf("the same value written in another way gives %s, %v", same, sameOK)
+		return fmt.Errorf("the same value in another style gives %s, %v", same, sameOK)
 	}
 	if !ok {
 		if short != nil {
@@ -193,19 +192,19 @@ func check(c Cutter, text, other, short []byte, ok bool) error {
 		return fmt.Errorf("not valid")
 	}
 	if again, ok := c.Cut(short); !ok || !bytes.Equal(again, short) {
-		return fmt.Errorf("cut again it is %s, %v", again, ok)
+		return fmt.Errorf("cut again: %s, %v", again, ok)
 	}
 	var compact bytes.Buffer
 	if json.Compact(&compact, text) == nil && compact.Len() <= c.MaxChars &&
 		!reflect.DeepEqual(jsontest.Value(text), jsontest.Value(short)) {
-		return fmt.Errorf("it fits, but is changed")
+		return fmt.Errorf("changed although it fits")
 	}
 	_, least := measured(c, text)
 	return kept(c, text, short, least <= c.MaxChars)
 }
 
-// measured returns how many characters a value has, and how many it has at least if its
-// objects outside of arrays keep their keys.
+// measured returns how many characters a value has, and its minimum if its objects outside
+// of arrays keep their keys.
 func measured(c Cutter, text []byte) (chars, least int) {
 	w := work{noteChars: utf8.RuneCount(jsonspan.AppendBody(nil, c.Note))}
 	text = bytes.TrimSpace(text)
@@ -249,7 +248,7 @@ func measured(c Cutter, text []byte) (chars, least int) {
 	return len(text), len(text)
 }
 
-// kept compares a value with what is left of it. Objects have all their keys if allKeys.
+// kept compares a value with its cut form. If allKeys, objects must have all their keys.
 func kept(c Cutter, text, short []byte, allKeys bool) error {
 	text, short = bytes.TrimSpace(text), bytes.TrimSpace(short)
 	if kindOf(text) != kindOf(short) {
@@ -293,7 +292,7 @@ func keptMembers(c Cutter, text, short []byte, allKeys bool) error {
 			left, at = left+n, at+n
 			continue
 		}
-		// Without a marker it is the next member with this key whose value can be it.
+		// Without markers, find the next member with this key and a matching value.
 		for {
 			if at >= len(members) {
 				return fmt.Errorf("%q is not a member there", m.Key)
@@ -327,7 +326,7 @@ func keptItems(c Cutter, text, short []byte) error {
 	for v := range jsonspan.Elements(text) {
 		items = append(items, v)
 	}
-	// An item keeps its keys if they fit into the array beside two markers.
+	// An item keeps its keys if they fit into the array together with two markers.
 	marker := len(`"... [ of  items left out] ...",`) + 2*len(fmt.Sprint(len(items))) +
 		utf8.RuneCount(jsonspan.AppendBody(nil, c.Note))
 	room := utf8.RuneCount(short) - len(`[,]`) - 2*marker
@@ -361,14 +360,13 @@ func keptItems(c Cutter, text, short []byte) error {
 	return nil
 }
 
-// marked returns what a marker says, and whether text is one.
-func marked(text, unit string) (left, of int, ok bool) {
-	_, err := fmt.Sscanf(text, "... [%d of %d "+unit+" left out", &left, &of)
-	return left, of, err == nil
+// marked parses a marker and reports whether text is one.
+func marked(text, unit string) (left, total int, ok bool) {
+	_, err := fmt.Sscanf(text, "... [%d of %d "+unit+" left out", &left, &total)
+	return left, total, err == nil
 }
 
-// keptString compares a string with what is left of it, which is parts in order with
-// markers between them.
+// keptString compares a string with its cut form: parts in order with markers between them.
 func keptString(text, short string) error {
 	if text == short {
 		return nil

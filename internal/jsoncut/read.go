@@ -9,20 +9,20 @@ import (
 
 // A node is an object or array that is long enough to be cut.
 type node struct {
-	start, end uint32 // in the text
-	next       uint32 // the first node behind its end
-	count      uint32 // of items or members
+	start, end uint32 // offsets in work.text
+	next       uint32 // index of the first node after its end
+	count      uint32 // number of items or members
 	chars      uint32
 	most       uint32 // see [value]
 	good, soft uint32 // see [least]
 }
 
-// maxSmall is how many bytes an object or array has that is not cut. A marker would be
-// about as long.
+// maxSmall is the maximum size in bytes of an object or array that is never cut. A marker
+// would be about as long.
 const maxSmall = 32
 
-// read makes text compact, with canonical escapes, and notes its nodes. It returns the
-// value that text is, and false if text is not valid.
+// read sets w.text to text in compact form with canonical escapes, and collects its
+// nodes. It returns the root value, and false if text is not valid.
 func (w *work) read(text []byte) (root value, ok bool) {
 	w.text = make([]byte, 0, len(text))
 	r := reader{work: w, in: text, valid: utf8.Valid(text)}
@@ -42,48 +42,48 @@ func (w *work) read(text []byte) (root value, ok bool) {
 		case jsonspan.Invalid:
 			return value{}, false
 		case jsonspan.BeginObject, jsonspan.BeginArray:
-			r.begin(int(start), int(end))
+			r.beginNode(int(start), int(end))
 		case jsonspan.EndObject, jsonspan.EndArray:
 			r.separator = 0
-			r.token(int(start), int(end))
-			r.value(r.endNode())
+			r.addToken(int(start), int(end))
+			r.addValue(r.endNode())
 		case jsonspan.Key:
-			_, chars := r.string(int(start), int(end), s.Chars())
-			r.key(chars)
+			_, chars := r.addString(int(start), int(end), s.Chars())
+			r.addKey(chars)
 		case jsonspan.String:
-			literal, chars := r.string(int(start), int(end), s.Chars())
-			r.value(w.measureString(value{node: -1, chars: chars}, literal, s.Chars()))
+			literal, chars := r.addString(int(start), int(end), s.Chars())
+			r.addValue(w.measureString(value{node: -1, chars: chars}, literal, s.Chars()))
 		default:
-			r.token(int(start), int(end))
-			r.value(whole(value{node: -1, chars: int(end - start)}))
+			r.addToken(int(start), int(end))
+			r.addValue(whole(value{node: -1, chars: int(end - start)}))
 		}
 	}
 }
 
-// A reader makes a text compact. It copies no token before it must, for most texts have
+// A reader makes a text compact. It copies as late as possible, because most texts have
 // little or no white space.
 type reader struct {
 	*work
 	in    []byte
-	valid bool // UTF-8
+	valid bool // in is valid UTF-8
 
-	from, end int  // in[from:end] is compact and still to be copied
-	separator byte // due before the next token, or 0
-	wide      int  // how many more bytes than characters the text has
+	from, end  int  // in[from:end] is compact and not yet copied
+	separator  byte // to write before the next token, or 0
+	extraBytes int  // how many more bytes than characters the compact text has
 
-	open []begun
-	last value // the latest
+	open []openNode
+	last value // the latest value
 }
 
-// A begun node has not ended.
-type begun struct {
+// An openNode is a node whose end has not been read.
+type openNode struct {
 	node  int
-	chars int // before it
+	chars int // number of characters before it
 }
 
-// token puts in[start:end] behind what came before, and returns where it stands in the
-// compact text.
-func (r *reader) token(start, end int) (at int) {
+// addToken adds in[start:end] to the compact text, after the separator that is due, and
+// returns its offset there.
+func (r *reader) addToken(start, end int) (at int) {
 	between := start - r.end
 	switch {
 	case r.separator == 0 && between == 0, r.separator != 0 && between == 1:
@@ -98,7 +98,7 @@ func (r *reader) token(start, end int) (at int) {
 	return len(r.text) + start - r.from
 }
 
-// flush copies what is still to be copied.
+// flush copies in[from:end] to the compact text.
 func (r *reader) flush() {
 	r.text = append(r.text, r.in[r.from:r.end]...)
 	r.from = r.end
@@ -107,10 +107,10 @@ func (r *reader) flush() {
 // size returns how many bytes the compact text has.
 func (r *reader) size() int { return len(r.text) + r.end - r.from }
 
-// string is token for a string or key that stands for n characters. It returns what that
-// is in the compact text, and how many characters it has there.
-func (r *reader) string(start, end, n int) (literal []byte, chars int) {
-	at := r.token(start, end)
+// addString adds a string or key that has n characters when decoded. It returns the
+// string in the compact text, and how many characters it has there.
+func (r *reader) addString(start, end, n int) (literal []byte, chars int) {
+	at := r.addToken(start, end)
 	literal = r.in[start:end]
 	if r.valid {
 		if len(literal) == n+len(`""`) {
@@ -118,7 +118,7 @@ func (r *reader) string(start, end, n int) (literal []byte, chars int) {
 		}
 		if escapes, ok := canonical(literal); ok {
 			chars = n + escapes + len(`""`)
-			r.wide += len(literal) - chars
+			r.extraBytes += len(literal) - chars
 			return literal, chars
 		}
 	}
@@ -130,28 +130,28 @@ func (r *reader) string(start, end, n int) (literal []byte, chars int) {
 	r.from, r.end = end, end
 	literal = r.text[at:]
 	chars = utf8.RuneCount(literal)
-	r.wide += len(literal) - chars
+	r.extraBytes += len(literal) - chars
 	return literal, chars
 }
 
-// begin begins a node.
-func (r *reader) begin(start, end int) {
-	at := r.token(start, end)
+// beginNode adds the opening brace or bracket of a node.
+func (r *reader) beginNode(start, end int) {
+	at := r.addToken(start, end)
 	r.separator = 0
-	r.open = append(r.open, begun{node: len(r.nodes), chars: at - r.wide})
+	r.open = append(r.open, openNode{node: len(r.nodes), chars: at - r.extraBytes})
 	r.nodes = append(r.nodes, node{start: uint32(at)})
 }
 
-// endNode ends the latest node, and forgets it if it is small.
+// endNode ends the innermost open node, and removes it if it is too small to be cut.
 func (r *reader) endNode() value {
 	last := len(r.open) - 1
 	i, end := r.open[last].node, r.size()
-	chars := end - r.wide - r.open[last].chars
+	chars := end - r.extraBytes - r.open[last].chars
 	r.open = r.open[:last]
 	n := &r.nodes[i]
 	n.end, n.next, n.chars = uint32(end), uint32(len(r.nodes)), uint32(chars)
 	if n.end-n.start <= maxSmall {
-		r.nodes = r.nodes[:i] // those in it are smaller and have gone before
+		r.nodes = r.nodes[:i] // the nodes in it are smaller and already removed
 		return whole(value{node: -1, chars: chars})
 	}
 	n.most += uint32(len("{}") - len(","))
@@ -165,8 +165,8 @@ func (r *reader) endNode() value {
 	return value{node: i, most: int(n.most), least: least{good: int(n.good), soft: int(n.soft)}}
 }
 
-// key adds a key of so many characters to the node that is being read.
-func (r *reader) key(chars int) {
+// addKey adds the characters of a key to the sizes of the open node.
+func (r *reader) addKey(chars int) {
 	n := &r.nodes[r.open[len(r.open)-1].node]
 	n.most += uint32(chars + len(":"))
 	n.good += uint32(chars + len(":"))
@@ -174,8 +174,8 @@ func (r *reader) key(chars int) {
 	r.separator = ':'
 }
 
-// value adds a value to the node that is being read.
-func (r *reader) value(v value) {
+// addValue adds a value to the sizes of the open node.
+func (r *reader) addValue(v value) {
 	r.last, r.separator = v, ','
 	if len(r.open) > 0 {
 		n := &r.nodes[r.open[len(r.open)-1].node]
@@ -186,7 +186,7 @@ func (r *reader) value(v value) {
 	}
 }
 
-// canonical returns how many escapes a string has, and whether all are as they should be.
+// canonical returns how many escapes a string has, and whether all are canonical.
 func canonical(literal []byte) (escapes int, ok bool) {
 	for {
 		i := bytes.IndexByte(literal, '\\')
@@ -201,8 +201,8 @@ func canonical(literal []byte) (escapes int, ok bool) {
 	}
 }
 
-// appendCanonical appends the body of a string with the shortest escapes that JSON has,
-// and only where it needs them.
+// appendCanonical appends the body of a string with canonical escapes: only what JSON
+// requires is escaped, with the shortest escapes.
 func appendCanonical(dst, body []byte) []byte {
 	for len(body) > 0 {
 		plain := 0
@@ -210,7 +210,8 @@ func appendCanonical(dst, body []byte) []byte {
 			plain++
 		}
 		dst = append(dst, body[:plain]...)
-		if body = body[plain:]; len(body) == 0 {
+		body = body[plain:]
+		if len(body) == 0 {
 			break
 		}
 		size := jsonspan.Advance(body, 1)

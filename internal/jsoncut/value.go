@@ -11,24 +11,24 @@ import (
 // A value is a part of the text that is kept or cut: a JSON value, or a line of a string.
 type value struct {
 	start, end int
-	node       int  // its index if it is a node, else -1
-	line       bool // a line of a string
-	media      bool // a string that is kept whole or left out
+	node       int  // index of its node, or -1
+	line       bool // it is a line of a string
+	media      bool // it is a string that is kept or left out, but never cut
 
-	chars int
-	most  int // how many characters it has at most if it is cut
-	least     // how many it has at least
+	chars int // its length in characters
+	most  int // its maximum length if it is cut
+	least     // its minimum lengths if it is cut
 }
 
-// A least says how many characters a value has at least.
+// A least has the minimum lengths of a value in characters, for three degrees of cutting.
 type least struct {
-	good int // if it keeps its keys, and strings that are not much longer than a marker
-	soft int // if it keeps its keys
-	hard int
+	good int // it keeps its keys, and strings that are not much longer than a marker
+	soft int // it keeps its keys
+	hard int // it may lose its keys
 }
 
-// within returns which least of a value fits into room, as a function that returns it for
-// the values in it. If none does, that is the hardest.
+// within returns a function that selects good, soft or hard: the first of them that fits
+// into room for l, or hard if none does. It is then used for the values inside.
 func (l least) within(room int) func(least) int {
 	switch {
 	case l.good <= room:
@@ -39,7 +39,7 @@ func (l least) within(room int) func(least) int {
 	return func(l least) int { return l.hard }
 }
 
-// nodeValue returns a node as a value.
+// nodeValue returns node i as a value.
 func (w *work) nodeValue(i int) value {
 	n := &w.nodes[i]
 	v := value{start: int(n.start), end: int(n.end), node: i, chars: int(n.chars), most: int(n.most)}
@@ -50,16 +50,16 @@ func (w *work) nodeValue(i int) value {
 	return v
 }
 
-// A span is where a part of a node or of a string stands.
+// A span is the place of a part of a node or string.
 type span struct {
 	index      int // among its siblings
-	key        int // where its key begins if it is a member, else start
+	key        int // offset of its key if it is a member, else start
 	start, end int
 	node       int // see [value]
 	line       bool
 }
 
-// measure returns a value with its numbers of characters.
+// measure returns v with its lengths set.
 func (w *work) measure(v value) value {
 	if v.node >= 0 {
 		return w.nodeValue(v.node)
@@ -75,29 +75,30 @@ func (w *work) measure(v value) value {
 	return whole(v)
 }
 
-// whole returns a value that cannot be cut.
+// whole returns v with the lengths of a value that cannot be cut.
 func whole(v value) value {
 	v.most, v.least = v.chars, least{v.chars, v.chars, v.chars}
 	return v
 }
 
-// measureString measures a string that stands for n characters.
+// measureString returns v with the lengths of a string that has n characters when decoded.
 func (w *work) measureString(v value, literal []byte, n int) value {
-	if v.chars < len(markerStart+textUnit+markerWord+markerEnd) { // as most strings are
+	if v.chars < len(markerStart+textUnit+markerWord+markerEnd) { // most strings are short
 		return whole(v)
 	}
 	return measureText(v, literal[1:len(literal)-1], len(`""`)+w.textMarkerChars(n))
 }
 
-// measureText measures a string or line of which a marker of so many characters can be
-// left.
+// measureText returns v with the lengths of a string or line that can be cut down to a
+// marker with this number of characters.
 func measureText(v value, body []byte, marker int) value {
 	v = whole(v)
 	if v.chars <= marker {
 		return v
 	}
 	v.soft, v.hard = marker, marker
-	if v.media = !v.line && isMedia(body); v.media {
+	v.media = !v.line && isMedia(body)
+	if v.media {
 		v.most = marker
 	}
 	if v.media || v.chars > 2*marker {
@@ -106,7 +107,7 @@ func measureText(v value, body []byte, marker int) value {
 	return v
 }
 
-// parts goes through the items or members of a node.
+// parts iterates over the items or members of node i.
 func (w *work) parts(i int) iter.Seq[span] {
 	return func(yield func(span) bool) {
 		n := &w.nodes[i]
@@ -125,7 +126,7 @@ func (w *work) parts(i int) iter.Seq[span] {
 				if next < len(w.nodes) && int(w.nodes[next].start) == at {
 					s.node, at, next = next, int(w.nodes[next].end), int(w.nodes[next].next)
 				} else {
-					at = endOfSmall(w.text, at)
+					at = endOfContainer(w.text, at)
 				}
 			default:
 				for w.text[at] != ',' && w.text[at] != ']' && w.text[at] != '}' {
@@ -141,7 +142,7 @@ func (w *work) parts(i int) iter.Seq[span] {
 	}
 }
 
-// endOfString returns the end of the string that begins at i.
+// endOfString returns the end of the string that begins at offset i.
 func endOfString(text []byte, i int) int {
 	for from := i + 1; ; {
 		from += bytes.IndexByte(text[from:], '"') + 1
@@ -155,8 +156,8 @@ func endOfString(text []byte, i int) int {
 	}
 }
 
-// endOfSmall returns the end of the object or array that begins at i.
-func endOfSmall(text []byte, i int) int {
+// endOfContainer returns the end of the object or array that begins at offset i.
+func endOfContainer(text []byte, i int) int {
 	for depth := 0; ; {
 		switch text[i] {
 		case '"':
@@ -173,7 +174,7 @@ func endOfSmall(text []byte, i int) int {
 	}
 }
 
-// lines goes through the lines of the body of a string.
+// lines iterates over the lines of the body of a string.
 func (w *work) lines(start, end int) iter.Seq[span] {
 	return func(yield func(span) bool) {
 		s := span{key: start, start: start, node: -1, line: true}

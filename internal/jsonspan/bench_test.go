@@ -43,7 +43,7 @@ func BenchmarkScanner(b *testing.B) {
 	}
 }
 
-// BenchmarkPassing reads a large answer as it passes, in the pieces that reverse_proxy writes.
+// BenchmarkPassing reads a large response in pieces of the size that reverse_proxy writes.
 func BenchmarkPassing(b *testing.B) {
 	paths := CompilePaths("id", "result.content.*.uri", "result.content.*.resource.uri", "error.code")
 	for _, text := range []struct{ name, line string }{
@@ -51,7 +51,8 @@ func BenchmarkPassing(b *testing.B) {
 		{"lines", `2026-11-16 18:33:33 INFO path=\"/v1/items\" handled the request\n`},
 		{"cjk", "漢字仮名交じり文。"},
 	} {
-		data := []byte(`{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"` + strings.Repeat(text.line, 5<<20/len(text.line)) + `"}]}}`)
+		data := []byte(`{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"` + strings.Repeat(text.line,
+			5<<20/len(text.line)) + `"}]}}`)
 		rewriter := paths.Rewrite(io.Discard, func(int, Kind, []byte) []byte { return nil })
 		watcher := paths.Watch(func(int, Kind, []byte) {})
 		for _, reader := range []struct {

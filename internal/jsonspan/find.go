@@ -7,72 +7,72 @@ import (
 	"math/bits"
 )
 
-// Find reads data and calls found for each value that stands at one of the
-// paths, with the index of that path, in the order in which the values end.
+// Find reads data and calls found for each value at one of the paths, with the
+// index of that path. Values are reported in the order in which they end.
 //
-// An object that repeats a key which a path names is refused with [ErrDuplicate]:
-// two readers of it could disagree about what it says. A text cut short gives
-// io.ErrUnexpectedEOF after what was found in it. So until Find returns nil the
-// values found are those of a text that may yet turn out to be invalid.
+// An object that repeats a key of a path is refused with [ErrDuplicate], because
+// programs read it in different ways. A truncated text returns
+// io.ErrUnexpectedEOF, after its values were reported. Until Find returns nil, the
+// text may still be invalid.
 func (p *Paths) Find(data []byte, found func(path int, v Value)) error {
 	return p.find(finder{data: data}, &Search{Found: found})
 }
 
-// FindExact is Find for a text that others read, too, and decide upon. Many readers take
-// Name for name, and some take name\u0000 for it. So it refuses keys that differ from those
-// of the paths in nothing else, with [ErrFolded].
+// FindExact is Find for a text on which other programs decide, too. Many of them
+// read Name as name, and some read name\u0000 as name. FindExact therefore refuses,
+// with [ErrFolded], keys that differ from those of the paths only in this way.
 func (p *Paths) FindExact(data []byte, found func(path int, v Value)) error {
 	return p.find(finder{data: data, exact: true}, &Search{Found: found})
 }
 
-// A Search is a [Paths.Find] with further options. Only Found is required.
+// A Search is a [Paths.Find] with more options. Only Found is required.
 type Search struct {
 	// Found is called for each value at one of the paths.
 	Found func(path int, v Value)
 
-	// Folded is called for each key that [Paths.FindExact] refuses, with the path that
-	// the look-alike leads to, -1 if paths only lead through there.
+	// Folded is called for each key that [Paths.FindExact] refuses, with the path of
+	// the key that it resembles, or -1 if no path ends there.
 	Folded func(path int)
 
-	// Known returns the end of the object or array that begins at start and stands at
-	// path, if the caller knows it to be valid, else 0. It is then skipped: neither it
-	// nor a value in it is reported.
-	Known func(path, start int) (end int)
+	// KnownEnd returns the end of the object or array that begins at start, at path, if
+	// the caller knows that it is valid, else 0. The search then skips it: neither it
+	// nor the values in it are reported.
+	KnownEnd func(path, start int) (end int)
 
-	// Elements returns the end of an element of the array that begins at start and stands
-	// at path, if the caller knows the array to be valid up to there, else 0. The search
-	// goes on behind it: neither it nor an element before it is reported.
-	Elements func(path, start int) (end int)
+	// KnownElementsEnd returns the end of an element of the array that begins at start, at
+	// path, if the caller knows that the array is valid up to there, else 0. The
+	// search continues after it: neither it nor the elements before it are reported.
+	KnownElementsEnd func(path, start int) (end int)
 }
 
-// Search is Find with the options of s.
+// Search is Find with the options in s.
 func (p *Paths) Search(data []byte, s *Search) error {
 	return p.find(finder{data: data}, s)
 }
 
 func (p *Paths) find(f finder, s *Search) error {
 	data := f.data
-	i := f.value(f.space(0), &p.root, 0, s)
-	if i >= 0 && f.space(i) < len(data) {
-		f.fail(ErrSyntax, f.space(i))
+	i := f.value(f.skipSpace(0), &p.root, 0, s)
+	if i >= 0 && f.skipSpace(i) < len(data) {
+		f.fail(ErrSyntax, f.skipSpace(i))
 	}
 	if f.err.Err == nil {
 		return nil
 	}
-	err := f.err // not that of f, which would then have to outlive this
+	err := f.err // a copy, so that f stays on the stack
 	return &err
 }
 
-// A finder goes through a text that is there as a whole, which takes a fraction
-// of what it takes a [Scanner] to go from token to token. Where no path leads, it
-// leaves the text to one. So its recursion is as deep as paths are long.
+// A finder searches a complete text, which is much faster than reading its tokens
+// with a [Scanner]. Containers without a path are left to a Scanner, so the
+// recursion is only as deep as the longest path.
 //
-// Its methods take where something begins and return where it ends, or -1 when
-// they have failed. The search is not a part of it, so that its functions need not be
-// allocated.
+// Its methods take the offset where something begins and return the offset where
+// it ends, or -1 on failure. The Search is a parameter instead of a field, so that
+// its functions need not be allocated.
 type finder struct {
 	data    []byte
-	exact   bool // look-alikes are an error
+	exact   bool // refuse keys that differ only in case or trailing null characters
 	scanner Scanner
 	err     Error
 }
@@ -85,21 +85,23 @@ func (f *finder) fail(err error, i int) int {
 	return -1
 }
 
-func (f *finder) space(i int) int {
-	for i < len(f.data) && f.data[i] <= ' ' && (f.data[i] == ' ' || f.data[i] == '\n' || f.data[i] == '\t' || f.data[i] == '\r') {
+func (f *finder) skipSpace(i int) int {
+	for i < len(f.data) && f.data[i] <= ' ' &&
+		(f.data[i] == ' ' || f.data[i] == '\n' || f.data[i] == '\t' ||
+			f.data[i] == '\r') {
 		i++
 	}
 	return i
 }
 
-// value reads the value at i, which stands at n, or nowhere if that is nil.
+// value reads the value at offset i. Its place is n, or nil if no path leads to it.
 func (f *finder) value(i int, n *node, depth int, s *Search) int {
 	if i >= len(f.data) {
 		return f.fail(io.ErrUnexpectedEOF, i)
 	}
 	v := Value{Start: i}
-	if s.Known != nil && n != nil && n.path >= 0 && (f.data[i] == '{' || f.data[i] == '[') {
-		if end := s.Known(n.path, i); end > 0 {
+	if s.KnownEnd != nil && n != nil && n.path >= 0 && (f.data[i] == '{' || f.data[i] == '[') {
+		if end := s.KnownEnd(n.path, i); end > 0 {
 			return end
 		}
 	}
@@ -107,7 +109,7 @@ func (f *finder) value(i int, n *node, depth int, s *Search) int {
 	case '"':
 		v.Kind = String
 		if n != nil && n.path >= 0 {
-			v.End, v.Chars, v.Numbered = f.text(i)
+			v.End, v.Chars, v.HasUnicodeEscapes = f.text(i)
 		} else {
 			v.End = f.skipText(i)
 		}
@@ -142,7 +144,7 @@ func (f *finder) value(i int, n *node, depth int, s *Search) int {
 
 func (f *finder) object(i int, n *node, depth int, s *Search) int {
 	var seen uint64
-	i = f.space(i + 1)
+	i = f.skipSpace(i + 1)
 	if i < len(f.data) && f.data[i] == '}' {
 		return i + 1
 	}
@@ -154,40 +156,40 @@ func (f *finder) object(i int, n *node, depth int, s *Search) int {
 		if i = f.skipText(i); i < 0 {
 			return -1
 		}
-		at := n.each
+		child := n.each
 		if k := n.index(f.data[key+1 : i-1]); k >= 0 {
 			if seen&(1<<k) != 0 {
 				return f.fail(ErrDuplicate, key)
 			}
 			seen |= 1 << k
-			at = n.keys[k].to
+			child = n.keys[k].node
 		} else if f.exact || s.Folded != nil {
-			if k := n.folded(f.data[key+1 : i-1]); k >= 0 && f.exact {
+			if k := n.foldedIndex(f.data[key+1 : i-1]); k >= 0 && f.exact {
 				return f.fail(ErrFolded, key)
 			} else if k >= 0 {
-				s.Folded(n.keys[k].to.path)
+				s.Folded(n.keys[k].node.path)
 			}
 		}
-		if i = f.space(i); i >= len(f.data) || f.data[i] != ':' {
+		if i = f.skipSpace(i); i >= len(f.data) || f.data[i] != ':' {
 			return f.fail(ErrSyntax, i)
 		}
-		if i = f.value(f.space(i+1), at, depth+1, s); i < 0 {
+		if i = f.value(f.skipSpace(i+1), child, depth+1, s); i < 0 {
 			return -1
 		}
-		if i = f.space(i); i < len(f.data) && f.data[i] == ',' {
-			i = f.space(i + 1)
+		if i = f.skipSpace(i); i < len(f.data) && f.data[i] == ',' {
+			i = f.skipSpace(i + 1)
 			continue
 		}
-		return f.end(i, '}')
+		return f.closing(i, '}')
 	}
 }
 
 func (f *finder) array(i int, n *node, depth int, s *Search) int {
 	known := 0
-	if s.Elements != nil && n.path >= 0 {
-		known = s.Elements(n.path, i)
+	if s.KnownElementsEnd != nil && n.path >= 0 {
+		known = s.KnownElementsEnd(n.path, i)
 	}
-	i = f.space(i + 1)
+	i = f.skipSpace(i + 1)
 	if i < len(f.data) && f.data[i] == ']' {
 		return i + 1
 	}
@@ -197,26 +199,26 @@ func (f *finder) array(i int, n *node, depth int, s *Search) int {
 		} else if i = f.value(i, n.each, depth+1, s); i < 0 {
 			return -1
 		}
-		if i = f.space(i); i < len(f.data) && f.data[i] == ',' {
-			i = f.space(i + 1)
+		if i = f.skipSpace(i); i < len(f.data) && f.data[i] == ',' {
+			i = f.skipSpace(i + 1)
 			continue
 		}
-		return f.end(i, ']')
+		return f.closing(i, ']')
 	}
 }
 
-// end reads the end of a container.
-func (f *finder) end(i int, c byte) int {
+// closing reads the closing brace or bracket c of a container.
+func (f *finder) closing(i int, c byte) int {
 	if i >= len(f.data) || f.data[i] != c {
 		return f.fail(ErrSyntax, i)
 	}
 	return i + 1
 }
 
-// skip reads a container that nobody asks about, in so many others.
+// skip validates a container that no path leads into. depth is the number of containers around it.
 func (f *finder) skip(i, depth int) int {
 	s := &f.scanner
-	s.MaxDepth, s.Uncounted = DefaultMaxDepth-depth, true
+	s.MaxDepth, s.SkipCounting = DefaultMaxDepth-depth, true
 	s.Reset()
 	s.Report(0, math.MaxInt)
 	s.Feed(f.data[i:])
@@ -235,10 +237,10 @@ func (f *finder) skip(i, depth int) int {
 	}
 }
 
-// text reads a string or key. It says how many characters it has, and whether some
-// are spelled by their numbers.
+// text reads a string or key. It returns the number of its characters and whether
+// it has \uXXXX escapes.
 func (f *finder) text(i int) (end, chars int, numbered bool) {
-	// Keys and words, in other words nearly all strings, are short and plain.
+	// Fast path: nearly all strings are short and plain ASCII.
 	for i++; chars < 32 && i+8 <= len(f.data); i, chars = i+8, chars+8 {
 		if m := special(binary.LittleEndian.Uint64(f.data[i:])) & highBits; m != 0 {
 			n := bits.TrailingZeros64(m) >> 3
@@ -253,7 +255,7 @@ func (f *finder) text(i int) (end, chars int, numbered bool) {
 	return f.endText(i, stopped), chars, numbered
 }
 
-// skipText reads a string or key of which nothing is to be said.
+// skipText reads a string or key without counting its characters.
 func (f *finder) skipText(i int) int {
 	i, stopped := skipText(f.data, i+1)
 	return f.endText(i, stopped)
@@ -264,7 +266,7 @@ func (f *finder) endText(i int, stopped stop) int {
 	switch stopped {
 	case atQuote:
 		return i + 1
-	case atFault:
+	case atInvalid:
 		return f.fail(ErrSyntax, i)
 	}
 	return f.fail(io.ErrUnexpectedEOF, len(f.data))
@@ -293,13 +295,13 @@ func (f *finder) number(i int) int {
 		return f.fail(ErrSyntax, i)
 	}
 	for i++; i < len(f.data); i++ {
-		next := st.digit(f.data[i])
+		next := st.nextInNumber(f.data[i])
 		if next == wantNothing {
 			break
 		}
 		st = next
 	}
-	if !st.openNumber() {
+	if !st.mayEndNumber() {
 		return f.fail(ErrSyntax, i)
 	}
 	return i

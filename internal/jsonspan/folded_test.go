@@ -49,7 +49,8 @@ func TestSearchReportsLookAlikes(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var folded []int
-			err := paths.Search([]byte(test.text), &Search{Found: func(int, Value) {}, Folded: func(path int) { folded = append(folded, path) }})
+			err := paths.Search([]byte(test.text), &Search{Found: func(int, Value) {},
+				Folded: func(path int) { folded = append(folded, path) }})
 			if err != nil || !slices.Equal(folded, test.want) {
 				t.Errorf("got %v, %v", folded, err)
 			}

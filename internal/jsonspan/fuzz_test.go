@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// A walker goes through a text by the tokens of encoding/json, and finds what stands at
-// paths, where Find and FindExact have to.
+// A walker is the reference for Find and FindExact: it reads the tokens of encoding/json
+// and collects the values at paths.
 type walker struct {
 	*json.Decoder
 	text  []byte
@@ -26,17 +26,19 @@ type finding struct {
 	value string
 }
 
-// element is where the elements of arrays stand.
+// element is the key of array elements in a place.
 const element = "\x00"
 
-// value reads the next value, which stands at the place.
+// value reads the next value, which is at place.
 func (w *walker) value(place []string) error {
 	before := w.InputOffset()
 	token, err := w.Token()
 	if err != nil {
 		return err
 	}
-	start := before + int64(bytes.IndexFunc(w.text[before:], func(c rune) bool { return !strings.ContainsRune(" \t\r\n,:", c) }))
+	start := before + int64(bytes.IndexFunc(w.text[before:], func(c rune) bool {
+		return !strings.ContainsRune(" \t\r\n,:", c)
+	}))
 	if open, container := token.(json.Delim); container {
 		if err := w.container(open, place); err != nil {
 			return err
@@ -65,7 +67,8 @@ func (w *walker) container(open json.Delim, place []string) error {
 			switch {
 			case slices.Contains(names, key) && seen[key]:
 				return ErrDuplicate
-			case w.exact && !slices.Contains(names, key) && slices.ContainsFunc(names, func(name string) bool { return strings.EqualFold(name, strings.TrimRight(key, "\x00")) }):
+			case w.exact && !slices.Contains(names, key) && slices.ContainsFunc(names,
+				func(name string) bool { return strings.EqualFold(name, strings.TrimRight(key, "\x00")) }):
 				return ErrFolded
 			}
 			seen[key] = true
@@ -78,7 +81,7 @@ func (w *walker) container(open json.Delim, place []string) error {
 	return err
 }
 
-// keys are those that paths name of an object that stands at the place.
+// keys returns the keys that paths name in an object at place.
 func (w *walker) keys(place []string) (keys []string) {
 	for _, path := range w.paths {
 		if leads(path, place) && len(path) > len(place) && path[len(place)] != "*" {
@@ -88,7 +91,7 @@ func (w *walker) keys(place []string) (keys []string) {
 	return keys
 }
 
-// leads reports whether a path leads to or through a place.
+// leads reports whether path leads to or through place.
 func leads(path, place []string) bool {
 	if len(path) < len(place) {
 		return false
@@ -101,8 +104,8 @@ func leads(path, place []string) bool {
 	return true
 }
 
-// Find finds what somebody finds who goes through the text token by token, and FindExact
-// refuses what a reader who ignores case, or null characters at the end, would read otherwise.
+// FuzzFindExact checks that Find reports the same values as a walker, and that FindExact
+// refuses keys that differ only in case or trailing null characters.
 func FuzzFindExact(f *testing.F) {
 	for _, text := range texts {
 		f.Add([]byte(text))
@@ -110,8 +113,10 @@ func FuzzFindExact(f *testing.F) {
 	for _, text := range []string{
 		`{"method":"m","params":{"name":[1,{"name":2}],"kind":{}},"list":[{"name":"a"},{"name":"b","x":[]},3]}`,
 		`{"method":1,"METHOD":2,"params":{"\u006e\u0061me":1,"na\u006de":2}}`, "{\"params\":{\"\u212aind\":1,\"\u017f\":2}}",
-		`{"list":{"a":{"name":1},"b":{"Name":2}},"grid":[[1,2],{"a":[3]},"x"]}`, `{"io.x/y":{"a":1},"io":{"x/y":2},"":3}`, `[{"method":1,"method":2}]`, `{"params":{"name":1}`,
-		`{"\u004dethod":1}`, `{"params":{"name\u0000":1}}`, `{"list":[{"NAME\u0000\u0000":1}]}`, `{"params":{"na\u0000me":1,"\u0000":2}}`,
+		`{"list":{"a":{"name":1},"b":{"Name":2}},"grid":[[1,2],{"a":[3]},"x"]}`, `{"io.x/y":{"a":1},"io":{"x/y":2},"":3}`,
+		`[{"method":1,"method":2}]`, `{"params":{"name":1}`,
+		`{"\u004dethod":1}`, `{"params":{"name\u0000":1}}`, `{"list":[{"NAME\u0000\u0000":1}]}`,
+		`{"params":{"na\u0000me":1,"\u0000":2}}`,
 	} {
 		f.Add([]byte(text))
 	}
@@ -155,7 +160,7 @@ func FuzzFindExact(f *testing.F) {
 // A pair is a member of an object or an element of an array.
 type pair struct{ key, value string }
 
-// pairs returns those of a text that is an object or array, by the tokens of encoding/json.
+// pairs returns the members or elements of text, read with encoding/json.
 func pairs(t *testing.T, text []byte) (all []pair) {
 	t.Helper()
 	d := json.NewDecoder(bytes.NewReader(text))
@@ -175,13 +180,14 @@ func pairs(t *testing.T, text []byte) (all []pair) {
 	return all
 }
 
-// Members and Elements are all there are. One member put in or taken out leaves the others
-// as they were, to the byte.
+// FuzzMembers checks that Members and Elements report all members and elements, and that
+// adding or removing a member leaves the bytes of the others unchanged.
 func FuzzMembers(f *testing.F) {
 	for _, text := range texts {
 		f.Add([]byte(text), "a")
 	}
-	for _, text := range []string{`{}`, ` { "a" : 1 , "b" :{"a":2}, "\u0061":[ ] }`, `{"a":1}`, `{"b":1,"a":2}`, "{\n}", `[ 1,[2] ,{"a":3}]`, `{"a":1,}`, `{"a" 1}`, `{"x":{`, "{\"\xff\":1}"} {
+	for _, text := range []string{`{}`, ` { "a" : 1 , "b" :{"a":2}, "\u0061":[ ] }`, `{"a":1}`, `{"b":1,"a":2}`, "{\n}",
+		`[ 1,[2] ,{"a":3}]`, `{"a":1,}`, `{"a" 1}`, `{"x":{`, "{\"\xff\":1}"} {
 		f.Add([]byte(text), "a")
 	}
 	f.Add(bytes.Repeat([]byte("["), DefaultMaxDepth+1), "a")
@@ -203,7 +209,8 @@ func FuzzMembers(f *testing.F) {
 		if !isObject && members != nil || !isArray && elements != nil {
 			t.Fatalf("%q has members %q and elements %q", text, members, elements)
 		}
-		if !json.Valid(text) || bytes.Count(text, []byte("[")) > DefaultMaxDepth/2 || bytes.Count(text, []byte("{")) > DefaultMaxDepth/2 {
+		if !json.Valid(text) || bytes.Count(text, []byte("[")) > DefaultMaxDepth/2 || bytes.Count(text,
+			[]byte("{")) > DefaultMaxDepth/2 {
 			return
 		}
 		if isArray && !slices.Equal(elements, pairs(t, text)) {
@@ -233,15 +240,16 @@ func FuzzMembers(f *testing.F) {
 	})
 }
 
-// Whoever makes edits gets the same by copying piece by piece, however it is read.
+// FuzzReader checks that a Reader returns the same bytes as edits applied by copying,
+// regardless of the sizes of reads.
 func FuzzReader(f *testing.F) {
 	f.Add([]byte(`{"a":1,"b":[2,3]}`), []byte{5, 1, 3, 0, 0, 2}, uint8(0))
 	f.Add([]byte("abc"), []byte{0, 3, 0}, uint8(2))
 	f.Add([]byte{}, []byte{0, 0, 5, 0, 0, 5}, uint8(1))
 	f.Add([]byte("abc"), []byte{}, uint8(0))
 	f.Fuzz(func(t *testing.T, src, plan []byte, size uint8) {
-		src, plan = src[:min(len(src), 1000)], plan[:min(len(plan), 30)] // to be read byte by byte
-		// Of each three bytes: how far on, how much goes, how much comes.
+		src, plan = src[:min(len(src), 1000)], plan[:min(len(plan), 30)] // short enough to read byte by byte
+		// Three bytes make an edit: bytes to skip, bytes to remove, bytes to insert.
 		var edits []Edit
 		var want []byte
 		at := 0
@@ -283,7 +291,7 @@ func FuzzReader(f *testing.F) {
 	})
 }
 
-// A text on one line says what it said, and is as long.
+// FuzzAppendLine checks that a text on one line has the same value and length.
 func FuzzAppendLine(f *testing.F) {
 	for _, text := range texts {
 		f.Add([]byte(text))
@@ -301,7 +309,7 @@ func FuzzAppendLine(f *testing.F) {
 			t.Fatalf("%q on one line is %q", text, line)
 		}
 		if json.Valid(text) && !reflect.DeepEqual(decode(t, line), decode(t, text)) {
-			t.Fatalf("%q says something else than %q", line, text)
+			t.Fatalf("%q does not have the same value as %q", line, text)
 		}
 	})
 }

@@ -2,8 +2,8 @@ package jsonspan
 
 import "bytes"
 
-// AppendLine appends a JSON text as one line, without an end. Line breaks in it stand
-// between tokens, as they cannot stand within one, and a space is as good.
+// AppendLine appends a JSON text to dst as one line, without a line break at the
+// end. Line breaks in valid JSON are always between tokens, so they become spaces.
 func AppendLine(dst, text []byte) []byte {
 	start := len(dst)
 	dst = append(dst, text...)

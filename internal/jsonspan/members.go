@@ -7,20 +7,20 @@ import (
 
 // A Member is a key and a value of an object.
 type Member struct {
-	Key        string // what the key stands for, without quotes and escapes
+	Key        string // decoded, without quotes
 	Value      Value
 	Start, End int // from the opening quote of the key to the end of the value
 }
 
-// Members goes through the members of the object that data is, in order. Offsets
-// are those in data. It ends early where data is no object.
+// Members iterates over the members of the object in data, in order. Offsets are
+// relative to data. The iteration stops where data is not a valid object.
 func Members(data []byte) iter.Seq[Member] {
 	return func(yield func(Member) bool) {
 		var v Value
 		f, each := finder{data: data}, Search{Found: func(_ int, found Value) { v = found }}
-		i := f.space(0)
+		i := f.skipSpace(0)
 		for before := byte('{'); i < len(data) && data[i] == before; before = ',' {
-			start := f.space(i + 1)
+			start := f.skipSpace(i + 1)
 			if start == len(data) || data[start] != '"' {
 				return
 			}
@@ -28,52 +28,52 @@ func Members(data []byte) iter.Seq[Member] {
 				return
 			}
 			key := data[start+1 : i-1]
-			if i = f.space(i); i == len(data) || data[i] != ':' {
+			if i = f.skipSpace(i); i == len(data) || data[i] != ':' {
 				return
 			}
-			if i = f.value(f.space(i+1), &item, 1, &each); i < 0 {
+			if i = f.value(f.skipSpace(i+1), &anyItem, 1, &each); i < 0 {
 				return
 			}
 			var room [64]byte
 			if !yield(Member{Key: string(AppendText(room[:0], key)), Value: v, Start: start, End: i}) {
 				return
 			}
-			i = f.space(i)
+			i = f.skipSpace(i)
 		}
 	}
 }
 
-// Elements goes through the elements of the array that data is, as [Members] goes
-// through an object.
+// Elements iterates over the elements of the array in data, in order. Offsets are
+// relative to data. The iteration stops where data is not a valid array.
 func Elements(data []byte) iter.Seq[Value] {
 	return func(yield func(Value) bool) {
 		var v Value
 		f, each := finder{data: data}, Search{Found: func(_ int, found Value) { v = found }}
-		i := f.space(0)
+		i := f.skipSpace(0)
 		for before := byte('['); i < len(data) && data[i] == before; before = ',' {
-			if i = f.value(f.space(i+1), &item, 1, &each); i < 0 || !yield(v) {
+			if i = f.value(f.skipSpace(i+1), &anyItem, 1, &each); i < 0 || !yield(v) {
 				return
 			}
-			i = f.space(i)
+			i = f.skipSpace(i)
 		}
 	}
 }
 
-// item is where each value of a container stands that [Members] or [Elements] goes
-// through. No path leads further.
-var item node
+// anyItem is the place of each value that [Members] and [Elements] report. No path
+// leads further.
+var anyItem node
 
-// Remove returns the Edit that takes the member with this key out of the object
-// data, with the one comma that has to go, and whether there is one. Of members that
-// repeat the key it is the first. The Edits for two keys of an object can overlap, so
-// the first is made before the second is asked for.
+// Remove returns the Edit that removes the member with this key from the object
+// data, with one comma, and whether there is such a member. If the key is repeated,
+// it removes the first one. The Edits for two keys of an object can overlap: apply
+// the first before calling Remove for the second.
 func Remove(data []byte, key string) (Edit, bool) {
 	var e Edit
 	found, before := false, -1
 	for m := range Members(data) {
 		switch {
 		case found:
-			e.End = m.Start // the comma after it goes
+			e.End = m.Start // removes the comma after it
 			return e, true
 		case m.Key == key:
 			e.Start, e.End, found = m.Start, m.End, true
@@ -82,58 +82,59 @@ func Remove(data []byte, key string) (Edit, bool) {
 		}
 	}
 	if found && before >= 0 {
-		e.Start = before // the comma before it goes
+		e.Start = before // removes the comma before it
 	}
 	return e, found
 }
 
-// A Removal takes some members out of an object. [Removal.Next] is called for each member, in order.
+// A Removal removes some members of an object. Call [Removal.Next] for each member, in order.
 type Removal struct {
-	edits      []Edit
-	some, kept bool
-	start, end int // of members to remove, side by side, if there are some
-	last       int // the end of the last member that is kept, if there is one
+	edits             []Edit
+	removing, hasKept bool // whether start and end, and keptEnd, are set
+	start, end        int  // adjacent members to remove, not yet in edits
+	keptEnd           int  // end of the last member that is kept
 }
 
-// Next says whether the next member of the object is removed.
-func (r *Removal) Next(m Member, remove bool) {
+// Visit passes the next member of the object and whether to remove it.
+func (r *Removal) Visit(m Member, remove bool) {
 	switch {
-	case remove && r.some:
+	case remove && r.removing:
 		r.end = m.End
 	case remove:
-		r.some, r.start, r.end = true, m.Start, m.End
+		r.removing, r.start, r.end = true, m.Start, m.End
 	default:
-		if r.some {
-			r.edits = append(r.edits, Edit{Start: r.start, End: m.Start}) // with the comma after them
+		if r.removing {
+			r.edits = append(r.edits, Edit{Start: r.start, End: m.Start}) // includes the comma after them
 		}
-		r.some, r.kept, r.last = false, true, m.End
+		r.removing, r.hasKept, r.keptEnd = false, true, m.End
 	}
 }
 
-// Edits returns the Edits that take the members out, with their commas, and put add last into the object: one or
-// more members such as "k":1, or nothing. What stays is not touched.
+// Edits returns the Edits that remove the members, with their commas, and append
+// add to the object: one or more members such as "k":1, or nothing. The members
+// that are kept do not change.
 func (r *Removal) Edits(object, add []byte) []Edit {
-	edits, at := r.edits, r.last
-	if !r.kept {
+	edits, at := r.edits, r.keptEnd
+	if !r.hasKept {
 		at = bytes.IndexByte(object, '{') + 1
 	}
-	if len(add) > 0 { // before the Edit that may begin at the same place
-		if r.kept {
+	if len(add) > 0 { // must precede the Edit below, which may begin at the same offset
+		if r.hasKept {
 			add = append([]byte{','}, add...)
 		}
 		edits = append(edits, Edit{Start: at, End: at, New: add})
 	}
-	if r.some {
-		if r.kept {
-			r.start = r.last // the comma before them goes
+	if r.removing {
+		if r.hasKept {
+			r.start = r.keptEnd // removes the comma before them
 		}
 		edits = append(edits, Edit{Start: r.start, End: r.end})
 	}
 	return edits
 }
 
-// Append returns the Edit that puts member, a key and value such as "k":1, last into
-// object, with a comma if that has others.
+// Append returns the Edit that adds member, such as "k":1, at the end of object,
+// with a comma if object is not empty.
 func Append(object, member []byte) Edit {
 	at := bytes.LastIndexByte(object, '}')
 	if before := bytes.TrimRight(object[:at], " \t\r\n"); before[len(before)-1] != '{' {
@@ -142,12 +143,12 @@ func Append(object, member []byte) Edit {
 	return Edit{Start: at, End: at, New: member}
 }
 
-// Insert returns the Edit that puts member, a key and value such as "k":1, first
-// into object, with a comma if that has others.
+// Insert returns the Edit that adds member, such as "k":1, at the beginning of
+// object, with a comma if object is not empty.
 func Insert(object, member []byte) Edit {
 	at := bytes.IndexByte(object, '{') + 1
 	f := finder{data: object}
-	if next := f.space(at); next < len(object) && object[next] != '}' {
+	if next := f.skipSpace(at); next < len(object) && object[next] != '}' {
 		member = append(bytes.Clone(member), ',')
 	}
 	return Edit{Start: at, End: at, New: member}

@@ -12,7 +12,8 @@ import (
 
 func members(text string) (all []string) {
 	for m := range Members([]byte(text)) {
-		all = append(all, fmt.Sprintf("%s is %d %s in %s", m.Key, m.Value.Kind, text[m.Value.Start:m.Value.End], text[m.Start:m.End]))
+		all = append(all, fmt.Sprintf("%s is %d %s in %s", m.Key, m.Value.Kind, text[m.Value.Start:m.Value.End],
+			text[m.Start:m.End]))
 	}
 	return all
 }
@@ -22,9 +23,11 @@ func TestMembers(t *testing.T) {
 		name, text string
 		want       []string
 	}{
-		{"of every kind", `{"a":1,"b":"x","c":[2],"d":{"a":3},"e":null}`, []string{`a is 9 1 in "a":1`, `b is 8 "x" in "b":"x"`, `c is 5 [2] in "c":[2]`, `d is 3 {"a":3} in "d":{"a":3}`, `e is 12 null in "e":null`}},
+		{"of every kind", `{"a":1,"b":"x","c":[2],"d":{"a":3},"e":null}`, []string{`a is 9 1 in "a":1`,
+			`b is 8 "x" in "b":"x"`, `c is 5 [2] in "c":[2]`, `d is 3 {"a":3} in "d":{"a":3}`, `e is 12 null in "e":null`}},
 		{"between white space", " {\n\"a\" : 1 ,\t\"b\" :\r2 } ", []string{`a is 9 1 in "a" : 1`, "b is 9 2 in \"b\" :\r2"}},
-		{"keys without their escapes", `{"na\u006de":1,"":2,"\ud83d\ude00\n":3}`, []string{`name is 9 1 in "na\u006de":1`, ` is 9 2 in "":2`, "😀\n is 9 3 in \"\\ud83d\\ude00\\n\":3"}},
+		{"keys without their escapes", `{"na\u006de":1,"":2,"\ud83d\ude00\n":3}`, []string{`name is 9 1 in "na\u006de":1`,
+			` is 9 2 in "":2`, "😀\n is 9 3 in \"\\ud83d\\ude00\\n\":3"}},
 		{"repeated", `{"a":1,"a":2}`, []string{`a is 9 1 in "a":1`, `a is 9 2 in "a":2`}},
 		{"none", ` { } `, nil},
 		{"of an array", `[{"a":1}]`, nil},
@@ -67,7 +70,7 @@ func TestElements(t *testing.T) {
 		})
 	}
 	for v := range Elements([]byte(`["\u0061b",1]`)) {
-		if v.Kind != String || v.Chars != 2 || !v.Numbered {
+		if v.Kind != String || v.Chars != 2 || !v.HasUnicodeEscapes {
 			t.Errorf("%+v", v)
 		}
 		break
@@ -129,7 +132,7 @@ func TestRemoval(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			var r Removal
 			for m := range Members([]byte(test.text)) {
-				r.Next(m, m.Key == "k")
+				r.Visit(m, m.Key == "k")
 			}
 			with := r
 			if got := string(Spliced([]byte(test.text), r.Edits([]byte(test.text), nil)...)); got != test.want {
@@ -176,8 +179,8 @@ func TestAppend(t *testing.T) {
 	}
 }
 
-// Members and Elements go through what encoding/json decodes, and with a member
-// taken out or put in an object is what it was but for that one.
+// Members and Elements report what encoding/json decodes, and adding or removing a
+// member changes nothing else.
 func TestMembersAreThoseOfEncodingJSON(t *testing.T) {
 	g := generator{rand.New(rand.NewPCG(3, 4))}
 	for range 2000 {

@@ -7,50 +7,49 @@ import (
 	"unicode/utf8"
 )
 
-// Paths is a set of places in a JSON text. It is made once and used at will,
-// also concurrently.
+// Paths is a set of places in a JSON text. It is immutable and safe for concurrent use.
 type Paths struct {
 	root node
 }
 
 // A node is a place that paths lead to or through.
 type node struct {
-	path int // the path that ends here, or -1
+	path int // index of the path that ends here, or -1
 	keys []edge
-	each *node // every element of an array, every other member of an object
+	each *node // all elements of an array, or all members of an object that are not in keys
 }
 
-// maxKeys is how many keys of one object paths may name: a bit each in finder.object.
+// maxKeys is how many keys of one object paths may name: finder.object has one bit for each.
 const maxKeys = 64
 
 type edge struct {
-	key string
-	to  *node
+	key  string
+	node *node
 }
 
-// A Value is a place in a text, from Start up to End.
+// A Value is the place of a value in a text, from offset Start up to End.
 type Value struct {
-	Kind       Kind // String, Number, True, False, Null, BeginObject or BeginArray
-	Start, End int
-	Chars      int  // of a string: how many characters it has
-	Numbered   bool // of a string: it has characters spelled by their numbers, as \u0065
+	Kind              Kind // String, Number, True, False, Null, BeginObject or BeginArray
+	Start, End        int
+	Chars             int  // number of characters of a string
+	HasUnicodeEscapes bool // whether a string has \uXXXX escapes
 }
 
-// Body returns what stands between the quotes of a string in data.
+// Body returns the bytes between the quotes of the string v in data.
 func (v Value) Body(data []byte) []byte { return data[v.Start+1 : v.End-1] }
 
-// CompilePaths makes Paths of places such as "params.name" or
-// "result.tools.*.name": keys divided by dots, * for every element of an array
-// or member of an object but those that another path names in its place. A dot that
-// is part of a key is written \. there. It panics on an empty or repeated path, for
-// paths are written by programmers.
+// CompilePaths parses paths such as "params.name" or "result.tools.*.name": keys
+// separated by dots. * stands for every element of an array, and for every member
+// of an object that no other path names at this place. A dot that is part of a key
+// is written \. . CompilePaths panics on empty or repeated paths, because paths are
+// constants of the program.
 func CompilePaths(paths ...string) *Paths {
 	p := &Paths{root: node{path: -1}}
 	for i, path := range paths {
 		n := &p.root
 		for key, rest, more := "", path, true; more; {
 			key, rest, more = cutKey(rest)
-			n = n.grow(path, key)
+			n = n.child(path, key)
 		}
 		if n.path >= 0 {
 			panic(fmt.Sprintf("jsonspan: path %q repeated", path))
@@ -60,7 +59,7 @@ func CompilePaths(paths ...string) *Paths {
 	return p
 }
 
-// cutKey takes the first key off a path.
+// cutKey cuts the first key off a path. more reports whether others follow.
 func cutKey(path string) (key, rest string, more bool) {
 	end := 0
 	for end < len(path) && path[end] != '.' {
@@ -73,10 +72,13 @@ func cutKey(path string) (key, rest string, more bool) {
 	return strings.ReplaceAll(path[:end], `\.`, "."), rest, more
 }
 
-func (n *node) grow(path, key string) *node {
+// child returns the node below n for key, and creates it if necessary.
+func (n *node) child(path, key string) *node {
 	switch {
-	case key == "", len(n.keys) == maxKeys:
-		panic(fmt.Sprintf("jsonspan: cannot follow path %q", path))
+	case key == "":
+		panic(fmt.Sprintf("jsonspan: path %q has an empty key", path))
+	case len(n.keys) == maxKeys:
+		panic(fmt.Sprintf("jsonspan: path %q: more than %d keys in one object", path, maxKeys))
 	case key == "*" && n.each == nil:
 		n.each = &node{path: -1}
 		return n.each
@@ -85,15 +87,15 @@ func (n *node) grow(path, key string) *node {
 	}
 	for _, e := range n.keys {
 		if e.key == key {
-			return e.to
+			return e.node
 		}
 	}
-	to := &node{path: -1}
-	n.keys = append(n.keys, edge{key, to})
-	return to
+	child := &node{path: -1}
+	n.keys = append(n.keys, edge{key, child})
+	return child
 }
 
-// index returns which of the keys of n this is, or -1.
+// index returns the index of key in n.keys, or -1.
 func (n *node) index(key []byte) int {
 	for i := range n.keys {
 		if string(key) == n.keys[i].key {
@@ -110,9 +112,9 @@ func (n *node) index(key []byte) int {
 	return -1
 }
 
-// folded returns which of the keys of n a reader takes this one for that ignores case, or
-// null characters at the end, or -1.
-func (n *node) folded(key []byte) int {
+// foldedIndex returns the index of the key in n.keys that equals key if case and
+// trailing null characters are ignored, or -1.
+func (n *node) foldedIndex(key []byte) int {
 	if len(n.keys) == 0 {
 		return -1
 	}
@@ -120,9 +122,10 @@ func (n *node) folded(key []byte) int {
 		key = bytes.TrimRight(AppendText(nil, key), "\x00")
 	}
 	for i := range n.keys {
-		// Only letters beyond ASCII fold to some of another length, which is shorter.
+		// Only non-ASCII letters fold to letters of another length, and those are shorter.
 		name := n.keys[i].key
-		if len(key) >= len(name) && (key[0]|0x20 == name[0]|0x20 || key[0] >= utf8.RuneSelf) && strings.EqualFold(string(key), name) {
+		if len(key) >= len(name) && (key[0]|0x20 == name[0]|0x20 || key[0] >= utf8.RuneSelf) &&
+			strings.EqualFold(string(key), name) {
 			return i
 		}
 	}

@@ -20,28 +20,32 @@ func find(paths *Paths, text string) (found []string, err error) {
 }
 
 func TestFind(t *testing.T) {
-	envelope := []string{"id", "method", "params.name", "params", "result.tools.*.name", "result.tools.*.tags.*", `params._meta.a\.b/c`}
+	envelope := []string{"id", "method", "params.name", "params", "result.tools.*.name", "result.tools.*.tags.*",
+		`params._meta.a\.b/c`}
 	for _, test := range []struct {
 		name, text string
 		want       []string
 		err        error
 	}{
-		{"values in the order in which they end", `{"id":1,"method":"m","params":{"x":[1],"name":"n"}}`, []string{`0=1`, `1="m"`, `2="n"`, `3={"x":[1],"name":"n"}`}, nil},
-		{"elements", `{"result":{"tools":[{"name":"a"},{"tags":["x",[2]],"name":"b"},7]}}`, []string{`4="a"`, `5="x"`, `5=[2]`, `4="b"`}, nil},
+		{"values in the order in which they end", `{"id":1,"method":"m","params":{"x":[1],"name":"n"}}`,
+			[]string{`0=1`, `1="m"`, `2="n"`, `3={"x":[1],"name":"n"}`}, nil},
+		{"elements", `{"result":{"tools":[{"name":"a"},{"tags":["x",[2]],"name":"b"},7]}}`,
+			[]string{`4="a"`, `5="x"`, `5=[2]`, `4="b"`}, nil},
 		{"members under a star", `{"result":{"tools":{"k":{"name":"a"}}}}`, []string{`4="a"`}, nil},
 		{"literals to the byte", `{"id":12345678901234567890.00}`, []string{`0=12345678901234567890.00`}, nil},
 		{"keys by what they stand for", `{"\u0069d":"1","ID":2,"id ":3}`, []string{`0="1"`}, nil},
 		{"not the same key further in", `{"a":{"id":1,"method":2},"id":3}`, []string{`0=3`}, nil},
 		{"another kind of value on the way", `{"params":["name"],"result":{"tools":"name"}}`, []string{`3=["name"]`}, nil},
-		{"a key with a dot in it", `{"params":{"_meta":{"a":{"b/c":1},"a.b/c":2}}}`, []string{`6=2`, `3={"_meta":{"a":{"b/c":1},"a.b/c":2}}`}, nil},
+		{"a key with a dot in it", `{"params":{"_meta":{"a":{"b/c":1},"a.b/c":2}}}`,
+			[]string{`6=2`, `3={"_meta":{"a":{"b/c":1},"a.b/c":2}}`}, nil},
 		{"nothing", `[{"id":1}]`, nil, nil},
 		{"a repeated key", `{"id":1,"x":0,"id":2}`, []string{`0=1`}, ErrDuplicate},
 		{"a key repeated by its escape", `{"id":1,"i\u0064":2}`, []string{`0=1`}, ErrDuplicate},
-		{"a repeated key nobody named", `{"x":1,"x":2,"id":3}`, []string{`0=3`}, nil},
+		{"a repeated key outside of the paths", `{"x":1,"x":2,"id":3}`, []string{`0=3`}, nil},
 		{"the same key in two elements", `{"result":{"tools":[{"name":1},{"name":2}]}}`, []string{`4=1`, `4=2`}, nil},
-		{"a text cut short", `{"id":1,"method":"m`, []string{`0=1`}, io.ErrUnexpectedEOF},
-		{"a broken text", `{"id":1,}`, []string{`0=1`}, ErrSyntax},
-		{"a broken text where nobody looks", `{"id":1,"x":[{]}`, []string{`0=1`}, ErrSyntax},
+		{"a truncated text", `{"id":1,"method":"m`, []string{`0=1`}, io.ErrUnexpectedEOF},
+		{"invalid JSON", `{"id":1,}`, []string{`0=1`}, ErrSyntax},
+		{"invalid JSON outside of the paths", `{"id":1,"x":[{]}`, []string{`0=1`}, ErrSyntax},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := find(CompilePaths(envelope...), test.text)
@@ -52,7 +56,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// A key beside * is that member, and * stands for the others, for Find and for a Watcher.
+// A key next to * selects that member, and * the others, in Find and in a Watcher.
 func TestKeysBesideAStar(t *testing.T) {
 	paths := CompilePaths("a.*", "a.b", "a.b.c", "*.b")
 	for text, want := range map[string][]string{
@@ -86,7 +90,7 @@ func TestKeysBesideAStar(t *testing.T) {
 	}
 }
 
-// The limit on depth counts the containers that paths lead through, too.
+// The depth limit also counts the containers that paths lead through.
 func TestFindAtTheLimitOfDepth(t *testing.T) {
 	paths := CompilePaths("a.*.b")
 	for _, test := range []struct {
@@ -135,7 +139,7 @@ func TestSplice(t *testing.T) {
 	_ = Splice(io.Discard, src, []Edit{{5, 6, nil}, {0, 1, nil}})
 }
 
-// A Reader gives what Splice writes, in pieces of any size.
+// A Reader returns what Splice writes, in reads of any size.
 func TestReader(t *testing.T) {
 	src := []byte(`{"a":1,"b":[2,3]}`)
 	edits := []Edit{{5, 6, []byte(`"x"`)}, {12, 12, []byte("0,")}, {12, 13, nil}, {14, 16, []byte("4]")}}
@@ -172,8 +176,7 @@ func decode(t *testing.T, text []byte) (v any) {
 	return v
 }
 
-// Find accepts what encoding/json accepts, wherever its paths lead, but for
-// repeated keys.
+// Find accepts what encoding/json accepts, except repeated keys, for any paths.
 func FuzzFind(f *testing.F) {
 	for _, text := range texts {
 		f.Add([]byte(text))
@@ -184,8 +187,8 @@ func FuzzFind(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		for i, paths := range all {
 			err := paths.Find(text, func(_ int, v Value) {
-				if v.Kind == String && (v.Chars != Count(v.Body(text)) || v.Numbered != numbered(v.Body(text))) {
-					t.Errorf("%s: %d characters, numbered %t", text[v.Start:v.End], v.Chars, v.Numbered)
+				if v.Kind == String && (v.Chars != Count(v.Body(text)) || v.HasUnicodeEscapes != numbered(v.Body(text))) {
+					t.Errorf("%s: %d characters, numbered %t", text[v.Start:v.End], v.Chars, v.HasUnicodeEscapes)
 				}
 				if !json.Valid(text[v.Start:v.End]) {
 					t.Errorf("found %q", text[v.Start:v.End])
@@ -215,8 +218,8 @@ func numbered(body []byte) bool {
 	return false
 }
 
-// A Watcher finds what Find finds, if that has no more than 256 bytes and is no
-// container, in pieces of any size.
+// A Watcher finds what Find finds, in pieces of any size, except containers and values of
+// more than 256 bytes.
 func FuzzWatcher(f *testing.F) {
 	for _, text := range texts {
 		f.Add([]byte(text), 1)
@@ -224,7 +227,8 @@ func FuzzWatcher(f *testing.F) {
 	}
 	long := strings.Repeat("x", maxWatched)
 	for size := 1; size < 8; size++ {
-		f.Add([]byte(`{"a":{"b":[1.5,"\u0061",true,{"c":null},12,"`+long+`"],"`+long+`":1,"d":-0.5e-3},"\u0065":[{"f":"\\ud83d"}]}`), size)
+		f.Add([]byte(`{"a":{"b":[1.5,"\u0061",true,{"c":null},12,"`+long+`"],"`+long+
+			`":1,"d":-0.5e-3},"\u0065":[{"f":"\\ud83d"}]}`), size)
 	}
 	paths := CompilePaths("a.b.*", "a.d", "a.b.*.c", "e.*.f")
 	f.Fuzz(func(t *testing.T, text []byte, size int) {
@@ -258,7 +262,7 @@ func FuzzWatcher(f *testing.F) {
 	})
 }
 
-// What is spliced is replaced, and everything around it means what it meant.
+// Splice replaces values and changes nothing around them.
 func FuzzSplice(f *testing.F) {
 	for _, text := range texts {
 		f.Add([]byte(text))
@@ -293,8 +297,8 @@ func FuzzSplice(f *testing.F) {
 	})
 }
 
-// A search that goes on behind an element finds what one from the beginning finds there, and
-// fails where it fails.
+// A search that continues after a known element reports the same values and error as a
+// full search from there on.
 func TestSearchBehindKnownElements(t *testing.T) {
 	paths := CompilePaths("a", "a.*", "a.*.b", "a.*.c", "a.*.c.*", "d", "e")
 	for _, text := range []string{
@@ -302,7 +306,7 @@ func TestSearchBehindKnownElements(t *testing.T) {
 		`{"a":[1,2`, `{"a":[1,2,`, `{"a":[1,2,]}`, `{"a":[1,2}`, `{"a":[1,2]`, `{"a":[1,{"b":1,"b":2}]}`, `{"a":[1 2]}`,
 	} {
 		var all []string
-		var ends, counts []int // of elements, and of what was found up to their end
+		var ends, counts []int // ends of elements, and how many values were found up to there
 		err := paths.Find([]byte(text), func(path int, v Value) {
 			all = append(all, fmt.Sprintf("%d=%s", path, text[v.Start:v.End]))
 			if path == 1 {
@@ -314,14 +318,14 @@ func TestSearchBehindKnownElements(t *testing.T) {
 			asked := 0
 			errBehind := paths.Search([]byte(text), &Search{
 				Found: func(path int, v Value) { got = append(got, fmt.Sprintf("%d=%s", path, text[v.Start:v.End])) },
-				Elements: func(path, start int) int {
+				KnownElementsEnd: func(path, start int) int {
 					if asked++; path != 0 || asked > 1 {
 						return 0
 					}
 					return end
 				},
 			})
-			before := len(all) // what comes before the array
+			before := len(all) // values before the array
 			for k, v := range all {
 				if !strings.HasPrefix(v, "5=") && !strings.HasPrefix(v, "6=") {
 					before = k

@@ -6,57 +6,57 @@ import (
 	"io"
 )
 
-// A Rewriter passes a JSON text on as it arrives, with the values at some paths
-// replaced. It holds nothing but an unfinished token at one of the paths. Like a
-// [Watcher] it does not mind repeated keys: each of their values is replaced.
+// A Rewriter forwards a JSON text as it arrives and replaces the values at some
+// paths. It holds only an unfinished token at one of the paths. Like a [Watcher] it
+// accepts repeated keys and replaces each of their values.
 //
-// A text that turns out to be no JSON passes on unchanged from where it goes wrong.
+// If the text turns out not to be JSON, it is forwarded unchanged from the error on.
 type Rewriter struct {
-	walk    walk
-	replace func(path int, k Kind, literal []byte) []byte
-	out     bufio.Writer // gathers what is short, and is empty between pieces
-	held    int          // how many of the bytes that walk keeps are still to be given out
-	comma   bool         // is due, if the object that was begun has members
-	err     error        // of out
+	walk     walk
+	replace  func(path int, k Kind, literal []byte) []byte
+	out      bufio.Writer // collects short writes; empty after each Write
+	held     int          // how many bytes of walk.token are not yet written
+	commaDue bool         // a comma must be written if the object that began has members
+	err      error        // error of out
 }
 
-// maxRewritten is the most bytes a value may have to be replaced, and so the most
+// maxRewritten is the largest value, in bytes, that can be replaced, and so the most
 // that is held.
 const maxRewritten = 64 << 10
 
 // Rewrite returns a Rewriter that writes to w. It calls replace for each string,
-// number or literal that stands at one of the paths, with the bytes of the value,
-// and puts in its place what that returns, or leaves it as it is if that is nil. The
-// bytes of the value are good until replace returns, and those it returns must be
-// until it is called again.
+// number or literal at one of the paths, with the bytes of the value, and writes
+// the result of replace instead, or the value unchanged if that is nil. The bytes
+// of the value are valid until replace returns. The result must stay valid until
+// replace is called again.
 //
-// For an object or array replace is called with [BeginObject] or [BeginArray] and
-// the opening brace or bracket, which is all that is replaced: members can be put
-// behind the brace, with a comma at the end, which is left out if none follow. The
-// values in it are next. A value of more than 64 KiB passes unchanged,
-// without a call.
+// For an object or array, replace is called with [BeginObject] or [BeginArray] and
+// the opening brace or bracket, and only that is replaced. To insert members,
+// replace returns the brace and the members with a comma at the end, which is
+// dropped if no members follow. The values in it come next. Values of more than
+// 64 KiB are forwarded unchanged, without a call.
 func (p *Paths) Rewrite(w io.Writer, replace func(path int, k Kind, literal []byte) []byte) *Rewriter {
 	r := &Rewriter{walk: walk{root: &p.root, limit: maxRewritten}, replace: replace}
 	r.Reset(w)
 	return r
 }
 
-// Reset makes r ready for another text, which goes to w.
+// Reset prepares r for another text, which it writes to w.
 func (r *Rewriter) Reset(w io.Writer) {
 	r.walk.reset()
 	r.out.Reset(w)
-	r.held, r.comma, r.err = 0, false, nil
+	r.held, r.commaDue, r.err = 0, false, nil
 }
 
-// Write takes the next piece of the text and gives it out, but for a value at its
-// end that may go on in the next one. Its error is that of the writer behind it, and
-// stays.
+// Write reads the next piece of the text and writes it, except a value at its end
+// that may continue in the next piece. An error is the error of the underlying
+// writer. Later calls return it again.
 func (r *Rewriter) Write(piece []byte) (int, error) {
 	if r.err != nil {
 		return 0, r.err
 	}
 	w := &r.walk
-	begin, rest := w.read, 0 // of piece, rest and on are to be given out
+	begin, rest := w.pieceStart, 0 // piece[rest:] is not yet written
 	w.scanner.Feed(piece)
 	for {
 		path, k, literal := w.next(piece)
@@ -79,50 +79,53 @@ func (r *Rewriter) Write(piece []byte) (int, error) {
 			continue
 		}
 		start, end := w.scanner.Span()
-		r.give(piece[rest:max(int(start-begin), rest)])
+		r.emit(piece[rest:max(int(start-begin), rest)])
 		if k == BeginObject {
-			value, r.comma = bytes.CutSuffix(value, []byte{','})
+			value, r.commaDue = bytes.CutSuffix(value, []byte{','})
 		}
 		_, _ = r.out.Write(value)
 		rest, r.held = int(end-begin), 0
 	}
 }
 
-// suspend gives out a piece from rest on, up to a value that is to be held.
+// suspend writes piece[rest:] up to an unfinished value, which it holds.
 func (r *Rewriter) suspend(piece []byte, rest int) {
 	if r.walk.inValue() && r.walk.scanner.Err() == nil {
 		if start, end := r.walk.scanner.Span(); end-start <= maxRewritten {
 			length := int(end - start)
-			r.give(piece[rest : len(piece)-(length-r.held)])
+			r.emit(piece[rest : len(piece)-(length-r.held)])
 			r.held = length
 			return
 		}
 	}
 	r.release()
-	r.give(piece[rest:])
+	r.emit(piece[rest:])
 }
 
-// release gives out what is held, as it is.
+// release writes the held bytes unchanged.
 func (r *Rewriter) release() {
-	r.give(r.walk.token[:r.held])
+	r.emit(r.walk.token[:r.held])
 	r.held = 0
 }
 
-func (r *Rewriter) give(b []byte) {
-	if r.comma {
+// emit writes b, and before it the comma that is due if members follow.
+func (r *Rewriter) emit(b []byte) {
+	if r.commaDue {
 		next := bytes.TrimLeft(b, " \t\r\n")
 		_, _ = r.out.Write(b[:len(b)-len(next)])
-		if b = next; len(b) > 0 {
-			if r.comma = false; b[0] != '}' {
+		b = next
+		if len(b) > 0 {
+			r.commaDue = false
+			if b[0] != '}' {
 				_ = r.out.WriteByte(',')
 			}
 		}
 	}
-	_, _ = r.out.Write(b) // the error comes again from Flush
+	_, _ = r.out.Write(b) // Flush returns the error
 }
 
-// Close tells r that the text is complete and gives out what is held. Its error is
-// that of the writer or says what is wrong with the text.
+// Close ends the text and writes the held bytes. It returns the error of the
+// underlying writer, or says why the text is invalid.
 func (r *Rewriter) Close() error {
 	if r.err != nil {
 		return r.err

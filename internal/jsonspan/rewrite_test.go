@@ -12,7 +12,7 @@ import (
 	"testing"
 )
 
-// mark replaces every other value by one that says what it replaces.
+// mark replaces every other value with one that names what it replaces.
 func mark(path int, k Kind, literal []byte) []byte {
 	switch {
 	case len(literal)%2 == 0:
@@ -25,8 +25,8 @@ func mark(path int, k Kind, literal []byte) []byte {
 	return fmt.Appendf(nil, `<%d %d %s>`, path, k, literal)
 }
 
-// marks returns the edits that mark makes of what is found at the paths: of containers
-// their beginning. The comma of an object stands before its first member, if it has any.
+// marks returns the edits that mark makes for the values at the paths. For containers it
+// edits the beginning, with a comma before the first member if an object has any.
 func marks(paths *Paths, text []byte) (edits []Edit, err error) {
 	err = paths.Find(text, func(path int, v Value) {
 		end := v.End
@@ -48,12 +48,12 @@ func marks(paths *Paths, text []byte) (edits []Edit, err error) {
 	return edits, err
 }
 
-// rewrite gives pieces to r and returns what comes of them.
+// rewrite writes pieces to r and returns the output.
 func rewrite(r *Rewriter, pieces ...string) (string, error) {
 	var out strings.Builder
 	r.Reset(&out)
 	for _, piece := range pieces {
-		// A copy to each: what is behind it or left of it must not matter.
+		// Copy each piece: the bytes around it must not matter.
 		b := []byte(piece)
 		if n, err := r.Write(b); n != len(b) || err != nil {
 			return out.String(), fmt.Errorf("wrote %d of %d: %w", n, len(b), err)
@@ -64,7 +64,8 @@ func rewrite(r *Rewriter, pieces ...string) (string, error) {
 	return out.String(), err
 }
 
-var rewrittenPaths = []string{"id", "result.content.*.uri", "result.content.*.resource.uri", "result.names.*", "result.grid.*.*", "params", "params.name"}
+var rewrittenPaths = []string{"id", "result.content.*.uri", "result.content.*.resource.uri", "result.names.*",
+	"result.grid.*.*", "params", "params.name"}
 
 func TestRewrite(t *testing.T) {
 	for _, test := range []struct{ name, text, want string }{
@@ -73,16 +74,25 @@ func TestRewrite(t *testing.T) {
 		{"a number before white space", "{\"id\":-1.5e7\n}", "{\"id\":-1.5e7\n}"},
 		{"a literal", `{"id":false}`, `{"id":<0 11 false>}`},
 		{"a value left as it is", `{"id":"ab" , "params": null }`, `{"id":"ab" , "params": null }`},
-		{"elements", `{"result":{"content":[{"uri":"a"},{"type":"x","uri":"b"},7]}}`, `{"result":{"content":[{"uri":<1 8 "a">},{"type":"x","uri":<1 8 "b">},7]}}`},
-		{"nested arrays", `{"result":{"grid":[[1,22],3,[[4],5,{"x":6}]]}}`, `{"result":{"grid":[[<4 9 1>,22],3,[[4,4],<4 9 5>,{"path 4":0,"x":6}]]}}`},
-		{"members under a star", `{"result":{"names":{"k":1,"l":{"k":1}}}}`, `{"result":{"names":{"k":<3 9 1>,"l":{"path 3":0,"k":1}}}}`},
-		{"keys by what they stand for", `{"\u0069d":1,"params":{"na\u006de":2,"nam":3}}`, `{"\u0069d":<0 9 1>,"params":{"path 5":0,"na\u006de":<6 9 2>,"nam":3}}`},
-		{"a container and what is in it", `{"params":{"name":"x","n":{"name":1}}}`, `{"params":{"path 5":0,"name":<6 8 "x">,"n":{"name":1}}}`},
-		{"each of repeated keys", `{"id":1,"x":[],"id":2,"i\u0064":3}`, `{"id":<0 9 1>,"x":[],"id":<0 9 2>,"i\u0064":<0 9 3>}`},
-		{"not the same key further in", `{"x":{"id":1},"y":[{"id":1}],"result":{"id":1}}`, `{"x":{"id":1},"y":[{"id":1}],"result":{"id":1}}`},
-		{"another kind of value on the way", `{"params":["name"],"result":{"content":{"a":1},"grid":7}}`, `{"params":[5,"name"],"result":{"content":{"a":1},"grid":7}}`},
+		{"elements", `{"result":{"content":[{"uri":"a"},{"type":"x","uri":"b"},7]}}`,
+			`{"result":{"content":[{"uri":<1 8 "a">},{"type":"x","uri":<1 8 "b">},7]}}`},
+		{"nested arrays", `{"result":{"grid":[[1,22],3,[[4],5,{"x":6}]]}}`,
+			`{"result":{"grid":[[<4 9 1>,22],3,[[4,4],<4 9 5>,{"path 4":0,"x":6}]]}}`},
+		{"members under a star", `{"result":{"names":{"k":1,"l":{"k":1}}}}`,
+			`{"result":{"names":{"k":<3 9 1>,"l":{"path 3":0,"k":1}}}}`},
+		{"keys by what they stand for", `{"\u0069d":1,"params":{"na\u006de":2,"nam":3}}`,
+			`{"\u0069d":<0 9 1>,"params":{"path 5":0,"na\u006de":<6 9 2>,"nam":3}}`},
+		{"a container and what is in it", `{"params":{"name":"x","n":{"name":1}}}`,
+			`{"params":{"path 5":0,"name":<6 8 "x">,"n":{"name":1}}}`},
+		{"each of repeated keys", `{"id":1,"x":[],"id":2,"i\u0064":3}`,
+			`{"id":<0 9 1>,"x":[],"id":<0 9 2>,"i\u0064":<0 9 3>}`},
+		{"not the same key further in", `{"x":{"id":1},"y":[{"id":1}],"result":{"id":1}}`,
+			`{"x":{"id":1},"y":[{"id":1}],"result":{"id":1}}`},
+		{"another kind of value on the way", `{"params":["name"],"result":{"content":{"a":1},"grid":7}}`,
+			`{"params":[5,"name"],"result":{"content":{"a":1},"grid":7}}`},
 		{"characters that straddle", `{"id":"é世😀\ud83d\ude00."}`, `{"id":"é世😀\ud83d\ude00."}`},
-		{"a long string beside", `{"x":"` + strings.Repeat("y", 90) + `","id":1}`, `{"x":"` + strings.Repeat("y", 90) + `","id":<0 9 1>}`},
+		{"a long string beside", `{"x":"` + strings.Repeat("y", 90) + `","id":1}`, `{"x":"` + strings.Repeat("y", 90) +
+			`","id":<0 9 1>}`},
 		{"a number alone", ` 12 `, ` 12 `},
 		{"a number alone, to its end", `12`, `12`},
 	} {
@@ -106,18 +116,18 @@ func TestRewrite(t *testing.T) {
 	}
 }
 
-// Whatever is no JSON passes byte for byte, wherever it breaks, and from there on
-// unchanged.
+// Invalid texts are forwarded unchanged from the error on, however they are divided.
 func TestRewriteOfInvalidTexts(t *testing.T) {
 	paths := CompilePaths("id", "a.*")
 	same := paths.Rewrite(io.Discard, func(int, Kind, []byte) []byte { return nil })
 	broken := append([]string{
-		`{"id":"abc`, `{"id":"ab\x","id":"abc"}`, "{\"id\":\"a\nb\"}", `{"id":tru3}`, `{"id":-}`, `{"id":1.}`, `{"id":1e+"x"}`, `{"id":12`, `{"id":"\ud83d\u12"}`,
+		`{"id":"abc`, `{"id":"ab\x","id":"abc"}`, "{\"id\":\"a\nb\"}", `{"id":tru3}`, `{"id":-}`, `{"id":1.}`,
+		`{"id":1e+"x"}`, `{"id":12`, `{"id":"\ud83d\u12"}`,
 		`{"a":[1,"x\`, `{"a":[1,"x]}`, `{"a":[1}`, `{"a":{"id"`, `{"a":{"id":`, `{"i\d":1}`, `{"id" 1}`,
 	}, texts...)
 	for _, text := range broken {
 		if len(text) > 200 {
-			text = text[len(text)-200:] // every division of it, so not too long
+			text = text[len(text)-200:] // short, because all divisions are tested
 		}
 		want := json.Valid([]byte(text))
 		for i := range len(text) + 1 {
@@ -138,7 +148,8 @@ func TestRewriteOfInvalidTexts(t *testing.T) {
 		{`{"id":1x`, `{"id":<0 9 1>x`, ErrSyntax},
 		{`{"id":1,"id":"x\y","id":3}`, `{"id":<0 9 1>,"id":"x\y","id":3}`, ErrSyntax},
 		{`{"id":1,"id":3`, `{"id":<0 9 1>,"id":3`, io.ErrUnexpectedEOF},
-		{`{"a":` + strings.Repeat("[", DefaultMaxDepth) + `1`, `{"a":[[1,` + strings.Repeat("[", DefaultMaxDepth-2) + `1`, ErrDepth},
+		{`{"a":` + strings.Repeat("[", DefaultMaxDepth) + `1`, `{"a":[[1,` + strings.Repeat("[", DefaultMaxDepth-2) + `1`,
+			ErrDepth},
 	} {
 		for i := range len(test.text) + 1 {
 			if got, err := rewrite(marked, test.text[:i], test.text[i:]); got != test.want || !errors.Is(err, test.err) {
@@ -148,7 +159,7 @@ func TestRewriteOfInvalidTexts(t *testing.T) {
 	}
 }
 
-// A value of 64 KiB is replaced and a longer one is not, however they come.
+// A value of 64 KiB is replaced and a longer one is not, however they are divided.
 func TestRewriteHoldsNoMoreThan64KiB(t *testing.T) {
 	for _, test := range []struct{ name, open, fill, close string }{
 		{"string", `"`, "x", `"`},
@@ -168,7 +179,9 @@ func TestRewriteHoldsNoMoreThan64KiB(t *testing.T) {
 				return []byte("new")
 			})
 			start := strings.Index(text, `"id":`) + len(`"id":`)
-			for _, cuts := range [][]int{{}, {start}, {start + 1}, {start + size - 1}, {start + size}, {start + 1, start + maxRewritten - 1}, {start + 1, start + maxRewritten}, {start + 1, start + size - 1}, {start + 1, start + size}} {
+			for _, cuts := range [][]int{{}, {start}, {start + 1}, {start + size - 1}, {start + size},
+				{start + 1, start + maxRewritten - 1}, {start + 1, start + maxRewritten}, {start + 1, start + size - 1},
+				{start + 1, start + size}} {
 				var pieces []string
 				rest := text
 				for i := len(cuts) - 1; i >= 0; i-- {
@@ -188,15 +201,15 @@ func TestRewriteHoldsNoMoreThan64KiB(t *testing.T) {
 	}
 }
 
-// Nothing is held but an unfinished token at one of the paths.
+// A Rewriter holds only an unfinished token at one of the paths.
 func TestRewriteHoldsOnlyWhatItMayReplace(t *testing.T) {
 	text := `{"key":"value","id":"abc","n":12,"a":{"id":"abc"},"id":12}`
-	held := map[int]string{} // after so many bytes
+	held := map[int]string{} // by number of bytes written
 	for _, value := range []string{`"id":"abc","n"`, `"id":12}`} {
 		start := strings.Index(text, value) + len(`"id":`)
 		end := start + strings.IndexAny(text[start:], ",}")
 		if text[end-1] == '"' {
-			end-- // a string ends itself, a number is ended by what follows
+			end-- // a string ends with its quote, a number only with the next byte
 		}
 		for i := start + 1; i <= end; i++ {
 			held[i] = text[start:i]
@@ -212,8 +225,8 @@ func TestRewriteHoldsOnlyWhatItMayReplace(t *testing.T) {
 	}
 }
 
-// A generator makes JSON by chance, of the keys that paths name and others, without
-// repeating any in one object.
+// A generator makes random JSON with keys of the paths and others, without repeated keys
+// in one object.
 type generator struct{ *rand.Rand }
 
 func (g generator) append(b []byte, depth int) []byte {
@@ -262,7 +275,7 @@ func (g generator) append(b []byte, depth int) []byte {
 	return b
 }
 
-// What is rewritten in pieces is what Splice makes of what Find finds.
+// Rewriting in pieces gives the same output as Find and Splice.
 func TestRewriteIsFindAndSplice(t *testing.T) {
 	g := generator{rand.New(rand.NewPCG(1, 2))}
 	sets := [][]string{{"a"}, {"a", "a.b", "a.b.c"}, {"*.*"}, {"*", "*.a", "*.a.*"}, {"a.*.b", "c.*", "b.*.*.*", "d.c"}}
@@ -297,7 +310,7 @@ func TestRewriteIsFindAndSplice(t *testing.T) {
 	}
 }
 
-// A writes counts what is written to it, and fails when there are none left.
+// A writes counts writes and bytes, and fails when no writes are left.
 type writes struct {
 	left, bytes int
 }
@@ -322,7 +335,7 @@ func TestRewriteWritesRunsAtOnce(t *testing.T) {
 	if err := r.Close(); err != nil {
 		t.Error(err)
 	}
-	// Short runs and what is put between them are gathered.
+	// Short runs and replacements are combined into few writes.
 	w = &writes{left: len(text)}
 	r = CompilePaths("*.*").Rewrite(w, func(int, Kind, []byte) []byte { return []byte("0") })
 	_, _ = io.WriteString(r, "["+strings.Repeat("[1,2,3],", 1000))
@@ -349,7 +362,7 @@ func TestRewriteKeepsTheErrorOfItsWriter(t *testing.T) {
 		t.Error(err)
 	}
 	if err := r.Close(); err != errWrite {
-		t.Errorf("of what was held: %v", err)
+		t.Errorf("held bytes: %v", err)
 	}
 	var out strings.Builder
 	r.Reset(&out)
@@ -358,8 +371,8 @@ func TestRewriteKeepsTheErrorOfItsWriter(t *testing.T) {
 	}
 }
 
-// With nothing replaced the output is the input, in pieces of any size, and with
-// something replaced it is the same in pieces as at once, and as if it had been spliced.
+// Without replacements the output equals the input, in pieces of any size. With
+// replacements it is the same in pieces as at once, and the same as with Splice.
 func FuzzRewrite(f *testing.F) {
 	for _, text := range texts {
 		f.Add([]byte(text), 1)
@@ -387,21 +400,22 @@ func FuzzRewrite(f *testing.F) {
 		if got, _ := rewrite(marked, pieces...); got != want {
 			t.Errorf("got %q\nwant %q", got, want)
 		}
-		// It replaces what Find finds, of containers their beginning.
+		// Rewrite replaces the values that Find finds, and the beginnings of containers.
 		edits, err := marks(paths, text)
 		if spliced := Spliced(text, edits...); err == nil && string(spliced) != want {
-			t.Errorf("%q became %q, and by what is found in it %q", text, want, spliced)
+			t.Errorf("%q became %q, but with Find and Splice %q", text, want, spliced)
 		}
 	})
 }
 
-// passingText is a result with so many bytes of content, half of them in small
-// members and half in text.
+// passingText returns a result with size bytes of content, half in small members and
+// half in text.
 func passingText(size int) []byte {
 	var b bytes.Buffer
 	b.WriteString(`{"jsonrpc":"2.0","id":1,"result":{"content":[`)
 	for i := 0; b.Len() < size-400; i++ {
-		fmt.Fprintf(&b, `{"type":"resource_link","uri":"file:///item/%d","size":%d,"annotations":{"audience":["user"],"priority":0.5}},`, i, i)
+		fmt.Fprintf(&b, `{"type":"resource_link","uri":"file:///item/%d","size":%d,"annotations":{"audience":["user"],`+
+			`"priority":0.5}},`, i, i)
 		fmt.Fprintf(&b, `{"type":"text","text":"%s"},`, strings.Repeat(`line\n`, 20))
 	}
 	fmt.Fprintf(&b, `{"type":"text","text":"%s"}]}}`, strings.Repeat("x", max(size-b.Len()-28, 0)))

@@ -6,15 +6,16 @@ import (
 	"io"
 )
 
-// Kind is what [Scanner.Next] came to.
+// Kind is the result of [Scanner.Next]: a token, or why there is none.
 type Kind uint8
 
+// The results of [Scanner.Next]. Those after Invalid are tokens.
 const (
-	// More means that the bytes fed so far are used up.
+	// More means that all bytes fed so far have been read.
 	More Kind = iota
-	// Done means that the text was complete and valid.
+	// Done means that the text is complete and valid.
 	Done
-	// Invalid means that the text is not JSON or passes a limit; Err says why.
+	// Invalid means that the text is not JSON or exceeds a limit; Err says why.
 	Invalid
 	BeginObject
 	EndObject
@@ -28,24 +29,24 @@ const (
 	Null
 )
 
-// DefaultMaxDepth is how many containers may be open at once unless
-// [Scanner.MaxDepth] says otherwise.
+// DefaultMaxDepth is how many containers may be open at once if
+// [Scanner.MaxDepth] is not set.
 const DefaultMaxDepth = 1000
 
 var (
-	// ErrDepth is met by a text nested deeper than the limit.
+	// ErrDepth means that a text is nested deeper than the limit.
 	ErrDepth = errors.New("nested too deeply")
-	// ErrFolded is met by a key that differs from one which a path names only in case, or
-	// in null characters at its end.
-	ErrFolded = errors.New("key in another case")
-	// ErrDuplicate is met by an object that repeats a key which a path names.
+	// ErrFolded means that a key differs from a key of a path only in case or in
+	// trailing null characters.
+	ErrFolded = errors.New("key differs from a known key only in case or trailing null characters")
+	// ErrDuplicate means that an object repeats a key of a path.
 	ErrDuplicate = errors.New("repeated key")
-	// ErrSyntax is met by a text that is not JSON.
+	// ErrSyntax means that a text is not JSON.
 	ErrSyntax = errors.New("invalid JSON")
 )
 
-// An Error says where a text went wrong. It wraps one of the errors of this
-// package, or io.ErrUnexpectedEOF for a text that ended early.
+// An Error says why a text is invalid, and at which byte. It wraps one of the errors
+// of this package, or io.ErrUnexpectedEOF for a truncated text.
 type Error struct {
 	Offset int64
 	Err    error
@@ -54,8 +55,8 @@ type Error struct {
 func (e *Error) Error() string { return fmt.Sprintf("%v at byte %d", e.Err, e.Offset) }
 func (e *Error) Unwrap() error { return e.Err }
 
-// A Scanner reads one JSON text, in as many pieces as it arrives. The zero value
-// is ready for use:
+// A Scanner reads one JSON text, in any number of pieces. The zero value is ready
+// to use:
 //
 //	s.Feed(piece)
 //	for {
@@ -67,36 +68,37 @@ func (e *Error) Unwrap() error { return e.Err }
 //		}
 //	}
 //
-// Offsets count from the beginning of the text; the caller keeps the bytes it
-// wants to look at. A token that straddles pieces is reported once, when it ends.
+// Offsets count from the beginning of the text. The Scanner keeps no bytes: a
+// caller that needs them keeps them. A token that spans several pieces is reported
+// once, when it ends.
 type Scanner struct {
 	// MaxDepth limits how many containers may be open at once.
 	// Default: [DefaultMaxDepth].
 	MaxDepth int
 
-	// Uncounted says that the characters of strings are not asked for. They are read
-	// faster then, and Chars means nothing.
-	Uncounted bool
+	// SkipCounting disables counting the characters of strings. Reading is faster then,
+	// and Chars is undefined.
+	SkipCounting bool
 
-	buf  []byte // the piece being read
-	pos  int    // the next byte of it
+	buf  []byte // current piece
+	pos  int    // offset in buf of the next byte
 	base int64  // offset of buf[0] in the text
 
 	state    state
 	finished bool
-	pending  Kind   // a number that a gap ended
+	pending  Kind   // a number that Gap ended
 	stack    []byte // '{' or '[' for each open container
 	err      error
 
-	// The latest token.
+	// State of the latest token.
 	start, end int64
 	depth      int
-	chars      int // of a string: complete characters before bound
+	chars      int // complete characters of a string before bound
 	bound      int64
-	literal    string // what is still expected of true, false or null
-	kind       Kind   // which literal that is
+	literal    string // the rest of true, false or null that must follow
+	kind       Kind   // the Kind of literal
 	part       [maxChar]byte
-	npart      int // bytes of a character that the next piece completes
+	npart      int // length of part: a character that the next piece completes
 
 	reportDepth  int
 	reportLonger int64
@@ -106,70 +108,68 @@ type Scanner struct {
 type state uint8
 
 const (
-	wantValue     state = iota
-	wantElement         // a value or ]
-	wantFirstKey        // a key or }
-	wantKey             //
-	wantColon           //
-	wantSeparator       // a comma or the end of the container
-	wantNothing         // the text is complete
-	inString            //
-	inKey               //
-	inLiteral           // true, false, null
-	inMinus             // a number, after -
-	inZero              // after a leading 0
-	inInteger           // after 1-9
-	inPoint             // after .
-	inFraction          // after . and a digit
-	inExponent          // after e
-	inExpSign           // after e and a sign
-	inExpDigits         // after e and a digit
+	wantValue    state = iota
+	wantElement        // a value or ]
+	wantFirstKey       // a key or }
+	wantKey
+	wantColon
+	wantSeparator // a comma or the end of the container
+	wantNothing   // the text is complete
+	inString
+	inKey
+	inLiteral   // true, false, null
+	inMinus     // a number, after -
+	inZero      // after a leading 0
+	inInteger   // after 1-9
+	inPoint     // after .
+	inFraction  // after . and a digit
+	inExponent  // after e
+	inExpSign   // after e and a sign
+	inExpDigits // after e and a digit
 )
 
-// Reset makes s ready for another text. Its limits stay, its filter does not.
+// Reset prepares s for another text. It keeps the limits and removes the filter of Report.
 func (s *Scanner) Reset() {
-	*s = Scanner{MaxDepth: s.MaxDepth, Uncounted: s.Uncounted, stack: s.stack[:0]}
+	*s = Scanner{MaxDepth: s.MaxDepth, SkipCounting: s.SkipCounting, stack: s.stack[:0]}
 }
 
-// Feed gives s the next piece of the text, which must stay as it is until Next
-// returns [More], [Done] or [Invalid]. The piece before must have been used up.
+// Feed passes the next piece of the text, which must not change until Next returns
+// [More], [Done] or [Invalid]. The previous piece must have been read completely.
 func (s *Scanner) Feed(piece []byte) {
 	s.base += int64(s.pos)
 	s.buf, s.pos = piece, 0
 }
 
-// Gap tells s that n bytes follow which are carried along with the text but
-// belong to none of it, such as the field names of an event stream. They count
-// in offsets and act as white space: inside a string or a literal they are an
-// error.
+// Gap announces n bytes that are transported with the text but are not part of it,
+// such as the field names of an event stream. They count in offsets and act as
+// white space: inside a string or a literal they are an error.
 func (s *Scanner) Gap(n int) {
 	s.Feed(nil)
 	switch {
-	case s.state.openNumber():
-		s.pending = s.ended(0, Number)
+	case s.state.mayEndNumber():
+		s.pending = s.endValue(0, Number)
 	case s.state == inString || s.state == inKey || s.state == inLiteral || s.state.inNumber():
 		s.fail(ErrSyntax, 0)
 	}
 	s.base += int64(n)
 }
 
-// Finish tells s that the whole text has been fed. Next then ends with [Done] or
-// [Invalid].
+// Finish marks the end of the text. Next then ends with [Done] or [Invalid].
 func (s *Scanner) Finish() { s.finished = true }
 
-// Report limits what Next reports to tokens inside at most depth containers and,
-// deeper down, to string values of more than longer bytes. Everything is still
-// validated, and what is left out costs no return to the caller.
+// Report limits what Next returns to tokens inside at most depth containers and, in
+// deeper ones, to string values of more than longer bytes. All tokens are still
+// validated.
 func (s *Scanner) Report(depth, longer int) {
 	s.reportDepth, s.reportLonger, s.filtered = depth, int64(longer), true
 }
 
-// ReportAll undoes Report.
+// ReportAll removes the filter of Report.
 func (s *Scanner) ReportAll() { s.filtered = false }
 
-// Span returns the bytes of the latest token: of a string or key with its
-// quotes, of a bracket or brace just that. When Next has returned [More] with a
-// token unfinished, end is where the bytes ran out.
+// Span returns the offsets of the latest token. Those of a string or key include the
+// quotes. If Next returned [More] inside a token, end is the end of the bytes fed
+// so far.
 func (s *Scanner) Span() (start, end int64) {
 	if s.state >= inString {
 		return s.start, s.base + int64(s.pos)
@@ -177,16 +177,16 @@ func (s *Scanner) Span() (start, end int64) {
 	return s.start, s.end
 }
 
-// Depth returns how many containers are around the latest token. A container is
-// not around its own brackets.
+// Depth returns how many containers are around the latest token. The brackets of a
+// container are not inside it.
 func (s *Scanner) Depth() int { return s.depth }
 
-// Chars returns how many characters the latest string or key has; of an
-// unfinished one, how many lie before Bound.
+// Chars returns how many characters the latest string or key has. If it is
+// unfinished, Chars counts those before Bound.
 func (s *Scanner) Chars() int { return s.chars }
 
-// Bound returns the offset up to which the characters of the latest string or
-// key are complete: that of its closing quote or, if unfinished, a place at or
+// Bound returns the offset up to which the characters of the latest string or key
+// are complete: that of its closing quote or, if it is unfinished, an offset at or
 // shortly before the end of the bytes fed so far.
 func (s *Scanner) Bound() int64 { return s.bound }
 
@@ -196,10 +196,10 @@ func (s *Scanner) InString() bool { return s.state == inString }
 // InToken reports whether the bytes fed so far end inside a token.
 func (s *Scanner) InToken() bool { return s.state >= inString }
 
-// Err returns what made Next return [Invalid].
+// Err returns the error for which Next returned [Invalid].
 func (s *Scanner) Err() error { return s.err }
 
-// Next reads on to the next token to report.
+// Next reads up to the next token that is to be reported.
 func (s *Scanner) Next() Kind {
 	if s.err != nil {
 		return Invalid
@@ -230,13 +230,13 @@ func (s *Scanner) finish() Kind {
 	switch {
 	case s.state == wantNothing:
 		return Done
-	case s.state.openNumber() && len(s.stack) == 0:
-		return s.ended(s.pos, Number)
+	case s.state.mayEndNumber() && len(s.stack) == 0:
+		return s.endValue(s.pos, Number)
 	}
 	return s.fail(io.ErrUnexpectedEOF, s.pos)
 }
 
-// token reads until one token is complete or the piece is used up.
+// token reads until one token is complete or the piece ends.
 func (s *Scanner) token() Kind {
 	buf, i := s.buf, s.pos
 	for i < len(buf) {
@@ -357,7 +357,7 @@ func (s *Scanner) token() Kind {
 			}
 			i++
 			if s.literal = s.literal[1:]; s.literal == "" {
-				return s.ended(i, s.kind)
+				return s.endValue(i, s.kind)
 			}
 
 		default:
@@ -370,12 +370,12 @@ func (s *Scanner) token() Kind {
 				}
 				c = buf[i]
 			}
-			switch next := s.state.digit(c); {
+			switch next := s.state.nextInNumber(c); {
 			case next != wantNothing:
 				s.state = next
 				i++
-			case s.state.openNumber():
-				return s.ended(i, Number)
+			case s.state.mayEndNumber():
+				return s.endValue(i, Number)
 			default:
 				return s.fail(ErrSyntax, i)
 			}
@@ -385,9 +385,9 @@ func (s *Scanner) token() Kind {
 	return More
 }
 
-// digit returns the state of a number that goes on with c, or wantNothing if it
-// cannot.
-func (st state) digit(c byte) state {
+// nextInNumber returns the state of a number after c, or wantNothing if c cannot
+// continue the number.
+func (st state) nextInNumber(c byte) state {
 	isDigit := '0' <= c && c <= '9'
 	switch st {
 	case inMinus:
@@ -426,8 +426,8 @@ func (st state) digit(c byte) state {
 
 func (st state) inNumber() bool { return st >= inMinus }
 
-// openNumber reports whether a number may end in this state.
-func (st state) openNumber() bool {
+// mayEndNumber reports whether a number may end in this state.
+func (st state) mayEndNumber() bool {
 	return st == inZero || st == inInteger || st == inFraction || st == inExpDigits
 }
 
@@ -436,9 +436,9 @@ func (s *Scanner) begin(i int) {
 	s.depth = len(s.stack)
 }
 
-// ended notes that a value ends before buf[i]. It takes the comma that most
-// often follows along, which spares a turn of the state machine.
-func (s *Scanner) ended(i int, k Kind) Kind {
+// endValue records that a value ends before buf[i]. It also reads the comma that most
+// often follows, which saves a step of the state machine.
+func (s *Scanner) endValue(i int, k Kind) Kind {
 	s.end = s.base + int64(i)
 	switch {
 	case len(s.stack) == 0:
@@ -477,10 +477,10 @@ func (s *Scanner) push(i int, c byte, k Kind, next state) Kind {
 func (s *Scanner) pop(i int, k Kind) Kind {
 	s.stack = s.stack[:len(s.stack)-1]
 	s.begin(i)
-	return s.ended(i+1, k)
+	return s.endValue(i+1, k)
 }
 
-// fail ends the scan at buf[i], which may lie in an earlier piece.
+// fail ends the scan at buf[i]. A negative i is an offset in an earlier piece.
 func (s *Scanner) fail(err error, i int) Kind {
 	s.pos = max(i, 0)
 	s.err = &Error{Offset: s.base + int64(i), Err: err}

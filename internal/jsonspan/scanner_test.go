@@ -11,30 +11,40 @@ import (
 	"unicode/utf8"
 )
 
-// texts are JSON and nearly JSON: the table of the scanner and the seeds of its
-// fuzz tests.
+// texts are valid and almost valid JSON, for the tests of the scanner and as seeds
+// of the fuzz tests.
 var texts = []string{
 	``, ` `, `null`, `true`, `false`, `0`, `-0`, `1`, `-1.5e+10`, `12345678901234567890`, `1E400`, `1.0`,
 	`""`, `"a"`, `[]`, `{}`, `[1,2,3]`, `{"a":1}`, "\t[ 1 , \n\"x\" ,\r{ \"k\" : null } ] ",
 	`{"a":{"b":[{"c":"d"}]},"e":"f"}`, `[[[[]]]]`, `{"":""}`, `{"a":1,"a":2}`,
-	`"\"\\\/\b\f\n\r\t"`, `"\u0041\u00e9\u4e2d"`, `"\ud83d\ude00"`, `"\ud83d"`, `"\ude00"`, `"\ud83d\ud83d\ude00"`, `"\ud83dx"`, `"\ud83d\n"`, `"\ud83d\u0041"`,
-	`"héllo, 世界 😀"`, "\"\xff\"", "\"\xe4\xb8\"", "\"\xf0\x9f\x98\"", "\"\xed\xa0\x80\"", "\"\xc0\xaf\xe0\x80\x80\xf5\x80\x80\x80\"", "\"\x7f\"",
+	`"\"\\\/\b\f\n\r\t"`, `"\u0041\u00e9\u4e2d"`, `"\ud83d\ude00"`, `"\ud83d"`, `"\ude00"`, `"\ud83d\ud83d\ude00"`,
+	`"\ud83dx"`, `"\ud83d\n"`, `"\ud83d\u0041"`,
+	`"héllo, 世界 😀"`, "\"\xff\"", "\"\xe4\xb8\"", "\"\xf0\x9f\x98\"", "\"\xed\xa0\x80\"",
+	"\"\xc0\xaf\xe0\x80\x80\xf5\x80\x80\x80\"", "\"\x7f\"",
 	`{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"` + strings.Repeat("x", 100) + `"}]}}`,
-	strings.Repeat("世界", 40), `"` + strings.Repeat("世界", 40) + `"`, `"` + strings.Repeat("😀", 40) + `"`, `"` + strings.Repeat("éü", 40) + `"`, `"` + strings.Repeat("aé世😀", 40) + `"`,
+	strings.Repeat("世界", 40), `"` + strings.Repeat("世界", 40) + `"`, `"` + strings.Repeat("😀", 40) + `"`,
+	`"` + strings.Repeat("éü", 40) + `"`, `"` + strings.Repeat("aé世😀", 40) + `"`,
 	// not JSON
-	`nul`, `nulll`, `tru`, `True`, `+1`, `01`, `1.`, `.5`, `1e`, `1e+`, `-`, `--1`, `1 2`, `[1,]`, `[,1]`, `[1 2]`, `{"a"}`, `{"a":}`, `{"a":1,}`, `{,}`, `{a:1}`, `{1:1}`,
-	`[`, `{`, `]`, `}`, `[}`, `{]`, `"`, `"\`, `"\x"`, `"\u12"`, `"\u12g4"`, `"\ud83d\u12"`, `"\ud83d\`, "\"\n\"", "\"\x00\"", "\xef\xbb\xbf{}", `{"a":1}}`, `[]]`, `'a'`, `{"a":1}x`, "[1]\x00",
-	`[-`, `[-A`, `[0.A`, `[10`, `[0e0`, `[[0.A`, `[[0.0.`, `[[0E88`, `[t`, `[fa`, `[f0`, `["`, "[\"\xdd", `[["\x`, `[[0,1,]`, `[{0`, `{"`, `{"a":--`, `{"a":t`, `{"a":f`, `{"a":n`, `{"a":1`, `{"a":{}`, `{"a":{"`, `{"a":{"a"d`, `[{"a"d`, "{\"\xca\\\"\":", `{"a":{"\q"`,
+	`nul`, `nulll`, `tru`, `True`, `+1`, `01`, `1.`, `.5`, `1e`, `1e+`, `-`, `--1`, `1 2`, `[1,]`, `[,1]`, `[1 2]`,
+	`{"a"}`, `{"a":}`, `{"a":1,}`, `{,}`, `{a:1}`, `{1:1}`,
+	`[`, `{`, `]`, `}`, `[}`, `{]`, `"`, `"\`, `"\x"`, `"\u12"`, `"\u12g4"`, `"\ud83d\u12"`, `"\ud83d\`, "\"\n\"",
+	"\"\x00\"", "\xef\xbb\xbf{}", `{"a":1}}`, `[]]`, `'a'`, `{"a":1}x`, "[1]\x00",
+	`[-`, `[-A`, `[0.A`, `[10`, `[0e0`, `[[0.A`, `[[0.0.`, `[[0E88`, `[t`, `[fa`, `[f0`, `["`, "[\"\xdd", `[["\x`,
+	`[[0,1,]`, `[{0`, `{"`, `{"a":--`, `{"a":t`, `{"a":f`, `{"a":n`, `{"a":1`, `{"a":{}`, `{"a":{"`, `{"a":{"a"d`,
+	`[{"a"d`, "{\"\xca\\\"\":", `{"a":{"\q"`,
 	`"\uee3d\udd`, `"\ud83d\ud83d\ud"`, `"\ud83d\ud83d\u`, "\"\x97\\nabcdefgh",
-	// long strings, which are read in blocks
-	`{"abcdefgh":"ijklmnop"}`, `{"a":"` + strings.Repeat("aéü世界😀😀", 10) + `"}`, `{"a":"` + strings.Repeat("\uFFFD", 10) + `"}`, "[\"" + strings.Repeat("x", 70) + "\xc7" + strings.Repeat("x", 70) + `"]`, `["` + strings.Repeat("x", 70) + "\x01",
-	// and with escapes, or bytes that are not UTF-8
-	`["\n\"` + strings.Repeat("x", 30) + `\u00e9` + strings.Repeat("x", 40) + `"]`, `["\n\\\\` + strings.Repeat("x", 30) + `\ud83d` + strings.Repeat("\xff", 40) + `"]`,
+	// long strings, read in blocks
+	`{"abcdefgh":"ijklmnop"}`, `{"a":"` + strings.Repeat("aéü世界😀😀", 10) + `"}`, `{"a":"` + strings.Repeat("\uFFFD", 10) +
+		`"}`, "[\"" + strings.Repeat("x", 70) + "\xc7" + strings.Repeat("x", 70) + `"]`, `["` + strings.Repeat("x", 70) +
+		"\x01",
+	// long strings with escapes, or bytes that are not UTF-8
+	`["\n\"` + strings.Repeat("x", 30) + `\u00e9` + strings.Repeat("x", 40) + `"]`, `["\n\\\\` + strings.Repeat("x", 30) +
+		`\ud83d` + strings.Repeat("\xff", 40) + `"]`,
 	"{\"a\":\"\xe4\xb8abcdefgh\xc3abcdefgh\xf0\x9fabcdefgh\xe7",
 }
 
-// scan feeds text to a scanner in pieces of the given size and returns the
-// scanner's events, one per line, and its verdict.
+// scan feeds text to a scanner in pieces of the given size and returns the scanner's
+// events, one per line, and its error.
 func scan(text []byte, piece int) (string, error) {
 	var s Scanner
 	var out strings.Builder
@@ -154,7 +164,7 @@ func TestReportLeavesOutButValidates(t *testing.T) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 	if got := run(`{"a":[[1,]]}`); got[len(got)-1] != Invalid {
-		t.Errorf("an error where nothing is reported went unseen: %v", got)
+		t.Errorf("an error in a token that is not reported was missed: %v", got)
 	}
 }
 
@@ -228,7 +238,7 @@ func TestBoundNeverSplitsACharacter(t *testing.T) {
 	}
 }
 
-// decoded is the text a string literal stands for, by encoding/json.
+// decoded returns a string literal decoded with encoding/json.
 func decoded(t *testing.T, literal []byte) string {
 	t.Helper()
 	var s string
@@ -241,7 +251,7 @@ func decoded(t *testing.T, literal []byte) string {
 func checkStrings(t *testing.T, text []byte) {
 	t.Helper()
 	var s Scanner
-	s.MaxDepth = 10000 // that of encoding/json
+	s.MaxDepth = 10000 // the limit of encoding/json
 	s.Feed(text)
 	s.Finish()
 	for {
@@ -268,7 +278,7 @@ func checkStrings(t *testing.T, text []byte) {
 			}
 			short := AppendBody(nil, want)
 			if string(AppendText(nil, short)) != want || utf8.Valid(body) && len(short) > len(body) {
-				t.Fatalf("%q: written again it is %q", body, short)
+				t.Fatalf("%q: re-encoded as %q", body, short)
 			}
 			half := chars / 2
 			n := Advance(body, half)
@@ -285,8 +295,8 @@ func TestCharactersAreThoseOfEncodingJSON(t *testing.T) {
 	}
 }
 
-// Long strings are read in words and blocks. Whatever stands anywhere in one must
-// be seen there as it would be alone.
+// Long strings are read in words and blocks. Special characters must be found at every
+// offset.
 func TestSpecialCharactersAtEveryPlaceOfALongString(t *testing.T) {
 	for name, around := range map[string]string{
 		"plain":   strings.Repeat("abcdefghij", 20),
@@ -294,8 +304,10 @@ func TestSpecialCharactersAtEveryPlaceOfALongString(t *testing.T) {
 		"wide":    strings.Repeat("漢字é😀", 20),
 	} {
 		for _, special := range []string{
-			"\n", "\x00", "\x1f", "\x7f", `"`, `\`, `\x`, `\n`, `\"`, `\\`, `\u0041`, `\u00`, `\u004g`, `\ud83d`, `\ud83d\ude00`, `\ude00`,
-			"é", "漢", "😀", "\uFFFD", "\xff", "\x80", "\xe4\xb8", "\xe4a\x80", "\xe4\xb8a", "\xf0\x9fa\x80", "\xed\xa0\x80", "\xe0\x80\x80", "\xf0\x80\x80\x80", "\xf4\x90\x80\x80", "\xc1\xbf",
+			"\n", "\x00", "\x1f", "\x7f", `"`, `\`, `\x`, `\n`, `\"`, `\\`, `\u0041`, `\u00`, `\u004g`, `\ud83d`,
+			`\ud83d\ude00`, `\ude00`,
+			"é", "漢", "😀", "\uFFFD", "\xff", "\x80", "\xe4\xb8", "\xe4a\x80", "\xe4\xb8a", "\xf0\x9fa\x80", "\xed\xa0\x80",
+			"\xe0\x80\x80", "\xf0\x80\x80\x80", "\xf4\x90\x80\x80", "\xc1\xbf",
 		} {
 			for at := 0; at <= len(around); at++ {
 				text := []byte(`"` + around[:at] + special + around[at:] + `"`)

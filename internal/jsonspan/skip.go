@@ -5,21 +5,23 @@ import (
 	"math/bits"
 )
 
-// skipText reads the characters of a string at buf[i] like [readText], but does not count
-// them, which takes less time. It returns where it stopped, and why.
+// skipText reads the characters of a string from buf[i] on like [readText], but faster,
+// because it does not count them. It returns where and why it stopped.
 func skipText(buf []byte, i int) (int, stop) {
 	for len(buf)-i >= 8 {
 		if m := stops(binary.LittleEndian.Uint64(buf[i:])) & highBits; m != 0 {
-			if i += bits.TrailingZeros64(m) >> 3; buf[i] == '"' { // most strings are short
+			i += bits.TrailingZeros64(m) >> 3
+			if buf[i] == '"' { // most strings are short
 				return i, atQuote
 			}
 			if len(buf)-i < 64 {
 				break
 			}
-			// Where one escape is, others are near.
+			// Escapes often occur close together.
 			for empty := 0; len(buf)-i >= 64 && empty < 4; empty++ {
 				n, found, stopped := skipEscapes((*[64]byte)(buf[i:]))
-				if i += n; stopped != atEnd {
+				i += n
+				if stopped != atEnd {
 					return i, stopped
 				}
 				if found {
@@ -48,7 +50,7 @@ func skipBytes(buf []byte, i int) (int, stop) {
 		case c == '"':
 			return i, atQuote
 		case c < 0x20:
-			return i, atFault
+			return i, atInvalid
 		case c != '\\':
 			i++
 		default:
@@ -56,7 +58,7 @@ func skipBytes(buf []byte, i int) (int, stop) {
 			case incomplete:
 				return i, inChar
 			case malformed:
-				return i, atFault
+				return i, atInvalid
 			default:
 				i += n
 			}
@@ -65,9 +67,9 @@ func skipBytes(buf []byte, i int) (int, stop) {
 	return i, atEnd
 }
 
-// skipEscapes is skipText for 64 bytes, or some less if an escape may go on behind them.
-// It reports whether there are some. All places to look at are found at once: finding one
-// after the other would mean one mispredicted branch for each.
+// skipEscapes is skipText for 64 bytes, or fewer if an escape may continue after them.
+// found reports whether b has any byte to stop at. All such bytes are found at once:
+// finding them one by one would cost a mispredicted branch for each.
 func skipEscapes(b *[64]byte) (n int, found bool, _ stop) {
 	places := stopMask(b[0:8]) | stopMask(b[8:16])<<8 | stopMask(b[16:24])<<16 | stopMask(b[24:32])<<24 |
 		stopMask(b[32:40])<<32 | stopMask(b[40:48])<<40 | stopMask(b[48:56])<<48 | stopMask(b[56:64])<<56
@@ -77,14 +79,14 @@ func skipEscapes(b *[64]byte) (n int, found bool, _ stop) {
 			if c == '"' {
 				return at, found, atQuote
 			}
-			return at, found, atFault
+			return at, found, atInvalid
 		}
 		if !shortEscape[b[(at+1)&63]] || at == 63 {
 			if at > 64-6 {
 				return at, found, atEnd
 			}
 			if _, n := readEscape(b[at : at+6]); n != 6 {
-				return at, found, atFault
+				return at, found, atInvalid
 			}
 		}
 		first := places & -places
@@ -93,15 +95,15 @@ func skipEscapes(b *[64]byte) (n int, found bool, _ stop) {
 	return 64, found, atEnd
 }
 
-// stopMask has a bit for each of 8 bytes that is a quote, a backslash or a control character.
+// stopMask returns a bit for each of 8 bytes that is a quote, a backslash or a control character.
 func stopMask(b []byte) uint64 {
 	w := binary.LittleEndian.Uint64(b)
 	low := w &^ highBits
-	return gather(^(((low^0x02*eachByte)+0x5F*eachByte)&((low^'\\'*eachByte)+0x7F*eachByte) | w))
+	return gatherHighBits(^(((low^0x02*eachByte)+0x5F*eachByte)&((low^'\\'*eachByte)+0x7F*eachByte) | w))
 }
 
-// stops returns a word in which the lowest of the high bits that is set marks the first
-// byte of w that is a quote, a backslash or a control character, as [special] does.
+// stops returns a word whose lowest set high bit marks the first byte of w that is a
+// quote, a backslash or a control character. See [special].
 func stops(w uint64) uint64 {
 	return (((w ^ 0x02*eachByte) - 0x21*eachByte) | ((w ^ '\\'*eachByte) - eachByte)) &^ w
 }

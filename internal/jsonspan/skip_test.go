@@ -6,16 +6,17 @@ import (
 	"testing"
 )
 
-// Characters that are not counted are read like others.
+// FuzzSkipText checks that skipText stops where readText does.
 func FuzzSkipText(f *testing.F) {
-	parts := []string{"plain text, and more of it", "\\n", `\"`, `\\`, `\u00e9`, `\ud83d\ude00`, `\ud83d`, "é", "漢", "😀", "\xff", "x", `"`, "\n", `\x`, `\u00g0`, "\x7f"}
+	parts := []string{"plain text, and more of it", "\\n", `\"`, `\\`, `\u00e9`, `\ud83d\ude00`, `\ud83d`, "é", "漢", "😀",
+		"\xff", "x", `"`, "\n", `\x`, `\u00g0`, "\x7f"}
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 200 {
 		var b strings.Builder
 		for range random.IntN(60) {
 			n := len(parts)
 			if random.IntN(3) > 0 {
-				n -= 5 // without an end
+				n -= 5 // without the quote and the parts after it
 			}
 			b.WriteString(parts[random.IntN(n)])
 		}
@@ -27,10 +28,10 @@ func FuzzSkipText(f *testing.F) {
 		if at, stopped := skipText(text, 0); at != i || stopped != want {
 			t.Errorf("%q: got %d at %d, want %d at %d", text, stopped, at, want, i)
 		}
-		// In two pieces it is the same.
+		// The result is the same in two pieces.
 		for cut := range len(text) {
 			var s Scanner
-			s.Uncounted = true
+			s.SkipCounting = true
 			s.Feed(append([]byte{'"'}, text[:cut]...))
 			k := s.Next()
 			if k == More {
@@ -44,7 +45,7 @@ func FuzzSkipText(f *testing.F) {
 	})
 }
 
-// BenchmarkText reads long strings, counted and not.
+// BenchmarkText reads long strings with and without counting characters.
 func BenchmarkText(b *testing.B) {
 	for _, text := range []struct{ name, body string }{
 		{"plain", "An observation of no consequence, with nothing to escape. "},

@@ -5,53 +5,53 @@ import (
 	"slices"
 )
 
-// An Edit puts New in the place of the bytes from Start to End.
+// An Edit replaces the bytes from Start to End with New.
 type Edit struct {
 	Start, End int
 	New        []byte
 }
 
-// Splice writes src to w with the edits made. Edits are in ascending order and
-// do not overlap; anything else is a mistake of the caller and panics.
+// Splice writes src to w with the edits applied. The edits must be in ascending
+// order and must not overlap, else Splice panics.
 func Splice(w io.Writer, src []byte, edits []Edit) error {
 	_, err := NewReader(src, edits).WriteTo(w)
 	return err
 }
 
-// A Reader reads a text with edits made, without ever putting it together: what
-// is not edited is never copied but to the reader's caller.
+// A Reader reads a text with edits applied, without building the edited text in
+// memory.
 type Reader struct {
 	src   []byte
 	edits []Edit
-	next  []byte // what comes before anything else
-	at    int    // the place in src after next
+	next  []byte // bytes to read before the rest
+	pos   int    // offset in src after next
 }
 
-// NewReader returns a Reader. The edits are as for [Splice], and neither they nor
-// src may change while it is used.
+// NewReader returns a Reader of src. The edits are as for [Splice]. Neither they nor
+// src may change while the Reader is in use.
 func NewReader(src []byte, edits []Edit) *Reader { return &Reader{src: src, edits: edits} }
 
 // Len returns how many bytes are left to read.
 func (r *Reader) Len() int {
-	n := len(r.next) + len(r.src) - r.at
+	n := len(r.next) + len(r.src) - r.pos
 	for _, e := range r.edits {
 		n += len(e.New) - (e.End - e.Start)
 	}
 	return n
 }
 
-// advance makes next the next bytes, if there are any.
+// advance sets next to the next bytes and reports whether there are any.
 func (r *Reader) advance() bool {
 	for len(r.next) == 0 {
 		switch {
-		case len(r.edits) == 0 && r.at == len(r.src):
+		case len(r.edits) == 0 && r.pos == len(r.src):
 			return false
 		case len(r.edits) == 0:
-			r.next, r.at = r.src[r.at:], len(r.src)
-		case r.edits[0].Start != r.at:
-			r.next, r.at = r.src[r.at:r.edits[0].Start], r.edits[0].Start
+			r.next, r.pos = r.src[r.pos:], len(r.src)
+		case r.edits[0].Start != r.pos:
+			r.next, r.pos = r.src[r.pos:r.edits[0].Start], r.edits[0].Start
 		default:
-			r.next, r.at, r.edits = r.edits[0].New, r.edits[0].End, r.edits[1:]
+			r.next, r.pos, r.edits = r.edits[0].New, r.edits[0].End, r.edits[1:]
 		}
 	}
 	return true
@@ -83,8 +83,8 @@ func (r *Reader) WriteTo(w io.Writer) (written int64, err error) {
 	return written, nil
 }
 
-// Spliced returns a text with edits made, which may come in any order and are put in
-// order. Edits that overlap are a mistake of the caller and panic.
+// Spliced returns text with the edits applied, or text itself if there are none. It
+// sorts the edits. It panics if they overlap.
 func Spliced(text []byte, edits ...Edit) []byte {
 	if len(edits) == 0 {
 		return text
@@ -102,9 +102,9 @@ func Spliced(text []byte, edits ...Edit) []byte {
 	return append(spliced, text[at:]...)
 }
 
-// Moved returns an edit of a part of a text as one of the whole text.
-func (e Edit) Moved(by int) Edit {
-	e.Start += by
-	e.End += by
+// Moved returns e shifted by offset: an edit of a part of a text becomes an edit of the whole.
+func (e Edit) Moved(offset int) Edit {
+	e.Start += offset
+	e.End += offset
 	return e
 }

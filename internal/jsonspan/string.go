@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// maxChar is the most bytes one character takes in JSON: two \uXXXX escapes.
+// maxChar is how many bytes a character has in JSON at most: two \uXXXX escapes.
 const maxChar = 12
 
 const (
@@ -17,18 +17,18 @@ const (
 	highBits = 0x80 * eachByte
 )
 
-// special returns a word in which the lowest of the high bits that is set marks
-// the first byte of w that is not plain ASCII text: a quote, a backslash, a control
-// character or a byte of 0x80 and more. The other bits mean nothing.
+// special returns a word whose lowest set high bit marks the first byte of w that is
+// not plain ASCII text: a quote, a backslash, a control character or a byte of 0x80
+// or more. The other bits are undefined.
 //
-// With its second bit flipped, a quote comes right behind the control characters,
-// and one subtraction finds both.
+// With its second bit flipped, a quote directly follows the control characters, so
+// one subtraction finds both.
 func special(w uint64) uint64 {
 	return ((w ^ 0x02*eachByte) - 0x21*eachByte) | ((w ^ '\\'*eachByte) - eachByte) | w
 }
 
-// plain returns how many bytes at the beginning of b are plain ASCII text.
-func plain(b []byte) int {
+// plainPrefix returns how many bytes at the beginning of b are plain ASCII text.
+func plainPrefix(b []byte) int {
 	n := 0
 	if len(b) >= 8 { // most strings are short
 		if m := special(binary.LittleEndian.Uint64(b)) & highBits; m != 0 {
@@ -65,27 +65,26 @@ func plain(b []byte) int {
 	return n
 }
 
-// escaped reads plain ASCII text mixed with escapes, such as source code is, from
-// the beginning of b. It returns how many bytes it could read and how many
-// characters they are, and how many of them are spelled by their number. Where the
-// escapes stand is found for all 64 bytes at once: finding one after the other
-// would mean one mispredicted branch for each.
-func escaped(b *[64]byte) (n, chars, long int) {
+// escapedPrefix reads plain ASCII text with escapes, such as source code, from the
+// beginning of b. It returns how many bytes it read, how many characters they are,
+// and how many of those are \uXXXX escapes. It finds the escapes of all 64 bytes at
+// once: finding them one by one would cost a mispredicted branch for each.
+func escapedPrefix(b *[64]byte) (n, chars, long int) {
 	var backslashes, quotes, others uint64
 	for i := 0; i < 64; i += 8 {
 		w := binary.LittleEndian.Uint64(b[i:])
-		backslashes |= gather(^((w ^ '\\'*eachByte) + 0x7F*eachByte)) << i
-		quotes |= gather(^((w ^ '"'*eachByte) + 0x7F*eachByte)) << i
+		backslashes |= gatherHighBits(^((w ^ '\\'*eachByte) + 0x7F*eachByte)) << i
+		quotes |= gatherHighBits(^((w ^ '"'*eachByte) + 0x7F*eachByte)) << i
 		others |= (w - 0x20*eachByte) | w
 	}
 	stop := uint64(0)
-	if others&highBits != 0 { // rare, so which ones they are is found out only now
+	if others&highBits != 0 { // rare, so they are located only here
 		for i := 0; i < 64; i += 8 {
 			w := binary.LittleEndian.Uint64(b[i:])
-			stop |= gather((w-0x20*eachByte)|w) << i
+			stop |= gatherHighBits((w-0x20*eachByte)|w) << i
 		}
 	}
-	// A backslash after a backslash that is an escape is none itself.
+	// A backslash that is itself escaped does not start an escape.
 	starts := backslashes
 	if starts&(starts<<1) != 0 {
 		starts = 0
@@ -95,8 +94,8 @@ func escaped(b *[64]byte) (n, chars, long int) {
 			rest &^= first | first<<1
 		}
 	}
-	// Up to the end of the string, to what is no plain text, or to an escape
-	// that the next bytes complete.
+	// Stop at the end of the string, at a byte that is not plain text, or at an
+	// escape that continues after b.
 	stop |= quotes&^(starts<<1) | starts&(1<<63)
 	n = bits.TrailingZeros64(stop)
 	starts &= 1<<n - 1
@@ -118,14 +117,14 @@ func escaped(b *[64]byte) (n, chars, long int) {
 	return n, n - bits.OnesCount64(starts) - 4*long, long
 }
 
-// gather collects the high bit of each byte of w.
-func gather(w uint64) uint64 {
+// gatherHighBits returns the high bits of the 8 bytes of w as the 8 lowest bits.
+func gatherHighBits(w uint64) uint64 {
 	return (w & highBits) * 0x0002040810204081 >> 56
 }
 
-// wide counts the valid non-ASCII characters at the beginning of b and returns
-// how many bytes they take. It stops early near the end of b.
-func wide(b []byte) (chars, n int) {
+// widePrefix counts the valid non-ASCII characters at the beginning of b and returns
+// how many bytes they have. It stops up to 7 bytes before the end of b.
+func widePrefix(b []byte) (chars, n int) {
 	for len(b)-n >= 8 {
 		w := binary.LittleEndian.Uint64(b[n:])
 		switch lead := byte(w); {
@@ -158,22 +157,22 @@ func wide(b []byte) (chars, n int) {
 	return chars, n
 }
 
-// plainLeads reports whether two three-byte forms have leads of E1 to EC, with
-// which they can be neither overlong nor surrogates: most of all CJK text.
+// plainLeads reports whether two three-byte sequences begin with E1 to EC, as in most
+// CJK text. They are then neither overlong nor surrogates.
 func plainLeads(w uint64) bool {
 	low := w & 0x00000F_00000F
 	return ((low-0x000001_000001)|(low+0x000003_000003))&0x0000F0_0000F0 == 0
 }
 
-// threeBytes reports whether a three-byte form is neither overlong nor a
-// surrogate, by its lead and one bit of its second byte.
+// threeBytes reports whether a three-byte sequence is neither overlong nor a
+// surrogate, from its first byte and one bit of its second.
 func threeBytes(w uint64) bool {
 	v := w & 0x200F
 	return v != 0x0000 && v != 0x200D
 }
 
-// fourBytes reports whether a four-byte form is neither overlong nor beyond
-// U+10FFFF, by its lead and two bits of its second byte.
+// fourBytes reports whether a four-byte sequence is neither overlong nor beyond
+// U+10FFFF, from its first byte and two bits of its second.
 func fourBytes(w uint64) bool {
 	lead, second := w&0x0F, w&0x3000
 	return 0 < lead && lead < 4 || lead == 0 && second != 0 || lead == 4 && second == 0
@@ -181,10 +180,10 @@ func fourBytes(w uint64) bool {
 
 const (
 	incomplete = -1 // more bytes are needed
-	malformed  = -2 // not an escape JSON knows
+	malformed  = -2 // not a valid JSON escape
 )
 
-// charLen returns how many bytes the character at the beginning of b takes,
+// charLen returns how many bytes the character at the beginning of b has, or
 // incomplete or malformed. b begins with a backslash or a byte of 0x80 or more.
 func charLen(b []byte) int {
 	if b[0] != '\\' {
@@ -201,8 +200,8 @@ func charLen(b []byte) int {
 	if r < 0xD800 || r >= 0xDC00 {
 		return 6
 	}
-	// A high surrogate: it is a character with the low surrogate that follows,
-	// or one of its own.
+	// A high surrogate is one character together with a low surrogate that follows,
+	// or else alone.
 	switch {
 	case len(b) == 6:
 		return incomplete
@@ -223,8 +222,8 @@ func charLen(b []byte) int {
 	return 6
 }
 
-// readEscape returns how many bytes the escape at the beginning of b takes, incomplete or
-// malformed, and what its number is, if it has one. Two escapes for one character are two.
+// readEscape returns how many bytes the escape at the beginning of b has, or incomplete
+// or malformed, and the value of a \uXXXX escape. It does not combine surrogate pairs.
 func readEscape(b []byte) (r rune, n int) {
 	switch {
 	case len(b) == 1:
@@ -239,8 +238,7 @@ func readEscape(b []byte) (r rune, n int) {
 
 var shortEscape = [256]bool{'"': true, '\\': true, '/': true, 'b': true, 'f': true, 'n': true, 'r': true, 't': true}
 
-// hex4 reads an escape of the form \uXXXX and returns its value and 6,
-// incomplete or malformed.
+// hex4 reads a \uXXXX escape and returns its value and 6, or incomplete or malformed.
 func hex4(b []byte) (r rune, n int) {
 	for i := 2; i < 6; i++ {
 		if i == len(b) {
@@ -255,7 +253,7 @@ func hex4(b []byte) (r rune, n int) {
 	return r, 6
 }
 
-// hexDigit has the value of each hexadecimal digit, plus one.
+// hexDigit maps each hexadecimal digit to its value plus one.
 var hexDigit = func() (table [256]uint8) {
 	for i, c := range "0123456789abcdef" {
 		table[c] = uint8(i + 1)
@@ -266,24 +264,24 @@ var hexDigit = func() (table [256]uint8) {
 	return table
 }()
 
-// readString reads on inside a string or key, at buf[i].
+// readString continues to read a string or key at buf[i].
 func (s *Scanner) readString(i int) Kind {
 	buf, chars := s.buf, s.chars
 	for s.npart > 0 {
-		// A character began in the piece before. Complete it in s.part.
+		// Complete in s.part a character that began in an earlier piece.
 		had := s.npart
 		filled := had + copy(s.part[had:], buf[i:])
 		switch n := charLen(s.part[:filled]); {
 		case n == incomplete:
-			// Only possible if the piece is used up: maxChar bytes are enough.
+			// The piece has ended, as maxChar bytes are always enough.
 			s.npart = filled
 			s.pos = len(buf)
 			return More
 		case n == malformed:
 			return s.fail(ErrSyntax, int(s.bound-s.base))
 		case n < had:
-			// Less than what was kept: a lone surrogate or an invalid byte. The
-			// rest of what was kept begins another character.
+			// A lone surrogate or an invalid byte. The other bytes in s.part
+			// begin another character.
 			s.npart = copy(s.part[:], s.part[n:had])
 			chars++
 			s.chars, s.bound = chars, s.bound+int64(n)
@@ -294,7 +292,7 @@ func (s *Scanner) readString(i int) Kind {
 		}
 	}
 	var stopped stop
-	if s.Uncounted {
+	if s.SkipCounting {
 		i, stopped = skipText(buf, i)
 	} else {
 		i, chars, _, stopped = readText(buf, i, chars)
@@ -305,7 +303,7 @@ func (s *Scanner) readString(i int) Kind {
 		if s.state == inKey {
 			return s.endKey(i + 1)
 		}
-		return s.ended(i+1, String)
+		return s.endValue(i+1, String)
 	case atEnd:
 		return s.suspend(i, chars)
 	case inChar:
@@ -317,23 +315,23 @@ func (s *Scanner) readString(i int) Kind {
 	return s.fail(ErrSyntax, i)
 }
 
-// stop is why [readText] came to an end.
+// stop is the reason why [readText] stopped.
 type stop uint8
 
 const (
-	atQuote stop = iota
-	atEnd        // of the bytes
-	inChar       // in a character that more bytes may complete
-	atFault      // at what no string has
+	atQuote   stop = iota
+	atEnd          // at the end of the bytes
+	inChar         // inside a character that more bytes may complete
+	atInvalid      // at a byte that is not valid in a string
 )
 
-// readText reads the characters of a string at buf[i] and adds them to chars. It
-// returns where it stopped, and why, and whether there are characters spelled by
-// their number.
+// readText reads the characters of a string from buf[i] on and adds their number to
+// chars. It returns where it stopped, the new count, whether there are \uXXXX
+// escapes, and why it stopped.
 func readText(buf []byte, i, chars int) (int, int, bool, stop) {
 	numbered := false
 	for {
-		n := plain(buf[i:])
+		n := plainPrefix(buf[i:])
 		i += n
 		chars += n
 		if i == len(buf) {
@@ -344,16 +342,17 @@ func readText(buf []byte, i, chars int) (int, int, bool, stop) {
 		case c == '"':
 			return i, chars, numbered, atQuote
 		case c == '\\':
-			// An escape stands alone, as at the end of a line of text, ...
-			if i+10 <= len(buf) && shortEscape[buf[i+1]] && special(binary.LittleEndian.Uint64(buf[i+2:]))&highBits == 0 {
+			// Fast path for a single escape, as at the end of a line of text.
+			if i+10 <= len(buf) && shortEscape[buf[i+1]] &&
+				special(binary.LittleEndian.Uint64(buf[i+2:]))&highBits == 0 {
 				i += 10
 				chars += 9
 				continue
 			}
-			// ... or others are near, as in source code.
+			// Fast path for many escapes, as in source code.
 			read := i
 			for len(buf)-i >= 64 {
-				n, k, long := escaped((*[64]byte)(buf[i:]))
+				n, k, long := escapedPrefix((*[64]byte)(buf[i:]))
 				i += n
 				chars += k
 				numbered = numbered || long > 0
@@ -365,9 +364,9 @@ func readText(buf []byte, i, chars int) (int, int, bool, stop) {
 				continue
 			}
 		case c < 0x20:
-			return i, chars, numbered, atFault
+			return i, chars, numbered, atInvalid
 		default:
-			if k, n := wide(buf[i:]); n > 0 {
+			if k, n := widePrefix(buf[i:]); n > 0 {
 				i += n
 				chars += k
 				continue
@@ -377,7 +376,7 @@ func readText(buf []byte, i, chars int) (int, int, bool, stop) {
 		case incomplete:
 			return i, chars, numbered, inChar
 		case malformed:
-			return i, chars, numbered, atFault
+			return i, chars, numbered, atInvalid
 		default:
 			numbered = numbered || c == '\\' && n > 2
 			i += n
@@ -386,7 +385,7 @@ func readText(buf []byte, i, chars int) (int, int, bool, stop) {
 	}
 }
 
-// endKey notes that a key ends before buf[i], and takes the colon along.
+// endKey records that a key ends before buf[i], and reads the colon if it follows directly.
 func (s *Scanner) endKey(i int) Kind {
 	s.end = s.base + int64(i)
 	s.state = wantColon
@@ -398,27 +397,27 @@ func (s *Scanner) endKey(i int) Kind {
 	return Key
 }
 
-// suspend leaves a string unfinished, complete up to buf[i].
+// suspend leaves a string unfinished whose characters are complete up to buf[i].
 func (s *Scanner) suspend(i, chars int) Kind {
 	s.chars, s.bound = chars, s.base+int64(i)
 	s.pos = i
 	return More
 }
 
-// Advance returns how many bytes the first n characters of body take, or all of
-// it if it has fewer. body is what stands between the quotes of a string that a
-// [Scanner] accepted, or the rest of it from a character on.
+// Advance returns how many bytes the first n characters of body have, or the length
+// of body if it has fewer. body is the content between the quotes of a valid string,
+// or the end of it from some character on.
 func Advance(body []byte, n int) int {
 	i := 0
 	for n > 0 && i < len(body) {
-		p := plain(body[i:min(len(body), i+n)])
+		p := plainPrefix(body[i:min(len(body), i+n)])
 		i += p
 		n -= p
 		if n == 0 || i == len(body) {
 			break
 		}
 		// A wide character has at least two bytes, so these are at most n.
-		if chars, size := wide(body[i:min(len(body), i+2*n)]); size > 0 {
+		if chars, size := widePrefix(body[i:min(len(body), i+2*n)]); size > 0 {
 			i += size
 			n -= chars
 			continue
@@ -429,17 +428,17 @@ func Advance(body []byte, n int) int {
 	return i
 }
 
-// Count returns how many characters body has.
+// Count returns how many characters body has. See [Advance] for body.
 func Count(body []byte) int {
 	i, chars := 0, 0
 	for i < len(body) {
-		p := plain(body[i:])
+		p := plainPrefix(body[i:])
 		i += p
 		chars += p
 		if i == len(body) {
 			break
 		}
-		if k, n := wide(body[i:]); n > 0 {
+		if k, n := widePrefix(body[i:]); n > 0 {
 			i += n
 			chars += k
 			continue
@@ -450,31 +449,31 @@ func Count(body []byte) int {
 	return chars
 }
 
-// finalCharLen is charLen where no more bytes will come.
+// finalCharLen is charLen for a b that no bytes follow.
 func finalCharLen(b []byte) int {
 	n := charLen(b)
 	switch {
 	case n > 0:
 		return n
-	case b[0] == '\\' && len(b) >= 6: // a lone high surrogate, at or near the end
+	case b[0] == '\\' && len(b) >= 6: // a lone high surrogate at or near the end
 		return 6
 	}
 	return 1
 }
 
-// Text returns the text that body stands for, see [AppendText].
+// Text returns the decoded body of a string. See [AppendText].
 func Text(body []byte) string {
-	if plain(body) == len(body) {
+	if plainPrefix(body) == len(body) {
 		return string(body)
 	}
 	return string(AppendText(nil, body))
 }
 
-// AppendText appends to dst the text that body stands for, as encoding/json
-// decodes it: U+FFFD for lone surrogates and for bytes that are not UTF-8.
+// AppendText appends the decoded body of a string to dst, as encoding/json decodes
+// it: lone surrogates and bytes that are not UTF-8 become U+FFFD.
 func AppendText(dst, body []byte) []byte {
 	for i := 0; i < len(body); {
-		if p := plain(body[i:]); p > 0 {
+		if p := plainPrefix(body[i:]); p > 0 {
 			dst = append(dst, body[i:i+p]...)
 			i += p
 			continue
@@ -513,11 +512,11 @@ func appendChar(dst, b []byte) []byte {
 		return utf8.AppendRune(dst, utf16.DecodeRune(high, low))
 	}
 	r, _ := hex4(b)
-	return utf8.AppendRune(dst, r) // which puts U+FFFD for a lone surrogate
+	return utf8.AppendRune(dst, r) // a lone surrogate becomes U+FFFD
 }
 
-// AppendBody appends to dst the body of a string that stands for text, with the shortest escapes
-// that JSON has, and only where it needs them.
+// AppendBody appends text to dst as the body of a JSON string. It escapes only what
+// JSON requires, with the shortest escapes.
 func AppendBody(dst []byte, text string) []byte {
 	for _, r := range text {
 		switch r {
@@ -544,7 +543,7 @@ func AppendBody(dst []byte, text string) []byte {
 	return dst
 }
 
-// TextIs reports whether body stands for text.
+// TextIs reports whether the decoded body of a string equals text.
 func TextIs(body []byte, text string) bool {
 	if bytes.IndexByte(body, '\\') < 0 {
 		return string(body) == text

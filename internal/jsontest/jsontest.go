@@ -1,5 +1,5 @@
-// Package oracle reads JSON by encoding/json alone, without regard to time and memory. It
-// is what fuzz tests compare with that read it in another way.
+// Package jsontest reads JSON with encoding/json alone, as an oracle for fuzz tests of other
+// parsers.
 package jsontest
 
 import (
@@ -7,8 +7,7 @@ import (
 	"encoding/json"
 )
 
-// Value returns what a text says, with numbers as they are written, or nil if it is no
-// JSON.
+// Value returns the value of a text, with numbers as written, or nil if it is not JSON.
 func Value(text []byte) (v any) {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.UseNumber()
@@ -18,8 +17,8 @@ func Value(text []byte) (v any) {
 	return v
 }
 
-// Members returns the members of an object as they are written, and none of anything
-// else. Of those that are there twice it is the last.
+// Members returns the members of an object as written, the last of repeated ones. It returns no
+// members if the text is not an object.
 func Members(text []byte) map[string]string {
 	var object map[string]json.RawMessage
 	_ = json.Unmarshal(text, &object)
@@ -30,11 +29,11 @@ func Members(text []byte) map[string]string {
 	return literals
 }
 
-// Repeats reports whether an object in a text has a key twice. What it says is then up to
-// who reads it. A text that is no JSON has no objects.
+// Repeats reports whether any object in a text has a repeated key, which parsers read in different
+// ways. It returns false if the text is not JSON.
 func Repeats(text []byte) bool {
 	if !json.Valid(text) {
-		return false // and a decoder always has more of it
+		return false // the decoder would never end
 	}
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.UseNumber()

@@ -9,17 +9,17 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
-// A server does not wait for clients that do not read: it may serve others as well. So its messages
-// are held for them, and count for their owners from uncounted bytes on in a Box.
+// uncounted is how many bytes in a Box do not count for its owner. A server that serves several
+// clients must not wait for those that do not read, so their messages are held.
 const uncounted = 64 << 10
 
 // MaxUnread is how many bytes are held for all clients together, or a quarter of Go's memory limit
-// if that is less. Half of them can be for one owner. It is a constant, but for tests.
+// if that is less. Half of them can be for one owner. Only tests change it.
 var MaxUnread int64 = 512 << 20
 
 var unread = quota.NewKind("unread_answers")
 
-// A budget limits how much is held.
+// A budget limits how many bytes are held.
 type budget struct {
 	*quota.Meter
 	owner int64 // bytes for one owner
@@ -29,8 +29,8 @@ func newBudget(bytes int64) budget {
 	return budget{quota.NewMeter(unread, quota.Limits{Bytes: bytes, OwnerBytes: bytes / 2}), bytes / 2}
 }
 
-// common is the budget of all boxes. It is made when the first one is, because Caddy has set Go's
-// memory limit to that of its container by then.
+// common is the budget of all boxes. It is created with the first box, after Caddy has set Go's memory
+// limit to that of its container.
 var common = sync.OnceValue(func() budget { return newBudget(min(MaxUnread, debug.SetMemoryLimit(-1)/4)) })
 
 // A Letter is a message in a Box.
@@ -38,7 +38,7 @@ type Letter interface {
 	Len() int // in bytes
 }
 
-// A Box holds letters in the order in which they came. It is safe for concurrent use.
+// A Box holds letters in order of arrival. It is safe for concurrent use.
 type Box[L Letter] struct {
 	more   chan struct{}
 	owner  string
@@ -46,34 +46,36 @@ type Box[L Letter] struct {
 
 	mu      sync.Mutex
 	letters []L
-	first   [1]L  // room for letters: most boxes hold one at a time
+	first   [1]L  // initial memory of letters: most boxes hold one at a time
 	size    int   // bytes in letters
-	taken   int   // bytes of the letter that was taken last, which may still be in use
+	taken   int   // bytes of the last letter taken, which may still be in use
 	counted int64 // bytes that count for the owner
-	limit   int   // bytes that wait for a client that does not read, the last letter aside
+	limit   int   // bytes held for a client that does not read, without the last letter
 	readers int   // responses that take letters
-	closed  bool  // nothing more will come
+	closed  bool  // no more letters will come
 }
 
-// New returns a Box for letters to clients of an owner, of up to limit bytes together. A response
-// takes them. A Box has to be discarded in the end, unless all letters were taken and are Done.
+// New returns a Box for letters to clients of an owner, of up to limit bytes together, with one
+// response that takes them. A Box must be discarded, unless all letters were taken and are Done.
 func New[L Letter](owner string, limit int) *Box[L] {
 	b := NewUnread[L](owner, limit)
 	b.readers = 1
 	return b
 }
 
-// NewUnread returns a Box like New, for responses that may never come. They call Join and Leave.
+// NewUnread returns a Box like New, without a response that takes letters. Responses call Join and
+// Leave.
 func NewUnread[L Letter](owner string, limit int) *Box[L] {
 	return &Box[L]{more: make(chan struct{}, 1), owner: owner, budget: common(), limit: limit}
 }
 
-// excess returns how many bytes count if so many are in letters. A single letter may be of any size.
+// excess returns how many bytes count if letters have size bytes. A single letter may have any size.
 func (b *Box[L]) excess(size int) int64 {
 	return min(max(0, int64(size+b.taken-uncounted)), b.budget.owner)
 }
 
-// grow makes room for a letter, if the owner may have it. The caller holds the lock.
+// grow makes room for a letter. It reports whether the owner's budget allows it. The caller holds the
+// lock.
 func (b *Box[L]) grow(l L) bool {
 	count := b.excess(b.size + l.Len())
 	switch {
@@ -87,8 +89,7 @@ func (b *Box[L]) grow(l L) bool {
 	return true
 }
 
-// shrink notes that only so many bytes are in letters, and in the one that was taken last. The
-// caller holds the lock.
+// shrink sets the bytes in letters, and in the last letter taken. The caller holds the lock.
 func (b *Box[L]) shrink(size, taken int) {
 	b.size, b.taken = size, taken
 	count := b.excess(size)
@@ -103,7 +104,7 @@ func (b *Box[L]) shrink(size, taken int) {
 	b.counted = count
 }
 
-// Join says that another response takes letters.
+// Join adds a response that takes letters.
 func (b *Box[L]) Join() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -113,8 +114,8 @@ func (b *Box[L]) Join() {
 	}
 }
 
-// Leave says that such a response has ended. It returns the letters that it has left and that are
-// too large to be kept until there is another one.
+// Leave removes such a response. It returns letters that are dropped because they are too large to
+// wait for another response.
 func (b *Box[L]) Leave() (dropped []L) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -124,23 +125,23 @@ func (b *Box[L]) Leave() (dropped []L) {
 		b.shrink(0, b.taken)
 	}
 	if len(b.letters) > 0 {
-		b.Wake() // another one
+		b.Wake() // another response
 	}
 	return dropped
 }
 
-// HasReaders reports whether there are responses that take letters.
+// HasReaders reports whether any response takes letters.
 func (b *Box[L]) HasReaders() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.readers > 0
 }
 
-// More returns a channel that has a value whenever there is something to take, or the Box has ended.
+// More returns a channel that has a value whenever there is a letter to take, or the Box has ended.
 func (b *Box[L]) More() <-chan struct{} { return b.more }
 
-// Put adds a letter and reports whether there was room for it. One that is taken at once may be of
-// any size, unless the owner has too much unread.
+// Put adds a letter, and reports whether there was room. A letter that can be taken at once may have
+// any size, unless the owner has too many unread bytes.
 func (b *Box[L]) Put(l L) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -152,8 +153,8 @@ func (b *Box[L]) Put(l L) bool {
 	return true
 }
 
-// End adds the last letter, unless the Box has ended. It reports false if the owner has too much
-// unread to get this letter, too. For a small one there always is room.
+// End adds the last letter, unless the Box has ended. It reports false if the owner has too many
+// unread bytes. A small letter always fits.
 func (b *Box[L]) End(last L) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -179,7 +180,7 @@ func (b *Box[L]) add(l L) {
 	b.Wake()
 }
 
-// Wake puts a value into More, for another reader than the one that took it from there.
+// Wake puts a value into More, for another reader than the one that took the last value.
 func (b *Box[L]) Wake() {
 	select {
 	case b.more <- struct{}{}:
@@ -187,15 +188,15 @@ func (b *Box[L]) Wake() {
 	}
 }
 
-// Take returns the next letter, if there is one, and whether it or nothing was the last. The one
-// before is not used from now on.
+// Take returns the next letter, if there is one, and whether the Box is at its end. The letter taken
+// before must not be used anymore.
 func (b *Box[L]) Take() (l L, ok, last bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.letters) > 0 {
 		l, ok = b.letters[0], true
 		var none L
-		b.letters[0] = none // its bytes are no longer kept
+		b.letters[0] = none // frees its bytes
 		b.letters = b.letters[1:]
 		b.shrink(b.size-l.Len(), l.Len())
 	} else {
@@ -207,12 +208,12 @@ func (b *Box[L]) Take() (l L, ok, last bool) {
 	return l, ok, b.closed && len(b.letters) == 0
 }
 
-// Withdraw takes the first letter back that is the one, if it was not taken. It reports whether
-// there was one.
-func (b *Box[L]) Withdraw(is func(L) bool) bool {
+// Withdraw removes the first letter for which match returns true, if it was not taken. It reports
+// whether there was one.
+func (b *Box[L]) Withdraw(match func(L) bool) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	i := slices.IndexFunc(b.letters, is)
+	i := slices.IndexFunc(b.letters, match)
 	if i < 0 {
 		return false
 	}
@@ -221,15 +222,15 @@ func (b *Box[L]) Withdraw(is func(L) bool) bool {
 	return true
 }
 
-// Done says that the letter which was taken last is no longer used.
+// Done says that the last letter taken is no longer in use.
 func (b *Box[L]) Done() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.shrink(b.size, 0)
 }
 
-// Discard ends the Box without a last letter, and says that no letter is in use. It returns those
-// that were not taken.
+// Discard ends the Box without a last letter, and says that no letter is in use. It returns the
+// letters that were not taken.
 func (b *Box[L]) Discard() []L {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -30,7 +30,7 @@ func TestBox(t *testing.T) {
 			take(t, b, want, want == "c")
 		}
 	})
-	t.Run("who does not read gets no more than the limit", func(t *testing.T) {
+	t.Run("a client that does not read gets no more than the limit", func(t *testing.T) {
 		b := New[text]("", 2)
 		put(t, b, "a", true)
 		put(t, b, "b", true)
@@ -67,7 +67,7 @@ func TestBox(t *testing.T) {
 		}
 		put(t, b, "ab", true)
 	})
-	t.Run("what is discarded has no last letter", func(t *testing.T) {
+	t.Run("a discarded box has no last letter", func(t *testing.T) {
 		b := New[text]("", 10)
 		put(t, b, "progress", true)
 		if left := b.Discard(); len(left) != 1 || left[0] != "progress" {
@@ -87,17 +87,17 @@ func TestBox(t *testing.T) {
 				t.Errorf("withdrawn: got %t, want %t", got, want)
 			}
 		}
-		put(t, b, "c", true) // in the room that it has left
+		put(t, b, "c", true) // in the room left by it
 		for _, want := range []text{"a", "b", "c"} {
 			take(t, b, want, false)
 		}
 	})
 }
 
-// A budgeted box counts for a budget that is not that of all boxes.
-func budgeted(owner string, of budget) *Box[text] {
+// budgeted returns a box with its own budget.
+func budgeted(owner string, shared budget) *Box[text] {
 	b := New[text](owner, 16<<20)
-	b.budget = of
+	b.budget = shared
 	return b
 }
 
@@ -128,7 +128,7 @@ func TestUnreadLettersCount(t *testing.T) {
 		end(t, third, long, true)
 		holds(t, 2, 2*(size-uncounted))
 		first.Take()
-		end(t, second, long, false) // the letter is being read
+		end(t, second, long, false) // the letter is still in use
 		first.Done()
 		end(t, second, long, true)
 		second.Discard()

@@ -1,13 +1,12 @@
 // Package mask shortens huge strings in tool results to head + marker + tail.
 //
-// What a tool returns is an observation, and in JSON-RPC it stands in result and
-// error.data. There every string of more than [Policy.MaxChars] characters keeps
-// its beginning and its end; what stood between them is replaced by a marker
-// that says how much there was. Nothing else changes by a byte: the texts are
-// spliced, not decoded and encoded again (see package jsonspan).
+// An observation is what a tool returns: result and error.data of a JSON-RPC response. There every
+// string with more than [Policy.MaxChars] characters keeps its head and its tail; a marker replaces
+// the middle and says how long the string was. All other bytes stay unchanged: texts are spliced, not
+// decoded and encoded again (see package jsonspan).
 //
-// A [Masker] works as bytes arrive. Its memory is bounded by the policy, not by
-// the text: of a string that is being cut it keeps no more than its end.
+// A [Masker] works as bytes arrive. Its memory is bounded by the policy, not by the text: of a string
+// that is being cut it keeps only the tail.
 package mask
 
 import (
@@ -18,74 +17,70 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// The defaults (O1).
+// Defaults, as O1 specifies.
 const (
 	DefaultMaxChars  = 4000
 	DefaultHeadChars = 2000
 	DefaultTailChars = 2000
 )
 
-// A Policy says which strings are masked and what is left of them.
+// A Policy says which strings are masked and how.
 type Policy struct {
-	// Strings of more characters are masked.
+	// MaxChars is the length of the longest string that is not masked.
 	MaxChars int
 
-	// How many characters are kept of the beginning and of the end. Together
-	// they are at most MaxChars.
+	// HeadChars and TailChars are how many characters of the beginning and the end are kept. Their sum
+	// is at most MaxChars.
 	HeadChars, TailChars int
 
-	// KeepMedia leaves the data of image and audio content, the blob of resources and the
-	// text of UIs, after a mimeType that says so, whole: half an image is an error, not a
-	// shorter image.
+	// KeepMedia keeps the data of image and audio content, the blob of resources and the text of UIs
+	// (after a mimeType that says so) whole: half an image is invalid.
 	KeepMedia bool
 
-	// AnyMethod says that texts may answer requests of any method, those for lists included.
-	// A result is then told by its members: one that has those of a list or a handshake stays
-	// whole. Without it, all results are observations.
+	// AnyMethod says that the method of the request is unknown, and may be that of a list. Then a
+	// result with members of a list or a handshake stays whole. Otherwise all results are observations.
 	AnyMethod bool
 
-	// Texts of more bytes pass as they are, and up to that many bytes are held
-	// back to find out. 0 masks texts of any length as they stream.
+	// Limit is the size in bytes up to which texts are masked. Up to that many bytes are held back to
+	// find out. 0 masks texts of any length as they stream.
 	Limit int
 
-	// Reply, if set, tells whether the text answers a JSON-RPC request. It is
-	// asked about long texts that have a result and have not said jsonrpc yet:
-	// those that answer one are then taken for JSON-RPC, the others are held.
-	Reply func() bool
+	// IsReply, if set, reports whether the text responds to a JSON-RPC request. It is called for long
+	// texts that have a result but no jsonrpc member yet: if it returns true, they are treated as
+	// JSON-RPC, otherwise they are held back.
+	IsReply func() bool
 
-	// Save, if set, is given the body of every masked string, as it stood
-	// between its quotes, and returns a handle for the marker, or "" if it did
-	// not keep it. It must not hold on to body.
+	// Save, if set, gets the body of every masked string, without its quotes. It returns a handle for
+	// the marker, or "" if it did not keep the body. It must not retain body.
 	Save func(body []byte) (handle string)
 
-	// Hint, if set, follows the handle in a marker and says how to use it: the body
-	// of a JSON string without line breaks, of at most MaxHint characters.
+	// Hint, if set, follows the handle in a marker and says how to use it. It is the body of a JSON
+	// string without line breaks, with at most MaxHint characters.
 	Hint string
 
-	// Shorten, if set, cuts strings better than to head and tail. Messages are held back for it
-	// until they are complete.
+	// Shorten, if set, shortens strings by their content. Messages are held back for it until they are
+	// complete.
 	Shorten Shortener
 
-	// Strings of more bytes are not offered to Save, and messages of more not to Shorten.
+	// HoldLimit is the size in bytes up to which strings are passed to Save, and messages to Shorten.
 	HoldLimit int
 }
 
-// A Shortener cuts what is too long by what it says. It must not hold on to what it is given.
+// A Shortener shortens values by their content. It must not retain its arguments.
 type Shortener interface {
-	// Text returns the body of a string that takes the place of another, or nil for head, marker
-	// and tail. handle is the one under which the original is kept, if it is. With structured, the
-	// string is the text of the structured content, which is cut as well: nothing may be added to
-	// it that would not match its schema.
+	// Text returns the body of a shorter string, or nil for head, marker and tail. handle is the handle
+	// of the original, if it is kept. If structured is set, the string is the structured content as
+	// text, which is shortened too: the result must match its schema.
 	Text(body []byte, handle string, structured bool) []byte
 
-	// Structured returns structured content that takes the place of another, or nil if that stays.
+	// Structured returns shorter structured content, or nil to keep it.
 	Structured(value []byte) []byte
 
-	// Note returns a text to be added to a result whose structured content was cut.
+	// Note returns a text to add to a result whose structured content was shortened.
 	Note(value []byte, handle string) string
 }
 
-// MaxHint is how many characters a hint may have.
+// MaxHint is the longest hint in characters.
 const MaxHint = 200
 
 // DefaultHint says how to use a handle.
@@ -94,7 +89,7 @@ const DefaultHint = "To see more, call recover_observation with this id and a go
 // Stats counts what was masked.
 type Stats struct {
 	Strings int // strings cut
-	Chars   int // characters taken out of them
+	Chars   int // characters removed
 }
 
 func (s *Stats) add(chars int) {
@@ -102,23 +97,23 @@ func (s *Stats) add(chars int) {
 	s.Chars += chars
 }
 
-// A Report is what was masked in the answers to a request.
+// A Report says what was masked in the responses to a request.
 type Report struct {
 	Stats
-	Originals []string // handles of those that are kept, up to MaxReported
+	Originals []string // handles of kept originals, up to MaxReported
 }
 
-// MaxReported is how many handles a Report has.
+// MaxReported bounds the handles of a Report.
 const MaxReported = 20
 
-// AddOriginal adds the handle of an original that is kept.
+// AddOriginal adds the handle of a kept original.
 func (r *Report) AddOriginal(handle string) {
 	if len(r.Originals) < MaxReported && !slices.Contains(r.Originals, handle) {
 		r.Originals = append(r.Originals, handle)
 	}
 }
 
-// Add adds what was masked in another answer.
+// Add adds the report of another response.
 func (r *Report) Add(other *Report) {
 	r.Strings += other.Strings
 	r.Chars += other.Chars
@@ -127,11 +122,11 @@ func (r *Report) Add(other *Report) {
 	}
 }
 
-// HandlePrefix begins every handle. A marker with any other is not taken for one.
+// HandlePrefix begins every handle. Text with another prefix is not recognized as a marker.
 const HandlePrefix = "obs_"
 
-// The marker, in JSON: its line breaks are escapes of two bytes there. A hint stands
-// inside its end, where the bracket is closed.
+// The marker in JSON, where its line breaks are two-byte escapes. The hint is between the closing
+// bracket and the end.
 const (
 	markerOriginal = `\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=`
 	markerHead     = ` head=`
@@ -140,11 +135,11 @@ const (
 	markerClose    = `]`
 	markerEnd      = ` ...\n`
 
-	// maxMarker is more than any marker has characters.
+	// maxMarker exceeds the characters of any marker.
 	maxMarker = 256 + MaxHint
 )
 
-// appendMarker appends a marker, with a hint only if there is a handle to use.
+// appendMarker appends a marker. The hint needs a handle.
 func appendMarker(dst []byte, original, head, tail int, handle, hint string) []byte {
 	dst = append(dst, markerOriginal...)
 	dst = strconv.AppendInt(dst, int64(original), 10)
@@ -164,14 +159,13 @@ func appendMarker(dst []byte, original, head, tail int, handle, hint string) []b
 	return append(dst, markerEnd...)
 }
 
-// masked reports whether the body of a string of so many characters already is
-// head + marker + tail within this policy: it was masked on an earlier hop, and
-// masking it again would only destroy the marker.
-func (p *Policy) masked(body []byte, chars int) bool {
+// isMasked reports whether the body of a string already is head + marker + tail within this policy:
+// isMasked by an earlier proxy. Masking it again would destroy the marker.
+func (p *Policy) isMasked(body []byte, chars int) bool {
 	if chars > p.MaxChars+maxMarker {
 		return false
 	}
-	before, counted := 0, 0 // so many characters before body[counted:]
+	before, counted := 0, 0 // characters before body[counted:]
 	for from := 0; ; {
 		at := bytes.Index(body[from:], []byte(markerOriginal))
 		if at < 0 {
@@ -183,7 +177,7 @@ func (p *Policy) masked(body []byte, chars int) bool {
 		if !ok || head+tail > p.MaxChars || original <= head+tail {
 			continue
 		}
-		// With the sum and the head, the tail is right as well.
+		// If the sum and the head are right, so is the tail.
 		if head+jsonspan.Count(body[at:end])+tail != chars {
 			continue
 		}
@@ -194,7 +188,7 @@ func (p *Policy) masked(body []byte, chars int) bool {
 	}
 }
 
-// parseMarker reads the marker at body[at:] and returns where it ends.
+// parseMarker reads the marker at body[at:] and returns its end.
 func parseMarker(body []byte, at int) (original, head, tail, end int, ok bool) {
 	rest := body[at:]
 	number := func(before string) (n int) {
@@ -222,8 +216,7 @@ func parseMarker(body []byte, at int) (original, head, tail, end int, ok bool) {
 	return original, head, tail, len(body) - len(rest), ok && found && complete
 }
 
-// cutHint returns what follows the hint at the beginning of a text, or the text if there
-// is none.
+// cutHint returns text without the hint at its beginning, if there is one.
 func cutHint(text []byte) []byte {
 	const longest = 6 * MaxHint // as escapes
 	at := bytes.Index(text[:min(len(text), longest+len(markerEnd)+1)], []byte(markerEnd))

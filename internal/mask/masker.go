@@ -9,80 +9,77 @@ import (
 )
 
 const (
-	// block is how much is read at a time: small enough to stay in the
-	// processor's cache, large enough for the rest not to matter.
+	// block is how many bytes are read at a time: few enough for the processor's cache, many enough to
+	// amortize the overhead.
 	block = 16 << 10
 
-	// assumeAfter is how much is held back in the hope of jsonrpc behind result,
-	// where the TypeScript SDK writes it. After that, what answers a JSON-RPC
-	// request is taken for JSON-RPC.
+	// assumeAfter is how many bytes are held back while jsonrpc may still follow result, where the
+	// TypeScript SDK writes it. After that, a response to a JSON-RPC request is assumed to be JSON-RPC.
 	assumeAfter = 1 << 20
 )
 
-// Variables only so that tests can make them small.
+// Variables for tests.
 var (
-	// window is how much of a text is held back before any of it is written. A
-	// text that turns out broken before that passes untouched.
+	// window is how many bytes of a text are held back before any of it is written. A text found
+	// invalid within them passes unchanged.
 	window = 64 << 10
 
-	// holdLimit bounds what is held back because of strings that cannot be judged
-	// yet: with jsonrpc behind result in what answers no request, or type behind
-	// data.
+	// holdLimit bounds what is held back because of undecided strings: those with jsonrpc after result
+	// in a text that responds to no request, or with type after data.
 	holdLimit = 128 << 20
 )
 
-// A Masker masks JSON texts as they arrive and writes them to its destination:
-// JSON-RPC messages or arrays of them. All other texts pass unchanged, and so do
-// those that cannot be rewritten safely: texts that are not JSON, nested deeper
-// than jsonspan allows, or whose envelope repeats a key. If that comes to light
-// late in a long text, what has been written by then stays masked and the rest
-// passes as it is; nothing ever gets lost but what a marker stands for.
+// A Masker masks JSON texts as they arrive and writes them to its destination: JSON-RPC messages or
+// arrays of them. All other texts pass unchanged, and so do those that cannot be rewritten safely:
+// texts that are not JSON, nested deeper than jsonspan allows, or whose envelope repeats a key. If
+// that is found late in a long text, the part already written stays masked and the rest passes
+// unchanged. Nothing is lost except what markers replace.
 type Masker struct {
 	policy Policy
 	dst    io.Writer
 	scan   jsonspan.Scanner
 
-	hold      bytes.Buffer // what has arrived and is not yet written
-	base      int64        // offset in the text of the first byte held
-	begun     bool         // the text has had its first byte
-	committed bool         // some of the text has been written
-	verbatim  bool         // the rest of the text passes as it is
+	hold      bytes.Buffer // received and not yet written
+	base      int64        // offset of the first byte held
+	begun     bool         // the text has begun
+	committed bool         // part of the text has been written
+	verbatim  bool         // the rest of the text passes unchanged
 
 	batch   bool    // the text is an array of messages
-	msg     message // the message being read
+	msg     message // message being read
 	objects []object
-	cuts    []cut        // in held strings, not yet made
-	marks   []checkpoint // in the string that begins at marked
+	cuts    []cut        // cuts in held strings, not yet made
+	marks   []checkpoint // checkpoints in the string that begins at marked
 	marked  int64
 	eliding bool // its head is written, its middle is being dropped
 
 	stats   Stats
-	edits   []jsonspan.Edit // for release
-	markers []byte          // for release
-	name    []byte          // for text
+	edits   []jsonspan.Edit // reused by release
+	markers []byte          // reused by release
+	name    []byte          // reused by text
 }
 
-// A message is a JSON-RPC message, as far as it has been read.
+// A message is the JSON-RPC message being read.
 type message struct {
-	open     bool
-	start    int64
-	depth    int    // of its members
-	jsonrpc  bool   // it says "jsonrpc": "2.0", or must be assumed to
-	asked    bool   // Policy.Reply has been asked whether it must
-	seen     uint16 // members it has had
-	member   member // the one being read
-	members  bool   // it is a result, and an object: its members are looked at
-	describe bool   // the result describes the server
-	maskable bool   // it is an observation
+	open         bool
+	start        int64
+	depth        int    // depth of its members
+	jsonrpc      bool   // it has "jsonrpc": "2.0", or is assumed to
+	replyChecked bool   // Policy.Reply has been called
+	seen         uint16 // bit set of members so far
+	member       member // member being read
+	members      bool   // it is a result object, whose members are examined
+	describe     bool   // the result describes the server
+	maskable     bool   // the value being read is an observation
 
-	// What a Shortener needs to know of its result.
+	// For the Shortener.
 	part       part
 	structured span  // its structured content
-	content    int64 // where its content ends; 0 if it has none
-	passing    bool  // the message is too long to be held back, or not in one piece
+	content    int64 // end of its content array, or 0
+	unheld     bool  // not held back for the Shortener: too long, or with gaps
 }
 
-// A part is one of the members of a result.
+// A part is a member of a result.
 type part uint8
 
 const (
@@ -91,7 +88,7 @@ const (
 	structuredPart
 )
 
-// A span is where something stands in a text.
+// A span is a range of offsets in a text.
 type span struct{ start, end int64 }
 
 func (s span) contains(c *cut) bool { return s.start <= c.start && c.end <= s.end }
@@ -120,16 +117,16 @@ var memberOf = map[string]member{
 	"error":   memberError,
 }
 
-// An object inside an observation, looked at to tell media from text.
+// An object is an object in an observation, examined to tell media from text.
 type object struct {
-	depth   int // of its members
+	depth   int // depth of its members
 	member  objectMember
 	typed   bool // its type is known
-	media   bool // and is image or audio
-	located bool // it has a uri: a resource
-	app     bool // its mimeType is that of a UI, which is shown to people
+	media   bool // its type is image or audio
+	located bool // it has a uri, so it is a resource
+	app     bool // its mimeType is that of a UI, which is shown to users
 	data    int64
-	blob    int64 // where a cut waits to be confirmed, or 0
+	blob    int64 // start of an undecided cut, or 0
 }
 
 type objectMember uint8
@@ -144,20 +141,20 @@ const (
 	textMember
 )
 
-// A cut takes the middle out of a string that is still held, or puts something in its place.
+// A cut removes the middle of a held string, or replaces a value.
 type cut struct {
 	start, end int64  // of the string, with its quotes
-	head, tail int64  // where the head ends and where the tail begins
-	text       []byte // between them; nil for a marker
-	handle     string // under which the string is kept
+	head, tail int64  // end of the head, start of the tail
+	text       []byte // replacement; nil for a marker
+	handle     string // handle of the original
 	chars      int
-	left       int  // of chars
-	waiting    bool // for the rest of the object to tell what the string is
-	saved      bool // if it could be
-	structured bool // it is the text of the structured content, and that is cut
+	left       int  // characters left of chars
+	waiting    bool // undecided until the rest of the object is read
+	saved      bool // Save has been called if possible
+	structured bool // the string is the structured content as text, which is shortened
 }
 
-// A checkpoint is a place between two characters of a string.
+// A checkpoint is a position between two characters of a string.
 type checkpoint struct {
 	offset int64
 	chars  int
@@ -170,30 +167,30 @@ func NewMasker(dst io.Writer, policy Policy) *Masker {
 	return m
 }
 
-// Reset makes m as good as new, but for the memory it has.
+// Reset resets m and keeps its memory.
 func (m *Masker) Reset(dst io.Writer, policy Policy) {
 	m.dst, m.policy, m.stats = dst, policy, Stats{}
-	m.next()
+	m.nextText()
 }
 
-// next prepares for another text.
-func (m *Masker) next() {
+// nextText prepares for another text.
+func (m *Masker) nextText() {
 	m.scan.Reset()
 	m.hold.Reset()
 	m.base = 0
 	m.begun, m.committed, m.verbatim, m.batch, m.eliding = false, false, false, false, false
 	m.msg = message{}
-	m.report()
+	m.setReporting()
 	m.objects, m.cuts, m.marks, m.marked = m.objects[:0], m.cuts[:0], m.marks[:0], -1
 }
 
-// Verbatim reports whether the rest of the text passes as it is, whatever it is.
+// Verbatim reports whether the rest of the text passes unchanged, whatever it is.
 func (m *Masker) Verbatim() bool { return m.verbatim }
 
 // Stats returns what has been masked and written since Reset.
 func (m *Masker) Stats() Stats { return m.stats }
 
-// Write takes the next bytes of the text. It fails only if the destination does.
+// Write masks the next bytes of the text. It fails only if the destination does.
 func (m *Masker) Write(p []byte) (int, error) {
 	for rest := p; len(rest) > 0; {
 		var err error
@@ -202,7 +199,7 @@ func (m *Masker) Write(p []byte) (int, error) {
 			_, err = m.dst.Write(rest)
 			rest = nil
 		case m.eliding:
-			rest, err = m.pass(rest)
+			rest, err = m.skipMiddle(rest)
 		default:
 			b := rest[:min(len(rest), block)]
 			rest = rest[len(b):]
@@ -215,36 +212,33 @@ func (m *Masker) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Gap takes bytes that are carried along with the text but are none of it: the
-// framing of an event stream. They stay where they are. To the text they are
-// white space.
+// Gap passes bytes that are interleaved with the text but not part of it: the framing of an event
+// stream. They keep their position. In the text they count as white space.
 func (m *Masker) Gap(p []byte) error {
 	if m.verbatim || !m.begun {
 		_, err := m.dst.Write(p)
 		return err
 	}
 	m.hold.Write(p)
-	m.msg.passing = m.msg.passing || m.msg.open
+	m.msg.unheld = m.msg.unheld || m.msg.open
 	m.scan.Gap(len(p))
-	return m.follow(m.scan.Next())
+	return m.process(m.scan.Next())
 }
 
-// End says that the text is complete and writes what is left of it. The next
-// Write begins another text.
+// End ends the text and writes what is left of it. The next Write begins another text.
 func (m *Masker) End() (err error) {
 	if !m.verbatim {
 		m.scan.Finish()
-		err = m.follow(m.scan.Next())
+		err = m.process(m.scan.Next())
 	}
-	m.next()
+	m.nextText()
 	return err
 }
 
-// Abort says that the text will not be completed and writes what is held of it
-// as it arrived.
+// Abort ends an incomplete text and writes what is held of it, unmasked.
 func (m *Masker) Abort() error {
 	err := m.giveUp()
-	m.next()
+	m.nextText()
 	return err
 }
 
@@ -252,11 +246,11 @@ func (m *Masker) read(b []byte) error {
 	m.begun = true
 	m.hold.Write(b)
 	m.scan.Feed(b)
-	return m.follow(m.scan.Next())
+	return m.process(m.scan.Next())
 }
 
-// follow follows the text from one token on as far as it has arrived.
-func (m *Masker) follow(k jsonspan.Kind) error {
+// process processes tokens as far as the text has arrived, beginning with k.
+func (m *Masker) process(k jsonspan.Kind) error {
 	for ; ; k = m.scan.Next() {
 		safe := true
 		switch k {
@@ -269,7 +263,7 @@ func (m *Masker) follow(k jsonspan.Kind) error {
 		case jsonspan.Key:
 			safe = m.key()
 		case jsonspan.String:
-			if err := m.str(); err != nil {
+			if err := m.stringValue(); err != nil {
 				return err
 			}
 		case jsonspan.BeginArray:
@@ -293,13 +287,13 @@ func (m *Masker) beginObject() {
 	case !m.msg.open && (depth == 0 || m.batch && depth == 1):
 		start, _ := m.scan.Span()
 		m.msg = message{open: true, start: start, depth: depth + 1}
-		m.report()
+		m.setReporting()
 		return
 	case m.msg.part == structuredPart && depth == m.msg.depth+1:
 		m.msg.structured.start, _ = m.scan.Span()
 	case depth == m.msg.depth && m.msg.member == memberResult:
 		m.msg.members = true
-		m.report()
+		m.setReporting()
 	}
 	if m.msg.maskable && m.policy.KeepMedia {
 		m.objects = append(m.objects, object{depth: depth + 1})
@@ -326,31 +320,31 @@ func (m *Masker) endObject() {
 		return
 	}
 	if !m.msg.jsonrpc {
-		// Not a message after all: its strings stay.
+		// Not a JSON-RPC message: undo its cuts.
 		for len(m.cuts) > 0 && m.cuts[len(m.cuts)-1].start >= m.msg.start {
 			m.cuts = m.cuts[:len(m.cuts)-1]
 		}
-	} else if m.policy.Shorten != nil && !m.msg.passing {
+	} else if m.policy.Shorten != nil && !m.msg.unheld {
 		m.shorten()
 	}
 	m.msg = message{}
-	m.report()
+	m.setReporting()
 }
 
-// report has the scanner report what matters here and pass over the rest.
-func (m *Masker) report() {
+// setReporting configures the scanner to setReporting only relevant tokens.
+func (m *Masker) setReporting() {
 	depth := max(m.msg.depth, 1)
 	switch {
 	case m.msg.maskable && m.policy.KeepMedia:
 		m.scan.ReportAll()
 		return
 	case m.msg.member == memberError, m.msg.members:
-		depth++ // some of its members are observations, others are not
+		depth++ // some of its members are observations
 	}
 	m.scan.Report(depth, m.policy.MaxChars)
 }
 
-// key notes which member follows. It returns false if the envelope repeats one.
+// key records which member follows. It returns false if the envelope repeats one.
 func (m *Masker) key() (safe bool) {
 	depth := m.scan.Depth()
 	name := m.text()
@@ -361,20 +355,21 @@ func (m *Masker) key() (safe bool) {
 		m.msg.member = memberOf[string(name)]
 		m.msg.maskable, m.msg.part = m.msg.member == memberResult, otherPart
 		m.msg.members = false
-		m.report()
-		return m.first(m.msg.member)
+		m.setReporting()
+		return m.isFirst(m.msg.member)
 	case depth == m.msg.depth+1 && m.msg.members:
-		if m.judge(name); m.msg.maskable {
+		m.judge(name)
+		if m.msg.maskable {
 			m.msg.part = partOf[string(name)]
 		} else {
 			m.msg.part = otherPart
 		}
-		m.report()
+		m.setReporting()
 	case depth == m.msg.depth+1 && m.msg.member == memberError:
 		m.msg.maskable = string(name) == "data"
-		m.report()
+		m.setReporting()
 		if m.msg.maskable {
-			return m.first(memberData)
+			return m.isFirst(memberData)
 		}
 	}
 	if n := len(m.objects); n > 0 && m.objects[n-1].depth == depth {
@@ -399,19 +394,19 @@ func (m *Masker) key() (safe bool) {
 	return true
 }
 
-// first reports whether the message has this member for the first time.
-func (m *Masker) first(is member) bool {
-	if is == otherMember {
+// isFirst reports whether the message has this member for the isFirst time.
+func (m *Masker) isFirst(name member) bool {
+	if name == otherMember {
 		return true
 	}
-	seen := uint16(1) << is
+	seen := uint16(1) << name
 	repeated := m.msg.seen&seen != 0
 	m.msg.seen |= seen
 	return !repeated
 }
 
-// str handles a string value that is complete.
-func (m *Masker) str() error {
+// stringValue handles a complete string value.
+func (m *Masker) stringValue() error {
 	depth := m.scan.Depth()
 	if depth == m.msg.depth && m.msg.member == memberJSONRPC {
 		m.msg.jsonrpc = string(m.text()) == "2.0"
@@ -421,7 +416,7 @@ func (m *Masker) str() error {
 		return nil
 	}
 	if m.eliding {
-		if err := m.elided(); err != nil {
+		if err := m.endElision(); err != nil {
 			return err
 		}
 	} else {
@@ -444,7 +439,7 @@ func (m *Masker) str() error {
 	return nil
 }
 
-// cut notes that the latest string is to be cut, if it is.
+// cut adds a cut for the latest string, if it is too long.
 func (m *Masker) cut() {
 	chars := m.scan.Chars()
 	keep, waiting := m.media()
@@ -453,7 +448,7 @@ func (m *Masker) cut() {
 	}
 	start, end := m.scan.Span()
 	body := m.bytes(start+1, end-1)
-	if m.policy.masked(body, chars) {
+	if m.policy.isMasked(body, chars) {
 		return
 	}
 	m.cuts = append(m.cuts, cut{
@@ -467,8 +462,7 @@ func (m *Masker) cut() {
 	}
 }
 
-// object returns the object that the latest string is a member of, if objects
-// are looked at.
+// object returns the object that has the latest string as a member, if objects are examined.
 func (m *Masker) object() *object {
 	if n := len(m.objects); n > 0 && m.objects[n-1].depth == m.scan.Depth() {
 		return &m.objects[n-1]
@@ -476,8 +470,8 @@ func (m *Masker) object() *object {
 	return nil
 }
 
-// media tells whether the latest string is media to be kept, and where to note
-// the cut if that is not known yet.
+// media reports whether the latest string is media to keep, and where to record the cut if that is not
+// known yet.
 func (m *Masker) media() (keep bool, waiting *int64) {
 	o := m.object()
 	switch {
@@ -494,15 +488,15 @@ func (m *Masker) media() (keep bool, waiting *int64) {
 	return false, nil
 }
 
-// appType is the type of the resources of MCP Apps.
+// appType is the MIME type of MCP Apps UIs.
 const appType = "text/html;profile=mcp-app"
 
-// resolve decides about the cut that waits at *start.
+// resolve decides about the undecided cut at *start.
 func (m *Masker) resolve(start *int64, keep bool) {
 	if *start == 0 {
 		return
 	}
-	for i := len(m.cuts) - 1; i >= 0; i-- { // it is among the latest
+	for i := len(m.cuts) - 1; i >= 0; i-- { // it is among the last
 		if m.cuts[i].start == *start {
 			m.cuts[i].waiting = false
 			if keep {
@@ -514,13 +508,12 @@ func (m *Masker) resolve(start *int64, keep bool) {
 	*start = 0
 }
 
-// bytes returns what is held from one offset of the text to another.
+// bytes returns held bytes by their offsets.
 func (m *Masker) bytes(start, end int64) []byte {
 	return m.hold.Bytes()[start-m.base : end-m.base]
 }
 
-// text returns what the latest string or key stands for if it is short enough to
-// be any name of ours.
+// text returns the decoded latest string or key, or nil if it is longer than any relevant name.
 func (m *Masker) text() []byte {
 	start, end := m.scan.Span()
 	if end-start > longestName || start < m.base {
@@ -534,10 +527,10 @@ func (m *Masker) text() []byte {
 	return m.name
 }
 
-// longestName is what the longest name takes if all of it is escaped.
+// longestName is the JSON length of the longest relevant name, fully escaped.
 const longestName int64 = 2 + 6*int64(len("structuredContent"))
 
-// tailStart returns where the tail of the latest string begins.
+// tailStart returns the offset of the tail of the latest string.
 func (m *Masker) tailStart() int64 {
 	start, _ := m.scan.Span()
 	from := checkpoint{start + 1, 0}
@@ -553,18 +546,18 @@ func (m *Masker) tailStart() int64 {
 	return from.offset + int64(jsonspan.Advance(m.bytes(from.offset, m.scan.Bound()), skip-from.chars))
 }
 
-// mark notes how far the string being read has come.
+// mark adds a checkpoint in the string being read.
 func (m *Masker) mark() {
 	if start, _ := m.scan.Span(); m.marked != start {
 		m.marked, m.marks = start, m.marks[:0]
 	}
 	if n := len(m.marks); n > 0 && m.scan.Bound()-m.marks[n-1].offset < step/4 {
-		return // the text comes in small pieces
+		return // the text arrives in small pieces
 	}
 	m.marks = append(m.marks, checkpoint{m.scan.Bound(), m.scan.Chars()})
 }
 
-// settle writes what can be written of what has arrived.
+// settle writes what can be written of the held bytes.
 func (m *Masker) settle() error {
 	inside := m.scan.InString() && m.msg.maskable
 	if inside {
@@ -573,14 +566,14 @@ func (m *Masker) settle() error {
 	switch {
 	case m.policy.Limit > 0 && m.hold.Len() > m.policy.Limit:
 		return m.giveUp()
-	case m.policy.Limit > 0, !m.committed && m.hold.Len() <= window, m.holds():
+	case m.policy.Limit > 0, !m.committed && m.hold.Len() <= window, m.holdsMessage():
 		return nil
 	}
-	m.assume()
-	if inside && m.certain() {
+	m.assumeJSONRPC()
+	if inside && m.willMask() {
 		return m.elide()
 	}
-	if err := m.release(m.floor()); err != nil {
+	if err := m.release(m.releasable()); err != nil {
 		return err
 	}
 	if m.hold.Len() > holdLimit {
@@ -589,37 +582,37 @@ func (m *Masker) settle() error {
 	return nil
 }
 
-// holds reports whether the message is held back for the Shortener. One that is too long for
-// that passes without it.
-func (m *Masker) holds() bool {
+// holdsMessage reports whether the message is held back for the Shortener. A message that is too long passes
+// without it.
+func (m *Masker) holdsMessage() bool {
 	if m.policy.Shorten == nil || !m.msg.open {
 		return false
 	}
-	m.msg.passing = m.msg.passing || m.hold.Len() > m.policy.HoldLimit
-	return !m.msg.passing
+	m.msg.unheld = m.msg.unheld || m.hold.Len() > m.policy.HoldLimit
+	return !m.msg.unheld
 }
 
-// assume takes a long answer to a JSON-RPC request for what it must be.
-func (m *Masker) assume() {
-	if m.msg.maskable && !m.msg.jsonrpc && !m.msg.asked && m.hold.Len() > assumeAfter && m.policy.Reply != nil {
-		m.msg.asked = true
-		m.msg.jsonrpc = m.policy.Reply()
+// assumeJSONRPC treats a long response to a JSON-RPC request as JSON-RPC.
+func (m *Masker) assumeJSONRPC() {
+	if m.msg.maskable && !m.msg.jsonrpc && !m.msg.replyChecked && m.hold.Len() > assumeAfter && m.policy.IsReply != nil {
+		m.msg.replyChecked = true
+		m.msg.jsonrpc = m.policy.IsReply()
 	}
 }
 
-// certain reports whether the string being read will be masked whatever follows,
-// and nothing before it is undecided.
-func (m *Masker) certain() bool {
+// willMask reports whether the string being read will be masked whatever follows, and everything before
+// it is decided.
+func (m *Masker) willMask() bool {
 	start, end := m.scan.Span()
 	keep, waiting := m.media()
-	return m.msg.jsonrpc && !keep && waiting == nil && m.floor() == start &&
+	return m.msg.jsonrpc && !keep && waiting == nil && m.releasable() == start &&
 		m.scan.Chars()-maxMarker > m.policy.MaxChars &&
 		(m.policy.Save == nil && m.policy.Shorten == nil || end-start-1 > int64(m.policy.HoldLimit))
 }
 
-// floor returns up to where the text can be written: up to the first byte that
-// something still to come may change or that is yet to be looked at.
-func (m *Masker) floor() int64 {
+// releasable returns the offset up to which the text can be written: the first byte that may still change
+// or be needed.
+func (m *Masker) releasable() int64 {
 	floor := m.base + int64(m.hold.Len())
 	if m.scan.InToken() {
 		start, end := m.scan.Span()
@@ -637,7 +630,7 @@ func (m *Masker) floor() int64 {
 	return floor
 }
 
-// release writes the text up to an offset with the cuts made in it.
+// release writes the text up to an offset, with its cuts.
 func (m *Masker) release(upto int64) error {
 	n := int(upto - m.base)
 	if n == 0 {
@@ -653,7 +646,8 @@ func (m *Masker) release(upto int64) error {
 		e := jsonspan.Edit{Start: int(c.head - m.base), End: int(c.tail - m.base), New: c.text}
 		if c.text == nil {
 			from := len(m.markers)
-			m.markers = appendMarker(m.markers, c.chars, m.policy.HeadChars, m.policy.TailChars, m.save(&c), m.policy.Hint)
+			m.markers = appendMarker(m.markers, c.chars, m.policy.HeadChars, m.policy.TailChars,
+				m.save(&c), m.policy.Hint)
 			e.New = m.markers[from:len(m.markers):len(m.markers)]
 		}
 		m.edits = append(m.edits, e)
@@ -669,7 +663,7 @@ func (m *Masker) release(upto int64) error {
 	return err
 }
 
-// save keeps the string of a cut, and returns its handle if it could.
+// save saves the string of a cut, if possible, and returns its handle.
 func (m *Masker) save(c *cut) (handle string) {
 	if !c.saved && m.policy.Save != nil && c.end-c.start-2 <= int64(m.policy.HoldLimit) {
 		c.handle = m.policy.Save(m.bytes(c.start+1, c.end-1))
@@ -678,14 +672,14 @@ func (m *Masker) save(c *cut) (handle string) {
 	return c.handle
 }
 
-// elide writes the head of the string being read.
+// elide writes the head of the string being read and starts to drop its middle.
 func (m *Masker) elide() error {
 	start, _ := m.scan.Span()
 	head := checkpoint{chars: m.policy.HeadChars}
 	head.offset = start + 1 + int64(jsonspan.Advance(m.bytes(start+1, m.scan.Bound()), head.chars))
 	m.eliding = true
 	err := m.release(head.offset)
-	// The first checkpoint is always where the bytes held begin.
+	// The first checkpoint is always at the first held byte.
 	before := 0
 	for before < len(m.marks) && m.marks[before].chars <= head.chars {
 		before++
@@ -695,20 +689,20 @@ func (m *Masker) elide() error {
 	return err
 }
 
-// step is how much is read at a time of a string whose middle is being dropped.
-// What is kept of it is the tail and less than a step before that.
+// step is how many bytes are read at a time of a string whose middle is being dropped. The tail and
+// less than a step before it are held.
 const step = 4 << 10
 
-// pass reads on in a string whose middle is being dropped. Of p, nothing but what
-// may become the tail is held. It returns what comes after the string.
-func (m *Masker) pass(p []byte) (rest []byte, err error) {
+// skipMiddle reads on in a string whose middle is being dropped, and holds only what may become the tail. It
+// returns what follows the string.
+func (m *Masker) skipMiddle(p []byte) (rest []byte, err error) {
 	for n := 0; n < len(p); {
 		b := p[n:min(len(p), n+step)]
 		n += len(b)
 		m.scan.Feed(b)
 		if k := m.scan.Next(); k != jsonspan.More {
 			m.keepTail(p[:n])
-			return p[n:], m.follow(k)
+			return p[n:], m.process(k)
 		}
 		m.mark()
 	}
@@ -716,8 +710,8 @@ func (m *Masker) pass(p []byte) (rest []byte, err error) {
 	return nil, nil
 }
 
-// keepTail forgets what can no longer become the tail of the string being read,
-// of what is held and of p, which follows it.
+// keepTail drops what can no longer be part of the tail, from the held bytes and from p, which follows
+// them.
 func (m *Masker) keepTail(p []byte) {
 	skip := m.scan.Chars() - m.policy.TailChars
 	last := 0
@@ -736,9 +730,8 @@ func (m *Masker) keepTail(p []byte) {
 	m.hold.Write(p)
 }
 
-// elided puts the marker and leaves the tail of a string whose middle was
-// dropped.
-func (m *Masker) elided() error {
+// endElision writes the marker of a string whose middle was dropped, and keeps its tail.
+func (m *Masker) endElision() error {
 	chars := m.scan.Chars()
 	tail := m.tailStart()
 	m.hold.Next(int(tail - m.base))
@@ -750,11 +743,11 @@ func (m *Masker) elided() error {
 	return err
 }
 
-// giveUp lets the text pass from here on as it is.
+// giveUp lets the rest of the text pass unchanged.
 func (m *Masker) giveUp() error {
 	m.verbatim = true
 	if m.eliding {
-		if err := m.elided(); err != nil {
+		if err := m.endElision(); err != nil {
 			return err
 		}
 	}
@@ -762,8 +755,8 @@ func (m *Masker) giveUp() error {
 	return m.release(m.base + int64(m.hold.Len()))
 }
 
-// maxPooled is the most memory a Masker may keep between two uses.
+// maxPooled is the most memory in bytes that a Masker may keep between uses.
 const maxPooled = 256 << 10
 
-// Oversized reports whether m has grown too large to be kept for another use.
+// Oversized reports whether m has grown too large to be reused.
 func (m *Masker) Oversized() bool { return m.hold.Cap() > maxPooled }

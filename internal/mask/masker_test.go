@@ -45,7 +45,8 @@ func cutString(p Policy, s string) string {
 	}
 	runes := []rune(s)
 	return string(runes[:p.HeadChars]) +
-		fmt.Sprintf("\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=%d head=%d tail=%d] ...\n", chars, p.HeadChars, p.TailChars) +
+		fmt.Sprintf("\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=%d head=%d tail=%d] ...\n", chars, p.HeadChars,
+			p.TailChars) +
 		string(runes[chars-p.TailChars:])
 }
 
@@ -92,7 +93,8 @@ func TestStringsAreCutByTheContract(t *testing.T) {
 						t.Fatal(err)
 					}
 					if answer.Result != want {
-						t.Fatalf("pieces of %d: got %d characters %.200q, want %d", piece, utf8.RuneCountInString(answer.Result), answer.Result, utf8.RuneCountInString(want))
+						t.Fatalf("pieces of %d: got %d characters %.200q, want %d", piece, utf8.RuneCountInString(answer.Result),
+							answer.Result, utf8.RuneCountInString(want))
 					}
 					chars := utf8.RuneCountInString(test.text)
 					wantStats := Stats{}
@@ -106,7 +108,8 @@ func TestStringsAreCutByTheContract(t *testing.T) {
 			}
 		})
 	}
-	if got, _ := apply(t, contract, response(quote(repeat("A", 10000))), 1<<20); utf8.RuneCountInString(got)-len(response(`""`)) != 4082+2 {
+	if got, _ := apply(t, contract, response(quote(repeat("A", 10000))),
+		1<<20); utf8.RuneCountInString(got)-len(response(`""`)) != 4082+2 {
 		t.Errorf("10000 characters became %d in JSON", utf8.RuneCountInString(got)) // 4082, two of them escaped
 	}
 }
@@ -136,31 +139,47 @@ func TestOnlyObservationsChange(t *testing.T) {
 	for _, test := range []struct{ name, text, want string }{
 		{"result", `{"jsonrpc":"2.0","id":1,"result":LONG}`, `{"jsonrpc":"2.0","id":1,"result":CUT}`},
 		{"result before jsonrpc", `{"result":LONG,"jsonrpc":"2.0","id":1}`, `{"result":CUT,"jsonrpc":"2.0","id":1}`},
-		{"at any depth, in order", `{"jsonrpc":"2.0","result":{"items":[LONG,{"inner":LONG}],"ok":"short"}}`, `{"jsonrpc":"2.0","result":{"items":[CUT,{"inner":CUT}],"ok":"short"}}`},
-		{"error.data", `{"jsonrpc":"2.0","error":{"code":-1,"message":LONG,"data":{"a":[LONG]},"x":LONG},"id":1}`, `{"jsonrpc":"2.0","error":{"code":-1,"message":LONG,"data":{"a":[CUT]},"x":LONG},"id":1}`},
-		{"both result and error.data", `{"jsonrpc":"2.0","result":LONG,"error":{"data":LONG}}`, `{"jsonrpc":"2.0","result":CUT,"error":{"data":CUT}}`},
-		{"nothing of the envelope", `{"jsonrpc":"2.0","id":LONG,"method":LONG,"params":{"result":LONG},"x":LONG}`, `{"jsonrpc":"2.0","id":LONG,"method":LONG,"params":{"result":LONG},"x":LONG}`},
+		{"at any depth, in order", `{"jsonrpc":"2.0","result":{"items":[LONG,{"inner":LONG}],"ok":"short"}}`,
+			`{"jsonrpc":"2.0","result":{"items":[CUT,{"inner":CUT}],"ok":"short"}}`},
+		{"error.data", `{"jsonrpc":"2.0","error":{"code":-1,"message":LONG,"data":{"a":[LONG]},"x":LONG},"id":1}`,
+			`{"jsonrpc":"2.0","error":{"code":-1,"message":LONG,"data":{"a":[CUT]},"x":LONG},"id":1}`},
+		{"both result and error.data", `{"jsonrpc":"2.0","result":LONG,"error":{"data":LONG}}`,
+			`{"jsonrpc":"2.0","result":CUT,"error":{"data":CUT}}`},
+		{"nothing of the envelope", `{"jsonrpc":"2.0","id":LONG,"method":LONG,"params":{"result":LONG},"x":LONG}`,
+			`{"jsonrpc":"2.0","id":LONG,"method":LONG,"params":{"result":LONG},"x":LONG}`},
 		{"no key", `{"jsonrpc":"2.0","result":{LONG:1}}`, `{"jsonrpc":"2.0","result":{LONG:1}}`},
-		{"numbers, white space and escapes stay", "{\"jsonrpc\" :\t\"2.0\",\n\"result\":{\"n\":12345678901234567890.10e+5 , \"u\":\"\\u0041\\/\" , \"s\":LONG}}", "{\"jsonrpc\" :\t\"2.0\",\n\"result\":{\"n\":12345678901234567890.10e+5 , \"u\":\"\\u0041\\/\" , \"s\":CUT}}"},
-		{"keys by what they stand for", `{"json\u0072pc":"\u0032.0","r\u0065sult":LONG}`, `{"json\u0072pc":"\u0032.0","r\u0065sult":CUT}`},
-		{"each message of an array", `[{"jsonrpc":"2.0","result":LONG},{"result":LONG},LONG,[{"jsonrpc":"2.0","result":LONG}],{"result":LONG,"jsonrpc":"2.0"}]`, `[{"jsonrpc":"2.0","result":CUT},{"result":LONG},LONG,[{"jsonrpc":"2.0","result":LONG}],{"result":CUT,"jsonrpc":"2.0"}]`},
+		{"numbers, white space and escapes stay",
+			"{\"jsonrpc\" :\t\"2.0\",\n\"result\":{\"n\":12345678901234567890.10e+5 , \"u\":\"\\u0041\\/\" , \"s\":LONG}}",
+			"{\"jsonrpc\" :\t\"2.0\",\n\"result\":{\"n\":12345678901234567890.10e+5 , \"u\":\"\\u0041\\/\" , \"s\":CUT}}"},
+		{"keys by what they stand for", `{"json\u0072pc":"\u0032.0","r\u0065sult":LONG}`,
+			`{"json\u0072pc":"\u0032.0","r\u0065sult":CUT}`},
+		{"each message of an array", `[{"jsonrpc":"2.0","result":LONG},{"result":LONG},LONG,[{"jsonrpc":"2.0",` +
+			`"result":LONG}],{"result":LONG,"jsonrpc":"2.0"}]`,
+			`[{"jsonrpc":"2.0","result":CUT},{"result":LONG},LONG,[{"jsonrpc":"2.0","result":LONG}],{"result":CUT,` +
+				`"jsonrpc":"2.0"}]`},
 		{"no JSON-RPC: no jsonrpc", `{"id":1,"result":LONG}`, `{"id":1,"result":LONG}`},
 		{"no JSON-RPC: another jsonrpc", `{"jsonrpc":"1.0","result":LONG}`, `{"jsonrpc":"1.0","result":LONG}`},
 		{"no JSON-RPC: another case", `{"JSONRPC":"2.0","result":LONG}`, `{"JSONRPC":"2.0","result":LONG}`},
 		{"no JSON-RPC: jsonrpc further in", `{"a":{"jsonrpc":"2.0","result":LONG}}`, `{"a":{"jsonrpc":"2.0","result":LONG}}`},
 		{"a case of its own", `{"jsonrpc":"2.0","Result":LONG}`, `{"jsonrpc":"2.0","Result":LONG}`},
-		{"a repeated result", `{"jsonrpc":"2.0","result":LONG,"result":LONG}`, `{"jsonrpc":"2.0","result":LONG,"result":LONG}`},
+		{"a repeated result", `{"jsonrpc":"2.0","result":LONG,"result":LONG}`,
+			`{"jsonrpc":"2.0","result":LONG,"result":LONG}`},
 		{"a repeated id", `{"jsonrpc":"2.0","id":1,"result":LONG,"id":2}`, `{"jsonrpc":"2.0","id":1,"result":LONG,"id":2}`},
-		{"a repeated method", `{"jsonrpc":"2.0","method":"a","result":LONG,"m\u0065thod":"b"}`, `{"jsonrpc":"2.0","method":"a","result":LONG,"m\u0065thod":"b"}`},
-		{"a repeated error.data", `{"jsonrpc":"2.0","error":{"data":LONG,"data":LONG}}`, `{"jsonrpc":"2.0","error":{"data":LONG,"data":LONG}}`},
-		{"a repeated key further in", `{"jsonrpc":"2.0","result":{"a":LONG,"a":LONG}}`, `{"jsonrpc":"2.0","result":{"a":CUT,"a":CUT}}`},
+		{"a repeated method", `{"jsonrpc":"2.0","method":"a","result":LONG,"m\u0065thod":"b"}`,
+			`{"jsonrpc":"2.0","method":"a","result":LONG,"m\u0065thod":"b"}`},
+		{"a repeated error.data", `{"jsonrpc":"2.0","error":{"data":LONG,"data":LONG}}`,
+			`{"jsonrpc":"2.0","error":{"data":LONG,"data":LONG}}`},
+		{"a repeated key further in", `{"jsonrpc":"2.0","result":{"a":LONG,"a":LONG}}`,
+			`{"jsonrpc":"2.0","result":{"a":CUT,"a":CUT}}`},
 		{"cut short", `{"jsonrpc":"2.0","result":LONG`, `{"jsonrpc":"2.0","result":LONG`},
 		{"not JSON at the end", `{"jsonrpc":"2.0","result":LONG}}`, `{"jsonrpc":"2.0","result":LONG}}`},
 		{"not JSON at all", `<html>LONG`, `<html>LONG`},
 		{"a scalar", `LONG`, `LONG`},
 		{"empty", ``, ``},
-		{"too deep", `{"jsonrpc":"2.0","result":[LONG,` + repeat("[", 1000) + repeat("]", 1000) + `]}`, `{"jsonrpc":"2.0","result":[LONG,` + repeat("[", 1000) + repeat("]", 1000) + `]}`},
-		{"deep", `{"jsonrpc":"2.0","result":` + repeat("[", 998) + `LONG` + repeat("]", 998) + `}`, `{"jsonrpc":"2.0","result":` + repeat("[", 998) + `CUT` + repeat("]", 998) + `}`},
+		{"too deep", `{"jsonrpc":"2.0","result":[LONG,` + repeat("[", 1000) + repeat("]", 1000) + `]}`,
+			`{"jsonrpc":"2.0","result":[LONG,` + repeat("[", 1000) + repeat("]", 1000) + `]}`},
+		{"deep", `{"jsonrpc":"2.0","result":` + repeat("[", 998) + `LONG` + repeat("]", 998) + `}`,
+			`{"jsonrpc":"2.0","result":` + repeat("[", 998) + `CUT` + repeat("]", 998) + `}`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			text, want := mark(test.text), strings.ReplaceAll(mark(test.want), "CUT", cut)
@@ -195,7 +214,8 @@ func TestIllFormedTextIsCutBetweenItsBytes(t *testing.T) {
 
 // O12
 func TestMaskingTwiceIsMaskingOnce(t *testing.T) {
-	for _, p := range []Policy{contract, {MaxChars: 10, HeadChars: 5, TailChars: 5}, {MaxChars: 1}, {MaxChars: 300, HeadChars: 20}} {
+	for _, p := range []Policy{contract, {MaxChars: 10, HeadChars: 5, TailChars: 5}, {MaxChars: 1},
+		{MaxChars: 300, HeadChars: 20}} {
 		for _, n := range []int{p.MaxChars + 1, p.MaxChars + 2, p.MaxChars + 80, 2*p.MaxChars + 500, 200000} {
 			once, _ := apply(t, p, response(quote(repeat("é\n", n/2+1))), 1<<20)
 			twice, stats := apply(t, p, once, 1<<20)
@@ -229,7 +249,8 @@ func TestMaskingTwiceIsMaskingOnce(t *testing.T) {
 		{"a marker that counts wrong", repeat("x", 6) + marker(1000, 5, 5) + repeat("x", 5), true},
 		{"a marker that took nothing out", repeat("x", 50) + marker(100, 50, 50) + repeat("x", 50), true},
 		{"a marker inside a longer text", repeat("x", 200) + marker(1000, 5, 5) + repeat("x", 5), true},
-		{"a marker with a handle of any length", repeat("x", 5) + strings.Replace(marker(1000, 5, 5), "obs_", "obs_"+repeat("x", 5000), 1) + repeat("x", 5), true},
+		{"a marker with a handle of any length", repeat("x", 5) + strings.Replace(marker(1000, 5, 5), "obs_",
+			"obs_"+repeat("x", 5000), 1) + repeat("x", 5), true},
 		{"a marker with a hint", hinted("To see more, call recover_observation with this id and a goal."), false},
 		{"a marker with a hint in JSON", hinted(`\"é\u003c\ud83d\ude00\" ] [ ...`), false},
 		{"a marker with the longest hint", hinted(repeat("é", MaxHint)), false},
@@ -238,7 +259,8 @@ func TestMaskingTwiceIsMaskingOnce(t *testing.T) {
 		{"a marker with a hint that does not end", strings.Replace(hinted("hint"), `hint ...\n`, "hint ....", 1), true},
 		{"a marker with a hint and no handle", strings.Replace(hinted(repeat("h", 50)), " id=obs_0123456789", "", 1), true},
 		{"a marker with a hint that is not apart", strings.Replace(hinted("hint"), "] hint", "]hint", 1), true},
-		{"a marker in the head of a masked text", repeat("x", 5) + marker(1000, 5, 5) + repeat("x", 5) + marker(1000, 5+len(marker(1000, 5, 5))-2+5, 5) + repeat("x", 5), true},
+		{"a marker in the head of a masked text", repeat("x", 5) + marker(1000, 5, 5) + repeat("x", 5) +
+			marker(1000, 5+len(marker(1000, 5, 5))-2+5, 5) + repeat("x", 5), true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if _, stats := apply(t, p, response(`"`+test.body+`"`), 1<<20); (stats.Strings == 1) != test.again {
@@ -252,28 +274,38 @@ func TestMaskingTwiceIsMaskingOnce(t *testing.T) {
 func TestKeepMedia(t *testing.T) {
 	p := Policy{MaxChars: 26, HeadChars: 3, TailChars: 2, KeepMedia: true}
 	for _, test := range []struct{ name, text, want string }{
-		{"a UI", `{"uri":"x:a","mimeType":"text/html;profile=mcp-app","text":LONG,"x":LONG}`, `{"uri":"x:a","mimeType":"text/html;profile=mcp-app","text":LONG,"x":CUT}`},
-		{"a UI whose type comes last", `{"text":LONG,"mimeType":"text/html;profile=mcp-app"}`, `{"text":CUT,"mimeType":"text/html;profile=mcp-app"}`},
-		{"another page", `{"uri":"x:a","mimeType":"text/html","text":LONG}`, `{"uri":"x:a","mimeType":"text/html","text":CUT}`},
-		{"an image", `{"type":"image","data":LONG,"mimeType":"image/png"}`, `{"type":"image","data":LONG,"mimeType":"image/png"}`},
-		{"a sound whose type comes last", `{"data":LONG,"mimeType":LONG,"type":"audio"}`, `{"data":LONG,"mimeType":CUT,"type":"audio"}`},
+		{"a UI", `{"uri":"x:a","mimeType":"text/html;profile=mcp-app","text":LONG,"x":LONG}`,
+			`{"uri":"x:a","mimeType":"text/html;profile=mcp-app","text":LONG,"x":CUT}`},
+		{"a UI whose type comes last", `{"text":LONG,"mimeType":"text/html;profile=mcp-app"}`,
+			`{"text":CUT,"mimeType":"text/html;profile=mcp-app"}`},
+		{"another page", `{"uri":"x:a","mimeType":"text/html","text":LONG}`,
+			`{"uri":"x:a","mimeType":"text/html","text":CUT}`},
+		{"an image", `{"type":"image","data":LONG,"mimeType":"image/png"}`,
+			`{"type":"image","data":LONG,"mimeType":"image/png"}`},
+		{"a sound whose type comes last", `{"data":LONG,"mimeType":LONG,"type":"audio"}`,
+			`{"data":LONG,"mimeType":CUT,"type":"audio"}`},
 		{"text with data", `{"type":"text","data":LONG}`, `{"type":"text","data":CUT}`},
 		{"text with data before its type", `{"data":LONG,"type":"text"}`, `{"data":CUT,"type":"text"}`},
 		{"data without a type", `{"data":LONG}`, `{"data":CUT}`},
 		{"data that is no string", `{"data":[LONG],"type":"image"}`, `{"data":[CUT],"type":"image"}`},
 		{"the type of something further in", `{"data":LONG,"x":{"type":"image"}}`, `{"data":CUT,"x":{"type":"image"}}`},
-		{"a resource", `{"type":"resource","resource":{"uri":"file:///a","blob":LONG,"text":LONG}}`, `{"type":"resource","resource":{"uri":"file:///a","blob":LONG,"text":CUT}}`},
-		{"a resource whose uri comes last", `{"contents":[{"blob":LONG,"uri":"file:///a"}]}`, `{"contents":[{"blob":LONG,"uri":"file:///a"}]}`},
+		{"a resource", `{"type":"resource","resource":{"uri":"file:///a","blob":LONG,"text":LONG}}`,
+			`{"type":"resource","resource":{"uri":"file:///a","blob":LONG,"text":CUT}}`},
+		{"a resource whose uri comes last", `{"contents":[{"blob":LONG,"uri":"file:///a"}]}`,
+			`{"contents":[{"blob":LONG,"uri":"file:///a"}]}`},
 		{"a blob of nothing", `{"blob":LONG}`, `{"blob":CUT}`},
-		{"an image between texts", `[{"text":LONG},{"data":LONG,"x":[{"text":LONG}],"type":"image"},{"text":LONG}]`, `[{"text":CUT},{"data":LONG,"x":[{"text":CUT}],"type":"image"},{"text":CUT}]`},
+		{"an image between texts", `[{"text":LONG},{"data":LONG,"x":[{"text":LONG}],"type":"image"},{"text":LONG}]`,
+			`[{"text":CUT},{"data":LONG,"x":[{"text":CUT}],"type":"image"},{"text":CUT}]`},
 	} {
 		for _, n := range []int{30, 300000} {
 			t.Run(fmt.Sprint(test.name, ", ", n), func(t *testing.T) {
 				long := `"` + repeat("x", n) + `"`
 				cut := fmt.Sprintf(`"xxx\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=%d head=3 tail=2] ...\nxx"`, n)
-				for _, envelope := range []string{response(`RESULT`), `{"jsonrpc":"2.0","error":{"data":RESULT,"code":1}}`, `{"result":RESULT,"jsonrpc":"2.0"}`} {
+				for _, envelope := range []string{response(`RESULT`), `{"jsonrpc":"2.0","error":{"data":RESULT,"code":1}}`,
+					`{"result":RESULT,"jsonrpc":"2.0"}`} {
 					text := strings.ReplaceAll(strings.ReplaceAll(envelope, "RESULT", test.text), "LONG", long)
-					want := strings.ReplaceAll(strings.ReplaceAll(strings.ReplaceAll(envelope, "RESULT", test.want), "LONG", long), "CUT", cut)
+					want := strings.ReplaceAll(strings.ReplaceAll(strings.ReplaceAll(envelope, "RESULT", test.want), "LONG", long),
+						"CUT", cut)
 					for _, piece := range []int{1000, 1 << 20} {
 						if got, _ := apply(t, p, text, piece); got != want {
 							t.Errorf("in pieces of %d\ngot  %.500s\nwant %.500s", piece, got, want)
@@ -315,7 +347,8 @@ func TestSave(t *testing.T) {
 	if len(saved) != 2 || `"`+saved[0]+`"` != one || `"`+saved[1]+`"` != two {
 		t.Errorf("saved %d strings: %.50q", len(saved), saved)
 	}
-	for _, want := range []string{"original_chars=400 head=10 tail=10 id=obs_1] ", "original_chars=150000 head=10 tail=10 id=obs_2] ", "original_chars=300000 head=10 tail=10] "} {
+	for _, want := range []string{"original_chars=400 head=10 tail=10 id=obs_1] ",
+		"original_chars=150000 head=10 tail=10 id=obs_2] ", "original_chars=300000 head=10 tail=10] "} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in %s", want, got)
 		}
@@ -331,7 +364,8 @@ func TestSave(t *testing.T) {
 
 func TestSteadyStateAllocatesNothing(t *testing.T) {
 	m := new(Masker)
-	text := []byte(`{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"` + repeat("x", 500000) + `"},{"data":"` + repeat("y", 10000) + `","type":"image"}]}}`)
+	text := []byte(`{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"` + repeat("x", 500000) +
+		`"},{"data":"` + repeat("y", 10000) + `","type":"image"}]}}`)
 	p := contract
 	p.KeepMedia = true
 	if n := testing.AllocsPerRun(20, func() {
@@ -410,15 +444,19 @@ func checkStreaming(t *testing.T, longest, documents int) {
 		for range 1 + random.IntN(8) {
 			text := quote(repeat([]string{"x", "é漢", "😀\n"}[random.IntN(3)], 1<<random.IntN(longest)))
 			items = append(items, []string{
-				text, `{"uri":` + text + `,"blob":` + text + `}`, `{"type":` + text + `,"data":` + text + `}`, `{"type":"image","data":` + text + `}`, `{"data":` + text + `,"x":` + text + `,"type":"audio"}`,
-				`{"type":"text","data":` + text + `}`, `{"blob":` + text + `,"y":[` + text + `]}`, `{"blob":` + text + `,"uri":"u"}`,
+				text, `{"uri":` + text + `,"blob":` + text + `}`, `{"type":` + text + `,"data":` + text + `}`,
+				`{"type":"image","data":` + text + `}`, `{"data":` + text + `,"x":` + text + `,"type":"audio"}`,
+				`{"type":"text","data":` + text + `}`, `{"blob":` + text + `,"y":[` + text + `]}`, `{"blob":` + text +
+					`,"uri":"u"}`,
 			}[random.IntN(8)])
 		}
 		result := "[" + strings.Join(items, ",") + "]"
 		if random.IntN(2) == 0 {
-			result = `{"a":` + result + `,"requestState":` + items[0] + `,"b":` + items[0] + `,"tools":` + result + `,"c":` + result + `}`
+			result = `{"a":` + result + `,"requestState":` + items[0] + `,"b":` + items[0] + `,"tools":` + result + `,"c":` +
+				result + `}`
 		}
-		return []string{response(result), `{"result":` + result + `,"jsonrpc":"2.0"}`, `{"result":` + result + `}`, `{"error":{"data":` + result + `},"jsonrpc":"2.0"}`}[random.IntN(4)]
+		return []string{response(result), `{"result":` + result + `,"jsonrpc":"2.0"}`, `{"result":` + result + `}`,
+			`{"error":{"data":` + result + `},"jsonrpc":"2.0"}`}[random.IntN(4)]
 	}
 	for range documents {
 		text := document()
@@ -439,7 +477,8 @@ func TestWhatCannotBeJudgedIsHeldUpToALimit(t *testing.T) {
 	p := contract
 	p.KeepMedia = true
 	long := repeat("x", 3<<20)
-	for _, text := range []string{`{"result":"` + long + `","jsonrpc":"2.0"}`, response(`{"data":"` + long + `","type":"image"}`), response(`{"data":"` + long + `"}`)} {
+	for _, text := range []string{`{"result":"` + long + `","jsonrpc":"2.0"}`,
+		response(`{"data":"` + long + `","type":"image"}`), response(`{"data":"` + long + `"}`)} {
 		var out bytes.Buffer
 		m := NewMasker(&out, p)
 		m.Write([]byte(text[:2<<20]))
@@ -456,7 +495,7 @@ func TestWhatCannotBeJudgedIsHeldUpToALimit(t *testing.T) {
 func TestALongReplyIsTakenForJSONRPC(t *testing.T) {
 	for _, reply := range []bool{false, true} {
 		p := contract
-		p.Reply = func() bool { return reply }
+		p.IsReply = func() bool { return reply }
 		var out bytes.Buffer
 		m := NewMasker(&out, p)
 		m.Write([]byte(`{"result":{"content":[{"text":"` + repeat("x", 2*assumeAfter)))
@@ -469,16 +508,18 @@ func TestALongReplyIsTakenForJSONRPC(t *testing.T) {
 		}
 	}
 	// Or it says otherwise when it is too late.
-	for _, rest := range []string{`","jsonrpc":"1.0","pad":"` + repeat("y", 100000) + `"}`, `","jsonrpc":"2.0","jsonrpc":"2.0"}`, `"}`, `",}`} {
+	for _, rest := range []string{`","jsonrpc":"1.0","pad":"` + repeat("y", 100000) + `"}`,
+		`","jsonrpc":"2.0","jsonrpc":"2.0"}`, `"}`, `",}`} {
 		p := contract
-		p.Reply = func() bool { return true }
-		if got, stats := apply(t, p, `{"result":"`+repeat("x", 2*assumeAfter)+rest, 1000); stats.Strings != 1 || !strings.HasSuffix(got, rest) {
+		p.IsReply = func() bool { return true }
+		if got, stats := apply(t, p, `{"result":"`+repeat("x", 2*assumeAfter)+rest, 1000); stats.Strings != 1 ||
+			!strings.HasSuffix(got, rest) {
 			t.Errorf("%.30s: %+v", rest, stats)
 		}
 	}
 	// A shorter one is read to its end first.
 	p := contract
-	p.Reply = func() bool { return true }
+	p.IsReply = func() bool { return true }
 	text := `{"result":"` + repeat("x", assumeAfter-1000) + `"}`
 	if got, _ := apply(t, p, text, 1000); got != text {
 		t.Error("a text without jsonrpc was changed")
@@ -493,7 +534,8 @@ func TestBrokenOffInTheMiddle(t *testing.T) {
 	}{
 		{"before anything was written", response(`"` + repeat("x", 1000)), true},
 		{"after the head was written", `{"jsonrpc":"2.0","result":"` + repeat("x", 200000), false},
-		{"after the head was written, by a broken text", `{"jsonrpc":"2.0","result":"` + repeat("x", 200000) + "\n" + repeat("y", 1000), false},
+		{"after the head was written, by a broken text", `{"jsonrpc":"2.0","result":"` + repeat("x", 200000) + "\n" +
+			repeat("y", 1000), false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var out bytes.Buffer
@@ -531,8 +573,11 @@ func TestGap(t *testing.T) {
 		parts []string // text and gaps in turn
 		want  string
 	}{
-		{"around and between tokens", []string{"", "data: ", `{"jsonrpc":"2.0",`, "\ndata: ", `"result":` + long + `}`, "\n\n"}, "data: {\"jsonrpc\":\"2.0\",\ndata: \"result\":" + cut + "}\n\n"},
-		{"inside a string", []string{"", "data: ", `{"jsonrpc":"2.0","result":"` + repeat("x", 15), "\ndata: ", repeat("x", 15) + `"}`, "\n\n"}, "data: {\"jsonrpc\":\"2.0\",\"result\":\"xxxxxxxxxxxxxxx\ndata: xxxxxxxxxxxxxxx\"}\n\n"},
+		{"around and between tokens", []string{"", "data: ", `{"jsonrpc":"2.0",`, "\ndata: ", `"result":` + long + `}`,
+			"\n\n"}, "data: {\"jsonrpc\":\"2.0\",\ndata: \"result\":" + cut + "}\n\n"},
+		{"inside a string", []string{"", "data: ", `{"jsonrpc":"2.0","result":"` + repeat("x", 15), "\ndata: ",
+			repeat("x", 15) + `"}`, "\n\n"}, "data: {\"jsonrpc\":\"2.0\",\"result\":\"xxxxxxxxxxxxxxx\ndata: " +
+			"xxxxxxxxxxxxxxx\"}\n\n"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var out bytes.Buffer
@@ -561,7 +606,7 @@ func reference(p Policy, v any) any {
 	walk = func(v any) any {
 		switch v := v.(type) {
 		case string:
-			if body := quote(v); p.masked([]byte(body[1:len(body)-1]), utf8.RuneCountInString(v)) {
+			if body := quote(v); p.isMasked([]byte(body[1:len(body)-1]), utf8.RuneCountInString(v)) {
 				return v
 			}
 			return cutString(p, v)
@@ -580,7 +625,7 @@ func reference(p Policy, v any) any {
 		if m, ok := v.(map[string]any); ok && m["jsonrpc"] == "2.0" {
 			if result, ok := m["result"].(map[string]any); ok {
 				for k := range result {
-					if resultMembers[k] != question {
+					if resultMembers[k] != clientInput {
 						result[k] = walk(result[k])
 					}
 				}
@@ -616,14 +661,20 @@ func decode(t *testing.T, text string) (v any) {
 func FuzzMasker(f *testing.F) {
 	for _, text := range []string{
 		response(quote(repeat("x", 50))), response(`["` + repeat("é", 30) + `",{"a":"` + repeat(`\ud83d\ude00`, 30) + `"}]`),
-		`{"result":"` + repeat(`\n\"`, 30) + `","jsonrpc":"2.0"}`, `[{"jsonrpc":"2.0","error":{"data":"` + repeat("ab", 30) + `"}},{"jsonrpc":"2.0","result":1}]`,
-		`{"jsonrpc":"2.0","result":"","result":1}`, `{"jsonrpc":"2.0","result":{"type":"image","data":"` + repeat("x", 50) + `"}}`,
-		`{"error":{"data":"` + repeat("ab", 30) + `"}},{"jsonrp`, `{"\n\n"`, response(`["`+repeat("é", 30)+`"`) + `} x` + repeat("y", 30), ``, `{"` + repeat("x", 200) + `":1,"id":"x"}`, response(`"` + string(appendMarker(nil, 5, 3, 2, "", "")) + repeat("x", 20) + `"`),
-		"{\"jsonrpc\":\"2.0\",\"result\":\"" + repeat("\xff", 50) + "\"}", response(`"` + repeat("x", 3) + string(appendMarker(nil, 50, 3, 2, "", "")) + `xx"`),
+		`{"result":"` + repeat(`\n\"`, 30) + `","jsonrpc":"2.0"}`, `[{"jsonrpc":"2.0","error":{"data":"` + repeat("ab", 30) +
+			`"}},{"jsonrpc":"2.0","result":1}]`,
+		`{"jsonrpc":"2.0","result":"","result":1}`, `{"jsonrpc":"2.0","result":{"type":"image","data":"` + repeat("x", 50) +
+			`"}}`,
+		`{"error":{"data":"` + repeat("ab", 30) + `"}},{"jsonrp`, `{"\n\n"`, response(`["`+repeat("é", 30)+`"`) + `} x` +
+			repeat("y", 30), ``, `{"` + repeat("x", 200) + `":1,"id":"x"}`,
+		response(`"` + string(appendMarker(nil, 5, 3, 2, "", "")) + repeat("x", 20) + `"`),
+		"{\"jsonrpc\":\"2.0\",\"result\":\"" + repeat("\xff", 50) + "\"}",
+		response(`"` + repeat("x", 3) + string(appendMarker(nil, 50, 3, 2, "", "")) + `xx"`),
 	} {
 		f.Add(text, uint16(3))
 	}
-	f.Add(response(`{"requestState":"`+repeat("x", 50)+`","a":"`+repeat("x", 50)+`","tools":"`+repeat("x", 50)+`"}`), uint16(3))
+	f.Add(response(`{"requestState":"`+repeat("x", 50)+`","a":"`+repeat("x", 50)+`","tools":"`+repeat("x", 50)+`"}`),
+		uint16(3))
 	p := Policy{MaxChars: 20, HeadChars: 3, TailChars: 2}
 	f.Fuzz(func(t *testing.T, text string, piece uint16) {
 		got, stats := apply(t, p, text, len(text)+1)

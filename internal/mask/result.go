@@ -1,18 +1,18 @@
 package mask
 
-// A resultMember is what a member of a result holds.
+// A resultMember says what a member of a result holds.
 type resultMember uint8
 
 const (
-	observed   resultMember = iota
-	question                // for the client, which must have it whole, and return some of it
-	descriptor              // of the server or of what it offers
-	metadata                // of any result
+	observed    resultMember = iota
+	clientInput              // for the client, which needs it whole and returns parts of it
+	descriptor               // describes the server or what it offers
+	metadata                 // of any result
 )
 
 var resultMembers = map[string]resultMember{
-	"inputRequests": question,
-	"requestState":  question,
+	"inputRequests": clientInput,
+	"requestState":  clientInput,
 
 	"tools":             descriptor,
 	"prompts":           descriptor,
@@ -31,13 +31,13 @@ var resultMembers = map[string]resultMember{
 	"_meta": metadata,
 }
 
-// judge notes whether the member of a result that follows is an observation. Where the
-// method is not known, a result with a descriptor is a list or a handshake, from there on.
-// Metadata come first, and could be those of one.
+// judge records whether the next member of a result is an observation. If the method is unknown, a
+// result with a descriptor is a list or a handshake from there on. Metadata come first, and may belong
+// to one.
 func (m *Masker) judge(name []byte) {
-	is := resultMembers[string(name)]
-	if m.policy.AnyMethod && is == descriptor {
+	kind := resultMembers[string(name)]
+	if m.policy.AnyMethod && kind == descriptor {
 		m.msg.describe = true
 	}
-	m.msg.maskable = !m.msg.describe && is != question && !(m.policy.AnyMethod && is == metadata)
+	m.msg.maskable = !m.msg.describe && kind != clientInput && !(m.policy.AnyMethod && kind == metadata)
 }

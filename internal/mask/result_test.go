@@ -5,31 +5,39 @@ import (
 	"testing"
 )
 
-// Where the method is not known, results are told by their members. O25
-func TestResultsAreToldByTheirMembers(t *testing.T) {
+// If the method is unknown, results are recognized by their members. O25
+func TestResultsAreRecognizedByTheirMembers(t *testing.T) {
 	long := `"` + repeat("x", 30) + `"`
 	cut := `"xxx\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=30 head=3 tail=2] ...\nxx"`
 	for _, test := range []struct{ name, result, known, unknown string }{ // known is "" if it is the same
-		{"a tool's result", `{"content":[{"type":"text","text":LONG}],"structuredContent":{"tools":[LONG],"instructions":LONG}}`, "",
+		{"a tool's result", `{"content":[{"type":"text","text":LONG}],"structuredContent":{"tools":[LONG],` +
+			`"instructions":LONG}}`, "",
 			`{"content":[{"type":"text","text":CUT}],"structuredContent":{"tools":[CUT],"instructions":CUT}}`},
 		{"tools", `{"tools":[{"name":"a","description":LONG,"inputSchema":{"description":LONG}}]}`,
-			`{"tools":[{"name":"a","description":CUT,"inputSchema":{"description":CUT}}]}`, `{"tools":[{"name":"a","description":LONG,"inputSchema":{"description":LONG}}]}`},
+			`{"tools":[{"name":"a","description":CUT,"inputSchema":{"description":CUT}}]}`,
+			`{"tools":[{"name":"a","description":LONG,"inputSchema":{"description":LONG}}]}`},
 		{"prompts", `{"prompts":[LONG]}`, `{"prompts":[CUT]}`, `{"prompts":[LONG]}`},
 		{"resources", `{"resources":[LONG]}`, `{"resources":[CUT]}`, `{"resources":[LONG]}`},
 		{"templates", `{"resourceTemplates":[LONG]}`, `{"resourceTemplates":[CUT]}`, `{"resourceTemplates":[LONG]}`},
 		{"tasks", `{"tasks":[LONG]}`, `{"tasks":[CUT]}`, `{"tasks":[LONG]}`},
 		{"skills", `{"skills":[LONG]}`, `{"skills":[CUT]}`, `{"skills":[LONG]}`},
 		{"metadata and a cursor before a list", `{"_meta":{"a":LONG},"nextCursor":LONG,"tools":[LONG],"x":LONG}`,
-			`{"_meta":{"a":CUT},"nextCursor":CUT,"tools":[CUT],"x":CUT}`, `{"_meta":{"a":LONG},"nextCursor":LONG,"tools":[LONG],"x":LONG}`},
+			`{"_meta":{"a":CUT},"nextCursor":CUT,"tools":[CUT],"x":CUT}`,
+			`{"_meta":{"a":LONG},"nextCursor":LONG,"tools":[LONG],"x":LONG}`},
 		{"initialize", `{"protocolVersion":"2025-06-18","instructions":LONG,"x":LONG}`,
-			`{"protocolVersion":"2025-06-18","instructions":CUT,"x":CUT}`, `{"protocolVersion":"2025-06-18","instructions":LONG,"x":LONG}`},
+			`{"protocolVersion":"2025-06-18","instructions":CUT,"x":CUT}`,
+			`{"protocolVersion":"2025-06-18","instructions":LONG,"x":LONG}`},
 		{"server/discover", `{"supportedVersions":[],"capabilities":{"a":LONG},"serverInfo":{"title":LONG}}`,
-			`{"supportedVersions":[],"capabilities":{"a":CUT},"serverInfo":{"title":CUT}}`, `{"supportedVersions":[],"capabilities":{"a":LONG},"serverInfo":{"title":LONG}}`},
-		{"names by what they stand for", `{"\u0074ools":[LONG],"x":LONG}`, `{"\u0074ools":[CUT],"x":CUT}`, `{"\u0074ools":[LONG],"x":LONG}`},
-		{"a name all in escapes", `{` + escapeAll("resourceTemplates") + `:[LONG]}`, `{` + escapeAll("resourceTemplates") + `:[CUT]}`, `{` + escapeAll("resourceTemplates") + `:[LONG]}`},
+			`{"supportedVersions":[],"capabilities":{"a":CUT},"serverInfo":{"title":CUT}}`,
+			`{"supportedVersions":[],"capabilities":{"a":LONG},"serverInfo":{"title":LONG}}`},
+		{"names by what they stand for", `{"\u0074ools":[LONG],"x":LONG}`, `{"\u0074ools":[CUT],"x":CUT}`,
+			`{"\u0074ools":[LONG],"x":LONG}`},
+		{"a name all in escapes", `{` + escapeAll("resourceTemplates") + `:[LONG]}`, `{` + escapeAll("resourceTemplates") +
+			`:[CUT]}`, `{` + escapeAll("resourceTemplates") + `:[LONG]}`},
 		{"a name in another case", `{"Tools":[LONG]}`, "", `{"Tools":[CUT]}`},
 		{"an array of lists", `[{"tools":[LONG]}]`, "", `[{"tools":[CUT]}]`},
-		{"what a client is asked", `{"resultType":"input_required","inputRequests":{"a":{"params":{"message":LONG}}},"requestState":LONG,"x":LONG}`, "",
+		{"what a client is asked", `{"resultType":"input_required","inputRequests":{"a":{"params":{"message":LONG}}},` +
+			`"requestState":LONG,"x":LONG}`, "",
 			`{"resultType":"input_required","inputRequests":{"a":{"params":{"message":LONG}}},"requestState":LONG,"x":CUT}`},
 		{"a state further in", `{"content":[{"requestState":LONG}]}`, "", `{"content":[{"requestState":CUT}]}`},
 	} {

@@ -12,7 +12,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// shorten has the Shortener decide about the cuts of the message, which is complete.
+// shorten lets the Shortener decide about the cuts of the complete message.
 func (m *Masker) shorten() {
 	own := slices.IndexFunc(m.cuts, func(c cut) bool { return c.start >= m.msg.start })
 	if own < 0 {
@@ -32,12 +32,12 @@ func (m *Masker) shorten() {
 		return
 	}
 	if structured.end > 0 {
-		m.shortenAlike(cuts, structured)
+		m.shortenEqual(cuts, structured)
 	}
 }
 
-// shortenAlike has the strings in the structured content cut, like those outside that are equal.
-func (m *Masker) shortenAlike(cuts []cut, structured span) {
+// shortenEqual shortens the strings in the structured content like equal strings outside.
+func (m *Masker) shortenEqual(cuts []cut, structured span) {
 	seed := maphash.MakeSeed()
 	body := func(c *cut) []byte { return m.bytes(c.start+1, c.end-1) }
 	outside := map[uint64]*cut{}
@@ -60,7 +60,7 @@ func (m *Masker) shortenAlike(cuts []cut, structured span) {
 	}
 }
 
-// shortenText has a string cut.
+// shortenText shortens a string.
 func (m *Masker) shortenText(c *cut) {
 	body := m.bytes(c.start+1, c.end-1)
 	if short := m.policy.Shorten.Text(body, m.save(c), c.structured); short != nil {
@@ -68,16 +68,16 @@ func (m *Masker) shortenText(c *cut) {
 	}
 }
 
-// replace has a text of so many characters stand in place of what is between two offsets.
+// replace sets the replacement of the bytes between two offsets; chars is its length.
 func (c *cut) replace(from, to int64, text []byte, chars int) {
 	if text != nil {
 		c.head, c.tail, c.text, c.left = from, to, text, chars
 	}
 }
 
-// shortenStructured has the structured content cut as a whole if it is too long, but not because of
-// strings in it: these are cut then. It is also cut if it stands in a text, too, which is cut alike.
-// It returns what takes the place of the cuts in it, with a note; nil if it stays.
+// shortenStructured shortens the structured content as a whole if it is too long even without its long
+// strings. It also does if the content is repeated as a text, which is shortened alike. It returns the
+// cuts that replace those inside, with a note; nil if the content stays.
 func (m *Masker) shortenStructured(own int) []cut {
 	s := m.msg.structured
 	if s.end-s.start <= int64(m.policy.MaxChars) {
@@ -101,7 +101,8 @@ func (m *Masker) shortenStructured(own int) []cut {
 				return nil
 			}
 		}
-		if c.structured = m.isText(c, compact); c.structured && text == nil {
+		c.structured = m.isText(c, compact)
+		if c.structured && text == nil {
 			text = c
 		}
 	}
@@ -121,7 +122,7 @@ func (m *Masker) shortenStructured(own int) []cut {
 		compact = compacted(value)
 	}
 	if bytes.Equal(short, compact) {
-		return []cut{whole} // nothing but white space is missing
+		return []cut{whole} // only white space was removed
 	}
 	if text != nil {
 		whole.handle = m.save(text)
@@ -131,7 +132,7 @@ func (m *Masker) shortenStructured(own int) []cut {
 	return append(m.note(m.policy.Shorten.Note(value, whole.handle)), whole)
 }
 
-// isText reports whether a string is the text of an object that is compacted.
+// isText reports whether a string is the text of an object, given compacted.
 func (m *Masker) isText(c *cut, object []byte) bool {
 	body := m.bytes(c.start+1, c.end-1)
 	if !bytes.HasPrefix(bytes.TrimLeft(body, " "), []byte("{")) {
@@ -140,14 +141,14 @@ func (m *Masker) isText(c *cut, object []byte) bool {
 	return bytes.Equal(compacted([]byte(jsonspan.Text(body))), object)
 }
 
-// compacted returns JSON that is the same for texts that are the same but for white space and escapes;
-// nil if a text is not an object or array.
+// compacted returns JSON in a canonical form without differences in white space and escapes; nil if
+// text is not an object or array.
 func compacted(text []byte) []byte {
 	compact, _ := jsoncut.Cutter{MaxChars: math.MaxInt}.Cut(text)
 	return compact
 }
 
-// note returns the cut that adds a text to the content of the result, if that has one.
+// note returns the cut that adds a text to the content of the result, if it has content.
 func (m *Masker) note(text string) []cut {
 	at := m.msg.content
 	if at == 0 || text == "" {

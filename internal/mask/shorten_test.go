@@ -40,16 +40,17 @@ func (a *abbreviating) Note(value []byte, handle string) string {
 // saving returns a policy whose Save has handles obs_1, obs_2 and so on, by body.
 func saving(s Shortener) (Policy, map[string]string) {
 	kept := map[string]string{}
-	return Policy{MaxChars: 40, HeadChars: 3, TailChars: 3, KeepMedia: true, Shorten: s, HoldLimit: 1000, Save: func(body []byte) string {
-		for handle, known := range kept {
-			if known == string(body) {
-				return handle
+	return Policy{MaxChars: 40, HeadChars: 3, TailChars: 3, KeepMedia: true, Shorten: s, HoldLimit: 1000,
+		Save: func(body []byte) string {
+			for handle, known := range kept {
+				if known == string(body) {
+					return handle
+				}
 			}
-		}
-		handle := fmt.Sprintf("%s%d", HandlePrefix, len(kept)+1)
-		kept[handle] = string(body)
-		return handle
-	}}, kept
+			handle := fmt.Sprintf("%s%d", HandlePrefix, len(kept)+1)
+			kept[handle] = string(body)
+			return handle
+		}}, kept
 }
 
 func TestShorten(t *testing.T) {
@@ -68,39 +69,60 @@ func TestShorten(t *testing.T) {
 		name, result, want string
 		log                string
 	}{
-		{"texts", `{"content":[` + text(long) + `,` + text("x") + `,` + text(other) + `]}`, `{"content":[` + text("short a") + `,` + text("x") + `,` + text("short b") + `]}`, "text a obs_1 false, text b obs_2 false"},
-		{"head and tail where there is nothing better", `{"content":[` + text(ends) + `]}`, `{"content":[` + text(marker("obs_1")) + `]}`, "text - obs_1 false"},
+		{"texts", `{"content":[` + text(long) + `,` + text("x") + `,` + text(other) + `]}`, `{"content":[` +
+			text("short a") + `,` + text("x") + `,` + text("short b") + `]}`, "text a obs_1 false, text b obs_2 false"},
+		{"head and tail where there is nothing better", `{"content":[` + text(ends) + `]}`, `{"content":[` +
+			text(marker("obs_1")) + `]}`, "text - obs_1 false"},
 		{"a text that is masked stays", `{"content":[` + text(marker("obs_1")) + `]}`, "", ""},
 		{"media stay", `{"content":[{"type":"image","data":"` + long + `"}]}`, "", ""},
-		{"structured content with the same string", `{"content":[` + text(long) + `],"structuredContent":{"result":"` + long + `"}}`,
+		{"structured content with the same string", `{"content":[` + text(long) + `],"structuredContent":{"result":"` +
+			long + `"}}`,
 			`{"content":[` + text("short a") + `],"structuredContent":{"result":"short a"}}`, "text a obs_1 false"},
-		{"structured content before the text", `{"structuredContent":{"result":"` + ends + `"},"content":[` + text(ends) + `]}`,
-			`{"structuredContent":{"result":"` + marker("obs_1") + `"},"content":[` + text(marker("obs_1")) + `]}`, "text - obs_1 false"},
-		{"structured content with another string", `{"content":[` + text(long) + `],"structuredContent":{"result":"` + other + `"}}`,
-			`{"content":[` + text("short a") + `],"structuredContent":{"result":"short b"}}`, "text a obs_1 false, text b obs_2 false"},
+		{"structured content before the text", `{"structuredContent":{"result":"` + ends + `"},"content":[` + text(ends) +
+			`]}`,
+			`{"structuredContent":{"result":"` + marker("obs_1") + `"},"content":[` + text(marker("obs_1")) + `]}`,
+			"text - obs_1 false"},
+		{"structured content with another string", `{"content":[` + text(long) + `],"structuredContent":{"result":"` +
+			other + `"}}`,
+			`{"content":[` + text("short a") + `],"structuredContent":{"result":"short b"}}`,
+			"text a obs_1 false, text b obs_2 false"},
 		{"structured content as in a text", `{"content":[` + text(json) + `],"structuredContent":` + rows + `}`,
-			fmt.Sprintf(`{"content":[`+text(`{\"cut\":1}`)+`,`+text("note of %d obs_1")+`],"structuredContent":{"cut":1}}`, len(rows)), "structured, text { obs_1 true"},
-		{"structured content as in a text, but with white space", `{"content":[` + text(`{ `+json[1:]) + `],"structuredContent":` + rows + `}`,
-			fmt.Sprintf(`{"content":[`+text(`{\"cut\":1}`)+`,`+text("note of %d obs_1")+`],"structuredContent":{"cut":1}}`, len(rows)), "structured, text { obs_1 true"},
-		{"structured content beside other JSON", `{"content":[` + text(json) + `],"structuredContent":{"n":1,"rows":` + rows + `}}`,
-			fmt.Sprintf(`{"content":[`+text(`{\"cut\":1}`)+`,`+text("note of %d obs_1")+`],"structuredContent":{"cut":1}}`, len(rows)+len(`{"n":1,"rows":}`)), "structured, text { obs_2 false"},
-		{"structured content that is long by white space", `{"content":[],"structuredContent":{"spaces":` + repeat(" ", 60) + `1}}`,
+			fmt.Sprintf(`{"content":[`+text(`{\"cut\":1}`)+`,`+text("note of %d obs_1")+`],"structuredContent":{"cut":1}}`,
+				len(rows)), "structured, text { obs_1 true"},
+		{"structured content as in a text, but with white space", `{"content":[` + text(`{ `+json[1:]) +
+			`],"structuredContent":` + rows + `}`,
+			fmt.Sprintf(`{"content":[`+text(`{\"cut\":1}`)+`,`+text("note of %d obs_1")+`],"structuredContent":{"cut":1}}`,
+				len(rows)), "structured, text { obs_1 true"},
+		{"structured content beside other JSON", `{"content":[` + text(json) + `],"structuredContent":{"n":1,"rows":` +
+			rows + `}}`,
+			fmt.Sprintf(`{"content":[`+text(`{\"cut\":1}`)+`,`+text("note of %d obs_1")+`],"structuredContent":{"cut":1}}`,
+				len(rows)+len(`{"n":1,"rows":}`)), "structured, text { obs_2 false"},
+		{"structured content that is long by white space", `{"content":[],"structuredContent":{"spaces":` + repeat(" ", 60) +
+			`1}}`,
 			`{"content":[],"structuredContent":{"spaces":1}}`, "structured"},
 		{"structured content that is short, beside JSON", `{"content":[` + text(json) + `],"structuredContent":{"n":1}}`,
 			`{"content":[` + text(`{\"cut\":1}`) + `],"structuredContent":{"n":1}}`, "text { obs_1 false"},
-		{"structured content of few characters in many bytes", `{"content":[],"structuredContent":{"é":"` + repeat("é", 30) + `"}}`, "", ""},
-		{"JSON as a string in structured content", `{"content":[` + text(json) + `],"structuredContent":{"result":"` + json + `"}}`,
+		{"structured content of few characters in many bytes", `{"content":[],"structuredContent":{"é":"` + repeat("é", 30) +
+			`"}}`, "", ""},
+		{"JSON as a string in structured content", `{"content":[` + text(json) + `],"structuredContent":{"result":"` + json +
+			`"}}`,
 			`{"content":[` + text(`{\"cut\":1}`) + `],"structuredContent":{"result":"{\"cut\":1}"}}`, "text { obs_1 false"},
-		{"structured content as in a text, but neither can be cut", `{"content":[` + text(`{\"whole\":`+json+`}`) + `],"structuredContent":{"whole":` + rows + `}}`,
-			`{"content":[` + text(`{\"cut\":1}`) + `],"structuredContent":{"whole":` + rows + `}}`, "structured, text { obs_1 false"},
+		{"structured content as in a text, but neither can be cut", `{"content":[` + text(`{\"whole\":`+json+`}`) +
+			`],"structuredContent":{"whole":` + rows + `}}`,
+			`{"content":[` + text(`{\"cut\":1}`) + `],"structuredContent":{"whole":` + rows + `}}`,
+			"structured, text { obs_1 false"},
 		{"structured content alone", `{"content":[ ],"structuredContent":` + rows + `}`,
-			fmt.Sprintf(`{"content":[`+` `+text("note of %d obs_1")+`],"structuredContent":{"cut":1}}`, len(rows)), "structured"},
-		{"structured content without content", `{"structuredContent":` + rows + `}`, `{"structuredContent":{"cut":1}}`, "structured"},
+			fmt.Sprintf(`{"content":[`+` `+text("note of %d obs_1")+`],"structuredContent":{"cut":1}}`, len(rows)),
+			"structured"},
+		{"structured content without content", `{"structuredContent":` + rows + `}`, `{"structuredContent":{"cut":1}}`,
+			"structured"},
 		{"structured content that stays", `{"content":[],"structuredContent":{"whole":` + rows + `,"s":"` + long + `"}}`,
 			`{"content":[],"structuredContent":{"whole":` + rows + `,"s":"short a"}}`, "structured, text a obs_1 false"},
-		{"structured content that is short", `{"content":[` + text(long) + `],"structuredContent":{"n":1}}`, `{"content":[` + text("short a") + `],"structuredContent":{"n":1}}`, "text a obs_1 false"},
+		{"structured content that is short", `{"content":[` + text(long) + `],"structuredContent":{"n":1}}`, `{"content":[` +
+			text("short a") + `],"structuredContent":{"n":1}}`, "text a obs_1 false"},
 		{"no such members further in", `{"x":{"content":[],"structuredContent":` + rows + `}}`, "", ""},
-		{"too long to be held", `{"content":[` + text(ends) + `,` + text(repeat("c", 1000)) + `]}`, `{"content":[` + text(marker("obs_1")) + `,` +
+		{"too long to be held", `{"content":[` + text(ends) + `,` + text(repeat("c", 1000)) + `]}`, `{"content":[` +
+			text(marker("obs_1")) + `,` +
 			text(`ccc\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=1000 head=3 tail=3 id=obs_2] ...\nccc`) + `]}`, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -136,7 +158,8 @@ func TestShortenEventsOfSeveralLines(t *testing.T) {
 	policy, _ := saving(s)
 	var out bytes.Buffer
 	m := NewMasker(&out, policy)
-	for i, line := range []string{`{"jsonrpc":"2.0","id":1,"result":{"structuredContent":{"rows":[`, repeat(`1,`, 30), `1]},"content":[{"type":"text","text":"` + repeat("a", 50) + `"}]}}`} {
+	for i, line := range []string{`{"jsonrpc":"2.0","id":1,"result":{"structuredContent":{"rows":[`, repeat(`1,`, 30),
+		`1]},"content":[{"type":"text","text":"` + repeat("a", 50) + `"}]}}`} {
 		if i > 0 {
 			if err := m.Gap([]byte("\ndata: ")); err != nil {
 				t.Fatal(err)

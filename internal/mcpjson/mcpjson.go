@@ -1,6 +1,6 @@
 // Package mcpjson reads the JSON files in which MCP clients list their servers: .mcp.json of Claude Code,
-// claude_desktop_config.json, mcp.json of Cursor and VS Code, and those of other clients. They differ in the names of
-// members and in how they write variables. A member that a gateway cannot take over becomes a note.
+// claude_desktop_config.json, mcp.json of Cursor and VS Code, and those of other clients. They differ in the
+// names of members and in the syntax of variables. A member that a gateway does not support becomes a note.
 package mcpjson
 
 import (
@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// MaxSize is how many bytes a file may have.
+	// MaxSize is the maximum size of a file in bytes.
 	MaxSize = 1 << 20
 
 	maxServers  = 1000
@@ -25,7 +25,7 @@ const (
 	maxNotes    = 100
 )
 
-// A File has the servers of a file, and notes on it.
+// A File is the content of a file: its servers, and notes about it.
 type File struct {
 	Servers []*Server
 	Notes   []*Note
@@ -34,14 +34,14 @@ type File struct {
 // A Server is an MCP server of a file: a command or a URL.
 type Server struct {
 	Name    string // letters, digits, - and _
-	Line    int    // where it stands in the file
+	Line    int    // line in the file
 	Command []Value
 	Env     []Setting // for the command, in the order of the file
-	Dir     Value     // of the command; nil if the file leaves it open
+	Dir     Value     // working directory of the command; nil if the file has none
 	URL     Value
 	Headers []Setting // for the URL
 	Timeout time.Duration
-	Expose  []string // the only tools that are shown; nil for all
+	Expose  []string // only tools to show; nil for all
 }
 
 // Values yields all values of the server.
@@ -59,10 +59,10 @@ type Setting struct {
 	Value Value
 }
 
-// A Note tells what of a file is not taken over, or differs.
+// A Note describes a part of a file that is not imported, or that differs.
 type Note struct {
-	Line    int      // of what it is about, in the first server
-	Servers []string // as the file names them; none if it concerns the file
+	Line    int      // line in the first server
+	Servers []string // names in the file; none if the note is about the whole file
 	Text    string
 }
 
@@ -73,8 +73,8 @@ func (n *Note) String() string {
 	return strings.Join(n.Servers, ", ") + ": " + n.Text
 }
 
-// Parse reads a file. Comments and trailing commas are allowed. The path, which is absolute, is that of the file: it
-// is part of errors, and relative paths and ${workspaceFolder} are resolved by it. Home is the home folder of the user.
+// Parse reads a file. Comments and trailing commas are allowed. path is the absolute path of the file: it is
+// part of errors, and the base of relative paths and ${workspaceFolder}. home is the home folder of the user.
 func Parse(data []byte, path, home string) (*File, error) {
 	data = bytes.TrimPrefix(data, []byte("\ufeff"))
 	p := &parser{data: data, path: path, home: home, file: new(File), inputs: map[string]*string{}}
@@ -101,10 +101,10 @@ type parser struct {
 	home string
 	file *File
 
-	inputs   map[string]*string // of VS Code, by id, with their default
+	inputs   map[string]*string // default values of VS Code inputs by id
 	opencode bool               // {env:NAME} is a variable
-	gemini   bool               // $NAME is a variable, and timeouts are milliseconds
-	hub      bool               // an empty variable is that of the environment
+	gemini   bool               // $NAME is a variable, and timeouts are in milliseconds
+	hub      bool               // an empty variable takes its value from the environment
 }
 
 func (p *parser) parse(root hujson.Value) error {
@@ -122,7 +122,7 @@ func (p *parser) parse(root hujson.Value) error {
 	p.readInputs(object)
 	p.detect(list)
 	if member(object, "mcpServers") != nil && member(object, "mcp") != nil {
-		p.note(0, "", "mcp: not read, only mcpServers is; if it excludes servers, remove them there")
+		p.note(0, "", "mcp: ignored, because the file has mcpServers; if it excludes servers, remove them there")
 	}
 	p.noteRules(object)
 	lines := map[string]int{}
@@ -130,7 +130,7 @@ func (p *parser) parse(root hujson.Value) error {
 	for _, m := range list.Members {
 		e := &entry{key: text(m.Name), offset: m.Name.StartOffset}
 		if line, twice := lines[e.key]; twice {
-			return p.errorf(e.offset, "server %q is also at line %d", e.key, line)
+			return p.errorf(e.offset, "server %q is already defined at line %d", e.key, line)
 		}
 		lines[e.key] = p.line(e.offset)
 		server, err := p.parseServer(e, m.Value)
@@ -149,7 +149,7 @@ func (p *parser) parse(root hujson.Value) error {
 	return nil
 }
 
-// An entry is a server as the file has it.
+// An entry is the position of a server in the file.
 type entry struct {
 	key    string
 	offset int
@@ -172,7 +172,7 @@ func (p *parser) findServers(root hujson.Value, object *hujson.Object) (*hujson.
 		}
 	}
 	if list == nil {
-		return nil, p.errorf(root.StartOffset, "there is no list of servers: mcpServers, servers or mcp")
+		return nil, p.errorf(root.StartOffset, "no list of servers: mcpServers, servers or mcp is required")
 	}
 	found, ok := list.Value.(*hujson.Object)
 	if !ok {
@@ -181,7 +181,8 @@ func (p *parser) findServers(root hujson.Value, object *hujson.Object) (*hujson.
 	return found, nil
 }
 
-// isOpencode reports whether a file whose servers are in mcp is of opencode, and not the settings of VS Code.
+// isOpencode reports whether a file with servers in mcp belongs to opencode. Otherwise it is a settings file
+// of VS Code.
 func (p *parser) isOpencode(object, mcp *hujson.Object) bool {
 	if strings.HasPrefix(filepath.Base(p.path), "opencode.json") {
 		return true
@@ -190,7 +191,7 @@ func (p *parser) isOpencode(object, mcp *hujson.Object) bool {
 	return schema != nil && strings.Contains(text(*schema), "opencode") || mcp != nil && member(mcp, "servers") == nil
 }
 
-// readInputs reads what VS Code asks people for.
+// readInputs reads the inputs that VS Code prompts users for.
 func (p *parser) readInputs(object *hujson.Object) {
 	list := member(object, "inputs")
 	if list == nil {
@@ -206,15 +207,15 @@ func (p *parser) readInputs(object *hujson.Object) {
 			continue
 		}
 		p.inputs[text(*member(input, "id"))] = nil
-		standard := member(input, "default")
-		if standard != nil && kind(*standard) == '"' && !hasControl(text(*standard)) {
-			value := text(*standard)
+		defaultValue := member(input, "default")
+		if defaultValue != nil && kind(*defaultValue) == '"' && !hasControl(text(*defaultValue)) {
+			value := text(*defaultValue)
 			p.inputs[text(*member(input, "id"))] = &value
 		}
 	}
 }
 
-// detect finds out which of the dialects the file is in that read the same text in different ways.
+// detect finds out the dialect of the file, where dialects read the same text differently.
 func (p *parser) detect(list *hujson.Object) {
 	folder := filepath.Base(filepath.Dir(p.path))
 	p.gemini = folder == ".gemini" || folder == ".qwen"
@@ -237,7 +238,7 @@ func (p *parser) detect(list *hujson.Object) {
 	}
 }
 
-// noteRules notes members of the whole file by which its client narrows what servers may do.
+// noteRules notes members of the whole file that restrict servers.
 func (p *parser) noteRules(object *hujson.Object) {
 	var names []string
 	switch {
@@ -248,12 +249,12 @@ func (p *parser) noteRules(object *hujson.Object) {
 	}
 	for _, name := range names {
 		if v := member(object, name); v != nil && kind(*v) != 'n' {
-			p.note(v.StartOffset, "", name+": not read; if it excludes servers or tools, remove or deny them")
+			p.note(v.StartOffset, "", name+": ignored; if it excludes servers or tools, remove or deny them")
 		}
 	}
 }
 
-// note adds a note on a server, to those that say the same of other servers.
+// note adds a note about a server. Servers with the same note share it.
 func (p *parser) note(offset int, server, text string) {
 	i := slices.IndexFunc(p.file.Notes, func(n *Note) bool { return n.Text == text })
 	if i < 0 {
@@ -276,7 +277,7 @@ func (p *parser) errorf(offset int, format string, args ...any) error {
 	return fmt.Errorf("%s:%d: %s", p.path, p.line(offset), fmt.Sprintf(format, args...))
 }
 
-// syntaxError returns an error of the JSON parser with the place where others have it.
+// syntaxError returns an error of the JSON parser with the path and line first, like other errors.
 func (p *parser) syntaxError(err error) error {
 	var line, column int
 	message := err.Error()
@@ -288,7 +289,7 @@ func (p *parser) syntaxError(err error) error {
 
 const maxPrintable = 200
 
-// Printable returns a text of a file as it can be printed on one line of a terminal.
+// Printable makes text of a file printable on one line of a terminal, and limits its length.
 func Printable(text string) string {
 	text = strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
@@ -302,7 +303,7 @@ func Printable(text string) string {
 	return text
 }
 
-// member returns the value of a member, or nil. As for clients, the last of several counts.
+// member returns the value of a member, or nil. The last of several members wins, as in clients.
 func member(object *hujson.Object, name string) *hujson.Value {
 	for i := len(object.Members) - 1; i >= 0; i-- {
 		if text(object.Members[i].Name) == name {
@@ -312,7 +313,7 @@ func member(object *hujson.Object, name string) *hujson.Value {
 	return nil
 }
 
-// text returns a string without its quotes, or another literal as it is written.
+// text returns a string without its quotes, or another literal unchanged.
 func text(v hujson.Value) string {
 	if literal, ok := v.Value.(hujson.Literal); ok {
 		return literal.String()

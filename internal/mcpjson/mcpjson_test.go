@@ -65,42 +65,233 @@ func TestParse(t *testing.T) {
 	tests := []struct{ name, file, text, want string }{
 		{"a command", "mcp.json", `{"mcpServers":{"a":{"command":"x","args":["1",2,true]}}}`, "a [x] [1] [2] [true]"},
 		{"a URL", "mcp.json", `{"mcpServers":{"a":{"url":"http://x/mcp"}}}`, "a http://x/mcp"},
-		{"null is none", "mcp.json", `{"mcpServers":{"a":{"command":null,"args":null,"url":"http://x","headers":null,"type":null,"disabled":null}}}`, "a http://x"},
-		{"a timeout that is an object", ".gemini/settings.json", `{"mcpServers":{"a":{"url":"http://x","timeout":{}}}}`, "a http://x\n1: a: timeout: not taken over, because some clients count seconds and some milliseconds; see response_timeout"},
-		{"a variable that has the name of a folder", "mcp.json", `{"mcpServers":{"a":{"command":"x","args":["${env:cwd}"]}}}`, "a [x] [<cwd>]"},
-		{"a default of an input that a terminal would obey", "mcp.json", `{"inputs":[{"id":"a","default":"\u001b"}],"servers":{"a":{"command":"${input:a}"}}}`, "a [<INPUT_A>]"},
-		{"a variable that is empty for mcp-hub, with another name", "mcphub/servers.json", `{"mcpServers":{"a":{"command":"x","env":{"A(B)":"","C":""}}}}`, "a [x] A(B)= C=<C>"},
+		{
+			"null is none",
+			"mcp.json",
+			`{"mcpServers":{"a":{"command":null,"args":null,"url":"http://x","headers":null,` +
+				`"type":null,"disabled":null}}}`,
+			"a http://x",
+		},
+		{
+			"a timeout that is an object",
+			".gemini/settings.json",
+			`{"mcpServers":{"a":{"url":"http://x","timeout":{}}}}`,
+			"a http://x\n1: a: timeout: not imported, because some clients count seconds and some milliseconds; see " +
+				"response_timeout",
+		},
+		{
+			"a variable that has the name of a folder",
+			"mcp.json",
+			`{"mcpServers":{"a":{"command":"x","args":["${env:cwd}"]}}}`,
+			"a [x] [<cwd>]",
+		},
+		{
+			"a default of an input that a terminal would obey",
+			"mcp.json",
+			`{"inputs":[{"id":"a","default":"\u001b"}],"servers":{"a":{"command":"${input:a}"}}}`,
+			"a [<INPUT_A>]",
+		},
+		{
+			"a variable that is empty for mcp-hub, with another name",
+			"mcphub/servers.json",
+			`{"mcpServers":{"a":{"command":"x","env":{"A(B)":"","C":""}}}}`,
+			"a [x] A(B)= C=<C>",
+		},
 		{"no servers", "mcp.json", `{"mcpServers":{}}`, ""},
 		{"a byte order mark", "mcp.json", "\ufeff" + `{"mcpServers":{"a":{"command":"x"}}}`, "a [x]"},
-		{"settings of VS Code", "settings.json", `{"mcp":{"servers":{"a":{"command":"x","env":{"K":"${env:K}"}}}}}`, "a [x] K=<K>"},
-		{"the second version of opencode", "opencode.jsonc", `{"mcp":{"servers":{"a":{"type":"local","command":["x","{env:K}"]}}}}`, "a [x] [<K>] in /project"},
-		{"variables", "mcp.json", `{"mcpServers":{"a":{"command":"x","args":["${A}-${env:B}","${C:-d e}","${D:-}","$E","${1x}","${}"]}}}`, "a [x] [<A>-<B>] [<C|d e>] [<D|>] [$E] [${1x}] [${}]"},
-		{"variables of the editor", ".vscode/mcp.json", `{"servers":{"a":{"command":"x","args":["${userHome}","${workspaceFolder}","${workspaceFolderBasename}","${/}"]}}}`, "a [x] [/home/ada] [/project] [project] [/] in /project"},
-		{"a variable in a default", "mcp.json", `{"mcpServers":{"a":{"command":"x","args":["${A:-${B}}"]}}}`, "1: a: left out: args: ${A:-…} has a variable in its default"},
-		{"commands that find values", "mcp.json", `{"mcpServers":{"a":{"command":"x","env":{"K":"${cmd: rm -rf /}"}}}}`, "1: a: left out: env: ${cmd: …} needs a command to be run, which the gateway does not do"},
-		{"an input that could be mistaken for PATH", "mcp.json", `{"inputs":[{"id":"path"}],"servers":{"a":{"command":"x","args":["${input:path}"]}}}`, "a [x] [<INPUT_PATH>]"},
-		{"variables without braces of Gemini", ".gemini/settings.json", `{"mcpServers":{"a":{"url":"http://x/$A"}}}`, "a http://x/<A>"},
-		{"null is the variable of the environment", "mcp.json", `{"mcpServers":{"a":{"command":"x","env":{"A":null,"B":""}}}}`, "a [x] A=<A> B=<B>"},
-		{"an empty variable is empty elsewhere", "mcp.json", `{"mcpServers":{"a":{"command":"x","env":{"B":""}}}}`, "a [x] B="},
-		{"paths that begin with a variable", "mcp.json", `{"mcpServers":{"a":{"command":"${A}/x","cwd":"${B}/y"},"b":{"command":"x","cwd":"${B}"}}}`, "a [<A>/x] in <B>/y\nb [x] in <B>"},
-		{"relative paths", "mcp.json", `{"mcpServers":{"a":{"command":"./x"},"b":{"command":"bin/x","cwd":"sub"},"c":{"command":"~/x"},"d":{"command":"/x","cwd":"~"}}}`, "a [/project/x] in /project\nb [/project/bin/x] in /project/sub\nc [/home/ada/x]\nd [/x] in /home/ada"},
+		{
+			"settings of VS Code",
+			"settings.json",
+			`{"mcp":{"servers":{"a":{"command":"x","env":{"K":"${env:K}"}}}}}`,
+			"a [x] K=<K>",
+		},
+		{
+			"the second version of opencode",
+			"opencode.jsonc",
+			`{"mcp":{"servers":{"a":{"type":"local","command":["x","{env:K}"]}}}}`,
+			"a [x] [<K>] in /project",
+		},
+		{
+			"variables",
+			"mcp.json",
+			`{"mcpServers":{"a":{"command":"x","args":["${A}-${env:B}","${C:-d e}","${D:-}","$E",` +
+				`"${1x}","${}"]}}}`,
+			"a [x] [<A>-<B>] [<C|d e>] [<D|>] [$E] [${1x}] [${}]",
+		},
+		{
+			"variables of the editor",
+			".vscode/mcp.json",
+			`{"servers":{"a":{"command":"x","args":["${userHome}","${workspaceFolder}","${workspaceFolderBasename}","${/}"]}}}`,
+			"a [x] [/home/ada] [/project] [project] [/] in /project",
+		},
+		{
+			"a variable in a default",
+			"mcp.json",
+			`{"mcpServers":{"a":{"command":"x","args":["${A:-${B}}"]}}}`,
+			"1: a: left out: args: ${A:-…} has a variable in its default, which is not supported",
+		},
+		{
+			"commands that find values",
+			"mcp.json",
+			`{"mcpServers":{"a":{"command":"x","env":{"K":"${cmd: rm -rf /}"}}}}`,
+			"1: a: left out: env: ${cmd: …} is not supported: the gateway runs no commands for variables",
+		},
+		{
+			"an input that could be mistaken for PATH",
+			"mcp.json",
+			`{"inputs":[{"id":"path"}],"servers":{"a":{"command":"x","args":["${input:path}"]}}}`,
+			"a [x] [<INPUT_PATH>]",
+		},
+		{
+			"variables without braces of Gemini",
+			".gemini/settings.json",
+			`{"mcpServers":{"a":{"url":"http://x/$A"}}}`,
+			"a http://x/<A>",
+		},
+		{
+			"null is the variable of the environment",
+			"mcp.json",
+			`{"mcpServers":{"a":{"command":"x","env":{"A":null,"B":""}}}}`,
+			"a [x] A=<A> B=<B>",
+		},
+		{
+			"an empty variable is empty elsewhere",
+			"mcp.json",
+			`{"mcpServers":{"a":{"command":"x","env":{"B":""}}}}`,
+			"a [x] B=",
+		},
+		{
+			"paths that begin with a variable",
+			"mcp.json",
+			`{"mcpServers":{"a":{"command":"${A}/x","cwd":"${B}/y"},"b":{"command":"x","cwd":"${B}"}}}`,
+			"a [<A>/x] in <B>/y\nb [x] in <B>",
+		},
+		{
+			"relative paths",
+			"mcp.json",
+			`{"mcpServers":{"a":{"command":"./x"},"b":{"command":"bin/x","cwd":"sub"},` +
+				`"c":{"command":"~/x"},"d":{"command":"/x","cwd":"~"}}}`,
+			"a [/project/x] in /project\nb [/project/bin/x] in /project/sub\nc [/home/ada/x]\nd [/x] in /home/ada",
+		},
 		{"a project", ".mcp.json", `{"mcpServers":{"a":{"command":"x"}}}`, "a [x] in /project"},
-		{"type decides", "mcp.json", `{"mcpServers":{"a":{"type":"stdio","command":"x","url":"http://x"},"b":{"transport":"sse","command":"x","url":"http://x"}}}`, "a [x]\nb http://x"},
-		{"disabled servers may be wrong", "mcp.json", `{"mcpServers":{"a":{"disabled":true},"b":{"enabled":false,"args":7}}}`, "1: a, b: left out, because the file disables it"},
-		{"headers of the protocol", "mcp.json", `{"mcpServers":{"a":{"url":"http://x","headers":{"content-type":"x","Accept":"y","X-A":"z"}}}}`, "a http://x X-A=z"},
-		{"members of the client", "mcp.json", `{"mcpServers":{"a":{"command":"x","alwaysAllow":["t"],"autoApprove":[],"trust":true}}}`, "a [x]"},
-		{"unknown members", "mcp.json", "{\"mcpServers\":{\"a\":{\"command\":\"x\",\n\"foo\":1},\"b\":{\"command\":\"x\",\"foo\":2}}}", "a [x]\nb [x]\n2: a, b: foo: unknown, ignored"},
-		{"tools", "mcp.json", `{"mcpServers":{"a":{"command":"x","tools":["*"]},"b":{"command":"x","tools":["t","u"]},"c":{"command":"x","tools":null}}}`, "a [x]\nb [x] [t u]\nc [x]"},
-		{"tools of two lists", "mcp.json", `{"mcpServers":{"a":{"command":"x","tools":["t","u"],"includeTools":["u","v"]},"b":{"command":"x","includeTools":["*"],"allowedTools":["t"],"tools":["*"]}}}`, "a [x] [u]\nb [x] [t]"},
-		{"tools in no list", "mcp.json", "{\"mcpServers\":{\"a\":{\"command\":\"x\",\n\"tools\":[]},\"b\":{\"command\":\"x\",\"tools\":[\"t\"],\n\"includeTools\":[\"u\"]}}}", "2: a: left out: tools allows no tool\n3: b: left out: includeTools allows no tool"},
-		{"members that exclude", "mcp.json", `{"mcpServers":{"a":{"command":"x","excludeTools":["t"],"disabled_resources":["file:///x"],"disabledTools":[],"disabled_prompts":null}}}`, "a [x]\n1: a: excludeTools: not taken over, these are shown; deny them to clients\n1: a: disabled_resources: not taken over, these are shown; deny them to clients"},
-		{"rules of opencode", "opencode.json", "{\"mcp\":{\"a\":{\"type\":\"local\",\"command\":[\"x\"]}},\n\"tools\":{\"a_*\":false},\"permission\":null}", "a [x] in /project\n2: tools: not read; if it excludes servers or tools, remove or deny them"},
-		{"rules of Gemini", ".gemini/settings.json", "{\"mcpServers\":{\"a\":{\"url\":\"http://x\"}},\n\"excludeMCPServers\":[\"a\"]}", "a http://x\n2: excludeMCPServers: not read; if it excludes servers or tools, remove or deny them"},
-		{"the line of the reason", "mcp.json", "{\"mcpServers\":{\"a\":{\"command\":\"x\",\n\"env\":{\n\"K\":\"${cmd: x}\"}}}}", "3: a: left out: env: ${cmd: …} needs a command to be run, which the gateway does not do"},
-		{"names", "mcp.json", `{"mcpServers":{"My Server":{"command":"x"},"a__b":{"command":"x"},"@org/pkg":{"command":"x"},"x_":{"command":"x"}}}`, "My-Server [x]\na_b [x]\npkg [x]\nx [x]\n1: My Server: is called My-Server in the gateway\n1: a__b: is called a_b in the gateway\n1: @org/pkg: is called pkg in the gateway\n1: x_: is called x in the gateway"},
-		{"a name that is too long", "mcp.json", `{"mcpServers":{"` + strings.Repeat("n", 50) + `":{"command":"x"}}}`, strings.Repeat("n", 46) + " [x]\n1: " + strings.Repeat("n", 50) + ": is called " + strings.Repeat("n", 46) + " in the gateway"},
-		{"a command line in command", "mcp.json", `{"mcpServers":{"a":{"command":"npx -y x"}}}`, "a [npx -y x]\n1: a: command: has a space; arguments belong in args"},
-		{"a name that a terminal would obey", "mcp.json", `{"mcpServers":{"a\u001b[2J":{"command":"x"}}}`, "a-2J [x]\n1: a\ufffd[2J: is called a-2J in the gateway"},
+		{
+			"type decides",
+			"mcp.json",
+			`{"mcpServers":{"a":{"type":"stdio","command":"x","url":"http://x"},` +
+				`"b":{"transport":"sse","command":"x","url":"http://x"}}}`,
+			"a [x]\nb http://x",
+		},
+		{
+			"disabled servers may be wrong",
+			"mcp.json",
+			`{"mcpServers":{"a":{"disabled":true},"b":{"enabled":false,"args":7}}}`,
+			"1: a, b: left out, because the file disables it",
+		},
+		{
+			"headers of the protocol",
+			"mcp.json",
+			`{"mcpServers":{"a":{"url":"http://x","headers":{"content-type":"x","Accept":"y","X-A":"z"}}}}`,
+			"a http://x X-A=z",
+		},
+		{
+			"members of the client",
+			"mcp.json",
+			`{"mcpServers":{"a":{"command":"x","alwaysAllow":["t"],"autoApprove":[],` +
+				`"trust":true}}}`,
+			"a [x]",
+		},
+		{
+			"unknown members",
+			"mcp.json",
+			"{\"mcpServers\":{\"a\":{\"command\":\"x\",\n\"foo\":1},\"b\":{\"command\":\"x\"," +
+				"\"foo\":2}}}",
+			"a [x]\nb [x]\n2: a, b: foo: unknown, ignored",
+		},
+		{
+			"tools",
+			"mcp.json",
+			`{"mcpServers":{"a":{"command":"x","tools":["*"]},"b":{"command":"x","tools":["t","u"]},` +
+				`"c":{"command":"x","tools":null}}}`,
+			"a [x]\nb [x] [t u]\nc [x]",
+		},
+		{
+			"tools of two lists",
+			"mcp.json",
+			`{"mcpServers":{"a":{"command":"x","tools":["t","u"],"includeTools":["u",` +
+				`"v"]},"b":{"command":"x","includeTools":["*"],"allowedTools":["t"],"tools":["*"]}}}`,
+			"a [x] [u]\nb [x] [t]",
+		},
+		{
+			"tools in no list",
+			"mcp.json",
+			"{\"mcpServers\":{\"a\":{\"command\":\"x\",\n\"tools\":[]}," +
+				"\"b\":{\"command\":\"x\",\"tools\":[\"t\"],\n\"includeTools\":[\"u\"]}}}",
+			"2: a: left out: tools allows no tools\n3: b: left out: includeTools allows no tools",
+		},
+		{
+			"members that exclude",
+			"mcp.json",
+			`{"mcpServers":{"a":{"command":"x","excludeTools":["t"],` +
+				`"disabled_resources":["file:///x"],"disabledTools":[],"disabled_prompts":null}}}`,
+			"a [x]\n1: a: excludeTools: not imported, these stay visible; deny them to clients\n1: a: disabled_resources: " +
+				"not imported, these stay visible; deny them to clients",
+		},
+		{
+			"rules of opencode",
+			"opencode.json",
+			"{\"mcp\":{\"a\":{\"type\":\"local\",\"command\":[\"x\"]}}," +
+				"\n\"tools\":{\"a_*\":false},\"permission\":null}",
+			"a [x] in /project\n2: tools: ignored; if it excludes servers or tools, remove or deny them",
+		},
+		{
+			"rules of Gemini",
+			".gemini/settings.json",
+			"{\"mcpServers\":{\"a\":{\"url\":\"http://x\"}},\n\"excludeMCPServers\":[\"a\"]}",
+			"a http://x\n2: excludeMCPServers: ignored; if it excludes servers or tools, remove or deny them",
+		},
+		{
+			"the line of the reason",
+			"mcp.json",
+			"{\"mcpServers\":{\"a\":{\"command\":\"x\",\n\"env\":{\n\"K\":\"${cmd: " +
+				"x}\"}}}}",
+			"3: a: left out: env: ${cmd: …} is not supported: the gateway runs no commands for variables",
+		},
+		{
+			"names",
+			"mcp.json",
+			`{"mcpServers":{"My Server":{"command":"x"},"a__b":{"command":"x"},` +
+				`"@org/pkg":{"command":"x"},"x_":{"command":"x"}}}`,
+			"My-Server [x]\na_b [x]\npkg [x]\nx [x]\n1: My Server: is called My-Server in the gateway\n1: a__b: is called " +
+				"a_b in the gateway\n1: @org/pkg: is called pkg in the gateway\n1: x_: is called x in the gateway",
+		},
+		{
+			"a name that is too long",
+			"mcp.json",
+			`{"mcpServers":{"` + strings.Repeat("n", 50) + `":{"command":"x"}}}`,
+			strings.Repeat(
+				"n",
+				46,
+			) + " [x]\n1: " + strings.Repeat(
+				"n",
+				50,
+			) + ": is called " + strings.Repeat(
+				"n",
+				46,
+			) +
+				" in the gateway",
+		},
+		{
+			"a command line in command",
+			"mcp.json",
+			`{"mcpServers":{"a":{"command":"npx -y x"}}}`,
+			"a [npx -y x]\n1: a: command: contains a space; arguments belong in args",
+		},
+		{
+			"a name that a terminal would obey",
+			"mcp.json",
+			`{"mcpServers":{"a\u001b[2J":{"command":"x"}}}`,
+			"a-2J [x]\n1: a\ufffd[2J: is called a-2J in the gateway",
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -118,12 +309,18 @@ func TestParse(t *testing.T) {
 // A server whose list of tools cannot be understood is left out: it must not show all tools.
 func TestParseLeavesOutMalformedLists(t *testing.T) {
 	for _, name := range slices.Concat(allowLists, denyLists) {
-		for _, value := range []string{`"t"`, `7`, `true`, `false`, `{}`, `{"t":false}`, `[7]`, `[null]`, `["t",7]`, `["*",7]`, `["t",["u"]]`, `[{"name":"t"}]`} {
-			file, err := parsed(t, "mcp.json", "{\"mcpServers\":{\"a\":{\"command\":\"x\",\n\""+name+"\":"+value+"},\"b\":{\"command\":\"y\"}}}")
+		for _, value := range []string{`"t"`, `7`, `true`, `false`, `{}`, `{"t":false}`, `[7]`, `[null]`, `["t",7]`,
+			`["*",7]`, `["t",["u"]]`, `[{"name":"t"}]`} {
+			file, err := parsed(
+				t,
+				"mcp.json",
+				"{\"mcpServers\":{\"a\":{\"command\":\"x\",\n\""+name+"\":"+value+
+					"},\"b\":{\"command\":\"y\"}}}",
+			)
 			if err != nil {
 				t.Fatal(err)
 			}
-			want := "b [y]\n2: a: left out: " + name + ": a list of "
+			want := "b [y]\n2: a: left out: " + name + ": must be a list of "
 			if got := described(file); !strings.HasPrefix(got, want) {
 				t.Errorf("%s %s: got\n%s", name, value, got)
 			}
@@ -131,11 +328,12 @@ func TestParseLeavesOutMalformedLists(t *testing.T) {
 	}
 	for _, tools := range []string{`["t*"]`, `["tool(arg)"]`, `["a::t"]`, `[""]`, `["*","t u"]`} {
 		file, err := parsed(t, "mcp.json", `{"mcpServers":{"a":{"command":"x","tools":`+tools+`}}}`)
-		if err != nil || described(file) != "1: a: left out: tools: a list of the names of tools is expected" {
+		if err != nil || described(file) != "1: a: left out: tools: must be a list of tool names" {
 			t.Errorf("%s: %v, got\n%s", tools, err, described(file))
 		}
 	}
-	for name, meant := range map[string]string{"include_tools": "includeTools", "tool": "tools", "exludeTools": "excludeTools"} {
+	for name, meant := range map[string]string{"include_tools": "includeTools", "tool": "tools",
+		"exludeTools": "excludeTools"} {
 		file, err := parsed(t, "mcp.json", `{"mcpServers":{"a":{"command":"x","`+name+`":[]}}}`)
 		if err != nil || described(file) != "1: a: left out: "+name+": unknown, probably "+meant {
 			t.Errorf("%s: %v, got\n%s", name, err, described(file))
@@ -149,29 +347,69 @@ func TestParseRefuses(t *testing.T) {
 		many = strings.Replace(many, "%", fmt.Sprint("s", i), 1)
 	}
 	tests := []struct{ name, text, err string }{
-		{"no JSON", "{\n\"mcpServers\": {\n\"a\" 1", "/project/mcp.json:3: not JSON, at column 5: invalid character '1' after object name"},
+		{
+			"no JSON",
+			"{\n\"mcpServers\": {\n\"a\" 1",
+			"/project/mcp.json:3: not JSON, at column 5: invalid character '1' after object name",
+		},
 		{"an array", "[]", "/project/mcp.json:1: the file is not a JSON object"},
-		{"no list", "{}", "there is no list of servers"},
+		{"no list", "{}", "no list of servers"},
 		{"a list that is an array", `{"mcpServers":[]}`, "the list of servers is not a JSON object"},
-		{"a server that is a string", "{\"mcpServers\":{\n\"a\":\"x\"}}", `/project/mcp.json:2: server "a" is not a JSON object`},
+		{
+			"a server that is a string",
+			"{\"mcpServers\":{\n\"a\":\"x\"}}",
+			`/project/mcp.json:2: server "a" is not a JSON object`,
+		},
 		{"neither command nor URL", `{"mcpServers":{"a":{}}}`, `server "a" has neither command nor url`},
-		{"a misspelt command", `{"mcpServers":{"a":{"comand":"x"}}}`, `server "a" has neither command nor url, but comand`},
-		{"both", `{"mcpServers":{"a":{"command":"x","url":"http://x"}}}`, `server "a" has a command and a URL`},
+		{"a misspelled command", `{"mcpServers":{"a":{"comand":"x"}}}`, `server "a" has neither command nor url, but comand`},
+		{"both", `{"mcpServers":{"a":{"command":"x","url":"http://x"}}}`, `server "a" has a command and a url`},
 		{"type http without a URL", `{"mcpServers":{"a":{"type":"http","command":"x"}}}`, `server "a" has no url`},
-		{"type stdio without a command", `{"mcpServers":{"a":{"type":"stdio","url":"http://x"}}}`, `server "a" has no command`},
+		{
+			"type stdio without a command",
+			`{"mcpServers":{"a":{"type":"stdio","url":"http://x"}}}`,
+			`server "a" has no command`,
+		},
 		{"an empty command", `{"mcpServers":{"a":{"command":""}}}`, "command is empty"},
 		{"an empty list as command", `{"mcpServers":{"a":{"command":[]}}}`, "has neither command nor url"},
-		{"args that are a string", `{"mcpServers":{"a":{"command":"x","args":"-y"}}}`, `server "a": args: a list of strings is expected`},
-		{"env that is a list", `{"mcpServers":{"a":{"command":"x","env":["A=b"]}}}`, `server "a": env: an object of strings is expected`},
-		{"a variable without a name", `{"mcpServers":{"a":{"command":"x","env":{"A=":"b"}}}}`, "is not the name of a variable"},
-		{"a variable that would be a placeholder", `{"mcpServers":{"a":{"command":"x","env":{"A}{env.HOME":null}}}}`, "is not the name of a variable"},
-		{"a header without a name", `{"mcpServers":{"a":{"url":"http://x","headers":{"@a":"b"}}}}`, "is not the name of a header"},
+		{
+			"args that are a string",
+			`{"mcpServers":{"a":{"command":"x","args":"-y"}}}`,
+			`server "a": args: must be a list of strings`,
+		},
+		{
+			"env that is a list",
+			`{"mcpServers":{"a":{"command":"x","env":["A=b"]}}}`,
+			`server "a": env: must be an object of strings`,
+		},
+		{
+			"a variable without a name",
+			`{"mcpServers":{"a":{"command":"x","env":{"A=":"b"}}}}`,
+			"is not the name of a variable",
+		},
+		{
+			"a variable that would be a placeholder",
+			`{"mcpServers":{"a":{"command":"x","env":{"A}{env.HOME":null}}}}`,
+			"is not the name of a variable",
+		},
+		{
+			"a header without a name",
+			`{"mcpServers":{"a":{"url":"http://x","headers":{"@a":"b"}}}}`,
+			"is not the name of a header",
+		},
 		{"a header with a line break", `{"mcpServers":{"a":{"url":"http://x","headers":{"X":"a\nb"}}}}`, "has a line break"},
-		{"disabled that is a string", `{"mcpServers":{"a":{"disabled":"yes"}}}`, "true or false is expected"},
+		{"disabled that is a string", `{"mcpServers":{"a":{"disabled":"yes"}}}`, "must be true or false"},
 		{"a control character", `{"mcpServers":{"a":{"command":"x\u001b[2J"}}}`, "control character"},
-		{"the same name twice", "{\"mcpServers\":{\"a\":{\"command\":\"x\"},\n\"a\":{\"command\":\"y\"}}}", `/project/mcp.json:2: server "a" is also at line 1`},
-		{"names that become the same", `{"mcpServers":{"a b":{"command":"x"},"a-b":{"command":"y"}}}`, `servers "a b" and "a-b" both become a-b`},
-		{"a name without letters", `{"mcpServers":{"…":{"command":"x"}}}`, "a name needs letters or digits of ASCII"},
+		{
+			"the same name twice",
+			"{\"mcpServers\":{\"a\":{\"command\":\"x\"},\n\"a\":{\"command\":\"y\"}}}",
+			`/project/mcp.json:2: server "a" is already defined at line 1`,
+		},
+		{
+			"names that become the same",
+			`{"mcpServers":{"a b":{"command":"x"},"a-b":{"command":"y"}}}`,
+			`servers "a b" and "a-b" both become a-b`,
+		},
+		{"a name without letters", `{"mcpServers":{"…":{"command":"x"}}}`, "the name needs ASCII letters or digits"},
 		{"a file that is too large", `{"mcpServers":{}}` + strings.Repeat(" ", MaxSize), "more than 1048576 bytes"},
 		{"too many servers", `{"mcpServers":{` + many + `}}`, "more than 1000 servers"},
 		{"deep JSON", strings.Repeat("[", maxBrackets+1), "brackets"},
@@ -244,7 +482,11 @@ func TestHideSecretsByLooks(t *testing.T) {
 		{"a token in the path", url, "https://x.example.com/s/<sk-0123456789abcdef>/mcp"},
 		{"a password in the URL", url, "https://<ada:0123456789>@${DB}/mcp"},
 		{"a command line", `{"mcpServers":{"a":{"command":%q}}}`, "<npx -y x --token sk-0123456789abcdef>"},
-		{"a secret of a flag that has an equals sign", `{"mcpServers":{"a":{"command":"x","args":["--api-key",%q]}}}`, "<0123456789KEY=abc>"},
+		{
+			"a secret of a flag that has an equals sign",
+			`{"mcpServers":{"a":{"command":"x","args":["--api-key",%q]}}}`,
+			"<0123456789KEY=abc>",
+		},
 
 		{"a package", command, "@modelcontextprotocol/server-filesystem@1.2.3"},
 		{"a package with a task", command, "task-manager-server"},
@@ -280,8 +522,10 @@ func FuzzParse(f *testing.F) {
 		`{"mcpServers":{"a":{"command":"x","args":["1","${A:-b}"],"env":{"K":"v","N":null}}}}`,
 		`{"servers":{"a b":{"type":"http","url":"http://x/?key=1","headers":{"A":"b"}}},"inputs":[{"id":"a"},1]}`,
 		`{"mcp":{"a":{"type":"local","command":["x","{env:A}"],"enabled":true}}}`,
-		"// c\n{\"mcpServers\":{/**/\"a\":{\"command\":\"~/x\",\"cwd\":\"\"},},}", `{"mcpServers":{"a":{"command":["",null]}}}`,
-		`{"mcpServers":null}`, `{`, ``, `{"mcpServers":{"":{"url":""}}}`, `{"mcpServers":{"a":{"httpUrl":"$A","timeout":1e9,"tools":[1]}}}`,
+		"// c\n{\"mcpServers\":{/**/\"a\":{\"command\":\"~/x\",\"cwd\":\"\"},},}",
+		`{"mcpServers":{"a":{"command":["",null]}}}`,
+		`{"mcpServers":null}`, `{`, ``, `{"mcpServers":{"":{"url":""}}}`,
+		`{"mcpServers":{"a":{"httpUrl":"$A","timeout":1e9,"tools":[1]}}}`,
 	} {
 		f.Add([]byte(text))
 	}

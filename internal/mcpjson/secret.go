@@ -9,15 +9,14 @@ import (
 	"strings"
 )
 
-// A Secret is a text of a file that HideSecrets has replaced with a variable of the environment.
+// A Secret is a text of a file that HideSecrets has replaced with an environment variable.
 type Secret struct {
 	Variable string
 	Server   string
-	Member   string // where in the server it stands
+	Member   string // position in the server
 }
 
-// HideSecrets replaces texts that are probably secrets, by their names or by their looks, with variables of the
-// environment.
+// HideSecrets replaces texts that are probably secrets, by their name or form, with environment variables.
 func (f *File) HideSecrets() []Secret {
 	h := &hider{values: map[string]string{}}
 	for _, s := range f.Servers {
@@ -44,7 +43,7 @@ func (f *File) HideSecrets() []Secret {
 	return h.secrets
 }
 
-// Variables returns the names of the variables that the environment must have.
+// Variables returns the names of the environment variables that the file needs.
 func (f *File) Variables() (names []string) {
 	nothing := func(string) (string, bool) { return "", false }
 	for _, s := range f.Servers {
@@ -61,10 +60,10 @@ func (f *File) Variables() (names []string) {
 type hider struct {
 	server  *Server
 	secrets []Secret
-	values  map[string]string // of variables that are taken
+	values  map[string]string // values of variables in use
 }
 
-// hide returns the value that replaces a secret of this name. The text before the secret stays.
+// hide returns a value that replaces a secret with a variable. The text before the secret stays.
 func (h *hider) hide(member, secretName, before, secret string) Value {
 	name := h.variable(secretName, secret, strings.HasPrefix(member, "env "))
 	h.values[name] = secret
@@ -72,13 +71,13 @@ func (h *hider) hide(member, secretName, before, secret string) Value {
 	return literal(before).add(Part{Env: name})
 }
 
-// variable returns the name of the variable for a secret. A secret in env keeps its name, unless another value has it.
-// Others have the name of the server in front, unless it is part of the name, as in GITHUB_TOKEN.
+// variable returns the name of the variable for a secret. A secret in env keeps its name, unless another value
+// has it. Other names get the name of the server as a prefix, unless they contain it, as in GITHUB_TOKEN.
 func (h *hider) variable(name, secret string, ofCommand bool) string {
 	if value, taken := h.values[name]; ofCommand && variableName.MatchString(name) && (!taken || value == secret) {
 		return name
 	}
-	server, base := inCapitals(h.server.Name), strings.TrimPrefix(inCapitals(name), "X_")
+	server, base := toVariableName(h.server.Name), strings.TrimPrefix(toVariableName(name), "X_")
 	if !strings.Contains("_"+base+"_", "_"+server+"_") {
 		base = server + "_" + base
 	}
@@ -96,15 +95,15 @@ func (h *hider) variable(name, secret string, ofCommand bool) string {
 
 var wordStart = regexp.MustCompile(`([a-z0-9])([A-Z])`)
 
-// inCapitals returns a name as those of variables are written: apiKey as API_KEY.
-func inCapitals(name string) string {
+// toVariableName converts a name to the form of a variable: apiKey to API_KEY.
+func toVariableName(name string) string {
 	name = strings.ToUpper(wordStart.ReplaceAllString(name, "${1}_$2"))
 	return strings.Trim(notInVariables.ReplaceAllString(name, "_"), "_")
 }
 
 var scheme = regexp.MustCompile(`^(?i:bearer|basic|token) +`)
 
-// hideDefaults takes away the defaults of variables that are secrets, by the name of the variable or of the setting.
+// hideDefaults removes defaults of variables that are secrets, by the name of the variable or of the setting.
 func (h *hider) hideDefaults(setting string, v Value) {
 	for i, part := range v {
 		if part.Default != nil && (isSecret(part.Env, *part.Default) || isSecret(setting, *part.Default)) {
@@ -127,19 +126,19 @@ func (h *hider) hideSetting(member string, s *Setting) {
 	}
 }
 
-// hideParts replaces those texts between the variables of a value that look like secrets.
+// hideParts replaces texts between the variables of a value that look like secrets.
 func (h *hider) hideParts(member, name string, v Value) {
 	for i, part := range v {
 		if part.Env == "" && looksSecret(part.Text) {
-			v[i] = h.hide("the text beside the variables in "+member, name, "", part.Text)[0]
+			v[i] = h.hide("the text next to the variables in "+member, name, "", part.Text)[0]
 		}
 	}
 }
 
 var assignment = regexp.MustCompile(`^(-*[A-Za-z][A-Za-z0-9_-]*)(=|: *)(.+)$`)
 
-// hideInArgs finds --api-key SECRET, --api-key=SECRET, API_KEY=SECRET, Authorization: Bearer SECRET, and arguments that
-// look like secrets. The first one is the program.
+// hideInArgs finds --api-key SECRET, --api-key=SECRET, API_KEY=SECRET, Authorization: Bearer SECRET, and
+// arguments that look like secrets. The first argument is the program.
 func (h *hider) hideInArgs(args []Value) {
 	flag := ""
 	for i := range args {
@@ -151,7 +150,7 @@ func (h *hider) hideInArgs(args []Value) {
 	}
 }
 
-// hideArg hides what is secret in an argument. Before is the argument in front of it, if that is a flag. It returns the
+// hideArg hides the secret in an argument. before is the preceding argument, if that is a flag. It returns the
 // argument if it is a flag.
 func (h *hider) hideArg(member, before string, v *Value) (flag string) {
 	arg, ok := v.Literal()
@@ -199,7 +198,7 @@ func (h *hider) hideInURL(address *Value) {
 	*address = hidden
 }
 
-// hideInPiece hides what is secret in a host, a part of a path or a parameter of a URL.
+// hideInPiece hides the secret in a host, a path segment or a parameter of a URL.
 func (h *hider) hideInPiece(piece string) Value {
 	name, value, isParameter := strings.Cut(piece, "=")
 	at := strings.LastIndex(piece, "@")
@@ -214,7 +213,7 @@ func (h *hider) hideInPiece(piece string) Value {
 	return literal(piece)
 }
 
-// secretWords are parts of names that secrets have.
+// secretWords are words in the names of secrets.
 const secretWords = `KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTHORIZATION|COOKIE`
 
 var (
@@ -223,7 +222,7 @@ var (
 	notSecret  = regexp.MustCompile(`^([0-9]{0,9}|true|false)$`)
 )
 
-// secretLooks are the looks of secrets, wherever they stand in a text.
+// secretLooks matches texts that contain a secret.
 var secretLooks = regexp.MustCompile(strings.Join([]string{
 	`(?:\b|%[0-9A-Fa-f]{2})(?:sk|rk)[-_][A-Za-z0-9_-]{10}`,              // OpenAI, Anthropic, OpenRouter, Stripe
 	`gh[a-z]_[A-Za-z0-9]{10}|github_pat_|glpat-`,                        // GitHub, GitLab
@@ -239,13 +238,13 @@ var secretLooks = regexp.MustCompile(strings.Join([]string{
 	`(?i:"[^"]*(?:` + secretWords + `)[^"]*"\s*:\s*"[^"])`,              // member of JSON
 }, "|"))
 
-// looksSecret reports whether a text has the looks of a secret in it.
+// looksSecret reports whether a text looks as if it contains a secret.
 func looksSecret(text string) bool { return secretLooks.MatchString(text) }
 
-// hasSecretName reports whether a text is a secret by its name.
+// hasSecretName reports whether a value is a secret because of its name.
 func hasSecretName(name, value string) bool {
 	return secretName.MatchString(name) && !pathName.MatchString(name) && !notSecret.MatchString(value)
 }
 
-// isSecret reports whether a text is probably a secret, by its name or by its looks.
+// isSecret reports whether a value is probably a secret, by its name or form.
 func isSecret(name, value string) bool { return hasSecretName(name, value) || looksSecret(value) }

@@ -17,22 +17,22 @@ import (
 type draft struct {
 	*parser
 	*entry
-	kind       string // how the server is reached: stdio, http or ""
-	command    []Value
-	args       []Value
-	env        []Setting
-	cwd        Value
-	url        Value
-	httpURL    Value
-	headers    []Setting
-	timeout    time.Duration
-	expose     []string
-	impossible *draftNote // why it is left out
-	notes      []draftNote
-	unknown    []string // members
+	kind     string // transport: stdio, http or ""
+	command  []Value
+	args     []Value
+	env      []Setting
+	cwd      Value
+	url      Value
+	httpURL  Value
+	headers  []Setting
+	timeout  time.Duration
+	expose   []string
+	skipNote *draftNote // why the server is left out; nil if it is not
+	notes    []draftNote
+	unknown  []string // unknown members
 }
 
-// A draftNote tells what of the server is not taken over, or differs. It is dropped with a server that is left out.
+// A draftNote is a note about the server. It is dropped if the server is left out.
 type draftNote struct {
 	offset int
 	text   string
@@ -42,21 +42,21 @@ func (d *draft) note(offset int, text string) {
 	d.notes = append(d.notes, draftNote{offset, text})
 }
 
-// leaveOut has the server left out. The note tells the first reason.
-func (d *draft) leaveOut(offset int, reason string) {
-	if d.impossible == nil {
-		d.impossible = &draftNote{offset, "left out: " + reason}
+// skip leaves the server out. The note has the first reason.
+func (d *draft) skip(offset int, reason string) {
+	if d.skipNote == nil {
+		d.skipNote = &draftNote{offset, "left out: " + reason}
 	}
 }
 
-// parseServer reads a server. It returns nil for one that is left out.
+// parseServer reads a server. It returns nil if the server is left out.
 func (p *parser) parseServer(e *entry, v hujson.Value) (*Server, error) {
 	object, ok := v.Value.(*hujson.Object)
 	if !ok {
 		return nil, p.errorf(v.StartOffset, "server %q is not a JSON object", e.key)
 	}
 	d := &draft{parser: p, entry: e}
-	off, err := d.isOff(object)
+	off, err := d.isDisabled(object)
 	if err != nil {
 		return nil, err
 	}
@@ -69,8 +69,8 @@ func (p *parser) parseServer(e *entry, v hujson.Value) (*Server, error) {
 			return nil, err
 		}
 	}
-	if d.impossible != nil {
-		p.note(d.impossible.offset, e.key, d.impossible.text)
+	if d.skipNote != nil {
+		p.note(d.skipNote.offset, e.key, d.skipNote.text)
 		return nil, nil
 	}
 	server, err := d.server()
@@ -83,8 +83,8 @@ func (p *parser) parseServer(e *entry, v hujson.Value) (*Server, error) {
 	return server, nil
 }
 
-// isOff reports whether clients do not use the server.
-func (d *draft) isOff(object *hujson.Object) (bool, error) {
+// isDisabled reports whether the file disables the server.
+func (d *draft) isDisabled(object *hujson.Object) (bool, error) {
 	off := false
 	for _, name := range []string{"disabled", "enabled"} {
 		v := member(object, name)
@@ -92,30 +92,30 @@ func (d *draft) isOff(object *hujson.Object) (bool, error) {
 			continue
 		}
 		if kind(*v) != 't' && kind(*v) != 'f' {
-			return false, d.wrong(name, *v, "true or false")
+			return false, d.typeError(name, *v, "true or false")
 		}
 		off = off || (kind(*v) == 't') == (name == "disabled")
 	}
 	return off, nil
 }
 
-// ofClient are members that concern only the client that the file is made for.
-var ofClient = []string{
+// clientMembers are members that only matter to the client of the file.
+var clientMembers = []string{
 	"disabled", "enabled", "alwaysAllow", "autoApprove", "trust", "description", "icon", "name", "displayName", "title",
 	"gallery", "version", "dev", "watchPaths", "alwaysLoad", "comment", "_comment", "$schema",
 }
 
-// notTaken are the notes on members that a gateway does not take over.
-var notTaken = map[string]string{
-	"envFile":        "envFile: not read; name its variables in env",
-	"oauth":          "oauth: not taken over; see oauth in the block of a server, and caddy mcp login",
-	"auth":           "auth: not taken over; see oauth in the block of a server, and caddy mcp login",
+// unsupportedMembers are the notes about members that are not imported.
+var unsupportedMembers = map[string]string{
+	"envFile":        "envFile: not read; set its variables in env",
+	"oauth":          "oauth: not imported; see oauth in the block of a server, and caddy mcp login",
+	"auth":           "auth: not imported; see oauth in the block of a server, and caddy mcp login",
 	"headersHelper":  "headersHelper: not run; set the headers with request_header",
-	"sandbox":        "sandbox: not taken over; the server runs without it",
-	"sandboxEnabled": "sandboxEnabled: not taken over; the server runs without it",
+	"sandbox":        "sandbox: not imported; the server runs without it",
+	"sandboxEnabled": "sandboxEnabled: not imported; the server runs without it",
 }
 
-// Members that narrow what of the server clients may use.
+// Members that restrict which parts of the server clients may use.
 var (
 	allowLists = []string{"tools", "includeTools", "enabledTools", "enabled_tools", "allowedTools", "allowed_tools"}
 	denyLists  = []string{
@@ -124,7 +124,7 @@ var (
 	}
 )
 
-// read reads a member of the server. A member that is null counts as absent.
+// read reads a member of the server. null counts as absent.
 func (d *draft) read(name string, v hujson.Value) (err error) {
 	if kind(v) == 'n' {
 		return nil
@@ -160,7 +160,7 @@ func (d *draft) read(name string, v hujson.Value) (err error) {
 	return err
 }
 
-// readOther reads a member that says nothing of how the server is reached.
+// readOther reads a member that does not describe the connection.
 func (d *draft) readOther(name string, v hujson.Value) {
 	switch {
 	case slices.Contains(allowLists, name):
@@ -172,15 +172,15 @@ func (d *draft) readOther(name string, v hujson.Value) {
 	}
 }
 
-// ignore notes a member that is not taken over, unless it concerns the client only or has no effect. A list that is
-// probably misspelt must not show all tools.
+// ignore notes a member that is not imported, unless it only matters to the client or has no effect. A misspelled
+// allow or deny list must not expose all tools, so the server is left out then.
 func (d *draft) ignore(name string, v hujson.Value) {
-	if slices.Contains(ofClient, name) {
+	if slices.Contains(clientMembers, name) {
 		return
 	}
-	note, known := notTaken[name]
-	if meant := words.Meant(name, slices.Concat(allowLists, denyLists)); meant != "" && !known {
-		d.leaveOut(v.StartOffset, Printable(name)+": unknown, probably "+meant)
+	note, known := unsupportedMembers[name]
+	if meant := words.Closest(name, slices.Concat(allowLists, denyLists)); meant != "" && !known {
+		d.skip(v.StartOffset, Printable(name)+": unknown, probably "+meant)
 		return
 	}
 	array, isArray := v.Value.(*hujson.Array)
@@ -196,7 +196,7 @@ func (d *draft) ignore(name string, v hujson.Value) {
 
 func (d *draft) readKind(name string, v hujson.Value) error {
 	if kind(v) != '"' {
-		return d.wrong(name, v, "a string")
+		return d.typeError(name, v, "a string")
 	}
 	switch text(v) {
 	case "stdio", "local":
@@ -204,12 +204,12 @@ func (d *draft) readKind(name string, v hujson.Value) error {
 	case "http", "https", "streamable-http", "streamableHttp", "streamable_http", "sse", "remote":
 		d.kind = "http"
 	default:
-		d.leaveOut(v.StartOffset, fmt.Sprintf("%s %q is neither a command nor a URL", name, Printable(text(v))))
+		d.skip(v.StartOffset, fmt.Sprintf("unsupported %s %q", name, Printable(text(v))))
 	}
 	return nil
 }
 
-// readTimeout reads how long a call may take, where the unit is known.
+// readTimeout reads the timeout of calls, if its unit is known.
 func (d *draft) readTimeout(v hujson.Value) {
 	number, ok := v.Value.(hujson.Literal)
 	switch milliseconds := number.Int(); {
@@ -217,20 +217,20 @@ func (d *draft) readTimeout(v hujson.Value) {
 		d.timeout = time.Duration(milliseconds) * time.Millisecond
 	default:
 		d.note(v.StartOffset,
-			"timeout: not taken over, because some clients count seconds and some milliseconds; see response_timeout")
+			"timeout: not imported, because some clients count seconds and some milliseconds; see response_timeout")
 	}
 }
 
 var toolName = regexp.MustCompile(`^[A-Za-z0-9_.-]+$`)
 
-// readAllowed reads which tools are used. A list that cannot be understood must not show all tools. Of several lists,
-// a tool must be in each.
+// readAllowed reads a list of allowed tools. An invalid list must not expose all tools, so the server is left
+// out then. With several lists, a tool must be in each.
 func (d *draft) readAllowed(name string, v hujson.Value) {
-	tools, ok := texts(v)
+	tools, ok := stringList(v)
 	isWrong := func(tool string) bool { return tool != "*" && !toolName.MatchString(tool) }
 	switch {
 	case !ok || slices.ContainsFunc(tools, isWrong):
-		d.leaveOut(v.StartOffset, name+": a list of the names of tools is expected")
+		d.skip(v.StartOffset, name+": must be a list of tool names")
 		return
 	case slices.Contains(tools, "*"):
 		return
@@ -238,24 +238,24 @@ func (d *draft) readAllowed(name string, v hujson.Value) {
 		tools = slices.DeleteFunc(tools, func(tool string) bool { return !slices.Contains(d.expose, tool) })
 	}
 	if len(tools) == 0 {
-		d.leaveOut(v.StartOffset, name+" allows no tool")
+		d.skip(v.StartOffset, name+" allows no tools")
 	}
 	d.expose = tools
 }
 
-// readDenied reads what of the server is not used, which the gateway does not take over.
+// readDenied notes a list of denied tools, which is not imported.
 func (d *draft) readDenied(name string, v hujson.Value) {
-	denied, ok := texts(v)
+	denied, ok := stringList(v)
 	switch {
 	case !ok:
-		d.leaveOut(v.StartOffset, name+": a list of strings is expected")
+		d.skip(v.StartOffset, name+": must be a list of strings")
 	case len(denied) > 0:
-		d.note(v.StartOffset, name+": not taken over, these are shown; deny them to clients")
+		d.note(v.StartOffset, name+": not imported, these stay visible; deny them to clients")
 	}
 }
 
-// texts returns the elements of a list of strings.
-func texts(v hujson.Value) (elements []string, ok bool) {
+// stringList returns the elements of a list of strings.
+func stringList(v hujson.Value) (elements []string, ok bool) {
 	array, ok := v.Value.(*hujson.Array)
 	if !ok {
 		return nil, false
@@ -269,7 +269,7 @@ func texts(v hujson.Value) (elements []string, ok bool) {
 	return elements, true
 }
 
-// server returns the server that the members make.
+// server builds the server from its members.
 func (d *draft) server() (*Server, error) {
 	if d.httpURL != nil {
 		d.url = d.httpURL
@@ -279,13 +279,13 @@ func (d *draft) server() (*Server, error) {
 	}
 	switch {
 	case d.kind == "" && d.command != nil && d.url != nil:
-		return nil, d.errorf(d.offset, "server %q has a command and a URL; type says which of them counts", d.key)
+		return nil, d.errorf(d.offset, "server %q has a command and a url; set type to choose one", d.key)
 	case d.kind == "" && d.command != nil:
 		d.kind = "stdio"
 	case d.kind == "" && d.url != nil:
 		d.kind = "http"
 	case d.kind == "":
-		return nil, d.errorf(d.offset, "server %q has neither command nor url%s", d.key, d.misspelt())
+		return nil, d.errorf(d.offset, "server %q has neither command nor url%s", d.key, d.unknownMembers())
 	case d.kind == "stdio" && d.command == nil:
 		return nil, d.errorf(d.offset, "server %q has no command", d.key)
 	case d.kind == "http" && d.url == nil:
@@ -293,7 +293,7 @@ func (d *draft) server() (*Server, error) {
 	}
 	name := cleanName(d.key)
 	if name == "" {
-		return nil, d.errorf(d.offset, "server %q: a name needs letters or digits of ASCII; rename it", d.key)
+		return nil, d.errorf(d.offset, "server %q: the name needs ASCII letters or digits; rename it", d.key)
 	}
 	if name != d.key {
 		d.note(d.offset, "is called "+name+" in the gateway")
@@ -302,54 +302,54 @@ func (d *draft) server() (*Server, error) {
 	if d.kind == "http" {
 		s.URL, s.Headers = d.url, d.headers
 		if len(d.env) > 0 {
-			d.note(d.offset, "env: a server with a URL has none, ignored")
+			d.note(d.offset, "env: ignored for a server with a URL")
 		}
 		return s, nil
 	}
-	return s, d.complete(s)
+	return s, d.setCommand(s)
 }
 
-// misspelt names the unknown members, for the error of a server that has neither command nor url.
-func (d *draft) misspelt() string {
+// unknownMembers lists the unknown members, for the error of a server with neither command nor url.
+func (d *draft) unknownMembers() string {
 	if len(d.unknown) == 0 {
 		return ""
 	}
 	return ", but " + strings.Join(d.unknown, ", ")
 }
 
-// complete fills in the command of a server.
-func (d *draft) complete(s *Server) error {
+// setCommand sets the command of a server.
+func (d *draft) setCommand(s *Server) error {
 	if len(d.command) == 0 || d.command[0][0] == (Part{}) {
 		return d.errorf(d.offset, "server %q: command is empty", d.key)
 	}
 	if len(d.headers) > 0 {
-		d.note(d.offset, "headers: a server with a command has none, ignored")
+		d.note(d.offset, "headers: ignored for a server with a command")
 	}
 	program := d.command[0]
 	if command, ok := program.Literal(); ok && len(d.command)+len(d.args) == 1 && strings.Contains(command, " ") {
-		d.note(d.offset, "command: has a space; arguments belong in args")
+		d.note(d.offset, "command: contains a space; arguments belong in args")
 	}
 	relative := isRelative(program)
 	if relative || strings.HasPrefix(program[0].Text, "~/") {
-		program = d.resolved(program)
+		program = d.resolvePath(program)
 	}
 	s.Command = slices.Concat([]Value{program}, d.command[1:], d.args)
 	s.Env = d.env
 	empty := len(d.cwd) == 0 || d.cwd[0] == (Part{})
 	switch {
 	case !empty:
-		s.Dir = d.resolved(d.cwd)
-	case relative || d.ofProject():
+		s.Dir = d.resolvePath(d.cwd)
+	case relative || d.isProjectFile():
 		s.Dir = literal(d.workspace())
 	}
 	return nil
 }
 
-// list reads a list of texts.
+// list reads a list of strings.
 func (d *draft) list(name string, v hujson.Value) (values []Value, err error) {
 	array, ok := v.Value.(*hujson.Array)
 	if !ok {
-		return nil, d.wrong(name, v, "a list of strings")
+		return nil, d.typeError(name, v, "a list of strings")
 	}
 	for _, element := range array.Elements {
 		value, err := d.value(name, element)
@@ -361,16 +361,16 @@ func (d *draft) list(name string, v hujson.Value) (values []Value, err error) {
 	return values, nil
 }
 
-// settings reads an object of texts.
+// settings reads an object of strings.
 func (d *draft) settings(name string, v hujson.Value, check func(string, hujson.Value) error) ([]Setting, error) {
 	object, ok := v.Value.(*hujson.Object)
 	if !ok {
-		return nil, d.wrong(name, v, "an object of strings")
+		return nil, d.typeError(name, v, "an object of strings")
 	}
 	var settings []Setting
 	for _, m := range object.Members {
 		key := text(m.Name)
-		if name == "headers" && slices.Contains(ofProtocol, strings.ToLower(key)) {
+		if name == "headers" && slices.Contains(protocolHeaders, strings.ToLower(key)) {
 			continue
 		}
 		if err := check(key, m.Value); err != nil {
@@ -379,7 +379,8 @@ func (d *draft) settings(name string, v hujson.Value, check func(string, hujson.
 		value := Value{{Env: key}}
 		if name == "headers" || !d.fromEnvironment(key, m.Value) {
 			var err error
-			if value, err = d.value(name, m.Value); err != nil {
+			value, err = d.value(name, m.Value)
+			if err != nil {
 				return nil, err
 			}
 		}
@@ -389,13 +390,13 @@ func (d *draft) settings(name string, v hujson.Value, check func(string, hujson.
 	return settings, nil
 }
 
-// fromEnvironment reports whether a child gets the variable of the environment that has this name.
+// fromEnvironment reports whether a variable takes its value from the environment.
 func (d *draft) fromEnvironment(name string, v hujson.Value) bool {
 	return kind(v) == 'n' || d.hub && kind(v) == '"' && text(v) == "" && variableName.MatchString(name)
 }
 
-// ofProtocol are headers that clients set themselves, whatever a file says.
-var ofProtocol = []string{"accept", "content-type", "content-length", "connection", "host"}
+// protocolHeaders are headers that the transport sets itself, regardless of the file.
+var protocolHeaders = []string{"accept", "content-type", "content-length", "connection", "host"}
 
 func (d *draft) checkVariable(name string, v hujson.Value) error {
 	impossible := func(r rune) bool { return strings.ContainsRune("={}", r) || !unicode.IsPrint(r) }
@@ -422,33 +423,33 @@ func (d *draft) checkHeader(name string, v hujson.Value) error {
 	return nil
 }
 
-// value reads a text, or a number or boolean as one.
+// value reads a string, or a number or boolean as a string.
 func (d *draft) value(name string, v hujson.Value) (Value, error) {
 	if _, ok := v.Value.(hujson.Literal); !ok || kind(v) == 'n' {
-		return nil, d.wrong(name, v, "a string")
+		return nil, d.typeError(name, v, "a string")
 	}
 	written := text(v)
 	if hasControl(written) {
-		return nil, d.errorf(v.StartOffset, "server %q: %s: there is a control character", d.key, name)
+		return nil, d.errorf(v.StartOffset, "server %q: %s: contains a control character", d.key, name)
 	}
 	value, reason := d.expand(written)
 	if reason != "" {
-		d.leaveOut(v.StartOffset, name+": "+reason)
+		d.skip(v.StartOffset, name+": "+reason)
 		return nil, nil
 	}
 	return value, nil
 }
 
-// hasControl reports whether a text has characters that terminals obey, other than tabs and line breaks.
+// hasControl reports whether a text has control characters other than tabs and line breaks.
 func hasControl(text string) bool {
 	return strings.ContainsFunc(text, func(r rune) bool { return unicode.IsControl(r) && r != '\t' && r != '\n' })
 }
 
-func (d *draft) wrong(name string, v hujson.Value, want string) error {
-	return d.errorf(v.StartOffset, "server %q: %s: %s is expected", d.key, name, want)
+func (d *draft) typeError(name string, v hujson.Value, want string) error {
+	return d.errorf(v.StartOffset, "server %q: %s: must be %s", d.key, name, want)
 }
 
-const maxName = 46 // of 64 characters; 2 separate it from the name of a tool, for which 16 are left
+const maxName = 46 // of the 64 characters of a tool name; 2 are the separator, 16 are left for the tool
 
 var (
 	plainName  = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
@@ -456,8 +457,8 @@ var (
 	underlines = regexp.MustCompile(`_{2,}`)
 )
 
-// cleanName returns a name that model APIs take as part of the name of a tool. Of a path such as github.com/user/repo
-// it is the last part.
+// cleanName returns a name that model APIs accept as part of a tool name. Of a path such as
+// github.com/user/repo it keeps the last part.
 func cleanName(name string) string {
 	if plainName.MatchString(name) && len(name) <= maxName && !strings.Contains(name, "__") &&
 		!strings.HasSuffix(name, "_") {

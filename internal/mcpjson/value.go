@@ -9,17 +9,17 @@ import (
 	"strings"
 )
 
-// A Value is a text of a file, with its variables apart from the rest: a secret that the environment has stays there.
+// A Value is a text of a file, split into literal text and variables, so that secrets stay in the environment.
 type Value []Part
 
-// A Part of a value is text, or a variable of the environment.
+// A Part of a value is literal text or an environment variable.
 type Part struct {
 	Text    string
-	Env     string  // the name of the variable; "" for text
-	Default *string // of a variable that is not set
+	Env     string  // name of the variable; "" for text
+	Default *string // value if the variable is not set or empty; nil for none
 }
 
-// Resolve returns the text of a value, and which variables it needs that are not set.
+// Resolve returns the text of a value, and the variables in it that are not set.
 func (v Value) Resolve(lookup func(name string) (string, bool)) (text string, unset []string) {
 	var b strings.Builder
 	for _, part := range v {
@@ -43,7 +43,7 @@ func (p Part) lookup(lookup func(name string) (string, bool)) (value string, set
 	return value, set
 }
 
-// Literal returns the text of a value that has no variables.
+// Literal returns the text of a value without variables.
 func (v Value) Literal() (text string, ok bool) {
 	if slices.ContainsFunc(v, func(p Part) bool { return p.Env != "" }) {
 		return "", false
@@ -52,12 +52,12 @@ func (v Value) Literal() (text string, ok bool) {
 	return text, true
 }
 
-// literal returns the value that is this text.
+// literal returns a value without variables.
 func literal(text string) Value {
 	return Value(nil).add(Part{Text: text})
 }
 
-// add appends a part. Texts that follow each other become one.
+// add appends a part. Adjacent texts are merged.
 func (v Value) add(part Part) Value {
 	last := len(v) - 1
 	switch {
@@ -74,17 +74,18 @@ func (v Value) add(part Part) Value {
 	return append(v, part)
 }
 
-// How variables are written.
+// Syntax of variables.
 var (
-	inBraces         = regexp.MustCompile(`\$\{[^}]*\}`)
-	inBracesOrPlain  = regexp.MustCompile(`\$\{[^}]*\}|\$[A-Za-z_][A-Za-z0-9_]*`)
-	inOpencode       = regexp.MustCompile(`\{(?:env|file):[^}]*\}`)
-	variableName     = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
-	variableOfEditor = regexp.MustCompile(`^[A-Za-z]+:`)
-	notInVariables   = regexp.MustCompile(`[^A-Z0-9]+`)
+	inBraces        = regexp.MustCompile(`\$\{[^}]*\}`)
+	inBracesOrPlain = regexp.MustCompile(`\$\{[^}]*\}|\$[A-Za-z_][A-Za-z0-9_]*`)
+	inOpencode      = regexp.MustCompile(`\{(?:env|file):[^}]*\}`)
+	variableName    = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+	editorVariable  = regexp.MustCompile(`^[A-Za-z]+:`)
+	notInVariables  = regexp.MustCompile(`[^A-Z0-9]+`)
 )
 
-// expand splits a text into its parts. If it has a variable that a gateway cannot have, it says which, and why.
+// expand splits a text into parts. If it contains a variable that a gateway cannot resolve, it returns the
+// reason.
 func (p *parser) expand(text string) (v Value, reason string) {
 	pattern := inBraces
 	switch {
@@ -106,10 +107,10 @@ func (p *parser) expand(text string) (v Value, reason string) {
 	return v.add(Part{Text: text[end:]}), ""
 }
 
-// variable returns what a variable stands for, written with its dollar and braces.
+// variable returns the value of a variable, which is written with its dollar sign and braces.
 func (p *parser) variable(written string) (part Part, reason string) {
 	name := strings.Trim(written, "${}")
-	name, standard, hasStandard := strings.Cut(name, ":-")
+	name, defaultValue, hasDefault := strings.Cut(name, ":-")
 	switch name {
 	case "userHome":
 		return Part{Text: p.home}, ""
@@ -123,26 +124,26 @@ func (p *parser) variable(written string) (part Part, reason string) {
 	name = strings.TrimPrefix(name, "env:")
 	switch id, isInput := strings.CutPrefix(name, "input:"); {
 	case isInput:
-		variable := "INPUT_" + inCapitals(id)
+		variable := "INPUT_" + toVariableName(id)
 		return Part{Env: variable, Default: p.inputs[id]}, ""
-	case variableName.MatchString(name) && strings.Contains(standard, "${"):
-		return Part{}, "${" + name + ":-…} has a variable in its default"
-	case variableName.MatchString(name) && hasStandard:
-		return Part{Env: name, Default: &standard}, ""
+	case variableName.MatchString(name) && strings.Contains(defaultValue, "${"):
+		return Part{}, "${" + name + ":-…} has a variable in its default, which is not supported"
+	case variableName.MatchString(name) && hasDefault:
+		return Part{Env: name, Default: &defaultValue}, ""
 	case variableName.MatchString(name):
 		return Part{Env: name}, ""
 	case strings.HasPrefix(name, "cmd:"), strings.HasPrefix(name, "command:"):
-		return Part{}, "${cmd: …} needs a command to be run, which the gateway does not do"
-	case variableOfEditor.MatchString(name):
+		return Part{}, "${cmd: …} is not supported: the gateway runs no commands for variables"
+	case editorVariable.MatchString(name):
 		return Part{}, fmt.Sprintf("only the client knows %q", Printable(written))
 	}
 	return Part{Text: written}, ""
 }
 
-// projectFolders are the folders in which clients keep the files of a project.
+// projectFolders are the folders of a project in which clients keep their files.
 var projectFolders = []string{".vscode", ".cursor", ".roo", ".kilocode", ".gemini", ".qwen"}
 
-// workspace returns the folder that the file is for.
+// workspace returns the folder of the project that the file belongs to.
 func (p *parser) workspace() string {
 	folder := filepath.Dir(p.path)
 	if slices.Contains(projectFolders, filepath.Base(folder)) {
@@ -151,20 +152,20 @@ func (p *parser) workspace() string {
 	return folder
 }
 
-// ofProject reports whether the file is that of a project, whose folder clients run its servers in.
-func (p *parser) ofProject() bool {
+// isProjectFile reports whether the file belongs to a project. Clients run its servers in the project folder.
+func (p *parser) isProjectFile() bool {
 	base := filepath.Base(p.path)
 	return base == ".mcp.json" || strings.HasPrefix(base, "opencode.json") || p.workspace() != filepath.Dir(p.path)
 }
 
-// isRelative reports whether a value is the path of a file below the workspace, not a name to be found in PATH.
+// isRelative reports whether a value is a path below the workspace, not a name to look up in PATH.
 func isRelative(v Value) bool {
 	return len(v) > 0 && v[0].Env == "" && strings.ContainsAny(v[0].Text, "/"+string(os.PathSeparator)) &&
 		!filepath.IsAbs(v[0].Text) && !strings.HasPrefix(v[0].Text, "/") && !strings.HasPrefix(v[0].Text, "~")
 }
 
-// resolved returns a path with what it is relative to: the workspace, or with ~ the home folder.
-func (p *parser) resolved(v Value) Value {
+// resolvePath makes a path absolute: relative to the workspace or, with ~, to the home folder.
+func (p *parser) resolvePath(v Value) Value {
 	if len(v) == 0 || v[0].Env != "" {
 		return v
 	}

@@ -10,9 +10,8 @@ import (
 	"strings"
 )
 
-// Chat stands in for a model API. It calls the tools that it is told to, and
-// whatever else it is asked it says "ok", in the form that the end of the path
-// calls for:
+// Chat is a fake model API. It calls the tools in Calls, and otherwise answers "ok". The end of the path
+// selects the format of the response:
 //
 //	/chat/completions     OpenAI's chat completions
 //	/messages             Anthropic's messages
@@ -22,38 +21,32 @@ import (
 //
 // A request whose body has "stream":true, or whose path ends in
 // :streamGenerateContent, is answered with an event stream in the same form, each
-// event flushed. Gemini says {} if it is asked for JSON. Requests may be
-// compressed with gzip. A body that cannot be read as JSON is not refused: what
-// was sent is for the test to judge. The model is the one of the request, the rest never varies.
+// event flushed. Gemini answers {} to requests for JSON. Requests may be compressed with gzip. A body that is
+// not JSON is not refused, so that the test can check what was sent. The model is that of the request; the
+// rest never varies.
 //
-// Chat completions end with an event for usage even if stream_options did not
-// ask for it.
+// Chat completions end with a usage event even if stream_options does not request it.
 //
-// What was received can be read back through Last, Count and Requests or, from
-// another process, at /__last and /__count as with [Stub]. Bodies are recorded
-// as they came, still compressed.
+// Last, Count and Requests return the received requests; so do /__last and /__count for other processes, as
+// with [Stub]. Bodies are recorded unchanged, still compressed.
 //
-// The zero value is ready for use, its fields are to be set before the first
-// request. Like Stub it reads bodies of any size, so it must not be reachable by
-// strangers.
+// The zero value is ready for use. Set its fields before the first request. Like Stub it reads bodies of any
+// size, so it must not be reachable from other machines.
 type Chat struct {
-	// Calls are what the model asks of its client, one after the other. How far it
-	// has come the request tells: as many calls are done as there are results of
-	// tools in it. Who offers no tools is not asked for any. Default: none.
+	// Calls are the tool calls of the model, one after the other. The number of tool results in a request
+	// says how many calls are done. A client that offers no tools gets no calls. Default: none.
 	Calls []ToolCall
 
-	// Usage is what every answer says that it cost. Default, if all of it is
-	// zero: Input 1000, Cached 800, CacheWrite 100, Output 20.
+	// Usage is the usage in every response. Default, if all of it is zero: Input 1000, Cached 800,
+	// CacheWrite 100, Output 20.
 	Usage Usage
 
-	// Gate, if not nil, holds up every event stream after its first event until
-	// something is received from it, or it is closed, or the client has gone.
-	// Who sees the first event before that knows that nothing on the way keeps
-	// events back. Default: nil.
+	// Gate, if not nil, blocks every event stream after its first event until a value is received from it,
+	// it is closed, or the client disconnects. A client that gets the first event before that knows that
+	// nothing on the way buffers events. Default: nil.
 	Gate chan struct{}
 
-	// Compress compresses answers with gzip for clients that accept it.
-	// Default: false.
+	// Compress compresses responses with gzip for clients that accept it. Default: false.
 	Compress bool
 
 	recorder
@@ -66,19 +59,19 @@ type ToolCall struct {
 	Arguments string // JSON
 }
 
-// Usage counts tokens. Input includes Cached and CacheWrite, as it does in
-// OpenAI's forms; Anthropic's input_tokens is what remains without the two.
+// Usage counts tokens. Input includes Cached and CacheWrite, as in OpenAI's formats; Anthropic's input_tokens
+// excludes them.
 type Usage struct {
 	Input      int
 	Cached     int // read from the cache
-	CacheWrite int // written to it, told by Anthropic's form alone
+	CacheWrite int // written to the cache; only in the Anthropic format
 	Output     int
 }
 
-// keptRequests is how many requests a Chat remembers.
+// keptRequests is how many requests a Chat records.
 const keptRequests = 1000
 
-// ServeHTTP answers in the form that the path calls for.
+// ServeHTTP answers in the format that the path selects.
 func (c *Chat) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if c.tell(w, r) {
 		return
@@ -87,7 +80,7 @@ func (c *Chat) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if strings.EqualFold(r.Header.Get("Content-Encoding"), "gzip") {
 		body = decompress(body)
 	}
-	// A struct would do if encoding/json told "stream" from "Stream".
+	// A struct would do if encoding/json distinguished "stream" from "Stream".
 	var request map[string]json.RawMessage
 	_ = json.Unmarshal(body, &request)
 	model := request["model"]
@@ -103,7 +96,8 @@ func (c *Chat) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if bytes.Contains(request["generationConfig"], []byte(`"application/json"`)) {
 		said.text = "{}"
 	}
-	if done := results(request); len(c.Calls) > 0 && len(request["tools"]) > 0 {
+	if len(c.Calls) > 0 && len(request["tools"]) > 0 {
+		done := results(request)
 		said.number += done
 		if done < len(c.Calls) {
 			said.call = &c.Calls[done]
@@ -134,7 +128,7 @@ func (c *Chat) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, answer)
 }
 
-// results counts the results of tools in a conversation.
+// results counts the tool results in a conversation.
 func results(request map[string]json.RawMessage) (n int) {
 	type part struct {
 		Type, Role       string
@@ -144,7 +138,7 @@ func results(request map[string]json.RawMessage) (n int) {
 	}
 	for _, list := range []string{"messages", "input", "contents"} {
 		var items []part
-		_ = json.Unmarshal(request[list], &items) // what is no list has none
+		_ = json.Unmarshal(request[list], &items) // other types have none
 		for _, item := range items {
 			if item.Role == "tool" || item.Type == "function_call_output" {
 				n++
@@ -162,8 +156,7 @@ func results(request map[string]json.RawMessage) (n int) {
 	return n
 }
 
-// compresses reports whether the answer is to be compressed and, if so, tells
-// the client.
+// compresses reports whether the response is compressed, and sets the headers for that.
 func (c *Chat) compresses(w http.ResponseWriter, r *http.Request) bool {
 	if !c.Compress || !acceptsGzip(r.Header) {
 		return false
@@ -172,7 +165,7 @@ func (c *Chat) compresses(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// decompress returns what could be decompressed.
+// decompress returns the part that could be decompressed.
 func decompress(body []byte) []byte {
 	zr, err := gzip.NewReader(bytes.NewReader(body))
 	if err != nil {
@@ -216,7 +209,7 @@ func (c *Chat) stream(w http.ResponseWriter, r *http.Request, events []chatEvent
 	}
 }
 
-// turn is what the model says once: a call, or "ok".
+// turn is one response of the model: a call, or "ok".
 type turn struct {
 	model  json.RawMessage
 	usage  Usage
@@ -226,11 +219,17 @@ type turn struct {
 }
 
 func chatUsage(u Usage) string {
-	return fmt.Sprintf(`{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}`,
-		u.Input, u.Output, u.Input+u.Output, u.Cached)
+	return fmt.Sprintf(
+		`{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,`+
+			`"prompt_tokens_details":{"cached_tokens":%d}}`,
+		u.Input,
+		u.Output,
+		u.Input+u.Output,
+		u.Cached,
+	)
 }
 
-// toolCalls is the call in the form of chat completions, with further members.
+// toolCalls returns the call in the format of chat completions, with further members.
 func (t turn) toolCalls(members string) string {
 	return fmt.Sprintf(`"tool_calls":[{%s"id":"call_fake%d","type":"function","function":{"name":%q,"arguments":%s}}]`,
 		members, t.number, t.call.Name, encode(t.call.Arguments))
@@ -248,8 +247,11 @@ func (t turn) chatCompletion() string {
 
 func (t turn) chatCompletionEvents() []chatEvent {
 	chunk := func(choices, usage string) chatEvent {
-		return chatEvent{data: fmt.Sprintf(`{"id":"chatcmpl-fake%d","object":"chat.completion.chunk","created":1767225600,"model":%s,`+
-			`"choices":%s,"usage":%s}`, t.number, t.model, choices, usage)}
+		return chatEvent{
+			data: fmt.Sprintf(`{"id":"chatcmpl-fake%d","object":"chat.completion.chunk",`+
+				`"created":1767225600,"model":%s,`+
+				`"choices":%s,"usage":%s}`, t.number, t.model, choices, usage),
+		}
 	}
 	delta := func(delta, finish string) chatEvent {
 		return chunk(fmt.Sprintf(`[{"index":0,"delta":%s,"logprobs":null,"finish_reason":%s}]`, delta, finish), "null")
@@ -263,13 +265,19 @@ func (t turn) chatCompletionEvents() []chatEvent {
 	return append(events, chunk("[]", chatUsage(t.usage)), chatEvent{data: "[DONE]"})
 }
 
-// anthropicUsage takes the output apart because a stream begins with little.
+// anthropicUsage takes the output separately, because a stream begins with a small count.
 func anthropicUsage(u Usage, output int) string {
-	return fmt.Sprintf(`{"input_tokens":%d,"cache_creation_input_tokens":%d,"cache_read_input_tokens":%d,"output_tokens":%d}`,
-		u.Input-u.Cached-u.CacheWrite, u.CacheWrite, u.Cached, output)
+	return fmt.Sprintf(
+		`{"input_tokens":%d,"cache_creation_input_tokens":%d,"cache_read_input_tokens":%d,`+
+			`"output_tokens":%d}`,
+		u.Input-u.Cached-u.CacheWrite,
+		u.CacheWrite,
+		u.Cached,
+		output,
+	)
 }
 
-// toolUse is the call as a block of Anthropic's.
+// toolUse returns the call as a content block of Anthropic.
 func (t turn) toolUse(input string) string {
 	return fmt.Sprintf(`{"type":"tool_use","id":"toolu_fake%d","name":%q,"input":%s}`, t.number, t.call.Name, input)
 }
@@ -280,7 +288,9 @@ func (t turn) anthropicMessage() string {
 		content, stop = t.toolUse(t.call.Arguments), "tool_use"
 	}
 	return fmt.Sprintf(`{"id":"msg_fake%d","type":"message","role":"assistant","model":%s,"content":[%s],`+
-		`"stop_reason":%q,"stop_sequence":null,"usage":%s}`, t.number, t.model, content, stop, anthropicUsage(t.usage, t.usage.Output))
+		`"stop_reason":%q,"stop_sequence":null,"usage":%s}`,
+		t.number, t.model, content, stop,
+		anthropicUsage(t.usage, t.usage.Output))
 }
 
 func (t turn) anthropicMessageEvents() []chatEvent {
@@ -291,12 +301,25 @@ func (t turn) anthropicMessageEvents() []chatEvent {
 		deltas = []string{`{"type":"input_json_delta","partial_json":` + string(encode(t.call.Arguments)) + `}`}
 	}
 	events := []chatEvent{
-		{"message_start", fmt.Sprintf(`{"type":"message_start","message":{"id":"msg_fake%d","type":"message","role":"assistant","model":%s,"content":[],`+
-			`"stop_reason":null,"stop_sequence":null,"usage":%s}}`, t.number, t.model, anthropicUsage(t.usage, 1))},
+		{
+			"message_start",
+			fmt.Sprintf(
+				`{"type":"message_start","message":{"id":"msg_fake%d","type":"message",`+
+					`"role":"assistant","model":%s,"content":[],`+
+					`"stop_reason":null,"stop_sequence":null,"usage":%s}}`,
+				t.number,
+				t.model,
+				anthropicUsage(t.usage, 1),
+			),
+		},
 		{"content_block_start", `{"type":"content_block_start","index":0,"content_block":` + block + `}`},
 	}
 	for _, delta := range deltas {
-		events = append(events, chatEvent{"content_block_delta", `{"type":"content_block_delta","index":0,"delta":` + delta + `}`})
+		events = append(
+			events,
+			chatEvent{"content_block_delta", `{"type":"content_block_delta","index":0,"delta":` + delta +
+				`}`},
+		)
 	}
 	return append(events,
 		chatEvent{"content_block_stop", `{"type":"content_block_stop","index":0}`},
@@ -306,23 +329,36 @@ func (t turn) anthropicMessageEvents() []chatEvent {
 	)
 }
 
-// The one part of an OpenAI response that is no call.
+// The only part of an OpenAI response that is not a call.
 const responsePart = `{"type":"output_text","text":"ok","annotations":[],"logprobs":[]}`
 
-// responseItem is the one item of an OpenAI response, with what it has so far.
+// responseItem returns the only item of an OpenAI response, with its content so far.
 func (t turn) responseItem(status, part, arguments string) string {
 	if t.call == nil {
-		return fmt.Sprintf(`{"id":"msg_fake%d","type":"message","status":%q,"role":"assistant","content":[%s]}`, t.number, status, part)
+		return fmt.Sprintf(
+			`{"id":"msg_fake%d","type":"message","status":%q,"role":"assistant","content":[%s]}`,
+			t.number,
+			status,
+			part,
+		)
 	}
 	var namespace string
 	if t.call.Namespace != "" {
 		namespace = fmt.Sprintf(`"namespace":%q,`, t.call.Namespace)
 	}
-	return fmt.Sprintf(`{"id":"fc_fake%d","type":"function_call","status":%q,"call_id":"call_fake%d",%s"name":%q,"arguments":%s}`,
-		t.number, status, t.number, namespace, t.call.Name, encode(arguments))
+	return fmt.Sprintf(
+		`{"id":"fc_fake%d","type":"function_call","status":%q,"call_id":"call_fake%d",%s"name":%q,`+
+			`"arguments":%s}`,
+		t.number,
+		status,
+		t.number,
+		namespace,
+		t.call.Name,
+		encode(arguments),
+	)
 }
 
-// wholeItem is the item when all of it has been said.
+// wholeItem returns the complete item.
 func (t turn) wholeItem() string {
 	if t.call == nil {
 		return t.responseItem("completed", responsePart, "")
@@ -339,13 +375,20 @@ func (t turn) openaiResponse() string {
 }
 
 func (t turn) responseObject(status, items, usage string) string {
-	return fmt.Sprintf(`{"id":"resp_fake%d","object":"response","created_at":1767225600,"status":%q,"error":null,"incomplete_details":null,`+
-		`"instructions":null,"model":%s,"output":[%s],"parallel_tool_calls":true,"tool_choice":"auto","tools":[],"usage":%s}`,
-		t.number, status, t.model, items, usage)
+	return fmt.Sprintf(
+		`{"id":"resp_fake%d","object":"response","created_at":1767225600,"status":%q,"error":null,`+
+			`"incomplete_details":null,`+
+			`"instructions":null,"model":%s,"output":[%s],"parallel_tool_calls":true,"tool_choice":"auto","tools":[],"usage":%s}`,
+		t.number,
+		status,
+		t.model,
+		items,
+		usage,
+	)
 }
 
-// openaiResponseEvents has every event of a real stream, for clients that put
-// the response together from its parts.
+// openaiResponseEvents returns every event of a real stream, for clients that assemble the response from
+// parts.
 func (t turn) openaiResponseEvents() []chatEvent {
 	var events []chatEvent
 	add := func(name, members string) {
@@ -373,7 +416,7 @@ func (t turn) openaiResponseEvents() []chatEvent {
 	return events
 }
 
-// geminiPart is what Gemini says as a part of a content, with what it has so far.
+// geminiPart returns a part of a Gemini content, with its text so far.
 func (t turn) geminiPart(text string) string {
 	if t.call == nil {
 		return fmt.Sprintf(`{"text":%q}`, text)
@@ -381,24 +424,31 @@ func (t turn) geminiPart(text string) string {
 	return fmt.Sprintf(`{"functionCall":{"name":%q,"args":%s}}`, t.call.Name, t.call.Arguments)
 }
 
-// geminiAnswer is an answer of Gemini's with these parts, which ends with finish.
+// geminiAnswer returns a Gemini response with these parts and finish reason.
 func (t turn) geminiAnswer(parts, finish string) string {
 	u := t.usage
 	return fmt.Sprintf(`{"candidates":[{"content":{"parts":[%s],"role":"model"}%s,"index":0}],`+
-		`"usageMetadata":{"promptTokenCount":%d,"cachedContentTokenCount":%d,"candidatesTokenCount":%d,"totalTokenCount":%d},`+
-		`"modelVersion":%s,"responseId":"fake%d"}`, parts, finish, u.Input, u.Cached, u.Output, u.Input+u.Output, t.model, t.number)
+		`"usageMetadata":{"promptTokenCount":%d,"cachedContentTokenCount":%d,`+
+		`"candidatesTokenCount":%d,`+
+		`"totalTokenCount":%d},`+
+		`"modelVersion":%s,"responseId":"fake%d"}`,
+		parts, finish, u.Input, u.Cached, u.Output, u.Input+u.Output, t.model,
+		t.number)
 }
 
 const geminiStop = `,"finishReason":"STOP"`
 
 func (t turn) geminiContent() string { return t.geminiAnswer(t.geminiPart(t.text), geminiStop) }
 
-// geminiContentEvents has a call whole, as Gemini never sends it in parts.
+// geminiContentEvents sends a call as a whole, because Gemini never splits it.
 func (t turn) geminiContentEvents() []chatEvent {
 	if t.call != nil {
 		return []chatEvent{{data: t.geminiContent()}}
 	}
-	return []chatEvent{{data: t.geminiAnswer(t.geminiPart(t.text[:1]), "")}, {data: t.geminiAnswer(t.geminiPart(t.text[1:]), geminiStop)}}
+	return []chatEvent{
+		{data: t.geminiAnswer(t.geminiPart(t.text[:1]), "")},
+		{data: t.geminiAnswer(t.geminiPart(t.text[1:]), geminiStop)},
+	}
 }
 
 func otherAnswer() string { return `{"ok":true}` }

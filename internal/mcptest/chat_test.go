@@ -48,25 +48,51 @@ func TestChatCalls(t *testing.T) {
 		{"no tools are offered", chatPath, `{"messages":[]`, []string{`"chatcmpl-fake1"`, `"stop"`}},
 		{"a chat completion without results", chatPath, tools + `"messages":[{"role":"user","content":"?"}]`,
 			[]string{first, `"call_fake1"`, `"{\"lines\":2}"`, `"tool_calls"`}},
-		{"a chat completion with one", chatPath, tools + `"messages":[{"role":"user","content":"?"},{"role":"tool","content":"x"}]`,
-			[]string{second, `"call_fake2"`, `"chatcmpl-fake2"`}},
-		{"a chat completion with all", chatPath, tools + `"messages":[{"role":"tool","content":"x"},{"role":"tool","content":"y"}]`,
-			[]string{`"chatcmpl-fake3"`, `"stop"`}},
+		{
+			"a chat completion with one",
+			chatPath,
+			tools + `"messages":[{"role":"user","content":"?"},{"role":"tool","content":"x"}]`,
+			[]string{second, `"call_fake2"`, `"chatcmpl-fake2"`},
+		},
+		{
+			"a chat completion with all",
+			chatPath,
+			tools + `"messages":[{"role":"tool","content":"x"},{"role":"tool","content":"y"}]`,
+			[]string{`"chatcmpl-fake3"`, `"stop"`},
+		},
 		{"a message without results", messagesPath, tools + `"messages":[{"role":"user","content":"?"}]`,
 			[]string{first, `"toolu_fake1"`, `"tool_use"`, `lines`}},
-		{"a message with one", messagesPath, tools + `"messages":[{"role":"user","content":[{"type":"text"},{"type":"tool_result"}]}]`,
-			[]string{second, `"toolu_fake2"`, `"msg_fake2"`}},
+		{
+			"a message with one",
+			messagesPath,
+			tools + `"messages":[{"role":"user","content":[{"type":"text"},` +
+				`{"type":"tool_result"}]}]`,
+			[]string{second, `"toolu_fake2"`, `"msg_fake2"`},
+		},
 		{"a response without results", responsesPath, tools + `"input":"?"`,
 			[]string{first, `"namespace":"mcp__gateway"`, `"call_fake1"`, `"{\"lines\":2}"`}},
 		{"a response with one", responsesPath, tools + `"input":[{"type":"function_call_output","output":"x"}]`,
 			[]string{second, `"call_fake2"`, `"resp_fake2"`}},
 		{"a content without results", geminiPath, tools + `"contents":[{"role":"user","parts":[{"text":"?"}]}]`,
 			[]string{`{"functionCall":{"name":` + first + `,"args":{"lines":2}}}`, `"fake1"`}},
-		{"a content of JSON", geminiPath, `{"contents":[],"generationConfig":{"responseMimeType":"application/json"}`, []string{`{"text":"{}"}`}},
-		{"a stream of contents with one", geminiStream, tools + `"contents":[{"role":"user","parts":[{"functionResponse":{}}]}]`,
-			[]string{"data: ", `{"functionCall":{"name":` + second, `"fake2"`}},
-		{"a stream of contents with all", geminiStream, tools + `"contents":[{"parts":[{"functionResponse":{}},{"functionResponse":{}}]}]`,
-			[]string{`{"text":"o"}`, `{"text":"k"}`, `"STOP"`}},
+		{
+			"a content of JSON",
+			geminiPath,
+			`{"contents":[],"generationConfig":{"responseMimeType":"application/json"}`,
+			[]string{`{"text":"{}"}`},
+		},
+		{
+			"a stream of contents with one",
+			geminiStream,
+			tools + `"contents":[{"role":"user","parts":[{"functionResponse":{}}]}]`,
+			[]string{"data: ", `{"functionCall":{"name":` + second, `"fake2"`},
+		},
+		{
+			"a stream of contents with all",
+			geminiStream,
+			tools + `"contents":[{"parts":[{"functionResponse":{}},{"functionResponse":{}}]}]`,
+			[]string{`{"text":"o"}`, `{"text":"k"}`, `"STOP"`},
+		},
 	}
 	for _, tt := range tests {
 		for _, ending := range []string{`}`, `,"stream":true}`} {
@@ -104,8 +130,10 @@ func TestChatAnswers(t *testing.T) {
 			name: "a chat completion",
 			path: chatPath,
 			want: `{"id":"chatcmpl-fake1","object":"chat.completion","created":1767225600,"model":"m",` +
-				`"choices":[{"index":0,"message":{"role":"assistant","content":"ok","refusal":null},"logprobs":null,"finish_reason":"stop"}],` +
-				`"usage":{"prompt_tokens":1000,"completion_tokens":20,"total_tokens":1020,"prompt_tokens_details":{"cached_tokens":800}},"service_tier":"default"}`,
+				`"choices":[{"index":0,"message":{"role":"assistant","content":"ok","refusal":null},"logprobs":null,` +
+				`"finish_reason":"stop"}],` +
+				`"usage":{"prompt_tokens":1000,"completion_tokens":20,"total_tokens":1020,` +
+				`"prompt_tokens_details":{"cached_tokens":800}},"service_tier":"default"}`,
 		},
 		{
 			name: "a message, whose input leaves out what was cached",
@@ -117,17 +145,21 @@ func TestChatAnswers(t *testing.T) {
 		{
 			name: "a response",
 			path: responsesPath,
-			want: `{"id":"resp_fake1","object":"response","created_at":1767225600,"status":"completed","error":null,"incomplete_details":null,` +
-				`"instructions":null,"model":"m","output":[{"id":"msg_fake1","type":"message","status":"completed","role":"assistant",` +
+			want: `{"id":"resp_fake1","object":"response","created_at":1767225600,"status":"completed","error":null,` +
+				`"incomplete_details":null,` +
+				`"instructions":null,"model":"m","output":[{"id":"msg_fake1","type":"message","status":"completed",` +
+				`"role":"assistant",` +
 				`"content":[{"type":"output_text","text":"ok","annotations":[],"logprobs":[]}]}],` +
 				`"parallel_tool_calls":true,"tool_choice":"auto","tools":[],` +
-				`"usage":{"input_tokens":1000,"input_tokens_details":{"cached_tokens":800},"output_tokens":20,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":1020}}`,
+				`"usage":{"input_tokens":1000,"input_tokens_details":{"cached_tokens":800},"output_tokens":20,` +
+				`"output_tokens_details":{"reasoning_tokens":0},"total_tokens":1020}}`,
 		},
 		{
 			name: "a content",
 			path: geminiPath,
 			want: `{"candidates":[{"content":{"parts":[{"text":"ok"}],"role":"model"},"finishReason":"STOP","index":0}],` +
-				`"usageMetadata":{"promptTokenCount":1000,"cachedContentTokenCount":800,"candidatesTokenCount":20,"totalTokenCount":1020},` +
+				`"usageMetadata":{"promptTokenCount":1000,"cachedContentTokenCount":800,"candidatesTokenCount":20,` +
+				`"totalTokenCount":1020},` +
 				`"modelVersion":"m","responseId":"fake1"}`,
 		},
 		{
@@ -142,7 +174,8 @@ func TestChatAnswers(t *testing.T) {
 			name:    "a model spelled as in the request",
 			path:    "/messages",
 			request: `{"model":"\u006d/<é>"}`,
-			want: `{"id":"msg_fake1","type":"message","role":"assistant","model":"\u006d/<é>","content":[{"type":"text","text":"ok"}],` +
+			want: `{"id":"msg_fake1","type":"message","role":"assistant","model":"\u006d/<é>","content":[{"type":"text",` +
+				`"text":"ok"}],` +
 				`"stop_reason":"end_turn","stop_sequence":null,` +
 				`"usage":{"input_tokens":100,"cache_creation_input_tokens":100,"cache_read_input_tokens":800,"output_tokens":20}}`,
 		},
@@ -150,13 +183,15 @@ func TestChatAnswers(t *testing.T) {
 			name:    "a body that is no JSON is answered all the same",
 			path:    "/messages",
 			request: `{"model":`,
-			want: `{"id":"msg_fake1","type":"message","role":"assistant","model":"fake-model","content":[{"type":"text","text":"ok"}],` +
+			want: `{"id":"msg_fake1","type":"message","role":"assistant","model":"fake-model","content":[{"type":"text",` +
+				`"text":"ok"}],` +
 				`"stop_reason":"end_turn","stop_sequence":null,` +
 				`"usage":{"input_tokens":100,"cache_creation_input_tokens":100,"cache_read_input_tokens":800,"output_tokens":20}}`,
 		},
 		{
 			name: "a model that is no string is not repeated", path: "/v1/messages", request: `{"model":["m"]}`,
-			want: `{"id":"msg_fake1","type":"message","role":"assistant","model":"fake-model","content":[{"type":"text","text":"ok"}],` +
+			want: `{"id":"msg_fake1","type":"message","role":"assistant","model":"fake-model","content":[{"type":"text",` +
+				`"text":"ok"}],` +
 				`"stop_reason":"end_turn","stop_sequence":null,` +
 				`"usage":{"input_tokens":100,"cache_creation_input_tokens":100,"cache_read_input_tokens":800,"output_tokens":20}}`,
 		},
@@ -197,7 +232,8 @@ func streamed(chat *mcptest.Chat, path, acceptEncoding string) *flushRecorder {
 }
 
 func TestChatStreams(t *testing.T) {
-	const chunk = `data: {"id":"chatcmpl-fake1","object":"chat.completion.chunk","created":1767225600,"model":"m","choices":`
+	const chunk = `data: {"id":"chatcmpl-fake1","object":"chat.completion.chunk","created":1767225600,"model":"m",` +
+		`"choices":`
 	tests := []struct {
 		name  string
 		usage mcptest.Usage
@@ -208,11 +244,13 @@ func TestChatStreams(t *testing.T) {
 			name: "a chat completion in chunks, its usage last but one",
 			path: chatPath,
 			want: []string{
-				chunk + `[{"index":0,"delta":{"role":"assistant","content":"","refusal":null},"logprobs":null,"finish_reason":null}],"usage":null}`,
+				chunk + `[{"index":0,"delta":{"role":"assistant","content":"","refusal":null},"logprobs":null,` +
+					`"finish_reason":null}],"usage":null}`,
 				chunk + `[{"index":0,"delta":{"content":"o"},"logprobs":null,"finish_reason":null}],"usage":null}`,
 				chunk + `[{"index":0,"delta":{"content":"k"},"logprobs":null,"finish_reason":null}],"usage":null}`,
 				chunk + `[{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}],"usage":null}`,
-				chunk + `[],"usage":{"prompt_tokens":1000,"completion_tokens":20,"total_tokens":1020,"prompt_tokens_details":{"cached_tokens":800}}}`,
+				chunk + `[],"usage":{"prompt_tokens":1000,"completion_tokens":20,"total_tokens":1020,` +
+					`"prompt_tokens_details":{"cached_tokens":800}}}`,
 				"data: [DONE]",
 			},
 		},
@@ -220,14 +258,19 @@ func TestChatStreams(t *testing.T) {
 			name: "a message, the input told first and the output last",
 			path: messagesPath,
 			want: []string{
-				"event: message_start\n" + `data: {"type":"message_start","message":{"id":"msg_fake1","type":"message","role":"assistant","model":"m","content":[],` +
+				"event: message_start\n" + `data: {"type":"message_start","message":{"id":"msg_fake1","type":"message",` +
+					`"role":"assistant","model":"m","content":[],` +
 					`"stop_reason":null,"stop_sequence":null,` +
 					`"usage":{"input_tokens":100,"cache_creation_input_tokens":100,"cache_read_input_tokens":800,"output_tokens":1}}}`,
-				"event: content_block_start\n" + `data: {"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}`,
-				"event: content_block_delta\n" + `data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"o"}}`,
-				"event: content_block_delta\n" + `data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"k"}}`,
+				"event: content_block_start\n" + `data: {"type":"content_block_start","index":0,"content_block":{"type":"text",` +
+					`"text":""}}`,
+				"event: content_block_delta\n" + `data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta",` +
+					`"text":"o"}}`,
+				"event: content_block_delta\n" + `data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta",` +
+					`"text":"k"}}`,
 				"event: content_block_stop\n" + `data: {"type":"content_block_stop","index":0}`,
-				"event: message_delta\n" + `data: {"type":"message_delta","delta":{"stop_reason":"end_turn","stop_sequence":null},"usage":{"output_tokens":20}}`,
+				"event: message_delta\n" + `data: {"type":"message_delta","delta":{"stop_reason":"end_turn",` +
+					`"stop_sequence":null},"usage":{"output_tokens":20}}`,
 				"event: message_stop\n" + `data: {"type":"message_stop"}`,
 			},
 		},
@@ -236,17 +279,30 @@ func TestChatStreams(t *testing.T) {
 			usage: mcptest.Usage{Input: 50, Cached: 5, Output: 2},
 			path:  responsesPath,
 			want: []string{
-				"event: response.created\n" + `data: {"type":"response.created","sequence_number":0,"response":{"id":"resp_fake1",…"status":"in_progress",…"output":[],…"usage":null}}`,
-				"event: response.in_progress\n" + `data: {"type":"response.in_progress","sequence_number":1,"response":{"id":"resp_fake1",…"usage":null}}`,
-				"event: response.output_item.added\n" + `data: {"type":"response.output_item.added","sequence_number":2,"output_index":0,"item":{"id":"msg_fake1",…"content":[]}}`,
-				"event: response.content_part.added\n" + `data: {"type":"response.content_part.added","sequence_number":3,"item_id":"msg_fake1",…"part":{"type":"output_text","text":"",…}}`,
-				"event: response.output_text.delta\n" + `data: {"type":"response.output_text.delta","sequence_number":4,…"delta":"o",…}`,
-				"event: response.output_text.delta\n" + `data: {"type":"response.output_text.delta","sequence_number":5,…"delta":"k",…}`,
-				"event: response.output_text.done\n" + `data: {"type":"response.output_text.done","sequence_number":6,…"text":"ok",…}`,
-				"event: response.content_part.done\n" + `data: {"type":"response.content_part.done","sequence_number":7,…"text":"ok",…}`,
-				"event: response.output_item.done\n" + `data: {"type":"response.output_item.done","sequence_number":8,…"status":"completed",…"text":"ok",…}`,
-				"event: response.completed\n" + `data: {"type":"response.completed","sequence_number":9,"response":{"id":"resp_fake1",…"status":"completed",…"model":"m",…"text":"ok",…` +
-					`"usage":{"input_tokens":50,"input_tokens_details":{"cached_tokens":5},"output_tokens":2,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":52}}}`,
+				"event: response.created\n" + `data: {"type":"response.created","sequence_number":0,` +
+					`"response":{"id":"resp_fake1",…"status":"in_progress",…"output":[],…"usage":null}}`,
+				"event: response.in_progress\n" + `data: {"type":"response.in_progress","sequence_number":1,` +
+					`"response":{"id":"resp_fake1",…"usage":null}}`,
+				"event: response.output_item.added\n" +
+					`data: {"type":"response.output_item.added","sequence_number":2,"output_index":0,"item":{"id":"msg_fake1",` +
+					`…"content":[]}}`,
+				"event: response.content_part.added\n" +
+					`data: {"type":"response.content_part.added","sequence_number":3,"item_id":"msg_fake1",` +
+					`…"part":{"type":"output_text","text":"",…}}`,
+				"event: response.output_text.delta\n" +
+					`data: {"type":"response.output_text.delta","sequence_number":4,…"delta":"o",…}`,
+				"event: response.output_text.delta\n" +
+					`data: {"type":"response.output_text.delta","sequence_number":5,…"delta":"k",…}`,
+				"event: response.output_text.done\n" +
+					`data: {"type":"response.output_text.done","sequence_number":6,…"text":"ok",…}`,
+				"event: response.content_part.done\n" +
+					`data: {"type":"response.content_part.done","sequence_number":7,…"text":"ok",…}`,
+				"event: response.output_item.done\n" +
+					`data: {"type":"response.output_item.done","sequence_number":8,…"status":"completed",…"text":"ok",…}`,
+				"event: response.completed\n" + `data: {"type":"response.completed","sequence_number":9,` +
+					`"response":{"id":"resp_fake1",…"status":"completed",…"model":"m",…"text":"ok",…` +
+					`"usage":{"input_tokens":50,"input_tokens_details":{"cached_tokens":5},"output_tokens":2,` +
+					`"output_tokens_details":{"reasoning_tokens":0},"total_tokens":52}}}`,
 			},
 		},
 		{
@@ -360,7 +416,11 @@ func TestChatGate(t *testing.T) {
 				done := make(chan struct{})
 				go func() {
 					defer close(done)
-					chat.ServeHTTP(w, httptest.NewRequestWithContext(ctx, "POST", chatPath, strings.NewReader(`{"model":"m","stream":true}`)))
+					chat.ServeHTTP(
+						w,
+						httptest.NewRequestWithContext(ctx, "POST", chatPath,
+							strings.NewReader(`{"model":"m","stream":true}`)),
+					)
 				}()
 				synctest.Wait()
 				if !reflect.DeepEqual(w.events, whole[:1]) {
@@ -464,10 +524,12 @@ func TestChatRecordsWhatItReceived(t *testing.T) {
 		t.Fatalf("%d requests, want 2", len(requests))
 	}
 	first, last := requests[0], requests[1]
-	if first.Method != "POST" || first.Path != chatPath || first.Body != "{\"x\":\"\xff<\"}" || first.Headers.Get("Authorization") != "Bearer a" {
+	if first.Method != "POST" || first.Path != chatPath || first.Body != "{\"x\":\"\xff<\"}" ||
+		first.Headers.Get("Authorization") != "Bearer a" {
 		t.Errorf("first %+v", first)
 	}
-	if last.Method != "PUT" || last.Path != messagesPath || last.Body != compressed || last.Headers.Get("Content-Encoding") != "gzip" {
+	if last.Method != "PUT" || last.Path != messagesPath || last.Body != compressed ||
+		last.Headers.Get("Content-Encoding") != "gzip" {
 		t.Errorf("last %+v", last)
 	}
 	if got := chat.Last(); !reflect.DeepEqual(got, last) {

@@ -18,10 +18,9 @@ import (
 	"time"
 )
 
-// RunChild is the main function of a child process: an MCP server over stdio
-// that does what its flags and the calls of its tools tell it to. The args are
-// `<id> [flags]`; the id is the server's name and tells its answers from those
-// of its twins. The exit code is 0 at the end of stdin and 2 for wrong args.
+// RunChild is the main function of a child process: an MCP server over stdio whose flags and tools control
+// its behavior. The args are `<id> [flags]`; the id is the server's name and distinguishes its responses from
+// those of other children. The exit code is 0 at the end of stdin and 2 for wrong args.
 //
 //	--caps-empty           declare {"tools":{}} and nothing else
 //	--banner               print three lines on stdout at start that are no JSON
@@ -44,25 +43,21 @@ import (
 //	--modern               answer requests of 2026-07-28 as well
 //	--modern-only          answer no others: initialize and ping get -32601
 //
-// Messages are read in either framing. Each request is served in a goroutine of
-// its own, from the revisions 2024-11-05 to 2025-11-25 only after initialize
-// has been received. The tools are listed at [toolsNamed].
+// Messages are read in either framing. Each request is served in its own goroutine. In the revisions
+// 2024-11-05 to 2025-11-25, requests are refused before initialize. The tools are listed at [toolsNamed].
 //
-// With --modern the era is that of each request, so one connection serves both
-// in any order. A request of 2026-07-28 is one whose _meta names that version;
-// like the Go SDK it must have the client's capabilities there too. What has
-// changed goes untagged to who has initialized, and tagged to each
-// subscriptions/listen that wants to know.
+// With --modern each request has its own era, so one connection serves both in any order. A request of
+// 2026-07-28 is one whose _meta names that version; as in the Go SDK it must have the client's capabilities
+// there too. Change notifications are sent untagged if the client has initialized, and tagged to each
+// subscriptions/listen that requested them.
 //
-// A request cancelled by the client gets no answer, in either era. At the end of
-// stdin those that wait for something are given up, those that do not are still
-// answered.
+// A request that the client cancels gets no response, in either era. At the end of stdin, waiting requests are
+// abandoned; others are still answered.
 //
-// If $DS_LOG names a file, each message received is appended to it as one line,
-// in one write, {"pid":N,"id":"<id>","message":…}, before it is acted upon. So
-// are events: {"pid":N,"id":"<id>","event":"start"}, "eof", "term" and, with the
-// requestId, "cancelled", for a request that has stopped. What is no JSON is the
-// event "garbage".
+// If $DS_LOG names a file, each received message is appended to it as one line, in one write,
+// {"pid":N,"id":"<id>","message":…}, before it is handled. Events are appended as well:
+// {"pid":N,"id":"<id>","event":"start"}, "eof", "term" and, with the requestId, "cancelled" for a request that
+// has stopped. Input that is not JSON is the event "garbage".
 func RunChild(args []string, stdin io.Reader, stdout, stderr io.Writer) (exit int) {
 	c, err := newChild(args, stdout, stderr)
 	if err != nil {
@@ -184,9 +179,8 @@ func newChild(args []string, stdout, stderr io.Writer) (*child, error) {
 	return c, nil
 }
 
-// watchTerm logs SIGTERM and then lets it have its way, unless it shall be
-// ignored. It does not ask the system to ignore it, for processes started from
-// here would inherit that.
+// watchTerm logs SIGTERM and then exits, unless the flag says to ignore it. It does not make the system ignore
+// the signal, because child processes would inherit that.
 func (c *child) watchTerm() (unwatch func()) {
 	terms := make(chan os.Signal, 1)
 	signal.Notify(terms, syscall.SIGTERM)
@@ -212,8 +206,8 @@ func (c *child) watchTerm() (unwatch func()) {
 	}
 }
 
-// read acts upon messages until there are no more, and then waits for those who
-// still have an answer to write. It does not wait long: the reader may be gone.
+// read handles messages until the end of stdin, and then waits for responses that are still being written. It
+// does not wait long, because the reader may be gone.
 func (c *child) read(stdin io.Reader) {
 	r := bufio.NewReader(stdin)
 	for {
@@ -240,8 +234,8 @@ func (c *child) read(stdin io.Reader) {
 	}
 }
 
-// readFrame returns the next message in the framing in which it comes. It may
-// return a message together with an error, and neither for an empty line.
+// readFrame returns the next message in either framing. It may return a message together with an error, and
+// neither for an empty line.
 func readFrame(r *bufio.Reader) ([]byte, error) {
 	line, err := r.ReadBytes('\n')
 	line = bytes.TrimSpace(line)
@@ -268,12 +262,11 @@ func readFrame(r *bufio.Reader) ([]byte, error) {
 	}
 	body := make([]byte, length)
 	_, err = io.ReadFull(r, body)
-	// A line break in JSON is white space, and is in the way of those who write
-	// one message to a line.
+	// A line break in JSON is white space, and would break the framing by line.
 	return bytes.ReplaceAll(body, []byte("\n"), []byte(" ")), err
 }
 
-// receive acts upon one message.
+// receive handles one message.
 func (c *child) receive(raw []byte) {
 	m, failure := readMessage(raw)
 	if failure != nil && failure.Code == codeParseError {
@@ -315,14 +308,14 @@ func (c *child) send(raw []byte) {
 // finish implements wire.
 func (c *child) finish(raw []byte, _ *rpcError) { c.send(raw) }
 
-// event implements wire. The log has cancellations alone.
+// event implements wire. It logs only cancellations.
 func (c *child) event(m message, event string) {
 	if event == "cancelled" {
 		c.logMember("event", fmt.Appendf(nil, `"cancelled","requestId":%s`, m.ID))
 	}
 }
 
-// writeLines writes what is no message, between two messages.
+// writeLines writes lines that are not messages, between two messages.
 func (c *child) writeLines(w io.Writer, n int, text string) {
 	c.writing.Lock()
 	defer c.writing.Unlock()

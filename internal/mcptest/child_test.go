@@ -36,7 +36,8 @@ const (
 	modernMeta = `"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}`
 
 	// What a result of 2026-07-28 begins with.
-	modernResult = `{"resultType":"complete","_meta":{"io.modelcontextprotocol/serverInfo":{"name":"alpha","version":"0.1.0"}}`
+	modernResult = `{"resultType":"complete","_meta":{"io.modelcontextprotocol/serverInfo":{"name":"alpha",` +
+		`"version":"0.1.0"}}`
 )
 
 func TestChildAnswers(t *testing.T) {
@@ -58,85 +59,248 @@ func TestChildAnswers(t *testing.T) {
 		want  string
 	}{
 		{"ping gets an empty result", "", request(`1`, "ping", `{}`), `{"jsonrpc":"2.0","id":1,"result":{}}`},
-		{"an id beyond 2^53 keeps its digits", "", request(`90071992547409931`, "ping", `{}`), `{"jsonrpc":"2.0","id":90071992547409931,"result":{}}`},
+		{
+			"an id beyond 2^53 keeps its digits",
+			"",
+			request(`90071992547409931`, "ping", `{}`),
+			`{"jsonrpc":"2.0","id":90071992547409931,"result":{}}`,
+		},
 		{"an id keeps its escapes", "", request(`"\u003c0"`, "ping", `{}`), `{"jsonrpc":"2.0","id":"\u003c0","result":{}}`},
-		{"ping is unknown with no-ping", "--no-ping", request(`1`, "ping", `{}`), failure(`1`, -32601, "method not found: ping")},
-		{"results come first with result-first", "--result-first", request(`1`, "ping", `{}`), `{"result":{},"jsonrpc":"2.0","id":1}`},
+		{
+			"ping is unknown with no-ping",
+			"--no-ping",
+			request(`1`, "ping", `{}`),
+			failure(`1`, -32601, "method not found: ping"),
+		},
+		{
+			"results come first with result-first",
+			"--result-first",
+			request(`1`, "ping", `{}`),
+			`{"result":{},"jsonrpc":"2.0","id":1}`,
+		},
 		{"errors do not", "--result-first", request(`1`, "foo/bar", `{}`), failure(`1`, -32601, "method not found: foo/bar")},
 		{"a line that is no JSON is a parse error", "", `hello: world`, failure(`null`, -32700, "parse error")},
-		{"a batch is refused", "", `[` + request(`1`, "ping", `{}`) + `]`, failure(`null`, -32600, "not a JSON-RPC 2.0 message")},
-		{"server/discover is unknown", "", request(`1`, "server/discover", `{"_meta":{`+modernMeta+`}}`), failure(`1`, -32601, "method not found: server/discover")},
+		{
+			"a batch is refused",
+			"",
+			`[` + request(`1`, "ping", `{}`) + `]`,
+			failure(`null`, -32600, "not a JSON-RPC 2.0 message"),
+		},
+		{
+			"server/discover is unknown",
+			"",
+			request(`1`, "server/discover", `{"_meta":{`+modernMeta+`}}`),
+			failure(`1`, -32601, "method not found: server/discover"),
+		},
 
 		{"echo returns the params byte for byte", "", request(`1`, "tools/call", echoParams), text(`1`, echoParams)},
 		{"an unknown tool is an error", "", call("zz", `{}`), failure(`1`, -32602, "Unknown tool: zz")},
-		{"arguments that make no sense are an error", "", call("big", `{"n":-1}`), failure(`1`, -32602, "n must not be negative")},
+		{
+			"arguments that make no sense are an error",
+			"",
+			call("big", `{"n":-1}`),
+			failure(`1`, -32602, "n must not be negative"),
+		},
 		{"slow sleeps", "", call("slow", `{"ms":1}`), text(`1`, "slept")},
 		{"pid is that of the process", "", call("pid", `{}`), text(`1`, strconv.Itoa(os.Getpid()))},
 		{"big repeats", "", call("big", `{"n":3,"c":"é<"}`), text(`1`, "é<é<é<")},
 		{"big repeats x by default", "", call("big", `{"n":5}`), text(`1`, "xxxxx")},
 		{"emit says hello by default", "", call("emit", `{}`),
-			`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"hello"}}` + "\n" + text(`1`, "emitted")},
-		{"emit sends what it is told to, byte for byte", "", call("emit", `{"method":"notifications/foo","params":{"a" : 1.0}}`),
-			`{"jsonrpc":"2.0","method":"notifications/foo","params":{"a" : 1.0}}` + "\n" + text(`1`, "emitted")},
-		{"progress uses the token", "", request(`1`, "tools/call", `{"name":"progress","arguments":{"steps":2},"_meta":{"progressToken":"\u0061"}}`),
-			`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"\u0061","progress":1,"total":2}}` + "\n" +
-				`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"\u0061","progress":2,"total":2}}` + "\n" + text(`1`, "done")},
+			`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"hello"}}` + "\n" +
+				text(
+					`1`,
+					"emitted",
+				)},
+		{
+			"emit sends the given notification, byte for byte",
+			"",
+			call("emit", `{"method":"notifications/foo","params":{"a" : 1.0}}`),
+			`{"jsonrpc":"2.0","method":"notifications/foo","params":{"a" : 1.0}}` + "\n" + text(`1`, "emitted"),
+		},
+		{
+			"progress uses the token",
+			"",
+			request(`1`, "tools/call", `{"name":"progress","arguments":{"steps":2},`+
+				`"_meta":{"progressToken":"\u0061"}}`),
+			`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"\u0061","progress":1,"total":2}}` +
+				"\n" +
+				`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":"\u0061","progress":2,"total":2}}` +
+				"\n" + text(
+				`1`,
+				"done",
+			),
+		},
 		{"progress is silent without one", "", call("progress", `{"steps":2}`), text(`1`, "done")},
-		{"noise is between the messages", "", call("noise", `{"lines":2,"text":"{oops"}`), "{oops\n{oops\n" + text(`1`, "written")},
+		{
+			"noise is between the messages",
+			"",
+			call("noise", `{"lines":2,"text":"{oops"}`),
+			"{oops\n{oops\n" +
+				text(`1`, "written"),
+		},
 		{"late answers twice", "", call("late", `{"ms":1}`), text(`1`, "in time") + "\n" + text(`1`, "late")},
-		{"wrong-id answers nobody first", "", call("wrong-id", `{}`), text(`"nobody"`, "for nobody") + "\n" + text(`1`, "for you")},
+		{
+			"wrong-id responds with an unknown id first",
+			"",
+			call("wrong-id", `{}`),
+			text(`"unknown"`, "for an unknown id") + "\n" +
+				text(`1`, "for you"),
+		},
 		{"touch names the resource", "", call("touch", `{"uri":"file://a/\u0062.txt"}`),
-			`{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"file://a/\u0062.txt"}}` + "\n" + text(`1`, "touched")},
+			`{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"file://a/\u0062.txt"}}` + "\n" +
+				text(
+					`1`,
+					"touched",
+				)},
 		{"an extra tool answers", "--tools 2", call("t2", `{}`), text(`1`, "t2")},
 
 		{"prompts are listed", "", request(`1`, "prompts/list", `{}`),
-			`{"jsonrpc":"2.0","id":1,"result":{"prompts":[{"name":"p","description":"Greets.","arguments":[{"name":"who","description":"Whom to greet.","required":false}]}]}}`},
+			`{"jsonrpc":"2.0","id":1,"result":{"prompts":[{"name":"p","description":"Greets.","arguments":[{"name":"who",` +
+				`"description":"Name to greet.","required":false}]}]}}`},
 		{"a prompt is made", "", request(`1`, "prompts/get", `{"name":"p","arguments":{"who":"Eve"}}`),
-			`{"jsonrpc":"2.0","id":1,"result":{"messages":[{"role":"user","content":{"type":"text","text":"alpha greets Eve"}}]}}`},
-		{"an unknown prompt is an error", "", request(`1`, "prompts/get", `{"name":"q"}`), failure(`1`, -32602, "Unknown prompt: q")},
+			`{"jsonrpc":"2.0","id":1,"result":{"messages":[{"role":"user","content":{"type":"text","text":"alpha greets ` +
+				`Eve"}}]}}`},
+		{
+			"an unknown prompt is an error",
+			"",
+			request(`1`, "prompts/get", `{"name":"q"}`),
+			failure(`1`, -32602, "Unknown prompt: q"),
+		},
 		{"resources are listed", "", request(`1`, "resources/list", `{}`),
-			`{"jsonrpc":"2.0","id":1,"result":{"resources":[{"uri":"file://alpha/data.txt","name":"data.txt","mimeType":"text/plain"}]}}`},
+			`{"jsonrpc":"2.0","id":1,"result":{"resources":[{"uri":"file://alpha/data.txt","name":"data.txt",` +
+				`"mimeType":"text/plain"}]}}`},
 		{"templates are listed", "", request(`1`, "resources/templates/list", `{}`),
-			`{"jsonrpc":"2.0","id":1,"result":{"resourceTemplates":[{"uriTemplate":"file://alpha/{name}.txt","name":"text files","mimeType":"text/plain"}]}}`},
+			`{"jsonrpc":"2.0","id":1,"result":{"resourceTemplates":[{"uriTemplate":"file://alpha/{name}.txt","name":"text ` +
+				`files","mimeType":"text/plain"}]}}`},
 		{"a resource is read", "", request(`1`, "resources/read", `{"uri":"file://alpha/data.txt"}`),
-			`{"jsonrpc":"2.0","id":1,"result":{"contents":[{"uri":"file://alpha/data.txt","mimeType":"text/plain","text":"data of alpha"}]}}`},
+			`{"jsonrpc":"2.0","id":1,"result":{"contents":[{"uri":"file://alpha/data.txt","mimeType":"text/plain",` +
+				`"text":"data of alpha"}]}}`},
 		{"a resource of the template is read", "", request(`1`, "resources/read", `{"uri":"file://alpha/x.txt"}`),
-			`{"jsonrpc":"2.0","id":1,"result":{"contents":[{"uri":"file://alpha/x.txt","mimeType":"text/plain","text":"x of alpha"}]}}`},
+			`{"jsonrpc":"2.0","id":1,"result":{"contents":[{"uri":"file://alpha/x.txt","mimeType":"text/plain","text":"x of ` +
+				`alpha"}]}}`},
 		{"a resource of another server is not found", "", request(`1`, "resources/read", `{"uri":"file://beta/data.txt"}`),
-			`{"jsonrpc":"2.0","id":1,"error":{"code":-32002,"message":"Resource not found","data":{"uri":"file://beta/data.txt"}}}`},
-		{"a subscription is accepted", "", request(`1`, "resources/subscribe", `{"uri":"file://alpha/data.txt"}`), `{"jsonrpc":"2.0","id":1,"result":{}}`},
-		{"a subscription is ended", "", request(`1`, "resources/unsubscribe", `{"uri":"file://alpha/data.txt"}`), `{"jsonrpc":"2.0","id":1,"result":{}}`},
+			`{"jsonrpc":"2.0","id":1,"error":{"code":-32002,"message":"Resource not found",` +
+				`"data":{"uri":"file://beta/data.txt"}}}`},
+		{
+			"a subscription is accepted",
+			"",
+			request(`1`, "resources/subscribe", `{"uri":"file://alpha/data.txt"}`),
+			`{"jsonrpc":"2.0","id":1,"result":{}}`,
+		},
+		{
+			"a subscription is ended",
+			"",
+			request(`1`, "resources/unsubscribe", `{"uri":"file://alpha/data.txt"}`),
+			`{"jsonrpc":"2.0","id":1,"result":{}}`,
+		},
 		{"a level is set", "", request(`1`, "logging/setLevel", `{"level":"debug"}`), `{"jsonrpc":"2.0","id":1,"result":{}}`},
-		{"an argument is completed", "", request(`1`, "completion/complete", `{"ref":{"type":"ref/prompt","name":"p"},"argument":{"name":"who","value":""}}`),
-			`{"jsonrpc":"2.0","id":1,"result":{"completion":{"values":["alpha-one","alpha-two"],"total":2,"hasMore":false}}}`},
+		{
+			"an argument is completed",
+			"",
+			request(`1`, "completion/complete",
+				`{"ref":{"type":"ref/prompt","name":"p"},"argument":{"name":"who","value":""}}`),
+			`{"jsonrpc":"2.0","id":1,"result":{"completion":{"values":["alpha-one","alpha-two"],"total":2,"hasMore":false}}}`,
+		},
 
-		{"a list fails with list-error", "--list-error", request(`1`, "tools/list", `{}`), failure(`1`, -32603, "no list today")},
-		{"every list does", "--list-error", request(`1`, "resources/templates/list", `{}`), failure(`1`, -32603, "no list today")},
+		{
+			"a list fails with list-error",
+			"--list-error",
+			request(`1`, "tools/list", `{}`),
+			failure(`1`, -32603, "no list today"),
+		},
+		{
+			"every list does",
+			"--list-error",
+			request(`1`, "resources/templates/list", `{}`),
+			failure(`1`, -32603, "no list today"),
+		},
 		{"a strange cursor gets the first page", "--page 1", request(`1`, "prompts/list", `{"cursor":"zz"}`),
-			`{"jsonrpc":"2.0","id":1,"result":{"prompts":[{"name":"p","description":"Greets.","arguments":[{"name":"who","description":"Whom to greet.","required":false}]}]}}`},
-		{"a strange cursor is refused with strict-cursor", "--page 1 --strict-cursor", request(`1`, "prompts/list", `{"cursor":"zz"}`), failure(`1`, -32602, "unknown cursor: zz")},
+			`{"jsonrpc":"2.0","id":1,"result":{"prompts":[{"name":"p","description":"Greets.","arguments":[{"name":"who",` +
+				`"description":"Name to greet.","required":false}]}]}}`},
+		{
+			"a strange cursor is refused with strict-cursor",
+			"--page 1 --strict-cursor",
+			request(`1`, "prompts/list",
+				`{"cursor":"zz"}`),
+			failure(`1`, -32602, "unknown cursor: zz"),
+		},
 
-		{"a modern request gets a modern result", "--modern", request(`1`, "tools/call", `{"name":"big","arguments":{"n":1},"_meta":{`+modernMeta+`}}`),
-			`{"jsonrpc":"2.0","id":1,"result":` + modernResult + `,"content":[{"type":"text","text":"x"}]}}`},
-		{"a modern read is stale at once", "--modern", request(`1`, "resources/read", `{"uri":"file://alpha/data.txt","_meta":{`+modernMeta+`}}`),
-			`{"jsonrpc":"2.0","id":1,"result":` + modernResult + `,"ttlMs":0,"cacheScope":"public","contents":[{"uri":"file://alpha/data.txt","mimeType":"text/plain","text":"data of alpha"}]}}`},
+		{
+			"a modern request gets a modern result",
+			"--modern",
+			request(`1`, "tools/call", `{"name":"big","arguments":{"n":1},"_meta":{`+modernMeta+`}}`),
+			`{"jsonrpc":"2.0","id":1,"result":` + modernResult + `,"content":[{"type":"text","text":"x"}]}}`,
+		},
+		{
+			"a modern read is stale at once",
+			"--modern",
+			request(`1`, "resources/read",
+				`{"uri":"file://alpha/data.txt","_meta":{`+modernMeta+`}}`),
+			`{"jsonrpc":"2.0","id":1,"result":` + modernResult +
+				`,"ttlMs":0,"cacheScope":"public","contents":[{"uri":"file://alpha/data.txt","mimeType":"text/plain",` +
+				`"text":"data of alpha"}]}}`,
+		},
 		{"a legacy request on the same connection does not", "--modern", call("big", `{"n":1}`), text(`1`, "x")},
-		{"a modern ping is unknown", "--modern", request(`1`, "ping", `{"_meta":{`+modernMeta+`}}`), failure(`1`, -32601, "method not found: ping")},
-		{"a modern request must have capabilities", "--modern", request(`1`, "tools/list", `{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}}`),
-			failure(`1`, -32602, `missing or invalid _meta field "io.modelcontextprotocol/clientCapabilities"`)},
-		{"a version of the future is refused", "--modern", request(`1`, "tools/list", `{"_meta":{"io.modelcontextprotocol/protocolVersion":"2099-01-01"}}`),
-			`{"jsonrpc":"2.0","id":1,"error":{"code":-32022,"message":"unsupported protocol version","data":{"supported":["2026-07-28","2025-11-25","2025-06-18","2025-03-26","2024-11-05"],"requested":"2099-01-01"}}}`},
-		{"a modern resource that is not there is an invalid param", "--modern", request(`1`, "resources/read", `{"uri":"x:y","_meta":{`+modernMeta+`}}`),
-			`{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":"Resource not found","data":{"uri":"x:y"}}}`},
-		{"a modern call asks in its result", "--modern", request(`1`, "tools/call", `{"name":"ask-roots","_meta":{`+modernMeta+`}}`),
-			`{"jsonrpc":"2.0","id":1,"result":` + strings.Replace(modernResult, "complete", "input_required", 1) + `,"inputRequests":{"0":{"method":"roots/list","params":{}}},"requestState":"alpha asked roots/list"}}`},
-		{"and is answered in the next one", "--modern", request(`1`, "tools/call", `{"name":"ask-roots","inputResponses":{"0":{"roots":[]}},"_meta":{`+modernMeta+`}}`),
-			`{"jsonrpc":"2.0","id":1,"result":` + modernResult + `,"content":[{"type":"text","text":"{\"roots\":[]}"}]}}`},
-		{"a modern call without a level logs nothing", "--modern", request(`1`, "tools/call", `{"name":"emit","_meta":{`+modernMeta+`}}`),
-			`{"jsonrpc":"2.0","id":1,"result":` + modernResult + `,"content":[{"type":"text","text":"emitted"}]}}`},
-		{"a modern call with a level logs", "--modern", request(`1`, "tools/call", `{"name":"emit","_meta":{"io.modelcontextprotocol/logLevel":"info",`+modernMeta+`}}`),
+		{
+			"a modern ping is unknown",
+			"--modern",
+			request(`1`, "ping", `{"_meta":{`+modernMeta+`}}`),
+			failure(`1`, -32601, "method not found: ping"),
+		},
+		{
+			"a modern request must have capabilities",
+			"--modern",
+			request(`1`, "tools/list", `{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}}`),
+			failure(`1`, -32602, `missing or invalid _meta field "io.modelcontextprotocol/clientCapabilities"`),
+		},
+		{
+			"a version of the future is refused",
+			"--modern",
+			request(`1`, "tools/list", `{"_meta":{"io.modelcontextprotocol/protocolVersion":"2099-01-01"}}`),
+			`{"jsonrpc":"2.0","id":1,"error":{"code":-32022,"message":"unsupported protocol version",` +
+				`"data":{"supported":["2026-07-28","2025-11-25","2025-06-18","2025-03-26","2024-11-05"],` +
+				`"requested":"2099-01-01"}}}`,
+		},
+		{
+			"a modern resource that is not there is an invalid param",
+			"--modern",
+			request(`1`, "resources/read",
+				`{"uri":"x:y","_meta":{`+modernMeta+`}}`),
+			`{"jsonrpc":"2.0","id":1,"error":{"code":-32602,"message":"Resource not found","data":{"uri":"x:y"}}}`,
+		},
+		{
+			"a modern call asks in its result",
+			"--modern",
+			request(`1`, "tools/call", `{"name":"ask-roots","_meta":{`+
+				modernMeta+`}}`),
+			`{"jsonrpc":"2.0","id":1,"result":` + strings.Replace(
+				modernResult,
+				"complete",
+				"input_required",
+				1,
+			) +
+				`,"inputRequests":{"0":{"method":"roots/list","params":{}}},"requestState":"alpha asked roots/list"}}`,
+		},
+		{
+			"and is answered in the next one",
+			"--modern",
+			request(`1`, "tools/call", `{"name":"ask-roots","inputResponses":{"0":{"roots":[]}},"_meta":{`+modernMeta+`}}`),
+			`{"jsonrpc":"2.0","id":1,"result":` + modernResult + `,"content":[{"type":"text","text":"{\"roots\":[]}"}]}}`,
+		},
+		{
+			"a modern call without a level logs nothing",
+			"--modern",
+			request(`1`, "tools/call", `{"name":"emit","_meta":{`+
+				modernMeta+`}}`),
+			`{"jsonrpc":"2.0","id":1,"result":` + modernResult + `,"content":[{"type":"text","text":"emitted"}]}}`,
+		},
+		{
+			"a modern call with a level logs",
+			"--modern",
+			request(`1`, "tools/call", `{"name":"emit","_meta":{"io.modelcontextprotocol/logLevel":"info",`+modernMeta+`}}`),
 			`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"hello"}}` + "\n" +
-				`{"jsonrpc":"2.0","id":1,"result":` + modernResult + `,"content":[{"type":"text","text":"emitted"}]}}`},
+				`{"jsonrpc":"2.0","id":1,"result":` + modernResult + `,"content":[{"type":"text","text":"emitted"}]}}`,
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -151,22 +315,43 @@ func TestChildAnswers(t *testing.T) {
 }
 
 func TestChildHandshake(t *testing.T) {
-	const all = `{"tools":{"listChanged":true},"prompts":{},"resources":{"subscribe":true,"listChanged":true},"logging":{},"completions":{}}`
+	const all = `{"tools":{"listChanged":true},"prompts":{},"resources":{"subscribe":true,"listChanged":true},` +
+		`"logging":{},"completions":{}}`
 	initialized := func(version, capabilities string) string {
-		return `{"jsonrpc":"2.0","id":0,"result":{"protocolVersion":"` + version + `","capabilities":` + capabilities + `,"serverInfo":{"name":"alpha","version":"0.1.0"}}}`
+		return `{"jsonrpc":"2.0","id":0,"result":{"protocolVersion":"` + version + `","capabilities":` + capabilities +
+			`,"serverInfo":{"name":"alpha","version":"0.1.0"}}}`
 	}
 	const notInitialized = `{"jsonrpc":"2.0","id":0,"error":{"code":-32600,"message":"not initialized"}}`
 	const noInitialize = `{"jsonrpc":"2.0","id":0,"error":{"code":-32601,"message":"method not found: initialize"}}`
 	discovered := func(versions string) string {
-		return `{"jsonrpc":"2.0","id":0,"result":` + modernResult + `,"ttlMs":0,"cacheScope":"public","supportedVersions":[` + versions + `],"capabilities":` + all + `}}`
+		return `{"jsonrpc":"2.0","id":0,"result":` + modernResult +
+			`,"ttlMs":0,"cacheScope":"public","supportedVersions":[` + versions + `],"capabilities":` + all + `}}`
 	}
 	tests := []struct {
 		name, flags, method, params, want string
 	}{
 		{"a known version is echoed", "", "initialize", `{"protocolVersion":"2024-11-05"}`, initialized("2024-11-05", all)},
-		{"an unknown one gets the latest", "", "initialize", `{"protocolVersion":"1999-01-01"}`, initialized("2025-11-25", all)},
-		{"so does that of the other era", "--modern", "initialize", `{"protocolVersion":"2026-07-28"}`, initialized("2025-11-25", all)},
-		{"caps-empty declares tools only", "--caps-empty", "initialize", `{"protocolVersion":"2025-11-25"}`, initialized("2025-11-25", `{"tools":{}}`)},
+		{
+			"an unknown one gets the latest",
+			"",
+			"initialize",
+			`{"protocolVersion":"1999-01-01"}`,
+			initialized("2025-11-25", all),
+		},
+		{
+			"so does that of the other era",
+			"--modern",
+			"initialize",
+			`{"protocolVersion":"2026-07-28"}`,
+			initialized("2025-11-25", all),
+		},
+		{
+			"caps-empty declares tools only",
+			"--caps-empty",
+			"initialize",
+			`{"protocolVersion":"2025-11-25"}`,
+			initialized("2025-11-25", `{"tools":{}}`),
+		},
 		{"init-delay delays", "--init-delay 0.01", "initialize", `{}`, initialized("2025-11-25", all)},
 		{"ping comes before it", "", "ping", `{}`, `{"jsonrpc":"2.0","id":0,"result":{}}`},
 		{"nothing else does", "", "tools/list", `{}`, notInitialized},
@@ -175,10 +360,22 @@ func TestChildHandshake(t *testing.T) {
 			`{"jsonrpc":"2.0","id":0,"result":` + modernResult + `,"content":[{"type":"text","text":""}]}}`},
 		{"discover names both eras with modern", "--modern", "server/discover", `{"_meta":{` + modernMeta + `}}`,
 			discovered(`"2026-07-28","2025-11-25","2025-06-18","2025-03-26","2024-11-05"`)},
-		{"discover names one with modern-only", "--modern-only", "server/discover", `{"_meta":{` + modernMeta + `}}`, discovered(`"2026-07-28"`)},
+		{
+			"discover names one with modern-only",
+			"--modern-only",
+			"server/discover",
+			`{"_meta":{` + modernMeta + `}}`,
+			discovered(`"2026-07-28"`),
+		},
 		{"initialize is unknown with modern-only", "--modern-only", "initialize", `{}`, noInitialize},
 		{"a modern initialize is unknown", "--modern", "initialize", `{"_meta":{` + modernMeta + `}}`, noInitialize},
-		{"discover without a version is unknown", "--modern", "server/discover", `{}`, `{"jsonrpc":"2.0","id":0,"error":{"code":-32601,"message":"method not found: server/discover"}}`},
+		{
+			"discover without a version is unknown",
+			"--modern",
+			"server/discover",
+			`{}`,
+			`{"jsonrpc":"2.0","id":0,"error":{"code":-32601,"message":"method not found: server/discover"}}`,
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -219,9 +416,17 @@ func TestChildPagesItsLists(t *testing.T) {
 		}
 		params = fmt.Sprintf(`{"cursor":%q}`, got.Result.NextCursor)
 		c.send(`{"jsonrpc":"2.0","id":2,"method":"prompts/list","params":` + params + `}`)
-		c.wants(fmt.Sprintf(`{"jsonrpc":"2.0","id":2,"error":{"code":-32602,"message":"unknown cursor: %s"}}`, got.Result.NextCursor))
+		c.wants(
+			fmt.Sprintf(
+				`{"jsonrpc":"2.0","id":2,"error":{"code":-32602,"message":"unknown cursor: %s"}}`,
+				got.Result.NextCursor,
+			),
+		)
 	}
-	want := strings.Fields("echo slow die hang pid env cwd ask ask-roots emit progress big noise stderr spawn late wrong-id half mute touch add-tool t1 t2 t3 t4")
+	want := strings.Fields(
+		"echo slow die hang pid env cwd ask ask-roots emit progress big noise stderr spawn late " +
+			"wrong-id half mute touch add-tool t1 t2 t3 t4",
+	)
 	if !slices.Equal(names, want) {
 		t.Errorf("tools\n%q, want\n%q", names, want)
 	}
@@ -229,17 +434,31 @@ func TestChildPagesItsLists(t *testing.T) {
 
 func TestChildGrowsTools(t *testing.T) {
 	c := startInitialized(t, "alpha", "--modern")
-	c.send(`{"jsonrpc":"2.0","id":"l","method":"subscriptions/listen","params":{"notifications":{"toolsListChanged":true,"promptsListChanged":true,"resourceSubscriptions":["file://alpha/data.txt"]},"_meta":{` + modernMeta + `}}}`)
-	c.wants(`{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{"_meta":{"io.modelcontextprotocol/subscriptionId":"l"},"notifications":{"toolsListChanged":true,"resourceSubscriptions":["file://alpha/data.txt"]}}}`)
+	c.send(
+		`{"jsonrpc":"2.0","id":"l","method":"subscriptions/listen",` +
+			`"params":{"notifications":{"toolsListChanged":true,"promptsListChanged":true,` +
+			`"resourceSubscriptions":["file://alpha/data.txt"]},"_meta":{` + modernMeta + `}}}`,
+	)
+	c.wants(
+		`{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged",` +
+			`"params":{"_meta":{"io.modelcontextprotocol/subscriptionId":"l"},"notifications":{"toolsListChanged":true,` +
+			`"resourceSubscriptions":["file://alpha/data.txt"]}}}`,
+	)
 	c.send(call("add-tool", `{"name":"new"}`))
 	c.wants(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
-	c.wants(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed","params":{"_meta":{"io.modelcontextprotocol/subscriptionId":"l"}}}`)
+	c.wants(
+		`{"jsonrpc":"2.0","method":"notifications/tools/list_changed",` +
+			`"params":{"_meta":{"io.modelcontextprotocol/subscriptionId":"l"}}}`,
+	)
 	c.wants(`{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"added"}]}}`)
 	c.send(call("new", `{}`))
 	c.wants(`{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"new"}]}}`)
 	c.send(call("touch", `{"uri":"file://alpha/data.txt"}`))
 	c.wants(`{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"file://alpha/data.txt"}}`)
-	c.wants(`{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"file://alpha/data.txt","_meta":{"io.modelcontextprotocol/subscriptionId":"l"}}}`)
+	c.wants(
+		`{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"file://alpha/data.txt",` +
+			`"_meta":{"io.modelcontextprotocol/subscriptionId":"l"}}}`,
+	)
 	c.wants(`{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"touched"}]}}`)
 	c.endsWith(0)
 }
@@ -257,7 +476,10 @@ func TestChildAsksTheClient(t *testing.T) {
 	c.send(`{"jsonrpc":"2.0","id":2,"result":{"roots": []}}`)
 	c.wants(`{"jsonrpc":"2.0","id":2,"result":{"content":[{"type":"text","text":"{\"roots\": []}"}]}}`)
 	c.send(`{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"no"}}`)
-	c.wants(`{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"{\"code\":-1,\"message\":\"no\"}"}],"isError":true}}`)
+	c.wants(
+		`{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"{\"code\":-1,\"message\":\"no\"}"}],` +
+			`"isError":true}}`,
+	)
 	c.endsWith(0)
 }
 
@@ -318,11 +540,13 @@ func TestChildReadsAndWritesEitherFraming(t *testing.T) {
 		{"headers in, lines out", "line", framed + typed, pong + "\n" + pong + "\n"},
 		{"lines in, lines out", "line", line + "\r\n" + lastLine, pong + "\n" + pong + "\n"},
 		{"both in, headers out", "content-length", framed + line, strings.Repeat("Content-Length: 36\r\n\r\n"+pong, 2)},
-		{"a bad length is no JSON", "line", "Content-Length: -1\n", `{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"parse error"}}` + "\n"},
+		{"a bad length is no JSON", "line", "Content-Length: -1\n",
+			`{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"parse error"}}` + "\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var out bytes.Buffer
-			if exit := mcptest.RunChild([]string{"alpha", "--framing", tt.framing}, strings.NewReader(tt.send), &out, io.Discard); exit != 0 {
+			if exit := mcptest.RunChild([]string{"alpha", "--framing", tt.framing}, strings.NewReader(tt.send), &out,
+				io.Discard); exit != 0 {
 				t.Errorf("exit %d", exit)
 			}
 			if out.String() != tt.want {
@@ -359,7 +583,8 @@ func TestChildStart(t *testing.T) {
 		exit                       int
 	}{
 		{"it says nothing and ends with stdin", "alpha", "", "", 0},
-		{"a banner is three lines", "alpha --banner", strings.Repeat("DS alpha is starting, and says so on stdout\n", 3), "", 0},
+		{"a banner is three lines", "alpha --banner", strings.Repeat("DS alpha is starting, and says so on stdout\n", 3), "",
+			0},
 		{"exit-at-start exits", "alpha --exit-at-start 7", "", "", 7},
 		{"an id is required", "--banner", "", "ds: usage: ds <id> [flags]\n", 2},
 		{"an unknown flag is refused", "alpha --zz", "", "ds: flag provided but not defined: -zz\n", 2},
@@ -444,7 +669,11 @@ func TestChildProcess(t *testing.T) {
 			}
 			pids = append(pids, pid)
 		}
-		await.Until(t, "the other one, which got SIGTERM later, is gone", func() bool { return syscall.Kill(pids[1], syscall.Signal(0)) != nil })
+		await.Until(
+			t,
+			"the other one, which got SIGTERM later, is gone",
+			func() bool { return syscall.Kill(pids[1], syscall.Signal(0)) != nil },
+		)
 		if err := syscall.Kill(pids[0], syscall.Signal(0)); err != nil {
 			t.Errorf("the stubborn one is gone: %v", err)
 		}

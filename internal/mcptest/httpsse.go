@@ -11,9 +11,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// HTTPSSE serves a server of Streamable HTTP over HTTP+SSE, the transport of the protocol's
-// first revision: at /sse is an event stream for each session, at /message are its messages.
-// A message is accepted when the server begins to answer it, which not all are as late with.
+// HTTPSSE serves a Streamable HTTP server over HTTP+SSE, the transport of the first revision of the protocol:
+// /sse is an event stream for each session, /message receives its messages. A message is accepted when the
+// server begins to respond, which is later than with most servers.
 type HTTPSSE struct {
 	Server http.Handler
 
@@ -29,11 +29,11 @@ type sseSession struct {
 	end    context.CancelFunc
 
 	mu      sync.Mutex
-	w       http.ResponseWriter // nil when it has ended
-	session string              // of the server
+	w       http.ResponseWriter // nil after the end
+	session string              // session ID at the server
 }
 
-// Open returns how many streams are open now, and how many have been opened.
+// Open returns how many streams are open, and how many have been opened in all.
 func (h *HTTPSSE) Open() (now, ever int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -68,7 +68,7 @@ func (h *HTTPSSE) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// stream opens a session, until its client leaves.
+// stream opens a session, until its client disconnects.
 func (h *HTTPSSE) stream(w http.ResponseWriter, r *http.Request) {
 	id := rand.Text()
 	s := &sseSession{server: h.Server, w: w}
@@ -92,7 +92,7 @@ func (h *HTTPSSE) stream(w http.ResponseWriter, r *http.Request) {
 	s.w = nil
 }
 
-// take takes a message.
+// take handles a message.
 func (s *sseSession) take(w http.ResponseWriter, r *http.Request) {
 	body, _ := io.ReadAll(r.Body)
 	status := make(chan int, 1)
@@ -104,8 +104,8 @@ func (s *sseSession) take(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// ask has the server answer a request, and sends what it says. The status is what a message is
-// answered with.
+// ask forwards a request to the server, and sends its messages on the stream. It returns the status for the
+// POST.
 func (s *sseSession) ask(method string, header http.Header, body []byte, status chan<- int) {
 	r, _ := http.NewRequestWithContext(s.life, method, "/mcp", bytes.NewReader(body))
 	r.Header = header.Clone()
@@ -136,7 +136,7 @@ func (s *sseSession) ask(method string, header http.Header, body []byte, status 
 	_ = w.Close()
 }
 
-// begin notes the session of the server. It reports whether it is the first.
+// begin notes the session of the server. It reports whether it is the first one.
 func (s *sseSession) begin(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -36,8 +36,8 @@ type textContent struct {
 
 func newText(text string) textContent { return textContent{Type: "text", Text: text} }
 
-// readMessage returns the one message in body. Batches are refused; of the
-// revisions with a handshake only 2025-03-26 has them.
+// readMessage returns the message in body. It refuses batches, which only revision 2025-03-26 of the legacy era
+// has.
 func readMessage(body []byte) (message, *rpcError) {
 	var m message
 	if !json.Valid(body) {
@@ -48,7 +48,7 @@ func readMessage(body []byte) (message, *rpcError) {
 	}
 	isReply := m.ID != nil && (m.Result != nil || m.Error != nil)
 	if m.Method == "" && !isReply {
-		return m, &rpcError{Code: codeInvalidRequest, Message: "neither a method nor a reply"}
+		return m, &rpcError{Code: codeInvalidRequest, Message: "neither a request nor a response"}
 	}
 	return m, nil
 }
@@ -59,13 +59,13 @@ func validID(id json.RawMessage) bool {
 	return id == nil || strings.IndexByte(`"-0123456789`, id[0]) >= 0
 }
 
-// refuse answers with an error, to a body without an id if that is nil.
+// refuse responds with an error. A nil id becomes null.
 func refuse(w http.ResponseWriter, status int, id json.RawMessage, failure *rpcError) {
 	writeJSON(w, status, errorReply(id, failure))
 }
 
-// message is what a client may send: a request, a notification (no id) or its
-// reply to a request of the server (no method).
+// message is a message of a client: a request, a notification (no id) or a response to a server request (no
+// method).
 type message struct {
 	JSONRPC string          `json:"jsonrpc"`
 	ID      json.RawMessage `json:"id"`
@@ -87,7 +87,7 @@ func (m message) decodeParams(p any) *rpcError {
 	return nil
 }
 
-// errorReply is the answer to a request that fails. A nil id becomes null.
+// errorReply returns the response to a request that fails. A nil id becomes null.
 func errorReply(id json.RawMessage, failure *rpcError) []byte {
 	return encode(struct {
 		JSONRPC string          `json:"jsonrpc"`
@@ -111,8 +111,8 @@ func methodNotFound(method string) *rpcError {
 	return &rpcError{Code: codeMethodNotFound, Message: "method not found: " + method}
 }
 
-// resultReply is the answer to a request, joined from raw parts, since json.Marshal
-// would compact and escape them.
+// resultReply returns the response to a request. It joins raw parts, because json.Marshal would compact and
+// escape them.
 func resultReply(id json.RawMessage, result []byte, resultFirst bool) []byte {
 	if id == nil {
 		id = json.RawMessage("null")
@@ -123,8 +123,8 @@ func resultReply(id json.RawMessage, result []byte, resultFirst bool) []byte {
 	return fmt.Appendf(nil, `{"jsonrpc":"2.0","id":%s,"result":%s}`, id, result)
 }
 
-// outgoing is a message of the server's own, with the params byte for byte. The id
-// is "" or a member with a comma after it.
+// outgoing returns a message of the server, with the params byte for byte. The id is "" or a member followed by
+// a comma.
 func outgoing(id, method string, params json.RawMessage) []byte {
 	if params != nil {
 		params = slices.Concat([]byte(`,"params":`), params)
@@ -145,8 +145,8 @@ func encode(v any) []byte {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }
 
-// writeJSON sends body whole. It states the length itself because net/http does
-// so only for bodies that fit its buffer.
+// writeJSON sends body whole. It sets the length itself, because net/http does so only for bodies that fit its
+// buffer.
 func writeJSON(w http.ResponseWriter, status int, body []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
@@ -154,8 +154,7 @@ func writeJSON(w http.ResponseWriter, status int, body []byte) {
 	_, _ = w.Write(body)
 }
 
-// startEvents begins an event stream. Proxies are told not to buffer it, for
-// nginx would by default.
+// startEvents begins an event stream. It asks proxies not to buffer the stream, as nginx does by default.
 func startEvents(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-cache")

@@ -11,17 +11,17 @@ import (
 	"sync"
 )
 
-// Remote is an MCP server over Streamable HTTP that speaks the eras it is told to,
-// and is strict about them: sessions and their versions in the legacy era, _meta and
-// the headers that repeat the body in the modern one. It writes down what it gets.
+// Remote is an MCP server over Streamable HTTP for one or both eras. It is strict about the protocol: sessions
+// and their versions in the legacy era, _meta and the headers that repeat the body in the modern one. It records
+// all messages.
 //
 // Its tools are echo, ask, ask-all, hang, progress, fail, change, touch and link,
 // which [toolsNamed] describes. Its prompt is p, its resource <name>:///data, its
-// template <name>:///{name}. With the argument ask, the prompt asks for roots first,
-// and so does the resource <name>:///asking.
+// template <name>:///{name}. With the argument ask, the prompt sends a roots request first, and so does the
+// resource <name>:///asking.
 //
-// A request of the legacy era ends when a notification cancels it, even if the
-// client hangs up before; one of the modern era ends when the client hangs up.
+// A legacy request ends when a notification cancels it, even if the client disconnects before; a modern request
+// ends when the client disconnects.
 type Remote struct {
 	Name           string
 	Legacy, Modern bool
@@ -40,7 +40,10 @@ func (s *Remote) ready() {
 	s.start.Do(func() {
 		s.life, s.end = context.WithCancelCause(context.Background())
 		s.server.name, s.uri, s.strict = s.Name, s.Name+":///*", true
-		s.capabilities = json.RawMessage(`{"tools":{"listChanged":true},"prompts":{},"resources":{"subscribe":true},"completions":{}}`)
+		s.capabilities = json.RawMessage(
+			`{"tools":{"listChanged":true},"prompts":{},"resources":{"subscribe":true},` +
+				`"completions":{}}`,
+		)
 		s.tools = toolsNamed(remoteToolNames)
 		s.sessions, s.listens = map[string]*session{}, map[*call]listenFilter{}
 	})
@@ -52,9 +55,9 @@ func (s *Remote) Close() {
 	s.end(errCancelled)
 }
 
-// A RemoteMessage is a message that a Remote has got, or an event: "hanging", "hung
-// up" and "cancelled", with the method and the id of the request. The stream of a session
-// is the event "stream", its end "session ended".
+// A RemoteMessage is a message that a Remote has received, or an event: "hanging", "hung up" and "cancelled",
+// with the method and the id of the request. The stream of a session is the event "stream", its end "session
+// ended".
 type RemoteMessage struct {
 	Event   string
 	Method  string
@@ -64,7 +67,7 @@ type RemoteMessage struct {
 	Body    string
 }
 
-// Seen returns what there was of a method or an event.
+// Seen returns the recorded messages and events with a method or name.
 func (s *Remote) Seen(methodOrEvent string) (found []RemoteMessage) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -76,14 +79,14 @@ func (s *Remote) Seen(methodOrEvent string) (found []RemoteMessage) {
 	return found
 }
 
-// Forget has the server forget its sessions.
+// Forget drops all sessions.
 func (s *Remote) Forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	clear(s.sessions)
 }
 
-// Become has the server speak other eras from now on, as after an upgrade.
+// Become changes the eras of the server, as an upgrade does.
 func (s *Remote) Become(legacy, modern bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -127,7 +130,15 @@ func (s *Remote) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusBadRequest, nil, failure)
 		return
 	}
-	s.note(RemoteMessage{Method: m.Method, ID: string(m.ID), Session: r.Header.Get("Mcp-Session-Id"), Header: r.Header.Clone(), Body: string(body)})
+	s.note(
+		RemoteMessage{
+			Method:  m.Method,
+			ID:      string(m.ID),
+			Session: r.Header.Get("Mcp-Session-Id"),
+			Header:  r.Header.Clone(),
+			Body:    string(body),
+		},
+	)
 	var handshakes []string
 	switch {
 	case legacy && s.Primes:
@@ -135,7 +146,7 @@ func (s *Remote) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case legacy:
 		handshakes = protocolVersions
 	}
-	x := &exchange{remote: s, w: w, r: r}
+	x := &remoteRequest{remote: s, w: w, r: r}
 	c := newCall(&s.server, x, m, handshakes)
 	c.modern = c.meta[metaProtocolVersion] != nil || version == modernVersion
 	x.modern = c.modern
@@ -190,7 +201,7 @@ func (s *Remote) serveSession(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// find returns the session of a request, or answers that there is none.
+// find returns the session of a request, or responds that there is none.
 func (s *Remote) find(w http.ResponseWriter, r *http.Request) *session {
 	id := r.Header.Get("Mcp-Session-Id")
 	s.mu.Lock()
@@ -198,7 +209,13 @@ func (s *Remote) find(w http.ResponseWriter, r *http.Request) *session {
 	s.mu.Unlock()
 	switch version := r.Header.Get("Mcp-Protocol-Version"); {
 	case id == "":
-		refuse(w, http.StatusBadRequest, nil, &rpcError{Code: -32000, Message: "Bad Request: Mcp-Session-Id header is required"})
+		refuse(
+			w,
+			http.StatusBadRequest,
+			nil,
+			&rpcError{Code: -32000, Message: "Bad Request: Mcp-Session-Id header is " +
+				"required"},
+		)
 		return nil
 	case session == nil:
 		refuse(w, http.StatusNotFound, nil, &rpcError{Code: -32001, Message: "Session not found"})
@@ -210,8 +227,8 @@ func (s *Remote) find(w http.ResponseWriter, r *http.Request) *session {
 	return session
 }
 
-// exchange is a POST and its response, the wire of one call.
-type exchange struct {
+// remoteRequest is a POST and its response, the wire of one call.
+type remoteRequest struct {
 	remote *Remote
 	w      http.ResponseWriter
 	r      *http.Request
@@ -221,7 +238,7 @@ type exchange struct {
 	stream  bool
 }
 
-func (x *exchange) serveLegacy(c *call) {
+func (x *remoteRequest) serveLegacy(c *call) {
 	session := newSession()
 	if c.Method == "initialize" {
 		session.id = rand.Text()
@@ -241,7 +258,7 @@ func (x *exchange) serveLegacy(c *call) {
 	c.run()
 }
 
-func (x *exchange) serveModern(c *call) {
+func (x *remoteRequest) serveModern(c *call) {
 	if c.ID == nil || c.Method == "" {
 		x.w.WriteHeader(http.StatusAccepted)
 		return
@@ -259,7 +276,7 @@ func (x *exchange) serveModern(c *call) {
 }
 
 // checkHeaders checks the headers that repeat the body in the modern era.
-func (x *exchange) checkHeaders(c *call) *rpcError {
+func (x *remoteRequest) checkHeaders(c *call) *rpcError {
 	var p struct {
 		Name, URI string
 		Arguments struct{ Region string }
@@ -289,14 +306,14 @@ func (x *exchange) checkHeaders(c *call) *rpcError {
 }
 
 // send implements wire.
-func (x *exchange) send(raw []byte) {
+func (x *remoteRequest) send(raw []byte) {
 	x.writing.Lock()
 	defer x.writing.Unlock()
 	x.write(raw)
 }
 
-// write is send for a caller that holds the lock.
-func (x *exchange) write(raw []byte) {
+// write is send for callers that hold the lock.
+func (x *remoteRequest) write(raw []byte) {
 	if !x.stream {
 		x.stream = true
 		startEvents(x.w)
@@ -310,7 +327,7 @@ func (x *exchange) write(raw []byte) {
 }
 
 // finish implements wire.
-func (x *exchange) finish(raw []byte, failure *rpcError) {
+func (x *remoteRequest) finish(raw []byte, failure *rpcError) {
 	x.writing.Lock()
 	defer x.writing.Unlock()
 	switch {
@@ -324,7 +341,7 @@ func (x *exchange) finish(raw []byte, failure *rpcError) {
 }
 
 // event implements wire.
-func (x *exchange) event(m message, event string) {
+func (x *remoteRequest) event(m message, event string) {
 	x.remote.note(RemoteMessage{Event: event, Method: m.Method, ID: string(m.ID)})
 }
 

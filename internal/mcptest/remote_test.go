@@ -54,16 +54,21 @@ func TestRemoteSessions(t *testing.T) {
 		status        int
 		want          string
 	}{
-		{"a request in the session is served", call("echo", `{}`), []string{"Mcp-Session-Id", session}, 200, `"text":"{\"name\":\"echo\",\"arguments\":{}}"`},
+		{"a request in the session is served", call("echo", `{}`), []string{"Mcp-Session-Id", session}, 200,
+			`"text":"{\"name\":\"echo\",\"arguments\":{}}"`},
 		{"a notification is accepted", ready, []string{"Mcp-Session-Id", session}, 202, ""},
 		{"a request without a session is refused", call("echo", `{}`), nil, 400, "-32000"},
 		{"a request of another session is refused", call("echo", `{}`), []string{"Mcp-Session-Id", "x"}, 404, "-32001"},
-		{"a request of another version is refused", call("echo", `{}`), []string{"Mcp-Session-Id", session, "Mcp-Protocol-Version", "2025-11-25"}, 400, "-32000"},
-		{"a request of the other era is refused", modernCall("echo"), []string{"Mcp-Protocol-Version", "2026-07-28"}, 400, "-32000"},
+		{"a request of another version is refused", call("echo", `{}`), []string{"Mcp-Session-Id", session,
+			"Mcp-Protocol-Version", "2025-11-25"}, 400, "-32000"},
+		{"a request of the other era is refused", modernCall("echo"), []string{"Mcp-Protocol-Version", "2026-07-28"}, 400,
+			"-32000"},
 		{"a child's tool is unknown", call("die", `{}`), []string{"Mcp-Session-Id", session}, 200, "Unknown tool: die"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if res, body := postTo(t, s, tt.message, tt.headers...); res.StatusCode != tt.status || !strings.Contains(body, tt.want) {
+			if res, body := postTo(t, s, tt.message, tt.headers...); res.StatusCode != tt.status ||
+				!strings.Contains(body,
+					tt.want) {
 				t.Errorf("%d %s", res.StatusCode, body)
 			}
 		})
@@ -72,7 +77,8 @@ func TestRemoteSessions(t *testing.T) {
 	if res, body := postTo(t, s, call("echo", `{}`), "Mcp-Session-Id", session); res.StatusCode != 404 {
 		t.Errorf("a session that was forgotten: %d %s", res.StatusCode, body)
 	}
-	if seen := remote.Seen("notifications/initialized"); len(seen) != 1 || seen[0].Session != session || seen[0].Body != ready {
+	if seen := remote.Seen("notifications/initialized"); len(seen) != 1 || seen[0].Session != session ||
+		seen[0].Body != ready {
 		t.Errorf("seen %v", seen)
 	}
 }
@@ -96,14 +102,20 @@ func TestRemoteChecksHeaders(t *testing.T) {
 		{"a name in base64", modernCall("echo"), headers("=?base64?ZWNobw==?="), 200, `"resultType":"complete"`},
 		{"no version", modernCall("echo"), nil, 400, "header mismatch"},
 		{"another name", modernCall("echo"), headers("ask"), 400, "header mismatch: Mcp-Name"},
-		{"an argument that is only in a header", modernCall("echo"), headers("echo", "Mcp-Param-Region", "x"), 400, "header mismatch: Mcp-Param-Region"},
-		{"no capabilities", strings.Replace(modernCall("echo"), `"io.modelcontextprotocol/clientCapabilities":{}`, `"x":1`, 1), headers("echo"), 400, "-32602"},
-		{"an unknown method", strings.Replace(modernCall("echo"), "tools/call", "x", 1), headers("", "Mcp-Method", "x"), 404, "-32601"},
+		{"an argument that is only in a header", modernCall("echo"), headers("echo", "Mcp-Param-Region", "x"), 400,
+			"header mismatch: Mcp-Param-Region"},
+		{"no capabilities", strings.Replace(modernCall("echo"), `"io.modelcontextprotocol/clientCapabilities":{}`, `"x":1`,
+			1), headers("echo"), 400, "-32602"},
+		{"an unknown method", strings.Replace(modernCall("echo"), "tools/call", "x", 1), headers("", "Mcp-Method", "x"), 404,
+			"-32601"},
 		{"a request of the other era", handshake, nil, 400, `"supported":["2026-07-28"]`},
-		{"answers without the state", strings.Replace(modernCall("ask-all"), `"name"`, `"inputResponses":{},"name"`, 1), headers("ask-all"), 200, "requestState is not of this server"},
+		{"answers without the state", strings.Replace(modernCall("ask-all"), `"name"`, `"inputResponses":{},"name"`, 1),
+			headers("ask-all"), 200, "requestState is not of this server"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if res, body := postTo(t, s, tt.message, tt.headers...); res.StatusCode != tt.status || !strings.Contains(body, tt.want) {
+			if res, body := postTo(t, s, tt.message, tt.headers...); res.StatusCode != tt.status ||
+				!strings.Contains(body,
+					tt.want) {
 				t.Errorf("%d %s", res.StatusCode, body)
 			}
 		})

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// Reranker stands in for a reranker: a model that scores documents by how much they
-// bear on a query. The path decides what it does:
+// Reranker is a fake reranker: a model that scores the relevance of documents to a query. The path selects its
+// behavior:
 //
 //	/ok                   {"scores":[…]}, 0.9 for documents with "keep" in them and
 //	                      0.1 for others, as everywhere below
@@ -24,7 +24,7 @@ import (
 //	                      in place of queries
 //	/401, /429, /500 …    that status; those of redirection point to /ok
 //	/redirect             a redirection to /ok that asks to repeat the request
-//	/text                 text that is no JSON
+//	/text                 text that is not JSON
 //	/empty                {"scores":[]}
 //	/nan                  {"scores":[NaN,…]}, as Python would write it
 //	/huge                 scores, and 16 MiB of something else
@@ -32,17 +32,17 @@ import (
 //	/slowbody             the first half of the scores, then nothing
 //	/hang                 nothing
 //
-// A request that is not one for a reranker gets status 422, another path 404. The
-// last two wait until the client has gone or the server is closed.
+// A request that is not a valid reranker request gets status 422, another path 404. The last two wait until the
+// client disconnects or the server is closed.
 //
-// What was received can be read back through Last, Count and Requests or, from
-// another process, at /__last and /__count as with [Stub].
+// Last, Count and Requests return the received requests; so do /__last and /__count for other processes, as
+// with [Stub].
 //
-// The zero value is ready for use. Like Stub it reads bodies of any size, so it must
-// not be reachable by strangers.
+// The zero value is ready for use. Like Stub it reads bodies of any size, so it must not be reachable from other
+// machines.
 type Reranker struct{ recorder }
 
-// ServeHTTP does what the path says.
+// ServeHTTP responds as the path says.
 func (rr *Reranker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if rr.tell(w, r) {
 		return
@@ -61,7 +61,7 @@ func (rr *Reranker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rr.obey(w, r, name, documents)
 }
 
-// sendStatus answers with a status.
+// sendStatus responds with a status.
 func sendStatus(w http.ResponseWriter, status int) {
 	if status/100 == 3 {
 		w.Header().Set("Location", "/ok")
@@ -89,7 +89,7 @@ func readDocuments(body []byte, single bool) (documents []string, ok bool) {
 	return request.Documents, len(request.Queries) == 1
 }
 
-// obey answers a request for scores.
+// obey responds to a request for scores.
 func (rr *Reranker) obey(w http.ResponseWriter, r *http.Request, name string, documents []string) {
 	list := encode(kept(documents))
 	scores := fmt.Appendf(nil, `{"scores":%s}`, list)
@@ -135,7 +135,7 @@ func (rr *Reranker) obey(w http.ResponseWriter, r *http.Request, name string, do
 	}
 }
 
-// kept scores documents by the word in them.
+// kept scores documents by whether they contain "keep".
 func kept(documents []string) []float64 {
 	scores := make([]float64, len(documents))
 	for i, document := range documents {
@@ -156,7 +156,7 @@ func falling(n int) []float64 {
 	return scores
 }
 
-// ranked returns an answer in which documents are sorted by their scores.
+// ranked returns a response with the documents sorted by score.
 func ranked(documents []string, member string) []byte {
 	scores := kept(documents)
 	order := make([]int, len(scores))

@@ -34,14 +34,21 @@ func TestRerankerAnswers(t *testing.T) { // W1
 		{name: "a bare list", path: "/list", want: kept},
 		{name: "one level deeper", path: "/deep", want: `{"data":{"scores":` + kept + `}}`},
 		{name: "half of the scores", path: "/short", want: `{"scores":[0.1,0.9]}`},
-		{name: "half of an odd number", path: "/short", request: `{"queries":["q"],"documents":["a","b","c"]}`, want: `{"scores":[0.1,0.1]}`},
+		{
+			name:    "half of an odd number",
+			path:    "/short",
+			request: `{"queries":["q"],"documents":["a","b","c"]}`,
+			want:    `{"scores":[0.1,0.1]}`,
+		},
 		{
 			name: "items with an index, the best first", path: "/idx",
-			want: `{"results":[{"index":1,"score":0.9},{"index":0,"score":0.1},{"index":2,"score":0.1},{"index":3,"score":0.1}]}`,
+			want: `{"results":[{"index":1,"score":0.9},{"index":0,"score":0.1},{"index":2,"score":0.1},{"index":3,` +
+				`"score":0.1}]}`,
 		},
 		{
 			name: "Cohere's form", path: "/cohere", request: cohereRequest,
-			want: `{"results":[{"index":1,"relevance_score":0.9},{"index":0,"relevance_score":0.1},{"index":2,"relevance_score":0.1},{"index":3,"relevance_score":0.1}]}`,
+			want: `{"results":[{"index":1,"relevance_score":0.9},{"index":0,"relevance_score":0.1},{"index":2,` +
+				`"relevance_score":0.1},{"index":3,"relevance_score":0.1}]}`,
 		},
 		{name: "no scores", path: "/empty", want: `{"scores":[]}`},
 		{name: "scores that are no JSON", path: "/nan", want: `{"scores":[NaN,NaN,NaN,NaN]}`},
@@ -50,12 +57,30 @@ func TestRerankerAnswers(t *testing.T) { // W1
 		{name: "too many requests", path: "/429", status: 429, want: `{"detail":"Too Many Requests"}`},
 		{name: "an error of the server", path: "/500", status: 500, want: `{"detail":"Internal Server Error"}`},
 		{name: "a status without a body", path: "/204", status: 204},
-		{name: "a status whatever was asked", path: "/503", request: `{`, status: 503, want: `{"detail":"Service Unavailable"}`},
+		{
+			name:    "a status whatever was asked",
+			path:    "/503",
+			request: `{`,
+			status:  503,
+			want:    `{"detail":"Service Unavailable"}`,
+		},
 		{name: "another path", path: "/", status: 404, want: `{"detail":"Not Found"}`},
 		{name: "a number that is no status", path: "/42", status: 404, want: `{"detail":"Not Found"}`},
 		{name: "no JSON was sent", path: "/ok", request: `{`, status: 422, want: `{"detail":"Unprocessable Entity"}`},
-		{name: "no documents were sent", path: "/ok", request: `{"queries":["q"],"documents":[]}`, status: 422, want: `{"detail":"Unprocessable Entity"}`},
-		{name: "Cohere's form where it is not understood", path: "/ok", request: cohereRequest, status: 422, want: `{"detail":"Unprocessable Entity"}`},
+		{
+			name:    "no documents were sent",
+			path:    "/ok",
+			request: `{"queries":["q"],"documents":[]}`,
+			status:  422,
+			want:    `{"detail":"Unprocessable Entity"}`,
+		},
+		{
+			name:    "Cohere's form where it is not understood",
+			path:    "/ok",
+			request: cohereRequest,
+			status:  422,
+			want:    `{"detail":"Unprocessable Entity"}`,
+		},
 		{name: "the other form where Cohere's is", path: "/cohere", status: 422, want: `{"detail":"Unprocessable Entity"}`},
 	}
 	for _, tt := range tests {
@@ -179,14 +204,16 @@ func TestRerankerRecordsWhatItReceived(t *testing.T) {
 	if len(requests) != 2 || reranker.Count() != 2 {
 		t.Fatalf("%d requests of %d, want 2", len(requests), reranker.Count())
 	}
-	if first := requests[0]; first.Path != "/ok" || first.Body != rerankRequest || first.Headers.Get("Authorization") != "Bearer a" {
+	if first := requests[0]; first.Path != "/ok" || first.Body != rerankRequest ||
+		first.Headers.Get("Authorization") != "Bearer a" {
 		t.Errorf("first %+v", first)
 	}
 	if last := reranker.Last(); !reflect.DeepEqual(last, requests[1]) || last.Body != "x" {
 		t.Errorf("last %+v", last)
 	}
 	var remote mcptest.Request
-	if err := json.Unmarshal([]byte(send(t, "GET", url+"/__last", "", nil).body), &remote); err != nil || remote.Path != "/429" {
+	if err := json.Unmarshal([]byte(send(t, "GET", url+"/__last", "", nil).body), &remote); err != nil ||
+		remote.Path != "/429" {
 		t.Errorf("/__last gives %+v, %v", remote, err)
 	}
 	if got := send(t, "GET", url+"/__count", "", nil); got.body != "2" {

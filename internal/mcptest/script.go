@@ -12,23 +12,22 @@ import (
 	"sync"
 )
 
-// Script is an MCP server over Streamable HTTP that answers as a test tells it to, well
-// or badly. It keeps every request. Where [Remote] checks sessions, versions and headers,
-// Script takes any message, so it answers at every endpoint of a gateway.
+// Script is an MCP server over Streamable HTTP that responds as a test says, well or badly. It records every
+// request. Unlike [Remote], which checks sessions, versions and headers, Script accepts any message, so it works
+// behind every endpoint of a gateway.
 //
 // Set the fields before the first request, and later in [Script.Change].
 type Script struct {
-	// Sessions has the server refuse requests outside of a session that initialize began.
+	// Sessions makes the server refuse requests outside of a session.
 	Sessions bool
 
-	// Sessionless has the server begin no sessions, and refuse GET and DELETE with status 405.
+	// Sessionless makes the server begin no sessions, and refuse GET and DELETE with status 405.
 	Sessionless bool
 
-	// Legacy has the server know the legacy era alone.
+	// Legacy limits the server to the legacy era.
 	Legacy bool
 
-	// Capabilities are those of the server. Default: tools, prompts, resources with
-	// subscribe, and completions.
+	// Capabilities of the server. Default: tools, prompts, resources with subscribe, and completions.
 	Capabilities string
 
 	Tools       []string // names, or whole descriptors
@@ -36,14 +35,14 @@ type Script struct {
 	Templates   []string // URI templates
 	Completions []string // values of every completion, after "complete"
 
-	// Replies are the members of answers, such as "result":{}, by method or by name of
-	// the tool. By default a call returns its params as text.
+	// Replies are the members of responses, such as "result":{}, by method or tool name. By default a call
+	// returns its params as text.
 	Replies map[string]string
 
-	// Before are messages before the answer to a call. They make it an event stream.
+	// Before are messages before the response to a call. They make it an event stream.
 	Before []string
 
-	// Events makes an event stream of every answer.
+	// Events makes every response an event stream.
 	Events bool
 
 	// Handle may serve a request itself and return true. It is called first.
@@ -55,13 +54,12 @@ type Script struct {
 	streams  map[chan string]bool
 }
 
-// Received is a request as a Script received it.
+// Received is a request that a Script has received.
 type Received struct {
 	HTTP *http.Request
 	Body string
 
-	// Method is that of the message, "answer" for an answer, and the HTTP method of a
-	// request that is not a POST.
+	// Method of the message, "answer" for a response, and the HTTP method of a request that is not a POST.
 	Method                    string
 	ID, Params, Result, Error json.RawMessage
 }
@@ -70,19 +68,26 @@ type Received struct {
 func NewReceived(body []byte) *Received {
 	var m message
 	_ = json.Unmarshal(body, &m)
-	return &Received{Body: string(body), Method: cmp.Or(m.Method, "answer"), ID: m.ID, Params: m.Params, Result: m.Result, Error: m.Error}
+	return &Received{
+		Body:   string(body),
+		Method: cmp.Or(m.Method, "answer"),
+		ID:     m.ID,
+		Params: m.Params,
+		Result: m.Result,
+		Error:  m.Error,
+	}
 }
 
 func (r *Received) String() string { return r.Method + ": " + r.Body }
 
-// Param returns a member of the params as it was written, or "".
+// Param returns a member of the params unchanged, or "".
 func (r *Received) Param(name string) string {
 	var members map[string]json.RawMessage
 	_ = json.Unmarshal(r.Params, &members)
 	return string(members[name])
 }
 
-// Tool returns the name of the tool that is called, or "".
+// Tool returns the name of the called tool, or "".
 func (r *Received) Tool() (name string) {
 	if r.Method == "tools/call" {
 		_ = json.Unmarshal([]byte(r.Param("name")), &name)
@@ -90,12 +95,12 @@ func (r *Received) Tool() (name string) {
 	return name
 }
 
-// Message returns the answer to the request with these members.
+// Message returns the response to the request with these members.
 func (r *Received) Message(members string) string {
 	return `{"jsonrpc":"2.0","id":` + string(r.ID) + `,` + members + `}`
 }
 
-// Answer answers the request with these members, in JSON.
+// Answer responds to the request with these members, as JSON.
 func (r *Received) Answer(w http.ResponseWriter, members string) {
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = io.WriteString(w, r.Message(members))
@@ -110,7 +115,7 @@ func (r *Received) Stream(w http.ResponseWriter, messages ...string) {
 	}
 }
 
-// Text returns the members of the result of a tool with this text.
+// Text returns the members of a tool result with this text.
 func Text(text string) string {
 	return `"result":{"content":[{"type":"text","text":` + string(encode(text)) + `}]}`
 }
@@ -122,8 +127,7 @@ func (s *Script) Change(change func(*Script)) {
 	change(s)
 }
 
-// Received returns the requests with one of these methods in the order of arrival, or all
-// requests.
+// Received returns the requests with one of these methods in the order of arrival, or all requests.
 func (s *Script) Received(methods ...string) (found []*Received) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,7 +139,7 @@ func (s *Script) Received(methods ...string) (found []*Received) {
 	return found
 }
 
-// Count returns how many requests with one of these methods there were, or how many requests.
+// Count returns the number of requests with one of these methods, or of all requests.
 func (s *Script) Count(methods ...string) int { return len(s.Received(methods...)) }
 
 // Forget ends all sessions, as a restart does.
@@ -150,7 +154,7 @@ func (s *Script) Say(message string) {
 	}
 }
 
-// Listeners returns how many streams there are.
+// Listeners returns the number of open streams.
 func (s *Script) Listeners() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -215,7 +219,7 @@ func (s *Script) stream(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// Answer answers a request as the fields say. It is for handlers that do more than that.
+// Answer responds to a request as the fields say. It is for handlers that add to that.
 func (s *Script) Answer(w http.ResponseWriter, r *Received) {
 	if r.Method == "initialize" && !s.Sessionless {
 		session := "session-" + rand.Text()
@@ -242,7 +246,7 @@ func (s *Script) Answer(w http.ResponseWriter, r *Received) {
 	r.Stream(w, append(slices.Clone(before), r.Message(members))...)
 }
 
-// members returns those of the answer, with what the modern era adds.
+// members returns the members of the response, with those that the modern era adds.
 func (s *Script) members(r *Received) string {
 	members := s.Replies[r.Method]
 	if reply, ok := s.Replies[r.Tool()]; ok && r.Method == "tools/call" {
@@ -268,17 +272,23 @@ func (s *Script) members(r *Received) string {
 // scriptInfo is the serverInfo of a Script.
 const scriptInfo = `{"name":"script","version":"1"}`
 
-// standard returns the members of the answer that nobody has written.
+// standard returns the members of the default response.
 func (s *Script) standard(r *Received) string {
 	capabilities := cmp.Or(s.Capabilities, `{"tools":{},"prompts":{},"resources":{"subscribe":true},"completions":{}}`)
 	switch r.Method {
 	case "initialize":
-		return `"result":{"protocolVersion":"` + protocolVersions[0] + `","capabilities":` + capabilities + `,"serverInfo":` + scriptInfo + `}`
+		return `"result":{"protocolVersion":"` + protocolVersions[0] + `","capabilities":` + capabilities +
+			`,"serverInfo":` + scriptInfo + `}`
 	case "server/discover":
 		if s.Legacy {
 			break
 		}
-		return fmt.Sprintf(`"result":{"supportedVersions":[%q,%q],"capabilities":%s}`, modernVersion, protocolVersions[0], capabilities)
+		return fmt.Sprintf(
+			`"result":{"supportedVersions":[%q,%q],"capabilities":%s}`,
+			modernVersion,
+			protocolVersions[0],
+			capabilities,
+		)
 	case "tools/list":
 		return scriptList("tools", s.Tools, `{"name":%s,"inputSchema":{"type":"object"}}`)
 	case "prompts/list":
@@ -302,7 +312,7 @@ func (s *Script) standard(r *Received) string {
 	return fmt.Sprintf(`"error":{"code":%d,"message":"no such method"}`, codeMethodNotFound)
 }
 
-// scriptList returns a list of items in this format. Items that are objects stay as they are.
+// scriptList returns a list of items in this format. Items that are objects stay unchanged.
 func scriptList(kind string, items []string, format string) string {
 	items = slices.Clone(items)
 	for i, item := range items {

@@ -32,23 +32,33 @@ func TestScriptAnswers(t *testing.T) {
 		status  int
 		want    string
 	}{
-		{"a call returns its params", &mcptest.Script{}, call("echo", `{}`), nil, 200, `"text":"{\"name\":\"echo\",\"arguments\":{}}"`},
+		{"a call returns its params", &mcptest.Script{}, call("echo", `{}`), nil, 200,
+			`"text":"{\"name\":\"echo\",\"arguments\":{}}"`},
 		{"a notification is accepted", &mcptest.Script{}, ready, nil, 202, ""},
-		{"an unknown method gets an error", &mcptest.Script{}, strings.Replace(list, "tools/list", "x", 1), nil, 200, "-32601"},
-		{"tools are names or descriptors", &mcptest.Script{Tools: []string{"a", `{"name":"b"}`}}, list, nil, 200, `{"tools":[{"name":"a","inputSchema":{"type":"object"}},{"name":"b"}]}`},
-		{"a reply by method", &mcptest.Script{Replies: map[string]string{"tools/list": `"result":1.0`}}, list, nil, 200, `{"jsonrpc":"2.0","id":1,"result":1.0}`},
-		{"a reply by tool", &mcptest.Script{Replies: map[string]string{"echo": mcptest.Text("x"), "tools/call": `"result":{}`}}, call("echo", `{}`), nil, 200, `"text":"x"`},
+		{"an unknown method gets an error", &mcptest.Script{}, strings.Replace(list, "tools/list", "x", 1), nil, 200,
+			"-32601"},
+		{"tools are names or descriptors", &mcptest.Script{Tools: []string{"a", `{"name":"b"}`}}, list, nil, 200,
+			`{"tools":[{"name":"a","inputSchema":{"type":"object"}},{"name":"b"}]}`},
+		{"a reply by method", &mcptest.Script{Replies: map[string]string{"tools/list": `"result":1.0`}}, list, nil, 200,
+			`{"jsonrpc":"2.0","id":1,"result":1.0}`},
+		{"a reply by tool", &mcptest.Script{Replies: map[string]string{"echo": mcptest.Text("x"),
+			"tools/call": `"result":{}`}}, call("echo", `{}`), nil, 200, `"text":"x"`},
 		{"events", &mcptest.Script{Events: true}, list, nil, 200, "event: message\ndata: {\"jsonrpc\":\"2.0\",\"id\":1,"},
-		{"messages before the answer", &mcptest.Script{Before: []string{`{"method":"x"}`}}, call("echo", `{}`), nil, 200, "data: {\"method\":\"x\"}\n\nevent: message\ndata: {\"jsonrpc\""},
-		{"a handshake of the legacy era", &mcptest.Script{Capabilities: `{"tools":{}}`}, handshake, nil, 200, `"protocolVersion":"2025-11-25","capabilities":{"tools":{}}`},
+		{"messages before the answer", &mcptest.Script{Before: []string{`{"method":"x"}`}}, call("echo", `{}`), nil, 200,
+			"data: {\"method\":\"x\"}\n\nevent: message\ndata: {\"jsonrpc\""},
+		{"a handshake of the legacy era", &mcptest.Script{Capabilities: `{"tools":{}}`}, handshake, nil, 200,
+			`"protocolVersion":"2025-11-25","capabilities":{"tools":{}}`},
 		{"a result of the modern era", &mcptest.Script{}, modernCall("echo"), modern, 200, `"resultType":"complete"`},
-		{"no discovery in the legacy era", &mcptest.Script{Legacy: true}, strings.Replace(list, "tools/list", "server/discover", 1), nil, 200, "-32601"},
+		{"no discovery in the legacy era", &mcptest.Script{Legacy: true}, strings.Replace(list, "tools/list",
+			"server/discover", 1), nil, 200, "-32601"},
 		{"no session", &mcptest.Script{Sessions: true}, list, nil, 400, ""},
 		{"an unknown session", &mcptest.Script{Sessions: true}, list, []string{"Mcp-Session-Id", "x"}, 404, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := startScript(t, tt.script)
-			if res, body := postTo(t, s, tt.message, tt.headers...); res.StatusCode != tt.status || !strings.Contains(body, tt.want) {
+			if res, body := postTo(t, s, tt.message, tt.headers...); res.StatusCode != tt.status ||
+				!strings.Contains(body,
+					tt.want) {
 				t.Errorf("got %d %s, want %d with %q", res.StatusCode, body, tt.status, tt.want)
 			}
 			if got := tt.script.Received(); len(got) != 1 || got[0].Body != tt.message {
@@ -60,7 +70,10 @@ func TestScriptAnswers(t *testing.T) {
 
 func TestScriptLegacyIgnoresTheModernEra(t *testing.T) {
 	s := startScript(t, &mcptest.Script{Legacy: true})
-	if _, body := postTo(t, s, modernCall("echo"), "Mcp-Protocol-Version", "2026-07-28"); !strings.Contains(body, `"result":{"content"`) {
+	if _, body := postTo(t, s, modernCall("echo"), "Mcp-Protocol-Version", "2026-07-28"); !strings.Contains(
+		body,
+		`"result":{"content"`,
+	) {
 		t.Errorf("got %s, want a result of the legacy era", body)
 	}
 }
@@ -128,7 +141,8 @@ func TestScriptHandle(t *testing.T) {
 		r.Answer(w, `"result":`+r.Param("arguments"))
 		return true
 	}})
-	if res, body := postTo(t, s, call("teapot", `{"a":1.0}`)); res.StatusCode != 418 || body != `{"jsonrpc":"2.0","id":1,"result":{"a":1.0}}` {
+	if res, body := postTo(t, s, call("teapot", `{"a":1.0}`)); res.StatusCode != 418 ||
+		body != `{"jsonrpc":"2.0","id":1,"result":{"a":1.0}}` {
 		t.Errorf("got %d %s, want the handler's answer", res.StatusCode, body)
 	}
 	if res, body := postTo(t, s, call("echo", `{}`)); res.StatusCode != 200 || !strings.Contains(body, `"content"`) {

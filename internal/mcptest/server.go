@@ -18,17 +18,17 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
 )
 
-// More JSON-RPC error codes, of MCP but for the first.
+// More JSON-RPC error codes; all but the first are those of MCP.
 const (
 	codeInternalError      = -32603
 	codeResourceNotFound   = -32002
 	codeUnsupportedVersion = -32022
 )
 
-// modernVersion is the revision of the stateless era.
+// modernVersion is the revision of the modern era.
 const modernVersion = "2026-07-28"
 
-// Keys of _meta in the stateless era.
+// Keys of _meta in the modern era.
 const (
 	metaProtocolVersion    = "io.modelcontextprotocol/protocolVersion"
 	metaClientCapabilities = "io.modelcontextprotocol/clientCapabilities"
@@ -37,8 +37,7 @@ const (
 	metaSubscriptionID     = "io.modelcontextprotocol/subscriptionId"
 )
 
-// server is an MCP server of both eras without a transport. [Remote] gives it
-// HTTP and [RunChild] gives it stdio.
+// server is an MCP server of both eras without a transport. [Remote] adds HTTP and [RunChild] adds stdio.
 type server struct {
 	name         string
 	uri          string // of its resources, with * for their names
@@ -47,8 +46,8 @@ type server struct {
 	flags        childFlags // zero over HTTP
 	child        *child     // nil over HTTP
 
-	// strict has the server insist on its requestState, and tell only clients
-	// with a subscription that a resource was updated.
+	// strict makes the server require its requestState, and send resource updates only to subscribed
+	// clients.
 	strict bool
 
 	mu       sync.Mutex
@@ -57,7 +56,7 @@ type server struct {
 	listens  map[*call]listenFilter
 }
 
-// session is a client with a handshake. On stdio it is the client, in either era.
+// session is an initialized client. On stdio it is the only client, in either era.
 type session struct {
 	mu          sync.Mutex
 	id, version string
@@ -67,8 +66,7 @@ type session struct {
 	inFlight    map[string]context.CancelCauseFunc // by the id as received
 	subscribed  map[string]bool                    // by URI
 
-	// streams send messages that belong to no call, by the GET that asks for
-	// them. On stdio there is one, without a GET.
+	// streams send messages outside of calls, by their GET. On stdio there is one, without a GET.
 	streams map[*http.Request]func(raw []byte)
 }
 
@@ -82,7 +80,7 @@ func newSession() *session {
 // errCancelled is the cause of contexts of requests that the client cancelled.
 var errCancelled = errors.New("cancelled by the client")
 
-// receive acts upon an answer or a notification.
+// receive handles a response or a notification.
 func (s *session) receive(m message) {
 	var p struct{ RequestID json.RawMessage }
 	_ = m.decodeParams(&p)
@@ -97,14 +95,14 @@ func (s *session) receive(m message) {
 	}
 }
 
-// revision is the one that the handshake has settled on.
+// revision returns the revision that was negotiated.
 func (s *session) revision() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.version
 }
 
-// tell sends a message that belongs to no call.
+// tell sends a message outside of calls.
 func (s *session) tell(raw []byte) {
 	s.mu.Lock()
 	streams := slices.Collect(maps.Values(s.streams))
@@ -114,8 +112,8 @@ func (s *session) tell(raw []byte) {
 	}
 }
 
-// ask sends a request to the client. Its answer arrives in the channel. Ids count
-// from 0 in each session, so those of any two sessions are equal.
+// ask sends a request to the client. The response arrives in the channel. Ids count from 0 in each session, so
+// different sessions use the same ids.
 func (s *session) ask(send func(raw []byte), q inputRequest) <-chan message {
 	answer := make(chan message, 1)
 	s.mu.Lock()
@@ -127,7 +125,7 @@ func (s *session) ask(send func(raw []byte), q inputRequest) <-chan message {
 	return answer
 }
 
-// wire takes the messages of a call to its client.
+// wire sends the messages of a call to its client.
 type wire interface {
 	send(raw []byte)                      // before the answer
 	finish(raw []byte, failure *rpcError) // the answer, which has the failure if there is one
@@ -165,9 +163,8 @@ func (c *call) version() (version string) {
 	return version
 }
 
-// begin makes the call part of a session. What the next message may depend on is
-// done when it returns: the request can be cancelled, and those that follow an
-// initialize count as initialized.
+// begin adds the call to a session. When it returns, the next message may be handled: the request can be
+// cancelled, and requests after an initialize count as initialized.
 func (c *call) begin(parent context.Context, s *session) {
 	c.ctx, c.cancel = context.WithCancelCause(parent)
 	c.session = s
@@ -180,7 +177,7 @@ func (c *call) begin(parent context.Context, s *session) {
 	}
 }
 
-// run serves the request and answers it, unless the client has cancelled it.
+// run serves the request and responds, unless the client has cancelled it.
 func (c *call) run() {
 	defer c.cancel(nil)
 	result, failure := c.serve()
@@ -200,7 +197,7 @@ func (c *call) run() {
 	}
 }
 
-// serve returns the result or the error, or neither if there shall be no answer.
+// serve returns the result or the error, or neither if there is no response.
 func (c *call) serve() (any, *rpcError) {
 	if c.modern {
 		return c.serveModern()
@@ -242,7 +239,7 @@ func (c *call) serveModern() (any, *rpcError) {
 	return c.serveEither()
 }
 
-// checkMeta checks that a request of the stateless era has the _meta it must have.
+// checkMeta checks that a modern request has the required _meta.
 func (c *call) checkMeta() *rpcError {
 	const missing = "missing or invalid _meta field %q"
 	switch version := c.version(); {
@@ -256,8 +253,7 @@ func (c *call) checkMeta() *rpcError {
 	return nil
 }
 
-// unsupportedVersion is the error for another version than the modern one and
-// those with a handshake.
+// unsupportedVersion returns the error for a version that the server does not support.
 func unsupportedVersion(requested string, handshakes []string) *rpcError {
 	return &rpcError{Code: codeUnsupportedVersion, Message: "unsupported protocol version", Data: struct {
 		Supported []string `json:"supported"`
@@ -265,7 +261,7 @@ func unsupportedVersion(requested string, handshakes []string) *rpcError {
 	}{append([]string{modernVersion}, handshakes...), requested}}
 }
 
-// serveEither serves the methods that are in both eras.
+// serveEither serves the methods of both eras.
 func (c *call) serveEither() (any, *rpcError) {
 	switch c.Method {
 	case "tools/list":
@@ -274,7 +270,8 @@ func (c *call) serveEither() (any, *rpcError) {
 		return c.callTool()
 	case "prompts/list":
 		return list(c, "prompts", []json.RawMessage{json.RawMessage(
-			`{"name":"p","description":"Greets.","arguments":[{"name":"who","description":"Whom to greet.","required":false}]}`)})
+			`{"name":"p","description":"Greets.","arguments":[{"name":"who","description":"Name to greet.","required":false}]}`,
+		)})
 	case "prompts/get":
 		return c.getPrompt()
 	case "resources/list":
@@ -298,8 +295,8 @@ func (c *call) serveEither() (any, *rpcError) {
 	}
 }
 
-// answer sends the answer. Results of the stateless era say what they are, who
-// gave them and, if they are lists or the like, that they are stale at once.
+// answer sends the response. Results of the modern era contain their type and the server and, for lists and the
+// like, that they are stale at once.
 func (c *call) answer(result any, failure *rpcError) {
 	if failure != nil {
 		c.wire.finish(errorReply(c.ID, failure), failure)
@@ -329,10 +326,10 @@ func (c *call) modernResult(result any, raw []byte) []byte {
 
 func (s *server) info() serverInfo { return serverInfo{Name: s.name, Version: serverVersion} }
 
-// sleep waits and reports whether the request is still wanted then.
+// sleep waits, and reports whether the request is still open then.
 func (c *call) sleep(d time.Duration) bool { return d <= 0 || backoff.Sleep(c.ctx, d) }
 
-// hang waits until the request is no longer wanted.
+// hang waits until the request is canceled.
 func (c *call) hang() (any, *rpcError) {
 	<-c.ctx.Done()
 	return nil, nil
@@ -370,7 +367,7 @@ func (c *call) discover() (any, *rpcError) {
 	}{append([]string{modernVersion}, c.handshakes...), c.capabilities})
 }
 
-// introduce returns the result, as late as the flags want it.
+// introduce returns the result, after the delay that the flags set.
 func (c *call) introduce(result any) (any, *rpcError) {
 	if c.flags.hangInit {
 		return c.hang()
@@ -391,7 +388,7 @@ func (c *call) ping() (any, *rpcError) {
 	return struct{}{}, nil
 }
 
-// list returns the page of items that the request asks for.
+// list returns the requested page of items.
 func list(c *call, name string, items []json.RawMessage) (any, *rpcError) {
 	if !c.sleep(seconds(c.flags.listDelay)) {
 		return nil, nil
@@ -421,8 +418,7 @@ func list(c *call, name string, items []json.RawMessage) (any, *rpcError) {
 	return result, nil
 }
 
-// cursor stands for the page that begins with the given item, of that list and
-// that server only.
+// cursor returns the cursor of the page that begins with an item. It is valid only for that list and server.
 func (c *call) cursor(start int) string {
 	return base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%s %s %d", c.name, c.Method, start))
 }
@@ -436,8 +432,7 @@ func (c *call) readCursor(cursor string, items int) (start int, known bool) {
 	return 0, false
 }
 
-// getPrompt makes the prompt p, after a question about roots if its argument ask
-// is not empty.
+// getPrompt returns the prompt p, after a roots request if its argument ask is not empty.
 func (c *call) getPrompt() (any, *rpcError) {
 	var p struct {
 		Name      string
@@ -464,11 +459,10 @@ func (c *call) getPrompt() (any, *rpcError) {
 	return c.ask(1, []inputRequest{{Method: "roots/list"}}, done)
 }
 
-// resource is the URI of the resource of that name.
+// resource returns the URI of a resource.
 func (s *server) resource(name string) string { return strings.Replace(s.uri, "*", name, 1) }
 
-// readResource reads any resource of the template, after a question about roots
-// if its name is asking.
+// readResource reads any resource of the template, after a roots request if its name is asking.
 func (c *call) readResource() (any, *rpcError) {
 	var p struct{ URI string }
 	if failure := c.decodeParams(&p); failure != nil {
@@ -515,21 +509,20 @@ func (c *call) complete() (any, *rpcError) {
 	}{completion{Values: values, Total: len(values)}}, nil
 }
 
-// inputRequest is a question to the client.
+// inputRequest is a server request in a result.
 type inputRequest struct {
 	Method string          `json:"method"`
 	Params json.RawMessage `json:"params,omitempty"`
 }
 
-// inputRequired is the result of a request in the stateless era that needs answers
-// of the client before it can go on.
+// inputRequired is the result of a modern request that needs responses of the client before it can go on.
 type inputRequired struct {
 	InputRequests map[string]inputRequest `json:"inputRequests"`
 	RequestState  string                  `json:"requestState"`
 }
 
-// ask asks the client all questions at the same time, in so many rounds. It gives
-// done the answer or, if there are more than one, the list of answers.
+// ask sends the client several requests at once, in a number of rounds. It calls done with the response or, if
+// there is more than one, the list of responses.
 func (c *call) ask(rounds int, questions []inputRequest, done func(text string) (any, *rpcError)) (any, *rpcError) {
 	if c.modern {
 		return c.askInResult(rounds, questions, done)
@@ -544,8 +537,13 @@ func joined(answers []json.RawMessage) string {
 	return string(encode(answers))
 }
 
-// askInCall asks in mid-call, as the legacy era does.
-func (c *call) askInCall(rounds int, questions []inputRequest, send func([]byte), done func(string) (any, *rpcError)) (any, *rpcError) {
+// askInCall sends server requests during the call, as in the legacy era.
+func (c *call) askInCall(
+	rounds int,
+	questions []inputRequest,
+	send func([]byte),
+	done func(string) (any, *rpcError),
+) (any, *rpcError) {
 	var answers []json.RawMessage
 	for range rounds {
 		var waiting []<-chan message
@@ -567,9 +565,8 @@ func (c *call) askInCall(rounds int, questions []inputRequest, send func([]byte)
 	return done(joined(answers))
 }
 
-// askInResult asks with a result, as the stateless era does. The client makes the
-// request again with its answers and the requestState, which has the answers of
-// the rounds before.
+// askInResult sends server requests in a result, as in the modern era. The client repeats its request with the
+// responses and the requestState, which contains the responses of earlier rounds.
 func (c *call) askInResult(rounds int, questions []inputRequest, done func(string) (any, *rpcError)) (any, *rpcError) {
 	var p struct {
 		InputResponses map[string]json.RawMessage
@@ -613,16 +610,15 @@ func (c *call) askInResult(rounds int, questions []inputRequest, done func(strin
 	return inputRequired{requests, state}, nil
 }
 
-// listenFilter says what a client wants to hear about. Prompts do not change
-// here, so they are not agreed to.
+// listenFilter says which notifications a client requests. Prompts never change on this server, so they are not
+// included in the acknowledgement.
 type listenFilter struct {
 	ToolsListChanged      bool     `json:"toolsListChanged,omitempty"`
 	ResourcesListChanged  bool     `json:"resourcesListChanged,omitempty"`
 	ResourceSubscriptions []string `json:"resourceSubscriptions,omitempty"`
 }
 
-// listen agrees to what the capabilities declare and then lasts until the client
-// has had enough.
+// listen acknowledges what the capabilities declare, and then lasts until the client cancels it.
 func (c *call) listen() (any, *rpcError) {
 	var p struct {
 		Notifications *listenFilter `json:"notifications"`
@@ -645,8 +641,7 @@ func (c *call) listen() (any, *rpcError) {
 		wants.ResourceSubscriptions = nil
 	}
 
-	// A client that has read the acknowledgement misses nothing, and reads nothing
-	// before it: announcements wait for the lock.
+	// Announcements wait for the lock, so a client gets the acknowledgement first and misses nothing after it.
 	c.mu.Lock()
 	c.listens[c] = *wants
 	c.wire.send(outgoing("", "notifications/subscriptions/acknowledged",
@@ -660,8 +655,8 @@ func (c *call) listen() (any, *rpcError) {
 	return c.hang()
 }
 
-// announce tells about a change: sessions untagged, and each listen that wants to
-// know, tagged. The members are those of params, or none.
+// announce sends a change notification: untagged to sessions, and tagged to each listen that requested it. The
+// members are those of params, or none.
 func (s *server) announce(method, members string, wanted func(listenFilter) bool, subscribed func(*session) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -52,7 +52,11 @@ func send(t *testing.T, method, url, body string, headers map[string]string) ans
 
 // call is the request for a tool, with id 1.
 func call(name, arguments string) string {
-	return fmt.Sprintf(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":%q,"arguments":%s}}`, name, arguments)
+	return fmt.Sprintf(
+		`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":%q,"arguments":%s}}`,
+		name,
+		arguments,
+	)
 }
 
 func serve(t *testing.T, handler http.Handler) string {
@@ -71,10 +75,11 @@ func TestStubReplies(t *testing.T) {
 		want        string
 	}{
 		{
-			name:    "echo returns params token for token",
-			request: `{"jsonrpc":"2.0","id":1,"method":"echo","params":{ "b":1.0e2, "a":"\u00e9<&>\/", "a":12345678901234567890 }}`,
-			status:  200,
-			want:    `{"jsonrpc":"2.0","id":1,"result":{ "b":1.0e2, "a":"\u00e9<&>\/", "a":12345678901234567890 }}`,
+			name: "echo returns params token for token",
+			request: `{"jsonrpc":"2.0","id":1,"method":"echo","params":{ "b":1.0e2, "a":"\u00e9<&>\/", ` +
+				`"a":12345678901234567890 }}`,
+			status: 200,
+			want:   `{"jsonrpc":"2.0","id":1,"result":{ "b":1.0e2, "a":"\u00e9<&>\/", "a":12345678901234567890 }}`,
 		},
 		{
 			name:    "the id comes back as it was written",
@@ -136,7 +141,11 @@ func TestStubReplies(t *testing.T) {
 			name:    "err carries data of the length asked for",
 			request: `{"id":1,"method":"err","params":{"n":10000}}`,
 			status:  200,
-			want:    `{"jsonrpc":"2.0","id":1,"error":{"code":-32050,"message":"boom","data":"` + strings.Repeat("E", 10000) + `"}}`,
+			want: `{"jsonrpc":"2.0","id":1,"error":{"code":-32050,"message":"boom","data":"` + strings.Repeat(
+				"E",
+				10000,
+			) +
+				`"}}`,
 		},
 		{
 			name:    "sleep answers true",
@@ -496,7 +505,8 @@ func (f *flushRecorder) Flush() {
 func TestStubEvents(t *testing.T) {
 	const ms = time.Millisecond
 	notification := func(text string) string {
-		return "event: message\ndata: " + `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"` + text + `"}}` + "\n\n"
+		return "event: message\ndata: " + `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info",` +
+			`"data":"` + text + `"}}` + "\n\n"
 	}
 	content := func(text string) string { return `{"content":[{"type":"text","text":"` + text + `"}]}` }
 	response := func(text string) string {
@@ -531,8 +541,11 @@ func TestStubEvents(t *testing.T) {
 			name:        "the result first",
 			resultFirst: true,
 			params:      `{"n":1}`,
-			events:      []string{"event: message\ndata: " + `{"result":` + content("event 1") + `,"jsonrpc":"2.0","id":"x"}` + "\n\n"},
-			offsets:     []time.Duration{0},
+			events: []string{
+				"event: message\ndata: " + `{"result":` + content("event 1") + `,"jsonrpc":"2.0","id":"x"}` +
+					"\n\n",
+			},
+			offsets: []time.Duration{0},
 		},
 	}
 	for _, tt := range tests {

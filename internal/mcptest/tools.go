@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// tool is a tool of a server: as tools/list shows it, and what it does. It returns
-// neither a result nor an error if there shall be no answer.
+// tool is a tool of a server: its description in tools/list, and its function, which returns neither a result
+// nor an error if there is no response.
 type tool struct {
 	Name        string          `json:"name"`
 	Description string          `json:"description"`
@@ -23,8 +23,7 @@ type tool struct {
 	call func(c *call, args arguments) (any, *rpcError)
 }
 
-// arguments are those of all tools. Other arguments are ignored, for gateways may
-// add some.
+// arguments are those of all tools. Other arguments are ignored, because gateways may add some.
 type arguments struct {
 	MS, Code, N, Steps, Times, Lines                 int
 	C, Text, Name, Description, Message, Method, Ask string
@@ -45,11 +44,12 @@ func says(text string) (any, *rpcError) {
 
 // The tools of the two servers, by name.
 const (
-	childToolNames  = "echo slow die hang pid env cwd ask ask-roots emit progress big noise stderr spawn late wrong-id half mute touch add-tool"
+	childToolNames = "echo slow die hang pid env cwd ask ask-roots emit progress big noise stderr spawn late " +
+		"wrong-id half mute touch add-tool"
 	remoteToolNames = "echo ask ask-all hang progress fail change touch link"
 )
 
-// toolsNamed returns some of the tools there are:
+// toolsNamed returns the tools with these names:
 //
 //	echo                   text = the params, byte for byte; its argument region
 //	                       is one that goes into the header Mcp-Param-Region
@@ -68,15 +68,15 @@ const (
 //	progress {steps,ask}   as many notifications/progress, if there is a token; and
 //	                       as many after a question, if ask is its method
 //	big {n,c}              text = c (default "x") n times
-//	noise {lines,text}     lines on stdout that are no JSON
+//	noise {lines,text}     lines on stdout that are not JSON
 //	stderr {lines,text}    lines on stderr
 //	spawn {stubborn}       text = the id of a process that lasts five minutes and
 //	                       does not (or does, if stubborn) ignore SIGTERM
 //	late {ms}              an answer at once and another one after that time
-//	wrong-id               an answer to nobody's request, then the right one
-//	half {text}            the beginning of a line on stdout, and never its end: what is
-//	                       written next is on the same line. No answer
-//	mute                   stdout is closed, and the process lives on. No answer
+//	wrong-id               a response with an unknown id, then the right one
+//	half {text}            the beginning of a line on stdout without its end: later output is on the same
+//	                       line. No response
+//	mute                   close stdout, and keep running. No response
 //	touch {uri}            notifications/resources/updated
 //	add-tool {name,description,quiet}
 //	                       one more tool, or another description for the one of that
@@ -86,8 +86,8 @@ const (
 //	change                 notifications/tools/list_changed
 //	link                   content that links to and has a resource
 //
-// In the stateless era questions are in an input_required, with the keys "0", "1"
-// …, and emit's default is silent unless the request has a log level.
+// In the modern era server requests are in an input_required result, with the keys "0", "1" …, and the default of
+// emit sends nothing unless the request has a log level.
 func toolsNamed(names string) (named []tool) {
 	all := []tool{
 		{"echo", "Returns the params it received.", json.RawMessage(`{"type":"object","properties":{` +
@@ -98,17 +98,29 @@ func toolsNamed(names string) (named []tool) {
 		newTool("pid", "Returns the process id.", callPID),
 		newTool("env", "Returns the environment.", callEnv),
 		newTool("cwd", "Returns the working directory.", callCwd),
-		newTool("ask", "Asks the client.", callAsk, "method", "string", "params", "object", "times", "integer", "aside", "boolean"),
+		newTool(
+			"ask",
+			"Asks the client.",
+			callAsk,
+			"method",
+			"string",
+			"params",
+			"object",
+			"times",
+			"integer",
+			"aside",
+			"boolean",
+		),
 		newTool("ask-all", "Asks the client several things.", callAskAll, "methods", "array"),
 		newTool("ask-roots", "Asks the client for its roots.", callAskRoots),
 		newTool("emit", "Sends a notification.", callEmit, "method", "string", "params", "object"),
 		newTool("progress", "Reports progress.", callProgress, "steps", "integer", "ask", "string"),
 		newTool("big", "Returns a long text.", callBig, "n", "integer", "c", "string"),
-		newTool("noise", "Writes on stdout what is no JSON.", callNoise, "lines", "integer", "text", "string"),
+		newTool("noise", "Writes text that is not JSON on stdout.", callNoise, "lines", "integer", "text", "string"),
 		newTool("stderr", "Writes on stderr.", callStderr, "lines", "integer", "text", "string"),
 		newTool("spawn", "Starts a process.", callSpawn, "stubborn", "boolean"),
 		newTool("late", "Answers twice.", callLate, "ms", "integer"),
-		newTool("wrong-id", "Answers nobody first.", callWrongID),
+		newTool("wrong-id", "Responds with an unknown id first.", callWrongID),
 		newTool("half", "Writes half a line.", callHalf, "text", "string"),
 		newTool("mute", "Closes stdout.", callMute),
 		newTool("touch", "Says that a resource was updated.", callTouch, "uri", "string"),
@@ -136,9 +148,16 @@ func newTool(name, description string, call func(*call, arguments) (any, *rpcErr
 	return tool{name, description, schema, call}
 }
 
-// extraTool is a tool that is there to be listed.
+// extraTool is a tool that only has to be listed.
 func extraTool(name, description string) tool {
-	return newTool(name, cmp.Or(description, "One more tool."), func(*call, arguments) (any, *rpcError) { return says(name) })
+	return newTool(
+		name,
+		cmp.Or(description, "One more tool."),
+		func(*call, arguments) (any,
+			*rpcError) {
+			return says(name)
+		},
+	)
 }
 
 func (s *server) listedTools() (listed []json.RawMessage) {
@@ -306,9 +325,8 @@ func callSpawn(_ *call, args arguments) (any, *rpcError) {
 	return says(strconv.Itoa(cmd.Process.Pid))
 }
 
-// spawn starts a process that lasts five minutes. The stubborn one is a sleep
-// that has inherited from its shell that SIGTERM is ignored; it is returned when
-// that is so, which shows in the end of the pipe.
+// spawn starts a process that runs for five minutes. The stubborn one is a sleep that ignores SIGTERM, inherited
+// from its shell. spawn returns when it does; the end of the pipe shows that.
 func spawn(stubborn bool) (*exec.Cmd, error) {
 	if !stubborn {
 		cmd := exec.Command("sleep", "300")
@@ -339,8 +357,8 @@ func callLate(c *call, args arguments) (any, *rpcError) {
 
 func callWrongID(c *call, _ arguments) (any, *rpcError) {
 	stray := *c
-	stray.ID = json.RawMessage(`"nobody"`)
-	stray.answer(says("for nobody"))
+	stray.ID = json.RawMessage(`"unknown"`)
+	stray.answer(says("for an unknown id"))
 	return says("for you")
 }
 

@@ -5,31 +5,31 @@ import (
 	"strings"
 )
 
-// A challenge is what the Bearer challenges of WWW-Authenticate say.
+// A challenge is the content of the Bearer challenges in WWW-Authenticate.
 type challenge struct {
 	metadata string // resource_metadata
 	scopes   []string
 	err      string // error
 }
 
-// insufficientScope is the error of a challenge to a token that lacks scopes.
+// insufficientScope is the error of a challenge if the token lacks scopes.
 const insufficientScope = "insufficient_scope"
 
 // maxParam bounds the parameters of a challenge. Longer ones are ignored.
 const maxParam = 2048
 
-// challengePart matches a parameter of a challenge (RFC 9110, 11.6.1), else a token, else a
-// quoted string. Matches are: name, quoted value, value; a token has a name only. The
-// parts of a token68 are tokens.
+// challengePart matches a parameter of a challenge (RFC 9110, 11.6.1), or else a token, or else a
+// quoted string. The groups are: name, quoted value, value; a token has only a name. The parts of
+// a token68 are tokens.
 var challengePart = regexp.MustCompile("(?s)" +
-	"([!#$%&'*+.^_`|~0-9A-Za-z-]+)" + `(?:[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|` + "([!#$%&'*+.^_`|~0-9A-Za-z-]+)" + `))?` +
+	"([!#$%&'*+.^_`|~0-9A-Za-z-]+)" +
+	`(?:[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|` + "([!#$%&'*+.^_`|~0-9A-Za-z-]+)" + `))?` +
 	`|"(?:[^"\\]|\\.)*"?`)
 
 var quotedPair = regexp.MustCompile(`(?s)\\(.)`)
 
-// parseChallenges reads the values of WWW-Authenticate. Of several Bearer challenges the
-// first that has a parameter counts for it. A token that is not the name of a parameter
-// is the scheme of a challenge.
+// parseChallenges parses the values of WWW-Authenticate. Each parameter comes from the first Bearer
+// challenge that has it. A token that is not the name of a parameter is the scheme of a challenge.
 func parseChallenges(values []string) challenge {
 	bearer := map[string]string{"resource_metadata": "", "scope": "", "error": ""}
 	for _, value := range values {

@@ -12,17 +12,17 @@ import (
 
 const (
 	maxIssuers   = 16
-	metadataTime = 15 * time.Minute // for which the metadata of an authorization server are good
+	metadataTime = 15 * time.Minute // how long metadata of an authorization server are cached
 )
 
-// resourceMetadata are those of RFC 9728.
+// resourceMetadata are the metadata of a protected resource (RFC 9728).
 type resourceMetadata struct {
 	Resource             string   `json:"resource"`
 	AuthorizationServers []string `json:"authorization_servers"`
 	Scopes               []string `json:"scopes_supported"`
 }
 
-// serverMetadata are those of an authorization server (RFC 8414, OpenID Connect Discovery).
+// serverMetadata are the metadata of an authorization server (RFC 8414, OpenID Connect Discovery).
 type serverMetadata struct {
 	Issuer                string   `json:"issuer"`
 	AuthorizationEndpoint string   `json:"authorization_endpoint"`
@@ -36,68 +36,69 @@ type serverMetadata struct {
 	IssParameter          bool     `json:"authorization_response_iss_parameter_supported"`
 }
 
-// cachedMetadata are metadata as they were at a time.
+// cachedMetadata are metadata and the time when they were read.
 type cachedMetadata struct {
 	*serverMetadata
 	since time.Time
 }
 
-// A place is where to log in to a resource.
-type place struct {
+// A loginTarget is where to log in to a resource.
+type loginTarget struct {
 	*serverMetadata
-	resource string   // as it is sent to the authorization server
-	scopes   []string // that the resource supports
+	resource string   // as sent to the authorization server
+	scopes   []string // supported by the resource
 }
 
-// discover finds out where to log in. The URL of the metadata comes from a challenge, and
-// may be empty. A login that is in use stays with its issuer if the resource still names it.
-func (s *Server) discover(ctx context.Context, metadataURL, current string) (place, error) {
+// discover finds out where to log in. metadataURL comes from a challenge and may be empty. An
+// existing login keeps its current issuer if the resource still names it.
+func (s *Server) discover(ctx context.Context, metadataURL, current string) (loginTarget, error) {
 	published, err := s.resourceMetadata(ctx, metadataURL)
 	if err != nil {
-		return place{}, err
+		return loginTarget{}, err
 	}
-	found := place{resource: s.resource()}
+	found := loginTarget{resource: s.resource()}
 	if published != nil {
 		found.resource, found.scopes = published.Resource, published.Scopes
 	}
 	issuer, err := s.chooseIssuer(published, current)
 	if err != nil {
-		return place{}, err
+		return loginTarget{}, err
 	}
 	found.serverMetadata, err = s.fetchMetadata(ctx, issuer, published == nil && s.isOwnIssuer(issuer))
 	return found, err
 }
 
-// chooseIssuer returns the issuer that is configured, whatever the resource says. Otherwise it
-// is the current one, or the first, of those that the resource names; or the resource itself
-// if it publishes nothing.
+// chooseIssuer returns the configured issuer, regardless of the resource. Otherwise it returns the
+// current issuer, or the first one, of those that the resource names. A resource that publishes
+// nothing is its own issuer.
 func (s *Server) chooseIssuer(published *resourceMetadata, current string) (string, error) {
 	switch {
 	case s.config.Issuer != "":
 		return s.config.Issuer, nil
 	case published == nil && s.config.Grant == TokenExchange:
-		return "", errors.New("the resource publishes no metadata: the tokens of callers are not sent to a guessed server")
+		return "", errors.New("the resource publishes no metadata: " +
+			"tokens of callers are not sent to a guessed authorization server")
 	case published == nil:
 		return s.origin(), nil
 	case len(published.AuthorizationServers) == 0:
-		return "", errors.New("the metadata of the resource name no authorization server")
+		return "", errors.New("the metadata of the resource name no authorization servers")
 	case slices.Contains(published.AuthorizationServers, current):
 		return current, nil
 	}
 	return published.AuthorizationServers[0], nil
 }
 
-// isOwnIssuer reports whether an issuer has the origin of the resource for its name.
+// isOwnIssuer reports whether the name of an issuer is the origin of the resource.
 func (s *Server) isOwnIssuer(issuer string) bool {
 	return strings.TrimSuffix(issuer, "/") == s.origin()
 }
 
-// resourceMetadata returns the metadata of the resource, nil if it publishes none.
+// resourceMetadata returns the metadata of the resource, or nil if it publishes none.
 func (s *Server) resourceMetadata(ctx context.Context, challenged string) (*resourceMetadata, error) {
 	path := strings.TrimSuffix(s.config.Resource.EscapedPath(), "/")
-	places := []string{s.origin() + "/.well-known/oauth-protected-resource" + path}
+	addresses := []string{s.origin() + "/.well-known/oauth-protected-resource" + path}
 	if path != "" {
-		places = append(places, s.origin()+"/.well-known/oauth-protected-resource")
+		addresses = append(addresses, s.origin()+"/.well-known/oauth-protected-resource")
 	}
 	if challenged != "" {
 		u, err := s.guard.parse(challenged)
@@ -105,11 +106,11 @@ func (s *Server) resourceMetadata(ctx context.Context, challenged string) (*reso
 			return nil, fmt.Errorf("resource_metadata: %w", err)
 		}
 		if !s.guard.trusts(u) {
-			return nil, fmt.Errorf("resource_metadata: %w", &refusal{u.Host, "another origin than " + s.origin()})
+			return nil, fmt.Errorf("resource_metadata: %w", &refusal{u.Host, "its origin is not " + s.origin()})
 		}
-		places = append([]string{challenged}, places...)
+		addresses = append([]string{challenged}, addresses...)
 	}
-	for _, address := range places {
+	for _, address := range addresses {
 		var published resourceMetadata
 		found, err := s.guard.get(ctx, address, &published)
 		if err != nil {
@@ -119,14 +120,15 @@ func (s *Server) resourceMetadata(ctx context.Context, challenged string) (*reso
 			continue
 		}
 		if !s.covers(published.Resource) {
-			return nil, fmt.Errorf("the metadata at %s are of the resource %q, not of %q", printable(address), printable(published.Resource), s.resource())
+			return nil, fmt.Errorf("the metadata at %s are for resource %q, not %q",
+				printable(address), printable(published.Resource), s.resource())
 		}
 		return &published, nil
 	}
 	return nil, nil
 }
 
-// covers reports whether a published resource is ours, or a parent of it.
+// covers reports whether a published resource is the configured one or a parent of it.
 func (s *Server) covers(published string) bool {
 	u, err := url.Parse(published)
 	if err != nil || u.Host == "" || u.Fragment != "" || u.User != nil || origin(u) != s.origin() {
@@ -139,7 +141,7 @@ func (s *Server) covers(published string) bool {
 	return strings.HasPrefix(s.config.Resource.EscapedPath()+"/", parent)
 }
 
-// issuerMetadata returns the metadata of an issuer that a login has used before.
+// issuerMetadata returns the metadata of the issuer of an existing login.
 func (s *Server) issuerMetadata(ctx context.Context, issuer string) (*serverMetadata, error) {
 	s.mu.Lock()
 	cached, ok := s.metadata.Get(issuer)
@@ -150,8 +152,8 @@ func (s *Server) issuerMetadata(ctx context.Context, issuer string) (*serverMeta
 	return s.fetchMetadata(ctx, issuer, s.isOwnIssuer(issuer))
 }
 
-// fetchMetadata gets the metadata of an issuer. With fallback, an issuer without metadata
-// has the default endpoints of MCP 2025-03-26.
+// fetchMetadata fetches the metadata of an issuer. With fallback, an issuer without metadata gets the
+// default endpoints of MCP 2025-03-26.
 func (s *Server) fetchMetadata(ctx context.Context, issuer string, fallback bool) (*serverMetadata, error) {
 	u, err := s.guard.parse(issuer)
 	if err != nil {
@@ -161,11 +163,13 @@ func (s *Server) fetchMetadata(ctx context.Context, issuer string, fallback bool
 		return nil, fmt.Errorf("issuer: %q has a query", printable(issuer))
 	}
 	base, path := origin(u), strings.TrimSuffix(u.EscapedPath(), "/")
-	places := []string{base + "/.well-known/oauth-authorization-server" + path, base + "/.well-known/openid-configuration" + path}
-	if path != "" {
-		places = append(places, base+path+"/.well-known/openid-configuration")
+	addresses := []string{
+		base + "/.well-known/oauth-authorization-server" + path, base + "/.well-known/openid-configuration" + path,
 	}
-	for _, address := range places {
+	if path != "" {
+		addresses = append(addresses, base+path+"/.well-known/openid-configuration")
+	}
+	for _, address := range addresses {
 		metadata := &serverMetadata{}
 		found, err := s.guard.get(ctx, address, metadata)
 		if err != nil {
@@ -175,14 +179,15 @@ func (s *Server) fetchMetadata(ctx context.Context, issuer string, fallback bool
 			continue
 		}
 		if metadata.Issuer != issuer && !(fallback && strings.TrimSuffix(metadata.Issuer, "/") == issuer) {
-			return nil, fmt.Errorf("the metadata at %s are of the issuer %q, not of %q", printable(address), printable(metadata.Issuer), printable(issuer))
+			return nil, fmt.Errorf("the metadata at %s are for issuer %q, not %q",
+				printable(address), printable(metadata.Issuer), printable(issuer))
 		}
-		return s.remember(metadata)
+		return s.cacheMetadata(metadata)
 	}
 	if !fallback {
 		return nil, fmt.Errorf("the issuer %q publishes no metadata", printable(issuer))
 	}
-	return s.remember(&serverMetadata{
+	return s.cacheMetadata(&serverMetadata{
 		Issuer:                issuer,
 		AuthorizationEndpoint: base + "/authorize",
 		TokenEndpoint:         base + "/token",
@@ -190,8 +195,8 @@ func (s *Server) fetchMetadata(ctx context.Context, issuer string, fallback bool
 	})
 }
 
-// remember checks metadata and keeps them.
-func (s *Server) remember(metadata *serverMetadata) (*serverMetadata, error) {
+// cacheMetadata checks metadata and caches them.
+func (s *Server) cacheMetadata(metadata *serverMetadata) (*serverMetadata, error) {
 	for name, endpoint := range map[string]string{
 		"authorization_endpoint": metadata.AuthorizationEndpoint, "token_endpoint": metadata.TokenEndpoint,
 		"registration_endpoint": metadata.RegistrationEndpoint, "revocation_endpoint": metadata.RevocationEndpoint,
@@ -218,7 +223,7 @@ func (s *Server) remember(metadata *serverMetadata) (*serverMetadata, error) {
 	return metadata, nil
 }
 
-// dropMetadata forgets the metadata of an issuer, to get them anew.
+// dropMetadata removes the metadata of an issuer from the cache.
 func (s *Server) dropMetadata(issuer string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

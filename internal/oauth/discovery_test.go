@@ -17,13 +17,19 @@ func TestMetadataOfTheResourceAreLookedFor(t *testing.T) {
 		found      []string // paths that have metadata
 		asked      []string // paths that are asked for
 	}{
-		"at the place of the challenge":               {"/mcp", "/custom.json", []string{"/custom.json", wellKnown + "/mcp", wellKnown}, []string{"/custom.json"}},
-		"below the path":                              {"/mcp", "", []string{wellKnown + "/mcp", wellKnown}, []string{wellKnown + "/mcp"}},
-		"at the root":                                 {"/mcp", "", []string{wellKnown}, []string{wellKnown + "/mcp", wellKnown}},
-		"at the root only, if the path is the root":   {"/", "", []string{wellKnown}, []string{wellKnown}},
-		"below a path that ends with a slash":         {"/a/mcp/", "", []string{wellKnown + "/a/mcp"}, []string{wellKnown + "/a/mcp"}},
-		"elsewhere if the challenge is wrong":         {"/mcp", "/gone.json", []string{wellKnown + "/mcp"}, []string{"/gone.json", wellKnown + "/mcp"}},
-		"in vain, and the endpoints have their names": {"/mcp", "", nil, []string{wellKnown + "/mcp", wellKnown, "/.well-known/oauth-authorization-server", "/.well-known/openid-configuration", "/register"}},
+		"at the place of the challenge": {"/mcp", "/custom.json", []string{"/custom.json", wellKnown + "/mcp",
+			wellKnown}, []string{"/custom.json"}},
+		"below the path": {"/mcp", "", []string{wellKnown + "/mcp", wellKnown},
+			[]string{wellKnown + "/mcp"}},
+		"at the root": {"/mcp", "", []string{wellKnown}, []string{wellKnown + "/mcp",
+			wellKnown}},
+		"at the root only, if the path is the root": {"/", "", []string{wellKnown}, []string{wellKnown}},
+		"below a path that ends with a slash": {"/a/mcp/", "", []string{wellKnown + "/a/mcp"},
+			[]string{wellKnown + "/a/mcp"}},
+		"elsewhere if the challenge is wrong": {"/mcp", "/gone.json", []string{wellKnown + "/mcp"},
+			[]string{"/gone.json", wellKnown + "/mcp"}},
+		"in vain, and the endpoints have their names": {"/mcp", "", nil, []string{wellKnown + "/mcp", wellKnown,
+			"/.well-known/oauth-authorization-server", "/.well-known/openid-configuration", "/register"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -136,9 +142,12 @@ func TestMetadataOfTheIssuerAreLookedFor(t *testing.T) {
 		"at the first place of an issuer without a path":  {"", oauth, []string{oauth}},
 		"at the second place of an issuer without a path": {"", openid, []string{oauth, openid}},
 		"at the first place of an issuer with a path":     {"/tenant1", oauth + "/tenant1", []string{oauth + "/tenant1"}},
-		"at the second place of an issuer with a path":    {"/tenant1", openid + "/tenant1", []string{oauth + "/tenant1", openid + "/tenant1"}},
-		"at the third place of an issuer with a path":     {"/tenant1", "/tenant1" + openid, []string{oauth + "/tenant1", openid + "/tenant1", "/tenant1" + openid}},
-		"never at the root of an issuer with a path":      {"/tenant1", "", []string{oauth + "/tenant1", openid + "/tenant1", "/tenant1" + openid}},
+		"at the second place of an issuer with a path": {"/tenant1", openid + "/tenant1", []string{oauth + "/tenant1",
+			openid + "/tenant1"}},
+		"at the third place of an issuer with a path": {"/tenant1", "/tenant1" + openid, []string{oauth + "/tenant1",
+			openid + "/tenant1", "/tenant1" + openid}},
+		"never at the root of an issuer with a path": {"/tenant1", "", []string{oauth + "/tenant1", openid + "/tenant1",
+			"/tenant1" + openid}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -168,19 +177,35 @@ func TestMetadataAreRefused(t *testing.T) {
 		change func(*world)
 		want   []string
 	}{
-		"without an authorization server":   {func(w *world) { w.prm["authorization_servers"] = nil }, []string{"name no authorization server"}},
-		"of another issuer":                 {func(w *world) { w.issuer.metadata["issuer"] = "https://evil.example" }, []string{"https://evil.example", "127.0.0.1"}},
-		"of an issuer with a slash more":    {func(w *world) { w.issuer.metadata["issuer"] = w.issuer.name + "/" }, []string{"the metadata at"}},
-		"of an issuer with a query":         {func(w *world) { w.prm["authorization_servers"] = []string{w.issuer.name + "?a=b"} }, []string{"has a query"}},
-		"without S256":                      {func(w *world) { w.issuer.metadata["code_challenge_methods_supported"] = []string{"plain"} }, []string{"PKCE"}},
-		"with no challenge methods":         {func(w *world) { w.issuer.metadata["code_challenge_methods_supported"] = []string{} }, []string{"PKCE"}},
-		"without a token endpoint":          {func(w *world) { delete(w.issuer.metadata, "token_endpoint") }, []string{"token_endpoint"}},
-		"without an authorization endpoint": {func(w *world) { delete(w.issuer.metadata, "authorization_endpoint") }, []string{"authorization_endpoint"}},
+		"without an authorization server": {func(w *world) { w.prm["authorization_servers"] = nil },
+			[]string{"name no authorization server"}},
+		"of another issuer": {func(w *world) { w.issuer.metadata["issuer"] = "https://evil.example" },
+			[]string{"https://evil.example", "127.0.0.1"}},
+		"of an issuer with a slash more": {func(w *world) { w.issuer.metadata["issuer"] = w.issuer.name + "/" },
+			[]string{"the metadata at"}},
+		"of an issuer with a query": {func(w *world) {
+			w.prm["authorization_servers"] = []string{w.issuer.name + "?a=b"}
+		}, []string{"has a query"}},
+		"without S256": {func(w *world) {
+			w.issuer.metadata["code_challenge_methods_supported"] = []string{"plain"}
+		}, []string{"PKCE"}},
+		"with no challenge methods": {func(w *world) {
+			w.issuer.metadata["code_challenge_methods_supported"] = []string{}
+		}, []string{"PKCE"}},
+		"without a token endpoint": {func(w *world) { delete(w.issuer.metadata, "token_endpoint") },
+			[]string{"token_endpoint"}},
+		"without an authorization endpoint": {func(w *world) { delete(w.issuer.metadata, "authorization_endpoint") },
+			[]string{"authorization_endpoint"}},
 		"that fail": {func(w *world) {
-			w.resource.page(wellKnown+"/mcp", func(rw http.ResponseWriter, _ *http.Request) { rw.WriteHeader(http.StatusBadGateway) })
+			w.resource.page(wellKnown+"/mcp", func(rw http.ResponseWriter,
+				_ *http.Request) {
+				rw.WriteHeader(http.StatusBadGateway)
+			})
 		}, []string{"status 502"}},
 		"that are not JSON": {func(w *world) {
-			w.resource.page(wellKnown+"/mcp", func(rw http.ResponseWriter, _ *http.Request) { _, _ = rw.Write([]byte(`{"resource":`)) })
+			w.resource.page(wellKnown+"/mcp", func(rw http.ResponseWriter, _ *http.Request) {
+				_, _ = rw.Write([]byte(`{"resource":`))
+			})
 		}, []string{"JSON"}},
 		"that are too large": {func(w *world) {
 			w.resource.page(wellKnown+"/mcp", func(rw http.ResponseWriter, _ *http.Request) {
@@ -213,11 +238,20 @@ func TestAnIssuerWithoutChallengeMethodsIsTried(t *testing.T) {
 // configured one to get the secret of the client.
 func TestTheConfiguredIssuerIsUsedWhateverTheResourceSays(t *testing.T) {
 	for name, change := range map[string]func(w *world, other *issuer){
-		"it is among others":            func(w *world, other *issuer) { w.prm["authorization_servers"] = []string{other.name, w.issuer.name} },
-		"another one is named":          func(w *world, other *issuer) { w.prm["authorization_servers"] = []string{other.name} },
-		"it is named with a slash more": func(w *world, _ *issuer) { w.prm["authorization_servers"] = []string{w.issuer.name + "/"} },
-		"none is named":                 func(w *world, _ *issuer) { w.prm["authorization_servers"] = nil },
-		"the resource has no metadata":  func(w *world, _ *issuer) { w.resource.page(wellKnown+"/mcp", http.NotFound) },
+		"it is among others": func(w *world,
+			other *issuer) {
+			w.prm["authorization_servers"] = []string{other.name, w.issuer.name}
+		},
+		"another one is named": func(w *world,
+			other *issuer) {
+			w.prm["authorization_servers"] = []string{other.name}
+		},
+		"it is named with a slash more": func(w *world,
+			_ *issuer) {
+			w.prm["authorization_servers"] = []string{w.issuer.name + "/"}
+		},
+		"none is named":                func(w *world, _ *issuer) { w.prm["authorization_servers"] = nil },
+		"the resource has no metadata": func(w *world, _ *issuer) { w.resource.page(wellKnown+"/mcp", http.NotFound) },
 		"another one claims to be it": func(w *world, other *issuer) {
 			w.prm["authorization_servers"] = []string{other.name}
 			other.metadata["issuer"] = w.issuer.name

@@ -20,15 +20,15 @@ import (
 	"golang.org/x/oauth2/clientcredentials"
 )
 
-// An answerError is an error that the token endpoint has answered with.
-type answerError struct {
+// An endpointError is an error response of the token endpoint.
+type endpointError struct {
 	host        string
 	status      int
 	code        string // such as invalid_grant
 	description string
 }
 
-func (e *answerError) Error() string {
+func (e *endpointError) Error() string {
 	text := fmt.Sprintf("%s: status %d", e.host, e.status)
 	if e.code != "" {
 		text += ": " + e.code
@@ -39,37 +39,45 @@ func (e *answerError) Error() string {
 	return text
 }
 
-// answered reports whether err is an answer with this code.
-func answered(err error, code string) bool {
-	var answer *answerError
+// hasCode reports whether err is an error response with this code.
+func hasCode(err error, code string) bool {
+	var answer *endpointError
 	return errors.As(err, &answer) && answer.code == code
 }
 
-// isUnknownClient reports whether err says that the credentials of the client are wrong.
+// isUnknownClient reports whether err means that the credentials of the client are wrong.
 func isUnknownClient(err error) bool {
-	return answered(err, "invalid_client") || answered(err, "unauthorized_client")
+	return hasCode(err, "invalid_client") || hasCode(err, "unauthorized_client")
 }
 
-// isFinal reports whether err is an answer that stays the same if the request is repeated.
+// isFinal reports whether err is a response that stays the same if the request is repeated.
 func isFinal(err error) bool {
-	var answer *answerError
+	var answer *endpointError
 	if !errors.As(err, &answer) || answer.status >= 500 || answer.status == http.StatusTooManyRequests {
 		return false
 	}
-	return answer.code != "" && answer.code != "temporarily_unavailable" && answer.code != "server_error" && answer.code != "slow_down"
+	switch answer.code {
+	case "", "temporarily_unavailable", "server_error", "slow_down":
+		return false
+	}
+	return true
 }
 
-// ask sends a grant to the token endpoint. It goes on if the caller has gone: the answer
-// may be the only copy of a rotated refresh token.
-func (s *Server) ask(ctx context.Context, metadata *serverMetadata, c client, params url.Values) (_ *oauth2.Token, err error) {
-	if grant := params.Get("grant_type"); s.config.OnToken != nil && grant != "" { // which a revocation lacks
+// requestToken sends a grant to the token endpoint. It goes on if ctx is canceled, because the
+// response may be the only copy of a rotated refresh token.
+func (s *Server) requestToken(
+	ctx context.Context, metadata *serverMetadata, c client, params url.Values,
+) (_ *oauth2.Token, err error) {
+	if grant := params.Get("grant_type"); s.config.OnToken != nil && grant != "" { // a revocation has none
 		defer func() { s.config.OnToken(grant, err) }()
 	}
 	endpoint, err := s.guard.parse(metadata.TokenEndpoint)
 	if err != nil {
 		return nil, err
 	}
-	config := clientcredentials.Config{ClientID: c.ID, TokenURL: metadata.TokenEndpoint, EndpointParams: params, AuthStyle: oauth2.AuthStyleInParams}
+	config := clientcredentials.Config{
+		ClientID: c.ID, TokenURL: metadata.TokenEndpoint, EndpointParams: params, AuthStyle: oauth2.AuthStyleInParams,
+	}
 	switch c.Method {
 	case methodBasic:
 		config.ClientSecret, config.AuthStyle = c.Secret, oauth2.AuthStyleInHeader
@@ -85,10 +93,10 @@ func (s *Server) ask(ctx context.Context, metadata *serverMetadata, c client, pa
 	}
 	token, err := config.Token(context.WithValue(context.WithoutCancel(ctx), oauth2.HTTPClient, s.guard.client))
 	if err != nil {
-		s.dropMetadata(metadata.Issuer) // it may have moved
+		s.dropMetadata(metadata.Issuer) // the endpoint may have moved
 		err = tokenError(endpoint.Host, err, c.Secret, params)
 		if isUnknownClient(err) {
-			err = errors.Join(err, s.forget(ctx, c))
+			err = errors.Join(err, s.forgetClient(ctx, c))
 		}
 		return nil, err
 	}
@@ -101,11 +109,10 @@ func (s *Server) ask(ctx context.Context, metadata *serverMetadata, c client, pa
 	return token, nil
 }
 
-// errNoToken says that an answer is a success, but has no token.
-var errNoToken = errors.New("the answer has no token")
+// errNoToken reports that a successful response has no token.
+var errNoToken = errors.New("the response has no token")
 
-// tokenError returns an error of the token endpoint without secrets in it, which some
-// servers repeat.
+// tokenError returns an error of the token endpoint without secrets, which some servers repeat.
 func tokenError(host string, err error, secret string, params url.Values) error {
 	var refused *oauth2.RetrieveError
 	var failed *url.Error
@@ -125,7 +132,7 @@ func tokenError(host string, err error, secret string, params url.Values) error 
 		}
 	}
 	scrub := strings.NewReplacer(pairs...)
-	return &answerError{
+	return &endpointError{
 		host:        host,
 		status:      refused.Response.StatusCode,
 		code:        printable(scrub.Replace(refused.ErrorCode)),
@@ -149,7 +156,8 @@ func (s *Server) assertion(issuer, id string) (string, error) {
 	if algorithm == "" {
 		return "", errors.New("not RSA, ECDSA P-256 or Ed25519")
 	}
-	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: algorithm, Key: s.config.PrivateKey}, (&jose.SignerOptions{}).WithType("JWT"))
+	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: algorithm, Key: s.config.PrivateKey},
+		(&jose.SignerOptions{}).WithType("JWT"))
 	if err != nil {
 		return "", err
 	}
@@ -159,7 +167,7 @@ func (s *Server) assertion(issuer, id string) (string, error) {
 	}).Serialize()
 }
 
-// revoke revokes the tokens of a login (RFC 7009), where the authorization server offers it.
+// revoke revokes the tokens of a login (RFC 7009), if the authorization server supports that.
 func (s *Server) revoke(ctx context.Context, l login) error {
 	metadata, err := s.issuerMetadata(ctx, l.Issuer)
 	if err != nil || metadata.RevocationEndpoint == "" {
@@ -175,7 +183,7 @@ func (s *Server) revoke(ctx context.Context, l login) error {
 	}
 	revocation := *metadata
 	revocation.TokenEndpoint = metadata.RevocationEndpoint
-	if _, err := s.ask(ctx, &revocation, c, params); !errors.Is(err, errNoToken) {
+	if _, err := s.requestToken(ctx, &revocation, c, params); !errors.Is(err, errNoToken) {
 		return err
 	}
 	return nil

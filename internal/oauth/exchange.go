@@ -9,56 +9,56 @@ import (
 	"time"
 )
 
-// maxExchanged bounds the tokens of [TokenExchange] in memory.
+// maxExchanged bounds the exchanged tokens in memory.
 const maxExchanged = 10_000
 
-// exchanged is the token that was got in place of a caller's.
+// exchanged is a token that was exchanged for a token of a caller.
 type exchanged struct {
-	turn chan struct{} // holds a value while a call gets the token
+	lock chan struct{} // holds a value while a call gets the token
 
 	// Guarded by Server.mu:
 	login   login
 	failure error     // why there is no token
-	retryAt time.Time // until when failure is good
+	retryAt time.Time // until when failure is returned
 }
 
-// Exchange returns a token for the server in place of a caller's token (RFC 8693). It is
-// kept until it expires.
+// Exchange exchanges the token of a caller for a token of the server (RFC 8693). The result is cached
+// until it expires.
 //
-// The resource names the authorization server that the caller's token is sent to, unless
-// [Config.Issuer] does.
+// The caller's token is sent to the authorization server that [Config.Issuer] names, or else the
+// resource.
 func (a *Account) Exchange(ctx context.Context, subjectToken string) (token string, err error) {
 	s := a.server
 	key := sha256.Sum256([]byte(subjectToken))
 	s.mu.Lock()
 	kept, ok := s.exchanged.Get(key)
 	if !ok {
-		kept = &exchanged{turn: make(chan struct{}, 1)}
+		kept = &exchanged{lock: make(chan struct{}, 1)}
 		s.exchanged.Add(key, kept)
 	}
 	s.mu.Unlock()
 	select {
-	case kept.turn <- struct{}{}:
-		defer func() { <-kept.turn }()
+	case kept.lock <- struct{}{}:
+		defer func() { <-kept.lock }()
 	case <-ctx.Done():
 		return "", ctx.Err()
 	}
 	s.mu.Lock()
-	l, where, failure, retryAt := kept.login, s.exchangeAt, kept.failure, kept.retryAt
+	l, where, failure, retryAt := kept.login, s.exchangeTarget, kept.failure, kept.retryAt
 	s.mu.Unlock()
 	switch now := s.now(); {
 	case l.fresh(now):
 		return l.AccessToken, nil
 	case failure != nil && now.Before(retryAt):
-		return "", failure // of the call that had the turn before
+		return "", failure // of the call that held the lock before
 	}
 	if where == nil {
-		where, err = s.exchangePlace(ctx)
+		where, err = s.findExchangeTarget(ctx)
 	}
 	if err == nil {
 		err = s.exchange(ctx, where, subjectToken, &l)
 	}
-	a.note(err)
+	a.noteResult(err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err == nil || ctx.Err() == nil {
@@ -68,14 +68,14 @@ func (a *Account) Exchange(ctx context.Context, subjectToken string) (token stri
 		return "", err
 	}
 	kept.login = l
-	s.issued.Add(l.AccessToken, kept)
+	s.exchangedByToken.Add(l.AccessToken, kept)
 	return l.AccessToken, nil
 }
 
-// exchangePlace finds out where to exchange tokens, and remembers it until a token is refused.
-func (s *Server) exchangePlace(ctx context.Context) (*place, error) {
+// findExchangeTarget finds out where to exchange tokens, and caches that until a token is rejected.
+func (s *Server) findExchangeTarget(ctx context.Context) (*loginTarget, error) {
 	s.mu.Lock()
-	challenged := s.challenged
+	challenged := s.metadataURL
 	s.mu.Unlock()
 	found, err := s.discover(ctx, challenged, "")
 	if err != nil {
@@ -83,12 +83,12 @@ func (s *Server) exchangePlace(ctx context.Context) (*place, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.exchangeAt = &found
+	s.exchangeTarget = &found
 	return &found, nil
 }
 
-// exchange gets a token in place of a caller's.
-func (s *Server) exchange(ctx context.Context, where *place, subjectToken string, l *login) error {
+// exchange exchanges the token of a caller.
+func (s *Server) exchange(ctx context.Context, where *loginTarget, subjectToken string, l *login) error {
 	metadata, err := s.issuerMetadata(ctx, where.Issuer)
 	if err != nil {
 		return err
@@ -108,12 +108,12 @@ func (s *Server) exchange(ctx context.Context, where *place, subjectToken string
 	if len(l.Scopes) > 0 {
 		params.Set("scope", strings.Join(l.Scopes, " "))
 	}
-	asked := s.now()
-	token, err := s.ask(ctx, metadata, c, params)
+	requested := s.now()
+	token, err := s.requestToken(ctx, metadata, c, params)
 	if err != nil {
 		return err
 	}
-	l.take(token, asked)
+	l.setToken(token, requested)
 	return nil
 }
 
@@ -121,21 +121,21 @@ func (s *Server) exchange(ctx context.Context, where *place, subjectToken string
 func (s *Server) acceptExchanged(token string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if kept, ok := s.issued.Get(token); ok {
+	if kept, ok := s.exchangedByToken.Get(token); ok {
 		kept.login.Tried = false
 	}
 }
 
-// rejectExchanged forgets a token that the server refuses, and where it came from. It
-// returns why another one would not help.
+// rejectExchanged drops a token that the server has rejected, and the exchange target. It returns why
+// another token would not help.
 func (s *Server) rejectExchanged(token string, asked challenge) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.exchangeAt = nil
+	s.exchangeTarget = nil
 	if asked.metadata != "" {
-		s.challenged = asked.metadata
+		s.metadataURL = asked.metadata
 	}
-	kept, ok := s.issued.Get(token)
+	kept, ok := s.exchangedByToken.Get(token)
 	if !ok || kept.login.AccessToken != token {
 		return nil
 	}
@@ -150,10 +150,10 @@ func (s *Server) rejectExchanged(token string, asked challenge) error {
 	return nil
 }
 
-// forgetExchanged forgets all exchanged tokens.
+// forgetExchanged drops all exchanged tokens.
 func (s *Server) forgetExchanged() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.exchanged.Purge()
-	s.issued.Purge()
+	s.exchangedByToken.Purge()
 }

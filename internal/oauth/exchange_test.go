@@ -33,7 +33,8 @@ func TestExchange(t *testing.T) {
 	for name, want := range map[string]string{
 		"grant_type": "urn:ietf:params:oauth:grant-type:token-exchange", "subject_token": "token-of-ann",
 		"subject_token_type": "urn:ietf:params:oauth:token-type:access_token",
-		"resource":           w.resource.URL + "/mcp", "audience": w.resource.URL + "/mcp", "scope": "a", "basic_secret": "my-secret",
+		"resource":           w.resource.URL + "/mcp", "audience": w.resource.URL + "/mcp", "scope": "a",
+		"basic_secret": "my-secret",
 	} {
 		if got := form.Get(name); got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
@@ -174,7 +175,11 @@ func TestExchangeFollowsTheResourceToAnotherIssuer(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.issuer = newIssuer(t, "")
-	w.resource.document("/moved.json", map[string]any{"resource": w.resource.URL + "/mcp", "authorization_servers": []string{w.issuer.name}})
+	w.resource.document(
+		"/moved.json",
+		map[string]any{"resource": w.resource.URL + "/mcp",
+			"authorization_servers": []string{w.issuer.name}},
+	)
 	if _, err := w.refuse(a, token, `Bearer resource_metadata="`+w.resource.URL+`/moved.json"`); err != nil {
 		t.Fatal(err)
 	}

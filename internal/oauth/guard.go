@@ -20,17 +20,16 @@ import (
 )
 
 const (
-	requestTime  = 10 * time.Second // of a request and its answer
+	requestTime  = 10 * time.Second // for a request and its response
 	maxBody      = 256 << 10
 	maxRedirects = 3
 )
 
-// A guard sends requests to URLs that come from servers. It refuses those that are not
-// https, and those to addresses that are not public, unless the host is trusted. The
-// address is judged when it is dialed, so names that resolve to private addresses are
-// refused too, and so are redirects.
+// A guard sends requests to URLs that come from servers. It refuses URLs that are not https, and
+// addresses that are not public, unless the host is trusted. It checks addresses when it dials, so it
+// also refuses names that resolve to private addresses, and redirects to them.
 type guard struct {
-	resource string // origin that is trusted
+	resource string // trusted origin
 	hosts    []string
 	trusted  *http.Transport
 	public   *http.Transport
@@ -42,8 +41,10 @@ func newGuard(resource *url.URL, hosts []string) *guard {
 	for _, host := range hosts {
 		g.hosts = append(g.hosts, strings.ToLower(host))
 	}
-	// Requests are rare. Without idle connections nothing is left to close.
-	g.trusted = &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true, TLSHandshakeTimeout: requestTime}
+	// Requests are rare. Without idle connections there is nothing to close.
+	g.trusted = &http.Transport{
+		Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true, TLSHandshakeTimeout: requestTime,
+	}
 	g.public = &http.Transport{DialContext: dialPublic, DisableKeepAlives: true, TLSHandshakeTimeout: requestTime}
 	g.client = &http.Client{Transport: g, Timeout: requestTime, CheckRedirect: checkRedirect}
 	return g
@@ -62,11 +63,12 @@ func (g *guard) trusts(u *url.URL) bool {
 		return true
 	}
 	return slices.ContainsFunc(g.hosts, func(pattern string) bool {
-		return mcp.MatchName(strings.Trim(pattern, "[]"), strings.ToLower(u.Hostname())) || mcp.MatchName(pattern, strings.ToLower(u.Host))
+		return mcp.MatchName(strings.Trim(pattern, "[]"), strings.ToLower(u.Hostname())) ||
+			mcp.MatchName(pattern, strings.ToLower(u.Host))
 	})
 }
 
-// parse parses a URL of a server, and reports why it must not be used.
+// parse parses a URL that comes from a server, and returns why it must not be used.
 func (g *guard) parse(raw string) (*url.URL, error) {
 	u, err := url.Parse(raw)
 	if err != nil {
@@ -80,7 +82,7 @@ func (g *guard) check(u *url.URL) error {
 	case u.Scheme != "https" && u.Scheme != "http", u.Opaque != "", u.Hostname() == "":
 		return fmt.Errorf("%q is not an https URL", printable(u.Redacted()))
 	case u.User != nil:
-		return fmt.Errorf("%q has a user", printable(u.Redacted()))
+		return fmt.Errorf("%q contains a user name", printable(u.Redacted()))
 	case u.Fragment != "" || u.RawFragment != "":
 		return fmt.Errorf("%q has a fragment", printable(u.Redacted()))
 	case g.trusts(u):
@@ -94,7 +96,7 @@ func (g *guard) check(u *url.URL) error {
 	return nil
 }
 
-// RoundTrip checks every request of the client, also redirected ones.
+// RoundTrip checks every request of the client, including redirects.
 func (g *guard) RoundTrip(r *http.Request) (*http.Response, error) {
 	if err := g.check(r.URL); err != nil {
 		return nil, err
@@ -118,7 +120,7 @@ func (g *guard) RoundTrip(r *http.Request) (*http.Response, error) {
 
 func checkRedirect(_ *http.Request, via []*http.Request) error {
 	if via[0].Method != http.MethodGet {
-		return errors.New("a redirect is refused here")
+		return errors.New("redirects of this request are refused")
 	}
 	if len(via) > maxRedirects {
 		return errors.New("too many redirects")
@@ -126,7 +128,7 @@ func checkRedirect(_ *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// dialPublic dials addresses that are public.
+// dialPublic dials only public addresses.
 func dialPublic(ctx context.Context, network, address string) (net.Conn, error) {
 	host, _, _ := net.SplitHostPort(address)
 	dialer := net.Dialer{Timeout: requestTime, Control: func(_, resolved string, _ syscall.RawConn) error {
@@ -138,11 +140,15 @@ func dialPublic(ctx context.Context, network, address string) (net.Conn, error) 
 	return dialer.DialContext(ctx, network, address)
 }
 
-// Parts of the unicast address space that are not public, or lead to other addresses.
+// notPublic are the parts of the unicast address space that are not public, or that map to other
+// addresses.
 var notPublic = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("192.0.0.0/24"),
 	netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("192.88.99.0/24"), netip.MustParsePrefix("198.18.0.0/15"),
-	netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("203.0.113.0/24"), netip.MustParsePrefix("240.0.0.0/4"),
+	netip.MustParsePrefix(
+		"198.51.100.0/24",
+	), netip.MustParsePrefix("203.0.113.0/24"),
+	netip.MustParsePrefix("240.0.0.0/4"),
 	netip.MustParsePrefix("2001::/23"), netip.MustParsePrefix("2001:db8::/32"), netip.MustParsePrefix("3fff::/20"),
 }
 
@@ -152,7 +158,7 @@ var (
 	sixToFour     = netip.MustParsePrefix("2002::/16")
 )
 
-// isPublic reports whether an address belongs to the public internet.
+// isPublic reports whether an address is on the public internet.
 func isPublic(address netip.Addr) bool {
 	address = address.Unmap()
 	if address.Is6() {
@@ -174,7 +180,7 @@ func isPublic(address netip.Addr) bool {
 	return address.Zone() == "" && address.IsGlobalUnicast() && !address.IsPrivate()
 }
 
-// get gets a JSON document. It is not found if the server says so, or sends a web page.
+// get fetches a JSON document. A web page counts as not found.
 func (g *guard) get(ctx context.Context, address string, into any) (found bool, err error) {
 	u, err := g.parse(address)
 	if err != nil {
@@ -187,7 +193,7 @@ func (g *guard) get(ctx context.Context, address string, into any) (found bool, 
 	return g.send(request, into)
 }
 
-// send sends a request and decodes the JSON of the answer.
+// send sends a request and decodes the JSON of the response.
 func (g *guard) send(request *http.Request, into any) (found bool, err error) {
 	response, err := g.client.Do(request)
 	if err != nil {
@@ -196,7 +202,7 @@ func (g *guard) send(request *http.Request, into any) (found bool, err error) {
 	defer func() { _ = response.Body.Close() }()
 	switch {
 	case response.StatusCode >= 400 && response.StatusCode < 500:
-		_ = json.NewDecoder(response.Body).Decode(into) // an OAuth error, perhaps
+		_ = json.NewDecoder(response.Body).Decode(into) // may be an OAuth error
 		return false, nil
 	case response.StatusCode < 200 || response.StatusCode > 299:
 		return false, fmt.Errorf("%s: status %d", request.URL.Host, response.StatusCode)
@@ -209,13 +215,13 @@ func (g *guard) send(request *http.Request, into any) (found bool, err error) {
 		return false, fmt.Errorf("%s: %w", request.URL.Host, err)
 	}
 	if err := json.Unmarshal(raw, into); err != nil {
-		return false, fmt.Errorf("%s: the answer is not the expected JSON", request.URL.Host)
+		return false, fmt.Errorf("%s: the response is not the expected JSON", request.URL.Host)
 	}
 	return true, nil
 }
 
-// plain returns an error of the client with the host in place of the URL, which a redirect
-// may have put secrets into.
+// plain returns an error of the client with the host instead of the URL, because a redirect may have
+// put secrets into the URL.
 func plain(host string, err error) error {
 	var refused *refusal
 	if errors.As(err, &refused) {

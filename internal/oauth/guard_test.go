@@ -17,12 +17,15 @@ func TestPublicAddresses(t *testing.T) {
 
 		"0.0.0.0": false, "0.1.2.3": false, "127.0.0.1": false, "127.255.0.1": false,
 		"10.0.0.1": false, "172.16.0.1": false, "192.168.1.1": false, "100.64.0.1": false, "100.127.255.255": false,
-		"169.254.169.254": false, "192.0.0.1": false, "192.0.2.1": false, "198.18.0.1": false, "198.51.100.1": false, "203.0.113.1": false,
-		"224.0.0.1": false, "239.1.1.1": false, "240.0.0.1": false, "255.255.255.255": false,
-		"::": false, "::1": false, "fe80::1": false, "fe80::1%eth0": false, "fc00::1": false, "fd00::1": false, "fec0::1": false, "ff02::1": false,
+		"169.254.169.254": false, "192.0.0.1": false, "192.0.2.1": false, "198.18.0.1": false, "198.51.100.1": false,
+		"203.0.113.1": false,
+		"224.0.0.1":   false, "239.1.1.1": false, "240.0.0.1": false, "255.255.255.255": false,
+		"::": false, "::1": false, "fe80::1": false, "fe80::1%eth0": false, "fc00::1": false, "fd00::1": false,
+		"fec0::1": false, "ff02::1": false,
 		"2001:db8::1": false, "2001::1": false, "3fff::1": false, "::127.0.0.1": false,
 		"::ffff:127.0.0.1": false, "::ffff:10.0.0.1": false, "::ffff:0:7f00:1": false,
-		"64:ff9b::7f00:1": false, "64:ff9b::a00:1": false, "64:ff9b:1::101:101": false, "2002:7f00:1::1": false, "2002:a00:1::1": false,
+		"64:ff9b::7f00:1": false, "64:ff9b::a00:1": false, "64:ff9b:1::101:101": false, "2002:7f00:1::1": false,
+		"2002:a00:1::1": false,
 	} {
 		if got := isPublic(netip.MustParseAddr(address)); got != want {
 			t.Errorf("%s is public: %t, want %t", address, got, want)
@@ -59,8 +62,8 @@ func TestURLsOfServers(t *testing.T) {
 		"https:///token":                          "not an https URL",
 		"https:login.example":                     "not an https URL",
 		"":                                        "not an https URL",
-		"https://user:secret@login.example":       "has a user",
-		"https://login.corp.example@evil.example": "has a user",
+		"https://user:secret@login.example":       "contains a user name",
+		"https://login.corp.example@evil.example": "contains a user name",
 		"https://login.example/#fragment":         "has a fragment",
 		"https://login.example/%zz":               "not a URL",
 	} {
@@ -94,7 +97,7 @@ func TestHostileMetadata(t *testing.T) {
 	}{
 		"resource_metadata at another host": {func(h hostile) {
 			_, _ = h.refuse(h.server().Account(""), "", `Bearer resource_metadata="https://evil.example/prm"`)
-		}, "another origin"},
+		}, "its origin is not"},
 		"resource_metadata at another port of this machine": {func(h hostile) {
 			_, _ = h.refuse(h.server().Account(""), "", `Bearer resource_metadata="`+h.victim.URL+`/prm"`)
 		}, "plain http"},
@@ -107,16 +110,36 @@ func TestHostileMetadata(t *testing.T) {
 		"metadata that redirect to this machine by name": {func(h hostile) {
 			h.resource.page(wellKnown+"/mcp", http.RedirectHandler(h.secure.URL+"/prm", http.StatusFound).ServeHTTP)
 		}, "address is not public"},
-		"an issuer on this machine":               {func(h hostile) { h.prm["authorization_servers"] = []string{h.victim.URL} }, "plain http"},
-		"an issuer on this machine with TLS":      {func(h hostile) { h.prm["authorization_servers"] = []string{"https://127.0.0.1:1"} }, "address is not public"},
-		"an issuer whose name is of this machine": {func(h hostile) { h.prm["authorization_servers"] = []string{h.secure.URL} }, "address is not public"},
-		"an issuer in a file":                     {func(h hostile) { h.prm["authorization_servers"] = []string{"file:///etc/passwd"} }, "not an https URL"},
-		"an issuer with a user":                   {func(h hostile) { h.prm["authorization_servers"] = []string{"https://login.example@127.0.0.1"} }, "has a user"},
-		"a token endpoint on this machine":        {func(h hostile) { h.issuer.metadata["token_endpoint"] = h.victim.URL + "/token" }, "token_endpoint: "},
-		"a registration endpoint on this machine": {func(h hostile) { h.issuer.metadata["registration_endpoint"] = h.victim.URL + "/register" }, "registration_endpoint: "},
-		"a registration endpoint by name":         {func(h hostile) { h.issuer.metadata["registration_endpoint"] = h.secure.URL + "/register" }, "address is not public"},
-		"a revocation endpoint on this machine":   {func(h hostile) { h.issuer.metadata["revocation_endpoint"] = h.victim.URL + "/revoke" }, "revocation_endpoint: "},
-		"a login page that is a script":           {func(h hostile) { h.issuer.metadata["authorization_endpoint"] = "javascript:alert(1)" }, "authorization_endpoint: "},
+		"an issuer on this machine": {func(h hostile) {
+			h.prm["authorization_servers"] = []string{h.victim.URL}
+		}, "plain http"},
+		"an issuer on this machine with TLS": {func(h hostile) {
+			h.prm["authorization_servers"] = []string{"https://127.0.0.1:1"}
+		}, "address is not public"},
+		"an issuer whose name is of this machine": {func(h hostile) {
+			h.prm["authorization_servers"] = []string{h.secure.URL}
+		}, "address is not public"},
+		"an issuer in a file": {func(h hostile) {
+			h.prm["authorization_servers"] = []string{"file:///etc/passwd"}
+		}, "not an https URL"},
+		"an issuer with a user": {func(h hostile) {
+			h.prm["authorization_servers"] = []string{"https://login.example@127.0.0.1"}
+		}, "contains a user name"},
+		"a token endpoint on this machine": {func(h hostile) {
+			h.issuer.metadata["token_endpoint"] = h.victim.URL + "/token"
+		}, "token_endpoint: "},
+		"a registration endpoint on this machine": {func(h hostile) {
+			h.issuer.metadata["registration_endpoint"] = h.victim.URL + "/register"
+		}, "registration_endpoint: "},
+		"a registration endpoint by name": {func(h hostile) {
+			h.issuer.metadata["registration_endpoint"] = h.secure.URL + "/register"
+		}, "address is not public"},
+		"a revocation endpoint on this machine": {func(h hostile) {
+			h.issuer.metadata["revocation_endpoint"] = h.victim.URL + "/revoke"
+		}, "revocation_endpoint: "},
+		"a login page that is a script": {func(h hostile) {
+			h.issuer.metadata["authorization_endpoint"] = "javascript:alert(1)"
+		}, "authorization_endpoint: "},
 		"a registration that redirects": {func(h hostile) {
 			h.issuer.page("/register", http.RedirectHandler(h.issuer.URL+"/elsewhere", http.StatusTemporaryRedirect).ServeHTTP)
 		}, "redirect"},
@@ -184,8 +207,10 @@ func TestOnlyTrustedHostsUseAProxy(t *testing.T) {
 func TestTrustedHostsMayHaveAPort(t *testing.T) {
 	g := newGuard(mustParse("https://server.example"), []string{"localhost:4000", "[::1]:5000", "[::2]", "*.corp"})
 	for address, trusted := range map[string]bool{
-		"http://localhost:4000/token": true, "http://LOCALHOST:4000/token": true, "http://localhost:2019/stop": false, "http://localhost/": false,
-		"http://[::1]:5000/": true, "http://[::1]:5001/": false, "http://[::2]:1/": true, "http://a.corp:1/": true, "http://corp/": false,
+		"http://localhost:4000/token": true, "http://LOCALHOST:4000/token": true, "http://localhost:2019/stop": false,
+		"http://localhost/":  false,
+		"http://[::1]:5000/": true, "http://[::1]:5001/": false, "http://[::2]:1/": true, "http://a.corp:1/": true,
+		"http://corp/": false,
 	} {
 		if g.trusts(mustParse(address)) != trusted {
 			t.Errorf("%s: trusted %v", address, !trusted)

@@ -11,30 +11,32 @@ import (
 	"golang.org/x/oauth2"
 )
 
-// offlineAccess is the scope by which some authorization servers give refresh tokens.
+// offlineAccess is the scope that some authorization servers require for refresh tokens.
 const offlineAccess = "offline_access"
 
-// A Pending is a login that has begun. The caller seals it into the state of the login,
-// which comes back with the callback. It has a secret in it.
+// A Pending is a login in progress. The caller seals it into the state parameter, which comes back with
+// the callback. It contains a secret.
 type Pending struct {
 	Account     string   `json:"account,omitempty"`
 	Issuer      string   `json:"issuer"`
-	Resource    string   `json:"resource"` // as it is sent to the issuer
+	Resource    string   `json:"resource"` // as sent to the issuer
 	Verifier    string   `json:"verifier"`
 	RedirectURL string   `json:"redirect_url"`
 	ClientID    string   `json:"client_id"`
 	Scopes      []string `json:"scopes,omitempty"`
 }
 
-// Format keeps secrets out of texts.
+// Format keeps secrets out of formatted text.
 func (Pending) Format(f fmt.State, _ rune) { fmt.Fprint(f, "oauth.Pending") }
 
-// Begin finds out where to log in, registers if needed, and returns the address of the
-// authorization server to open in a browser. The browser comes back to redirectURL with
-// the state that seal returns. clientDocument is where the caller publishes a client-ID
-// metadata document, used if it is an https URL.
-func (a *Account) Begin(ctx context.Context, redirectURL, clientDocument string, seal func(*Pending) (state string)) (address string, err error) {
-	defer func() { a.note(err) }()
+// Begin finds out where to log in, registers a client if needed, and returns the URL of the
+// authorization server to open in a browser. The browser comes back to redirectURL with the state that
+// seal returns. clientDocument is where the caller publishes a client-ID metadata document; it is used
+// if it is an https URL.
+func (a *Account) Begin(
+	ctx context.Context, redirectURL, clientDocument string, seal func(*Pending) (state string),
+) (address string, err error) {
+	defer func() { a.noteResult(err) }()
 	s := a.server
 	if s.config.Grant != AuthorizationCode {
 		return "", errors.New("this grant needs no login")
@@ -62,9 +64,11 @@ func (a *Account) Begin(ctx context.Context, redirectURL, clientDocument string,
 		ClientID: c.ID, RedirectURL: redirectURL, Scopes: p.Scopes,
 		Endpoint: oauth2.Endpoint{AuthURL: found.AuthorizationEndpoint},
 	}
-	options := []oauth2.AuthCodeOption{oauth2.S256ChallengeOption(p.Verifier), oauth2.SetAuthURLParam("resource", p.Resource)}
+	options := []oauth2.AuthCodeOption{
+		oauth2.S256ChallengeOption(p.Verifier), oauth2.SetAuthURLParam("resource", p.Resource),
+	}
 	if slices.Contains(p.Scopes, offlineAccess) {
-		options = append(options, oauth2.SetAuthURLParam("prompt", "consent")) // OpenID Connect demands it
+		options = append(options, oauth2.SetAuthURLParam("prompt", "consent")) // required by OpenID Connect
 	}
 	state := seal(p)
 	if state == "" {
@@ -73,8 +77,8 @@ func (a *Account) Begin(ctx context.Context, redirectURL, clientDocument string,
 	return config.AuthCodeURL(state, options...), nil
 }
 
-// chooseScopes returns the scopes to ask for.
-func (s *Server) chooseScopes(found place, demanded []string) []string {
+// chooseScopes returns the scopes to request.
+func (s *Server) chooseScopes(found loginTarget, demanded []string) []string {
 	if s.config.Scopes != nil {
 		return s.config.Scopes
 	}
@@ -88,12 +92,12 @@ func (s *Server) chooseScopes(found place, demanded []string) []string {
 	return scopes
 }
 
-// Finish takes the query of the callback, and gets the tokens.
+// Finish handles the query of the callback, and gets the tokens.
 func (a *Account) Finish(ctx context.Context, p *Pending, query url.Values) (err error) {
-	defer func() { a.note(err) }()
+	defer func() { a.noteResult(err) }()
 	s := a.server
 	if p.Account != a.id {
-		return errors.New("the login is of another account")
+		return errors.New("the login belongs to another account")
 	}
 	metadata, err := s.issuerMetadata(ctx, p.Issuer)
 	if err != nil {
@@ -107,8 +111,8 @@ func (a *Account) Finish(ctx context.Context, p *Pending, query url.Values) (err
 	if err != nil {
 		return err
 	}
-	asked := s.now()
-	token, err := s.ask(ctx, metadata, c, url.Values{
+	requested := s.now()
+	token, err := s.requestToken(ctx, metadata, c, url.Values{
 		"grant_type": {"authorization_code"}, "code": {code}, "redirect_uri": {p.RedirectURL},
 		"code_verifier": {p.Verifier}, "resource": {p.Resource},
 	})
@@ -124,23 +128,24 @@ func (a *Account) Finish(ctx context.Context, p *Pending, query url.Values) (err
 			Issuer: p.Issuer, Resource: p.Resource, ClientID: p.ClientID, RedirectURL: p.RedirectURL, Scopes: p.Scopes,
 			Demand: l.Demand,
 		}
-		l.take(token, asked)
+		l.setToken(token, requested)
 		return nil
 	})
 	return err
 }
 
-// callbackCode returns the code of a callback. The issuer is compared first (RFC 9207):
-// another authorization server may have sent the browser, and what it says is not shown.
+// callbackCode returns the code of a callback. It compares the issuer first (RFC 9207): the callback
+// may come from another authorization server, whose error text must not be shown.
 func callbackCode(metadata *serverMetadata, query url.Values) (string, error) {
 	for _, name := range []string{"iss", "error", "error_description", "code"} {
 		if len(query[name]) > 1 {
-			return "", fmt.Errorf("the callback has several %s", name)
+			return "", fmt.Errorf("the callback has more than one %s", name)
 		}
 	}
 	switch iss := query.Get("iss"); {
 	case query.Has("iss") && iss != metadata.Issuer:
-		return "", fmt.Errorf("the callback is of the issuer %q, the login of %q", printable(iss), printable(metadata.Issuer))
+		return "", fmt.Errorf("the callback comes from issuer %q, but the login began at %q",
+			printable(iss), printable(metadata.Issuer))
 	case !query.Has("iss") && metadata.IssParameter:
 		return "", fmt.Errorf("the callback has no iss, which %q always sends", printable(metadata.Issuer))
 	case query.Has("error"):

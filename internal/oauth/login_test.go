@@ -43,13 +43,17 @@ func TestScopes(t *testing.T) {
 		issuer     []string // scopes_supported of the issuer
 		want       string
 	}{
-		"are those of the configuration":                         {[]string{"c"}, `Bearer scope="h"`, []string{"r"}, []string{"offline_access"}, "c"},
-		"are those of the challenge":                             {nil, `Bearer scope="h i"`, []string{"r"}, nil, "h i"},
-		"are those that the resource supports":                   {nil, `Bearer`, []string{"r", "s"}, []string{"x"}, "r s"},
-		"are omitted":                                            {nil, `Bearer`, nil, []string{"x"}, ""},
-		"have offline_access, if the issuer supports it":         {nil, `Bearer scope="h"`, nil, []string{"h", "offline_access"}, "h offline_access"},
-		"have offline_access only, if nothing else is asked for": {nil, `Bearer`, nil, []string{"offline_access"}, "offline_access"},
-		"have offline_access once":                               {nil, `Bearer scope="offline_access h"`, nil, []string{"offline_access"}, "offline_access h"},
+		"are those of the configuration": {[]string{"c"}, `Bearer scope="h"`, []string{"r"},
+			[]string{"offline_access"}, "c"},
+		"are those of the challenge":           {nil, `Bearer scope="h i"`, []string{"r"}, nil, "h i"},
+		"are those that the resource supports": {nil, `Bearer`, []string{"r", "s"}, []string{"x"}, "r s"},
+		"are omitted":                          {nil, `Bearer`, nil, []string{"x"}, ""},
+		"have offline_access, if the issuer supports it": {nil, `Bearer scope="h"`, nil,
+			[]string{"h", "offline_access"}, "h offline_access"},
+		"have offline_access only, if nothing else is asked for": {nil, `Bearer`, nil, []string{"offline_access"},
+			"offline_access"},
+		"have offline_access once": {nil, `Bearer scope="offline_access h"`, nil,
+			[]string{"offline_access"}, "offline_access h"},
 		"have no offline_access that the resource only mentions": {nil, `Bearer`, []string{"r"}, []string{"r"}, "r"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -81,17 +85,26 @@ func TestTheCallback(t *testing.T) {
 		change     func(w *world, query url.Values)
 		want       string // part of the error, "" if it is good
 	}{
-		"is good without iss":                              {false, func(*world, url.Values) {}, ""},
-		"is good with the right iss":                       {false, func(w *world, q url.Values) { q.Set("iss", w.issuer.name) }, ""},
-		"is good with the right iss that is needed":        {true, func(w *world, q url.Values) { q.Set("iss", w.issuer.name) }, ""},
-		"is refused without the iss that is needed":        {true, func(*world, url.Values) {}, "no iss"},
-		"is refused with another iss that is needed":       {true, func(_ *world, q url.Values) { q.Set("iss", "https://evil.example") }, "https://evil.example"},
-		"is refused with another iss that is not needed":   {false, func(_ *world, q url.Values) { q.Set("iss", "https://evil.example") }, "https://evil.example"},
-		"is refused with an iss that is equal but for a /": {true, func(w *world, q url.Values) { q.Set("iss", w.issuer.name+"/") }, "the callback is of the issuer"},
-		"is refused with an empty iss":                     {false, func(_ *world, q url.Values) { q.Set("iss", "") }, "the callback is of the issuer"},
-		"is refused with two iss":                          {true, func(w *world, q url.Values) { q["iss"] = []string{w.issuer.name, w.issuer.name} }, "several iss"},
-		"is refused with two codes":                        {false, func(_ *world, q url.Values) { q.Add("code", "x") }, "several code"},
-		"is refused without a code":                        {false, func(_ *world, q url.Values) { q.Del("code") }, "no code"},
+		"is good without iss": {false, func(*world, url.Values) {}, ""},
+		"is good with the right iss": {false,
+			func(w *world, q url.Values) { q.Set("iss", w.issuer.name) }, ""},
+		"is good with the right iss that is needed": {true,
+			func(w *world, q url.Values) { q.Set("iss", w.issuer.name) }, ""},
+		"is refused without the iss that is needed": {true, func(*world, url.Values) {}, "no iss"},
+		"is refused with another iss that is needed": {true,
+			func(_ *world, q url.Values) { q.Set("iss", "https://evil.example") }, "https://evil.example"},
+		"is refused with another iss that is not needed": {false,
+			func(_ *world, q url.Values) { q.Set("iss", "https://evil.example") }, "https://evil.example"},
+		"is refused with an iss that is equal but for a /": {true,
+			func(w *world, q url.Values) { q.Set("iss", w.issuer.name+"/") }, "the callback comes from issuer"},
+		"is refused with an empty iss": {false, func(_ *world, q url.Values) { q.Set("iss", "") },
+			"the callback comes from issuer"},
+		"is refused with two iss": {true,
+			func(w *world, q url.Values) { q["iss"] = []string{w.issuer.name, w.issuer.name} }, "more than one iss"},
+		"is refused with two codes": {false, func(_ *world, q url.Values) { q.Add("code", "x") },
+			"more than one code"},
+		"is refused without a code": {false, func(_ *world, q url.Values) { q.Del("code") },
+			"no code"},
 		"says why the login was refused": {false, func(_ *world, q url.Values) {
 			q.Set("error", "access_denied")
 			q.Set("error_description", "not\nyou"+strings.Repeat("!", 1000))
@@ -99,9 +112,11 @@ func TestTheCallback(t *testing.T) {
 		"does not say what another issuer says": {false, func(_ *world, q url.Values) {
 			q.Set("iss", "https://evil.example")
 			q.Set("error", "call_this_number")
-		}, "the callback is of the issuer"},
-		"is refused for another account":   {false, func(w *world, _ url.Values) { w.pending.Account = "bob" }, "another account"},
-		"is refused with another verifier": {false, func(w *world, _ url.Values) { w.pending.Verifier = "x" }, "invalid_grant"},
+		}, "the callback comes from issuer"},
+		"is refused for another account": {false, func(w *world, _ url.Values) { w.pending.Account = "bob" },
+			"another account"},
+		"is refused with another verifier": {false, func(w *world, _ url.Values) { w.pending.Verifier = "x" },
+			"invalid_grant"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -154,7 +169,8 @@ func TestAnotherProcessFinishes(t *testing.T) {
 	}
 	form := w.issuer.requests()[0]
 	for name, want := range map[string]string{
-		"grant_type": "authorization_code", "redirect_uri": redirectURL, "resource": w.resource.URL + "/mcp", "code_verifier": opened.Verifier,
+		"grant_type": "authorization_code", "redirect_uri": redirectURL, "resource": w.resource.URL + "/mcp",
+		"code_verifier": opened.Verifier,
 	} {
 		if got := form.Get(name); got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
@@ -221,7 +237,8 @@ func TestStatusAndLogout(t *testing.T) {
 		t.Fatal(err)
 	}
 	form := w.issuer.requests()[0]
-	if form.Get("path") != "/revoke" || form.Get("token") != refresh || form.Get("token_type_hint") != "refresh_token" || form.Get("basic_secret") != "registered-secret" {
+	if form.Get("path") != "/revoke" || form.Get("token") != refresh || form.Get("token_type_hint") != "refresh_token" ||
+		form.Get("basic_secret") != "registered-secret" {
 		t.Errorf("revoked %v", form)
 	}
 	for _, account := range []*Account{a, w.server().Account("")} {
@@ -254,7 +271,7 @@ func TestOtherProcessesSeeALogout(t *testing.T) {
 	if err := other.Logout(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	w.wait(lookTime)
+	w.wait(cacheTime)
 	if got := w.token(a); got != "" {
 		t.Errorf("the token after the logout is %q", got)
 	}
@@ -269,7 +286,10 @@ func TestACallerWhoHasGoneIsNoFailure(t *testing.T) {
 	a := w.server().Account("")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := a.Begin(ctx, redirectURL, "", func(*Pending) string { return "state" }); !errors.Is(err, context.Canceled) {
+	if _, err := a.Begin(ctx, redirectURL, "", func(*Pending) string { return "state" }); !errors.Is(
+		err,
+		context.Canceled,
+	) {
 		t.Errorf("error %v", err)
 	}
 	if got := a.Status(t.Context()); got.Err != nil {

@@ -1,10 +1,10 @@
-// Package oauth logs in to protected resources with OAuth 2.1, as the authorization part
-// of the Model Context Protocol (2025-11-25 and 2026-07-28) asks of clients. It finds the
-// authorization server of a resource, registers there, sends people to log in, and keeps
-// the tokens fresh, once at a time also across processes.
+// Package oauth logs in to protected resources with OAuth 2.1, as the authorization part of the Model
+// Context Protocol (2025-11-25 and 2026-07-28) requires of clients. It finds the authorization server of
+// a resource, registers a client there, lets users log in, and refreshes tokens. Only one process
+// refreshes a token at a time.
 //
-// Metadata come from servers that may be hostile, so requests go to public addresses
-// over https only; see [Config.TrustedHosts].
+// Metadata come from servers that may be hostile, so requests go only to public addresses over https;
+// see [Config.TrustedHosts].
 package oauth
 
 import (
@@ -22,20 +22,18 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
-// ErrLoginRequired says that a person must log in, see [Account.Begin]. Errors that wrap
-// it say why.
+// ErrLoginRequired reports that a user must log in, see [Account.Begin]. Errors that wrap it say why.
 var ErrLoginRequired = errors.New("login required")
 
 // A Grant is a way to get tokens.
 type Grant int
 
 const (
-	// AuthorizationCode lets a person log in with a browser.
+	// AuthorizationCode lets a user log in with a browser.
 	AuthorizationCode Grant = iota
-	// ClientCredentials uses the credentials of the configuration, without a person.
+	// ClientCredentials uses the configured credentials, without a user.
 	ClientCredentials
-	// TokenExchange gives the tokens of callers for tokens of the server, see
-	// [Account.Exchange].
+	// TokenExchange exchanges tokens of callers for tokens of the server, see [Account.Exchange].
 	TokenExchange
 )
 
@@ -54,48 +52,48 @@ type Config struct {
 	// Key of ClientID for private_key_jwt, RSA, ECDSA P-256 or Ed25519. Default: none.
 	PrivateKey crypto.Signer
 
-	// With ClientCredentials: returns a JWT that vouches for the client in place of its
-	// credentials (RFC 7523), such as that of a workload. Default: none.
+	// With ClientCredentials: returns a JWT that authenticates the client instead of its credentials
+	// (RFC 7523), such as that of a workload. Default: none.
 	Assertion func() (string, error)
 
-	// The authorization server that ClientID belongs to. Its metadata come from Issuer
-	// itself, whatever the resource says. Without it, the resource names its authorization
-	// server, and the credentials above are sent there: a resource that is not trusted with
-	// them could name its own. Default: the one that the resource names.
+	// The authorization server that ClientID belongs to. Its metadata come from Issuer itself,
+	// regardless of the resource. Without it, the credentials above are sent to the authorization
+	// server that the resource names: an untrusted resource could name its own. Default: the one that
+	// the resource names.
 	Issuer string
 
 	// How to get tokens. Default: AuthorizationCode.
 	Grant Grant
 
-	// Scopes to ask for, in place of those that the resource asks for.
+	// Scopes to request instead of those that the resource requires. Default: those of the resource.
 	Scopes []string
 
-	// Hosts of metadata and authorization servers that may have addresses that are not
-	// public, and may use plain http, with or without a port. * matches any characters. Requests to these hosts,
-	// and only to these, use the proxy of the environment (HTTPS_PROXY): a proxy hides the
-	// address that it connects to. Default: none but the origin of Resource.
+	// Hosts of metadata and authorization servers that may have private addresses and use plain http,
+	// with or without a port. * matches any characters. Only requests to these hosts use the proxy of
+	// the environment (HTTPS_PROXY), because a proxy hides the address that it connects to. Default:
+	// only the origin of Resource.
 	TrustedHosts []string
 
-	// Name of the client, which authorization servers show to people.
+	// Name of the client, which authorization servers show to users.
 	ClientName string
 
-	// Called after each request to a token endpoint. Default: nothing is called.
+	// OnToken is called after each request to a token endpoint. Default: nil.
 	OnToken func(grant string, err error)
 
-	// Keeps logins and registrations, below Folder. Servers with the same Resource, Store and
+	// Storage of logins and registrations, below Folder. Servers with the same Resource, Store and
 	// Folder share their logins. Values are secret, see [Encrypted].
 	Store  Store
 	Folder string
 }
 
-// Format keeps secrets out of texts.
+// Format keeps secrets out of formatted text.
 func (Config) Format(f fmt.State, _ rune) { fmt.Fprint(f, "oauth.Config") }
 
 // maxAccounts bounds the accounts in memory. The Store has all of them.
 const maxAccounts = 10_000
 
-// A Server is a protected resource with the accounts at it. It is safe for concurrent
-// use, and starts no goroutines.
+// A Server is a protected resource and its accounts. It is safe for concurrent use, and starts no
+// goroutines.
 type Server struct {
 	config Config
 	guard  *guard
@@ -105,22 +103,22 @@ type Server struct {
 	accounts *simplelru.LRU[string, *Account]
 	metadata *simplelru.LRU[string, cachedMetadata] // by issuer
 
-	exchanged  *simplelru.LRU[[sha256.Size]byte, *exchanged] // by hash of the caller's token
-	issued     *simplelru.LRU[string, *exchanged]            // by the token that came for it
-	exchangeAt *place                                        // where tokens are exchanged, nil if unknown
-	challenged string                                        // where a challenge said that the metadata of the resource are
+	exchanged        *simplelru.LRU[[sha256.Size]byte, *exchanged] // by hash of the caller's token
+	exchangedByToken *simplelru.LRU[string, *exchanged]            // by the exchanged token
+	exchangeTarget   *loginTarget                                  // where tokens are exchanged; nil if unknown
+	metadataURL      string                                        // metadata of the resource, according to a challenge
 }
 
 // New returns a Server. It does not connect to anything.
 func New(config Config) *Server {
 	return &Server{
-		config:    config,
-		guard:     newGuard(config.Resource, config.TrustedHosts),
-		now:       time.Now,
-		accounts:  newLRU[string, *Account](maxAccounts),
-		metadata:  newLRU[string, cachedMetadata](maxIssuers),
-		exchanged: newLRU[[sha256.Size]byte, *exchanged](maxExchanged),
-		issued:    newLRU[string, *exchanged](maxExchanged),
+		config:           config,
+		guard:            newGuard(config.Resource, config.TrustedHosts),
+		now:              time.Now,
+		accounts:         newLRU[string, *Account](maxAccounts),
+		metadata:         newLRU[string, cachedMetadata](maxIssuers),
+		exchanged:        newLRU[[sha256.Size]byte, *exchanged](maxExchanged),
+		exchangedByToken: newLRU[string, *exchanged](maxExchanged),
 	}
 }
 
@@ -132,10 +130,10 @@ func newLRU[K comparable, V any](size int) *simplelru.LRU[K, V] {
 	return lru
 }
 
-// Format keeps secrets out of texts.
+// Format keeps secrets out of formatted text.
 func (s *Server) Format(f fmt.State, _ rune) { fmt.Fprint(f, "oauth.Server") }
 
-// resource returns the URL of the resource as it is sent if the resource publishes none.
+// resource returns the URL to send for a resource that publishes none.
 func (s *Server) resource() string {
 	u := *s.config.Resource
 	u.Fragment, u.RawFragment, u.User = "", "", nil
@@ -145,14 +143,14 @@ func (s *Server) resource() string {
 // origin returns the origin of the resource.
 func (s *Server) origin() string { return origin(s.config.Resource) }
 
-// Account returns the account with this id, "" for the shared one.
+// Account returns the account with an id, or the shared account for "".
 func (s *Server) Account(id string) *Account {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	a, ok := s.accounts.Get(id)
 	if !ok {
 		key := s.storeKey("logins", s.resource(), strconv.Itoa(int(s.config.Grant)), id)
-		a = &Account{server: s, id: id, key: key, turn: make(chan struct{}, 1)}
+		a = &Account{server: s, id: id, key: key, lock: make(chan struct{}, 1)}
 		s.accounts.Add(id, a)
 	}
 	return a
@@ -162,30 +160,30 @@ func (s *Server) Account(id string) *Account {
 type Account struct {
 	server  *Server
 	id, key string
-	turn    chan struct{} // holds a value while a call changes the login
+	lock    chan struct{} // holds a value while a call changes the login
 
 	mu        sync.Mutex
-	known     login     // as last seen in the Store
-	seen      time.Time // when that was
-	notStored bool      // known is newer than what the Store has
-	err       error     // the last failure, nil after a success
+	cached    login // as last read from the Store
+	cachedAt  time.Time
+	notStored bool      // cached is newer than the Store
+	err       error     // last failure; nil after a success
 	failure   error     // why the token could not be refreshed
-	retryAt   time.Time // until when failure is good
+	retryAt   time.Time // until when failure is returned
 }
 
-// Format keeps secrets out of texts.
+// Format keeps secrets out of formatted text.
 func (a *Account) Format(f fmt.State, _ rune) { fmt.Fprint(f, "oauth.Account") }
 
 // Status describes a login.
 type Status struct {
-	LoggedIn bool      // there is a token, which may be refused nevertheless
-	Issuer   string    // of the authorization server
-	Scopes   []string  // that the login has asked for
-	Expires  time.Time // of the access token, zero if it did not say; refresh may prolong it
-	Err      error     // the last failure in this process, nil after a success
+	LoggedIn bool      // there is a token; the server may still reject it
+	Issuer   string    // issuer of the authorization server
+	Scopes   []string  // requested scopes
+	Expires  time.Time // expiry of the access token, which a refresh may extend; zero if unknown
+	Err      error     // last failure in this process; nil after a success
 }
 
-// Status says how the login is.
+// Status returns the status of the login.
 func (a *Account) Status(ctx context.Context) Status {
 	l, err := a.read(ctx)
 	a.mu.Lock()
@@ -199,8 +197,8 @@ func (a *Account) Status(ctx context.Context) Status {
 	}
 }
 
-// LoginRequired reports whether a person has to log in before the server answers: there is no
-// login, its token is no longer accepted, or the server demands further scopes.
+// LoginRequired reports whether a user must log in before the server accepts requests: there is no
+// login, its token is no longer accepted, or the server requires more scopes.
 func (a *Account) LoginRequired(ctx context.Context) bool {
 	l, err := a.read(ctx)
 	switch {
@@ -212,8 +210,8 @@ func (a *Account) LoginRequired(ctx context.Context) bool {
 	return a.server.config.Scopes == nil && !containsAll(l.Scopes, l.Demand.Scopes)
 }
 
-// Logout forgets the tokens, and revokes them where the authorization server offers that
-// (RFC 7009). They are forgotten even if that fails.
+// Logout deletes the tokens, and revokes them if the authorization server supports that (RFC 7009).
+// They are deleted even if the revocation fails.
 func (a *Account) Logout(ctx context.Context) error {
 	if err := a.acquire(ctx); err != nil {
 		return err
@@ -229,21 +227,21 @@ func (a *Account) Logout(ctx context.Context) error {
 		return err
 	}
 	if err := a.server.revoke(ctx, old); err != nil {
-		return fmt.Errorf("forgotten, but not revoked at %s: %w", old.Issuer, err)
+		return fmt.Errorf("tokens deleted, but not revoked at %s: %w", old.Issuer, err)
 	}
 	return nil
 }
 
-// Look has the login looked at before it is used next: another process has changed it.
-func (a *Account) Look() {
+// DropCache drops the cached login, because another process has changed it.
+func (a *Account) DropCache() {
 	a.server.forgetExchanged()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.seen, a.failure, a.notStored = time.Time{}, nil, false // what is stored is newer
+	a.cachedAt, a.failure, a.notStored = time.Time{}, nil, false // the Store has a newer login
 }
 
-// note remembers how the last request went, for [Account.Status], unless the caller has gone.
-func (a *Account) note(err error) {
+// noteResult stores the result of the last request for [Account.Status], unless it was canceled.
+func (a *Account) noteResult(err error) {
 	if errors.Is(err, context.Canceled) {
 		return
 	}
@@ -252,38 +250,38 @@ func (a *Account) note(err error) {
 	a.err = err
 }
 
-// pause keeps other calls from trying for a while what has failed, if it has.
-func (a *Account) pause(failure error) {
+// pauseRetries makes other calls return a failure for a while instead of trying again. nil ends that.
+func (a *Account) pauseRetries(failure error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.failure, a.retryAt = failure, a.server.now().Add(retryTime)
 }
 
-// remembered returns the login as last seen in the Store, whether that was a moment ago, and
-// why it should not be refreshed now, if so.
-func (a *Account) remembered() (l login, recent bool, failure error) {
+// readCached returns the cached login, whether it is recent, and the failure to return instead of a
+// refresh, if there is one.
+func (a *Account) readCached() (l login, recent bool, failure error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := a.server.now()
 	if now.Before(a.retryAt) {
 		failure = a.failure
 	}
-	return a.known, now.Sub(a.seen) < lookTime, failure
+	return a.cached, now.Sub(a.cachedAt) < cacheTime, failure
 }
 
-// acquire waits for the turn of the caller to change the login.
+// acquire waits for the lock to change the login.
 func (a *Account) acquire(ctx context.Context) error {
 	select {
-	case a.turn <- struct{}{}:
+	case a.lock <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-func (a *Account) release() { <-a.turn }
+func (a *Account) release() { <-a.lock }
 
-// printable returns a text of a server that is fit for errors: bounded, on one line.
+// printable makes text of a server safe for errors: bounded, on one line.
 func printable(text string) string {
 	const limit = 200
 	text = strings.Map(func(r rune) rune {

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Methods by which clients authenticate at the token endpoint.
+// Authentication methods of clients at the token endpoint.
 const (
 	methodBasic = "client_secret_basic"
 	methodPost  = "client_secret_post"
@@ -22,41 +22,44 @@ const (
 	methodJWT   = "private_key_jwt"
 )
 
-// registeredMethods are those of clients that register themselves, the best one first.
+// registeredMethods are the methods of clients that register themselves, the best one first.
 var registeredMethods = []string{methodBasic, methodPost, methodNone}
 
-// A client is one that an authorization server knows. It is stored if it was registered.
+// A client is known to an authorization server. It is stored if it was registered.
 type client struct {
 	ID      string    `json:"client_id"`
 	Secret  string    `json:"client_secret,omitempty"`
 	Method  string    `json:"method"`
-	Expires time.Time `json:"expires,omitzero"` // of Secret
+	Expires time.Time `json:"expires,omitzero"` // expiry of Secret
 
-	key string // under which a registered client is stored
+	key string // storage key of a registered client; "" for others
 }
 
-// isDocument reports whether a client id is the URL of a metadata document.
+// isDocument reports whether a client ID is the URL of a metadata document.
 func isDocument(id string) bool { return strings.HasPrefix(id, "https://") }
 
-// chooseClient returns the client for a login that begins.
-func (s *Server) chooseClient(ctx context.Context, metadata *serverMetadata, redirectURL, document string) (client, error) {
+// chooseClient returns the client for a new login.
+func (s *Server) chooseClient(
+	ctx context.Context, metadata *serverMetadata, redirectURL, document string,
+) (client, error) {
 	id := s.config.ClientID
 	switch {
 	case id != "" && !isDocument(id), isDocument(id) && metadata.ClientDocuments:
-		return s.configured(metadata), nil
+		return s.configuredClient(metadata), nil
 	case isDocument(document) && metadata.ClientDocuments:
 		return client{ID: document, Method: methodNone}, nil
 	case metadata.RegistrationEndpoint != "" && redirectURL != "":
-		return s.registered(ctx, metadata, redirectURL)
+		return s.registeredClient(ctx, metadata, redirectURL)
 	}
-	return client{}, fmt.Errorf("client_id is not set, and a client cannot register itself at %s", printable(metadata.Issuer))
+	return client{}, fmt.Errorf("client_id is not set, and a client cannot register itself at %s",
+		printable(metadata.Issuer))
 }
 
-// knownClient returns the client of a login that has begun before.
+// knownClient returns the client of an existing login.
 func (s *Server) knownClient(ctx context.Context, metadata *serverMetadata, id, redirectURL string) (client, error) {
 	switch {
 	case id == s.config.ClientID:
-		return s.configured(metadata), nil
+		return s.configuredClient(metadata), nil
 	case isDocument(id):
 		return client{ID: id, Method: methodNone}, nil
 	}
@@ -67,8 +70,8 @@ func (s *Server) knownClient(ctx context.Context, metadata *serverMetadata, id, 
 	return c, err
 }
 
-// configured returns the client of the configuration. That of a document has no secret.
-func (s *Server) configured(metadata *serverMetadata) client {
+// configuredClient returns the configured client. A client with a metadata document has no secret.
+func (s *Server) configuredClient(metadata *serverMetadata) client {
 	c := client{ID: s.config.ClientID, Secret: s.config.ClientSecret}
 	switch offered := metadata.AuthMethods; {
 	case s.config.PrivateKey != nil:
@@ -83,7 +86,7 @@ func (s *Server) configured(metadata *serverMetadata) client {
 	return c
 }
 
-// loadClient returns the client that is registered for a redirect URL, empty if there is none.
+// loadClient returns the client that is registered for a redirect URL, or an empty one.
 func (s *Server) loadClient(ctx context.Context, issuer, redirectURL string) (client, error) {
 	key := s.storeKey("clients", issuer, redirectURL)
 	c, err := loadJSON[client](ctx, s.config.Store, key)
@@ -94,9 +97,9 @@ func (s *Server) loadClient(ctx context.Context, issuer, redirectURL string) (cl
 	return c, nil
 }
 
-// registered returns the client that is registered for a redirect URL, and registers it
-// if needed.
-func (s *Server) registered(ctx context.Context, metadata *serverMetadata, redirectURL string) (client, error) {
+// registeredClient returns the client that is registered for a redirect URL, and registers one if
+// needed.
+func (s *Server) registeredClient(ctx context.Context, metadata *serverMetadata, redirectURL string) (client, error) {
 	key := s.storeKey("clients", metadata.Issuer, redirectURL)
 	if err := s.config.Store.Lock(ctx, key); err != nil {
 		return client{}, fmt.Errorf("lock registration: %w", err)
@@ -106,7 +109,8 @@ func (s *Server) registered(ctx context.Context, metadata *serverMetadata, redir
 	if err != nil || c.ID != "" {
 		return c, err
 	}
-	if c, err = s.register(ctx, metadata, redirectURL); err != nil {
+	c, err = s.register(ctx, metadata, redirectURL)
+	if err != nil {
 		return client{}, fmt.Errorf("register at %s: %w", printable(metadata.Issuer), err)
 	}
 	c.key = key
@@ -121,7 +125,7 @@ func (s *Server) register(ctx context.Context, metadata *serverMetadata, redirec
 	}
 	i := slices.IndexFunc(registeredMethods, func(method string) bool { return slices.Contains(offered, method) })
 	if i < 0 {
-		return client{}, errors.New("no method of authentication is known: set client_id")
+		return client{}, errors.New("no supported authentication method: set client_id")
 	}
 	method := registeredMethods[i]
 	body, err := json.Marshal(map[string]any{
@@ -153,9 +157,10 @@ func (s *Server) register(ctx context.Context, metadata *serverMetadata, redirec
 	case err != nil:
 		return client{}, err
 	case !registered:
-		return client{}, fmt.Errorf("refused: %s; set client_id instead", printable(strings.TrimSpace(answer.Error+" "+answer.Description)))
+		reason := strings.TrimSpace(answer.Error + " " + answer.Description)
+		return client{}, fmt.Errorf("refused: %s; set client_id instead", printable(reason))
 	case answer.ClientID == "":
-		return client{}, errors.New("the answer has no client_id")
+		return client{}, errors.New("the response has no client_id")
 	}
 	c := client{ID: answer.ClientID, Secret: answer.ClientSecret, Method: method}
 	if answer.Method != "" {
@@ -167,25 +172,25 @@ func (s *Server) register(ctx context.Context, metadata *serverMetadata, redirec
 		c.Expires = time.Unix(answer.SecretExpires, 0)
 	}
 	if !slices.Contains(registeredMethods, c.Method) {
-		return client{}, fmt.Errorf("token_endpoint_auth_method %q was not asked for", printable(c.Method))
+		return client{}, fmt.Errorf("unexpected token_endpoint_auth_method %q", printable(c.Method))
 	}
 	return c, nil
 }
 
-// forget forgets a registered client that the authorization server no longer knows.
-func (s *Server) forget(ctx context.Context, c client) error {
+// forgetClient deletes a registered client that the authorization server no longer knows.
+func (s *Server) forgetClient(ctx context.Context, c client) error {
 	if c.key == "" {
 		return nil
 	}
 	current, err := loadJSON[client](ctx, s.config.Store, c.key)
 	if err != nil || current.ID != c.ID {
-		return err // another process has registered anew
+		return err // another process has registered again
 	}
 	return s.config.Store.Delete(context.WithoutCancel(ctx), c.key)
 }
 
-// applicationType is that of OpenID Connect Registration: browsers of other machines do
-// not reach a native one.
+// applicationType returns the application type of OpenID Connect Registration. A native application is
+// only reachable from its own machine.
 func applicationType(redirectURL string) string {
 	u, err := url.Parse(redirectURL)
 	if err != nil {

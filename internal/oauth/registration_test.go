@@ -20,16 +20,21 @@ func TestTheClient(t *testing.T) {
 		change       []func(*world)
 		want         string // client id, or part of the error
 	}{
-		"is the configured one":                          {"my-client", document, []func(*world){documents}, "my-client"},
-		"is the configured document":                     {own, document, []func(*world){documents}, own},
-		"is the document of the gateway":                 {"", document, []func(*world){documents}, document},
-		"is registered, if documents are not supported":  {own, document, nil, "client-1"},
-		"is registered, if there is no document":         {"", "", []func(*world){documents}, "client-1"},
-		"is registered, if the document is not https":    {"", "http://localhost/client.json", []func(*world){documents}, "client-1"},
-		"is missing, if the issuer does not register":    {"", document, []func(*world){noRegistration}, "client_id is not set"},
+		"is the configured one":                         {"my-client", document, []func(*world){documents}, "my-client"},
+		"is the configured document":                    {own, document, []func(*world){documents}, own},
+		"is the document of the gateway":                {"", document, []func(*world){documents}, document},
+		"is registered, if documents are not supported": {own, document, nil, "client-1"},
+		"is registered, if there is no document":        {"", "", []func(*world){documents}, "client-1"},
+		"is registered, if the document is not https": {"", "http://localhost/client.json", []func(*world){documents},
+			"client-1"},
+		"is missing, if the issuer does not register": {"", document, []func(*world){noRegistration},
+			"client_id is not set"},
 		"is missing, if only the document is configured": {own, "", []func(*world){noRegistration}, "client_id is not set"},
-		"is missing, if the issuer refuses to register":  {"", "", []func(*world){func(w *world) { w.issuer.answer = map[string]any{"error": "access_denied"} }}, "access_denied; set client_id"},
-		"is missing, if the issuer answers without one":  {"", "", []func(*world){func(w *world) { w.issuer.answer = map[string]any{"client_id": ""} }}, "no client_id"},
+		"is missing, if the issuer refuses to register": {"", "",
+			[]func(*world){func(w *world) { w.issuer.answer = map[string]any{"error": "access_denied"} }},
+			"access_denied; set client_id"},
+		"is missing, if the issuer answers without one": {"", "",
+			[]func(*world){func(w *world) { w.issuer.answer = map[string]any{"client_id": ""} }}, "no client_id"},
 		"is missing, if the issuer offers only unknown ways": {"", "", []func(*world){func(w *world) {
 			w.issuer.metadata["token_endpoint_auth_methods_supported"] = []string{"tls_client_auth"}
 		}}, "set client_id"},
@@ -43,7 +48,10 @@ func TestTheClient(t *testing.T) {
 				change(w)
 			}
 			w.config.ClientID = row.id
-			address, err := w.server().Account("").Begin(t.Context(), redirectURL, row.document, func(*Pending) string { return "state" })
+			address, err := w.server().
+				Account("").
+				Begin(t.Context(), redirectURL, row.document,
+					func(*Pending) string { return "state" })
 			if err != nil {
 				wantError(t, err, row.want)
 				return
@@ -73,7 +81,8 @@ func TestRegistration(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			w.issuer.metadata["token_endpoint_auth_methods_supported"] = row.offered
-			if _, err := w.server().Account("").Begin(t.Context(), row.redirect, "", func(*Pending) string { return "state" }); err != nil {
+			if _, err := w.server().Account("").Begin(t.Context(), row.redirect, "",
+				func(*Pending) string { return "state" }); err != nil {
 				t.Fatal(err)
 			}
 			want := map[string]any{
@@ -120,7 +129,8 @@ func TestARegistration(t *testing.T) {
 			w.issuer.answer = map[string]any{"client_secret_expires_at": time.Now().Add(time.Hour).Unix()}
 			w.login(w.server().Account(""))
 			row.between(w)
-			if _, err := w.server().Account("").Begin(t.Context(), row.redirect, "", func(*Pending) string { return "state" }); err != nil {
+			if _, err := w.server().Account("").Begin(t.Context(), row.redirect, "",
+				func(*Pending) string { return "state" }); err != nil {
 				t.Fatal(err)
 			}
 			if got := len(w.issuer.registered); got != row.want {
@@ -170,7 +180,9 @@ func TestTheClientAuthenticates(t *testing.T) {
 			url.Values{"client_id": {"client-1"}, "client_secret": {"registered-secret"}}, []string{"basic_id"}},
 		"without the secret of a public registration": {func(*Config) {}, []string{"none"},
 			url.Values{"client_id": {"client-1"}}, []string{"basic_id", "client_secret"}},
-		"without a secret, if it has a document": {func(c *Config) { c.ClientID, c.ClientSecret = "https://own.example/client.json", "s" }, nil,
+		"without a secret, if it has a document": {func(c *Config) {
+			c.ClientID, c.ClientSecret = "https://own.example/client.json", "s"
+		}, nil,
 			url.Values{"client_id": {"https://own.example/client.json"}}, []string{"basic_id", "client_secret"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -205,9 +217,10 @@ func TestATextOfAServerIsBounded(t *testing.T) {
 	for _, format := range []string{"%v", "%+v", "%#v", "%s"} {
 		s := New(Config{Resource: mustParse("https://mcp.example"), ClientSecret: "hush", Store: newMemory()})
 		a := s.Account("")
-		a.known.AccessToken = "hush"
+		a.cached.AccessToken = "hush"
 		p := Pending{Verifier: "hush"}
-		if text := fmt.Sprintf(format+format+format+format+format, s, a, s.config, p, &p); len(text) == 0 || slices.Contains([]byte(text), '{') {
+		if text := fmt.Sprintf(format+format+format+format+format, s, a, s.config, p, &p); len(text) == 0 ||
+			slices.Contains([]byte(text), '{') {
 			t.Errorf("%s: %s", format, text)
 		}
 	}
@@ -222,13 +235,13 @@ func TestAnIssuerThatRegistersWithoutSecret(t *testing.T) {
 	}
 }
 
-// Another process may have registered anew when this one hears that the client is unknown.
+// Another process may have registered again when this one learns that the client is unknown.
 func TestANewRegistrationIsNotForgotten(t *testing.T) {
 	w := newWorld(t)
 	s := w.server()
 	w.login(s.Account(""))
 	key := w.store.keys("clients")[0]
-	if err := s.forget(t.Context(), client{ID: "client-0", key: key}); err != nil {
+	if err := s.forgetClient(t.Context(), client{ID: "client-0", key: key}); err != nil {
 		t.Fatal(err)
 	}
 	if len(w.store.keys("clients")) != 1 {

@@ -9,15 +9,15 @@ import (
 	"strings"
 )
 
-// Accepted is called when the server has answered a request that had this token with
-// anything but 401. [Account.Rejected] needs to know: a server that has never accepted a
-// token of a login will not accept those of the next.
+// Accepted is called when the server has answered a request with this token with a status other than
+// 401. [Account.Rejected] uses that: a server that has never accepted a token of a login will not accept
+// the next one either.
 func (a *Account) Accepted(ctx context.Context, token string) {
 	if a.server.config.Grant == TokenExchange {
 		a.server.acceptExchanged(token)
 		return
 	}
-	known, _, _ := a.remembered()
+	known, _, _ := a.readCached()
 	if known.AccessToken != token || token == "" || known.Accepted && !known.Tried || a.acquire(ctx) != nil {
 		return
 	}
@@ -28,20 +28,18 @@ func (a *Account) Accepted(ctx context.Context, token string) {
 		}
 		return nil
 	})
-	a.note(err)
+	a.noteResult(err)
 }
 
-// Rejected is called when the server has answered a request that had this token ("" for
-// none) with 401 or 403. It returns another token to try once more with, an error that
-// wraps [ErrLoginRequired] if a person must log in, or why that is impossible. challenges
-// are the values of WWW-Authenticate.
+// Rejected is called when the server has answered a request with this token ("" for none) with 401 or
+// 403. It returns another token for one more attempt, an error that wraps [ErrLoginRequired] if a user
+// must log in, or why a login would not help. challenges are the values of WWW-Authenticate.
 //
-// A person is not asked in vain: if the login in use has asked for all the scopes that the
-// server demands, or no token of it was ever accepted, the error says so and does not wrap
-// ErrLoginRequired. Begin is possible nevertheless.
+// A login would not help if the current login has requested all scopes that the server requires, or if
+// no token of it was ever accepted. The error does not wrap ErrLoginRequired then. Begin is possible
+// anyway.
 //
-// With [TokenExchange] it returns "" without an error if [Account.Exchange] can be called
-// once more.
+// With [TokenExchange] it returns "" without an error if [Account.Exchange] can be called once more.
 func (a *Account) Rejected(ctx context.Context, token string, status int, challenges []string) (string, error) {
 	s := a.server
 	asked := parseChallenges(challenges)
@@ -60,10 +58,10 @@ func (a *Account) Rejected(ctx context.Context, token string, status int, challe
 		return "", err
 	}
 	before := l
-	next, err := s.judge(&l, token, asked)
-	if next != nothing || !l.equal(before) {
+	next, err := s.nextStep(&l, token, asked)
+	if next != noStep || !l.equal(before) {
 		l, err = a.update(ctx, func(l *login) error {
-			next, err := s.judge(l, token, asked)
+			next, err := s.nextStep(l, token, asked)
 			switch next {
 			case renewToken:
 				return a.renewRefused(ctx, l)
@@ -73,33 +71,33 @@ func (a *Account) Rejected(ctx context.Context, token string, status int, challe
 			return err
 		})
 	}
-	a.note(err)
+	a.noteResult(err)
 	if err != nil {
 		return "", err
 	}
 	return l.AccessToken, nil
 }
 
-// A step is what to do next about a token that was refused.
+// A step is what to do next about a rejected token.
 type step int
 
 const (
-	nothing step = iota
+	noStep step = iota
 	renewToken
 	obtainToken // with the credentials of the client
 )
 
-// judge says what to do about a token that was refused. It notes in the login what the
-// server demands of the next one.
-func (s *Server) judge(l *login, token string, asked challenge) (next step, err error) {
+// nextStep returns what to do about a rejected token. It notes in the login what the server requires of
+// the next one.
+func (s *Server) nextStep(l *login, token string, asked challenge) (next step, err error) {
 	if asked.metadata != "" {
 		l.Demand.Metadata = asked.metadata
 	}
 	now, renewable := s.now(), s.renewable(*l)
 	switch {
 	case l.AccessToken != token && (l.fresh(now) || l.usable(now) && !renewable):
-		return nothing, nil // another call or process has got it
-	case renewable && (l.AccessToken != token || !l.usable(now)): // it has expired on the way
+		return noStep, nil // another call or process has refreshed it
+	case renewable && (l.AccessToken != token || !l.usable(now)): // it has expired in the meantime
 		return renewToken, nil
 	case token == "" || l.AccessToken != token:
 		l.Demand.Scopes = asked.scopes
@@ -107,40 +105,40 @@ func (s *Server) judge(l *login, token string, asked challenge) (next step, err 
 	case asked.err == insufficientScope:
 		err = s.demandScopes(l, asked.scopes)
 	case l.Tried:
-		return nothing, s.refused(l)
+		return noStep, s.rejectedError(l)
 	default:
 		return renewToken, nil
 	}
 	if s.config.Grant == ClientCredentials && errors.Is(err, ErrLoginRequired) {
 		return obtainToken, nil
 	}
-	return nothing, err
+	return noStep, err
 }
 
-// demandScopes notes that the next login is to ask for more scopes, and returns why that
-// would not help, or [ErrLoginRequired].
+// demandScopes notes that the next login must request more scopes. It returns [ErrLoginRequired], or why
+// a login would not help.
 func (s *Server) demandScopes(l *login, demanded []string) error {
 	text := printable(strings.Join(demanded, " "))
 	switch configured := s.config.Scopes; {
 	case configured != nil && !containsAll(configured, demanded):
-		return fmt.Errorf("the server demands the scopes %q, which are not among those configured", text)
+		return fmt.Errorf("the server requires the scopes %q, which are not configured", text)
 	case containsAll(l.Scopes, demanded):
-		return fmt.Errorf("the server demands the scopes %q, which the login has asked for", text)
+		return fmt.Errorf("the server requires the scopes %q, which the login has already requested", text)
 	}
 	l.Demand.Scopes = union(l.Scopes, demanded)
-	return fmt.Errorf("%w: the server demands the scopes %q", ErrLoginRequired, text)
+	return fmt.Errorf("%w: the server requires the scopes %q", ErrLoginRequired, text)
 }
 
-// refused returns the error for a token that the server refuses, if all has been tried.
-func (s *Server) refused(l *login) error {
+// rejectedError returns the error for a token that the server still rejects after a renewal.
+func (s *Server) rejectedError(l *login) error {
 	if s.config.Grant == AuthorizationCode && l.Accepted {
 		return fmt.Errorf("%w: the server no longer accepts the token", ErrLoginRequired)
 	}
 	return fmt.Errorf("the server does not accept the tokens of %s", printable(l.Issuer))
 }
 
-// renewRefused renews a token that the server refuses, unless the resource has moved to
-// another authorization server: nothing of the old one is used there.
+// renewRefused renews a token that the server has rejected, unless the resource has moved to another
+// authorization server: tokens of the old one are not sent there.
 func (a *Account) renewRefused(ctx context.Context, l *login) error {
 	s := a.server
 	found, err := s.discover(ctx, l.Demand.Metadata, l.Issuer)
@@ -148,7 +146,8 @@ func (a *Account) renewRefused(ctx context.Context, l *login) error {
 		return err
 	}
 	if found.Issuer != l.Issuer {
-		moved := fmt.Errorf("%w: the authorization server has changed from %s to %s", ErrLoginRequired, printable(l.Issuer), printable(found.Issuer))
+		moved := fmt.Errorf("%w: the authorization server has changed from %s to %s",
+			ErrLoginRequired, printable(l.Issuer), printable(found.Issuer))
 		*l = login{Demand: l.Demand}
 		if s.config.Grant == ClientCredentials {
 			return a.obtain(ctx, l)
@@ -157,7 +156,7 @@ func (a *Account) renewRefused(ctx context.Context, l *login) error {
 	}
 	if !s.renewable(*l) {
 		l.Tried = true
-		return s.refused(l)
+		return s.rejectedError(l)
 	}
 	if err := a.renew(ctx, l); err != nil {
 		return err
@@ -185,16 +184,16 @@ func (a *Account) obtain(ctx context.Context, l *login) error {
 		return err
 	}
 	*l = next
-	l.Tried = true // a new token that is refused is not replaced again
+	l.Tried = true // a new token that is rejected is not replaced again
 	return nil
 }
 
-// containsAll reports whether all scopes of some are in all.
+// containsAll reports whether all contains all scopes of some.
 func containsAll(all, some []string) bool {
 	return !slices.ContainsFunc(some, func(scope string) bool { return !slices.Contains(all, scope) })
 }
 
-// union returns the scopes of both.
+// union returns the scopes of both, without duplicates.
 func union(a, b []string) []string {
 	both := slices.Clone(a)
 	for _, scope := range b {

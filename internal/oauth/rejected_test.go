@@ -166,9 +166,9 @@ func TestStepUp(t *testing.T) {
 	}{
 		"asks for all scopes together":           {nil, "b", "a b"},
 		"asks for each scope once":               {nil, "b a", "a b"},
-		"ends if the login has asked for it":     {nil, "a", "which the login has asked for"},
-		"ends if nothing is demanded":            {nil, "", "which the login has asked for"},
-		"ends if it is not among the configured": {[]string{"a"}, "b", "not among those configured"},
+		"ends if the login has asked for it":     {nil, "a", "which the login has already requested"},
+		"ends if nothing is demanded":            {nil, "", "which the login has already requested"},
+		"ends if it is not among the configured": {[]string{"a"}, "b", "which are not configured"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -191,10 +191,12 @@ func TestStepUp(t *testing.T) {
 			if got := w.login(b).Get("scope"); got != row.want {
 				t.Errorf("scope %q, want %q", got, row.want)
 			}
-			if token, err := a.Rejected(t.Context(), token, http.StatusForbidden, []string{challenge}); err != nil || token != w.current() {
+			if token, err := a.Rejected(t.Context(), token, http.StatusForbidden, []string{challenge}); err != nil ||
+				token != w.current() {
 				t.Errorf("token %q, error %v, want %q", token, err, w.current())
 			}
-			if _, err := a.Rejected(t.Context(), w.current(), http.StatusForbidden, []string{challenge}); err == nil || errors.Is(err, ErrLoginRequired) {
+			if _, err := a.Rejected(t.Context(), w.current(), http.StatusForbidden, []string{challenge}); err == nil ||
+				errors.Is(err, ErrLoginRequired) {
 				t.Errorf("error %v after the step-up, want the limit", err)
 			}
 		})
@@ -240,7 +242,8 @@ func TestClientCredentials(t *testing.T) {
 	}
 	form := w.issuer.requests()[0]
 	for name, want := range map[string]string{
-		"grant_type": "client_credentials", "scope": "a", "resource": w.resource.URL + "/mcp", "basic_id": "me", "basic_secret": "my-secret",
+		"grant_type": "client_credentials", "scope": "a", "resource": w.resource.URL + "/mcp", "basic_id": "me",
+		"basic_secret": "my-secret",
 	} {
 		if got := form.Get(name); got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
@@ -260,7 +263,12 @@ func TestClientCredentials(t *testing.T) {
 	}
 
 	w.issuer.requests()
-	token, err = a.Rejected(t.Context(), token, http.StatusForbidden, []string{`Bearer error="insufficient_scope", scope="b"`})
+	token, err = a.Rejected(
+		t.Context(),
+		token,
+		http.StatusForbidden,
+		[]string{`Bearer error="insufficient_scope", scope="b"`},
+	)
 	if err != nil || token != w.current() || w.issuer.requests()[0].Get("scope") != "a b" {
 		t.Errorf("token %q, error %v after step-up", token, err)
 	}
@@ -319,7 +327,8 @@ func TestPrivateKeys(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			w.config.Grant, w.config.ClientID, w.config.ClientSecret, w.config.PrivateKey = ClientCredentials, "me", "unused", row.key
+			w.config.Grant, w.config.ClientID, w.config.ClientSecret, w.config.PrivateKey = ClientCredentials, "me", "unused",
+				row.key
 			_, err := w.refuse(w.server().Account(""), "", "Bearer")
 			if row.algorithm == "" {
 				wantError(t, err, "private_key")
@@ -329,7 +338,8 @@ func TestPrivateKeys(t *testing.T) {
 				t.Fatal(err)
 			}
 			form := w.issuer.requests()[0]
-			if form.Has("basic_id") || form.Has("client_secret") || form.Get("client_assertion_type") != "urn:ietf:params:oauth:client-assertion-type:jwt-bearer" {
+			if form.Has("basic_id") || form.Has("client_secret") ||
+				form.Get("client_assertion_type") != "urn:ietf:params:oauth:client-assertion-type:jwt-bearer" {
 				t.Errorf("request %v", form)
 			}
 			token, err := jwt.ParseSigned(form.Get("client_assertion"), []jose.SignatureAlgorithm{row.algorithm})
@@ -341,7 +351,9 @@ func TestPrivateKeys(t *testing.T) {
 				t.Fatal(err)
 			}
 			life := claims.Expiry.Time().Sub(claims.IssuedAt.Time())
-			if claims.Issuer != "me" || claims.Subject != "me" || !slices.Equal(claims.Audience, jwt.Audience{w.issuer.name}) || claims.ID == "" || life != 5*time.Minute {
+			if claims.Issuer != "me" || claims.Subject != "me" || !slices.Equal(claims.Audience, jwt.Audience{w.issuer.name}) ||
+				claims.ID == "" ||
+				life != 5*time.Minute {
 				t.Errorf("claims %+v", claims)
 			}
 		})
@@ -394,7 +406,8 @@ func TestAnAssertionInPlaceOfCredentials(t *testing.T) {
 		a.Accepted(t.Context(), w.token(a))
 		requests := w.issuer.requests()
 		request := requests[len(requests)-1]
-		if request.Get("grant_type") != "urn:ietf:params:oauth:grant-type:jwt-bearer" || request.Get("assertion") != strings.Repeat("jwt", n) ||
+		if request.Get("grant_type") != "urn:ietf:params:oauth:grant-type:jwt-bearer" ||
+			request.Get("assertion") != strings.Repeat("jwt", n) ||
 			request.Get("client_id") != "me" {
 			t.Errorf("request %v", request)
 		}

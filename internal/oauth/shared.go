@@ -12,16 +12,16 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 )
 
-// Shared returns a Store that replicas have in common, which encrypts values itself.
+// Shared returns a Store in the shared store of replicas, which encrypts values itself.
 func Shared(space *replicas.Space) Store {
-	return &shared{space: space, held: map[string]func(){}}
+	return &shared{space: space, unlocks: map[string]func(){}}
 }
 
 type shared struct {
 	space *replicas.Space
 
-	mu   sync.Mutex
-	held map[string]func() // how locks are unlocked, by their names
+	mu      sync.Mutex
+	unlocks map[string]func() // functions that unlock held locks, by name
 }
 
 func (s *shared) Load(ctx context.Context, key string) ([]byte, error) {
@@ -32,8 +32,8 @@ func (s *shared) Load(ctx context.Context, key string) ([]byte, error) {
 	return value, err
 }
 
-// How long Store waits for the replicas' store while that is unavailable, and how often it tries: the lock is
-// held for longer, and a token that is not stored is used by others once more.
+// How long Store retries while the shared store is unavailable, and how often. The lock is held for
+// longer. If a token is not stored, other replicas use the old one again.
 const storeTime, storePause = 10 * time.Second, 250 * time.Millisecond
 
 func (s *shared) Store(ctx context.Context, key string, value []byte) error {
@@ -59,14 +59,14 @@ func (s *shared) Lock(ctx context.Context, name string) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.held[name] = unlock
+	s.unlocks[name] = unlock
 	return nil
 }
 
 func (s *shared) Unlock(_ context.Context, name string) error {
 	s.mu.Lock()
-	unlock := s.held[name]
-	delete(s.held, name)
+	unlock := s.unlocks[name]
+	delete(s.unlocks, name)
 	s.mu.Unlock()
 	if unlock != nil {
 		unlock()

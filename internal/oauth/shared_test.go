@@ -20,7 +20,12 @@ func (w *world) replica(engine replicas.Engine) *Server {
 
 func TestShared(t *testing.T) {
 	engine := replicastest.New()
-	a, b := Shared(replicastest.Replica(t, engine).Space("logins")), Shared(replicastest.Replica(t, engine).Space("logins"))
+	a, b := Shared(
+		replicastest.Replica(t, engine).Space("logins"),
+	),
+		Shared(
+			replicastest.Replica(t, engine).Space("logins"),
+		)
 	if _, err := a.Load(t.Context(), "oauth/a"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("nothing: %v", err)
 	}
@@ -65,14 +70,14 @@ func TestLoginOfReplicas(t *testing.T) {
 	if err := b.Finish(t.Context(), w.pending, w.issuer.authorize(t, address)); err != nil {
 		t.Fatal(err)
 	}
-	c.Look() // as it is told to
+	c.DropCache() // replica b has changed the login
 	if got := w.token(c); got != w.current() || got == "" {
 		t.Errorf("token %q, want %q", got, w.current())
 	}
 	if err := c.Logout(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	b.Look()
+	b.DropCache()
 	if got := w.token(b); got != "" {
 		t.Errorf("after the logout: token %q", got)
 	}

@@ -15,23 +15,22 @@ import (
 	"time"
 )
 
-// Store keeps values under keys, and locks them across processes. certmagic.Storage has
-// these methods.
+// Store stores values under keys, and locks them across processes. certmagic.Storage implements it.
 type Store interface {
-	Load(ctx context.Context, key string) ([]byte, error) // fs.ErrNotExist if there is none
+	Load(ctx context.Context, key string) ([]byte, error) // fs.ErrNotExist for a missing key
 	Store(ctx context.Context, key string, value []byte) error
 	Delete(ctx context.Context, key string) error
 	Lock(ctx context.Context, name string) error
 	Unlock(ctx context.Context, name string) error
 }
 
-// Encrypted returns a Store that encrypts values with AES-256-GCM. The encryption key is
-// derived from key by HKDF. A value is bound to its storage key: it cannot be moved. One
-// that cannot be decrypted does not exist, so that a login can take its place.
+// Encrypted returns a Store that encrypts values with AES-256-GCM. The encryption key is derived from
+// key with HKDF. A value is bound to its storage key and cannot be moved. A value that cannot be decrypted
+// counts as missing, so that a new login can replace it.
 func Encrypted(s Store, key []byte) Store {
 	derived, err := hkdf.Key(sha256.New, key, nil, "oauth store", 32)
 	if err != nil {
-		panic(err) // the length is right
+		panic(err) // only fails for a wrong length
 	}
 	block, err := aes.NewCipher(derived)
 	if err != nil {
@@ -69,8 +68,7 @@ func (e encrypted) Delete(ctx context.Context, key string) error  { return e.inn
 func (e encrypted) Lock(ctx context.Context, name string) error   { return e.inner.Lock(ctx, name) }
 func (e encrypted) Unlock(ctx context.Context, name string) error { return e.inner.Unlock(ctx, name) }
 
-// storeKey returns the key of a value. Parts are hashed: they may have any characters and
-// any length.
+// storeKey returns the key of a value. It hashes the parts, which may have any characters and length.
 func (s *Server) storeKey(kind string, parts ...string) string {
 	hash := sha256.New()
 	for _, part := range parts {
@@ -79,7 +77,7 @@ func (s *Server) storeKey(kind string, parts ...string) string {
 	return path.Join(s.config.Folder, kind, hex.EncodeToString(hash.Sum(nil)))
 }
 
-// loadJSON loads a value. The value is zero if there is none, or none that can be read.
+// loadJSON loads a value. It returns the zero value if there is none, or if it is not valid JSON.
 func loadJSON[T any](ctx context.Context, s Store, key string) (value T, err error) {
 	raw, err := s.Load(ctx, key)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -95,8 +93,7 @@ func loadJSON[T any](ctx context.Context, s Store, key string) (value T, err err
 	return value, nil
 }
 
-// storeJSON stores a value, also if the caller of ctx has gone: a rotated refresh token
-// that is not stored is a lost login.
+// storeJSON stores a value, even if ctx is canceled: without a rotated refresh token the login is lost.
 func storeJSON(ctx context.Context, s Store, key string, value any) error {
 	raw, err := json.Marshal(value)
 	if err == nil {
@@ -108,13 +105,13 @@ func storeJSON(ctx context.Context, s Store, key string, value any) error {
 	return nil
 }
 
-// A login is what is stored of an account.
+// A login is the stored state of an account.
 type login struct {
 	Issuer      string   `json:"issuer,omitempty"`
-	Resource    string   `json:"resource,omitempty"` // as it is sent to the issuer
+	Resource    string   `json:"resource,omitempty"` // as sent to the issuer
 	ClientID    string   `json:"client_id,omitempty"`
 	RedirectURL string   `json:"redirect_url,omitempty"`
-	Scopes      []string `json:"scopes,omitempty"` // that were asked for
+	Scopes      []string `json:"scopes,omitempty"` // requested scopes
 
 	AccessToken  string    `json:"access_token,omitempty"`
 	RefreshToken string    `json:"refresh_token,omitempty"`
@@ -122,12 +119,12 @@ type login struct {
 	Expires      time.Time `json:"expires,omitzero"`
 
 	Accepted bool `json:"accepted,omitempty"` // the resource has accepted a token of this login
-	Tried    bool `json:"tried,omitempty"`    // what can be done about a 401 for AccessToken has been done
+	Tried    bool `json:"tried,omitempty"`    // renewing AccessToken after a 401 has been tried
 
 	Demand demand `json:"demand,omitzero"`
 }
 
-// A demand is what the resource has said about how to log in to it.
+// A demand is what the resource requires of a login.
 type demand struct {
 	Metadata string   `json:"metadata,omitempty"` // URL of the resource's metadata
 	Scopes   []string `json:"scopes,omitempty"`   // for the next login
@@ -139,7 +136,7 @@ func (l login) equal(other login) bool {
 	return string(a) == string(b)
 }
 
-// read returns the login as the Store has it, or as it could not be stored.
+// read returns the stored login, or the cached one if that could not be stored.
 func (a *Account) read(ctx context.Context) (login, error) {
 	if l, unsaved := a.unsaved(); unsaved {
 		return l, nil
@@ -148,24 +145,24 @@ func (a *Account) read(ctx context.Context) (login, error) {
 	config := &a.server.config
 	otherClient := config.ClientID != "" && !isDocument(config.ClientID) && l.ClientID != config.ClientID
 	otherIssuer := config.Issuer != "" && l.Issuer != config.Issuer
-	if otherClient || otherIssuer { // than is configured now
+	if otherClient || otherIssuer { // the configuration has changed
 		l = login{Demand: l.Demand}
 	}
 	return l, err
 }
 
-// load reads the login and remembers it. The caller has the turn.
+// load reads the login and caches it. The caller holds the lock.
 func (a *Account) load(ctx context.Context) (login, error) {
 	l, err := a.read(ctx)
 	if err == nil {
 		_, unsaved := a.unsaved()
-		a.know(l, unsaved)
+		a.setCached(l, unsaved)
 	}
 	return l, err
 }
 
-// update changes the login by f, alone among all processes, and stores it, also if f
-// fails. The caller has the turn.
+// update changes the login with f while no other process can, and stores it, even if f fails. The caller
+// holds the lock.
 func (a *Account) update(ctx context.Context, f func(*login) error) (login, error) {
 	store := a.server.config.Store
 	if err := store.Lock(ctx, a.key); err != nil {
@@ -187,18 +184,18 @@ func (a *Account) update(ctx context.Context, f func(*login) error) (login, erro
 	} else {
 		failure = storeJSON(ctx, store, a.key, l)
 	}
-	a.know(l, failure != nil)
+	a.setCached(l, failure != nil)
 	return l, errors.Join(err, failure)
 }
 
-func (a *Account) know(l login, unsaved bool) {
+func (a *Account) setCached(l login, unsaved bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.known, a.notStored, a.seen = l, unsaved, a.server.now()
+	a.cached, a.notStored, a.cachedAt = l, unsaved, a.server.now()
 }
 
 func (a *Account) unsaved() (login, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.known, a.notStored
+	return a.cached, a.notStored
 }

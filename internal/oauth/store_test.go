@@ -37,7 +37,8 @@ func TestEncrypted(t *testing.T) {
 	if err := s.Lock(t.Context(), "oauth/a"); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(s.Unlock(t.Context(), "oauth/a"), s.Delete(t.Context(), "oauth/a")); err != nil || inner.values["oauth/a"] != nil {
+	if err := errors.Join(s.Unlock(t.Context(), "oauth/a"), s.Delete(t.Context(), "oauth/a")); err != nil ||
+		inner.values["oauth/a"] != nil {
 		t.Errorf("not deleted: %v", err)
 	}
 }
@@ -75,7 +76,9 @@ func TestALoginThatCannotBeRead(t *testing.T) {
 // Keys of parts that run together differ.
 func TestStoreKeys(t *testing.T) {
 	s := New(Config{Resource: mustParse("https://a")})
-	if s.storeKey("a", "b", "c") == s.storeKey("a", "bc", "") || s.storeKey("a", "1", "2 34") == s.storeKey("a", "1", "2", "34") {
+	if s.storeKey("a", "b", "c") == s.storeKey("a", "bc", "") ||
+		s.storeKey("a", "1", "2 34") == s.storeKey("a", "1", "2",
+			"34") {
 		t.Error("equal keys")
 	}
 }

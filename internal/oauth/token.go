@@ -12,22 +12,21 @@ import (
 )
 
 const (
-	// retryTime is how long an authorization server that failed is left alone.
+	// retryTime is how long an authorization server that failed is not tried again.
 	retryTime = time.Second
-	// lookTime is how long a token is used without a look whether another process has
-	// logged out, or logged in as someone else.
-	lookTime = 5 * time.Second
+	// cacheTime is how long a cached token is used before the Store is read again: another process may
+	// have logged out, or logged in as another user.
+	cacheTime = 5 * time.Second
 )
 
-// fresh reports whether the access token can be used, and need not be refreshed yet. A
-// token is refreshed half a minute before it expires, a short one after two fifths of its
-// life.
+// fresh reports whether the access token is valid and need not be refreshed yet. A token is refreshed
+// half a minute before it expires, a short-lived one after two fifths of its lifetime.
 func (l login) fresh(now time.Time) bool {
 	return l.validFor(now, min(l.Expires.Sub(l.Obtained)*3/5, 30*time.Second))
 }
 
-// usable reports whether the access token is still valid. Servers count in whole seconds,
-// so a token may expire up to a second early.
+// usable reports whether the access token is still valid. Servers count in whole seconds, so a token may
+// expire up to a second early.
 func (l login) usable(now time.Time) bool {
 	return l.validFor(now, min(l.Expires.Sub(l.Obtained)/2, time.Second))
 }
@@ -36,29 +35,30 @@ func (l login) validFor(now time.Time, margin time.Duration) bool {
 	return l.AccessToken != "" && (l.Expires.IsZero() || now.Before(l.Expires.Add(-margin)))
 }
 
-// take takes a token that was asked for at a time. Its refresh token is the old one if no
-// other one came: x/oauth2 sees to that.
-func (l *login) take(token *oauth2.Token, asked time.Time) {
-	l.AccessToken, l.RefreshToken, l.Obtained, l.Expires = token.AccessToken, token.RefreshToken, asked, time.Time{}
+// setToken sets a token that was requested at a time. x/oauth2 keeps the old refresh token if the
+// response has none.
+func (l *login) setToken(token *oauth2.Token, requested time.Time) {
+	l.AccessToken, l.RefreshToken = token.AccessToken, token.RefreshToken
+	l.Obtained, l.Expires = requested, time.Time{}
 	if !token.Expiry.IsZero() {
-		l.Expires = asked.Add(time.Until(token.Expiry))
+		l.Expires = requested.Add(time.Until(token.Expiry))
 	}
 }
 
-// renewable reports whether another access token can be had without a person.
+// renewable reports whether another access token can be obtained without a user.
 func (s *Server) renewable(l login) bool {
 	return l.AccessToken != "" && (l.RefreshToken != "" || s.config.Grant == ClientCredentials)
 }
 
-// Token returns an access token to send, "" if there is none yet. It refreshes one that is
-// about to expire, once at a time, also across processes. While that is under way or fails,
-// a token that is still valid goes on being used. The error wraps [ErrLoginRequired] if the
-// login has ended. With [TokenExchange] it returns "".
+// Token returns an access token to send, or "" if there is none yet. It refreshes a token that is about
+// to expire; only one call and one process does that at a time. Meanwhile, or if the refresh fails, a
+// token that is still valid is used. The error wraps [ErrLoginRequired] if the login has ended. With
+// [TokenExchange] it returns "".
 func (a *Account) Token(ctx context.Context) (string, error) {
 	if a.server.config.Grant == TokenExchange {
 		return "", nil
 	}
-	known, recent, failure := a.remembered()
+	known, recent, failure := a.readCached()
 	switch now := a.server.now(); {
 	case recent && known.fresh(now), failure != nil && known.usable(now):
 		return known.AccessToken, nil
@@ -66,8 +66,8 @@ func (a *Account) Token(ctx context.Context) (string, error) {
 		return "", failure
 	}
 	select {
-	case a.turn <- struct{}{}:
-	default: // another call is refreshing the token, or looks whether there is another one
+	case a.lock <- struct{}{}:
+	default: // another call is refreshing the token or reading the Store
 		if known.usable(a.server.now()) {
 			return known.AccessToken, nil
 		}
@@ -78,18 +78,18 @@ func (a *Account) Token(ctx context.Context) (string, error) {
 	defer a.release()
 	l, err := a.freshen(ctx)
 	if err != nil && !errors.Is(err, ErrLoginRequired) {
-		if known, _, _ := a.remembered(); known.usable(a.server.now()) {
+		if known, _, _ := a.readCached(); known.usable(a.server.now()) {
 			return known.AccessToken, nil
 		}
 	}
 	return l.AccessToken, err
 }
 
-// freshen returns the login of the Store, refreshed if needed. The caller has the turn.
+// freshen returns the stored login, refreshed if needed. The caller holds the lock.
 func (a *Account) freshen(ctx context.Context) (login, error) {
 	s := a.server
-	if _, _, failure := a.remembered(); failure != nil {
-		return login{}, failure // of the call that had the turn before
+	if _, _, failure := a.readCached(); failure != nil {
+		return login{}, failure // of the call that held the lock before
 	}
 	l, err := a.load(ctx)
 	switch now := s.now(); {
@@ -107,8 +107,8 @@ func (a *Account) freshen(ctx context.Context) (login, error) {
 		return a.renew(ctx, l)
 	})
 	if err == nil || ctx.Err() == nil {
-		a.note(err)
-		a.pause(err)
+		a.noteResult(err)
+		a.pauseRetries(err)
 	}
 	if err != nil {
 		return login{}, err
@@ -116,8 +116,8 @@ func (a *Account) freshen(ctx context.Context) (login, error) {
 	return l, nil
 }
 
-// renew gets another access token from the issuer of a login: by its refresh token, or by
-// the credentials of the client. It forgets a login that the issuer has ended.
+// renew gets another access token from the issuer of a login: with its refresh token, or with the
+// credentials of the client. It clears a login that the issuer has ended.
 func (a *Account) renew(ctx context.Context, l *login) error {
 	s := a.server
 	metadata, err := s.issuerMetadata(ctx, l.Issuer)
@@ -143,16 +143,16 @@ func (a *Account) renew(ctx context.Context, l *login) error {
 			params.Set("scope", strings.Join(l.Scopes, " "))
 		}
 	}
-	asked := s.now()
-	token, err := s.ask(ctx, metadata, c, params)
+	requested := s.now()
+	token, err := s.requestToken(ctx, metadata, c, params)
 	switch {
 	case err == nil:
-		l.take(token, asked)
+		l.setToken(token, requested)
 		l.Tried = false
 		return nil
 	case s.config.Grant == ClientCredentials || !isFinal(err) || isUnknownClient(err) && c.key == "":
 		return err // another login does not help
-	case answered(err, "invalid_grant"), isUnknownClient(err):
+	case hasCode(err, "invalid_grant"), isUnknownClient(err):
 		*l = login{Demand: l.Demand}
 	}
 	return fmt.Errorf("%w: %w", ErrLoginRequired, err)

@@ -38,7 +38,9 @@ func TestTokensAreRefreshedBeforeTheyExpire(t *testing.T) {
 			if len(forms) != row.refreshes {
 				t.Fatalf("%d refreshes, want %d", len(forms), row.refreshes)
 			}
-			if row.refreshes > 0 && (forms[0].Get("grant_type") != "refresh_token" || forms[0].Get("resource") != w.resource.URL+"/mcp") {
+			if row.refreshes > 0 &&
+				(forms[0].Get("grant_type") != "refresh_token" ||
+					forms[0].Get("resource") != w.resource.URL+"/mcp") {
 				t.Errorf("refreshed by %v", forms[0])
 			}
 		})
@@ -87,7 +89,10 @@ func TestAFailureToRefresh(t *testing.T) {
 		"is temporary, if the server is broken":                   {answer(500, "server_error"), false, false, false},
 		"is temporary, if the server is busy":                     {answer(429, "slow_down"), false, false, false},
 		"is temporary, if a proxy forbids it":                     {answer(403, ""), false, false, false},
-		"is temporary, if the network is":                         {func(w *world) { w.issuer.CloseClientConnections(); w.issuer.Listener.Close() }, false, false, false},
+		"is temporary, if the network is": {func(w *world) {
+			w.issuer.CloseClientConnections()
+			w.issuer.Listener.Close()
+		}, false, false, false},
 		"is temporary, if the answer is not JSON": {func(w *world) {
 			w.issuer.page("/token", func(rw http.ResponseWriter, _ *http.Request) {
 				rw.Header().Set("Content-Type", "text/plain")
@@ -114,7 +119,8 @@ func TestAFailureToRefresh(t *testing.T) {
 			if token != "" || (err == nil) != row.forgets || errors.Is(err, ErrLoginRequired) != (row.login && !row.forgets) {
 				t.Errorf("token %q, error %v after the old one has expired", token, err)
 			}
-			if text := a.Status(t.Context()).Err; text == nil || strings.Contains(text.Error(), secret) || strings.Contains(text.Error(), "registered-secret") {
+			if text := a.Status(t.Context()).Err; text == nil || strings.Contains(text.Error(), secret) ||
+				strings.Contains(text.Error(), "registered-secret") {
 				t.Errorf("status %v", text)
 			}
 			if got := len(w.store.keys("clients")) == 0; got != row.register {

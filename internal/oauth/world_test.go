@@ -100,7 +100,13 @@ type issuer struct {
 
 func newIssuer(t *testing.T, path string) *issuer {
 	t.Helper()
-	i := &issuer{site: newSite(t), challenges: map[string]string{}, used: map[string]bool{}, lifetime: 3600, refreshes: true}
+	i := &issuer{
+		site:       newSite(t),
+		challenges: map[string]string{},
+		used:       map[string]bool{},
+		lifetime:   3600,
+		refreshes:  true,
+	}
 	i.name = i.URL + path
 	i.metadata = map[string]any{
 		"issuer": i.name, "authorization_endpoint": i.name + "/authorize", "token_endpoint": i.name + "/token",
@@ -132,7 +138,10 @@ func (i *issuer) serveRegister(w http.ResponseWriter, r *http.Request) {
 	var body map[string]any
 	_ = json.NewDecoder(r.Body).Decode(&body)
 	i.registered = append(i.registered, body)
-	answer := map[string]any{"client_id": fmt.Sprintf("client-%d", len(i.registered)), "client_secret": "registered-secret"}
+	answer := map[string]any{
+		"client_id":     fmt.Sprintf("client-%d", len(i.registered)),
+		"client_secret": "registered-secret",
+	}
 	maps.Copy(answer, i.answer)
 	if answer["error"] != nil {
 		writeJSON(w, http.StatusBadRequest, answer)
@@ -202,7 +211,7 @@ func (i *issuer) requests() []url.Values {
 	return forms
 }
 
-// authorize plays the browser of a person who agrees, and returns the query of the callback.
+// authorize acts as the browser of a user who consents, and returns the query of the callback.
 func (i *issuer) authorize(t *testing.T, address string) url.Values {
 	t.Helper()
 	u, err := url.Parse(address)
@@ -245,7 +254,10 @@ func newWorld(t *testing.T) *world {
 	w.prm = map[string]any{"resource": w.resource.URL + "/mcp", "authorization_servers": []string{w.issuer.name}}
 	w.resource.document("/.well-known/oauth-protected-resource/mcp", w.prm)
 	w.config = Config{
-		Resource: mustParse(w.resource.URL + "/mcp"), TrustedHosts: []string{"127.0.0.1"}, ClientName: "gateway", Store: w.store, Folder: "oauth",
+		Resource: mustParse(
+			w.resource.URL + "/mcp",
+		), TrustedHosts: []string{"127.0.0.1"}, ClientName: "gateway",
+		Store: w.store, Folder: "oauth",
 	}
 	return w
 }

@@ -1,9 +1,9 @@
-// Package park keeps responses open that are silent for most of the time.
+// Package park keeps responses open that are silent most of the time.
 //
-// As long as a response lasts, net/http keeps the goroutine of its handler with the stack, a
-// goroutine that reads, and the buffers of the connection: some 45 KB. A parked response
-// keeps the connection alone. Its handler has returned. On Linux one goroutine watches all
-// parked connections; elsewhere each has one, with a small stack.
+// During a response, net/http keeps the goroutine of its handler with its stack, a goroutine that
+// reads, and the buffers of the connection: about 45 KB. A parked response keeps only the connection;
+// its handler has returned. On Linux one goroutine watches all parked connections; elsewhere each has
+// one, with a small stack.
 package park
 
 import (
@@ -21,18 +21,18 @@ import (
 // partingTime is how long a client may take to read the end of a response.
 const partingTime = time.Second
 
-// passive are the writers of Caddy that leave the body of a response alone once its header is
-// sent: those of access logs and metrics, of idle timeouts, and of the header directive. Other
-// writers may change what passes through them, so responses behind them are not parked.
+// passive are the response writers of Caddy that do not change the body once the header is sent: those
+// of access logs and metrics, of idle timeouts, and of the header directive. Other writers may change
+// it, so responses behind them are not parked.
 var passive = map[string]bool{
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp.responseRecorder":              true,
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp.IdleTimeoutWriter":             true,
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/headers.responseWriterWrapper": true,
 }
 
-// Prepare reports whether the response to r can be parked: it is one of HTTP/1.1, and w
-// writes to its connection. If so, it tells the client that the connection ends with the
-// response. It must be called before the header is sent.
+// Prepare reports whether the response to r can be parked: it is HTTP/1.1, and w writes to its
+// connection. If so, it tells the client that the connection ends with the response. It must be called
+// before the header is sent.
 func Prepare(w http.ResponseWriter, r *http.Request) bool {
 	server, _ := r.Context().Value(http.ServerContextKey).(*http.Server)
 	if r.ProtoMajor != 1 || r.ProtoMinor < 1 || server == nil || server.WriteTimeout > 0 {
@@ -45,8 +45,7 @@ func Prepare(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// hijacker returns the writer of net/http behind w, or nil if another writer is in between
-// that may change the body.
+// hijacker returns the writer of net/http behind w; nil if a writer in between may change the body.
 func hijacker(w http.ResponseWriter) http.Hijacker {
 	for {
 		wrapper, ok := w.(interface{ Unwrap() http.ResponseWriter })
@@ -62,7 +61,7 @@ func hijacker(w http.ResponseWriter) http.Hijacker {
 	}
 }
 
-// buffers reports whether a writer has decided to keep the response for itself.
+// buffers reports whether a writer buffers the response.
 func buffers(w http.ResponseWriter) bool {
 	for {
 		if b, ok := w.(interface{ Buffered() bool }); ok && b.Buffered() {
@@ -76,28 +75,28 @@ func buffers(w http.ResponseWriter) bool {
 	}
 }
 
-// A Response is the rest of a response that is parked. Of its methods, only End and Close may
-// be called while another one runs.
+// A Response is the rest of a parked response. Only End and Close may be called concurrently with
+// other methods.
 type Response struct {
-	conn  net.Conn
-	left  func()
-	chunk []byte // written, but not flushed
+	conn    net.Conn
+	onLeave func()
+	chunk   []byte // written, but not flushed
 
-	key     int32         // by which the connection is watched; 0 if watch does that
-	watched chan struct{} // closed when watch has ended; nil if it did not begin
+	key     int32         // key in the poller; 0 if watch is used
+	watched chan struct{} // closed when watch has ended; nil without watch
 
 	mu    sync.Mutex // guards ended, and the write deadline
 	ended bool
 }
 
-// Take takes over the connection of a response that Prepare has found fit, whose header was
-// sent and whose body was flushed. It returns nil if that is not possible; then w is as good as
-// before. left is called when the client closes the connection, or sends anything: a client
-// cannot have a request answered behind a response that does not end. It must not block.
+// Take takes over the connection of a response that Prepare accepted, whose header was sent and whose
+// body was flushed. It returns nil if that is not possible; then w can still be used. left is called
+// when the client closes the connection, or sends anything: its next request cannot be served behind a
+// response that does not end. It must not block.
 func Take(w http.ResponseWriter, left func()) *Response {
 	h, header := hijacker(w), w.Header()
 	if h == nil || buffers(w) || header["Content-Length"] != nil || header["Transfer-Encoding"] != nil {
-		return nil // the body does not come in chunks
+		return nil // the body is not chunked
 	}
 	conn, buffered, err := h.Hijack()
 	if err != nil {
@@ -106,7 +105,7 @@ func Take(w http.ResponseWriter, left func()) *Response {
 	pipelined := buffered.Reader.Buffered() > 0
 	// Placeholders of the request refer to the writer of net/http, which keeps the buffers.
 	*buffered.Reader, *buffered.Writer = bufio.Reader{}, bufio.Writer{}
-	r := &Response{conn: conn, left: left}
+	r := &Response{conn: conn, onLeave: left}
 	switch {
 	case pipelined:
 		left()
@@ -126,48 +125,47 @@ func (r *Response) watch() {
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			break
 		}
-		_ = r.conn.SetReadDeadline(time.Time{}) // one that a handler has set for the request
+		_ = r.conn.SetReadDeadline(time.Time{}) // a handler may have set one for the request
 	}
-	r.leave()
+	r.clientLeft()
 }
 
-// leave says that the client has left, unless the response has ended before.
-func (r *Response) leave() {
+// clientLeft calls onLeave, unless the response has ended.
+func (r *Response) clientLeft() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.ended {
-		r.left()
+		r.onLeave()
 	}
 }
 
-// Header returns an empty header: that of the response was sent.
+// Header returns an empty header. That of the response was sent.
 func (*Response) Header() http.Header { return http.Header{} }
 
 // WriteHeader does nothing.
 func (*Response) WriteHeader(int) {}
 
-// Write adds to the next chunk.
+// Write appends to the next chunk.
 func (r *Response) Write(p []byte) (int, error) {
 	r.chunk = append(r.chunk, p...)
 	return len(p), nil
 }
 
-// FlushError sends what was written as a chunk. A client that does not take it in time has
-// left.
+// FlushError sends the chunk. On a timeout, the client counts as disconnected.
 func (r *Response) FlushError() error {
 	if len(r.chunk) == 0 {
 		return nil
 	}
-	// A connection keeps room for net.Buffers, and TLS makes a record of each.
+	// One Write, because a connection keeps memory for net.Buffers, and TLS makes a record of each.
 	_, err := r.conn.Write(fmt.Appendf(nil, "%x\r\n%s\r\n", len(r.chunk), r.chunk))
 	r.chunk = nil
 	if err != nil {
-		r.leave()
+		r.clientLeft()
 	}
 	return err
 }
 
-// SetWriteDeadline sets when FlushError gives up.
+// SetWriteDeadline sets the deadline of FlushError.
 func (r *Response) SetWriteDeadline(t time.Time) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -177,7 +175,7 @@ func (r *Response) SetWriteDeadline(t time.Time) error {
 	return r.conn.SetWriteDeadline(t)
 }
 
-// End limits the time for all that is still to be written. left is not called from now on.
+// End limits the time for everything that is still to be written. left is not called afterwards.
 func (r *Response) End() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

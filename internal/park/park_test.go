@@ -150,7 +150,7 @@ func TestAClientThatIsNotThereIsNoticed(t *testing.T) {
 	}
 }
 
-// A request that comes right behind the first one is in the buffers of net/http.
+// A request directly behind the first one is in the buffers of net/http.
 func TestAClientThatHasMoreRequestsFromTheBeginning(t *testing.T) {
 	l := newLot(t, (*httptest.Server).Start)
 	conn, err := net.Dial("tcp", l.Listener.Addr().String())
@@ -167,7 +167,7 @@ func TestAClientThatHasMoreRequestsFromTheBeginning(t *testing.T) {
 	}
 }
 
-// A deadline that a handler has set for the request does not end the response.
+// A read deadline that a handler has set does not end the response.
 func TestReadDeadlinesOfHandlersDoNotCount(t *testing.T) {
 	l := newLot(t, (*httptest.Server).Start)
 	res := get(t, l)
@@ -181,7 +181,7 @@ func TestReadDeadlinesOfHandlersDoNotCount(t *testing.T) {
 	parked.Close()
 }
 
-// A client that does not read cannot hold up the end.
+// A client that does not read does not delay the end.
 func TestTheEndDoesNotWaitForSlowClients(t *testing.T) {
 	l := newLot(t, (*httptest.Server).Start)
 	dial(t, l, "HTTP/1.1")

@@ -22,7 +22,7 @@ type epoll struct {
 	responses map[int32]*Response
 }
 
-// add watches the connection of a response, and reports whether it can.
+// add watches the connection of a response. It reports whether it can.
 func (p *epoll) add(r *Response) bool {
 	conn := rawConn(r.conn)
 	if conn == nil {
@@ -45,7 +45,7 @@ func (p *epoll) add(r *Response) bool {
 	return r.key != 0
 }
 
-// newKey returns a key that is not in use.
+// newKey returns an unused key.
 func (p *epoll) newKey() int32 {
 	for {
 		p.lastKey = p.lastKey%math.MaxInt32 + 1
@@ -55,7 +55,7 @@ func (p *epoll) newKey() int32 {
 	}
 }
 
-// remove no longer watches the connection of a response, which is about to be closed.
+// remove stops watching the connection of a response, before it is closed.
 func (p *epoll) remove(r *Response) {
 	if r.key == 0 {
 		return
@@ -67,13 +67,13 @@ func (p *epoll) remove(r *Response) {
 	p.stopIfIdle()
 }
 
-// start starts the goroutine. The caller holds the lock, as it does for stopIfIdle.
+// start starts the goroutine. The caller of start and stopIfIdle holds the lock.
 func (p *epoll) start() bool {
 	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
 		return false
 	}
-	_ = unix.SetNonblock(fd, true) // so that Go waits for it as for a connection, without a thread
+	_ = unix.SetNonblock(fd, true) // Go then waits for it as for a connection, without a thread
 	file := os.NewFile(uintptr(fd), "epoll")
 	ready, err := file.SyscallConn()
 	if err != nil {
@@ -93,7 +93,7 @@ func (p *epoll) stopIfIdle() {
 	}
 }
 
-// run waits for clients that leave, until the file is closed.
+// run waits for clients that disconnect, until the file is closed.
 func (p *epoll) run(ready syscall.RawConn) {
 	var events [64]unix.EpollEvent
 	for {
@@ -110,13 +110,13 @@ func (p *epoll) run(ready syscall.RawConn) {
 			r := p.responses[event.Fd]
 			p.mu.Unlock()
 			if r != nil {
-				r.leave()
+				r.clientLeft()
 			}
 		}
 	}
 }
 
-// rawConn returns the socket of a connection, also below TLS, or nil if it is not known.
+// rawConn returns the socket of a connection, also below TLS; nil if it is unknown.
 func rawConn(conn net.Conn) syscall.RawConn {
 	if secured, ok := conn.(interface{ NetConn() net.Conn }); ok {
 		conn = secured.NetConn()

@@ -2,7 +2,7 @@
 
 package park
 
-// poller watches no connections here: each response has a goroutine for that.
+// poller watches no connections on this platform. Each response has a goroutine for that.
 var poller noPoller
 
 type noPoller struct{}

@@ -6,44 +6,44 @@ import (
 	"math"
 )
 
-// A unit is what is kept or removed as a whole: a line, or a fenced block.
+// A unit is kept or removed as a whole: a line, or a fenced block.
 type unit struct {
 	start, end int     // lines [start, end)
-	value      float64 // of keeping it, positive
-	tokens     float64 // that keeping it costs
-	must       bool    // be kept
-	under      int     // the unit that names what it is part of, -1 for none
-	bare       bool    // blank or a bracket: it needs no name
+	value      float64 // value of keeping it, positive
+	tokens     float64 // cost of keeping it
+	must       bool    // it must be kept
+	under      int     // unit of the definition or heading that it belongs to, or -1
+	bare       bool    // blank or a bracket: it needs no heading
 }
 
 func (u *unit) lines() int { return u.end - u.start }
 
-// A budget is what a choice is to come to.
+// A budget is the goal of a choice.
 type budget struct {
-	removable int     // lines, never more
-	enough    int     // lines that shall be removed, if that pays
-	tokens    float64 // that shall be left at most, markers included, likewise
+	removable int     // most lines that may be removed
+	enough    int     // lines to remove, if that pays
+	tokens    float64 // tokens to leave at most, markers included, if that pays
 	marker    float64 // tokens of a marker
-	exact     bool    // as many lines are removed as may be, also if some do not pay
+	exact     bool    // remove as many lines as allowed, even if some do not pay
 }
 
-// choose decides which units are kept. What is removed leaves a marker, so it is runs
-// that are worth keeping or not, rather than lines: it maximises
+// choose decides which units are kept. A removed run leaves a marker, so whole runs are worth keeping
+// or not, rather than lines. It maximizes
 //
 //	Σ value of kept units − price · (their tokens + one marker per removed run)
 //
-// at the least price at which enough is removed, by a dynamic program over two states.
-// The limit on lines is then met by a premium on each line that is kept, and what is
-// still to be given back goes to the best edges of removed runs.
+// at the lowest price at which enough is removed, with a dynamic program over two states. A premium on
+// each kept line then meets the limit on lines, and the rest is restored at the best edges of removed
+// runs.
 func choose(ctx context.Context, units []unit, b budget) (kept []bool, err error) {
 	p := newProgram(units, b.marker)
-	price := least(ctx, func(price float64) bool {
+	price := smallestThat(ctx, func(price float64) bool {
 		sum := p.run(price, 0)
 		return sum.tokens <= b.tokens && sum.removed >= b.enough
 	})
 	if p.run(price, 0).removed > b.removable {
-		premium := least(ctx, func(premium float64) bool { return p.run(price, premium).removed <= b.removable })
-		// The choice before the one that fits, and then as little back as must be.
+		premium := smallestThat(ctx, func(premium float64) bool { return p.run(price, premium).removed <= b.removable })
+		// Take the choice just before the one that fits, and restore the rest.
 		p.run(price, premium*(1-2*tolerance))
 	}
 	p.keepHeads(b)
@@ -51,12 +51,12 @@ func choose(ctx context.Context, units []unit, b budget) (kept []bool, err error
 	return p.kept, ctx.Err()
 }
 
-// tolerance is how near a multiplier comes to the least that will do.
+// tolerance is the relative precision of a multiplier.
 const tolerance = 1e-4
 
-// least returns about the least positive number that will do, given that all greater
-// ones do as well. If none does it is a great one.
-func least(ctx context.Context, does func(float64) bool) float64 {
+// smallestThat returns approximately the smallest positive number for which does returns true, given that it
+// does for all larger ones. If there is none, the result is large.
+func smallestThat(ctx context.Context, does func(float64) bool) float64 {
 	low, high := 0.0, 1e-4
 	for !does(high) && high < 1e6 && ctx.Err() == nil {
 		low, high = high, high*8
@@ -76,7 +76,7 @@ type program struct {
 	units    []unit
 	marker   float64
 	kept     []bool
-	fromKept []uint8 // whether the best way to keep, and to remove, a unit has kept the one before
+	fromKept []uint8 // bits: the best way to keep, or to remove, a unit keeps the one before
 }
 
 func newProgram(units []unit, marker float64) *program {
@@ -91,13 +91,13 @@ const (
 
 type total struct {
 	removed int // lines
-	runs    int // of them
+	runs    int // number of removed runs
 	tokens  float64
 }
 
-// run finds the best choice and returns what it comes to.
+// run finds the best choice and returns its totals.
 func (p *program) run(price, premium float64) (sum total) {
-	keep, remove := 0.0, math.Inf(-1) // the best up to here that ends so
+	keep, remove := 0.0, math.Inf(-1) // best totals so far that end with a kept or removed unit
 	for i := range p.units {
 		u := &p.units[i]
 		var from uint8
@@ -126,7 +126,8 @@ func (p *program) run(price, premium float64) (sum total) {
 			continue
 		}
 		sum.removed += u.lines()
-		if kept = p.fromKept[i]&whenRemoved != 0; kept {
+		kept = p.fromKept[i]&whenRemoved != 0
+		if kept {
 			sum.runs++
 		}
 	}
@@ -134,7 +135,7 @@ func (p *program) run(price, premium float64) (sum total) {
 	return sum
 }
 
-// room returns how many tokens are left of a budget, and how many lines may still be kept.
+// room returns how many tokens of a budget are left, and how many lines may still be kept.
 func (p *program) room(b budget) (tokens float64, lines int) {
 	tokens, lines = b.tokens, -b.enough
 	for i := range p.units {
@@ -150,8 +151,8 @@ func (p *program) room(b budget) (tokens float64, lines int) {
 	return tokens, lines
 }
 
-// keepHeads keeps the lines that name what kept lines are under, as far as there is room
-// and they take no more than a twentieth of all: what was asked for comes first.
+// keepHeads keeps the headings and definitions of kept lines, if they fit and take at most a twentieth
+// of all tokens: relevant lines come first.
 func (p *program) keepHeads(b budget) {
 	left, lines := p.room(b)
 	left = min(left, b.tokens/20)
@@ -161,8 +162,8 @@ func (p *program) keepHeads(b budget) {
 			continue
 		}
 		cost := p.units[head].tokens - b.marker
-		for _, beside := range [...]int{head - 1, head + 1} {
-			if beside >= 0 && beside < len(p.kept) && !p.kept[beside] {
+		for _, neighbor := range [...]int{head - 1, head + 1} {
+			if neighbor >= 0 && neighbor < len(p.kept) && !p.kept[neighbor] {
 				cost += b.marker
 			}
 		}
@@ -174,9 +175,9 @@ func (p *program) keepHeads(b budget) {
 	}
 }
 
-// restore keeps the best edges of removed runs until no more lines are removed than
-// may be, and goes on while there are tokens for it and enough is removed. Runs that
-// have become shorter than their marker are kept, unless that is for others to judge.
+// restore keeps the best edges of removed runs until no more lines are removed than allowed, and
+// continues while tokens are left and enough is removed. Removed runs that are now shorter than their
+// marker are kept, unless the budget is exact.
 func (p *program) restore(b budget) {
 	removed, left := 0, b.tokens
 	edges := edges{units: p.units}
@@ -212,12 +213,12 @@ func (p *program) restore(b budget) {
 		}
 	}
 	if !b.exact {
-		p.keepWorthless()
+		p.keepShortRuns()
 	}
 }
 
-// keepWorthless keeps removed runs that have no more tokens than their marker.
-func (p *program) keepWorthless() {
+// keepShortRuns keeps removed runs that have no more tokens than their marker.
+func (p *program) keepShortRuns() {
 	for start := 0; start < len(p.units); start++ {
 		if p.kept[start] {
 			continue
@@ -235,13 +236,13 @@ func (p *program) keepWorthless() {
 	}
 }
 
-// edges are units at the edges of removed runs, the best first.
+// edges is a heap of units at the edges of removed runs, the best first.
 type edges struct {
 	units []unit
 	order []int
 }
 
-// worth is what a unit is worth for what it costs.
+// worth returns the value of a unit relative to its cost.
 func (e *edges) worth(i int) float64 {
 	u := &e.units[i]
 	return u.value / (u.tokens + float64(u.lines()))

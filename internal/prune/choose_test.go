@@ -17,7 +17,8 @@ func randomUnits(random *rand.Rand, n int, fences bool) []unit {
 		if fences && random.IntN(4) == 0 {
 			lines += random.IntN(6)
 		}
-		units[i] = unit{start: at, end: at + lines, value: math.Round(100*random.Float64()+1) / 100, tokens: float64(random.IntN(40)), must: random.IntN(6) == 0}
+		units[i] = unit{start: at, end: at + lines, value: math.Round(100*random.Float64()+1) / 100,
+			tokens: float64(random.IntN(40)), must: random.IntN(6) == 0}
 		at += lines
 	}
 	return units
@@ -90,7 +91,8 @@ func TestChoicesKeepTheirBudget(t *testing.T) { // P29, P76
 		for i := range units {
 			all += units[i].tokens
 		}
-		b := budget{removable: 1 + random.IntN(n), marker: pick(random, []float64{0, 5, 35}), tokens: pick(random, []float64{0, all / 2, all, 2 * all})}
+		b := budget{removable: 1 + random.IntN(n), marker: pick(random, []float64{0, 5, 35}),
+			tokens: pick(random, []float64{0, all / 2, all, 2 * all})}
 		b.enough = pick(random, []int{0, b.removable / 2, b.removable})
 		kept, err := choose(t.Context(), units, b)
 		if err != nil {
@@ -168,12 +170,16 @@ func TestTheBestEdgesAreGivenBack(t *testing.T) { // P29, P76
 	}{
 		{"inwards from the first line", "+-----+", []float64{1, .9, .8, .2, .05, .1, 1}, budget{removable: 2}, "++++--+"},
 		{"inwards from the last line", "+-----+", []float64{1, .1, .05, .2, .8, .9, 1}, budget{removable: 2}, "+--++++"},
-		{"of the run that has the best", "+--+--+--+", []float64{1, .1, .2, 1, .3, .1, 1, .5, .9, 1}, budget{removable: 5}, "+--+--+-++"},
+		{"of the run that has the best", "+--+--+--+", []float64{1, .1, .2, 1, .3, .1, 1, .5, .9, 1}, budget{removable: 5},
+			"+--+--+-++"},
 		{"from the ends of the text", "-----", []float64{.2, .1, .1, .1, .3}, budget{removable: 3}, "+---+"},
 		{"the first of equal ones", "-----", []float64{.2, .2, .2, .2, .2}, budget{removable: 3}, "++---"},
-		{"as far as there are tokens", "+-----+", []float64{1, .9, .8, .2, .05, .1, 1}, budget{removable: 5, tokens: 40}, "+++---+"},
-		{"while enough is removed", "+-----+", []float64{1, .9, .8, .2, .05, .1, 1}, budget{removable: 5, enough: 4, tokens: 1000}, "++----+"},
-		{"and what is left if it is less than a marker", "+-----+", []float64{1, .9, .8, .2, .05, .1, 1}, budget{removable: 2, marker: 25}, "+++++++"},
+		{"as far as there are tokens", "+-----+", []float64{1, .9, .8, .2, .05, .1, 1}, budget{removable: 5, tokens: 40},
+			"+++---+"},
+		{"while enough is removed", "+-----+", []float64{1, .9, .8, .2, .05, .1, 1}, budget{removable: 5, enough: 4,
+			tokens: 1000}, "++----+"},
+		{"and what is left if it is less than a marker", "+-----+", []float64{1, .9, .8, .2, .05, .1, 1},
+			budget{removable: 2, marker: 25}, "+++++++"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := program{marker: test.budget.marker}
@@ -195,11 +201,12 @@ func TestTheBestEdgesAreGivenBack(t *testing.T) { // P29, P76
 
 func TestLeastPrice(t *testing.T) {
 	for _, want := range []float64{1e-6, 1e-4, 0.5, 3, 12345} {
-		if got := least(t.Context(), func(x float64) bool { return x >= want }); got < want || got > want*(1+3*tolerance)+1e-6 {
+		if got := smallestThat(t.Context(), func(x float64) bool { return x >= want }); got < want ||
+			got > want*(1+3*tolerance)+1e-6 {
 			t.Errorf("got %v, want %v", got, want)
 		}
 	}
-	if got := least(t.Context(), func(float64) bool { return false }); got < 1e6 {
+	if got := smallestThat(t.Context(), func(float64) bool { return false }); got < 1e6 {
 		t.Errorf("got %v if none will do", got)
 	}
 }
@@ -247,13 +254,14 @@ func TestLevelledScores(t *testing.T) { // P64, P67
 		{"on any scale", []float64{-7, 12, 3}, []int{1, 2, 0}},
 		{"all alike", []float64{2, 2, 2}, []int{0, 1, 2}},
 		{"none known", []float64{nan, nan}, []int{0, 1}},
-		{"a line without one is a little worse than the nearest that has one", []float64{0.1, nan, nan, 0.9, 0.5}, []int{3, 2, 4, 0, 1}},
+		{"a line without one is a little worse than the nearest that has one", []float64{0.1, nan, nan, 0.9, 0.5},
+			[]int{3, 2, 4, 0, 1}},
 		{"at the ends", []float64{nan, 0.9, 0.1, nan}, []int{1, 0, 2, 3}},
 		{"between two that are as near the first", []float64{0.2, nan, 0.8, 0.5}, []int{2, 3, 0, 1}},
 		{"as far apart as they come", []float64{math.MaxFloat64, -math.MaxFloat64, 0}, []int{0, 2, 1}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			values := levelled(test.scores)
+			values := normalizeScores(test.scores)
 			for _, v := range values {
 				if !(0 < v && v <= 1) {
 					t.Fatalf("got %v", values)

@@ -6,15 +6,15 @@ import (
 	"unicode/utf8"
 )
 
-// sampled is how many lines are looked at to tell what a text is.
+// sampled is how many lines are examined to detect the source.
 const sampled = 400
 
-// detect returns what a text most likely is, by what its lines look like. It looks at
-// lines from all over the text, but not into comments of code and fenced blocks of
-// documents, where anything may stand.
+// detect returns the most likely source of a text, by the looks of its lines. It samples lines from
+// the whole text, except in comments of code and fenced blocks of documents, which may contain
+// anything.
 func detect(l lines) Source {
 	var seen, records, prose, code int
-	var end string // of the comment or fenced block that is open
+	var end string // end of the open comment or fenced block
 	last := map[string]int{
 		commentEnd: strings.LastIndex(l.text, commentEnd),
 		fenceEnd:   strings.LastIndex(l.text, fenceEnd),
@@ -29,8 +29,9 @@ func detect(l lines) Source {
 			}
 			continue
 		}
-		if end = opens(text); end != "" && last[end] < l.starts[i+1] {
-			end = "" // never comes
+		end = openedEnd(text)
+		if end != "" && last[end] < l.starts[i+1] {
+			end = "" // it never ends
 		}
 		if i%step != 0 || text == "" || isPunctuation(text) {
 			continue
@@ -54,14 +55,14 @@ func detect(l lines) Source {
 	return Code
 }
 
-// Ends of what detect does not look into.
+// Ends of comments and fenced blocks, which detect skips.
 const (
 	commentEnd = "*/"
 	fenceEnd   = "```"
 )
 
-// opens returns what ends the comment or fenced block that a line opens, if it does.
-func opens(text string) string {
+// openedEnd returns the end of the comment or fenced block that a line openedEnd, or nothing.
+func openedEnd(text string) string {
 	if rest, ok := strings.CutPrefix(text, "/*"); ok && !strings.Contains(rest, commentEnd) {
 		return commentEnd
 	}
@@ -71,24 +72,24 @@ func opens(text string) string {
 	return ""
 }
 
-// isHeading reports whether line i, which begins as a heading of Markdown does, is one: it
-// is not indented, and what stands beside it does not begin so. That would be comments.
+// isHeading reports whether line i is a heading of Markdown: it is not indented, and its neighbors do
+// not begin with #, as in comments.
 func (l lines) isHeading(i int) bool {
 	begins := func(i int) bool { return 0 <= i && i < l.len() && strings.HasPrefix(l.line(i), "#") }
 	return headingLevel(l.line(i)) > 0 && begins(i) && !begins(i-1) && !begins(i+1)
 }
 
-// maxLooked is how many bytes of a line tell what it is.
+// maxLooked is how many bytes of a line are examined.
 const maxLooked = 200
 
-// isRecord reports whether a line looks like one of a log: it begins with a time or a
-// level, or is part of a stack trace, or of the output of tests.
+// isRecord reports whether a line looks like a log record: it begins with a time or a level, or
+// belongs to a stack trace or test output.
 func isRecord(text string) bool {
 	return hasTime(text) || hasLevel(strings.TrimLeft(text, "[(<{\"'")) || isFrame(text) || isTestOutput(text)
 }
 
-// hasTime reports whether a line has a time such as 12:30:59 or a date such as 2006-01-02
-// near its beginning.
+// hasTime reports whether a line has a time such as 12:30:59 or a date such as 2006-01-02 near its
+// beginning.
 func hasTime(text string) bool {
 	const near = 60
 	text = text[:min(len(text), near)]
@@ -102,7 +103,7 @@ func hasTime(text string) bool {
 	return false
 }
 
-// hasForm reports whether text begins as form does, in which 0 stands for any digit.
+// hasForm reports whether text begins with form, in which 0 matches any digit.
 func hasForm(text, form string) bool {
 	if len(text) < len(form) {
 		return false
@@ -115,8 +116,7 @@ func hasForm(text, form string) bool {
 	return true
 }
 
-// hasLevel reports whether a line begins with the level of a log record, or has it as a
-// field.
+// hasLevel reports whether a line begins with a log level or has a level field.
 func hasLevel(text string) bool {
 	for _, level := range [...]string{"TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL", "level=", "level\":"} {
 		if rest, ok := strings.CutPrefix(text, level); ok && (rest == "" || !isLetter(rest[0]) || level == "WARN") {
@@ -126,7 +126,7 @@ func hasLevel(text string) bool {
 	return strings.Contains(text, " level=") || strings.Contains(text, "\"level\":")
 }
 
-// isTestOutput reports whether a line is one of those that test runners print.
+// isTestOutput reports whether a line is output of a test runner.
 func isTestOutput(text string) bool {
 	return hasAnyPrefix(text, "=== RUN", "=== PAUSE", "=== CONT", "=== NAME", "--- PASS", "--- FAIL", "--- SKIP",
 		"ok  \t", "FAIL\t", "PASS:", "FAIL:")
@@ -136,10 +136,10 @@ func hasAnyPrefix(text string, prefixes ...string) bool {
 	return slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(text, prefix) })
 }
 
-// codeSigns stand in lines of programs, seldom in those of documents.
+// codeSigns are common in code and rare in documents.
 var codeSigns = [...]string{" = ", " := ", " => ", "->", "::", "();", "self."}
 
-// looksCode reports whether a line looks like one of a program.
+// looksCode reports whether a line looks like code.
 func looksCode(text string) bool {
 	if isRSTDirective(text) {
 		return false
@@ -155,21 +155,21 @@ func looksCode(text string) bool {
 	return isMember(withoutBullets(text)) || isImport(text) || isDefinition(text) || isDecorator(text)
 }
 
-// isMember reports whether a line is a name and a colon, and maybe more, as in YAML.
+// isMember reports whether a line is a name and a colon, maybe with a value, as in YAML.
 func isMember(text string) bool {
 	name, rest, found := strings.Cut(text, ":")
 	return found && name != "" && (rest == "" || rest[0] == ' ') && strings.IndexFunc(name, notInKey) < 0
 }
 
 func notInKey(r rune) bool {
-	return r >= utf8.RuneSelf || !inName(byte(r)) && strings.IndexByte("_-.", byte(r)) < 0
+	return r >= utf8.RuneSelf || !isNameByte(byte(r)) && strings.IndexByte("_-.", byte(r)) < 0
 }
 
-// isRSTDirective reports whether a line is a directive of reStructuredText.
+// isRSTDirective reports whether a line is a reStructuredText directive.
 func isRSTDirective(text string) bool { return strings.HasPrefix(text, ".. ") }
 
-// looksProse reports whether a line looks like one of a document: a heading, an item of
-// a list, or words with blanks between them.
+// looksProse reports whether a line looks like a document: a heading, a list item, or words separated
+// by blanks.
 func looksProse(text string) bool {
 	if headingLevel(text) > 0 || isRSTDirective(text) || withoutBullets(text) != text || text[0] == '|' {
 		return true

@@ -6,53 +6,53 @@ import (
 	"slices"
 )
 
-// A feature is something that tells of a line whether it bears on the goal.
+// A feature is a property of a line that helps to tell whether it is relevant.
 type feature int
 
-// Coverage is how much of the goal is found: the share of its terms that are there,
-// by their rarity. Relative is by the most that any line of the text has.
+// Coverage is the share of the goal's terms that are found, weighted by rarity. Relative means divided
+// by the maximum over the text.
 const (
 	always feature = iota
 	inDocs         // the text is documentation
 
-	inLine            // coverage by the line
+	inLine            // coverage of the line
 	inLineRelative    //
-	inLineDensity     // the same in a short line says more
-	inWindow1         // coverage by the line and its neighbours
+	inLineDensity     // more for short lines
+	inWindow1         // coverage of the line and its neighbors
 	inWindow4         //
 	inWindow4Relative //
 	inWindow16
 	inWindow16Relative
-	near3  // coverage by a line near by, less the farther it is
+	near3  // highest coverage nearby, decreasing with distance
 	near10 //
 	near40 //
 	nearRank
-	after10          // the same, of lines before this one only
-	before10         // and of lines after it
-	wordInLine       // a word of the goal as it is
+	after10          // the same, from lines before this one
+	before10         // the same, from lines after it
+	wordInLine       // a word of the goal as written
 	wordInWindow4    //
-	wordRare         // that stands in few lines
-	inBlock          // coverage by the definition, section or record
+	wordRare         // a word that occurs in few lines
+	inBlock          // coverage of the definition, section or record
 	inBlockRelative  //
 	inBlockDensity   //
 	inBlockRank      //
-	inHead           // coverage by the line that names the block
-	inOuterHead      // and by the one that names what that is in
+	inHead           // coverage of the heading of the block
+	inOuterHead      // coverage of the heading above that
 	inParagraph      //
 	inParagraphRel   //
-	rankedWindow4    // BM25 of the line and its neighbours, relative
+	rankedWindow4    // BM25 of the line and its neighbors, relative
 	rankedWindow16   //
 	rankedBlock      //
 	rankedParagraph  //
-	pairInLine       // two terms of the goal that follow each other in it
+	pairInLine       // two consecutive terms of the goal
 	pairInWindow4    //
-	namedInLine      // a name that the goal has, as it is written
+	namedInLine      // an identifier of the goal, as written
 	namedInWindow4   //
 	namedInHead      //
-	relatedInLine    // terms that are common where those of the goal are
+	relatedInLine    // terms that are common near those of the goal
 	relatedInWindow4 //
-	usedWhereFound   // a line that matches mentions what the block defines
-	usesFound        // the line mentions what is defined by a block that matches
+	usedWhereFound   // a matching line mentions what the block defines
+	usesFound        // the line mentions what a matching block defines
 
 	isBlank
 	isBracket
@@ -67,17 +67,17 @@ const (
 	length   // in bytes, logarithmic
 	isShort  //
 	isOuter  // not indented
-	isDeep   // indented far
-	position // 0 is the beginning of the text, 1 the end
+	isDeep   // deeply indented
+	position // 0 at the beginning of the text, 1 at the end
 	positionSquared
-	isFirst      // among the first twentieth
+	isFirst      // in the first twentieth
 	isLast       //
-	fromName     // distance from the line that names the block, logarithmic
+	fromName     // distance from the heading of the block, logarithmic
 	blockLength  // logarithmic
-	blockShare   // of the text
+	blockShare   // share of the text
 	meanRarity   // of the line's terms
 	mostRarity   //
-	isRepeated   // there are other lines like it, logarithmic
+	isRepeated   // number of lines like it, logarithmic
 	isAfterBlank //
 
 	hasString
@@ -95,8 +95,8 @@ const (
 	versionAsked
 	messageAsked
 
-	unmatched           // the goal is hardly found anywhere in the text, and
-	unmatchedDefinition // so looks must do
+	unmatched           // the goal hardly occurs in the text,
+	unmatchedDefinition // so only looks can tell
 	unmatchedComment
 	unmatchedLength
 	unmatchedBlank
@@ -105,24 +105,24 @@ const (
 	features
 )
 
-// A sheet has the features of every line of a text.
+// A sheet holds the features of all lines.
 type sheet struct {
-	rows  []float32 // one line after the other
-	found float64   // the most that any line and its neighbours have of the goal
+	rows  []float32 // row by row
+	found float64   // highest coverage of a line and its neighbors
 
-	matches []float64 // how well each line and its neighbours match the goal, relative
+	matches []float64 // match of each line and its neighbors, relative
 }
 
 func (s *sheet) row(i int) []float32 { return s.rows[i*int(features) : (i+1)*int(features)] }
 
-// set writes one feature of all lines.
+// set sets one feature of all lines.
 func (s *sheet) set(f feature, values []float64) {
 	for i, v := range values {
 		s.rows[i*int(features)+int(f)] = float32(v)
 	}
 }
 
-// read reads the features of all lines.
+// read computes the features of all lines.
 func read(ctx context.Context, l lines, o *outline, source Source, goal string, w *wording) (*sheet, error) {
 	stopped := func() bool { return ctx.Err() != nil }
 	v := readVocabulary(l, stopped)
@@ -145,13 +145,12 @@ func read(ctx context.Context, l lines, o *outline, source Source, goal string, 
 	return s, ctx.Err()
 }
 
-// near returns of each line the most that a line near by has, less by half and more
-// at the distance given.
+// near returns, for each line, the highest value nearby. Values decay to 1/e at the given distance.
 func near(values []float64, distance float64) []float64 {
 	return before(after(values, distance), distance)
 }
 
-// after is near for lines that stand after.
+// after is near for values of earlier lines.
 func after(values []float64, distance float64) []float64 {
 	fade := math.Exp(-1 / distance)
 	all := slices.Clone(values)
@@ -161,7 +160,7 @@ func after(values []float64, distance float64) []float64 {
 	return all
 }
 
-// before is near for lines that stand before.
+// before is near for values of later lines.
 func before(values []float64, distance float64) []float64 {
 	fade := math.Exp(-1 / distance)
 	all := slices.Clone(values)
@@ -171,7 +170,7 @@ func before(values []float64, distance float64) []float64 {
 	return all
 }
 
-// spread returns of each line the value of its group.
+// spread returns, for each line, the value of its group.
 func spread(values []float64, group []int) []float64 {
 	all := make([]float64, len(group))
 	for i, g := range group {
@@ -180,7 +179,7 @@ func spread(values []float64, group []int) []float64 {
 	return all
 }
 
-// relative returns values by the greatest of them.
+// relative divides values by their maximum.
 func relative(values []float64) []float64 {
 	all := make([]float64, len(values))
 	if top := most(values); top > 0 {
@@ -199,7 +198,7 @@ func most(values []float64) float64 {
 	return top
 }
 
-// ranks returns of each value which share of all is less.
+// ranks returns, for each value, the share of values that are less.
 func ranks(values []float64) []float64 {
 	sorted := slices.Clone(values)
 	slices.Sort(sorted)

@@ -59,7 +59,8 @@ func TestFeaturesAreNumbers(t *testing.T) {
 }
 
 func TestLinesOfAGoalAreWorthMoreThanOthers(t *testing.T) { // P32, P77
-	for source, like := range map[Source]string{Code: "    value_%d = compute(value)", Logs: "2026-02-26 13:00:00 INFO request %d served", Docs: "Some prose that says nothing, %d."} {
+	for source, like := range map[Source]string{Code: "    value_%d = compute(value)",
+		Logs: "2026-02-26 13:00:00 INFO request %d served", Docs: "Some prose that says nothing, %d."} {
 		text := with(300, like, map[int]string{150: "the connection pool is exhausted"})
 		l := split(text)
 		o := outlineOf(l, source, never)

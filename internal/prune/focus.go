@@ -11,34 +11,34 @@ import (
 	"unicode/utf8"
 )
 
-// A Focusing says how to cut a text to what bears on a goal.
+// A Focusing says how to shorten a text for a goal.
 type Focusing struct {
 	Goal string
 
-	// MaxChars is how long the answer may be, numbers and markers included. Characters
-	// are Unicode code points.
+	// MaxChars is the limit of the result in characters (Unicode code points), numbers and markers
+	// included.
 	MaxChars int
 
-	// Ratio is the share of the lines that is left out at least, 0 to 1. Default: 0.
+	// Ratio is the minimum share of lines to remove, 0 to 1. Default: 0
 	Ratio float64
 
 	// FirstLine is the number of the first line. Default: 1
 	FirstLine int
 
-	// Timeout bounds the time this may take. Default: 2 seconds.
+	// Timeout bounds the time. Default: 2 seconds
 	Timeout time.Duration
 }
 
 const defaultFocusTimeout = 2 * time.Second
 
-// Focus returns the lines of text that bear most on the goal, in order, each with its
-// number as Recover writes it, and a marker wherever lines are missing: at most MaxChars
-// characters. Kept lines are kept to the byte, but one that would take more than a
-// quarter of MaxChars is shortened to the part that bears on the goal, with an ellipsis
-// where something is missing. A text that is within the limits is returned as it is.
+// Focus returns the lines of text most relevant to the goal, in order, each with its number as
+// Recover writes it, and a marker wherever lines are missing: at most MaxChars characters. Kept
+// lines are kept to the byte, but a line that would take more than a quarter of MaxChars is
+// shortened to its most relevant part, with an ellipsis where something is missing. A text within
+// the limits is returned unchanged.
 //
-// The same text and focusing give the same answer. ok is false if there is none: too
-// many lines, only one line, not enough time, or too few characters for anything.
+// The same text and focusing give the same result. ok is false if there is none: too many lines,
+// only one line, not enough time, or too small a limit.
 func Focus(ctx context.Context, text string, f Focusing) (short string, kept int, ok bool) {
 	l := split(text)
 	n := l.len()
@@ -70,7 +70,7 @@ func Focus(ctx context.Context, text string, f Focusing) (short string, kept int
 	return short, kept, true
 }
 
-// leftOut returns how many of n lines are left out at least.
+// leftOut returns how many of n lines must be removed.
 func (f *Focusing) leftOut(n int) int {
 	if !(f.Ratio > 0) {
 		return 0
@@ -78,13 +78,13 @@ func (f *Focusing) leftOut(n int) int {
 	return min(n, int(math.Ceil(float64(n)*f.Ratio-1e-9)))
 }
 
-// A reading is a text with what is known of its lines.
+// A reading is a text with the values of its lines.
 type reading struct {
 	*Focusing
 	lines
 	outline *outline
-	values  []float64      // of keeping each line
-	cut     map[int]string // what is shown of lines that are too long
+	values  []float64      // value of keeping each line
+	cut     map[int]string // shortened forms of long lines
 }
 
 func (f *Focusing) read(ctx context.Context, l lines) (*reading, error) {
@@ -106,19 +106,19 @@ func (f *Focusing) read(ctx context.Context, l lines) (*reading, error) {
 	r.values = sheet.values()
 	if l.len() < short {
 		for i, rarest := range w.rarest {
-			r.values[i] *= 1 + wordness*rarest
+			r.values[i] *= 1 + loneWordFactor*rarest
 		}
 	}
 	if source == Logs {
-		sheet.favourFailures(r.values, r.outline)
+		sheet.raiseFailures(r.values, r.outline)
 	}
 	r.shorten(parseGoal(goal))
 	return r, ctx.Err()
 }
 
-// favourFailures raises what failures are worth in a log, of which the network has learned
-// nothing, and lowers what is far from all that the goal is about.
-func (s *sheet) favourFailures(values []float64, o *outline) {
+// raiseFailures raises the values of failures in a log, on which the network was not trained, and
+// lowers those of lines far from any match.
+func (s *sheet) raiseFailures(values []float64, o *outline) {
 	const atLeast = 0.1
 	for i := range values {
 		values[i] *= atLeast + float64(s.row(i)[near10])
@@ -131,13 +131,13 @@ func (s *sheet) favourFailures(values []float64, o *outline) {
 	}
 }
 
-// wordness is how much more a line of a short text is worth that alone has a word of the
-// goal: the network has learned from longer ones.
-const wordness = 10
+// loneWordFactor is how much more a line of a short text is worth if it is the only one with a word of the
+// goal: the network was trained on longer texts.
+const loneWordFactor = 10
 
-// dearness is how much dearer a marker is than its characters: many short runs tell a
-// reader less than a few long ones.
-const dearness = 3
+// markerFactor multiplies the cost of a marker: a few long runs are more useful to a reader than many
+// short ones.
+const markerFactor = 3
 
 // choose decides which lines are kept.
 func (r *reading) choose(ctx context.Context, leftOut int) ([]bool, error) {
@@ -152,22 +152,21 @@ func (r *reading) choose(ctx context.Context, leftOut int) ([]bool, error) {
 	b := budget{
 		removable: n,
 		enough:    leftOut,
-		tokens:    float64(r.MaxChars + 1), // the last line has no end
+		tokens:    float64(r.MaxChars + 1), // the last line has no newline
 		marker:    float64(len(leftOutMarker(r.number(n-1), r.number(n))) + 1),
 		exact:     leftOut > 0,
 	}
-	p := newProgram(units, dearness*b.marker)
+	p := newProgram(units, markerFactor*b.marker)
 	fits := func(sum total) bool { return sum.tokens-float64(sum.runs)*(p.marker-b.marker) <= b.tokens }
-	price := least(ctx, func(price float64) bool { return fits(p.run(price, 0)) })
-	tax := 0.0 // on each line that is kept
+	price := smallestThat(ctx, func(price float64) bool { return fits(p.run(price, 0)) })
+	tax := 0.0 // per kept line
 	if p.run(price, 0).removed < leftOut {
-		tax = least(ctx, func(tax float64) bool {
+		tax = smallestThat(ctx, func(tax float64) bool {
 			sum := p.run(price, -tax)
 			return fits(sum) && sum.removed >= leftOut
 		})
 	}
-	// The choice before the one that fits has another run, or a few. There may be room
-	// for a part of it.
+	// The choice just before the one that fits has one or a few more runs. A part of them may fit.
 	const before = 1 - 2*tolerance
 	if tax > 0 {
 		p.run(price, -tax*before)
@@ -183,14 +182,13 @@ func (r *reading) choose(ctx context.Context, leftOut int) ([]bool, error) {
 	return p.kept, ctx.Err()
 }
 
-// keepPart keeps the best part that there is room for of a run that a greater choice has
-// and this one has not.
+// keepPart keeps the best part that fits of a run that only the greater choice keeps.
 func (p *program) keepPart(greater []bool, b budget) {
 	left, lines := p.room(b)
-	left -= b.marker // of what is removed after it
+	left -= b.marker // marker of the lines removed after it
 	var start, bestStart, bestEnd int
 	var value, best, tokens float64
-	count := 0 // lines from start on
+	count := 0 // lines since start
 	for i := range p.units {
 		u := &p.units[i]
 		if !greater[i] || p.kept[i] {
@@ -212,7 +210,7 @@ func (p *program) keepPart(greater []bool, b budget) {
 	}
 }
 
-// chars returns how many characters keeping line i takes, with its number and its end.
+// chars returns how many characters keeping line i takes, with its number and newline.
 func (r *reading) chars(i int) int {
 	number := len(strconv.Itoa(r.number(i))) + utf8.RuneCountInString("│ ")
 	return number + utf8.RuneCountInString(r.shown(i)) + len("\n")
@@ -221,7 +219,7 @@ func (r *reading) chars(i int) int {
 // number returns the number of line i.
 func (r *reading) number(i int) int { return i + max(r.FirstLine, 1) }
 
-// shown returns what is shown of line i.
+// shown returns line i as shown.
 func (r *reading) shown(i int) string {
 	if short, ok := r.cut[i]; ok {
 		return short
@@ -229,7 +227,7 @@ func (r *reading) shown(i int) string {
 	return r.line(i)
 }
 
-// leftOutMarker returns what stands for lines, of which the first and the last have these numbers.
+// leftOutMarker returns the marker for the lines from first to last.
 func leftOutMarker(first, last int) string {
 	if first == last {
 		return fmt.Sprintf("[line %d left out]", first)
@@ -237,7 +235,7 @@ func leftOutMarker(first, last int) string {
 	return fmt.Sprintf("[lines %d-%d left out]", first, last)
 }
 
-// render returns the answer, and how many lines it has of the text.
+// render returns the result and the number of kept lines.
 func (r *reading) render(chosen []bool) (short string, kept int) {
 	var b strings.Builder
 	for i := 0; i < len(chosen); {

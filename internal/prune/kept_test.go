@@ -28,7 +28,8 @@ func TestLinesWithAWordOfTheGoalAreKept(t *testing.T) { // P32, P33, P39
 			for _, source := range allSources {
 				got := Prune(t.Context(), request(source, with(1000, "ligne %d", map[int]string{500: test.line}), test.goal))
 				if missing(got, 500) != nil || got.Stats.PrunedLines < 275 {
-					t.Errorf("%s: kept lines without 500, or too many: %+v, want line 500 and half of what may go gone", source, got.Stats)
+					t.Errorf("%s: kept lines without 500, or too many: %+v, want line 500 and half of what may go gone", source,
+						got.Stats)
 				}
 			}
 		})
@@ -57,48 +58,66 @@ var structures = []struct {
 	language, header, filler string
 	lines                    []string
 }{
-	{"Python", "# Copyright of somebody", "    total = total + %d", []string{
-		"import os", "import numpy as np", "from a.b import c", "from . import d", "class Store:", "class Queue(Base):", "def read():", "def write(x: int) -> str:", "    def method(self):",
-		"async def fetch(url):", "    async def close(self):", "from __future__ import annotations", "import os.path, sys", "class Kind(enum.Enum):", "    def __init__(self, a, b):", "        def inner(x):",
+	{"Python", "# Copyright of the authors", "    total = total + %d", []string{
+		"import os", "import numpy as np", "from a.b import c", "from . import d", "class Store:", "class Queue(Base):",
+		"def read():", "def write(x: int) -> str:", "    def method(self):",
+		"async def fetch(url):", "    async def close(self):", "from __future__ import annotations", "import os.path, sys",
+		"class Kind(enum.Enum):", "    def __init__(self, a, b):", "        def inner(x):",
 		"def f(a, *args, **kw):", "class Empty: pass", "def g(): return 1", "    from . import late",
 	}},
-	{"Go", "// Copyright of somebody", "\ttotal = total + %d", []string{
-		"package store", `import "fmt"`, `import x "net/http"`, "func Read() error {", "func (s *Store) Write(b []byte) (int, error) {", "type Store struct {", "type Reader interface {", "type ID string",
+	{"Go", "// Copyright of the authors", "\ttotal = total + %d", []string{
+		"package store", `import "fmt"`, `import x "net/http"`, "func Read() error {",
+		"func (s *Store) Write(b []byte) (int, error) {", "type Store struct {", "type Reader interface {", "type ID string",
 		"func Map[T any](in []T) []T {", "func init() {",
 	}},
-	{"JavaScript", "// Copyright of somebody", "    total = total + %d;", []string{
-		`import fs from "node:fs";`, `import { a, b } from "./c.js";`, `import "./side.js";`, `import * as path from "path";`, `const http = require("http");`, "class Store {", "class Queue extends Base {",
-		"export class Kind {", "export default class {", "function read() {", "async function fetchAll() {", "export function write(x) {", "export default function () {", "function* each() {", "export async function close() {",
+	{"JavaScript", "// Copyright of the authors", "    total = total + %d;", []string{
+		`import fs from "node:fs";`, `import { a, b } from "./c.js";`, `import "./side.js";`,
+		`import * as path from "path";`, `const http = require("http");`, "class Store {", "class Queue extends Base {",
+		"export class Kind {", "export default class {", "function read() {", "async function fetchAll() {",
+		"export function write(x) {", "export default function () {", "function* each() {", "export async function close() {",
 		"const add = (a, b) => a + b;", "export const run = async () => {",
 	}},
-	{"TypeScript", "// Copyright of somebody", "    total = total + %d;", []string{
-		`import type { A } from "./a";`, "interface Store {", "export interface Queue extends Base {", "type ID = string;", "export type Kind = A | B;", "export abstract class C<T> implements D {", "enum Color {",
+	{"TypeScript", "// Copyright of the authors", "    total = total + %d;", []string{
+		`import type { A } from "./a";`, "interface Store {", "export interface Queue extends Base {", "type ID = string;",
+		"export type Kind = A | B;", "export abstract class C<T> implements D {", "enum Color {",
 		"export enum Shade {", "export function f<T>(x: T): T {", "namespace N {",
 	}},
-	{"Rust", "// Copyright of somebody", "    total = total + %d;", []string{
-		"use std::io;", "pub use crate::a::{b, c};", "mod store;", "pub mod queue {", "fn read() -> u8 {", "pub fn write(x: &str) {", "pub(crate) async fn fetch() {", "struct Store {", "pub struct Queue<T>(T);",
-		"enum Kind {", "pub trait Reader {", "impl Store {", "impl<T> Reader for Queue<T> {", "unsafe fn raw() {", "extern crate serde;",
+	{"Rust", "// Copyright of the authors", "    total = total + %d;", []string{
+		"use std::io;", "pub use crate::a::{b, c};", "mod store;", "pub mod queue {", "fn read() -> u8 {",
+		"pub fn write(x: &str) {", "pub(crate) async fn fetch() {", "struct Store {", "pub struct Queue<T>(T);",
+		"enum Kind {", "pub trait Reader {", "impl Store {", "impl<T> Reader for Queue<T> {", "unsafe fn raw() {",
+		"extern crate serde;",
 	}},
-	{"Java", "// Copyright of somebody", "        total = total + %d;", []string{
-		"package a.b;", "import java.util.List;", "import static java.lang.Math.*;", "public class Store {", "final class Queue extends Base implements Runnable {", "public interface Reader {", "enum Kind {",
-		"    public static void main(String[] args) {", "    private int size() {", "    protected List<String> names(int a, int b) throws IOException {", "public record Point(int x, int y) {", "public abstract class Shape {",
+	{"Java", "// Copyright of the authors", "        total = total + %d;", []string{
+		"package a.b;", "import java.util.List;", "import static java.lang.Math.*;", "public class Store {",
+		"final class Queue extends Base implements Runnable {", "public interface Reader {", "enum Kind {",
+		"    public static void main(String[] args) {", "    private int size() {",
+		"    protected List<String> names(int a, int b) throws IOException {", "public record Point(int x, int y) {",
+		"public abstract class Shape {",
 	}},
-	{"C", "/* Copyright of somebody */", "    total = total + %d;", []string{
-		"#include <stdio.h>", `#include "store.h"`, "int main(int argc, char **argv) {", "static void close_all(void) {", "struct store {", "typedef struct queue queue;", "enum kind {", "const char *name_of(int n) {", "union value {",
+	{"C", "/* Copyright of the authors */", "    total = total + %d;", []string{
+		"#include <stdio.h>", `#include "store.h"`, "int main(int argc, char **argv) {", "static void close_all(void) {",
+		"struct store {", "typedef struct queue queue;", "enum kind {", "const char *name_of(int n) {", "union value {",
 	}},
-	{"C++", "// Copyright of somebody", "    total = total + %d;", []string{
-		"#include <vector>", "using namespace std;", "namespace a {", "class Store {", "class Queue : public Base {", "struct Point {", "int Store::size() const {", "void run() {", "enum class Kind {",
+	{"C++", "// Copyright of the authors", "    total = total + %d;", []string{
+		"#include <vector>", "using namespace std;", "namespace a {", "class Store {", "class Queue : public Base {",
+		"struct Point {", "int Store::size() const {", "void run() {", "enum class Kind {",
 	}},
-	{"C#", "// Copyright of somebody", "            total = total + %d;", []string{
-		"using System;", "using static System.Math;", "namespace A.B", "public class Store {", "internal sealed class Queue : Base {", "public interface IReader {", "public enum Kind {", "public struct Point {",
-		"    public static void Main(string[] args) {", "    private async Task<int> SizeAsync() {", "public record Pair(int A, int B);",
+	{"C#", "// Copyright of the authors", "            total = total + %d;", []string{
+		"using System;", "using static System.Math;", "namespace A.B", "public class Store {",
+		"internal sealed class Queue : Base {", "public interface IReader {", "public enum Kind {", "public struct Point {",
+		"    public static void Main(string[] args) {", "    private async Task<int> SizeAsync() {",
+		"public record Pair(int A, int B);",
 	}},
-	{"Ruby", "# Copyright of somebody", "    total = total + %d", []string{
-		"require 'json'", "require_relative 'store'", "module Things", "class Store", "class Queue < Base", "def read", "def write(x)", "  def self.open(path)", "  def empty?",
+	{"Ruby", "# Copyright of the authors", "    total = total + %d", []string{
+		"require 'json'", "require_relative 'store'", "module Things", "class Store", "class Queue < Base", "def read",
+		"def write(x)", "  def self.open(path)", "  def empty?",
 	}},
-	{"PHP", "<?php // Copyright of somebody", "    $total = $total + %d;", []string{
-		"namespace A\\B;", "use A\\C;", "require 'x.php';", "require_once __DIR__ . '/y.php';", "include 'z.php';", "class Store {", "final class Queue extends Base implements Reader {", "interface Reader {", "trait Named {",
-		"function read() {", "    public function write(string $x): void {", "    private static function make() {", "abstract class Shape {",
+	{"PHP", "<?php // Copyright of the authors", "    $total = $total + %d;", []string{
+		"namespace A\\B;", "use A\\C;", "require 'x.php';", "require_once __DIR__ . '/y.php';", "include 'z.php';",
+		"class Store {", "final class Queue extends Base implements Reader {", "interface Reader {", "trait Named {",
+		"function read() {", "    public function write(string $x): void {", "    private static function make() {",
+		"abstract class Shape {",
 	}},
 	{"shell", "#!/bin/sh", `    total=$((total + %d))`, []string{
 		"source ./lib.sh", ". ./other.sh", "read_all() {", "function write_all {", "function close_all() {",
@@ -123,11 +142,13 @@ func TestStructureOfCodeIsKept(t *testing.T) { // P35, P33
 		name   string
 		others map[int]string
 	}{
-		{"a header of several lines", map[int]string{1: "#!/usr/bin/env python3", 2: "# -*- coding: utf-8 -*-", 3: "# Copyright of somebody", 4: "# All rights reserved"}},
-		{"a header that is a block comment", map[int]string{1: "/*", 2: " * Copyright of somebody", 3: " */"}},
+		{"a header of several lines", map[int]string{1: "#!/usr/bin/env python3", 2: "# -*- coding: utf-8 -*-",
+			3: "# Copyright of the authors", 4: "# All rights reserved"}},
+		{"a header that is a block comment", map[int]string{1: "/*", 2: " * Copyright of the authors", 3: " */"}},
 		{"imports over several lines", map[int]string{300: "from a import (", 301: "    b,", 302: "    c,", 303: ")"}},
 		{"a block of imports", map[int]string{300: "import (", 301: `	"fmt"`, 302: `	"os"`, 303: ")"}},
-		{"names that are imported one by one", map[int]string{300: "import {", 301: "  first,", 302: "  second,", 303: `} from "./both.js";`}},
+		{"names that are imported one by one", map[int]string{300: "import {", 301: "  first,", 302: "  second,",
+			303: `} from "./both.js";`}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got := Prune(t.Context(), request(Code, with(600, "    total = total + %d", test.others), "zzzz"))
@@ -141,7 +162,9 @@ func TestStructureOfCodeIsKept(t *testing.T) { // P35, P33
 func TestFailuresInLogsAreKept(t *testing.T) { // P36
 	const record = "2026-02-26 13:00:00 INFO request %d served"
 	for _, line := range []string{
-		"ERROR x", "Traceback (most recent call last):", "java.lang.NullPointerException: x", "eRrOr: strange", "panic: runtime error", `{"level":"error","msg":"x"}`, "no errors found", "2026-02-26 13:00:00 WARN exception ignored",
+		"ERROR x", "Traceback (most recent call last):", "java.lang.NullPointerException: x", "eRrOr: strange",
+		"panic: runtime error", `{"level":"error","msg":"x"}`, "no errors found",
+		"2026-02-26 13:00:00 WARN exception ignored",
 		"UnhandledException", "TRACEBACK", "[error]", "error", "stderr_error_code=5",
 	} {
 		t.Run(line, func(t *testing.T) {
@@ -171,7 +194,8 @@ func TestFailuresInLogsAreKept(t *testing.T) { // P36
 
 func TestHeadingsOfDocsAreKept(t *testing.T) { // P37
 	others := map[int]string{
-		1: "# Titre", 50: "## Section", 100: "### Plus", 150: "#### Quatre", 200: "###### Six", 300: "## Fermé ##", 350: "   ## Décalé",
+		1: "# Titre", 50: "## Section", 100: "### Plus", 150: "#### Quatre", 200: "###### Six", 300: "## Fermé ##",
+		350: "   ## Décalé",
 		400: "", 401: "Souligné", 402: "========", 450: "", 451: "Aussi", 452: "-----",
 	}
 	got := Prune(t.Context(), request(Docs, with(600, "Une phrase sans importance, la %d.", others), "zzzz"))
@@ -182,7 +206,8 @@ func TestHeadingsOfDocsAreKept(t *testing.T) { // P37
 
 func TestFencedBlocksStayOrGoAsAWhole(t *testing.T) { // P37
 	for _, fence := range []struct{ name, open, close string }{
-		{"backticks", "```go", "```"}, {"tildes", "~~~", "~~~"}, {"four backticks", "````", "````"}, {"an indented fence", "  ```", "  ```"},
+		{"backticks", "```go", "```"}, {"tildes", "~~~", "~~~"}, {"four backticks", "````", "````"},
+		{"an indented fence", "  ```", "  ```"},
 	} {
 		t.Run(fence.name, func(t *testing.T) {
 			others := map[int]string{}

@@ -6,12 +6,11 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 )
 
-// lines are the lines of a text. Each ends with LF, CRLF or CR; the last may end with
-// none. Other characters that break lines elsewhere, such as form feed and U+2028, do
-// not here: editors and compilers do not count them.
+// lines are the lines of a text. Each ends with LF, CRLF or CR; the last may have no end. Other line
+// separators, such as form feed and U+2028, do not count, as in editors and compilers.
 type lines struct {
 	text   string
-	starts []int // of each line, and the length of the text
+	starts []int // start of each line, and the length of the text
 }
 
 func split(text string) lines {
@@ -32,10 +31,10 @@ func split(text string) lines {
 
 func (l lines) len() int { return len(l.starts) - 1 }
 
-// whole returns line i with its end.
+// whole returns line i with its line end.
 func (l lines) whole(i int) string { return l.text[l.starts[i]:l.starts[i+1]] }
 
-// line returns line i without its end.
+// line returns line i without its line end.
 func (l lines) line(i int) string {
 	line := l.whole(i)
 	if rest, ok := strings.CutSuffix(line, "\n"); ok {
@@ -44,7 +43,7 @@ func (l lines) line(i int) string {
 	return strings.TrimSuffix(line, "\r")
 }
 
-// lower returns the lines in lower case, all with the same end.
+// lower returns the lines in lower case, all ending with LF.
 func (l lines) lower() lines {
 	var b strings.Builder
 	b.Grow(len(l.text))
@@ -57,7 +56,7 @@ func (l lines) lower() lines {
 	return lines{b.String(), append(starts, b.Len())}
 }
 
-// with returns the lines that have a word, which must not have the end of one.
+// with returns the lines that contain a word without line ends.
 func (l lines) with(word string) (at []int) {
 	for line, from := 0, 0; line < l.len(); line, from = line+1, l.starts[line+1] {
 		found := strings.Index(l.text[from:], word)
@@ -72,11 +71,11 @@ func (l lines) with(word string) (at []int) {
 	return at
 }
 
-// tokens returns how many tokens each line is. A piece of several lines, as blank ones are,
-// counts in each for as much as it has of its bytes.
+// tokens returns the number of tokens of each line. A token that spans several lines, such as blank
+// ones, is divided among them by bytes.
 func (l lines) tokens() []int {
 	all := make([]int, l.len())
-	line, start, count := 0, 0, 0 // the piece that has not been counted, and its first line
+	line, start, count := 0, 0, 0 // piece not yet counted, and its first line
 	add := func(end int) {
 		counted := 0
 		for ; start < end && line < l.len() && l.starts[line+1] <= end; line++ {
@@ -96,10 +95,10 @@ func (l lines) tokens() []int {
 	return all
 }
 
-// CountLines returns how many lines a text has.
+// CountLines returns the number of lines of a text.
 func CountLines(text string) int { return split(text).len() }
 
-// Lines returns the lines of a text without their ends.
+// Lines returns the lines of a text without line ends.
 func Lines(text string) []string {
 	l := split(text)
 	all := make([]string, l.len())

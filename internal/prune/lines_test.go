@@ -20,7 +20,8 @@ func TestLinesWithAWord(t *testing.T) { // P32
 }
 
 func TestTokensOfLines(t *testing.T) { // P78
-	for _, text := range []string{"", "one\n", "a = 1\n\n\n    b = 22222\n", "no end", "\r\n\r\n  x\r", "⟦PRUNÉ⟧\n数据库\n", "x\n" + strings.Repeat("\t \n", 300) + "y", strings.Repeat("//\n", 90)} {
+	for _, text := range []string{"", "one\n", "a = 1\n\n\n    b = 22222\n", "no end", "\r\n\r\n  x\r", "⟦PRUNÉ⟧\n数据库\n",
+		"x\n" + strings.Repeat("\t \n", 300) + "y", strings.Repeat("//\n", 90)} {
 		l := split(text)
 		total := 0
 		for _, n := range l.tokens() {
@@ -49,7 +50,8 @@ func TestLines(t *testing.T) { // P27
 		{"a carriage return before one with a line feed", "a\r\r\nb", []string{"a", "", "b"}},
 		{"a line feed before a carriage return", "a\n\rb", []string{"a", "", "b"}},
 		{"all of them", "a\rb\r\nc\nd", []string{"a", "b", "c", "d"}},
-		{"form feed, vertical tab and the like end none", "a\fb\vc\u0085d\u2028e\u2029f\x1cg\x00h", []string{"a\fb\vc\u0085d\u2028e\u2029f\x1cg\x00h"}},
+		{"form feed, vertical tab and the like end none", "a\fb\vc\u0085d\u2028e\u2029f\x1cg\x00h",
+			[]string{"a\fb\vc\u0085d\u2028e\u2029f\x1cg\x00h"}},
 		{"bytes that are not UTF-8", "\xff\n\xc3\r\n\xe2\x80", []string{"\xff", "\xc3", "\xe2\x80"}},
 		{"white space stays", " a \n\t\n", []string{" a ", "\t"}},
 	} {

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// readLooks reads what lines look like, whatever the goal.
+// readLooks sets the features that do not depend on matches.
 func (s *sheet) readLooks(l lines, o *outline, v *vocabulary, q *query, w *wording, source Source) {
 	n := l.len()
 	sizes := make([]int, o.blocks)
@@ -22,8 +22,8 @@ func (s *sheet) readLooks(l lines, o *outline, v *vocabulary, q *query, w *wordi
 	lost := 1 - min(1, s.found)
 	for i := range n {
 		x := s.row(i)
-		flag := func(f feature, is bool) {
-			if is {
+		flag := func(f feature, set bool) {
+			if set {
 				x[f] = 1
 			}
 		}
@@ -90,7 +90,7 @@ func (s *sheet) readLooks(l lines, o *outline, v *vocabulary, q *query, w *wordi
 	}
 }
 
-// flagWords sets a feature of the lines that have one of some words.
+// flagWords sets a feature of the lines that contain one of the words.
 func (s *sheet) flagWords(f feature, w *wording, words ...string) {
 	for _, word := range words {
 		for _, i := range w.lower.with(word) {
@@ -99,16 +99,16 @@ func (s *sheet) flagWords(f feature, w *wording, words ...string) {
 	}
 }
 
-// countCopies returns of each line how many there are like it. In logs that goes by what
-// remains without numbers and ids.
+// countCopies returns, for each line, the number of lines like it. Lines of logs are compared without
+// numbers and ids.
 func countCopies(l lines, o *outline, source Source) []int {
 	numbers := map[string]int{}
 	var counts []int
-	of := make([]int, l.len())
+	copies := make([]int, l.len())
 	var buffer []byte
-	for i := range of {
+	for i := range copies {
 		if o.is(i, blank|bracket) {
-			of[i] = -1
+			copies[i] = -1
 			continue
 		}
 		text := strings.TrimSpace(l.line(i))
@@ -124,23 +124,23 @@ func countCopies(l lines, o *outline, source Source) []int {
 			counts = append(counts, 0)
 		}
 		counts[number]++
-		of[i] = number
+		copies[i] = number
 	}
-	for i, number := range of {
+	for i, number := range copies {
 		if number < 0 {
-			of[i] = 0
+			copies[i] = 0
 			continue
 		}
-		of[i] = counts[number]
+		copies[i] = counts[number]
 	}
-	return of
+	return copies
 }
 
 type looks struct {
 	text, number, call, assignment, branch, returns bool
 }
 
-// looksOf tells what is in a line of code.
+// looksOf returns which constructs a line of code contains.
 func looksOf(text string) (has looks) {
 	for i := 0; i < len(text); i++ {
 		switch c := text[i]; {
@@ -150,12 +150,14 @@ func looksOf(text string) (has looks) {
 			has.number = true
 		case c == '(' && i > 0 && (isLetter(text[i-1]) || text[i-1] == '_'):
 			has.call = true
-		case c == '=' && i > 0 && !strings.ContainsRune("=!<>", rune(text[i-1])) && (i+1 == len(text) || text[i+1] != '='):
+		case c == '=' && i > 0 && !strings.ContainsRune("=!<>", rune(text[i-1])) &&
+			(i+1 == len(text) || text[i+1] != '='):
 			has.assignment = true
 		}
 	}
 	switch firstWord(text) {
-	case "if", "else", "elif", "elsif", "for", "while", "switch", "case", "match", "when", "unless", "try", "catch", "except", "select":
+	case "if", "else", "elif", "elsif", "for", "while", "switch", "case", "match", "when", "unless", "try", "catch",
+		"except", "select":
 		has.branch = true
 	case "return", "raise", "throw", "yield", "panic", "break", "continue":
 		has.returns = true

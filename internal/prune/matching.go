@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// A matching is where the terms of a goal are.
+// A matching says where the terms of a goal occur.
 type matching struct {
-	weights []float64   // of each term, adding up to 1
-	hits    [][]float64 // of each term, by line: how much of it is there
-	line    []float64   // coverage by line
-	asked   []float64   // what a term counts, however rare it is
-	lengths []float64   // of lines, in terms
+	weights     []float64   // by term, adding up to 1
+	hits        [][]float64 // by term and line: how much of the term is there
+	line        []float64   // coverage by line
+	termWeights []float64   // weight of each term in the goal, however rare it is
+	lengths     []float64   // number of terms by line
 }
 
 func match(v *vocabulary, q *query) *matching {
@@ -20,7 +20,7 @@ func match(v *vocabulary, q *query) *matching {
 	for i := range n {
 		m.lengths[i] = float64(len(v.line(i)))
 	}
-	similar := make([]float64, len(v.terms)) // to a term of the goal, by term of the text
+	similar := make([]float64, len(v.terms)) // similarity of a term of the goal to each term of the text
 	total := 0.0
 	for _, term := range q.terms {
 		best := 0.0
@@ -34,7 +34,8 @@ func match(v *vocabulary, q *query) *matching {
 				hits[i] = max(hits[i], similar[term])
 			}
 		}
-		m.weights, m.hits, m.asked = append(m.weights, term.weight*best), append(m.hits, hits), append(m.asked, term.weight)
+		m.weights, m.hits = append(m.weights, term.weight*best), append(m.hits, hits)
+		m.termWeights = append(m.termWeights, term.weight)
 		total += term.weight * best
 	}
 	for t := range m.weights {
@@ -49,8 +50,7 @@ func match(v *vocabulary, q *query) *matching {
 	return m
 }
 
-// window returns the coverage by each line and as many as radius on both sides, and how
-// that ranks.
+// window returns the coverage of each line with radius lines on both sides, and its ranking.
 func (m *matching) window(radius int) (coverage []float64, ranked *ranking) {
 	n := len(m.line)
 	first := func(i int) int { return max(0, i-radius) }
@@ -74,12 +74,12 @@ func (m *matching) window(radius int) (coverage []float64, ranked *ranking) {
 		for i, found := range around(hits) {
 			coverage[i] += m.weights[t] * (found / (found + 0.5)) * 1.5
 		}
-		ranked.add(m.asked[t], found)
+		ranked.add(m.termWeights[t], found)
 	}
 	return coverage, ranked
 }
 
-// gather returns the coverage by groups of lines, how dense it is there, and how that ranks.
+// gather returns the coverage of groups of lines, its density, and its ranking.
 func (m *matching) gather(group []int, groups int) (coverage, density []float64, ranked *ranking) {
 	sums := make([]float64, groups)
 	within := func(values []float64) []float64 {
@@ -98,7 +98,7 @@ func (m *matching) gather(group []int, groups int) (coverage, density []float64,
 		for g, found := range within(hits) {
 			coverage[g] += m.weights[t] * (found / (found + 1)) * 1.5
 		}
-		ranked.add(m.asked[t], sums)
+		ranked.add(m.termWeights[t], sums)
 	}
 	sizes := make([]float64, groups)
 	for _, g := range group {
@@ -111,19 +111,19 @@ func (m *matching) gather(group []int, groups int) (coverage, density []float64,
 	return coverage, density, ranked
 }
 
-// A ranking says by BM25 how well the parts of a text match a goal.
+// A ranking ranks the parts of a text by BM25.
 type ranking struct {
 	scores []float64
-	dilute []float64 // what finds in a part are held against: the longer it is, the more
+	dilute []float64 // normalization by length
 }
 
-// The parameters of BM25: how soon more finds say no more, and what lengths matter.
+// Parameters of BM25: saturation of repeated terms, and influence of length.
 const (
-	saturation = 1.2
-	lengthness = 0.75
+	saturation      = 1.2
+	lengthInfluence = 0.75
 )
 
-// newRanking returns a ranking of parts that have so many terms each.
+// newRanking returns a ranking of parts with these numbers of terms.
 func newRanking(lengths []float64) *ranking {
 	r := &ranking{scores: make([]float64, len(lengths)), dilute: make([]float64, len(lengths))}
 	total := 0.0
@@ -132,20 +132,20 @@ func newRanking(lengths []float64) *ranking {
 	}
 	mean := total/float64(max(len(lengths), 1)) + 1
 	for i, length := range lengths {
-		r.dilute[i] = saturation * (1 - lengthness + lengthness*length/mean)
+		r.dilute[i] = saturation * (1 - lengthInfluence + lengthInfluence*length/mean)
 	}
 	return r
 }
 
-// add adds a term that counts so much, given how often each part has it.
-func (r *ranking) add(asked float64, found []float64) {
-	in := 0
+// add adds a term with this weight, given how often each part has it.
+func (r *ranking) add(weight float64, found []float64) {
+	parts := 0
 	for _, f := range found {
 		if f > 0 {
-			in++
+			parts++
 		}
 	}
-	rarity := asked * rarity(in, len(found))
+	rarity := weight * rarity(parts, len(found))
 	for i, f := range found {
 		if f > 0 {
 			r.scores[i] += rarity * f * (saturation + 1) / (f + r.dilute[i])
@@ -153,7 +153,7 @@ func (r *ranking) add(asked float64, found []float64) {
 	}
 }
 
-// pairs returns, by line, how many terms follow each other there as in the goal.
+// pairs returns, by line, the weight of terms that follow each other as in the goal.
 func (m *matching) pairs() []float64 {
 	all := make([]float64, len(m.line))
 	for t := 1; t < len(m.hits); t++ {
@@ -171,7 +171,7 @@ func (s *sheet) readMatches(m *matching, o *outline, v *vocabulary) {
 	n := len(m.line)
 	s.set(inLine, m.line)
 	s.set(inLineRelative, relative(m.line))
-	mean := float64(len(v.of))/float64(max(n, 1)) + 1
+	mean := float64(len(v.lineTerms))/float64(max(n, 1)) + 1
 	density := make([]float64, n)
 	for i := range n {
 		density[i] = m.line[i] / (0.3 + 0.7*float64(len(v.line(i)))/mean)
@@ -229,7 +229,7 @@ func (s *sheet) readMatches(m *matching, o *outline, v *vocabulary) {
 	s.set(pairInWindow4, near(pairs, 4))
 }
 
-// readNames looks for the names that the goal has, and for its words as they are.
+// readNames finds the identifiers and words of the goal as written.
 func (s *sheet) readNames(o *outline, q *query, w *wording) {
 	n := len(w.weights)
 	literal := relative(w.weights)
@@ -258,7 +258,7 @@ func (s *sheet) readNames(o *outline, q *query, w *wording) {
 // relatedTerms is how many terms are taken to be related to the goal.
 const relatedTerms = 24
 
-// readRelated looks for terms that stand where those of the goal do.
+// readRelated finds terms that occur near those of the goal.
 func (s *sheet) readRelated(m *matching, v *vocabulary) {
 	n := len(m.line)
 	weight := relative(near(m.line, 4))
@@ -274,7 +274,7 @@ func (s *sheet) readRelated(m *matching, v *vocabulary) {
 	}
 	var order []int
 	for term, score := range scores {
-		if score > 0 { // and more if it stands nowhere else
+		if score > 0 { // more if it occurs nowhere else
 			scores[term] = score / (score + 2) * v.rarity(term) * (score / float64(v.lines[term]))
 			order = append(order, term)
 		}

@@ -2,13 +2,12 @@ package prune
 
 import "math"
 
-// hidden is how many hidden units the network has.
+// hidden is the number of hidden units.
 const hidden = 24
 
-// A perceptron makes one number of the features of a line: the logarithm of what it is
-// worth to keep. It is a linear regression with one hidden layer beside it, small enough
-// to take a microsecond a line. Its weights are learned from what people have changed for
-// a stated reason: see the command train.
+// A perceptron computes one number from the features of a line: the logarithm of the value of keeping
+// it. It is a linear regression plus one hidden layer, small enough to take a microsecond per line.
+// Its weights are learned from changes that people made for a stated reason: see the command train.
 type perceptron struct {
 	in     [features][hidden]float32
 	bias   [hidden]float32
@@ -35,8 +34,8 @@ func (p *perceptron) sum(row []float32) float64 {
 	return float64(sum)
 }
 
-// values returns what lines are worth, by the one that is worth most: how much of what the
-// goal is about is to be expected in each.
+// values returns the values of lines, relative to the largest: how much relevant content to expect in
+// each.
 func (s *sheet) values() []float64 {
 	values := make([]float64, len(s.rows)/int(features))
 	most := math.Inf(-1)
@@ -44,7 +43,7 @@ func (s *sheet) values() []float64 {
 		values[i] = network.sum(s.row(i))
 		most = max(most, values[i])
 	}
-	const least = 1e-12 // above nothing
+	const least = 1e-12 // greater than 0
 	for i, sum := range values {
 		values[i] = max(least, math.Exp(sum-most))
 	}

@@ -4,40 +4,39 @@ import (
 	"strings"
 )
 
-// A kind is what a line is by its looks.
+// A kind is what a line is, by its looks.
 type kind uint16
 
 const (
 	blank      kind = 1 << iota
-	bracket         // nothing but punctuation
+	bracket         // only punctuation
 	comment         // or part of one
-	header          // what a file begins with
+	header          // beginning of a file
 	imported        // an import, or part of one
 	decorator       // of the definition that follows
 	definition      // of a function, a type or a module
 	heading         // of a section
 	fenced          // part of a fenced block
-	joined          // stays or goes with the line before
-	failure         // of a log: says that something went wrong
-	severe          // of a log: says so in other words
-	trace           // of a log: part of a stack trace
+	joined          // kept or removed with the line before
+	failure         // in a log: reports that something failed
+	severe          // in a log: reports something severe
+	trace           // in a log: part of a stack trace
 )
 
-// An outline is how the lines of a text belong together.
+// An outline says how the lines of a text belong together.
 type outline struct {
 	kinds  []kind
 	indent []int
 
-	// The definition or heading that a line is under, -1 for none. A definition is
-	// under the one around it.
+	// The definition or heading that a line is under, or -1. A definition is under the enclosing one.
 	parent []int
 
-	// The block of a line: what belongs to one definition, heading or log record
-	// and to none inside it. Numbered from 0.
+	// The block of a line: the lines of one definition, heading or log record, without those inside it.
+	// Numbered from 0.
 	block  []int
 	blocks int
 
-	// The paragraph of a line: as far as there is no blank line.
+	// The paragraph of a line: a run without blank lines.
 	paragraph  []int
 	paragraphs int
 }
@@ -52,7 +51,7 @@ func (o *outline) head(i int) int {
 	return o.parent[i]
 }
 
-// outlineOf reads the outline of a text, or nil if it is stopped.
+// outlineOf returns the outline of a text, or nil if stopped.
 func outlineOf(l lines, source Source, stopped func() bool) *outline {
 	n := l.len()
 	o := &outline{
@@ -89,10 +88,10 @@ func outlineOf(l lines, source Source, stopped func() bool) *outline {
 	return o
 }
 
-// stride is how many lines are read before it is asked whether to go on.
+// stride is how many lines are read between checks of stopped.
 const stride = 1024
 
-// columns is how far some white space indents.
+// columns returns the width of leading white space.
 func columns(space string) int {
 	return len(space) + 3*strings.Count(space, "\t")
 }
@@ -108,7 +107,8 @@ func isPunctuation(text string) bool {
 
 func (o *outline) numberParagraphs() {
 	for i := range o.kinds {
-		if i > 0 && (o.is(i, blank) != o.is(i-1, blank) || o.is(i, definition|heading) && !o.is(i-1, comment|decorator)) {
+		starts := o.is(i, definition|heading) && i > 0 && !o.is(i-1, comment|decorator)
+		if i > 0 && (o.is(i, blank) != o.is(i-1, blank) || starts) {
 			o.paragraphs++
 		}
 		o.paragraph[i] = o.paragraphs

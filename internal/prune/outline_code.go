@@ -2,9 +2,9 @@ package prune
 
 import "strings"
 
-// readCode finds definitions, imports and comments by what they look like in the
-// languages people mostly write. Which one it is nobody has told; what looks like a
-// definition in another is seldom anything else.
+// readCode finds definitions, imports and comments by how they look in the most common languages. The
+// language is unknown, but what looks like a definition in one language is rarely anything else in
+// another.
 func (o *outline) readCode(l lines) {
 	switch {
 	case isYAML(l):
@@ -16,9 +16,9 @@ func (o *outline) readCode(l lines) {
 	}
 	n := l.len()
 	var open comments
-	var ends map[int]int // of definitions that end by their own sign: the line after
-	unended := 0         // before this line no import ends
-	head := 0            // before this line the head of a definition goes on, or a macro
+	var ends map[int]int // line after a definition that has an end marker, by its first line
+	unended := 0         // no import ends before this line
+	head := 0            // the head of a definition, or a macro, continues up to this line
 	for i := 0; i < n; i++ {
 		if o.is(i, blank) {
 			continue
@@ -62,8 +62,8 @@ func (o *outline) readCode(l lines) {
 	o.nest(l, ends, isDirective)
 }
 
-// readTemplate marks the head of a template of C++ that begins at line i. It returns
-// the line it ends at, and what follows it there.
+// readTemplate marks the head of a C++ template that begins at line i. It returns the last line of the
+// head, and what follows it there.
 func (o *outline) readTemplate(l lines, i int, text string) (last int, rest string) {
 	var head templateHead
 	for last = i; last < min(l.len(), i+maxParameters); last++ {
@@ -79,25 +79,27 @@ func (o *outline) readTemplate(l lines, i int, text string) (last int, rest stri
 	return i, text
 }
 
-// maxHeader is how many lines the header of a file has. Licences are longer, but it
-// is their beginning that tells them.
+// maxHeader is how many lines of a file's header are read. Licenses are longer, but their beginning is
+// enough.
 const maxHeader = 5
 
-// readHeader finds what the file begins with: a comment, a package clause.
+// readHeader finds the header of a file: a comment and package clause.
 func (o *outline) readHeader(l lines) {
 	for i := 0; i < min(l.len(), maxHeader); i++ {
 		text := strings.TrimSpace(l.line(i))
-		if !o.is(i, comment) && !strings.HasPrefix(text, "#!") && !strings.HasPrefix(text, "package ") && !strings.HasPrefix(text, "<?") && text != "'use strict'" && text != `"use strict";` {
+		isHeader := o.is(i, comment) || hasAnyPrefix(text, "#!", "package ", "<?") ||
+			text == "'use strict'" || text == `"use strict";`
+		if !isHeader {
 			return
 		}
 		o.kinds[i] |= header
 	}
 }
 
-// maxImport is how many lines one import may have, should it never end.
+// maxImport bounds the lines of an import whose end is missing.
 const maxImport = 200
 
-// closerOf returns what an import ends with whose first line this is, or 0 if it ends
+// closerOf returns the closing character of an import that begins with this line, or 0 if it ends
 // there.
 func closerOf(text string) byte {
 	switch {
@@ -109,8 +111,8 @@ func closerOf(text string) byte {
 	return 0
 }
 
-// readImport marks the rest of the import that begins at line i. It returns its last
-// line, or that it has found no end up to a line.
+// readImport marks the rest of the import that begins at line i. It returns its last line, or the line
+// up to which it found no end.
 func (o *outline) readImport(l lines, i int, ends byte) (last, unended int) {
 	limit := min(l.len(), i+maxImport)
 	for j := i + 1; j < limit; j++ {
@@ -118,7 +120,8 @@ func (o *outline) readImport(l lines, i int, ends byte) (last, unended int) {
 			continue
 		}
 		for k := i + 1; k <= j; k++ {
-			if o.kinds[k] |= joined; !o.is(k, blank) {
+			o.kinds[k] |= joined
+			if !o.is(k, blank) {
 				o.kinds[k] |= imported
 			}
 		}
@@ -127,15 +130,14 @@ func (o *outline) readImport(l lines, i int, ends byte) (last, unended int) {
 	return i, limit
 }
 
-// comments follows comments that go over several lines, and texts in triple quotes,
-// which Python has for them and others for texts.
+// comments tracks multi-line comments and texts in triple quotes.
 type comments struct {
-	end     string          // of what is open, or nothing
-	endless map[string]bool // these ends do not come any more
+	end     string          // end of the open comment or text, or empty
+	endless map[string]bool // ends that do not occur any later
 }
 
-// read reports whether a line is part of a comment, or begins inside of a text, given
-// all that follows.
+// read reports whether a line is part of a comment, or begins inside a text. rest is the text that
+// follows.
 func (c *comments) read(line, rest string) bool {
 	if c.end == "" {
 		if isComment(line) {
@@ -157,7 +159,7 @@ func (c *comments) read(line, rest string) bool {
 
 var tripleQuotes = [...]string{`"""`, `'''`}
 
-// readTexts looks for a text that begins in a line and does not end there.
+// readTexts finds a text that begins in a line and does not end there.
 func (c *comments) readTexts(line, rest string) {
 	var absent [len(tripleQuotes)]bool // from here on
 	for {
@@ -167,7 +169,7 @@ func (c *comments) readTexts(line, rest string) {
 				continue
 			}
 			end := len(line)
-			if at >= 0 { // the other one comes first if at all
+			if at >= 0 { // the other one only matters if it comes first
 				end = min(end, at+len(q))
 			}
 			switch i := strings.Index(line[:end], q); {
@@ -180,7 +182,7 @@ func (c *comments) readTexts(line, rest string) {
 		if at < 0 {
 			return
 		}
-		// Inside of another text they are only characters.
+		// Inside another text they are ordinary characters.
 		inside := at > 0 && strings.IndexByte("\"'`\\", line[at-1]) >= 0
 		line = line[at+len(quote):]
 		if inside || line != "" && line[0] == quote[0] {
@@ -196,7 +198,7 @@ func (c *comments) readTexts(line, rest string) {
 	}
 }
 
-// begin opens a comment or text, if its end comes.
+// begin opens a comment or text, if its end exists.
 func (c *comments) begin(end, rest string) {
 	if c.endless[end] {
 		return
@@ -211,21 +213,21 @@ func (c *comments) begin(end, rest string) {
 	c.end = end
 }
 
-// A scope is a definition that lines are under.
+// A scope is a definition that encloses lines.
 type scope struct {
 	line, indent, block int
 
-	end     int // if not 0, it ends before this line, wherever its lines stand
+	end     int // if not 0, it ends before this line, whatever the indentation
 	body    typeBody
-	members int // where those of its body are indented to, or 0
+	members int // indentation of its members, or 0
 }
 
-// nest finds out by indentation what is defined in what, and methods that only their
-// type tells from calls. Comments and decorators right above a definition are part of
-// it. Definitions that ends has end there; a line that floats may stand at any column.
+// nest finds by indentation which definitions enclose others, and methods that only their type
+// distinguishes from calls. Comments and decorators right above a definition belong to it. ends holds
+// the explicit ends of definitions; a line for which floats returns true may have any indentation.
 func (o *outline) nest(l lines, ends map[int]int, floats func(text string) bool) {
 	var scopes []scope
-	loose := -1 // the block of lines that are in no definition, up to the next blank
+	loose := -1 // block of lines outside of definitions, up to the next blank line
 	for i := range o.kinds {
 		if top := len(scopes) - 1; top >= 0 && scopes[top].end != 0 && i >= scopes[top].end {
 			scopes = scopes[:top]
@@ -247,7 +249,7 @@ func (o *outline) nest(l lines, ends map[int]int, floats func(text string) bool)
 				if top.end != 0 || o.indent[i] > top.indent || stays {
 					break
 				}
-				if o.indent[i] == top.indent && goesOn(text) {
+				if o.indent[i] == top.indent && closesDefinition(text) {
 					closed = text[0] == '}' && text[len(text)-1] != '{'
 					break
 				}
@@ -281,20 +283,22 @@ func (o *outline) nest(l lines, ends map[int]int, floats func(text string) bool)
 			for j := i - 1; j >= 0 && goesWith(j); j-- {
 				o.block[j], o.parent[j] = block, o.parent[i]
 			}
-			scopes = append(scopes, scope{line: i, indent: o.indent[i], block: block, end: ends[i], body: typeBodyOf(text)})
+			scopes = append(scopes, scope{
+				line: i, indent: o.indent[i], block: block, end: ends[i], body: typeBodyOf(text),
+			})
 			loose = -1
 		}
 	}
-	o.blocks++ // for blanks before anything
+	o.blocks++ // for blank lines before anything else
 }
 
-// declares reports whether line i, the next one under a scope, is a method without a
-// body: a member of a type that looks like one.
+// declares reports whether line i, the next one in a scope, is a method without a body: a member of a
+// type that looks like one.
 func (s *scope) declares(o *outline, l lines, i int, text string) bool {
 	switch {
 	case s.body.kind == noType || isDirective(text):
 		return false
-	case !s.body.open: // the head of the type goes on
+	case !s.body.open: // the head of the type continues
 		s.body.open = text[len(text)-1] == '{'
 		return false
 	case o.indent[i] <= s.indent:

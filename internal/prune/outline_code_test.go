@@ -601,19 +601,22 @@ hc|# What it does.
 	}
 }
 
-// Each line is told by the number of the one it is under, 0 for none.
+// want has the number of the line that each line is under, 0 for none.
 func TestScopesOfCode(t *testing.T) { // P77
 	for _, test := range []struct {
 		name, text string
 		want       []int
 	}{
-		{"by indentation", "class A:\n    x = 1\n    def f(self):\n        return 1\n\n    def g(self):\n        def h():\n            pass\n        return h\ny = 2\ndef k():\n    pass\n",
+		{"by indentation", "class A:\n    x = 1\n    def f(self):\n        return 1\n\n    def g(self):\n        def " +
+			"h():\n            pass\n        return h\ny = 2\ndef k():\n    pass\n",
 			[]int{0, 1, 1, 3, 3, 1, 6, 7, 6, 0, 0, 11}},
-		{"a brace is of what it closes", "func f() {\n\tx()\n}\n\nfunc g() {\n\tif x {\n\t\ty()\n\t}\n}\nvar z int\n", []int{0, 1, 1, 1, 0, 5, 5, 5, 5, 0}},
+		{"a brace is of what it closes", "func f() {\n\tx()\n}\n\nfunc g() {\n\tif x {\n\t\ty()\n\t}\n}\nvar z int\n",
+			[]int{0, 1, 1, 1, 0, 5, 5, 5, 5, 0}},
 		{"a brace in the next line", "int f(int x)\n{\n\treturn x;\n}\nint y;\n", []int{0, 1, 1, 1, 0}},
 		{"after the brace that closes", "void f() {\n}\n#ifdef A\nint x;\n#endif\n", []int{0, 1, 0, 0, 0}},
 		{"a macro ends with its last line", "void f() {\n#define A(x) \\\n  x\n\n  int b;\n}\n", []int{0, 1, 2, 2, 1, 1}},
-		{"a definition without a body", "interface A {\n    void f();\n    class B {\n        int x;\n    }\n}\n", []int{0, 1, 1, 3, 3, 1}},
+		{"a definition without a body", "interface A {\n    void f();\n    class B {\n        int x;\n    }\n}\n",
+			[]int{0, 1, 1, 3, 3, 1}},
 		{"nothing that defines", "x = 1\n    y = 2\n", []int{0, 0}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -634,7 +637,8 @@ func TestBlocksOfCode(t *testing.T) { // P77
 		{"a definition and its body", "def f():\n    a\n\n    b\ndef g():\n    c\n", "aaaabb"},
 		{"comments and decorators above", "def f():\n    a\n# of g\n@x\ndef g():\n    c\n", "aabbbb"},
 		{"the head of a template", "int x;\n// of A\ntemplate <class T,\n          class U>\nclass A {\n};\n", "abbbbb"},
-		{"methods without a body", "interface A {\n    // of f\n    void f();\n    void g(int a,\n        int b);\n}\n", "abbcca"},
+		{"methods without a body", "interface A {\n    // of f\n    void f();\n    void g(int a,\n        int b);\n}\n",
+			"abbcca"},
 		{"a definition in another", "class A:\n    a\n    def f():\n        b\n    c\n", "aabba"},
 		{"lines in none, up to a blank one", "import a\nimport b\n\nx = 1\ny = 2\n", "aaabb"},
 	} {

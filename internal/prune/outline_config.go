@@ -2,9 +2,8 @@ package prune
 
 import "strings"
 
-// YAML and makefiles have no words for what they define: it is told by where a line
-// stands. So the whole text has to look like one of them, down to its last line that is
-// not indented.
+// YAML and makefiles have no keywords for definitions: only the position of a line tells. So the whole
+// text has to look like one of them.
 
 // isYAML reports whether a text is YAML: keys and items, and few other lines.
 func isYAML(l lines) bool {
@@ -21,7 +20,7 @@ func isYAML(l lines) bool {
 		case y.text == "---" || y.text == "..." || strings.HasPrefix(y.text, "{{") || strings.HasPrefix(y.text, "%YAML"):
 		case y.indent <= outer:
 			return false
-		case strings.IndexByte("\"'[]{}", y.text[0]) >= 0 || y.text[len(y.text)-1] == ',': // of a list in brackets
+		case strings.IndexByte("\"'[]{}", y.text[0]) >= 0 || y.text[len(y.text)-1] == ',': // in a bracketed list
 		default:
 			others++
 		}
@@ -29,19 +28,19 @@ func isYAML(l lines) bool {
 	return entries > 1 && 3*others < entries
 }
 
-// A yamlReader reads the lines of YAML that are not blank, comments or parts of a text.
+// A yamlReader reads the lines of YAML that are not blank, comments or parts of a block scalar.
 type yamlReader struct {
 	lines
 	next, at, indent int
-	column           int // of the key, or of what an item is
+	column           int // column of the key, or of the content of an item
 
 	text       string
-	key, value string // of the line, if it has some
+	key, value string // of the line, if any
 	item       bool   // it begins with a dash
-	literal    bool   // the lines that are indented more are a text
+	literal    bool   // lines that are indented more are a block scalar
 }
 
-// read goes on to the next line, if there is one.
+// read advances to the next line, if there is one.
 func (y *yamlReader) read() bool {
 	within := -1
 	if y.literal {
@@ -80,7 +79,7 @@ func (y *yamlReader) readEntry() {
 	y.literal = sign != "" && (sign[0] == '|' || sign[0] == '>')
 }
 
-// yamlEntry returns the key and the value of an entry.
+// yamlEntry returns the key and value of an entry.
 func yamlEntry(text string) (key, value string) {
 	if at := strings.Index(text, " #"); at > 0 {
 		text = strings.TrimRight(text[:at], " ")
@@ -99,24 +98,23 @@ func yamlEntry(text string) (key, value string) {
 	return key, value
 }
 
-// maxYAMLLevel is how many levels of keys define something. Items of a list on the last
-// of them do as well.
+// maxYAMLLevel is how many levels of keys count as definitions. So do list items on the last level.
 const maxYAMLLevel = 3
 
-// readYAML finds the keys of the first levels that others are under, and the items of
-// their lists that have several keys.
+// readYAML finds the keys of the first levels that have keys below them, and items of their lists with
+// several keys.
 func (o *outline) readYAML(l lines) {
 	for i := range o.kinds {
 		if strings.HasPrefix(strings.TrimSpace(l.line(i)), "#") {
 			o.kinds[i] |= comment
 		}
 	}
-	var levels []int // the columns of what the line is under
+	var levels []int // columns of the enclosing entries
 	y := yamlReader{lines: l}
 	for more := y.read(); more; {
 		e := y
 		if e.item {
-			o.indent[e.at]++ // a list may stand at the column of its key
+			o.indent[e.at]++ // a list may be at the column of its key
 		}
 		column := o.indent[e.at]
 		for len(levels) > 0 && levels[len(levels)-1] >= column {
@@ -139,8 +137,7 @@ func (o *outline) readYAML(l lines) {
 	o.nest(l, nil, func(string) bool { return false })
 }
 
-// isMakefile reports whether a text is a makefile: rules with recipes, variables and
-// directives.
+// isMakefile reports whether a text is a makefile: rules with recipes, variables and directives.
 func isMakefile(l lines) bool {
 	recipes := false
 	for m := (makeReader{lines: l}); m.read(); {
@@ -158,8 +155,8 @@ func isMakefile(l lines) bool {
 	return recipes
 }
 
-// A makeReader reads the lines of a makefile that are not blank, comments, or parts of
-// the line before or of a definition.
+// A makeReader reads the lines of a makefile that are not blank, comments, continuations or part of a
+// define.
 type makeReader struct {
 	lines
 	next, at int
@@ -182,11 +179,12 @@ const (
 
 var makeWords = map[string]makeSort{
 	"ifeq": makeConditional, "ifneq": makeConditional, "ifdef": makeConditional, "ifndef": makeConditional,
-	"else": makeConditional, "endif": makeConditional, "include": makeInclude, "sinclude": makeInclude, "define": makeDefine,
+	"else": makeConditional, "endif": makeConditional, "include": makeInclude, "sinclude": makeInclude,
+	"define": makeDefine,
 	"export": makeDirective, "unexport": makeDirective, "vpath": makeDirective, "undefine": makeDirective,
 }
 
-// read goes on to the next line, if there is one.
+// read advances to the next line, if there is one.
 func (m *makeReader) read() bool {
 	for m.next < m.len() {
 		m.at = m.next
@@ -221,7 +219,8 @@ func (m *makeReader) hasRecipe() bool {
 func makeSortOf(text string) makeSort {
 	text = strings.TrimPrefix(text, "override ")
 	word := firstWord(strings.TrimPrefix(text, "-"))
-	if rest := strings.TrimPrefix(text, "-")[len(word):]; rest == "" || strings.IndexByte(" \t(", rest[0]) >= 0 { // not just the beginning of a name
+	rest := strings.TrimPrefix(text, "-")[len(word):]
+	if rest == "" || strings.IndexByte(" \t(", rest[0]) >= 0 { // a whole word
 		if sort := makeWords[word]; sort != makeOther {
 			return sort
 		}
@@ -229,10 +228,10 @@ func makeSortOf(text string) makeSort {
 			return makeOther
 		}
 	}
-	if text == "else:" || text == "try:" || text == "finally:" { // of Python
+	if text == "else:" || text == "try:" || text == "finally:" { // Python
 		return makeOther
 	}
-	depth := 0 // of variables
+	depth := 0 // nesting of variables
 	for i := 0; i < len(text); i++ {
 		switch c := text[i]; {
 		case c == '$' && i+1 < len(text) && (text[i+1] == '(' || text[i+1] == '{'):
@@ -254,13 +253,13 @@ func makeSortOf(text string) makeSort {
 			return makeOther
 		}
 	}
-	if strings.HasPrefix(text, "$") { // of a function
+	if strings.HasPrefix(text, "$") { // a function call
 		return makeDirective
 	}
 	return makeOther
 }
 
-// readMakefile finds rules that have recipes, and what define defines.
+// readMakefile finds rules with recipes, and define directives.
 func (o *outline) readMakefile(l lines) {
 	for i := range o.kinds {
 		if strings.HasPrefix(strings.TrimSpace(l.line(i)), "#") {

@@ -99,7 +99,7 @@ hc|# Builds it.
 	}
 }
 
-// Each line is told by the number of the one it is under, 0 for none.
+// want has the number of the line that each line is under, 0 for none.
 func TestScopesOfConfigurations(t *testing.T) { // P77
 	for _, test := range []struct {
 		name, text string

@@ -5,11 +5,10 @@ import (
 	"unicode/utf8"
 )
 
-// readDocs finds headings and fences of Markdown, and the headings of
-// reStructuredText, AsciiDoc and HTML.
+// readDocs finds headings and fences of Markdown, and headings of reStructuredText, AsciiDoc and HTML.
 func (o *outline) readDocs(l lines) {
-	var fence string // that is open
-	var levels []int // of the headings that the line is under
+	var fence string // open fence
+	var levels []int // levels of the enclosing headings
 	var under []int  // their lines
 	for i := 0; i < l.len(); i++ {
 		text := strings.TrimSpace(l.line(i))
@@ -17,7 +16,7 @@ func (o *outline) readDocs(l lines) {
 		switch {
 		case fence != "":
 			o.kinds[i] |= fenced | joined
-			text = strings.TrimLeft(text, "> \t") // it may stand in a quotation
+			text = strings.TrimLeft(text, "> \t") // it may be in a quotation
 			if strings.HasPrefix(text, fence) && fenceOf(text) == text {
 				fence = ""
 			}
@@ -60,14 +59,14 @@ func (o *outline) readDocs(l lines) {
 	o.blocks++
 }
 
-// maxHeadingIndent is how far a heading may be indented. What is further is code, and
-// its comments begin as headings do.
+// maxHeadingIndent is the largest indentation of a heading. Code is indented further, and its comments
+// look like headings.
 const maxHeadingIndent = 3
 
-// maxFenceIndent is how far a fence may be indented: in lists, not in code.
+// maxFenceIndent is the largest indentation of a fence: in lists, not in code.
 const maxFenceIndent = 12
 
-// withoutBullets returns what stands in a list or a quotation.
+// withoutBullets returns a line without list bullets and quotation marks.
 func withoutBullets(text string) string {
 	for {
 		rest := strings.TrimLeft(text, "0123456789")
@@ -86,7 +85,7 @@ func withoutBullets(text string) string {
 	}
 }
 
-// fenceOf returns the mark of a fence that a line begins with.
+// fenceOf returns the fence at the beginning of a line, or nothing.
 func fenceOf(text string) string {
 	for _, c := range [...]byte{'`', '~'} {
 		n := 0
@@ -100,7 +99,7 @@ func fenceOf(text string) string {
 	return ""
 }
 
-// headingLevel returns the level of a heading that says so itself, or 0.
+// headingLevel returns the level of a heading by its own line, or 0.
 func headingLevel(text string) int {
 	for _, c := range [...]byte{'#', '='} {
 		n := 0
@@ -117,14 +116,13 @@ func headingLevel(text string) int {
 	return 0
 }
 
-// underlineLevel returns the level of a heading by what it is underlined with, or 0.
+// underlineLevel returns the level of an underlined heading, or 0.
 func underlineLevel(text, next string) int {
 	next = strings.TrimSpace(next)
 	if len(next) < 3 || strings.Trim(next, next[:1]) != "" || strings.HasPrefix(text, "|") {
 		return 0
 	}
-	// Markdown has two sorts of underlines, of any length. Others are as long as what
-	// they underline, or something else.
+	// Markdown has two underlines, of any length. Others are at least as long as the heading.
 	if next[0] != '=' && next[0] != '-' && len(next) < utf8.RuneCountInString(text) {
 		return 0
 	}

@@ -2,15 +2,15 @@ package prune
 
 import "strings"
 
-// readLogs finds what went wrong, stack traces, and which lines are one record.
+// readLogs finds failures, stack traces and the lines of each record.
 func (o *outline) readLogs(l lines) {
-	open := false // a trace
+	open := false // in a trace
 	for i := range l.len() {
 		line := l.line(i)
-		if saysFailure(line) {
+		if hasFailureWord(line) {
 			o.kinds[i] |= failure
 		}
-		if saysSevere(line) {
+		if hasSevereWord(line) {
 			o.kinds[i] |= severe
 		}
 		text := strings.TrimSpace(line)
@@ -21,7 +21,7 @@ func (o *outline) readLogs(l lines) {
 		case open && (o.indent[i] > 0 && !o.is(i, blank) || isFrame(text)):
 			o.kinds[i] |= trace
 		case open && o.is(i, failure):
-			// What a trace of Python ends with.
+			// The last line of a Python trace.
 			o.kinds[i] |= trace
 			open = false
 		case open && o.is(i, blank) && i+1 < l.len() && isFrame(strings.TrimSpace(l.line(i+1))):
@@ -30,7 +30,7 @@ func (o *outline) readLogs(l lines) {
 			o.kinds[i] |= trace
 			open = true
 			if i > 0 && !o.is(i-1, blank) {
-				o.kinds[i-1] |= trace // the cause stands before the first frame
+				o.kinds[i-1] |= trace // the cause precedes the first frame
 			}
 		default:
 			open = false
@@ -45,9 +45,9 @@ func (o *outline) readLogs(l lines) {
 	o.blocks++
 }
 
-// saysFailure reports whether a line of a log has one of the words for what went
-// wrong, in any case, and not only to say that nothing did.
-func saysFailure(line string) bool {
+// hasFailureWord reports whether a line has a word for a failure, ignoring case, other than to say that
+// there was none.
+func hasFailureWord(line string) bool {
 	for i := 0; i+5 <= len(line); i++ {
 		switch line[i] | 0x20 {
 		case 'e', 't':
@@ -64,8 +64,8 @@ func saysFailure(line string) bool {
 
 var failures = [...]string{"error", "exception", "traceback"}
 
-// isNone reports whether what follows a word for a failure says that there is none, as
-// records have it whose members are always the same: "error":null, errors=0.
+// isNone reports whether a word for a failure is followed by an empty value, as in "error":null or
+// errors=0.
 func isNone(rest string) bool {
 	rest = strings.TrimLeft(rest, "sS")
 	value := strings.TrimLeft(rest, "\"' ")
@@ -74,15 +74,21 @@ func isNone(rest string) bool {
 	}
 	value = strings.TrimLeft(value[1:], " ")
 	for _, none := range [...]string{"null", "nil", "none", "<nil>", "false", "0", `""`, "''"} {
-		if hasFold(value, none) && (len(value) == len(none) || !isLetter(value[len(none)]) && !isDigit(value[len(none)]) && value[len(none)] != '.') {
+		if !hasFold(value, none) {
+			continue
+		}
+		if len(value) == len(none) {
+			return true
+		}
+		if c := value[len(none)]; !isLetter(c) && !isDigit(c) && c != '.' {
 			return true
 		}
 	}
 	return false
 }
 
-// saysSevere reports whether a line of a log has another word for what should not be.
-func saysSevere(line string) bool {
+// hasSevereWord reports whether a line has another word for a problem.
+func hasSevereWord(line string) bool {
 	for i := 0; i < len(line); i++ {
 		if !isLetter(line[i]) || i > 0 && isLetter(line[i-1]) {
 			continue
@@ -96,17 +102,18 @@ func saysSevere(line string) bool {
 	return false
 }
 
-// severities are words for what should not be, by their first letter.
+// severities are words for problems, by first letter.
 var severities = func() (words [26][]string) {
-	for word := range strings.FieldsSeq(`warn fatal critical crit panic severe alert emerg fail abort killed kill denied refused reject timeout timed
+	for word := range strings.FieldsSeq(`warn fatal critical crit panic severe alert emerg fail abort killed kill
+		denied refused reject timeout timed
 		unreachable unavailable exhausted corrupt invalid oom segfault core deadlock leak dropped lost retry retries`) {
 		words[word[0]-'a'] = append(words[word[0]-'a'], word)
 	}
 	return words
 }()
 
-// template returns a line without what differs each time: numbers, and what has some in
-// it, such as ids and times.
+// template returns a line without variable parts: numbers, and words with digits such as ids and
+// times.
 func template(line string, into []byte) []byte {
 	into = into[:0]
 	for i := 0; i < len(line); {
@@ -135,11 +142,12 @@ func hasFold(text, prefix string) bool {
 func beginsTrace(text string) bool {
 	return strings.HasPrefix(text, "Traceback (most recent call last)") || strings.HasPrefix(text, "panic: ") ||
 		strings.HasPrefix(text, "fatal error: ") || strings.HasPrefix(text, "goroutine ") && strings.HasSuffix(text, "]:") ||
-		strings.HasPrefix(text, "Exception in thread ") || strings.HasPrefix(text, "Caused by: ") || strings.HasPrefix(text, "thread '") && strings.Contains(text, "panicked at") ||
+		strings.HasPrefix(text, "Exception in thread ") || strings.HasPrefix(text, "Caused by: ") ||
+		strings.HasPrefix(text, "thread '") && strings.Contains(text, "panicked at") ||
 		strings.HasPrefix(text, "Unhandled exception")
 }
 
-// isFrame reports whether a line is a call in a stack trace.
+// isFrame reports whether a line is a stack frame.
 func isFrame(text string) bool {
 	switch {
 	case strings.HasPrefix(text, "at "):
@@ -153,6 +161,7 @@ func isFrame(text string) bool {
 	case strings.HasPrefix(text, "created by "):
 		return true
 	}
-	// main.run(0x1, 0x2) and /src/main.go:12 +0x1d of Go
-	return strings.Contains(text, ".go:") && strings.Contains(text, " +0x") || strings.HasSuffix(text, ")") && strings.Contains(text, "(0x")
+	// Go: main.run(0x1, 0x2) and /src/main.go:12 +0x1d
+	return strings.Contains(text, ".go:") && strings.Contains(text, " +0x") ||
+		strings.HasSuffix(text, ")") && strings.Contains(text, "(0x")
 }

@@ -122,7 +122,7 @@ func TestWhatSaysThatNothingFailedIsNoFailure(t *testing.T) { // P36
 		"error:":                                true,
 		"error = nothing at all could be found": true,
 	} {
-		if got := saysFailure(line); got != want {
+		if got := hasFailureWord(line); got != want {
 			t.Errorf("%s: %v", line, got)
 		}
 	}

@@ -8,25 +8,24 @@ import (
 	"unicode/utf8"
 )
 
-// Some lines are never removed: those between the directives below, and the failures
-// of a log. Others hold a text together: what it imports and defines, its headings, and
-// lines that have a word of the goal. They are kept as long as there are few of a sort,
-// by what may stay. Where one line in ten defines something, and little may stay, to keep
-// those would leave nothing for what was asked for, and each would stand alone between two
-// markers. Then they have their value like all lines, and what names a kept line is kept
-// with it as far as there is room.
+// Some lines are never removed: those between the directives below, and failures in a log. Others
+// hold a text together: imports, definitions, headings, and lines with a word of the goal. A group
+// of these is protected only if it is small compared to what may stay. If one line in ten is a
+// definition and few lines may stay, protecting them would leave no room for relevant lines, and
+// each would stand between two markers. Then they are valued like other lines, and the heading of
+// a kept line is kept if there is room.
 
 const (
 	noPruneBegin = "⟦NO_PRUNE_BEGIN⟧"
 	noPruneEnd   = "⟦NO_PRUNE_END⟧"
 )
 
-// short is how many lines a text has in which everything protected is kept, and a
-// reranker is taken at its word: too few to save anything by choosing.
+// short is the number of lines below which everything protected is kept, and the scores of a reranker
+// are used directly: choosing runs saves nothing.
 const short = 60
 
-// few returns how many lines of a sort are few in a text of n, of which so many may be
-// removed: a twelfth of those that stay, or a hundredth of all.
+// few returns the largest protected group in a text of n lines: a twelfth of the lines that stay, or a
+// hundredth of all.
 func few(n, removable int) int {
 	if n < short {
 		return n
@@ -47,7 +46,7 @@ func protect(l lines, o *outline, w *wording, removable int) []bool {
 	keep(failures)
 	for _, sort := range [...][]int{
 		o.all(imported | header), o.all(definition), o.all(heading),
-		o.all(severe), o.all(trace), withNeighbours(failures, l.len()),
+		o.all(severe), o.all(trace), withNeighbors(failures, l.len()),
 		w.at,
 	} {
 		if len(sort) <= few(l.len(), removable) {
@@ -57,8 +56,8 @@ func protect(l lines, o *outline, w *wording, removable int) []bool {
 	return must
 }
 
-// protectDirected protects what stands between the directives, and they themselves.
-// Without an end that is all of the rest.
+// protectDirected protects the lines between the directives, and the directives. Without an end
+// directive that is the rest of the text.
 func protectDirected(l lines, must []bool) {
 	if !strings.Contains(l.text, noPruneBegin) {
 		return
@@ -82,8 +81,9 @@ func (o *outline) all(k kind) (at []int) {
 	return at
 }
 
-func withNeighbours(at []int, n int) (all []int) {
-	for _, i := range at {
+// withNeighbors returns some of n lines and the lines next to them.
+func withNeighbors(lines []int, n int) (all []int) {
+	for _, i := range lines {
 		for j := max(0, i-1); j <= min(n-1, i+1); j++ {
 			if len(all) == 0 || all[len(all)-1] < j {
 				all = append(all, j)
@@ -93,16 +93,15 @@ func withNeighbours(at []int, n int) (all []int) {
 	return all
 }
 
-// A wording is where the words of a goal stand as they are written, in any case.
+// A wording says where the words of a goal occur as written, ignoring case.
 type wording struct {
 	lower   lines     // the text in lower case
-	at      []int     // the lines that have some
-	weights []float64 // of all lines: more for more words, and rare ones
-	rarest  []float64 // of all lines: 1 by how many lines have the rarest of them
+	at      []int     // lines with some
+	weights []float64 // by line: more for more and rarer words
+	rarest  []float64 // by line: 1 / number of lines with its rarest word
 }
 
-// minWord is how many characters a word has that lines are kept for, and maxWords how
-// many words are looked for.
+// minWord is the shortest word in characters that is searched, maxWords the number of words.
 const (
 	minWord  = 4
 	maxWords = 100

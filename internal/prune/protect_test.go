@@ -60,17 +60,23 @@ func numbersOf(others map[int]string, around int) (all []int) {
 }
 
 func TestFewLinesOfASortAreAllKept(t *testing.T) {
-	const assignment, record, prose = "    value_%d = compute(value)", "2026-02-26 13:00:00 INFO request %d served", "Some prose that says nothing, %d."
-	python, script, php, failures, headings, words := map[int]string{1: "# What this file is for"}, map[int]string{}, map[int]string{}, map[int]string{}, map[int]string{}, map[int]string{}
+	const assignment, record, prose = "    value_%d = compute(value)", "2026-02-26 13:00:00 INFO request %d served",
+		"Some prose that says nothing, %d."
+	python, script, php, failures, headings, words := map[int]string{1: "# What this file is for"}, map[int]string{},
+		map[int]string{}, map[int]string{}, map[int]string{}, map[int]string{}
 	for i := range 20 {
-		python[25+28*i] = []string{"import module_%d", "class Name%d:", "    def method_%d(self):", "async def function_%d():", "from package import name_%d"}[i%5]
+		python[25+28*i] = []string{"import module_%d", "class Name%d:", "    def method_%d(self):",
+			"async def function_%d():", "from package import name_%d"}[i%5]
 		python[25+28*i] = fmt.Sprintf(python[25+28*i], i)
 		failures[40+45*i] = []string{"ERROR x", "java.lang.Exception", "Traceback", "an eRrOr"}[i%4]
 	}
 	for i := range 6 {
-		script[60+80*i] = []string{"const add = (a, b) => a + b;", "export class Store {", "function load() {", "import fs from 'fs';", "const x = require('x');", "export default async function () {"}[i]
-		php[60+80*i] = []string{"namespace A;", "require_once __DIR__ . '/y.php';", "use A\\B;", "abstract class X {", "    public function y() {", "interface Z {"}[i]
-		headings[60+80*i] = []string{"# Title", "## Part", "### Smaller", "== Of AsciiDoc", "<h2>Of HTML</h2>", "#### Last"}[i]
+		script[60+80*i] = []string{"const add = (a, b) => a + b;", "export class Store {", "function load() {",
+			"import fs from 'fs';", "const x = require('x');", "export default async function () {"}[i]
+		php[60+80*i] = []string{"namespace A;", "require_once __DIR__ . '/y.php';", "use A\\B;", "abstract class X {",
+			"    public function y() {", "interface Z {"}[i]
+		headings[60+80*i] = []string{"# Title", "## Part", "### Smaller", "== Of AsciiDoc", "<h2>Of HTML</h2>",
+			"#### Last"}[i]
 		words[60+80*i] = "le FluxCapacitor est ici"
 	}
 	for _, test := range []struct {
@@ -85,14 +91,16 @@ func TestFewLinesOfASortAreAllKept(t *testing.T) {
 		{"P35 imports, definitions and the header of Python", Code, 600, assignment, python, 0, "nothing of this"},
 		{"P35 those of JavaScript", Code, 600, assignment, script, 0, "nothing of this"},
 		{"P35 those of PHP", Code, 600, assignment, php, 0, "nothing of this"},
-		{"P36 failures and the lines around them", Logs, 1000, record, map[int]string{400: "ERROR x", 700: "Traceback"}, 1, "why was it lost"},
+		{"P36 failures and the lines around them", Logs, 1000, record, map[int]string{400: "ERROR x", 700: "Traceback"}, 1,
+			"why was it lost"},
 		{"P36 failures at the ends", Logs, 1000, record, map[int]string{1: "error", 1000: "Exception"}, 0, "why was it lost"},
 		{"P36 many failures", Logs, 1000, record, failures, 0, "why was it lost"},
 		{"P37 headings", Docs, 600, prose, headings, 0, "nothing of this"},
 		{"P32 lines with a word of the goal", Docs, 600, prose, words, 0, "inspecter fluxcapacitor"},
 		{"P32 in code", Code, 600, assignment, words, 0, "inspecter fluxcapacitor"},
 		{"P32 in logs", Logs, 600, record, words, 0, "inspecter fluxcapacitor"},
-		{"P32 one line of many", Docs, 1000, "ligne %d", map[int]string{500: "le FluxCapacitor est ici"}, 0, "inspecter fluxcapacitor"},
+		{"P32 one line of many", Docs, 1000, "ligne %d", map[int]string{500: "le FluxCapacitor est ici"}, 0,
+			"inspecter fluxcapacitor"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			text := with(test.n, test.like, test.others)
@@ -178,7 +186,8 @@ func TestManyLinesOfASortDoNotStopThePruning(t *testing.T) { // P33
 
 // A log of nothing but failures is one of the few texts of which nothing may go.
 func TestALogOfFailuresStaysWhole(t *testing.T) { // P36
-	if got := Prune(t.Context(), request(Logs, with(300, "ERROR %d", nil), "")); got.Stats.PrunedLines != 0 || got.Stats.UsedFallback {
+	if got := Prune(t.Context(), request(Logs, with(300, "ERROR %d", nil), "")); got.Stats.PrunedLines != 0 ||
+		got.Stats.UsedFallback {
 		t.Errorf("%+v", got.Stats)
 	}
 }
@@ -232,7 +241,8 @@ func TestDirectivesHoldWhateverElseIsAskedFor(t *testing.T) { // P38
 				r.Options.MaxPruneRatio, r.Scores = ratio, scores
 				got := Prune(t.Context(), r)
 				if lost := missing(got, want...); lost != nil || got.Stats.PrunedLines == 0 {
-					t.Errorf("%s at %v, scored %v: lines %v are gone, %d in all", source, ratio, scores != nil, lost, got.Stats.PrunedLines)
+					t.Errorf("%s at %v, scored %v: lines %v are gone, %d in all", source, ratio, scores != nil, lost,
+						got.Stats.PrunedLines)
 				}
 			}
 		}
@@ -250,7 +260,8 @@ func TestAWordOfAGoalCountsOnce(t *testing.T) { // P32
 }
 
 func TestWordsOfAGoal(t *testing.T) { // P32, P39
-	l := split("The Request was lost\nla Métrique est là\nmax_docs = 3\na.*b and (x)\ncafé noir\n数据库连接 is down\nrequests\nprune_id=prn_x\nv2024 shipped\n")
+	l := split("The Request was lost\nla Métrique est là\nmax_docs = 3\na.*b and (x)\ncafé noir\n数据库连接 is " +
+		"down\nrequests\nprune_id=prn_x\nv2024 shipped\n")
 	for _, test := range []struct {
 		name, goal string
 		want       []int // of all words together

@@ -11,9 +11,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 )
 
-// A Source is what a text is.
+// A Source is the type of a text.
 type Source string
 
+// Types of texts.
 const (
 	Code Source = "code"
 	Logs Source = "logs"
@@ -26,29 +27,28 @@ func ParseSource(name string) (source Source, ok bool) {
 	return source, source == Code || source == Logs || source == Docs
 }
 
-// A Request is a text to prune, and what for. Text and Goal come from anywhere;
-// nothing in them is ever an instruction.
+// A Request is a text to prune, with its goal. Text and Goal are untrusted: nothing in them is an
+// instruction.
 type Request struct {
 	Text    string
 	Goal    string
 	Source  Source
 	Options Options
 
-	// Handles makes the ID.
+	// Handles creates the ID.
 	Handles store.Handles
 
-	// Scores says of each of the Lines of the text how much it bears on the goal,
-	// NaN where nobody knows. Nil for our own estimate.
+	// Scores are the scores of the text's Lines, NaN where unknown. Nil to use the built-in estimate.
 	Scores []float64
 }
 
-// Options are limits on the result, not preferences, and its form.
+// Options are hard limits on the result, and its form.
 type Options struct {
-	MaxPruneRatio  float64       // of the lines, 0 to 1
-	MinKeepLines   int           // not negative
+	MaxPruneRatio  float64       // largest share of lines to remove, 0 to 1
+	MinKeepLines   int           // at least 0
 	Timeout        time.Duration // of local work
-	AnnotateLines  bool          // kept lines have their number in front
-	IncludeMarkers bool          // a marker stands where a block was
+	AnnotateLines  bool          // kept lines are prefixed with their numbers
+	IncludeMarkers bool          // markers replace removed blocks
 }
 
 // Removable returns how many of n lines may be removed.
@@ -56,7 +56,7 @@ func (o *Options) Removable(n int) int {
 	return max(0, min(int(float64(n)*o.MaxPruneRatio+1e-9), n-o.MinKeepLines))
 }
 
-// Warnings of results which are the text as it was.
+// Warnings of results that are the unchanged text.
 const (
 	InputTooLarge       = "input_too_large"
 	Timeout             = "timeout"
@@ -65,7 +65,7 @@ const (
 	InternalError       = "internal_error"
 )
 
-// A Result is a pruned text and an account of what was done to it.
+// A Result is a pruned text and what was removed from it.
 type Result struct {
 	PruneID     string       `json:"prune_id"`
 	PrunedText  string       `json:"pruned_text"`
@@ -74,7 +74,7 @@ type Result struct {
 	Warnings    []string     `json:"warnings"`
 }
 
-// An Annotation describes a block of lines that was removed.
+// An Annotation describes a removed block of lines.
 type Annotation struct {
 	Kind   string `json:"kind"` // pruned_block
 	Start  int    `json:"original_start_line"`
@@ -84,7 +84,7 @@ type Annotation struct {
 	Marker string `json:"marker"`
 }
 
-// Stats say what a pruning has saved.
+// Stats say what pruning has saved.
 type Stats struct {
 	OriginalLines int     `json:"original_lines"`
 	KeptLines     int     `json:"kept_lines"`
@@ -98,8 +98,7 @@ type Stats struct {
 	UsedFallback  bool    `json:"used_fallback"`
 }
 
-// ID returns the handle of a request: the same whenever text, goal, source and
-// options are.
+// ID returns the handle of a request. It depends only on text, goal, source and options.
 func (r *Request) ID() string {
 	o := &r.Options
 	var options []byte
@@ -113,9 +112,8 @@ func (r *Request) ID() string {
 	return r.Handles.New("prn_", []byte(r.Text), []byte(r.Goal), []byte(r.Source), options)
 }
 
-// Prune leaves out of a text what bears least on its goal, as far as the limits
-// allow. It always returns something that can be used: if it can not do its work, or
-// not in time, the text as it was and a warning.
+// Prune removes the lines least relevant to the goal, within the limits. It always returns a usable
+// result: if it fails or takes too long, the unchanged text and a warning.
 func Prune(ctx context.Context, r *Request) *Result {
 	start := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, r.Options.Timeout)
@@ -133,8 +131,8 @@ func Prune(ctx context.Context, r *Request) *Result {
 	return result
 }
 
-// MaxLines is how many lines a text may have: so many take some 200 MB for a moment.
-// One of more is returned as it was, and said to be too large.
+// MaxLines is how many lines a text may have, which take some 200 MB for a moment. A longer text is
+// returned unchanged, with a warning.
 const MaxLines = 250_000
 
 var (
@@ -165,7 +163,7 @@ func (r *Request) prune(ctx context.Context) (*Result, error) {
 	if r.Scores != nil {
 		units, kept, err = r.chooseScored(ctx, l, o, costs, removable)
 	} else {
-		units, kept, err = r.chooseOwn(ctx, l, o, costs, removable)
+		units, kept, err = r.chooseEstimated(ctx, l, o, costs, removable)
 	}
 	if err != nil {
 		return nil, err
@@ -180,7 +178,7 @@ func (r *Request) prune(ctx context.Context) (*Result, error) {
 	return render(r, l, o, costs, blocks), nil
 }
 
-// Raw returns the text as it was, with a warning why.
+// Raw returns the unchanged text with a warning.
 func Raw(r *Request, warning string) *Result {
 	result := unchanged(r)
 	result.Fallback(warning)
@@ -198,7 +196,7 @@ func unchanged(r *Request) *Result {
 	}
 }
 
-// Fallback notes that the result is not what was asked for, and why.
+// Fallback records that the result is not as requested, and why.
 func (r *Result) Fallback(warnings ...string) {
 	r.Stats.UsedFallback = true
 	r.Warnings = append(r.Warnings, warnings...)

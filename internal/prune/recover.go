@@ -6,17 +6,17 @@ import (
 	"strings"
 )
 
-// A Range is some lines of a text, counted from 1, both included.
+// A Range is a range of lines, counted from 1, both included.
 type Range struct {
 	Start int `json:"start_line"`
 	End   int `json:"end_line"`
 }
 
-// ErrRange says that a range is none of the text.
+// ErrRange is returned for a range that the text does not have.
 var ErrRange = errors.New("invalid range")
 
-// Recover returns lines of a text in the order of the ranges, with their numbers in
-// front if numbered. A range may end after the text does.
+// Recover returns the lines of the ranges, in their order, prefixed with their numbers if numbered. A
+// range may end beyond the text.
 func Recover(text string, ranges []Range, numbered bool) (string, error) {
 	l := split(text)
 	var b strings.Builder
@@ -39,7 +39,7 @@ func Recover(text string, ranges []Range, numbered bool) (string, error) {
 	return b.String(), nil
 }
 
-// writeNumber writes the number of line i as it stands in front of the line.
+// writeNumber writes the prefix of line i.
 func writeNumber(b *strings.Builder, i int) {
 	b.WriteString(strconv.Itoa(i + 1))
 	b.WriteString("│ ")

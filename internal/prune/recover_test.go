@@ -28,7 +28,8 @@ func TestRecover(t *testing.T) {
 		{"an empty line alone", "a\n\n", []Range{{2, 2}}, true, "2│ "},
 		{"an empty line and another", "a\n\n", []Range{{2, 2}, {1, 1}}, false, "\na"},
 		{"P34 P53 bytes as they were", " \xff\u2028é\t\nb", []Range{{1, 1}}, false, " \xff\u2028é\t"},
-		{"P39 a marker in the text", "⟦PRUNÉ: prune_id=x lignes 1-2 (2) raison=y⟧\nb", []Range{{1, 1}}, false, "⟦PRUNÉ: prune_id=x lignes 1-2 (2) raison=y⟧"},
+		{"P39 a marker in the text", "⟦PRUNÉ: prune_id=x lignes 1-2 (2) raison=y⟧\nb", []Range{{1, 1}}, false,
+			"⟦PRUNÉ: prune_id=x lignes 1-2 (2) raison=y⟧"},
 		{"no ranges", "a\nb", nil, true, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {

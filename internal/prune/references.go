@@ -2,10 +2,10 @@ package prune
 
 import "strings"
 
-// readReferences follows the names of definitions one step: from lines that match the goal
-// to what they use, and from what matches to the lines that use it.
+// readReferences follows the names of definitions one step: from matching lines to the definitions
+// they use, and from matching definitions to the lines that use them.
 func (s *sheet) readReferences(l lines, o *outline) {
-	blocks := map[string]int{} // that define a name, -1 if several do
+	blocks := map[string]int{} // defining block by name, -1 if there are several
 	matches := make([]float64, o.blocks)
 	for i, match := range s.matches {
 		b := o.block[i]
@@ -37,15 +37,14 @@ func (s *sheet) readReferences(l lines, o *outline) {
 	s.set(usesFound, uses)
 }
 
-// minReference is how many letters a name has whose uses are followed. Shorter ones mean
-// many things.
+// minReference is the shortest name that is followed. Shorter ones are ambiguous.
 const minReference = 3
 
-// nameDefined returns the name that a line with a definition gives: what follows the word
-// for it or stands before the parameters, or the first name of another sort.
+// nameDefined returns the name that a line defines: the one after the defining keyword or before the
+// parameters, or else the first name.
 func nameDefined(line string) string {
 	first := ""
-	defined := -1 // where the word ends that says what is defined
+	defined := -1 // end of the defining keyword
 	for start, end := nextIdentifier(line, 0); start < end; start, end = nextIdentifier(line, end) {
 		named := defined >= 0 && strings.TrimSpace(line[defined:start]) == ""
 		defined = -1
@@ -62,8 +61,7 @@ func nameDefined(line string) string {
 	return first
 }
 
-// nextIdentifier returns where the next name of a program begins and ends, from a place on.
-// If there is none, it is empty.
+// nextIdentifier returns the start and end of the next identifier. They are equal if there is none.
 func nextIdentifier(line string, from int) (start, end int) {
 	for start = from; start < len(line) && !isLetter(line[start]) && line[start] != '_'; start++ {
 	}

@@ -77,7 +77,8 @@ func nightly() {
 }
 
 func TestANameThatIsDefinedTwiceIsNotFollowed(t *testing.T) {
-	text := "def run():\n    launch()\n\n\nclass A:\n    def run(self):\n        pass\n\n\ndef launch():\n    pass\n\n\ndef other():\n    run()\n"
+	text := "def run():\n    launch()\n\n\nclass A:\n    def run(self):\n        pass\n\n\ndef launch():\n    " +
+		"pass\n\n\ndef other():\n    run()\n"
 	for i, row := range Features(request(Code, text, "launch it all")) {
 		if line := Lines(text)[i]; strings.Contains(line, "    run()") && row[usesFound] != 0 {
 			t.Errorf("%s is said to use what matches", line)

@@ -8,10 +8,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 )
 
-// A block is a run of lines that are left out, [start, end) counted from 0.
+// A block is a removed run of lines, [start, end) counted from 0.
 type block struct{ start, end int }
 
-// Why a block is left out, as markers have it: short, for it costs tokens.
+// Reasons in markers. They are short, because they cost tokens.
 const (
 	offGoal    = "hors focus"
 	onComments = "commentaires"
@@ -20,7 +20,7 @@ const (
 	onRoutine  = "routine"
 )
 
-// reasonOf tells why a block is left out by what most of it is.
+// reasonOf returns the reason for removing a block, by what most of it is.
 func (o *outline) reasonOf(b block, source Source) string {
 	if source == Logs {
 		return onRoutine
@@ -47,20 +47,20 @@ func (o *outline) reasonOf(b block, source Source) string {
 	return offGoal
 }
 
-// render returns the result of leaving blocks out.
+// render returns the result of removing blocks.
 func render(r *Request, l lines, o *outline, costs []int, blocks []block) *Result {
 	if len(blocks) == 0 && !r.Options.AnnotateLines {
 		return unchanged(r)
 	}
 	result := &Result{PruneID: r.ID(), Annotations: make([]Annotation, len(blocks)), Warnings: []string{}}
 	var b strings.Builder
-	at, removed := 0, 0
+	from, removed := 0, 0
 	keep := func(end int) {
 		if !r.Options.AnnotateLines {
-			b.WriteString(l.text[l.starts[at]:l.starts[end]])
+			b.WriteString(l.text[l.starts[from]:l.starts[end]])
 			return
 		}
-		for i := at; i < end; i++ {
+		for i := from; i < end; i++ {
 			writeNumber(&b, i)
 			b.WriteString(l.whole(i))
 		}
@@ -71,12 +71,13 @@ func render(r *Request, l lines, o *outline, costs []int, blocks []block) *Resul
 		result.Annotations[i] = a
 		if r.Options.IncludeMarkers {
 			b.WriteString(a.Marker)
-			if last := block.end - 1; len(l.whole(last)) > len(l.line(last)) { // the text need not end with a line's end
+			// The last line of the text may have no newline.
+			if last := block.end - 1; len(l.whole(last)) > len(l.line(last)) {
 				b.WriteByte('\n')
 			}
 		}
 		removed += a.Count
-		at = block.end
+		from = block.end
 	}
 	keep(l.len())
 	result.PrunedText = b.String()
@@ -92,11 +93,10 @@ func annotate(id string, b block, reason string) Annotation {
 	}
 }
 
-// usdPerToken is what a token saved is taken to be worth.
+// usdPerToken is the assumed value of a saved token.
 const usdPerToken = 0.01 / 1e6
 
-// account fills in the statistics of a result of which the text is known, given how many
-// tokens the lines were.
+// account sets the statistics of a result with its text, given the tokens of each original line.
 func (r *Result) account(costs []int, removed int) {
 	s := &r.Stats
 	s.OriginalLines, s.PrunedLines, s.KeptLines = len(costs), removed, len(costs)-removed

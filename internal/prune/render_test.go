@@ -25,11 +25,13 @@ func TestRender(t *testing.T) { // P23 to P28
 		{"with numbers", "a\nb\nc\nd\ne\n", []block{{1, 3}}, true, true, "1│ a\n<1>\n4│ d\n5│ e\n"},
 		{"with numbers and without markers", "a\nb\nc\n", []block{{1, 2}}, true, false, "1│ a\n3│ c\n"},
 		{"numbers and nothing removed", "a\n\nc", nil, true, true, "1│ a\n2│ \n3│ c"},
-		{"numbers count LF, CRLF and CR alone", "a\u2028b\r\nc\u0085d\re\ff\ng", nil, true, true, "1│ a\u2028b\r\n2│ c\u0085d\r3│ e\ff\n4│ g"},
+		{"numbers count LF, CRLF and CR alone", "a\u2028b\r\nc\u0085d\re\ff\ng", nil, true, true,
+			"1│ a\u2028b\r\n2│ c\u0085d\r3│ e\ff\n4│ g"},
 		{"nothing removed", "a\r\n\r\nc\r", nil, false, true, "a\r\n\r\nc\r"},
 		{"carriage returns with line feeds", "a\r\nb\r\nc\r\n", []block{{1, 2}}, false, true, "a\r\n<1>\nc\r\n"},
 		{"carriage returns alone", "a\rb\rc\r", []block{{1, 2}}, false, true, "a\r<1>\nc\r"},
-		{"kept lines to the byte", " \xff\u2028\t\nb\n\tc \f\n", []block{{1, 2}}, false, true, " \xff\u2028\t\n<1>\n\tc \f\n"},
+		{"kept lines to the byte", " \xff\u2028\t\nb\n\tc \f\n", []block{{1, 2}}, false, true,
+			" \xff\u2028\t\n<1>\n\tc \f\n"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := request(Docs, test.text, "")
@@ -73,7 +75,8 @@ func TestReasons(t *testing.T) { // P21, R4
 
 func TestAMarkerIsItsAnnotation(t *testing.T) { // P22
 	got := annotate("prn_x", block{9, 12}, "hors focus")
-	want := Annotation{"pruned_block", 10, 12, 3, "hors focus", "⟦PRUNÉ: prune_id=prn_x lignes 10-12 (3) raison=hors focus⟧"}
+	want := Annotation{"pruned_block", 10, 12, 3, "hors focus",
+		"⟦PRUNÉ: prune_id=prn_x lignes 10-12 (3) raison=hors focus⟧"}
 	if got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
@@ -88,10 +91,12 @@ func TestResultsHaveAllTheirMembers(t *testing.T) { // P18, P20
 	if err := json.Unmarshal(text, &got); err != nil {
 		t.Fatal(err)
 	}
-	if string(got["annotations"]) != "[]" || string(got["warnings"]) != "[]" || string(got["pruned_text"]) != `""` || len(got["prune_id"]) != len(`"prn_0123456789"`) {
+	if string(got["annotations"]) != "[]" || string(got["warnings"]) != "[]" || string(got["pruned_text"]) != `""` ||
+		len(got["prune_id"]) != len(`"prn_0123456789"`) {
 		t.Errorf("%s", text)
 	}
-	for _, member := range []string{"original_lines", "kept_lines", "pruned_lines", "pruned_ratio", "tokens_est_before", "tokens_est_after", "tokens_saved_est", "cost_estimated_usd", "elapsed_ms", "used_fallback"} {
+	for _, member := range []string{"original_lines", "kept_lines", "pruned_lines", "pruned_ratio", "tokens_est_before",
+		"tokens_est_after", "tokens_saved_est", "cost_estimated_usd", "elapsed_ms", "used_fallback"} {
 		if !strings.Contains(string(got["stats"]), `"`+member+`":`) {
 			t.Errorf("no %s in %s", member, got["stats"])
 		}

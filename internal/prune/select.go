@@ -10,26 +10,25 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 )
 
-// pays reports whether a text has fewer tokens without blocks, whatever the handle in their
-// markers.
+// pays reports whether removing blocks saves tokens, whatever the handle in their markers.
 func pays(l lines, o *outline, source Source, costs []int, blocks []block) bool {
 	before := 0
 	for _, cost := range costs {
 		before += cost
 	}
 	var b strings.Builder
-	at := 0
+	end := 0
 	for _, block := range blocks {
-		b.WriteString(l.text[l.starts[at]:l.starts[block.start]])
+		b.WriteString(l.text[l.starts[end]:l.starts[block.start]])
 		b.WriteString(annotate(dearestHandle, block, o.reasonOf(block, source)).Marker + "\n")
-		at = block.end
+		end = block.end
 	}
-	b.WriteString(l.text[l.starts[at]:])
+	b.WriteString(l.text[l.starts[end]:])
 	return tokens.Count(b.String()) < before
 }
 
-// chooseOwn chooses by our own estimate of what bears on the goal.
-func (r *Request) chooseOwn(
+// chooseEstimated chooses by the built-in estimate.
+func (r *Request) chooseEstimated(
 	ctx context.Context, l lines, o *outline, costs []int, removable int,
 ) (units []unit, kept []bool, err error) {
 	goal := beginning(r.Goal)
@@ -52,7 +51,7 @@ func (r *Request) chooseOwn(
 	return units, kept, err
 }
 
-// maxGoal is how many bytes of a goal are read. It is a sentence, or a short text.
+// maxGoal is how many bytes of a goal are read. It should be a sentence or a short text.
 const maxGoal = 16 << 10
 
 func beginning(goal string) string {
@@ -62,12 +61,12 @@ func beginning(goal string) string {
 	return strings.ToValidUTF8(goal[:maxGoal], "")
 }
 
-// chooseScored chooses by the scores of a reranker, which say nothing of tokens: every
-// line costs the same. Of a short text just the best lines are kept.
+// chooseScored chooses by the scores of a reranker, which do not consider tokens: every line costs the
+// same. Of a short text just the best lines are kept.
 func (r *Request) chooseScored(
 	ctx context.Context, l lines, o *outline, costs []int, removable int,
 ) (units []unit, kept []bool, err error) {
-	values := levelled(r.Scores)
+	values := normalizeScores(r.Scores)
 	units = newUnits(o, costs, values, protect(l, o, new(wording), removable))
 	if l.len() < short {
 		return units, best(units, removable), nil
@@ -83,27 +82,27 @@ func (r *Request) chooseScored(
 	return units, kept, err
 }
 
-// saving is the share of tokens that is to be saved where a share of the lines may be
-// removed. It is less, for markers cost tokens and what matters has long lines.
+// saving returns the share of tokens to save where a share of the lines may be removed. It is less
+// than ratio, because markers cost tokens and relevant lines are long. The factors are empirical.
 func saving(ratio float64) float64 { return ratio * (0.845 + 0.06*ratio) }
 
-// Handles to reckon with, not those of the request: those are others in each process,
-// and what is kept must not be.
+// Handles for estimates. The request's own differ between processes, and must not influence what is
+// kept.
 const (
 	usualHandle   = "prn_3SEMd5UxCK"
 	dearestHandle = "prn_0a0a0a0a0a"
 )
 
-// markerTokens is what a marker costs in a text of n lines. What is kept does not
-// depend on whether there are markers: it is the same, however it is shown.
+// markerTokens returns the cost of a marker in a text of n lines. Markers are counted even if they are
+// not written, so that the same lines are kept.
 func markerTokens(n int) float64 {
 	return float64(tokens.Count(annotate(usualHandle, block{n - 1, n}, offGoal).Marker + "\n"))
 }
 
-// newUnits returns what is kept or removed as a whole.
+// newUnits returns the units of a text.
 func newUnits(o *outline, costs []int, values []float64, must []bool) []unit {
 	units := make([]unit, 0, len(values))
-	of := make([]int, len(values)) // the unit of each line
+	of := make([]int, len(values)) // unit by line
 	for i, value := range values {
 		if o.is(i, joined) {
 			last := &units[len(units)-1]
@@ -124,9 +123,9 @@ func newUnits(o *outline, costs []int, values []float64, must []bool) []unit {
 	return units
 }
 
-// levelled returns the scores of a reranker, whatever their scale, as values above 0
-// and up to 1. Lines without a score have a little less than the nearest that has one.
-func levelled(scores []float64) []float64 {
+// normalizeScores maps the scores of a reranker, on any scale, to values above 0 and up to 1. A line without
+// a score gets a little less than the nearest scored line.
+func normalizeScores(scores []float64) []float64 {
 	low, high := math.Inf(1), math.Inf(-1)
 	for _, s := range scores {
 		if !math.IsNaN(s) {
@@ -134,7 +133,7 @@ func levelled(scores []float64) []float64 {
 		}
 	}
 	values := make([]float64, len(scores))
-	distance := make([]int, len(scores)) // from the line that has it
+	distance := make([]int, len(scores)) // distance from the line with the score
 	for i, s := range scores {
 		switch {
 		case math.IsNaN(s) && i > 0:
@@ -142,7 +141,7 @@ func levelled(scores []float64) []float64 {
 		case math.IsNaN(s):
 			distance[i] = len(scores)
 		case high > low:
-			values[i] = (s/2 - low/2) / (high/2 - low/2) // halves do not overflow
+			values[i] = (s/2 - low/2) / (high/2 - low/2) // halves cannot overflow
 		}
 	}
 	for i := len(scores) - 2; i >= 0; i-- {
@@ -151,15 +150,15 @@ func levelled(scores []float64) []float64 {
 		}
 	}
 	for i := range values {
-		if values[i] = 0.001 + 0.999*values[i]; distance[i] > 0 {
+		values[i] = 0.001 + 0.999*values[i]
+		if distance[i] > 0 {
 			values[i] *= 0.999
 		}
 	}
 	return values
 }
 
-// best keeps the best units, the first of those that are equal, and no more than must
-// be.
+// best keeps the best units, the first of equal ones, and no more than required.
 func best(units []unit, removable int) []bool {
 	order := make([]int, len(units))
 	kept := make([]bool, len(units))
@@ -198,7 +197,7 @@ func removed(units []unit, kept []bool) (blocks []block) {
 	return blocks
 }
 
-// count returns how many lines blocks have together.
+// count returns the number of lines in blocks.
 func count(blocks []block) (n int) {
 	for _, b := range blocks {
 		n += b.end - b.start

@@ -8,7 +8,7 @@ import (
 
 const ellipsis = "…"
 
-// shorten cuts lines that would take more than a quarter of the characters.
+// shorten shortens lines that would take more than a quarter of the characters.
 func (r *reading) shorten(q *query) {
 	most := r.MaxChars / 4
 	for i := range r.len() {
@@ -21,18 +21,18 @@ func (r *reading) shorten(q *query) {
 	}
 }
 
-// A hit is where a term of a goal stands in a line, in bytes.
+// A hit is a term of a goal in a line, at byte positions.
 type hit struct {
 	start, end int
-	weight     float64 // less if the term stands there often
+	weight     float64 // lower if the term occurs often
 }
 
-// shortened returns the part of a line that has most of the goal's terms, the rarer ones
-// above all, in at most so many characters, given that the line has more.
+// shortened returns the part of a longer line with the most terms of the goal, preferring rare ones,
+// in at most so many characters.
 func shortened(line string, q *query, most int) string {
 	most = max(0, most-2*utf8.RuneCountInString(ellipsis))
 	start, end := bestPart(hitsIn(line, q), most)
-	// Widen it on both sides as far as there is room.
+	// Extend it on both sides as far as possible.
 	for room := most - utf8.RuneCountInString(line[start:end]); room > 0; {
 		before := room
 		if start > 0 {
@@ -59,7 +59,7 @@ func shortened(line string, q *query, most int) string {
 	return short
 }
 
-// hitsIn returns where the terms of a goal stand in a line, in order.
+// hitsIn returns the terms of a goal in a line, in order.
 func hitsIn(line string, q *query) []hit {
 	lower := lowerASCII(line)
 	var all []hit
@@ -81,8 +81,8 @@ func hitsIn(line string, q *query) []hit {
 	return all
 }
 
-// bestPart returns where the hits are that weigh most together and span no more than so
-// many bytes, the first of them if there are several.
+// bestPart returns the span of the hits with the largest total weight within so many bytes, the first
+// of equal ones.
 func bestPart(hits []hit, most int) (start, end int) {
 	best, weight, first := 0.0, 0.0, 0
 	for i := range hits {
@@ -98,7 +98,7 @@ func bestPart(hits []hit, most int) (start, end int) {
 	return start, end
 }
 
-// lowerASCII returns text with the letters A to Z in lower case, every byte where it was.
+// lowerASCII returns text with A to Z in lower case. Byte positions do not change.
 func lowerASCII(text string) string {
 	b := []byte(text)
 	for i, c := range b {

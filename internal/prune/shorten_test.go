@@ -13,12 +13,14 @@ func TestShortened(t *testing.T) {
 		most             int
 		want             string
 	}{
-		{"what the goal is about, in the middle", filler + "the needle" + filler, "find the needle", 20, "…um the needlelorem…"},
+		{"what the goal is about, in the middle", filler + "the needle" + filler, "find the needle", 20,
+			"…um the needlelorem…"},
 		{"at the beginning", "Needle " + filler, "needle", 20, "Needle lorem ipsum…"},
 		{"at the end", filler + "needle", "needle", 20, "…lorem ipsum needle"},
 		{"nothing of the goal", filler, "needle", 10, "lorem ip…"},
 		{"the rarer term", "a cat " + filler + "a cat " + filler + "a dog " + filler, "cat and dog", 12, "…m a dog lo…"},
-		{"both terms where they stand together", "dog " + filler + "a cat and a dog " + filler, "cat and dog", 20, "… a cat and a dog l…"},
+		{"both terms where they stand together", "dog " + filler + "a cat and a dog " + filler, "cat and dog", 20,
+			"… a cat and a dog l…"},
 		{"characters, not bytes", strings.Repeat("日本", 50), "needle", 6, "日本日本…"},
 		{"no room", filler, "needle", 1, "…"},
 	} {

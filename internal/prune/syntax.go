@@ -2,7 +2,7 @@ package prune
 
 import "strings"
 
-// What a line of code is, is told by its looks: words that begin it, and how it ends.
+// Lines of code are classified by their looks: the words at their beginning, and their end.
 
 func isComment(text string) bool {
 	switch text[0] {
@@ -14,7 +14,7 @@ func isComment(text string) bool {
 		if len(text) == 1 || text[1] == '!' || text[1] == '#' {
 			return true
 		}
-		if strings.HasPrefix(text, "# ") { // GNU's C has blanks there, but no sentence begins so
+		if strings.HasPrefix(text, "# ") { // GNU C has blanks there, but prose does not look like a directive
 			return !isDirective(text) || !strings.ContainsAny(text, "<\"_()\\")
 		}
 		return text[1] != '[' && !preprocessor[firstWord(text[1:])]
@@ -26,14 +26,15 @@ func isComment(text string) bool {
 	return false
 }
 
-var preprocessor = setOf("include define undef if ifdef ifndef elif else endif pragma error import region endregion line using nullable")
+var preprocessor = setOf(`include define undef if ifdef ifndef elif else endif pragma error import region endregion
+	line using nullable`)
 
 func isDecorator(text string) bool {
 	return text[0] == '@' && len(text) > 1 && isLetter(text[1]) || strings.HasPrefix(text, "#[") ||
 		text[0] == '[' && text[len(text)-1] == ']' && len(text) > 2 && 'A' <= text[1] && text[1] <= 'Z'
 }
 
-// withoutDecorator returns what follows annotations on the same line, as Java has them.
+// withoutDecorator returns what follows annotations on the same line, as in Java.
 func withoutDecorator(text string) string {
 	for strings.HasPrefix(text, "@") {
 		name := firstWord(text[1:])
@@ -56,7 +57,7 @@ func withoutDecorator(text string) string {
 	return text
 }
 
-// isImport reports whether an import begins with this line.
+// isImport reports whether a line begins an import.
 func isImport(text string) bool {
 	first := firstWord(text)
 	rest := strings.TrimLeft(text[len(first):], " \t")
@@ -64,11 +65,13 @@ func isImport(text string) bool {
 	case "import":
 		return rest != "" && rest[0] != '.' && rest[0] != '=' && rest[0] != ':'
 	case "from":
-		return strings.Contains(rest, " import") || strings.HasSuffix(rest, "\"") || strings.HasSuffix(rest, "';") || strings.HasSuffix(rest, "\";")
+		return strings.Contains(rest, " import") || strings.HasSuffix(rest, "\"") || strings.HasSuffix(rest, "';") ||
+			strings.HasSuffix(rest, "\";")
 	case "package":
 		return rest != "" && !strings.ContainsAny(rest, "(=:")
 	case "use", "using":
-		return strings.HasSuffix(rest, ";") && !strings.Contains(rest, "(") || strings.HasSuffix(rest, "{") && strings.Contains(rest, "::") ||
+		return strings.HasSuffix(rest, ";") && !strings.Contains(rest, "(") ||
+			strings.HasSuffix(rest, "{") && strings.Contains(rest, "::") ||
 			first == "use" && strings.Contains(rest, "::")
 	case "pub":
 		return strings.HasPrefix(rest, "use ")
@@ -79,7 +82,8 @@ func isImport(text string) bool {
 	case "load":
 		return rest != "" && strings.ContainsAny(rest[:1], `"'`)
 	case "require", "include":
-		return rest != "" && strings.ContainsAny(rest[:1], `"'(`) && !strings.ContainsAny(text, "={") && !strings.HasSuffix(text, ",") ||
+		return rest != "" && strings.ContainsAny(rest[:1], `"'(`) &&
+			!strings.ContainsAny(text, "={") && !strings.HasSuffix(text, ",") ||
 			strings.HasPrefix(rest, "__DIR__")
 	case "source":
 		return rest != "" && !strings.ContainsAny(rest, "=(")
@@ -88,24 +92,28 @@ func isImport(text string) bool {
 	case "export":
 		return (rest != "" && (rest[0] == '*' || rest[0] == '{')) && strings.Contains(rest, " from ")
 	}
-	return strings.HasPrefix(text, "#include") || strings.HasPrefix(text, "#import") || strings.HasPrefix(text, ". ") && len(text) > 2 // of a shell
+	return strings.HasPrefix(text, "#include") || strings.HasPrefix(text, "#import") ||
+		strings.HasPrefix(text, ". ") && len(text) > 2 // a shell
 }
 
-// Words that may stand before the one that says what is defined, and those that do.
+// Words that may precede a defining keyword, and defining keywords.
 var (
-	modifiers = setOf(`export default async pub public private protected internal static final abstract override virtual unsafe extern inline
-		sealed partial open suspend data readonly declare const constexpr friend explicit synchronized native crate local mutating
-		fileprivate case indirect required convenience lazy inner expect actual external noinline operator infix tailrec value`)
-	definers = setOf(`def class func function fn fun struct enum interface trait impl type module namespace object record union mod protocol
-		extension macro_rules typedef actor defmodule defp defmacro sub contract library`)
-	// Words that begin a statement with parentheses or braces that is no definition.
-	statements = setOf(`if for while switch catch return else do using lock fixed foreach elif with try unless until when match select defer go
-		case throw new await delete assert yield not and or in is typeof sizeof loop begin elseif elsif finally goto raise print echo rescue
-		ensure guard var let noexcept`)
+	modifiers = setOf(`export default async pub public private protected internal static final abstract override
+		virtual unsafe extern inline sealed partial open suspend data readonly declare const
+		constexpr friend explicit synchronized native crate local mutating fileprivate case
+		indirect required convenience lazy inner expect actual external noinline operator infix
+		tailrec value`)
+	definers = setOf(`def class func function fn fun struct enum interface trait impl type module namespace
+		object record union mod protocol extension macro_rules typedef actor defmodule defp
+		defmacro sub contract library`)
+	// Words that begin a statement with parentheses or braces, not a definition.
+	statements = setOf(`if for while switch catch return else do using lock fixed foreach elif with try unless
+		until when match select defer go case throw new await delete assert yield not and or in is
+		typeof sizeof loop begin elseif elsif finally goto raise print echo rescue ensure guard
+		var let noexcept`)
 )
 
-// isDefinition reports whether a line begins the definition of a function, a type or
-// a module.
+// isDefinition reports whether a line begins the definition of a function, type or module.
 func isDefinition(text string) bool {
 	first := firstWord(text)
 	rest := withoutModifiers(text)
@@ -120,7 +128,7 @@ func isDefinition(text string) bool {
 	if statements[word] || word == "" && !strings.HasPrefix(rest, "~") && !strings.HasPrefix(rest, "<") {
 		return assignsFunction(text)
 	}
-	if arrow := strings.Index(text, ") =>"); arrow > 0 && len(rest) < len(text) { // of C#, behind public or the like
+	if arrow := strings.Index(text, ") =>"); arrow > 0 && len(rest) < len(text) { // C#, after public or similar
 		return isSignature(text[:arrow+1]) || assignsFunction(text)
 	}
 	switch {
@@ -128,17 +136,17 @@ func isDefinition(text string) bool {
 		return true
 	case text[len(text)-1] == '}': // with its body
 		head, body, _ := strings.Cut(text, "{")
-		named := strings.IndexByte(head, '(') // a call may have a block, but not a type
+		named := strings.IndexByte(head, '(') // a call may have a block, a type may not
 		return isSignature(head) && (body == "}" || len(strings.Fields(head[:max(named, 0)])) > 1) || assignsFunction(text)
 	}
 	return assignsFunction(text)
 }
 
-// withoutModifiers returns a line from the word on that may say what is defined.
+// withoutModifiers returns a line from its first word that is not a modifier.
 func withoutModifiers(text string) string {
 	for range 6 {
 		word := firstWord(text)
-		if !modifiers[word] || strings.HasPrefix(text[len(word):], "::") { // the latter a name of C++
+		if !modifiers[word] || strings.HasPrefix(text[len(word):], "::") { // a C++ name
 			break
 		}
 		text = strings.TrimLeft(text[len(word):], " \t")
@@ -153,24 +161,24 @@ func withoutModifiers(text string) string {
 	return text
 }
 
-// A typeBody is what stands between the braces of a type, where methods may be declared.
+// A typeBody is the body of a type, which may declare methods.
 type typeBody struct {
 	kind typeKind
 	name string // of the type
-	open bool   // its brace has come
+	open bool   // its brace has been read
 }
 
 type typeKind byte
 
 const (
 	noType        typeKind = iota
-	classType              // has methods, and fields that may look like them
-	interfaceType          // has nothing but methods
+	classType              // has methods, and fields that look like them
+	interfaceType          // has only methods
 )
 
-// typeBodyOf returns the body that a definition opens, given its first line.
+// typeBodyOf returns the body that a definition opens, by its first line.
 func typeBodyOf(text string) (b typeBody) {
-	text = withoutTemplate(withoutDecorator(withoutRemark(text)))
+	text = withoutTemplate(withoutDecorator(withoutTrailingComment(text)))
 	if text == "" || strings.IndexByte(";:}", text[len(text)-1]) >= 0 {
 		return b
 	}
@@ -196,9 +204,9 @@ func typeBodyOf(text string) (b typeBody) {
 // declares reports whether a member of a type is a method without a body.
 func (b typeBody) declares(text string) bool {
 	text, ended := strings.CutSuffix(text, ";")
-	text = strings.Replace(text, "?(", "(", 1) // a method that may be missing
+	text = strings.Replace(text, "?(", "(", 1) // an optional method
 	open := strings.IndexByte(text, '(')
-	if open <= 0 || text[open-1] == ' ' { // the latter points to a function
+	if open <= 0 || text[open-1] == ' ' { // the latter is a function pointer
 		return false
 	}
 	before := text[:open]
@@ -207,7 +215,7 @@ func (b typeBody) declares(text string) bool {
 		return false
 	}
 	name := strings.TrimLeft(before[strings.LastIndexAny(before, " *&")+1:], "~")
-	if strings.ToUpper(name) == name { // of a macro
+	if strings.ToUpper(name) == name { // a macro
 		return false
 	}
 	if b.kind == interfaceType {
@@ -217,7 +225,7 @@ func (b typeBody) declares(text string) bool {
 	return (ended || typed) && (name != strings.TrimLeft(before, "~") || name == b.name || name == "constructor" || typed)
 }
 
-// isMacro reports whether a line begins a macro of C that has parameters or several lines.
+// isMacro reports whether a line begins a C macro with parameters or several lines.
 func isMacro(text string) bool {
 	if text[0] != '#' {
 		return false
@@ -228,11 +236,10 @@ func isMacro(text string) bool {
 	return ok && (strings.HasPrefix(after, "(") || continues(rest))
 }
 
-// continues reports whether a line goes on in the next one, as those of C, of shells and
-// of make do.
+// continues reports whether a line continues on the next one, as in C, shells and make.
 func continues(text string) bool { return strings.HasSuffix(text, "\\") }
 
-// afterContinued returns the line after the one that begins at line i.
+// afterContinued returns the line after the continued line that begins at line i.
 func afterContinued(l lines, i int) int {
 	for i < l.len() && continues(l.line(i)) {
 		i++
@@ -240,11 +247,11 @@ func afterContinued(l lines, i int) int {
 	return min(i+1, l.len())
 }
 
-// definesAt returns the line after the head of a definition that begins with line i, of
-// which this is the text, or 0 if none does. A head that is told by its first line ends
-// with it.
+// definesAt returns the line after the head of a definition that begins at line i with this text, or
+// 0. A head recognized by its first line ends there.
 func definesAt(l lines, i int, text string) (next int) {
-	if text = withoutRemark(text); isDefinition(text) || isStatementOfSQL(text) || l.whole(i)[0] > ' ' && isSection(text) {
+	if text = withoutTrailingComment(text); isDefinition(text) || isSQLDefinition(text) || l.whole(i)[0] > ' ' &&
+		isSection(text) {
 		return i + 1
 	}
 	if statements[firstWord(text)] || !strings.Contains(text, "(") {
@@ -263,16 +270,16 @@ func definesAt(l lines, i int, text string) (next int) {
 	return 0
 }
 
-// isSection reports whether a line that is not indented opens a section of a
-// configuration, as those of Terraform and nginx have them: words and a brace.
+// isSection reports whether an unindented line opens a section of a configuration, as in Terraform and
+// nginx: words and a brace.
 func isSection(text string) bool {
 	head, ok := strings.CutSuffix(text, " {")
 	word := firstWord(head)
 	return ok && word != "" && !statements[word] && !strings.ContainsAny(head, "()=;,|&<>")
 }
 
-// isStatementOfSQL reports whether a line creates or alters something in a database.
-func isStatementOfSQL(text string) bool {
+// isSQLDefinition reports whether a line creates or alters something in a database.
+func isSQLDefinition(text string) bool {
 	if c := text[0] | 0x20; c != 'c' && c != 'a' {
 		return false
 	}
@@ -280,13 +287,14 @@ func isStatementOfSQL(text string) bool {
 	if !strings.EqualFold(verb, "create") && !strings.EqualFold(verb, "alter") {
 		return false
 	}
-	return objectsOfSQL[strings.ToLower(firstWord(strings.TrimLeft(text[len(verb):], " ")))]
+	return sqlObjects[strings.ToLower(firstWord(strings.TrimLeft(text[len(verb):], " ")))]
 }
 
-var objectsOfSQL = setOf("table view index function procedure trigger type schema database sequence or unique temp temporary materialized extension policy role")
+var sqlObjects = setOf(`table view index function procedure trigger type schema database sequence or unique temp
+	temporary materialized extension policy role`)
 
-// withoutRemark returns a line without the comment behind its brace.
-func withoutRemark(text string) string {
+// withoutTrailingComment returns a line without the comment after its brace.
+func withoutTrailingComment(text string) string {
 	for i := strings.IndexByte(text, '{') + 1; i > 0 && i < len(text); i++ {
 		if text[i-1] != '{' || text[i] != ' ' {
 			continue
@@ -299,17 +307,17 @@ func withoutRemark(text string) string {
 	return text
 }
 
-// isTemplate reports whether a template of C++ begins with this line.
+// isTemplate reports whether a line begins a C++ template.
 func isTemplate(text string) bool {
 	rest, ok := strings.CutPrefix(text, "template")
 	return ok && strings.HasPrefix(strings.TrimLeft(rest, " "), "<")
 }
 
-// A templateHead is what has been read of the head of a template of C++.
+// A templateHead is the parser state of the head of a C++ template.
 type templateHead struct{ angles, parentheses int }
 
-// read reads a line of the head. It returns what the template is made of, which may be in
-// the next line, and whether the head ends in this one.
+// read reads a line of the head. It returns what follows the head, which may be on the next line, and
+// whether the head ends in this line.
 func (h *templateHead) read(text string) (rest string, closed bool) {
 	for i := 0; i < len(text); i++ {
 		switch c := text[i]; {
@@ -317,14 +325,14 @@ func (h *templateHead) read(text string) (rest string, closed bool) {
 			h.parentheses++
 		case c == ')':
 			h.parentheses--
-		case h.parentheses > 0: // may compare
+		case h.parentheses > 0: // may be comparisons
 		case c == '<':
 			h.angles++
 		case c == '>' && (i == 0 || text[i-1] != '-'):
 			if h.angles--; h.angles > 0 {
 				continue
 			}
-			if rest = strings.TrimSpace(text[i+1:]); !isTemplate(rest) { // of a member of a template
+			if rest = strings.TrimSpace(text[i+1:]); !isTemplate(rest) { // a member of a template
 				return rest, true
 			}
 		}
@@ -332,7 +340,7 @@ func (h *templateHead) read(text string) (rest string, closed bool) {
 	return "", false
 }
 
-// withoutTemplate returns a line without the head of a template that it begins with.
+// withoutTemplate returns a line without the template head at its beginning.
 func withoutTemplate(text string) string {
 	if !isTemplate(text) {
 		return text
@@ -341,11 +349,11 @@ func withoutTemplate(text string) string {
 	return rest
 }
 
-// maxParameters is how many lines the parameters of a function may take.
+// maxParameters bounds the lines of a function's parameters.
 const maxParameters = 16
 
-// withParameters returns a line and those that follow until its parentheses are closed,
-// as one, and which line is the next. If they are not, it is none.
+// withParameters joins a line with the following ones until its parentheses are closed, and returns
+// the next line. The result is empty if they are not closed.
 func withParameters(l lines, i int, text string) (joined string, next int) {
 	depth := parentheses(text)
 	for next = i + 1; depth > 0; next++ {
@@ -359,12 +367,12 @@ func withParameters(l lines, i int, text string) (joined string, next int) {
 	return text, next
 }
 
-// parentheses returns how many parentheses are opened and not closed in text.
+// parentheses returns the number of unclosed parentheses.
 func parentheses(text string) (depth int) {
 	return strings.Count(text, "(") - strings.Count(text, ")")
 }
 
-// defines reports whether a word that can define something does, by what follows it.
+// defines reports whether a defining keyword defines something, by what follows it.
 func defines(word, after string) bool {
 	if after == "" {
 		return false
@@ -380,7 +388,8 @@ func defines(word, after string) bool {
 		return word == "function" && strings.HasPrefix(after, "(")
 	}
 	c := name[0]
-	if !isLetter(c) && strings.IndexByte(`_($<&"[`, c) < 0 && (c != '{' || word != "class") && (c != '`' || word != "fun") {
+	if !isLetter(c) && strings.IndexByte(`_($<&"[`, c) < 0 &&
+		(c != '{' || word != "class") && (c != '`' || word != "fun") {
 		return false
 	}
 	if c == '"' {
@@ -392,11 +401,10 @@ func defines(word, after string) bool {
 	return true
 }
 
-// aggregates are words that define a type, and others that are of it.
+// aggregates are keywords that define a type, or a variable of it.
 var aggregates = setOf("struct union enum object record")
 
-// isAggregate reports whether what follows such a word is the definition of a type and
-// not of a variable.
+// isAggregate reports whether such a keyword begins the definition of a type, not of a variable.
 func isAggregate(word, after string) bool {
 	after = strings.TrimSpace(after)
 	if head, _, body := strings.Cut(after, "{"); body {
@@ -406,14 +414,14 @@ func isAggregate(word, after string) bool {
 	name := firstWord(after)
 	rest := strings.TrimSpace(after[len(name):])
 	switch word {
-	case "struct", "enum", "record": // of Rust and C#, and those with their brace in the next line
+	case "struct", "enum", "record": // Rust and C#, and types with their brace on the next line
 		return rest == "" || rest == ";" || strings.IndexByte("(<:", rest[0]) >= 0
 	}
 	return rest == "" && !strings.HasSuffix(after, ";")
 }
 
-// isSignature reports whether a line looks like that of a function in the languages
-// that have no word for it: a name and parentheses that are closed again.
+// isSignature reports whether a line looks like a function in languages without a keyword for it: a
+// name and closed parentheses.
 func isSignature(text string) bool {
 	open := strings.IndexByte(text, '(')
 	if open <= 0 || statements[firstWord(text)] {
@@ -425,23 +433,24 @@ func isSignature(text string) bool {
 	if strings.Contains(before, "operator") {
 		return closed
 	}
-	if strings.ContainsAny(before, "=\"'`;@{|!") || strings.Contains(before, "->") || strings.IndexByte(":?", before[0]) >= 0 {
+	if strings.ContainsAny(before, "=\"'`;@{|!") || strings.Contains(before, "->") ||
+		strings.IndexByte(":?", before[0]) >= 0 {
 		return false
 	}
-	// Types may have all sorts of things in them, but a name that stands alone is one
-	// of something that is called.
+	// A type may contain anything, but a single name is being called.
 	words := strings.Fields(before)
-	if len(words) == 1 && strings.ContainsAny(before, ".?") || strings.Contains(before, ",") && !strings.Contains(before, "<") { // Map<K, V> get(
+	if len(words) == 1 && strings.ContainsAny(before, ".?") ||
+		strings.Contains(before, ",") && !strings.Contains(before, "<") { // Map<K, V> get(
 		return false
 	}
-	if len(words) == 1 && strings.HasSuffix(strings.ToLower(before), "foreach") { // a loop by a macro
+	if len(words) == 1 && strings.HasSuffix(strings.ToLower(before), "foreach") { // a loop macro
 		return false
 	}
 	c := text[open-1]
 	return closed && (isLetter(c) || isDigit(c) || c == '_' || c == '>' || c == '$' || c == ' ')
 }
 
-// assignsFunction reports whether a line gives a function a name, as JavaScript does.
+// assignsFunction reports whether a line assigns a function to a name, as in JavaScript.
 func assignsFunction(text string) bool {
 	eq := strings.IndexByte(text, '=')
 	if eq < 0 && strings.IndexByte(text, ':') < 0 {
@@ -467,20 +476,19 @@ func assignsFunction(text string) bool {
 	return isName(strings.TrimRight(before, "=: "))
 }
 
-// isName reports whether text may be the name of what is assigned: some words and
-// dots, perhaps with a type.
+// isName reports whether text may be the target of an assignment: words and dots, perhaps with a type.
 func isName(text string) bool {
 	return text != "" && !strings.ContainsAny(text, "()?!&|+*/\"'`;{")
 }
 
-// maxHead is how many lines may stand between the parameters of a function and its body.
+// maxHead bounds the lines between the parameters of a function and its body.
 const maxHead = 32
 
-// afterHead returns the line after the one with the brace that opens the body of a
-// function, given the line after its parameters: there may be what a constructor begins
-// with or the type of what is returned. It returns 0 if there is no body.
+// afterHead returns the line after the opening brace of a function body, given the line after its
+// parameters. Constructor initializers or a result type may come first. It returns 0 if there is no
+// body.
 func afterHead(l lines, i int) int {
-	listed := false // the line is of the same list as the one before
+	listed := false // the line belongs to the same list as the one before
 	for limit := min(l.len(), i+maxHead); i < limit; i++ {
 		text := strings.TrimSpace(l.line(i))
 		if text == "{" {
@@ -500,7 +508,7 @@ func afterHead(l lines, i int) int {
 	return 0
 }
 
-// firstWord returns the letters, digits and underscores that text begins with.
+// firstWord returns the letters, digits and underscores at the beginning of text.
 func firstWord(text string) string {
 	i := 0
 	for i < len(text) && (isLetter(text[i]) || isDigit(text[i]) || text[i] == '_') {
@@ -509,15 +517,15 @@ func firstWord(text string) string {
 	return text[:i]
 }
 
-// goesOn reports whether a line at the column of a definition is still part of it: it
-// closes what was opened there.
-func goesOn(text string) bool {
+// closesDefinition reports whether a line at the column of a definition still belongs to it, because it closes
+// it.
+func closesDefinition(text string) bool {
 	word := firstWord(text)
 	return strings.IndexByte(")]}{>", text[0]) >= 0 || word == "where" || word == "end"
 }
 
-// isDirective reports whether a line stands at a column that says nothing of where it
-// belongs: of the preprocessor, a label, who may see what follows.
+// isDirective reports whether the indentation of a line is meaningless: preprocessor directives,
+// labels and access specifiers.
 func isDirective(text string) bool {
 	if text[0] == '#' {
 		return preprocessor[firstWord(strings.TrimLeft(text[1:], " \t"))]

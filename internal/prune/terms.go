@@ -9,12 +9,12 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 )
 
-// A vocabulary has the terms of a text, numbered, and which of its lines they are in.
+// A vocabulary holds the terms of a text, numbered, and the lines they occur in.
 type vocabulary struct {
-	terms []string
-	lines []int // how many lines a term is in
-	of    []int // the terms of all lines, one after the other, each once a line
-	ends  []int // of each line in of
+	terms     []string
+	lines     []int // number of lines by term
+	lineTerms []int // terms lineTerms all lines, one line after the other, each once per line
+	ends      []int // end of each line in of
 }
 
 // line returns the terms of line i.
@@ -23,26 +23,27 @@ func (v *vocabulary) line(i int) []int {
 	if i > 0 {
 		start = v.ends[i-1]
 	}
-	return v.of[start:v.ends[i]]
+	return v.lineTerms[start:v.ends[i]]
 }
 
-// rarity is what finding a term in a line says.
+// rarity returns the weight of finding a term in a line.
 func (v *vocabulary) rarity(term int) float64 { return rarity(v.lines[term], len(v.ends)) }
 
-// rarity is what finding something says that is in so many of n parts: little if it is
-// everywhere.
-func rarity(in, n int) float64 { return math.Log(1 + (float64(n-in)+0.5)/(float64(in)+0.5)) }
+// rarity returns the weight of something found in so many of n parts: low if it is everywhere.
+func rarity(found, n int) float64 {
+	return math.Log(1 + (float64(n-found)+0.5)/(float64(found)+0.5))
+}
 
-// maxTerms is how many terms of one line are looked at. A line of more is data.
+// maxTerms is how many terms of a line are read. A line with more is data.
 const maxTerms = 400
 
 func readVocabulary(l lines, stopped func() bool) *vocabulary {
 	v := &vocabulary{ends: make([]int, 0, l.len())}
-	known := map[string][]int{} // the terms of a name; names come back, and so are divided once
+	known := map[string][]int{} // terms by name; names repeat, and are split once
 	numbers := map[string]int{}
-	var last []int // the line in which a term was seen last, counted from 1
+	var last []int // the last line with a term, counted from 1
 	read := func(name string) (terms []int) {
-		for word := range words.In(name) {
+		for word := range words.Split(name) {
 			stem := words.Stem(word)
 			term, ok := numbers[stem]
 			if !ok {
@@ -61,10 +62,11 @@ func readVocabulary(l lines, stopped func() bool) *vocabulary {
 		if i%256 == 0 && stopped() {
 			return nil
 		}
-		begin := len(v.of)
-		for rest := l.line(i); rest != "" && len(v.of)-begin < maxTerms; {
+		begin := len(v.lineTerms)
+		for rest := l.line(i); rest != "" && len(v.lineTerms)-begin < maxTerms; {
 			var name string
-			if name, rest = cutName(rest); name == "" {
+			name, rest = cutName(rest)
+			if name == "" {
 				break
 			}
 			terms, ok := known[name]
@@ -75,24 +77,24 @@ func readVocabulary(l lines, stopped func() bool) *vocabulary {
 				if last[term] != i+1 {
 					last[term] = i + 1
 					v.lines[term]++
-					v.of = append(v.of, term)
+					v.lineTerms = append(v.lineTerms, term)
 				}
 			}
 		}
-		v.ends = append(v.ends, len(v.of))
+		v.ends = append(v.ends, len(v.lineTerms))
 	}
 	return v
 }
 
-// cutName returns the first name in text, which has no ASCII character in it that is
-// not of a word, and what follows.
+// cutName returns the first name in text and the rest. A name consists of letters, digits and
+// non-ASCII characters.
 func cutName(text string) (name, rest string) {
 	start := 0
-	for start < len(text) && !inName(text[start]) {
+	for start < len(text) && !isNameByte(text[start]) {
 		start++
 	}
 	end := start
-	for end < len(text) && (inName(text[end]) || text[end] == '\'') {
+	for end < len(text) && (isNameByte(text[end]) || text[end] == '\'') {
 		end++
 	}
 	return text[start:end], text[end:]
@@ -102,12 +104,12 @@ func isLetter(c byte) bool { return 'a' <= c|0x20 && c|0x20 <= 'z' }
 
 func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 
-func inName(c byte) bool { return isLetter(c) || isDigit(c) || c >= utf8.RuneSelf }
+func isNameByte(c byte) bool { return isLetter(c) || isDigit(c) || c >= utf8.RuneSelf }
 
-// A query is what a goal asks for.
+// A query is a parsed goal.
 type query struct {
 	terms       []queryTerm
-	identifiers []string // names of things, as they are written, in lower case
+	identifiers []string // identifiers, in lower case
 	about       topic
 }
 
@@ -116,7 +118,7 @@ type queryTerm struct {
 	weight float64
 }
 
-// maxQueryTerms bounds the work that a long goal makes. The first ones tell most.
+// maxQueryTerms bounds the work for a long goal. The first terms tell most.
 const maxQueryTerms = 24
 
 func parseGoal(goal string) *query {
@@ -146,18 +148,19 @@ func parseGoal(goal string) *query {
 	return q
 }
 
-// generic are the terms of what people want to do, not of what they do it to.
+// generic are terms for what to do, not what to do it to.
 var generic = func() map[string]bool {
 	set := map[string]bool{}
-	for term := range words.Terms(`fix add remove update use make support allow improve change handle ensure avoid prevent refactor feat chore
-		docs doc bug issue clean cleanup simplify rename move introduce implement correct instead when not no only some new more also
-		should does don't without after before all missing wrong better`) {
+	for term := range words.Terms(`fix add remove update use make support allow improve change handle ensure avoid
+		prevent refactor feat chore docs doc bug issue clean cleanup simplify rename move introduce implement correct
+		instead when not no only some new more also should does don't without after before all missing wrong
+		better`) {
 		set[term] = true
 	}
 	return set
 }()
 
-// isIdentifier reports whether a word is a name by how it is written.
+// isIdentifier reports whether a word is spelled like an identifier.
 func isIdentifier(word string) bool {
 	upper := false // after the first letter
 	for i, r := range word {
@@ -171,7 +174,7 @@ func isIdentifier(word string) bool {
 	return upper
 }
 
-// A topic is what a goal is about besides its words: lines of some kinds bear on it.
+// A topic is what a goal is about besides its terms. It makes some kinds of lines relevant.
 type topic uint8
 
 const (
@@ -209,8 +212,8 @@ func topicsOf(goal string) (about topic) {
 	return about
 }
 
-// similarity is how much a term of the text is one of the goal: 1 if they are the
-// same, some if one begins with the other, as config and configuration do.
+// similarity returns how similar a term of the text is to one of the goal: 1 if equal, less if they
+// share a prefix, as config and configuration.
 func similarity(a, b string) float64 {
 	if a == b {
 		return 1

@@ -22,7 +22,8 @@ func TestVocabulary(t *testing.T) { // P77
 		has, hasNot string
 	}{{"config", "configs"}, {"config", "read"}, {"", "config"}, {"read", "config"}} {
 		got := terms(i)
-		if want.has != "" && !slices.Contains(got, want.has) || slices.Contains(got, want.hasNot) || len(slices.Compact(got)) != len(v.line(i)) {
+		if want.has != "" && !slices.Contains(got, want.has) || slices.Contains(got, want.hasNot) ||
+			len(slices.Compact(got)) != len(v.line(i)) {
 			t.Errorf("line %d has %q, of %q in the first", i+1, got, first)
 		}
 	}
@@ -68,12 +69,14 @@ func TestGoals(t *testing.T) { // P39, P77
 			for _, term := range q.terms {
 				terms = append(terms, term.stem)
 			}
-			if test.terms != nil && !slices.Equal(terms, test.terms) || !slices.Equal(q.identifiers, test.identifiers) || q.about != test.about {
+			if test.terms != nil && !slices.Equal(terms, test.terms) || !slices.Equal(q.identifiers, test.identifiers) ||
+				q.about != test.about {
 				t.Errorf("got %q, %q, %b", terms, q.identifiers, q.about)
 			}
 		})
 	}
-	if q := parseGoal(numbered(1000) + strings.Repeat("wordsLike this_one", 1000)); len(q.terms) > maxQueryTerms || len(q.identifiers) > maxQueryTerms {
+	if q := parseGoal(numbered(1000) + strings.Repeat("wordsLike this_one", 1000)); len(q.terms) > maxQueryTerms ||
+		len(q.identifiers) > maxQueryTerms {
 		t.Errorf("%d terms and %d names of a long goal", len(q.terms), len(q.identifiers))
 	}
 }

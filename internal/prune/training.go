@@ -2,12 +2,12 @@ package prune
 
 import "context"
 
-// Features returns what a request tells of its lines, one row each, for those who
-// train the network: see the command train.
+// Features returns the features of a request's lines, one row each, for the command train.
 func Features(r *Request) [][]float32 {
 	l := split(r.Text)
 	never := func() bool { return false }
-	sheet, err := read(context.Background(), l, outlineOf(l, r.Source, never), r.Source, r.Goal, readWording(l, r.Goal, never))
+	wording := readWording(l, r.Goal, never)
+	sheet, err := read(context.Background(), l, outlineOf(l, r.Source, never), r.Source, r.Goal, wording)
 	if err != nil {
 		return nil
 	}

@@ -7,9 +7,8 @@ import (
 	"time"
 )
 
-// A Cache keeps values for a while. When it is full, the owner that holds the
-// largest share of it loses its oldest entry, so no owner can push out what others
-// have. It is not safe for concurrent use.
+// A Cache holds values for a limited time. When it is full, the owner with the largest share loses its
+// oldest entry, so no owner can evict entries of others. It is not safe for concurrent use.
 type Cache[K comparable, V any] struct {
 	kind    *Kind
 	limits  Limits
@@ -30,22 +29,22 @@ type entry[K comparable, V any] struct {
 	bytes int64
 	put   time.Time
 	owner *owner[K, V]
-	in    [2]links[K, V]
+	links [2]links[K, V]
 }
 
-// An owner is who entries are kept for.
+// An owner is the owner of entries.
 type owner[K comparable, V any] struct {
 	name    string
 	held    amount
 	share   float64
 	entries queue[K, V]
-	oldest  time.Time // when the oldest of them was put
+	oldest  time.Time // when its oldest entry was put
 	index   int       // in byShare
 }
 
-// NewCache returns an empty cache that counts as part of a kind until it is
-// closed. Entries live for ttl, or until they are removed if that is 0. If dropped
-// is not nil, it is called with each entry that expires or makes room for another.
+// NewCache returns an empty cache that counts as part of a kind until it is closed. Entries live for
+// ttl, or until they are removed if ttl is 0. dropped, if not nil, is called with each entry that
+// expires or is evicted.
 func NewCache[K comparable, V any](kind *Kind, limits Limits, ttl time.Duration, dropped func(K, V)) *Cache[K, V] {
 	kind.open(limits)
 	return &Cache[K, V]{
@@ -54,10 +53,10 @@ func NewCache[K comparable, V any](kind *Kind, limits Limits, ttl time.Duration,
 	}
 }
 
-// Len returns how many entries there are, expired ones included.
+// Len returns the number of entries, including expired ones.
 func (c *Cache[K, V]) Len() int { return len(c.entries) }
 
-// Get returns the value of a key. It does not renew it.
+// Get returns the value of a key. It does not extend its lifetime.
 func (c *Cache[K, V]) Get(key K) (value V, ok bool) {
 	c.Expire()
 	e, ok := c.entries[key]
@@ -67,10 +66,9 @@ func (c *Cache[K, V]) Get(key K) (value V, ok bool) {
 	return value, ok
 }
 
-// Put keeps a value of so many bytes for an owner, in place of the one that the
-// key had, and makes room for it. It reports whether the value is kept: one that is
-// larger than the limits is not, nor one by which its owner would hold the largest
-// share of a full cache alone.
+// Put stores a value of a number of bytes for an owner, replaces the value of the key, and evicts
+// others as needed. It reports whether the value is stored. A value larger than the limits is not
+// stored, nor one that would itself be evicted.
 func (c *Cache[K, V]) Put(ownerName string, key K, value V, bytes int64) bool {
 	if c.closed {
 		return false
@@ -118,7 +116,7 @@ func (c *Cache[K, V]) add(ownerName string, key K, value V, bytes int64) *entry[
 	return e
 }
 
-// renew gives an entry another value, as if it was put now.
+// renew replaces the value of an entry, as if it was put now.
 func (c *Cache[K, V]) renew(e *entry[K, V], value V, bytes int64) {
 	grown := bytes - e.bytes
 	e.value, e.bytes, e.put = value, bytes, time.Now()
@@ -129,7 +127,7 @@ func (c *Cache[K, V]) renew(e *entry[K, V], value V, bytes int64) {
 	c.count(e.owner, 0, grown)
 }
 
-// Remove removes the entry of a key, if there is one, and returns its value.
+// Remove removes the entry of a key, if any, and returns its value.
 func (c *Cache[K, V]) Remove(key K) (value V, ok bool) {
 	e, ok := c.entries[key]
 	if !ok {
@@ -139,8 +137,7 @@ func (c *Cache[K, V]) Remove(key K) (value V, ok bool) {
 	return e.value, true
 }
 
-// Expire drops the entries that have outlived their time. It returns how long the
-// next one has to live, or 0 if there is none.
+// Expire drops expired entries. It returns the time until the next one expires; 0 if there is none.
 func (c *Cache[K, V]) Expire() time.Duration { return c.expire(time.Now()) }
 
 func (c *Cache[K, V]) expire(now time.Time) time.Duration {
@@ -157,7 +154,7 @@ func (c *Cache[K, V]) expire(now time.Time) time.Duration {
 	return 0
 }
 
-// Oldest returns the entry that was put first, and whether there is one.
+// Oldest returns the entry that was put first, if any.
 func (c *Cache[K, V]) Oldest() (key K, value V, ok bool) {
 	c.Expire()
 	e := c.age.oldest
@@ -167,11 +164,11 @@ func (c *Cache[K, V]) Oldest() (key K, value V, ok bool) {
 	return e.key, e.value, true
 }
 
-// All calls yield for each entry, the one put last first, until it returns false.
-// The cache must not be changed meanwhile.
+// All calls yield for each entry, newest first, until it returns false. The cache must not be changed
+// during the call.
 func (c *Cache[K, V]) All(yield func(K, V) bool) { c.age.each(yield) }
 
-// Owned calls yield for each entry of an owner, as All does.
+// Owned iterates over the entries of an owner, like All.
 func (c *Cache[K, V]) Owned(ownerName string) iter.Seq2[K, V] {
 	return func(yield func(K, V) bool) {
 		c.Expire()
@@ -181,7 +178,7 @@ func (c *Cache[K, V]) Owned(ownerName string) iter.Seq2[K, V] {
 	}
 }
 
-// SetLimits changes the limits, and makes room.
+// SetLimits changes the limits, and evicts entries as needed.
 func (c *Cache[K, V]) SetLimits(limits Limits) {
 	if !c.closed {
 		c.kind.close(c.limits)
@@ -202,7 +199,7 @@ func (c *Cache[K, V]) SetLimits(limits Limits) {
 	}
 }
 
-// Close drops all entries. The cache keeps nothing from now on.
+// Close drops all entries. The cache stores nothing afterwards.
 func (c *Cache[K, V]) Close() {
 	if c.closed {
 		return
@@ -214,7 +211,7 @@ func (c *Cache[K, V]) Close() {
 	c.kind.close(c.limits)
 }
 
-// drop drops the oldest entry of an owner.
+// drop evicts the oldest entry of an owner.
 func (c *Cache[K, V]) drop(o *owner[K, V]) {
 	e := o.entries.oldest
 	c.remove(e)
@@ -231,7 +228,7 @@ func (c *Cache[K, V]) remove(e *entry[K, V]) {
 	c.count(e.owner, -1, -e.bytes)
 }
 
-// count adds to what an owner holds. An owner that holds nothing is forgotten.
+// count adds to the amount of an owner. An owner without entries is removed.
 func (c *Cache[K, V]) count(o *owner[K, V], entries int, bytes int64) {
 	c.kind.add(entries, bytes)
 	c.total.entries += entries
@@ -248,8 +245,8 @@ func (c *Cache[K, V]) count(o *owner[K, V], entries int, bytes int64) {
 	heap.Fix(&c.byShare, o.index)
 }
 
-// shares is a heap of owners: on top the one with the largest share, and of several
-// the one with the oldest entry.
+// shares is a heap of owners. On top is the one with the largest share and, among equals, with the
+// oldest entry.
 type shares[K comparable, V any] []*owner[K, V]
 
 func (s shares[K, V]) Len() int { return len(s) }

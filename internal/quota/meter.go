@@ -2,76 +2,72 @@ package quota
 
 import "sync"
 
-// A Meter counts what owners hold and refuses what exceeds its limits. It is safe
-// for concurrent use.
+// A Meter counts what owners hold, and refuses what exceeds its limits. It is safe for concurrent use.
 type Meter struct {
 	kind   *Kind
 	limits Limits
 
 	mu     sync.Mutex
 	total  amount
-	each   map[string]amount
+	owners map[string]amount
 	closed bool
 }
 
 // NewMeter returns a meter that counts as part of a kind until it is closed.
 func NewMeter(kind *Kind, limits Limits) *Meter {
 	kind.open(limits)
-	return &Meter{kind: kind, limits: limits, each: map[string]amount{}}
+	return &Meter{kind: kind, limits: limits, owners: map[string]amount{}}
 }
 
-// Take reports whether owner may hold one entry more, of so many bytes, and
-// counts it.
+// Take counts one more entry of an owner. It reports false if that exceeds a limit.
 func (m *Meter) Take(owner string, bytes int64) bool { return m.take(owner, amount{1, bytes}) }
 
-// Fits reports whether owner may hold one entry more, of so many bytes. It counts
-// nothing.
+// Fits reports whether Take would succeed. It counts nothing.
 func (m *Meter) Fits(owner string, bytes int64) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.fits(m.each[owner].plus(amount{1, bytes}), m.total.plus(amount{1, bytes}))
+	return m.fits(m.owners[owner].plus(amount{1, bytes}), m.total.plus(amount{1, bytes}))
 }
 
-// fits reports whether an owner may hold own, if all hold all. The caller holds the lock.
+// fits reports whether the amounts of an owner and of all owners are within the limits. The caller
+// holds the lock.
 func (m *Meter) fits(own, all amount) bool {
 	return !all.exceeds(m.limits.Entries, m.limits.Bytes) && !own.exceeds(m.limits.OwnerEntries, m.limits.OwnerBytes)
 }
 
-// Grow reports whether an entry that owner holds may have so many bytes more, and
-// counts them.
+// Grow adds bytes to an entry of an owner. It reports false if that exceeds a limit.
 func (m *Meter) Grow(owner string, bytes int64) bool { return m.take(owner, amount{0, bytes}) }
 
 func (m *Meter) take(owner string, more amount) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	own, all := m.each[owner].plus(more), m.total.plus(more)
+	own, all := m.owners[owner].plus(more), m.total.plus(more)
 	if !m.fits(own, all) {
 		m.kind.refused.Add(1)
 		return false
 	}
-	m.each[owner], m.total = own, all
+	m.owners[owner], m.total = own, all
 	if !m.closed {
 		m.kind.add(more.entries, more.bytes)
 	}
 	return true
 }
 
-// Give gives back an entry, with all bytes that were taken for it.
+// Give removes an entry with all its bytes.
 func (m *Meter) Give(owner string, bytes int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	less := amount{-1, -bytes}
-	m.each[owner], m.total = m.each[owner].plus(less), m.total.plus(less)
-	if m.each[owner].entries == 0 {
-		delete(m.each, owner)
+	m.owners[owner], m.total = m.owners[owner].plus(less), m.total.plus(less)
+	if m.owners[owner].entries == 0 {
+		delete(m.owners, owner)
 	}
 	if !m.closed {
 		m.kind.add(-1, -bytes)
 	}
 }
 
-// Close says that the meter is no longer used. What is still held does not
-// count from now on. A meter that is nil may be closed, too.
+// Close ends the use of the meter. What is still held no longer counts in its kind. m may be nil.
 func (m *Meter) Close() {
 	if m == nil {
 		return

@@ -1,7 +1,7 @@
-// Package quota bounds what is kept for clients and servers: so much in all, so
-// much for each owner, and for so long. It counts how full every store is.
+// Package quota limits what is stored for clients and servers: in total, for each owner, and in time.
+// It counts how full every store is.
 //
-// A [Cache] makes room by dropping entries, a [Meter] refuses what does not fit.
+// A [Cache] evicts entries to make room, a [Meter] refuses what does not fit.
 package quota
 
 import (
@@ -11,8 +11,8 @@ import (
 	"sync/atomic"
 )
 
-// A Kind is one sort of thing that is kept, such as sessions or original results.
-// All stores of a kind in the process count together.
+// A Kind is a kind of stored thing, such as sessions or originals. All stores of a kind in the process
+// are counted together.
 type Kind struct {
 	Name string
 
@@ -21,16 +21,15 @@ type Kind struct {
 	dropped, refused     atomic.Int64
 }
 
-// Usage is how full the stores of a [Kind] are. A limit of 0 means that there is
-// none.
+// Usage is how full the stores of a [Kind] are. A limit of 0 means no limit.
 type Usage struct {
 	Entries, MaxEntries int64
 	Bytes, MaxBytes     int64
-	Dropped             int64 // entries, to make room for others
-	Refused             int64 // entries, because there was no room
+	Dropped             int64 // entries evicted to make room
+	Refused             int64 // entries refused because there was no room
 }
 
-// Usage returns how full the stores of the kind are together.
+// Usage returns how full all stores of the kind are.
 func (k *Kind) Usage() Usage {
 	return Usage{
 		Entries: k.entries.Load(), MaxEntries: k.maxEntries.Load(),
@@ -39,12 +38,13 @@ func (k *Kind) Usage() Usage {
 	}
 }
 
-// open and close count the limits of a store.
+// open adds the limits of a store to those of the kind.
 func (k *Kind) open(l Limits) {
 	k.maxEntries.Add(int64(l.Entries))
 	k.maxBytes.Add(l.Bytes)
 }
 
+// close subtracts the limits of a store.
 func (k *Kind) close(l Limits) {
 	k.maxEntries.Add(-int64(l.Entries))
 	k.maxBytes.Add(-l.Bytes)
@@ -60,7 +60,7 @@ var kinds struct {
 	all []*Kind
 }
 
-// NewKind makes a kind known under a name. It is for variables of packages.
+// NewKind registers a kind under a name. It is for package variables.
 func NewKind(name string) *Kind {
 	kinds.Lock()
 	defer kinds.Unlock()
@@ -77,13 +77,13 @@ func Kinds() []*Kind {
 	return slices.Clone(kinds.all)
 }
 
-// Limits bound a store. A limit of 0 does not bound it.
+// Limits limit a store. A limit of 0 means no limit.
 type Limits struct {
 	Entries int
 	Bytes   int64
 
-	// What a single owner may hold of it. A Cache needs no such limit to be fair:
-	// when it is full, the owner of the largest share makes room.
+	// Limits of a single owner. A Cache is fair without them: when it is full, it evicts entries of
+	// the owner with the largest share.
 	OwnerEntries int
 	OwnerBytes   int64
 }
@@ -96,13 +96,12 @@ type amount struct {
 
 func (a amount) plus(b amount) amount { return amount{a.entries + b.entries, a.bytes + b.bytes} }
 
-// exceeds reports whether an amount is more than so many entries or bytes.
+// exceeds reports whether an amount is over a limit of entries or bytes.
 func (a amount) exceeds(entries int, bytes int64) bool {
 	return entries > 0 && a.entries > entries || bytes > 0 && a.bytes > bytes
 }
 
-// share returns how much of a store an amount is: the larger of its shares of
-// entries and bytes.
+// share returns the share of an amount in a store: the larger of its shares of entries and bytes.
 func (a amount) share(l Limits) float64 {
 	var share float64
 	if l.Entries > 0 {

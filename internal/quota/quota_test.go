@@ -130,8 +130,7 @@ func TestEntriesExpire(t *testing.T) {
 	})
 }
 
-// Whatever anybody puts, the limits hold, and nobody loses anything who holds no more
-// than an equal share.
+// The limits always hold, and an owner with no more than an equal share loses nothing.
 func TestSharesAreFair(t *testing.T) {
 	limits := Limits{Entries: 60, Bytes: 6_000}
 	const owners = 4
@@ -144,7 +143,8 @@ func TestSharesAreFair(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for i := range 20_000 {
 		name := fmt.Sprint(random.IntN(owners - 1))
-		if key := fmt.Sprint(name, random.IntN(200)); i%7 == 0 {
+		key := fmt.Sprint(name, random.IntN(200))
+		if i%7 == 0 {
 			c.Remove(key)
 		} else {
 			c.Put(name, key, name, random.Int64N(1_000))
@@ -160,7 +160,8 @@ func TestSharesAreFair(t *testing.T) {
 		for range c.All {
 			all++
 		}
-		if sum != c.total || sum.entries != len(c.entries) || sum.entries != all || sum.entries != owned || sum.exceeds(limits.Entries, limits.Bytes) {
+		if sum != c.total || sum.entries != len(c.entries) || sum.entries != all || sum.entries != owned ||
+			sum.exceeds(limits.Entries, limits.Bytes) {
 			t.Fatalf("step %d: owners hold %+v, in all %+v, %d entries", i, sum, c.total, len(c.entries))
 		}
 	}
@@ -197,12 +198,12 @@ func TestMeterRefuses(t *testing.T) {
 	}
 	m.Give("bob", 40)
 	if !m.Take("bob", 20) || !m.Grow("bob", 20) || m.Grow("bob", 20) {
-		t.Error("bob cannot grow as far as there is room")
+		t.Error("bob cannot grow up to the limit")
 	}
 	m.Give("alice", 50)
 	m.Give("alice", 10)
-	if !m.Take("carol", 60) || len(m.each) != 2 {
-		t.Errorf("what was given back is missing: %+v", m.each)
+	if !m.Take("carol", 60) || len(m.owners) != 2 {
+		t.Errorf("what was given back is missing: %+v", m.owners)
 	}
 	m.Close()
 	m.Give("carol", 60)

@@ -1,10 +1,9 @@
-// Package ratelimit counts what clients do in token buckets.
+// Package ratelimit limits the rate of client requests with token buckets.
 //
-// A client may have several buckets, for all it does and for single tools, for
-// bursts and for the long run. What it does needs one token of each, and takes none
-// if one is missing.
+// A client may have several buckets: for all requests and for single tools, for bursts and for the
+// long run. A request needs one token of each, and takes none if one is missing.
 //
-// Replicas can share the buckets. Each then takes some tokens at a time, and spends them
+// Replicas can share the buckets. Each replica then takes some tokens at a time, and spends them
 // without asking again.
 package ratelimit
 
@@ -24,16 +23,16 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 )
 
-// A Limit is one bucket of a client: N requests in Per, Burst of them at once. All
-// are positive, but a Burst of 0 is N.
+// A Limit is a bucket of a client: N requests in Per, Burst of them at once. All are positive, but a
+// Burst of 0 means N.
 type Limit struct {
-	Key   string // tells the buckets of a client apart, and is the same over reloads
+	Key   string // identifies the bucket of a client, also over reloads
 	N     int
 	Per   time.Duration
 	Burst int
 }
 
-// rate returns how fast the bucket fills. One that makes no sense never does.
+// rate returns how fast the bucket fills. An invalid limit never fills.
 func (l Limit) rate() rate.Limit {
 	if l.N <= 0 || l.Per <= 0 {
 		return 0
@@ -48,29 +47,30 @@ func (l Limit) burst() int {
 	return l.Burst
 }
 
-// Buckets has the buckets of many clients. When there are too many, it forgets those
-// that were idle the longest. It is safe for concurrent use and starts no goroutines,
-// unless the buckets are shared.
+// Buckets has the buckets of many clients. When there are too many, it forgets the client that was
+// idle longest. It is safe for concurrent use, and starts no goroutines unless the buckets are shared.
 type Buckets struct {
 	max    int
-	shared *shared // nil if no other replica has these buckets
+	shared *shared // nil if the buckets are not shared with other replicas
 
 	mu      sync.Mutex // held only to find a client
 	clients *simplelru.LRU[string, *client]
 	counts  *quota.Meter
 }
 
-var keptBuckets = quota.NewKind("rates")
+var bucketsQuota = quota.NewKind("rates")
 
-// New returns Buckets that remember so many clients.
+// New returns Buckets for at most maxClients clients.
 func New(maxClients int) *Buckets {
-	clients, _ := simplelru.NewLRU[string, *client](math.MaxInt, nil) // makeRoom knows who is in use
+	// makeRoom evicts instead, because it knows which clients are in use.
+	clients, _ := simplelru.NewLRU[string, *client](math.MaxInt, nil)
 	maxClients = max(maxClients, 1)
-	return &Buckets{max: maxClients, clients: clients, counts: quota.NewMeter(keptBuckets, quota.Limits{Entries: maxClients})}
+	counts := quota.NewMeter(bucketsQuota, quota.Limits{Entries: maxClients})
+	return &Buckets{max: maxClients, clients: clients, counts: counts}
 }
 
-// NewShared returns Buckets that replicas share, as New does if space is nil. While they cannot be
-// reached, nothing can be taken; or, if allowWhenDown, each replica has buckets of its own.
+// NewShared returns Buckets that replicas share, or the same as New if space is nil. While the space
+// is unavailable, Take fails or, with allowWhenDown, each replica uses buckets of its own.
 func NewShared(maxClients int, space *replicas.Space, allowWhenDown bool) *Buckets {
 	b := New(maxClients)
 	if space != nil {
@@ -79,7 +79,7 @@ func NewShared(maxClients int, space *replicas.Space, allowWhenDown bool) *Bucke
 	return b
 }
 
-// Close says that the buckets are no longer used.
+// Close releases the buckets.
 func (b *Buckets) Close() {
 	if b.shared != nil {
 		b.shared.close()
@@ -87,11 +87,11 @@ func (b *Buckets) Close() {
 	b.counts.Close()
 }
 
-// Take takes one from each of the buckets of a client that limits names, or from none.
-// If it took none, it returns how long to wait until it could.
+// Take takes one token from each of the client's buckets for limits, or from none. If a token is
+// missing, it returns how long to wait for it.
 //
-// A limit that differs from what it was before holds at once. The bucket keeps what it
-// has, as far as that fits. An error says that shared buckets cannot be reached.
+// A changed limit takes effect at once. The bucket keeps its tokens as far as they fit. An error says
+// that shared buckets are unavailable.
 func (b *Buckets) Take(ctx context.Context, client string, limits []Limit) (wait time.Duration, ok bool, err error) {
 	if len(limits) == 0 {
 		return 0, true, nil
@@ -108,8 +108,8 @@ func (b *Buckets) Take(ctx context.Context, client string, limits []Limit) (wait
 	return wait, ok, nil
 }
 
-// Wait returns how long to wait until Take would take one from each of the buckets of a
-// client that limits names. Of a client that has taken nothing here, it knows nothing.
+// Wait returns how long to wait until Take would succeed. It is 0 for a client that has not called
+// Take here.
 func (b *Buckets) Wait(ctx context.Context, client string, limits []Limit) (wait time.Duration, err error) {
 	b.mu.Lock()
 	c, ok := b.clients.Peek(client)
@@ -126,14 +126,14 @@ func (b *Buckets) Wait(ctx context.Context, client string, limits []Limit) (wait
 	return c.wait(limits), nil
 }
 
-// Len returns how many clients are remembered.
+// Len returns the number of known clients.
 func (b *Buckets) Len() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.clients.Len()
 }
 
-// find returns a client, which is not forgotten as long as it has users.
+// find returns a client. It is not evicted as long as it has users.
 func (b *Buckets) find(name string) *client {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -147,8 +147,8 @@ func (b *Buckets) find(name string) *client {
 	return c
 }
 
-// makeRoom forgets a client if there are too many. If all are in use, there is one
-// more: who is in the middle of a request would otherwise start anew.
+// makeRoom evicts a client if there are too many. If all are in use, it evicts none: a client in the
+// middle of a request would start with full buckets.
 func (b *Buckets) makeRoom() {
 	for range b.clients.Len() {
 		if b.clients.Len() < b.max {
@@ -156,7 +156,7 @@ func (b *Buckets) makeRoom() {
 		}
 		name, c, _ := b.clients.GetOldest()
 		if c.users.Load() > 0 {
-			b.clients.Get(name) // it is not the oldest
+			b.clients.Get(name) // moves it to the end
 			continue
 		}
 		b.clients.Remove(name)
@@ -166,42 +166,41 @@ func (b *Buckets) makeRoom() {
 	}
 }
 
-// A client has few buckets.
+// A client has a few buckets.
 type client struct {
 	name    string
-	users   atomic.Int32 // is raised only while Buckets is locked
-	counted bool         // there was room for it
+	users   atomic.Int32 // increased only while Buckets is locked
+	counted bool         // counts in the quota
 
 	mu      sync.Mutex
 	buckets []*bucket
-	turn    uint64
+	takes   uint64
 	leases  leases // of shared buckets
 }
 
 type bucket struct {
-	limit  Limit
-	rate   rate.Limit
-	tokens *rate.Limiter
-	turn   uint64 // of the client, in which it was named last
+	limit    Limit
+	rate     rate.Limit
+	tokens   *rate.Limiter
+	lastTake uint64 // number of the last take that used it
 }
 
-// take is Take. The clock is read under the lock, so that for no bucket it runs
-// backwards.
+// take is Take. It reads the clock under the lock, so time never goes backwards for a bucket.
 func (c *client) take(limits []Limit) (wait time.Duration, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
-	c.turn++
+	c.takes++
 	for i := range limits {
 		bucket := c.bucket(&limits[i], now)
-		bucket.turn = c.turn
+		bucket.lastTake = c.takes
 		wait = max(wait, bucket.wait(now))
 	}
 	if wait > 0 {
 		return wait, false
 	}
 	for _, bucket := range c.buckets {
-		if bucket.turn == c.turn {
+		if bucket.lastTake == c.takes {
 			bucket.tokens.AllowN(now, 1)
 		}
 	}
@@ -236,13 +235,12 @@ func (c *client) bucket(limit *Limit, now time.Time) *bucket {
 	return b
 }
 
-// dropFull drops the buckets that are full, for they are like new ones. This is how
-// those go that no limit names any more: that the limits of one call do not name a
-// bucket says nothing, for they may be those of another tool.
+// dropFull drops full buckets, which are like new ones. This removes buckets of limits that no longer
+// exist. The limits of one call do not show that, because other tools may have other limits.
 func (c *client) dropFull(now time.Time) {
 	kept := c.buckets[:0]
 	for _, b := range c.buckets {
-		if b.turn == c.turn || b.tokens.TokensAt(now) < float64(b.limit.burst()) {
+		if b.lastTake == c.takes || b.tokens.TokensAt(now) < float64(b.limit.burst()) {
 			kept = append(kept, b)
 		}
 	}
@@ -260,8 +258,8 @@ func (b *bucket) set(limit *Limit, now time.Time) {
 	b.tokens.SetBurstAt(now, limit.burst())
 }
 
-// wait returns how long it takes until the bucket has a token. Like AllowN, it does
-// not wait for less than a nanosecond; that leaves room to round.
+// wait returns how long it takes until the bucket has a token. Like AllowN, it ignores less than a
+// nanosecond, which leaves room for rounding.
 func (b *bucket) wait(now time.Time) time.Duration {
 	missing := 1 - b.tokens.TokensAt(now)
 	if missing <= 0 {
@@ -280,9 +278,8 @@ func (b *bucket) wait(now time.Time) time.Duration {
 	return time.Duration(math.Round(nanoseconds))
 }
 
-// Address returns under which name to count a client that nobody knows: its IPv4
-// address, or the 64 bits of its IPv6 address that it cannot choose. What is no
-// address is returned as it is.
+// Address returns the name under which an unidentified client is counted: its IPv4 address, or the /64
+// network of its IPv6 address. A text that is not an address is returned unchanged.
 func Address(remote string) string {
 	addr, err := netip.ParseAddr(strings.Trim(remote, "[]"))
 	if err != nil {
@@ -292,9 +289,10 @@ func Address(remote string) string {
 		}
 		addr = withPort.Addr()
 	}
-	if addr = addr.WithZone("").Unmap(); addr.Is4() {
+	addr = addr.WithZone("").Unmap()
+	if addr.Is4() {
 		return addr.String()
 	}
-	network, _ := addr.Prefix(64) // IPv6 addresses have them
+	network, _ := addr.Prefix(64) // never fails for IPv6
 	return network.String()
 }

@@ -19,10 +19,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// perMinute is n requests in a minute.
+// perMinute is n requests per minute.
 func perMinute(key string, n int) Limit { return Limit{Key: key, N: n, Per: time.Minute} }
 
-// try takes one and wants to be told to wait so long.
+// try calls Take and expects this wait.
 func try(t *testing.T, b *Buckets, client string, want time.Duration, limits ...Limit) {
 	t.Helper()
 	wait, ok, err := b.Take(t.Context(), client, limits)
@@ -46,55 +46,68 @@ func TestTake(t *testing.T) {
 	}{
 		{"no limits are no limit", []step{{0, "a", nil, 0}, {0, "a", []Limit{}, 0}}},
 		{"five in a minute, then one after twelve seconds (A32)", []step{
-			{0, "a", []Limit{minute}, 0}, {0, "a", []Limit{minute}, 0}, {0, "a", []Limit{minute}, 0}, {0, "a", []Limit{minute}, 0}, {0, "a", []Limit{minute}, 0},
+			{0, "a", []Limit{minute}, 0}, {0, "a", []Limit{minute}, 0}, {0, "a", []Limit{minute}, 0}, {0, "a", []Limit{minute},
+				0}, {0, "a", []Limit{minute}, 0},
 			{0, "a", []Limit{minute}, 12 * s}, {0, "a", []Limit{minute}, 12 * s}, {5 * s, "a", []Limit{minute}, 7 * s},
 			{7 * s, "a", []Limit{minute}, 0}, {0, "a", []Limit{minute}, 12 * s},
 		}},
 		{"clients have buckets of their own (A63)", []step{
 			{0, "t1", []Limit{perMinute("", 1)}, 0}, {0, "t1", []Limit{perMinute("", 1)}, 60 * s},
-			{0, "t2", []Limit{perMinute("", 2)}, 0}, {0, "t2", []Limit{perMinute("", 2)}, 0}, {0, "t2", []Limit{perMinute("", 2)}, 30 * s},
+			{0, "t2", []Limit{perMinute("", 2)}, 0}, {0, "t2", []Limit{perMinute("", 2)}, 0}, {0, "t2",
+				[]Limit{perMinute("", 2)}, 30 * s},
 			{30 * s, "t1", []Limit{perMinute("", 1)}, 30 * s}, {0, "t2", []Limit{perMinute("", 2)}, 0},
 		}},
 		{"tools have buckets of their own (A64)", []step{
-			{0, "a", []Limit{minute, perMinute("alpha::slow", 1)}, 0}, {0, "a", []Limit{minute, perMinute("alpha::slow", 1)}, 60 * s},
+			{0, "a", []Limit{minute, perMinute("alpha::slow", 1)}, 0}, {0, "a", []Limit{minute, perMinute("alpha::slow", 1)},
+				60 * s},
 			{0, "a", []Limit{minute}, 0}, {0, "a", []Limit{minute, perMinute("alpha::echo", 1)}, 0},
 			{0, "a", []Limit{minute, perMinute("alpha::slow", 1)}, 60 * s},
 		}},
 		{"a burst within a sustained rate (A65)", []step{
-			{0, "a", []Limit{{"burst", 1, s, 2}, {"long", 3, time.Minute, 0}}, 0}, {0, "a", []Limit{{"burst", 1, s, 2}, {"long", 3, time.Minute, 0}}, 0},
+			{0, "a", []Limit{{"burst", 1, s, 2}, {"long", 3, time.Minute, 0}}, 0}, {0, "a", []Limit{{"burst", 1, s, 2},
+				{"long", 3, time.Minute, 0}}, 0},
 			{0, "a", []Limit{{"burst", 1, s, 2}, {"long", 3, time.Minute, 0}}, s},
 			{s, "a", []Limit{{"burst", 1, s, 2}, {"long", 3, time.Minute, 0}}, 0},
 			{s, "a", []Limit{{"burst", 1, s, 2}, {"long", 3, time.Minute, 0}}, 18 * s}, // by then it has 2/20 of the next
 		}},
 		{"a refusal takes nothing of the other bucket (A65)", []step{
-			{0, "a", []Limit{perMinute("x", 1), perMinute("y", 2)}, 0}, {0, "a", []Limit{perMinute("x", 1), perMinute("y", 2)}, 60 * s},
-			{0, "a", []Limit{perMinute("y", 2), perMinute("x", 1)}, 60 * s}, {0, "a", []Limit{perMinute("y", 2)}, 0}, {0, "a", []Limit{perMinute("y", 2)}, 30 * s},
+			{0, "a", []Limit{perMinute("x", 1), perMinute("y", 2)}, 0}, {0, "a", []Limit{perMinute("x", 1), perMinute("y", 2)},
+				60 * s},
+			{0, "a", []Limit{perMinute("y", 2), perMinute("x", 1)}, 60 * s}, {0, "a", []Limit{perMinute("y", 2)}, 0}, {0, "a",
+				[]Limit{perMinute("y", 2)}, 30 * s},
 		}},
-		{"the longest wait is told", []step{
+		{"the longest wait is returned", []step{
 			{0, "a", []Limit{perMinute("x", 1), perMinute("y", 2), {"z", 1, time.Hour, 0}}, 0},
-			{0, "a", []Limit{{"z", 1, time.Hour, 0}, perMinute("x", 1)}, time.Hour}, {0, "a", []Limit{perMinute("x", 1), perMinute("y", 2)}, 60 * s},
+			{0, "a", []Limit{{"z", 1, time.Hour, 0}, perMinute("x", 1)}, time.Hour}, {0, "a", []Limit{perMinute("x", 1),
+				perMinute("y", 2)}, 60 * s},
 		}},
 		{"a limit that is named twice counts once", []step{
-			{0, "a", []Limit{perMinute("x", 2), perMinute("x", 2)}, 0}, {0, "a", []Limit{perMinute("x", 2)}, 0}, {0, "a", []Limit{perMinute("x", 2)}, 30 * s},
+			{0, "a", []Limit{perMinute("x", 2), perMinute("x", 2)}, 0}, {0, "a", []Limit{perMinute("x", 2)}, 0}, {0, "a",
+				[]Limit{perMinute("x", 2)}, 30 * s},
 		}},
 		{"a burst of its own", []step{
-			{0, "a", []Limit{{"", 60, time.Minute, 1}}, 0}, {0, "a", []Limit{{"", 60, time.Minute, 1}}, s}, {time.Hour, "a", []Limit{{"", 60, time.Minute, 1}}, 0}, {0, "a", []Limit{{"", 60, time.Minute, 1}}, s},
+			{0, "a", []Limit{{"", 60, time.Minute, 1}}, 0}, {0, "a", []Limit{{"", 60, time.Minute, 1}}, s}, {time.Hour, "a",
+				[]Limit{{"", 60, time.Minute, 1}}, 0}, {0, "a", []Limit{{"", 60, time.Minute, 1}}, s},
 		}},
 		{"a lower limit holds at once", []step{
-			{0, "a", []Limit{perMinute("", 10)}, 0}, {0, "a", []Limit{perMinute("", 1)}, 0}, {0, "a", []Limit{perMinute("", 1)}, 60 * s},
+			{0, "a", []Limit{perMinute("", 10)}, 0}, {0, "a", []Limit{perMinute("", 1)}, 0}, {0, "a", []Limit{perMinute("", 1)},
+				60 * s},
 			{30 * s, "a", []Limit{perMinute("", 1)}, 30 * s},
 		}},
 		{"a higher limit holds at once, and gives nothing away", []step{
-			{0, "a", []Limit{perMinute("", 1)}, 0}, {0, "a", []Limit{perMinute("", 6)}, 10 * s}, {10 * s, "a", []Limit{perMinute("", 6)}, 0}, {0, "a", []Limit{perMinute("", 6)}, 10 * s},
+			{0, "a", []Limit{perMinute("", 1)}, 0}, {0, "a", []Limit{perMinute("", 6)}, 10 * s}, {10 * s, "a",
+				[]Limit{perMinute("", 6)}, 0}, {0, "a", []Limit{perMinute("", 6)}, 10 * s},
 		}},
 		{"a limit that goes and comes back does not fill its bucket", []step{
-			{0, "a", []Limit{perMinute("x", 1)}, 0}, {0, "a", []Limit{perMinute("y", 9)}, 0}, {0, "a", []Limit{perMinute("z", 9)}, 0}, {0, "a", []Limit{perMinute("u", 9)}, 0},
+			{0, "a", []Limit{perMinute("x", 1)}, 0}, {0, "a", []Limit{perMinute("y", 9)}, 0}, {0, "a",
+				[]Limit{perMinute("z", 9)}, 0}, {0, "a", []Limit{perMinute("u", 9)}, 0},
 			{0, "a", []Limit{perMinute("v", 9)}, 0}, {0, "a", []Limit{perMinute("x", 1)}, 60 * s},
 		}},
 		{"nothing fits into a bucket without room", []step{
-			{0, "a", []Limit{perMinute("x", 0)}, rate.InfDuration}, {0, "a", []Limit{{"y", 1, time.Minute, -1}}, rate.InfDuration},
+			{0, "a", []Limit{perMinute("x", 0)}, rate.InfDuration}, {0, "a", []Limit{{"y", 1, time.Minute, -1}},
+				rate.InfDuration},
 		}},
-		{"a wait that nobody can tell", []step{
+		{"a wait without an end", []step{
 			{0, "a", []Limit{{"", 1, math.MaxInt64, 0}}, 0}, {0, "a", []Limit{{"", 1, math.MaxInt64, 0}}, rate.InfDuration},
 		}},
 	} {
@@ -131,7 +144,8 @@ func TestTryAfterTheWaitSucceeds(t *testing.T) { // A32
 	synctest.Test(t, func(t *testing.T) {
 		b := New(1000)
 		for _, n := range []int{1, 3, 7, 59, 61, 1000, 999_983} {
-			for _, per := range []time.Duration{time.Millisecond, time.Second, time.Minute, time.Hour, 31 * 24 * time.Hour, 7_777_777_777} {
+			for _, per := range []time.Duration{time.Millisecond, time.Second, time.Minute, time.Hour, 31 * 24 * time.Hour,
+				7_777_777_777} {
 				client, limit := fmt.Sprint(n, per), []Limit{{N: n, Per: per, Burst: 2}}
 				for range 50 {
 					wait, ok, _ := b.Take(t.Context(), client, limit)
@@ -167,9 +181,9 @@ func TestIdleClientsAreForgotten(t *testing.T) { // A33
 		try(t, b, "a", 0, limit)
 		try(t, b, "b", 0, limit)
 		try(t, b, "a", time.Minute, limit)
-		try(t, b, "c", 0, limit) // b goes
+		try(t, b, "c", 0, limit) // evicts b
 		try(t, b, "a", time.Minute, limit)
-		try(t, b, "b", 0, limit) // c goes
+		try(t, b, "b", 0, limit) // evicts c
 		try(t, b, "a", time.Minute, limit)
 		if n := b.Len(); n != 2 {
 			t.Errorf("%d are remembered", n)
@@ -211,7 +225,7 @@ func TestOneClientIsAlwaysRemembered(t *testing.T) {
 	}
 }
 
-// an ideal bucket counts in fractions that are exact: of a token, one in n.
+// An ideal bucket counts exactly, in fractions of a token.
 type ideal struct {
 	limit  Limit
 	tokens *big.Rat
@@ -222,7 +236,8 @@ func (i *ideal) fill(now time.Time) {
 	if i.tokens == nil {
 		i.tokens = big.NewRat(int64(i.limit.burst()), 1)
 	} else {
-		i.tokens.Add(i.tokens, new(big.Rat).Mul(big.NewRat(int64(now.Sub(i.last)), int64(i.limit.Per)), big.NewRat(int64(i.limit.N), 1)))
+		i.tokens.Add(i.tokens, new(big.Rat).Mul(big.NewRat(int64(now.Sub(i.last)), int64(i.limit.Per)),
+			big.NewRat(int64(i.limit.N), 1)))
 	}
 	if burst := big.NewRat(int64(i.limit.burst()), 1); i.tokens.Cmp(burst) > 0 {
 		i.tokens = burst
@@ -230,7 +245,7 @@ func (i *ideal) fill(now time.Time) {
 	i.last = now
 }
 
-// allowed returns how many of the requests at these times have a token in all buckets.
+// allowed returns how many of the requests at these times get a token of all buckets.
 func allowed(times []time.Time, limits []Limit) (n int) {
 	var buckets []*ideal
 	for _, limit := range limits {

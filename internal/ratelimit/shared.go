@@ -14,92 +14,93 @@ import (
 )
 
 const (
-	// lots is into how many parts a burst is divided. A replica keeps at most one of them to
-	// spare: so no more of the burst is where it cannot be used, and three replicas that have kept one each while
-	// the bucket has filled again let a burst pass that is one percent too large.
+	// lots is into how many parts a burst is divided. A replica keeps at most one spare part. So
+	// little of a burst is held where it cannot be used, and three replicas that kept one part each
+	// while the bucket filled again allow a burst that is one percent too large.
 	lots = 300
 
-	// lotTime is how long the tokens should last that a replica takes at once. Of many replicas, each sees
-	// a client seldom, and takes only what is wanted.
+	// lotTime is how long the tokens that a replica takes at once should last. With many replicas,
+	// each one rarely sees a client, and takes only the tokens it needs.
 	lotTime = 200 * time.Millisecond
 
 	// leaseTime is how long a replica keeps tokens that it does not spend.
 	leaseTime = time.Second
 
-	// closeTime is how long it tries to give them back when it ends.
+	// closeTime is how long Close tries to return tokens.
 	closeTime = time.Second
 )
 
-// A shared has the buckets that replicas share, which are in a store.
+// A shared has the buckets that replicas share in a store.
 type shared struct {
 	space         *replicas.Space
 	allowWhenDown bool
 
-	ctx     context.Context // ends with the buckets
+	ctx     context.Context // done when the buckets are closed
 	stop    context.CancelFunc
 	running sync.WaitGroup
 
 	mu       sync.Mutex
-	leasing  map[*client]struct{} // those with tokens
-	sweeping bool                 // as long as there are any
+	holders  map[*client]struct{} // clients with tokens
+	sweeping bool                 // sweep is running
 }
 
 func newShared(space *replicas.Space, allowWhenDown bool) *shared {
-	s := &shared{space: space, allowWhenDown: allowWhenDown, leasing: map[*client]struct{}{}}
+	s := &shared{space: space, allowWhenDown: allowWhenDown, holders: map[*client]struct{}{}}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	return s
 }
 
-// leases are what this replica has of the buckets of a client. The client's lock guards them.
+// leases are the tokens of a client that this replica holds. The client's lock guards them.
 type leases struct {
-	all     []*lease
-	asking  *question // that is under way; nil if none is
-	leasing bool      // it is among those with tokens
+	all      []*lease
+	pending  *tokenRequest // in progress; nil for none
+	isHolder bool          // the client is in shared.holders
 }
 
-// A lease is what this replica has taken of a bucket and not spent yet.
+// A lease is the tokens of a bucket that this replica has taken and not spent.
 type lease struct {
-	limit  Limit
-	tokens float64
-	wanted int     // calls that want one now
-	lot    float64 // how many spare tokens are taken and kept
-	asked  time.Time
-	used   time.Time
+	limit       Limit
+	tokens      float64
+	wanted      int     // calls that need a token now
+	lot         float64 // number of spare tokens to take and keep
+	requestedAt time.Time
+	used        time.Time
 }
 
-// A question asks the store for tokens. All calls that want some meanwhile wait for the answer.
-type question struct {
-	limits   []Limit
-	lacking  []*lease // of which there are none here
-	buckets  []replicas.Bucket
-	answered chan struct{}
+// A tokenRequest is a request to the store for tokens. All calls that need tokens in the meantime wait for
+// it.
+type tokenRequest struct {
+	limits  []Limit
+	needing []*lease // leases without tokens
+	buckets []replicas.Bucket
+	done    chan struct{}
 
-	// The answer. If there is nothing to wait for, there are more tokens.
+	// Result. If wait is 0, there are more tokens.
 	wait time.Duration
 	err  error
 }
 
-// want returns how many tokens to ask for: more than are wanted now if the client is busy.
+// want returns how many tokens to request: more than needed now if the client is busy.
 func (l *lease) want(now time.Time) float64 {
-	l.lot, l.asked = l.nextLot(now), now
+	l.lot, l.requestedAt = l.nextLot(now), now
 	return max(l.lot, float64(l.wanted))
 }
 
-// nextLot returns how many tokens to take next, by how long the last lot has lasted.
+// nextLot returns how many tokens to take next, by how long the last lot lasted.
 func (l *lease) nextLot(now time.Time) float64 {
-	growth := min(2, lotTime.Seconds()/now.Sub(l.asked).Seconds())
+	growth := min(2, lotTime.Seconds()/now.Sub(l.requestedAt).Seconds())
 	return math.Floor(min(growth*max(1, l.lot), float64(l.limit.burst()/lots)))
 }
 
-// bucket returns the bucket of the lease, to take so many tokens of it.
+// bucket returns the bucket of the lease, to take want tokens from it.
 func (l *lease) bucket(want float64) replicas.Bucket {
 	return replicas.Bucket{Key: l.limit.Key, Rate: float64(l.limit.rate()), Burst: float64(l.limit.burst()), Want: want}
 }
 
-// take is [Buckets.Take] for shared buckets: there is one of each if there is nothing to wait for.
+// take is [Buckets.Take] for shared buckets. It succeeds if wait is 0.
 //
-// It asks for as many tokens as calls want at the same time. Only one of them asks: the others get
-// tokens of the answer or, if it is a refusal of just what they want, are refused as well.
+// It requests as many tokens as concurrent calls need. Only one of them sends the request. The others
+// get tokens of the response or, if it refuses exactly their limits, are refused as well.
 func (s *shared) take(ctx context.Context, c *client, limits []Limit) (wait time.Duration, err error) {
 	if neverFill(limits) {
 		return rate.InfDuration, nil
@@ -111,43 +112,44 @@ func (s *shared) take(ctx context.Context, c *client, limits []Limit) (wait time
 	for _, l := range leases {
 		l.wanted++
 	}
-	defer s.leave(c, leases)
+	defer s.release(c, leases)
 	for !spend(leases) {
-		q := c.leases.asking
+		q := c.leases.pending
 		if q == nil {
-			q = c.leases.ask(limits, leases)
-			if s.answer(ctx, c, q); q.err != nil || q.wait > 0 {
+			q = c.leases.newRequest(limits, leases)
+			s.request(ctx, c, q)
+			if q.err != nil || q.wait > 0 {
 				return q.wait, q.err
 			}
 			continue
 		}
 		c.mu.Unlock()
-		<-q.answered
+		<-q.done
 		c.mu.Lock()
 		if q.err != nil || q.wait > 0 && slices.Equal(q.limits, limits) {
 			return q.wait, q.err
 		}
 	}
-	s.askAhead(c, limits, leases)
+	s.requestAhead(c, limits, leases)
 	return 0, nil
 }
 
-// neverFill reports whether a limit makes no sense, so that there is nothing to ask for.
+// neverFill reports whether a limit is invalid, so that no token can be taken.
 func neverFill(limits []Limit) bool {
 	return slices.ContainsFunc(limits, func(l Limit) bool { return l.rate() <= 0 || l.burst() < 1 })
 }
 
-// of appends the lease of each bucket that limits name, once.
-func (s *leases) of(to []*lease, limits []Limit) []*lease {
+// of appends the leases of the buckets of limits, each once.
+func (s *leases) of(dst []*lease, limits []Limit) []*lease {
 	for i := range limits {
-		if l := s.find(&limits[i], to); !slices.Contains(to, l) {
-			to = append(to, l)
+		if l := s.find(&limits[i], dst); !slices.Contains(dst, l) {
+			dst = append(dst, l)
 		}
 	}
-	return to
+	return dst
 }
 
-// find returns the lease of a bucket. If the limit has changed, what is too much for the new one is lost.
+// find returns the lease of a bucket. If the limit has changed, tokens over the new one are lost.
 func (s *leases) find(limit *Limit, inUse []*lease) *lease {
 	for _, l := range s.all {
 		if l.limit.Key == limit.Key {
@@ -182,44 +184,45 @@ func spend(leases []*lease) bool {
 	return true
 }
 
-// ask begins to ask for tokens of the leases that have none.
-func (s *leases) ask(limits []Limit, leases []*lease) *question {
-	q := &question{limits: slices.Clone(limits), answered: make(chan struct{})}
+// newRequest prepares the request for tokens of the leases that have none.
+func (s *leases) newRequest(limits []Limit, leases []*lease) *tokenRequest {
+	q := &tokenRequest{limits: slices.Clone(limits), done: make(chan struct{})}
 	now := time.Now()
 	for _, l := range leases {
 		if l.tokens < 1 {
-			q.lacking = append(q.lacking, l)
+			q.needing = append(q.needing, l)
 			q.buckets = append(q.buckets, l.bucket(l.want(now)))
 		}
 	}
-	s.asking = q
+	s.pending = q
 	return q
 }
 
-// answer gets the answer to a question. The lock of the client is free meanwhile. The caller may end
-// before: what was taken is for others, too.
-func (s *shared) answer(ctx context.Context, c *client, q *question) {
+// request sends the request, and applies the response. It unlocks the client in the meantime. It does
+// not end with ctx, because other calls need the tokens, too.
+func (s *shared) request(ctx context.Context, c *client, q *tokenRequest) {
 	c.mu.Unlock()
 	taken, wait, err := s.space.Spend(context.WithoutCancel(ctx), c.name, q.buckets)
 	c.mu.Lock()
-	if q.wait, q.err = wait, err; err == nil && taken == nil {
-		q.wait = max(wait, 1) // whatever the engine makes of one that is too long for a number
+	q.wait, q.err = wait, err
+	if err == nil && taken == nil {
+		q.wait = max(wait, 1) // also if the engine's wait overflows
 	}
-	for i, l := range q.lacking {
+	for i, l := range q.needing {
 		if q.wait > 0 || q.err != nil {
-			l.lot = 0 // there is little left
+			l.lot = 0 // few tokens are left
 		} else {
 			l.tokens += taken[i]
 		}
 	}
-	c.leases.asking = nil
-	close(q.answered)
+	c.leases.pending = nil
+	close(q.done)
 }
 
-// askAhead asks for tokens behind a call that has spent the last ones of a lot, so that the next call does
-// not wait for them. It does not if that one has to ask in any case.
-func (s *shared) askAhead(c *client, limits []Limit, leases []*lease) {
-	if c.leases.asking != nil || !slices.ContainsFunc(leases, func(l *lease) bool { return l.tokens < 1 }) {
+// requestAhead requests tokens in the background after a call that has spent the last token of a lot, so
+// the next call does not wait. It does nothing if the next call must request tokens anyway.
+func (s *shared) requestAhead(c *client, limits []Limit, leases []*lease) {
+	if c.leases.pending != nil || !slices.ContainsFunc(leases, func(l *lease) bool { return l.tokens < 1 }) {
 		return
 	}
 	now := time.Now()
@@ -233,45 +236,45 @@ func (s *shared) askAhead(c *client, limits []Limit, leases []*lease) {
 	if s.ctx.Err() != nil {
 		return
 	}
-	q := c.leases.ask(limits, leases)
-	for _, l := range q.lacking {
+	q := c.leases.newRequest(limits, leases)
+	for _, l := range q.needing {
 		l.wanted++
 	}
 	s.running.Go(func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		s.answer(context.Background(), c, q)
-		s.leave(c, q.lacking)
+		s.request(context.Background(), c, q)
+		s.release(c, q.needing)
 	})
 }
 
-// leave ends a call that wanted tokens. Spare tokens are kept for later if they are at most a lot.
-// The caller holds the lock of the client.
-func (s *shared) leave(c *client, leases []*lease) {
+// release ends a call that needed tokens. At most one lot of spare tokens is kept. The caller holds the
+// lock of the client.
+func (s *shared) release(c *client, leases []*lease) {
 	var back []replicas.Bucket
 	keeps := false
 	for _, l := range leases {
 		l.wanted--
-		if over := l.tokens - l.lot; over > 0 && l.wanted == 0 && s.ctx.Err() == nil { // close gives back the rest
+		if over := l.tokens - l.lot; over > 0 && l.wanted == 0 && s.ctx.Err() == nil { // otherwise close returns the rest
 			back = append(back, l.bucket(-over))
 			l.tokens -= over
 		}
 		keeps = keeps || l.tokens > 0
 	}
-	if back == nil && (!keeps || c.leases.leasing) {
+	if back == nil && (!keeps || c.leases.isHolder) {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if keeps {
-		c.leases.leasing = true
-		s.leasing[c] = struct{}{}
+		c.leases.isHolder = true
+		s.holders[c] = struct{}{}
 	}
 	if s.ctx.Err() != nil {
 		return
 	}
 	if back != nil {
-		s.running.Go(func() { s.giveBack(c, back) })
+		s.running.Go(func() { s.returnTokens(c, back) })
 	}
 	if keeps && !s.sweeping {
 		s.sweeping = true
@@ -279,13 +282,13 @@ func (s *shared) leave(c *client, leases []*lease) {
 	}
 }
 
-// giveBack puts tokens back. If that fails, they are lost: they may be there already, and there must
-// not be more than there were.
-func (s *shared) giveBack(c *client, back []replicas.Bucket) {
+// returnTokens returns tokens to the store. If that fails, they are lost: they may have been returned
+// already, and must not be returned twice.
+func (s *shared) returnTokens(c *client, back []replicas.Bucket) {
 	_, _, _ = s.space.Spend(context.Background(), c.name, back)
 }
 
-// sweep gives back what is not spent, as long as there is something to spend.
+// sweep returns unused tokens, as long as there are any.
 func (s *shared) sweep() {
 	tick := time.NewTicker(leaseTime / 2)
 	defer tick.Stop()
@@ -295,9 +298,9 @@ func (s *shared) sweep() {
 			return
 		case <-tick.C:
 		}
-		s.giveBackUnused(s.ctx, time.Now().Add(-leaseTime))
+		s.returnUnused(s.ctx, time.Now().Add(-leaseTime))
 		s.mu.Lock()
-		s.sweeping = len(s.leasing) > 0
+		s.sweeping = len(s.holders) > 0
 		done := !s.sweeping
 		s.mu.Unlock()
 		if done {
@@ -306,24 +309,24 @@ func (s *shared) sweep() {
 	}
 }
 
-// giveBackUnused gives back all that was not used after a time, until the context ends. While the store
-// is unavailable, it is better to have it.
-func (s *shared) giveBackUnused(ctx context.Context, since time.Time) {
+// returnUnused returns tokens that were not used after since, until ctx ends. While the store is
+// unavailable, it keeps them.
+func (s *shared) returnUnused(ctx context.Context, since time.Time) {
 	s.mu.Lock()
-	clients := slices.Collect(maps.Keys(s.leasing))
+	clients := slices.Collect(maps.Keys(s.holders))
 	s.mu.Unlock()
 	for _, c := range clients {
 		if ctx.Err() != nil || !s.space.Up() {
 			return
 		}
-		if back := s.unused(c, since); back != nil {
-			s.giveBack(c, back)
+		if back := s.takeUnused(c, since); back != nil {
+			s.returnTokens(c, back)
 		}
 	}
 }
 
-// unused takes from a client what it has not used after a time.
-func (s *shared) unused(c *client, since time.Time) (back []replicas.Bucket) {
+// takeUnused takes tokens from a client that it has not used after since.
+func (s *shared) takeUnused(c *client, since time.Time) (back []replicas.Bucket) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	keeps := false
@@ -335,10 +338,10 @@ func (s *shared) unused(c *client, since time.Time) (back []replicas.Bucket) {
 		keeps = keeps || l.tokens > 0
 	}
 	if !keeps {
-		c.leases.leasing = false
+		c.leases.isHolder = false
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		delete(s.leasing, c)
+		delete(s.holders, c)
 	}
 	return back
 }
@@ -363,7 +366,7 @@ func (s *shared) wait(ctx context.Context, c *client, limits []Limit) (time.Dura
 	return wait, err
 }
 
-// close gives everything back, as far as that does not take long.
+// close returns all tokens, within closeTime.
 func (s *shared) close() {
 	s.mu.Lock()
 	s.stop()
@@ -371,5 +374,5 @@ func (s *shared) close() {
 	s.running.Wait()
 	ctx, cancel := context.WithTimeout(context.Background(), closeTime)
 	defer cancel()
-	s.giveBackUnused(ctx, time.Now())
+	s.returnUnused(ctx, time.Now())
 }

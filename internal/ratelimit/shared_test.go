@@ -28,10 +28,10 @@ func replicasOf(t testing.TB, engine replicas.Engine, allowWhenDown bool) []*Buc
 	return all
 }
 
-// once has n requests, which do not come back.
+// once allows n requests, without refill.
 func once(key string, n int) Limit { return Limit{Key: key, N: n, Per: 1_000_000 * time.Hour} }
 
-// takes returns how often something can be taken, one after the other.
+// takes returns how often Take succeeds, one call after the other.
 func takes(t *testing.T, b *Buckets, client string, limits ...Limit) (n int) {
 	t.Helper()
 	for {
@@ -46,10 +46,10 @@ func takes(t *testing.T, b *Buckets, client string, limits ...Limit) (n int) {
 	}
 }
 
-// A far engine takes a millisecond for each operation.
-type far struct{ *replicastest.Engine }
+// A slowEngine takes a millisecond for each operation.
+type slowEngine struct{ *replicastest.Engine }
 
-func (f far) Spend(ctx context.Context, buckets []replicas.Bucket) ([]float64, time.Duration, error) {
+func (f slowEngine) Spend(ctx context.Context, buckets []replicas.Bucket) ([]float64, time.Duration, error) {
 	time.Sleep(time.Millisecond)
 	return f.Engine.Spend(ctx, buckets)
 }
@@ -60,7 +60,7 @@ func TestReplicasShareALimit(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var total atomic.Int64
 				var group sync.WaitGroup
-				for _, b := range replicasOf(t, far{replicastest.New()}, false) {
+				for _, b := range replicasOf(t, slowEngine{replicastest.New()}, false) {
 					for range 8 {
 						group.Go(func() { total.Add(int64(takes(t, b, "a", once("", burst)))) })
 					}
@@ -75,14 +75,15 @@ func TestReplicasShareALimit(t *testing.T) {
 }
 
 func TestReplicasShareARate(t *testing.T) {
-	for _, limit := range []Limit{{N: 50, Per: time.Second, Burst: 10}, {N: 1000, Per: time.Second}, {N: 2000, Per: time.Second, Burst: 4000}} {
+	for _, limit := range []Limit{{N: 50, Per: time.Second, Burst: 10}, {N: 1000, Per: time.Second},
+		{N: 2000, Per: time.Second, Burst: 4000}} {
 		t.Run(fmt.Sprint(limit), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const lasts = 3 * time.Second
 				began := time.Now()
 				var total atomic.Int64
 				var group sync.WaitGroup
-				for _, b := range replicasOf(t, far{replicastest.New()}, false) {
+				for _, b := range replicasOf(t, slowEngine{replicastest.New()}, false) {
 					for g := range 4 {
 						group.Go(func() {
 							for time.Since(began) < lasts {
@@ -112,7 +113,7 @@ func TestRefusalsOfReplicasTakeNothing(t *testing.T) {
 		for i := range 30 {
 			try(t, all[i%3], "a", time.Minute, x, y)
 		}
-		time.Sleep(2 * leaseTime) // what the first replica has of y
+		time.Sleep(2 * leaseTime) // until the first replica has returned its tokens of y
 		synctest.Wait()
 		n := 0
 		for _, b := range all {
@@ -124,10 +125,11 @@ func TestRefusalsOfReplicasTakeNothing(t *testing.T) {
 	})
 }
 
-// What calls at the same time have taken of one bucket, and cannot use for lack of another, is not kept.
+// Tokens of one bucket that concurrent calls cannot use, because another bucket is empty, are
+// returned.
 func TestWhatIsTakenInVainIsGivenBackAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		all := replicasOf(t, far{replicastest.New()}, false)
+		all := replicasOf(t, slowEngine{replicastest.New()}, false)
 		var passed atomic.Int64
 		var group sync.WaitGroup
 		for range 10 {
@@ -156,7 +158,7 @@ func TestTokensAreLeased(t *testing.T) {
 			t.Errorf("%d operations for 50 tokens, in lots of 1, 2, 4, 8, 16 and 25", n)
 		}
 		try(t, all[0], "a", 0, limit)
-		time.Sleep(2 * leaseTime) // the rest is given back
+		time.Sleep(2 * leaseTime) // the rest is returned
 		synctest.Wait()
 		if n := takes(t, all[1], "a", limit); n != 7500-51 {
 			t.Errorf("%d are left of %d", n, 7500-51)
@@ -169,19 +171,19 @@ func TestTokensAreLeased(t *testing.T) {
 	})
 }
 
-// Calls of a busy client do not wait for the store, and it is not asked more often than lots last.
+// Calls of a busy client do not wait for the store, and the store gets one request per lot.
 func TestTokensAreTakenAhead(t *testing.T) {
 	for _, test := range []struct {
 		limit      Limit
 		operations int64 // for 1000 calls
 	}{
-		{once("", 3000), 103},   // in lots of 1, 2, 4, 8 and then 10, which is the most
+		{once("", 3000), 103},   // in lots of 1, 2, 4, 8 and then 10, the maximum
 		{once("", 100_000), 54}, // in lots of 1, 2, 4, 8, 16 and then 20, which last for lotTime
 	} {
 		t.Run(fmt.Sprint(test.limit.N), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				engine := replicastest.New()
-				b := NewShared(10, replicastest.Replica(t, far{engine}).Space("rates"), false)
+				b := NewShared(10, replicastest.Replica(t, slowEngine{engine}).Space("rates"), false)
 				for i := range 1000 {
 					began := time.Now()
 					try(t, b, "a", 0, test.limit)
@@ -193,7 +195,7 @@ func TestTokensAreTakenAhead(t *testing.T) {
 				if n := engine.Operations.Load(); n != test.operations {
 					t.Errorf("%d operations, want %d", n, test.operations)
 				}
-				b.Close() // which gives back what was taken ahead
+				b.Close() // returns what was taken ahead
 				if n := takes(t, replicasOf(t, engine, false)[0], "a", test.limit); n != test.limit.N-1000 {
 					t.Errorf("%d are left of %d", n, test.limit.N-1000)
 				}
@@ -202,11 +204,11 @@ func TestTokensAreTakenAhead(t *testing.T) {
 	}
 }
 
-// A client that calls now and then takes no tokens ahead.
+// No tokens are taken ahead for a client that calls rarely.
 func TestNothingIsTakenAheadForSeldomCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := replicastest.New()
-		all, limit := replicasOf(t, far{engine}, false), once("", 100_000)
+		all, limit := replicasOf(t, slowEngine{engine}, false), once("", 100_000)
 		for range 10 {
 			try(t, all[0], "a", 0, limit)
 			time.Sleep(2 * lotTime)
@@ -217,7 +219,7 @@ func TestNothingIsTakenAheadForSeldomCalls(t *testing.T) {
 	})
 }
 
-// A lease that a call has just been given is not dropped to make room for another one of the call.
+// A new lease of a call is not dropped to make room for another one of the same call.
 func TestLeasesOfACallAreKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := replicasOf(t, replicastest.New(), false)[0]
@@ -264,7 +266,7 @@ func TestLeasesAreGivenBackAtTheEnd(t *testing.T) {
 func TestLimitsOfLeasesChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		all := replicasOf(t, replicastest.New(), false)
-		try(t, all[0], "a", 0, once("", 100_000)) // which leases 99 more
+		try(t, all[0], "a", 0, once("", 100_000)) // leases 99 more
 		if n := takes(t, all[0], "a", once("", 20)); n != 20 {
 			t.Errorf("%d of 20", n)
 		}
@@ -279,7 +281,7 @@ func TestCallsAtTheSameTimeAskTogether(t *testing.T) {
 		t.Run(fmt.Sprint(test.limit), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				engine, limit := replicastest.New(), perMinute("", test.limit)
-				b := replicasOf(t, far{engine}, false)[0]
+				b := replicasOf(t, slowEngine{engine}, false)[0]
 				var mu sync.Mutex
 				var waits []time.Duration
 				var group sync.WaitGroup
@@ -308,10 +310,10 @@ func TestCallsAtTheSameTimeAskTogether(t *testing.T) {
 	}
 }
 
-// Who asks for others, too, may go away.
+// Tokens are not lost if the call that requested them, for others too, is canceled.
 func TestCallersThatGoAwayLoseNothingOfOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := replicasOf(t, far{replicastest.New()}, false)[0]
+		b := replicasOf(t, slowEngine{replicastest.New()}, false)[0]
 		ctx, cancel := context.WithCancel(t.Context())
 		var group sync.WaitGroup
 		group.Go(func() { _, _, _ = b.Take(ctx, "a", []Limit{once("", 2)}) })
@@ -347,7 +349,7 @@ func TestWaitsAreThoseOfAllReplicas(t *testing.T) {
 		}
 		time.Sleep(30 * time.Second)
 		wants(all[0], 0)
-		try(t, all[1], "a", 0, limits...) // which the others' waits have not taken
+		try(t, all[1], "a", 0, limits...) // the waits of the others have not taken it
 		if wait, err := all[0].Wait(t.Context(), "a", []Limit{{}}); wait != rate.InfDuration || err != nil {
 			t.Errorf("no bucket: %v, %v", wait, err)
 		}
@@ -365,7 +367,8 @@ func TestStoreThatIsDown(t *testing.T) {
 			if wait != 0 || ok || !errors.Is(err, replicas.ErrUnavailable) {
 				t.Errorf("takes %v, %v, %v", wait, ok, err)
 			}
-			if wait, err := closed[0].Wait(t.Context(), "a", []Limit{limit}); wait != 0 || !errors.Is(err, replicas.ErrUnavailable) {
+			if wait, err := closed[0].Wait(t.Context(), "a", []Limit{limit}); wait != 0 ||
+				!errors.Is(err, replicas.ErrUnavailable) {
 				t.Errorf("waits %v, %v", wait, err)
 			}
 		}
@@ -389,7 +392,7 @@ func TestStoreThatIsDown(t *testing.T) {
 					t.Errorf("waits %v, %v, want 30s", wait, err)
 				}
 			}
-			try(t, closed[0], "a", 0, leased) // which has been taken before
+			try(t, closed[0], "a", 0, leased) // taken before
 			if took := time.Since(began); fail == &engine.Stalled && took != 4*250*time.Millisecond {
 				t.Errorf("took %v, want one timeout for each of four replicas", took)
 			}
@@ -397,7 +400,7 @@ func TestStoreThatIsDown(t *testing.T) {
 				t.Errorf("without limits: %v, %v", ok, err)
 			}
 			fail.Store(false)
-			time.Sleep(time.Second) // they are tried again
+			time.Sleep(time.Second) // until the next attempt
 			for _, b := range []*Buckets{closed[0], open[0]} {
 				try(t, b, "a", 0, limit)
 			}
@@ -408,7 +411,8 @@ func TestStoreThatIsDown(t *testing.T) {
 }
 
 func TestLeasesCostNothing(t *testing.T) {
-	b, limits := replicasOf(t, replicastest.New(), false)[0], []Limit{perMinute("", 1_000_000_000), perMinute("x", 1_000_000_000)}
+	b, limits := replicasOf(t, replicastest.New(), false)[0], []Limit{perMinute("", 1_000_000_000),
+		perMinute("x", 1_000_000_000)}
 	_, _, _ = b.Take(t.Context(), "a", limits)
 	if n := testing.AllocsPerRun(1000, func() { _, _, _ = b.Take(t.Context(), "a", limits) }); n != 0 {
 		t.Errorf("%v allocations", n)
@@ -423,7 +427,8 @@ func BenchmarkTakeShared(b *testing.B) {
 	}{
 		{"memory", func() *Buckets { return New(1000) }, perMinute("", 1_000_000_000)},
 		{"leases", func() *Buckets { return replicasOf(b, replicastest.New(), false)[0] }, perMinute("", 1_000_000_000)},
-		{"single tokens", func() *Buckets { return replicasOf(b, replicastest.New(), false)[0] }, Limit{N: 1_000_000_000, Per: time.Second, Burst: 900}},
+		{"single tokens", func() *Buckets { return replicasOf(b, replicastest.New(), false)[0] },
+			Limit{N: 1_000_000_000, Per: time.Second, Burst: 900}},
 	} {
 		b.Run(test.name, func(b *testing.B) {
 			buckets, limits := test.buckets(), []Limit{test.limit}

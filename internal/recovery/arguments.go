@@ -24,15 +24,15 @@ const (
 	defaultMatches = 20
 )
 
-// arguments are those of a call.
+// arguments are the arguments of a call.
 type arguments struct {
 	id       string
-	maxChars int // 0 unless given
+	maxChars int // 0 if not given
 
-	// The part that is asked for.
-	start, end         int // characters; end is -1 unless given
-	firstLine, endLine int // from 1, both included; 0 unless given
-	lines              int // of the original, if they are asked for
+	// Range.
+	start, end         int // characters; end is -1 if not given
+	firstLine, endLine int // from 1, both included; 0 if not given
+	lines              int // lines of the original, if a line range is given
 
 	goal  string // or ""
 	ratio float64
@@ -40,21 +40,19 @@ type arguments struct {
 	query string // or ""
 
 	pattern *regexp.Regexp // or nil
-	steps   int            // of the program that pattern is
+	steps   int            // instructions of the compiled pattern
 	context int
 	matches int
 }
 
-// names are those of the arguments, in the order in which people are told of them.
+// names are the arguments, in the order of error messages.
 var names = []string{
 	"id", "goal", "ratio", "max_chars", "query", "pattern", "context_lines", "max_matches",
 	"start_line", "end_line", "start_char", "end_char",
 }
 
-// parse reads the arguments of a call. Its errors are for the model that made them,
-// which does better on the second try if it is told what was wrong with the first.
-// What is null was not given, and neither was an empty string: models like to fill
-// in all there is.
+// parse reads the arguments of a call. Its errors tell the model how to correct them. null and empty
+// strings count as not given, because models like to fill in everything.
 func parse(data []byte) (a arguments, err error) {
 	given := make(map[string]json.RawMessage)
 	if len(data) > 0 {
@@ -98,17 +96,17 @@ func parse(data []byte) (a arguments, err error) {
 	if err := a.contradiction(); err != nil {
 		return a, err
 	}
-	// At last, for the mistakes above tell more.
+	// Checked last, because the errors above are more helpful.
 	for _, name := range names {
 		delete(given, name)
 	}
 	for _, name := range slices.Sorted(maps.Keys(given)) {
-		return a, fmt.Errorf("there is no argument %s; there are %s", shortly(name), strings.Join(names, ", "))
+		return a, fmt.Errorf("unknown argument %s; expected %s", shortly(name), strings.Join(names, ", "))
 	}
 	return a, nil
 }
 
-// numbers reads those of the arguments that are numbers.
+// numbers reads the numeric arguments.
 func (a *arguments) numbers(given map[string]json.RawMessage) (err error) {
 	for _, n := range []struct {
 		into                 *int
@@ -141,7 +139,7 @@ func (a *arguments) numbers(given map[string]json.RawMessage) (err error) {
 	return nil
 }
 
-// contradiction says which two arguments cannot be combined, if there are such.
+// contradiction returns an error for two arguments that cannot be combined.
 func (a *arguments) contradiction() error {
 	chars, lines := a.start > 0 || a.end >= 0, a.firstLine > 0 || a.endLine > 0
 	for _, pair := range []struct {
@@ -173,8 +171,7 @@ func (a *arguments) compile(pattern string) (err error) {
 	return err
 }
 
-// steps returns how long the program is that a pattern becomes: to match it takes at
-// most so much time for each byte.
+// steps returns the number of instructions of a pattern, which bounds the time per byte.
 func steps(pattern string) (int, error) {
 	parsed, err := syntax.Parse(pattern, syntax.Perl)
 	if err != nil {
@@ -202,7 +199,7 @@ func text(given map[string]json.RawMessage, name string, most int) (s string, er
 	return s, nil
 }
 
-// number reads a whole number of at least low. What is above high counts as that.
+// number reads a whole number of at least low. Larger numbers than high count as high.
 func number(given map[string]json.RawMessage, name string, otherwise, low, high int) (int, error) {
 	value, ok := given[name]
 	if !ok {
@@ -216,7 +213,7 @@ func number(given map[string]json.RawMessage, name string, otherwise, low, high 
 	}
 	n, err := strconv.ParseInt(string(value), 10, 64)
 	if err != nil {
-		// 100.0 and 1e2 are whole numbers, too.
+		// 100.0 and 1e2 are whole numbers too.
 		f, _ := strconv.ParseFloat(string(value), 64)
 		if f != math.Trunc(f) {
 			return 0, fmt.Errorf("%s must be a whole number, not %s", name, shortly(string(value)))
@@ -229,7 +226,7 @@ func number(given map[string]json.RawMessage, name string, otherwise, low, high 
 	return int(min(n, int64(high))), nil
 }
 
-// shortly quotes what was given, or its beginning.
+// shortly quotes a text, or its beginning.
 func shortly(s string) string {
 	const enough = 80
 	n := 0

@@ -11,8 +11,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
-// focus answers a call for the lines that bear on a goal, or with the beginning of what
-// was asked for if they cannot be found.
+// focus returns the lines relevant to a goal, or the beginning of the range if they cannot be found.
 func (r Reader) focus(ctx context.Context, a arguments, body []byte, total int) []byte {
 	limit := r.MaxChars
 	if limit <= 0 {
@@ -31,19 +30,19 @@ func (r Reader) focus(ctx context.Context, a arguments, body []byte, total int) 
 	return r.part(a, body, total, "not cut by goal, this is the beginning; ")
 }
 
-// excerpt returns some characters of the body of a JSON string as a text.
+// excerpt returns characters of the body of a JSON string, decoded.
 func excerpt(body []byte, start, end int) string {
 	body = body[jsonspan.Advance(body, start):]
 	body = body[:jsonspan.Advance(body, end-start)]
 	return string(jsonspan.AppendText(nil, body))
 }
 
-// findLines makes of the lines that are asked for the characters that they are.
+// findLines converts a range of lines to characters.
 func (a *arguments) findLines(text string) error {
 	first := max(a.firstLine, 1)
 	from := skipLines(text, first-1)
 	if from == len(text) && first > 1 {
-		return fmt.Errorf("start_line (%d) is behind the end: the original has %d lines", first, prune.CountLines(text))
+		return fmt.Errorf("start_line (%d) is beyond the end: the original has %d lines", first, prune.CountLines(text))
 	}
 	a.firstLine, a.lines = first, prune.CountLines(text)
 	if a.endLine == 0 || a.endLine > a.lines {
@@ -55,8 +54,8 @@ func (a *arguments) findLines(text string) error {
 	return nil
 }
 
-// skipLines returns where the line after so many lines begins, or the end of the text.
-// Lines end with LF, CRLF or CR, as everywhere where they are counted for the model.
+// skipLines returns the position after so many lines, or the end of the text. Lines end with LF, CRLF
+// or CR, as everywhere where lines are counted for the model.
 func skipLines(text string, n int) (at int) {
 	for ; n > 0; n-- {
 		end := strings.IndexAny(text[at:], "\r\n")
@@ -71,7 +70,7 @@ func skipLines(text string, n int) (at int) {
 	return at
 }
 
-// lineBreaks returns how many lines end in a text.
+// lineBreaks returns the number of line ends in a text.
 func lineBreaks(text string) int {
 	return strings.Count(text, "\n") + strings.Count(text, "\r") - strings.Count(text, "\r\n")
 }

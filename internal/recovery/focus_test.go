@@ -20,11 +20,16 @@ func TestLines(t *testing.T) {
 		{"all", `"start_line":1`, 0, text, "[lines 1 to 6 of 6, characters 0 to 24 of 24]"},
 		{"all, to the last", `"end_line":6`, 0, text, "[lines 1 to 6 of 6, characters 0 to 24 of 24]"},
 		{"one", `"start_line":2,"end_line":2`, 0, "two\r\n", "[lines 2 to 2 of 6, characters 4 to 9 of 24]"},
-		{"after another kind of end", `"start_line":4,"end_line":5`, 0, "four\n\n", "[lines 4 to 5 of 6, characters 15 to 21 of 24]"},
-		{"to an end behind the end", `"start_line":6,"end_line":99`, 0, "six", "[lines 6 to 6 of 6, characters 21 to 24 of 24]"},
-		{"what there is room for", `"start_line":2,"end_line":3`, 6, "two\r\nt", "[characters 4 to 10 of 24; go on with start_char=10 and end_char=15]"},
-		{"what there is room for, to the end", `"start_line":2`, 6, "two\r\nt", "[characters 4 to 10 of 24; go on with start_char=10]"},
-		{"a pattern in some", `"pattern":"o","start_line":1,"end_line":2,"context_lines":0`, 0, "1: one\n2: two\r", "[matches: 2; the original has 24 characters]"},
+		{"after another kind of end", `"start_line":4,"end_line":5`, 0, "four\n\n",
+			"[lines 4 to 5 of 6, characters 15 to 21 of 24]"},
+		{"to an end behind the end", `"start_line":6,"end_line":99`, 0, "six",
+			"[lines 6 to 6 of 6, characters 21 to 24 of 24]"},
+		{"what there is room for", `"start_line":2,"end_line":3`, 6, "two\r\nt",
+			"[characters 4 to 10 of 24; go on with start_char=10 and end_char=15]"},
+		{"what there is room for, to the end", `"start_line":2`, 6, "two\r\nt",
+			"[characters 4 to 10 of 24; go on with start_char=10]"},
+		{"a pattern in some", `"pattern":"o","start_line":1,"end_line":2,"context_lines":0`, 0, "1: one\n2: two\r",
+			"[matches: 2; the original has 24 characters]"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			a := call(t, keeping(quoted(text), test.max), `{"id":"`+id+`",`+test.arguments+`}`)
@@ -69,24 +74,29 @@ func TestGoal(t *testing.T) {
 		all = append(all, line)
 	}
 	log := strings.Join(all, "\n")
-	records := `{"records":[` + strings.Repeat(`{"note":"nothing"},`, 300) + `{"note":"payment declined by the bank"}` + strings.Repeat(`,{"note":"nothing"}`, 300) + `]}`
+	records := `{"records":[` + strings.Repeat(`{"note":"nothing"},`, 300) + `{"note":"payment declined by the bank"}` +
+		strings.Repeat(`,{"note":"nothing"}`, 300) + `]}`
 	const found, missing = "payment declined by the bank", "not cut by goal"
 	for _, test := range []struct {
 		name, original, arguments string
 		max                       int
 		want                      []string // in the text and the note
 	}{
-		{"lines", log, ``, 600, []string{"120│ 2026-01-01 ERROR " + found, "[lines 1-", "left out]", "by start_line and end_line]"}},
+		{"lines", log, ``, 600, []string{"120│ 2026-01-01 ERROR " + found, "[lines 1-", "left out]",
+			"by start_line and end_line]"}},
 		{"fewer characters", log, `,"max_chars":300`, 600, []string{found, "[lines 1-"}},
 		{"fewer lines", log, `,"ratio":0.99`, 6000, []string{found, "[lines 1-"}},
-		{"of lines", log, `,"start_line":100,"end_line":200`, 600, []string{"120│ 2026-01-01 ERROR " + found, "[lines 100-", "-200 left out]"}},
-		{"of characters", log, fmt.Sprintf(`,"start_char":%d`, len(strings.Join(all[:99], "\n"))+1), 600, []string{"120│ 2026-01-01 ERROR " + found, "[lines 100-", "-300 left out]"}},
+		{"of lines", log, `,"start_line":100,"end_line":200`, 600, []string{"120│ 2026-01-01 ERROR " + found, "[lines 100-",
+			"-200 left out]"}},
+		{"of characters", log, fmt.Sprintf(`,"start_char":%d`, len(strings.Join(all[:99], "\n"))+1), 600,
+			[]string{"120│ 2026-01-01 ERROR " + found, "[lines 100-", "-300 left out]"}},
 		{"without a limit it is all", log, ``, 0, []string{"request 1 served", "request 300 served"}},
 		{"items", records, ``, 600, []string{`{"note":"` + found + `"}`, "items left out", "by query]"}},
 		{"a line cannot be cut", strings.Repeat("a", 1000), ``, 100, []string{missing, "go on with start_char=100"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			a := call(t, keeping(quoted(test.original), test.max), `{"id":"`+id+`","goal":"why was the payment declined"`+test.arguments+`}`)
+			a := call(t, keeping(quoted(test.original), test.max), `{"id":"`+id+`","goal":"why was the payment declined"`+
+				test.arguments+`}`)
 			got := a.text() + "\n" + a.Content[1].Text
 			for _, want := range test.want {
 				if !strings.Contains(got, want) {

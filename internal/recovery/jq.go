@@ -14,24 +14,24 @@ import (
 	"github.com/itchyny/gojq"
 )
 
-// A query comes from a model, which may have been talked into anything, and runs inside
-// the gateway. The interpreter stops between two steps when its context ends, but a
-// single step may take any memory or time: "a"*1e9, [range(1e9)], or a comparison of two
-// values that share their parts 2^60 times, as reduce range(60) as $_ (1; [., .]) makes
-// them. So a query is rewritten before it runs, such that
+// Queries come from a model, which may act on a prompt injection, and run inside the gateway.
+// The interpreter checks its context between two steps, but a single step can take any
+// amount of memory or time: "a"*1e9, [range(1e9)], or a comparison of two values that share
+// their parts 2^60 times, such as those of reduce range(60) as $_ (1; [., .]). So each query
+// is checked and rewritten before it runs:
 //
-//   - it has only functions that are known to be harmless, see jqFunctions, defines none
-//     and changes nothing: what is left takes time linear in its values, or almost;
-//   - what makes a value, and what collects values, is followed by a function of this package that
-//     takes the size of the value from an allowance and ends the query when it is used up.
-//     Shared parts count as often as they occur. No step is then given, and no step makes,
-//     more than the allowance, but for a small factor;
-//   - the few functions that take quadratic time get a small second operand.
+//   - It can use only the functions of jqFunctions. It cannot define functions or assign.
+//     The remaining steps take roughly linear time in the size of their values.
+//   - Each expression that makes or collects values is piped to a function of this package.
+//     That function subtracts the size of the value from the allowance, and ends the query
+//     when the allowance is used up. Shared parts count as often as they occur. So the input
+//     and output of a step are never larger than a small multiple of the allowance.
+//   - The few functions that take quadratic time accept only a small second operand.
 
-// allowance is how many bytes the values that a query makes may take, all in all.
+// allowance is the total size in bytes of all values that a query may make.
 const allowance = 128 << 20
 
-// What values take, about: an interface and what it leads to.
+// Approximate sizes in bytes of values in memory.
 const (
 	sizeOfValue  = 16
 	sizeOfString = 16
@@ -39,41 +39,41 @@ const (
 	sizeOfMember = 40
 )
 
-// maxOperand is how many characters or items an operand may have, about, where time or
-// memory grows with the size of both.
+// maxOperand is the approximate limit, in characters or items, of an operand of operations
+// whose time or memory grows with the size of both operands.
 const maxOperand = 64
 
-// maxDigits is how many characters a number may have: calculating with millions of digits
-// takes minutes.
+// maxDigits is the maximum length of a number in characters. Calculating with millions of
+// digits takes minutes.
 const maxDigits = 1000
 
-// How a function of jq is treated.
+// A jqFunction is how a function of jq is rewritten.
 type jqFunction int
 
 const (
-	makes    jqFunction = iota // makes a value, which is counted
-	passes                     // passes on parts of its input, and may stand in a path
-	collects                   // like makes, and collects what its argument gives
-	compares                   // like makes, and looks at all of its argument for each part of its input
-	deletes                    // is del
-	replaced                   // is a function of this package
+	makesValue     jqFunction = iota // makes a value, whose size is counted
+	passesParts                      // returns parts of its input, and is allowed in a path
+	collectsValues                   // makes a value from all values of its argument
+	comparesParts                    // makes a value, and reads its whole argument for each part of its input
+	deletesPaths                     // del
+	reimplemented                    // replaced by a function of this package
 )
 
-// jqFunctions are those that a query may use, by name and number of arguments.
+// jqFunctions are the functions that a query may use, by name and number of arguments.
 var jqFunctions = func() map[string]jqFunction {
 	all := make(map[string]jqFunction)
 	for kind, names := range map[jqFunction]string{
-		makes: `abs/0 add/0 all/0 all/1 all/2 any/0 any/1 any/2 ascii_downcase/0 ascii_upcase/0 ceil/0 endswith/1
+		makesValue: `abs/0 add/0 all/0 all/1 all/2 any/0 any/1 any/2 ascii_downcase/0 ascii_upcase/0 ceil/0 endswith/1
 			flatten/0 flatten/1 floor/0 from_entries/0 fromdate/0 has/1 in/1 IN/1 IN/2 isempty/1 keys/0
 			length/0 ltrimstr/1 max/0 min/0 not/0 path/1 paths/0 paths/1 range/1 range/2 range/3 reverse/0 round/0
 			rtrimstr/1 sort/0 split/1 startswith/1 to_entries/0 toboolean/0 todate/0 tojson/0 tostring/0
 			trim/0 type/0 unique/0 utf8bytelength/0`,
-		passes: `arrays/0 booleans/0 empty/0 error/0 error/1 first/0 first/1 getpath/1 iterables/0 last/0 last/1
+		passesParts: `arrays/0 booleans/0 empty/0 error/0 error/1 first/0 first/1 getpath/1 iterables/0 last/0 last/1
 			limit/2 nth/1 nth/2 nulls/0 numbers/0 objects/0 recurse/0 scalars/0 select/1 skip/2 strings/0 values/0`,
-		collects: `add/1 group_by/1 map/1 map_values/1 max_by/1 min_by/1 sort_by/1 unique_by/1 with_entries/1`,
-		compares: `contains/1 join/1`,
-		deletes:  `del/1`,
-		replaced: `fromjson/0 test/1 test/2 tonumber/0`,
+		collectsValues: `add/1 group_by/1 map/1 map_values/1 max_by/1 min_by/1 sort_by/1 unique_by/1 with_entries/1`,
+		comparesParts:  `contains/1 join/1`,
+		deletesPaths:   `del/1`,
+		reimplemented:  `fromjson/0 test/1 test/2 tonumber/0`,
 	} {
 		for name := range strings.FieldsSeq(names) {
 			all[name] = kind
@@ -82,55 +82,55 @@ var jqFunctions = func() map[string]jqFunction {
 	return all
 }()
 
-// Functions of this package. A query cannot call them by these names.
+// Names of functions of this package in rewritten queries. Clients cannot call them.
 const (
 	internalPrefix = "_internal_"
-	countAll       = internalPrefix + "count_all"  // takes the whole of a value from the allowance
-	countOne       = internalPrefix + "count_one"  // takes a value but for its parts, which are counted elsewhere
-	notLarge       = internalPrefix + "not_large"  // refuses an operand of more than maxOperand
-	notString      = internalPrefix + "not_string" // refuses a string, which could be repeated
+	countAll       = internalPrefix + "count_all"  // subtracts a whole value from the allowance
+	countOne       = internalPrefix + "count_one"  // subtracts a value without its parts, which count elsewhere
+	notLarge       = internalPrefix + "not_large"  // rejects an operand larger than maxOperand
+	notString      = internalPrefix + "not_string" // rejects a string, which "*" would repeat
 )
 
-// errAllowance is why a query was ended.
+// errAllowance ends a query that has used up its allowance.
 var errAllowance = errors.New("the query makes too many or too large values: " +
 	"select what you need first, or ask for less")
 
-// A jq is a query that is bounded.
+// A jq compiles a query and holds its limits while it runs.
 type jq struct {
-	end  context.CancelCauseFunc
-	left int // of the allowance
-	work int // that is left for regular expressions, as maxWork counts it
+	cancel    context.CancelCauseFunc
+	bytesLeft int // bytes left of the allowance
+	stepsLeft int // steps left for regular expressions, see maxWork
 
-	unknown []string // functions
+	unknown []string // functions that are not in jqFunctions
 
-	pattern string // the last one
+	pattern string // last pattern of test, compiled as matcher
 	matcher *regexp.Regexp
 	steps   int
 }
 
-// compile returns the program of a query. Its errors are for the model that wrote it.
+// compile checks, rewrites and compiles a query. The model that wrote it sees the errors.
 func (j *jq) compile(text string) (*gojq.Code, error) {
 	query, err := gojq.Parse(text)
 	if err != nil {
 		if bad, ok := errors.AsType[*gojq.ParseError](err); ok {
-			return nil, fmt.Errorf("%w after %s", err, shortly(tail(text[:min(bad.Offset, len(text))])))
+			return nil, fmt.Errorf("%w after %s", err, shortly(lastChars(text[:min(bad.Offset, len(text))])))
 		}
 		return nil, err
 	}
-	if err := j.query(query); err != nil {
+	if err := j.rewriteQuery(query); err != nil {
 		return nil, err
 	}
 	if len(j.unknown) > 0 {
-		return nil, fmt.Errorf("not available here: %s; there are %s",
+		return nil, fmt.Errorf("functions not available here: %s; available: %s",
 			strings.Join(j.unknown, ", "), strings.Join(slices.Sorted(maps.Keys(jqFunctions)), " "))
 	}
-	return gojq.Compile(then(query, countAll),
+	return gojq.Compile(pipeTo(query, countAll),
 		gojq.WithFunction(countAll, 0, 0, j.countAll),
 		gojq.WithFunction(countOne, 0, 0, j.countOne),
 		gojq.WithFunction(notLarge, 0, 0, func(v any, _ []any) any {
 			const most = maxOperand * sizeOfValue
 			if text, ok := v.(string); ok && len(text) > maxOperand || sizeOf(v, most) > most {
-				return fmt.Errorf("an operand is too large: it may have some %d characters or items", maxOperand)
+				return fmt.Errorf("an operand is too large: the limit is about %d characters or items", maxOperand)
 			}
 			return v
 		}),
@@ -146,11 +146,11 @@ func (j *jq) compile(text string) (*gojq.Code, error) {
 	)
 }
 
-// tail returns the end of a text.
-func tail(text string) string {
-	const enough = 40
-	if chars := []rune(text); len(chars) > enough {
-		return "…" + string(chars[len(chars)-enough:])
+// lastChars returns the last 40 characters of a text.
+func lastChars(text string) string {
+	const limit = 40
+	if chars := []rune(text); len(chars) > limit {
+		return "…" + string(chars[len(chars)-limit:])
 	}
 	return text
 }
@@ -160,13 +160,13 @@ func funcCall(name string, args ...*gojq.Query) *gojq.Query {
 	return &gojq.Query{Term: &gojq.Term{Type: gojq.TermTypeFunc, Func: &gojq.Func{Name: name, Args: args}}}
 }
 
-// then returns a query whose values go through a function.
-func then(q *gojq.Query, name string) *gojq.Query {
+// pipeTo returns the query "q | name".
+func pipeTo(q *gojq.Query, name string) *gojq.Query {
 	return &gojq.Query{Left: q, Op: gojq.OpPipe, Right: funcCall(name)}
 }
 
-// query rewrites a query, or says what is wrong with it.
-func (j *jq) query(q *gojq.Query) error {
+// rewriteQuery rewrites a query in place. It returns an error if the query is not allowed.
+func (j *jq) rewriteQuery(q *gojq.Query) error {
 	switch {
 	case q == nil:
 		return nil
@@ -177,91 +177,92 @@ func (j *jq) query(q *gojq.Query) error {
 	case q.Op >= gojq.OpAssign:
 		return fmt.Errorf("%s is not available here: a query only reads; build a new value with { } or map", q.Op)
 	case q.Term != nil:
-		return j.term(q.Term)
+		return j.rewriteTerm(q.Term)
 	}
-	if err := errors.Join(j.query(q.Left), j.query(q.Right), j.patterns(q.Patterns)); err != nil {
+	if err := errors.Join(j.rewriteQuery(q.Left), j.rewriteQuery(q.Right), j.rewritePatterns(q.Patterns)); err != nil {
 		return err
 	}
 	switch q.Op {
 	case gojq.OpMul:
-		q.Left, q.Right = then(q.Left, notString), then(q.Right, notString)
+		q.Left, q.Right = pipeTo(q.Left, notString), pipeTo(q.Right, notString)
 	case gojq.OpSub:
-		q.Right = then(q.Right, notLarge)
+		q.Right = pipeTo(q.Right, notLarge)
 	case gojq.OpAdd, gojq.OpDiv:
 	default:
 		return nil
 	}
 	operation := *q
-	*q = *then(&operation, countAll)
+	*q = *pipeTo(&operation, countAll)
 	return nil
 }
 
-// term rewrites a term, or says what is wrong with it.
-func (j *jq) term(t *gojq.Term) (err error) {
-	made := false // it makes a value
+// rewriteTerm rewrites a term in place. It returns an error if the term is not allowed.
+func (j *jq) rewriteTerm(t *gojq.Term) (err error) {
+	makesNew := false // whether the term makes a value
 	switch t.Type {
 	case gojq.TermTypeFunc:
-		made, err = j.function(t.Func)
+		makesNew, err = j.rewriteCall(t.Func)
 	case gojq.TermTypeIndex:
-		err = j.index(t.Index)
+		err = j.rewriteIndex(t.Index)
 	case gojq.TermTypeObject:
-		made = true
+		makesNew = true
 		for _, member := range t.Object.KeyVals {
-			err = errors.Join(err, j.text(member.KeyString), j.query(member.KeyQuery), j.query(member.Val))
+			err = errors.Join(err, j.rewriteString(member.KeyString),
+				j.rewriteQuery(member.KeyQuery), j.rewriteQuery(member.Val))
 		}
 	case gojq.TermTypeArray:
-		made = true
+		makesNew = true
 		if q := t.Array.Query; q != nil {
-			err = j.query(q)
-			t.Array.Query = then(q, countOne)
+			err = j.rewriteQuery(q)
+			t.Array.Query = pipeTo(q, countOne)
 		}
 	case gojq.TermTypeUnary:
-		err = j.term(t.Unary.Term)
+		err = j.rewriteTerm(t.Unary.Term)
 	case gojq.TermTypeFormat, gojq.TermTypeString:
-		made = t.Type == gojq.TermTypeFormat || len(t.Str.Queries) > 0
-		err = j.text(t.Str)
+		makesNew = t.Type == gojq.TermTypeFormat || len(t.Str.Queries) > 0
+		err = j.rewriteString(t.Str)
 	case gojq.TermTypeIf:
-		err = errors.Join(j.query(t.If.Cond), j.query(t.If.Then), j.query(t.If.Else))
+		err = errors.Join(j.rewriteQuery(t.If.Cond), j.rewriteQuery(t.If.Then), j.rewriteQuery(t.If.Else))
 		for _, elif := range t.If.Elif {
-			err = errors.Join(err, j.query(elif.Cond), j.query(elif.Then))
+			err = errors.Join(err, j.rewriteQuery(elif.Cond), j.rewriteQuery(elif.Then))
 		}
 	case gojq.TermTypeTry:
-		err = errors.Join(j.query(t.Try.Body), j.query(t.Try.Catch))
+		err = errors.Join(j.rewriteQuery(t.Try.Body), j.rewriteQuery(t.Try.Catch))
 	case gojq.TermTypeReduce:
 		r := t.Reduce
-		err = errors.Join(j.query(r.Query), j.patterns([]*gojq.Pattern{r.Pattern}),
-			j.query(r.Start), j.query(r.Update))
+		err = errors.Join(j.rewriteQuery(r.Query), j.rewritePatterns([]*gojq.Pattern{r.Pattern}),
+			j.rewriteQuery(r.Start), j.rewriteQuery(r.Update))
 	case gojq.TermTypeForeach:
 		f := t.Foreach
-		err = errors.Join(j.query(f.Query), j.patterns([]*gojq.Pattern{f.Pattern}),
-			j.query(f.Start), j.query(f.Update), j.query(f.Extract))
+		err = errors.Join(j.rewriteQuery(f.Query), j.rewritePatterns([]*gojq.Pattern{f.Pattern}),
+			j.rewriteQuery(f.Start), j.rewriteQuery(f.Update), j.rewriteQuery(f.Extract))
 	case gojq.TermTypeLabel:
-		err = j.query(t.Label.Body)
+		err = j.rewriteQuery(t.Label.Body)
 	case gojq.TermTypeQuery:
-		err = j.query(t.Query)
+		err = j.rewriteQuery(t.Query)
 	}
 	for _, suffix := range t.SuffixList {
-		err = errors.Join(err, j.index(suffix.Index))
+		err = errors.Join(err, j.rewriteIndex(suffix.Index))
 	}
-	if err == nil && made {
+	if err == nil && makesNew {
 		inner := *t
 		inner.SuffixList = nil
 		*t = gojq.Term{
 			Type:       gojq.TermTypeQuery,
-			Query:      then(&gojq.Query{Term: &inner}, countAll),
+			Query:      pipeTo(&gojq.Query{Term: &inner}, countAll),
 			SuffixList: t.SuffixList,
 		}
 	}
 	return err
 }
 
-// function rewrites a call of a function, and reports whether that makes a value.
-func (j *jq) function(f *gojq.Func) (made bool, err error) {
+// rewriteCall rewrites a function call in place. It reports whether the call makes a value.
+func (j *jq) rewriteCall(f *gojq.Func) (makesNew bool, err error) {
 	if strings.HasPrefix(f.Name, "$") {
 		if f.Name == "$ENV" {
 			return false, errors.New("$ENV is not available here")
 		}
-		return false, nil // it is a variable
+		return false, nil // variable
 	}
 	name := fmt.Sprintf("%s/%d", f.Name, len(f.Args))
 	kind, known := jqFunctions[name]
@@ -269,32 +270,32 @@ func (j *jq) function(f *gojq.Func) (made bool, err error) {
 		j.unknown = append(j.unknown, shortly(name))
 	}
 	for _, arg := range f.Args {
-		err = errors.Join(err, j.query(arg))
+		err = errors.Join(err, j.rewriteQuery(arg))
 	}
 	if err != nil {
 		return false, err
 	}
 	switch kind {
-	case passes:
+	case passesParts:
 		return false, nil
-	case collects:
-		f.Args[0] = then(f.Args[0], countOne)
-	case compares:
-		f.Args[0] = then(f.Args[0], notLarge)
-	case deletes: // as jq has it, but for the size of the list
+	case collectsValues:
+		f.Args[0] = pipeTo(f.Args[0], countOne)
+	case comparesParts:
+		f.Args[0] = pipeTo(f.Args[0], notLarge)
+	case deletesPaths: // as jq defines del, with a limit on the number of paths
 		paths := &gojq.Query{Term: &gojq.Term{Type: gojq.TermTypeArray, Array: &gojq.Array{
-			Query: then(funcCall("path", f.Args[0]), countAll),
+			Query: pipeTo(funcCall("path", f.Args[0]), countAll),
 		}}}
-		*f = gojq.Func{Name: "delpaths", Args: []*gojq.Query{then(paths, notLarge)}}
-	case replaced:
+		*f = gojq.Func{Name: "delpaths", Args: []*gojq.Query{pipeTo(paths, notLarge)}}
+	case reimplemented:
 		f.Name = internalPrefix + f.Name
 	}
 	return true, nil
 }
 
-// index rewrites what stands between [ and ], which may give many values: those of a path
-// are collected.
-func (j *jq) index(x *gojq.Index) error {
+// rewriteIndex rewrites the expressions between [ and ] in place. They are counted, because
+// they can yield many values, which a path collects.
+func (j *jq) rewriteIndex(x *gojq.Index) error {
 	if x == nil {
 		return nil
 	}
@@ -302,46 +303,46 @@ func (j *jq) index(x *gojq.Index) error {
 		if *q == nil {
 			continue
 		}
-		if err := j.query(*q); err != nil {
+		if err := j.rewriteQuery(*q); err != nil {
 			return err
 		}
-		*q = then(*q, countOne)
+		*q = pipeTo(*q, countOne)
 	}
-	return j.text(x.Str)
+	return j.rewriteString(x.Str)
 }
 
-// text rewrites what is inserted into a string.
-func (j *jq) text(s *gojq.String) (err error) {
+// rewriteString rewrites the expressions inserted into a string.
+func (j *jq) rewriteString(s *gojq.String) (err error) {
 	if s == nil {
 		return nil
 	}
 	for _, part := range s.Queries {
-		if part.Term.Type == gojq.TermTypeQuery { // else it is a string between two of them
-			err = errors.Join(err, j.query(part.Term.Query))
-			part.Term.Query = then(part.Term.Query, countAll)
+		if part.Term.Type == gojq.TermTypeQuery { // otherwise literal text
+			err = errors.Join(err, j.rewriteQuery(part.Term.Query))
+			part.Term.Query = pipeTo(part.Term.Query, countAll)
 		}
 	}
 	return err
 }
 
-// patterns rewrites the expressions in patterns of variables.
-func (j *jq) patterns(patterns []*gojq.Pattern) (err error) {
+// rewritePatterns rewrites the expressions in destructuring patterns.
+func (j *jq) rewritePatterns(patterns []*gojq.Pattern) (err error) {
 	for _, p := range patterns {
-		err = errors.Join(err, j.patterns(p.Array))
+		err = errors.Join(err, j.rewritePatterns(p.Array))
 		for _, member := range p.Object {
-			err = errors.Join(err, j.text(member.KeyString), j.query(member.KeyQuery))
+			err = errors.Join(err, j.rewriteString(member.KeyString), j.rewriteQuery(member.KeyQuery))
 			if member.Val != nil {
-				err = errors.Join(err, j.patterns([]*gojq.Pattern{member.Val}))
+				err = errors.Join(err, j.rewritePatterns([]*gojq.Pattern{member.Val}))
 			}
 		}
 	}
 	return err
 }
 
-// countAll takes a value from the allowance.
-func (j *jq) countAll(v any, _ []any) any { return j.count(v, sizeOf(v, j.left)) }
+// countAll subtracts the size of a value from the allowance.
+func (j *jq) countAll(v any, _ []any) any { return j.count(v, sizeOf(v, j.bytesLeft)) }
 
-// countOne takes a value from the allowance, but for the parts of its parts.
+// countOne subtracts the size of a value from the allowance. It does not descend into parts.
 func (j *jq) countOne(v any, _ []any) any {
 	switch v := v.(type) {
 	case []any:
@@ -356,14 +357,15 @@ func (j *jq) count(v any, size int) any {
 	if n, ok := v.(*big.Int); ok && n.BitLen() > 3*maxDigits {
 		return errDigits
 	}
-	if j.left -= size; j.left < 0 {
-		j.end(errAllowance) // which no try can catch
+	j.bytesLeft -= size
+	if j.bytesLeft < 0 {
+		j.cancel(errAllowance) // try cannot catch this
 		return errAllowance
 	}
 	return v
 }
 
-// sizeOf returns what a value takes, or more than limit if that is more.
+// sizeOf returns the size of a value in bytes. It stops counting above limit.
 func sizeOf(v any, limit int) int {
 	size := sizeOfValue
 	switch v := v.(type) {
@@ -394,7 +396,7 @@ func sizeOf(v any, limit int) int {
 
 var errDigits = fmt.Errorf("a number has more than %d digits", maxDigits)
 
-// checkNumbers returns an error if a value has a number that is too long.
+// checkNumbers returns an error if a value contains a number longer than maxDigits.
 func checkNumbers(v any) error {
 	switch v := v.(type) {
 	case json.Number:
@@ -417,7 +419,7 @@ func checkNumbers(v any) error {
 	return nil
 }
 
-// fromJSON is fromjson, but for numbers that are too long.
+// fromJSON implements fromjson. It rejects numbers that are too long.
 func fromJSON(v any, _ []any) any {
 	text, ok := v.(string)
 	if !ok {
@@ -430,7 +432,7 @@ func fromJSON(v any, _ []any) any {
 	return value
 }
 
-// toNumber is tonumber, but for numbers that are too long.
+// toNumber implements tonumber. It rejects numbers that are too long.
 func toNumber(v any, _ []any) any {
 	switch v := v.(type) {
 	case int, float64, *big.Int, json.Number:
@@ -445,7 +447,7 @@ func toNumber(v any, _ []any) any {
 	return fmt.Errorf("tonumber cannot read %s", gojq.Preview(v))
 }
 
-// test reports whether a string matches a regular expression, with or without flags.
+// test implements test, with the flags g, i and s.
 func (j *jq) test(v any, args []any) any {
 	text, ok := v.(string)
 	if !ok {
@@ -458,7 +460,7 @@ func (j *jq) test(v any, args []any) any {
 	if len(args) > 1 && args[1] != nil {
 		flags, ok := args[1].(string)
 		if !ok || strings.Trim(flags, "gis") != "" {
-			return fmt.Errorf("the flags of test are g, i and s, not %s", gojq.Preview(args[1]))
+			return fmt.Errorf("test accepts the flags g, i and s, not %s", gojq.Preview(args[1]))
 		}
 		if flags = strings.ReplaceAll(flags, "g", ""); flags != "" {
 			pattern = "(?" + flags + ")" + pattern
@@ -473,15 +475,16 @@ func (j *jq) test(v any, args []any) any {
 			return err
 		}
 		j.pattern, j.matcher, j.steps = pattern, a.pattern, a.steps
-		j.work -= a.steps * compileWork
+		j.stepsLeft -= a.steps * compileWork
 	}
-	if j.work -= j.steps * (1 + len(text)); j.work < 0 {
+	j.stepsLeft -= j.steps * (1 + len(text))
+	if j.stepsLeft < 0 {
 		err := errors.New("the regular expressions take too long: use simpler ones, or select what you need first")
-		j.end(err)
+		j.cancel(err)
 		return err
 	}
 	return j.matcher.MatchString(text)
 }
 
-// compileWork is what it takes to compile a step of a regular expression, in steps on bytes.
+// compileWork is the cost of compiling one regexp program step, in the units of maxWork.
 const compileWork = 100

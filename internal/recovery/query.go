@@ -20,25 +20,24 @@ import (
 const (
 	maxQuery   = 1000    // characters
 	maxQueried = 4 << 20 // bytes of an original; decoded, it takes up to 50 times as much
-	maxResults = 10_000  // that are counted
+	maxResults = 10_000  // results that are counted
 )
 
-// queryTime is how long a query may take. It is a variable only so that tests can make it
-// short.
+// queryTime is the timeout of a query. It is a variable for tests.
 var queryTime = 2 * time.Second
 
-// A querying is a query and what it has given so far.
+// A querying is a query and its results so far.
 type querying struct {
-	limit int // characters of the answer
+	limit int // limit of the result in characters
 
 	out   strings.Builder
 	chars int // in out
 	shown int // results in out
-	total int // results
-	cut   int // characters of the first result, if that does not fit
+	total int // number of results
+	cut   int // length of the first result, if it does not fit
 }
 
-// query answers a call for what a jq expression gives.
+// query returns the results of a jq expression.
 func (r Reader) query(ctx context.Context, a arguments, body []byte, total int) []byte {
 	text := jsonspan.AppendText(nil, body)
 	if len(text) > maxQueried {
@@ -66,7 +65,7 @@ func (r Reader) query(ctx context.Context, a arguments, body []byte, total int) 
 	return success(m, q.out.String(), q.note())
 }
 
-// clip cuts a message to what an answer may have.
+// clip shortens a message to the limit.
 func (r Reader) clip(text string) string {
 	const enough = 2000
 	if r.MaxChars <= 0 || r.MaxChars > enough {
@@ -75,8 +74,7 @@ func (r Reader) clip(text string) string {
 	return text[:advance(text, r.MaxChars)]
 }
 
-// decode returns the value of a text. If there are several, one after the other, it is the
-// list of them.
+// decode returns the value of a text, or the list of values if there are several.
 func decode(text string) (value any, values int, err error) {
 	decoder := json.NewDecoder(strings.NewReader(text))
 	decoder.UseNumber()
@@ -105,7 +103,7 @@ func (q *querying) run(ctx context.Context, text string, value any) error {
 	defer cancel()
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	j := &jq{end: end, left: allowance, work: maxWork}
+	j := &jq{cancel: end, bytesLeft: allowance, stepsLeft: maxWork}
 	code, err := j.compile(text)
 	if err != nil {
 		return err
@@ -132,7 +130,7 @@ func (q *querying) run(ctx context.Context, text string, value any) error {
 	return nil
 }
 
-// add adds a result, if there is room for it and was for all before.
+// add adds a result, if it and all before it fit.
 func (q *querying) add(v any) error {
 	q.total++
 	if q.shown < q.total-1 || q.cut > 0 {
@@ -164,7 +162,7 @@ func (q *querying) add(v any) error {
 	return nil
 }
 
-// note tells which results there are, and how to see others.
+// note says which results are shown, and how to see others.
 func (q *querying) note() string {
 	all := fmt.Sprint(q.total)
 	if q.total == maxResults {

@@ -23,7 +23,8 @@ func TestQuery(t *testing.T) {
 		want, note        string
 	}{
 		{"a value", shop, `.next`, 0, "null", "[results: 1]"},
-		{"results in lines", shop, `.items[] | select(.state=="open") | {id,price}`, 0, `{"id":1,"price":1.50}` + "\n" + `{"id":3,"price":0.5}`, "[results: 2]"},
+		{"results in lines", shop, `.items[] | select(.state=="open") | {id,price}`, 0, `{"id":1,"price":1.50}` + "\n" +
+			`{"id":3,"price":0.5}`, "[results: 2]"},
 		{"numbers as they are", shop, `.items[0].big`, 0, `12345678901234567890123`, "[results: 1]"},
 		{"numbers beyond 64 bits", shop, `.items[0].big + 1`, 0, `12345678901234567890124`, "[results: 1]"},
 		{"strings are JSON", shop, `.["é"], "a\n"`, 0, "\"漢字\"\n\"a\\n\"", "[results: 2]"},
@@ -31,14 +32,21 @@ func TestQuery(t *testing.T) {
 		{"regular expressions", shop, `[.items[].state | test("^O"; "i")]`, 0, "[true,false,true]", "[results: 1]"},
 		{"the whole", `[1, {"b":2,"a":1}]`, `.`, 0, `[1,{"a":1,"b":2}]`, "[results: 1]"},
 		{"JSON lines", `{"n":1}` + "\n" + `{"n":2}` + "\n", `map(.n) | add`, 0, "3", "[results: 1]"},
-		{"nothing", shop, `.items[] | select(.id > 9)`, 0, `[no results; the original is an object with the keys "body", "items", "next", "é"]`, ""},
-		{"nothing, of a list", `[{"a":1},{}]`, `empty`, 0, `[no results; the original is an array of 2 items, the first an object with the keys "a"]`, ""},
-		{"what there is room for", `[10,20,30,40]`, `.[]`, 7, "10\n20", "[results: the first 2 of 4; for those that follow, ask for [...][2:][] with this query in place of ...]"},
+		{"nothing", shop, `.items[] | select(.id > 9)`, 0,
+			`[no results; the original is an object with the keys "body", "items", "next", "é"]`, ""},
+		{"nothing, of a list", `[{"a":1},{}]`, `empty`, 0,
+			`[no results; the original is an array of 2 items, the first an object with the keys "a"]`, ""},
+		{"what there is room for", `[10,20,30,40]`, `.[]`, 7, "10\n20",
+			"[results: the first 2 of 4; for those that follow, ask for [...][2:][] with this query in place of ...]"},
 		{"room to the character", `[10,20,30]`, `.[]`, 8, "10\n20\n30", "[results: 3]"},
-		{"no smaller one in place of a large one", `[10,2000000,30]`, `.[]`, 5, "10", "[results: the first 1 of 3; for those that follow, ask for [...][1:][] with this query in place of ...]"},
+		{"no smaller one in place of a large one", `[10,2000000,30]`, `.[]`, 5, "10",
+			"[results: the first 1 of 3; for those that follow, ask for [...][1:][] with this query in place of ...]"},
 		{"the rest", `[10,20,30,40]`, `[.[]][2:][]`, 7, "30\n40", "[results: 2]"},
-		{"the beginning of what is too long", `["漢字漢字漢字",1]`, `.[]`, 4, `"漢字漢`, "[the beginning of result 1 of 2, which has 8 characters; ask for less, such as its keys, its length or a part]"},
-		{"more than are counted", `1`, `range(1e12)`, 3, "0\n1", "[results: the first 2 of 10000 or more; for those that follow, ask for [...][2:][] with this query in place of ...]"},
+		{"the beginning of what is too long", `["漢字漢字漢字",1]`, `.[]`, 4, `"漢字漢`,
+			"[the beginning of result 1 of 2, which has 8 characters; ask for less, such as its keys, its length or a part]"},
+		{"more than are counted", `1`, `range(1e12)`, 3, "0\n1",
+			"[results: the first 2 of 10000 or more; for those that follow, ask for [...][2:][] with this query in place of " +
+				"...]"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			a := call(t, keeping(quoted(test.text), test.max), fmt.Sprintf(`{"id":%q,"query":"%s"}`, id, quoted(test.query)))
@@ -58,22 +66,27 @@ func TestQueryRefuses(t *testing.T) {
 	const shared = "reduce range(60) as $_ (1; [., .])"
 	tooMuch := "query: " + errAllowance.Error()
 	for _, test := range []struct{ name, text, query, want string }{
-		{"no JSON", "hello", `.`, "The original cannot be queried, as it is not JSON (invalid character 'h' looking for beginning of value): use goal,"},
+		{"not JSON", "hello", `.`, "The original cannot be queried, as it is not JSON (invalid character 'h' looking for " +
+			"beginning of value): use goal,"},
 		{"almost JSON", `{"a":1} x`, `.`, "The original cannot be queried"},
-		{"a number of any length", strings.Repeat("9", 1001), `.`, "The original cannot be queried, as it is not JSON (a number has more than 1000 digits)"},
-		{"too large", strings.Repeat(" ", 4<<20) + "1", `.`, "The original is too large for query: it has 4194305 bytes, more than 4194304."},
-		{"a syntax error", shop, `.items[] | select(.id =`, `query: unexpected EOF after ".items[] | select(.id =". The original is an object with the keys "body"`},
+		{"a number of any length", strings.Repeat("9", 1001), `.`,
+			"The original cannot be queried, as it is not JSON (a number has more than 1000 digits)"},
+		{"too large", strings.Repeat(" ", 4<<20) + "1", `.`,
+			"The original is too large for query: it has 4194305 bytes, more than 4194304."},
+		{"a syntax error", shop, `.items[] | select(.id =`,
+			`query: unexpected EOF after ".items[] | select(.id =". The original is an object with the keys "body"`},
 		{"a wrong token", shop, `.items[] } .id`, `query: unexpected token "}" after ".items[] }".`},
-		{"a function that is none", shop, `map(frobnicate) | inputs`, `query: not available here: "frobnicate/0", "inputs/0"; there are IN/1 IN/2 abs/0 `},
-		{"a wrong number of arguments", shop, `map(.;.)`, `query: not available here: "map/2"; there are`},
-		{"a variable that is none", shop, `$x`, `query: variable not defined: $x.`},
+		{"an unknown function", shop, `map(frobnicate) | inputs`,
+			`query: functions not available here: "frobnicate/0", "inputs/0"; available: IN/1 IN/2 abs/0 `},
+		{"a wrong number of arguments", shop, `map(.;.)`, `query: functions not available here: "map/2"; available: `},
+		{"an undefined variable", shop, `$x`, `query: variable not defined: $x.`},
 		{"a wrong type", shop, `.items.id`, `query: expected an object but got: array (`},
 		{"nothing to iterate", shop, `.nothing[]`, `query: cannot iterate over: null.`},
 		{"the environment", "1", `$ENV.HOME`, `query: $ENV is not available here.`},
-		{"the environment as a function", "1", `env.HOME`, `query: not available here: "env/0"`},
-		{"other input", "1", `input`, `query: not available here: "input/0"`},
-		{"internals", "1", `_match("a";"";true)`, `query: not available here: "_match/3"`},
-		{"internal functions", "1", `_internal_count_all`, `query: not available here: "_internal_count_all/0"`},
+		{"the environment as a function", "1", `env.HOME`, `query: functions not available here: "env/0"`},
+		{"other input", "1", `input`, `query: functions not available here: "input/0"`},
+		{"internals", "1", `_match("a";"";true)`, `query: functions not available here: "_match/3"`},
+		{"internal functions", "1", `_internal_count_all`, `query: functions not available here: "_internal_count_all/0"`},
 		{"modules", "1", `import "a" as a; .`, `query: modules are not available here.`},
 		{"functions", "1", `def f: f; f`, `query: def is not available here`},
 		{"functions within", "1", `map(def f: f; f)`, `query: def is not available here`},
@@ -88,20 +101,23 @@ func TestQueryRefuses(t *testing.T) {
 		{"a tree that is shared, by pipes", "1", strings.Repeat("[., .] | ", 60) + "sort", tooMuch},
 		{"a tree of objects that is shared", "1", strings.Repeat("{a: ., b: .} | ", 60) + "tojson", tooMuch},
 		{"a string that doubles", "1", `reduce range(60) as $_ ("aaaaaaaa"; . + .) | length`, tooMuch},
-		{"a string of strings", `"` + strings.Repeat("a", 1<<20) + `"`, `"` + strings.Repeat(`\(.)`, 200) + `" | length`, tooMuch},
+		{"a string of strings", `"` + strings.Repeat("a", 1<<20) + `"`, `"` + strings.Repeat(`\(.)`, 200) + `" | length`,
+			tooMuch},
 		{"keys of any length", `"` + strings.Repeat("a", 1<<20) + `"`, `[range(1e6) as $i | {(.): $i}]`, tooMuch},
 		{"paths of any length", strings.Repeat("[", 9000) + strings.Repeat("]", 9000), `[paths] | length`, tooMuch},
 		{"HTML of HTML", `"` + strings.Repeat("&", 1<<20) + `"`, strings.Repeat("@html | ", 60) + "length", tooMuch},
 		{"a large number", "1", `reduce range(60) as $_ (99999999999; . * .)`, "query: a number has more than 1000 digits."},
 		{"a large number in a string", `"` + strings.Repeat("9", 4000) + `"`, `tonumber + 1`, "query: tonumber cannot read"},
-		{"a large number in JSON in a string", `"[` + strings.Repeat("9", 4000) + `]"`, `fromjson`, "query: fromjson needs JSON"},
+		{"a large number in JSON in a string", `"[` + strings.Repeat("9", 4000) + `]"`, `fromjson`,
+			"query: fromjson needs JSON"},
 		{"all with all", "[" + strings.Repeat("1,", 999) + "1]", `. - .`, "query: an operand is too large"},
 		{"all in all", "[" + strings.Repeat("1,", 999) + "1]", `contains(.)`, "query: an operand is too large"},
 		{"much between", "[" + strings.Repeat("1,", 999) + "1]", `tojson as $s | join($s)`, "query: an operand is too large"},
 		{"much to delete", "[" + strings.Repeat("1,", 999) + "1]", `del(.[])`, "query: an operand is too large"},
-		{"a complex pattern", `"` + strings.Repeat("a", 1<<20) + `"`, `test("(a|b|c|d|aa){1,200}z")`, "query: the regular expressions take too long"},
+		{"a complex pattern", `"` + strings.Repeat("a", 1<<20) + `"`, `test("(a|b|c|d|aa){1,200}z")`,
+			"query: the regular expressions take too long"},
 		{"a bad pattern", `"a"`, `test("(")`, "query: pattern is not a regular expression in RE2 syntax: missing closing )"},
-		{"flags that are none", `"a"`, `test("a"; "q")`, "query: the flags of test are g, i and s, not \"q\"."},
+		{"unknown flags", `"a"`, `test("a"; "q")`, "query: test accepts the flags g, i and s, not \"q\"."},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			a := call(t, keeping(quoted(test.text), 0), fmt.Sprintf(`{"id":%q,"query":"%s"}`, id, quoted(test.query)))
@@ -119,7 +135,8 @@ func TestQueryTakesNoLonger(t *testing.T) {
 	usual := queryTime
 	defer func() { queryTime = usual }()
 	queryTime = 10 * time.Millisecond
-	for _, query := range []string{`last(range(1e12))`, `reduce range(1e12) as $x (0; $x)`, `[range(1e12) | select(. < 0)]`, `first(range(1e12) | select(. < 0))`} {
+	for _, query := range []string{`last(range(1e12))`, `reduce range(1e12) as $x (0; $x)`,
+		`[range(1e12) | select(. < 0)]`, `first(range(1e12) | select(. < 0))`} {
 		a := call(t, keeping("1", 0), fmt.Sprintf(`{"id":%q,"query":"%s"}`, id, query))
 		if !a.IsError || !strings.HasPrefix(a.text(), "query: it takes more than 10ms: make it simpler") {
 			t.Errorf("%s: %q", query, a.text())
@@ -128,7 +145,8 @@ func TestQueryTakesNoLonger(t *testing.T) {
 	queryTime = usual
 	defer queries.wait(t.Context(), "another client")()
 	queryTime = 10 * time.Millisecond
-	if a := call(t, keeping("1", 0), `{"id":"`+id+`","query":"."}`); !a.IsError || !strings.HasPrefix(a.text(), "Too many queries at once") {
+	if a := call(t, keeping("1", 0), `{"id":"`+id+`","query":"."}`); !a.IsError || !strings.HasPrefix(a.text(),
+		"Too many queries at once") {
 		t.Errorf("%+v", a)
 	}
 }
@@ -204,7 +222,8 @@ func TestQueriesMeanTheSame(t *testing.T) {
 }
 
 func FuzzQuery(f *testing.F) {
-	for _, query := range []string{`.items[] | select(.id > 1)`, `reduce .[] as $x (0; . + 1)`, `{a: .b, "c\(1)": [..]}`, `.a.b[1:2]?`, `def f: 1; f`, `. as [$a, {b: $c}] ?// $a | $a`} {
+	for _, query := range []string{`.items[] | select(.id > 1)`, `reduce .[] as $x (0; . + 1)`, `{a: .b, "c\(1)": [..]}`,
+		`.a.b[1:2]?`, `def f: 1; f`, `. as [$a, {b: $c}] ?// $a | $a`} {
 		f.Add(query)
 	}
 	f.Fuzz(func(t *testing.T, query string) {

@@ -1,10 +1,10 @@
-// Package recovery gives agents back what was cut out of tool results.
+// Package recovery lets agents read the originals of shortened tool results.
 //
-// Where observation_mask cuts the middle out of a string, it leaves a marker with
-// the id under which the original is kept for a while. An agent that needs it reads
-// it by the tool [Tool] describes: a part of it, the lines that match a pattern or bear
-// on a goal, or what a jq expression makes of it. The whole is the resource of
-// [Template]. A character is a Unicode code point, as in the markers.
+// Where observation_mask removes the middle of a string, it leaves a marker with the id under
+// which the original is kept for a limited time. An agent reads it with the tool that [Tool]
+// describes: a part of it, the lines that match a pattern or are relevant to a goal, or the result
+// of a jq expression. The whole original is the resource of [Template]. A character is a Unicode
+// code point, as in the markers.
 package recovery
 
 import (
@@ -16,21 +16,20 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// A Reader answers calls of the tool and reads of the resource, for one client.
+// A Reader handles calls of the tool and reads of the resource for one client.
 type Reader struct {
-	// Get returns what is kept under a handle: the body of a JSON string, as it
-	// stood between its quotes. It fails if it cannot be known whether anything is.
+	// Get returns the original with a handle: the body of a JSON string, without its quotes. It fails
+	// if the store is unavailable.
 	Get func(ctx context.Context, handle string) (original []byte, ok bool, err error)
 
-	// Client is whom the answers are for. Clients take turns with what takes much memory.
+	// Client identifies the client. Expensive calls are queued by client.
 	Client string
 
-	// Texts in answers have at most so many characters, so that they are not cut
-	// in their turn. 0 is no limit.
+	// MaxChars limits texts in results, so that they are not masked again. 0 means no limit.
 	MaxChars int
 }
 
-// Text returns the whole of an original.
+// Text returns a whole original.
 func (r Reader) Text(ctx context.Context, handle string) (text string, ok bool, err error) {
 	body, ok, err := r.Get(ctx, handle)
 	if !ok {
@@ -39,12 +38,10 @@ func (r Reader) Text(ctx context.Context, handle string) (text string, ok bool, 
 	return string(jsonspan.AppendText(nil, body)), true, nil
 }
 
-// Call answers a call of the tool: it takes its arguments and returns its result,
-// both JSON.
+// Call handles a call of the tool. Arguments and result are JSON.
 //
-// The first content of the result is the text that was asked for and nothing else.
-// The second tells the model which part that is and how to go on; _meta tells the
-// same to programs.
+// The first content of the result is the requested text and nothing else. The second tells the
+// model which part it is and how to continue; _meta has the same for programs.
 func (r Reader) Call(ctx context.Context, arguments []byte) (result []byte) {
 	a, err := parse(arguments)
 	if err != nil {
@@ -59,7 +56,9 @@ func (r Reader) Call(ctx context.Context, arguments []byte) (result []byte) {
 		return unavailable(a.id)
 	}
 	if !ok {
-		return failure(fmt.Sprintf("Nothing is kept under the id %s. Originals are kept for a limited time, and only for the client that got the marker. Check that the id is as in the marker, or run the tool that gave the result again.", shortly(a.id)))
+		return failure(fmt.Sprintf("Nothing is kept under the id %s. Originals are kept for a limited time, "+
+			"and only for the client that got the marker. Check that the id is as in the marker, "+
+			"or run the tool that gave the result again.", shortly(a.id)))
 	}
 	if a.maxChars > 0 && (r.MaxChars <= 0 || a.maxChars < r.MaxChars) {
 		r.MaxChars = a.maxChars
@@ -71,8 +70,8 @@ func (r Reader) Call(ctx context.Context, arguments []byte) (result []byte) {
 		}
 	}
 	if a.start > 0 && a.start >= total {
-		// No answer is empty: there are model APIs that refuse an empty text.
-		return failure(fmt.Sprintf("start_char (%d) is at or behind the end: the original has %d characters", a.start, total))
+		// A result is never empty, because some model APIs reject empty texts.
+		return failure(fmt.Sprintf("start_char (%d) is at or beyond the end: the original has %d characters", a.start, total))
 	}
 	if a.end < 0 || a.end > total {
 		a.end = total
@@ -88,7 +87,7 @@ func (r Reader) Call(ctx context.Context, arguments []byte) (result []byte) {
 	return r.part(a, body, total, "")
 }
 
-// part answers a call for a part of the original. The note begins with what is said.
+// part returns a part of the original. The note begins with said.
 func (r Reader) part(a arguments, body []byte, total int, said string) []byte {
 	end := a.end
 	if r.MaxChars > 0 {
@@ -109,13 +108,12 @@ func (r Reader) part(a arguments, body []byte, total int, said string) []byte {
 	return success(m, excerpt(body, a.start, end), note+"]")
 }
 
-// maxWork bounds what one search may cost, in steps of a program on bytes, to some
-// seconds at worst. A plain pattern gets through dozens of megabytes; one of a
-// thousand characters can be made to cost ten thousand times as much. It is a variable
-// only so that tests can make it small.
+// maxWork bounds the cost of one search, in regexp program steps times bytes, to some seconds. A
+// simple pattern searches dozens of megabytes; one of a thousand characters can cost ten thousand
+// times as much. It is a variable for tests.
 var maxWork = 1 << 29
 
-// find answers a call for the lines that match a pattern.
+// find returns the lines that match a pattern.
 func (r Reader) find(a arguments, body []byte, total int) []byte {
 	s := newSearch(a, string(jsonspan.AppendText(nil, body)), r.MaxChars)
 	from, to := s.byteAt(a.start), s.byteAt(a.end)
@@ -123,11 +121,11 @@ func (r Reader) find(a arguments, body []byte, total int) []byte {
 		return failure("pattern is too complex for so long a text: give a simpler one, or a smaller part by a range")
 	}
 	next := s.run(from, to)
-	m := meta{Total: total, Matches: &s.found}
-	if s.found == 0 {
+	m := meta{Total: total, Matches: &s.matchCount}
+	if s.matchCount == 0 {
 		return success(m, fmt.Sprintf("[no line matches in characters %d to %d of %d]", a.start, a.end, total))
 	}
-	note := fmt.Sprintf("[matches: %d", s.found)
+	note := fmt.Sprintf("[matches: %d", s.matchCount)
 	if next >= 0 {
 		n := s.charAt(next)
 		m.Next = &n
@@ -136,7 +134,7 @@ func (r Reader) find(a arguments, body []byte, total int) []byte {
 	return success(m, s.out.String(), fmt.Sprintf("%s; the original has %d characters]", note, total))
 }
 
-// A meta tells programs what a note tells models.
+// A meta holds the information of a note for programs.
 type meta struct {
 	Total   int  `json:"total_chars"`
 	Start   *int `json:"start_char,omitempty"`
@@ -164,9 +162,11 @@ func success(m meta, texts ...string) []byte {
 	}{contents, m})
 }
 
-// unavailable says that what is kept under an id may be elsewhere, where it cannot be had now.
+// unavailable returns the error for an original that may be in the shared store, which is unavailable.
 func unavailable(id string) []byte {
-	reason := fmt.Sprintf("Nothing is kept here under the id %s, and the store that gateways share is unavailable. Try again later, or run the tool that gave the result again.", shortly(id))
+	reason := fmt.Sprintf("Nothing is kept here under the id %s, "+
+		"and the store that gateways share is unavailable. Try again later, or run the tool that gave the result again.",
+		shortly(id))
 	return jsonrpc.Encode(struct {
 		Content []content         `json:"content"`
 		IsError bool              `json:"isError"`

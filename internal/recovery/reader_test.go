@@ -85,7 +85,9 @@ func TestPart(t *testing.T) {
 		{"up to the limit exactly", `{"id":"` + id + `","start_char":6,"end_char":9}`, 3, "漢字 ", 0},
 		{"an end behind the end", `{"id":"` + id + `","start_char":21,"end_char":1000}`, 0, "end", 0},
 		{"numbers that are whole in other words", `{"id":"` + id + `","start_char":0.0,"end_char":1e0}`, 0, "h", 0},
-		{"what is null or empty was not given", `{"id":"` + id + `","start_char":null,"end_char":null,"pattern":"","context_lines":null,"goal":" ","query":"","ratio":null,"start_line":null}`, 0, text, 0},
+		{"what is null or empty was not given", `{"id":"` + id +
+			`","start_char":null,"end_char":null,"pattern":"","context_lines":null,"goal":" ","query":"","ratio":null,` +
+			`"start_line":null}`, 0, text, 0},
 		{"fewer characters than the limit", `{"id":"` + id + `","max_chars":5}`, 10, "héllo", 5},
 		{"no more characters than the limit", `{"id":"` + id + `","max_chars":50}`, 5, "héllo", 5},
 		{"characters without a limit", `{"id":"` + id + `","max_chars":5}`, 0, "héllo", 5},
@@ -124,42 +126,67 @@ func TestCallRefuses(t *testing.T) {
 		{"an empty id", `{"id":" "}`, "id is missing: give the one in the marker, which begins with obs_."},
 		{"an id that is a number", `{"id":7}`, `id must be a string, not "7".`},
 		{"an unknown id", `{"id":"obs_x"}`, `Nothing is kept under the id "obs_x".`},
-		{"an id of any length", `{"id":"` + strings.Repeat("x", 500) + `"}`, `Nothing is kept under the id "` + strings.Repeat("x", 80) + `…".`},
+		{"an id of any length", `{"id":"` + strings.Repeat("x", 500) + `"}`, `Nothing is kept under the id "` +
+			strings.Repeat("x", 80) + `…".`},
 		{"a list", `[]`, `the arguments must be a JSON object such as {"id":"obs_…"}.`},
 		{"no JSON", `{`, `the arguments must be a JSON object such as {"id":"obs_…"}.`},
-		{"a number as a string", `{"id":"` + id + `","start_char":"5"}`, `start_char must be a number, not the string "5": leave out the quotes.`},
+		{"a number as a string", `{"id":"` + id + `","start_char":"5"}`,
+			`start_char must be a number, not the string "5": leave out the quotes.`},
 		{"an object for a number", `{"id":"` + id + `","end_char":{}}`, `end_char must be a number, not "{}".`},
 		{"true for a number", `{"id":"` + id + `","max_matches":true}`, `max_matches must be a number, not "true".`},
 		{"half a character", `{"id":"` + id + `","end_char":0.5}`, `end_char must be a whole number, not "0.5".`},
 		{"a place before the beginning", `{"id":"` + id + `","start_char":-1}`, `start_char must be at least 0, not "-1".`},
-		{"a place far before the beginning", `{"id":"` + id + `","start_char":-1e300}`, `start_char must be at least 0, not "-1e300".`},
-		{"an end before the start", `{"id":"` + id + `","start_char":5,"end_char":4}`, `end_char (4) must be greater than start_char (5).`},
+		{"a place far before the beginning", `{"id":"` + id + `","start_char":-1e300}`,
+			`start_char must be at least 0, not "-1e300".`},
+		{"an end before the start", `{"id":"` + id + `","start_char":5,"end_char":4}`,
+			`end_char (4) must be greater than start_char (5).`},
 		{"an end at the start", `{"id":"` + id + `","end_char":0}`, `end_char (0) must be greater than start_char (0).`},
-		{"a start at the end", `{"id":"` + id + `","start_char":11}`, `start_char (11) is at or behind the end: the original has 11 characters.`},
-		{"a start behind the end", `{"id":"` + id + `","start_char":12,"end_char":13}`, `start_char (12) is at or behind the end: the original has 11 characters.`},
+		{"a start at the end", `{"id":"` + id + `","start_char":11}`,
+			`start_char (11) is at or beyond the end: the original has 11 characters.`},
+		{"a start behind the end", `{"id":"` + id + `","start_char":12,"end_char":13}`,
+			`start_char (12) is at or beyond the end: the original has 11 characters.`},
 		{"no matches", `{"id":"` + id + `","pattern":"x","max_matches":0}`, `max_matches must be at least 1, not "0".`},
-		{"less than no context", `{"id":"` + id + `","pattern":"x","context_lines":-1}`, `context_lines must be at least 0, not "-1".`},
-		{"a bad pattern", `{"id":"` + id + `","pattern":"a(b"}`, `pattern is not a regular expression in RE2 syntax: missing closing ): "a(b".`},
-		{"a pattern of another syntax", `{"id":"` + id + `","pattern":"a(?=b)"}`, `pattern is not a regular expression in RE2 syntax: invalid or unsupported Perl syntax: "(?=".`},
+		{"less than no context", `{"id":"` + id + `","pattern":"x","context_lines":-1}`,
+			`context_lines must be at least 0, not "-1".`},
+		{"a bad pattern", `{"id":"` + id + `","pattern":"a(b"}`,
+			`pattern is not a regular expression in RE2 syntax: missing closing ): "a(b".`},
+		{"a pattern of another syntax", `{"id":"` + id + `","pattern":"a(?=b)"}`,
+			`pattern is not a regular expression in RE2 syntax: invalid or unsupported Perl syntax: "(?=".`},
 		{"a pattern that is a number", `{"id":"` + id + `","pattern":404}`, `pattern must be a string, not "404".`},
-		{"a long bad pattern", `{"id":"` + id + `","pattern":"(` + strings.Repeat("x", 900) + `"}`, `pattern is not a regular expression in RE2 syntax: missing closing ): "(` + strings.Repeat("x", 79) + `…".`},
-		{"a pattern too long", `{"id":"` + id + `","pattern":"` + strings.Repeat("é", 1001) + `"}`, `pattern has 1001 characters, more than 1000.`},
-		{"an argument that does not exist", `{"id":"` + id + `","start":1,"zzz":2}`, `there is no argument "start"; there are id, goal, ratio, max_chars, query, pattern, context_lines, max_matches, start_line, end_line, start_char, end_char.`},
+		{"a long bad pattern", `{"id":"` + id + `","pattern":"(` + strings.Repeat("x", 900) + `"}`,
+			`pattern is not a regular expression in RE2 syntax: missing closing ): "(` + strings.Repeat("x", 79) + `…".`},
+		{"a pattern too long", `{"id":"` + id + `","pattern":"` + strings.Repeat("é", 1001) + `"}`,
+			`pattern has 1001 characters, more than 1000.`},
+		{"an argument that does not exist", `{"id":"` + id + `","start":1,"zzz":2}`,
+			`unknown argument "start"; expected id, goal, ratio, max_chars, query, pattern, context_lines, max_matches, ` +
+				`start_line, end_line, start_char, end_char.`},
 		{"a line before the first", `{"id":"` + id + `","start_line":0}`, `start_line must be at least 1, not "0".`},
-		{"lines the wrong way round", `{"id":"` + id + `","start_line":3,"end_line":2}`, `end_line (2) must not be less than start_line (3).`},
-		{"a line behind the end", `{"id":"` + id + `","start_line":2}`, `start_line (2) is behind the end: the original has 1 lines.`},
+		{"lines the wrong way round", `{"id":"` + id + `","start_line":3,"end_line":2}`,
+			`end_line (2) must not be less than start_line (3).`},
+		{"a line behind the end", `{"id":"` + id + `","start_line":2}`,
+			`start_line (2) is beyond the end: the original has 1 lines.`},
 		{"a ratio above 1", `{"id":"` + id + `","goal":"x","ratio":1.5}`, `ratio must be a number from 0 to 1, not "1.5".`},
-		{"a ratio that is a string", `{"id":"` + id + `","goal":"x","ratio":"0.5"}`, `ratio must be a number from 0 to 1, not "0.5".`},
+		{"a ratio that is a string", `{"id":"` + id + `","goal":"x","ratio":"0.5"}`,
+			`ratio must be a number from 0 to 1, not "0.5".`},
 		{"no characters", `{"id":"` + id + `","max_chars":0}`, `max_chars must be at least 1, not "0".`},
-		{"a goal too long", `{"id":"` + id + `","goal":"` + strings.Repeat("x", 1001) + `"}`, `goal has 1001 characters, more than 1000.`},
-		{"a query too long", `{"id":"` + id + `","query":"` + strings.Repeat("x", 1001) + `"}`, `query has 1001 characters, more than 1000.`},
-		{"a goal and a query", `{"id":"` + id + `","goal":"x","query":"."}`, `goal and query cannot be combined: leave one of them out.`},
-		{"a goal and a pattern", `{"id":"` + id + `","goal":"x","pattern":"."}`, `goal and pattern cannot be combined: leave one of them out.`},
-		{"a query and a pattern", `{"id":"` + id + `","query":".","pattern":"."}`, `query and pattern cannot be combined: leave one of them out.`},
-		{"a query of lines", `{"id":"` + id + `","query":".","end_line":1}`, `query and start_line or end_line cannot be combined: leave one of them out.`},
-		{"a query of characters", `{"id":"` + id + `","query":".","start_char":1}`, `query and start_char or end_char cannot be combined: leave one of them out.`},
-		{"lines and characters", `{"id":"` + id + `","start_line":1,"end_char":1}`, `start_line or end_line and start_char or end_char cannot be combined: leave one of them out.`},
-		{"an argument in other letters", `{"ID":"` + id + `"}`, "id is missing: give the one in the marker, which begins with obs_."},
+		{"a goal too long", `{"id":"` + id + `","goal":"` + strings.Repeat("x", 1001) + `"}`,
+			`goal has 1001 characters, more than 1000.`},
+		{"a query too long", `{"id":"` + id + `","query":"` + strings.Repeat("x", 1001) + `"}`,
+			`query has 1001 characters, more than 1000.`},
+		{"a goal and a query", `{"id":"` + id + `","goal":"x","query":"."}`,
+			`goal and query cannot be combined: leave one of them out.`},
+		{"a goal and a pattern", `{"id":"` + id + `","goal":"x","pattern":"."}`,
+			`goal and pattern cannot be combined: leave one of them out.`},
+		{"a query and a pattern", `{"id":"` + id + `","query":".","pattern":"."}`,
+			`query and pattern cannot be combined: leave one of them out.`},
+		{"a query of lines", `{"id":"` + id + `","query":".","end_line":1}`,
+			`query and start_line or end_line cannot be combined: leave one of them out.`},
+		{"a query of characters", `{"id":"` + id + `","query":".","start_char":1}`,
+			`query and start_char or end_char cannot be combined: leave one of them out.`},
+		{"lines and characters", `{"id":"` + id + `","start_line":1,"end_char":1}`,
+			`start_line or end_line and start_char or end_char cannot be combined: leave one of them out.`},
+		{"an argument in other letters", `{"ID":"` + id + `"}`,
+			"id is missing: give the one in the marker, which begins with obs_."},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			a := call(t, keeping("hello world", 0), test.arguments)
@@ -184,7 +211,8 @@ func TestText(t *testing.T) {
 func TestUnavailable(t *testing.T) {
 	r := Reader{Get: func(context.Context, string) ([]byte, bool, error) { return nil, false, errors.New("unavailable") }}
 	got := string(r.Call(t.Context(), []byte(`{"id":"`+id+`"}`)))
-	for _, want := range []string{`"isError":true`, `"_meta":{"code":"store_unavailable"}`, `store that gateways share is unavailable. Try again later`} {
+	for _, want := range []string{`"isError":true`, `"_meta":{"code":"store_unavailable"}`,
+		`store that gateways share is unavailable. Try again later`} {
 		if !strings.Contains(got, want) {
 			t.Errorf("got %s, want %s", got, want)
 		}
@@ -198,11 +226,12 @@ func TestUnavailable(t *testing.T) {
 func TestWhatIsMaskedIsRecovered(t *testing.T) {
 	text := strings.Repeat("é\"漢😀\\\n<b>\u2028 ", 2000)
 	kept := map[string][]byte{}
-	policy := mask.Policy{MaxChars: 4000, HeadChars: 2000, TailChars: 2000, HoldLimit: 1 << 20, Save: func(body []byte) string {
-		handle := mask.HandlePrefix + fmt.Sprint(len(kept))
-		kept[handle] = bytes.Clone(body)
-		return handle
-	}}
+	policy := mask.Policy{MaxChars: 4000, HeadChars: 2000, TailChars: 2000, HoldLimit: 1 << 20,
+		Save: func(body []byte) string {
+			handle := mask.HandlePrefix + fmt.Sprint(len(kept))
+			kept[handle] = bytes.Clone(body)
+			return handle
+		}}
 	apply := func(result []byte) []byte {
 		var out bytes.Buffer
 		m := mask.NewMasker(&out, policy)
@@ -233,7 +262,8 @@ func TestWhatIsMaskedIsRecovered(t *testing.T) {
 	if fmt.Sprint(utf8.RuneCountInString(text)) != string(found[1]) {
 		t.Errorf("%s characters", found[1])
 	}
-	result := r.Call(t.Context(), fmt.Appendf(nil, `{"id":%q,"pattern":"b","max_matches":200,"context_lines":20}`, found[2]))
+	result := r.Call(t.Context(), fmt.Appendf(nil, `{"id":%q,"pattern":"b","max_matches":200,"context_lines":20}`,
+		found[2]))
 	if again := apply(result); !bytes.Contains(again, result) {
 		t.Errorf("lines masked again: %s", again)
 	}
@@ -262,7 +292,8 @@ func follow(t *testing.T, r Reader, id string, each func(result []byte)) string 
 }
 
 // pieces are what bodies of JSON strings are made of.
-var pieces = []string{"a", "hello ", "é", "漢字", "😀", `\n`, `\r\n`, `\"`, `\\`, `\/`, `\t`, `\u0000`, `\u00e9`, `\u2028`, "\u2028", `\ud83d\ude00`, `\ud83d`, `\ude00`, `\ud83d\ud83d\ude00`, "\xff", "\xe6\xbc", "\u0301", "<&>"}
+var pieces = []string{"a", "hello ", "é", "漢字", "😀", `\n`, `\r\n`, `\"`, `\\`, `\/`, `\t`, `\u0000`, `\u00e9`,
+	`\u2028`, "\u2028", `\ud83d\ude00`, `\ud83d`, `\ude00`, `\ud83d\ud83d\ude00`, "\xff", "\xe6\xbc", "\u0301", "<&>"}
 
 func body(random *rand.Rand, n int) string {
 	var b strings.Builder
@@ -309,7 +340,8 @@ func TestDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	properties := tool.InputSchema.Properties
-	if tool.Name != ToolName || tool.Description == "" || !slices.Equal(tool.InputSchema.Required, []string{"id"}) || len(properties) != len(names) {
+	if tool.Name != ToolName || tool.Description == "" || !slices.Equal(tool.InputSchema.Required, []string{"id"}) ||
+		len(properties) != len(names) {
 		t.Errorf("%+v", tool)
 	}
 	for _, name := range names {
@@ -333,7 +365,8 @@ func TestDescriptors(t *testing.T) {
 		t.Errorf("the descriptor has %d characters", n)
 	}
 	var template struct{ URITemplate, Name string }
-	if err := json.Unmarshal(Template, &template); err != nil || template.URITemplate != "proxy://observation/{id}" || template.Name == "" {
+	if err := json.Unmarshal(Template, &template); err != nil || template.URITemplate != "proxy://observation/{id}" ||
+		template.Name == "" {
 		t.Errorf("%+v, %v", template, err)
 	}
 }

@@ -9,50 +9,50 @@ import (
 )
 
 const (
-	// A line that is longer than a whole answer, as JSON often is, is shown by
-	// excerpts: so many characters on either side of what matches, and so many in all.
-	aroundMatch = 200
-	maxExcerpt  = 600
+	// A line that is longer than a whole response, as JSON often is, is shown as excerpts:
+	// excerptMargin characters on either side of a match, and maxExcerpt in total.
+	excerptMargin = 200
+	maxExcerpt    = 600
 
-	// Answers of fewer characters have no room to say where an excerpt stands.
-	minLabelled = 120
+	// Excerpts are labeled with their position only if responses have this many characters.
+	minLabeled = 120
 )
 
-// A search shows the lines of a text that match, as grep -n -C does. Lines end with
-// \n and nothing else. Where one has carriage returns in it, it is several to those who
-// count lines, and has the number of the first.
+// A search shows the matching lines of a text, as grep -n -C does. Only \n ends a line.
+// Line numbers also count each \r without a \n. A line that contains some shows the first
+// of its numbers.
 type search struct {
 	arguments
-	text  string
-	limit int // characters of an answer
-	room  int // how many are left
-	work  int // steps that are left
+	text      string
+	limit     int // characters per response
+	charsLeft int // characters left in this response
+	stepsLeft int // steps left, see maxWork
 
-	out   strings.Builder
-	found int
-	shown int // where the line after the last one shown begins, or 0
+	out        strings.Builder
+	matchCount int // matches shown
+	shownEnd   int // start of the line after the last one shown, or 0
 
-	// The place whose number was asked for last, in bytes and in characters.
-	placeByte, placeChar int
+	// The last offset passed to charAt, in bytes and in characters.
+	lastByte, lastChar int
 }
 
 func newSearch(a arguments, text string, limit int) *search {
 	if limit <= 0 {
 		limit = math.MaxInt
 	}
-	// To look through the text once is never too much. Only a line that is shown by
-	// excerpts is searched anew after each of them, and for that there is as much.
-	return &search{arguments: a, text: text, limit: limit, room: limit, work: 2 * maxWork}
+	// One pass over the text costs at most maxWork. The other half is for lines shown as
+	// excerpts, which are searched again after each excerpt.
+	return &search{arguments: a, text: text, limit: limit, charsLeft: limit, stepsLeft: 2 * maxWork}
 }
 
-// A line of the text, without its end.
+// A line is a line of the text, without its end.
 type line struct {
 	number     int // from 1
 	start, end int // bytes
 }
 
-// lineAt returns the line that begins at start, which is behind the end if the last
-// one had none.
+// lineAt returns the line that begins at start. A start beyond the text gives an empty line
+// at its end.
 func (s *search) lineAt(number, start int) line {
 	start = min(start, len(s.text))
 	end := len(s.text)
@@ -62,39 +62,40 @@ func (s *search) lineAt(number, start int) line {
 	return line{number, start, end}
 }
 
-// next returns the line after another.
-func (s *search) next(l line) line {
+// lineAfter returns the line after l.
+func (s *search) lineAfter(l line) line {
 	end := min(l.end+1, len(s.text))
 	return s.lineAt(l.number+lineBreaks(s.text[l.start:end]), l.end+1)
 }
 
-// run shows the lines that match between two places in bytes. It returns where to go
-// on, or -1.
+// run shows the matching lines between two byte offsets. It returns the offset at which the
+// next search should continue, or -1 if it is done.
 func (s *search) run(from, to int) (next int) {
 	start := strings.LastIndexByte(s.text[:from], '\n') + 1
 	l := s.lineAt(lineBreaks(s.text[:start])+1, start)
-	after, full := 0, false // lines to show behind a match; no room for them
-	for ; l.start < len(s.text) && (l.start < to || after > 0 && !full); l = s.next(l) {
+	after, full := 0, false // context lines to show after a match; no room for them
+	for ; l.start < len(s.text) && (l.start < to || after > 0 && !full); l = s.lineAfter(l) {
 		at, end := max(l.start, from), min(l.end, to)
 		var match []int
 		if l.start < to {
 			match = s.match(l, at, end)
 		}
 		if match == nil && after > 0 && !full {
-			full = !s.show(l, s.whole(l, '-'))
+			full = !s.show(l, s.formatLine(l, '-'))
 		}
 		after--
 		for first := true; match != nil; first = false {
-			if full || s.found == s.matches || s.work < 0 {
+			if full || s.matchCount == s.matches || s.stepsLeft < 0 {
 				return at
 			}
-			shown, rest := s.matched(l, at, first, match)
+			shown, rest := s.formatMatch(l, at, first, match)
 			if first && !s.showMatch(l, shown) || !first && !s.write(shown) {
 				return at
 			}
-			s.found++
+			s.matchCount++
 			after = s.context
-			if at, match = rest, nil; rest < end {
+			at, match = rest, nil
+			if rest < end {
 				match = s.match(l, at, end)
 			}
 		}
@@ -102,12 +103,12 @@ func (s *search) run(from, to int) (next int) {
 	return -1
 }
 
-// match returns what matches in a line between two places, or nil.
+// match returns the start and end of the first match between two offsets of a line, or nil.
 func (s *search) match(l line, at, end int) []int {
 	if at == end && l.start < l.end {
-		return nil // only the end of the line is asked for
+		return nil // the range contains only the end of the line
 	}
-	s.work -= s.steps * (end - at)
+	s.stepsLeft -= s.steps * (end - at)
 	match := s.pattern.FindStringIndex(s.text[at:end])
 	if match != nil {
 		match[0], match[1] = match[0]+at, match[1]+at
@@ -115,25 +116,25 @@ func (s *search) match(l line, at, end int) []int {
 	return match
 }
 
-// matched returns how a line that matches is shown, and where in it to go on.
-func (s *search) matched(l line, at int, first bool, match []int) (shown string, rest int) {
+// formatMatch returns the output for a matching line, and the offset to continue at.
+func (s *search) formatMatch(l line, at int, first bool, match []int) (shown string, rest int) {
 	if !s.tooLong(l) {
-		return s.whole(l, ':'), l.end
+		return s.formatLine(l, ':'), l.end
 	}
 	if first {
 		at = l.start
 	}
-	width := min(s.space(l), maxExcerpt)
-	start := s.back(match[0], at, min(aroundMatch, width/3))
-	rest = min(s.forward(match[1], l.end, aroundMatch), s.forward(start, l.end, width))
-	return s.excerpt(l, ':', start, rest), rest
+	width := min(s.lineWidth(l), maxExcerpt)
+	start := s.back(match[0], at, min(excerptMargin, width/3))
+	rest = min(s.forward(match[1], l.end, excerptMargin), s.forward(start, l.end, width))
+	return s.formatExcerpt(l, ':', start, rest), rest
 }
 
-// showMatch shows a line that matches, and the lines before it, but for those there
-// is no room for. It reports whether there was room for the line.
+// showMatch shows a matching line and as many context lines before it as fit. It reports
+// whether the line fit.
 func (s *search) showMatch(l line, shown string) bool {
 	var lines []line
-	for p := l; len(lines) < s.context && p.start > s.shown; {
+	for p := l; len(lines) < s.context && p.start > s.shownEnd; {
 		end := p.start - 1
 		start := strings.LastIndexByte(s.text[:end], '\n') + 1
 		p = line{p.number - lineBreaks(s.text[start:p.start]), start, end}
@@ -146,71 +147,72 @@ func (s *search) showMatch(l line, shown string) bool {
 			first = lines[0]
 		}
 		for _, p := range lines {
-			all += s.whole(p, '-') + "\n"
+			all += s.formatLine(p, '-') + "\n"
 		}
 		if s.show(first, all+shown) {
-			s.shown = l.end + 1
+			s.shownEnd = l.end + 1
 			return true
 		}
-		// What finds no room beside other matches finds more of it in the next answer.
-		if s.found > 0 || len(lines) == 0 {
+		// After other matches, leave the line to the next response, which has more room.
+		if s.matchCount > 0 || len(lines) == 0 {
 			return false
 		}
 		lines = lines[1:]
 	}
 }
 
-// show shows a line, or some of which l is the first, if there is room.
+// show shows lines of which l is the first. It reports whether they fit.
 func (s *search) show(l line, shown string) bool {
-	if s.out.Len() > 0 && l.start != s.shown {
+	if s.out.Len() > 0 && l.start != s.shownEnd {
 		shown = "--\n" + shown
 	}
 	if !s.write(shown) {
 		return false
 	}
-	s.shown = l.end + 1
+	s.shownEnd = l.end + 1
 	return true
 }
 
+// write adds a line of output. It reports whether the line fit.
 func (s *search) write(shown string) bool {
 	if s.out.Len() > 0 {
 		shown = "\n" + shown
 	}
 	n := utf8.RuneCountInString(shown)
-	if n > s.room {
+	if n > s.charsLeft {
 		return false
 	}
-	s.room -= n
+	s.charsLeft -= n
 	s.out.WriteString(shown)
 	return true
 }
 
-// tooLong reports whether a line finds no room in any answer.
+// tooLong reports whether a line does not fit even into an empty response.
 func (s *search) tooLong(l line) bool {
 	n := len(prefix(l, ':'))
 	return l.end-l.start > s.limit-n && utf8.RuneCountInString(s.text[l.start:l.end]) > s.limit-n
 }
 
-// whole returns how a line is shown: as a whole, or by its beginning.
-func (s *search) whole(l line, mark byte) string {
+// formatLine returns the output for a line: the whole line, or its beginning if it is too long.
+func (s *search) formatLine(l line, mark byte) string {
 	if !s.tooLong(l) {
 		return prefix(l, mark) + s.text[l.start:l.end]
 	}
-	return s.excerpt(l, mark, l.start, s.forward(l.start, l.end, min(s.space(l), aroundMatch)))
+	return s.formatExcerpt(l, mark, l.start, s.forward(l.start, l.end, min(s.lineWidth(l), excerptMargin)))
 }
 
-// space is how many characters of a line that is too long are shown at most.
-func (s *search) space(l line) int {
+// lineWidth returns how many characters of a line fit into a response after its labels.
+func (s *search) lineWidth(l line) int {
 	n := s.limit - len(prefix(l, ':'))
-	if s.limit >= minLabelled {
+	if s.limit >= minLabeled {
 		n -= len(label(len(s.text), len(s.text)))
 	}
 	return max(n, 1)
 }
 
-func (s *search) excerpt(l line, mark byte, start, end int) string {
+func (s *search) formatExcerpt(l line, mark byte, start, end int) string {
 	shown := prefix(l, mark)
-	if s.limit >= minLabelled {
+	if s.limit >= minLabeled {
 		shown += label(s.charAt(start), s.charAt(end))
 	}
 	shown += s.text[start:end]
@@ -221,35 +223,35 @@ func prefix(l line, mark byte) string { return fmt.Sprintf("%d%c ", l.number, ma
 
 func label(start, end int) string { return fmt.Sprintf("[characters %d to %d] ", start, end) }
 
-// forward returns the place n characters after another, or end if that comes first.
-func (s *search) forward(place, end, n int) int { return place + advance(s.text[place:end], n) }
+// forward returns the offset n characters after another, at most end.
+func (s *search) forward(offset, end, n int) int { return offset + advance(s.text[offset:end], n) }
 
-// back returns the place n characters before another, or floor if that comes first.
-func (s *search) back(place, floor, n int) int {
-	for ; n > 0 && place > floor; n-- {
-		_, size := utf8.DecodeLastRuneInString(s.text[floor:place])
-		place -= size
+// back returns the offset n characters before another, at least floor.
+func (s *search) back(offset, floor, n int) int {
+	for ; n > 0 && offset > floor; n-- {
+		_, size := utf8.DecodeLastRuneInString(s.text[floor:offset])
+		offset -= size
 	}
-	return place
+	return offset
 }
 
-// byteAt returns where a character begins.
+// byteAt converts an offset in characters to one in bytes.
 func (s *search) byteAt(char int) int { return advance(s.text, char) }
 
-// charAt returns how many characters there are before a place. Those that are asked
-// for lie near each other, so it counts from the last one.
-func (s *search) charAt(place int) int {
-	if place >= s.placeByte {
-		s.placeChar += utf8.RuneCountInString(s.text[s.placeByte:place])
+// charAt converts an offset in bytes to one in characters. It counts from the offset of
+// the last call, which is usually near.
+func (s *search) charAt(offset int) int {
+	if offset >= s.lastByte {
+		s.lastChar += utf8.RuneCountInString(s.text[s.lastByte:offset])
 	} else {
-		s.placeChar -= utf8.RuneCountInString(s.text[place:s.placeByte])
+		s.lastChar -= utf8.RuneCountInString(s.text[offset:s.lastByte])
 	}
-	s.placeByte = place
-	return s.placeChar
+	s.lastByte = offset
+	return s.lastChar
 }
 
-// advance returns how many bytes the first n characters of a text take, or all of it
-// if it has fewer.
+// advance returns the length in bytes of the first n characters of a text, or of the whole
+// text if it has fewer.
 func advance(text string, n int) int {
 	for i := range text {
 		if n == 0 {

@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// numbered is a text of n lines, "line 1" and so on.
+// numbered returns a text of n lines: "line 1", "line 2" and so on.
 func numbered(n int) string {
 	var b strings.Builder
 	for i := range n {
@@ -25,43 +25,85 @@ func TestPattern(t *testing.T) {
 		max                   int
 		want, note            string
 	}{
-		{"a line and those around it", numbered(9), `"pattern":"5"`, 0, "3- line 3\n4- line 4\n5: line 5\n6- line 6\n7- line 7", "[matches: 1; the original has 63 characters]"},
-		{"at the beginning", numbered(9), `"pattern":"line 1"`, 0, "1: line 1\n2- line 2\n3- line 3", "[matches: 1; the original has 63 characters]"},
-		{"at the end, behind which there is no line", numbered(9), `"pattern":"line 9"`, 0, "7- line 7\n8- line 8\n9: line 9", "[matches: 1; the original has 63 characters]"},
-		{"at an end without a line break", "a\nb", `"pattern":"b"`, 0, "1- a\n2: b", "[matches: 1; the original has 3 characters]"},
-		{"without context", numbered(9), `"pattern":"[37]","context_lines":0`, 0, "3: line 3\n--\n7: line 7", "[matches: 2; the original has 63 characters]"},
-		{"lines next to each other", numbered(9), `"pattern":"[34]","context_lines":0`, 0, "3: line 3\n4: line 4", "[matches: 2; the original has 63 characters]"},
-		{"contexts that overlap", numbered(9), `"pattern":"[36]"`, 0, "1- line 1\n2- line 2\n3: line 3\n4- line 4\n5- line 5\n6: line 6\n7- line 7\n8- line 8", "[matches: 2; the original has 63 characters]"},
-		{"contexts that touch", numbered(9), `"pattern":"[36]","context_lines":1`, 0, "2- line 2\n3: line 3\n4- line 4\n5- line 5\n6: line 6\n7- line 7", "[matches: 2; the original has 63 characters]"},
-		{"contexts apart", numbered(9), `"pattern":"[27]","context_lines":1`, 0, "1- line 1\n2: line 2\n3- line 3\n--\n6- line 6\n7: line 7\n8- line 8", "[matches: 2; the original has 63 characters]"},
-		{"a line once, however often it matches", "aaa\nb", `"pattern":"a","context_lines":0`, 0, "1: aaa", "[matches: 1; the original has 5 characters]"},
+		{"a line and those around it", numbered(9), `"pattern":"5"`, 0,
+			"3- line 3\n4- line 4\n5: line 5\n6- line 6\n7- line 7", "[matches: 1; the original has 63 characters]"},
+		{"at the beginning", numbered(9), `"pattern":"line 1"`, 0, "1: line 1\n2- line 2\n3- line 3",
+			"[matches: 1; the original has 63 characters]"},
+		{"at the end, with no line after it", numbered(9), `"pattern":"line 9"`, 0,
+			"7- line 7\n8- line 8\n9: line 9", "[matches: 1; the original has 63 characters]"},
+		{"at an end without a line break", "a\nb", `"pattern":"b"`, 0, "1- a\n2: b",
+			"[matches: 1; the original has 3 characters]"},
+		{"without context", numbered(9), `"pattern":"[37]","context_lines":0`, 0, "3: line 3\n--\n7: line 7",
+			"[matches: 2; the original has 63 characters]"},
+		{"lines next to each other", numbered(9), `"pattern":"[34]","context_lines":0`, 0, "3: line 3\n4: line 4",
+			"[matches: 2; the original has 63 characters]"},
+		{"contexts that overlap", numbered(9), `"pattern":"[36]"`, 0,
+			"1- line 1\n2- line 2\n3: line 3\n4- line 4\n5- line 5\n6: line 6\n7- line 7\n8- line 8",
+			"[matches: 2; the original has 63 characters]"},
+		{"contexts that touch", numbered(9), `"pattern":"[36]","context_lines":1`, 0,
+			"2- line 2\n3: line 3\n4- line 4\n5- line 5\n6: line 6\n7- line 7", "[matches: 2; the original has 63 characters]"},
+		{"contexts apart", numbered(9), `"pattern":"[27]","context_lines":1`, 0,
+			"1- line 1\n2: line 2\n3- line 3\n--\n6- line 6\n7: line 7\n8- line 8",
+			"[matches: 2; the original has 63 characters]"},
+		{"a line once, however often it matches", "aaa\nb", `"pattern":"a","context_lines":0`, 0, "1: aaa",
+			"[matches: 1; the original has 5 characters]"},
 		{"no line", numbered(9), `"pattern":"zzz","end_char":40`, 0, "[no line matches in characters 0 to 40 of 63]", ""},
-		{"as many as asked for", numbered(9), `"pattern":"line","context_lines":0,"max_matches":2`, 0, "1: line 1\n2: line 2", "[matches: 2; go on with start_char=14; the original has 63 characters]"},
-		{"as many as there are", numbered(2), `"pattern":"line","context_lines":0,"max_matches":2`, 0, "1: line 1\n2: line 2", "[matches: 2; the original has 14 characters]"},
-		{"20 unless asked for", numbered(30), `"pattern":"line","context_lines":0`, 0, strings.TrimSuffix(regexp.MustCompile(`line (\d+)`).ReplaceAllString(numbered(20), "$1: $0"), "\n"), "[matches: 20; go on with start_char=151; the original has 231 characters]"},
-		{"200 at most", numbered(300), `"pattern":"line","context_lines":0,"max_matches":999`, 0, strings.TrimSuffix(regexp.MustCompile(`line (\d+)`).ReplaceAllString(numbered(200), "$1: $0"), "\n"), "[matches: 200; go on with start_char=1692; the original has 2592 characters]"},
-		{"from a character on", numbered(9), `"pattern":"line","context_lines":1,"start_char":49`, 0, "7- line 7\n8: line 8\n9: line 9", "[matches: 2; the original has 63 characters]"},
-		{"up to a character", numbered(9), `"pattern":"line","context_lines":1,"end_char":7`, 0, "1: line 1\n2- line 2", "[matches: 1; the original has 63 characters]"},
-		{"an empty line behind the part", "a\n\nb", `"pattern":"^$","end_char":2`, 0, "[no line matches in characters 0 to 2 of 4]", ""},
-		{"empty lines", "a\n\nb\n\n", `"pattern":"^$","context_lines":0`, 0, "2: \n--\n4: ", "[matches: 2; the original has 6 characters]"},
-		{"the end of a line is not the line", "ab\ncd", `"pattern":"$","start_char":2,"context_lines":0`, 0, "2: cd", "[matches: 1; the original has 5 characters]"},
-		{"part of a line", "abcabc", `"pattern":"^a","start_char":3,"context_lines":0`, 0, "1: abcabc", "[matches: 1; the original has 6 characters]"},
-		{"other line breaks are none", "a\u2028b\rc\vd\u0085e\nf", `"pattern":"b","context_lines":0`, 0, "1: a\u2028b\rc\vd\u0085e", "[matches: 1; the original has 11 characters]"},
-		{"lines within lines are counted", "a\rb\rc\nd\r\ne\rf\ng", `"pattern":"e"`, 0, "1- a\rb\rc\n4- d\r\n5: e\rf\n7- g", "[matches: 1; the original has 14 characters]"},
-		{"lines within lines are counted from a character on", "a\rb\rc\nd\r\ne\rf\ng", `"pattern":"e","start_char":11,"context_lines":0`, 0, "[no line matches in characters 11 to 14 of 14]", ""},
-		{"lines within lines before a character", "a\rb\rc\nd\r\ne\rf\ng", `"pattern":"f","start_char":11,"context_lines":0`, 0, "5: e\rf", "[matches: 1; the original has 14 characters]"},
-		{"a carriage return stays", "a\r\nb\r\n", `"pattern":"b"`, 0, "1- a\r\n2: b\r", "[matches: 1; the original has 6 characters]"},
-		{"without regard to case", "Ab\nÉT", `"pattern":"(?i)ét","context_lines":0`, 0, "2: ÉT", "[matches: 1; the original has 5 characters]"},
-		{"as far as there is room", numbered(9), `"pattern":"line","context_lines":0`, 25, "1: line 1\n2: line 2", "[matches: 2; go on with start_char=14; the original has 63 characters]"},
-		{"the context behind, as far as there is room", numbered(9), `"pattern":"[19]"`, 25, "1: line 1\n2- line 2", "[matches: 1; go on with start_char=56; the original has 63 characters]"},
-		{"the context before, as far as there is room", numbered(9), `"pattern":"9","context_lines":5`, 25, "8- line 8\n9: line 9", "[matches: 1; the original has 63 characters]"},
-		{"a line as long as the answer", "abcdefg", `"pattern":"d"`, 10, "1: abcdefg", "[matches: 1; the original has 7 characters]"},
-		{"a long line", "before\n" + long + "\nafter", `"pattern":"needle"`, 800, "1- before\n2: [characters 807 to 1213] " + long[800:1206] + "\n3- after", "[matches: 1; the original has 2019 characters]"},
-		{"a long line among others", long + "\nb\n" + long, `"pattern":"b"`, 800, "1- [characters 0 to 200] " + long[:200] + "\n2: b\n3- [characters 2009 to 2209] " + long[:200], "[matches: 1; the original has 4015 characters]"},
-		{"all of a long line", strings.Repeat("é", 300) + "!" + strings.Repeat("é", 500) + "!" + strings.Repeat("é", 300), `"pattern":"!"`, 900,
-			"1: [characters 100 to 501] " + strings.Repeat("é", 200) + "!" + strings.Repeat("é", 200) + "\n1: [characters 601 to 1002] " + strings.Repeat("é", 200) + "!" + strings.Repeat("é", 200), "[matches: 2; the original has 1102 characters]"},
-		{"some of a long line", strings.Repeat("é", 300) + "!" + strings.Repeat("é", 500) + "!" + strings.Repeat("é", 300), `"pattern":"!"`, 700, "1: [characters 100 to 501] " + strings.Repeat("é", 200) + "!" + strings.Repeat("é", 200), "[matches: 1; go on with start_char=501; the original has 1102 characters]"},
-		{"a long line where there is no room at all", strings.Repeat("a", 10) + "b", `"pattern":"b"`, 4, "1: b", "[matches: 1; the original has 11 characters]"},
+		{"as many as asked for", numbered(9), `"pattern":"line","context_lines":0,"max_matches":2`, 0,
+			"1: line 1\n2: line 2", "[matches: 2; go on with start_char=14; the original has 63 characters]"},
+		{"as many as there are", numbered(2), `"pattern":"line","context_lines":0,"max_matches":2`, 0,
+			"1: line 1\n2: line 2", "[matches: 2; the original has 14 characters]"},
+		{"20 by default", numbered(30), `"pattern":"line","context_lines":0`, 0,
+			strings.TrimSuffix(regexp.MustCompile(`line (\d+)`).ReplaceAllString(numbered(20), "$1: $0"), "\n"),
+			"[matches: 20; go on with start_char=151; the original has 231 characters]"},
+		{"200 at most", numbered(300), `"pattern":"line","context_lines":0,"max_matches":999`, 0,
+			strings.TrimSuffix(regexp.MustCompile(`line (\d+)`).ReplaceAllString(numbered(200), "$1: $0"), "\n"),
+			"[matches: 200; go on with start_char=1692; the original has 2592 characters]"},
+		{"from a character on", numbered(9), `"pattern":"line","context_lines":1,"start_char":49`, 0,
+			"7- line 7\n8: line 8\n9: line 9", "[matches: 2; the original has 63 characters]"},
+		{"up to a character", numbered(9), `"pattern":"line","context_lines":1,"end_char":7`, 0, "1: line 1\n2- line 2",
+			"[matches: 1; the original has 63 characters]"},
+		{"an empty line after the range", "a\n\nb", `"pattern":"^$","end_char":2`, 0,
+			"[no line matches in characters 0 to 2 of 4]", ""},
+		{"empty lines", "a\n\nb\n\n", `"pattern":"^$","context_lines":0`, 0, "2: \n--\n4: ",
+			"[matches: 2; the original has 6 characters]"},
+		{"the end of a line is not the line", "ab\ncd", `"pattern":"$","start_char":2,"context_lines":0`, 0, "2: cd",
+			"[matches: 1; the original has 5 characters]"},
+		{"part of a line", "abcabc", `"pattern":"^a","start_char":3,"context_lines":0`, 0, "1: abcabc",
+			"[matches: 1; the original has 6 characters]"},
+		{"other line separators do not end a line", "a\u2028b\rc\vd\u0085e\nf", `"pattern":"b","context_lines":0`, 0,
+			"1: a\u2028b\rc\vd\u0085e", "[matches: 1; the original has 11 characters]"},
+		{"lines within lines are counted", "a\rb\rc\nd\r\ne\rf\ng", `"pattern":"e"`, 0, "1- a\rb\rc\n4- d\r\n5: e\rf\n7- g",
+			"[matches: 1; the original has 14 characters]"},
+		{"lines within lines are counted from a character on", "a\rb\rc\nd\r\ne\rf\ng",
+			`"pattern":"e","start_char":11,"context_lines":0`, 0, "[no line matches in characters 11 to 14 of 14]", ""},
+		{"lines within lines before a character", "a\rb\rc\nd\r\ne\rf\ng", `"pattern":"f","start_char":11,"context_lines":0`,
+			0, "5: e\rf", "[matches: 1; the original has 14 characters]"},
+		{"a carriage return stays", "a\r\nb\r\n", `"pattern":"b"`, 0, "1- a\r\n2: b\r",
+			"[matches: 1; the original has 6 characters]"},
+		{"case-insensitive", "Ab\nÉT", `"pattern":"(?i)ét","context_lines":0`, 0, "2: ÉT",
+			"[matches: 1; the original has 5 characters]"},
+		{"as far as there is room", numbered(9), `"pattern":"line","context_lines":0`, 25, "1: line 1\n2: line 2",
+			"[matches: 2; go on with start_char=14; the original has 63 characters]"},
+		{"the context behind, as far as there is room", numbered(9), `"pattern":"[19]"`, 25, "1: line 1\n2- line 2",
+			"[matches: 1; go on with start_char=56; the original has 63 characters]"},
+		{"the context before, as far as there is room", numbered(9), `"pattern":"9","context_lines":5`, 25,
+			"8- line 8\n9: line 9", "[matches: 1; the original has 63 characters]"},
+		{"a line as long as the response", "abcdefg", `"pattern":"d"`, 10, "1: abcdefg",
+			"[matches: 1; the original has 7 characters]"},
+		{"a long line", "before\n" + long + "\nafter", `"pattern":"needle"`, 800, "1- before\n2: [characters 807 to 1213] " +
+			long[800:1206] + "\n3- after", "[matches: 1; the original has 2019 characters]"},
+		{"a long line among others", long + "\nb\n" + long, `"pattern":"b"`, 800, "1- [characters 0 to 200] " + long[:200] +
+			"\n2: b\n3- [characters 2009 to 2209] " + long[:200], "[matches: 1; the original has 4015 characters]"},
+		{"all of a long line", strings.Repeat("é", 300) + "!" + strings.Repeat("é", 500) + "!" + strings.Repeat("é", 300),
+			`"pattern":"!"`, 900,
+			"1: [characters 100 to 501] " + strings.Repeat("é", 200) + "!" + strings.Repeat("é", 200) +
+				"\n1: [characters 601 to 1002] " + strings.Repeat("é", 200) + "!" + strings.Repeat("é", 200),
+			"[matches: 2; the original has 1102 characters]"},
+		{"some of a long line", strings.Repeat("é", 300) + "!" + strings.Repeat("é", 500) + "!" + strings.Repeat("é", 300),
+			`"pattern":"!"`, 700, "1: [characters 100 to 501] " + strings.Repeat("é", 200) + "!" + strings.Repeat("é", 200),
+			"[matches: 1; go on with start_char=501; the original has 1102 characters]"},
+		{"a long line under a very small limit", strings.Repeat("a", 10) + "b", `"pattern":"b"`, 4, "1: b",
+			"[matches: 1; the original has 11 characters]"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			a := call(t, keeping(quoted(test.text), test.max), `{"id":"`+id+`",`+test.arguments+`}`)
@@ -78,7 +120,7 @@ func TestPattern(t *testing.T) {
 	}
 }
 
-// Going on as the answers say shows all lines that match, within every limit.
+// Repeated searches from the returned start_char show all matching lines, under every limit.
 func TestPatternsGoOn(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	words := []string{"a", "b", "é", "漢", " ", "\n", "\n", "\r\n", "\u2028", "needle"}
@@ -99,7 +141,8 @@ func TestPatternsGoOn(t *testing.T) {
 		context, matches := random.IntN(4), 1+random.IntN(3)
 		r, got := keeping(quoted(text), limit), map[string]bool{}
 		for start := 0; ; {
-			a := call(t, r, fmt.Sprintf(`{"id":%q,"pattern":"needle","start_char":%d,"context_lines":%d,"max_matches":%d}`, id, start, context, matches))
+			a := call(t, r, fmt.Sprintf(`{"id":%q,"pattern":"needle","start_char":%d,"context_lines":%d,"max_matches":%d}`, id,
+				start, context, matches))
 			if a.IsError {
 				t.Fatal(a.text())
 			}
@@ -135,9 +178,9 @@ func TestSearchIsBounded(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	if a := call(t, r, `{"id":"`+id+`","pattern":"`+complex+`","end_char":10}`); a.IsError {
-		t.Errorf("of a part: %+v", a)
+		t.Errorf("part of the text: %+v", a)
 	}
-	// Each match of this looks for a z up to the end.
+	// Each match of this pattern scans to the end of the text for a z.
 	a = call(t, keeping(strings.Repeat("a", 100_000), 90_000), `{"id":"`+id+`","pattern":"a(.*z)?","max_matches":200}`)
 	if a.IsError || a.Meta.Next == nil || *a.Meta.Matches < 1 || *a.Meta.Matches > 100 {
 		t.Errorf("%+v", a.Content)

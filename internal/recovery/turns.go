@@ -5,12 +5,12 @@ import (
 	"sync"
 )
 
-// queries has queries run one at a time, as each may take up to some 400 MB: those of an
-// original that is as large as can be and was made for it, that is. Most take a few.
+// queries runs queries one at a time, because each may take up to some 400 MB for the largest
+// originals. Most take a few MB.
 var queries = newTurns()
 
-// turns has calls go one at a time. Of each client only the first waits among those of others,
-// so that a client that makes many holds up others by one.
+// turns is a queue that runs one call at a time. Only the first call of each client waits among those
+// of other clients, so a client with many calls delays others by one call only.
 type turns struct {
 	one chan struct{}
 
@@ -20,14 +20,14 @@ type turns struct {
 
 type clientTurns struct {
 	first chan struct{}
-	calls int // that wait or go on
+	calls int // waiting or running
 }
 
 func newTurns() *turns {
 	return &turns{one: make(chan struct{}, 1), of: map[string]*clientTurns{}}
 }
 
-// wait waits for the turn of a call, and returns what ends it. It returns nil if that takes too long.
+// wait waits for the turn of a call, and returns a function that ends it. It returns nil on timeout.
 func (t *turns) wait(ctx context.Context, client string) (done func()) {
 	ctx, cancel := context.WithTimeout(ctx, 3*queryTime)
 	defer cancel()
@@ -52,7 +52,7 @@ func (t *turns) wait(ctx context.Context, client string) (done func()) {
 	}
 }
 
-// enter notes that a client has one call more. It returns what the first of them holds.
+// enter adds a call of a client. It returns the channel that its first call holds.
 func (t *turns) enter(client string) chan struct{} {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -65,7 +65,7 @@ func (t *turns) enter(client string) chan struct{} {
 	return c.first
 }
 
-// leave notes that a client has one call less.
+// leave removes a call of a client.
 func (t *turns) leave(client string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

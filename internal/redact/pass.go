@@ -10,25 +10,25 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// A pass goes through one text and gathers what is to be replaced in it.
+// A pass reads one text and collects the replacements.
 type pass struct {
 	*Redactor
 	scanner jsonspan.Scanner
 	edits   []jsonspan.Edit
-	quoted  []byte // what stands for the value of a field
-	keys    int    // in which something was replaced
+	quoted  []byte // replacement for the value of a field
+	keys    int    // redacted keys so far
 
-	text  []byte          // what the latest string stands for
-	found []jsonspan.Edit // in it
-	inner *pass           // for strings that are JSON; nil in one of them
+	text  []byte          // unescaped value of the current string
+	found []jsonspan.Edit // replacements in it
+	inner *pass           // for strings that contain JSON; nil in the inner pass
 }
 
-// values looks at the JSON values that data is, one behind the other, up to where it
-// is no JSON. It reports whether data is one value and nothing else.
+// values redacts a sequence of JSON values, up to the first invalid one. It reports whether data is
+// a single valid value.
 func (p *pass) values(data []byte, messages bool) bool {
 	at := 0
 	if bytes.HasPrefix(data, []byte(byteOrderMark)) {
-		at = len(byteOrderMark) // no JSON has one, but there are readers that do not mind
+		at = len(byteOrderMark) // invalid in JSON, but some parsers accept it
 	}
 	for n := 0; ; n++ {
 		at = p.value(data, at, messages)
@@ -44,32 +44,31 @@ func (p *pass) values(data []byte, messages bool) bool {
 
 const byteOrderMark = "\xEF\xBB\xBF"
 
-// value looks at the value that begins at at, and returns where it ends, or -1 if it
-// is none.
-func (p *pass) value(data []byte, at int, messages bool) int {
+// value redacts the value at an offset, and returns the offset of its end, or -1 if it is invalid.
+func (p *pass) value(data []byte, offset int, messages bool) int {
 	s := &p.scanner
-	s.MaxDepth = math.MaxInt // nothing here recurs
-	s.Uncounted = true
+	s.MaxDepth = math.MaxInt // the code here is not recursive
+	s.SkipCounting = true
 	s.Reset()
-	s.Feed(data[at:])
+	s.Feed(data[offset:])
 	s.Finish()
 	var (
 		in      place
-		hide    bool // the next value, or the one that is open, is that of a field
-		keep    bool // the next value names the message
-		from    int  // where the value of a field begins
+		hide    bool // the next or open value is a field
+		keep    bool // the next value must stay unchanged
+		from    int  // offset of the value of a field
 		isFirst = true
 	)
 	for {
 		k := s.Next()
 		if k == jsonspan.Done || k == jsonspan.Invalid {
-			if hide { // who cut it off may have cut it in its value
+			if hide { // the data may be cut off inside the value
 				p.hide(data, from, len(data))
 			}
 			return -1
 		}
 		first, last := s.Span()
-		start, end := at+int(first), at+int(last)
+		start, end := offset+int(first), offset+int(last)
 		if isFirst {
 			in = begin(k, messages)
 			isFirst = false
@@ -83,12 +82,13 @@ func (p *pass) value(data []byte, at int, messages bool) int {
 				from = end
 			}
 			if !in.isEnvelope(s.Depth()) {
-				p.lookAtKey(data[start+1:end-1], start+1)
+				p.redactKey(data[start+1:end-1], start+1)
 			}
 			continue
 		case jsonspan.BeginObject, jsonspan.BeginArray:
-			if from, keep = start, false; hide {
-				s.Report(s.Depth(), math.MaxInt) // straight to its end
+			from, keep = start, false
+			if hide {
+				s.Report(s.Depth(), math.MaxInt) // skip to its end
 			}
 			continue
 		case jsonspan.EndObject, jsonspan.EndArray:
@@ -101,22 +101,23 @@ func (p *pass) value(data []byte, at int, messages bool) int {
 		case hide:
 			p.hide(data, start, end)
 		case k == jsonspan.String && !keep:
-			p.look(data[start+1:end-1], start+1)
+			p.redactString(data[start+1:end-1], start+1)
 		}
-		if hide, keep = false, false; s.Depth() == 0 {
+		hide, keep = false, false
+		if s.Depth() == 0 {
 			return end
 		}
 	}
 }
 
-// hide replaces the value of a field, unless somebody has done so before.
+// hide replaces the value of a field, unless it is already replaced.
 func (p *pass) hide(data []byte, start, end int) {
 	if !bytes.Equal(data[start:end], quoted) {
 		p.edits = append(p.edits, jsonspan.Edit{Start: start, End: end, New: p.quoted})
 	}
 }
 
-// read returns what a string stands for, for a while.
+// read returns the unescaped value of a string. It is valid until the next call.
 func (p *pass) read(body []byte) []byte {
 	if isPlain(body) {
 		return body
@@ -129,11 +130,11 @@ func (p *pass) unescaped(body []byte) []byte {
 	return p.text
 }
 
-// isPlain reports whether a string stands for its own bytes, which are UTF-8 here.
+// isPlain reports whether a string has no escapes.
 func isPlain(body []byte) bool { return bytes.IndexByte(body, '\\') < 0 }
 
-// look looks at the string with this body, which stands at at.
-func (p *pass) look(body []byte, at int) {
+// redactString redacts a string, of which the body begins at an offset.
+func (p *pass) redactString(body []byte, offset int) {
 	same, text := isPlain(body), body
 	if !same {
 		if p.isHarmless(body) {
@@ -150,38 +151,40 @@ func (p *pass) look(body []byte, at int) {
 	if len(p.found) == 0 {
 		return
 	}
-	// A character of the text is one of the string, so counting them leads from a
-	// place in the text to that in the string.
+	// The text and the string have the same number of characters, so counting characters converts
+	// an index of the text to an index of the string.
 	read, done := 0, 0
-	place := func(i int) int {
+	position := func(i int) int {
 		if same {
-			return at + i
+			return offset + i
 		}
 		read += jsonspan.Advance(body[read:], utf8.RuneCount(text[done:i]))
 		done = i
-		return at + read
+		return offset + read
 	}
 	for _, e := range merge(p.found) {
-		start := place(e.Start)
-		p.edits = append(p.edits, jsonspan.Edit{Start: start, End: place(e.End), New: e.New})
+		start := position(e.Start)
+		p.edits = append(p.edits, jsonspan.Edit{Start: start, End: position(e.End), New: e.New})
 	}
 }
 
-// lookAtKey looks at a key. From the second one on in which something is replaced they are
-// numbered, so that the keys of an object stay different.
-func (p *pass) lookAtKey(body []byte, at int) {
+// redactKey redacts a key. It numbers redacted keys from the second on, so that the keys of an object
+// stay distinct.
+func (p *pass) redactKey(body []byte, offset int) {
 	before := len(p.edits)
-	if p.look(body, at); len(p.edits) == before {
+	p.redactString(body, offset)
+	if len(p.edits) == before {
 		return
 	}
-	if p.keys++; p.keys > 1 {
+	p.keys++
+	if p.keys > 1 {
 		last := &p.edits[len(p.edits)-1]
 		last.New = fmt.Appendf(nil, "%s %d", last.New, p.keys)
 	}
 }
 
-// isHarmless reports whether a string that has escapes certainly has nothing to
-// replace, which spares reading what it stands for.
+// isHarmless reports whether a string with escapes certainly contains nothing to redact, so that it
+// need not be unescaped.
 func (p *pass) isHarmless(body []byte) bool {
 	if bytes.Contains(body, []byte(`\u`)) {
 		return false
@@ -189,7 +192,7 @@ func (p *pass) isHarmless(body []byte) bool {
 	if p.inner != nil {
 		switch first := bytes.TrimLeft(body, " \t"); {
 		case len(first) == 0, first[0] == '{', first[0] == '[', first[0] == '\\':
-			return false // it may be JSON, or be after a line break
+			return false // it may contain JSON, perhaps after a line break
 		}
 	}
 	for i := range p.patterns {
@@ -200,18 +203,17 @@ func (p *pass) isHarmless(body []byte) bool {
 	return true
 }
 
-// mayHold reports whether a text may be JSON that says more than the text does: in
-// fields, or by escapes.
+// mayHold reports whether a text may contain JSON with fields or escapes.
 func (p *pass) mayHold(text []byte) bool {
 	first := bytes.TrimLeft(text, " \t\r\n")
-	return len(first) > 0 && (first[0] == '{' || first[0] == '[') && (len(p.fields) > 0 || bytes.IndexByte(text, '\\') >= 0)
+	return len(first) > 0 && (first[0] == '{' || first[0] == '[') && (len(p.fields) > 0 || !isPlain(text))
 }
 
 // appendMatches appends edits for the matches of all patterns in text.
 func (r *Redactor) appendMatches(edits []jsonspan.Edit, text []byte) []jsonspan.Edit {
 	for i := range r.patterns {
 		re := &r.patterns[i]
-		if !re.isIn(text) || !re.Match(text) { // which costs less than to find out where
+		if !re.isIn(text) || !re.Match(text) { // Match is faster than FindAllIndex
 			continue
 		}
 		for _, at := range re.FindAllIndex(text, -1) {
@@ -223,8 +225,7 @@ func (r *Redactor) appendMatches(edits []jsonspan.Edit, text []byte) []jsonspan.
 	return edits
 }
 
-// merge puts edits in order and makes one of those that overlap, so that what one
-// pattern finds is not spared because another found a part of it.
+// merge sorts edits and joins those that overlap, so that the whole of every match is replaced.
 func merge(edits []jsonspan.Edit) []jsonspan.Edit {
 	slices.SortFunc(edits, func(a, b jsonspan.Edit) int {
 		switch {

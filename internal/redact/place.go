@@ -2,26 +2,26 @@ package redact
 
 import "github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 
-// A place is where in a message a pass is, as far as it decides what a member may be.
+// A place is the position of a pass in a message.
 type place struct {
-	messages bool // the text is a message or a batch, not just any JSON
-	around   int  // how many containers are around each message
+	messages bool // the text is a message or a batch, not other JSON
+	around   int  // containers around each message: 1 in a batch
 	member   member
 	tools    bool // in a list of tools
-	schema   int  // how many containers are around the member that is a schema; 0 for none
+	schema   int  // depth of the schema that the pass is in, or 0
 }
 
-// A member is one of a message.
+// A member is a kind of member of a message.
 type member uint8
 
 const (
 	otherMember member = iota
-	nameMember         // jsonrpc, id, method: what the message is called
+	nameMember         // jsonrpc, id, method
 	dataMember         // result, params
 	errorMember
 )
 
-// begin returns the place before a text that begins with this token.
+// begin returns the first place in a text that begins with this token.
 func begin(k jsonspan.Kind, messages bool) place {
 	in := place{messages: messages}
 	if k == jsonspan.BeginArray {
@@ -30,8 +30,8 @@ func begin(k jsonspan.Kind, messages bool) place {
 	return in
 }
 
-// enter moves to the member with this name inside so many containers. It reports
-// whether it may be a field, and whether it is to be kept if it is a string.
+// enter moves to the member with this name at this depth. It reports whether the member may be a
+// field, and whether a string value must stay unchanged.
 func (in *place) enter(name []byte, depth int) (mayHide, keep bool) {
 	if !in.messages {
 		return true, false
@@ -64,14 +64,15 @@ func (in *place) enter(name []byte, depth int) (mayHide, keep bool) {
 	return in.schema == 0, false
 }
 
-// isEnvelope reports whether the member that was entered last, inside so many containers,
-// makes a message one.
+// isEnvelope reports whether the current member, at this depth, is part of the JSON-RPC envelope.
 func (in *place) isEnvelope(depth int) bool {
 	return in.messages && depth-in.around == 1 && in.member != otherMember
 }
 
-// sentBack are the members that a client has to send back as they are.
-var sentBack = map[string]bool{"nextCursor": true, "requestState": true, "taskId": true, "requestId": true, "progressToken": true}
+// sentBack are the members that a client must send back unchanged.
+var sentBack = map[string]bool{
+	"nextCursor": true, "requestState": true, "taskId": true, "requestId": true, "progressToken": true,
+}
 
 func memberOf(name []byte) member {
 	switch string(name) {

@@ -1,8 +1,8 @@
-// Package redact replaces what a server must not tell: parts of texts that match a
-// pattern, and the values of members with certain names.
+// Package redact removes secrets from messages of servers: it replaces text that matches a pattern,
+// and the values of members with certain names.
 //
-// A message is read once and spliced. What is not replaced stays as it came, byte for
-// byte, even in a text of which a part is replaced.
+// It reads a message once and splices it. Everything else stays unchanged, byte for byte, even in a
+// string in which a part is replaced.
 package redact
 
 import (
@@ -17,34 +17,33 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// mark stands where something was replaced.
+// mark replaces redacted text.
 const mark = "[redacted]"
 
-// A Redactor knows what must not be told. It can be used concurrently. A nil Redactor
+// A Redactor holds compiled patterns and field names. It is safe for concurrent use. A nil Redactor
 // changes nothing.
 type Redactor struct {
 	patterns []pattern
 	fields   map[string]struct{}
 
-	// clues are texts of which a message has one if something is to be replaced in it.
-	// Without clues that cannot be told of any message.
+	// A message without any of the clues has nothing to redact. Without clues, every message must be
+	// read.
 	clues   []literal
-	longest int // of the clues
+	longest int // length of the longest clue
 }
 
 type pattern struct {
 	*regexp.Regexp
-	prefix literal // what each match begins with; empty if that is not known
+	prefix literal // common prefix of all matches; empty if unknown
 }
 
-// isIn reports whether a text has the prefix, and so may have a match.
+// isIn reports whether a text contains the prefix, and so may contain a match.
 func (p *pattern) isIn(text []byte) bool { return p.prefix.isIn(text) }
 
-// A literal is a text that JSON can spell in one other way only: by the numbers of its
-// characters.
+// A literal is ASCII text that JSON can write in only two ways: unescaped, or with \u00 escapes.
 type literal []byte
 
-// literalOf returns a text as a literal, an empty one if it is not.
+// literalOf returns text as a literal, or an empty literal if it has other characters.
 func literalOf(text string) literal {
 	for _, c := range []byte(text) {
 		if c < ' ' || c > '~' || c == '"' || c == '\\' || c == '/' {
@@ -54,10 +53,10 @@ func literalOf(text string) literal {
 	return literal(text)
 }
 
-// numbered is how the number of a character begins that a literal can have.
-const numbered = `\u00`
+// escapePrefix is the beginning of the escape of any character of a literal.
+const escapePrefix = `\u00`
 
-// isIn reports whether a text has l, spelled as it is. Every text has an empty one.
+// isIn reports whether a text contains l unescaped. Every text contains the empty literal.
 func (l literal) isIn(text []byte) bool {
 	if len(l) == 0 {
 		return true
@@ -75,8 +74,8 @@ func (l literal) isIn(text []byte) bool {
 	return false
 }
 
-// rarestIn returns which byte of l a sample of a text has least often: prose, code and tables
-// differ in that.
+// rarestIn returns the index of the byte of l that is rarest in a sample of a text. Prose, code and
+// tables differ in that.
 func (l literal) rarestIn(text []byte) (at int) {
 	const step, most = 61, 128
 	var counts [256]uint8
@@ -91,9 +90,9 @@ func (l literal) rarestIn(text []byte) (at int) {
 	return at
 }
 
-// New compiles a Redactor: matches of the patterns in any text of a message, and the
-// values of members with the names that fields has, are replaced. Patterns are those
-// of [regexp] and see one text at a time. Names are compared exactly.
+// New compiles a Redactor. It replaces matches of the patterns in all strings of a message, and the
+// values of members whose names are in fields. Patterns use the syntax of [regexp], and match within
+// one string. Names are compared exactly.
 func New(patterns, fields []string) (*Redactor, error) {
 	r := &Redactor{fields: make(map[string]struct{}, len(fields))}
 	for _, expr := range patterns {
@@ -101,9 +100,9 @@ func New(patterns, fields []string) (*Redactor, error) {
 		if err != nil {
 			return nil, fmt.Errorf("redact: pattern %q: %w", expr, err)
 		}
-		for _, text := range []string{"", "a"} { // the edge of a word is empty, too
+		for _, text := range []string{"", "a"} { // "a" finds patterns of a word boundary
 			if at := re.FindStringIndex(text); at != nil && at[0] == at[1] {
-				return nil, fmt.Errorf("redact: pattern %q matches the empty text", expr)
+				return nil, fmt.Errorf("redact: pattern %q matches the empty string", expr)
 			}
 		}
 		prefix, _ := re.LiteralPrefix()
@@ -112,7 +111,7 @@ func New(patterns, fields []string) (*Redactor, error) {
 	}
 	for _, name := range fields {
 		if name == "" {
-			return nil, errors.New("redact_fields: a name is empty")
+			return nil, errors.New("redact_fields: empty name")
 		}
 		r.fields[name] = struct{}{}
 		r.clues = append(r.clues, literalOf(name))
@@ -121,34 +120,30 @@ func New(patterns, fields []string) (*Redactor, error) {
 		r.clues = nil
 		return r, nil
 	}
-	r.clues = append(r.clues, literal(numbered))
+	r.clues = append(r.clues, literal(escapePrefix))
 	for _, clue := range r.clues {
 		r.longest = max(r.longest, len(clue))
 	}
 	return r, nil
 }
 
-// Message returns a JSON-RPC message of a server, or a batch of them, with what must
-// not be told replaced, and how many replacements were made. If there were none, it is
-// the same slice.
+// Message redacts a JSON-RPC message of a server, or a batch, and returns the number of
+// replacements. Without replacements it returns the same slice.
 //
-// Patterns see what each string and each key stands for, whatever its escapes, at any
-// depth; not numbers, not the keys that make a message one, and of the message itself
-// neither jsonrpc nor id nor method. Keys that would become the same are numbered.
-// The value of a field is replaced by a string, whatever it was. The members that
-// make a message one are no fields, nor are the code and the message of an error, nor
-// what the schemas of listed tools and of elicitation describe. Of repeated members
-// each is looked at.
+// Patterns match the unescaped value of every string and key, at any depth. They do not match
+// numbers, the keys of the JSON-RPC envelope, or the values of jsonrpc, id and method. Redacted keys
+// are numbered, so that the keys of an object stay distinct. A field's value, of any type, is replaced
+// by a string. The members of the envelope, the code and message of an error, and the properties in
+// the schemas of tools and elicitations are not fields. Repeated members are all redacted.
 //
-// A string that is JSON itself, an object or array or several in a row, is looked at
-// as a text and as JSON; strings in it are texts only.
+// A string that contains JSON (objects or arrays) is redacted both as text and as JSON. Strings inside
+// it are redacted only as text.
 //
-// What is not JSON is no message, and no reader should make one of it. Nevertheless
-// it is looked at as JSON as far as it is, and patterns see its bytes.
+// Data that is not JSON is not a message. Message redacts the part that is valid JSON, and matches
+// patterns with the bytes of the rest.
 //
-// A message in another encoding than UTF-8 cannot be looked at. That is an error, and
-// so are replacements that make a message more than three times as long, as of a
-// pattern that matches single characters. Values of fields cannot.
+// Message fails if the encoding is not UTF-8, and if the replacements make the message more than three
+// times as long, as a pattern that matches single characters can.
 func (r *Redactor) Message(raw []byte) ([]byte, int, error) {
 	edits, err := r.Edits(raw)
 	if err != nil {
@@ -157,8 +152,8 @@ func (r *Redactor) Message(raw []byte) ([]byte, int, error) {
 	return jsonspan.Spliced(raw, edits...), len(edits), nil
 }
 
-// Value returns a JSON value that is not a message, such as the arguments of a call, with what
-// must not be told replaced as in the result of a message.
+// Value redacts a JSON value that is not a message, such as the arguments of a call. It follows the
+// rules for the result of a message.
 func (r *Redactor) Value(raw []byte) ([]byte, error) {
 	edits, err := r.edits(raw, false)
 	if err != nil {
@@ -196,9 +191,9 @@ func (r *Redactor) edits(raw []byte, messages bool) ([]jsonspan.Edit, error) {
 	return slices.Clone(edits), nil
 }
 
-// survey reports whether something may have to be replaced in a message, which spares most
-// messages from being read as JSON. It fails if it cannot be looked at. Each block is searched
-// for all that matters before the next, while it is in the cache of the processor.
+// survey reports whether a message may contain something to redact, so that most messages need not
+// be read as JSON. It fails if the encoding is not UTF-8. It searches a block for everything before it
+// goes on to the next, while the block is in the processor's cache.
 func (r *Redactor) survey(raw []byte) (suspicious bool, err error) {
 	const blockSize = 32 << 10
 	suspicious = len(r.clues) == 0
@@ -211,14 +206,14 @@ func (r *Redactor) survey(raw []byte) (suspicious bool, err error) {
 		if !utf8.Valid(block) || bytes.IndexByte(block, 0) >= 0 { // UTF-16 and UTF-32 have zeros
 			return false, errEncoding
 		}
-		part := raw[at:min(end+r.longest, len(raw))] // with a clue that goes on in the next block
+		part := raw[at:min(end+r.longest, len(raw))] // includes a clue that ends in the next block
 		suspicious = suspicious || slices.ContainsFunc(r.clues, func(l literal) bool { return l.isIn(part) })
 		at = end
 	}
 	return suspicious, nil
 }
 
-// maxGrowth is by how many bytes a message may become more than three times as long.
+// maxGrowth is the number of bytes that a message may grow beyond three times its length.
 const maxGrowth = 4 << 10
 
 var (
@@ -226,8 +221,8 @@ var (
 	errGrowth   = errors.New("redact: the message would become too long")
 )
 
-// Line returns a line of an event stream that is not data, with matches of the patterns
-// replaced, and how many there were.
+// Line redacts a line of an event stream other than data, by the patterns only. It returns the number
+// of replacements.
 func (r *Redactor) Line(line []byte) ([]byte, int) {
 	if r == nil {
 		return line, 0
@@ -239,7 +234,7 @@ func (r *Redactor) Line(line []byte) ([]byte, int) {
 	return jsonspan.Spliced(line, edits...), len(edits)
 }
 
-// passes are kept between messages.
+// passes are reused between messages.
 var passes = sync.Pool{New: func() any { return &pass{quoted: quoted, inner: &pass{quoted: quotedInText}} }}
 
 var (
@@ -248,7 +243,7 @@ var (
 	quotedInText = []byte(`\"` + mark + `\"`)
 )
 
-// maxKept is how much room for texts is kept between messages.
+// maxKept limits the buffers that are reused between messages, in bytes.
 const maxKept = 4 << 20
 
 func (p *pass) begin(r *Redactor) {
@@ -265,9 +260,8 @@ func (p *pass) release() {
 	}
 }
 
-// Body returns the body of a JSON string, as it stands between its quotes, with what it
-// must not tell replaced. What was kept of a message may be older than what is redacted
-// now.
+// Body redacts the body of a JSON string, without its quotes. It is for stored text, which may be
+// older than the current configuration.
 func (r *Redactor) Body(body []byte) []byte {
 	if r == nil {
 		return body

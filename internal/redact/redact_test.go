@@ -34,66 +34,99 @@ func TestA56PatternsAreReplaced(t *testing.T) {
 			`{"id":1,"result":{"content":[],"structuredContent":{"keys":["[redacted]","other","[redacted]"]}}}`, 2},
 		{"several in a text", `{"result":"sk-a sk-b\nsk-c"}`, `{"result":"[redacted] [redacted]\n[redacted]"}`, 3},
 		{"in a result that is a text", `{"id":1,"result":"sk-a"}`, `{"id":1,"result":"[redacted]"}`, 1},
-		{"in the message of an error", `{"id":1,"error":{"code":-32000,"message":"bad key sk-a"}}`, `{"id":1,"error":{"code":-32000,"message":"bad key [redacted]"}}`, 1},
-		{"in the data of an error", `{"id":1,"error":{"code":1,"message":"m","data":{"k":["sk-a"]}}}`, `{"id":1,"error":{"code":1,"message":"m","data":{"k":["[redacted]"]}}}`, 1},
+		{"in the message of an error", `{"id":1,"error":{"code":-32000,"message":"bad key sk-a"}}`,
+			`{"id":1,"error":{"code":-32000,"message":"bad key [redacted]"}}`, 1},
+		{"in the data of an error", `{"id":1,"error":{"code":1,"message":"m","data":{"k":["sk-a"]}}}`,
+			`{"id":1,"error":{"code":1,"message":"m","data":{"k":["[redacted]"]}}}`, 1},
 		{"in an error that is a text", `{"error":"sk-a"}`, `{"error":"[redacted]"}`, 1},
 		{"in a notification", `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"sk-a"}}`,
 			`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"[redacted]"}}`, 1},
-		{"in a sampling request", `{"jsonrpc":"2.0","id":7,"method":"sampling/createMessage","params":{"messages":[{"role":"user","content":{"type":"text","text":"sk-a?"}}],"systemPrompt":"sk-b"}}`,
-			`{"jsonrpc":"2.0","id":7,"method":"sampling/createMessage","params":{"messages":[{"role":"user","content":{"type":"text","text":"[redacted]?"}}],"systemPrompt":"[redacted]"}}`, 2},
-		{"in members that no message has", `{"id":1,"extra":"sk-a","Result":{"x":"sk-b"}}`, `{"id":1,"extra":"[redacted]","Result":{"x":"[redacted]"}}`, 2},
-		{"in each message of a batch", `[{"id":"sk-a","result":"sk-b"},{"id":"sk-c","result":"sk-d"}]`, `[{"id":"sk-a","result":"[redacted]"},{"id":"sk-c","result":"[redacted]"}]`, 2},
-		{"in JSON that is no message", `["sk-a",["sk-b",{"id":"sk-c"}]]`, `["[redacted]",["[redacted]",{"id":"[redacted]"}]]`, 3},
+		{"in a sampling request", `{"jsonrpc":"2.0","id":7,"method":"sampling/createMessage",` +
+			`"params":{"messages":[{"role":"user","content":{"type":"text","text":"sk-a?"}}],"systemPrompt":"sk-b"}}`,
+			`{"jsonrpc":"2.0","id":7,"method":"sampling/createMessage","params":{"messages":[{"role":"user",` +
+				`"content":{"type":"text","text":"[redacted]?"}}],"systemPrompt":"[redacted]"}}`, 2},
+		{"in members that no message has", `{"id":1,"extra":"sk-a","Result":{"x":"sk-b"}}`,
+			`{"id":1,"extra":"[redacted]","Result":{"x":"[redacted]"}}`, 2},
+		{"in each message of a batch", `[{"id":"sk-a","result":"sk-b"},{"id":"sk-c","result":"sk-d"}]`,
+			`[{"id":"sk-a","result":"[redacted]"},{"id":"sk-c","result":"[redacted]"}]`, 2},
+		{"in JSON that is no message", `["sk-a",["sk-b",{"id":"sk-c"}]]`,
+			`["[redacted]",["[redacted]",{"id":"[redacted]"}]]`, 3},
 		{"in a JSON text", `"sk-a"`, `"[redacted]"`, 1},
-		{"not in jsonrpc, id and method", `{"jsonrpc":"sk-a","id":"sk-b","method":"sk-c","params":{"id":"sk-d"}}`, `{"jsonrpc":"sk-a","id":"sk-b","method":"sk-c","params":{"id":"[redacted]"}}`, 1},
-		{"not in what a client sends back", `{"id":1,"result":{"nextCursor":"sk-a","requestState":"sk-b","taskId":"sk-c","tools":["sk-d"]}}`, `{"id":1,"result":{"nextCursor":"sk-a","requestState":"sk-b","taskId":"sk-c","tools":["[redacted]"]}}`, 1},
-		{"not in what tells which request is meant", `{"method":"m","params":{"requestId":"sk-a","progressToken":"sk-b","reason":"sk-c"}}`, `{"method":"m","params":{"requestId":"sk-a","progressToken":"sk-b","reason":"[redacted]"}}`, 1},
-		{"in what is called like that elsewhere", `{"nextCursor":"sk-a","result":{"x":{"requestState":"sk-b"},"taskId":["sk-c"]},"error":{"data":{"nextCursor":"sk-d"}}}`,
-			`{"nextCursor":"[redacted]","result":{"x":{"requestState":"[redacted]"},"taskId":["[redacted]"]},"error":{"data":{"nextCursor":"[redacted]"}}}`, 4},
-		{"not in what the names of a message are written like", `{"i\u0064":"sk-b","ID":"sk-c"}`, `{"i\u0064":"sk-b","ID":"[redacted]"}`, 1},
-		{"not in an id that is none", `{"id":{"x":"sk-a"},"method":["sk-b"]}`, `{"id":{"x":"[redacted]"},"method":["[redacted]"]}`, 2},
-		{"in keys", `{"result":{"sk-a":"b","c":{"the sk-d":{"sk-e":["sk-f"]}}}}`, `{"result":{"[redacted]":"b","c":{"the [redacted] 2":{"[redacted] 3":["[redacted]"]}}}}`, 4},
-		{"in keys that stay different", `{"result":{"sk-a":1,"sk-b":"{\"sk-c\":1,\"\u005cu0073k-d\":2}","of sk-d":3}}`, `{"result":{"[redacted]":1,"[redacted] 2":"{\"[redacted]\":1,\"[redacted] 2\":2}","of [redacted] 3":3}}`, 5},
-		{"in keys in spite of escapes", `{"result":{"\u0073k-a":{"\u0073k\u002da":1}}}`, `{"result":{"[redacted]":{"[redacted] 2":1}}}`, 2},
+		{"not in jsonrpc, id and method", `{"jsonrpc":"sk-a","id":"sk-b","method":"sk-c","params":{"id":"sk-d"}}`,
+			`{"jsonrpc":"sk-a","id":"sk-b","method":"sk-c","params":{"id":"[redacted]"}}`, 1},
+		{"not in what a client sends back", `{"id":1,"result":{"nextCursor":"sk-a","requestState":"sk-b","taskId":"sk-c",` +
+			`"tools":["sk-d"]}}`, `{"id":1,"result":{"nextCursor":"sk-a","requestState":"sk-b","taskId":"sk-c",` +
+			`"tools":["[redacted]"]}}`, 1},
+		{"not in what tells which request is meant",
+			`{"method":"m","params":{"requestId":"sk-a","progressToken":"sk-b","reason":"sk-c"}}`,
+			`{"method":"m","params":{"requestId":"sk-a","progressToken":"sk-b","reason":"[redacted]"}}`, 1},
+		{"in what is called like that elsewhere",
+			`{"nextCursor":"sk-a","result":{"x":{"requestState":"sk-b"},"taskId":["sk-c"]},` +
+				`"error":{"data":{"nextCursor":"sk-d"}}}`,
+			`{"nextCursor":"[redacted]","result":{"x":{"requestState":"[redacted]"},"taskId":["[redacted]"]},` +
+				`"error":{"data":{"nextCursor":"[redacted]"}}}`, 4},
+		{"not in what the names of a message are written like", `{"i\u0064":"sk-b","ID":"sk-c"}`,
+			`{"i\u0064":"sk-b","ID":"[redacted]"}`, 1},
+		{"not in an id of another type", `{"id":{"x":"sk-a"},"method":["sk-b"]}`,
+			`{"id":{"x":"[redacted]"},"method":["[redacted]"]}`, 2},
+		{"in keys", `{"result":{"sk-a":"b","c":{"the sk-d":{"sk-e":["sk-f"]}}}}`,
+			`{"result":{"[redacted]":"b","c":{"the [redacted] 2":{"[redacted] 3":["[redacted]"]}}}}`, 4},
+		{"in keys that stay different", `{"result":{"sk-a":1,"sk-b":"{\"sk-c\":1,\"\u005cu0073k-d\":2}","of sk-d":3}}`,
+			`{"result":{"[redacted]":1,"[redacted] 2":"{\"[redacted]\":1,\"[redacted] 2\":2}","of [redacted] 3":3}}`, 5},
+		{"in keys in spite of escapes", `{"result":{"\u0073k-a":{"\u0073k\u002da":1}}}`,
+			`{"result":{"[redacted]":{"[redacted] 2":1}}}`, 2},
 		{"in keys beside those of a message", `{"sk-a":1,"id":2}`, `{"[redacted]":1,"id":2}`, 1},
-		{"in keys of errors and batches", `[{"error":{"data":{"sk-a":1}}},{"params":{"sk-b":2}}]`, `[{"error":{"data":{"[redacted]":1}}},{"params":{"[redacted] 2":2}}]`, 2},
-		{"in keys of JSON in a text", `{"result":"{\"\\u0073k-a\":{\"sk-b\":1}}"}`, `{"result":"{\"[redacted]\":{\"[redacted] 2\":1}}"}`, 2},
+		{"in keys of errors and batches", `[{"error":{"data":{"sk-a":1}}},{"params":{"sk-b":2}}]`,
+			`[{"error":{"data":{"[redacted]":1}}},{"params":{"[redacted] 2":2}}]`, 2},
+		{"in keys of JSON in a text", `{"result":"{\"\\u0073k-a\":{\"sk-b\":1}}"}`,
+			`{"result":"{\"[redacted]\":{\"[redacted] 2\":1}}"}`, 2},
 		{"not in numbers", `{"result":[1.50,-0,1e5,true,null]}`, `{"result":[1.50,-0,1e5,true,null]}`, 0},
-		{"with everything else as it came", "{ \"z\" :1.0e+0 ,\r\n\t\"result\" : [ \"a\\/b\\u00e9\" , \"\\u0041 sk-a \\/ \\u00e9\",0.10 ] , \"a\":{}}\n",
-			"{ \"z\" :1.0e+0 ,\r\n\t\"result\" : [ \"a\\/b\\u00e9\" , \"\\u0041 [redacted] \\/ \\u00e9\",0.10 ] , \"a\":{}}\n", 1},
+		{"with everything else as it came", "{ \"z\" :1.0e+0 ,\r\n\t\"result\" : [ \"a\\/b\\u00e9\" , \"\\u0041 sk-a \\/ " +
+			"\\u00e9\",0.10 ] , \"a\":{}}\n",
+			"{ \"z\" :1.0e+0 ,\r\n\t\"result\" : [ \"a\\/b\\u00e9\" , \"\\u0041 [redacted] \\/ \\u00e9\",0.10 ] , \"a\":{}}\n",
+			1},
 		{"in spite of an escape", `{"result":"\u0073k-\u0061b"}`, `{"result":"[redacted]"}`, 1},
-		{"in spite of escapes before and after it", `{"result":"\n\"sk-a\"\u0020\\"}`, `{"result":"\n\"[redacted]\"\u0020\\"}`, 1},
-		{"beside surrogate pairs and lone surrogates", `{"result":"\ud83d\ude00😀\ud83dé sk-a\ude00\ud83d\ude00 sk-b"}`, `{"result":"\ud83d\ude00😀\ud83dé [redacted]\ude00\ud83d\ude00 [redacted]"}`, 2},
-		{"of repeated members in each", `{"result":"sk-a","result":{"x":"sk-b","x":"sk-c","x":1}}`, `{"result":"[redacted]","result":{"x":"[redacted]","x":"[redacted]","x":1}}`, 3},
-		{"in JSON in a text", `{"result":{"text":"{\"k\":\"sk-a\",\"n\": 1}"}}`, `{"result":{"text":"{\"k\":\"[redacted]\",\"n\": 1}"}}`, 1},
-		{"in spite of an escape in JSON in a text", `{"result":{"text":" [\"\\u0073k-a \\n sk-b\", \"x\\\\sk-c\"]"}}`, `{"result":{"text":" [\"[redacted] \\n [redacted]\", \"x\\\\[redacted]\"]"}}`, 3},
+		{"in spite of escapes before and after it", `{"result":"\n\"sk-a\"\u0020\\"}`,
+			`{"result":"\n\"[redacted]\"\u0020\\"}`, 1},
+		{"beside surrogate pairs and lone surrogates", `{"result":"\ud83d\ude00😀\ud83dé sk-a\ude00\ud83d\ude00 sk-b"}`,
+			`{"result":"\ud83d\ude00😀\ud83dé [redacted]\ude00\ud83d\ude00 [redacted]"}`, 2},
+		{"of repeated members in each", `{"result":"sk-a","result":{"x":"sk-b","x":"sk-c","x":1}}`,
+			`{"result":"[redacted]","result":{"x":"[redacted]","x":"[redacted]","x":1}}`, 3},
+		{"in JSON in a text", `{"result":{"text":"{\"k\":\"sk-a\",\"n\": 1}"}}`,
+			`{"result":{"text":"{\"k\":\"[redacted]\",\"n\": 1}"}}`, 1},
+		{"in spite of an escape in JSON in a text", `{"result":{"text":" [\"\\u0073k-a \\n sk-b\", \"x\\\\sk-c\"]"}}`,
+			`{"result":{"text":" [\"[redacted] \\n [redacted]\", \"x\\\\[redacted]\"]"}}`, 3},
 		{"in what is not JSON", `oh no: sk-a`, `oh no: [redacted]`, 1},
-		{"in what was cut off", `{"id":"sk-a","result":{"a":"\u0073k-b","b":"sk-c`, `{"id":"[redacted]","result":{"a":"[redacted]","b":"[redacted]`, 3},
-		{"in several messages in a row", "{\"id\":1,\"result\":\"\\u0073k-a\"}\n{\"id\":1,\"result\":\"\\u0073k-b\"}", "{\"id\":1,\"result\":\"[redacted]\"}\n{\"id\":1,\"result\":\"[redacted]\"}", 2},
-		{"behind a byte order mark", "\uFEFF" + `{"id":"sk-a","result":"\u0073k-b"}`, "\uFEFF" + `{"id":"sk-a","result":"[redacted]"}`, 1},
+		{"in what was cut off", `{"id":"sk-a","result":{"a":"\u0073k-b","b":"sk-c`,
+			`{"id":"[redacted]","result":{"a":"[redacted]","b":"[redacted]`, 3},
+		{"in several messages in a row", "{\"id\":1,\"result\":\"\\u0073k-a\"}\n{\"id\":1,\"result\":\"\\u0073k-b\"}",
+			"{\"id\":1,\"result\":\"[redacted]\"}\n{\"id\":1,\"result\":\"[redacted]\"}", 2},
+		{"behind a byte order mark", "\uFEFF" + `{"id":"sk-a","result":"\u0073k-b"}`,
+			"\uFEFF" + `{"id":"sk-a","result":"[redacted]"}`, 1},
 		{"in nothing", ``, ``, 0},
-		{"at a depth that others refuse", `{"result":` + strings.Repeat("[", 2000) + `"\u0073k-a"` + strings.Repeat("]", 2000) + `}`, `{"result":` + strings.Repeat("[", 2000) + `"[redacted]"` + strings.Repeat("]", 2000) + `}`, 1},
+		{"at a depth that others refuse", `{"result":` + strings.Repeat("[", 2000) + `"\u0073k-a"` + strings.Repeat("]",
+			2000) + `}`, `{"result":` + strings.Repeat("[", 2000) + `"[redacted]"` + strings.Repeat("]", 2000) + `}`, 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			check(t, newRedactor(t, []string{key}, nil), test.in, test.want, test.n)
-			check(t, newRedactor(t, []string{key}, []string{"nobody"}), test.in, test.want, test.n)
+			check(t, newRedactor(t, []string{key}, []string{"unused"}), test.in, test.want, test.n)
 			check(t, newRedactor(t, []string{`(?:sk)-[a-z0-9]+`, `\bsk-[0-9]+x`}, nil), test.in, test.want, test.n)
 		})
 	}
 }
 
-func check(t *testing.T, r *Redactor, in, want string, n int) {
+func check(t *testing.T, r *Redactor, message, want string, n int) {
 	t.Helper()
-	raw := []byte(in)
+	raw := []byte(message)
 	got, count, err := r.Message(raw)
 	if string(got) != want || count != n || err != nil {
 		t.Errorf("%d replacements, %v:\n got %s\nwant %s", count, err, got, want)
 	}
-	if n == 0 && len(in) > 0 && &got[0] != &raw[0] {
+	if n == 0 && len(message) > 0 && &got[0] != &raw[0] {
 		t.Error("copied for nothing")
 	}
-	if string(raw) != in {
-		t.Errorf("changed in place: %s", raw)
+	if string(raw) != message {
+		t.Errorf("changed message place: %s", raw)
 	}
 }
 
@@ -108,36 +141,62 @@ func TestA56FieldsAreReplaced(t *testing.T) {
 		{"true", `{"result":{"password":true}}`, `{"result":{"password":"[redacted]"}}`, 1},
 		{"false", `{"result":{"password":false}}`, `{"result":{"password":"[redacted]"}}`, 1},
 		{"null", `{"result":{"password":null}}`, `{"result":{"password":"[redacted]"}}`, 1},
-		{"an object", `{"result":{"password":{"password":{"a":"b"}},"b":1}}`, `{"result":{"password":"[redacted]","b":1}}`, 1},
-		{"an array", `{"result":{"password":[1,[2],"sk-a"], "b":["sk-b"]}}`, `{"result":{"password":"[redacted]", "b":["[redacted]"]}}`, 2},
-		{"not what is replaced already", `{"result":{"password":"[redacted]","t":"{\"password\":\"[redacted]\"}"}}`, `{"result":{"password":"[redacted]","t":"{\"password\":\"[redacted]\"}"}}`, 0},
+		{"an object", `{"result":{"password":{"password":{"a":"b"}},"b":1}}`, `{"result":{"password":"[redacted]","b":1}}`,
+			1},
+		{"an array", `{"result":{"password":[1,[2],"sk-a"], "b":["sk-b"]}}`,
+			`{"result":{"password":"[redacted]", "b":["[redacted]"]}}`, 2},
+		{"not what is replaced already", `{"result":{"password":"[redacted]","t":"{\"password\":\"[redacted]\"}"}}`,
+			`{"result":{"password":"[redacted]","t":"{\"password\":\"[redacted]\"}"}}`, 0},
 		{"an empty object", `{"result":{"password":{}}}`, `{"result":{"password":"[redacted]"}}`, 1},
-		{"at any depth", `{"result":[{"a":[{"password":1}]},{"password":2}]}`, `{"result":[{"a":[{"password":"[redacted]"}]},{"password":"[redacted]"}]}`, 2},
-		{"each that is repeated", `{"result":{"password":1,"password":2}}`, `{"result":{"password":"[redacted]","password":"[redacted]"}}`, 2},
-		{"by what its name stands for", `{"result":{"p\u0061ssword":1,"\u0070assword":2}}`, `{"result":{"p\u0061ssword":"[redacted]","\u0070assword":"[redacted]"}}`, 2},
-		{"not by a similar name", `{"result":{"Password":1,"passwords":2,"pass":"password"}}`, `{"result":{"Password":1,"passwords":2,"pass":"password"}}`, 0},
+		{"at any depth", `{"result":[{"a":[{"password":1}]},{"password":2}]}`,
+			`{"result":[{"a":[{"password":"[redacted]"}]},{"password":"[redacted]"}]}`, 2},
+		{"each that is repeated", `{"result":{"password":1,"password":2}}`,
+			`{"result":{"password":"[redacted]","password":"[redacted]"}}`, 2},
+		{"by what its name stands for", `{"result":{"p\u0061ssword":1,"\u0070assword":2}}`,
+			`{"result":{"p\u0061ssword":"[redacted]","\u0070assword":"[redacted]"}}`, 2},
+		{"not by a similar name", `{"result":{"Password":1,"passwords":2,"pass":"password"}}`,
+			`{"result":{"Password":1,"passwords":2,"pass":"password"}}`, 0},
 		{"in params", `{"method":"m","params":{"password":1}}`, `{"method":"m","params":{"password":"[redacted]"}}`, 1},
-		{"in the data of an error", `{"error":{"code":1,"message":"m","data":{"code":2,"message":"n"}}}`, `{"error":{"code":1,"message":"m","data":{"code":"[redacted]","message":"[redacted]"}}}`, 2},
-		{"beside what makes a message", `{"jsonrpc":"2.0","id":1,"password":1,"result":{"id":2,"result":3}}`, `{"jsonrpc":"2.0","id":1,"password":"[redacted]","result":{"id":"[redacted]","result":"[redacted]"}}`, 3},
-		{"in a batch", `[{"id":1,"result":{"id":2}},{"id":3,"error":{"code":4}}]`, `[{"id":1,"result":{"id":"[redacted]"}},{"id":3,"error":{"code":4}}]`, 1},
-		{"in JSON in a text", `{"result":{"content":[{"text":"{\"password\":\"x\", \"n\":{\"password\": [1]}}"}]}}`, `{"result":{"content":[{"text":"{\"password\":\"[redacted]\", \"n\":{\"password\": \"[redacted]\"}}"}]}}`, 2},
-		{"in JSON in a text, with white space", `{"result":" \n\t{\n  \"password\": 1\n}\r\n"}`, `{"result":" \n\t{\n  \"password\": \"[redacted]\"\n}\r\n"}`, 1},
-		{"in JSON in a text, spelled oddly", `{"result":"\u007b\u0022p\\u0061ssword\u0022\u003a1}"}`, `{"result":"\u007b\u0022p\\u0061ssword\u0022\u003a\"[redacted]\"}"}`, 1},
-		{"in JSON in a text, with its patterns", `{"result":"[{\"a\":\"sk-a\",\"password\":\"sk-b\"}]"}`, `{"result":"[{\"a\":\"[redacted]\",\"password\":\"[redacted]\"}]"}`, 2},
-		{"in lines of JSON in a text", `{"result":"{\"password\":1}\n{\"password\":2}\n"}`, `{"result":"{\"password\":\"[redacted]\"}\n{\"password\":\"[redacted]\"}\n"}`, 2},
-		{"in JSON in a text, up to what is none", `{"result":"{\"password\":1} and {\"password\":2}"}`, `{"result":"{\"password\":\"[redacted]\"} and {\"password\":2}"}`, 1},
-		{"in JSON in a text that was cut off", `{"result":"{\"a\":1,\"password\":\"secr"}`, `{"result":"{\"a\":1,\"password\"\"[redacted]\""}`, 1},
-		{"in JSON in a text, not in that of JSON in it", `{"result":"{\"a\":\"{\\\"password\\\":1}\"}"}`, `{"result":"{\"a\":\"{\\\"password\\\":1}\"}"}`, 0},
-		{"in a text that is none", `{"result":"password: 1"}`, `{"result":"password: 1"}`, 0},
+		{"in the data of an error", `{"error":{"code":1,"message":"m","data":{"code":2,"message":"n"}}}`,
+			`{"error":{"code":1,"message":"m","data":{"code":"[redacted]","message":"[redacted]"}}}`, 2},
+		{"beside what makes a message", `{"jsonrpc":"2.0","id":1,"password":1,"result":{"id":2,"result":3}}`,
+			`{"jsonrpc":"2.0","id":1,"password":"[redacted]","result":{"id":"[redacted]","result":"[redacted]"}}`, 3},
+		{"in a batch", `[{"id":1,"result":{"id":2}},{"id":3,"error":{"code":4}}]`,
+			`[{"id":1,"result":{"id":"[redacted]"}},{"id":3,"error":{"code":4}}]`, 1},
+		{"in JSON in a text", `{"result":{"content":[{"text":"{\"password\":\"x\", \"n\":{\"password\": [1]}}"}]}}`,
+			`{"result":{"content":[{"text":"{\"password\":\"[redacted]\", \"n\":{\"password\": \"[redacted]\"}}"}]}}`, 2},
+		{"in JSON in a text, with white space", `{"result":" \n\t{\n  \"password\": 1\n}\r\n"}`,
+			`{"result":" \n\t{\n  \"password\": \"[redacted]\"\n}\r\n"}`, 1},
+		{"in JSON in a text, spelled oddly", `{"result":"\u007b\u0022p\\u0061ssword\u0022\u003a1}"}`,
+			`{"result":"\u007b\u0022p\\u0061ssword\u0022\u003a\"[redacted]\"}"}`, 1},
+		{"in JSON in a text, with its patterns", `{"result":"[{\"a\":\"sk-a\",\"password\":\"sk-b\"}]"}`,
+			`{"result":"[{\"a\":\"[redacted]\",\"password\":\"[redacted]\"}]"}`, 2},
+		{"in lines of JSON in a text", `{"result":"{\"password\":1}\n{\"password\":2}\n"}`,
+			`{"result":"{\"password\":\"[redacted]\"}\n{\"password\":\"[redacted]\"}\n"}`, 2},
+		{"in JSON in a text, up to the first invalid part", `{"result":"{\"password\":1} and {\"password\":2}"}`,
+			`{"result":"{\"password\":\"[redacted]\"} and {\"password\":2}"}`, 1},
+		{"in JSON in a text that was cut off", `{"result":"{\"a\":1,\"password\":\"secr"}`,
+			`{"result":"{\"a\":1,\"password\"\"[redacted]\""}`, 1},
+		{"in JSON in a text, not in that of JSON in it", `{"result":"{\"a\":\"{\\\"password\\\":1}\"}"}`,
+			`{"result":"{\"a\":\"{\\\"password\\\":1}\"}"}`, 0},
+		{"in a text that is not JSON", `{"result":"password: 1"}`, `{"result":"password: 1"}`, 0},
 		{"in a message that was cut off", `{"result":{"password":{"a":"b`, `{"result":{"password":"[redacted]"`, 1},
-		{"not in the schemas of tools", `{"result":{"tools":[{"name":"a","password":1,"inputSchema":{"properties":{"password":{"type":"string"},"b":{"default":"sk-a"}}},"code":1},{"password":2,"outputSchema":{"password":{}}}],"password":3}}`,
-			`{"result":{"tools":[{"name":"a","password":"[redacted]","inputSchema":{"properties":{"password":{"type":"string"},"b":{"default":"[redacted]"}}},"code":"[redacted]"},{"password":"[redacted]","outputSchema":{"password":{}}}],"password":"[redacted]"}}`, 5},
-		{"not in the schema of an elicitation", `{"method":"elicitation/create","params":{"requestedSchema":{"properties":{"password":{}}},"password":1}}`,
-			`{"method":"elicitation/create","params":{"requestedSchema":{"properties":{"password":{}}},"password":"[redacted]"}}`, 1},
-		{"in what is only called a schema", `{"result":{"inputSchema":{"password":1},"a":[{"inputSchema":{"password":2}}]}}`, `{"result":{"inputSchema":{"password":"[redacted]"},"a":[{"inputSchema":{"password":"[redacted]"}}]}}`, 2},
+		{"not in the schemas of tools", `{"result":{"tools":[{"name":"a","password":1,` +
+			`"inputSchema":{"properties":{"password":{"type":"string"},"b":{"default":"sk-a"}}},"code":1},{"password":2,` +
+			`"outputSchema":{"password":{}}}],"password":3}}`,
+			`{"result":{"tools":[{"name":"a","password":"[redacted]",` +
+				`"inputSchema":{"properties":{"password":{"type":"string"},"b":{"default":"[redacted]"}}},"code":"[redacted]"},` +
+				`{"password":"[redacted]","outputSchema":{"password":{}}}],"password":"[redacted]"}}`, 5},
+		{"not in the schema of an elicitation",
+			`{"method":"elicitation/create","params":{"requestedSchema":{"properties":{"password":{}}},"password":1}}`,
+			`{"method":"elicitation/create","params":{"requestedSchema":{"properties":{"password":{}}},` +
+				`"password":"[redacted]"}}`, 1},
+		{"in what is only called a schema", `{"result":{"inputSchema":{"password":1},"a":[{"inputSchema":{"password":2}}]}}`,
+			`{"result":{"inputSchema":{"password":"[redacted]"},"a":[{"inputSchema":{"password":"[redacted]"}}]}}`, 2},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			check(t, newRedactor(t, []string{key}, []string{"password", "code", "message", "id", "jsonrpc", "result"}), test.in, test.want, test.n)
+			check(t, newRedactor(t, []string{key}, []string{"password", "code", "message", "id", "jsonrpc", "result"}), test.in,
+				test.want, test.n)
 		})
 	}
 }
@@ -154,8 +213,10 @@ func TestA56PatternsThatOverlap(t *testing.T) {
 		{patterns: []string{`cde`, `abc`}, in: `["abcde"]`, want: `["[redacted]"]`, n: 1},
 		{patterns: []string{`b`, `abc`}, in: `["abc"]`, want: `["[redacted]"]`, n: 1},
 		{patterns: []string{`a`, `b`}, in: `["ab"]`, want: `["[redacted][redacted]"]`, n: 2},
-		{patterns: []string{`"x"`}, in: `["{\"password\":\"x\"}"]`, want: `["{\"password\":\"[redacted]\"}"]`, n: 1, fieldsAndTexts: true},
-		{patterns: []string{`"password":"x"`}, in: `["{\"password\":\"x\"}"]`, want: `["{[redacted]}"]`, n: 1, fieldsAndTexts: true},
+		{patterns: []string{`"x"`}, in: `["{\"password\":\"x\"}"]`, want: `["{\"password\":\"[redacted]\"}"]`, n: 1,
+			fieldsAndTexts: true},
+		{patterns: []string{`"password":"x"`}, in: `["{\"password\":\"x\"}"]`, want: `["{[redacted]}"]`, n: 1,
+			fieldsAndTexts: true},
 	} {
 		var fields []string
 		if test.fieldsAndTexts {
@@ -175,10 +236,14 @@ func TestA56Encodings(t *testing.T) {
 	}
 	for name, raw := range map[string][]byte{
 		"UTF-16LE": utf16LE, "UTF-16BE": utf16BE, "UTF-32LE": utf32LE, "UTF-32BE": utf32BE,
-		"UTF-16LE with a mark": append([]byte{0xFF, 0xFE}, utf16LE...), "UTF-16BE with a mark": append([]byte{0xFE, 0xFF}, utf16BE...),
-		"UTF-32LE with a mark": append([]byte{0xFF, 0xFE, 0, 0}, utf32LE...), "UTF-32BE with a mark": append([]byte{0, 0, 0xFE, 0xFF}, utf32BE...),
-		"Latin-1": []byte("{\"id\":1,\"result\":\"\xe9\"}"), "an overlong spelling": []byte("{\"id\":1,\"result\":\"\xc1\xb3k-a\"}"), "a surrogate": []byte("{\"id\":1,\"result\":\"\xed\xa0\x80\"}"),
-		"a zero": []byte("{\"id\":1,\"result\":\"\x00\"}"),
+		"UTF-16LE with a mark": append([]byte{0xFF, 0xFE}, utf16LE...), "UTF-16BE with a mark": append([]byte{0xFE, 0xFF},
+			utf16BE...),
+		"UTF-32LE with a mark": append([]byte{0xFF, 0xFE, 0, 0}, utf32LE...),
+		"UTF-32BE with a mark": append([]byte{0, 0, 0xFE, 0xFF}, utf32BE...),
+		"Latin-1":              []byte("{\"id\":1,\"result\":\"\xe9\"}"),
+		"an overlong spelling": []byte("{\"id\":1,\"result\":\"\xc1\xb3k-a\"}"),
+		"a surrogate":          []byte("{\"id\":1,\"result\":\"\xed\xa0\x80\"}"),
+		"a zero":               []byte("{\"id\":1,\"result\":\"\x00\"}"),
 	} {
 		for _, r := range []*Redactor{newRedactor(t, []string{key}, nil), newRedactor(t, nil, []string{"password"})} {
 			if got, n, err := r.Message(raw); got != nil || n != 0 || err == nil {
@@ -200,9 +265,11 @@ func TestA56Growth(t *testing.T) {
 		refused bool
 	}{
 		"a text of single letters": {all, `{"result":"` + strings.Repeat("x1", 10_000) + `"}`, true},
-		"fields of one digit":      {newRedactor(t, nil, []string{"k"}), `{"result":[` + strings.Repeat(`{"k":1},`, 10_000) + `1]}`, false},
+		"fields of one digit": {newRedactor(t, nil, []string{"k"}), `{"result":[` + strings.Repeat(`{"k":1},`, 10_000) +
+			`1]}`, false},
 	} {
-		if got, _, err := test.r.Message([]byte(test.raw)); (err != nil) != test.refused || len(got) > 3*len(test.raw)+maxGrowth {
+		if got, _, err := test.r.Message([]byte(test.raw)); (err != nil) != test.refused || len(got) > 3*len(test.raw)+
+			maxGrowth {
 			t.Errorf("%s: %d bytes became %d, %v", name, len(test.raw), len(got), err)
 		}
 	}
@@ -240,7 +307,8 @@ func TestA56Values(t *testing.T) {
 func TestA56Lines(t *testing.T) {
 	r := newRedactor(t, []string{key}, []string{"id"})
 	for line, want := range map[string]string{
-		": the sk-a": ": the [redacted]", "id: sk-a": "id: [redacted]", "event:sk-a": "event:[redacted]", "sk-a": "[redacted]", ":": ":", "": "", "retry: 5": "retry: 5",
+		": the sk-a": ": the [redacted]", "id: sk-a": "id: [redacted]", "event:sk-a": "event:[redacted]",
+		"sk-a": "[redacted]", ":": ":", "": "", "retry: 5": "retry: 5",
 	} {
 		if got, n := r.Line([]byte(line)); string(got) != want || (n > 0) != (want != line) {
 			t.Errorf("%q became %q, %d", line, got, n)
@@ -341,7 +409,8 @@ func FuzzA56Message(f *testing.F) {
 				t.Fatalf("%q became %q", raw, out)
 			}
 			if r == onlyPatterns && !sameBut(raw, out, func(text string) bool {
-				isJSON := strings.HasPrefix(strings.TrimLeft(text, " \t\r\n"), "{") || strings.HasPrefix(strings.TrimLeft(text, " \t\r\n"), "[")
+				isJSON := strings.HasPrefix(strings.TrimLeft(text, " \t\r\n"), "{") ||
+					strings.HasPrefix(strings.TrimLeft(text, " \t\r\n"), "[")
 				return re.MatchString(text) || isJSON
 			}) {
 				t.Fatalf("%q became %q", raw, out)
@@ -373,13 +442,15 @@ func FuzzA56Message(f *testing.F) {
 
 // What patterns find in a text, whether it overlaps or not, is replaced, and nothing else.
 func FuzzBody(f *testing.F) { // A56
-	for _, text := range []string{"sk-a sk-b", "sk-abc-def", "ab-sk-\n\u00e9sk-a", "a-b-c", "", "sk-", "\u2028sk-1\x00<&>", "a-sk-x-sk-y", "\t"} {
+	for _, text := range []string{"sk-a sk-b", "sk-abc-def", "ab-sk-\n\u00e9sk-a", "a-b-c", "", "sk-",
+		"\u2028sk-1\x00<&>", "a-sk-x-sk-y", "\t"} {
 		f.Add(text)
 	}
 	patterns := []*regexp.Regexp{regexp.MustCompile(key), regexp.MustCompile(`[a-z]-[a-z]+-`)}
 	r := newRedactor(f, []string{patterns[0].String(), patterns[1].String()}, nil)
 	f.Fuzz(func(t *testing.T, text string) {
-		if !utf8.ValidString(text) || strings.HasPrefix(strings.TrimSpace(text), "{") || strings.HasPrefix(strings.TrimSpace(text), "[") {
+		if !utf8.ValidString(text) || strings.HasPrefix(strings.TrimSpace(text), "{") ||
+			strings.HasPrefix(strings.TrimSpace(text), "[") {
 			return // a text that is JSON is looked at as such
 		}
 		hidden := make([]bool, len(text))
@@ -456,13 +527,16 @@ func TestA56Clues(t *testing.T) {
 	}
 	const block = 32 << 10 // as in survey
 	for _, secret := range []string{
-		`"sk-a"`, `"\u0073k-a"`, `"s\u006B\u002da"`, `"ghp_a"`, `"gh\u0070_a"`, `"\ud83d\ude00sk-a"`, `"\n\tsk-a"`, `"\u20acsk-a"`, `"€sk-a"`,
+		`"sk-a"`, `"\u0073k-a"`, `"s\u006B\u002da"`, `"ghp_a"`, `"gh\u0070_a"`, `"\ud83d\ude00sk-a"`, `"\n\tsk-a"`,
+		`"\u20acsk-a"`, `"€sk-a"`,
 		`{"password":1}`, `{"p\u0061ssword":[1]}`, `{"\u0070\u0061\u0073\u0073\u0077\u006f\u0072\u0064":""}`,
-		`"{\"password\":1}"`, `"{\"pass\\u0077ord\":1}"`, `"{\u0022password\u0022:1}"`, `"{\"a\":\"\\u0073k-a\"}"`, `"[\"\\u\u0030073k-a\"]"`,
+		`"{\"password\":1}"`, `"{\"pass\\u0077ord\":1}"`, `"{\u0022password\u0022:1}"`, `"{\"a\":\"\\u0073k-a\"}"`,
+		`"[\"\\u\u0030073k-a\"]"`,
 	} {
 		for _, filler := range []string{"x", "é", "€", "😀"} {
 			for shift := range len(secret) + 8 {
-				before := `{"result":["` + strings.Repeat("x", shift) + strings.Repeat(filler, (block-len(secret)-16)/len(filler)) + `",`
+				before := `{"result":["` + strings.Repeat("x", shift) + strings.Repeat(filler,
+					(block-len(secret)-16)/len(filler)) + `",`
 				in := []byte(before + secret + `,"` + strings.Repeat(filler, block/len(filler)) + `"]}`)
 				want, n, err := withoutClues(r).Message(in)
 				if err != nil || n == 0 {
@@ -481,7 +555,8 @@ func TestA56Clues(t *testing.T) {
 			}
 		}
 	}
-	for _, patterns := range [][]string{{"(?i)sk-"}, {`a"b`}, {"[0-9]{16}"}, {"é+"}} { // what a match begins with is not known
+	// what a match begins with is not known
+	for _, patterns := range [][]string{{"(?i)sk-"}, {`a"b`}, {"[0-9]{16}"}, {"é+"}} {
 		if r := newRedactor(t, append(patterns, key), nil); r.clues != nil {
 			t.Errorf("%q has clues", patterns)
 		}
@@ -502,11 +577,13 @@ func result(line string, secrets int) []byte {
 	if err != nil {
 		panic(err)
 	}
-	return fmt.Appendf(nil, `{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":%s}],"isError":false}}`, literal)
+	return fmt.Appendf(nil, `{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":%s}],"isError":false}}`,
+		literal)
 }
 
 func BenchmarkMessage(b *testing.B) {
-	records := []byte(`{"id":1,"result":{"structuredContent":{"rows":[` + strings.Repeat(`{"name":"somebody","age":41,"tags":["a","bc"],"mail":"x@example.org"},`, 15_000) + `null]}}}`)
+	records := []byte(`{"id":1,"result":{"structuredContent":{"rows":[` +
+		strings.Repeat(`{"name":"someone","age":41,"tags":["a","bc"],"mail":"x@example.org"},`, 15_000) + `null]}}}`)
 	for _, bench := range []struct {
 		name             string
 		message          []byte
@@ -515,7 +592,8 @@ func BenchmarkMessage(b *testing.B) {
 		{"text, no match", result("a line of plain text that says nothing of interest. ", 0), []string{key}, nil},
 		{"lines, no match", result("a line of text, \"quoted\", that says nothing\n", 0), []string{key}, nil},
 		{"lines, 10 matches", result("a line of text, \"quoted\", that says nothing\n", 10), []string{key}, nil},
-		{"lines, no literal prefix", result("a line of text, \"quoted\", that says nothing\n", 0), []string{`\b(?i)bearer [a-z0-9]+`}, nil},
+		{"lines, no literal prefix", result("a line of text, \"quoted\", that says nothing\n", 0),
+			[]string{`\b(?i)bearer [a-z0-9]+`}, nil},
 		{"records, pattern", records, []string{key}, nil},
 		{"records, pattern and field", records, []string{key}, []string{"password"}},
 	} {
@@ -530,7 +608,7 @@ func BenchmarkMessage(b *testing.B) {
 	}
 }
 
-// A text that may have a match is told by what all matches begin with.
+// The common prefix of all matches tells which texts may contain one.
 func TestPrefixes(t *testing.T) {
 	for expr, texts := range map[string][]string{
 		"sk-[a-z]+": {"sk-", "xsk-", "s-sk-", "--sk-x", "ssk-k-"},

@@ -18,7 +18,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 )
 
-// An observer keeps what it is told.
+// An observer records outcomes and changes of availability.
 type observer struct {
 	mu       sync.Mutex
 	outcomes []replicas.Outcome
@@ -37,8 +37,8 @@ func (o *observer) Up(up bool) {
 	o.ups = append(o.ups, up)
 }
 
-// told returns what it was told.
-func (o *observer) told() ([]replicas.Outcome, []bool) {
+// recorded returns the outcomes and the changes of availability.
+func (o *observer) recorded() ([]replicas.Outcome, []bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return slices.Clone(o.outcomes), slices.Clone(o.ups)
@@ -89,7 +89,7 @@ func TestDownIsRefusedAtOnce(t *testing.T) {
 	if n := b.engine.Operations.Load(); n != 2 {
 		t.Errorf("the engine got %d operations", n)
 	}
-	outcomes, ups := b.observer.told()
+	outcomes, ups := b.observer.recorded()
 	if len(outcomes) != 101 || outcomes[0] != replicas.Unavailable || outcomes[100] != replicas.Refused {
 		t.Errorf("the outcomes are %v", outcomes)
 	}
@@ -109,7 +109,7 @@ func TestStalledEngineFailsInTime(t *testing.T) {
 	if err := b.set(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if _, ups := b.observer.told(); !slices.Equal(ups, []bool{true, false, true}) {
+	if _, ups := b.observer.recorded(); !slices.Equal(ups, []bool{true, false, true}) {
 		t.Errorf("up: %v", ups)
 	}
 }
@@ -122,7 +122,7 @@ func TestManyFailuresAreOne(t *testing.T) {
 		all.Go(func() { _ = b.set(t.Context()) })
 	}
 	all.Wait()
-	if _, ups := b.observer.told(); !slices.Equal(ups, []bool{true, false}) {
+	if _, ups := b.observer.recorded(); !slices.Equal(ups, []bool{true, false}) {
 		t.Errorf("up: %v", ups)
 	}
 }
@@ -143,7 +143,11 @@ func TestEndedCallersDoNotOpenTheBreaker(t *testing.T) {
 	if !b.Up() {
 		t.Error("it is down")
 	}
-	if outcomes, _ := b.observer.told(); !slices.Equal(outcomes, []replicas.Outcome{replicas.Canceled, replicas.Canceled}) {
+	if outcomes, _ := b.observer.recorded(); !slices.Equal(
+		outcomes,
+		[]replicas.Outcome{replicas.Canceled,
+			replicas.Canceled},
+	) {
 		t.Errorf("the outcomes are %v", outcomes)
 	}
 }

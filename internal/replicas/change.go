@@ -8,17 +8,17 @@ import (
 	"time"
 )
 
-// ErrContended says that others change a value all the time.
-var ErrContended = fmt.Errorf("%w: others keep changing the same value", ErrUnavailable)
+// ErrContended reports that other replicas keep changing a value.
+var ErrContended = fmt.Errorf("%w: other replicas keep changing the same value", ErrUnavailable)
 
 const (
 	maxRaces  = 64
-	racePause = 5 * time.Millisecond // at most
+	racePause = 5 * time.Millisecond // maximum
 )
 
-// Change changes a value of an owner for good. The function gets the value, nil if there is none, and
-// returns the one that takes its place, or the same if nothing is to be written. It is called again if
-// another replica was faster.
+// Change changes a value of an owner, without a TTL. The function gets the value, or nil, and returns
+// the new one, or an equal one if nothing is to be written. It is called again if another replica was
+// faster.
 func (s *Space) Change(
 	ctx context.Context, owner, name string, change func(value []byte) ([]byte, error),
 ) (changed bool, err error) {
@@ -41,7 +41,7 @@ func (s *Space) Change(
 	return false, ErrContended
 }
 
-// pause waits, unless the context ends.
+// pause waits, unless the context is done.
 func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -40,19 +40,24 @@ func TestChangesAreNotLost(t *testing.T) {
 		t.Errorf("%s, %v", value, err)
 	}
 	before := engine.Operations.Load()
-	if changed, err := space.Change(t.Context(), "", "count", func(value []byte) ([]byte, error) { return value, nil }); changed || err != nil {
+	if changed, err := space.Change(t.Context(), "", "count", func(value []byte) ([]byte, error) {
+		return value, nil
+	}); changed ||
+		err != nil {
 		t.Errorf("changed %t, %v", changed, err)
 	}
 	if n := engine.Operations.Load() - before; n != 1 {
 		t.Errorf("%d operations for nothing to change", n)
 	}
 	failure := errors.New("no")
-	if _, err := space.Change(t.Context(), "", "count", func([]byte) ([]byte, error) { return nil, failure }); err != failure {
+	if _, err := space.Change(t.Context(), "", "count", func([]byte) ([]byte, error) {
+		return nil, failure
+	}); err != failure {
 		t.Errorf("got %v", err)
 	}
 }
 
-// A told is what a follower has been called with.
+// A told is a call of a follower.
 type told struct {
 	mu    sync.Mutex
 	all   []string
@@ -170,7 +175,8 @@ func TestLockIsRenewed(t *testing.T) {
 			t.Errorf("after an hour: %v", err)
 		}
 		unlock()
-		if _, err := b.Swap(t.Context(), "lock", "lock", replicas.Version{}, []byte("of one that has died"), 30*time.Second); err != nil {
+		if _, err := b.Swap(t.Context(), "lock", "lock", replicas.Version{}, []byte("of one that has died"),
+			30*time.Second); err != nil {
 			t.Fatal(err)
 		}
 		began := time.Now()

@@ -9,85 +9,85 @@ import (
 	"time"
 )
 
-// What replicas say to each other may be lost on the way: while the engine is unavailable, and when a
-// connection to it breaks. So both sides of a Conn number the bytes that they send, tell which ones they have
-// got, and send those again that the other side has not got.
+// Messages between replicas may be lost: while the engine is unavailable, and when a connection to it
+// breaks. So both sides of a Conn number the bytes that they send, acknowledge those that they have
+// received, and resend those that the other side has not acknowledged.
 
 const (
-	segmentSize = 64 << 10
-	windowSize  = 4 * segmentSize // what the other side has not got, and what was not read yet
-	tickTime    = time.Second
-	idleTicks   = 5  // after which the other side is asked whether it is there
-	patience    = 15 // ticks without a sign of the other side
-	unheardIs   = 4  // as many ticks, if the topic of the other side has no listeners
+	segmentSize     = 64 << 10
+	windowSize      = 4 * segmentSize // limit of unacknowledged and of unread bytes
+	tickTime        = time.Second
+	idleTicks       = 5  // without a message before the other side is probed
+	maxSilentTicks  = 15 // without a sign of the other side before the connection is lost
+	noListenerTicks = 4  // added for a message that had no listener
 )
 
-// ConnBytes is how much memory a Conn may need.
+// ConnBytes is the maximum memory of a Conn in bytes.
 const ConnBytes = 2 * windowSize
 
-// A Conn is a connection with another replica. Bytes arrive in the order in which they were written, and are
-// read while the connection lasts. One goroutine may read it while another one writes it.
+// A Conn is a connection to another replica. Bytes arrive in order. One goroutine may read while
+// another one writes.
 type Conn struct {
-	lines  *Lines
+	peers  *Peers
 	id     string
-	peer   string // the other replica
-	dialed bool   // by this one
+	peer   string // other replica
+	dialed bool   // this replica has opened it
 
-	ctx  context.Context // ends with the connection. Its cause says why
+	ctx  context.Context // done at the end of the connection; its cause says why
 	end  context.CancelCauseFunc
-	wake chan struct{} // has a token if there is something to do for run
+	wake chan struct{} // holds a token if run has something to do
 
 	mu      sync.Mutex
-	changed sync.Cond // what Read, Write and finish wait for
+	changed sync.Cond // signals Read, Write and finish
 
-	in       []byte // was not read yet
-	received uint64 // bytes in all
-	inEnded  bool
-	promised uint64 // how many bytes the other side knows that it may send
+	unread    []byte // received bytes
+	received  uint64 // bytes in all
+	inEnded   bool
+	sentLimit uint64 // latest receive limit that was sent
 
-	out      []byte // the other side has not got it
-	got      uint64 // bytes that it has got, before out
-	sent     uint64 // bytes that are on the way, or have arrived
-	limit    uint64 // how many it takes
-	outEnded bool
-	endSent  bool
-	finished bool // the other side has got everything, and its end
+	unacked   []byte // bytes that the other side has not acknowledged
+	acked     uint64 // bytes before these
+	sent      uint64 // bytes sent in all
+	peerLimit uint64 // bytes that the other side accepts in all
+	outEnded  bool
+	endSent   bool
+	finished  bool // the other side has acknowledged everything and the end
 
-	heard  bool  // something was sent while the other side was listening
-	known  bool  // the other side has said something
-	owes   bool  // the other side is to be told what has arrived
-	asks   bool  // the other side is to say whether it is there
-	stuck  bool  // nothing can be sent before the next tick
-	quiet  int   // ticks in which nothing came
-	silent int   // those in which something should have come
-	failed error // of the last attempt to send something
+	peerListened bool  // a message was sent while the other side was listening
+	peerSeen     bool  // a message of the other side has arrived
+	ackDue       bool  // an acknowledgment must be sent
+	probeDue     bool  // a probe must be sent
+	paused       bool  // nothing is sent before the next tick
+	quietTicks   int   // ticks without a message of the other side
+	silentTicks  int   // ticks without a message that was expected
+	sendErr      error // error of the last attempt to send
 }
 
-func newConn(l *Lines, id, peer string) *Conn {
-	c := &Conn{lines: l, id: id, peer: peer, wake: make(chan struct{}, 1), limit: segmentSize}
+func newConn(l *Peers, id, peer string) *Conn {
+	c := &Conn{peers: l, id: id, peer: peer, wake: make(chan struct{}, 1), peerLimit: segmentSize}
 	c.changed.L = &c.mu
 	c.ctx, c.end = context.WithCancelCause(context.Background())
 	return c
 }
 
-// Context returns a context that ends with the connection.
+// Context returns a context that is done at the end of the connection.
 func (c *Conn) Context() context.Context { return c.ctx }
 
-// Read implements io.Reader. It fails with [ErrNoReplica], [ErrLost] or [ErrUnavailable] if the connection
-// does.
+// Read implements io.Reader. If the connection fails, it returns [ErrNoReplica], [ErrLost] or
+// [ErrUnavailable].
 func (c *Conn) Read(p []byte) (n int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for len(c.in) == 0 && !c.inEnded && c.ctx.Err() == nil {
+	for len(c.unread) == 0 && !c.inEnded && c.ctx.Err() == nil {
 		c.changed.Wait()
 	}
 	switch {
-	case len(c.in) > 0:
-		n = copy(p, c.in)
-		c.in = c.in[n:]
-		if c.takes()-c.promised >= windowSize/2 {
-			c.owes = true
-			c.rouse()
+	case len(c.unread) > 0:
+		n = copy(p, c.unread)
+		c.unread = c.unread[n:]
+		if c.receiveLimit()-c.sentLimit >= windowSize/2 {
+			c.ackDue = true
+			c.wakeRun()
 		}
 		return n, nil
 	case c.inEnded:
@@ -96,33 +96,33 @@ func (c *Conn) Read(p []byte) (n int, err error) {
 	return 0, context.Cause(c.ctx)
 }
 
-// takes returns how many bytes the other side may send in all.
-func (c *Conn) takes() uint64 { return c.received - uint64(len(c.in)) + windowSize }
+// receiveLimit returns how many bytes the other side may send in all.
+func (c *Conn) receiveLimit() uint64 { return c.received - uint64(len(c.unread)) + windowSize }
 
 // Write implements io.Writer. It waits while the other side does not read.
 func (c *Conn) Write(p []byte) (n int, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for n < len(p) {
-		for len(c.out) >= windowSize && c.ctx.Err() == nil {
+		for len(c.unacked) >= windowSize && c.ctx.Err() == nil {
 			c.changed.Wait()
 		}
 		if c.ctx.Err() != nil {
 			return n, context.Cause(c.ctx)
 		}
-		part := p[n:min(len(p), n+windowSize-len(c.out))]
-		c.out = append(c.out, part...)
+		part := p[n:min(len(p), n+windowSize-len(c.unacked))]
+		c.unacked = append(c.unacked, part...)
 		n += len(part)
-		c.rouse()
+		c.wakeRun()
 	}
 	return n, nil
 }
 
-// finish says that nothing more is written, and waits until the other side has got everything.
+// finish ends the output, and waits until the other side has acknowledged everything.
 func (c *Conn) finish() {
 	c.mu.Lock()
 	c.outEnded = true
-	c.rouse()
+	c.wakeRun()
 	for !c.finished && c.ctx.Err() == nil {
 		c.changed.Wait()
 	}
@@ -130,41 +130,41 @@ func (c *Conn) finish() {
 	c.fail(io.EOF)
 }
 
-// Close ends the connection. The other side is told.
+// Close ends the connection and notifies the other side.
 func (c *Conn) Close() error {
 	c.fail(errClosed)
 	return nil
 }
 
-// fail ends the connection, if it has not ended.
+// fail ends the connection with an error, unless it has ended.
 func (c *Conn) fail(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.over(err)
+	c.endLocked(err)
 }
 
-// over is fail for callers that hold the lock.
-func (c *Conn) over(err error) {
+// endLocked is fail for callers that hold the lock.
+func (c *Conn) endLocked(err error) {
 	c.end(err)
 	c.changed.Broadcast()
 }
 
-// rouse has run look at what there is to do.
-func (c *Conn) rouse() {
+// wakeRun wakes up run.
+func (c *Conn) wakeRun() {
 	select {
 	case c.wake <- struct{}{}:
 	default:
 	}
 }
 
-// run sends what there is to send, until the connection ends.
+// run sends segments until the connection ends.
 func (c *Conn) run() {
-	defer c.lines.remove(c)
+	defer c.peers.remove(c)
 	ticker := time.NewTicker(tickTime)
 	defer ticker.Stop()
 	for c.ctx.Err() == nil {
 		if s, ok := c.next(); ok {
-			c.noteSent(c.lines.send(c.peer, &s))
+			c.noteSent(c.peers.send(c.peer, &s))
 			continue
 		}
 		select {
@@ -175,32 +175,32 @@ func (c *Conn) run() {
 		}
 	}
 	if context.Cause(c.ctx) == errClosed {
-		_, _ = c.lines.send(c.peer, &segment{flags: flagReset, from: c.lines.space.Replica, conn: c.id})
+		_, _ = c.peers.send(c.peer, &segment{flags: flagReset, from: c.peers.space.Replica, conn: c.id})
 	}
 }
 
-// next returns what is to be sent next, if there is anything.
+// next returns the next segment to send, if there is one.
 func (c *Conn) next() (s segment, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.stuck {
+	if c.paused {
 		return s, false
 	}
-	begins := c.dialed && !c.known
-	rest := c.out[c.sent-c.got:]
-	room := min(segmentSize, c.limit-min(c.limit, c.sent))
+	begins := c.dialed && !c.peerSeen
+	rest := c.unacked[c.sent-c.acked:]
+	room := min(segmentSize, c.peerLimit-min(c.peerLimit, c.sent))
 	if begins && c.sent > 0 {
-		room = 0 // what follows the first segment would be refused without it
+		room = 0 // without the first segment, the other side would refuse later ones
 	}
 	s = segment{
-		from: c.lines.space.Replica, conn: c.id, at: c.sent,
-		got: c.received, limit: c.takes(), data: rest[:min(room, uint64(len(rest)))],
+		from: c.peers.space.Replica, conn: c.id, offset: c.sent,
+		acked: c.received, limit: c.receiveLimit(), data: rest[:min(room, uint64(len(rest)))],
 	}
 	if c.inEnded {
-		s.got++
+		s.acked++
 	}
 	ends := c.outEnded && !c.endSent && len(s.data) == len(rest)
-	if len(s.data) == 0 && !ends && !c.owes && !c.asks {
+	if len(s.data) == 0 && !ends && !c.ackDue && !c.probeDue {
 		return s, false
 	}
 	if begins {
@@ -209,125 +209,127 @@ func (c *Conn) next() (s segment, ok bool) {
 	if ends {
 		s.flags |= flagEnd
 	}
-	if c.asks {
-		s.flags |= flagAsk
+	if c.probeDue {
+		s.flags |= flagProbe
 	}
 	c.sent += uint64(len(s.data))
-	c.endSent, c.promised, c.owes, c.asks = c.endSent || ends, s.limit, false, false
+	c.endSent, c.sentLimit, c.ackDue, c.probeDue = c.endSent || ends, s.limit, false, false
 	return s, true
 }
 
-// noteSent notes what became of a segment.
-func (c *Conn) noteSent(heard bool, err error) {
+// noteSent handles the outcome of sending a segment.
+func (c *Conn) noteSent(listened bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.failed = err; err == nil && heard {
-		c.heard = true
+	c.sendErr = err
+	if err == nil && listened {
+		c.peerListened = true
 		return
 	}
-	c.stuck = true
-	c.sendAgain()
+	c.paused = true
+	c.resendUnacked()
 	if err == nil {
-		c.silent += unheardIs
+		c.silentTicks += noListenerTicks
 	}
 }
 
-// sendAgain has everything sent again that the other side has not got.
-func (c *Conn) sendAgain() { c.sent, c.endSent = c.got, c.finished }
+// resendUnacked resends everything that the other side has not acknowledged.
+func (c *Conn) resendUnacked() { c.sent, c.endSent = c.acked, c.finished }
 
-// tick looks for signs of the other side.
+// tick checks whether the other side still responds.
 func (c *Conn) tick() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.stuck = false
-	c.quiet++
-	if len(c.out) == 0 && c.outEnded == c.finished && c.quiet <= idleTicks {
-		return // nothing has to come
+	c.paused = false
+	c.quietTicks++
+	if len(c.unacked) == 0 && c.outEnded == c.finished && c.quietTicks <= idleTicks {
+		return // no message is expected
 	}
-	if c.quiet > 1 {
-		c.sendAgain()
-		c.asks = true
+	if c.quietTicks > 1 {
+		c.resendUnacked()
+		c.probeDue = true
 	}
-	if c.silent++; c.silent <= patience {
+	c.silentTicks++
+	if c.silentTicks <= maxSilentTicks {
 		return
 	}
 	switch {
-	case c.failed != nil:
-		c.over(fmt.Errorf("%w: %w", ErrUnavailable, c.failed))
-	case c.known:
-		c.over(ErrLost)
-	case c.heard:
-		c.over(errSilent)
+	case c.sendErr != nil:
+		c.endLocked(fmt.Errorf("%w: %w", ErrUnavailable, c.sendErr))
+	case c.peerSeen:
+		c.endLocked(ErrLost)
+	case c.peerListened:
+		c.endLocked(errSilent)
 	default:
-		c.over(ErrNoReplica)
+		c.endLocked(ErrNoReplica)
 	}
 }
 
-// receive takes a segment of the other side.
+// receive handles a segment of the other side.
 func (c *Conn) receive(s *segment) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	defer c.rouse()
+	defer c.wakeRun()
 	defer c.changed.Broadcast()
-	c.known, c.quiet, c.silent = true, 0, 0
+	c.peerSeen, c.quietTicks, c.silentTicks = true, 0, 0
 	if s.flags&flagReset != 0 {
-		c.over(ErrLost)
+		c.endLocked(ErrLost)
 		return
 	}
-	c.limit = max(c.limit, s.limit)
-	all := c.got + uint64(len(c.out))
-	if c.outEnded && s.got == all+1 {
+	c.peerLimit = max(c.peerLimit, s.limit)
+	all := c.acked + uint64(len(c.unacked))
+	if c.outEnded && s.acked == all+1 {
 		c.finished, c.endSent = true, true
-		s.got = all
+		s.acked = all
 	}
-	if s.got > c.got && s.got <= all {
-		c.out = c.out[s.got-c.got:]
-		c.got = s.got
-		c.sent = max(c.sent, c.got)
+	if s.acked > c.acked && s.acked <= all {
+		c.unacked = c.unacked[s.acked-c.acked:]
+		c.acked = s.acked
+		c.sent = max(c.sent, c.acked)
 	}
-	ends := s.at + uint64(len(s.data))
-	if s.at <= c.received && ends > c.received && !c.inEnded {
-		if added := s.data[c.received-s.at:]; len(c.in)+len(added) <= windowSize {
-			c.in = append(c.in, added...)
+	ends := s.offset + uint64(len(s.data))
+	if s.offset <= c.received && ends > c.received && !c.inEnded {
+		if added := s.data[c.received-s.offset:]; len(c.unread)+len(added) <= windowSize {
+			c.unread = append(c.unread, added...)
 			c.received = ends
 		}
 	}
 	if s.flags&flagEnd != 0 && ends == c.received {
 		c.inEnded = true
 	}
-	c.owes = c.owes || len(s.data) > 0 || s.flags&(flagEnd|flagAsk) != 0
+	c.ackDue = c.ackDue || len(s.data) > 0 || s.flags&(flagEnd|flagProbe) != 0
 }
 
-// A segment is what replicas send each other.
+// A segment is a message between replicas.
 type segment struct {
-	flags      byte
-	from       string // replica
-	conn       string
-	at         uint64 // how many bytes come before data
-	got, limit uint64 // bytes of the other side that have arrived, and that it may send; one more for the end
-	data       []byte
+	flags        byte
+	from         string // name of the replica
+	conn         string
+	offset       uint64 // bytes before data
+	acked, limit uint64 // bytes received from the other side, plus 1 for its end, and bytes that it may send
+	data         []byte
 }
 
 const (
-	flagBegin = 1 << iota // of a connection
-	flagEnd               // nothing follows
-	flagAsk               // answer, even if there is nothing to say
-	flagReset             // there is no such connection
+	flagBegin = 1 << iota // first segment of a connection
+	flagEnd               // no data follows
+	flagProbe             // requests an acknowledgment
+	flagReset             // no such connection
 )
 
-// append appends the segment as it is sent.
+// append appends the encoded segment.
 func (s *segment) append(dst []byte) []byte {
 	dst = append(dst, s.flags)
 	for _, text := range [...]string{s.from, s.conn} {
 		dst = append(binary.AppendUvarint(dst, uint64(len(text))), text...)
 	}
-	for _, n := range [...]uint64{s.at, s.got, s.limit} {
+	for _, n := range [...]uint64{s.offset, s.acked, s.limit} {
 		dst = binary.AppendUvarint(dst, n)
 	}
 	return append(dst, s.data...)
 }
 
-// readSegment reads what append has written.
+// readSegment decodes a segment.
 func readSegment(p []byte) (s segment, ok bool) {
 	if len(p) == 0 {
 		return s, false
@@ -350,7 +352,7 @@ func readSegment(p []byte) (s segment, ok bool) {
 		}
 		*text, p = string(p[:n]), p[n:]
 	}
-	s.at, s.got, s.limit = number(), number(), number()
+	s.offset, s.acked, s.limit = number(), number(), number()
 	s.data = p
 	return s, ok
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 )
 
-// lossy is an engine that loses some of the messages, and says that they were heard.
+// lossy is an engine that loses some messages and reports that they were received.
 type lossy struct {
 	*replicastest.Engine
 	mu     sync.Mutex
@@ -34,9 +34,9 @@ func (e *lossy) Publish(ctx context.Context, topic string, message []byte) (bool
 }
 
 // lines returns the connections of a new replica.
-func lines(t *testing.T, engine replicas.Engine, accept func(*replicas.Conn)) (l *replicas.Lines, replica string) {
+func lines(t *testing.T, engine replicas.Engine, accept func(*replicas.Conn)) (l *replicas.Peers, replica string) {
 	space := replicastest.Replica(t, engine).Space("test")
-	l = space.Lines("lines", accept)
+	l = space.Peers("lines", accept)
 	t.Cleanup(l.Close)
 	return l, space.Replica
 }
@@ -81,7 +81,7 @@ func TestConns(t *testing.T) {
 	}
 }
 
-// Who does not read holds up who writes, and what is on the way is bounded.
+// A reader that does not read blocks the writer, and unread bytes are bounded.
 func TestConnWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := replicastest.New()
@@ -111,7 +111,8 @@ func TestConnWindow(t *testing.T) {
 }
 
 func TestConnEnds(t *testing.T) {
-	run := func(name string, accept func(*replicas.Conn), test func(t *testing.T, engine *replicastest.Engine, there *replicas.Lines, c *replicas.Conn)) {
+	run := func(name string, accept func(*replicas.Conn), test func(t *testing.T, engine *replicastest.Engine,
+		there *replicas.Peers, c *replicas.Conn)) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				engine := replicastest.New()
@@ -134,32 +135,42 @@ func TestConnEnds(t *testing.T) {
 			t.Errorf("got %d bytes, %v, want %v", n, err, want)
 		}
 	}
-	run("no listeners", wait, func(t *testing.T, _ *replicastest.Engine, _ *replicas.Lines, c *replicas.Conn) {
+	run("no listeners", wait, func(t *testing.T, _ *replicastest.Engine, _ *replicas.Peers, c *replicas.Conn) {
 		want(t, c, replicas.ErrNoReplica)
 	})
-	run("the other side ends", wait, func(t *testing.T, _ *replicastest.Engine, there *replicas.Lines, c *replicas.Conn) {
+	run("the other side ends", wait, func(t *testing.T, _ *replicastest.Engine, there *replicas.Peers, c *replicas.Conn) {
 		_, _ = c.Read(make([]byte, 1))
 		go there.Close()
 		want(t, c, replicas.ErrLost)
 	})
 	gone := make(chan struct{})
 	run("this side ends", func(c *replicas.Conn) { wait(c); close(gone) },
-		func(t *testing.T, _ *replicastest.Engine, _ *replicas.Lines, c *replicas.Conn) {
+		func(t *testing.T, _ *replicastest.Engine, _ *replicas.Peers, c *replicas.Conn) {
 			_, _ = c.Read(make([]byte, 1))
 			_ = c.Close()
 			<-gone
 		})
-	run("the other side refuses", refuses, func(t *testing.T, _ *replicastest.Engine, _ *replicas.Lines, c *replicas.Conn) {
-		want(t, c, replicas.ErrLost)
-	})
-	run("the store fails for long", wait, func(t *testing.T, engine *replicastest.Engine, _ *replicas.Lines, c *replicas.Conn) {
-		_, _ = c.Read(make([]byte, 1))
-		engine.Down.Store(true)
-		want(t, c, replicas.ErrUnavailable)
-		engine.Down.Store(false)
-	})
+	run(
+		"the other side refuses",
+		refuses,
+		func(t *testing.T, _ *replicastest.Engine, _ *replicas.Peers,
+			c *replicas.Conn) {
+			want(t, c, replicas.ErrLost)
+		},
+	)
+	run(
+		"the store fails for long",
+		wait,
+		func(t *testing.T, engine *replicastest.Engine, _ *replicas.Peers,
+			c *replicas.Conn) {
+			_, _ = c.Read(make([]byte, 1))
+			engine.Down.Store(true)
+			want(t, c, replicas.ErrUnavailable)
+			engine.Down.Store(false)
+		},
+	)
 	run("the store stalls", func(c *replicas.Conn) { time.Sleep(6 * time.Second); _, _ = c.Write([]byte("abc")) },
-		func(t *testing.T, engine *replicastest.Engine, _ *replicas.Lines, c *replicas.Conn) {
+		func(t *testing.T, engine *replicastest.Engine, _ *replicas.Peers, c *replicas.Conn) {
 			time.Sleep(5 * time.Second)
 			engine.Stalled.Store(true)
 			time.AfterFunc(5*time.Second, func() { engine.Stalled.Store(false) })
@@ -168,14 +179,14 @@ func TestConnEnds(t *testing.T) {
 			}
 		})
 	run("nothing is said for long", func(c *replicas.Conn) { time.Sleep(time.Hour); _, _ = c.Write([]byte("abc")) },
-		func(t *testing.T, _ *replicastest.Engine, _ *replicas.Lines, c *replicas.Conn) {
+		func(t *testing.T, _ *replicastest.Engine, _ *replicas.Peers, c *replicas.Conn) {
 			if got, err := io.ReadAll(c); string(got) != "abc" || err != nil {
 				t.Errorf("got %q, %v", got, err)
 			}
 		})
 }
 
-// That a replica does not answer does not mean that there is none, nor that it has got nothing.
+// A replica that does not respond may exist, and may have received everything.
 func TestConnWithSilentReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := &lossy{Engine: replicastest.New(), random: rand.New(rand.NewPCG(1, 2)), share: 1}

@@ -6,70 +6,70 @@ import (
 	"time"
 )
 
-// An Engine keeps values that all replicas see, and carries messages between them. It is safe for
+// An Engine stores values that all replicas see, and sends messages between replicas. It is safe for
 // concurrent use.
 //
-// Keys and topics are short and have no characters but letters, digits and -_:{}. What is between braces
-// is the same for keys that are used together: an Engine that spreads its keys over machines keeps them
-// on one. Values and messages are any bytes.
+// Keys and topics are short, of letters, digits and -_:{}. Keys that are used together have the same
+// text between braces: an Engine that distributes its keys over machines keeps them on the same one.
+// Values and messages are any bytes.
 //
-// An operation that cannot be carried out for lack of room fails with [ErrFull]. Any other error means
-// that the Engine cannot be used now.
+// An operation that fails for lack of space returns [ErrFull]. Any other error means that the Engine
+// is unavailable.
 type Engine interface {
-	// Get returns the values of keys, nil for a key that has none.
+	// Get returns the values of keys, nil for a key without one.
 	Get(ctx context.Context, keys ...string) (values [][]byte, err error)
 
-	// Set gives a key a value for a while.
+	// Set sets the value of a key for a time.
 	Set(ctx context.Context, key string, value []byte, ttl time.Duration) error
 
-	// Swap gives a key another value, if it has the old one. An old value of nil means that it has none,
-	// a new one of nil that it has none afterwards. A ttl of 0 is forever.
+	// Swap replaces the value of a key if it has the old one. A nil old value means that the key must
+	// not exist, a nil new value deletes it. A ttl of 0 is forever.
 	Swap(ctx context.Context, key string, old, new []byte, ttl time.Duration) (swapped bool, err error)
 
-	// Delete removes a key, and reports whether it had a value. Of several callers, one gets true.
+	// Delete deletes a key, and reports whether it existed. Only one of several callers gets true.
 	Delete(ctx context.Context, key string) (deleted bool, err error)
 
-	// Keep gives a key a value as one of an owner, who loses those of its entries that would end first if
-	// it has more bytes than it may have. An Engine may count what an entry takes besides its value.
+	// Keep sets the value of a key as an entry of an owner. If the owner then has more than OwnerBytes,
+	// it loses the entries that expire first. An Engine may also count the overhead of an entry.
 	Keep(ctx context.Context, e Entry) error
 
-	// Spend takes tokens from each of the buckets, or from none. It takes as many whole tokens as a bucket
-	// has, but not more than are wanted. If one bucket has less than one, it returns how long to wait until
-	// it has. All buckets have the same owner.
+	// Spend takes tokens from all buckets, or from none. It takes as many whole tokens as a bucket has,
+	// up to Want. If a bucket has less than one, Spend returns how long to wait until it has one. All
+	// buckets have the same owner.
 	Spend(ctx context.Context, buckets []Bucket) (taken []float64, wait time.Duration, err error)
 
-	// Publish sends a message to all who have subscribed to a topic, and reports whether anyone has.
-	Publish(ctx context.Context, topic string, message []byte) (heard bool, err error)
+	// Publish sends a message to all subscribers of a topic, and reports whether there are any.
+	Publish(ctx context.Context, topic string, message []byte) (received bool, err error)
 
-	// Subscribe calls f with each message to a topic that is published after it returns, one after the
-	// other, until stop is called. f must not block. After the connection was lost, it is subscribed again,
-	// and f is called with nil: what was published meanwhile is lost.
+	// Subscribe calls f with each message that is published to a topic after it returns, one after the
+	// other, until stop is called. f must not block. After a lost connection it subscribes again and
+	// calls f with nil, because messages may have been lost.
 	Subscribe(ctx context.Context, topic string, f func(message []byte)) (stop func(), err error)
 
-	// Close releases what the Engine holds.
+	// Close releases the resources of the Engine.
 	Close()
 }
 
 // An Entry is a value of an owner.
 type Entry struct {
-	Owner      string // a key, too
+	Owner      string // key of the owner
 	Key        string
 	Value      []byte
 	TTL        time.Duration
-	OwnerBytes int64 // that all entries of the owner may have together
+	OwnerBytes int64 // limit for all entries of the owner
 }
 
 // A Bucket fills with tokens at a rate, up to its burst.
 type Bucket struct {
 	Key   string
-	Rate  float64 // in tokens per second
+	Rate  float64 // tokens per second
 	Burst float64
-	Want  float64 // 0 only asks whether there is a token; a negative number gives tokens back
+	Want  float64 // tokens to take; 0 only checks for a token, a negative number returns tokens
 }
 
 var (
-	// ErrFull says that the store has no room.
+	// ErrFull reports that the store has no space.
 	ErrFull = errors.New("the shared store is full")
-	// ErrUnavailable says that the store cannot be used now.
+	// ErrUnavailable reports that the store cannot be used now.
 	ErrUnavailable = errors.New("the shared store is unavailable")
 )

@@ -11,36 +11,36 @@ import (
 	"time"
 )
 
-// Large values are kept in pieces, so that none of them holds up what others do in the engine. Each
-// piece is an entry of its own. The first says how many there are, and is written last.
+// Large values are stored in pieces, so that none of them blocks the engine for long. Each piece is an
+// entry. The first one contains the number of pieces, and is written last.
 
 const (
 	pieceSize = 256 << 10
 	maxPieces = 4096 // 1 GiB
 	sumSize   = 8
-	pieceCost = 512 // of memory, besides its bytes, at most
+	pieceCost = 512 // maximum overhead of a piece in bytes
 
-	readAtOnce = 4 // pieces
-	maxReading = 4 // values of several pieces
+	readAtOnce = 4 // pieces in one operation
+	maxReading = 4 // values of several pieces that are read at once
 )
 
-// pieceKey returns the engine's key of a piece.
+// pieceKey returns the key of a piece in the engine.
 func (s *Space) pieceKey(owner, name string, i int) string {
 	return s.key(owner, name) + ":" + strconv.Itoa(i)
 }
 
-// Keep keeps a value for an owner, who loses its oldest if it has too much.
+// Keep stores a value of an owner. An owner with too many bytes loses its oldest values.
 func (s *Space) Keep(ctx context.Context, owner, name string, value []byte, ttl time.Duration) error {
 	return s.keep(ctx, owner, "", name, value, ttl)
 }
 
-// KeepOf keeps a value for an owner as one of a client. A client that has too much of an owner loses its
-// oldest values there. To find a value, the owner and the name are enough.
-func (s *Space) KeepOf(ctx context.Context, client, owner, name string, value []byte, ttl time.Duration) error {
+// KeepForClient stores a value of an owner that counts for a client. A client with too many bytes loses its
+// oldest values of that owner. The owner and the name are enough to find the value.
+func (s *Space) KeepForClient(ctx context.Context, client, owner, name string, value []byte, ttl time.Duration) error {
 	return s.keep(ctx, owner, s.hash("client", client), name, value, ttl)
 }
 
-// keep keeps a value for an owner. It counts as one of a part of it.
+// keep stores a value of an owner that counts for a part of the owner.
 func (s *Space) keep(ctx context.Context, owner, part, name string, value []byte, ttl time.Duration) error {
 	pieces := slices.Collect(slices.Chunk(value, pieceSize))
 	if len(pieces) == 0 {
@@ -64,29 +64,28 @@ func (s *Space) keep(ctx context.Context, owner, part, name string, value []byte
 	return nil
 }
 
-// KeepBehind does so later, soon. Nothing is kept if too much is waiting already. The value must not be
-// changed.
-func (s *Space) KeepBehind(owner, name string, value []byte, ttl time.Duration) {
+// KeepLater queues a Keep. The value is lost if the queue is full. The caller must not change it.
+func (s *Space) KeepLater(owner, name string, value []byte, ttl time.Duration) {
 	keep := func(ctx context.Context) error { return s.Keep(ctx, owner, name, value, ttl) }
-	s.Behind(owner, name, len(value), keep, nil)
+	s.WriteLater(owner, name, len(value), keep, nil)
 }
 
-// Behind calls write later, soon, which keeps a value of so many bytes. It calls lost, which must not
-// block, if that has failed, or if it is not called because too much is waiting.
-func (s *Space) Behind(owner, name string, bytes int, write func(context.Context) error, lost func()) {
-	s.behind.add(writeKey{s.name, owner, name}, int64(bytes), queuedWrite{write, lost})
+// WriteLater queues a write of a value of a number of bytes. It calls lost, which must not block, if write
+// fails, or is not called because the queue is full.
+func (s *Space) WriteLater(owner, name string, bytes int, write func(context.Context) error, lost func()) {
+	s.queue.add(writeKey{s.name, owner, name}, int64(bytes), queuedWrite{write, lost})
 }
 
-// Find returns what is kept for an owner, nil if it is not there.
+// Find returns a value of an owner, or nil.
 func (s *Space) Find(ctx context.Context, owner, name string) (value []byte, err error) {
 	_, value, err = s.FindAny(ctx, []string{owner}, name)
 	return value, err
 }
 
-// FindAny returns what is kept for the first of some owners that has it, nil if none has.
+// FindAny returns the value of the first of the owners that has one, or nil.
 func (s *Space) FindAny(ctx context.Context, owners []string, name string) (owner string, value []byte, err error) {
 	first, errs := make([][]*piece, len(owners)), make([]error, len(owners))
-	var asking sync.WaitGroup // at once: what they have may be on several machines
+	var asking sync.WaitGroup // in parallel, because they may be on several machines
 	for i, owner := range owners {
 		asking.Go(func() { first[i], errs[i] = s.pieces(ctx, []string{s.pieceKey(owner, name, 0)}) })
 	}
@@ -95,7 +94,7 @@ func (s *Space) FindAny(ctx context.Context, owners []string, name string) (owne
 		if pieces == nil || pieces[0] == nil {
 			continue
 		}
-		value, errs[i] = s.rest(ctx, owners[i], name, pieces[0])
+		value, errs[i] = s.readRest(ctx, owners[i], name, pieces[0])
 		if value != nil {
 			return owners[i], value, nil
 		}
@@ -103,14 +102,14 @@ func (s *Space) FindAny(ctx context.Context, owners []string, name string) (owne
 	return "", nil, errors.Join(errs...)
 }
 
-// rest returns the value that begins with a piece, nil if it is not all there.
-func (s *Space) rest(ctx context.Context, owner, name string, first *piece) ([]byte, error) {
+// readRest returns the value that begins with a piece, or nil if a piece is missing.
+func (s *Space) readRest(ctx context.Context, owner, name string, first *piece) ([]byte, error) {
 	if first.count == 1 {
 		return first.text, nil
 	}
 	select {
-	case s.reading <- struct{}{}:
-		defer func() { <-s.reading }()
+	case s.largeReads <- struct{}{}:
+		defer func() { <-s.largeReads }()
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
@@ -136,12 +135,12 @@ func (s *Space) rest(ctx context.Context, owner, name string, first *piece) ([]b
 
 // A piece is a part of a value.
 type piece struct {
-	sum   string // of the value
-	count int    // of its pieces
+	sum   string // checksum of the value
+	count int    // pieces of the value
 	text  []byte // not nil
 }
 
-// pieces returns the pieces of keys, nil for those that are not there.
+// pieces returns the pieces of keys, nil for missing ones.
 func (s *Space) pieces(ctx context.Context, keys []string) ([]*piece, error) {
 	var sealed [][]byte
 	err := s.do(ctx, "get", func(ctx context.Context) (err error) {

@@ -141,7 +141,7 @@ func TestEntriesOfClients(t *testing.T) {
 	defer store.Close()
 	space := store.Space("s")
 	for i, client := range []string{"bob", "alice", "alice", "alice", "alice"} {
-		if err := space.KeepOf(t.Context(), client, "server", fmt.Sprint(i), random(3*piece), time.Hour); err != nil {
+		if err := space.KeepForClient(t.Context(), client, "server", fmt.Sprint(i), random(3*piece), time.Hour); err != nil {
 			t.Fatal(err)
 		}
 	}

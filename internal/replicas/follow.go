@@ -8,25 +8,28 @@ import (
 )
 
 const (
-	// lookTime is how often a replica looks for what it may not have been told.
-	lookTime = time.Minute
-	// maxUntold is how many messages wait for a follower that is busy.
-	maxUntold = 64
+	// pollTime is how often a replica checks for announcements that it may have missed.
+	pollTime = time.Minute
+	// maxPendingMessages is how many messages wait for a follower that is busy.
+	maxPendingMessages = 64
 )
 
-// Announce tells the followers of a topic at all other replicas something.
+// Announce sends a message to the followers of a topic at all other replicas.
 func (s *Space) Announce(ctx context.Context, topic string, message string) error {
 	_, err := s.Publish(ctx, topic, []byte(s.Replica+" "+message))
 	return err
 }
 
-// Follow calls f with each message that other replicas announce, and with "" when messages may have been
-// lost: before it returns, once a minute, and in the place of more messages than can wait. After an error
-// of f, it is called with "" again, soon. Its calls come one after the other, until stop is called.
+// Follow calls f with each message that other replicas announce, and with "" when messages may have
+// been lost: before it returns, once a minute, and instead of messages beyond maxPendingMessages. After
+// an error of f, it calls f with "" again, soon. The calls are sequential, until stop is called.
 func (s *Space) Follow(topic string, f func(ctx context.Context, message string) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
-	w := &follower{space: s, topic: topic, f: f, messages: make(chan string, maxUntold), missed: make(chan struct{}, 1)}
-	failed := w.begin(ctx)
+	w := &follower{
+		space: s, topic: topic, f: f,
+		messages: make(chan string, maxPendingMessages), missed: make(chan struct{}, 1),
+	}
+	failed := w.refresh(ctx)
 	var running sync.WaitGroup
 	running.Go(func() { w.run(ctx, failed) })
 	return func() {
@@ -41,14 +44,15 @@ type follower struct {
 	f        func(context.Context, string) error
 	messages chan string
 	missed   chan struct{}
-	stop     func() // nil if it is not subscribed
+	stop     func() // nil if not subscribed
 }
 
-// begin subscribes, if that has not been done, and calls f.
-func (w *follower) begin(ctx context.Context) (failed bool) {
+// refresh subscribes, unless it is subscribed, and calls f with "".
+func (w *follower) refresh(ctx context.Context) (failed bool) {
 	if w.stop == nil {
 		var err error
-		if w.stop, err = w.space.Subscribe(ctx, w.topic, w.take); err != nil {
+		w.stop, err = w.space.Subscribe(ctx, w.topic, w.receive)
+		if err != nil {
 			w.stop = nil
 			failed = true
 		}
@@ -56,8 +60,8 @@ func (w *follower) begin(ctx context.Context) (failed bool) {
 	return w.f(ctx, "") != nil || failed
 }
 
-// take takes a message.
-func (w *follower) take(sealed []byte) {
+// receive queues a message.
+func (w *follower) receive(sealed []byte) {
 	from, message, _ := strings.Cut(string(sealed), " ")
 	if from == w.space.Replica {
 		return
@@ -72,9 +76,9 @@ func (w *follower) take(sealed []byte) {
 	}
 }
 
-// run calls f until the context ends.
+// run calls f until the context is done.
 func (w *follower) run(ctx context.Context, failed bool) {
-	next := time.NewTimer(w.until(failed))
+	next := time.NewTimer(w.delay(failed))
 	defer next.Stop()
 	for {
 		select {
@@ -85,20 +89,20 @@ func (w *follower) run(ctx context.Context, failed bool) {
 			return
 		case message := <-w.messages:
 			if w.f(ctx, message) != nil {
-				next.Reset(w.until(true))
+				next.Reset(w.delay(true))
 			}
 		case <-w.missed:
-			next.Reset(w.until(w.begin(ctx)))
+			next.Reset(w.delay(w.refresh(ctx)))
 		case <-next.C:
-			next.Reset(w.until(w.begin(ctx)))
+			next.Reset(w.delay(w.refresh(ctx)))
 		}
 	}
 }
 
-// until returns how long to wait until f is called next.
-func (w *follower) until(failed bool) time.Duration {
+// delay returns how long to wait before the next call of f.
+func (w *follower) delay(failed bool) time.Duration {
 	if failed {
 		return w.space.config.Retry
 	}
-	return lookTime
+	return pollTime
 }

@@ -9,21 +9,20 @@ import (
 )
 
 const (
-	// lockTime is how long a lock is held by a replica that has died.
+	// lockTime is how long the lock of a dead replica is held.
 	lockTime = 30 * time.Second
-	// lockPause is how long one that waits for a lock waits at most until it tries again.
+	// lockPause is the longest pause between two attempts to take a lock.
 	lockPause = 250 * time.Millisecond
 )
 
-// Lock waits until the lock of this name is free at all replicas, and takes it. It is held until
-// it is unlocked, or as long as this replica can say so: if the store has been unavailable for half a
-// minute, others may take it.
+// Lock waits until the lock of this name is free at all replicas, and takes it. The lock is held until
+// it is unlocked. If the store is unavailable for longer than lockTime, another replica may take it.
 func (s *Space) Lock(ctx context.Context, name string) (unlock func(), err error) {
 	token := []byte(rand.Text())
 	for wait := 5 * time.Millisecond; ; wait = min(2*wait, lockPause) {
 		taken, err := s.Swap(ctx, name, "lock", Version{}, token, lockTime)
 		if err != nil {
-			s.unlockBehind(name, token) // it may have been carried out all the same
+			s.unlockLater(name, token) // the engine may have taken it despite the error
 			return nil, err
 		}
 		if taken {
@@ -37,29 +36,29 @@ func (s *Space) Lock(ctx context.Context, name string) (unlock func(), err error
 	var renewing sync.WaitGroup
 	renewing.Go(func() {
 		for pause(holding, lockTime/3) == nil {
-			_ = s.holdLock(holding, name, token, token) // it is tried again
+			_ = s.swapLock(holding, name, token, token) // retried
 		}
 	})
 	return func() {
 		release()
 		renewing.Wait()
-		if s.holdLock(context.WithoutCancel(ctx), name, token, nil) != nil {
-			s.unlockBehind(name, token)
+		if s.swapLock(context.WithoutCancel(ctx), name, token, nil) != nil {
+			s.unlockLater(name, token)
 		}
 	}, nil
 }
 
-// unlockBehind ends the lock when the store can be used again.
-func (s *Space) unlockBehind(name string, token []byte) {
-	s.Behind(name, "lock "+string(token), 0, func(ctx context.Context) error {
-		return s.holdLock(ctx, name, token, nil)
+// unlockLater releases the lock when the store is available again.
+func (s *Space) unlockLater(name string, token []byte) {
+	s.WriteLater(name, "lock "+string(token), 0, func(ctx context.Context) error {
+		return s.swapLock(ctx, name, token, nil)
 	}, nil)
 }
 
-// holdLock gives a lock that is held another value, or none.
-func (s *Space) holdLock(ctx context.Context, name string, token, value []byte) error {
-	is, version, err := s.Get(ctx, name, "lock")
-	if err != nil || string(is) != string(token) {
+// swapLock replaces the value of a lock that is held, or deletes it if value is nil.
+func (s *Space) swapLock(ctx context.Context, name string, token, value []byte) error {
+	current, version, err := s.Get(ctx, name, "lock")
+	if err != nil || string(current) != string(token) {
 		return err
 	}
 	_, err = s.Swap(ctx, name, "lock", version, value, lockTime)

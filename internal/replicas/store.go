@@ -1,9 +1,8 @@
-// Package replicas has the state that replicas of a gateway share.
+// Package replicas holds the state that replicas of a gateway share.
 //
-// A [Store] makes an [Engine] fit for that: values are encrypted and keys are hashed, so that the
-// engine knows nothing of clients; every operation has a time limit; and after one that has failed, the
-// others fail at once until the engine can be used again. A [Space] is the part of a Store that has one
-// purpose.
+// A [Store] adds to an [Engine] what all users need. Values are encrypted and keys are hashed, so that the
+// engine learns nothing about clients. Every operation has a timeout. After a failure, all operations fail
+// at once until the engine is available again. A [Space] is the part of a Store for one purpose.
 package replicas
 
 import (
@@ -24,102 +23,103 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
 )
 
-// Config is how a [Store] works. All of it has to be set.
+// Config configures a [Store]. All fields are required.
 type Config struct {
-	Key        []byte        // of all replicas
-	Prefix     string        // of the engine's keys
-	Timeout    time.Duration // of an operation
-	Retry      time.Duration // how often an engine that has failed is tried
-	OwnerBytes int64         // that are kept for an owner in a Space
-	QueueBytes int64         // that wait to be written
+	Key        []byte        // secret, the same for all replicas
+	Prefix     string        // prefix of keys in the engine
+	Timeout    time.Duration // for an operation
+	Retry      time.Duration // interval at which an unavailable engine is tried
+	OwnerBytes int64         // limit for an owner in a Space
+	QueueBytes int64         // limit of queued writes
 
 	Logger   *zap.Logger
 	Observer Observer
 }
 
-// An Observer is told what a [Store] does.
+// An Observer receives events of a [Store], for metrics.
 type Observer interface {
 	// Done is called after each operation: get, set, swap, delete, keep, spend, publish or subscribe.
 	Done(operation string, outcome Outcome, took time.Duration)
-	// Up is called when the engine can be used, and when it cannot be used any longer.
+	// Up is called when the engine becomes available or unavailable.
 	Up(up bool)
 }
 
-// An Outcome is how an operation has ended.
+// An Outcome is the outcome of an operation.
 type Outcome string
 
+// Outcomes of operations.
 const (
 	OK          Outcome = "ok"
 	Full        Outcome = "full"
 	Unavailable Outcome = "unavailable"
-	Refused     Outcome = "refused" // at once, because the engine is known to be unavailable
+	Refused     Outcome = "refused" // not tried, because the engine is unavailable
 	Canceled    Outcome = "canceled"
 )
 
-// A Store is what replicas share. It is safe for concurrent use.
+// A Store is the state that replicas share. It is safe for concurrent use.
 type Store struct {
-	// Replica tells this process from the others.
+	// Replica identifies this process among the replicas.
 	Replica string
 
-	engine Engine
-	config Config
-	hashes []byte // the key by which keys are hashed
-	sealer seal.Sealer
+	engine  Engine
+	config  Config
+	hashKey []byte // key for the hashes of keys
+	sealer  seal.Sealer
 
-	down      atomic.Bool // the engine has failed, and is being tried
-	outages   atomic.Uint64
-	full      atomic.Bool // the engine had no room, and is being tried
-	probing   sync.Mutex  // held to begin with either, and to close
-	cause     error       // for which it was down the last time; guarded by probing
-	recovered time.Time   // when that was over; guarded by probing
-	closed    chan struct{}
-	running   sync.WaitGroup
-	behind    *behind
-	reading   chan struct{} // has room for as many large values as are read at once
+	down       atomic.Bool // the engine is unavailable and being probed
+	outages    atomic.Uint64
+	full       atomic.Bool // the engine is full and being probed
+	probeMu    sync.Mutex  // held to begin probing, and to close
+	lastCause  error       // cause of the latest outage; guarded by probeMu
+	recovered  time.Time   // end of the latest outage; guarded by probeMu
+	closed     chan struct{}
+	running    sync.WaitGroup
+	queue      *writeQueue
+	largeReads chan struct{} // limits how many large values are read at once
 }
 
-// Open returns a Store that uses an engine. It has to be closed.
+// Open returns a Store that uses an engine. The caller must close it.
 func Open(engine Engine, config Config) *Store {
 	s := &Store{
-		Replica: rand.Text(),
-		engine:  engine,
-		config:  config,
-		sealer:  seal.New("mcp store", config.Key),
-		closed:  make(chan struct{}),
-		reading: make(chan struct{}, maxReading),
+		Replica:    rand.Text(),
+		engine:     engine,
+		config:     config,
+		sealer:     seal.New("mcp store", config.Key),
+		closed:     make(chan struct{}),
+		largeReads: make(chan struct{}, maxReading),
 	}
-	s.hashes = s.Key("keys")
-	s.behind = newBehind(s)
+	s.hashKey = s.Key("keys")
+	s.queue = newWriteQueue(s)
 	config.Observer.Up(true)
 	return s
 }
 
-// Close writes what waits to be written, as far as that does not take long, and closes the engine.
+// Close waits a few seconds for queued writes, and closes the engine.
 func (s *Store) Close() {
-	s.behind.close()
-	s.probing.Lock()
+	s.queue.close()
+	s.probeMu.Lock()
 	close(s.closed)
-	s.probing.Unlock()
+	s.probeMu.Unlock()
 	s.running.Wait()
 	s.engine.Close()
 }
 
-// Key returns a key that all replicas have, for a purpose.
+// Key derives a key for a purpose. It is the same for all replicas.
 func (s *Store) Key(purpose string) []byte {
 	key, err := hkdf.Key(sha256.New, s.config.Key, nil, "mcp store "+purpose, sha256.Size)
 	if err != nil {
-		panic(err) // the length is right
+		panic(err) // only fails for a wrong length
 	}
 	return key
 }
 
-// Up reports whether the engine can be used, as far as that is known.
+// Up reports whether the engine is available, as far as known.
 func (s *Store) Up() bool { return !s.down.Load() }
 
-// Full reports whether the engine has no room, as far as that is known.
+// Full reports whether the engine is full, as far as known.
 func (s *Store) Full() bool { return s.full.Load() }
 
-// Cause returns why the engine cannot be used, as far as that is known, nil if it can.
+// Cause returns why the engine is unavailable, or nil if it is available.
 func (s *Store) Cause() error {
 	if s.Up() {
 		return nil
@@ -127,23 +127,23 @@ func (s *Store) Cause() error {
 	return s.LastCause()
 }
 
-// LastCause returns why the engine could not be used the last time, nil if it always could.
+// LastCause returns the cause of the latest outage, or nil if there was none.
 func (s *Store) LastCause() error {
-	s.probing.Lock()
-	defer s.probing.Unlock()
-	return s.cause
+	s.probeMu.Lock()
+	defer s.probeMu.Unlock()
+	return s.lastCause
 }
 
-// Waiting returns how many writes have not been carried out yet.
-func (s *Store) Waiting() int { return s.behind.waiting() }
+// Waiting returns how many writes are queued or in progress.
+func (s *Store) Waiting() int { return s.queue.pending() }
 
-// Outages returns how often the engine has become unavailable. What was told meanwhile is lost.
+// Outages returns how often the engine has become unavailable. Messages are lost during an outage.
 func (s *Store) Outages() uint64 { return s.outages.Load() }
 
 // Timeout returns how long an operation may take.
 func (s *Store) Timeout() time.Duration { return s.config.Timeout }
 
-// do carries out an operation of the engine.
+// do runs an operation of the engine.
 func (s *Store) do(ctx context.Context, operation string, f func(context.Context) error) error {
 	if s.down.Load() {
 		s.config.Observer.Done(operation, Refused, 0)
@@ -158,30 +158,30 @@ func (s *Store) do(ctx context.Context, operation string, f func(context.Context
 	case err == nil:
 	case errors.Is(err, ErrFull):
 		outcome = Full
-		s.filled()
+		s.noteFull()
 	case ctx.Err() != nil:
 		outcome = Canceled
 	default:
 		outcome = Unavailable
-		s.failed(err)
+		s.noteFailure(err)
 		err = fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	s.config.Observer.Done(operation, outcome, time.Since(began))
 	return err
 }
 
-// failed notes that the engine cannot be used, and tries it until it can.
-func (s *Store) failed(err error) {
-	s.probing.Lock()
-	defer s.probing.Unlock()
+// noteFailure marks the engine as unavailable, and probes it until it is available.
+func (s *Store) noteFailure(err error) {
+	s.probeMu.Lock()
+	defer s.probeMu.Unlock()
 	if s.isClosed() || s.down.Swap(true) {
 		return
 	}
-	s.cause = err
+	s.lastCause = err
 	s.outages.Add(1)
 	s.config.Observer.Up(false)
 	s.config.Logger.Error("shared store is unavailable", zap.Error(err))
-	// One that has just recovered only seems to be usable, and is left alone for a while.
+	// An engine that failed right after it recovered is not probed at once.
 	atOnce := time.Since(s.recovered) > s.config.Retry
 	s.running.Go(func() { s.probe(atOnce) })
 }
@@ -195,8 +195,8 @@ func (s *Store) isClosed() bool {
 	}
 }
 
-// probe tries the engine until it can be used. Other replicas may notice that later, and hear what they are
-// told only then: so an engine that was gone has to answer twice.
+// probe tries the engine until it is available. Other replicas may notice that later and miss messages
+// until then, so an engine that was unavailable must respond twice.
 func (s *Store) probe(atOnce bool) {
 	began := time.Now()
 	answers := func() bool { return usable(s.Ping(context.Background())) }
@@ -207,26 +207,27 @@ func (s *Store) probe(atOnce bool) {
 				return
 			case <-time.After(s.config.Retry):
 			}
-			if times++; !answers() {
+			times++
+			if !answers() {
 				times = 0
 			}
 		}
 	}
-	s.probing.Lock()
-	defer s.probing.Unlock()
+	s.probeMu.Lock()
+	defer s.probeMu.Unlock()
 	s.recovered = time.Now()
 	s.config.Observer.Up(true)
 	s.config.Logger.Info("shared store is available again", zap.Duration("after", time.Since(began)))
 	s.down.Store(false)
 }
 
-// roomPause is how often an engine that has no room is tried. One that has some now and then is full.
+// roomPause is how often a full engine is tried. One that has space only now and then stays full.
 const roomPause = 10 * time.Second
 
-// filled notes that the engine has no room, and tries it until it has.
-func (s *Store) filled() {
-	s.probing.Lock()
-	defer s.probing.Unlock()
+// noteFull marks the engine as full, and tries it until it has space.
+func (s *Store) noteFull() {
+	s.probeMu.Lock()
+	defer s.probeMu.Unlock()
 	if s.isClosed() || s.full.Swap(true) {
 		return
 	}
@@ -234,7 +235,7 @@ func (s *Store) filled() {
 	s.running.Go(s.awaitRoom)
 }
 
-// awaitRoom tries the engine until it has room.
+// awaitRoom tries the engine until it has space.
 func (s *Store) awaitRoom() {
 	for began := time.Now(); ; {
 		select {
@@ -250,27 +251,27 @@ func (s *Store) awaitRoom() {
 	}
 }
 
-// Ping asks the engine whether it can be used, also if it is known that it could not. The error of one
-// that can be used, but has no room, is [ErrFull].
+// Ping checks whether the engine is available, even if it was unavailable before. If it is available but
+// full, the error is [ErrFull].
 func (s *Store) Ping(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, s.config.Timeout)
 	defer cancel()
-	err := s.try(limited)
+	err := s.tryEngine(limited)
 	if errors.Is(err, ErrFull) {
-		s.filled()
+		s.noteFull()
 	}
 	if usable(err) || ctx.Err() != nil {
 		return err
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("no answer within %s", s.config.Timeout)
+		err = fmt.Errorf("no response within %s", s.config.Timeout)
 	}
-	s.failed(err)
+	s.noteFailure(err)
 	return err
 }
 
-// try has the engine do what a user of it may lack the right to, and keep what it may have no room for.
-func (s *Store) try(ctx context.Context) error {
+// tryEngine runs operations that the user may have no permission for, or that may exceed its space.
+func (s *Store) tryEngine(ctx context.Context) error {
 	name := s.config.Prefix + "{ping}"
 	if _, err := s.engine.Publish(ctx, name, nil); err != nil {
 		return err
@@ -278,19 +279,19 @@ func (s *Store) try(ctx context.Context) error {
 	return s.engine.Keep(ctx, Entry{Owner: name, Key: name, TTL: time.Second, OwnerBytes: 1 << 10})
 }
 
-// usable reports whether what came of [Store.Ping] is that of an engine that can be used.
+// usable reports whether a result of [Store.Ping] means that the engine is available.
 func usable(err error) bool { return err == nil || errors.Is(err, ErrFull) }
 
-// A Space is a part of a [Store] that has a purpose of its own.
+// A Space is the part of a [Store] for one purpose.
 type Space struct {
 	*Store
 	name string
 }
 
-// Space returns the part of the store that has this name.
+// Space returns the part of the store with a name.
 func (s *Store) Space(name string) *Space { return &Space{s, name} }
 
-// Space returns the part of the space that has this name, nil for that of none.
+// Space returns a part of the space with a name, or nil for a nil space.
 func (s *Space) Space(name string) *Space {
 	if s == nil {
 		return nil
@@ -298,24 +299,24 @@ func (s *Space) Space(name string) *Space {
 	return s.Store.Space(s.name + "\x00" + name)
 }
 
-// hash returns a text that stands for others, and that tells nothing about them.
+// hash returns a keyed hash that reveals nothing about the parts.
 func (s *Space) hash(parts ...string) string {
-	mac := hmac.New(sha256.New, s.hashes)
+	mac := hmac.New(sha256.New, s.hashKey)
 	for _, part := range append([]string{s.name}, parts...) {
 		fmt.Fprintf(mac, "%d %s", len(part), part)
 	}
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:16])
 }
 
-// key returns the engine's key of a value of an owner.
+// key returns the key of a value in the engine.
 func (s *Space) key(owner, name string) string {
 	return s.config.Prefix + "{" + s.hash("owner", owner) + "}" + s.hash("name", name)
 }
 
-// A Version is a value of a key at some time.
+// A Version identifies a value of a key at a point in time.
 type Version struct{ sealed []byte }
 
-// Get returns a value of an owner, nil if there is none.
+// Get returns a value of an owner, or nil.
 func (s *Space) Get(ctx context.Context, owner, name string) (value []byte, v Version, err error) {
 	key := s.key(owner, name)
 	err = s.do(ctx, "get", func(ctx context.Context) error {
@@ -330,13 +331,13 @@ func (s *Space) Get(ctx context.Context, owner, name string) (value []byte, v Ve
 	}
 	value, ok := s.sealer.OpenBytes(key, v.sealed)
 	if !ok {
-		// Another key, or damaged: for this replica it is not there, and another value can take its place.
+		// Encrypted with another key, or damaged. It counts as missing and can be replaced.
 		return nil, v, nil
 	}
 	return value, v, nil
 }
 
-// Set keeps a value for an owner.
+// Set stores a value of an owner.
 func (s *Space) Set(ctx context.Context, owner, name string, value []byte, ttl time.Duration) error {
 	key := s.key(owner, name)
 	return s.do(ctx, "set", func(ctx context.Context) error {
@@ -344,8 +345,8 @@ func (s *Space) Set(ctx context.Context, owner, name string, value []byte, ttl t
 	})
 }
 
-// Swap keeps a value for an owner in place of the version that Get has returned, if that is still there.
-// The zero Version is that of no value. A value of nil is removed, a ttl of 0 is forever.
+// Swap replaces the version of a value that Get has returned, if it is still current. The zero Version
+// stands for no value. A nil value is deleted, a ttl of 0 is forever.
 func (s *Space) Swap(
 	ctx context.Context, owner, name string, old Version, value []byte, ttl time.Duration,
 ) (swapped bool, err error) {
@@ -361,7 +362,7 @@ func (s *Space) Swap(
 	return swapped, err
 }
 
-// Delete removes a value, and reports whether there was one. Of several callers, one gets true.
+// Delete deletes a value, and reports whether it existed. Only one of several callers gets true.
 func (s *Space) Delete(ctx context.Context, owner, name string) (deleted bool, err error) {
 	key := s.key(owner, name)
 	err = s.do(ctx, "delete", func(ctx context.Context) error {
@@ -371,7 +372,7 @@ func (s *Space) Delete(ctx context.Context, owner, name string) (deleted bool, e
 	return deleted, err
 }
 
-// Spend takes tokens from buckets of an owner, see [Engine.Spend]. The keys of the buckets are names.
+// Spend takes tokens from buckets of an owner, see [Engine.Spend]. Bucket keys are names.
 func (s *Space) Spend(
 	ctx context.Context, owner string, buckets []Bucket,
 ) (taken []float64, wait time.Duration, err error) {
@@ -390,16 +391,17 @@ func (s *Space) Spend(
 func (s *Space) topic(name string) string { return s.config.Prefix + "{" + s.hash("topic", name) + "}" }
 
 // Publish sends a message to all replicas that have subscribed to a topic, and reports whether any has.
-func (s *Space) Publish(ctx context.Context, topic string, message []byte) (heard bool, err error) {
+func (s *Space) Publish(ctx context.Context, topic string, message []byte) (received bool, err error) {
 	topic = s.topic(topic)
 	err = s.do(ctx, "publish", func(ctx context.Context) error {
-		heard, err = s.engine.Publish(ctx, topic, s.sealer.SealBytes(topic, message))
+		received, err = s.engine.Publish(ctx, topic, s.sealer.SealBytes(topic, message))
 		return err
 	})
-	return heard, err
+	return received, err
 }
 
-// Subscribe calls f with each message to a topic, and with nil when some may be lost, see [Engine.Subscribe].
+// Subscribe calls f with each message to a topic, and with nil when messages may have been lost, see
+// [Engine.Subscribe].
 func (s *Space) Subscribe(ctx context.Context, topic string, f func(message []byte)) (stop func(), err error) {
 	topic = s.topic(topic)
 	err = s.do(ctx, "subscribe", func(ctx context.Context) error {
@@ -415,8 +417,8 @@ func (s *Space) Subscribe(ctx context.Context, topic string, f func(message []by
 	return stop, err
 }
 
-// Listen is Subscribe, as soon as the engine can be used, until stop is called. It must be called before
-// the store is closed.
+// Listen subscribes as soon as the engine is available, until stop is called. The caller must call stop
+// before it closes the store.
 func (s *Space) Listen(topic string, f func(message []byte)) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	unsubscribe, err := s.Subscribe(ctx, topic, f)

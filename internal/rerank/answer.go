@@ -6,24 +6,24 @@ import (
 	"math"
 )
 
-// Why an answer cannot be used.
+// Errors of unusable responses.
 var (
-	errNoJSON  = errors.New("the answer is not JSON")
-	errNoList  = errors.New("the answer has no list of scores")
-	errNoScore = errors.New("the answer has no score for any document")
-	errTooMany = errors.New("the answer has more scores than there are documents")
-	errNoType  = errors.New("the answer has something among its scores that is none")
+	errNoJSON  = errors.New("the response is not JSON")
+	errNoList  = errors.New("the response has no list of scores")
+	errNoScore = errors.New("the response has no score for any document")
+	errTooMany = errors.New("the response has more scores than there are documents")
+	errNoType  = errors.New("the response has an item that is not a score")
 )
 
-// names are the members of an answer that may have the list of scores in them.
+// names are the members of a response that may hold the scores.
 var names = [...]string{"scores", "results", "result", "output", "data"}
 
-// read returns the scores that an answer has for n documents, NaN for documents it
-// leaves out or has null for.
+// read returns the scores in a response for n documents, NaN for documents that it omits or that
+// have null.
 //
-// A score is a number; a text that looks like one is none. The list of scores is the
-// whole answer or has one of the names, or is inside of something that has. It may be
-// the only item of a list, since requests can have several queries.
+// A score is a JSON number. The list of scores is the whole response, or has one of the names, or
+// is inside a member with one. It may be the only item of a list, because requests can have
+// several queries.
 func read(answer []byte, n int) ([]float64, error) {
 	var value any
 	if err := json.Unmarshal(answer, &value); err != nil {
@@ -48,8 +48,7 @@ func read(answer []byte, n int) ([]float64, error) {
 	return nil, errNoScore
 }
 
-// find returns the list of scores in value, under at most so many names and inside of
-// at most so many lists, or nil.
+// find returns the list of scores in value, under at most named names and nested lists, or nil.
 func find(value any, named, nested int) []any {
 	switch value := value.(type) {
 	case []any:
@@ -72,7 +71,7 @@ func find(value any, named, nested int) []any {
 	return nil
 }
 
-// fill sets the scores that are in a list: by position, or by the index of its items.
+// fill sets the scores from a list: by position, or by the index of its items.
 func fill(scores []float64, list []any) error {
 	indexed := false
 	if len(list) > 0 {
@@ -95,7 +94,7 @@ func fill(scores []float64, list []any) error {
 		if !ok || !scored || at != math.Trunc(at) {
 			return errNoType
 		}
-		// Of several scores for a document the first counts.
+		// The first of several scores counts.
 		if at >= 0 && at < float64(len(scores)) && math.IsNaN(scores[int(at)]) {
 			scores[int(at)] = score
 		}
@@ -103,7 +102,7 @@ func fill(scores []float64, list []any) error {
 	return nil
 }
 
-// scoreOf returns the score of an item that has an index.
+// scoreOf returns the score of an item with an index.
 func scoreOf(item map[string]any) (score float64, ok bool) {
 	for _, name := range [...]string{"score", "relevance_score"} {
 		if value, has := item[name]; has {
@@ -115,8 +114,7 @@ func scoreOf(item map[string]any) (score float64, ok bool) {
 	return score, ok
 }
 
-// number returns a score, NaN for null. JSON has no infinite numbers, and those too
-// large for a float64 are refused when it is parsed.
+// number returns a score, NaN for null. json.Unmarshal rejects numbers too large for a float64.
 func number(value any) (score float64, ok bool) {
 	if value == nil {
 		return math.NaN(), true

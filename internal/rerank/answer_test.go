@@ -32,7 +32,8 @@ func TestAnswers(t *testing.T) { // W1, three documents
 		want         []float64
 	}{
 		{"scores", `{"scores":[0.5,-2,1]}`, all},
-		{"scores among other members", `{"request_id":"x","scores":[0.5,-2,1],"input_tokens":7,"inference_status":{"status":"ok"}}`, all},
+		{"scores among other members", `{"request_id":"x","scores":[0.5,-2,1],"input_tokens":7,` +
+			`"inference_status":{"status":"ok"}}`, all},
 		{"a bare list", ` [0.5, -2, 1e0] `, all},
 		{"a list for each of one query", `[[0.5,-2,1]]`, all},
 		{"scores for each of one query", `{"scores":[[0.5,-2,1]]}`, all},
@@ -46,11 +47,14 @@ func TestAnswers(t *testing.T) { // W1, three documents
 		{"one level deeper for each of one query", `{"result":{"scores":[[0.5,-2,1]]}}`, all},
 		{"a name that has something else in it", `{"result":"ok","data":[0.5,-2,1]}`, all},
 		{"items with an index", `{"scores":[{"index":2,"score":1},{"index":0,"score":0.5},{"index":1,"score":-2}]}`, all},
-		{"items in Cohere's words", `{"results":[{"index":2,"relevance_score":1,"document":{"text":"c"}},{"index":0,"relevance_score":0.5},{"index":1,"relevance_score":-2}]}`, all},
+		{"items in Cohere's words", `{"results":[{"index":2,"relevance_score":1,"document":{"text":"c"}},{"index":0,` +
+			`"relevance_score":0.5},{"index":1,"relevance_score":-2}]}`, all},
 		{"a bare list of items", `[{"index":2,"score":1},{"index":0,"score":0.5},{"index":1,"score":-2}]`, all},
-		{"items one level deeper", `{"output":{"results":[{"index":0,"score":0.5},{"index":1,"score":-2},{"index":2,"score":1}]}}`, all},
+		{"items one level deeper", `{"output":{"results":[{"index":0,"score":0.5},{"index":1,"score":-2},{"index":2,` +
+			`"score":1}]}}`, all},
 		{"items for each of one query", `[[{"index":0,"score":0.5},{"index":1,"score":-2},{"index":2,"score":1}]]`, all},
-		{"an index written as a fraction of none", `[{"index":0.0,"score":0.5},{"index":1e0,"score":-2},{"index":2,"score":1}]`, all},
+		{"an index written as a fraction of none",
+			`[{"index":0.0,"score":0.5},{"index":1e0,"score":-2},{"index":2,"score":1}]`, all},
 		{"the first of two lists that are named", `{"data":[9,9,9],"scores":[0.5,-2,1]}`, all},
 		{"a shorter list", `{"scores":[0.5]}`, []float64{0.5, no, no}},
 		{"null is no score", `{"scores":[null,-2,null]}`, []float64{no, -2, no}},
@@ -58,8 +62,11 @@ func TestAnswers(t *testing.T) { // W1, three documents
 		{"an item that has null", `{"results":[{"index":2,"score":1},{"index":1,"score":null}]}`, []float64{no, no, 1}},
 		{"an item with null and another score", `[{"index":1,"score":null,"relevance_score":3}]`, []float64{no, 3, no}},
 		{"an item with something in it that has a list", `[{"index":1,"score":3,"data":[1,2,3]}]`, []float64{no, 3, no}},
-		{"of an index that comes twice the first counts", `[{"index":1,"score":3},{"index":1,"score":4}]`, []float64{no, 3, no}},
-		{"indices that do not exist beside one that does", `[{"index":-1,"score":9},{"index":3,"score":8},{"index":1e300,"score":8},{"index":1,"score":3}]`, []float64{no, 3, no}},
+		{"of an index that comes twice the first counts", `[{"index":1,"score":3},{"index":1,"score":4}]`,
+			[]float64{no, 3, no}},
+		{"indices that do not exist beside one that does",
+			`[{"index":-1,"score":9},{"index":3,"score":8},{"index":1e300,"score":8},{"index":1,"score":3}]`,
+			[]float64{no, 3, no}},
 		{"scores that are all the same", `[0,0,0]`, []float64{0, 0, 0}},
 	}
 	for _, tt := range tests {
@@ -71,7 +78,8 @@ func TestAnswers(t *testing.T) { // W1, three documents
 		})
 	}
 	t.Run("one document", func(t *testing.T) {
-		for _, answer := range []string{`[0.5]`, `[[0.5]]`, `{"scores":[0.5]}`, `{"scores":[[0.5]]}`, `[{"index":0,"score":0.5}]`, `{"results":[{"index":0,"score":0.5}]}`} {
+		for _, answer := range []string{`[0.5]`, `[[0.5]]`, `{"scores":[0.5]}`, `{"scores":[[0.5]]}`,
+			`[{"index":0,"score":0.5}]`, `{"results":[{"index":0,"score":0.5}]}`} {
 			if got, err := read([]byte(answer), 1); err != nil || !alike(got, []float64{0.5}) {
 				t.Errorf("%s: got %v, %v", answer, got, err)
 			}
@@ -89,7 +97,7 @@ func TestAnswersThatCannotBeUsed(t *testing.T) { // P71, W1, three documents
 		{"a page", `<html></html>`, errNoJSON},
 		{"JSON that is cut short", `{"scores":[0.5,-2`, errNoJSON},
 		{"JSON with something behind it", `{"scores":[1,2,3]} x`, errNoJSON},
-		{"a number that is none", `{"scores":[NaN,1,2]}`, errNoJSON},
+		{"NaN", `{"scores":[NaN,1,2]}`, errNoJSON},
 		{"an infinite number", `{"scores":[Infinity,1,2]}`, errNoJSON},
 		{"a number that is too large", `{"scores":[1e999,1,2]}`, errNoJSON},
 		{"null", `null`, errNoList},
@@ -129,7 +137,8 @@ func TestAnswersThatCannotBeUsed(t *testing.T) { // P71, W1, three documents
 
 func FuzzAnswers(f *testing.F) { // W1
 	for _, answer := range []string{
-		`{"scores":[0.5,-2,1]}`, `[[0.5,null]]`, `{"data":{"results":[{"index":2,"score":1},{"index":9,"relevance_score":null}]}}`,
+		`{"scores":[0.5,-2,1]}`, `[[0.5,null]]`,
+		`{"data":{"results":[{"index":2,"score":1},{"index":9,"relevance_score":null}]}}`,
 		`0`, `[1,2,3,4]`, `{"scores":[[[]]]}`, `[1e308]`, `[{"index":-1e300,"score":1}]`, `{"scores":[]}`, `[NaN]`,
 	} {
 		f.Add([]byte(answer), 3)
@@ -139,7 +148,8 @@ func FuzzAnswers(f *testing.F) { // W1
 		scores, err := read(answer, n)
 		// What encoding/json takes for a list of numbers is one.
 		for _, list := range plainLists(answer) {
-			if known := slices.ContainsFunc(list, func(score *float64) bool { return score != nil }); (err == nil) != (known && len(list) <= n) {
+			if known := slices.ContainsFunc(list, func(score *float64) bool { return score != nil }); (err == nil) != (known &&
+				len(list) <= n) {
 				t.Fatalf("%q for %d documents: %v", answer, n, err)
 			}
 			for i, score := range list {
@@ -173,7 +183,8 @@ func plainLists(answer []byte) (lists [][]*float64) {
 		lists = append(lists, list)
 	}
 	var object map[string]json.RawMessage
-	if json.Unmarshal(answer, &object) == nil && len(object) == 1 && json.Unmarshal(object["scores"], &list) == nil && len(list) != 0 {
+	if json.Unmarshal(answer, &object) == nil && len(object) == 1 && json.Unmarshal(object["scores"], &list) == nil &&
+		len(list) != 0 {
 		lists = append(lists, list)
 	}
 	return lists

@@ -17,63 +17,62 @@ import (
 	"time"
 )
 
-// Config says which reranker is asked, and how.
+// Config configures a Client.
 type Config struct {
-	// URL is where requests go: see [ParseURL].
+	// URL is the endpoint: see [ParseURL].
 	URL string
 
-	// Key is sent as a bearer token, unless it is empty.
+	// Key is the API key, sent as a bearer token. It may be empty.
 	Key string
 
-	// NeedsKey refuses to ask without a Key.
+	// NeedsKey makes an empty Key an error.
 	NeedsKey bool
 
-	// Wire is the form of requests, Model the model that they name if the form can.
+	// Wire is the format of requests, Model the model that they name if the format has one.
 	Wire  Wire
 	Model string
 
-	// Timeout bounds an exchange from the dialing to the last byte.
+	// Timeout bounds a request, from dialing to the last byte.
 	Timeout time.Duration
 
 	// MaxDocs is how many lines are sent at most.
 	MaxDocs int
 }
 
-// Scored is what a reranker has answered.
+// Scored is the result of a reranker.
 type Scored struct {
-	Scores []float64 // one per line, NaN where it was not scored
-	Docs   int       // how many lines were scored
-	Status int       // of the HTTP response
+	Scores []float64 // one per line, NaN for lines not scored
+	Docs   int       // number of lines scored
+	Status int       // HTTP status
 }
 
-// The kinds of faults.
+// Kinds of faults.
 const (
 	KindConfig = "config" // nothing was sent
-	KindHTTP   = "http"   // no answer came, or none of status 200
-	KindParse  = "parse"  // an answer of status 200 has no scores that can be used
+	KindHTTP   = "http"   // no response, or not status 200
+	KindParse  = "parse"  // status 200 without usable scores
 )
 
-// A Fault is why there are no scores.
+// A Fault says why there are no scores.
 type Fault struct {
 	Kind   string
-	Status int   // of an HTTP response that is not 200, or 0
-	Err    error // has no key in it, nor more of the URL than its host
+	Status int   // HTTP status other than 200, or 0
+	Err    error // contains no key, and only the host of the URL
 }
 
-// maxAnswer bounds the answers that are read. A score takes 20 bytes, and an item that
-// repeats its document is as long as the line.
+// maxAnswer bounds a response in bytes. A score takes 20 bytes, and an item may repeat its line.
 const maxAnswer = 8 << 20
 
-// A Client asks one reranker. It can be used by many at a time.
+// A Client sends requests to one reranker. It is safe for concurrent use.
 type Client struct {
 	config    Config
-	fault     error // of the configuration
+	fault     error // error of the configuration
 	transport *http.Transport
 	closed    atomic.Bool
 }
 
-// New returns a Client, which must be closed. It does not dial. What is wrong with the
-// configuration is told by Err, and by every Score.
+// New returns a Client, which must be closed. It does not dial. Err and every Score report errors of
+// the configuration.
 func New(config Config) *Client {
 	return &Client{
 		config: config,
@@ -91,32 +90,31 @@ func New(config Config) *Client {
 	}
 }
 
-// Err returns what is wrong with the configuration.
+// Err returns the error of the configuration.
 func (c *Client) Err() error { return c.fault }
 
-// Close closes connections when nobody uses them any more. It does not wait.
+// Close closes connections when they become idle. It does not wait.
 func (c *Client) Close() {
 	c.closed.Store(true)
 	c.transport.CloseIdleConnections()
 }
 
-// ParseURL returns the URL of an endpoint, which is one of http or https and has no
-// user in it. Its errors do not repeat it.
+// ParseURL parses the URL of an endpoint: http or https, without a user. Errors do not repeat it.
 func ParseURL(text string) (*url.URL, error) {
 	endpoint, err := url.Parse(text)
 	switch {
 	case err != nil:
 		return nil, errors.New("not a URL")
 	case endpoint.Scheme != "http" && endpoint.Scheme != "https":
-		return nil, errors.New("not a URL of http or https")
+		return nil, errors.New("not an http or https URL")
 	case endpoint.User != nil:
-		return nil, errors.New("it has a user or a password in it, where they could be seen")
+		return nil, errors.New("must not contain a user or password")
 	case endpoint.Hostname() == "":
-		return nil, errors.New("it has no host")
+		return nil, errors.New("missing host")
 	}
 	if port := endpoint.Port(); port != "" {
 		if n, err := strconv.Atoi(port); err != nil || n < 1 || n > 65535 {
-			return nil, errors.New("it has a port that is none")
+			return nil, errors.New("invalid port")
 		}
 	}
 	return endpoint, nil
@@ -124,21 +122,20 @@ func ParseURL(text string) (*url.URL, error) {
 
 func (c *Config) check() error {
 	if c.Key == "" && c.NeedsKey {
-		return errors.New("there is no key")
+		return errors.New("missing API key")
 	}
 	for _, char := range []byte(c.Key) {
 		if char < ' ' || char > '~' {
-			return errors.New("the key has characters that a header cannot have")
+			return errors.New("the API key has characters that are invalid in a header")
 		}
 	}
 	if _, err := ParseURL(c.URL); err != nil {
-		return fmt.Errorf("the URL of the endpoint: %w", err)
+		return fmt.Errorf("endpoint URL: %w", err)
 	}
 	return nil
 }
 
-// Score asks the reranker once. Without lines there is nothing to ask, and neither
-// scores nor a fault.
+// Score sends one request to the reranker. Without lines it returns neither scores nor a fault.
 func (c *Client) Score(ctx context.Context, goal string, lines []string) (*Scored, *Fault) {
 	if c.fault != nil {
 		return nil, &Fault{Kind: KindConfig, Err: c.fault}
@@ -162,7 +159,7 @@ func (c *Client) Score(ctx context.Context, goal string, lines []string) (*Score
 	return spread(scores, chosen, len(lines)), nil
 }
 
-// spread gives the scores of documents to the lines that they are.
+// spread assigns the scores of documents to their lines.
 func spread(scores []float64, chosen []int, n int) *Scored {
 	scored := &Scored{Scores: make([]float64, n), Status: http.StatusOK}
 	for i := range scored.Scores {
@@ -177,34 +174,35 @@ func spread(scores []float64, chosen []int, n int) *Scored {
 	return scored
 }
 
-// ask sends the documents and returns the body of the answer.
+// ask sends the documents and returns the body of the response.
 func (c *Client) ask(ctx context.Context, goal string, documents []string) ([]byte, *Fault) {
 	ctx, cancel := context.WithTimeout(ctx, c.config.Timeout)
 	defer cancel()
 	request, err := c.request(ctx, goal, documents)
 	if err != nil {
-		return nil, &Fault{Kind: KindConfig, Err: errors.New("no request can be made of it")}
+		return nil, &Fault{Kind: KindConfig, Err: errors.New("cannot create a request")}
 	}
 	defer func() {
 		if c.closed.Load() {
 			c.transport.CloseIdleConnections()
 		}
 	}()
-	// Not by http.Client, which follows redirects and tells the URL in errors.
+	// Not with http.Client, which follows redirects and has the URL in its errors.
 	response, err := c.transport.RoundTrip(request)
 	if err != nil {
 		return nil, c.broken(ctx, err)
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return nil, &Fault{KindHTTP, response.StatusCode, fmt.Errorf("%s answers with status %d", request.URL.Host, response.StatusCode)}
+		return nil, &Fault{KindHTTP, response.StatusCode,
+			fmt.Errorf("%s responded with status %d", request.URL.Host, response.StatusCode)}
 	}
 	answer, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
 	if err != nil {
 		return nil, c.broken(ctx, err)
 	}
 	if len(answer) > maxAnswer {
-		return nil, &Fault{Kind: KindParse, Err: fmt.Errorf("the answer is longer than %d bytes", maxAnswer)}
+		return nil, &Fault{Kind: KindParse, Err: fmt.Errorf("the response is longer than %d bytes", maxAnswer)}
 	}
 	return answer, nil
 }
@@ -223,19 +221,19 @@ func (c *Client) request(ctx context.Context, goal string, documents []string) (
 	if c.config.Key != "" {
 		request.Header.Set("Authorization", "Bearer "+c.config.Key)
 	}
-	// It is not sent. It tells the transport that a request may be sent again if the
-	// connection turns out to have been closed while it was idle.
+	// Not sent. It tells the transport that the request may be retried if an idle connection turns out
+	// to be closed.
 	request.Header["Idempotency-Key"] = nil
 	return request, nil
 }
 
-// broken is the fault of an exchange that has not come to its end.
+// broken returns the fault of a failed request.
 func (c *Client) broken(ctx context.Context, err error) *Fault {
 	return &Fault{Kind: KindHTTP, Err: c.cause(ctx, err)}
 }
 
-// cause says why an exchange has not come to its end. Of the errors of net/http it
-// takes those whose text comes from this machine; others quote what was received.
+// cause returns why a request failed. It keeps only errors whose text comes from this machine; others
+// quote what was received.
 func (c *Client) cause(ctx context.Context, err error) error {
 	var (
 		operation   *net.OpError
@@ -261,9 +259,9 @@ func (c *Client) cause(ctx context.Context, err error) error {
 	case errors.As(err, &alert):
 		return alert
 	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
-		return errors.New("the connection was closed before the end of the answer")
+		return errors.New("the connection was closed before the end of the response")
 	}
-	return errors.New("no HTTP response that can be understood")
+	return errors.New("invalid HTTP response")
 }
 
 func isTimeout(err error) bool {
@@ -271,10 +269,10 @@ func isTimeout(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-var errProxy = errors.New("the environment names a proxy that is none")
+var errProxy = errors.New("the environment names an invalid proxy")
 
-// proxy returns the proxy that the environment names, which never is one for this
-// machine. The error does not repeat the proxy, which may have a password.
+// proxy returns the proxy that the environment names, never for local addresses. The error does not
+// repeat it, because it may contain a password.
 func proxy(r *http.Request) (*url.URL, error) {
 	proxy, err := http.ProxyFromEnvironment(r)
 	if err != nil {

@@ -123,7 +123,8 @@ func TestWhatIsSent(t *testing.T) { // P63, W1
 			if reranker.Count() != 1 || got.Method != "POST" || got.Body != tt.body {
 				t.Errorf("%d requests, %s %s\nwant %s", reranker.Count(), got.Method, got.Body, tt.body)
 			}
-			want := map[string]string{"Content-Type": "application/json", "Accept": "application/json", "Authorization": "", "Idempotency-Key": ""}
+			want := map[string]string{"Content-Type": "application/json", "Accept": "application/json", "Authorization": "",
+				"Idempotency-Key": ""}
 			for name, value := range tt.headers {
 				want[name] = value
 			}
@@ -190,7 +191,7 @@ func says(t *testing.T, text string) (address string) {
 	return listen(t, func(conn net.Conn) { _, _ = io.WriteString(conn, text) })
 }
 
-// closedPort returns an address where nobody listens.
+// closedPort returns an address where nothing listens.
 func closedPort(t *testing.T) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -201,7 +202,7 @@ func closedPort(t *testing.T) string {
 	return listener.Addr().String()
 }
 
-// selfSigned returns the URL of a server whose certificate nobody trusts.
+// selfSigned returns the URL of a server whose certificate is not trusted.
 func selfSigned(t *testing.T) string {
 	server := httptest.NewUnstartedServer(new(mcptest.Reranker))
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)
@@ -237,15 +238,15 @@ func TestFaults(t *testing.T) { // P61, P68, P69, P70, P71
 		status    int
 		want      string // in the error
 	}{
-		{"no key", path("/ok"), withKey(""), KindConfig, 0, "there is no key"},
-		{"a key of two lines", path("/ok"), withKey(key + "\nX: y"), KindConfig, 0, "the key"},
-		{"a key of other letters", path("/ok"), withKey(key + "é"), KindConfig, 0, "the key"},
+		{"no key", path("/ok"), withKey(""), KindConfig, 0, "missing API key"},
+		{"a key of two lines", path("/ok"), withKey(key + "\nX: y"), KindConfig, 0, "the API key"},
+		{"a key of other letters", path("/ok"), withKey(key + "é"), KindConfig, 0, "the API key"},
 		{"no URL", url(""), nil, KindConfig, 0, "URL"},
-		{"a URL that is none", url("http://" + key + ":x"), nil, KindConfig, 0, "not a URL"},
+		{"an invalid URL", url("http://" + key + ":x"), nil, KindConfig, 0, "not a URL"},
 		{"a URL with a password", url("http://me:" + key + "@127.0.0.1:1/"), nil, KindConfig, 0, "password"},
 		{"a URL of something else", url("file:///etc/" + key), nil, KindConfig, 0, "http or https"},
 		{"a URL without a host", url("https:///" + key), nil, KindConfig, 0, "host"},
-		{"a URL with a port that is none", url("http://127.0.0.1:99999/" + key), nil, KindConfig, 0, "port"},
+		{"a URL with an invalid port", url("http://127.0.0.1:99999/" + key), nil, KindConfig, 0, "port"},
 
 		{"status 401", path("/401"), nil, KindHTTP, 401, "status 401"},
 		{"status 403", path("/403"), nil, KindHTTP, 403, "status 403"},
@@ -256,9 +257,11 @@ func TestFaults(t *testing.T) { // P61, P68, P69, P70, P71
 		{"status 302", path("/302"), nil, KindHTTP, 302, "status 302"},
 		{"a redirection that wants the request again", path("/redirect"), nil, KindHTTP, 307, "status 307"},
 
-		{"nobody listens", func(t *testing.T) string { return "http://" + closedPort(t) + "/?" + key }, nil, KindHTTP, 0, "connection refused"},
+		{"nothing listens", func(t *testing.T) string { return "http://" + closedPort(t) + "/?" + key }, nil, KindHTTP, 0,
+			"connection refused"},
 		{"a reset in the middle of the answer", path("/reset"), nil, KindHTTP, 0, "connection reset"},
-		{"a connection closed without an answer", func(t *testing.T) string { return "http://" + says(t, "") }, nil, KindHTTP, 0, "closed before the end"},
+		{"a connection closed without an answer", func(t *testing.T) string { return "http://" + says(t, "") }, nil,
+			KindHTTP, 0, "closed before the end"},
 		{"a connection closed in the middle of the answer", func(t *testing.T) string {
 			return "http://" + says(t, "HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{\"scores\":[1,2")
 		}, nil, KindHTTP, 0, "closed before the end"},
@@ -267,30 +270,31 @@ func TestFaults(t *testing.T) { // P61, P68, P69, P70, P71
 		{"no handshake in time", func(t *testing.T) string {
 			return "https://" + listen(t, func(conn net.Conn) { _, _ = io.Copy(io.Discard, conn) })
 		}, impatient, KindHTTP, 0, "not finished after 30ms"},
-		{"something else than HTTP, which repeats the key", echo, nil, KindHTTP, 0, "no HTTP response"},
+		{"something else than HTTP, which repeats the key", echo, nil, KindHTTP, 0, "invalid HTTP response"},
 		{"too many headers", func(t *testing.T) string {
 			return "http://" + says(t, "HTTP/1.1 200 OK\r\n"+strings.Repeat("X: "+key+"\r\n", 10_000)+"\r\n{}")
 		}, nil, KindHTTP, 0, ""}, // the server may find the connection closed under it
-		{"something else than TLS", func(t *testing.T) string { return "https://" + says(t, "220 smtp."+key+"\r\n") }, nil, KindHTTP, 0, "TLS"},
-		{"HTTP in place of TLS", func(t *testing.T) string {
+		{"another protocol than TLS", func(t *testing.T) string { return "https://" + says(t, "220 smtp."+key+"\r\n") }, nil,
+			KindHTTP, 0, "TLS"},
+		{"HTTP instead of TLS", func(t *testing.T) string {
 			return "https://" + says(t, "HTTP/1.1 400 Bad Request\r\n\r\n"+key)
 		}, nil, KindHTTP, 0, "TLS"},
-		{"a certificate that nobody trusts", selfSigned, nil, KindHTTP, 0, "certificate"},
+		{"a certificate that is not trusted", selfSigned, nil, KindHTTP, 0, "certificate"},
 		{"a body that is not as it is encoded", func(t *testing.T) string {
 			return serve(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Content-Encoding", "gzip")
 				_, _ = io.WriteString(w, `{"scores":[1]} `+key)
 			}))
-		}, nil, KindHTTP, 0, "no HTTP response"},
+		}, nil, KindHTTP, 0, "invalid HTTP response"},
 
 		{"text", path("/text"), nil, KindParse, 0, "not JSON"},
-		{"nothing at all", answers(""), nil, KindParse, 0, "not JSON"},
+		{"an empty body", answers(""), nil, KindParse, 0, "not JSON"},
 		{"JSON that is cut short", answers(`{"scores":[1,`), nil, KindParse, 0, "not JSON"},
 		{"text that repeats the key", answers(key), nil, KindParse, 0, "not JSON"},
 		{"an error with status 200", answers(`{"error":"` + key + `"}`), nil, KindParse, 0, "no list"},
 		{"an empty list", path("/empty"), nil, KindParse, 0, "no score"},
-		{"numbers that are none", path("/nan"), nil, KindParse, 0, "not JSON"},
-		{"texts", answers(`{"scores":["` + key + `"]}`), nil, KindParse, 0, "none"},
+		{"scores that are NaN", path("/nan"), nil, KindParse, 0, "not JSON"},
+		{"texts", answers(`{"scores":["` + key + `"]}`), nil, KindParse, 0, "not a score"},
 		{"indices that do not exist", answers(`[{"index":7,"score":1}]`), nil, KindParse, 0, "no score"},
 		{"more scores than documents", answers(`[1,2,3]`), nil, KindParse, 0, "more scores"},
 		{"an answer that is too long", path("/huge"), nil, KindParse, 0, "longer than 8388608 bytes"},
@@ -447,7 +451,8 @@ func TestHTTP2(t *testing.T) { // P63, P69, P70
 }
 
 func TestParseURL(t *testing.T) {
-	for _, text := range []string{"http://127.0.0.1:8080/rerank", "https://api.example.com/v1/rerank?version=2", "HTTPS://[::1]/", "http://reranker"} {
+	for _, text := range []string{"http://127.0.0.1:8080/rerank", "https://api.example.com/v1/rerank?version=2",
+		"HTTPS://[::1]/", "http://reranker"} {
 		endpoint, err := ParseURL(text)
 		if err != nil || !strings.EqualFold(endpoint.String(), text) {
 			t.Errorf("%s: got %v, %v", text, endpoint, err)
@@ -474,11 +479,13 @@ func TestCauses(t *testing.T) { // P61
 		err  error
 		want string
 	}{
-		{"a proxy that does not listen", &net.OpError{Op: "proxyconnect", Net: "tcp", Err: refused}, "the proxy: dial tcp: refused"},
-		{"a proxy that quotes", &net.OpError{Op: "proxyconnect", Net: "tcp", Err: errors.New(key)}, "the proxy: no HTTP response that can be understood"},
-		{"a proxy that is none", fmt.Errorf("x: %w", errProxy), errProxy.Error()},
+		{"a proxy that does not listen", &net.OpError{Op: "proxyconnect", Net: "tcp", Err: refused},
+			"the proxy: dial tcp: refused"},
+		{"a proxy that quotes", &net.OpError{Op: "proxyconnect", Net: "tcp", Err: errors.New(key)},
+			"the proxy: invalid HTTP response"},
+		{"an invalid proxy", fmt.Errorf("x: %w", errProxy), errProxy.Error()},
 		{"an alert", tls.AlertError(40), "tls: handshake failure"},
-		{"anything", errors.New(key), "no HTTP response that can be understood"},
+		{"anything", errors.New(key), "invalid HTTP response"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -1,9 +1,9 @@
-// Package rerank asks a reranker, a model behind HTTP, how much each line of a text
-// bears on a goal.
+// Package rerank asks a reranker, a model behind HTTP, how relevant each line of a text is to a
+// goal.
 //
-// [Sample] says which lines are sent (sample.go), [Wire] in what form (wire.go),
-// [Client] sends them once (client.go). Answers come in many shapes (answer.go).
+// [Sample] selects the lines to send (sample.go), [Wire] is the format of requests (wire.go), and
+// [Client] sends them once (client.go). Responses come in many shapes (answer.go).
 //
-// A key goes to the endpoint and nowhere else: redirects are not followed, and no
-// error quotes an answer, or of the endpoint's URL more than its host.
+// The key goes only to the endpoint: redirects are not followed, and errors quote neither a
+// response nor more of the endpoint's URL than its host.
 package rerank

@@ -1,8 +1,7 @@
 package rerank
 
-// Sample returns which of n lines are sent when at most limit can be: all of them or,
-// spread evenly, limit of them, ascending, with the first and, unless limit is 1, the
-// last.
+// Sample returns which of n lines to send when at most limit can be: all, or limit of them, spread
+// evenly and ascending, with the first and, unless limit is 1, the last.
 func Sample(n, limit int) []int {
 	limit = max(0, min(n, limit))
 	chosen := make([]int, limit)

@@ -5,20 +5,19 @@ import (
 	"encoding/json"
 )
 
-// A Wire is a form of requests.
+// A Wire is a format of requests.
 type Wire int
 
 const (
-	// Queries is {"queries":["<goal>"],"documents":[…]}, as DeepInfra has it.
+	// Queries is {"queries":["<goal>"],"documents":[…]}, DeepInfra's format.
 	Queries Wire = iota
 
-	// Query is {"query":"<goal>","documents":[…],"model":"<model>"}, as Cohere, Jina
-	// and the servers that speak like them have it.
+	// Query is {"query":"<goal>","documents":[…],"model":"<model>"}, the format of Cohere, Jina and
+	// compatible servers.
 	Query
 )
 
-// request returns the body of a request. Nothing in it is escaped that JSON does not
-// want escaped.
+// request returns the body of a request, without HTML escapes.
 func (w Wire) request(model, goal string, documents []string) ([]byte, error) {
 	var body any = struct {
 		Queries   []string `json:"queries"`

@@ -12,10 +12,13 @@ func TestRequests(t *testing.T) { // W1
 	}{
 		{"queries", Queries, "", "find x", []string{"a", "b"}, `{"queries":["find x"],"documents":["a","b"]}`},
 		{"queries have no model", Queries, "m", "", []string{"a"}, `{"queries":[""],"documents":["a"]}`},
-		{"markup is not escaped", Queries, "", "<a> & b", []string{"if a < b && c > d {"}, `{"queries":["<a> & b"],"documents":["if a < b && c > d {"]}`},
-		{"quotes, tabs and other letters", Queries, "", "\"é\"", []string{"\tx\\", "", "😀"}, `{"queries":["\"é\""],"documents":["\tx\\","","😀"]}`},
+		{"markup is not escaped", Queries, "", "<a> & b", []string{"if a < b && c > d {"},
+			`{"queries":["<a> & b"],"documents":["if a < b && c > d {"]}`},
+		{"quotes, tabs and other letters", Queries, "", "\"é\"", []string{"\tx\\", "", "😀"},
+			`{"queries":["\"é\""],"documents":["\tx\\","","😀"]}`},
 		{"a query", Query, "", "q", []string{"a"}, `{"query":"q","documents":["a"]}`},
-		{"a query of a model", Query, "BAAI/bge-reranker-v2-m3", "<q>", []string{"a", "b"}, `{"query":"<q>","documents":["a","b"],"model":"BAAI/bge-reranker-v2-m3"}`},
+		{"a query of a model", Query, "BAAI/bge-reranker-v2-m3", "<q>", []string{"a", "b"},
+			`{"query":"<q>","documents":["a","b"],"model":"BAAI/bge-reranker-v2-m3"}`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

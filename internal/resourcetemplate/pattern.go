@@ -10,25 +10,24 @@ import (
 	"unicode/utf8"
 )
 
-// A pattern is a URI template of RFC 6570 with two kinds of expressions: {name} matches
-// one segment of a path, {+name} one or more of them. A value is never empty and
-// never contains ? or #.
+// A pattern is a URI template of RFC 6570 with two kinds of expressions: {name} matches one segment of
+// a path, {+name} one or more. A value is never empty and never contains ? or #.
 //
-// Matching takes time linear in the length of the URI. Escaped slashes stay escaped, so
-// that a segment stays one segment.
+// Matching takes time linear in the length of the URI. Escaped slashes stay escaped, so a segment
+// stays one segment.
 type pattern struct {
 	variables []variable
-	tail      string // the literal after the last variable
+	tail      string // literal after the last variable
 	regexp    *regexp.Regexp
 }
 
 type variable struct {
-	literal string // the literal before the variable
+	literal string // literal before the variable
 	name    string
 	slashes bool // {+name}
 }
 
-// A value is what a URI has in the place of a variable.
+// A value is the value of a variable in a URI.
 type value struct {
 	raw     string // as in the URI
 	decoded string
@@ -77,7 +76,7 @@ func notInURIs(c rune) bool {
 	return c <= ' ' || c == 0x7f || strings.ContainsRune(`"<>\{}`, c)
 }
 
-// prefix returns the literal that the pattern begins with.
+// prefix returns the literal at the beginning of the pattern.
 func (p *pattern) prefix() string {
 	if len(p.variables) == 0 {
 		return p.tail
@@ -126,8 +125,8 @@ func (p *pattern) expand(values map[string]value) string {
 // maxEscapes is how often a value may be escaped.
 const maxEscapes = 3
 
-// decode unescapes a value. It refuses values that are not plain text, and those with a
-// "." or ".." segment, however often these are escaped.
+// decode unescapes a value. It refuses values that are not plain text, and those with a "." or ".."
+// segment, however often these are escaped.
 func decode(raw string) (string, bool) {
 	decoded, err := url.PathUnescape(raw)
 	if err != nil || !utf8.ValidString(decoded) || strings.ContainsFunc(decoded, unicode.IsControl) {
@@ -135,7 +134,7 @@ func decode(raw string) (string, bool) {
 	}
 	text := decoded
 	for range maxEscapes {
-		if leadsOut(text) {
+		if hasDotSegment(text) {
 			return "", false
 		}
 		next, err := url.PathUnescape(text)
@@ -147,8 +146,8 @@ func decode(raw string) (string, bool) {
 	return "", false
 }
 
-// leadsOut reports whether a path has a "." or ".." segment.
-func leadsOut(path string) bool {
+// hasDotSegment reports whether a path has a "." or ".." segment.
+func hasDotSegment(path string) bool {
 	for segment := range strings.FieldsFuncSeq(path, func(c rune) bool { return c == '/' || c == '\\' }) {
 		if segment == "." || segment == ".." {
 			return true
@@ -157,7 +156,7 @@ func leadsOut(path string) bool {
 	return false
 }
 
-// escape encodes everything but unreserved characters.
+// escape escapes all but unreserved characters.
 func escape(text string) string {
 	return strings.ReplaceAll(url.QueryEscape(text), "+", "%20")
 }

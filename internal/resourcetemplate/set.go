@@ -1,5 +1,5 @@
-// Package resourcetemplate keeps the resource templates of the gateway itself: texts
-// with variables, and windows to the resources of a server.
+// Package resourcetemplate stores the resource templates of the gateway itself: texts with variables,
+// and aliases of the resources of a server.
 package resourcetemplate
 
 import (
@@ -12,7 +12,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
-// The limits of a Set.
+// Limits of a Set.
 const (
 	maxTemplates = 1_000
 	maxText      = 1 << 20
@@ -25,18 +25,19 @@ const (
 type Set struct {
 	mu      sync.RWMutex
 	byName  map[string]*compiled
-	inOrder []*compiled // the order of matching
+	inOrder []*compiled // in order of matching
 	counts  *quota.Meter
 }
 
-var keptTemplates = quota.NewKind("templates")
+var templatesQuota = quota.NewKind("templates")
 
 // New returns an empty set.
 func New() *Set {
-	return &Set{byName: map[string]*compiled{}, counts: quota.NewMeter(keptTemplates, quota.Limits{Entries: maxTemplates})}
+	counts := quota.NewMeter(templatesQuota, quota.Limits{Entries: maxTemplates})
+	return &Set{byName: map[string]*compiled{}, counts: counts}
 }
 
-// Close releases the set's share of the metrics.
+// Close removes the set from the metrics.
 func (s *Set) Close() { s.counts.Close() }
 
 // Put adds a template, or replaces the one of the same name. The error names the invalid
@@ -61,7 +62,7 @@ func (s *Set) Put(t Template) (created bool, err error) {
 		return false, fmt.Errorf("name: the limit of %d templates is reached", maxTemplates)
 	}
 	s.byName[t.Name] = c
-	s.arrange()
+	s.sort()
 	return created, nil
 }
 
@@ -75,11 +76,11 @@ func (s *Set) Delete(name string) bool {
 	}
 	s.counts.Give("", old.size())
 	delete(s.byName, name)
-	s.arrange()
+	s.sort()
 	return true
 }
 
-// Replace puts templates in the place of all that the set has. If one is invalid, the set stays as it is.
+// Replace replaces all templates of the set. If one is invalid, the set stays unchanged.
 func (s *Set) Replace(all []Template) error {
 	byName := map[string]*compiled{}
 	for _, t := range all {
@@ -101,18 +102,18 @@ func (s *Set) Replace(all []Template) error {
 		s.counts.Take("", c.size())
 	}
 	s.byName = byName
-	s.arrange()
+	s.sort()
 	return nil
 }
 
-// arrange sorts the templates for matching. The caller holds the lock.
-func (s *Set) arrange() {
+// sort sorts the templates for matching. The caller holds the lock.
+func (s *Set) sort() {
 	inOrder := make([]*compiled, 0, len(s.byName))
 	for _, c := range s.byName {
 		inOrder = append(inOrder, c)
 	}
 	slices.SortFunc(inOrder, func(a, b *compiled) int {
-		return cmp.Or(cmp.Compare(len(b.address.prefix()), len(a.address.prefix())), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(len(b.uriPattern.prefix()), len(a.uriPattern.prefix())), cmp.Compare(a.Name, b.Name))
 	})
 	s.inOrder = inOrder
 }
@@ -159,20 +160,20 @@ func (s *Set) Match(uri string) (t *Template, expanded string, ok bool) {
 	inOrder := s.inOrder
 	s.mu.RUnlock()
 	for _, c := range inOrder {
-		values, matches := c.address.match(uri)
+		values, matches := c.uriPattern.match(uri)
 		if !matches {
 			continue
 		}
 		if c.target != nil {
 			return &c.Template, c.target.expand(values), true
 		}
-		return &c.Template, fill(c.Text, values), true
+		return &c.Template, replaceVariables(c.Text, values), true
 	}
 	return nil, "", false
 }
 
-// fill replaces the variables of a text.
-func fill(text string, values map[string]value) string {
+// replaceVariables replaces the variables of a text.
+func replaceVariables(text string, values map[string]value) string {
 	var pairs []string
 	for name, v := range values {
 		pairs = append(pairs, "{"+name+"}", v.decoded, "{+"+name+"}", v.decoded)

@@ -33,7 +33,8 @@ func TestMatch(t *testing.T) { // A67
 	)
 	for _, tt := range []struct{ name, uri, template, expanded string }{
 		{"a text with its variable", "hello://World", "greeting", "Hello World, {\"json\": World} {other} World!"},
-		{"a value that is decoded", "hello://W%C3%B6rld%20%7Bwho%7D", "greeting", "Hello Wörld {who}, {\"json\": Wörld {who}} {other} Wörld {who}!"},
+		{"a value that is decoded", "hello://W%C3%B6rld%20%7Bwho%7D", "greeting",
+			"Hello Wörld {who}, {\"json\": Wörld {who}} {other} Wörld {who}!"},
 		{"a template without variables", "about://gateway", "fixed", "a gateway"},
 		{"a window to a server", "docs://intro", "window", "file:///srv/docs/intro.md"},
 		{"a value that stays one part of a path", "docs://a%2Fb%20c", "window", "file:///srv/docs/a%2Fb%20c.md"},
@@ -56,7 +57,7 @@ func TestMatch(t *testing.T) { // A67
 		{"the way up in the middle", "tree://a/../b", "", ""},
 		{"the way up behind an encoded slash", "docs://a%2F..%2Fb", "", ""},
 		{"the way up behind a backslash", "docs://a%5C..%5Cb", "", ""},
-		{"an escape that is none", "docs://%zz", "", ""},
+		{"an invalid escape", "docs://%zz", "", ""},
 		{"bytes that are no text", "docs://%ff", "", ""},
 		{"a control character", "docs://a%00", "", ""},
 		{"a URI that is too long", "docs://" + strings.Repeat("x", maxURI), "", ""},
@@ -99,30 +100,40 @@ func TestInvalidTemplates(t *testing.T) { // A67
 		{"a name that is too long", Template{Name: strings.Repeat("n", 257)}, "name: 257 bytes"},
 		{"no URI template", Template{Name: "n", Text: "x"}, "uriTemplate: must begin with a scheme"},
 		{"no scheme", Template{Name: "n", URITemplate: "/a/{b}", Text: "x"}, "uriTemplate: must begin with a scheme"},
-		{"a scheme that is none", Template{Name: "n", URITemplate: "1a:b", Text: "x"}, "uriTemplate: must begin with a scheme"},
-		{"a scheme that is a variable", Template{Name: "n", URITemplate: "{a}://b", Text: "x"}, "uriTemplate: must begin with a scheme"},
-		{"the gateway's scheme", Template{Name: "n", URITemplate: "Proxy://a", Text: "x"}, "uriTemplate: proxy:// is reserved"},
+		{"an invalid scheme", Template{Name: "n", URITemplate: "1a:b", Text: "x"}, "uriTemplate: must begin with a scheme"},
+		{"a scheme that is a variable", Template{Name: "n", URITemplate: "{a}://b", Text: "x"},
+			"uriTemplate: must begin with a scheme"},
+		{"the gateway's scheme", Template{Name: "n", URITemplate: "Proxy://a", Text: "x"},
+			"uriTemplate: proxy:// is reserved"},
 		{"an operator", Template{Name: "n", URITemplate: "a://b{?q}", Text: "x"}, "uriTemplate: '{' is not allowed"},
 		{"another operator", Template{Name: "n", URITemplate: "a://b{/q}", Text: "x"}, "uriTemplate: '{' is not allowed"},
 		{"an explosion", Template{Name: "n", URITemplate: "a://{q*}", Text: "x"}, "uriTemplate: '{' is not allowed"},
 		{"a length", Template{Name: "n", URITemplate: "a://{q:3}", Text: "x"}, "uriTemplate: '{' is not allowed"},
 		{"several names", Template{Name: "n", URITemplate: "a://{q,r}", Text: "x"}, "uriTemplate: '{' is not allowed"},
-		{"a variable without a name", Template{Name: "n", URITemplate: "a://{}", Text: "x"}, "uriTemplate: '{' is not allowed"},
+		{"a variable without a name", Template{Name: "n", URITemplate: "a://{}", Text: "x"},
+			"uriTemplate: '{' is not allowed"},
 		{"a name with a blank", Template{Name: "n", URITemplate: "a://{a b}", Text: "x"}, "uriTemplate: '{' is not allowed"},
-		{"a variable without an end", Template{Name: "n", URITemplate: "a://{a", Text: "x"}, "uriTemplate: '{' is not allowed"},
+		{"a variable without an end", Template{Name: "n", URITemplate: "a://{a", Text: "x"},
+			"uriTemplate: '{' is not allowed"},
 		{"a brace too many", Template{Name: "n", URITemplate: "a://a}", Text: "x"}, "uriTemplate: '}' is not allowed"},
 		{"a variable twice", Template{Name: "n", URITemplate: "a://{a}/{a}", Text: "x"}, "duplicate variable {a}"},
-		{"variables that cannot be told apart", Template{Name: "n", URITemplate: "a://{a}{b}", Text: "x"}, "no literal before {b}"},
+		{"ambiguous variables", Template{Name: "n", URITemplate: "a://{a}{b}", Text: "x"}, "no literal before {b}"},
 		{"a blank", Template{Name: "n", URITemplate: "a://b c", Text: "x"}, "uriTemplate: ' ' is not allowed"},
 		{"neither text nor server", Template{Name: "n", URITemplate: "a:b"}, "text: missing"},
-		{"text and server", Template{Name: "n", URITemplate: "a:b", Text: "x", Server: "s", URI: "c:d"}, "text: not allowed together with server"},
+		{"text and server", Template{Name: "n", URITemplate: "a:b", Text: "x", Server: "s", URI: "c:d"},
+			"text: not allowed together with server"},
 		{"a server without a URI", Template{Name: "n", URITemplate: "a:b", Server: "s"}, "uri: missing"},
 		{"a URI without a server", Template{Name: "n", URITemplate: "a:b", URI: "c:d"}, "server: missing"},
-		{"a URI with another variable", Template{Name: "n", URITemplate: "a:{b}", Server: "s", URI: "c:{d}"}, "uri: {d} is not in uriTemplate"},
-		{"a URI that is no template", Template{Name: "n", URITemplate: "a:b", Server: "s", URI: "c:{"}, "uri: '{' is not allowed"},
-		{"a text that is too long", Template{Name: "n", URITemplate: "a:b", Text: strings.Repeat("x", maxText+1)}, "text: 1048577 bytes"},
-		{"a text with too many variables", Template{Name: "n", URITemplate: "a:{b}", Text: strings.Repeat("{b}", maxUses+1)}, "text: 1001 uses of variables"},
-		{"a description that is no text", Template{Name: "n", URITemplate: "a:b", Text: "x", Description: "\xff"}, "description: not UTF-8"},
+		{"a URI with another variable", Template{Name: "n", URITemplate: "a:{b}", Server: "s", URI: "c:{d}"},
+			"uri: {d} is not in uriTemplate"},
+		{"an invalid URI template", Template{Name: "n", URITemplate: "a:b", Server: "s", URI: "c:{"},
+			"uri: '{' is not allowed"},
+		{"a text that is too long", Template{Name: "n", URITemplate: "a:b", Text: strings.Repeat("x", maxText+1)},
+			"text: 1048577 bytes"},
+		{"a text with too many variables", Template{Name: "n", URITemplate: "a:{b}", Text: strings.Repeat("{b}", maxUses+1)},
+			"text: 1001 uses of variables"},
+		{"a description that is not text", Template{Name: "n", URITemplate: "a:b", Text: "x", Description: "\xff"},
+			"description: not UTF-8"},
 		{"too many variables", Template{Name: "n", URITemplate: "a:" + manyVariables(), Text: "x"}, "more than 32 variables"},
 	}
 	for _, tt := range tests {
@@ -148,7 +159,8 @@ func manyVariables() string {
 
 func TestListAndReplace(t *testing.T) { // A67
 	ts := put(t,
-		Template{Name: "b", URITemplate: "docs://{a}", Title: "B & <b>", Description: "about b", MIMEType: "text/plain", Text: "secret"},
+		Template{Name: "b", URITemplate: "docs://{a}", Title: "B & <b>", Description: "about b", MIMEType: "text/plain",
+			Text: "secret"},
 		Template{Name: "a", URITemplate: "hello://{a}", Server: "s", URI: "file:///{a}"},
 	)
 	want := []string{
@@ -227,7 +239,7 @@ func TestConcurrentUse(t *testing.T) {
 	}
 }
 
-// FuzzMatch matches any URI. The result is never outside the window.
+// FuzzMatch matches any URI. The result never leaves the prefix of the target.
 func FuzzMatch(f *testing.F) {
 	for _, seed := range []string{"x", "a/b", "..", "%2e%2e/", "%252e%252e%252f", "a%2Fb", "ä", "%00", "?q", "a\\..\\b"} {
 		f.Add(seed)
@@ -275,17 +287,19 @@ func TestReplace(t *testing.T) {
 	if err := s.Replace([]Template{{Name: "c", URITemplate: "c://{x}"}, {Name: "d"}}); err == nil || len(s.All()) != 2 {
 		t.Errorf("%v, and the set has %v", err, s.All())
 	}
-	if err := s.Replace([]Template{{Name: "b", URITemplate: "b://{x}", Text: "new"}, {Name: "c", URITemplate: "c://{x}", Text: "{x}"}}); err != nil {
+	if err := s.Replace([]Template{{Name: "b", URITemplate: "b://{x}", Text: "new"}, {Name: "c", URITemplate: "c://{x}",
+		Text: "{x}"}}); err != nil {
 		t.Fatal(err)
 	}
 	if _, got, _ := s.Match("b://1"); got != "new" || s.Has("a") || !s.Has("c") {
 		t.Errorf("b is %q of %v", got, s.All())
 	}
-	for _, name := range []string{"b", "c"} { // which gives back what they have taken
+	for _, name := range []string{"b", "c"} { // returns what they have taken
 		s.Delete(name)
 	}
 	for i := range maxTemplates {
-		if _, err := s.Put(Template{Name: fmt.Sprint("t", i), URITemplate: fmt.Sprintf("t%d://{x}", i), Text: "x"}); err != nil {
+		if _, err := s.Put(Template{Name: fmt.Sprint("t", i), URITemplate: fmt.Sprintf("t%d://{x}", i),
+			Text: "x"}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 )
 
-// A Template describes resources. The content of each is either Text, or that of the
-// resource URI of Server.
+// A Template describes resources. The content of each is either Text, or that of the resource URI of
+// Server.
 type Template struct {
 	Name        string `json:"name"`
 	URITemplate string `json:"uriTemplate"`
@@ -19,11 +19,11 @@ type Template struct {
 	Description string `json:"description,omitempty"`
 	MIMEType    string `json:"mimeType,omitempty"`
 
-	// The text. Each {variable} of URITemplate is replaced by its value; other braces
-	// are text.
+	// Text is the content. Each {variable} of URITemplate is replaced with its value; other braces are
+	// text.
 	Text string `json:"text,omitempty"`
 
-	// The server that has the resource, and the template of its URI there.
+	// Server is the server of the resource, and URI the template of its URI there.
 	Server string `json:"server,omitempty"`
 	URI    string `json:"uri,omitempty"`
 
@@ -44,16 +44,17 @@ func (t *Template) Descriptor() []byte {
 	}{t.URITemplate, t.Name, t.Title, t.Description, t.MIMEType})
 }
 
-// size returns how many bytes a template has.
+// size returns the size of a template, in bytes.
 func (t *Template) size() int64 {
-	return int64(len(t.Name) + len(t.URITemplate) + len(t.Title) + len(t.Description) + len(t.MIMEType) + len(t.Text) + len(t.Server) + len(t.URI))
+	return int64(len(t.Name) + len(t.URITemplate) + len(t.Title) + len(t.Description) + len(t.MIMEType) +
+		len(t.Text) + len(t.Server) + len(t.URI))
 }
 
-// A compiled is a template with its URI templates parsed.
+// A compiled template has its URI templates parsed.
 type compiled struct {
 	Template
-	address *pattern
-	target  *pattern // nil if it has a text
+	uriPattern *pattern
+	target     *pattern // nil if the template has a text
 }
 
 // compile validates a template. The error names the invalid field.
@@ -73,7 +74,7 @@ func compile(t Template) (*compiled, error) {
 	}
 	t.descriptor = nil
 	t.descriptor = t.Descriptor()
-	c := &compiled{Template: t, address: address}
+	c := &compiled{Template: t, uriPattern: address}
 	switch {
 	case t.Server == "" && t.URI != "":
 		return nil, errors.New("server: missing, although uri is set")
@@ -113,8 +114,8 @@ func checkLengths(t *Template) error {
 
 var scheme = regexp.MustCompile(`\A([A-Za-z][A-Za-z0-9+.-]*):`)
 
-// checkScheme checks that a template begins with a scheme, and not with proxy:, which
-// the gateway uses for the resources of its servers.
+// checkScheme checks that a template begins with a scheme other than proxy:, which the gateway uses
+// for resources of its servers.
 func checkScheme(prefix string) error {
 	found := scheme.FindStringSubmatch(prefix)
 	switch {
@@ -126,8 +127,7 @@ func checkScheme(prefix string) error {
 	return nil
 }
 
-// parseTarget parses the template of a URI at a server. All its variables must be in the
-// address.
+// parseTarget parses the template of a URI at a server. All its variables must occur in the address.
 func parseTarget(uri string, address *pattern) (*pattern, error) {
 	if uri == "" {
 		return nil, errors.New("uri: missing, although server is set")

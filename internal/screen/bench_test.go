@@ -12,7 +12,10 @@ import (
 func BenchmarkWriter(b *testing.B) {
 	const line = `2026-11-16 18:33:33 INFO path=\"/v1/items\" handled the request\n`
 	for _, size := range []int{1 << 10, 100 << 10, 5 << 20} {
-		message := `{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"` + strings.Repeat(line, size/len(line)) + `"}]}}`
+		message := `{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"` + strings.Repeat(
+			line,
+			size/len(line),
+		) + `"}]}}`
 		for _, media := range []struct{ name, contentType, body string }{
 			{"JSON", "application/json", message},
 			{"events", "text/event-stream", "event: message\ndata: " + message + "\n\n"},

@@ -7,18 +7,17 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
-// keptRoom is how much room is kept between the events of a stream, which may stand
-// for long.
-const keptRoom = 64 << 10
+// maxIdleBuffer is how many bytes of buffer are kept between the events of a stream, which may be far apart.
+const maxIdleBuffer = 64 << 10
 
-// A held event is known by where its data stands, if that is in one line.
+// An event describes the data of a held event.
 type event struct {
-	lines    int  // of data, without empty ones
-	from, to int  // where the data of the first stands
-	open     bool // a line of it
+	dataLines int  // lines of data that are not empty
+	from, to  int  // position of the first one in held
+	lineOpen  bool // the latest line of data has not ended
 }
 
-// writeEvents takes the next bytes of an event stream.
+// writeEvents handles the next bytes of an event stream.
 func (w *Writer) writeEvents(p []byte) {
 	w.events.Each(p, func(kind sse.Kind, part []byte) {
 		switch {
@@ -26,9 +25,9 @@ func (w *Writer) writeEvents(p []byte) {
 		case kind == sse.Dispatch:
 			w.endEvent()
 		case len(w.held) == 0 && w.isLeftover(part):
-			if !w.dropped {
-				w.send(true)
-				w.let(part)
+			if !w.lastDropped {
+				w.sendHeader(true)
+				w.pass(part)
 			}
 		default:
 			w.holdPart(kind, part)
@@ -39,74 +38,74 @@ func (w *Writer) writeEvents(p []byte) {
 // holdPart holds a part of an event.
 func (w *Writer) holdPart(kind sse.Kind, part []byte) {
 	at, e := len(w.held), &w.event
-	if w.hold(part); w.err != nil {
+	w.hold(part)
+	if w.err != nil {
 		return
 	}
 	if kind == sse.Data {
-		if !e.open {
-			e.lines++
+		if !e.lineOpen {
+			e.dataLines++
 		}
-		if e.lines == 1 {
-			if !e.open {
+		if e.dataLines == 1 {
+			if !e.lineOpen {
 				e.from = at
 			}
 			e.to = len(w.held)
 		}
-		e.open = true
+		e.lineOpen = true
 		return
 	}
-	e.open = false
-	// A comment belongs to no event, and often is there to show that the stream is
-	// alive. At the beginning of an event it need not wait.
+	e.lineOpen = false
+	// A comment belongs to no event and often keeps the stream alive. At the beginning of an event it is
+	// sent at once.
 	if w.held[0] == ':' && (part[0] == '\n' || part[0] == '\r') {
-		w.release()
+		w.passHeld()
 	}
 }
 
 const byteOrderMark = "\xEF\xBB\xBF"
 
-// isLeftover reports whether a part of a stream that comes between events belongs to
-// none: a byte order mark at the beginning, or an LF after the CR that ended an event
-// or a comment.
+// isLeftover reports whether a part between events belongs to none of them: a byte order mark at the
+// beginning, or an LF after the CR that ended an event or a comment.
 func (w *Writer) isLeftover(part []byte) bool {
-	if w.mark < len(byteOrderMark) {
-		if part[0] == byteOrderMark[w.mark] {
-			w.mark++
+	if w.bomSeen < len(byteOrderMark) {
+		if part[0] == byteOrderMark[w.bomSeen] {
+			w.bomSeen++
 			return true
 		}
-		w.mark = len(byteOrderMark)
+		w.bomSeen = len(byteOrderMark)
 	}
-	last := w.last
-	w.last = 0
+	last := w.lastByte
+	w.lastByte = 0
 	return last == '\r' && part[0] == '\n'
 }
 
-// Named reports whether the event that edit is called for has such a name, in any of its
-// lines.
-func (w *Writer) Named(is func(name string) bool) bool {
-	if w.mode != isStream {
+// EventNamed reports whether the event that edit is called for has a matching name, in any of its lines.
+func (w *Writer) EventNamed(match func(name string) bool) bool {
+	if w.mode != eventStream {
 		return false
 	}
 	var fields sse.Fields
 	for event := w.held; len(event) > 0; {
 		line, end, rest := cutLine(event)
-		if event = rest; !bytes.HasPrefix(line, []byte("event:")) {
+		event = rest
+		if !bytes.HasPrefix(line, []byte("event:")) {
 			continue
 		}
 		fields.Read(line)
-		if fields.Read(end); is(fields.Type) {
+		fields.Read(end)
+		if match(fields.Type) {
 			return true
 		}
 	}
 	return false
 }
 
-// endEvent lets the event that is held through. At the end of a stream it may lack its
-// end.
+// endEvent edits the held event and passes it on. At the end of a stream the event may be incomplete.
 func (w *Writer) endEvent() {
 	data := w.data()
 	if len(data) == 0 {
-		w.release()
+		w.passHeld()
 		return
 	}
 	edited, err := w.edit(data)
@@ -114,52 +113,53 @@ func (w *Writer) endEvent() {
 	case err != nil:
 		w.err = err
 	case len(edited) == 0:
-		w.done(true)
+		w.clearHeld(true)
 	case bytes.Equal(edited, data):
-		w.release()
+		w.passHeld()
 	default:
-		w.send(true)
-		w.letLines(w.withData(edited))
-		w.done(false)
+		w.sendHeader(true)
+		w.passLines(w.withData(edited))
+		w.clearHeld(false)
 	}
 }
 
-// release lets through what is held, with its data as it came.
-func (w *Writer) release() {
-	w.send(true)
-	w.letLines(w.held)
-	w.done(false)
+// passHeld passes on the held event with its data unchanged.
+func (w *Writer) passHeld() {
+	w.sendHeader(true)
+	w.passLines(w.held)
+	w.clearHeld(false)
 }
 
-// letLines lets an event through with the lines that are not data edited.
-func (w *Writer) letLines(event []byte) {
-	same := 0 // how much of event is to be let through as it is
+// passLines passes on an event with the lines that are not data edited.
+func (w *Writer) passLines(event []byte) {
+	same := 0 // start of the bytes that were not passed on yet
 	for rest := event; w.Line != nil && len(rest) > 0; {
 		line, _, next := cutLine(rest)
 		if _, isData := cutData(line); !isData && len(line) > 0 {
 			if edited := w.Line(line); !bytes.Equal(edited, line) {
 				at := len(event) - len(rest)
-				w.let(event[same:at])
-				w.let(edited)
+				w.pass(event[same:at])
+				w.pass(edited)
 				same = at + len(line)
 			}
 		}
 		rest = next
 	}
-	w.let(event[same:])
+	w.pass(event[same:])
 }
 
-// done forgets what was held, which has been let through or dropped.
-func (w *Writer) done(dropped bool) {
-	w.last, w.dropped, w.event = w.held[len(w.held)-1], dropped, event{}
-	if w.held = w.held[:0]; cap(w.held) > keptRoom {
-		w.forget()
+// clearHeld drops the held event, which was passed on or dropped.
+func (w *Writer) clearHeld(dropped bool) {
+	w.lastByte, w.lastDropped, w.event = w.held[len(w.held)-1], dropped, event{}
+	w.held = w.held[:0]
+	if cap(w.held) > maxIdleBuffer {
+		w.freeBuffer()
 	}
 }
 
-// data returns the data of the event that is held.
+// data returns the data of the held event.
 func (w *Writer) data() []byte {
-	switch w.event.lines {
+	switch w.event.dataLines {
 	case 0:
 		return nil
 	case 1:
@@ -168,15 +168,15 @@ func (w *Writer) data() []byte {
 	return dataOf(w.held)
 }
 
-// withData returns the event that is held with other data.
+// withData returns the held event with other data.
 func (w *Writer) withData(data []byte) []byte {
-	if w.event.lines == 1 && data[0] != ' ' && bytes.IndexByte(data, '\n') < 0 && bytes.IndexByte(data, '\r') < 0 {
+	if w.event.dataLines == 1 && data[0] != ' ' && bytes.IndexByte(data, '\n') < 0 && bytes.IndexByte(data, '\r') < 0 {
 		return slices.Concat(w.held[:w.event.from], data, w.held[w.event.to:])
 	}
 	return withData(w.held, data)
 }
 
-// cutLine takes the first line off an event, with its end.
+// cutLine splits the first line and its end off an event.
 func cutLine(event []byte) (line, end, rest []byte) {
 	i := lineLen(event)
 	if i == len(event) {
@@ -189,8 +189,8 @@ func cutLine(event []byte) (line, end, rest []byte) {
 	return event[:i], event[i : i+n], event[i+n:]
 }
 
-// lineLen returns how many bytes come before the first end of a line. It does not look far
-// beyond, lest lines that end with CR each look through all others for an LF.
+// lineLen returns the number of bytes before the first line end. It searches in steps, so that with lines that
+// end with CR the search for an LF does not scan all the others each time.
 func lineLen(event []byte) int {
 	const step = 1 << 10
 	for at := 0; ; at += step {
@@ -211,13 +211,13 @@ func lineLen(event []byte) int {
 	}
 }
 
-// cutData returns the data that a line of an event has, if it has any.
+// cutData returns the data of a line of an event, if it has any.
 func cutData(line []byte) (data []byte, ok bool) {
 	data, ok = bytes.CutPrefix(line, []byte("data:"))
 	return bytes.TrimPrefix(data, []byte(" ")), ok
 }
 
-// dataOf returns the data of an event, its lines put together.
+// dataOf returns the data of an event with its lines joined.
 func dataOf(event []byte) []byte {
 	all := make([]byte, 0, len(event))
 	for len(event) > 0 {
@@ -230,8 +230,7 @@ func dataOf(event []byte) []byte {
 	return bytes.TrimSuffix(all, []byte{'\n'})
 }
 
-// withData returns an event with other data, which stands where its first line of data
-// stood.
+// withData returns an event with other data, in place of its first line of data.
 func withData(event, data []byte) []byte {
 	out := make([]byte, 0, len(event)+len(data))
 	written := false
@@ -240,7 +239,7 @@ func withData(event, data []byte) []byte {
 		event = rest
 		if _, ok := cutData(line); !ok {
 			if n := len(out); n > 0 && out[n-1] == '\r' && len(line) == 0 && bytes.HasPrefix(end, []byte{'\n'}) {
-				out[n-1] = '\n' // the two would be one end, where lines of data stood between them
+				out[n-1] = '\n' // CR and LF would become one line end after the data lines between them are gone
 			}
 			out = append(append(out, line...), end...)
 			continue
@@ -253,8 +252,7 @@ func withData(event, data []byte) []byte {
 	return out
 }
 
-// appendData appends data as lines with this end. At the end of a stream the last may
-// lack it.
+// appendData appends data as lines with this end. At the end of a stream the last line may lack it.
 func appendData(dst, data, end []byte) []byte {
 	between := end
 	if len(end) == 0 {

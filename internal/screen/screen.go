@@ -1,5 +1,5 @@
-// Package screen stands between the handlers of an MCP server and whoever reads what
-// they write: it holds each message until it is complete, and lets it pass edited.
+// Package screen edits the messages that the handlers of an MCP server write: it holds each message until it
+// is complete, edits it, and passes it on.
 package screen
 
 import (
@@ -19,73 +19,68 @@ import (
 )
 
 var (
-	// ErrTooLarge is met by a message of more bytes than may be held.
-	ErrTooLarge = errors.New("the message is too large to be looked at")
-	// ErrEncoded is met by a body with a Content-Encoding.
-	ErrEncoded = errors.New("the response is encoded and cannot be looked at")
+	// ErrTooLarge reports a message that is longer than the limit.
+	ErrTooLarge = errors.New("the message is too large to be inspected")
+	// ErrEncoded reports a body with a Content-Encoding.
+	ErrEncoded = errors.New("the response is encoded and cannot be inspected")
 
 	errClosed = errors.New("the response is complete")
 )
 
-// A Writer lets messages through one by one, as edit returns them.
+// A Writer passes messages on one by one, as edit returns them.
 //
-// The body of a response that is an event stream is let through event by event. All data
-// is given to edit, also what is no message, such as the endpoint of the older transport.
-// What else there is in a stream passes as Line returns it, and an event that edit leaves as it is otherwise as it came.
-// Every other body is one message, whatever its type says. It is held until Close. Until something is let through, or the
-// handlers flush an event stream, the status is held, too: somebody can still answer
-// otherwise.
+// An event stream is passed on event by event. edit gets all data, even if it is not a message, such as the
+// endpoint of the older transport. Lines that are not data pass as Line returns them. Any other body is one
+// message, regardless of its Content-Type, and is held until Close. The status is held until something is
+// passed on or the handlers flush an event stream, so that the caller can still send another response.
 //
-// An error stays. After it nothing more is let through, and nothing of the message
-// that met it has been. A body with a Content-Encoding is such an error, for it cannot
-// be read here. So is a connection that is to be taken over.
+// Errors are permanent. After an error nothing more is passed on, and nothing of the message that caused it
+// has been. A body with a Content-Encoding is an error, because it cannot be read. Hijack is not supported.
 //
-// Held are at most limit bytes, which count all of an event. Data of several lines is
-// put together beside them.
+// A Writer holds at most limit bytes, which include all lines of an event. Data of several lines is joined in
+// additional memory.
 type Writer struct {
-	// EventsOnly says that only event streams are looked at. Other bodies pass as they
-	// are.
+	// EventsOnly limits editing to event streams. Other bodies pass unchanged.
 	EventsOnly bool
 
-	// Line edits a line of an event stream that is not data, without its end: a
-	// comment, or a field such as id. Without it they pass as they are.
+	// Line edits a line of an event stream that is not data, without its end: a comment, or a field such as
+	// id. If it is nil, these lines pass unchanged.
 	Line func(line []byte) []byte
 
 	next  http.ResponseWriter
 	limit int64
 	edit  func(message []byte) ([]byte, error)
 
-	status int // 0 until WriteHeader
-	mode   mode
-	sent   bool // the header has been sent on
-	closed bool
-	err    error
+	status     int // 0 until WriteHeader
+	mode       mode
+	headerSent bool
+	closed     bool
+	err        error
 
-	held []byte  // of a body, or of an event
-	room *[]byte // of rooms, that held was made of; nil if nothing is held
+	held   []byte  // bytes of a body or an event
+	buffer *[]byte // pooled buffer of held; nil if nothing is held
 
-	events  sse.Scanner
-	event   event
-	mark    int  // how much of a byte order mark there was, or all of it
-	last    byte // of the latest event or comment
-	dropped bool // that was left out
+	events      sse.Scanner
+	event       event
+	bomSeen     int  // bytes of a byte order mark seen; all of them after the beginning
+	lastByte    byte // last byte of the latest event or comment
+	lastDropped bool // the latest event was dropped
 }
 
-// A mode is what happens to a body.
+// A mode is how a body is handled.
 type mode uint8
 
 const (
-	passes mode = iota
-	isNone      // no body is allowed
-	isMessage
-	isStream
-	isEncoded
+	passThrough mode = iota
+	noBody           // no body is allowed
+	singleMessage
+	eventStream
+	encodedBody
 )
 
-// NewWriter returns a Writer that writes to w. It calls edit for each message, whose
-// bytes are good until that returns and must not be changed. A message for which edit
-// returns nothing is left out: an event as a whole; the body of a response is then
-// empty. Not for concurrent use, as any other ResponseWriter.
+// NewWriter returns a Writer that writes to w. It calls edit for each message. edit must not change the
+// message, or keep it after it returns. If edit returns nothing, the message is dropped: an event as a whole;
+// a body becomes empty. A Writer is not safe for concurrent use.
 func NewWriter(w http.ResponseWriter, limit int64, edit func(message []byte) ([]byte, error)) *Writer {
 	return &Writer{next: w, limit: limit, edit: edit}
 }
@@ -93,13 +88,13 @@ func NewWriter(w http.ResponseWriter, limit int64, edit func(message []byte) ([]
 // Header implements [http.ResponseWriter].
 func (w *Writer) Header() http.Header { return w.next.Header() }
 
-// Unwrap returns the writer behind w, for what w does not do itself.
+// Unwrap returns the underlying writer.
 func (w *Writer) Unwrap() http.ResponseWriter { return w.next }
 
-// Err returns the error that w has met.
+// Err returns the error of w, or nil.
 func (w *Writer) Err() error { return w.err }
 
-// WriteHeader decides what happens to the body. Information passes at once.
+// WriteHeader decides how the body is handled. Informational responses pass at once.
 func (w *Writer) WriteHeader(status int) {
 	if w.status != 0 || w.err != nil || w.closed {
 		return
@@ -109,9 +104,9 @@ func (w *Writer) WriteHeader(status int) {
 		return
 	}
 	w.status, w.mode = status, w.modeOf(status)
-	// Trailers will be put into the same map when the body has ended.
-	if w.mode == passes || w.mode == isNone || w.mode != isEncoded && w.Header().Get("Trailer") != "" {
-		w.send(w.mode == isMessage || w.mode == isStream)
+	// Trailers are put into the same map after the body.
+	if w.mode == passThrough || w.mode == noBody || w.mode != encodedBody && w.Header().Get("Trailer") != "" {
+		w.sendHeader(w.mode == singleMessage || w.mode == eventStream)
 	}
 }
 
@@ -119,31 +114,30 @@ func (w *Writer) modeOf(status int) mode {
 	isEvents := httpbody.TypeOf(w.Header().Get("Content-Type")) == httpbody.EventStream
 	switch {
 	case status == http.StatusSwitchingProtocols, status == http.StatusNoContent, status == http.StatusNotModified:
-		return isNone
+		return noBody
 	case w.EventsOnly && !isEvents:
-		return passes
+		return passThrough
 	case httpbody.Encoding(w.Header()) != "":
-		return isEncoded
+		return encodedBody
 	case isEvents:
-		return isStream
+		return eventStream
 	}
-	return isMessage
+	return singleMessage
 }
 
-// send sends the header. If the body may be another than the one that was announced,
-// it does not say anything about it any more.
-func (w *Writer) send(changed bool) {
-	if w.sent {
+// sendHeader sends the header. If the body may change, it first removes the headers that describe the body.
+func (w *Writer) sendHeader(changed bool) {
+	if w.headerSent {
 		return
 	}
 	if changed {
 		httpbody.DropDescription(w.Header())
 	}
-	w.sent = true
+	w.headerSent = true
 	w.next.WriteHeader(w.status)
 }
 
-// Write takes the next bytes of the body.
+// Write handles the next bytes of the body.
 func (w *Writer) Write(p []byte) (int, error) {
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
@@ -157,31 +151,30 @@ func (w *Writer) Write(p []byte) (int, error) {
 		return 0, nil
 	}
 	switch w.mode {
-	case passes:
-		w.let(p)
-	case isNone:
+	case passThrough:
+		w.pass(p)
+	case noBody:
 		return 0, http.ErrBodyNotAllowed
-	case isEncoded:
+	case encodedBody:
 		w.err = ErrEncoded
-	case isStream:
+	case eventStream:
 		w.writeEvents(p)
 	default:
 		w.hold(p)
 	}
 	if w.err != nil {
-		w.forget()
+		w.freeBuffer()
 		return 0, w.err
 	}
 	return len(p), nil
 }
 
-// ReadFrom keeps io.Copy from finding the ReadFrom of the writer behind w, which would
-// pass w by.
+// ReadFrom keeps io.Copy from using the ReadFrom of the underlying writer, which would bypass w.
 func (w *Writer) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(struct{ io.Writer }{w}, r)
 }
 
-// FlushError sends on what has been let through. What is held stays so.
+// FlushError flushes what was passed on. It does not affect held messages.
 func (w *Writer) FlushError() error {
 	if w.err != nil {
 		return w.err
@@ -189,23 +182,22 @@ func (w *Writer) FlushError() error {
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
 	}
-	if w.mode == isStream {
-		w.send(true)
+	if w.mode == eventStream {
+		w.sendHeader(true)
 	}
-	if !w.sent {
+	if !w.headerSent {
 		return nil
 	}
 	return http.NewResponseController(w.next).Flush()
 }
 
-// Hijack refuses to give the connection away, as messages would pass w by.
+// Hijack is refused, because messages would bypass w.
 func (w *Writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return nil, nil, http.ErrNotSupported
 }
 
-// Close says that the handlers have answered completely. What is held goes out now.
-// It returns the error that w has met: that of edit, [ErrTooLarge], [ErrEncoded], or one
-// of writing.
+// Close ends the response, and passes on the held message. It returns the error of w: that of edit,
+// [ErrTooLarge], [ErrEncoded], or a write error.
 func (w *Writer) Close() error {
 	if w.closed || w.err != nil || w.status == 0 {
 		w.closed = true
@@ -214,13 +206,13 @@ func (w *Writer) Close() error {
 	w.closed = true
 	switch {
 	case len(w.held) == 0:
-		w.send(false)
-	case w.mode == isStream:
+		w.sendHeader(false)
+	case w.mode == eventStream:
 		w.endEvent()
 	default:
 		w.endMessage()
 	}
-	w.forget()
+	w.freeBuffer()
 	return w.err
 }
 
@@ -231,9 +223,10 @@ func (w *Writer) hold(p []byte) {
 		return
 	}
 	if w.held == nil {
-		w.room = rooms.Get().(*[]byte)
-		if w.held = (*w.room)[:0]; w.mode == isMessage {
-			w.held = slices.Grow(w.held, w.announced(len(p)))
+		w.buffer = buffers.Get().(*[]byte)
+		w.held = (*w.buffer)[:0]
+		if w.mode == singleMessage {
+			w.held = slices.Grow(w.held, w.expectedSize(len(p)))
 		}
 	}
 	if cap(w.held)-len(w.held) < len(p) {
@@ -242,40 +235,40 @@ func (w *Writer) hold(p []byte) {
 	w.held = append(w.held, p...)
 }
 
-// rooms are buffers for messages, which are used again.
-var rooms = sync.Pool{New: func() any { return new([]byte) }}
+// buffers are reusable buffers for messages.
+var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
-// maxRoom is how many bytes a buffer may have to be used again.
-const maxRoom = 16 << 20
+// maxBuffer is the maximum size in bytes of a buffer that is reused.
+const maxBuffer = 16 << 20
 
-// forget drops what is held, and gives its buffer back.
-func (w *Writer) forget() {
-	if w.room != nil && cap(w.held) <= maxRoom {
-		*w.room = w.held
-		rooms.Put(w.room)
+// freeBuffer drops the held bytes and returns their buffer to the pool.
+func (w *Writer) freeBuffer() {
+	if w.buffer != nil && cap(w.held) <= maxBuffer {
+		*w.buffer = w.held
+		buffers.Put(w.buffer)
 	}
-	w.held, w.room = nil, nil
+	w.held, w.buffer = nil, nil
 }
 
-// announced returns how many bytes to make room for when the first have come. Others
-// say how many there will be, so it is not much on their word only.
-func (w *Writer) announced(first int) int {
-	const trust = 1 << 20
+// expectedSize returns how many bytes to allocate when the first ones arrive. It trusts the Content-Length
+// only up to a limit.
+func (w *Writer) expectedSize(first int) int {
+	const maxTrusted = 1 << 20
 	n, err := strconv.ParseInt(w.Header().Get("Content-Length"), 10, 64)
 	if err != nil {
 		return first
 	}
-	return int(max(int64(first), min(n, w.limit, trust)))
+	return int(max(int64(first), min(n, w.limit, maxTrusted)))
 }
 
-// let lets p through.
-func (w *Writer) let(p []byte) {
+// pass passes p on.
+func (w *Writer) pass(p []byte) {
 	if w.err == nil && len(p) > 0 {
 		_, w.err = w.next.Write(p)
 	}
 }
 
-// endMessage lets the message that the body is through.
+// endMessage edits the body as one message and passes it on.
 func (w *Writer) endMessage() {
 	edited, err := w.edit(w.held)
 	if err != nil {
@@ -283,18 +276,17 @@ func (w *Writer) endMessage() {
 		return
 	}
 	changed := !bytes.Equal(edited, w.held)
-	if changed && !w.sent {
+	if changed && !w.headerSent {
 		httpbody.DropDescription(w.Header())
 		if !w.hasTrailers() {
 			w.Header().Set("Content-Length", strconv.Itoa(len(edited)))
 		}
 	}
-	w.send(false)
-	w.let(edited)
+	w.sendHeader(false)
+	w.pass(edited)
 }
 
-// hasTrailers reports whether there are trailers that were not announced. A body of a
-// stated length has none.
+// hasTrailers reports whether there are unannounced trailers. A body with a Content-Length cannot have any.
 func (w *Writer) hasTrailers() bool {
 	for name := range w.Header() {
 		if strings.HasPrefix(name, http.TrailerPrefix) {

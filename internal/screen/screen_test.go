@@ -67,7 +67,7 @@ func write(r *recorder, edit func([]byte) ([]byte, error), pieces ...string) err
 		if n != len(b) {
 			return io.ErrShortWrite
 		}
-		clear(b) // nobody may keep it
+		clear(b) // the Writer must not keep the slice
 	}
 	return w.Close()
 }
@@ -75,25 +75,31 @@ func write(r *recorder, edit func([]byte) ([]byte, error), pieces ...string) err
 func TestA56Events(t *testing.T) {
 	for _, test := range []struct{ name, stream, want string }{
 		{"an event", "data: {\"a\":\"x\"}\n\n", "data: {\"a\":\"LOUD\"}\n\n"},
-		{"one that is left as it is", "event:message\ndata:{}\n\n", "event:message\ndata:{}\n\n"},
+		{"an event that is unchanged", "event:message\ndata:{}\n\n", "event:message\ndata:{}\n\n"},
 		{"one after the other", "data: [x]\n\ndata: [1]\n\ndata: [x]\n\n", "data: [LOUD]\n\ndata: [1]\n\ndata: [LOUD]\n\n"},
 		{"no space after the colon", "data:{x}\n\n", "data:{LOUD}\n\n"},
-		{"other fields around it", "event: message\nid: x\ndata: {x}\nretry: 5\n\n", "event: message\nid: x\ndata: {LOUD}\nretry: 5\n\n"},
+		{"other fields around it", "event: message\nid: x\ndata: {x}\nretry: 5\n\n",
+			"event: message\nid: x\ndata: {LOUD}\nretry: 5\n\n"},
 		{"CRLF", "id: 1\r\ndata: {x}\r\n\r\ndata: {x}\r\n\r\n", "id: 1\r\ndata: {LOUD}\r\n\r\ndata: {LOUD}\r\n\r\n"},
 		{"CR", "id: 1\rdata: {x}\r\rdata: {x}\r\r", "id: 1\rdata: {LOUD}\r\rdata: {LOUD}\r\r"},
 		{"several lines", "data: {\ndata: x\ndata: }\nid: 1\n\n", "data: {\ndata: LOUD\ndata: }\nid: 1\n\n"},
 		{"several lines that stay", "data:{\r\nid: 1\r\ndata:  1}\r\n\r\n", "data:{\r\nid: 1\r\ndata:  1}\r\n\r\n"},
-		{"several lines with other fields between", "data: {\r\nid: 1\r\ndata: x}\r\n\r\n", "data: {\r\ndata: LOUD}\r\nid: 1\r\n\r\n"},
+		{"several lines with other fields between", "data: {\r\nid: 1\r\ndata: x}\r\n\r\n",
+			"data: {\r\ndata: LOUD}\r\nid: 1\r\n\r\n"},
 		{"an empty line of data", "data:\ndata: {x}\n\n", "data:\ndata: {LOUD}\n\n"},
-		{"lines with different ends, of which two would become one", "data: {\rdata: x}\n\ndata: {x}\n\n", "data: {\rdata: LOUD}\n\ndata: {LOUD}\n\n"},
-		{"lines with different ends around data", "data: {\nid: 1\rdata: x}\n\ndata: {x}\n\n", "data: {\ndata: LOUD}\nid: 1\n\ndata: {LOUD}\n\n"},
+		{"lines with different ends, of which two would become one", "data: {\rdata: x}\n\ndata: {x}\n\n",
+			"data: {\rdata: LOUD}\n\ndata: {LOUD}\n\n"},
+		{"lines with different ends around data", "data: {\nid: 1\rdata: x}\n\ndata: {x}\n\n",
+			"data: {\ndata: LOUD}\nid: 1\n\ndata: {LOUD}\n\n"},
 		{"comments", ": x\n\n:\ndata: {x}\n: x\n\n", ": x\n\n:\ndata: {LOUD}\n: x\n\n"},
 		{"events without data", "id: 0\n\nretry: 9\n\nid: 7\ndata:\n\n", "id: 0\n\nretry: 9\n\nid: 7\ndata:\n\n"},
-		{"the endpoint of the older transport", "event: endpoint\ndata: /messages?sessionId=1\n\n", "event: endpoint\ndata: /messages?sessionId=1\n\n"},
+		{"the endpoint of the older transport", "event: endpoint\ndata: /messages?sessionId=1\n\n",
+			"event: endpoint\ndata: /messages?sessionId=1\n\n"},
 		{"data that is no message", "data: x\n\ndata: \"x\"\n\n", "data: LOUD\n\ndata: \"LOUD\"\n\n"},
 		{"data that is cut off", "data: {\"x\n\n", "data: {\"LOUD\n\n"},
 		{"an event that is left out", "data: [x]\n\nid: 4\ndata: [0]\n\ndata: [1]\n\n", "data: [LOUD]\n\ndata: [1]\n\n"},
-		{"an event that is left out, of lines that end with CRLF", "data: [x]\r\n\r\nid: 4\r\ndata: [0]\r\n\r\ndata: [1]\r\n\r\n", "data: [LOUD]\r\n\r\ndata: [1]\r\n\r\n"},
+		{"an event that is left out, of lines that end with CRLF",
+			"data: [x]\r\n\r\nid: 4\r\ndata: [0]\r\n\r\ndata: [1]\r\n\r\n", "data: [LOUD]\r\n\r\ndata: [1]\r\n\r\n"},
 		{"a byte order mark", "\uFEFFdata: {x}\n\n", "\uFEFFdata: {LOUD}\n\n"},
 		{"half a byte order mark", "\xef\xbbdata: {x}\n\n", "\xef\xbbdata: {LOUD}\n\n"},
 		{"a byte order mark elsewhere", "\n\uFEFFdata: {x}\n\n", "\n\uFEFFdata: {x}\n\n"},
@@ -200,12 +206,12 @@ func TestA56EventsAreFlushedAsBefore(t *testing.T) {
 func TestA56Bodies(t *testing.T) {
 	for _, test := range []struct{ name, media, body, want, length string }{
 		{"JSON", "application/json", `{"a":"x"}`, `{"a":"LOUD"}`, "12"},
-		{"JSON that is left as it is", "application/json", ` {"a":1} `, ` {"a":1} `, "9"},
+		{"JSON that is unchanged", "application/json", ` {"a":1} `, ` {"a":1} `, "9"},
 		{"JSON of another name", "application/vnd.x+json", `[x]`, `[LOUD]`, "6"},
 		{"JSON with lines", "application/json", "{\n\"x\"\n}\n", "{\n\"LOUD\"\n}\n", "11"},
 		{"text", "text/plain", `{x}`, `{LOUD}`, "6"},
-		{"text that is no message", "text/plain", `no x`, `no LOUD`, "7"},
-		{"nobody knows what", "", `{x}`, `{LOUD}`, "6"},
+		{"text that is not a message", "text/plain", `no x`, `no LOUD`, "7"},
+		{"a body without a type", "", `{x}`, `{LOUD}`, "6"},
 		{"a message that is left out", "application/json", `[0]`, ``, "0"},
 		{"nothing", "application/json", ``, ``, "0"},
 	} {
@@ -295,7 +301,8 @@ func TestA56WhatCannotBeLookedAtDoesNotPass(t *testing.T) {
 		{"an encoded body", "application/json", "gzip", "\x1f\x8b", 100, ErrEncoded, ""},
 		{"an encoded stream", stream, "br", "data: []\n\n", 100, ErrEncoded, ""},
 		{"a body that edit fails for", "application/json", "", "[9]", 100, errShout, ""},
-		{"an event that edit fails for", stream, "", "data: []\n\nid: 1\ndata: [9]\n\ndata: []\n\n", 100, errShout, "data: []\n\n"},
+		{"an event that edit fails for", stream, "", "data: []\n\nid: 1\ndata: [9]\n\ndata: []\n\n", 100, errShout,
+			"data: []\n\n"},
 		{"the last event, without an end", stream, "", "data: []\n\ndata: [9]", 100, errShout, "data: []\n\n"},
 		{"the first event", stream, "", "data: [9]\n\n", 100, errShout, ""},
 	} {
@@ -389,7 +396,8 @@ func TestA56InformationPassesAtOnce(t *testing.T) {
 	}
 	defer response.Body.Close()
 	body, err := io.ReadAll(response.Body)
-	if string(body) != "[LOUD]" || err != nil || response.StatusCode != 201 || response.ContentLength != 6 || !slices.Equal(early, []int{103}) {
+	if string(body) != "[LOUD]" || err != nil || response.StatusCode != 201 || response.ContentLength != 6 ||
+		!slices.Equal(early, []int{103}) {
 		t.Errorf("%d after %d, %q, %v", response.StatusCode, early, body, err)
 	}
 }
@@ -443,7 +451,8 @@ func TestA59OnlyEventsAreLookedAt(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := w.FlushError(); r.Body.String() != "{x}" || !slices.Equal(r.flushes, []int{3}) || err != nil || w.Close() != nil {
+	if err := w.FlushError(); r.Body.String() != "{x}" || !slices.Equal(r.flushes, []int{3}) || err != nil ||
+		w.Close() != nil {
 		t.Errorf("%q, flushed after %d, %v", r.Body, r.flushes, err)
 	}
 	r = record("text/event-stream")
@@ -468,7 +477,7 @@ func FuzzA56Pieces(f *testing.F) {
 	f.Add([]byte("data:{\nid: 1\rdata: x}\n\ndata: {x}\n\n"), uint8(2))
 	f.Fuzz(func(t *testing.T, body []byte, size uint8) {
 		if bytes.HasPrefix(body, []byte{0xEF}) && !bytes.HasPrefix(body, []byte("\uFEFF")) {
-			return // a part of a byte order mark, of which nobody says what it is
+			return // part of a byte order mark: the result is not specified
 		}
 		var pieces []string
 		for piece := range slices.Chunk(body, int(size)+1) {
@@ -492,8 +501,19 @@ func FuzzA56Pieces(f *testing.F) {
 				messages, got = eventsOf(string(body)), eventsOf(whole.Body.String())
 			}
 			want, wantErr := shouted(messages)
-			if (err == nil) != (wantErr == nil) || !slices.Equal(nonEmpty(got), want) && !(err != nil && media != "text/event-stream") {
-				t.Fatalf("%s: %q became %q, %v: who reads it sees %q, want %q, %v", media, body, whole.Body, err, got, want, wantErr)
+			if (err == nil) != (wantErr == nil) ||
+				!slices.Equal(nonEmpty(got), want) &&
+					!(err != nil && media != "text/event-stream") {
+				t.Fatalf(
+					"%s: %q became %q, %v: who reads it sees %q, want %q, %v",
+					media,
+					body,
+					whole.Body,
+					err,
+					got,
+					want,
+					wantErr,
+				)
 			}
 		}
 	})
@@ -524,7 +544,8 @@ func eventsOf(stream string) (all []string) {
 	for line := range strings.SplitSeq(strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(stream)+"\n\n", "\n") {
 		if line == "" {
 			all, data = append(all, strings.Join(data, "\n")), nil
-		} else if value := strings.TrimPrefix(strings.TrimPrefix(line, "data:"), " "); strings.HasPrefix(line, "data:") && value != "" {
+		} else if value := strings.TrimPrefix(strings.TrimPrefix(line, "data:"), " "); strings.HasPrefix(line, "data:") &&
+			value != "" {
 			data = append(data, value)
 		}
 	}
@@ -535,12 +556,15 @@ func BenchmarkEvents(b *testing.B) {
 	for _, size := range []int{200, 64 << 10} {
 		event := "id: 1\nevent: message\ndata: {\"x\":\"" + strings.Repeat("y", size) + "\"}\n\n"
 		stream := []byte(strings.Repeat(event, 1<<20/len(event)))
-		for name, edit := range map[string]func([]byte) ([]byte, error){"same": same, "edited": func(m []byte) ([]byte, error) { return m[:len(m)-1], nil }} {
+		for name, edit := range map[string]func([]byte) ([]byte, error){"same": same, "edited": func(m []byte) ([]byte,
+			error) {
+			return m[:len(m)-1], nil
+		}} {
 			b.Run(name+" "+strconv.Itoa(size), func(b *testing.B) {
 				b.SetBytes(int64(len(stream)))
 				b.ReportAllocs()
 				for b.Loop() {
-					w := NewWriter(nobody{"Content-Type": {"text/event-stream"}}, 1<<20, edit)
+					w := NewWriter(discardWriter{"Content-Type": {"text/event-stream"}}, 1<<20, edit)
 					for piece := range slices.Chunk(stream, 32<<10) {
 						if _, err := w.Write(piece); err != nil {
 							b.Fatal(err)
@@ -552,9 +576,9 @@ func BenchmarkEvents(b *testing.B) {
 	}
 }
 
-// nobody reads a response with this header.
-type nobody http.Header
+// A discardWriter is a response with this header. It discards the body.
+type discardWriter http.Header
 
-func (n nobody) Header() http.Header         { return http.Header(n) }
-func (n nobody) Write(p []byte) (int, error) { return len(p), nil }
-func (n nobody) WriteHeader(int)             {}
+func (d discardWriter) Header() http.Header         { return http.Header(d) }
+func (d discardWriter) Write(p []byte) (int, error) { return len(p), nil }
+func (d discardWriter) WriteHeader(int)             {}

@@ -1,5 +1,5 @@
-// Package seal makes what others hold for us: sealed texts, which they cannot read, and bound
-// ids, which are good in one scope only. Neither can be made or changed without the key.
+// Package seal makes tokens that clients hold for the gateway: sealed texts, which they cannot read,
+// and bound ids, which are valid in only one scope. Without the key, neither can be forged.
 package seal
 
 import (
@@ -18,8 +18,7 @@ type Sealer struct {
 	key  []byte
 }
 
-// New returns a Sealer for a key of any length. Sealers with other labels cannot open what it
-// has sealed.
+// New returns a Sealer for a key of any length. A Sealer with another label cannot open its texts.
 func New(label string, key []byte) Sealer {
 	derived := sha256.Sum256(append([]byte(label+"\x00"), key...))
 	block, err := aes.NewCipher(derived[:])
@@ -45,21 +44,21 @@ func (s Sealer) Seal(purpose string, plain []byte) string {
 	return base64.RawURLEncoding.EncodeToString(s.SealBytes(purpose, plain))
 }
 
-// SealBytes seals bytes for a purpose, where a text is not needed.
+// SealBytes is like Seal, but returns bytes.
 func (s Sealer) SealBytes(purpose string, plain []byte) []byte {
 	return s.aead.Seal(nil, nil, plain, []byte(purpose))
 }
 
-// OpenBytes opens what SealBytes has sealed for the same purpose.
+// OpenBytes opens bytes that SealBytes sealed for the same purpose.
 func (s Sealer) OpenBytes(purpose string, sealed []byte) ([]byte, bool) {
 	plain, err := s.aead.Open(nil, nil, sealed, []byte(purpose))
 	return plain, err == nil
 }
 
-// Open opens what Seal has sealed for the same purpose.
+// Open opens a text that Seal sealed for the same purpose.
 func (s Sealer) Open(purpose, sealed string) ([]byte, bool) {
-	// Sessions are remembered by their sealed text, also that they have ended. So only one
-	// spelling is good, where decoding would accept line breaks and spare bits.
+	// Ended sessions are recorded by their sealed text. So only one spelling is valid; the decoder
+	// would also accept line breaks and other trailing bits.
 	raw, err := base64.RawURLEncoding.DecodeString(sealed)
 	if err != nil || base64.RawURLEncoding.EncodeToString(raw) != sealed {
 		return nil, false
@@ -67,7 +66,7 @@ func (s Sealer) Open(purpose, sealed string) ([]byte, bool) {
 	return s.OpenBytes(purpose, raw)
 }
 
-// Bind returns an id that is good in a scope only, such as that of a server and a client.
+// Bind returns an id that is valid only in a scope, such as a server and a client.
 func (s Sealer) Bind(id string, scope ...string) string {
 	mac := hmac.New(sha256.New, s.key)
 	for _, part := range scope {
@@ -77,7 +76,7 @@ func (s Sealer) Bind(id string, scope ...string) string {
 	return id + "." + base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:16])
 }
 
-// Claim returns the id that Bind was given for a scope, and whether it was.
+// Claim returns the id in a bound id. It is not ok if Bind did not make it for this scope.
 func (s Sealer) Claim(bound string, scope ...string) (id string, ok bool) {
 	id = bound[:max(strings.LastIndexByte(bound, '.'), 0)]
 	return id, hmac.Equal([]byte(bound), []byte(s.Bind(id, scope...)))

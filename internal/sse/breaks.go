@@ -6,23 +6,22 @@ import (
 	"strings"
 )
 
-// Some clients end lines where the standard does not: Python's splitlines does so at each
-// of these. What such a client takes for a line of its own must not be a part of one here.
+// breaks are characters at which some clients end lines, against the standard: Python's splitlines
+// does so at all of them. A part of a line must not look like a line of its own to such a client.
 var breaks = []string{"\v", "\f", "\x1c", "\x1d", "\x1e", "\u0085", "\u2028", "\u2029"}
 
-// escaped writes them as JSON does within a string, which is the only place where a
-// message can have them.
+// escaped replaces them with JSON escapes. A message can contain them only within strings.
 var escaped = strings.NewReplacer("\v", `\u000b`, "\f", `\u000c`, "\x1c", `\u001c`, "\x1d", `\u001d`, "\x1e", `\u001e`,
 	"\u0085", `\u0085`, "\u2028", `\u2028`, "\u2029", `\u2029`)
 
-// Breaks escapes, in a stream, the characters at which only some clients end a line. The
-// zero value is ready for use.
+// Breaks escapes, in a stream, characters at which only some clients end a line. The zero value is
+// ready for use.
 type Breaks struct {
-	held []byte // that such a character may begin with
+	held []byte // possible beginning of such a character
 }
 
-// Escape returns the next bytes of the stream, which are p itself if nothing in it is to be
-// escaped. It holds back a part of a character.
+// Escape returns the next bytes of the stream: p itself if nothing must be escaped. It holds back an
+// incomplete character.
 func (b *Breaks) Escape(p []byte) []byte {
 	if len(b.held) > 0 {
 		p = append(b.held, p...)
@@ -41,8 +40,8 @@ func (b *Breaks) Escape(p []byte) []byte {
 	return p
 }
 
-// hasControl reports whether p has a control character. A message in one line has none, and
-// this finds out faster than to look for each of those that breaks has.
+// hasControl reports whether p has a control character. A message on one line has none, and this check
+// is faster than searching for each of breaks.
 func hasControl(p []byte) bool {
 	const eachByte = 0x0101010101010101
 	below := func(w uint64) uint64 { return (w - ' '*eachByte) &^ w } // sets a high bit for it

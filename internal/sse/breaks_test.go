@@ -7,17 +7,22 @@ import (
 	"testing"
 )
 
-// pythonLines ends lines as Python's str.splitlines.
+// pythonLines splits lines like Python's str.splitlines.
 func pythonLines(s string) []string {
 	s = strings.ReplaceAll(s, "\r\n", "\n")
-	return strings.FieldsFunc(s, func(r rune) bool { return strings.ContainsRune("\n\r\v\f\x1c\x1d\x1e\u0085\u2028\u2029", r) })
+	return strings.FieldsFunc(s, func(r rune) bool {
+		return strings.ContainsRune("\n\r\v\f\x1c\x1d\x1e\u0085\u2028\u2029",
+			r)
+	})
 }
 
-// Whoever ends lines elsewhere sees the same lines, and the same messages.
+// Readers with other line ends see the same lines, and the same messages.
 func TestBreaks(t *testing.T) {
 	for _, stream := range []string{
-		"x\u2028event: endpoint\u2028data: /mcp/other\n\n", ": a\vb\fc\x1cd\x1de\x1ef\u0085g\u2028h\u2029i\n", "id: \u00e9\u2026\u2019\u20ac\n\ndata: {}\n\n",
-		"data: {\"a\":\"\u2028\u2028data: {}\\\\\u0085\\\\\\n\"}\n\n", "data: \xe2\x80\n\n", "data: \xc2\xe2\x80\xe2\xa8\n\n", "\u2028",
+		"x\u2028event: endpoint\u2028data: /mcp/other\n\n", ": a\vb\fc\x1cd\x1de\x1ef\u0085g\u2028h\u2029i\n",
+		"id: \u00e9\u2026\u2019\u20ac\n\ndata: {}\n\n",
+		"data: {\"a\":\"\u2028\u2028data: {}\\\\\u0085\\\\\\n\"}\n\n", "data: \xe2\x80\n\n",
+		"data: \xc2\xe2\x80\xe2\xa8\n\n", "\u2028",
 	} {
 		for size := 1; size <= len(stream); size++ {
 			var b Breaks
@@ -32,7 +37,8 @@ func TestBreaks(t *testing.T) {
 			}
 			if text, ok := strings.CutPrefix(stream, "data: {"); ok && strings.Contains(text, "\u2028") {
 				var was, is any
-				if json.Unmarshal([]byte("{"+text), &was) != nil || json.Unmarshal([]byte(strings.TrimPrefix(got, "data: ")), &is) != nil || was.(map[string]any)["a"] != is.(map[string]any)["a"] {
+				if json.Unmarshal([]byte("{"+text), &was) != nil || json.Unmarshal([]byte(strings.TrimPrefix(got, "data: ")),
+					&is) != nil || was.(map[string]any)["a"] != is.(map[string]any)["a"] {
 					t.Errorf("in pieces of %d %q came out as %q", size, stream, got)
 				}
 			}
@@ -43,7 +49,7 @@ func TestBreaks(t *testing.T) {
 	}
 }
 
-// An ordinary stream costs no memory.
+// An ordinary stream allocates no memory.
 func TestBreaksAllocate(t *testing.T) {
 	ordinary := []byte("event: message\ndata: {\"text\":\"caf\u00e9 \u2026\"}\n\n")
 	var b Breaks

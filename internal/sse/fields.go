@@ -5,22 +5,22 @@ import (
 	"unicode"
 )
 
-// Fields are what an event says besides its data. They are read from what a [Scanner]
-// gives out as [Frame], from the beginning of the stream on.
+// Fields are the fields of an event except for its data. They are read from the [Frame] parts of a
+// [Scanner], from the beginning of the stream.
 type Fields struct {
-	ID    string // by which the stream can be resumed after the event
-	HasID bool   // an empty one is one, too
-	Type  string // message, if it is empty
-	Retry string // after how many milliseconds a client shall come back: digits
+	ID    string // resumes the stream after the event
+	HasID bool   // an empty id counts, too
+	Type  string // empty means message
+	Retry string // milliseconds until a client reconnects: digits
 
-	line  []byte // that has not ended
-	begun bool   // it is not the first of the stream
+	line  []byte // incomplete line
+	begun bool   // it is not the first line of the stream
 }
 
-// maxField is how long a field may be, together with its name. Longer ones are none.
+// maxField is the maximum length of a field with its name. Longer ones are ignored.
 const maxField = 4 << 10
 
-// Read takes the next bytes of lines, without the data in them.
+// Read parses the next bytes of lines, without data.
 func (f *Fields) Read(frame []byte) {
 	for {
 		end := bytes.IndexAny(frame, "\r\n")
@@ -39,11 +39,10 @@ func (f *Fields) Read(frame []byte) {
 	}
 }
 
-// Reset makes f ready for another event.
+// Reset prepares f for another event.
 func (f *Fields) Reset() { *f = Fields{line: f.line[:0], begun: f.begun} }
 
-// field takes what a line says. Ids are sent back in headers, so they have no control
-// characters.
+// field parses a line. Ids are sent back in headers, so those with control characters are ignored.
 func (f *Fields) field() {
 	line := f.line
 	if !f.begun {

@@ -7,8 +7,8 @@ import (
 	"unicode"
 )
 
-// fieldsOf returns the fields of each event, by the algorithm of the standard, line by
-// line. An event that has not ended is one, too.
+// fieldsOf returns the fields of each event, by the algorithm of the standard, line by line. An
+// incomplete event counts, too.
 func fieldsOf(stream string) []Fields {
 	stream = strings.TrimPrefix(stream, "\uFEFF")
 	stream = strings.ReplaceAll(strings.ReplaceAll(stream, "\r\n", "\n"), "\r", "\n")
@@ -36,9 +36,11 @@ func fieldsOf(stream string) []Fields {
 // The fields of events are those of the standard, in pieces of any size.
 func FuzzFields(f *testing.F) {
 	for _, stream := range []string{
-		"id: 5\nevent: message\nretry: 10\ndata: {}\n\nid\n\n", "id:5\r\nretry: x\r\n\r\nid: a\x00b\r\r", "retry:\nretry: 0\nevent:x\nevent\n\n:id: 3\n",
+		"id: 5\nevent: message\nretry: 10\ndata: {}\n\nid\n\n", "id:5\r\nretry: x\r\n\r\nid: a\x00b\r\r",
+		"retry:\nretry: 0\nevent:x\nevent\n\n:id: 3\n",
 		"\uFEFFid: 1\ndata: id: 2\n\n", // a field after a byte order mark was lost
-		"id: \u0085\nid: \xff\nid:  7\n\n", "id: " + strings.Repeat("7", maxField) + "\nevent: x\n\n", "dataid: 1\ndata\nid: 2\n",
+		"id: \u0085\nid: \xff\nid:  7\n\n", "id: " + strings.Repeat("7", maxField) +
+			"\nevent: x\n\n", "dataid: 1\ndata\nid: 2\n",
 		"\xef\xbbid: 1\n\n",
 	} {
 		f.Add(stream, uint8(0))
@@ -46,7 +48,7 @@ func FuzzFields(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, stream string, size uint8) {
 		if strings.HasPrefix(stream, "\xef") && !strings.HasPrefix(stream, "\uFEFF") {
-			return // a part of a byte order mark, of which nobody says what it is
+			return // incomplete byte order mark: undefined
 		}
 		got := []Fields{{}}
 		var s Scanner

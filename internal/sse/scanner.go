@@ -1,7 +1,5 @@
-// Package sse reads event streams (text/event-stream) without taking them apart:
-// it tells the data of events from everything around it, byte by byte as they
-// arrive, so that data can be rewritten in place and the rest passed on as it
-// was.
+// Package sse scans event streams (text/event-stream) as they arrive. It tells the data of events from
+// everything else, so data can be rewritten in place while the rest passes unchanged.
 package sse
 
 import "bytes"
@@ -10,32 +8,29 @@ import "bytes"
 type Kind uint8
 
 const (
-	// More means that the bytes fed so far are used up.
+	// More means that all bytes fed so far are used up.
 	More Kind = iota
 	// Data is a part of the value of a data field.
 	Data
-	// Frame is everything else: field names, line ends, comments, other fields.
-	// Between two lines of the data of one event it stands for a line break.
+	// Frame is everything else: field names, line ends, comments, other fields. Between two lines of
+	// data in one event it stands for a line break.
 	Frame
-	// Dispatch is the empty line that ends an event, after its bytes have been
-	// given out as Frame.
+	// Dispatch is the end of an event, after its empty line was returned as Frame.
 	Dispatch
 )
 
-// A Scanner divides a stream into data and framing. All bytes are given out
-// once, in order and at once: nothing is held back, and nothing is copied. The
-// zero value is ready for use.
+// A Scanner divides a stream into data and framing. It returns all bytes once, in order and
+// immediately: nothing is held back, and nothing is copied. The zero value is ready for use.
 //
-// As the standard has it, lines end with LF, CR or CRLF, in any mixture, and one
-// space after the colon belongs to the framing. So does a byte order mark at the
-// beginning of the stream.
+// As in the standard, lines end with LF, CR or CRLF, in any mixture, and one space after the colon
+// belongs to the framing. So does a byte order mark at the beginning of the stream.
 type Scanner struct {
 	buf   []byte
 	state state
-	name  int  // in state inName: how much of "data" the line has so far
-	cr    bool // the byte before was a CR: an LF now is part of that line end
-	bom   int  // how much of a byte order mark there was, or all of it
-	lf    int  // where the next LF is in buf, or its length; -1 if not known
+	name  int  // in state inName: length of the prefix of "data" so far
+	cr    bool // the last byte was a CR: an LF now is part of that line end
+	bom   int  // bytes of a byte order mark so far, or its length
+	lf    int  // position of the next LF in buf, or its length; -1 if unknown
 }
 
 type state uint8
@@ -53,11 +48,10 @@ const (
 	byteOrderMark = "\xEF\xBB\xBF"
 )
 
-// Feed gives s the next bytes of the stream, which must stay as they are until
-// Next returns [More].
+// Feed gives s the next bytes of the stream. They must not change until Next returns [More].
 func (s *Scanner) Feed(p []byte) { s.buf, s.lf = p, -1 }
 
-// Next returns what comes next, and its bytes.
+// Next returns the next part and its kind.
 func (s *Scanner) Next() (Kind, []byte) {
 	if s.state == atEnd {
 		s.state = inName
@@ -99,8 +93,7 @@ func (s *Scanner) Next() (Kind, []byte) {
 	return Frame, s.take(n)
 }
 
-// Each gives s the next bytes of the stream and calls f for all that is found in
-// them.
+// Each feeds p to s and calls f for all its parts.
 func (s *Scanner) Each(p []byte, f func(kind Kind, part []byte)) {
 	s.Feed(p)
 	for {
@@ -112,7 +105,7 @@ func (s *Scanner) Each(p []byte, f func(kind Kind, part []byte)) {
 	}
 }
 
-// field reads the name of a field, or the end of an event in its place.
+// field scans the name of a field, or the end of an event.
 func (s *Scanner) field() (Kind, []byte) {
 	n := 0
 	for n < len(s.buf) && s.name < len(dataField) && s.buf[n] == dataField[s.name] {
@@ -136,7 +129,7 @@ func (s *Scanner) field() (Kind, []byte) {
 	return s.Next()
 }
 
-// lineEnd takes the line end that the bytes begin with.
+// lineEnd takes a line end.
 func (s *Scanner) lineEnd() []byte {
 	if s.buf[0] == '\n' {
 		return s.take(1)
@@ -158,8 +151,8 @@ func (s *Scanner) take(n int) []byte {
 	return p
 }
 
-// lineLen returns how many bytes come before the end of the line. Where the next
-// LF is it finds out only once, lest lines that end with CR each look for it.
+// lineLen returns how many bytes come before the end of the line. It searches for the next LF only
+// once, even if lines end with CR.
 func (s *Scanner) lineLen() int {
 	if s.lf < 0 {
 		if s.lf = bytes.IndexByte(s.buf, '\n'); s.lf < 0 {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// scan feeds stream in pieces of the given size. It returns all bytes as given
-// out, and the data of each event, its lines joined by LF.
+// scan feeds stream in pieces of the given size. It returns all bytes as they were returned, and the
+// data of each event, its lines joined by LF.
 func scan(stream string, piece int) (all string, events []string) {
 	var s Scanner
 	var out, data bytes.Buffer
@@ -78,7 +78,7 @@ func TestScanner(t *testing.T) {
 	}
 }
 
-// Lines that end with CR must not each look for an LF to the end of the bytes.
+// Lines that end with CR must not each search for an LF to the end of the bytes.
 func BenchmarkCRLines(b *testing.B) {
 	stream := []byte(strings.Repeat("a\r", 256<<10))
 	b.SetBytes(int64(len(stream)))
@@ -92,7 +92,7 @@ func BenchmarkCRLines(b *testing.B) {
 
 // parse is the algorithm of the standard, line by line.
 func parse(stream string) (events []string) {
-	for _, b := range []byte("\uFEFF") { // or what there is of it: nothing else begins like that
+	for _, b := range []byte("\uFEFF") { // or a part of it: nothing else begins like that
 		if stream == "" || stream[0] != b {
 			break
 		}

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// answering answers some questions of children.
+// answering answers some server requests.
 func answering(method string) (result []byte, ours bool) {
 	switch method {
 	case "roots/list":
@@ -27,7 +27,8 @@ func TestQuestionsAreAnsweredWhereTheyAreAsked(t *testing.T) { // A59
 		{"roots in a session", `{}`, "roots/list", roots},
 		{"roots in the session of a client that has some", `{"roots":{}}`, "roots/list", roots},
 		{"what is dropped without a session", "", "sampling/createMessage", `"code":-32601`},
-		{"what is dropped in the session of a client that could", `{"sampling":{}}`, "sampling/createMessage", `"code":-32601`},
+		{"what is dropped in the session of a client that could", `{"sampling":{}}`, "sampling/createMessage",
+			`"code":-32601`},
 		{"what is left to others", "", "elicitation/create", `"code":-32601`},
 	} {
 		for name, change := range map[string]func(*Config){"": func(*Config) {}, ", of its own child": perSession} {
@@ -63,7 +64,7 @@ func TestQuestionsAreAnsweredWhereTheyAreAsked(t *testing.T) { // A59
 		p.AnswerWith("beta:1", answering)
 		contains(t, "answer", p.client().call("ask", `{"method":"roots/list"}`), `{"roots":[]}`)
 	})
-	t.Run("not any more", func(t *testing.T) {
+	t.Run("no longer after the last release", func(t *testing.T) {
 		p := newPool(t, "")
 		release, other := p.AnswerWith("alpha:1", answering), p.AnswerWith("alpha:1", answering)
 		release()

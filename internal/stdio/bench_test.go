@@ -58,8 +58,13 @@ func BenchmarkCall(b *testing.B) {
 	}{{"1KB/1", 1 << 10, 1}, {"1KB/16", 1 << 10, 16}, {"100KB/16", 100 << 10, 16}, {"5MB/1", 5 << 20, 1}} {
 		b.Run(bench.name, func(b *testing.B) {
 			p := NewPool(Config{
-				Command: []string{os.Args[0], "filler", strconv.Itoa(bench.size)}, Framing: Newline, Isolation: Shared, StartTimeout: time.Minute,
-				StopGrace: time.Minute, MaxMessage: 64 << 20, MaxSessions: 100, SessionTTL: time.Hour, Logger: zap.NewNop,
+				Command: []string{
+					os.Args[0],
+					"filler",
+					strconv.Itoa(bench.size),
+				}, Framing: Newline, Isolation: Shared,
+				StartTimeout: time.Minute,
+				StopGrace:    time.Minute, MaxMessage: 64 << 20, MaxSessions: 100, SessionTTL: time.Hour, Logger: zap.NewNop,
 			}, silent{})
 			defer p.Close()
 			post := func(session, body string) *http.Response {
@@ -75,7 +80,14 @@ func BenchmarkCall(b *testing.B) {
 				}
 				return res
 			}
-			hello := post("", request("0", "initialize", `{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"b","version":"1"}}`))
+			hello := post(
+				"",
+				request(
+					"0",
+					"initialize",
+					`{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"b","version":"1"}}`,
+				),
+			)
 			session := hello.Header.Get("Mcp-Session-Id")
 			body := toolCall(`"call-1"`, "fill", `{"text":"`+strings.Repeat("x", 64)+`"}`)
 			b.SetBytes(int64(bench.size))

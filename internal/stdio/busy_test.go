@@ -22,7 +22,7 @@ func TestAChildThatIsStartingIsNotAsked(t *testing.T) { // A36
 	p.eventually("it is starting", func() bool { return p.states() == "starting" })
 	soon, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if asked, err := p.Alive(soon, "alpha:1"); asked || err != nil {
+	if asked, err := p.CheckStarted(soon, "alpha:1"); asked || err != nil {
 		t.Errorf("got %t, %v", asked, err)
 	}
 	leave()
@@ -74,7 +74,7 @@ func TestRestartsAtOnceOfChildrenOfSessions(t *testing.T) { // A62
 	}
 	for _, s := range p.Status("alpha:1") {
 		if !s.Session && s.PID != 0 {
-			t.Errorf("a child is started that nobody uses: %+v", s)
+			t.Errorf("started a child that no client uses: %+v", s)
 		}
 	}
 }

@@ -11,31 +11,31 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// A call is a request that waits for its answer.
+// A call is a request that waits for its response.
 type call struct {
-	id      uint64
-	digits  [20]byte        // room for those of the id
-	request jsonrpc.Message // as the client sent it
-	session *session        // of the client, if it has one
-	own     bool            // it is not a client's
-	inbox   *inbox
-	err     error // in place of an answer; set before the inbox ends
+	id       uint64
+	digits   [20]byte        // buffer for the decimal id
+	request  jsonrpc.Message // as the client sent it
+	session  *session        // session of the client; nil without one
+	internal bool            // made by the pool itself
+	inbox    *inbox
+	err      error // error instead of a response; set before the inbox ends
 
 	// Guarded by the lock of the child.
-	sent         bool // it is in the queue to the child, or beyond
-	begun        time.Time
+	queued       bool // it is in the queue to the child, or already written
+	sentAt       time.Time
 	cancellation []byte // the notification that it was canceled
 }
 
-// fail ends a call that will not be answered. The client gets the failure, never the cause.
+// fail ends a call that gets no response. The client gets the failure, not the cause.
 func (call *call) fail(f *jsonrpc.Failure, cause error) {
 	call.err = fmt.Errorf("%w: %w", f, cause)
 	call.inbox.End(letter{message: frame{f.Append(nil, call.request.Literal(jsonrpc.ID))}})
 }
 
-// begin sends a request with an id of ours, and the same as progress token: a number from 1
-// on, because some servers take 0 for none.
-func (c *child) begin(ctx context.Context, call *call) error {
+// sendCall registers a call under a new id and queues it. The id, which is also its progress
+// token, counts from 1, because some servers treat 0 as missing.
+func (c *child) sendCall(ctx context.Context, call *call) error {
 	call.inbox = newInbox(ownerOf(ctx), maxUnread)
 	if err := c.register(call); err != nil {
 		return err
@@ -43,23 +43,23 @@ func (c *child) begin(ctx context.Context, call *call) error {
 	number := strconv.AppendUint(call.digits[:0], call.id, 10)
 	edits := call.request.ReplaceAll(number, jsonrpc.ID, jsonrpc.ProgressToken)
 	if err := c.sendEdited(ctx, call.request.Raw, edits); err != nil {
-		c.forget(call)
+		c.unregister(call)
 		c.noteUnseen(call)
-		c.abandon(call)
+		c.discardCall(call)
 		return err
 	}
-	if cancellation := c.markSent(call); cancellation != nil {
-		c.tellCanceled(call, cancellation)
+	if cancellation := c.markQueued(call); cancellation != nil {
+		c.sendCancellation(call, cancellation)
 	}
 	return nil
 }
 
-// markSent notes that a call is in the queue. It returns the notification that has to
-// follow if the call has been canceled meanwhile.
-func (c *child) markSent(call *call) (cancellation []byte) {
+// markQueued notes that a call is in the queue. It returns the notification to send next
+// if the call was canceled before.
+func (c *child) markQueued(call *call) (cancellation []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	call.sent, call.begun = true, time.Now()
+	call.queued, call.sentAt = true, time.Now()
 	return call.cancellation
 }
 
@@ -69,92 +69,92 @@ func (c *child) register(call *call) error {
 	switch {
 	case c.dead != nil:
 		return c.dead
-	case c.lent != nil:
-		return errLent
+	case c.dedicatedTo != nil:
+		return errDedicated
 	case len(c.calls) >= maxCalls:
 		return errBusy
 	}
 	c.lastID++
 	call.id = c.lastID
 	c.calls[call.id] = call
-	if !call.own && !call.lists() {
-		c.several = c.several || call.session == nil || c.client != nil && c.client != call.session
-		c.client = call.session
+	if !call.internal && !call.isList() {
+		c.servedMany = c.servedMany || call.session == nil || c.lastClient != nil && c.lastClient != call.session
+		c.lastClient = call.session
 	}
 	return nil
 }
 
-// lists reports whether the call asks for a list, which tells the child nothing of its
-// client.
-func (call *call) lists() bool {
+// isList reports whether the call requests a list. Lists say nothing about the client, so
+// they do not make a child shared.
+func (call *call) isList() bool {
 	return bytes.HasSuffix(call.request.Literal(jsonrpc.Method), []byte(`/list"`))
 }
 
-// forget ends the wait for an answer. It reports whether the call was still waiting.
-func (c *child) forget(call *call) bool {
-	defer c.stopIfLent()
+// unregister stops waiting for a response. It reports whether the call was still waiting.
+func (c *child) unregister(call *call) bool {
+	defer c.stopIfDedicated()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_, waiting := c.calls[call.id]
 	delete(c.calls, call.id)
-	if waiting && !call.own && !call.listens() {
-		c.doubt(call)
+	if waiting && !call.internal && !call.isListen() {
+		c.addAbandoned(call)
 	}
 	return waiting
 }
 
-// abandon refuses questions on the stream of a call that the client will not read, and all
-// later ones.
-func (c *child) abandon(call *call) {
+// discardCall refuses the server requests on the stream of a call that the client will not
+// read, and all later ones.
+func (c *child) discardCall(call *call) {
 	for _, l := range call.inbox.Discard() {
-		if q := l.question; q != nil {
+		if q := l.serverRequest; q != nil {
 			q.session.refuse(q, "the client has left")
 		}
 	}
 	if call.session != nil {
-		call.session.drop(func(q *question) bool { return q.call == call })
+		call.session.refuseMatching(func(q *serverRequest) bool { return q.call == call })
 		call.session.endEventsOf(call)
 	}
 }
 
 // giveUp cancels a call whose HTTP request has ended with this cause.
 func (c *child) giveUp(call *call, cause error) {
-	c.noteUnheard(call, cause)
+	c.noteTimeout(call, cause)
 	c.cancel(call, "the client has left")
 }
 
-// cancel gives up a call, notifies the child and refuses its questions. The notification of
-// a call that still waits for room in the queue is sent by begin, after the call.
+// cancel abandons a call, notifies the child and refuses its server requests. If the call is
+// not queued yet, sendCall sends the notification after it.
 func (c *child) cancel(call *call, reason string) {
-	if c.forget(call) {
+	if c.unregister(call) {
 		params := fmt.Appendf(nil, `{"requestId":%d`, call.id)
 		if reason != "" {
 			params = fmt.Appendf(params, `,"reason":%s`, jsonrpc.Quote(reason))
 		}
 		cancellation := jsonrpc.Notification("notifications/cancelled", append(params, '}'))
 		if c.noteCancellation(call, cancellation) {
-			c.tellCanceled(call, cancellation)
+			c.sendCancellation(call, cancellation)
 		}
 	}
-	c.abandon(call)
+	c.discardCall(call)
 }
 
-// noteCancellation reports whether the child can be notified of a cancellation now. If not,
-// begin does it later.
+// noteCancellation stores the notification and reports whether it can be sent now. If not,
+// sendCall sends it.
 func (c *child) noteCancellation(call *call, cancellation []byte) (sent bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	call.cancellation = cancellation
-	return call.sent
+	return call.queued
 }
 
-// request makes a request of our own and waits for the answer.
+// request sends a request of the pool itself and waits for the response.
 func (c *child) request(ctx context.Context, method string, params []byte) (*jsonrpc.Message, error) {
-	call := &call{own: true}
+	call := &call{internal: true}
 	if failure := call.request.Read(jsonrpc.Request(0, method, params)); failure != nil {
 		return nil, failure
 	}
-	if err := c.begin(ctx, call); err != nil {
+	if err := c.sendCall(ctx, call); err != nil {
 		return nil, err
 	}
 	defer call.inbox.Discard()
@@ -162,7 +162,7 @@ func (c *child) request(ctx context.Context, method string, params []byte) (*jso
 		select {
 		case <-call.inbox.More():
 		case <-ctx.Done():
-			c.forget(call)
+			c.unregister(call)
 			return nil, ctx.Err()
 		}
 		l, _, last := call.inbox.Take()
@@ -183,8 +183,8 @@ func (c *child) request(ctx context.Context, method string, params []byte) (*jso
 	}
 }
 
-// take returns the call that waits for an answer with this id, and ends the wait.
-func (c *child) take(id []byte) *call {
+// takeCall returns the call with this id and stops waiting for its response.
+func (c *child) takeCall(id []byte) *call {
 	number, err := strconv.ParseUint(string(id), 10, 64)
 	if err != nil {
 		return nil
@@ -192,26 +192,26 @@ func (c *child) take(id []byte) *call {
 	c.mu.Lock()
 	call := c.calls[number]
 	delete(c.calls, number)
-	c.served = c.served || call != nil && !call.own
-	c.endDoubt(number)
+	c.served = c.served || call != nil && !call.internal
+	c.removeAbandoned(number)
 	c.mu.Unlock()
 	if call != nil && call.session != nil {
-		call.session.outlive(call)
+		call.session.detachServerRequests(call)
 	}
-	c.stopIfLent()
+	c.stopIfDedicated()
 	return call
 }
 
-// caller returns the call that a message of the child belongs to. The message does not say
-// so: it is the latest call of the only client that has calls. If several clients have
-// some, or another has just given one up that the child may still work on, the caller is
-// in doubt. Calls that the child had not seen when it wrote the message do not count.
-func (c *child) caller() (found *call, doubtful bool) {
+// inferCall returns the call that a message of the child belongs to. The message does not
+// name it: it is the latest call of the only client that has calls. The result is ambiguous
+// if several clients have calls, or if another client abandoned one that the child may still
+// work on. Calls that the child had not seen when it wrote the message do not count.
+func (c *child) inferCall() (found *call, ambiguous bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, call := range c.calls {
 		switch {
-		case call.own, call.listens(), call.id > c.lastKnown:
+		case call.internal, call.isListen(), call.id > c.lastKnown:
 		case found == nil:
 			found = call
 		case !call.sameClient(found):
@@ -220,24 +220,24 @@ func (c *child) caller() (found *call, doubtful bool) {
 			found = call
 		}
 	}
-	for d := range c.recentDoubts() {
-		if (!d.over || c.heedless) && (found == nil || d.session == nil || d.session != found.session) {
+	for d := range c.recentlyAbandoned() {
+		if (!d.acknowledged || c.ignoresCancellation) && (found == nil || d.session == nil || d.session != found.session) {
 			return nil, true
 		}
 	}
 	return found, false
 }
 
-// listens reports whether the call gets only messages that name it.
-func (call *call) listens() bool { return call.request.Is(jsonrpc.Method, mcp.MethodListen) }
+// isListen reports whether the call gets only messages that carry its id.
+func (call *call) isListen() bool { return call.request.Is(jsonrpc.Method, mcp.MethodListen) }
 
-// sameClient reports whether two calls are known to be of one client.
+// sameClient reports whether two calls have the same session.
 func (call *call) sameClient(other *call) bool {
 	return call.session != nil && call.session == other.session
 }
 
-// numbered returns the call to which we have given this id.
-func (c *child) numbered(literal []byte) *call {
+// callByID returns the call with an id that the pool gave it.
+func (c *child) callByID(literal []byte) *call {
 	number, err := strconv.ParseUint(string(literal), 10, 64)
 	if err != nil {
 		return nil
@@ -247,8 +247,8 @@ func (c *child) numbered(literal []byte) *call {
 	return c.calls[number]
 }
 
-// called returns the call to which a client has given this id.
-func (c *child) called(s *session, id []byte) *call {
+// callByClientID returns the call with an id that its client gave it.
+func (c *child) callByClientID(s *session, id []byte) *call {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, call := range c.calls {

@@ -26,13 +26,27 @@ func TestIdsComeBackToTheByte(t *testing.T) {
 			for _, c := range sessions {
 				secret := `{"secret":"` + strconv.Itoa(len(id)) + `"}`
 				answer := c.post(toolCall(id, "echo", secret)).whole()
-				want := fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"result":{"content":[{"type":"text","text":%s}]}}`, id, quote(`{"name":"echo","arguments":`+secret+`}`))
+				want := fmt.Sprintf(
+					`{"jsonrpc":"2.0","id":%s,"result":{"content":[{"type":"text","text":%s}]}}`,
+					id,
+					quote(`{"name":"echo","arguments":`+secret+`}`),
+				)
 				if flags != "" {
-					want = fmt.Sprintf(`{"result":{"content":[{"type":"text","text":%s}]},"jsonrpc":"2.0","id":%s}`, quote(`{"name":"echo","arguments":`+secret+`}`), id)
+					want = fmt.Sprintf(
+						`{"result":{"content":[{"type":"text","text":%s}]},"jsonrpc":"2.0","id":%s}`,
+						quote(`{"name":"echo","arguments":`+secret+`}`),
+						id,
+					)
 				}
 				equal(t, "answer to "+id, answer, want)
 				failure := c.post(request(id, "no/such", `{}`)).whole()
-				equal(t, "error to "+id, failure, `{"jsonrpc":"2.0","id":`+id+`,"error":{"code":-32601,"message":"method not found: no/such"}}`)
+				equal(
+					t,
+					"error to "+id,
+					failure,
+					`{"jsonrpc":"2.0","id":`+id+
+						`,"error":{"code":-32601,"message":"method not found: no/such"}}`,
+				)
 			}
 		}
 	}
@@ -41,11 +55,23 @@ func TestIdsComeBackToTheByte(t *testing.T) {
 func TestProgressTokensComeBackToTheByte(t *testing.T) {
 	p := newPool(t, "")
 	for _, token := range literals {
-		r := p.client().post(request(`5`, "tools/call", `{"name":"progress","arguments":{"steps":3},"_meta":{"progressToken":`+token+`,"x":1.0}}`))
+		r := p.client().
+			post(request(`5`, "tools/call",
+				`{"name":"progress","arguments":{"steps":3},"_meta":{"progressToken":`+token+`,"x":1.0}}`))
 		equal(t, "type", r.Header.Get("Content-Type"), "text/event-stream")
 		equal(t, "buffering", r.Header.Get("X-Accel-Buffering"), "no")
 		for i := range 3 {
-			equal(t, "progress", r.next(), fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":%d,"total":3}}`, token, i+1))
+			equal(
+				t,
+				"progress",
+				r.next(),
+				fmt.Sprintf(
+					`{"jsonrpc":"2.0","method":"notifications/progress",`+
+						`"params":{"progressToken":%s,"progress":%d,"total":3}}`,
+					token,
+					i+1,
+				),
+			)
 		}
 		equal(t, "answer", r.next(), `{"jsonrpc":"2.0","id":5,"result":{"content":[{"type":"text","text":"done"}]}}`)
 		equal(t, "end", r.next(), "")
@@ -59,7 +85,11 @@ func TestRequestsArePassedOnAsTheyAre(t *testing.T) {
 		{"every byte of the params", request(`1`, "tools/call", params), params},
 		{"members in any order", `{"params":` + params + `,"x":1,"method":"tools/call","id":1,"jsonrpc":"2.0"}`, params},
 		{"keys with escapes", `{"jsonrpc":"2.0","\u0069d":1,"method":"tools\/call","params":` + params + `}`, params},
-		{"line breaks between tokens, which become spaces", "{\r\n \"jsonrpc\": \"2.0\",\n \"id\": 1,\n \"method\": \"tools/call\",\n \"params\": {\"name\":\n\"echo\"}\n}\n", `{"name": "echo"}`},
+		{
+			"line breaks between tokens, which become spaces",
+			"{\r\n \"jsonrpc\": \"2.0\",\n \"id\": 1,\n \"method\": \"tools/call\",\n \"params\": {\"name\":\n\"echo\"}\n}\n",
+			`{"name": "echo"}`,
+		},
 	}
 	for _, framing := range []Framing{Newline, ContentLength} {
 		p := newPool(t, "", func(c *Config) { c.Framing = framing })
@@ -76,7 +106,8 @@ func TestAnswersOfAServer(t *testing.T) {
 	p := newPuppets(t)
 	deep := strings.Repeat("[", 2000) + strings.Repeat("]", 2000)
 	invalid := func(message string) string {
-		return `{"jsonrpc":"2.0","error":{"code":-32003,"message":"` + message + `","data":{"code":"invalid_response","server_name":"alpha"}},"id":"q"}`
+		return `{"jsonrpc":"2.0","error":{"code":-32003,"message":"` + message +
+			`","data":{"code":"invalid_response","server_name":"alpha"}},"id":"q"}`
 	}
 	notAnswer := invalid("the MCP server's answer is not a JSON-RPC response")
 	tests := []struct{ name, raw, want string }{
@@ -87,9 +118,23 @@ func TestAnswersOfAServer(t *testing.T) {
 		{"repeated members are no answer", `{"id":$ID,"result":1,"result":2}` + "\n", notAnswer},
 		{"too deep is no answer", `{"id":$ID,"result":` + deep + `}` + "\n", notAnswer},
 		{"broken off is no answer", `{"id":$ID,"result":{"x":` + "\n", notAnswer},
-		{"noise and blank lines before it do not matter", "hello\n\n{oops\n[]\n\"x\"\n" + `{"id":$ID,"result":1}` + "\n", `{"id":"q","result":1}`},
-		{"answers to nobody do not matter", `{"id":999999,"result":0}` + "\n" + `{"id":"1","result":0}` + "\n" + `{"id":null,"result":0}` + "\n" + `{"id":-1,"result":0}` + "\n" + `{"result":0}` + "\n" + `{"id":$ID,"result":1}` + "\n", `{"id":"q","result":1}`},
-		{"the second answer does not matter", `{"id":$ID,"result":1}` + "\n" + `{"id":$ID,"result":2}` + "\n", `{"id":"q","result":1}`},
+		{
+			"noise and blank lines before it do not matter",
+			"hello\n\n{oops\n[]\n\"x\"\n" + `{"id":$ID,"result":1}` + "\n",
+			`{"id":"q","result":1}`,
+		},
+		{
+			"responses to unknown requests do not matter",
+			`{"id":999999,"result":0}` + "\n" + `{"id":"1","result":0}` + "\n" +
+				`{"id":null,"result":0}` + "\n" + `{"id":-1,"result":0}` + "\n" + `{"result":0}` + "\n" + `{"id":$ID,"result":1}` +
+				"\n",
+			`{"id":"q","result":1}`,
+		},
+		{
+			"the second answer does not matter",
+			`{"id":$ID,"result":1}` + "\n" + `{"id":$ID,"result":2}` + "\n",
+			`{"id":"q","result":1}`,
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -98,7 +143,8 @@ func TestAnswersOfAServer(t *testing.T) {
 	}
 	t.Run("lengths that are right and bytes that are no UTF-8 pass", func(t *testing.T) {
 		// JSON in Go has no such bytes, so a shell says them.
-		script := `read -r l; printf 'Content-Length: 84\r\n\r\n%s' '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; read -r l; ` +
+		script := `read -r l; printf 'Content-Length: 84\r\n\r\n%s' '{"jsonrpc":"2.0","id":1,` +
+			`"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; read -r l; ` +
 			`read -r l; printf 'Content-Length: 24\r\n\r\n{"id":2,"result":"\377\376\377\376"}'; ` +
 			`read -r l; printf '{"id":3,"result":"\377"}\n'; cat`
 		p := newPoolOf(t, []string{"sh", "-c", script})
@@ -121,7 +167,7 @@ func TestLateAndWrongAnswersAreDroppedAndCounted(t *testing.T) { // A38
 }
 
 // TestEqualIdsOfManyClients has 2,000 clients use the same ids and tokens at the
-// same time, and shows that nobody gets what is another's (G22, A24, A29).
+// same time, and shows that no client gets a message of another (G22, A24, A29).
 func TestEqualIdsOfManyClients(t *testing.T) {
 	p := newPool(t, "")
 	var clients sync.WaitGroup
@@ -138,9 +184,26 @@ func TestEqualIdsOfManyClients(t *testing.T) {
 
 			// A client's steps are as many as its number says.
 			steps := n%5 + 1
-			r := c.post(request(id, "tools/call", fmt.Sprintf(`{"name":"progress","arguments":{"steps":%d},"_meta":{"progressToken":1}}`, steps)))
+			r := c.post(
+				request(
+					id,
+					"tools/call",
+					fmt.Sprintf(`{"name":"progress","arguments":{"steps":%d},`+
+						`"_meta":{"progressToken":1}}`, steps),
+				),
+			)
 			for i := range steps {
-				equal(t, "progress", r.next(), fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":%d,"total":%d}}`, i+1, steps))
+				equal(
+					t,
+					"progress",
+					r.next(),
+					fmt.Sprintf(
+						`{"jsonrpc":"2.0","method":"notifications/progress",`+
+							`"params":{"progressToken":1,"progress":%d,"total":%d}}`,
+						i+1,
+						steps,
+					),
+				)
 			}
 			equal(t, "answer", r.next(), `{"jsonrpc":"2.0","id":`+id+`,"result":{"content":[{"type":"text","text":"done"}]}}`)
 			r.Body.Close()
@@ -156,7 +219,13 @@ func TestWhatComesBeforeTheAnswerMakesAStream(t *testing.T) {
 	p := newPool(t, "")
 	c := p.client()
 	r := c.post(toolCall(`1`, "emit", `{}`))
-	equal(t, "log message", r.next(), `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"hello"}}`)
+	equal(
+		t,
+		"log message",
+		r.next(),
+		`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info",`+
+			`"data":"hello"}}`,
+	)
 	equal(t, "answer", r.next(), `{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"emitted"}]}}`)
 	equal(t, "end", r.next(), "")
 
@@ -167,8 +236,8 @@ func TestWhatComesBeforeTheAnswerMakesAStream(t *testing.T) {
 	r.Body.Close()
 }
 
-// TestNotificationsInDoubtAreDropped: with two clients in flight nobody can say
-// whose log message it is.
+// TestNotificationsInDoubtAreDropped: while calls of two clients are in flight, a log
+// message could belong to either.
 func TestNotificationsInDoubtAreDropped(t *testing.T) {
 	p := newPool(t, "")
 	waiting, leave := context.WithCancel(t.Context())
@@ -182,7 +251,12 @@ func TestNotificationsInDoubtAreDropped(t *testing.T) {
 		_, _ = other.with(waiting).do(http.MethodPost, toolCall(`1`, "hang", `{}`))
 	}()
 	p.inFlightIs(1)
-	equal(t, "answer alone", c.post(toolCall(`2`, "emit", `{}`)).whole(), `{"jsonrpc":"2.0","id":2,"result":{"content":[{"type":"text","text":"emitted"}]}}`)
+	equal(
+		t,
+		"answer alone",
+		c.post(toolCall(`2`, "emit", `{}`)).whole(),
+		`{"jsonrpc":"2.0","id":2,"result":{"content":[{"type":"text","text":"emitted"}]}}`,
+	)
 	equal(t, "dropped", p.dropped, 1)
 	leave()
 	<-left
@@ -244,21 +318,21 @@ func TestHangUpIsCancelled(t *testing.T) { // G25
 // heard of the cancellation first would run a call that has no client.
 func TestACallThatIsCancelledBeforeItIsSent(t *testing.T) {
 	s, c := loose(t)
-	c.queue, c.asides = make(chan frame), make(chan frame, 1) // the queue is full
+	c.queue, c.overflow = make(chan frame), make(chan frame, 1) // the queue is full
 	waiting := &call{session: s}
 	if failure := waiting.request.Read([]byte(toolCall(`"theirs"`, "hang", `{}`))); failure != nil {
 		t.Fatal(failure)
 	}
 	begun := make(chan error, 1)
-	go func() { begun <- c.begin(t.Context(), waiting) }()
+	go func() { begun <- c.sendCall(t.Context(), waiting) }()
 	await.Until(t, "the call waits", c.busy)
 	c.cancel(waiting, "x")
-	equal(t, "told before the call", len(c.asides), 0)
+	equal(t, "told before the call", len(c.overflow), 0)
 	contains(t, "first", (<-c.queue).text(), `"id":1,"method":"tools/call"`)
 	if err := <-begun; err != nil {
 		t.Error(err)
 	}
-	contains(t, "then", (<-c.asides).text(), `"notifications/cancelled","params":{"requestId":1,"reason":"x"}`)
+	contains(t, "then", (<-c.overflow).text(), `"notifications/cancelled","params":{"requestId":1,"reason":"x"}`)
 	if _, _, last := waiting.inbox.Take(); !last {
 		t.Error("its client waits for an answer")
 	}
@@ -288,7 +362,12 @@ func TestClientsCancelTheirOwnCallsOnly(t *testing.T) { // A28
 		equal(t, "status", clients[1].post(body).StatusCode, http.StatusAccepted)
 	}
 	equal(t, "ended", <-ends, 1)
-	equal(t, "without a session", clients[2].post(notification("notifications/cancelled", `{"requestId":7}`)).StatusCode, http.StatusAccepted)
+	equal(
+		t,
+		"without a session",
+		clients[2].post(notification("notifications/cancelled", `{"requestId":7}`)).StatusCode,
+		http.StatusAccepted,
+	)
 	equal(t, "echo", clients[0].call("echo", `{}`), `{"name":"echo","arguments":{}}`)
 	equal(t, "cancelled", len(p.received("notifications/cancelled")), 1)
 	p.inFlightIs(2)
@@ -312,7 +391,13 @@ func TestClientNotifications(t *testing.T) { // A27, A28
 	c.call("echo", `{}`)
 	equal(t, "initialized", len(p.received("notifications/initialized")), 1)
 	equal(t, "of roots that others do not have", len(p.received("notifications/roots/list_changed")), 0)
-	equal(t, "unknown", strings.Join(p.received("notifications/foo"), ""), notification("notifications/foo", `{"x" : 1.0}`))
+	equal(
+		t,
+		"unknown",
+		strings.Join(p.received("notifications/foo"), ""),
+		notification("notifications/foo",
+			`{"x" : 1.0}`),
+	)
 
 	own := newPool(t, "", perSession)
 	c = own.client().initialize(`{"roots":{}}`)
@@ -338,7 +423,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		{"not UTF-8", "POST", "{\"id\":1,\"method\":\"\xff\"}", nil, 400, `"code":-32700`},
 		{"a batch", "POST", `[{"jsonrpc":"2.0","id":1,"method":"ping"}]`, nil, 400, `"code":-32600`},
 		{"repeated members", "POST", `{"id":1,"method":"ping","id":2}`, nil, 400, `"id":null`},
-		{"an id that is none", "POST", `{"id":{},"method":"ping"}`, nil, 400, `"code":-32600`},
+		{"an invalid id", "POST", `{"id":{},"method":"ping"}`, nil, 400, `"code":-32600`},
 		{"too long", "POST", request(`1`, "ping", quote(strings.Repeat("x", 1000))), nil, 413, `"payload_too_large"`},
 		{"an answer to no question", "POST", `{"jsonrpc":"2.0","id":1,"result":{}}`, nil, 400, `"id":1`},
 		{"an unknown session", "POST", request(`5`, "ping", `{}`), []string{"Mcp-Session-Id", "x"}, 404, `"id":5`},
@@ -381,7 +466,7 @@ func TestAClientThatTakesNoStreamGetsTheAnswer(t *testing.T) {
 func TestLargeMessagesOfOurOwn(t *testing.T) {
 	p := newPuppets(t)
 	c := p.client()
-	id := `"` + strings.Repeat("x", 2*large) + `"`
+	id := `"` + strings.Repeat("x", 2*largeMessage) + `"`
 	for range 3 * maxLarge {
 		c.post(say(`1`, `{"jsonrpc":"2.0","id":`+id+`,"method":"ping"}`+"\n"+`{"id":$ID,"result":1}`+"\n")).whole()
 		contains(t, "heard", c.post(request(`2`, "heard", `{}`)).whole(), `xxx\",\"result\":{}`)

@@ -13,60 +13,60 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// A child is a running server process and the calls it has to answer.
+// A child is a running server process and the calls that wait for it.
 type child struct {
 	*process
-	server *server
-	noise  rate.Sometimes // limits how often lines that are not messages are logged
-	long   rate.Sometimes // and those that are too long
-	queue  chan frame     // to its stdin
-	large  chan struct{}  // holds a value for each large message on its way there
-	asides chan frame     // to its stdin, from senders that cannot wait for room in the queue
-	born   time.Time
+	server     *server
+	noiseLog   rate.Sometimes // limits log lines about output that is not a message
+	tooLongLog rate.Sometimes // limits log lines about messages that are too long
+	queue      chan frame     // to stdin
+	largeSlots chan struct{}  // holds a value for each large message in the queue
+	overflow   chan frame     // to stdin, for senders that cannot wait for room in the queue
+	startedAt  time.Time
 
-	lastLines  tail          // that it wrote to stderr
-	errorsRead chan struct{} // closed when stderr has been read to its end
+	stderrTail tail          // last lines of stderr
+	stderrRead chan struct{} // closed at the end of stderr
 
-	levelling chan struct{} // holds a value while its log level is being set
+	levelLock chan struct{} // holds a value while the log level is being set
 
-	hello     hello                            // its first answer; set before the child is used
-	announced chan struct{}                    // closed when it has been reported as started
-	params    atomic.Pointer[mcp.ParamHeaders] // arguments of its tools that headers repeat, if known
+	handshake handshake                        // set before the child is used
+	announced chan struct{}                    // closed when the start has been reported
+	params    atomic.Pointer[mcp.ParamHeaders] // tool arguments that headers repeat; nil if unknown
 
-	mu        sync.Mutex
-	lastID    uint64
-	lastKnown uint64 // latest call that the child can have seen when it wrote the bytes read last
-	calls     map[uint64]*call
-	doubts    []doubt
-	ping      uint64   // the id of the one that is to clear doubts and was not answered yet, if there is one
-	heedless  bool     // it asks in calls that were canceled
-	client    *session // that it has worked for
-	several   bool     // it has worked for other clients as well, or for one without a session
-	lent      *session // whose calls it finishes; it takes no others
-	level     string   // of log messages, as it was set for all clients
-	served    bool     // it has answered a client
-	dead      error    // why it takes no more calls
+	mu                  sync.Mutex
+	lastID              uint64
+	lastKnown           uint64 // latest call that the child can have seen when it wrote the last bytes read
+	calls               map[uint64]*call
+	abandoned           []abandonedCall
+	ping                uint64   // id of the open ping for abandoned calls; 0 for none
+	ignoresCancellation bool     // it sends requests for canceled calls
+	lastClient          *session // client of the latest call
+	servedMany          bool     // it also had calls of other clients, or of one without a session
+	dedicatedTo         *session // client whose calls it finishes; it takes no others
+	level               string   // log level as set for all clients
+	served              bool     // it has answered a call of a client
+	dead                error    // why it takes no more calls; nil while it does
 
-	unheard     int       // calls that have timed out since its last output
-	lastUnheard time.Time // when the last of them did
-	asked       bool      // a ping is under way because of that
+	timeouts    int       // calls that have timed out since the last output
+	lastTimeout time.Time // time of the latest of them
+	checking    bool      // a ping is in flight because of them
 }
 
 const (
-	maxCalls  = 10_000   // waiting for one child
-	maxQueue  = 1_000    // messages that a child has not read yet
-	maxLarge  = 4        // large ones among them
-	large     = 64 << 10 // bytes
-	maxUnread = 16 << 20 // bytes of messages before an answer that a client has not read yet
+	maxCalls     = 10_000   // calls that wait for one child
+	maxQueue     = 1_000    // messages that a child has not read yet
+	maxLarge     = 4        // large messages among them
+	largeMessage = 64 << 10 // bytes from which a message is large
+	maxUnread    = 16 << 20 // bytes of messages before a response that a client has not read yet
 )
 
 var (
-	errBusy   = errors.New("too many calls are waiting")
-	errLent   = errors.New("the child belongs to one client now")
-	errUnread = errors.New("the client has not read other answers")
+	errBusy      = errors.New("too many calls are waiting")
+	errDedicated = errors.New("the child is dedicated to one client")
+	errUnread    = errors.New("the client has not read earlier responses")
 )
 
-// startChild starts the process of a server. It has not been initialized yet.
+// startChild starts the process of a server. It does not initialize it.
 func startChild(s *server) (*child, error) {
 	config := s.pool.config
 	p, err := startProcess(config.Command, config.Env, config.Dir)
@@ -74,22 +74,22 @@ func startChild(s *server) (*child, error) {
 		return nil, &childError{err: err, cause: jsonrpc.CauseNotStarted}
 	}
 	c := &child{
-		process:   p,
-		server:    s,
-		noise:     rate.Sometimes{First: 10, Interval: time.Minute},
-		long:      rate.Sometimes{First: 10, Interval: time.Minute},
-		queue:     make(chan frame, maxQueue),
-		large:     make(chan struct{}, maxLarge),
-		asides:    make(chan frame, maxQueue),
-		born:      time.Now(),
-		levelling: make(chan struct{}, 1),
-		announced: make(chan struct{}),
-		calls:     map[uint64]*call{},
+		process:    p,
+		server:     s,
+		noiseLog:   rate.Sometimes{First: 10, Interval: time.Minute},
+		tooLongLog: rate.Sometimes{First: 10, Interval: time.Minute},
+		queue:      make(chan frame, maxQueue),
+		largeSlots: make(chan struct{}, maxLarge),
+		overflow:   make(chan frame, maxQueue),
+		startedAt:  time.Now(),
+		levelLock:  make(chan struct{}, 1),
+		announced:  make(chan struct{}),
+		calls:      map[uint64]*call{},
 
-		errorsRead: make(chan struct{}),
+		stderrRead: make(chan struct{}),
 	}
 	s.pool.running.Go(c.write)
-	s.pool.running.Go(c.readErrors)
+	s.pool.running.Go(c.readStderr)
 	s.pool.running.Go(c.run)
 	return c, nil
 }
@@ -99,11 +99,11 @@ func (c *child) log() *zap.Logger { return c.server.log().With(zap.Int("pid", c.
 // run reads the output of the child until it dies.
 func (c *child) run() {
 	c.read()
-	c.kill() // without stdout it cannot answer
+	c.kill() // without stdout the child cannot respond
 	c.stdout.Close()
 	calls := c.end(c.cause())
 	err := c.explain(c.cause(), jsonrpc.CauseEnded)
-	c.server.ended(c, err) // first: a client that hears of the end may call again at once
+	c.server.childEnded(c, err) // first, because a client whose call fails may call again at once
 	for _, call := range calls {
 		call.fail(jsonrpc.ConnectError(c.server.name, jsonrpc.CauseEnded), err)
 	}
@@ -138,40 +138,40 @@ func (c *child) hasServed() bool {
 	return c.served
 }
 
-// workedOnlyFor reports whether the child has worked for no other client.
+// workedOnlyFor reports whether no other client had a call.
 func (c *child) workedOnlyFor(s *session) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return !c.several && (c.client == nil || c.client == s)
+	return !c.servedMany && (c.lastClient == nil || c.lastClient == s)
 }
 
-// lend leaves the child to one client, to finish that client's calls. It fails if other
-// clients have calls there.
-func (c *child) lend(to *session) bool {
+// dedicate leaves the child to one client, to finish that client's calls. It fails if other
+// clients have calls.
+func (c *child) dedicate(to *session) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, call := range c.calls {
-		if !call.own && call.session != to {
+		if !call.internal && call.session != to {
 			return false
 		}
 	}
-	c.lent = to
+	c.dedicatedTo = to
 	return true
 }
 
-// lentTo reports whether the child is left to a client.
-func (c *child) lentTo(s *session) bool {
+// isDedicatedTo reports whether the child is left to a client.
+func (c *child) isDedicatedTo(s *session) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.lent != nil && c.lent == s
+	return c.dedicatedTo != nil && c.dedicatedTo == s
 }
 
-// stopIfLent ends a child that was lent and has no calls left.
-func (c *child) stopIfLent() {
+// stopIfDedicated stops a dedicated child that has no calls left.
+func (c *child) stopIfDedicated() {
 	c.mu.Lock()
-	over := c.lent != nil && len(c.calls) == 0
+	over := c.dedicatedTo != nil && len(c.calls) == 0
 	c.mu.Unlock()
 	if over {
-		go c.stop(c.server.pool.config.StopGrace) // run waits for its end
+		go c.stop(c.server.pool.config.StopGrace) // run waits for the end of the process
 	}
 }

@@ -18,7 +18,7 @@ import (
 func (c *child) read() {
 	frames := newFrameReader(output{c}, c.server.pool.config.MaxMessage)
 	narrow := func() {}
-	frames.long = sync.OnceFunc(func() { narrow = widen(c.stdout) })
+	frames.onLong = sync.OnceFunc(func() { narrow = widen(c.stdout) })
 	defer func() { narrow() }()
 	var m jsonrpc.Message
 	for {
@@ -31,19 +31,19 @@ func (c *child) read() {
 			}
 			c.receive(&m, block)
 		case isTooLong:
-			c.long.Do(func() {
+			c.tooLongLog.Do(func() {
 				c.log().Warn("message too long", zap.ByteString("id", tooLong.id), zap.Int("max_line", frames.max))
 			})
-			c.lose(&tooLong.lost, jsonrpc.ResponseTooLarge(c.server.name), err)
+			c.failSkipped(&tooLong.skippedMessage, jsonrpc.ResponseTooLarge(c.server.name), err)
 		case err == nil || errors.Is(err, errNoise):
 			c.server.pool.observe.Noise(c.server.name)
-			c.noise.Do(func() {
-				c.log().Warn("stdout is not a message", zap.String("line", string(frame[:min(len(frame), 512)])))
+			c.noiseLog.Do(func() {
+				c.log().Warn("line on stdout is not a message", zap.String("line", string(frame[:min(len(frame), 512)])))
 			})
 			if err == nil { // it looks like a message
-				l := new(lost)
-				_, _ = l.watch().Write(frame)
-				c.lose(l, jsonrpc.InvalidResponse(c.server.name), errNoise)
+				l := new(skippedMessage)
+				_, _ = l.idWatcher().Write(frame)
+				c.failSkipped(l, jsonrpc.InvalidResponse(c.server.name), errNoise)
 			}
 		default:
 			return
@@ -62,28 +62,28 @@ func (o output) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// noteRead records the latest call that the child can have known of when it wrote the
-// bytes just read. A call that begins before they are handled cannot be their cause.
+// noteRead records the latest call that the child can have seen when it wrote the bytes
+// just read. Later calls cannot be their cause.
 func (c *child) noteRead() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.lastKnown = c.lastID
-	c.unheard = 0
+	c.timeouts = 0
 }
 
-// lose fails the call that waits for a message that is skipped, or answers the child if it
-// is a request.
-func (c *child) lose(l *lost, failure *jsonrpc.Failure, cause error) {
-	if l.request {
+// failSkipped fails the call that waits for a skipped response, or refuses a skipped
+// request.
+func (c *child) failSkipped(l *skippedMessage, failure *jsonrpc.Failure, cause error) {
+	if l.isRequest {
 		if l.id != nil {
-			c.tell(jsonrpc.Refusal(l.id, jsonrpc.CodeInvalidRequest, "the request cannot be passed on"))
+			c.trySend(jsonrpc.ErrorResponse(l.id, jsonrpc.CodeInvalidRequest, "the request cannot be forwarded"))
 		}
-	} else if call := c.take(l.id); call != nil {
+	} else if call := c.takeCall(l.id); call != nil {
 		call.fail(failure, cause)
 	}
 }
 
-// write writes the queue to stdin, small messages together.
+// write writes the queue to stdin. Small messages are batched.
 func (c *child) write() {
 	var batch []byte
 	for {
@@ -93,9 +93,9 @@ func (c *child) write() {
 		case <-c.exited:
 			return
 		case f = <-c.queue:
-		case f = <-c.asides:
+		case f = <-c.overflow:
 		}
-		for f != nil && f.len() <= large && len(batch) < large {
+		for f != nil && f.len() <= largeMessage && len(batch) < largeMessage {
 			for _, piece := range f {
 				batch = append(batch, piece...)
 			}
@@ -106,13 +106,13 @@ func (c *child) write() {
 			}
 		}
 		if err := c.writeAll(batch, f); err != nil {
-			if !errors.Is(err, os.ErrClosed) { // else we have closed it to stop the child
-				c.terminate() // without stdin it gets no messages
+			if !errors.Is(err, os.ErrClosed) { // stop closes stdin itself
+				c.terminate() // without stdin the child gets no messages
 			}
 			return
 		}
-		if f.len() > large {
-			<-c.large
+		if f.len() > largeMessage {
+			<-c.largeSlots
 		}
 	}
 }
@@ -132,37 +132,38 @@ func (c *child) writeAll(batch []byte, f frame) error {
 	return nil
 }
 
-// readErrors logs the lines that the child writes to stderr, up to a limit.
-func (c *child) readErrors() {
-	defer close(c.errorsRead)
+// readStderr logs the lines of stderr, up to a limit.
+func (c *child) readStderr() {
+	defer close(c.stderrRead)
 	defer c.stderr.Close()
 	const longestLine = 8 << 10
 	lines := bufio.NewReaderSize(c.stderr, longestLine)
 	var passed throttle
-	logLeft := func(left int) {
-		if left > 0 {
-			c.log().Warn("lines on stderr left out", zap.Int("lines", left))
+	logDropped := func(dropped int) {
+		if dropped > 0 {
+			c.log().Warn("stderr lines not logged", zap.Int("lines", dropped))
 		}
 	}
-	cut := false // the line began in the piece before
+	cut := false // this is not the beginning of the line
 	offline := false
 	for {
 		line, err := lines.ReadSlice('\n')
 		if text := bytes.TrimRight(line, "\r\n"); len(text) > 0 && !cut {
-			c.lastLines.add(text)
-			offline = offline || saysOffline(text)
-			pass, left := passed.line(len(text), time.Now())
-			logLeft(left)
+			c.stderrTail.add(text)
+			offline = offline || looksOffline(text)
+			pass, dropped := passed.line(len(text), time.Now())
+			logDropped(dropped)
 			switch {
 			case pass:
 				c.log().Info("stderr", zap.String("line", string(text)))
-			case passed.left == 1:
-				c.log().Warn("too much on stderr, lines are left out", zap.Int("lines", throttleLines), zap.Int("bytes", throttleBytes), zap.Duration("in", throttleTime))
+			case passed.dropped == 1:
+				c.log().Warn("too much output on stderr, some lines are not logged", zap.Int("lines", throttleLines),
+					zap.Int("bytes", throttleBytes), zap.Duration("in", throttleTime))
 			}
 		}
 		cut = err == bufio.ErrBufferFull
 		if err != nil && !cut {
-			logLeft(passed.left)
+			logDropped(passed.dropped)
 			if offline {
 				c.logWithheld()
 			}
@@ -171,48 +172,48 @@ func (c *child) readErrors() {
 	}
 }
 
-// Limits of what is logged of a child's stderr in a time.
+// Limits of what is logged from stderr in each period of throttleTime.
 const (
 	throttleTime  = 10 * time.Second
 	throttleLines = 1_000
 	throttleBytes = 256 << 10
 )
 
-// A throttle lets a number of lines and bytes pass in a time.
+// A throttle limits lines and bytes in a period.
 type throttle struct {
 	since        time.Time
-	lines, bytes int // that have passed since then
-	left         int // lines that have not
+	lines, bytes int // passed since then
+	dropped      int // lines that did not pass
 }
 
-// line reports whether a line of this length may pass. If it is the first of a new period,
-// line returns how many were left out in the one before.
-func (t *throttle) line(bytes int, now time.Time) (pass bool, left int) {
+// line reports whether a line of this length may pass. At the beginning of a period it also
+// returns how many lines were dropped in the last one.
+func (t *throttle) line(bytes int, now time.Time) (pass bool, dropped int) {
 	if now.Sub(t.since) >= throttleTime {
-		left = t.left
+		dropped = t.dropped
 		*t = throttle{since: now}
 	}
-	if t.left > 0 || t.lines == throttleLines || t.bytes+bytes > throttleBytes {
-		t.left++
-		return false, left
+	if t.dropped > 0 || t.lines == throttleLines || t.bytes+bytes > throttleBytes {
+		t.dropped++
+		return false, dropped
 	}
 	t.lines++
 	t.bytes += bytes
-	return true, left
+	return true, dropped
 }
 
-// send queues a message for the child. Its bytes must not change anymore.
+// send queues a message for the child. The caller must not change its bytes afterwards.
 func (c *child) send(ctx context.Context, message []byte) error {
 	return c.sendEdited(ctx, message, nil)
 }
 
-// sendEdited queues a message with edits made.
+// sendEdited queues a message with edits applied.
 func (c *child) sendEdited(ctx context.Context, message []byte, edits []jsonspan.Edit) error {
-	f := spliced(message, edits, c.server.pool.config.Framing)
-	isLarge := f.len() > large
+	f := editedFrame(message, edits, c.server.pool.config.Framing)
+	isLarge := f.len() > largeMessage
 	if isLarge {
 		select {
-		case c.large <- struct{}{}:
+		case c.largeSlots <- struct{}{}:
 		case <-c.exited:
 			return c.cause()
 		case <-ctx.Done():
@@ -226,22 +227,22 @@ func (c *child) sendEdited(ctx context.Context, message []byte, edits []jsonspan
 		return c.cause()
 	case <-ctx.Done():
 		if isLarge {
-			<-c.large
+			<-c.largeSlots
 		}
 		return ctx.Err()
 	}
 }
 
-// tell queues a message of our own. It never waits: the reader of the child's output calls
-// it, and the child may not read until its output is read. It has room of its own beside
-// the calls in the queue, because the child may be waiting for this answer. It reports
-// whether the child reads the message after all that was queued before.
-func (c *child) tell(message []byte) (inOrder bool) {
+// trySend queues a message of the pool itself. It never waits: the reader of the child's
+// output calls it, and the child may not read until its output is read. A separate overflow
+// queue has room for it when the queue is full, because the child may wait for this message.
+// It reports whether the child reads the message after everything queued before.
+func (c *child) trySend(message []byte) (inOrder bool) {
 	f := newFrame(message, c.server.pool.config.Framing)
-	isLarge := f.len() > large
+	isLarge := f.len() > largeMessage
 	if isLarge {
 		select {
-		case c.large <- struct{}{}:
+		case c.largeSlots <- struct{}{}:
 		default:
 			c.server.pool.observe.Dropped(c.server.name)
 			return false
@@ -253,10 +254,10 @@ func (c *child) tell(message []byte) (inOrder bool) {
 	default:
 	}
 	select {
-	case c.asides <- f:
+	case c.overflow <- f:
 	default:
 		if isLarge {
-			<-c.large
+			<-c.largeSlots
 		}
 		c.server.pool.observe.Dropped(c.server.name)
 	}

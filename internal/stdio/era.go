@@ -10,99 +10,100 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// silentTime is how long a child may take to say whether it knows the modern era. Then it is initialized, too:
-// servers of the legacy era may not answer what they do not know.
-const silentTime = 5 * time.Second
+// discoverTime is how long a child may take to answer server/discover. After it the child is
+// initialized as well, because legacy servers may not answer unknown methods.
+const discoverTime = 5 * time.Second
 
-// An asker is a client of the modern era that needs a child.
-type asker struct {
+// A requester is the client for which a child of unknown era is started.
+type requester struct {
 	capabilities []byte
 	owner        string
 }
 
-// noteAsker notes for whom the first child of a server is started.
-func (s *server) noteAsker(capabilities []byte, owner string) {
+// noteRequester notes for which client the first child of a server is started.
+func (s *server) noteRequester(capabilities []byte, owner string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.asker == nil {
-		s.asker = &asker{slices.Clone(capabilities), owner}
+	if s.requester == nil {
+		s.requester = &requester{slices.Clone(capabilities), owner}
 	}
 }
 
-// awaitEra waits while the first child at a host is being started and it is not known which era it speaks: that child may
-// be the one of a client of the legacy era with these capabilities, which then needs no other.
+// awaitEra waits while the first child at a host is starting and its era is unknown. A legacy
+// client with these capabilities may be able to use that child and then needs no other.
 func (p *Pool) awaitEra(ctx context.Context, host string, capabilities []byte, owner string) {
 	p.mu.Lock()
 	first := p.servers[address{host: host, era: mcp.Modern}]
 	p.mu.Unlock()
-	if first != nil && first.isFor(capabilities, owner) {
+	if first != nil && first.isStartingFor(capabilities, owner) {
 		_, _ = first.ready(ctx) // if it fails, another child is started
 	}
 }
 
-// isFor reports whether the first child, which is being started, is for a client with these capabilities. It is if no
-// other client has asked for it.
-func (s *server) isFor(capabilities []byte, owner string) bool {
+// isStartingFor reports whether the first child is starting for a client with these
+// capabilities. If no client has requested it yet, this one becomes its requester.
+func (s *server) isStartingFor(capabilities []byte, owner string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.child != nil || s.starting == nil || s.worked {
+	if s.child != nil || s.starting == nil || s.wasReady {
 		return false
 	}
-	if s.asker == nil {
-		s.asker = &asker{slices.Clone(capabilities), owner}
+	if s.requester == nil {
+		s.requester = &requester{slices.Clone(capabilities), owner}
 	}
-	return bytes.Equal(s.asker.capabilities, capabilities)
+	return bytes.Equal(s.requester.capabilities, capabilities)
 }
 
-// legacyGroup returns the group of the client for which a child was started, if the child is of the legacy era.
+// legacyGroup returns the group of the requester, for a child of the legacy era.
 func (s *server) legacyGroup() *group {
 	s.mu.Lock()
-	of := s.asker
+	r := s.requester
 	s.mu.Unlock()
-	if of == nil {
-		of = new(asker)
+	if r == nil {
+		r = new(requester)
 	}
 	s.pool.mu.Lock()
 	defer s.pool.mu.Unlock()
-	return s.pool.group(s.name, of.capabilities, of.owner)
+	return s.pool.group(s.name, r.capabilities, r.owner)
 }
 
-// An answered is the answer to a request of our own.
-type answered struct {
+// A requestResult is the response to a request of the pool itself.
+type requestResult struct {
 	message *jsonrpc.Message
 	err     error
 }
 
-// requestBeside makes a request in a goroutine.
-func (c *child) requestBeside(ctx context.Context, method string, params []byte) <-chan answered {
-	answer := make(chan answered, 1)
+// requestAsync makes a request in a goroutine.
+func (c *child) requestAsync(ctx context.Context, method string, params []byte) <-chan requestResult {
+	answer := make(chan requestResult, 1)
 	c.server.pool.running.Go(func() {
 		message, err := c.request(ctx, method, params)
-		answer <- answered{message, err}
+		answer <- requestResult{message, err}
 	})
 	return answer
 }
 
-// meet finds out in which era a child speaks that was started for clients of the modern one. There is no handshake in
-// that. A child that does not know it is initialized, and serves the clients of the legacy era.
-func (c *child) meet(ctx context.Context) error {
+// discoverEra finds out the era of a child that was started for modern clients. The modern era
+// has no handshake. A legacy child is initialized, and serves the clients of its group.
+func (c *child) discoverEra(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	discovered := c.requestBeside(ctx, "server/discover", []byte("{"+modernMeta+"}"))
-	silent := time.NewTimer(c.server.pool.silentTime)
+	discovered := c.requestAsync(ctx, "server/discover", []byte("{"+modernMeta+"}"))
+	silent := time.NewTimer(c.server.pool.discoverTime)
 	defer silent.Stop()
 	var (
 		group       *group
-		initialized <-chan answered
+		initialized <-chan requestResult
 	)
 	initialize := func() error {
 		if group != nil {
 			return nil
 		}
-		if group = c.server.legacyGroup(); c.server.pool.hasServer(address{c.server.at.host, mcp.Legacy, group}) {
+		group = c.server.legacyGroup()
+		if c.server.pool.hasServer(address{c.server.address.host, mcp.Legacy, group}) {
 			return errLegacyOnly
 		}
-		initialized = c.requestBeside(ctx, "initialize", c.helloOf(group))
+		initialized = c.requestAsync(ctx, "initialize", c.initializeParams(group))
 		return nil
 	}
 	for {
@@ -110,9 +111,9 @@ func (c *child) meet(ctx context.Context) error {
 		case answer := <-discovered:
 			switch {
 			case answer.err != nil:
-				return &greetingError{"server/discover", answer.err}
+				return &handshakeError{"server/discover", answer.err}
 			case answer.message.Has(jsonrpc.Result):
-				c.hello.read(answer.message)
+				c.handshake.read(answer.message)
 				return nil
 			}
 			discovered = nil
@@ -139,13 +140,13 @@ func (p *Pool) hasServer(a address) bool {
 	return p.servers[a] != nil
 }
 
-// becomeLegacy makes the server the one of a group of clients of the legacy era, because its child does not know the
-// modern one. It reports false if the group has a server already.
+// becomeLegacy moves the server to a group of legacy clients, because its child does not
+// support the modern era. It reports false if the group already has a server.
 func (s *server) becomeLegacy(g *group) bool {
 	p := s.pool
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	modern, legacy := s.at, address{s.at.host, mcp.Legacy, g}
+	modern, legacy := s.address, address{s.address.host, mcp.Legacy, g}
 	if p.closed || p.servers[modern] != s || p.servers[legacy] != nil || p.groups[g.groupKey] != g {
 		return false
 	}
@@ -154,6 +155,6 @@ func (s *server) becomeLegacy(g *group) bool {
 	p.servers[modern], p.servers[legacy] = other, s
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.at.era, s.at.group, s.asker = mcp.Legacy, g, nil
+	s.address.era, s.address.group, s.requester = mcp.Legacy, g, nil
 	return true
 }

@@ -22,7 +22,7 @@ const (
 	ContentLength Framing = "content-length"
 )
 
-// A frame is a message in pieces, so that a large one is edited without a copy.
+// A frame is a message in pieces, so that a large one can be edited without a copy.
 type frame [][]byte
 
 func (f frame) len() (n int) {
@@ -32,7 +32,7 @@ func (f frame) len() (n int) {
 	return n
 }
 
-// edited returns a message with edits made. It shares the bytes of the message.
+// edited returns a message with edits applied. It shares the bytes of the message.
 func edited(message []byte, edits []jsonspan.Edit) frame {
 	return appendEdited(make(frame, 0, 2*len(edits)+1), message, edits)
 }
@@ -46,12 +46,12 @@ func appendEdited(f frame, message []byte, edits []jsonspan.Edit) frame {
 	return append(f, message[at:])
 }
 
-// newFrame returns a message as it goes to a child. It shares the bytes of the message.
-func newFrame(message []byte, framing Framing) frame { return spliced(message, nil, framing) }
+// newFrame returns a message as it is sent to a child. It shares the bytes of the message.
+func newFrame(message []byte, framing Framing) frame { return editedFrame(message, nil, framing) }
 
-// spliced returns a message with edits made, as it goes to a child. It shares the bytes of
-// the message, unless line breaks must go.
-func spliced(message []byte, edits []jsonspan.Edit, framing Framing) frame {
+// editedFrame returns a message with edits applied, as it is sent to a child. It shares the
+// bytes of the message, unless line breaks must be removed.
+func editedFrame(message []byte, edits []jsonspan.Edit, framing Framing) frame {
 	f := appendEdited(make(frame, 1, 2*len(edits)+3), message, edits)
 	if framing == ContentLength {
 		f[0] = fmt.Appendf(nil, "Content-Length: %d\r\n\r\n", f.len())
@@ -69,49 +69,49 @@ var newline = []byte("\n")
 
 // A frameReader reads the messages that a child writes.
 type frameReader struct {
-	src    io.Reader
-	max    int    // bytes of the longest message
-	long   func() // called when a message does not fit into a block
-	byLine bool   // the latest message was a line
-	lines  bool   // all messages are lines
+	src         io.Reader
+	max         int    // bytes of the longest message
+	onLong      func() // called when a message does not fit into a block
+	lastWasLine bool   // the latest message was a line
+	linesOnly   bool   // all messages are lines
 
 	block      *block
-	start, end int   // of what was read into the block and not returned yet
-	err        error // that came with it
-	usual      int   // bytes of the latest long message, and some more: the next one may be like it
+	start, end int   // range of the block that was read and not returned yet
+	err        error // error of the latest read
+	expected   int   // likely size of the next long message: that of the latest one, and some more
 }
 
 const (
-	// minRead is the size of the smallest block that is read into.
+	// minRead is the smallest size of a block to read into.
 	minRead = 64 << 10
 	// maxIdle is how many bytes a reader keeps while its child is silent.
 	maxIdle = 1 << 20
-	// blanks is how much longer than a message a line may be.
-	blanks = 64 << 10
+	// maxPadding is how many bytes a line may have more than its message.
+	maxPadding = 64 << 10
 )
 
-// A lost message is one that is skipped. If it has an id, a call waits for it or, if it is
-// a request, the child waits for an answer.
-type lost struct {
-	id      []byte
-	request bool
+// A skippedMessage is a message that is not read. If it is a response, the call with its id
+// waits for it. If it is a request, the child waits for a response.
+type skippedMessage struct {
+	id        []byte
+	isRequest bool
 }
 
-// A tooLongError says that a message was skipped because of its length.
-type tooLongError struct{ lost }
+// A tooLongError reports that a message was skipped because of its length.
+type tooLongError struct{ skippedMessage }
 
 func (tooLongError) Error() string { return "message too long" }
 
-// errNoise says that a line is not a message.
+// errNoise reports that a line is not a message.
 var errNoise = errors.New("not a message")
 
 func newFrameReader(r io.Reader, maxMessage int) *frameReader {
-	return &frameReader{src: r, max: maxMessage, long: func() {}, block: newBlock(minRead)}
+	return &frameReader{src: r, max: maxMessage, onLong: func() {}, block: newBlock(minRead)}
 }
 
-// next returns the next message, in memory of its own, which is a part of the block if there is
-// one. With errNoise it returns a line that is not a message, which is there until it is called
-// again, with a *tooLongError nothing. Reading can go on after both. Any other error is the end.
+// next returns the next message in memory of its own, which is part of the block if that is
+// not nil. With errNoise it returns a line that is not a message, valid until the next call;
+// with a *tooLongError it returns nothing. Reading can go on after both. Any other error is final.
 func (r *frameReader) next() ([]byte, *block, error) {
 	for {
 		line, joined, err := r.line()
@@ -119,18 +119,18 @@ func (r *frameReader) next() ([]byte, *block, error) {
 			return nil, nil, err
 		}
 		line = bytes.TrimPrefix(bytes.TrimSpace(line), byteOrderMark)
-		r.byLine = true
+		r.lastWasLine = true
 		switch {
 		case len(line) == 0:
 			continue
 		case line[0] == '{' && len(line) > r.max:
 			return nil, nil, r.skip([][]byte{line}, false, nil)
 		case line[0] == '{':
-			message, block := r.own(line, joined)
+			message, block := r.ownMemory(line, joined)
 			return message, block, nil
 		}
-		if n, ok := contentLength(line); ok && !r.lines && n <= maxExcess*r.max {
-			r.byLine = false
+		if n, ok := contentLength(line); ok && !r.linesOnly && n <= maxExcess*r.max {
+			r.lastWasLine = false
 			return r.body(n)
 		}
 		return line, nil, errNoise
@@ -140,13 +140,13 @@ func (r *frameReader) next() ([]byte, *block, error) {
 // Some programs begin their output with a byte order mark.
 var byteOrderMark = []byte("\ufeff")
 
-// maxExcess is how many times the longest message a Content-Length may be. Beyond it, a
-// header is taken for text: skipping so much would skip all answers to come.
+// maxExcess limits a Content-Length to a multiple of the longest message. A header beyond it
+// is taken for text, because skipping so much would skip all responses to come.
 const maxExcess = 4
 
-// settle says that the latest message was valid. If it was a line, so are all later ones,
+// settle notes that the latest message was valid. If it was a line, so are all later ones,
 // and text that looks like a header is not one.
-func (r *frameReader) settle() { r.lines = r.lines || r.byLine }
+func (r *frameReader) settle() { r.linesOnly = r.linesOnly || r.lastWasLine }
 
 // contentLength returns the length that a header states.
 func contentLength(line []byte) (n int, ok bool) {
@@ -159,10 +159,10 @@ func contentLength(line []byte) (n int, ok bool) {
 	return n, strings.EqualFold(name, "Content-Length") && err == nil && n >= 0
 }
 
-// line reads up to the end of a line, which is there until more is read. A line that is longer
-// than a block is in one of its own.
+// line reads up to the end of a line. The result is valid until more is read. A line longer
+// than a block is returned in a block of its own.
 func (r *frameReader) line() (_ []byte, joined *block, _ error) {
-	var begin []*block // of the line, if it is longer than a block
+	var begin []*block // blocks before the current one, if the line is longer than a block
 	size := 0          // bytes in them
 	for searched := 0; ; {
 		data := r.unread()
@@ -170,7 +170,7 @@ func (r *frameReader) line() (_ []byte, joined *block, _ error) {
 		if end >= 0 {
 			data = data[:searched+end+1]
 		}
-		if size+len(data) > r.max+blanks {
+		if size+len(data) > r.max+maxPadding {
 			begun := append(contents(begin), r.take(len(data)))
 			return nil, nil, r.skip(begun, end < 0, func(data []byte) (n int, more bool) {
 				if end := bytes.IndexByte(data, '\n'); end >= 0 {
@@ -184,8 +184,8 @@ func (r *frameReader) line() (_ []byte, joined *block, _ error) {
 			return line, joined, nil
 		}
 		searched = len(data)
-		if len(data) == len(r.block.bytes) && len(data) >= r.usual {
-			r.long()
+		if len(data) == len(r.block.bytes) && len(data) >= r.expected {
+			r.onLong()
 			begin, size, searched = append(begin, r.block), size+len(data), 0
 			r.block, r.start, r.end = newBlock(min(size, maxIdle)), 0, 0
 		}
@@ -204,8 +204,8 @@ func contents(blocks []*block) (all [][]byte) {
 	return all
 }
 
-// join returns a line whose beginning is in blocks. Its parts are joined once, at its end, because
-// a block that grows would be copied over and over.
+// join returns a line whose beginning is in blocks. Its parts are joined once, at the end,
+// because growing a block would copy it over and over.
 func join(begin []*block, end []byte) (line []byte, joined *block) {
 	if begin == nil {
 		return end, nil
@@ -222,7 +222,7 @@ func join(begin []*block, end []byte) (line []byte, joined *block) {
 	return line, joined
 }
 
-// body reads a message of a stated length, after the rest of its header.
+// body reads the rest of a header and a message of a stated length.
 func (r *frameReader) body(n int) ([]byte, *block, error) {
 	for {
 		line, _, err := r.line()
@@ -243,26 +243,26 @@ func (r *frameReader) body(n int) ([]byte, *block, error) {
 	if err := r.fill(n); err != nil {
 		return nil, nil, err
 	}
-	message, block := r.own(r.take(n), nil)
+	message, block := r.ownMemory(r.take(n), nil)
 	return message, block, nil
 }
 
-// unread returns what was read and not taken.
+// unread returns the bytes that were read and not taken.
 func (r *frameReader) unread() []byte { return r.block.bytes[r.start:r.end] }
 
-// take returns the next bytes, which are there until more is read.
+// take returns the next n bytes. They are valid until more is read.
 func (r *frameReader) take(n int) []byte {
 	taken := r.unread()[:n]
 	r.start += n
 	return taken
 }
 
-// fill reads until so many bytes are there.
+// fill reads until n bytes are unread.
 func (r *frameReader) fill(n int) error {
 	if r.start == r.end {
 		r.start, r.end = 0, 0
 		if len(r.block.bytes) > maxIdle {
-			r.replace(min(r.usual, maxIdle))
+			r.replace(min(r.expected, maxIdle))
 		}
 	}
 	for r.end-r.start < n {
@@ -277,8 +277,8 @@ func (r *frameReader) fill(n int) error {
 	return nil
 }
 
-// makeRoom makes room for more in the block, or gets a larger one: for n bytes, or for as many as
-// the next message is likely to have.
+// makeRoom makes room in the block, or gets a larger block: for n bytes, or for the expected
+// size of the next message.
 func (r *frameReader) makeRoom(n int) {
 	switch size := len(r.block.bytes); {
 	case r.end < size && n <= size-r.start:
@@ -286,18 +286,18 @@ func (r *frameReader) makeRoom(n int) {
 		r.end = copy(r.block.bytes, r.unread())
 		r.start = 0
 	default:
-		r.long()
-		r.replace(max(n, r.usual))
+		r.onLong()
+		r.replace(max(n, r.expected))
 	}
 }
 
-// replace moves what is unread to another block, and frees the one that it was in.
+// replace moves the unread bytes to another block and frees the old one.
 func (r *frameReader) replace(size int) {
 	old := r.detach(size)
 	old.free()
 }
 
-// detach moves what is unread to another block, and returns the one that it was in.
+// detach moves the unread bytes to another block and returns the old one.
 func (r *frameReader) detach(size int) (old *block) {
 	old, unread := r.block, r.unread()
 	r.block = newBlock(max(size, len(unread), minRead))
@@ -305,12 +305,12 @@ func (r *frameReader) detach(size int) (old *block) {
 	return old
 }
 
-// own gives a message that was taken memory of its own, if it has none. Most long messages stay
-// where they are, and what follows them moves.
-func (r *frameReader) own(message []byte, joined *block) ([]byte, *block) {
+// ownMemory moves a message that was taken to memory of its own. Most long messages keep the
+// block, and the bytes after them move.
+func (r *frameReader) ownMemory(message []byte, joined *block) ([]byte, *block) {
 	size := len(message)
 	if size > minRead/2 {
-		r.usual = min(size+size/8, largest)
+		r.expected = min(size+size/8, largest)
 	}
 	switch {
 	case size <= smallest/2: // the garbage collector is as good
@@ -318,17 +318,17 @@ func (r *frameReader) own(message []byte, joined *block) ([]byte, *block) {
 	case joined != nil:
 		return message, joined
 	case size > len(r.block.bytes)/2:
-		return message, r.detach(min(r.usual, maxIdle))
+		return message, r.detach(min(r.expected, maxIdle))
 	}
 	b := newBlock(size)
 	return b.bytes[:copy(b.bytes, message)], b
 }
 
-// skip finds out the id of a message that is too long. If more follows its beginning, rest says
-// how much of the bytes that come next belongs to it, and whether there is still more.
+// skip reads the id of a message that is too long. If more follows its beginning, rest returns
+// how many of the next bytes belong to it, and whether there are still more.
 func (r *frameReader) skip(begin [][]byte, more bool, rest func([]byte) (n int, more bool)) error {
 	skipped := new(tooLongError)
-	watcher := skipped.watch()
+	watcher := skipped.idWatcher()
 	for _, piece := range begin {
 		_, _ = watcher.Write(piece)
 	}
@@ -345,13 +345,13 @@ func (r *frameReader) skip(begin [][]byte, more bool, rest func([]byte) (n int, 
 
 var idPaths = jsonspan.CompilePaths("id", "method")
 
-// watch returns what to write the message to.
-func (l *lost) watch() *jsonspan.Watcher {
+// idWatcher returns a writer for the message that sets the fields.
+func (l *skippedMessage) idWatcher() *jsonspan.Watcher {
 	return idPaths.Watch(func(path int, _ jsonspan.Kind, literal []byte) {
 		if path == 0 {
 			l.id = bytes.Clone(literal)
 		} else {
-			l.request = true
+			l.isRequest = true
 		}
 	})
 }

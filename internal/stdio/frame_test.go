@@ -25,7 +25,7 @@ func readAll(r *frameReader) (found []string) {
 		case errors.Is(err, errNoise):
 			found = append(found, "noise "+string(frame))
 		case errors.As(err, &tooLong):
-			found = append(found, "too long "+string(tooLong.id)+map[bool]string{true: " asks"}[tooLong.request])
+			found = append(found, "too long "+string(tooLong.id)+map[bool]string{true: " asks"}[tooLong.isRequest])
 		default:
 			return found
 		}
@@ -34,7 +34,11 @@ func readAll(r *frameReader) (found []string) {
 
 func TestFramesAreRead(t *testing.T) {
 	long := strings.Repeat("x", 200_000)
-	edge := `{"id":1,"result":"` + strings.Repeat("x", 100_000-len(`{"id":1,"result":""}`)) + `"}` // of the longest that is allowed
+	// of the longest that is allowed
+	edge := `{"id":1,"result":"` + strings.Repeat(
+		"x",
+		100_000-len(`{"id":1,"result":""}`),
+	) + `"}`
 	tests := []struct {
 		name  string
 		input string
@@ -52,20 +56,52 @@ func TestFramesAreRead(t *testing.T) {
 		{"its name may be in any case", "content-length:2\n\n{}", []string{"{}"}},
 		{"other headers may follow it", "Content-Length: 2\r\nContent-Type: x\r\n\r\n{}", []string{"{}"}},
 		{"a message of a length may have line breaks", "Content-Length: 9\r\n\r\n{\"a\":\n\n1}", []string{"{\"a\":\n\n1}"}},
-		{"both framings may be mixed", "{}\nContent-Length: 7\r\n\r\n{\"a\":1}{\"b\":1}\nContent-Length: 2\r\n\r\n{}\n", []string{"{}", `{"a":1}`, `{"b":1}`, "{}"}},
-		{"a length that is none is noise", "Content-Length: many\n{}\nContent-Length: -1\n{}\n", []string{"noise Content-Length: many", "{}", "noise Content-Length: -1", "{}"}},
-		{"a length that no message has is noise", "Content-Length: 99999999999\r\n\r\n{}\n", []string{"noise Content-Length: 99999999999", "{}"}},
+		{
+			"both framings may be mixed",
+			"{}\nContent-Length: 7\r\n\r\n{\"a\":1}{\"b\":1}\nContent-Length: 2\r\n\r\n{}\n",
+			[]string{"{}", `{"a":1}`, `{"b":1}`, "{}"},
+		},
+		{
+			"an invalid length is noise",
+			"Content-Length: many\n{}\nContent-Length: -1\n{}\n",
+			[]string{"noise Content-Length: many", "{}", "noise Content-Length: -1", "{}"},
+		},
+		{
+			"a length that no message has is noise",
+			"Content-Length: 99999999999\r\n\r\n{}\n",
+			[]string{"noise Content-Length: 99999999999", "{}"},
+		},
 		{"a byte order mark is nothing", "\ufeff{}\n{}\n\ufeffContent-Length: 2\r\n\r\n{}", []string{"{}", "{}", "{}"}},
 		{"what is cut off is the end", "{}\nContent-Length: 70\r\n\r\n{", []string{"{}"}},
 
 		{"a message may have as many bytes as allowed", edge + "\n{}\n", []string{edge, "{}"}},
 		{"but not one more", edge[:len(edge)-2] + "x\"}\n{}\n", []string{"too long 1", "{}"}},
-		{"nor by its length", "Content-Length: " + strconv.Itoa(len(edge)+1) + "\r\n\r\n" + edge[:len(edge)-2] + "x\"}{}\n", []string{"too long 1", "{}"}},
+		{
+			"nor by its length",
+			"Content-Length: " + strconv.Itoa(len(edge)+1) + "\r\n\r\n" + edge[:len(edge)-2] + "x\"}{}\n",
+			[]string{"too long 1", "{}"},
+		},
 		{"of what is too long the id is known", `{"id":5,"result":"` + long + "\"}\n{}\n", []string{"too long 5", "{}"}},
-		{"also if it comes last", `{"result":"` + long + `","jsonrpc":"2.0","id":"q"}` + "\n{}\n", []string{`too long "q"`, "{}"}},
-		{"also if there are others within", `{"result":{"id":1,"x":"` + long + `"},"id":2}` + "\n{}\n", []string{"too long 2", "{}"}},
-		{"a request is told from an answer", `{"id":7,"params":{"x":"` + long + `"},"method":"x"}` + "\n{}\n", []string{"too long 7 asks", "{}"}},
-		{"a notification that is too long has none", `{"method":"x","params":{"x":"` + long + `"}}` + "\n{}\n", []string{"too long  asks", "{}"}},
+		{
+			"also if it comes last",
+			`{"result":"` + long + `","jsonrpc":"2.0","id":"q"}` + "\n{}\n",
+			[]string{`too long "q"`, "{}"},
+		},
+		{
+			"also if there are others within",
+			`{"result":{"id":1,"x":"` + long + `"},"id":2}` + "\n{}\n",
+			[]string{"too long 2", "{}"},
+		},
+		{
+			"a request is distinguished from a response",
+			`{"id":7,"params":{"x":"` + long + `"},"method":"x"}` + "\n{}\n",
+			[]string{"too long 7 asks", "{}"},
+		},
+		{
+			"a notification that is too long has none",
+			`{"method":"x","params":{"x":"` + long + `"}}` + "\n{}\n",
+			[]string{"too long  asks", "{}"},
+		},
 		{"noise that is too long has none either", long + "\n{}\n", []string{"too long ", "{}"}},
 		{"noise may be long", long[:90_000] + "\n{}\n", []string{"noise " + long[:90_000], "{}"}},
 	}
@@ -131,13 +167,16 @@ func TestFramesAreWritten(t *testing.T) {
 	}
 }
 
-// FuzzFrames compares what is read, however the bytes come, with what somebody
-// finds who has all of them before him.
+// FuzzFrames compares the frames of input that arrives in steps with the frames that
+// naiveFrames finds in the whole input.
 func FuzzFrames(f *testing.F) {
 	for _, seed := range []string{
 		"{}\n{\"id\":1}\r\n", "noise\n{}\n\n", "Content-Length: 2\r\n\r\n{}{}\n", "Content-Length: 3\n\n{}",
-		"content-length:2\nX: y\n\n{}\nContent-Length: x\n{}", "Content-Length: 99\r\n\r\n{\"id\":7,\"x\":\"................................................................................\"}{}\n",
-		"{\"result\":\"........................................................................\",\"id\":3}\n{}", "\n \r\n{", "Content-Length: 0\n\n{}\n",
+		"content-length:2\nX: y\n\n{}\nContent-Length: x\n{}",
+		"Content-Length: 99\r\n\r\n{\"id\":7," +
+			"\"x\":\"................................................................................\"}{}\n",
+		"{\"result\":\"........................................................................\",\"id\":3}\n{}", "\n \r\n{",
+		"Content-Length: 0\n\n{}\n",
 		strings.Repeat("noise", 20) + "\n{}\n", "Content-Length: 70000\n{}\n",
 	} {
 		f.Add([]byte(seed), uint8(3))
@@ -191,7 +230,8 @@ func naiveFrames(input []byte, longest int) (found []string) {
 			found = append(found, "too long")
 		case line[0] == '{':
 			found = append(found, string(line))
-		case isHeader && strings.EqualFold(name, "Content-Length") && err == nil && n >= 0 && n <= maxExcess*longest && len(line) <= 64:
+		case isHeader && strings.EqualFold(name, "Content-Length") && err == nil && n >= 0 && n <= maxExcess*longest &&
+			len(line) <= 64:
 			for {
 				line, rest, ended := bytes.Cut(input, []byte("\n"))
 				input = rest
@@ -242,7 +282,7 @@ func TestLargeMessagesAreNotCopied(t *testing.T) {
 	m := message(t, string(raw))
 	m.Raw = raw
 	for _, framing := range []Framing{Newline, ContentLength} {
-		f := spliced(m.Raw, m.ReplaceAll([]byte("7"), jsonrpc.ID), framing)
+		f := editedFrame(m.Raw, m.ReplaceAll([]byte("7"), jsonrpc.ID), framing)
 		shared := 0
 		for _, piece := range f {
 			if len(piece) > 0 && &piece[0] == &raw[0] || len(piece) > 1<<20 && &piece[len(piece)-1] == &raw[len(raw)-1] {

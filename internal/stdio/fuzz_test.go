@@ -18,7 +18,8 @@ import (
 // What is framed for a child is read again as it was, in either framing and in pieces of
 // any size. On a line, only line breaks between tokens are not.
 func FuzzAppendFrame(f *testing.F) {
-	for _, message := range []string{`{"id":1}`, "{\r\n\"a\":\n\"\\n\"}", "{\"a\":\"\u2028\u0085\"}", `{"a":"` + strings.Repeat("x", 70<<10) + `"}`, `{}`, "{\"\xff\":1}", " {}\n"} {
+	for _, message := range []string{`{"id":1}`, "{\r\n\"a\":\n\"\\n\"}", "{\"a\":\"\u2028\u0085\"}",
+		`{"a":"` + strings.Repeat("x", 70<<10) + `"}`, `{}`, "{\"\xff\":1}", " {}\n"} {
 		f.Add([]byte(message), []byte(`{"id":2}`), uint8(3))
 	}
 	f.Fuzz(func(t *testing.T, first, second []byte, step uint8) {
@@ -47,19 +48,20 @@ func FuzzAppendFrame(f *testing.F) {
 	})
 }
 
-// Of a message that is too long to be kept it is known who waits for it.
+// The call that waits for a message that is too long is known.
 func FuzzLost(f *testing.F) {
-	for _, message := range []string{`{"jsonrpc":"2.0","id":7,"result":{"id":8}}`, `{"method":"m","id":"a\"b"}`, `{"result":1}`, `{"\u0069d":1.0,"method":1}`, `{"id":null}`, `[{"id":1}]`, `{"id":{"id":1}}`, `{"x":1`} {
+	for _, message := range []string{`{"jsonrpc":"2.0","id":7,"result":{"id":8}}`, `{"method":"m","id":"a\"b"}`,
+		`{"result":1}`, `{"\u0069d":1.0,"method":1}`, `{"id":null}`, `[{"id":1}]`, `{"id":{"id":1}}`, `{"x":1`} {
 		f.Add([]byte(message), uint8(2))
 	}
 	f.Fuzz(func(t *testing.T, message []byte, size uint8) {
-		var whole, parts lost
-		_, _ = whole.watch().Write(message)
-		watcher := parts.watch()
+		var whole, parts skippedMessage
+		_, _ = whole.idWatcher().Write(message)
+		watcher := parts.idWatcher()
 		for piece := range slices.Chunk(message, int(size)+1) {
 			_, _ = watcher.Write(bytes.Clone(piece))
 		}
-		if !bytes.Equal(whole.id, parts.id) || whole.request != parts.request {
+		if !bytes.Equal(whole.id, parts.id) || whole.isRequest != parts.isRequest {
 			t.Fatalf("%q: %+v, in pieces %+v", message, whole, parts)
 		}
 		var m jsonrpc.Message
@@ -67,7 +69,7 @@ func FuzzLost(f *testing.F) {
 		if m.Read(message) != nil || json.Unmarshal(message, &object) != nil || len(object["id"]) > 256 {
 			return
 		}
-		if _, hasMethod := object["method"]; !bytes.Equal(whole.id, object["id"]) || whole.request != hasMethod {
+		if _, hasMethod := object["method"]; !bytes.Equal(whole.id, object["id"]) || whole.isRequest != hasMethod {
 			t.Fatalf("%q: %+v", message, whole)
 		}
 	})
@@ -85,19 +87,38 @@ func (n *tally) Dropped(string)          { n.dropped++ }
 // gets that with its own id and otherwise as it was.
 func FuzzReceive(f *testing.F) {
 	for _, said := range []string{
-		`{"jsonrpc":"2.0","id":1,"result":{"a":1.0}}`, `{"id":2,"error":{"code":-1,"message":"m"},"result":null}`, `{"id":"1","result":{}}`, `{"id":1.0,"result":{}}`, `{"id":01,"result":{}}`, `{"id":3,"result":{}}`,
-		`{"id":1,"result":1}` + "\n" + `{"id":1,"result":2}`, `{"method":"notifications/progress","params":{"progressToken":1,"progress":5}}`, `{"method":"notifications/progress","params":{"progressToken":2}}`,
-		`{"id":9,"method":"ping"}`, `{"id":"q","method":"roots/list"}`, `{"id":null,"method":"sampling/createMessage","params":{}}`, `{"method":"notifications/cancelled","params":{"requestId":1}}`,
-		`{"level":"info","msg":"started"}`, `{"jsonrpc":"2.0","id":1}`, `{"method":"notifications/x","params":{"_meta":{"io.modelcontextprotocol/subscriptionId":1}}}`, `{"id":1,"result":{"_meta":{"io.modelcontextprotocol/subscriptionId":1}}}`,
-		`{"method":"notifications/resources/updated","params":{"uri":"a:b"}}`, `{"method":"notifications/tools/list_changed"}`, `{"method":"notifications/message"}`, `{"id":18446744073709551617,"result":1}`, `{"id":-1,"result":1}`, `{"id":" 1","result":{"id":1}}`,
+		`{"jsonrpc":"2.0","id":1,"result":{"a":1.0}}`, `{"id":2,"error":{"code":-1,"message":"m"},"result":null}`,
+		`{"id":"1","result":{}}`, `{"id":1.0,"result":{}}`, `{"id":01,"result":{}}`, `{"id":3,"result":{}}`,
+		`{"id":1,"result":1}` + "\n" + `{"id":1,"result":2}`,
+		`{"method":"notifications/progress","params":{"progressToken":1,"progress":5}}`,
+		`{"method":"notifications/progress","params":{"progressToken":2}}`,
+		`{"id":9,"method":"ping"}`, `{"id":"q","method":"roots/list"}`,
+		`{"id":null,"method":"sampling/createMessage","params":{}}`,
+		`{"method":"notifications/cancelled","params":{"requestId":1}}`,
+		`{"level":"info","msg":"started"}`, `{"jsonrpc":"2.0","id":1}`,
+		`{"method":"notifications/x","params":{"_meta":{"io.modelcontextprotocol/subscriptionId":1}}}`,
+		`{"id":1,"result":{"_meta":{"io.modelcontextprotocol/subscriptionId":1}}}`,
+		`{"method":"notifications/resources/updated","params":{"uri":"a:b"}}`,
+		`{"method":"notifications/tools/list_changed"}`, `{"method":"notifications/message"}`,
+		`{"id":18446744073709551617,"result":1}`, `{"id":-1,"result":1}`, `{"id":" 1","result":{"id":1}}`,
 	} {
 		f.Add([]byte(said))
 	}
-	requests := []string{`{"id":"\u0061","method":"tools/call","params":{"_meta":{"progressToken":"p"}}}`, `{"id":12345678901234567890,"method":"tools/call"}`}
+	requests := []string{
+		`{"id":"\u0061","method":"tools/call","params":{"_meta":{"progressToken":"p"}}}`,
+		`{"id":12345678901234567890,"method":"tools/call"}`,
+	}
 	f.Fuzz(func(t *testing.T, said []byte) {
 		seen := new(tally)
 		pool := NewPool(Config{Framing: Newline, Logger: zap.NewNop}, seen)
-		c := &child{process: &process{}, server: newServer(pool, address{}, nil), queue: make(chan frame, maxQueue), large: make(chan struct{}, maxLarge), asides: make(chan frame, maxQueue), calls: map[uint64]*call{}}
+		c := &child{
+			process:    &process{},
+			server:     newServer(pool, address{}, nil),
+			queue:      make(chan frame, maxQueue),
+			largeSlots: make(chan struct{}, maxLarge),
+			overflow:   make(chan frame, maxQueue),
+			calls:      map[uint64]*call{},
+		}
 		calls := make([]*call, len(requests))
 		for i, request := range requests {
 			calls[i] = &call{inbox: newInbox("", maxUnread)}
@@ -147,11 +168,13 @@ func FuzzReceive(f *testing.F) {
 					}
 					answered[i] = true
 					if !hasResult && !hasError {
-						continue // an error of ours
+						continue // an error from the gateway
 					}
 					delete(got, "id")
 					delete(object, "id")
-					if listen := `"io.modelcontextprotocol/subscriptionId"`; !maps.Equal(got, object) && !strings.Contains(string(line), listen) && !strings.Contains(string(line), `\u`) {
+					if listen := `"io.modelcontextprotocol/subscriptionId"`; !maps.Equal(got, object) &&
+						!strings.Contains(string(line), listen) &&
+						!strings.Contains(string(line), `\u`) {
 						t.Fatalf("%q reached a client as %q", line, text)
 					}
 				}
@@ -160,10 +183,10 @@ func FuzzReceive(f *testing.F) {
 				}
 			}
 		}
-		// What the child is told is a message on a line.
+		// Each line to the child is a message.
 		for len(c.queue) > 0 {
 			if frame := []byte((<-c.queue).text()); !json.Valid(frame) || bytes.IndexByte(frame, '\n') != len(frame)-1 {
-				t.Fatalf("%q was told %q", said, frame)
+				t.Fatalf("after %q, the child was sent %q", said, frame)
 			}
 		}
 	})

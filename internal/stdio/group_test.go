@@ -22,16 +22,17 @@ func TestCanonicalCapabilities(t *testing.T) {
 		`null`: `{}`,
 		`5`:    `{}`,
 		`{}`:   `{}`,
-		"{ \"sampling\" : {\"tools\":{},\"context\":{}},\n\"elicitation\":{} }": `{"elicitation":{},"sampling":{"context":{},"tools":{}}}`,
-		`{"roots":{"listChanged":true}}`:                                        `{}`,
-		`{"experimental":{"x":[1.50,"<é>",null]}}`:                              `{"experimental":{"x":[1.50,"<é>",null]}}`,
+		"{ \"sampling\" : {\"tools\":{},\"context\":{}},\n\"elicitation\":{} }": `{"elicitation":{},` +
+			`"sampling":{"context":{},"tools":{}}}`,
+		`{"roots":{"listChanged":true}}`:           `{}`,
+		`{"experimental":{"x":[1.50,"<é>",null]}}`: `{"experimental":{"x":[1.50,"<é>",null]}}`,
 	} {
 		equal(t, in, canonical([]byte(in), false), want)
 	}
 	equal(t, "with roots", canonical([]byte(`{"sampling":{},"roots":{}}`), true), `{"roots":{},"sampling":{}}`)
 }
 
-// told returns what children have been told that their clients can do, by the process.
+// told returns the capabilities that initialize declared to children, by PID.
 func (p *testPool) told() map[int]string {
 	p.t.Helper()
 	told := map[int]string{}
@@ -49,24 +50,30 @@ func TestClientsShareAChildIfTheyDeclareTheSame(t *testing.T) {
 		isolation     Isolation
 		roots         []string
 		sole          bool
-		none, all     string // what the children are told
+		none, all     string // capabilities that the children receive
 		children      int    // of all clients
 		rootsAreOther bool   // a client with roots shares no child with one without
 	}{
 		{Shared, nil, false, `{}`, `{"elicitation":{},"sampling":{}}`, 2, false},
 		{Shared, []string{"file:///r"}, false, `{"roots":{}}`, `{"roots":{},"elicitation":{},"sampling":{}}`, 2, false},
 		{Shared, nil, true, `{}`, `{"elicitation":{},"sampling":{}}`, 3, true},
-		{OneForAll, nil, false, everything, everything, 1, false},
-		{OneForAll, nil, true, `{"elicitation":{"form":{},"url":{}},"roots":{},"sampling":{}}`, `{"elicitation":{"form":{},"url":{}},"roots":{},"sampling":{}}`, 1, false},
+		{SingleChild, nil, false, allCapabilities, allCapabilities, 1, false},
+		{SingleChild, nil, true, `{"elicitation":{"form":{},"url":{}},"roots":{},"sampling":{}}`,
+			`{"elicitation":{"form":{},"url":{}},"roots":{},"sampling":{}}`, 1, false},
 	} {
 		p := newPool(t, "", func(c *Config) { c.Isolation, c.Roots, c.SoleClient = tt.isolation, tt.roots, tt.sole })
 		none, all := p.client().initialize(`{}`).pid(), p.client().initialize(`{"sampling":{},"elicitation":{}}`).pid()
 		equal(t, "the order of members", p.client().initialize(`{ "elicitation": {}, "sampling": {} }`).pid(), all)
 		equal(t, "no capabilities again", p.client().initialize(`{}`).pid(), none)
-		equal(t, "roots make no difference", p.client().initialize(`{"roots":{"listChanged":true}}`).pid() == none, !tt.rootsAreOther)
+		equal(
+			t,
+			"roots make no difference",
+			p.client().initialize(`{"roots":{"listChanged":true}}`).pid() == none,
+			!tt.rootsAreOther,
+		)
 		equal(t, "without a session", p.client().pid(), none)
-		equal(t, "told of nothing", p.told()[none], tt.none)
-		equal(t, "told of all", p.told()[all], tt.all)
+		equal(t, "capabilities without any declared", p.told()[none], tt.none)
+		equal(t, "capabilities with all declared", p.told()[all], tt.all)
 		equal(t, "started", len(p.started), tt.children)
 		equal(t, "status", len(p.Status("alpha:1")), tt.children)
 	}
@@ -76,7 +83,10 @@ func TestModernClientsOfALegacyServer(t *testing.T) {
 	p := newPool(t, "")
 	pid := func(capabilities string) string {
 		meta := `"_meta":` + string(mcp.RequestMeta([]byte(clientInfo), []byte(capabilities), ""))
-		return p.client().post(request(`1`, "tools/call", `{"name":"pid","arguments":{},`+meta+`}`), "MCP-Protocol-Version", mcp.Stateless, "Mcp-Method", "tools/call", "Mcp-Name", "pid").text()
+		return p.client().
+			post(request(`1`, "tools/call", `{"name":"pid","arguments":{},`+meta+`}`), "MCP-Protocol-Version",
+				mcp.Stateless, "Mcp-Method", "tools/call", "Mcp-Name", "pid").
+			text()
 	}
 	some := pid(`{"sampling":{}}`)
 	equal(t, "the same again", pid(`{ "sampling":{} }`), some)
@@ -171,7 +181,12 @@ func TestCapabilitiesDoNotStartChildrenWithoutEnd(t *testing.T) {
 	equal(t, "of all", len(p.started), maxGroups+1)
 	equal(t, "the nearest of several", begin("three", `{"sampling":{},"elicitation":{},"tasks":{}}`), both)
 	equal(t, "what was there", begin("three", `{"sampling":{}}`), sampling)
-	p.until("it is logged", func() bool { return p.logs.FilterMessageSnippet("too many different capabilities").Len() > 0 })
+	p.until(
+		"it is logged",
+		func() bool {
+			return p.logs.FilterMessageSnippet("too many different client capabilities").Len() > 0
+		},
+	)
 }
 
 // TestGroupsThatAreNotUsedEnd: their place is taken after a while, and later they end.
@@ -197,11 +212,11 @@ func TestGroupsThatAreNotUsedEnd(t *testing.T) {
 			sessions = append(sessions, begin(fmt.Sprintf(`{"x":{"n":%d}}`, i)))
 		}
 		p.end(sessions[1])
-		equal(t, "just used", begin(`{"y":{}}`).group.can, nothing)
+		equal(t, "just used", begin(`{"y":{}}`).group.capabilities, noCapabilities)
 		time.Sleep(abandonedTime)
-		equal(t, "room", begin(`{"y":{}}`).group.can, `{"y":{}}`)
+		equal(t, "room", begin(`{"y":{}}`).group.capabilities, `{"y":{}}`)
 		equal(t, "groups", groups(), fmt.Sprint(maxOwnerGroups+1))
-		equal(t, "no more", begin(`{"z":{}}`).group.can, nothing)
+		equal(t, "no more", begin(`{"z":{}}`).group.capabilities, noCapabilities)
 		p.end(sessions[0])
 		time.Sleep(2 * time.Hour)
 		equal(t, "groups with sessions", groups(), fmt.Sprint(maxOwnerGroups))
@@ -229,20 +244,25 @@ func TestTheLastChildStays(t *testing.T) {
 	equal(t, "started", len(p.started), 2)
 }
 
-// TestCapabilitiesThatAServerRefuses: the client hears why, and it is no fault of the server.
+// TestCapabilitiesThatAServerRefuses: the client gets the error, and the server stays healthy.
 func TestCapabilitiesThatAServerRefuses(t *testing.T) {
 	script := `read -r hello
 		case "$hello" in *bad*) echo '{"jsonrpc":"2.0","id":1,"error":{"code":-5,"message":"not these"}}';; *) echo '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}';; esac
 		while read -r line; do id=${line#*'"id":'}; case "$line" in *'"id"'*) printf '{"jsonrpc":"2.0","id":%s,"result":{}}\n' "${id%%,*}";; esac; done`
 	p := newPoolOf(t, []string{"sh", "-c", script})
 	bad := request(`"i"`, "initialize", `{"protocolVersion":"2025-11-25","capabilities":{"bad":{}}}`)
-	equal(t, "answer", p.client().post(bad).whole(), `{"jsonrpc":"2.0","id":"i","error":{"code":-5,"message":"not these"}}`)
+	equal(
+		t,
+		"answer",
+		p.client().post(bad).whole(),
+		`{"jsonrpc":"2.0","id":"i","error":{"code":-5,"message":"not these"}}`,
+	)
 	equal(t, "sessions", len(p.sessions), 0)
 	contains(t, "others", p.client().post(request(`1`, "x", `{}`)).whole(), `"result"`)
 	if err := p.Check(t.Context(), "alpha:1"); err != nil {
 		t.Errorf("checked: %v", err)
 	}
-	if asked, err := p.Alive(t.Context(), "alpha:1"); !asked || err != nil {
+	if asked, err := p.CheckStarted(t.Context(), "alpha:1"); !asked || err != nil {
 		t.Errorf("alive: asked %t, error %v", asked, err)
 	}
 	if err := p.Restart(t.Context(), "alpha:1"); err != nil {

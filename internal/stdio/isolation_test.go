@@ -58,8 +58,8 @@ func TestMessagesOutsideOfCalls(t *testing.T) {
 	contains(t, "next of the one that has stayed", first.next(), "list_changed")
 }
 
-// TestQuestionsOutsideOfCallsAreRefused: a shared child cannot say whom they are for, and
-// what it makes of the answer is for everybody.
+// TestQuestionsOutsideOfCallsAreRefused: a shared child cannot name the client that
+// they are for, and may use the response for all clients.
 func TestQuestionsOutsideOfCallsAreRefused(t *testing.T) {
 	p := newPuppets(t)
 	c := p.client().initialize(`{"sampling":{}}`)
@@ -69,7 +69,7 @@ func TestQuestionsOutsideOfCallsAreRefused(t *testing.T) {
 	p.eventually("the question is refused", func() bool {
 		return strings.Contains(c.post(request(`1`, "heard", `{}`)).whole(), `\"id\":\"theirs\",\"error\":{\"code\":-32601`)
 	})
-	equal(t, "open questions", len(c.known(p).questions), 0)
+	equal(t, "open questions", len(c.known(p).serverRequests), 0)
 }
 
 // TestOneClientsStateIsNotAnothers: what a client tells a shared child to do is done for
@@ -92,18 +92,18 @@ func TestOneClientsStateIsNotAnothers(t *testing.T) {
 		r := c.post(toolCall(`1`, "emit", `{"method":"notifications/message","params":{"level":"`+level+`","data":"x"}}`))
 		return r.events != nil && strings.Contains(r.next(), "notifications/message")
 	}
-	equal(t, "before anybody has said", logged(b, "debug"), true)
+	equal(t, "before any client sets a level", logged(b, "debug"), true)
 	equal(t, "answer", set(a, "warning"), `{"jsonrpc":"2.0","id":"l","result":{}}`)
 	set(b, "error")
 	equal(t, "one that wants less", levels(), " warning")
 	set(b, "debug")
 	equal(t, "one that wants more", levels(), " warning debug")
-	equal(t, "to who wants more", logged(b, "debug"), true)
-	equal(t, "to who wants less", logged(a, "info"), false)
-	equal(t, "to who has not said", logged(p.client(), "debug"), false)
+	equal(t, "to a client that wants more", logged(b, "debug"), true)
+	equal(t, "to a client that wants less", logged(a, "info"), false)
+	equal(t, "to a client that sets no level", logged(p.client(), "debug"), false)
 	contains(t, "no level", set(a, "loud"), `"code":-32602`)
 	contains(t, "without a session", set(p.client(), "emergency"), `"code":-32600`)
-	equal(t, "the child was told", levels(), " warning debug")
+	equal(t, "levels sent to the child", levels(), " warning debug")
 
 	p.soon("alpha:1", mcp.Legacy)
 	_ = syscall.Kill(a.pid(), syscall.SIGKILL)
@@ -111,7 +111,10 @@ func TestOneClientsStateIsNotAnothers(t *testing.T) {
 	if _, err := b.do(http.MethodDelete, ""); err != nil {
 		t.Fatal(err)
 	}
-	p.eventually("the level of one that has left is forgotten", func() bool { return levels() == " warning debug debug warning" })
+	p.eventually(
+		"the level of one that has left is forgotten",
+		func() bool { return levels() == " warning debug debug warning" },
+	)
 
 	a.post(request(`1`, "resources/subscribe", `{"uri":"x:1"}`)).whole()
 	stream := a.listen()
@@ -128,15 +131,18 @@ func TestOneClientsStateIsNotAnothers(t *testing.T) {
 func TestProgressOfQuestions(t *testing.T) {
 	p := newPuppets(t)
 	a, b := p.client().initialize(`{"sampling":{}}`), p.client().initialize(`{"sampling":{}}`)
-	r := a.post(say(`1`, `{"id":"q","method":"sampling/createMessage","params":{"_meta":{"progressToken":"theirs"}}}`+"\n"))
+	r := a.post(
+		say(`1`, `{"id":"q","method":"sampling/createMessage","params":{"_meta":{"progressToken":"theirs"}}}`+
+			"\n"),
+	)
 	defer r.Body.Close()
 	contains(t, "question", r.next(), "sampling")
-	for who, c := range map[string]*client{"a": a, "b": b, "nobody": p.client()} {
+	for who, c := range map[string]*client{"a": a, "b": b, "unknown": p.client()} {
 		c.post(notification("notifications/progress", `{"progressToken":"theirs","message":"of `+who+`"}`))
 	}
 	heard := p.client().post(request(`1`, "heard", `{}`)).whole()
 	contains(t, "heard", heard, "of a")
-	equal(t, "from others", strings.Contains(heard, "of b") || strings.Contains(heard, "of nobody"), false)
+	equal(t, "from others", strings.Contains(heard, "of b") || strings.Contains(heard, "of unknown"), false)
 }
 
 // TestALaterCallGetsNothingThatWasWrittenBeforeIt: the gateway has read a log message
@@ -181,8 +187,8 @@ func TestALaterCallThatWasGivenUpRaisesNoDoubt(t *testing.T) {
 			c.noteRead()
 		}
 	}
-	c.forget(later)
-	found, doubtful := c.caller()
+	c.unregister(later)
+	found, doubtful := c.inferCall()
 	equal(t, "found", found, asking)
 	equal(t, "doubtful", doubtful, false)
 }
@@ -200,7 +206,9 @@ func TestWhatFollowsACallWithoutASessionIsForNobody(t *testing.T) {
 
 func TestProgressThatNobodyAskedForIsDropped(t *testing.T) {
 	p := newPuppets(t)
-	r := p.client().post(say(`1`, `{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":$ID,"progress":1}}`+"\n"+`{"id":$ID,"result":1}`+"\n"))
+	r := p.client().
+		post(say(`1`, `{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":$ID,`+
+			`"progress":1}}`+"\n"+`{"id":$ID,"result":1}`+"\n"))
 	equal(t, "answer", r.whole(), `{"id":1,"result":1}`)
 	equal(t, "dropped", p.dropped, 1)
 }
@@ -224,7 +232,8 @@ func TestWhatIsNoMessageReachesNoChild(t *testing.T) {
 	}
 	r := c.post(toolCall(`1`, "ask", `{"method":"sampling/createMessage"}`))
 	id := idOf(t, r.next())
-	for _, answer := range []string{`{"code":1.5,"message":"x"}`, `{"code":99999999999999999999,"message":"x"}`, `{"code":1,"message":5}`, `{"code":1}`, `5`, `null`} {
+	for _, answer := range []string{`{"code":1.5,"message":"x"}`, `{"code":99999999999999999999,"message":"x"}`,
+		`{"code":1,"message":5}`, `{"code":1}`, `5`, `null`} {
 		body := fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"error":%s}`, id, answer)
 		equal(t, answer, c.post(body).StatusCode, http.StatusBadRequest)
 	}
@@ -246,9 +255,9 @@ func TestAQuestionOnAStreamThatHasEnded(t *testing.T) { // A25
 		s := c.known(p)
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return len(s.questions) == 0
+		return len(s.serverRequests) == 0
 	})
-	p.eventually("the child is told", func() bool {
+	p.eventually("the child receives an error", func() bool {
 		return strings.Contains(c.post(request(`1`, "heard", `{}`)).whole(), `\"id\":\"theirs\",\"error\"`)
 	})
 }
@@ -287,7 +296,7 @@ func TestHangupEndsWhatWouldNotEnd(t *testing.T) {
 	legacy := p.client().initialize(`{}`).listen()
 	modern := p.client().modern(`1`, "subscriptions/listen", `"notifications":{"toolsListChanged":true}`, "")
 	modern.next()
-	p.Hangup()
+	p.EndStreams()
 	equal(t, "the stream of a session", legacy.next(), "")
 	equal(t, "a listen request", modern.next(), "")
 	equal(t, "one that comes late", p.client().initialize(`{}`).listen().next(), "")
@@ -295,7 +304,16 @@ func TestHangupEndsWhatWouldNotEnd(t *testing.T) {
 }
 
 func TestAServerThatFailsOnceIsNotOfTheLegacyEra(t *testing.T) {
-	p := newPoolOf(t, []string{"sh", "-c", `[ -e "$DS_LOG.once" ] || { touch "$DS_LOG.once"; exit 1; }; exec "$0" ds alpha --modern`, os.Args[0]})
+	p := newPoolOf(
+		t,
+		[]string{
+			"sh",
+			"-c",
+			`[ -e "$DS_LOG.once" ] || { touch "$DS_LOG.once"; exit 1; }; exec "$0" ds ` +
+				`alpha --modern`,
+			os.Args[0],
+		},
+	)
 	p.client().modern(`1`, "tools/list", "", "").whole() // by its legacy child
 	p.eventually("it is known", func() bool {
 		return strings.Contains(p.client().modern(`1`, "tools/list", "", "").whole(), `"resultType"`)
@@ -318,21 +336,30 @@ func TestDoubtsHoldNoBodies(t *testing.T) {
 	if failure := m.Read([]byte(toolCall(`1`, "x", `{}`))); failure != nil {
 		t.Fatal(failure)
 	}
-	for range maxDoubts + 10 {
+	for range maxAbandonedCalls + 10 {
 		call := &call{request: m, inbox: newInbox("", 1)}
 		if err := c.register(call); err != nil {
 			t.Fatal(err)
 		}
-		c.forget(call)
+		c.unregister(call)
 	}
-	equal(t, "doubts", len(c.doubts), maxDoubts)
+	equal(t, "doubts", len(c.abandoned), maxAbandonedCalls)
 	c.noteRead()
-	_, doubtful := c.caller()
+	_, doubtful := c.inferCall()
 	equal(t, "doubtful", doubtful, true)
 }
 
 func TestLargeMessagesDoNotPileUp(t *testing.T) {
-	p := newPoolOf(t, []string{"sh", "-c", `read -r hello; printf '%s\n' '{"jsonrpc":"2.0","id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; sleep 300`}, func(c *Config) { c.StopGrace = 1 })
+	p := newPoolOf(
+		t,
+		[]string{
+			"sh",
+			"-c",
+			`read -r hello; printf '%s\n' '{"jsonrpc":"2.0","id":1,` +
+				`"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; sleep 300`,
+		},
+		func(c *Config) { c.StopGrace = 1 },
+	)
 	c := p.client()
 	s, _ := p.sharedServer(c.host, nil, "")
 	if _, err := s.ready(t.Context()); err != nil {
@@ -347,7 +374,7 @@ func TestLargeMessagesDoNotPileUp(t *testing.T) {
 			done <- struct{}{}
 		}()
 	}
-	p.eventually("there is no more room", func() bool { return len(s.current().large) == maxLarge })
+	p.eventually("there is no more room", func() bool { return len(s.current().largeSlots) == maxLarge })
 	equal(t, "waiting", len(s.current().queue) <= maxLarge+1, true)
 	cancel()
 	for range 50 {

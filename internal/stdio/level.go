@@ -12,11 +12,11 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// A shared child has one log level, and each of its clients has one, too. The child is
-// told the most verbose of them. Each client gets what its own lets through.
+// A shared child has one log level, and so has each of its clients. The child gets the most
+// verbose of them. Each client gets the messages that its own level lets through.
 
-// usualLevel is that of clients which have set none, once another has.
-const usualLevel = "info"
+// defaultLevel is the level of clients that have set none, once another client has.
+const defaultLevel = "info"
 
 const setLevelMethod = "logging/setLevel"
 
@@ -25,32 +25,34 @@ func (rt *roundTrip) setLevel(c *child) (*http.Response, error) {
 	id, level := rt.m.Literal(jsonrpc.ID), rt.m.Text(jsonrpc.Level)
 	switch {
 	case rt.session == nil:
-		return respond(rt.req, http.StatusOK, jsonrpc.Refusal(id, jsonrpc.CodeInvalidRequest, "several clients share this server: a log level needs a session")), nil
+		return respond(rt.req, http.StatusOK, jsonrpc.ErrorResponse(id, jsonrpc.CodeInvalidRequest,
+			"several clients share this server: a log level needs a session")), nil
 	case !slices.Contains(mcp.LogLevels, level):
-		return respond(rt.req, http.StatusOK, jsonrpc.Refusal(id, jsonrpc.CodeInvalidParams, "level: it is none of "+strings.Join(mcp.LogLevels, ", "))), nil
+		return respond(rt.req, http.StatusOK, jsonrpc.ErrorResponse(id, jsonrpc.CodeInvalidParams,
+			"level: must be one of "+strings.Join(mcp.LogLevels, ", "))), nil
 	}
 	rt.session.setLevel(level)
-	answer, err := c.tellLevel(rt.req.Context())
+	answer, err := c.syncLevel(rt.req.Context())
 	if err != nil {
 		return nil, err
 	}
-	if answer == nil { // it knows
-		return respond(rt.req, http.StatusOK, jsonrpc.Answer(id, []byte("{}"))), nil
+	if answer == nil { // the child already has that level
+		return respond(rt.req, http.StatusOK, jsonrpc.ResultResponse(id, []byte("{}"))), nil
 	}
 	return respond(rt.req, http.StatusOK, replaced(answer, id, jsonrpc.ID)...), nil
 }
 
-// tellLevel tells a child the log level that its clients want together. It returns its
-// answer, or nil if the child has been told that level before.
-func (c *child) tellLevel(ctx context.Context) (answer *jsonrpc.Message, err error) {
+// syncLevel sets the log level of a child to the most verbose one of its clients. It returns
+// the response, or nil if the child already has that level.
+func (c *child) syncLevel(ctx context.Context) (answer *jsonrpc.Message, err error) {
 	select {
-	case c.levelling <- struct{}{}: // one after the other, so that the last is the right one
-		defer func() { <-c.levelling }()
+	case c.levelLock <- struct{}{}: // one after the other, so that the last one wins
+		defer func() { <-c.levelLock }()
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
 	level := c.server.level()
-	if level == "" || level == c.toldLevel() {
+	if level == "" || level == c.currentLevel() {
 		return nil, nil
 	}
 	answer, err = c.request(ctx, setLevelMethod, []byte(`{"level":"`+level+`"}`))
@@ -62,27 +64,26 @@ func (c *child) tellLevel(ctx context.Context) (answer *jsonrpc.Message, err err
 	return answer, err
 }
 
-func (c *child) toldLevel() string {
+// currentLevel returns the log level that was set for all clients.
+func (c *child) currentLevel() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.level
 }
 
-// relevel tells a child a level that has changed because it was restarted, or because a
-// client has left.
-func (s *server) relevel(c *child) {
+// updateLevel sets the log level again after a restart, or after a client has left.
+func (s *server) updateLevel(c *child) {
 	if s.owner != nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), s.pool.config.StartTimeout)
 	defer cancel()
-	if _, err := c.tellLevel(ctx); err != nil {
+	if _, err := c.syncLevel(ctx); err != nil {
 		s.log().Warn("log level not set", zap.Error(err))
 	}
 }
 
-// level returns the most verbose log level that a client wants, or nothing if none has
-// said.
+// level returns the most verbose log level that a client has set, or "" if none has.
 func (s *server) level() string {
 	lowest := len(mcp.LogLevels)
 	s.eachSession(func(session *session) {
@@ -96,13 +97,13 @@ func (s *server) level() string {
 	return mcp.LogLevels[lowest]
 }
 
-// loud reports whether a client wants a notification. It does not want log messages
-// that are less severe than its level.
-func (c *child) loud(m *jsonrpc.Message, s *session) bool {
-	if c.server.owner != nil || m.Text(jsonrpc.Method) != "notifications/message" || c.toldLevel() == "" {
+// passesLevel reports whether a client gets a notification. It does not get log messages that
+// are less severe than its level.
+func (c *child) passesLevel(m *jsonrpc.Message, s *session) bool {
+	if c.server.owner != nil || m.Text(jsonrpc.Method) != "notifications/message" || c.currentLevel() == "" {
 		return true
 	}
-	wanted := usualLevel
+	wanted := defaultLevel
 	if s != nil {
 		if level := s.logLevel(); level != "" {
 			wanted = level

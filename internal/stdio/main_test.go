@@ -50,10 +50,10 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// puppet is a child that does what it is told to. The request say has raw bytes to
-// write, in which $ID stands for the request's own id; the request heard is
-// answered with all messages that came before it; the request fill has raw bytes to
-// write and is answered with so many bytes; a notification exit is the end.
+// puppet is a child that the test controls. The request say writes raw bytes, in which
+// $ID stands for the id of the request. The request heard returns all messages that
+// came before it. The request fill writes raw bytes and returns a string of the
+// length in code. The message exit ends the child, with the status in code.
 func puppet(stdin io.Reader, stdout io.Writer) {
 	var heard []string
 	lines := bufio.NewReader(stdin)
@@ -77,7 +77,13 @@ func puppet(stdin io.Reader, stdout io.Writer) {
 		}
 		switch m.Method {
 		case "initialize":
-			answer(map[string]any{"protocolVersion": mcp.Latest, "capabilities": map[string]any{"tools": map[string]any{}}, "serverInfo": map[string]any{"name": "puppet", "version": "1"}})
+			answer(
+				map[string]any{
+					"protocolVersion": mcp.Latest,
+					"capabilities":    map[string]any{"tools": map[string]any{}},
+					"serverInfo":      map[string]any{"name": "puppet", "version": "1"},
+				},
+			)
 		case "say":
 			_, _ = io.WriteString(stdout, strings.ReplaceAll(m.Params.Raw, "$ID", string(m.ID)))
 		case "fill":
@@ -96,7 +102,7 @@ func puppet(stdin io.Reader, stdout io.Writer) {
 	}
 }
 
-// testPool is a pool and what is known of it.
+// testPool is a pool with its logs and counters.
 type testPool struct {
 	*Pool
 	t       *testing.T
@@ -339,8 +345,11 @@ func (c *client) post(body string, headers ...string) *reply {
 // initialize begins a session with these capabilities.
 func (c *client) initialize(capabilities string) *client {
 	c.p.t.Helper()
-	r := c.post(`{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":` + capabilities +
-		`,"clientInfo":{"name":"test","version":"1"}}}`)
+	r := c.post(
+		`{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":` +
+			capabilities +
+			`,"clientInfo":{"name":"test","version":"1"}}}`,
+	)
 	if c.session = r.Header.Get("Mcp-Session-Id"); c.session == "" {
 		c.p.t.Fatalf("no session: %d %s", r.StatusCode, r.whole())
 	}
@@ -446,7 +455,7 @@ func (r *reply) last() (message string) {
 	return message
 }
 
-// whole returns the body of a response that is no stream.
+// whole returns the body of a response that is not a stream.
 func (r *reply) whole() string {
 	r.t.Helper()
 	body, err := io.ReadAll(r.Body)

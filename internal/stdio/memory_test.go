@@ -11,7 +11,21 @@ import (
 )
 
 func TestBlocksHaveRoom(t *testing.T) {
-	sizes := []int{0, 1, smallest, smallest + 1, 2 * smallest, 3*smallest - 1, 3 * smallest, 3*smallest + 1, 5 << 20, largest - 1, largest, largest + 1, 3 * largest}
+	sizes := []int{
+		0,
+		1,
+		smallest,
+		smallest + 1,
+		2 * smallest,
+		3*smallest - 1,
+		3 * smallest,
+		3*smallest + 1,
+		5 << 20,
+		largest - 1,
+		largest,
+		largest + 1,
+		3 * largest,
+	}
 	for _, size := range sizes {
 		b := newBlock(size)
 		if len(b.bytes) < size || len(b.bytes) > max(size+size/4, smallest) {

@@ -14,7 +14,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-const modernWords = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}`
+const modernWords = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
+	`"io.modelcontextprotocol/clientCapabilities":{}}`
 
 // modernly returns a request of the modern era and its headers. The members are
 // those of its params besides _meta.
@@ -88,7 +89,12 @@ func TestModernRequests(t *testing.T) {
 		body, headers := modernly(`1`, "tools/call", `"name":"echo","arguments":{"region":"eu"}`, "echo")
 		equal(t, "without", p.client().post(body, headers...).StatusCode, http.StatusBadRequest)
 		equal(t, "with", p.client().post(body, append(headers, "Mcp-Param-Region", "eu")...).StatusCode, http.StatusOK)
-		equal(t, "with another", p.client().post(body, append(headers, "Mcp-Param-Region", "us")...).StatusCode, http.StatusBadRequest)
+		equal(
+			t,
+			"with another",
+			p.client().post(body, append(headers, "Mcp-Param-Region", "us")...).StatusCode,
+			http.StatusBadRequest,
+		)
 		lists := len(p.received("tools/list"))
 		equal(t, "with again", p.client().post(body, append(headers, "Mcp-Param-Region", "eu")...).StatusCode, http.StatusOK)
 		equal(t, "lists of tools", len(p.received("tools/list")), lists) // it is known by now
@@ -130,7 +136,7 @@ func TestAServerThatSaysNothingBeforeTheHandshakeIsLegacy(t *testing.T) {
 		`*'"initialize"'*) printf '%s\n' '{"id":2,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}';; ` +
 		`*'"id":3'*) printf '%s\n' '{"id":3,"result":"served"}';; esac; done`
 	p := newPoolOf(t, []string{"sh", "-c", script}, func(*Config) {})
-	p.silentTime = 10 * time.Millisecond
+	p.discoverTime = 10 * time.Millisecond
 	contains(t, "answer", p.client().modern(`"q"`, "x/y", "", "").whole(), `{"id":"q","result":"served"}`)
 	equal(t, "started", len(p.started), 1)
 }
@@ -140,7 +146,7 @@ func TestALegacyServerIsStartedOnceForModernClients(t *testing.T) {
 	for name, flags := range map[string]string{"it answers at once": "", "it takes its time": "--init-delay 0.05"} {
 		t.Run(name, func(t *testing.T) {
 			p := newPool(t, flags)
-			p.silentTime = 10 * time.Millisecond
+			p.discoverTime = 10 * time.Millisecond
 			pid := modernPID(p)
 			equal(t, "the same child for clients that declare nothing", p.client().pid(), pid)
 			equal(t, "the same child in a session", p.client().initialize(`{}`).pid(), pid)
@@ -175,8 +181,12 @@ func TestAChildThatEndsBeforeItIsGreeted(t *testing.T) {
 			t.Fatal(err)
 		}
 		<-ended.exited
-		s := newServer(NewPool(Config{StartTimeout: await.Patience}, nil), address{"alpha:1", tt.era, &group{groupKey: groupKey{"alpha", nothing}}}, nil)
-		err = s.greet(&child{process: ended, server: s, calls: map[uint64]*call{}}) // with no room in its queue
+		s := newServer(
+			NewPool(Config{StartTimeout: await.Patience}, nil),
+			address{"alpha:1", tt.era, &group{groupKey: groupKey{"alpha", noCapabilities}}},
+			nil,
+		)
+		err = s.handshake(&child{process: ended, server: s, calls: map[uint64]*call{}}) // with no room in its queue
 		ended.stdout.Close()
 		ended.stderr.Close()
 		if err == nil {
@@ -193,7 +203,13 @@ func TestALegacyClientOfAModernServer(t *testing.T) {
 		r := p.client().post(request(`"i"`, "initialize", `{"protocolVersion":"2025-11-25","capabilities":{}}`))
 		equal(t, "status", r.StatusCode, http.StatusOK)
 		equal(t, "session", r.Header.Get("Mcp-Session-Id"), "")
-		equal(t, "error", r.whole(), `{"jsonrpc":"2.0","id":"i","error":{"code":-32601,"message":"method not found: initialize"}}`)
+		equal(
+			t,
+			"error",
+			r.whole(),
+			`{"jsonrpc":"2.0","id":"i","error":{"code":-32601,"message":"method not found: `+
+				`initialize"}}`,
+		)
 		equal(t, "sessions", len(p.sessions), 0)
 		equal(t, "modern", p.client().modernCall("echo", `{}`).StatusCode, http.StatusOK)
 	}
@@ -202,26 +218,53 @@ func TestALegacyClientOfAModernServer(t *testing.T) {
 func TestListening(t *testing.T) {
 	p := newPool(t, "--modern")
 	ack := func(id, wants string) string {
-		return notification("notifications/subscriptions/acknowledged", `{"_meta":{"io.modelcontextprotocol/subscriptionId":`+id+`},"notifications":`+wants+`}`)
+		return notification(
+			"notifications/subscriptions/acknowledged",
+			`{"_meta":{"io.modelcontextprotocol/subscriptionId":`+id+`},"notifications":`+wants+`}`,
+		)
 	}
 	tools := p.client().modern(`"listen:0"`, "subscriptions/listen", `"notifications":{"toolsListChanged":true}`, "")
 	equal(t, "first", tools.next(), ack(`"listen:0"`, `{"toolsListChanged":true}`))
-	data := p.client().modern(`0`, "subscriptions/listen", `"notifications":{"resourceSubscriptions":["file://alpha/data.txt"]}`, "")
+	data := p.client().
+		modern(`0`, "subscriptions/listen",
+			`"notifications":{"resourceSubscriptions":["file://alpha/data.txt"]}`, "")
 	equal(t, "first", data.next(), ack(`0`, `{"resourceSubscriptions":["file://alpha/data.txt"]}`))
 	same := p.client().modern(`0`, "subscriptions/listen", `"notifications":{"toolsListChanged":true}`, "")
 	equal(t, "first", same.next(), ack(`0`, `{"toolsListChanged":true}`))
 
 	p.client().modernCall("touch", `{"uri":"file://alpha/data.txt"}`).text()
-	equal(t, "data", data.next(), notification("notifications/resources/updated", `{"uri":"file://alpha/data.txt","_meta":{"io.modelcontextprotocol/subscriptionId":0}}`))
+	equal(
+		t,
+		"data",
+		data.next(),
+		notification(
+			"notifications/resources/updated",
+			`{"uri":"file://alpha/data.txt","_meta":{"io.modelcontextprotocol/subscriptionId":0}}`,
+		),
+	)
 	p.client().modernCall("add-tool", `{"name":"x"}`).text()
-	equal(t, "tools", tools.next(), notification("notifications/tools/list_changed", `{"_meta":{"io.modelcontextprotocol/subscriptionId":"listen:0"}}`))
-	equal(t, "the same id", same.next(), notification("notifications/tools/list_changed", `{"_meta":{"io.modelcontextprotocol/subscriptionId":0}}`))
+	equal(
+		t,
+		"tools",
+		tools.next(),
+		notification("notifications/tools/list_changed",
+			`{"_meta":{"io.modelcontextprotocol/subscriptionId":"listen:0"}}`),
+	)
+	equal(
+		t,
+		"the same id",
+		same.next(),
+		notification("notifications/tools/list_changed",
+			`{"_meta":{"io.modelcontextprotocol/subscriptionId":0}}`),
+	)
 
 	// A log message is that of the call, though others listen, or did.
 	logs := func() {
 		t.Helper()
 		body, headers := modernly(`1`, "tools/call", `"name":"emit"`, "emit")
-		r := p.client().post(strings.Replace(body, `"_meta":{`, `"_meta":{"io.modelcontextprotocol/logLevel":"info",`, 1), headers...)
+		r := p.client().
+			post(strings.Replace(body, `"_meta":{`, `"_meta":{"io.modelcontextprotocol/logLevel":"info",`, 1),
+				headers...)
 		contains(t, "log message", r.next(), "notifications/message")
 		contains(t, "answer", r.next(), "emitted")
 		r.Body.Close()

@@ -20,14 +20,15 @@ func TestSaysOffline(t *testing.T) {
 		"npm error 404 Not Found - GET https://registry.npmjs.org/no-such-package":                         false,
 		"Error: API_KEY environment variable is required":                                                  false,
 	} {
-		equal(t, line, saysOffline([]byte(line)), want)
+		equal(t, line, looksOffline([]byte(line)), want)
 	}
 }
 
 // The log names the variables that a child which cannot reach the network may need, once for each start that fails.
 func TestVariablesForTheNetwork(t *testing.T) {
 	const failing, working = `echo 'npm error code SELF_SIGNED_CERT_IN_CHAIN' >&2; echo 'npm error ENOTFOUND' >&2; exit 1`,
-		`echo 'npm error ENOTFOUND' >&2; read -r l; echo '{"id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; cat >/dev/null`
+		`echo 'npm error ENOTFOUND' >&2; read -r l; echo '{"id":1,"result":{"protocolVersion":"2025-11-25",` +
+			`"capabilities":{}}}'; cat >/dev/null`
 	tests := []struct {
 		name, script string
 		withheld     []string

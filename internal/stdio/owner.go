@@ -14,21 +14,21 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
-// Sessions have owners: clients as they have proved who they are or, if they have not,
-// their addresses. No owner can end the sessions of another that has fewer.
+// Sessions have owners: the identity of the client or, without one, its address. No owner can
+// end the sessions of another one that has fewer.
 
-// sessionsKept are the sessions with child processes.
-var sessionsKept = quota.NewKind("stdio_sessions")
+// sessionQuota limits sessions with child processes.
+var sessionQuota = quota.NewKind("stdio_sessions")
 
-// OwnerKey is where a context has the owner of sessions that a request begins, a string.
+// OwnerKey is the context key of the owner of new sessions, a string.
 type OwnerKey struct{}
 
-// WithOwner has sessions that a request begins belong to an owner.
+// WithOwner sets the owner of sessions that a request begins.
 func WithOwner(ctx context.Context, owner string) context.Context {
 	return context.WithValue(ctx, OwnerKey{}, owner)
 }
 
-// HasOwner reports whether a request says whose the sessions are that it begins.
+// HasOwner reports whether the context has an owner.
 func HasOwner(ctx context.Context) bool { return ctx.Value(OwnerKey{}) != nil }
 
 func ownerOf(ctx context.Context) string {
@@ -36,44 +36,44 @@ func ownerOf(ctx context.Context) string {
 	return owner
 }
 
-// What is kept for sessions: what clients have said of themselves, and the resources
-// that they have subscribed to.
+// Limits of the memory for sessions: their initialize requests, capabilities, subscriptions and
+// events. In all and per owner.
 const (
 	maxBytes      = 64 << 20
 	maxOwnerBytes = 8 << 20
 )
 
-// abandonedTime is how long a session is not used until it counts as abandoned.
+// abandonedTime is how long a session is unused before it counts as abandoned.
 const abandonedTime = time.Minute
 
-// A candidate is a session that may end so that another can begin.
+// A candidate is a session that may be ended to make room for another one.
 type candidate struct {
 	*session
-	now   activity
-	since time.Time
-	bytes int64
-	owns  *holding
+	activityNow activity
+	since       time.Time
+	bytes       int64
+	usage       *usage
 }
 
-// A holding is what an owner has.
-type holding struct {
+// A usage is what the sessions of an owner take. Used and idle count sessions or bytes, whichever
+// is exhausted.
+type usage struct {
 	sessions, bytes int64
-	held, idle      int64 // the one or the other of these: that for which there is no room
+	used, idle      int64
 }
 
-// makeRoom ends a session so that another can begin, and reports whether it has. A
-// session that is not used comes first: that which has not been used for longest, of the
-// owner that has most such. An owner can take abandoned sessions of those that have less,
-// but not the only one that somebody has while there is another way. Sessions in use end
-// for others if their owner has more than half of all, and those that only listen if it
-// has more than its share.
+// makeRoom ends a session so that another one can begin, and reports whether it did. Idle
+// sessions go first: the one that was not used for the longest time, of the owner with the
+// most. Abandoned sessions of owners that have less can go as well, but the only session of an
+// owner goes only if there is no other way. Sessions in use are ended if their owner has more
+// than half of all, and sessions with just an open stream if it has more than its share.
 func (p *Pool) makeRoom(next *session) bool {
 	var all []candidate
-	owners := map[string]*holding{next.owner: {}}
-	p.each(func(s *session) {
+	owners := map[string]*usage{next.owner: {}}
+	p.eachSession(func(s *session) {
 		now, since, bytes := s.activity()
 		if owners[s.owner] == nil {
-			owners[s.owner] = new(holding)
+			owners[s.owner] = new(usage)
 		}
 		all = append(all, candidate{s, now, since, bytes, owners[s.owner]})
 	})
@@ -82,32 +82,34 @@ func (p *Pool) makeRoom(next *session) bool {
 		limit, weight = maxBytes, func(bytes int64) int64 { return bytes }
 	}
 	for _, c := range all {
-		c.owns.sessions++
-		c.owns.bytes += c.bytes
-		c.owns.held += weight(c.bytes)
-		if c.now == idle {
-			c.owns.idle += weight(c.bytes)
+		c.usage.sessions++
+		c.usage.bytes += c.bytes
+		c.usage.used += weight(c.bytes)
+		if c.activityNow == idle {
+			c.usage.idle += weight(c.bytes)
 		}
 	}
 	own := owners[next.owner]
-	mine := own.held + weight(next.bytes)
+	mine := own.used + weight(next.bytes)
 	rank := func(c candidate) int {
 		abandoned := time.Since(c.since) > abandonedTime
-		more := c.owns.held > mine
+		more := c.usage.used > mine
 		switch {
-		case c.owns == own && c.now == idle:
+		case c.usage == own && c.activityNow == idle:
 			return 1
-		case c.owns == own, own.bytes+next.bytes > maxOwnerBytes:
+		case c.usage == own, own.bytes+next.bytes > maxOwnerBytes:
 			return 0
-		case c.now == idle && more:
+		case c.activityNow == idle && more:
 			return 1
-		case c.now == idle && abandoned && c.owns.sessions > 1:
+		case c.activityNow == idle && abandoned && c.usage.sessions > 1:
 			return 2
-		case c.now == listening && more && (c.owns.held > limit/2 || abandoned && c.owns.held > limit/int64(len(owners))):
+		case c.activityNow == listening && more &&
+			(c.usage.used > limit/2 || abandoned &&
+				c.usage.used > limit/int64(len(owners))):
 			return 3
-		case c.now == idle && abandoned:
+		case c.activityNow == idle && abandoned:
 			return 4
-		case more && c.owns.held > limit/2:
+		case more && c.usage.used > limit/2:
 			return 5
 		}
 		return 0
@@ -117,9 +119,10 @@ func (p *Pool) makeRoom(next *session) bool {
 		return false
 	}
 	last := slices.MinFunc(all, func(a, b candidate) int {
-		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(b.owns.idle, a.owns.idle), cmp.Compare(b.owns.held, a.owns.held), a.since.Compare(b.since))
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(b.usage.idle, a.usage.idle),
+			cmp.Compare(b.usage.used, a.usage.used), a.since.Compare(b.since))
 	})
-	if last.now == idle {
+	if last.activityNow == idle {
 		p.expire(last.session) // unless it is used again
 	} else {
 		p.end(last.session)
@@ -127,36 +130,35 @@ func (p *Pool) makeRoom(next *session) bool {
 	return true
 }
 
-// How fast an owner can begin sessions that have a child of their own.
+// How fast an owner can begin sessions with their own child.
 const (
-	startRate  = 5  // in a second
+	startRate  = 5  // per second
 	startBurst = 50 // at once
 	startWait  = 10 * time.Second
 )
 
-// starts limits how fast owners begin sessions.
-type starts struct {
-	mu sync.Mutex
-	of map[string]*rate.Limiter
+// A startLimiter limits how fast owners begin sessions.
+type startLimiter struct {
+	mu       sync.Mutex
+	limiters map[string]*rate.Limiter
 }
 
-// wait waits until an owner can begin a session. It reports whether it can, which it
-// cannot if it would have to wait for longer than so long.
-func (s *starts) wait(ctx context.Context, owner string, longest time.Duration) (bool, error) {
-	pause, ok := s.reserve(owner, longest)
+// wait waits until an owner can begin a session. It reports false if that would take longer
+// than maxWait.
+func (s *startLimiter) wait(ctx context.Context, owner string, maxWait time.Duration) (bool, error) {
+	pause, ok := s.reserve(owner, maxWait)
 	if !ok || pause == 0 {
 		return ok, nil
 	}
-	if !backoff.Sleep(ctx, pause) { // its turn is lost
+	if !backoff.Sleep(ctx, pause) { // the reservation is lost
 		return false, context.Cause(ctx)
 	}
 	return true, nil
 }
 
-// reserve returns after what time it is the owner's turn, if that is not too long. The
-// clock is read under the lock, so that it does not run backwards for a limiter, which
-// would then give more turns than it should.
-func (s *starts) reserve(owner string, longest time.Duration) (pause time.Duration, ok bool) {
+// reserve returns how long the owner has to wait, if that is at most maxWait. It reads the clock
+// under the lock: if time went backwards for a limiter, it would admit too many.
+func (s *startLimiter) reserve(owner string, maxWait time.Duration) (pause time.Duration, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	limiter := s.limiter(owner)
@@ -164,28 +166,29 @@ func (s *starts) reserve(owner string, longest time.Duration) (pause time.Durati
 		return 0, false
 	}
 	now := time.Now()
-	turn := limiter.ReserveN(now, 1)
-	if pause = turn.DelayFrom(now); pause > longest {
-		turn.CancelAt(now)
+	reservation := limiter.ReserveN(now, 1)
+	pause = reservation.DelayFrom(now)
+	if pause > maxWait {
+		reservation.CancelAt(now)
 		return 0, false
 	}
 	return pause, true
 }
 
-// limiter returns what limits an owner, or nil if there are too many owners. The caller
+// limiter returns the limiter of an owner, or nil if there are too many owners. The caller
 // holds the lock.
-func (s *starts) limiter(owner string) *rate.Limiter {
-	const many = 10_000
-	limiter := s.of[owner]
+func (s *startLimiter) limiter(owner string) *rate.Limiter {
+	const maxOwners = 10_000
+	limiter := s.limiters[owner]
 	if limiter == nil {
-		if len(s.of) >= many { // those that have not been used for a while are as good as new
-			maps.DeleteFunc(s.of, func(_ string, l *rate.Limiter) bool { return l.Tokens() >= startBurst })
+		if len(s.limiters) >= maxOwners { // full limiters are as good as new ones
+			maps.DeleteFunc(s.limiters, func(_ string, l *rate.Limiter) bool { return l.Tokens() >= startBurst })
 		}
-		if len(s.of) >= many {
+		if len(s.limiters) >= maxOwners {
 			return nil
 		}
 		limiter = rate.NewLimiter(startRate, startBurst)
-		s.of[owner] = limiter
+		s.limiters[owner] = limiter
 	}
 	return limiter
 }

@@ -19,99 +19,101 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
-// A Config says how children are run. All fields are needed but Dir, Env, Withheld and Roots.
+// A Config configures the children of a [Pool]. Dir, Env, Withheld and Roots may be empty.
 type Config struct {
-	Command      []string // and its arguments
-	Env          []string // all of the environment, as name=value
-	Withheld     []string // names of variables for the network that Caddy has, and Env does not
-	Dir          string   // where it runs
+	Command      []string // command and arguments
+	Env          []string // the whole environment, as name=value
+	Withheld     []string // names of network variables that Caddy has and Env does not
+	Dir          string   // working directory
 	Framing      Framing
 	Isolation    Isolation
-	Roots        []string      // the answer to roots/list where no client gives one
-	SoleClient   bool          // one client uses all children, so they get its roots
-	StartTimeout time.Duration // for a child to be initialized
-	StopGrace    time.Duration // for a child to end by itself
+	Roots        []string      // response to roots/list if no client has roots
+	SoleClient   bool          // a single client uses all children, so they get its roots
+	StartTimeout time.Duration // to initialize a child
+	StopGrace    time.Duration // for a child to end after its stdin was closed
 	MaxMessage   int           // bytes
 	MaxSessions  int
-	SessionTTL   time.Duration // for which an unused session is kept
+	SessionTTL   time.Duration // how long an unused session is kept
 	Logger       func() *zap.Logger
 }
 
-// Isolation is who shares a child.
+// Isolation is which clients share a child.
 type Isolation string
 
 const (
-	// OneForAll is one child for all clients.
-	OneForAll Isolation = "none"
+	// SingleChild is one child for all clients.
+	SingleChild Isolation = "none"
 	// Shared is one child for all clients that declare the same capabilities.
 	Shared Isolation = "shared"
-	// PerSession is one child for each session. Clients without a session share them as
+	// PerSession is one child for each session. Requests without a session share children as
 	// with Shared.
 	PerSession Isolation = "session"
 )
 
-// An Observer is told what happens.
+// An Observer receives events of a [Pool], for metrics.
 type Observer interface {
 	Started(server string, pid int, restart bool)
 	Exited(server string, pid int, err error)
-	Noise(server string)   // a line on stdout was no message
-	Dropped(server string) // a message had nobody to go to
+	Noise(server string)   // a line on stdout was not a message
+	Dropped(server string) // a message could not be delivered
 }
 
-// A Pool runs children: at each address that requests are sent to, one for each group of
-// clients that share it, or one for each session. It is an http.RoundTripper.
+// A Pool runs children: at each address one for each group of clients that share it, or one
+// for each session. It is an http.RoundTripper.
 type Pool struct {
 	config  Config
 	observe Observer
 	roots   []byte
 	running sync.WaitGroup // goroutines, each child's included
 
-	aliveTime  time.Duration // constant, but for tests
-	silentTime time.Duration // the same
+	aliveTime    time.Duration // constant, except in tests
+	discoverTime time.Duration // constant, except in tests
 
-	mu        sync.Mutex
-	servers   map[address]*server
-	groups    map[groupKey]*group
-	groupsOf  map[string]*quota.Meter // of groups, by the name of their server
-	sessions  map[string]*session
-	listening map[*stream]bool         // streams that would not end by themselves
-	answerers map[string][]*Answerer   // by host
-	watchers  map[string][]*Watcher    // by host
-	hungUp    bool                     // they all have to
-	inFlight  map[string]int           // requests, by host
-	idle      map[string]chan struct{} // closed when nothing is in flight any more at a host, or at any ("")
-	users     map[string]int           // by host, or of any host (""); nil if nobody has said
-	closed    bool
-	closeOnce sync.Once
-	kept      *quota.Meter // of sessions, with what they have said of themselves and subscribed to
-	opening   sync.Mutex   // held while there is made room for a session
-	starts    starts
-	rootsStay sync.Map       // names of servers of which was logged that clients keep their roots
-	full      rate.Sometimes // limits how often it is logged that there is no room for a group
+	mu           sync.Mutex
+	servers      map[address]*server
+	groups       map[groupKey]*group
+	groupMeters  map[string]*quota.Meter // by server name
+	sessions     map[string]*session
+	listeners    map[*stream]bool         // streams that clients keep open
+	answerers    map[string][]*Answerer   // by host
+	watchers     map[string][]*Watcher    // by host
+	hungUp       bool                     // listeners end as soon as they are opened
+	inFlight     map[string]int           // requests by host
+	idle         map[string]chan struct{} // closed when no request is in flight at a host, or at any ("")
+	users        map[string]int           // by host, or of any host (""); nil before the first Use
+	closed       bool
+	closeOnce    sync.Once
+	sessionMeter *quota.Meter // sessions and the bytes kept for them
+	opening      sync.Mutex   // held while room is made for a session
+	starts       startLimiter
+	rootsLogged  sync.Map       // server names; the log already says that they do not get roots of clients
+	fullLog      rate.Sometimes // limits log lines about missing room for a group
 }
 
-// NewPool returns a pool. It starts nothing yet.
+// NewPool returns a pool. It starts no child yet.
 func NewPool(config Config, observe Observer) *Pool {
 	return &Pool{
-		config:    config,
-		observe:   observe,
-		roots:     RootsResult(config.Roots),
-		servers:   map[address]*server{},
-		groups:    map[groupKey]*group{},
-		groupsOf:  map[string]*quota.Meter{},
-		sessions:  map[string]*session{},
-		listening: map[*stream]bool{},
-		answerers: map[string][]*Answerer{},
-		watchers:  map[string][]*Watcher{},
-		inFlight:  map[string]int{},
-		idle:      map[string]chan struct{}{},
+		config:      config,
+		observe:     observe,
+		roots:       RootsResult(config.Roots),
+		servers:     map[address]*server{},
+		groups:      map[groupKey]*group{},
+		groupMeters: map[string]*quota.Meter{},
+		sessions:    map[string]*session{},
+		listeners:   map[*stream]bool{},
+		answerers:   map[string][]*Answerer{},
+		watchers:    map[string][]*Watcher{},
+		inFlight:    map[string]int{},
+		idle:        map[string]chan struct{}{},
 
-		kept:   quota.NewMeter(sessionsKept, quota.Limits{Entries: config.MaxSessions, Bytes: maxBytes, OwnerBytes: maxOwnerBytes}),
-		starts: starts{of: map[string]*rate.Limiter{}},
-		full:   rate.Sometimes{First: 10, Interval: time.Minute},
+		sessionMeter: quota.NewMeter(sessionQuota, quota.Limits{
+			Entries: config.MaxSessions, Bytes: maxBytes, OwnerBytes: maxOwnerBytes,
+		}),
+		starts:  startLimiter{limiters: map[string]*rate.Limiter{}},
+		fullLog: rate.Sometimes{First: 10, Interval: time.Minute},
 
-		aliveTime:  aliveTime,
-		silentTime: silentTime,
+		aliveTime:    aliveTime,
+		discoverTime: discoverTime,
 	}
 }
 
@@ -120,19 +122,19 @@ func (p *Pool) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.Body != nil {
 		defer req.Body.Close()
 	}
-	if !p.enter(req.URL.Host) {
+	if !p.beginRequest(req.URL.Host) {
 		return nil, errStopped
 	}
 	rt := newRoundTrip(p, req)
 	res, err := rt.serve()
 	if err != nil || res.Body == http.NoBody || res.ContentLength >= 0 {
-		rt.done()
+		rt.finish()
 	}
 	return res, err
 }
 
-// enter counts a request, unless the pool has been closed.
-func (p *Pool) enter(host string) bool {
+// beginRequest counts a request, unless the pool has been closed.
+func (p *Pool) beginRequest(host string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.closed {
@@ -141,10 +143,11 @@ func (p *Pool) enter(host string) bool {
 	return !p.closed
 }
 
-func (p *Pool) leave(host string) {
+func (p *Pool) endRequest(host string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.inFlight[host]--; p.inFlight[host] > 0 {
+	p.inFlight[host]--
+	if p.inFlight[host] > 0 {
 		return
 	}
 	delete(p.inFlight, host)
@@ -162,17 +165,17 @@ func (p *Pool) inFlightAt(host string) bool {
 	return p.inFlight[host] > 0 || host == "" && len(p.inFlight) > 0
 }
 
-// An address is where requests of an era are sent to. A server that knows both
-// eras gets a child for each that is asked for: how it has been greeted decides how
-// it talks. In the legacy era that includes what its clients can do; in the modern era
-// each request says so.
+// An address is where requests of an era are sent to. A server that supports both eras gets a
+// child for each era in use, because the handshake decides which one a child speaks. In the
+// legacy era the handshake includes the capabilities of clients; in the modern era each request
+// does.
 type address struct {
 	host  string
 	era   mcp.Era
-	group *group // of clients of the legacy era that share a child
+	group *group // legacy clients that share a child
 }
 
-// name returns the name of the server at an address.
+// name returns the name of the server.
 func (a address) name() string {
 	if i := strings.LastIndexByte(a.host, ':'); i >= 0 {
 		return a.host[:i]
@@ -198,8 +201,8 @@ func (p *Pool) server(a address) (*server, error) {
 	return s, nil
 }
 
-// sharedServer returns the server at a host for a client without a session: that of clients
-// with these capabilities. Without any it is one that runs.
+// sharedServer returns the server at a host for a request without a session: that of clients
+// with these capabilities or, if they are nil, one that runs.
 func (p *Pool) sharedServer(host string, capabilities []byte, owner string) (*server, error) {
 	p.mu.Lock()
 	if p.closed || !p.used(host) {
@@ -216,8 +219,8 @@ func (p *Pool) sharedServer(host string, capabilities []byte, owner string) (*se
 	return p.server(address{host, mcp.Legacy, g})
 }
 
-// each calls f for every session.
-func (p *Pool) each(f func(*session)) {
+// eachSession calls f for every session.
+func (p *Pool) eachSession(f func(*session)) {
 	p.mu.Lock()
 	sessions := slices.Collect(maps.Values(p.sessions))
 	p.mu.Unlock()
@@ -226,34 +229,34 @@ func (p *Pool) each(f func(*session)) {
 	}
 }
 
-// open begins a session of an owner. It returns nil if there is no room.
+// open begins a session. It returns nil if there is no room.
 func (p *Pool) open(hello *jsonrpc.Message, host, owner string) *session {
 	s := newSession(p, address{host: host}.name(), owner, hello)
-	s.began = time.Now()
-	s.lastUsed = s.began
+	s.created = time.Now()
+	s.lastUsed = s.created
 	p.opening.Lock()
 	defer p.opening.Unlock()
-	for !p.kept.Fits(owner, s.bytes) && p.makeRoom(s) { // of clients that did not say goodbye, most likely
+	for !p.sessionMeter.Fits(owner, s.bytes) && p.makeRoom(s) { // most likely of clients that left without DELETE
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed || !p.kept.Take(owner, s.bytes) {
+	if p.closed || !p.sessionMeter.Take(owner, s.bytes) {
 		return nil
 	}
 	if p.config.Isolation == PerSession {
 		s.server = newServer(p, address{host: host, era: mcp.Legacy}, s)
 	} else {
-		s.group = p.group(s.name, s.can, owner)
+		s.group = p.group(s.name, s.capabilities, owner)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.using = 1
-	s.expires = time.AfterFunc(p.config.SessionTTL, func() { p.lapse(s) })
+	s.openResponses = 1
+	s.expires = time.AfterFunc(p.config.SessionTTL, func() { p.checkExpiry(s) })
 	p.sessions[s.id] = s
 	return s
 }
 
-// session returns a session with the server of a name, in use.
+// session returns a session of a server by its ID and marks it as used.
 func (p *Pool) session(id, name string) *session {
 	p.mu.Lock()
 	s := p.sessions[id]
@@ -264,12 +267,12 @@ func (p *Pool) session(id, name string) *session {
 	return s
 }
 
-// lapse ends a session that was not used for its time to live. The time is looked at when it can
-// be over, because a timer that each request stops and starts again costs more.
-func (p *Pool) lapse(s *session) {
+// checkExpiry ends a session that was unused for its time to live. It runs when that can be the
+// case, because a timer that each request restarts costs more.
+func (p *Pool) checkExpiry(s *session) {
 	s.mu.Lock()
 	left := p.config.SessionTTL
-	if s.using == 0 {
+	if s.openResponses == 0 {
 		left -= time.Since(s.lastUsed)
 	}
 	again := left > 0 && !s.ended
@@ -282,10 +285,10 @@ func (p *Pool) lapse(s *session) {
 	}
 }
 
-// expire ends a session that is not used.
+// expire ends a session unless it is used.
 func (p *Pool) expire(s *session) {
 	s.mu.Lock()
-	unused := s.using == 0
+	unused := s.openResponses == 0
 	s.ended = s.ended || unused
 	s.mu.Unlock()
 	if unused {
@@ -293,70 +296,69 @@ func (p *Pool) expire(s *session) {
 	}
 }
 
-// end ends a session and everything that is under way for it.
+// end ends a session with its open requests.
 func (p *Pool) end(s *session) {
 	s.mu.Lock()
 	s.ended = true
 	kept := s.bytes
 	s.expires.Stop()
 	s.mu.Unlock()
-	s.mail.Discard()
-	s.drop(func(*question) bool { return true })
+	s.streamInbox.Discard()
+	s.refuseMatching(func(*serverRequest) bool { return true })
 	s.endEvents()
 	uris := s.uris()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.sessions[s.id] == s {
 		delete(p.sessions, s.id)
-		p.kept.Give(s.owner, kept)
+		p.sessionMeter.Give(s.owner, kept)
 	}
 	switch {
-	case p.closed: // Close stops everybody
+	case p.closed: // Close stops all servers
 	case s.server != nil:
 		p.running.Go(s.server.stop)
 	case len(uris) > 0 || s.logLevel() != "":
-		p.running.Go(func() { p.forget(s.group, uris) })
+		p.running.Go(func() { p.releaseShared(s.group, uris) })
 	}
 }
 
-// forget takes back what a session that has ended wanted of shared children: its
-// subscriptions, where it was the last to have them, and its log level.
-func (p *Pool) forget(g *group, uris []string) {
+// releaseShared undoes what an ended session has set on shared children: its log level, and
+// subscriptions that no other session has.
+func (p *Pool) releaseShared(g *group, uris []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), p.config.StartTimeout)
 	defer cancel()
-	for _, server := range p.named(g.name, mcp.Legacy, g) {
+	for _, server := range p.serversNamed(g.name, mcp.Legacy, g) {
 		c := server.current()
 		if c == nil {
 			continue
 		}
 		for _, uri := range uris {
-			if !server.wanted(uri) {
+			if !server.isSubscribed(uri) {
 				_, _ = c.request(ctx, "resources/unsubscribe", mcp.URIParams(uri))
 			}
 		}
-		server.relevel(c)
+		server.updateLevel(c)
 	}
 }
 
-// named returns the servers of a name and era, all or those of a group.
-func (p *Pool) named(name string, era mcp.Era, of *group) (servers []*server) {
+// serversNamed returns the servers with a name and era, of all groups or one.
+func (p *Pool) serversNamed(name string, era mcp.Era, g *group) (servers []*server) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for a, s := range p.servers {
-		if a.era == era && a.name() == name && (of == nil || of == a.group) {
+		if a.era == era && a.name() == name && (g == nil || g == a.group) {
 			servers = append(servers, s)
 		}
 	}
 	return servers
 }
 
-// Check finds out whether what runs at a host is alive. It starts a child if there
-// is none, and another in the place of one that does not answer. That a session's
-// own child does not is no fault of the others.
+// Check pings the children at a host. It starts a child if none runs, and restarts children
+// that do not respond. Failures of children of a single session are not returned.
 func (p *Pool) Check(ctx context.Context, host string) error {
 	var servers []*server
-	shared := false // one that runs is
-	for _, s := range p.at(host) {
+	shared := false // a shared child runs
+	for _, s := range p.serversAt(host) {
 		if s.current() != nil {
 			servers = append(servers, s)
 			shared = shared || s.owner == nil
@@ -372,13 +374,14 @@ func (p *Pool) Check(ctx context.Context, host string) error {
 	return check(ctx, servers)
 }
 
-// check finds out whether children are alive. Those of sessions speak for themselves only.
+// check pings children. Failures of children of a single session are not returned.
 func check(ctx context.Context, servers []*server) error {
 	errs := make([]error, len(servers))
 	var checks sync.WaitGroup
 	for i, s := range servers {
 		checks.Go(func() {
-			if err := s.check(ctx); s.owner == nil {
+			err := s.check(ctx)
+			if s.owner == nil {
 				errs[i] = err
 			}
 		})
@@ -387,32 +390,32 @@ func check(ctx context.Context, servers []*server) error {
 	return errors.Join(errs...)
 }
 
-// Use says that requests are sent to these hosts, or to any if none is named. Once it
-// has been said, nothing is started elsewhere.
+// Use notes that requests are sent to these hosts, or to any host if hosts is empty. After the
+// first call, no child is started at other hosts.
 func (p *Pool) Use(hosts ...string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.users == nil {
 		p.users = map[string]int{}
 	}
-	for _, host := range orAny(hosts) {
+	for _, host := range hostsOrAny(hosts) {
 		p.users[host]++
 	}
 }
 
-// orAny returns the hosts, or "" for any if there are none.
-func orAny(hosts []string) []string {
+// hostsOrAny returns the hosts, or "" for any if there are none.
+func hostsOrAny(hosts []string) []string {
 	if len(hosts) == 0 {
 		return []string{""}
 	}
 	return hosts
 }
 
-// Release takes back what Use has said. At hosts that nobody uses any more it lets what
-// is in flight come to its end, as Drain does, and stops the children.
+// Release undoes Use. At hosts that are no longer used it lets requests in flight finish, as
+// Drain does, and stops the children.
 func (p *Pool) Release(ctx context.Context, linger time.Duration, hosts ...string) {
 	p.mu.Lock()
-	for _, host := range orAny(hosts) {
+	for _, host := range hostsOrAny(hosts) {
 		if p.users[host]--; p.users[host] == 0 {
 			delete(p.users, host)
 		}
@@ -423,33 +426,33 @@ func (p *Pool) Release(ctx context.Context, linger time.Duration, hosts ...strin
 	}
 	for _, s := range p.sessions {
 		if s.server != nil {
-			unused[s.server.at.host] = !p.used(s.server.at.host)
+			unused[s.server.address.host] = !p.used(s.server.address.host)
 		}
 	}
 	p.mu.Unlock()
 	var retiring sync.WaitGroup
 	for host := range unused {
 		if unused[host] {
-			retiring.Go(func() { p.retire(ctx, linger, host) })
+			retiring.Go(func() { p.stopHost(ctx, linger, host) })
 		}
 	}
 	retiring.Wait()
 }
 
-// serves reports whether something can be started at a host.
+// serves reports whether children can be started at a host.
 func (p *Pool) serves(host string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.used(host)
 }
 
-// used reports whether requests may be sent to a host. The caller holds the lock.
+// used reports whether a user of the pool sends requests to a host. The caller holds the lock.
 func (p *Pool) used(host string) bool {
 	return p.users == nil || p.users[""] > 0 || p.users[host] > 0
 }
 
-// usedName reports whether requests may be sent to a server of this name. The caller
-// holds the lock.
+// usedName reports whether a user of the pool sends requests to a server with this name. The
+// caller holds the lock.
 func (p *Pool) usedName(name string) bool {
 	for host := range p.users {
 		if host == "" || (address{host: host}).name() == name {
@@ -459,12 +462,12 @@ func (p *Pool) usedName(name string) bool {
 	return p.users == nil
 }
 
-// retire stops what runs at a host that is no longer used.
-func (p *Pool) retire(ctx context.Context, linger time.Duration, host string) {
-	for p.busy(ctx, linger, host) {
+// stopHost stops the children at a host that is no longer used.
+func (p *Pool) stopHost(ctx context.Context, linger time.Duration, host string) {
+	for p.waitIdle(ctx, linger, host) {
 	}
 	p.mu.Lock()
-	if p.closed || p.used(host) { // again
+	if p.closed || p.used(host) { // it may be used again
 		p.mu.Unlock()
 		return
 	}
@@ -477,7 +480,7 @@ func (p *Pool) retire(ctx context.Context, linger time.Duration, host string) {
 	}
 	var ended []*session
 	for _, s := range p.sessions {
-		if s.server != nil && s.server.at.host == host || !p.usedName(s.name) {
+		if s.server != nil && s.server.address.host == host || !p.usedName(s.name) {
 			ended = append(ended, s)
 		}
 	}
@@ -491,47 +494,45 @@ func (p *Pool) retire(ctx context.Context, linger time.Duration, host string) {
 	stopping.Wait()
 }
 
-// Drain lets what is in flight come to its end, for as long as ctx lasts, and
-// closes the pool. The streams of sessions end at once: their clients open new ones
-// elsewhere. Requests that come late are still served as long as others are, and
-// for the time of linger after them.
+// Drain lets requests in flight finish, at most until ctx is done, and closes the pool. The
+// streams of sessions end at once, so that their clients open new ones elsewhere. Requests that
+// come late are still served while others are in flight, and for linger after them.
 func (p *Pool) Drain(ctx context.Context, linger time.Duration) {
-	p.Hangup()
-	for p.busy(ctx, linger, "") {
+	p.EndStreams()
+	for p.waitIdle(ctx, linger, "") {
 	}
 	p.Close()
 }
 
-// Hangup ends the streams that clients have opened to listen, and those that they
-// will open yet.
-func (p *Pool) Hangup() {
+// EndStreams ends the streams that clients have opened to listen, and those that they open later.
+func (p *Pool) EndStreams() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.hungUp = true
-	for st := range p.listening {
+	for st := range p.listeners {
 		st.stop()
 	}
 }
 
-// listen notes a stream that would not end by itself.
-func (p *Pool) listen(st *stream) {
+// addListener notes a stream that does not end by itself.
+func (p *Pool) addListener(st *stream) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.listening[st] = true
+	p.listeners[st] = true
 	if p.hungUp {
 		st.stop()
 	}
 }
 
-func (p *Pool) unlisten(st *stream) {
+func (p *Pool) removeListener(st *stream) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.listening, st)
+	delete(p.listeners, st)
 }
 
-// busy waits until nothing is in flight at a host, or at any (""), and then for a while.
-// It reports whether something came in the meantime.
-func (p *Pool) busy(ctx context.Context, linger time.Duration, host string) bool {
+// waitIdle waits until no request is in flight at a host, or at any (""), and then for linger.
+// It reports whether more requests came in the meantime.
+func (p *Pool) waitIdle(ctx context.Context, linger time.Duration, host string) bool {
 	p.mu.Lock()
 	var idle chan struct{}
 	if p.inFlightAt(host) {
@@ -551,14 +552,14 @@ func (p *Pool) busy(ctx context.Context, linger time.Duration, host string) bool
 	backoff.Sleep(ctx, linger)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return (p.inFlightAt(host) || p.ownBusy(host)) && ctx.Err() == nil
+	return (p.inFlightAt(host) || p.sessionChildBusy(host)) && ctx.Err() == nil
 }
 
-// ownBusy reports whether calls wait for a session's own child at a host. They may have
-// come by another host of the same server. The caller holds the lock.
-func (p *Pool) ownBusy(host string) bool {
+// sessionChildBusy reports whether calls wait for a child of a single session at a host. They
+// may have come through another host of the same server. The caller holds the lock.
+func (p *Pool) sessionChildBusy(host string) bool {
 	for _, s := range p.sessions {
-		if s.server != nil && s.server.at.host == host {
+		if s.server != nil && s.server.address.host == host {
 			if c := s.server.current(); c != nil && c.busy() {
 				return true
 			}
@@ -567,10 +568,10 @@ func (p *Pool) ownBusy(host string) bool {
 	return false
 }
 
-// Close ends all sessions and stops all children. It returns when they have ended.
+// Close ends all sessions and stops all children. It returns when the processes have ended.
 func (p *Pool) Close() {
 	p.mu.Lock()
-	p.closed = true // from here on nobody else stops the server of a session
+	p.closed = true // from here on only Close stops the servers of sessions
 	servers := slices.Collect(maps.Values(p.servers))
 	sessions := slices.Collect(maps.Values(p.sessions))
 	p.mu.Unlock()
@@ -587,7 +588,7 @@ func (p *Pool) Close() {
 	stopping.Wait()
 	p.running.Wait()
 	p.closeOnce.Do(func() {
-		p.kept.Close()
+		p.sessionMeter.Close()
 		p.closeGroups()
 	})
 }

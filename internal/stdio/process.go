@@ -14,25 +14,25 @@ type process struct {
 	stdin  *os.File
 	stdout *os.File
 	stderr *os.File
-	exited chan struct{} // closed when it has ended
+	exited chan struct{} // closed when the process has ended
 
 	mu     sync.Mutex
 	strays strays
 
-	after func(time.Duration) <-chan time.Time // time.After, unless a test needs another
+	after func(time.Duration) <-chan time.Time // time.After, except in tests
 }
 
-// startProcess starts a command, without a shell, in a process group of its own.
+// startProcess starts a command, without a shell, in its own process group.
 func startProcess(command, env []string, dir string) (_ *process, err error) {
 	p := &process{cmd: exec.Command(command[0], command[1:]...), exited: make(chan struct{}), after: time.After}
 	p.cmd.Env, p.cmd.Dir = env, dir
-	ownGroup(p.cmd)
+	setProcessGroup(p.cmd)
 
-	// With files of our own there is nothing to copy: exec has no goroutines, and
-	// reads can be given up when a grandchild keeps the other end open.
-	var theirs []*os.File
+	// With its own pipes there is nothing to copy: exec starts no goroutines, and reads can be
+	// abandoned when a grandchild keeps the other end open.
+	var childEnds []*os.File
 	defer func() {
-		for _, f := range theirs {
+		for _, f := range childEnds {
 			f.Close()
 		}
 		if err != nil {
@@ -47,22 +47,22 @@ func startProcess(command, env []string, dir string) (_ *process, err error) {
 	if err != nil {
 		return nil, err
 	}
-	theirs, p.stdin, p.cmd.Stdin = append(theirs, stdin), ours, stdin
+	childEnds, p.stdin, p.cmd.Stdin = append(childEnds, stdin), ours, stdin
 	ours, stdout, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
-	theirs, p.stdout, p.cmd.Stdout = append(theirs, stdout), ours, stdout
+	childEnds, p.stdout, p.cmd.Stdout = append(childEnds, stdout), ours, stdout
 	ours, stderr, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
-	theirs, p.stderr, p.cmd.Stderr = append(theirs, stderr), ours, stderr
+	childEnds, p.stderr, p.cmd.Stderr = append(childEnds, stderr), ours, stderr
 
-	keepFiles()
+	closeFilesOnExec()
 	if err := p.cmd.Start(); err != nil {
 		if info, missing := os.Stat(dir); dir != "" && (missing != nil || !info.IsDir()) {
-			return nil, fmt.Errorf("dir: %s is not a directory", dir) // exec names the command
+			return nil, fmt.Errorf("dir: %s is not a directory", dir) // exec would blame the command
 		}
 		return nil, err
 	}
@@ -71,12 +71,11 @@ func startProcess(command, env []string, dir string) (_ *process, err error) {
 	return p, nil
 }
 
-// drainTime is how long after the end of a process what it wrote may still be read,
-// if something that has left its group keeps the pipes open.
+// drainTime is how long the output of an ended process may still be read, if a process that has
+// left its group keeps the pipes open.
 const drainTime = time.Second
 
-// wait waits for the end of the process, and sees to it that it is the end of
-// everything it has started.
+// wait waits for the end of the process and kills the processes that it has started.
 func (p *process) wait() {
 	_ = p.cmd.Wait()
 	p.signal(os.Kill)
@@ -88,12 +87,12 @@ func (p *process) wait() {
 	close(p.exited)
 }
 
-// lastWords is how long a process may take to end after TERM.
-const lastWords = time.Second
+// termGrace is how long a process may take to end after TERM.
+const termGrace = time.Second
 
-// stop ends the process: it closes stdin, which is how MCP says goodbye, sends TERM
-// if that was not heard within the grace, and KILL if that was not heard either. It
-// returns when the process has ended.
+// stop ends the process. It closes stdin, which is how MCP ends a session. It sends TERM if the
+// process still runs after the grace, and KILL after termGrace. It returns when the process has
+// ended.
 func (p *process) stop(grace time.Duration) {
 	p.markStrays()
 	p.stdin.Close()
@@ -101,7 +100,7 @@ func (p *process) stop(grace time.Duration) {
 		return
 	}
 	p.signal(terminate)
-	if p.endsWithin(lastWords) {
+	if p.endsWithin(termGrace) {
 		return
 	}
 	p.kill()
@@ -115,7 +114,7 @@ func (p *process) kill() {
 
 // terminate kills the process without waiting for its end.
 func (p *process) terminate() {
-	if !p.hasExited() { // else its number may be another's by now
+	if !p.hasExited() { // the system may have reused its PID otherwise
 		p.markStrays()
 		p.signal(os.Kill)
 	}
@@ -139,7 +138,7 @@ func (p *process) endsWithin(d time.Duration) bool {
 	}
 }
 
-// cause says how an ended process ended.
+// cause returns how an ended process ended.
 func (p *process) cause() error {
 	if status := p.cmd.ProcessState.ExitCode(); status >= 0 {
 		return fmt.Errorf("exited with status %d", status)

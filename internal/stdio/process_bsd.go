@@ -4,9 +4,8 @@ package stdio
 
 import "os"
 
-// keepFiles has no process that is started from now on get an open file of ours but its
-// standard streams. Go opens files so that they are kept; those with which Caddy was
-// started are not.
-func keepFiles() { keepFilesIn("/dev/fd") }
+// closeFilesOnExec keeps child processes from inheriting open files other than their standard
+// streams. Go sets close-on-exec on files that it opens, but not on those that Caddy inherited.
+func closeFilesOnExec() { closeFilesOnExecIn("/dev/fd") }
 
-func widen(*os.File) (narrow func()) { return func() {} } // pipes grow by themselves here
+func widen(*os.File) (narrow func()) { return func() {} } // pipes grow by themselves on BSD

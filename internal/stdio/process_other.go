@@ -7,11 +7,11 @@ import (
 	"os/exec"
 )
 
-var terminate = os.Kill // there is no asking here
+var terminate = os.Kill // there is no TERM on this system
 
-func ownGroup(*exec.Cmd) {}
+func setProcessGroup(*exec.Cmd) {}
 
-func keepFiles() {} // only what is named is passed on here
+func closeFilesOnExec() {} // this system passes only the standard streams
 
 func (p *process) signal(s os.Signal) { _ = p.cmd.Process.Signal(s) }
 

@@ -11,14 +11,14 @@ import (
 
 const terminate = syscall.SIGTERM
 
-// ownGroup has a command start as the leader of a process group, so that signals
-// reach its children as well, and those of Caddy's terminal do not.
-func ownGroup(cmd *exec.Cmd) {
+// setProcessGroup makes a command start as the leader of a process group. Signals then reach its
+// own children as well, and those of Caddy's terminal do not.
+func setProcessGroup(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 }
 
-// keepFilesIn keeps the files above the standard streams that are listed in a directory.
-func keepFilesIn(dir string) {
+// closeFilesOnExecIn sets close-on-exec on the files above the standard streams that a directory lists.
+func closeFilesOnExecIn(dir string) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return
@@ -30,8 +30,7 @@ func keepFilesIn(dir string) {
 	}
 }
 
-// signal sends a signal to the process and to what it has started. That all of
-// them have ended is no error.
+// signal sends a signal to the process group. It is not an error if all processes have ended.
 func (p *process) signal(s os.Signal) {
 	_ = syscall.Kill(-p.cmd.Process.Pid, s.(syscall.Signal))
 }

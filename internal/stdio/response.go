@@ -13,18 +13,18 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// respond makes a response with a JSON body in pieces, or without a body.
+// respond returns a response with a JSON body in pieces, or without a body.
 func respond(req *http.Request, status int, body ...[]byte) *http.Response {
 	return respondWith(req, status, letter{message: body}, nil)
 }
 
-// respondWith makes a response with the message of a letter, which was taken from an inbox if there
-// is one. When the body is closed, the letter is done and its block free.
+// respondWith returns a response with the message of a letter. Closing the body frees the block
+// of the letter and, if it was taken from an inbox, marks it as done there.
 func respondWith(req *http.Request, status int, l letter, inbox *inbox) *http.Response {
 	length := l.message.len()
-	res := &struct { // is allocated at once
+	res := &struct { // a single allocation
 		http.Response
-		values [2]string // of headers
+		values [2]string // header values
 		body   body
 	}{
 		Response: http.Response{
@@ -38,7 +38,7 @@ func respondWith(req *http.Request, status int, l letter, inbox *inbox) *http.Re
 			ContentLength: int64(length),
 			Request:       req,
 		},
-		body: body{unread: net.Buffers(l.message), in: l.in, inbox: inbox},
+		body: body{unread: net.Buffers(l.message), block: l.block, inbox: inbox},
 	}
 	if length > 0 {
 		res.values = [2]string{"application/json", strconv.Itoa(length)}
@@ -56,12 +56,12 @@ func statusLine(status int) string {
 	return strconv.Itoa(status) + " " + http.StatusText(status)
 }
 
-// A body is the message of a letter.
+// A body is the body of a response with one message.
 type body struct {
 	mu     sync.Mutex
 	unread net.Buffers
-	in     *block // that the message is in; nil for none
-	inbox  *inbox // that it was taken from; nil for none
+	block  *block // block of the message; nil for none
+	inbox  *inbox // inbox that it was taken from; nil for none
 	closed bool
 }
 
@@ -83,14 +83,14 @@ func (b *body) Close() error {
 		return nil
 	}
 	b.closed, b.unread = true, nil
-	b.in.free()
+	b.block.free()
 	if b.inbox != nil {
 		b.inbox.Done()
 	}
 	return nil
 }
 
-// respondStream makes a response with an event stream.
+// respondStream returns a response with an event stream.
 func respondStream(req *http.Request, s *stream) *http.Response {
 	res := respond(req, http.StatusOK)
 	res.ContentLength = -1
@@ -103,23 +103,23 @@ func respondStream(req *http.Request, s *stream) *http.Response {
 
 // A stream is an event stream of the messages in an inbox.
 type stream struct {
-	request  context.Context
-	ctx      context.Context // done when the request is, or the stream is stopped
-	inbox    *inbox
-	buf      net.Buffers // of an event that has not been read to its end
-	question *question   // that the event asks; nil for none
-	last     bool        // buf is the end of the stream
-	stop     context.CancelFunc
-	closed   func() (kept bool) // called once at the end of the response; the client can ask for the rest if it is kept
+	requestCtx    context.Context
+	ctx           context.Context // done when the request is, or the stream is stopped
+	inbox         *inbox
+	buf           net.Buffers    // rest of the current event
+	serverRequest *serverRequest // server request in the current event; nil for none
+	last          bool           // buf is the end of the stream
+	stop          context.CancelFunc
+	onClose       func() (kept bool) // called once at the end; reports whether the client can resume the stream
 
-	events *callEvents // that it sends, of a call whose client can ask for the rest; nil for others
-	missed []letter    // that are sent before them
-	sent   uint64      // number of the last one
+	events *callEvents // events of a call that the client can resume; nil for others
+	replay []letter    // sent before new events
+	sent   uint64      // number of the latest event
 }
 
 func newStream(ctx context.Context, b *inbox, closed func() (kept bool)) *stream {
 	own, stop := context.WithCancel(ctx)
-	return &stream{request: ctx, ctx: own, inbox: b, stop: stop, closed: sync.OnceValue(closed)}
+	return &stream{requestCtx: ctx, ctx: own, inbox: b, stop: stop, onClose: sync.OnceValue(closed)}
 }
 
 // Read implements io.Reader.
@@ -139,11 +139,11 @@ func (s *stream) Read(p []byte) (int, error) {
 // next waits for the next event.
 func (s *stream) next() error {
 	if s.ctx.Err() != nil {
-		s.inbox.Wake() // the wake-up may have been for the stream that replaces this one
-		if err := context.Cause(s.request); err != nil {
+		s.inbox.Wake() // the wakeup may have been for the stream that replaces this one
+		if err := context.Cause(s.requestCtx); err != nil {
 			return err
 		}
-		return io.EOF // it was stopped
+		return io.EOF // stopped
 	}
 	l, ok, last, current := s.take()
 	if !current {
@@ -155,7 +155,7 @@ func (s *stream) next() error {
 		select {
 		case <-s.inbox.More():
 		case <-timer.C:
-			s.buf, s.question = net.Buffers{streamable.Comment}, nil
+			s.buf, s.serverRequest = net.Buffers{streamable.Comment}, nil
 		case <-s.ctx.Done():
 		}
 		return nil
@@ -167,12 +167,12 @@ func (s *stream) next() error {
 	return nil
 }
 
-// take takes the next message. It reports whether this is still the response to send it in.
+// take takes the next message. It reports whether this response is still the current one.
 func (s *stream) take() (l letter, ok, last, current bool) {
 	switch {
-	case len(s.missed) > 0:
-		l, s.missed = s.missed[0], s.missed[1:]
-		return l, true, len(s.missed) == 0 && s.events.isOver(), true
+	case len(s.replay) > 0:
+		l, s.replay = s.replay[0], s.replay[1:]
+		return l, true, len(s.replay) == 0 && s.events.isOver(), true
 	case s.events != nil:
 		return s.events.take(s)
 	}
@@ -180,22 +180,22 @@ func (s *stream) take() (l letter, ok, last, current bool) {
 	return l, ok, last, true
 }
 
-// load makes a message the next event.
+// load makes a message the current event.
 func (s *stream) load(l letter) {
 	event := streamable.Event{Type: "message"}
 	if s.events != nil {
 		s.sent++
 		event.ID = s.events.eventID(s.sent)
 	}
-	s.buf, s.question = event.Buffers(l.message...), l.question
+	s.buf, s.serverRequest = event.Buffers(l.message...), l.serverRequest
 }
 
 // Close implements io.Closer.
 func (s *stream) Close() error {
 	s.stop()
-	kept := s.closed()
+	kept := s.onClose()
 	s.inbox.Done()
-	if q := s.question; q != nil && len(s.buf) > 0 && !kept { // the client has not read all of it
+	if q := s.serverRequest; q != nil && len(s.buf) > 0 && !kept { // the client has not read all of it
 		q.session.refuse(q, "the client has left")
 	}
 	return nil

@@ -15,50 +15,50 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/streamable"
 )
 
-// A client of the legacy era that loses its connection in a call has not canceled the call. The events
-// of a call have ids, and by the last one that it has got the client can ask for the rest.
+// A legacy client that loses its connection during a call has not canceled the call. The events of
+// a call have IDs, and the client can resume after the last one that it received.
 
 const (
-	// resumeTime is how long a client may take to ask for the rest of a call.
+	// resumeTime is how long a client may take to resume a call.
 	resumeTime = time.Minute
-	// maxReplayed is how many bytes of events of a call are kept that may have been lost on their way.
+	// maxReplayed is how many bytes of sent events are kept for each call, in case they were lost.
 	maxReplayed = 64 << 10
 	// maxDetached is how many calls of a session are kept without a connection.
 	maxDetached = 8
 )
 
-// keepsCalls reports whether calls of a client go on while it is away. They do not where the child could
-// ask another client meanwhile: it would not be known whose call the question belongs to.
+// keepsCalls reports whether calls of a client go on while it is disconnected. They do not if the
+// child could send a request to another client meanwhile: the call of the request would be ambiguous.
 func (c *child) keepsCalls(s *session) bool {
 	config := &c.server.pool.config
 	return c.server.owner != nil || config.SoleClient ||
 		config.Isolation == Shared && !s.canBeAsked("sampling/createMessage") && !s.canBeAsked("elicitation/create")
 }
 
-// callEvents are the events of a call. They outlive the responses that they are sent in.
+// callEvents are the events of a call. They outlive the responses that carry them.
 type callEvents struct {
 	child  *child
 	call   *call
-	number uint64 // in the session
+	number uint64 // number in the session
 
-	mu      sync.Mutex
-	reader  *stream  // that sends them; nil while the client is away
-	sent    []letter // the last ones
-	size    int      // bytes in sent
-	first   uint64   // number of sent[0]
-	over    bool     // the last one was sent
-	gone    bool     // the rest cannot be asked for anymore
-	expires *time.Timer
+	mu          sync.Mutex
+	reader      *stream  // current response; nil while the client is disconnected
+	sent        []letter // latest sent events
+	size        int      // bytes in sent
+	first       uint64   // number of sent[0]
+	over        bool     // the last event was sent
+	unavailable bool     // the client can no longer resume
+	expires     *time.Timer
 }
 
-// eventID returns the id of an event.
+// eventID returns the ID of an event.
 func (e *callEvents) eventID(n uint64) string {
 	return fmt.Sprintf("%s%d-%d", eventPrefix, e.number, n)
 }
 
 const eventPrefix = "call-"
 
-// parseEventID reads the id of an event of a call.
+// parseEventID parses the ID of an event of a call.
 func parseEventID(id string) (number, n uint64, ok bool) {
 	rest, ok := strings.CutPrefix(id, eventPrefix)
 	first, second, both := strings.Cut(rest, "-")
@@ -67,20 +67,20 @@ func parseEventID(id string) (number, n uint64, ok bool) {
 	return number, n, ok && both && err == nil && err2 == nil
 }
 
-// begin has the events sent in a response, of which this is the first.
-func (e *callEvents) begin(by *stream, l letter) {
+// startStream begins to send the events in a response, after the first letter.
+func (e *callEvents) startStream(st *stream, l letter) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.reader, by.events = by, e
+	e.reader, st.events = st, e
 	e.keep(l)
 }
 
-// take takes the next message for a response. It reports whether that is still the one that they are
-// sent in.
-func (e *callEvents) take(by *stream) (l letter, ok, last, current bool) {
+// take takes the next message for a response. It reports whether that response is still the
+// current one.
+func (e *callEvents) take(st *stream) (l letter, ok, last, current bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.reader != by {
+	if e.reader != st {
 		return letter{}, false, false, false
 	}
 	l, ok, last = e.call.inbox.Take()
@@ -91,14 +91,14 @@ func (e *callEvents) take(by *stream) (l letter, ok, last, current bool) {
 	return l, ok, last, true
 }
 
-// isOver reports whether the last one was sent.
+// isOver reports whether the last event was sent.
 func (e *callEvents) isOver() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.over
 }
 
-// keep keeps an event that is sent now.
+// keep keeps an event that is being sent.
 func (e *callEvents) keep(l letter) {
 	e.sent = append(e.sent, l)
 	for e.size += l.Len(); e.size > maxReplayed; e.first++ {
@@ -107,35 +107,35 @@ func (e *callEvents) keep(l letter) {
 	}
 }
 
-// resume has the events after one of them sent in another response. It reports whether all of them are
-// there.
-func (e *callEvents) resume(by *stream, after uint64) bool {
+// resume sends the events after the given one in another response. It reports whether all of them
+// are available.
+func (e *callEvents) resume(st *stream, after uint64) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.gone || after+1 < e.first || after >= e.first+uint64(len(e.sent)) {
+	if e.unavailable || after+1 < e.first || after >= e.first+uint64(len(e.sent)) {
 		return false
 	}
 	if e.reader != nil {
-		e.reader.stop() // the client knows better that it is broken
+		e.reader.stop() // the client has noticed first that it is broken
 	}
 	e.expires.Stop()
-	e.reader, by.events, by.sent = by, e, after
-	by.missed = slices.Clone(e.sent[after+1-e.first:])
-	by.last = e.over && len(by.missed) == 0
+	e.reader, st.events, st.sent = st, e, after
+	st.replay = slices.Clone(e.sent[after+1-e.first:])
+	st.last = e.over && len(st.replay) == 0
 	return true
 }
 
-// detach keeps the events after the end of a response, so that the rest can be asked for. It reports
-// whether there is nothing else to be done about the call. The request of a client that has left may
-// not be canceled yet: a write can fail before its connection is seen to be closed.
-func (e *callEvents) detach(by *stream, cause error) bool {
+// detach keeps the events after the end of a response, so that the client can resume. It reports
+// whether they are kept, or another response sends them. The request of a client that has left may
+// not be canceled yet: a write can fail before the closed connection is noticed.
+func (e *callEvents) detach(st *stream, cause error) bool {
 	left := cause == nil || cause == context.Canceled
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	switch {
-	case e.reader != by:
+	case e.reader != st:
 		return true // another response goes on
-	case e.gone, !e.over && !left, !e.call.session.mayDetach(e, e.over, int64(e.size)):
+	case e.unavailable, !e.over && !left, !e.call.session.mayDetach(e, e.over, int64(e.size)):
 		e.reader = nil
 		return false
 	}
@@ -144,13 +144,12 @@ func (e *callEvents) detach(by *stream, cause error) bool {
 	return true
 }
 
-// expire forgets the events, unless the client has come back for the rest. A call that is not over
-// is canceled.
+// expire discards the events, unless the client has resumed. A call that is not over is canceled.
 func (e *callEvents) expire() {
 	e.mu.Lock()
-	away := e.reader == nil && !e.gone
+	away := e.reader == nil && !e.unavailable
 	if away {
-		e.gone = true
+		e.unavailable = true
 	}
 	e.mu.Unlock()
 	if away {
@@ -159,15 +158,15 @@ func (e *callEvents) expire() {
 	}
 }
 
-// end says that the rest cannot be asked for anymore.
+// end discards the events.
 func (e *callEvents) end() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.gone, e.sent, e.size = true, nil, 0
+	e.unavailable, e.sent, e.size = true, nil, 0
 	e.expires.Stop()
 }
 
-// newEvents returns the events of a call of the client, which begins to be sent.
+// newEvents returns the events of a call, whose first message is about to be sent.
 func (s *session) newEvents(c *child, call *call) *callEvents {
 	e := &callEvents{child: c, call: call, first: 1}
 	e.expires = time.AfterFunc(resumeTime, e.expire)
@@ -180,7 +179,7 @@ func (s *session) newEvents(c *child, call *call) *callEvents {
 	return e
 }
 
-// forgetEvents forgets the events of a call.
+// forgetEvents removes the events of a call.
 func (s *session) forgetEvents(e *callEvents) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -188,14 +187,14 @@ func (s *session) forgetEvents(e *callEvents) {
 	s.uncount(e)
 }
 
-// A detachment is what events cost that are kept while their client is away.
+// A detachment is what the events of a disconnected client cost.
 type detachment struct {
-	over  bool // their call is over
+	over  bool // the call is over
 	bytes int64
 }
 
-// mayDetach reports whether the events of a call are kept while the client is away. Those of calls that
-// are over make room. They count as what is kept for the client otherwise.
+// mayDetach reports whether the events of a call are kept while the client is disconnected. Events
+// of calls that are over make room. Their bytes count toward the quota of the owner.
 func (s *session) mayDetach(e *callEvents, over bool, bytes int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -205,7 +204,7 @@ func (s *session) mayDetach(e *callEvents, over bool, bytes int64) bool {
 			delete(s.events, other.number)
 		}
 	}
-	if s.ended || len(s.detached) >= maxDetached || !s.pool.kept.Grow(s.owner, bytes) {
+	if s.ended || len(s.detached) >= maxDetached || !s.pool.sessionMeter.Grow(s.owner, bytes) {
 		return false
 	}
 	s.bytes += bytes
@@ -213,23 +212,24 @@ func (s *session) mayDetach(e *callEvents, over bool, bytes int64) bool {
 	return true
 }
 
-// uncount notes that events are no longer kept while their client is away. The caller holds the lock.
+// uncount notes that events are no longer kept for a disconnected client. The caller holds the lock.
 func (s *session) uncount(e *callEvents) {
-	if kept := s.detached[e].bytes; !s.ended {
-		s.pool.kept.Grow(s.owner, -kept)
+	if !s.ended {
+		kept := s.detached[e].bytes
+		s.pool.sessionMeter.Grow(s.owner, -kept)
 		s.bytes -= kept
 	}
 	delete(s.detached, e)
 }
 
-// attach notes that the client has come back for the events of a call.
+// attach notes that the client has resumed a call.
 func (s *session) attach(e *callEvents) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.uncount(e)
 }
 
-// endEventsOf says that the rest of a call cannot be asked for anymore.
+// endEventsOf discards the events of a call.
 func (s *session) endEventsOf(call *call) {
 	s.mu.Lock()
 	var events *callEvents
@@ -246,7 +246,7 @@ func (s *session) endEventsOf(call *call) {
 	}
 }
 
-// endEvents forgets all events, and gives up the calls whose client is away.
+// endEvents discards all events, and cancels the calls of a disconnected client.
 func (s *session) endEvents() {
 	s.mu.Lock()
 	all := make([]*callEvents, 0, len(s.events))
@@ -262,7 +262,7 @@ func (s *session) endEvents() {
 	}
 }
 
-// resume goes on with the stream of a call. It returns nil if the request is for another stream.
+// resume resumes the stream of a call. It returns nil if the request is for another stream.
 func (rt *roundTrip) resume() *http.Response {
 	number, after, ok := parseEventID(rt.req.Header.Get("Last-Event-Id"))
 	if !ok {
@@ -279,23 +279,24 @@ func (rt *roundTrip) resume() *http.Response {
 		return rt.fail(lostEvents())
 	}
 	rt.session.attach(events)
-	st.buf = net.Buffers{streamable.Comment} // so that the header goes out
+	st.buf = net.Buffers{streamable.Comment} // sends the header
 	return respondStream(rt.req, st)
 }
 
 func lostEvents() *jsonrpc.Failure {
-	return jsonrpc.InvalidRequest("Last-Event-ID: the rest of this stream is not kept, or not anymore")
+	return jsonrpc.InvalidRequest("Last-Event-ID: the rest of this stream is not available")
 }
 
-// callStream returns the stream of a call, to be sent in the response.
+// callStream returns a stream for the events of a call.
 func (rt *roundTrip) callStream(events *callEvents) *stream {
 	ctx := rt.req.Context()
 	var st *stream
 	st = newStream(ctx, events.call.inbox, func() (kept bool) {
-		if kept = events.detach(st, context.Cause(ctx)); !kept {
+		kept = events.detach(st, context.Cause(ctx))
+		if !kept {
 			events.child.giveUp(events.call, context.Cause(ctx))
 		}
-		rt.done()
+		rt.finish()
 		return kept
 	})
 	return st

@@ -40,7 +40,12 @@ type longCall struct {
 
 // step is the message of the child that reports progress of a call.
 func step(id string, n int) string {
-	return fmt.Sprintf(`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":%d}}`+"\n", id, n)
+	return fmt.Sprintf(
+		`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":%d}}`+
+			"\n",
+		id,
+		n,
+	)
 }
 
 // begin makes a call, whose first event has come.
@@ -54,14 +59,15 @@ func (c *client) begin() *longCall {
 			ID     json.RawMessage
 			Method string
 		}
-		if _ = json.Unmarshal([]byte(message), &m); m.Method == "say" {
+		_ = json.Unmarshal([]byte(message), &m)
+		if m.Method == "say" {
 			call.id = string(m.ID)
 		}
 	}
 	return call
 }
 
-// heard returns what the child has got.
+// heard returns the messages that the child has received.
 func (call *longCall) heard() (all []string) {
 	call.t.Helper()
 	var m struct{ Result []string }
@@ -139,7 +145,7 @@ func TestCallsAreResumed(t *testing.T) {
 		equal(t, "after the answer", call.resume(last).next(), "")
 		for _, message := range call.heard() {
 			if strings.Contains(message, "cancelled") {
-				t.Errorf("the child was told %s", message)
+				t.Errorf("the child received %s", message)
 			}
 		}
 	}
@@ -188,7 +194,13 @@ func TestCallsThatCannotBeResumed(t *testing.T) {
 	t.Run("of which too much was sent", func(t *testing.T) {
 		call := p.client().initialize(`{}`).begin()
 		first, _ := call.event()
-		large := strings.Replace(step(call.id, 2), `"progress":2`, `"progress":2,"message":"`+strings.Repeat("x", maxReplayed)+`"`, 1)
+		large := strings.Replace(
+			step(call.id, 2),
+			`"progress":2`,
+			`"progress":2,"message":"`+strings.Repeat("x",
+				maxReplayed)+`"`,
+			1,
+		)
 		call.says(large)
 		second, _ := call.event()
 		call.leave()
@@ -230,14 +242,18 @@ func TestCallsThatCannotBeResumed(t *testing.T) {
 // In time that is not real: what a client does not come back for ends.
 func TestCallsAreNotKeptForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		kept := quota.NewMeter(sessionsKept, quota.Limits{Bytes: 1, OwnerBytes: 1})
+		kept := quota.NewMeter(sessionQuota, quota.Limits{Bytes: 1, OwnerBytes: 1})
 		defer kept.Close()
-		s := &session{pool: &Pool{kept: kept}, events: map[uint64]*callEvents{}, detached: map[*callEvents]detachment{}}
+		s := &session{
+			pool:     &Pool{sessionMeter: kept},
+			events:   map[uint64]*callEvents{},
+			detached: map[*callEvents]detachment{},
+		}
 		waiting := &call{session: s, inbox: newInbox("", maxUnread), id: 1}
 		c := &child{server: &server{pool: &Pool{}}, calls: map[uint64]*call{1: waiting}}
 		events := s.newEvents(c, waiting)
 		st := newStream(t.Context(), waiting.inbox, func() bool { return false })
-		events.begin(st, letter{message: frame{[]byte("x")}})
+		events.startStream(st, letter{message: frame{[]byte("x")}})
 		time.Sleep(2 * resumeTime) // while the client reads
 		if !events.detach(st, context.Canceled) {
 			t.Error("it is not kept")
@@ -254,7 +270,8 @@ func TestCallsAreNotKeptForEver(t *testing.T) {
 		}
 		time.Sleep(resumeTime + 1)
 		synctest.Wait()
-		if events.resume(st, 0) || len(s.events)+len(s.detached) != 0 || c.calls[1] != nil || s.bytes != 0 || !kept.Fits("", 1) {
+		if events.resume(st, 0) || len(s.events)+len(s.detached) != 0 || c.calls[1] != nil || s.bytes != 0 ||
+			!kept.Fits("", 1) {
 			t.Errorf("it is kept: %v, %v", s.events, c.calls)
 		}
 	})

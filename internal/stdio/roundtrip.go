@@ -22,23 +22,23 @@ type roundTrip struct {
 	pool    *Pool
 	req     *http.Request
 	era     mcp.Era
-	m       *jsonrpc.Message // of a POST
+	m       *jsonrpc.Message // message of a POST
 	session *session
-	asked   call // that m asks for, if it is one
+	call    call // the call, if m is a request
 }
 
 func newRoundTrip(p *Pool, req *http.Request) *roundTrip {
 	rt := &roundTrip{pool: p, req: req}
-	rt.m = &rt.asked.request
+	rt.m = &rt.call.request
 	return rt
 }
 
-// done is called at the end of the response.
-func (rt *roundTrip) done() {
+// finish is called at the end of the response.
+func (rt *roundTrip) finish() {
 	if rt.session != nil {
 		rt.session.release()
 	}
-	rt.pool.leave(rt.req.URL.Host)
+	rt.pool.endRequest(rt.req.URL.Host)
 }
 
 func (rt *roundTrip) serve() (*http.Response, error) {
@@ -47,29 +47,30 @@ func (rt *roundTrip) serve() (*http.Response, error) {
 			return rt.fail(failure), err
 		}
 	}
-	asked, failure := streamable.Inspect(rt.req, rt.m)
+	info, failure := streamable.Inspect(rt.req, rt.m)
 	if failure != nil {
 		return rt.fail(failure), nil
 	}
-	rt.era = asked.Era
-	if asked.Session != "" {
-		if rt.session = rt.pool.session(asked.Session, rt.name()); rt.session == nil {
+	rt.era = info.Era
+	if info.Session != "" {
+		rt.session = rt.pool.session(info.Session, rt.name())
+		if rt.session == nil {
 			return rt.fail(jsonrpc.UnknownSession()), nil
 		}
 	}
-	switch asked.Kind {
+	switch info.Kind {
 	case streamable.Initialize:
 		return rt.initialize()
 	case streamable.Notification:
-		return rt.notify()
+		return rt.serveNotification()
 	case streamable.Answer:
-		return rt.answer(), nil
+		return rt.serveResponse(), nil
 	case streamable.Listen:
-		return rt.listen(), nil
+		return rt.serveGet(), nil
 	case streamable.End:
-		return rt.end(), nil
+		return rt.serveDelete(), nil
 	}
-	return rt.call()
+	return rt.serveCall()
 }
 
 // read reads the message of a POST.
@@ -84,7 +85,7 @@ func (rt *roundTrip) read() (*jsonrpc.Failure, error) {
 	return rt.m.ReadRequest(body), nil
 }
 
-// fail answers with a failure. Without one there is no response.
+// fail returns a response with a failure, or nil without one.
 func (rt *roundTrip) fail(f *jsonrpc.Failure) *http.Response {
 	if f == nil {
 		return nil
@@ -99,40 +100,40 @@ func (rt *roundTrip) accepted() *http.Response { return respond(rt.req, http.Sta
 // name returns the name of the server that the request is for.
 func (rt *roundTrip) name() string { return address{host: rt.req.URL.Host}.name() }
 
-// server returns the server of the session, or one at the address of the request: that for
-// clients that declare what this one does. One that declares nothing gets what there is.
+// server returns the server of the session, or the one at the address of the request for the
+// capabilities of the client. A client that declares nothing gets any server that runs.
 func (rt *roundTrip) server(era mcp.Era) (*server, error) {
 	p, host := rt.pool, rt.req.URL.Host
 	switch {
 	case rt.session != nil && rt.session.server != nil:
 		return rt.session.server, nil
 	case rt.session != nil:
-		p.awaitEra(rt.req.Context(), host, rt.session.can, rt.session.owner)
+		p.awaitEra(rt.req.Context(), host, rt.session.capabilities, rt.session.owner)
 		return p.server(address{host, mcp.Legacy, rt.session.group})
 	case era == mcp.Modern:
 		s, err := p.server(address{host: host, era: era})
 		if err == nil {
-			s.noteAsker(rt.m.Literal(jsonrpc.ClientCapabilities), ownerOf(rt.req.Context()))
+			s.noteRequester(rt.m.Literal(jsonrpc.ClientCapabilities), ownerOf(rt.req.Context()))
 		}
 		return s, err
 	}
 	return p.sharedServer(host, rt.m.Literal(jsonrpc.ClientCapabilities), ownerOf(rt.req.Context()))
 }
 
-// child returns the child for the request. A server that does not know the modern era has
-// only one of the legacy era, which ignores what a modern request adds.
+// child returns the child for the request. A server that does not support the modern era has only
+// legacy children, which ignore what a modern request adds.
 func (rt *roundTrip) child() (*child, error) {
-	c, err := rt.ready(rt.era)
-	if err == nil && rt.era == mcp.Modern && c.server.at.era == mcp.Legacy {
-		err = errLegacyOnly // the child may be that of other clients
+	c, err := rt.readyChild(rt.era)
+	if err == nil && rt.era == mcp.Modern && c.server.address.era == mcp.Legacy {
+		err = errLegacyOnly // the child may belong to other clients
 	}
 	if errors.Is(err, errLegacyOnly) || errors.Is(err, errAskLegacy) {
-		c, err = rt.ready(mcp.Legacy)
+		c, err = rt.readyChild(mcp.Legacy)
 	}
 	return c, err
 }
 
-func (rt *roundTrip) ready(era mcp.Era) (*child, error) {
+func (rt *roundTrip) readyChild(era mcp.Era) (*child, error) {
 	s, err := rt.server(era)
 	if err != nil {
 		return nil, err
@@ -140,16 +141,16 @@ func (rt *roundTrip) ready(era mcp.Era) (*child, error) {
 	return s.ready(rt.req.Context())
 }
 
-// initialize begins a session. It initializes the child unless another client has.
+// initialize begins a session. It initializes the child unless another client already has.
 func (rt *roundTrip) initialize() (*http.Response, error) {
-	const longestHello = 17 << 10 // the gateway's limit of 16 KiB, and what it adds
-	if len(rt.m.Literal(jsonrpc.Params)) > longestHello {
+	const maxParams = 17 << 10 // the gateway's limit of 16 KiB, and what it adds
+	if len(rt.m.Literal(jsonrpc.Params)) > maxParams {
 		return rt.fail(jsonrpc.PayloadTooLarge()), nil
 	}
 	if !rt.pool.serves(rt.req.URL.Host) {
 		return nil, errStopped
 	}
-	session, err := rt.open()
+	session, err := rt.openSession()
 	if err != nil {
 		return nil, err
 	}
@@ -157,40 +158,41 @@ func (rt *roundTrip) initialize() (*http.Response, error) {
 		return rt.fail(jsonrpc.TooManySessions()), nil
 	}
 	rt.session = session
-	if s, err := rt.server(mcp.Legacy); err == nil && s.owner == nil && !rt.pool.config.SoleClient && session.canBeAsked(rootsList) {
-		s.sayRootsStay()
+	if s, err := rt.server(mcp.Legacy); err == nil && s.owner == nil && !rt.pool.config.SoleClient &&
+		session.canBeAsked(rootsList) {
+		s.logRootsIgnored()
 	}
 	c, err := rt.child()
-	if refused, ok := errors.AsType[*refusedError](err); ok && session.group.can != nothing {
-		return rt.refuse(refused.answer), nil // maybe because of what the client has said
+	if refused, ok := errors.AsType[*refusedError](err); ok && session.group.capabilities != noCapabilities {
+		return rt.refuseSession(refused.answer), nil // maybe because of the client's capabilities
 	}
 	if err != nil {
 		rt.pool.end(session)
 		return nil, err
 	}
-	if c.hello.answer.Has(jsonrpc.ErrorCode) {
-		return rt.refuse(c.hello.answer), nil
+	if c.handshake.answer.Has(jsonrpc.ErrorCode) {
+		return rt.refuseSession(c.handshake.answer), nil
 	}
-	result := c.hello.answer.Literal(jsonrpc.Result)
-	if session.server == nil { // a child of its own has negotiated with the client
-		at := c.hello.version
+	result := c.handshake.answer.Literal(jsonrpc.Result)
+	if session.server == nil { // a child of a single session has negotiated with the client itself
+		at := c.handshake.version
 		version := mcp.Negotiate(rt.m.Text(jsonrpc.Requested), string(jsonspan.AppendText(nil, at.Body(result))))
 		result = jsonspan.Spliced(result, jsonspan.Edit{Start: at.Start, End: at.End, New: jsonrpc.Quote(version)})
 	}
-	res := respond(rt.req, http.StatusOK, jsonrpc.Answer(rt.m.Literal(jsonrpc.ID), result))
+	res := respond(rt.req, http.StatusOK, jsonrpc.ResultResponse(rt.m.Literal(jsonrpc.ID), result))
 	res.Header.Set(mcp.SessionHeader, session.id)
 	return res, nil
 }
 
-// refuse ends a session that the server does not want.
-func (rt *roundTrip) refuse(answer *jsonrpc.Message) *http.Response {
+// refuseSession ends a session that the server has refused.
+func (rt *roundTrip) refuseSession(answer *jsonrpc.Message) *http.Response {
 	rt.pool.end(rt.session)
 	return respond(rt.req, http.StatusOK, replaced(answer, rt.m.Literal(jsonrpc.ID), jsonrpc.ID)...)
 }
 
-// open begins a session when it is its owner's turn. It returns nil if the owner has begun
-// too many lately, or if there is no room.
-func (rt *roundTrip) open() (*session, error) {
+// openSession begins a session when the rate limit of its owner allows it. It returns nil if the
+// owner has begun too many lately, or if there is no room.
+func (rt *roundTrip) openSession() (*session, error) {
 	p, ctx := rt.pool, rt.req.Context()
 	owner := ownerOf(ctx)
 	if p.config.Isolation == PerSession {
@@ -201,16 +203,16 @@ func (rt *roundTrip) open() (*session, error) {
 	return p.open(rt.m, rt.req.URL.Host, owner), nil
 }
 
-// answer takes the answer to a question of the server.
-func (rt *roundTrip) answer() *http.Response {
-	if rt.session == nil || !rt.m.IsAnswer() || !rt.session.answer(rt.req.Context(), rt.m) {
-		return rt.fail(jsonrpc.InvalidRequest("this answers nothing that was asked"))
+// serveResponse forwards the response to a server request.
+func (rt *roundTrip) serveResponse() *http.Response {
+	if rt.session == nil || !rt.m.IsResponse() || !rt.session.answerServerRequest(rt.req.Context(), rt.m) {
+		return rt.fail(jsonrpc.InvalidRequest("this response matches no open request"))
 	}
 	return rt.accepted()
 }
 
-// notify takes a notification. It starts no child.
-func (rt *roundTrip) notify() (*http.Response, error) {
+// serveNotification forwards a notification. It starts no child.
+func (rt *roundTrip) serveNotification() (*http.Response, error) {
 	method := rt.m.Text(jsonrpc.Method)
 	if method == "notifications/initialized" { // the child already has it
 		return rt.accepted(), nil
@@ -218,8 +220,8 @@ func (rt *roundTrip) notify() (*http.Response, error) {
 	for _, c := range rt.children() {
 		switch {
 		case method == "notifications/cancelled":
-			rt.cancel(c)
-		case c.server.owner == nil && !rt.concerns(c, method):
+			rt.cancelCall(c)
+		case c.server.owner == nil && !rt.sharedChildWants(c, method):
 		default:
 			if err := c.send(rt.req.Context(), rt.m.Raw); err != nil && rt.req.Context().Err() != nil {
 				return nil, err
@@ -229,57 +231,57 @@ func (rt *roundTrip) notify() (*http.Response, error) {
 	return rt.accepted(), nil
 }
 
-// concerns reports whether a shared child gets a notification of a client. It does not get
-// changes of the client's roots, and progress only with questions of its own.
-func (rt *roundTrip) concerns(c *child, method string) bool {
+// sharedChildWants reports whether a shared child gets a notification of a client. It does not get
+// changes of the client's roots, and it gets progress only for its own requests.
+func (rt *roundTrip) sharedChildWants(c *child, method string) bool {
 	switch method {
 	case "notifications/roots/list_changed":
 		return rt.pool.config.SoleClient
 	case "notifications/progress":
-		return rt.session != nil && rt.session.awaits(c, rt.m.Literal(jsonrpc.Progress))
+		return rt.session != nil && rt.session.awaitsProgress(c, rt.m.Literal(jsonrpc.Progress))
 	}
 	return true
 }
 
-// cancel ends the call that the client has canceled, if this child has it. Without a session
-// an id does not identify a call.
-func (rt *roundTrip) cancel(c *child) {
+// cancelCall ends the call that the client has canceled, if this child has it. Without a session an
+// id does not identify a call.
+func (rt *roundTrip) cancelCall(c *child) {
 	if rt.session == nil {
 		return
 	}
-	if call := c.called(rt.session, rt.m.Literal(jsonrpc.RequestID)); call != nil {
+	if call := c.callByClientID(rt.session, rt.m.Literal(jsonrpc.RequestID)); call != nil {
 		var params struct {
 			Reason string `json:"reason"`
 		}
-		_ = json.Unmarshal(rt.m.Literal(jsonrpc.Params), &params) // a reason need not be given
+		_ = json.Unmarshal(rt.m.Literal(jsonrpc.Params), &params) // the reason is optional
 		c.cancel(call, params.Reason)
 	}
 }
 
-// children returns the children that may have calls of the client: its own, those of its
-// group, or all of the server's name.
+// children returns the children that may have calls of the client: that of its session, those of
+// its group, or all with the server's name.
 func (rt *roundTrip) children() (children []*child) {
 	var servers []*server
 	switch {
 	case rt.session == nil:
-		servers = rt.pool.named(rt.name(), rt.era, nil)
+		servers = rt.pool.serversNamed(rt.name(), rt.era, nil)
 	case rt.session.server != nil:
 		servers = []*server{rt.session.server}
 	default:
-		servers = rt.pool.named(rt.name(), mcp.Legacy, rt.session.group)
+		servers = rt.pool.serversNamed(rt.name(), mcp.Legacy, rt.session.group)
 	}
 	for _, s := range servers {
-		children = append(children, s.working(rt.session)...)
+		children = append(children, s.childrenFor(rt.session)...)
 	}
-	if children == nil && rt.era == mcp.Modern { // a legacy child serves its clients
+	if children == nil && rt.era == mcp.Modern { // a legacy child serves modern clients as well
 		rt.era = mcp.Legacy
 		return rt.children()
 	}
 	return children
 }
 
-// call makes a request and waits for the first message that the client takes.
-func (rt *roundTrip) call() (*http.Response, error) {
+// serveCall sends a request and waits for the first message that the client accepts.
+func (rt *roundTrip) serveCall() (*http.Response, error) {
 	c, err := rt.child()
 	if err != nil {
 		return nil, err
@@ -294,55 +296,55 @@ func (rt *roundTrip) call() (*http.Response, error) {
 			return rt.fail(failure), nil
 		}
 	}
-	if c.server.owner == nil && c.server.at.era == mcp.Legacy && rt.m.Is(jsonrpc.Method, setLevelMethod) {
+	if c.server.owner == nil && c.server.address.era == mcp.Legacy && rt.m.Is(jsonrpc.Method, setLevelMethod) {
 		return rt.setLevel(c)
 	}
-	done, failure := rt.subscribes(c.server)
+	done, failure := rt.trackSubscription(c.server)
 	if failure != nil {
 		return rt.fail(failure), nil
 	}
 	if done {
-		return respond(rt.req, http.StatusOK, jsonrpc.Answer(rt.m.Literal(jsonrpc.ID), []byte("{}"))), nil
+		return respond(rt.req, http.StatusOK, jsonrpc.ResultResponse(rt.m.Literal(jsonrpc.ID), []byte("{}"))), nil
 	}
-	call := &rt.asked
+	call := &rt.call
 	call.session = rt.session
-	switch err := c.begin(ctx, call); {
-	case errors.Is(err, errLent): // another child takes its place
-		return rt.call()
+	switch err := c.sendCall(ctx, call); {
+	case errors.Is(err, errDedicated): // another child replaces it
+		return rt.serveCall()
 	case err != nil:
 		return nil, err
 	}
-	l, last, err := rt.first(call)
+	l, last, err := rt.firstMessage(call)
 	if err != nil {
 		c.giveUp(call, err)
 		return nil, err
 	}
 	if last {
-		return rt.answered(call, l)
+		return rt.respondToCall(call, l)
 	}
 	var st *stream
 	if rt.session != nil && rt.era == mcp.Legacy && c.keepsCalls(rt.session) {
 		events := rt.session.newEvents(c, call)
 		st = rt.callStream(events)
-		events.begin(st, l)
+		events.startStream(st, l)
 	} else {
 		st = newStream(ctx, call.inbox, func() bool {
-			rt.pool.unlisten(st)
+			rt.pool.removeListener(st)
 			c.giveUp(call, context.Cause(ctx))
-			rt.done()
+			rt.finish()
 			return false
 		})
 	}
 	st.load(l)
 	if rt.m.Is(jsonrpc.Method, mcp.MethodListen) {
-		rt.pool.listen(st)
+		rt.pool.addListener(st)
 	}
 	return respondStream(rt.req, st), nil
 }
 
-// first waits for the first message that the client takes. If it does not accept an event
-// stream, that is the answer.
-func (rt *roundTrip) first(call *call) (l letter, last bool, err error) {
+// firstMessage waits for the first message that the client accepts. That is the response if the
+// client does not accept event streams.
+func (rt *roundTrip) firstMessage(call *call) (l letter, last bool, err error) {
 	ctx := rt.req.Context()
 	for {
 		select {
@@ -350,28 +352,29 @@ func (rt *roundTrip) first(call *call) (l letter, last bool, err error) {
 		case <-ctx.Done():
 			return letter{}, false, context.Cause(ctx)
 		}
-		if l, _, last = call.inbox.Take(); last || rt.takesStream() {
+		l, _, last = call.inbox.Take()
+		if last || rt.acceptsStream() {
 			return l, last, nil
 		}
-		if l.question != nil {
-			call.session.refuse(l.question, "the client takes no event stream")
+		if l.serverRequest != nil {
+			call.session.refuse(l.serverRequest, "the client does not accept event streams")
 		}
 	}
 }
 
-// takesStream reports whether the client accepts an event stream. A client that sends no
-// Accept does.
-func (rt *roundTrip) takesStream() bool {
+// acceptsStream reports whether the client accepts an event stream. A client without an Accept
+// header does.
+func (rt *roundTrip) acceptsStream() bool {
 	accept := strings.Join(rt.req.Header["Accept"], ",")
 	return accept == "" || strings.Contains(accept, "*/*") || streamable.AcceptsStream(rt.req.Header)
 }
 
-// answered makes a response of an answer without messages before it.
-func (rt *roundTrip) answered(call *call, answer letter) (*http.Response, error) {
-	if answer.message == nil { // the client has cancelled the call
+// respondToCall returns the HTTP response for a call without messages before its response.
+func (rt *roundTrip) respondToCall(call *call, answer letter) (*http.Response, error) {
+	if answer.message == nil { // the client has canceled the call
 		return rt.accepted(), nil
 	}
-	if call.err != nil { // the handler that forwards the request answers with it
+	if call.err != nil { // the handler that forwards the request reports it
 		return nil, call.err
 	}
 	status := http.StatusOK
@@ -381,27 +384,26 @@ func (rt *roundTrip) answered(call *call, answer letter) (*http.Response, error)
 	return respondWith(rt.req, status, answer, call.inbox), nil
 }
 
-// subscribes notes to which resources a client of a shared child subscribes. It
-// reports whether that is all: the child goes on telling of a resource for as long
-// as one of its clients wants it, whoever asks it not to.
-func (rt *roundTrip) subscribes(s *server) (done bool, failure *jsonrpc.Failure) {
+// trackSubscription notes which resources a client of a shared child subscribes to. It reports
+// whether the request is done: the child keeps a subscription while another client has it.
+func (rt *roundTrip) trackSubscription(s *server) (done bool, failure *jsonrpc.Failure) {
 	switch {
 	case rt.m.Is(jsonrpc.Method, "resources/subscribe"):
 		if rt.session != nil && !rt.session.subscribe(rt.m.Text(jsonrpc.URI)) {
-			return false, jsonrpc.TooManySubscriptions().AsAnswer()
+			return false, jsonrpc.TooManySubscriptions().WithStatusOK()
 		}
 	case rt.m.Is(jsonrpc.Method, "resources/unsubscribe"):
 		uri := rt.m.Text(jsonrpc.URI)
 		if rt.session != nil {
 			rt.session.unsubscribe(uri)
 		}
-		return s.wanted(uri), nil
+		return s.isSubscribed(uri), nil
 	}
 	return false, nil
 }
 
-// listen opens the stream of the session.
-func (rt *roundTrip) listen() *http.Response {
+// serveGet opens the stream of the session.
+func (rt *roundTrip) serveGet() *http.Response {
 	if rt.session == nil || !streamable.AcceptsStream(rt.req.Header) {
 		return rt.fail(jsonrpc.MethodNotAllowed("POST"))
 	}
@@ -409,27 +411,27 @@ func (rt *roundTrip) listen() *http.Response {
 		return res
 	}
 	var st *stream
-	st = newStream(rt.req.Context(), rt.session.mail, func() bool {
-		rt.pool.unlisten(st)
-		rt.session.leave(st)
-		for _, l := range rt.session.mail.Leave() {
-			if l.question != nil {
-				rt.session.refuse(l.question, "the client has left")
+	st = newStream(rt.req.Context(), rt.session.streamInbox, func() bool {
+		rt.pool.removeListener(st)
+		rt.session.clearStream(st)
+		for _, l := range rt.session.streamInbox.Leave() {
+			if l.serverRequest != nil {
+				rt.session.refuse(l.serverRequest, "the client has left")
 			}
 		}
 		rt.session.release()
 		return false
 	})
-	rt.session.mail.Join()
-	st.buf = net.Buffers{streamable.Comment} // so that the header goes out
-	rt.session.listen(st)
-	rt.pool.listen(st)
-	rt.pool.leave(rt.req.URL.Host) // an idle pool may have open streams
+	rt.session.streamInbox.Join()
+	st.buf = net.Buffers{streamable.Comment} // sends the header
+	rt.session.setStream(st)
+	rt.pool.addListener(st)
+	rt.pool.endRequest(rt.req.URL.Host) // an idle pool may have open streams
 	return respondStream(rt.req, st)
 }
 
-// end ends the session.
-func (rt *roundTrip) end() *http.Response {
+// serveDelete ends the session.
+func (rt *roundTrip) serveDelete() *http.Response {
 	if rt.session == nil {
 		return rt.fail(jsonrpc.MethodNotAllowed("POST", "GET"))
 	}
@@ -437,8 +439,8 @@ func (rt *roundTrip) end() *http.Response {
 	return respond(rt.req, http.StatusNoContent)
 }
 
-// checkParams checks that headers repeat the arguments that a tool wants in them. A child
-// need not announce changes of its tools, so a request is refused by a fresh list only.
+// checkParams checks that headers repeat the arguments that a tool requires in headers. A child
+// need not announce changes of its tools, so only a fresh list can refuse a request.
 func (rt *roundTrip) checkParams(c *child) (failure *jsonrpc.Failure, err error) {
 	for _, fresh := range []bool{false, true} {
 		if fresh {
@@ -448,14 +450,15 @@ func (rt *roundTrip) checkParams(c *child) (failure *jsonrpc.Failure, err error)
 		if err != nil {
 			return nil, err
 		}
-		if failure = headers.Check(rt.req.Header, rt.m); failure == nil {
+		failure = headers.Check(rt.req.Header, rt.m)
+		if failure == nil {
 			return nil, nil
 		}
 	}
 	return failure, nil
 }
 
-// paramHeaders returns which arguments of the child's tools are repeated in headers.
+// paramHeaders returns which arguments of the child's tools headers repeat.
 func (c *child) paramHeaders(ctx context.Context) (mcp.ParamHeaders, error) {
 	if known := c.params.Load(); known != nil {
 		return *known, nil
@@ -468,7 +471,8 @@ func (c *child) paramHeaders(ctx context.Context) (mcp.ParamHeaders, error) {
 		if err != nil {
 			return nil, err
 		}
-		if cursor, err = headers.Add(answer.Literal(jsonrpc.Result)); err != nil || cursor == "" {
+		cursor, err = headers.Add(answer.Literal(jsonrpc.Result))
+		if err != nil || cursor == "" {
 			break // a server without a list has no such headers
 		}
 	}
@@ -476,10 +480,10 @@ func (c *child) paramHeaders(ctx context.Context) (mcp.ParamHeaders, error) {
 	return headers, nil
 }
 
-// listParams are the params of a list request.
+// listParams returns the params of a list request.
 func (c *child) listParams(cursor string) []byte {
 	params := []byte("{")
-	if c.server.at.era == mcp.Modern {
+	if c.server.address.era == mcp.Modern {
 		params = append(params, modernMeta...)
 	}
 	if cursor != "" {
@@ -491,8 +495,8 @@ func (c *child) listParams(cursor string) []byte {
 	return append(params, '}')
 }
 
-// modernMeta is the member of the params of every request of the modern era.
+// modernMeta is a member of the params of every modern request.
 var modernMeta = `"_meta":` + string(mcp.RequestMeta([]byte(clientInfo), []byte("{}"), ""))
 
-// clientInfo identifies the client of requests of our own.
+// clientInfo identifies the gateway in its own requests.
 var clientInfo = `{"name":"caddy-mcp-gateway","version":"` + version.Current() + `"}`

@@ -18,89 +18,89 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// A server keeps one child running: it starts it when it is first needed, and
-// again when it has died.
+// A server keeps one child running: it starts it when it is first needed, and restarts it when
+// it has died.
 type server struct {
-	pool  *Pool
-	at    address
-	name  string
-	owner *session // whose own it is; nil if clients share it
-	began time.Time
+	pool    *Pool
+	address address
+	name    string
+	owner   *session // the only session that uses it; nil if clients share it
+	created time.Time
 
-	mu       sync.Mutex
-	child    *child        // nil unless one is ready
-	starting chan struct{} // closed when the attempt to start one has ended
-	started  int           // how often one has been
-	worked   bool          // one has been ready before
-	err      error         // why there is none
-	fault    error         // why there was none the last time
-	faultAt  time.Time     // when that was
-	waiting  int           // callers that wait for the start
-	backoff  backoff.Exponential
-	failures int             // restarts in a row that were of no use
-	due      time.Time       // before which there is no restart
-	hurry    chan struct{}   // closed if the one that is being started is due at once
-	leaving  *child          // the one whose place it takes
-	lent     map[*child]bool // those that finish the calls of one client
-	left     chan struct{}   // closed when that has ended
-	missed   int             // pings in a row that were not answered
-	unsaid   int             // how often one did not say whether it knows the modern era
-	asker    *asker          // for whom the era is found out; nil in the legacy era
-	stopped  chan struct{}   // closed when there will be none any more
+	mu            sync.Mutex
+	child         *child        // nil unless one is ready
+	starting      chan struct{} // closed at the end of the attempt to start a child; nil without one
+	started       int           // number of successful starts
+	wasReady      bool          // a child has been ready before
+	err           error         // why there is no child
+	lastFault     error         // why the last child failed
+	lastFaultAt   time.Time
+	waiting       int // callers that wait for the start
+	backoff       backoff.Exponential
+	failures      int             // failed restarts in a row
+	due           time.Time       // earliest time of a restart
+	skipPause     chan struct{}   // closed to start the child before it is due
+	outgoing      *child          // child that is being replaced
+	dedicated     map[*child]bool // children that finish the calls of one client
+	outgoingEnded chan struct{}   // closed when the outgoing child has ended
+	missedPings   int             // unanswered pings in a row
+	eraFailures   int             // children that ended before it was known whether they support the modern era
+	requester     *requester      // client for which the era is discovered; nil in the legacy era
+	stopped       chan struct{}   // closed when no more children are started
 }
 
-func newServer(p *Pool, at address, owner *session) *server {
+func newServer(p *Pool, addr address, owner *session) *server {
 	return &server{
 		pool:    p,
-		at:      at,
-		name:    at.name(),
+		address: addr,
+		name:    addr.name(),
 		owner:   owner,
-		began:   time.Now(),
+		created: time.Now(),
 		backoff: backoff.Exponential{First: time.Second, Max: 30 * time.Second},
 		stopped: make(chan struct{}),
 	}
 }
 
-// log returns the logger. It is asked for each time, because children outlive the
-// configuration that they were started under.
+// log returns the logger. It is requested each time, because children outlive the configuration
+// that they were started under.
 func (s *server) log() *zap.Logger {
 	return s.pool.config.Logger().With(zap.String("mcp_server", s.name))
 }
 
 const (
-	goodLife = time.Minute     // after which a death is an accident
-	patience = 2 * time.Second // how long a call waits for a restart to be due
+	stableTime     = time.Minute     // lifetime after which a death does not count as a failed restart
+	maxRestartWait = 2 * time.Second // how long a call waits for a restart to be due
 )
 
 var (
 	errStopped    = errors.New("the server is being stopped")
-	errLegacyOnly = errors.New("the server does not know the modern era")
-	errAskLegacy  = errors.New("the server may not know the modern era")
+	errLegacyOnly = errors.New("the server does not support the modern era")
+	errAskLegacy  = errors.New("the server may not support the modern era")
 )
 
-// working returns the children that a client's calls may be with.
-func (s *server) working(of *session) (children []*child) {
+// childrenFor returns the children that may have calls of a client.
+func (s *server) childrenFor(client *session) (children []*child) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.child != nil {
 		children = append(children, s.child)
 	}
-	for c := range s.lent {
-		if c.lentTo(of) {
+	for c := range s.dedicated {
+		if c.isDedicatedTo(client) {
 			children = append(children, c)
 		}
 	}
 	return children
 }
 
-// current returns the child if one is ready.
+// current returns the child, or nil if none is ready.
 func (s *server) current() *child {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.child
 }
 
-// ready returns the child, after it has been started if there is none.
+// ready returns the child, and starts one if there is none.
 func (s *server) ready(ctx context.Context) (*child, error) {
 	s.mu.Lock()
 	if s.child != nil {
@@ -111,7 +111,7 @@ func (s *server) ready(ctx context.Context) (*child, error) {
 		defer s.mu.Unlock()
 		return nil, errLegacyOnly
 	}
-	if pause := time.Until(s.due); pause > patience {
+	if pause := time.Until(s.due); pause > maxRestartWait {
 		defer s.mu.Unlock()
 		return nil, fmt.Errorf("restart in %s: %w", pause.Round(time.Second), s.err)
 	}
@@ -140,8 +140,8 @@ func (s *server) ready(ctx context.Context) (*child, error) {
 	return nil, errStopped
 }
 
-// start begins to start a child when it is due, unless that is under way, and
-// returns what is closed when it has ended. The caller holds the lock.
+// start starts a child when it is due, unless that is in progress. The channel is closed at the end
+// of the attempt. The caller holds the lock.
 func (s *server) start() <-chan struct{} {
 	if s.starting == nil {
 		s.starting = make(chan struct{})
@@ -149,60 +149,60 @@ func (s *server) start() <-chan struct{} {
 			close(s.starting)
 			return s.starting
 		}
-		starting, hurry := s.starting, make(chan struct{})
-		s.hurry = hurry
+		starting, skipPause := s.starting, make(chan struct{})
+		s.skipPause = skipPause
 		s.pool.running.Go(func() {
-			s.retire()
-			c, restart := s.tryStart(hurry)
+			s.stopOutgoing()
+			c, restart := s.tryStart(skipPause)
 			close(starting)
 			switch {
 			case c == nil:
-			case s.ending(): // since it was started, so maybe nobody else stops it
+			case s.ending(): // it may have been started after stop collected the children
 				c.stop(s.pool.config.StopGrace)
 			case restart:
-				s.resume(c)
+				s.restoreClients(c)
 			}
 		})
 	}
 	return s.starting
 }
 
-// tryStart starts a child when it is due. It returns nil if there is none.
-func (s *server) tryStart(hurry <-chan struct{}) (_ *child, restart bool) {
+// tryStart starts a child when it is due. It returns nil if that fails.
+func (s *server) tryStart(skipPause <-chan struct{}) (_ *child, restart bool) {
 	timer := time.NewTimer(time.Until(s.dueTime()))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-hurry:
+	case <-skipPause:
 	case <-s.stopped:
 		return nil, false
 	}
 	began := time.Now()
 	c, err := s.startInitialized()
 	s.mu.Lock()
-	s.starting, s.hurry = nil, nil
-	if err == nil && c.death() != nil { // which it cannot have told: it was not ours yet
-		err = &childError{c.endDuring("initialize"), jsonrpc.CauseExited, c.lastLines.all()}
+	s.starting, s.skipPause = nil, nil
+	if err == nil && c.death() != nil { // childEnded has ignored it, because it was not s.child yet
+		err = &childError{c.exitDuring("initialize"), jsonrpc.CauseExited, c.stderrTail.all()}
 	}
 	if err != nil {
 		level := zapcore.ErrorLevel
 		if s.waiting > 0 {
-			level = zapcore.DebugLevel // each caller gets the error, and reports it
+			level = zapcore.DebugLevel // each caller gets and reports the error
 		}
-		s.failed(err, 0, false)
+		s.noteFailure(err, 0, false)
 		s.mu.Unlock()
 		if !errors.Is(err, errLegacyOnly) && !s.ending() {
-			s.log().Log(level, "not started", zap.Error(err))
+			s.log().Log(level, "MCP server not started", zap.Error(err))
 		}
 		return nil, false
 	}
 	restart = s.started > 0
 	s.started++
-	s.child, s.err, s.worked, s.missed = c, nil, true, 0
+	s.child, s.err, s.wasReady, s.missedPings = c, nil, true, 0
 	s.mu.Unlock()
 	log := s.log()
-	if g := s.at.group; g != nil {
-		log = log.With(zap.String("capabilities", mcp.Shortened(g.can)))
+	if g := s.address.group; g != nil {
+		log = log.With(zap.String("capabilities", mcp.Shortened(g.capabilities)))
 	}
 	log.Info("MCP server is up", zap.Int("pid", c.cmd.Process.Pid), zap.Bool("restart", restart),
 		zap.Duration("duration", time.Since(began)))
@@ -217,20 +217,20 @@ func (s *server) dueTime() time.Time {
 	return s.due
 }
 
-// failed notes that there is no child, and when to try again. A child that keeps
-// failing before it has answered a call is tried less and less often. One that answered
-// comes back soon. The caller holds the lock.
-func (s *server) failed(err error, life time.Duration, served bool) {
-	if life >= goodLife || served {
+// noteFailure notes that there is no child, and when to try again. The pauses grow for a child that
+// keeps failing before it has answered a call. One that has answered a call restarts soon. The
+// caller holds the lock.
+func (s *server) noteFailure(err error, life time.Duration, served bool) {
+	if life >= stableTime || served {
 		s.failures = 0
 	}
 	s.err = err
 	if !errors.Is(err, errLegacyOnly) {
-		s.fault, s.faultAt = err, time.Now()
+		s.lastFault, s.lastFaultAt = err, time.Now()
 	}
 	s.due = time.Now().Add(s.backoff.Pause(s.failures))
 	s.failures++
-	if s.worked && s.owner == nil { // somebody may be waiting for news
+	if s.wasReady && s.owner == nil { // clients may wait for notifications
 		s.start()
 	}
 }
@@ -245,71 +245,71 @@ func (s *server) ending() bool {
 	}
 }
 
-// ended is told by a child that it has died.
-func (s *server) ended(c *child, err error) {
-	s.pool.each(func(session *session) {
-		session.drop(func(q *question) bool { return q.child == c })
+// childEnded handles the end of a child.
+func (s *server) childEnded(c *child, err error) {
+	s.pool.eachSession(func(session *session) {
+		session.refuseMatching(func(q *serverRequest) bool { return q.child == c })
 	})
-	if !s.has(c) {
-		return // it has not even been initialized
+	if !s.hasChild(c) {
+		return // it has never been ready
 	}
-	<-c.announced // the end is not reported before the beginning
+	<-c.announced // report the start before the end
 	s.pool.observe.Exited(s.name, c.cmd.Process.Pid, err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.lent[c] {
-		s.log().Info("ended", zap.Int("pid", c.cmd.Process.Pid), zap.Error(err))
-		delete(s.lent, c)
+	if s.dedicated[c] {
+		s.log().Info("MCP server ended", zap.Int("pid", c.cmd.Process.Pid), zap.Error(err))
+		delete(s.dedicated, c)
 		return
 	}
-	if s.leaving == c {
-		s.log().Info("ended", zap.Int("pid", c.cmd.Process.Pid), zap.Error(err))
-		s.leaving = nil
-		close(s.left)
+	if s.outgoing == c {
+		s.log().Info("MCP server ended", zap.Int("pid", c.cmd.Process.Pid), zap.Error(err))
+		s.outgoing = nil
+		close(s.outgoingEnded)
 		return
 	}
 	s.child = nil
 	if s.ending() {
 		return
 	}
-	s.log().Warn("ended", zap.Int("pid", c.cmd.Process.Pid), zap.Error(err))
-	s.failed(err, time.Since(c.born), c.hasServed())
+	s.log().Warn("MCP server ended", zap.Int("pid", c.cmd.Process.Pid), zap.Error(err))
+	s.noteFailure(err, time.Since(c.startedAt), c.hasServed())
 }
 
-// has reports whether a child is, or was until it had to go, the one that is ready.
-func (s *server) has(c *child) bool {
+// hasChild reports whether a child is, or was until it was replaced, the one that is ready.
+func (s *server) hasChild(c *child) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.child == c || s.leaving == c || s.lent[c]
+	return s.child == c || s.outgoing == c || s.dedicated[c]
 }
 
-// lend has the child that is ready be for the calls that one client has there, and has
-// another take its place for everybody. It fails if other clients have calls there.
-func (s *server) lend(c *child, to *session) bool {
+// dedicate leaves the child to one client, to finish its calls, and starts another child for all
+// clients. It fails if other clients have calls there.
+func (s *server) dedicate(c *child, to *session) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.lent[c] {
-		return c.lentTo(to)
+	if s.dedicated[c] {
+		return c.isDedicatedTo(to)
 	}
-	if s.child != c || s.ending() || !c.lend(to) {
+	if s.child != c || s.ending() || !c.dedicate(to) {
 		return false
 	}
-	if s.lent == nil {
-		s.lent = map[*child]bool{}
+	if s.dedicated == nil {
+		s.dedicated = map[*child]bool{}
 	}
-	s.lent[c] = true
+	s.dedicated[c] = true
 	s.child, s.due = nil, time.Time{}
 	s.start()
 	return true
 }
 
-// restart starts a child at once, in the place of the one that there is, and waits for
-// it. One that is being started already is not started again.
+// restart replaces the child at once, and waits until the new one is ready. If a child is already
+// starting, it does not start another.
 func (s *server) restart(ctx context.Context) error {
 	s.mu.Lock()
-	s.beDue()
+	s.startNow()
 	if s.child != nil && !s.ending() {
-		s.leaving, s.child, s.left = s.child, nil, make(chan struct{})
+		s.outgoing, s.child, s.outgoingEnded = s.child, nil, make(chan struct{})
 		s.start()
 	}
 	s.mu.Unlock()
@@ -317,19 +317,19 @@ func (s *server) restart(ctx context.Context) error {
 	return err
 }
 
-// beDue has a child that is to be started later be started at once. The caller holds the lock.
-func (s *server) beDue() {
+// startNow starts a child at once that is due later. The caller holds the lock.
+func (s *server) startNow() {
 	s.due = time.Time{}
-	if s.hurry != nil {
-		close(s.hurry)
-		s.hurry = nil
+	if s.skipPause != nil {
+		close(s.skipPause)
+		s.skipPause = nil
 	}
 }
 
-// retire ends the child whose place another takes. Calls wait for that one from now on.
-func (s *server) retire() {
+// stopOutgoing stops the child that is being replaced. New calls wait for the next one.
+func (s *server) stopOutgoing() {
 	s.mu.Lock()
-	c, left := s.leaving, s.left
+	c, left := s.outgoing, s.outgoingEnded
 	s.mu.Unlock()
 	if c != nil {
 		c.stop(s.pool.config.StopGrace)
@@ -337,23 +337,24 @@ func (s *server) retire() {
 	}
 }
 
-// A hello is what a server says of itself at initialization.
-type hello struct {
+// A handshake is the result of initialize or server/discover.
+type handshake struct {
 	answer *jsonrpc.Message
-	// The version of the protocol, in the result's bytes.
+	// Protocol version, as a range of the result.
 	version jsonspan.Value
-	// What it has lists of.
+	// Kinds of lists that the server has.
 	lists []string
 }
 
 var (
-	helloPaths = jsonspan.CompilePaths("protocolVersion", "capabilities.tools", "capabilities.prompts", "capabilities.resources")
-	lists      = [...]string{"", "tools", "prompts", "resources"}
+	handshakePaths = jsonspan.CompilePaths(
+		"protocolVersion", "capabilities.tools", "capabilities.prompts", "capabilities.resources")
+	lists = [...]string{"", "tools", "prompts", "resources"}
 )
 
-func (h *hello) read(answer *jsonrpc.Message) {
+func (h *handshake) read(answer *jsonrpc.Message) {
 	h.answer = answer
-	_ = helloPaths.Find(answer.Literal(jsonrpc.Result), func(path int, v jsonspan.Value) {
+	_ = handshakePaths.Find(answer.Literal(jsonrpc.Result), func(path int, v jsonspan.Value) {
 		if path == 0 {
 			h.version = v
 		} else {
@@ -362,7 +363,7 @@ func (h *hello) read(answer *jsonrpc.Message) {
 	})
 }
 
-// startInitialized starts a child and shakes hands with it.
+// startInitialized starts a child and does the handshake.
 func (s *server) startInitialized() (*child, error) {
 	command := s.pool.config.Command
 	// Arguments may be secrets.
@@ -371,21 +372,21 @@ func (s *server) startInitialized() (*child, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer s.logProgress(c.born, c.cmd.Process.Pid)()
-	if err := s.greet(c); err != nil {
+	defer s.logProgress(c.startedAt, c.cmd.Process.Pid)()
+	if err := s.handshake(c); err != nil {
 		return nil, err
 	}
 	return c, nil
 }
 
-// stillStarting is how often it is logged that a child has not started yet.
-const stillStarting = 10 * time.Second
+// progressInterval is how often the log says that a child is still starting.
+const progressInterval = 10 * time.Second
 
-// logProgress logs now and then that a child is still starting, until the function that it returns is called.
+// logProgress logs every progressInterval that a child is still starting, until end is called.
 func (s *server) logProgress(began time.Time, pid int) (end func()) {
 	done := make(chan struct{})
 	s.pool.running.Go(func() {
-		ticks := time.NewTicker(stillStarting)
+		ticks := time.NewTicker(progressInterval)
 		defer ticks.Stop()
 		for {
 			select {
@@ -401,8 +402,8 @@ func (s *server) logProgress(began time.Time, pid int) (end func()) {
 	return func() { close(done) }
 }
 
-// greet shakes hands with a child. If it fails, the child has ended when it returns.
-func (s *server) greet(c *child) error {
+// handshake does the handshake with a child. If it fails, the child has ended when it returns.
+func (s *server) handshake(c *child) error {
 	ctx, cancel := context.WithTimeout(context.Background(), s.pool.config.StartTimeout)
 	defer cancel()
 	stop := context.AfterFunc(ctx, c.terminate)
@@ -414,17 +415,17 @@ func (s *server) greet(c *child) error {
 		case <-ctx.Done():
 		}
 	}()
-	greet := c.initialize
-	if s.at.era == mcp.Modern {
-		greet = c.meet
+	begin := c.initialize
+	if s.address.era == mcp.Modern {
+		begin = c.discoverEra
 	}
-	if err := greet(ctx); err != nil {
+	if err := begin(ctx); err != nil {
 		// The reader of stdout may not have noticed yet that the process has ended.
 		done, died := ctx.Err(), c.hasExited()
 		c.kill()
-		err = c.ungreeted(err, done, died)
-		if s.at.era == mcp.Modern && died {
-			err = s.unsure(err)
+		err = c.handshakeFailure(err, done, died)
+		if s.address.era == mcp.Modern && died {
+			err = s.noteEraFailure(err)
 		}
 		return err
 	}
@@ -435,9 +436,9 @@ func (s *server) greet(c *child) error {
 	return nil
 }
 
-// ungreeted says why the handshake with a child failed that has ended since. done is why there was no more time for it,
-// died whether the child has ended by itself.
-func (c *child) ungreeted(err, done error, died bool) error {
+// handshakeFailure returns why the handshake with a child failed, which has ended since. Done is the
+// error of the context, and died whether the child ended by itself.
+func (c *child) handshakeFailure(err, done error, died bool) error {
 	if errors.Is(err, errLegacyOnly) {
 		return err
 	}
@@ -445,85 +446,86 @@ func (c *child) ungreeted(err, done error, died bool) error {
 		err = fmt.Errorf("not initialized within %s, its start_timeout", c.server.pool.config.StartTimeout)
 		return c.explain(err, jsonrpc.CauseNotStarted)
 	}
-	if asked, ok := errors.AsType[*greetingError](err); ok && died && done == nil {
-		return c.explain(c.endDuring(asked.method), jsonrpc.CauseExited)
+	if failed, ok := errors.AsType[*handshakeError](err); ok && died && done == nil {
+		return c.explain(c.exitDuring(failed.method), jsonrpc.CauseExited)
 	}
 	return c.explain(err, jsonrpc.CauseNotStarted)
 }
 
-// unsure says what it means that a child was asked for the modern era and ended.
-// Servers of the legacy era may do so before they are initialized; but any server may
-// fail once.
-func (s *server) unsure(err error) error {
-	if s.unsaid++; s.unsaid > 1 {
+// noteEraFailure handles a child that ended when it got server/discover. Legacy servers may do so
+// before they are initialized, but any server may fail once.
+func (s *server) noteEraFailure(err error) error {
+	s.eraFailures++
+	if s.eraFailures > 1 {
 		return errLegacyOnly
 	}
 	return fmt.Errorf("%w (%w)", err, errAskLegacy)
 }
 
-// initialize shakes hands. A child of a session gets what its client has said, a
-// shared one what its clients can do: whom to ask is found out when it asks. Only
-// roots are not there unless they are configured, or there is but one client.
+// initialize initializes a legacy child. A child of a single session gets the params of its client,
+// a shared one the capabilities of its group. Roots are among these only if they are configured, or
+// if there is a single client.
 func (c *child) initialize(ctx context.Context) error {
-	params := c.helloOf(c.server.at.group)
+	params := c.initializeParams(c.server.address.group)
 	if owner := c.server.owner; owner != nil {
-		params = owner.hello
+		params = owner.initializeParams
 	}
 	answer, err := c.request(ctx, "initialize", params)
 	return c.initialized(ctx, answer, err)
 }
 
-// helloOf returns the params of initialize for a child that a group of clients shares; nil if there is none.
-func (c *child) helloOf(g *group) []byte {
+// initializeParams returns the params of initialize for a child of a group, or nil without a group.
+func (c *child) initializeParams(g *group) []byte {
 	if g == nil {
 		return nil
 	}
 	return fmt.Appendf(nil, `{"protocolVersion":"%s","capabilities":%s,"clientInfo":%s}`,
-		mcp.Latest, c.server.told(g), clientInfo)
+		mcp.Latest, c.server.capabilitiesFor(g), clientInfo)
 }
 
-// initialized takes the answer to initialize.
+// initialized handles the response to initialize.
 func (c *child) initialized(ctx context.Context, answer *jsonrpc.Message, err error) error {
 	if err != nil {
-		return &greetingError{"initialize", err}
+		return &handshakeError{"initialize", err}
 	}
-	c.hello.answer = answer
+	c.handshake.answer = answer
 	if answer.Has(jsonrpc.ErrorCode) {
-		// A server of the stateless era alone knows no handshake, and needs none. What
-		// it says to a client's own words is for the client.
+		// A server that supports only the modern era has no handshake and needs none. If the
+		// params came from a client, the error is for that client.
 		if answer.ErrorNumber() == jsonrpc.CodeMethodNotFound || answer.IsUnsupportedVersion() || c.server.owner != nil {
 			return nil
 		}
 		return &refusedError{answer}
 	}
-	if c.hello.read(answer); c.hello.version.Kind != jsonspan.String {
+	c.handshake.read(answer)
+	if c.handshake.version.Kind != jsonspan.String {
 		return errors.New("initialize: the result has no protocolVersion")
 	}
 	if err := c.send(ctx, jsonrpc.Notification("notifications/initialized", nil)); err != nil {
-		return &greetingError{"initialize", err}
+		return &handshakeError{"initialize", err}
 	}
 	return nil
 }
 
-// A greetingError is why a request of the handshake was not answered.
-type greetingError struct {
+// A handshakeError is a request of the handshake without a response.
+type handshakeError struct {
 	method string
 	err    error
 }
 
-func (e *greetingError) Error() string { return e.method + ": " + e.err.Error() }
-func (e *greetingError) Unwrap() error { return e.err }
+func (e *handshakeError) Error() string { return e.method + ": " + e.err.Error() }
+func (e *handshakeError) Unwrap() error { return e.err }
 
-// A refusedError is that a server does not want to be initialized like this.
+// A refusedError is an error response to initialize.
 type refusedError struct{ answer *jsonrpc.Message }
 
 func (e *refusedError) Error() string {
 	return "initialize: " + string(e.answer.Literal(jsonrpc.Error))
 }
 
-// resume gives clients what they had before a restart: the child gets their
-// subscriptions and log level, and they are told that its lists may have changed.
-func (s *server) resume(c *child) {
+// restoreClients restores the state of clients after a restart: the child gets their subscriptions
+// and log level, and they get notifications that its lists may have changed.
+func (s *server) restoreClients(c *child) {
 	uris := map[string]bool{}
 	s.eachSession(func(session *session) {
 		for _, uri := range session.uris() {
@@ -535,12 +537,12 @@ func (s *server) resume(c *child) {
 		_, err := c.request(ctx, "resources/subscribe", mcp.URIParams(uri))
 		cancel()
 		if err != nil {
-			s.log().Warn("not subscribed again", zap.Error(err))
+			s.log().Warn("resubscribing after a restart failed", zap.Error(err))
 			break
 		}
 	}
-	s.relevel(c)
-	for _, list := range c.hello.lists {
+	s.updateLevel(c)
+	for _, list := range c.handshake.lists {
 		var m jsonrpc.Message
 		if m.Read(jsonrpc.Notification("notifications/"+list+"/list_changed", nil)) == nil {
 			s.listChanged(&m)
@@ -548,8 +550,8 @@ func (s *server) resume(c *child) {
 	}
 }
 
-// wanted reports whether a session has subscribed to a resource.
-func (s *server) wanted(uri string) (wanted bool) {
+// isSubscribed reports whether a session has subscribed to a resource.
+func (s *server) isSubscribed(uri string) (wanted bool) {
 	s.eachSession(func(session *session) { wanted = wanted || session.subscribed(uri) })
 	return wanted
 }
@@ -561,37 +563,37 @@ func (s *server) eachSession(f func(*session)) {
 		return
 	}
 	s.mu.Lock()
-	at := s.at // which changes if the child is found not to know the modern era
+	at := s.address // becomeLegacy may change it
 	s.mu.Unlock()
 	if at.era == mcp.Modern {
 		return
 	}
-	s.pool.each(func(session *session) {
+	s.pool.eachSession(func(session *session) {
 		if session.group == at.group {
 			f(session)
 		}
 	})
 }
 
-// broadcast puts a notification on the streams of those whom it concerns.
+// broadcast sends a notification to the streams of the sessions that it concerns.
 func (s *server) broadcast(m *jsonrpc.Message, concerns func(*session) bool) {
 	s.eachSession(func(session *session) {
-		if concerns(session) && !session.mail.Put(letter{message: frame{m.Raw}}) {
+		if concerns(session) && !session.streamInbox.Put(letter{message: frame{m.Raw}}) {
 			s.pool.observe.Dropped(s.name)
 		}
 	})
 }
 
-// listChanged puts a notification that a list has changed on the streams of all, and tells watchers in which
-// sessions no stream is open to read it.
+// listChanged broadcasts a notification that a list has changed, and tells the watchers which
+// sessions have no open stream to receive it.
 func (s *server) listChanged(m *jsonrpc.Message) {
 	s.mu.Lock()
-	host := s.at.host
+	host := s.address.host
 	s.mu.Unlock()
 	if watchers := s.pool.watchersOf(host); len(watchers) > 0 {
 		var unread []string
 		s.eachSession(func(session *session) {
-			if !session.isListening() {
+			if !session.hasStream() {
 				unread = append(unread, session.id)
 			}
 		})
@@ -599,20 +601,20 @@ func (s *server) listChanged(m *jsonrpc.Message) {
 			(*watch)(m.Text(jsonrpc.Method), unread)
 		}
 	}
-	s.broadcast(m, everybody)
+	s.broadcast(m, allSessions)
 }
 
-// sole returns the session that what a child says outside of calls is for: the only
-// one, if the child has worked for nobody else since it was started. If there is but one
-// client, all sessions are that client's, and it is the latest.
-func (s *server) sole(c *child) *session {
+// soleSession returns the session that gets notifications outside of calls: the only one, if the
+// child has had no calls of other clients. If there is a single client, all sessions are that
+// client's, and it is the latest.
+func (s *server) soleSession(c *child) *session {
 	if s.owner != nil {
 		return s.owner
 	}
 	var sessions []*session
 	s.eachSession(func(session *session) { sessions = append(sessions, session) })
 	if s.pool.config.SoleClient && len(sessions) > 0 {
-		return slices.MaxFunc(sessions, func(a, b *session) int { return a.began.Compare(b.began) })
+		return slices.MaxFunc(sessions, func(a, b *session) int { return a.created.Compare(b.created) })
 	}
 	if len(sessions) != 1 || !c.workedOnlyFor(sessions[0]) {
 		return nil
@@ -620,61 +622,61 @@ func (s *server) sole(c *child) *session {
 	return sessions[0]
 }
 
-// ownerOf returns the session that a child is for alone, or nil if it may be shared.
-func (s *server) ownerOf(c *child) *session {
+// soleOwner returns the only session that a child serves, or nil if it may be shared.
+func (s *server) soleOwner(c *child) *session {
 	if s.owner == nil && s.pool.config.SoleClient {
-		return s.sole(c)
+		return s.soleSession(c)
 	}
 	return s.owner
 }
 
-// withdraw tells a client that the server takes a question back.
-func (s *server) withdraw(c *child, m *jsonrpc.Message) {
+// forwardWithdrawal notifies a client that the server cancels its request.
+func (s *server) forwardWithdrawal(c *child, m *jsonrpc.Message) {
 	s.eachSession(func(session *session) {
-		number, to := session.withdrawn(c, m.Literal(jsonrpc.RequestID))
+		number, to := session.withdrawServerRequest(c, m.Literal(jsonrpc.RequestID))
 		if to != nil {
 			to.Put(letter{message: replaced(m, fmt.Append(nil, number), jsonrpc.RequestID)})
 		}
 	})
 }
 
-// check finds out whether the child is alive: any answer to a ping shows it. One
-// that is not is started again.
+// check pings the child, and restarts it if it does not respond. Any response will do.
 func (s *server) check(ctx context.Context) error {
 	c := s.current()
 	if c == nil {
 		_, err := s.ready(ctx)
-		return err // none: it has just answered
+		return err // a child that has just started needs no ping
 	}
 	_, err := c.request(ctx, "ping", nil)
 	if !errors.Is(err, context.DeadlineExceeded) {
-		s.miss(0)
+		s.countMissedPing(0)
 		return err
 	}
-	// Many servers do one thing at a time, and this may be a call.
-	spare := s.miss(1) == 1 && c.busy()
-	s.log().Warn("no answer to ping", zap.Int("pid", c.cmd.Process.Pid), zap.Bool("busy", spare))
+	// Many servers handle one request at a time, and this may be a call.
+	spare := s.countMissedPing(1) == 1 && c.busy()
+	s.log().Warn("no response to ping", zap.Int("pid", c.cmd.Process.Pid), zap.Bool("busy", spare))
 	if !spare {
-		s.miss(0)
+		s.countMissedPing(0)
 		c.kill()
 	}
 	return err
 }
 
-// miss counts a ping that was not answered, or forgets those before.
-func (s *server) miss(n int) int {
+// countMissedPing adds to the unanswered pings, or resets them if n is 0.
+func (s *server) countMissedPing(n int) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.missed += n; n == 0 {
-		s.missed = 0
+	s.missedPings += n
+	if n == 0 {
+		s.missedPings = 0
 	}
-	return s.missed
+	return s.missedPings
 }
 
-// stop ends the child for good. It returns when the process has ended.
+// stop stops the child for good. It returns when the process has ended.
 func (s *server) stop() {
 	s.mu.Lock()
-	children := slices.Collect(maps.Keys(s.lent))
+	children := slices.Collect(maps.Keys(s.dedicated))
 	if s.child != nil {
 		children = append(children, s.child)
 	}

@@ -40,15 +40,40 @@ func TestChildrenThatDoNotStart(t *testing.T) { // A6
 		change  func(*Config)
 		want    string
 	}{
-		{"it never answers", nil, "--hang-init", func(c *Config) { c.StartTimeout = 50 * time.Millisecond }, "not initialized within 50ms"},
+		{
+			"it never answers",
+			nil,
+			"--hang-init",
+			func(c *Config) { c.StartTimeout = 50 * time.Millisecond },
+			"not initialized within 50ms",
+		},
 		{"it exits at once", nil, "--exit-at-start 3", nil, "exited with status 3"},
 		{"there is no such command", []string{"/no/such/command"}, "", nil, "no such file"},
 		{"it is not on the path", []string{"no-such-command-anywhere"}, "", nil, "not found"},
-		{"there is no such directory", nil, "", func(c *Config) { c.Dir = "/no/such/dir" }, "dir: /no/such/dir is not a directory"},
+		{
+			"there is no such directory",
+			nil,
+			"",
+			func(c *Config) { c.Dir = "/no/such/dir" },
+			"dir: /no/such/dir is not a directory",
+		},
 		{"it says nothing and ends well", []string{"true"}, "", nil, "exited with status 0 during initialize"},
 		{"it closes its stdout", []string{"sh", "-c", "exec >&-; sleep 60"}, "", nil, "killed"},
-		{"it refuses to be initialized", []string{"sh", "-c", `read l; echo '{"id":1,"error":{"code":-5,"message":"no"}}'; cat`}, "", nil, `"code":-5`},
-		{"it has no version", []string{"sh", "-c", `read l; echo '{"id":1,"result":{}}'; cat`}, "", nil, "no protocolVersion"},
+		{
+			"it refuses to be initialized",
+			[]string{"sh", "-c", `read l; echo '{"id":1,"error":{"code":-5,` +
+				`"message":"no"}}'; cat`},
+			"",
+			nil,
+			`"code":-5`,
+		},
+		{
+			"it has no version",
+			[]string{"sh", "-c", `read l; echo '{"id":1,"result":{}}'; cat`},
+			"",
+			nil,
+			"no protocolVersion",
+		},
 		{"it dies at the sight of a handshake", []string{"sh", "-c", `read l; exit 4`}, "", nil, "exited with status 4"},
 	}
 	for _, tt := range tests {
@@ -73,7 +98,7 @@ func TestChildrenThatDoNotStart(t *testing.T) { // A6
 			}
 			equal(t, "sessions", len(p.sessions), 0)
 			equal(t, "reported as started", len(p.started), 0)
-			if p.logs.FilterMessage("not started").Len() == 0 {
+			if p.logs.FilterMessage("MCP server not started").Len() == 0 {
 				t.Error("not in the log")
 			}
 		})
@@ -93,9 +118,17 @@ func TestThePauseBeforeARestart(t *testing.T) { // A37
 		deaths []death
 		want   []time.Duration
 	}{
-		{"grows while it is of no use", []death{never, never, never, never, never, never, never}, []time.Duration{1, 2, 4, 8, 16, 30, 30}},
+		{
+			"grows while it is of no use",
+			[]death{never, never, never, never, never, never, never},
+			[]time.Duration{1, 2, 4, 8, 16, 30, 30},
+		},
 		{"stays short if it is", []death{useful, useful, useful}, []time.Duration{1, 1, 1}},
-		{"grows for one that lives a while without use", []death{{59 * time.Second, false}, {59 * time.Second, false}}, []time.Duration{1, 2}},
+		{
+			"grows for one that lives a while without use",
+			[]death{{59 * time.Second, false}, {59 * time.Second, false}},
+			[]time.Duration{1, 2},
+		},
 		{"is short again after a good life", []death{never, never, never, old, never}, []time.Duration{1, 2, 4, 1, 2}},
 	}
 	for _, tt := range tests {
@@ -103,7 +136,7 @@ func TestThePauseBeforeARestart(t *testing.T) { // A37
 			s := newServer(nil, address{}, nil)
 			for i, d := range tt.deaths {
 				before := time.Now()
-				s.failed(errors.New("x"), d.life, d.served)
+				s.noteFailure(errors.New("x"), d.life, d.served)
 				most := tt.want[i] * time.Second
 				if due := s.due.Sub(before); due < most/2 || due > most+time.Since(before) {
 					t.Errorf("death %d: due after %s, want %s to %s", i, due, most/2, most)
@@ -121,8 +154,8 @@ func TestCallsDuringALongPauseFailAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.mu.Lock()
-		s.backoff.First, s.worked = time.Minute, worked
-		s.failed(errors.New("it burned down"), 0, false)
+		s.backoff.First, s.wasReady = time.Minute, worked
+		s.noteFailure(errors.New("it burned down"), 0, false)
 		s.mu.Unlock()
 		_, err = p.client().do(http.MethodPost, toolCall(`1`, "echo", `{}`))
 		if err == nil || errors.Is(err, context.DeadlineExceeded) {
@@ -171,7 +204,16 @@ func TestAChildDies(t *testing.T) { // A37
 	equal(t, "greetings", len(p.received("initialize")), 2)
 	equal(t, "the same words", p.received("initialize")[0], p.received("initialize")[1])
 	equal(t, "initialized", len(p.received("notifications/initialized")), 2)
-	equal(t, "ended in the log", p.logs.FilterMessage("ended").FilterField(zap.String("mcp_server", "alpha")).FilterField(zap.Int("pid", before)).Len(), 1)
+	equal(
+		t,
+		"ended in the log",
+		p.logs.FilterMessage("MCP server ended").
+			FilterField(zap.String("mcp_server",
+				"alpha")).
+			FilterField(zap.Int("pid", before)).
+			Len(),
+		1,
+	)
 }
 
 func TestAChildDiesInMidStream(t *testing.T) {
@@ -182,10 +224,21 @@ func TestAChildDiesInMidStream(t *testing.T) {
 	r := c.post(toolCall(`"q"`, "ask", `{"method":"elicitation/create"}`))
 	question := r.next()
 	_ = syscall.Kill(pid, syscall.SIGKILL)
-	equal(t, "answer", r.next(), `{"jsonrpc":"2.0","error":{"code":-32002,"message":"MCP server alpha is unavailable: the process ended","data":{"code":"connect_error","server_name":"alpha"}},"id":"q"}`)
+	equal(
+		t,
+		"answer",
+		r.next(),
+		`{"jsonrpc":"2.0","error":{"code":-32002,"message":"MCP server alpha is unavailable: `+
+			`the process ended","data":{"code":"connect_error","server_name":"alpha"}},"id":"q"}`,
+	)
 	p.until("it is back", func() bool { return p.again == 1 })
-	equal(t, "the answer is for one that has died", c.post(result(idOf(t, question), `{"roots":[]}`)).StatusCode, http.StatusBadRequest)
-	equal(t, "open questions", len(c.known(p).questions), 0)
+	equal(
+		t,
+		"the answer is for one that has died",
+		c.post(result(idOf(t, question), `{"roots":[]}`)).StatusCode,
+		http.StatusBadRequest,
+	)
+	equal(t, "open questions", len(c.known(p).serverRequests), 0)
 }
 
 func TestAChildThatClosesItsStdinIsRestarted(t *testing.T) {
@@ -320,7 +373,7 @@ func TestHealth(t *testing.T) { // A36
 		equal(t, "the old one", exists(pid), false)
 		equal(t, "echo", p.client().call("echo", `{}`), `{"name":"echo","arguments":{}}`)
 	})
-	t.Run("who asks and leaves kills nobody", func(t *testing.T) {
+	t.Run("a cancelled check does not kill the child", func(t *testing.T) {
 		p := newPool(t, "--hang-ping")
 		pid := p.client().pid()
 		ctx, cancel := context.WithCancel(ctx)
@@ -334,7 +387,8 @@ func TestHealth(t *testing.T) { // A36
 		equal(t, "pid", p.client().pid(), pid)
 	})
 	t.Run("one that dies when it is asked is not alive", func(t *testing.T) {
-		script := `read -r l; printf '%s\n' '{"id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; read -r l; read -r l; exit 3`
+		script := `read -r l; printf '%s\n' '{"id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; read ` +
+			`-r l; read -r l; exit 3`
 		p := newPoolOf(t, []string{"sh", "-c", script})
 		if err := p.Check(ctx, "alpha:1"); err != nil {
 			t.Error(err)

@@ -15,65 +15,65 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// A session is a client of the legacy era that has shaken hands.
+// A session is the state of an initialized legacy client.
 type session struct {
-	id      string
-	name    string // of the server it is with
-	pool    *Pool
-	server  *server // its own, if it has one
-	group   *group  // that it shares children with, if it has none of its own
-	hello   []byte  // the params of its initialize request, for its own server
-	can     []byte  // its capabilities
-	expires *time.Timer
-	owner   string
-	began   time.Time
+	id               string
+	name             string // name of the server
+	pool             *Pool
+	server           *server // its own server; nil if it shares one
+	group            *group  // group that it shares children with; nil if it has its own server
+	initializeParams []byte  // params of initialize, for its own server
+	capabilities     []byte
+	expires          *time.Timer
+	owner            string
+	created          time.Time
 
-	mu            sync.Mutex
-	mail          *inbox // what is to go to its stream
-	stream        *stream
-	using         int // responses that are being written
-	lastUsed      time.Time
-	ended         bool
-	lastQuestion  uint64
-	questions     map[uint64]*question
-	subscriptions map[string]bool // URIs of resources
-	level         string          // of the log messages that it wants, if it has said
-	bytes         int64           // that are kept for it
+	mu                sync.Mutex
+	streamInbox       *inbox // messages for its stream
+	stream            *stream
+	openResponses     int
+	lastUsed          time.Time
+	ended             bool
+	lastServerRequest uint64
+	serverRequests    map[uint64]*serverRequest
+	subscriptions     map[string]bool // URIs of resources
+	level             string          // log level; "" before the client has set one
+	bytes             int64           // memory that counts toward the quota
 
-	events     map[uint64]*callEvents     // of its calls, by number
-	detached   map[*callEvents]detachment // those whose client is away
-	lastEvents uint64                     // number
+	events     map[uint64]*callEvents     // events of calls by number
+	detached   map[*callEvents]detachment // those of calls without a connection
+	lastEvents uint64                     // latest number
 }
 
 func newSession(p *Pool, name, owner string, hello *jsonrpc.Message) *session {
 	s := &session{
-		id:            rand.Text(),
-		name:          name,
-		pool:          p,
-		owner:         owner,
-		can:           bytes.Clone(hello.Literal(jsonrpc.Capabilities)),
-		mail:          mailbox.NewUnread[letter](owner, maxMail),
-		questions:     map[uint64]*question{},
-		subscriptions: map[string]bool{},
-		events:        map[uint64]*callEvents{},
-		detached:      map[*callEvents]detachment{},
+		id:             rand.Text(),
+		name:           name,
+		pool:           p,
+		owner:          owner,
+		capabilities:   bytes.Clone(hello.Literal(jsonrpc.Capabilities)),
+		streamInbox:    mailbox.NewUnread[letter](owner, maxStreamInbox),
+		serverRequests: map[uint64]*serverRequest{},
+		subscriptions:  map[string]bool{},
+		events:         map[uint64]*callEvents{},
+		detached:       map[*callEvents]detachment{},
 	}
 	if p.config.Isolation == PerSession {
-		s.hello = bytes.Clone(hello.Literal(jsonrpc.Params))
+		s.initializeParams = bytes.Clone(hello.Literal(jsonrpc.Params))
 	}
-	s.bytes = int64(len(s.hello) + len(s.can))
+	s.bytes = int64(len(s.initializeParams) + len(s.capabilities))
 	return s
 }
 
-// use keeps the session from expiring until release is called. It reports whether
-// there was time left.
+// use keeps the session from expiring until release is called. It reports false if the session has
+// ended.
 func (s *session) use() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ended {
 		return false
 	}
-	s.using++
+	s.openResponses++
 	return true
 }
 
@@ -81,140 +81,143 @@ func (s *session) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lastUsed = time.Now()
-	s.using--
+	s.openResponses--
 }
 
-// An activity is how much a session is used.
+// An activity is how a session is used.
 type activity int
 
 const (
 	idle      activity = iota
-	listening          // its stream is open, and no call waits
+	listening          // its stream is open, and no call is
 	busy
 )
 
-// activity returns how much the session is used, since when that is all, and how many
-// bytes are kept for it.
+// activity returns how the session is used, since when, and how many bytes are kept for it.
 func (s *session) activity() (now activity, since time.Time, bytes int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
-	case s.using == 0:
+	case s.openResponses == 0:
 		return idle, s.lastUsed, s.bytes
-	case s.using == 1 && s.stream != nil:
+	case s.openResponses == 1 && s.stream != nil:
 		return listening, s.lastUsed, s.bytes
 	}
-	return busy, s.began, s.bytes
+	return busy, s.created, s.bytes
 }
 
-// canBeAsked reports whether the client has said that it can be asked this.
-func (s *session) canBeAsked(method string) bool { return mcp.CanBeAsked(s.can, method) }
+// canBeAsked reports whether the client has declared that it supports a server request.
+func (s *session) canBeAsked(method string) bool {
+	return mcp.AcceptsServerRequest(s.capabilities, method)
+}
 
-// maxMail is how many bytes wait for a client to open its stream.
-const maxMail = 64 << 10
+// maxStreamInbox is how many bytes wait for a client to open its stream.
+const maxStreamInbox = 64 << 10
 
-// maxQuestions is how many questions a client can have open.
-const maxQuestions = 1_000
+// maxServerRequests is how many server requests a client can have open.
+const maxServerRequests = 1_000
 
-// questionTime is how long a question waits for a client that has nothing open.
-const questionTime = 5 * time.Second
+// serverRequestTime is how long a server request waits for a client without an open response.
+const serverRequestTime = 5 * time.Second
 
-// ask asks the client a question of the server: on the stream of a call, or on its
-// own. If it cannot, the question is answered here.
-func (s *session) ask(c *child, call *call, m *jsonrpc.Message) {
+// forwardServerRequest sends a server request to the client, on the stream of a call or of the
+// session. If that fails, it is answered locally.
+func (s *session) forwardServerRequest(c *child, call *call, m *jsonrpc.Message) {
 	s.mu.Lock()
 	why := ""
 	switch {
 	case s.ended:
 		why = "the client has left"
-	case len(s.questions) == maxQuestions:
-		why = "the client has too many questions to answer"
+	case len(s.serverRequests) == maxServerRequests:
+		why = "the client has too many open requests"
 	}
 	if why != "" {
 		s.mu.Unlock()
-		c.answerHere(m.Literal(jsonrpc.ID), m.Text(jsonrpc.Method), jsonrpc.CodeInternalError, why)
+		c.answerLocally(m.Literal(jsonrpc.ID), m.Text(jsonrpc.Method), jsonrpc.CodeInternalError, why)
 		return
 	}
-	s.lastQuestion++
-	q := &question{session: s, child: c, id: bytes.Clone(m.Literal(jsonrpc.ID)), method: m.Text(jsonrpc.Method), number: s.lastQuestion,
-		token: bytes.Clone(m.Literal(jsonrpc.ProgressToken)), call: call}
-	s.questions[q.number] = q
+	s.lastServerRequest++
+	q := &serverRequest{
+		session: s, child: c, id: bytes.Clone(m.Literal(jsonrpc.ID)), method: m.Text(jsonrpc.Method),
+		number: s.lastServerRequest, progressToken: bytes.Clone(m.Literal(jsonrpc.ProgressToken)), call: call,
+	}
+	s.serverRequests[q.number] = q
 	s.mu.Unlock()
 
 	number := strconv.AppendUint(nil, q.number, 10)
-	l := letter{message: replaced(m, number, jsonrpc.ID), question: q}
+	l := letter{message: replaced(m, number, jsonrpc.ID), serverRequest: q}
 	if call != nil {
 		if !call.inbox.Put(l) {
-			s.refuse(q, "the client does not read, or has left")
+			s.refuse(q, "the client is not reading its stream, or has left")
 		}
 		return
 	}
-	if !s.mail.Put(l) {
-		s.refuse(q, "the client does not read")
+	if !s.streamInbox.Put(l) {
+		s.refuse(q, "the client is not reading its stream")
 		return
 	}
-	s.watch(q, questionTime)
+	s.refuseUnlessRead(q, serverRequestTime)
 }
 
-// watch refuses a question that belongs to no call if, after a while, the client has
-// not taken it, or has nothing open any more that shows that it is there.
-func (s *session) watch(q *question, while time.Duration) {
+// refuseUnlessRead refuses a server request outside of calls if, after a while, the client has not
+// read it, or has no open response anymore.
+func (s *session) refuseUnlessRead(q *serverRequest, while time.Duration) {
 	time.AfterFunc(while, func() {
 		s.mu.Lock()
-		_, open := s.questions[q.number]
-		there, away := s.using > 0, time.Since(s.lastUsed)
+		_, open := s.serverRequests[q.number]
+		there, away := s.openResponses > 0, time.Since(s.lastUsed)
 		s.mu.Unlock()
 		switch {
 		case !open:
-		case s.mail.Withdraw(func(l letter) bool { return l.question == q }):
-			s.refuse(q, "the client has no stream open")
+		case s.streamInbox.Withdraw(func(l letter) bool { return l.serverRequest == q }):
+			s.refuse(q, "the client has no open stream")
 		case there:
-			s.watch(q, questionTime)
-		case away < questionTime:
-			s.watch(q, questionTime-away)
+			s.refuseUnlessRead(q, serverRequestTime)
+		case away < serverRequestTime:
+			s.refuseUnlessRead(q, serverRequestTime-away)
 		default:
 			s.refuse(q, "the client has left")
 		}
 	})
 }
 
-// answer takes the client's answer to a question and reports whether there was
-// such a question.
-func (s *session) answer(ctx context.Context, m *jsonrpc.Message) bool {
+// answerServerRequest forwards the client's response to a server request. It reports whether there
+// was such a request.
+func (s *session) answerServerRequest(ctx context.Context, m *jsonrpc.Message) bool {
 	number, err := strconv.ParseUint(string(m.Literal(jsonrpc.ID)), 10, 64)
 	if err != nil {
 		return false
 	}
 	s.mu.Lock()
-	q := s.questions[number]
-	delete(s.questions, number)
+	q := s.serverRequests[number]
+	delete(s.serverRequests, number)
 	s.mu.Unlock()
 	if q == nil {
 		return false
 	}
 	if err := q.child.sendEdited(ctx, m.Raw, m.ReplaceAll(q.id, jsonrpc.ID)); err != nil {
-		q.child.answerHere(q.id, q.method, jsonrpc.CodeInternalError, "the client has left")
+		q.child.answerLocally(q.id, q.method, jsonrpc.CodeInternalError, "the client has left")
 	}
 	return true
 }
 
-// refuse answers a question in the client's place, unless it has been answered.
-func (s *session) refuse(q *question, why string) {
+// refuse answers a server request with an error, unless it has been answered.
+func (s *session) refuse(q *serverRequest, why string) {
 	s.mu.Lock()
-	_, open := s.questions[q.number]
-	delete(s.questions, q.number)
+	_, open := s.serverRequests[q.number]
+	delete(s.serverRequests, q.number)
 	s.mu.Unlock()
 	if open {
-		q.child.answerHere(q.id, q.method, jsonrpc.CodeInternalError, why)
+		q.child.answerLocally(q.id, q.method, jsonrpc.CodeInternalError, why)
 	}
 }
 
-// drop refuses the questions that nobody can answer any more.
-func (s *session) drop(lost func(*question) bool) {
+// refuseMatching refuses open server requests.
+func (s *session) refuseMatching(match func(*serverRequest) bool) {
 	s.mu.Lock()
-	var refused []*question
-	for _, q := range s.questions {
-		if lost(q) {
+	var refused []*serverRequest
+	for _, q := range s.serverRequests {
+		if match(q) {
 			refused = append(refused, q)
 		}
 	}
@@ -224,44 +227,44 @@ func (s *session) drop(lost func(*question) bool) {
 	}
 }
 
-// outlive keeps what was asked on the stream of a call that is answered now. Nothing
-// says that a question belongs to the call on whose stream it was put, and the
-// client, which reads it before the answer, may be about to reply.
-func (s *session) outlive(call *call) {
+// detachServerRequests keeps the server requests on the stream of a call whose response is sent now.
+// A server request need not belong to the call whose stream carries it, and the client reads it
+// before the response, so it may still answer.
+func (s *session) detachServerRequests(call *call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, q := range s.questions {
+	for _, q := range s.serverRequests {
 		if q.call == call {
 			q.call = nil
-			s.watch(q, questionTime)
+			s.refuseUnlessRead(q, serverRequestTime)
 		}
 	}
 }
 
-// withdrawn returns the number under which the client knows a question that its
-// server takes back, and where it was asked.
-func (s *session) withdrawn(c *child, id []byte) (number uint64, to *inbox) {
+// withdrawServerRequest removes a server request that the server has canceled. It returns the number
+// that the client knows, and the inbox that the request went to.
+func (s *session) withdrawServerRequest(c *child, id []byte) (number uint64, to *inbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, q := range s.questions {
+	for _, q := range s.serverRequests {
 		if q.child == c && bytes.Equal(q.id, id) {
-			delete(s.questions, q.number)
+			delete(s.serverRequests, q.number)
 			if q.call != nil {
 				return q.number, q.call.inbox
 			}
-			return q.number, s.mail
+			return q.number, s.streamInbox
 		}
 	}
 	return 0, nil
 }
 
-// awaits reports whether the client has been asked something by this child that it
-// reports the progress of with this token.
-func (s *session) awaits(c *child, token []byte) bool {
+// awaitsProgress reports whether this child has an open request to the client with this progress
+// token.
+func (s *session) awaitsProgress(c *child, token []byte) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, q := range s.questions {
-		if q.child == c && q.token != nil && bytes.Equal(q.token, token) {
+	for _, q := range s.serverRequests {
+		if q.child == c && q.progressToken != nil && bytes.Equal(q.progressToken, token) {
 			return true
 		}
 	}
@@ -299,8 +302,7 @@ const (
 	subscriptionBytes = 64 // besides its URI
 )
 
-// subscribe notes that the client wants to know of changes to a resource. It reports
-// whether there is room for that.
+// subscribe notes that the client subscribes to a resource. It reports whether there is room.
 func (s *session) subscribe(uri string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -308,7 +310,9 @@ func (s *session) subscribe(uri string) bool {
 		return true
 	}
 	size := int64(len(uri) + subscriptionBytes)
-	if s.ended || len(s.subscriptions) == maxSubscriptions || len(uri) > longestURI || !s.pool.kept.Grow(s.owner, size) {
+	if s.ended || len(s.subscriptions) == maxSubscriptions || len(uri) > longestURI ||
+		!s.pool.sessionMeter.Grow(s.owner,
+			size) {
 		return false
 	}
 	s.bytes += size
@@ -316,21 +320,21 @@ func (s *session) subscribe(uri string) bool {
 	return true
 }
 
-// unsubscribe notes that the client has given up a subscription.
+// unsubscribe removes a subscription.
 func (s *session) unsubscribe(uri string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.ended && s.subscriptions[uri] {
 		size := int64(len(uri) + subscriptionBytes)
-		s.pool.kept.Grow(s.owner, -size)
+		s.pool.sessionMeter.Grow(s.owner, -size)
 		s.bytes -= size
 		delete(s.subscriptions, uri)
 	}
 }
 
-// listen makes a stream the one on which the client hears what belongs to no call.
-// The one before ends: its client has lost it.
-func (s *session) listen(st *stream) {
+// setStream sets the stream for messages outside of calls. It ends the one before, which the client
+// must have lost.
+func (s *session) setStream(st *stream) {
 	s.mu.Lock()
 	before := s.stream
 	s.stream = st
@@ -340,15 +344,15 @@ func (s *session) listen(st *stream) {
 	}
 }
 
-// isListening reports whether the client has such a stream.
-func (s *session) isListening() bool {
+// hasStream reports whether the client has such a stream open.
+func (s *session) hasStream() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.stream != nil
 }
 
-// leave is the end of a stream.
-func (s *session) leave(st *stream) {
+// clearStream handles the end of a stream.
+func (s *session) clearStream(st *stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stream == st {

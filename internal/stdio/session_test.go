@@ -29,13 +29,16 @@ func TestVersionsAreNegotiated(t *testing.T) { // A5
 			"1999-01-01": "2025-11-25",
 			"":           "2025-11-25",
 		} {
-			r := p.client().post(request(`"i"`, "initialize", `{"protocolVersion":"`+asked+`","capabilities":{},"clientInfo":{"name":"x","version":"1"}}`))
+			r := p.client().
+				post(request(`"i"`, "initialize", `{"protocolVersion":"`+asked+
+					`","capabilities":{},"clientInfo":{"name":"x","version":"1"}}`))
 			equal(t, "status", r.StatusCode, http.StatusOK)
 			if id := r.Header.Get("Mcp-Session-Id"); len(id) < 20 {
 				t.Errorf("session id %q can be guessed", id)
 			}
 			equal(t, "answer to "+asked, r.whole(), `{"jsonrpc":"2.0","id":"i","result":{"protocolVersion":"`+want+
-				`","capabilities":{"tools":{"listChanged":true},"prompts":{},"resources":{"subscribe":true,"listChanged":true},"logging":{},"completions":{}},"serverInfo":{"name":"alpha","version":"0.1.0"}}}`)
+				`","capabilities":{"tools":{"listChanged":true},"prompts":{},"resources":{"subscribe":true,"listChanged":true},`+
+				`"logging":{},"completions":{}},"serverInfo":{"name":"alpha","version":"0.1.0"}}}`)
 		}
 	}
 }
@@ -43,7 +46,8 @@ func TestVersionsAreNegotiated(t *testing.T) { // A5
 // TestAVersionThatAChildInsistsOn: a session and its own child must not be of two
 // minds. A shared child speaks for all.
 func TestAVersionThatAChildInsistsOn(t *testing.T) {
-	script := `read -r l; printf '%s\n' '{"id":1,"result":{"protocolVersion":"2025-06-18","capabilities":{}}}'; cat >/dev/null`
+	script := `read -r l; printf '%s\n' '{"id":1,"result":{"protocolVersion":"2025-06-18","capabilities":{}}}'; cat ` +
+		`>/dev/null`
 	for isolation, want := range map[Isolation]string{PerSession: "2025-06-18", Shared: "2024-11-05"} {
 		p := newPoolOf(t, []string{"sh", "-c", script}, func(c *Config) { c.Isolation = isolation })
 		r := p.client().post(request(`1`, "initialize", `{"protocolVersion":"2024-11-05","capabilities":{}}`))
@@ -124,7 +128,7 @@ func TestThereAreNotTooManySessions(t *testing.T) {
 	third := p.client().initialize(`{}`)
 	stream := third.listen()
 	defer stream.Body.Close()
-	equal(t, "one that nobody uses gives way", unused.post(toolCall(`1`, "pid", `{}`)).StatusCode, http.StatusNotFound)
+	equal(t, "an unused session is replaced", unused.post(toolCall(`1`, "pid", `{}`)).StatusCode, http.StatusNotFound)
 	r := p.client().post(request(`3`, "initialize", `{"protocolVersion":"2025-06-18","capabilities":{}}`))
 	equal(t, "status when all are used", r.StatusCode, http.StatusServiceUnavailable)
 	contains(t, "body", r.whole(), `"data":{"code":"too_many_sessions"}},"id":3}`)
@@ -156,7 +160,7 @@ func TestSessionsOfOthersStay(t *testing.T) {
 	equal(t, "the other's child", bob.pid(), pid)
 	equal(t, "its own oldest", there(first), false)
 
-	// One that uses all that it has loses some of it, to those who have less.
+	// An owner that uses all of its sessions loses some to owners that have fewer.
 	for range 3 {
 		alice := as("alice").initialize(`{}`)
 		stream := alice.listen()
@@ -214,7 +218,7 @@ func TestRoomForSessions(t *testing.T) {
 					case "idle":
 						s.release()
 					case "listening":
-						s.listen(newStream(t.Context(), s.mail, func() bool { return false }))
+						s.setStream(newStream(t.Context(), s.streamInbox, func() bool { return false }))
 					}
 				}
 				equal(t, "refused", open(test.by) == nil, test.want == "")
@@ -230,12 +234,17 @@ func TestRoomForSessions(t *testing.T) {
 	}
 }
 
-// TestBytesOfSessions: what is kept for sessions is counted, and bounded.
+// TestBytesOfSessions: the memory of sessions is counted and bounded.
 func TestBytesOfSessions(t *testing.T) {
-	kept := func() int64 { return sessionsKept.Usage().Bytes }
+	kept := func() int64 { return sessionQuota.Usage().Bytes }
 	before := kept()
 	hello := func(info int) string {
-		return request(`1`, "initialize", `{"protocolVersion":"2025-06-18","capabilities":{"roots":{}},"clientInfo":{"name":"`+strings.Repeat("x", info)+`"}}`)
+		return request(
+			`1`,
+			"initialize",
+			`{"protocolVersion":"2025-06-18","capabilities":{"roots":{}},`+
+				`"clientInfo":{"name":"`+strings.Repeat("x", info)+`"}}`,
+		)
 	}
 	p := newPool(t, "")
 	equal(t, "too much to say", p.client().post(hello(20<<10)).StatusCode, http.StatusRequestEntityTooLarge)
@@ -261,7 +270,12 @@ func TestBytesOfSessions(t *testing.T) {
 	equal(t, "all of an owner", n < maxSubscriptions && kept()-before <= maxOwnerBytes, true)
 	other.known(p).unsubscribe(uri(0))
 	equal(t, "after one is given up", other.known(p).subscribe(uri(0)), true)
-	equal(t, "of another owner", p.client().with(WithOwner(t.Context(), "bob")).initialize(`{}`).known(p).subscribe(uri(0)), true)
+	equal(
+		t,
+		"of another owner",
+		p.client().with(WithOwner(t.Context(), "bob")).initialize(`{}`).known(p).subscribe(uri(0)),
+		true,
+	)
 	for _, c := range []*client{c, other} {
 		if _, err := c.do(http.MethodDelete, ""); err != nil {
 			t.Fatal(err)
@@ -274,10 +288,14 @@ func TestBytesOfSessions(t *testing.T) {
 
 // TestBytesOfSessionsWithChildren: an owner makes room for its own.
 func TestBytesOfSessionsWithChildren(t *testing.T) {
-	before := sessionsKept.Usage().Bytes
+	before := sessionQuota.Usage().Bytes
 	p := NewPool(Config{Isolation: PerSession, SessionTTL: time.Hour, MaxSessions: 10_000}, nil)
 	defer p.Close()
-	hello := message(t, request(`1`, "initialize", `{"capabilities":{},"clientInfo":{"name":"`+strings.Repeat("x", 16_000)+`"}}`))
+	hello := message(
+		t,
+		request(`1`, "initialize", `{"capabilities":{},"clientInfo":{"name":"`+strings.Repeat("x",
+			16_000)+`"}}`),
+	)
 	open := func(owner string) bool {
 		s := p.open(hello, "alpha:1", owner)
 		if s != nil {
@@ -291,9 +309,9 @@ func TestBytesOfSessionsWithChildren(t *testing.T) {
 			t.Fatal("there is no room")
 		}
 	}
-	equal(t, "bytes", sessionsKept.Usage().Bytes-before <= maxOwnerBytes+(17<<10), true)
+	equal(t, "bytes", sessionQuota.Usage().Bytes-before <= maxOwnerBytes+(17<<10), true)
 	held := map[string]int{}
-	p.each(func(s *session) { held[s.owner]++ })
+	p.eachSession(func(s *session) { held[s.owner]++ })
 	equal(t, "of the other", held["bob"], 1)
 	equal(t, "of the owner", held["alice"] > 400 && held["alice"] < 600, true)
 }
@@ -302,7 +320,7 @@ func TestBytesOfSessionsWithChildren(t *testing.T) {
 // burst waits.
 func TestStartsOfSessions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := starts{of: map[string]*rate.Limiter{}}
+		s := startLimiter{limiters: map[string]*rate.Limiter{}}
 		start := time.Now()
 		var can, cannot atomic.Int32
 		var asked sync.WaitGroup
@@ -330,7 +348,7 @@ func TestStartsOfSessions(t *testing.T) {
 		for i := range 10_010 {
 			_, _ = s.wait(ctx, fmt.Sprint(i), 0)
 		}
-		equal(t, "owners", len(s.of) <= 10_000, true)
+		equal(t, "owners", len(s.limiters) <= 10_000, true)
 	})
 }
 
@@ -357,7 +375,7 @@ func TestASecondStreamTakesOver(t *testing.T) {
 		}
 		listen()
 		for n := range 200 {
-			go c.known(p).mail.Put(letter{message: frame{fmt.Append(nil, n)}})
+			go c.known(p).streamInbox.Put(letter{message: frame{fmt.Append(nil, n)}})
 			listen() // at the same time
 			select {
 			case m := <-messages:
@@ -376,7 +394,7 @@ func TestASecondStreamTakesOver(t *testing.T) {
 // TestAStreamThatIsTakenOverPassesItsWakeUpOn: both streams wait for the same inbox,
 // and it may be the old one that is woken.
 func TestAStreamThatIsTakenOverPassesItsWakeUpOn(t *testing.T) {
-	mail := newInbox("", maxMail)
+	mail := newInbox("", maxStreamInbox)
 	old := newStream(t.Context(), mail, func() bool { return false })
 	mail.Put(letter{message: frame{[]byte("x")}})
 	<-mail.More() // it is woken
@@ -387,11 +405,11 @@ func TestAStreamThatIsTakenOverPassesItsWakeUpOn(t *testing.T) {
 	select {
 	case <-mail.More():
 	default:
-		t.Error("nobody wakes the new one")
+		t.Error("the new stream is not woken")
 	}
 }
 
-// TestSessionsThatEndWhileThePoolIsClosed: somebody must stop their children.
+// TestSessionsThatEndWhileThePoolIsClosed: their children are stopped.
 func TestSessionsThatEndWhileThePoolIsClosed(t *testing.T) {
 	for range 200 {
 		p := NewPool(Config{Isolation: PerSession, SessionTTL: time.Hour, MaxSessions: 100}, nil)
@@ -414,7 +432,7 @@ func TestSessionsThatEndWhileThePoolIsClosed(t *testing.T) {
 		ended.Wait()
 		for _, s := range sessions {
 			if !s.server.ending() {
-				t.Fatal("nobody stops the session's child")
+				t.Fatal("the session's child is not stopped")
 			}
 		}
 	}
@@ -436,7 +454,7 @@ func TestWhoIsToldOfChanges(t *testing.T) { // A68
 	told := func(want ...int) {
 		t.Helper()
 		clients[0].call("touch", uri)
-		clients[0].call("add-tool", `{"name":"x"}`) // which all are told of, after that
+		clients[0].call("add-tool", `{"name":"x"}`) // all clients receive this notification, after the update
 		for i, stream := range streams {
 			for _, w := range want {
 				if w == i {
@@ -452,10 +470,10 @@ func TestWhoIsToldOfChanges(t *testing.T) { // A68
 	subscribe(clients[1], "resources/subscribe")
 	told(0, 1)
 	subscribe(clients[0], "resources/unsubscribe")
-	equal(t, "the child is told", len(p.received("resources/unsubscribe")), 0)
+	equal(t, "sent to the child", len(p.received("resources/unsubscribe")), 0)
 	told(1)
 	subscribe(clients[1], "resources/unsubscribe")
-	equal(t, "the child is told", len(p.received("resources/unsubscribe")), 1)
+	equal(t, "sent to the child", len(p.received("resources/unsubscribe")), 1)
 	told()
 	for _, s := range streams {
 		s.Body.Close()
@@ -473,7 +491,13 @@ func TestEachSessionHasAChildOfItsOwn(t *testing.T) {
 	}
 	equal(t, "processes", len(pids), 3)
 	equal(t, "the same again", pids[a.pid()], true)
-	contains(t, "its own words", p.received("initialize")[0], `"params":{"protocolVersion":"2025-06-18","capabilities":{"roots":{"listChanged":true},"x":1.0},"clientInfo":{"name":"test","version":"1"}}`)
+	contains(
+		t,
+		"its own words",
+		p.received("initialize")[0],
+		`"params":{"protocolVersion":"2025-06-18","capabilities":{"roots":{"listChanged":true},"x":1.0},`+
+			`"clientInfo":{"name":"test","version":"1"}}`,
+	)
 
 	t.Run("which asks it", func(t *testing.T) { // several clients in flight, no doubt
 		ctx, leave := context.WithCancel(t.Context())

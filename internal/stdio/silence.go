@@ -9,55 +9,56 @@ import (
 	"go.uber.org/zap"
 )
 
-// A child that does not answer is found out by health checks, if there are any. Without
-// them its calls tell: when several have timed out, one after the other, and it has
-// said nothing in the meantime, it gets a ping, and all the time that slow work may take.
-// One that is still at work on a call, even on one that was given up, says something by
-// then. The ping is ahead of later calls, so a child cannot be at work on these instead.
+// Health checks find a child that does not respond. Without them, timeouts of calls do: after
+// several in a row without any output, the child gets a ping, and aliveTime to respond, because
+// work may be slow. A child that still works on a call, even an abandoned one, writes something by
+// then. The ping precedes later calls, so the child cannot be working on those instead.
 
 const (
-	maxUnheard = 3               // calls
-	aliveTime  = 5 * time.Minute // in which it says something
+	maxTimeouts = 3               // calls that time out before the ping
+	aliveTime   = 5 * time.Minute // for any output after the ping
 )
 
-// silent reports whether the child seems to have stopped answering.
+// silent reports whether the child seems to have stopped responding.
 func (c *child) silent() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.unheard >= maxUnheard
+	return c.timeouts >= maxTimeouts
 }
 
-// noteUnheard counts a call that was given up because of its timeout. Calls that waited
-// at the same time count once. A client that leaves says nothing about the child.
-func (c *child) noteUnheard(call *call, cause error) {
+// noteTimeout counts a call that has timed out. Calls that waited at the same time count once. A
+// client that leaves says nothing about the child.
+func (c *child) noteTimeout(call *call, cause error) {
 	var timeout net.Error
 	if !errors.As(cause, &timeout) || !timeout.Timeout() {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.calls[call.id] == nil || !call.sent || call.listens() || call.begun.Before(c.lastUnheard) {
+	if c.calls[call.id] == nil || !call.queued || call.isListen() || call.sentAt.Before(c.lastTimeout) {
 		return
 	}
-	c.lastUnheard = time.Now()
-	if c.unheard++; c.unheard < maxUnheard || c.asked || c.dead != nil {
+	c.lastTimeout = time.Now()
+	c.timeouts++
+	if c.timeouts < maxTimeouts || c.checking || c.dead != nil {
 		return
 	}
-	c.asked = true
+	c.checking = true
 	c.server.pool.running.Go(c.checkSilent)
 }
 
-// checkSilent asks a silent child whether it is alive, and stops one that says nothing.
+// checkSilent pings a silent child, and stops it if it writes nothing.
 func (c *child) checkSilent() {
 	pool := c.server.pool
-	c.log().Warn("calls were not answered, asking whether the server is alive", zap.Int("calls", maxUnheard), zap.Duration("within", pool.aliveTime))
+	c.log().Warn("calls timed out, checking whether the server is alive", zap.Int("calls", maxTimeouts),
+		zap.Duration("within", pool.aliveTime))
 	ctx, cancel := context.WithTimeout(context.Background(), pool.aliveTime)
 	defer cancel()
 	if _, err := c.request(ctx, "ping", nil); errors.Is(err, context.DeadlineExceeded) && c.silent() {
-		c.log().Warn("no answer to ping")
+		c.log().Warn("no response to ping")
 		c.stop(pool.config.StopGrace)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.asked = false
+	c.checking = false
 }

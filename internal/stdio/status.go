@@ -11,40 +11,41 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// A Status is how a child is.
+// A Status describes a child.
 type Status struct {
-	PID       int       `json:"pid,omitempty"` // 0 unless it runs
+	PID       int       `json:"pid,omitempty"` // 0 unless it is running
 	State     State     `json:"state"`
-	Restarts  int       `json:"restarts"`             // since there is a pool
-	LastError string    `json:"last_error,omitempty"` // why it ended or could not be started the last time, if ever
+	Restarts  int       `json:"restarts"`             // restarts since the pool was created
+	LastError string    `json:"last_error,omitempty"` // why it last ended or could not be started
 	FailedAt  time.Time `json:"last_error_at,omitzero"`
-	Stderr    []string  `json:"stderr,omitempty"`  // the last lines that it wrote there before that
-	Since     time.Time `json:"since,omitzero"`    // when it was started, if it runs
-	Era       string    `json:"era,omitempty"`     // of the clients that it serves
-	Session   bool      `json:"session,omitempty"` // it serves one session
-	// What the clients can do that it serves, as JSON, if it serves those that declare the same.
+	Stderr    []string  `json:"stderr,omitempty"`  // last lines on stderr before that
+	Since     time.Time `json:"since,omitzero"`    // start time, if it is running
+	Era       string    `json:"era,omitempty"`     // era of the clients that it serves
+	Session   bool      `json:"session,omitempty"` // it serves a single session
+	// Capabilities of the clients that it serves, as JSON, if they declare the same ones.
 	Capabilities string `json:"capabilities,omitempty"`
 }
 
-// A State is what a child is doing.
+// A State is the state of a child.
 type State string
 
+// States of a child.
 const (
-	Idle     State = "idle"     // nobody has needed it yet
-	Starting State = "starting" // and being initialized
+	Idle     State = "idle"     // not needed yet
+	Starting State = "starting" // starting, or being initialized
 	Running  State = "running"
-	Silent   State = "silent"  // it runs, but has not answered several calls in a row
-	Waiting  State = "waiting" // for its restart
-	Stopped  State = "stopped" // until it is needed, if it is not for good
+	Silent   State = "silent"  // running, but several calls in a row have timed out
+	Waiting  State = "waiting" // waiting for its restart
+	Stopped  State = "stopped" // stopped until it is needed, or for good
 )
 
 // eras are the names of eras.
 var eras = [...]string{mcp.Legacy: "legacy", mcp.Modern: "modern"}
 
-// Status tells of the children at a host: those that all share, then those of
-// sessions, the oldest first. Where nobody has needed one yet, that is what it tells.
+// Status returns the status of the children at a host: shared ones first, then those of sessions,
+// the oldest first. If no child was needed yet, it returns a single idle one.
 func (p *Pool) Status(host string) (all []Status) {
-	for _, s := range p.at(host) {
+	for _, s := range p.serversAt(host) {
 		if status := s.status(); status.State != Idle {
 			all = append(all, status)
 		}
@@ -58,7 +59,7 @@ func (p *Pool) Status(host string) (all []Status) {
 	return all
 }
 
-// rank orders children by whom they are for.
+// rank orders children by the clients that they serve.
 func rank(s Status) int {
 	switch {
 	case s.Session:
@@ -69,8 +70,8 @@ func rank(s Status) int {
 	return 0
 }
 
-// at returns the servers at a host, those of sessions included.
-func (p *Pool) at(host string) (servers []*server) {
+// serversAt returns the servers at a host, including those of sessions.
+func (p *Pool) serversAt(host string) (servers []*server) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for a, s := range p.servers {
@@ -79,7 +80,7 @@ func (p *Pool) at(host string) (servers []*server) {
 		}
 	}
 	for _, s := range p.sessions {
-		if s.server != nil && s.server.at.host == host {
+		if s.server != nil && s.server.address.host == host {
 			servers = append(servers, s.server)
 		}
 	}
@@ -92,20 +93,20 @@ func (s *server) status() Status {
 	status := Status{
 		State:    s.state(),
 		Restarts: max(0, s.started-1),
-		Era:      eras[s.at.era],
+		Era:      eras[s.address.era],
 		Session:  s.owner != nil,
 	}
-	if s.at.group != nil {
-		status.Capabilities = mcp.Shortened(s.at.group.can)
+	if s.address.group != nil {
+		status.Capabilities = mcp.Shortened(s.address.group.capabilities)
 	}
-	if s.fault != nil {
-		status.LastError, status.FailedAt = mcp.OneLine(s.fault.Error()), s.faultAt
-		if failed, ok := errors.AsType[*childError](s.fault); ok {
+	if s.lastFault != nil {
+		status.LastError, status.FailedAt = mcp.OneLine(s.lastFault.Error()), s.lastFaultAt
+		if failed, ok := errors.AsType[*childError](s.lastFault); ok {
 			status.Stderr = failed.stderr
 		}
 	}
 	if status.State == Running || status.State == Silent {
-		status.PID, status.Since = s.child.cmd.Process.Pid, s.child.born
+		status.PID, status.Since = s.child.cmd.Process.Pid, s.child.startedAt
 	}
 	return status
 }
@@ -123,16 +124,15 @@ func (s *server) state() State {
 		return Waiting
 	case s.starting != nil:
 		return Starting
-	case s.err == nil, errors.Is(s.err, errLegacyOnly): // then another speaks for it
+	case s.err == nil, errors.Is(s.err, errLegacyOnly): // another server reports the state then
 		return Idle
 	}
 	return Stopped
 }
 
-// Restart ends the children at a host and starts others in their place, at once however
-// long they would have to wait. Of those that do not run, one that all share is started.
-// Calls that the old ones have not answered when they end fail; those that come in the
-// meantime wait for the new ones. It returns when these are ready, or why they are not.
+// Restart replaces the children at a host at once, even if a pause before their restart is not over.
+// If none runs, it starts a shared one. Calls that the old children have not answered when they end
+// fail; new calls wait for the new children. It returns when these are ready, or why they are not.
 func (p *Pool) Restart(ctx context.Context, host string) error {
 	var servers []*server
 	for _, s := range p.counting(host) {
@@ -156,10 +156,10 @@ func (p *Pool) Restart(ctx context.Context, host string) error {
 	return errors.Join(errs...)
 }
 
-// Start starts a child at a host, unless one that clients share runs there. Which era it speaks is found out. It returns
-// when the child is ready, or why it is not.
+// Start starts a child at a host, unless a shared one runs there. It finds out the era of the server.
+// It returns when the child is ready, or why it is not.
 func (p *Pool) Start(ctx context.Context, host string) error {
-	for _, s := range p.at(host) {
+	for _, s := range p.serversAt(host) {
 		if s.owner == nil && s.current() != nil {
 			return nil
 		}
@@ -177,23 +177,22 @@ func (p *Pool) Start(ctx context.Context, host string) error {
 	return err
 }
 
-// Hurry ends the pauses before children at a host are started again.
-func (p *Pool) Hurry(host string) {
-	for _, s := range p.at(host) {
+// SkipBackoff skips the pauses before children at a host are restarted.
+func (p *Pool) SkipBackoff(host string) {
+	for _, s := range p.serversAt(host) {
 		s.mu.Lock()
-		s.beDue()
+		s.startNow()
 		s.mu.Unlock()
 	}
 }
 
-// wantsRestart reports whether a restart of everything at its host is one of this
-// server. One that was found not to know the modern era is asked again when it is
-// needed: it may be another by now.
+// wantsRestart reports whether Restart restarts this server. A server that was found not to support
+// the modern era is asked again when it is needed: it may be another program by now.
 func (s *server) wantsRestart() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if errors.Is(s.err, errLegacyOnly) && s.starting == nil {
-		s.err, s.unsaid = nil, 0
+		s.err, s.eraFailures = nil, 0
 		return false
 	}
 	if s.owner != nil {
@@ -202,11 +201,10 @@ func (s *server) wantsRestart() bool {
 	return s.state() != Idle
 }
 
-// Alive finds out whether what has been started at a host is alive, and starts another
-// in the place of one that is not. What nobody has needed yet, and what is still starting,
-// is left alone; asked says whether there was anything else. That a session's own child does not answer is no
-// fault of the others.
-func (p *Pool) Alive(ctx context.Context, host string) (asked bool, err error) {
+// CheckStarted pings the children that have been started at a host, and restarts those that do not respond.
+// It skips idle children and those that are starting; asked reports whether there were any others.
+// Failures of children of a single session are not returned.
+func (p *Pool) CheckStarted(ctx context.Context, host string) (asked bool, err error) {
 	var servers []*server
 	for _, s := range p.counting(host) {
 		switch state := s.status().State; {
@@ -218,12 +216,12 @@ func (p *Pool) Alive(ctx context.Context, host string) (asked bool, err error) {
 	return len(servers) > 0, check(ctx, servers)
 }
 
-// counting returns the servers at a host that tell how it is. One that was never ready does
-// not as long as another one runs: it may be that its clients declare what the server refuses.
+// counting returns the servers at a host that count for its health. A server that was never ready
+// does not while another one runs: the server may refuse the capabilities of its clients.
 func (p *Pool) counting(host string) []*server {
-	servers := p.at(host)
-	if !slices.ContainsFunc(servers, func(s *server) bool { return s.at.group != nil && s.current() != nil }) {
+	servers := p.serversAt(host)
+	if !slices.ContainsFunc(servers, func(s *server) bool { return s.address.group != nil && s.current() != nil }) {
 		return servers
 	}
-	return slices.DeleteFunc(servers, func(s *server) bool { return s.at.group != nil && s.readiness() == 0 })
+	return slices.DeleteFunc(servers, func(s *server) bool { return s.address.group != nil && s.readiness() == 0 })
 }

@@ -27,7 +27,7 @@ func (p *testPool) states() string {
 }
 
 func TestStatus(t *testing.T) { // A70
-	t.Run("of one that nobody has needed", func(t *testing.T) {
+	t.Run("of a child that no client has used", func(t *testing.T) {
 		p := newPool(t, "")
 		text, err := json.Marshal(p.Status("alpha:1"))
 		if err != nil {
@@ -124,7 +124,7 @@ func TestStatus(t *testing.T) { // A70
 	})
 }
 
-// delay sets the pause before the next restart of a child that has answered nobody.
+// delay sets the pause before the next restart of a child that has answered no client.
 func (p *testPool) delay(d time.Duration) {
 	p.t.Helper()
 	s, err := p.sharedServer("alpha:1", nil, "")
@@ -140,7 +140,7 @@ func (p *testPool) delay(d time.Duration) {
 	s.backoff.First = d
 }
 
-// restart restarts what is at alpha:1.
+// restart restarts the children at alpha:1.
 func (p *testPool) restart() {
 	p.t.Helper()
 	if err := p.Restart(p.client().ctx, "alpha:1"); err != nil {
@@ -169,7 +169,7 @@ func TestRestartByCommand(t *testing.T) { // A62, A72
 		t.Errorf("the call that waited got %v", err)
 	}
 	equal(t, "the old one", exists(before), false)
-	equal(t, "it was told by the end of its input", p.events("eof"), 1)
+	equal(t, "its input was closed", p.events("eof"), 1)
 	after := c.pid() // of the same session
 	got := p.Status("alpha:1")[0]
 	equal(t, "pid", got.PID, after)
@@ -184,7 +184,7 @@ func TestRestartByCommand(t *testing.T) { // A62, A72
 }
 
 func TestRestartsByCommand(t *testing.T) { // A62
-	t.Run("a child that nobody has needed is started", func(t *testing.T) {
+	t.Run("a child that no client has used is started", func(t *testing.T) {
 		p := newPool(t, "")
 		p.restart()
 		equal(t, "started", len(p.started), 1)
@@ -241,7 +241,12 @@ func TestRestartsByCommand(t *testing.T) { // A62
 		p := newPool(t, "--modern", perSession)
 		other := p.client()
 		other.host = "beta:1"
-		clients := []func() int{p.client().pid, func() int { return modernPID(p) }, p.client().initialize(`{}`).pid, other.pid}
+		clients := []func() int{
+			p.client().pid,
+			func() int { return modernPID(p) },
+			p.client().initialize(`{}`).pid,
+			other.pid,
+		}
 		var before []int
 		for _, pid := range clients {
 			before = append(before, pid())
@@ -310,14 +315,14 @@ func TestRestartsByCommandUnderLoad(t *testing.T) {
 }
 
 func TestAlive(t *testing.T) { // A36
-	t.Run("nobody is started to be asked", func(t *testing.T) {
+	t.Run("no child is started for the check", func(t *testing.T) {
 		p := newPool(t, "", perSession)
-		asked, err := p.Alive(t.Context(), "alpha:1")
+		asked, err := p.CheckStarted(t.Context(), "alpha:1")
 		if asked || err != nil {
 			t.Errorf("got %t, %v", asked, err)
 		}
 		p.client().initialize(`{}`).pid()
-		asked, err = p.Alive(t.Context(), "alpha:1")
+		asked, err = p.CheckStarted(t.Context(), "alpha:1")
 		if !asked || err != nil {
 			t.Errorf("got %t, %v", asked, err)
 		}
@@ -330,7 +335,7 @@ func TestAlive(t *testing.T) { // A36
 		p.client().pid()
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
-		if asked, err := p.Alive(ctx, "alpha:1"); !asked || !errors.Is(err, context.DeadlineExceeded) {
+		if asked, err := p.CheckStarted(ctx, "alpha:1"); !asked || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %t, %v", asked, err)
 		}
 		p.until("it is back", func() bool { return p.again == 1 })
@@ -341,9 +346,9 @@ func TestAlive(t *testing.T) { // A36
 		if _, err := p.client().do(http.MethodPost, toolCall(`1`, "echo", `{}`)); err == nil {
 			t.Fatal("it has answered")
 		}
-		if asked, err := p.Alive(p.client().ctx, "alpha:1"); !asked || err == nil {
+		if asked, err := p.CheckStarted(p.client().ctx, "alpha:1"); !asked || err == nil {
 			t.Errorf("got %t, %v", asked, err)
 		}
-		equal(t, "attempts", p.logs.FilterMessage("not started").Len(), 2)
+		equal(t, "attempts", p.logs.FilterMessage("MCP server not started").Len(), 2)
 	})
 }

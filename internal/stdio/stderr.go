@@ -14,15 +14,15 @@ import (
 )
 
 // A childError is why a child could not be started, or has ended. It is for operators, because
-// stderr may have secrets. Clients are told its cause.
+// stderr may contain secrets. Clients get only its cause.
 type childError struct {
 	err    error
 	cause  jsonrpc.Cause
-	stderr []string // the last lines of it
+	stderr []string // last lines
 }
 
 func (e *childError) Error() string {
-	if line := telling(e.stderr); line != "" {
+	if line := causeLine(e.stderr); line != "" {
 		return e.err.Error() + ": " + line
 	}
 	return e.err.Error()
@@ -30,49 +30,51 @@ func (e *childError) Error() string {
 
 func (e *childError) Unwrap() error { return e.err }
 
-// Cause returns what clients may be told.
+// Cause returns the cause for clients.
 func (e *childError) Cause() jsonrpc.Cause { return e.cause }
 
-// Stderr returns the last lines that the child wrote there.
+// Stderr returns the last lines of stderr.
 func (e *childError) Stderr() []string { return e.stderr }
 
-// stderrTime is how long the rest of stderr is waited for after the end of a child. A process that
+// stderrTime is how long to wait for the rest of stderr after the end of a child. A process that
 // has left its group may keep it open.
 const stderrTime = 100 * time.Millisecond
 
-// explain adds to an error what a child that has ended wrote to stderr last.
+// explain adds the last lines of stderr to an error of a child that has ended.
 func (c *child) explain(err error, cause jsonrpc.Cause) error {
 	if errors.Is(err, errStopped) {
 		return err
 	}
 	select {
-	case <-c.errorsRead:
+	case <-c.stderrRead:
 	case <-time.After(stderrTime):
 	}
-	return &childError{err, cause, c.lastLines.all()}
+	return &childError{err, cause, c.stderrTail.all()}
 }
 
-// endDuring says how a child has ended in a request of its handshake.
-func (c *child) endDuring(method string) error { return fmt.Errorf("%w during %s", c.cause(), method) }
+// exitDuring returns how a child has ended during a request of the handshake.
+func (c *child) exitDuring(method string) error { return fmt.Errorf("%w during %s", c.cause(), method) }
 
-// How many lines and bytes are kept of the end of stderr, and how many bytes of each line.
+// Limits of the lines kept from the end of stderr: lines, bytes, and bytes of each line.
 const maxTailLines, maxTailBytes, maxTailLine = 5, 2 << 10, 512
 
-// A tail has the last lines of stderr, without the frames of stack traces.
+// A tail holds the last lines of stderr, without stack traces.
 type tail struct {
 	mu    sync.Mutex
 	lines []string
 	bytes int
 }
 
-// frames are lines of stack traces, and others that say nothing of the cause.
-var frames = regexp.MustCompile(`^[^\pL\d]*$|^\s+at |^Node\.js v\d|A complete log of this run can be found|` +
-	`^npm notice|^npm (error|ERR!)( \d+)?\s*$|Note that you can also install from a$|tarball, folder, http url, or git url`)
+// uninformative matches lines of stack traces, and others that do not name a cause.
+var uninformative = regexp.MustCompile(`^[^\pL\d]*$|^\s+at |^Node\.js v\d|A complete log of this run can be found|` +
+	`^npm notice|^npm (error|ERR!)( \d+)?\s*$|Note that you can also install from a$|` +
+	`tarball, folder, http url, or ` +
+	`git url`)
 
 // add adds a line.
 func (t *tail) add(line []byte) {
 	line = line[:min(len(line), maxTailLine)]
-	if len(bytes.TrimSpace(line)) == 0 || frames.Match(line) {
+	if len(bytes.TrimSpace(line)) == 0 || uninformative.Match(line) {
 		return
 	}
 	text := mcp.OneLine(string(line))
@@ -95,15 +97,15 @@ func (t *tail) all() []string {
 }
 
 var (
-	// prefixes are what programs begin all of their error lines with.
+	// prefixes match what programs prepend to all their error lines.
 	prefixes = regexp.MustCompile(`^npm (error|ERR!)( \d+)?`)
-	// causes are words of lines that name a cause.
+	// causes match words of lines that name a cause.
 	causes = regexp.MustCompile(`(?i)error|exception|fatal|panic|required|missing|not found|no such|is not|could not|` +
 		`cannot|can't|denied|refused|failed|invalid|unknown|unable|must|usage`)
 )
 
-// telling returns the last of the lines that names a cause, or else the last one.
-func telling(lines []string) string {
+// causeLine returns the last line that names a cause, or else the last line.
+func causeLine(lines []string) string {
 	for i := len(lines) - 1; i >= 0; i-- {
 		if causes.MatchString(prefixes.ReplaceAllString(lines[i], "")) {
 			return strings.TrimSpace(lines[i])

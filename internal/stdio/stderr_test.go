@@ -16,8 +16,13 @@ func TestTellingLines(t *testing.T) {
 		want   string
 	}{
 		{"one line", "Error: API_KEY environment variable is required\n", "Error: API_KEY environment variable is required"},
-		{"an error with members", "Error: getaddrinfo ENOTFOUND api.test\n    at x (y:1)\n  errno: -3008,\n  code: 'ENOTFOUND',\n" +
-			"  syscall: 'getaddrinfo',\n  hostname: 'api.test'\n}\n", "Error: getaddrinfo ENOTFOUND api.test"},
+		{
+			"an error with members",
+			"Error: getaddrinfo ENOTFOUND api.test\n    at x (y:1)\n  errno: -3008,\n  code: " +
+				"'ENOTFOUND',\n" +
+				"  syscall: 'getaddrinfo',\n  hostname: 'api.test'\n}\n",
+			"Error: getaddrinfo ENOTFOUND api.test",
+		},
 		{"an error of Node.js", `/app/index.js:3
     throw new Error("API_KEY is required");
     ^
@@ -66,7 +71,7 @@ KeyError: 'API_KEY'
 			for line := range strings.Lines(tt.stderr) {
 				kept.add([]byte(strings.TrimRight(line, "\n")))
 			}
-			equal(t, "line", telling(kept.all()), tt.want)
+			equal(t, "line", causeLine(kept.all()), tt.want)
 		})
 	}
 }

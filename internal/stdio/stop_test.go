@@ -42,7 +42,7 @@ func TestAChildThatHearsOnlyTerm(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.current().after = func(d time.Duration) <-chan time.Time {
-		if d == lastWords {
+		if d == termGrace {
 			return nil // it may take its time
 		}
 		equal(t, "grace", d, p.config.StopGrace)
@@ -97,7 +97,7 @@ func TestStubbornChildrenAndGrandchildren(t *testing.T) { // A39
 			}
 			waits := p.patient(s.current())
 			p.within("Close", p.Close)
-			equal(t, "waits", fmt.Sprint(*waits), fmt.Sprint([]time.Duration{p.config.StopGrace, lastWords}))
+			equal(t, "waits", fmt.Sprint(*waits), fmt.Sprint([]time.Duration{p.config.StopGrace, termGrace}))
 			for _, pid := range pids {
 				p.eventually(fmt.Sprintf("process %d ends", pid), func() bool { return !exists(pid) })
 			}
@@ -120,13 +120,16 @@ func TestGrandchildrenOfADeadChild(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.do(http.MethodPost, toolCall(`1`, "die", `{"code":3}`)); err == nil || !strings.Contains(err.Error(), "exited with status 3") {
+	if _, err := c.do(http.MethodPost, toolCall(`1`, "die", `{"code":3}`)); err == nil ||
+		!strings.Contains(err.Error(),
+			"exited with status 3") {
 		t.Errorf("got %v", err)
 	}
 	p.eventually("it ends", func() bool { return !exists(pid) })
 
 	t.Run("which keep its stdout open", func(t *testing.T) {
-		script := `read -r l; printf '%s\n' '{"id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; read -r l; read -r l; ` +
+		script := `read -r l; printf '%s\n' '{"id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; read ` +
+			`-r l; read -r l; ` +
 			`sleep 300 & printf '{"id":2,"result":%s}\n' $!; exit 3`
 		p := newPoolOf(t, []string{"sh", "-c", script})
 		answer := p.client().post(request(`1`, "x", `{}`)).whole()
@@ -162,9 +165,15 @@ func TestTheEnvironment(t *testing.T) { // A40
 
 func TestThereIsNoShell(t *testing.T) { // A40
 	arg := `$(touch x); a b "c" * \`
-	script := `read -r l; printf '{"id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{},"argument":"%s"}}\n' "$(printf %s "$1" | od -An -tx1 | tr -d ' \n')"; cat`
+	script := `read -r l; printf '{"id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{},` +
+		`"argument":"%s"}}\n' "$(printf %s "$1" | od -An -tx1 | tr -d ' \n')"; cat`
 	p := newPoolOf(t, []string{"sh", "-c", script, "sh", arg})
-	contains(t, "argument", p.client().post(request(`1`, "initialize", `{"protocolVersion":"2025-11-25"}`)).whole(), fmt.Sprintf(`"argument":"%x"`, arg))
+	contains(
+		t,
+		"argument",
+		p.client().post(request(`1`, "initialize", `{"protocolVersion":"2025-11-25"}`)).whole(),
+		fmt.Sprintf(`"argument":"%x"`, arg),
+	)
 }
 
 func TestStderrIsLogged(t *testing.T) { // A35
@@ -176,7 +185,8 @@ func TestStderrIsLogged(t *testing.T) { // A35
 	p.client().call("stderr", `{"lines":1,"text":"the last"}`)
 	lines := func() []string {
 		var lines []string
-		for _, e := range p.logs.FilterMessage("stderr").FilterField(zap.String("mcp_server", "alpha")).FilterField(zap.Int("pid", pid)).All() {
+		for _, e := range p.logs.FilterMessage("stderr").FilterField(zap.String("mcp_server",
+			"alpha")).FilterField(zap.Int("pid", pid)).All() {
 			lines = append(lines, e.ContextMap()["line"].(string))
 		}
 		return lines
@@ -195,7 +205,7 @@ func TestStderrIsBounded(t *testing.T) {
 	p.client().call("stderr", `{"lines":`+strconv.Itoa(lines)+`,"text":"x"}`)
 	_ = syscall.Kill(pid, syscall.SIGKILL)
 	left := func() int64 {
-		for _, e := range p.logs.FilterMessage("lines on stderr left out").All() {
+		for _, e := range p.logs.FilterMessage("stderr lines not logged").All() {
 			return e.ContextMap()["lines"].(int64)
 		}
 		return 0
@@ -204,7 +214,7 @@ func TestStderrIsBounded(t *testing.T) {
 	logged := p.logs.FilterMessage("stderr").Len()
 	equal(t, "logged", logged, throttleLines)
 	equal(t, "all", left()+int64(logged), lines)
-	equal(t, "said at once", p.logs.FilterMessage("too much on stderr, lines are left out").Len(), 1)
+	equal(t, "said at once", p.logs.FilterMessage("too much output on stderr, some lines are not logged").Len(), 1)
 }
 
 func TestThrottle(t *testing.T) {
@@ -249,7 +259,7 @@ func TestASilentChildIsAsked(t *testing.T) {
 				p.aliveTime = 100 * time.Millisecond
 			}
 			var giveUp []func()
-			for range maxUnheard {
+			for range maxTimeouts {
 				ctx, leave := context.WithCancelCause(t.Context())
 				left := make(chan struct{})
 				calls := len(p.received("tools/call"))
@@ -275,7 +285,7 @@ func TestASilentChildIsAsked(t *testing.T) {
 			switch {
 			case test.back:
 				p.until("it is started again", func() bool { return p.again == 1 })
-				equal(t, "it was told to end", p.events("eof"), 1)
+				equal(t, "its input was closed", p.events("eof"), 1)
 			case test.flags == "":
 				p.eventually("it answers a ping", func() bool {
 					return len(p.received("ping")) > 0 && p.Status("alpha:1")[0].State == test.state
@@ -293,7 +303,7 @@ func TestASilentChildIsAsked(t *testing.T) {
 
 // asksWhetherAlive reports whether a child seems silent and is asked whether it is alive.
 func (p *testPool) asksWhetherAlive() bool {
-	return p.logs.FilterMessage("calls were not answered, asking whether the server is alive").Len() > 0
+	return p.logs.FilterMessage("calls timed out, checking whether the server is alive").Len() > 0
 }
 
 // TestASilentChildThatSpeaksIsSpared: it was at work, be it on a call that was given up.
@@ -302,8 +312,8 @@ func TestASilentChildThatSpeaksIsSpared(t *testing.T) {
 	pid := p.client().pid()
 	s, _ := p.sharedServer("alpha:1", nil, "")
 	c := s.current()
-	for range maxUnheard {
-		call := &call{inbox: newInbox("", 1), sent: true, begun: time.Now()}
+	for range maxTimeouts {
+		call := &call{inbox: newInbox("", 1), queued: true, sentAt: time.Now()}
 		if err := c.register(call); err != nil {
 			t.Fatal(err)
 		}
@@ -321,7 +331,7 @@ func TestNoiseIsCountedAndSeldomLogged(t *testing.T) { // A35
 		equal(t, "written", p.client().call("noise", `{"lines":100,"text":"{this is no JSON"}`), "written")
 	}
 	equal(t, "noise", p.noise, 503)
-	if n := p.logs.FilterMessage("stdout is not a message").Len(); n < 3 || n > 10 {
+	if n := p.logs.FilterMessage("line on stdout is not a message").Len(); n < 3 || n > 10 {
 		t.Errorf("logged %d times", n)
 	}
 }
@@ -346,12 +356,20 @@ func TestLongMessages(t *testing.T) { // A41
 				calls.Go(func() { equal(t, "slow", p.client().call("slow", `{"ms":20}`), "slept") })
 				calls.Go(func() {
 					r := p.client().post(toolCall(`"q"`, "big", `{"n":200000}`))
-					contains(t, "answer", r.whole(), `"message":"the MCP server's answer is too large","data":{"code":"invalid_response","server_name":"alpha"}},"id":"q"}`)
+					contains(
+						t,
+						"answer",
+						r.whole(),
+						`"message":"the MCP server's answer is too large",`+
+							`"data":{"code":"invalid_response","server_name":"alpha"}},"id":"q"}`,
+					)
 				})
 			}
 			calls.Wait()
 			equal(t, "next", len(p.client().call("big", `{"n":90000}`)), 90_000)
-			r := p.client().post(toolCall(`1`, "emit", `{"method":"notifications/x","params":{"x":"`+strings.Repeat("x", 99_000)+`"}}`))
+			r := p.client().
+				post(toolCall(`1`, "emit", `{"method":"notifications/x","params":{"x":"`+strings.Repeat("x",
+					99_000)+`"}}`))
 			if r.StatusCode == http.StatusOK {
 				equal(t, "emitted", r.text(), "emitted")
 			}
@@ -362,8 +380,19 @@ func TestLongMessages(t *testing.T) { // A41
 		p := newPuppets(t, func(c *Config) { c.MaxMessage = 1000 })
 		c := p.client().initialize(`{"sampling":{}}`)
 		contains(t, "answer", c.post(say(`1`, `{"id":$ID,"result":1}`+"\n")).whole(), `"result":1`)
-		p2 := newPoolOf(t, []string{"sh", "-c", `read -r l; printf '%s\n' '{"id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; read -r l; ` +
-			`read -r call; printf '{"method":"x","id":"long","params":"%01000d"}\n' 0; read -r refusal; printf '{"id":2,"result":%s}\n' "$refusal"; cat`}, func(c *Config) { c.MaxMessage = 1000 })
+		p2 := newPoolOf(
+			t,
+			[]string{
+				"sh",
+				"-c",
+				`read -r l; printf '%s\n' '{"id":1,"result":{"protocolVersion":"2025-11-25","capabilities":{}}}'; read -r l; ` +
+					`read -r call; printf '{"method":"x","id":"long","params":"%01000d"}\n' 0; read -r refusal; printf '{"id":2,` +
+					`"result":%s}\n' "$refusal"; cat`,
+			},
+			func(c *Config) {
+				c.MaxMessage = 1000
+			},
+		)
 		contains(t, "refusal", p2.client().post(request(`1`, "x", `{}`)).whole(), `"id":"long","error":{"code":-32600`)
 	})
 }
@@ -372,7 +401,10 @@ func TestDrain(t *testing.T) {
 	p := newPool(t, "")
 	c := p.client().initialize(`{}`)
 	stream := c.listen()
-	r := c.post(request(`1`, "tools/call", `{"name":"progress","arguments":{"steps":1},"_meta":{"progressToken":1}}`)) // not read to its end yet
+	// not read to its end yet
+	r := c.post(
+		request(`1`, "tools/call", `{"name":"progress","arguments":{"steps":1},"_meta":{"progressToken":1}}`),
+	)
 	hanging := make(chan *http.Response)
 	ctx, leave := context.WithCancel(t.Context())
 	go func() {
@@ -389,7 +421,7 @@ func TestDrain(t *testing.T) {
 	equal(t, "the stream of the session", stream.next(), "")
 	contains(t, "progress", r.next(), "notifications/progress")
 	equal(t, "a late call", p.client().call("echo", `{}`), `{"name":"echo","arguments":{}}`)
-	again := c.listen() // which nobody waits for
+	again := c.listen() // Drain does not wait for this stream
 	contains(t, "the call in flight", r.next(), "done")
 	r.Body.Close()
 	select {
@@ -447,7 +479,10 @@ func TestCloseAtEachMoment(t *testing.T) {
 					c := p.client()
 					for {
 						p.note(func() { begun++ })
-						res, err := c.do(http.MethodPost, request(`0`, "initialize", `{"protocolVersion":"2025-06-18","capabilities":{}}`))
+						res, err := c.do(
+							http.MethodPost,
+							request(`0`, "initialize", `{"protocolVersion":"2025-06-18","capabilities":{}}`),
+						)
 						if err != nil || res.StatusCode != http.StatusOK {
 							return
 						}
@@ -517,7 +552,11 @@ func TestHostsThatAreNotUsedAnyMore(t *testing.T) {
 			equal(t, "one that is not", exists(pid), false)
 		}
 		equal(t, "the session of one that is gone", renamed.post(toolCall(`1`, "pid", `{}`)).StatusCode, http.StatusNotFound)
-		if _, err := renamed.do(http.MethodPost, request(`1`, "initialize", `{"protocolVersion":"2025-06-18","capabilities":{}}`)); !errors.Is(err, errStopped) {
+		if _, err := renamed.do(http.MethodPost,
+			request(`1`, "initialize", `{"protocolVersion":"2025-06-18","capabilities":{}}`)); !errors.Is(
+			err,
+			errStopped,
+		) {
 			t.Errorf("one that comes too late gets %v", err)
 		}
 		p.Use("beta:1")

@@ -11,17 +11,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a child has started may have left its process group. It is known by the child's
-// pipes, which no other process has, or by its parents, while these live.
+// Processes that a child has started may have left its process group. They can be found by the
+// child's pipes, which no other process has, or by their parents while these live.
 
-// strays are processes that end with the child.
+// strays are processes that must end with the child.
 type strays struct {
-	pipes  []string // as /proc names them
-	marked []int    // file descriptors of processes
-	ended  bool     // there will be none any more
+	pipes  []string // names in /proc
+	marked []int    // pidfds
+	ended  bool     // killStrays has run
 }
 
-// findPipes notes what the child's pipes are called.
+// findPipes notes the names of the child's pipes.
 func (p *process) findPipes() {
 	for _, f := range []*os.File{p.stdin, p.stdout, p.stderr} {
 		if info, err := f.Stat(); err == nil {
@@ -30,8 +30,7 @@ func (p *process) findPipes() {
 	}
 }
 
-// markStrays notes what comes from the child, before it ends and that cannot be seen any
-// more.
+// markStrays notes the descendants of the child while it lives; afterwards their parents are unknown.
 func (p *process) markStrays() {
 	parents := map[int]int{}
 	for _, pid := range processes() {
@@ -43,7 +42,8 @@ func (p *process) markStrays() {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closeMarked(); p.strays.ended {
+	p.closeMarked()
+	if p.strays.ended {
 		return
 	}
 	for pid := range parents {
@@ -59,7 +59,7 @@ func (p *process) markStrays() {
 	}
 }
 
-// killStrays ends what has been marked, and what has the child's pipes.
+// killStrays kills the marked processes and those that have the child's pipes.
 func (p *process) killStrays() {
 	p.mu.Lock()
 	for _, fd := range p.strays.marked {
@@ -68,7 +68,7 @@ func (p *process) killStrays() {
 	p.closeMarked()
 	p.strays.ended = true
 	p.mu.Unlock()
-	const rounds = 10 // of processes that start others
+	const rounds = 10 // processes may start others meanwhile
 	for range rounds {
 		found := false
 		for _, pid := range processes() {
@@ -87,7 +87,7 @@ func (p *process) closeMarked() {
 	p.strays.marked = nil
 }
 
-// killStray ends a process if one of its standard streams is a pipe of the child.
+// killStray kills a process if one of its standard streams is a pipe of the child.
 func (p *process) killStray(pid int) bool {
 	if !p.hasPipe(pid) {
 		return false
@@ -97,7 +97,7 @@ func (p *process) killStray(pid int) bool {
 		return false
 	}
 	defer func() { _ = unix.Close(fd) }()
-	// Now its number cannot become another's.
+	// The pidfd is open, so the PID cannot be reused now.
 	return p.hasPipe(pid) && unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) == nil
 }
 
@@ -116,7 +116,7 @@ func (p *process) hasPipe(pid int) bool {
 	return false
 }
 
-// processes returns the numbers of all processes.
+// processes returns the PIDs of all processes.
 func processes() (pids []int) {
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, dir := range dirs {

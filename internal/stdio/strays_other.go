@@ -2,8 +2,8 @@
 
 package stdio
 
-// strays are processes that end with the child. Here there are none: what has left the
-// process group of a child cannot be found.
+// strays are processes that must end with the child. On this system there are none: processes that
+// have left the process group of a child cannot be found.
 type strays struct{}
 
 func (p *process) findPipes()  {}

@@ -32,7 +32,9 @@ func TestUnreadAnswersAreLimited(t *testing.T) {
 			p := newPuppets(t)
 			answer := func(owner string, size int) (*http.Response, error) {
 				c := p.client()
-				return c.with(WithOwner(c.ctx, owner)).do(http.MethodPost, request(`1`, "fill", fmt.Sprintf(`{"code":%d,"raw":%s}`, size, quote(raw))))
+				return c.with(WithOwner(c.ctx, owner)).
+					do(http.MethodPost, request(`1`, "fill", fmt.Sprintf(`{"code":%d,"raw":%s}`,
+						size, quote(raw))))
 			}
 			var open []io.Closer
 			hold := func(owner string, size int) {
@@ -50,7 +52,8 @@ func TestUnreadAnswersAreLimited(t *testing.T) {
 			}
 			res, err := answer("alice", size)
 			if raw == "" {
-				if failure, ok := errors.AsType[*jsonrpc.Failure](err); !ok || failure.Status != http.StatusServiceUnavailable || failure.RetryAfter == 0 {
+				if failure, ok := errors.AsType[*jsonrpc.Failure](err); !ok || failure.Status != http.StatusServiceUnavailable ||
+					failure.RetryAfter == 0 {
 					t.Errorf("one more: %v", err)
 				}
 			} else {

@@ -2,11 +2,11 @@ package stdio
 
 import "slices"
 
-// A Watcher is told that a child has said that a list has changed, by which notification, and in which
-// sessions no stream is open to hear it. It must not block.
+// A Watcher is called when a child has sent a notification that a list has changed, with the sessions
+// that have no open stream to receive it. It must not block.
 type Watcher func(notice string, unread []string)
 
-// Watch has a Watcher told what the children at a host say, until it is released.
+// Watch registers a Watcher for the children at a host, until release is called.
 func (p *Pool) Watch(host string, watcher Watcher) (release func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -5,9 +5,10 @@ import (
 	"testing"
 )
 
-// A Watcher is told in which sessions no stream is open to hear that a list has changed.
+// A Watcher gets the sessions that have no open stream to receive a list change.
 func TestWatch(t *testing.T) {
-	for name, change := range map[string]func(*Config){"shared child": func(*Config) {}, "child of a session": perSession} {
+	for name, change := range map[string]func(*Config){"shared child": func(*Config) {},
+		"child of a session": perSession} {
 		t.Run(name, func(t *testing.T) {
 			p := newPool(t, "", change)
 			var told [][]string
@@ -15,17 +16,17 @@ func TestWatch(t *testing.T) {
 				equal(t, "notice", notice, "notifications/tools/list_changed")
 				p.note(func() { told = append(told, unread) })
 			})
-			p.Watch("beta:1", func(string, []string) { t.Error("told of another host") })
+			p.Watch("beta:1", func(string, []string) { t.Error("notified of another host") })
 			a, b := p.client().initialize("{}"), p.client().initialize("{}")
 			tells := func(what string, want ...string) {
 				t.Helper()
 				before := len(told)
 				a.call("add-tool", `{"name":"t"}`)
-				p.until("it is told", func() bool { return len(told) > before })
+				p.until("the watcher is notified", func() bool { return len(told) > before })
 				slices.Sort(told[before])
 				slices.Sort(want)
 				if !slices.Equal(told[before], want) {
-					t.Errorf("%s: told of %v, want %v", what, told[before], want)
+					t.Errorf("%s: notified with %v, want %v", what, told[before], want)
 				}
 			}
 			shared := name == "shared child"
@@ -46,7 +47,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// others returns a session, unless it is none, and another one if they share a child.
+// others returns the session, unless it is nil, and another one if they share a child.
 func others(shared bool, session, other string) (all []string) {
 	if session != "" {
 		all = append(all, session)

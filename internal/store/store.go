@@ -1,5 +1,5 @@
-// Package store keeps, for a while and in bounded memory, what was left out of an
-// agent's context, so that the agent can ask for it.
+// Package store keeps originals of shortened texts for a while and in bounded memory, so that an
+// agent can recover them.
 package store
 
 import (
@@ -18,78 +18,75 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
 )
 
-// Limits bound what a [Store] keeps; all are positive. When a limit is met, the owner
-// who holds the most loses its oldest.
+// Limits bound the content of a [Store]; all are positive. At a limit, the owner that holds the
+// most loses its oldest entries.
 type Limits struct {
 	Entries int
 	Bytes   int64
 	TTL     time.Duration
 }
 
-// A Store keeps originals under handles, each bound to the client it was handed
-// out to. It is safe for concurrent use.
+// A Store keeps originals under handles, each bound to its owner. It is safe for concurrent use.
 type Store struct {
-	// Handles makes those of originals.
+	// Handles makes the handles of originals.
 	Handles Handles
 
 	mu      sync.Mutex
-	entries *quota.Cache[key, *kept]
+	entries *quota.Cache[key, *entry]
 	closed  bool
-	common  *common // nil if there are no other replicas
+	sharing *sharing // nil without other replicas
 }
 
 type key struct{ owner, handle string }
 
-type kept struct {
-	original []byte
-	asked    bool // a client has got it
+type entry struct {
+	original  []byte
+	recovered bool // a client has read it
 
-	// When other replicas were given it, by uptime; 0 if they have to be.
-	given atomic.Int64
+	// Time of the last write for other replicas, by uptime; 0 if one is due.
+	replicatedAt atomic.Int64
 }
 
-// New returns an empty Store, which counts as part of a kind until it is closed. What is in it is shared with other
-// replicas by a space, if that is not nil.
+// New returns an empty Store, which counts toward a quota kind until it is closed. It shares its
+// content with other replicas through space, unless that is nil.
 func New(kind *quota.Kind, limits Limits, space *replicas.Space) *Store {
 	bounds := quota.Limits{Entries: limits.Entries, Bytes: limits.Bytes}
-	s := &Store{entries: quota.NewCache[key, *kept](kind, bounds, limits.TTL, nil)}
+	s := &Store{entries: quota.NewCache[key, *entry](kind, bounds, limits.TTL, nil)}
 	if space != nil {
 		s.Handles = space.Key("handles")
-		s.share(space, limits.TTL)
+		s.startSharing(space, limits.TTL)
 	}
 	return s
 }
 
-// Put keeps a copy of original for owner under a handle, and renews its life if
-// it is there already. It reports whether it could: what is larger than the whole
-// store is not kept, and neither is another original under a handle that is in use,
-// so that a handle never leads to anything but what it was handed out for.
+// Put keeps a copy of original for owner under a handle, or renews its TTL. It reports false if
+// the original is larger than the whole store, or if the handle has another original: a handle
+// never leads to a text other than the one it was made for.
 func (s *Store) Put(owner, handle string, original []byte) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := key{owner, handle}
 	e, ok := s.entries.Get(k)
 	if !ok {
-		e = &kept{original: bytes.Clone(original)}
+		e = &entry{original: bytes.Clone(original)}
 	} else if !bytes.Equal(e.original, original) {
 		return false
 	}
 	return s.put(k, e)
 }
 
-// put keeps an original, here and for other replicas. The caller holds the lock.
-func (s *Store) put(k key, e *kept) bool {
+// put keeps an original on this replica, and shares it with others. The caller holds the lock.
+func (s *Store) put(k key, e *entry) bool {
 	if !s.entries.Put(k.owner, k, e, int64(len(e.original))) {
 		return false
 	}
-	if s.common != nil {
-		s.give(k, e)
+	if s.sharing != nil {
+		s.replicate(k, e)
 	}
 	return true
 }
 
-// Get returns what was kept for owner under a handle, which the caller must not
-// change.
+// Get returns the original of owner under a handle. The caller must not change it.
 func (s *Store) Get(owner, handle string) (original []byte, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -100,7 +97,7 @@ func (s *Store) Get(owner, handle string) (original []byte, ok bool) {
 	return e.original, true
 }
 
-// GetFirst is Get, and reports whether this is the first time that it is called for the handle.
+// GetFirst is Get, and reports whether this is its first call for the handle.
 func (s *Store) GetFirst(owner, handle string) (original []byte, first, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -108,14 +105,14 @@ func (s *Store) GetFirst(owner, handle string) (original []byte, first, ok bool)
 	if !ok {
 		return nil, false, false
 	}
-	first, e.asked = !e.asked, true
+	first, e.recovered = !e.recovered, true
 	return e.original, first, true
 }
 
-// Close says that the store is no longer used.
+// Close releases the store.
 func (s *Store) Close() {
-	if s.common != nil {
-		s.common.close()
+	if s.sharing != nil {
+		s.sharing.close()
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -124,16 +121,15 @@ func (s *Store) Close() {
 }
 
 const (
-	// HandleLen is how many characters a handle has after its prefix. It stands in every
-	// marker and costs tokens there. 59 bits are enough: only what one owner has at a time
-	// could collide, and only its owner can ask for it.
+	// HandleLen is the number of characters of a handle after its prefix. Every marker contains
+	// one, and it costs tokens. 59 bits are enough: only handles of one owner can collide, and
+	// only their owner can use them.
 	HandleLen = 10
 
 	handleDigits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 )
 
-// CutHandle returns what comes after a handle with this prefix, if text begins with
-// one.
+// CutHandle returns the text after a handle with this prefix, if text begins with one.
 func CutHandle(text []byte, prefix string) (after []byte, ok bool) {
 	n := len(prefix) + HandleLen
 	if len(text) < n || string(text[:len(prefix)]) != prefix {
@@ -147,23 +143,23 @@ func CutHandle(text []byte, prefix string) (after []byte, ok bool) {
 	return text[n:], true
 }
 
-// Handles makes handles that cannot be guessed. It is the key by which it does, nil for one that lives as long as the
-// process, as stores do.
+// Handles makes handles that cannot be guessed. It is a key; nil is a random key that lives as
+// long as the process.
 type Handles []byte
 
-var ofProcess = seal.NewKey()
+var processKey = seal.NewKey()
 
-// New returns prefix and 10 letters and digits which are the same whenever the parts are: a handle that changed at
-// every call would break the prompt caches it ends up in.
+// New returns prefix and 10 letters and digits. They are the same for the same parts, because a
+// handle that changes with every call would invalidate prompt caches.
 func (h Handles) New(prefix string, parts ...[]byte) string {
 	if h == nil {
-		h = ofProcess
+		h = processKey
 	}
 	return handle(hmac.New(sha256.New, h), prefix, parts)
 }
 
-// ContentHandle returns a handle that is the same in every process.
-// They are no secret to those who know the parts.
+// ContentHandle returns a handle that is the same in every process. Programs that know the parts
+// can compute it.
 func ContentHandle(prefix string, parts ...[]byte) string {
 	return handle(sha256.New(), prefix, parts)
 }

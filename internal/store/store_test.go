@@ -12,7 +12,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
-// made returns an empty store, and what counts what is in it.
+// made returns an empty store and its quota kind.
 func made(limits Limits) (*Store, *quota.Kind) {
 	kind := quota.NewKind("test")
 	return New(kind, limits, nil), kind
@@ -166,7 +166,8 @@ func TestHandle(t *testing.T) {
 	form := regexp.MustCompile(`^obs_[A-Za-z0-9]{10}$`)
 	seen := map[string]bool{}
 	for _, handle := range []func(string, ...[]byte) string{Handles(nil).New, Handles("key").New, ContentHandle} {
-		for _, parts := range [][][]byte{{[]byte("a")}, {[]byte("b")}, {[]byte("a"), []byte("b")}, {[]byte("ab")}, {nil, []byte("ab")}} {
+		for _, parts := range [][][]byte{{[]byte("a")}, {[]byte("b")}, {[]byte("a"), []byte("b")}, {[]byte("ab")},
+			{nil, []byte("ab")}} {
 			h := handle("obs_", parts...)
 			if !form.MatchString(h) || seen[h] || h != handle("obs_", parts...) {
 				t.Errorf("%q: %q", parts, h)

@@ -6,41 +6,41 @@ import (
 	"sync"
 )
 
-// merge returns how many tokens a piece is: it begins as its bytes, and of all adjacent
-// tokens that can be merged, those are merged first that make the lowest token.
-func merge(piece string) int {
+// mergePiece returns the number of tokens of a piece. Each byte is a token at first. Then
+// adjacent tokens are merged; the pair whose merged token is the lowest always comes first.
+func mergePiece(piece string) int {
 	switch {
 	case len(piece) == 1:
 		return 1
-	case len(piece) <= short:
+	case len(piece) <= maxShort:
 		return mergeShort(piece)
 	}
 	return mergeLong(piece)
 }
 
-// short is the length up to which it is fastest to look at all tokens for each merge.
-const short = 32
+// maxShort is the length in bytes up to which a linear scan for each merge is fastest.
+const maxShort = 32
 
 func mergeShort(piece string) int {
-	var tokens, merged [short]uint32 // merged[i] is what tokens i and i+1 would be
+	var tokens, merged [maxShort]uint32 // merged[i] is the token that i and i+1 merge to
 	n := len(piece)
 	last := uint32(piece[0])
 	tokens[0] = last
 	for i := 1; i < n; i++ {
 		b := uint32(piece[i])
 		tokens[i] = b
-		merged[i-1] = find(last, b)
+		merged[i-1] = findMerge(last, b)
 		last = b
 	}
-	merged[n-1] = none
+	merged[n-1] = noToken
 	for {
-		lowest, at := uint32(none), 0
+		lowest, at := uint32(noToken), 0
 		for i, m := range merged[:n-1] {
 			if m < lowest {
 				lowest, at = m, i
 			}
 		}
-		if lowest == none {
+		if lowest == noToken {
 			return n
 		}
 		n--
@@ -51,35 +51,34 @@ func mergeShort(piece string) int {
 		copy(tokens[at+1:n], tokens[at+2:])
 		copy(merged[at+1:n], merged[at+2:])
 		if at > 0 {
-			merged[at-1] = find(tokens[at-1], lowest)
+			merged[at-1] = findMerge(tokens[at-1], lowest)
 		}
 		if at < n-1 {
-			merged[at] = find(lowest, tokens[at+1])
+			merged[at] = findMerge(lowest, tokens[at+1])
 		} else {
-			merged[at] = none
+			merged[at] = noToken
 		}
 	}
 }
 
-// window is how much of a long piece is merged at once. The longest token has 128 bytes.
+// window is how many bytes of a long piece are merged at once. The longest token has 128.
 const window = 512
 
-// mergeLong merges a piece by windows, so that its time is in proportion to the length and
-// its memory does not depend on it.
+// mergeLong merges a piece in windows: time is linear in the length, and memory constant.
 func mergeLong(piece string) int { return mergeByWindows(piece, window) }
 
-// mergeByWindows merges a piece by windows of a size, the last quarter of each again with
-// the next one. No token may be longer than the other three.
+// mergeByWindows merges a piece in windows of size bytes. The last quarter of a window is
+// merged again with the next window. No token may be longer than three quarters.
 //
-// Tokens are what their text is merged to if each two neighbours are what theirs is. So
-// two windows can be joined at a token that both have: the first one of the next window.
-// If it is another one there, because the window before cuts off what it is merged with,
-// all is done again with larger windows.
+// A sequence of tokens is the result of merging its text if the same holds for each pair of
+// adjacent tokens. So two windows can be joined at a token that both contain: the first
+// token of the second window. If the windows disagree on it, because the end of the first
+// window cuts through the text, mergeByWindows starts again with windows twice as large.
 func mergeByWindows(piece string, size int) int {
 	m := mergers.Get().(*merger)
 	defer m.release()
 
-	start, count, joint := 0, 0, 0 // joint is the length of the token that both have
+	start, count, joint := 0, 0, 0 // joint is the length of the shared token
 	for start+size < len(piece) {
 		m.merge(piece[start : start+size])
 		if joint > 0 && m.length(0) != joint {
@@ -104,15 +103,16 @@ func mergeByWindows(piece string, size int) int {
 	return count
 }
 
-// A merger merges texts that are not short. Its slices have an element for each byte of
-// the text. Only those of bytes with which a token begins are used.
+// A merger merges long texts. Its slices have an element for each byte of the text. Only
+// those of the first bytes of tokens are used.
 type merger struct {
-	tokens []uint32
-	begins []int32 // where the token before begins
-	ends   []int32 // where the token ends
+	tokens   []uint32
+	previous []int32 // start of the previous token
+	ends     []int32 // end of the token
 
-	// A tree of the lowest: of what each token and the next one could be merged to, with
-	// where that is. The children of i are 2i and 2i+1, the second half are the leaves.
+	// Tree of minimums. A leaf is the token that a token and the next one merge to (upper
+	// 32 bits), and its position (lower 32 bits). The children of i are 2i and 2i+1; the
+	// second half of the slice is the leaves.
 	lowest []uint64
 }
 
@@ -131,57 +131,57 @@ func (m *merger) merge(text string) {
 	n := len(text)
 	leaves := 1 << bits.Len(uint(n-1))
 	m.tokens = slices.Grow(m.tokens[:0], n)[:n]
-	m.begins = slices.Grow(m.begins[:0], n)[:n]
+	m.previous = slices.Grow(m.previous[:0], n)[:n]
 	m.ends = slices.Grow(m.ends[:0], n)[:n]
 	m.lowest = slices.Grow(m.lowest[:0], 2*leaves)[:2*leaves]
 
 	for i := range n {
 		m.tokens[i] = uint32(text[i])
-		m.begins[i] = int32(i - 1)
+		m.previous[i] = int32(i - 1)
 		m.ends[i] = int32(i + 1)
 	}
 	for i := range leaves {
-		m.lowest[leaves+i] = m.merged(i)
+		m.lowest[leaves+i] = m.mergeAt(i)
 	}
 	for i := leaves - 1; i > 0; i-- {
 		m.lowest[i] = min(m.lowest[2*i], m.lowest[2*i+1])
 	}
 
-	for m.lowest[1] != nowhere {
+	for m.lowest[1] != noMerge {
 		token, i := uint32(m.lowest[1]>>32), int(uint32(m.lowest[1]))
 		right := int(m.ends[i])
 		end := int(m.ends[right])
 		m.tokens[i], m.ends[i] = token, int32(end)
 		if end < n {
-			m.begins[end] = int32(i)
+			m.previous[end] = int32(i)
 		}
-		m.set(right, nowhere)
-		m.set(i, m.merged(i))
+		m.setLeaf(right, noMerge)
+		m.setLeaf(i, m.mergeAt(i))
 		if i > 0 {
-			before := int(m.begins[i])
-			m.set(before, m.merged(before))
+			previous := int(m.previous[i])
+			m.setLeaf(previous, m.mergeAt(previous))
 		}
 	}
 }
 
-// nowhere is in the tree where nothing can be merged.
-const nowhere = 1<<64 - 1
+// noMerge is the leaf of a token that cannot be merged with the next one.
+const noMerge = 1<<64 - 1
 
-// merged returns what the token at i and the next one can be merged to, with i.
-func (m *merger) merged(i int) uint64 {
+// mergeAt returns the leaf of the token at i.
+func (m *merger) mergeAt(i int) uint64 {
 	n := len(m.tokens)
 	if i >= n || int(m.ends[i]) == n {
-		return nowhere
+		return noMerge
 	}
-	token := find(m.tokens[i], m.tokens[m.ends[i]])
-	if token == none {
-		return nowhere
+	token := findMerge(m.tokens[i], m.tokens[m.ends[i]])
+	if token == noToken {
+		return noMerge
 	}
 	return uint64(token)<<32 | uint64(i)
 }
 
-// set replaces a leaf of the tree.
-func (m *merger) set(leaf int, merged uint64) {
+// setLeaf replaces a leaf and updates its ancestors.
+func (m *merger) setLeaf(leaf int, merged uint64) {
 	i := len(m.lowest)/2 + leaf
 	m.lowest[i] = merged
 	for i >>= 1; i > 0; i >>= 1 {

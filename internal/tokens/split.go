@@ -5,7 +5,7 @@ import (
 	"unicode/utf8"
 )
 
-// A class is a set of characters that the rules for pieces do not distinguish.
+// A class is a set of characters that the splitting rules treat alike.
 type class uint8
 
 const (
@@ -23,8 +23,8 @@ const (
 	symbol  = mark | other
 )
 
-// next returns where the piece of the text ends that begins at i, as the regular
-// expression of o200k_base has it. The first of these that matches is taken:
+// pieceEnd returns the end of the piece that begins at i. It implements the regular
+// expression of o200k_base, whose alternatives are tried in this order:
 //
 //	[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?
 //	[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?
@@ -33,48 +33,48 @@ const (
 //	\s*[\r\n]+
 //	\s+(?!\S)
 //	\s+
-func next(text string, i int) int {
+func pieceEnd(text string, i int) int {
 	first, size := classAt(text, i)
 	after := i + size
 	switch first {
 	case upper, lower, letter:
-		end, _ := word(text, i)
-		return contraction(text, end)
+		end, _ := wordEnd(text, i)
+		return contractionEnd(text, end)
 	case number:
-		return digits(text, after)
+		return digitsEnd(text, after)
 	case newline:
-		return whiteSpace(text, i)
+		return whiteSpaceEnd(text, i)
 	}
 
-	end, small := word(text, after)
-	if !small && first == mark { // the mark is itself the end of a word
-		end, _ = word(text, i)
+	end, hasSmall := wordEnd(text, after)
+	if !hasSmall && first == mark { // the mark itself counts as a small letter
+		end, _ = wordEnd(text, i)
 	}
 	if end > after || first == mark {
-		return contraction(text, end)
+		return contractionEnd(text, end)
 	}
 
 	if first == space {
 		if text[i] != ' ' || after == len(text) {
-			return whiteSpace(text, i)
+			return whiteSpaceEnd(text, i)
 		}
 		if second, _ := classAt(text, after); second&symbol == 0 {
-			return whiteSpace(text, i)
+			return whiteSpaceEnd(text, i)
 		}
 	}
-	return symbols(text, after)
+	return symbolsEnd(text, after)
 }
 
-// word returns where capitals and the small letters after them end, and whether there
-// are small letters. Characters may be both. Capitals after the last small letter are
-// left to the next piece.
-func word(text string, i int) (end int, hasSmall bool) {
+// wordEnd returns the end of the capitals at i and the small letters after them, and
+// whether there are small letters. Some characters are both. Capitals after the last small
+// letter belong to the next piece.
+func wordEnd(text string, i int) (end int, hasSmall bool) {
 	lastSmall := i
 	for i < len(text) {
 		c, size := classAt(text, i)
 		if c&capital == 0 {
 			if c == lower {
-				return smalls(text, i+size), true
+				return smallsEnd(text, i+size), true
 			}
 			break
 		}
@@ -89,8 +89,8 @@ func word(text string, i int) (end int, hasSmall bool) {
 	return i, false
 }
 
-// smalls returns where small letters end.
-func smalls(text string, i int) int {
+// smallsEnd returns the end of the small letters at i.
+func smallsEnd(text string, i int) int {
 	for i < len(text) && 'a' <= text[i] && text[i] <= 'z' {
 		i++
 	}
@@ -104,9 +104,9 @@ func smalls(text string, i int) int {
 	return i
 }
 
-// contraction returns the end of the word that ends at i with 's, 't, 're, 've, 'm, 'll
-// or 'd, if that follows.
-func contraction(text string, i int) int {
+// contractionEnd returns the end of 's, 't, 're, 've, 'm, 'll or 'd at i, or i if none
+// follows there.
+func contractionEnd(text string, i int) int {
 	if i+1 >= len(text) || text[i] != '\'' {
 		return i
 	}
@@ -120,15 +120,15 @@ func contraction(text string, i int) int {
 		case second|0x20 == 'r' && third|0x20 == 'e',
 			second|0x20 == 'v' && third|0x20 == 'e',
 			second|0x20 == 'l' && third|0x20 == 'l',
-			text[i+1:i+3] == "ſ": // an s without regard to case
+			text[i+1:i+3] == "ſ": // equals s if case is ignored
 			return i + 3
 		}
 	}
 	return i
 }
 
-// digits returns the end of a number whose first digit ends at i.
-func digits(text string, i int) int {
+// digitsEnd returns the end of a number whose first digit ends at i. It has at most 3 digits.
+func digitsEnd(text string, i int) int {
 	for n := 1; n < 3 && i < len(text); n++ {
 		c, size := classAt(text, i)
 		if c != number {
@@ -139,9 +139,9 @@ func digits(text string, i int) int {
 	return i
 }
 
-// symbols returns the end of the symbols that have begun before i, and of the newlines
-// and slashes after them.
-func symbols(text string, i int) int {
+// symbolsEnd returns the end of a run of symbols that continues at i, including the
+// newlines and slashes after them.
+func symbolsEnd(text string, i int) int {
 	for i < len(text) {
 		c, size := classAt(text, i)
 		if c&symbol == 0 {
@@ -155,9 +155,9 @@ func symbols(text string, i int) int {
 	return i
 }
 
-// whiteSpace returns the end of the white space that begins at i: after the last newline
-// in it, or before its last character, which belongs to what follows.
-func whiteSpace(text string, i int) int {
+// whiteSpaceEnd returns the end of the white space that begins at i: after its last newline,
+// if any, or else before its last character, which belongs to the next piece.
+func whiteSpaceEnd(text string, i int) int {
 	start, last, afterNewline := i, i, i
 	for i < len(text) {
 		c, size := classAt(text, i)
@@ -184,12 +184,12 @@ func classAt(text string, i int) (class, int) {
 	if c := text[i]; c < utf8.RuneSelf {
 		return ascii[c], 1
 	}
-	return wideAt(text, i)
+	return nonASCIIClassAt(text, i)
 }
 
-// wideAt is classAt for characters that are not ASCII. A byte that is not UTF-8 is a
-// symbol.
-func wideAt(text string, i int) (class, int) {
+// nonASCIIClassAt is classAt for characters that are not ASCII. Bytes that are not UTF-8
+// are symbols.
+func nonASCIIClassAt(text string, i int) (class, int) {
 	r, size := utf8.DecodeRuneInString(text[i:])
 	return classOf(r), size
 }

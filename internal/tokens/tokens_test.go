@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// The numbers are those of tiktoken 1.0.22 of npm, which is OpenAI's own code.
+// The expected counts come from the npm package tiktoken 1.0.22, which contains OpenAI's own code.
 func TestCount(t *testing.T) {
 	for _, tt := range []struct {
 		name, text string
@@ -46,7 +46,7 @@ func TestCount(t *testing.T) {
 	}
 }
 
-// Pieces are the whole text, and lines get all tokens.
+// Pieces cover the whole text and all its tokens.
 func TestPieces(t *testing.T) {
 	const text = "func f() {\n\treturn 1234\n}\n"
 	var pieces []string
@@ -60,7 +60,8 @@ func TestPieces(t *testing.T) {
 		last = offset
 	}
 	pieces = append(pieces, text[last:])
-	if want := []string{"func", " f", "()", " {\n", "\treturn", " ", "123", "4", "\n", "}\n"}; !slices.Equal(pieces, want) {
+	if want := []string{"func", " f", "()", " {\n", "\treturn", " ", "123", "4", "\n", "}\n"}; !slices.Equal(pieces,
+		want) {
 		t.Errorf("pieces %q, want %q", pieces, want)
 	}
 	if want := []int{1, 1, 1, 1, 1, 1, 1, 1, 1, 1}; !slices.Equal(tokens, want) {
@@ -71,7 +72,7 @@ func TestPieces(t *testing.T) {
 	}
 }
 
-// Each class is that of the regular expression, also where it is found by ranges.
+// classOf agrees with the regular expression for every character, including its shortcut ranges.
 func TestClasses(t *testing.T) {
 	tables := []struct {
 		class  class
@@ -101,11 +102,11 @@ func TestClasses(t *testing.T) {
 	}
 }
 
-// A piece has as many tokens by each way to merge it.
+// Both merge algorithms give the same number of tokens.
 func TestMergesOfOneLength(t *testing.T) {
 	const text = " internationalizationofunbelievablystrangeandcounterproductivenesses"
 	for start := range len(text) - 2 {
-		for end := start + 2; end <= min(len(text), start+short); end++ {
+		for end := start + 2; end <= min(len(text), start+maxShort); end++ {
 			m := new(merger)
 			m.merge(text[start:end])
 			n := 0
@@ -113,13 +114,13 @@ func TestMergesOfOneLength(t *testing.T) {
 				n++
 			}
 			if got := mergeShort(text[start:end]); got != n {
-				t.Errorf("%q: %d tokens, by the tree %d", text[start:end], got, n)
+				t.Errorf("%q: %d tokens, with the tree %d", text[start:end], got, n)
 			}
 		}
 	}
 }
 
-// What a piece is merged to does not depend on the windows, also where the first ones are
+// The number of tokens does not depend on the window size, even if the first windows are
 // too small to be joined.
 func TestWindows(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
@@ -133,7 +134,7 @@ func TestWindows(t *testing.T) {
 		want := mergeByWindows(piece, len(piece))
 		for _, size := range []int{32, 48, window} {
 			if got := mergeByWindows(piece, size); got != want {
-				t.Fatalf("%q: %d tokens by windows of %d, at once %d", piece, got, size, want)
+				t.Fatalf("%q: %d tokens with windows of %d, without windows %d", piece, got, size, want)
 			}
 		}
 	}
@@ -172,7 +173,7 @@ func FuzzCount(f *testing.F) {
 			alone += countPiece(text[last:])
 		}
 		if n := Count(text); n != sum || n != alone {
-			t.Errorf("%d tokens, by pieces %d, by each piece alone %d", n, sum, alone)
+			t.Errorf("Count %d, sum of Pieces %d, sum of Count of each piece %d", n, sum, alone)
 		}
 		if n := Count(string([]rune(text))); n != sum {
 			t.Errorf("%d tokens, with U+FFFD %d", sum, n)

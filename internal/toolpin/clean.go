@@ -11,30 +11,30 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// Clean returns a message, such as a page of tools or a server's instructions,
-// without the characters that let a model read what a person does not see: controls
-// but for line breaks and tabs, what reorders text, what has no width, tags. They go
-// from the strings that are a member called description, title or instructions, at
-// any depth, and from all strings and keys of listed tools, prompts, resources and
-// templates, raw or escaped. So do lone surrogates and bytes that are not UTF-8,
-// which readers take for different things. The joiners U+200C and U+200D stay, as
-// scripts and emoji need them, and so does U+FE0F. Everything else is kept byte for byte,
-// also the name or URI of what is listed: it would be called by another one. See
+// Clean returns a message, such as a page of tools or a server's instructions, without the characters
+// that a model reads but a person does not see: control characters except line breaks and tabs,
+// characters that reorder text, zero-width characters, and tags. It also removes lone surrogates and
+// bytes that are not UTF-8, which programs read differently.
+//
+// It cleans strings in members called description, title or instructions, at any depth, and all strings
+// and keys of listed tools, prompts, resources and templates, raw or escaped. The joiners U+200C and
+// U+200D and the variation selector U+FE0F stay, because scripts and emoji need them. All other bytes
+// stay unchanged. So do the names and URIs of listed items, because clients use them in calls; see
 // [IsPlainName].
 //
-// If there is nothing to take away, or raw is no JSON, Clean returns raw itself.
+// If there is nothing to remove, or raw is not JSON, Clean returns raw itself.
 func Clean(raw []byte) []byte {
 	if at, _ := nextHidden(raw, 0); at < 0 {
 		return raw
 	}
-	// The depth of a text is no reason to let it pass: it takes a byte per level.
+	// Deep nesting must not let a text pass; it costs a byte per level.
 	s := jsonspan.Scanner{MaxDepth: math.MaxInt}
 	s.Feed(raw)
 	s.Finish()
 	c := cleaner{raw: raw}
 	var (
-		in   listed
-		said bool // the value that follows is what a person is to read
+		pos      position
+		readable bool // the next value is text for a person
 	)
 	for {
 		k := s.Next()
@@ -46,43 +46,42 @@ func Clean(raw []byte) []byte {
 			return raw
 		case jsonspan.BeginArray:
 			if s.Depth() == 0 {
-				in.batch = 1
+				pos.batch = 1
 			}
 		case jsonspan.Key:
 			key := raw[start+1 : end-1]
-			if isItem := in.enter(key, s.Depth()); isItem {
+			if isItem := pos.enter(key, s.Depth()); isItem {
 				c.clean(int(start+1), int(end-1))
 			}
-			said = isText(key)
+			readable = isText(key)
 			continue
 		case jsonspan.String:
-			if said || in.item && !in.name {
+			if readable || pos.inItem && !pos.isName {
 				c.clean(int(start+1), int(end-1))
 			}
 		}
-		said, in.name = false, false
+		readable, pos.isName = false, false
 	}
 }
 
-// listed is where in the list of a result a text is.
-type listed struct {
-	batch  int  // containers around each message
-	result bool // in the member result
-	item   bool // in a list of that
-	name   bool // before the name or URI of an item
+// A position is a place in a message, relative to the list in its result.
+type position struct {
+	batch    int  // containers around each message
+	inResult bool // in the member result
+	inItem   bool // in a list of the result
+	isName   bool // the next value is the name or URI of an item
 }
 
-// enter moves to a member inside so many containers. It reports whether that is a part
-// of an item.
-func (in *listed) enter(key []byte, depth int) (isItem bool) {
-	in.name = false
+// enter moves to a member at a depth. It reports whether the member is part of an item.
+func (in *position) enter(key []byte, depth int) (isItem bool) {
+	in.isName = false
 	switch depth -= in.batch; {
 	case depth == 1:
-		in.result, in.item = jsonspan.TextIs(key, "result"), false
+		in.inResult, in.inItem = jsonspan.TextIs(key, "result"), false
 	case depth == 2:
-		in.item = in.result && isOneOf(key, "tools", "prompts", "resources", "resourceTemplates")
-	case in.item:
-		in.name = depth == 4 && isOneOf(key, "name", "uri", "uriTemplate")
+		in.inItem = in.inResult && isOneOf(key, "tools", "prompts", "resources", "resourceTemplates")
+	case in.inItem:
+		in.isName = depth == 4 && isOneOf(key, "name", "uri", "uriTemplate")
 		return true
 	}
 	return false
@@ -92,11 +91,12 @@ func isOneOf(key []byte, names ...string) bool {
 	return slices.ContainsFunc(names, func(name string) bool { return jsonspan.TextIs(key, name) })
 }
 
-// IsPlainName reports whether a person sees all of the name of a tool or prompt, or of the
-// URI of a resource: it has no controls, and nothing else that is not shown.
+// IsPlainName reports whether a person sees all of the name of a tool or prompt, or of the URI of a
+// resource: it has no control characters or other invisible ones.
 func IsPlainName(name string) bool {
 	for _, r := range name {
-		if isHidden(r) || unicode.IsControl(r) || r == utf8.RuneError || unicode.In(r, unicode.Join_Control, unicode.Variation_Selector) {
+		if isHidden(r) || unicode.IsControl(r) || r == utf8.RuneError ||
+			unicode.In(r, unicode.Join_Control, unicode.Variation_Selector) {
 			return false
 		}
 	}
@@ -107,40 +107,41 @@ func isText(key []byte) bool {
 	return isOneOf(key, "description", "title", "instructions")
 }
 
-// A cleaner copies a text but for some characters.
+// A cleaner copies a text without some of its characters.
 type cleaner struct {
 	raw  []byte
-	kept []byte // nil as long as nothing has gone
-	read int    // where what is still to be copied begins
+	out  []byte // nil while nothing has been removed
+	next int    // start of the text that was not copied yet
 }
 
-// clean takes away what is hidden between two places within a string.
+// clean removes the hidden characters between two offsets within a string.
 func (c *cleaner) clean(start, end int) {
 	text := c.raw[:end]
 	for at, size := nextHidden(text, start); at >= 0; at, size = nextHidden(text, at+size) {
-		if c.kept == nil {
-			c.kept = make([]byte, 0, len(c.raw)-size)
+		if c.out == nil {
+			c.out = make([]byte, 0, len(c.raw)-size)
 		}
-		c.kept = append(c.kept, c.raw[c.read:at]...)
-		c.read = at + size
+		c.out = append(c.out, c.raw[c.next:at]...)
+		c.next = at + size
 	}
 }
 
 func (c *cleaner) end() []byte {
-	if c.kept == nil {
+	if c.out == nil {
 		return c.raw
 	}
-	return append(c.kept, c.raw[c.read:]...)
+	return append(c.out, c.raw[c.next:]...)
 }
 
-// nextHidden returns where the next character at or after i stands that is to go, and
-// how many bytes it takes, or -1. It knows nothing of where strings begin and end.
+// nextHidden returns the offset and size of the next hidden character at or after i, or -1. It ignores
+// where strings begin and end.
 func nextHidden(text []byte, i int) (at, size int) {
 	for {
-		if i = skipPlain(text, i); i == len(text) {
+		i = skipPlain(text, i)
+		if i == len(text) {
 			return -1, 0
 		}
-		size, hidden := char(text[i:])
+		size, hidden := firstChar(text[i:])
 		if hidden {
 			return i, size
 		}
@@ -148,14 +149,13 @@ func nextHidden(text []byte, i int) (at, size int) {
 	}
 }
 
-// skipPlain returns where the next byte at or after i stands that is no plain
-// character: a backslash, DEL or a byte of 0x80 or more.
+// skipPlain returns the offset of the next byte at or after i that is not plain: a backslash, DEL, or a
+// byte of 0x80 or more.
 func skipPlain(text []byte, i int) int {
 	const each = 0x0101010101010101
 	for ; len(text)-i >= 8; i += 8 {
 		w := binary.LittleEndian.Uint64(text[i:])
-		// Below the first high bit that is set there is nothing to find. Those above
-		// it may be carried over.
+		// Only the lowest bit that is set is reliable. Higher ones may be carries.
 		if m := (w | ((w ^ '\\'*each) - each) | ((w ^ 0x7F*each) - each)) & (0x80 * each); m != 0 {
 			return i + bits.TrailingZeros64(m)>>3
 		}
@@ -166,14 +166,13 @@ func skipPlain(text []byte, i int) int {
 	return i
 }
 
-// char returns how many bytes the character takes that text begins with, and whether
-// it is one to go.
-func char(text []byte) (size int, hidden bool) {
+// firstChar returns the size of the first character of text, and whether it is hidden.
+func firstChar(text []byte) (size int, hidden bool) {
 	if text[0] != '\\' {
 		r, size := utf8.DecodeRune(text)
 		return size, isHidden(r) || r == utf8.RuneError && size == 1
 	}
-	if len(text) == 1 { // no JSON
+	if len(text) == 1 { // not JSON
 		return 1, false
 	}
 	switch text[1] {
@@ -183,11 +182,12 @@ func char(text []byte) (size int, hidden bool) {
 	default:
 		return 2, false
 	}
-	if size = jsonspan.Advance(text, 1); size < 6 { // no JSON
+	size = jsonspan.Advance(text, 1)
+	if size < 6 { // not JSON
 		return size, false
 	}
-	var room [utf8.UTFMax]byte
-	r, _ := utf8.DecodeRune(jsonspan.AppendText(room[:0], text[:size]))
+	var buf [utf8.UTFMax]byte
+	r, _ := utf8.DecodeRune(jsonspan.AppendText(buf[:0], text[:size]))
 	surrogate := text[2]|0x20 == 'd'
 	return size, isHidden(r) || r == utf8.RuneError && surrogate
 }
@@ -200,17 +200,19 @@ func isHidden(r rune) bool {
 		return false
 	case r <= 0x9F: // DEL and C1
 		return true
-	case r == 0x200C, r == 0x200D, r == 0xFE0F: // joiners, and what makes a sign an emoji
+	case r == 0x200C, r == 0x200D, r == 0xFE0F: // joiners, and the selector for emoji
 		return false
-	case hiddenPages[r>>14]&(1<<(r>>8&63)) == 0: // most scripts, which spares the search
+	case hiddenPages[r>>14]&(1<<(r>>8&63)) == 0: // most scripts; saves the search
 		return false
 	}
 	return unicode.In(r, hiddenTables...)
 }
 
-var hiddenTables = []*unicode.RangeTable{unicode.Bidi_Control, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector, invisible}
+var hiddenTables = []*unicode.RangeTable{
+	unicode.Bidi_Control, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector, invisible,
+}
 
-// hiddenPages has a bit for each 256 characters of which some are in hiddenTables.
+// hiddenPages has a bit for each block of 256 characters with one in hiddenTables.
 var hiddenPages = func() (pages [unicode.MaxRune>>14 + 1]uint64) {
 	for _, table := range hiddenTables {
 		for _, in := range table.R16 {
@@ -227,8 +229,7 @@ var hiddenPages = func() (pages [unicode.MaxRune>>14 + 1]uint64) {
 	return pages
 }()
 
-// invisible is what is ignored when text is shown and is in none of Unicode's own sets
-// for that.
+// invisible are characters that are not displayed and are not in Unicode's own sets of such characters.
 var invisible = &unicode.RangeTable{
 	R16: []unicode.Range16{
 		{Lo: 0xAD, Hi: 0xAD, Stride: 1},     // soft hyphen
@@ -241,7 +242,7 @@ var invisible = &unicode.RangeTable{
 	R32: []unicode.Range32{
 		{Lo: 0x1BCA0, Hi: 0x1BCA3, Stride: 1}, // shorthand controls
 		{Lo: 0x1D173, Hi: 0x1D17A, Stride: 1}, // musical controls
-		{Lo: 0xE0000, Hi: 0xE0FFF, Stride: 1}, // tags, and what is kept free beside them
+		{Lo: 0xE0000, Hi: 0xE0FFF, Stride: 1}, // tags, and the range reserved for more
 	},
 	LatinOffset: 1,
 }

@@ -18,7 +18,8 @@ func TestCleanTakesAwayWhatIsHidden(t *testing.T) {
 		{"isolates and marks", `{"title":"\u2066a\u2069\u200e\u200f\u061c"}`, `{"title":"a"}`},
 		{"what has no width", "{\"instructions\":\"a\u200Bb\u2060c\uFEFFd\u180Ee\u00ADf\"}", `{"instructions":"abcdef"}`},
 		{"invisible operators", `{"title":"\u2061\u2062\u2063\u2064x"}`, `{"title":"x"}`},
-		{"controls in each spelling", `{"title":"\u0000a\bb\fc\u001b[8m` + "\x7f\u0085" + `\u009b\u007Fd"}`, `{"title":"abc[8md"}`},
+		{"controls in each spelling", `{"title":"\u0000a\bb\fc\u001b[8m` + "\x7f\u0085" + `\u009b\u007Fd"}`,
+			`{"title":"abc[8md"}`},
 		{"tags, raw", "{\"title\":\"a\U000E0041\U000E007F\"}", `{"title":"a"}`},
 		{"tags, as pairs of surrogates", `{"title":"a\udb40\udc41\uDB40\uDC7F"}`, `{"title":"a"}`},
 		{"selectors of variants that none has", `{"title":"a` + "\U000E0100" + `\udb40\uddef"}`, `{"title":"a"}`},
@@ -28,20 +29,34 @@ func TestCleanTakesAwayWhatIsHidden(t *testing.T) {
 		{"bytes that are not UTF-8", "{\"title\":\"a\xffb\xed\xa0\x80c\xc0\xaf\"}", `{"title":"abc"}`},
 		{"bytes that would become a character", "{\"title\":\"\xe2\x80\u200B\xae\"}", `{"title":""}`},
 		{"everything there is", `{"title":"\u202e"}`, `{"title":""}`},
-		{"the description of a parameter", `{"inputSchema":{"properties":{"a":{"description":"\u202ex"}}}}`, `{"inputSchema":{"properties":{"a":{"description":"x"}}}}`},
-		{"a parameter called description", `{"properties":{"description":{"description":"\u200bx"}}}`, `{"properties":{"description":{"description":"x"}}}`},
+		{"the description of a parameter", `{"inputSchema":{"properties":{"a":{"description":"\u202ex"}}}}`,
+			`{"inputSchema":{"properties":{"a":{"description":"x"}}}}`},
+		{"a parameter called description", `{"properties":{"description":{"description":"\u200bx"}}}`,
+			`{"properties":{"description":{"description":"x"}}}`},
 		{"a key with escapes", `{"descri\u0070tion":"\u200bx"}`, `{"descri\u0070tion":"x"}`},
 		{"a key twice", `{"title":"\u200bx","title":"y\u200b"}`, `{"title":"x","title":"y"}`},
-		{"several tools", `{"tools":[{"description":"\u200ba"}, {"description":"b\u200b"} ]}`, `{"tools":[{"description":"a"}, {"description":"b"} ]}`},
-		{"all strings of a tool", `{"id":"\u200b","result":{"tools":[{"enum":["a\u200b"],"x":{"default":"\u202eb","examples":[["\u001bc"]],"y":"\udb40\udc41"}}],"nextCursor":"\u200b"}}`,
-			`{"id":"\u200b","result":{"tools":[{"enum":["a"],"x":{"default":"b","examples":[["c"]],"y":""}}],"nextCursor":"\u200b"}}`},
-		{"all keys of a tool", "{\"result\":{\"tools\":[{\"inputSchema\":{\"properties\":{\"pa\\u200bth\":{},\"\U000E0041x\":{\"y\u202e\":1}}}}]}}", `{"result":{"tools":[{"inputSchema":{"properties":{"path":{},"x":{"y":1}}}}]}}`},
-		{"names inside of a tool", `{"result":{"tools":[{"name":"a\u200b","x":{"name":"b\u200b","uri":"c\u200b"}}]}}`, `{"result":{"tools":[{"name":"a\u200b","x":{"name":"b","uri":"c"}}]}}`},
-		{"prompts, resources and templates", `{"result":{"prompts":[{"name":"\u200b","arguments":[{"name":"a\u200b"}]}],"resources":[{"uri":"\u200b","name":"\u200b","mimeType":"b\u200b"}],"resourceTemplates":[{"uriTemplate":"\u200b","x":"c\u200b"}]}}`,
-			`{"result":{"prompts":[{"name":"\u200b","arguments":[{"name":"a"}]}],"resources":[{"uri":"\u200b","name":"\u200b","mimeType":"b"}],"resourceTemplates":[{"uriTemplate":"\u200b","x":"c"}]}}`},
-		{"tools of a batch", `[{"result":{"tools":[{"name":"\u200b","x":"a\u200b"}]}},{"result":{"tools":["b\u200b"]}}]`, `[{"result":{"tools":[{"name":"\u200b","x":"a"}]}},{"result":{"tools":["b"]}}]`},
-		{"a list with escapes in its key", `{"r\u0065sult":{"t\u006fols":[{"x":"a\u200b"}]}}`, `{"r\u0065sult":{"t\u006fols":[{"x":"a"}]}}`},
-		{"depth", strings.Repeat(`[`, 5000) + `{"title":"\u200b"}` + strings.Repeat(`]`, 5000), strings.Repeat(`[`, 5000) + `{"title":""}` + strings.Repeat(`]`, 5000)},
+		{"several tools", `{"tools":[{"description":"\u200ba"}, {"description":"b\u200b"} ]}`,
+			`{"tools":[{"description":"a"}, {"description":"b"} ]}`},
+		{"all strings of a tool", `{"id":"\u200b","result":{"tools":[{"enum":["a\u200b"],"x":{"default":"\u202eb",` +
+			`"examples":[["\u001bc"]],"y":"\udb40\udc41"}}],"nextCursor":"\u200b"}}`,
+			`{"id":"\u200b","result":{"tools":[{"enum":["a"],"x":{"default":"b","examples":[["c"]],"y":""}}],` +
+				`"nextCursor":"\u200b"}}`},
+		{"all keys of a tool", "{\"result\":{\"tools\":[{\"inputSchema\":{\"properties\":{\"pa\\u200bth\":{}," +
+			"\"\U000E0041x\":{\"y\u202e\":1}}}}]}}",
+			`{"result":{"tools":[{"inputSchema":{"properties":{"path":{},"x":{"y":1}}}}]}}`},
+		{"names inside of a tool", `{"result":{"tools":[{"name":"a\u200b","x":{"name":"b\u200b","uri":"c\u200b"}}]}}`,
+			`{"result":{"tools":[{"name":"a\u200b","x":{"name":"b","uri":"c"}}]}}`},
+		{"prompts, resources and templates", `{"result":{"prompts":[{"name":"\u200b","arguments":[{"name":"a\u200b"}]}],` +
+			`"resources":[{"uri":"\u200b","name":"\u200b","mimeType":"b\u200b"}],` +
+			`"resourceTemplates":[{"uriTemplate":"\u200b","x":"c\u200b"}]}}`,
+			`{"result":{"prompts":[{"name":"\u200b","arguments":[{"name":"a"}]}],"resources":[{"uri":"\u200b",` +
+				`"name":"\u200b","mimeType":"b"}],"resourceTemplates":[{"uriTemplate":"\u200b","x":"c"}]}}`},
+		{"tools of a batch", `[{"result":{"tools":[{"name":"\u200b","x":"a\u200b"}]}},{"result":{"tools":["b\u200b"]}}]`,
+			`[{"result":{"tools":[{"name":"\u200b","x":"a"}]}},{"result":{"tools":["b"]}}]`},
+		{"a list with escapes in its key", `{"r\u0065sult":{"t\u006fols":[{"x":"a\u200b"}]}}`,
+			`{"r\u0065sult":{"t\u006fols":[{"x":"a"}]}}`},
+		{"depth", strings.Repeat(`[`, 5000) + `{"title":"\u200b"}` + strings.Repeat(`]`, 5000), strings.Repeat(`[`, 5000) +
+			`{"title":""}` + strings.Repeat(`]`, 5000)},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			raw := []byte(test.raw)
@@ -66,9 +81,11 @@ func TestCleanKeepsTheRest(t *testing.T) {
 		{"what is no escape", `{"title":"\\u202e \\\\ud800 \\b"}`},
 		{"names", `{"name":"\u202e"}`},
 		{"text that a tool returned", `{"text":"\u202e"}`},
-		{"text that a tool returned, as a message", `{"id":1,"result":{"content":[{"text":"\u202e"}],"structuredContent":{"tools":[{"x":"\u202e"}],"\u202e":1}}}`},
+		{"text that a tool returned, as a message",
+			`{"id":1,"result":{"content":[{"text":"\u202e"}],"structuredContent":{"tools":[{"x":"\u202e"}],"\u202e":1}}}`},
 		{"text of a resource", `{"id":1,"result":{"contents":[{"uri":"x","text":"\u202e"}]}}`},
-		{"lists elsewhere", `{"params":{"tools":[{"x":"\u202e"}]},"tools":[{"x":"\u202e"}],"x":{"result":{"tools":["\u202e"]}}}`},
+		{"lists elsewhere", `{"params":{"tools":[{"x":"\u202e"}]},"tools":[{"x":"\u202e"}],` +
+			`"x":{"result":{"tools":["\u202e"]}}}`},
 		{"other members", `{"pattern":"[\u0000-\u001f]","enum":["\u200b"],"default":"\u202e"}`},
 		{"keys", `{"\u200bdescription":"x","Description":"\u200b"}`},
 		{"elements of an array called title", `{"title":["\u200b"],"description":{"a":"\u200b"}}`},
@@ -130,7 +147,7 @@ func escape(r rune) string {
 	return fmt.Sprintf(`\u%04X\u%04x`, 0xD800+r>>10, 0xDC00+r&0x3FF)
 }
 
-// hiding is the same set as that of Clean, told in another way.
+// hiding is the same set as in Clean, defined in another way.
 var hiding = &unicode.RangeTable{
 	R16: []unicode.Range16{
 		{0x0000, 0x0008, 1}, {0x000B, 0x000C, 1}, {0x000E, 0x001F, 1}, {0x007F, 0x009F, 1}, {0x00AD, 0x00AD, 1},
@@ -143,7 +160,8 @@ var hiding = &unicode.RangeTable{
 
 func FuzzClean(f *testing.F) {
 	for _, seed := range []string{
-		`{"tools":[{"name":"a","description":"pay \u202eecila\udb40\udc41","inputSchema":{"properties":{"title":{"title":"\ud83d\u200b\ude00"}}}}]}`,
+		`{"tools":[{"name":"a","description":"pay \u202eecila\udb40\udc41",` +
+			`"inputSchema":{"properties":{"title":{"title":"\ud83d\u200b\ude00"}}}}]}`,
 		"{\"title\":\"\xe2\x80\u200B\xae\", \"title\":[\"\u200B\"],\"instructions\":\"\\b\\f\\n\\u009b\x7f\"}",
 		`{"descri\u0070tion":"\\u202e\u202E\ud800","text":"\u202e"}`,
 		`[[{"title":"\u20`,
@@ -263,13 +281,21 @@ func BenchmarkClean(b *testing.B) {
 			if i > 0 {
 				page.WriteByte(',')
 			}
-			fmt.Fprintf(&page, `{"name":"tool_%d","description":"%s","inputSchema":{"type":"object","properties":{"path":{"type":"string","description":"%s"}},"required":["path"]}}`, i, description, description)
+			fmt.Fprintf(
+				&page,
+				`{"name":"tool_%d","description":"%s","inputSchema":{"type":"object",`+
+					`"properties":{"path":{"type":"string","description":"%s"}},"required":["path"]}}`,
+				i,
+				description,
+				description,
+			)
 		}
 		page.WriteString(`]}`)
 		return page.Bytes()
 	}
 	for _, text := range []struct{ name, description string }{
-		{"ascii", `Reads a file of the project and returns its lines, each with its number.\nUse \"start\" and \"end\" for a part of it.`},
+		{"ascii", `Reads a file of the project and returns its lines, each with its number.\nUse \"start\" and \"end\" ` +
+			`for a part of it.`},
 		{"dashes", `Reads a file – or “a part of it” – and returns its lines… each with its number \u2014 from 1.`},
 		{"cjk", `プロジェクトのファイルを読み、行番号付きの行を返します。一部だけを読むこともできます。`},
 		{"hidden", `Reads a file of the project and returns its lines, \u202eeach with its number.`},
@@ -288,7 +314,8 @@ func BenchmarkClean(b *testing.B) {
 func TestIsPlainName(t *testing.T) {
 	for name, want := range map[string]bool{
 		"read_file": true, "files/read-all.v2": true, "日本": true, "lire é": true, "": true, "file:///a%20b": true,
-		"read\u200b": false, "read\u200d": false, "read\ufe0f": false, "re\u202ead": false, "read\n": false, "read\t": false, "read\x1b[8m": false, "read\U000e0041": false,
+		"read\u200b": false, "read\u200d": false, "read\ufe0f": false, "re\u202ead": false, "read\n": false, "read\t": false,
+		"read\x1b[8m": false, "read\U000e0041": false,
 		"read\u00ad": false, "read\u3164": false, "read\xff": false, "read\ufffd": false, "read\u0085": false,
 	} {
 		if got := IsPlainName(name); got != want {

@@ -11,54 +11,54 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// A digest identifies what a definition says, or the bytes that say it.
+// A digest is a SHA-256 hash of a definition, either of its content or of its bytes.
 type digest [sha256.Size]byte
 
 func (d digest) String() string { return hex.EncodeToString(d[:]) }
 
-// short is enough of a digest to say which definition is meant.
+// short returns enough of a digest to identify a definition.
 func (d digest) short() string { return hex.EncodeToString(d[:16]) }
 
-// maxRead is the longest definition that is read. Of a longer one every byte counts:
-// to read costs many times what is read.
+// maxRead is the longest definition, in bytes, whose content is hashed. A longer one is hashed byte for
+// byte, because parsing is much slower.
 const maxRead = 256 << 10
 
-// define returns the digest of a definition. The order of members, white space and
-// escapes do not count. Everything else does, numbers as they are written; also its
-// member _meta, which can say what a user interface is loaded from. Of a text that is no
-// JSON or repeats a key in an object every byte counts, as readers may disagree about it.
-func define(raw []byte) digest { return digestOf(raw, false) }
+// digestOf returns the digest of a definition. The order of members, white space and escapes do not
+// matter. Everything else does: numbers as they are written, and the member _meta, which can name the
+// source of a user interface. A text that is not JSON, or that repeats a key in an object, is hashed byte
+// for byte, because programs may read it differently.
+func digestOf(raw []byte) digest { return digestWith(raw, false) }
 
-// defineWithoutMeta returns the digest of a definition in the first format of pins, in
-// which its member _meta did not count.
-func defineWithoutMeta(raw []byte) digest { return digestOf(raw, true) }
+// digestWithoutMeta returns the digest of a definition in the first format of pins, which ignored the
+// member _meta.
+func digestWithoutMeta(raw []byte) digest { return digestWith(raw, true) }
 
-func digestOf(raw []byte, withoutMeta bool) digest {
+func digestWith(raw []byte, withoutMeta bool) digest {
 	if len(raw) <= maxRead {
-		if d, ok := meaning(raw, withoutMeta); ok {
+		if d, ok := canonicalDigest(raw, withoutMeta); ok {
 			return d
 		}
 	}
 	h := sha256.New()
-	h.Write([]byte{'r'}) // no kind of value begins with it
+	h.Write([]byte{'r'}) // unlike the prefixes of values
 	h.Write(raw)
 	return digest(h.Sum(nil))
 }
 
-// A value is one of an object or array that is being read.
+// A value is an element or member of a container that is being read.
 type value struct {
-	key string // in an object
+	key string // key in an object
 	sum digest
 }
 
-// meaning makes the digest of each container of those of its values, in one pass.
-func meaning(raw []byte, withoutMeta bool) (d digest, ok bool) {
+// canonicalDigest hashes the content of a definition in one pass: a container by the hashes of its values.
+func canonicalDigest(raw []byte, withoutMeta bool) (d digest, ok bool) {
 	var (
 		s      jsonspan.Scanner
-		values []value // those of the open containers, which are themselves before theirs
+		values []value // values of the open containers, each container before its own
 		open   []int   // where their values begin
 		key    string
-		room   []byte
+		buf    []byte
 	)
 	s.Feed(raw)
 	s.Finish()
@@ -81,26 +81,26 @@ func meaning(raw []byte, withoutMeta bool) (d digest, ok bool) {
 			first := open[len(open)-1]
 			open = open[:len(open)-1]
 			if k == jsonspan.EndArray {
-				room = appendArray(room[:0], values[first:])
-			} else if room, ok = appendObject(room[:0], values[first:], withoutMeta && len(open) == 0); !ok {
+				buf = appendArray(buf[:0], values[first:])
+			} else if buf, ok = appendObject(buf[:0], values[first:], withoutMeta && len(open) == 0); !ok {
 				return digest{}, false
 			}
 			values = values[:first]
-			values[first-1].sum = sha256.Sum256(room)
+			values[first-1].sum = sha256.Sum256(buf)
 			continue
 		case jsonspan.String:
-			room = appendText(append(room[:0], '"'), raw[start+1:end-1])
+			buf = appendText(append(buf[:0], '"'), raw[start+1:end-1])
 		case jsonspan.Number:
-			room = append(append(room[:0], '0'), raw[start:end]...)
+			buf = append(append(buf[:0], '0'), raw[start:end]...)
 		default:
-			room = append(room[:0], raw[start:end]...)
+			buf = append(buf[:0], raw[start:end]...)
 		}
-		values = append(values, value{key, sha256.Sum256(room)})
+		values = append(values, value{key, sha256.Sum256(buf)})
 	}
 }
 
-// appendText appends what a string stands for. If it stands for something that
-// cannot be told in UTF-8, it appends how it is written, in a way that no text is.
+// appendText appends the decoded text of a string. If that is not valid UTF-8, it appends the encoded
+// string after a byte that valid text cannot contain.
 func appendText(dst, body []byte) []byte {
 	start := len(dst)
 	dst = jsonspan.AppendText(dst, body)
@@ -118,7 +118,7 @@ func appendArray(dst []byte, elements []value) []byte {
 	return dst
 }
 
-// appendObject also reports whether each key is there just once.
+// appendObject appends an object, and reports whether its keys are unique.
 func appendObject(dst []byte, members []value, withoutMeta bool) ([]byte, bool) {
 	slices.SortFunc(members, func(a, b value) int { return cmp.Compare(a.key, b.key) })
 	dst = append(dst, '{')

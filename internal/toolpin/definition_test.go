@@ -11,14 +11,16 @@ import (
 
 func TestDefinitionsThatSayTheSame(t *testing.T) {
 	for _, test := range []struct{ name, a, b string }{
-		{"in another order", `{"name":"a","inputSchema":{"type":"object","x":1}}`, `{"inputSchema":{"x":1,"type":"object"},"name":"a"}`},
+		{"in another order", `{"name":"a","inputSchema":{"type":"object","x":1}}`,
+			`{"inputSchema":{"x":1,"type":"object"},"name":"a"}`},
 		{"with other white space", `{"name":"a","icons":[1,2]}`, " {\n\t\"name\" : \"a\",\r\n\"icons\": [ 1 , 2 ] } "},
 		{"with other escapes", `{"description":"é/\n😀"}`, `{"descri\u0070tion":"\u00e9\/\u000a\ud83d\uDE00"}`},
-		{"with metadata in another order", `{"name":"a","_meta":{"ui":{"resourceUri":"ui://a"},"at":1}}`, `{"_meta":{"at":1,"ui":{"resourceUri":"ui://a"}},"name":"a"}`},
+		{"with metadata in another order", `{"name":"a","_meta":{"ui":{"resourceUri":"ui://a"},"at":1}}`,
+			`{"_meta":{"at":1,"ui":{"resourceUri":"ui://a"}},"name":"a"}`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if define([]byte(test.a)) != define([]byte(test.b)) {
-				t.Errorf("%s and %s are told apart", test.a, test.b)
+			if digestOf([]byte(test.a)) != digestOf([]byte(test.b)) {
+				t.Errorf("%s and %s have different digests", test.a, test.b)
 			}
 		})
 	}
@@ -40,7 +42,8 @@ func TestDefinitionsThatSayOtherThings(t *testing.T) {
 		{"the same values elsewhere", `{"a":{"b":1},"c":{}}`, `{"a":{},"c":{"b":1}}`},
 		{"a key and a value exchanged", `{"a":"b"}`, `{"b":"a"}`},
 		{"elements in one array or two", `[["a"],["b"]]`, `[["a","b"],[]]`},
-		{"other metadata", `{"name":"a","_meta":{"ui":{"resourceUri":"ui://a"}}}`, `{"name":"a","_meta":{"ui":{"resourceUri":"ui://b"}}}`},
+		{"other metadata", `{"name":"a","_meta":{"ui":{"resourceUri":"ui://a"}}}`,
+			`{"name":"a","_meta":{"ui":{"resourceUri":"ui://b"}}}`},
 		{"metadata, or none", `{"name":"a","_meta":{}}`, `{"name":"a"}`},
 		{"a parameter called _meta", `{"inputSchema":{"properties":{"_meta":{}}}}`, `{"inputSchema":{"properties":{}}}`},
 		{"another lone surrogate", `{"title":"\ud800"}`, `{"title":"\ud801"}`},
@@ -53,7 +56,7 @@ func TestDefinitionsThatSayOtherThings(t *testing.T) {
 		{"what is too long to read", long + `}`, long + ` }`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if define([]byte(test.a)) == define([]byte(test.b)) {
+			if digestOf([]byte(test.a)) == digestOf([]byte(test.b)) {
 				t.Errorf("%s and %s are not told apart", test.a, test.b)
 			}
 		})
@@ -68,13 +71,13 @@ func FuzzDefinition(f *testing.F) {
 	f.Add([]byte(`{"a":1,"a":2}`), []byte(`{"a":1`))
 	f.Fuzz(func(t *testing.T, a, b []byte) {
 		if !json.Valid(a) || !json.Valid(b) {
-			if define(a) == define(b) && !bytes.Equal(a, b) {
+			if digestOf(a) == digestOf(b) && !bytes.Equal(a, b) {
 				t.Errorf("%q and %q are not told apart", a, b)
 			}
 			return
 		}
 		said, saidToo := decode(t, a), decode(t, b)
-		if define(a) == define(b) && !reflect.DeepEqual(said, saidToo) {
+		if digestOf(a) == digestOf(b) && !reflect.DeepEqual(said, saidToo) {
 			t.Errorf("%q and %q are not told apart", a, b)
 		}
 		// What encoding/json has written anew repeats no key.
@@ -86,8 +89,8 @@ func FuzzDefinition(f *testing.F) {
 		if err := json.Indent(&indented, rewritten, " ", "\t"); err != nil {
 			t.Fatal(err)
 		}
-		if !bytes.Contains(rewritten, []byte(`\ufffd`)) && define(rewritten) != define(indented.Bytes()) {
-			t.Errorf("%q and %q are told apart", rewritten, indented.Bytes())
+		if !bytes.Contains(rewritten, []byte(`\ufffd`)) && digestOf(rewritten) != digestOf(indented.Bytes()) {
+			t.Errorf("%q and %q have different digests", rewritten, indented.Bytes())
 		}
 	})
 }
@@ -110,11 +113,19 @@ func BenchmarkDefine(b *testing.B) {
 	b.SetBytes(int64(len(raw)))
 	b.ReportAllocs()
 	for b.Loop() {
-		define(raw)
+		digestOf(raw)
 	}
 }
 
 // descriptor is one of a tool as servers have them.
 func descriptor(i int, description string) []byte {
-	return fmt.Appendf(nil, `{"name":"tool_%d","title":"Read file","description":%q,"inputSchema":{"type":"object","properties":{"path":{"type":"string","description":"The file to read, relative to the root of the project."},"start":{"type":"integer","minimum":1},"end":{"type":"integer","minimum":1}},"required":["path"],"additionalProperties":false},"annotations":{"readOnlyHint":true,"openWorldHint":false}}`, i, description)
+	return fmt.Appendf(
+		nil,
+		`{"name":"tool_%d","title":"Read file","description":%q,"inputSchema":{"type":"object",`+
+			`"properties":{"path":{"type":"string","description":"The file to read, relative to the root of the project."},`+
+			`"start":{"type":"integer","minimum":1},"end":{"type":"integer","minimum":1}},"required":["path"],`+
+			`"additionalProperties":false},"annotations":{"readOnlyHint":true,"openWorldHint":false}}`,
+		i,
+		description,
+	)
 }

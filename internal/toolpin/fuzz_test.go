@@ -10,8 +10,8 @@ import (
 // not the one that was first seen is a change, whatever was read before.
 func FuzzPins(f *testing.F) {
 	var pins Pins
-	pins.See("a", []byte(`{"name":"a"}`))
-	pins.See("b", []byte(`{"name":"b"}`))
+	pins.Observe("a", []byte(`{"name":"a"}`))
+	pins.Observe("b", []byte(`{"name":"b"}`))
 	saved, err := json.Marshal(&pins)
 	if err != nil {
 		f.Fatal(err)
@@ -40,23 +40,24 @@ func FuzzPins(f *testing.F) {
 				t.Fatalf("%q has changes: %+v", saved, changed)
 			}
 			// What it was does not matter to what it says.
-			a, newsA := p.See(tool, first)
-			if b, newsB := again.See(tool, first); a != b || newsA != newsB || p.Changed(tool) != a {
+			a, newsA := p.Observe(tool, first)
+			if b, newsB := again.Observe(tool, first); a != b || newsA != newsB || p.Changed(tool) != a {
 				t.Fatalf("%q: %q changed %t, read again %t", saved, first, a, b)
 			}
 		}
 		var fresh Pins
-		if changed, _ := fresh.See(tool, first); changed || fresh.Changed(tool) {
+		if changed, _ := fresh.Observe(tool, first); changed || fresh.Changed(tool) {
 			t.Fatalf("%q of %q is a change from nothing", first, tool)
 		}
-		differs := define(first) != define(second)
-		if changed, _ := fresh.See(tool, second); changed != differs || fresh.Changed(tool) != differs || (len(fresh.Changes()) == 1) != differs {
+		differs := digestOf(first) != digestOf(second)
+		if changed, _ := fresh.Observe(tool, second); changed != differs || fresh.Changed(tool) != differs ||
+			(len(fresh.Changes()) == 1) != differs {
 			t.Fatalf("%q after %q is a change: %t, want %t", second, first, changed, differs)
 		}
 		if accepted, err := fresh.Accept(tool, ""); err != nil || (accepted == 1) != differs || fresh.Changed(tool) {
 			t.Fatalf("accepted %d, %v", accepted, err)
 		}
-		if changed, _ := fresh.See(tool, first); changed != differs {
+		if changed, _ := fresh.Observe(tool, first); changed != differs {
 			t.Fatalf("%q after %q was accepted is a change: %t", first, second, changed)
 		}
 	})

@@ -52,7 +52,7 @@ func accepts(t *testing.T, p *Pins, tool string) {
 func TestMerge(t *testing.T) {
 	see := func(p *Pins, tool string, definitions ...string) {
 		for _, d := range definitions {
-			p.See(tool, say(d))
+			p.Observe(tool, say(d))
 		}
 	}
 	for _, test := range []struct {
@@ -84,7 +84,7 @@ func TestMerge(t *testing.T) {
 				t.Error("the other one is not withheld at once")
 			}
 			if c := b.Changes(); len(c) != 1 || string(c[0].After) != string(say("2")) || c[0].Before != nil {
-				t.Errorf("operators are told of %v", c)
+				t.Errorf("changes for operators: %v", c)
 			}
 			return news
 		}, [2]bool{false, true}, true},
@@ -139,7 +139,7 @@ func TestMerge(t *testing.T) {
 		{"lost, and still in the store", func(_ *testing.T, s *shared, a, b *Pins) bool {
 			see(a, "x", "1")
 			s.sync(a)
-			b.Lose()
+			b.MarkLost()
 			see(b, "x", "2")
 			return s.sync(b)
 		}, [2]bool{false, true}, true},
@@ -147,7 +147,7 @@ func TestMerge(t *testing.T) {
 			see(a, "x", "1")
 			s.sync(a)
 			time.Sleep(time.Minute)
-			b.Lose()
+			b.MarkLost()
 			see(b, "x", "2")
 			accepts(t, b, "")
 			see(b, "x", "2")
@@ -155,7 +155,8 @@ func TestMerge(t *testing.T) {
 			return s.sync(a)
 		}, [2]bool{true, false}, true},
 		{"of the first format", func(_ *testing.T, s *shared, a, b *Pins) bool {
-			s.text = `{"format":1,"tools":[{"tool":"x","hash":"` + defineWithoutMeta(say("1")).String() + `","first_seen":"2000-01-01T00:00:00Z"}]}`
+			s.text = `{"format":1,"tools":[{"tool":"x","hash":"` + digestWithoutMeta(say("1")).String() +
+				`","first_seen":"2000-01-01T00:00:00Z"}]}`
 			s.sync(a)
 			see(b, "x", "1")
 			news := s.sync(b)
@@ -179,7 +180,7 @@ func TestMerge(t *testing.T) {
 				}
 				for name, p := range map[string]*Pins{"a": a, "b": b, "a third": &later} {
 					for i, want := range test.changed {
-						if changed, _ := p.See("x", say(fmt.Sprint(i+1))); changed != want {
+						if changed, _ := p.Observe("x", say(fmt.Sprint(i+1))); changed != want {
 							t.Errorf("definition %d at %s has changed: %t", i+1, name, changed)
 						}
 					}
@@ -193,17 +194,17 @@ func TestMerge(t *testing.T) {
 func TestMergeOfAServerThatBeginsAnew(t *testing.T) {
 	a, b, s := new(Pins), new(Pins), &shared{t: t}
 	for i := range maxTools {
-		a.See(fmt.Sprint(i), say("1"))
+		a.Observe(fmt.Sprint(i), say("1"))
 	}
 	s.settled(a, b)
 	for _, p := range []*Pins{a, b} {
-		p.See("more", say("1"))
+		p.Observe("more", say("1"))
 		if !p.Changed("more") {
 			t.Fatal("there is room")
 		}
 	}
 	accepts(t, a, "")
-	a.See("more", say("1"))
+	a.Observe("more", say("1"))
 	s.sync(a)
 	if news := s.sync(b); !news || b.Changed("more") || len(b.Changes()) != 0 {
 		t.Errorf("at the other: %t, %v", news, b.Changes())
@@ -216,7 +217,7 @@ func TestMergeOfAServerThatBeginsAnew(t *testing.T) {
 
 func TestMergeThatFails(t *testing.T) {
 	p := new(Pins)
-	p.See("x", say("1"))
+	p.Observe("x", say("1"))
 	before := save(t, p)
 	if _, err := p.Merge([]byte(`{"format":9}`)); err == nil || save(t, p) != before {
 		t.Errorf("%v, left is %s", err, save(t, p))
@@ -226,16 +227,16 @@ func TestMergeThatFails(t *testing.T) {
 func TestMergeKeepsTextsBounded(t *testing.T) {
 	a, b, s := new(Pins), new(Pins), &shared{t: t}
 	for i := range 100 {
-		a.See(fmt.Sprint(i), say("1"))
-		b.See(fmt.Sprint(i), say("2"))
-		b.See(fmt.Sprint(i), say("3"))
+		a.Observe(fmt.Sprint(i), say("1"))
+		b.Observe(fmt.Sprint(i), say("2"))
+		b.Observe(fmt.Sprint(i), say("3"))
 	}
 	s.settled(a, b)
 	n := 0
 	for _, t := range b.tools {
 		n += len(t.before) + len(t.after)
 	}
-	if n != b.texts || n == 0 {
-		t.Errorf("%d bytes are kept, and %d are counted", n, b.texts)
+	if n != b.textBytes || n == 0 {
+		t.Errorf("%d bytes are kept, and %d are counted", n, b.textBytes)
 	}
 }

@@ -17,10 +17,10 @@ import (
 // say is a definition by its description.
 func say(description string) []byte { return descriptor(1, description) }
 
-// see notes a definition and wants to be told this of it.
+// see observes a definition and checks the result.
 func see(t *testing.T, p *Pins, tool, description string, changed, news bool) {
 	t.Helper()
-	gotChanged, gotNews := p.See(tool, say(description))
+	gotChanged, gotNews := p.Observe(tool, say(description))
 	if gotChanged != changed || gotNews != news {
 		t.Errorf("%s %q: changed %v, news %v; want %v, %v", tool, description, gotChanged, gotNews, changed, news)
 	}
@@ -44,8 +44,9 @@ func TestFirstDefinitionIsPinned(t *testing.T) {
 
 func TestSpellingIsNoChange(t *testing.T) {
 	p := new(Pins)
-	for _, descriptor := range []string{`{"name":"a","title":"b"}`, `{ "title":"\u0062", "name":"a" }`, `{"name":"a","title":"b"}`} {
-		if changed, news := p.See("a", []byte(descriptor)); changed || news {
+	for _, descriptor := range []string{`{"name":"a","title":"b"}`, `{ "title":"\u0062", "name":"a" }`,
+		`{"name":"a","title":"b"}`} {
+		if changed, news := p.Observe("a", []byte(descriptor)); changed || news {
 			t.Errorf("%s: changed %v, news %v", descriptor, changed, news)
 		}
 	}
@@ -54,19 +55,23 @@ func TestSpellingIsNoChange(t *testing.T) {
 // Pins of the first format, in which _meta did not count, raise no alarm. From the first
 // definition on that they are of, it does.
 func TestPinsOfTheFirstFormat(t *testing.T) {
-	const atFirst, later, other = `{"name":"a","_meta":{"ui":"a"}}`, `{"name":"a","_meta":{"ui":"b"}}`, `{"name":"a","title":"x"}`
+	const atFirst, later, other = `{"name":"a","_meta":{"ui":"a"}}`, `{"name":"a","_meta":{"ui":"b"}}`,
+		`{"name":"a","title":"x"}`
 	file := func(hash digest) []byte {
-		return []byte(`{"format":1,"tools":[{"tool":"a","hash":"` + hash.String() + `","first_seen":"2000-01-01T00:00:00Z"}]}`)
+		return []byte(
+			`{"format":1,"tools":[{"tool":"a","hash":"` + hash.String() +
+				`","first_seen":"2000-01-01T00:00:00Z"}]}`,
+		)
 	}
 	seen := func(t *testing.T, p *Pins, descriptor string, want bool) {
 		t.Helper()
-		if changed, _ := p.See("a", []byte(descriptor)); changed != want || p.Changed("a") != want {
+		if changed, _ := p.Observe("a", []byte(descriptor)); changed != want || p.Changed("a") != want {
 			t.Errorf("%s has changed: %t", descriptor, changed)
 		}
 	}
 	for _, again := range []bool{false, true} { // saved and loaded in between
 		p := new(Pins)
-		if err := p.UnmarshalJSON(file(defineWithoutMeta([]byte(atFirst)))); err != nil {
+		if err := p.UnmarshalJSON(file(digestWithoutMeta([]byte(atFirst)))); err != nil {
 			t.Fatal(err)
 		}
 		reload := func() {
@@ -95,8 +100,8 @@ func TestPinsOfTheFirstFormat(t *testing.T) {
 		seen(t, p, atFirst, true)
 	}
 	p := new(Pins)
-	_ = p.UnmarshalJSON(file(defineWithoutMeta([]byte(atFirst))))
-	p.See("a", []byte(other))
+	_ = p.UnmarshalJSON(file(digestWithoutMeta([]byte(atFirst))))
+	p.Observe("a", []byte(other))
 	if n, _ := p.Accept("a", ""); n != 1 || p.Changed("a") || strings.Contains(save(t, p), "without_meta") {
 		t.Errorf("accepted %d, saved %s", n, save(t, p))
 	}
@@ -107,7 +112,7 @@ func TestLostPins(t *testing.T) {
 	p := new(Pins)
 	see(t, p, "read", "1", false, false)
 	before := p.Version()
-	p.Lose()
+	p.MarkLost()
 	if !p.Changed("read") || !p.Changed("write") || p.Version() != before {
 		t.Error("nothing has changed")
 	}
@@ -124,7 +129,7 @@ func TestLostPins(t *testing.T) {
 	}
 	see(t, p, "read", "2", false, false)
 	see(t, p, "read", "1", true, true)
-	p.Lose()
+	p.MarkLost()
 	if err := p.UnmarshalJSON([]byte(`{"format":2,"tools":[]}`)); err != nil || p.Changed("read") {
 		t.Errorf("they are found again: %v", err)
 	}
@@ -204,14 +209,24 @@ func TestChanges(t *testing.T) {
 		at := time.Now()
 		time.Sleep(time.Minute)
 		see(t, p, "read", "2", true, false)
-		want := []Change{{Tool: "read", Pinned: define(say("1")).String()[:32], Seen: define(say("2")).String()[:32], At: at.UTC(), Before: say("1"), After: say("2")}}
+		want := []Change{
+			{
+				Tool:   "read",
+				Pinned: digestOf(say("1")).String()[:32],
+				Seen:   digestOf(say("2")).String()[:32],
+				At:     at.UTC(),
+				Before: say("1"),
+				After:  say("2"),
+			},
+		}
 		got := p.Changes()
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("got %v", got)
 		}
 		text, _ := json.Marshal(got[0])
 		if want := `{"tool":"read","pinned":"` + want[0].Pinned + `","seen":"` + want[0].Seen +
-			`","at":"2000-01-01T00:01:00Z","before":` + string(say("1")) + `,"after":` + string(say("2")) + `}`; string(text) != want {
+			`","at":"2000-01-01T00:01:00Z","before":` + string(say("1")) + `,"after":` + string(say("2")) +
+			`}`; string(text) != want {
 			t.Errorf("got %s", text)
 		}
 	})
@@ -261,27 +276,27 @@ func TestDefinitionsCanBeLookedAt(t *testing.T) {
 		}
 	}
 	shown := bytes.Clone(one)
-	p.See("read", shown)
+	p.Observe("read", shown)
 	clear(shown) // it is the caller's
-	p.See("read", two)
+	p.Observe("read", two)
 	is("a change", one, two)
-	p.See("read", three)
+	p.Observe("read", three)
 	is("another", one, three)
-	p.See("read", one)
-	p.See("read", two)
+	p.Observe("read", one)
+	p.Observe("read", two)
 	is("there and back", one, two)
 	_, _ = p.Accept("read", "")
-	p.See("read", one)
+	p.Observe("read", one)
 	is("accepted", two, one)
 
 	text := save(t, p)
 	if err := p.UnmarshalJSON([]byte(text)); err != nil {
 		t.Fatal(err)
 	}
-	p.See("read", one)
+	p.Observe("read", one)
 	is("after a restart", nil, one)
-	p.See("read", two)
-	p.See("read", three)
+	p.Observe("read", two)
+	p.Observe("read", three)
 	is("after a restart, the pinned one has been seen", two, three)
 }
 
@@ -294,8 +309,8 @@ func TestDefinitionsThatCannotBeLookedAt(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			p := new(Pins)
-			p.See("read", say("1"))
-			p.See("read", []byte(test.text))
+			p.Observe("read", say("1"))
+			p.Observe("read", []byte(test.text))
 			if got := p.Changes(); len(got) != 1 || string(got[0].After) != test.want || got[0].Seen == "" {
 				t.Errorf("got %.200v", got)
 			}
@@ -312,14 +327,14 @@ func TestTextsAreBounded(t *testing.T) {
 		for _, pin := range p.tools {
 			n += len(pin.before) + len(pin.after)
 		}
-		if n != p.texts || n > maxTexts {
-			t.Errorf("%d bytes are kept, and %d are counted", n, p.texts)
+		if n != p.textBytes || n > maxTexts {
+			t.Errorf("%d bytes are kept, and %d are counted", n, p.textBytes)
 		}
 		return n
 	}
 	for round := range 3 {
 		for i := range 2 * maxTexts / maxText {
-			p.See(fmt.Sprint(i), say(fmt.Sprint(round, text)))
+			p.Observe(fmt.Sprint(i), say(fmt.Sprint(round, text)))
 		}
 		if kept() < maxTexts/2 {
 			t.Error("there was room")
@@ -339,7 +354,7 @@ func TestEndlessDefinitionsAreBounded(t *testing.T) {
 		t.Errorf("%d definitions are remembered", got)
 	}
 	last := fmt.Sprint(3*maxChanges - 1)
-	if got := p.Changes()[0].Seen; got != define(say(last)).short() {
+	if got := p.Changes()[0].Seen; got != digestOf(say(last)).short() {
 		t.Errorf("%s was seen last", got)
 	}
 	see(t, p, "read", "pinned", false, false)
@@ -356,13 +371,13 @@ func TestToolsBeyondTheBoundCountAsChanged(t *testing.T) {
 	}{
 		{"too many tools", func(p *Pins) string {
 			for i := range maxTools {
-				p.See(fmt.Sprint(i), say("1"))
+				p.Observe(fmt.Sprint(i), say("1"))
 			}
 			return "0"
 		}},
 		{"names too long", func(p *Pins) string {
 			long := strings.Repeat("x", maxNames-3)
-			p.See(long, say("1"))
+			p.Observe(long, say("1"))
 			return long
 		}},
 	} {
@@ -404,7 +419,7 @@ func TestPinsOutliveARestart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		hash := define(say("1")).String()
+		hash := digestOf(say("1")).String()
 		want := `{"format":2,"tools":[` +
 			`{"tool":"list","hash":"` + hash + `","first_seen":"2000-01-01T00:00:00Z"},` +
 			`{"tool":"read","hash":"` + hash + `","first_seen":"2000-01-01T01:00:00Z"},` +
@@ -436,9 +451,9 @@ func TestVersionGrowsWithWhatIsSaved(t *testing.T) {
 		name string
 		do   func()
 	}{
-		{"a tool is pinned", func() { p.See("read", say("1")) }},
-		{"it is seen again", func() { p.See("read", say("1")) }},
-		{"it changes", func() { p.See("read", say("2")) }},
+		{"a tool is pinned", func() { p.Observe("read", say("1")) }},
+		{"it is seen again", func() { p.Observe("read", say("1")) }},
+		{"it changes", func() { p.Observe("read", say("2")) }},
 		{"the change is accepted", func() { _, _ = p.Accept("read", "") }},
 		{"it is accepted again", func() { _, _ = p.Accept("", "") }},
 	} {
@@ -489,7 +504,7 @@ func TestWhatCannotBeLoaded(t *testing.T) {
 func TestLoadedPinsAreBounded(t *testing.T) {
 	file := saved{Format: format}
 	for i := range maxTools + 1 {
-		file.Tools = append(file.Tools, savedTool{Tool: fmt.Sprint(i), Hash: define(say("1")).String()})
+		file.Tools = append(file.Tools, savedTool{Tool: fmt.Sprint(i), Hash: digestOf(say("1")).String()})
 	}
 	text, _ := json.Marshal(file)
 	var p Pins
@@ -505,7 +520,7 @@ func TestLoadedPinsAreBounded(t *testing.T) {
 func TestPinsAreSafeForConcurrentUse(t *testing.T) {
 	p := new(Pins)
 	for i := range 10 {
-		p.See(fmt.Sprint(i), say("0"))
+		p.Observe(fmt.Sprint(i), say("0"))
 	}
 	var news [8]int
 	var clients sync.WaitGroup
@@ -513,7 +528,7 @@ func TestPinsAreSafeForConcurrentUse(t *testing.T) {
 		clients.Go(func() {
 			for round := range 50 {
 				for i := range 10 {
-					if _, isNews := p.See(fmt.Sprint(i), say(fmt.Sprint((round+client)%5))); isNews {
+					if _, isNews := p.Observe(fmt.Sprint(i), say(fmt.Sprint((round+client)%5))); isNews {
 						news[client]++
 					}
 					p.Changed(fmt.Sprint(i))
@@ -524,7 +539,7 @@ func TestPinsAreSafeForConcurrentUse(t *testing.T) {
 					t.Error(err)
 				}
 				_, _ = p.Accept("other", "")
-				p.See("other", say(fmt.Sprint(client)))
+				p.Observe("other", say(fmt.Sprint(client)))
 			}
 		})
 	}
@@ -540,8 +555,8 @@ func TestPinsAreSafeForConcurrentUse(t *testing.T) {
 
 func TestSeeAllocatesNothingForWhatIsKnown(t *testing.T) {
 	p, raw := new(Pins), say("1")
-	p.See("read", raw)
-	if got := testing.AllocsPerRun(100, func() { p.See("read", raw); p.Changed("read") }); got != 0 {
+	p.Observe("read", raw)
+	if got := testing.AllocsPerRun(100, func() { p.Observe("read", raw); p.Changed("read") }); got != 0 {
 		t.Errorf("%v allocations", got)
 	}
 }
@@ -551,15 +566,22 @@ func BenchmarkSee(b *testing.B) {
 	names, size := make([]string, 1000), 0
 	raws := make([][]byte, 1000)
 	for i := range raws {
-		names[i], raws[i] = fmt.Sprintf("tool_%d", i), descriptor(i, "Reads a file of the project and returns its lines, each with its number.")
+		names[i], raws[i] = fmt.Sprintf(
+			"tool_%d",
+			i,
+		),
+			descriptor(
+				i,
+				"Reads a file of the project and returns its lines, each with its number.",
+			)
 		size += len(raws[i])
-		p.See(names[i], raws[i])
+		p.Observe(names[i], raws[i])
 	}
 	b.SetBytes(int64(size))
 	b.ReportAllocs()
 	for b.Loop() {
 		for i := range raws {
-			p.See(names[i], raws[i])
+			p.Observe(names[i], raws[i])
 		}
 	}
 }

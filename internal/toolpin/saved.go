@@ -10,14 +10,14 @@ import (
 	"time"
 )
 
-// format is that of saved pins. In the first, the _meta of tools did not count. Its digests
-// are good until a definition is seen that has one of them.
+// format is the version of saved pins. The first format ignored the _meta of tools. Its digests are used
+// until a definition is seen that matches one.
 const format = 2
 
 type saved struct {
-	Format int         `json:"format"`
-	Tools  []savedTool `json:"tools"`
-	Began  time.Time   `json:"began,omitzero"`
+	Format     int         `json:"format"`
+	Tools      []savedTool `json:"tools"`
+	AcceptedAt time.Time   `json:"began,omitzero"`
 }
 
 type savedTool struct {
@@ -25,15 +25,15 @@ type savedTool struct {
 	Hash      string    `json:"hash"`
 	FirstSeen time.Time `json:"first_seen"`
 
-	WithoutMeta bool `json:"without_meta,omitempty"` // the hash is one of the first format
+	WithoutMeta bool `json:"without_meta,omitempty"` // the hash has the first format
 	Accepted    bool `json:"accepted,omitempty"`
 }
 
-// MarshalJSON returns what is pinned, in an order that is always the same. Changes
-// that were not accepted are not part of it: they are seen again.
+// MarshalJSON returns the pins in a stable order. Changes that were not accepted are not saved, because
+// they will be seen again.
 func (p *Pins) MarshalJSON() ([]byte, error) {
 	p.mu.RLock()
-	file := saved{Format: format, Tools: []savedTool{}, Began: p.began}
+	file := saved{Format: format, Tools: []savedTool{}, AcceptedAt: p.acceptedAt}
 	for tool, t := range p.tools {
 		file.Tools = append(file.Tools, savedTool{tool, t.seen[0].sum.String(), t.seen[0].at, t.withoutMeta, t.accepted})
 	}
@@ -42,8 +42,8 @@ func (p *Pins) MarshalJSON() ([]byte, error) {
 	return json.Marshal(file)
 }
 
-// UnmarshalJSON takes what [Pins.MarshalJSON] returned in the place of all that p has.
-// If it cannot, p stays as it is.
+// UnmarshalJSON replaces all pins with those that [Pins.MarshalJSON] returned. With an error, p stays
+// unchanged.
 func (p *Pins) UnmarshalJSON(data []byte) error {
 	loaded, err := read(data)
 	if err != nil {
@@ -51,12 +51,13 @@ func (p *Pins) UnmarshalJSON(data []byte) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.tools, p.names, p.texts, p.full, p.lost, p.began = loaded.tools, loaded.names, 0, time.Time{}, false, loaded.began
+	p.tools, p.nameBytes, p.textBytes = loaded.tools, loaded.nameBytes, 0
+	p.fullSince, p.lost, p.acceptedAt = time.Time{}, false, loaded.acceptedAt
 	p.version++
 	return nil
 }
 
-// read returns saved pins.
+// read decodes saved pins.
 func read(data []byte) (*Pins, error) {
 	var file saved
 	if err := json.Unmarshal(data, &file); err != nil {
@@ -65,14 +66,14 @@ func read(data []byte) (*Pins, error) {
 	if file.Format != 1 && file.Format != format {
 		return nil, fmt.Errorf("read pinned tools: format is %d, not %d", file.Format, format)
 	}
-	loaded := &Pins{began: file.Began}
+	loaded := &Pins{acceptedAt: file.AcceptedAt}
 	for _, tool := range file.Tools {
 		sum, err := hex.DecodeString(tool.Hash)
 		if err != nil || len(sum) != sha256.Size {
-			return nil, fmt.Errorf("read pinned tools: hash of %q is not one of SHA-256", tool.Tool)
+			return nil, fmt.Errorf("read pinned tools: hash of %q is not a SHA-256 hash", tool.Tool)
 		}
 		d := definition{sum: digest(sum), at: tool.FirstSeen}
-		// What there is no room for is not pinned, and counts as changed.
+		// Tools beyond the limits are not pinned and count as changed.
 		if loaded.tools[tool.Tool] == nil {
 			if t := loaded.pin(tool.Tool, d); t != nil {
 				t.withoutMeta, t.accepted = tool.WithoutMeta || file.Format == 1, tool.Accepted

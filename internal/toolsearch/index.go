@@ -1,10 +1,9 @@
-// Package toolsearch finds tools by what they are said to do.
+// Package toolsearch finds tools by their descriptions.
 //
-// A gateway that joins many servers has more tools than fit in a model's context.
-// It can list a few that lead to the others instead, and this is the search they
-// need: BM25 over names, titles, descriptions and parameters, each field by its
-// weight. All that can be computed before a query is known is computed when the
-// index is made; a search adds up the postings of its terms and nothing else.
+// A gateway with many servers can have more tools than fit in a model's context. It can
+// then list only a few tools that search for the others. The search is BM25 over names,
+// titles, descriptions and parameters, with a weight for each field. New precomputes the
+// scores of all terms, so that Search only adds them up.
 package toolsearch
 
 import (
@@ -19,57 +18,56 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 )
 
-// The usual parameters of BM25: how soon more of the same term stops to count,
-// and how much the length of a text does.
+// The usual parameters of BM25.
 const (
-	k1 = 1.2
-	b  = 0.75
+	k1 = 1.2  // saturation of repeated terms
+	b  = 0.75 // influence of the text length
 )
 
 const (
-	defaultLimit = 10
-	maxLimit     = 50
-	maxQuery     = 1000 // characters
-	maxTerms     = 5000 // of one field of one tool
-	maxWords     = 16   // of a query that are looked for in names
+	defaultLimit  = 10
+	maxLimit      = 50
+	maxQuery      = 1000 // characters
+	maxFieldTerms = 5000 // per field of a tool
+	maxQueryWords = 16   // per query, if names are searched
 )
 
-// A field is a part of a tool that is searched.
+// A field is a searched part of a tool.
 type field int
 
 const (
 	nameField field = iota
 	titleField
 	descriptionField
-	parameterField // the names of parameters, at any depth
-	adviceField    // what is said of parameters
+	parameterNameField // names of parameters, at any depth
+	parameterTextField // titles and descriptions of parameters
 	fields
 )
 
-// weights says how much a term counts in each field. People look for tools by
-// their names; what is said of parameters is long and often about something else.
+// weights are the weights of a term by field. Queries usually contain words of tool names.
+// Descriptions of parameters are long and often about something else.
 var weights = [fields]float64{
-	nameField:        4,
-	titleField:       3,
-	descriptionField: 1.5,
-	parameterField:   1,
-	adviceField:      0.3,
+	nameField:          4,
+	titleField:         3,
+	descriptionField:   1.5,
+	parameterNameField: 1,
+	parameterTextField: 0.3,
 }
 
-// A Tool is one to be found.
+// A Tool is a tool to index.
 type Tool struct {
-	Name string // as the client calls it
-	Raw  []byte // its descriptor, as tools/list has it
+	Name string // alias, as clients call it
+	Raw  []byte // JSON descriptor from tools/list
 }
 
-// A Hit is a tool that was found.
+// A Hit is a search result.
 type Hit struct {
 	Name    string
-	Summary string // the first sentence of its description, of at most 200 characters
+	Summary string // first sentence of the description or title, at most 200 characters
 	Score   float64
 }
 
-// An Index finds tools. It does not change and is safe for concurrent use.
+// An Index searches tools. It is immutable and safe for concurrent use.
 type Index struct {
 	tools    []entry
 	postings map[string][]posting
@@ -78,20 +76,19 @@ type Index struct {
 type entry struct {
 	name, summary string
 
-	// For what no term finds: the words of the name, and the name without what
-	// stands between them.
-	words  []string
-	joined string
+	// For queries without a known term.
+	words  []string // of the name
+	joined string   // name without separators
 }
 
-// A posting says what a term adds to the score of a tool.
+// A posting is the score that a term adds to a tool.
 type posting struct {
 	tool  int32
 	score float64
 }
 
-// New returns an index of tools. A descriptor that cannot be read counts as empty:
-// the tool is found by its name.
+// New returns an index of tools. A tool with an invalid descriptor is found only by its
+// name.
 func New(tools []Tool) *Index {
 	x := &Index{tools: make([]entry, len(tools)), postings: make(map[string][]posting)}
 	counts := make(map[string][]count)
@@ -100,23 +97,23 @@ func New(tools []Tool) *Index {
 	for i, tool := range tools {
 		var descriptor map[string]any
 		_ = json.Unmarshal(tool.Raw, &descriptor)
-		texts := read(tool.Name, descriptor)
+		texts := readTool(tool.Name, descriptor)
 		x.tools[i] = newEntry(tool.Name, texts)
 		for f, text := range texts {
 			lengths[i][f] = countTerms(counts, int32(i), field(f), text)
 			total[f] += lengths[i][f]
 		}
 	}
-	for term, of := range counts {
-		x.postings[term] = score(of, lengths, total)
+	for term, tools := range counts {
+		x.postings[term] = scoreTerm(tools, lengths, total)
 	}
 	return x
 }
 
-// texts are the fields of a tool.
-type texts [fields][]string
+// fieldTexts are the texts of a tool by field.
+type fieldTexts [fields][]string
 
-func read(name string, descriptor map[string]any) (t texts) {
+func readTool(name string, descriptor map[string]any) (t fieldTexts) {
 	t[nameField] = []string{name}
 	if own, _ := descriptor["name"].(string); !strings.Contains(name, own) {
 		t[nameField] = append(t[nameField], own)
@@ -131,42 +128,42 @@ func read(name string, descriptor map[string]any) (t texts) {
 	if description, _ := descriptor["description"].(string); description != "" {
 		t[descriptionField] = []string{description}
 	}
-	t.schema(descriptor["inputSchema"])
+	t.addSchema(descriptor["inputSchema"])
 	return t
 }
 
-// schema reads the parameters that a schema names. Which of its members are schemas
-// is for their keywords to say: a parameter may be called properties as well.
-func (t *texts) schema(v any) {
-	for keyword, v := range sorted(v) {
+// addSchema adds the parameters of a JSON schema. It descends by keyword, because a
+// parameter can have the name of a keyword, such as properties.
+func (t *fieldTexts) addSchema(v any) {
+	for keyword, v := range sortedMembers(v) {
 		switch keyword {
 		case "properties":
-			for name, property := range sorted(v) {
-				t[parameterField] = append(t[parameterField], name)
-				t.advice(property)
-				t.schema(property)
+			for name, property := range sortedMembers(v) {
+				t[parameterNameField] = append(t[parameterNameField], name)
+				t.addText(property)
+				t.addSchema(property)
 			}
 		case "patternProperties", "$defs", "definitions", "dependentSchemas":
-			for _, schema := range sorted(v) {
-				t.schema(schema)
+			for _, schema := range sortedMembers(v) {
+				t.addSchema(schema)
 			}
 		case "allOf", "anyOf", "oneOf", "prefixItems", "items":
 			if list, ok := v.([]any); ok {
 				for _, schema := range list {
-					t.schema(schema)
+					t.addSchema(schema)
 				}
 				break
 			}
-			t.schema(v)
+			t.addSchema(v)
 		case "additionalProperties", "unevaluatedProperties", "contains", "not", "if", "then", "else":
-			t.schema(v)
+			t.addSchema(v)
 		}
 	}
 }
 
-// sorted yields the members of an object by their names, so that an index of the same
-// tools is the same index.
-func sorted(v any) iter.Seq2[string, any] {
+// sortedMembers yields the members of an object in the order of their names, so that
+// indexes of the same tools are equal.
+func sortedMembers(v any) iter.Seq2[string, any] {
 	object, _ := v.(map[string]any)
 	return func(yield func(string, any) bool) {
 		for _, name := range slices.Sorted(maps.Keys(object)) {
@@ -177,62 +174,62 @@ func sorted(v any) iter.Seq2[string, any] {
 	}
 }
 
-func (t *texts) advice(property any) {
+// addText adds the title and description of a parameter.
+func (t *fieldTexts) addText(property any) {
 	p, _ := property.(map[string]any)
 	for _, key := range [...]string{"title", "description"} {
 		if text, _ := p[key].(string); text != "" {
-			t[adviceField] = append(t[adviceField], text)
+			t[parameterTextField] = append(t[parameterTextField], text)
 		}
 	}
 }
 
-func newEntry(name string, t texts) entry {
+func newEntry(name string, t fieldTexts) entry {
 	e := entry{name: name}
 	for _, text := range slices.Concat(t[descriptionField], t[titleField]) {
 		if e.summary = summary(text); e.summary != "" {
 			break
 		}
 	}
-	for word := range words.In(name) {
+	for word := range words.Split(name) {
 		e.words = append(e.words, word)
 	}
 	e.joined = words.Joined(name)
 	return e
 }
 
-// A count is how often a tool has a term, in each field.
+// A count is how often a term occurs in each field of a tool.
 type count struct {
 	tool   int32
 	fields [fields]int32
 }
 
-// countTerms counts the terms of one field of a tool and returns how many they are.
+// countTerms adds the terms of one field of a tool to counts and returns their number.
 func countTerms(counts map[string][]count, tool int32, f field, texts []string) (n int) {
 	for _, text := range texts {
 		for term := range words.Terms(text) {
-			if n == maxTerms {
+			if n == maxFieldTerms {
 				return n
 			}
 			n++
-			of := counts[term]
-			if len(of) == 0 || of[len(of)-1].tool != tool {
-				of = append(of, count{tool: tool})
+			tools := counts[term]
+			if len(tools) == 0 || tools[len(tools)-1].tool != tool {
+				tools = append(tools, count{tool: tool})
 			}
-			of[len(of)-1].fields[f]++
-			counts[term] = of
+			tools[len(tools)-1].fields[f]++
+			counts[term] = tools
 		}
 	}
 	return n
 }
 
-// score gives what a term that these tools have adds to the score of each, which is
-// BM25 with its weighted variant for fields: each is measured against the usual
-// length of its kind.
-func score(of []count, lengths [][fields]int, total [fields]int) []posting {
-	n, have := float64(len(lengths)), float64(len(of))
+// scoreTerm returns the score that a term adds to each tool that contains it. The score
+// is BM25 with weighted fields; each length is relative to the average length of the field.
+func scoreTerm(counts []count, lengths [][fields]int, total [fields]int) []posting {
+	n, have := float64(len(lengths)), float64(len(counts))
 	rarity := math.Log(1 + (n-have+0.5)/(have+0.5))
-	postings := make([]posting, len(of))
-	for i, c := range of {
+	postings := make([]posting, len(counts))
+	for i, c := range counts {
 		frequency := 0.0
 		for f, times := range c.fields {
 			if times > 0 {
@@ -245,16 +242,17 @@ func score(of []count, lengths [][fields]int, total [fields]int) []posting {
 	return postings
 }
 
-// Search returns the tools that fit a query best, the best first, and of two that
-// fit alike the one that was listed first. The limit is from 1 to 50, and 10 unless
-// given. If no term of the query is known, tools are found by parts of their names.
-// An empty query finds the first tools.
+// Search returns the tools that match a query best, the best first. Tools with equal
+// scores keep the order of the index. The limit is at most 50, and 10 if it is not
+// positive. If the index contains no term of the query, Search looks for its words in the
+// names. An empty query returns the first tools. Only the first 1,000 characters of a
+// query count.
 func (x *Index) Search(query string, limit int) []Hit {
 	if limit <= 0 {
 		limit = defaultLimit
 	}
 	top := ranking{limit: min(limit, maxLimit)}
-	query = strings.TrimSpace(cut(query, maxQuery))
+	query = strings.TrimSpace(truncate(query, maxQuery))
 	if query == "" {
 		for i := range x.tools[:min(top.limit, len(x.tools))] {
 			top.add(ranked{tool: i})
@@ -285,20 +283,20 @@ func (x *Index) Search(query string, limit int) []Hit {
 	return x.hits(top)
 }
 
-// scoreNames scores tools by the words of a query that their names begin a word
-// with, and half as much by those that stand anywhere in them.
+// scoreNames adds 1 to a tool for each word of the query that is a prefix of a word of
+// its name, and 0.5 for each that occurs elsewhere in the name.
 func (x *Index) scoreNames(scores []float64, query string) {
-	var asked []string
-	for word := range words.In(query) {
-		if utf8.RuneCountInString(word) > 1 && !slices.Contains(asked, word) {
-			asked = append(asked, word)
+	var queryWords []string
+	for word := range words.Split(query) {
+		if utf8.RuneCountInString(word) > 1 && !slices.Contains(queryWords, word) {
+			queryWords = append(queryWords, word)
 		}
-		if len(asked) == maxWords {
+		if len(queryWords) == maxQueryWords {
 			break
 		}
 	}
 	for i, tool := range x.tools {
-		for _, word := range asked {
+		for _, word := range queryWords {
 			switch {
 			case slices.ContainsFunc(tool.words, func(w string) bool { return strings.HasPrefix(w, word) }):
 				scores[i]++
@@ -317,7 +315,7 @@ func (x *Index) hits(top ranking) []Hit {
 	return hits
 }
 
-// A ranking keeps the best of what is added to it, which is in the order of tools.
+// A ranking keeps the tools with the highest scores. Tools are added in their order.
 type ranking struct {
 	limit int
 	best  []ranked
@@ -335,7 +333,7 @@ func (top *ranking) add(r ranked) {
 		}
 		top.best = top.best[:top.limit-1]
 	}
-	// Behind all that are as good.
+	// After all tools with the same score.
 	at, _ := slices.BinarySearchFunc(top.best, r.score, func(have ranked, score float64) int {
 		if have.score >= score {
 			return -1

@@ -20,12 +20,22 @@ func names(hits []Hit) string {
 }
 
 var some = []Tool{
-	tool("fs::read_text_file", `{"name":"read_text_file","title":"Read Text File","description":"Read the complete contents of a file as text.\nHandles encodings.","inputSchema":{"type":"object","properties":{"path":{"type":"string"},"head":{"type":"number","description":"only the first N lines"}}}}`),
-	tool("fs::write_file", `{"name":"write_file","description":"Create a new file or overwrite an existing file.","inputSchema":{"properties":{"path":{},"content":{}}}}`),
-	tool("fs::list_directory", `{"name":"list_directory","description":"Get a listing of all files and directories in a path.","inputSchema":{"properties":{"path":{}}}}`),
-	tool("github__createIssue", `{"name":"createIssue","description":"Create an issue in a repository.","inputSchema":{"properties":{"repository":{},"labels":{"type":"array","items":{"anyOf":[{"type":"object","properties":{"colour":{"description":"hexadecimal"}}}]}}}}}`),
-	tool("github__search_repositories", `{"name":"search_repositories","annotations":{"title":"Find projects"},"description":"Search for GitHub repositories, e.g. by topic. Paged."}`),
-	tool("db-query", `{"description":"Run SQL against Postgres","inputSchema":{"properties":{"properties":{"description":"a parameter with the name of a keyword"},"filter":{"$ref":"#/$defs/f"}},"$defs":{"f":{"properties":{"tenantId":{}},"additionalProperties":{"properties":{"region":{}}}}}}}`),
+	tool("fs::read_text_file", `{"name":"read_text_file","title":"Read Text File","description":"Read the complete `+
+		`contents of a file as text.\nHandles encodings.","inputSchema":{"type":"object",`+
+		`"properties":{"path":{"type":"string"},"head":{"type":"number","description":"only the first N lines"}}}}`),
+	tool("fs::write_file", `{"name":"write_file","description":"Create a new file or overwrite an existing file.",`+
+		`"inputSchema":{"properties":{"path":{},"content":{}}}}`),
+	tool("fs::list_directory", `{"name":"list_directory","description":"Get a listing of all files and directories in `+
+		`a path.","inputSchema":{"properties":{"path":{}}}}`),
+	tool("github__createIssue", `{"name":"createIssue","description":"Create an issue in a repository.",`+
+		`"inputSchema":{"properties":{"repository":{},"labels":{"type":"array","items":{"anyOf":[{"type":"object",`+
+		`"properties":{"color":{"description":"hexadecimal"}}}]}}}}}`),
+	tool("github__search_repositories", `{"name":"search_repositories","annotations":{"title":"Find projects"},`+
+		`"description":"Search for GitHub repositories, e.g. by topic. Paged."}`),
+	tool("db-query", `{"description":"Run SQL against Postgres",`+
+		`"inputSchema":{"properties":{"properties":{"description":"a parameter with the name of a keyword"},`+
+		`"filter":{"$ref":"#/$defs/f"}},"$defs":{"f":{"properties":{"tenantId":{}},`+
+		`"additionalProperties":{"properties":{"region":{}}}}}}}`),
 	tool("weather", `not JSON`),
 	tool("forecast2", `{"title":"Wetter","inputSchema":["properties"],"description":7}`),
 }
@@ -41,35 +51,36 @@ func TestSearch(t *testing.T) {
 		{"names before descriptions", "directory path", 1, "fs::list_directory"},
 		{"a name as the upstream writes it", "createIssue", 1, "github__createIssue"},
 		{"by a form of a word", "listed directories", 1, "fs::list_directory"},
-		{"by what it does", "how to overwrite files", 1, "fs::write_file"},
+		{"by description", "how to overwrite files", 1, "fs::write_file"},
 		{"by a word divided by its capitals", "GITHUB projects", 1, "github__search_repositories"},
 		{"by a title", "wetter", 5, "forecast2"},
 		{"by the title of annotations", "projects", 5, "github__search_repositories"},
 		{"by a parameter", "labels", 5, "github__createIssue"},
-		{"by a parameter at depth", "colour", 5, "github__createIssue"},
+		{"by a parameter at depth", "color", 5, "github__createIssue"},
 		{"by a parameter in a definition", "tenant", 5, "db-query"},
 		{"by a parameter in a schema in a definition", "region", 5, "db-query"},
 		{"by a parameter with the name of a keyword", "properties", 5, "db-query"},
-		{"by what is said of a parameter", "hexadecimal", 5, "github__createIssue"},
-		{"by what is said of a parameter with the name of a keyword", "keyword", 5, "db-query"},
-		{"not by what a schema says of itself", "object", 5, ""},
-		{"a tool whose descriptor cannot be read", "weather", 5, "weather"},
+		{"by the description of a parameter", "hexadecimal", 5, "github__createIssue"},
+		{"by the description of a parameter with the name of a keyword", "keyword", 5, "db-query"},
+		{"not by keywords of a schema", "object", 5, ""},
+		{"a tool with an invalid descriptor", "weather", 5, "weather"},
 		{"all terms count", "create issue", 2, "github__createIssue fs::write_file"},
-		{"a parameter that is named before the same word in advice", "path", 3, "fs::list_directory fs::read_text_file fs::write_file"},
-		{"a word that is not known beside one that is", "zzz weather", 5, "weather"},
+		{"parameter names before parameter descriptions", "path", 3,
+			"fs::list_directory fs::read_text_file fs::write_file"},
+		{"an unknown word next to a known one", "zzz weather", 5, "weather"},
 		{"by the beginning of a name", "direc", 5, "fs::list_directory"},
 		{"by the beginning of a word as written", "WEATH", 5, "weather"},
 		{"by the inside of a name", "eathe", 5, "weather"},
 		{"by a name without its separators", "writefi", 5, "fs::write_file"},
 		{"beginnings before insides", "ead iss", 5, "github__createIssue fs::read_text_file"},
-		{"a query that nothing fits", "xylophone", 5, ""},
-		{"a query of signs", "?!", 5, ""},
+		{"a query without matches", "xylophone", 5, ""},
+		{"a query of punctuation", "?!", 5, ""},
 		{"a query of one letter", "z", 5, ""},
 		{"an empty query", "", 2, "fs::read_text_file fs::write_file"},
 		{"white space", " \t\n", 1, "fs::read_text_file"},
 		{"bytes that are not UTF-8", "weather\xff", 1, "weather"},
-		{"more terms than are read", strings.Repeat("zzz ", 250) + "weather", 5, ""},
-		{"as many terms as are read", strings.Repeat("zzz ", 248) + "weather", 5, "weather"},
+		{"a term beyond the query limit", strings.Repeat("zzz ", 250) + "weather", 5, ""},
+		{"the last term within the query limit", strings.Repeat("zzz ", 248) + "weather", 5, "weather"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			hits := x.Search(test.query, test.limit)
@@ -119,21 +130,21 @@ func TestLimits(t *testing.T) {
 		}
 	}
 	if hits := New(nil).Search("x", 5); len(hits) != 0 {
-		t.Errorf("of no tools: %v", hits)
+		t.Errorf("empty index: %v", hits)
 	}
 	if hits := New(nil).Search("", 5); len(hits) != 0 {
-		t.Errorf("of no tools, for no query: %v", hits)
+		t.Errorf("empty index, empty query: %v", hits)
 	}
-	huge := tool("huge", `{"description":"`+strings.Repeat("word ", 2*maxTerms)+`last"}`)
+	huge := tool("huge", `{"description":"`+strings.Repeat("word ", 2*maxFieldTerms)+`last"}`)
 	if hits := New([]Tool{huge}).Search("last", 5); len(hits) != 0 {
-		t.Error("read more terms than it should")
+		t.Error("indexed more terms than maxFieldTerms")
 	}
 	if got := New([]Tool{huge}).Search("huge", 1)[0].Summary; utf8.RuneCountInString(got) != maxSummary {
 		t.Errorf("summary of %d characters", utf8.RuneCountInString(got))
 	}
 }
 
-// The ranking is the one that sorting everything would give.
+// A ranking equals the beginning of a full sort.
 func TestRanking(t *testing.T) {
 	scores := []float64{3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9}
 	want := []int{5, 12, 14, 11, 13, 7, 4, 8, 10, 2, 0, 9, 6, 1, 3}
@@ -152,7 +163,7 @@ func TestRanking(t *testing.T) {
 	}
 }
 
-// Maps have no order, indexes and searches do.
+// Results do not depend on the random order of maps.
 func TestSearchIsDeterministic(t *testing.T) {
 	tools := many(300)
 	x := New(tools)
@@ -171,7 +182,7 @@ func TestSearchIsDeterministic(t *testing.T) {
 						t.Errorf("%s: %v, then %v", query, want[i], got)
 					}
 					if got := again.Search(query, 50); !reflect.DeepEqual(got, want[i]) {
-						t.Errorf("%s: %v, by another index %v", query, want[i], got)
+						t.Errorf("%s: %v, with another index %v", query, want[i], got)
 					}
 				}
 			}
@@ -180,15 +191,20 @@ func TestSearchIsDeterministic(t *testing.T) {
 	wg.Wait()
 }
 
-// many makes n tools as gateways have them.
+// many returns n realistic tools.
 func many(n int) []Tool {
 	verbs := []string{"read", "list", "create", "delete", "update", "search", "export", "merge", "validate", "archive"}
-	things := []string{"file", "issue", "repository", "customer", "invoice", "branch", "webhook", "token", "calendar_event", "message", "database", "dashboard"}
+	things := []string{"file", "issue", "repository", "customer", "invoice", "branch", "webhook", "token",
+		"calendar_event", "message", "database", "dashboard"}
 	tools := make([]Tool, n)
 	for i := range tools {
 		verb, thing := verbs[i%len(verbs)], things[i/len(verbs)%len(things)]
 		tools[i] = tool(fmt.Sprintf("server%d::%s_%s", i/(len(verbs)*len(things)), verb, thing), fmt.Sprintf(
-			`{"name":"%[1]s_%[2]s","description":"Use this tool to %[1]s a %[2]s of the account. Returns the %[2]s as JSON, with its id and when it was changed last.","inputSchema":{"type":"object","properties":{"%[2]sId":{"type":"string","description":"The identifier of the %[2]s"},"options":{"type":"object","properties":{"dryRun":{"type":"boolean","description":"Only say what would be done"},"parameter%[3]d":{"type":"string"}}}},"required":["%[2]sId"]}}`,
+			`{"name":"%[1]s_%[2]s","description":"Use this tool to %[1]s a %[2]s of the account. Returns the %[2]s as JSON, `+
+				`with its id and when it was changed last.","inputSchema":{"type":"object",`+
+				`"properties":{"%[2]sId":{"type":"string","description":"The identifier of the %[2]s"},`+
+				`"options":{"type":"object","properties":{"dryRun":{"type":"boolean","description":"Only say what would be `+
+				`done"},"parameter%[3]d":{"type":"string"}}}},"required":["%[2]sId"]}}`,
 			verb, thing, i%97))
 	}
 	return tools
@@ -210,7 +226,7 @@ func BenchmarkSearch(b *testing.B) {
 		{"every tool", "tool account"},
 		{"part of a name", "dashb"},
 		{"the longest query", strings.Repeat("export invoices ", 63)},
-		{"the longest query that is not known", strings.Repeat("zz yy xx ww vv uu tt ss rr qq pp oo nn mm ll kk ", 21)},
+		{"the longest query without known terms", strings.Repeat("zz yy xx ww vv uu tt ss rr qq pp oo nn mm ll kk ", 21)},
 	} {
 		b.Run(bench.name, func(b *testing.B) {
 			b.ReportAllocs()

@@ -6,10 +6,10 @@ import (
 	"unicode/utf8"
 )
 
-// maxSummary is how many characters a summary has at most.
+// maxSummary is the maximum length of a summary in characters.
 const maxSummary = 200
 
-// summary returns the first sentence of the first line of a text.
+// summary returns the first sentence of the first line of a text, up to maxSummary.
 func summary(text string) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
 	line = strings.TrimSpace(line)
@@ -19,15 +19,15 @@ func summary(text string) string {
 			break
 		}
 	}
-	short := cut(line, maxSummary)
+	short := truncate(line, maxSummary)
 	if len(short) == len(line) {
 		return line
 	}
-	return cut(short, maxSummary-1) + "…"
+	return truncate(short, maxSummary-1) + "…"
 }
 
-// endsSentence reports whether a full stop before rest ends a sentence: the one in
-// e.g. does not.
+// endsSentence reports whether a full stop before rest ends a sentence. Those in "e.g."
+// do not.
 func endsSentence(rest string) bool {
 	next := strings.TrimSpace(rest)
 	if next == "" || len(next) == len(rest) {
@@ -37,8 +37,8 @@ func endsSentence(rest string) bool {
 	return !unicode.IsLower(r)
 }
 
-// cut returns the first n characters of a text.
-func cut(text string, n int) string {
+// truncate returns at most the first n characters of a text.
+func truncate(text string, n int) string {
 	for i := range text {
 		if n == 0 {
 			return text[:i]

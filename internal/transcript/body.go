@@ -10,12 +10,12 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// lists are the members of a request that have the messages.
-var lists = []string{"messages", "input", "contents"}
+// messageMembers are the members of a request body that can hold the messages.
+var messageMembers = []string{"messages", "input", "contents"}
 
-// prompts are the other members that are part of the prompt, in the order in which
-// providers put them before the messages.
-var prompts = []string{
+// promptMembers are the other members that are part of the prompt, in the order in
+// which providers place them before the messages.
+var promptMembers = []string{
 	"tools", "functions", "toolConfig", "system", "instructions", "systemInstruction", "system_instruction",
 }
 
@@ -24,19 +24,19 @@ func readBody(body []byte) (*Conversation, error) {
 	if !json.Valid(body) {
 		return nil, json.Unmarshal(body, new(json.RawMessage))
 	}
-	body = withoutMarks(body)
+	body = withoutCacheControl(body)
 	members := map[string][]byte{}
 	for m := range jsonspan.Members(body) {
 		members[m.Key] = body[m.Value.Start:m.Value.End]
 	}
-	c := &Conversation{opening: []byte(`{`), sent: true}
-	for _, name := range prompts {
+	c := &Conversation{opening: []byte(`{`), isRequest: true}
+	for _, name := range promptMembers {
 		if value, has := members[name]; has {
 			c.opening = append(append(c.opening, `"`+name+`":`...), value...)
 			c.opening = append(c.opening, ',')
 		}
 	}
-	for _, name := range lists {
+	for _, name := range messageMembers {
 		list, has := members[name]
 		if !has || list[0] != '[' {
 			continue
@@ -44,56 +44,56 @@ func readBody(body []byte) (*Conversation, error) {
 		c.opening = append(c.opening, `"`+name+`":[`...)
 		for v := range jsonspan.Elements(list) {
 			element := list[v.Start:v.End]
-			c.say(element, isModels(element), time.Time{})
+			c.add(element, fromModel(element), time.Time{})
 		}
 		return c, nil
 	}
-	return nil, ErrUnknown
+	return nil, ErrUnknownFormat
 }
 
-// kind is what tells whose an element of a list is.
+// A kind holds the members that identify the author of a list element.
 type kind struct {
 	Type text `json:"type"`
 	Role text `json:"role"`
 }
 
-// isModels reports whether an element of a list of messages is the model's.
-func isModels(element []byte) bool {
+// fromModel reports whether the model wrote an element of the message list.
+func fromModel(element []byte) bool {
 	var k kind
-	return json.Unmarshal(element, &k) == nil && k.isModels()
+	return json.Unmarshal(element, &k) == nil && k.fromModel()
 }
 
-func (k kind) isModels() bool {
+func (k kind) fromModel() bool {
 	if k.Role != "" {
 		return k.Role == "assistant" || k.Role == "model"
 	}
 	return strings.HasSuffix(string(k.Type), "_call") || k.Type == "reasoning"
 }
 
-// marks are those of breakpoints. Clients move them with every request, and they are
-// not part of the prompt. They cannot stand within a string, where quotes are escaped.
-var marks = func() *regexp.Regexp {
-	const mark = `"cache_control"\s*:\s*\{(?:[^{}"]|"[^"\\]*")*\}`
-	return regexp.MustCompile(`,\s*` + mark + `|` + mark + `\s*,\s*`)
+// cacheControl matches cache breakpoints. They are not part of the prompt, and clients
+// move them with every request. It cannot match inside a string, where quotes are escaped.
+var cacheControl = func() *regexp.Regexp {
+	const member = `"cache_control"\s*:\s*\{(?:[^{}"]|"[^"\\]*")*\}`
+	return regexp.MustCompile(`,\s*` + member + `|` + member + `\s*,\s*`)
 }()
 
-func withoutMarks(body []byte) []byte {
+func withoutCacheControl(body []byte) []byte {
 	if !bytes.Contains(body, []byte(`"cache_control"`)) {
 		return body
 	}
-	return marks.ReplaceAll(body, nil)
+	return cacheControl.ReplaceAll(body, nil)
 }
 
-// origin returns the messages of a request up to the first of the user's, which those
-// of one conversation have in common.
-func (c *Conversation) origin() string {
-	var origin []byte
+// firstMessages returns the messages up to and including the first user message. They
+// are equal in all requests of one conversation.
+func (c *Conversation) firstMessages() string {
+	var first []byte
 	for _, m := range c.messages {
-		origin = append(origin, m.text...)
+		first = append(first, m.text...)
 		var k kind
 		if json.Unmarshal(m.text, &k) == nil && k.Role == "user" {
 			break
 		}
 	}
-	return string(origin)
+	return string(first)
 }

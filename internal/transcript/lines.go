@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// A line is one of a file in JSON Lines, of whatever program.
+// A line is one line of a JSON Lines file, in any of the supported formats.
 type line struct {
 	kind
 	Timestamp text `json:"timestamp"`
@@ -19,7 +19,7 @@ type line struct {
 	Agent     text            `json:"agentId"`
 	Sidechain bool            `json:"isSidechain"`
 	Summary   bool            `json:"isCompactSummary"`
-	Failed    bool            `json:"isApiErrorMessage"` // the model has not said this
+	APIError  bool            `json:"isApiErrorMessage"` // not written by the model
 	Message   json.RawMessage `json:"message"`
 
 	// Codex
@@ -31,7 +31,7 @@ type line struct {
 	Contents json.RawMessage `json:"contents"`
 }
 
-// isLine reports whether a file is a single line of a session.
+// isLine reports whether a file is a single line of a Claude Code or Codex session.
 func isLine(file []byte) bool {
 	var l line
 	return json.Unmarshal(file, &l) == nil && (l.isClaude() || l.Payload != nil)
@@ -41,16 +41,16 @@ func (l *line) isClaude() bool {
 	return l.Message != nil && (l.Type == "user" || l.Type == "assistant")
 }
 
-// A lineReader collects the conversations of a file in JSON Lines.
+// A lineReader collects the conversations of a JSON Lines file.
 type lineReader struct {
-	found  []*Conversation
-	named  map[string]*Conversation // the conversation that goes on, by what tells it
-	chains map[text]string          // Claude Code: the name, by the id of each line
-	reply  map[*Conversation]text   // Claude Code: the id of the last reply
+	conversations []*Conversation
+	current       map[string]*Conversation // latest conversation by name, or by its first messages
+	names         map[text]string          // Claude Code: conversation name by line UUID
+	lastReply     map[*Conversation]text   // Claude Code: ID of the last reply
 }
 
 func readLines(file []byte) ([]*Conversation, error) {
-	r := lineReader{named: map[string]*Conversation{}, chains: map[text]string{}, reply: map[*Conversation]text{}}
+	r := lineReader{current: map[string]*Conversation{}, names: map[text]string{}, lastReply: map[*Conversation]text{}}
 	number := 0
 	for raw := range bytes.Lines(file) {
 		number++
@@ -62,65 +62,65 @@ func readLines(file []byte) ([]*Conversation, error) {
 		err := json.Unmarshal(raw, &l)
 		if err == nil {
 			err = r.read(&l, raw)
-		} else if !complete { // it was still being written
+		} else if !complete { // the agent was still writing it
 			break
 		}
 		if err != nil {
 			return nil, fmt.Errorf("line %d: %w", number, err)
 		}
 	}
-	return r.found, nil
+	return r.conversations, nil
 }
 
 func (r *lineReader) read(l *line, raw []byte) error {
 	switch {
 	case l.isClaude():
-		return r.claude(l)
+		return r.readClaude(l)
 	case l.Payload != nil:
-		return r.codex(l)
+		return r.readCodex(l)
 	case l.Messages != nil || l.Input != nil || l.Contents != nil:
-		return r.request(raw)
-	case l.Type == "message" || l.isModels() || strings.HasSuffix(string(l.Type), "_output"):
-		r.goOn("", `{"input":[`).say(raw, l.isModels(), l.Timestamp.time()) // a Codex of the first days
+		return r.readRequest(raw)
+	case l.Type == "message" || l.fromModel() || strings.HasSuffix(string(l.Type), "_output"):
+		r.conversation("", `{"input":[`).add(raw, l.fromModel(), l.Timestamp.time()) // early Codex versions
 	}
 	return nil
 }
 
-// goOn returns the conversation of this name that goes on.
-func (r *lineReader) goOn(name, opening string) *Conversation {
-	if r.named[name] == nil {
-		r.begin(name, opening)
+// conversation returns the current conversation with this name. It starts one if needed.
+func (r *lineReader) conversation(name, opening string) *Conversation {
+	if r.current[name] == nil {
+		r.start(name, opening)
 	}
-	return r.named[name]
+	return r.current[name]
 }
 
-// begin ends the conversation of this name, if there is one, and begins another.
-func (r *lineReader) begin(name, opening string) {
+// start starts a conversation, which replaces the current one with this name.
+func (r *lineReader) start(name, opening string) {
 	c := &Conversation{opening: []byte(opening)}
-	r.found = append(r.found, c)
-	r.named[name] = c
+	r.conversations = append(r.conversations, c)
+	r.current[name] = c
 }
 
-// request takes a request. It goes on with the conversation that began alike.
-func (r *lineReader) request(raw []byte) error {
+// readRequest reads a request body. Requests with equal first messages form one conversation.
+func (r *lineReader) readRequest(raw []byte) error {
 	c, err := readBody(raw)
 	if err != nil {
 		return err
 	}
-	origin := c.origin()
-	before := r.named[origin]
-	if before == nil {
-		before = c
-		r.found = append(r.found, c)
-		r.named[origin] = c
+	first := c.firstMessages()
+	earlier := r.current[first]
+	if earlier == nil {
+		earlier = c
+		r.conversations = append(r.conversations, c)
+		r.current[first] = c
 	}
-	before.bodies = append(before.bodies, raw)
+	earlier.bodies = append(earlier.bodies, raw)
 	return nil
 }
 
-// claude takes a line of a session of Claude Code. Conversations of subagents stand in
-// between, and a summary begins the conversation anew.
-func (r *lineReader) claude(l *line) error {
+// readClaude reads a line of a Claude Code session. Lines of subagents are interleaved
+// with those of the main conversation. A summary starts a new conversation.
+func (r *lineReader) readClaude(l *line) error {
 	var m struct {
 		ID      text            `json:"id"`
 		Role    text            `json:"role"`
@@ -129,46 +129,47 @@ func (r *lineReader) claude(l *line) error {
 	if err := json.Unmarshal(l.Message, &m); err != nil {
 		return err
 	}
-	name := r.chain(l)
-	r.chains[l.UUID] = name
-	if l.Failed || len(bytes.Trim(m.Content, "[] \t\r\n")) == 0 {
+	name := r.conversationName(l)
+	r.names[l.UUID] = name
+	if l.APIError || len(bytes.Trim(m.Content, "[] \t\r\n")) == 0 {
 		return nil
 	}
 	if l.Summary {
-		delete(r.named, name)
+		delete(r.current, name)
 	}
-	c := r.goOn(name, `{"messages":[`)
-	said := slices.Concat([]byte(`{"role":`), m.Role.quoted(), []byte(`,"content":`), m.Content, []byte(`}`))
+	c := r.conversation(name, `{"messages":[`)
+	msg := slices.Concat([]byte(`{"role":`), m.Role.quoted(), []byte(`,"content":`), m.Content, []byte(`}`))
 	if l.Type == "user" {
-		c.say(said, false, l.Timestamp.time())
+		c.add(msg, false, l.Timestamp.time())
 		return nil
 	}
-	// A reply has a line for each block, and results of tools may come in between.
-	if m.ID != "" && r.reply[c] == m.ID && c.join(m.Content) {
+	// Each block of a reply has its own line, with tool results possibly in between.
+	if m.ID != "" && r.lastReply[c] == m.ID && c.appendToReply(m.Content) {
 		return nil
 	}
-	r.reply[c] = m.ID
-	c.say(said, true, l.Timestamp.time())
+	r.lastReply[c] = m.ID
+	c.add(msg, true, l.Timestamp.time())
 	return nil
 }
 
-// chain returns the name of the conversation that a line belongs to.
-func (r *lineReader) chain(l *line) string {
+// conversationName returns the name of a line's conversation: empty for the main one.
+func (r *lineReader) conversationName(l *line) string {
 	switch {
 	case !l.Sidechain:
 		return ""
 	case l.Agent != "":
 		return string(l.Agent)
-	case r.chains[l.Parent] != "":
-		return r.chains[l.Parent]
+	case r.names[l.Parent] != "":
+		return r.names[l.Parent]
 	}
 	return string(l.UUID)
 }
 
-// join adds blocks to the last message of the model, if that has blocks.
-func (c *Conversation) join(blocks []byte) bool {
+// appendToReply adds content blocks to the model's last message. It returns false if that
+// message does not hold blocks.
+func (c *Conversation) appendToReply(blocks []byte) bool {
 	i := len(c.messages) - 1
-	for i >= 0 && !c.messages[i].model {
+	for i >= 0 && !c.messages[i].fromModel {
 		i--
 	}
 	if i < 0 || !bytes.HasSuffix(c.messages[i].text, []byte(`]}`)) || blocks[0] != '[' {
@@ -179,8 +180,8 @@ func (c *Conversation) join(blocks []byte) bool {
 	return true
 }
 
-// codex takes a line of a rollout of Codex. A compaction begins the conversation anew.
-func (r *lineReader) codex(l *line) error {
+// readCodex reads a line of a Codex rollout. A compaction starts a new conversation.
+func (r *lineReader) readCodex(l *line) error {
 	var p struct {
 		kind
 		Instructions     text `json:"instructions"`
@@ -197,23 +198,23 @@ func (r *lineReader) codex(l *line) error {
 	switch l.Type {
 	case "session_meta":
 		if instructions := p.Instructions + p.BaseInstructions.Text; instructions != "" {
-			if c := r.goOn("", items); len(c.messages) == 0 {
+			if c := r.conversation("", items); len(c.messages) == 0 {
 				c.opening = slices.Concat([]byte(`{"instructions":`), instructions.quoted(), []byte(`,"input":[`))
 			}
 		}
 	case "response_item":
-		if p.Type != "ghost_snapshot" { // which is Codex's own
-			r.goOn("", items).say(l.Payload, p.isModels(), l.Timestamp.time())
+		if p.Type != "ghost_snapshot" { // internal to Codex, not sent
+			r.conversation("", items).add(l.Payload, p.fromModel(), l.Timestamp.time())
 		}
 	case "compacted":
-		opening := string(r.goOn("", items).opening)
-		r.begin("", opening)
+		opening := string(r.conversation("", items).opening)
+		r.start("", opening)
 		if p.Replacement == nil {
-			said := slices.Concat([]byte(`{"type":"message","role":"user","content":`), p.Message.quoted(), []byte(`}`))
-			p.Replacement = append(p.Replacement, said)
+			msg := slices.Concat([]byte(`{"type":"message","role":"user","content":`), p.Message.quoted(), []byte(`}`))
+			p.Replacement = append(p.Replacement, msg)
 		}
 		for _, item := range p.Replacement {
-			r.named[""].say(item, false, l.Timestamp.time())
+			r.current[""].add(item, false, l.Timestamp.time())
 		}
 	}
 	return nil

@@ -11,7 +11,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// An item is a message in a trajectory of SWE-agent or mini-SWE-agent.
+// An item is a message in a SWE-agent or mini-SWE-agent trajectory.
 type item struct {
 	kind
 	Content     json.RawMessage `json:"content"`
@@ -21,13 +21,13 @@ type item struct {
 	ToolCallIDs []text          `json:"tool_call_ids"`
 	Demo        bool            `json:"is_demo"`
 	Object      text            `json:"object"`
-	Output      json.RawMessage `json:"output"` // a list, of an object that is a response
+	Output      json.RawMessage `json:"output"` // list; only if Object is "response"
 	Extra       struct {
 		Timestamp float64 `json:"timestamp"` // seconds
 	} `json:"extra"`
 }
 
-// A step is one in a trajectory of SWE-agent that has no history.
+// A step is a step of a SWE-agent trajectory without a history.
 type step struct {
 	Query       []item `json:"query"`
 	Response    text   `json:"response"`
@@ -39,20 +39,20 @@ type step struct {
 func readSteps(steps []step) *Conversation {
 	items := steps[0].Query
 	for _, s := range steps {
-		said := s.Response
-		if said == "" {
-			said = s.Thought + "\n" + s.Action
+		reply := s.Response
+		if reply == "" {
+			reply = s.Thought + "\n" + s.Action
 		}
 		items = append(items,
-			item{kind: kind{Role: "assistant"}, Content: said.quoted(), Action: s.Action},
+			item{kind: kind{Role: "assistant"}, Content: reply.quoted(), Action: s.Action},
 			item{kind: kind{Role: "user"}, Content: s.Observation.quoted()})
 	}
 	return readItems(items)
 }
 
-// readMini reads the messages of a trajectory of mini-SWE-agent: those of chat
-// completions or, where one is a response, those of responses.
-func readMini(messages json.RawMessage) (*Conversation, error) {
+// readMiniSWE reads the messages of a mini-SWE-agent trajectory. They have the format of
+// the Responses API if one of them is a response, and that of chat completions otherwise.
+func readMiniSWE(messages json.RawMessage) (*Conversation, error) {
 	var raw []json.RawMessage
 	if err := json.Unmarshal(messages, &raw); err != nil {
 		return nil, err
@@ -70,66 +70,66 @@ func readMini(messages json.RawMessage) (*Conversation, error) {
 	for i, item := range items {
 		if item.Object == "response" {
 			for v := range jsonspan.Elements(item.Output) {
-				c.say(item.Output[v.Start:v.End], true, item.time())
+				c.add(item.Output[v.Start:v.End], true, item.time())
 			}
-		} else if item.Role != exit {
+		} else if item.Role != exitRole {
 			text := []byte(raw[i])
 			if edit, has := jsonspan.Remove(text, "extra"); has {
 				text = jsonspan.Spliced(text, edit)
 			}
-			c.say(text, false, item.time())
+			c.add(text, false, item.time())
 		}
 	}
 	return c, nil
 }
 
-// exit is the role of the last message of mini-SWE-agent, which is not sent.
-const exit = "exit"
+// exitRole is the role of the last mini-SWE-agent message, which is not sent to the model.
+const exitRole = "exit"
 
-// readItems reads messages of chat completions. If none has tool calls, what follows
-// a message of the model is the result of the action in it.
+// readItems reads chat completion messages. If none has tool calls, the user message
+// after a message of the model becomes the result of the action in that message.
 func readItems(items []item) *Conversation {
-	textual := !slices.ContainsFunc(items, item.calls)
+	textual := !slices.ContainsFunc(items, item.hasToolCalls)
 	c := &Conversation{opening: []byte(`{"messages":[`)}
-	var call string // the last one, if its result may follow
+	var call string // ID of the last call while its result is missing
 	for n, i := range items {
 		m := map[string]any{"role": i.Role, "content": i.Content}
 		switch {
-		case i.Role == exit:
+		case i.Role == exitRole:
 			continue
-		case i.Demo || i.Content == nil && !i.calls():
+		case i.Demo || i.Content == nil && !i.hasToolCalls():
 		case i.Role == "tool":
-			m["content"] = flat(i.Content)
+			m["content"] = joinTexts(i.Content)
 			m["tool_call_id"] = i.ToolCallID
 			if len(i.ToolCallIDs) > 0 {
 				m["tool_call_id"] = i.ToolCallIDs[0]
 			}
-		case i.calls():
+		case i.hasToolCalls():
 			m["tool_calls"] = i.ToolCalls
 		case textual && i.Role == "assistant":
 			call = fmt.Sprintf("call_%d", n)
 			m["tool_calls"] = []any{map[string]any{
-				"id": call, "type": "function", "function": map[string]any{"name": i.tool(), "arguments": "{}"},
+				"id": call, "type": "function", "function": map[string]any{"name": i.toolName(), "arguments": "{}"},
 			}}
 		case textual && i.Role == "user" && call != "":
-			m["role"], m["tool_call_id"], m["content"] = "tool", call, flat(i.Content)
+			m["role"], m["tool_call_id"], m["content"] = "tool", call, joinTexts(i.Content)
 			call = ""
 		}
-		c.say(encoded(m), i.isModels() && !i.Demo, i.time())
+		c.add(encoded(m), i.fromModel() && !i.Demo, i.time())
 	}
 	return c
 }
 
-// calls reports whether a message has tool calls.
-func (i item) calls() bool { return len(i.ToolCalls) > 2 && i.ToolCalls[0] == '[' }
+// hasToolCalls reports whether a message has tool hasToolCalls.
+func (i item) hasToolCalls() bool { return len(i.ToolCalls) > 2 && i.ToolCalls[0] == '[' }
 
-var toolName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_-]{0,63}$`)
+var toolNamePattern = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_-]{0,63}$`)
 
-// tool returns the first word of an action, as SWE-agent has it, or else the shell.
-func (i item) tool() string {
+// toolName returns the first word of a SWE-agent action, or "bash" if it is not a valid name.
+func (i item) toolName() string {
 	word, _, _ := strings.Cut(strings.TrimSpace(string(i.Action)), " ")
 	word, _, _ = strings.Cut(word, "\n")
-	if toolName.MatchString(word) {
+	if toolNamePattern.MatchString(word) {
 		return word
 	}
 	return "bash"
@@ -142,8 +142,8 @@ func (i item) time() time.Time {
 	return time.UnixMilli(int64(i.Extra.Timestamp * 1000))
 }
 
-// flat returns a content that is a list of texts as one text.
-func flat(content json.RawMessage) any {
+// joinTexts returns a list of text parts as one string, and other content unchanged.
+func joinTexts(content json.RawMessage) any {
 	var parts []struct {
 		Type string  `json:"type"`
 		Text *string `json:"text"`

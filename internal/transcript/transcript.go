@@ -1,18 +1,18 @@
-// Package transcript reads the conversations that agents have noted, and makes the
-// requests of them that the agents have sent to a model.
+// Package transcript reads recorded agent conversations and reconstructs the requests
+// that the agents sent to a model.
 //
-// It reads, and tells by what they hold:
+// It detects the format of a file from its content:
 //
-//   - the body of a request to a model, as the last one of its conversation;
-//   - JSON Lines of such bodies, as the requests of one or more conversations;
-//   - sessions of Claude Code;
-//   - rollouts of Codex;
-//   - trajectories of SWE-agent and mini-SWE-agent. Where actions and observations
-//     are plain texts, they become tool calls and results.
+//   - the body of a request to a model, taken as the last request of a conversation;
+//   - JSON Lines of such bodies, the requests of one or more conversations;
+//   - Claude Code sessions;
+//   - Codex rollouts;
+//   - SWE-agent and mini-SWE-agent trajectories. Actions and observations in plain text
+//     become tool calls and results.
 //
-// Transcripts do not have all that is sent: sessions of Claude Code have neither the
-// system prompt nor the tools. Of the settings of a request, such as the model or the
-// temperature, only those are kept that are part of the prompt, before the messages.
+// Transcripts are incomplete: Claude Code sessions contain neither the system prompt nor
+// the tools. Settings of a request that are not part of the prompt, such as the model or
+// the temperature, are dropped.
 package transcript
 
 import (
@@ -24,41 +24,41 @@ import (
 	"time"
 )
 
-// ErrUnknown is met by files that have no conversation in any known format.
-var ErrUnknown = errors.New("no conversation in a known format")
+// ErrUnknownFormat is the error for files without a conversation in a known format.
+var ErrUnknownFormat = errors.New("no conversation in a known format")
 
-// A Conversation is what an agent and a model have said to each other.
+// A Conversation is a recorded exchange of messages between an agent and a model.
 type Conversation struct {
-	opening  []byte // of each request, up to and including the bracket of the list
-	messages []message
-	sent     bool     // they are a request; otherwise what follows the last reply was not sent
-	bodies   [][]byte // all requests, where several were noted
+	opening   []byte // start of each request, up to and including "[" of the message list
+	messages  []message
+	isRequest bool     // messages form a request; otherwise those after the last reply were not sent
+	bodies    [][]byte // recorded request bodies, if any
 }
 
-// A message is an element of the list of messages.
+// A message is an element of the message list.
 type message struct {
-	text  []byte
-	model bool // it is the model's
-	at    time.Time
+	text      []byte
+	fromModel bool // written by the model
+	time      time.Time
 }
 
-// A Request is what an agent has sent to a model.
+// A Request is a request from an agent to a model.
 type Request struct {
-	Body []byte    // good until the next request
-	At   time.Time // zero if it is not known
+	Body []byte    // valid until the next request
+	At   time.Time // zero if unknown
 }
 
-// closing ends each request. All before it stands in the next one, too.
+// closing ends each request body. The next request repeats everything before it.
 const closing = `]}`
 
-// Requests goes through the requests of a conversation: one before each reply of the
-// model, with all that was said up to then.
+// Requests yields the requests of a conversation in order: one before each reply of the
+// model, with all messages up to then.
 func (c *Conversation) Requests() iter.Seq[Request] {
 	return func(yield func(Request) bool) {
 		if len(c.bodies) > 1 {
 			for _, raw := range c.bodies {
-				one, err := readBody(raw)
-				if err != nil || !yield(Request{Body: one.whole()}) {
+				request, err := readBody(raw)
+				if err != nil || !yield(Request{Body: request.fullBody()}) {
 					return
 				}
 			}
@@ -66,22 +66,22 @@ func (c *Conversation) Requests() iter.Seq[Request] {
 		}
 		body, at := slices.Clone(c.opening), time.Time{}
 		for i, m := range c.messages {
-			if i > 0 && m.model && !c.messages[i-1].model && !yield(Request{append(body, closing...), at}) {
+			if i > 0 && m.fromModel && !c.messages[i-1].fromModel && !yield(Request{append(body, closing...), at}) {
 				return
 			}
-			if !m.at.IsZero() {
-				at = m.at
+			if !m.time.IsZero() {
+				at = m.time
 			}
 			body = c.appendMessage(body, i)
 		}
-		if c.sent {
+		if c.isRequest {
 			yield(Request{append(body, closing...), at})
 		}
 	}
 }
 
-// whole returns a request with all messages.
-func (c *Conversation) whole() []byte {
+// fullBody returns a request body with all messages.
+func (c *Conversation) fullBody() []byte {
 	body := slices.Clone(c.opening)
 	for i := range c.messages {
 		body = c.appendMessage(body, i)
@@ -96,20 +96,20 @@ func (c *Conversation) appendMessage(body []byte, i int) []byte {
 	return append(body, c.messages[i].text...)
 }
 
-func (c *Conversation) say(text []byte, model bool, at time.Time) {
+func (c *Conversation) add(text []byte, model bool, at time.Time) {
 	c.messages = append(c.messages, message{text, model, at})
 }
 
-// asks reports whether there are requests at all.
-func (c *Conversation) asks() bool {
+// hasRequests reports whether Requests yields any.
+func (c *Conversation) hasRequests() bool {
 	for range c.Requests() {
 		return true
 	}
 	return false
 }
 
-// Read returns the conversations of a file, which must stay as it is while they are
-// used.
+// Read returns the conversations of a file that contain at least one request. The
+// conversations refer to file, which must not change while they are used.
 func Read(file []byte) ([]*Conversation, error) {
 	file = bytes.TrimLeft(file, " \t\r\n")
 	first, _, _ := bytes.Cut(file, []byte("\n"))
@@ -125,14 +125,14 @@ func Read(file []byte) ([]*Conversation, error) {
 	if err != nil {
 		return nil, err
 	}
-	found = slices.DeleteFunc(found, func(c *Conversation) bool { return !c.asks() })
+	found = slices.DeleteFunc(found, func(c *Conversation) bool { return !c.hasRequests() })
 	if len(found) == 0 {
-		return nil, ErrUnknown
+		return nil, ErrUnknownFormat
 	}
 	return found, nil
 }
 
-// readDocument reads a file that is one JSON text.
+// readDocument reads a file that is a single JSON value.
 func readDocument(file []byte) ([]*Conversation, error) {
 	var d struct {
 		History    []item          `json:"history"`
@@ -142,7 +142,7 @@ func readDocument(file []byte) ([]*Conversation, error) {
 		Info       json.RawMessage `json:"info"`
 	}
 	if len(file) > 0 && file[0] == '[' {
-		d.Messages, d.Info = file, []byte("{}") // a mini-SWE-agent of the first days
+		d.Messages, d.Info = file, []byte("{}") // early mini-SWE-agent versions
 		if !json.Valid(file) {
 			return nil, json.Unmarshal(file, new(json.RawMessage))
 		}
@@ -157,7 +157,7 @@ func readDocument(file []byte) ([]*Conversation, error) {
 	case len(d.Trajectory) > 0:
 		c = readSteps(d.Trajectory)
 	case d.Messages != nil && (d.Format != "" || d.Info != nil):
-		c, err = readMini(d.Messages)
+		c, err = readMiniSWE(d.Messages)
 	default:
 		c, err = readBody(file)
 	}
@@ -167,7 +167,7 @@ func readDocument(file []byte) ([]*Conversation, error) {
 	return []*Conversation{c}, nil
 }
 
-// A text is a string of JSON, and empty where there is something else.
+// A text is a JSON string. Values of other types decode as the empty text.
 type text string
 
 func (t *text) UnmarshalJSON(raw []byte) error {
@@ -177,7 +177,7 @@ func (t *text) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// time returns the time that a text says, or none.
+// time parses an RFC 3339 time. It returns the zero time if that fails.
 func (t text) time() time.Time {
 	at, _ := time.Parse(time.RFC3339, string(t))
 	return at
@@ -186,13 +186,13 @@ func (t text) time() time.Time {
 // quoted returns the text as JSON.
 func (t text) quoted() []byte { return encoded(t) }
 
-// encoded returns JSON as agents write it: < and > stand for themselves.
+// encoded returns value as JSON, with < and > not escaped, as agents write it.
 func encoded(value any) []byte {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
 	if err := e.Encode(value); err != nil {
-		panic(err) // of texts, and of JSON that was read before
+		panic(err) // impossible: texts and JSON that was valid before
 	}
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n"))
 }

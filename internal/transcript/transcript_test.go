@@ -54,12 +54,12 @@ func TestRequests(t *testing.T) {
 		want       [][]string // the requests of each conversation
 	}{
 		{
-			name: "a request is the last of its conversation, and what is no prompt is left out",
+			name: "a body is the last request; members that are not part of the prompt are dropped",
 			file: chatBody,
 			want: [][]string{{list(chatStart, chatUser), list(chatStart, chatUser, chatCall, chatResult)}},
 		},
 		{
-			name: "a request of responses, over several lines",
+			name: "a Responses API request on several lines",
 			file: "{\n\"input\": [" + itemUser + ",\n" + itemThink + "," + itemCall + "," + itemResult + "],\n" +
 				"\"instructions\": \"i\"}\n",
 			want: [][]string{{
@@ -68,13 +68,13 @@ func TestRequests(t *testing.T) {
 			}},
 		},
 		{
-			name: "breakpoints of the cache are not part of the prompt",
+			name: "cache breakpoints are removed",
 			file: list(messages, `{"role":"user","content":[{"text":"a \"cache_control\" b","cache_control":{"type":"}"}},`+
 				`{"cache_control": {"type":"ephemeral","ttl":"1h"}, "text":"c"}]}`),
 			want: [][]string{{list(messages, `{"role":"user","content":[{"text":"a \"cache_control\" b"},{"text":"c"}]}`)}},
 		},
 		{
-			name: "lines of requests are told apart by how they begin",
+			name: "JSON Lines requests belong together if their first messages are equal",
 			file: lines(
 				list(messages, chatUser),
 				list(messages, `{"role":"user","content":"other"}`),
@@ -87,7 +87,7 @@ func TestRequests(t *testing.T) {
 			},
 		},
 		{
-			name: "a conversation of which there is one line is replayed",
+			name: "a single recorded request is expanded to all requests before it",
 			file: lines(
 				list(messages, chatUser, chatCall, chatResult),
 				list(messages, `{"role":"user","content":"other"}`, chatCall, chatResult),
@@ -110,7 +110,7 @@ func TestRequests(t *testing.T) {
 			}},
 		},
 		{
-			name: "Claude Code: subagents have conversations of their own, and a summary begins anew",
+			name: "Claude Code: subagents have their own conversations, and a summary starts a new one",
 			file: lines(
 				claude("user", "1", "", "u", ""),
 				claude("user", "s1", "", "sub", `,"isSidechain":true`),
@@ -147,7 +147,7 @@ func TestRequests(t *testing.T) {
 			}},
 		},
 		{
-			name: "Codex: a compaction begins anew",
+			name: "Codex: a compaction starts a new conversation",
 			file: lines(
 				codex("response_item", itemUser), codex("response_item", itemReply),
 				codex("compacted", `{"message":"short","replacement_history":[`+itemUser+`,`+itemReply+`]}`),
@@ -222,8 +222,9 @@ func TestRequests(t *testing.T) {
 			}},
 		},
 		{
-			name: "mini-SWE-agent: nothing but a list",
-			file: "[" + said("user", "u") + "," + said("assistant", "look") + "," + said("user", "ra") + "," + said("assistant", "done") + "]",
+			name: "mini-SWE-agent: only a list",
+			file: "[" + said("user", "u") + "," + said("assistant", "look") + "," + said("user", "ra") + "," + said("assistant",
+				"done") + "]",
 			want: [][]string{{
 				list(messages, user),
 				list(messages, user, textual("call_1", "look", "bash"), observed("call_1", "ra")),
@@ -357,8 +358,9 @@ func TestUnreadable(t *testing.T) {
 			t.Errorf("%s: %d conversations", name, len(found))
 		}
 	}
-	if _, err := Read([]byte(lines(codex("response_item", itemUser), `{"type`, ""))); err == nil || !strings.Contains(err.Error(), "line 2") {
-		t.Errorf("the line is not named: %v", err)
+	if _, err := Read([]byte(lines(codex("response_item", itemUser), `{"type`, ""))); err == nil ||
+		!strings.Contains(err.Error(), "line 2") {
+		t.Errorf("error does not name the line: %v", err)
 	}
 }
 

@@ -1,4 +1,5 @@
-// Package unlogged keeps session ids out of logs of responses, and clients that leave.
+// Package unlogged keeps session ids, and errors caused by clients that disconnect, out of the logs of
+// responses.
 package unlogged
 
 import (
@@ -10,24 +11,25 @@ import (
 
 const sessionHeader = "Mcp-Session-Id"
 
-// A Session is the session id of a response that is logged without it, and whether the response was canceled.
+// A Session holds the session id of a response while the response is logged, and whether the request was
+// canceled.
 type Session struct {
 	ids      []string
 	body     body
 	canceled atomic.Bool
 }
 
-// SessionKey is where a context has the *Session of its request.
+// SessionKey is the context key of the *Session of a request.
 type SessionKey struct{}
 
-// In returns a context for a request, so that the session id of its response is kept in s.
+// In returns a context with s. Hide moves the session id of the response into s.
 func (s *Session) In(ctx context.Context) context.Context {
 	return context.WithValue(ctx, SessionKey{}, s)
 }
 
-// Hide moves the session id from the header of a response to the Session of its request's
-// context, if there is one. If the request is canceled, the body then ends as if it were complete, because
-// reverse_proxy warns of a body that is not, and it is no fault of a server that its client leaves. The Session knows.
+// Hide moves the session id from the header of a response to the Session in the context, if there is
+// one. If the request is canceled, the body ends as if it were complete: reverse_proxy warns of
+// incomplete bodies, but a client that disconnects is not a fault of the server. Session.Canceled reports it.
 func Hide(ctx context.Context, res *http.Response) {
 	s, ok := ctx.Value(SessionKey{}).(*Session)
 	if !ok {
@@ -51,7 +53,7 @@ func (s *Session) Restore(header http.Header) {
 // Canceled reports whether the body of the response has ended because its request was canceled.
 func (s *Session) Canceled() bool { return s.canceled.Load() }
 
-// A body is that of a response whose request may be canceled.
+// A body is the body of a response whose request may be canceled.
 type body struct {
 	io.ReadCloser
 	ctx     context.Context

@@ -1,4 +1,4 @@
-// Package version tells which version of this module is in the binary.
+// Package version returns the version of this module in the binary.
 package version
 
 import (
@@ -10,30 +10,28 @@ import (
 const (
 	module = "github.com/caddy-mcp-gateway/caddy-mcp-gateway"
 
-	// unversioned is what Go requires of a module that a folder replaces, if nobody
-	// has said which version that is.
+	// unversioned is the version that Go gives to a module replaced by a folder without a version.
 	unversioned = "v0.0.0-00010101000000-000000000000"
 )
 
-// Current returns what `caddy list-modules --versions` shows for the modules of this
-// project, or "devel" if that says nothing: in tests, and where the module was
-// replaced by a folder without a version.
+// Current returns the version that `caddy list-modules --versions` shows for the modules of this
+// project. It is "devel" in tests, and if a folder without a version replaces the module.
 func Current() string { return current() }
 
 var current = sync.OnceValue(func() string {
 	info, _ := debug.ReadBuildInfo()
-	return of(info)
+	return find(info)
 })
 
-func of(info *debug.BuildInfo) string {
-	const none = "devel"
+func find(info *debug.BuildInfo) string {
+	const unknown = "devel"
 	if info == nil {
-		return none
+		return unknown
 	}
 	for _, m := range append([]*debug.Module{&info.Main}, info.Deps...) {
 		if m.Path == module && strings.HasPrefix(m.Version, "v") && m.Version != unversioned {
 			return m.Version
 		}
 	}
-	return none
+	return unknown
 }

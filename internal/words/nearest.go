@@ -6,15 +6,15 @@ import (
 	"strings"
 )
 
-// Nearest returns the names that are similar to a misspelled one, the nearest first, and at most
-// three.
-func Nearest(name string, among []string) (near []string) {
+// Nearest returns up to three names that are similar to a misspelled name, the most
+// similar first.
+func Nearest(name string, names []string) (near []string) {
 	type candidate struct {
 		name     string
 		distance int
 	}
 	var found []candidate
-	for _, other := range among {
+	for _, other := range names {
 		limit := max(2, len(name)/3)
 		d := Distance(strings.ToLower(name), strings.ToLower(other))
 		if strings.Contains(other, name) {
@@ -31,12 +31,12 @@ func Nearest(name string, among []string) (near []string) {
 	return near
 }
 
-// Meant returns the word that an unknown one was probably meant to be, or "". It takes fewer words for similar than
-// Nearest does.
-func Meant(word string, among []string) (meant string) {
+// Closest returns the word that is probably meant by an unknown word, or "". It is stricter
+// than Nearest.
+func Closest(word string, words []string) (meant string) {
 	word = folded(word)
 	limit := min(len(word)/3, 2)
-	for _, candidate := range among {
+	for _, candidate := range words {
 		if distance := Distance(word, folded(candidate)); distance <= limit {
 			meant, limit = candidate, distance-1
 		}
@@ -44,27 +44,28 @@ func Meant(word string, among []string) (meant string) {
 	return meant
 }
 
-// DidYouMean returns the end of an error about an unknown word, which names the word that was probably meant. It is
-// empty if there is none.
-func DidYouMean(word string, among []string) string {
-	if meant := Meant(word, among); meant != "" {
+// DidYouMean returns the suffix " (did you mean …?)" for an error about an unknown word,
+// or "" if no word is similar.
+func DidYouMean(word string, words []string) string {
+	if meant := Closest(word, words); meant != "" {
 		return " (did you mean " + meant + "?)"
 	}
 	return ""
 }
 
-// folded returns a word without the marks in which spellings differ: maxChars, max-chars, max_chars.
+// folded returns a word in lower case and without separators, so that maxChars, max-chars
+// and max_chars are equal.
 func folded(word string) string {
 	return strings.NewReplacer("_", "", "-", "", ":", "").Replace(strings.ToLower(word))
 }
 
-// Distance returns how many characters to insert, remove, replace or swap with the next make one text
-// of another. Long texts are compared by their beginnings.
+// Distance returns the edit distance of two texts: how many characters to insert, remove,
+// replace, or swap with the next one. It compares at most their first 200 characters.
 func Distance(a, b string) int {
-	const longest = 200
+	const maxLength = 200
 	from, to := []rune(a), []rune(b)
-	from, to = from[:min(longest, len(from))], to[:min(longest, len(to))]
-	var before []int
+	from, to = from[:min(maxLength, len(from))], to[:min(maxLength, len(to))]
+	var previous []int
 	row := make([]int, len(to)+1)
 	for j := range row {
 		row[j] = j
@@ -79,10 +80,10 @@ func Distance(a, b string) int {
 			}
 			next[j+1] = min(replaced, row[j+1]+1, next[j]+1)
 			if i > 0 && j > 0 && from[i] == to[j-1] && from[i-1] == to[j] {
-				next[j+1] = min(next[j+1], before[j-1]+1)
+				next[j+1] = min(next[j+1], previous[j-1]+1)
 			}
 		}
-		before, row = row, next
+		previous, row = row, next
 	}
 	return row[len(to)]
 }

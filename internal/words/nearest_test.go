@@ -15,7 +15,7 @@ func TestNearest(t *testing.T) {
 		{"upper case", "FILES__LIST", []string{"files__list"}},
 		{"letters that are not ASCII", "grosse__lesen", []string{"größe__lesen"}},
 		{"a part", "write", []string{"files__write_file"}},
-		{"nothing is near", "search__web", nil},
+		{"no similar name", "search__web", nil},
 	} {
 		if got := Nearest(tt.wrong, names); !slices.Equal(got, tt.want) {
 			t.Errorf("%s: got %q", tt.name, got)
@@ -28,7 +28,7 @@ func TestMeant(t *testing.T) {
 	for word, want := range map[string]string{
 		"maxChars": "max_chars", "fiels": "files", "FILES": "files", "fils": "files", "": "", "x": "", "fs": "", "github": "",
 	} {
-		if got := Meant(word, known); got != want {
+		if got := Closest(word, known); got != want {
 			t.Errorf("%q: got %q, want %q", word, got, want)
 		}
 	}

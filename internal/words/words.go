@@ -1,4 +1,4 @@
-// Package words finds the words of texts and names that people look for them by.
+// Package words splits texts and names into search terms, and suggests similar names.
 package words
 
 import (
@@ -8,35 +8,37 @@ import (
 	"unicode/utf8"
 )
 
-// Terms yields what a text is found by: its words, in lower case and without their
-// endings, but for those that every text has.
+// Terms yields the search terms of a text: the stems of its words, in lower case and
+// without stop words.
 func Terms(text string) iter.Seq[string] {
 	return func(yield func(string) bool) {
-		for word := range In(text) {
-			if !stop[word] && !yield(Stem(word)) {
+		for word := range Split(text) {
+			if !stopWords[word] && !yield(Stem(word)) {
 				return
 			}
 		}
 	}
 }
 
-var stop = func() map[string]bool {
+var stopWords = func() map[string]bool {
 	set := make(map[string]bool)
-	for word := range strings.FieldsSeq("a an and are as at be by can for from i if in into is it its of on or that the this to was which will with you your") {
+	for word := range strings.FieldsSeq("a an and are as at be by can for from i if in into is it its " +
+		"of on or that " +
+		"the this to was which will with you your") {
 		set[word] = true
 	}
 	return set
 }()
 
-// maxWord is how many characters a word has at most. What is longer is no word but
-// data, and would be kept for nothing.
-const maxWord = 100
+// maxWordLength is the maximum length of a word in characters. Longer runs are data and
+// are split.
+const maxWordLength = 100
 
-// In yields the words of a text in lower case. Names are divided where case or
-// kind changes: readFile, HTTPServer, base64. A word that was divided so is there as
-// a whole as well, for nobody looks for GitHub as git and hub. Characters of scripts
-// that write no spaces are words of their own.
-func In(text string) iter.Seq[string] {
+// Split yields the words of a text in lower case. Names are split where letter case changes
+// or digits begin or end: readFile, HTTPServer, base64. The unsplit word follows its parts,
+// so that GitHub is found as github, too. Split scripts without spaces, each character is a
+// word.
+func Split(text string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		var word []rune // a run of letters and digits
 		flush := func() bool {
@@ -45,7 +47,7 @@ func In(text string) iter.Seq[string] {
 			}
 			start := 0
 			for i := 1; i < len(word); i++ {
-				if divided(word, i) {
+				if splitsBefore(word, i) {
 					if !yield(lower(word[start:i])) {
 						return false
 					}
@@ -65,13 +67,13 @@ func In(text string) iter.Seq[string] {
 				if !flush() || !yield(string(r)) {
 					return
 				}
-			case inWord(r):
-				if len(word) == maxWord && !flush() {
+			case isWordRune(r):
+				if len(word) == maxWordLength && !flush() {
 					return
 				}
 				word = append(word, r)
 			case (r == '\'' || r == '’') && len(word) > 0:
-				// user's is a word
+				// The apostrophe in user's does not end the word.
 			default:
 				if !flush() {
 					return
@@ -82,41 +84,41 @@ func In(text string) iter.Seq[string] {
 	}
 }
 
-func inWord(r rune) bool {
+func isWordRune(r rune) bool {
 	return unicode.IsLetter(r) || unicode.IsNumber(r) || r >= utf8.RuneSelf && unicode.IsMark(r)
 }
 
-// divided reports whether a name is divided before word[i].
-func divided(word []rune, i int) bool {
-	before, r := word[i-1], word[i]
-	if unicode.IsNumber(before) != unicode.IsNumber(r) {
+// splitsBefore reports whether a name is split before word[i].
+func splitsBefore(word []rune, i int) bool {
+	previous, r := word[i-1], word[i]
+	if unicode.IsNumber(previous) != unicode.IsNumber(r) {
 		return true
 	}
 	if !unicode.IsUpper(r) {
 		return false
 	}
-	// The last capital of a run begins the next word, unless it ends the name or
-	// the plural of an abbreviation: URLParser, but URLs.
+	// The last capital of a run begins the next word (URLParser), unless the name ends
+	// there or only a plural s follows (URLs).
 	follows := i+1 < len(word) && unicode.IsLower(word[i+1])
 	plural := follows && word[i+1] == 's' && (i+2 == len(word) || !unicode.IsLower(word[i+2]))
-	return !unicode.IsUpper(before) || follows && !plural
+	return !unicode.IsUpper(previous) || follows && !plural
 }
 
 func lower(word []rune) string { return strings.ToLower(string(word)) }
 
-// Joined is a name in lower case without anything that is not a letter or a digit.
+// Joined returns a name in lower case with only its letters, digits and combining marks.
 func Joined(name string) string {
 	return strings.Map(func(r rune) rune {
-		if inWord(r) {
+		if isWordRune(r) {
 			return unicode.ToLower(r)
 		}
 		return -1
 	}, name)
 }
 
-// Stem takes the endings off an English word, so that its forms have one stem. It
-// goes on until there is none left: then a form that has lost one ending and another
-// that has lost two meet. What is left need not be a word.
+// Stem removes the endings of an English word in lower case, so that all its forms have
+// the same stem. It removes endings until none is left, because forms of a word may have
+// one ending or two. The stem need not be a word.
 func Stem(word string) string {
 	for {
 		shorter := withoutEnding(word)
@@ -151,7 +153,7 @@ func withoutEnding(word string) string {
 		}
 	}
 	for _, ending := range [...]string{"ing", "ed"} {
-		// string and feed have no ending; stopped has one letter more than stop.
+		// string and feed have no ending; stopped doubles the last letter of stop.
 		rest, ok := without(ending)
 		if !ok || !strings.ContainsAny(rest, "aeiouy") || ending == "ed" && strings.HasSuffix(rest, "e") {
 			continue
@@ -162,7 +164,7 @@ func withoutEnding(word string) string {
 		}
 		return rest
 	}
-	// status, access and analysis are no plurals, and neither are gas and yes.
+	// status, access, analysis, gas and yes are not plurals.
 	exceptions := "sui"
 	if len(word) == 3 {
 		exceptions = "aeiousy"

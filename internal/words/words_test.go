@@ -16,15 +16,16 @@ func TestTerms(t *testing.T) {
 		{"snake_case", "read_text_file", "read text fil"},
 		{"kebab-case and dots", "git-log.v", "git log v"},
 		{"a server and its tool", "files::read__all", "fil read all"},
-		{"camelCase, and the whole of it", "readFile", "read fil readfil"},
+		{"camelCase, and the unsplit word", "readFile", "read fil readfil"},
 		{"an abbreviation in a name", "HTTPServer", "http server httpserver"},
 		{"a plural of an abbreviation", "URLs IDs", "url id"},
 		{"digits", "base64 s3", "bas 64 base64 s 3 s3"},
-		{"words that every text has", "the list of a file", "list fil"},
+		{"stop words", "the list of a file", "list fil"},
 		{"a possessive", "user's user’s", "user user"},
 		{"accents", "Créer l'été", "créer lété"},
 		{"a script without spaces", "读取file文件", "读 取 fil 文 件"},
-		{"data", strings.Repeat("x", 250), strings.Repeat("x", 100) + " " + strings.Repeat("x", 100) + " " + strings.Repeat("x", 50)},
+		{"data", strings.Repeat("x", 250), strings.Repeat("x", 100) + " " + strings.Repeat("x", 100) + " " +
+			strings.Repeat("x", 50)},
 		{"bytes that are not UTF-8", "a\xffread", "read"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -35,7 +36,7 @@ func TestTerms(t *testing.T) {
 	}
 }
 
-func TestTermsStopWhereTheyAreAsked(t *testing.T) {
+func TestTermsStopEarly(t *testing.T) {
 	const text = "readFile 读 one two2"
 	for n := range 8 {
 		got := 0
@@ -50,7 +51,7 @@ func TestTermsStopWhereTheyAreAsked(t *testing.T) {
 	}
 }
 
-// The forms of a word have one stem, which has no ending left.
+// All forms of a word have the same stem, and Stem does not change a stem.
 func TestStem(t *testing.T) {
 	for _, forms := range []string{
 		"file files filing filed",
@@ -88,7 +89,8 @@ func TestStem(t *testing.T) {
 			}
 		}
 	}
-	for _, different := range []string{"string str", "feed fe", "process proces", "redis red", "gas ga", "bus bu", "été ét", "fill file"} {
+	for _, different := range []string{"string str", "feed fe", "process proces", "redis red", "gas ga", "bus bu",
+		"été ét", "fill file"} {
 		a, b, _ := strings.Cut(different, " ")
 		if Stem(a) == Stem(b) {
 			t.Errorf("%s and %s have the same stem", a, b)

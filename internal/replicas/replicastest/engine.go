@@ -188,7 +188,8 @@ func (e *Engine) Keep(ctx context.Context, entry replicas.Entry) error {
 }
 
 // Spend implements replicas.Engine.
-func (e *Engine) Spend(ctx context.Context, buckets []replicas.Bucket) (taken []float64, wait time.Duration, err error) {
+func (e *Engine) Spend(ctx context.Context, buckets []replicas.Bucket) (taken []float64, wait time.Duration,
+	err error) {
 	if err := e.begin(ctx); err != nil {
 		return nil, 0, err
 	}

@@ -71,7 +71,8 @@ func TestReplicasFindWhatOthersKeep(t *testing.T) {
 	}{
 		{"written", nil, nil},
 		{"lost by the engine", nil, func(e *replicastest.Engine) { e.Clear() }},
-		{"never written", func(e *replicastest.Engine) { e.Full.Store(true) }, func(e *replicastest.Engine) { e.Full.Store(false) }},
+		{"never written", func(e *replicastest.Engine) { e.Full.Store(true) },
+			func(e *replicastest.Engine) { e.Full.Store(false) }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -106,7 +107,7 @@ func TestReplicasFindWhatOthersKeep(t *testing.T) {
 	}
 }
 
-// A client may be faster than what is written behind the answer.
+// A client may ask before the original has been written.
 func TestReplicasFindWhatIsBeingWritten(t *testing.T) {
 	engine := replicastest.New()
 	a, b := replica(t, engine, sharedLimits), replica(t, engine, sharedLimits)
@@ -184,7 +185,7 @@ func TestReplicasWithoutTheEngine(t *testing.T) {
 	}
 }
 
-// Replicas that begin while the engine is unavailable hear each other later.
+// Replicas that start while the engine is unavailable receive each other's messages later.
 func TestReplicasThatBeginWithoutTheEngine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := replicastest.New()
@@ -202,20 +203,20 @@ func TestReplicasThatBeginWithoutTheEngine(t *testing.T) {
 	})
 }
 
-// A replica that does not hear others cannot say that no replica has an original.
+// A replica that receives no messages cannot say that no replica has an original.
 func TestReplicasThatAreDeaf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := replica(t, replicastest.New(), sharedLimits)
-		b.common.stop()
-		b.common.stop = func() {}
+		b.sharing.unsubscribe()
+		b.sharing.unsubscribe = func() {}
 		if _, err := b.Fetch(t.Context(), handleA, "alice"); !errors.Is(err, replicas.ErrUnavailable) {
 			t.Errorf("got %v", err)
 		}
 	})
 }
 
-// A client that asks for what does not exist waits for as long as an operation may take, and soon asks no other replica. It is told
-// that it can try again: what was not asked for may be there.
+// A request for an original that does not exist waits for as long as an operation may take. After a burst of them,
+// other replicas are not asked and Fetch returns ErrUnavailable: the original may exist, so the client can retry.
 func TestReplicasAreNotAskedTooOften(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := replicastest.New()
@@ -245,14 +246,14 @@ func TestReplicasAreNotAskedTooOften(t *testing.T) {
 			wg.Go(func() { fetch("mallory", handleA) })
 		}
 		wg.Wait()
-		if n := engine.Operations.Load() - before; n != 100+questionBurst*attempts {
+		if n := engine.Operations.Load() - before; n != 100+lookupBurst*attempts {
 			t.Errorf("%d operations for 100 at once", n)
 		}
-		if n := refused.Load(); n != 100-questionBurst {
+		if n := refused.Load(); n != 100-lookupBurst {
 			t.Errorf("%d of 100 at once can try again", n)
 		}
 		time.Sleep(time.Second)
-		if fetch("mallory", handleA); refused.Load() != 100-questionBurst {
+		if fetch("mallory", handleA); refused.Load() != 100-lookupBurst {
 			t.Error("and a second later, too")
 		}
 		a.Put("alice", handleA, []byte("original"))
@@ -313,7 +314,7 @@ func TestReplicasRenew(t *testing.T) {
 	})
 }
 
-// What is no longer kept here is not written for others.
+// An original that is no longer stored is not written for others.
 func TestReplicasDoNotWriteWhatIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := replicastest.New()
@@ -356,7 +357,8 @@ func TestReplicasFetchNoLongerThanIsWanted(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Millisecond, cancel)
 		began := time.Now()
-		if _, err := b.Fetch(ctx, handleA, "alice"); !errors.Is(err, context.Canceled) || time.Since(began) != time.Millisecond {
+		if _, err := b.Fetch(ctx, handleA, "alice"); !errors.Is(err, context.Canceled) ||
+			time.Since(began) != time.Millisecond {
 			t.Errorf("%v after %s", err, time.Since(began))
 		}
 	})

@@ -49,7 +49,7 @@ func TestBehindWaitsForTheEngine(t *testing.T) {
 		space := store.Space("s")
 		engine.Stalled.Store(true)
 		for i := range 10 {
-			space.KeepBehind("owner", fmt.Sprint(i), []byte("value"), time.Hour)
+			space.KeepLater("owner", fmt.Sprint(i), []byte("value"), time.Hour)
 		}
 		time.Sleep(time.Minute)
 		// A write of each goroutine has failed, and then the engine was tried once in a second and a quarter.
@@ -72,7 +72,7 @@ func TestBehindWaitsForTheEngine(t *testing.T) {
 	})
 }
 
-// When too much waits, who has the most of it loses its oldest, and is told.
+// When the queue is full, the owner with the most bytes in it loses its oldest write, and lost is called.
 func TestBehindIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		engine := replicastest.New()
@@ -87,7 +87,7 @@ func TestBehindIsBounded(t *testing.T) {
 			write := func(ctx context.Context) error {
 				return space.Keep(ctx, owner, fmt.Sprint(name), make([]byte, size), time.Hour)
 			}
-			space.Behind(owner, fmt.Sprint(name), size, write, func() {
+			space.WriteLater(owner, fmt.Sprint(name), size, write, func() {
 				mu.Lock()
 				defer mu.Unlock()
 				lost += fmt.Sprint(owner, name, " ")
@@ -109,7 +109,8 @@ func TestBehindIsBounded(t *testing.T) {
 		mu.Unlock()
 		engine.Down.Store(false)
 		time.Sleep(4 * time.Second)
-		for key, there := range map[string]bool{"bob 0": true, "alice 1": false, "alice 2": true, "alice 3": true, "carol 0": false} {
+		for key, there := range map[string]bool{"bob 0": true, "alice 1": false, "alice 2": true, "alice 3": true,
+			"carol 0": false} {
 			var owner, name string
 			_, _ = fmt.Sscan(key, &owner, &name)
 			if found(t, space, owner, name) != there {
@@ -129,10 +130,10 @@ func TestBehindGivesUp(t *testing.T) {
 		lost := make(chan string, 10)
 		for i := range 8 {
 			write := func(context.Context) error { return replicas.ErrUnavailable }
-			space.Behind("owner", fmt.Sprint(i), 1, write, func() { lost <- "failed" })
+			space.WriteLater("owner", fmt.Sprint(i), 1, write, func() { lost <- "failed" })
 		}
 		engine.Full.Store(true)
-		space.Behind("owner", "full", 1, func(ctx context.Context) error {
+		space.WriteLater("owner", "full", 1, func(ctx context.Context) error {
 			return space.Keep(ctx, "owner", "full", nil, time.Hour)
 		}, func() { lost <- "full" })
 		synctest.Wait()
@@ -140,7 +141,7 @@ func TestBehindGivesUp(t *testing.T) {
 			t.Errorf("%d writes have failed", len(lost))
 		}
 		engine.Full.Store(false)
-		space.KeepBehind("owner", "good", nil, time.Hour)
+		space.KeepLater("owner", "good", nil, time.Hour)
 		synctest.Wait()
 		if !found(t, space, "owner", "good") {
 			t.Error("it is not written")
@@ -170,7 +171,7 @@ func TestBehindIsClosedAfterAnOutage(t *testing.T) {
 				engine.Down.Store(true)
 				_, _ = store.Space("s").Find(t.Context(), "", "")
 				for i := range 20 {
-					store.Space("s").KeepBehind("owner", fmt.Sprint(i), nil, time.Hour)
+					store.Space("s").KeepLater("owner", fmt.Sprint(i), nil, time.Hour)
 				}
 				synctest.Wait()
 				test.at(engine)
@@ -183,7 +184,7 @@ func TestBehindIsClosedAfterAnOutage(t *testing.T) {
 				if n := len(engine.Values()); n != test.want {
 					t.Errorf("%d of 20 are written", n)
 				}
-				said := logs.FilterMessage("not all was written to the shared store before the end").All()
+				said := logs.FilterMessage("some values were not written to the shared store before shutdown").All()
 				switch {
 				case test.want == 20 && len(said) == 0:
 				case test.want == 0 && len(said) == 1 && said[0].ContextMap()["values"] == int64(20):
@@ -209,7 +210,7 @@ func TestBehindIsClosed(t *testing.T) {
 					engine.Down.Store(true)
 					_, _ = store.Space("s").Find(t.Context(), "", "")
 				}
-				store.Space("s").KeepBehind("owner", fmt.Sprint(i), nil, time.Hour)
+				store.Space("s").KeepLater("owner", fmt.Sprint(i), nil, time.Hour)
 			}
 			began := time.Now()
 			store.Close()
@@ -219,7 +220,7 @@ func TestBehindIsClosed(t *testing.T) {
 			if n := len(engine.Values()); (n == 100) == down {
 				t.Errorf("%d of 100 are written", n)
 			}
-			store.Space("s").KeepBehind("owner", "late", nil, time.Hour)
+			store.Space("s").KeepLater("owner", "late", nil, time.Hour)
 		})
 	}
 }

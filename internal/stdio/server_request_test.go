@@ -80,7 +80,12 @@ func TestEqualIdsOfTwoChildren(t *testing.T) { // A24
 		}
 		for i := range clients {
 			c := clients[1-i]
-			equal(t, "status", c.post(result(idOf(t, questions[1-i]), fmt.Sprintf(`{"answer":[%d]}`, 1-i))).StatusCode, http.StatusAccepted)
+			equal(
+				t,
+				"status",
+				c.post(result(idOf(t, questions[1-i]), fmt.Sprintf(`{"answer":[%d]}`, 1-i))).StatusCode,
+				http.StatusAccepted,
+			)
 		}
 		for i, r := range replies {
 			equal(t, "answer", r.text(), fmt.Sprintf(`{"answer":[%d]}`, i))
@@ -101,7 +106,13 @@ func TestQuestionsThatNoClientAnswers(t *testing.T) { // A25, A59
 		{"roots without a session are configured", withRoots, "", "roots/list", roots},
 		{"roots of a client that has none are configured", withRoots, `{"sampling":{}}`, "roots/list", roots},
 		{"roots are empty by default", func(*Config) {}, "", "roots/list", `{"roots":[]}`},
-		{"roots of a client that has none are refused if none are configured", func(*Config) {}, `{}`, "roots/list", `"code":-32601`},
+		{
+			"roots of a client that has none are refused if none are configured",
+			func(*Config) {},
+			`{}`,
+			"roots/list",
+			`"code":-32601`,
+		},
 		{"roots of a client are not those of all if some are configured", withRoots, `{"roots":{}}`, "roots/list", roots},
 		{"a capability that is no object is none", func(*Config) {}, `{"roots":true}`, "roots/list", `"code":-32601`},
 		{"sampling without a session is refused", withRoots, "", "sampling/createMessage", `"code":-32601`},
@@ -122,8 +133,8 @@ func TestQuestionsThatNoClientAnswers(t *testing.T) { // A25, A59
 	}
 }
 
-// A shared child that was told the roots of a client, which it may keep, serves no
-// other client, and ends when it has answered that one.
+// A shared child that received the roots of a client may keep them. It serves no other
+// client, and ends when it has answered that one.
 func TestRootsOfOneClient(t *testing.T) { // A23
 	p := newPool(t, "")
 	c, other := p.client().initialize(`{"roots":{}}`), p.client().initialize(`{"roots":{}}`)
@@ -133,17 +144,22 @@ func TestRootsOfOneClient(t *testing.T) { // A23
 	contains(t, "question", question, `"roots/list"`)
 	another := other.call("pid", `{}`)
 	if another == shared {
-		t.Error("the other client is served by the child that was told the roots")
+		t.Error("the other client is served by the child that received the roots")
 	}
 	equal(t, "without a session", p.client().call("pid", `{}`), another)
 	equal(t, "the client itself", c.call("pid", `{}`), another)
-	equal(t, "status", c.post(result(idOf(t, question), `{"roots":[{"uri":"file:///mine"}]}`)).StatusCode, http.StatusAccepted)
+	equal(
+		t,
+		"status",
+		c.post(result(idOf(t, question), `{"roots":[{"uri":"file:///mine"}]}`)).StatusCode,
+		http.StatusAccepted,
+	)
 	equal(t, "their text", r.text(), `{"roots":[{"uri":"file:///mine"}]}`)
 	pid, err := strconv.Atoi(shared)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.eventually("the child that was told them has ended", func() bool { return !exists(pid) })
+	p.eventually("the child that received them has ended", func() bool { return !exists(pid) })
 
 	t.Run("not while another has a call there", func(t *testing.T) {
 		ctx, leave := context.WithCancel(t.Context())
@@ -191,7 +207,7 @@ func TestQuestionsInDoubtAreRefused(t *testing.T) {
 	equal(t, "roots", c.call("ask-roots", `{}`), `{"roots":[{"uri":"file:///r"}]}`)
 	leave()
 	<-left
-	equal(t, "asked on the other's stream", len(other.known(p).questions), 0)
+	equal(t, "asked on the other's stream", len(other.known(p).serverRequests), 0)
 }
 
 // known returns what the pool knows of a client.
@@ -218,7 +234,7 @@ func TestQuestionsOnTheStreamOfASession(t *testing.T) {
 	untold(c, askedBetweenCalls)
 	question := stream.next()
 	contains(t, "question", question, `"method":"sampling/createMessage","params":{}}`)
-	equal(t, "of nobody", p.client().post(result(idOf(t, question), `1`)).StatusCode, http.StatusBadRequest)
+	equal(t, "without a session", p.client().post(result(idOf(t, question), `1`)).StatusCode, http.StatusBadRequest)
 	equal(t, "status", c.post(result(idOf(t, question), `{"x":1}`)).StatusCode, http.StatusAccepted)
 	contains(t, "heard", heard(), `\"id\":\"theirs\",\"result\":{\"x\":1}`)
 
@@ -231,15 +247,27 @@ func TestQuestionsOnTheStreamOfASession(t *testing.T) {
 		untold(c, strings.ReplaceAll(askedBetweenCalls, "theirs", "regretted"))
 		question := stream.next()
 		untold(c, notification("notifications/cancelled", `{"requestId":"regretted","reason":"x"}`)+"\n")
-		equal(t, "taken back", stream.next(), notification("notifications/cancelled", `{"requestId":`+idOf(t, question)+`,"reason":"x"}`))
+		equal(
+			t,
+			"taken back",
+			stream.next(),
+			notification("notifications/cancelled", `{"requestId":`+idOf(t, question)+
+				`,"reason":"x"}`),
+		)
 		equal(t, "too late", c.post(result(idOf(t, question), `1`)).StatusCode, http.StatusBadRequest)
 		if strings.Contains(heard(), `\"id\":\"regretted\",\"result`) {
 			t.Error("answered nevertheless")
 		}
 	})
-	t.Run("that nobody can be asked are refused", func(t *testing.T) {
+	t.Run("that the client does not support are refused", func(t *testing.T) {
 		untold(c, `{"id":"e","method":"elicitation/create"}`+"\n")
-		p.eventually("it is refused", func() bool { return strings.Contains(heard(), `\"id\":\"e\",\"error\":{\"code\":-32601`) })
+		p.eventually(
+			"it is refused",
+			func() bool {
+				return strings.Contains(heard(), `\"id\":\"e\",`+
+					`\"error\":{\"code\":-32601`)
+			},
+		)
 	})
 	t.Run("that wait for a stream", func(t *testing.T) {
 		stream.Body.Close()
@@ -252,8 +280,7 @@ func TestQuestionsOnTheStreamOfASession(t *testing.T) {
 
 // TestQuestionsDoNotWaitForEver: a client that never opens its stream is answered
 // for.
-// loose returns a session and a child that is no process: its queue shows what it
-// would be told.
+// loose returns a session and a child without a process: its queue shows what would be sent to it.
 func loose(t *testing.T) (*session, *child) {
 	t.Helper()
 	p := NewPool(Config{SessionTTL: 24 * time.Hour, MaxSessions: 1, Framing: Newline, Roots: []string{"file:///r"}}, nil)
@@ -285,10 +312,10 @@ func asks(t *testing.T, method string) *jsonrpc.Message {
 	return message(t, `{"jsonrpc":"2.0","id":"q","method":"`+method+`"}`)
 }
 
-// answers reports whether the client's answer to its nth question is taken.
+// answers reports whether the client's response to its nth server request is accepted.
 func (s *session) answers(t *testing.T, n int) bool {
 	t.Helper()
-	return s.answer(t.Context(), message(t, result(fmt.Sprint(n), `1`)))
+	return s.answerServerRequest(t.Context(), message(t, result(fmt.Sprint(n), `1`)))
 }
 
 // askOnCall asks on the stream of a call whose answer comes right after it.
@@ -298,9 +325,9 @@ func askOnCall(t *testing.T, s *session, c *child, method string) {
 	if err := c.register(asked); err != nil {
 		t.Fatal(err)
 	}
-	s.ask(c, asked, asks(t, method))
+	s.forwardServerRequest(c, asked, asks(t, method))
 	asked.inbox.Take() // and so the client has it
-	c.take(fmt.Append(nil, asked.id))
+	c.takeCall(fmt.Append(nil, asked.id))
 }
 
 func TestQuestionsDoNotWaitForEver(t *testing.T) { // A25
@@ -310,30 +337,32 @@ func TestQuestionsDoNotWaitForEver(t *testing.T) { // A25
 		want         string
 	}{
 		{"roots, with no stream", "roots/list", func(t *testing.T, s *session, c *child, method string) {
-			s.ask(c, nil, asks(t, method))
+			s.forwardServerRequest(c, nil, asks(t, method))
 		}, `"result":{"roots":[{"uri":"file:///r"}]}}`},
 		{"a sample, with no stream", "sampling/createMessage", func(t *testing.T, s *session, c *child, method string) {
-			s.ask(c, nil, asks(t, method))
-		}, `"error":{"code":-32603,"message":"the client has no stream open"}}`},
-		{"a sample, after the end of its stream", "sampling/createMessage", func(t *testing.T, s *session, c *child, method string) {
+			s.forwardServerRequest(c, nil, asks(t, method))
+		}, `"error":{"code":-32603,"message":"the client has no open stream"}}`},
+		{"a sample, after the end of its stream", "sampling/createMessage", func(t *testing.T, s *session, c *child,
+			method string) {
 			s.use()
-			s.ask(c, nil, asks(t, method))
-			s.mail.Take()
+			s.forwardServerRequest(c, nil, asks(t, method))
+			s.streamInbox.Take()
 			time.Sleep(time.Hour) // as people may
 			equal(t, "while the stream is open", len(c.queue), 0)
 			s.release()
 		}, `"error":{"code":-32603,"message":"the client has left"}}`},
-		{"a sample, after the end of its call", "sampling/createMessage", askOnCall, `"error":{"code":-32603,"message":"the client has left"}}`},
+		{"a sample, after the end of its call", "sampling/createMessage", askOnCall,
+			`"error":{"code":-32603,"message":"the client has left"}}`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s, c := loose(t)
 				tt.ask(t, s, c, tt.method)
-				time.Sleep(questionTime - time.Second)
+				time.Sleep(serverRequestTime - time.Second)
 				equal(t, "at once", len(c.queue), 0)
 				time.Sleep(2 * time.Second)
 				equal(t, "answer", strings.TrimSpace((<-c.queue).text()), `{"jsonrpc":"2.0","id":"q",`+tt.want)
-				equal(t, "open questions", len(s.questions), 0)
+				equal(t, "open questions", len(s.serverRequests), 0)
 			})
 		})
 	}
@@ -345,9 +374,9 @@ func TestQuestionsWaitForWhoIsThere(t *testing.T) {
 			s, c := loose(t)
 			askOnCall(t, s, c, "sampling/createMessage")
 			equal(t, "the first", s.answers(t, 1), true)
-			time.Sleep(questionTime - time.Second)
+			time.Sleep(serverRequestTime - time.Second)
 			askOnCall(t, s, c, "sampling/createMessage")
-			time.Sleep(questionTime - time.Second)
+			time.Sleep(serverRequestTime - time.Second)
 			equal(t, "the second", s.answers(t, 2), true)
 		})
 	})
@@ -373,12 +402,12 @@ func TestQuestionsThatNobodyHasRead(t *testing.T) {
 		if err := c.register(asked); err != nil {
 			t.Fatal(err)
 		}
-		s.ask(c, asked, asks(t, "sampling/createMessage"))
-		c.take([]byte("1"))
+		s.forwardServerRequest(c, asked, asks(t, "sampling/createMessage"))
+		c.takeCall([]byte("1"))
 		c.cancel(asked, "it has left")
 		asked.inbox.End(letter{message: frame{[]byte("{}")}})
 		contains(t, "told", (<-c.queue).text(), `"id":"q","error":{"code":-32603`)
-		equal(t, "open questions", len(s.questions), 0)
+		equal(t, "open questions", len(s.serverRequests), 0)
 	})
 	t.Run("in the buffer of the stream", func(t *testing.T) {
 		p := newPuppets(t)
@@ -389,19 +418,19 @@ func TestQuestionsThatNobodyHasRead(t *testing.T) {
 		p.inFlightIs(0)
 		r.Body.Close()
 		contains(t, "told", p.client().post(request(`1`, "heard", `{}`)).whole(), `\"id\":\"b\",\"error\"`)
-		equal(t, "open questions", len(c.known(p).questions), 0)
+		equal(t, "open questions", len(c.known(p).serverRequests), 0)
 	})
 }
 
 // TestAnAnswerThatCannotBeSent: the child gets one nevertheless.
 func TestAnAnswerThatCannotBeSent(t *testing.T) {
 	s, c := loose(t)
-	c.queue, c.asides = make(chan frame), make(chan frame, 1) // the queue is full
-	s.ask(c, nil, asks(t, "sampling/createMessage"))
+	c.queue, c.overflow = make(chan frame), make(chan frame, 1) // the queue is full
+	s.forwardServerRequest(c, nil, asks(t, "sampling/createMessage"))
 	ctx, leave := context.WithCancel(t.Context())
 	leave()
-	equal(t, "it was asked", s.answer(ctx, message(t, result(`1`, `"mine"`))), true)
-	contains(t, "told", (<-c.asides).text(), `"id":"q","error":{"code":-32603`)
+	equal(t, "it was asked", s.answerServerRequest(ctx, message(t, result(`1`, `"mine"`))), true)
+	contains(t, "told", (<-c.overflow).text(), `"id":"q","error":{"code":-32603`)
 }
 
 // TestACallThatWasGivenUpRaisesDoubts: the child may not have heard yet that its
@@ -438,7 +467,7 @@ func TestDoubtsEndWithAPing(t *testing.T) {
 			s, c := loose(t)
 			other := &call{session: new(session), inbox: newInbox("", maxUnread)}
 			begin := func(call *call) *call {
-				call.sent = true
+				call.queued = true
 				if err := c.register(call); err != nil {
 					t.Fatal(err)
 				}
@@ -456,12 +485,12 @@ func TestDoubtsEndWithAPing(t *testing.T) {
 				return idOf(t, ping)
 			}
 			answer := func(id string) {
-				c.answer(message(t, `{"jsonrpc":"2.0","id":`+id+`,"error":{"code":-32601,"message":"no"}}`), nil)
+				c.deliverResponse(message(t, `{"jsonrpc":"2.0","id":`+id+`,"error":{"code":-32601,"message":"no"}}`), nil)
 			}
 			doubtful := func(want bool) {
 				t.Helper()
 				c.noteRead()
-				found, doubtful := c.caller()
+				found, doubtful := c.inferCall()
 				equal(t, "doubtful", doubtful, want)
 				equal(t, "found", found == other, !want)
 			}
@@ -486,8 +515,15 @@ func TestDoubtsEndWithAPing(t *testing.T) {
 // before the call that it cancels.
 func TestPingsThatOvertakeShowNothing(t *testing.T) {
 	s, c := loose(t)
-	c.asides = make(chan frame, 4)
-	canceled, other := &call{session: s, inbox: newInbox("", 1), sent: true}, &call{session: new(session), inbox: newInbox("", 1)}
+	c.overflow = make(chan frame, 4)
+	canceled, other := &call{
+		session: s,
+		inbox:   newInbox("", 1),
+		queued:  true,
+	}, &call{
+		session: new(session),
+		inbox:   newInbox("", 1),
+	}
 	for _, call := range []*call{canceled, other} {
 		if err := c.register(call); err != nil {
 			t.Fatal(err)
@@ -496,9 +532,9 @@ func TestPingsThatOvertakeShowNothing(t *testing.T) {
 	c.noteRead()
 	c.queue = make(chan frame, 1) // there is room for the cancellation alone
 	c.cancel(canceled, "x")
-	equal(t, "aside", len(c.asides), 1)
-	equal(t, "an answer to it", c.takePong([]byte(idOf(t, (<-c.asides).text()))), false)
-	_, doubtful := c.caller()
+	equal(t, "aside", len(c.overflow), 1)
+	equal(t, "an answer to it", c.takePong([]byte(idOf(t, (<-c.overflow).text()))), false)
+	_, doubtful := c.inferCall()
 	equal(t, "doubtful", doubtful, true)
 }
 
@@ -508,18 +544,18 @@ func TestAChildThatAsksInCanceledCalls(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		s, c := loose(t)
 		end := func() {
-			canceled := &call{session: s, inbox: newInbox("", 1), sent: true}
+			canceled := &call{session: s, inbox: newInbox("", 1), queued: true}
 			if err := c.register(canceled); err != nil {
 				t.Fatal(err)
 			}
 			c.noteRead()
 			c.cancel(canceled, "x")
 			contains(t, "queue", (<-c.queue).text(), "notifications/cancelled")
-			c.answer(message(t, `{"jsonrpc":"2.0","id":`+idOf(t, (<-c.queue).text())+`,"result":{}}`), nil)
+			c.deliverResponse(message(t, `{"jsonrpc":"2.0","id":`+idOf(t, (<-c.queue).text())+`,"result":{}}`), nil)
 		}
 		end()
 		if late {
-			c.ask(asks(t, "sampling/createMessage"))
+			c.handleServerRequest(asks(t, "sampling/createMessage"))
 			contains(t, "refused", (<-c.queue).text(), `"error"`)
 		}
 		end()
@@ -528,7 +564,7 @@ func TestAChildThatAsksInCanceledCalls(t *testing.T) {
 			t.Fatal(err)
 		}
 		c.noteRead()
-		_, doubtful := c.caller()
+		_, doubtful := c.inferCall()
 		equal(t, "doubtful", doubtful, late)
 	}
 }
@@ -548,7 +584,10 @@ func TestRootsAskedForBeforeTheClientIsReady(t *testing.T) { // A25
 	t.Run("are answered at once if there is no session", func(t *testing.T) {
 		p := newPool(t, "--roots-at-init", func(c *Config) { c.Roots = []string{"file:///r"} })
 		p.client().call("echo", `{}`)
-		p.eventually("the child has its roots", func() bool { return strings.Contains(p.messages(), `"result":{"roots":[{"uri":"file:///r"}]}`) })
+		p.eventually(
+			"the child has its roots",
+			func() bool { return strings.Contains(p.messages(), `"result":{"roots":[{"uri":"file:///r"}]}`) },
+		)
 	})
 }
 
@@ -589,26 +628,37 @@ func TestClientsLeaveWhileAsked(t *testing.T) {
 	contains(t, "question", question, "sampling")
 	equal(t, "answer", r.next(), `{"id":"d","result":1}`)
 	r.Body.Close()
-	equal(t, "a reply after the end of the call", c.post(result(idOf(t, question), `"still"`)).StatusCode, http.StatusAccepted)
+	equal(
+		t,
+		"a reply after the end of the call",
+		c.post(result(idOf(t, question), `"still"`)).StatusCode,
+		http.StatusAccepted,
+	)
 	contains(t, "after the end of the call", heard(), `\"id\":\"d\",\"result\":\"still\"`)
 
-	c.post(say(`"e"`, `{"method":"notifications/message","params":{}}`+"\n"+`{"id":"e","method":"sampling/createMessage"}`+"\n"+`{"id":$ID,"result":1}`+"\n")).Body.Close()
+	c.post(
+		say(
+			`"e"`,
+			`{"method":"notifications/message","params":{}}`+"\n"+
+				`{"id":"e","method":"sampling/createMessage"}`+"\n"+`{"id":$ID,"result":1}`+"\n",
+		),
+	).Body.Close()
 	p.eventually("a question that was never read is refused", func() bool {
 		return strings.Contains(heard(), `\"id\":\"e\",\"error\":{\"code\":-32603`)
 	})
-	equal(t, "open questions", len(c.known(p).questions), 0)
+	equal(t, "open questions", len(c.known(p).serverRequests), 0)
 }
 
 func TestQuestionsAreBounded(t *testing.T) {
 	p := newPuppets(t)
 	c := p.client().initialize(`{"sampling":{}}`)
-	asked := strings.Repeat(`{"id":"q","method":"sampling/createMessage"}`+"\n", maxQuestions+1)
+	asked := strings.Repeat(`{"id":"q","method":"sampling/createMessage"}`+"\n", maxServerRequests+1)
 	r := c.post(say(`1`, asked+`{"id":$ID,"result":1}`+"\n"))
-	for range maxQuestions {
+	for range maxServerRequests {
 		contains(t, "question", r.next(), "sampling")
 	}
 	equal(t, "then", r.next(), `{"id":1,"result":1}`)
-	contains(t, "one too many", c.post(request(`1`, "heard", `{}`)).whole(), "too many questions")
+	contains(t, "one too many", c.post(request(`1`, "heard", `{}`)).whole(), "too many open requests")
 }
 
 // TestAQuestionIsAnsweredHoweverBusyTheChildIs: calls fill the queue to a child
@@ -620,12 +670,12 @@ func TestAQuestionIsAnsweredHoweverBusyTheChildIs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &child{process: s.child.process, server: s, queue: make(chan frame, 1), asides: make(chan frame, 1)}
-	c.tell([]byte("{}"))
-	c.tell([]byte("{}"))
-	equal(t, "queue", len(c.queue)+len(c.asides), 2)
+	c := &child{process: s.child.process, server: s, queue: make(chan frame, 1), overflow: make(chan frame, 1)}
+	c.trySend([]byte("{}"))
+	c.trySend([]byte("{}"))
+	equal(t, "queue", len(c.queue)+len(c.overflow), 2)
 	equal(t, "dropped", p.dropped, 0)
-	c.tell([]byte("{}"))
+	c.trySend([]byte("{}"))
 	equal(t, "dropped", p.dropped, 1)
 }
 
@@ -633,19 +683,19 @@ func TestAQuestionIsAnsweredHoweverBusyTheChildIs(t *testing.T) {
 // which its call is found to be asked on and the question.
 func TestNothingIsAskedOnACallThatWasGivenUp(t *testing.T) {
 	s, c := loose(t)
-	asked := &call{session: s, inbox: newInbox("", maxUnread), sent: true}
+	asked := &call{session: s, inbox: newInbox("", maxUnread), queued: true}
 	if err := c.register(asked); err != nil {
 		t.Fatal(err)
 	}
 	c.noteRead()
-	found, _ := c.caller()
+	found, _ := c.inferCall()
 	equal(t, "found", found, asked)
 	c.cancel(asked, "x")
-	s.ask(c, found, asks(t, "sampling/createMessage"))
+	s.forwardServerRequest(c, found, asks(t, "sampling/createMessage"))
 	contains(t, "first", (<-c.queue).text(), "notifications/cancelled")
 	contains(t, "then", (<-c.queue).text(), `"method":"ping"`)
 	contains(t, "at last", (<-c.queue).text(), `"id":"q","error":{"code":-32603`)
-	equal(t, "open questions", len(s.questions), 0)
+	equal(t, "open questions", len(s.serverRequests), 0)
 }
 
 // TestASoleClientInitializesAgain: all sessions are its own, and it listens with the
