@@ -16,8 +16,7 @@ import (
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules"
 )
 
-// places says by which member of its JSON one of our modules is known, and where the
-// modules of that kind are.
+// places maps the JSON member that names a module to the namespace of such modules.
 var places = map[string]string{
 	"handler":  "http.handlers.",
 	"protocol": "http.reverse_proxy.transport.",
@@ -30,14 +29,14 @@ var ours = map[string]bool{
 	"token": true, "hmac": true, "jwt": true, "mtls": true, "heuristic": true, "deepinfra": true, "rerank": true,
 }
 
-// stays reports whether lines stay in the block that they stand in, and depend on nothing
-// but themselves.
+// stays reports whether lines stay inside their block, and depend on nothing else.
 func stays(lines string) bool {
 	tokens, err := caddyfile.Tokenize([]byte(lines), "Caddyfile")
 	depth := 0
 	for _, token := range tokens {
 		switch {
-		case token.Text == "import", strings.Contains(token.Text, "{$"), strings.HasPrefix(token.Text, "{args"), strings.HasPrefix(token.Text, "&("), token.Text == "invoke":
+		case token.Text == "import", strings.Contains(token.Text, "{$"), strings.HasPrefix(token.Text, "{args"),
+			strings.HasPrefix(token.Text, "&("), token.Text == "invoke":
 			return false
 		case token.Text == "{" || strings.HasSuffix(token.Text, "{"):
 			depth++
@@ -50,12 +49,12 @@ func stays(lines string) bool {
 	return err == nil && depth == 0 && len(lines) < 4000
 }
 
-// located is how errors name a line, those of Caddy about how a Caddyfile is written included.
+// located matches the position in errors, including Caddy's own syntax errors.
 var located = regexp.MustCompile(`Caddyfile:\d+|line #\d+`)
 
-// adapt has a directive with these lines in its block adapted to JSON. What cannot be is
-// refused with the line where it is wrong; what can be becomes the same JSON again when it
-// is read, by whoever knows all of its members. It returns what somebody could see of it.
+// adapt adapts a directive with these lines in its block to JSON. Invalid lines must be refused
+// with their line number. Valid ones must give the same JSON again after strict decoding. It
+// returns all visible text.
 func adapt(t *testing.T, directive, lines string) string {
 	t.Helper()
 	if !stays(lines) {
@@ -81,7 +80,7 @@ func adapt(t *testing.T, directive, lines string) string {
 	return string(config)
 }
 
-// checkModules checks the modules of ours in a configuration. It returns how many there are.
+// checkModules checks all modules of this project in a configuration, and returns their number.
 func checkModules(t *testing.T, value any) (found int) {
 	t.Helper()
 	switch value := value.(type) {
@@ -100,7 +99,7 @@ func checkModules(t *testing.T, value any) (found int) {
 			}
 			info, err := caddy.GetModule(namespace + name)
 			if err != nil {
-				continue // a member of something else that is called so
+				continue // an unrelated member with the same name
 			}
 			found++
 			delete(value, member)
@@ -135,7 +134,7 @@ func checkModule(t *testing.T, info caddy.ModuleInfo, config map[string]any) {
 	}
 }
 
-// keeps has a module read lines, and wants it to be the same after it was JSON.
+// keeps parses lines with a module, and checks that it survives a round trip through JSON.
 func keeps(t *testing.T, id, first, lines string) {
 	t.Helper()
 	info, err := caddy.GetModule(id)
@@ -144,7 +143,8 @@ func keeps(t *testing.T, id, first, lines string) {
 	}
 	module, again := info.New(), info.New()
 	tokens, err := caddyfile.Tokenize([]byte(first+" {\n"+lines+"\n}"), "Caddyfile")
-	if err != nil || !stays(lines) || module.(caddyfile.Unmarshaler).UnmarshalCaddyfile(caddyfile.NewDispenser(tokens)) != nil {
+	if err != nil || !stays(lines) ||
+		module.(caddyfile.Unmarshaler).UnmarshalCaddyfile(caddyfile.NewDispenser(tokens)) != nil {
 		return
 	}
 	text, err := json.Marshal(module)
@@ -209,8 +209,8 @@ answer files roots/list {
 }
 answer files * deliver`
 
-// A token that stands in the first line is neither in the JSON nor in an error, whatever
-// stands in the others.
+// A token in the first line appears neither in the JSON nor in an error, whatever the other lines
+// say.
 func FuzzCaddyfileGateway(f *testing.F) {
 	const secret = "c4n4ry-0123456789abcdef"
 	first := []string{
@@ -222,15 +222,23 @@ func FuzzCaddyfileGateway(f *testing.F) {
 		"auth hmac {\n\tclient nightly " + secret + "\n}",
 		"auth hmac {\n\tclient " + secret + " " + secret + " x\n}",
 	}
-	server := "\nserver files http://127.0.0.1:8004/x?y {\n\talias fs disk\n\ttimeout 1m\n\tmask off\n\texpose read_* stat\n\ttool stat {\n\t\trename s\n\t\tannotate read_only\n\t\targuments fixed n {}\n\t}\n\tforward_auth_header off\n}"
+	server := "\nserver files http://127.0.0.1:8004/x?y {\n\talias fs disk\n\ttimeout 1m\n\tmask off\n\texpose read_* " +
+		"stat\n\ttool stat {\n\t\trename s\n\t\tannotate read_only\n\t\targuments fixed n {}\n\t}\n\tforward_auth_header " +
+		"off\n}"
 	for i, lines := range []string{
-		gatewayLines, accessLines + server, server, "server a http://b\nserver c https://d:1\nserver e stdio f g", "server one stdio npx -y x {\n\tenv A {env.B}\n\tframing content-length\n\tisolation session\n\troots file:///srv\n\tmax_line 1MiB\n\trequest_header X-Called yes\n}",
-		"server long {\n\treverse_proxy tools:1-2 {\n\t\ttransport mcp_stdio node server.js {\n\t\t\tdir /srv\n\t\t}\n\t}\n}", "server a {\n\trespond hi\n}\nanswer b * drop", "answer", "rate 0/1s", "client", "server x ftp://y", "server x http://a b", "auth nothing", "request_limit 0", "mask {\n\trecover {\n\t\tttl 1h\n\t}\n}",
+		gatewayLines, accessLines + server, server, "server a http://b\nserver c https://d:1\nserver e stdio f g",
+		"server one stdio npx -y x {\n\tenv A {env.B}\n\tframing content-length\n\tisolation session\n\troots " +
+			"file:///srv\n\tmax_line 1MiB\n\trequest_header X-Called yes\n}",
+		"server long {\n\treverse_proxy tools:1-2 {\n\t\ttransport mcp_stdio node server.js {\n\t\t\tdir /srv\n\t\t}\n\t}\n}",
+		"server a {\n\trespond hi\n}\nanswer b * drop", "answer", "rate 0/1s", "client", "server x ftp://y",
+		"server x http://a b", "auth nothing", "request_limit 0", "mask {\n\trecover {\n\t\tttl 1h\n\t}\n}",
 	} {
 		f.Add(lines, uint8(i))
 	}
 	for _, lines := range []string{
-		"server one stdio npx -y x {\n\tenv A {env.B}\n\tframing content-length\n\tisolation session\n\troots file:///srv\n\tmax_line 1MiB\n\trequest_header X-Called yes\n}", "server a {\n\trespond hi\n}\nanswer b * drop", "server a {\n\tunknown\n}", "auth token a&b c", "auth token {\n\ta b&c\n}", "unknown",
+		"server one stdio npx -y x {\n\tenv A {env.B}\n\tframing content-length\n\tisolation session\n\troots " +
+			"file:///srv\n\tmax_line 1MiB\n\trequest_header X-Called yes\n}", "server a {\n\trespond hi\n}\nanswer b * drop",
+		"server a {\n\tunknown\n}", "auth token a&b c", "auth token {\n\ta b&c\n}", "unknown",
 	} {
 		f.Add(lines, uint8(0))
 	}
@@ -244,7 +252,7 @@ func FuzzCaddyfileGateway(f *testing.F) {
 	})
 }
 
-// fuzzHandler fuzzes the block of a handler's directive.
+// fuzzHandler fuzzes the block of a handler directive.
 func fuzzHandler(f *testing.F, directive string, blocks ...string) {
 	for _, lines := range blocks {
 		f.Add(lines)
@@ -257,28 +265,41 @@ func fuzzHandler(f *testing.F, directive string, blocks ...string) {
 
 func FuzzCaddyfileObservationMask(f *testing.F) {
 	fuzzHandler(f, "observation_mask",
-		"max_chars 8000\nhead_chars 6000\ntail_chars 2000\nbuffer_limit 10MB\nkeep_media\nrecover on {\n\tttl 30s\n\tmax_entries 5\n\tmax_bytes 1MiB\n}\nexempt pruner::* a::b\nexempt c::d\nserver files",
-		"max_chars -1", "recover off {\n\tttl 1d\n}", "keep_media off", "buffer_limit 0", "exempt", "max_chars 1 2", "recover {\n\tttl -1s\n}", "max_chars 99999999999999999999", "buffer_limit 1PB", "recover {\n\tttl x\n}", "recover {\n\tunknown\n}", "unknown",
+		"max_chars 8000\nhead_chars 6000\ntail_chars 2000\nbuffer_limit 10MB\nkeep_media\nrecover on {\n\tttl "+
+			"30s\n\tmax_entries 5\n\tmax_bytes 1MiB\n}\nexempt pruner::* a::b\nexempt c::d\nserver files",
+		"max_chars -1", "recover off {\n\tttl 1d\n}", "keep_media off", "buffer_limit 0", "exempt", "max_chars 1 2",
+		"recover {\n\tttl -1s\n}", "max_chars 99999999999999999999", "buffer_limit 1PB", "recover {\n\tttl x\n}",
+		"recover {\n\tunknown\n}", "unknown",
 	)
 }
 
 func FuzzCaddyfileToolResultMask(f *testing.F) {
 	fuzzHandler(f, "tool_result_mask",
-		"enabled on\nwindow_turns 8\nkeep_errors precise\nkeep_last_k_per_tool 2\nplaceholder_template \"[gone: {tool_call_id}]\"\nstep_turns 16\nclear_at_least auto\ncache_prices 0.1 1.25\nmin_mask_chars 800\nexclude_tools todo memory_*\nbuffer_limit 32MiB\nmax_buffered 512MiB\nbody_timeout 30s\nroute kimi",
-		"clear_at_least 20000", "cache_prices NaN Inf", "cache_prices 1e-300 0x1p-2", "step_turns 0", "placeholder_template <<END\n\tx\n\tEND", "window_turns -1", "enabled maybe", "cache_prices", "placeholder_template a b", "unknown",
+		"enabled on\nwindow_turns 8\nkeep_errors precise\nkeep_last_k_per_tool 2\nplaceholder_template \"[gone: "+
+			"{tool_call_id}]\"\nstep_turns 16\nclear_at_least auto\ncache_prices 0.1 1.25\nmin_mask_chars 800\nexclude_tools "+
+			"todo memory_*\nbuffer_limit 32MiB\nmax_buffered 512MiB\nbody_timeout 30s\nroute kimi",
+		"clear_at_least 20000", "cache_prices NaN Inf", "cache_prices 1e-300 0x1p-2", "step_turns 0",
+		"placeholder_template <<END\n\tx\n\tEND", "window_turns -1", "enabled maybe", "cache_prices",
+		"placeholder_template a b", "unknown",
 	)
 }
 
 func FuzzCaddyfilePruner(f *testing.F) {
 	fuzzHandler(f, "mcp_pruner",
-		"max_input_chars 1000000\nprune_id_ttl 20m\nstore_limit 500 32MiB\nbackend deepinfra {\n\ttimeout 10s\n\tmax_docs 128\n}\ncache_ttl 1m\ncache_max_entries 100\norigins https://app.example.com\nhosts pruner.example.com",
-		"backend rerank {\n\turl https://rerank.example.com/v1/rerank\n\tmodel some/model\n\tkey_env RERANK_KEY\n\ttimeout 5s\n\tmax_docs 100\n}", "backend heuristic", "backend heuristic {\n}", "backend none", "backend", "store_limit 0 1", "backend rerank {\n\turl\n}", "backend rerank {\n\tapi_key x\n}", "backend rerank {\n\tunknown\n}", "unknown",
+		"max_input_chars 1000000\nprune_id_ttl 20m\nstore_limit 500 32MiB\nbackend deepinfra {\n\ttimeout 10s\n\tmax_docs "+
+			"128\n}\ncache_ttl 1m\ncache_max_entries 100\norigins https://app.example.com\nhosts pruner.example.com",
+		"backend rerank {\n\turl https://rerank.example.com/v1/rerank\n\tmodel some/model\n\tkey_env "+
+			"RERANK_KEY\n\ttimeout 5s\n\tmax_docs 100\n}", "backend heuristic", "backend heuristic {\n}", "backend none",
+		"backend", "store_limit 0 1", "backend rerank {\n\turl\n}", "backend rerank {\n\tapi_key x\n}",
+		"backend rerank {\n\tunknown\n}", "unknown",
 	)
 }
 
 func FuzzCaddyfileStdio(f *testing.F) {
 	for _, lines := range []string{
-		"env API_KEY {env.TOOLS_API_KEY}\nenv MODE \"a b\"\ndir /srv/tools\nframing content-length\nisolation session\nroots file:///srv file:///home\nstart_timeout 20s\nstop_grace 3s\nmax_line 1MiB\nmax_sessions 10\nsession_ttl 10m",
+		"env API_KEY {env.TOOLS_API_KEY}\nenv MODE \"a b\"\ndir /srv/tools\nframing content-length\nisolation " +
+			"session\nroots file:///srv file:///home\nstart_timeout 20s\nstop_grace 3s\nmax_line 1MiB\nmax_sessions " +
+			"10\nsession_ttl 10m",
 		"env A=B c", "env A b c", "env A b\nenv A c", "framing", "max_line -1", "max_sessions x", "roots", "unknown",
 	} {
 		f.Add(lines)

@@ -14,32 +14,35 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 )
 
-// A badConfiguration is a Caddyfile, and what `caddy validate` says of it.
+// A badConfiguration is a Caddyfile and the error of `caddy validate`.
 type badConfiguration struct {
 	name string
 	text string // lines of the block, or a site
 	want string
 }
 
-// frames are the Caddyfiles that the lines of a group stand in. Lines begin at the line of "…".
+// frames are the Caddyfiles around the lines of a group. "…" marks the first line.
 var frames = map[string]string{
-	"site":             "…",
-	"mcp_store":        "{\n\tmcp_store redis redis://127.0.0.1:1 {\n\t\tsession_key 0123456789abcdef0123456789abcdef\n…\n\t}\n}",
-	"global":           "{\n…\n}",
-	"mcp_gateway":      ":8080 {\n\tmcp_gateway {\n…\n\t\tserver files http://127.0.0.1:1/mcp\n\t}\n}",
-	"server":           ":8080 {\n\tmcp_gateway {\n\t\tserver files http://127.0.0.1:1/mcp {\n…\n\t\t}\n\t}\n}",
-	"stdio":            ":8080 {\n\tmcp_gateway {\n\t\tserver files stdio sh -c true {\n…\n\t\t}\n\t}\n}",
-	"client":           ":8080 {\n\tmcp_gateway {\n\t\tserver files http://127.0.0.1:1/mcp\n\t\tclient alice {\n…\n\t\t}\n\t}\n}",
+	"site": "…",
+	"mcp_store": "{\n\tmcp_store redis redis://127.0.0.1:1 {\n\t\tsession_key " +
+		"0123456789abcdef0123456789abcdef\n…\n\t}\n}",
+	"global":      "{\n…\n}",
+	"mcp_gateway": ":8080 {\n\tmcp_gateway {\n…\n\t\tserver files http://127.0.0.1:1/mcp\n\t}\n}",
+	"server":      ":8080 {\n\tmcp_gateway {\n\t\tserver files http://127.0.0.1:1/mcp {\n…\n\t\t}\n\t}\n}",
+	"stdio":       ":8080 {\n\tmcp_gateway {\n\t\tserver files stdio sh -c true {\n…\n\t\t}\n\t}\n}",
+	"client": ":8080 {\n\tmcp_gateway {\n\t\tserver files http://127.0.0.1:1/mcp\n\t\tclient alice " +
+		"{\n…\n\t\t}\n\t}\n}",
 	"observation_mask": ":8080 {\n\tobservation_mask {\n…\n\t}\n}",
 	"tool_result_mask": ":8080 {\n\ttool_result_mask {\n…\n\t}\n}",
 	"mcp_console":      ":8080 {\n\tmcp_console {\n…\n\t}\n}",
 	"mcp_pruner":       ":8080 {\n\tmcp_pruner {\n…\n\t}\n}",
 }
 
-var caddysPrefix = regexp.MustCompile(`^.*(?:parsing caddyfile tokens for '[a-z_]+': |provision http[a-z_.]*: |loading [a-z_]+ app module: provision mcp_store: |invalid configuration: )`)
+var caddysPrefix = regexp.MustCompile(`^.*(?:parsing caddyfile tokens for '[a-z_]+': |provision http[a-z_.]*: ` +
+	`|loading [a-z_]+ app module: provision mcp_store: |invalid configuration: )`)
 
-// validated returns the error of a Caddyfile, without the part in which Caddy says what it was doing, and the
-// warnings that are logged when it is provisioned.
+// validated returns the error of a Caddyfile, without Caddy's prefix, and the warnings that are
+// logged when it is provisioned.
 func validated(t *testing.T, text string) (refusal string, warnings []string) {
 	t.Helper()
 	adapter := caddyfile.Adapter{ServerType: httpcaddyfile.ServerType{}}
@@ -67,7 +70,8 @@ func validated(t *testing.T, text string) (refusal string, warnings []string) {
 		if err := json.Unmarshal([]byte(line), &entry); err != nil {
 			t.Fatal(err)
 		}
-		if strings.HasPrefix(entry.Logger, "http.handlers.") || strings.HasPrefix(entry.Logger, "http.reverse_proxy.transport.mcp") {
+		if strings.HasPrefix(entry.Logger, "http.handlers.") || strings.HasPrefix(entry.Logger,
+			"http.reverse_proxy.transport.mcp") {
 			warnings = append(warnings, strings.TrimSpace(entry.Msg+" "+entry.DidYouMean))
 		}
 	}
@@ -79,7 +83,7 @@ func quote(text string) string {
 	return string(quoted)
 }
 
-// TestBadConfigurations wants errors that name the file, the line and the word as it is written.
+// TestBadConfigurations checks that errors name the file, the line and the word as written.
 func TestBadConfigurations(t *testing.T) {
 	for group, rows := range badConfigurations {
 		for _, tt := range rows {
@@ -93,12 +97,13 @@ func TestBadConfigurations(t *testing.T) {
 	}
 }
 
-// TestDoubtfulConfigurations wants warnings about configurations that load, and hardly do what was meant.
+// TestDoubtfulConfigurations checks the warnings about configurations that are valid, but probably
+// not intended.
 func TestDoubtfulConfigurations(t *testing.T) {
 	const (
-		separator = "tool names with this separator are refused by model APIs; set separator __ unless your clients rename them"
-		shell     = "command of a child process is not read by a shell; write a placeholder"
-		notFound  = "command of a child process not found; PATH is that of Caddy"
+		separator = "model APIs refuse tool names with this separator; set separator __ unless your clients rename tools"
+		shell     = "command of a child process is not run by a shell; use a placeholder"
+		notFound  = "command of a child process not found; Caddy's PATH is searched"
 	)
 	gateway := func(lines string) string { return "mcp_gateway {\n\tseparator __\n" + lines + "\n}" }
 	const files = "server files http://127.0.0.1:1/mcp\n"
@@ -126,16 +131,19 @@ func TestDoubtfulConfigurations(t *testing.T) {
 		{"a timeout beyond its interval", gateway(files + "health_interval 1s\nhealth_timeout 2s"),
 			[]string{"health_timeout is longer than health_interval: servers that hang are checked less often"}},
 		{"certificates without TLS", gateway(files + "auth mtls"),
-			[]string{"auth mtls knows no client here: the site does not ask for certificates; set client_auth in tls"}},
+			[]string{"auth mtls cannot identify clients: the site does not request client certificates; set client_auth in tls"}},
 		{"two gateways at one path", "route {\n" + gateway(files) + "\n" + gateway("server b http://127.0.0.1:2/mcp") + "\n}",
 			[]string{"another mcp_gateway in front of this one has the same mcp_path: this one gets no requests"}},
-		{"two gateways at two paths", "route {\n" + gateway(files) + "\n" + gateway("mcp_path /b\nrpc_path /c\nserver b http://127.0.0.1:2/mcp") + "\n}", nil},
-		{"two gateways for two hosts", "@a host a.example.com\n@b host b.example.com\nhandle @a {\n" + gateway(files) + "\n}\nhandle @b {\n" + gateway(files) + "\n}", nil},
+		{"two gateways at two paths", "route {\n" + gateway(files) + "\n" +
+			gateway("mcp_path /b\nrpc_path /c\nserver b http://127.0.0.1:2/mcp") + "\n}", nil},
+		{"two gateways for two hosts", "@a host a.example.com\n@b host b.example.com\nhandle @a {\n" + gateway(files) +
+			"\n}\nhandle @b {\n" + gateway(files) + "\n}", nil},
 		{"a path that is cut off", "handle_path /mcp* {\n" + gateway(files) + "\n}",
-			[]string{"the path of requests loses its beginning before the gateway compares it with mcp_path: use handle, not handle_path"}},
+			[]string{"a handler in front strips the beginning of mcp_path from requests; use handle instead of handle_path"}},
 		{"a path in front of it that is cut off", "handle_path /team/* {\n" + gateway(files) + "\n}", nil},
 		{"a mask below nothing", "observation_mask -1 2 3", []string{"negative max_chars turns the mask off; write off"}},
-		{"a window below nothing", "tool_result_mask {\n\twindow_turns -3\n}", []string{"negative window_turns turns the mask off; write enabled off"}},
+		{"a window below nothing", "tool_result_mask {\n\twindow_turns -3\n}",
+			[]string{"negative window_turns turns the mask off; write enabled off"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			refusal, got := validated(t, ":8080 {\n\tbind 127.0.0.1\n"+tt.site+"\n}\n")

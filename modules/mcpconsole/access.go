@@ -18,23 +18,23 @@ import (
 // An admission decides who may use the console.
 type admission struct {
 	hosts     clientrequest.Policy
-	user      string // a placeholder; "" for none
+	user      string // placeholder, or empty
 	providers []auth.Provider
-	local     bool // users of this machine need not authenticate
+	local     bool // local users need not authenticate
 }
 
-// byDefault has it let in users of this machine, and whom Caddy has authenticated.
-func (a *admission) byDefault() {
+// setDefaults admits local users and users authenticated by Caddy.
+func (a *admission) setDefaults() {
 	a.local = true
 	a.user = "{http.auth.user.id}"
 	a.providers = []auth.Provider{&auth.MTLS{Field: "subject"}}
 }
 
-// A refusal is why a request is not let in. Nothing was done for it.
+// A refusal says why a request is rejected.
 type refusal struct {
 	status int
-	reason string // for everybody
-	err    error  // for the log; nil for nothing more
+	reason string // for the response
+	err    error  // for the log; may be nil
 }
 
 func (f *refusal) log() string {
@@ -44,34 +44,34 @@ func (f *refusal) log() string {
 	return f.reason
 }
 
-// write tells the user.
+// write writes the response.
 func (f *refusal) write(w http.ResponseWriter) {
 	if f.status == http.StatusUnauthorized {
 		w.Header().Set("WWW-Authenticate", `Basic realm="mcp_console", charset="UTF-8"`)
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(f.status)
-	_, _ = fmt.Fprintf(w, "The console is not shown: %s.\n", f.reason)
+	_, _ = fmt.Fprintf(w, "Access denied: %s.\n", f.reason)
 }
 
-// checkPath refuses a path that matchers in front, such as that of forward_auth, take for another one than the console
-// does: they resolve these segments, also those that are escaped.
+// checkPath rejects a path with dot segments, escaped ones included. Matchers in front, such as that
+// of forward_auth, resolve them and would see another path than the console.
 func checkPath(path string) *refusal {
 	for segment := range strings.SplitSeq(path, "/") {
 		if segment == "." || segment == ".." {
-			return &refusal{http.StatusBadRequest, fmt.Sprintf("its path has the segment %q", segment), nil}
+			return &refusal{http.StatusBadRequest, fmt.Sprintf("the path has the segment %q", segment), nil}
 		}
 	}
 	return nil
 }
 
-// admit returns who has sent a request, "" for a user of this machine, or why it is refused.
+// admit returns the user who sent a request, "" for a local user, or a refusal.
 func (a *admission) admit(r *http.Request) (user string, refused *refusal) {
 	if failure := a.hosts.AdmitHost(r); failure != nil {
 		return "", &refusal{http.StatusForbidden, failure.Message, nil}
 	}
 	if fromOtherPage(r) {
-		return "", &refusal{http.StatusForbidden, "a page of another site has asked for it", nil}
+		return "", &refusal{http.StatusForbidden, "the request comes from a page of another site", nil}
 	}
 	user, err := a.identify(r)
 	if user != "" {
@@ -80,19 +80,19 @@ func (a *admission) admit(r *http.Request) (user string, refused *refusal) {
 	if !a.local {
 		return "", a.unauthenticated(err)
 	}
-	if why := remote(r); why != "" {
-		return "", &refusal{http.StatusForbidden, why + ", and its user is not authenticated. " +
-			"Without authentication the console is only for browsers on the same machine, at localhost. For others, " +
-			"have basic_auth in front of mcp_console, client certificates, or auth or user in its block", err}
+	if why := remoteReason(r); why != "" {
+		return "", &refusal{http.StatusForbidden, why + ", and the user is not authenticated. " +
+			"Without authentication the console serves only browsers on the same machine, at localhost. For others, " +
+			"put basic_auth in front of mcp_console, use client certificates, or set auth or user in its block", err}
 	}
 	return "", nil
 }
 
-// unauthenticated refuses a request without credentials that auth or user take. A browser is asked for a password if
-// that can be a token.
+// unauthenticated returns the refusal of a request without valid credentials. With status 401 the
+// browser asks for a password, if a provider takes it as a token.
 func (a *admission) unauthenticated(err error) *refusal {
 	if _, unknown := errors.AsType[*auth.UnavailableError](err); unknown {
-		return &refusal{http.StatusServiceUnavailable, "its credentials cannot be checked now", err}
+		return &refusal{http.StatusServiceUnavailable, "the credentials cannot be checked now", err}
 	}
 	status := http.StatusForbidden
 	for _, provider := range a.providers {
@@ -100,13 +100,14 @@ func (a *admission) unauthenticated(err error) *refusal {
 			status = http.StatusUnauthorized
 		}
 	}
-	return &refusal{status, "its user is not authenticated", err}
+	return &refusal{status, "the user is not authenticated", err}
 }
 
-// identify returns the user who has sent a request or, if that is not known, "" and what is wrong with the credentials.
+// identify returns the user who sent a request, or "" and the errors of the credentials.
 func (a *admission) identify(r *http.Request) (user string, err error) {
 	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok && a.user != "" {
-		if user = repl.ReplaceAll(a.user, ""); user != "" {
+		user = repl.ReplaceAll(a.user, "")
+		if user != "" {
 			if err := auth.CheckIdentity(user); err != nil {
 				return "", err
 			}
@@ -117,7 +118,7 @@ func (a *admission) identify(r *http.Request) (user string, err error) {
 	var reasons []error
 	for _, provider := range a.providers {
 		if r.Method == http.MethodPost && provider.BodyNeeded(request.Request) > 0 {
-			continue // nothing is read for strangers
+			continue // do not read bodies of unauthenticated clients
 		}
 		user, err := provider.Authenticate(request)
 		if err == nil && user != "" {
@@ -128,7 +129,8 @@ func (a *admission) identify(r *http.Request) (user string, err error) {
 	return "", errors.Join(reasons...)
 }
 
-// withBearer returns a request that has the password, with which browsers answer to status 401, as a bearer token.
+// withBearer returns the request with its basic auth password, which browsers send after status 401,
+// as a bearer token.
 func withBearer(r *http.Request) *http.Request {
 	_, password, ok := r.BasicAuth()
 	if !ok || len(r.Header["Authorization"]) != 1 {
@@ -139,52 +141,52 @@ func withBearer(r *http.Request) *http.Request {
 	return r
 }
 
-// passedOn are headers by which proxies say for whom they send a request.
-var passedOn = []string{
+// proxyHeaders lists headers that proxies add.
+var proxyHeaders = []string{
 	"Forwarded", "Via", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-Ip", "Cf-Connecting-Ip",
 	"True-Client-Ip",
 }
 
-// remote returns why a request may not be of a user of this machine, "" if nothing says so. What
-// trusted_proxies make of the headers does not count: it is the sender that must be here.
-func remote(r *http.Request) string {
+// remoteReason returns why a request may not come from a local user, or "". trusted_proxies do not count:
+// the connection itself must be local.
+func remoteReason(r *http.Request) string {
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
 	switch {
-	case err != nil: // at a Unix socket there is mostly a proxy
-		return "it is not known where the request comes from"
-	case !peer.Addr().IsLoopback(): // also if it is a mapped one
-		return "the request comes from another machine, or by an address other than localhost"
+	case err != nil: // a Unix socket: most clients are proxies
+		return "the sender of the request is unknown"
+	case !peer.Addr().IsLoopback(): // also mapped addresses
+		return "the request comes from another machine, or from an address other than localhost"
 	case !clientrequest.IsLocal((&url.URL{Host: r.Host}).Hostname()):
-		return "the request is for another host than localhost"
-	case !r.ProtoAtLeast(1, 1): // no browser speaks HTTP/1.0; proxies do, some of which set no header
-		return "a proxy has passed the request on"
+		return "the request is for a host other than localhost"
+	case !r.ProtoAtLeast(1, 1): // browsers do not use HTTP/1.0; some proxies do, without these headers
+		return "a proxy forwarded the request"
 	}
-	for _, name := range passedOn {
+	for _, name := range proxyHeaders {
 		if len(r.Header[name]) > 0 {
-			return "a proxy has passed the request on"
+			return "a proxy forwarded the request"
 		}
 	}
 	return ""
 }
 
-// fromOtherPage reports whether a page of another origin has sent a request, other than by a link that was followed.
+// fromOtherPage reports whether a page of another origin sent a request, other than by a link.
 func fromOtherPage(r *http.Request) bool {
-	if slices.ContainsFunc(r.Header["Origin"], func(origin string) bool { return !isOwn(r, origin) }) {
+	if slices.ContainsFunc(r.Header["Origin"], func(origin string) bool { return !isSameOrigin(r, origin) }) {
 		return true
 	}
 	isRead := r.Method == http.MethodGet || r.Method == http.MethodHead
 	switch strings.Join(r.Header["Sec-Fetch-Site"], ",") {
 	case "", "same-origin":
 		return false
-	case "none": // by the user, who has typed the address
+	case "none": // the user typed the address
 		return !isRead
 	}
 	return !isRead || r.Header.Get("Sec-Fetch-Mode") != "navigate" || r.Header.Get("Sec-Fetch-Dest") != "document"
 }
 
-// isOwn reports whether an origin is that of the console: the host of the request, with its scheme. A proxy in front
-// may have taken TLS off.
-func isOwn(r *http.Request, origin string) bool {
+// isSameOrigin reports whether an origin is the console's: the host of the request and its scheme. A proxy in
+// front may have terminated TLS.
+func isSameOrigin(r *http.Request, origin string) bool {
 	u, err := url.Parse(origin)
 	if err != nil || u.Host == "" || !strings.EqualFold(u.Host, r.Host) {
 		return false

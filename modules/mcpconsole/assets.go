@@ -11,13 +11,13 @@ import (
 	"time"
 )
 
-// An asset is a file that pages refer to.
+// An asset is a static file.
 type asset struct {
 	name, kind, tag string
 	content         []byte
 }
 
-// kinds are the types of assets, which must not depend on what the machine knows of names.
+// kinds are the content types of assets. They must not depend on the machine's MIME tables.
 var kinds = map[string]string{
 	".css": "text/css; charset=utf-8",
 	".js":  "text/javascript; charset=utf-8",
@@ -28,7 +28,7 @@ var kinds = map[string]string{
 var assets = sync.OnceValue(func() (all []*asset) {
 	files, err := fs.ReadDir(assetFiles, "assets")
 	if err != nil {
-		panic(err) // they are part of the binary
+		panic(err) // embedded files always exist
 	}
 	for _, file := range files {
 		content, err := assetFiles.ReadFile("assets/" + file.Name())
@@ -42,8 +42,8 @@ var assets = sync.OnceValue(func() (all []*asset) {
 	return all
 })
 
-// serve serves the asset. Browsers keep it, and ask whether it is still the same.
-func (a *asset) serve(v *visit) {
+// serve serves the asset. Browsers cache and revalidate it.
+func (a *asset) serve(v *consoleRequest) {
 	v.w.Header().Set("Content-Type", a.kind)
 	v.w.Header().Set("Cache-Control", "private, no-cache")
 	v.w.Header().Set("ETag", a.tag)

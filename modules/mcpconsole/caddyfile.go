@@ -14,7 +14,7 @@ import (
 
 func init() {
 	httpcaddyfile.RegisterHandlerDirective("mcp_console", parseCaddyfile)
-	// The other handlers of this project are ordered before respond: it stands in front of them.
+	// Caddy orders the project's other handlers before respond, and so behind the console.
 	httpcaddyfile.RegisterDirectiveOrder("mcp_console", httpcaddyfile.After, "copy_response")
 }
 
@@ -32,7 +32,7 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 //		price     <number> [<currency>]
 //		user      <placeholder>
 //		auth      <provider> {
-//			<what the provider takes>
+//			<options of the provider>
 //		}
 //		hosts     <hosts...>
 //	}
@@ -41,7 +41,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if d.NextArg() {
 		return d.Errf("mcp_console takes no arguments, only a matcher and a block")
 	}
-	return setting.Checked(d, setting.Lines{
+	return setting.BlockChecked(d, setting.Lines{
 		"path":      setting.Text(&h.Path),
 		"read_only": setting.Optional(&h.ReadOnly, setting.Switch),
 		"price":     h.parsePrice,
@@ -51,7 +51,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	}, h.Validate, "auth", "hosts")
 }
 
-// hostsValid checks one line of hosts, at that line.
+// hostsValid checks the hosts, for an error at their line.
 func (h *Handler) hostsValid() error { return h.hostPolicy().Validate() }
 
 func (h *Handler) parsePrice(d *caddyfile.Dispenser) (err error) {
@@ -59,7 +59,8 @@ func (h *Handler) parsePrice(d *caddyfile.Dispenser) (err error) {
 	if len(args) < 1 || len(args) > 2 {
 		return setting.Expected(d, "price", "<number> [<currency>]")
 	}
-	if h.Price, err = strconv.ParseFloat(args[0], 64); err != nil {
+	h.Price, err = strconv.ParseFloat(args[0], 64)
+	if err != nil {
 		return d.WrapErr(fmt.Errorf("price: %q is not a number", args[0]))
 	}
 	if len(args) == 2 {
@@ -69,7 +70,7 @@ func (h *Handler) parsePrice(d *caddyfile.Dispenser) (err error) {
 }
 
 func (h *Handler) parseAuth(d *caddyfile.Dispenser) error {
-	name, provider, err := setting.Guest(d, "http.handlers.mcp_gateway.auth", "provider")
+	name, provider, err := setting.Module(d, "http.handlers.mcp_gateway.auth", "provider")
 	if err != nil {
 		return err
 	}

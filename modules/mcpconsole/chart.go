@@ -6,13 +6,14 @@ import (
 	"strings"
 )
 
-// The measures of charts, in units of their own: they are stretched to the room there is.
+// Dimensions of charts, in SVG units. Charts are stretched to the available width.
 const (
 	chartWidth  = 600
 	chartHeight = 100
 )
 
-// steps returns the path of an area with a step for each value: its height is the share that the value has of the top.
+// steps returns the SVG path of an area with one step per value, scaled so that top is the full
+// height.
 func steps(values []float64, top float64) string {
 	var path strings.Builder
 	path.WriteString("M0 " + coordinate(chartHeight))
@@ -28,13 +29,13 @@ func steps(values []float64, top float64) string {
 	return path.String()
 }
 
-// coordinate returns a number for a path.
+// coordinate formats a number for a path.
 func coordinate(n float64) string {
 	return strconv.FormatFloat(math.Round(n*10)/10, 'f', -1, 64)
 }
 
-// share returns which part of the whole something is, as the width or height of a rectangle. What is there at all can
-// be seen.
+// share returns a part of a whole as the width or height of a rectangle. A positive part is at least
+// visible.
 func share(part, whole float64) string {
 	if part <= 0 || whole <= 0 {
 		return "0%"
@@ -42,7 +43,7 @@ func share(part, whole float64) string {
 	return coordinate(min(max(100*part/whole, 0.5), 100)) + "%"
 }
 
-// ceiling returns a round number that is not less than a value: 1, 2 or 5 and zeros.
+// ceiling returns the smallest 1, 2 or 5 times a power of ten that is not less than the value.
 func ceiling(value float64) float64 {
 	if !(value > 0) {
 		return 1

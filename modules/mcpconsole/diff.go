@@ -10,13 +10,13 @@ import (
 	"github.com/aryann/difflib"
 )
 
-// A diffLine is a line of two texts, of one of them or of both.
+// A diffLine is a line of a diff.
 type diffLine struct {
-	Sign string // - for one of the text before, + for one of the text after, or a space
+	Sign string // - for removed, + for added, or a space
 	Text string
 }
 
-// Class is how the line looks.
+// Class returns the CSS class of the line.
 func (l diffLine) Class() string {
 	switch l.Sign {
 	case "-":
@@ -27,12 +27,13 @@ func (l diffLine) Class() string {
 	return ""
 }
 
-// diffRoom is how much is compared for one page, as the sum of the products of the numbers of lines: that is what it
-// costs in time and in room. A server may have any number of definitions that are long.
+// diffRoom bounds the comparisons of one page: the sum over all definitions of the product of their
+// line counts, which is their cost in time and memory. A server may have any number of long
+// definitions.
 const diffRoom = 1_000_000
 
-// diffJSON compares two JSON values line by line. It takes what that costs from the room; if that is not enough, it
-// returns nothing.
+// diffJSON compares two JSON values line by line. It subtracts the cost from room, and returns nothing
+// if room is too small.
 func diffJSON(before, after json.RawMessage, room *int) (diff []diffLine) {
 	a, b := strings.Split(visible(indented(before)), "\n"), strings.Split(visible(indented(after)), "\n")
 	if len(a)*len(b) > *room {
@@ -45,8 +46,8 @@ func diffJSON(before, after json.RawMessage, room *int) (diff []diffLine) {
 	return diff
 }
 
-// visible returns JSON with escapes in the place of characters that cannot be seen, or that change the direction of
-// others: models read them, and who accepts a definition is to see what they read.
+// visible escapes invisible characters and those that change the text direction. Models read them, so
+// the user who accepts a definition must see them.
 func visible(text string) string {
 	var b strings.Builder
 	for _, r := range text {

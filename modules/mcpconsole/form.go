@@ -13,29 +13,29 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
-// A form asks for the arguments of a tool.
+// A form is the input form for the arguments of a tool.
 type form struct {
 	Fields []field
-	Open   bool   // any arguments can be given, as JSON
-	Given  string // those, as they were entered
+	Open   bool   // accepts further arguments as JSON
+	Given  string // further arguments, as entered
 }
 
-// A field of a form is an argument.
+// A field is the input for one argument.
 type field struct {
 	mcpgateway.ToolArgument
-	Kind  string // of its element: text, number, boolean, enum or json
-	Value string // as it was entered
+	Kind  string // text, number, boolean, enum or json
+	Value string // as entered
 }
 
 const (
-	maxFields = 100 // of a form; a tool with more of them takes one JSON object
+	maxFields = 100 // fields of a form; a tool with more arguments takes one JSON object
 
-	fieldPrefix  = "argument." // begins the names of fields, which others cannot have
-	givenName    = "arguments" // of the field for all others
-	exampleChars = 100         // that a default is shown with
+	fieldPrefix  = "argument." // prefix of field names, distinguishes them from other inputs
+	givenName    = "arguments" // name of the input for further arguments
+	exampleChars = 100         // length of a shown default
 )
 
-// newForm returns the form for a tool, with the values that were entered.
+// newForm returns the form of a tool, with the entered values.
 func newForm(arguments []mcpgateway.ToolArgument, open bool, entered url.Values) form {
 	f := form{Open: open || len(arguments) > maxFields, Given: entered.Get(givenName)}
 	if len(arguments) > maxFields {
@@ -43,14 +43,14 @@ func newForm(arguments []mcpgateway.ToolArgument, open bool, entered url.Values)
 	}
 	for _, a := range arguments {
 		field := field{ToolArgument: a, Kind: kindOf(&a)}
-		// Forms have the line breaks of RFC 1866, whatever was entered.
+		// Browsers send CRLF line breaks, whatever was entered.
 		field.Value = strings.ReplaceAll(entered.Get(field.FormName()), "\r\n", "\n")
 		f.Fields = append(f.Fields, field)
 	}
 	return f
 }
 
-// kindOf returns the kind of element that asks for an argument.
+// kindOf returns the kind of input for an argument.
 func kindOf(a *mcpgateway.ToolArgument) string {
 	types := slices.DeleteFunc(slices.Clone(a.Types), func(t string) bool { return t == "null" })
 	isNumber := func(t string) bool { return t == "number" || t == "integer" }
@@ -67,10 +67,10 @@ func kindOf(a *mcpgateway.ToolArgument) string {
 	return "json"
 }
 
-// FormName is the name of the field in what the form sends.
+// FormName returns the name of the field in the form.
 func (f *field) FormName() string { return fieldPrefix + f.Name }
 
-// Step is how far two numbers are apart at least.
+// Step returns the step attribute of a number input.
 func (f *field) Step() string {
 	if slices.Contains(f.Types, "number") {
 		return "any"
@@ -78,7 +78,7 @@ func (f *field) Step() string {
 	return "1"
 }
 
-// Type says which types the argument may have.
+// Type returns the types of the argument as text.
 func (f *field) Type() string {
 	switch {
 	case len(f.Types) > 0:
@@ -89,7 +89,7 @@ func (f *field) Type() string {
 	return "any"
 }
 
-// Example is the default, if there is one.
+// Example returns the default as text, if there is one.
 func (f *field) Example() string {
 	if len(f.Default) == 0 {
 		return ""
@@ -97,14 +97,14 @@ func (f *field) Example() string {
 	return cut(plain(f.Default), exampleChars)
 }
 
-// An option is one of the values that an argument may have.
+// An option is a value of an enum argument.
 type option struct {
 	Value    string // JSON
 	Text     string
 	Selected bool
 }
 
-// Options are the values of an enumeration.
+// Options returns the values of an enum argument.
 func (f *field) Options() (options []option) {
 	for _, value := range f.Enum {
 		options = append(options, option{string(value), plain(value), f.Value == string(value)})
@@ -112,7 +112,7 @@ func (f *field) Options() (options []option) {
 	return options
 }
 
-// plain returns JSON in a form to read: a string without its quotes.
+// plain returns JSON as text: a string without its quotes.
 func plain(value json.RawMessage) string {
 	var text string
 	if json.Unmarshal(value, &text) == nil {
@@ -121,12 +121,12 @@ func plain(value json.RawMessage) string {
 	return string(value)
 }
 
-// fill adds what was entered to a call. What was left empty is not sent, unless it is required and may be empty.
+// fill adds the entered values to a call. Empty fields are left out, except required texts.
 func (f *form) fill(call *adminapi.ToolCall) error {
 	call.Texts, call.Arguments = map[string]string{}, map[string]json.RawMessage{}
 	if given := bytes.TrimSpace([]byte(f.Given)); f.Open && len(given) > 0 {
 		if err := json.Unmarshal(given, &call.Arguments); err != nil || call.Arguments == nil {
-			return errors.New("arguments: they must be a JSON object")
+			return errors.New("arguments: must be a JSON object")
 		}
 	}
 	for _, field := range f.Fields {
@@ -134,7 +134,7 @@ func (f *form) fill(call *adminapi.ToolCall) error {
 		case field.Value == "" && (field.Kind != "text" || !field.Required):
 		case field.Kind == "enum", field.Kind == "json" && len(field.Types) == 0:
 			if !json.Valid([]byte(field.Value)) {
-				return fmt.Errorf("%s: it must be JSON; a text stands in quotes", field.Name)
+				return fmt.Errorf("%s: must be JSON; put text in quotes", field.Name)
 			}
 			call.Arguments[field.Name] = json.RawMessage(field.Value)
 		default:

@@ -31,7 +31,9 @@ func TestFormFields(t *testing.T) {
 	for _, field := range f.Fields {
 		got = append(got, field.Name+" "+field.Kind)
 	}
-	if got, want := strings.Join(got, ", "), "text text, note text, count number, ratio number, level enum, dry boolean, list json, any json"; got != want || f.Open {
+	if got, want := strings.Join(got, ", "),
+		"text text, note text, count number, ratio number, level enum, dry boolean, list json, any json"; got != want ||
+		f.Open {
 		t.Errorf("%s, open: %v", got, f.Open)
 	}
 	if got := f.Fields[2].Step() + " " + f.Fields[3].Step() + " " + f.Fields[2].Example(); got != "1 any 3" {
@@ -61,12 +63,15 @@ func TestFormFill(t *testing.T) {
 		{"all", false, url.Values{
 			"argument.text": {"a\r\nb"}, "argument.note": {"n"}, "argument.count": {"7"}, "argument.level": {"2"},
 			"argument.dry": {"false"}, "argument.list": {"[1]"}, "argument.any": {`"x"`}, "token": {"no argument"},
-		}, `{"tool":"","arguments":{"any":"x","level":2},"texts":{"count":"7","dry":"false","list":"[1]","note":"n","text":"a\nb"}}`},
-		{"a word where JSON is wanted", false, url.Values{"argument.any": {"x"}}, "any: it must be JSON; a text stands in quotes"},
-		{"others", true, url.Values{"arguments": {` {"more":1}`}, "argument.text": {"x"}}, `{"tool":"","arguments":{"more":1},"texts":{"text":"x"}}`},
-		{"others of a tool that takes none", false, url.Values{"arguments": {`{"more":1}`}, "argument.text": {"x"}}, `{"tool":"","texts":{"text":"x"}}`},
-		{"others that are no object", true, url.Values{"arguments": {`[]`}}, "arguments: they must be a JSON object"},
-		{"others that are null", true, url.Values{"arguments": {`null`}}, "arguments: they must be a JSON object"},
+		}, `{"tool":"","arguments":{"any":"x","level":2},"texts":{"count":"7","dry":"false","list":"[1]","note":"n",` +
+			`"text":"a\nb"}}`},
+		{"a word where JSON is wanted", false, url.Values{"argument.any": {"x"}}, "any: must be JSON; put text in quotes"},
+		{"others", true, url.Values{"arguments": {` {"more":1}`}, "argument.text": {"x"}},
+			`{"tool":"","arguments":{"more":1},"texts":{"text":"x"}}`},
+		{"others of a tool that takes none", false, url.Values{"arguments": {`{"more":1}`}, "argument.text": {"x"}},
+			`{"tool":"","texts":{"text":"x"}}`},
+		{"others that are no object", true, url.Values{"arguments": {`[]`}}, "arguments: must be a JSON object"},
+		{"others that are null", true, url.Values{"arguments": {`null`}}, "arguments: must be a JSON object"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f, call := newForm(arguments, tt.open, tt.entered), adminapi.ToolCall{}

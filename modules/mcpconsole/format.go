@@ -14,7 +14,6 @@ import (
 	"github.com/dustin/go-humanize"
 )
 
-// templateFuncs are the functions that templates have.
 var templateFuncs = template.FuncMap{
 	"count":    func(n any) string { return humanize.Comma(int64(number(n))) },
 	"short":    func(n any) string { return short(number(n)) },
@@ -29,7 +28,7 @@ var templateFuncs = template.FuncMap{
 	"pathescape": url.PathEscape,
 }
 
-// number returns the number that a value is or points to; 0 for nil.
+// number returns the number that a value is or points to, 0 for nil.
 func number(value any) float64 {
 	v := reflect.Indirect(reflect.ValueOf(value))
 	switch {
@@ -43,7 +42,7 @@ func number(value any) float64 {
 	return v.Float()
 }
 
-// scaled returns a number with one of the units, each of which is a thousand of the one before: 950, 1.2 k, 12 k.
+// scaled formats a number with a unit; each unit is a thousand of the previous one: 950, 1.2 k, 12 k.
 func scaled(n float64, units ...string) string {
 	i := 0
 	for ; math.Abs(n) >= 999.5 && i < len(units)-1; i++ {
@@ -56,13 +55,13 @@ func scaled(n float64, units ...string) string {
 	return strings.TrimSpace(strconv.FormatFloat(n, 'f', digits, 64) + " " + units[i])
 }
 
-// short returns a number in few digits: 950, 1.2 k, 34 M.
+// short formats a number with few digits: 950, 1.2 k, 34 M.
 func short(n float64) string { return scaled(n, "", "k", "M", "G", "T") }
 
-// size returns a number of bytes in few digits: 950 B, 1.2 kB, 34 MB.
+// size formats a number of bytes with few digits: 950 B, 1.2 kB, 34 MB.
 func size(n float64) string { return scaled(n, "B", "kB", "MB", "GB", "TB") }
 
-// percent returns which part of the whole something is. Only nothing is 0 %, and only all is 100 %.
+// percent formats a share. Only nothing is 0 %, and only everything is 100 %.
 func percent(part, whole float64) string {
 	share := 100 * part / whole
 	switch {
@@ -76,7 +75,7 @@ func percent(part, whole float64) string {
 	return strconv.FormatFloat(share, 'f', 0, 64) + " %"
 }
 
-// duration returns how long something took, in few digits: 850 µs, 12 ms, 1.2 s, 2 min 5 s, 3 h 4 min, 2 d 5 h.
+// duration formats a duration with few digits: 850 µs, 12 ms, 1.2 s, 2 min 5 s, 3 h 4 min, 2 d 5 h.
 func duration(seconds float64) string {
 	if seconds < 59.95 {
 		switch {
@@ -89,10 +88,10 @@ func duration(seconds float64) string {
 		}
 		return strconv.FormatFloat(seconds, 'f', 0, 64) + " s"
 	}
-	pair := func(n int64, large string, in int64, small string) string {
-		text := strconv.FormatInt(n/in, 10) + " " + large
-		if n%in > 0 {
-			text += " " + strconv.FormatInt(n%in, 10) + " " + small
+	pair := func(n int64, large string, size int64, small string) string {
+		text := strconv.FormatInt(n/size, 10) + " " + large
+		if n%size > 0 {
+			text += " " + strconv.FormatInt(n%size, 10) + " " + small
 		}
 		return text
 	}
@@ -106,7 +105,7 @@ func duration(seconds float64) string {
 	return pair(whole/3600, "d", 24, "h")
 }
 
-// rate returns how often something happens in a second: 0, 0.1, 12, 3.4 k.
+// rate formats a number per second: 0, 0.1, 12, 3.4 k.
 func rate(n float64) string {
 	if n > 0 && n < 9.95 {
 		return strings.TrimSuffix(strconv.FormatFloat(math.Max(n, 0.1), 'f', 1, 64), ".0")
@@ -114,7 +113,7 @@ func rate(n float64) string {
 	return short(n)
 }
 
-// money returns an amount: $3.60, less than $0.01, 3.60 EUR.
+// money formats an amount: $3.60, less than $0.01, 3.60 EUR.
 func money(currency string, amount float64) string {
 	less := ""
 	if amount > 0 && amount < 0.01 {
@@ -127,13 +126,13 @@ func money(currency string, amount float64) string {
 	return less + currency + text
 }
 
-// clock returns the time of a day, in UTC: what is shown without JavaScript.
+// clock formats a time of day in UTC, shown until JavaScript replaces it.
 func clock(t time.Time) string { return t.UTC().Format("15:04:05 UTC") }
 
-// stamp returns a time for the attribute datetime.
+// stamp formats a time for the attribute datetime.
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000Z") }
 
-// cut returns a text of at most so many characters.
+// cut shortens a text to a number of characters.
 func cut(text string, chars int) string {
 	for i := range text {
 		if chars == 0 {

@@ -137,7 +137,8 @@ func TestScript(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, forbidden := range []string{"innerHTML", "outerHTML", "insertAdjacentHTML", "DOMParser", "document.write", "eval(", "Function(", "createPolicy", ".style"} {
+	for _, forbidden := range []string{"innerHTML", "outerHTML", "insertAdjacentHTML", "DOMParser", "document.write",
+		"eval(", "Function(", "createPolicy", ".style"} {
 		if strings.Contains(string(script), forbidden) {
 			t.Errorf("the script has %s", forbidden)
 		}

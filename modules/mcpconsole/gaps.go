@@ -7,14 +7,14 @@ import (
 	"github.com/dustin/go-humanize"
 )
 
-// A part is a piece of a text that was cut: something that is left, or a gap.
+// A part is a piece of a shortened text: kept text or a gap.
 type part struct {
 	Text   string
-	Gap    string // what is missing, in words; "" if it is not a gap
-	Handle string // of the whole text, if it may be kept
+	Gap    string // description of a gap, else ""
+	Handle string // handle of the original, if it may be kept
 }
 
-// markers finds what stands in the place of what was cut: see internal/mask, internal/focus and internal/jsoncut.
+// markers matches the markers of internal/mask, internal/focus and internal/jsoncut.
 var markers = regexp.MustCompile(`(?:\.\.\. )?\[KIMI_PROXY_OBSERVATION_MASKED original_chars=(?P<original>\d+)` +
 	`(?: head=(?P<head>\d+) tail=(?P<tail>\d+)| lines=(?P<kept>\d+)/(?P<lines>\d+))?` +
 	`(?: id=(?P<id>obs_\w+))?[^\]\n]{0,300}\](?:[^\n]{0,300} \.\.\.)?` +
@@ -22,10 +22,10 @@ var markers = regexp.MustCompile(`(?:\.\.\. )?\[KIMI_PROXY_OBSERVATION_MASKED or
 	`|\.\.\. \[(?P<left>\d+)(?: of (?P<of>\d+))? (?P<unit>items|members|lines|characters of media|characters) left out` +
 	`(?: id=(?P<handle>obs_\w+))?[^\]\n]{0,300}\] \.\.\.`)
 
-// gaps takes a text that was cut apart. Anything can be in it: what looks like a marker is shown as one.
-func gaps(text string) []part {
+// splitGaps splits a shortened text at its markers. Text that looks like a marker is shown as one.
+func splitGaps(text string) []part {
 	var parts []part
-	at := 0
+	end := 0
 	for _, match := range markers.FindAllStringSubmatchIndex(text, -1) {
 		found := func(name string) string {
 			i := markers.SubexpIndex(name)
@@ -34,24 +34,24 @@ func gaps(text string) []part {
 			}
 			return text[match[2*i]:match[2*i+1]]
 		}
-		gap := missing(found)
+		gap := gapText(found)
 		if gap == "" {
 			continue
 		}
-		if match[0] > at {
-			parts = append(parts, part{Text: text[at:match[0]]})
+		if match[0] > end {
+			parts = append(parts, part{Text: text[end:match[0]]})
 		}
 		parts = append(parts, part{Text: text[match[0]:match[1]], Gap: gap, Handle: found("id") + found("handle")})
-		at = match[1]
+		end = match[1]
 	}
-	if at < len(text) || len(parts) == 0 {
-		parts = append(parts, part{Text: text[at:]})
+	if end < len(text) || len(parts) == 0 {
+		parts = append(parts, part{Text: text[end:]})
 	}
 	return parts
 }
 
-// missing says in words what a marker stands for; "" if it contradicts itself.
-func missing(found func(name string) string) string {
+// gapText describes a gap from the fields of its marker, "" if they are inconsistent.
+func gapText(found func(name string) string) string {
 	n := func(name string) int64 {
 		n, _ := strconv.ParseInt(found(name), 10, 64)
 		return n

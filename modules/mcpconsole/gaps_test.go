@@ -52,7 +52,8 @@ func TestGaps(t *testing.T) {
 	if !ok {
 		t.Fatal("the list was not cut")
 	}
-	focused, _ := (&focus.Cutter{Goal: "line 1234", MaxChars: 1000, Handle: handle, Hint: mask.DefaultHint}).Cut(t.Context(), lines.String())
+	focused, _ := (&focus.Cutter{Goal: "line 1234", MaxChars: 1000, Handle: handle,
+		Hint: mask.DefaultHint}).Cut(t.Context(), lines.String())
 
 	for _, test := range []struct {
 		name, text   string
@@ -61,16 +62,20 @@ func TestGaps(t *testing.T) {
 	}{
 		{"a text that is whole", "a text", nil, "", "a text"},
 		{"no text", "", nil, "", ""},
-		{"head and tail", masked(t, strings.Repeat("x", 5100), policy), []string{"5,000 characters are missing"}, "", strings.Repeat("x", 60) + "\n"},
-		{"head and tail that are kept", masked(t, strings.Repeat("x", 5100), kept), []string{"5,000 characters are missing"}, handle, "\n" + strings.Repeat("x", 40)},
+		{"head and tail", masked(t, strings.Repeat("x", 5100), policy), []string{"5,000 characters are missing"}, "",
+			strings.Repeat("x", 60) + "\n"},
+		{"head and tail that are kept", masked(t, strings.Repeat("x", 5100), kept), []string{"5,000 characters are missing"},
+			handle, "\n" + strings.Repeat("x", 40)},
 		{"items", string(cutList), []string{"of 2,000 items are missing"}, handle, ""},
 		{"lines", focused, []string{"of 2,000 lines are missing", "lines are missing"}, handle, ""},
 		{"one line", "a\n[line 7 left out]\nb", []string{"1 line is missing"}, "", "a\n"},
-		{"media", `["... [52000 characters of media left out] ..."]`, []string{"52,000 characters of media are missing"}, "", `["`},
-		{"a marker that contradicts itself", "... [KIMI_PROXY_OBSERVATION_MASKED original_chars=10 head=20 tail=0] ...", nil, "", "... [KIMI_PROXY_OBSERVATION_MASKED original_chars=10 head=20 tail=0] ..."},
+		{"media", `["... [52000 characters of media left out] ..."]`, []string{"52,000 characters of media are missing"}, "",
+			`["`},
+		{"a marker that contradicts itself", "... [KIMI_PROXY_OBSERVATION_MASKED original_chars=10 head=20 tail=0] ...", nil,
+			"", "... [KIMI_PROXY_OBSERVATION_MASKED original_chars=10 head=20 tail=0] ..."},
 		{"a marker with numbers that are too long", "[lines 1-99999999999999999999 left out]", nil, "", ""},
 	} {
-		parts := gaps(test.text)
+		parts := splitGaps(test.text)
 		var found, left []string
 		var whole strings.Builder
 		first := ""
@@ -108,11 +113,12 @@ func TestGaps(t *testing.T) {
 
 // FuzzGaps loses nothing of any text.
 func FuzzGaps(f *testing.F) {
-	f.Add("a ... [KIMI_PROXY_OBSERVATION_MASKED original_chars=52310 head=2000 tail=2000 id=obs_4kXbZ0aQe7] ...\n[lines 1-9 left out]")
+	f.Add("a ... [KIMI_PROXY_OBSERVATION_MASKED original_chars=52310 head=2000 tail=2000 id=obs_4kXbZ0aQe7] " +
+		"...\n[lines 1-9 left out]")
 	f.Add(`"... [298 of 300 items left out id=obs_BrQOO5w4Tf] ..."`)
 	f.Fuzz(func(t *testing.T, text string) {
 		var whole strings.Builder
-		for _, p := range gaps(text) {
+		for _, p := range splitGaps(text) {
 			whole.WriteString(p.Text)
 		}
 		if whole.String() != text {

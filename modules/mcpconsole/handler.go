@@ -1,5 +1,5 @@
-// Package mcpconsole shows people what goes through the gateways of this process: the HTTP handler
-// http.handlers.mcp_console.
+// Package mcpconsole implements http.handlers.mcp_console, a web console for the gateways of this
+// process.
 package mcpconsole
 
 import (
@@ -25,49 +25,51 @@ func init() {
 	caddy.RegisterModule(Handler{})
 }
 
-// Handler is a console for the gateways of this process, in the browser. It has what the admin API of mcp_gateway has:
-// servers, tools, calls, what was cut, what that saves.
+// Handler is a web console for the gateways of this process. It shows what the admin API of
+// mcp_gateway has: servers, tools, calls, what was cut, and what that saves.
 //
-// It is shown to users of this machine, and to users who are authenticated: by Caddy (basic_auth, or client
-// certificates that it verifies), or by what auth and user say, which then count alone. A request is of a user of this
-// machine if it comes from a loopback address, for a loopback address or localhost, and no proxy has passed it on, as
-// far as its headers tell. All others get status 403, or 401 if a password would help.
+// It serves local users and authenticated users. A user is local if the request comes from a
+// loopback address, is for a loopback address or localhost, and has no sign of a proxy. Users
+// are authenticated by Caddy (basic_auth, or client certificates that it verifies). If auth or
+// user is set, only these authenticate, and local users must, too. Other requests get status
+// 403, or 401 if a password would help.
 //
-// Pages of other sites can link to the console, and nothing else. What changes something needs a POST of a page of the
-// console itself, with a token that is in its forms.
+// Pages of other sites can only link to the console. Every change needs a POST from a page of
+// the console itself, with a token from its forms.
 type Handler struct {
-	// The path below which the console is served, as the browser has it: also where handlers in front, such as
-	// handle_path, strip a part of it. Default: /console
+	// The path of the console as the browser sees it, even if a handler in front, such as handle_path,
+	// strips a part of it. Default: /console
 	Path string `json:"path,omitempty"`
 
-	// Whether nothing can be changed, and no tool called, by the console. Default: false for users on this machine who
-	// did not have to authenticate, true for all others
+	// Whether the console is read-only: nothing can be changed and no tool called. Default: false for
+	// local users who did not have to authenticate, true for all others
 	ReadOnly *bool `json:"read_only,omitempty"`
 
-	// What a million tokens of input cost, to estimate what was saved. At most 1000000. Default: none, and no money is
-	// shown
+	// Price of a million input tokens, to estimate savings. At most 1000000. Default: none, and no
+	// money is shown
 	Price float64 `json:"price,omitempty"`
 
 	// The currency of the price. Default: $
 	Currency string `json:"currency,omitempty"`
 
-	// A placeholder whose value is the name of the user, such as {http.request.header.Remote-User} behind a
-	// forward_auth that sets it. Without a value there is no user. Default: the user of Caddy's authentication
+	// A placeholder whose value is the user's name, such as {http.request.header.Remote-User} behind a
+	// forward_auth that sets it. If the value is empty, the user is not authenticated. Default: the
+	// user of Caddy's authentication
 	User string `json:"user,omitempty"`
 
-	// What finds out who users are, as auth of mcp_gateway does. Browsers are asked for a name and a password: the
-	// password is the token, and the name does not matter. Default: none
+	// Providers that authenticate users, as in auth of mcp_gateway. Browsers ask for a name and a
+	// password: the password is the token, and the name is ignored. Default: none
 	AuthRaw []json.RawMessage `json:"auth,omitempty" caddy:"namespace=http.handlers.mcp_gateway.auth inline_key=provider"`
 
-	// The console may be called by these names, besides localhost and loopback addresses. Default: any name, except at
-	// a loopback address
+	// Host names under which the console may be used, besides localhost and loopback addresses.
+	// Default: any name, except on a loopback address
 	Hosts []string `json:"hosts,omitempty"`
 
-	admits   admission
-	mux      *http.ServeMux
-	stopping context.Context
-	stop     context.CancelFunc
-	logger   *zap.Logger
+	admission admission
+	mux       *http.ServeMux
+	stopping  context.Context
+	stop      context.CancelFunc
+	logger    *zap.Logger
 }
 
 // CaddyModule returns the Caddy module information.
@@ -81,7 +83,7 @@ func (Handler) CaddyModule() caddy.ModuleInfo {
 // Provision sets up the handler.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
-	if err := h.Validate(); err != nil { // before paths are made of it
+	if err := h.Validate(); err != nil { // before paths are built from it
 		return err
 	}
 	if h.Path == "" {
@@ -90,17 +92,17 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if h.Currency == "" {
 		h.Currency = "$"
 	}
-	h.admits = admission{hosts: h.hostPolicy(), user: h.User}
+	h.admission = admission{hosts: h.hostPolicy(), user: h.User}
 	if len(h.AuthRaw) > 0 {
 		modules, err := ctx.LoadModule(h, "AuthRaw")
 		if err != nil {
 			return fmt.Errorf("auth: %w", err)
 		}
 		for _, module := range modules.([]any) {
-			h.admits.providers = append(h.admits.providers, module.(auth.Provider))
+			h.admission.providers = append(h.admission.providers, module.(auth.Provider))
 		}
 	} else if h.User == "" {
-		h.admits.byDefault()
+		h.admission.setDefaults()
 	}
 	h.stopping, h.stop = context.WithCancel(context.Background())
 	app, err := ctx.App("events")
@@ -119,7 +121,7 @@ var (
 	placeholder = regexp.MustCompile(`^\{[^{}\s]+\}$`)
 )
 
-// maxPrice is what a million tokens may cost, as for the admin API.
+// maxPrice is the highest price of a million tokens, as in the admin API.
 const maxPrice = 1_000_000
 
 // Validate ensures that the configuration makes sense.
@@ -128,7 +130,7 @@ func (h *Handler) Validate() error {
 	case h.Path != "" && (!plainPath.MatchString(h.Path) || path.Clean(h.Path) != h.Path):
 		return fmt.Errorf("path: %q is not a path such as /console", h.Path)
 	case !(h.Price >= 0 && h.Price <= maxPrice):
-		return fmt.Errorf("price: %v is not a number from 0 to %d", h.Price, maxPrice)
+		return fmt.Errorf("price: %v must be from 0 to %d", h.Price, maxPrice)
 	case h.User != "" && !placeholder.MatchString(h.User):
 		return fmt.Errorf("user: %q is not a placeholder such as {http.request.header.Remote-User}", h.User)
 	}
@@ -139,8 +141,9 @@ func (h *Handler) hostPolicy() clientrequest.Policy {
 	return clientrequest.Policy{Directive: "mcp_console", Hosts: h.Hosts}
 }
 
-// A lifecycle ends streams when the configuration stops: Caddy waits for all requests, and browsers come back to the
-// configuration that takes its place. Caddy logs the handlers of events, and the Handler itself has secrets.
+// A lifecycle ends streams when the configuration stops, because Caddy waits for all requests.
+// Browsers reconnect to the new configuration. It is a type of its own because Caddy logs event
+// handlers, and Handler contains secrets.
 type lifecycle struct{ stop context.CancelFunc }
 
 // Handle is called when the configuration is being stopped.
@@ -149,7 +152,7 @@ func (l lifecycle) Handle(context.Context, caddy.Event) error {
 	return nil
 }
 
-// Cleanup ends what the handler does.
+// Cleanup ends the streams.
 func (h *Handler) Cleanup() error {
 	if h.stop != nil {
 		h.stop()
@@ -167,7 +170,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	setHeaders(w.Header(), r)
 	user, refused := "", checkPath(address.Path)
 	if refused == nil {
-		user, refused = h.admits.admit(r)
+		user, refused = h.admission.admit(r)
 	}
 	if refused != nil {
 		h.logger.Info("refused", zap.String("remote_addr", r.RemoteAddr), zap.String("reason", refused.log()))
@@ -180,16 +183,17 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	return nil
 }
 
-// securityPolicy lets pages load what the console has, and nothing else, and forbids frames around them.
+// securityPolicy lets pages load only the console's own assets, and forbids framing.
 const securityPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"form-action 'self'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
-// setHeaders sets what every answer has.
+// setHeaders sets the headers of every response.
 func setHeaders(header http.Header, r *http.Request) {
 	header.Set("Content-Security-Policy", securityPolicy)
 	header.Set("X-Content-Type-Options", "nosniff")
-	header.Set("Referrer-Policy", "same-origin")                                    // with less, forms have no Origin
-	if r.TLS != nil || clientrequest.IsLocal((&url.URL{Host: r.Host}).Hostname()) { // elsewhere browsers complain of it
+	// a stricter policy would drop Origin from forms
+	header.Set("Referrer-Policy", "same-origin")
+	if r.TLS != nil || clientrequest.IsLocal((&url.URL{Host: r.Host}).Hostname()) { // otherwise browsers log a warning
 		header.Set("Cross-Origin-Opener-Policy", "same-origin")
 	}
 	header.Set("Cross-Origin-Resource-Policy", "same-origin")

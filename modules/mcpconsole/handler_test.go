@@ -76,7 +76,8 @@ func TestAssets(t *testing.T) {
 		if w.Code != http.StatusOK || !bytes.Equal(w.Body.Bytes(), a.content) || w.Header().Get("Content-Type") == "" {
 			t.Errorf("%s: got %d %v", a.name, w.Code, w.Header())
 		}
-		again := answer(t, h, newRequest(http.MethodGet, "/console/assets/"+a.name, "If-None-Match", w.Header().Get("ETag")), "")
+		again := answer(t, h, newRequest(http.MethodGet, "/console/assets/"+a.name, "If-None-Match", w.Header().Get("ETag")),
+			"")
 		if again.Code != http.StatusNotModified {
 			t.Errorf("%s: got %d for what the browser has", a.name, again.Code)
 		}
@@ -110,7 +111,8 @@ func TestPath(t *testing.T) {
 // form returns the request of a form of the test page, by a browser.
 func (s *served) form(values url.Values, header http.Header) *http.Request {
 	s.Helper()
-	r, err := http.NewRequestWithContext(s.Context(), http.MethodPost, s.url+"/console/test/sample/refresh", strings.NewReader(values.Encode()))
+	r, err := http.NewRequestWithContext(s.Context(), http.MethodPost, s.url+"/console/test/sample/refresh",
+		strings.NewReader(values.Encode()))
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -194,7 +196,8 @@ func TestActions(t *testing.T) {
 		{"no type", func(_ url.Values, h http.Header) { h.Del("Content-Type") }, 415},
 		{"a plain text", func(_ url.Values, h http.Header) { h.Set("Content-Type", "text/plain") }, 415},
 		{"JSON", func(_ url.Values, h http.Header) { h.Set("Content-Type", "application/json") }, 415},
-		{"a form with files", func(_ url.Values, h http.Header) { h.Set("Content-Type", "multipart/form-data; boundary=x") }, 415},
+		{"a form with files", func(_ url.Values, h http.Header) { h.Set("Content-Type", "multipart/form-data; boundary=x") },
+			415},
 		{"too much", func(v url.Values, _ http.Header) { v.Set("more", strings.Repeat("x", maxForm)) }, 413},
 		{"a proxy", func(_ url.Values, h http.Header) { h.Set("X-Forwarded-For", "192.0.2.7") }, 403},
 	} {
@@ -217,7 +220,8 @@ func TestActions(t *testing.T) {
 		t.Errorf("got %d %s", res.StatusCode, body)
 	}
 	done := s.logged(`"control"`)
-	if len(done) != 1 || !strings.Contains(done[0], `"action":"refresh"`) || !strings.Contains(done[0], `"remote_addr":"127.0.0.1:`) ||
+	if len(done) != 1 || !strings.Contains(done[0], `"action":"refresh"`) || !strings.Contains(done[0],
+		`"remote_addr":"127.0.0.1:`) ||
 		!strings.Contains(done[0], `"outcome":"ok"`) || strings.Contains(done[0], `"user"`) {
 		t.Errorf("in the log: %s", done)
 	}
@@ -252,7 +256,8 @@ func TestActionsOfUsers(t *testing.T) {
 	if token == s.token(bob) {
 		t.Error("two users have one token")
 	}
-	if res, body := s.do(s.form(url.Values{"token": {token}}, ann)); res.StatusCode != http.StatusForbidden || !strings.Contains(body, "read-only") {
+	if res, body := s.do(s.form(url.Values{"token": {token}}, ann)); res.StatusCode != http.StatusForbidden ||
+		!strings.Contains(body, "read-only") {
 		t.Errorf("got %d %s", res.StatusCode, body)
 	}
 	s.load("mcp_console {\nread_only off\n" + tokens + "}")
@@ -279,10 +284,13 @@ func TestOverTLS(t *testing.T) {
 		status                       int
 	}{
 		{"a script of the console", http.MethodGet, "/console/test/page", "https://console.test", true, http.StatusOK},
-		{"a script of a page without TLS", http.MethodGet, "/console/test/page", "http://console.test", true, http.StatusForbidden},
+		{"a script of a page without TLS", http.MethodGet, "/console/test/page", "http://console.test", true,
+			http.StatusForbidden},
 		{"a page in early data", http.MethodGet, "/console/test/page", "https://console.test", false, http.StatusOK},
-		{"an action without its token", http.MethodPost, "/console/test/sample/refresh", "https://console.test", true, http.StatusForbidden},
-		{"an action in early data", http.MethodPost, "/console/test/sample/refresh", "https://console.test", false, http.StatusTooEarly},
+		{"an action without its token", http.MethodPost, "/console/test/sample/refresh", "https://console.test", true,
+			http.StatusForbidden},
+		{"an action in early data", http.MethodPost, "/console/test/sample/refresh", "https://console.test", false,
+			http.StatusTooEarly},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRequest(tt.method, tt.target, "Origin", tt.origin, "Content-Type", formType)

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// navigation are the pages that all pages link to.
+// navigation lists the pages in the navigation bar.
 var navigation = [...]struct{ path, title string }{
 	{"/", "Overview"}, {"/servers", "Servers"}, {"/tools", "Tools"}, {"/calls", "Calls"},
 	{"/conversations", "Conversations"}, {"/connect", "Connect"},
@@ -14,15 +14,15 @@ var navigation = [...]struct{ path, title string }{
 // A navLink is a link of the navigation.
 type navLink struct {
 	Title, Address string
-	Current        string // for aria-current: page for the page itself, true for one below it, "" for others
+	Current        string // aria-current: page for the page itself, true for one below it, else ""
 }
 
 // Nav returns the links of the navigation.
-func (s shown) Nav() []navLink {
-	path := s.Visit.r.URL.Path
+func (s layoutData) Nav() []navLink {
+	path := s.Request.r.URL.Path
 	links := make([]navLink, len(navigation))
 	for i, to := range navigation {
-		links[i] = navLink{Title: to.title, Address: s.Visit.At(to.path)}
+		links[i] = navLink{Title: to.title, Address: s.Request.Link(to.path)}
 		switch {
 		case path == to.path:
 			links[i].Current = "page"
@@ -33,21 +33,21 @@ func (s shown) Nav() []navLink {
 	return links
 }
 
-// Title returns the title of the page: that of its data, if these have a method title, such as a name.
-func (s shown) Title() string {
+// Title returns the page's title: from its data's method title, if it has one.
+func (s layoutData) Title() string {
 	if data, ok := s.Data.(interface{ title() string }); ok {
 		return data.title()
 	}
 	return s.Page.title
 }
 
-// Live returns the address of the stream that keeps the page up to date, "" if it does not move. It has the query of
-// the page, what the wildcards of its path stand for, and what its data have in a method liveQuery.
-func (s shown) Live() string {
+// Live returns the URL of the stream that updates the page, "" for a static page. It has the query of
+// the page, its path values, and its data's liveQuery.
+func (s layoutData) Live() string {
 	if s.Page.live == nil {
 		return ""
 	}
-	r := s.Visit.r
+	r := s.Request.r
 	query := r.URL.Query()
 	for part := range strings.SplitSeq(s.Page.pattern, "/") {
 		if name := strings.Trim(part, "{}"); name != part && name != "$" {
@@ -57,14 +57,14 @@ func (s shown) Live() string {
 	if data, ok := s.Data.(interface{ liveQuery() (name, value string) }); ok {
 		query.Set(data.liveQuery())
 	}
-	address := s.Visit.At("/live/" + s.Page.name)
+	address := s.Request.Link("/live/" + s.Page.name)
 	if len(query) > 0 {
 		address += "?" + query.Encode()
 	}
 	return address
 }
 
-// A failure is what the template "error" shows.
+// A failure is the data of the template "error".
 type failure struct {
 	Status  int
 	Message string

@@ -14,19 +14,19 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
 )
 
-// streams are the pages that are kept up to date, of all consoles of the process.
+// streams bounds the live pages of all consoles of the process.
 var streams = quota.NewMeter(quota.NewKind("console_streams"), quota.Limits{Entries: 64, OwnerEntries: 8})
 
 const (
-	streamEvery = time.Second      // how often a page is looked at
-	streamQuiet = 15 * time.Second // after which proxies and browsers hear that the stream is still there
-	streamTime  = time.Hour        // after which it ends. Browsers come back, and are asked again who they are
-	streamWrite = 10 * time.Second // how long a browser may take to read
+	streamInterval     = time.Second      // how often a page is compared
+	streamKeepAlive    = 15 * time.Second // interval of keep-alive comments
+	streamLifetime     = time.Hour        // then the stream ends; browsers reconnect and authenticate again
+	streamWriteTimeout = 10 * time.Second // write timeout
 )
 
-// stream keeps a page up to date, by server-sent events: each is what has changed on it. It ends when the user leaves
-// or the configuration stops.
-func (v *visit) stream(p *page) {
+// stream sends the changes of a page as server-sent events. It ends when the user leaves or the
+// configuration stops.
+func (v *consoleRequest) stream(p *page) {
 	header := v.w.Header()
 	header.Set("X-Accel-Buffering", "no")
 	if v.r.Method == http.MethodHead {
@@ -36,27 +36,27 @@ func (v *visit) stream(p *page) {
 	owner := cmp.Or(v.User, "@"+ratelimit.Address(clientrequest.Address(v.r)))
 	if !streams.Take(owner, 0) {
 		header.Set("Retry-After", "10")
-		v.fail(refused(http.StatusServiceUnavailable, "too many pages are kept up to date"))
+		v.fail(httpError(http.StatusServiceUnavailable, "too many live pages are open"))
 		return
 	}
 	defer streams.Give(owner, 0)
-	ctx, end := context.WithTimeout(v.r.Context(), streamTime)
+	ctx, end := context.WithTimeout(v.r.Context(), streamLifetime)
 	defer end()
 	defer context.AfterFunc(v.h.stopping, end)()
 	v.r = v.r.WithContext(ctx)
 	header.Set("Content-Type", "text/event-stream")
 	if err := v.follow(p); err != nil && ctx.Err() == nil {
-		v.h.logger.Info("page is no longer kept up to date", zap.String("page", p.name), zap.Error(err))
+		v.h.logger.Info("live page ended", zap.String("page", p.name), zap.Error(err))
 	}
 }
 
-// follow writes what changes on a page until the context of the request ends.
-func (v *visit) follow(p *page) error {
+// follow writes the changes of a page until the context of the request ends.
+func (v *consoleRequest) follow(p *page) error {
 	out := http.NewResponseController(v.w)
-	_ = out.SetReadDeadline(time.Time{}) // of the request, which has been read
+	_ = out.SetReadDeadline(time.Time{}) // the request has been read
 	defer func() { _ = out.SetWriteDeadline(time.Time{}) }()
 	write := func(event string) error {
-		_ = out.SetWriteDeadline(time.Now().Add(streamWrite)) // in place of the server's for the whole answer
+		_ = out.SetWriteDeadline(time.Now().Add(streamWriteTimeout)) // replaces the server's timeout for the whole response
 		if _, err := v.w.Write([]byte(event)); err != nil {
 			return err
 		}
@@ -66,7 +66,7 @@ func (v *visit) follow(p *page) error {
 		return err
 	}
 	changes := p.live(v)
-	ticker := time.NewTicker(streamEvery)
+	ticker := time.NewTicker(streamInterval)
 	defer ticker.Stop()
 	for written := time.Now(); ; {
 		event := ""
@@ -75,12 +75,12 @@ func (v *visit) follow(p *page) error {
 			return err
 		}
 		if !change.isEmpty() {
-			encoded, err := json.Marshal(change) // without line breaks
+			encoded, err := json.Marshal(change) // has no line breaks
 			if err != nil {
 				return err
 			}
 			event = "data: " + string(encoded) + "\n\n"
-		} else if time.Since(written) >= streamQuiet {
+		} else if time.Since(written) >= streamKeepAlive {
 			event = ":\n\n"
 		}
 		if event != "" {

@@ -18,7 +18,7 @@ import (
 )
 
 // changing has the test page return changes in this test.
-func changing(t *testing.T, live func(*visit) func() (patch, error)) {
+func changing(t *testing.T, live func(*consoleRequest) func() (patch, error)) {
 	testChanges.Store(&live)
 	t.Cleanup(func() { testChanges.Store(nil) })
 }
@@ -26,14 +26,15 @@ func changing(t *testing.T, live func(*visit) func() (patch, error)) {
 // stream returns the stream of the test page, as a whole.
 func stream(h *Handler, ctx context.Context) string {
 	w := httptest.NewRecorder()
-	h.newVisit(w, newRequest(http.MethodGet, "/console/live/test").WithContext(ctx)).stream(&page{name: "test", live: testLive})
+	h.newRequest(w, newRequest(http.MethodGet, "/console/live/test").WithContext(ctx)).stream(&page{name: "test",
+		live: testLive})
 	return w.Body.String()
 }
 
 // An event says what has changed within a second. If nothing does, a comment says that the stream is still there; after
 // an hour it is not.
 func TestStream(t *testing.T) {
-	changing(t, func(*visit) func() (patch, error) {
+	changing(t, func(*consoleRequest) func() (patch, error) {
 		asked := 0
 		return func() (patch, error) {
 			switch asked++; asked {
@@ -55,7 +56,7 @@ func TestStream(t *testing.T) {
 		if comments := strings.Count(silence, ":\n\n") + 1; comments < 3600/16 || comments > 3600/15 {
 			t.Errorf("got %d comments", comments)
 		}
-		if lasted := time.Since(began); lasted != streamTime {
+		if lasted := time.Since(began); lasted != streamLifetime {
 			t.Errorf("it lasted %s", lasted)
 		}
 	})
@@ -64,7 +65,7 @@ func TestStream(t *testing.T) {
 // A page that cannot be kept up to date ends its stream. The browser comes back later.
 func TestStreamWithAnError(t *testing.T) {
 	h := load(t, `{}`)
-	changing(t, func(*visit) func() (patch, error) {
+	changing(t, func(*consoleRequest) func() (patch, error) {
 		return func() (patch, error) { return patch{}, errors.New("gone") }
 	})
 	if got := stream(h, t.Context()); got != "retry: 2000\n\n" {
@@ -95,7 +96,7 @@ func (s *served) listen(ctx context.Context) listener {
 // A stream ends when the configuration is replaced, and its context with it. The browser comes back to the next one.
 func TestStreamEndsWithTheConfiguration(t *testing.T) {
 	var ended atomic.Int32
-	changing(t, func(v *visit) func() (patch, error) {
+	changing(t, func(v *consoleRequest) func() (patch, error) {
 		context.AfterFunc(v.r.Context(), func() { ended.Add(1) })
 		return func() (patch, error) { return patch{}, nil }
 	})
@@ -142,14 +143,14 @@ func TestStreamsAreBounded(t *testing.T) {
 func TestStreamOutlivesTimeouts(t *testing.T) {
 	h := load(t, `{}`)
 	var asked atomic.Int32
-	changing(t, func(*visit) func() (patch, error) {
+	changing(t, func(*consoleRequest) func() (patch, error) {
 		return func() (patch, error) {
 			asked.Add(1)
 			return patch{Reload: true}, nil
 		}
 	})
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		h.newVisit(w, r).stream(&page{name: "test", live: testLive})
+		h.newRequest(w, r).stream(&page{name: "test", live: testLive})
 	}))
 	server.Config.ReadTimeout, server.Config.WriteTimeout = 100*time.Millisecond, 100*time.Millisecond
 	server.Start()

@@ -33,9 +33,9 @@ func TestMain(m *testing.M) {
 }
 
 // testChanges is what the test page returns for a stream; nil for no changes.
-var testChanges atomic.Pointer[func(*visit) func() (patch, error)]
+var testChanges atomic.Pointer[func(*consoleRequest) func() (patch, error)]
 
-func testLive(v *visit) func() (patch, error) {
+func testLive(v *consoleRequest) func() (patch, error) {
 	if changes := testChanges.Load(); changes != nil {
 		return (*changes)(v)
 	}
@@ -45,10 +45,11 @@ func testLive(v *visit) func() (patch, error) {
 // A page and an action that have nothing to do with what the console shows.
 func init() {
 	template.Must(templates.New("test").Parse(
-		`{{template "top" .}}<p id="test">[{{.Visit.User}}] {{.Visit.ReadOnly}} {{.Data}}</p><form>{{template "token" .}}</form>{{template "bottom" .}}`))
+		`{{template "top" .}}<p id="test">[{{.Request.User}}] {{.Request.ReadOnly}} {{.Data}}</p><form>{{template ` +
+			`"token" .}}</form>{{template "bottom" .}}`))
 	pages = append(pages, page{
 		pattern: "/test/{name}", name: "test", title: "Test",
-		show: func(v *visit) (any, error) {
+		show: func(v *consoleRequest) (any, error) {
 			if v.r.PathValue("name") == "gone" {
 				return get[any](v, "/servers/<b>gone")
 			}
@@ -56,9 +57,9 @@ func init() {
 		},
 		live: testLive,
 	})
-	actions = append(actions, action{"/test/{server}/refresh", func(v *visit) (string, error) {
+	actions = append(actions, action{"/test/{server}/refresh", func(v *consoleRequest) (string, error) {
 		_, err := post[any](v, "/servers/"+v.r.PathValue("server")+"/refresh", nil)
-		return v.At("/test/done"), err
+		return v.Link("/test/done"), err
 	}})
 }
 
@@ -88,11 +89,11 @@ func newRequest(method, target string, header ...string) *http.Request {
 	return r
 }
 
-// passed is the status of what the console passes on.
+// passed is the status of requests that the console passes to the next handler.
 const passed = http.StatusTeapot
 
-// answer has a console answer a request of a user whom Caddy has authenticated; "" for none. A handler in front may have
-// rewritten its path.
+// answer returns the console's response to a request. user is the user that Caddy has authenticated, "" if none.
+// rewritten is the path after an earlier handler has rewritten it.
 func answer(t testing.TB, h *Handler, r *http.Request, user string, rewritten ...string) *httptest.ResponseRecorder {
 	t.Helper()
 	w := httptest.NewRecorder()

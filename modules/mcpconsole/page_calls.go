@@ -24,35 +24,35 @@ var (
 )
 
 const (
-	shownCalls = 200     // at once, as in console.js
-	shownChars = 100_000 // of a text in a call
-	wholeChars = 4 << 20 // of a whole text
+	shownCalls = 200     // rows, as in console.js
+	shownChars = 100_000 // characters of a text on the page of a call
+	wholeChars = 4 << 20 // characters of an original on its own page
 )
 
-// calls are what the page of this name shows.
+// calls is the data of the calls page.
 type calls struct {
 	Rows    []row // the latest first
-	Blank   row   // for console.js to fill in
+	Blank   row   // template for console.js
 	Filters []filter
-	Any     bool  // there are calls, whether they fit or not
-	Last    int64 // the ID of the latest that fits
+	Any     bool  // there are calls, matching or not
+	Last    int64 // ID of the latest matching call
 }
 
 func (c *calls) liveQuery() (name, value string) { return "after", strconv.FormatInt(c.Last, 10) }
 
-// A filter chooses calls.
+// A filter selects calls by one property.
 type filter struct {
 	Name, Title, All string
-	Values           []string // that there are
+	Values           []string // existing values
 	Chosen           string   // "" for all
 }
 
-func showCalls(v *visit) (any, error) {
+func showCalls(v *consoleRequest) (any, error) {
 	all, err := get[[]*activity.Call](v, "/calls?limit=1000")
 	if err != nil {
 		return nil, err
 	}
-	fitting, err := get[[]*activity.Call](v, callsPath(v, 0))
+	matching, err := get[[]*activity.Call](v, callsPath(v, 0))
 	if err != nil {
 		return nil, err
 	}
@@ -71,15 +71,16 @@ func showCalls(v *visit) (any, error) {
 		slices.Sort(f.Values)
 		f.Values = slices.DeleteFunc(slices.Compact(f.Values), func(value string) bool { return value == "" })
 	}
-	for _, call := range fitting {
+	for _, call := range matching {
 		page.Rows = append(page.Rows, callRow(v, call))
 		page.Last = max(page.Last, call.ID)
 	}
 	return page, nil
 }
 
-// callsPath returns where the admin API has the calls that the query of the page chooses, since the one with an ID.
-func callsPath(v *visit, after int64) string {
+// callsPath returns the admin API path of the calls that the page's query selects, after the call with
+// this ID.
+func callsPath(v *consoleRequest, after int64) string {
 	query := url.Values{"limit": {strconv.Itoa(shownCalls)}, "after": {strconv.FormatInt(after, 10)}}
 	for _, name := range [...]string{"gateway", "client", "server", "tool", "outcome"} {
 		query.Set(name, v.r.URL.Query().Get(name))
@@ -87,16 +88,16 @@ func callsPath(v *visit, after int64) string {
 	return "/calls?" + query.Encode()
 }
 
-// followCalls returns the calls that have come since the page was shown, or since the last time.
-func followCalls(v *visit) func() (patch, error) {
+// followCalls returns the new calls since the page was shown, or since the last call.
+func followCalls(v *consoleRequest) func() (patch, error) {
 	after, _ := strconv.ParseInt(v.r.URL.Query().Get("after"), 10, 64)
 	return func() (patch, error) {
-		fitting, err := get[[]*activity.Call](v, callsPath(v, max(after, 0)))
+		matching, err := get[[]*activity.Call](v, callsPath(v, max(after, 0)))
 		if err != nil {
 			return patch{}, err
 		}
 		var changes patch
-		for _, call := range fitting {
+		for _, call := range matching {
 			changes.Rows = append(changes.Rows, callRow(v, call))
 			after = max(after, call.ID)
 		}
@@ -104,23 +105,23 @@ func followCalls(v *visit) func() (patch, error) {
 	}
 }
 
-// callRow returns the row of a call.
-func callRow(v *visit, call *activity.Call) row {
+// callRow returns the table row of a call.
+func callRow(v *consoleRequest, call *activity.Call) row {
 	removed := "–"
 	if call.CutChars > 0 {
 		removed = humanize.Comma(int64(call.CutChars))
 	}
 	id := strconv.FormatInt(call.ID, 10)
 	return row{
-		ID: "call-" + id, Class: outcomeClass(call), Link: v.At("/calls/" + id),
+		ID: "call-" + id, Class: outcomeClass(call), Link: v.Link("/calls/" + id),
 		Cells: []string{
-			stamp(call.At), cut(call.Client, 60), cut(callServer(call), 60), cut(callName(call), 80), outcomeWords(call.Outcome),
+			stamp(call.At), cut(call.Client, 60), cut(callServer(call), 60), cut(callName(call), 80), outcomeText(call.Outcome),
 			duration(call.Seconds), size(float64(call.Received)) + " → " + size(float64(call.Sent)), removed,
 		},
 	}
 }
 
-// callServer returns who has answered a call.
+// callServer returns the server that answered a call.
 func callServer(call *activity.Call) string {
 	if call.Server == "" {
 		return "the gateway"
@@ -128,7 +129,7 @@ func callServer(call *activity.Call) string {
 	return call.Server
 }
 
-// callName returns what was called.
+// callName returns the tool, prompt or method of a call.
 func callName(call *activity.Call) string {
 	if call.Name == "" {
 		return call.Method
@@ -136,10 +137,10 @@ func callName(call *activity.Call) string {
 	return call.Name
 }
 
-// outcomeWords returns an outcome in words.
-func outcomeWords(outcome string) string { return strings.ReplaceAll(outcome, "_", " ") }
+// outcomeText returns an outcome as text.
+func outcomeText(outcome string) string { return strings.ReplaceAll(outcome, "_", " ") }
 
-// outcomeClass returns how the outcome of a call looks.
+// outcomeClass returns the CSS class of a call's outcome.
 func outcomeClass(call *activity.Call) string {
 	switch {
 	case call.Failed():
@@ -150,33 +151,33 @@ func outcomeClass(call *activity.Call) string {
 	return "ok"
 }
 
-// A callView is what the page of a call shows.
+// A callView is the data of a call's page.
 type callView struct {
 	*activity.Call
-	Record    bool   // the gateway keeps arguments and results now
-	Asked     string // arguments, indented
-	Answer    string // the result, indented
-	Texts     []answerText
-	Originals []original
+	Record        bool   // the gateway now records arguments and results
+	ArgumentsText string // arguments, indented
+	ResultText    string // the result, indented
+	Texts         []resultText
+	Originals     []original
 }
 
 func (c *callView) title() string { return "Call " + strconv.FormatInt(c.ID, 10) }
 
-// An answerText is a text of the result of a call.
-type answerText struct {
-	Kind  string // "" for a plain text; what it is otherwise
+// An resultText is a text in the result of a call.
+type resultText struct {
+	Kind  string // "" for a plain text, else its type
 	Parts []part
-	More  int // characters that are not shown
+	More  int // number of characters not shown
 }
 
-// An original is a whole text that was cut.
+// An original is the original of a shortened text.
 type original struct {
 	ID, Address string
-	Chars       int  // that it has
-	Kept        bool // still
+	Chars       int  // its length
+	Kept        bool // not expired
 }
 
-func showCall(v *visit) (any, error) {
+func showCall(v *consoleRequest) (any, error) {
 	call, err := get[*activity.Call](v, "/calls/"+url.PathEscape(v.r.PathValue("id")))
 	if err != nil {
 		return nil, err
@@ -185,7 +186,7 @@ func showCall(v *visit) (any, error) {
 	for _, id := range call.Originals {
 		path := "/calls/" + strconv.FormatInt(call.ID, 10) + "/originals/" + url.PathEscape(id)
 		kept, err := get[adminapi.Original](v, path)
-		originals = append(originals, original{ID: id, Address: v.At(path), Chars: kept.Chars, Kept: err == nil})
+		originals = append(originals, original{ID: id, Address: v.Link(path), Chars: kept.Chars, Kept: err == nil})
 	}
 	now, err := get[adminapi.Overview](v, "/overview")
 	if err != nil {
@@ -201,24 +202,24 @@ func showCall(v *visit) (any, error) {
 func newCallView(call *activity.Call, originals []original) *callView {
 	return &callView{
 		Call: call, Originals: originals,
-		Asked: indented(call.Arguments), Answer: indented(call.Result), Texts: answerTexts(call.Result),
+		ArgumentsText: indented(call.Arguments), ResultText: indented(call.Result), Texts: resultTexts(call.Result),
 	}
 }
 
-// Class returns how the outcome looks.
+// Class returns the CSS class of the outcome.
 func (c *callView) Class() string { return outcomeClass(c.Call) }
 
-// Words returns the outcome in words.
-func (c *callView) Words() string { return outcomeWords(c.Outcome) }
+// OutcomeText returns the outcome as text.
+func (c *callView) OutcomeText() string { return outcomeText(c.Outcome) }
 
-// By returns who has answered.
-func (c *callView) By() string { return callServer(c.Call) }
+// ServerText returns the server that answered.
+func (c *callView) ServerText() string { return callServer(c.Call) }
 
-// What returns what was called.
-func (c *callView) What() string { return callName(c.Call) }
+// Called returns the tool, prompt or method.
+func (c *callView) Called() string { return callName(c.Call) }
 
-// Whole returns the address of a whole text that is still kept, "" for others.
-func (c *callView) Whole(handle string) string {
+// OriginalURL returns the URL of an original that is still kept, else "".
+func (c *callView) OriginalURL(handle string) string {
 	for _, o := range c.Originals {
 		if o.ID == handle && o.Kept {
 			return o.Address
@@ -227,7 +228,7 @@ func (c *callView) Whole(handle string) string {
 	return ""
 }
 
-// indented returns JSON with line breaks, as far as it is shown.
+// indented returns indented JSON, cut to shownChars.
 func indented(value json.RawMessage) string {
 	var b bytes.Buffer
 	if json.Indent(&b, value, "", "  ") != nil {
@@ -236,12 +237,12 @@ func indented(value json.RawMessage) string {
 	return cut(b.String(), shownChars)
 }
 
-// answerTexts returns the texts of a result as an agent reads them: those of its content or messages or contents, or,
-// if it was too long to be kept as JSON, the beginning of it.
-func answerTexts(result json.RawMessage) []answerText {
+// resultTexts returns the texts of a result: its content, messages or contents. A result that was too
+// long to be kept as JSON is a JSON string with its beginning.
+func resultTexts(result json.RawMessage) []resultText {
 	var beginning string
 	if json.Unmarshal(result, &beginning) == nil {
-		return []answerText{newAnswerText("the beginning of the result", beginning)}
+		return []resultText{newResultText("the beginning of the result", beginning)}
 	}
 	type block struct {
 		Type     string          `json:"type"`
@@ -259,48 +260,48 @@ func answerTexts(result json.RawMessage) []answerText {
 		} `json:"messages"`
 		Message string `json:"message"` // of an error
 	}
-	_ = json.Unmarshal(result, &answer) // what is not of this form is shown as JSON only
+	_ = json.Unmarshal(result, &answer) // other results are shown only as JSON
 	blocks := slices.Concat(answer.Content, answer.Contents)
 	for _, message := range answer.Messages {
 		blocks = append(blocks, message.Content)
 	}
-	var texts []answerText
+	var texts []resultText
 	for _, b := range blocks {
 		if b.Resource != nil {
 			_ = json.Unmarshal(b.Resource, &b)
 		}
 		if b.Text != nil {
-			texts = append(texts, newAnswerText("", *b.Text))
+			texts = append(texts, newResultText("", *b.Text))
 			continue
 		}
 		decoded := float64(len(b.Data)+len(b.Blob)) * 3 / 4
-		texts = append(texts, answerText{Kind: strings.Trim(b.Type+", "+b.MIMEType+", "+size(decoded), ", ")})
+		texts = append(texts, resultText{Kind: strings.Trim(b.Type+", "+b.MIMEType+", "+size(decoded), ", ")})
 	}
 	if answer.Message != "" {
-		texts = append(texts, newAnswerText("error", answer.Message))
+		texts = append(texts, newResultText("error", answer.Message))
 	}
 	return texts
 }
 
-func newAnswerText(kind, text string) answerText {
+func newResultText(kind, text string) resultText {
 	more := max(0, utf8.RuneCountInString(text)-shownChars)
-	return answerText{Kind: kind, Parts: gaps(cut(text, shownChars)), More: more}
+	return resultText{Kind: kind, Parts: splitGaps(cut(text, shownChars)), More: more}
 }
 
-// A wholeText is what the page of an original shows.
+// A wholeText is the data of an original's page.
 type wholeText struct {
 	adminapi.Original
-	Call string // address
-	More int    // characters that are not shown
+	Call string // URL
+	More int    // number of characters not shown
 }
 
-func showOriginal(v *visit) (any, error) {
+func showOriginal(v *consoleRequest) (any, error) {
 	call := "/calls/" + url.PathEscape(v.r.PathValue("id"))
 	kept, err := get[adminapi.Original](v, call+"/originals/"+url.PathEscape(v.r.PathValue("original")))
 	if err != nil {
 		return nil, err
 	}
-	whole := &wholeText{Original: kept, Call: v.At(call)}
+	whole := &wholeText{Original: kept, Call: v.Link(call)}
 	if kept.Chars > wholeChars {
 		whole.Text, whole.More = cut(kept.Text, wholeChars), kept.Chars-wholeChars
 	}

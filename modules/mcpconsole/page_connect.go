@@ -10,7 +10,7 @@ import (
 
 var connectPage = page{
 	pattern: "/connect", name: "connect", title: "Connect",
-	show: func(v *visit) (any, error) {
+	show: func(v *consoleRequest) (any, error) {
 		overview, err := get[adminapi.Overview](v, "/overview")
 		if err != nil {
 			return nil, err
@@ -19,20 +19,20 @@ var connectPage = page{
 	},
 }
 
-// A connectView tells how clients are connected to a gateway.
+// A connectView shows how to connect clients to a gateway.
 type connectView struct {
 	Addresses []gatewayAddress // of all gateways
-	Chosen    *gatewayAddress  // nil if there is none
-	Clients   []clientSettings // with the chosen one
+	Chosen    *gatewayAddress  // nil if there are no addresses
+	Clients   []clientSettings // for the chosen address
 }
 
-// A gatewayAddress is an address at which clients reach a gateway.
+// A gatewayAddress is a URL of a gateway for clients.
 type gatewayAddress struct {
 	adminapi.GatewayStatus
 	URL string
 }
 
-// newConnectView returns the settings for the address that was asked for, or else for the first one.
+// newConnectView returns the settings for the requested address, else for the first one.
 func newConnectView(gateways []adminapi.GatewayStatus, asked string) *connectView {
 	view := new(connectView)
 	for _, g := range gateways {
@@ -53,23 +53,24 @@ func newConnectView(gateways []adminapi.GatewayStatus, asked string) *connectVie
 	return view
 }
 
-// clientsFile has the settings of each client, as docs/clients.md has them: with and without a token, for its address.
+// clientsFile has the settings of each client, with and without a token, for documentedURL. It equals
+// docs/clients.md.
 //
 //go:embed clients.md
 var clientsFile string
 
-// documentedURL is the address in the documentation.
+// documentedURL is the gateway's URL in clientsFile.
 const documentedURL = "http://127.0.0.1:8080/mcp"
 
-// clientSettings are what a client has to be told.
+// clientSettings are the settings of a client.
 type clientSettings struct {
 	Name string
-	ID   string // of its section
-	Text string // where to put it
+	ID   string // id of its section
+	Text string // instructions
 	Code string
 }
 
-// settingsOf returns the settings of all clients for an address.
+// settingsOf returns the settings of all clients for an address, with a token if it needs one.
 func settingsOf(address string, token bool) (all []clientSettings) {
 	for section := range strings.SplitSeq(clientsFile, "\n## ") {
 		section, withToken, _ := strings.Cut(section, "\n### With a token\n")
@@ -92,7 +93,7 @@ func settingsOf(address string, token bool) (all []clientSettings) {
 // textAndCode returns the text of a section and the code in its fence.
 func textAndCode(section string) (text, code string) {
 	text, fence, _ := strings.Cut(section, "```")
-	_, code, _ = strings.Cut(fence, "\n") // behind the name of its language
+	_, code, _ = strings.Cut(fence, "\n") // after the language
 	code, _, _ = strings.Cut(code, "\n```")
 	return strings.TrimSpace(text), code
 }

@@ -11,24 +11,25 @@ import (
 )
 
 var overviewPage = page{
-	pattern: "/{$}", name: "overview", title: "Overview", show: showOverview, live: differences("overview", showOverview),
+	pattern: "/{$}", name: "overview", title: "Overview", show: showOverview, live: liveSnapshots("overview",
+		showOverview),
 }
 
-// An overview is what the page of this name shows.
+// An overview is the data of the overview page.
 type overview struct {
 	adminapi.Overview
 	Savings  adminapi.Savings
 	Currency string
 	Servers  int
-	Down     []adminapi.ServerStatus // those of the servers that are known to be down
-	Clients  int                     // sessions of clients with gateways
-	Rate     float64                 // calls in a second, now
+	Down     []adminapi.ServerStatus // servers known to be down
+	Clients  int                     // client sessions
+	Rate     float64                 // current calls per second
 	Chart    recentChart
 	Tools    [10]toolBar
 	Days     []dayColumn
 }
 
-func showOverview(v *visit) (any, error) {
+func showOverview(v *consoleRequest) (any, error) {
 	now, err := get[adminapi.Overview](v, "/overview")
 	if err != nil {
 		return nil, err
@@ -45,7 +46,7 @@ func showOverview(v *visit) (any, error) {
 	return newOverview(now, savings, servers, v.h.Currency, time.Now()), nil
 }
 
-// newOverview puts the answers of the admin API together.
+// newOverview combines the responses of the admin API.
 func newOverview(
 	now adminapi.Overview, savings adminapi.Savings, servers []adminapi.ServerStatus, currency string, at time.Time,
 ) *overview {
@@ -68,10 +69,10 @@ func newOverview(
 	return o
 }
 
-// Quiet reports whether nothing has gone through yet.
-func (o *overview) Quiet() bool { return o.Total.Calls == 0 && o.Savings.Conversations.Calls == 0 }
+// NoTraffic reports whether there has been no traffic yet.
+func (o *overview) NoTraffic() bool { return o.Total.Calls == 0 && o.Savings.Conversations.Calls == 0 }
 
-// Money returns what a saving is worth, "" without a price.
+// Money returns the value of a saving, "" without a price.
 func (o *overview) Money(saving adminapi.Saving) string {
 	if o.Savings.Price == 0 {
 		return ""
@@ -79,19 +80,20 @@ func (o *overview) Money(saving adminapi.Saving) string {
 	return money(o.Currency, saving.Money)
 }
 
-// Price returns what a million tokens cost.
+// Price returns the price of a million tokens.
 func (o *overview) Price() string { return money(o.Currency, o.Savings.Price) }
 
-// Reached returns which part of what servers sent has reached agents, for a bar.
+// Reached returns the share of received bytes that was sent to agents, as a bar width.
 func (o *overview) Reached() string { return share(float64(o.Total.Sent), float64(o.Total.Received)) }
 
-// Cut returns how many bytes of what servers sent have not reached agents.
+// Cut returns how many bytes from servers were not sent to agents.
 func (o *overview) Cut() int64 { return max(0, o.Total.Received-o.Total.Sent) }
 
-// Up returns how many servers are not known to be down.
+// Up returns the number of servers not known to be down.
 func (o *overview) Up() int { return o.Servers - len(o.Down) }
 
-// currentRate returns how many calls there are in a second, by the last two intervals, of which the second is not over.
+// currentRate returns the calls per second over the last two intervals, the second of which is still
+// open.
 func currentRate(recent []activity.Interval, at time.Time) float64 {
 	if len(recent) < 2 {
 		return 0
@@ -104,15 +106,15 @@ func currentRate(recent []activity.Interval, at time.Time) float64 {
 	return float64(last[0].Calls+last[1].Calls) / seconds
 }
 
-// A recentChart shows the calls of the last ten minutes.
+// A recentChart is a chart of the calls in the last ten minutes.
 type recentChart struct {
-	Calls, Failed string // paths
+	Calls, Failed string // SVG paths
 	Top           float64
 	Label         string
 	Minutes       []minute // the latest first
 }
 
-// A minute has the calls that ended in a minute.
+// A minute counts the calls that ended in a minute.
 type minute struct {
 	Ago           int
 	Calls, Failed int64
@@ -137,16 +139,16 @@ func newRecentChart(recent []activity.Interval) recentChart {
 	top := ceiling(peak)
 	return recentChart{
 		Calls: steps(calls, top), Failed: steps(failed, top), Top: top, Minutes: minutes,
-		Label: fmt.Sprintf("Calls in the last ten minutes: %d, of which %d failed; at most %s in a second",
+		Label: fmt.Sprintf("Calls in the last ten minutes: %d, of which %d failed; at most %s per second",
 			total.Calls, total.Failed, rate(peak)),
 	}
 }
 
-// A toolBar shows how much of the results of a tool has reached agents. One without a name is not shown.
+// A toolBar shows how much of a tool's results was sent to agents. A bar without a label is hidden.
 type toolBar struct {
 	adminapi.ToolSaving
 	Label          string
-	Whole, Reached string // widths
+	Whole, Reached string // bar widths
 }
 
 func newToolBars(tools []adminapi.ToolSaving) (bars [10]toolBar) {
@@ -168,7 +170,7 @@ func newToolBars(tools []adminapi.ToolSaving) (bars [10]toolBar) {
 	return bars
 }
 
-// toolLabel returns what a tool is called.
+// toolLabel returns the display name of a tool.
 func toolLabel(tool activity.Tool) string {
 	switch {
 	case tool == activity.Tool{}:
@@ -179,7 +181,7 @@ func toolLabel(tool activity.Tool) string {
 	return tool.Server + " › " + tool.Name
 }
 
-// A dayColumn shows how much was kept out of contexts on a day.
+// A dayColumn shows the tokens saved on a day.
 type dayColumn struct {
 	adminapi.DaySaving
 	Day    string // such as 17 Nov

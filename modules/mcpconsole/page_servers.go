@@ -14,16 +14,16 @@ import (
 )
 
 var serversPage = page{
-	pattern: "/servers", name: "servers", title: "Servers", show: showServers, live: differences("servers", showServers),
+	pattern: "/servers", name: "servers", title: "Servers", show: showServers, live: liveSnapshots("servers", showServers),
 }
 
-// A serversView shows all servers.
+// A serversView is the data of the servers page.
 type serversView struct {
 	Servers []serverRow
 	Files   []adminapi.FileStatus
 }
 
-func showServers(v *visit) (any, error) {
+func showServers(v *consoleRequest) (any, error) {
 	servers, err := get[[]adminapi.ServerStatus](v, "/servers")
 	if err != nil {
 		return nil, err
@@ -43,37 +43,37 @@ func newServersView(servers []adminapi.ServerStatus, files []adminapi.FileStatus
 	return view
 }
 
-// A serverRow is a server in the list of all.
+// A serverRow is a server in the list.
 type serverRow struct {
 	*adminapi.ServerStatus
 }
 
-// ID begins the ids of what moves. It is the same however many servers there are.
+// ID returns the prefix of element ids. It does not depend on the other servers.
 func (r serverRow) ID() string {
 	sum := fnv.New64a()
-	_, _ = sum.Write([]byte(r.Gateway + "\n" + r.ServerStatus.Path + "\n" + r.Name)) // it never fails
+	_, _ = sum.Write([]byte(r.Gateway + "\n" + r.ServerStatus.Path + "\n" + r.Name)) // never fails
 	return fmt.Sprintf("s%x", sum.Sum64())
 }
 
-// Page is the path of the page of the server.
+// Page returns the path of the server's page.
 func (r serverRow) Page() string { return serverPath(r.Name) }
 
 func serverPath(name string) string { return "/servers/" + url.PathEscape(name) }
 
-// Words say how the server is.
-func (r serverRow) Words() string {
-	text, _ := r.look()
+// StateText returns the state of the server as text.
+func (r serverRow) StateText() string {
+	text, _ := r.badge()
 	return text
 }
 
-// Class is how the badge looks that says so.
+// Class returns the CSS class of the state badge.
 func (r serverRow) Class() string {
-	_, class := r.look()
+	_, class := r.badge()
 	return class
 }
 
-// look says how the server is, and how a badge looks that says so.
-func (r serverRow) look() (words, class string) {
+// badge returns the text and CSS class of the state badge.
+func (r serverRow) badge() (words, class string) {
 	switch {
 	case r.Login != nil && r.Login.State == "required":
 		return "login required", "warn"
@@ -84,11 +84,11 @@ func (r serverRow) look() (words, class string) {
 	case len(r.Children) > 0:
 		return string(r.Children[0].State), "idle"
 	}
-	return "not asked yet", "idle"
+	return "not contacted yet", "idle"
 }
 
-// Took says how long calls took: most of them, by percent.
-func (r serverRow) Took(percent int) string {
+// LatencyText returns a latency percentile: 50, 95 or 99.
+func (r serverRow) LatencyText(percent int) string {
 	l := r.Latency
 	switch {
 	case l == nil:
@@ -101,15 +101,15 @@ func (r serverRow) Took(percent int) string {
 	return duration(l.P99)
 }
 
-// Has says how many tools the server has, if that is known.
-func (r serverRow) Has() string {
+// ToolCount returns the number of tools, if known.
+func (r serverRow) ToolCount() string {
 	if r.Tools == nil {
 		return "–"
 	}
 	return strconv.Itoa(*r.Tools)
 }
 
-// Changed says how many tools have changed, if any have.
+// Changed returns how many tools have changed, "" for none.
 func (r serverRow) Changed() string {
 	if r.ToolsChanged == 0 {
 		return ""
@@ -117,7 +117,7 @@ func (r serverRow) Changed() string {
 	return plural(r.ToolsChanged, "tool") + " changed"
 }
 
-// plural returns a number of things.
+// plural returns a count with its unit.
 func plural(n int, thing string) string {
 	if n == 1 {
 		return "1 " + thing
@@ -127,39 +127,39 @@ func plural(n int, thing string) string {
 
 var serverPage = page{
 	pattern: "/servers/{server}", name: "server", title: "Server",
-	show: showServer, live: differences("server", showServer),
+	show: showServer, live: liveSnapshots("server", showServer),
 }
 
-// A serverView shows a server.
+// A serverView is the data of a server's page.
 type serverView struct {
 	serverRow
-	Did     string // what was just done with it
+	Did     string // result of the last action
 	Account *loginView
 	Changes []changeView
-	More    int // changes that are not shown
+	More    int // number of changes not shown
 }
 
-// A loginView shows how the gateway is logged in at a server.
+// A loginView shows the login state at a server.
 type loginView struct {
-	State  string // in words
-	Needed bool   // a person has to log in
-	Of     string // whose login can be ended: gateway, client, or empty for none
+	State    string // text
+	Needed   bool   // a person has to log in
+	LogoutOf string // whose login can be ended: gateway, client, or empty
 }
 
-// A changeView shows how the definition of a tool has changed.
+// A changeView shows a changed tool definition.
 type changeView struct {
 	adminapi.ToolChange
-	Diff []diffLine // empty if one of both is not known, or if they are too long to compare
+	Diff []diffLine // empty if a definition is unknown, or both are too long to compare
 }
 
-// Latest is the latest definition, if it is known.
+// Latest returns the latest definition, if known.
 func (c *changeView) Latest() string { return visible(indented(c.After)) }
 
-// maxChanges is how many changed tools are shown at once.
+// maxChanges is how many changed tools are shown.
 const maxChanges = 20
 
-func showServer(v *visit) (any, error) {
-	status, err := askedServer(v)
+func showServer(v *consoleRequest) (any, error) {
+	status, err := requestedServer(v)
 	if err != nil {
 		return nil, err
 	}
@@ -170,15 +170,15 @@ func showServer(v *visit) (any, error) {
 	return newServerView(&status, changes, v.r.URL.Query().Get("did")), nil
 }
 
-// askedServer returns how the server is that a visit is about.
-func askedServer(v *visit) (adminapi.ServerStatus, error) {
-	asked := v.r.URL.Query()
-	name := cmp.Or(v.r.PathValue("server"), asked.Get("server")) // which the address of the stream has
-	return get[adminapi.ServerStatus](v, serverPath(name)+"?gateway="+url.QueryEscape(asked.Get("gateway")))
+// requestedServer returns the status of the server that a request names.
+func requestedServer(v *consoleRequest) (adminapi.ServerStatus, error) {
+	query := v.r.URL.Query()
+	name := cmp.Or(v.r.PathValue("server"), query.Get("server")) // the stream has it in its query
+	return get[adminapi.ServerStatus](v, serverPath(name)+"?gateway="+url.QueryEscape(query.Get("gateway")))
 }
 
 func newServerView(s *adminapi.ServerStatus, changes []adminapi.ToolChange, did string) *serverView {
-	view := &serverView{serverRow: serverRow{s}, Did: doneWords[did], Account: newLoginView(s)}
+	view := &serverView{serverRow: serverRow{s}, Did: doneTexts[did], Account: newLoginView(s)}
 	room := diffRoom
 	for _, change := range changes {
 		switch {
@@ -199,52 +199,54 @@ func newServerView(s *adminapi.ServerStatus, changes []adminapi.ToolChange, did 
 
 func (v *serverView) title() string { return v.Name }
 
-// newLoginView returns how the gateway is logged in at a server, nil if it does not log in.
+// newLoginView returns the login state at a server, nil if the server needs no login.
 func newLoginView(s *adminapi.ServerStatus) *loginView {
 	if s.Login == nil {
 		return nil
 	}
 	switch s.Login.State {
 	case "logged_in":
-		return &loginView{State: "logged in", Of: "gateway"}
+		return &loginView{State: "logged in", LogoutOf: "gateway"}
 	case "required":
 		return &loginView{State: "login required", Needed: true}
 	case "per_client":
-		return &loginView{State: "each client logs in for itself", Of: "client"}
+		return &loginView{State: "each client logs in for itself", LogoutOf: "client"}
 	}
-	return &loginView{State: "the gateway logs in by itself (" + s.Login.State + ")"}
+	return &loginView{State: "the gateway logs in automatically (" + s.Login.State + ")"}
 }
 
-// logIn leads to where a person logs the gateway in at a server. That address is a secret, and a new one each time, so
-// pages do not have it. Users who may only look do not get it either: the account that logs in is that of all clients.
-func (v *visit) logIn() {
+// logIn redirects to where a person logs the gateway in at a server. Pages do not contain that URL: it
+// is secret and changes each time. Read-only users do not get it, because all clients share the
+// account that logs in.
+func (v *consoleRequest) logIn() {
 	if v.ReadOnly {
 		v.fail(errReadOnly)
 		return
 	}
-	status, err := askedServer(v)
+	status, err := requestedServer(v)
 	if err != nil {
 		v.fail(err)
 		return
 	}
 	if u, err := url.Parse(status.LoginURL); err != nil || u.Scheme != "http" && u.Scheme != "https" {
-		v.fail(refused(http.StatusConflict, "the server %q has no address to log in at, or needs no login", status.Name))
+		v.fail(httpError(http.StatusConflict, "the server %q has no login URL, or needs no login", status.Name))
 		return
 	}
 	v.w.Header().Set("Referrer-Policy", "no-referrer")
 	http.Redirect(v.w, v.r, status.LoginURL, http.StatusSeeOther)
 }
 
-// doneWords say what an action has done, by its name in an address. Nothing else in an address is shown.
-var doneWords = map[string]string{
-	"check":   "It was asked just now. Below is how it is.",
-	"restart": "Its child processes were started again.",
-	"refresh": "What it had listed is forgotten, and clients were told to ask again.",
-	"logout":  "The login was ended.",
-	"accept":  "The definition was accepted.",
+// doneTexts are the messages after an action, by its name in the query. No other text from the query
+// is shown.
+var doneTexts = map[string]string{
+	"check":   "Checked just now.",
+	"restart": "Child processes restarted.",
+	"refresh": "Cached lists dropped, clients notified.",
+	"logout":  "Logged out.",
+	"accept":  "Definition accepted.",
 }
 
-// serverActions are what can be done with a server.
+// serverActions are the actions on a server.
 var serverActions = []action{
 	serverAction("check", nil),
 	serverAction("restart", nil),
@@ -260,15 +262,15 @@ var serverActions = []action{
 	}),
 }
 
-// serverAction returns the action that has the admin API do something with a server.
+// serverAction returns an action that the admin API runs on a server.
 func serverAction(name string, body func(*http.Request) any) action {
-	return action{"/servers/{server}/" + name, func(v *visit) (string, error) {
-		var asked any
+	return action{"/servers/{server}/" + name, func(v *consoleRequest) (string, error) {
+		var request any
 		if body != nil {
-			asked = body(v.r)
+			request = body(v.r)
 		}
 		server, gateway := v.r.PathValue("server"), v.r.PostFormValue("gateway")
-		_, err := post[any](v, fmt.Sprintf("%s/%s?gateway=%s", serverPath(server), name, url.QueryEscape(gateway)), asked)
-		return v.At(serverPath(server), "gateway", gateway, "did", name), err
+		_, err := post[any](v, fmt.Sprintf("%s/%s?gateway=%s", serverPath(server), name, url.QueryEscape(gateway)), request)
+		return v.Link(serverPath(server), "gateway", gateway, "did", name), err
 	}}
 }

@@ -14,13 +14,13 @@ import (
 
 var toolsPage = page{
 	pattern: "/tools", name: "tools", title: "Tools",
-	show: func(v *visit) (any, error) {
+	show: func(v *consoleRequest) (any, error) {
 		query := v.r.URL.Query()
-		asked := toolFilter{
+		filter := toolFilter{
 			Text: query.Get("q"), Gateway: query.Get("gateway"), Server: query.Get("server"), Client: query.Get("client"),
 			All: query.Get("all") != "",
 		}
-		clients, err := clientNames(v, asked.Gateway)
+		clients, err := clientNames(v, filter.Gateway)
 		if err != nil {
 			return nil, err
 		}
@@ -29,11 +29,11 @@ var toolsPage = page{
 			return nil, err
 		}
 		listing, err := get[adminapi.ToolListing](v, "/tools?"+
-			url.Values{"client": {asked.Client}, "gateway": {asked.Gateway}}.Encode())
+			url.Values{"client": {filter.Client}, "gateway": {filter.Gateway}}.Encode())
 		if err != nil {
 			return nil, err
 		}
-		view := newToolsView(&listing, asked)
+		view := newToolsView(&listing, filter)
 		view.Clients = clients
 		for _, g := range overview.Gateways {
 			view.Gateways = append(view.Gateways, g.Name)
@@ -42,51 +42,51 @@ var toolsPage = page{
 	},
 }
 
-// A toolFilter says which tools are shown.
+// A toolFilter selects the tools to show.
 type toolFilter struct {
 	Text, Gateway, Server, Client string
-	All                           bool // however many there are
+	All                           bool // without the limit
 }
 
-// A toolsView shows the tools that clients see.
+// A toolsView is the data of the tools page.
 type toolsView struct {
 	toolFilter
-	Sums                       []toolSum // of all tools, by gateway
-	Count                      int       // of all tools
-	Found, FoundTokens         int       // that fit the filter
+	Sums                       []toolSum // by gateway, of all tools
+	Count                      int       // number of all tools
+	Found, FoundTokens         int       // matching tools and their tokens
 	Tools                      []toolRow
-	More                       int // that fit, and are not shown
+	More                       int // matching tools not shown
 	Failed                     []adminapi.ToolFailure
-	Gateways, Servers, Clients []string // to choose from
+	Gateways, Servers, Clients []string // options of the filter
 }
 
-// A toolSum tells what the tools of a gateway cost.
+// A toolSum is the cost of a gateway's tools.
 type toolSum struct {
 	Gateway                    string
 	Count, Tokens, FocusTokens int
 }
 
-// Tools says how many there are.
+// Tools returns the number of tools as text.
 func (s toolSum) Tools() string { return plural(s.Count, "tool") }
 
-// A toolRow is a tool in the list of all.
+// A toolRow is a tool in the list.
 type toolRow struct {
 	*adminapi.ToolStatus
 }
 
-// Page is the path of the page of the tool.
+// Page returns the path of the tool's page.
 func (r toolRow) Page() string { return toolPath(r.Name) }
 
-// Of says whose tool it is.
-func (r toolRow) Of() string { return cmp.Or(r.Server, "the gateway") }
+// Owner returns the server of the tool.
+func (r toolRow) Owner() string { return cmp.Or(r.Server, "the gateway") }
 
-// May says who may use the tool.
-func (r toolRow) May() string { return usersOf(r.ToolStatus) }
+// Users returns which clients may use the tool.
+func (r toolRow) Users() string { return allowedClients(r.ToolStatus) }
 
 func toolPath(name string) string { return "/tools/" + url.PathEscape(name) }
 
-// usersOf says who may use a tool.
-func usersOf(t *adminapi.ToolStatus) string {
+// allowedClients returns which clients may use a tool, as text.
+func allowedClients(t *adminapi.ToolStatus) string {
 	switch {
 	case t.Clients == nil || t.AllClients:
 		return "all clients"
@@ -96,12 +96,12 @@ func usersOf(t *adminapi.ToolStatus) string {
 	return strings.Join(t.Clients, ", ")
 }
 
-// maxTools is how many tools are shown unless all are asked for.
+// maxTools is how many tools are shown by default.
 const maxTools = 200
 
-func newToolsView(listing *adminapi.ToolListing, asked toolFilter) *toolsView {
-	view := &toolsView{toolFilter: asked, Count: len(listing.Tools), Failed: listing.Failed}
-	words := strings.Fields(strings.ToLower(asked.Text))
+func newToolsView(listing *adminapi.ToolListing, filter toolFilter) *toolsView {
+	view := &toolsView{toolFilter: filter, Count: len(listing.Tools), Failed: listing.Failed}
+	words := strings.Fields(strings.ToLower(filter.Text))
 	for i := range listing.Tools {
 		tool := &listing.Tools[i]
 		sum := view.sum(tool.Gateway)
@@ -111,12 +111,12 @@ func newToolsView(listing *adminapi.ToolListing, asked toolFilter) *toolsView {
 		if tool.Server != "" && !slices.Contains(view.Servers, tool.Server) {
 			view.Servers = append(view.Servers, tool.Server)
 		}
-		if asked.Server != "" && tool.Server != asked.Server || !hasWords(tool, words) {
+		if filter.Server != "" && tool.Server != filter.Server || !hasWords(tool, words) {
 			continue
 		}
 		view.Found++
 		view.FoundTokens += tool.Tokens
-		if len(view.Tools) == maxTools && !asked.All {
+		if len(view.Tools) == maxTools && !filter.All {
 			view.More++
 			continue
 		}
@@ -126,7 +126,7 @@ func newToolsView(listing *adminapi.ToolListing, asked toolFilter) *toolsView {
 	return view
 }
 
-// sum returns the sum of a gateway.
+// sum returns the sum of a gateway, which it adds if missing.
 func (v *toolsView) sum(gateway string) *toolSum {
 	for i := range v.Sums {
 		if v.Sums[i].Gateway == gateway {
@@ -137,23 +137,23 @@ func (v *toolsView) sum(gateway string) *toolSum {
 	return &v.Sums[len(v.Sums)-1]
 }
 
-// Share says how much of what the tools of its gateway cost a tool does.
+// Share returns a tool's share of the tokens of its gateway's tools.
 func (v *toolsView) Share(r toolRow) string {
 	return percent(float64(r.Tokens), float64(v.sum(r.Gateway).Tokens))
 }
 
-// Narrowed reports whether not all tools were asked for.
+// Narrowed reports whether the filter excludes tools.
 func (v *toolsView) Narrowed() bool { return v.Found < v.Count }
 
-// hasWords reports whether what is known of a tool has all words.
+// hasWords reports whether the names, title, description and server of a tool contain all words.
 func hasWords(t *adminapi.ToolStatus, words []string) bool {
 	text := strings.ToLower(strings.Join([]string{t.Name, t.Original, t.Title, t.Description, t.Server}, "\n"))
 	return !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(text, word) })
 }
 
-// clientNames returns the names of the clients of a gateway, or of all, whose rules can be asked for.
-func clientNames(v *visit, of string) (names []string, err error) {
-	clients, err := get[[]mcpgateway.GatewayClient](v, "/clients?gateway="+url.QueryEscape(of))
+// clientNames returns the names of the clients of a gateway, or of all, without the operator.
+func clientNames(v *consoleRequest, gateway string) (names []string, err error) {
+	clients, err := get[[]mcpgateway.GatewayClient](v, "/clients?gateway="+url.QueryEscape(gateway))
 	for _, client := range clients {
 		if client.Name != access.OperatorLabel && !slices.Contains(names, client.Name) {
 			names = append(names, client.Name)
@@ -164,36 +164,36 @@ func clientNames(v *visit, of string) (names []string, err error) {
 
 var toolPage = page{
 	pattern: "/tools/{tool}", name: "tool", title: "Tool",
-	show: func(v *visit) (any, error) {
+	show: func(v *consoleRequest) (any, error) {
 		query := v.r.URL.Query()
-		// An address fills in nothing else: a page of another site may have made it up.
+		// Do not fill in other values from the URL: another site may have linked to it.
 		return newToolView(v, url.Values{"gateway": query["gateway"], "client": query["client"]})
 	},
 }
 
-// A toolView shows a tool.
+// A toolView is the data of a tool's page.
 type toolView struct {
 	*adminapi.ToolDetail
-	Description string // all of it
+	Description string // unshortened
 	Arguments   []mcpgateway.ToolArgument
-	Schema      string // of the arguments
-	Output      string // schema of the result; empty if there is none
+	Schema      string // input schema
+	Output      string // output schema, or empty
 	Clients     []string
-	Client      string // whose decision is shown, and who is to call it
+	Client      string // client whose decision is shown and who calls the tool
 	Form        form
-	Risky       bool // it does not say that it only reads
+	Risky       bool // not marked read-only, or marked destructive
 	Tried       *trial
 }
 
-// newToolView returns the tool that a visit is about, with a form that has the values that were entered.
-func newToolView(v *visit, entered url.Values) (*toolView, error) {
-	of, client := entered.Get("gateway"), entered.Get("client")
-	clients, err := clientNames(v, of)
+// newToolView returns the tool that a request names, with a form that has the entered values.
+func newToolView(v *consoleRequest, entered url.Values) (*toolView, error) {
+	gateway, client := entered.Get("gateway"), entered.Get("client")
+	clients, err := clientNames(v, gateway)
 	if err != nil {
 		return nil, err
 	}
 	detail, err := get[adminapi.ToolDetail](v, toolPath(v.r.PathValue("tool"))+
-		"?"+url.Values{"client": {client}, "gateway": {of}}.Encode())
+		"?"+url.Values{"client": {client}, "gateway": {gateway}}.Encode())
 	if err != nil {
 		return nil, err
 	}
@@ -206,7 +206,7 @@ func buildToolView(detail *adminapi.ToolDetail, clients []string, client string,
 		InputSchema  json.RawMessage `json:"inputSchema"`
 		OutputSchema json.RawMessage `json:"outputSchema"`
 	}
-	_ = json.Unmarshal(detail.Definition, &definition) // what is of another type is missing
+	_ = json.Unmarshal(detail.Definition, &definition) // members of another type are left out
 	arguments, open := mcpgateway.ReadToolArguments(detail.Definition)
 	return &toolView{
 		ToolDetail: detail, Description: definition.Description, Arguments: arguments,
@@ -217,27 +217,27 @@ func buildToolView(detail *adminapi.ToolDetail, clients []string, client string,
 
 func (v *toolView) title() string { return v.Name }
 
-// Page is the path of the page.
+// Page returns the path of the page.
 func (v *toolView) Page() string { return toolPath(v.Name) }
 
-// Shown are the arguments, at most as many as a form has fields.
+// Shown returns the arguments, at most as many as a form has fields.
 func (v *toolView) Shown() []field {
 	return newForm(v.Arguments[:min(len(v.Arguments), maxFields)], false, nil).Fields
 }
 
-// May says who may use the tool.
-func (v *toolView) May() string { return usersOf(&v.ToolStatus) }
+// Users returns which clients may use the tool.
+func (v *toolView) Users() string { return allowedClients(&v.ToolStatus) }
 
-// isRisky reports whether a tool with some annotations may change something.
+// isRisky reports whether a tool with these annotations may change something.
 func isRisky(annotations string) bool {
 	words := strings.Fields(annotations)
 	return !slices.Contains(words, "read_only") || slices.Contains(words, "destructive")
 }
 
-// callAction calls a tool, and shows its page again with what came of it.
-var callAction = action{toolPage.pattern, func(v *visit) (string, error) {
+// callAction calls a tool and shows its page again with the result.
+var callAction = action{toolPage.pattern, func(v *consoleRequest) (string, error) {
 	tried := toolPage
-	tried.show = func(v *visit) (any, error) {
+	tried.show = func(v *consoleRequest) (any, error) {
 		view, err := newToolView(v, v.r.PostForm)
 		if err == nil {
 			view.Tried = view.try(v)
@@ -248,16 +248,16 @@ var callAction = action{toolPage.pattern, func(v *visit) (string, error) {
 	return "", nil
 }}
 
-// try calls the tool with what was entered in the form.
-func (v *toolView) try(at *visit) *trial {
-	if v.Risky && at.r.PostFormValue("sure") == "" {
-		return &trial{Error: "Tick that you are sure: the tool may change something."}
+// try calls the tool with the entered values.
+func (v *toolView) try(request *consoleRequest) *trial {
+	if v.Risky && request.r.PostFormValue("sure") == "" {
+		return &trial{Error: "Confirm that you are sure: the tool may change something."}
 	}
 	call := adminapi.ToolCall{Tool: v.Name, Client: v.Client, Both: true}
 	if err := v.Form.fill(&call); err != nil {
 		return &trial{Error: err.Error()}
 	}
-	report, err := post[adminapi.CallReport](at, "/call?gateway="+url.QueryEscape(v.Gateway), call)
+	report, err := post[adminapi.CallReport](request, "/call?gateway="+url.QueryEscape(v.Gateway), call)
 	if err != nil {
 		return &trial{Error: err.Error()}
 	}
@@ -266,12 +266,12 @@ func (v *toolView) try(at *visit) *trial {
 	}}
 }
 
-// A trial is what came of a call.
+// A trial is the result of a call from the console.
 type trial struct {
-	Error   string // why there is no result; empty if there is one
+	Error   string // why there is no result, or empty
 	Seconds float64
 	Panes   []pane
 }
 
-// Cut reports whether the agent gets less than what the server sent.
+// Cut reports whether the agent gets less than the server sent.
 func (t *trial) Cut() bool { return len(t.Panes) == 2 && t.Panes[0].Bytes < t.Panes[1].Bytes }

@@ -5,18 +5,18 @@ import (
 	"html/template"
 )
 
-// A page is what the console shows at a path.
+// A page is a page of the console.
 type page struct {
-	pattern string // of its path, as http.ServeMux has them
-	name    string // of its template
+	pattern string // path pattern of http.ServeMux
+	name    string // template
 	title   string
 
-	// show returns what the template shows.
-	show func(*visit) (any, error)
+	// show returns the data of the template.
+	show func(*consoleRequest) (any, error)
 
-	// live returns what has changed on the page since the last time it was called for the same stream; nil for a page
-	// that does not move. It is asked once a second.
-	live func(*visit) func() (patch, error)
+	// live returns a function that returns the changes since its last call; one per stream, called once
+	// a second. Nil for a static page.
+	live func(*consoleRequest) func() (patch, error)
 }
 
 // pages are all pages. Those with a one-word path are in the navigation.
@@ -25,21 +25,20 @@ var pages = []page{
 	connectPage,
 }
 
-// An action is something that a form of the console does. It returns the address to go on at, or shows a page itself
+// An action handles a form of the console. It returns the URL to redirect to, or renders a page itself
 // and returns "".
 type action struct {
-	pattern string // of its path
-	do      func(*visit) (next string, err error)
+	pattern string // path pattern
+	do      func(*consoleRequest) (next string, err error)
 }
 
-// actions are all actions.
 var actions = append(serverActions, callAction)
 
-// A patch says what has changed on a page. Elements are found by their id.
+// A patch holds the changes of a page, by element id.
 type patch struct {
-	Text   map[string]string            `json:"text,omitempty"`   // what an element says
-	Set    map[string]map[string]string `json:"set,omitempty"`    // attributes of an element
-	Rows   []row                        `json:"rows,omitempty"`   // new ones of the table, the latest first
+	Text   map[string]string            `json:"text,omitempty"`   // new text of an element
+	Set    map[string]map[string]string `json:"set,omitempty"`    // new attributes of an element
+	Rows   []row                        `json:"rows,omitempty"`   // new table rows, the latest first
 	Reload bool                         `json:"reload,omitempty"` // the page has other elements now
 }
 
@@ -47,7 +46,7 @@ type patch struct {
 type row struct {
 	ID    string   `json:"id"`
 	Class string   `json:"class,omitempty"`
-	Link  string   `json:"link,omitempty"` // of its first link
+	Link  string   `json:"link,omitempty"` // target of its first link
 	Cells []string `json:"cells"`
 }
 
@@ -59,9 +58,9 @@ var assetFiles embed.FS
 
 var templates = template.Must(template.New("").Funcs(templateFuncs).ParseFS(templateFiles, "templates/*.html"))
 
-// A shown page is what the layout gets.
-type shown struct {
-	Visit *visit
-	Page  *page
-	Data  any
+// A layoutData is the data of the layout.
+type layoutData struct {
+	Request *consoleRequest
+	Page    *page
+	Data    any
 }

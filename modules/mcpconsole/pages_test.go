@@ -26,31 +26,40 @@ func pageFixtures(text string) map[*page]any {
 	quoted, _ := json.Marshal(text)
 	three := 3
 	server := adminapi.ServerStatus{
-		Gateway: text, Path: text, Name: text, Aliases: []string{text}, From: text, URL: text, Command: text, State: "unhealthy",
+		Gateway: text, Path: text, Name: text, Aliases: []string{text}, From: text, URL: text, Command: text,
+		State:     "unhealthy",
 		LastError: text, FailedAt: at, Tried: text, TriedPath: text, Since: at, Failures: 2, Restarts: 1, Sessions: 2,
-		Latency: &activity.Latency{Calls: 7, P50: 0.01, P95: 0.2, P99: 3}, Tools: &three, Prompts: &three, Resources: &three, ToolsChanged: 2,
+		Latency: &activity.Latency{Calls: 7, P50: 0.01, P95: 0.2, P99: 3}, Tools: &three, Prompts: &three, Resources: &three,
+		ToolsChanged: 2,
 		Children: []adminapi.ChildStatus{{Address: text, Status: stdio.Status{
 			PID: 7, State: stdio.State(text), LastError: text, FailedAt: at, Stderr: []string{text, text}, Since: at, Era: text,
 		}}},
 		Upstreams: []adminapi.UpstreamStatus{{Address: text, Requests: 1}},
-		Login:     &login.Status{State: "per_client", Issuer: text, Scopes: []string{text}, Until: at, Error: text}, LoginURL: text,
+		Login:     &login.Status{State: "per_client", Issuer: text, Scopes: []string{text}, Until: at, Error: text},
+		LoginURL:  text,
 	}
 	change := toolpin.Change{
-		Tool: text, Seen: text, Pinned: text, At: at, Before: json.RawMessage(`{}`), After: slices.Concat([]byte(`{"description":`), quoted, []byte(`}`)),
+		Tool: text, Seen: text, Pinned: text, At: at, Before: json.RawMessage(`{}`),
+		After: slices.Concat([]byte(`{"description":`), quoted, []byte(`}`)),
 	}
 	lost := toolpin.Change{Tool: text, Seen: text, At: at, Lost: true, After: change.After}
 	tool := adminapi.ToolStatus{
-		Gateway: text, Path: text, Server: text, Name: text, Original: text, Title: text, Description: text, Chars: 100, Tokens: 30,
+		Gateway: text, Path: text, Server: text, Name: text, Original: text, Title: text, Description: text, Chars: 100,
+		Tokens:      30,
 		FocusTokens: 5, Clients: []string{text},
 	}
-	definition := fmt.Appendf(nil, `{"name":%[1]s,"description":%[1]s,"outputSchema":{"description":%[1]s},"inputSchema":{"required":["n"],"properties":{
+	definition := fmt.Appendf(nil,
+		`{"name":%[1]s,"description":%[1]s,"outputSchema":{"description":%[1]s},"inputSchema":{"required":["n"],"properties":{
 		"n":{"type":"number","description":%[1]s},"b":{"type":"boolean","description":%[1]s},"e":{"enum":[%[1]s],"description":%[1]s},"j":{"type":"array","description":%[1]s},
 		"s":{"type":"string","description":%[1]s,"default":%[1]s}},"additionalProperties":true}}`, quoted)
-	result := fmt.Appendf(nil, `{"isError":true,"structuredContent":{"a":%[1]s},"content":[{"type":"text","text":%[1]s},{"type":%[1]s,"mimeType":%[1]s}]}`, quoted)
-	entered := url.Values{givenName: {text}, fieldPrefix + "s": {text}, fieldPrefix + "j": {text}, fieldPrefix + "e": {string(quoted)}}
+	result := fmt.Appendf(nil, `{"isError":true,"structuredContent":{"a":%[1]s},"content":[{"type":"text",`+
+		`"text":%[1]s},{"type":%[1]s,"mimeType":%[1]s}]}`, quoted)
+	entered := url.Values{givenName: {text}, fieldPrefix + "s": {text}, fieldPrefix + "j": {text}, fieldPrefix +
+		"e": {string(quoted)}}
 	return map[*page]any{
 		&serversPage: newServersView([]adminapi.ServerStatus{server}, []adminapi.FileStatus{
-			{Gateway: text, Path: text, File: text, Servers: []string{text, text}, Loaded: at, Notes: []string{text}, Error: text},
+			{Gateway: text, Path: text, File: text, Servers: []string{text, text}, Loaded: at, Notes: []string{text},
+				Error: text},
 		}),
 		&serverPage: newServerView(&server, []adminapi.ToolChange{
 			{Gateway: text, Server: text, Change: change}, {Gateway: text, Server: text, Change: lost},
@@ -79,20 +88,22 @@ func pageFixtures(text string) map[*page]any {
 }
 
 func TestEmptyPagesOfServers(t *testing.T) {
-	v := newTestVisit("/")
+	v := newTestRequest("/")
 	for _, tt := range []struct {
 		p    page
 		data any
 		want string
 	}{
 		{serversPage, newServersView(nil, nil), "No servers yet"},
-		{serverPage, newServerView(new(adminapi.ServerStatus), nil, ""), "not asked yet"},
-		{toolsPage, newToolsView(new(adminapi.ToolListing), toolFilter{}), "No server lists any"},
-		{toolsPage, newToolsView(&adminapi.ToolListing{Tools: make([]adminapi.ToolStatus, 3)}, toolFilter{Text: "x"}), "Show all 3"},
-		{toolPage, buildToolView(new(adminapi.ToolDetail), nil, "", nil), "It does not say which."},
+		{serverPage, newServerView(new(adminapi.ServerStatus), nil, ""), "not contacted yet"},
+		{toolsPage, newToolsView(new(adminapi.ToolListing), toolFilter{}), "No server lists a tool"},
+		{toolsPage, newToolsView(&adminapi.ToolListing{Tools: make([]adminapi.ToolStatus, 3)}, toolFilter{Text: "x"}),
+			"Show all 3"},
+		{toolPage, buildToolView(new(adminapi.ToolDetail), nil, "", nil), "The schema does not list them."},
 		{conversationsPage, newConversationsView(nil), "tool_result_mask {"},
 		{connectPage, newConnectView(nil, ""), "No gateway has an address"},
-		{connectPage, newConnectView([]adminapi.GatewayStatus{{URLs: []string{"unix//run/x.sock /mcp"}}}, ""), "No gateway has an address"},
+		{connectPage, newConnectView([]adminapi.GatewayStatus{{URLs: []string{"unix//run/x.sock /mcp"}}}, ""),
+			"No gateway has an address"},
 	} {
 		page := rendered(t, v, tt.p, tt.data)
 		skeleton(t, page)
@@ -104,7 +115,7 @@ func TestEmptyPagesOfServers(t *testing.T) {
 
 // Who only may look gets no form that changes something.
 func TestReadOnlyPages(t *testing.T) {
-	v := newTestVisit("/")
+	v := newTestRequest("/")
 	for _, readOnly := range []bool{false, true} {
 		v.ReadOnly = readOnly
 		for p, data := range pageFixtures("x") {
@@ -119,14 +130,16 @@ func TestReadOnlyPages(t *testing.T) {
 
 // Who may change something can log in, and the page stands still although there is a new address each time.
 func TestLoginLink(t *testing.T) {
-	v := newTestVisit("/")
+	v := newTestRequest("/")
 	for _, v.ReadOnly = range []bool{false, true} {
 		var pages []string
 		for _, ticket := range []string{"1", "2"} {
-			s := adminapi.ServerStatus{Name: "a b", Login: &login.Status{State: "required"}, LoginURL: "https://gateway.test/login?ticket=" + ticket}
+			s := adminapi.ServerStatus{Name: "a b", Login: &login.Status{State: "required"},
+				LoginURL: "https://gateway.test/login?ticket=" + ticket}
 			pages = append(pages, rendered(t, v, serverPage, newServerView(&s, nil, "")))
 		}
-		if links := strings.Contains(pages[0], `"/console/servers/a%20b/login"`); links == v.ReadOnly || pages[0] != pages[1] {
+		if links := strings.Contains(pages[0], `"/console/servers/a%20b/login"`); links == v.ReadOnly ||
+			pages[0] != pages[1] {
 			t.Errorf("read-only %t: got %s", v.ReadOnly, pages[0])
 		}
 	}
@@ -231,7 +244,8 @@ func TestManyTools(t *testing.T) {
 		asked       toolFilter
 		shown, more int
 	}{{toolFilter{}, maxTools, 1000 - maxTools}, {toolFilter{All: true}, 1000, 0}} {
-		if view := newToolsView(listing, tt.asked); len(view.Tools) != tt.shown || view.More != tt.more || view.Found != 1000 {
+		if view := newToolsView(listing, tt.asked); len(view.Tools) != tt.shown || view.More != tt.more ||
+			view.Found != 1000 {
 			t.Errorf("%+v: %d tools, %d more, of %d", tt.asked, len(view.Tools), view.More, view.Found)
 		}
 	}
@@ -239,18 +253,19 @@ func TestManyTools(t *testing.T) {
 
 func TestRiskyTools(t *testing.T) {
 	for annotations, want := range map[string]bool{
-		"": true, "destructive open_world": true, "read_only": false, "read_only open_world": false, "idempotent": true, "read_only destructive": true,
+		"": true, "destructive open_world": true, "read_only": false, "read_only open_world": false, "idempotent": true,
+		"read_only destructive": true,
 	} {
 		if isRisky(annotations) != want {
 			t.Errorf("%q: %v", annotations, !want)
 		}
 		view := buildToolView(&adminapi.ToolDetail{Annotations: annotations}, nil, "", nil)
-		page := rendered(t, newTestVisit("/"), toolPage, view)
+		page := rendered(t, newTestRequest("/"), toolPage, view)
 		if asks := strings.Contains(page, `name="sure" value="yes" required`); asks != want {
 			t.Errorf("%q: the form asks: %v", annotations, asks)
 		}
 		// Without a gateway, what is tried fails.
-		if refused := strings.HasPrefix(view.try(newTestVisit("/")).Error, "Tick"); refused != want {
+		if refused := strings.HasPrefix(view.try(newTestRequest("/")).Error, "Confirm"); refused != want {
 			t.Errorf("%q: a call of who is not sure is refused: %v", annotations, refused)
 		}
 	}
@@ -263,13 +278,16 @@ func TestRoutes(t *testing.T) {
 		want  string
 	}{
 		{"all that is known", activity.Route{
-			BytesBefore: 8e6, BytesAfter: 4e6, TokensBefore: 2e6, TokensAfter: 5e5, Usage: activity.Usage{Input: 5e5, Cached: 4e5}, Cost: 30, CostBefore: 120,
+			BytesBefore: 8e6, BytesAfter: 4e6, TokensBefore: 2e6, TokensAfter: 5e5, Usage: activity.Usage{Input: 5e5,
+				Cached: 4e5}, Cost: 30, CostBefore: 120,
 		}, "2.0 M tokens, 500 k tokens, 25%, The model got 25 % of what clients sent, 80 %, 25 %"},
-		{"a provider that does not tell", activity.Route{BytesBefore: 8e6, BytesAfter: 4e6}, "8.0 MB, 4.0 MB, 50%, The model got 50 % of what clients sent, –, –"},
+		{"a provider that does not tell", activity.Route{BytesBefore: 8e6, BytesAfter: 4e6},
+			"8.0 MB, 4.0 MB, 50%, The model got 50 % of what clients sent, –, –"},
 		{"nothing", activity.Route{}, "0 B, 0 B, 0%, The model got 0 % of what clients sent, –, –"},
 	} {
 		r := routeView{tt.route}
-		if got := strings.Join([]string{r.Before(), r.After(), r.Part(), r.Label(), r.Hits(), r.CostShare()}, ", "); got != tt.want {
+		if got := strings.Join([]string{r.Before(), r.After(), r.Part(), r.Label(), r.Hits(), r.CostShare()},
+			", "); got != tt.want {
 			t.Errorf("%s: %s", tt.name, got)
 		}
 	}
@@ -320,10 +338,12 @@ func TestSettingsAreDocumented(t *testing.T) {
 
 func TestSettingsForAnAddress(t *testing.T) {
 	gateways := []adminapi.GatewayStatus{
-		{Name: "a", URLs: []string{"unix//x /mcp", "http://127.0.0.1:8080/mcp", "https://a.example/mcp"}}, {Name: "b", Auth: true, URLs: []string{`https://b.example/"m c"`}},
+		{Name: "a", URLs: []string{"unix//x /mcp", "http://127.0.0.1:8080/mcp", "https://a.example/mcp"}},
+		{Name: "b", Auth: true, URLs: []string{`https://b.example/"m c"`}},
 	}
 	for asked, want := range map[string]string{
-		"": "http://127.0.0.1:8080/mcp", "https://a.example/mcp": "https://a.example/mcp", "https://evil.example/mcp": "http://127.0.0.1:8080/mcp",
+		"": "http://127.0.0.1:8080/mcp", "https://a.example/mcp": "https://a.example/mcp",
+		"https://evil.example/mcp":      "http://127.0.0.1:8080/mcp",
 		"https://b.example/%22m%20c%22": "https://b.example/%22m%20c%22",
 	} {
 		view := newConnectView(gateways, asked)
@@ -353,7 +373,8 @@ func (s *served) get(path string) (int, string) {
 func (s *served) send(path string, values url.Values) (*http.Response, string) {
 	s.Helper()
 	values.Set("token", s.token(http.Header{}))
-	r, err := http.NewRequestWithContext(s.Context(), http.MethodPost, s.url+"/console"+path, strings.NewReader(values.Encode()))
+	r, err := http.NewRequestWithContext(s.Context(), http.MethodPost, s.url+"/console"+path,
+		strings.NewReader(values.Encode()))
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -390,19 +411,24 @@ func TestPagesOfAGateway(t *testing.T) {
 		want       []string
 		not        string
 	}{
-		{"tools of all gateways", "/tools", 200, []string{"of the gateway", "sample__echo", "dead</a> could not be asked"}, "<b>50%"},
+		{"tools of all gateways", "/tools", 200, []string{"of the gateway", "sample__echo",
+			"dead</a> could not list its tools"}, "<b>50%"},
 		{"tools of one", "/tools?q=image&" + odd, 200, []string{"sample__read_image", "no client"}, "sample__echo</bdi>"},
 		{"tools of a client", "/tools?client=alice&" + odd, 200, []string{"sample__echo"}, "sample__read_image</bdi>"},
 		{"an unknown client", "/tools?client=stranger", 404, []string{"stranger"}, ""},
 		{"a tool", "/tools/sample__echo?" + odd, 200, []string{`name="argument.text"`, "<code>text</code>"}, ""},
-		{"a tool with arguments that another site has filled in", "/tools/sample__echo?argument.text=evil&arguments=evil&" + odd, 200, []string{`name="argument.text"`}, "evil"},
-		{"a tool that has to be confirmed", "/tools/sample__echo?client=alice&" + odd, 200, []string{`badge warn">confirm`, "sample::echo"}, ""},
-		{"a tool that a client may not use", "/tools/sample__read_image?client=alice&" + odd, 200, []string{`badge bad">deny`, "does not see the tool"}, ""},
-		{"a tool of several gateways", "/tools/sample__echo", 409, []string{"several gateways fit"}, ""},
+		{"a tool with arguments that another site has filled in", "/tools/sample__echo?argument.text=evil&arguments=evil&" +
+			odd, 200, []string{`name="argument.text"`}, "evil"},
+		{"a tool that has to be confirmed", "/tools/sample__echo?client=alice&" + odd, 200, []string{`badge warn">confirm`,
+			"sample::echo"}, ""},
+		{"a tool that a client may not use", "/tools/sample__read_image?client=alice&" + odd, 200,
+			[]string{`badge bad">deny`, "does not see the tool"}, ""},
+		{"a tool of several gateways", "/tools/sample__echo", 409, []string{"several gateways match"}, ""},
 		{"an unknown tool", "/tools/sample__ech%2Fo?" + odd, 404, []string{"sample__ech/o"}, ""},
 		{"a server", "/servers/dead?" + odd, 200, []string{"http://127.0.0.1:1/mcp", `id="state"`}, ">Restart<"},
 		{"an unknown server", "/servers/a%2Fb%3Fc?" + odd, 404, []string{"a/b?c"}, ""},
-		{"servers", "/servers", 200, []string{"/console/servers/dead?gateway=odd&#43;%26&#43;%3Cb%3E50%25%3C%2Fb%3E"}, "<b>50%"},
+		{"servers", "/servers", 200, []string{"/console/servers/dead?gateway=odd&#43;%26&#43;%3Cb%3E50%25%3C%2Fb%3E"},
+			"<b>50%"},
 		{"settings", "/connect", 200, []string{s.url + "/mcp"}, ""},
 		{"settings with a token", "/connect?address=" + url.QueryEscape(s.url+"/odd"), 200, []string{"GATEWAY_TOKEN"}, ""},
 		{"conversations", "/conversations", 200, []string{"tool_result_mask"}, ""},
@@ -432,15 +458,15 @@ func TestServerActions(t *testing.T) {
 		status        int
 		want          string
 	}{
-		{"/servers/sample/check", name, nil, 303, "It was asked just now"},
+		{"/servers/sample/check", name, nil, 303, "Checked just now"},
 		{"/servers/dead/check", name, nil, 303, "connection refused"},
-		{"/servers/sample/refresh", name, nil, 303, "clients were told"},
-		{"/servers/sample/accept", name, url.Values{"all": {"yes"}}, 303, "was accepted"},
+		{"/servers/sample/refresh", name, nil, 303, "clients notified"},
+		{"/servers/sample/accept", name, url.Values{"all": {"yes"}}, 303, "Definition accepted"},
 		{"/servers/sample/accept", name, url.Values{"tool": {"echo"}, "seen": {"0"}}, 404, "has not changed"},
-		{"/servers/sample/accept", name, nil, 400, "tool: it is missing"},
+		{"/servers/sample/accept", name, nil, 400, "tool: missing"},
 		{"/servers/sample/restart", name, nil, 409, "has no child process"},
 		{"/servers/sample/logout", name, nil, 409, "has no oauth"},
-		{"/servers/sample/check", "", nil, 409, "several gateways fit"},
+		{"/servers/sample/check", "", nil, 409, "several gateways match"},
 		{"/servers/none%2F/check", name, nil, 404, "none/"},
 	} {
 		t.Run(tt.path, func(t *testing.T) {
@@ -471,11 +497,15 @@ func TestTryATool(t *testing.T) {
 		values     url.Values
 		want, not  string
 	}{
-		{"a text", "sample__echo", url.Values{"argument.text": {"<i>hi</i>\r\nyou"}, "sure": {"yes"}}, "&lt;i&gt;hi&lt;/i&gt;\nyou</div>", "<i>"},
-		{"what was entered stays", "sample__echo", url.Values{"argument.text": {"\r\nsecond"}, "sure": {"yes"}}, "\n\nsecond</textarea>", ""},
+		{"a text", "sample__echo", url.Values{"argument.text": {"<i>hi</i>\r\nyou"}, "sure": {"yes"}},
+			"&lt;i&gt;hi&lt;/i&gt;\nyou</div>", "<i>"},
+		{"what was entered stays", "sample__echo", url.Values{"argument.text": {"\r\nsecond"}, "sure": {"yes"}},
+			"\n\nsecond</textarea>", ""},
 		{"a long result", "sample__read_log", url.Values{"sure": {"yes"}}, `As the server sent it`, ""},
-		{"as a client that may not", "sample__read_image", url.Values{"client": {"alice"}, "sure": {"yes"}}, `role="alert"`, "As the agent gets it"},
-		{"a tool that only reads, without being sure", "sample__echo", url.Values{"argument.text": {"x"}}, "x</div>", `role="alert"`},
+		{"as a client that may not", "sample__read_image", url.Values{"client": {"alice"}, "sure": {"yes"}}, `role="alert"`,
+			"As the agent gets it"},
+		{"a tool that only reads, without being sure", "sample__echo", url.Values{"argument.text": {"x"}}, "x</div>",
+			`role="alert"`},
 	} {
 		t.Run(tt.what, func(t *testing.T) {
 			values := url.Values{"gateway": {name}}
@@ -484,7 +514,8 @@ func TestTryATool(t *testing.T) {
 			}
 			res, page := s.send("/tools/"+tt.tool, values)
 			skeleton(t, page)
-			if res.StatusCode != http.StatusOK || !strings.Contains(page, tt.want) || tt.not != "" && strings.Contains(page, tt.not) {
+			if res.StatusCode != http.StatusOK || !strings.Contains(page, tt.want) || tt.not != "" && strings.Contains(page,
+				tt.not) {
 				t.Errorf("got %d %s", res.StatusCode, page)
 			}
 		})
@@ -497,12 +528,12 @@ func TestServersAreKeptUpToDate(t *testing.T) {
 	for _, tt := range []struct {
 		path string
 		p    page
-		show func(*visit) (any, error)
+		show func(*consoleRequest) (any, error)
 	}{
 		{"/servers", serversPage, showServers},
 		{"/servers?server=dead&gateway=" + url.QueryEscape("odd & <b>50%</b>"), serverPage, showServer},
 	} {
-		v := newTestVisit(tt.path)
+		v := newTestRequest(tt.path)
 		read := func() string {
 			t.Helper()
 			data, err := tt.show(v)

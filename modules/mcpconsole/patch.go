@@ -10,27 +10,27 @@ import (
 	"golang.org/x/net/html"
 )
 
-// patchable are the attributes that a patch may set, as console.js has them.
+// patchable lists the attributes that a patch may set, as in console.js.
 var patchable = []string{
 	"class", "d", "width", "height", "x", "y", "points", "title", "aria-label", "value", "datetime",
 }
 
-// differences returns what is to be the live function of a page: it renders the page again and finds what has changed
-// in the texts and attributes of elements with an id. If anything else has, the page is to be loaded again. So what is
-// patched is what a fresh page shows.
-func differences(name string, show func(*visit) (any, error)) func(*visit) func() (patch, error) {
-	return func(v *visit) func() (patch, error) {
-		var before *moving
+// liveSnapshots returns the live function of a page. It renders the page again and compares the texts
+// and attributes of elements with an id. If anything else differs, the page is reloaded. So a patched
+// page always equals a fresh one.
+func liveSnapshots(name string, show func(*consoleRequest) (any, error)) func(*consoleRequest) func() (patch, error) {
+	return func(v *consoleRequest) func() (patch, error) {
+		var before *snapshot
 		return func() (patch, error) {
 			data, err := show(v)
 			if err != nil {
 				return patch{}, err
 			}
 			var rendered bytes.Buffer
-			if err := templates.ExecuteTemplate(&rendered, name, shown{v, new(page), data}); err != nil {
+			if err := templates.ExecuteTemplate(&rendered, name, layoutData{v, new(page), data}); err != nil {
 				return patch{}, err
 			}
-			now, err := readMoving(&rendered)
+			now, err := readSnapshot(&rendered)
 			if err != nil {
 				return patch{}, err
 			}
@@ -41,15 +41,15 @@ func differences(name string, show func(*visit) (any, error)) func(*visit) func(
 	}
 }
 
-// A moving is a page, as far as it can be patched.
-type moving struct {
-	text  map[string]string            // of elements that have an id and nothing but a text in them
+// A snapshot is the patchable content of a rendered page.
+type snapshot struct {
+	text  map[string]string            // texts of elements that have an id and only text
 	set   map[string]map[string]string // attributes of elements with an id
-	shape uint64                       // of all the rest
+	shape uint64                       // hash of everything else
 }
 
-// since returns what has changed since another time, which is nil at first.
-func (m *moving) since(before *moving) patch {
+// since returns the changes since before, or everything if before is nil.
+func (m *snapshot) since(before *snapshot) patch {
 	if before == nil {
 		return patch{Text: m.text, Set: m.set}
 	}
@@ -72,16 +72,16 @@ func (m *moving) since(before *moving) patch {
 	return changes
 }
 
-// readMoving reads a page.
-func readMoving(rendered io.Reader) (*moving, error) {
-	read := &moving{text: map[string]string{}, set: map[string]map[string]string{}}
+// readSnapshot reads a rendered page.
+func readSnapshot(rendered io.Reader) (*snapshot, error) {
+	read := &snapshot{text: map[string]string{}, set: map[string]map[string]string{}}
 	shape := fnv.New64a()
 	same := func(parts ...string) {
 		for _, part := range parts {
 			_, _ = io.WriteString(shape, part+"\x00")
 		}
 	}
-	leaf := "" // the id of the element that has just begun, as long as it has nothing but a text
+	leaf := "" // id of the element that has just begun, while it contains only text
 	tokens := html.NewTokenizer(rendered)
 	for {
 		kind := tokens.Next()
@@ -101,7 +101,7 @@ func readMoving(rendered io.Reader) (*moving, error) {
 			}
 			continue
 		case html.StartTagToken, html.SelfClosingTagToken:
-			if text, mixed := read.text[leaf]; mixed { // it has more than a text
+			if text, mixed := read.text[leaf]; mixed { // it has more than text
 				same(text)
 				delete(read.text, leaf)
 			}
@@ -119,8 +119,8 @@ func readMoving(rendered io.Reader) (*moving, error) {
 	}
 }
 
-// element reads the tag that an element begins with, and returns its id.
-func (m *moving) element(tag html.Token, same func(...string)) (id string) {
+// element reads a start tag and returns its id.
+func (m *snapshot) element(tag html.Token, same func(...string)) (id string) {
 	same(tag.Data)
 	if i := slices.IndexFunc(tag.Attr, func(a html.Attribute) bool { return a.Key == "id" }); i >= 0 {
 		id = tag.Attr[i].Val
@@ -139,7 +139,7 @@ func (m *moving) element(tag html.Token, same func(...string)) (id string) {
 	return id
 }
 
-// isVoid reports whether elements of a name have no end.
+// isVoid reports whether an element has no end tag.
 func isVoid(name string) bool {
 	switch name {
 	case "br", "hr", "img", "input", "link", "meta":

@@ -20,43 +20,49 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
-// newTestVisit returns a visit of a path of the console.
-func newTestVisit(path string) *visit {
+// newTestRequest returns a request of a path of the console.
+func newTestRequest(path string) *consoleRequest {
 	h := &Handler{Path: "/console", Price: 3, Currency: "$"}
-	return &visit{h: h, w: httptest.NewRecorder(), r: httptest.NewRequest(http.MethodGet, path, nil), Token: "secret"}
+	return &consoleRequest{h: h, w: httptest.NewRecorder(), r: httptest.NewRequest(http.MethodGet, path, nil),
+		Token: "secret"}
 }
 
 // rendered returns a page.
-func rendered(t *testing.T, v *visit, p page, data any) string {
+func rendered(t *testing.T, v *consoleRequest, p page, data any) string {
 	t.Helper()
 	var b bytes.Buffer
-	if err := templates.ExecuteTemplate(&b, p.name, shown{v, &p, data}); err != nil {
+	if err := templates.ExecuteTemplate(&b, p.name, layoutData{v, &p, data}); err != nil {
 		t.Fatal(err)
 	}
 	return b.String()
 }
 
 // fixtures returns what each page shows, with a text in all places where clients and servers have one.
-func fixtures(v *visit, text string) map[*page]any {
+func fixtures(v *consoleRequest, text string) map[*page]any {
 	at := time.Date(2026, 11, 17, 20, 21, 14, 0, time.UTC)
 	sums := activity.Sums{Calls: 7, Failed: 1, Received: 52310, Sent: 4200, CutChars: 48310}
 	saving := adminapi.Saving{Sums: sums, Tokens: 12077, Money: 0.036}
 	recent := make([]activity.Interval, 60)
 	for i := range recent {
-		recent[i] = activity.Interval{At: at.Add(time.Duration(i) * 10 * time.Second), Sums: activity.Sums{Calls: int64(i % 4), Failed: int64(i % 2)}}
+		recent[i] = activity.Interval{At: at.Add(time.Duration(i) * 10 * time.Second),
+			Sums: activity.Sums{Calls: int64(i % 4), Failed: int64(i % 2)}}
 	}
 	tool := activity.Tool{Gateway: text, Server: text, Name: text}
 	call := &activity.Call{
-		ID: 7, At: at, Gateway: text, Client: text, Address: text, Server: text, Method: text, Name: text, RequestID: text, Outcome: text,
-		ErrorCode: -32000, Rule: text, Confirmed: true, Seconds: 0.1, Received: 52310, Sent: 4200, CutTexts: 2, CutChars: 48310,
+		ID: 7, At: at, Gateway: text, Client: text, Address: text, Server: text, Method: text, Name: text, RequestID: text,
+		Outcome:   text,
+		ErrorCode: -32000, Rule: text, Confirmed: true, Seconds: 0.1, Received: 52310, Sent: 4200, CutTexts: 2,
+		CutChars:  48310,
 		Originals: []string{text, "obs_gone"}, HasContent: true,
 	}
 	call.Arguments, _ = json.Marshal(map[string]string{"path": text})
 	call.Result, _ = json.Marshal(map[string]any{"content": []any{
-		map[string]string{"type": "text", "text": text + "\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=52310 head=2000 tail=2000 id=obs_4kXbZ0aQe7] " + text + " ...\n" + text},
+		map[string]string{"type": "text", "text": text +
+			"\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=52310 head=2000 tail=2000 id=obs_4kXbZ0aQe7] " + text +
+			" ...\n" + text},
 		map[string]string{"type": text, "mimeType": text, "data": "AAAA"},
 	}})
-	whole := original{ID: text, Address: v.At("/calls/7/originals/x"), Chars: 52310, Kept: true}
+	whole := original{ID: text, Address: v.Link("/calls/7/originals/x"), Chars: 52310, Kept: true}
 	all := pageFixtures(text)
 	maps.Copy(all, map[*page]any{
 		&overviewPage: newOverview(
@@ -67,14 +73,16 @@ func fixtures(v *visit, text string) map[*page]any {
 				Since: at, Total: saving, Price: 3, Tools: []adminapi.ToolSaving{{Tool: tool, Saving: saving}},
 				Days: []adminapi.DaySaving{{Date: text, Saving: saving}}, Conversations: saving,
 			},
-			[]adminapi.ServerStatus{{Gateway: text, Name: text, State: "unhealthy", LastError: text}, {Name: "up", State: "healthy"}},
+			[]adminapi.ServerStatus{{Gateway: text, Name: text, State: "unhealthy", LastError: text},
+				{Name: "up", State: "healthy"}},
 			text, at),
 		&callsPage: &calls{
 			Rows: []row{callRow(v, call)}, Blank: callRow(v, new(activity.Call)), Any: true, Last: 7,
 			Filters: []filter{{Name: "client", Title: "Client", All: "all clients", Values: []string{text}, Chosen: text}},
 		},
-		&callPage:       newCallView(call, []original{whole}),
-		&originalPage:   &wholeText{Original: adminapi.Original{ID: text, Chars: 52310, Text: text}, Call: v.At("/calls/7"), More: 1},
+		&callPage: newCallView(call, []original{whole}),
+		&originalPage: &wholeText{Original: adminapi.Original{ID: text, Chars: 52310, Text: text},
+			Call: v.Link("/calls/7"), More: 1},
 		{name: "error"}: failure{http.StatusNotFound, text},
 	})
 	return all
@@ -100,7 +108,8 @@ func skeleton(t *testing.T, rendered string) (all []string) {
 			switch {
 			case a.Key == "style" || strings.HasPrefix(a.Key, "on"):
 				t.Errorf("<%s> has %s, which the security policy forbids", node.Data, a.Key)
-			case slices.Contains([]string{"href", "src", "action", "formaction"}, a.Key) && !strings.HasPrefix(a.Val, "/console/") && !strings.HasPrefix(a.Val, "#"):
+			case slices.Contains([]string{"href", "src", "action", "formaction"}, a.Key) && !strings.HasPrefix(a.Val,
+				"/console/") && !strings.HasPrefix(a.Val, "#"):
 				t.Errorf("<%s> leads to %s", node.Data, a.Val)
 			}
 		}
@@ -114,15 +123,17 @@ func skeleton(t *testing.T, rendered string) (all []string) {
 
 // TestHostileTexts has no text of a client or a server become an element or an attribute.
 func TestHostileTexts(t *testing.T) {
-	v := newTestVisit("/calls/7")
+	v := newTestRequest("/calls/7")
 	plain, tokens := map[string][]string{}, map[string]int{}
 	for p, data := range fixtures(v, "plain") {
 		page := rendered(t, v, *p, data)
 		plain[p.name], tokens[p.name] = skeleton(t, page), strings.Count(page, v.Token)
 	}
 	for _, text := range []string{
-		`<script>alert(1)</script>`, `"><img src=x onerror=alert(1)>`, `' onmouseover='alert(1)`, `</title></textarea></select></pre></template><b>`,
-		`javascript:alert(1)`, `{{.Visit.Token}}`, "\u202egnp.exe\u2066", "a\nb\r\n\tc", "\x00\xff\xfe", `--><!-- `, `&lt;b&gt;`, `//evil.example/`, `../../..`,
+		`<script>alert(1)</script>`, `"><img src=x onerror=alert(1)>`, `' onmouseover='alert(1)`,
+		`</title></textarea></select></pre></template><b>`,
+		`javascript:alert(1)`, `{{.Request.Token}}`, "\u202egnp.exe\u2066", "a\nb\r\n\tc", "\x00\xff\xfe", `--><!-- `,
+		`&lt;b&gt;`, `//evil.example/`, `../../..`,
 		strings.Repeat("w", 5000), strings.Repeat("<", 2000),
 	} {
 		for p, data := range fixtures(v, text) {
@@ -130,7 +141,7 @@ func TestHostileTexts(t *testing.T) {
 			if got := skeleton(t, page); !slices.Equal(got, plain[p.name]) {
 				t.Errorf("the page %s has other elements with %.60q in it:\n%s", p.name, text, page)
 			}
-			if text == `{{.Visit.Token}}` && strings.Count(page, v.Token) != tokens[p.name] {
+			if text == `{{.Request.Token}}` && strings.Count(page, v.Token) != tokens[p.name] {
 				t.Errorf("the page %s runs templates in texts", p.name)
 			}
 		}
@@ -142,7 +153,7 @@ func TestOverviewOfStore(t *testing.T) {
 	const address, cause = "redis://127.0.0.1:6379", "connection refused"
 	overview := func(store *mcpstore.Status) string {
 		now := adminapi.Overview{Gateways: []adminapi.GatewayStatus{{Name: "local"}}, Store: store}
-		return rendered(t, newTestVisit("/"), overviewPage, newOverview(now, adminapi.Savings{}, nil, "", time.Now()))
+		return rendered(t, newTestRequest("/"), overviewPage, newOverview(now, adminapi.Savings{}, nil, "", time.Now()))
 	}
 	without := overview(nil)
 	up := overview(&mcpstore.Status{Engine: "redis", Address: address, Up: true})
@@ -168,17 +179,19 @@ func TestOverviewOfStore(t *testing.T) {
 
 // TestEmptyPages has pages say what to do if there is nothing yet.
 func TestEmptyPages(t *testing.T) {
-	v := newTestVisit("/")
+	v := newTestRequest("/")
 	none := newOverview(adminapi.Overview{}, adminapi.Savings{}, nil, "", time.Now())
 	for _, test := range []struct {
 		p    page
 		data any
 		want []string
 	}{
-		{overviewPage, none, []string{"There is no gateway", "mcp_gateway {"}},
-		{overviewPage, newOverview(adminapi.Overview{Gateways: []adminapi.GatewayStatus{{Name: "local"}}}, adminapi.Savings{}, nil, "", time.Now()), []string{"No calls yet", `href="/console/connect"`, `href="/console/tools"`}},
+		{overviewPage, none, []string{"No gateway", "mcp_gateway {"}},
+		{overviewPage, newOverview(adminapi.Overview{Gateways: []adminapi.GatewayStatus{{Name: "local"}}},
+			adminapi.Savings{}, nil, "", time.Now()), []string{"No calls yet", `href="/console/connect"`,
+			`href="/console/tools"`}},
 		{callsPage, &calls{Blank: callRow(v, new(activity.Call))}, []string{"No calls yet", `href="/console/connect"`}},
-		{callsPage, &calls{Blank: callRow(v, new(activity.Call)), Any: true}, []string{"No call fits"}},
+		{callsPage, &calls{Blank: callRow(v, new(activity.Call)), Any: true}, []string{"No matching calls"}},
 		{callPage, newCallView(new(activity.Call), nil), []string{"record on"}},
 	} {
 		page := rendered(t, v, test.p, test.data)
@@ -231,10 +244,11 @@ func patched(t *testing.T, page string, p patch) string {
 
 // TestOverviewIsKeptUpToDate has a page that was patched be what a fresh page is.
 func TestOverviewIsKeptUpToDate(t *testing.T) {
-	v := newTestVisit("/")
+	v := newTestRequest("/")
 	add := func(received int64) {
 		activity.Process.Add(&activity.Call{
-			Gateway: "local", Client: "ann", Server: "files", Method: "tools/call", Name: fmt.Sprintf("read_%d", received), Outcome: "ok",
+			Gateway: "local", Client: "ann", Server: "files", Method: "tools/call", Name: fmt.Sprintf("read_%d", received),
+			Outcome:  "ok",
 			Received: received, Sent: min(received, 100), CutChars: int(max(0, received-100)),
 		})
 	}
@@ -271,15 +285,17 @@ func TestOverviewIsKeptUpToDate(t *testing.T) {
 	}
 }
 
-// TestCallsAreKeptUpToDate has the stream of calls add the rows that a fresh page has, each of them once, and only those
+// TestCallsAreKeptUpToDate has the stream of calls add the rows that a fresh page has, each of them once, and only
+// those
 // that fit.
 func TestCallsAreKeptUpToDate(t *testing.T) {
 	add := func(client, outcome string) {
-		activity.Process.Add(&activity.Call{Gateway: "local", Client: client, Server: "files", Method: "tools/call", Name: "read", Outcome: outcome})
+		activity.Process.Add(&activity.Call{Gateway: "local", Client: client, Server: "files", Method: "tools/call",
+			Name: "read", Outcome: outcome})
 	}
 	show := func(path string) *calls {
 		t.Helper()
-		data, err := showCalls(newTestVisit(path))
+		data, err := showCalls(newTestRequest(path))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -287,11 +303,12 @@ func TestCallsAreKeptUpToDate(t *testing.T) {
 	}
 	add("zoe", "error")
 	add("zoe", "ok")
-	for _, path := range []string{"/calls", "/calls?client=zoe", "/calls?client=zoe&outcome=failed", "/calls?client=stranger", "/calls?tool=read&server=files", "/calls?gateway=local", "/calls?gateway=other"} {
+	for _, path := range []string{"/calls", "/calls?client=zoe", "/calls?client=zoe&outcome=failed",
+		"/calls?client=stranger", "/calls?tool=read&server=files", "/calls?gateway=local", "/calls?gateway=other"} {
 		before := show(path)
-		v := newTestVisit(path)
-		live := shown{v, &callsPage, before}.Live()
-		next := followCalls(newTestVisit(strings.TrimPrefix(live, "/console")))
+		v := newTestRequest(path)
+		live := layoutData{v, &callsPage, before}.Live()
+		next := followCalls(newTestRequest(strings.TrimPrefix(live, "/console")))
 		rows := before.Rows
 		for range 3 {
 			add("zoe", "error")
@@ -325,7 +342,8 @@ func TestCallsAreKeptUpToDate(t *testing.T) {
 		t.Errorf("calls of another gateway fit: %+v", other.Rows)
 	}
 	for _, filter := range failed.Filters {
-		want := map[string]string{"gateway": "local", "client": "zoe", "server": "files", "tool": "read", "outcome": "failed"}[filter.Name]
+		want := map[string]string{"gateway": "local", "client": "zoe", "server": "files", "tool": "read",
+			"outcome": "failed"}[filter.Name]
 		if !slices.Contains(filter.Values, want) || !slices.IsSorted(filter.Values) {
 			t.Errorf("%s can be one of %q, want %q, too", filter.Name, filter.Values, want)
 		}
@@ -336,15 +354,18 @@ func TestCallsAreKeptUpToDate(t *testing.T) {
 func TestAnswerTexts(t *testing.T) {
 	for _, test := range []struct{ name, result, want string }{
 		{"nothing", ``, ""},
-		{"a tool", `{"content":[{"type":"text","text":"a"},{"type":"image","mimeType":"image/png","data":"AAAA"},{"type":"resource","resource":{"uri":"x","text":"b"}}]}`, "a|image, image/png, 3 B|b"},
+		{"a tool", `{"content":[{"type":"text","text":"a"},{"type":"image","mimeType":"image/png","data":"AAAA"},` +
+			`{"type":"resource","resource":{"uri":"x","text":"b"}}]}`, "a|image, image/png, 3 B|b"},
 		{"a prompt", `{"messages":[{"role":"user","content":{"type":"text","text":"a"}}]}`, "a"},
-		{"a resource", `{"contents":[{"uri":"x","text":"a"},{"uri":"y","mimeType":"application/pdf","blob":"AAAA"}]}`, "a|application/pdf, 3 B"},
+		{"a resource", `{"contents":[{"uri":"x","text":"a"},{"uri":"y","mimeType":"application/pdf","blob":"AAAA"}]}`,
+			"a|application/pdf, 3 B"},
 		{"an error", `{"code":-32000,"message":"no"}`, "error: no"},
-		{"one that was too long to be kept", `"{\"content\": … (90000 bytes)"`, `the beginning of the result: {"content": … (90000 bytes)`},
+		{"one that was too long to be kept", `"{\"content\": … (90000 bytes)"`,
+			`the beginning of the result: {"content": … (90000 bytes)`},
 		{"one of another form", `{"content":7}`, ""},
 	} {
 		var got []string
-		for _, text := range answerTexts(json.RawMessage(test.result)) {
+		for _, text := range resultTexts(json.RawMessage(test.result)) {
 			said := text.Kind
 			for _, p := range text.Parts {
 				if said != "" {
@@ -362,10 +383,11 @@ func TestAnswerTexts(t *testing.T) {
 
 // TestDifferences has what cannot be patched be loaded again, and nothing else.
 func TestDifferences(t *testing.T) {
-	const page = `<main id="main" class="a"><p id="text">old</p><p id="mixed">a <b>b</b></p><input id="in" value="1">after<path id="p" d="M0"/><i id="none"></i><p class="x">fixed</p></main>`
-	read := func(page string) *moving {
+	const page = `<main id="main" class="a"><p id="text">old</p><p id="mixed">a <b>b</b></p><input id="in" ` +
+		`value="1">after<path id="p" d="M0"/><i id="none"></i><p class="x">fixed</p></main>`
+	read := func(page string) *snapshot {
 		t.Helper()
-		m, err := readMoving(strings.NewReader(page))
+		m, err := readSnapshot(strings.NewReader(page))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -379,7 +401,8 @@ func TestDifferences(t *testing.T) {
 		{"a text", "old", "new &amp; <", patch{Text: map[string]string{"text": "new & <"}}},
 		{"a text that was empty", `"none"></i>`, `"none">x</i>`, patch{Text: map[string]string{"none": "x"}}},
 		{"an attribute", `"M0"`, `"M1"`, patch{Set: map[string]map[string]string{"p": {"d": "M1"}}}},
-		{"an attribute of an element without an end", `value="1"`, `value="2"`, patch{Set: map[string]map[string]string{"in": {"value": "2"}}}},
+		{"an attribute of an element without an end", `value="1"`, `value="2"`,
+			patch{Set: map[string]map[string]string{"in": {"value": "2"}}}},
 		{"a class", `class="a"`, `class="b"`, patch{Set: map[string]map[string]string{"main": {"class": "b"}}}},
 		{"a text beside elements", "a <b>", "c <b>", patch{Reload: true}},
 		{"a text of an element without an id", "fixed", "moved", patch{Reload: true}},

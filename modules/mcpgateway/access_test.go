@@ -26,7 +26,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/pipenet"
 )
 
-// A witness is a server that remembers what it was sent.
+// A witness is a server that records the requests it gets.
 type witness struct {
 	address string
 
@@ -34,7 +34,7 @@ type witness struct {
 	got []witnessed
 }
 
-// witnessed is a request as a server has seen it.
+// witnessed is a request as the server received it.
 type witnessed struct {
 	method, uri, body string
 	header            http.Header
@@ -44,8 +44,7 @@ func (w witnessed) is(method string) bool {
 	return strings.Contains(w.body, `"method":"`+method+`"`)
 }
 
-// newWitness returns a server that answers as it is told to, by default with a result of
-// nothing.
+// newWitness returns a server that responds with answer, by default with an empty result.
 func newWitness(t *testing.T, answer func(w http.ResponseWriter, r *http.Request, got witnessed)) *witness {
 	t.Helper()
 	s := new(witness)
@@ -69,7 +68,7 @@ func newWitness(t *testing.T, answer func(w http.ResponseWriter, r *http.Request
 	return s
 }
 
-// says answers a request with a result, and whatever else with nothing.
+// says responds to a request with a result, and to other messages with an empty body.
 func says(w http.ResponseWriter, got witnessed, result string) {
 	var m jsonrpc.Message
 	if m.Read([]byte(got.body)) != nil || !m.IsRequest() {
@@ -77,20 +76,20 @@ func says(w http.ResponseWriter, got witnessed, result string) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(jsonrpc.Answer(m.Literal(jsonrpc.ID), []byte(result)))
+	_, _ = w.Write(jsonrpc.ResultResponse(m.Literal(jsonrpc.ID), []byte(result)))
 }
 
-// saw returns what the server was sent.
+// saw returns the requests that the server received.
 func (s *witness) saw() []witnessed {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.got)
 }
 
-// line is the server in a configuration.
+// line returns the server as part of a configuration.
 func (s *witness) line(name string) string { return serverOf(name, proxyTo("", s.address)) }
 
-// posting returns a request that posts a message, with headers in pairs.
+// posting returns a POST request with a message and headers in pairs.
 func posting(path, message string, headers ...string) *http.Request {
 	r := httptest.NewRequest(http.MethodPost, "http://localhost"+path, strings.NewReader(message))
 	r.Header.Set("Content-Type", "application/json")
@@ -101,13 +100,13 @@ func posting(path, message string, headers ...string) *http.Request {
 	return r
 }
 
-// serves has a gateway answer a request.
+// serves returns the response of a gateway to a request.
 func serves(t *testing.T, h *Handler, r *http.Request) *httptest.ResponseRecorder {
 	t.Helper()
 	return servesUser(t, h, "", r)
 }
 
-// servesUser has a gateway answer a request of somebody whom Caddy has let in.
+// servesUser returns the response of a gateway to a request of a user that Caddy has authenticated.
 func servesUser(t *testing.T, h *Handler, user string, r *http.Request) *httptest.ResponseRecorder {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -117,7 +116,7 @@ func servesUser(t *testing.T, h *Handler, user string, r *http.Request) *httptes
 	return w
 }
 
-// prepared is a request as Caddy has it when it comes to the gateway.
+// prepared returns a request as the gateway gets it from Caddy.
 func prepared(r *http.Request, w http.ResponseWriter, user string) *http.Request {
 	repl := caddy.NewReplacer()
 	r = caddyhttp.PrepareRequest(r, repl, w, new(caddyhttp.Server))
@@ -128,13 +127,16 @@ func prepared(r *http.Request, w http.ResponseWriter, user string) *http.Request
 	return r
 }
 
-// single are the ways to the server a alone.
+// single are the endpoints of server a.
 var single = []string{"/mcp/a", "/api/mcp-gateway/a/rpc"}
 
-// session begins one with all servers, and returns the header that names it.
+// session starts a session at /mcp and returns its header value.
 func session(t *testing.T, h *Handler, headers ...string) string {
 	t.Helper()
-	w := serves(t, h, posting("/mcp", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}`, headers...))
+	w := serves(t, h,
+		posting("/mcp",
+			`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},`+
+				`"clientInfo":{"name":"x","version":"1"}}}`, headers...))
 	id := w.Header().Get(mcp.SessionHeader)
 	if id == "" {
 		t.Fatalf("%d %s", w.Code, w.Body)
@@ -142,7 +144,7 @@ func session(t *testing.T, h *Handler, headers ...string) string {
 	return id
 }
 
-// denies is the part of a configuration that denies everybody something.
+// denies returns the part of a configuration that denies the patterns to all clients.
 func denies(patterns ...string) string {
 	text, _ := json.Marshal(patterns)
 	return `"clients":[{"name":"*","rules":[{"action":"deny","patterns":` + string(text) + `}]}],`
@@ -155,7 +157,8 @@ func TestOnlyWhatIsPostedIsAMessage(t *testing.T) { // A54, A55
 		for _, path := range []string{"/mcp/a", "/mcp"} {
 			t.Run(method+" "+path, func(t *testing.T) {
 				before := len(server.saw())
-				r := posting(path, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"secret"}}`, "Content-Encoding", "identity")
+				r := posting(path, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"secret"}}`, "Content-Encoding",
+					"identity")
 				r.Method = method
 				serves(t, h, r)
 				for _, got := range server.saw()[before:] {
@@ -174,18 +177,21 @@ func TestOnlyWhatIsPostedIsAMessage(t *testing.T) { // A54, A55
 	}
 }
 
-// unreadable are messages of which nobody can know what they are about.
+// unreadable are messages with an ambiguous target.
 var unreadable = map[string]string{
-	"a tool in a list":         `"method":"tools/call","params":{"name":["secret"]}`,
-	"a tool in an object":      `"method":"tools/call","params":{"name":{"name":"secret"}}`,
-	"a tool that is null":      `"method":"tools/call","params":{"name":null}`,
-	"a tool without a name":    `"method":"tools/call","params":{"arguments":{"name":"secret"}}`,
-	"a tool by its place":      `"method":"tools/call","params":["secret",{}]`,
-	"a prompt in a list":       `"method":"prompts/get","params":{"name":["secret"]}`,
-	"a resource in a list":     `"method":"resources/read","params":{"uri":["file:///secret/x"]}`,
-	"two references":           `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"secret","uri":"file:///public/x"},"argument":{"name":"a","value":""}}`,
-	"two references, one null": `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"secret","uri":null},"argument":{"name":"a","value":""}}`,
-	"a reference in a list":    `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":["secret"]},"argument":{"name":"a","value":""}}`,
+	"a tool in a list":      `"method":"tools/call","params":{"name":["secret"]}`,
+	"a tool in an object":   `"method":"tools/call","params":{"name":{"name":"secret"}}`,
+	"a tool that is null":   `"method":"tools/call","params":{"name":null}`,
+	"a tool without a name": `"method":"tools/call","params":{"arguments":{"name":"secret"}}`,
+	"a tool by its place":   `"method":"tools/call","params":["secret",{}]`,
+	"a prompt in a list":    `"method":"prompts/get","params":{"name":["secret"]}`,
+	"a resource in a list":  `"method":"resources/read","params":{"uri":["file:///secret/x"]}`,
+	"two references": `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"secret",` +
+		`"uri":"file:///public/x"},"argument":{"name":"a","value":""}}`,
+	"two references, one null": `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"secret",` +
+		`"uri":null},"argument":{"name":"a","value":""}}`,
+	"a reference in a list": `"method":"completion/complete","params":{"ref":{"type":"ref/prompt",` +
+		`"name":["secret"]},"argument":{"name":"a","value":""}}`,
 }
 
 func TestWhatNobodyCanKnowIsNotPassedOn(t *testing.T) { // A54, A55, A64
@@ -218,21 +224,25 @@ func TestWhatNobodyCanKnowIsNotPassedOn(t *testing.T) { // A54, A55, A64
 	})
 }
 
-// lookAlikes are messages that a server which ignores case, or takes the last of several,
-// reads otherwise.
+// lookAlikes are messages that a server reads differently if it ignores case, or takes the last of
+// several members.
 var lookAlikes = map[string]string{
-	"a name":      `"method":"tools/call","params":{"name":"ok","Name":"secret"}`,
-	"params":      `"method":"tools/call","params":{"name":"ok"},"Params":{"name":"secret"}`,
-	"a method":    `"method":"ping","Method":"tools/call","params":{"name":"secret"}`,
-	"a URI":       `"method":"resources/read","params":{"uri":"file:///public/x","URI":"file:///secret/x"}`,
-	"a reference": `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"ok"},"Ref":{"type":"ref/prompt","name":"secret"},"argument":{"name":"a","value":""}}`,
-	"a second":    `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"ok"},"ref":{"type":"ref/prompt","name":"secret"},"argument":{"name":"a","value":""}}`,
-	"its name":    `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"ok","NAME":"secret"},"argument":{"name":"a","value":""}}`,
+	"a name":   `"method":"tools/call","params":{"name":"ok","Name":"secret"}`,
+	"params":   `"method":"tools/call","params":{"name":"ok"},"Params":{"name":"secret"}`,
+	"a method": `"method":"ping","Method":"tools/call","params":{"name":"secret"}`,
+	"a URI":    `"method":"resources/read","params":{"uri":"file:///public/x","URI":"file:///secret/x"}`,
+	"a reference": `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"ok"},` +
+		`"Ref":{"type":"ref/prompt","name":"secret"},"argument":{"name":"a","value":""}}`,
+	"a second": `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"ok"},` +
+		`"ref":{"type":"ref/prompt","name":"secret"},"argument":{"name":"a","value":""}}`,
+	"its name": `"method":"completion/complete","params":{"ref":{"type":"ref/prompt","name":"ok","NAME":"secret"},` +
+		`"argument":{"name":"a","value":""}}`,
 }
 
 func TestNamesInOtherLettersAreNotPassedOn(t *testing.T) { // A54, A55
 	server := newWitness(t, nil)
-	h := adaptGateway(t, `{`+denies("a::secret", "prompt:a::secret", "resource:a::file:///secret/")+`"servers":[`+server.line("a")+`]}`)
+	h := adaptGateway(t,
+		`{`+denies("a::secret", "prompt:a::secret", "resource:a::file:///secret/")+`"servers":[`+server.line("a")+`]}`)
 	for what, message := range lookAlikes {
 		for _, path := range single {
 			t.Run(what+" at "+path, func(t *testing.T) {
@@ -254,8 +264,12 @@ func TestTwoReferencesAtAllServers(t *testing.T) { // A45, A55
 		t.Run(name, func(t *testing.T) {
 			h := adaptGateway(t, config)
 			id := session(t, h)
-			w := serves(t, h, posting("/mcp", `{"jsonrpc":"2.0","id":2,"method":"completion/complete","params":{"ref":{"type":"ref/resource","name":"a::p","uri":"file:///secret/{x}"},"argument":{"name":"x","value":""}}}`, mcp.SessionHeader, id))
-			if !strings.Contains(w.Body.String(), `"error"`) || slices.ContainsFunc(server.saw(), func(got witnessed) bool { return got.is("completion/complete") }) {
+			w := serves(t, h,
+				posting("/mcp",
+					`{"jsonrpc":"2.0","id":2,"method":"completion/complete","params":{"ref":{"type":"ref/resource","name":"a::p",`+
+						`"uri":"file:///secret/{x}"},"argument":{"name":"x","value":""}}}`, mcp.SessionHeader, id))
+			if !strings.Contains(w.Body.String(), `"error"`) ||
+				slices.ContainsFunc(server.saw(), func(got witnessed) bool { return got.is("completion/complete") }) {
 				t.Errorf("%d %s", w.Code, w.Body)
 			}
 		})
@@ -275,8 +289,10 @@ func TestListeningToOneServer(t *testing.T) { // A55, A68
 		{"what is denied among others", `{"resourceSubscriptions":["file:///public/x","file:///secret/x"]}`, 403},
 		{"what is denied, escaped", `{"resourceSubscri\u0070tions":["file:///secr\u0065t/x"]}`, 403},
 		{"what is denied, in other letters", `{"ResourceSubscriptions":["file:///secret/x"]}`, 403},
-		{"what is denied, before others in other letters", `{"resourceSubscriptions":["file:///secret/x"],"ResourceSubscriptions":["file:///public/x"]}`, 400},
-		{"what is denied, twice", `{"resourceSubscriptions":["file:///secret/x"],"resourceSubscriptions":["file:///public/x"]}`, 400},
+		{"what is denied, before others in other letters",
+			`{"resourceSubscriptions":["file:///secret/x"],"ResourceSubscriptions":["file:///public/x"]}`, 400},
+		{"what is denied, twice",
+			`{"resourceSubscriptions":["file:///secret/x"],"resourceSubscriptions":["file:///public/x"]}`, 400},
 		{"a text", `{"resourceSubscriptions":"file:///secret/x"}`, 400},
 		{"a list of lists", `{"resourceSubscriptions":[["file:///secret/x"]]}`, 400},
 		{"a list", `[{"resourceSubscriptions":["file:///secret/x"]}]`, 400},
@@ -284,7 +300,8 @@ func TestListeningToOneServer(t *testing.T) { // A55, A68
 		for _, path := range single {
 			t.Run(tt.name+" at "+path, func(t *testing.T) {
 				before := len(server.saw())
-				w := serves(t, h, posting(path, `{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":`+tt.wants+`}}`))
+				w := serves(t, h,
+					posting(path, `{"jsonrpc":"2.0","id":1,"method":"subscriptions/listen","params":{"notifications":`+tt.wants+`}}`))
 				if heard := len(server.saw()) > before; w.Code/100 != tt.status/100 || heard != (tt.status == 200) {
 					t.Errorf("%d %s; the server was asked: %t", w.Code, w.Body, heard)
 				}
@@ -300,16 +317,20 @@ func TestRulesByAnAlias(t *testing.T) { // A54, A55, A64
 		"servers":[{"name":"a","aliases":["uno"],"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
 	for _, path := range append([]string{"/mcp/uno", "/api/mcp-gateway/uno/rpc"}, single...) {
 		for method, params := range map[string]string{
-			"tools/call": `{"name":"secret"}`, "prompts/get": `{"name":"secret"}`, "resources/read": `{"uri":"file:///secret/x"}`,
+			"tools/call": `{"name":"secret"}`, "prompts/get": `{"name":"secret"}`,
+			"resources/read": `{"uri":"file:///secret/x"}`,
 		} {
-			if w := serves(t, h, posting(path, `{"jsonrpc":"2.0","id":1,"method":"`+method+`","params":`+params+`}`)); w.Code != http.StatusForbidden {
+			if w := serves(t, h,
+				posting(path,
+					`{"jsonrpc":"2.0","id":1,"method":"`+method+`","params":`+params+`}`)); w.Code != http.StatusForbidden {
 				t.Errorf("%s at %s: %d %s", method, path, w.Code, w.Body)
 			}
 		}
 	}
 	var codes []int
 	for _, path := range []string{"/mcp/uno", "/mcp/a"} {
-		codes = append(codes, serves(t, h, posting(path, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"seldom"}}`)).Code)
+		codes = append(codes,
+			serves(t, h, posting(path, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"seldom"}}`)).Code)
 	}
 	if !slices.Equal(codes, []int{200, 429}) {
 		t.Errorf("a tool within its rate, then beyond it: %v", codes)
@@ -339,12 +360,14 @@ func TestWhatTheProtocolDoesNotKnow(t *testing.T) { // A53, A54
 		{"who has no rules", `"redact":["x"]`, true},
 	} {
 		h := config(tt.rules)
-		for _, method := range []string{"admin/deleteEverything", "tasks/result", "tasks/list", "tasks/get", `t\u0061sks/cancel`} {
+		for _, method := range []string{"admin/deleteEverything", "tasks/result", "tasks/list", "tasks/get",
+			`t\u0061sks/cancel`} {
 			for _, id := range []string{`"id":1,`, ``} {
 				for _, path := range single {
 					t.Run(fmt.Sprint(tt.name, ": ", id, method, " at ", path), func(t *testing.T) {
 						before := len(server.saw())
-						w := serves(t, h, posting(path, `{"jsonrpc":"2.0",`+id+`"method":"`+method+`","params":{"taskId":"of-somebody-else"}}`))
+						w := serves(t, h,
+							posting(path, `{"jsonrpc":"2.0",`+id+`"method":"`+method+`","params":{"taskId":"of-another-client"}}`))
 						if got := len(server.saw()) > before; got != tt.want || !got && w.Code != http.StatusForbidden {
 							t.Errorf("the server was asked: %t, %d %s", got, w.Code, w.Body)
 						}
@@ -357,7 +380,8 @@ func TestWhatTheProtocolDoesNotKnow(t *testing.T) { // A53, A54
 
 func TestWhatTheProtocolDoesNotKnowAtAllServers(t *testing.T) { // A53, A54, A58
 	server := newWitness(t, nil)
-	h := adaptGateway(t, `{"clients":[{"name":"*","rules":[{"action":"allow","patterns":["a::ok"]}]}],"servers":[`+server.line("a")+`]}`)
+	h := adaptGateway(t,
+		`{"clients":[{"name":"*","rules":[{"action":"allow","patterns":["a::ok"]}]}],"servers":[`+server.line("a")+`]}`)
 	id := session(t, h)
 	for _, message := range []string{
 		`{"jsonrpc":"2.0","method":"admin/deleteEverything","params":{}}`,
@@ -400,14 +424,23 @@ func TestAClientIsOneHoweverItProvesIt(t *testing.T) { // A75, A77
 	for name, tt := range map[string]struct {
 		forward string
 		want    int
-	}{"which the server is not told": {"false", 1}, "which the server is told": {"true", 2}} {
+	}{"not forwarded to the server": {"false", 1}, "forwarded to the server": {"true", 2}} {
 		t.Run(name, func(t *testing.T) {
-			h := adaptGateway(t, `{"forward_auth_header":`+tt.forward+`,"auth":[{"provider":"token","tokens":[{"token":"{env.FIRST_TOKEN}","client":"ann"},{"token":"{env.SECOND_TOKEN}","client":"ann"}]}],
+			h := adaptGateway(t, `{"forward_auth_header":`+tt.forward+
+				`,"auth":[{"provider":"token","tokens":[{"token":"{env.FIRST_TOKEN}","client":"ann"},`+
+				`{"token":"{env.SECOND_TOKEN}","client":"ann"}]}],
 				"servers":[`+server.line("a")+`]}`)
 			before := len(server.saw())
 			for _, token := range []string{"first", "second", "first", "second"} {
-				w := serves(t, h, posting("/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a::x","arguments":{},"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"x","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}}}`,
-					"Authorization", "Bearer "+token+"-AbCdEf0123456789", mcp.VersionHeader, mcp.Stateless, "Mcp-Method", "tools/call", "Mcp-Name", "a::x"))
+				w := serves(t, h,
+					posting("/mcp",
+						`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a::x","arguments":{},`+
+							`"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28",`+
+							`"io.modelcontextprotocol/clientInfo":{"name":"x","version":"1"},`+
+							`"io.modelcontextprotocol/clientCapabilities":{}}}}`,
+						"Authorization", "Bearer "+token+"-AbCdEf0123456789", mcp.VersionHeader, mcp.Stateless, "Mcp-Method",
+						"tools/call",
+						"Mcp-Name", "a::x"))
 				if w.Code != http.StatusOK {
 					t.Fatalf("%d %s", w.Code, w.Body)
 				}
@@ -419,7 +452,7 @@ func TestAClientIsOneHoweverItProvesIt(t *testing.T) { // A75, A77
 				}
 			}
 			if met != tt.want {
-				t.Errorf("the server was met %d times", met)
+				t.Errorf("the server was initialized %d times", met)
 			}
 		})
 	}
@@ -428,9 +461,12 @@ func TestAClientIsOneHoweverItProvesIt(t *testing.T) { // A75, A77
 func TestGuessesAreLimited(t *testing.T) { // A30, A65, R14
 	t.Setenv("SECRET_TOKEN", "right-AbCdEf0123456789")
 	server := newWitness(t, nil)
-	h := adaptGateway(t, `{"rates":[{"requests":3,"per":"1h"}],"auth":[{"provider":"token","tokens":[{"token":"{env.SECRET_TOKEN}","client":"ann"}]}],"servers":[`+server.line("a")+`]}`)
+	h := adaptGateway(t,
+		`{"rates":[{"requests":3,"per":"1h"}],"auth":[{"provider":"token","tokens":[{"token":"{env.SECRET_TOKEN}",`+
+			`"client":"ann"}]}],"servers":[`+server.line("a")+`]}`)
 	for i := range 5 {
-		w := serves(t, h, posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"ping"}`, "Authorization", fmt.Sprintf("Bearer wrong-%d", i)))
+		w := serves(t, h,
+			posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"ping"}`, "Authorization", fmt.Sprintf("Bearer wrong-%d", i)))
 		want := http.StatusUnauthorized
 		if i >= 3 {
 			want = http.StatusTooManyRequests
@@ -439,12 +475,13 @@ func TestGuessesAreLimited(t *testing.T) { // A30, A65, R14
 			t.Errorf("guess %d: %d %v", i, w.Code, w.Header())
 		}
 	}
-	if w := serves(t, h, posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"ping"}`, "Authorization", "Bearer right-AbCdEf0123456789")); w.Code != http.StatusOK {
+	if w := serves(t, h, posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"ping"}`, "Authorization",
+		"Bearer right-AbCdEf0123456789")); w.Code != http.StatusOK {
 		t.Errorf("who knows it: %d %s", w.Code, w.Body)
 	}
 }
 
-// unwanted is a body that nobody may wait for.
+// unwanted is a body that must not be read.
 type unwanted struct{ t *testing.T }
 
 func (u unwanted) Read([]byte) (int, error) { u.t.Error("the body is read"); return 0, io.EOF }
@@ -488,7 +525,8 @@ func TestWhoIsNotLetInIsNotReadEither(t *testing.T) { // A30
 		})
 	}
 	t.Run("what is announced takes no room, what arrives does", func(t *testing.T) {
-		h := adaptGateway(t, `{"request_limit":1000000,"in_flight_limit":1000000,"auth":[`+hmac+`],"servers":[`+server.line("a")+`]}`)
+		h := adaptGateway(t,
+			`{"request_limit":1000000,"in_flight_limit":1000000,"auth":[`+hmac+`],"servers":[`+server.line("a")+`]}`)
 		stranger := func(address string, body io.Reader) *http.Request {
 			r := posting("/mcp/a", "", "Authorization", signature(time.Now()))
 			r.RemoteAddr = address + ":1234"
@@ -516,7 +554,8 @@ func TestWhoIsNotLetInIsNotReadEither(t *testing.T) { // A30
 		}
 	})
 	t.Run("from an address that has guessed too often", func(t *testing.T) {
-		h := adaptGateway(t, `{"name":"guesses","rates":[{"requests":1,"per":"1h"}],"auth":[`+token+`],"servers":[`+server.line("a")+`]}`)
+		h := adaptGateway(t,
+			`{"name":"guesses","rates":[{"requests":1,"per":"1h"}],"auth":[`+token+`],"servers":[`+server.line("a")+`]}`)
 		for i, want := range []int{401, 429} {
 			r := posting("/mcp/a", "{}")
 			if i > 0 {
@@ -557,17 +596,19 @@ func TestBytesOfRequestsAreLimited(t *testing.T) { // G24
 	})
 	h := adaptGateway(t, `{"request_limit":1000000,"in_flight_limit":2000000,"servers":[`+server.line("a")+`]}`)
 	call := func(size int) *http.Request {
-		return posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","arguments":{"a":"`+strings.Repeat("x", size)+`"}}}`)
+		return posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","arguments":{"a":"`+
+			strings.Repeat("x", size)+`"}}}`)
 	}
 	done := make(chan int, 1)
 	go func() { done <- serves(t, h, call(900_000)).Code }()
 	waits(t, "the first call", waiting)
-	t.Run("of one client", func(t *testing.T) { // who may have half
+	t.Run("of one client", func(t *testing.T) { // which may use half
 		for name, r := range map[string]*http.Request{"of known length": call(200_000), "of unknown length": call(200_000)} {
 			if name != "of known length" {
 				r.ContentLength, r.Body = -1, io.NopCloser(&unhurried{200_000})
 			}
-			if w := serves(t, h, r); w.Code != 503 || w.Header().Get("Retry-After") == "" || !strings.Contains(w.Body.String(), `"busy"`) {
+			if w := serves(t, h, r); w.Code != 503 || w.Header().Get("Retry-After") == "" ||
+				!strings.Contains(w.Body.String(), `"busy"`) {
 				t.Errorf("%s: %d %v %s", name, w.Code, w.Header(), w.Body)
 			}
 		}
@@ -604,12 +645,16 @@ func TestCredentialsOfClientsStayHere(t *testing.T) { // A31
 		{"this server gets them", "", `,"forward_auth_header":true`, true},
 		{"this server does not", `"forward_auth_header":true,`, `,"forward_auth_header":false`, false},
 	} {
-		h := adaptGateway(t, `{`+tt.config+`"servers":[{"name":"a","routes":[{"handle":[`+proxyTo("", server.address)+`]}]`+tt.server+`}]}`)
+		h := adaptGateway(t,
+			`{`+tt.config+`"servers":[{"name":"a","routes":[{"handle":[`+proxyTo("", server.address)+`]}]`+tt.server+`}]}`)
 		for _, path := range append([]string{"/mcp"}, single...) {
 			t.Run(tt.name+" at "+path, func(t *testing.T) {
 				before := len(server.saw())
-				serves(t, h, posting(path, `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"`+tt.name+`","version":"1"}}}`,
-					"Authorization", "Bearer mine", "Cookie", "session=mine"))
+				serves(t, h,
+					posting(path,
+						`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},`+
+							`"clientInfo":{"name":"`+tt.name+`","version":"1"}}}`,
+						"Authorization", "Bearer mine", "Cookie", "session=mine"))
 				all := server.saw()[before:]
 				if len(all) == 0 {
 					t.Fatal("the server got nothing")
@@ -631,7 +676,9 @@ func TestNobodyElseIsTheOperator(t *testing.T) { // A30, A57
 	h := adaptGateway(t, `{`+denies("*")+`"rates":[{"requests":1000,"per":"1h"}],"servers":[`+server.line("a")+`]}`)
 	for _, user := range []string{access.OperatorIdentity, "a\nb", strings.Repeat("x", 100_000)} {
 		for _, path := range single {
-			if w := servesUser(t, h, user, posting(path, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}`)); w.Code != http.StatusForbidden {
+			if w := servesUser(t, h, user,
+				posting(path,
+					`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}`)); w.Code != http.StatusForbidden {
 				t.Errorf("%.20q at %s: %d %s", user, path, w.Code, w.Body)
 			}
 		}
@@ -676,9 +723,11 @@ func TestGatewaysWithoutANameShareNothing(t *testing.T) { // A63, A67
 	}
 	one, other := adaptGateway(t, config("twin-one")), adaptGateway(t, config("twin-other"))
 	call := func(h *Handler, server string) int {
-		return serves(t, h, posting("/mcp/"+server, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}`)).Code
+		return serves(t, h,
+			posting("/mcp/"+server, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x"}}`)).Code
 	}
-	if got := []int{call(one, "twin-one"), call(one, "twin-one"), call(other, "twin-other")}; !slices.Equal(got, []int{200, 429, 200}) {
+	if got := []int{call(one, "twin-one"), call(one, "twin-one"), call(other, "twin-other")}; !slices.Equal(got,
+		[]int{200, 429, 200}) {
 		t.Errorf("got %v", got)
 	}
 	if again := adaptGateway(t, config("twin-one")); call(again, "twin-one") != 429 {
@@ -693,7 +742,8 @@ func TestAConfigurationThatFailsLeavesNothing(t *testing.T) { // A61
 			t.Fatal(err)
 		}
 		ctx, cancel := caddy.NewContext(ctx)
-		_, err = ctx.LoadModuleByID("http.handlers.mcp_gateway", json.RawMessage(`{"name":"fails","session_key":"short","servers":[`+serverOf("fails", staticHandler)+`]}`))
+		_, err = ctx.LoadModuleByID("http.handlers.mcp_gateway",
+			json.RawMessage(`{"name":"fails","session_key":"short","servers":[`+serverOf("fails", staticHandler)+`]}`))
 		if err == nil {
 			t.Fatal("it is loaded")
 		}
@@ -737,19 +787,24 @@ func TestNamesInOtherLettersWhereTheyAreNoneOfOurs(t *testing.T) { // A35, A54
 		{"a method of the server's own", "", `"method":"Users.Get","params":{"Name":"x","URI":"y","Level":1}`, true},
 		{"a tool, where nothing is decided", "", `"method":"tools/call","params":{"name":"x","Name":"y"}`, true},
 		{"an answer, where nothing is decided", "", `"result":{"ResultType":"x","CacheScope":1}`, true},
-		{"a method of the server's own, where there are rules", denies("a::secret"), `"method":"Users.Get","params":{"Name":"x"}`, true},
-		{"a method of the server's own, where clients are known", withAuth, `"method":"Users.Get","params":{"Name":"x"}`, true},
-		{"a tool, where there are rules", denies("a::secret"), `"method":"tools/call","params":{"name":"x","Name":"secret"}`, false},
+		{"a method of the server's own, where there are rules", denies("a::secret"),
+			`"method":"Users.Get","params":{"Name":"x"}`, true},
+		{"a method of the server's own, where clients are known", withAuth, `"method":"Users.Get","params":{"Name":"x"}`,
+			true},
+		{"a tool, where there are rules", denies("a::secret"), `"method":"tools/call","params":{"name":"x","Name":"secret"}`,
+			false},
 		{"a tool, where clients are known", withAuth, `"method":"tools/call","params":{"name":"x","Name":"y"}`, false},
 		{"a token, where clients are known", withAuth, `"method":"Users.Get","params":{"proxy":{"AuthToken":"mine"}}`, false},
-		{"the method, where there are rules", denies("a::secret"), `"method":"Users.Get","Method":"tools/call","params":{"name":"secret"}`, false},
+		{"the method, where there are rules", denies("a::secret"),
+			`"method":"Users.Get","Method":"tools/call","params":{"name":"secret"}`, false},
 	} {
 		server := newWitness(t, nil)
 		h := adaptGateway(t, `{`+tt.guard+`"servers":[`+server.line("a")+`]}`)
 		for _, path := range single {
 			t.Run(tt.name+" at "+path, func(t *testing.T) {
 				before := len(server.saw())
-				w := serves(t, h, posting(path, `{"jsonrpc":"2.0","id":1,`+tt.message+`}`, "Authorization", "Bearer letters-AbCdEf0123456789"))
+				w := serves(t, h,
+					posting(path, `{"jsonrpc":"2.0","id":1,`+tt.message+`}`, "Authorization", "Bearer letters-AbCdEf0123456789"))
 				if passed := len(server.saw()) > before; passed != tt.passes || !passed && w.Code != http.StatusBadRequest {
 					t.Errorf("passed on: %t, %d %s", passed, w.Code, w.Body)
 				}
@@ -761,16 +816,20 @@ func TestNamesInOtherLettersWhereTheyAreNoneOfOurs(t *testing.T) { // A35, A54
 func TestTasksAtAllServers(t *testing.T) { // A53, A54
 	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
 		if got.is("initialize") {
-			says(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{},"tasks":{"list":{}}},"serverInfo":{"name":"x","version":"1"}}`)
+			says(w, got,
+				`{"protocolVersion":"2025-11-25","capabilities":{"tools":{},"tasks":{"list":{}}},"serverInfo":{"name":"x",`+
+					`"version":"1"}}`)
 			return
 		}
-		says(w, got, `{"tasks":[{"taskId":"of-somebody-else","status":"completed"}]}`)
+		says(w, got, `{"tasks":[{"taskId":"of-another-client","status":"completed"}]}`)
 	})
 	for pattern, want := range map[string]bool{"a::ok": false, "a::*": true} {
-		h := adaptGateway(t, `{"clients":[{"name":"*","rules":[{"action":"allow","patterns":["`+pattern+`"]}]}],"servers":[`+server.line("a")+`]}`)
-		w := serves(t, h, posting("/mcp", `{"jsonrpc":"2.0","id":2,"method":"tasks/list","params":{}}`, mcp.SessionHeader, session(t, h)))
-		if got := strings.Contains(w.Body.String(), "of-somebody-else"); got != want {
-			t.Errorf("who may use %s: %d %s", pattern, w.Code, w.Body)
+		h := adaptGateway(t, `{"clients":[{"name":"*","rules":[{"action":"allow","patterns":["`+pattern+`"]}]}],"servers":[`+
+			server.line("a")+`]}`)
+		w := serves(t, h,
+			posting("/mcp", `{"jsonrpc":"2.0","id":2,"method":"tasks/list","params":{}}`, mcp.SessionHeader, session(t, h)))
+		if got := strings.Contains(w.Body.String(), "of-another-client"); got != want {
+			t.Errorf("a client that may use %s: %d %s", pattern, w.Code, w.Body)
 		}
 	}
 }
@@ -781,8 +840,10 @@ func TestRequestsThatAreCalledNotifications(t *testing.T) { // A53, A54, A63
 		name, guard, id string
 		want            []int
 	}{
-		{"a notification needs no right", `"clients":[{"name":"*","rules":[{"action":"allow","patterns":["a::ok"]}]}],`, ``, []int{200, 200}},
-		{"a request does", `"clients":[{"name":"*","rules":[{"action":"allow","patterns":["a::ok"]}]}],`, `"id":1,`, []int{403, 403}},
+		{"a notification needs no right", `"clients":[{"name":"*","rules":[{"action":"allow","patterns":["a::ok"]}]}],`, ``,
+			[]int{200, 200}},
+		{"a request does", `"clients":[{"name":"*","rules":[{"action":"allow","patterns":["a::ok"]}]}],`, `"id":1,`,
+			[]int{403, 403}},
 		{"a notification is no request for a rate", `"rates":[{"requests":1,"per":"1h"}],`, ``, []int{200, 200}},
 		{"a request is", `"rates":[{"requests":1,"per":"1h"}],`, `"id":1,`, []int{200, 429}},
 	} {
@@ -811,11 +872,12 @@ func TestSecretsThatAreReplaced(t *testing.T) { // A30, A60
 		}
 	}
 	for name, provider := range map[string]string{
-		"a token of the environment":    `{"provider":"token","tokens":[{"token":"{env.REPLACED_SECRET}","client":"ann"}]}`,
-		"a token of a file":             `{"provider":"token","tokens":[{"token":"{file.` + file + `}","client":"ann"}]}`,
-		"a secret that signs requests":  `{"provider":"hmac","clients":[{"client":"ann","secret":"{env.REPLACED_SECRET}"}]}`,
-		"such a secret in a file":       `{"provider":"hmac","clients":[{"client":"ann","secret":"{file.` + file + `}"}]}`,
-		"one of several in one gateway": `{"provider":"mtls"},{"provider":"token","tokens":[{"token":"{env.REPLACED_SECRET}","client":"ann"}]}`,
+		"a token of the environment":   `{"provider":"token","tokens":[{"token":"{env.REPLACED_SECRET}","client":"ann"}]}`,
+		"a token of a file":            `{"provider":"token","tokens":[{"token":"{file.` + file + `}","client":"ann"}]}`,
+		"a secret that signs requests": `{"provider":"hmac","clients":[{"client":"ann","secret":"{env.REPLACED_SECRET}"}]}`,
+		"such a secret in a file":      `{"provider":"hmac","clients":[{"client":"ann","secret":"{file.` + file + `}"}]}`,
+		"one of several in one gateway": `{"provider":"mtls"},{"provider":"token",` +
+			`"tokens":[{"token":"{env.REPLACED_SECRET}","client":"ann"}]}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			loaded := func(secret string) *Handler {
@@ -827,13 +889,13 @@ func TestSecretsThatAreReplaced(t *testing.T) { // A30, A60
 				return realmOf(h.auth.providers[len(h.auth.providers)-1], "ann")
 			}
 			if before.auth.fingerprint != same.auth.fingerprint || realm(before) != realm(same) {
-				t.Error("the same secret is another")
+				t.Error("the same secret has another fingerprint or realm")
 			}
 			if before.auth.fingerprint == after.auth.fingerprint || realm(before) == realm(after) {
-				t.Error("another secret is the same")
+				t.Error("another secret has the same fingerprint or realm")
 			}
 			if strings.Contains(before.auth.fingerprint, old) {
-				t.Error("the secret is told")
+				t.Error("the fingerprint contains the secret")
 			}
 		})
 	}
@@ -843,7 +905,8 @@ func TestStreamsEndWithWhatTheyAreOf(t *testing.T) { // A30, A60
 	t.Setenv("STREAMS_TOKEN", "streams-AbCdEf0123456789")
 	const (
 		withAuth = `"auth":[{"provider":"token","tokens":[{"token":"{env.STREAMS_TOKEN}","client":"ann"}]}],`
-		servers  = `"servers":[{"name":"a","routes":[{"handle":[` + staticHandler + `]}]},{"name":"b","routes":[{"handle":[` + staticHandler + `]}]}]`
+		servers  = `"servers":[{"name":"a","routes":[{"handle":[` + staticHandler + `]}]},{"name":"b","routes":[{"handle":[` +
+			staticHandler + `]}]}]`
 	)
 	for _, tt := range []struct {
 		name string
@@ -852,8 +915,11 @@ func TestStreamsEndWithWhatTheyAreOf(t *testing.T) { // A30, A60
 	}{
 		{"nothing changes", []string{`{"name":"g",` + servers + `}`}, nil},
 		{"a server goes", []string{`{"name":"g","servers":[` + serverOf("b", staticHandler) + `]}`}, []string{"a"}},
-		{"a server is another", []string{strings.Replace(`{"name":"g",`+servers+`}`, `"name":"a"`, `"name":"a","path":"/v2"`, 1)}, []string{"a"}},
-		{"a server comes", []string{strings.Replace(`{"name":"g",`+servers+`}`, `"servers":[`, `"servers":[`+serverOf("c", staticHandler)+`,`, 1)}, nil},
+		{"a server is another",
+			[]string{strings.Replace(`{"name":"g",`+servers+`}`, `"name":"a"`, `"name":"a","path":"/v2"`, 1)}, []string{"a"}},
+		{"a server comes",
+			[]string{strings.Replace(`{"name":"g",`+servers+`}`, `"servers":[`, `"servers":[`+serverOf("c", staticHandler)+`,`,
+				1)}, nil},
 		{"the gateway goes", []string{`{"name":"another",` + servers + `}`}, []string{"a", "b"}},
 		{"all gateways go", nil, []string{"a", "b"}},
 		{"other clients are let in", []string{`{"name":"g",` + withAuth + servers + `}`}, []string{"a", "b"}},
@@ -861,7 +927,7 @@ func TestStreamsEndWithWhatTheyAreOf(t *testing.T) { // A30, A60
 		{"there is another beside it", []string{`{"name":"another",` + servers + `}`, `{"name":"g",` + servers + `}`}, nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			// The other stands beside it in the same configuration.
+			// Both gateways are in the same configuration.
 			h, sibling := adaptGateway(t, `{"name":"g",`+servers+`}`), adaptGateway(t, `{"name":"g",`+servers+`}`)
 			for _, config := range tt.next {
 				adaptGateway(t, config)
@@ -916,7 +982,8 @@ func TestClientsOfOneNameInTwoGateways(t *testing.T) { // A30, A57
 		}
 	})
 	site := func(name string) *Handler {
-		return adaptGateway(t, `{"auth":[{"provider":"token","tokens":[{"token":"{env.SITE_`+strings.ToUpper(name)+`}"}]}],"servers":[`+server.line("a")+`]}`)
+		return adaptGateway(t, `{"auth":[{"provider":"token","tokens":[{"token":"{env.SITE_`+strings.ToUpper(name)+
+			`}"}]}],"servers":[`+server.line("a")+`]}`)
 	}
 	one, other := site("a"), site("b")
 	by := func(name string) []string {
@@ -936,10 +1003,14 @@ func TestClientsOfOneNameInTwoGateways(t *testing.T) { // A30, A57
 		t.Errorf("after a reload it is in session %q, before in %q", again, a)
 	}
 	for _, path := range []string{"/mcp", "/mcp/a"} {
-		begun := serves(t, one, posting(path, `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}`, by("a")...))
+		begun := serves(t, one,
+			posting(path,
+				`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},`+
+					`"clientInfo":{"name":"x","version":"1"}}}`, by("a")...))
 		id := begun.Header().Get(mcp.SessionHeader)
 		ping := func(h *Handler, name string) int {
-			return serves(t, h, posting(path, `{"jsonrpc":"2.0","id":2,"method":"ping"}`, append(by(name), mcp.SessionHeader, id)...)).Code
+			return serves(t, h,
+				posting(path, `{"jsonrpc":"2.0","id":2,"method":"ping"}`, append(by(name), mcp.SessionHeader, id)...)).Code
 		}
 		if own, others := ping(one, "a"), ping(other, "b"); own != http.StatusOK || others != http.StatusNotFound {
 			t.Errorf("%s: the session %q is %d where it was begun, %d elsewhere", path, id, own, others)
@@ -960,7 +1031,8 @@ func TestNamesOfClientsArePlain(t *testing.T) { // A57
 			}
 			ctx, cancel := caddy.NewContext(ctx)
 			defer cancel()
-			_, err = ctx.LoadModuleByID("http.handlers.mcp_gateway", json.RawMessage(`{"clients":[`+client+`],"servers":[`+serverOf("a", staticHandler)+`]}`))
+			_, err = ctx.LoadModuleByID("http.handlers.mcp_gateway",
+				json.RawMessage(`{"clients":[`+client+`],"servers":[`+serverOf("a", staticHandler)+`]}`))
 			if err == nil || !strings.Contains(err.Error(), "match") {
 				t.Errorf("got %v", err)
 			}
@@ -969,15 +1041,17 @@ func TestNamesOfClientsArePlain(t *testing.T) { // A57
 }
 
 func TestAnswersOfAServerByItsAlias(t *testing.T) { // A59
-	const caddyfile = ":80 {\nmcp_gateway {\nserver a http://127.0.0.1:1 {\nalias uno\n}\nanswer %s roots/list drop\nmcp_path /mcp\n}\n}"
+	const caddyfile = ":80 {\nmcp_gateway {\nserver a http://127.0.0.1:1 {\nalias uno\n}\nanswer %s roots/list " +
+		"drop\nmcp_path /mcp\n}\n}"
 	for _, name := range []string{"a", "uno"} {
 		config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(fmt.Sprintf(caddyfile, name)), nil)
 		if err != nil || !strings.Contains(string(config), `"answers":[{"action":"drop","method":"roots/list"}]`) {
 			t.Errorf("%s: %s, %v", name, config, err)
 		}
 	}
-	_, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(fmt.Sprintf(caddyfile, "duo")), map[string]any{"filename": "Caddyfile"})
-	if err == nil || !strings.Contains(err.Error(), "there is no server duo") || !strings.Contains(err.Error(), ":6") {
+	_, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(fmt.Sprintf(caddyfile, "duo")),
+		map[string]any{"filename": "Caddyfile"})
+	if err == nil || !strings.Contains(err.Error(), "unknown server duo") || !strings.Contains(err.Error(), ":6") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -989,13 +1063,14 @@ func TestBudgetsOfStrangers(t *testing.T) { // A65, R14
 		r.RemoteAddr = address
 		return serves(t, h, r).Code
 	}
-	got := []int{from("192.0.2.1:1"), from("192.0.2.1:2"), from("192.0.2.2:1"), from("[2001:db8::1]:1"), from("[2001:db8::2]:1")}
+	got := []int{from("192.0.2.1:1"), from("192.0.2.1:2"), from("192.0.2.2:1"), from("[2001:db8::1]:1"),
+		from("[2001:db8::2]:1")}
 	if !slices.Equal(got, []int{200, 429, 200, 200, 429}) {
 		t.Errorf("got %v", got)
 	}
 }
 
-// A listenerAddr is where the command listens.
+// A listenerAddr is the address on which the command listens.
 type listenerAddr struct{}
 
 func (listenerAddr) Network() string { return pipenet.Name }
@@ -1005,7 +1080,8 @@ func TestNobodyLimitsTheOperator(t *testing.T) { // A42, A65
 	before := stdioClient
 	stdioClient = access.OperatorIdentity
 	t.Cleanup(func() { stdioClient = before })
-	h := adaptGateway(t, `{"name":"operated","rates":[{"requests":1,"per":"1h"}],"servers":[`+serverOf("a", staticHandler)+`]}`)
+	h := adaptGateway(t,
+		`{"name":"operated","rates":[{"requests":1,"per":"1h"}],"servers":[`+serverOf("a", staticHandler)+`]}`)
 	for i := range 3 {
 		r := posting("/mcp/a", aCall)
 		r = r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, listenerAddr{}))

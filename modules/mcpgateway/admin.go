@@ -22,13 +22,13 @@ func init() {
 	caddy.RegisterModule(adminAPI{})
 }
 
-// adminAPI tells of the gateways, and steers their servers, at Caddy's admin endpoint.
-// Everything is JSON. Adding and removing servers is what /config/ is for.
+// adminAPI reports on gateways and controls their servers, at Caddy's admin endpoint. All bodies
+// are JSON. To add or remove servers, use /config/.
 //
-// What there is are the adminRoutes; GET /mcp_gateway lists them, too.
+// adminRoutes lists all routes, and so does GET /mcp_gateway.
 //
-// With ?gateway= it is about the gateway of this name, or at this mcp_path. Where it is
-// not given and several gateways fit, what would change something is refused.
+// ?gateway= selects a gateway by its name or mcp_path. Without it, a change is refused if several
+// gateways match.
 type adminAPI struct {
 	ctx    caddy.Context
 	logger *zap.Logger // nil for Caddy's
@@ -48,7 +48,7 @@ func (a *adminAPI) Provision(ctx caddy.Context) error {
 	return nil
 }
 
-// An adminRoute is what a method does at a path.
+// An adminRoute is one method of one path.
 type adminRoute struct {
 	Method      string `json:"method"`
 	Path        string `json:"path"`
@@ -57,57 +57,65 @@ type adminRoute struct {
 	serve adminFunc
 }
 
-// An adminFunc answers a request.
+// An adminFunc serves a request.
 type adminFunc func(*adminCall) (status int, answer any, err error)
 
-// adminRoutes are all there is.
+// adminRoutes returns all routes.
 func adminRoutes() []adminRoute {
 	const (
 		get, post = http.MethodGet, http.MethodPost
-		at        = "/mcp_gateway"
+		root      = "/mcp_gateway"
+		server    = root + "/servers/{server}"
 	)
 	return []adminRoute{
-		{get, at, "this list", (*adminCall).index},
-		{get, at + "/servers", "all servers: their health, processes, upstreams", (*adminCall).listServers},
-		{get, at + "/servers/{server}", "one of them, by its name or an alias", (*adminCall).showServer},
-		{post, at + "/servers/{server}/check", `connects to it now, within {"timeout"}, and counts what it lists`, (*adminCall).check},
-		{post, at + "/servers/{server}/restart", "ends its child processes and starts others, without a pause", (*adminCall).restart},
-		{post, at + "/servers/{server}/refresh", "forgets what it has listed, and tells clients to ask again", (*adminCall).refresh},
-		{post, at + "/servers/{server}/logout", `ends the login of the gateway there, or that of {"client"}`, (*adminCall).logout},
-		{post, at + "/servers/{server}/accept", `accepts the definitions of its tools that have changed: all, that of {"tool"}, or that of {"tool","seen"} if it is still the latest`, (*adminCall).accept},
-		{get, at + "/files", "the files of servers_from: their servers, and why a change was not taken over", (*adminCall).listFiles},
-		{get, at + "/tools", "the tools that clients see, or ?client= sees, and what their definitions cost; asks the servers. " +
-			"With ?client= and ?why=true also what is decided on all that they have, and by which rule", (*adminCall).listTools},
-		{post, at + "/call", `calls {"tool"} with {"arguments"} and {"texts"} as {"client"} gets it, ` +
-			`{"raw"} as the server has sent it, or {"both"} of one call; with {"progress"}, each progress comes as a line before`, (*adminCall).call},
-		{get, at + "/tools/{tool}", "one of them with its definition, by its name as one escaped segment; asks its server. " +
-			"With ?client= also what is decided on it for that client, and by which rule", (*adminCall).showTool},
-		{get, at + "/tools/changes", "the tools whose definitions have changed, before and after", (*adminCall).listChanges},
-		{post, at + "/store/check", "asks the store that replicas share now, and says how long that took", (*adminCall).checkStore},
-		{get, at + "/overview", "the gateways, where clients reach them, and what goes on", (*adminCall).overview},
-		{get, at + "/savings", "how much was kept out of contexts, by tool and by day; " +
+		{get, root, "this list", (*adminCall).index},
+		{get, root + "/servers", "all servers: their health, processes, upstreams", (*adminCall).listServers},
+		{get, server, "one of them, by its name or an alias", (*adminCall).showServer},
+		{post, server + "/check", `connects to it now, within {"timeout"}, and counts what it lists`, (*adminCall).check},
+		{post, server + "/restart", "restarts its child processes at once", (*adminCall).restart},
+		{post, server + "/refresh", "drops its cached lists, and notifies clients", (*adminCall).refresh},
+		{post, server + "/logout", `ends the login of the gateway there, or that of {"client"}`, (*adminCall).logout},
+		{post, server + "/accept", `accepts the definitions of its tools that have changed: all, that of {"tool"}, ` +
+			`or that of {"tool","seen"} if it is still the latest`, (*adminCall).accept},
+		{get, root + "/files", "the files of servers_from: their servers, and why a change was refused",
+			(*adminCall).listFiles},
+		{get, root + "/tools", "the tools that clients see, or ?client= sees, and the size of their definitions; " +
+			"contacts the servers. With ?client= and ?why=true also the decision on every item, and its rule",
+			(*adminCall).listTools},
+		{post, root + "/call", `calls {"tool"} with {"arguments"} and {"texts"} as {"client"} gets it, ` +
+			`{"raw"} as the server sent it, or {"both"} of one call; ` +
+			`with {"progress"}, each progress notification comes first, as a line`, (*adminCall).call},
+		{get, root + "/tools/{tool}", "one of them with its definition, by its name as one escaped segment; " +
+			"contacts its server. With ?client= also the decision for that client, and its rule", (*adminCall).showTool},
+		{get, root + "/tools/changes", "the tools whose definitions have changed, before and after",
+			(*adminCall).listChanges},
+		{post, root + "/store/check", "contacts the store that replicas share, and measures how long it takes",
+			(*adminCall).checkStore},
+		{get, root + "/overview", "the gateways, their URLs, and their activity", (*adminCall).overview},
+		{get, root + "/savings", "how much was kept out of contexts, by tool and by day; " +
 			"with ?price= of a million tokens in money, too", (*adminCall).savings},
-		{get, at + "/calls", "the last calls; with ?client=, ?server=, ?tool=, ?outcome= those only, " +
+		{get, root + "/calls", "the last calls; with ?client=, ?server=, ?tool=, ?outcome= those only, " +
 			"with ?after= those since a call, at most ?limit=", (*adminCall).listCalls},
-		{get, at + "/calls/{id}", "one of them, with its arguments and result if the gateway records them", (*adminCall).showCall},
-		{get, at + "/calls/{id}/originals/{original}", "a whole text that was cut in its result, if it is kept",
+		{get, root + "/calls/{id}", "one of them, with its arguments and result if the gateway records them",
+			(*adminCall).showCall},
+		{get, root + "/calls/{id}/originals/{original}", "the original of a text that was cut in its result, if it is kept",
 			(*adminCall).showOriginal},
-		{get, at + "/conversations", "what tool_result_mask has left out of requests to models, by route",
+		{get, root + "/conversations", "what tool_result_mask has removed from requests to models, by route",
 			(*adminCall).listConversations},
-		{get, at + "/clients", "the clients: their rules, sessions, requests and refusals", (*adminCall).listClients},
-		{get, at + "/metrics", "what is counted", (*adminCall).showMetrics},
-		{get, at + "/templates", "the resource templates that gateways host themselves", (*adminCall).listTemplates},
-		{post, at + "/templates", "adds one, or puts it in the place of the one of its name", (*adminCall).putTemplate},
-		{http.MethodDelete, at + "/templates/{name}", "removes one", (*adminCall).deleteTemplate},
+		{get, root + "/clients", "the clients: their rules, sessions, requests and refusals", (*adminCall).listClients},
+		{get, root + "/metrics", "all metrics of these modules", (*adminCall).showMetrics},
+		{get, root + "/templates", "the resource templates that gateways host themselves", (*adminCall).listTemplates},
+		{post, root + "/templates", "adds one, or replaces the one with its name", (*adminCall).putTemplate},
+		{http.MethodDelete, root + "/templates/{name}", "removes one", (*adminCall).deleteTemplate},
 	}
 }
 
-// adminMethods are what can be done at a path.
+// adminMethods are the functions of a path, by HTTP method.
 type adminMethods map[string]adminFunc
 
-// adminPaths returns what can be done at each path.
+// adminPaths returns the methods of each path.
 func adminPaths() map[string]adminMethods {
-	paths := map[string]adminMethods{"/mcp_gateway/": {}} // all that is not named
+	paths := map[string]adminMethods{"/mcp_gateway/": {}} // matches all unknown paths
 	for _, route := range adminRoutes() {
 		if paths[route.Path] == nil {
 			paths[route.Path] = adminMethods{}
@@ -126,7 +134,9 @@ func (a *adminAPI) Routes() (routes []caddy.AdminRoute) {
 	for path, methods := range adminPaths() {
 		routes = append(routes, caddy.AdminRoute{
 			Pattern: path,
-			Handler: caddy.AdminHandlerFunc(func(w http.ResponseWriter, r *http.Request) error { return a.serve(w, r, methods) }),
+			Handler: caddy.AdminHandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+				return a.serve(w, r, methods)
+			}),
 		})
 	}
 	return routes
@@ -140,12 +150,12 @@ type adminCall struct {
 	w   http.ResponseWriter
 	r   *http.Request
 
-	begun        bool   // a part of the answer was written
+	wroteHeader  bool   // part of the response has been written
 	action       string // what it changes, for the log; empty for nothing
-	gateway      string // that it is about: as it is asked for, then by its name
-	server, name string // of what it changes
-	client       string // as whom it acts; empty for none
-	user         string // who asks, if a module in front knows; empty for none
+	gateway      string // as requested, then the name of the gateway found
+	server, name string // target of the change, for the log
+	client       string // client to act as; empty for none
+	user         string // user of mcp_console; empty for none
 }
 
 func adminErrorf(status int, code, format string, args ...any) *adminapi.Error {
@@ -160,7 +170,7 @@ func invalid(err error) *adminapi.Error {
 	return adminErrorf(http.StatusBadRequest, "invalid_request", "%v", err)
 }
 
-// serve answers a request.
+// serve serves a request.
 func (a *adminAPI) serve(w http.ResponseWriter, r *http.Request, methods adminMethods) error {
 	call := &adminCall{api: a, w: w, r: r, gateway: r.URL.Query().Get("gateway")}
 	status, answer := call.run(methods)
@@ -171,7 +181,7 @@ func (a *adminAPI) serve(w http.ResponseWriter, r *http.Request, methods adminMe
 	return call.write(status, "application/json", answer)
 }
 
-// run has the method of the request answer it, and leaves a line in the log if that was to change something.
+// run runs the method of the request, and logs it if it is a change.
 func (c *adminCall) run(methods adminMethods) (status int, answer any) {
 	status, answer, err := c.answer(methods)
 	outcome := "ok"
@@ -198,10 +208,10 @@ func (c *adminCall) run(methods adminMethods) (status int, answer any) {
 	return status, answer
 }
 
-// write writes a part of the answer, the first of which has a status and a type.
+// write writes a part of the response. The first part sets status and type.
 func (c *adminCall) write(status int, contentType string, part any) error {
-	if !c.begun {
-		c.begun = true
+	if !c.wroteHeader {
+		c.wroteHeader = true
 		c.w.Header().Set("Content-Type", contentType)
 		c.w.WriteHeader(status)
 	}
@@ -210,15 +220,16 @@ func (c *adminCall) write(status int, contentType string, part any) error {
 	return encoder.Encode(part)
 }
 
-// answer has the method of the request answer it.
+// answer runs the method of the request.
 func (c *adminCall) answer(methods adminMethods) (status int, answer any, err error) {
 	if len(methods) == 0 {
-		return 0, nil, notFound("there is nothing at %s", c.r.URL.Path)
+		return 0, nil, notFound("nothing is served at %s", c.r.URL.Path)
 	}
 	method := methods[c.r.Method]
 	if method == nil {
 		c.w.Header().Set("Allow", strings.Join(slices.Sorted(maps.Keys(methods)), ", "))
-		return 0, nil, adminErrorf(http.StatusMethodNotAllowed, "method_not_allowed", "the method %s is not allowed here", c.r.Method)
+		return 0, nil, adminErrorf(http.StatusMethodNotAllowed, "method_not_allowed",
+			"the method %s is not allowed here", c.r.Method)
 	}
 	return method(c)
 }
@@ -230,7 +241,7 @@ func (a *adminAPI) log() *zap.Logger {
 	return caddy.Log().Named("admin.api.mcp_gateway")
 }
 
-// decode reads the body of the request. It may be empty if it is optional.
+// decode decodes the body of the request, which may be empty if optional.
 func (c *adminCall) decode(into any, optional bool) error {
 	body, err := io.ReadAll(io.LimitReader(c.r.Body, adminapi.MaxBody+1))
 	switch {
@@ -250,36 +261,35 @@ func (c *adminCall) decode(into any, optional bool) error {
 	decoder := json.NewDecoder(bytes.NewReader(body))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(into); err != nil {
-		return invalid(inPlainWords(err))
+		return invalid(rewordJSONError(err))
 	}
 	if _, err := decoder.Token(); err != io.EOF {
-		return invalid(errors.New("something follows the JSON object of the request"))
+		return invalid(errors.New("unexpected data after the JSON object of the request"))
 	}
 	return nil
 }
 
-// inPlainWords says what is wrong with an object, without a word about Go.
-func inPlainWords(err error) error {
+// rewordJSONError rewords a JSON error without names of Go types.
+func rewordJSONError(err error) error {
 	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
 		member := wrong.Field[strings.LastIndexByte(wrong.Field, '.')+1:]
-		return fmt.Errorf("%s: it must be %s, and is of the type %s", member, typeNames[wrong.Type.Kind()], wrong.Value)
+		return fmt.Errorf("%s: must be %s, got %s", member, typeNames[wrong.Type.Kind()], wrong.Value)
 	}
 	if member, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
-		return fmt.Errorf("there is no member %s", member)
+		return fmt.Errorf("unknown member %s", member)
 	}
 	if errors.Is(err, io.ErrUnexpectedEOF) {
-		return errors.New("the JSON object of the request has no end")
+		return errors.New("the JSON object of the request is incomplete")
 	}
 	return fmt.Errorf("the request is not JSON: %w", err)
 }
 
-// typeNames are the types of members of requests.
+// typeNames are the types of members, for error messages.
 var typeNames = map[reflect.Kind]string{
 	reflect.String: "a string", reflect.Bool: "true or false", reflect.Map: "an object",
 }
 
-// gateways returns the gateways that the request is about: those of the name that it
-// gives, or at this path, or all if it gives none.
+// gateways returns the gateways with the requested name or mcp_path, or all if none is requested.
 func (c *adminCall) gateways() (found []*Handler, err error) {
 	for _, h := range registry.current() {
 		if c.gateway == "" || c.gateway == h.Name || c.gateway == h.MCPPath {
@@ -287,20 +297,20 @@ func (c *adminCall) gateways() (found []*Handler, err error) {
 		}
 	}
 	if c.gateway != "" && len(found) == 0 {
-		return nil, notFound("there is no gateway %q", c.gateway)
+		return nil, notFound("unknown gateway %q", c.gateway)
 	}
 	return found, nil
 }
 
-// one returns the only gateway that the request is about and that has what it names.
-func (c *adminCall) one(what string, has func(*Handler) bool) (*Handler, error) {
+// oneGateway returns the only requested gateway for which has returns true.
+func (c *adminCall) oneGateway(what string, has func(*Handler) bool) (*Handler, error) {
 	found, err := c.gateways()
 	if err != nil {
 		return nil, err
 	}
 	found = slices.DeleteFunc(found, func(h *Handler) bool { return !has(h) })
 	if len(found) == 0 {
-		return nil, notFound("there is no %s", what)
+		return nil, notFound("%s not found", what)
 	}
 	if len(found) > 1 {
 		return nil, ambiguous(found)
@@ -309,17 +319,18 @@ func (c *adminCall) one(what string, has func(*Handler) bool) (*Handler, error) 
 	return found[0], nil
 }
 
-// ambiguous says which gateways fit, and how to name one of them.
+// ambiguous is the error that several gateways match. It says how to select one.
 func ambiguous(found []*Handler) *adminapi.Error {
 	var names []string
 	for _, h := range found {
 		names = append(names, fmt.Sprintf("%q at %s", h.Name, h.MCPPath))
 	}
-	way := "name one of them by ?gateway="
+	way := "select one with ?gateway="
 	if len(slices.Compact(slices.Sorted(slices.Values(names)))) < len(names) {
 		way = "give each a name of its own in the configuration"
 	}
-	return adminErrorf(http.StatusConflict, "ambiguous", "several gateways fit; %s: %s", way, strings.Join(names, ", "))
+	return adminErrorf(http.StatusConflict, "ambiguous",
+		"several gateways match; %s: %s", way, strings.Join(names, ", "))
 }
 
 // Interface guards

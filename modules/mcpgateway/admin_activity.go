@@ -22,7 +22,7 @@ func (c *adminCall) overview() (int, any, error) {
 		Since: activity.Process.Began.UTC(), Gateways: []adminapi.GatewayStatus{},
 		Total: total, Recent: activity.Process.Recent(),
 	}
-	store, err := sharedBy(found)
+	store, err := sharedStore(found)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -33,14 +33,14 @@ func (c *adminCall) overview() (int, any, error) {
 	return http.StatusOK, overview, nil
 }
 
-// gatewayStatus tells of the gateway.
+// gatewayStatus returns the status of the gateway.
 func (h *Handler) gatewayStatus() adminapi.GatewayStatus {
 	status := adminapi.GatewayStatus{
 		Name: h.Name, Path: h.MCPPath, URLs: []string{}, Auth: len(h.auth.providers) > 0,
 		Record: h.Record, Servers: len(h.Servers),
 	}
 	if h.site != nil {
-		status.URLs, status.Admits = h.urls(), h.admitted()
+		status.URLs, status.Admits = h.urls(), h.admission()
 	}
 	for _, s := range h.Servers {
 		if state := s.healthState(); !state.Known || state.Healthy {
@@ -55,20 +55,21 @@ func (h *Handler) gatewayStatus() adminapi.GatewayStatus {
 	return status
 }
 
-// charsPerToken is how many characters a token has, about. Of what was cut, only the length is known.
+// charsPerToken is the estimated number of characters per token. Only the length of cut text is
+// known.
 const charsPerToken = 4
 
-// newSaving returns what sums are worth at a price for a million tokens.
+// newSaving returns a saving at a price per million tokens.
 func newSaving(sums activity.Sums, price float64) adminapi.Saving {
 	tokens := sums.CutChars / charsPerToken
 	return adminapi.Saving{Sums: sums, Tokens: tokens, Money: float64(tokens) * price / 1e6}
 }
 
-// savings tells how much was kept out of contexts, and with ?price= what that would have cost.
+// savings returns how much was kept out of contexts, and with ?price= its cost.
 func (c *adminCall) savings() (int, any, error) {
 	price, err := strconv.ParseFloat(cmp.Or(c.r.URL.Query().Get("price"), "0"), 64)
 	if err != nil || !(price >= 0 && price <= 1e6) {
-		return 0, nil, invalid(errors.New("price: it must be a number, the price of a million tokens"))
+		return 0, nil, invalid(errors.New("price: must be a number, the price of a million tokens"))
 	}
 	_, tools, days := activity.Process.Sums()
 	all := adminapi.Savings{
@@ -100,10 +101,10 @@ func (c *adminCall) savings() (int, any, error) {
 	return http.StatusOK, all, nil
 }
 
-// maxListedCalls is how many calls are listed at once.
+// maxListedCalls is the maximum of ?limit=.
 const maxListedCalls = 1000
 
-// listCalls lists the last calls, the latest first. What a filter names must be equal.
+// listCalls returns the last calls, latest first. Filters match exactly.
 func (c *adminCall) listCalls() (int, any, error) {
 	query := c.r.URL.Query()
 	after, limit := int64(0), int64(100)
@@ -118,7 +119,7 @@ func (c *adminCall) listCalls() (int, any, error) {
 		}
 		n, err := strconv.ParseInt(text, 10, 64)
 		if err != nil || n < 0 || n > number.max {
-			return 0, nil, invalid(fmt.Errorf("%s: it must be a number from 0 to %d", number.name, number.max))
+			return 0, nil, invalid(fmt.Errorf("%s: must be a number from 0 to %d", number.name, number.max))
 		}
 		*number.into = n
 	}
@@ -132,14 +133,14 @@ func (c *adminCall) listCalls() (int, any, error) {
 			fits("tool", call.Name) && (outcome == "" || outcome == call.Outcome || outcome == "failed" && call.Failed())
 	})
 	for i, call := range calls {
-		without := *call
-		without.Arguments, without.Result = nil, nil
-		calls[i] = &without
+		listed := *call
+		listed.Arguments, listed.Result = nil, nil
+		calls[i] = &listed
 	}
 	return http.StatusOK, calls, nil
 }
 
-// showCall shows a call, with its arguments and result if they are kept.
+// showCall returns a call, with its arguments and result if they are kept.
 func (c *adminCall) showCall() (int, any, error) {
 	call, err := c.findCall()
 	if err != nil {
@@ -148,27 +149,28 @@ func (c *adminCall) showCall() (int, any, error) {
 	return http.StatusOK, call, nil
 }
 
-// findCall returns the call that the request is about.
+// findCall returns the call with the ID in the path.
 func (c *adminCall) findCall() (*activity.Call, error) {
 	id, err := strconv.ParseInt(c.r.PathValue("id"), 10, 64)
 	if err != nil {
-		return nil, invalid(errors.New("id: it must be a number"))
+		return nil, invalid(errors.New("id: must be a number"))
 	}
 	call := activity.Process.Call(id)
 	if call == nil {
-		return nil, notFound("the call %d is not kept", id)
+		return nil, notFound("call %d is not kept", id)
 	}
 	return call, nil
 }
 
-// showOriginal shows a whole text that was cut in the result of a call, as long as it is kept for the client.
+// showOriginal returns the original of a text that was cut in the result of a call, while it is
+// kept.
 func (c *adminCall) showOriginal() (int, any, error) {
 	call, err := c.findCall()
 	if err != nil {
 		return 0, nil, err
 	}
 	id := c.r.PathValue("original")
-	if slices.Contains(call.Originals, id) { // those of other calls are not for this one
+	if slices.Contains(call.Originals, id) { // no originals of other calls
 		for _, h := range registry.current() {
 			if h.Name != call.Gateway {
 				continue
@@ -178,7 +180,7 @@ func (c *adminCall) showOriginal() (int, any, error) {
 			}
 		}
 	}
-	return 0, nil, notFound("the original %q of the call %d is not kept", id, call.ID)
+	return 0, nil, notFound("original %q of call %d is not kept", id, call.ID)
 }
 
 func (c *adminCall) listConversations() (int, any, error) {

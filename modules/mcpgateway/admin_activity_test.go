@@ -15,7 +15,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
-// newActivity returns the API of a gateway whose calls are the only ones.
+// newActivity returns the API of a gateway, with no earlier calls.
 func newActivity(t *testing.T, config string) (*adminTest, *Handler) {
 	t.Helper()
 	all := activity.Process
@@ -25,14 +25,15 @@ func newActivity(t *testing.T, config string) (*adminTest, *Handler) {
 	return a, registry.current()[0]
 }
 
-// active is a gateway that masks what it has, and records it if more says so.
+// active returns a gateway with a mask, and more of its configuration.
 func active(more string) string {
 	return `{"name":"one",` + more + `"mask":{"max_chars":200,"head_chars":100,"tail_chars":100,"recover":{}},"focus":{},
 		"clients":[{"name":"ann","rules":[{"action":"deny","patterns":["sample::read_image"]}],"redact":["circuit \\w+"],"redact_fields":["password"]},{"name":"bob"}],
-		"servers":[` + serverOf("sample", `{"handler":"mcp_sample"}`) + `,` + serverOf("dead", proxyTo("", "127.0.0.1:9")) + `]}`
+		"servers":[` + serverOf("sample", `{"handler":"mcp_sample"}`) + `,` + serverOf("dead", proxyTo("", "127.0.0.1:9")) +
+		`]}`
 }
 
-// An agentTest is a client of the gateway of a test.
+// An agentTest is a client of a test gateway.
 type agentTest struct {
 	*testing.T
 	h          *Handler
@@ -41,9 +42,12 @@ type agentTest struct {
 	modern     bool
 }
 
-// agents returns a client at each endpoint, of each era.
+// agents returns a client for each endpoint and era.
 func agents(t *testing.T, h *Handler, name string) map[string]*agentTest {
-	w := servesUser(t, h, name, posting("/mcp", `{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}`))
+	w := servesUser(t, h, name,
+		posting("/mcp",
+			`{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},`+
+				`"clientInfo":{"name":"x","version":"1"}}}`))
 	return map[string]*agentTest{
 		"/mcp":               {t, h, name, "/mcp", w.Header().Get(mcp.SessionHeader), false},
 		"/mcp, modern":       {t, h, name, "/mcp", "", true},
@@ -65,13 +69,15 @@ func (a *agentTest) call(tool, arguments string) *httptest.ResponseRecorder {
 	}
 	if a.modern {
 		headers = []string{mcp.VersionHeader, mcp.Stateless, "Mcp-Method", "tools/call", "Mcp-Name", tool}
-		meta = `,"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"x","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}`
+		meta = `,"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
+			`"io.modelcontextprotocol/clientInfo":{"name":"x","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}`
 	}
 	return servesUser(a.T, a.h, a.name, posting(a.path, fmt.Sprintf(
-		`{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":%q,"arguments":%s%s}}`, tool, arguments, meta), headers...))
+		`{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":%q,"arguments":%s%s}}`, tool, arguments, meta),
+		headers...))
 }
 
-// calls lists the calls that a query finds.
+// calls returns the calls that match a query.
 func (a *adminTest) calls(query string) (calls []activity.Call) {
 	a.Helper()
 	a.call("GET", "/mcp_gateway/calls"+query, "", &calls)
@@ -88,19 +94,24 @@ func TestAdminCalls(t *testing.T) {
 			if len(calls) != 2 {
 				t.Fatalf("got %+v", calls)
 			}
-			if failed := calls[1]; failed.Outcome != "error" || failed.ErrorCode != -32602 || !strings.Contains(said.Body.String(), "-32602") {
+			if failed := calls[1]; failed.Outcome != "error" || failed.ErrorCode != -32602 ||
+				!strings.Contains(said.Body.String(), "-32602") {
 				t.Errorf("answered %s, kept %+v", said.Body, failed)
 			}
 			call := calls[0]
-			if call.Gateway != "one" || call.Client != "ann" || call.Server != "sample" || call.Name != "read_log" || call.Method != "tools/call" ||
-				call.Outcome != "ok" || call.RequestID != "7" || call.Seconds <= 0 || call.At.IsZero() || call.Rule != "default allow" {
+			if call.Gateway != "one" || call.Client != "ann" || call.Server != "sample" || call.Name != "read_log" ||
+				call.Method != "tools/call" ||
+				call.Outcome != "ok" || call.RequestID != "7" || call.Seconds <= 0 || call.At.IsZero() ||
+				call.Rule != "default allow" {
 				t.Errorf("got %+v", call)
 			}
-			if call.CutTexts != 1 || call.CutChars < 5_000 || call.Received < 5_000 || call.Sent > 1_000 || call.Sent < 200 || len(call.Originals) != 1 {
+			if call.CutTexts != 1 || call.CutChars < 5_000 || call.Received < 5_000 || call.Sent > 1_000 || call.Sent < 200 ||
+				len(call.Originals) != 1 {
 				t.Errorf("got %+v", call)
 			}
 			res := a.call("GET", fmt.Sprint("/mcp_gateway/calls/", call.ID), "", nil)
-			if body, _ := io.ReadAll(res.Body); call.HasContent || strings.Contains(string(body), "arguments") || strings.Contains(string(body), "result") {
+			if body, _ := io.ReadAll(res.Body); call.HasContent || strings.Contains(string(body), "arguments") ||
+				strings.Contains(string(body), "result") {
 				t.Errorf("got %s", body)
 			}
 		})
@@ -110,13 +121,21 @@ func TestAdminCalls(t *testing.T) {
 func TestAdminCallsAreFound(t *testing.T) {
 	a, h := newActivity(t, active(""))
 	ann, bob := agents(t, h, "ann")["/mcp"], agents(t, h, "bob")["/mcp"]
-	ann.call("echo", `{"text":"x"}`)                                                                                                                         // 1
-	ann.call("read_image", `{}`)                                                                                                                             // 2, denied
-	bob.call("read_image", `{}`)                                                                                                                             // 3
-	bob.call("echo", `{"wrong":true}`)                                                                                                                       // 4, an error
-	a.call("POST", "/mcp_gateway/call", `{"tool":"sample::echo","arguments":{"text":"x"},"client":"ann"}`, nil)                                              // 5
-	a.call("POST", "/mcp_gateway/call", `{"tool":"dead::x"}`, nil)                                                                                           // 6
-	servesUser(t, h, "bob", posting("/mcp", `{"jsonrpc":"2.0","id":7,"method":"resources/read","params":{"uri":"none:1"}}`, mcp.SessionHeader, bob.session)) // 7
+	// 1
+	ann.call("echo", `{"text":"x"}`)
+	// 2, denied
+	ann.call("read_image", `{}`)
+	// 3
+	bob.call("read_image", `{}`)
+	// 4, an error
+	bob.call("echo", `{"wrong":true}`)
+	// 5
+	a.call("POST", "/mcp_gateway/call", `{"tool":"sample::echo","arguments":{"text":"x"},"client":"ann"}`, nil)
+	// 6
+	a.call("POST", "/mcp_gateway/call", `{"tool":"dead::x"}`, nil)
+	// 7
+	servesUser(t, h, "bob", posting("/mcp", `{"jsonrpc":"2.0","id":7,"method":"resources/read","params":{"uri":"none:1"}}`,
+		mcp.SessionHeader, bob.session))
 	for query, want := range map[string][]int64{
 		"":                               {7, 6, 5, 4, 3, 2, 1},
 		"?limit=2":                       {7, 6},
@@ -146,34 +165,37 @@ func TestAdminCallsAreFound(t *testing.T) {
 		}
 	}
 	denied := a.calls("?outcome=acl_denied")[0]
-	if denied.Rule != "deny sample::read_image" || denied.Name != "read_image" || denied.Server != "sample" || denied.Client != "ann" {
+	if denied.Rule != "deny sample::read_image" || denied.Name != "read_image" || denied.Server != "sample" ||
+		denied.Client != "ann" {
 		t.Errorf("got %+v", denied)
 	}
 	if resource := a.calls("?after=6")[0]; resource.Method != "resources/read" || resource.Name != "none:1" {
 		t.Errorf("got %+v", resource)
 	}
 	for path, want := range map[string]string{
-		"/calls?limit=x":            "limit: it must be a number from 0 to 1000",
-		"/calls?limit=1001":         "limit: it must be a number from 0 to 1000",
-		"/calls?limit=-1":           "limit: it must be a number from 0 to 1000",
-		"/calls?after=x":            "after: it must be a number",
-		"/calls?after=-1":           "after: it must be a number",
-		"/calls/x":                  "id: it must be a number",
-		"/calls/99":                 "the call 99 is not kept",
-		"/calls/99/originals/obs_x": "the call 99 is not kept",
-		"/calls/1/originals/obs_x":  `the original "obs_x" of the call 1 is not kept`,
+		"/calls?limit=x":            "limit: must be a number from 0 to 1000",
+		"/calls?limit=1001":         "limit: must be a number from 0 to 1000",
+		"/calls?limit=-1":           "limit: must be a number from 0 to 1000",
+		"/calls?after=x":            "after: must be a number",
+		"/calls?after=-1":           "after: must be a number",
+		"/calls/x":                  "id: must be a number",
+		"/calls/99":                 "call 99 is not kept",
+		"/calls/99/originals/obs_x": "call 99 is not kept",
+		"/calls/1/originals/obs_x":  `original "obs_x" of call 1 is not kept`,
 	} {
 		var failure struct{ Error, Code string }
-		if res := a.call("GET", "/mcp_gateway"+path, "", &failure); res.StatusCode/100 != 4 || !strings.Contains(failure.Error, want) {
+		if res := a.call("GET", "/mcp_gateway"+path, "", &failure); res.StatusCode/100 != 4 ||
+			!strings.Contains(failure.Error, want) {
 			t.Errorf("%s: got %d %+v", path, res.StatusCode, failure)
 		}
 	}
 }
 
-// Who is not let in is not told apart, and cannot push out what others have.
+// Clients that are not authenticated count as one, and cannot displace the calls of others.
 func TestAdminCallsOfStrangers(t *testing.T) {
 	t.Setenv("ANN_TOKEN", "a-token-that-is-long-enough")
-	a, h := newActivity(t, `{"name":"one","record":true,"auth":[{"provider":"token","tokens":[{"token":"{env.ANN_TOKEN}","client":"ann"}]}],
+	a, h := newActivity(t,
+		`{"name":"one","record":true,"auth":[{"provider":"token","tokens":[{"token":"{env.ANN_TOKEN}","client":"ann"}]}],
 		"servers":[`+serverOf("sample", `{"handler":"mcp_sample"}`)+`]}`)
 	everywhere := agents(t, h, "")
 	for _, agent := range everywhere {
@@ -186,13 +208,14 @@ func TestAdminCallsOfStrangers(t *testing.T) {
 		t.Errorf("got %d calls", len(calls))
 	}
 	for _, call := range calls {
-		if kept := activity.Process.Call(call.ID); kept.Owner != "" || call.HasContent || call.Outcome != "unauthorized" || call.Client != "anonymous" {
+		if kept := activity.Process.Call(call.ID); kept.Owner != "" || call.HasContent || call.Outcome != "unauthorized" ||
+			call.Client != "anonymous" {
 			t.Errorf("got %+v", call)
 		}
 	}
 }
 
-// The result is kept as the client has got it, at all endpoints.
+// The result is kept as the client got it, at all endpoints.
 func TestAdminCallsAreRecorded(t *testing.T) {
 	a, h := newActivity(t, active(`"record":true,`))
 	for name, agent := range agents(t, h, "ann") {
@@ -211,7 +234,8 @@ func TestAdminCallsAreRecorded(t *testing.T) {
 				var call activity.Call
 				a.call("GET", fmt.Sprint("/mcp_gateway/calls/", listed.ID), "", &call)
 				result := string(call.Result)
-				if !strings.Contains(said, `"result":`+result) && !strings.Contains(said, `"error":`+result) || !strings.Contains(result, test.result) {
+				if !strings.Contains(said, `"result":`+result) && !strings.Contains(said, `"error":`+result) ||
+					!strings.Contains(result, test.result) {
 					t.Errorf("%s: kept %s\nof %s", test.tool, result, said)
 				}
 				if string(call.Arguments) != test.kept {
@@ -222,7 +246,8 @@ func TestAdminCallsAreRecorded(t *testing.T) {
 	}
 }
 
-// What was redacted before it was masked stays so. To look at an original is not to recover it.
+// Text that was redacted before masking stays redacted. Viewing an original does not count as
+// recovering it.
 func TestAdminOriginals(t *testing.T) {
 	a, h := newActivity(t, active(""))
 	for name, agent := range agents(t, h, "ann") {
@@ -235,10 +260,12 @@ func TestAdminOriginals(t *testing.T) {
 			var original adminapi.Original
 			path := fmt.Sprintf("/mcp_gateway/calls/%d/originals/%s", call.ID, url.PathEscape(call.Originals[0]))
 			res := a.call("GET", path, "", &original)
-			if res.StatusCode != http.StatusOK || original.ID != call.Originals[0] || len([]rune(original.Text)) != original.Chars || original.Chars < call.CutChars {
+			if res.StatusCode != http.StatusOK || original.ID != call.Originals[0] ||
+				len([]rune(original.Text)) != original.Chars || original.Chars < call.CutChars {
 				t.Errorf("got %d %.300v", res.StatusCode, original)
 			}
-			if lines := strings.Count(original.Text, "\n"); lines < 1_990 || strings.Contains(original.Text, "circuit opened") || !strings.Contains(original.Text, "[redacted]") {
+			if lines := strings.Count(original.Text, "\n"); lines < 1_990 || strings.Contains(original.Text, "circuit opened") ||
+				!strings.Contains(original.Text, "[redacted]") {
 				t.Errorf("%d lines: %.300s", lines, original.Text)
 			}
 			agent.call("echo", `{"text":"x"}`)
@@ -249,7 +276,7 @@ func TestAdminOriginals(t *testing.T) {
 			}
 		})
 	}
-	// An operator gets all, and others who may look at calls do not get it from there.
+	// An operator's call is not redacted, so its originals are not shown to others.
 	a.call("POST", "/mcp_gateway/call", `{"tool":"sample::read_log","texts":{"lines":"1500"}}`, nil)
 	if call := a.calls("?limit=1")[0]; call.CutChars == 0 || len(call.Originals) > 0 {
 		t.Errorf("got %+v", call)
@@ -262,7 +289,8 @@ func TestAdminOriginals(t *testing.T) {
 		t.Errorf("got %.300s", original.Text)
 	}
 	registry.remove(h)
-	if res := a.call("GET", fmt.Sprintf("/mcp_gateway/calls/%d/originals/%s", call.ID, call.Originals[0]), "", nil); res.StatusCode != http.StatusNotFound {
+	if res := a.call("GET", fmt.Sprintf("/mcp_gateway/calls/%d/originals/%s", call.ID, call.Originals[0]), "",
+		nil); res.StatusCode != http.StatusNotFound {
 		t.Errorf("without its gateway: got %d", res.StatusCode)
 	}
 }
@@ -274,7 +302,8 @@ func TestAdminOverview(t *testing.T) {
 	agent.call("read_image", `{}`)
 	var overview adminapi.Overview
 	a.call("GET", "/mcp_gateway/overview", "", &overview)
-	if overview.Total.Calls != 2 || overview.Total.Failed != 1 || overview.Total.CutChars < 100_000 || overview.Since.IsZero() {
+	if overview.Total.Calls != 2 || overview.Total.Failed != 1 || overview.Total.CutChars < 100_000 ||
+		overview.Since.IsZero() {
 		t.Errorf("got %+v", overview.Total)
 	}
 	var recent int64
@@ -284,7 +313,8 @@ func TestAdminOverview(t *testing.T) {
 	if recent != 2 {
 		t.Errorf("got %d calls", recent)
 	}
-	if g := overview.Gateways; len(g) != 1 || g[0].Name != "one" || !g[0].Record || g[0].Servers != 2 || g[0].Clients != 1 {
+	if g := overview.Gateways; len(g) != 1 || g[0].Name != "one" || !g[0].Record || g[0].Servers != 2 ||
+		g[0].Clients != 1 {
 		t.Errorf("got %+v", g)
 	}
 	var server adminapi.ServerStatus
@@ -310,10 +340,12 @@ func TestAdminSavings(t *testing.T) {
 		var savings adminapi.Savings
 		a.call("GET", "/mcp_gateway/savings"+query, "", &savings)
 		tokens := savings.Total.CutChars / charsPerToken
-		if savings.Total.Calls != 2 || tokens < 25_000 || savings.Total.Tokens != tokens || savings.Total.Money != float64(tokens)*price/1e6 || savings.Price != price {
+		if savings.Total.Calls != 2 || tokens < 25_000 || savings.Total.Tokens != tokens ||
+			savings.Total.Money != float64(tokens)*price/1e6 || savings.Price != price {
 			t.Errorf("%s: got %+v", query, savings)
 		}
-		if len(savings.Tools) != 2 || savings.Tools[0].Name != "read_log" || savings.Tools[0].CutChars != savings.Total.CutChars || savings.Tools[1].Name != "echo" {
+		if len(savings.Tools) != 2 || savings.Tools[0].Name != "read_log" ||
+			savings.Tools[0].CutChars != savings.Total.CutChars || savings.Tools[1].Name != "echo" {
 			t.Errorf("%s: got %+v", query, savings.Tools)
 		}
 		if len(savings.Days) == 0 || savings.Days[len(savings.Days)-1].Calls == 0 {
@@ -322,12 +354,14 @@ func TestAdminSavings(t *testing.T) {
 	}
 	for _, price := range []string{"x", "-1", "NaN", "Inf", "1e7", "1,5"} {
 		var failure struct{ Error, Code string }
-		if res := a.call("GET", "/mcp_gateway/savings?price="+price, "", &failure); res.StatusCode != http.StatusBadRequest || !strings.HasPrefix(failure.Error, "price: ") {
+		if res := a.call("GET", "/mcp_gateway/savings?price="+price, "", &failure); res.StatusCode != http.StatusBadRequest ||
+			!strings.HasPrefix(failure.Error, "price: ") {
 			t.Errorf("%s: got %d %+v", price, res.StatusCode, failure)
 		}
 	}
 	var none adminapi.Savings
-	if a.call("GET", "/mcp_gateway/savings?gateway=none", "", &none); none.Total != (adminapi.Saving{}) || len(none.Tools) > 0 {
+	if a.call("GET", "/mcp_gateway/savings?gateway=none", "", &none); none.Total != (adminapi.Saving{}) ||
+		len(none.Tools) > 0 {
 		t.Errorf("got %+v", none)
 	}
 }

@@ -6,18 +6,18 @@ import (
 	"slices"
 )
 
-// A ToolArgument is an argument of a tool, as the schema of the tool has it.
+// A ToolArgument is an argument in the schema of a tool.
 type ToolArgument struct {
 	Name        string
-	Types       []string // that it may have; none for all
+	Types       []string // JSON types; none for any
 	Required    bool
 	Description string
 	Default     json.RawMessage   // nil for none
 	Enum        []json.RawMessage // the only values; none for all
 }
 
-// ReadToolArguments reads which arguments the definition of a tool has, in its order, and whether the tool takes others
-// as well. Of a definition that cannot be read nothing is known, so the tool takes all.
+// ReadToolArguments returns the arguments in the definition of a tool, in its order. open reports
+// whether the tool accepts others as well. A definition that cannot be read accepts any.
 func ReadToolArguments(definition []byte) (arguments []ToolArgument, open bool) {
 	schema := readToolSchema(definition)
 	if !schema.known {
@@ -29,7 +29,7 @@ func ReadToolArguments(definition []byte) (arguments []ToolArgument, open bool) 
 			Required   []string        `json:"required"`
 		} `json:"inputSchema"`
 	}
-	_ = json.Unmarshal(definition, &tool) // what is of another type is missing
+	_ = json.Unmarshal(definition, &tool) // members of other types are ignored
 	required := map[string]bool{}
 	for _, name := range tool.InputSchema.Required {
 		required[name] = true
@@ -47,7 +47,7 @@ func ReadToolArguments(definition []byte) (arguments []ToolArgument, open bool) 
 			Default     json.RawMessage   `json:"default"`
 			Enum        []json.RawMessage `json:"enum"`
 		}
-		_ = json.Unmarshal(schema.root.Properties[name], &said) // true and false are schemas, too
+		_ = json.Unmarshal(schema.root.Properties[name], &said) // true and false are valid schemas
 		argument.Description, argument.Default, argument.Enum = said.Description, said.Default, said.Enum
 		arguments = append(arguments, argument)
 	}

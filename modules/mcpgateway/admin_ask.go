@@ -11,31 +11,31 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
-// A Question is a request to the admin API by another module of this process, such as mcp_console.
-type Question struct {
-	Method  string // GET if it is empty
-	Path    string // below /mcp_gateway, with its query
+// A AdminRequest is a request to the admin API by another module of this process, such as mcp_console.
+type AdminRequest struct {
+	Method  string // GET if empty
+	Path    string // below /mcp_gateway, with query
 	Body    any    // nil for none
-	User    string // who asks, for the log; "" if that is not known
-	Address string // of the user, for the log
+	User    string // for the log; "" if unknown
+	Address string // address of the user, for the log
 }
 
-// Ask has the admin API answer a question. T is the type of the answer of its route. An error is an *[adminapi.Error].
-func Ask[T any](ctx context.Context, q Question) (T, error) {
+// RequestAdmin sends a request to the admin API. T is the response type of the route. Errors of the API are
+// *[adminapi.Error].
+func RequestAdmin[T any](ctx context.Context, q AdminRequest) (T, error) {
 	var none T
-	answer, err := q.ask(ctx)
+	answer, err := q.send(ctx)
 	if err != nil {
 		return none, err
 	}
 	typed, ok := answer.(T)
 	if !ok {
-		return none, fmt.Errorf("%s is answered with a %T, not with a %T", q.Path, answer, none)
+		return none, fmt.Errorf("%s returns a %T, not a %T", q.Path, answer, none)
 	}
 	return typed, nil
 }
 
-// ask returns the answer to the question.
-func (q *Question) ask(ctx context.Context) (any, error) {
+func (q *AdminRequest) send(ctx context.Context) (any, error) {
 	var body []byte
 	if q.Body != nil {
 		var err error
@@ -48,20 +48,20 @@ func (q *Question) ask(ctx context.Context) (any, error) {
 		return nil, invalid(err)
 	}
 	r.RemoteAddr = q.Address
-	answer := &askedAnswer{user: q.User, header: http.Header{}}
-	askable().ServeHTTP(answer, r)
+	answer := &directResponse{user: q.User, header: http.Header{}}
+	directMux().ServeHTTP(answer, r)
 	if failure, failed := answer.value.(*adminapi.Error); failed {
 		return nil, failure
 	}
 	return answer.value, nil
 }
 
-// askable has the routes of the admin API answer into an askedAnswer.
-var askable = sync.OnceValue(func() *http.ServeMux {
+// directMux serves the routes of the admin API to an directResponse.
+var directMux = sync.OnceValue(func() *http.ServeMux {
 	mux := http.NewServeMux()
 	for path, methods := range adminPaths() {
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
-			into := w.(*askedAnswer)
+			into := w.(*directResponse)
 			call := &adminCall{api: new(adminAPI), w: w, r: r, gateway: r.URL.Query().Get("gateway"), user: into.user}
 			_, into.value = call.run(methods)
 		})
@@ -69,17 +69,17 @@ var askable = sync.OnceValue(func() *http.ServeMux {
 	return mux
 })
 
-// An askedAnswer takes the answer to a question as it is, before it would be written. Nothing is written to it: routes
-// write only what was asked to come in parts.
-type askedAnswer struct {
+// An directResponse receives the value of a response before it is encoded. Writes to it are discarded:
+// routes write only if a request asks for progress.
+type directResponse struct {
 	user   string
 	header http.Header
 	value  any
 }
 
-func (a *askedAnswer) Header() http.Header       { return a.header }
-func (*askedAnswer) Write(p []byte) (int, error) { return len(p), nil }
-func (*askedAnswer) WriteHeader(int)             {}
+func (a *directResponse) Header() http.Header       { return a.header }
+func (*directResponse) Write(p []byte) (int, error) { return len(p), nil }
+func (*directResponse) WriteHeader(int)             {}
 
 // Interface guard
-var _ http.ResponseWriter = (*askedAnswer)(nil)
+var _ http.ResponseWriter = (*directResponse)(nil)

@@ -28,34 +28,34 @@ func (c *adminCall) call() (int, any, error) {
 	}
 	c.name, c.client = mcp.Shortened(wanted.Tool), mcp.Shortened(wanted.Client)
 	if wanted.Tool == "" {
-		return 0, nil, invalid(errors.New("tool: it is missing"))
+		return 0, nil, invalid(errors.New("tool: missing"))
 	}
 	if wanted.Raw && wanted.Both {
-		return 0, nil, invalid(errors.New("both: it cannot be given together with raw"))
+		return 0, nil, invalid(errors.New("both: not allowed together with raw"))
 	}
-	patience, err := readPatience(wanted.Timeout)
+	patience, err := readTimeout(wanted.Timeout)
 	if err != nil {
 		return 0, nil, err
 	}
-	h, err := c.gatewayOf(wanted.Tool, wanted.Client)
+	h, err := c.gatewayWithTool(wanted.Tool, wanted.Client)
 	if err != nil {
 		return 0, nil, err
 	}
 	c.gateway = h.Name
 	server, known := h.gateway.ServerOf(wanted.Tool)
 	if !known {
-		return 0, nil, h.noServerOf(wanted.Tool)
+		return 0, nil, h.unknownServerError(wanted.Tool)
 	}
 	c.server = server
 	o := h.gateway.NewOperator(operatorRequest(c.r.Context()), wanted.Client)
-	o.Patience, o.Raw, o.Both = patience, wanted.Raw, wanted.Both
+	o.Patience, o.Raw, o.KeepServerResult = patience, wanted.Raw, wanted.Both
 	if s := h.byName[c.server]; s != nil {
-		s.upstreams.hurry()
+		s.upstreams.skipPauses()
 	}
 	began := time.Now()
-	answer := newCallAnswer(func(progress json.RawMessage) {
+	answer := newCallResponse(func(progress json.RawMessage) {
 		if wanted.Progress {
-			// The operator may have left.
+			// Errors mean that the operator has disconnected.
 			_ = c.write(http.StatusOK, "application/x-ndjson", adminapi.CallReport{Progress: progress})
 			_ = http.NewResponseController(c.w).Flush()
 		}
@@ -64,19 +64,20 @@ func (c *adminCall) call() (int, any, error) {
 	if host, _, err := net.SplitHostPort(address); err == nil {
 		address = host
 	}
-	if err := answer.from(o, &wanted, address); err != nil {
+	if err := answer.receive(o, &wanted, address); err != nil {
 		return 0, nil, err
 	}
 	if err := answer.failure(c.server); err != nil {
 		return 0, nil, err
 	}
 	return http.StatusOK, adminapi.CallReport{
-		Result: answer.result, Raw: o.Sent(), Seconds: time.Since(began).Seconds(), Received: o.Received(),
+		Result: answer.result, Raw: o.ServerResult(), Seconds: time.Since(began).Seconds(), Received: o.Received(),
 	}, nil
 }
 
-// gatewayOf returns the gateway whose tool is meant, as a client uses it if one is named.
-func (c *adminCall) gatewayOf(tool, client string) (*Handler, error) {
+// gatewayWithTool returns the only gateway that has the tool, or that could have it. If client is not
+// empty, the gateway must be able to serve that client.
+func (c *adminCall) gatewayWithTool(tool, client string) (*Handler, error) {
 	found, err := c.gateways()
 	if err != nil {
 		return nil, err
@@ -87,7 +88,7 @@ func (c *adminCall) gatewayOf(tool, client string) (*Handler, error) {
 	if client != "" {
 		found = slices.DeleteFunc(found, func(h *Handler) bool { return !h.mayServe(client) })
 		if len(found) == 0 {
-			return nil, notFound("there is no client %q", client)
+			return nil, notFound("unknown client %q", client)
 		}
 	}
 	having := slices.DeleteFunc(slices.Clone(found), func(h *Handler) bool {
@@ -103,10 +104,11 @@ func (c *adminCall) gatewayOf(tool, client string) (*Handler, error) {
 	return found[0], nil
 }
 
-// argumentsOf returns the arguments of a call for its tool. If that is not known, all texts are strings.
-func argumentsOf(wanted *adminapi.ToolCall, tool *gateway.Tool, names []string) ([]byte, error) {
+// callArguments returns the arguments of a call, with texts converted to the types of the tool.
+// Without a tool, texts are strings.
+func callArguments(wanted *adminapi.ToolCall, tool *gateway.Tool, names []string) ([]byte, error) {
 	if tool == nil && names != nil {
-		return nil, noTool(wanted.Tool, names)
+		return nil, unknownToolError(wanted.Tool, names)
 	}
 	all := map[string]json.RawMessage{}
 	maps.Copy(all, wanted.Arguments)
@@ -124,8 +126,8 @@ func argumentsOf(wanted *adminapi.ToolCall, tool *gateway.Tool, names []string) 
 	return json.Marshal(all)
 }
 
-// noServerOf says that the name of a tool does not begin with that of a server, and which ones there are.
-func (h *Handler) noServerOf(tool string) error {
+// unknownServerError is the error that the name of a tool does not start with the name of a server.
+func (h *Handler) unknownServerError(tool string) error {
 	var names []string
 	for _, s := range h.Servers {
 		names = append(names, s.Name)
@@ -134,17 +136,17 @@ func (h *Handler) noServerOf(tool string) error {
 	for _, separator := range []string{h.Separator, mcp.Separator} {
 		server, _, _ = strings.Cut(server, separator)
 	}
-	return notFound("there is no tool %q: names are server%stool; %s",
-		mcp.Shortened(tool), mcp.Separator, similar(server, names, "servers"))
+	return notFound("unknown tool %q: names are server%stool; %s",
+		mcp.Shortened(tool), mcp.Separator, similarNames(server, names, "servers"))
 }
 
-// noTool says that there is no such tool, and which ones have similar names.
-func noTool(name string, names []string) error {
-	return notFound("there is no tool %q; %s", mcp.Shortened(name), similar(name, names, "tools"))
+// unknownToolError is the error that a tool does not exist.
+func unknownToolError(name string, names []string) error {
+	return notFound("unknown tool %q; %s", mcp.Shortened(name), similarNames(name, names, "tools"))
 }
 
-// similar says which of some names are similar to one or, if none is, which there are.
-func similar(name string, names []string, what string) string {
+// similarNames lists the names that are similarNames to name or, if there are none, all names.
+func similarNames(name string, names []string, what string) string {
 	if near := words.Nearest(name, names); len(near) > 0 {
 		return "similar names: " + strings.Join(near, ", ")
 	}
@@ -155,16 +157,16 @@ func similar(name string, names []string, what string) string {
 	return what + ": " + strings.Join(names, ", ")
 }
 
-// A callAnswer receives the answer to a call.
-type callAnswer struct {
+// A callResponse receives the response to a call.
+type callResponse struct {
 	streamable.Reader
 	result json.RawMessage
 	err    json.RawMessage
 }
 
-// newCallAnswer returns a callAnswer that reports progress.
-func newCallAnswer(progress func(json.RawMessage)) *callAnswer {
-	a := new(callAnswer)
+// newCallResponse returns a callResponse that reports progress.
+func newCallResponse(progress func(json.RawMessage)) *callResponse {
+	a := new(callResponse)
 	a.OnMessage = func(e *streamable.Event) error {
 		switch m := e.Message; {
 		case m.Is(jsonrpc.Method, "notifications/progress"):
@@ -179,21 +181,22 @@ func newCallAnswer(progress func(json.RawMessage)) *callAnswer {
 	return a
 }
 
-// from has an operator call a tool.
-func (a *callAnswer) from(o *gateway.Operator, wanted *adminapi.ToolCall, address string) error {
+// receive calls the tool as the operator, and receives the response.
+func (a *callResponse) receive(o *gateway.Operator, wanted *adminapi.ToolCall, address string) error {
 	defer func() {
-		if reason := recover(); reason != nil && reason != http.ErrAbortHandler { // which a torn answer causes
+		// An interrupted response panics with ErrAbortHandler.
+		if reason := recover(); reason != nil && reason != http.ErrAbortHandler {
 			panic(reason)
 		}
 	}()
-	arguments := func(tool *gateway.Tool, names []string) ([]byte, error) { return argumentsOf(wanted, tool, names) }
+	arguments := func(tool *gateway.Tool, names []string) ([]byte, error) { return callArguments(wanted, tool, names) }
 	err := o.Call(a, gateway.ToolCall{Name: wanted.Tool, Address: address, Arguments: arguments})
-	_ = a.Close() // what cannot be read is no answer
+	_ = a.Close() // an unreadable response does not count
 	return err
 }
 
-// failure returns why there is no result, nil if there is one.
-func (a *callAnswer) failure(server string) error {
+// failure returns why there is no result, or nil if there is one.
+func (a *callResponse) failure(server string) error {
 	switch {
 	case a.result != nil:
 		return nil
@@ -208,7 +211,7 @@ func (a *callAnswer) failure(server string) error {
 			Symbol any `json:"code"`
 		} `json:"data"`
 	}
-	_ = json.Unmarshal(a.err, &said) // what is wrong is missing
+	_ = json.Unmarshal(a.err, &said) // invalid members are ignored
 	symbol, ok := said.Data.Symbol.(string)
 	if !ok {
 		symbol = "server_error " + said.Code.String()
@@ -221,7 +224,7 @@ func (a *callAnswer) failure(server string) error {
 	return adminErrorf(statusOfCode(symbol, a.Status()), symbol, "%s", message)
 }
 
-// statusOfCode returns the status of an error of a call. Most come with status 200 to clients.
+// statusOfCode returns the status for an error of a call. Clients get most errors with status 200.
 func statusOfCode(symbol string, status int) int {
 	switch {
 	case status >= 400:

@@ -16,25 +16,25 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
-// maxPatience is how long an operator may wait for a server to connect and to list.
-const maxPatience = time.Hour
+// maxTimeout is the maximum timeout of an operator's request.
+const maxTimeout = time.Hour
 
-// readPatience reads how long an operator waits.
-func readPatience(text string) (time.Duration, error) {
+// readTimeout parses the timeout of an operator's request.
+func readTimeout(text string) (time.Duration, error) {
 	if text == "" {
 		return adminapi.DefaultTimeout, nil
 	}
 	d, err := time.ParseDuration(text)
-	if err != nil || d <= 0 || d > maxPatience {
-		return 0, invalid(fmt.Errorf("timeout: %q is not a duration such as 30s, of at most %s",
-			mcp.Shortened(text), maxPatience))
+	if err != nil || d <= 0 || d > maxTimeout {
+		return 0, invalid(fmt.Errorf("timeout: %q must be a duration such as 30s, at most %s",
+			mcp.Shortened(text), maxTimeout))
 	}
 	return d, nil
 }
 
-// check connects to a server, whatever is known of it. There is one check of a server at a time.
+// check connects to a server, even if it is known to be down. A server has one check at a time.
 func (c *adminCall) check() (int, any, error) {
-	h, s, err := c.change("check")
+	h, s, err := c.startChange("check")
 	if err != nil {
 		return 0, nil, err
 	}
@@ -44,7 +44,7 @@ func (c *adminCall) check() (int, any, error) {
 	if err := c.decode(&options, true); err != nil {
 		return 0, nil, err
 	}
-	patience, err := readPatience(options.Timeout)
+	patience, err := readTimeout(options.Timeout)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -54,14 +54,14 @@ func (c *adminCall) check() (int, any, error) {
 	case s.checking <- struct{}{}:
 		defer func() { <-s.checking }()
 	case <-ctx.Done():
-		return 0, nil, adminErrorf(http.StatusConflict, "busy", "another check of the server %q has not ended", s.Name)
+		return 0, nil, adminErrorf(http.StatusConflict, "busy", "another check of server %q is still running", s.Name)
 	}
 	return http.StatusOK, h.check(ctx, s, patience), nil
 }
 
-// check connects to a server.
+// check connects to a server and counts its lists.
 func (h *Handler) check(ctx context.Context, s *Server, patience time.Duration) adminapi.ServerCheck {
-	s.upstreams.hurry()
+	s.upstreams.skipPauses()
 	began := time.Now()
 	o := h.gateway.NewOperator(operatorRequest(ctx), "")
 	o.Patience = patience
@@ -81,40 +81,40 @@ func (h *Handler) check(ctx context.Context, s *Server, patience time.Duration) 
 		check.Code, check.Error = found.Failure.Data.Symbol, withoutAddress(found.Fault.Reason)
 		check.Stderr = found.Fault.Stderr
 		if s.Path == "" && check.URL != "" {
-			check.Error += fmt.Sprintf("; the URL of the server has no path, so %s was asked. Most servers are at /mcp",
+			check.Error += fmt.Sprintf("; the URL of the server has no path, so the gateway tried %s. Most servers use /mcp",
 				s.target.Path)
 		}
 	}
 	return check
 }
 
-// checkStore asks the store that replicas share, also if it is known to be unavailable.
+// checkStore contacts the shared store, even if it is known to be unavailable.
 func (c *adminCall) checkStore() (int, any, error) {
 	found, err := c.gateways()
 	if err != nil {
 		return 0, nil, err
 	}
-	store, err := sharedBy(found)
+	store, err := sharedStore(found)
 	if err != nil {
 		return 0, nil, err
 	}
 	if store == nil {
-		return 0, nil, notFound("nothing is shared: there is no mcp_store")
+		return 0, nil, notFound("mcp_store is not configured")
 	}
 	c.action, c.name = "check", "mcp_store"
 	return http.StatusOK, store.Check(c.r.Context()), nil
 }
 
-// sharedBy returns the store that gateways share with those of other replicas, nil if there is none. A
-// configuration has one at most; without gateways, other handlers use it.
-func sharedBy(gateways []*Handler) (*mcpstore.Store, error) {
+// sharedStore returns the store that gateways share with other replicas, or nil. A configuration has
+// at most one. Without gateways, other handlers may use it.
+func sharedStore(gateways []*Handler) (*mcpstore.Store, error) {
 	if len(gateways) == 0 {
 		return mcpstore.Active()
 	}
 	return gateways[0].store, nil
 }
 
-// withoutAddress returns the reason of a fault without the address that was dialed. The URL has it, too.
+// withoutAddress removes the dialed address from the reason of a fault. The URL names it as well.
 func withoutAddress(reason string) string {
 	if address, cause, ok := strings.Cut(reason, ": "); ok && strings.HasPrefix(address, "dial ") {
 		return cause
@@ -122,17 +122,17 @@ func withoutAddress(reason string) string {
 	return reason
 }
 
-// operatorRequest returns a request on behalf of which the operator asks servers.
+// operatorRequest returns a request for messages that the operator sends to servers.
 func operatorRequest(ctx context.Context) *http.Request {
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://localhost", nil)
 	if err != nil {
-		panic(err) // it is always the same
+		panic(err) // cannot happen: the URL is constant
 	}
 	return caddyhttp.PrepareRequest(r, caddy.NewReplacer(), noResponse{}, new(caddyhttp.Server))
 }
 
-// hurry ends the pauses before children are started again.
-func (u *upstreams) hurry() {
+// skipPauses skips the pauses before child processes are restarted.
+func (u *upstreams) skipPauses() {
 	for _, c := range u.children {
 		c.transport.Hurry(c.host)
 	}

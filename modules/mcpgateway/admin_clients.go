@@ -8,25 +8,24 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/inbound"
 )
 
-// A ClientStatus tells of a client, or of all that have no block of their own.
+// A ClientStatus is the status of a client block, or of all clients without one.
 type ClientStatus struct {
 	Name     string         `json:"name"`
 	Match    []string       `json:"match,omitempty"`
 	Rules    []*AccessRule  `json:"rules,omitempty"`
 	Default  string         `json:"default,omitempty"`
 	Rates    []*Rate        `json:"rates,omitempty"`
-	Sessions map[string]int `json:"sessions,omitempty"` // that are remembered, by identity
+	Sessions map[string]int `json:"sessions,omitempty"` // sessions in memory, by identity
 	Requests int64          `json:"requests"`
 	Denied   int64          `json:"denied"`
 	LastSeen *time.Time     `json:"last_seen,omitempty"`
 }
 
-// clientStatuses returns what the clients may do, which of them are there, and what they
-// were refused.
+// clientStatuses returns the rules, sessions and counters of all clients.
 func clientStatuses(h *Handler) []ClientStatus {
 	byLabel := map[string]*ClientStatus{}
 	var order []string
-	of := func(label string) *ClientStatus {
+	statusOf := func(label string) *ClientStatus {
 		if byLabel[label] == nil {
 			byLabel[label] = &ClientStatus{Name: label, Sessions: map[string]int{}}
 			order = append(order, label)
@@ -34,19 +33,19 @@ func clientStatuses(h *Handler) []ClientStatus {
 		return byLabel[label]
 	}
 	for _, c := range h.Clients {
-		status := of(c.Name)
+		status := statusOf(c.Name)
 		status.Match, status.Rules, status.Default, status.Rates = c.Match, c.Rules, c.Default, c.Rates
 	}
 	sessions := h.gateway.Sessions()
 	for _, label := range slices.Sorted(maps.Keys(sessions)) {
-		of(label).Sessions = sessions[label]
+		statusOf(label).Sessions = sessions[label]
 	}
 	h.retained.Usage.Tallies(func(label string, t *inbound.Tally) {
-		status := of(label)
+		status := statusOf(label)
 		status.Requests, status.Denied = t.Requests.Load(), t.Denied.Load()
 		if last := t.Last.Load(); last > 0 {
-			at := time.UnixMilli(last).UTC()
-			status.LastSeen = &at
+			seen := time.UnixMilli(last).UTC()
+			status.LastSeen = &seen
 		}
 	})
 	all := make([]ClientStatus, len(order))

@@ -7,15 +7,15 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// metricsStatus is what is counted.
+// A metricsStatus holds all metrics of these modules.
 type metricsStatus struct {
-	// The sums of all counters by their names, and of the requests those that failed.
+	// Sums of all counters by name. errors is the sum of failed requests.
 	Totals   map[string]float64 `json:"totals"`
 	Requests []requestCount     `json:"requests"`
 	Metrics  []metric           `json:"metrics"`
 }
 
-// A requestCount is how often requests of a kind had an outcome.
+// A requestCount is the number of requests with the same labels.
 type requestCount struct {
 	Gateway string  `json:"gateway"`
 	Server  string  `json:"server"`
@@ -24,7 +24,7 @@ type requestCount struct {
 	Count   float64 `json:"count"`
 }
 
-// A metric is one value of a counter or gauge, or of a histogram the count and sum.
+// A metric is the value of a counter or gauge, or the count and sum of a histogram.
 type metric struct {
 	Name   string            `json:"name"`
 	Labels map[string]string `json:"labels,omitempty"`
@@ -35,14 +35,17 @@ type metric struct {
 
 const metricsPrefix = "caddy_mcp_"
 
-// showMetrics tells all that the modules of this project count. Counts are those of the
-// process; a registry knows what the configuration has.
+// showMetrics returns the metrics of all modules of this project. Counters live as long as the
+// process, but only the registry of the running configuration has all of them.
 func (c *adminCall) showMetrics() (int, any, error) {
 	ctx := c.api.ctx
 	if h := registry.newest(); h != nil {
 		ctx = h.ctx
 	}
-	status := metricsStatus{Totals: map[string]float64{"requests": 0, "errors": 0, "denied": 0, "restarts": 0, "masked_chars": 0}, Requests: []requestCount{}, Metrics: []metric{}}
+	status := metricsStatus{
+		Totals:   map[string]float64{"requests": 0, "errors": 0, "denied": 0, "restarts": 0, "masked_chars": 0},
+		Requests: []requestCount{}, Metrics: []metric{},
+	}
 	families, err := ctx.GetMetricsRegistry().Gather()
 	if err != nil {
 		return 0, nil, err
@@ -80,7 +83,8 @@ func (s *metricsStatus) count(m metric, value float64) {
 	switch name {
 	case "requests":
 		outcome := m.Labels["outcome"]
-		s.Requests = append(s.Requests, requestCount{m.Labels["gateway"], m.Labels["server"], m.Labels["method"], outcome, value})
+		s.Requests = append(s.Requests,
+			requestCount{m.Labels["gateway"], m.Labels["server"], m.Labels["method"], outcome, value})
 		if outcome != upstream.OutcomeOK && outcome != upstream.OutcomeCanceled {
 			s.Totals["errors"] += value
 		}

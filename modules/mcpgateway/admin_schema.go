@@ -12,17 +12,17 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 )
 
-// A toolSchema is what a tool takes.
+// A toolSchema is the input schema of a tool.
 type toolSchema struct {
-	known      bool // the schema is known
-	open       bool // it takes more than its properties
+	known      bool // false if the schema cannot be read
+	open       bool // arguments other than properties are allowed
 	properties map[string]schemaNode
 	root       schemaNode
 }
 
-// A schemaNode is a JSON schema, as far as types go.
+// A schemaNode is the part of a JSON schema that determines types.
 type schemaNode struct {
-	Type       json.RawMessage            `json:"type"` // one, or several
+	Type       json.RawMessage            `json:"type"` // a string or an array
 	Ref        string                     `json:"$ref"`
 	AnyOf      []schemaNode               `json:"anyOf"`
 	OneOf      []schemaNode               `json:"oneOf"`
@@ -34,8 +34,8 @@ type schemaNode struct {
 	Patterns   json.RawMessage            `json:"patternProperties"`
 }
 
-// readToolSchema reads what the definition of a tool says of its arguments. A schema that cannot be
-// read takes everything.
+// readToolSchema reads the input schema in the definition of a tool. A schema that cannot be read
+// allows everything.
 func readToolSchema(definition []byte) (s toolSchema) {
 	var tool struct {
 		InputSchema json.RawMessage `json:"inputSchema"`
@@ -48,17 +48,17 @@ func readToolSchema(definition []byte) (s toolSchema) {
 		len(s.root.Properties) == 0 && len(s.root.Additional) == 0
 	for name, raw := range s.root.Properties {
 		var node schemaNode
-		_ = json.Unmarshal(raw, &node) // true and false are schemas, too
+		_ = json.Unmarshal(raw, &node) // true and false are valid schemas
 		s.properties[name] = node
 	}
 	return s
 }
 
-// argument returns an argument that was given as text, as JSON of the type that the tool wants.
+// argument converts a text to JSON of the type that the schema requires.
 func (s *toolSchema) argument(name, text string) (json.RawMessage, error) {
 	node, has := s.properties[name]
 	if s.known && !has && !s.open {
-		return nil, s.noArgument(name)
+		return nil, s.unknownArgumentError(name)
 	}
 	types := s.types(&node, 0)
 	if len(types) == 0 || slices.Contains(types, "string") {
@@ -66,28 +66,28 @@ func (s *toolSchema) argument(name, text string) (json.RawMessage, error) {
 	}
 	value := bytes.TrimSpace([]byte(text))
 	if !json.Valid(value) || !slices.ContainsFunc(types, func(t string) bool { return isOfType(value, t) }) {
-		return nil, fmt.Errorf("%s: %q is not of the type %s", name, mcp.Shortened(text), strings.Join(types, " or "))
+		return nil, fmt.Errorf("%s: %q is not of type %s", name, mcp.Shortened(text), strings.Join(types, " or "))
 	}
 	return value, nil
 }
 
-// noArgument says that a tool has no such argument, and which ones it has.
-func (s *toolSchema) noArgument(name string) error {
+// unknownArgumentError is the error that the tool has no such argument. It lists the arguments.
+func (s *toolSchema) unknownArgumentError(name string) error {
 	name = mcp.Shortened(name)
 	names := slices.Sorted(maps.Keys(s.properties))
 	if len(names) == 0 {
-		return fmt.Errorf("there is no argument %q: the tool takes none", name)
+		return fmt.Errorf("unknown argument %q: the tool has no arguments", name)
 	}
 	if near := words.Nearest(name, names); len(near) > 0 {
 		names = append(near, slices.DeleteFunc(names, func(n string) bool { return slices.Contains(near, n) })...)
 	}
-	return fmt.Errorf("there is no argument %q; the tool has: %s", name, strings.Join(names, ", "))
+	return fmt.Errorf("unknown argument %q; the tool has: %s", name, strings.Join(names, ", "))
 }
 
-// maxSchemaDepth is how deep types are looked for.
+// maxSchemaDepth limits how deep nested schemas are searched for types.
 const maxSchemaDepth = 8
 
-// types returns the types that a schema allows, none if it allows all.
+// types returns the types that a schema allows; none for any.
 func (s *toolSchema) types(node *schemaNode, depth int) (types []string) {
 	if depth > maxSchemaDepth {
 		return nil
@@ -96,7 +96,7 @@ func (s *toolSchema) types(node *schemaNode, depth int) (types []string) {
 	if json.Unmarshal(node.Type, &one) == nil && one != "" {
 		types = append(types, one)
 	} else {
-		_ = json.Unmarshal(node.Type, &types) // there may be none
+		_ = json.Unmarshal(node.Type, &types) // the type is optional
 	}
 	if named, ok := s.definition(node.Ref); ok {
 		types = append(types, s.types(&named, depth+1)...)
@@ -109,7 +109,7 @@ func (s *toolSchema) types(node *schemaNode, depth int) (types []string) {
 	return types
 }
 
-// definition returns the schema that a reference within the schema names.
+// definition returns the schema of a local reference.
 func (s *toolSchema) definition(ref string) (schemaNode, bool) {
 	if name, ok := strings.CutPrefix(ref, "#/$defs/"); ok {
 		node, ok := s.root.Defs[name]
@@ -120,7 +120,7 @@ func (s *toolSchema) definition(ref string) (schemaNode, bool) {
 	return node, ok
 }
 
-// isOfType reports whether JSON is of a type of JSON schema.
+// isOfType reports whether a JSON value has a type of JSON schema.
 func isOfType(value []byte, name string) bool {
 	switch name {
 	case "object":

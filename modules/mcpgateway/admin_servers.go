@@ -12,10 +12,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
-// status returns how a server is.
+// status returns the status of a server.
 func (h *Handler) status(s *Server) adminapi.ServerStatus { return h.statusWith(s, h.gateway.Links()) }
 
-// statusWith returns how a server is, given how many sessions there are with all of them.
+// statusWith returns the status of a server. sessions are the numbers of sessions by server.
 func (h *Handler) statusWith(s *Server, sessions map[string]int) adminapi.ServerStatus {
 	state := s.healthState()
 	status := adminapi.ServerStatus{
@@ -23,7 +23,7 @@ func (h *Handler) statusWith(s *Server, sessions map[string]int) adminapi.Server
 		Path:      h.MCPPath,
 		Name:      s.Name,
 		Aliases:   s.Aliases,
-		From:      s.from,
+		From:      s.file,
 		URL:       s.server.URL,
 		Command:   s.upstreams.command(),
 		State:     state.name(),
@@ -41,7 +41,7 @@ func (h *Handler) statusWith(s *Server, sessions map[string]int) adminapi.Server
 			status.Restarts += child.Restarts
 		}
 	}
-	down := state.Known && !state.Healthy // and so is every upstream
+	down := state.Known && !state.Healthy // then all upstreams are down
 	for _, upstream := range s.upstreams.proxied {
 		status.Upstreams = append(status.Upstreams, adminapi.UpstreamStatus{
 			Address: upstream.Dial, Healthy: !down && upstream.Healthy(), Requests: upstream.NumRequests(),
@@ -88,10 +88,10 @@ func (c *adminCall) listFiles() (int, any, error) {
 	return http.StatusOK, all, nil
 }
 
-// find returns the server that the request is about.
-func (c *adminCall) find() (*Handler, *Server, error) {
+// findServer returns the server in the path.
+func (c *adminCall) findServer() (*Handler, *Server, error) {
 	name := c.r.PathValue("server")
-	h, err := c.one(fmt.Sprintf("server %q", name), func(h *Handler) bool { return h.byName[name] != nil })
+	h, err := c.oneGateway(fmt.Sprintf("server %q", name), func(h *Handler) bool { return h.byName[name] != nil })
 	if err != nil {
 		return nil, nil, err
 	}
@@ -99,36 +99,34 @@ func (c *adminCall) find() (*Handler, *Server, error) {
 }
 
 func (c *adminCall) showServer() (int, any, error) {
-	h, s, err := c.find()
+	h, s, err := c.findServer()
 	if err != nil {
 		return 0, nil, err
 	}
 	return http.StatusOK, h.status(s), nil
 }
 
-// change finds the server that the request is to change.
-func (c *adminCall) change(action string) (*Handler, *Server, error) {
+// startChange finds the server to startChange, and sets the action for the log.
+func (c *adminCall) startChange(action string) (*Handler, *Server, error) {
 	c.action, c.server = action, c.r.PathValue("server")
-	h, s, err := c.find()
+	h, s, err := c.findServer()
 	if err == nil {
 		c.server = s.Name
 	}
 	return h, s, err
 }
 
-// restart restarts the child processes of a server, one address after the other, so that
-// of several there are always some.
+// restart restarts the child processes of a server, one address after the other, so that others
+// keep running.
 func (c *adminCall) restart() (int, any, error) {
-	h, s, err := c.change("restart")
+	h, s, err := c.startChange("restart")
 	if err != nil {
 		return 0, nil, err
 	}
 	if len(s.upstreams.children) == 0 {
-		return 0, nil, adminErrorf(http.StatusConflict, "no_child_process", "the server %q has no child process", s.Name)
+		return 0, nil, adminErrorf(http.StatusConflict, "no_child_process", "server %q has no child process", s.Name)
 	}
-	// What was begun is finished in order, whoever waits for it: of several there are
-	// always some.
-	ctx := context.WithoutCancel(c.r.Context())
+	ctx := context.WithoutCancel(c.r.Context()) // finish even if the operator disconnects
 	var failures []error
 	for _, child := range s.upstreams.children {
 		if err := child.transport.Restart(ctx, child.host); err != nil {
@@ -139,25 +137,25 @@ func (c *adminCall) restart() (int, any, error) {
 	if err := errors.Join(failures...); err != nil {
 		record.failed(h.logger, s.server.FaultOf(err, "initialize"))
 		return 0, nil, adminErrorf(http.StatusBadGateway, "restart_failed",
-			"the server %q was not started again: %s", s.Name, mcp.OneLine(err.Error()))
+			"server %q did not restart: %s", s.Name, mcp.OneLine(err.Error()))
 	}
-	record.answered(h.logger) // it has just been initialized
+	record.succeeded(h.logger) // a restart initializes the server
 	return http.StatusOK, h.status(s), nil
 }
 
 func (c *adminCall) refresh() (int, any, error) {
-	h, s, err := c.change("refresh")
+	h, s, err := c.startChange("refresh")
 	if err != nil {
 		return 0, nil, err
 	}
 	return http.StatusOK, struct {
-		Clients int `json:"clients"` // that were told
+		Clients int `json:"clients"` // number of notified clients
 	}{h.gateway.Refresh(s.Name)}, nil
 }
 
-// logout ends a login of the gateway at a server.
+// logout ends a login to a server.
 func (c *adminCall) logout() (int, any, error) {
-	h, s, err := c.change("logout")
+	h, s, err := c.startChange("logout")
 	if err != nil {
 		return 0, nil, err
 	}
@@ -169,7 +167,7 @@ func (c *adminCall) logout() (int, any, error) {
 	}
 	c.name = whose.Client
 	if s.login == nil {
-		return 0, nil, adminErrorf(http.StatusConflict, "no_oauth", "the server %q has no oauth", s.Name)
+		return 0, nil, adminErrorf(http.StatusConflict, "no_oauth", "server %q has no oauth", s.Name)
 	}
 	if err := s.login.Logout(c.r.Context(), whose.Client); err != nil {
 		return 0, nil, adminErrorf(http.StatusBadRequest, "logout_failed", "server %q: %v", s.Name, err)
@@ -178,7 +176,7 @@ func (c *adminCall) logout() (int, any, error) {
 }
 
 func (c *adminCall) accept() (int, any, error) {
-	h, s, err := c.change("accept")
+	h, s, err := c.startChange("accept")
 	if err != nil {
 		return 0, nil, err
 	}
@@ -196,20 +194,22 @@ func (c *adminCall) accept() (int, any, error) {
 	}
 	switch {
 	case which.Seen != nil && which.Tool == "":
-		return 0, nil, invalid(errors.New("tool: it is missing, and there is seen"))
+		return 0, nil, invalid(errors.New("tool: missing, but required with seen"))
 	case which.Seen != nil && seen == "":
-		return 0, nil, invalid(errors.New("seen: it is empty"))
+		return 0, nil, invalid(errors.New("seen: empty"))
 	}
 	accepted, err := h.acceptTools(s, which.Tool, seen)
 	switch {
 	case errors.Is(err, toolpin.ErrChangedAgain):
-		return 0, nil, adminErrorf(http.StatusConflict, "changed_again", "the tool %q of the server %q: %v", which.Tool, s.Name, err)
+		return 0, nil, adminErrorf(http.StatusConflict, "changed_again",
+			"tool %q of server %q: %v", which.Tool, s.Name, err)
 	case errors.Is(err, errNotSaved):
-		return 0, nil, adminErrorf(http.StatusInternalServerError, "not_saved", "tools of the server %q are %v; it is tried again", s.Name, err)
+		return 0, nil, adminErrorf(http.StatusInternalServerError, "not_saved",
+			"tools of server %q are %v; the gateway will retry", s.Name, err)
 	case err != nil:
 		return 0, nil, err
 	case which.Tool != "" && accepted == 0:
-		return 0, nil, notFound("the tool %q of the server %q has not changed", which.Tool, s.Name)
+		return 0, nil, notFound("tool %q of server %q has not changed", which.Tool, s.Name)
 	}
 	return http.StatusOK, struct {
 		Accepted int `json:"accepted"`

@@ -35,14 +35,14 @@ func (c *adminCall) putTemplate() (int, any, error) {
 		return 0, nil, err
 	}
 	c.gateway, c.server, c.name = cmp.Or(body.Gateway, c.gateway), body.Server, body.Name
-	h, err := c.one("gateway", func(*Handler) bool { return true })
+	h, err := c.oneGateway("gateway", func(*Handler) bool { return true })
 	if err != nil {
 		return 0, nil, err
 	}
 	if s := h.byName[body.Server]; s != nil {
 		body.Server = s.Name
 	} else if body.Server != "" {
-		return 0, nil, adminErrorf(http.StatusBadRequest, "invalid_request", "server: there is no %q", body.Server)
+		return 0, nil, adminErrorf(http.StatusBadRequest, "invalid_request", "server: unknown server %q", body.Server)
 	}
 	created := false
 	if err := h.changeTemplates(c.r.Context(), func(set *resourcetemplate.Set) (err error) {
@@ -62,13 +62,15 @@ func (c *adminCall) putTemplate() (int, any, error) {
 
 func (c *adminCall) deleteTemplate() (int, any, error) {
 	c.action, c.name = "delete_template", c.r.PathValue("name")
-	h, err := c.one(fmt.Sprintf("template %q", c.name), func(h *Handler) bool { return h.retained.Templates.Has(c.name) })
+	h, err := c.oneGateway(fmt.Sprintf("template %q", c.name), func(h *Handler) bool {
+		return h.retained.Templates.Has(c.name)
+	})
 	if err != nil {
 		return 0, nil, err
 	}
 	if err := h.changeTemplates(c.r.Context(), func(set *resourcetemplate.Set) error {
-		if !set.Delete(c.name) { // another request has, just now
-			return notFound("there is no template %q", c.name)
+		if !set.Delete(c.name) { // deleted by another request
+			return notFound("template %q not found", c.name)
 		}
 		return nil
 	}); err != nil {

@@ -22,7 +22,7 @@ import (
 	_ "github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpsample"
 )
 
-// An adminTest is the API as Caddy serves it, of the gateways of one test.
+// An adminTest is the admin API of the gateways of one test, as Caddy serves it.
 type adminTest struct {
 	*testing.T
 	mux  *http.ServeMux
@@ -49,13 +49,13 @@ func newAdmin(t *testing.T, configs ...string) *adminTest {
 	}
 	for _, config := range configs {
 		h := adaptGateway(t, config)
-		h.generation = t // as if all were of one configuration
+		h.generation = t // all belong to one configuration
 		registry.add(h)
 	}
 	return a
 }
 
-// call makes a request and reads the answer into a value, if there is one for it.
+// call sends a request, and decodes the response into answer unless that is nil.
 func (a *adminTest) call(method, path, body string, answer any) *http.Response {
 	a.Helper()
 	w := httptest.NewRecorder()
@@ -74,7 +74,7 @@ func (a *adminTest) call(method, path, body string, answer any) *http.Response {
 	return res
 }
 
-// audited returns the last line in the log as its fields.
+// audited returns the fields of the last log line.
 func (a *adminTest) audited() map[string]any {
 	a.Helper()
 	lines := a.logs.All()
@@ -86,8 +86,10 @@ func (a *adminTest) audited() map[string]any {
 
 const (
 	staticHandler = `{"handler":"static_response","body":"{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}"}`
-	gatewayWeb    = `{"name":"one","servers":[{"name":"web","aliases":["www"],"routes":[{"handle":[` + staticHandler + `]}]}]}`
-	gatewayOther  = `{"name":"two","mcp_path":"/two","rpc_path":"/rpc","servers":[{"name":"web","routes":[{"handle":[` + staticHandler + `]}]},{"name":"b c","routes":[{}]}]}`
+	gatewayWeb    = `{"name":"one","servers":[{"name":"web","aliases":["www"],"routes":[{"handle":[` + staticHandler +
+		`]}]}]}`
+	gatewayOther = `{"name":"two","mcp_path":"/two","rpc_path":"/rpc","servers":[{"name":"web","routes":[{"handle":[` +
+		staticHandler + `]}]},{"name":"b c","routes":[{}]}]}`
 )
 
 func TestAdminRefusals(t *testing.T) { // A70, A72
@@ -102,30 +104,48 @@ func TestAdminRefusals(t *testing.T) { // A70, A72
 		{"an unknown gateway", "GET", "/mcp_gateway/servers?gateway=three", "", 404, "not_found", `"three"`},
 		{"a server of two gateways", "GET", "/mcp_gateway/servers/web", "", 409, "ambiguous", `"one" at /mcp, "two" at /two`},
 		{"the restart of one of two", "POST", "/mcp_gateway/servers/web/restart", "", 409, "ambiguous", "?gateway="},
-		{"the restart of one that is no child", "POST", "/mcp_gateway/servers/web/restart?gateway=one", "", 409, "no_child_process", "has no child process"},
+		{"the restart of one that is no child", "POST", "/mcp_gateway/servers/web/restart?gateway=one", "", 409,
+			"no_child_process", "has no child process"},
 		{"a restart by GET", "GET", "/mcp_gateway/servers/web/restart", "", 405, "method_not_allowed", "GET"},
 		{"a change of the index", "POST", "/mcp_gateway", "", 405, "method_not_allowed", "POST"},
 		{"another method", "PUT", "/mcp_gateway/templates", "", 405, "method_not_allowed", "PUT"},
 		{"nothing", "GET", "/mcp_gateway/nothing", "", 404, "not_found", "/mcp_gateway/nothing"},
-		{"a tool that has not changed", "POST", "/mcp_gateway/servers/b%20c/accept", `{"tool":"nope"}`, 404, "not_found", "nope"},
-		{"an acceptance of something else", "POST", "/mcp_gateway/servers/b%20c/accept", `{"tools":["x"]}`, 400, "invalid_request", `there is no member "tools"`},
-		{"an acceptance of nothing in particular", "POST", "/mcp_gateway/servers/b%20c/accept", `null`, 400, "invalid_request", "the request must be a JSON object"},
-		{"an acceptance of what was seen of all tools", "POST", "/mcp_gateway/servers/b%20c/accept", `{"seen":"0"}`, 400, "invalid_request", "tool: it is missing"},
-		{"an acceptance of what was not seen", "POST", "/mcp_gateway/servers/b%20c/accept", `{"tool":"x","seen":""}`, 400, "invalid_request", "seen: it is empty"},
-		{"an acceptance by something else", "POST", "/mcp_gateway/servers/b%20c/accept", `{"tool":"x","seen":{}}`, 400, "invalid_request", "seen: it must be a string, and is of the type object"},
-		{"a template for two gateways", "POST", "/mcp_gateway/templates", `{"name":"a","uriTemplate":"a:b","text":"x"}`, 409, "ambiguous", "several gateways"},
-		{"a template that is none", "POST", "/mcp_gateway/templates?gateway=one", `{"name":"a","uriTemplate":"a:{?b}","text":"x"}`, 400, "invalid_request", "uriTemplate"},
-		{"a template for an unknown gateway", "POST", "/mcp_gateway/templates", `{"gateway":"three","name":"a"}`, 404, "not_found", "three"},
-		{"a template of an unknown server", "POST", "/mcp_gateway/templates", `{"gateway":"one","name":"a","uriTemplate":"a:b","server":"x","uri":"c:d"}`, 400, "invalid_request", "server"},
-		{"a template with an unknown field", "POST", "/mcp_gateway/templates", `{"gateway":"one","nam":"a"}`, 400, "invalid_request", "nam"},
-		{"a template that is no JSON", "POST", "/mcp_gateway/templates", `{x}`, 400, "invalid_request", "the request is not JSON: invalid character"},
-		{"a template without an end", "POST", "/mcp_gateway/templates", `{"name":`, 400, "invalid_request", "the JSON object of the request has no end"},
-		{"a template that is a list", "POST", "/mcp_gateway/templates", `[{}]`, 400, "invalid_request", "the request must be a JSON object"},
-		{"a name that is no string", "POST", "/mcp_gateway/templates", `{"name":[]}`, 400, "invalid_request", "name: it must be a string, and is of the type array"},
-		{"a gateway that is no string", "POST", "/mcp_gateway/templates", `{"gateway":7}`, 400, "invalid_request", "gateway: it must be a string, and is of the type number"},
+		{"a tool that has not changed", "POST", "/mcp_gateway/servers/b%20c/accept", `{"tool":"nope"}`, 404, "not_found",
+			"nope"},
+		{"an acceptance of something else", "POST", "/mcp_gateway/servers/b%20c/accept", `{"tools":["x"]}`, 400,
+			"invalid_request", `unknown member "tools"`},
+		{"an acceptance of nothing in particular", "POST", "/mcp_gateway/servers/b%20c/accept", `null`, 400,
+			"invalid_request", "the request must be a JSON object"},
+		{"an acceptance of what was seen of all tools", "POST", "/mcp_gateway/servers/b%20c/accept", `{"seen":"0"}`, 400,
+			"invalid_request", "tool: missing"},
+		{"an acceptance of what was not seen", "POST", "/mcp_gateway/servers/b%20c/accept", `{"tool":"x","seen":""}`, 400,
+			"invalid_request", "seen: empty"},
+		{"an acceptance by something else", "POST", "/mcp_gateway/servers/b%20c/accept", `{"tool":"x","seen":{}}`, 400,
+			"invalid_request", "seen: must be a string, got object"},
+		{"a template for two gateways", "POST", "/mcp_gateway/templates", `{"name":"a","uriTemplate":"a:b","text":"x"}`, 409,
+			"ambiguous", "several gateways"},
+		{"an invalid template", "POST", "/mcp_gateway/templates?gateway=one",
+			`{"name":"a","uriTemplate":"a:{?b}","text":"x"}`, 400, "invalid_request", "uriTemplate"},
+		{"a template for an unknown gateway", "POST", "/mcp_gateway/templates", `{"gateway":"three","name":"a"}`, 404,
+			"not_found", "three"},
+		{"a template of an unknown server", "POST", "/mcp_gateway/templates",
+			`{"gateway":"one","name":"a","uriTemplate":"a:b","server":"x","uri":"c:d"}`, 400, "invalid_request", "server"},
+		{"a template with an unknown field", "POST", "/mcp_gateway/templates", `{"gateway":"one","nam":"a"}`, 400,
+			"invalid_request", "nam"},
+		{"a template that is no JSON", "POST", "/mcp_gateway/templates", `{x}`, 400, "invalid_request",
+			"the request is not JSON: invalid character"},
+		{"a template without an end", "POST", "/mcp_gateway/templates", `{"name":`, 400, "invalid_request",
+			"the JSON object of the request is incomplete"},
+		{"a template that is a list", "POST", "/mcp_gateway/templates", `[{}]`, 400, "invalid_request",
+			"the request must be a JSON object"},
+		{"a name that is no string", "POST", "/mcp_gateway/templates", `{"name":[]}`, 400, "invalid_request",
+			"name: must be a string, got array"},
+		{"a gateway that is no string", "POST", "/mcp_gateway/templates", `{"gateway":7}`, 400, "invalid_request",
+			"gateway: must be a string, got number"},
 		{"no template", "POST", "/mcp_gateway/templates", ``, 400, "invalid_request", "the request must be a JSON object"},
-		{"two templates", "POST", "/mcp_gateway/templates", `{} {}`, 400, "invalid_request", "something follows"},
-		{"a template that is too large", "POST", "/mcp_gateway/templates", `"` + strings.Repeat("x", adminapi.MaxBody) + `"`, 413, "payload_too_large", "2097152"},
+		{"two templates", "POST", "/mcp_gateway/templates", `{} {}`, 400, "invalid_request", "unexpected data after"},
+		{"a template that is too large", "POST", "/mcp_gateway/templates", `"` + strings.Repeat("x", adminapi.MaxBody) + `"`,
+			413, "payload_too_large", "2097152"},
 		{"an unknown template", "DELETE", "/mcp_gateway/templates/none", "", 404, "not_found", `"none"`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -135,7 +155,8 @@ func TestAdminRefusals(t *testing.T) { // A70, A72
 			if res.StatusCode != tt.status || failure.Code != tt.code || !strings.Contains(failure.Error, tt.message) {
 				t.Errorf("got %d %+v", res.StatusCode, failure)
 			}
-			if strings.Contains(failure.Error, "json:") || strings.Contains(failure.Error, "Go ") || strings.Contains(failure.Error, "struct") {
+			if strings.Contains(failure.Error, "json:") || strings.Contains(failure.Error, "Go ") ||
+				strings.Contains(failure.Error, "struct") {
 				t.Errorf("%q is about Go", failure.Error)
 			}
 			if res.Header.Get("Content-Type") != "application/json" {
@@ -178,7 +199,8 @@ func TestAdminServers(t *testing.T) { // A70
 		}
 	}
 	body, _ := io.ReadAll(a.call("GET", "/mcp_gateway/servers/www", "", nil).Body)
-	if want := `{"gateway":"one","mcp_path":"/mcp","name":"web","aliases":["www"],"state":"unknown","restarts":0,"sessions":0,"tools_changed":0}`; strings.TrimSpace(string(body)) != want {
+	if want := `{"gateway":"one","mcp_path":"/mcp","name":"web","aliases":["www"],"state":"unknown","restarts":0,` +
+		`"sessions":0,"tools_changed":0}`; strings.TrimSpace(string(body)) != want {
 		t.Errorf("got %s\nwant %s", body, want)
 	}
 	if a.logs.Len() > 0 {
@@ -210,7 +232,8 @@ func TestAdminHead(t *testing.T) { // A70
 	a := newAdmin(t, gatewayWeb)
 	server := httptest.NewServer(a.mux)
 	defer server.Close()
-	for path, want := range map[string]int{"": 200, "/servers": 200, "/servers/web": 200, "/servers/none": 404, "/metrics": 200, "/servers/web/restart": 405} {
+	for path, want := range map[string]int{"": 200, "/servers": 200, "/servers/web": 200, "/servers/none": 404,
+		"/metrics": 200, "/servers/web/restart": 405} {
 		res, err := http.Head(server.URL + "/mcp_gateway" + path)
 		if err != nil {
 			t.Fatal(err)
@@ -247,7 +270,8 @@ func TestAdminOfNoGateway(t *testing.T) {
 			t.Errorf("%s: got %s", path, body)
 		}
 	}
-	if res := a.call("POST", "/mcp_gateway/templates", `{"name":"a","uriTemplate":"a:b","text":"x"}`, nil); res.StatusCode != 404 {
+	if res := a.call("POST", "/mcp_gateway/templates", `{"name":"a","uriTemplate":"a:b","text":"x"}`,
+		nil); res.StatusCode != 404 {
 		t.Errorf("got %d", res.StatusCode)
 	}
 }
@@ -256,7 +280,8 @@ func TestAdminUpstreams(t *testing.T) { // A70
 	a := newAdmin(t, `{"servers":[`+serverOf("web", proxyTo("", "127.0.0.1:9"))+`]}`)
 	var one adminapi.ServerStatus
 	a.call("GET", "/mcp_gateway/servers/web", "", &one)
-	if want := []adminapi.UpstreamStatus{{Address: "127.0.0.1:9", Healthy: true}}; fmt.Sprint(one.Upstreams) != fmt.Sprint(want) {
+	if want := []adminapi.UpstreamStatus{{Address: "127.0.0.1:9",
+		Healthy: true}}; fmt.Sprint(one.Upstreams) != fmt.Sprint(want) {
 		t.Errorf("got %+v", one)
 	}
 }
@@ -267,8 +292,9 @@ func TestAdminRestart(t *testing.T) { // A70, A72, A74
 		a.call("GET", "/mcp_gateway/servers/alpha", "", &one)
 		return one
 	}
-	if got := show(); got.State != "unknown" || got.Children[0].State != stdio.Idle || got.Children[0].Address != "alpha:1" {
-		t.Errorf("one that nobody has needed: %+v", got)
+	if got := show(); got.State != "unknown" || got.Children[0].State != stdio.Idle ||
+		got.Children[0].Address != "alpha:1" {
+		t.Errorf("before the first request: %+v", got)
 	}
 	var first, second adminapi.ServerStatus
 	a.call("POST", "/mcp_gateway/servers/alpha/restart", "", &first)
@@ -282,7 +308,8 @@ func TestAdminRestart(t *testing.T) { // A70, A72, A74
 	if got := show(); got.Children[0].PID != second.Children[0].PID {
 		t.Errorf("got %+v", got)
 	}
-	for field, want := range map[string]any{"action": "restart", "gateway": "one", "mcp_server": "alpha", "name": "", "outcome": "ok", "remote_addr": "192.0.2.1:1234"} {
+	for field, want := range map[string]any{"action": "restart", "gateway": "one", "mcp_server": "alpha", "name": "",
+		"outcome": "ok", "remote_addr": "192.0.2.1:1234"} {
 		if got := a.audited()[field]; got != want {
 			t.Errorf("%s in the log: %v, want %v", field, got, want)
 		}
@@ -293,12 +320,14 @@ func TestAdminRestartThatFails(t *testing.T) { // A72
 	a := newAdmin(t, `{"servers":[`+serverOf("alpha", proxyTo(childTransport("--exit-at-start", "3"), "alpha:1"))+`]}`)
 	var failure struct{ Error, Code string }
 	res := a.call("POST", "/mcp_gateway/servers/alpha/restart", "", &failure)
-	if res.StatusCode != http.StatusBadGateway || failure.Code != "restart_failed" || !strings.Contains(failure.Error, "exited with status 3") {
+	if res.StatusCode != http.StatusBadGateway || failure.Code != "restart_failed" ||
+		!strings.Contains(failure.Error, "exited with status 3") {
 		t.Errorf("got %d %+v", res.StatusCode, failure)
 	}
 	var one adminapi.ServerStatus
 	a.call("GET", "/mcp_gateway/servers/alpha", "", &one)
-	if one.State != "unhealthy" || !strings.Contains(one.LastError, "exited with status 3") || one.Children[0].State != stdio.Stopped {
+	if one.State != "unhealthy" || !strings.Contains(one.LastError, "exited with status 3") ||
+		one.Children[0].State != stdio.Stopped {
 		t.Errorf("got %+v", one)
 	}
 }
@@ -307,15 +336,17 @@ func TestAdminTools(t *testing.T) { // A70, A73, A74
 	a := newAdmin(t, gatewayWeb)
 	h := registry.current()[0]
 	for _, tool := range []string{"x", "y", "z"} {
-		h.byName["web"].pins.See(tool, []byte(`{"name":"`+tool+`","description":"good"}`))
-		h.byName["web"].pins.See(tool, []byte(`{"name":"`+tool+`","description":"evil"}`))
+		h.byName["web"].pins.Observe(tool, []byte(`{"name":"`+tool+`","description":"good"}`))
+		h.byName["web"].pins.Observe(tool, []byte(`{"name":"`+tool+`","description":"evil"}`))
 	}
 	var changes []adminapi.ToolChange
 	a.call("GET", "/mcp_gateway/tools/changes", "", &changes)
-	if len(changes) != 3 || changes[0].Gateway != "one" || changes[0].Server != "web" || changes[0].Tool != "x" || changes[0].Pinned == changes[0].Seen {
+	if len(changes) != 3 || changes[0].Gateway != "one" || changes[0].Server != "web" || changes[0].Tool != "x" ||
+		changes[0].Pinned == changes[0].Seen {
 		t.Fatalf("got %+v", changes)
 	}
-	if c := changes[0]; string(c.Before) != `{"name":"x","description":"good"}` || string(c.After) != `{"name":"x","description":"evil"}` || len(c.Seen) != 32 {
+	if c := changes[0]; string(c.Before) != `{"name":"x","description":"good"}` ||
+		string(c.After) != `{"name":"x","description":"evil"}` || len(c.Seen) != 32 {
 		t.Errorf("got %s, then %s, which is %s", c.Before, c.After, c.Seen)
 	}
 	var one adminapi.ServerStatus
@@ -344,7 +375,7 @@ func TestAdminTools(t *testing.T) { // A70, A73, A74
 func TestAdminAcceptsWhatWasSeen(t *testing.T) { // A73, A74
 	a := newAdmin(t, gatewayWeb)
 	pins := registry.current()[0].byName["web"].pins
-	see := func(description string) { pins.See("x", []byte(`{"name":"x","description":"`+description+`"}`)) }
+	see := func(description string) { pins.Observe("x", []byte(`{"name":"x","description":"`+description+`"}`)) }
 	review := func() string {
 		var changes []adminapi.ToolChange
 		if a.call("GET", "/mcp_gateway/tools/changes", "", &changes); len(changes) != 1 {
@@ -369,7 +400,7 @@ func TestAdminAcceptsWhatWasSeen(t *testing.T) { // A73, A74
 	see("evil")
 	accept(seen, http.StatusConflict, "changed_again")
 	if !pins.Changed("x") {
-		t.Error("what nobody has looked at is accepted")
+		t.Error("a change that was not shown is accepted")
 	}
 	see("better")
 	accept(seen, http.StatusOK, "")
@@ -381,17 +412,20 @@ func TestAdminAcceptsWhatWasSeen(t *testing.T) { // A73, A74
 }
 
 func TestAdminClients(t *testing.T) { // A70
-	a := newAdmin(t, `{"name":"clients","clients":[{"name":"*"},{"name":"bob"}],"servers":[`+serverOf("web", staticHandler)+`]}`)
+	a := newAdmin(t,
+		`{"name":"clients","clients":[{"name":"*"},{"name":"bob"}],"servers":[`+serverOf("web", staticHandler)+`]}`)
 	h := registry.current()[0]
 	for _, who := range []string{"", "", "ann", "bob"} {
 		w := httptest.NewRecorder()
 		r := httptest.NewRequest("POST", "http://localhost/mcp", strings.NewReader(
-			`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}`))
+			`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},`+
+				`"clientInfo":{"name":"x","version":"1"}}}`))
 		r.Header.Set("Content-Type", "application/json")
 		r.Header.Set("Accept", "application/json, text/event-stream")
 		repl := caddy.NewReplacer()
 		repl.Set("http.auth.user.id", who)
-		if err := h.ServeHTTP(w, caddyhttp.PrepareRequest(r, repl, w, new(caddyhttp.Server)), nil); err != nil || w.Code != http.StatusOK {
+		if err := h.ServeHTTP(w, caddyhttp.PrepareRequest(r, repl, w, new(caddyhttp.Server)), nil); err != nil ||
+			w.Code != http.StatusOK {
 			t.Fatalf("%d %v %s", w.Code, err, w.Body)
 		}
 	}
@@ -410,7 +444,8 @@ func TestAdminTemplates(t *testing.T) { // A67, A74
 	a := newAdmin(t, gatewayWeb)
 	for i, status := range []int{http.StatusCreated, http.StatusOK} {
 		var got gatewayTemplate
-		res := a.call("POST", "/mcp_gateway/templates", fmt.Sprintf(`{"name":"a/b","uriTemplate":"hi://{x}","text":"hi {x} %d","mimeType":"text/plain"}`, i), &got)
+		res := a.call("POST", "/mcp_gateway/templates",
+			fmt.Sprintf(`{"name":"a/b","uriTemplate":"hi://{x}","text":"hi {x} %d","mimeType":"text/plain"}`, i), &got)
 		if res.StatusCode != status || got.Gateway != "one" || got.Text != fmt.Sprintf("hi {x} %d", i) {
 			t.Errorf("got %d %+v", res.StatusCode, got)
 		}
@@ -418,7 +453,8 @@ func TestAdminTemplates(t *testing.T) { // A67, A74
 			t.Errorf("in the log: %v", line)
 		}
 	}
-	a.call("POST", "/mcp_gateway/templates", `{"name":"window","uriTemplate":"docs://{x}","server":"www","uri":"file:///{x}"}`, nil)
+	a.call("POST", "/mcp_gateway/templates",
+		`{"name":"window","uriTemplate":"docs://{x}","server":"www","uri":"file:///{x}"}`, nil)
 	body, _ := io.ReadAll(a.call("GET", "/mcp_gateway/templates", "", nil).Body)
 	want := `[{"gateway":"one","name":"a/b","uriTemplate":"hi://{x}","mimeType":"text/plain","text":"hi {x} 1"},` +
 		`{"gateway":"one","name":"window","uriTemplate":"docs://{x}","server":"web","uri":"file:///{x}"}]`
@@ -466,7 +502,8 @@ func TestAdminMetrics(t *testing.T) { // A71
 		if !strings.HasPrefix(m.Name, "caddy_mcp_") {
 			t.Errorf("%s is not ours", m.Name)
 		}
-		if m.Name == "caddy_mcp_request_duration_seconds" && m.Labels["gateway"] == "one" && m.Labels["server"] == "web" && (*m.Count != 1 || *m.Sum != 2) {
+		if m.Name == "caddy_mcp_request_duration_seconds" && m.Labels["gateway"] == "one" && m.Labels["server"] == "web" &&
+			(*m.Count != 1 || *m.Sum != 2) {
 			t.Errorf("%+v", m)
 		}
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
-// listTools asks the servers for their tools: those that one client sees, or all. With ?why=true it also tells what
-// is decided for the client on all that the servers have.
+// listTools lists the tools that a client sees, or all tools. It contacts the servers. With
+// ?why=true it also returns the decision on every item of the servers.
 func (c *adminCall) listTools() (int, any, error) {
 	found, err := c.gateways()
 	if err != nil {
@@ -31,13 +31,13 @@ func (c *adminCall) listTools() (int, any, error) {
 	why, err := strconv.ParseBool(cmp.Or(query.Get("why"), "false"))
 	switch {
 	case err != nil:
-		return 0, nil, invalid(errors.New("why: it must be true or false"))
+		return 0, nil, invalid(errors.New("why: must be true or false"))
 	case why && client == "":
-		return 0, nil, invalid(errors.New("why: it needs a client"))
+		return 0, nil, invalid(errors.New("why: requires client"))
 	case client != "":
 		found = slices.DeleteFunc(found, func(h *Handler) bool { return !h.mayServe(client) })
 		if len(found) == 0 {
-			return 0, nil, notFound("there is no client %q", client)
+			return 0, nil, notFound("unknown client %q", client)
 		}
 	}
 	all := adminapi.ToolListing{Tools: []adminapi.ToolStatus{}, Failed: []adminapi.ToolFailure{}}
@@ -74,7 +74,7 @@ func (h *Handler) addTools(l *adminapi.ToolListing, list *gateway.ToolList) {
 	}
 }
 
-// toolStatus tells of a tool of a server.
+// toolStatus returns the status of a tool.
 func (h *Handler) toolStatus(server string, tool *gateway.Tool) adminapi.ToolStatus {
 	count := tokens.Count(string(tool.Definition))
 	status := adminapi.ToolStatus{
@@ -82,7 +82,7 @@ func (h *Handler) toolStatus(server string, tool *gateway.Tool) adminapi.ToolSta
 		Chars: utf8.RuneCount(tool.Definition), Tokens: count,
 		FocusTokens: count - tokens.Count(string(tool.WithoutFocus)),
 	}
-	status.Title, status.Description = describedAs(tool.Definition)
+	status.Title, status.Description = titleAndDescription(tool.Definition)
 	if len(h.Clients) > 0 {
 		status.Clients = append([]string{}, tool.Clients...)
 		status.AllClients = len(tool.Clients) == len(h.Clients)
@@ -90,19 +90,20 @@ func (h *Handler) toolStatus(server string, tool *gateway.Tool) adminapi.ToolSta
 	return status
 }
 
-// maxDescription is how many characters of a description are listed.
+// maxDescription limits the characters of a listed description.
 const maxDescription = 300
 
-// describedAs returns the title of a tool, and the beginning of its description. What is no text is missing.
-func describedAs(definition []byte) (title, description string) {
+// titleAndDescription returns the title of a tool and the beginning of its description. Values that are not
+// strings are ignored.
+func titleAndDescription(definition []byte) (title, description string) {
 	var tool struct {
 		Title       any `json:"title"`
 		Description any `json:"description"`
 		Annotations any `json:"annotations"`
 	}
-	_ = json.Unmarshal(definition, &tool) // which was read before
+	_ = json.Unmarshal(definition, &tool) // known to be valid
 	title, _ = tool.Title.(string)
-	if annotations, ok := tool.Annotations.(map[string]any); ok && title == "" { // where it was once
+	if annotations, ok := tool.Annotations.(map[string]any); ok && title == "" { // the place in older revisions
 		title, _ = annotations["title"].(string)
 	}
 	description, _ = tool.Description.(string)
@@ -112,7 +113,7 @@ func describedAs(definition []byte) (title, description string) {
 	return title, description
 }
 
-// itemDecision tells what was decided on something that a server has.
+// itemDecision converts a decision on a tool, prompt, resource or template.
 func (h *Handler) itemDecision(server string, e *gateway.Explanation) adminapi.ItemDecision {
 	return adminapi.ItemDecision{
 		Gateway: h.Name, Path: h.MCPPath, Server: server, Kind: e.Kind, Name: e.Name, Shown: e.Shown,
@@ -121,25 +122,25 @@ func (h *Handler) itemDecision(server string, e *gateway.Explanation) adminapi.I
 	}
 }
 
-// showTool asks the server of a tool for all that there is to know of it, and with ?client= tells what is decided on
-// it for this client.
+// showTool returns a tool with its definition, and with ?client= the decision for that client. It
+// contacts the server.
 func (c *adminCall) showTool() (int, any, error) {
 	name, client := c.r.PathValue("tool"), c.r.URL.Query().Get("client")
-	h, err := c.gatewayOf(name, client)
+	h, err := c.gatewayWithTool(name, client)
 	if err != nil {
 		return 0, nil, err
 	}
 	if _, known := h.gateway.ServerOf(name); !known {
-		return 0, nil, h.noServerOf(name)
+		return 0, nil, h.unknownServerError(name)
 	}
 	d := h.gateway.NewOperator(operatorRequest(c.r.Context()), "").Describe(name, client)
 	switch {
 	case d.Failure != nil:
 		return 0, nil, adminErrorf(http.StatusBadGateway, d.Failure.Data.Symbol, "%s", d.Reason)
-	case d.Tool == nil && d.Why != "":
-		return 0, nil, notFound("clients do not see the tool %q: %s", mcp.Shortened(name), d.Why)
+	case d.Tool == nil && d.HiddenReason != "":
+		return 0, nil, notFound("clients do not see tool %q: %s", mcp.Shortened(name), d.HiddenReason)
 	case d.Tool == nil:
-		return 0, nil, noTool(name, d.Names)
+		return 0, nil, unknownToolError(name, d.Names)
 	}
 	detail := adminapi.ToolDetail{
 		ToolStatus: h.toolStatus(d.Server, d.Tool), Definition: d.Tool.Definition,
@@ -152,7 +153,8 @@ func (c *adminCall) showTool() (int, any, error) {
 	return http.StatusOK, detail, nil
 }
 
-// mayServe reports whether the gateway may have a client of this name: one with rules, or one that it does not know.
+// mayServe reports whether the gateway can have this client: a client with a block, or an anonymous
+// client if there is no auth.
 func (h *Handler) mayServe(client string) bool {
 	return h.HasRules(client) || client == access.Anonymous && len(h.auth.providers) == 0
 }

@@ -109,7 +109,8 @@ func TestAdminToolDecisions(t *testing.T) {
 			"one sample echo sample__echo allow by arguments deny *::echo when 'x' in arguments, else default allow",
 		}, 4},
 		{"a client by a pattern", "client=team-7", []string{
-			"one sample read_log sample__read_log allow default allow", "one sample read_image sample__read_image allow default allow",
+			"one sample read_log sample__read_log allow default allow",
+			"one sample read_image sample__read_image allow default allow",
 			"one sample list_files sample__list_files allow default allow", "one sample echo sample__echo allow default allow",
 		}, 4},
 		{"a client that is not known, of a gateway without rules", "client=anonymous&gateway=two", []string{
@@ -141,8 +142,8 @@ func TestAdminToolDecisions(t *testing.T) {
 		})
 	}
 	for query, want := range map[string]string{
-		"?why=true": "why: it needs a client", "?why=1&client=bob": `there is no client "bob"`,
-		"?why=yes&client=ann": "why: it must be true or false",
+		"?why=true": "why: requires client", "?why=1&client=bob": `unknown client "bob"`,
+		"?why=yes&client=ann": "why: must be true or false",
 	} {
 		var failure struct{ Error, Code string }
 		a.call("GET", "/mcp_gateway/tools"+query, "", &failure)
@@ -164,12 +165,13 @@ func TestAdminToolListOfNoGateway(t *testing.T) {
 	}
 }
 
-// toolbox is a server of an era with some tools, as JSON, that answers calls as it is told to.
+// toolbox returns a server of an era with these tools, as JSON. call responds to calls.
 func toolbox(t *testing.T, modern bool, tools string, call func(http.ResponseWriter, witnessed)) *witness {
 	return newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
 		switch {
 		case modern && got.is("server/discover"):
-			says(w, got, `{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
+			says(w, got, `{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}},`+
+				`"serverInfo":{"name":"x","version":"1"}}`)
 		case got.is("initialize"):
 			says(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
 		case got.is("tools/list"):
@@ -190,8 +192,10 @@ const (
 func described(t *testing.T) *witness {
 	names, _ := json.Marshal([]string{markupTool, slashedTool})
 	markup, slashed, _ := strings.Cut(strings.Trim(string(names), "[]"), ",")
-	return toolbox(t, false, `{"name":"wipe","title":"Wipe","description":"`+strings.Repeat("é", 301)+`","inputSchema":{"type":"object","properties":{"disk":{"type":"string"}}},"annotations":{"title":"not this","destructiveHint":true}},
-		{"name":"plain","description":"`+strings.Repeat("é", 300)+`","inputSchema":{"type":"object"},"annotations":{"title":"Plain","readOnlyHint":true}},
+	return toolbox(t, false, `{"name":"wipe","title":"Wipe","description":"`+strings.Repeat("é", 301)+
+		`","inputSchema":{"type":"object","properties":{"disk":{"type":"string"}}},"annotations":{"title":"not this","destructiveHint":true}},
+		{"name":"plain","description":"`+strings.Repeat("é", 300)+
+		`","inputSchema":{"type":"object"},"annotations":{"title":"Plain","readOnlyHint":true}},
 		{"name":"odd","title":7,"description":{},"inputSchema":{"type":"object"},"annotations":[]},
 		{"name":"hidden","inputSchema":{"type":"object"}},
 		{"name":`+markup+`,"inputSchema":{"type":"object"}},{"name":`+slashed+`,"inputSchema":{"type":"object"}}`, nil)
@@ -215,33 +219,44 @@ func TestAdminToolDescriptions(t *testing.T) {
 
 func TestAdminTool(t *testing.T) {
 	disk := strings.TrimSuffix(described(t).line("disk"), "}") + `,"expose":["wipe","plain","odd",` +
-		`"<*","a/*"],"tools":{"wipe":{"rename":"erase","describe":"Erases a disk.","annotate":{"idempotent":true},"hidden_arguments":["disk"]}}}`
+		`"<*","a/*"],"tools":{"wipe":{"rename":"erase","describe":"Erases a disk.","annotate":{"idempotent":true},` +
+		`"hidden_arguments":["disk"]}}}`
 	witness := described(t)
 	const clients = `"clients":[{"name":"ann","rules":[{"action":"allow","patterns":["*::plain"]}]},
 		{"name":"dan","rules":[{"action":"confirm","patterns":["destructive"]}]}]`
 	a := newAdmin(t,
-		`{"name":"one","separator":"__","mask":{"recover":{}},"focus":{},`+clients+`,"servers":[`+disk+`,`+witness.line("other")+`,`+serverOf("down", proxyTo("", "127.0.0.1:9"))+`]}`,
-		`{"name":"two","mcp_path":"/two","rpc_path":"/rpc2","discovery":true,`+clients+`,"servers":[`+serverOf("sample", `{"handler":"mcp_sample"}`)+`,`+serverOf("down", proxyTo("", "127.0.0.1:9"))+`]}`,
-		`{"name":"three","mcp_path":"/three","rpc_path":"/rpc3","separator":"none","servers":[`+serverOf("sample", `{"handler":"mcp_sample"}`)+`]}`)
+		`{"name":"one","separator":"__","mask":{"recover":{}},"focus":{},`+clients+`,"servers":[`+disk+`,`+
+			witness.line("other")+`,`+serverOf("down", proxyTo("", "127.0.0.1:9"))+`]}`,
+		`{"name":"two","mcp_path":"/two","rpc_path":"/rpc2","discovery":true,`+clients+`,"servers":[`+serverOf("sample",
+			`{"handler":"mcp_sample"}`)+`,`+serverOf("down", proxyTo("", "127.0.0.1:9"))+`]}`,
+		`{"name":"three","mcp_path":"/three","rpc_path":"/rpc3","separator":"none","servers":[`+serverOf("sample",
+			`{"handler":"mcp_sample"}`)+`]}`)
 	for _, tt := range []struct {
 		name, tool, query string
 		want              string   // gateway, server, name, original name, annotations, and the decision
 		has               []string // in the definition
 	}{
-		{"a renamed tool", "disk__erase", "?gateway=one", "one disk disk__erase wipe destructive idempotent open_world", []string{`"description":"Erases a disk."`, `"focus"`}},
-		{"as people write it", "disk::erase", "?gateway=/mcp", "one disk disk__erase wipe destructive idempotent open_world", nil},
+		{"a renamed tool", "disk__erase", "?gateway=one", "one disk disk__erase wipe destructive idempotent open_world",
+			[]string{`"description":"Erases a disk."`, `"focus"`}},
+		{"as people write it", "disk::erase", "?gateway=/mcp", "one disk disk__erase wipe destructive idempotent open_world",
+			nil},
 		{"a client that does not see it", "disk__erase", "?client=ann",
-			"one disk disk__erase wipe destructive idempotent open_world: wipe  deny default deny", []string{`"description":"Erases a disk."`}},
+			"one disk disk__erase wipe destructive idempotent open_world: wipe  deny default deny",
+			[]string{`"description":"Erases a disk."`}},
 		{"a client that must confirm it", "disk__erase", "?client=dan",
 			"one disk disk__erase wipe destructive idempotent open_world: wipe disk__erase confirm confirm destructive", nil},
 		{"a client that sees it", "disk__plain", "?client=ann",
 			"one disk disk__plain  read_only open_world: plain disk__plain allow allow *::plain", []string{`"title":"Plain"`}},
-		{"a name with markup", "disk__" + markupTool, "?gateway=one", "one disk disk__" + markupTool + "  destructive open_world", nil},
+		{"a name with markup", "disk__" + markupTool, "?gateway=one", "one disk disk__" + markupTool +
+			"  destructive open_world", nil},
 		{"a name with slashes", "disk__" + slashedTool, "?client=dan",
-			"one disk disk__" + slashedTool + "  destructive open_world: " + slashedTool + " disk__" + slashedTool + " confirm confirm destructive", nil},
+			"one disk disk__" + slashedTool + "  destructive open_world: " + slashedTool + " disk__" + slashedTool +
+				" confirm confirm destructive", nil},
 		{"a tool of the gateway", "recover_observation", "?client=ann",
-			"one  recover_observation  read_only idempotent: recover_observation recover_observation allow it is the gateway's own", []string{`"inputSchema"`}},
-		{"a tool of the gateway, without a client", "search_tools", "?gateway=two", "two  search_tools  read_only open_world", nil},
+			"one  recover_observation  read_only idempotent: recover_observation recover_observation allow provided by the " +
+				"gateway itself", []string{`"inputSchema"`}},
+		{"a tool of the gateway, without a client", "search_tools", "?gateway=two",
+			"two  search_tools  read_only open_world", nil},
 		{"a tool that clients have to search for", "sample::echo", "?client=ann&gateway=two",
 			"two sample sample::echo  read_only: echo  deny default deny", []string{`"name":"sample::echo"`}},
 		{"without a separator", "echo", "?gateway=three", "three sample echo  read_only", []string{`"name":"echo"`}},
@@ -276,17 +291,18 @@ func TestAdminTool(t *testing.T) {
 		status      int
 		want        string
 	}{
-		{"disk__eraze", "?gateway=one", 404, `there is no tool "disk__eraze"; similar names: disk__erase`},
-		{"disk__wipe", "?client=ann", 404, `there is no tool "disk__wipe"; tools: disk__<b>`},
-		{"disk__hidden", "?client=ann", 404, `clients do not see the tool "disk__hidden": not in expose of the server`},
+		{"disk__eraze", "?gateway=one", 404, `unknown tool "disk__eraze"; similar names: disk__erase`},
+		{"disk__wipe", "?client=ann", 404, `unknown tool "disk__wipe"; tools: disk__<b>`},
+		{"disk__hidden", "?client=ann", 404, `clients do not see tool "disk__hidden": not in the server's expose list`},
 		{"disc__wipe", "?gateway=one", 404, "names are server::tool; similar names: disk"},
-		{"disk__erase", "?client=bob", 404, `there is no client "bob"`},
+		{"disk__erase", "?client=bob", 404, `unknown client "bob"`},
 		{"down__x", "?gateway=one", 502, "connection refused"},
-		{"sample::echo", "", 409, `several gateways fit; name one of them by ?gateway=: "three" at /three, "two" at /two`},
+		{"sample::echo", "", 409, `several gateways match; select one with ?gateway=: "three" at /three, "two" at /two`},
 	} {
 		var failure adminapi.Error
 		res := a.call("GET", "/mcp_gateway/tools/"+url.PathEscape(tt.tool)+tt.query, "", &failure)
-		if res.StatusCode != tt.status || !strings.Contains(failure.Message, tt.want) || tt.status == 502 && failure.Code != "connect_error" {
+		if res.StatusCode != tt.status || !strings.Contains(failure.Message, tt.want) || tt.status == 502 &&
+			failure.Code != "connect_error" {
 			t.Errorf("%s: got %d %+v", tt.tool, res.StatusCode, failure)
 		}
 	}

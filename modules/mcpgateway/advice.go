@@ -12,18 +12,18 @@ const (
 	writeURL     = `write "server <name> <url>"`
 	writeHeader  = `write "request_header <name> <value>"`
 	writeExpose  = `write "expose <patterns...>"`
-	leaveOut     = `leave it out: a URL, or stdio and a command, after the name of the server says it`
-	comment      = `to turn a server off, put # in front of its lines`
+	leaveOut     = `remove it: the URL, or stdio and a command, after the server name is enough`
+	comment      = `to disable a server, comment out its lines with #`
 	inClient     = `it belongs in "client <name> { }"`
 	inServer     = `it belongs in "server <name> { }"`
 	inGateway    = `it belongs in "mcp_gateway { }"`
-	needsStdio   = `it is for servers with stdio`
+	needsStdio   = `only servers with stdio have it`
 	sendToken    = `to send a token to the server, write request_header Authorization "Bearer {env.TOKEN}"; ` +
-		`those of clients belong in "client <name> { }"`
+		`client tokens belong in "client <name> { }"`
 )
 
-// foreign are words of other programs' configurations, such as mcp.json.
-var foreign = setting.Advice{
+// foreignAdvice is advice on words from configurations of other programs, such as mcp.json.
+var foreignAdvice = setting.Advice{
 	"command": writeCommand, "args": writeCommand, "cmd": writeCommand,
 	"url": writeURL, "serverUrl": writeURL, "httpUrl": writeURL,
 	"headers": writeHeader, "header_up": writeHeader, "bearer": writeHeader, "authorization": writeHeader,
@@ -37,56 +37,56 @@ var foreign = setting.Advice{
 	"servers":    writeURL + ` or "server <name> stdio <command> <args...>"`,
 }
 
-// commonHandlers are directives of Caddy that servers have, for suggestions.
+// commonHandlers are the Caddy directives to suggest in a server block.
 var commonHandlers = []string{
 	"reverse_proxy", "request_header", "request_body", "forward_auth", "respond", "rewrite", "handle", "route", "vars",
 }
 
-// wordsOfServer returns the subdirectives of a server.
-func wordsOfServer(stdio bool) []string {
+// serverWords returns the subdirectives of a server.
+func serverWords(stdio bool) []string {
 	words := new(Server).lines().Words()
 	if stdio {
-		words = slices.AppendSeq(words, maps.Keys(ofTransport))
+		words = slices.AppendSeq(words, maps.Keys(transportOptions))
 	}
 	return words
 }
 
-// wordsOfClient returns the subdirectives of a client.
-func wordsOfClient() []string {
+// clientWords returns the subdirectives of a client.
+func clientWords() []string {
 	return new(Client).lines(new(Handler), new(providers), new(checks)).Words()
 }
 
-// wordsOfGateway returns the subdirectives of a gateway.
-func wordsOfGateway() []string {
+// gatewayWords returns the subdirectives of a gateway.
+func gatewayWords() []string {
 	return append(gatewayLines(new(Handler), new(providers), new(checks)).Words(), "server")
 }
 
-// adviceInGateway returns what to write in place of words that a gateway does not have.
+// adviceInGateway returns advice on words that are unknown in a gateway block.
 func adviceInGateway() setting.Advice {
-	advice := maps.Clone(foreign)
-	advise(advice, inServer, wordsOfServer(true))
-	advise(advice, inClient, wordsOfClient())
+	advice := maps.Clone(foreignAdvice)
+	advise(advice, inServer, serverWords(true))
+	advise(advice, inClient, clientWords())
 	return advice
 }
 
-// adviceInClient returns what to write in place of words that a client does not have.
+// adviceInClient returns advice on words that are unknown in a client block.
 func adviceInClient() setting.Advice {
 	advice := setting.Advice{}
-	advise(advice, inGateway, wordsOfGateway())
-	advise(advice, inServer, wordsOfServer(true))
+	advise(advice, inGateway, gatewayWords())
+	advise(advice, inServer, serverWords(true))
 	advice["auth"] = `write "token <token>", or auth in "mcp_gateway { }"`
 	return advice
 }
 
-// adviceInServer returns what to write in place of words that a server does not have.
+// adviceInServer returns advice on words that are unknown in a server block.
 func adviceInServer(stdio bool) setting.Advice {
 	advice := setting.Advice{}
-	advise(advice, inGateway, wordsOfGateway())
-	advise(advice, inClient, wordsOfClient())
+	advise(advice, inGateway, gatewayWords())
+	advise(advice, inClient, clientWords())
 	if !stdio {
-		advise(advice, needsStdio, slices.Collect(maps.Keys(ofTransport)))
+		advise(advice, needsStdio, slices.Collect(maps.Keys(transportOptions)))
 	}
-	maps.Copy(advice, foreign)
+	maps.Copy(advice, foreignAdvice)
 	for _, word := range []string{"token", "auth", "api_key", "apiKey"} {
 		advice[word] = sendToken
 	}
@@ -98,7 +98,7 @@ func adviceInServer(stdio bool) setting.Advice {
 	return advice
 }
 
-// advise gives words without advice some.
+// advise sets the advice on words that have none.
 func advise(advice setting.Advice, text string, words []string) {
 	for _, word := range words {
 		if advice[word] == "" {

@@ -21,8 +21,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 )
 
-// announcements are the gateways in use of which the log has told. They outlive reloads, which
-// have nothing to tell if nothing has changed.
+// announcements are the gateways in use that have been logged. They outlive reloads, so that a
+// gateway is logged again only if it changes.
 var announcements = caddy.NewUsagePool()
 
 type announcement struct{}
@@ -30,7 +30,7 @@ type announcement struct{}
 // Destruct implements caddy.Destructor.
 func (announcement) Destruct() error { return nil }
 
-// announce logs where clients reach the gateway, and which clients may use it.
+// announce logs the URLs of the gateway and which clients may use it.
 func (h *Handler) announce() {
 	if h.site == nil || onStdio {
 		return
@@ -39,31 +39,32 @@ func (h *Handler) announce() {
 	for i, s := range h.Servers {
 		servers[i] = s.Name
 	}
-	urls, clients := h.urls(), h.admitted()
-	h.told = digest([]any{h.Name, servers, urls, clients})
-	_, known, _ := announcements.LoadOrNew(h.told, func() (caddy.Destructor, error) { return announcement{}, nil })
+	urls, clients := h.urls(), h.admission()
+	h.announcementKey = digest([]any{h.Name, servers, urls, clients})
+	_, known, _ := announcements.LoadOrNew(h.announcementKey, func() (caddy.Destructor, error) {
+		return announcement{}, nil
+	})
 	if !known {
 		h.logger.Info("serving MCP", zap.String("gateway", h.Name), zap.Strings("servers", servers),
 			zap.Strings("urls", urls), zap.String("clients", clients))
 	}
 }
 
-// stopAnnouncing ends what announce has begun.
+// stopAnnouncing releases the announcement.
 func (h *Handler) stopAnnouncing() {
-	if h.told != "" {
-		_, _ = announcements.Delete(h.told)
+	if h.announcementKey != "" {
+		_, _ = announcements.Delete(h.announcementKey)
 	}
 }
 
-// urls returns the addresses to give to clients: with the public URL, with the host names of the
-// site, or else with the addresses it listens at. A site that listens at all addresses is at
-// localhost, too, and that is all that is known of its names.
+// urls returns the URLs for clients: with the public URL, the host names of the site, or the
+// addresses it listens on. For a site that listens on all addresses the host is localhost.
 func (h *Handler) urls() []string {
 	if h.PublicURL != "" {
-		return []string{strings.TrimSuffix(h.PublicURL, "/") + h.at("")}
+		return []string{strings.TrimSuffix(h.PublicURL, "/") + h.pathOf("")}
 	}
 	hosts, prefix, _ := h.locate(h.site.Routes)
-	path := prefix + h.at("")
+	path := prefix + h.pathOf("")
 	var urls []string
 	for _, listen := range h.site.Listen {
 		address, err := caddy.ParseNetworkAddress(listen)
@@ -97,7 +98,7 @@ func siteURL(site *caddyhttp.Server, host string, port uint) string {
 	return scheme + "://" + net.JoinHostPort(host, strconv.Itoa(int(port)))
 }
 
-// reachableHost returns the host of a listener, or localhost if it listens at all addresses.
+// reachableHost returns the host of a listener, or localhost if it listens on all addresses.
 func reachableHost(host string) string {
 	if ip, err := netip.ParseAddr(host); host == "" || err == nil && ip.IsUnspecified() {
 		return "localhost"
@@ -105,8 +106,8 @@ func reachableHost(host string) string {
 	return host
 }
 
-// locate finds the handler in routes. It returns the host names that these match, and the prefix
-// that they strip from paths, as handle_path does.
+// locate finds the handler in routes. It returns the host names that these match, and the path
+// prefix that they strip, as handle_path does.
 func (h *Handler) locate(routes caddyhttp.RouteList) (hosts []string, prefix string, found bool) {
 	for _, route := range routes {
 		for _, handler := range route.Handlers {
@@ -141,8 +142,8 @@ func hostsOf(route caddyhttp.Route) (hosts []string) {
 	return hosts
 }
 
-// admitted returns which clients may use the gateway.
-func (h *Handler) admitted() string {
+// admission describes which clients may use the gateway.
+func (h *Handler) admission() string {
 	var ways []string
 	for _, provider := range h.auth.providers {
 		way := caddy.GetModuleName(provider)
@@ -154,9 +155,9 @@ func (h *Handler) admitted() string {
 	switch {
 	case len(ways) > 0:
 		return strings.Join(ways, "; ")
-	case h.guarded:
-		return "as a handler in front authenticates them"
-	case len(h.openAddresses()) > 0:
+	case h.authInFront:
+		return "authenticated by a handler in front"
+	case len(h.publicAddresses()) > 0:
 		return "anyone who can reach it"
 	}
 	return "anyone on this machine"
@@ -169,9 +170,10 @@ func countedClients(n int) string {
 	return fmt.Sprintf("%d clients", n)
 }
 
-// openAddresses returns where the site listens for other machines. The name of a site does not
-// bind it: Caddy listens at all addresses for a site localhost, and a request can name any host.
-func (h *Handler) openAddresses() (open []string) {
+// publicAddresses returns the listen addresses that other machines can reach. The host name of a site
+// does not restrict them: for a site named localhost Caddy listens on all addresses, and a request
+// can name any host.
+func (h *Handler) publicAddresses() (open []string) {
 	for _, listen := range h.site.Listen {
 		address, err := caddy.ParseNetworkAddress(listen)
 		switch {
@@ -184,25 +186,25 @@ func (h *Handler) openAddresses() (open []string) {
 	return open
 }
 
-// warnIfOpen warns of a gateway that other machines can use without credentials.
+// warnIfOpen warns if other machines can use the gateway without credentials.
 func (h *Handler) warnIfOpen() {
 	if h.site == nil || len(h.auth.providers) > 0 {
 		return
 	}
-	h.guarded = authenticatedInFront(h.site.Routes)
+	h.authInFront = authenticatedInFront(h.site.Routes)
 	if h.shell != nil {
-		h.shell.guarded = h.guarded
+		h.shell.authInFront = h.authInFront
 	}
-	if open := h.openAddresses(); len(open) > 0 && !h.guarded && !h.AllowUnauthenticated {
+	if open := h.publicAddresses(); len(open) > 0 && !h.authInFront && !h.AllowUnauthenticated {
 		h.logger.Warn("other machines can use this gateway without credentials, unless a handler in front authenticates; "+
-			"add auth or tokens of clients, bind 127.0.0.1, or allow it by auth none",
+			"add auth or client tokens, bind 127.0.0.1, or allow it with auth none",
 			zap.String("gateway", h.Name), zap.Strings("listen", open))
 	}
 }
 
-// authenticatedInFront reports whether a handler in front of the gateway that is being loaded
-// authenticates clients, perhaps for some paths only. Routes in front have been loaded; the one with
-// the gateway in it has not.
+// authenticatedInFront reports whether a handler in front of the gateway authenticates clients,
+// maybe for some paths only. Routes in front have been loaded; the route that contains the gateway
+// has not.
 func authenticatedInFront(routes caddyhttp.RouteList) bool {
 	for _, route := range routes {
 		if route.HandlersRaw != nil {
@@ -216,7 +218,7 @@ func authenticatedInFront(routes caddyhttp.RouteList) bool {
 	return false
 }
 
-// authenticates reports whether a handler, or one in it, is Caddy's authentication or forward_auth.
+// authenticates reports whether a handler is, or contains, Caddy's authentication or forward_auth.
 func authenticates(handler caddyhttp.MiddlewareHandler) bool {
 	switch handler := handler.(type) {
 	case *caddyauth.Authentication:
@@ -231,8 +233,8 @@ func authenticates(handler caddyhttp.MiddlewareHandler) bool {
 	return false
 }
 
-// rawAuthenticates is authenticates for handlers that are not loaded yet, in front of the first
-// gateway. It reports whether it has come to that.
+// rawAuthenticates is authenticates for handlers that are not loaded yet. It stops at the first
+// gateway, and then sets reached.
 func rawAuthenticates(handlers []json.RawMessage) (found, reached bool) {
 	for _, raw := range handlers {
 		var handler struct {

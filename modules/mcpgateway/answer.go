@@ -10,19 +10,18 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// Answer says what becomes of what a server sends to clients on its own account:
-// questions such as roots/list, and notifications.
+// Answer says how to handle the requests and notifications that a server sends to clients, such as
+// roots/list.
 type Answer struct {
-	// The method, in which * stands for any characters. Of several the first that fits
-	// decides. Required.
+	// The method, in which * matches any characters. The first answer that matches decides. Required.
 	Method string `json:"method,omitempty"`
 
-	// What becomes of it: deliver passes it on, drop does not, and answer answers
-	// roots/list here. A server whose question is dropped is told that nobody answers.
-	// Default: answer if there are roots, otherwise deliver
+	// What to do: deliver forwards the message, drop discards it, and answer responds to roots/list
+	// with roots. If a request is dropped, the server gets an error. Default: answer if roots is set,
+	// otherwise deliver
 	Action string `json:"action,omitempty"`
 
-	// URIs of the roots that the server is told of. Default: none
+	// URIs of the roots that the server gets. Default: none
 	Roots []string `json:"roots,omitempty"`
 }
 
@@ -35,17 +34,18 @@ const (
 
 func (a *Answer) provision() error {
 	if a == nil {
-		return errors.New("one is null")
+		return errors.New("null is not an answer")
 	}
 	if a.Action == "" {
-		if a.Action = deliver; len(a.Roots) > 0 {
+		a.Action = deliver
+		if len(a.Roots) > 0 {
 			a.Action = answerHere
 		}
 	}
 	return nil
 }
 
-// check reports what of a line answer makes no sense.
+// check validates an answer before defaults are set.
 func (a *Answer) check() error {
 	settled := *a
 	if err := settled.provision(); err != nil {
@@ -66,7 +66,7 @@ func (a *Answer) validate() error {
 	case a.Action == answerHere && a.Method != rootsList:
 		return fmt.Errorf("method: only %s can be answered, not %q", rootsList, a.Method)
 	case a.Action != answerHere && len(a.Roots) > 0:
-		return fmt.Errorf("roots: given, but the action is %s", a.Action)
+		return fmt.Errorf("roots: not allowed with action %s", a.Action)
 	}
 	for _, root := range a.Roots {
 		if u, err := url.Parse(root); err != nil || u.Scheme == "" {
@@ -76,20 +76,20 @@ func (a *Answer) validate() error {
 	return nil
 }
 
-// config returns the answer as the gateway has it.
+// config converts the answer for internal/gateway.
 func (a *Answer) config() upstream.Answer {
 	answer := upstream.Answer{Method: a.Method, Result: stdio.RootsResult(a.Roots)}
 	switch a.Action {
 	case drop:
 		answer.Action = upstream.Drop
 	case answerHere:
-		answer.Action = upstream.AnswerHere
+		answer.Action = upstream.Respond
 	}
 	return answer
 }
 
-// answerChildren has the questions of child processes answered where they are asked,
-// because they may ask while no client is there.
+// answerChildren makes the transports of child processes answer their requests: a child may send
+// one while no client is connected.
 func (s *Server) answerChildren() {
 	if len(s.Answers) == 0 {
 		return
@@ -109,12 +109,12 @@ func (s *Server) answerChildren() {
 	}
 }
 
-// watchChildren has other replicas know that child processes have said that a list has changed, also if no client
-// listens to them here: those who listen there may meet these processes next.
+// watchChildren tells other replicas when a child process reports a changed list, even if no client
+// listens to it here. Clients of those replicas may use the same process next.
 func (s *Server) watchChildren(g *gateway.Gateway) {
 	for _, child := range s.upstreams.children {
 		release := child.transport.Watch(child.host, func(notice string, unread []string) {
-			g.ChildChanged(s.Name, notice, unread)
+			g.ChildListChanged(s.Name, notice, unread)
 		})
 		s.releases = append(s.releases, release)
 	}

@@ -25,7 +25,8 @@ import (
 
 const (
 	aCall      = `{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"x"}}`
-	modernMeta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"x","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}`
+	modernMeta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
+		`"io.modelcontextprotocol/clientInfo":{"name":"x","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}`
 	modernCall = `{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"x",` + modernMeta + `}}`
 
 	answersRoots  = `"answers":[{"method":"roots/list","roots":["file:///x"]}],`
@@ -33,7 +34,7 @@ const (
 	asksForRoots  = `{"jsonrpc":"2.0","id":99,"method":"roots/list"}`
 )
 
-// saysInEvents answers with events.
+// saysInEvents responds with events.
 func saysInEvents(w http.ResponseWriter, events ...string) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	for _, event := range events {
@@ -42,7 +43,7 @@ func saysInEvents(w http.ResponseWriter, events ...string) {
 	_ = http.NewResponseController(w).Flush()
 }
 
-// waits waits for something that must come.
+// waits waits for a value that must arrive.
 func waits[T any](t *testing.T, what string, c <-chan T) (got T) {
 	t.Helper()
 	select {
@@ -53,7 +54,7 @@ func waits[T any](t *testing.T, what string, c <-chan T) (got T) {
 	return got
 }
 
-// askedIn is a server that asks for roots within each call.
+// askedIn returns a server that sends roots/list during each call.
 func askedIn(t *testing.T) *witness {
 	answered := make(chan struct{}, 1)
 	return newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
@@ -75,16 +76,19 @@ func askedIn(t *testing.T) *witness {
 	})
 }
 
-// onTheWay is what the routes of a server do with each request: by placeholders, and by
-// what must not be done twice.
+// onTheWay returns routes that change each request: with placeholders, and with changes that must
+// not happen twice.
 func onTheWay(address string) string {
-	return `{"handler":"rewrite","uri":"/v2{http.request.uri}"},{"handler":"headers","request":{"add":{"X-Added":["1"]}}},` +
-		proxyTo(`,"headers":{"request":{"set":{"X-Server":["{http.mcp.server}"],"X-Client":["{http.mcp.client}"],"X-User":["{http.auth.user.id}"],"X-Tenant":["{http.vars.tenant}"]}}}`, address)
+	return `{"handler":"rewrite","uri":"/v2{http.request.uri}"},{"handler":"headers",` +
+		`"request":{"add":{"X-Added":["1"]}}},` +
+		proxyTo(`,"headers":{"request":{"set":{"X-Server":["{http.mcp.server}"],"X-Client":["{http.mcp.client}"],`+
+			`"X-User":["{http.auth.user.id}"],"X-Tenant":["{http.vars.tenant}"]}}}`, address)
 }
 
-// passed returns what a request shows of the way that it has come.
+// passed returns what onTheWay changed in a request.
 func (w witnessed) passed() string {
-	return fmt.Sprint(w.uri, w.header["X-Added"], w.header["X-Server"], w.header["X-Client"], w.header["X-User"], w.header["X-Tenant"])
+	return fmt.Sprint(w.uri, w.header["X-Added"], w.header["X-Server"], w.header["X-Client"], w.header["X-User"],
+		w.header["X-Tenant"])
 }
 
 const asBob = "/v2/rpc[1] [a] [bob] [bob] [tenant of bob]"
@@ -96,8 +100,12 @@ func TestAnswersPassTheRoutesOfTheServer(t *testing.T) { // A59
 		t.Run(path, func(t *testing.T) {
 			message, headers := aCall, []string(nil)
 			if path == "/mcp" {
-				w := servesUser(t, h, "bob", posting("/mcp", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}`))
-				message, headers = strings.Replace(aCall, `"x"`, `"a::x"`, 1), []string{mcp.SessionHeader, w.Header().Get(mcp.SessionHeader)}
+				w := servesUser(t, h, "bob",
+					posting("/mcp",
+						`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},`+
+							`"clientInfo":{"name":"x","version":"1"}}}`))
+				message, headers = strings.Replace(aCall, `"x"`, `"a::x"`, 1),
+					[]string{mcp.SessionHeader, w.Header().Get(mcp.SessionHeader)}
 			}
 			before := len(server.saw())
 			w := servesUser(t, h, "bob", posting(path, message, headers...))
@@ -119,11 +127,11 @@ func TestAnswersPassTheRoutesOfTheServer(t *testing.T) { // A59
 
 func TestQuestionsWithoutEnd(t *testing.T) { // A59
 	release := make(chan struct{})
-	var told atomic.Int32
+	var received atomic.Int32
 	server := newWitness(t, func(w http.ResponseWriter, r *http.Request, got witnessed) {
 		if !got.is("tools/call") {
-			told.Add(1)
-			<-release // it wants to hear nothing of it
+			received.Add(1)
+			<-release // it subscribes to nothing
 			return
 		}
 		for i := range 1000 {
@@ -131,18 +139,20 @@ func TestQuestionsWithoutEnd(t *testing.T) { // A59
 		}
 		saysInEvents(w, `{"jsonrpc":"2.0","id":7,"result":{"content":[]}}`)
 	})
-	h := adaptGateway(t, `{"servers":[{"name":"a",`+dropsSampling+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+	h := adaptGateway(t,
+		`{"servers":[{"name":"a",`+dropsSampling+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
 	for _, path := range single {
 		done := make(chan string, 1)
 		go func() { done <- servesInPart(h, posting(path, aCall)).Body.String() }()
-		if got := waits(t, "the answer at "+path, done); !strings.Contains(got, `"content":[]`) || strings.Contains(got, "sampling") {
+		if got := waits(t, "the answer at "+path, done); !strings.Contains(got, `"content":[]`) ||
+			strings.Contains(got, "sampling") {
 			t.Errorf("%s: %.300s", path, got)
 		}
 	}
 	close(release)
 	h.gateway.WaitForSideRequests()
-	if n := told.Load(); n == 0 || n > int32(len(single))*64 {
-		t.Errorf("the server was told %d times at the same time", n)
+	if n := received.Load(); n == 0 || n > int32(len(single))*64 {
+		t.Errorf("the server received %d responses at the same time", n)
 	}
 }
 
@@ -155,7 +165,8 @@ func TestQuestionsThatCannotBeRead(t *testing.T) { // A59
 		}
 		saysInEvents(w, event.Load().(string), `{"jsonrpc":"2.0","id":7,"result":{"content":[]}}`)
 	})
-	h := adaptGateway(t, `{"servers":[{"name":"a",`+dropsSampling+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+	h := adaptGateway(t,
+		`{"servers":[{"name":"a",`+dropsSampling+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
 	for _, tt := range []struct{ name, event string }{
 		{"as it should be", `{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage","params":{}}`},
 		{"escaped", `{"jsonrpc":"2.0","id":1,"m\u0065thod":"s\u0061mpling/createMessage","params":{}}`},
@@ -164,7 +175,8 @@ func TestQuestionsThatCannotBeRead(t *testing.T) { // A59
 		{"with two methods", `{"jsonrpc":"2.0","id":1,"method":"x","method":"sampling/createMessage","params":{}}`},
 		{"with an id in a list", `{"jsonrpc":"2.0","id":[1],"method":"sampling/createMessage","params":{}}`},
 		{"with a method in other letters", `{"jsonrpc":"2.0","id":1,"Method":"sampling/createMessage","params":{}}`},
-		{"with two methods, one in other letters", `{"jsonrpc":"2.0","id":1,"method":"x","METHOD":"sampling/createMessage","params":{}}`},
+		{"with two methods, one in other letters",
+			`{"jsonrpc":"2.0","id":1,"method":"x","METHOD":"sampling/createMessage","params":{}}`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			event.Store(tt.event)
@@ -177,19 +189,22 @@ func TestQuestionsThatCannotBeRead(t *testing.T) { // A59
 	}
 }
 
-// inputRequests are questions of a server of the modern era that are to be dropped.
+// inputRequests are server requests of the modern era, to be dropped.
 var inputRequests = map[string]string{
-	"as it should be":                 `{"k":{"method":"sampling/createMessage","params":{}}}`,
-	"beside another":                  `{"l":{"method":"elicitation/create"},"k":{"method":"sampling/createMessage","params":{}}}`,
-	"with a method in other letters":  `{"k":{"method":"sampling/createMessage","Method":"foo","params":{}}}`,
-	"only in other letters":           `{"k":{"Method":"sampling/createMessage","params":{}}}`,
-	"with two methods":                `{"k":{"method":"sampling/createMessage","method":"foo","params":{}}}`,
-	"with a key that is there twice":  `{"k":{"method":"sampling/createMessage","params":{}},"k":{"method":"foo"}}`,
-	"before others in other letters":  `{"k":{"method":"sampling/createMessage","params":{}}},"InputRequests":{"k":{"method":"foo"}}`,
-	"before none in other letters":    `{"k":{"method":"sampling/createMessage","params":{}}},"InputRequests":7`,
-	"beside what is no question":      `{"k":{"method":"sampling/createMessage","params":{}},"l":7}`,
-	"beside a question of no method":  `{"k":{"method":"sampling/createMessage","params":{}},"l":{}}`,
-	"there twice":                     `{"k":{"method":"sampling/createMessage","params":{}}},"inputRequests":{"k":{"method":"foo"}}`,
+	"as it should be": `{"k":{"method":"sampling/createMessage","params":{}}}`,
+	"beside another": `{"l":{"method":"elicitation/create"},"k":{"method":"sampling/createMessage",` +
+		`"params":{}}}`,
+	"with a method in other letters": `{"k":{"method":"sampling/createMessage","Method":"foo","params":{}}}`,
+	"only in other letters":          `{"k":{"Method":"sampling/createMessage","params":{}}}`,
+	"with two methods":               `{"k":{"method":"sampling/createMessage","method":"foo","params":{}}}`,
+	"with a key that is there twice": `{"k":{"method":"sampling/createMessage","params":{}},"k":{"method":"foo"}}`,
+	"before others in other letters": `{"k":{"method":"sampling/createMessage","params":{}}},` +
+		`"InputRequests":{"k":{"method":"foo"}}`,
+	"before none in other letters":   `{"k":{"method":"sampling/createMessage","params":{}}},"InputRequests":7`,
+	"beside what is no question":     `{"k":{"method":"sampling/createMessage","params":{}},"l":7}`,
+	"beside a question of no method": `{"k":{"method":"sampling/createMessage","params":{}},"l":{}}`,
+	"there twice": `{"k":{"method":"sampling/createMessage","params":{}}},` +
+		`"inputRequests":{"k":{"method":"foo"}}`,
 	"with a method that is no string": `{"k":{"method":["sampling/createMessage"],"params":{}}}`,
 	"in a list":                       `[{"method":"sampling/createMessage","params":{}}]`,
 }
@@ -204,14 +219,17 @@ func TestInputThatIsNotAskedFor(t *testing.T) { // A59
 		}
 		says(w, got, `{"resultType":"`+kind+`","inputRequests":`+requests.Load().(string)+`}`)
 	})
-	h := adaptGateway(t, `{"servers":[{"name":"a",`+dropsSampling+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+	h := adaptGateway(t,
+		`{"servers":[{"name":"a",`+dropsSampling+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
 	for name, asks := range inputRequests {
 		t.Run(name, func(t *testing.T) {
 			requests.Store(asks)
 			for _, path := range single {
-				for _, headers := range [][]string{nil, {mcp.VersionHeader, mcp.Stateless, "Mcp-Method", "tools/call", "Mcp-Name", "x"}} {
+				for _, headers := range [][]string{nil,
+					{mcp.VersionHeader, mcp.Stateless, "Mcp-Method", "tools/call", "Mcp-Name", "x"}} {
 					w := servesInPart(h, posting(path, modernCall, headers...))
-					if got := w.Body.String(); strings.Contains(got, "createMessage") && strings.Contains(got, "inputRequests") || !strings.Contains(got, `"error"`) {
+					if got := w.Body.String(); strings.Contains(got, "createMessage") && strings.Contains(got, "inputRequests") ||
+						!strings.Contains(got, `"error"`) {
 						t.Errorf("%s %v: %s", path, headers, got)
 					}
 				}
@@ -228,7 +246,7 @@ func TestInputThatIsNotAskedFor(t *testing.T) { // A59
 			}
 		}
 	})
-	t.Run("what nobody drops", func(t *testing.T) {
+	t.Run("a server request that no rule drops", func(t *testing.T) {
 		requests.Store(`{"k":{"method":"elicitation/create","params":{}}}`)
 		for _, path := range single {
 			if got := serves(t, h, posting(path, modernCall)).Body.String(); !strings.Contains(got, "elicitation/create") {
@@ -250,7 +268,8 @@ func TestCallsThatAreMadeAgain(t *testing.T) { // A59
 			says(w, got, result)
 		}
 	})
-	h := adaptGateway(t, `{"response_limit":1000,"servers":[{"name":"a","mask":{"max_chars":0},`+answersRoots+`"routes":[{"handle":[`+onTheWay(server.address)+`]}]}]}`)
+	h := adaptGateway(t, `{"response_limit":1000,"servers":[{"name":"a","mask":{"max_chars":0},`+answersRoots+
+		`"routes":[{"handle":[`+onTheWay(server.address)+`]}]}]}`)
 	for _, path := range single {
 		for name, headers := range map[string][]string{
 			"says the version in a header": {mcp.VersionHeader, mcp.Stateless, "Mcp-Method", "tools/call", "Mcp-Name", "x"},
@@ -271,7 +290,8 @@ func TestCallsThatAreMadeAgain(t *testing.T) { // A59
 						t.Errorf("%s came by %s", got.body, got.passed())
 					}
 				}
-				if again := all[1].body; !strings.Contains(again, `"requestState":"s"`) || !strings.Contains(again, `"roots":[{"uri":"file:///x"}]`) {
+				if again := all[1].body; !strings.Contains(again, `"requestState":"s"`) ||
+					!strings.Contains(again, `"roots":[{"uri":"file:///x"}]`) {
 					t.Errorf("made again as %s", again)
 				}
 			})
@@ -306,14 +326,18 @@ func TestWhatIsDroppedIsStillKnownHere(t *testing.T) { // A37, A59, A60
 				}
 			}
 		case got.is("initialize"):
-			says(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{"listChanged":true}},"serverInfo":{"name":"x","version":"1"}}`)
+			says(w, got,
+				`{"protocolVersion":"2025-11-25","capabilities":{"tools":{"listChanged":true}},"serverInfo":{"name":"x",`+
+					`"version":"1"}}`)
 		case got.is("tools/list"):
 			says(w, got, fmt.Sprintf(`{"tools":[{"name":"v%d","inputSchema":{}}]}`, version.Load()))
 		default:
 			says(w, got, `{}`)
 		}
 	})
-	h := adaptGateway(t, `{"servers":[{"name":"a","answers":[{"method":"notifications/*","action":"drop"}],"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+	h := adaptGateway(t,
+		`{"servers":[{"name":"a","answers":[{"method":"notifications/*","action":"drop"}],"routes":[{"handle":[`+
+			proxyTo("", server.address)+`]}]}]}`)
 	id := session(t, h)
 	ctx, hangUp := context.WithCancel(t.Context())
 	ended := make(chan struct{})
@@ -326,7 +350,8 @@ func TestWhatIsDroppedIsStillKnownHere(t *testing.T) { // A37, A59, A60
 		<-ended
 	}()
 	list := func() string {
-		return serves(t, h, posting("/mcp", `{"jsonrpc":"2.0","id":2,"method":"tools/list"}`, mcp.SessionHeader, id)).Body.String()
+		return serves(t, h,
+			posting("/mcp", `{"jsonrpc":"2.0","id":2,"method":"tools/list"}`, mcp.SessionHeader, id)).Body.String()
 	}
 	await.Until(t, "the list is remembered", func() bool {
 		before := len(server.saw())
@@ -341,7 +366,7 @@ func TestWhatIsDroppedIsStillKnownHere(t *testing.T) { // A37, A59, A60
 	await.Until(t, "the new list", func() bool { return strings.Contains(list(), "a::v1") })
 }
 
-// waitsToSend sends something to somebody who must come for it.
+// waitsToSend sends a message that must be received.
 func waitsToSend(t *testing.T, what string, to chan<- string, message string) {
 	t.Helper()
 	select {
@@ -358,18 +383,20 @@ func TestAnswersToTheFirstRevision(t *testing.T) { // A59
 			w.Header().Set("Content-Type", "text/event-stream")
 			_, _ = io.WriteString(w, "event: endpoint\ndata: /messages?sid=1\n\n")
 			saysInEvents(w, asksForRoots)
-			answered <- waits(t, "the answer", answered) // which it waits for, and so does the test
+			answered <- waits(t, "the answer", answered) // the server and the test both wait for it
 			return
 		}
 		w.WriteHeader(http.StatusAccepted)
 		answered <- got.method + " " + got.uri + " " + got.body
 	})
-	h := adaptGateway(t, `{"servers":[{"name":"a","path":"/sse",`+answersRoots+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+	h := adaptGateway(t,
+		`{"servers":[{"name":"a","path":"/sse",`+answersRoots+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
 	w := serves(t, h, listening(t, "/mcp/a", mcp.VersionHeader, "2025-06-18"))
 	if got := w.Body.String(); strings.Contains(got, "roots/list") || !strings.Contains(got, "event: endpoint") {
 		t.Errorf("got %s", got)
 	}
-	if got := waits(t, "the answer", answered); !strings.HasPrefix(got, "POST /messages?sid=1 {") || !strings.Contains(got, "file:///x") {
+	if got := waits(t, "the answer", answered); !strings.HasPrefix(got, "POST /messages?sid=1 {") ||
+		!strings.Contains(got, "file:///x") {
 		t.Errorf("answered %s", got)
 	}
 }
@@ -377,11 +404,20 @@ func TestAnswersToTheFirstRevision(t *testing.T) { // A59
 func TestSettingsThatMakeNoSense(t *testing.T) { // A36, A58, A59
 	server := serverOf("a", staticHandler)
 	for _, tt := range []struct{ name, config, err string }{
-		{"tries without a pause", `"health_interval":1,"servers":[` + server + `]`, "health_interval: 1ns is shorter than 100ms"},
-		{"a notification that goes where it belongs", `"notification_routes":[{"method":"notifications/cancelled","servers":["a"]}],"servers":[` + server + `]`, "notifications/cancelled goes where it belongs"},
-		{"a greeting that is routed", `"notification_routes":[{"method":"notifications/initialized","servers":["a"]}],"servers":[` + server + `]`, "notifications/initialized goes where it belongs"},
-		{"progress that is routed", `"notification_routes":[{"method":"notifications/progress","servers":["a"]}],"servers":[` + server + `]`, "notifications/progress goes where it belongs"},
-		{"a root that is no URI", `"servers":[{"name":"a","answers":[{"method":"roots/list","roots":["not a uri"]}],"routes":[{"handle":[` + staticHandler + `]}]}]`, `roots: "not a uri" is not a URI`},
+		{"tries without a pause", `"health_interval":1,"servers":[` + server + `]`,
+			"health_interval: 1ns is shorter than 100ms"},
+		{"a notification that goes where it belongs",
+			`"notification_routes":[{"method":"notifications/cancelled","servers":["a"]}],"servers":[` + server + `]`,
+			"notifications/cancelled cannot be routed"},
+		{"a greeting that is routed",
+			`"notification_routes":[{"method":"notifications/initialized","servers":["a"]}],"servers":[` + server + `]`,
+			"notifications/initialized cannot be routed"},
+		{"progress that is routed",
+			`"notification_routes":[{"method":"notifications/progress","servers":["a"]}],"servers":[` + server + `]`,
+			"notifications/progress cannot be routed"},
+		{"a root that is no URI",
+			`"servers":[{"name":"a","answers":[{"method":"roots/list","roots":["not a uri"]}],"routes":[{"handle":[` +
+				staticHandler + `]}]}]`, `roots: "not a uri" is not a URI`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			ctx, err := caddy.ProvisionContext(new(caddy.Config))
@@ -390,7 +426,8 @@ func TestSettingsThatMakeNoSense(t *testing.T) { // A36, A58, A59
 			}
 			ctx, cancel := caddy.NewContext(ctx)
 			defer cancel()
-			if _, err = ctx.LoadModuleByID("http.handlers.mcp_gateway", json.RawMessage(`{`+tt.config+`}`)); err == nil || !strings.Contains(err.Error(), tt.err) {
+			if _, err = ctx.LoadModuleByID("http.handlers.mcp_gateway", json.RawMessage(`{`+tt.config+`}`)); err == nil ||
+				!strings.Contains(err.Error(), tt.err) {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -398,7 +435,8 @@ func TestSettingsThatMakeNoSense(t *testing.T) { // A36, A58, A59
 }
 
 func TestRestartsWhoseCallerHasLeft(t *testing.T) { // A62, A72
-	a := newAdmin(t, `{"name":"left","servers":[`+serverOf("alpha", proxyTo(childTransport("--init-delay", "0.1"), "alpha:1", "alpha:2"))+`]}`)
+	a := newAdmin(t, `{"name":"left","servers":[`+serverOf("alpha",
+		proxyTo(childTransport("--init-delay", "0.1"), "alpha:1", "alpha:2"))+`]}`)
 	ctx, leave := context.WithCancel(t.Context())
 	leave()
 	w := httptest.NewRecorder()
@@ -407,7 +445,8 @@ func TestRestartsWhoseCallerHasLeft(t *testing.T) { // A62, A72
 	if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || w.Code != http.StatusOK {
 		t.Fatalf("%d %s", w.Code, w.Body)
 	}
-	if len(got.Children) != 2 || slices.ContainsFunc(got.Children, func(c adminapi.ChildStatus) bool { return c.PID == 0 }) {
+	if len(got.Children) != 2 ||
+		slices.ContainsFunc(got.Children, func(c adminapi.ChildStatus) bool { return c.PID == 0 }) {
 		t.Errorf("it was not done one after the other: %+v", got.Children)
 	}
 }
@@ -416,9 +455,14 @@ func TestAnswersToCallsThatAreMadeAgain(t *testing.T) { // A59
 	const asks = `{"resultType":"input_required","inputRequests":{"k":{"method":"roots/list"}},"requestState":"s"}`
 	for _, tt := range []struct{ name, answer, want string }{
 		{"as it is", `{"resultType":"complete","content":[]}`, `"content":[]`},
-		{"that asks in other letters", `{"resultType":"complete","ResultType":"input_required","inputRequests":{"s":{"method":"sampling/createMessage"}}}`, `"error"`},
-		{"that asks by a member in other letters", `{"resultType":"input_required","inputRequests":{},"InputRequests":{"s":{"method":"sampling/createMessage"}}}`, `"error"`},
-		{"that asks for what is dropped", `{"resultType":"input_required","inputRequests":{"s":{"method":"sampling/createMessage"}}}`, `"error"`},
+		{"that asks in other letters",
+			`{"resultType":"complete","ResultType":"input_required","inputRequests":{"s":{"method":"sampling/createMessage"}}}`,
+			`"error"`},
+		{"that asks by a member in other letters",
+			`{"resultType":"input_required","inputRequests":{},"InputRequests":{"s":{"method":"sampling/createMessage"}}}`,
+			`"error"`},
+		{"that asks for what is dropped",
+			`{"resultType":"input_required","inputRequests":{"s":{"method":"sampling/createMessage"}}}`, `"error"`},
 	} {
 		for _, mark := range []string{"", "\ufeff", "\ufeff\ufeff"} {
 			server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
@@ -431,10 +475,13 @@ func TestAnswersToCallsThatAreMadeAgain(t *testing.T) { // A59
 				w.Header().Set("Content-Type", "application/json")
 				_, _ = io.WriteString(w, mark+answer.Body.String())
 			})
-			h := adaptGateway(t, `{"servers":[{"name":"a","answers":[{"method":"roots/list","roots":["file:///x"]},{"method":"sampling/*","action":"drop"}],"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+			h := adaptGateway(t,
+				`{"servers":[{"name":"a","answers":[{"method":"roots/list","roots":["file:///x"]},{"method":"sampling/*",`+
+					`"action":"drop"}],"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
 			for _, path := range single {
 				t.Run(fmt.Sprintf("%s, %d marks before it, at %s", tt.name, len(mark)/3, path), func(t *testing.T) {
-					w := serves(t, h, posting(path, modernCall, mcp.VersionHeader, mcp.Stateless, "Mcp-Method", "tools/call", "Mcp-Name", "x"))
+					w := serves(t, h,
+						posting(path, modernCall, mcp.VersionHeader, mcp.Stateless, "Mcp-Method", "tools/call", "Mcp-Name", "x"))
 					if got := w.Body.String(); !strings.Contains(got, tt.want) || strings.Contains(got, `"sampling/createMessage"}`) {
 						t.Errorf("%d %s", w.Code, got)
 					}
@@ -463,7 +510,8 @@ func TestManyClientsAreAskedAtOnce(t *testing.T) { // A59
 			saysInEvents(w, `{"jsonrpc":"2.0","id":7,"result":{"content":[]}}`)
 		}
 	})
-	h := adaptGateway(t, `{"servers":[{"name":"a",`+answersRoots+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+	h := adaptGateway(t,
+		`{"servers":[{"name":"a",`+answersRoots+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
 	ctx, hangUp := context.WithCancel(t.Context())
 	defer hangUp()
 	done := make(chan string, clients)
@@ -484,12 +532,15 @@ func TestManyClientsAreAskedAtOnce(t *testing.T) { // A59
 func TestGatewaysThatShareAChildAnswerForThemselves(t *testing.T) { // A59
 	child := proxyTo(childTransport(), "alpha:1")
 	begin := func(name, answers string) (h *Handler, unload func()) {
-		h, unload = loadGateway(t, t.TempDir(), `{"name":"`+name+`","servers":[{"name":"a",`+answers+`"routes":[{"handle":[`+child+`]}]}]}`)
+		h, unload = loadGateway(t, t.TempDir(),
+			`{"name":"`+name+`","servers":[{"name":"a",`+answers+`"routes":[{"handle":[`+child+`]}]}]}`)
 		h.Servers[0].answerChildren()
 		return h, unload
 	}
 	asks := func(h *Handler) string {
-		return serves(t, h, posting("/api/mcp-gateway/a/rpc", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"ask-roots","arguments":{}}}`)).Body.String()
+		return serves(t, h,
+			posting("/api/mcp-gateway/a/rpc",
+				`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"ask-roots","arguments":{}}}`)).Body.String()
 	}
 	one, _ := begin("one", answersRoots)
 	alone := asks(one)
@@ -513,7 +564,8 @@ func TestAnswersThatTheServerRefuses(t *testing.T) { // A59
 		}
 		w.WriteHeader(http.StatusInternalServerError)
 	})
-	h := adaptGateway(t, `{"servers":[{"name":"a",`+answersRoots+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
+	h := adaptGateway(t,
+		`{"servers":[{"name":"a",`+answersRoots+`"routes":[{"handle":[`+proxyTo("", server.address)+`]}]}]}`)
 	core, logs := observer.New(zap.WarnLevel)
 	h.logger = zap.New(core)
 	if err := errors.Join(h.closeGateway(), h.newGateway()); err != nil {
@@ -521,7 +573,8 @@ func TestAnswersThatTheServerRefuses(t *testing.T) { // A59
 	}
 	serves(t, h, posting("/mcp/a", aCall))
 	h.gateway.WaitForSideRequests()
-	if got := logs.FilterMessage("answer not delivered").All(); len(got) != 1 || got[0].ContextMap()["mcp_server"] != "a" {
+	if got := logs.FilterMessage("response to MCP server not delivered").All(); len(got) != 1 ||
+		got[0].ContextMap()["mcp_server"] != "a" {
 		t.Errorf("logged %v", logs.All())
 	}
 }

@@ -13,12 +13,11 @@ import (
 
 const auditDenied = "denied" // the default
 
-// audits are the values of the setting audit.
+// audits maps the values of audit.
 var audits = map[string]inbound.Audit{
 	auditDenied: inbound.AuditDenied, "all": inbound.AuditAll, "arguments": inbound.AuditArguments,
 }
 
-// validateAudit ensures that it is known what is logged.
 func validateAudit(audit string) error {
 	if _, known := audits[audit]; !known {
 		return fmt.Errorf("audit: %q must be denied, all or arguments", audit)
@@ -26,12 +25,12 @@ func validateAudit(audit string) error {
 	return nil
 }
 
-// auditing is held while a line of the audit log is written. zap takes the time of a line before it writes it, and
-// gateways write to the same logs. So their lines are in the order of their times.
+// auditing is held while an audit line is written. zap takes the time of a line before it writes
+// it, and several gateways share a log, so without the lock lines could be out of order.
 var auditing sync.Mutex
 
-// audit writes a line to the audit log. After a reload that is the log of the configuration that runs now: Caddy may
-// close those of the one before, and calls can end later.
+// audit writes a line to the audit log of the configuration that runs now. A call may end after a
+// reload, when Caddy has closed the log of its own configuration.
 func (h *Handler) audit(level zapcore.Level, message string, fields ...zap.Field) {
 	auditing.Lock()
 	defer auditing.Unlock()
@@ -42,15 +41,15 @@ func (h *Handler) audit(level zapcore.Level, message string, fields ...zap.Field
 	logger.Log(level, message, fields...)
 }
 
-// register makes the handler one that serves. No line is written to the audit log of the handlers before it from then
-// on.
+// register adds the handler to the registry. From then on, no audit line goes to the log of an
+// earlier handler.
 func (h *Handler) register() {
 	auditing.Lock()
 	defer auditing.Unlock()
 	registry.add(h)
 }
 
-// targetField returns the name of the field of a call that says what was called.
+// targetField returns the log field for the target of a call.
 func targetField(kind mcp.TargetKind) string {
 	switch kind {
 	case mcp.Prompt:

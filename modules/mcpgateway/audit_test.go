@@ -21,7 +21,7 @@ func auditTo(w io.Writer) *Handler {
 	return &Handler{auditLogger: zap.New(zapcore.NewCore(encoder, zapcore.AddSync(w), zap.InfoLevel))}
 }
 
-// alone has the registry be empty during a test.
+// alone empties the registry for the duration of a test.
 func alone(t testing.TB) {
 	others := registry.all
 	registry.all = nil
@@ -69,7 +69,7 @@ func TestAuditLine(t *testing.T) {
 	}
 }
 
-// Lines of all gateways are in the order of their times.
+// The lines of all gateways are in chronological order.
 func TestAuditLinesAreInOrder(t *testing.T) {
 	alone(t)
 	const writers, each = 8, 500
@@ -102,7 +102,7 @@ func TestAuditLinesAreInOrder(t *testing.T) {
 	}
 }
 
-// A call that ends after a reload is in the log of the new configuration.
+// A call that ends after a reload is logged by the new configuration.
 func TestAuditAfterAReload(t *testing.T) {
 	alone(t)
 	var before, after bytes.Buffer
@@ -124,8 +124,8 @@ func TestAuditAfterAReload(t *testing.T) {
 	}
 }
 
-// BenchmarkAudit measures what it costs to keep a call for the admin API, which is all that is done by default, and to
-// write a line of the audit log as well.
+// BenchmarkAudit measures the cost of keeping a call for the admin API, which is the default, and
+// of writing an audit line as well.
 func BenchmarkAudit(b *testing.B) {
 	alone(b)
 	call := inbound.Call{

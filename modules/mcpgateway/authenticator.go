@@ -14,11 +14,11 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 )
 
-// An authenticator asks the providers of auth who a client is.
+// An authenticator asks the providers of auth for the identity of a client.
 type authenticator struct {
 	providers   []auth.Provider
-	headers     []string // that they read
-	fingerprint string   // changes with who is let in
+	headers     []string // read by the providers
+	fingerprint string   // changes with the accepted credentials
 }
 
 // loadProviders loads the providers of auth.
@@ -52,8 +52,8 @@ func (a *authenticator) BodyNeeded(r *http.Request) (bytes int64) {
 	return bytes
 }
 
-// Authenticate implements [inbound.Authenticator]. Providers are asked in their order. Before
-// the body is read, only those are asked that do not need it.
+// Authenticate implements [inbound.Authenticator]. It asks the providers in order. Before the body
+// is read, it skips those that need the body.
 func (a *authenticator) Authenticate(r *http.Request, bodyRead bool, body []byte, token string) (string, error) {
 	request := &auth.Request{Request: r, Body: body, ProxyToken: token}
 	var reasons refusals
@@ -76,13 +76,13 @@ func (a *authenticator) Authenticate(r *http.Request, bodyRead bool, body []byte
 	return "", reasons
 }
 
-// refusals are why each provider does not know the client; nil for no credentials.
+// refusals holds the error of each provider; nil means that the request had no credentials for it.
 type refusals []error
 
 func (e refusals) Error() string   { return errors.Join(e...).Error() }
 func (e refusals) Unwrap() []error { return e }
 
-// realmOf tells a client from others of its name elsewhere, by what it is let in by.
+// realmOf distinguishes clients with the same name by the credential that the provider accepted.
 func realmOf(provider auth.Provider, client string) string {
 	if holder, ok := provider.(auth.SecretHolder); ok {
 		return holder.FingerprintOf(client)
@@ -93,7 +93,7 @@ func realmOf(provider auth.Provider, client string) string {
 // Challenge implements [inbound.Authenticator].
 func (a *authenticator) Challenge(header http.Header, r *http.Request, err error) (status int) {
 	if _, unknown := errors.AsType[*auth.UnavailableError](err); unknown {
-		return http.StatusServiceUnavailable // other credentials would not help
+		return http.StatusServiceUnavailable // new credentials would not help
 	}
 	refusals, _ := err.(refusals)
 	for i, provider := range a.providers {
@@ -119,7 +119,7 @@ func (a *authenticator) CredentialHeaders() []string { return a.headers }
 // Fingerprint implements [inbound.Authenticator].
 func (a *authenticator) Fingerprint() string { return a.fingerprint }
 
-// peerOf returns what Caddy knows of the sender of a request.
+// peerOf returns what Caddy knows about the sender of a request.
 func peerOf(r *http.Request) inbound.Peer {
 	peer := inbound.Peer{Address: clientrequest.Address(r), Path: clientPath(r)}
 	if isOperator(r) {
@@ -131,8 +131,8 @@ func peerOf(r *http.Request) inbound.Peer {
 	return peer
 }
 
-// identity returns who a client is, if Caddy's authentication knows. It may be any text that
-// a token of another issuer has.
+// identity returns the user that Caddy's authentication has set, if any. It may be any text from a
+// token of another issuer.
 func identity(repl *caddy.Replacer) string {
 	id, _ := repl.GetString("http.auth.user.id")
 	if id != "" && auth.CheckIdentity(id) != nil {
@@ -141,14 +141,14 @@ func identity(repl *caddy.Replacer) string {
 	return id
 }
 
-// isOperator reports whether a request comes from the command that has started this process.
+// isOperator reports whether a request comes from the command that started this process.
 func isOperator(r *http.Request) bool {
 	address, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	return address != nil && address.Network() == pipenet.Name
 }
 
-// clientPath returns the path of r as the client has sent it, whatever handlers in front have
-// stripped of it.
+// clientPath returns the path of r as the client sent it, before handlers in front stripped a
+// prefix.
 func clientPath(r *http.Request) string { return clientrequest.URL(r).EscapedPath() }
 
 // Interface guard

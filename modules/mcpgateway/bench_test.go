@@ -16,28 +16,35 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// BenchmarkServeHTTP makes calls of a tool at the endpoints of a gateway, over a reverse_proxy and
-// over a handler in its place, whose allocations are those of the gateway. It compares them with
-// calls without a gateway.
+// BenchmarkServeHTTP calls a tool at the endpoints of a gateway, through a reverse_proxy and
+// through a handler without a network, whose allocations are those of the gateway. The baseline has
+// no gateway.
 func BenchmarkServeHTTP(b *testing.B) {
 	b.Setenv("BENCH_TOKEN", "a-token-that-is-long-enough")
 	const (
 		legacy = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"%s","arguments":{"path":"/etc/hosts"}}}`
-		modern = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"%s","arguments":{"path":"/etc/hosts"},"_meta":{` +
-			`"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"bench","version":"1"},` +
+		modern = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"%s","arguments":{"path":"/etc/hosts"},` +
+			`"_meta":{` +
+			`"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"bench",` +
+			`"version":"1"},` +
 			`"io.modelcontextprotocol/clientCapabilities":{}}}}`
 		guarded = `"auth":[{"provider":"token","tokens":[{"token":"{env.BENCH_TOKEN}","client":"ann"}]}],` +
-			`"clients":[{"name":"ann","rules":[{"action":"allow","patterns":["files::*"]}]}],"rates":[{"requests":1000000000,"per":"1s"}],`
+			`"clients":[{"name":"ann","rules":[{"action":"allow","patterns":["files::*"]}]}],"rates":[{"requests":1000000000,` +
+			`"per":"1s"}],`
 	)
 	upstream := httptest.NewServer(http.HandlerFunc(serveTool))
 	defer upstream.Close()
 	for _, bench := range []struct{ name, path, tool, message, config string }{
 		{name: "none", path: "/mcp/files", tool: "read", message: legacy},
-		{name: "server", path: "/mcp/files", tool: "read", message: legacy, config: `"servers":[{"name":"files","mask":{"max_chars":0},`},
-		{name: "server masked", path: "/mcp/files", tool: "read", message: legacy, config: `"servers":[{"name":"files","mask":{},`},
-		{name: "rpc", path: "/api/mcp-gateway/files/rpc", tool: "read", message: legacy, config: `"servers":[{"name":"files","mask":{"max_chars":0},`},
+		{name: "server", path: "/mcp/files", tool: "read", message: legacy,
+			config: `"servers":[{"name":"files","mask":{"max_chars":0},`},
+		{name: "server masked", path: "/mcp/files", tool: "read", message: legacy,
+			config: `"servers":[{"name":"files","mask":{},`},
+		{name: "rpc", path: "/api/mcp-gateway/files/rpc", tool: "read", message: legacy,
+			config: `"servers":[{"name":"files","mask":{"max_chars":0},`},
 		{name: "all", path: "/mcp", tool: "files::read", message: legacy, config: `"servers":[{"name":"files",`},
-		{name: "all guarded", path: "/mcp", tool: "files::read", message: legacy, config: guarded + `"servers":[{"name":"files",`},
+		{name: "all guarded", path: "/mcp", tool: "files::read", message: legacy,
+			config: guarded + `"servers":[{"name":"files",`},
 		{name: "all audited", path: "/mcp", tool: "files::read", message: legacy,
 			config: `"audit":"all","servers":[{"name":"files",`},
 		{name: "all modern", path: "/mcp", tool: "files::read", message: modern, config: `"servers":[{"name":"files",`},
@@ -102,7 +109,7 @@ func (c *benchClient) post(b *testing.B, message string) *discard {
 
 func init() { caddy.RegisterModule(benchTool{}) }
 
-// benchTool is a server with one tool, without a network before it.
+// benchTool is a server with one tool, without a network.
 type benchTool struct{}
 
 // CaddyModule implements caddy.Module.
@@ -120,7 +127,7 @@ var toolResult = `{"content":[{"type":"text","text":"` + strings.Repeat("x", 100
 
 var toolAnswer = []byte(`{"jsonrpc":"2.0","id":1,"result":` + toolResult + `}`)
 
-// serveTool answers for a server that speaks the protocol of its client.
+// serveTool responds as a server with the protocol revision of its client.
 func serveTool(w http.ResponseWriter, r *http.Request) {
 	var buffer [1 << 10]byte
 	n, _ := io.ReadFull(r.Body, buffer[:])
@@ -135,9 +142,11 @@ func serveTool(w http.ResponseWriter, r *http.Request) {
 	}
 	_ = json.Unmarshal(buffer[:n], &asked)
 	results := map[string]string{
-		"initialize":      `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"bench","version":"1"}}`,
-		"server/discover": `{"supportedVersions":["2026-07-28","2025-11-25"],"capabilities":{"tools":{}},"serverInfo":{"name":"bench","version":"1"},"resultType":"complete"}`,
-		"tools/list":      `{"tools":[{"name":"read","inputSchema":{"type":"object"}}]}`,
+		"initialize": `{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"bench",` +
+			`"version":"1"}}`,
+		"server/discover": `{"supportedVersions":["2026-07-28","2025-11-25"],"capabilities":{"tools":{}},` +
+			`"serverInfo":{"name":"bench","version":"1"},"resultType":"complete"}`,
+		"tools/list": `{"tools":[{"name":"read","inputSchema":{"type":"object"}}]}`,
 	}
 	if asked.ID == nil {
 		w.WriteHeader(http.StatusAccepted)
@@ -168,7 +177,7 @@ func provisioned(t testing.TB, config string) caddyhttp.MiddlewareHandler {
 	return module.(caddyhttp.MiddlewareHandler)
 }
 
-// discard is a client that counts what it gets.
+// discard is a response writer that counts bytes.
 type discard struct {
 	header http.Header
 	size   int

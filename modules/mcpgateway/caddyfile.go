@@ -36,7 +36,7 @@ func init() {
 //		name             <name>
 //		response_timeout <duration>
 //		mask             off | [<max_chars> <head_chars> <tail_chars>] {
-//			<what observation_mask takes; keep_media and recover are on>
+//			<options of observation_mask; keep_media and recover are on>
 //		}
 //		focus            [on | off] {
 //			argument <name>
@@ -59,7 +59,7 @@ func init() {
 //		public_url       <url>
 //		auth             token <token> [<client>]
 //		auth             hmac | jwt {
-//			<what the provider takes>
+//			<options of the provider>
 //		}
 //		auth             mtls [<field>]
 //		auth             none
@@ -115,14 +115,13 @@ func init() {
 //				trusted_hosts <hosts...>
 //				resource      <url>
 //			}
-//			<what the mcp_stdio transport takes, with stdio>
+//			<options of the mcp_stdio transport, with stdio>
 //			<handler directives, ordered as in a site>
 //		}
 //	}
 //
-// A URL stands for a reverse_proxy to it, and stdio for a reverse_proxy to a child
-// process, behind the handlers of the block if there are any. The path of a URL is
-// that of the server.
+// A URL adds a reverse_proxy to that URL, and stdio a reverse_proxy to a child process, after the
+// handlers of the block. The path of the URL becomes the path of the server.
 func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 	h.Next() // consume directive name
 	if h.NextArg() {
@@ -130,25 +129,25 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 	}
 	handler := new(Handler)
 	var auth providers
-	var later checks
-	lines := gatewayLines(handler, &auth, &later)
+	var deferred checks
+	lines := gatewayLines(handler, &auth, &deferred)
 	lines["server"] = func(d *caddyfile.Dispenser) error {
-		at := d.Token()
+		line := d.Token()
 		server, err := parseServer(h.WithDispenser(d.NewFromNextSegment()))
 		if err != nil {
 			return err
 		}
 		handler.Servers = append(handler.Servers, server)
-		later.add(at, func() error { return handler.checkServer(server) })
+		deferred.add(line, func() error { return handler.checkServer(server) })
 		return nil
 	}
 	lines[setting.Unknown] = func(d *caddyfile.Dispenser) error {
-		return setting.Refused(d, lines.Words(), adviceInGateway())
+		return setting.UnknownSubdirective(d, lines.Words(), adviceInGateway())
 	}
-	err := setting.Checked(h.Dispenser, lines, handler.checkSettings,
+	err := setting.BlockChecked(h.Dispenser, lines, handler.checkSettings,
 		"server", "origins", "hosts", "auth", "rate", "client", "route_notifications", "servers_from", "answer")
 	if err == nil {
-		err = later.run()
+		err = deferred.run()
 	}
 	if err == nil {
 		handler.AllowUnauthenticated, err = auth.none()
@@ -160,16 +159,16 @@ func parseCaddyfile(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 	return handler, nil
 }
 
-// gatewayLines are the settings of a gateway, without its servers.
-func gatewayLines(handler *Handler, auth *providers, later *checks) setting.Lines {
+// gatewayLines returns the settings of a gateway, without its servers.
+func gatewayLines(handler *Handler, auth *providers, deferred *checks) setting.Lines {
 	return setting.Lines{
 		"name":                setting.Text(&handler.Name),
 		"response_timeout":    setting.Duration(&handler.ResponseTimeout),
 		"mask":                parseMask(&handler.Mask),
 		"focus":               parseFocus(&handler.Focus),
-		"request_limit":       setting.NotZero(&handler.RequestLimit, setting.Size, "request_limit: 0 takes nothing"),
-		"in_flight_limit":     setting.NotZero(&handler.InFlightLimit, setting.Size, "in_flight_limit: 0 takes nothing"),
-		"response_limit":      setting.NotZero(&handler.ResponseLimit, setting.Size, "response_limit: 0 lets nothing through"),
+		"request_limit":       setting.NotZero(&handler.RequestLimit, setting.Size, "request_limit: must not be 0"),
+		"in_flight_limit":     setting.NotZero(&handler.InFlightLimit, setting.Size, "in_flight_limit: must not be 0"),
+		"response_limit":      setting.NotZero(&handler.ResponseLimit, setting.Size, "response_limit: must not be 0"),
 		"separator":           setting.Text(&handler.Separator),
 		"max_name_length":     setting.Positive(&handler.MaxNameLength),
 		"join_timeout":        setting.Duration(&handler.JoinTimeout),
@@ -185,21 +184,21 @@ func gatewayLines(handler *Handler, auth *providers, later *checks) setting.Line
 		"public_url":          setting.Text(&handler.PublicURL),
 		"auth":                auth.parse,
 		"forward_auth_header": setting.Switch(&handler.ForwardAuthHeader),
-		"rate":                parseRate(handler, &handler.Rates, later),
-		"client":              parseClient(handler, auth, later),
+		"rate":                parseRate(handler, &handler.Rates, deferred),
+		"client":              parseClient(handler, auth, deferred),
 		"health_interval":     setting.Duration(&handler.HealthInterval),
 		"health_timeout":      setting.Duration(&handler.HealthTimeout),
 		"pin_tools":           setting.Switch(&handler.PinTools),
 		"audit":               setting.Text(&handler.Audit),
 		"record":              setting.Switch(&handler.Record),
-		"route_notifications": parseNotificationRoute(handler, later),
+		"route_notifications": parseNotificationRoute(handler, deferred),
 		"servers_from":        parseServersFrom(&handler.ServersFrom),
-		"answer":              parseAnswer(handler, later),
+		"answer":              parseAnswer(handler, deferred),
 	}
 }
 
-// parseMask reads the arguments and block of observation_mask. With a block, media stay whole
-// and originals are kept, unless it says otherwise.
+// parseMask parses the arguments and block of observation_mask. With a block, keep_media and
+// recover default to on.
 func parseMask(mask **observationmask.Handler) setting.Line {
 	return func(d *caddyfile.Dispenser) error {
 		*mask = new(observationmask.Handler)
@@ -234,7 +233,7 @@ func parseServer(h httpcaddyfile.Helper) (*Server, error) {
 	switch {
 	case stdio:
 		if len(upstream) == 1 {
-			return nil, setting.At(directive, fmt.Errorf("server %s: stdio without a command", s.Name))
+			return nil, setting.ErrorAt(directive, fmt.Errorf("server %s: stdio without a command", s.Name))
 		}
 		child, err := parseChild(directive, upstream[1:], transport)
 		if err != nil {
@@ -243,19 +242,19 @@ func parseServer(h httpcaddyfile.Helper) (*Server, error) {
 		s.proxyToChild(child)
 	case len(upstream) == 1:
 		if err := s.proxyToURL(upstream[0].Text); err != nil {
-			return nil, setting.At(upstream[0], fmt.Errorf("server %s: %w", s.Name, err))
+			return nil, setting.ErrorAt(upstream[0], fmt.Errorf("server %s: %w", s.Name, err))
 		}
 	case len(upstream) > 1:
-		return nil, setting.At(directive, fmt.Errorf("server %s: one URL is expected, or stdio and a command", s.Name))
+		return nil, setting.ErrorAt(directive, fmt.Errorf("server %s: expected one URL, or stdio and a command", s.Name))
 	}
 	return s, nil
 }
 
-// parseHandlers reads the handlers of a server. An unknown one is reported at its own line.
+// parseHandlers parses the handlers of a server. An unknown directive is reported at its own line.
 func parseHandlers(
 	h httpcaddyfile.Helper, server caddyfile.Token, lines []caddyfile.Token, stdio bool,
 ) (caddyhttp.RouteList, error) {
-	block := inBlock(server, nil, lines)
+	block := blockTokens(server, nil, lines)
 	d := caddyfile.NewDispenser(block)
 	for d.Next(); d.NextBlock(0); {
 		if err := refuseCredential(caddyfile.NewDispenser(d.NextSegment())); err != nil {
@@ -271,14 +270,15 @@ func parseHandlers(
 	d.Reset()
 	for d.Next(); unknown && d.NextBlock(0); d.NextSegment() {
 		if d.Val() == word {
-			return nil, setting.Refused(d, append(wordsOfServer(stdio), commonHandlers...), adviceInServer(stdio))
+			return nil, setting.UnknownSubdirective(d, append(serverWords(stdio), commonHandlers...), adviceInServer(stdio))
 		}
 	}
 	return nil, err
 }
 
-// refuseCredential refuses a header with a credential that would not reach the server: one of responses, or one without
-// quotes, of which request_header takes the second word for a text to replace.
+// refuseCredential refuses a header directive whose credential would not reach the server: header,
+// which sets response headers, or a request_header whose value is not quoted, because
+// request_header would take its second word as text to replace.
 func refuseCredential(d *caddyfile.Dispenser) error {
 	d.Next()
 	directive := d.Val()
@@ -286,7 +286,7 @@ func refuseCredential(d *caddyfile.Dispenser) error {
 		return nil
 	}
 	args := d.RemainingArgs()
-	if len(args) > 0 && strings.ContainsAny(args[0][:min(1, len(args[0]))], "*/@") { // a matcher may come first
+	if len(args) > 0 && strings.ContainsAny(args[0][:min(1, len(args[0]))], "*/@") { // skip a matcher
 		args = args[1:]
 	}
 	if len(args) == 0 {
@@ -299,18 +299,18 @@ func refuseCredential(d *caddyfile.Dispenser) error {
 			return d.Errf("the value has a space; write request_header %s \"%s <token>\"", field, args[1])
 		}
 	case slices.Contains([]string{"authorization", "cookie", "x-api-key"}, strings.ToLower(field)):
-		return d.Errf("header is about responses; write \"request_header %s <value>\"", field)
+		return d.Errf("header sets response headers; write \"request_header %s <value>\"", field)
 	}
 	return nil
 }
 
-// parseBlock reads the settings of a server, and returns the other lines of its block:
-// its handlers, and the transport of a child.
+// parseBlock parses the settings of a server. It returns the other lines of the block: handlers,
+// and options of the transport of a child process.
 func (s *Server) parseBlock(d *caddyfile.Dispenser, stdio bool) (handlers, transport []caddyfile.Token, err error) {
 	lines := s.lines()
 	lines[setting.Unknown] = func(d *caddyfile.Dispenser) error {
 		lines := &handlers
-		if stdio && ofTransport[d.Val()] {
+		if stdio && transportOptions[d.Val()] {
 			lines = &transport
 		}
 		*lines = append(*lines, d.NextSegment()...)
@@ -326,11 +326,11 @@ func (s *Server) parseBlock(d *caddyfile.Dispenser, stdio bool) (handlers, trans
 		}
 		return nil
 	}
-	err = setting.Checked(d, lines, check, "alias", "expose", "tool")
+	err = setting.BlockChecked(d, lines, check, "alias", "expose", "tool")
 	return handlers, transport, err
 }
 
-// lines are the settings of a server.
+// lines returns the settings of a server.
 func (s *Server) lines() setting.Lines {
 	return setting.Lines{
 		"alias":               setting.List(&s.Aliases, "names"),
@@ -347,7 +347,7 @@ func (s *Server) lines() setting.Lines {
 	}
 }
 
-// parseOAuth reads how the gateway logs in to a server.
+// parseOAuth parses the oauth block of a server.
 func parseOAuth(o **login.Config) setting.Line {
 	return func(d *caddyfile.Dispenser) error {
 		*o = new(login.Config)
@@ -355,14 +355,14 @@ func parseOAuth(o **login.Config) setting.Line {
 	}
 }
 
-// ofTransport are the subdirectives of a stdio server that its transport reads.
-var ofTransport = map[string]bool{
+// transportOptions holds the options of the stdio transport, which a stdio server accepts in its block.
+var transportOptions = map[string]bool{
 	"env": true, "dir": true, "framing": true, "start_timeout": true, "stop_grace": true,
 	"isolation": true, "roots": true, "max_line": true, "max_sessions": true, "session_ttl": true,
 }
 
-// inBlock returns the tokens of a directive with arguments and a block.
-func inBlock(directive caddyfile.Token, args, lines []caddyfile.Token) []caddyfile.Token {
+// blockTokens returns the tokens of a directive with arguments and a block.
+func blockTokens(directive caddyfile.Token, args, lines []caddyfile.Token) []caddyfile.Token {
 	open, end := directive, directive
 	open.Text, end.Text = "{", "}"
 	tokens := append([]caddyfile.Token{directive}, args...)
@@ -374,12 +374,12 @@ func inBlock(directive caddyfile.Token, args, lines []caddyfile.Token) []caddyfi
 	return append(append(append(tokens, open), lines...), end)
 }
 
-// proxyToURL has the server be one at a URL, behind its handlers.
+// proxyToURL adds a reverse_proxy to the URL after the handlers of the server.
 func (s *Server) proxyToURL(address string) error {
-	shown, _, _ := strings.Cut(address, "?") // a query can have a key in it
+	shown, _, _ := strings.Cut(address, "?") // a query may contain a key
 	if strings.ContainsAny(address, "{}") {
 		return fmt.Errorf(
-			"%s has a placeholder, which is not replaced there; {$NAME} is, when the Caddyfile is read", address)
+			"%s has a placeholder, which is not replaced here; use {$NAME} for environment variables", address)
 	}
 	u, err := url.Parse(address)
 	switch {
@@ -399,14 +399,14 @@ func (s *Server) proxyToURL(address string) error {
 	}
 	if u.Path != "" || u.RawQuery != "" {
 		if s.Path != "" {
-			return errors.New("path is given twice, in the URL and in the block")
+			return errors.New("path is set both in the URL and in the block")
 		}
 		s.Path = u.RequestURI()
 	}
 	if s.OAuth != nil && s.OAuth.Resource == "" {
 		s.OAuth.Resource = address
 	}
-	// The server goes by the name in its URL, not by that of the gateway.
+	// Send the host name of the URL, not that of the gateway.
 	transport := &mcphttp.Transport{Host: u.Host}
 	transport.DialTimeout = caddy.Duration(5 * time.Second)
 	port := u.Port()
@@ -425,14 +425,14 @@ func validPort(port string) bool {
 	return err == nil && n > 0
 }
 
-// parseChild reads the transport of a command.
+// parseChild parses the transport of a child process.
 func parseChild(directive caddyfile.Token, command, lines []caddyfile.Token) (*mcpstdio.Transport, error) {
 	directive.Text = "mcp_stdio"
 	transport := new(mcpstdio.Transport)
-	return transport, transport.UnmarshalCaddyfile(caddyfile.NewDispenser(inBlock(directive, command, lines)))
+	return transport, transport.UnmarshalCaddyfile(caddyfile.NewDispenser(blockTokens(directive, command, lines)))
 }
 
-// proxyToChild has the server be a child process, behind its handlers.
+// proxyToChild adds a reverse_proxy to a child process after the handlers of the server.
 func (s *Server) proxyToChild(transport *mcpstdio.Transport) {
 	s.proxyTo(s.Name+":1", transport, "mcp_stdio")
 }

@@ -16,48 +16,48 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 )
 
-// providers are those of the lines auth, and of the lines token of clients.
+// providers holds the providers of auth lines and of the token lines of clients.
 type providers []provider
 
 type provider struct {
 	name   string
 	module any             // nil for noProvider
-	at     caddyfile.Token // of noProvider
+	line   caddyfile.Token // of noProvider
 }
 
-// noProvider is how a configuration says that clients need no credentials.
+// noProvider is the auth line that says that clients need no credentials.
 const noProvider = "none"
 
-// none reports whether clients need no credentials, which there is no other provider for.
+// none reports whether auth none is set, and then removes it. It must be the only provider.
 func (p *providers) none() (bool, error) {
 	none := slices.IndexFunc(*p, func(provider provider) bool { return provider.name == noProvider })
 	if none < 0 {
 		return false, nil
 	}
 	if len(*p) > 1 {
-		return false, setting.At((*p)[none].at, errors.New("auth none: there is another auth, or a client with a token"))
+		return false, setting.ErrorAt((*p)[none].line, errors.New("auth none: another auth or a client token is configured"))
 	}
 	*p = nil
 	return true, nil
 }
 
-// parse reads a line auth.
+// parse parses an auth line.
 func (p *providers) parse(d *caddyfile.Dispenser) error {
-	at := d.Token()
+	line := d.Token()
 	if d.CountRemainingArgs() == 1 && d.NextArg() {
 		if d.Val() == noProvider {
-			*p = append(*p, provider{name: noProvider, at: at})
+			*p = append(*p, provider{name: noProvider, line: line})
 			return nil
 		}
 		d.Prev()
 	}
-	name, module, err := setting.Guest(d, "http.handlers.mcp_gateway.auth", "provider")
+	name, module, err := setting.Module(d, "http.handlers.mcp_gateway.auth", "provider")
 	if err != nil {
 		return err
 	}
 	if token, ok := module.(*auth.Token); ok {
 		if err := p.add(token.Tokens...); err != nil {
-			return setting.At(at, fmt.Errorf("auth token: %w", err))
+			return setting.ErrorAt(line, fmt.Errorf("auth token: %w", err))
 		}
 		return nil
 	}
@@ -65,7 +65,7 @@ func (p *providers) parse(d *caddyfile.Dispenser) error {
 	return nil
 }
 
-// add adds tokens to those that there are.
+// add adds tokens to the token provider, which it creates if needed.
 func (p *providers) add(tokens ...auth.ClientToken) error {
 	for _, provider := range *p {
 		if known, ok := provider.module.(*auth.Token); ok {
@@ -78,7 +78,7 @@ func (p *providers) add(tokens ...auth.ClientToken) error {
 	return token.CheckClients()
 }
 
-// json returns them as the configuration has them.
+// json returns the providers as module configurations.
 func (p *providers) json() (raw []json.RawMessage) {
 	for _, provider := range *p {
 		raw = append(raw, caddyconfig.JSONModuleObject(provider.module, "provider", provider.name, nil))
@@ -86,51 +86,52 @@ func (p *providers) json() (raw []json.RawMessage) {
 	return raw
 }
 
-// parseClient reads a block client.
-func parseClient(h *Handler, p *providers, later *checks) setting.Line {
+// parseClient parses a client block.
+func parseClient(h *Handler, p *providers, deferred *checks) setting.Line {
 	return func(d *caddyfile.Dispenser) error {
 		c := new(Client)
-		at := d.Token()
+		line := d.Token()
 		if !d.AllArgs(&c.Name) {
 			return setting.Expected(d, "client", "<name>")
 		}
 		h.Clients = append(h.Clients, c)
-		later.add(at, func() error { return h.checkClientOnce(c) })
-		lines := c.lines(h, p, later)
+		deferred.add(line, func() error { return h.checkClientOnce(c) })
+		lines := c.lines(h, p, deferred)
 		lines[setting.Unknown] = func(d *caddyfile.Dispenser) error {
-			return setting.Refused(d, lines.Words(), adviceInClient())
+			return setting.UnknownSubdirective(d, lines.Words(), adviceInClient())
 		}
-		return setting.Checked(d, lines, c.validate, "match", "token", allow, deny, confirm, "redact", "redact_fields", "rate")
+		return setting.BlockChecked(d, lines, c.validate,
+			"match", "token", allow, deny, confirm, "redact", "redact_fields", "rate")
 	}
 }
 
-// lines are the settings of a client.
-func (c *Client) lines(h *Handler, p *providers, later *checks) setting.Lines {
+// lines returns the settings of a client.
+func (c *Client) lines(h *Handler, p *providers, deferred *checks) setting.Lines {
 	return setting.Lines{
 		"match":         setting.List(&c.Match, "names"),
 		"token":         func(d *caddyfile.Dispenser) error { return parseToken(d, c, p) },
 		"default":       setting.Text(&c.Default),
-		allow:           parseRule(h, c, later),
-		deny:            parseRule(h, c, later),
-		confirm:         parseRule(h, c, later),
+		allow:           parseRule(h, c, deferred),
+		deny:            parseRule(h, c, deferred),
+		confirm:         parseRule(h, c, deferred),
 		"redact":        setting.Check(setting.List(&c.Redact, "regexps"), c.checkRedaction),
 		"redact_fields": setting.Check(setting.List(&c.RedactFields, "members"), c.checkRedaction),
-		"rate":          parseRate(h, &c.Rates, later),
+		"rate":          parseRate(h, &c.Rates, deferred),
 	}
 }
 
-// parseRule reads a line allow, deny or confirm of a client.
-func parseRule(h *Handler, c *Client, later *checks) setting.Line {
+// parseRule parses an allow, deny or confirm line.
+func parseRule(h *Handler, c *Client, deferred *checks) setting.Line {
 	return func(d *caddyfile.Dispenser) error {
 		rule := &AccessRule{Action: d.Val()}
 		c.Rules = append(c.Rules, rule)
-		later.add(d.Token(), func() error { return h.checkRule(rule) })
+		deferred.add(d.Token(), func() error { return h.checkRule(rule) })
 		return setting.Check(rule.parse, rule.check)(d)
 	}
 }
 
-// parse reads [<patterns...>] [when <expression>]. An expression is one argument, or all that are left
-// as they are written.
+// parse parses [<patterns...>] [when <expression>]. The expression is one argument, or the rest of
+// the line.
 func (r *AccessRule) parse(d *caddyfile.Dispenser) error {
 	for d.NextArg() && d.Val() != "when" {
 		r.Patterns = append(r.Patterns, d.Val())
@@ -150,29 +151,29 @@ func (r *AccessRule) parse(d *caddyfile.Dispenser) error {
 	return nil
 }
 
-// parseToken reads a line token of a client.
+// parseToken parses the token line of a client.
 func parseToken(d *caddyfile.Dispenser, c *Client, p *providers) error {
 	var token string
 	if err := setting.Secret(&token)(d); err != nil {
 		return err
 	}
 	if c.isPattern() {
-		return d.Errf("client %s: token: only a client with a name of its own can have a token", c.Name)
+		return d.Errf("client %s: token: a client whose name is a pattern cannot have a token", c.Name)
 	}
 	if err := auth.CheckToken(token); err != nil {
 		return d.Errf("client %s: token: %w", c.Name, err)
 	}
-	auth.WarnOfShort(d, token, c.Name)
+	auth.WarnShortToken(d, token, c.Name)
 	if err := p.add(auth.ClientToken{Token: auth.TokenFromCaddyfile(token), Client: c.Name}); err != nil {
 		return d.WrapErr(err)
 	}
 	return nil
 }
 
-// parseRate reads a line rate: [<server::tool>] <requests>/<duration> [burst <requests>].
-func parseRate(h *Handler, rates *[]*Rate, later *checks) setting.Line {
+// parseRate parses a rate line: [<server::tool>] <requests>/<duration> [burst <requests>].
+func parseRate(h *Handler, rates *[]*Rate, deferred *checks) setting.Line {
 	return func(d *caddyfile.Dispenser) error {
-		at := d.Token()
+		line := d.Token()
 		args := d.RemainingArgs()
 		r := new(Rate)
 		if n := len(args); n >= 2 && args[n-2] == "burst" {
@@ -202,24 +203,24 @@ func parseRate(h *Handler, rates *[]*Rate, later *checks) setting.Line {
 		if err := r.validate(); err != nil {
 			return d.WrapErr(err)
 		}
-		later.add(at, func() error { return h.checkRate(r) })
+		deferred.add(line, func() error { return h.checkRate(r) })
 		return nil
 	}
 }
 
-// parseNotificationRoute reads a line route_notifications.
-func parseNotificationRoute(h *Handler, later *checks) setting.Line {
+// parseNotificationRoute parses a route_notifications line.
+func parseNotificationRoute(h *Handler, deferred *checks) setting.Line {
 	return func(d *caddyfile.Dispenser) error {
-		at := d.Token()
+		line := d.Token()
 		args := d.RemainingArgs()
 		if len(args) < 2 {
-			return setting.Expected(d, at.Text, "<method> <servers...>")
+			return setting.Expected(d, line.Text, "<method> <servers...>")
 		}
 		route := &NotificationRoute{Method: args[0], Servers: args[1:]}
 		h.NotificationRoutes = append(h.NotificationRoutes, route)
-		later.add(at, func() error {
+		deferred.add(line, func() error {
 			if err := route.validate(h); err != nil {
-				return fmt.Errorf("%s: %w", at.Text, err)
+				return fmt.Errorf("%s: %w", line.Text, err)
 			}
 			return nil
 		})
@@ -227,11 +228,10 @@ func parseNotificationRoute(h *Handler, later *checks) setting.Line {
 	}
 }
 
-// parseAnswer reads a line answer: <server> <method> deliver | drop, or a block with
-// roots.
-func parseAnswer(h *Handler, later *checks) setting.Line {
+// parseAnswer parses an answer line: <server> <method> deliver | drop, or a block with roots.
+func parseAnswer(h *Handler, deferred *checks) setting.Line {
 	return func(d *caddyfile.Dispenser) error {
-		at, a := d.Token(), new(Answer)
+		line, a := d.Token(), new(Answer)
 		args := d.RemainingArgs()
 		if len(args) < 2 || len(args) > 3 {
 			return setting.Expected(d, "answer", "<server> <method> deliver | drop")
@@ -239,27 +239,28 @@ func parseAnswer(h *Handler, later *checks) setting.Line {
 		server := args[0]
 		a.Method = args[1]
 		if len(args) == 3 {
-			if a.Action = args[2]; a.Action != deliver && a.Action != drop {
+			a.Action = args[2]
+			if a.Action != deliver && a.Action != drop {
 				return d.Errf("answer: %q must be deliver or drop", a.Action)
 			}
 		}
-		err := setting.Checked(d, setting.Lines{"roots": setting.List(&a.Roots, "uris")}, a.check, "roots")
+		err := setting.BlockChecked(d, setting.Lines{"roots": setting.List(&a.Roots, "uris")}, a.check, "roots")
 		if err != nil {
 			return err
 		}
 		if a.Action == "" && len(a.Roots) == 0 {
-			return setting.At(at, errors.New("answer: expected deliver, drop or a block with roots"))
+			return setting.ErrorAt(line, errors.New("answer: expected deliver, drop or a block with roots"))
 		}
-		later.add(at, func() error { return h.giveAnswer(server, a) })
+		deferred.add(line, func() error { return h.addAnswer(server, a) })
 		return nil
 	}
 }
 
-// giveAnswer gives a server its answer.
-func (h *Handler) giveAnswer(server string, a *Answer) error {
+// addAnswer adds an answer to a server.
+func (h *Handler) addAnswer(server string, a *Answer) error {
 	s := h.serverNamed(server)
 	if s == nil {
-		return fmt.Errorf("answer: there is no server %s%s", server, h.didYouMean(server))
+		return fmt.Errorf("answer: unknown server %s%s", server, h.didYouMean(server))
 	}
 	s.Answers = append(s.Answers, a)
 	return nil

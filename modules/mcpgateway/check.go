@@ -20,20 +20,19 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
-// checks are those that need the whole Caddyfile block, with the lines that they are about.
+// checks are validations that run after the whole Caddyfile block is parsed.
 type checks []func() error
 
-// add adds a check of the line that begins with a token.
-func (c *checks) add(at caddyfile.Token, check func() error) {
+// add adds a check. Its error names the line of the token.
+func (c *checks) add(line caddyfile.Token, check func() error) {
 	*c = append(*c, func() error {
 		if err := check(); err != nil {
-			return setting.At(at, err)
+			return setting.ErrorAt(line, err)
 		}
 		return nil
 	})
 }
 
-// run returns the first error.
 func (c checks) run() error {
 	for _, check := range c {
 		if err := check(); err != nil {
@@ -43,25 +42,25 @@ func (c checks) run() error {
 	return nil
 }
 
-// checkSettings reports settings that make no sense. Nothing needs to be provisioned.
+// checkSettings validates the settings of a gateway that is not provisioned.
 func (h *Handler) checkSettings() error {
 	settled := *h
 	settled.setDefaults()
 	return settled.validateSettings()
 }
 
-// validateSettings reports settings that make no sense, after defaults are filled in.
+// validateSettings validates the settings after defaults are set.
 func (h *Handler) validateSettings() error {
-	belowMCP, belowRPC := below(h.MCPPath), below(h.RPCPath)
+	mcpPrefix, rpcPrefix := pathPrefix(h.MCPPath), pathPrefix(h.RPCPath)
 	switch {
-	case len(h.Servers) == 0 && !h.mayGainServers():
+	case len(h.Servers) == 0 && !h.serversMayChange():
 		return errors.New("mcp_gateway needs at least one server")
 	case h.ResponseTimeout < 0:
 		return fmt.Errorf("response_timeout: %s is negative", time.Duration(h.ResponseTimeout))
 	case h.RequestLimit < 0:
 		return fmt.Errorf("request_limit: %d is negative", h.RequestLimit)
 	case h.InFlightLimit < h.RequestLimit:
-		return fmt.Errorf("in_flight_limit: %d bytes are less than request_limit, %d", h.InFlightLimit, h.RequestLimit)
+		return fmt.Errorf("in_flight_limit: %d is less than request_limit, %d", h.InFlightLimit, h.RequestLimit)
 	case h.HealthInterval != 0 && h.HealthInterval < caddy.Duration(shortestInterval):
 		return fmt.Errorf("health_interval: %s is shorter than %s", time.Duration(h.HealthInterval), shortestInterval)
 	case h.HealthTimeout < 0:
@@ -69,15 +68,15 @@ func (h *Handler) validateSettings() error {
 	case h.ResponseLimit < 0:
 		return fmt.Errorf("response_limit: %d is negative", h.ResponseLimit)
 	case !strings.HasPrefix(h.MCPPath, "/"):
-		return fmt.Errorf("mcp_path: %q does not begin with a slash", h.MCPPath)
+		return fmt.Errorf("mcp_path: %q does not start with a slash", h.MCPPath)
 	case h.PublicURL != "" && !isOrigin(h.PublicURL):
 		return fmt.Errorf("public_url: %q is not a URL such as https://mcp.example.com", h.PublicURL)
 	case !strings.HasPrefix(h.RPCPath, "/"):
-		return fmt.Errorf("rpc_path: %q does not begin with a slash", h.RPCPath)
-	case strings.HasPrefix(belowMCP, belowRPC), strings.HasPrefix(belowRPC, belowMCP):
+		return fmt.Errorf("rpc_path: %q does not start with a slash", h.RPCPath)
+	case strings.HasPrefix(mcpPrefix, rpcPrefix), strings.HasPrefix(rpcPrefix, mcpPrefix):
 		return fmt.Errorf("mcp_path and rpc_path: %q and %q overlap", h.MCPPath, h.RPCPath)
 	case h.Separator == noSeparator && (len(h.Servers) > 1 || len(h.Servers) == 0 && h.shell != nil):
-		return fmt.Errorf("separator: none is for a single server, and there are %d", len(h.Servers))
+		return fmt.Errorf("separator: none requires a single server, but there are %d", len(h.Servers))
 	case h.MaxNameLength < 0:
 		return fmt.Errorf("max_name_length: %d is negative", h.MaxNameLength)
 	case h.MaxSessions < 0:
@@ -94,17 +93,17 @@ func (h *Handler) validateSettings() error {
 	if err := h.checkOrigins(); err != nil {
 		return err
 	}
-	mayMask := h.mayGainServers() && h.Mask != nil
+	mayMask := h.serversMayChange() && h.Mask != nil
 	if h.Focus.on() && !mayMask && !slices.ContainsFunc(h.Servers, h.masks) {
 		return errNoMask
 	}
 	return h.naming().CheckSeparator()
 }
 
-// checkOrigins reports origins and hosts that no request can have.
+// checkOrigins refuses origins and hosts that no request can have.
 func (h *Handler) checkOrigins() error { return h.originPolicy().Validate() }
 
-// checkLiteralKey checks a session_key that is written out.
+// checkLiteralKey validates a session_key without placeholders.
 func (h *Handler) checkLiteralKey() error {
 	if strings.Contains(h.SessionKey, "{") {
 		return nil
@@ -115,7 +114,7 @@ func (h *Handler) checkLiteralKey() error {
 	return nil
 }
 
-// checkServer reports what is wrong about a server among the others.
+// checkServer validates a server together with the rest of the gateway.
 func (h *Handler) checkServer(s *Server) error {
 	settled := *h
 	settled.setDefaults()
@@ -132,12 +131,11 @@ func (h *Handler) checkServer(s *Server) error {
 	return nil
 }
 
-// checkNames checks that clients can tell the names of a server from others, and from names of
-// tools.
+// checkNames checks that the names of a server are unique and cannot be confused with tool names.
 func (h *Handler) checkNames(s *Server) error {
 	for _, name := range s.names() {
 		if first := h.serverNamed(name); first != nil && first != s || occurrences(s.names(), name) > 1 {
-			return fmt.Errorf("the name or alias %q is given twice", name)
+			return fmt.Errorf("duplicate name or alias %q", name)
 		}
 		if h.Separator == noSeparator {
 			continue
@@ -158,7 +156,7 @@ func occurrences(names []string, name string) (n int) {
 	return n
 }
 
-// serverNamed returns the first server with a name or alias, or nil.
+// serverNamed returns the server with a name or alias, or nil.
 func (h *Handler) serverNamed(name string) *Server {
 	for _, s := range h.Servers {
 		if s != nil && occurrences(s.names(), name) > 0 {
@@ -168,7 +166,7 @@ func (h *Handler) serverNamed(name string) *Server {
 	return nil
 }
 
-// checkClientOnce checks that no client before c has one of its names.
+// checkClientOnce checks that no earlier client block has a name of c.
 func (h *Handler) checkClientOnce(c *Client) error {
 	for _, other := range h.Clients {
 		if other == c {
@@ -176,27 +174,28 @@ func (h *Handler) checkClientOnce(c *Client) error {
 		}
 		for _, name := range c.names() {
 			if other != nil && occurrences(other.names(), name) > 0 {
-				return fmt.Errorf("client %s: the name %q is given twice", c.Name, name)
+				return fmt.Errorf("client %s: duplicate name %q", c.Name, name)
 			}
 		}
 	}
 	return nil
 }
 
-// check reports what of a rule makes no sense by itself.
+// check validates a rule on its own.
 func (r *AccessRule) check() error {
 	_, err := r.compile(func(pattern string) string { return pattern })
 	return err
 }
 
-// checkRule refuses a rule that restricts nothing because no server has the name in it, or its tool has another.
+// checkRule refuses a deny or confirm rule that cannot match, because it names an unknown server or
+// a renamed tool by its new name.
 func (h *Handler) checkRule(r *AccessRule) error {
 	if r == nil || r.Action == allow {
 		return nil // compile refuses nil
 	}
 	for _, pattern := range r.Patterns {
 		qualified, unknown := h.qualified(pattern)
-		if unknown != "" && !h.mayGainServers() {
+		if unknown != "" && !h.serversMayChange() {
 			return fmt.Errorf("%s: %q refers to an unknown server%s", r.Action, pattern, h.didYouMean(unknown))
 		}
 		policy, err := acl.New([]acl.Rule{{Action: acl.Deny, Pattern: qualified}}, acl.Allow)
@@ -213,10 +212,11 @@ func (h *Handler) checkRule(r *AccessRule) error {
 	return nil
 }
 
-// checkRate refuses a rate that limits nothing because no server has the name in it, or its tool has another.
+// checkRate refuses a rate that cannot match, because it names an unknown server or a renamed tool
+// by its new name.
 func (h *Handler) checkRate(r *Rate) error {
 	qualified, unknown := h.qualified(r.Tools)
-	if unknown != "" && !h.mayGainServers() {
+	if unknown != "" && !h.serversMayChange() {
 		return fmt.Errorf("rate: %q refers to an unknown server%s", r.Tools, h.didYouMean(unknown))
 	}
 	if r.Tools == "" {
@@ -232,7 +232,7 @@ func (h *Handler) checkRate(r *Rate) error {
 	return nil
 }
 
-// checkRenamed refuses a pattern that selects a tool by the name that clients see, and not by its own.
+// checkRenamed refuses a pattern that matches the new name of a renamed tool, but not its own name.
 func (h *Handler) checkRenamed(pattern string, selects func(server, tool string) bool) error {
 	for _, s := range h.Servers {
 		if s == nil {
@@ -244,7 +244,7 @@ func (h *Handler) checkRenamed(pattern string, selects func(server, tool string)
 				continue
 			}
 			if selects(s.Name, t.Rename) {
-				return fmt.Errorf("%q selects tool %s by its name for clients; write its name at the server, %s::%s",
+				return fmt.Errorf("%q selects the renamed tool %s; write its original name %s::%s",
 					pattern, t.Rename, s.Name, own)
 			}
 		}
@@ -252,8 +252,8 @@ func (h *Handler) checkRenamed(pattern string, selects func(server, tool string)
 	return nil
 }
 
-// qualified returns a pattern with the name of a server that it calls by an alias, and the server in it if that fits
-// none of the gateway.
+// qualified replaces the alias of a server in a pattern by its name. unknown is the server in the
+// pattern if it matches no server of the gateway.
 func (h *Handler) qualified(pattern string) (qualified, unknown string) {
 	qualified = acl.Qualified(pattern, func(server string) string {
 		if s := h.serverNamed(server); s != nil {
@@ -267,7 +267,7 @@ func (h *Handler) qualified(pattern string) (qualified, unknown string) {
 	return qualified, unknown
 }
 
-// didYouMean returns the end of an error about an unknown server.
+// didYouMean returns a suggestion to append to an error about an unknown server.
 func (h *Handler) didYouMean(server string) string { return words.DidYouMean(server, h.serverNames()) }
 
 // serverNames returns the names and aliases of all servers.
@@ -280,16 +280,16 @@ func (h *Handler) serverNames() (names []string) {
 	return names
 }
 
-// warnOfUnknown logs a pattern for a server that is not there yet.
-func (h *Handler) warnOfUnknown(pattern, server, client string) {
+// warnUnknownServer logs that a rule names a server that does not exist yet.
+func (h *Handler) warnUnknownServer(pattern, server, client string) {
 	fields := []zap.Field{zap.String("client", client), zap.String("pattern", pattern)}
-	if meant := words.Meant(server, h.serverNames()); meant != "" {
+	if meant := words.Closest(server, h.serverNames()); meant != "" {
 		fields = append(fields, zap.String("did_you_mean", meant))
 	}
 	h.logger.Warn("rule refers to an unknown server", fields...)
 }
 
-// checkRedaction reports what of redact and redact_fields makes no sense.
+// checkRedaction validates redact and redact_fields.
 func (c *Client) checkRedaction() error {
 	_, err := redact.New(c.Redact, c.RedactFields)
 	return err

@@ -15,66 +15,66 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/redact"
 )
 
-// Client says what a client may do. Who the client is, the providers of auth find out,
-// or Caddy's own authentication.
+// Client says what a client may do. The providers of auth, or Caddy's own authentication, determine
+// the identity of a client.
 //
-// What is allowed and denied is told by patterns:
+// Patterns select what a rule applies to:
 //
 // Pattern | Selects
 // --------|--------
 // `*` | Everything
-// `files::*` | Everything of the server: tools, prompts and resources. `*` stands for any characters, also in the name of the server
+// `files::*` | All tools, prompts and resources of a server. `*` also works in the server name
 // `files::read_*`, `tool:files::*` | Tools
-// `read_only`, `destructive`, `idempotent`, `open_world` | Tools with this annotation. What is not annotated is destructive and open_world, as MCP says
-// `read_only:files::*` | Those of them
+// `read_only`, `destructive`, `idempotent`, `open_world` | Tools with this annotation
+// `read_only:files::*` | Tools of a server with this annotation
 // `prompt:files::*` | Prompts
-// `resource:file:///srv/` | Resources below this URI, of any server, by whole segments: not file:///srv2
-// `resource:files::file:///srv/` | The same of one server
+// `resource:file:///srv/` | Resources of any server below this URI, by whole segments: not file:///srv2
+// `resource:files::file:///srv/` | Resources of one server below this URI
 //
-// What is not allowed is in no list, and using it is answered with acl_denied. A server
+// As MCP defines, a tool without annotations is destructive and open_world.
+//
+// A client does not see in lists what it may not use, and gets acl_denied if it uses it. A server
 // of which nothing is allowed is never contacted for the client.
 type Client struct {
-	// Who it is. * stands for any characters: then the rules are for each client whose
-	// name fits and who has no block of its own, and * alone is for all others. A client
-	// that nobody knows is anonymous. Required.
+	// The identity of the client. With *, which matches any characters, the block applies to every
+	// client that matches and has no block of its own; a plain * applies to all other clients. The
+	// identity of an unauthenticated client is anonymous. Required.
 	Name string `json:"name,omitempty"`
 
-	// Other names by which it is known: the users of Caddy's authentication (such as
-	// basic_auth) that are let in as this client, subjects of certificates or tokens.
-	// Default: none
+	// Other identities that get this block: users of Caddy's authentication (such as basic_auth),
+	// subjects of certificates or tokens. Default: none
 	Match []string `json:"match,omitempty"`
 
-	// What may be used, or not. The first rule that fits decides. Default: none
+	// What the client may use. The first rule that matches decides. Default: none
 	Rules []*AccessRule `json:"rules,omitempty"`
 
-	// What happens to what no rule fits: allow or deny. Default: deny if a rule
-	// allows something, otherwise allow
+	// What to do if no rule matches: allow or deny. Default: deny if a rule allows something,
+	// otherwise allow
 	Default string `json:"default,omitempty"`
 
-	// Regular expressions. What they match in results is replaced by [redacted], before
-	// anything is masked. Default: none
+	// Regular expressions. Their matches in results are replaced by [redacted] before a result is
+	// shortened. Default: none
 	Redact []string `json:"redact,omitempty"`
 
-	// Names of members whose values are replaced by [redacted] in results. Default: none
+	// Names of JSON members whose values in results are replaced by [redacted]. Default: none
 	RedactFields []string `json:"redact_fields,omitempty"`
 
-	// How often it may make requests, besides the gateway's rates. Default: as often
-	// as it likes
+	// How often the client may make requests, in addition to the gateway's rates. Default: no limit
 	Rates []*Rate `json:"rates,omitempty"`
 }
 
-// AccessRule says what happens to what its patterns select.
+// AccessRule allows or denies what its patterns select.
 type AccessRule struct {
-	// One of allow, deny and confirm: a tool can be called if the person at the client agrees to the
-	// call. Clients that cannot ask that person are denied.
+	// One of allow, deny and confirm. With confirm, the person at the client must approve each call of
+	// a tool. Clients that cannot ask that person are denied.
 	Action string `json:"action,omitempty"`
 
-	// What it is about. Default: everything, if it has a condition
+	// What the rule applies to. Default: everything if when is set; otherwise required
 	Patterns []string `json:"patterns,omitempty"`
 
-	// A condition in CEL over client, server, tool, annotations and arguments. A rule that has one
-	// is for tools only, and for those calls of which it is true. If it cannot be decided, as
-	// where an argument is missing, the call is denied. Default: none
+	// A CEL condition over client, server, tool, annotations and arguments. A rule with a condition
+	// applies only to calls of tools for which it is true. If it cannot be evaluated, for example
+	// because an argument is missing, the call is denied. Default: none
 	When string `json:"when,omitempty"`
 }
 
@@ -84,7 +84,7 @@ const (
 	confirm = "confirm"
 )
 
-// compile returns the rules of the client as the gateway has them.
+// compile converts the client for internal/gateway.
 func (c *Client) compile(h *Handler) (*access.Client, error) {
 	compiled := &access.Client{Name: c.Name, Match: c.Match}
 	otherwise := acl.Allow
@@ -100,7 +100,7 @@ func (c *Client) compile(h *Handler) (*access.Client, error) {
 		compiled, err := r.compile(func(pattern string) string {
 			qualified, unknown := h.qualified(pattern)
 			if unknown != "" {
-				h.warnOfUnknown(pattern, unknown, c.Name)
+				h.warnUnknownServer(pattern, unknown, c.Name)
 			}
 			return qualified
 		})
@@ -115,7 +115,8 @@ func (c *Client) compile(h *Handler) (*access.Client, error) {
 			return nil, err
 		}
 		for _, shadowed := range compiled.Policy.Shadowed() {
-			h.logger.Warn("rule never decides", zap.String("client", c.Name), zap.String("rule", shadowed))
+			h.logger.Warn("rule has no effect: earlier rules always match first",
+				zap.String("client", c.Name), zap.String("rule", shadowed))
 		}
 	}
 	if len(c.Redact) > 0 || len(c.RedactFields) > 0 {
@@ -128,10 +129,10 @@ func (c *Client) compile(h *Handler) (*access.Client, error) {
 	return compiled, err
 }
 
-// compile returns a rule for each of the patterns, which may have to be qualified.
+// compile returns one rule per pattern. qualified replaces aliases of servers in a pattern.
 func (r *AccessRule) compile(qualified func(pattern string) string) (rules []acl.Rule, err error) {
 	if r == nil {
-		return nil, errors.New("rules: one is null")
+		return nil, errors.New("rules: null is not a rule")
 	}
 	action, ok := acl.ParseAction(r.Action)
 	if !ok {
@@ -159,7 +160,7 @@ func (r *AccessRule) compile(qualified func(pattern string) string) (rules []acl
 	return rules, nil
 }
 
-// names returns the names by which the client is known.
+// names returns all identities of the client.
 func (c *Client) names() []string { return append([]string{c.Name}, c.Match...) }
 
 func (c *Client) validate() error {
@@ -167,32 +168,33 @@ func (c *Client) validate() error {
 	case c.Name == "":
 		return errors.New("name is empty")
 	case slices.ContainsFunc(c.names(), func(name string) bool { return strings.ContainsAny(name, "{}") }):
-		return errors.New("name and match: a placeholder is not replaced there; in a Caddyfile {$NAME} is, when it is read")
+		return errors.New("name and match: placeholders are not replaced here; " +
+			"in a Caddyfile, use {$NAME} for environment variables")
 	case c.isPattern() && len(c.Match) > 0:
-		return errors.New("match: the name is a pattern, which matches by itself")
+		return errors.New("match: not allowed if the client name is a pattern")
 	case slices.Contains(c.Match, ""):
-		return errors.New("match: a name is empty")
+		return errors.New("match: empty name")
 	case c.Default != "" && c.Default != allow && c.Default != deny:
 		return fmt.Errorf("default: %q must be allow or deny", c.Default)
 	}
 	return nil
 }
 
-// isPattern reports whether the block is for several clients.
+// isPattern reports whether the block applies to several clients.
 func (c *Client) isPattern() bool { return strings.Contains(c.Name, "*") }
 
-// HasRules reports whether a client block has this name, or a pattern that fits.
+// HasRules reports whether the name, match or pattern of a client block fits the client.
 func (h *Handler) HasRules(client string) bool {
 	return slices.ContainsFunc(h.Clients, func(c *Client) bool {
 		return c != nil && (client == c.Name || slices.Contains(c.Match, client) || mcp.MatchName(c.Name, client))
 	})
 }
 
-// clients returns the rules of all clients as the gateway has them.
+// clients converts all clients for internal/gateway.
 func (h *Handler) clients() (all []*access.Client, err error) {
 	for i, c := range h.Clients {
 		if c == nil {
-			return nil, fmt.Errorf("clients: number %d is null", i)
+			return nil, fmt.Errorf("clients[%d] is null", i)
 		}
 		compiled, err := c.compile(h)
 		if err != nil {
@@ -205,7 +207,7 @@ func (h *Handler) clients() (all []*access.Client, err error) {
 	}
 	named := func(c *Client) bool { return !c.isPattern() && c.Name != access.Anonymous }
 	if len(h.auth.providers) == 0 && !onStdio && slices.ContainsFunc(h.Clients, named) {
-		h.logger.Warn("clients have rules, but there is no auth and no token to know them by; only Caddy's authentication can")
+		h.logger.Warn("client blocks without auth or tokens: only Caddy's authentication can identify these clients")
 	}
 	return all, nil
 }

@@ -14,26 +14,26 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 )
 
-// detached returns the context of a request without its handler, for a stream that outlives
-// it. See [gateway.Config]. The context leads to all that Caddy and net/http keep for a
-// request: the replacer knows the response writer, and that the connection with its buffers.
-func detached(from context.Context) context.Context {
+// detached returns a copy of the context of a request for a stream that outlives the handler. See
+// [gateway.Config]. It keeps a few values only: the original keeps the replacer, the response
+// writer and the connection with its buffers in memory.
+func detached(parent context.Context) context.Context {
 	d := &detachedContext{
 		Context: context.Background(),
-		local:   from.Value(http.LocalAddrContextKey),
-		server:  from.Value(caddyhttp.ServerCtxKey),
+		local:   parent.Value(http.LocalAddrContextKey),
+		server:  parent.Value(caddyhttp.ServerCtxKey),
 	}
-	if i, ok := from.Value(inbound.InheritedKey{}).(*inherited); ok {
+	if i, ok := parent.Value(inbound.InheritedKey{}).(*inherited); ok {
 		d.inherited = i.detached()
 	}
-	if token := login.Subject(from); token != "" {
+	if token := login.Subject(parent); token != "" {
 		return login.WithSubject(d, token)
 	}
 	return d
 }
 
-// A detachedContext has several values, in place of one context for each: there may be as many
-// as clients.
+// A detachedContext holds several values, to save one context per value. There may be as many as
+// clients.
 type detachedContext struct {
 	context.Context
 	local, server, inherited any
@@ -51,7 +51,7 @@ func (c *detachedContext) Value(key any) any {
 	return nil
 }
 
-// detached returns the same without the replacer.
+// detached returns a copy of i with values instead of the replacer.
 func (i *inherited) detached() *inherited {
 	if i.repl == nil {
 		return i
@@ -65,22 +65,22 @@ func (i *inherited) detached() *inherited {
 	return d
 }
 
-// placeholderNames are the names of placeholders that the routes of servers use: those in
-// their configuration, and others that their handlers have asked for.
+// placeholderNames are the placeholders that the routes of servers use: those in their
+// configuration, and others that their handlers have asked for.
 type placeholderNames struct {
 	configured []string
 
-	mu    sync.Mutex
-	asked []string
+	mu        sync.Mutex
+	requested []string
 }
 
-// maxAsked is how many other names are remembered.
-const maxAsked = 100
+// maxRequested limits the number of other names.
+const maxRequested = 100
 
 var placeholderPattern = regexp.MustCompile(`\{([^{}"\\]+)\}`)
 
-// newPlaceholderNames returns the names in a configuration. Those that any replacer knows, such
-// as env.HOME, are not inherited.
+// newPlaceholderNames returns the placeholders in a configuration, without global ones such as
+// env.HOME.
 func newPlaceholderNames(config []byte) *placeholderNames {
 	n, common := new(placeholderNames), caddy.NewReplacer()
 	for _, match := range placeholderPattern.FindAllSubmatch(config, -1) {
@@ -92,24 +92,23 @@ func newPlaceholderNames(config []byte) *placeholderNames {
 	return n
 }
 
-// add notes that a handler has asked for a placeholder.
+// add records that a handler asked for a placeholder.
 func (n *placeholderNames) add(name string) {
 	if n == nil || slices.Contains(n.configured, name) {
 		return
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if len(n.asked) < maxAsked && !slices.Contains(n.asked, name) {
-		n.asked = append(n.asked, name)
+	if len(n.requested) < maxRequested && !slices.Contains(n.requested, name) {
+		n.requested = append(n.requested, name)
 	}
 }
 
-// all returns all names.
 func (n *placeholderNames) all() []string {
 	if n == nil {
 		return nil
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return slices.Concat(n.configured, n.asked)
+	return slices.Concat(n.configured, n.requested)
 }

@@ -12,15 +12,15 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
-// Focus gives tools an optional argument by which clients say what they look for. A result
-// that the mask finds too large is then cut to the lines, or the items of JSON, that bear on that,
-// in place of head and tail. Servers never see the argument. Tools that have one of this name keep
-// their own.
+// Focus gives tools an optional argument with which clients say what they look for. A result that
+// is too large is then cut to the lines or JSON items that are relevant to it, instead of to head
+// and tail. Servers never get the argument. A tool that already has an argument of this name keeps
+// it.
 type Focus struct {
-	// Give tools no such argument. Default: false
+	// Do not add the argument. Default: false
 	Off bool `json:"off,omitempty"`
 
-	// The name of the argument. Default: focus
+	// The name of the argument: up to 64 letters, digits, _ and -. Default: focus
 	Argument string `json:"argument,omitempty"`
 }
 
@@ -36,12 +36,12 @@ func (f *Focus) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		return err
 	}
 	f.Off = !on
-	return setting.Checked(d, setting.Lines{
+	return setting.BlockChecked(d, setting.Lines{
 		"argument": setting.Text(&f.Argument),
 	}, f.check)
 }
 
-// parseFocus reads the line and block of focus.
+// parseFocus parses the focus line and block.
 func parseFocus(f **Focus) setting.Line {
 	return func(d *caddyfile.Dispenser) error {
 		*f = new(Focus)
@@ -49,10 +49,10 @@ func parseFocus(f **Focus) setting.Line {
 	}
 }
 
-// argumentName is what the name of an argument can be for all model APIs.
+// argumentName matches names that all model APIs accept.
 var argumentName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_-]{0,63}$`)
 
-// provision returns the argument as the gateway has it; nil if there is none.
+// provision converts the argument for internal/gateway. It returns nil if focus is off.
 func (f *Focus) provision() (*toolview.Focus, error) {
 	if !f.on() {
 		return nil, nil
@@ -66,7 +66,7 @@ func (f *Focus) provision() (*toolview.Focus, error) {
 	return toolview.NewFocus(f.Argument), nil
 }
 
-// check reports an argument that has no valid name.
+// check validates the name of the argument.
 func (f *Focus) check() error {
 	if f.Argument != "" && !argumentName.MatchString(f.Argument) {
 		return fmt.Errorf("argument: %q is not a name of up to 64 letters, digits, _ and -", f.Argument)
@@ -74,13 +74,13 @@ func (f *Focus) check() error {
 	return nil
 }
 
-// errNoMask says that there is nothing to focus.
-var errNoMask = errors.New("focus: results are not masked: mask is missing or off")
+// errNoMask refuses focus without a mask.
+var errNoMask = errors.New("focus: requires mask, which is missing or off")
 
 // on reports whether tools get the argument.
 func (f *Focus) on() bool { return f != nil && !f.Off }
 
-// checkFocus refuses the argument for a server whose results are not masked.
+// checkFocus refuses focus for a server whose results are not shortened.
 func (h *Handler) checkFocus(s *Server) error {
 	if s.Focus.on() && !h.masks(s) {
 		return errNoMask
@@ -88,18 +88,19 @@ func (h *Handler) checkFocus(s *Server) error {
 	return nil
 }
 
-// masks reports whether results of a server are masked.
+// masks reports whether results of a server are shortened.
 func (h *Handler) masks(s *Server) bool {
 	mask := cmp.Or(s.Mask, h.Mask)
 	return mask != nil && (mask.MaxChars == nil || *mask.MaxChars > 0)
 }
 
-// provisionFocus gives the server the argument. The one of the gateway is for servers with a mask.
+// provisionFocus sets the argument of the server. The gateway's focus applies to servers with a
+// mask.
 func (s *Server) provisionFocus(fallback *Focus) (err error) {
 	switch {
 	case s.Focus != nil:
 		s.focus, err = s.Focus.provision()
-	case s.masked && s.mask != nil:
+	case s.hasMask && s.mask != nil:
 		s.focus, err = fallback.provision()
 	}
 	return err

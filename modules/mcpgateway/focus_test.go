@@ -20,7 +20,7 @@ func TestFocusCaddyfile(t *testing.T) {
 		{"off", "focus off", Focus{Off: true}, ""},
 		{"a block", "focus {\n\targument looking_for\n}", Focus{Argument: "looking_for"}, ""},
 		{"on with a block", "focus on {\n\targument goal\n}", Focus{Argument: "goal"}, ""},
-		{"neither on nor off", "focus maybe", Focus{}, "focus is on or off"},
+		{"neither on nor off", "focus maybe", Focus{}, "focus must be on or off"},
 		{"no name", "focus {\n\targument\n}", Focus{}, `expected "argument <text>"`},
 		{"an empty name", "focus {\n\targument \"\"\n}", Focus{}, "argument"},
 		{"two names", "focus {\n\targument a b\n}", Focus{}, `expected "argument <text>"`},
@@ -42,7 +42,7 @@ func TestFocusCaddyfile(t *testing.T) {
 
 // Errors name the setting.
 func TestFocusSettings(t *testing.T) {
-	const noMask = "focus: results are not masked"
+	const noMask = "focus: requires mask"
 	long := strings.Repeat("a", 65)
 	server := func(settings string) string {
 		return `{"name":"a",` + settings + `"routes":[{"handle":[` + staticHandler + `]}]}`

@@ -13,12 +13,13 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
-// The body of a request to the admin API is taken if and only if encoding/json finds in it
-// one object with members of these names, and all of them strings. What is wrong with
-// another is said without a word about Go.
+// The admin API accepts a body if and only if encoding/json finds one object with these members,
+// all of them strings. Errors do not mention Go types.
 func FuzzAdminBody(f *testing.F) { // A70, A72
 	for _, body := range []string{
-		`{"name":"a","uriTemplate":"a:{b}","text":"x"}`, `{"gateway":"one","server":"s","uri":"c:d"}`, `{"name":7}`, `{"nam":"a"}`, `{"name":"a"}{}`, `{"name":"a"`, `[]`, `null`, ``, ` {} `, `{"name":null}`, `{"NAME":"a"}`, `{"name":{"a":1}}`, "{\"name\":\"\xff\"}", `{"name":"a","name":"b"}`, `{"name":"a"} x`, `{name}`,
+		`{"name":"a","uriTemplate":"a:{b}","text":"x"}`, `{"gateway":"one","server":"s","uri":"c:d"}`, `{"name":7}`,
+		`{"nam":"a"}`, `{"name":"a"}{}`, `{"name":"a"`, `[]`, `null`, ``, ` {} `, `{"name":null}`, `{"NAME":"a"}`,
+		`{"name":{"a":1}}`, "{\"name\":\"\xff\"}", `{"name":"a","name":"b"}`, `{"name":"a"} x`, `{name}`,
 		`[f`, // the oracle looped forever on an array that is not JSON
 	} {
 		f.Add(body, true)
@@ -35,14 +36,16 @@ func FuzzAdminBody(f *testing.F) { // A70, A72
 		exact := !jsontest.Repeats([]byte(body))
 		for name, value := range object {
 			_, isText := value.(string)
-			want = want && (isText || value == nil) && slices.ContainsFunc(names, func(one string) bool { return strings.EqualFold(one, name) })
+			want = want && (isText || value == nil) &&
+				slices.ContainsFunc(names, func(one string) bool { return strings.EqualFold(one, name) })
 			exact = exact && slices.Contains(names, name)
 		}
 		if (err == nil) != want {
 			t.Fatalf("%q: %v, want it taken: %t", body, err, want)
 		}
 		if err == nil {
-			got := []string{template.Gateway, template.Name, template.URITemplate, template.Title, template.Description, template.MIMEType, template.Text, template.Server, template.URI}
+			got := []string{template.Gateway, template.Name, template.URITemplate, template.Title, template.Description,
+				template.MIMEType, template.Text, template.Server, template.URI}
 			for i, name := range names {
 				if said, _ := object[name].(string); exact && got[i] != said {
 					t.Fatalf("%q: %s is %q, want %q", body, name, got[i], said)
@@ -51,7 +54,8 @@ func FuzzAdminBody(f *testing.F) { // A70, A72
 			return
 		}
 		var failure *adminapi.Error
-		if !errors.As(err, &failure) || failure.Status != http.StatusBadRequest || failure.Message == "" || failure.Code != "invalid_request" {
+		if !errors.As(err, &failure) || failure.Status != http.StatusBadRequest || failure.Message == "" ||
+			failure.Code != "invalid_request" {
 			t.Fatalf("%q: %#v", body, err)
 		}
 		for _, word := range []string{"json:", "Go ", "struct", "unmarshal"} {

@@ -1,5 +1,5 @@
-// Package mcpgateway puts MCP servers behind one door: the HTTP handler
-// http.handlers.mcp_gateway.
+// Package mcpgateway implements the HTTP handler http.handlers.mcp_gateway, which serves many MCP
+// servers at one endpoint.
 package mcpgateway
 
 import (
@@ -35,286 +35,289 @@ func init() {
 	caddy.RegisterModule(Handler{})
 }
 
-// Handler is a gateway to MCP servers. Each server has a name and is an ordinary
-// list of routes, mostly a reverse_proxy: whatever Caddy can do on the way to an
-// upstream can be done on the way to an MCP server. The gateway finds the server
-// that a request is for, masks what is too large in its answer as observation_mask
-// does, and counts and logs what was called.
+// Handler is a gateway to MCP servers. Each server has a name and an ordinary list of routes,
+// usually one reverse_proxy. The routes may use any Caddy handler. The gateway finds the server of
+// a request, shortens results that are too large as observation_mask does, and logs and counts each
+// request.
 //
-// Path | What is served there
-// -----|---------------------
-// `/mcp` | All servers as one, over Streamable HTTP, for clients and servers of every revision of the protocol in any mixture. The name of a server stands before those of its tools and prompts
-// `/mcp/{server}` | The server as it is, over Streamable HTTP: POST, GET and DELETE pass with their statuses, sessions and event streams, and with the headers that cannot lead a client elsewhere. Servers of the older HTTP+SSE transport work, too
-// `/api/mcp-gateway/{server}/rpc` | One JSON-RPC message by POST, one JSON answer: no handshake, no session, no event stream
-// `/mcp/health` | Whether every server that is not optional is up, for probes: status 200 or 503. It needs no credentials and contacts no server
+// The gateway serves these paths:
 //
-// Every other request goes to the next handler untouched. If no handler answers it, the gateway
-// does, with a 404 that names these paths. Otherwise Caddy would send an empty 200.
+//   - `/mcp`: all servers as one, over Streamable HTTP. Clients and servers of every protocol
+//     revision can be mixed. The names of tools and prompts start with the name of their server.
+//   - `/mcp/{server}`: one server, unchanged, over Streamable HTTP. POST, GET and DELETE are
+//     forwarded with their statuses, sessions and event streams. Response headers that could redirect
+//     a client are removed. Servers with the older HTTP+SSE transport work, too.
+//   - `/api/mcp-gateway/{server}/rpc`: one JSON-RPC message by POST, one JSON response. There is no
+//     handshake, session or event stream.
+//   - `/mcp/health`: for probes. The status is 200 if every server that is not optional is up, and
+//     503 otherwise. It needs no credentials and contacts no server.
 //
-// What a server does not answer, the gateway answers with a JSON-RPC error that has
-// the id of the request, or null if that was refused before it was read. Its error.data.code tells what has happened:
+// All other requests go to the next handler unchanged. If no handler responds, the gateway does,
+// with a 404 that names these paths. Otherwise Caddy would send an empty 200.
 //
-// Symbol | Status | Code | What has happened
-// -------|--------|------|------------------
-// `unknown_server` | 404 | -32001 | There is no server of this name
-// `timeout` | 502, 200 | -32002 | The server did not answer in time; or, with 200, the person who was asked to confirm the call
-// `connect_error` | 502 | -32002 | The server cannot be reached, or broke off
-// `invalid_json` | 502 | -32003 | The answer is not JSON (/rpc only)
-// `invalid_response` | 502 | -32003 | The answer is not a JSON-RPC response, cannot be looked at, or has more than response_limit bytes
-// `http_error` | 502 | -32603 | The server answered with a redirect or, at /rpc, with any other status than 200; or a handler on the way refused the request with its status
-// `invalid_request` | 400, 405, 408, 415, 425 | -32600 | The request is not a JSON object (batches are not taken), has another HTTP method, a Content-Encoding or a charset other than utf-8, did not arrive in time, or came in early data of HTTP/3
+// If a server does not respond, the gateway responds with a JSON-RPC error. The error has the ID of
+// the request, or null if the request was refused before it was read. error.data.code says what
+// happened:
+//
+// Symbol | Status | Code | What happened
+// -------|--------|------|--------------
+// `unknown_server` | 404 | -32001 | No server has this name
+// `timeout` | 502, 200 | -32002 | The server, or with 200 the person who must confirm a call, was too slow
+// `connect_error` | 502 | -32002 | The server cannot be reached, or closed the connection
+// `invalid_json` | 502 | -32003 | The response is not JSON (/rpc only)
+// `invalid_response` | 502 | -32003 | Not a JSON-RPC response, unreadable, or larger than response_limit
+// `http_error` | 502 | -32603 | A redirect, at /rpc any status but 200, or a route refused the request
+// `invalid_request` | 400, 405, 408, 415, 425 | -32600 | See below
 // `parse_error` | 400 | -32700 | The request is not JSON
-// `busy` | 503 | -32002 | The gateway holds as many bytes of requests, or of answers that the client has not read, as it may
-// `payload_too_large` | 413 | -32600 | The request has more than request_limit bytes, or the client says more than 16 KiB of itself
-// `unauthorized` | 401 | -32600 | The client has no credentials that auth, or a handler on the way to the server, takes
-// `acl_denied` | 403 | -32600 | The client may not use this
-// `rate_limited` | 429 | -32600 | The client has used up a rate. Retry-After says when it can go on
-// `store_unavailable` | 503 | -32002 | A rate or the nonce of a signature cannot be checked, because mcp_store is unavailable
-// `tool_changed` | 403 | -32600 | The definition of the tool is not what it was, and pin_tools is on
-// `confirmation_required` | 403 | -32600 | A person has to confirm the call, and the client cannot be asked
+// `busy` | 503 | -32002 | in_flight_limit, or the limit on responses that clients have not read, is reached
+// `payload_too_large` | 413 | -32600 | The request exceeds request_limit, or client info exceeds 16 KiB
+// `unauthorized` | 401 | -32600 | auth, or a handler in front of the server, does not accept the credentials
+// `acl_denied` | 403 | -32600 | A rule denies this to the client
+// `rate_limited` | 429 | -32600 | The client has used up a rate. Retry-After says when to retry
+// `store_unavailable` | 503 | -32002 | mcp_store is unavailable, so a rate or nonce cannot be checked
+// `tool_changed` | 403 | -32600 | The definition of the tool has changed, and pin_tools is on
+// `confirmation_required` | 403 | -32600 | A person must confirm the call, and the client cannot ask
 // `confirmation_declined` | 200 | -32600 | The person at the client did not confirm the call
-// `forbidden_origin` | 403 | -32600 | The Origin of the request is not one of origins
-// `forbidden_host` | 403 | -32600 | The Host of the request is not one of hosts
-// `unknown_session` | 404 | -32001 | The session has ended, is older than seven days, never was, or belongs to another client
-// `invalid_params` | 200, 400 | -32602 | There is no such tool, prompt, resource or cursor, something is missing, or nobody can know what is meant
-// `method_not_found` | 200, 404 | -32601 | At /mcp: there is no such method
-// `header_mismatch`, `unsupported_version` | 400 | -32020, -32022 | The headers of a request do not say what its body says: at /mcp for 2026-07-28, elsewhere where a rule or auth applies; or at /mcp it is of another revision
-// `missing_capability`, `input_refused` | 200 | -32021 or the client's | A server needs an answer that the client cannot, or does not want to, give; or a person declined to log in (-32042)
-// `login_required` | 200 | -32042 | A person has to log in to the server first. error.data.elicitations has the address to open, if the client can do it
+// `forbidden_origin` | 403 | -32600 | The Origin of the request is not in origins
+// `forbidden_host` | 403 | -32600 | The Host of the request is not in hosts
+// `unknown_session` | 404 | -32001 | The session has ended, is older than seven days, or is another client's
+// `invalid_params` | 200, 400 | -32602 | Unknown tool, prompt, resource or cursor; missing or ambiguous parameter
+// `method_not_found` | 200, 404 | -32601 | At /mcp: the method does not exist
+// `header_mismatch` | 400 | -32020 | See below
+// `unsupported_version` | 400 | -32022 | At /mcp: the protocol revision is not supported
+// `missing_capability` | 200 | -32021 | A server needs an answer that the client cannot give
+// `input_refused` | 200 | the client's, -32042 | The client refused to answer a server, or a person to log in
+// `login_required` | 200 | -32042 | A person must log in to the server. error.data.elicitations may have the URL
 // `login_failed` | 502 | -32603 | The gateway cannot log in to the server, and another login would not help
 //
-// At /mcp, what goes wrong at one server comes with status 200, because clients take
-// any other for a fault of the connection to all of them.
+// invalid_request means that the request is not a JSON object (batches are not supported), that its
+// HTTP method, Content-Encoding or charset is not supported, that it did not arrive in time, or
+// that it came in HTTP/3 early data. header_mismatch means that the headers of a request contradict
+// its body: at /mcp with revision 2026-07-28, at other paths where a rule or auth applies.
 //
-// A web page can have the browser of its reader send requests to servers on the
-// reader's machine or in its network, under a name of its own if it makes that
-// resolve to their address (DNS rebinding). Therefore, as the protocol demands,
-// requests with an Origin are refused unless it is local or one of origins, requests
-// without one if the browser says that a page of another origin has sent them, and
-// requests that come in at a loopback address unless their Host is local or one of
-// hosts. Behind another proxy on the same machine, which passes on the Host it was
-// asked for, that host has to be named.
+// At /mcp, an error of one server comes with status 200, because clients take any other status as a
+// failure of the whole connection.
 //
-// With auth, every request needs credentials that one of the providers takes; without,
-// clients are who Caddy's authentication says they are, or anonymous. What a client may
-// see and use, how often, and what of it is redacted, its client block says. Those for
-// whom there is none, nor one for all others (client *), may use everything. Each
-// refusal is one line of the logger http.handlers.mcp_gateway.audit, one
-// caddy_mcp_denied_total by client and reason, and one event mcp_access_denied.
+// A web page can make a browser send requests to servers on the user's machine or network. With DNS
+// rebinding it can do so under a host name of its own. As MCP requires, the gateway therefore
+// refuses requests with an Origin that is neither local nor in origins, requests without one that
+// the browser marks as cross-origin, and requests to a loopback address whose Host is neither local
+// nor in hosts. If another proxy on the same machine forwards the original Host, add that host to
+// hosts.
 //
-// Tools are known by their definitions. One that changes after it was first seen is
-// logged, counted in caddy_mcp_tool_changes_total, an event mcp_tool_changed and, with
-// pin_tools, withheld until it is accepted by the admin API. Control and bidirectional characters, with which
-// texts can be hidden from people, are taken out of descriptions.
+// With auth, every request needs credentials that one of the providers accepts. Without auth, a
+// client has the identity that Caddy's authentication gives it, or is anonymous. The client block
+// of a client says what it may use, how often, and what is redacted. A client without a block, and
+// without a block for all others (client *), may use everything. Each refusal is logged by
+// http.handlers.mcp_gateway.audit, counted in caddy_mcp_denied_total by client and reason, and
+// emitted as the event mcp_access_denied.
 //
-// The metrics caddy_mcp_requests_total and caddy_mcp_request_duration_seconds count
-// requests by gateway, server and method, and the former by outcome. What is asked of
-// all servers at once counts for each that had to be asked, and once without a server.
-// Outcomes are ok, error for
-// JSON-RPC errors of the server, canceled, http_4xx and the like, or one of the
-// symbols above. In the access log, mcp_server, mcp_method, mcp_tool, mcp_client and
-// mcp_error_code tell the same of each request. Results are never logged, and
-// arguments only if audit says so.
+// The gateway remembers the definition of each tool. If a definition changes, the gateway logs it,
+// counts it in caddy_mcp_tool_changes_total and emits the event mcp_tool_changed. With pin_tools,
+// it also withholds the tool until an operator accepts the change with the admin API. Control and
+// bidirectional characters, which can hide text from people, are removed from descriptions.
+//
+// The metrics caddy_mcp_requests_total and caddy_mcp_request_duration_seconds count requests by
+// gateway, server and method, the former also by outcome. A request to all servers counts once for
+// each server that was contacted, and once without a server. The outcome is ok, error for a
+// JSON-RPC error of the server, canceled, http_4xx and the like, or one of the symbols above. The
+// access log has the same data for each request, in mcp_server, mcp_method, mcp_tool, mcp_client
+// and mcp_error_code. Results are never logged, and arguments only if audit is set to arguments.
 //
 // These placeholders are set before the routes of a server run:
 //
 // Placeholder | Description
 // ------------|-------------
-// `{http.mcp.server}` | The name of the MCP server, also if it was called by an alias
+// `{http.mcp.server}` | The name of the MCP server, even if the client used an alias
 // `{http.mcp.method}` | The JSON-RPC method
-// `{http.mcp.tool}` | The name of the tool, prompt or other thing called by name
-// `{http.mcp.request_id}` | The id of the JSON-RPC request
-// `{http.mcp.client}` | Who the client is, if anybody knows
+// `{http.mcp.tool}` | The name of the tool or prompt, or of another target that has a name
+// `{http.mcp.request_id}` | The ID of the JSON-RPC request
+// `{http.mcp.client}` | The identity of the client, if it is known
 type Handler struct {
-	// The name of this gateway in metrics and the admin API. What clients have used of
-	// their rates, and hosted templates, is found by it after a reload; gateways of the
-	// same name share that. Default: none
+	// The name of this gateway in metrics and the admin API. Used rates and hosted templates are kept
+	// over reloads under this name. Gateways with the same name share them. Default: none
 	Name string `json:"name,omitempty"`
 
-	// The MCP servers. There must be one at least, or a file in servers_from.
+	// The MCP servers. At least one is required, unless servers_from is set.
 	Servers []*Server `json:"servers,omitempty"`
 
-	// JSON files with an mcpServers object, as MCP clients have them, whose servers are added. The
-	// files are read every second. When one changes, servers are added, changed and removed as by a
-	// reload: sessions, streams and child processes of the others stay. Content with an error
-	// changes nothing, and a file that disappears keeps its servers. Placeholders such as
-	// {env.HOME} are replaced, and ~/ is the home folder. Default: none
+	// JSON files with an mcpServers object, as MCP clients use them. Their servers are added to this
+	// gateway. The files are read every second. When one changes, its servers are added, changed or
+	// removed as by a reload: other servers keep their sessions, streams and child processes. A file
+	// with an error changes nothing, and the servers of a file that disappears stay. Placeholders such
+	// as {env.HOME} are replaced, and ~/ is the home folder. Default: none
 	ServersFrom []string `json:"servers_from,omitempty"`
 
-	// How long a server may take: at /rpc for the whole answer, at /mcp until its
-	// next byte. Where all servers are one, the time in which the client has a
-	// question of the server to answer does not count. Streams that a client opens to
-	// listen may be silent forever.
-	// Default: 30s
+	// How long to wait for a server: at /rpc for the whole response, at other paths for the next byte.
+	// At /mcp, the time a client takes to answer a request of the server does not count. Streams that
+	// a client opens to listen may stay silent forever. Default: 30s
 	ResponseTimeout caddy.Duration `json:"response_timeout,omitempty"`
 
-	// How the results of servers are masked that do not say so themselves. Default: by
-	// plain POST as by a bare observation_mask, elsewhere not at all
+	// How to shorten results, for servers without a mask of their own. Default: at /rpc like an
+	// observation_mask without options; at other paths results are not shortened
 	Mask *observationmask.Handler `json:"mask,omitempty"`
 
-	// Whether tools of servers whose results are masked have an argument that says what a client
-	// looks for, unless these say so themselves. Default: they have none
+	// Gives the tools of servers with a mask an argument for what the client looks for, for servers
+	// without a focus of their own. Default: no such argument
 	Focus *Focus `json:"focus,omitempty"`
 
-	// Requests of more bytes are refused; so much of each is held in memory.
-	// Default: 10 MiB
+	// Maximum size of a request in bytes. Requests are held in memory up to this size, and larger ones
+	// are refused. Default: 10 MiB
 	RequestLimit int64 `json:"request_limit,omitempty"`
 
-	// How many bytes of requests are held at once. Beyond that, requests of more than 64
-	// KiB are refused with status 503. A single client may take half of it, and requests
-	// whose sender is not known yet a quarter. Default: 256 MiB, or a quarter of Go's
-	// memory limit if that is less
+	// Maximum number of bytes of all requests held in memory at a time. Beyond it, requests of more
+	// than 64 KiB are refused with status 503. One client may use half of it, and requests that are
+	// not yet authenticated a quarter. It must not be less than request_limit. Default: 256 MiB, or a
+	// quarter of Go's memory limit if that is less
 	InFlightLimit int64 `json:"in_flight_limit,omitempty"`
 
-	// Responses of more bytes are cut off, or answered with an error as long as
-	// nothing has been sent. Streams that a client opens to listen have no limit.
-	// Default: no limit; responses are passed on as they arrive
+	// Maximum size of a response in bytes. A larger one is replaced by an error, or cut off if part of
+	// it has been sent. Streams that a client opens to listen have no limit. Default: no limit;
+	// responses are forwarded as they arrive
 	ResponseLimit int64 `json:"response_limit,omitempty"`
 
-	// What stands between the name of a server and that of its tool or prompt where
-	// all servers are one. Model APIs take letters, digits, _ and - only: __ is what
-	// clients can pass on to all of them. Tools can always be called with ::, too.
-	// none shows a single server as it is. Default: ::
+	// Separator between the name of a server and the names of its tools and prompts at /mcp. Model
+	// APIs accept only letters, digits, _ and - in names, so __ works with all of them. Tools can
+	// always be called with ::, too. With none, names do not change; that requires a single server.
+	// Default: ::
 	Separator string `json:"separator,omitempty"`
 
-	// The longest that such a name may be. Longer ones are cut, and end in letters
-	// that stand for what they were. Default: 64
+	// Maximum length of such a name. Longer names are cut and end in a hash of the full name. Default:
+	// 64
 	MaxNameLength int `json:"max_name_length,omitempty"`
 
-	// How long a server may take to shake hands, or to list what it has, before all
-	// others are shown without it. A client that listens is shown them after 2 seconds, and
-	// told when the server is there. Default: 15s
+	// How long to wait for a server to connect and to list its tools. After that, clients get the
+	// lists without it. A client with an open stream waits 2 seconds only, and is notified when the
+	// server is available. Default: 15s
 	JoinTimeout caddy.Duration `json:"join_timeout,omitempty"`
 
-	// When servers are started that do not say so themselves: lazy when a client needs them, or
-	// eager when the configuration runs. An eager child process runs from then on. With an
-	// eager server that is reached over HTTP the gateway shakes hands once. Both are tried again
-	// until they are there. Default: lazy
+	// When to start servers that have no start of their own. lazy starts a server when a client needs
+	// it, eager when the configuration is loaded. An eager child process runs from then on. With an
+	// eager HTTP server the gateway connects once. Both are retried until they succeed. Default: lazy
 	Start string `json:"start,omitempty"`
 
-	// What seals the session ids of clients: the same at all replicas that share
-	// clients. At least 32 characters, mostly from the environment:
-	// {env.MCP_SESSION_KEY}. Default: random, for as long as the process lives
+	// The key that seals session IDs. All replicas that share clients need the same key. It has at
+	// least 32 characters and usually comes from the environment: {env.MCP_SESSION_KEY}. Default: the
+	// key of mcp_store, or a random key that lasts as long as the process
 	SessionKey string `json:"session_key,omitempty"`
 
-	// How many clients that do nothing are remembered, for half an hour. If there are
-	// more, the one that has the most of them, by who it is or its address, loses the
-	// oldest. Sessions go on from what their ids carry. Default: 100000
+	// Maximum number of idle sessions kept in memory, each for half an hour. Beyond it, the client
+	// with the most idle sessions, by identity or address, loses its oldest. Such a session continues
+	// from the state in its ID. Default: 100000
 	MaxSessions int `json:"max_sessions,omitempty"`
 
-	// List three tools, search_tools, describe_tool and call_tool, in place of all.
-	// Default: false
+	// List only three tools, search_tools, describe_tool and call_tool, instead of all tools. Default:
+	// false
 	Discovery bool `json:"discovery,omitempty"`
 
-	// Name the servers that cannot be reached, and why, in the instructions that clients get at
-	// mcp_path. A client gets the names of those servers only that it may use. Default: true
+	// Name unavailable servers, and the reasons, in the instructions that clients get at mcp_path. A
+	// client sees only the servers that it may use. Default: true
 	ReportMissing *bool `json:"report_missing,omitempty"`
 
-	// Below which path servers are served over Streamable HTTP. All servers as one
-	// are served at the path itself. Default: /mcp
+	// The path of the endpoint for all servers. Each server is served below it, over Streamable HTTP.
+	// Default: /mcp
 	MCPPath string `json:"mcp_path,omitempty"`
 
-	// Below which path servers are served by plain POST. Default: /api/mcp-gateway
+	// The path below which servers are served by plain POST. Default: /api/mcp-gateway
 	RPCPath string `json:"rpc_path,omitempty"`
 
-	// Web pages of these origins may use the gateway, besides local ones: such as
-	// https://app.example.com, or * for all. Default: none
+	// Origins of web pages that may use the gateway, such as https://app.example.com, or * for all.
+	// Local origins are always allowed. Default: none
 	Origins []string `json:"origins,omitempty"`
 
-	// The gateway may be called by these names, besides localhost and loopback
-	// addresses, or * for any. If it is given, the Host of every request is
-	// checked. Default: any name, except at a loopback address
+	// Host names under which the gateway may be called, or * for any. localhost and loopback addresses
+	// are always allowed. If set, the Host of every request is checked. Default: any name, except for
+	// requests to a loopback address
 	Hosts []string `json:"hosts,omitempty"`
 
-	// Where browsers reach the gateway, such as https://mcp.example.com. People who log in to
-	// a server with oauth come back there. Default: where the request of the client went to;
-	// for the operator http://localhost, at the port of the site
+	// The URL at which browsers reach the gateway, such as https://mcp.example.com. People who log in
+	// to a server with oauth return to it. Default: the host of the client's request; for logins that
+	// the operator starts, http://localhost with the port of the site
 	PublicURL string `json:"public_url,omitempty"`
 
-	// What finds out who clients are. They are asked in their order; one that knows the
-	// client is enough. Default: none, and everybody may use the gateway
+	// The providers that authenticate clients, in order. The first that accepts the client decides.
+	// Default: none; every client may use the gateway
 	AuthRaw []json.RawMessage `json:"auth,omitempty" caddy:"namespace=http.handlers.mcp_gateway.auth inline_key=provider"`
 
-	// Do not warn that clients on other machines can use the gateway without credentials.
-	// Default: false
+	// Do not warn that clients on other machines can use the gateway without credentials. Default:
+	// false
 	AllowUnauthenticated bool `json:"allow_unauthenticated,omitempty"`
 
-	// Pass the credentials of clients on to servers: Authorization, Cookie, and keys such
-	// as X-Api-Key. What a client is known by is for one, and where all servers are one, all of them would get it. So
-	// servers that need credentials get their own by request_header, and those that let
-	// clients log in themselves need this in their block. Default: false
+	// Forward the credentials of clients to servers: Authorization, Cookie, and keys such as
+	// X-Api-Key. At /mcp every server would get them. To give a server credentials of its own, use
+	// request_header in its block. If clients log in to a server themselves, set this in the block of
+	// that server only. Default: false
 	ForwardAuthHeader bool `json:"forward_auth_header,omitempty"`
 
 	// What clients may do. Default: everything
 	Clients []*Client `json:"clients,omitempty"`
 
-	// How often each client may make requests; of those that nobody knows, each
-	// address. Default: as often as they like
+	// How often each client may make requests. Anonymous clients are counted by address. Default: no
+	// limit
 	Rates []*Rate `json:"rates,omitempty"`
 
-	// How often it is tried whether servers are alive. Child processes that are not are
-	// started again. Default: never, except by the health checks of a reverse_proxy
+	// How often to check whether servers are alive, at least 100ms apart. Child processes that are not
+	// alive are restarted. Default: never; reverse_proxy has health checks of its own
 	HealthInterval caddy.Duration `json:"health_interval,omitempty"`
 
-	// How long a server has to show that it is alive. Default: 5s
+	// How long to wait for the response to a health check. Default: 5s
 	HealthTimeout caddy.Duration `json:"health_timeout,omitempty"`
 
-	// Withhold tools whose definition has changed since it was first seen, until it is
-	// accepted. Default: false
+	// Withhold a tool whose definition has changed since it was first seen, until an operator accepts
+	// the change. Default: false
 	PinTools bool `json:"pin_tools,omitempty"`
 
-	// What is logged of calls by http.handlers.mcp_gateway.audit: denied for refusals only, all for calls of tools,
-	// prompts and resources as well, each when it has ended, arguments for these with their arguments, redacted by
-	// the rules of the client. Default: denied
+	// Which calls http.handlers.mcp_gateway.audit logs. denied logs refusals only. all also logs each
+	// call of a tool, prompt or resource when it ends. arguments is all with the arguments, redacted
+	// by the rules of the client. Default: denied
 	Audit string `json:"audit,omitempty"`
 
-	// Keep the arguments and results of calls for the admin API, without what is redacted for the client: of each up
-	// to 64 KiB, for up to a day. Default: false
+	// Keep the arguments and results of calls for the admin API, redacted by the rules of the client:
+	// up to 64 KiB of each, for up to a day. Default: false
 	Record bool `json:"record,omitempty"`
 
-	// To which servers notifications of clients are passed on, other than those about
-	// calls, which go where they belong. The first route that fits decides. Default: to
-	// all
+	// Which servers get a notification from a client. The first route that matches decides.
+	// Notifications about a call always go to the server of that call. Default: all servers
 	NotificationRoutes []*NotificationRoute `json:"notification_routes,omitempty"`
 
 	gateway *gateway.Gateway
 	auth    authenticator
 	pins    pinStore
-	byName  map[string]*Server // and by alias
+	byName  map[string]*Server // by name and alias
 	pages   *login.Pages       // nil if no server has oauth
 
-	loginStore oauth.Store     // has the logins, encrypted
-	logins     *replicas.Space // of all replicas; nil if there are no others
-	stopLogins func()          // ends following theirs; nil if there is nothing to end
+	loginStore oauth.Store     // encrypted logins
+	logins     *replicas.Space // shared by all replicas; nil without mcp_store
+	stopLogins func()          // stops following logins of other replicas; may be nil
 
-	retained *gateway.Retained // what outlives a reload, besides clients
-	stateKey string            // of the clients of gateway, in states
-	store    *mcpstore.Store   // what replicas share; nil if there are none
+	retained *gateway.Retained // state kept over reloads, except clients
+	stateKey string            // key of the gateway's clients in states
+	store    *mcpstore.Store   // shared by replicas; nil without mcp_store
 
-	templates *sharedTemplates // nil if there are no other replicas
+	templates *sharedTemplates // nil without mcp_store
 
-	placeholders *placeholderNames // that the routes of servers use
+	placeholders *placeholderNames // used by the routes of servers
 
-	belowMCP, belowRPC string // how the escaped paths of requests begin, slash included
-	generation         any    // the configuration that this is part of
-	loaded             []byte // as the configuration has it, without defaults
+	mcpPrefix, rpcPrefix string // escaped path prefixes, with a trailing slash
+	generation           any    // identifies the Caddy configuration
+	rawConfig            []byte // the configuration as JSON, without defaults
 
 	reauthenticate    context.Context // see [gateway.Config]
 	endReauthenticate context.CancelFunc
 	exiting           context.Context // done when Caddy exits
 	exit              context.CancelFunc
 
-	site    *caddyhttp.Server // that the handler stands in; nil if it is loaded alone
-	guarded bool              // a handler in front authenticates clients
-	told    string            // the key in announcements; empty before that
+	site            *caddyhttp.Server // the site of the handler; nil if loaded on its own
+	authInFront     bool              // a handler in front authenticates clients
+	announcementKey string            // key in announcements; empty until announced
 
-	live  *live    // runs the gateway if there are servers_from; nil otherwise
-	shell *Handler // whose live has made this one; nil if none has
+	live  *live    // runs the gateway if servers_from is set; otherwise nil
+	shell *Handler // the handler whose live created this one; otherwise nil
 
-	recordKeys []string // of the records of servers
+	recordKeys []string // keys of the servers' records in healthRecords
 
-	health  *health  // nil unless servers are checked
-	starter *starter // nil unless the configuration runs
+	health  *health  // nil unless health_interval is set
+	starter *starter // nil until the configuration runs
 	events  *caddyevents.App
 	ctx     caddy.Context
 	logger  *zap.Logger
@@ -334,19 +337,19 @@ func (Handler) CaddyModule() caddy.ModuleInfo {
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
 	h.auditLogger = h.logger.Named("audit")
-	h.loaded = caddyconfig.JSON(h, nil)
+	h.rawConfig = caddyconfig.JSON(h, nil)
 	h.findShell(ctx)
 	h.openLifetime()
 	app, err := ctx.App("events")
 	if err != nil {
 		return fmt.Errorf("getting events app: %w", err)
 	}
-	h.generation = app // each configuration has one
+	h.generation = app // one per configuration
 	h.ctx, h.events = ctx, app.(*caddyevents.App)
 	h.site, _ = ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
-	h.pins = pinStore{ctx: ctx, logger: h.logger, on: h.PinTools}
-	// Before anything else: the health checks of a reverse_proxy begin when that is
-	// provisioned, and emit events themselves.
+	h.pins = pinStore{ctx: ctx, logger: h.logger, enabled: h.PinTools}
+	// Subscribe first: the health checks of a reverse_proxy start when it is provisioned, and emit
+	// events.
 	if err := h.subscribe(); err != nil {
 		return err
 	}
@@ -361,20 +364,20 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		return err
 	}
 	if h.store != nil {
-		h.pins.common, h.pins.storeID = h.store.Space("pins"), h.storeID()
+		h.pins.shared, h.pins.storeID = h.store.Space("pins"), h.storeID()
 	}
 	h.setDefaults()
-	if err := h.claimPlace(); err != nil {
+	if err := h.claimSharedKey(); err != nil {
 		return err
 	}
-	h.belowMCP, h.belowRPC = below(h.MCPPath), below(h.RPCPath)
+	h.mcpPrefix, h.rpcPrefix = pathPrefix(h.MCPPath), pathPrefix(h.RPCPath)
 	h.byName = make(map[string]*Server)
 	if err := h.openPages(); err != nil {
 		return fmt.Errorf("oauth: %w", err)
 	}
 	for i, s := range h.Servers {
 		if s == nil {
-			return fmt.Errorf("servers: number %d is null", i)
+			return fmt.Errorf("servers[%d] is null", i)
 		}
 		s.id, s.source = serverID(h, s), serverSource(s)
 		if err := s.provision(ctx, h); err != nil {
@@ -385,7 +388,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		}
 		for _, name := range s.names() {
 			if h.byName[name] != nil {
-				return fmt.Errorf("server %q: the name or alias %q is given twice", s.Name, name)
+				return fmt.Errorf("server %q: duplicate name or alias %q", s.Name, name)
 			}
 			h.byName[name] = s
 		}
@@ -400,13 +403,13 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.newGateway(); err != nil {
 		return err
 	}
-	h.pins.follow(h.Servers, h.gateway.RefreshHere) // other replicas follow them, too
+	h.pins.follow(h.Servers, h.gateway.RefreshLocal) // other replicas follow the pins themselves
 	h.followTemplates()
 	h.followLogins()
 	return nil
 }
 
-// openLifetime makes the contexts that last as long as the configuration.
+// openLifetime creates the contexts that last as long as the configuration.
 func (h *Handler) openLifetime() {
 	if s := h.shell; s != nil {
 		h.exiting, h.exit, h.reauthenticate, h.endReauthenticate = s.exiting, s.exit, s.reauthenticate, s.endReauthenticate
@@ -416,7 +419,8 @@ func (h *Handler) openLifetime() {
 	h.reauthenticate, h.endReauthenticate = context.WithCancel(context.Background())
 }
 
-// subscribe has the handler told when the configuration starts and stops. A shell passes that on.
+// subscribe subscribes to the start and stop events of the configuration. A shell forwards them to
+// its handler.
 func (h *Handler) subscribe() error {
 	if h.shell != nil {
 		return nil
@@ -429,11 +433,11 @@ func (h *Handler) subscribe() error {
 	return nil
 }
 
-// shortestInterval is how often servers may be tried.
+// shortestInterval is the minimum of health_interval.
 const shortestInterval = 100 * time.Millisecond
 
-// below returns how escaped paths begin that lie below a path.
-func below(path string) string {
+// pathPrefix returns the prefix of escaped paths pathPrefix a path.
+func pathPrefix(path string) string {
 	return strings.TrimSuffix((&url.URL{Path: path}).EscapedPath(), "/") + "/"
 }
 
@@ -446,7 +450,7 @@ func (h *Handler) Validate() error {
 		return err
 	}
 	if h.AllowUnauthenticated && len(h.auth.providers) > 0 {
-		return errors.New("allow_unauthenticated: there is auth, or a client with a token")
+		return errors.New("allow_unauthenticated: auth or a client token is configured")
 	}
 	for _, s := range h.Servers {
 		err := s.validate()
@@ -474,13 +478,13 @@ func (h *Handler) Validate() error {
 	return nil
 }
 
-// A lifecycle handles the events of the configuration. Caddy logs the handlers of events, and
-// the Handler itself has secrets.
+// A lifecycle handles the events of the configuration. It hides the Handler, which holds secrets,
+// because Caddy logs event handlers.
 type lifecycle struct{ handler *Handler }
 
-// Handle is called when the configuration has been started, or is being stopped. If Caddy
-// exits, streams that clients have opened to listen are ended: Caddy waits for all
-// requests, and these would never end. A reload leaves them alone.
+// Handle runs when the configuration has started or is stopping. If Caddy exits, it ends the
+// streams that clients listen on: Caddy waits for all requests, and these would never end. A reload
+// keeps them.
 func (l lifecycle) Handle(_ context.Context, event caddy.Event) error {
 	h := l.handler
 	switch {
@@ -492,7 +496,7 @@ func (l lifecycle) Handle(_ context.Context, event caddy.Event) error {
 	return nil
 }
 
-// start is called when the handler serves.
+// start runs once the configuration has started.
 func (h *Handler) start() {
 	if h.live != nil {
 		h.live.start()
@@ -513,14 +517,14 @@ func (h *Handler) start() {
 	h.startHealth()
 }
 
-// ServeHTTP answers requests to MCP servers.
+// ServeHTTP serves the endpoints of the gateway and forwards all other requests to next.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	if h.live != nil {
 		return h.live.current.Load().ServeHTTP(w, r, next)
 	}
-	at, to, resource := h.find(r.URL)
-	switch at {
-	case elsewhere:
+	loc, target, resource := h.find(r.URL)
+	switch loc {
+	case otherPath:
 		return h.serveNext(w, r, next)
 	case probe:
 		return h.serveReadiness(w, r)
@@ -531,13 +535,13 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	}
 	r = h.withSubject(r)
 	peer := peerOf(r)
-	if to.Kind == upstream.Aggregate {
-		// Requests besides the call start from these, and not from what its routes make of them.
+	if target.Kind == upstream.Aggregate {
+		// Side requests start from these values, not from what the routes make of the request.
 		i := inherit(r)
 		i.names = h.placeholders
 		peer.Inherited = i
 	}
-	q := h.gateway.NewRequest(w, r, to, peer)
+	q := h.gateway.NewRequest(w, r, target, peer)
 	telemetry.JoinAccessLog(r, q)
 	if failure := h.checkOrigin(r); failure != nil {
 		q.Refuse(failure)
@@ -547,14 +551,14 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	return nil
 }
 
-// Cleanup hands the clients over to the handler that takes the place of this one, if there
-// is one.
+// Cleanup stops the gateway. If another handler replaces this one, that handler takes over the
+// clients.
 func (h *Handler) Cleanup() error {
 	if h.live != nil {
 		h.live.stop()
 		return nil
 	}
-	if h.incumbent() == nil && !caddy.Exiting() {
+	if h.currentSibling() == nil && !caddy.Exiting() {
 		h.endReauthenticate()
 	}
 	registry.remove(h)
@@ -562,7 +566,7 @@ func (h *Handler) Cleanup() error {
 	h.stopStarting()
 	h.stopHealth()
 	h.closeRecords()
-	if h.gateway != nil && caddy.Exiting() { // after a reload, earlier calls may still send some
+	if h.gateway != nil && caddy.Exiting() { // after a reload, earlier calls may still send side requests
 		h.gateway.WaitForSideRequests()
 	}
 	if h.templates != nil {
@@ -581,24 +585,25 @@ func (h *Handler) Cleanup() error {
 	return errors.Join(err, h.closeGateway(), h.store.Release())
 }
 
-// A location is what is served at a path.
+// A location is what the gateway serves at a path.
 type location uint8
 
 const (
-	elsewhere  location = iota // the next handler
-	endpoint                   // of the gateway
-	probe                      // whether servers are up
-	metadata                   // how clients authenticate
-	loginPages                 // where people log in to servers
+	otherPath  location = iota // not served here: the next handler
+	endpoint                   // MCP or JSON-RPC
+	probe                      // readiness
+	metadata                   // OAuth metadata: how clients authenticate
+	loginPages                 // pages where people log in to servers
 )
 
-// find returns what is served at a path: an endpoint, or metadata of a resource.
-func (h *Handler) find(u *url.URL) (at location, to inbound.Endpoint, resource string) {
+// find returns what is served at a path. The result is an endpoint, or for metadata the path of a
+// resource.
+func (h *Handler) find(u *url.URL) (loc location, target inbound.Endpoint, resource string) {
 	path := u.EscapedPath()
-	if path == h.belowMCP || path == strings.TrimSuffix(h.belowMCP, "/") {
+	if path == h.mcpPrefix || path == strings.TrimSuffix(h.mcpPrefix, "/") {
 		return endpoint, inbound.Endpoint{Kind: upstream.Aggregate}, ""
 	}
-	if rest, ok := strings.CutPrefix(path, h.belowMCP); ok {
+	if rest, ok := strings.CutPrefix(path, h.mcpPrefix); ok {
 		if h.pages != nil && strings.HasPrefix(rest, login.Segment+"/") {
 			return loginPages, inbound.Endpoint{}, ""
 		}
@@ -608,22 +613,22 @@ func (h *Handler) find(u *url.URL) (at location, to inbound.Endpoint, resource s
 		}
 		return serverEndpoint(upstream.Single, rest)
 	}
-	if rest, ok := strings.CutPrefix(path, h.belowRPC); ok {
+	if rest, ok := strings.CutPrefix(path, h.rpcPrefix); ok {
 		if name, ok := strings.CutSuffix(rest, "/rpc"); ok {
 			return serverEndpoint(upstream.RPC, name)
 		}
 	}
 	if resource, ok := strings.CutPrefix(path, auth.MetadataPath); ok && h.auth.describer() != nil {
-		return h.described(resource)
+		return h.metadataLocation(resource)
 	}
-	return elsewhere, inbound.Endpoint{}, ""
+	return otherPath, inbound.Endpoint{}, ""
 }
 
-// serverEndpoint returns the endpoint of a server whose name is one segment of a path.
+// serverEndpoint returns the endpoint of a server. Its name must be a single path segment.
 func serverEndpoint(kind upstream.EndpointKind, escaped string) (location, inbound.Endpoint, string) {
 	name, err := url.PathUnescape(escaped)
 	if err != nil || name == "" || strings.Contains(escaped, "/") {
-		return elsewhere, inbound.Endpoint{}, ""
+		return otherPath, inbound.Endpoint{}, ""
 	}
 	return endpoint, inbound.Endpoint{Kind: kind, Server: name}, ""
 }

@@ -25,21 +25,21 @@ func TestFind(t *testing.T) {
 		{"/%C3%A9/mcp/", endpoint, inbound.Endpoint{Kind: upstream.Aggregate}},
 		{"/%C3%A9/mcp", endpoint, inbound.Endpoint{Kind: upstream.Aggregate}},
 		{"/%C3%A9/mcp/a/", endpoint, inbound.Endpoint{Kind: upstream.Single, Server: "a"}},
-		{"/%C3%A9/mcp/a//", elsewhere, inbound.Endpoint{}},
-		{"/%C3%A9/mcp//", elsewhere, inbound.Endpoint{}},
-		{"/%C3%A9/mcp/a/b", elsewhere, inbound.Endpoint{}},
+		{"/%C3%A9/mcp/a//", otherPath, inbound.Endpoint{}},
+		{"/%C3%A9/mcp//", otherPath, inbound.Endpoint{}},
+		{"/%C3%A9/mcp/a/b", otherPath, inbound.Endpoint{}},
 		{"/%C3%A9/mcp/health", probe, inbound.Endpoint{}},
 		{"/%C3%A9/mcp/health/", probe, inbound.Endpoint{}},
-		{"/%C3%A9/mcp/.well-known/openid-configuration", elsewhere, inbound.Endpoint{}},
-		{"/%C3%A9/mcpx", elsewhere, inbound.Endpoint{}},
+		{"/%C3%A9/mcp/.well-known/openid-configuration", otherPath, inbound.Endpoint{}},
+		{"/%C3%A9/mcpx", otherPath, inbound.Endpoint{}},
 		{"/api/mcp-gateway/a/rpc", endpoint, inbound.Endpoint{Kind: upstream.RPC, Server: "a"}},
 		{"/api/mcp-gateway/rpc/rpc", endpoint, inbound.Endpoint{Kind: upstream.RPC, Server: "rpc"}},
-		{"/api/mcp-gateway/a%2Frpc", elsewhere, inbound.Endpoint{}},
-		{"/api/mcp-gateway/a/b/rpc", elsewhere, inbound.Endpoint{}},
-		{"/api/mcp-gateway/", elsewhere, inbound.Endpoint{}},
-		{"/api/mcp-gateway", elsewhere, inbound.Endpoint{}},
-		{"/api/mcp-gatewayx", elsewhere, inbound.Endpoint{}},
-		{"/", elsewhere, inbound.Endpoint{}},
+		{"/api/mcp-gateway/a%2Frpc", otherPath, inbound.Endpoint{}},
+		{"/api/mcp-gateway/a/b/rpc", otherPath, inbound.Endpoint{}},
+		{"/api/mcp-gateway/", otherPath, inbound.Endpoint{}},
+		{"/api/mcp-gateway", otherPath, inbound.Endpoint{}},
+		{"/api/mcp-gatewayx", otherPath, inbound.Endpoint{}},
+		{"/", otherPath, inbound.Endpoint{}},
 	} {
 		u, err := url.ParseRequestURI(tt.path)
 		if err != nil {
@@ -51,7 +51,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// Away from loopback addresses the Host is checked only if hosts are given.
+// The Host of requests to other than loopback addresses is checked only if hosts is set.
 func TestAdmitByListener(t *testing.T) {
 	loopback, public := &net.TCPAddr{IP: net.IPv6loopback}, &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1)}
 	for _, tt := range []struct {

@@ -20,7 +20,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// A health tries the servers of a gateway.
+// A health runs the health checks of a gateway.
 type health struct {
 	interval, timeout time.Duration
 	logger            *zap.Logger
@@ -29,14 +29,17 @@ type health struct {
 	running sync.WaitGroup
 }
 
-// startHealth begins to check the servers, each again and again. It is called once the
-// configuration runs: validation must not dial.
+// startHealth starts to check all servers periodically. It runs once the configuration runs,
+// because validation must not dial.
 func (h *Handler) startHealth() {
 	if h.HealthInterval <= 0 || h.health != nil {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	h.health = &health{interval: time.Duration(h.HealthInterval), timeout: time.Duration(h.HealthTimeout), logger: h.logger, cancel: cancel}
+	h.health = &health{
+		interval: time.Duration(h.HealthInterval), timeout: time.Duration(h.HealthTimeout),
+		logger: h.logger, cancel: cancel,
+	}
 	h.openRecords()
 	checks := h.health
 	for _, s := range h.Servers {
@@ -45,7 +48,7 @@ func (h *Handler) startHealth() {
 	}
 }
 
-// stopHealth ends what startHealth has begun, and waits for it.
+// stopHealth stops the health checks and waits for them.
 func (h *Handler) stopHealth() {
 	if h.health == nil {
 		return
@@ -55,8 +58,8 @@ func (h *Handler) stopHealth() {
 	h.health = nil
 }
 
-// watch tries a server until ctx ends: at first soon, then every interval, give or take
-// a tenth, lest all are tried at the same moment.
+// watch checks a server until ctx is done: first soon, then at every interval. A jitter of 10%
+// spreads the checks of all servers.
 func (h *health) watch(ctx context.Context, s *Server, record *healthRecord) {
 	interval := h.interval
 	timer := time.NewTimer(rand.N(interval/10 + 1))
@@ -67,43 +70,43 @@ func (h *health) watch(ctx context.Context, s *Server, record *healthRecord) {
 		case <-ctx.Done():
 			return
 		}
-		h.try(ctx, s, record)
+		h.checkOnce(ctx, s, record)
 		timer.Reset(interval - interval/10 + rand.N(interval/5+1))
 	}
 }
 
-// try finds out whether a server answers, unless another configuration does so just now.
-func (h *health) try(ctx context.Context, s *Server, record *healthRecord) {
-	if !record.trying.TryLock() {
+// checkOnce checks a server once, unless another configuration is checking it.
+func (h *health) checkOnce(ctx context.Context, s *Server, record *healthRecord) {
+	if !record.checking.TryLock() {
 		return
 	}
-	defer record.trying.Unlock()
+	defer record.checking.Unlock()
 	timeout := h.timeout
 	trial, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	asked, err := s.answers(trial)
+	asked, err := s.checkAlive(trial)
 	if !asked || ctx.Err() != nil {
 		return
 	}
 	if err != nil && trial.Err() != nil {
-		err = fmt.Errorf("no answer within %s", timeout)
+		err = fmt.Errorf("no response within %s", timeout)
 	}
 	switch {
 	case err == nil:
-		record.answered(h.logger)
+		record.succeeded(h.logger)
 	case errors.Is(err, errRefused):
-		record.refused(h.logger)
+		record.pingRefused(h.logger)
 	default:
 		record.failed(h.logger, s.server.FaultOf(err, "ping"))
 	}
 }
 
-// allChecked reports whether reverse_proxy checks all there is.
+// allChecked reports whether reverse_proxy checks the health of all upstreams.
 func (u *upstreams) allChecked() bool {
 	return len(u.checked) > 0 && len(u.checked) == len(u.proxied) && len(u.children) == 0
 }
 
-// anyHealthy reports whether one of the upstreams is healthy that reverse_proxy checks.
+// anyHealthy reports whether reverse_proxy finds any upstream healthy.
 func (u *upstreams) anyHealthy() bool {
 	for _, upstream := range u.checked {
 		if upstream.Healthy() {
@@ -114,16 +117,16 @@ func (u *upstreams) anyHealthy() bool {
 }
 
 var (
-	errNoUpstream = errors.New("the health checks of reverse_proxy find no upstream healthy")
-	errRefused    = errors.New("the ping is refused")
+	errNoUpstream = errors.New("the health checks of reverse_proxy find no healthy upstream")
+	errRefused    = errors.New("ping refused")
 )
 
-// answers finds out whether a server answers. One of several upstreams is enough. It was
-// not asked if it is a child that nobody has needed yet.
-func (s *Server) answers(ctx context.Context) (asked bool, err error) {
+// checkAlive checks whether any upstream of the server responds. asked is false if the server is a
+// child process that has not been started.
+func (s *Server) checkAlive(ctx context.Context) (asked bool, err error) {
 	switch {
 	case len(s.upstreams.children) > 0:
-		return s.upstreams.childrenAnswer(ctx)
+		return s.upstreams.checkChildren(ctx)
 	case !s.upstreams.allChecked():
 		return true, s.ping(ctx)
 	case !s.upstreams.anyHealthy():
@@ -132,7 +135,7 @@ func (s *Server) answers(ctx context.Context) (asked bool, err error) {
 	return true, nil
 }
 
-func (u *upstreams) childrenAnswer(ctx context.Context) (asked bool, err error) {
+func (u *upstreams) checkChildren(ctx context.Context) (asked bool, err error) {
 	var (
 		mu       sync.Mutex
 		alive    bool
@@ -158,9 +161,10 @@ func (u *upstreams) childrenAnswer(ctx context.Context) (asked bool, err error) 
 	return asked, errors.Join(failures...)
 }
 
-// ping has the routes of the server answer a message. Any JSON-RPC answer will do, also that there
-// is no session, and so will success without one. A refusal is errRefused: a server that wants
-// credentials, or GET as the old HTTP+SSE transport, reads requests.
+// ping sends a message through the routes of the server. Any JSON-RPC response will do, even an
+// error about a missing session, and so will a success without a body. A status of 4xx is
+// errRefused: a server that requires credentials, or GET as in the HTTP+SSE transport, does read
+// requests.
 func (s *Server) ping(ctx context.Context) error {
 	answered, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -171,15 +175,15 @@ func (s *Server) ping(ctx context.Context) error {
 		return err
 	}
 	r.Header.Set("Accept", "application/json, text/event-stream")
-	w := newPong(func() { end.Reset(pongLinger) })
+	w := newPingResponse(func() { end.Reset(pingLinger) })
 	r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), w, new(caddyhttp.Server))
 	if err = s.server.Probe(w, r); err == nil {
-		w.WriteHeader(http.StatusOK) // a handler that writes nothing means that
+		w.WriteHeader(http.StatusOK) // the status of a handler that writes nothing
 	}
-	_ = w.Close() // what cannot be read is no answer
+	_ = w.Close() // an unreadable response does not count
 	failure, _ := errors.AsType[*jsonrpc.Failure](err)
 	switch {
-	case w.answered:
+	case w.responded:
 		return nil
 	case failure != nil && strings.HasPrefix(failure.Data.Symbol, "login_"):
 		return nil
@@ -188,32 +192,32 @@ func (s *Server) ping(ctx context.Context) error {
 	case err == nil && w.Status()/100 == 4:
 		return errRefused
 	case err == nil && w.Status()/100 != 2:
-		return upstream.WrongAnswer(w.Status(), w.Header().Get("Content-Type"))
+		return upstream.UnexpectedResponse(w.Status(), w.Header().Get("Content-Type"))
 	}
 	return err
 }
 
 const (
-	// maxPong is how much is read of an answer to a ping.
-	maxPong = 64 << 10
-	// pongLinger is how long a stream may go on after the answer. Most servers end it, and
-	// reverse_proxy warns of each stream that the gateway ends.
-	pongLinger = time.Second
+	// maxPingResponse limits how many bytes of a response are read.
+	maxPingResponse = 64 << 10
+	// pingLinger is how long a stream may stay open after the response. Most servers close it,
+	// and reverse_proxy warns of each stream that the gateway closes.
+	pingLinger = time.Second
 )
 
-// A pong is the answer to a ping.
-type pong struct {
+// A pingResponse receives the response to a ping.
+type pingResponse struct {
 	streamable.Reader
-	answered bool
+	responded bool
 }
 
-// newPong returns a pong that calls done when the answer has come.
-func newPong(done func()) *pong {
-	p := new(pong)
-	p.Limit = maxPong
+// newPingResponse returns a pingResponse that calls done at the first response.
+func newPingResponse(done func()) *pingResponse {
+	p := new(pingResponse)
+	p.Limit = maxPingResponse
 	p.OnMessage = func(e *streamable.Event) error {
-		if e.Message.Has(jsonrpc.Version) && !p.answered {
-			p.answered = true
+		if e.Message.Has(jsonrpc.Version) && !p.responded {
+			p.responded = true
 			done()
 		}
 		return nil
@@ -221,11 +225,11 @@ func newPong(done func()) *pong {
 	return p
 }
 
-// Write takes the answer. A server that sends more than is read is alive, too.
-func (p *pong) Write(b []byte) (int, error) {
+// Write reads the response and ignores errors: a server that sends more than maxPingResponse is alive.
+func (p *pingResponse) Write(b []byte) (int, error) {
 	_, _ = p.Reader.Write(b)
 	return len(b), nil
 }
 
 // Interface guard
-var _ http.ResponseWriter = (*pong)(nil)
+var _ http.ResponseWriter = (*pingResponse)(nil)

@@ -26,10 +26,11 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 )
 
-// serving is a server of one handler.
+// serving returns a server with one handler.
 func serving(name string, handler caddyhttp.HandlerFunc) *Server {
 	target, _ := url.Parse("/rpc?x=1")
-	s := &Server{Name: name, id: name, target: target, routes: handler, ForwardAuthHeader: new(bool), pins: new(pinning), streams: new(streamScope)}
+	s := &Server{Name: name, id: name, target: target, routes: handler, ForwardAuthHeader: new(bool), pins: new(pinning),
+		streams: new(streamScope)}
 	s.config()
 	return s
 }
@@ -70,15 +71,17 @@ func TestPing(t *testing.T) { // A36
 	}{
 		{"an answer", answer(200, jsonType, result), ""},
 		{"an error", answer(200, jsonType, noMethod), ""},
-		{"an error with a status", answer(404, jsonType, `{"jsonrpc":"2.0","id":null,"error":{"code":-32001,"message":"no session"}}`), ""},
+		{"an error with a status",
+			answer(404, jsonType, `{"jsonrpc":"2.0","id":null,"error":{"code":-32001,"message":"no session"}}`), ""},
 		{"an answer in a stream", answer(200, eventsType, ": hi\n\nevent: message\ndata: "+result+"\n\n"), ""},
 		{"an answer in a stream that does not end", then(answer(200, eventsType, "data: "+noMethod+"\n\n"), nil), ""},
-		{"an answer in a stream that breaks off", then(answer(400, eventsType, "data: "+noMethod+"\n\n"), errors.New("torn")), ""},
+		{"an answer in a stream that breaks off", then(answer(400, eventsType, "data: "+noMethod+"\n\n"), errors.New("torn")),
+			""},
 		{"success without an answer", answer(202, "", ""), ""},
 		{"success with another body", answer(200, "text/plain", "hello"), ""},
-		{"more than anybody needs", answer(200, "text/plain", strings.Repeat("x", 10*maxPong)), ""},
-		{"a refusal for want of a session", answer(404, "text/plain", "not found"), "refused"},
-		{"a refusal for want of credentials", answer(401, "", ""), "refused"},
+		{"a long body", answer(200, "text/plain", strings.Repeat("x", 10*maxPingResponse)), ""},
+		{"a refusal without a session", answer(404, "text/plain", "not found"), "refused"},
+		{"a refusal without credentials", answer(401, "", ""), "refused"},
 		{"a refusal as the old HTTP+SSE transport has it", answer(405, "text/plain", "GET only"), "refused"},
 		{"a refusal in a stream that says nothing", then(answer(403, eventsType, ": hi\n\n"), nil), "deadline"},
 		{"a refusal that breaks off", then(answer(403, "text/plain", "no"), errors.New("torn")), "torn"},
@@ -91,7 +94,8 @@ func TestPing(t *testing.T) { // A36
 		{"a stream without an answer", then(answer(200, eventsType, ": hi\n\n"), nil), "deadline"},
 		{"an answer that breaks off", then(answer(200, jsonType, result[:20]), errors.New("torn")), "torn"},
 		{"a panic", func(http.ResponseWriter, *http.Request) error { panic("oh") }, "oh"},
-		{"a response that is aborted", func(http.ResponseWriter, *http.Request) error { panic(http.ErrAbortHandler) }, "broke off"},
+		{"a response that is aborted", func(http.ResponseWriter, *http.Request) error { panic(http.ErrAbortHandler) },
+			"broke off"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -123,12 +127,13 @@ func TestWhatAServerIsAsked(t *testing.T) { // A36
 		t.Errorf("got %s %s %v", r.Method, r.RequestURI, r.Header)
 	}
 	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	if got := repl.ReplaceAll("{http.mcp.server} {http.mcp.method} {http.mcp.request_id} {http.request.uri}", "?"); got != "alpha ping gateway-health /rpc?x=1" {
+	if got := repl.ReplaceAll("{http.mcp.server} {http.mcp.method} {http.mcp.request_id} {http.request.uri}",
+		"?"); got != "alpha ping gateway-health /rpc?x=1" {
 		t.Errorf("placeholders: %s", got)
 	}
 }
 
-// watched is a gateway that tries its servers every half minute, and what it logs.
+// watched returns a gateway that checks its servers every 30 seconds, and its logs.
 func watched(servers ...*Server) (*Handler, *observer.ObservedLogs) {
 	core, logs := observer.New(zap.DebugLevel)
 	return &Handler{
@@ -137,7 +142,7 @@ func watched(servers ...*Server) (*Handler, *observer.ObservedLogs) {
 	}, logs
 }
 
-// healthyGauge returns what the gauge tells of a server, -1 for nothing.
+// healthyGauge returns the gauge of a server, or -1 if it is not set.
 func healthyGauge(t *testing.T, server string) float64 {
 	t.Helper()
 	r := prometheus.NewRegistry()
@@ -177,14 +182,15 @@ func TestServersAreTried(t *testing.T) { // A36, A52
 			t.Errorf("before the first try it is %s", state.name())
 		}
 		h.startHealth()
-		h.startHealth() // which changes nothing
+		h.startHealth() // no effect the second time
 		began := time.Now()
 		time.Sleep(5 * time.Minute)
 		synctest.Wait()
 		if n := tries.Load(); n < 9 || n > 12 {
 			t.Errorf("tried %d times in 10 intervals", n)
 		}
-		if state := s.healthState(); state.name() != "healthy" || !state.Since.Before(began.Add(4*time.Second)) || logs.Len() != 0 {
+		if state := s.healthState(); state.name() != "healthy" || !state.Since.Before(began.Add(4*time.Second)) ||
+			logs.Len() != 0 {
 			t.Errorf("%+v, %d lines in the log", state, logs.Len())
 		}
 		if got := healthyGauge(t, "tried"); got != 1 {
@@ -195,7 +201,7 @@ func TestServersAreTried(t *testing.T) { // A36, A52
 		time.Sleep(5 * time.Minute)
 		synctest.Wait()
 		state := s.healthState()
-		if state.name() != "unhealthy" || state.LastError != "no answer within 5s" || state.Failures < 7 {
+		if state.name() != "unhealthy" || state.LastError != "no response within 5s" || state.Failures < 7 {
 			t.Errorf("%+v", state)
 		}
 		if got := healthyGauge(t, "tried"); got != 0 {
@@ -222,7 +228,7 @@ func TestServersAreTried(t *testing.T) { // A36, A52
 		if got := healthyGauge(t, "tried"); got != -1 {
 			t.Errorf("the gauge of one that is gone is %v", got)
 		}
-		h.stopHealth() // which changes nothing
+		h.stopHealth() // no effect the second time
 		h.closeRecords()
 	})
 }
@@ -329,17 +335,19 @@ func TestHealthOfUpstreams(t *testing.T) { // A36
 	}))
 	defer private.Close()
 	address := func(s *httptest.Server) string { return s.Listener.Addr().String() }
-	h := adaptGateway(t, fmt.Sprintf(`{"servers":[%s,%s,%s]}`, serverOf("up", proxyTo("", address(upstream))), serverOf("down", proxyTo("", address(gone))),
+	h := adaptGateway(t, fmt.Sprintf(`{"servers":[%s,%s,%s]}`, serverOf("up", proxyTo("", address(upstream))),
+		serverOf("down", proxyTo("", address(gone))),
 		serverOf("private", proxyTo("", address(private)))))
 	ctx, cancel := context.WithTimeout(t.Context(), await.Patience)
 	defer cancel()
-	if asked, err := h.Servers[0].answers(ctx); !asked || err != nil {
+	if asked, err := h.Servers[0].checkAlive(ctx); !asked || err != nil {
 		t.Errorf("one that is up: %t, %v", asked, err)
 	}
-	if asked, err := h.Servers[1].answers(ctx); !asked || err == nil || !strings.HasPrefix(err.Error(), "dial tcp 127.0.0.1:") {
+	if asked, err := h.Servers[1].checkAlive(ctx); !asked || err == nil ||
+		!strings.HasPrefix(err.Error(), "dial tcp 127.0.0.1:") {
 		t.Errorf("one that is down: %t, %v", asked, err)
 	}
-	if asked, err := h.Servers[2].answers(ctx); !asked || err != errRefused {
+	if asked, err := h.Servers[2].checkAlive(ctx); !asked || err != errRefused {
 		t.Errorf("one that wants credentials: %t, %v", asked, err)
 	}
 }
@@ -347,7 +355,7 @@ func TestHealthOfUpstreams(t *testing.T) { // A36
 func TestHealthChecksOfReverseProxy(t *testing.T) { // A36
 	var mu sync.Mutex
 	var methods []string
-	provisioned := make(chan struct{}) // reverse_proxy begins before that
+	provisioned := make(chan struct{}) // health checks of reverse_proxy start earlier
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		<-provisioned
 		mu.Lock()
@@ -360,7 +368,7 @@ func TestHealthChecksOfReverseProxy(t *testing.T) { // A36
 	s := adaptGateway(t, `{"servers":[`+serverOf("a", proxyTo(active, upstream.Listener.Addr().String()))+`]}`).Servers[0]
 	close(provisioned)
 	await.Until(t, "the verdict is noted", func() bool { return !s.upstreams.checked[0].Healthy() })
-	if asked, err := s.answers(t.Context()); !asked || !errors.Is(err, errNoUpstream) {
+	if asked, err := s.checkAlive(t.Context()); !asked || !errors.Is(err, errNoUpstream) {
 		t.Errorf("got %t, %v", asked, err)
 	}
 	if got := s.healthState().name(); got != "unhealthy" {
@@ -378,17 +386,17 @@ func TestHealthOfChildren(t *testing.T) { // A36, A37
 	checks := &health{timeout: 50 * time.Millisecond, logger: zap.NewNop()}
 	s, record := h.Servers[0], new(healthRecord)
 	s.health.Store(record)
-	checks.try(t.Context(), s, record)
+	checks.checkOnce(t.Context(), s, record)
 	child := s.upstreams.children[0]
 	status := child.transport.Status("alpha:1")[0]
 	if status.State != stdio.Idle || s.healthState().Known {
-		t.Errorf("one that nobody has needed is %s and %s", status.State, s.healthState().name())
+		t.Errorf("before the first request it is %s and %s", status.State, s.healthState().name())
 	}
 	if err := child.transport.Restart(t.Context(), "alpha:1"); err != nil {
 		t.Fatal(err)
 	}
-	checks.try(t.Context(), s, record)
-	if got := s.healthState(); got.name() != "unhealthy" || got.LastError != "no answer within 50ms" {
+	checks.checkOnce(t.Context(), s, record)
+	if got := s.healthState(); got.name() != "unhealthy" || got.LastError != "no response within 50ms" {
 		t.Errorf("one that does not answer: %+v", got)
 	}
 	await.Until(t, "it is started again", func() bool {

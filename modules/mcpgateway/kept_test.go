@@ -28,13 +28,13 @@ import (
 
 func init() { caddy.RegisterModule(keptEngine{}) }
 
-// A keptEngine opens the engine of a test, for each replica anew.
+// A keptEngine opens the engine of a test, once per replica.
 type keptEngine struct {
 	Test    string `json:"test"`
 	Replica string `json:"replica"`
 }
 
-// keptEngines are those of tests, by their names.
+// keptEngines are the engines by name of the test.
 var keptEngines sync.Map
 
 // CaddyModule returns the Caddy module information.
@@ -57,30 +57,32 @@ func engineOf(t *testing.T) *replicastest.Engine {
 	return engine.(*replicastest.Engine)
 }
 
-// loadReplica loads a gateway that shares the engine of the test with its replicas, and keeps the rest in
-// a directory.
+// loadReplica loads a gateway that shares the engine of the test with other replicas, and stores
+// the rest in a directory.
 func loadReplica(t *testing.T, replica, dir, config string) (h *Handler, unload func()) {
 	t.Helper()
-	store := fmt.Sprintf(`{"engine":{"engine":"kept_test","test":%q,"replica":%q},"session_key":"0123456789abcdef0123456789abcdef","retry":"10ms"}`,
+	store := fmt.Sprintf(`{"engine":{"engine":"kept_test","test":%q,"replica":%q},`+
+		`"session_key":"0123456789abcdef0123456789abcdef","retry":"10ms"}`,
 		t.Name(), replica)
 	return loadGatewayWith(t, caddy.ModuleMap{"mcp_store": json.RawMessage(store)}, dir, config)
 }
 
-// newReplica is loadReplica with a directory of its own.
+// newReplica is loadReplica with a new directory.
 func newReplica(t *testing.T, replica, config string) *Handler {
 	t.Helper()
 	h, _ := loadReplica(t, replica, t.TempDir(), config)
 	return h
 }
 
-// listsWeather reports whether a client of all servers is shown the tool.
+// listsWeather reports whether a client at /mcp sees the tool.
 func listsWeather(t *testing.T, h *Handler) bool {
 	t.Helper()
-	return strings.Contains(serves(t, h, posting("/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{`+modernMeta+`}}`,
-		mcp.VersionHeader, mcp.Stateless, "Mcp-Method", "tools/list")).Body.String(), `weather"`)
+	return strings.Contains(serves(t, h,
+		posting("/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{`+modernMeta+`}}`,
+			mcp.VersionHeader, mcp.Stateless, "Mcp-Method", "tools/list")).Body.String(), `weather"`)
 }
 
-// What one replica has seen first, and what is accepted at one, counts at all of them.
+// The first definition that a replica sees, and an acceptance at one replica, apply to all of them.
 func TestPinsOfReplicas(t *testing.T) {
 	server := newFickle(t)
 	config := withPins(server.line("shared"), true)
@@ -89,7 +91,7 @@ func TestPinsOfReplicas(t *testing.T) {
 		t.Fatalf("at first: listed %t, called %t", listed, called)
 	}
 	pinsB := b.Servers[0].pins
-	await.Until(t, "the other to know", func() bool { return !pinsB.Nothing() })
+	await.Until(t, "the other to know", func() bool { return !pinsB.IsEmpty() })
 	server.version.Store(1)
 	for name, h := range map[string]*Handler{"a": a, "b": b, "a third": newReplica(t, "c", config)} {
 		if listed, called := offers(t, h, "shared"); listed || called || listsWeather(t, h) {
@@ -110,16 +112,16 @@ func TestPinsOfReplicas(t *testing.T) {
 	}
 }
 
-// If replicas see different tools first, one of them is withheld, and nothing else is lost.
+// If replicas first see different definitions, one of them is withheld, and nothing else is lost.
 func TestReplicasThatPinAtOnce(t *testing.T) {
 	config := withPins(newFickle(t).line("raced"), true)
 	all := []*Handler{newReplica(t, "a", config), newReplica(t, "b", config), newReplica(t, "c", config)}
 	var saving sync.WaitGroup
 	for i, h := range all {
 		saving.Go(func() {
-			h.Servers[0].pins.See("all", fmt.Appendf(nil, `{"description":"%d"}`, i))
+			h.Servers[0].pins.Observe("all", fmt.Appendf(nil, `{"description":"%d"}`, i))
 			for j := range 20 {
-				h.Servers[0].pins.See(fmt.Sprint(i, " ", j), []byte(`{}`))
+				h.Servers[0].pins.Observe(fmt.Sprint(i, " ", j), []byte(`{}`))
 				if err := h.pins.saveNow(h.Servers[0]); err != nil {
 					t.Error(err)
 				}
@@ -170,7 +172,8 @@ func TestPinsOutliveTheStore(t *testing.T) {
 	}
 }
 
-// A replica that does not know what is pinned withholds all tools until it does. One that has a copy serves.
+// A replica that does not know the pins withholds all tools until it does. A replica with a copy
+// serves.
 func TestPinsWhileTheStoreIsUnavailable(t *testing.T) {
 	server, dir := newFickle(t), t.TempDir()
 	config := withPins(server.line("down"), true)
@@ -189,7 +192,8 @@ func TestPinsWhileTheStoreIsUnavailable(t *testing.T) {
 	}
 	server.version.Store(1)
 	offers(t, a, "down")
-	if n, err := a.acceptTools(a.Servers[0], "weather", ""); n != 1 || err == nil || !strings.Contains(err.Error(), "shared store is unavailable") {
+	if n, err := a.acceptTools(a.Servers[0], "weather", ""); n != 1 || err == nil ||
+		!strings.Contains(err.Error(), "shared store is unavailable") {
 		t.Errorf("accepted %d, %v", n, err)
 	}
 	engine.Down.Store(false)
@@ -203,7 +207,7 @@ func TestPinsWhileTheStoreIsUnavailable(t *testing.T) {
 	}
 }
 
-// putAt has a replica host a template, as the admin API does.
+// putAt adds a template at a replica, as the admin API does.
 func putAt(t *testing.T, h *Handler, name, text string) error {
 	return h.changeTemplates(t.Context(), func(set *resourcetemplate.Set) error {
 		_, err := set.Put(resourcetemplate.Template{Name: name, URITemplate: name + "://{x}", Text: text})
@@ -211,7 +215,7 @@ func putAt(t *testing.T, h *Handler, name, text string) error {
 	})
 }
 
-// names returns the names of the templates that a replica hosts.
+// templatesOf returns the names of the templates that a replica hosts.
 func templatesOf(h *Handler) (names []string) {
 	for _, template := range h.retained.Templates.All() {
 		names = append(names, template.Name)
@@ -219,7 +223,7 @@ func templatesOf(h *Handler) (names []string) {
 	return names
 }
 
-// A template that one replica is given is hosted by all of them.
+// All replicas host a template that one of them gets.
 func TestTemplatesOfReplicas(t *testing.T) {
 	const config = `{"name":"templates","servers":[{"name":"a","routes":[{"handle":[` + staticHandler + `]}]}]}`
 	a, b := newReplica(t, "a", config), newReplica(t, "b", config)
@@ -267,7 +271,8 @@ func TestTemplatesOfReplicas(t *testing.T) {
 	}
 }
 
-// A change that cannot be shared is none. What the store has lost, replicas bring back.
+// A change that cannot be shared is refused. Replicas restore the templates that the store has
+// lost.
 func TestTemplatesWhileTheStoreIsUnavailable(t *testing.T) {
 	const config = `{"name":"kept templates","servers":[{"name":"a","routes":[{"handle":[` + staticHandler + `]}]}]}`
 	a, engine := newReplica(t, "a", config), engineOf(t)
@@ -292,13 +297,14 @@ func TestTemplatesWhileTheStoreIsUnavailable(t *testing.T) {
 	}
 }
 
-// Clients of one replica are told of what has changed at another.
+// Clients of one replica are notified of changes at another.
 func TestChangesAtAnotherReplicaAreTold(t *testing.T) {
 	config := `{"pin_tools":true,"servers":[` + newFickle(t).line("pinned") +
-		`,{"name":"files","routes":[{"handle":[` + staticHandler + `]}],"oauth":{"resource":"https://files.example.com/mcp"}}]}`
+		`,{"name":"files","routes":[{"handle":[` + staticHandler +
+		`]}],"oauth":{"resource":"https://files.example.com/mcp"}}]}`
 	a, b := newReplica(t, "a", config), newReplica(t, "b", config)
-	a.byName["pinned"].pins.See("weather", []byte(`{}`))
-	b.byName["pinned"].pins.See("weather", []byte(`{}`))
+	a.byName["pinned"].pins.Observe("weather", []byte(`{}`))
+	b.byName["pinned"].pins.Observe("weather", []byte(`{}`))
 	n := 0
 	for name, tt := range map[string]struct {
 		change func()
@@ -306,7 +312,7 @@ func TestChangesAtAnotherReplicaAreTold(t *testing.T) {
 	}{
 		"a login": {func() { a.loginChanged("files", "", true) }, "notifications/tools/list_changed"},
 		"a tool that is accepted": {func() {
-			a.byName["pinned"].pins.See("weather", fmt.Appendf(nil, `{"description":"%d"}`, n))
+			a.byName["pinned"].pins.Observe("weather", fmt.Appendf(nil, `{"description":"%d"}`, n))
 			if n, err := a.acceptTools(a.byName["pinned"], "weather", ""); n != 1 || err != nil {
 				t.Errorf("accepted %d, %v", n, err)
 			}
@@ -335,7 +341,7 @@ func TestChangesAtAnotherReplicaAreTold(t *testing.T) {
 	}
 }
 
-// Replicas have the same logins, and need no key for them but that of the store.
+// Replicas share logins, and need only the key of the store.
 func TestLoginsOfReplicas(t *testing.T) {
 	const config = `{"servers":[{"name":"files","routes":[{}],"oauth":{"resource":"https://files.example.com/mcp"}}]}`
 	dir := t.TempDir()
@@ -353,15 +359,17 @@ func TestLoginsOfReplicas(t *testing.T) {
 	}
 }
 
-// What child processes say of their lists is told to other replicas, also while no client listens to them.
+// Other replicas learn of changed lists of child processes, even while no client listens to them.
 func TestChildrenAreWatched(t *testing.T) {
 	h := newReplica(t, "a", `{"separator":"__","servers":[`+serverOf("alpha", proxyTo(childTransport(), "alpha:1"))+`]}`)
 	h.start()
 	in := session(t, h)
 	call := func(tool, arguments string) {
 		t.Helper()
-		w := serves(t, h, posting("/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"alpha__`+tool+`","arguments":`+arguments+`}}`,
-			mcp.SessionHeader, in))
+		w := serves(t, h,
+			posting("/mcp",
+				`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"alpha__`+tool+`","arguments":`+arguments+`}}`,
+				mcp.SessionHeader, in))
 		if !strings.Contains(w.Body.String(), `"content"`) {
 			t.Fatalf("%d %s", w.Code, w.Body)
 		}
@@ -373,5 +381,5 @@ func TestChildrenAreWatched(t *testing.T) {
 		t.Errorf("%d operations for a call", n)
 	}
 	call("add-tool", `{"name":"t"}`)
-	await.Until(t, "it is told", func() bool { return engineOf(t).Operations.Load() > before })
+	await.Until(t, "a store operation", func() bool { return engineOf(t).Operations.Load() > before })
 }

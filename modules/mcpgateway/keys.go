@@ -12,12 +12,11 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
-// What outlives reloads is found by keys, which stay the same as long as something is the
-// same.
+// State that outlives reloads is found by these keys.
 
-// place tells this gateway from others, over reloads: by its name or, if it has none, by
-// what its servers, or the files that they come from, are called.
-func (h *Handler) place() string {
+// reloadKey identifies this gateway over reloads: by its name, or else by the names of its servers or
+// of the files in servers_from.
+func (h *Handler) reloadKey() string {
 	if h.Name != "" {
 		return h.Name + "\x00" + h.MCPPath
 	}
@@ -33,43 +32,42 @@ func (h *Handler) place() string {
 	return "\x00" + h.MCPPath + "\x00" + strings.Join(names, "\x00")
 }
 
-// sharedPlace tells this gateway from others in what replicas share. What its servers are called does not
-// matter: while one replica after the other gets a configuration with more servers, it is one gateway.
-func (h *Handler) sharedPlace() string { return h.Name + "\x00" + h.MCPPath }
+// sharedKey identifies this gateway among replicas. It does not depend on the names of servers,
+// which may differ while replicas get a new configuration one by one.
+func (h *Handler) sharedKey() string { return h.Name + "\x00" + h.MCPPath }
 
-// claimPlace makes sure that no other gateway of the configuration without a name
-// has the same place. Those with the same name are meant to share.
-func (h *Handler) claimPlace() error {
+// claimSharedKey checks that no other unnamed gateway of the configuration has the same sharedKey.
+// Gateways with the same name share state on purpose.
+func (h *Handler) claimSharedKey() error {
 	if h.store == nil || h.Name != "" {
 		return nil
 	}
-	config := h.loaded
+	config := h.rawConfig
 	if h.shell != nil {
-		config = h.shell.loaded // that of the files changes
+		config = h.shell.rawConfig // h.loaded changes with the files
 	}
-	switch claimed, err := mcpstore.Claim(h.ctx, h.sharedPlace(), string(config)); {
+	switch claimed, err := mcpstore.Claim(h.ctx, h.sharedKey(), string(config)); {
 	case err != nil:
 		return err
 	case !claimed:
-		return fmt.Errorf("name: with mcp_store, different gateways at the same mcp_path, here %s, need names", h.MCPPath)
+		return fmt.Errorf("name: required with mcp_store, because another gateway has the same mcp_path %s", h.MCPPath)
 	}
 	return nil
 }
 
-// serverID returns what tells a server from all that are another for clients: one with
-// the same id can be talked to as if nothing had happened. The routes are those that
-// are not provisioned yet.
+// serverID changes with every setting of a server that clients can notice. Sessions continue with a
+// server that has the same ID. The routes must not be provisioned yet.
 func serverID(h *Handler, s *Server) string {
-	return s.Name + "\x00" + digest([]any{s, h.Mask, h.Focus, h.Separator, h.MaxNameLength, h.MCPPath, h.ForwardAuthHeader})
+	return s.Name + "\x00" +
+		digest([]any{s, h.Mask, h.Focus, h.Separator, h.MaxNameLength, h.MCPPath, h.ForwardAuthHeader})
 }
 
-// serverSource returns what tells a server from others of its name: where its answers
-// come from.
+// serverSource identifies a server by its name and by where its responses come from.
 func serverSource(s *Server) string {
 	return s.Name + "\x00" + digest([]any{s.Routes, s.Path})
 }
 
-// digest returns a text that stands for a part of a configuration.
+// digest returns a hash of a part of a configuration.
 func digest(part any) string {
 	sum := sha256.Sum256(caddyconfig.JSON(part, nil))
 	return hex.EncodeToString(sum[:16])

@@ -2,8 +2,8 @@ package mcpgateway
 
 import "testing"
 
-// A server is the same whether a default is written out or not, so a reload that only does
-// that keeps its sessions.
+// A server keeps its ID if a default is written out, so a reload that only does that keeps its
+// sessions.
 func TestDefaultsAreTheSameServer(t *testing.T) {
 	id := func(more string) string {
 		return adaptGateway(t, `{`+more+`"servers":[`+serverOf("a", staticHandler)+`]}`).Servers[0].id
@@ -19,7 +19,8 @@ func TestDefaultsAreTheSameServer(t *testing.T) {
 	}
 }
 
-// A server that gets the credentials of clients may show them something else than before.
+// The ID of a server changes if it gets the credentials of clients, because its responses may
+// change.
 func TestServersThatGetCredentialsAreOthers(t *testing.T) {
 	server := &Server{Name: "a"}
 	if serverID(&Handler{}, server) == serverID(&Handler{ForwardAuthHeader: true}, server) {

@@ -12,31 +12,30 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/ratelimit"
 )
 
-// Rate limits how often something may be asked for: so many times within a time. What
-// is not used is saved up, to be used at once.
+// Rate limits the number of requests in a period. Unused requests accumulate up to burst.
 type Rate struct {
-	// Which tools are meant, as server::tool, in which * stands for any characters. Each
-	// rate has one budget for all of them. Default: all requests
+	// The tools that share this budget, as server::tool, in which * matches any characters. Default:
+	// all requests
 	Tools string `json:"tools,omitempty"`
 
-	// How many requests. Required.
+	// Number of requests per period. Required.
 	Requests int `json:"requests,omitempty"`
 
-	// Within which time. Required.
+	// Length of the period. Required.
 	Per caddy.Duration `json:"per,omitempty"`
 
-	// How many at once. Default: as many as requests
+	// Maximum number of requests at once. Default: requests
 	Burst int `json:"burst,omitempty"`
 }
 
 func (r *Rate) validate() error {
 	switch {
 	case r.Requests <= 0:
-		return fmt.Errorf("rate: %d requests are none", r.Requests)
+		return fmt.Errorf("rate: requests must be positive, got %d", r.Requests)
 	case r.Per <= 0:
-		return fmt.Errorf("rate: %s is no time", time.Duration(r.Per))
+		return fmt.Errorf("rate: per must be positive, got %s", time.Duration(r.Per))
 	case r.Burst < 0:
-		return fmt.Errorf("rate: a burst of %d is negative", r.Burst)
+		return fmt.Errorf("rate: burst must not be negative, got %d", r.Burst)
 	}
 	if r.Tools != "" {
 		if _, err := mcp.ParsePattern(r.Tools); err != nil {
@@ -46,14 +45,14 @@ func (r *Rate) validate() error {
 	return nil
 }
 
-// limits returns rates as the gateway has them. Their keys stay the same when the numbers
-// change, so that what has been used counts for the new ones.
+// limits converts rates for internal/gateway. The key of a limit does not depend on its numbers, so
+// used requests still count after the numbers change.
 func (h *Handler) limits(scope string, rates []*Rate, client string) ([]access.Limit, error) {
 	var limits []access.Limit
 	count := map[string]int{}
 	for _, r := range rates {
 		if r == nil {
-			return nil, errors.New("rate: one is null")
+			return nil, errors.New("rate: null is not a rate")
 		}
 		if err := r.validate(); err != nil {
 			return nil, err
@@ -67,7 +66,7 @@ func (h *Handler) limits(scope string, rates []*Rate, client string) ([]access.L
 			}
 			qualified, unknown := h.qualified(r.Tools)
 			if unknown != "" {
-				h.warnOfUnknown(r.Tools, unknown, client)
+				h.warnUnknownServer(r.Tools, unknown, client)
 			}
 			pattern, err := mcp.ParsePattern(qualified)
 			if err != nil {

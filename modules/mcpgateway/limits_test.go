@@ -18,7 +18,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
-// replicaGateway returns a gateway as a replica has it that shares the engine with others.
+// replicaGateway returns a replica of a gateway that shares the engine.
 func replicaGateway(t *testing.T, engine *replicastest.Engine, store mcpstore.App, config string) *Handler {
 	t.Helper()
 	module, err := storetest.Replica(t, engine, store).LoadModuleByID("http.handlers.mcp_gateway", json.RawMessage(config))
@@ -48,7 +48,8 @@ func TestReplicasShareRates(t *testing.T) { // A32, A63
 func TestReplicasShareGuesses(t *testing.T) { // R14
 	t.Setenv("SECRET_TOKEN", "right-AbCdEf0123456789")
 	server, engine := newWitness(t, nil), replicastest.New()
-	config := `{"rates":[{"requests":2,"per":"1h"}],"auth":[{"provider":"token","tokens":[{"token":"{env.SECRET_TOKEN}","client":"ann"}]}],"servers":[` +
+	config := `{"rates":[{"requests":2,"per":"1h"}],"auth":[{"provider":"token",` +
+		`"tokens":[{"token":"{env.SECRET_TOKEN}","client":"ann"}]}],"servers":[` +
 		server.line("a") + `]}`
 	first, second := replicaGateway(t, engine, mcpstore.App{}, config), replicaGateway(t, engine, mcpstore.App{}, config)
 	for i, h := range []*Handler{first, second} {
@@ -69,14 +70,16 @@ func TestReplicasShareGuesses(t *testing.T) { // R14
 	wantUnchecked(t, first, r, "rate limits cannot be checked")
 }
 
-// wantUnchecked has a gateway refuse a request because the store is unavailable.
+// wantUnchecked expects that the gateway refuses a request because the store is unavailable.
 func wantUnchecked(t *testing.T, h *Handler, r *http.Request, message string) {
 	t.Helper()
 	denied := &h.retained.Usage.Tally(access.Anonymous).Denied
 	before := denied.Load()
 	w := serves(t, h, r)
-	if w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") != "1" || w.Header()["Www-Authenticate"] != nil ||
-		!strings.Contains(w.Body.String(), `"code":-32002,"message":"`+message) || !strings.Contains(w.Body.String(), `"code":"store_unavailable"`) {
+	if w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") != "1" ||
+		w.Header()["Www-Authenticate"] != nil ||
+		!strings.Contains(w.Body.String(), `"code":-32002,"message":"`+message) ||
+		!strings.Contains(w.Body.String(), `"code":"store_unavailable"`) {
 		t.Errorf("got %d %v %s", w.Code, w.Header(), w.Body)
 	}
 	if n := denied.Load() - before; n != 1 {
@@ -106,7 +109,7 @@ func TestRatesWithoutTheStore(t *testing.T) { // A32
 	t.Run("allow", func(t *testing.T) {
 		engine := replicastest.New()
 		engine.Down.Store(true)
-		for range 2 { // each of which has a limit of its own
+		for range 2 { // each has its own limit
 			h := replicaGateway(t, engine, mcpstore.App{LimitsWhenDown: "allow"}, limited)
 			for _, want := range []int{200, 429} {
 				if w := serves(t, h, call()); w.Code != want {
@@ -121,23 +124,26 @@ func TestSignaturesWithoutTheStore(t *testing.T) { // A77
 	const secret = "correct horse battery staple"
 	t.Setenv("HMAC_SECRET", secret)
 	server, engine := newWitness(t, nil), replicastest.New()
-	h := replicaGateway(t, engine, mcpstore.App{LimitsWhenDown: "allow"}, // which is not for this
-		`{"rates":[{"requests":1,"per":"1h"}],"auth":[{"provider":"hmac","clients":[{"client":"ann","secret":"{env.HMAC_SECRET}"}]}],"servers":[`+server.line("a")+`]}`)
+	h := replicaGateway(t, engine, mcpstore.App{LimitsWhenDown: "allow"}, // does not apply to this
+		`{"rates":[{"requests":1,"per":"1h"}],"auth":[{"provider":"hmac","clients":[{"client":"ann",`+
+			`"secret":"{env.HMAC_SECRET}"}]}],"servers":[`+server.line("a")+`]}`)
 	sum, at := sha256.Sum256([]byte(pingMessage)), time.Now().Unix()
 	mac := hmac.New(sha256.New, []byte(secret))
 	fmt.Fprintf(mac, "MCP-HMAC-SHA256\n%d\nnonce-of-store\nPOST\n/mcp/a\n%x", at, sum)
-	signature := fmt.Sprintf("MCP-HMAC-SHA256 client=ann, timestamp=%d, nonce=nonce-of-store, signature=%s", at, hex.EncodeToString(mac.Sum(nil)))
+	signature := fmt.Sprintf("MCP-HMAC-SHA256 client=ann, timestamp=%d, nonce=nonce-of-store, signature=%s", at,
+		hex.EncodeToString(mac.Sum(nil)))
 	signed := func() *http.Request {
 		r := posting("/mcp/a", pingMessage, "Authorization", signature)
 		r.RequestURI = "/mcp/a"
 		return r
 	}
 	engine.Down.Store(true)
-	for range 3 { // it is not the fault of the address, which has one guess
+	for range 3 { // does not count against the address, which has one attempt
 		wantUnchecked(t, h, signed(), "the credentials cannot be checked")
 	}
 	engine.Down.Store(false)
-	for deadline := time.Now().Add(10 * time.Second); !h.store.Up() && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(10 * time.Second); !h.store.Up() &&
+		time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 	}
 	for _, want := range []int{200, 401} {
 		if w := serves(t, h, signed()); w.Code != want {

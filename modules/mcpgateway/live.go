@@ -19,34 +19,34 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/replaceable"
 )
 
-// A live runs a gateway with servers_from. Its Handler, the shell, passes each request on to
-// another Handler, which has the servers of the configuration and those of the files. When a file
-// changes, live makes a new one and replaces the current one by it, as a reload replaces
-// configurations: sessions, streams and children of servers that stay the same go on.
+// A live runs a gateway with servers_from. Its Handler, the shell, forwards each request to a
+// second Handler, which has the servers of the configuration and of the files. When a file changes,
+// live loads a new second Handler, and replaces the current one as a reload replaces a
+// configuration: servers that do not change keep their sessions, streams and child processes.
 type live struct {
 	shell  *Handler
 	ctx    caddy.Context
-	config []byte // the configuration of the shell
+	config []byte // configuration of the shell
 
-	current atomic.Pointer[Handler]
-	end     context.CancelFunc // ends current; nil if there is none
-	running bool               // the configuration has started
-	serving map[string]string  // digests of the servers of files that current has, by name
+	current        atomic.Pointer[Handler]
+	end            context.CancelFunc // ends current; nil if there is none
+	running        bool               // the configuration has started
+	servingDigests map[string]string  // digests of the file servers in current, by name
 
-	stopPolling context.CancelFunc // nil if nothing polls
+	stopPolling context.CancelFunc // nil until polling starts
 	polling     sync.WaitGroup
 
-	mu      sync.Mutex // guards what follows, for the admin API
-	files   []*watchedFile
-	refused error // why the servers of the files are not those of current; nil if they are
-	told    bool  // refused has been logged
+	mu       sync.Mutex // guards the fields below, for the admin API
+	files    []*watchedFile
+	refusal  error // why current does not have the servers of the files; nil if it has
+	reported bool  // refused has been logged
 }
 
-// pollInterval is how often the files are read. Polling sees changes that notifications of the
-// system miss: on network file systems, and behind symbolic links.
+// pollInterval is how often the files are read. Polling finds changes that file notifications miss,
+// on network file systems and behind symbolic links.
 const pollInterval = time.Second
 
-// provisionLive sets up a gateway whose servers come from files.
+// provisionLive sets up a gateway with servers_from.
 func (h *Handler) provisionLive(ctx caddy.Context) error {
 	config, err := json.Marshal(h)
 	if err != nil {
@@ -66,10 +66,10 @@ func (h *Handler) provisionLive(ctx caddy.Context) error {
 	return h.live.open()
 }
 
-// open reads the files for the first time. One that is missing may come later.
+// open reads the files for the first time. A missing file is not an error: it may appear later.
 func (l *live) open() error {
 	for _, f := range l.files {
-		f.look()
+		f.read()
 		switch {
 		case errors.Is(f.err, fs.ErrNotExist):
 			l.report(f)
@@ -83,7 +83,7 @@ func (l *live) open() error {
 	return nil
 }
 
-// start is called when the configuration has started.
+// start runs once the configuration has started.
 func (l *live) start() {
 	l.running = true
 	l.current.Load().start()
@@ -103,7 +103,7 @@ func (l *live) start() {
 	})
 }
 
-// stop ends the polling, and then the current handler.
+// stop ends the polling, then the current handler.
 func (l *live) stop() {
 	if l.stopPolling != nil {
 		l.stopPolling()
@@ -114,45 +114,45 @@ func (l *live) stop() {
 	}
 }
 
-// poll reads the files, and applies changes. A file may be half written, or be missing while
-// another one takes its place: an error is reported if the next poll finds the same.
+// poll reads the files and applies changes. A file may be half written, or missing while it is
+// replaced, so an error is reported only if the next poll finds it again.
 func (l *live) poll() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	changed := false
 	for _, f := range l.files {
-		if f.look() {
+		if f.read() {
 			changed = changed || f.err == nil
-		} else if f.err != nil && !f.told {
+		} else if f.err != nil && !f.reported {
 			l.report(f)
 		}
 	}
 	switch {
 	case changed:
-		l.refused, l.told = l.apply(), false
-	case l.refused != nil && !l.told:
-		l.told = true
+		l.refusal, l.reported = l.apply(), false
+	case l.refusal != nil && !l.reported:
+		l.reported = true
 		fileLoads.WithLabelValues(l.shell.Name, "error").Inc()
-		l.shell.logger.Error("changed servers refused; the running servers stay",
-			zap.Strings("files", l.unused()), zap.Error(l.refused))
+		l.shell.logger.Error("changed servers refused; running servers stay",
+			zap.Strings("files", l.unusedFiles()), zap.Error(l.refusal))
 	}
 }
 
 // report logs why the latest content of a file is not used.
 func (l *live) report(f *watchedFile) {
-	f.told = true
+	f.reported = true
 	if errors.Is(f.err, fs.ErrNotExist) {
-		l.shell.logger.Warn("file of servers is missing", zap.String("file", f.path),
+		l.shell.logger.Warn("servers file is missing", zap.String("file", f.path),
 			zap.Int("servers_kept", len(f.servers)))
 		return
 	}
 	fileLoads.WithLabelValues(l.shell.Name, "error").Inc()
-	l.shell.logger.Error("file of servers not read; its running servers stay",
+	l.shell.logger.Error("servers file not loaded; its running servers stay",
 		zap.String("file", f.path), zap.Error(f.err))
 }
 
-// unused returns the files whose latest content is not used.
-func (l *live) unused() (paths []string) {
+// unusedFiles returns the files whose latest content is not used.
+func (l *live) unusedFiles() (paths []string) {
 	for _, f := range l.files {
 		if !f.used {
 			paths = append(paths, f.path)
@@ -161,7 +161,7 @@ func (l *live) unused() (paths []string) {
 	return paths
 }
 
-// apply makes the servers of the files those of the gateway.
+// apply updates the gateway to the servers of the files.
 func (l *live) apply() error {
 	var config Handler
 	if err := json.Unmarshal(l.config, &config); err != nil {
@@ -178,30 +178,30 @@ func (l *live) apply() error {
 			digests[s.Name] = digest(s)
 		}
 	}
-	difference := compareServers(l.serving, digests)
+	difference := compareServers(l.servingDigests, digests)
 	if l.current.Load() == nil || !difference.empty() {
 		if err := l.replace(&config, from); err != nil {
 			return err
 		}
 	}
-	l.serving = digests
+	l.servingDigests = digests
 	l.logApplied(difference)
 	return nil
 }
 
-// replace makes a handler and has it take the place of the current one, in the order in which Caddy
-// replaces a configuration.
+// replace loads a new handler and replaces the current one, in the order in which Caddy replaces a
+// configuration.
 func (l *live) replace(config *Handler, from map[string]string) error {
 	raw, err := json.Marshal(config)
 	if err != nil {
 		return err
 	}
 	ctx, end := replaceable.NewContext(l.ctx)
-	ctx.Context = context.WithValue(ctx.Context, shellKey{}, shellOf{l.shell, from})
+	ctx.Context = context.WithValue(ctx.Context, shellKey{}, shellInfo{l.shell, from})
 	module, err := ctx.LoadModuleByID(string(config.CaddyModule().ID), raw)
 	if err != nil {
 		end()
-		return withoutModule(err, config)
+		return trimModule(err, config)
 	}
 	next, endOld := module.(*Handler), l.end
 	l.current.Store(next)
@@ -215,7 +215,7 @@ func (l *live) replace(config *Handler, from map[string]string) error {
 	return nil
 }
 
-// logApplied logs what has changed, and what the files have that the gateway does not take over.
+// logApplied logs the changes, and notes on settings in the files that the gateway ignores.
 func (l *live) logApplied(changes serverChanges) {
 	fileLoads.WithLabelValues(l.shell.Name, "ok").Inc()
 	for _, f := range l.files {
@@ -224,14 +224,14 @@ func (l *live) logApplied(changes serverChanges) {
 		}
 		f.used, f.loaded = true, time.Now()
 		for _, note := range f.notes {
-			l.shell.logger.Warn("note on a file of servers", zap.String("file", f.path), zap.String("note", note))
+			l.shell.logger.Warn("note on a servers file", zap.String("file", f.path), zap.String("note", note))
 		}
 	}
-	l.shell.logger.Info("servers of files loaded", zap.Strings("added", changes.added),
+	l.shell.logger.Info("servers files loaded", zap.Strings("added", changes.added),
 		zap.Strings("changed", changes.changed), zap.Strings("removed", changes.removed))
 }
 
-// serverChanges are the names of servers that differ.
+// serverChanges are names of servers.
 type serverChanges struct{ added, changed, removed []string }
 
 func (c *serverChanges) empty() bool { return len(c.added)+len(c.changed)+len(c.removed) == 0 }
@@ -254,37 +254,37 @@ func compareServers(before, after map[string]string) (changes serverChanges) {
 	return changes
 }
 
-// shellKey is where the context of a handler that a live makes has its shellOf.
+// shellKey is the context key of a shellInfo.
 type shellKey struct{}
 
-// A shellOf is what a handler that a live makes needs to know.
-type shellOf struct {
+// A shellInfo connects a handler to the live that loads it.
+type shellInfo struct {
 	shell *Handler
-	from  map[string]string // the files that servers come from, by name
+	from  map[string]string // files of servers, by server name
 }
 
-// findShell notes which live has made the handler. A gateway in the routes of a server has the same
-// context, but is not the first module in it.
+// findShell finds the live that loads the handler. A gateway inside the routes of a server has the
+// same context, but is not the first module in it.
 func (h *Handler) findShell(ctx caddy.Context) {
-	of, ok := ctx.Value(shellKey{}).(shellOf)
+	info, ok := ctx.Value(shellKey{}).(shellInfo)
 	if !ok || len(ctx.Modules()) != 1 {
 		return
 	}
-	h.shell = of.shell
+	h.shell = info.shell
 	for _, s := range h.Servers {
 		if s != nil {
-			s.from = of.from[s.Name]
+			s.file = info.from[s.Name]
 		}
 	}
 }
 
-// mayGainServers reports whether servers may appear that the configuration does not name. Rules for
-// unknown servers are then not refused.
-func (h *Handler) mayGainServers() bool { return h.shell != nil || len(h.ServersFrom) > 0 }
+// serversMayChange reports whether servers may appear that the configuration does not name. Rules may
+// then name unknown servers.
+func (h *Handler) serversMayChange() bool { return h.shell != nil || len(h.ServersFrom) > 0 }
 
-// incumbent returns the other handler of the same live that serves now: the one that this handler is
-// to replace, or that has replaced it. It is nil if there is none.
-func (h *Handler) incumbent() *Handler {
+// currentSibling returns the handler of the same live that serves now, if it is another one: the handler
+// to replace, or the one that has replaced h. Otherwise it returns nil.
+func (h *Handler) currentSibling() *Handler {
 	if h.shell == nil {
 		return nil
 	}
@@ -294,8 +294,8 @@ func (h *Handler) incumbent() *Handler {
 	return nil
 }
 
-// withoutModule returns an error of loading a module without the module's name, which others add.
-func withoutModule(err error, module caddy.Module) error {
+// trimModule removes the name of the module from an error, because callers add it.
+func trimModule(err error, module caddy.Module) error {
 	id := module.CaddyModule().ID
 	text := strings.TrimPrefix(err.Error(), fmt.Sprintf("provision %s: ", id))
 	return errors.New(strings.TrimPrefix(text, fmt.Sprintf("%s: invalid configuration: ", id)))

@@ -21,21 +21,22 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
-// A watchedFile is a file that servers come from.
+// A watchedFile is a file of servers_from.
 type watchedFile struct {
 	path string
-	sum  [sha256.Size]byte // of what was found there last
+	sum  [sha256.Size]byte // of the latest content
 
-	servers []*Server // of the latest content that could be read
-	notes   []string  // on that content
-	err     error     // why what was found last cannot be read; nil if it can
-	told    bool      // err has been logged
-	used    bool      // the gateway has these servers
-	loaded  time.Time // when it got them
+	servers  []*Server // of the latest valid content
+	notes    []string  // on the latest valid content
+	err      error     // why the latest content is invalid; nil if it is valid
+	reported bool      // err has been logged
+	used     bool      // the gateway has these servers
+	loaded   time.Time // when the gateway got them
 }
 
-// look reads the file, and reports whether what it finds is new. Servers stay if it cannot be read.
-func (f *watchedFile) look() (changed bool) {
+// read reads the file and reports whether its content changed. If it is invalid, servers do not
+// change.
+func (f *watchedFile) read() (changed bool) {
 	content, err := readSmallFile(f.path)
 	if err != nil {
 		err = fmt.Errorf("%s: %w", f.path, err)
@@ -45,19 +46,20 @@ func (f *watchedFile) look() (changed bool) {
 	if sum == f.sum {
 		return false
 	}
-	f.sum, f.told, f.used = sum, false, false
+	f.sum, f.reported, f.used = sum, false, false
 	var servers []*Server
 	var notes []string
 	if err == nil {
 		servers, notes, err = readServers(content, f.path)
 	}
-	if f.err = err; err == nil {
+	f.err = err
+	if err == nil {
 		f.servers, f.notes = servers, notes
 	}
 	return true
 }
 
-// readSmallFile returns the content of a file.
+// readSmallFile reads a regular file of up to [mcpjson.MaxSize] bytes.
 func readSmallFile(path string) ([]byte, error) {
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
 		return nil, errors.New("not a regular file") // reading may never end
@@ -76,14 +78,14 @@ func readSmallFile(path string) ([]byte, error) {
 	return content, err
 }
 
-// addServers adds the servers of files to a configuration. It returns which file each is from, by the
-// name of the server.
+// addServers adds the servers of files to a configuration. It returns the file of each server by
+// name.
 func addServers(config *Handler, files []*watchedFile) (from map[string]string, err error) {
 	const configured = "a server line of mcp_gateway"
 	places := map[string]string{}
 	for _, s := range config.Servers {
 		if s == nil {
-			continue // which Provision refuses
+			continue // Provision refuses it
 		}
 		for _, name := range append([]string{s.Name}, s.Aliases...) {
 			places[name] = configured
@@ -93,7 +95,7 @@ func addServers(config *Handler, files []*watchedFile) (from map[string]string, 
 	for _, f := range files {
 		for _, s := range f.servers {
 			if other := places[s.Name]; other != "" {
-				return nil, fmt.Errorf("server %q: the name is in %s and in %s", s.Name, other, f.path)
+				return nil, fmt.Errorf("duplicate server %q: it is in %s and in %s", s.Name, other, f.path)
 			}
 			places[s.Name], from[s.Name] = f.path, f.path
 			config.Servers = append(config.Servers, s)
@@ -102,7 +104,7 @@ func addServers(config *Handler, files []*watchedFile) (from map[string]string, 
 	return from, nil
 }
 
-// filePath returns the path of a file of servers: placeholders are replaced, and ~ is the home folder.
+// filePath returns the absolute path of a file. It replaces placeholders and a leading ~.
 func filePath(name string) (string, error) {
 	path, err := caddy.NewReplacer().ReplaceOrErr(name, true, true)
 	if err != nil {
@@ -116,13 +118,14 @@ func filePath(name string) (string, error) {
 		path = filepath.Join(home, rest)
 	}
 	if path == "" {
-		return "", errors.New("the name is empty")
+		return "", errors.New("empty file name")
 	}
 	return caddy.FastAbs(path)
 }
 
-// parseServersFrom reads names of files. A relative one is relative to the folder of the Caddyfile: the
-// Caddy that runs may have another working directory than the command that reads the Caddyfile.
+// parseServersFrom parses file names. A relative one is relative to the folder of the Caddyfile,
+// because the running Caddy may have another working directory than the command that adapts the
+// Caddyfile.
 func parseServersFrom(names *[]string) setting.Line {
 	return func(d *caddyfile.Dispenser) error {
 		args := d.RemainingArgs()
@@ -131,7 +134,7 @@ func parseServersFrom(names *[]string) setting.Line {
 		}
 		for _, name := range args {
 			if name == "" {
-				return d.Err("servers_from: the name of a file is empty")
+				return d.Err("servers_from: empty file name")
 			}
 			if !filepath.IsAbs(name) && !strings.HasPrefix(name, "~/") && !strings.HasPrefix(name, "{") {
 				folder, err := caddy.FastAbs(filepath.Dir(d.File()))
@@ -146,8 +149,8 @@ func parseServersFrom(names *[]string) setting.Line {
 	}
 }
 
-// AllServers returns the servers of the configuration, and of the files that servers_from names. One that is missing may
-// come later.
+// AllServers returns the servers of the configuration and of the files in servers_from. Missing
+// files are skipped.
 func (h *Handler) AllServers() ([]*Server, error) {
 	all := slices.Clip(h.Servers)
 	for _, name := range h.ServersFrom {
@@ -156,7 +159,7 @@ func (h *Handler) AllServers() ([]*Server, error) {
 			return nil, fmt.Errorf("servers_from: %q: %w", name, err)
 		}
 		file := &watchedFile{path: path}
-		file.look()
+		file.read()
 		if file.err != nil && !errors.Is(file.err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("servers_from: %w", file.err)
 		}
@@ -165,7 +168,7 @@ func (h *Handler) AllServers() ([]*Server, error) {
 	return all, nil
 }
 
-// fileStatuses returns how the files of a gateway are.
+// fileStatuses returns the state of the files in servers_from.
 func (h *Handler) fileStatuses() (all []adminapi.FileStatus) {
 	if h.shell == nil {
 		return nil
@@ -181,7 +184,7 @@ func (h *Handler) fileStatuses() (all []adminapi.FileStatus) {
 		for _, s := range f.servers {
 			status.Servers = append(status.Servers, s.Name)
 		}
-		if err := cmp.Or(f.err, l.refused); err != nil && !f.used {
+		if err := cmp.Or(f.err, l.refusal); err != nil && !f.used {
 			status.Error = err.Error()
 		}
 		all = append(all, status)

@@ -21,8 +21,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcpjson"
 )
 
-// A liveTest is a gateway with servers_from in a configuration that has started. It reads its files
-// when the test says so.
+// A liveTest is a gateway with servers_from in a running configuration. It reads its files when the
+// test tells it to.
 type liveTest struct {
 	*Handler
 	t    *testing.T
@@ -31,8 +31,8 @@ type liveTest struct {
 	end  func()
 }
 
-// startLive starts a gateway whose servers come from a file with this content. No file is written if the
-// content is empty.
+// startLive starts a gateway whose servers come from a file with this content. An empty content
+// writes no file.
 func startLive(t *testing.T, content, config string) *liveTest {
 	t.Helper()
 	l := &liveTest{t: t, file: filepath.Join(t.TempDir(), "mcp.json")}
@@ -56,7 +56,7 @@ func startLive(t *testing.T, content, config string) *liveTest {
 	return l
 }
 
-// load provisions the gateway, with more files if there are any.
+// load provisions the gateway, with more files if given.
 func (l *liveTest) load(config string, more ...string) error {
 	ctx, err := caddy.ProvisionContext(new(caddy.Config))
 	if err != nil {
@@ -92,14 +92,14 @@ func (l *liveTest) write(content string) {
 	}
 }
 
-// change writes the file and has the gateway read it.
+// change writes the file and makes the gateway read it.
 func (l *liveTest) change(content string) {
 	l.t.Helper()
 	l.write(content)
 	l.live.poll()
 }
 
-// names returns the servers that the gateway has.
+// names returns the names of the gateway's servers.
 func (l *liveTest) names() (names []string) {
 	for _, s := range l.live.current.Load().Servers {
 		names = append(names, s.Name)
@@ -114,7 +114,7 @@ func (l *liveTest) has(want ...string) {
 	}
 }
 
-// fileOf is a file with servers over HTTP, each of which is the name and the address.
+// fileOf returns a file of HTTP servers. The arguments are pairs of name and address.
 func fileOf(servers ...string) string {
 	all := map[string]any{}
 	for i := 0; i+1 < len(servers); i += 2 {
@@ -138,7 +138,7 @@ func TestServersOfFiles(t *testing.T) {
 	if answers("a") || !answers("b") {
 		t.Error("a answers, or b does not")
 	}
-	line := l.logs.FilterMessage("servers of files loaded").All()[0].ContextMap()
+	line := l.logs.FilterMessage("servers files loaded").All()[0].ContextMap()
 	if fmt.Sprint(line["added"], line["removed"]) != "[b c] [a]" {
 		t.Errorf("logged %v", line)
 	}
@@ -158,8 +158,10 @@ func TestErrorsInFilesOfServers(t *testing.T) {
 	}{
 		{"half a file", good[:20], "not JSON"},
 		{"an empty file", "", "not JSON"},
-		{"a name that is taken", fileOf("own", "127.0.0.1:1"), `server "own": the name is in a server line of mcp_gateway and in `},
-		{"an alias that is taken", fileOf("alias", "127.0.0.1:1"), `server "alias": the name is in a server line of mcp_gateway and in `},
+		{"a name that is taken", fileOf("own", "127.0.0.1:1"),
+			`duplicate server "own": it is in a server line of mcp_gateway and in `},
+		{"an alias that is taken", fileOf("alias", "127.0.0.1:1"),
+			`duplicate server "alias": it is in a server line of mcp_gateway and in `},
 		{"a name that cannot be", fileOf("health", "127.0.0.1:1"), `server "health": `},
 		{"too many bytes", good + strings.Repeat(" ", mcpjson.MaxSize), "larger than 1048576 bytes"},
 	} {
@@ -199,8 +201,9 @@ func TestErrorsInFilesOfServers(t *testing.T) {
 
 			l.end()
 			l.write(tt.content)
-			if err := l.load(own); err == nil || !strings.Contains(err.Error(), tt.want) || !strings.Contains(err.Error(), l.file) &&
-				!strings.Contains(tt.content, `"health"`) {
+			if err := l.load(own); err == nil || !strings.Contains(err.Error(), tt.want) ||
+				!strings.Contains(err.Error(), l.file) &&
+					!strings.Contains(tt.content, `"health"`) {
 				t.Errorf("at the start: %v", err)
 			}
 		})
@@ -219,7 +222,7 @@ func TestMissingFilesOfServers(t *testing.T) {
 		l.live.poll()
 	}
 	l.has("a")
-	if warnings := l.logs.FilterMessage("file of servers is missing").All(); len(warnings) != 1 {
+	if warnings := l.logs.FilterMessage("servers file is missing").All(); len(warnings) != 1 {
 		t.Errorf("logged %v", warnings)
 	}
 	l.change(fileOf("a", "127.0.0.1:1"))
@@ -239,7 +242,7 @@ func TestMissingFilesOfServers(t *testing.T) {
 	}
 }
 
-// Kubernetes mounts files behind a link that is replaced.
+// Kubernetes mounts files behind a symbolic link that it replaces.
 func TestFilesOfServersBehindLinks(t *testing.T) {
 	l := startLive(t, "", "")
 	dir := filepath.Dir(l.file)
@@ -257,7 +260,7 @@ func TestFilesOfServersBehindLinks(t *testing.T) {
 	}
 }
 
-// Each of two files is on its own, but for names.
+// Two files are independent, except for names.
 func TestTwoFilesOfServers(t *testing.T) {
 	dir := t.TempDir()
 	l := &liveTest{t: t, file: filepath.Join(dir, "one.json")}
@@ -280,17 +283,18 @@ func TestTwoFilesOfServers(t *testing.T) {
 	write(fileOf("c", "127.0.0.1:1"))
 	l.live.poll()
 	l.has("c", "b")
-	if want := `server "c": the name is in ` + l.file + ` and in ` + two; l.live.refused == nil || l.live.refused.Error() != want {
-		t.Errorf("got %v, want %s", l.live.refused, want)
+	if want := `duplicate server "c": it is in ` + l.file + ` and in ` + two; l.live.refusal == nil ||
+		l.live.refusal.Error() != want {
+		t.Errorf("got %v, want %s", l.live.refusal, want)
 	}
 	l.change(`{"mcpServers":{}}`)
 	l.has("c")
-	if l.live.refused != nil {
-		t.Error(l.live.refused)
+	if l.live.refusal != nil {
+		t.Error(l.live.refusal)
 	}
 }
 
-// What clients have used of their rates counts on, also in a gateway without a name.
+// Used rates still count after a change, even in a gateway without a name.
 func TestRatesOutliveChangesOfFiles(t *testing.T) {
 	witness := newWitness(t, nil)
 	l := startLive(t, fileOf("a", witness.address), `"rates":[{"requests":2,"per":"1h"}]`)
@@ -306,7 +310,7 @@ func TestRatesOutliveChangesOfFiles(t *testing.T) {
 	}
 }
 
-// When one gateway of a configuration gets other servers, those beside it stay in the admin API.
+// When one gateway of a configuration gets other servers, the other gateways stay in the admin API.
 func TestRegistryAfterChangesOfFiles(t *testing.T) {
 	alone(t)
 	l := startLive(t, fileOf("a", "127.0.0.1:1"), `"name":"live"`)
@@ -334,7 +338,7 @@ func TestRegistryAfterChangesOfFiles(t *testing.T) {
 	}
 }
 
-// Calls succeed while the handler under them is replaced.
+// Calls succeed while their handler is replaced.
 func TestCallsDuringChangesOfFiles(t *testing.T) {
 	witness := newWitness(t, nil)
 	l := startLive(t, fileOf("a", witness.address), "")
@@ -363,7 +367,7 @@ func TestCallsDuringChangesOfFiles(t *testing.T) {
 	callers.Wait()
 }
 
-// Streams to a server end with the server, whichever handler they were opened in.
+// Streams to a server end with the server, no matter in which handler they were opened.
 func TestStreamsOfServersThatStay(t *testing.T) {
 	l := startLive(t, fileOf("a", "127.0.0.1:1", "b", "127.0.0.1:1"), "")
 	first := l.live.current.Load().Servers
@@ -393,7 +397,8 @@ func TestPathsOfFilesOfServers(t *testing.T) {
 	} {
 		var names []string
 		d := caddyfile.NewDispenser([]caddyfile.Token{
-			{File: "/etc/caddy/Caddyfile", Line: 1, Text: "servers_from"}, {File: "/etc/caddy/Caddyfile", Line: 1, Text: tt.name},
+			{File: "/etc/caddy/Caddyfile", Line: 1, Text: "servers_from"},
+			{File: "/etc/caddy/Caddyfile", Line: 1, Text: tt.name},
 		})
 		d.Next()
 		if err := parseServersFrom(&names)(d); err != nil || !slices.Equal(names, []string{tt.parsed}) {
@@ -403,7 +408,8 @@ func TestPathsOfFilesOfServers(t *testing.T) {
 			t.Errorf("%s: path %q, %v", tt.name, path, err)
 		}
 	}
-	if _, err := filePath("{env.SERVERS_NOWHERE}/mcp.json"); err == nil || !strings.Contains(err.Error(), "SERVERS_NOWHERE") {
+	if _, err := filePath("{env.SERVERS_NOWHERE}/mcp.json"); err == nil ||
+		!strings.Contains(err.Error(), "SERVERS_NOWHERE") {
 		t.Errorf("an unset variable: %v", err)
 	}
 }

@@ -26,7 +26,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 )
 
-// openPages sets up the pages by which people log in to servers, if there is one with oauth.
+// openPages sets up the login pages if a server has oauth.
 func (h *Handler) openPages() error {
 	if !slices.ContainsFunc(h.Servers, func(s *Server) bool { return s != nil && s.OAuth != nil }) {
 		return nil
@@ -45,29 +45,29 @@ func (h *Handler) openPages() error {
 		}
 	}
 	h.pages = login.NewPages(login.Pages{
-		Gateway:   h.loginScope(),
-		Path:      h.belowMCP + login.Segment,
-		Logger:    h.logger,
-		Base:      h.base,
-		Published: h.PublicURL != "",
-		IsLocal:   isLocal,
-		User:      func(r *http.Request) string { return h.gateway.Account(peerOf(r).User) },
-		Changed:   h.loginChanged,
-		Once:      once,
-		Count:     func(server string, err error) { loginCount.WithLabelValues(server, outcomeOf(err)).Inc() },
+		Gateway:    h.loginScope(),
+		Path:       h.mcpPrefix + login.Segment,
+		Logger:     h.logger,
+		Base:       h.base,
+		Published:  h.PublicURL != "",
+		IsLocal:    isLocal,
+		User:       func(r *http.Request) string { return h.gateway.Account(peerOf(r).User) },
+		Changed:    h.loginChanged,
+		ClaimState: once,
+		Count:      func(server string, err error) { loginCount.WithLabelValues(server, outcomeOf(err)).Inc() },
 		CountToken: func(server, grant string, err error) {
 			tokenRequests.WithLabelValues(server, grant, outcomeOf(err)).Inc()
 		},
-		Ask: func(ctx context.Context, server string) {
+		Probe: func(ctx context.Context, server string) {
 			ctx, cancel := context.WithTimeout(ctx, time.Duration(h.HealthTimeout))
 			defer cancel()
-			_ = h.byName[server].ping(ctx) // it is about what the server wants
+			_ = h.byName[server].ping(ctx) // only the challenge of the server matters
 		},
 	}, key)
 	return nil
 }
 
-// outcomeOf returns how something ended, for metrics.
+// outcomeOf returns the metric label for err.
 func outcomeOf(err error) string {
 	if err != nil {
 		return "failed"
@@ -75,11 +75,11 @@ func outcomeOf(err error) string {
 	return "ok"
 }
 
-// loginScope tells the gateways that share logins, also in other processes, from others.
+// loginScope identifies the gateways that share logins, also in other processes.
 func (h *Handler) loginScope() string { return h.Name + "\x00" + h.MCPPath }
 
-// loginChanged tells clients that a login has changed. Another handler may have taken the place
-// of this one, and others may share the login.
+// loginChanged notifies clients that a login has changed. Other handlers may share the login, or
+// have replaced this one.
 func (h *Handler) loginChanged(server, account string, shared bool) {
 	for _, other := range registry.current() {
 		if other.loginScope() == h.loginScope() {
@@ -87,18 +87,18 @@ func (h *Handler) loginChanged(server, account string, shared bool) {
 		}
 	}
 	if h.logins != nil {
-		text, _ := json.Marshal(changedLogin{server, account, shared})            // texts only
-		_ = h.logins.Announce(context.Background(), h.loginScope(), string(text)) // they look for themselves, too
+		text, _ := json.Marshal(changedLogin{server, account, shared})            // cannot fail
+		_ = h.logins.Announce(context.Background(), h.loginScope(), string(text)) // replicas also poll
 	}
 }
 
-// A changedLogin is what replicas tell each other.
+// A changedLogin is the message between replicas about a changed login.
 type changedLogin struct {
 	Server, Account string
 	Shared          bool
 }
 
-// followLogins tells clients of logins that have changed at other replicas, from now on.
+// followLogins notifies clients of logins that change at other replicas.
 func (h *Handler) followLogins() {
 	if h.logins == nil {
 		return
@@ -106,28 +106,28 @@ func (h *Handler) followLogins() {
 	h.stopLogins = h.logins.Follow(h.loginScope(), func(_ context.Context, message string) error {
 		var changed changedLogin
 		if json.Unmarshal([]byte(message), &changed) == nil {
-			h.pages.Look(changed.Server, changed.Account)
+			h.pages.Reload(changed.Server, changed.Account)
 			h.gateway.LoginChanged(changed.Server, changed.Account, changed.Shared)
 		}
 		return nil
 	})
 }
 
-// newLogin returns the login of the gateway at a server.
+// newLogin returns the login to a server.
 func (h *Handler) newLogin(s *Server) (*login.Login, error) {
 	return h.pages.Add(s.Name, s.OAuth, h.loginStore, h.loginFolder(s))
 }
 
-// loginFolder returns where the logins at a server are in Caddy's storage.
+// loginFolder returns the folder of the logins to a server in Caddy's storage.
 func (h *Handler) loginFolder(s *Server) string {
 	return path.Join(loginsFolder, digest([]string{h.loginScope(), s.Name}))
 }
 
-// loginsFolder is where all logins are.
+// loginsFolder is the folder of all logins in Caddy's storage.
 const loginsFolder = "mcp_gateway/oauth"
 
-// loginKey returns what encrypts logins: the session_key, or a key that is made when it is
-// first needed, and kept in Caddy's storage.
+// loginKey returns the key that encrypts logins: session_key, or a key that is created on first use
+// and kept in Caddy's storage.
 func (h *Handler) loginKey() ([]byte, error) {
 	if key, given, err := h.sessionKey(); given || err != nil {
 		return key, err
@@ -143,12 +143,12 @@ func (h *Handler) loginKey() ([]byte, error) {
 		key = seal.NewKey()
 		err = store.Store(h.ctx, name, key)
 	case err == nil && len(key) < setting.ShortestKey:
-		err = fmt.Errorf("%s in the storage is too short", name)
+		err = fmt.Errorf("key %s in Caddy's storage is too short", name)
 	}
 	return key, err
 }
 
-// servePages serves the pages by which people log in to servers.
+// servePages serves the login pages.
 func (h *Handler) servePages(w http.ResponseWriter, r *http.Request) error {
 	if failure := h.originPolicy().AdmitHost(r); failure != nil {
 		return caddyhttp.Error(failure.Status, failure)
@@ -157,8 +157,7 @@ func (h *Handler) servePages(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// withSubject returns r with the token of its client, if there are servers for which it is
-// exchanged.
+// withSubject adds the bearer token of the client to the context of r, if a server exchanges it.
 func (h *Handler) withSubject(r *http.Request) *http.Request {
 	if !slices.ContainsFunc(h.Servers, func(s *Server) bool { return s.login != nil && s.login.Exchanges() }) {
 		return r
@@ -180,7 +179,7 @@ func isLocal(r *http.Request) bool {
 	return err == nil && ip.Unmap().IsLoopback()
 }
 
-// isOrigin reports whether a text is a scheme and a host.
+// isOrigin reports whether a URL has only a scheme and a host.
 func isOrigin(text string) bool {
 	u, err := url.Parse(text)
 	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || u.User != nil {
@@ -189,8 +188,8 @@ func isOrigin(text string) bool {
 	return strings.Trim(u.Path, "/") == "" && u.RawQuery == "" && u.Fragment == ""
 }
 
-// base returns the scheme and host by which the gateway is reached: as configured, as the
-// client did, or as a browser on this machine does.
+// base returns the scheme and host of the gateway: as configured, as in the request of the client,
+// or for a browser on this machine.
 func (h *Handler) base(r *http.Request) string {
 	switch {
 	case h.PublicURL != "":
@@ -203,7 +202,7 @@ func (h *Handler) base(r *http.Request) string {
 	return "http://" + r.Host
 }
 
-// localBase returns the address of the site that the gateway stands in, on this machine.
+// localBase returns the URL of the site on this machine.
 func (h *Handler) localBase() string {
 	if h.site != nil {
 		for _, listen := range h.site.Listen {

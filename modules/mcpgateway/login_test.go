@@ -14,17 +14,19 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// loginGateway returns a gateway with one server that wants a login.
+// loginGateway returns a gateway with one server that requires a login.
 func loginGateway(t *testing.T, storage, name, mcpPath, server string) *Handler {
 	t.Helper()
-	ctx, err := caddy.ProvisionContext(&caddy.Config{StorageRaw: json.RawMessage(fmt.Sprintf(`{"module":"file_system","root":%q}`, storage))})
+	ctx, err := caddy.ProvisionContext(&caddy.Config{StorageRaw: json.RawMessage(fmt.Sprintf(`{"module":"file_system",`+
+		`"root":%q}`, storage))})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := caddy.NewContext(ctx)
 	t.Cleanup(cancel)
 	module, err := ctx.LoadModuleByID("http.handlers.mcp_gateway", json.RawMessage(fmt.Sprintf(
-		`{"name":%q,"mcp_path":%q,"servers":[{"name":%q,"routes":[{}],"oauth":{"account":"per_client","resource":"https://files.example.com/mcp"}}]}`,
+		`{"name":%q,"mcp_path":%q,"servers":[{"name":%q,"routes":[{}],"oauth":{"account":"per_client",`+
+			`"resource":"https://files.example.com/mcp"}}]}`,
 		name, mcpPath, server)))
 	if err != nil {
 		t.Fatal(err)
@@ -32,7 +34,7 @@ func loginGateway(t *testing.T, storage, name, mcpPath, server string) *Handler 
 	return module.(*Handler)
 }
 
-// A client of one gateway has nothing to do with a client of the same name of another one.
+// Clients with the same name at different gateways have different logins.
 func TestGatewaysOfOneCaddyHaveTheirOwnLogins(t *testing.T) {
 	storage := t.TempDir()
 	h := loginGateway(t, storage, "one", "/mcp", "files")
@@ -64,7 +66,7 @@ func TestLoginPagesAreFoundByTheirPath(t *testing.T) {
 		h := loginGateway(t, t.TempDir(), "", path, "files")
 		for page, status := range map[string]int{"": 404, "login": 400, "client.json": 200} {
 			w := httptest.NewRecorder()
-			r := httptest.NewRequest(http.MethodGet, below(path)+"oauth/"+page, nil)
+			r := httptest.NewRequest(http.MethodGet, pathPrefix(path)+"oauth/"+page, nil)
 			r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), w, new(caddyhttp.Server))
 			if err := h.ServeHTTP(w, r, nil); err != nil || w.Code != status {
 				t.Errorf("%q below %q: %d, %v", page, path, w.Code, err)
@@ -73,7 +75,7 @@ func TestLoginPagesAreFoundByTheirPath(t *testing.T) {
 	}
 }
 
-// Handlers of a server run again if it refuses a token: as if they had not run before.
+// If a server refuses a token, its handlers run again, as if for the first time.
 func TestRoutesRunAgainWithABetterToken(t *testing.T) {
 	var server *httptest.Server
 	server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -96,12 +98,14 @@ func TestRoutesRunAgainWithABetterToken(t *testing.T) {
 		}
 	}))
 	t.Cleanup(server.Close)
-	h := adaptGateway(t, fmt.Sprintf(`{"session_key":"0123456789abcdef0123456789abcdef","servers":[{"name":"files","path":"/mcp",
+	h := adaptGateway(t,
+		fmt.Sprintf(`{"session_key":"0123456789abcdef0123456789abcdef","servers":[{"name":"files","path":"/mcp",
 		"oauth":{"resource":"%s/mcp","grant":"client_credentials","client_id":"me","client_secret":"secret"},
 		"routes":[{"group":"a","match":[{"path":["/other"]}],"handle":[%s]},{"group":"a","handle":[{"handler":"rewrite","uri":"/v1{http.request.uri}"},%s]}]}]}`,
-		server.URL, staticHandler, proxyTo("", strings.TrimPrefix(server.URL, "http://"))))
+			server.URL, staticHandler, proxyTo("", strings.TrimPrefix(server.URL, "http://"))))
 	w := httptest.NewRecorder()
-	r := httptest.NewRequest(http.MethodPost, "/api/mcp-gateway/files/rpc", strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"ping"}`))
+	r := httptest.NewRequest(http.MethodPost, "/api/mcp-gateway/files/rpc",
+		strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"ping"}`))
 	r.Header.Set("Content-Type", "application/json")
 	r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), w, new(caddyhttp.Server))
 	if err := h.ServeHTTP(w, r, nil); err != nil || !strings.Contains(w.Body.String(), `"result"`) {

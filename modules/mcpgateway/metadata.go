@@ -11,7 +11,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 )
 
-// describer returns the provider that knows where clients get credentials.
+// describer returns the provider that describes where clients get credentials, or nil.
 func (a *authenticator) describer() auth.Describer {
 	for _, provider := range a.providers {
 		if describer, ok := provider.(auth.Describer); ok {
@@ -21,19 +21,19 @@ func (a *authenticator) describer() auth.Describer {
 	return nil
 }
 
-// described returns where metadata of a resource is served, if that is ours. Clients ask for
-// it at the path of the resource, behind [auth.MetadataPath], or without one.
-func (h *Handler) described(resource string) (location, inbound.Endpoint, string) {
+// metadataLocation returns the location of the metadata of a resource, if it is an endpoint of this
+// gateway. Clients append the path of the resource to [auth.MetadataPath], or nothing.
+func (h *Handler) metadataLocation(resource string) (location, inbound.Endpoint, string) {
 	switch {
 	case resource == "", resource == "/":
-		return metadata, inbound.Endpoint{}, strings.TrimSuffix(h.belowMCP, "/")
-	case resource+"/" == h.belowMCP, strings.HasPrefix(resource, h.belowMCP), strings.HasPrefix(resource, h.belowRPC):
+		return metadata, inbound.Endpoint{}, strings.TrimSuffix(h.mcpPrefix, "/")
+	case resource+"/" == h.mcpPrefix, strings.HasPrefix(resource, h.mcpPrefix), strings.HasPrefix(resource, h.rpcPrefix):
 		return metadata, inbound.Endpoint{}, resource
 	}
-	return elsewhere, inbound.Endpoint{}, ""
+	return otherPath, inbound.Endpoint{}, ""
 }
 
-// serveMetadata tells anybody how clients are let in at a path. Web pages may know it.
+// serveMetadata serves the OAuth metadata of a path, without credentials, also to web pages.
 func (h *Handler) serveMetadata(w http.ResponseWriter, r *http.Request, path string) error {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead && r.Method != http.MethodOptions {
 		w.Header().Set("Allow", "GET, HEAD, OPTIONS")

@@ -13,53 +13,53 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 )
 
-// serveNext passes a request on to the next handler. If no handler answers, Caddy sends an empty
-// 200: probes of a wrong path then succeed, and clients that look for an OAuth login fail on the
-// empty body. So the gateway answers with 404. Other handlers come first, because an
-// authorization server, say, may be in the same site. Preflight requests of CORS stay as they
-// are: a header directive is enough of an answer to them.
+// serveNext forwards a request to the next handler. If no handler responds, it sends a 404. Caddy
+// would send an empty 200, so that probes of a wrong path succeed, and clients that look for an
+// OAuth login fail to parse the empty body. Other handlers come first, because the same site may
+// contain an authorization server, for example. CORS preflight requests keep the empty response,
+// because a header directive may have set its headers.
 func (h *Handler) serveNext(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	noted := &notingWriter{ResponseWriterWrapper: &caddyhttp.ResponseWriterWrapper{ResponseWriter: w}}
-	if err := next.ServeHTTP(noted, r); err != nil || noted.answered || r.Method == http.MethodOptions {
+	noted := &trackingWriter{ResponseWriterWrapper: &caddyhttp.ResponseWriterWrapper{ResponseWriter: w}}
+	if err := next.ServeHTTP(noted, r); err != nil || noted.responded || r.Method == http.MethodOptions {
 		return err
 	}
 	return h.serveNotFound(w, r)
 }
 
-// A notingWriter notes whether a request was answered.
-type notingWriter struct {
+// A trackingWriter records whether a handler responded.
+type trackingWriter struct {
 	*caddyhttp.ResponseWriterWrapper
-	answered bool
+	responded bool
 }
 
-func (w *notingWriter) WriteHeader(status int) {
-	w.answered = w.answered || status >= 200 || status == http.StatusSwitchingProtocols
+func (w *trackingWriter) WriteHeader(status int) {
+	w.responded = w.responded || status >= 200 || status == http.StatusSwitchingProtocols
 	w.ResponseWriterWrapper.WriteHeader(status)
 }
 
-func (w *notingWriter) Write(p []byte) (int, error) {
-	w.answered = true
+func (w *trackingWriter) Write(p []byte) (int, error) {
+	w.responded = true
 	return w.ResponseWriterWrapper.Write(p)
 }
 
-func (w *notingWriter) ReadFrom(r io.Reader) (int64, error) {
-	w.answered = true
+func (w *trackingWriter) ReadFrom(r io.Reader) (int64, error) {
+	w.responded = true
 	return w.ResponseWriterWrapper.ReadFrom(r)
 }
 
-func (w *notingWriter) FlushError() error {
-	w.answered = true // flushing sends the header
+func (w *trackingWriter) FlushError() error {
+	w.responded = true // flushing sends the header
 	return http.NewResponseController(w.ResponseWriter).Flush()
 }
 
-func (w *notingWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	w.answered = true
+func (w *trackingWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	w.responded = true
 	return http.NewResponseController(w.ResponseWriter).Hijack()
 }
 
-// A missingPath is the body of a 404. Its first two members are those of an OAuth error: clients
-// that try to register themselves for a login show the description to their user.
-type missingPath struct {
+// A notFoundBody is the body of a 404. Its first two members are those of an OAuth error: clients
+// that try to register for a login show the description to their user.
+type notFoundBody struct {
 	Error       string     `json:"error"`
 	Description string     `json:"error_description"`
 	Endpoints   *endpoints `json:"endpoints,omitempty"`
@@ -75,30 +75,31 @@ type endpoints struct {
 	Health string `json:"health"`
 }
 
-// serveNotFound says that there is nothing at the path of a request, and where the gateway is.
+// serveNotFound sends a 404 with the paths of the gateway.
 func (h *Handler) serveNotFound(w http.ResponseWriter, r *http.Request) error {
 	path := r.URL.EscapedPath()
 	if isOAuthPath(path) && h.auth.describer() == nil {
-		return writeJSON(w, http.StatusNotFound, missingPath{Error: notFoundCode, Description: h.withoutLogin()})
+		return writeJSON(w, http.StatusNotFound, notFoundBody{Error: notFoundCode, Description: h.noLoginMessage()})
 	}
-	prefix := strings.TrimSuffix(clientPath(r), path) // that handlers in front have stripped
-	return writeJSON(w, http.StatusNotFound, missingPath{
+	prefix := strings.TrimSuffix(clientPath(r), path) // stripped by handlers in front
+	return writeJSON(w, http.StatusNotFound, notFoundBody{
 		Error:       notFoundCode,
-		Description: "nothing is served at this path; the MCP endpoint is " + prefix + h.at(""),
+		Description: "nothing is served at this path; the MCP endpoint is " + prefix + h.pathOf(""),
 		Endpoints: &endpoints{
-			All:    prefix + h.at(""),
-			One:    prefix + h.at("{server}"),
-			RPC:    prefix + h.belowRPC + "{server}/rpc",
-			Health: prefix + h.at(healthSegment),
+			All:    prefix + h.pathOf(""),
+			One:    prefix + h.pathOf("{server}"),
+			RPC:    prefix + h.rpcPrefix + "{server}/rpc",
+			Health: prefix + h.pathOf(healthSegment),
 		},
 	})
 }
 
-// at returns the escaped path of a segment below mcp_path, or mcp_path itself.
-func (h *Handler) at(segment string) string { return strings.TrimSuffix(h.belowMCP+segment, "/") }
+// pathOf returns the escaped path of a segment below mcp_path, or of mcp_path itself if segment is
+// empty.
+func (h *Handler) pathOf(segment string) string { return strings.TrimSuffix(h.mcpPrefix+segment, "/") }
 
-// isOAuthPath reports whether clients look for an OAuth login at a path: for metadata, at the root
-// or below mcp_path, and without metadata at the paths that earlier revisions of MCP have fixed.
+// isOAuthPath reports whether clients look for an OAuth login at a path: for metadata at the root
+// or below mcp_path, or at the fixed paths of earlier MCP revisions.
 func isOAuthPath(path string) bool {
 	switch path {
 	case "/register", "/authorize", "/token":
@@ -107,8 +108,8 @@ func isOAuthPath(path string) bool {
 	return strings.Contains(path, "/.well-known/oauth-") || strings.Contains(path, "/.well-known/openid-configuration")
 }
 
-// withoutLogin tells a client that looks for an OAuth login that there is none, and what else to do.
-func (h *Handler) withoutLogin() string {
+// noLoginMessage is the message for clients that look for an OAuth login.
+func (h *Handler) noLoginMessage() string {
 	text := "this gateway has no OAuth login"
 	for _, provider := range h.auth.providers {
 		if _, ok := provider.(*auth.Token); ok {
@@ -118,7 +119,7 @@ func (h *Handler) withoutLogin() string {
 	return text
 }
 
-// writeJSON answers with a value, which must not be stored.
+// writeJSON responds with a value that must not be cached.
 func writeJSON(w http.ResponseWriter, status int, value any) error {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
@@ -128,4 +129,4 @@ func writeJSON(w http.ResponseWriter, status int, value any) error {
 }
 
 // Interface guard
-var _ http.ResponseWriter = (*notingWriter)(nil)
+var _ http.ResponseWriter = (*trackingWriter)(nil)

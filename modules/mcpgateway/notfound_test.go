@@ -11,7 +11,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// The gateway answers only what no other handler does.
+// The gateway responds only if no other handler does.
 func TestServeNext(t *testing.T) {
 	h := provisioned(t, `{"handler":"mcp_gateway","servers":[{"name":"a","routes":[{}]}]}`).(*Handler)
 	broken := errors.New("broken")
@@ -24,12 +24,14 @@ func TestServeNext(t *testing.T) {
 	}{
 		{"no handler answers", "GET", func(http.ResponseWriter, *http.Request) error { return nil }, 404, nil},
 		{"a status", "GET", func(w http.ResponseWriter, _ *http.Request) error { w.WriteHeader(204); return nil }, 204, nil},
-		{"a body", "GET", func(w http.ResponseWriter, _ *http.Request) error { _, err := io.WriteString(w, "x"); return err }, 200, nil},
+		{"a body", "GET", func(w http.ResponseWriter, _ *http.Request) error { _, err := io.WriteString(w, "x"); return err },
+			200, nil},
 		{"a copied body", "GET", func(w http.ResponseWriter, _ *http.Request) error {
 			_, err := io.Copy(w, io.LimitReader(strings.NewReader("x"), 1))
 			return err
 		}, 200, nil},
-		{"a flush", "GET", func(w http.ResponseWriter, _ *http.Request) error { return http.NewResponseController(w).Flush() }, 200, nil},
+		{"a flush", "GET",
+			func(w http.ResponseWriter, _ *http.Request) error { return http.NewResponseController(w).Flush() }, 200, nil},
 		{"an error", "GET", func(http.ResponseWriter, *http.Request) error { return broken }, 200, broken},
 		{"a preflight request", "OPTIONS", func(http.ResponseWriter, *http.Request) error { return nil }, 200, nil},
 	} {

@@ -7,7 +7,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
 )
 
-// checkOrigin refuses what a web page may have sent that should not be able to.
+// checkOrigin refuses requests that a web page of another origin may have caused.
 func (h *Handler) checkOrigin(r *http.Request) *jsonrpc.Failure { return h.originPolicy().Admit(r) }
 
 func (h *Handler) originPolicy() clientrequest.Policy {

@@ -13,28 +13,32 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
-// replicaOf returns a gateway that shares what an engine keeps.
+// replicaOf returns a gateway that shares an engine.
 func replicaOf(t *testing.T, engine *replicastest.Engine, config string) *Handler {
 	t.Helper()
-	module, err := storetest.Replica(t, engine, mcpstore.App{}).LoadModuleByID("http.handlers.mcp_gateway", json.RawMessage(config))
+	module, err := storetest.Replica(t, engine, mcpstore.App{}).LoadModuleByID("http.handlers.mcp_gateway",
+		json.RawMessage(config))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return module.(*Handler)
 }
 
-// asks has an agent of the aggregate make a request.
+// asks sends a request to /mcp and returns the response.
 func (a *agentTest) asks(method, name, params string) string {
 	headers, meta := []string{mcp.SessionHeader, a.session}, ""
 	if a.modern {
 		headers = []string{mcp.VersionHeader, mcp.Stateless, "Mcp-Method", method, "Mcp-Name", name}
-		meta = `,"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"x","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}`
+		meta = `,"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
+			`"io.modelcontextprotocol/clientInfo":{"name":"x","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}`
 	}
-	return servesUser(a.T, a.h, a.name, posting(a.path, fmt.Sprintf(`{"jsonrpc":"2.0","id":7,"method":%q,"params":{%s%s}}`, method, params, meta), headers...)).Body.String()
+	return servesUser(a.T, a.h, a.name,
+		posting(a.path, fmt.Sprintf(`{"jsonrpc":"2.0","id":7,"method":%q,"params":{%s%s}}`, method, params, meta),
+			headers...)).Body.String()
 }
 
-// What one replica has cut is had from another, by the tool and as a resource; and if what they share cannot be used,
-// it says so.
+// A client can recover an original from another replica, with the tool and as a resource. If the
+// store is unavailable, it gets an error that says so.
 func TestOriginalsAtAnotherReplica(t *testing.T) {
 	for _, era := range []string{"/mcp", "/mcp, modern"} {
 		t.Run(era, func(t *testing.T) {
@@ -52,7 +56,8 @@ func TestOriginalsAtAnotherReplica(t *testing.T) {
 			asks := func(h *Handler, name, id string) (byTool, asResource string) {
 				uri := "proxy://observation/" + id
 				agent := agents(t, h, name)[era]
-				return agent.asks("tools/call", "recover_observation", `"name":"recover_observation","arguments":{"id":"`+id+`","start_line":40,"end_line":40}`),
+				return agent.asks("tools/call", "recover_observation",
+						`"name":"recover_observation","arguments":{"id":"`+id+`","start_line":40,"end_line":40}`),
 					agent.asks("resources/read", uri, `"uri":"`+uri+`"`)
 			}
 			id := masked(100)
@@ -60,7 +65,8 @@ func TestOriginalsAtAnotherReplica(t *testing.T) {
 			if !strings.Contains(wantTool, "lines 40 to 40 of") || !strings.Contains(wantResource, `"contents"`) {
 				t.Fatalf("where it was cut: %s, %.300s", wantTool, wantResource)
 			}
-			if tool, resource := asks(b, "bob", id); !strings.Contains(tool, "Nothing is kept under the id") || !strings.Contains(resource, "not known, or not anymore") {
+			if tool, resource := asks(b, "bob", id); !strings.Contains(tool, "Nothing is kept under the id") ||
+				!strings.Contains(resource, "unknown or expired") {
 				t.Errorf("another client got %s, %.300s", tool, resource)
 			}
 			if tool, resource := asks(b, "ann", id); tool != wantTool || resource != wantResource {
@@ -73,10 +79,12 @@ func TestOriginalsAtAnotherReplica(t *testing.T) {
 
 			engine.Down.Store(true)
 			id = masked(101)
-			if tool, resource := asks(a, "ann", id); !strings.Contains(tool, "lines 40 to 40 of") || !strings.Contains(resource, `"contents"`) {
+			if tool, resource := asks(a, "ann", id); !strings.Contains(tool, "lines 40 to 40 of") ||
+				!strings.Contains(resource, `"contents"`) {
 				t.Errorf("without what is shared, where it was cut: %s, %.300s", tool, resource)
 			}
-			if tool, resource := asks(b, "ann", id); !strings.Contains(tool, `"code":"store_unavailable"}`) || !strings.Contains(tool, `"isError":true`) || !strings.Contains(resource, `"code":"store_unavailable"`) {
+			if tool, resource := asks(b, "ann", id); !strings.Contains(tool, `"code":"store_unavailable"}`) ||
+				!strings.Contains(tool, `"isError":true`) || !strings.Contains(resource, `"code":"store_unavailable"`) {
 				t.Errorf("without what is shared: %s, %s", tool, resource)
 			}
 		})

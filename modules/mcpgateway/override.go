@@ -22,34 +22,34 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
-// ToolOverride changes how clients see a tool, and what the server gets of their calls, wherever they call it.
-// Texts that mention the tool stay as they are.
+// ToolOverride changes how clients see a tool, and the calls of it that the server gets, at every
+// endpoint. Other texts that mention the tool do not change.
 type ToolOverride struct {
-	// The name of the tool for clients, of up to 128 letters, digits, _, - and dots. They cannot call it by the
-	// one that the server has for it. If the server has another tool of this name, clients do not see that one
-	// and cannot call it. Default: the name that the server has for it
+	// The name of the tool for clients: up to 128 letters, digits, _, - and dots. Clients cannot use
+	// the server's name for it. If the server has another tool with the new name, clients can neither
+	// see nor call that one. Default: the server's name for it
 	Rename string `json:"rename,omitempty"`
 
-	// The description. Default: that of the server
+	// The description. Default: the server's
 	Describe string `json:"describe,omitempty"`
 
-	// The title. Default: that of the server
+	// The title. Default: the server's
 	Title string `json:"title,omitempty"`
 
-	// What the tool says of its effects, for clients and for rules: read_only, destructive, idempotent or open_world.
-	// A tool that is destructive is not read_only. Default: as the server says
+	// The annotations that clients and rules use: read_only, destructive, idempotent or open_world. A
+	// destructive tool is not read_only. Default: the server's
 	Annotate map[string]bool `json:"annotate,omitempty"`
 
-	// Arguments that clients do not see, by their names, with the values that the server gets whatever a client
-	// sends. In texts, placeholders such as {env.NAME} and {file.path} are replaced when the configuration is
-	// loaded. Names are the same in upper and lower case. Default: none
+	// Values for arguments, by name. Clients do not see these arguments, and the server gets these
+	// values whatever a client sends. In strings, placeholders such as {env.NAME} and {file.path} are
+	// replaced when the configuration is loaded. Names ignore upper and lower case. Default: none
 	FixedArguments map[string]json.RawMessage `json:"fixed_arguments,omitempty"`
 
-	// Arguments that clients do not see, and the server does not get. Default: none
+	// Arguments that clients do not see and the server does not get. Default: none
 	HiddenArguments []string `json:"hidden_arguments,omitempty"`
 }
 
-// parseTool reads a block tool. Syntax:
+// parseTool parses a tool block. Syntax:
 //
 //	tool <name> {
 //		rename    <name>
@@ -60,7 +60,7 @@ type ToolOverride struct {
 //		arguments hidden <names...>
 //	}
 //
-// A value that is valid JSON is that, and otherwise a text.
+// A value that is not valid JSON is a string.
 func parseTool(s *Server) setting.Line {
 	return func(d *caddyfile.Dispenser) error {
 		var name string
@@ -75,7 +75,7 @@ func parseTool(s *Server) setting.Line {
 			s.Tools = map[string]*ToolOverride{}
 		}
 		s.Tools[name] = t
-		return setting.Checked(d, setting.Lines{
+		return setting.BlockChecked(d, setting.Lines{
 			"rename":    setting.Text(&t.Rename),
 			"describe":  setting.Text(&t.Describe),
 			"annotate":  t.parseAnnotation,
@@ -90,7 +90,7 @@ func parseTool(s *Server) setting.Line {
 	}
 }
 
-// parseAnnotation reads a line annotate.
+// parseAnnotation parses an annotate line.
 func (t *ToolOverride) parseAnnotation(d *caddyfile.Dispenser) error {
 	if !d.NextArg() {
 		return setting.Expected(d, "annotate", "title <text> | <annotation> [on | off]")
@@ -116,7 +116,7 @@ func (t *ToolOverride) parseAnnotation(d *caddyfile.Dispenser) error {
 	return nil
 }
 
-// parseArguments reads a line arguments.
+// parseArguments parses an arguments line.
 func (t *ToolOverride) parseArguments(d *caddyfile.Dispenser) error {
 	args := d.RemainingArgs()
 	switch {
@@ -140,8 +140,8 @@ func (t *ToolOverride) parseArguments(d *caddyfile.Dispenser) error {
 	return nil
 }
 
-// newOverrides returns the overrides of the server as the gateway has them, or what is wrong with them. Placeholders
-// stay without a replacer.
+// newOverrides validates the overrides of the server and converts them for internal/gateway. If
+// repl is nil, placeholders are not replaced.
 func (s *Server) newOverrides(repl *caddy.Replacer) (*toolview.Overrides, error) {
 	var all []*toolview.Override
 	for _, name := range slices.Sorted(maps.Keys(s.Tools)) {
@@ -150,17 +150,17 @@ func (s *Server) newOverrides(repl *caddy.Replacer) (*toolview.Overrides, error)
 			return nil, err
 		}
 		if s.OAuth != nil && o.Name == gateway.LoginTool {
-			return nil, fmt.Errorf("tool %s: rename: %s is the tool by which clients log in", name, o.Name)
+			return nil, fmt.Errorf("tool %s: rename: %s is reserved for the login tool", name, o.Name)
 		}
 		all = append(all, o)
 	}
 	return toolview.NewOverrides(all)
 }
 
-// toolName is what the name of a tool can be.
+// toolName matches valid names of tools.
 var toolName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,128}$`)
 
-// override returns the override of the tool of a name as the gateway has it, or what is wrong with it.
+// override validates the override of a tool and converts it for internal/gateway.
 func (t *ToolOverride) override(tool string, repl *caddy.Replacer) (*toolview.Override, error) {
 	o := &toolview.Override{Tool: tool}
 	err := t.fill(o, repl)
@@ -170,15 +170,15 @@ func (t *ToolOverride) override(tool string, repl *caddy.Replacer) (*toolview.Ov
 	return o, nil
 }
 
-// fill sets what the override changes.
+// fill sets the changes in o.
 func (t *ToolOverride) fill(o *toolview.Override, repl *caddy.Replacer) error {
 	switch {
 	case o.Tool == "":
 		return errors.New("name is empty")
 	case strings.Contains(o.Tool, mcp.Separator):
-		return fmt.Errorf("the name has %s in it; write the names of tools without that of the server", mcp.Separator)
+		return fmt.Errorf("name contains %s; write tool names without the server name", mcp.Separator)
 	case t == nil || t.isEmpty():
-		return errors.New("nothing is changed")
+		return errors.New("no changes configured")
 	case t.Rename != "" && !toolName.MatchString(t.Rename):
 		return fmt.Errorf("rename: %q is not a name of up to 128 letters, digits, _, - and dots", t.Rename)
 	}
@@ -187,7 +187,7 @@ func (t *ToolOverride) fill(o *toolview.Override, repl *caddy.Replacer) error {
 		annotation, known := mcp.ParseAnnotation(name)
 		switch {
 		case !known:
-			return fmt.Errorf("annotate: unknown annotation %s%s; there are title, %s", name,
+			return fmt.Errorf("annotate: unknown annotation %s%s; expected title, %s", name,
 				words.DidYouMean(name, mcp.AnnotationNames()), strings.Join(mcp.AnnotationNames(), ", "))
 		case t.Annotate[name]:
 			o.On |= annotation
@@ -196,11 +196,11 @@ func (t *ToolOverride) fill(o *toolview.Override, repl *caddy.Replacer) error {
 		}
 	}
 	if slices.Contains(o.Hidden, "") {
-		return errors.New("arguments: a name is empty")
+		return errors.New("arguments: empty name")
 	}
 	for _, name := range slices.Sorted(maps.Keys(t.FixedArguments)) {
 		if name == "" {
-			return errors.New("arguments: a name is empty")
+			return errors.New("arguments: empty name")
 		}
 		value, err := replaceTexts(t.FixedArguments[name], repl)
 		if err != nil {
@@ -217,7 +217,8 @@ func (t *ToolOverride) isEmpty() bool {
 		len(t.Annotate)+len(t.FixedArguments)+len(t.HiddenArguments) == 0
 }
 
-// replaceTexts returns a JSON value with the placeholders in its texts replaced. They stay without a replacer.
+// replaceTexts replaces placeholders in the strings of a JSON value. If repl is nil, it does
+// nothing.
 func replaceTexts(value []byte, repl *caddy.Replacer) ([]byte, error) {
 	value = bytes.TrimSpace(value)
 	if repl == nil || !bytes.Contains(value, []byte("{")) {

@@ -20,89 +20,89 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
-// A pinning is how the tools of a server were defined when they were first seen. It
-// outlives reloads and, where tools are withheld, restarts.
+// A pinning holds the pins of a server: the definitions of its tools when they were first seen. It
+// outlives reloads and, with pin_tools, restarts.
 type pinning struct {
 	toolpin.Pins
 
 	mu      sync.Mutex
-	loaded  bool                      // what is in Caddy's storage is known
-	waiting bool                      // it has nothing, and what other replicas have is not known yet
-	failing bool                      // it cannot be saved, which has been said
-	saved   atomic.Uint64             // the version that is there
-	pause   atomic.Pointer[time.Time] // before which nothing is saved; nil for none
-	retry   *time.Timer               // ends that pause; nil if there was none
+	loaded  bool                      // the pins in Caddy's storage have been read
+	waiting bool                      // Caddy's storage had no pins, and those of other replicas are unknown
+	failing bool                      // saving failed, and that has been logged
+	saved   atomic.Uint64             // version of the saved pins
+	pause   atomic.Pointer[time.Time] // nothing is saved before this time; nil for no pause
+	retry   *time.Timer               // saves after the pause; nil if there was none
 }
 
 // Destruct implements caddy.Destructor.
 func (*pinning) Destruct() error { return nil }
 
-// A pinStore keeps the pins of servers in Caddy's storage and, where there are replicas, in the store
-// that they share. The pins there are those that count. Caddy's storage has a copy, by which a replica
-// serves while the store is unavailable, and which takes its place if it is lost.
+// A pinStore saves the pins of servers in Caddy's storage and, with mcp_store, in the shared store.
+// The shared pins decide. The copy in Caddy's storage serves a replica while the shared store is
+// unavailable, and restores the shared pins if they are lost.
 type pinStore struct {
 	ctx     caddy.Context
 	logger  *zap.Logger
-	on      bool                // tools are withheld
-	common  *replicas.Space     // what replicas share; nil if there are none
-	storeID string              // tells it from others
-	refresh func(server string) // has the tools of a server listed anew
+	enabled bool                // changed tools are withheld
+	shared  *replicas.Space     // shared by replicas; nil without mcp_store
+	storeID string              // ID of the shared store
+	refresh func(server string) // lists the tools of a server again
 
-	following []func() // each is a function that ends it
+	stops []func() // each stops stops a server
 }
 
-// pinnings are those in use, by the source of the server and the store.
+// pinnings are the pins in use, by source of the server and shared store.
 var pinnings = caddy.NewUsagePool()
 
-// open finds how the tools of a server were defined.
+// open acquires the pins of a server.
 func (p *pinStore) open(s *Server) error {
 	key := s.source + "\x00" + p.storeID
 	value, _, err := pinnings.LoadOrNew(key, func() (caddy.Destructor, error) { return new(pinning), nil })
 	if err != nil {
 		return err
 	}
-	s.pins, s.pinning = value.(*pinning), key
-	if p.on {
+	s.pins, s.pinningKey = value.(*pinning), key
+	if p.enabled {
 		p.load(s)
 	}
 	return nil
 }
 
-// closePins says that the server does not need them any more.
+// closePins releases the pins of the server.
 func (s *Server) closePins() error {
 	if s.pins == nil {
 		return nil
 	}
-	_, err := pinnings.Delete(s.pinning)
+	_, err := pinnings.Delete(s.pinningKey)
 	return err
 }
 
-// follow takes over what other replicas have pinned, from now on. If it is not known what they have, and
-// there is no copy of it, all tools are withheld until it is.
+// follow merges the pins of other replicas, now and whenever they change. As long as they are
+// unknown and Caddy's storage has no copy, all tools are withheld.
 func (p *pinStore) follow(servers []*Server, refresh func(server string)) {
-	if !p.on || p.common == nil {
+	if !p.enabled || p.shared == nil {
 		return
 	}
 	p.refresh = refresh
 	for _, s := range servers {
-		p.following = append(p.following, p.common.Follow(s.pinsKey(), func(context.Context, string) error {
+		p.stops = append(p.stops, p.shared.Follow(s.pinsKey(), func(context.Context, string) error {
 			return p.write(s, func() bool { return true })
 		}))
 	}
 }
 
-// flush saves what could not be saved before. Nothing is tried again after that.
+// flush saves unsaved pins once more, and stops all retries.
 func (p *pinStore) flush(servers []*Server) {
-	for _, stop := range p.following {
+	for _, stop := range p.stops {
 		stop()
 	}
 	var saving sync.WaitGroup
 	for _, s := range servers {
-		if s == nil || s.pins == nil || !p.on {
+		if s == nil || s.pins == nil || !p.enabled {
 			continue
 		}
 		saving.Go(func() {
-			_ = p.saveNow(s) // it logs why it cannot
+			_ = p.saveNow(s) // logs its error
 			s.pins.mu.Lock()
 			defer s.pins.mu.Unlock()
 			if s.pins.retry != nil {
@@ -113,16 +113,15 @@ func (p *pinStore) flush(servers []*Server) {
 	saving.Wait()
 }
 
-// pinsKey is where the pins of a server are in Caddy's storage.
+// pinsKey returns the key of the pins in Caddy's storage.
 func (s *Server) pinsKey() string {
 	sum := sha256.Sum256([]byte(s.source))
 	return path.Join("mcp_gateway", "tool_pins", hex.EncodeToString(sum[:16])+".json")
 }
 
-// load takes what is in Caddy's storage in place of what was seen while nothing was
-// withheld. If it cannot be read, the gateway serves nevertheless, as do other
-// sites, but withholds all tools of the server until an operator accepts them: any of them
-// may have changed. What is there stays until then.
+// load reads the pins from Caddy's storage. They replace pins that were seen while pin_tools was
+// off. If they cannot be read, the gateway still runs, but withholds all tools of the server until
+// an operator accepts them, because any tool may have changed. The stored pins stay until then.
 func (p *pinStore) load(s *Server) {
 	pins, key := s.pins, s.pinsKey()
 	pins.mu.Lock()
@@ -133,24 +132,25 @@ func (p *pinStore) load(s *Server) {
 	text, err := p.ctx.Storage().Load(p.ctx, key)
 	if errors.Is(err, fs.ErrNotExist) {
 		pins.loaded = true
-		if p.common != nil {
+		if p.shared != nil {
 			pins.waiting = true
-			pins.Lose()
+			pins.MarkLost()
 		}
 		return
 	}
 	if err == nil {
 		err = pins.UnmarshalJSON(text)
 	}
-	if pins.loaded = err == nil; err != nil {
-		pins.Lose()
+	pins.loaded = err == nil
+	if err != nil {
+		pins.MarkLost()
 		p.logger.Error("pinned tools cannot be read; all tools of the server are withheld until they are accepted",
 			zap.String("mcp_server", s.Name), zap.String("key", key), zap.Error(err))
 	}
 	pins.saved.Store(pins.Version())
 }
 
-// keepBroken keeps a copy of what could not be read before it is replaced.
+// keepBroken keeps a copy of unreadable pins before they are replaced.
 func (p *pinStore) keepBroken(ctx context.Context, key string) error {
 	text, err := p.ctx.Storage().Load(ctx, key)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -162,34 +162,34 @@ func (p *pinStore) keepBroken(ctx context.Context, key string) error {
 	return err
 }
 
-// paused reports whether Caddy's storage is left alone.
+// paused reports whether saving pauses after a failure.
 func (p *pinning) paused() bool {
 	until := p.pause.Load()
 	return until != nil && time.Now().Before(*until)
 }
 
-// save saves what has been seen for the first time, or accepted.
+// save saves new pins in the background.
 func (p *pinStore) save(s *Server) {
-	if !p.on || s.pins.Version() == s.pins.saved.Load() || s.pins.paused() {
+	if !p.enabled || s.pins.Version() == s.pins.saved.Load() || s.pins.paused() {
 		return
 	}
-	s.saving.Go(func() { _ = p.store(s) }) // the caller need not wait for it
+	s.savingPins.Go(func() { _ = p.store(s) })
 }
 
-// saveNow saves the pins of a server, even if that has failed just before.
+// saveNow saves the pins of a server, even during a pause.
 func (p *pinStore) saveNow(s *Server) error {
 	s.pins.pause.Store(nil)
 	return p.store(s)
 }
 
-// store saves the pins of a server, unless another goroutine has, or could not. If it cannot, it is tried again
-// later.
+// store saves the pins of a server unless they are saved or saving pauses. On failure it schedules
+// a retry.
 func (p *pinStore) store(s *Server) error {
 	return p.write(s, func() bool { return s.pins.Version() != s.pins.saved.Load() && !s.pins.paused() })
 }
 
-// write brings the pins of a server together with those of other replicas, and saves them, if that is
-// needed.
+// write merges the pins of a server with those of other replicas and saves them, if needed returns
+// true.
 func (p *pinStore) write(s *Server, needed func() bool) error {
 	s.pins.mu.Lock()
 	defer s.pins.mu.Unlock()
@@ -207,7 +207,8 @@ func (p *pinStore) write(s *Server, needed func() bool) error {
 		p.logger.Error("pinned tools not saved", zap.String("mcp_server", s.Name),
 			zap.Bool("withheld", s.pins.waiting), zap.Error(err))
 	}
-	if s.pins.failing = err != nil; err != nil {
+	s.pins.failing = err != nil
+	if err != nil {
 		s.pins.pause.Store(new(time.Now().Add(savePause)))
 		if s.pins.retry != nil {
 			s.pins.retry.Stop()
@@ -219,32 +220,33 @@ func (p *pinStore) write(s *Server, needed func() bool) error {
 	return nil
 }
 
-// share brings the pins of a server together with those of other replicas. Nothing that one of them has
-// seen first, or that was accepted there, is lost by that.
+// share merges the pins of a server with those of other replicas. No pin or acceptance of a replica
+// is lost.
 func (p *pinStore) share(ctx context.Context, s *Server) error {
-	if p.common == nil {
+	if p.shared == nil {
 		return nil
 	}
 	news := false
-	changed, err := p.common.Change(ctx, s.pinsKey(), "", func(value []byte) ([]byte, error) {
+	changed, err := p.shared.Change(ctx, s.pinsKey(), "", func(value []byte) ([]byte, error) {
 		switch {
 		case value != nil:
 			others, err := s.pins.Merge(value)
-			if news = news || others; err != nil {
+			news = news || others
+			if err != nil {
 				return nil, err
 			}
 		case s.pins.waiting:
-			s.pins.Find()
+			s.pins.ClearLost()
 			news = true
 		}
 		s.pins.waiting = false
-		if value == nil && s.pins.Nothing() {
+		if value == nil && s.pins.IsEmpty() {
 			return nil, nil
 		}
 		return s.pins.MarshalJSON()
 	})
 	if changed {
-		_ = p.common.Announce(ctx, s.pinsKey(), "") // they look for themselves, too
+		_ = p.shared.Announce(ctx, s.pinsKey(), "") // replicas also poll
 	}
 	if news && p.refresh != nil {
 		p.refresh(s.Name)
@@ -265,11 +267,10 @@ func (p *pinStore) copy(ctx context.Context, s *Server) error {
 	return err
 }
 
-// How long Caddy's storage may take, and how long it is left alone after it has failed.
+// Timeout of a save, and the pause after a failed one.
 const saveTime, savePause = 5 * time.Second, 30 * time.Second
 
-// changedTools returns the tools whose definition is not what it was when it was first
-// seen.
+// changedTools returns the tools whose definition has changed since it was first seen.
 func changedTools(h *Handler) (changes []adminapi.ToolChange) {
 	for _, s := range h.Servers {
 		for _, change := range s.pins.Changes() {
@@ -279,9 +280,9 @@ func changedTools(h *Handler) (changes []adminapi.ToolChange) {
 	return changes
 }
 
-// acceptTools accepts the definition that a tool has now, or those of all tools of the
-// server. It returns how many it has accepted. If seen is not empty, the definition must
-// be the one of this digest.
+// acceptTools accepts the current definition of a tool or, if tool is empty, of all tools of the
+// server. If seen is not empty, the definition must have this digest. It returns the number of
+// accepted tools.
 func (h *Handler) acceptTools(s *Server, tool, seen string) (accepted int, err error) {
 	accepted, err = s.pins.Accept(tool, seen)
 	if accepted > 0 {
@@ -290,10 +291,10 @@ func (h *Handler) acceptTools(s *Server, tool, seen string) (accepted int, err e
 				err = fmt.Errorf("%w: %w", errNotSaved, failed)
 			}
 		}
-		h.gateway.RefreshHere(s.Name) // other replicas follow the pins
+		h.gateway.RefreshLocal(s.Name) // other replicas follow the pins
 	}
 	return accepted, err
 }
 
-// errNotSaved is that what was accepted is withheld again after a restart.
+// errNotSaved means that accepted tools will be withheld again after a restart.
 var errNotSaved = errors.New("accepted, but not saved")

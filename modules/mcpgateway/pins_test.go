@@ -21,7 +21,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 )
 
-// storedGateway is a gateway that keeps what it has to in a directory.
+// storedGateway returns a gateway with its storage in a directory.
 func storedGateway(t *testing.T, dir, config string) *Handler {
 	t.Helper()
 	h, _ := loadGateway(t, dir, config)
@@ -34,7 +34,7 @@ func loadGateway(t *testing.T, dir, config string) (h *Handler, unload func()) {
 	return loadGatewayWith(t, nil, dir, config)
 }
 
-// loadGatewayWith is loadGateway beside apps.
+// loadGatewayWith is loadGateway with other apps.
 func loadGatewayWith(t *testing.T, apps caddy.ModuleMap, dir, config string) (h *Handler, unload func()) {
 	t.Helper()
 	storage, _ := json.Marshal(map[string]string{"module": "file_system", "root": dir})
@@ -51,13 +51,13 @@ func loadGatewayWith(t *testing.T, apps caddy.ModuleMap, dir, config string) (h 
 	h = module.(*Handler)
 	t.Cleanup(func() {
 		for _, s := range h.Servers {
-			s.saving.Wait() // before the directory goes
+			s.savingPins.Wait() // before the directory goes
 		}
 	})
 	return h, cancel
 }
 
-// A fickle server has one tool, which can become another.
+// A fickle server has one tool, whose definition can change.
 type fickle struct {
 	*witness
 	version atomic.Int32
@@ -69,7 +69,9 @@ func newFickle(t *testing.T) *fickle {
 		description := [...]string{"Tells the weather.", "Tells the weather, and more."}[f.version.Load()]
 		switch {
 		case got.is("server/discover"):
-			says(w, got, `{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}},"serverInfo":{"name":"x","version":"1"}}`)
+			says(w, got,
+				`{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{}},`+
+					`"serverInfo":{"name":"x","version":"1"}}`)
 		case got.is("tools/list"):
 			says(w, got, `{"tools":[{"name":"weather","description":"`+description+`","inputSchema":{"type":"object"}}]}`)
 		default:
@@ -86,17 +88,18 @@ func withPins(server string, pin bool) string {
 	return `{"servers":[` + server + `]}`
 }
 
-// offers reports whether a gateway lists the tool of a server, and has it called. What
-// is pinned by that has been saved.
+// offers reports whether a gateway lists the tool of a server and forwards calls of it. It waits until
+// the pins are saved.
 func offers(t *testing.T, h *Handler, server string) (listed, called bool) {
 	t.Helper()
 	list := serves(t, h, posting("/mcp/"+server, `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
-	h.byName[server].saving.Wait()
-	call := serves(t, h, posting("/mcp/"+server, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"weather"}}`))
+	h.byName[server].savingPins.Wait()
+	call := serves(t, h,
+		posting("/mcp/"+server, `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"weather"}}`))
 	return strings.Contains(list.Body.String(), `"weather"`), call.Code == http.StatusOK
 }
 
-// anotherProcess forgets what is remembered in this one.
+// anotherProcess drops the state of this process.
 func anotherProcess(t *testing.T) {
 	before := pinnings
 	pinnings = caddy.NewUsagePool()
@@ -110,7 +113,7 @@ func TestProcessesDoNotOverwriteEachOthersPins(t *testing.T) { // A54
 	anotherProcess(t)
 	second := storedGateway(t, dir, withPins(two.line("two"), true))
 	offers(t, first, "one")
-	if listed, called := offers(t, second, "two"); !listed || !called { // which is saved last
+	if listed, called := offers(t, second, "two"); !listed || !called { // saved last
 		t.Fatalf("listed %t, called %t", listed, called)
 	}
 	one.version.Store(1)
@@ -136,8 +139,9 @@ func TestPinsThatAReloadSwitchesOn(t *testing.T) { // A54, A60
 	if listed, called := offers(t, with, "reloaded"); listed || called {
 		t.Errorf("it is not what it was: listed %t, called %t", listed, called)
 	}
-	if got := with.byName["reloaded"].pins.Changes(); !slices.ContainsFunc(got, func(c toolpin.Change) bool { return c.Tool == "weather" }) {
-		t.Errorf("operators are told of %+v", got)
+	if got := with.byName["reloaded"].pins.Changes(); !slices.ContainsFunc(got,
+		func(c toolpin.Change) bool { return c.Tool == "weather" }) {
+		t.Errorf("the reported changes are %+v", got)
 	}
 	server.version.Store(0)
 	if listed, called := offers(t, with, "reloaded"); !listed || !called {
@@ -148,7 +152,7 @@ func TestPinsThatAReloadSwitchesOn(t *testing.T) { // A54, A60
 func TestListsDoNotWaitForTheStorage(t *testing.T) { // A54
 	h := storedGateway(t, t.TempDir(), withPins(newFickle(t).line("slow"), true))
 	server := h.Servers[0]
-	server.pins.mu.Lock() // as whoever saves them has it
+	server.pins.mu.Lock() // as during a save
 	done := make(chan bool, 6)
 	for range cap(done) {
 		go func() {
@@ -165,7 +169,7 @@ func TestListsDoNotWaitForTheStorage(t *testing.T) { // A54
 	}
 	server.pins.pause.Store(new(time.Now().Add(time.Hour))) // and could not
 	server.pins.mu.Unlock()
-	server.saving.Wait()
+	server.savingPins.Wait()
 	offers(t, h, "slow")
 	if server.pins.saved.Load() == server.pins.Version() {
 		t.Error("it is not left alone")
@@ -190,7 +194,7 @@ func fill(t *testing.T, dir string) (free func()) {
 	}
 }
 
-// What could not be saved is saved when Caddy stops. A change is then seen by the next one.
+// Pins that could not be saved are saved when Caddy stops. The next process then detects a change.
 func TestPinsAreSavedOnStop(t *testing.T) { // A54
 	dir := t.TempDir()
 	server := newFickle(t)
@@ -203,18 +207,19 @@ func TestPinsAreSavedOnStop(t *testing.T) { // A54
 	unload()
 	server.version.Store(1)
 	anotherProcess(t)
-	if listed, called := offers(t, storedGateway(t, dir, withPins(server.line("stopped"), true)), "stopped"); listed || called {
+	if listed, called := offers(t, storedGateway(t, dir, withPins(server.line("stopped"), true)), "stopped"); listed ||
+		called {
 		t.Errorf("it has changed: listed %t, called %t", listed, called)
 	}
 }
 
-// What could not be saved is tried again, also if nobody asks for a list.
+// A failed save is retried, even if no client requests a list.
 func TestPinsAreSavedLater(t *testing.T) { // A54
 	dir := t.TempDir()
 	h := storedGateway(t, dir, withPins(newFickle(t).line("later"), true))
 	pins := h.Servers[0].pins
 	free := fill(t, dir)
-	pins.See("weather", []byte(`{}`))
+	pins.Observe("weather", []byte(`{}`))
 	if err := h.pins.store(h.Servers[0]); err == nil || pins.retry == nil || !pins.paused() {
 		t.Fatalf("on a full disk: %v", err)
 	}
@@ -224,28 +229,29 @@ func TestPinsAreSavedLater(t *testing.T) { // A54
 	await.Until(t, "the pins to be saved", func() bool { return pins.saved.Load() == pins.Version() })
 }
 
-// An operator who accepts a tool is told if that is lost with the next restart.
+// An operator who accepts a tool gets an error if the acceptance cannot be saved.
 func TestAcceptThatIsNotSaved(t *testing.T) { // A54
 	dir := t.TempDir()
 	h := storedGateway(t, dir, withPins(newFickle(t).line("accepted"), true))
 	server := h.Servers[0]
-	server.pins.See("weather", []byte(`{}`))
-	server.pins.See("weather", []byte(`{"title":"x"}`))
+	server.pins.Observe("weather", []byte(`{}`))
+	server.pins.Observe("weather", []byte(`{"title":"x"}`))
 	free := fill(t, dir)
 	if n, err := h.acceptTools(server, "weather", ""); n != 1 || !errors.Is(err, errNotSaved) {
 		t.Errorf("on a full disk: %d, %v", n, err)
 	}
 	free()
-	server.pins.See("weather", []byte(`{"title":"y"}`))
+	server.pins.Observe("weather", []byte(`{"title":"y"}`))
 	if n, err := h.acceptTools(server, "weather", ""); n != 1 || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}
 }
 
-// If pins cannot be read, the gateway serves and withholds all tools of the server, until
-// they are accepted. What could not be read is kept.
+// If pins cannot be read, the gateway serves, and withholds all tools of the server until they are
+// accepted. The unreadable pins are kept.
 func TestBrokenPins(t *testing.T) { // A54
-	for name, broken := range map[string]string{"cut short": `{"format":2,"tools":[{"tool":"wea`, "empty": "", "of another format": `{"format":9}`} {
+	for name, broken := range map[string]string{"cut short": `{"format":2,"tools":[{"tool":"wea`, "empty": "",
+		"of another format": `{"format":9}`} {
 		t.Run(name, func(t *testing.T) {
 			anotherProcess(t)
 			dir := t.TempDir()
@@ -263,7 +269,7 @@ func TestBrokenPins(t *testing.T) { // A54
 				t.Errorf("listed %t, called %t", listed, called)
 			}
 			if got := changedTools(h); len(got) != 1 || !got[0].Lost {
-				t.Errorf("operators are told of %+v", got)
+				t.Errorf("the reported changes are %+v", got)
 			}
 			if text, err := os.ReadFile(file); string(text) != broken || err != nil {
 				t.Errorf("it was replaced by %s, %v", text, err)
@@ -280,14 +286,15 @@ func TestBrokenPins(t *testing.T) { // A54
 			unload()
 			server.version.Store(1)
 			anotherProcess(t)
-			if listed, called := offers(t, storedGateway(t, dir, withPins(server.line("broken"), true)), "broken"); listed || called {
+			if listed, called := offers(t, storedGateway(t, dir, withPins(server.line("broken"), true)), "broken"); listed ||
+				called {
 				t.Errorf("it has changed: listed %t, called %t", listed, called)
 			}
 		})
 	}
 }
 
-// A listener is told of events.
+// A listener receives Caddy events.
 type listener chan caddy.Event
 
 func (l listener) Handle(_ context.Context, event caddy.Event) error {

@@ -7,24 +7,24 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 )
 
-// What commands say of the process that they load a configuration in.
+// How commands use this process. They are set before a configuration is loaded.
 var (
-	onStdio       bool                      // it is the command mcp-stdio
-	stdioClient   = access.OperatorIdentity // who comes in by pipenet
-	forOneCommand bool                      // it is another command of the operator
+	onStdio       bool                      // the command is mcp-stdio
+	stdioClient   = access.OperatorIdentity // identity of requests through pipenet
+	forOneCommand bool                      // the command is another one of the operator
 )
 
-// SoleClient says that this process serves one client, on its standard input and output. No rules apply to
-// it unless it has a name. It is called before a configuration is loaded.
+// SoleClient makes this process serve one client, on standard input and output. Rules apply only if
+// the client has a name. Call it before a configuration is loaded.
 func SoleClient(client string) {
 	onStdio = true
 	stdioClient = cmp.Or(client, access.OperatorIdentity)
-	mcpstdio.SoleClient()
+	mcpstdio.SetSoleClient()
 }
 
-// ForOneCommand says that this process runs gateways for one command of the operator: they start servers
-// only if it needs them. It is called before a configuration is loaded.
+// ForOneCommand makes this process run gateways for one command of the operator: they start a
+// server only when the command needs it. Call it before a configuration is loaded.
 func ForOneCommand() {
 	forOneCommand = true
-	mcpstdio.SoleClient()
+	mcpstdio.SetSoleClient()
 }

@@ -19,15 +19,13 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
-// noSeparator is how a configuration says that names are left as they are.
+// noSeparator is the value of separator that leaves names unchanged.
 const noSeparator = "none"
 
-// processKey seals session ids unless there is another key. It outlives reloads, and
-// so do sessions.
+// processKey seals session IDs if no session_key is set. Like sessions, it outlives reloads.
 var processKey = seal.NewKey()
 
-// setDefaults fills in what the configuration leaves out. It comes before all else: the
-// identity of a server depends on it.
+// setDefaults fills in defaults. It must run first: the ID of a server depends on them.
 func (h *Handler) setDefaults() {
 	if h.ResponseTimeout == 0 {
 		h.ResponseTimeout = caddy.Duration(30 * time.Second)
@@ -71,7 +69,7 @@ func (h *Handler) setDefaults() {
 	}
 }
 
-// newGateway sets up the gateway.
+// newGateway creates the gateway, and acquires its retained state.
 func (h *Handler) newGateway() error {
 	key, resumable, err := h.sessionKey()
 	if err != nil {
@@ -97,13 +95,13 @@ func (h *Handler) newGateway() error {
 		Resumable:     resumable,
 		MaxClients:    h.MaxSessions,
 		Discovery:     h.Discovery,
-		Observer:      reporter{h, &requestEnds{known: map[requestEnd]*requestMetrics{}}},
+		Observer:      reporter{h, &requestMetricsCache{known: map[requestLabels]*requestMetrics{}}},
 		Generation:    h.generation,
 		Detach:        detached,
 		ReportMissing: *h.ReportMissing,
 		Originals:     originals{handler: h},
 	}
-	if before := h.incumbent(); before != nil {
+	if before := h.currentSibling(); before != nil {
 		config.Replaces = before.gateway
 	}
 	if len(h.auth.providers) > 0 {
@@ -120,14 +118,14 @@ func (h *Handler) newGateway() error {
 		return err
 	}
 	for _, n := range h.NotificationRoutes {
-		if n != nil { // which Validate refuses
+		if n != nil { // Validate refuses nil
 			config.NotificationRoutes = append(config.NotificationRoutes, n.config(h))
 		}
 	}
 	var space *replicas.Space
 	allowWhenDown := false
 	if h.store != nil {
-		space = h.store.Space("gateway\x00" + h.sharedPlace())
+		space = h.store.Space("gateway\x00" + h.sharedKey())
 		allowWhenDown = h.store.AllowWhenDown
 	}
 	retained, _, err := retainedPool.LoadOrNew(h.retainedKey(), func() (caddy.Destructor, error) {
@@ -137,8 +135,8 @@ func (h *Handler) newGateway() error {
 		return err
 	}
 	h.retained = retained.(*gateway.Retained)
-	sealedBy := sha256.Sum256(key) // clients are remembered by what they hold
-	scope := h.sharedPlace() + "\x00" + string(sealedBy[:])
+	sealedBy := sha256.Sum256(key) // a client is found by its sealed session ID
+	scope := h.sharedKey() + "\x00" + string(sealedBy[:])
 	h.stateKey = scope + h.storeID()
 	state, _, err := states.LoadOrNew(h.stateKey, func() (caddy.Destructor, error) {
 		if h.store == nil {
@@ -153,7 +151,7 @@ func (h *Handler) newGateway() error {
 	return nil
 }
 
-// closeGateway gives back what newGateway has taken.
+// closeGateway releases what newGateway acquired.
 func (h *Handler) closeGateway() error {
 	var err error
 	if h.gateway != nil {
@@ -167,15 +165,14 @@ func (h *Handler) closeGateway() error {
 	return err
 }
 
-// states are the clients of gateways. They outlive reloads. Gateways of the same name that
-// are in use at the same time share one: what is kept for a client there is kept by server,
-// and two servers with the same configuration are one.
+// states holds the clients of gateways. They outlive reloads. Gateways with the same name share one
+// state: it is keyed by server, and two servers with the same configuration are one.
 var states = caddy.NewUsagePool()
 
-// retainedKey returns the key of what else the gateway keeps. Another store has other things in it.
-func (h *Handler) retainedKey() string { return h.place() + "\x00" + h.storeID() }
+// retainedKey returns the key in retainedPool. It includes the store, whose state it mirrors.
+func (h *Handler) retainedKey() string { return h.reloadKey() + "\x00" + h.storeID() }
 
-// storeID returns which store replicas share, "" if they share none.
+// storeID returns the ID of the store that replicas share, or "".
 func (h *Handler) storeID() string {
 	if h.store == nil {
 		return ""
@@ -183,7 +180,7 @@ func (h *Handler) storeID() string {
 	return string(h.store.ID[:])
 }
 
-// retainedPool has what else gateways keep across reloads.
+// retainedPool holds all other state that gateways keep over reloads.
 var retainedPool = caddy.NewUsagePool()
 
 func (h *Handler) naming() mcp.Naming {
@@ -193,13 +190,13 @@ func (h *Handler) naming() mcp.Naming {
 	return mcp.Naming{Separator: h.Separator, Longest: h.MaxNameLength}
 }
 
-// refusedByModels reports whether model APIs refuse names with this character.
+// refusedByModels reports whether model APIs refuse tool names with this character.
 func refusedByModels(c rune) bool {
 	return !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '_' || c == '-')
 }
 
-// sessionKey returns what seals session ids: the session_key of the gateway, of mcp_store, or one that only
-// this process has.
+// sessionKey returns the key that seals session IDs: session_key, the key of mcp_store, or
+// processKey. given is false for the last.
 func (h *Handler) sessionKey() (key []byte, given bool, err error) {
 	if h.SessionKey != "" {
 		key, err = setting.SessionKey(h.SessionKey)

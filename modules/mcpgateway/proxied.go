@@ -12,43 +12,43 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 )
 
-// upstreams are what a server's routes pass requests on to, as far as that can be known
-// without a request. Each is there once.
+// upstreams are the upstreams in the routes of a server, without duplicates, as far as they are
+// known without a request.
 type upstreams struct {
 	children []child
-	proxied  []*reverseproxy.Upstream // that are no children
-	checked  []*reverseproxy.Upstream // those of them that reverse_proxy itself checks
-	pools    []*mcphttp.Transport     // that keep connections to them
-	tls      bool                     // connections to them use TLS
+	proxied  []*reverseproxy.Upstream // without child processes
+	checked  []*reverseproxy.Upstream // subset of proxied with active health checks
+	pools    []*mcphttp.Transport     // hold connections to them
+	tls      bool                     // connections use TLS
 }
 
-// A child is an upstream that is a child process, or some for the same address.
+// A child is an upstream with one or more child processes.
 type child struct {
 	transport *mcpstdio.Transport
 	host      string
 }
 
-// findUpstreams returns the upstreams of routes that have been provisioned.
+// findUpstreams returns the upstreams in provisioned routes.
 func findUpstreams(routes caddyhttp.RouteList) upstreams {
 	var found upstreams
-	found.inRoutes(routes)
+	found.addRoutes(routes)
 	return found
 }
 
-func (u *upstreams) inRoutes(routes caddyhttp.RouteList) {
+func (u *upstreams) addRoutes(routes caddyhttp.RouteList) {
 	for _, route := range routes {
 		for _, handler := range route.Handlers {
 			switch handler := handler.(type) {
 			case *caddyhttp.Subroute:
-				u.inRoutes(handler.Routes)
+				u.addRoutes(handler.Routes)
 			case *reverseproxy.Handler:
-				u.of(handler)
+				u.addProxy(handler)
 			}
 		}
 	}
 }
 
-func (u *upstreams) of(proxy *reverseproxy.Handler) {
+func (u *upstreams) addProxy(proxy *reverseproxy.Handler) {
 	transport, isChild := proxy.Transport.(*mcpstdio.Transport)
 	if pool, ok := proxy.Transport.(*mcphttp.Transport); ok {
 		u.pools = append(u.pools, pool)
@@ -65,21 +65,21 @@ func (u *upstreams) of(proxy *reverseproxy.Handler) {
 	}
 }
 
-// url returns where requests with a target are sent, without the query and without credentials; "" unless there
-// is one such place.
+// url returns the URL of requests to a target, without query and credentials. It is empty unless
+// there is exactly one upstream.
 func (u *upstreams) url(target *url.URL) string {
 	if len(u.proxied) != 1 || len(u.children) > 0 {
 		return ""
 	}
-	at, port := url.URL{Scheme: "http", Host: u.proxied[0].Dial, Path: target.Path}, ":80"
+	address, port := url.URL{Scheme: "http", Host: u.proxied[0].Dial, Path: target.Path}, ":80"
 	if u.tls {
-		at.Scheme, port = "https", ":443"
+		address.Scheme, port = "https", ":443"
 	}
-	at.Host = strings.TrimSuffix(at.Host, port)
-	return at.String()
+	address.Host = strings.TrimSuffix(address.Host, port)
+	return address.String()
 }
 
-// command returns the program of the child processes, without arguments, which may have secrets; "" if there are none.
+// command returns the program of the child processes, or "". Arguments may contain secrets.
 func (u *upstreams) command() string {
 	if len(u.children) == 0 || len(u.children[0].transport.Command) == 0 {
 		return ""

@@ -14,7 +14,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// TestMain makes a child of the test binary when it is called `<binary> ds …`.
+// TestMain runs the test binary as a child process when it is called as `<binary> ds …`.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "ds" {
 		os.Exit(mcptest.RunChild(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// gateway provisions a gateway that ends with the test.
+// adaptGateway provisions a gateway that ends with the test.
 func adaptGateway(t *testing.T, config string) *Handler {
 	t.Helper()
 	ctx, err := caddy.ProvisionContext(new(caddy.Config))
@@ -38,7 +38,7 @@ func adaptGateway(t *testing.T, config string) *Handler {
 	return module.(*Handler)
 }
 
-// proxyTo is a reverse_proxy to these addresses, with more of its configuration.
+// proxyTo returns a reverse_proxy to these addresses, with more of its configuration.
 func proxyTo(more string, addresses ...string) string {
 	var upstreams []string
 	for _, address := range addresses {
@@ -47,14 +47,14 @@ func proxyTo(more string, addresses ...string) string {
 	return fmt.Sprintf(`{"handler":"reverse_proxy","upstreams":[%s]%s}`, strings.Join(upstreams, ","), more)
 }
 
-// childTransport is the part of a reverse_proxy that makes its upstreams children of
-// mcptest with these flags.
+// childTransport returns the transport of a reverse_proxy whose upstreams are children of mcptest
+// with these flags.
 func childTransport(flags ...string) string {
 	command, _ := json.Marshal(append([]string{os.Args[0], "ds", "alpha"}, flags...))
 	return fmt.Sprintf(`,"transport":{"protocol":"mcp_stdio","command":%s,"stop_grace":1000000000}`, command)
 }
 
-// serverOf is a server whose routes have these handlers.
+// serverOf returns a server whose routes have these handlers.
 func serverOf(name string, handlers ...string) string {
 	return fmt.Sprintf(`{"name":%q,"routes":[{"handle":[%s]}]}`, name, strings.Join(handlers, ","))
 }
@@ -76,15 +76,20 @@ func TestFindUpstreams(t *testing.T) { // A70
 		{"several children", []string{proxyTo(childTransport(), "alpha:1", "alpha:2")}, "alpha:1 alpha:2", "", ""},
 		{"a child of a port that HTTP has", []string{proxyTo(childTransport(), "alpha:80")}, "alpha:80", "", ""},
 		{"an upstream", []string{proxyTo("", "127.0.0.1:9")}, "", "127.0.0.1:9", ""},
-		{"in subroutes", []string{subroute(subroute(proxyTo("", "127.0.0.1:9"))), proxyTo(childTransport(), "alpha:1")}, "alpha:1", "127.0.0.1:9", ""},
-		{"each once", []string{subroute(proxyTo(childTransport(), "alpha:1")), subroute(proxyTo("", "127.0.0.1:9", "127.0.0.1:9")),
-			subroute(proxyTo("", "127.0.0.1:9")), proxyTo(childTransport(), "alpha:1")}, "alpha:1", "127.0.0.1:9", ""},
-		{"another command at the same address", []string{subroute(proxyTo(childTransport(), "alpha:1")), proxyTo(childTransport("--no-ping"), "alpha:1")},
+		{"in subroutes", []string{subroute(subroute(proxyTo("", "127.0.0.1:9"))), proxyTo(childTransport(), "alpha:1")},
+			"alpha:1", "127.0.0.1:9", ""},
+		{"each once",
+			[]string{subroute(proxyTo(childTransport(), "alpha:1")), subroute(proxyTo("", "127.0.0.1:9", "127.0.0.1:9")),
+				subroute(proxyTo("", "127.0.0.1:9")), proxyTo(childTransport(), "alpha:1")}, "alpha:1", "127.0.0.1:9", ""},
+		{"another command at the same address",
+			[]string{subroute(proxyTo(childTransport(), "alpha:1")), proxyTo(childTransport("--no-ping"), "alpha:1")},
 			"alpha:1 alpha:1", "", ""},
-		{"an address that a request says", []string{subroute(proxyTo(childTransport(), "{http.request.header.x}:1")), proxyTo("", "{http.request.host}:9")},
+		{"an address that a request says",
+			[]string{subroute(proxyTo(childTransport(), "{http.request.header.x}:1")), proxyTo("", "{http.request.host}:9")},
 			"", "{http.request.host}:9", ""},
 		{"with checks of reverse_proxy", []string{proxyTo(active, address)}, "", address, address},
-		{"with checks that are not enabled", []string{proxyTo(`,"health_checks":{"active":{}}`, "127.0.0.1:9")}, "", "127.0.0.1:9", ""},
+		{"with checks that are not enabled", []string{proxyTo(`,"health_checks":{"active":{}}`, "127.0.0.1:9")}, "",
+			"127.0.0.1:9", ""},
 		{"none", []string{`{"handler":"static_response"}`}, "", "", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -6,18 +6,18 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 )
 
-// healthSegment is where probes ask for readiness, below mcp_path. So it is not the name of a server.
+// healthSegment is the path of health probes below mcp_path. No server can have this name.
 const healthSegment = "health"
 
-// A readinessReport answers probes. It has the state of servers, but not their errors: anyone can
-// ask for it.
+// A readinessReport is the response to a probe. It has no error messages, because it needs no
+// credentials.
 type readinessReport struct {
 	Status  string            `json:"status"`
-	Servers map[string]string `json:"servers,omitempty"` // that are not up
+	Servers map[string]string `json:"servers,omitempty"` // states of servers that are down
 }
 
-// serveReadiness tells probes whether all servers are up that are not optional. It reads what is
-// known of them, and contacts none.
+// serveReadiness tells probes whether all servers that are not optional are up. It contacts no
+// server.
 func (h *Handler) serveReadiness(w http.ResponseWriter, r *http.Request) error {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		w.Header().Set("Allow", "GET, HEAD")
@@ -39,9 +39,9 @@ func (h *Handler) serveReadiness(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, readinessReport{Status: "ready"})
 }
 
-// readiness returns the state of a server in a word, and whether it is up: it did not fail the last
-// time that it was needed or checked. A server that was not needed yet is idle, and up: a probe
-// must not start it.
+// readiness returns the state of a server, and whether it is up: whether its last request or check
+// succeeded. A server that has not been used yet is idle and counts as up, because a probe must not
+// start it.
 func (s *Server) readiness() (word string, up bool) {
 	if len(s.upstreams.children) > 0 {
 		return s.childrenReadiness()
@@ -50,14 +50,14 @@ func (s *Server) readiness() (word string, up bool) {
 	case !state.Known:
 		return string(stdio.Idle), true
 	default:
-		// Calls that time out are not enough: clients choose what they call, and nothing else would ask
-		// the server while load balancers send no requests.
+		// Calls that time out do not count: clients choose what they call, and while load balancers
+		// send no requests, no call could succeed again.
 		return state.name(), state.Healthy || state.Doubtful
 	}
 }
 
-// childrenReadiness is readiness of child processes. One that runs is enough. Those of single
-// sessions do not count.
+// childrenReadiness is readiness for child processes. One running process is enough. Processes of
+// single sessions do not count.
 func (s *Server) childrenReadiness() (word string, up bool) {
 	word, up = string(stdio.Idle), true
 	for _, child := range s.upstreams.children {

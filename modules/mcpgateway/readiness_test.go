@@ -53,7 +53,8 @@ func TestReadinessOfChildren(t *testing.T) {
 	}
 	call("bad")
 	status, body := asksHealth(t, h, "GET", "localhost")
-	if status != 503 || body != `{"status":"not ready","servers":{"bad":"stopped"}}` && body != `{"status":"not ready","servers":{"bad":"waiting"}}` {
+	if status != 503 || body != `{"status":"not ready","servers":{"bad":"stopped"}}` &&
+		body != `{"status":"not ready","servers":{"bad":"waiting"}}` {
 		t.Errorf("a server is down: %d %s", status, body)
 	}
 }
@@ -74,7 +75,8 @@ func TestReadinessWhileStarting(t *testing.T) {
 		word, up := h.byName["slow"].readiness()
 		return word == "starting" && !up
 	})
-	if status, body := asksHealth(t, h, "GET", "localhost"); status != 503 || body != `{"status":"not ready","servers":{"slow":"starting"}}` {
+	if status, body := asksHealth(t, h, "GET", "localhost"); status != 503 ||
+		body != `{"status":"not ready","servers":{"slow":"starting"}}` {
 		t.Errorf("%d %s", status, body)
 	}
 }
@@ -87,10 +89,11 @@ func TestReadinessOfHTTPServers(t *testing.T) {
 	}
 	record := s.health.Load()
 	record.failed(zap.NewNop(), &upstream.Fault{Server: "remote", Reason: "connection refused"})
-	if status, body := asksHealth(t, h, "GET", "localhost"); status != 503 || body != `{"status":"not ready","servers":{"remote":"unhealthy"}}` {
+	if status, body := asksHealth(t, h, "GET", "localhost"); status != 503 ||
+		body != `{"status":"not ready","servers":{"remote":"unhealthy"}}` {
 		t.Errorf("after a check has failed: %d %s", status, body)
 	}
-	record.answered(zap.NewNop())
+	record.succeeded(zap.NewNop())
 	if word, up := s.readiness(); word != "healthy" || !up {
 		t.Errorf("after a check has not: %s %t", word, up)
 	}

@@ -7,30 +7,30 @@ import (
 	"sync"
 )
 
-// registry has the gateways of this process, for the admin API.
+// registry holds the gateways of this process, for the admin API.
 var registry gateways
 
-// gateways are handlers, in the order in which they were started. While one
-// configuration takes the place of another there are those of both.
+// gateways are handlers, in the order in which they were started. During a reload it holds those of
+// both configurations.
 type gateways struct {
 	mu  sync.Mutex
 	all []*Handler
 }
 
-// add adds a handler. One that a live has made takes the place of the one before it, so that it does
-// not look newer than the handlers of a configuration that has been started since.
+// add adds a handler. A handler of a live replaces the previous one of the same live at its
+// position, so that it does not count as newer than the handlers of a later configuration.
 func (g *gateways) add(h *Handler) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	at := -1
+	index := -1
 	if h.shell != nil {
-		at = slices.IndexFunc(g.all, func(other *Handler) bool { return other.shell == h.shell })
+		index = slices.IndexFunc(g.all, func(other *Handler) bool { return other.shell == h.shell })
 	}
-	if at < 0 {
+	if index < 0 {
 		g.all = append(g.all, h)
 		return
 	}
-	g.all[at] = h
+	g.all[index] = h
 }
 
 func (g *gateways) remove(h *Handler) {
@@ -39,8 +39,8 @@ func (g *gateways) remove(h *Handler) {
 	g.all = slices.DeleteFunc(g.all, func(other *Handler) bool { return other == h })
 }
 
-// current returns the handlers of the configuration that was started last. One that
-// stands in several sites is one.
+// current returns the handlers of the configuration that was started last. A handler that is used
+// in several sites appears once.
 func (g *gateways) current() (current []*Handler) {
 	newest := g.newest()
 	if newest == nil {
@@ -71,11 +71,10 @@ func (g *gateways) newest() *Handler {
 	return g.all[len(g.all)-1]
 }
 
-// fingerprint tells the gateway from all others that are different in any way for
-// clients.
+// fingerprint identifies the gateway among those that clients can distinguish.
 func fingerprint(h *Handler) string {
 	var b strings.Builder
-	b.WriteString(h.place())
+	b.WriteString(h.reloadKey())
 	for _, s := range h.Servers {
 		b.WriteString("\x00" + s.id)
 	}

@@ -15,30 +15,30 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/upstream"
 )
 
-// A reporter reports what happens in a gateway to metrics, logs and events.
+// A reporter reports events of a gateway to metrics, logs and Caddy events.
 type reporter struct {
 	*Handler
-	ends *requestEnds
+	metrics *requestMetricsCache
 }
 
-// A requestEnd is how a request can end. There are only so many.
-type requestEnd struct{ server, method, outcome string }
+// A requestLabels holds the metric labels of a finished request. The number of combinations is
+// limited.
+type requestLabels struct{ server, method, outcome string }
 
-// requestEnds has the metrics of all ways in which requests have ended. To find them by their labels
-// for each request takes longer.
-type requestEnds struct {
+// requestMetricsCache caches metrics by their labels. A lookup in Prometheus takes longer.
+type requestMetricsCache struct {
 	mu    sync.RWMutex
-	known map[requestEnd]*requestMetrics
+	known map[requestLabels]*requestMetrics
 }
 
 type requestMetrics struct {
 	count    prometheus.Counter
 	duration prometheus.Observer
-	health   *healthRecord // of the server; nil if there is none
+	health   *healthRecord // of the server; nil without a server
 }
 
-// of returns the metrics of the requests to a gateway that end in a way.
-func (e *requestEnds) of(h *Handler, end requestEnd) *requestMetrics {
+// get returns the metrics for the labels.
+func (e *requestMetricsCache) get(h *Handler, end requestLabels) *requestMetrics {
 	e.mu.RLock()
 	m := e.known[end]
 	e.mu.RUnlock()
@@ -48,7 +48,7 @@ func (e *requestEnds) of(h *Handler, end requestEnd) *requestMetrics {
 	m = &requestMetrics{
 		count:    requests.WithLabelValues(h.Name, end.server, end.method, end.outcome),
 		duration: durations.WithLabelValues(h.Name, end.server, end.method),
-		health:   h.recordOf(end.server),
+		health:   h.healthRecordOf(end.server),
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -58,24 +58,24 @@ func (e *requestEnds) of(h *Handler, end requestEnd) *requestMetrics {
 
 // RequestDone implements [gateway.Observer].
 func (o reporter) RequestDone(r upstream.Record) {
-	metrics := o.ends.of(o.Handler, requestEnd{r.Server, r.Method, r.Outcome})
+	metrics := o.metrics.get(o.Handler, requestLabels{r.Server, r.Method, r.Outcome})
 	metrics.count.Inc()
 	metrics.duration.Observe(r.Duration.Seconds())
 	switch {
 	case metrics.health == nil:
 	case r.Answered:
-		metrics.health.answered(o.logger)
+		metrics.health.succeeded(o.logger)
 	case r.Fault != nil:
 		metrics.health.failed(o.logger, r.Fault)
 	}
 	if c := o.logger.Check(zapcore.DebugLevel, "request to MCP server"); c != nil {
-		c.Write(zap.String("mcp_server", r.Server), zap.String("mcp_method", r.Called), zap.String("mcp_tool", r.Tool),
+		c.Write(zap.String("mcp_server", r.Server), zap.String("mcp_method", r.ClientMethod), zap.String("mcp_tool", r.Tool),
 			zap.String("outcome", r.Outcome), zap.Int("mcp_error_code", r.ErrorCode), zap.Duration("duration", r.Duration))
 	}
 }
 
-// recordOf returns what is known of the health of a server; nil if there is no such server.
-func (h *Handler) recordOf(server string) *healthRecord {
+// healthRecordOf returns the health record of a server, or nil if the server is unknown.
+func (h *Handler) healthRecordOf(server string) *healthRecord {
 	if s := h.byName[server]; s != nil {
 		return s.health.Load()
 	}
@@ -84,26 +84,26 @@ func (h *Handler) recordOf(server string) *healthRecord {
 
 // ServerFailed implements [gateway.Observer].
 func (o reporter) ServerFailed(f *upstream.Fault) {
-	if record := o.recordOf(f.Server); record != nil {
+	if record := o.healthRecordOf(f.Server); record != nil {
 		record.failed(o.logger, f)
 	}
 }
 
 // ServerAnswered implements [gateway.Observer].
 func (o reporter) ServerAnswered(server string) {
-	if record := o.recordOf(server); record != nil {
-		record.answered(o.logger)
+	if record := o.healthRecordOf(server); record != nil {
+		record.succeeded(o.logger)
 	}
 }
 
 // Listed implements [gateway.Observer].
 func (o reporter) Listed(server, kind string, items int) {
-	if record := o.recordOf(server); record != nil {
+	if record := o.healthRecordOf(server); record != nil {
 		record.listed(o.logger, kind, items)
 	}
 }
 
-// Denied implements [gateway.Observer]. Each denial is one line in the log.
+// Denied implements [gateway.Observer]. It writes one log line.
 func (o reporter) Denied(d *inbound.Denial) {
 	target := "mcp_tool" // also for a prompt
 	if d.Target.Kind == mcp.Resource {
@@ -124,10 +124,10 @@ func (o reporter) Denied(d *inbound.Denial) {
 	})
 }
 
-// CallDone implements [gateway.Observer]. Each call is kept for the admin API. It is one line in the log if audit says
-// so.
+// CallDone implements [gateway.Observer]. It keeps the call for the admin API, and logs it if audit
+// says so.
 func (o reporter) CallDone(c inbound.Call) {
-	o.keep(&c)
+	o.keepCall(&c)
 	if o.Audit == auditDenied || c.Refused {
 		return
 	}
@@ -152,8 +152,8 @@ func (o reporter) CallDone(c inbound.Call) {
 	o.audit(zap.InfoLevel, "call", fields...)
 }
 
-// keep keeps a call for the admin API.
-func (o reporter) keep(c *inbound.Call) {
+// keepCall keeps a call for the admin API.
+func (o reporter) keepCall(c *inbound.Call) {
 	kept := &activity.Call{
 		Gateway: o.Name, Client: mcp.Shortened(c.Client), Address: c.Address, Server: c.Target.Server, Method: c.Method,
 		Name: c.Target.Name, RequestID: c.RequestID, Outcome: c.Outcome, ErrorCode: c.ErrorCode, Rule: mcp.Shortened(c.Rule),
@@ -188,9 +188,9 @@ func (o reporter) ToolInvalid(server, tool string, reason error) {
 }
 
 // ToolHidden implements [gateway.Observer].
-func (o reporter) ToolHidden(server, tool, by string) {
+func (o reporter) ToolHidden(server, tool, renamed string) {
 	o.logger.Warn("tool hidden, because another tool is renamed to its name",
-		zap.String("mcp_server", server), zap.String("mcp_tool", tool), zap.String("renamed", by))
+		zap.String("mcp_server", server), zap.String("mcp_tool", tool), zap.String("renamed", renamed))
 }
 
 // ToolMissing implements [gateway.Observer].

@@ -18,8 +18,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// lister is a server with tools that not everybody may see. It writes its answers as it
-// is told to.
+// lister returns a server with tools that some clients may not see. write writes its responses.
 func lister(t *testing.T, write func(w http.ResponseWriter, answer string)) *witness {
 	return newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
 		answer := httptest.NewRecorder()
@@ -73,7 +72,8 @@ func TestChangedToolsWithAByteOrderMark(t *testing.T) { // A54
 	version := "v1"
 	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = io.WriteString(w, "\ufeff"+`{"jsonrpc":"2.0","id":7,"result":{"tools":[{"name":"x","description":"`+version+`","inputSchema":{}}]}}`)
+		_, _ = io.WriteString(w,
+			"\ufeff"+`{"jsonrpc":"2.0","id":7,"result":{"tools":[{"name":"x","description":"`+version+`","inputSchema":{}}]}}`)
 	})
 	h := storedGateway(t, t.TempDir(), withPins(server.line("a"), true))
 	for _, want := range []bool{true, false} {
@@ -85,7 +85,7 @@ func TestChangedToolsWithAByteOrderMark(t *testing.T) { // A54
 	}
 }
 
-// streaming is a server whose GET streams say something and end.
+// streaming returns a server whose GET streams send events and end.
 func streaming(t *testing.T, events ...string) *witness {
 	return newWitness(t, func(w http.ResponseWriter, r *http.Request, got witnessed) {
 		if r.Method != http.MethodGet {
@@ -99,7 +99,7 @@ func streaming(t *testing.T, events ...string) *witness {
 	})
 }
 
-// listening is a request for a stream.
+// listening returns a request for a stream.
 func listening(t *testing.T, path string, headers ...string) *http.Request {
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost"+path, nil)
 	r.Header.Set("Accept", "text/event-stream")
@@ -109,7 +109,7 @@ func listening(t *testing.T, path string, headers ...string) *http.Request {
 	return r
 }
 
-// servesInPart has a gateway answer a request, perhaps not to the end.
+// servesInPart returns the response of a gateway, which may be incomplete.
 func servesInPart(h *Handler, r *http.Request) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
 	servesTo(w, h, r)
@@ -125,13 +125,13 @@ func servesTo(w http.ResponseWriter, h *Handler, r *http.Request) {
 	_ = h.ServeHTTP(w, prepared(r, w, ""), nil)
 }
 
-// A stream is a response that is heard as it comes.
+// A stream is a response that is read while it is written.
 type stream struct {
 	*httptest.ResponseRecorder
 	until string
 
 	mu    sync.Mutex
-	heard chan struct{} // closed when it has come so far
+	heard chan struct{} // closed when until has been received
 }
 
 func (s *stream) Write(p []byte) (int, error) {
@@ -145,8 +145,7 @@ func (s *stream) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// hears has a gateway answer a request until it has said something, and returns all that
-// it has said.
+// hears returns the response of a gateway up to a text.
 func hears(t *testing.T, h *Handler, r *http.Request, until string) string {
 	t.Helper()
 	ctx, hangUp := context.WithCancel(r.Context())
@@ -167,7 +166,7 @@ func hears(t *testing.T, h *Handler, r *http.Request, until string) string {
 	return s.Body.String()
 }
 
-// boundEvent returns the id of an event as the client of a session gets it at /mcp.
+// boundEvent returns the ID of an event as the client of a session gets it at /mcp.
 func boundEvent(session, id string) string {
 	mac := hmac.New(sha256.New, processKey)
 	mac.Write([]byte("event of a session\x00" + session + "\x00" + id))
@@ -178,10 +177,14 @@ func TestListsThatAreResumed(t *testing.T) { // A54
 	server := newWitness(t, func(w http.ResponseWriter, r *http.Request, got witnessed) {
 		switch {
 		case r.Method == http.MethodGet:
-			saysInEvents(w, `{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"ok","inputSchema":{}},{"name":"secret","inputSchema":{}}]}}`, `{"jsonrpc":"2.0","method":"notifications/after"}`)
+			saysInEvents(w,
+				`{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"ok","inputSchema":{}},{"name":"secret","inputSchema":{}}]}}`,
+				`{"jsonrpc":"2.0","method":"notifications/after"}`)
 			<-r.Context().Done()
 		case got.is("initialize"):
-			says(w, got, `{"protocolVersion":"2025-11-25","capabilities":{"tools":{"listChanged":true}},"serverInfo":{"name":"x","version":"1"}}`)
+			says(w, got,
+				`{"protocolVersion":"2025-11-25","capabilities":{"tools":{"listChanged":true}},"serverInfo":{"name":"x",`+
+					`"version":"1"}}`)
 		default:
 			says(w, got, `{}`)
 		}
@@ -196,7 +199,8 @@ func TestListsThatAreResumed(t *testing.T) { // A54
 				id := session(t, h)
 				headers = []string{"Last-Event-Id", boundEvent(id, tt.last), mcp.SessionHeader, id}
 			}
-			if got := hears(t, h, listening(t, tt.path, headers...), "notifications/after"); strings.Contains(got, "secret") || !strings.Contains(got, "notifications/after") {
+			if got := hears(t, h, listening(t, tt.path, headers...), "notifications/after"); strings.Contains(got, "secret") ||
+				!strings.Contains(got, "notifications/after") {
 				t.Errorf("got %s", got)
 			}
 		})
@@ -204,7 +208,8 @@ func TestListsThatAreResumed(t *testing.T) { // A54
 }
 
 func TestWhatIsResumedIsCleaned(t *testing.T) { // A54
-	server := streaming(t, `{"jsonrpc":"2.0","id":7,"result":{"tools":[{"name":"x","description":"a`+"\u202e"+`b","inputSchema":{}}]}}`)
+	server := streaming(t,
+		`{"jsonrpc":"2.0","id":7,"result":{"tools":[{"name":"x","description":"a`+"\u202e"+`b","inputSchema":{}}]}}`)
 	h := adaptGateway(t, `{"servers":[`+server.line("a")+`]}`)
 	got := serves(t, h, listening(t, "/mcp/a", "Last-Event-Id", "1")).Body.String()
 	if strings.Contains(got, "\u202e") || !strings.Contains(got, `"ab"`) {
@@ -217,7 +222,8 @@ func TestUpdatesOfWhatMayNotBeKnown(t *testing.T) { // A55, A68
 		return `{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"` + uri + `"}}`
 	}
 	t.Run("one by one", func(t *testing.T) {
-		server := streaming(t, update("file:///secret/x"), update(`file:///s\u0065cret/y`), "\ufeff"+update("file:///secret/z"), update("file:///public/x"))
+		server := streaming(t, update("file:///secret/x"), update(`file:///s\u0065cret/y`),
+			"\ufeff"+update("file:///secret/z"), update("file:///public/x"))
 		h := adaptGateway(t, `{`+denies("resource:a::file:///secret/")+`"servers":[`+server.line("a")+`]}`)
 		got := serves(t, h, listening(t, "/mcp/a")).Body.String()
 		if strings.Contains(got, "cret/") || !strings.Contains(got, "file:///public/x") {
@@ -225,10 +231,13 @@ func TestUpdatesOfWhatMayNotBeKnown(t *testing.T) { // A55, A68
 		}
 	})
 	for name, event := range map[string]string{
-		"in a batch":                   `[` + update("file:///secret/x") + `]`,
-		"with two URIs":                `{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"file:///public/x","uri":"file:///secret/x"}}`,
-		"with a URI in other letters":  `{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"file:///public/x","URI":"file:///secret/x"}}`,
-		"as a method in other letters": `{"jsonrpc":"2.0","method":"vendor/x","Method":"notifications/resources/updated","params":{"uri":"file:///secret/x"}}`,
+		"in a batch": `[` + update("file:///secret/x") + `]`,
+		"with two URIs": `{"jsonrpc":"2.0","method":"notifications/resources/updated",` +
+			`"params":{"uri":"file:///public/x","uri":"file:///secret/x"}}`,
+		"with a URI in other letters": `{"jsonrpc":"2.0","method":"notifications/resources/updated",` +
+			`"params":{"uri":"file:///public/x","URI":"file:///secret/x"}}`,
+		"as a method in other letters": `{"jsonrpc":"2.0","method":"vendor/x","Method":"notifications/resources/updated",` +
+			`"params":{"uri":"file:///secret/x"}}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := adaptGateway(t, `{`+denies("resource:a::file:///secret/")+`"servers":[`+streaming(t, event).line("a")+`]}`)
@@ -243,22 +252,26 @@ func TestWhoElseMayHaveAResult(t *testing.T) { // A57
 	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
 		says(w, got, `{"resultType":"complete","tools":[],"contents":[],"ttlMs":600000,"cacheScope":"public"}`)
 	})
-	const meta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"x","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}`
+	const meta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
+		`"io.modelcontextprotocol/clientInfo":{"name":"x","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}`
 	for _, tt := range []struct {
 		name, clients, user string
 		public              bool
 	}{
-		{"nobody has rules", ``, "ann", true},
-		{"who has rules", `"clients":[{"name":"ann","rules":[{"action":"deny","patterns":["a::secret"]}]}],`, "ann", false},
-		{"who has none, where others have", `"clients":[{"name":"ann","rules":[{"action":"deny","patterns":["a::secret"]}]}],`, "bob", false},
-		{"nobody in particular, where others have rules", `"clients":[{"name":"ann","redact":["x"]}],`, "", false},
+		{"no client has rules", ``, "ann", true},
+		{"a client with rules",
+			`"clients":[{"name":"ann","rules":[{"action":"deny","patterns":["a::secret"]}]}],`, "ann", false},
+		{"a client without rules, where others have rules",
+			`"clients":[{"name":"ann","rules":[{"action":"deny","patterns":["a::secret"]}]}],`, "bob", false},
+		{"an anonymous client, where others have rules", `"clients":[{"name":"ann","redact":["x"]}],`, "", false},
 	} {
 		h := adaptGateway(t, `{`+tt.clients+`"servers":[`+server.line("a")+`]}`)
 		for method, name := range map[string]string{"tools/list": "", "resources/read": "file:///x"} {
 			for _, path := range single {
 				t.Run(tt.name+": "+method+" at "+path, func(t *testing.T) {
-					w := servesUser(t, h, tt.user, posting(path, `{"jsonrpc":"2.0","id":7,"method":"`+method+`","params":{"uri":"file:///x",`+meta+`}}`,
-						mcp.VersionHeader, mcp.Stateless, "Mcp-Method", method, "Mcp-Name", name))
+					w := servesUser(t, h, tt.user,
+						posting(path, `{"jsonrpc":"2.0","id":7,"method":"`+method+`","params":{"uri":"file:///x",`+meta+`}}`,
+							mcp.VersionHeader, mcp.Stateless, "Mcp-Method", method, "Mcp-Name", name))
 					if public := strings.Contains(w.Body.String(), `"cacheScope":"public"`); public != tt.public {
 						t.Errorf("%d %s", w.Code, w.Body)
 					}
@@ -288,7 +301,8 @@ func TestListsThatOnlySomeCanRead(t *testing.T) { // A54
 				h := adaptGateway(t, `{`+denies("a::secret")+`"servers":[`+server.line("a")+`]}`)
 				for _, path := range single {
 					t.Run(fmt.Sprintf("%s before it, as %q with %d at %s", name, kind, status, path), func(t *testing.T) {
-						if w := serves(t, h, posting(path, `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`)); strings.Contains(w.Body.String(), "secret") {
+						if w := serves(t, h,
+							posting(path, `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`)); strings.Contains(w.Body.String(), "secret") {
 							t.Errorf("%d %q", w.Code, w.Body)
 						}
 					})
@@ -300,7 +314,9 @@ func TestListsThatOnlySomeCanRead(t *testing.T) { // A54
 
 func TestToolsWithoutAName(t *testing.T) { // A54
 	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
-		says(w, got, `{"tools":[{"name":"ok"},{"name":["secret"]},{"name":null,"title":"secret"},{"title":"secret"},"secret",["secret"]]}`)
+		says(w, got,
+			`{"tools":[{"name":"ok"},{"name":["secret"]},{"name":null,"title":"secret"},{"title":"secret"},"secret",`+
+				`["secret"]]}`)
 	})
 	h := adaptGateway(t, `{`+denies("a::secret")+`"servers":[`+server.line("a")+`]}`)
 	for _, path := range single {
@@ -311,14 +327,15 @@ func TestToolsWithoutAName(t *testing.T) { // A54
 	}
 }
 
-// oddities are messages of servers that are theirs to send, or that nobody can read in
-// one way only.
+// oddities are messages that only servers may send, or that are ambiguous.
 var oddities = map[string]string{
-	"a notification of their own":       `{"jsonrpc":"2.0","method":"notifications/vendor","params":{"Name":"x","URI":"y"}}`,
-	"a notification with a member more": `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","Level":"INFO","data":"x"}}`,
-	"a batch":                           `[{"jsonrpc":"2.0","method":"notifications/message","params":{}}]`,
-	"an id that is none":                `{"jsonrpc":"2.0","id":{},"method":"x"}`,
-	"what is broken":                    `{broken`,
+	"a notification of their own": `{"jsonrpc":"2.0","method":"notifications/vendor","params":{"Name":"x",` +
+		`"URI":"y"}}`,
+	"a notification with a member more": `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info",` +
+		`"Level":"INFO","data":"x"}}`,
+	"a batch":       `[{"jsonrpc":"2.0","method":"notifications/message","params":{}}]`,
+	"an invalid id": `{"jsonrpc":"2.0","id":{},"method":"x"}`,
+	"broken JSON":   `{broken`,
 }
 
 func TestStreamsGoOnAfterOddMessages(t *testing.T) { // A55, A59
@@ -328,7 +345,8 @@ func TestStreamsGoOnAfterOddMessages(t *testing.T) { // A55, A59
 	} {
 		for what, odd := range oddities {
 			t.Run(name+": "+what, func(t *testing.T) {
-				server := streaming(t, odd, `{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"second"}}`)
+				server := streaming(t, odd,
+					`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"second"}}`)
 				h := adaptGateway(t, `{`+guard+`"servers":[`+server.line("a")+`]}`)
 				if got := servesInPart(h, listening(t, "/mcp/a")).Body.String(); !strings.Contains(got, "second") {
 					t.Errorf("got %q", got)
@@ -377,11 +395,13 @@ func TestCallsGoOnAfterOddMessages(t *testing.T) { // A54, A55
 	})
 	t.Run("an answer that cannot be looked at is refused", func(t *testing.T) {
 		server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, _ witnessed) {
-			saysInEvents(w, `{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"x"}}`, `{"jsonrpc":"2.0","id":7,"result":{"content":[]},"result":{}}`)
+			saysInEvents(w, `{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"x"}}`,
+				`{"jsonrpc":"2.0","id":7,"result":{"content":[]},"result":{}}`)
 		})
 		h := adaptGateway(t, `{`+denies("resource:a::file:///secret/")+`"servers":[`+server.line("a")+`]}`)
 		got := serves(t, h, posting("/mcp/a", aCall)).Body.String()
-		if !strings.Contains(got, "invalid_response") || !strings.Contains(got, `"id":7`) || strings.Contains(got, `"content"`) {
+		if !strings.Contains(got, "invalid_response") || !strings.Contains(got, `"id":7`) ||
+			strings.Contains(got, `"content"`) {
 			t.Errorf("got %s", got)
 		}
 	})
@@ -397,11 +417,13 @@ func TestWhatClientsSendBackIsNotRedacted(t *testing.T) { // A56
 		case got.is("tools/list"):
 			says(w, got, `{"tools":[{"name":"x","description":"`+state+`"}],"nextCursor":"`+state+`"}`)
 		default:
-			says(w, got, `{"resultType":"input_required","requestState":"`+state+`","inputRequests":{"e":{"method":"elicitation/create","params":{"message":"`+state+`"}}}}`)
+			says(w, got, `{"resultType":"input_required","requestState":"`+state+
+				`","inputRequests":{"e":{"method":"elicitation/create","params":{"message":"`+state+`"}}}}`)
 		}
 	})
 	h := adaptGateway(t, `{"clients":[{"name":"*","redact":["[0-9a-f]{32}"]}],"servers":[`+server.line("a")+`]}`)
-	for message, member := range map[string]string{`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`: "nextCursor", modernCall: "requestState"} {
+	for message, member := range map[string]string{`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`: "nextCursor",
+		modernCall: "requestState"} {
 		got := serves(t, h, posting("/mcp/a", message, mcp.VersionHeader, mcp.Stateless)).Body.String()
 		if !strings.Contains(got, `"`+member+`":"`+state+`"`) || strings.Count(got, state) != 1 {
 			t.Errorf("%s: got %s", member, got)

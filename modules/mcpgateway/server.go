@@ -23,86 +23,84 @@ import (
 
 // Server is an MCP server behind the gateway.
 type Server struct {
-	// The name of the server in paths, metrics and logs. Required; names and aliases
-	// are different from each other, upper and lower case too.
+	// The name of the server in paths, metrics and logs. Names and aliases must be unique; upper and
+	// lower case differ. Required.
 	Name string `json:"name,omitempty"`
 
-	// Other names by which it can be called. Default: none
+	// Other names under which clients can call the server. Default: none
 	Aliases []string `json:"aliases,omitempty"`
 
-	// The path, and query, that its routes see in requests to the server. A client
-	// has no say in it. Default: /rpc
+	// The path, and query, of requests as the routes of the server see them. Clients cannot change it.
+	// Default: /rpc
 	Path string `json:"path,omitempty"`
 
-	// How long the server may take. Default: the gateway's response_timeout
+	// How long to wait for the server. Default: the gateway's response_timeout
 	Timeout caddy.Duration `json:"timeout,omitempty"`
 
-	// The same as the gateway's start, for this server. Default: as that says
+	// When to start the server: lazy or eager. Default: the gateway's start
 	Start string `json:"start,omitempty"`
 
-	// How its results are masked. Default: as the gateway's mask says
+	// How to shorten its results. Default: the gateway's mask
 	Mask *observationmask.Handler `json:"mask,omitempty"`
 
-	// Whether its tools have an argument that says what a client looks for. Default: as the
-	// gateway's focus says
+	// Whether its tools get an argument for what the client looks for. Default: the gateway's focus
 	Focus *Focus `json:"focus,omitempty"`
 
-	// Which tools are shown where all servers are one: patterns in which * stands for
-	// any characters. Others cannot be called there. Default: all
+	// The tools to list at /mcp, as patterns in which * matches any characters. Other tools cannot be
+	// called there. Default: all
 	Expose []string `json:"expose,omitempty"`
 
-	// How clients see its tools, and what it gets of their calls, by the names that it has for them.
-	// Everything else in the configuration, metrics and logs use these names, too. Default: as they are
+	// Changes to how clients see its tools and to the calls that the server gets, by the server's own
+	// tool names. The rest of the configuration, metrics and logs also use these names. Default: no
+	// changes
 	Tools map[string]*ToolOverride `json:"tools,omitempty"`
 
-	// The same as the gateway's forward_auth_header, for this server. Default: as that
-	// says
+	// Forward the credentials of clients to this server. Default: the gateway's forward_auth_header
 	ForwardAuthHeader *bool `json:"forward_auth_header,omitempty"`
 
-	// The gateway is ready without it: see the path /mcp/health. Default: false
+	// Report the gateway as ready at /mcp/health even if this server is down. Default: false
 	Optional bool `json:"optional,omitempty"`
 
-	// How the gateway logs in to the server. Default: not at all
+	// How the gateway logs in to the server. Default: no login
 	OAuth *login.Config `json:"oauth,omitempty"`
 
-	// What becomes of what the server sends to clients on its own account. Default: it
-	// is delivered
+	// How to handle requests and notifications that the server sends to clients. Default: deliver them
 	Answers []*Answer `json:"answers,omitempty"`
 
-	// The routes that answer in the place of the server, or pass requests on to it.
+	// The handlers that forward requests to the server, or respond themselves. Required.
 	Routes caddyhttp.RouteList `json:"routes,omitempty"`
 
-	id      string // the same as long as nothing changes for clients
-	source  string // the same as long as it is the same server, by which its tools are known
-	from    string // the file that it comes from; empty if it is part of the configuration
-	pins    *pinning
-	pinning string          // the key of pins, in pinnings
-	saving  upstream.Asides // of pins
-	target  *url.URL        // Path
-	routes  caddyhttp.Handler
-	login   *login.Login             // nil if it needs none
-	mask    *observationmask.Handler // nil if nothing is masked
-	masked  bool                     // the configuration asks for that
-	focus   *toolview.Focus          // nil for none
-	server  *upstream.Server         // this server in the gateway
+	id         string // changes with any setting that clients can notice
+	source     string // identifies the origin of its tools; see serverSource
+	file       string // the file of servers_from; empty if part of the configuration
+	pins       *pinning
+	pinningKey string                // key of pins in pinnings
+	savingPins upstream.SideRequests // running saves of pins
+	target     *url.URL              // the parsed Path
+	routes     caddyhttp.Handler
+	login      *login.Login             // nil without oauth
+	mask       *observationmask.Handler // nil if nothing is shortened
+	hasMask    bool                     // the configuration sets a mask
+	focus      *toolview.Focus          // nil for none
+	server     *upstream.Server         // this server in internal/gateway
 
-	overrides *toolview.Overrides // Tools; nil for none
+	overrides *toolview.Overrides // made of Tools; nil for none
 
-	pathless bool // it is at the default path
+	isDefaultPath bool // Path is the default
 
-	streams    *streamScope
-	streamsKey string      // of streams; empty if they are closed
-	unfollow   func() bool // stops streams from ending when Caddy exits
-	releases   []func()    // of what answers and watches its children
-	replaced   atomic.Bool // another configuration has taken the place of this one
-	upstreams  upstreams   // that the routes pass requests on to
-	health     atomic.Pointer[healthRecord]
-	checking   chan struct{} // holds one token during a check by the admin API
+	streams        *streamScope
+	streamsKey     string      // key of streams; empty once closed
+	cancelExitHook func() bool // stops ending the streams when Caddy exits
+	releases       []func()    // undo answerChildren and watchChildren
+	replaced       atomic.Bool // a newer configuration is in use
+	upstreams      upstreams   // found in the routes
+	health         atomic.Pointer[healthRecord]
+	checking       chan struct{} // holds a value while the admin API checks the server
 }
 
 func (s *Server) provision(ctx caddy.Context, h *Handler) error {
-	s.pathless = s.Path == ""
-	if s.pathless {
+	s.isDefaultPath = s.Path == ""
+	if s.isDefaultPath {
 		s.Path = "/rpc"
 	}
 	if s.Timeout == 0 {
@@ -157,9 +155,9 @@ func (s *Server) provision(ctx caddy.Context, h *Handler) error {
 	return nil
 }
 
-// closeIdle closes idle connections if the configuration is no longer used.
-// Caddy does so when it replaces one, but streams and the end of sessions go on in the old
-// one after that, and their connections would wait for others for minutes.
+// closeIdle closes idle connections if the configuration has been replaced. Caddy does so once,
+// when it replaces a configuration. Streams and ending sessions use the old one longer, and would
+// keep connections open for minutes.
 func (s *Server) closeIdle() {
 	if s.replaced.Load() {
 		for _, pool := range s.upstreams.pools {
@@ -168,18 +166,18 @@ func (s *Server) closeIdle() {
 	}
 }
 
-// config returns the server as the gateway has it.
+// config converts the server for internal/gateway.
 func (s *Server) config() *upstream.Server {
 	s.server = &upstream.Server{
 		Name: s.Name, ID: s.id, Source: s.source, Aliases: s.Aliases, Expose: s.Expose, Overrides: s.overrides,
 		Routes: route{s}, Target: s.target, Timeout: time.Duration(s.Timeout),
-		ForwardAuth: *s.ForwardAuthHeader, MaskMCP: s.masked, Focus: s.focus, Pins: &s.pins.Pins, Streams: s.streams.Context,
+		ForwardAuth: *s.ForwardAuthHeader, MaskMCP: s.hasMask, Focus: s.focus, Pins: &s.pins.Pins, Streams: s.streams.Context,
 		ChildrenOnly: len(s.upstreams.children) > 0 && len(s.upstreams.proxied) == 0,
 	}
 	for _, proxied := range s.upstreams.proxied {
 		s.server.Hosts = append(s.server.Hosts, proxied.Dial)
 	}
-	s.server.URL, s.server.DefaultPath = s.upstreams.url(s.target), s.pathless
+	s.server.URL, s.server.DefaultPath = s.upstreams.url(s.target), s.isDefaultPath
 	if s.mask != nil {
 		s.server.Mask = mask{s.mask}
 	}
@@ -192,7 +190,7 @@ func (s *Server) config() *upstream.Server {
 	return s.server
 }
 
-// cleanup gives back what the server has taken.
+// cleanup releases the resources of the server.
 func (s *Server) cleanup() error {
 	for _, release := range s.releases {
 		release()
@@ -201,14 +199,14 @@ func (s *Server) cleanup() error {
 	return errors.Join(s.closeStreams(), s.closePins())
 }
 
-// provisionMask gives the server a mask of its own, under its name.
+// provisionMask loads the mask of the server, or a copy of fallback, under the name of the server.
 func (s *Server) provisionMask(ctx caddy.Context, fallback *observationmask.Handler) error {
 	var config observationmask.Handler
 	switch {
 	case s.Mask != nil:
-		config, s.masked = *s.Mask, true
+		config, s.hasMask = *s.Mask, true
 	case fallback != nil:
-		config, s.masked = *fallback, true
+		config, s.hasMask = *fallback, true
 	}
 	if config.Server == "" {
 		config.Server = s.Name
@@ -226,10 +224,10 @@ func (s *Server) provisionMask(ctx caddy.Context, fallback *observationmask.Hand
 // names returns the name and the aliases.
 func (s *Server) names() []string { return append([]string{s.Name}, s.Aliases...) }
 
-// errChildLogin refuses oauth where it has no meaning.
-var errChildLogin = errors.New("oauth: a child process has no login; give it credentials by env")
+// errChildLogin refuses oauth for a child process.
+var errChildLogin = errors.New("oauth: a child process has no login; pass credentials with env")
 
-// validate reports what makes no sense, after the server is provisioned.
+// validate checks a provisioned server.
 func (s *Server) validate() error {
 	if err := s.check(); err != nil {
 		return err
@@ -245,30 +243,30 @@ func (s *Server) validate() error {
 	return s.checkRoutes()
 }
 
-// checkRoutes reports a server that has nothing to answer.
+// checkRoutes refuses a server without routes.
 func (s *Server) checkRoutes() error {
 	if len(s.Routes) == 0 {
-		return errors.New("routes: there are none; give it a URL, a command or handlers")
+		return errors.New("no URL, command or handlers configured")
 	}
 	return nil
 }
 
-// check reports settings that make no sense. Nothing needs to be provisioned.
+// check validates the settings of a server that need not be provisioned.
 func (s *Server) check() error {
 	for _, name := range s.names() {
 		switch {
 		case name == "":
 			return errors.New("name is empty")
 		case strings.Contains(name, mcp.Separator):
-			return fmt.Errorf("name: %q has %s in it, which divides servers from tools", name, mcp.Separator)
+			return fmt.Errorf("name: %q contains %s, which separates server and tool names", name, mcp.Separator)
 		case strings.Contains(name, "/"):
-			return fmt.Errorf("name: %q has a slash in it", name)
+			return fmt.Errorf("name: %q contains a slash", name)
 		case strings.Trim(name, ".") == "":
-			return fmt.Errorf("name: %q has only dots", name)
+			return fmt.Errorf("name: %q consists of dots", name)
 		case name == healthSegment:
-			return fmt.Errorf("name: below mcp_path, %s is where probes ask whether the gateway is ready", name)
+			return fmt.Errorf("name: %s is reserved: below mcp_path it is the path of health probes", name)
 		case name == login.Segment:
-			return fmt.Errorf("name: below mcp_path, %s is where people log in to servers", name)
+			return fmt.Errorf("name: %s is reserved: below mcp_path it is the path of the login pages", name)
 		}
 	}
 	if s.Path != "" {
@@ -290,9 +288,9 @@ func (s *Server) check() error {
 	for _, pattern := range s.Expose {
 		switch {
 		case pattern == "":
-			return errors.New("expose: a pattern is empty")
+			return errors.New("expose: empty pattern")
 		case strings.Contains(pattern, mcp.Separator):
-			return fmt.Errorf("expose: %q has %s in it; write the names of tools without that of the server",
+			return fmt.Errorf("expose: %q contains %s; write tool names without the server name",
 				pattern, mcp.Separator)
 		}
 	}
@@ -300,13 +298,14 @@ func (s *Server) check() error {
 	return err
 }
 
-// parsePath reads a path that may have a query.
+// parsePath parses a path with an optional query.
 func parsePath(path string) (*url.URL, error) {
 	switch {
 	case strings.ContainsAny(path, "{}"):
-		return nil, fmt.Errorf("%q has a placeholder, which is not replaced there; in a Caddyfile {$NAME} is, when it is read", path)
+		return nil, fmt.Errorf("%q has a placeholder, which is not replaced here; "+
+			"in a Caddyfile, use {$NAME} for environment variables", path)
 	case !strings.HasPrefix(path, "/"):
-		return nil, fmt.Errorf("%q does not begin with a slash", path)
+		return nil, fmt.Errorf("%q does not start with a slash", path)
 	case strings.Contains(path, "#"):
 		return nil, fmt.Errorf("%q has a fragment, which is never sent", path)
 	}

@@ -13,8 +13,9 @@ func init() {
 	caddyconfig.RegisterAdapter("mcp", serversAdapter{})
 }
 
-// A serversAdapter makes a configuration of the file in which an MCP client lists its servers: a gateway at
-// http://127.0.0.1:8080/mcp and the console, set up as `caddy mcp import` does.
+// A serversAdapter turns a file in which an MCP client lists its servers into a Caddy
+// configuration: a gateway at http://127.0.0.1:8080/mcp and the console, with the settings of
+// `caddy mcp import`.
 type serversAdapter struct{}
 
 // Adapt implements caddyconfig.Adapter.
@@ -24,7 +25,7 @@ func (serversAdapter) Adapt(body []byte, options map[string]any) ([]byte, []cadd
 		Mask:      &observationmask.Handler{JSON: true, KeepMedia: true, Recover: new(observationmask.Recover)},
 		Focus:     new(Focus),
 	}
-	warnings, err := gateway.takeServers(body, options)
+	warnings, err := gateway.useServersFile(body, options)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -39,9 +40,9 @@ func (serversAdapter) Adapt(body []byte, options map[string]any) ([]byte, []cadd
 	return config, warnings, err
 }
 
-// takeServers has the gateway read the servers from the file, and so see its changes. The gateway then also logs the
-// notes on it. The servers of a file without a name are part of the configuration.
-func (h *Handler) takeServers(body []byte, options map[string]any) (warnings []caddyconfig.Warning, err error) {
+// useServersFile sets servers_from to the file, so that the gateway follows its changes and logs the
+// notes on it. If the file has no name, its servers become part of the configuration.
+func (h *Handler) useServersFile(body []byte, options map[string]any) (warnings []caddyconfig.Warning, err error) {
 	path, _ := options["filename"].(string)
 	named := path != "" && path != "-"
 	file, err := parseServersFile(body, cmp.Or(path, "-"))

@@ -9,9 +9,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcpjson"
 )
 
-// ImportServers returns a Caddyfile with the servers of a file of an MCP client, and notes on what could not be taken over
-// and what has to be set. Texts that look like secrets are left out of the Caddyfile unless they are asked for. A file
-// without servers is an error; it has notes, too.
+// ImportServers returns a Caddyfile with the servers of a file of an MCP client, and notes on
+// settings that were ignored or must be set. Texts that look like secrets are replaced by
+// environment variables unless secrets is true. A file without servers is an error, with notes.
 func ImportServers(content []byte, path, gateway string, secrets bool) (caddyfile string, notes []string, err error) {
 	file, err := parseServersFile(content, path)
 	if err != nil {
@@ -26,32 +26,31 @@ func ImportServers(content []byte, path, gateway string, secrets bool) (caddyfil
 	}
 	caddyfile = (&caddyfilePrinter{gateway: gateway, file: file, secrets: hidden}).print()
 	for _, note := range file.Notes {
-		notes = append(notes, file.at(note.Line)+note.String())
+		notes = append(notes, file.linePrefix(note.Line)+note.String())
 	}
 	for _, s := range hidden {
 		notes = append(notes, fmt.Sprintf("%s: set %s to the value in the file: %s of %s",
 			file.path, s.Variable, s.Member, s.Server))
 	}
 	if len(file.Servers) == 0 {
-		return "", notes, fmt.Errorf("%s: there is no server to import", file.path)
+		return "", notes, fmt.Errorf("%s: no servers to import", file.path)
 	}
 	return caddyfile, notes, nil
 }
 
-// A caddyfilePrinter writes the servers of a file as a Caddyfile from which Caddy makes the same servers.
+// A caddyfilePrinter writes the servers of a file as a Caddyfile.
 type caddyfilePrinter struct {
-	gateway string // its name, or ""
+	gateway string // name of the gateway, or ""
 	file    *serversFile
-	secrets []mcpjson.Secret // in the place of which variables are printed
+	secrets []mcpjson.Secret // replaced by environment variables
 
 	strings.Builder
 }
 
-// print returns the Caddyfile.
 func (p *caddyfilePrinter) print() string {
 	var servers strings.Builder
 	for _, s := range p.file.Servers {
-		servers.WriteString(p.server(s)) // first, as it can add notes
+		servers.WriteString(p.server(s)) // before comments, because it can add notes
 	}
 	p.comments()
 	p.WriteString(":8080 {\n\tbind 127.0.0.1\n\tmcp_console\n\tmcp_gateway {\n")
@@ -62,7 +61,7 @@ func (p *caddyfilePrinter) print() string {
 	return p.String()
 }
 
-// comments prints what a reader of the Caddyfile has to know.
+// comments prints the notes as comments.
 func (p *caddyfilePrinter) comments() {
 	p.comment("Servers of %s, by caddy mcp import.", filepath.Base(p.file.path))
 	if names := p.file.Variables(); len(names) > 0 {
@@ -76,13 +75,13 @@ func (p *caddyfilePrinter) comments() {
 	}
 }
 
-// comment prints a comment. Caddy replaces {$NAME} even there.
+// comment prints one comment. It breaks up {$, because Caddy replaces {$NAME} even in comments.
 func (p *caddyfilePrinter) comment(format string, args ...any) {
 	text := strings.ReplaceAll(fmt.Sprintf(format, args...), "{$", "{ $")
 	p.WriteString("# " + text + "\n")
 }
 
-// server returns the lines of a server.
+// server returns the server line and block.
 func (p *caddyfilePrinter) server(s *mcpjson.Server) string {
 	line := []string{"server", s.Name}
 	var block [][]string
@@ -127,7 +126,7 @@ func (p *caddyfilePrinter) value(s *mcpjson.Server, v mcpjson.Value) string {
 		switch {
 		case part.Env == "":
 			b.WriteString(escapeEnvironment(escapePlaceholders.Replace(part.Text)))
-		case part.Default != nil || strings.HasSuffix(b.String(), `\`): // which would escape a placeholder
+		case part.Default != nil || strings.HasSuffix(b.String(), `\`): // it would escape a placeholder
 			b.WriteString(p.environment(s, part))
 		default:
 			b.WriteString("{env." + part.Env + "}")
@@ -136,7 +135,7 @@ func (p *caddyfilePrinter) value(s *mcpjson.Server, v mcpjson.Value) string {
 	return quote(b.String())
 }
 
-// address returns the URL of a server, in which Caddy replaces no placeholders.
+// address returns the URL of a server. Caddy replaces no placeholders in it.
 func (p *caddyfilePrinter) address(s *mcpjson.Server) string {
 	var b strings.Builder
 	for _, part := range s.URL {
@@ -149,7 +148,7 @@ func (p *caddyfilePrinter) address(s *mcpjson.Server) string {
 	return quote(b.String())
 }
 
-// plainDefault are texts that are a default in {$NAME:default} whatever quotes are around it.
+// plainDefault matches texts that can be a default in {$NAME:default} within any quotes.
 var plainDefault = regexp.MustCompile("^[^{}\"`\\\\\n]*$")
 
 // environment returns a variable that is replaced when the Caddyfile is read.
@@ -165,18 +164,18 @@ func (p *caddyfilePrinter) environment(s *mcpjson.Server, part mcpjson.Part) str
 	return "{$" + part.Env + "}"
 }
 
-// escapeEnvironment has Caddy read {$ as it is, which begins a variable wherever it stands in a Caddyfile: {$:{} is a
-// variable without a name, whose default is a brace.
+// escapeEnvironment escapes {$, which starts a variable anywhere in a Caddyfile. {$:{} is a
+// variable without a name whose default is a brace.
 func escapeEnvironment(text string) string {
 	return strings.ReplaceAll(text, "{$", "{$:{}$")
 }
 
 var (
 	plainToken = regexp.MustCompile(`^(?:[A-Za-z0-9_./:@%+=,?&~-]|\{env\.[A-Za-z0-9_]+\})+$`)
-	unquotable = regexp.MustCompile(`\\("|$)`) // between double quotes
+	unquotable = regexp.MustCompile(`\\("|$)`) // inside double quotes
 )
 
-// quote returns a token of a Caddyfile.
+// quote returns text as a Caddyfile token.
 func quote(text string) string {
 	switch {
 	case plainToken.MatchString(text):

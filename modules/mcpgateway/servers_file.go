@@ -17,8 +17,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 )
 
-// readServers returns the servers that a file of an MCP client lists, as `server` lines would make them, and notes on
-// what is not taken over. Notes and errors name the file and the line.
+// readServers returns the servers in a file of an MCP client, as server lines would define them,
+// and notes on settings that the gateway ignores. Notes and errors name the file and the line.
 func readServers(content []byte, path string) (servers []*Server, notes []string, err error) {
 	file, err := parseServersFile(content, path)
 	if err != nil {
@@ -28,7 +28,7 @@ func readServers(content []byte, path string) (servers []*Server, notes []string
 		return nil, nil, err
 	}
 	for _, note := range file.Notes {
-		notes = append(notes, file.at(note.Line)+note.String())
+		notes = append(notes, file.linePrefix(note.Line)+note.String())
 	}
 	return servers, notes, nil
 }
@@ -39,8 +39,8 @@ type serversFile struct {
 	path string // absolute
 }
 
-// parseServersFile reads a file of an MCP client. The path, which may be relative to the current directory, is where the
-// file stands: it need not exist.
+// parseServersFile parses a file of an MCP client. The path may be relative to the current
+// directory. It need not exist.
 func parseServersFile(content []byte, path string) (*serversFile, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -51,17 +51,19 @@ func parseServersFile(content []byte, path string) (*serversFile, error) {
 	return &serversFile{file, path}, err
 }
 
-// at returns how messages about a line of the file begin.
-func (f *serversFile) at(line int) string {
+// linePrefix returns the position of a line, as a prefix of messages.
+func (f *serversFile) linePrefix(line int) string {
 	return fmt.Sprintf("%s:%d: ", f.path, line)
 }
 
-// newServers makes the servers of the file. It adds notes on variables that are not set.
+// newServers returns the servers of the file. It adds notes on environment variables that are not
+// set.
 func (f *serversFile) newServers() (servers []*Server, err error) {
 	for _, listed := range f.Servers {
 		s := &Server{Name: listed.Name, Timeout: caddy.Duration(listed.Timeout), Expose: listed.Expose}
-		// Without a variable, what a command works on and where a URL leads would be something else.
-		if needed := append([]mcpjson.Value{listed.URL, listed.Dir}, listed.Command...); len(unset(needed...)) > 0 {
+		// With an empty variable, a command could work on other files, and a URL lead to another host.
+		needed := append([]mcpjson.Value{listed.URL, listed.Dir}, listed.Command...)
+		if len(unset(needed...)) > 0 {
 			f.noteUnset(listed, "left out, because its command or URL needs ", needed...)
 			continue
 		}
@@ -79,16 +81,16 @@ func (f *serversFile) newServers() (servers []*Server, err error) {
 	return servers, nil
 }
 
-// setURL has a server be one at the URL that the file gives it.
+// setURL adds a reverse_proxy to the URL of the listed server.
 func (f *serversFile) setURL(s *Server, listed *mcpjson.Server) error {
 	address, _ := listed.URL.Resolve(os.LookupEnv)
 	if err := s.proxyToURL(escapeURL.Replace(address)); err != nil {
-		return fmt.Errorf("%sserver %s: %w", f.at(listed.Line), listed.Name, err)
+		return fmt.Errorf("%sserver %s: %w", f.linePrefix(listed.Line), listed.Name, err)
 	}
 	return nil
 }
 
-// checkURLs reports a URL that no server can have. Those with variables are known only where the servers run.
+// checkURLs checks all URLs without variables. Variables are known only where the servers run.
 func (f *serversFile) checkURLs() error {
 	for _, listed := range f.Servers {
 		if _, known := listed.URL.Literal(); !known || listed.URL == nil {
@@ -101,7 +103,7 @@ func (f *serversFile) checkURLs() error {
 	return nil
 }
 
-// noteUnset notes that a server needs variables which are not set, if it does.
+// noteUnset adds a note if environment variables in the values are not set.
 func (f *serversFile) noteUnset(s *mcpjson.Server, needs string, values ...mcpjson.Value) {
 	names := unset(values...)
 	if len(names) == 0 {
@@ -111,7 +113,7 @@ func (f *serversFile) noteUnset(s *mcpjson.Server, needs string, values ...mcpjs
 	f.Notes = append(f.Notes, &mcpjson.Note{Line: s.Line, Servers: []string{s.Name}, Text: text})
 }
 
-// unset returns the variables in values that the environment does not have.
+// unset returns the environment variables in values that are not set.
 func unset(values ...mcpjson.Value) (names []string) {
 	for _, v := range values {
 		_, unset := v.Resolve(os.LookupEnv)
@@ -121,7 +123,7 @@ func unset(values ...mcpjson.Value) (names []string) {
 	return slices.Compact(names)
 }
 
-// newChild returns the transport of a server that is a command.
+// newChild returns the transport of a server with a command.
 func newChild(s *mcpjson.Server) *mcpstdio.Transport {
 	child := &mcpstdio.Transport{Dir: placeholders(s.Dir)}
 	for _, arg := range s.Command {
@@ -136,7 +138,7 @@ func newChild(s *mcpjson.Server) *mcpstdio.Transport {
 	return child
 }
 
-// setHeaders appends a route that sets headers of requests to the server, as request_header does.
+// setHeaders adds a route that sets request headers, as request_header does.
 func (s *Server) setHeaders(settings []mcpjson.Setting) {
 	var route caddyhttp.Route
 	for _, header := range settings {
@@ -155,9 +157,10 @@ var (
 	escapeURL          = strings.NewReplacer("{", "%7B", "}", "%7D")
 )
 
-// placeholders returns a value for a field in which Caddy replaces placeholders. Variables become placeholders, so that
-// secrets stay in the environment. The text of the file is escaped. A variable is replaced here if it is not set and
-// has a default, or stands behind a backslash, which would escape the placeholder.
+// placeholders returns a value for a field in which Caddy replaces placeholders. Variables become
+// placeholders, so secrets stay in the environment. Other text is escaped. A variable is resolved
+// here if it is not set and has a default, or follows a backslash, which would escape the
+// placeholder.
 func placeholders(v mcpjson.Value) string {
 	var b strings.Builder
 	for _, part := range v {

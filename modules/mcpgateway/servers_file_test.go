@@ -47,7 +47,7 @@ func clientFiles(t *testing.T) map[string]string {
 	return found
 }
 
-// imported returns the Caddyfile that caddy mcp import prints of a file, and its notes.
+// imported returns the Caddyfile that caddy mcp import prints for a file, and its notes.
 func imported(t *testing.T, path string, secrets bool) (printed, notes string) {
 	t.Helper()
 	content, err := os.ReadFile(path)
@@ -61,15 +61,17 @@ func imported(t *testing.T, path string, secrets bool) (printed, notes string) {
 	return printed, strings.Join(told, "\n")
 }
 
-// A standInConsole has the name of the console, which imports this package and so cannot be imported here.
+// A standInConsole has the module ID of the console, which imports this package and so cannot be
+// imported here.
 type standInConsole struct{}
 
 func init() {
 	caddy.RegisterModule(standInConsole{})
-	httpcaddyfile.RegisterHandlerDirective("mcp_console", func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
-		h.Next()
-		return standInConsole{}, nil
-	})
+	httpcaddyfile.RegisterHandlerDirective("mcp_console",
+		func(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+			h.Next()
+			return standInConsole{}, nil
+		})
 	httpcaddyfile.RegisterDirectiveOrder("mcp_console", httpcaddyfile.Before, "respond")
 }
 
@@ -81,13 +83,13 @@ func (standInConsole) ServeHTTP(w http.ResponseWriter, r *http.Request, next cad
 	return next.ServeHTTP(w, r)
 }
 
-// The Caddyfiles in testdata/import are what import prints. -update writes them.
+// The Caddyfiles in testdata/import are the output of import. -update writes them.
 func TestImportOfEachClient(t *testing.T) {
 	t.Setenv("HOME", "/home/ada")
 	for client, path := range clientFiles(t) {
 		t.Run(client, func(t *testing.T) {
 			printed, _ := imported(t, path, false)
-			// The folder of the file is another on each machine.
+			// The folder of the file depends on the machine.
 			folder := filepath.Dir(path)
 			if strings.HasPrefix(filepath.Base(folder), ".") {
 				folder = filepath.Dir(folder)
@@ -136,9 +138,10 @@ func indented(t *testing.T, value any) string {
 	return string(text)
 }
 
-// Caddy makes of the Caddyfile the servers that the file is read as. The adapter serves these, with the same gateway.
+// The imported Caddyfile and the file itself define the same servers. The adapter serves them with
+// the same gateway.
 func TestImportedServersAreThoseOfTheFile(t *testing.T) {
-	// Elsewhere they are placeholders, which are never the same as {$NAME}.
+	// If they were set, they would be placeholders, which differ from {$NAME}.
 	for _, name := range []string{"API_BASE_URL", "CACHE_DIR", "LOG_LEVEL", "INPUT_REGION"} {
 		t.Setenv(name, "")
 		os.Unsetenv(name)
@@ -146,7 +149,8 @@ func TestImportedServersAreThoseOfTheFile(t *testing.T) {
 	t.Setenv("API_HOST", "api.example.com")
 	t.Setenv("MY_PORT", "3000")
 	t.Setenv("USERNAME", "ada")
-	for _, name := range []string{"MCP_BINARY_PATH", "GITHUB_TOKEN", "GITHUB_OWNER"} { // without which a server is left out
+	// without which a server is left out
+	for _, name := range []string{"MCP_BINARY_PATH", "GITHUB_TOKEN", "GITHUB_OWNER"} {
 		t.Setenv(name, "set")
 	}
 	for client, path := range clientFiles(t) {
@@ -172,7 +176,8 @@ func TestImportedServersAreThoseOfTheFile(t *testing.T) {
 				t.Fatal(err)
 			}
 			gateway := gatewayOf(t, served)
-			if len(gateway.Servers) != 0 || len(gateway.ServersFrom) != 1 || filepath.Base(gateway.ServersFrom[0]) != filepath.Base(path) {
+			if len(gateway.Servers) != 0 || len(gateway.ServersFrom) != 1 ||
+				filepath.Base(gateway.ServersFrom[0]) != filepath.Base(path) {
 				t.Errorf("the adapter has %d servers, and reads %q", len(gateway.Servers), gateway.ServersFrom)
 			}
 			gateway.Servers, gateway.ServersFrom = servers, nil
@@ -221,7 +226,8 @@ func writeFile(t *testing.T, name, text string) (path string) {
 
 func TestReadServersFails(t *testing.T) {
 	tests := []struct{ name, text, err string }{
-		{"a URL of another scheme", "{\"mcpServers\":{\n\"a\":{\"url\":\"ftp://x\"}}}", `mcp.json:2: server a: "ftp://x" is not an http or https URL`},
+		{"a URL of another scheme", "{\"mcpServers\":{\n\"a\":{\"url\":\"ftp://x\"}}}",
+			`mcp.json:2: server a: "ftp://x" is not an http or https URL`},
 		{"credentials in a URL", `{"mcpServers":{"a":{"url":"ftp://u:s3cret@x"}}}`, "credentials in a URL"},
 		{"a key in a query", `{"mcpServers":{"a":{"url":"https:///mcp?key=s3cret"}}}`, `"https:///mcp" has no host`},
 		{"no JSON", "{\n\"mcpServers\": {\n", "mcp.json:3: not JSON"},
@@ -264,11 +270,13 @@ func TestNotesOnVariablesThatAreNotSet(t *testing.T) {
 	}
 }
 
-// A server whose list of tools is malformed would show all of them. It is not there, and import does not print it.
+// A server with a malformed list of tools would expose all of them, so it is left out, and import
+// does not print it.
 func TestMalformedListsOfTools(t *testing.T) {
-	const text = "{\"mcpServers\":{\n\"a\":{\"command\":\"x\",\n\"tools\":\"read\"},\n\"b\":{\"command\":\"x\",\"tools\":[\"read\"]}}}"
+	const text = "{\"mcpServers\":{\n\"a\":{\"command\":\"x\",\n\"tools\":\"read\"},\n\"b\":{\"command\":\"x\"," +
+		"\"tools\":[\"read\"]}}}"
 	path := writeFile(t, "mcp.json", text)
-	want := path + ":3: a: left out: tools: a list of the names of tools is expected"
+	want := path + ":3: a: left out: tools: must be a list of tool names"
 	servers, notes, err := readServers([]byte(text), path)
 	if err != nil || len(servers) != 1 || servers[0].Name != "b" || len(notes) != 1 || notes[0] != want {
 		t.Errorf("got %d servers, %q, %v", len(servers), notes, err)
@@ -279,11 +287,13 @@ func TestMalformedListsOfTools(t *testing.T) {
 	}
 }
 
-// Whatever a file says, it is what the child gets: nothing of it is a placeholder for Caddy.
+// A child gets exactly what the file says: Caddy replaces no placeholder in it.
 func FuzzImport(f *testing.F) {
 	for _, text := range []string{
-		"plain", "a b", `a"b`, "a`b", `a\`, `\"`, "`\\\"", "{env.HOME}", "{$HOME}", `\{env.HOME}`, "{$", "}", "{", "{}", "#x", "<<X", "<<", "", " ", "a\nb", "\n",
-		"TEXT`\\", "{http.request.host}", "{path}", "{{block}}", "{args[0]}", "${HOME}", `C:\${HOME}`, "${NOT_SET:-a b}", "${NOT_SET:-{\"a\"}", "import", "\t", "é\u2028",
+		"plain", "a b", `a"b`, "a`b", `a\`, `\"`, "`\\\"", "{env.HOME}", "{$HOME}", `\{env.HOME}`, "{$", "}", "{", "{}", "#x",
+		"<<X", "<<", "", " ", "a\nb", "\n",
+		"TEXT`\\", "{http.request.host}", "{path}", "{{block}}", "{args[0]}", "${HOME}", `C:\${HOME}`, "${NOT_SET:-a b}",
+		"${NOT_SET:-{\"a\"}", "import", "\t", "é\u2028",
 	} {
 		f.Add(text, text)
 	}
@@ -291,7 +301,7 @@ func FuzzImport(f *testing.F) {
 	f.Fuzz(checkImport)
 }
 
-// checkImport compares what a child gets of an argument and of a variable of a file with what the file says.
+// checkImport compares the argument and the variable that a child gets with those in the file.
 func checkImport(t *testing.T, arg, variable string) {
 	home := func(name string) (string, bool) { return "/home/ada", name == "HOME" }
 	path := filepath.Join(t.TempDir(), "mcp.json")
@@ -306,7 +316,7 @@ func checkImport(t *testing.T, arg, variable string) {
 	if err != nil || len(file.Servers) != 2 {
 		t.Skip() // another fuzz target tries what is refused
 	}
-	// An oracle that knows nothing of placeholders.
+	// The oracle does not use placeholders.
 	want, unset := file.Servers[0].Command[1].Resolve(home)
 	wantEnv, unsetEnv := file.Servers[0].Env[0].Value.Resolve(home)
 	if len(unset)+len(unsetEnv) > 0 {

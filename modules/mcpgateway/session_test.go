@@ -20,11 +20,12 @@ func TestSessionsOfOneServer(t *testing.T) { // A30, A57
 	})
 	h := adaptGateway(t, `{"servers":[`+server.line("a")+`,`+server.line("b")+`]}`)
 	begin := func(user string) string {
-		return servesUser(t, h, user, posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}`)).Header().Get(mcp.SessionHeader)
+		return servesUser(t, h, user,
+			posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}`)).Header().Get(mcp.SessionHeader)
 	}
-	anns, nobodys := begin("ann"), begin("")
-	if nobodys != id || anns == id || !strings.HasPrefix(anns, id+".") {
-		t.Fatalf("ann has %q, and who is nobody in particular %q", anns, nobodys)
+	anns, anonymous := begin("ann"), begin("")
+	if anonymous != id || anns == id || !strings.HasPrefix(anns, id+".") {
+		t.Fatalf("ann has %q, and an anonymous client %q", anns, anonymous)
 	}
 	const ping = `{"jsonrpc":"2.0","id":2,"method":"ping"}`
 	for _, tt := range []struct {
@@ -32,7 +33,7 @@ func TestSessionsOfOneServer(t *testing.T) { // A30, A57
 		good                      bool
 	}{
 		{"its own", "ann", "/mcp/a", anns, true},
-		{"of nobody in particular", "", "/mcp/a", nobodys, true},
+		{"of an anonymous client", "", "/mcp/a", anonymous, true},
 		{"of another client", "bob", "/mcp/a", anns, false},
 		{"as the server knows it", "ann", "/mcp/a", id, false},
 		{"as the server knows it, by another client", "bob", "/mcp/a", id, false},
@@ -44,7 +45,8 @@ func TestSessionsOfOneServer(t *testing.T) { // A30, A57
 		t.Run(tt.name, func(t *testing.T) {
 			before := len(server.saw())
 			w := servesUser(t, h, tt.user, posting(tt.path, ping, mcp.SessionHeader, tt.session))
-			named := slices.ContainsFunc(server.saw()[before:], func(got witnessed) bool { return got.header.Get(mcp.SessionHeader) != "" })
+			named := slices.ContainsFunc(server.saw()[before:],
+				func(got witnessed) bool { return got.header.Get(mcp.SessionHeader) != "" })
 			switch {
 			case tt.good && (w.Code != http.StatusOK || server.saw()[before].header.Get(mcp.SessionHeader) != id):
 				t.Errorf("%d %s; the server got %+v", w.Code, w.Body, server.saw()[before:])
@@ -63,7 +65,8 @@ func TestTwoSessionsInOneRequest(t *testing.T) { // A30, A57
 		says(w, got, `{}`)
 	})
 	h := adaptGateway(t, `{"servers":[`+server.line("a")+`]}`)
-	bobs := servesUser(t, h, "bob", posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}`)).Header().Get(mcp.SessionHeader)
+	bobs := servesUser(t, h, "bob",
+		posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{}}`)).Header().Get(mcp.SessionHeader)
 	for name, sessions := range map[string][]string{
 		"none, and another's": {"", "victim"},
 		"another's, and none": {"victim", ""},
@@ -85,9 +88,10 @@ func TestTwoSessionsInOneRequest(t *testing.T) { // A30, A57
 	}
 }
 
-// The ids of events are good for who got them.
+// Event IDs are valid only for the client that got them.
 func TestEventsOfOneServer(t *testing.T) { // A30, A57
-	const stream = "id: 5/\u00e9.x\ndata: {}\n\n" + ": id: comment\n\n" + "event: message\r\nid:6\r\ndata: id: data\r\n\r\n" + "id\ndata: {}\n\n" + "idle: 7\rid: 8\rretry: 3\r\r"
+	const stream = "id: 5/\u00e9.x\ndata: {}\n\n" + ": id: comment\n\n" +
+		"event: message\r\nid:6\r\ndata: id: data\r\n\r\n" + "id\ndata: {}\n\n" + "idle: 7\rid: 8\rretry: 3\r\r"
 	server := newWitness(t, func(w http.ResponseWriter, r *http.Request, _ witnessed) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		rest := stream
@@ -102,17 +106,19 @@ func TestEventsOfOneServer(t *testing.T) { // A30, A57
 	})
 	h := adaptGateway(t, `{"mask":{"max_chars":0},"servers":[`+server.line("a")+`,`+server.line("b")+`]}`)
 	if got := servesUser(t, h, "", listening(t, "/mcp/a")).Body.String(); got != stream {
-		t.Errorf("somebody whom nobody knows got %q", got)
+		t.Errorf("an anonymous client got %q", got)
 	}
 	ids := regexp.MustCompile(`(?m)^(\x{FEFF}?id: ?)(5/\x{e9}\.x|6|8|9)\.([\w-]{22})`)
 	bound := servesUser(t, h, "ann", listening(t, "/mcp/a")).Body.String()
-	if got := strings.ReplaceAll(ids.ReplaceAllString(strings.ReplaceAll(bound, "\r", "\n"), "$1$2"), "\n", ""); got != strings.NewReplacer("\r", "", "\n", "").Replace(stream) {
+	if got := strings.ReplaceAll(ids.ReplaceAllString(strings.ReplaceAll(bound, "\r", "\n"), "$1$2"), "\n",
+		""); got != strings.NewReplacer("\r", "", "\n", "").Replace(stream) {
 		t.Errorf("ann got %q", bound)
 	}
 	if n := len(ids.FindAllString(strings.ReplaceAll(bound, "\r", "\n"), -1)); n != 3 {
 		t.Errorf("%d ids are bound in %q", n, bound)
 	}
-	if got := servesUser(t, h, "ann", listening(t, "/mcp/a", "X-Mark", "yes")).Body.String(); !ids.MatchString(got) || !strings.HasPrefix(got, "\ufeffid: 9.") {
+	if got := servesUser(t, h, "ann", listening(t, "/mcp/a", "X-Mark", "yes")).Body.String(); !ids.MatchString(got) ||
+		!strings.HasPrefix(got, "\ufeffid: 9.") {
 		t.Errorf("after a byte order mark: %q", got)
 	}
 	servesUser(t, h, "ann", posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"ping"}`, "Accept-Encoding", "zstd"))
@@ -122,12 +128,12 @@ func TestEventsOfOneServer(t *testing.T) { // A30, A57
 	anns := strings.TrimPrefix(ids.FindString(bound), "id: ")
 	for _, tt := range []struct {
 		name, user, path, last string
-		want                   string // that the server gets
+		want                   string // received by the server
 		status                 int
 	}{
 		{"its own", "ann", "/mcp/a", anns, "5/\u00e9.x", 200},
 		{"none", "ann", "/mcp/a", "", "", 200},
-		{"of nobody in particular", "", "/mcp/a", "5", "5", 200},
+		{"of an anonymous client", "", "/mcp/a", "5", "5", 200},
 		{"of another client", "bob", "/mcp/a", anns, "", 400},
 		{"as the server knows it", "ann", "/mcp/a", "5/\u00e9.x", "", 400},
 		{"as the server knows it, by another client", "bob", "/mcp/a", "0", "", 400},

@@ -14,27 +14,29 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/backoff"
 )
 
-// When servers are started.
+// Values of start.
 const (
-	startLazy  = "lazy"  // when a client needs them
-	startEager = "eager" // when the configuration runs
+	startLazy  = "lazy"  // start a server when a client needs it
+	startEager = "eager" // start a server when the configuration runs
 )
 
-// maxStarting is how many servers are started at the same time: each may be a program that is downloaded.
+// maxStarting limits how many servers start at the same time. Each may be a program that is
+// downloaded first.
 const maxStarting = 4
 
-// startPause is the pause before a server that did not start is tried again.
+// startPause is the pause before a failed start is retried.
 var startPause = backoff.Exponential{First: time.Second, Max: 30 * time.Second}
 
-// A starter starts the servers of a gateway that are to be started before clients need them.
+// A starter starts the eager servers of a gateway.
 type starter struct {
 	cancel  context.CancelFunc
 	running sync.WaitGroup
-	turns   chan struct{} // holds a value for each that is started at the moment
-	keys    []string      // of records in use
+	slots   chan struct{} // semaphore of maxStarting
+	keys    []string      // keys in startRecords
 }
 
-// A startRecord says whether an eager server has been started. It outlives reloads that leave the server as it is.
+// A startRecord says whether an eager server has been started. It outlives reloads that do not
+// change the server.
 type startRecord struct{ done atomic.Bool }
 
 // startRecords are the records in use, by gateway and server.
@@ -43,18 +45,19 @@ var startRecords = caddy.NewUsagePool()
 // Destruct implements caddy.Destructor.
 func (*startRecord) Destruct() error { return nil }
 
-// startServers begins to start servers. It is called once the configuration runs: validation must not start anything.
+// startServers starts the eager servers in the background. It runs once the configuration runs,
+// because validation must not start anything.
 func (h *Handler) startServers() {
 	if h.starter != nil {
 		return
 	}
 	ctx, cancel := context.WithCancel(h.exiting)
-	h.starter = &starter{cancel: cancel, turns: make(chan struct{}, maxStarting)}
+	h.starter = &starter{cancel: cancel, slots: make(chan struct{}, maxStarting)}
 	for _, s := range h.Servers {
 		if s.Start != startEager {
 			continue
 		}
-		key := h.place() + "\x00" + s.id
+		key := h.reloadKey() + "\x00" + s.id
 		value, _, _ := startRecords.LoadOrNew(key, func() (caddy.Destructor, error) { return new(startRecord), nil })
 		h.starter.keys = append(h.starter.keys, key)
 		record := value.(*startRecord)
@@ -65,7 +68,7 @@ func (h *Handler) startServers() {
 	}
 }
 
-// stopStarting ends what startServers has begun, and waits for it.
+// stopStarting stops startServers and waits for it.
 func (h *Handler) stopStarting() {
 	if h.starter == nil {
 		return
@@ -78,20 +81,20 @@ func (h *Handler) stopStarting() {
 	h.starter = nil
 }
 
-// startServer tries to start a server until it is started, or ctx is done.
+// startServer tries to start a server until it succeeds or ctx is done.
 func (h *Handler) startServer(ctx context.Context, s *Server, record *startRecord) {
 	for failures := 0; ctx.Err() == nil; failures++ {
 		select {
-		case h.starter.turns <- struct{}{}:
+		case h.starter.slots <- struct{}{}:
 		case <-ctx.Done():
 			return
 		}
 		began := time.Now()
 		err := h.tryStart(ctx, s)
-		<-h.starter.turns
+		<-h.starter.slots
 		if err == nil {
 			record.done.Store(true)
-			if len(s.upstreams.children) == 0 { // which log it themselves
+			if len(s.upstreams.children) == 0 { // child processes log their start themselves
 				h.logger.Info("MCP server is up", zap.String("mcp_server", s.Name), zap.Duration("duration", time.Since(began)))
 			}
 			return
@@ -105,8 +108,8 @@ func (h *Handler) startServer(ctx context.Context, s *Server, record *startRecor
 	}
 }
 
-// tryStart starts the child processes of a server, or shakes hands with one that is none. A child that takes longer
-// goes on starting.
+// tryStart starts the child processes of a server, or connects to an HTTP server. A child that
+// takes longer than join_timeout goes on starting.
 func (h *Handler) tryStart(ctx context.Context, s *Server) error {
 	if len(s.upstreams.children) > 0 {
 		return s.upstreams.startChildren(ctx, time.Duration(h.JoinTimeout))
@@ -119,7 +122,7 @@ func (h *Handler) tryStart(ctx context.Context, s *Server) error {
 	return nil
 }
 
-// startChildren starts the child processes, one after the other, and waits for each of them so long.
+// startChildren starts the child processes in order, and waits up to timeout for each.
 func (u *upstreams) startChildren(ctx context.Context, timeout time.Duration) error {
 	var failures []error
 	for _, c := range u.children {
@@ -132,7 +135,6 @@ func (u *upstreams) startChildren(ctx context.Context, timeout time.Duration) er
 	return errors.Join(failures...)
 }
 
-// validateStart ensures that it is known when servers are started.
 func validateStart(start string) error {
 	if start != "" && start != startLazy && start != startEager {
 		return fmt.Errorf("start: %q must be eager or lazy", start)

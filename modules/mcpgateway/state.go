@@ -15,33 +15,34 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstdio"
 )
 
-// A healthRecord is what is known of the health of a server, from requests of clients and from
-// health checks alike. It outlives reloads that leave the server as it is.
+// A healthRecord is the known health of a server, from client requests and from health checks. It
+// outlives reloads that do not change the server.
 type healthRecord struct {
-	server   string
-	children bool        // the gauge counts its processes
-	trying   sync.Mutex  // held while a health check tries the server
-	fine     atomic.Bool // it is healthy, and no call has failed since the last answer
+	server      string
+	hasChildren bool        // the server has child processes, which set the gauge themselves
+	checking    sync.Mutex  // held during a health check
+	isHealthy   atomic.Bool // healthy, and no call has failed since the last response
 
-	mu     sync.Mutex
-	state  healthState
-	doubts int // calls in a row that have failed, while it is healthy
-	logged loggedFault
-	items  map[string]int // how many tools, prompts and resources it has, as far as that is known
-	gauge  bool           // the gauge has it
-	closed bool
+	mu          sync.Mutex
+	state       healthState
+	failedCalls int // consecutive failed calls while healthy
+	logged      loggedFault
+	items       map[string]int // number of tools, prompts and resources, as far as known
+	hasGauge    bool           // the hasGauge is set
+	closed      bool
 }
 
 // healthRecords are the records in use, by gateway and server.
 var healthRecords = caddy.NewUsagePool()
 
-// Destruct implements caddy.Destructor. Another server may have the same name.
+// Destruct implements caddy.Destructor. It deletes the gauge, and sets it again if another server
+// has the same name.
 func (r *healthRecord) Destruct() error {
 	r.mu.Lock()
 	r.closed = true
-	told := r.gauge
+	hadGauge := r.hasGauge
 	r.mu.Unlock()
-	if !told {
+	if !hadGauge {
 		return nil
 	}
 	mcpstdio.Healthy().DeleteLabelValues(r.server)
@@ -49,8 +50,8 @@ func (r *healthRecord) Destruct() error {
 		if other := value.(*healthRecord); other.server == r.server {
 			other.mu.Lock()
 			defer other.mu.Unlock()
-			if other.gauge {
-				other.tell()
+			if other.hasGauge {
+				other.setGauge()
 			}
 		}
 		return true
@@ -58,21 +59,21 @@ func (r *healthRecord) Destruct() error {
 	return nil
 }
 
-// A healthState is whether a server answers.
+// A healthState says whether a server responds.
 type healthState struct {
-	Known     bool // it has been tried
+	Known     bool // the server has been contacted
 	Healthy   bool
-	Doubtful  bool          // it is only known that calls in a row were not answered
-	LastError string        // why it did not answer the last time that it did not
-	FailedAt  time.Time     // when that was
-	Tried     string        // the method that it did not answer
-	Path      string        // where it was asked
-	Cause     jsonrpc.Cause // the same in words from a fixed set
-	Since     time.Time     // when it began or ceased to answer
-	Failures  int           // in a row
+	Doubtful  bool          // unhealthy only because consecutive calls timed out
+	LastError string        // error of the last failure
+	FailedAt  time.Time     // time of the last failure
+	Tried     string        // method of the last failure
+	Path      string        // path of the last failure
+	Cause     jsonrpc.Cause // LastError as one of a fixed set
+	Since     time.Time     // time when Healthy last changed
+	Failures  int           // consecutive failures
 }
 
-// name returns the state as the admin API has it.
+// name returns the state for the admin API.
 func (s healthState) name() string {
 	switch {
 	case !s.Known:
@@ -83,7 +84,7 @@ func (s healthState) name() string {
 	return adminapi.StateUnhealthy
 }
 
-// openRecords gets the records of all servers.
+// openRecords acquires the health records of all servers.
 func (h *Handler) openRecords() {
 	if h.recordKeys != nil {
 		return
@@ -91,14 +92,14 @@ func (h *Handler) openRecords() {
 	for _, s := range h.Servers {
 		key := h.Name + "\x00" + s.id
 		value, _, _ := healthRecords.LoadOrNew(key, func() (caddy.Destructor, error) {
-			return &healthRecord{server: s.Name, children: len(s.upstreams.children) > 0}, nil
+			return &healthRecord{server: s.Name, hasChildren: len(s.upstreams.children) > 0}, nil
 		})
 		h.recordKeys = append(h.recordKeys, key)
 		s.health.Store(value.(*healthRecord))
 	}
 }
 
-// closeRecords gives them back.
+// closeRecords releases the health records.
 func (h *Handler) closeRecords() {
 	for _, key := range h.recordKeys {
 		_, _ = healthRecords.Delete(key)
@@ -106,11 +107,11 @@ func (h *Handler) closeRecords() {
 	h.recordKeys = nil
 }
 
-// maxDoubts is how many calls in a row may fail without making a server unhealthy: a tool may be
-// slow or broken, and others not.
-const maxDoubts = 1
+// maxFailedCalls is how many consecutive calls may fail before a server is unhealthy. A single tool may
+// be slow or broken.
+const maxFailedCalls = 1
 
-// failed notes that a server did not answer.
+// failed records that the server did not respond.
 func (r *healthRecord) failed(log *zap.Logger, f *upstream.Fault) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -119,10 +120,11 @@ func (r *healthRecord) failed(log *zap.Logger, f *upstream.Fault) {
 	case healthy && f.Certainty == upstream.Weak:
 		return
 	case healthy && f.Certainty == upstream.Doubtful:
-		r.fine.Store(false)
-		if r.doubts++; r.doubts <= maxDoubts {
+		r.isHealthy.Store(false)
+		r.failedCalls++
+		if r.failedCalls <= maxFailedCalls {
 			if pass, repeated := r.logged.pass(f.Reason, time.Now()); pass {
-				log.Warn("MCP server did not answer a request", faultFields(f, repeated)...)
+				log.Warn("MCP server did not respond to a request", faultFields(f, repeated)...)
 			}
 			return
 		}
@@ -132,8 +134,8 @@ func (r *healthRecord) failed(log *zap.Logger, f *upstream.Fault) {
 	if !s.Known || s.Healthy {
 		s.Known, s.Healthy, s.Doubtful, s.Since = true, false, true, now
 		r.logged = loggedFault{}
-		r.fine.Store(false)
-		r.tell()
+		r.isHealthy.Store(false)
+		r.setGauge()
 	}
 	s.Doubtful = s.Doubtful && f.Certainty == upstream.Doubtful
 	s.Failures++
@@ -143,9 +145,9 @@ func (r *healthRecord) failed(log *zap.Logger, f *upstream.Fault) {
 	}
 }
 
-// answered notes that a server has answered.
-func (r *healthRecord) answered(log *zap.Logger) {
-	if r.fine.Load() {
+// succeeded records that the server responded.
+func (r *healthRecord) succeeded(log *zap.Logger) {
+	if r.isHealthy.Load() {
 		return
 	}
 	r.mu.Lock()
@@ -159,26 +161,27 @@ func (r *healthRecord) answered(log *zap.Logger) {
 	}
 	if !s.Healthy {
 		s.Known, s.Healthy, s.Since, s.Failures = true, true, now, 0
-		r.tell()
+		r.setGauge()
 	}
-	r.doubts = 0
-	r.fine.Store(true)
+	r.failedCalls = 0
+	r.isHealthy.Store(true)
 }
 
-// refused notes that a server has refused a ping. It reads requests, so it is healthy, unless the
-// requests of clients are refused, too.
-func (r *healthRecord) refused(log *zap.Logger) {
+// pingRefused records that the server pingRefused a ping. It reads requests, so it is healthy, unless it
+// also refuses the requests of clients.
+func (r *healthRecord) pingRefused(log *zap.Logger) {
 	r.mu.Lock()
 	s := r.state
 	r.mu.Unlock()
-	if refuses := s.Known && !s.Healthy && s.Cause.IsOfHTTP(); !refuses {
-		r.answered(log)
+	refusesClients := s.Known && !s.Healthy && s.Cause.IsHTTP()
+	if !refusesClients {
+		r.succeeded(log)
 	}
 }
 
-// listed notes how many items of a kind a server has.
+// listed records how many items of a kind the server has.
 func (r *healthRecord) listed(log *zap.Logger, kind string, items int) {
-	r.answered(log)
+	r.succeeded(log)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	_, known := r.items["tools"]
@@ -201,7 +204,7 @@ func (r *healthRecord) listed(log *zap.Logger, kind string, items int) {
 	log.Info("MCP server joined", fields...)
 }
 
-// count returns how many items of a kind the server has; nil if that is not known.
+// count returns the number of items of a kind, or nil if it is unknown.
 func (r *healthRecord) count(kind string) *int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -211,19 +214,18 @@ func (r *healthRecord) count(kind string) *int {
 	return nil
 }
 
-// current returns the state.
 func (r *healthRecord) current() healthState {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.state
 }
 
-// tell tells the gauge. Child processes are counted where they are started. The caller holds the lock.
-func (r *healthRecord) tell() {
-	if r.children || r.closed {
+// setGauge sets the gauge, except for child processes, which set it themselves. The caller holds r.mu.
+func (r *healthRecord) setGauge() {
+	if r.hasChildren || r.closed {
 		return
 	}
-	r.gauge = true
+	r.hasGauge = true
 	value := 0.0
 	if r.state.Healthy {
 		value = 1
@@ -231,18 +233,18 @@ func (r *healthRecord) tell() {
 	mcpstdio.Healthy().WithLabelValues(r.server).Set(value)
 }
 
-// A loggedFault is what was logged last of a server that does not answer.
+// A loggedFault limits how often the same failure is logged.
 type loggedFault struct {
 	reason   string
-	next     time.Time     // not logged again before that
-	pause    time.Duration // until then
-	repeated int           // times that it was not logged
+	next     time.Time     // not logged again before
+	pause    time.Duration // current pause between log lines
+	repeated int           // failures since the last log line
 }
 
-// How long a failure that is the same is not logged again, at first and at most.
+// First and maximum pause before the same failure is logged again.
 const firstRepeat, lastRepeat = time.Minute, time.Hour
 
-// pass reports whether a failure is to be logged, and how often it was not since the last time.
+// pass reports whether to log a failure, and how many were not logged since the last log line.
 func (l *loggedFault) pass(reason string, now time.Time) (pass bool, repeated int) {
 	if reason != l.reason {
 		*l = loggedFault{reason: reason, pause: firstRepeat, next: now.Add(firstRepeat)}
@@ -258,7 +260,7 @@ func (l *loggedFault) pass(reason string, now time.Time) (pass bool, repeated in
 	return true, repeated
 }
 
-// faultFields returns a fault as logs have it.
+// faultFields returns the log fields of a fault.
 func faultFields(f *upstream.Fault, repeated int) []zap.Field {
 	fields := []zap.Field{zap.String("mcp_server", f.Server), zap.String("error", f.Reason), zap.String("tried", f.Tried)}
 	if f.Path != "" {
@@ -276,8 +278,8 @@ func faultFields(f *upstream.Fault, repeated int) []zap.Field {
 	return fields
 }
 
-// healthState returns what is known of the health of a server: from requests and health checks, from its
-// child processes themselves, or from the health checks of reverse_proxy.
+// healthState returns the health of a server: from requests and health checks, from the state of
+// its child processes, or from the health checks of reverse_proxy.
 func (s *Server) healthState() healthState {
 	var state healthState
 	if record := s.health.Load(); record != nil {
@@ -294,11 +296,11 @@ func (s *Server) healthState() healthState {
 	return state
 }
 
-// childState returns the state of a server whose processes are known, by what requests tell of it. One
+// childState combines the state known from requests with the state of the child processes. A child
 // that was started after the last failure is healthy.
 func (u *upstreams) childState(state healthState) healthState {
 	running, down := false, false
-	var failed stdio.Status // the latest
+	var failed stdio.Status // the latest failure
 	for _, c := range u.children {
 		for _, status := range c.transport.Status(c.host) {
 			switch status.State {

@@ -30,8 +30,8 @@ func TestHealthRecord(t *testing.T) { // A36, A70
 	refuses := func(r *healthRecord, log *zap.Logger) {
 		r.failed(log, &upstream.Fault{Server: "a", Reason: "HTTP 401", Cause: jsonrpc.HTTPError("a", 401).Short()})
 	}
-	answers := (*healthRecord).answered
-	pingRefused := (*healthRecord).refused
+	answers := (*healthRecord).succeeded
+	pingRefused := (*healthRecord).pingRefused
 	for _, tt := range []struct {
 		name  string
 		steps []step
@@ -44,8 +44,10 @@ func TestHealthRecord(t *testing.T) { // A36, A70
 		{"an answer after a failure", []step{fails(upstream.Certain), answers}, "healthy"},
 		{"a call that fails", []step{fails(upstream.Doubtful)}, "unhealthy"},
 		{"a call that fails after an answer", []step{answers, fails(upstream.Doubtful)}, "healthy"},
-		{"two calls that fail after an answer", []step{answers, fails(upstream.Doubtful), fails(upstream.Doubtful)}, "unhealthy"},
-		{"calls that fail between answers", []step{answers, fails(upstream.Doubtful), answers, fails(upstream.Doubtful)}, "healthy"},
+		{"two calls that fail after an answer", []step{answers, fails(upstream.Doubtful), fails(upstream.Doubtful)},
+			"unhealthy"},
+		{"calls that fail between answers", []step{answers, fails(upstream.Doubtful), answers, fails(upstream.Doubtful)},
+			"healthy"},
 		{"a refusal", []step{fails(upstream.Weak)}, "unhealthy"},
 		{"a refusal after an answer", []step{answers, fails(upstream.Weak), fails(upstream.Weak)}, "healthy"},
 		{"a ping that is refused", []step{pingRefused}, "healthy"},
@@ -53,7 +55,7 @@ func TestHealthRecord(t *testing.T) { // A36, A70
 		{"a ping that is refused as clients are", []step{refuses, pingRefused}, "unhealthy"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := &healthRecord{server: "record " + tt.name, children: true}
+			r := &healthRecord{server: "record " + tt.name, hasChildren: true}
 			for _, step := range tt.steps {
 				step(r, zap.NewNop())
 			}
@@ -64,13 +66,13 @@ func TestHealthRecord(t *testing.T) { // A36, A70
 	}
 }
 
-// An answer of a server that is healthy costs neither a lock nor memory.
+// A response of a healthy server takes neither a lock nor memory.
 func TestAnswersOfHealthyServers(t *testing.T) {
-	r := &healthRecord{server: "a", children: true}
-	r.answered(zap.NewNop())
+	r := &healthRecord{server: "a", hasChildren: true}
+	r.succeeded(zap.NewNop())
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if n := testing.AllocsPerRun(100, func() { r.answered(nil) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { r.succeeded(nil) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
@@ -78,9 +80,10 @@ func TestAnswersOfHealthyServers(t *testing.T) {
 func TestFailuresThatRepeat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		core, logs := observer.New(zap.DebugLevel)
-		log, r := zap.New(core), &healthRecord{server: "a", children: true}
+		log, r := zap.New(core), &healthRecord{server: "a", hasChildren: true}
 		fail := func(reason string) {
-			r.failed(log, &upstream.Fault{Server: "a", Tried: "initialize", Reason: reason, Retry: time.Second, Stderr: []string{"x"}})
+			r.failed(log, &upstream.Fault{Server: "a", Tried: "initialize", Reason: reason, Retry: time.Second,
+				Stderr: []string{"x"}})
 		}
 		for range 10 {
 			fail("connection refused")
@@ -89,12 +92,13 @@ func TestFailuresThatRepeat(t *testing.T) {
 		fail("host not found")
 		time.Sleep(time.Minute)
 		fail("host not found")
-		r.answered(log)
-		r.answered(log)
+		r.succeeded(log)
+		r.succeeded(log)
 		var got []string
 		for _, line := range logs.All() {
 			fields := line.ContextMap()
-			got = append(got, fmt.Sprint(line.Level, " ", line.Message, " ", fields["error"], " ", fields["repeated"], " ", fields["after"], " ", fields["retry_in"]))
+			got = append(got, fmt.Sprint(line.Level, " ", line.Message, " ", fields["error"], " ", fields["repeated"], " ",
+				fields["after"], " ", fields["retry_in"]))
 		}
 		want := []string{
 			"error MCP server is unavailable connection refused <nil> <nil> 1s",
@@ -108,17 +112,19 @@ func TestFailuresThatRepeat(t *testing.T) {
 	})
 }
 
-// The gauge of a server stays when another server of its name is gone.
+// The gauge of a server stays when another server with the same name is removed.
 func TestGaugeOfTwoServers(t *testing.T) { // A52
 	open := func(key string) *healthRecord {
-		value, _, _ := healthRecords.LoadOrNew(key, func() (caddy.Destructor, error) { return &healthRecord{server: "twin"}, nil })
+		value, _, _ := healthRecords.LoadOrNew(key, func() (caddy.Destructor, error) {
+			return &healthRecord{server: "twin"}, nil
+		})
 		return value.(*healthRecord)
 	}
 	before, after := open("twin 1"), open("twin 2")
-	before.answered(zap.NewNop())
-	after.answered(zap.NewNop())
+	before.succeeded(zap.NewNop())
+	after.succeeded(zap.NewNop())
 	_, _ = healthRecords.Delete("twin 1")
-	before.failed(zap.NewNop(), &upstream.Fault{Server: "twin"}) // by a request that began before
+	before.failed(zap.NewNop(), &upstream.Fault{Server: "twin"}) // a request from before the reload
 	if got := healthyGauge(t, "twin"); got != 1 {
 		t.Errorf("the gauge is %v", got)
 	}
@@ -128,7 +134,7 @@ func TestGaugeOfTwoServers(t *testing.T) { // A52
 	}
 }
 
-// Without health checks, the requests of clients tell how servers are.
+// Without health checks, the requests of clients determine the state of servers.
 func TestStateFromRequests(t *testing.T) { // A70
 	gone := httptest.NewServer(nil)
 	gone.Close()
@@ -142,7 +148,7 @@ func TestStateFromRequests(t *testing.T) { // A70
 		return s.Listener.Addr().String()
 	}
 	hangs := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body) // else it does not notice that the gateway has left
+		_, _ = io.Copy(io.Discard, r.Body) // otherwise it does not notice that the gateway disconnects
 		<-r.Context().Done()
 	}))
 	defer hangs.Close()
@@ -154,18 +160,25 @@ func TestStateFromRequests(t *testing.T) { // A70
 	locked, page := answers(401, "text/plain", "no"), answers(404, "text/html", "<html>")
 	for _, tt := range []struct {
 		name, routes, state string
-		reason              string // in which ADDRESS is that of the server
+		reason              string // ADDRESS stands for the address of the server
 		cause               string // in the message for the client
 	}{
 		{"up", proxyTo("", answers(200, "application/json", result)), "healthy", "", ""},
-		{"error", proxyTo("", answers(200, "application/json", `{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"no"}}`)), "healthy", "", ""},
-		{"refused", proxyTo("", gone.Listener.Addr().String()), "unhealthy", "connect: connection refused", "connection refused"},
+		{"error", proxyTo("", answers(200, "application/json",
+			`{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"no"}}`)), "healthy", "", ""},
+		{"refused", proxyTo("", gone.Listener.Addr().String()), "unhealthy", "connect: connection refused",
+			"connection refused"},
 		{"locked", proxyTo("", locked), "unhealthy", "HTTP 401 text/plain from http://" + locked + "/rpc", "HTTP status 401"},
-		{"page", proxyTo("", page), "unhealthy", "not an MCP server: HTTP 404 text/html from http://" + page + "/rpc; set the path in the URL, it is mostly /mcp", "HTTP status 404"},
-		{"hangs", proxyTo("", hangs.Listener.Addr().String()), "unhealthy", "no answer within 50ms", "did not answer in time"},
-		{"plain", strings.Replace(proxyTo("", page), `"upstreams"`, plain+`"upstreams"`, 1), "unhealthy", "tls: first record", "TLS error"},
-		{"nohost", proxyTo("", "no-such-host.invalid:80"), "unhealthy", "dial tcp: lookup no-such-host.invalid", "host not found"},
-		{"nocommand", command(`"no-such-command"`), "unhealthy", `exec: "no-such-command": executable file not found in $PATH`, "not started"},
+		{"page", proxyTo("", page), "unhealthy", "not an MCP server: HTTP 404 text/html from http://" + page +
+			"/rpc; set the path in the URL, usually /mcp", "HTTP status 404"},
+		{"hangs", proxyTo("", hangs.Listener.Addr().String()), "unhealthy", "no response within 50ms",
+			"did not answer in time"},
+		{"plain", strings.Replace(proxyTo("", page), `"upstreams"`, plain+`"upstreams"`, 1), "unhealthy",
+			"tls: first record", "TLS error"},
+		{"nohost", proxyTo("", "no-such-host.invalid:80"), "unhealthy", "dial tcp: lookup no-such-host.invalid",
+			"host not found"},
+		{"nocommand", command(`"no-such-command"`), "unhealthy",
+			`exec: "no-such-command": executable file not found in $PATH`, "not started"},
 		{"quits", command(`"sh","-c","echo Error: no sk-secret >&2; exit 3"`), "unhealthy",
 			"exited with status 3 during initialize: Error: no sk-secret", "exited during the handshake"},
 	} {
@@ -182,12 +195,14 @@ func TestStateFromRequests(t *testing.T) { // A70
 			if got := status(); got.State != "unknown" || got.LastError != "" {
 				t.Errorf("before a request: %+v", got)
 			}
-			w := serves(t, registry.all[0], posting("/api/mcp-gateway/"+tt.name+"/rpc", `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
+			w := serves(t, registry.all[0], posting("/api/mcp-gateway/"+tt.name+"/rpc",
+				`{"jsonrpc":"2.0","id":1,"method":"tools/list"}`))
 			if body := w.Body.String(); !strings.Contains(body, tt.cause) || strings.Contains(body, "sk-secret") {
 				t.Errorf("the client gets %s", body)
 			}
 			got := status()
-			if got.State != tt.state || !strings.Contains(got.LastError, tt.reason) || got.FailedAt.IsZero() != (tt.reason == "") {
+			if got.State != tt.state || !strings.Contains(got.LastError, tt.reason) ||
+				got.FailedAt.IsZero() != (tt.reason == "") {
 				t.Errorf("got %+v", got)
 			}
 			if tt.reason == "" {

@@ -12,7 +12,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
-// While one replica after the other gets a configuration with another server, a client has one budget.
+// While replicas get a configuration with another server one by one, a client has one budget.
 func TestReplicasWithOtherServersShareRates(t *testing.T) { // A63
 	server, engine := newWitness(t, nil), replicastest.New()
 	before := `{"rates":[{"requests":2,"per":"1h"}],"servers":[` + server.line("a") + `]}`
@@ -27,7 +27,7 @@ func TestReplicasWithOtherServersShareRates(t *testing.T) { // A63
 	}
 }
 
-// Gateways that replicas could not tell from each other are refused.
+// Gateways with the same key in the shared store are refused.
 func TestGatewaysThatShareNeedNames(t *testing.T) {
 	server := newWitness(t, nil)
 	gateway := func(more string, name string) string { return `{` + more + `"servers":[` + server.line(name) + `]}` }
@@ -51,7 +51,9 @@ func TestGatewaysThatShareNeedNames(t *testing.T) {
 			if refused := err != nil; refused != test.refused {
 				t.Fatal(err)
 			}
-			if err != nil && !strings.Contains(err.Error(), ": name: with mcp_store, different gateways at the same mcp_path, here /mcp, need names") {
+			if err != nil &&
+				!strings.Contains(err.Error(),
+					": name: required with mcp_store, because another gateway has the same mcp_path /mcp") {
 				t.Error(err)
 			}
 		})
@@ -73,7 +75,8 @@ func TestAdminStore(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	var check mcpstore.Check
-	if a.call("POST", "/mcp_gateway/store/check", "", &check); !check.Up || check.Engine != "test" || check.Seconds <= 0 || check.Error != "" {
+	if a.call("POST", "/mcp_gateway/store/check", "", &check); !check.Up || check.Engine != "test" || check.Seconds <= 0 ||
+		check.Error != "" {
 		t.Errorf("got %+v", check)
 	}
 	if line := a.audited(); line["action"] != "check" || line["name"] != "mcp_store" {

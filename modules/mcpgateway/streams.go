@@ -6,15 +6,16 @@ import (
 	"github.com/caddyserver/caddy/v2"
 )
 
-// A streamScope is how long clients may listen to one server: as long as a handler has the server as
-// it is, and lets in the same clients. It outlives reloads, so that a stream which was opened
-// several configurations ago ends, too, when the server goes. Clients come back, and are asked again.
+// A streamScope limits the streams that clients open to one server. It ends when no handler has the
+// same server with the same clients and credentials. It outlives reloads, so that streams of
+// earlier configurations also end when the server is removed. Clients then reconnect and
+// authenticate again.
 type streamScope struct {
 	context.Context
 	end context.CancelFunc
 }
 
-// streamScopes are those in use.
+// streamScopes are the scopes in use.
 var streamScopes = caddy.NewUsagePool()
 
 // Destruct implements caddy.Destructor.
@@ -23,8 +24,8 @@ func (s *streamScope) Destruct() error {
 	return nil
 }
 
-// openStreams finds the scopes of streams to the servers. Streams to all servers at once do not need
-// one: the gateway that takes the place of another goes on with them.
+// openStreams acquires the scopes of all servers. Streams at /mcp need none: the gateway that
+// replaces this one continues them.
 func (h *Handler) openStreams() error {
 	admits := h.Name + "\x00" + h.MCPPath + "\x00" + h.auth.fingerprint + "\x00" + digest(h.Clients) + "\x00"
 	for _, s := range h.Servers {
@@ -38,17 +39,17 @@ func (h *Handler) openStreams() error {
 			return err
 		}
 		s.streams, s.streamsKey = value.(*streamScope), key
-		s.unfollow = context.AfterFunc(h.exiting, s.streams.end)
+		s.cancelExitHook = context.AfterFunc(h.exiting, s.streams.end)
 	}
 	return nil
 }
 
-// closeStreams gives up the scope of the server.
+// closeStreams releases the scope of the server.
 func (s *Server) closeStreams() error {
 	if s.streamsKey == "" {
 		return nil
 	}
-	s.unfollow()
+	s.cancelExitHook()
 	_, err := streamScopes.Delete(s.streamsKey)
 	s.streamsKey = ""
 	return err

@@ -14,10 +14,11 @@ func TestTasksOfClients(t *testing.T) {
 		switch {
 		case got.is("tools/call"): // in a stream, after something else
 			saysInEvents(w, `{"jsonrpc":"2.0","method":"notifications/progress","params":{"taskId":"not this"}}`,
-				`{"jsonrpc":"2.0","id":2,"result":{"task":{"taskId":"of nobody"}}}`,
-				fmt.Sprintf(`{"jsonrpc":"2.0","result":{"task":{"status":"working","taskId":"of %s"}},"id":1}`, got.header.Get("X-User")))
+				`{"jsonrpc":"2.0","id":2,"result":{"task":{"taskId":"of unknown"}}}`,
+				fmt.Sprintf(`{"jsonrpc":"2.0","result":{"task":{"status":"working","taskId":"of %s"}},"id":1}`,
+					got.header.Get("X-User")))
 		case got.method == http.MethodGet:
-			saysInEvents(w, `{"jsonrpc":"2.0","id":2,"result":{"task":{"taskId":"of nobody"}}}`,
+			saysInEvents(w, `{"jsonrpc":"2.0","id":2,"result":{"task":{"taskId":"of unknown"}}}`,
 				`{"jsonrpc":"2.0","method":"notifications/tasks/status","params":{"status":"completed","taskId":"of ann"}}`)
 		case got.is("tasks/list"):
 			says(w, got, `{"tasks":[{"taskId":"of ann"},{"taskId":"of bob"},{"taskId":"of "}],"x":1}`)
@@ -28,42 +29,50 @@ func TestTasksOfClients(t *testing.T) {
 	h := adaptGateway(t, `{"servers":[`+server.line("a")+`]}`)
 	users := []string{"ann", "bob", ""}
 	for _, user := range users {
-		servesUser(t, h, user, posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","task":{}}}`, "X-User", user))
+		servesUser(t, h, user,
+			posting("/mcp/a", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"x","task":{}}}`, "X-User", user))
 	}
 	for _, user := range users {
-		heard := servesUser(t, h, user, listening(t, "/mcp/a", mcp.VersionHeader, mcp.Latest)).Body.String()
-		if strings.Contains(heard, "completed") != (user != "bob") { // of those whom nobody knows, nothing is hidden
-			t.Errorf("%q hears %s", user, heard)
+		received := servesUser(t, h, user, listening(t, "/mcp/a", mcp.VersionHeader, mcp.Latest)).Body.String()
+		if strings.Contains(received, "completed") != (user != "bob") { // tasks of anonymous clients are visible to all
+			t.Errorf("%q receives %s", user, received)
 		}
 		for _, path := range single {
 			list := servesUser(t, h, user, posting(path, `{"jsonrpc":"2.0","id":2,"method":"tasks/list"}`)).Body.String()
 			if want := `{"tasks":[{"taskId":"of ` + user + `"}],"x":1}`; !strings.Contains(list, want) {
 				t.Errorf("%q at %s sees %s, not %s", user, path, list, want)
 			}
-			for _, owner := range append(users, "nobody") {
+			for _, owner := range append(users, "unknown") {
 				before := len(server.saw())
-				got := servesUser(t, h, user, posting(path, `{"jsonrpc":"2.0","id":3,"method":"tasks/get","params":{"taskId":"of `+owner+`"}}`))
-				may := user == owner || user == "" && owner == "nobody" // of whom nothing is known
+				got := servesUser(t, h, user,
+					posting(path, `{"jsonrpc":"2.0","id":3,"method":"tasks/get","params":{"taskId":"of `+owner+`"}}`))
+				may := user == owner || user == "" && owner == "unknown" // a task without an owner
 				if reached := len(server.saw()) > before; reached != may || strings.Contains(got.Body.String(), "-32602") == may {
 					t.Errorf("%q asks for the task of %q at %s: %s", user, owner, path, got.Body)
 				}
 			}
-			for ids, may := range map[string]bool{`[]`: true, `["of ` + user + `"]`: true, `["of ` + user + `","of ann"]`: user == "ann", `"of ann"`: false, `[{"of":"ann"}]`: false} {
+			for ids, may := range map[string]bool{`[]`: true, `["of ` + user + `"]`: true,
+				`["of ` + user + `","of ann"]`: user == "ann", `"of ann"`: false, `[{"of":"ann"}]`: false} {
 				before := len(server.saw())
-				got := servesUser(t, h, user, posting(path, `{"jsonrpc":"2.0","id":3,"method":"subscriptions/listen","params":{"notifications":{"taskIds":`+ids+`}}}`))
+				got := servesUser(t, h, user,
+					posting(path,
+						`{"jsonrpc":"2.0","id":3,"method":"subscriptions/listen","params":{"notifications":{"taskIds":`+ids+`}}}`))
 				if reached := len(server.saw()) > before; reached != may || strings.Contains(got.Body.String(), "-32602") == may {
 					t.Errorf("%q listens to %s at %s: %s", user, ids, path, got.Body)
 				}
 			}
-			twice := servesUser(t, h, user, posting(path, `{"jsonrpc":"2.0","id":3,"method":"tasks/get","params":{"taskId":"of ann","TaskId":"of bob"}}`))
+			twice := servesUser(t, h, user,
+				posting(path, `{"jsonrpc":"2.0","id":3,"method":"tasks/get","params":{"taskId":"of ann","TaskId":"of bob"}}`))
 			if user != "" && !strings.Contains(twice.Body.String(), "error") {
 				t.Errorf("%q names two tasks: %s", user, twice.Body)
 			}
 		}
 	}
-	// Of the first revision of the protocol, answers come in the stream that is listened to.
+	// In the first revision of the protocol, responses come in the GET stream.
 	servesUser(t, h, "ann", listening(t, "/mcp/a"))
-	if got := servesUser(t, h, "ann", posting("/mcp/a", `{"jsonrpc":"2.0","id":3,"method":"tasks/get","params":{"taskId":"of nobody"}}`)); strings.Contains(got.Body.String(), "error") {
+	got := servesUser(t, h, "ann",
+		posting("/mcp/a", `{"jsonrpc":"2.0","id":3,"method":"tasks/get","params":{"taskId":"of unknown"}}`))
+	if strings.Contains(got.Body.String(), "error") {
 		t.Errorf("a task of the first revision: %s", got.Body)
 	}
 }
@@ -87,7 +96,8 @@ func TestSkillsOfOneServer(t *testing.T) { // A54, A55
 			"skills/get":               `{"skill":{}}`,
 		} {
 			ask := func(uri string) string {
-				return serves(t, h, posting(path, `{"jsonrpc":"2.0","id":1,"method":"`+method+`","params":{"uri":"`+uri+`"}}`)).Body.String()
+				return serves(t, h,
+					posting(path, `{"jsonrpc":"2.0","id":1,"method":"`+method+`","params":{"uri":"`+uri+`"}}`)).Body.String()
 			}
 			if got := ask("skill://open/a"); !strings.Contains(got, want) {
 				t.Errorf("%s at %s: got %s", method, path, got)

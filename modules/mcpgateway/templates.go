@@ -13,37 +13,37 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/resourcetemplate"
 )
 
-// sharedTemplates are the templates that all replicas of a gateway host: one value, which each of them
-// follows.
+// sharedTemplates are the resource templates that all replicas of a gateway host. They are one
+// value in the shared store.
 type sharedTemplates struct {
-	common *replicas.Space
-	stop   func() // ends following
+	shared *replicas.Space
+	stop   func() // stops following
 
-	mu sync.Mutex // held while the templates here are made those of all
+	mu sync.Mutex // held while local templates are synchronized
 }
 
-// maxSharedTemplates is how many bytes they may have together.
+// maxSharedTemplates is the maximum size of the value in bytes.
 const maxSharedTemplates = 4 << 20
 
-// followTemplates takes over the templates of other replicas, from now on. If the store has lost them, it
-// gets those that this replica has.
+// followTemplates applies the templates of other replicas whenever they change. If the store has
+// lost them, it gets those of this replica.
 func (h *Handler) followTemplates() {
 	if h.store == nil {
 		return
 	}
-	h.templates = &sharedTemplates{common: h.store.Space("templates")}
-	h.templates.stop = h.templates.common.Follow(h.sharedPlace(), func(ctx context.Context, _ string) error {
+	h.templates = &sharedTemplates{shared: h.store.Space("templates")}
+	h.templates.stop = h.templates.shared.Follow(h.sharedKey(), func(ctx context.Context, _ string) error {
 		return h.shareTemplates(ctx, func(*resourcetemplate.Set) error { return nil })
 	})
 }
 
-// changeTemplates changes the templates of the gateway, at all replicas. The change may be made more than
-// once, on a copy of them.
+// changeTemplates changes the templates of the gateway, on all replicas. change may run more than
+// once, on a copy.
 func (h *Handler) changeTemplates(ctx context.Context, change func(*resourcetemplate.Set) error) error {
 	if h.templates != nil {
 		err := h.shareTemplates(ctx, change)
 		if errors.Is(err, replicas.ErrUnavailable) || errors.Is(err, replicas.ErrFull) {
-			return adminErrorf(http.StatusServiceUnavailable, "store_unavailable", "nothing is changed: %v", err)
+			return adminErrorf(http.StatusServiceUnavailable, "store_unavailable", "templates not changed: %v", err)
 		}
 		return err
 	}
@@ -54,16 +54,16 @@ func (h *Handler) changeTemplates(ctx context.Context, change func(*resourcetemp
 	return nil
 }
 
-// shareTemplates changes the templates of all replicas, and takes them over.
+// shareTemplates changes the shared templates, and applies the result here.
 func (h *Handler) shareTemplates(ctx context.Context, change func(*resourcetemplate.Set) error) error {
 	t, here := h.templates, h.retained.Templates
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var all []resourcetemplate.Template
-	changed, err := t.common.Change(ctx, h.sharedPlace(), "", func(value []byte) ([]byte, error) {
+	changed, err := t.shared.Change(ctx, h.sharedKey(), "", func(value []byte) ([]byte, error) {
 		all = nil
 		if value == nil {
-			all = here.All() // which the store may have lost
+			all = here.All() // the store may have lost them
 		} else if err := json.Unmarshal(value, &all); err != nil {
 			return nil, fmt.Errorf("templates in the shared store: %w", err)
 		}
@@ -75,12 +75,13 @@ func (h *Handler) shareTemplates(ctx context.Context, change func(*resourcetempl
 		if err := change(set); err != nil {
 			return nil, err
 		}
-		if all = set.All(); value == nil && len(all) == 0 {
+		all = set.All()
+		if value == nil && len(all) == 0 {
 			return nil, nil
 		}
 		text, err := json.Marshal(all)
 		if err == nil && len(text) > maxSharedTemplates {
-			err = invalid(fmt.Errorf("text: the templates that replicas share would have more than %d bytes", maxSharedTemplates))
+			err = invalid(fmt.Errorf("text: shared templates would exceed %d bytes", maxSharedTemplates))
 		}
 		return text, err
 	})
@@ -88,9 +89,9 @@ func (h *Handler) shareTemplates(ctx context.Context, change func(*resourcetempl
 		return err
 	}
 	if changed {
-		_ = t.common.Announce(ctx, h.sharedPlace(), "") // they look for themselves, too
+		_ = t.shared.Announce(ctx, h.sharedKey(), "") // replicas also poll
 	}
-	before, _ := json.Marshal(here.All()) // texts only
+	before, _ := json.Marshal(here.All()) // cannot fail
 	if after, _ := json.Marshal(all); bytes.Equal(before, after) {
 		return nil
 	}

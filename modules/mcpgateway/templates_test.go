@@ -10,7 +10,9 @@ import (
 
 // offered returns the templates that anonymous clients see.
 func offered(t *testing.T, h *Handler) string {
-	const list = `{"jsonrpc":"2.0","id":1,"method":"resources/templates/list","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}}}`
+	const list = `{"jsonrpc":"2.0","id":1,"method":"resources/templates/list",` +
+		`"params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28",` +
+		`"io.modelcontextprotocol/clientInfo":{"name":"t","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}}}`
 	r := posting("/mcp", list)
 	r.Header.Set("Mcp-Protocol-Version", "2026-07-28")
 	r.Header.Set("Mcp-Method", "resources/templates/list")
@@ -35,7 +37,8 @@ func TestTemplatesOfAServerThatIsGone(t *testing.T) { // A67, A69
 		return `{"name":"` + name + `"` + more + `,"routes":[{"handle":[` + staticHandler + `]}]}`
 	}
 	config := func(servers ...string) string {
-		return `{"name":"reloaded","servers":[` + strings.Join(servers, ",") + `],"clients":[{"name":"*","rules":[{"action":"deny","patterns":["resource:file:///secret/"]}]}]}`
+		return `{"name":"reloaded","servers":[` + strings.Join(servers, ",") +
+			`],"clients":[{"name":"*","rules":[{"action":"deny","patterns":["resource:file:///secret/"]}]}]}`
 	}
 	a := newAdmin(t, config(server("one", ""), server("two", "")))
 	before := registry.current()[0]
@@ -49,7 +52,8 @@ func TestTemplatesOfAServerThatIsGone(t *testing.T) { // A67, A69
 			t.Fatalf("%s: got %d", template, res.StatusCode)
 		}
 	}
-	const first, second, text = `{"uriTemplate":"first://{x}","name":"first"}`, `{"uriTemplate":"second://{x}","name":"second"}`, `{"uriTemplate":"text://{x}","name":"text"}`
+	const first, second, text = `{"uriTemplate":"first://{x}","name":"first"}`,
+		`{"uriTemplate":"second://{x}","name":"second"}`, `{"uriTemplate":"text://{x}","name":"text"}`
 	for _, tt := range []struct {
 		name   string
 		h      *Handler
@@ -57,7 +61,8 @@ func TestTemplatesOfAServerThatIsGone(t *testing.T) { // A67, A69
 	}{
 		{"it is there", before, first + second + text},
 		{"it is gone", adaptGateway(t, config(server("one", ""))), first + text},
-		{"its name is an alias now", adaptGateway(t, config(server("one", ""), server("three", `,"aliases":["two"]`))), first + second + text},
+		{"its name is an alias now", adaptGateway(t, config(server("one", ""), server("three", `,"aliases":["two"]`))),
+			first + second + text},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if got := offered(t, tt.h); got != tt.listed {

@@ -13,11 +13,12 @@ import (
 
 // spanned is a request that belongs to a trace.
 func spanned(r *http.Request) *http.Request {
-	span := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: trace.FlagsSampled})
+	span := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2},
+		TraceFlags: trace.FlagsSampled})
 	return r.WithContext(trace.ContextWithSpanContext(r.Context(), span))
 }
 
-// However odd a message is, that it belongs to a trace makes no other message of it.
+// A trace does not change the meaning of a message, however odd it is.
 func TestTracesOfOddMessages(t *testing.T) { // A54
 	server := newWitness(t, func(w http.ResponseWriter, _ *http.Request, got witnessed) {
 		if got.is("initialize") {
@@ -26,10 +27,11 @@ func TestTracesOfOddMessages(t *testing.T) { // A54
 		}
 		says(w, got, `{"tools":[{"name":"ok","inputSchema":{}},{"name":"secret","inputSchema":{}}]}`)
 	})
-	h := adaptGateway(t, `{`+denies("a::secret")+`"servers":[`+server.line("a")+`,`+serverOf("dead", proxyTo("", "127.0.0.1:1"))+`]}`)
+	h := adaptGateway(t,
+		`{`+denies("a::secret")+`"servers":[`+server.line("a")+`,`+serverOf("dead", proxyTo("", "127.0.0.1:1"))+`]}`)
 	for _, tt := range []struct {
 		name, params string
-		told         bool // the server is told of the trace
+		told         bool // the server gets the trace
 	}{
 		{"no params", ``, true},
 		{"params", `,"params":{}`, true},
@@ -62,7 +64,8 @@ func TestTracesOfOddMessages(t *testing.T) { // A54
 				if len(all) != 1 || m.ReadRequest([]byte(all[0].body)) != nil {
 					t.Fatalf("the server got %+v", all)
 				}
-				if told := strings.HasPrefix(m.Text(jsonrpc.Traceparent), "00-01"); told != tt.told || !m.Is(jsonrpc.Method, "tools/list") {
+				if told := strings.HasPrefix(m.Text(jsonrpc.Traceparent), "00-01"); told != tt.told ||
+					!m.Is(jsonrpc.Method, "tools/list") {
 					t.Errorf("the server got %s", all[0].body)
 				}
 			})

@@ -7,9 +7,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcphttp"
 )
 
-// withTransport returns the configuration of a handler in which each reverse_proxy that
-// has the transport http, which is the default, has mcp_http: that is faster, and keeps the
-// credentials of servers, and sessions, out of logs.
+// withTransport replaces the transport http, the default of reverse_proxy, by mcp_http in the
+// configuration of a handler. mcp_http is faster, and keeps the credentials and sessions of servers
+// out of logs.
 func withTransport(handler json.RawMessage) json.RawMessage {
 	decoder := json.NewDecoder(bytes.NewReader(handler))
 	decoder.UseNumber()

@@ -19,7 +19,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/observationmask"
 )
 
-// A route is the way to a server: its routes.
+// A route sends requests through the routes of a server.
 type route struct{ server *Server }
 
 // Serve implements [upstream.Routes].
@@ -30,11 +30,11 @@ func (u route) Serve(w http.ResponseWriter, r *http.Request, account string) err
 	return u.serve(w, r)
 }
 
-// serve has the routes answer r.
+// serve runs the routes of the server.
 func (u route) serve(w http.ResponseWriter, r *http.Request) error {
 	err := u.server.routes.ServeHTTP(w, r)
 	if refusal, ok := errors.AsType[caddyhttp.HandlerError](err); ok {
-		return &upstream.StatusError{Status: refusal.StatusCode, Err: refusal.Err} // not where in Caddy it came from
+		return &upstream.StatusError{Status: refusal.StatusCode, Err: refusal.Err} // without Caddy's trace
 	}
 	return err
 }
@@ -47,16 +47,17 @@ func (route) Describe(r *http.Request, placeholder func(name string) (any, bool)
 }
 
 // Derive implements [upstream.Routes].
-func (route) Derive(ctx context.Context, of *http.Request, logged bool) *http.Request {
-	r := of.WithContext(new(unlogged.Session).In(ctx)) // not that of another request
-	r.Body, r.GetBody = http.NoBody, nil               // it will have its own
-	r.Header = of.Header.Clone()
+func (route) Derive(ctx context.Context, source *http.Request, logged bool) *http.Request {
+	r := source.WithContext(new(unlogged.Session).In(ctx)) // source has the session of another request
+	r.Body, r.GetBody = http.NoBody, nil                   // the caller sets a body
+	r.Header = source.Header.Clone()
 	r.URL = new(url.URL)
-	*r.URL = *of.URL
+	*r.URL = *source.URL
 	repl := caddy.NewReplacer()
-	inherited := inheritedBy(ctx, of)
-	server, _ := cmp.Or(ctx.Value(caddyhttp.ServerCtxKey), of.Context().Value(caddyhttp.ServerCtxKey)).(*caddyhttp.Server)
-	if server == nil { // which reverse_proxy does not expect
+	inherited := inheritedBy(ctx, source)
+	server, _ := cmp.Or(
+		ctx.Value(caddyhttp.ServerCtxKey), source.Context().Value(caddyhttp.ServerCtxKey)).(*caddyhttp.Server)
+	if server == nil { // reverse_proxy requires one
 		server = new(caddyhttp.Server)
 	}
 	r = caddyhttp.PrepareRequest(r, repl, noResponse{}, server)
@@ -67,42 +68,43 @@ func (route) Derive(ctx context.Context, of *http.Request, logged bool) *http.Re
 		}
 	}
 	if logged {
-		r = r.WithContext(context.WithValue(r.Context(), caddyhttp.ExtraLogFieldsCtxKey, ctx.Value(caddyhttp.ExtraLogFieldsCtxKey)))
+		fields := ctx.Value(caddyhttp.ExtraLogFieldsCtxKey)
+		r = r.WithContext(context.WithValue(r.Context(), caddyhttp.ExtraLogFieldsCtxKey, fields))
 	}
 	return r
 }
 
-// An inherited is what requests to servers inherit from the one of the client that they are
-// made for. There are many of them at the same time, and some outlive it, so they have
-// placeholders and variables of their own.
+// An inherited holds the placeholders and variables that requests to servers take from the request
+// of the client. Several of them run at the same time, and some outlive that request, so each gets
+// copies.
 type inherited struct {
 	vars  []namedValue
 	names *placeholderNames
 
 	mu   sync.Mutex
-	repl *caddy.Replacer // nil if values has what is inherited
+	repl *caddy.Replacer // nil if values is set
 
 	values []namedValue
 }
 
-// A namedValue is a variable or a placeholder. There are few, for which a map takes more memory.
+// A namedValue is a variable or a placeholder. A slice of a few takes less memory than a map.
 type namedValue struct {
 	name  string
 	value any
 }
 
-// inheritedBy returns what a request inherits that is made for another one. The session of a
-// client that has gone is ended in a context of its own.
-func inheritedBy(ctx context.Context, of *http.Request) *inherited {
-	for _, ctx := range [...]context.Context{ctx, of.Context()} {
+// inheritedBy returns what a request derived from another one inherits. When the session of a
+// disconnected client is ended, ctx has no values of a request.
+func inheritedBy(ctx context.Context, source *http.Request) *inherited {
+	for _, ctx := range [...]context.Context{ctx, source.Context()} {
 		if i, ok := ctx.Value(inbound.InheritedKey{}).(*inherited); ok {
 			return i
 		}
 	}
-	return inherit(of)
+	return inherit(source)
 }
 
-// inherit returns what requests inherit from that of a client.
+// inherit returns what requests inherit from the request of a client.
 func inherit(r *http.Request) *inherited {
 	i := new(inherited)
 	i.repl, _ = r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
@@ -115,8 +117,8 @@ func inherit(r *http.Request) *inherited {
 	return i
 }
 
-// placeholder returns what handlers in front of the gateway have set. Those about the request
-// itself each request has for its own.
+// placeholder returns a placeholder that handlers in front of the gateway have set. Placeholders
+// about the request itself are not inherited.
 func (i *inherited) placeholder(key string) (any, bool) {
 	for _, prefix := range [...]string{"http.request.", "http.response.", "http.vars."} {
 		if strings.HasPrefix(key, prefix) {
@@ -124,11 +126,11 @@ func (i *inherited) placeholder(key string) (any, bool) {
 		}
 	}
 	if i.repl == nil {
-		at := slices.IndexFunc(i.values, func(v namedValue) bool { return v.name == key })
-		if at < 0 {
+		index := slices.IndexFunc(i.values, func(v namedValue) bool { return v.name == key })
+		if index < 0 {
 			return nil, false
 		}
-		return i.values[at].value, true
+		return i.values[index].value, true
 	}
 	i.names.add(key)
 	i.mu.Lock()
@@ -136,7 +138,7 @@ func (i *inherited) placeholder(key string) (any, bool) {
 	return i.repl.Get(key)
 }
 
-// noResponse is the response of a request before there is one, for placeholders.
+// noResponse is the response writer of a request that has none yet.
 type noResponse struct{}
 
 func (noResponse) Header() http.Header         { return http.Header{} }

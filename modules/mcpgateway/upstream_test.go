@@ -15,8 +15,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 )
 
-// The session of a client that has gone is ended in a context of its own. reverse_proxy needs
-// the HTTP server there, too.
+// The session of a disconnected client is ended in a new context. reverse_proxy needs the HTTP
+// server there, too.
 func TestRequestsOfClientsThatHaveGone(t *testing.T) {
 	server := new(caddyhttp.Server)
 	repl := caddy.NewReplacer()
@@ -38,8 +38,8 @@ func TestRequestsOfClientsThatHaveGone(t *testing.T) {
 	}
 }
 
-// Requests of a stream that outlives its handler inherit what its routes use, and hold
-// nothing of the handler.
+// Requests of a stream that outlives its handler inherit the values that its routes use, and keep
+// nothing else of the handler in memory.
 func TestRequestsOfDetachedStreams(t *testing.T) {
 	server := new(caddyhttp.Server)
 	writer := httptest.NewRecorder()
@@ -50,9 +50,9 @@ func TestRequestsOfDetachedStreams(t *testing.T) {
 		repl.Set("http.asked", "asked")
 		repl.Set("http.other", "other")
 		r := caddyhttp.PrepareRequest(httptest.NewRequest("GET", "/mcp", nil), repl, writer, server)
-		caddyhttp.SetVar(r.Context(), "colour", "blue")
+		caddyhttp.SetVar(r.Context(), "color", "blue")
 		i := inherit(r)
-		i.names = newPlaceholderNames([]byte(`[{"routes":[{"x":["{http.auth.user.id} {env.HOME} {http.vars.colour}"]}]}]`))
+		i.names = newPlaceholderNames([]byte(`[{"routes":[{"x":["{http.auth.user.id} {env.HOME} {http.vars.color}"]}]}]`))
 		r = r.WithContext(context.WithValue(login.WithSubject(r.Context(), "token"), inbound.InheritedKey{}, i))
 		early := route{}.Derive(r.Context(), r, false)
 		own, _ := early.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
@@ -76,7 +76,7 @@ func TestRequestsOfDetachedStreams(t *testing.T) {
 	}
 	own, _ := derived.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	for name, want := range map[string]string{
-		"http.auth.user.id": "ann", "http.asked": "asked", "http.vars.colour": "blue", "http.other": "",
+		"http.auth.user.id": "ann", "http.asked": "asked", "http.vars.color": "blue", "http.other": "",
 	} {
 		if got, _ := own.GetString(name); got != want {
 			t.Errorf("%s: got %q, want %q", name, got, want)

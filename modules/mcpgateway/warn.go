@@ -17,10 +17,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/auth"
 )
 
-// warn logs what works, but hardly as it was meant.
+// warn logs settings that are valid, but probably not intended.
 func (h *Handler) warn() {
-	if h.shell != nil && h.shell.live.running { // the log has it from when the configuration was loaded
-		h.guarded = h.shell.guarded
+	if h.shell != nil && h.shell.live.running { // already logged when the configuration was loaded
+		h.authInFront = h.shell.authInFront
 		return
 	}
 	h.warnIfOpen()
@@ -34,28 +34,28 @@ func (h *Handler) warn() {
 	}
 }
 
-// warnOfNames logs names of tools that model APIs refuse.
+// warnOfNames warns of tool names that model APIs refuse.
 func (h *Handler) warnOfNames() {
 	if h.Separator == noSeparator {
 		return
 	}
 	for _, s := range h.Servers {
 		if strings.ContainsFunc(s.Name, refusedByModels) {
-			h.logger.Warn("tool names with other characters than letters, digits, _ and - are refused by model APIs",
+			h.logger.Warn("model APIs refuse tool names with characters other than letters, digits, _ and -",
 				zap.String("mcp_server", s.Name))
 		}
 	}
 	switch {
 	case h.Separator == mcp.Separator:
-		h.logger.Warn("tool names with :: are refused by model APIs; set separator __ unless your clients rename them")
+		h.logger.Warn("model APIs refuse tool names with ::; set separator __ unless your clients rename tools")
 	case strings.ContainsFunc(h.Separator, refusedByModels):
-		h.logger.Warn("tool names with this separator are refused by model APIs; "+
-			"set separator __ unless your clients rename them",
+		h.logger.Warn("model APIs refuse tool names with this separator; "+
+			"set separator __ unless your clients rename tools",
 			zap.String("separator", h.Separator))
 	}
 }
 
-// warnOfRoutes logs notifications that go to servers which are not there yet.
+// warnOfRoutes warns of notification routes to servers that do not exist yet.
 func (h *Handler) warnOfRoutes() {
 	for _, route := range h.NotificationRoutes {
 		for _, name := range route.Servers {
@@ -66,13 +66,14 @@ func (h *Handler) warnOfRoutes() {
 	}
 }
 
-// warnOfSite logs what the site around the gateway makes useless.
+// warnOfSite warns of settings of the site that keep the gateway from working.
 func (h *Handler) warnOfSite() {
 	if h.site == nil {
 		return
 	}
 	if h.usesCertificates() && !slices.ContainsFunc(h.site.TLSConnPolicies, asksForCertificate) {
-		h.logger.Warn("auth mtls knows no client here: the site does not ask for certificates; set client_auth in tls")
+		h.logger.Warn("auth mtls cannot identify clients: the site does not request client certificates; " +
+			"set client_auth in tls")
 	}
 	routes := h.site.Routes
 	for _, module := range h.ctx.Modules() {
@@ -81,8 +82,8 @@ func (h *Handler) warnOfSite() {
 		}
 	}
 	for _, route := range routes {
-		if len(route.Handlers) == 0 { // not loaded yet, so this gateway is in it
-			h.warnOfHandlers(h.inFront(route.HandlersRaw))
+		if len(route.Handlers) == 0 { // not loaded yet: it contains this gateway
+			h.warnOfHandlers(h.gatewaysInFront(route.HandlersRaw))
 			return
 		}
 		if len(route.MatcherSets) == 0 && len(route.MatcherSetsRaw) == 0 {
@@ -91,8 +92,8 @@ func (h *Handler) warnOfSite() {
 	}
 }
 
-// inFront returns the gateways in front of this one in its own route.
-func (h *Handler) inFront(route []json.RawMessage) (gateways []caddyhttp.MiddlewareHandler) {
+// gatewaysInFront returns the gateways in front of this one in the same route.
+func (h *Handler) gatewaysInFront(route []json.RawMessage) (gateways []caddyhttp.MiddlewareHandler) {
 	for _, raw := range route {
 		var config struct {
 			Kind string `json:"handler"`
@@ -100,37 +101,37 @@ func (h *Handler) inFront(route []json.RawMessage) (gateways []caddyhttp.Middlew
 		}
 		switch err := json.Unmarshal(raw, &config); {
 		case err != nil || config.Kind != "mcp_gateway":
-		case bytes.Equal(caddyconfig.JSON(&config.Handler, nil), h.loaded):
+		case bytes.Equal(caddyconfig.JSON(&config.Handler, nil), h.rawConfig):
 			return gateways
 		default:
 			config.setDefaults()
-			config.belowMCP = below(config.MCPPath)
+			config.mcpPrefix = pathPrefix(config.MCPPath)
 			gateways = append(gateways, &config.Handler)
 		}
 	}
 	return nil
 }
 
-// warnOfHandlers logs that handlers in front of the gateway keep its requests away.
+// warnOfHandlers warns of handlers in front that keep requests from the gateway.
 func (h *Handler) warnOfHandlers(inFront []caddyhttp.MiddlewareHandler) {
 	for _, handler := range inFront {
 		switch handler := handler.(type) {
 		case *Handler:
-			if handler.belowMCP == h.belowMCP {
+			if handler.mcpPrefix == h.mcpPrefix {
 				h.logger.Warn("another mcp_gateway in front of this one has the same mcp_path: this one gets no requests",
 					zap.String("mcp_path", h.MCPPath))
 			}
 		case *rewrite.Rewrite:
 			if prefix := handler.StripPathPrefix; prefix != "" && strings.HasPrefix(h.MCPPath, prefix) {
-				h.logger.Warn("the path of requests loses its beginning before the gateway compares it with mcp_path: "+
-					"use handle, not handle_path",
+				h.logger.Warn("a handler in front strips the beginning of mcp_path from requests; "+
+					"use handle instead of handle_path",
 					zap.String("stripped", prefix), zap.String("mcp_path", h.MCPPath))
 			}
 		}
 	}
 }
 
-// usesCertificates reports whether clients are known by certificates.
+// usesCertificates reports whether auth mtls is configured.
 func (h *Handler) usesCertificates() bool {
 	return slices.ContainsFunc(h.auth.providers, func(p auth.Provider) bool {
 		_, ok := p.(*auth.MTLS)

@@ -19,7 +19,8 @@ func BenchmarkProxy(b *testing.B) {
 			defer p.cancel()
 			b.ReportAllocs()
 			for b.Loop() {
-				if w, err := p.serve(post(b, `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`)); err != nil || w.Body.Len() != len(result) {
+				if w, err := p.serve(post(b, `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`)); err != nil ||
+					w.Body.Len() != len(result) {
 					b.Fatal(err)
 				}
 			}

@@ -1,5 +1,5 @@
-// Package mcphttp reaches MCP servers over HTTP, behind reverse_proxy: the transport
-// http.reverse_proxy.transport.mcp_http.
+// Package mcphttp implements http.reverse_proxy.transport.mcp_http, the transport of reverse_proxy for
+// MCP servers over HTTP.
 package mcphttp
 
 import (
@@ -19,34 +19,32 @@ func init() {
 	caddy.RegisterModule(Transport{})
 }
 
-// Transport is the transport http of reverse_proxy, with the same settings in JSON and in
-// the Caddyfile, for servers that get many small requests. mcp_gateway uses it for all of
-// its servers. There are two differences.
+// Transport is the transport http of reverse_proxy, with the same settings in JSON and in the
+// Caddyfile, for servers that get many small requests. mcp_gateway uses it for all HTTP servers.
+// There are two differences.
 //
-// It is faster where that is possible: over HTTP/1.1 without TLS, for requests that with
-// their header have up to 64 KiB, and a Content-Length if they have a body. Such a body is
-// read to its end before the request is sent. Everything else is left to the transport http:
-// TLS, HTTP/2 and HTTP/3, upgrades, larger requests and those of unknown length, forward
-// proxies; and every request if `max_conns_per_host`, `keepalive_idle_conns`,
-// `keepalive off` or `proxy_protocol` is set, or on Windows.
-// A connection that a server keeps for a while, as it says by `Keep-Alive: timeout=5`, is
-// not used after that.
+// First, it is faster for some requests: over HTTP/1.1 without TLS, with up to 64 KiB including
+// the header, and with a Content-Length if there is a body. It reads such a body completely
+// before it sends the request. The transport http handles everything else: TLS, HTTP/2 and
+// HTTP/3, upgrades, larger requests and those of unknown length, and forward proxies; and every
+// request if `max_conns_per_host`, `keepalive_idle_conns`, `keepalive off` or `proxy_protocol` is
+// set, or on Windows. A connection is not reused after the time that the server announces with
+// `Keep-Alive: timeout=5`.
 //
-// And reverse_proxy does not log the credentials in requests, nor MCP sessions: at level
-// DEBUG it logs the values of well-known headers only, and at other levels no headers.
+// Second, reverse_proxy does not log credentials or MCP session ids of requests: at level DEBUG
+// it logs only the values of well-known headers, and at other levels no headers.
 type Transport struct {
 	reverseproxy.HTTPTransport
 
-	// The Host header of requests. `header_up Host` of reverse_proxy does the same, and
-	// copies all headers of a request for it. Default: that of the client's request, or
-	// with TLS the address of the upstream.
+	// The Host header of requests. `header_up Host` of reverse_proxy does the same, but copies all
+	// headers of each request. Default: the client's Host or, with TLS, the address of the upstream
 	Host string `json:"host,omitempty"`
 
-	lean   *http1.Transport // nil if it cannot be used
+	fast   *http1.Transport // nil if unusable with these settings
 	logged unlogged.Headers
 }
 
-// Name is the name of the transport in the namespace of reverse_proxy's transports.
+// Name is the transport's name in the Caddyfile.
 const Name = "mcp_http"
 
 // CaddyModule returns the Caddy module information.
@@ -65,13 +63,13 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	t.logged = unlogged.HeadersFor(ctx.Logger())
 	// A connection with the PROXY protocol belongs to one client.
 	if t.ProxyProtocol == "" && slices.Contains(t.Versions, "1.1") {
-		t.lean = http1.New(t.Transport)
+		t.fast = http1.New(t.Transport)
 	}
 	return nil
 }
 
-// RequestHeaderOps implements reverseproxy.RequestHeaderOpsTransport. The Host that it sets
-// with TLS is not needed if there is another.
+// RequestHeaderOps implements reverseproxy.RequestHeaderOpsTransport. With a Host of its own, the
+// transport needs none of the default operations.
 func (t *Transport) RequestHeaderOps() *headers.HeaderOps {
 	if t.Host != "" {
 		return nil
@@ -88,18 +86,17 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 func (t *Transport) roundTrip(r *http.Request) (*http.Response, error) {
-	if t.lean == nil {
+	if t.fast == nil {
 		return t.HTTPTransport.RoundTrip(r)
 	}
 	t.SetScheme(r)
-	return t.lean.RoundTrip(r)
+	return t.fast.RoundTrip(r)
 }
 
-// CloseIdleConnections closes the connections that no request uses, and each other one as
-// soon as no request uses it.
+// CloseIdleConnections closes idle connections, and busy ones when they become idle.
 func (t *Transport) CloseIdleConnections() {
-	if t.lean != nil {
-		t.lean.CloseIdleConnections()
+	if t.fast != nil {
+		t.fast.CloseIdleConnections()
 	} else if t.Transport != nil {
 		t.Transport.CloseIdleConnections()
 	}

@@ -47,7 +47,8 @@ func newProxy(t testing.TB, protocol, settings, more string, upstreams ...string
 	for _, upstream := range upstreams {
 		dials = append(dials, fmt.Sprintf(`{"dial":%q}`, upstream))
 	}
-	config := fmt.Sprintf(`{"transport":{"protocol":%q%s},"upstreams":[%s]%s}`, protocol, settings, strings.Join(dials, ","), more)
+	config := fmt.Sprintf(`{"transport":{"protocol":%q%s},"upstreams":[%s]%s}`, protocol, settings,
+		strings.Join(dials, ","), more)
 	ctx, err := caddy.ProvisionContext(new(caddy.Config))
 	if err != nil {
 		t.Fatal(err)
@@ -74,7 +75,8 @@ func (p proxy) serve(r *http.Request) (*httptest.ResponseRecorder, error) {
 
 func post(t testing.TB, body string) *http.Request {
 	// As in a server, where the body does not say that it is in memory.
-	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "http://gateway.example.com/mcp", struct{ io.Reader }{strings.NewReader(body)})
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "http://gateway.example.com/mcp",
+		struct{ io.Reader }{strings.NewReader(body)})
 	r.ContentLength = int64(len(body))
 	return r
 }
@@ -99,8 +101,11 @@ func TestOptions(t *testing.T) {
 		{"a limit of connections", `,"max_conns_per_host":1`, nil, `200 hello host=gateway.example.com gzip`},
 		{"small buffers", `,"read_buffer_size":16,"write_buffer_size":16`, nil, `200 hello host=gateway.example.com gzip`},
 		{"h2c", `,"versions":["h2c","2"]`, nil, `200 hello host=gateway.example.com gzip`},
-		{"an error of the server", ``, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusTeapot) }, "418 no\n"},
-		{"a server that closes the connection", ``, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, `502`},
+		{"an error of the server", ``, func(w http.ResponseWriter, _ *http.Request) {
+			http.Error(w, "no", http.StatusTeapot)
+		}, "418 no\n"},
+		{"a server that closes the connection", ``, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+			`502`},
 	} {
 		for _, protocol := range []string{standard, Name} {
 			t.Run(tt.name+"/"+protocol, func(t *testing.T) {
@@ -151,7 +156,8 @@ func TestRetry(t *testing.T) {
 	defer server.Close()
 	dead := httptest.NewServer(nil)
 	dead.Close()
-	p := newProxy(t, Name, "", `,"load_balancing":{"selection_policy":{"policy":"round_robin"},"retries":3}`, dead.Listener.Addr().String(), server.Listener.Addr().String())
+	p := newProxy(t, Name, "", `,"load_balancing":{"selection_policy":{"policy":"round_robin"},"retries":3}`,
+		dead.Listener.Addr().String(), server.Listener.Addr().String())
 	defer p.cancel()
 	for range 4 {
 		if got := outcome(p.serve(post(t, "hello"))); got != "200 hello host=gateway.example.com gzip" {
@@ -175,8 +181,10 @@ func TestHost(t *testing.T) {
 	}{
 		{"as it is", ``, plain, "200 gateway.example.com gateway.example.com"},
 		{"another", `,"host":"mcp.example.com"`, plain, "200 mcp.example.com gateway.example.com"},
-		{"with TLS", `,"tls":{"insecure_skip_verify":true}`, secure, "200 " + secure.Listener.Addr().String() + " gateway.example.com"},
-		{"another with TLS", `,"host":"mcp.example.com","tls":{"insecure_skip_verify":true}`, secure, "200 mcp.example.com gateway.example.com"},
+		{"with TLS", `,"tls":{"insecure_skip_verify":true}`, secure, "200 " + secure.Listener.Addr().String() +
+			" gateway.example.com"},
+		{"another with TLS", `,"host":"mcp.example.com","tls":{"insecure_skip_verify":true}`, secure,
+			"200 mcp.example.com gateway.example.com"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := newProxy(t, Name, tt.settings, "", tt.server.Listener.Addr().String())
@@ -218,7 +226,7 @@ func TestConnections(t *testing.T) {
 				upstream = "unix/" + upstream
 			}
 			p := newProxy(t, Name, "", "", upstream)
-			if p.Transport.(*Transport).lean == nil {
+			if p.Transport.(*Transport).fast == nil {
 				t.Error("everything is left to the transport http")
 			}
 			for range 5 {
@@ -242,10 +250,12 @@ func TestConnections(t *testing.T) {
 // TestCaddyfile reads the settings of the transport http.
 func TestCaddyfile(t *testing.T) {
 	var got Transport
-	if err := got.UnmarshalCaddyfile(caddyfile.NewTestDispenser("mcp_http {\n dial_timeout 5s\n compression off\n versions 1.1\n}")); err != nil {
+	if err := got.UnmarshalCaddyfile(caddyfile.NewTestDispenser("mcp_http {\n dial_timeout 5s\n compression off\n " +
+		"versions 1.1\n}")); err != nil {
 		t.Fatal(err)
 	}
-	if got.DialTimeout != caddy.Duration(5*time.Second) || got.Compression == nil || *got.Compression || len(got.Versions) != 1 {
+	if got.DialTimeout != caddy.Duration(5*time.Second) || got.Compression == nil || *got.Compression ||
+		len(got.Versions) != 1 {
 		t.Errorf("%+v", got.HTTPTransport)
 	}
 	if err := new(Transport).UnmarshalCaddyfile(caddyfile.NewTestDispenser("mcp_http {\n frobnicate\n}")); err == nil {

@@ -12,60 +12,59 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// An object is one of which exactly the members are taken that its schema has, each
-// of the type that it says. It remembers all that is wrong, so that a model can mend it
-// at once.
+// An object reads the members of a JSON object strictly: the schema's members, with the
+// schema's types, and no others. It collects all faults, so that a model can fix them at once.
 //
-// The order is read, the members one by one, end.
+// Call read first, then one method for each member, then end.
 type object struct {
-	data    []byte // known to be an object; nil if there is none, which is wrong already
-	path    string // to it, with a dot at its end
+	data    []byte // a JSON object, or nil if the member that should hold it is missing or invalid
+	path    string // path to the object, with a trailing dot
 	members map[string]jsonspan.Value
-	faults  *faults // nil before read for those of no other object
+	faults  *faults // shared with the enclosing object; read creates it if nil
 }
 
-// faults are what is wrong with arguments.
+// faults collects the errors of a call's arguments.
 type faults struct {
-	told []fault
-	more int // that are not told
+	list    []fault
+	omitted int // number of faults not listed
 }
 
 // missing is the fault of an argument that was not given.
 const missing = "missing argument"
 
-// A fault is what is wrong with one argument.
-type fault struct{ path, what string }
+// A fault is the error of one argument.
+type fault struct{ path, problem string }
 
-// maxFaults is how many faults are told.
+// maxFaults bounds the list of faults.
 const maxFaults = 20
 
-// add adds a fault, unless there is one of the same argument: the first tells most.
+// add adds a fault. Only the first fault of an argument is kept.
 func (f *faults) add(path, what string) {
-	if slices.ContainsFunc(f.told, func(told fault) bool { return told.path == path }) {
+	if slices.ContainsFunc(f.list, func(other fault) bool { return other.path == path }) {
 		return
 	}
-	if len(f.told) == maxFaults {
-		f.more++
+	if len(f.list) == maxFaults {
+		f.omitted++
 		return
 	}
-	f.told = append(f.told, fault{path, what})
+	f.list = append(f.list, fault{path, what})
 }
 
-// Error returns all faults in a line.
+// Error returns all faults in one line.
 func (f *faults) Error() string {
 	var b strings.Builder
-	for i, fault := range f.told {
+	for i, fault := range f.list {
 		if i > 0 {
 			b.WriteString("; ")
 		}
-		if fault.what == missing {
+		if fault.problem == missing {
 			b.WriteString(missing + ": " + fault.path)
 			continue
 		}
-		b.WriteString(fault.path + ": " + fault.what)
+		b.WriteString(fault.path + ": " + fault.problem)
 	}
-	if f.more > 0 {
-		fmt.Fprintf(&b, "; and %d more", f.more)
+	if f.omitted > 0 {
+		fmt.Fprintf(&b, "; and %d more", f.omitted)
 	}
 	return b.String()
 }
@@ -77,23 +76,23 @@ func (o *object) read() {
 	o.members = make(map[string]jsonspan.Value)
 	for m := range jsonspan.Members(o.data) {
 		if _, twice := o.members[m.Key]; twice {
-			o.wrong(mcp.Shortened(m.Key), "it is given twice")
+			o.invalid(mcp.Shortened(m.Key), "given twice")
 		}
 		o.members[m.Key] = m.Value
 	}
 }
 
-func (o *object) wrong(name, what string) {
+func (o *object) invalid(name, what string) {
 	if o.data != nil {
 		o.faults.add(o.path+name, what)
 	}
 }
 
-// take returns a member, and whether it is of one of these kinds.
+// take removes and returns a member, and reports whether it is of one of these kinds.
 func (o *object) take(name, what string, kinds ...jsonspan.Kind) (jsonspan.Value, bool) {
 	v, ok := o.members[name]
 	if !ok {
-		o.wrong(name, missing)
+		o.invalid(name, missing)
 		return v, false
 	}
 	delete(o.members, name)
@@ -102,11 +101,11 @@ func (o *object) take(name, what string, kinds ...jsonspan.Kind) (jsonspan.Value
 			return v, true
 		}
 	}
-	o.wrong(name, "it is not "+what)
+	o.invalid(name, "must be "+what)
 	return v, false
 }
 
-// text returns a string, and how many characters it has.
+// text returns a string and its length in characters.
 func (o *object) text(name string) (text string, chars int) {
 	v, ok := o.take(name, "a string", jsonspan.String)
 	if !ok {
@@ -126,30 +125,30 @@ func (o *object) fraction(name string) float64 {
 	if !ok {
 		return 0
 	}
-	f, _ := strconv.ParseFloat(string(o.data[v.Start:v.End]), 64) // it is a number, but may be infinite
+	f, _ := strconv.ParseFloat(string(o.data[v.Start:v.End]), 64) // valid syntax, but may be infinite
 	if !(0 <= f && f <= 1) {
-		o.wrong(name, "it is not from 0 to 1")
+		o.invalid(name, "must be from 0 to 1")
 	}
 	return f
 }
 
-// whole returns a whole number of at least low. What is above high counts as that.
-func (o *object) whole(name string, low, high int) int {
+// integer returns a integer number of at least low. Larger numbers than high count as high.
+func (o *object) integer(name string, low, high int) int {
 	v, ok := o.take(name, "a whole number", jsonspan.Number)
 	if !ok {
 		return 0
 	}
-	n, ok := whole(string(o.data[v.Start:v.End]))
+	n, ok := parseWhole(string(o.data[v.Start:v.End]))
 	switch {
 	case !ok:
-		o.wrong(name, "it is not a whole number")
+		o.invalid(name, "must be a whole number")
 	case n < low:
-		o.wrong(name, "it is less than "+strconv.Itoa(low))
+		o.invalid(name, "must be at least "+strconv.Itoa(low))
 	}
 	return min(n, high)
 }
 
-// raw returns the literal of a member that is a container.
+// raw returns the JSON of a member that is an array or object.
 func (o *object) raw(name, what string, kind jsonspan.Kind) []byte {
 	v, ok := o.take(name, what, kind)
 	if !ok {
@@ -158,28 +157,30 @@ func (o *object) raw(name, what string, kind jsonspan.Kind) []byte {
 	return o.data[v.Start:v.End]
 }
 
-// object returns a member that is an object, to be read like this one.
+// object returns a member that is an object, ready to be read.
 func (o *object) object(name string) *object {
-	inner := &object{data: o.raw(name, "an object", jsonspan.BeginObject), path: o.path + name + ".", faults: o.faults}
+	inner := &object{
+		data: o.raw(name, "an object", jsonspan.BeginObject), path: o.path + name + ".", faults: o.faults,
+	}
 	inner.read()
 	return inner
 }
 
-// end returns what is wrong with the object and those in it. Members that no schema has
-// come last, for what else is wrong tells more.
+// end returns the faults of the object and of the objects in it. Unknown members come last, because
+// the other faults are more helpful.
 func (o *object) end() error {
 	for _, name := range slices.Sorted(maps.Keys(o.members)) {
-		o.wrong(mcp.Shortened(name), "there is no such argument")
+		o.invalid(mcp.Shortened(name), "unknown argument")
 	}
-	if len(o.faults.told) == 0 {
+	if len(o.faults.list) == 0 {
 		return nil
 	}
 	return o.faults
 }
 
-// whole returns the whole number that a literal stands for, however it is written:
-// 100.0 and 1e2 are. What no int can hold is the largest or smallest that there is.
-func whole(literal string) (n int, ok bool) {
+// parseWhole parses a parseWhole number in any JSON notation, such as 100.0 and 1e2. Numbers beyond an int
+// become the largest or smallest int.
+func parseWhole(literal string) (n int, ok bool) {
 	mantissa, power, _ := strings.Cut(strings.ToLower(literal), "e")
 	integer, fraction, _ := strings.Cut(mantissa, ".")
 	fraction = strings.TrimRight(fraction, "0")
@@ -189,14 +190,14 @@ func whole(literal string) (n int, ok bool) {
 	}
 	exponent := 0
 	if power != "" {
-		exponent, _ = strconv.Atoi(power) // beyond an int it is the largest or smallest
+		exponent, _ = strconv.Atoi(power) // out of range: the largest or smallest int
 		exponent = min(max(exponent, -1<<40), 1<<40)
 	}
 	zeros := len(digits) - len(strings.TrimRight(digits, "0"))
 	if exponent+zeros < len(fraction) {
 		return 0, false
 	}
-	f, _ := strconv.ParseFloat(literal, 64) // which may be infinite
+	f, _ := strconv.ParseFloat(literal, 64) // may be infinite
 	switch {
 	case f >= math.MaxInt64:
 		return math.MaxInt64, true
@@ -204,7 +205,7 @@ func whole(literal string) (n int, ok bool) {
 		return math.MinInt64, true
 	}
 	if n, err := strconv.Atoi(literal); err == nil {
-		return n, true // exactly
+		return n, true // exact
 	}
 	return int(f), true
 }

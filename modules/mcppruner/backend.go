@@ -2,24 +2,24 @@ package mcppruner
 
 import "context"
 
-// A Backend says how much the lines of a text bear on a goal.
+// A Backend scores how relevant the lines of a text are to a goal.
 type Backend interface {
-	// Name is what statistics, warnings and metrics call it.
+	// Name returns the backend's name in statistics, warnings and metrics.
 	Name() string
-	// Score scores lines. No scores and no fault leave the work to our own estimate.
+	// Score scores lines. If both results are nil, the built-in heuristic scores them.
 	Score(ctx context.Context, goal string, lines []string) (*Scored, *Fault)
 }
 
-// Scored is the answer of a backend that is a reranker.
+// Scored is the result of a reranker.
 type Scored struct {
-	Scores []float64 // one per line, NaN where it was not scored
-	Docs   int       // how many lines were scored
-	Status int       // of the HTTP response
+	Scores []float64 // one per line, NaN for lines not scored
+	Docs   int       // number of lines scored
+	Status int       // HTTP status
 }
 
-// A Fault is why a backend has not scored.
+// A Fault says why a backend failed to score.
 type Fault struct {
-	Kind   string // http, parse or config: the warning is <backend>_<kind>_error
-	Status int    // of an HTTP response that says so, or 0
-	Err    error  // for the log; never has a secret
+	Kind   string // http, parse or config; the warning is <backend>_<kind>_error
+	Status int    // HTTP status of a failed response, or 0
+	Err    error  // for the log; contains no secrets
 }

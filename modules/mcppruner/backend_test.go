@@ -36,7 +36,8 @@ type reranker struct {
 var asked atomic.Int64
 
 func (reranker) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{ID: "http.handlers.mcp_pruner.backends.test", New: func() caddy.Module { return new(reranker) }}
+	return caddy.ModuleInfo{ID: "http.handlers.mcp_pruner.backends.test",
+		New: func() caddy.Module { return new(reranker) }}
 }
 
 func (reranker) Name() string { return "test" }
@@ -66,7 +67,8 @@ func (r reranker) Score(_ context.Context, _ string, lines []string) (*mcppruner
 type panicking struct{}
 
 func (panicking) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{ID: "http.handlers.mcp_pruner.backends.test_panic", New: func() caddy.Module { return new(panicking) }}
+	return caddy.ModuleInfo{ID: "http.handlers.mcp_pruner.backends.test_panic",
+		New: func() caddy.Module { return new(panicking) }}
 }
 func (panicking) Name() string { return "test_panic" }
 func (panicking) Score(context.Context, string, []string) (*mcppruner.Scored, *mcppruner.Fault) {
@@ -79,7 +81,8 @@ type waiting struct{}
 var waits, hungUp = make(chan struct{}), make(chan struct{})
 
 func (waiting) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{ID: "http.handlers.mcp_pruner.backends.test_waiting", New: func() caddy.Module { return new(waiting) }}
+	return caddy.ModuleInfo{ID: "http.handlers.mcp_pruner.backends.test_waiting",
+		New: func() caddy.Module { return new(waiting) }}
 }
 func (waiting) Name() string { return "test_waiting" }
 func (waiting) Score(ctx context.Context, _ string, _ []string) (*mcppruner.Scored, *mcppruner.Fault) {
@@ -95,7 +98,8 @@ func some() string {
 }
 
 func TestRerankedAnswers(t *testing.T) {
-	const latency, docs, total, status, cached = "test_latency_ms", "test_docs_scored", "test_docs_total", "test_http_status", "test_cached"
+	const latency, docs, total, status, cached = "test_latency_ms", "test_docs_scored", "test_docs_total",
+		"test_http_status", "test_cached"
 	tests := []struct {
 		name     string
 		config   string // of the backend, beside its name
@@ -104,8 +108,10 @@ func TestRerankedAnswers(t *testing.T) {
 		stats    map[string]any // nil: it is not there
 	}{
 		{"P65: scored", ``, "[]", false, map[string]any{docs: 400.0, total: 400.0, status: 200.0, cached: false}},
-		{"P67, P75: some lines are not scored", `,"max_docs":64`, "[test_docs_truncated]", false, map[string]any{docs: 64.0, total: 400.0, status: 200.0}},
-		{"P68: not configured", `,"fault":"config"`, "[test_error test_config_error]", true, map[string]any{docs: 0.0, total: 400.0, status: nil}},
+		{"P67, P75: some lines are not scored", `,"max_docs":64`, "[test_docs_truncated]", false,
+			map[string]any{docs: 64.0, total: 400.0, status: 200.0}},
+		{"P68: not configured", `,"fault":"config"`, "[test_error test_config_error]", true,
+			map[string]any{docs: 0.0, total: 400.0, status: nil}},
 		{"P69: refused", `,"fault":"http","status":429`, "[test_error test_http_error]", true, map[string]any{status: 429.0}},
 		{"P70: out of reach", `,"fault":"http"`, "[test_error test_http_error]", true, map[string]any{status: nil}},
 		{"P71: not understood", `,"fault":"parse"`, "[test_error test_parse_error]", true, map[string]any{status: nil}},
@@ -149,7 +155,8 @@ func TestScoresAreCached(t *testing.T) {
 		if (asked.Load() == before) != hit || p.Stats["test_cached"] != hit || p.Stats["used_fallback"] != false {
 			t.Errorf("P73, P75: hit %t, stats %v", hit, p.Stats)
 		}
-		if hit && (p.Stats["test_latency_ms"] != 0.0 || p.Stats["test_http_status"] != 200.0 || p.Stats["test_docs_scored"] != 400.0) {
+		if hit && (p.Stats["test_latency_ms"] != 0.0 || p.Stats["test_http_status"] != 200.0 ||
+			p.Stats["test_docs_scored"] != 400.0) {
 			t.Errorf("P73: stats %v", p.Stats)
 		}
 		for _, a := range p.Annotations {
@@ -201,9 +208,10 @@ func TestCacheGoesByAllOptions(t *testing.T) { // P74
 	seen := asked.Load()
 	for _, change := range [][2]string{
 		{"", ""}, {"0.5", "0.6"}, {`"min_keep_lines":3`, `"min_keep_lines":4`}, {"60000", "59999"},
-		{`"annotate_lines":false`, `"annotate_lines":true`}, {`"include_markers":true`, `"include_markers":false`}, {`"docs"`, `"logs"`},
+		{`"annotate_lines":false`, `"annotate_lines":true`}, {`"include_markers":true`, `"include_markers":false`},
+		{`"docs"`, `"logs"`},
 	} {
-		var p pruned
+		var p originalsKind
 		told(t, called(t, h, "", "prune_text", strings.Replace(base, change[0], change[1], 1)), &p)
 		if seen++; asked.Load() != seen {
 			t.Fatalf("%v: not asked", change)
@@ -222,7 +230,8 @@ func TestHangUpEndsTheWork(t *testing.T) {
 		<-waits
 		cancel()
 	}()
-	message := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"prune_text","arguments":` + arguments(some(), "goal") + `}}`
+	message := `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"prune_text","arguments":` +
+		arguments(some(), "goal") + `}}`
 	r, _ := http.NewRequestWithContext(ctx, http.MethodPost, server.URL+"/rpc", strings.NewReader(message))
 	transport := new(http.Transport)
 	defer transport.CloseIdleConnections()
@@ -298,7 +307,8 @@ func TestBackendOfTheEnvironment(t *testing.T) { // P60, R16
 			t.Setenv("KIMI_PRUNING_BACKEND", tt.said)
 			h, _ := load(t, tt.configured)
 			var health struct{ Backend string }
-			if err := json.Unmarshal(post(t, h, "/rpc", `{"jsonrpc":"2.0","id":1,"method":"health"}`).Result, &health); err != nil {
+			if err := json.Unmarshal(post(t, h, "/rpc", `{"jsonrpc":"2.0","id":1,"method":"health"}`).Result,
+				&health); err != nil {
 				t.Fatal(err)
 			}
 			if health.Backend != tt.want {

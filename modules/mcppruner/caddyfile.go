@@ -42,7 +42,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if d.NextArg() {
 		return d.Errf("mcp_pruner takes no arguments, only a matcher and a block")
 	}
-	return setting.Checked(d, setting.Lines{
+	return setting.BlockChecked(d, setting.Lines{
 		"max_input_chars":   setting.Positive(&h.MaxInputChars),
 		"prune_id_ttl":      setting.Duration(&h.PruneIDTTL),
 		"store_limit":       h.StoreLimit.unmarshal,
@@ -72,7 +72,7 @@ func (l *StoreLimit) unmarshal(d *caddyfile.Dispenser) error {
 }
 
 func (h *Handler) parseBackend(d *caddyfile.Dispenser) error {
-	name, backend, err := setting.Guest(d, backends, "backend")
+	name, backend, err := setting.Module(d, backends, "backend")
 	if err != nil {
 		return err
 	}

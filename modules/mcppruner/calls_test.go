@@ -10,7 +10,8 @@ import (
 
 func TestArgumentsOfPruneText(t *testing.T) { // P13, P14, P15
 	h, _ := load(t, `{}`)
-	const good = `{"text":"a\nb","goal_hint":"a","source_type":"code","options":{"max_prune_ratio":0.5,"min_keep_lines":1,"timeout_ms":1500,"annotate_lines":true,"include_markers":false}}`
+	const good = `{"text":"a\nb","goal_hint":"a","source_type":"code","options":{"max_prune_ratio":0.5,` +
+		`"min_keep_lines":1,"timeout_ms":1500,"annotate_lines":true,"include_markers":false}}`
 	tests := []struct {
 		name     string
 		old, new string
@@ -20,56 +21,62 @@ func TestArgumentsOfPruneText(t *testing.T) { // P13, P14, P15
 		{"no text", `"text":"a\nb",`, ``, "missing argument: text"},
 		{"no goal", `"goal_hint":"a",`, ``, "missing argument: goal_hint"},
 		{"no type", `"source_type":"code",`, ``, "missing argument: source_type"},
-		{"no options", `,"options":{"max_prune_ratio":0.5,"min_keep_lines":1,"timeout_ms":1500,"annotate_lines":true,"include_markers":false}`, ``, "missing argument: options"},
+		{"no options", `,"options":{"max_prune_ratio":0.5,"min_keep_lines":1,"timeout_ms":1500,"annotate_lines":true,` +
+			`"include_markers":false}`, ``, "missing argument: options"},
 		{"no ratio", `"max_prune_ratio":0.5,`, ``, "missing argument: options.max_prune_ratio"},
 		{"no lines to keep", `"min_keep_lines":1,`, ``, "missing argument: options.min_keep_lines"},
 		{"no timeout", `"timeout_ms":1500,`, ``, "missing argument: options.timeout_ms"},
 		{"no numbers", `"annotate_lines":true,`, ``, "missing argument: options.annotate_lines"},
 		{"no markers", `,"include_markers":false`, ``, "missing argument: options.include_markers"},
-		{"a text that is a number", `"a\nb"`, `5`, "text: it is not a string"},
-		{"a text that is null", `"a\nb"`, `null`, "text: it is not a string"},
-		{"a text that is a list", `"a\nb"`, `["a"]`, "text: it is not a string"},
-		{"a goal that is null", `"goal_hint":"a"`, `"goal_hint":null`, "goal_hint: it is not a string"},
+		{"a text that is a number", `"a\nb"`, `5`, "text: must be a string"},
+		{"a text that is null", `"a\nb"`, `null`, "text: must be a string"},
+		{"a text that is a list", `"a\nb"`, `["a"]`, "text: must be a string"},
+		{"a goal that is null", `"goal_hint":"a"`, `"goal_hint":null`, "goal_hint: must be a string"},
 		{"another type", `"code"`, `"yaml"`, "source_type: must be code, logs or docs"},
 		{"a type in capitals", `"code"`, `"CODE"`, "source_type"},
 		{"an empty type", `"code"`, `""`, "source_type"},
 		{"a type that is a number", `"code"`, `1`, "source_type"},
-		{"a type that is a list", `"code"`, `["code"]`, "source_type: it is not a string"},
-		{"options that are a list", `{"max_prune_ratio":0.5,"min_keep_lines":1,"timeout_ms":1500,"annotate_lines":true,"include_markers":false}`, `[]`, "options: it is not an object"},
+		{"a type that is a list", `"code"`, `["code"]`, "source_type: must be a string"},
+		{"options that are a list", `{"max_prune_ratio":0.5,"min_keep_lines":1,"timeout_ms":1500,"annotate_lines":true,` +
+			`"include_markers":false}`, `[]`, "options: must be an object"},
 		{"options that are null", `"options":{`, `"options":null,"x":{`, "options"},
-		{"a ratio that is null", `0.5`, `null`, "options.max_prune_ratio: it is not a number"},
-		{"a ratio that is a string", `0.5`, `"0.5"`, "options.max_prune_ratio: it is not a number"},
-		{"a ratio that is true", `0.5`, `true`, "options.max_prune_ratio: it is not a number"},
-		{"a ratio below 0", `0.5`, `-0.1`, "options.max_prune_ratio: it is not from 0 to 1"},
-		{"a ratio above 1", `0.5`, `1.0001`, "options.max_prune_ratio: it is not from 0 to 1"},
-		{"a ratio beyond numbers", `0.5`, `1e999`, "options.max_prune_ratio: it is not from 0 to 1"},
+		{"a ratio that is null", `0.5`, `null`, "options.max_prune_ratio: must be a number"},
+		{"a ratio that is a string", `0.5`, `"0.5"`, "options.max_prune_ratio: must be a number"},
+		{"a ratio that is true", `0.5`, `true`, "options.max_prune_ratio: must be a number"},
+		{"a ratio below 0", `0.5`, `-0.1`, "options.max_prune_ratio: must be from 0 to 1"},
+		{"a ratio above 1", `0.5`, `1.0001`, "options.max_prune_ratio: must be from 0 to 1"},
+		{"a ratio beyond numbers", `0.5`, `1e999`, "options.max_prune_ratio: must be from 0 to 1"},
 		{"a ratio of 0", `0.5`, `0`, ""},
 		{"a ratio of 1", `0.5`, `1`, ""},
 		{"a ratio close to 0", `0.5`, `1e-999`, ""},
-		{"lines that are true", `"min_keep_lines":1`, `"min_keep_lines":true`, "options.min_keep_lines: it is not a whole number"},
-		{"lines that are a string", `"min_keep_lines":1`, `"min_keep_lines":"1"`, "options.min_keep_lines: it is not a whole number"},
-		{"lines and a half", `"min_keep_lines":1`, `"min_keep_lines":1.5`, "options.min_keep_lines: it is not a whole number"},
-		{"lines below 0", `"min_keep_lines":1`, `"min_keep_lines":-1`, "options.min_keep_lines: it is less than 0"},
+		{"lines that are true", `"min_keep_lines":1`, `"min_keep_lines":true`,
+			"options.min_keep_lines: must be a whole number"},
+		{"lines that are a string", `"min_keep_lines":1`, `"min_keep_lines":"1"`,
+			"options.min_keep_lines: must be a whole number"},
+		{"lines and a half", `"min_keep_lines":1`, `"min_keep_lines":1.5`, "options.min_keep_lines: must be a whole number"},
+		{"lines below 0", `"min_keep_lines":1`, `"min_keep_lines":-1`, "options.min_keep_lines: must be at least 0"},
 		{"lines that are whole, with a point", `"min_keep_lines":1`, `"min_keep_lines":1.0`, ""},
 		{"lines that are whole, with an exponent", `"min_keep_lines":1`, `"min_keep_lines":1e0`, ""},
-		{"more lines than anybody has", `"min_keep_lines":1`, `"min_keep_lines":1e30`, ""},
+		{"more lines than any text has", `"min_keep_lines":1`, `"min_keep_lines":1e30`, ""},
 		{"more lines than there are numbers", `"min_keep_lines":1`, `"min_keep_lines":1e999999999999`, ""},
 		{"no lines", `"min_keep_lines":1`, `"min_keep_lines":0`, ""},
-		{"a timeout below 0", `1500`, `-1`, "options.timeout_ms: it is less than 1"},
+		{"a timeout below 0", `1500`, `-1`, "options.timeout_ms: must be at least 1"},
 		{"half a millisecond", `1500`, `0.5`, "options.timeout_ms"},
 		{"a timeout that is a string", `1500`, `"1500"`, "options.timeout_ms"},
 		{"a timeout with an exponent", `1500`, `6e4`, ""},
 		{"numbers that are a string", `"annotate_lines":true`, `"annotate_lines":"false"`, "options.annotate_lines"},
 		{"markers that are null", `"include_markers":false`, `"include_markers":null`, "options.include_markers"},
 		{"markers that are a number", `"include_markers":false`, `"include_markers":1`, "options.include_markers"},
-		{"a timeout of 0", `1500`, `0`, "options.timeout_ms: it is less than 1"},
+		{"a timeout of 0", `1500`, `0`, "options.timeout_ms: must be at least 1"},
 		{"a timeout that never comes", `1500`, `99999999999999999999`, ""},
-		{"numbers that are 1", `"annotate_lines":true`, `"annotate_lines":1`, "options.annotate_lines: it is not true or false"},
-		{"markers that are a string", `"include_markers":false`, `"include_markers":"false"`, "options.include_markers: it is not true or false"},
-		{"an argument more", `"text"`, `"texts":1,"text"`, "texts: there is no such argument"},
-		{"an option more", `"timeout_ms"`, `"timeout":1,"timeout_ms"`, "options.timeout: there is no such argument"},
-		{"a text twice", `"text"`, `"text":"x","text"`, "text: it is given twice"},
-		{"an option twice", `"timeout_ms"`, `"timeout_m\u0073":1,"timeout_ms"`, "options.timeout_ms: it is given twice"},
+		{"numbers that are 1", `"annotate_lines":true`, `"annotate_lines":1`,
+			"options.annotate_lines: must be true or false"},
+		{"markers that are a string", `"include_markers":false`, `"include_markers":"false"`,
+			"options.include_markers: must be true or false"},
+		{"an argument more", `"text"`, `"texts":1,"text"`, "texts: unknown argument"},
+		{"an option more", `"timeout_ms"`, `"timeout":1,"timeout_ms"`, "options.timeout: unknown argument"},
+		{"a text twice", `"text"`, `"text":"x","text"`, "text: given twice"},
+		{"an option twice", `"timeout_ms"`, `"timeout_m\u0073":1,"timeout_ms"`, "options.timeout_ms: given twice"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -78,7 +85,7 @@ func TestArgumentsOfPruneText(t *testing.T) { // P13, P14, P15
 			}
 			a := called(t, h, "", "prune_text", strings.Replace(good, tt.old, tt.new, 1))
 			if tt.want == "" {
-				var p pruned
+				var p originalsKind
 				told(t, a, &p)
 				return
 			}
@@ -92,26 +99,34 @@ func TestArgumentsOfPruneText(t *testing.T) { // P13, P14, P15
 	}
 }
 
-// All that is wrong is told at once, and nothing twice.
-func TestAllFaultsAreTold(t *testing.T) {
+// One error reports all faults, each once.
+func TestAllFaultsAreReported(t *testing.T) {
 	h, _ := load(t, `{}`)
 	var many, names strings.Builder
 	for i := range 30 {
 		fmt.Fprintf(&many, `,"x%02d":1`, i)
 		if i < 16 {
-			fmt.Fprintf(&names, "x%02d: there is no such argument; ", i)
+			fmt.Fprintf(&names, "x%02d: unknown argument; ", i)
 		}
 	}
 	for _, tt := range []struct{ name, tool, arguments, want string }{
-		{"nothing at all", "prune_text", `{}`, "missing argument: text; missing argument: goal_hint; missing argument: source_type; missing argument: options"},
-		{"some on both levels", "prune_text", `{"text":5,"source_type":"yaml","options":{"max_prune_ratio":2,"timeout_ms":0,"annotate_lines":1,"include_markers":true,"x":1},"y":1}`,
-			"text: it is not a string; missing argument: goal_hint; source_type: must be code, logs or docs; options.max_prune_ratio: it is not from 0 to 1; missing argument: options.min_keep_lines; " +
-				"options.timeout_ms: it is less than 1; options.annotate_lines: it is not true or false; options.x: there is no such argument; y: there is no such argument"},
-		{"one of each thing", "prune_text", `{"text":5,"text":6,"goal_hint":"","source_type":5,"options":[]}`, "text: it is given twice; source_type: it is not a string; options: it is not an object"},
+		{"no arguments", "prune_text", `{}`, "missing argument: text; missing argument: goal_hint; missing argument: " +
+			"source_type; missing argument: options"},
+		{"some on both levels", "prune_text", `{"text":5,"source_type":"yaml","options":{"max_prune_ratio":2,` +
+			`"timeout_ms":0,"annotate_lines":1,"include_markers":true,"x":1},"y":1}`,
+			"text: must be a string; missing argument: goal_hint; source_type: must be code, logs or docs; " +
+				"options.max_prune_ratio: must be from 0 to 1; missing argument: options.min_keep_lines; " +
+				"options.timeout_ms: must be at least 1; options.annotate_lines: must be true or false; options.x: unknown " +
+				"argument; y: unknown argument"},
+		{"one of each thing", "prune_text", `{"text":5,"text":6,"goal_hint":"","source_type":5,"options":[]}`,
+			"text: given twice; source_type: must be a string; options: must be an object"},
 		{"ranges", "recover_text", `{"ranges":[5,{"start_line":1},{"start_line":1,"end_line":1,"z":1}],"x":1}`,
-			"missing argument: prune_id; missing argument: include_line_numbers; ranges[0]: it is not an object; missing argument: ranges[1].end_line; ranges[2].z: there is no such argument; x: there is no such argument"},
-		{"very many", "recover_text", `{"a":1` + many.String() + `}`, "missing argument: prune_id; missing argument: ranges; missing argument: include_line_numbers; a: there is no such argument; " +
-			names.String() + "and 14 more"},
+			"missing argument: prune_id; missing argument: include_line_numbers; ranges[0]: must be an object; missing " +
+				"argument: ranges[1].end_line; ranges[2].z: unknown argument; x: unknown argument"},
+		{"very many", "recover_text", `{"a":1` + many.String() + `}`,
+			"missing argument: prune_id; missing argument: ranges; missing argument: include_line_numbers; a: unknown " +
+				"argument; " +
+				names.String() + "and 14 more"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if a := called(t, h, "", tt.tool, tt.arguments); a.code() != -32602 || a.Error.Message != tt.want {
@@ -133,7 +148,8 @@ func TestPruneText(t *testing.T) {
 		if p.Stats["backend"] != "heuristic" || p.Stats["used_fallback"] != false || len(p.Warnings) != 0 {
 			t.Errorf("stats %v, warnings %v", p.Stats, p.Warnings)
 		}
-		for _, key := range []string{"pruned_ratio", "tokens_est_before", "tokens_est_after", "tokens_saved_est", "cost_estimated_usd", "elapsed_ms"} {
+		for _, key := range []string{"pruned_ratio", "tokens_est_before", "tokens_est_after", "tokens_saved_est",
+			"cost_estimated_usd", "elapsed_ms"} {
 			if _, ok := p.Stats[key].(float64); !ok {
 				t.Errorf("%s is %v", key, p.Stats[key])
 			}
@@ -182,12 +198,16 @@ func TestRecoverText(t *testing.T) {
 		{"P41: all of it, kept and removed lines alike", "recover_text", `[{"start_line":1,"end_line":1000}]`, false, text},
 		{"P42: with numbers", "recover_text", `[{"start_line":120,"end_line":121}]`, true, "120│ ligne 120\n121│ ligne 121"},
 		{"P42: without numbers", "recover_text", `[{"start_line":120,"end_line":121}]`, false, "ligne 120\nligne 121"},
-		{"P43: several ranges with numbers", "recover_text", `[{"start_line":1000,"end_line":1000},{"start_line":1,"end_line":1}]`, true, "1000│ ligne 1000\n1│ ligne 1"},
-		{"P43: several ranges, as they are asked for", "recover_text", `[{"start_line":5,"end_line":6},{"start_line":1,"end_line":2},{"start_line":5,"end_line":5}]`, false, "ligne 5\nligne 6\nligne 1\nligne 2\nligne 5"},
+		{"P43: several ranges with numbers", "recover_text",
+			`[{"start_line":1000,"end_line":1000},{"start_line":1,"end_line":1}]`, true, "1000│ ligne 1000\n1│ ligne 1"},
+		{"P43: several ranges, as they are asked for", "recover_text",
+			`[{"start_line":5,"end_line":6},{"start_line":1,"end_line":2},{"start_line":5,"end_line":5}]`, false,
+			"ligne 5\nligne 6\nligne 1\nligne 2\nligne 5"},
 		{"P44: beyond the end", "recover_text", `[{"start_line":999,"end_line":99999}]`, false, "ligne 999\nligne 1000"},
 		{"P44: far beyond the end", "recover_text", `[{"start_line":1000,"end_line":1e30}]`, false, "ligne 1000"},
 		{"P48: by its other name", "recover_range", `[{"start_line":2,"end_line":2}]`, false, "ligne 2"},
-		{"whole numbers however they are written", "recover_text", `[ {"end_line": 2.0, "start_line": 2e0} ]`, false, "ligne 2"},
+		{"whole numbers however they are written", "recover_text", `[ {"end_line": 2.0, "start_line": 2e0} ]`, false,
+			"ligne 2"},
 		{"nothing", "recover_text", `[]`, true, ""},
 	}
 	for _, tt := range tests {
@@ -200,13 +220,15 @@ func TestRecoverText(t *testing.T) {
 					Numbering string `json:"line_numbering"`
 				} `json:"metadata"`
 			}
-			told(t, called(t, h, "", tt.tool, fmt.Sprintf(`{"prune_id":%q,"ranges":%s,"include_line_numbers":%t}`, id, tt.ranges, tt.numbered)), &got)
+			told(t, called(t, h, "", tt.tool, fmt.Sprintf(`{"prune_id":%q,"ranges":%s,"include_line_numbers":%t}`, id,
+				tt.ranges, tt.numbered)), &got)
 			if got.RawText != tt.want {
 				t.Errorf("got %.200q", got.RawText)
 			}
 			var ranges any
 			_ = json.Unmarshal([]byte(tt.ranges), &ranges)
-			if got.Metadata.PruneID != id || fmt.Sprint(got.Metadata.Ranges) != fmt.Sprint(ranges) || got.Metadata.Numbering != "original" {
+			if got.Metadata.PruneID != id || fmt.Sprint(got.Metadata.Ranges) != fmt.Sprint(ranges) ||
+				got.Metadata.Numbering != "original" {
 				t.Errorf("P49: metadata %+v", got.Metadata) // P49
 			}
 		})
@@ -223,32 +245,59 @@ func TestRecoverTextRefuses(t *testing.T) {
 		message   string
 		data      string
 	}{
-		{"P45: an id that never was", `{"prune_id":"prn_nope","ranges":[{"start_line":1,"end_line":1}],"include_line_numbers":false}`, -32004, "prune_id_not_found", `{"code":"prune_id_not_found","prune_id":"prn_nope"}`},
-		{"P46: an id that never was and a bad range", `{"prune_id":"prn_nope","ranges":[{"start_line":2,"end_line":1}],"include_line_numbers":false}`, -32004, "prune_id_not_found", `{"code":"prune_id_not_found","prune_id":"prn_nope"}`},
-		{"P46: backwards", `{"prune_id":"ID","ranges":[{"start_line":1,"end_line":1},{"start_line":3,"end_line":2}],"include_line_numbers":false}`, -32005, "invalid_range", `{"code":"invalid_range","prune_id":"ID","range":{"start_line":3,"end_line":2},"index":1,"lines":3}`},
-		{"P46: line 0", `{"prune_id":"ID","ranges":[{"start_line":0,"end_line":1}],"include_line_numbers":false}`, -32005, "invalid_range", `{"code":"invalid_range","prune_id":"ID","range":{"start_line":0,"end_line":1},"index":0,"lines":3}`},
-		{"P46: an end below line 1", `{"prune_id":"ID","ranges":[{"start_line":1,"end_line":0}],"include_line_numbers":false}`, -32005, "invalid_range", ""},
-		{"P46: far behind the last line", `{"prune_id":"ID","ranges":[{"start_line":1e30,"end_line":1e30}],"include_line_numbers":false}`, -32005, "invalid_range", ""},
-		{"P46: below line 0", `{"prune_id":"ID","ranges":[{"start_line":-1e30,"end_line":1}],"include_line_numbers":false}`, -32005, "invalid_range", ""},
-		{"P46: half a line", `{"prune_id":"ID","ranges":[{"start_line":1.5,"end_line":2}],"include_line_numbers":false}`, -32005, "invalid_range", ""},
-		{"P46: a line that is a string", `{"prune_id":"ID","ranges":[{"start_line":"1","end_line":2}],"include_line_numbers":false}`, -32005, "invalid_range", ""},
-		{"P46: behind the last line", `{"prune_id":"ID","ranges":[{"start_line":4,"end_line":4}],"include_line_numbers":false}`, -32005, "invalid_range", ""},
+		{"P45: an id that never was", `{"prune_id":"prn_nope","ranges":[{"start_line":1,"end_line":1}],` +
+			`"include_line_numbers":false}`, -32004, "prune_id_not_found",
+			`{"code":"prune_id_not_found","prune_id":"prn_nope"}`},
+		{"P46: an id that never was and a bad range",
+			`{"prune_id":"prn_nope","ranges":[{"start_line":2,"end_line":1}],"include_line_numbers":false}`, -32004,
+			"prune_id_not_found", `{"code":"prune_id_not_found","prune_id":"prn_nope"}`},
+		{"P46: backwards", `{"prune_id":"ID","ranges":[{"start_line":1,"end_line":1},{"start_line":3,"end_line":2}],` +
+			`"include_line_numbers":false}`, -32005, "invalid_range",
+			`{"code":"invalid_range","prune_id":"ID","range":{"start_line":3,"end_line":2},"index":1,"lines":3}`},
+		{"P46: line 0", `{"prune_id":"ID","ranges":[{"start_line":0,"end_line":1}],"include_line_numbers":false}`, -32005,
+			"invalid_range", `{"code":"invalid_range","prune_id":"ID","range":{"start_line":0,"end_line":1},"index":0,` +
+				`"lines":3}`},
+		{"P46: an end below line 1", `{"prune_id":"ID","ranges":[{"start_line":1,"end_line":0}],` +
+			`"include_line_numbers":false}`, -32005, "invalid_range", ""},
+		{"P46: far behind the last line", `{"prune_id":"ID","ranges":[{"start_line":1e30,"end_line":1e30}],` +
+			`"include_line_numbers":false}`, -32005, "invalid_range", ""},
+		{"P46: below line 0", `{"prune_id":"ID","ranges":[{"start_line":-1e30,"end_line":1}],"include_line_numbers":false}`,
+			-32005, "invalid_range", ""},
+		{"P46: half a line", `{"prune_id":"ID","ranges":[{"start_line":1.5,"end_line":2}],"include_line_numbers":false}`,
+			-32005, "invalid_range", ""},
+		{"P46: a line that is a string", `{"prune_id":"ID","ranges":[{"start_line":"1","end_line":2}],` +
+			`"include_line_numbers":false}`, -32005, "invalid_range", ""},
+		{"P46: behind the last line", `{"prune_id":"ID","ranges":[{"start_line":4,"end_line":4}],` +
+			`"include_line_numbers":false}`, -32005, "invalid_range", ""},
 		{"P52: no id", `{"ranges":[],"include_line_numbers":false}`, -32602, "missing argument: prune_id", ""},
 		{"P52: no ranges", `{"prune_id":"ID","include_line_numbers":false}`, -32602, "missing argument: ranges", ""},
 		{"P52: no numbers", `{"prune_id":"ID","ranges":[]}`, -32602, "missing argument: include_line_numbers", ""},
-		{"P52: an id that is a number", `{"prune_id":5,"ranges":[],"include_line_numbers":false}`, -32602, "prune_id: it is not a string", ""},
-		{"P52: ranges that are a string", `{"prune_id":"ID","ranges":"x","include_line_numbers":false}`, -32602, "ranges: it is not a list", ""},
-		{"P52: a range that is a number", `{"prune_id":"ID","ranges":[5],"include_line_numbers":false}`, -32602, "ranges[0]: it is not an object", ""},
-		{"P52: a range that is null", `{"prune_id":"ID","ranges":[null],"include_line_numbers":false}`, -32602, "ranges[0]: it is not an object", ""},
-		{"P52: a range that is a list", `{"prune_id":"ID","ranges":[[1,2]],"include_line_numbers":false}`, -32602, "ranges[0]: it is not an object", ""},
-		{"P52: ranges that are an object", `{"prune_id":"ID","ranges":{"start_line":1,"end_line":2},"include_line_numbers":false}`, -32602, "ranges: it is not a list", ""},
-		{"P52: a range without a start", `{"prune_id":"ID","ranges":[{"end_line":2}],"include_line_numbers":false}`, -32602, "missing argument: ranges[0].start_line", ""},
-		{"P52: numbers that are null", `{"prune_id":"ID","ranges":[],"include_line_numbers":null}`, -32602, "include_line_numbers: it is not true or false", ""},
-		{"P52: half a range", `{"prune_id":"ID","ranges":[{"start_line":1}],"include_line_numbers":false}`, -32602, "missing argument: ranges[0].end_line", ""},
-		{"P52: a range with more to it", `{"prune_id":"ID","ranges":[{"start_line":1,"end_line":1,"step":2}],"include_line_numbers":false}`, -32602, "ranges[0].step: there is no such argument", ""},
-		{"P52: a range that says it twice", `{"prune_id":"ID","ranges":[{"start_line":1,"end_line":1,"end_line":2}],"include_line_numbers":false}`, -32602, "ranges[0].end_line: it is given twice", ""},
-		{"P52: an argument more", `{"prune_id":"ID","ranges":[],"include_line_numbers":false,"x":1}`, -32602, "x: there is no such argument", ""},
-		{"P52: numbers that are a string", `{"prune_id":"ID","ranges":[],"include_line_numbers":"no"}`, -32602, "include_line_numbers: it is not true or false", ""},
+		{"P52: an id that is a number", `{"prune_id":5,"ranges":[],"include_line_numbers":false}`, -32602,
+			"prune_id: must be a string", ""},
+		{"P52: ranges that are a string", `{"prune_id":"ID","ranges":"x","include_line_numbers":false}`, -32602,
+			"ranges: must be a list", ""},
+		{"P52: a range that is a number", `{"prune_id":"ID","ranges":[5],"include_line_numbers":false}`, -32602,
+			"ranges[0]: must be an object", ""},
+		{"P52: a range that is null", `{"prune_id":"ID","ranges":[null],"include_line_numbers":false}`, -32602,
+			"ranges[0]: must be an object", ""},
+		{"P52: a range that is a list", `{"prune_id":"ID","ranges":[[1,2]],"include_line_numbers":false}`, -32602,
+			"ranges[0]: must be an object", ""},
+		{"P52: ranges that are an object", `{"prune_id":"ID","ranges":{"start_line":1,"end_line":2},` +
+			`"include_line_numbers":false}`, -32602, "ranges: must be a list", ""},
+		{"P52: a range without a start", `{"prune_id":"ID","ranges":[{"end_line":2}],"include_line_numbers":false}`, -32602,
+			"missing argument: ranges[0].start_line", ""},
+		{"P52: numbers that are null", `{"prune_id":"ID","ranges":[],"include_line_numbers":null}`, -32602,
+			"include_line_numbers: must be true or false", ""},
+		{"P52: half a range", `{"prune_id":"ID","ranges":[{"start_line":1}],"include_line_numbers":false}`, -32602,
+			"missing argument: ranges[0].end_line", ""},
+		{"P52: a range with more to it", `{"prune_id":"ID","ranges":[{"start_line":1,"end_line":1,"step":2}],` +
+			`"include_line_numbers":false}`, -32602, "ranges[0].step: unknown argument", ""},
+		{"P52: a range that says it twice", `{"prune_id":"ID","ranges":[{"start_line":1,"end_line":1,"end_line":2}],` +
+			`"include_line_numbers":false}`, -32602, "ranges[0].end_line: given twice", ""},
+		{"P52: an argument more", `{"prune_id":"ID","ranges":[],"include_line_numbers":false,"x":1}`, -32602,
+			"x: unknown argument", ""},
+		{"P52: numbers that are a string", `{"prune_id":"ID","ranges":[],"include_line_numbers":"no"}`, -32602,
+			"include_line_numbers: must be true or false", ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -270,7 +319,8 @@ func TestRecoverTextRefuses(t *testing.T) {
 		}
 	})
 	t.Run("an id without end is not repeated", func(t *testing.T) {
-		a := called(t, h, "", "recover_text", `{"prune_id":"`+strings.Repeat("x", 5000)+`","ranges":[],"include_line_numbers":false}`)
+		a := called(t, h, "", "recover_text", `{"prune_id":"`+strings.Repeat("x", 5000)+
+			`","ranges":[],"include_line_numbers":false}`)
 		if a.code() != -32004 || len(a.Error.Data) > 500 {
 			t.Errorf("got %+v", a.Error)
 		}
@@ -285,7 +335,8 @@ func TestRecoveredTextIsBounded(t *testing.T) {
 	id := prune(t, h, "", text, "goal").PruneID
 	whole := `{"start_line":1,"end_line":10000}`
 	ask := func(times int) answer {
-		return called(t, h, "", "recover_text", fmt.Sprintf(`{"prune_id":%q,"ranges":[%s],"include_line_numbers":true}`, id, strings.TrimSuffix(strings.Repeat(whole+",", times), ",")))
+		return called(t, h, "", "recover_text", fmt.Sprintf(`{"prune_id":%q,"ranges":[%s],"include_line_numbers":true}`, id,
+			strings.TrimSuffix(strings.Repeat(whole+",", times), ",")))
 	}
 	if a := ask(2); a.code() != 0 {
 		t.Errorf("twice: %+v", a.Error)
@@ -294,12 +345,14 @@ func TestRecoveredTextIsBounded(t *testing.T) {
 		t.Errorf("100 times: %+v", a.Error)
 	}
 	large := strings.Repeat("\n", 900_000)
-	var p pruned // or not, which does not matter here
+	var p originalsKind // or not, which does not matter here
 	told(t, called(t, h, "", "prune_text", strings.Replace(arguments(large, "goal"), "60000", "1", 1)), &p)
 	var got struct {
 		RawText string `json:"raw_text"`
 	}
-	told(t, called(t, h, "", "recover_text", fmt.Sprintf(`{"prune_id":%q,"ranges":[{"start_line":1,"end_line":900000}],"include_line_numbers":true}`, p.PruneID)), &got)
+	told(t, called(t, h, "", "recover_text",
+		fmt.Sprintf(`{"prune_id":%q,"ranges":[{"start_line":1,"end_line":900000}],"include_line_numbers":true}`, p.PruneID)),
+		&got)
 	if n := strings.Count(got.RawText, "│ "); n != 900_000 {
 		t.Errorf("%d lines of 900000", n)
 	}
@@ -338,7 +391,8 @@ func TestTheOldestOriginalsGo(t *testing.T) { // P51
 		ids = append(ids, prune(t, h, "", text, "goal").PruneID)
 	}
 	for i, want := range []int{0, -32004, 0, 0} {
-		a := called(t, h, "", "recover_text", fmt.Sprintf(`{"prune_id":%q,"ranges":[{"start_line":1,"end_line":1}],"include_line_numbers":false}`, ids[i]))
+		a := called(t, h, "", "recover_text", fmt.Sprintf(`{"prune_id":%q,"ranges":[{"start_line":1,"end_line":1}],`+
+			`"include_line_numbers":false}`, ids[i]))
 		if a.code() != want {
 			t.Errorf("text %d: code %d, want %d", i, a.code(), want)
 		}
@@ -356,8 +410,10 @@ func TestFailsOpen(t *testing.T) {
 		{"P54: as long as it may be", `{"max_input_chars":100}`, strings.Repeat("é", 100), "[]", true},
 		{"P54: a character too long", `{"max_input_chars":100}`, strings.Repeat("é", 101), "[input_too_large]", true},
 		{"P54: much too long", `{"max_input_chars":100}`, lines(2000), "[input_too_large]", true},
-		{"P54: too long, and too large to be kept", `{"max_input_chars":100,"store_limit":{"bytes":1000}}`, lines(400), "[input_too_large recovery_unavailable]", false},
-		{"P57: too large to be kept, so nothing may be removed", `{"store_limit":{"bytes":1000}}`, lines(400), "[recovery_unavailable]", false},
+		{"P54: too long, and too large to be kept", `{"max_input_chars":100,"store_limit":{"bytes":1000}}`, lines(400),
+			"[input_too_large recovery_unavailable]", false},
+		{"P57: too large to be kept, so nothing may be removed", `{"store_limit":{"bytes":1000}}`, lines(400),
+			"[recovery_unavailable]", false},
 		{"P57: a backend that panics", `{"backend":{"backend":"test_panic"}}`, lines(400), "[internal_error]", true},
 	}
 	for _, tt := range tests {
@@ -373,7 +429,8 @@ func TestFailsOpen(t *testing.T) {
 			if p.Stats["used_fallback"] != (tt.warnings != "[]") {
 				t.Errorf("P75: stats %v", p.Stats)
 			}
-			a := called(t, h, "", "recover_text", fmt.Sprintf(`{"prune_id":%q,"ranges":[{"start_line":1,"end_line":1}],"include_line_numbers":false}`, p.PruneID))
+			a := called(t, h, "", "recover_text", fmt.Sprintf(`{"prune_id":%q,"ranges":[{"start_line":1,"end_line":1}],`+
+				`"include_line_numbers":false}`, p.PruneID))
 			if recoverable := a.code() == 0; recoverable != tt.recoverable { // P50
 				t.Errorf("P50: recovery: %+v", a.Error)
 			}
@@ -392,7 +449,7 @@ func TestRequestsAreBounded(t *testing.T) { // P54
 	}
 	escaped := strings.Repeat(`\ud83d\ude00`, 10)
 	a := called(t, h, "", "prune_text", strings.Replace(arguments("TEXT", "goal"), "TEXT", escaped, 1))
-	var p pruned
+	var p originalsKind
 	if told(t, a, &p); p.PrunedText != strings.Repeat("😀", 10) || len(p.Warnings) != 0 {
 		t.Errorf("got %+v", p)
 	}

@@ -22,26 +22,26 @@ import (
 
 func init() {
 	caddycmd.RegisterCommand(caddycmd.Command{
-		Name:  "prune",
-		Usage: "--goal <text> [--type code|logs|docs] [--ratio <0..1>] [--min-keep <lines>] [--numbers] [--no-markers] [<file>]",
-		Short: "Leaves out of a text the lines that bear least on a goal",
+		Name: "prune",
+		Usage: "--goal <text> [--type code|logs|docs] [--ratio <0..1>] [--min-keep <lines>] " +
+			"[--numbers] [--no-markers] [<file>]",
+		Short: "Removes the lines of a text that are least relevant to a goal",
 		Long: `
-Prints a text, from a file or standard input, without the lines that bear least on
-a goal, as the tool prune_text of the directive mcp_pruner would. What that saves is
-printed on standard error. It works on this machine alone. Nothing is kept, so the
-markers have no prune_id.
+Prints a text, from a file or standard input, without the lines that are least
+relevant to a goal, like the tool prune_text of the directive mcp_pruner. A summary of
+the savings goes to standard error. The text does not leave this machine. No original
+is kept, so the markers have no prune_id.
 
-Unless --type says what the text is, the name of the file does: logs for .log, .out
-and .err, docs for .md, .markdown, .rst, .adoc and .txt, and code for all others and
-for standard input.`,
+Without --type, the file name decides: logs for .log, .out and .err, docs for .md,
+.markdown, .rst, .adoc and .txt, and code for all others and for standard input.`,
 		Flags: func() *flag.FlagSet {
 			flags := flag.NewFlagSet("prune", flag.ExitOnError)
-			flags.String("goal", "", "What the text is read for")
-			flags.String("type", "", "What the text is: code, logs or docs")
-			flags.Float64("ratio", 0.7, "How many of the lines may be left out, 0 to 1")
-			flags.Int("min-keep", 1, "How many lines are kept at least")
-			flags.Bool("numbers", false, "Put their numbers in front of the lines")
-			flags.Bool("no-markers", false, "Leave no markers where lines were")
+			flags.String("goal", "", "What you look for in the text")
+			flags.String("type", "", "Type of the text: code, logs or docs")
+			flags.Float64("ratio", 0.7, "Largest share of lines to remove, 0 to 1")
+			flags.Int("min-keep", 1, "Smallest number of lines to keep")
+			flags.Bool("numbers", false, "Prefix lines with their numbers")
+			flags.Bool("no-markers", false, "Print no markers for removed lines")
 			return flags
 		}(),
 		Func: func(flags caddycmd.Flags) (int, error) {
@@ -63,16 +63,16 @@ for standard input.`,
 	})
 }
 
-// A command is what was asked for on a command line.
+// A command is a parsed command line.
 type command struct {
 	goal    string
-	source  string // nothing to go by the name of the file
+	source  string // empty: decided by the file name
 	options prune.Options
-	files   []string // one at most
+	files   []string // at most one
 }
 
-// run prunes the file, or in.
-func (c *command) run(in io.Reader, out, told io.Writer) error {
+// run prunes the file, or in if there is no file.
+func (c *command) run(in io.Reader, out, summary io.Writer) error {
 	file := ""
 	if len(c.files) > 0 {
 		file = c.files[0]
@@ -92,16 +92,16 @@ func (c *command) run(in io.Reader, out, told io.Writer) error {
 	}
 	r.Text = string(text)
 	result := prune.Prune(context.Background(), r)
-	// The text is not kept, so its id leads nowhere. No line can have it by chance.
+	// The text is not kept, so its id is useless. No line can contain it by chance.
 	result.PrunedText = strings.ReplaceAll(result.PrunedText, " prune_id="+result.PruneID, "")
 	result.Stats.TokensAfter = tokens.Count(result.PrunedText)
 	if _, err := io.WriteString(out, result.PrunedText); err != nil {
 		return err
 	}
-	return summarize(told, r, result)
+	return summarize(summary, r, result)
 }
 
-// request returns what is asked for, without the text.
+// request returns the request without its text.
 func (c *command) request(file string) (*prune.Request, error) {
 	source, known := prune.ParseSource(cmp.Or(c.source, string(sourceOf(file))))
 	switch {
@@ -112,14 +112,14 @@ func (c *command) request(file string) (*prune.Request, error) {
 	case !known:
 		return nil, fmt.Errorf("--type: %q must be code, logs or docs", c.source)
 	case !(0 <= c.options.MaxPruneRatio && c.options.MaxPruneRatio <= 1):
-		return nil, fmt.Errorf("--ratio: %v is not from 0 to 1", c.options.MaxPruneRatio)
+		return nil, fmt.Errorf("--ratio: %v must be from 0 to 1", c.options.MaxPruneRatio)
 	case c.options.MinKeepLines < 0:
 		return nil, fmt.Errorf("--min-keep: %d is negative", c.options.MinKeepLines)
 	}
 	return &prune.Request{Goal: c.goal, Source: source, Options: c.options}, nil
 }
 
-// sourceOf guesses what a file is by its name.
+// sourceOf guesses the type of a file from its name.
 func sourceOf(file string) prune.Source {
 	switch strings.ToLower(filepath.Ext(file)) {
 	case ".log", ".out", ".err":
@@ -130,8 +130,8 @@ func sourceOf(file string) prune.Source {
 	return prune.Code
 }
 
-// summarize writes what was done, in a line.
-func summarize(told io.Writer, r *prune.Request, result *prune.Result) error {
+// summarize writes one line of statistics and warnings.
+func summarize(w io.Writer, r *prune.Request, result *prune.Result) error {
 	s := result.Stats
 	comma := func(n int) string { return humanize.Comma(int64(n)) }
 	saved := 0.0
@@ -139,10 +139,11 @@ func summarize(told io.Writer, r *prune.Request, result *prune.Result) error {
 		saved = 100 * float64(s.TokensBefore-s.TokensAfter) / float64(s.TokensBefore)
 	}
 	line := fmt.Sprintf("%s: %s of %s lines kept, %s → %s tokens (%.0f %% saved), %d ms",
-		r.Source, comma(s.KeptLines), comma(s.OriginalLines), comma(s.TokensBefore), comma(s.TokensAfter), saved, s.ElapsedMS)
+		r.Source, comma(s.KeptLines), comma(s.OriginalLines), comma(s.TokensBefore), comma(s.TokensAfter), saved,
+		s.ElapsedMS)
 	if len(result.Warnings) > 0 {
 		line += "; " + strings.Join(result.Warnings, ", ")
 	}
-	_, err := fmt.Fprintln(told, line)
+	_, err := fmt.Fprintln(w, line)
 	return err
 }

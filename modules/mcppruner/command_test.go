@@ -44,7 +44,7 @@ func TestPruneCommand(t *testing.T) {
 		{"a log", "", "a.LOG", false, false, "logs"},
 		{"a document", "", "a.md", false, false, "docs"},
 		{"a file without an extension", "", "a", false, false, "code"},
-		{"a document that is none", "code", "a.md", false, false, "code"},
+		{"a document extension with type code", "code", "a.md", false, false, "code"},
 		{"without markers", "", "", true, false, "code"},
 		{"with numbers", "", "", false, true, "code"},
 	}
@@ -65,13 +65,16 @@ func TestPruneCommand(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !regexp.MustCompile(`^` + tt.want + `: \d+ of 400 lines kept, [\d,]+ → [\d,]+ tokens \(\d+ % saved\), \d+ ms\n$`).MatchString(told) {
+			if !regexp.MustCompile(`^` + tt.want +
+				`: \d+ of 400 lines kept, [\d,]+ → [\d,]+ tokens \(\d+ % saved\), \d+ ms\n$`).MatchString(told) {
 				t.Errorf("told %q", told)
 			}
-			if len(out) >= len(text) || strings.Contains(out, "⟦PRUNÉ: ") == tt.plain || regexp.MustCompile(`(?m)^\d+│ some`).MatchString(out) != tt.number {
+			if len(out) >= len(text) || strings.Contains(out, "⟦PRUNÉ: ") == tt.plain ||
+				regexp.MustCompile(`(?m)^\d+│ some`).MatchString(out) != tt.number {
 				t.Errorf("got %.300q", out)
 			}
-			if marker := regexp.MustCompile(`(?m)^⟦PRUNÉ: lignes \d+-\d+ \(\d+\) raison=[^⟧]+⟧$`); marker.MatchString(out) == tt.plain || strings.Contains(out, "prn_") {
+			marker := regexp.MustCompile(`(?m)^⟦PRUNÉ: lignes \d+-\d+ \(\d+\) raison=[^⟧]+⟧$`)
+			if marker.MatchString(out) == tt.plain || strings.Contains(out, "prn_") {
 				t.Errorf("markers of %.300q", out)
 			}
 		})

@@ -34,25 +34,31 @@ func TestUnmarshalCaddyfile(t *testing.T) {
 			origins https://a.test
 			origins https://b.test https://c.test
 			hosts a.test
-		}`, `{"max_input_chars":100,"prune_id_ttl":300000000000,"store_limit":{"entries":10,"bytes":1048576},"backend":{"backend":"heuristic"},` +
-			`"cache_ttl":10000000000,"cache_max_entries":5,"origins":["https://a.test","https://b.test","https://c.test"],"hosts":["a.test"]}`},
+		}`, `{"max_input_chars":100,"prune_id_ttl":300000000000,"store_limit":{"entries":10,"bytes":1048576},` +
+			`"backend":{"backend":"heuristic"},` +
+			`"cache_ttl":10000000000,"cache_max_entries":5,"origins":["https://a.test","https://b.test","https://c.test"],` +
+			`"hosts":["a.test"]}`},
 		{"an argument", "mcp_pruner x", "takes no arguments"},
 		{"another word", "mcp_pruner {\n\tlines 10\n}", "unknown subdirective lines"},
 		{"a word twice", "mcp_pruner {\n\tcache_ttl 1s\n\tcache_ttl 2s\n}", "cache_ttl is given twice"},
 		{"no characters", "mcp_pruner {\n\tmax_input_chars 0\n}", "max_input_chars: 0 is not positive"},
 		{"less than no characters", "mcp_pruner {\n\tmax_input_chars -1\n}", "max_input_chars: -1 is not positive"},
-		{"characters that are none", "mcp_pruner {\n\tmax_input_chars many\n}", `max_input_chars: "many" is not a whole number`},
+		{"characters that are not a number", "mcp_pruner {\n\tmax_input_chars many\n}",
+			`max_input_chars: "many" is not a whole number`},
 		{"no time", "mcp_pruner {\n\tprune_id_ttl 0\n}", "prune_id_ttl: 0 is not positive"},
 		{"no time for the cache", "mcp_pruner {\n\tcache_ttl -1s\n}", "cache_ttl: -1s is not positive"},
 		{"no entries of the cache", "mcp_pruner {\n\tcache_max_entries 0\n}", "cache_max_entries: 0 is not positive"},
 		{"half a limit", "mcp_pruner {\n\tstore_limit 10\n}", `expected "store_limit <entries> <size>"`},
 		{"no entries", "mcp_pruner {\n\tstore_limit 0 1MiB\n}", `store_limit: "0" is not a positive whole number`},
 		{"no size", "mcp_pruner {\n\tstore_limit 10 0\n}", `store_limit: "0" is not a size`},
-		{"a size that is none", "mcp_pruner {\n\tstore_limit 10 big\n}", `store_limit: "big" is not a size`},
+		{"an invalid size", "mcp_pruner {\n\tstore_limit 10 big\n}", `store_limit: "big" is not a size`},
 		{"a backend without a name", "mcp_pruner {\n\tbackend\n}", `expected "backend <backend>"`},
-		{"a backend that there is not", "mcp_pruner {\n\tbackend nothing\n}", `unknown backend "nothing"; expected deepinfra, heuristic, rerank`},
-		{"an argument of a backend that has none", "mcp_pruner {\n\tbackend heuristic fast\n}", "backend heuristic takes no arguments"},
-		{"a block of a backend that has none", "mcp_pruner {\n\tbackend heuristic {\n\t\tfast\n\t}\n}", "backend heuristic takes no block"},
+		{"an unknown backend", "mcp_pruner {\n\tbackend nothing\n}",
+			`unknown backend "nothing"; expected deepinfra, heuristic, rerank`},
+		{"an argument of a backend that has none", "mcp_pruner {\n\tbackend heuristic fast\n}",
+			"backend heuristic takes no arguments"},
+		{"a block of a backend that has none", "mcp_pruner {\n\tbackend heuristic {\n\t\tfast\n\t}\n}",
+			"backend heuristic takes no block"},
 		{"no origins", "mcp_pruner {\n\torigins\n}", `expected "origins <origins...>"`},
 	}
 	for _, tt := range tests {
@@ -76,7 +82,8 @@ func TestDirectiveRunsBeforeRespond(t *testing.T) {
 	if err != nil || len(warnings) > 0 {
 		t.Fatalf("adapt: %v %v", err, warnings)
 	}
-	pruner, respond := strings.Index(string(config), `"handler":"mcp_pruner"`), strings.Index(string(config), `"handler":"static_response"`)
+	pruner, respond := strings.Index(string(config), `"handler":"mcp_pruner"`), strings.Index(string(config),
+		`"handler":"static_response"`)
 	if pruner < 0 || pruner > respond {
 		t.Errorf("mcp_pruner at %d, respond at %d in %s", pruner, respond, config)
 	}
@@ -91,7 +98,7 @@ func TestRefusesConfigurations(t *testing.T) {
 		{"negative bytes", `{"store_limit":{"bytes":-1}}`, "store_limit: -1 bytes"},
 		{"a negative time for the cache", `{"cache_ttl":-1}`, "cache_ttl: -1ns is negative"},
 		{"negative entries of the cache", `{"cache_max_entries":-1}`, "cache_max_entries: -1 is negative"},
-		{"a backend that there is not", `{"backend":{"backend":"nothing"}}`, "backend: "},
+		{"an unknown backend", `{"backend":{"backend":"nothing"}}`, "backend: "},
 		{"a backend without a name", `{"backend":{}}`, "backend: "},
 		{"P61: a key", `{"api_key":"sk_secret"}`, `unknown field "api_key"`},
 	}
@@ -114,7 +121,7 @@ func TestOriginsAndHosts(t *testing.T) {
 	}{
 		{"a local request", `{}`, "", "127.0.0.1:8006", false},
 		{"a local page", `{}`, "http://localhost:3000", "localhost", false},
-		{"a page of somebody else", `{}`, "https://evil.test", "127.0.0.1", true},
+		{"a page of another site", `{}`, "https://evil.test", "127.0.0.1", true},
 		{"a page that is allowed", `{"origins":["https://app.test"]}`, "https://app.test", "127.0.0.1", false},
 		{"a name that resolves to here", `{}`, "", "evil.test", true},
 		{"a name that is allowed", `{"hosts":["mcp.test"]}`, "", "mcp.test", false},
@@ -146,7 +153,8 @@ func TestOriginsAndHosts(t *testing.T) {
 		w, repl := httptest.NewRecorder(), caddy.NewReplacer()
 		repl.Set("http.mcp.server", "pruner")
 		repl.Set("http.mcp.request_id", "1")
-		r := caddyhttp.PrepareRequest(fromPage("/rpc", ping, "https://evil.test", "evil.test"), repl, w, new(caddyhttp.Server))
+		r := caddyhttp.PrepareRequest(fromPage("/rpc", ping, "https://evil.test", "evil.test"), repl, w,
+			new(caddyhttp.Server))
 		if err := h.ServeHTTP(w, r, nil); err != nil || w.Code != http.StatusOK {
 			t.Errorf("got %d %v", w.Code, err)
 		}
@@ -160,8 +168,10 @@ func TestOriginsAndHosts(t *testing.T) {
 			t.Fatal(err)
 		}
 		w := httptest.NewRecorder()
-		r := caddyhttp.PrepareRequest(fromPage("/rpc", ping, "https://evil.test", "evil.test"), caddy.NewReplacer(), w, new(caddyhttp.Server))
-		err := mask.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error { return h.ServeHTTP(w, r, nil) }))
+		r := caddyhttp.PrepareRequest(fromPage("/rpc", ping, "https://evil.test", "evil.test"), caddy.NewReplacer(), w,
+			new(caddyhttp.Server))
+		err := mask.ServeHTTP(w, r,
+			caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error { return h.ServeHTTP(w, r, nil) }))
 		if err != nil || w.Code != http.StatusForbidden {
 			t.Errorf("got %d %v", w.Code, err)
 		}
@@ -175,5 +185,6 @@ func fromPage(path, message, origin, host string) *http.Request {
 	if origin != "" {
 		r.Header.Set("Origin", origin)
 	}
-	return r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey, net.Addr(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})))
+	return r.WithContext(context.WithValue(r.Context(), http.LocalAddrContextKey,
+		net.Addr(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})))
 }

@@ -12,35 +12,38 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
-// number returns a setting: what the first of the variables says that says a number,
-// or what is configured, or the default; from 1 to most.
-func (h *Handler) number(field string, configured, fallback, most int, variables ...string) int {
+// intSetting returns an integer setting: the first environment variable that holds a intSetting, else the
+// configured value, else the default, clamped to 1..most.
+func (h *Handler) intSetting(field string, configured, fallback, most int, variables ...string) int {
 	n, from := fallback, field
 	if configured != 0 {
 		n = configured
 	}
 	for _, name := range variables {
-		if said, ok := setting.EnvInt(name); ok {
-			n, from = said, name
+		if value, ok := setting.EnvInt(name); ok {
+			n, from = value, name
 			break
 		}
 	}
 	clamped, beyond := setting.Clamp(n, 1, most)
 	if beyond {
-		h.logger.Warn("setting is out of bounds", zap.String("setting", from), zap.Int("value", n), zap.Int("used", clamped))
+		h.logger.Warn("setting is out of bounds",
+			zap.String("setting", from), zap.Int("value", n), zap.Int("used", clamped))
 	}
 	return clamped
 }
 
-// seconds is number for a time, which variables have in seconds.
-func (h *Handler) seconds(field string, configured caddy.Duration, fallback, most int, variable string) caddy.Duration {
+// secondsSetting is number for a duration. The variable holds secondsSetting.
+func (h *Handler) secondsSetting(field string, configured caddy.Duration, fallback, most int,
+	variable string) caddy.Duration {
 	const second = caddy.Duration(time.Second)
-	_, said := setting.EnvInt(variable)
+	_, inEnv := setting.EnvInt(variable)
 	switch used := min(max(configured, second), caddy.Duration(most)*second); {
-	case said || configured == 0:
-		return caddy.Duration(h.number(field, 0, fallback, most, variable)) * second
+	case inEnv || configured == 0:
+		return caddy.Duration(h.intSetting(field, 0, fallback, most, variable)) * second
 	case used != configured:
-		h.logger.Warn("setting is out of bounds", zap.String("setting", field), zap.Duration("value", time.Duration(configured)), zap.Duration("used", time.Duration(used)))
+		h.logger.Warn("setting is out of bounds", zap.String("setting", field),
+			zap.Duration("value", time.Duration(configured)), zap.Duration("used", time.Duration(used)))
 		return used
 	}
 	return configured
@@ -48,22 +51,21 @@ func (h *Handler) seconds(field string, configured caddy.Duration, fallback, mos
 
 const backends = "http.handlers.mcp_pruner.backends"
 
-// loadBackend loads the backend that the environment asks for, or that which is
-// configured.
+// loadBackend loads the backend that the environment names, else the configured one.
 func (h *Handler) loadBackend(ctx caddy.Context) error {
-	wanted, asked := backendAsked()
+	wanted, inEnv := backendFromEnv()
 	configured, err := h.backendName()
 	if err != nil {
 		return err
 	}
-	h.reranker = string(h.BackendRaw) // which does not outlive its loading
+	h.backendConfig = string(h.BackendRaw) // LoadModule clears BackendRaw
 	var module any
-	if h.BackendRaw != nil { // also if another is used: what is wrong with it is wrong
+	if h.BackendRaw != nil { // even if the environment overrides it, to report its errors
 		if module, err = ctx.LoadModule(h, "BackendRaw"); err != nil {
 			return fmt.Errorf("backend: %w", err)
 		}
 	}
-	if module == nil || asked && wanted != configured {
+	if module == nil || inEnv && wanted != configured {
 		if _, err := caddy.GetModule(backends + "." + wanted); err != nil {
 			return fmt.Errorf("backend: %s is not part of this build", wanted)
 		}
@@ -73,16 +75,17 @@ func (h *Handler) loadBackend(ctx caddy.Context) error {
 	}
 	backend, ok := module.(Backend)
 	if !ok {
-		return fmt.Errorf("backend: %T is none", module)
+		return fmt.Errorf("backend: %T is not a pruner backend", module)
 	}
 	h.backend = backend
-	if asked && configured != "" && wanted != configured {
-		h.logger.Info("backend of the environment is used", zap.String("backend", wanted), zap.String("configured", configured))
+	if inEnv && configured != "" && wanted != configured {
+		h.logger.Info("using the backend that the environment names",
+			zap.String("backend", wanted), zap.String("configured", configured))
 	}
 	return nil
 }
 
-// backendName is the name of the backend that is configured, if one is.
+// backendName returns the name of the configured backend, or nothing.
 func (h *Handler) backendName() (string, error) {
 	if string(h.BackendRaw) == "null" {
 		h.BackendRaw = nil
@@ -99,12 +102,12 @@ func (h *Handler) backendName() (string, error) {
 	return inline.Backend, nil
 }
 
-// backendAsked is which backend the environment asks for, if it does.
-func backendAsked() (name string, asked bool) {
-	switch said := strings.ToLower(setting.EnvText("KIMI_PRUNING_BACKEND")); said {
+// backendFromEnv returns the backend that KIMI_PRUNING_BACKEND selects, and whether it is set.
+func backendFromEnv() (name string, inEnv bool) {
+	switch value := strings.ToLower(setting.EnvText("KIMI_PRUNING_BACKEND")); value {
 	case "deepinfra", "cloud":
 		return "deepinfra", true
 	default:
-		return "heuristic", said != ""
+		return "heuristic", value != ""
 	}
 }

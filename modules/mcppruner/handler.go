@@ -1,5 +1,5 @@
-// Package mcppruner shortens texts line by line for a goal, and gives back what it
-// left out: the HTTP handler http.handlers.mcp_pruner, an MCP server.
+// Package mcppruner implements http.handlers.mcp_pruner, an MCP server that shortens texts
+// line by line for a goal and returns the removed lines on request.
 package mcppruner
 
 import (
@@ -25,50 +25,53 @@ func init() {
 	caddy.RegisterModule(Handler{})
 }
 
-// Handler is an MCP server that prunes: of a text (code, logs or docs) it leaves out
-// the lines that bear least on a goal, says where, and gives back any of them. Lines
-// that it keeps, it keeps to the byte. It works on this machine, unless a backend is
-// configured that does not.
+// Handler is an MCP server that prunes texts. From code, logs or docs it removes the lines
+// least relevant to a goal, marks each gap, and returns removed lines on request. The lines it
+// keeps are unchanged to the byte. Texts stay on this machine unless the configured backend
+// sends them to a reranker.
 //
 // Tool | What it does
 // -----|-------------
-// `prune_text` | Prunes a text. A marker stands in the place of each block of lines that was left out
-// `recover_text` | Returns lines of the original by the prune_id in the marker. `recover_range` is another name for it
-// `health` | Says that the server is up
+// `prune_text` | Prunes a text. A marker replaces each block of removed lines
+// `recover_text` | Returns lines of the original by the prune_id in a marker. Also called `recover_range`
+// `health` | Reports that the server is up
 //
-// It goes by the end of the path, so that it can be mounted below any path and inside
-// a server block of mcp_gateway. Every other request goes to the next handler.
+// The handler looks only at the last segment of the path, so it can be mounted below any path and
+// inside a server block of mcp_gateway. It passes every other request to the next handler.
 //
-// Path | What is served there
+// Path | What it serves
 // -----|---------------------
-// `…/rpc` | One JSON-RPC message by POST, one JSON answer, without a handshake. Errors have status 200, except what is not JSON (400) or much too large (413), and what web pages may not send (403)
-// `…/mcp` | The same over Streamable HTTP without sessions, for clients of every revision of the protocol
-// `…/health` | The same as the tool health, by GET
+// `…/rpc` | One JSON-RPC request by POST, one JSON response, no handshake. Errors have HTTP status 200 (below)
+// `…/mcp` | Streamable HTTP without sessions, for clients of every protocol revision
+// `…/health` | The result of the tool health, by GET
 //
-// If it cannot do its work it returns the text as it was, and says why in the
-// warnings of the answer: `input_too_large`, `timeout`, `constraints_unmet`,
-// `recovery_unavailable` (what could not be given back is not left out) or
-// `internal_error`. A backend that fails is done without: `<backend>_error` and
-// `<backend>_http_error`, `_parse_error` or `_config_error` are its warnings.
+// At `…/rpc` only three errors have another status: 400 for a body that is not JSON, 413 for one
+// that is much too large, and 403 for a request that a web page may not send.
 //
-// Errors have a symbol in error.data.code:
+// If pruning is impossible, the text comes back unchanged and the warnings of the result say
+// why: `input_too_large`, `timeout`, `constraints_unmet`, `recovery_unavailable` (the original
+// cannot be kept, so nothing is removed) or `internal_error`. If the backend fails, the built-in
+// heuristic prunes the text, and the warnings are `<backend>_error` and one of
+// `<backend>_http_error`, `<backend>_parse_error` and `<backend>_config_error`.
 //
-// Symbol | Code | What has happened
+// Errors carry a symbol in error.data.code:
+//
+// Symbol | Code | Meaning
 // -------|------|------------------
-// `prune_id_not_found` | -32004 | The original is not there: never, no more, or for another client
-// `store_unavailable` | -32002 | The original is not here, and what replicas share cannot be used now
+// `prune_id_not_found` | -32004 | No such original: unknown, expired, or of another client
+// `store_unavailable` | -32002 | The original is not here, and the shared store is unreachable
 // `invalid_range` | -32005 | The original has no such lines
-// `invalid_params` | -32602 | There is no such tool, or an argument is wrong; the message names it
-// `method_not_found` | -32601 | There is no such method
-// `invalid_request`, `parse_error` | -32600, -32700 | The request is no JSON-RPC request, or not JSON
-// `payload_too_large` | -32600 | The request is much larger than a text of max_input_chars can make it
+// `invalid_params` | -32602 | Unknown tool or invalid argument; the message names it
+// `method_not_found` | -32601 | Unknown method
+// `invalid_request`, `parse_error` | -32600, -32700 | The body is not a JSON-RPC request, or not JSON
+// `payload_too_large` | -32600 | The request is much larger than max_input_chars allows
 // `forbidden_origin`, `forbidden_host` | -32600 | The request may come from a web page; see origins and hosts
-// `header_mismatch`, `unsupported_version` | -32020, -32022 | The headers of a request of 2026-07-28 do not say what its body says, or it is of another revision
+// `header_mismatch`, `unsupported_version` | -32020, -32022 | Headers and body of a 2026-07-28 request disagree, or
+// its revision is unsupported
 //
-// Variables of the environment win over the configuration; a value that is not a
-// whole number is ignored.
+// Environment variables override the configuration. A value that is not a whole number is ignored.
 //
-// Variable | In the place of
+// Variable | Overrides
 // ---------|----------------
 // `MCP_PRUNER_MAX_INPUT_CHARS` | max_input_chars
 // `MCP_PRUNER_PRUNE_ID_TTL_S` | prune_id_ttl, in seconds
@@ -78,58 +81,56 @@ func init() {
 //
 // The metrics caddy_mcp_pruned_lines_total, caddy_mcp_prune_tokens_saved_total,
 // caddy_mcp_prune_fallbacks_total (by reason) and caddy_mcp_prune_duration_seconds
-// count by backend. In the access log, mcp_tool says what was called, and
-// mcp_prune_backend, mcp_pruned_lines, mcp_prune_tokens_saved and mcp_prune_fallback
-// what came of it. Texts, goals and ids are never logged.
+// count by backend. In the access log, mcp_tool is the tool that was called; mcp_prune_backend,
+// mcp_pruned_lines, mcp_prune_tokens_saved and mcp_prune_fallback describe the result. Texts, goals
+// and ids are never logged.
 type Handler struct {
-	// Texts of more characters (Unicode code points) are returned as they are, and so
-	// are those of more than 250000 lines. At most 100000000. Default: 2000000
+	// Texts with more characters (Unicode code points), or with more than 250000 lines, are returned
+	// unchanged. At most 100000000. Default: 2000000
 	MaxInputChars int `json:"max_input_chars,omitempty"`
 
-	// How long an original can be recovered after it was last pruned, between 1s and
-	// 7d. Default: 10m
+	// How long an original stays recoverable after it was last pruned, between 1s and 7d. Default: 10m
 	PruneIDTTL caddy.Duration `json:"prune_id_ttl,omitempty"`
 
-	// How many originals are kept. The store is shared by all handlers with the same
-	// bounds and outlives configuration reloads. When it is full, the oldest go.
+	// How many originals are kept. All handlers with the same limits share one store, which survives
+	// configuration reloads. A full store drops its oldest originals.
 	StoreLimit StoreLimit `json:"store_limit,omitzero"`
 
-	// What says how much a line bears on a goal. Default: heuristic
+	// The module that scores how relevant each line is to the goal. Default: heuristic
 	BackendRaw json.RawMessage `json:"backend,omitempty" caddy:"namespace=http.handlers.mcp_pruner.backends inline_key=backend"`
 
-	// How long the scores of a backend that is a reranker are used again for the same
-	// request of the same client, between 1s and 1h. Default: 30s
+	// How long the scores of a reranker are reused for the same request of the same client, between 1s
+	// and 1h. Default: 30s
 	CacheTTL caddy.Duration `json:"cache_ttl,omitempty"`
 
-	// For how many requests they are kept. At most 100000. Default: 256
+	// How many requests' scores are cached. At most 100000. Default: 256
 	CacheMaxEntries int `json:"cache_max_entries,omitempty"`
 
-	// Web pages of these origins may use the pruner, besides local ones: such as
-	// https://app.example.com, or * for all. Inside of an mcp_gateway it is that one
-	// which decides. Default: none
+	// Origins of web pages that may use the pruner, besides local ones: such as
+	// https://app.example.com, or * for all. Ignored inside mcp_gateway, which checks origins itself.
+	// Default: none
 	Origins []string `json:"origins,omitempty"`
 
-	// The pruner may be called by these names, besides localhost and loopback
-	// addresses, or * for any. If it is given, the Host of every request is checked.
-	// Inside of an mcp_gateway it is that one which decides. Default: any name,
-	// except at a loopback address
+	// Host names under which clients may reach the pruner, besides localhost and loopback addresses, or
+	// * for any. If set, the Host header of every request is checked. Ignored inside mcp_gateway, which
+	// checks hosts itself. Default: any name, except on a loopback address
 	Hosts []string `json:"hosts,omitempty"`
 
-	requestLimit int64
-	backend      Backend
-	reranker     string // the configuration of the backend: another has other scores
-	origins      clientrequest.Policy
-	originals    *storepool.Store
-	scores       *storepool.Store
-	logger       *zap.Logger
+	requestLimit  int64
+	backend       Backend
+	backendConfig string // part of the cache key: another backend configuration gives other scores
+	origins       clientrequest.Policy
+	originals     *storepool.Store
+	scores        *storepool.Store
+	logger        *zap.Logger
 }
 
 // StoreLimit bounds the store of originals.
 type StoreLimit struct {
-	// Default: 1000
+	// How many originals. Default: 1000
 	Entries int `json:"entries,omitempty"`
 
-	// What they may take together. A text of more is not pruned. Default: 64 MiB
+	// Their total size. A larger text is not pruned. Default: 64 MiB
 	Bytes int64 `json:"bytes,omitempty"`
 }
 
@@ -144,7 +145,7 @@ func (Handler) CaddyModule() caddy.ModuleInfo {
 // Provision sets up the handler.
 func (h *Handler) Provision(ctx caddy.Context) error {
 	h.logger = ctx.Logger()
-	if err := h.Validate(); err != nil { // before stores are made of it
+	if err := h.Validate(); err != nil { // before the stores are opened with its values
 		return err
 	}
 	if h.StoreLimit.Entries == 0 {
@@ -154,7 +155,8 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		h.StoreLimit.Bytes = 64 << 20
 	}
 	h.origins = h.originPolicy()
-	h.MaxInputChars = h.number("max_input_chars", h.MaxInputChars, 2_000_000, 100_000_000, "MCP_PRUNER_MAX_INPUT_CHARS")
+	h.MaxInputChars = h.intSetting("max_input_chars", h.MaxInputChars, 2_000_000, 100_000_000,
+		"MCP_PRUNER_MAX_INPUT_CHARS")
 	h.requestLimit = requestLimit(h.MaxInputChars)
 	if err := h.loadBackend(ctx); err != nil {
 		return err
@@ -162,11 +164,12 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := telemetry.Register(ctx, prunedLines, savedTokens, fallbacks, durations); err != nil {
 		return err
 	}
-	h.PruneIDTTL = h.seconds("prune_id_ttl", h.PruneIDTTL, 600, 7*24*3600, "MCP_PRUNER_PRUNE_ID_TTL_S")
-	h.CacheTTL = h.seconds("cache_ttl", h.CacheTTL, 30, 3600, "MCP_PRUNER_CACHE_TTL_S")
-	h.CacheMaxEntries = h.number("cache_max_entries", h.CacheMaxEntries, 256, 100_000, "MCP_PRUNER_CACHE_MAX_ITEMS", "MCP_PRUNER_CACHE_MAX_ENTRIES")
+	h.PruneIDTTL = h.secondsSetting("prune_id_ttl", h.PruneIDTTL, 600, 7*24*3600, "MCP_PRUNER_PRUNE_ID_TTL_S")
+	h.CacheTTL = h.secondsSetting("cache_ttl", h.CacheTTL, 30, 3600, "MCP_PRUNER_CACHE_TTL_S")
+	h.CacheMaxEntries = h.intSetting("cache_max_entries", h.CacheMaxEntries, 256, 100_000,
+		"MCP_PRUNER_CACHE_MAX_ITEMS", "MCP_PRUNER_CACHE_MAX_ENTRIES")
 	var err error
-	h.originals, err = storepool.OpenCommon(ctx, pruned, store.Limits{
+	h.originals, err = storepool.OpenShared(ctx, originalsKind, store.Limits{
 		Entries: h.StoreLimit.Entries,
 		Bytes:   h.StoreLimit.Bytes,
 		TTL:     time.Duration(h.PruneIDTTL),
@@ -174,7 +177,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err != nil {
 		return err
 	}
-	h.scores, err = storepool.Open(scores, store.Limits{
+	h.scores, err = storepool.Open(scoresKind, store.Limits{
 		Entries: h.CacheMaxEntries,
 		Bytes:   maxScoreBytes,
 		TTL:     time.Duration(h.CacheTTL),
@@ -182,9 +185,9 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	return err
 }
 
-// requestLimit is how many bytes a request may have: a character takes 12 of them at
-// most, as an escaped surrogate pair, and texts that are too long by not too much are
-// to be returned, not refused.
+// requestLimit returns how many bytes a request may have. A character takes at most 12, as an escaped
+// surrogate pair; the rest is headroom, because a text slightly over the limit is returned unchanged
+// instead of rejected.
 func requestLimit(maxInputChars int) int64 { return 12*int64(maxInputChars) + 8<<20 }
 
 func (h *Handler) originPolicy() clientrequest.Policy {
@@ -199,9 +202,9 @@ func (h *Handler) Validate() error {
 	case h.PruneIDTTL < 0:
 		return fmt.Errorf("prune_id_ttl: %s is negative", time.Duration(h.PruneIDTTL))
 	case h.StoreLimit.Entries < 0:
-		return fmt.Errorf("store_limit: %d entries are negative", h.StoreLimit.Entries)
+		return fmt.Errorf("store_limit: %d entries is negative", h.StoreLimit.Entries)
 	case h.StoreLimit.Bytes < 0:
-		return fmt.Errorf("store_limit: %d bytes are negative", h.StoreLimit.Bytes)
+		return fmt.Errorf("store_limit: %d bytes is negative", h.StoreLimit.Bytes)
 	case h.CacheTTL < 0:
 		return fmt.Errorf("cache_ttl: %s is negative", time.Duration(h.CacheTTL))
 	case h.CacheMaxEntries < 0:
@@ -210,7 +213,7 @@ func (h *Handler) Validate() error {
 	return h.originPolicy().Validate()
 }
 
-// ServeHTTP answers as an MCP server.
+// ServeHTTP serves the endpoints and passes other requests on.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	var answer reply
 	switch r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:] {

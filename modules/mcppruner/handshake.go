@@ -11,8 +11,7 @@ import (
 const (
 	serverName = "mcp-pruner"
 
-	// serverVersion is that of what its tools take and give, which clients know it by.
-	// It is not the version of the binary.
+	// serverVersion is the version of the tools' inputs and outputs, not of the binary.
 	serverVersion = "0.1.0"
 )
 
@@ -25,15 +24,17 @@ type capabilities struct {
 	Tools struct{} `json:"tools"`
 }
 
-// signature is the members that make a result one of the modern era.
-var signature = slices.Concat([]byte(`"resultType":"complete","_meta":{"`+mcp.MetaServerInfo+`":`),
+// modernMembers holds the members that every result of the modern era has.
+var modernMembers = slices.Concat([]byte(`"resultType":"complete","_meta":{"`+mcp.MetaServerInfo+`":`),
 	jsonrpc.Encode(serverInfo{serverName, serverVersion}), []byte("}"))
 
-const instructions = "Call prune_text before long code, logs or docs go into the conversation: it leaves out the lines that bear least on the goal you name. " +
-	"Where lines are missing stands a marker such as ⟦PRUNÉ: prune_id=prn_… lignes 120-154 (35) raison=…⟧; call recover_text with that prune_id and those lines to read them."
+const instructions = "Call prune_text before long code, logs or docs go into the conversation: " +
+	"it leaves out the lines that bear least on the goal you name. " +
+	"Where lines are missing stands a marker such as ⟦PRUNÉ: prune_id=prn_… lignes 120-154 (35) raison=…⟧; " +
+	"call recover_text with that prune_id and those lines to read them."
 
-// initialize shakes hands with a client of the legacy era. There is no session: each
-// request could be the first.
+// initialize returns the result of initialize, for clients of the legacy era. There are no sessions:
+// any request may be the first.
 func (x *request) initialize() []byte {
 	return jsonrpc.Encode(struct {
 		ProtocolVersion string       `json:"protocolVersion"`
@@ -47,15 +48,15 @@ func (x *request) initialize() []byte {
 	})
 }
 
-// caching says how long clients of the modern era may keep what never changes.
+// caching tells clients of the modern era how long they may cache a result.
 type caching struct {
 	TTL   int    `json:"ttlMs"`
 	Scope string `json:"cacheScope"`
 }
 
-var forAll = caching{TTL: int(time.Hour / time.Millisecond), Scope: "public"}
+var publicCaching = caching{TTL: int(time.Hour / time.Millisecond), Scope: "public"}
 
-// discover tells clients of the modern era who we are.
+// discover returns the result of server/discover, for clients of the modern era.
 func (x *request) discover() []byte {
 	versions := mcp.Versions()
 	slices.Reverse(versions)
@@ -64,20 +65,20 @@ func (x *request) discover() []byte {
 		Capabilities      capabilities `json:"capabilities"`
 		Instructions      string       `json:"instructions"`
 		caching
-	}{SupportedVersions: versions, Instructions: instructions, caching: forAll})
+	}{SupportedVersions: versions, Instructions: instructions, caching: publicCaching})
 }
 
-// list returns the result of a list: items are JSON, and all there are.
+// list returns the result of a list method. items is JSON, and there is only one page.
 func (x *request) list(kind string, items []byte) []byte {
 	result := slices.Concat([]byte(`{"`+kind+`":[`), items, []byte(`]`))
 	if x.era == mcp.Modern {
-		result = append(append(result, ','), jsonrpc.Encode(forAll)[1:]...)
+		result = append(append(result, ','), jsonrpc.Encode(publicCaching)[1:]...)
 		return result
 	}
 	return append(result, '}')
 }
 
-// health is what there is to say of a server that is up.
+// health is the result of the tool health.
 type health struct {
 	Status       string    `json:"status"`
 	Server       string    `json:"server"`

@@ -131,7 +131,8 @@ func postAs(t testing.TB, h *mcppruner.Handler, client, path, message string, he
 // called is the answer to the call of a tool.
 func called(t testing.TB, h *mcppruner.Handler, client, tool, arguments string) answer {
 	t.Helper()
-	return postAs(t, h, client, "/rpc", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"`+tool+`","arguments":`+arguments+`}}`)
+	return postAs(t, h, client, "/rpc", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"`+tool+
+		`","arguments":`+arguments+`}}`)
 }
 
 // told reads the object that a tool has answered, which is there as a text and as it
@@ -149,7 +150,8 @@ func told(t testing.TB, a answer, into any) {
 	if err := json.Unmarshal(a.Result, &result); err != nil {
 		t.Fatal(err)
 	}
-	if len(result.Content) != 1 || result.Content[0].Type != "text" || result.Content[0].Text != string(result.StructuredContent) || result.IsError {
+	if len(result.Content) != 1 || result.Content[0].Type != "text" ||
+		result.Content[0].Text != string(result.StructuredContent) || result.IsError {
 		t.Fatalf("got %.500s", a.Result)
 	}
 	if err := json.Unmarshal([]byte(result.Content[0].Text), into); err != nil {
@@ -157,8 +159,8 @@ func told(t testing.TB, a answer, into any) {
 	}
 }
 
-// A pruned is what prune_text answers.
-type pruned struct {
+// A originalsKind is what prune_text answers.
+type originalsKind struct {
 	PruneID     string           `json:"prune_id"`
 	PrunedText  string           `json:"pruned_text"`
 	Annotations []map[string]any `json:"annotations"`
@@ -167,7 +169,7 @@ type pruned struct {
 }
 
 // prune prunes a text as docs, half of it at most.
-func prune(t testing.TB, h *mcppruner.Handler, client, text, goal string) (p pruned) {
+func prune(t testing.TB, h *mcppruner.Handler, client, text, goal string) (p originalsKind) {
 	t.Helper()
 	told(t, called(t, h, client, "prune_text", arguments(text, goal)), &p)
 	if p.Annotations == nil || p.Warnings == nil {
@@ -177,7 +179,8 @@ func prune(t testing.TB, h *mcppruner.Handler, client, text, goal string) (p pru
 }
 
 func arguments(text, goal string) string {
-	return fmt.Sprintf(`{"text":%s,"goal_hint":%s,"source_type":"docs","options":{"max_prune_ratio":0.5,"min_keep_lines":3,"timeout_ms":60000,"annotate_lines":false,"include_markers":true}}`,
+	return fmt.Sprintf(`{"text":%s,"goal_hint":%s,"source_type":"docs","options":{"max_prune_ratio":0.5,`+
+		`"min_keep_lines":3,"timeout_ms":60000,"annotate_lines":false,"include_markers":true}}`,
 		quoted(text), quoted(goal))
 }
 

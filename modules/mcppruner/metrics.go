@@ -6,14 +6,17 @@ import (
 )
 
 var (
-	prunedLines = telemetry.NewCounter("pruned_lines_total", "Lines left out of texts.", "backend")
-	savedTokens = telemetry.NewCounter("prune_tokens_saved_total", "Tokens of o200k_base by which texts became shorter.", "backend")
-	fallbacks   = telemetry.NewCounter("prune_fallbacks_total", "Texts that were returned as they were, or pruned without the backend, by the reason.", "backend", "reason")
-	durations   = telemetry.NewHistogram("prune_duration_seconds", "How long it took to prune a text, the backend included.", "backend")
+	prunedLines = telemetry.NewCounter("pruned_lines_total", "Lines removed from texts.", "backend")
+	savedTokens = telemetry.NewCounter("prune_tokens_saved_total",
+		"Tokens (o200k_base) saved by pruning.", "backend")
+	fallbacks = telemetry.NewCounter("prune_fallbacks_total",
+		"Texts returned unchanged or pruned without the backend, by reason.", "backend", "reason")
+	durations = telemetry.NewHistogram("prune_duration_seconds",
+		"Time to prune a text, including the backend.", "backend")
 )
 
-// What is kept, as the metrics of all stores name it.
+// Kinds of stored data, as the store metrics name them.
 var (
-	pruned = quota.NewKind("pruned_texts")
-	scores = quota.NewKind("prune_scores")
+	originalsKind = quota.NewKind("pruned_texts")
+	scoresKind    = quota.NewKind("prune_scores")
 )

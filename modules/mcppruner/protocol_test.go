@@ -62,21 +62,37 @@ func TestMessages(t *testing.T) {
 		id        string
 		fragments string // of the result or the message, divided by |
 	}{
-		{"P2: a handshake", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","clientInfo":{"name":"diag","version":"1.0.0"}}}`, 200, 200, 0, "1",
+		{"P2: a handshake", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25",` +
+			`"clientInfo":{"name":"diag","version":"1.0.0"}}}`, 200, 200, 0, "1",
 			`"protocolVersion":"2025-11-25"|"capabilities":{"tools":{}}|"serverInfo":{"name":"mcp-pruner","version":"0.1.0"}`},
-		{"P2: a handshake of an old client", `{"jsonrpc":"2.0","id":"a","method":"initialize","params":{"protocolVersion":"2024-11-05"}}`, 200, 200, 0, `"a"`, `"protocolVersion":"2024-11-05"`},
-		{"P2: a handshake of a client between", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"x","version":"1"}}}`, 200, 200, 0, "1", `"protocolVersion":"2025-06-18"`},
-		{"P2: a handshake with a number for a version", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":5}}`, 200, 200, 0, "1", `"protocolVersion":"2025-11-25"`},
-		{"P2: a handshake in a version that never was", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"1999-01-01"}}`, 200, 200, 0, "1", `"protocolVersion":"2025-11-25"`},
-		{"P2: a handshake in a version that has none", `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2026-07-28"}}`, 200, 200, 0, "1", `"protocolVersion":"2025-11-25"`},
-		{"P2: a handshake without a version", `{"jsonrpc":"2.0","id":1,"method":"initialize"}`, 200, 200, 0, "1", `"protocolVersion":"2025-11-25"`},
+		{"P2: a handshake of an old client", `{"jsonrpc":"2.0","id":"a","method":"initialize",` +
+			`"params":{"protocolVersion":"2024-11-05"}}`, 200, 200, 0, `"a"`, `"protocolVersion":"2024-11-05"`},
+		{"P2: a handshake of a client between",
+			`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},` +
+				`"clientInfo":{"name":"x","version":"1"}}}`, 200, 200, 0, "1", `"protocolVersion":"2025-06-18"`},
+		{"P2: a handshake with a number for a version",
+			`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":5}}`, 200, 200, 0, "1",
+			`"protocolVersion":"2025-11-25"`},
+		{"P2: a handshake in a version that never was",
+			`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"1999-01-01"}}`, 200, 200, 0, "1",
+			`"protocolVersion":"2025-11-25"`},
+		{"P2: a handshake in a version that has none",
+			`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2026-07-28"}}`, 200, 200, 0, "1",
+			`"protocolVersion":"2025-11-25"`},
+		{"P2: a handshake without a version", `{"jsonrpc":"2.0","id":1,"method":"initialize"}`, 200, 200, 0, "1",
+			`"protocolVersion":"2025-11-25"`},
 		{"P3: initialized", `{"jsonrpc":"2.0","method":"notifications/initialized"}`, 202, 202, 0, "", ""},
-		{"P3: initialized, as a request", `{"jsonrpc":"2.0","id":5,"method":"notifications/initialized"}`, 200, 200, 0, "5", "{}"},
-		{"a notification of something else", `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`, 202, 202, 0, "", ""},
-		{"a call that wants no answer", `{"jsonrpc":"2.0","method":"tools/call","params":{"name":"health"}}`, 202, 202, 0, "", ""},
+		{"P3: initialized, as a request", `{"jsonrpc":"2.0","id":5,"method":"notifications/initialized"}`, 200, 200, 0, "5",
+			"{}"},
+		{"a notification of something else", `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}`,
+			202, 202, 0, "", ""},
+		{"a call that wants no answer", `{"jsonrpc":"2.0","method":"tools/call","params":{"name":"health"}}`, 202, 202, 0,
+			"", ""},
 		{"ping", `{"jsonrpc":"2.0","id":12345678901234567890,"method":"ping"}`, 200, 200, 0, "12345678901234567890", "{}"},
-		{"P6: resources", `{"jsonrpc":"2.0","id":1,"method":"resources/list","params":{}}`, 200, 200, 0, "1", `{"resources":[]}`},
-		{"P6: templates", `{"jsonrpc":"2.0","id":1,"method":"resources/templates/list"}`, 200, 200, 0, "1", `{"resourceTemplates":[]}`},
+		{"P6: resources", `{"jsonrpc":"2.0","id":1,"method":"resources/list","params":{}}`, 200, 200, 0, "1",
+			`{"resources":[]}`},
+		{"P6: templates", `{"jsonrpc":"2.0","id":1,"method":"resources/templates/list"}`, 200, 200, 0, "1",
+			`{"resourceTemplates":[]}`},
 		{"P6: prompts", `{"jsonrpc":"2.0","id":1,"method":"prompts/list"}`, 200, 200, 0, "1", `{"prompts":[]}`},
 		{"P9: another method", `{"jsonrpc":"2.0","id":9,"method":"foo"}`, 200, 200, -32601, "9", "foo"},
 		{"P9: a method of the modern era", `{"jsonrpc":"2.0","id":9,"method":"server/discover"}`, 200, 200, -32601, "9", ""},
@@ -93,15 +109,23 @@ func TestMessages(t *testing.T) {
 		{"P10: no method", `{"jsonrpc":"2.0","id":1}`, 200, 400, -32600, "1", ""},
 		{"P10: a member twice", `{"jsonrpc":"2.0","id":1,"method":"ping","method":"ping"}`, 200, 400, -32600, "null", ""},
 		{"P10: an id that is an object", `{"jsonrpc":"2.0","id":{},"method":"ping"}`, 200, 400, -32600, "null", ""},
-		{"P11: a call without a name", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{}}`, 200, 200, -32602, "1", "name"},
+		{"P11: a call without a name", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{}}`, 200, 200, -32602, "1",
+			"name"},
 		{"P11: a call without params", `{"jsonrpc":"2.0","id":1,"method":"tools/call"}`, 200, 200, -32602, "1", "name"},
-		{"P11: a name that is no string", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":5}}`, 200, 200, -32602, "1", "name"},
-		{"P11: another tool", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"zz"}}`, 200, 200, -32602, "1", "zz"},
-		{"P11: a tool by another case", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"Health","arguments":{}}}`, 200, 200, -32602, "1", "Health"},
-		{"P13: no arguments", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"prune_text"}}`, 200, 200, -32602, "1", ""},
-		{"P13: arguments that are a text", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"prune_text","arguments":"x"}}`, 200, 200, -32602, "1", "arguments"},
-		{"P11: arguments that are a list", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"health","arguments":[]}}`, 200, 200, -32602, "1", "arguments"},
-		{"P13: health has no arguments", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"health","arguments":{"x":1}}}`, 200, 200, -32602, "1", "x:"},
+		{"P11: a name that is no string", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":5}}`, 200, 200,
+			-32602, "1", "name"},
+		{"P11: another tool", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"zz"}}`, 200, 200, -32602, "1",
+			"zz"},
+		{"P11: a tool by another case", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"Health",` +
+			`"arguments":{}}}`, 200, 200, -32602, "1", "Health"},
+		{"P13: no arguments", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"prune_text"}}`, 200, 200,
+			-32602, "1", ""},
+		{"P13: arguments that are a text", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"prune_text",` +
+			`"arguments":"x"}}`, 200, 200, -32602, "1", "arguments"},
+		{"P11: arguments that are a list", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"health",` +
+			`"arguments":[]}}`, 200, 200, -32602, "1", "arguments"},
+		{"P13: health has no arguments", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"health",` +
+			`"arguments":{"x":1}}}`, 200, 200, -32602, "1", "x:"},
 	}
 	for _, tt := range tests {
 		for path, status := range map[string]int{"/rpc": tt.rpc, "/mcp": tt.mcp} {
@@ -132,7 +156,8 @@ func TestMessages(t *testing.T) {
 		}
 	})
 	t.Run("a header of the legacy era", func(t *testing.T) {
-		if a := post(t, h, "/mcp", `{"jsonrpc":"2.0","id":1,"method":"ping"}`, version, "2025-06-18"); a.Status != 200 || a.code() != 0 {
+		if a := post(t, h, "/mcp", `{"jsonrpc":"2.0","id":1,"method":"ping"}`, version, "2025-06-18"); a.Status != 200 ||
+			a.code() != 0 {
 			t.Errorf("%d %d", a.Status, a.code())
 		}
 	})
@@ -182,7 +207,8 @@ func TestToolList(t *testing.T) { // P4, P16, P17, P79
 			InputSchema, OutputSchema any
 		}
 	}
-	if err := json.Unmarshal(post(t, h, "/rpc", `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{}}`).Result, &list); err != nil {
+	if err := json.Unmarshal(post(t, h, "/rpc", `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{}}`).Result,
+		&list); err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]string{
@@ -212,7 +238,8 @@ func TestToolList(t *testing.T) { // P4, P16, P17, P79
 // modern is a message of the modern era, with more params, and its headers.
 func modern(method, version, params string) (message string, header []string) {
 	return `{"jsonrpc":"2.0","id":7,"method":"` + method + `","params":{` + params +
-			`"_meta":{"io.modelcontextprotocol/protocolVersion":"` + version + `","io.modelcontextprotocol/clientCapabilities":{}}}}`,
+			`"_meta":{"io.modelcontextprotocol/protocolVersion":"` + version +
+			`","io.modelcontextprotocol/clientCapabilities":{}}}}`,
 		[]string{"Mcp-Protocol-Version", version, "Mcp-Method", method}
 }
 
@@ -227,15 +254,21 @@ func TestModernEra(t *testing.T) { // P79
 		status, code   int
 		fragments      string
 	}{
-		{"discover", "server/discover", "", latest, nil, 200, 0, `"supportedVersions":["2026-07-28","2025-11-25",|"capabilities":{"tools":{}}|"ttlMs":3600000|"cacheScope":"public"`},
-		{"tools", "tools/list", "", latest, nil, 200, 0, `"tools":[{"name":"prune_text"|"ttlMs":3600000|"cacheScope":"public"`},
+		{"discover", "server/discover", "", latest, nil, 200, 0,
+			`"supportedVersions":["2026-07-28","2025-11-25",|"capabilities":{"tools":{}}|"ttlMs":3600000|"cacheScope":"public"`},
+		{"tools", "tools/list", "", latest, nil, 200, 0,
+			`"tools":[{"name":"prune_text"|"ttlMs":3600000|"cacheScope":"public"`},
 		{"resources", "resources/list", "", latest, nil, 200, 0, `"resources":[]|"ttlMs":3600000|"cacheScope":"public"`},
-		{"a call", "tools/call", `"name":"health","arguments":{},`, latest, []string{"Mcp-Name", "health"}, 200, 0, `"structuredContent":{"status":"healthy"`},
-		{"a call that is wrong", "tools/call", `"name":"prune_text",`, latest, []string{"Mcp-Name", "prune_text"}, 200, -32602, "text"},
-		{"a call with another name in its header", "tools/call", `"name":"health",`, latest, []string{"Mcp-Name", "prune_text"}, 400, -32020, ""},
+		{"a call", "tools/call", `"name":"health","arguments":{},`, latest, []string{"Mcp-Name", "health"}, 200, 0,
+			`"structuredContent":{"status":"healthy"`},
+		{"a call that is wrong", "tools/call", `"name":"prune_text",`, latest, []string{"Mcp-Name", "prune_text"}, 200,
+			-32602, "text"},
+		{"a call with another name in its header", "tools/call", `"name":"health",`, latest,
+			[]string{"Mcp-Name", "prune_text"}, 400, -32020, ""},
 		{"a call without a name in its header", "tools/call", `"name":"health",`, latest, nil, 400, -32020, ""},
 		{"another method in the header", "tools/list", "", latest, []string{"Mcp-Method", "tools/call"}, 400, -32020, ""},
-		{"another version in the header", "tools/list", "", latest, []string{"Mcp-Protocol-Version", "2026-07-29"}, 400, -32020, ""},
+		{"another version in the header", "tools/list", "", latest, []string{"Mcp-Protocol-Version", "2026-07-29"}, 400,
+			-32020, ""},
 		{"a version that is not there yet", "tools/list", "", "2027-01-01", nil, 400, -32022, ""},
 		{"a method that there is not", "foo", "", latest, nil, 404, -32601, "foo"},
 		{"a handshake", "initialize", "", latest, nil, 404, -32601, ""},
@@ -253,7 +286,8 @@ func TestModernEra(t *testing.T) { // P79
 				text := string(a.Result)
 				if a.Error != nil {
 					text = a.Error.Message
-				} else if !strings.HasPrefix(text, `{"resultType":"complete","_meta":{"io.modelcontextprotocol/serverInfo":{"name":"mcp-pruner","version":"0.1.0"}},`) {
+				} else if !strings.HasPrefix(text, `{"resultType":"complete",`+
+					`"_meta":{"io.modelcontextprotocol/serverInfo":{"name":"mcp-pruner","version":"0.1.0"}},`) {
 					t.Errorf("not signed: %.200s", text)
 				}
 				for fragment := range strings.SplitSeq(tt.fragments, "|") {
@@ -265,7 +299,8 @@ func TestModernEra(t *testing.T) { // P79
 		}
 	}
 	t.Run("a version in the header alone", func(t *testing.T) {
-		if a := post(t, h, "/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`, "Mcp-Protocol-Version", latest, "Mcp-Method", "tools/list"); a.Status != 400 || a.code() != -32602 {
+		if a := post(t, h, "/mcp", `{"jsonrpc":"2.0","id":1,"method":"tools/list"}`, "Mcp-Protocol-Version", latest,
+			"Mcp-Method", "tools/list"); a.Status != 400 || a.code() != -32602 {
 			t.Errorf("%d %d", a.Status, a.code())
 		}
 	})
@@ -279,12 +314,15 @@ func TestModernEra(t *testing.T) { // P79
 
 func FuzzPost(f *testing.F) { // P57
 	h, _ := load(f, `{}`)
-	f.Add(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"prune_text","arguments":` + arguments("a\nb\nc", "b") + `}}`)
-	f.Add(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"recover_text","arguments":{"prune_id":"prn_x","ranges":[{"start_line":1,"end_line":2e0}],"include_line_numbers":true}}}`)
+	f.Add(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"prune_text","arguments":` +
+		arguments("a\nb\nc", "b") + `}}`)
+	f.Add(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"recover_text",` +
+		`"arguments":{"prune_id":"prn_x","ranges":[{"start_line":1,"end_line":2e0}],"include_line_numbers":true}}}`)
 	f.Add(`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25"}}`)
 	f.Add(`{"jsonrpc":"2.0","method":"x"}`)
 	f.Add(`{"jsonrpc":"2.0","id":"\u0061","method":"tools/list","method":"x"}`)
-	f.Add(`{"jsonrpc":"2.0","id":12345678901234567890,"method":"tools/call","params":{"name":"prune_text","arguments":{"text":1}}}`)
+	f.Add(`{"jsonrpc":"2.0","id":12345678901234567890,"method":"tools/call","params":{"name":"prune_text",` +
+		`"arguments":{"text":1}}}`)
 	f.Add(`{"jsonrpc":"2.0","id":1,"method":"x"}`)
 	f.Add(`[]`)
 	f.Add(`{"jsonrpc":"2.0","id":{},"method":"ping"}`)

@@ -19,11 +19,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/clientrequest"
 )
 
-// longestTimeout is what larger values of timeout_ms count as, in milliseconds.
+// longestTimeout is the largest effective timeout_ms.
 const longestTimeout = 2 * 60 * 1000
 
-// parsePrune reads the arguments of prune_text. It also returns how many characters
-// the text has.
+// parsePrune reads the arguments of prune_text. chars is the length of the text in characters.
 func parsePrune(arguments *object) (r *prune.Request, chars int, err error) {
 	r = new(prune.Request)
 	arguments.read()
@@ -32,43 +31,49 @@ func parsePrune(arguments *object) (r *prune.Request, chars int, err error) {
 	source, _ := arguments.text("source_type")
 	var ok bool
 	if r.Source, ok = prune.ParseSource(source); !ok {
-		arguments.wrong("source_type", "must be code, logs or docs")
+		arguments.invalid("source_type", "must be code, logs or docs")
 	}
 	options := arguments.object("options")
 	r.Options = prune.Options{
 		MaxPruneRatio:  options.fraction("max_prune_ratio"),
-		MinKeepLines:   options.whole("min_keep_lines", 0, math.MaxInt32),
-		Timeout:        time.Duration(options.whole("timeout_ms", 1, longestTimeout)) * time.Millisecond,
+		MinKeepLines:   options.integer("min_keep_lines", 0, math.MaxInt32),
+		Timeout:        time.Duration(options.integer("timeout_ms", 1, longestTimeout)) * time.Millisecond,
 		AnnotateLines:  options.boolean("annotate_lines"),
 		IncludeMarkers: options.boolean("include_markers"),
 	}
-	_ = options.end() // which arguments returns, too
+	_ = options.end() // arguments.end returns its errors too
 	return r, chars, arguments.end()
 }
 
-// prune answers prune_text.
+// prune handles prune_text.
 func (x *request) prune(arguments *object) reply {
 	r, chars, err := parsePrune(arguments)
 	if err != nil {
-		return x.wrong(err.Error())
+		return x.invalidParams(err.Error())
 	}
 	r.Handles = x.handler.originals.Handles
-	p := &pruning{handler: x.handler, owner: clientrequest.Identity(x.r), request: r, id: r.ID(), began: time.Now()}
+	p := &pruning{
+		handler: x.handler, owner: clientrequest.Identity(x.r),
+		request: r, id: r.ID(), began: time.Now(),
+	}
 	p.run(x.r.Context(), chars)
-	if x.r.Context().Err() == nil { // else nobody waits for it, and it may have been cut short
+	if x.r.Context().Err() == nil { // otherwise the client has gone, and the result may be incomplete
 		p.count()
 		x.pruned.Store(p)
 	}
-	return x.tell(jsonrpc.Encode(struct {
+	return x.toolResult(jsonrpc.Encode(struct {
 		PruneID     string             `json:"prune_id"`
 		PrunedText  string             `json:"pruned_text"`
 		Annotations []prune.Annotation `json:"annotations"`
 		Stats       *stats             `json:"stats"`
 		Warnings    []string           `json:"warnings"`
-	}{p.result.PruneID, p.result.PrunedText, p.result.Annotations, &stats{p.result.Stats, &p.scoring}, p.result.Warnings}))
+	}{
+		p.result.PruneID, p.result.PrunedText, p.result.Annotations,
+		&stats{p.result.Stats, &p.scoring}, p.result.Warnings,
+	}))
 }
 
-// A pruning is what is done to a text.
+// A pruning is one call of prune_text.
 type pruning struct {
 	handler *Handler
 	owner   string
@@ -80,7 +85,7 @@ type pruning struct {
 	result  *prune.Result
 }
 
-// run prunes. Whatever fails, there is a result.
+// run prunes the text. It always sets a result, whatever fails.
 func (p *pruning) run(ctx context.Context, chars int) {
 	defer func() {
 		p.result.Stats.ElapsedMS = time.Since(p.began).Milliseconds()
@@ -106,70 +111,70 @@ func (p *pruning) run(ctx context.Context, chars int) {
 		return
 	}
 	warnings := p.score(ctx)
-	p.result = p.takeTurn(ctx)
+	p.result = p.pruneQueued(ctx)
 	p.result.Warnings = append(warnings, p.result.Warnings...)
 	if p.scoring.fault != "" {
 		p.result.Fallback(p.scoring.backend+"_error", p.scoring.fault)
 	}
-	p.handler.originals.Put(p.owner, p.id, original) // its time begins now
+	p.handler.originals.Put(p.owner, p.id, original) // restart its lifetime
 }
 
-// turns bounds how many large texts are pruned at once: that is work for a processor,
-// and takes up to some 200 MB.
-var turns = make(chan struct{}, runtime.GOMAXPROCS(0))
+// slots bounds how many large texts are pruned concurrently: each is CPU-bound and takes up to some
+// 200 MB.
+var slots = make(chan struct{}, runtime.GOMAXPROCS(0))
 
-// small is how many lines a text has that need not wait for others: it takes some
-// milliseconds, and little memory.
-const small = 5000
+// maxUnqueuedLines is the number of lines up to which a text is pruned at once: it takes milliseconds and little
+// memory.
+const maxUnqueuedLines = 5000
 
-// takeTurn prunes when it is our turn, unless that is too late.
-func (p *pruning) takeTurn(ctx context.Context) *prune.Result {
+// pruneQueued prunes the text, a large one after waiting for a slot, within the timeout of the request.
+func (p *pruning) pruneQueued(ctx context.Context) *prune.Result {
 	ctx, cancel := context.WithTimeout(ctx, p.request.Options.Timeout)
 	defer cancel()
-	if strings.Count(p.request.Text, "\n") <= small {
+	if strings.Count(p.request.Text, "\n") <= maxUnqueuedLines {
 		return prune.Prune(ctx, p.request)
 	}
 	select {
-	case turns <- struct{}{}:
-		defer func() { <-turns }()
+	case slots <- struct{}{}:
+		defer func() { <-slots }()
 		return prune.Prune(ctx, p.request)
 	case <-ctx.Done():
 		return prune.Raw(p.request, prune.Timeout)
 	}
 }
 
-// A scoring is what a backend was asked, for the statistics.
+// A scoring holds the backend's statistics for one text.
 type scoring struct {
-	backend string
-	asked   bool // there is something to tell of it
-	cached  bool
-	latency time.Duration
-	docs    int
-	total   int
-	status  int    // of HTTP, 0 for none
-	fault   string // as a warning
+	backend  string
+	reported bool // the statistics include the backend's
+	cached   bool
+	latency  time.Duration
+	docs     int
+	total    int
+	status   int    // HTTP status, or 0
+	fault    string // warning, or empty
 }
 
-// score has the backend score the lines of the text, unless it has done so a short
-// while ago. It returns what is to be told with the result.
+// score sets the scores of the lines, from the cache or the backend. It returns warnings for the
+// result.
 func (p *pruning) score(ctx context.Context) (warnings []string) {
 	warnings = []string{}
 	lines := prune.Lines(p.request.Text)
 	if p.request.Options.Removable(len(lines)) == 0 || len(lines) > prune.MaxLines {
-		return warnings // there is nothing to choose
+		return warnings // nothing to choose
 	}
 	s := &p.scoring
 	s.total = len(lines)
-	key := p.id + " " + s.backend + " " + p.handler.reranker
+	key := p.id + " " + s.backend + " " + p.handler.backendConfig
 	kept, hit := p.handler.scores.Get(p.owner, key)
 	var scored *Scored
 	if hit {
 		scored, s.cached = decodeScored(kept), true
 		warnings = append(warnings, "cache_hit")
-	} else if scored = p.ask(ctx, lines); scored == nil {
+	} else if scored = p.queryBackend(ctx, lines); scored == nil {
 		return warnings
 	}
-	s.asked, s.docs, s.status = true, scored.Docs, scored.Status
+	s.reported, s.docs, s.status = true, scored.Docs, scored.Status
 	p.request.Scores = scored.Scores
 	if scored.Docs < len(lines) {
 		warnings = append(warnings, s.backend+"_docs_truncated")
@@ -180,30 +185,31 @@ func (p *pruning) score(ctx context.Context) (warnings []string) {
 	return warnings
 }
 
-// ask asks the backend. It returns nil if that leaves the work to us, or has failed.
-func (p *pruning) ask(ctx context.Context, lines []string) *Scored {
+// queryBackend calls the backend. It returns nil if the backend failed or leaves scoring to the heuristic.
+func (p *pruning) queryBackend(ctx context.Context, lines []string) *Scored {
 	s := &p.scoring
 	began := time.Now()
 	scored, fault := p.handler.backend.Score(ctx, p.request.Goal, lines)
 	s.latency = time.Since(began)
 	if fault == nil && scored != nil && len(scored.Scores) != len(lines) {
-		fault = &Fault{Kind: "parse", Err: fmt.Errorf("%d scores of %d lines", len(scored.Scores), len(lines))}
+		fault = &Fault{Kind: "parse", Err: fmt.Errorf("got %d scores for %d lines", len(scored.Scores), len(lines))}
 	}
 	if fault == nil {
 		return scored
 	}
-	s.asked, s.status = true, fault.Status
+	s.reported, s.status = true, fault.Status
 	s.fault = s.backend + "_" + fault.Kind + "_error"
 	if ctx.Err() == nil {
-		p.handler.logger.Warn("backend has not scored", zap.String("backend", s.backend), zap.String("fault", fault.Kind), zap.Int("status", fault.Status), zap.Error(fault.Err))
+		p.handler.logger.Warn("backend failed to score lines", zap.String("backend", s.backend),
+			zap.String("fault", fault.Kind), zap.Int("status", fault.Status), zap.Error(fault.Err))
 	}
 	return nil
 }
 
-// maxScoreBytes is what all scores may take that are kept for a while.
+// maxScoreBytes bounds the cache of scores.
 const maxScoreBytes = 64 << 20
 
-// encodeScored returns scores as a store can keep them.
+// encodeScored serializes scores for the cache.
 func encodeScored(s *Scored) []byte {
 	kept := make([]byte, 0, 8*(2+len(s.Scores)))
 	kept = binary.LittleEndian.AppendUint64(kept, uint64(s.Docs))
@@ -228,14 +234,14 @@ func decodeScored(kept []byte) *Scored {
 	return s
 }
 
-// stats are the statistics of a result and those of the backend, whose names begin
-// with that of the backend.
+// stats are the statistics of a result and of its backend. The names of the latter begin with the
+// backend's name.
 type stats struct {
 	prune.Stats
 	scoring *scoring
 }
 
-// MarshalJSON puts both into one object.
+// MarshalJSON returns one object with both.
 func (s *stats) MarshalJSON() ([]byte, error) {
 	all, err := json.Marshal(s.Stats)
 	if err != nil {
@@ -243,7 +249,7 @@ func (s *stats) MarshalJSON() ([]byte, error) {
 	}
 	all = append(all[:len(all)-1], `,"backend":`...)
 	all = append(all, jsonrpc.Quote(s.scoring.backend)...)
-	if s.scoring.asked {
+	if s.scoring.reported {
 		all = s.scoring.append(all)
 	}
 	return append(all, '}'), nil
@@ -269,7 +275,7 @@ func (s *scoring) append(object []byte) []byte {
 	return strconv.AppendBool(object, s.cached)
 }
 
-// count counts what was done.
+// count updates the metrics.
 func (p *pruning) count() {
 	backend := p.scoring.backend
 	durations.WithLabelValues(backend).Observe(time.Since(p.began).Seconds())
@@ -280,8 +286,8 @@ func (p *pruning) count() {
 	}
 }
 
-// fallback is why the result is not what was asked for: its last warning, which says
-// most.
+// fallback returns why the result is not as requested, or nothing. It is the last warning, the most
+// specific one.
 func (p *pruning) fallback() string {
 	if !p.result.Stats.UsedFallback {
 		return ""
@@ -289,7 +295,7 @@ func (p *pruning) fallback() string {
 	return p.result.Warnings[len(p.result.Warnings)-1]
 }
 
-// MarshalLogObject puts what was done into the access log, and nothing of the text.
+// MarshalLogObject adds statistics to the access log, but nothing of the text.
 func (p *pruning) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	enc.AddString("mcp_prune_backend", p.scoring.backend)
 	enc.AddInt("mcp_pruned_lines", p.result.Stats.PrunedLines)

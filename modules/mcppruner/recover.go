@@ -13,41 +13,40 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/storepool"
 )
 
-// Codes of errors that only the pruner has.
+// Error codes of the pruner's own.
 const (
 	codeUnavailable = -32002
 	codeNotFound    = -32004
 	codeRange       = -32005
 )
 
-// recovery is the arguments of recover_text.
+// A recovery holds the arguments of recover_text.
 type recovery struct {
-	id       string
-	ranges   []byte // as they were given
-	parsed   []prune.Range
-	literals [][]byte // of each range
-	numbered bool
+	id          string
+	ranges      []byte // as sent
+	parsed      []prune.Range
+	literals    [][]byte // JSON of each range
+	withNumbers bool
 }
 
-// parseRecovery reads the arguments of recover_text. Line numbers are judged later,
-// when there is a text that they can be those of: one that is no whole number is none
-// of any.
+// parseRecovery reads the arguments of recover_text. Line numbers are checked later, against the text.
+// A line number that is not a whole number is read as 0, which no text has.
 func parseRecovery(arguments *object) (*recovery, error) {
 	arguments.read()
 	r := &recovery{}
 	r.id, _ = arguments.text("prune_id")
 	r.ranges = arguments.raw("ranges", "a list", jsonspan.BeginArray)
-	r.numbered = arguments.boolean("include_line_numbers")
+	r.withNumbers = arguments.boolean("include_line_numbers")
 	for v := range jsonspan.Elements(r.ranges) {
 		name, literal := fmt.Sprintf("ranges[%d]", len(r.parsed)), r.ranges[v.Start:v.End]
 		item := &object{data: literal, path: name + ".", faults: arguments.faults}
 		if v.Kind != jsonspan.BeginObject {
-			arguments.wrong(name, "it is not an object")
+			arguments.invalid(name, "must be an object")
 			item.data = nil
 		}
 		item.read()
-		lines := prune.Range{Start: item.line("start_line"), End: item.line("end_line")}
-		_ = item.end() // which arguments returns, too
+		lines := prune.Range{Start: item.lineNumber("start_line"), End: item.lineNumber("end_line")}
+		_ = item.end() // arguments.end returns its errors too
 		r.parsed, r.literals = append(r.parsed, lines), append(r.literals, literal)
 	}
 	if err := arguments.end(); err != nil {
@@ -56,26 +55,26 @@ func parseRecovery(arguments *object) (*recovery, error) {
 	return r, nil
 }
 
-// line returns a line number, 0 for what is none.
-func (o *object) line(name string) int {
+// lineNumber returns a lineNumber number, or 0 if the member is not a whole number.
+func (o *object) lineNumber(name string) int {
 	v, ok := o.members[name]
 	if !ok {
-		o.wrong(name, missing)
+		o.invalid(name, missing)
 		return 0
 	}
 	delete(o.members, name)
 	if v.Kind != jsonspan.Number {
 		return 0
 	}
-	n, _ := whole(string(o.data[v.Start:v.End]))
+	n, _ := parseWhole(string(o.data[v.Start:v.End]))
 	return min(n, math.MaxInt32)
 }
 
-// recover returns lines of an original.
+// recover handles recover_text.
 func (x *request) recover(arguments *object) reply {
 	r, err := parseRecovery(arguments)
 	if err != nil {
-		return x.wrong(err.Error())
+		return x.invalidParams(err.Error())
 	}
 	original, symbol, code := x.original(r.id)
 	if symbol != "" {
@@ -86,7 +85,7 @@ func (x *request) recover(arguments *object) reply {
 	}
 	text := string(original)
 	lines := prune.Lines(text)
-	if i := r.outside(len(lines)); i >= 0 {
+	if i := r.firstInvalidRange(len(lines)); i >= 0 {
 		return x.failWith(codeRange, "invalid_range", struct {
 			Symbol  string          `json:"code"`
 			PruneID string          `json:"prune_id"`
@@ -95,25 +94,25 @@ func (x *request) recover(arguments *object) reply {
 			Lines   int             `json:"lines"`
 		}{"invalid_range", r.id, r.literals[i], i, len(lines)})
 	}
-	if r.tooMuch(lines) {
-		return x.wrong("ranges: they are too much together; ask for fewer lines at a time")
+	if r.exceedsLimit(lines) {
+		return x.invalidParams("ranges: too much text, ask for fewer lines at a time")
 	}
-	raw, err := prune.Recover(text, r.parsed, r.numbered)
+	raw, err := prune.Recover(text, r.parsed, r.withNumbers)
 	if err != nil {
-		return x.wrong("ranges: " + err.Error())
+		return x.invalidParams("ranges: " + err.Error())
 	}
 	type metadata struct {
 		PruneID   string          `json:"prune_id"`
 		Ranges    json.RawMessage `json:"ranges"`
 		Numbering string          `json:"line_numbering"`
 	}
-	return x.tell(jsonrpc.Encode(struct {
+	return x.toolResult(jsonrpc.Encode(struct {
 		RawText  string   `json:"raw_text"`
 		Metadata metadata `json:"metadata"`
 	}{raw, metadata{r.id, r.ranges, "original"}}))
 }
 
-// original returns what is kept for the client under an id or, if it is not to be had, the error that says so.
+// original returns the client's original with this id, or the symbol and code of an error.
 func (x *request) original(id string) (original []byte, symbol string, code int) {
 	place := storepool.Place{Store: x.handler.originals, Owner: clientrequest.Identity(x.r)}
 	original, ok := place.Store.Get(place.Owner, id)
@@ -129,8 +128,8 @@ func (x *request) original(id string) (original []byte, symbol string, code int)
 	return original, "", 0
 }
 
-// outside returns which range is none of a text of so many lines, or -1.
-func (r *recovery) outside(lines int) int {
+// firstInvalidRange returns the index of the first range that a text with so many lines does not have, or -1.
+func (r *recovery) firstInvalidRange(lines int) int {
 	for i, lr := range r.parsed {
 		if lr.Start < 1 || lr.End < lr.Start || lr.Start > lines {
 			return i
@@ -139,16 +138,16 @@ func (r *recovery) outside(lines int) int {
 	return -1
 }
 
-// maxRecovered is how many bytes may be recovered at once, unless the text itself has
-// more: ranges may repeat, and a short request could ask for gigabytes.
+// maxRecovered bounds the bytes of one result, unless the text itself is larger. Ranges may repeat, so
+// a short request could otherwise ask for gigabytes.
 const maxRecovered = 8 << 20
 
-func (r *recovery) tooMuch(lines []string) bool {
-	perLine := 1 // its end
-	if r.numbered {
+func (r *recovery) exceedsLimit(lines []string) bool {
+	perLine := 1 // newline
+	if r.withNumbers {
 		perLine += len("1234567│ ")
 	}
-	upTo := make([]int, len(lines)+1) // how much the lines before each take
+	upTo := make([]int, len(lines)+1) // bytes before each line
 	for i, line := range lines {
 		upTo[i+1] = upTo[i] + len(line) + perLine
 	}

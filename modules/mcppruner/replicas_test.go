@@ -22,7 +22,8 @@ func TestReplicas(t *testing.T) {
 		return module.(*mcppruner.Handler)
 	}
 	recovered := func(h *mcppruner.Handler, client, id string) string {
-		a := called(t, h, client, "recover_text", `{"prune_id":"`+id+`","ranges":[{"start_line":2,"end_line":3}],"include_line_numbers":false}`)
+		a := called(t, h, client, "recover_text", `{"prune_id":"`+id+
+			`","ranges":[{"start_line":2,"end_line":3}],"include_line_numbers":false}`)
 		if a.Error != nil {
 			return fmt.Sprint(a.Error.Code, " ", a.Error.Message, " ", string(a.Error.Data))
 		}
@@ -41,7 +42,8 @@ func TestReplicas(t *testing.T) {
 	if got := recovered(b, "ann", id); got != "line 2\nline 3" {
 		t.Errorf("recovered %s", got)
 	}
-	if got, want := recovered(b, "bob", id), `-32004 prune_id_not_found {"code":"prune_id_not_found","prune_id":"`+id+`"}`; got != want {
+	if got, want := recovered(b, "bob", id), `-32004 prune_id_not_found {"code":"prune_id_not_found","prune_id":"`+id+
+		`"}`; got != want {
 		t.Errorf("another client recovered %s", got)
 	}
 	if again := prune(t, b, "ann", text.String(), "goal").PruneID; again != id {
@@ -56,7 +58,8 @@ func TestReplicas(t *testing.T) {
 	if got := recovered(a, "ann", pruned.PruneID); got != "line 2\nline 3" {
 		t.Errorf("recovered %s", got)
 	}
-	if got, want := recovered(c, "ann", pruned.PruneID), `-32002 store_unavailable {"code":"store_unavailable","prune_id":"`+pruned.PruneID+`"}`; got != want {
+	if got, want := recovered(c, "ann", pruned.PruneID),
+		`-32002 store_unavailable {"code":"store_unavailable","prune_id":"`+pruned.PruneID+`"}`; got != want {
 		t.Errorf("without what is shared, recovered %s", got)
 	}
 	engine.Down.Store(false)

@@ -15,24 +15,24 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 )
 
-// An endpoint is a path that the pruner answers at.
+// An endpoint is one of the paths that the pruner serves.
 type endpoint uint8
 
 const (
-	rpcEndpoint endpoint = iota // a POST of one JSON-RPC message
+	rpcEndpoint endpoint = iota // POST of one JSON-RPC message
 	mcpEndpoint                 // Streamable HTTP
 )
 
-// A request is a request to the pruner and its answer.
+// A request is one request to the pruner.
 type request struct {
 	handler  *Handler
 	endpoint endpoint
 	r        *http.Request
 	message  jsonrpc.Message
 	era      mcp.Era
-	logged   bool // a handler in front of this one logs what is called
+	logged   bool // a handler in front of this one already logs the tool
 
-	// For the access log, which may be written while the call still goes on.
+	// For the access log, which may be written while the call is still running.
 	tool   atomic.Pointer[string]
 	pruned atomic.Pointer[pruning]
 }
@@ -40,8 +40,8 @@ type request struct {
 // A reply is the response to a request.
 type reply struct {
 	status int
-	allow  string // the header, if any
-	body   []byte // JSON, or none
+	allow  string // value of the Allow header, or empty
+	body   []byte // JSON, or nil
 }
 
 func (a reply) write(w http.ResponseWriter) {
@@ -55,14 +55,14 @@ func (a reply) write(w http.ResponseWriter) {
 	streamable.NewWriter(w, nil).Answer(a.status, &streamable.Event{Data: a.body})
 }
 
-// refuse answers an HTTP request that carries no message.
+// refuse rejects an HTTP request before its message is read.
 func refuse(failure *jsonrpc.Failure) reply {
 	return reply{status: failure.Status, allow: failure.Allow, body: failure.Append(nil, nil)}
 }
 
-// serve answers a request at one of the endpoints.
-func (h *Handler) serve(at endpoint, r *http.Request) reply {
-	x := &request{handler: h, endpoint: at, r: r}
+// serve handles a request at one of the JSON-RPC endpoints.
+func (h *Handler) serve(e endpoint, r *http.Request) reply {
+	x := &request{handler: h, endpoint: e, r: r}
 	repl, _ := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if repl != nil {
 		_, x.logged = repl.GetString("http.mcp.method")
@@ -83,8 +83,8 @@ func (h *Handler) serve(at endpoint, r *http.Request) reply {
 	return x.post(body)
 }
 
-// behindGateway reports whether a gateway has admitted the request. Masks set the other
-// placeholders of calls as well, but only a gateway sets this one.
+// behindGateway reports whether a gateway has admitted the request. Masks set the other placeholders
+// of calls too, but only a gateway sets this one.
 func behindGateway(repl *caddy.Replacer) bool {
 	if repl == nil {
 		return false
@@ -93,97 +93,98 @@ func behindGateway(repl *caddy.Replacer) bool {
 	return set
 }
 
-// post answers a message.
+// post handles a message.
 func (x *request) post(body []byte) reply {
 	m := &x.message
 	if failure := m.ReadRequest(body); failure != nil {
 		return x.fail(failure)
 	}
-	asked, failure := streamable.Inspect(x.r, m)
-	x.era = asked.Era
+	inspected, failure := streamable.Inspect(x.r, m)
+	x.era = inspected.Era
 	switch {
 	case failure != nil:
 		return x.fail(failure)
-	case asked.Kind == streamable.Answer && x.endpoint == rpcEndpoint:
+	case inspected.Kind == streamable.Answer && x.endpoint == rpcEndpoint:
 		return x.fail(jsonrpc.InvalidRequest("the message is not a request"))
 	case !m.IsRequest():
-		return reply{status: http.StatusAccepted} // the pruner needs no notifications, and asks nothing
+		return reply{status: http.StatusAccepted} // the pruner sends no requests and handles no notifications
 	case x.era == mcp.Modern:
 		return x.postModern()
 	}
 	switch method := m.Text(jsonrpc.Method); method {
 	case "initialize":
-		return x.answer(x.initialize())
-	case "notifications/initialized", "ping": // some clients give the former an id
-		return x.answer([]byte("{}"))
+		return x.respond(x.initialize())
+	case "notifications/initialized", "ping": // some clients send the former with an id
+		return x.respond([]byte("{}"))
 	default:
-		return x.either(method)
+		return x.postAnyEra(method)
 	}
 }
 
-// postModern answers a request of the modern era.
+// postModern handles a request of the modern era.
 func (x *request) postModern() reply {
 	if failure := streamable.CheckVersion(&x.message); failure != nil {
 		return x.fail(failure)
 	}
 	switch method := x.message.Text(jsonrpc.Method); method {
 	case "server/discover":
-		return x.answer(x.discover())
+		return x.respond(x.discover())
 	default:
-		return x.either(method)
+		return x.postAnyEra(method)
 	}
 }
 
-// either answers a request that both eras have.
-func (x *request) either(method string) reply {
+// postAnyEra handles a request with a method of both eras.
+func (x *request) postAnyEra(method string) reply {
 	switch method {
 	case "tools/list":
-		return x.answer(x.list("tools", toolList))
+		return x.respond(x.list("tools", toolList))
 	case "tools/call":
 		return x.call()
-	case "resources/list": // some clients ask for these whatever the server's capabilities
-		return x.answer(x.list("resources", nil))
+	case "resources/list": // some clients call these whatever the server's capabilities
+		return x.respond(x.list("resources", nil))
 	case "resources/templates/list":
-		return x.answer(x.list("resourceTemplates", nil))
+		return x.respond(x.list("resourceTemplates", nil))
 	case "prompts/list":
-		return x.answer(x.list("prompts", nil))
+		return x.respond(x.list("prompts", nil))
 	case "health":
-		return x.answer(jsonrpc.Encode(x.handler.health()))
+		return x.respond(jsonrpc.Encode(x.handler.health()))
 	}
 	failure := jsonrpc.MethodNotFound(mcp.Shortened(method))
 	if x.era == mcp.Legacy {
-		failure = failure.AsAnswer()
+		failure = failure.WithStatusOK()
 	}
 	return x.fail(failure)
 }
 
-// answer answers the request with a result.
-func (x *request) answer(result []byte) reply {
+// respond responds with a result.
+func (x *request) respond(result []byte) reply {
 	if x.era == mcp.Modern {
-		result = jsonspan.Spliced(result, jsonspan.Insert(result, signature))
+		result = jsonspan.Spliced(result, jsonspan.Insert(result, modernMembers))
 	}
-	return reply{status: http.StatusOK, body: jsonrpc.Answer(x.message.Literal(jsonrpc.ID), result)}
+	return reply{status: http.StatusOK, body: jsonrpc.ResultResponse(x.message.Literal(jsonrpc.ID), result)}
 }
 
-// fail answers the request with an error. At the rpc endpoint its status is 200, except for
-// a body that is not JSON. A gateway may send requests of Streamable HTTP there as well,
-// with the headers of that.
+// fail responds with an error. At the rpc endpoint its HTTP status is 200, except for a body that is
+// not JSON. A gateway may also send Streamable HTTP requests there, with their headers: those keep the
+// status.
 func (x *request) fail(failure *jsonrpc.Failure) reply {
 	hasStatus := x.endpoint == mcpEndpoint || x.era == mcp.Modern && x.r.Header.Get(mcp.VersionHeader) != ""
 	if !hasStatus && failure.Code != jsonrpc.CodeParseError {
-		failure = failure.AsAnswer()
+		failure = failure.WithStatusOK()
 	}
 	return reply{status: failure.Status, body: failure.Append(nil, x.message.Literal(jsonrpc.ID))}
 }
 
-// failWith answers the request with one of the pruner's own errors.
+// failWith responds with one of the pruner's own errors.
 func (x *request) failWith(code int, symbol string, data any) reply {
 	failure := jsonrpc.Encode(struct {
 		Code    int    `json:"code"`
 		Message string `json:"message"`
 		Data    any    `json:"data"`
 	}{code, symbol, data})
-	body := slices.Concat([]byte(`{"jsonrpc":"2.0","id":`), x.message.Literal(jsonrpc.ID), []byte(`,"error":`), failure, []byte("}"))
+	body := slices.Concat([]byte(`{"jsonrpc":"2.0","id":`), x.message.Literal(jsonrpc.ID),
+		[]byte(`,"error":`), failure, []byte("}"))
 	return reply{status: http.StatusOK, body: body}
 }
 

@@ -47,7 +47,7 @@ func TestNumbersOfTheEnvironment(t *testing.T) { // P58, P59
 			t.Setenv("THEN", tt.then)
 			core, logs := observer.New(zapcore.WarnLevel)
 			h := &Handler{logger: zap.New(core)}
-			if got := h.number("cache_max_entries", tt.configured, 256, 100_000, "FIRST", "THEN"); got != tt.want {
+			if got := h.intSetting("cache_max_entries", tt.configured, 256, 100_000, "FIRST", "THEN"); got != tt.want {
 				t.Errorf("got %d, want %d", got, tt.want)
 			}
 			if got := warned(logs); got != tt.warns {
@@ -90,7 +90,8 @@ func TestTimesOfTheEnvironment(t *testing.T) { // P58, P59
 			t.Setenv("VARIABLE", tt.said)
 			core, logs := observer.New(zapcore.WarnLevel)
 			h := &Handler{logger: zap.New(core)}
-			if got := time.Duration(h.seconds("cache_ttl", caddy.Duration(tt.configured), 30, 3600, "VARIABLE")); got != tt.want {
+			if got := time.Duration(h.secondsSetting("cache_ttl", caddy.Duration(tt.configured), 30, 3600,
+				"VARIABLE")); got != tt.want {
 				t.Errorf("got %s, want %s", got, tt.want)
 			}
 			if got := warned(logs); got != tt.warns {
@@ -107,13 +108,16 @@ func TestWhole(t *testing.T) { // P15
 		ok      bool
 	}{
 		{"0", 0, true}, {"-0", 0, true}, {"0.0e5", 0, true}, {"0e-999999999999999999999", 0, true},
-		{"12", 12, true}, {"-12", -12, true}, {"12.0", 12, true}, {"1.2e1", 12, true}, {"1.2E+1", 12, true}, {"120e-1", 12, true}, {"1200.00e-2", 12, true},
+		{"12", 12, true}, {"-12", -12, true}, {"12.0", 12, true}, {"1.2e1", 12, true}, {"1.2E+1", 12, true},
+		{"120e-1", 12, true}, {"1200.00e-2", 12, true},
 		{"9007199254740993", 9007199254740993, true}, {"9223372036854775807", math.MaxInt, true},
-		{"1e30", math.MaxInt, true}, {"-1e30", math.MinInt, true}, {"1e999999999999999999999", math.MaxInt, true}, {"99999999999999999999", math.MaxInt, true},
-		{"1.5", 0, false}, {"12e-1", 0, false}, {"1.25e1", 0, false}, {"1e-400", 0, false}, {"9007199254740992.5", 0, false}, {"1e-999999999999999999999", 0, false},
+		{"1e30", math.MaxInt, true}, {"-1e30", math.MinInt, true}, {"1e999999999999999999999", math.MaxInt, true},
+		{"99999999999999999999", math.MaxInt, true},
+		{"1.5", 0, false}, {"12e-1", 0, false}, {"1.25e1", 0, false}, {"1e-400", 0, false}, {"9007199254740992.5", 0, false},
+		{"1e-999999999999999999999", 0, false},
 	}
 	for _, tt := range tests {
-		if n, ok := whole(tt.literal); n != tt.want || ok != tt.ok {
+		if n, ok := parseWhole(tt.literal); n != tt.want || ok != tt.ok {
 			t.Errorf("%s: got %d, %t", tt.literal, n, ok)
 		}
 	}
@@ -148,7 +152,7 @@ func TestAccessLogTellsNothingOfTheText(t *testing.T) {
 		if !reflect.DeepEqual(enc.Fields, want) {
 			t.Errorf("got %v", enc.Fields)
 		}
-		x.logged = true // by somebody else
+		x.logged = true // by another handler
 		delete(want, "mcp_tool")
 	}
 }

@@ -8,22 +8,30 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// toolList is the descriptors of the tools, as tools/list has them.
+// toolList is the tools/list descriptors of all tools, as JSON.
 var toolList = []byte(pruneTool + "," + recoverTool + "," + healthTool)
 
 const pruneTool = `{"name":"prune_text",` +
 	`"title":"Prune a text for a goal",` +
-	`"description":"Shortens a long text (code, logs or docs) to the lines that matter for a goal. Nothing is summarised or reworded: lines are kept to the byte and in order, or left out. ` +
-	`Use it on files, logs and tool output of more than some 60 lines, before you read or quote them; short texts gain nothing.\n` +
-	`Where lines are left out stands a marker such as ⟦PRUNÉ: prune_id=prn_4kXbZ0aQe7 lignes 120-154 (35) raison=hors focus⟧: lines 120 to 154 of the original, 35 of them, and why. If you need them after all, call recover_text with that prune_id and those lines.\n` +
-	`- goal_hint: what you are looking for, in words that occur in the text if you know them, such as names of functions and errors. Lines that have them are kept.\n` +
-	`- source_type: code keeps imports and definitions, logs keeps errors and what is around them, docs keeps headings.\n` +
+	`"description":"Shortens a long text (code, logs or docs) to the lines that matter for a goal. Nothing is ` +
+	`summarised or reworded: lines are kept to the byte and in order, or left out. ` +
+	`Use it on files, logs and tool output of more than some 60 lines, before you read or quote them; short texts ` +
+	`gain nothing.\n` +
+	`Where lines are left out stands a marker such as ⟦PRUNÉ: prune_id=prn_4kXbZ0aQe7 lignes 120-154 (35) raison=hors ` +
+	`focus⟧: lines 120 to 154 of the original, 35 of them, and why. If you need them after all, call recover_text ` +
+	`with that prune_id and those lines.\n` +
+	`- goal_hint: what you are looking for, in words that occur in the text if you know them, such as names of ` +
+	`functions and errors. Lines that have them are kept.\n` +
+	`- source_type: code keeps imports and definitions, logs keeps errors and what is around them, docs keeps ` +
+	`headings.\n` +
 	`- options.max_prune_ratio: how much may be left out, 0.5 to 0.9. It is never exceeded.\n` +
 	`- options.min_keep_lines: how many lines stay at least, such as 20.\n` +
 	`- options.timeout_ms: such as 1500. If it takes longer, the text comes back as it was.\n` +
-	`- options.annotate_lines: true puts its number in front of each line, as 12│ …; use it if you go on by line numbers.\n` +
+	`- options.annotate_lines: true puts its number in front of each line, as 12│ …; use it if you go on by line ` +
+	`numbers.\n` +
 	`- options.include_markers: true, unless the text must stay free of them.\n` +
-	`If warnings are not empty, they say why the text came back as it was or what was done without. A block between lines ⟦NO_PRUNE_BEGIN⟧ and ⟦NO_PRUNE_END⟧ is never touched.",` +
+	`If warnings are not empty, they say why the text came back as it was or what was done without. A block between ` +
+	`lines ⟦NO_PRUNE_BEGIN⟧ and ⟦NO_PRUNE_END⟧ is never touched.",` +
 	`"inputSchema":{"type":"object","properties":{` +
 	`"text":{"type":"string"},` +
 	`"goal_hint":{"type":"string"},` +
@@ -34,12 +42,14 @@ const pruneTool = `{"name":"prune_text",` +
 	`"timeout_ms":{"type":"integer","minimum":1},` +
 	`"annotate_lines":{"type":"boolean"},` +
 	`"include_markers":{"type":"boolean"}},` +
-	`"required":["max_prune_ratio","min_keep_lines","timeout_ms","annotate_lines","include_markers"],"additionalProperties":false}},` +
+	`"required":["max_prune_ratio","min_keep_lines","timeout_ms","annotate_lines","include_markers"],` +
+	`"additionalProperties":false}},` +
 	`"required":["text","goal_hint","source_type","options"],"additionalProperties":false},` +
 	`"outputSchema":{"type":"object","properties":{` +
 	`"prune_id":{"type":"string","description":"What recover_text takes."},` +
 	`"pruned_text":{"type":"string"},` +
-	`"annotations":{"type":"array","description":"The blocks of lines that were left out, in order.","items":{"type":"object","properties":{` +
+	`"annotations":{"type":"array","description":"The blocks of lines that were left out, in ` +
+	`order.","items":{"type":"object","properties":{` +
 	`"kind":{"type":"string"},` +
 	`"original_start_line":{"type":"integer"},` +
 	`"original_end_line":{"type":"integer","description":"Inclusive."},` +
@@ -59,15 +69,19 @@ const pruneTool = `{"name":"prune_text",` +
 	`"elapsed_ms":{"type":"integer"},` +
 	`"used_fallback":{"type":"boolean"},` +
 	`"backend":{"type":"string"}},` +
-	`"required":["original_lines","kept_lines","pruned_lines","pruned_ratio","tokens_est_before","tokens_est_after","elapsed_ms","used_fallback","backend"]},` +
+	`"required":["original_lines","kept_lines","pruned_lines","pruned_ratio","tokens_est_before","tokens_est_after",` +
+	`"elapsed_ms","used_fallback","backend"]},` +
 	`"warnings":{"type":"array","items":{"type":"string"}}},` +
 	`"required":["prune_id","pruned_text","annotations","stats","warnings"]},` +
 	`"annotations":{"title":"Prune a text for a goal","readOnlyHint":true,"destructiveHint":false,"idempotentHint":true}}`
 
 const recoverTool = `{"name":"recover_text",` +
 	`"title":"Recover pruned lines",` +
-	`"description":"Returns lines of the original of a text that prune_text has shortened, kept and left out ones alike. ` +
-	`prune_id and the line numbers stand in the markers, such as ⟦PRUNÉ: prune_id=prn_4kXbZ0aQe7 lignes 120-154 (35) raison=…⟧. Ask for the lines you need, not for all of them; several ranges come one after the other, in the order in which you ask. ` +
+	`"description":"Returns lines of the original of a text that prune_text has shortened, kept and left out ones ` +
+	`alike. ` +
+	`prune_id and the line numbers stand in the markers, such as ⟦PRUNÉ: prune_id=prn_4kXbZ0aQe7 lignes 120-154 (35) ` +
+	`raison=…⟧. Ask for the lines you need, not for all of them; several ranges come one after the other, in the ` +
+	`order in which you ask. ` +
 	`Lines count from 1, and end_line is included; if it is beyond the last line, you get all there are. ` +
 	`Originals are kept for a limited time: on prune_id_not_found, get the text again.",` +
 	`"inputSchema":{"type":"object","properties":{` +
@@ -86,11 +100,13 @@ const recoverTool = `{"name":"recover_text",` +
 	`"line_numbering":{"type":"string"}},` +
 	`"required":["prune_id","ranges","line_numbering"]}},` +
 	`"required":["raw_text","metadata"]},` +
-	`"annotations":{"title":"Recover pruned lines","readOnlyHint":true,"destructiveHint":false,"idempotentHint":true,"openWorldHint":false}}`
+	`"annotations":{"title":"Recover pruned ` +
+	`lines","readOnlyHint":true,"destructiveHint":false,"idempotentHint":true,"openWorldHint":false}}`
 
 const healthTool = `{"name":"health",` +
 	`"title":"Health of the pruner",` +
-	`"description":"Says whether the pruner is up, its version and what it can do. There is no need to call it before the other tools.",` +
+	`"description":"Says whether the pruner is up, its version and what it can do. There is no need to call it before ` +
+	`the other tools.",` +
 	`"inputSchema":{"type":"object","properties":{},"additionalProperties":false},` +
 	`"outputSchema":{"type":"object","properties":{` +
 	`"status":{"type":"string"},` +
@@ -100,12 +116,13 @@ const healthTool = `{"name":"health",` +
 	`"timestamp":{"type":"string"},` +
 	`"backend":{"type":"string"}},` +
 	`"required":["status","server","version","capabilities","timestamp"]},` +
-	`"annotations":{"title":"Health of the pruner","readOnlyHint":true,"destructiveHint":false,"idempotentHint":true,"openWorldHint":false}}`
+	`"annotations":{"title":"Health of the ` +
+	`pruner","readOnlyHint":true,"destructiveHint":false,"idempotentHint":true,"openWorldHint":false}}`
 
-// call calls a tool.
+// call handles tools/call.
 func (x *request) call() reply {
 	if x.message.Kind(jsonrpc.Name) != jsonspan.String {
-		return x.wrong("name: it is missing, or no string")
+		return x.invalidParams("name: must be a string")
 	}
 	name := mcp.Shortened(x.message.Text(jsonrpc.Name))
 	x.tool.Store(&name)
@@ -115,7 +132,7 @@ func (x *request) call() reply {
 	case jsonspan.BeginObject:
 		arguments.data = x.message.Literal(jsonrpc.Arguments)
 	default:
-		return x.wrong("arguments: it is not an object")
+		return x.invalidParams("arguments: must be an object")
 	}
 	switch name {
 	case "prune_text":
@@ -125,22 +142,22 @@ func (x *request) call() reply {
 	case "health":
 		arguments.read()
 		if err := arguments.end(); err != nil {
-			return x.wrong(err.Error())
+			return x.invalidParams(err.Error())
 		}
-		return x.tell(jsonrpc.Encode(x.handler.health()))
+		return x.toolResult(jsonrpc.Encode(x.handler.health()))
 	default:
-		return x.wrong("name: there is no tool " + name)
+		return x.invalidParams("name: unknown tool " + name)
 	}
 }
 
-// wrong says what is wrong with the parameters of a call.
-func (x *request) wrong(message string) reply {
-	return x.fail(jsonrpc.InvalidParams(message).AsAnswer())
+// invalidParams responds with an invalid_params error.
+func (x *request) invalidParams(message string) reply {
+	return x.fail(jsonrpc.InvalidParams(message).WithStatusOK())
 }
 
-// tell answers a call with an object, given as JSON: as a text, as all clients know
-// it, and as it is.
-func (x *request) tell(object []byte) reply {
-	return x.answer(slices.Concat([]byte(`{"content":[{"type":"text","text":`), jsonrpc.Encode(string(object)),
+// toolResult responds with the result of a tool: a JSON object, both as text for older clients and as
+// structured content.
+func (x *request) toolResult(object []byte) reply {
+	return x.respond(slices.Concat([]byte(`{"content":[{"type":"text","text":`), jsonrpc.Encode(string(object)),
 		[]byte(`}],"structuredContent":`), object, []byte("}")))
 }

@@ -12,12 +12,12 @@ import (
 
 // Large texts wait for a processor; while they do, small ones are pruned.
 func TestLargeTextsTakeTurns(t *testing.T) {
-	for range cap(turns) {
-		turns <- struct{}{}
+	for range cap(slots) {
+		slots <- struct{}{}
 	}
 	defer func() {
-		for range cap(turns) {
-			<-turns
+		for range cap(slots) {
+			<-slots
 		}
 	}()
 	of := func(lines int, timeout time.Duration) *pruning {
@@ -26,20 +26,22 @@ func TestLargeTextsTakeTurns(t *testing.T) {
 			Options: prune.Options{MaxPruneRatio: 0.5, Timeout: timeout, IncludeMarkers: true},
 		}}
 	}
-	if got := of(small, time.Minute).takeTurn(t.Context()); got.Stats.PrunedLines == 0 || len(got.Warnings) > 0 {
+	if got := of(maxUnqueuedLines, time.Minute).pruneQueued(t.Context()); got.Stats.PrunedLines == 0 ||
+		len(got.Warnings) > 0 {
 		t.Errorf("a small text: %+v, %v", got.Stats, got.Warnings)
 	}
-	if got := of(small+1, time.Millisecond).takeTurn(t.Context()); !slices.Equal(got.Warnings, []string{prune.Timeout}) {
+	if got := of(maxUnqueuedLines+1, time.Millisecond).pruneQueued(t.Context()); !slices.Equal(got.Warnings,
+		[]string{prune.Timeout}) {
 		t.Errorf("a large text whose time is up: %+v, %v", got.Stats, got.Warnings)
 	}
 	gone, hangUp := context.WithCancel(t.Context())
 	hangUp()
-	if got := of(small+1, time.Minute).takeTurn(gone); got.Stats.PrunedLines != 0 {
-		t.Errorf("a large text that nobody waits for: %+v", got.Stats)
+	if got := of(maxUnqueuedLines+1, time.Minute).pruneQueued(gone); got.Stats.PrunedLines != 0 {
+		t.Errorf("a large text of a cancelled request: %+v", got.Stats)
 	}
-	<-turns
-	if got := of(small+1, time.Minute).takeTurn(t.Context()); got.Stats.PrunedLines == 0 {
+	<-slots
+	if got := of(maxUnqueuedLines+1, time.Minute).pruneQueued(t.Context()); got.Stats.PrunedLines == 0 {
 		t.Errorf("a large text whose turn it is: %+v, %v", got.Stats, got.Warnings)
 	}
-	turns <- struct{}{}
+	slots <- struct{}{}
 }

@@ -38,7 +38,8 @@ func TestDirectiveRunsBeforeRespond(t *testing.T) {
 	if err != nil || len(warnings) > 0 {
 		t.Fatalf("adapt: %v %v", err, warnings)
 	}
-	sample, respond := strings.Index(string(config), `"handler":"mcp_sample"`), strings.Index(string(config), `"handler":"static_response"`)
+	sample, respond := strings.Index(string(config), `"handler":"mcp_sample"`), strings.Index(string(config),
+		`"handler":"static_response"`)
 	if sample < 0 || sample > respond {
 		t.Errorf("mcp_sample at %d, respond at %d in %s", sample, respond, config)
 	}

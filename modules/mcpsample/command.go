@@ -12,9 +12,9 @@ func init() {
 		Name:  "mcp-sample",
 		Short: "Runs the sample MCP server on standard input and output",
 		Long: `
-Runs the sample MCP server of the directive mcp_sample as a process that speaks on
-its standard streams, to try what is made for such servers with nothing else
-installed. It ends when its input does.`,
+Runs the sample MCP server of the directive mcp_sample as a child process would: on
+standard input and output. Use it to try mcp_stdio with nothing else installed. It
+ends when its input ends.`,
 		Func: func(caddycmd.Flags) (int, error) {
 			if err := NewServer().ServeStdio(os.Stdin, os.Stdout); err != nil {
 				return caddy.ExitCodeFailedStartup, err

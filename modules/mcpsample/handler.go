@@ -1,4 +1,4 @@
-// Package mcpsample offers the sample MCP server as a Caddy handler.
+// Package mcpsample implements a sample MCP server as a Caddy handler and a command.
 package mcpsample
 
 import (
@@ -13,24 +13,22 @@ func init() {
 	caddy.RegisterModule(Sample{})
 }
 
-// Sample is a sample MCP server, to try this project with nothing else
-// installed: put it where a real server would stand, connect a client and watch
-// what the gateway and the masks do with its results. It is never for
-// production: it is not maintained as a server, and its data are made up.
+// Sample is a sample MCP server, to try this project with nothing else installed: use it
+// instead of a real server, connect a client and watch what the gateway and the masks do with
+// its results. Do not use it in production: its data are made up.
 //
-// It speaks Streamable HTTP without sessions (POST only; GET and DELETE get
-// 405), the revisions of MCP from 2024-11-05 to 2025-11-25, and takes messages
-// of up to 1 MiB. It answers every request it is given, so the handlers after
-// it do not run.
+// It supports Streamable HTTP without sessions (POST only; GET and DELETE get 405), MCP
+// revisions 2024-11-05 to 2025-11-25, and messages of up to 1 MiB. It answers every request, so
+// the handlers after it do not run.
 //
 // Tool | Result
 // -----|-------
-// `read_log` | The log of an imaginary service as text, as many lines as the argument `lines` says (1 to 200000). Default: 2000
+// `read_log` | The log of an imaginary service as text; `lines` sets its length (1 to 200000, default 2000)
 // `read_image` | A PNG picture as image content
 // `list_files` | A short list as structured content
 // `echo` | The argument `text`
 //
-// The answers are the same each time. There is nothing to configure.
+// Results are the same each time. It has no settings.
 type Sample struct {
 	server *Server
 }
@@ -49,7 +47,7 @@ func (s *Sample) Provision(caddy.Context) error {
 	return nil
 }
 
-// ServeHTTP answers as the sample server and never calls the next handler.
+// ServeHTTP serves the sample server and never calls the next handler.
 func (s *Sample) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
 	s.server.ServeHTTP(w, r)
 	return nil

@@ -19,8 +19,8 @@ import (
 // maxMessage is the largest message the server reads, in bytes.
 const maxMessage = 1 << 20
 
-// Server is the MCP server behind mcp_sample and `caddy mcp-sample`. It is
-// stateless and safe for concurrent use. Use NewServer to make one.
+// Server is the MCP server of mcp_sample and `caddy mcp-sample`. It is stateless and safe for
+// concurrent use. Create one with NewServer.
 type Server struct {
 	tools []tool
 }
@@ -28,10 +28,9 @@ type Server struct {
 // NewServer returns a Server.
 func NewServer() *Server { return &Server{tools: sampleTools()} }
 
-// ServeHTTP answers one JSON-RPC message over Streamable HTTP, on any path. It
-// answers with an event stream if the client accepts one and with JSON otherwise.
-// A body that is not a message gets status 400, one over 1 MiB gets 413. All other
-// errors are JSON-RPC errors with status 200.
+// ServeHTTP handles one JSON-RPC message over Streamable HTTP, on any path. It responds with an event
+// stream if the client accepts one, else with JSON. A body that is not a message gets status 400, one
+// over 1 MiB gets 413. All other errors are JSON-RPC errors with status 200.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
 		w.Header().Set("Allow", http.MethodPost)
@@ -44,7 +43,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
 			status = http.StatusRequestEntityTooLarge
 		}
-		writeJSON(w, status, jsonrpc.Refusal(noID, jsonrpc.CodeInvalidRequest, err.Error()))
+		writeJSON(w, status, jsonrpc.ErrorResponse(noID, jsonrpc.CodeInvalidRequest, err.Error()))
 		return
 	}
 	answer, valid := s.answer(body)
@@ -60,7 +59,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// ServeStdio answers messages line by line until in ends.
+// ServeStdio handles messages line by line until in ends.
 func (s *Server) ServeStdio(in io.Reader, out io.Writer) error {
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, maxMessage)
@@ -76,35 +75,34 @@ func (s *Server) ServeStdio(in io.Reader, out io.Writer) error {
 	return lines.Err()
 }
 
-// noID is the id in answers to what has none.
+// noID is the id of a response to a message without a valid id.
 var noID = []byte("null")
 
-// answer returns the answer to a message, or nil if it needs none, and whether
-// the message was valid.
+// answer returns the response to a message, nil if it needs none, and whether the message was valid.
 func (s *Server) answer(body []byte) (answer []byte, valid bool) {
 	var m jsonrpc.Message
 	if failure := m.Read(body); failure != nil && failure.Code == jsonrpc.CodeParseError {
-		return jsonrpc.Refusal(noID, failure.Code, "parse error"), false
+		return jsonrpc.ErrorResponse(noID, failure.Code, "parse error"), false
 	}
 	id := m.Kind(jsonrpc.ID)
 	switch {
 	case !m.Is(jsonrpc.Version, "2.0"),
 		m.Has(jsonrpc.Method) && m.Kind(jsonrpc.Method) != jsonspan.String,
 		m.Has(jsonrpc.ID) && id != jsonspan.String && id != jsonspan.Number:
-		return jsonrpc.Refusal(noID, jsonrpc.CodeInvalidRequest, "not a JSON-RPC 2.0 message"), false
-	case m.IsNotification(), m.IsAnswer() && m.Has(jsonrpc.ID):
+		return jsonrpc.ErrorResponse(noID, jsonrpc.CodeInvalidRequest, "not a JSON-RPC 2.0 message"), false
+	case m.IsNotification(), m.IsResponse() && m.Has(jsonrpc.ID):
 		return nil, true
 	case !m.IsRequest():
-		return jsonrpc.Refusal(noID, jsonrpc.CodeInvalidRequest, "neither a method nor a reply"), false
+		return jsonrpc.ErrorResponse(noID, jsonrpc.CodeInvalidRequest, "neither a request nor a response"), false
 	}
 	result, failure := s.call(&m)
 	if failure != nil {
-		return jsonrpc.Refusal(m.Literal(jsonrpc.ID), failure.code, failure.message), true
+		return jsonrpc.ErrorResponse(m.Literal(jsonrpc.ID), failure.code, failure.message), true
 	}
-	return jsonrpc.Answer(m.Literal(jsonrpc.ID), jsonrpc.Encode(result)), true
+	return jsonrpc.ResultResponse(m.Literal(jsonrpc.ID), jsonrpc.Encode(result)), true
 }
 
-// A failure is the JSON-RPC error that a request gets.
+// A failure is a JSON-RPC error.
 type failure struct {
 	code    int
 	message string

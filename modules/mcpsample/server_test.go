@@ -71,30 +71,46 @@ func TestServerAnswers(t *testing.T) {
 		{"initialize agrees to 2025-03-26", initialize(`{"protocolVersion":"2025-03-26"}`), 200, initialized("2025-03-26")},
 		{"initialize agrees to 2025-06-18", initialize(`{"protocolVersion":"2025-06-18"}`), 200, initialized("2025-06-18")},
 		{"initialize agrees to 2025-11-25", initialize(`{"protocolVersion":"2025-11-25"}`), 200, initialized("2025-11-25")},
-		{"initialize offers the latest to an unknown revision", initialize(`{"protocolVersion":"1999-01-01"}`), 200, initialized("2025-11-25")},
+		{"initialize offers the latest to an unknown revision", initialize(`{"protocolVersion":"1999-01-01"}`), 200,
+			initialized("2025-11-25")},
 		{"ping", `{"jsonrpc":"2.0","id":"a<b","method":"ping"}`, 200, `{"jsonrpc":"2.0","id":"a<b","result":{}}`},
-		{"an id beyond 2^53 keeps its digits", `{"jsonrpc":"2.0","id":9007199254740993,"method":"ping"}`, 200, `{"jsonrpc":"2.0","id":9007199254740993,"result":{}}`},
+		{"an id beyond 2^53 keeps its digits", `{"jsonrpc":"2.0","id":9007199254740993,"method":"ping"}`, 200,
+			`{"jsonrpc":"2.0","id":9007199254740993,"result":{}}`},
 		{"a notification is accepted", `{"jsonrpc":"2.0","method":"notifications/initialized"}`, 202, ""},
 		{"the client's reply is accepted", `{"jsonrpc":"2.0","id":1,"result":{}}`, 202, ""},
 		{"the client's error is accepted", `{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"no"}}`, 202, ""},
-		{"an unknown method", `{"jsonrpc":"2.0","id":1,"method":"server/discover"}`, 200, failure("1", "-32601", "method not found: server/discover")},
-		{"an unknown tool", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"zz"}}`, 200, failure("1", "-32602", `unknown tool: \"zz\"`)},
-		{"echo without text", call("echo", `{}`), 200, failure("1", "-32602", "invalid arguments for echo: text is required")},
-		{"read_log of no lines", call("read_log", `{"lines":0}`), 200, failure("1", "-32602", "invalid arguments for read_log: lines must be from 1 to 200000")},
-		{"read_log of too many lines", call("read_log", `{"lines":200001}`), 200, failure("1", "-32602", "invalid arguments for read_log: lines must be from 1 to 200000")},
-		{"an argument the tool does not have", call("list_files", `{"dir":"/"}`), 200, failure("1", "-32602", `invalid arguments for list_files: json: unknown field \"dir\"`)},
-		{"an argument the image does not have", call("read_image", `{"dir":"/"}`), 200, failure("1", "-32602", `invalid arguments for read_image: json: unknown field \"dir\"`)},
-		{"echo", call("echo", `{"text":"a <b> \u00e9"}`), 200, `{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"a <b> é"}]}}`},
-		{"echo of nothing still has a text", call("echo", `{"text":""}`), 200, `{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":""}]}}`},
+		{"an unknown method", `{"jsonrpc":"2.0","id":1,"method":"server/discover"}`, 200,
+			failure("1", "-32601", "method not found: server/discover")},
+		{"an unknown tool", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"zz"}}`, 200,
+			failure("1", "-32602", `unknown tool: \"zz\"`)},
+		{"echo without text", call("echo", `{}`), 200,
+			failure("1", "-32602", "invalid arguments for echo: text is required")},
+		{"read_log of no lines", call("read_log", `{"lines":0}`), 200,
+			failure("1", "-32602", "invalid arguments for read_log: lines must be from 1 to 200000")},
+		{"read_log of too many lines", call("read_log", `{"lines":200001}`), 200,
+			failure("1", "-32602", "invalid arguments for read_log: lines must be from 1 to 200000")},
+		{"an argument the tool does not have", call("list_files", `{"dir":"/"}`), 200,
+			failure("1", "-32602", `invalid arguments for list_files: json: unknown field \"dir\"`)},
+		{"an argument the image does not have", call("read_image", `{"dir":"/"}`), 200,
+			failure("1", "-32602", `invalid arguments for read_image: json: unknown field \"dir\"`)},
+		{"echo", call("echo", `{"text":"a <b> \u00e9"}`), 200,
+			`{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"a <b> é"}]}}`},
+		{"echo of nothing still has a text", call("echo", `{"text":""}`), 200,
+			`{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":""}]}}`},
 		{"broken JSON", `{"jsonrpc":`, 400, failure("null", "-32700", "parse error")},
 		{"an empty body", ``, 400, failure("null", "-32700", "parse error")},
-		{"a batch", `[{"jsonrpc":"2.0","id":1,"method":"ping"}]`, 400, failure("null", "-32600", "not a JSON-RPC 2.0 message")},
+		{"a batch", `[{"jsonrpc":"2.0","id":1,"method":"ping"}]`, 400,
+			failure("null", "-32600", "not a JSON-RPC 2.0 message")},
 		{"null", `null`, 400, failure("null", "-32600", "not a JSON-RPC 2.0 message")},
 		{"a message of no version", `{"id":1,"method":"ping"}`, 400, failure("null", "-32600", "not a JSON-RPC 2.0 message")},
-		{"a method that is no string", `{"jsonrpc":"2.0","id":1,"method":5}`, 400, failure("null", "-32600", "not a JSON-RPC 2.0 message")},
-		{"a null id", `{"jsonrpc":"2.0","id":null,"method":"ping"}`, 400, failure("null", "-32600", "not a JSON-RPC 2.0 message")},
-		{"neither request nor reply", `{"jsonrpc":"2.0","id":1}`, 400, failure("null", "-32600", "neither a method nor a reply")},
-		{"a message too large", `{"jsonrpc":"2.0","id":1,"method":"` + strings.Repeat("x", 1<<20) + `"}`, 413, failure("null", "-32600", "http: request body too large")},
+		{"a method that is no string", `{"jsonrpc":"2.0","id":1,"method":5}`, 400,
+			failure("null", "-32600", "not a JSON-RPC 2.0 message")},
+		{"a null id", `{"jsonrpc":"2.0","id":null,"method":"ping"}`, 400,
+			failure("null", "-32600", "not a JSON-RPC 2.0 message")},
+		{"neither request nor reply", `{"jsonrpc":"2.0","id":1}`, 400,
+			failure("null", "-32600", "neither a request nor a response")},
+		{"a message too large", `{"jsonrpc":"2.0","id":1,"method":"` + strings.Repeat("x", 1<<20) + `"}`, 413,
+			failure("null", "-32600", "http: request body too large")},
 	}
 	url := serve(t, NewServer())
 	for _, tt := range tests {
@@ -121,7 +137,8 @@ func TestServerRefusesWrongTypes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := send(t, "POST", url, request, nil)
-			if want := `{"jsonrpc":"2.0","id":1,"error":{"code":-32602,`; got.StatusCode != 200 || !strings.HasPrefix(got.body, want) {
+			if want := `{"jsonrpc":"2.0","id":1,"error":{"code":-32602,`; got.StatusCode != 200 || !strings.HasPrefix(got.body,
+				want) {
 				t.Errorf("got %d %s, want %s…", got.StatusCode, got.body, want)
 			}
 		})
@@ -167,7 +184,8 @@ func TestServerStreamsToWhoAcceptsIt(t *testing.T) {
 
 // call is the request for a tool, with id 1.
 func call(name, arguments string) string {
-	return fmt.Sprintf(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":%q,"arguments":%s}}`, name, arguments)
+	return fmt.Sprintf(`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":%q,"arguments":%s}}`, name,
+		arguments)
 }
 
 // result sends a request and decodes the result of its reply into v.
@@ -219,7 +237,8 @@ func TestServerListsTools(t *testing.T) {
 	}
 	lines := list.Tools[0].InputSchema.Properties["lines"]
 	delete(lines, "description")
-	if want := map[string]any{"type": "integer", "minimum": 1.0, "maximum": 200000.0, "default": 2000.0}; !reflect.DeepEqual(lines, want) {
+	if want := map[string]any{"type": "integer", "minimum": 1.0, "maximum": 200000.0,
+		"default": 2000.0}; !reflect.DeepEqual(lines, want) {
 		t.Errorf("lines %v, want %v", lines, want)
 	}
 	if list.Tools[2].OutputSchema == nil {

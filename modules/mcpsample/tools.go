@@ -14,8 +14,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 )
 
-// tool is a tool as tools/list shows it, and what it does. An error of call
-// means that the arguments are wrong; the tools cannot fail otherwise.
+// tool is a tool's definition in tools/list, and its implementation. An error of call means that the
+// arguments are invalid; the tools cannot fail otherwise.
 type tool struct {
 	Name         string          `json:"name"`
 	Title        string          `json:"title"`
@@ -46,8 +46,8 @@ type imageContent struct {
 
 func newText(text string) textContent { return textContent{Type: "text", Text: text} }
 
-// harmless says that a tool changes nothing and talks to nobody. Clients ask their
-// user about each call of one that does not say so.
+// harmless marks a tool that changes nothing and does not use the network. Without it, clients ask the
+// user before each call.
 const harmless = `{"readOnlyHint": true, "openWorldHint": false}`
 
 const noArguments = `{"type": "object", "properties": {}, "additionalProperties": false}`
@@ -88,9 +88,10 @@ func sampleTools() []tool {
 			},
 		},
 		{
-			Name:        "list_files",
-			Title:       "List files",
-			Description: "Lists the files of an imaginary project with their sizes, as structured content and as the same JSON in text.",
+			Name:  "list_files",
+			Title: "List files",
+			Description: "Lists the files of an imaginary project with their sizes, " +
+				"as structured content and as the same JSON in text.",
 			InputSchema: json.RawMessage(noArguments),
 			OutputSchema: json.RawMessage(`{
 				"type": "object",
@@ -131,8 +132,7 @@ func sampleTools() []tool {
 	}
 }
 
-// decodeArguments fills v, which holds the defaults, and refuses arguments
-// that the schemas do not name.
+// decodeArguments decodes arguments into v, which holds the defaults, and rejects unknown arguments.
 func decodeArguments(arguments json.RawMessage, v any) error {
 	if len(arguments) == 0 {
 		return nil
@@ -155,9 +155,9 @@ func readLog(arguments json.RawMessage) (toolResult, error) {
 	return toolResult{Content: []any{newText(serviceLog(args.Lines))}}, nil
 }
 
-// serviceLog returns n lines without a final line break. From 5 lines on it
-// has two errors, in the middle; a reader that sees only the beginning and the
-// end learns from the last line that they exist.
+// serviceLog returns n lines without a final line break. From 5 lines on it has two errors in the
+// middle, which the last line mentions: a reader of only the beginning and the end learns that they
+// exist.
 func serviceLog(n int) string {
 	var b strings.Builder
 	at := time.Date(2026, time.January, 15, 8, 0, 0, 0, time.UTC)
@@ -178,7 +178,8 @@ func logEvent(i, n int) string {
 	case i == n-1:
 		return "WARN  breaker circuit opened upstream=payments failures=2 pending_orders=17 next_retry=30s"
 	case i == n/2:
-		return fmt.Sprintf("ERROR payments charge failed order=%d error=\"dial tcp 10.0.4.17:8443: connect: connection refused\"", order)
+		return fmt.Sprintf("ERROR payments charge failed order=%d "+
+			"error=\"dial tcp 10.0.4.17:8443: connect: connection refused\"", order)
 	case i == n/2+1:
 		return fmt.Sprintf("ERROR orders checkout rolled back order=%d cause=\"payment unavailable\"", order)
 	case i%97 == 96:
@@ -186,7 +187,8 @@ func logEvent(i, n int) string {
 	case i%50 == 49:
 		return fmt.Sprintf("DEBUG cache sweep finished evicted=%d", i%40)
 	default:
-		return fmt.Sprintf("INFO  http request completed method=GET path=/orders/%d status=200 duration_ms=%d", order, 3+i*31%90)
+		return fmt.Sprintf("INFO  http request completed method=GET path=/orders/%d status=200 duration_ms=%d",
+			order, 3+i*31%90)
 	}
 }
 
@@ -227,8 +229,8 @@ func echo(arguments json.RawMessage) (toolResult, error) {
 	return toolResult{Content: []any{newText(*args.Text)}}, nil
 }
 
-// noise returns a PNG of random pixels, the same each time. Noise does not
-// compress, which makes a small picture long enough to tempt a mask.
+// noise returns a PNG of random pixels, the same each time. Noise does not compress, so a small
+// picture is long enough to be masked.
 func noise(width, height int) []byte {
 	source := rand.New(rand.NewPCG(1, 2))
 	picture := image.NewRGBA(image.Rect(0, 0, width, height))

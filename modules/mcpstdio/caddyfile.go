@@ -24,10 +24,11 @@ import (
 func (t *Transport) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume transport name
 
-	if t.Command = d.RemainingArgs(); len(t.Command) == 0 {
+	t.Command = d.RemainingArgs()
+	if len(t.Command) == 0 {
 		return d.Errf("mcp_stdio: command: missing")
 	}
-	return setting.Checked(d, setting.Lines{
+	return setting.BlockChecked(d, setting.Lines{
 		"env":           t.unmarshalEnv,
 		"dir":           setting.Text(&t.Dir),
 		"framing":       setting.Text((*string)(&t.Framing)),
@@ -41,13 +42,14 @@ func (t *Transport) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	}, setting.CheckCopy(t, (*Transport).checkConfig), "env")
 }
 
-// checkConfig fills in defaults, and reports what Validate would refuse.
+// checkConfig sets defaults and validates.
 func (t *Transport) checkConfig() error {
 	t.setDefaults()
 	return t.Validate()
 }
 
-// unmarshalEnv reads a variable and its value. After inherit there are names of variables, so none can be called that.
+// unmarshalEnv reads a variable and its value, or the names after inherit. So no variable can be named
+// inherit.
 func (t *Transport) unmarshalEnv(d *caddyfile.Dispenser) error {
 	args := d.RemainingArgs()
 	if len(args) > 1 && args[0] == "inherit" {

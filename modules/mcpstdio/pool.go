@@ -16,8 +16,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 )
 
-// A pool is the children of one configuration of the transport. It outlives the
-// modules that use it, and reports to the latest of them.
+// A pool holds the children of one transport configuration. It outlives the modules that use it, and
+// reports to the latest of them.
 type pool struct {
 	*stdio.Pool
 	key [sha256.Size]byte
@@ -26,16 +26,16 @@ type pool struct {
 	users []*user
 }
 
-// A user is a module that uses a pool, and where what happens is reported to.
+// A user is a module that uses a pool. Events and logs of the pool go to it.
 type user struct {
 	ctx    caddy.Context
 	logger *zap.Logger
 	events *caddyevents.App
-	hosts  []string // of its upstreams; none if these are not known
+	hosts  []string // hosts of its upstreams; empty if unknown
 }
 
-// named returns the logger with the name of the server, if that is known.
-func (u *user) named() *zap.Logger {
+// serverLogger returns the logger with the server's name, if known.
+func (u *user) serverLogger() *zap.Logger {
 	if len(u.hosts) == 0 {
 		return u.logger
 	}
@@ -43,24 +43,23 @@ func (u *user) named() *zap.Logger {
 	return u.logger.With(zap.String("mcp_server", name))
 }
 
-// soleClient says that this process serves one client.
+// soleClient reports whether this process serves one client.
 var soleClient bool
 
-// SoleClient says that this process serves one client, to which all of its children
-// belong. It is called before a configuration is loaded.
-func SoleClient() { soleClient = true }
+// SetSoleClient declares that this process serves one client, which owns all of its children. It must be
+// called before a configuration is loaded.
+func SetSoleClient() { soleClient = true }
 
 var (
-	// pools are the pools in use, by their configuration.
+	// pools are the pools in use, by hash of their configuration.
 	pools = caddy.NewUsagePool()
-	// draining are the pools that nobody uses any more but those who already did.
+	// draining counts pools that are no longer used but still finish calls.
 	draining sync.WaitGroup
-	// exiting ends the draining.
+	// exiting cancels the draining.
 	exiting, exit = context.WithCancel(context.Background())
 )
 
-// Caddy cleans up one module after the other, so it is here that its exit waits for
-// all children at once.
+// Caddy cleans up modules one by one, so on exit it waits here for all children at once.
 func init() {
 	caddy.OnExit(func(context.Context) {
 		exit()
@@ -68,12 +67,12 @@ func init() {
 	})
 }
 
-// openPool returns the pool of a configuration. There are secrets in that, so the
-// key is its hash.
+// openPool returns the pool of a configuration. The key is a hash, because the configuration has
+// secrets.
 func openPool(config stdio.Config) (*pool, error) {
 	text, err := json.Marshal(struct {
 		stdio.Config
-		Logger bool `json:",omitempty"` // in the place of a function
+		Logger bool `json:",omitempty"` // replaces the function, which has no JSON
 	}{Config: config})
 	if err != nil {
 		return nil, err
@@ -91,7 +90,7 @@ func openPool(config stdio.Config) (*pool, error) {
 	return value.(*pool), nil
 }
 
-// join makes a module the one that is reported to.
+// join makes a module the pool's latest user.
 func (p *pool) join(u *user) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -99,16 +98,14 @@ func (p *pool) join(u *user) {
 	p.Use(u.hosts...)
 }
 
-// latest returns the module to report to. When all have left, what is still to be
-// said goes to the last one.
+// latest returns the module to report to. After all modules have left, it is still the last one.
 func (p *pool) latest() *user {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.users[len(p.users)-1]
 }
 
-// leave ends the use of the pool by a module, which may be one of a configuration
-// that has failed to load.
+// leave removes a module, which may belong to a configuration that failed to load.
 func (p *pool) leave(u *user) error {
 	p.mu.Lock()
 	if len(p.users) > 1 {
@@ -116,46 +113,45 @@ func (p *pool) leave(u *user) error {
 	}
 	p.mu.Unlock()
 	deleted, err := pools.Delete(p.key)
-	if !deleted && err == nil { // other modules go on with some of its children, or with none
-		p.drain(func(ctx context.Context) { p.Release(ctx, linger, u.hosts...) })
+	if !deleted && err == nil { // other modules use the pool, perhaps without some of its children
+		p.drain(func(ctx context.Context) { p.Release(ctx, drainDelay, u.hosts...) })
 	}
 	return err
 }
 
-// drain has something come to its end in the background.
+// drain runs end in the background, with a timeout.
 func (p *pool) drain(end func(context.Context)) {
 	draining.Go(func() {
-		ctx, cancel := context.WithTimeout(exiting, drainTime)
+		ctx, cancel := context.WithTimeout(exiting, drainTimeout)
 		defer cancel()
 		end(ctx)
-		running.forget()
+		running.removeStopped()
 	})
 }
 
-// The time that a pool which is no longer used has for what is in flight, and how
-// long it waits for requests that are still on their way to it.
+// How long an unused pool may take to finish calls, and how long it waits for requests that are still
+// on their way.
 const (
-	drainTime = 5 * time.Minute
-	linger    = 5 * time.Second
+	drainTimeout = 5 * time.Minute
+	drainDelay   = 5 * time.Second
 )
 
-// Destruct implements caddy.Destructor. At the exit of Caddy everybody has left, and
-// after a reload some may still be waiting.
+// Destruct implements caddy.Destructor. On exit it closes the pool; after a reload it drains it,
+// because calls may still be in progress.
 func (p *pool) Destruct() error {
 	if caddy.Exiting() {
 		draining.Go(p.Close)
 		return nil
 	}
-	p.drain(func(ctx context.Context) { p.Drain(ctx, linger) })
+	p.drain(func(ctx context.Context) { p.Drain(ctx, drainDelay) })
 	return nil
 }
 
-// Handle is told that a configuration is being stopped. If it is the end of Caddy,
-// the streams of clients end now: Caddy waits for them before anything else, and
-// they would never end.
+// Handle implements caddyevents.Handler for the event stopping. When Caddy exits, it ends the streams
+// of clients: Caddy waits for them first, and they would never end.
 func (p *pool) Handle(context.Context, caddy.Event) error {
 	if caddy.Exiting() {
-		p.Hangup()
+		p.EndStreams()
 	}
 	return nil
 }

@@ -8,42 +8,40 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 )
 
-// Status tells of the children at a host, which is the address of an upstream.
+// Status returns the state of the children at a host, which is the address of an upstream.
 func (t *Transport) Status(host string) []stdio.Status { return t.pool.Status(host) }
 
-// Restart ends the children at a host and starts others in their place. It returns when
-// these are ready.
+// Restart ends the children at a host and starts new ones. It returns when these are ready.
 func (t *Transport) Restart(ctx context.Context, host string) error {
 	return t.pool.Restart(ctx, host)
 }
 
-// Start starts a child at a host, unless one runs there. It returns when that is ready.
+// Start starts a child at a host, unless one is running. It returns when the child is ready.
 func (t *Transport) Start(ctx context.Context, host string) error { return t.pool.Start(ctx, host) }
 
-// Hurry ends the pauses before children at a host are started again.
-func (t *Transport) Hurry(host string) { t.pool.Hurry(host) }
+// Hurry ends the delays before children at a host are restarted.
+func (t *Transport) Hurry(host string) { t.pool.SkipBackoff(host) }
 
-// Check finds out whether the children at a host are alive. One that is not is started
-// again. Those that nobody has needed yet are left alone; asked says whether there were
-// others.
+// Check checks whether the children at a host are alive, and restarts those that are not. It does not
+// start children that have not been needed yet; asked reports whether there were others.
 func (t *Transport) Check(ctx context.Context, host string) (asked bool, err error) {
-	return t.pool.Alive(ctx, host)
+	return t.pool.CheckStarted(ctx, host)
 }
 
-// Shares reports whether another transport has the same children.
+// Shares reports whether another transport uses the same children.
 func (t *Transport) Shares(other *Transport) bool { return t.pool == other.pool }
 
-// Healthy returns the gauge of healthy servers, for whoever watches those that are no
-// child processes.
+// Healthy returns the gauge of healthy servers, for health checks of servers that are not child
+// processes.
 func Healthy() *prometheus.GaugeVec { return healthy }
 
-// AnswerWith has questions of the children at a host answered in the place of any client,
-// until it is released.
+// AnswerWith lets answerer respond to server requests of the children at a host instead of any client,
+// until release is called.
 func (t *Transport) AnswerWith(host string, answerer stdio.Answerer) (release func()) {
 	return t.pool.AnswerWith(host, answerer)
 }
 
-// Watch has a watcher told what the children at a host say of their lists, until it is released.
+// Watch sends list changes of the children at a host to watcher, until release is called.
 func (t *Transport) Watch(host string, watcher stdio.Watcher) (release func()) {
 	return t.pool.Watch(host, watcher)
 }

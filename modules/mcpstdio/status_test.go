@@ -12,7 +12,7 @@ func TestStatusAndRestart(t *testing.T) { // A62, A70, A72
 	transport, other := provision(t, `,"stop_grace":1000000000`), provision(t, `,"stop_grace":1000000000`)
 	defer func() { _, _ = transport.Cleanup(), other.Cleanup() }()
 	if asked, err := transport.Check(t.Context(), "alpha:1"); asked || err != nil {
-		t.Errorf("one that nobody has needed: %t, %v", asked, err)
+		t.Errorf("before the first request: %t, %v", asked, err)
 	}
 	if got := transport.Status("alpha:1")[0].State; got != stdio.Idle {
 		t.Errorf("it is %s", got)

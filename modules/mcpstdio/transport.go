@@ -1,5 +1,5 @@
-// Package mcpstdio makes MCP servers that are child processes upstreams of
-// reverse_proxy: the transport http.reverse_proxy.transport.mcp_stdio.
+// Package mcpstdio implements http.reverse_proxy.transport.mcp_stdio, which makes MCP servers that are
+// child processes upstreams of reverse_proxy.
 package mcpstdio
 
 import (
@@ -26,93 +26,89 @@ func init() {
 	caddy.RegisterModule(Transport{})
 }
 
-// Transport runs an MCP server as a child process and speaks with it on its standard
-// streams. To reverse_proxy it is an HTTP server of MCP's Streamable HTTP transport:
-// a message that is POSTed goes to the child, its answer comes back as JSON, or as
-// an event stream once progress, a log message or a question of the server precedes
-// it. GET opens the stream of a session, DELETE ends the session.
+// Transport runs an MCP server as a child process and exchanges messages with it over stdin
+// and stdout. To reverse_proxy it is an HTTP server with MCP's Streamable HTTP transport: POST
+// sends a message to the child. The response is JSON, or an event stream if progress, a log
+// message or a server request comes first. GET opens the stream of a session, DELETE ends the
+// session.
 //
-// An upstream's address is a name for children, nothing is dialed: everything:1 is
-// one address, everything:1-4 in a Caddyfile is four of them under any lb_policy. Its
-// first part names the server in logs and metrics.
+// The address of an upstream only names children; nothing is dialed. everything:1 is one
+// address, everything:1-4 in a Caddyfile is four of them, for any lb_policy. The part before the
+// colon is the server's name in logs and metrics.
 //
-// A child is started when it is first needed, in a process group of its own, without
-// a shell, and with nothing in its environment but PATH, HOME and what env sets or inherits. It
-// is initialized once, for the clients that share it or for the session it belongs
-// to. What it writes to stderr goes to the log. When it dies, calls that wait for it fail at once,
-// and it is started again after a second; one that keeps dying before it has answered
-// anybody is tried less and less often, at least every 30 seconds.
+// A child is started when it is first needed, in its own process group, without a shell. Its
+// environment has only PATH, HOME and what env sets or inherits. It is initialized once, for the
+// clients that share it or for the session that owns it. Its stderr is logged. When it dies,
+// calls in progress fail at once and it is restarted after a second. The delay grows, up to 30
+// seconds, while it keeps dying before it answers a request.
 //
-// With health_uri and the like of reverse_proxy a child is sent a ping, whatever the
-// URI. Any answer shows that it is alive; one that does not answer within
-// health_timeout is ended and started again.
+// Active health checks of reverse_proxy (health_uri and so on) send the child a ping, whatever
+// the URI. Any response shows that it is alive; a child that does not respond within
+// health_timeout is ended and restarted.
 //
-// Children, their sessions and calls survive reloads of the configuration that leave
-// the transport and the upstream as they are. Otherwise calls in flight come to their
-// end, and then the children of upstreams that are gone end.
+// Children, their sessions and calls survive configuration reloads that do not change the
+// transport and the upstream. Otherwise calls in progress are completed before the children of
+// removed upstreams end.
 //
-// A server that knows both eras of the protocol gets one child for each that clients
-// use.
+// A server that supports both eras of the protocol gets one child for each era that clients use.
 //
-// The metrics caddy_mcp_upstream_healthy (children that run and are initialized),
-// caddy_mcp_upstream_restarts_total, caddy_mcp_stdio_noise_total (lines on stdout that
-// are no messages) and caddy_mcp_stdio_dropped_total (messages that had nobody to go
-// to) tell of each server. The events mcp_server_started and mcp_server_exited have
-// its name and the process id in their data.
+// These metrics have the label server: caddy_mcp_upstream_healthy (children that run and are
+// initialized), caddy_mcp_upstream_restarts_total, caddy_mcp_stdio_noise_total (lines on stdout
+// that are not messages) and caddy_mcp_stdio_dropped_total (messages without a recipient). The
+// events mcp_server_started and mcp_server_exited have its name and the process id in their data.
 type Transport struct {
-	// The command to run and its arguments. Placeholders such as {env.HOME} are
-	// replaced. Required.
+	// The command to run and its arguments. Placeholders such as {env.HOME} are replaced. Required.
 	Command []string `json:"command,omitempty"`
 
-	// Variables of its environment, besides PATH and HOME. Placeholders such as
-	// {env.API_KEY} are replaced, so that no secret needs to be in a configuration.
-	// Default: none
+	// Environment variables of the child, besides PATH and HOME. Placeholders such as {env.API_KEY} are
+	// replaced, so that the configuration needs no secrets. Default: none
 	Env map[string]string `json:"env,omitempty"`
 
-	// Names of variables that it inherits from Caddy's environment, if they are set there,
-	// besides PATH and HOME: such as NODE_EXTRA_CA_CERTS and HTTPS_PROXY, if it needs them to
-	// reach the network. In a name, * stands for any characters. On Windows it inherits those,
-	// too, without which programs fail, such as SystemRoot. Default: none
+	// Names of variables that the child inherits from Caddy's environment, besides PATH and HOME: for
+	// example NODE_EXTRA_CA_CERTS and HTTPS_PROXY, to reach the network. In a name, * matches any
+	// characters. On Windows the child also inherits variables without which programs fail, such as
+	// SystemRoot. Default: none
 	InheritEnv []string `json:"inherit_env,omitempty"`
 
-	// The directory in which it runs. Default: Caddy's
+	// The child's working directory. Default: Caddy's
 	Dir string `json:"dir,omitempty"`
 
-	// How messages are told apart on its stdin: newline or content-length. On its
-	// stdout both are understood; with newline only until it has written a message
-	// as a line. Default: newline
+	// How messages are separated on the child's stdin: newline or content-length. On its stdout both
+	// are understood; with newline, content-length only until the child has written a message as a
+	// line. Default: newline
 	Framing stdio.Framing `json:"framing,omitempty"`
 
-	// Who shares a child: shared is one for all clients that declare the same
-	// capabilities, session one for each session, none one for all clients, which is
-	// told that they can do everything. What one client says does not change what a
-	// shared child does for others: it gets no client's roots, and it cannot tell
-	// which of several clients a question (sampling, elicitation) or log message is
-	// for, so in doubt it gets no answer. Servers that ask many clients, or keep a
-	// state for each, want session; those of which there must be one process want
-	// none. Default: shared
+	// How clients share children. shared: one child for all clients that declare the same
+	// capabilities. session: one child for each session. none: one child for all clients,
+	// initialized with sampling and elicitation whatever the clients declare.
+	//
+	// A client cannot change what a shared child does for others: the child does not get any
+	// client's roots. It cannot tell which of several clients a server request (sampling,
+	// elicitation) or log message is for, so an ambiguous server request gets no response. Use
+	// session for servers that send requests to many clients or keep state for each, and none for
+	// servers that must run as one process. Default: shared
 	Isolation stdio.Isolation `json:"isolation,omitempty"`
 
-	// URIs of the roots that it is told of when it asks. With isolation session
-	// those of a client come first. Default: none
+	// URIs of the roots that the child gets on request. With isolation session the client's own roots
+	// come first. Default: none
 	Roots []string `json:"roots,omitempty"`
 
-	// How long it may take to start and to be initialized. The first start of npx or uvx
-	// downloads. Clients do not wait that long. Default: 2m
+	// How long the child may take to start and initialize. The first start of npx or uvx downloads
+	// packages. Clients do not wait that long. Default: 2m
 	StartTimeout caddy.Duration `json:"start_timeout,omitempty"`
 
-	// How long it may take to end by itself after its stdin has been closed. Then
-	// it is sent TERM, and KILL a second later. Default: 2s
+	// How long the child may take to exit after its stdin is closed. Then it gets SIGTERM, and SIGKILL
+	// a second later. Default: 2s
 	StopGrace caddy.Duration `json:"stop_grace,omitempty"`
 
-	// How many bytes a message may have, in either direction. An answer of more
-	// fails alone. Default: 64 MiB
+	// Size limit of a message in bytes, in either direction. A longer response fails only its own call.
+	// Default: 64 MiB
 	MaxLine int64 `json:"max_line,omitempty"`
 
-	// How many sessions there may be. Default: 10000, or 100 if each has a child
+	// How many sessions may exist. Default: 10000, or 100 if each has a child
 	MaxSessions int `json:"max_sessions,omitempty"`
 
-	// How long a session is kept that is not used. Default: 1h
+	// How long an unused session is kept. Default: 1h
 	SessionTTL caddy.Duration `json:"session_ttl,omitempty"`
 
 	pool   *pool
@@ -128,10 +124,10 @@ func (Transport) CaddyModule() caddy.ModuleInfo {
 	}
 }
 
-// Provision sets up the transport. It starts no child.
+// Provision sets up the transport. It does not start a child.
 func (t *Transport) Provision(ctx caddy.Context) error {
 	t.setDefaults()
-	// A configuration that makes no sense must not take part in the pool.
+	// An invalid configuration must not create a pool.
 	if err := t.Validate(); err != nil {
 		return err
 	}
@@ -144,22 +140,23 @@ func (t *Transport) Provision(ctx caddy.Context) error {
 	}
 	events := app.(*caddyevents.App)
 	config := t.config()
-	if t.pool, err = openPool(config); err != nil {
+	t.pool, err = openPool(config)
+	if err != nil {
 		return err
 	}
 	t.user, t.logged = &user{ctx, ctx.Logger(), events, hosts(ctx)}, unlogged.HeadersFor(ctx.Logger())
-	log := t.user.named()
-	t.warnOfEmpty(log)
-	t.warnOfCommand(log, config)
+	log := t.user.serverLogger()
+	t.warnEmptyEnv(log)
+	t.warnCommand(log, config)
 	t.pool.join(t.user)
 	if replaceable.Is(ctx) {
-		return nil // the gateway that has loaded it ends the streams
+		return nil // the gateway that loaded it ends the streams
 	}
 	return events.On("stopping", t.pool)
 }
 
-// hosts returns the hosts of the reverse_proxy that loads the transport. There are none
-// if they are known only when a request comes.
+// hosts returns the hosts of the reverse_proxy that loads the transport, or none if they are known
+// only at request time.
 func hosts(ctx caddy.Context) (hosts []string) {
 	for _, module := range slices.Backward(ctx.Modules()) {
 		proxy, ok := module.(*reverseproxy.Handler)
@@ -181,8 +178,8 @@ func hosts(ctx caddy.Context) (hosts []string) {
 	return hosts
 }
 
-// Host returns the host to which reverse_proxy sends requests for an address. It is not
-// known if the address has placeholders that a request fills.
+// Host returns the host to which reverse_proxy sends requests for an address. It is unknown if the
+// address has placeholders of a request.
 func Host(dial string) (host string, known bool) {
 	dial, err := caddy.NewReplacer().ReplaceOrErr(dial, true, true)
 	if err != nil {
@@ -222,8 +219,8 @@ func (t *Transport) setDefaults() {
 	}
 }
 
-// config resolves the placeholders. They are the configuration's own, never a
-// request's, and braces that are no placeholder stay: an argument may be JSON.
+// config resolves placeholders: those of the configuration, never of a request. Other braces stay,
+// because an argument may be JSON.
 func (t *Transport) config() stdio.Config {
 	repl := caddy.NewReplacer()
 	config := stdio.Config{
@@ -245,9 +242,9 @@ func (t *Transport) config() stdio.Config {
 	return config
 }
 
-// warnOfEmpty tells of variables that take their value from somewhere, and get none:
-// what a child says of that is often something else.
-func (t *Transport) warnOfEmpty(log *zap.Logger) {
+// warnEmptyEnv warns about variables whose placeholders are empty. The child's own error is often
+// misleading.
+func (t *Transport) warnEmptyEnv(log *zap.Logger) {
 	repl := caddy.NewReplacer()
 	for name, value := range t.Env {
 		if value != "" && repl.ReplaceKnown(value, "") == "" {
@@ -262,11 +259,11 @@ func (t *Transport) Validate() error {
 	case len(t.Command) == 0 || t.Command[0] == "":
 		return errors.New("command: missing")
 	case strings.ContainsAny(t.Command[0], " \t") && !strings.ContainsAny(t.Command[0], `/\`):
-		return fmt.Errorf("command: %q has spaces in it; write the command and its arguments without quotes around all of them",
-			t.Command[0])
+		return fmt.Errorf("command: %q contains spaces; "+
+			"write the command and its arguments without quotes around all of them", t.Command[0])
 	case t.Framing != stdio.Newline && t.Framing != stdio.ContentLength:
 		return fmt.Errorf("framing: %q must be newline or content-length", t.Framing)
-	case t.Isolation != stdio.OneForAll && t.Isolation != stdio.Shared && t.Isolation != stdio.PerSession:
+	case t.Isolation != stdio.SingleChild && t.Isolation != stdio.Shared && t.Isolation != stdio.PerSession:
 		return fmt.Errorf("isolation: %q must be none, shared or session", t.Isolation)
 	case t.StartTimeout < 0:
 		return fmt.Errorf("start_timeout: %s is negative", time.Duration(t.StartTimeout))
@@ -284,15 +281,15 @@ func (t *Transport) Validate() error {
 
 // RoundTrip implements http.RoundTripper.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.Context().Value(caddyhttp.VarsCtxKey) == nil { // no client's, so it is a health check
+	if r.Context().Value(caddyhttp.VarsCtxKey) == nil { // not a client's request: a health check
 		return t.check(r)
 	}
-	return t.logged.RoundTrip(t.owned(r), t.pool.RoundTrip)
+	return t.logged.RoundTrip(t.withOwner(r), t.pool.RoundTrip)
 }
 
-// owned has a session that the request begins belong to the client's address, unless a
-// gateway in front knows better.
-func (t *Transport) owned(r *http.Request) *http.Request {
+// withOwner sets the client's address as the owner of a new session, unless a gateway in front has set
+// one.
+func (t *Transport) withOwner(r *http.Request) *http.Request {
 	if stdio.HasOwner(r.Context()) {
 		return r
 	}
@@ -300,7 +297,7 @@ func (t *Transport) owned(r *http.Request) *http.Request {
 	return r.WithContext(stdio.WithOwner(r.Context(), address))
 }
 
-// check answers a health check.
+// check handles a health check.
 func (t *Transport) check(r *http.Request) (*http.Response, error) {
 	if err := t.pool.Check(r.Context(), r.URL.Host); err != nil {
 		return nil, err
@@ -308,7 +305,7 @@ func (t *Transport) check(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: http.NoBody, Request: r}, nil
 }
 
-// Cleanup gives up the children, unless another configuration has the same.
+// Cleanup releases the children, which continue if another configuration uses them.
 func (t *Transport) Cleanup() error {
 	if t.pool == nil {
 		return nil

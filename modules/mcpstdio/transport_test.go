@@ -95,7 +95,7 @@ func TestCaddyfileErrors(t *testing.T) { // A2
 		{"a word twice", "mcp_stdio x {\n dir /a\n dir /b\n}", "dir"},
 		{"a variable twice", "mcp_stdio x {\n env A b\n env A c\n}", "env A"},
 		{"a variable without a value", "mcp_stdio x {\n env A\n}", "Testfile:2"},
-		{"a variable that is none", "mcp_stdio x {\n env A=B c\n}", "env"},
+		{"an invalid variable name", "mcp_stdio x {\n env A=B c\n}", "env"},
 		{"three arguments of env", "mcp_stdio x {\n env A b c\n}", "env inherit <names...>"},
 		{"nothing to inherit", "mcp_stdio x {\n env inherit\n}", "env inherit <names...>"},
 		{"a variable without a name", "mcp_stdio x {\n env \"\" c\n}", "env"},
@@ -104,12 +104,12 @@ func TestCaddyfileErrors(t *testing.T) { // A2
 		{"no framing", "mcp_stdio x {\n framing\n}", "framing"},
 		{"no isolation", "mcp_stdio x {\n isolation\n}", "isolation"},
 		{"no roots", "mcp_stdio x {\n roots\n}", "roots"},
-		{"a time that is none", "mcp_stdio x {\n start_timeout soon\n}", "start_timeout"},
-		{"a time that is negative", "mcp_stdio x {\n stop_grace -1s\n}", "stop_grace"},
+		{"an invalid duration", "mcp_stdio x {\n start_timeout soon\n}", "start_timeout"},
+		{"a negative duration", "mcp_stdio x {\n stop_grace -1s\n}", "stop_grace"},
 		{"no time", "mcp_stdio x {\n session_ttl 0\n}", "session_ttl"},
-		{"a size that is none", "mcp_stdio x {\n max_line long\n}", "max_line"},
+		{"an invalid size", "mcp_stdio x {\n max_line long\n}", "max_line"},
 		{"a size that is too large", "mcp_stdio x {\n max_line 9EiB\n}", "max_line"},
-		{"a number that is none", "mcp_stdio x {\n max_sessions 1.5\n}", "max_sessions"},
+		{"an invalid number", "mcp_stdio x {\n max_sessions 1.5\n}", "max_sessions"},
 		{"two numbers", "mcp_stdio x {\n max_sessions 1 2\n}", "Testfile:2"},
 	}
 	for _, tt := range tests {
@@ -144,9 +144,10 @@ func TestConfigurationsThatMakeNoSense(t *testing.T) { // A2
 		{"a negative max_line", `{"command":["x"],"max_line":-1}`, "max_line"},
 		{"a negative max_sessions", `{"command":["x"],"max_sessions":-1}`, "max_sessions"},
 		{"a negative session_ttl", `{"command":["x"],"session_ttl":-1}`, "session_ttl"},
-		{"a variable that is none", `{"command":["x"],"env":{"A=B":"c"}}`, "env"},
-		{"a variable to inherit that is none", `{"command":["x"],"inherit_env":["A=B"]}`, "env"},
-		{"a variable that has two values", `{"command":["x"],"env":{"A":"b"},"inherit_env":["A"]}`, "env: A is set, and inherited"},
+		{"an invalid variable name", `{"command":["x"],"env":{"A=B":"c"}}`, "env"},
+		{"an invalid name of a variable to inherit", `{"command":["x"],"inherit_env":["A=B"]}`, "env"},
+		{"a variable that has two values", `{"command":["x"],"env":{"A":"b"},"inherit_env":["A"]}`,
+			"env: A is both set and inherited"},
 		{"all variables", `{"command":["x"],"inherit_env":["*"]}`, "env: inherit *"},
 	}
 	for _, tt := range tests {
@@ -194,8 +195,10 @@ func TestDefaults(t *testing.T) { // A1
 		t.Fatal(err)
 	}
 	want, _ := json.Marshal(Transport{
-		Command: shared.Command, Framing: stdio.Newline, Isolation: stdio.Shared, StartTimeout: caddy.Duration(2 * time.Minute),
-		StopGrace: caddy.Duration(2 * time.Second), MaxLine: 64 << 20, MaxSessions: 10_000, SessionTTL: caddy.Duration(time.Hour),
+		Command: shared.Command, Framing: stdio.Newline, Isolation: stdio.Shared,
+		StartTimeout: caddy.Duration(2 * time.Minute),
+		StopGrace:    caddy.Duration(2 * time.Second), MaxLine: 64 << 20, MaxSessions: 10_000,
+		SessionTTL: caddy.Duration(time.Hour),
 	})
 	if string(got) != string(want) {
 		t.Errorf("got %s\nwant %s", got, want)
@@ -235,14 +238,17 @@ func TestInheritedEnvironment(t *testing.T) {
 		}
 	}
 	for name, value := range map[string]string{
-		"PATH": "/bin", "HOME": "/root", "LC_ALL": "C", "LC_TIME": "de", "HTTPS_PROXY": "http://user:secret@proxy", "SSL_CERT_FILE": "/ca.pem",
-		"API_KEY": "secret", "inherit": "x",
+		"PATH": "/bin", "HOME": "/root", "LC_ALL": "C", "LC_TIME": "de", "HTTPS_PROXY": "http://user:secret@proxy",
+		"SSL_CERT_FILE": "/ca.pem",
+		"API_KEY":       "secret", "inherit": "x",
 	} {
 		t.Setenv(name, value)
 	}
-	transport := &Transport{Command: []string{"x"}, Env: map[string]string{"LC_TIME": "fr"}, InheritEnv: []string{"LC_*", "SSL_CERT_FILE", "NOT_SET"}}
+	transport := &Transport{Command: []string{"x"}, Env: map[string]string{"LC_TIME": "fr"}, InheritEnv: []string{"LC_*",
+		"SSL_CERT_FILE", "NOT_SET"}}
 	config := transport.config()
-	if want := []string{"HOME=/root", "LC_ALL=C", "LC_TIME=fr", "PATH=/bin", "SSL_CERT_FILE=/ca.pem"}; !reflect.DeepEqual(config.Env, want) {
+	if want := []string{"HOME=/root", "LC_ALL=C", "LC_TIME=fr", "PATH=/bin",
+		"SSL_CERT_FILE=/ca.pem"}; !reflect.DeepEqual(config.Env, want) {
 		t.Errorf("got %q, want %q", config.Env, want)
 	}
 	if want := []string{"HTTPS_PROXY"}; !reflect.DeepEqual(config.Withheld, want) {

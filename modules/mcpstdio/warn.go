@@ -13,27 +13,27 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/stdio"
 )
 
-// warnOfCommand logs why a command cannot be started on this machine, or hardly does what was
-// meant. It may be installed later, so the configuration is not refused.
-func (t *Transport) warnOfCommand(log *zap.Logger, config stdio.Config) {
+// warnCommand warns about a command that cannot be started on this machine, or probably does not do
+// what was meant. It is not an error, because the command may be installed later.
+func (t *Transport) warnCommand(log *zap.Logger, config stdio.Config) {
 	if config.Dir != "" {
 		if info, err := os.Stat(config.Dir); err != nil || !info.IsDir() {
 			log.Warn("dir of a child process is not a directory", zap.String("dir", config.Dir))
 		}
 	}
 	if !canRun(config.Command[0], config.Dir) {
-		log.Warn("command of a child process not found; PATH is that of Caddy", zap.String("command", config.Command[0]),
-			zap.String("path", os.Getenv("PATH")))
+		log.Warn("command of a child process not found; Caddy's PATH is searched",
+			zap.String("command", config.Command[0]), zap.String("path", os.Getenv("PATH")))
 	}
 	for _, text := range slices.Concat(withoutScripts(t.Command), []string{t.Dir}) {
 		if written, placeholder := shellText(text); written != "" {
-			log.Warn("command of a child process is not read by a shell; write a placeholder",
+			log.Warn("command of a child process is not run by a shell; use a placeholder",
 				zap.String("command", t.Command[0]), zap.String("written", written), zap.String("placeholder", placeholder))
 		}
 	}
 }
 
-// canRun reports whether a command can be found as it will be when the child starts.
+// canRun reports whether a command can be found from the child's directory.
 func canRun(command, dir string) bool {
 	if filepath.Base(command) != command && !filepath.IsAbs(command) {
 		command = filepath.Join(dir, command)
@@ -45,7 +45,7 @@ func canRun(command, dir string) bool {
 	return err == nil
 }
 
-// withoutScripts returns a command without the argument of -c, which is for a shell to read.
+// withoutScripts returns a command without the argument of -c, which a shell reads.
 func withoutScripts(command []string) (args []string) {
 	for i, arg := range command {
 		if i == 0 || command[i-1] != "-c" {
@@ -57,8 +57,8 @@ func withoutScripts(command []string) (args []string) {
 
 var shellVariable = regexp.MustCompile(`\$\{?([A-Z_][A-Z0-9_]*)`)
 
-// shellText returns the first part of a text that only a shell would replace, and the placeholder
-// for it.
+// shellText returns the first part of a text that only a shell would expand, and the placeholder to
+// use instead.
 func shellText(text string) (written, placeholder string) {
 	if text == "~" || strings.HasPrefix(text, "~/") {
 		return "~", "{env.HOME}"

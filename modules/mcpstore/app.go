@@ -1,4 +1,4 @@
-// Package mcpstore is the app by which replicas of a gateway share their state.
+// Package mcpstore implements the app mcp_store, through which replicas of a gateway share state.
 package mcpstore
 
 import (
@@ -19,31 +19,31 @@ import (
 
 func init() { caddy.RegisterModule(App{}) }
 
-// App is what replicas of a gateway share: what was cut from results and can be asked for, rates, nonces,
-// sessions, logins and the like. Without it, each process has its own.
+// App configures the state that replicas of a gateway share: originals of masked results, rate limits,
+// nonces, sessions, logins and so on. Without it, each process has its own.
 type App struct {
-	// Where it is kept. Default: in the memory of the process, where other replicas do not see it.
+	// Where the state is stored. Default: the memory of the process, which other replicas do not see
 	EngineRaw json.RawMessage `json:"engine,omitempty" caddy:"namespace=mcp_store inline_key=engine"`
 
-	// The secret that all replicas have, at least 32 characters long. It encrypts what is kept, and is the
-	// session_key of the gateways that have none of their own. It is needed if the engine is shared.
+	// The secret of all replicas, at least 32 characters long. It encrypts the state, and is the
+	// default session_key of gateways. Required if the engine is shared.
 	SessionKey string `json:"session_key,omitempty"`
 
-	// What the names of keys and topics begin with, which may have placeholders of the environment and of
-	// files. Default: "caddy-mcp:"
+	// Prefix of all keys and topics. It may have placeholders of the environment and of files. Default:
+	// "caddy-mcp:"
 	Prefix string `json:"prefix,omitempty"`
 
-	// How long an operation may take. Default: 500ms
+	// Timeout of an operation. Default: 500ms
 	Timeout caddy.Duration `json:"timeout,omitempty"`
 
-	// How often a store that has failed is tried. Default: 1s
+	// How often a failed store is retried. Default: 1s
 	Retry caddy.Duration `json:"retry,omitempty"`
 
-	// What becomes of calls with a rate limit while the store is unavailable: refuse, or allow, by which
-	// every replica has limits of its own. Default: refuse
+	// What happens to calls with a rate limit while the store is unavailable. refuse rejects them;
+	// allow lets every replica apply the limit on its own. Default: refuse
 	LimitsWhenDown string `json:"limits_when_down,omitempty"`
 
-	// How many bytes of originals are kept for a client. Default: 64 MiB
+	// How many bytes of originals are kept per client. Default: 64 MiB
 	MaxClientBytes int64 `json:"max_client_bytes,omitempty"`
 
 	// How many bytes may wait to be written. Default: 64 MiB
@@ -51,29 +51,28 @@ type App struct {
 
 	key    []byte
 	store  *Store    // nil if nothing is shared
-	claims *sync.Map // the owner of each claimed name
+	claims *sync.Map // owners by claimed name
 }
 
 // An Opener is a module that opens an engine, in the namespace mcp_store.
 type Opener interface {
-	// Open returns the engine. A nil one means that nothing is shared. It does not wait for a server that
-	// cannot be reached.
+	// Open returns the engine, or nil if nothing is shared. It does not wait for an unreachable server.
 	Open(logger *zap.Logger) (replicas.Engine, error)
 }
 
-// An Addressed is an Opener that can tell where its engine is.
+// An Addressed is an Opener that knows the address of its engine.
 type Addressed interface {
-	// Address returns where the engine is, for operators. It has no credentials.
+	// Address returns the address for operators, without credentials.
 	Address() string
 }
 
-// A FileReader is an Opener that reads files. One whose files have changed opens another engine.
+// A FileReader is an Opener that reads files. If they change, a reload opens a new engine.
 type FileReader interface {
-	// Files returns their names.
+	// Files returns the names of the files.
 	Files() []string
 }
 
-// What becomes of limits while the store is unavailable.
+// Values of limits_when_down.
 const (
 	refuseWhenDown = "refuse"
 	allowWhenDown  = "allow"
@@ -87,8 +86,9 @@ func (App) CaddyModule() caddy.ModuleInfo {
 // Provision opens the store.
 func (a *App) Provision(ctx caddy.Context) (err error) {
 	a.setDefaults()
-	// Where it is, so that a store is known by it.
-	if a.Prefix, err = caddy.NewReplacer().ReplaceOrErr(a.Prefix, true, true); err != nil {
+	// Replaced in place, because the settings identify the store.
+	a.Prefix, err = caddy.NewReplacer().ReplaceOrErr(a.Prefix, true, true)
+	if err != nil {
 		return fmt.Errorf("prefix: %w", err)
 	}
 	a.claims = new(sync.Map)
@@ -109,9 +109,10 @@ func (a *App) Provision(ctx caddy.Context) (err error) {
 		return err
 	}
 	if a.SessionKey == "" {
-		return errors.New("session_key: it is needed where replicas share a store")
+		return errors.New("session_key: required for a shared engine")
 	}
-	if a.key, err = setting.SessionKey(a.SessionKey); err != nil {
+	a.key, err = setting.SessionKey(a.SessionKey)
+	if err != nil {
 		return fmt.Errorf("session_key: %w", err)
 	}
 	a.store, err = a.open(module.(Opener), ctx.Logger())
@@ -139,12 +140,12 @@ func (a *App) setDefaults() {
 	}
 }
 
-// check reports settings that make no sense.
+// check validates the settings.
 func (a *App) check() error {
 	const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 	switch {
 	case strings.Trim(a.Prefix, letters+"0123456789-_.:") != "":
-		return fmt.Errorf("prefix: %q has other characters than -_.:, letters and digits", a.Prefix)
+		return fmt.Errorf("prefix: only letters, digits and -_.: are allowed, got %q", a.Prefix)
 	case a.Timeout < 0:
 		return fmt.Errorf("timeout: %s is negative", time.Duration(a.Timeout))
 	case a.Retry < 0:
@@ -165,10 +166,10 @@ func (*App) Start() error { return nil }
 // Stop implements caddy.App.
 func (*App) Stop() error { return nil }
 
-// Cleanup gives the store back.
+// Cleanup releases the store.
 func (a *App) Cleanup() error { return a.store.Release() }
 
-// appOf returns the app of a configuration, nil if there is none.
+// appOf returns the app of a configuration, or nil.
 func appOf(ctx caddy.Context) (*App, error) {
 	app, err := ctx.AppIfConfigured("mcp_store")
 	if errors.Is(err, caddy.ErrNotConfigured) {

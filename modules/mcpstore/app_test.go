@@ -75,10 +75,11 @@ func TestReloads(t *testing.T) {
 		config string
 		same   bool
 	}{
-		"the same":           {`{"engine":{"engine":"counted","address":"a"},` + key + `}`, true},
-		"a default":          {`{"engine":{"engine":"counted","address":"a"},"timeout":"500ms",` + key + `}`, true},
-		"another address":    {`{"engine":{"engine":"counted","address":"b"},` + key + `}`, false},
-		"another key":        {`{"engine":{"engine":"counted","address":"a"},"session_key":"abcdef0123456789abcdef0123456789"}`, false},
+		"the same":        {`{"engine":{"engine":"counted","address":"a"},` + key + `}`, true},
+		"a default":       {`{"engine":{"engine":"counted","address":"a"},"timeout":"500ms",` + key + `}`, true},
+		"another address": {`{"engine":{"engine":"counted","address":"b"},` + key + `}`, false},
+		"another key": {`{"engine":{"engine":"counted","address":"a"},` +
+			`"session_key":"abcdef0123456789abcdef0123456789"}`, false},
 		"another timeout":    {`{"engine":{"engine":"counted","address":"a"},"timeout":"1s",` + key + `}`, false},
 		"limits of each one": {`{"engine":{"engine":"counted","address":"a"},"limits_when_down":"allow",` + key + `}`, false},
 	} {

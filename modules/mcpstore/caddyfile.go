@@ -28,7 +28,7 @@ func init() { httpcaddyfile.RegisterGlobalOption("mcp_store", parseOption) }
 func parseOption(d *caddyfile.Dispenser, existing any) (any, error) {
 	d.Next() // consume option name
 	if existing != nil {
-		return nil, d.Errf("mcp_store is there twice")
+		return nil, d.Errf("mcp_store is given twice")
 	}
 	a := new(App)
 	lines := setting.Lines{
@@ -41,26 +41,26 @@ func parseOption(d *caddyfile.Dispenser, existing any) (any, error) {
 		"max_queue_bytes":  setting.Size(&a.MaxQueueBytes),
 	}
 	own, engine := split(d, lines.Words())
-	name, module, err := setting.Guest(engine, "mcp_store", "engine")
+	name, module, err := setting.Module(engine, "mcp_store", "engine")
 	if err != nil {
 		return nil, err
 	}
 	check := setting.CheckCopy(a, func(a *App) error {
 		if strings.Contains(a.Prefix, "{") {
-			a.Prefix = "" // it is known when it is used
+			a.Prefix = "" // checked after placeholders are replaced
 		}
 		a.setDefaults()
 		return a.check()
 	})
-	if err := setting.Checked(own, lines, check); err != nil {
+	if err := setting.BlockChecked(own, lines, check); err != nil {
 		return nil, err
 	}
 	a.EngineRaw = caddyconfig.JSONModuleObject(module, "engine", name, nil)
 	return httpcaddyfile.App{Name: "mcp_store", Value: caddyconfig.JSON(a, nil)}, nil
 }
 
-// split returns the option with those lines of its block that words name, and the option with the others:
-// they are for the engine.
+// split splits the option in two: one with the lines of its block that words name, and one with the
+// other lines, for the engine.
 func split(d *caddyfile.Dispenser, words []string) (own, engine *caddyfile.Dispenser) {
 	ownTokens := []caddyfile.Token{d.Token()}
 	engineTokens := slices.Clone(ownTokens)
@@ -82,7 +82,7 @@ func split(d *caddyfile.Dispenser, words []string) (own, engine *caddyfile.Dispe
 	return own, engine
 }
 
-// withBlock returns tokens with a block of lines, if there are any.
+// withBlock returns tokens followed by a block of lines, if there are any.
 func withBlock(tokens, lines []caddyfile.Token) *caddyfile.Dispenser {
 	if len(lines) > 0 {
 		begin, end := tokens[len(tokens)-1], lines[len(lines)-1]

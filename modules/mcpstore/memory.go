@@ -11,7 +11,7 @@ import (
 
 func init() { caddy.RegisterModule(Memory{}) }
 
-// Memory keeps everything in the memory of the process. Nothing is shared, as without mcp_store.
+// Memory keeps state in the memory of the process. Nothing is shared, as without mcp_store.
 type Memory struct{}
 
 // CaddyModule returns the Caddy module information.

@@ -8,12 +8,14 @@ import (
 )
 
 var (
-	operations = telemetry.NewCounter("store_operations_total", "Operations of the shared store.", "operation", "outcome")
-	durations  = telemetry.NewHistogram("store_operation_duration_seconds", "How long operations of the shared store take.", "operation")
-	up         = telemetry.NewGauge("store_up", "1 while the shared store can be used, 0 while it cannot.")
+	operations = telemetry.NewCounter("store_operations_total",
+		"Operations of the shared store.", "operation", "outcome")
+	durations = telemetry.NewHistogram("store_operation_duration_seconds",
+		"Duration of operations of the shared store.", "operation")
+	up = telemetry.NewGauge("store_up", "1 while the shared store is available, else 0.")
 )
 
-// An observer counts what stores do.
+// An observer counts operations.
 type observer struct{}
 
 // Done implements [replicas.Observer].
@@ -25,9 +27,9 @@ func (observer) Done(operation string, outcome replicas.Outcome, took time.Durat
 }
 
 // Up implements [replicas.Observer].
-func (observer) Up(is bool) {
+func (observer) Up(isUp bool) {
 	value := 0.0
-	if is {
+	if isUp {
 		value = 1
 	}
 	up.WithLabelValues().Set(value)

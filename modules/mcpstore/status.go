@@ -8,30 +8,30 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 )
 
-// A Status tells how a store is, without a question to it.
+// A Status is the state of a store, without a request to it.
 type Status struct {
 	Engine    string `json:"engine"`               // such as redis
 	Address   string `json:"address,omitempty"`    // without credentials
-	Up        bool   `json:"up"`                   // if not, nothing waits for it: operations fail at once
+	Up        bool   `json:"up"`                   // if false, operations fail at once
 	Error     string `json:"error,omitempty"`      // why it is not up
-	Full      bool   `json:"full"`                 // what is large is kept by each replica alone
-	Outages   uint64 `json:"outages"`              // how often it was not up
-	LastError string `json:"last_error,omitempty"` // why it was not the last time
-	Waiting   int    `json:"writes_waiting"`       // behind answers
+	Full      bool   `json:"full"`                 // large entries are kept only by each replica
+	Outages   uint64 `json:"outages"`              // number of outages
+	LastError string `json:"last_error,omitempty"` // reason of the last outage
+	Waiting   int    `json:"writes_waiting"`       // writes in the background
 }
 
-// A Check is what came of a question to a store.
+// A Check is the result of a request to a store.
 type Check struct {
 	Name    string  `json:"name"` // mcp_store
 	Engine  string  `json:"engine"`
 	Address string  `json:"address,omitempty"`
 	Up      bool    `json:"up"`
 	Full    bool    `json:"full"`
-	Seconds float64 `json:"seconds"` // that it took
+	Seconds float64 `json:"seconds"` // duration of the request
 	Error   string  `json:"error,omitempty"`
 }
 
-// Status returns how the store is, nil if nothing is shared.
+// Status returns the state of the store, nil if nothing is shared.
 func (s *Store) Status() *Status {
 	if s == nil {
 		return nil
@@ -48,7 +48,7 @@ func (s *Store) Status() *Status {
 	return status
 }
 
-// Check asks the engine.
+// Check sends a request to the engine.
 func (s *Store) Check(ctx context.Context) Check {
 	began := time.Now()
 	err := s.Ping(ctx)

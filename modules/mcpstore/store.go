@@ -13,23 +13,24 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas"
 )
 
-// A Store is one that is in use. It outlives reloads that leave it as it is.
+// A Store is an open store. It survives reloads that do not change its settings.
 type Store struct {
 	*replicas.Store
 
-	// AllowWhenDown says that limits are those of the replica while the store is unavailable.
+	// AllowWhenDown reports whether the replica applies limits on its own while the store is
+	// unavailable.
 	AllowWhenDown bool
 
-	// ID is the same for stores with the same settings.
+	// ID is a hash of the settings.
 	ID [sha256.Size]byte
 
 	engine, address string // for operators
 }
 
-// stores are those in use, by their IDs.
+// stores are the open stores by ID.
 var stores = caddy.NewUsagePool()
 
-// Open returns the store of a configuration, nil if nothing is shared. It has to be released.
+// Open returns the store of a configuration, nil if nothing is shared. The caller must release it.
 func Open(ctx caddy.Context) (*Store, error) {
 	a, err := appOf(ctx)
 	if a == nil || a.store == nil {
@@ -42,8 +43,8 @@ func Open(ctx caddy.Context) (*Store, error) {
 	return value.(*Store), nil
 }
 
-// Active returns the store of the configuration that is running, nil if nothing is shared. It must not be
-// released.
+// Active returns the store of the running configuration, nil if nothing is shared. The caller must not
+// release it.
 func Active() (*Store, error) {
 	a, err := appOf(caddy.ActiveContext())
 	if a == nil {
@@ -52,18 +53,18 @@ func Active() (*Store, error) {
 	return a.store, nil
 }
 
-// Claim reports whether no one but the owner has claimed a name in the store of a configuration, and claims
-// it for the owner.
-func Claim(ctx caddy.Context, name, owner string) (is bool, err error) {
+// Claim claims a name for an owner in the store of a configuration, and reports whether no other owner
+// has claimed it.
+func Claim(ctx caddy.Context, name, owner string) (claimed bool, err error) {
 	a, err := appOf(ctx)
 	if a == nil {
 		return true, err
 	}
-	claimed, _ := a.claims.LoadOrStore(name, owner)
-	return claimed == owner, nil
+	current, _ := a.claims.LoadOrStore(name, owner)
+	return current == owner, nil
 }
 
-// Release gives the store back, if there is one.
+// Release releases the store. A nil Store is fine.
 func (s *Store) Release() error {
 	if s == nil {
 		return nil
@@ -78,7 +79,7 @@ func (s *Store) Destruct() error {
 	return nil
 }
 
-// open opens the store of the app, or finds it open.
+// open returns the store of the app, which may already be open.
 func (a *App) open(opener Opener, logger *zap.Logger) (*Store, error) {
 	files, err := readFiles(opener)
 	if err != nil {
@@ -117,7 +118,7 @@ func (a *App) open(opener Opener, logger *zap.Logger) (*Store, error) {
 	return value.(*Store), nil
 }
 
-// readFiles returns the contents of the files that an engine is opened with.
+// readFiles returns the contents of the files that an engine uses.
 func readFiles(opener Opener) (contents [][]byte, err error) {
 	reader, ok := opener.(FileReader)
 	if !ok {
@@ -133,7 +134,7 @@ func readFiles(opener Opener) (contents [][]byte, err error) {
 	return contents, nil
 }
 
-// addressOf returns where an engine is, "" if that is not known.
+// addressOf returns the address of an engine, "" if unknown.
 func addressOf(opener Opener) string {
 	if a, ok := opener.(Addressed); ok {
 		return a.Address()

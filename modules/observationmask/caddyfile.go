@@ -60,7 +60,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		return setting.Expected(d, name, "off | <max_chars> <head_chars> <tail_chars>")
 	}
 
-	return setting.Checked(d, setting.Lines{
+	return setting.BlockChecked(d, setting.Lines{
 		"max_chars":    chars(&h.MaxChars),
 		"head_chars":   chars(&h.HeadChars),
 		"tail_chars":   chars(&h.TailChars),
@@ -73,7 +73,7 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	}, setting.CheckCopy(h, (*Handler).compile, (*Handler).Validate), "exempt")
 }
 
-// chars reads a number that may also be an argument of the directive.
+// chars reads a number that may also be set by an argument of the directive.
 func chars(field **int) setting.Line {
 	return func(d *caddyfile.Dispenser) error {
 		if *field != nil {

@@ -12,34 +12,33 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// The placeholders that tell what is being called. A gateway sets them before
-// its servers' handlers run.
+// Placeholders that name the call. A gateway sets them before the handlers of its servers run.
 const (
 	serverPlaceholder = "http.mcp.server"
 	methodPlaceholder = "http.mcp.method"
 	toolPlaceholder   = "http.mcp.tool"
 )
 
-// A call is what a request asks of an MCP server. Finding that out is left until
-// somebody asks: a log, a placeholder, exempt.
+// A call describes what a request asks of an MCP server. The request is parsed only when needed: by
+// the log, a placeholder or exempt.
 type call struct {
-	server string
-	known  bool        // to a handler in front of this one, which logs it
-	told   bool        // that handler is a gateway, and has read the request already
-	asked  envelope    // what it found, if told
-	about  mcp.Target  // what it found, if it has said so
-	body   watchedBody // where to look, if not
+	server        string
+	logged        bool        // a handler in front of this one logs the call
+	fromGateway   bool        // a gateway has read the request and set the placeholders
+	envelope      envelope    // from the gateway's placeholders, if told
+	gatewayTarget mcp.Target  // from the gateway, if it has set it
+	body          watchedBody // otherwise: the request's body
 }
 
-// An envelope is what a JSON-RPC request says of itself.
+// An envelope holds the members of a JSON-RPC request that identify the call.
 type envelope struct {
 	jsonrpc, method, name, uri string
 }
 
-// begin notes what is known of the call before it is made.
+// begin sets what is known before the request is forwarded.
 func (c *call) begin(server string, r *http.Request) {
 	c.server = server
-	c.about = requestOf(r).About
+	c.gatewayTarget = requestOf(r).About
 	repl, _ := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if repl == nil {
 		return
@@ -48,11 +47,12 @@ func (c *call) begin(server string, r *http.Request) {
 		c.server, _ = repl.GetString(serverPlaceholder)
 	}
 	var method string
-	if method, c.known = repl.GetString(methodPlaceholder); method != "" {
+	method, c.logged = repl.GetString(methodPlaceholder)
+	if method != "" {
 		tool, _ := repl.GetString(toolPlaceholder)
-		c.told, c.asked = true, envelope{jsonrpc: "2.0", method: method, name: tool}
+		c.fromGateway, c.envelope = true, envelope{jsonrpc: "2.0", method: method, name: tool}
 	}
-	if !c.known {
+	if !c.logged {
 		repl.Map(c.placeholder)
 	}
 }
@@ -69,21 +69,21 @@ func (c *call) placeholder(key string) (any, bool) {
 	return nil, false
 }
 
-// watch returns the body of r, made to remember what is read of it. It is not
-// read ahead: that would cost streaming and latency.
+// watch returns the body of r, wrapped to record its beginning. Reading ahead would delay streaming.
 func (c *call) watch(r *http.Request) io.ReadCloser {
-	if c.told && c.asked.method != readMethod || r.Method != http.MethodPost || r.Body == nil || r.ContentLength == 0 {
+	read := c.fromGateway && c.envelope.method != readMethod
+	if read || r.Method != http.MethodPost || r.Body == nil || r.ContentLength == 0 {
 		return r.Body
 	}
 	c.body.ReadCloser = r.Body
 	return &c.body
 }
 
-// read tells what is being called, as far as the body has been read. When a
-// response begins it has been: a server that answers has heard the question.
+// read returns the call, as far as the body has been read. When a response begins, the server has
+// normally read the request.
 func (c *call) read() envelope {
-	if c.told {
-		return c.asked
+	if c.fromGateway {
+		return c.envelope
 	}
 	return c.body.envelope()
 }
@@ -94,34 +94,33 @@ func (c *call) isRPC() bool {
 	return asked.jsonrpc == "2.0" && asked.method != ""
 }
 
-// target returns what the request is about, given what was read of it.
-func (c *call) target(asked *envelope) mcp.Target {
-	if c.about.Kind != mcp.Anything {
-		return c.about
+// target returns what the request asks for.
+func (c *call) target(e *envelope) mcp.Target {
+	if c.gatewayTarget.Kind != mcp.Anything {
+		return c.gatewayTarget
 	}
-	switch asked.method {
+	switch e.method {
 	case "tools/call":
-		return mcp.Target{Kind: mcp.Tool, Name: asked.name}
+		return mcp.Target{Kind: mcp.Tool, Name: e.name}
 	case "prompts/get":
-		return mcp.Target{Kind: mcp.Prompt, Name: asked.name}
+		return mcp.Target{Kind: mcp.Prompt, Name: e.name}
 	case readMethod:
-		if c.told {
+		if c.fromGateway {
 			return mcp.Target{Kind: mcp.Resource, Name: c.body.envelope().uri}
 		}
-		return mcp.Target{Kind: mcp.Resource, Name: asked.uri}
+		return mcp.Target{Kind: mcp.Resource, Name: e.uri}
 	}
 	return mcp.Target{Kind: mcp.Other}
 }
 
-// readMethod is the method that reads resources. No placeholder says which one it reads.
+// readMethod reads a resource. No placeholder names the resource.
 const readMethod = "resources/read"
 
-// watchLimit is how much of a request is looked at. Clients put the name before
-// the arguments.
+// watchLimit is how many bytes of a request are recorded. Clients put the name before the arguments.
 const watchLimit = 64 << 10
 
-// A watchedBody remembers the beginning of a request body. The transport reads
-// it on another goroutine, possibly still while the response arrives.
+// A watchedBody records the beginning of a request body. The transport reads it on another goroutine,
+// possibly while the response arrives.
 type watchedBody struct {
 	io.ReadCloser
 
@@ -139,12 +138,11 @@ func (b *watchedBody) Read(p []byte) (int, error) {
 
 var envelopePaths = jsonspan.CompilePaths("jsonrpc", "method", "params.name", "params.uri")
 
-// longestName is the longest that names may be to end up in logs. The protocol
-// allows 128 characters.
+// longestName is the longest name in bytes that is logged. The protocol allows 128 characters.
 const longestName = 1 << 10
 
-// envelope returns what the request says of itself, or nothing if it is not a
-// JSON-RPC request or is ambiguous.
+// envelope parses what was recorded. It is empty if the request is not JSON-RPC or has duplicate
+// members.
 func (b *watchedBody) envelope() (e envelope) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

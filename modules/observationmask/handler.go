@@ -1,5 +1,5 @@
-// Package observationmask keeps huge tool results out of an agent's context: the
-// HTTP handler http.handlers.observation_mask.
+// Package observationmask implements http.handlers.observation_mask, which keeps huge tool results out
+// of an agent's context.
 package observationmask
 
 import (
@@ -27,86 +27,80 @@ func init() {
 	caddy.RegisterModule(Handler{})
 }
 
-// Handler masks observations: in the JSON-RPC responses of an MCP server, every
-// huge string of result and error.data becomes head + marker + tail. The marker
-// says how long the string was. Everything else passes to the byte, and what is
-// not JSON-RPC passes untouched. So do the handshake and all lists.
+// Handler masks observations: it shortens every huge string in result and error.data of an MCP
+// server's JSON-RPC responses to head + marker + tail. The marker says how long the string was.
+// All other bytes pass unchanged, and so do the handshake, all lists, and responses that are
+// not JSON-RPC.
 //
-// It works on JSON (application/json and any +json) and on event streams, event
-// by event, as they arrive and in memory that does not grow with the response.
-// Responses of a Content-Encoding it knows (gzip, zstd, br) are decoded; put
-// encode in front of it to compress what is left. A response that cannot be
-// rewritten safely passes as it is.
+// It works on JSON (application/json and any +json) and on event streams, event by event, as
+// they arrive and in memory that does not grow with the response. It decodes responses with a
+// Content-Encoding of gzip, zstd or br; put encode in front of it to compress the masked
+// response. A response that cannot be rewritten safely passes unchanged.
 //
-// In the access log, mcp_server, mcp_method and mcp_tool say what was called,
-// mcp_masked_strings and mcp_masked_chars what was taken out of the answer. The
-// same is counted in the metrics caddy_mcp_masked_strings_total and
-// caddy_mcp_masked_chars_total, by server.
+// In the access log, mcp_server, mcp_method and mcp_tool name the call; mcp_masked_strings and
+// mcp_masked_chars count the strings shortened and the characters removed. The metrics
+// caddy_mcp_masked_strings_total and caddy_mcp_masked_chars_total count the same by server.
 //
-// Unless an enclosing mcp_gateway has set them, these placeholders tell what the
-// request asks for, as far as it has been read: all of it, once a response begins.
+// Unless an enclosing mcp_gateway has set them, the handler sets these placeholders from the
+// part of the request that has been read. They are complete once a response begins.
 //
 // Placeholder | Description
 // ------------|-------------
 // `{http.mcp.server}` | The name of the MCP server, from the configuration
 // `{http.mcp.method}` | The JSON-RPC method
-// `{http.mcp.tool}` | The name of the tool, prompt or other thing called by name
+// `{http.mcp.tool}` | The name of the tool or prompt, from params.name
 type Handler struct {
-	// Strings of more characters (Unicode code points) are masked. 0 or less
-	// turns the handler off. Default: 4000
+	// Strings with more characters (Unicode code points) are masked. 0 or less turns the handler off.
+	// Default: 4000
 	MaxChars *int `json:"max_chars,omitempty"`
 
-	// How many characters of the beginning are kept. Default: 2000, or half of
-	// max_chars if that is less.
+	// How many characters of the beginning are kept. Default: 2000, or half of max_chars if that is
+	// less
 	HeadChars *int `json:"head_chars,omitempty"`
 
-	// How many characters of the end are kept. Default: 2000, or half of
-	// max_chars if that is less.
+	// How many characters of the end are kept. Default: 2000, or half of max_chars if that is less
 	TailChars *int `json:"tail_chars,omitempty"`
 
-	// Responses, and single events of an event stream, of more bytes than this
-	// pass unmasked. Where the length is not announced, up to this much is held
-	// in memory to find out. Default: no limit; responses are masked as they
-	// stream.
+	// Responses, and single events of an event stream, with more bytes than this pass unmasked. If a
+	// response has no Content-Length, up to this many bytes are held in memory to find out. Default: no
+	// limit; responses are masked as they stream
 	BufferLimit int `json:"buffer_limit,omitempty"`
 
-	// Leave the data of image and audio content, the blob of resources and the text of the UIs
-	// of MCP Apps whole: model APIs refuse half an image. Default: false
+	// Never shorten the data of image and audio content, the blob of resources and the text of MCP Apps
+	// UIs: model APIs reject half an image. Default: false
 	KeepMedia bool `json:"keep_media,omitempty"`
 
-	// Keep the originals of masked strings for a while, and name in the marker
-	// the handle under which they can be recovered. Default: not kept
+	// Keep the originals of masked strings for a limited time, and name in the marker the handle under
+	// which they can be recovered. Default: not kept
 	Recover *Recover `json:"recover,omitempty"`
 
-	// Keep the shape of texts that are JSON, so that what is left of them can be parsed.
+	// Keep the structure of texts that are JSON, so that the shortened text can still be parsed.
 	// Default: false
 	JSON bool `json:"json,omitempty"`
 
-	// Results that are never masked, by the patterns that the rules of clients have:
-	// server::tool, prompt:server::name, resource:server::prefix, or server::* for all of a
-	// server. Default: none
+	// Results that are never masked, by the same patterns as in the rules of clients: server::tool,
+	// prompt:server::name, resource:server::prefix, or server::* for a whole server. Default: none
 	Exempt []string `json:"exempt,omitempty"`
 
-	// The name of the MCP server behind this handler: the server of exempt, of
-	// the metrics and of the access log. Default: that of the enclosing
-	// mcp_gateway, or none
+	// The name of the MCP server behind this handler, as used in exempt, metrics and the access log.
+	// Default: the server of the enclosing mcp_gateway, or none
 	Server string `json:"server,omitempty"`
 
 	policy mask.Policy
-	exempt *acl.Policy // allows what is never masked; nil if nothing is
+	exempt *acl.Policy // allows what is never masked; nil if everything is masked
 	store  *storepool.Store
 	logger *zap.Logger
 }
 
-// Recover bounds the store of originals. It is shared by all handlers with the
-// same bounds and outlives configuration reloads.
+// Recover configures the store of originals. All handlers with the same bounds share one store, which
+// survives configuration reloads.
 type Recover struct {
 	// A string of more than an eighth of max_bytes is masked without a handle.
 	storepool.Bounds
 
-	// A sentence in each marker that has a handle, for the model that reads it: one
-	// line of at most 200 characters. An empty one leaves it out. Default: To see
-	// more, call recover_observation with this id and a goal.
+	// A sentence for the model in each marker that has a handle: one line of at most 200 characters. If
+	// empty, the marker has none. Default: To see more, call recover_observation with this id and a
+	// goal.
 	Hint *string `json:"hint,omitempty"`
 }
 
@@ -129,17 +123,17 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	err := telemetry.Register(ctx, collectors...)
 	if err == nil && h.Recover != nil {
-		h.store, err = storepool.OpenCommon(ctx, observations, h.Recover.Limits())
+		h.store, err = storepool.OpenShared(ctx, observations, h.Recover.Limits())
 	}
 	return err
 }
 
-// compile fills in the defaults, and makes of the configuration what requests need.
+// compile sets the defaults and derives what requests need from the configuration.
 func (h *Handler) compile() error {
 	if h.MaxChars == nil {
 		h.MaxChars = new(mask.DefaultMaxChars)
 	}
-	// Who lowers max_chars alone wants less of both sides.
+	// A lower max_chars alone shortens head and tail, too.
 	side := max(*h.MaxChars, 0) / 2
 	if h.HeadChars == nil {
 		h.HeadChars = new(min(mask.DefaultHeadChars, side))
@@ -161,15 +155,15 @@ func (h *Handler) compile() error {
 			return fmt.Errorf("exempt: %w", err)
 		}
 		if h.exempt.UsesAnnotations() {
-			return errors.New("exempt: annotations of tools are not known there; name the tools")
+			return errors.New("exempt: conditions on tool annotations are not supported, name the tools")
 		}
 	}
 	if h.Recover != nil {
 		h.Recover.setDefaults()
 		if err := h.Recover.validate(h.policy.MaxChars); err != nil {
-			return err // before a store is made of it
+			return err // before a store is opened with its values
 		}
-		h.policy.HoldLimit = h.Recover.largest()
+		h.policy.HoldLimit = h.Recover.maxOriginal()
 		h.policy.Hint = string(jsonspan.AppendBody(nil, *h.Recover.Hint))
 	}
 	return nil
@@ -183,8 +177,9 @@ func (h *Handler) Validate() error {
 		return fmt.Errorf("head_chars: %d is negative", p.HeadChars)
 	case p.TailChars < 0:
 		return fmt.Errorf("tail_chars: %d is negative", p.TailChars)
-	case p.MaxChars > 0 && p.HeadChars > p.MaxChars-p.TailChars: // not their sum, which may wrap around
-		return fmt.Errorf("head_chars + tail_chars: %d + %d exceed max_chars %d", p.HeadChars, p.TailChars, p.MaxChars)
+	case p.MaxChars > 0 && p.HeadChars > p.MaxChars-p.TailChars: // the sum may overflow
+		return fmt.Errorf("head_chars + tail_chars: %d + %d exceed max_chars %d",
+			p.HeadChars, p.TailChars, p.MaxChars)
 	case h.BufferLimit < 0:
 		return fmt.Errorf("buffer_limit: %d is negative", h.BufferLimit)
 	}
@@ -200,15 +195,15 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 		ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w},
 		handler:               h,
 		request:               r,
-		cutting:               h.shortener(r), // now, for the log may be written while the response begins
+		cutting:               h.shortener(r), // created here because the log may be written while the response begins
 	}
 	mw.call.begin(h.Server, r)
 	if request := requestOf(r); request.Goal != "" {
 		focusCalls.WithLabelValues(request.labels(h.Server)...).Inc()
 	}
 	telemetry.JoinAccessLog(r, mw)
-	// reverse_proxy panics when one side dies in mid-body. That passes through
-	// here, and what has arrived by then goes out before it.
+	// reverse_proxy panics when either side closes in mid-body. The panic passes through here; abort
+	// first sends what has arrived.
 	defer mw.abort()
 	if err := next.ServeHTTP(mw, forwarded(r, &mw.call)); err != nil {
 		return err
@@ -217,9 +212,9 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	return nil
 }
 
-// forwarded returns r as the next handler is to see it: with its call watched,
-// and without Accept-Encoding. Go's transport then asks for gzip on its own
-// account and decodes it, and encode in front still knows what the client takes.
+// forwarded returns r for the next handler: with its body watched and without Accept-Encoding. Go's
+// transport then negotiates gzip itself and decodes it, and an encode handler in front still sees what
+// the client accepts.
 func forwarded(r *http.Request, call *call) *http.Request {
 	body, encodings := call.watch(r), r.Header.Get("Accept-Encoding")
 	if body == r.Body && encodings == "" {
@@ -235,11 +230,12 @@ func forwarded(r *http.Request, call *call) *http.Request {
 	return r2
 }
 
-// defaultHoldLimit is how many bytes of a message are held back to cut it as JSON or to a goal, if
-// originals are not kept. Longer ones are cut to head and tail.
+// defaultHoldLimit is the longest message, in bytes, that is cut as JSON or for a goal if originals
+// are not kept. Longer ones are cut to head and tail.
 const defaultHoldLimit = 8 << 20
 
-// exempted reports whether the result of a call, of which so much was read, is never masked.
+// exempted reports whether the result of a call is never masked. asked is the part of the request that
+// has been read.
 func (h *Handler) exempted(call *call, asked *envelope) bool {
 	if mcp.Describes(asked.method) {
 		return true
@@ -249,11 +245,10 @@ func (h *Handler) exempted(call *call, asked *envelope) bool {
 	return h.Exempts(target)
 }
 
-// Exempts reports whether the result of a request for something is never masked.
+// Exempts reports whether the result of a request for target is never masked.
 func (h *Handler) Exempts(target mcp.Target) bool {
 	if target.Kind == mcp.Resource && strings.HasPrefix(target.Name, mcp.UIScheme) {
-		// The UI of an MCP App is shown to people. It never gets into the context of a
-		// model, and half of it is of no use.
+		// The UI of an MCP App is shown to users, never to a model, and half of it is useless.
 		return true
 	}
 	if h.exempt == nil {
@@ -271,7 +266,7 @@ func (h *Handler) Exempts(target mcp.Target) bool {
 	return h.exempt.Other(target.Server)
 }
 
-// hint returns what is said of originals that are kept.
+// hint returns the hint in markers of recoverable strings, or nothing.
 func (h *Handler) hint() string {
 	if h.Recover == nil {
 		return ""
@@ -279,8 +274,8 @@ func (h *Handler) hint() string {
 	return *h.Recover.Hint
 }
 
-// Recovers reports whether originals are kept, and how long answers may be that are
-// not to be masked again.
+// Recovers reports whether originals are kept, and the length in characters up to which a response is
+// not masked.
 func (h *Handler) Recovers() (maxChars int, ok bool) { return h.policy.MaxChars, h.store != nil }
 
 // Cleanup releases the store.
@@ -293,23 +288,24 @@ func (r *Recover) setDefaults() {
 	}
 }
 
-// largest is how many bytes one original may have.
-func (r *Recover) largest() int { return int(r.MaxBytes / 8) }
+// maxOriginal returns how many bytes one original may have.
+func (r *Recover) maxOriginal() int { return int(r.MaxBytes / 8) }
 
 func (r *Recover) validate(maxChars int) error {
 	switch n := utf8.RuneCountInString(*r.Hint); {
 	case n > mask.MaxHint:
-		return fmt.Errorf("recover hint: it has %d characters, more than %d", n, mask.MaxHint)
+		return fmt.Errorf("recover hint: %d characters exceed the limit of %d", n, mask.MaxHint)
 	case strings.TrimSpace(*r.Hint) != *r.Hint:
-		return errors.New("recover hint: it begins or ends with a space")
+		return errors.New("recover hint: must not begin or end with a space")
 	case strings.ContainsFunc(*r.Hint, unicode.IsControl) || !utf8.ValidString(*r.Hint):
-		return errors.New("recover hint: it is not one line of text")
+		return errors.New("recover hint: must be one line of text")
 	}
 	if err := r.Validate(); err != nil {
 		return err
 	}
-	if r.largest() <= maxChars {
-		return fmt.Errorf("recover max_bytes: with %d nothing is kept, as an original may take an eighth of it and has more than max_chars %d", r.MaxBytes, maxChars)
+	if r.maxOriginal() <= maxChars {
+		return fmt.Errorf("recover max_bytes: %d is too small: an original may take an eighth of it, "+
+			"and has more than max_chars %d", r.MaxBytes, maxChars)
 	}
 	return nil
 }

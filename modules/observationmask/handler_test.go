@@ -189,7 +189,8 @@ func TestAnyUpstreamEncoding(t *testing.T) {
 			}))
 			for _, accept := range []string{"", "gzip, br, zstd", "identity"} {
 				response, body := post(t, server, "Accept-Encoding", accept)
-				if !isMasked(body) || !json.Valid([]byte(body)) || response.Header.Get("Content-Encoding") != "" || len(body) > 5000 {
+				if !isMasked(body) || !json.Valid([]byte(body)) || response.Header.Get("Content-Encoding") != "" ||
+					len(body) > 5000 {
 					t.Errorf("accepting %q: got %d bytes %.100q, %v", accept, len(body), body, response.Header)
 				}
 			}
@@ -460,7 +461,8 @@ func TestUIResourcesAreNotMasked(t *testing.T) {
 				repl.Set("http.mcp.method", m.Method)
 			}
 			recorder := httptest.NewRecorder()
-			r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodPost, "/", strings.NewReader(request)), repl, recorder, new(caddyhttp.Server))
+			r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodPost, "/", strings.NewReader(request)), repl, recorder,
+				new(caddyhttp.Server))
 			whole := message(strings.Repeat("x", 10000))
 			err := h.ServeHTTP(recorder, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
 				_, err := io.Copy(io.Discard, r.Body)
@@ -478,7 +480,8 @@ func TestPlaceholdersTellWhatIsCalled(t *testing.T) {
 	h := provision(t, `{"server":"fs"}`)
 	repl := caddy.NewReplacer()
 	recorder := httptest.NewRecorder()
-	r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodPost, "/", strings.NewReader(request)), repl, recorder, new(caddyhttp.Server))
+	r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodPost, "/", strings.NewReader(request)), repl, recorder,
+		new(caddyhttp.Server))
 	err := h.ServeHTTP(recorder, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
 		answer(message("x"))(w, r)
 		return nil
@@ -503,14 +506,16 @@ func TestPartialContentIsNotMasked(t *testing.T) {
 
 func TestTheFirstStatusCounts(t *testing.T) {
 	recorder := httptest.NewRecorder()
-	r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodPost, "/", strings.NewReader(request)), caddy.NewReplacer(), recorder, new(caddyhttp.Server))
-	err := provision(t, `{}`).ServeHTTP(recorder, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusBadRequest)
-		_, err := io.WriteString(w, message(strings.Repeat("x", 10000)))
-		w.WriteHeader(http.StatusOK)
-		return err
-	}))
+	r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodPost, "/", strings.NewReader(request)),
+		caddy.NewReplacer(), recorder, new(caddyhttp.Server))
+	err := provision(t, `{}`).ServeHTTP(recorder, r,
+		caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusBadRequest)
+			_, err := io.WriteString(w, message(strings.Repeat("x", 10000)))
+			w.WriteHeader(http.StatusOK)
+			return err
+		}))
 	if err != nil || recorder.Code != http.StatusBadRequest || !isMasked(recorder.Body.String()) {
 		t.Errorf("%d, %v", recorder.Code, err)
 	}
@@ -535,8 +540,8 @@ func TestRecover(t *testing.T) {
 	if !ok || string(got) != string(literal[1:len(literal)-1]) {
 		t.Errorf("recovered %d bytes, want %d", len(got), len(literal)-2)
 	}
-	if _, _, ok := h.Original("somebody else", id[1]); ok {
-		t.Error("another client's handle was honoured")
+	if _, _, ok := h.Original("another client", id[1]); ok {
+		t.Error("another client's handle was accepted")
 	}
 
 	// A reload: the new configuration is provisioned before the old one goes.
@@ -590,7 +595,8 @@ func checkHandlesBoundBy(t *testing.T, placeholder string) {
 		recorder := httptest.NewRecorder()
 		repl := caddy.NewReplacer()
 		repl.Set(placeholder, user)
-		r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodPost, "/", strings.NewReader(request)), repl, recorder, new(caddyhttp.Server))
+		r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodPost, "/", strings.NewReader(request)), repl, recorder,
+			new(caddyhttp.Server))
 		if err := h.ServeHTTP(recorder, r, next); err != nil {
 			t.Fatal(err)
 		}
@@ -648,24 +654,31 @@ func TestWhatIsAskedDecides(t *testing.T) {
 		{"a tool with the name of a list", ``, fmt.Sprintf(ask, "tools/call", `{"name":"tools/list"}`), mcp.Target{}, true},
 		{"a batch", ``, `[` + fmt.Sprintf(ask, "tools/list", `{}`) + `]`, mcp.Target{}, true},
 		{"a prompt", `"prompt:fs::a"`, fmt.Sprintf(ask, "prompts/get", `{"name":"a"}`), mcp.Target{}, false},
-		{"a tool with the name of a prompt", `"prompt:fs::a"`, fmt.Sprintf(ask, "tools/call", `{"name":"a"}`), mcp.Target{}, true},
+		{"a tool with the name of a prompt", `"prompt:fs::a"`, fmt.Sprintf(ask, "tools/call", `{"name":"a"}`), mcp.Target{},
+			true},
 		{"a prompt with the name of a tool", `"fs::a"`, fmt.Sprintf(ask, "prompts/get", `{"name":"a"}`), mcp.Target{}, true},
-		{"a resource", `"resource:fs::file:///a"`, fmt.Sprintf(ask, "resources/read", `{"uri":"file:///a/b"}`), mcp.Target{}, false},
-		{"a resource beside it", `"resource:fs::file:///a"`, fmt.Sprintf(ask, "resources/read", `{"uri":"file:///ab"}`), mcp.Target{}, true},
-		{"a resource of another server", `"resource:git::file:///a"`, fmt.Sprintf(ask, "resources/read", `{"uri":"file:///a"}`), mcp.Target{}, true},
+		{"a resource", `"resource:fs::file:///a"`, fmt.Sprintf(ask, "resources/read", `{"uri":"file:///a/b"}`), mcp.Target{},
+			false},
+		{"a resource beside it", `"resource:fs::file:///a"`, fmt.Sprintf(ask, "resources/read", `{"uri":"file:///ab"}`),
+			mcp.Target{}, true},
+		{"a resource of another server", `"resource:git::file:///a"`, fmt.Sprintf(ask, "resources/read",
+			`{"uri":"file:///a"}`), mcp.Target{}, true},
 		{"all of the server", `"fs::*"`, fmt.Sprintf(ask, "resources/read", `{"uri":"file:///a"}`), mcp.Target{}, false},
 		{"all of the server, which may be anything", `"fs::*"`, `[]`, mcp.Target{}, false},
 		{"all tools of the server, which may be anything", `"tool:fs::*"`, `[]`, mcp.Target{}, true},
 		{"a tool that a gateway names", `"fs::a"`, "", mcp.Target{Kind: mcp.Tool, Name: "a"}, false},
 		{"a prompt that a gateway names", `"prompt:fs::a"`, "", mcp.Target{Kind: mcp.Prompt, Name: "a"}, false},
-		{"a resource that a gateway names", `"resource:file:///a"`, "", mcp.Target{Kind: mcp.Resource, Name: "file:///a"}, false},
-		{"another than a gateway names", `"fs::b"`, fmt.Sprintf(ask, "tools/call", `{"name":"b"}`), mcp.Target{Kind: mcp.Tool, Name: "a"}, true},
+		{"a resource that a gateway names", `"resource:file:///a"`, "", mcp.Target{Kind: mcp.Resource, Name: "file:///a"},
+			false},
+		{"another than a gateway names", `"fs::b"`, fmt.Sprintf(ask, "tools/call", `{"name":"b"}`),
+			mcp.Target{Kind: mcp.Tool, Name: "a"}, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			h := provision(t, `{"server":"fs","exempt":[`+test.exempt+`]}`)
 			recorder := httptest.NewRecorder()
 			r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(test.request))
-			r = With(caddyhttp.PrepareRequest(r, caddy.NewReplacer(), recorder, new(caddyhttp.Server)), &Request{About: test.about})
+			r = With(caddyhttp.PrepareRequest(r, caddy.NewReplacer(), recorder, new(caddyhttp.Server)),
+				&Request{About: test.about})
 			whole := message(strings.Repeat("x", 10000))
 			err := h.ServeHTTP(recorder, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
 				_, err := io.Copy(io.Discard, r.Body)
@@ -708,8 +721,10 @@ func TestAnswersOfAnyMethod(t *testing.T) {
 func TestCallIsReadFromTheRequest(t *testing.T) {
 	for _, test := range []struct{ name, body, method, tool string }{
 		{"name first", request, "tools/call", "read"},
-		{"the order of the TypeScript SDK", `{"method":"tools/call","params":{"name":"a\u0062","arguments":{"name":"no"}},"jsonrpc":"2.0","id":1}`, "tools/call", "ab"},
-		{"long arguments after the name", `{"method":"tools/call","params":{"name":"x","arguments":"` + strings.Repeat("y", 2*watchLimit) + `"}}`, "tools/call", "x"},
+		{"the order of the TypeScript SDK", `{"method":"tools/call","params":{"name":"a\u0062",` +
+			`"arguments":{"name":"no"}},"jsonrpc":"2.0","id":1}`, "tools/call", "ab"},
+		{"long arguments after the name", `{"method":"tools/call","params":{"name":"x","arguments":"` + strings.Repeat("y",
+			2*watchLimit) + `"}}`, "tools/call", "x"},
 		{"no name", `{"method":"ping"}`, "ping", ""},
 		{"no call", `[1,2]`, "", ""},
 		{"a repeated key", `{"method":"a","method":"b"}`, "", ""},
@@ -840,9 +855,10 @@ func TestHint(t *testing.T) {
 	}
 	const marker = "\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=5000 head=2000 tail=2000"
 	for config, want := range map[string]string{
-		`{}`:                      marker + "] ...\n",
-		`{"recover":{}}`:          marker + " id=obs_ID] To see more, call recover_observation with this id and a goal. ...\n",
-		`{"recover":{"hint":""}}`: marker + " id=obs_ID] ...\n",
+		`{}`: marker + "] ...\n",
+		`{"recover":{}}`: marker + " id=obs_ID] To see more, call recover_observation with this id and a goal. " +
+			"...\n",
+		`{"recover":{"hint":""}}`:                             marker + " id=obs_ID] ...\n",
 		`{"recover":{"hint":"Use \"it\" \\ <é>"}}`:            marker + " id=obs_ID] Use \"it\" \\ <é> ...\n",
 		`{"recover":{"max_bytes":32008,"hint":"Not useful"}}`: marker + "] ...\n", // it is too large to be kept
 	} {
@@ -851,10 +867,10 @@ func TestHint(t *testing.T) {
 		}
 	}
 	for hint, want := range map[string]string{
-		strings.Repeat("é", 201): "recover hint: it has 201 characters, more than 200",
-		" x":                     "recover hint: it begins or ends with a space",
-		"a\nb":                   "recover hint: it is not one line of text",
-		"a\xffb":                 "recover hint: it is not one line of text",
+		strings.Repeat("é", 201): "recover hint: 201 characters exceed the limit of 200",
+		" x":                     "recover hint: must not begin or end with a space",
+		"a\nb":                   "recover hint: must be one line of text",
+		"a\xffb":                 "recover hint: must be one line of text",
 	} {
 		ctx, cancel := newContext(t)
 		defer cancel()
@@ -882,7 +898,8 @@ func TestHintInACaddyfile(t *testing.T) {
 	}
 	for _, text := range []string{"hint", "hint a b"} {
 		var h Handler
-		if err := h.UnmarshalCaddyfile(caddyfile.NewTestDispenser("observation_mask {\nrecover {\n" + text + "\n}\n}")); err == nil {
+		if err := h.UnmarshalCaddyfile(caddyfile.NewTestDispenser("observation_mask {\nrecover {\n" + text +
+			"\n}\n}")); err == nil {
 			t.Errorf("%q is accepted", text)
 		}
 	}

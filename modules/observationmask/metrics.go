@@ -8,18 +8,25 @@ import (
 )
 
 var (
-	maskedStrings = telemetry.NewCounter("masked_strings_total", "Strings in tool results that were cut.", "server")
-	maskedChars   = telemetry.NewCounter("masked_chars_total", "Characters taken out of tool results.", "server")
+	maskedStrings = telemetry.NewCounter("masked_strings_total", "Strings masked in tool results.", "server")
+	maskedChars   = telemetry.NewCounter("masked_chars_total", "Characters removed from tool results.", "server")
 
-	focusCalls = telemetry.NewCounter("focus_calls_total", "Calls of tools that say what they look for in the result.", "server", "tool", "client")
-	focusedIn  = telemetry.NewCounter("focus_chars_in_total", "Characters of results that were cut to what their calls look for.", "server", "tool", "client")
-	focusedOut = telemetry.NewCounter("focus_chars_out_total", "Characters that were left of them.", "server", "tool", "client")
+	focusCalls = telemetry.NewCounter("focus_calls_total",
+		"Tool calls with a goal.", "server", "tool", "client")
+	focusedIn = telemetry.NewCounter("focus_chars_in_total",
+		"Characters of results before they were cut to a goal.", "server", "tool", "client")
+	focusedOut = telemetry.NewCounter("focus_chars_out_total",
+		"Characters of results after they were cut to a goal.", "server", "tool", "client")
 
-	originals = telemetry.NewCounter("originals_total", "Originals of texts in results that were kept, by whether the call says what it looks for.", "server", "tool", "client", "focus")
-	recovered = telemetry.NewCounter("recovered_total", "Originals that a client has asked for, each counted once.", "server", "tool", "client", "focus")
+	originals = telemetry.NewCounter("originals_total",
+		"Originals kept of masked texts, by whether the call has a goal.", "server", "tool", "client", "focus")
+	recovered = telemetry.NewCounter("recovered_total",
+		"Originals recovered by clients, each counted once.", "server", "tool", "client", "focus")
 
-	collectors = []prometheus.Collector{maskedStrings, maskedChars, focusCalls, focusedIn, focusedOut, originals, recovered}
+	collectors = []prometheus.Collector{
+		maskedStrings, maskedChars, focusCalls, focusedIn, focusedOut, originals, recovered,
+	}
 )
 
-// observations are the originals that are kept, as the metrics of all stores name them.
+// observations is the kind of stored originals in the store metrics.
 var observations = quota.NewKind("observations")

@@ -11,14 +11,14 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/storepool"
 )
 
-// An original is a text that was masked, as it is kept.
+// An original is a masked text in the store.
 type original struct {
-	request Request // whose answer it was in, without its goal
-	focused bool    // the request had one
-	body    []byte  // of a JSON string, escapes and all
+	request Request // the request of the response it was in, without the goal
+	focused bool    // the request had a goal
+	body    []byte  // raw JSON string body, with escapes
 }
 
-// header returns what is kept before the body.
+// header returns the bytes that are stored before the body.
 func (o *original) header() []byte {
 	header := []byte{0, byte(o.request.About.Kind)}
 	if o.focused {
@@ -31,7 +31,7 @@ func (o *original) header() []byte {
 	return header
 }
 
-// readOriginal reads what is kept.
+// readOriginal decodes a stored original.
 func readOriginal(server string, kept []byte) *original {
 	o := &original{focused: kept[0] != 0}
 	o.request.About = mcp.Target{Server: server, Kind: mcp.TargetKind(kept[1])}
@@ -44,7 +44,7 @@ func readOriginal(server string, kept []byte) *original {
 	return o
 }
 
-// labels returns the values of the labels by which originals are counted.
+// labels returns the label values of the counters of originals.
 func (o *original) labels() []string {
 	focused := "no"
 	if o.focused {
@@ -53,7 +53,7 @@ func (o *original) labels() []string {
 	return append(o.request.labels(o.request.About.Server), focused)
 }
 
-// saver returns what keeps originals for the client of r.
+// saver returns a function that stores originals for the client of r, or nil.
 func (h *Handler) saver(r *http.Request) func([]byte) string {
 	if h.store == nil {
 		return nil
@@ -76,17 +76,17 @@ func (h *Handler) saver(r *http.Request) func([]byte) string {
 	}
 }
 
-// scope returns who finds what is kept for a client: stores may be shared, and a client
-// may not be allowed to use every server.
+// scope returns the store's owner for a client. It includes the server, because servers may share a
+// store and a client may not use all of them.
 func (h *Handler) scope(client string) string { return h.Server + "\x00" + client }
 
-// Place returns where what was masked for a client is kept.
+// Place returns where a client's originals are stored.
 func (h *Handler) Place(client string) storepool.Place {
 	return storepool.Place{Store: h.store, Owner: h.scope(client)}
 }
 
-// Original returns what was masked and is kept for a client under a handle: the body
-// of a JSON string, escapes and all, and what the client had asked for. It counts as recovered.
+// Original returns a client's original: the raw body of a JSON string, with escapes, and what the
+// client had asked for. It counts as recovered.
 func (h *Handler) Original(client, handle string) (body []byte, target mcp.Target, ok bool) {
 	if h.store == nil {
 		return nil, mcp.Target{}, false
@@ -102,7 +102,7 @@ func (h *Handler) Original(client, handle string) (body []byte, target mcp.Targe
 	return o.body, o.request.About, true
 }
 
-// Kept returns the body that Original does, for an operator, who recovers nothing.
+// Kept returns the same body as Original for an operator, and does not count as recovered.
 func (h *Handler) Kept(client, handle string) (body []byte, ok bool) {
 	if h.store == nil {
 		return nil, false

@@ -13,44 +13,43 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// A Request is what a gateway knows of a request whose answer is masked.
+// A Request is what a gateway knows about a request whose response is masked.
 type Request struct {
-	About  mcp.Target   // what it asks for; who may use that may have again what is masked
-	Goal   string       // what the client looks for in the answer; "" if it does not say
-	Label  string       // of the client in metrics
-	Report *mask.Report // gets what is masked; nil if it is not needed
+	About  mcp.Target   // what it asks for; clients that may use it may also recover its originals
+	Goal   string       // what the client looks for in the response, or empty
+	Label  string       // client label in metrics
+	Report *mask.Report // receives what is masked; may be nil
 }
 
-// requestKey is where a context has a [Request].
+// requestKey is the context key of a [Request].
 type requestKey struct{}
 
-// With returns r with what a gateway knows of it.
+// With returns r with a Request in its context.
 func With(r *http.Request, request *Request) *http.Request {
 	return r.WithContext(context.WithValue(r.Context(), requestKey{}, request))
 }
 
-// requestOf returns what is known of a request, which may be nothing.
+// requestOf returns the Request in the context of r, or an empty one.
 func requestOf(r *http.Request) *Request {
 	if request, ok := r.Context().Value(requestKey{}).(*Request); ok {
 		return request
 	}
-	return &nothingKnown
+	return &noRequest
 }
 
-// nothingKnown is of requests of which nothing is known.
-var nothingKnown Request
+var noRequest Request
 
-// A shortener cuts the texts of a response by their lines, or as JSON.
+// A shortener shortens the texts of a response by lines or as JSON.
 type shortener struct {
 	ctx     context.Context
 	handler *Handler
 	request *Request
-	in, out atomic.Int64 // characters of what was cut to the goal; read by the log
-	spent   time.Duration
+	in, out atomic.Int64 // characters before and after cutting to the goal; read by the log
+	elapsed time.Duration
 }
 
-// shortener returns what cuts the response to a request; nil if that has no goal and is not cut as
-// JSON.
+// shortener returns the shortener of a response, or nil if the request has no goal and texts are not
+// cut as JSON.
 func (h *Handler) shortener(r *http.Request) *shortener {
 	request := requestOf(r)
 	if request.Goal == "" && !h.JSON {
@@ -61,21 +60,21 @@ func (h *Handler) shortener(r *http.Request) *shortener {
 
 func (s *shortener) cutter(handle string, structured bool) *focus.Cutter {
 	return &focus.Cutter{
-		Goal: s.request.Goal, MaxChars: s.handler.policy.MaxChars, Handle: handle, Hint: s.handler.hint(), Bare: structured,
+		Goal: s.request.Goal, MaxChars: s.handler.policy.MaxChars, Handle: handle, Hint: s.handler.hint(),
+		Bare: structured,
 	}
 }
 
-// maxSpent is how long the texts of a response may take. Those that follow are cut to head and tail:
-// thousands that are just too long would take half a minute. It is a variable only so that tests can
-// make it short.
-var maxSpent = 4 * time.Second
+// maxShortening bounds the time spent on the texts of one response; the remaining texts are cut to head and
+// tail. Thousands of texts just over the limit would take half a minute. It is a variable for tests.
+var maxShortening = 4 * time.Second
 
 // Text implements [mask.Shortener].
 func (s *shortener) Text(body []byte, handle string, structured bool) []byte {
-	if s.spent > maxSpent {
+	if s.elapsed > maxShortening {
 		return nil
 	}
-	defer func(began time.Time) { s.spent += time.Since(began) }(time.Now())
+	defer func(began time.Time) { s.elapsed += time.Since(began) }(time.Now())
 	text, form := s.cutter(handle, structured).Cut(s.ctx, jsonspan.Text(body))
 	if form == focus.Uncut {
 		return nil
@@ -100,19 +99,19 @@ func (s *shortener) Note(value []byte, handle string) string {
 	return s.cutter(handle, true).Note(value)
 }
 
-// count counts what was cut to the goal.
-func (s *shortener) count(in, out int) {
+// count counts characters before and after cutting to the goal.
+func (s *shortener) count(before, after int) {
 	if s.request.Goal == "" {
 		return
 	}
-	s.in.Add(int64(in))
-	s.out.Add(int64(out))
+	s.in.Add(int64(before))
+	s.out.Add(int64(after))
 	labels := s.request.labels(s.handler.Server)
-	focusedIn.WithLabelValues(labels...).Add(float64(in))
-	focusedOut.WithLabelValues(labels...).Add(float64(out))
+	focusedIn.WithLabelValues(labels...).Add(float64(before))
+	focusedOut.WithLabelValues(labels...).Add(float64(after))
 }
 
-// labels returns the values of the labels of metrics by tool and client.
+// labels returns the label values of metrics by tool and client.
 func (r *Request) labels(server string) []string {
 	name := ""
 	if r.About.Kind == mcp.Tool {
@@ -121,18 +120,18 @@ func (r *Request) labels(server string) []string {
 	return []string{server, name, r.Label}
 }
 
-// toolLabels are the tools that metrics tell apart. A client can call tools by any name.
+// toolLabels bounds the tool names in metrics: a client can call tools by any name.
 type toolLabels struct {
 	mu    sync.Mutex
 	known map[[2]string]bool
 }
 
-// maxToolLabels is how many tools metrics tell apart.
+// maxToolLabels is how many tools have a label of their own.
 const maxToolLabels = 2_000
 
 var tools = toolLabels{known: map[[2]string]bool{}}
 
-// label returns the label of a tool.
+// label returns the label of a tool, "other" if there are too many.
 func (t *toolLabels) label(server, tool string) string {
 	tool = mcp.Shortened(tool)
 	key := [2]string{server, tool}

@@ -43,9 +43,11 @@ func TestShortener(t *testing.T) {
 		has                      []string
 		valid                    bool // JSON is left
 	}{
-		{"a log by its lines", `{"recover":{}}`, goal, log.String(), []string{"334│ ERROR " + fact, "id=obs_", "recover_observation"}, false},
+		{"a log by its lines", `{"recover":{}}`, goal, log.String(), []string{"334│ ERROR " + fact, "id=obs_",
+			"recover_observation"}, false},
 		{"without an original", `{}`, goal, log.String(), []string{"334│ ERROR " + fact, "lines="}, false},
-		{"a log by its ends", `{"json":true}`, "", log.String(), []string{"INFO request 0 served", "head=2000 tail=2000]", "INFO request 999 served"}, false},
+		{"a log by its ends", `{"json":true}`, "", log.String(), []string{"INFO request 0 served", "head=2000 tail=2000]",
+			"INFO request 999 served"}, false},
 		{"records by the goal", `{"recover":{}}`, goal, array, []string{fact, "items left out id=obs_"}, true},
 		{"records by their ends", `{"json":true}`, "", array, []string{`{"id":0,`, `{"id":999,`, "items left out]"}, true},
 		{"records as a string", `{}`, "", array, []string{"head=2000 tail=2000]"}, false},
@@ -54,16 +56,18 @@ func TestShortener(t *testing.T) {
 			h := provision(t, test.config)
 			h.Server = "fs"
 			recorder := httptest.NewRecorder()
-			r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodPost, "/", nil), caddy.NewReplacer(), recorder, new(caddyhttp.Server))
+			r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodPost, "/", nil), caddy.NewReplacer(), recorder,
+				new(caddyhttp.Server))
 			request := &Request{About: mcp.Target{Server: "fs", Kind: mcp.Tool, Name: "read"}, Goal: test.goal, Label: "ann"}
 			labels := []string{"fs", "read", "ann"}
 			count := func(c *prometheus.CounterVec) float64 { return counted(c, labels...) }
 			calls, in, out := count(focusCalls), count(focusedIn), count(focusedOut)
 			body, _ := json.Marshal(map[string]any{"content": []any{map[string]string{"type": "text", "text": test.text}}})
-			err := h.ServeHTTP(recorder, With(r, request), caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
-				answer(`{"jsonrpc":"2.0","id":1,"result":`+string(body)+`}`)(w, r)
-				return nil
-			}))
+			err := h.ServeHTTP(recorder, With(r, request),
+				caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+					answer(`{"jsonrpc":"2.0","id":1,"result":`+string(body)+`}`)(w, r)
+					return nil
+				}))
 			var got struct {
 				Result struct{ Content []struct{ Text string } }
 			}
@@ -103,7 +107,8 @@ func TestShortener(t *testing.T) {
 // An original counts as recovered once, for the tool and the client that it was for.
 func TestRecoveredIsCountedOnce(t *testing.T) {
 	h := provision(t, `{"recover":{},"server":"counting"}`)
-	r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodPost, "/", nil), caddy.NewReplacer(), httptest.NewRecorder(), new(caddyhttp.Server))
+	r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodPost, "/", nil), caddy.NewReplacer(),
+		httptest.NewRecorder(), new(caddyhttp.Server))
 	r = With(r, &Request{About: mcp.Target{Kind: mcp.Tool, Name: "read"}, Goal: "x", Label: "ann"})
 	handle := h.saver(r)([]byte("body"))
 	labels := []string{"counting", "read", "ann", "yes"}
@@ -140,8 +145,8 @@ func TestToolLabelsAreLimited(t *testing.T) {
 
 // A response of many texts does not take forever.
 func TestShortenerTime(t *testing.T) {
-	defer func(d time.Duration) { maxSpent = d }(maxSpent)
-	maxSpent = 0
+	defer func(d time.Duration) { maxShortening = d }(maxShortening)
+	maxShortening = 0
 	s := &shortener{ctx: t.Context(), handler: provision(t, `{}`), request: &Request{Goal: "the payment"}}
 	text := []byte(strings.Repeat(`nothing\npayment\n`, 1000))
 	if first := s.Text(text, "", false); first == nil {
@@ -156,7 +161,8 @@ func TestShortenerTime(t *testing.T) {
 func TestLogBeforeResponse(t *testing.T) {
 	h := provision(t, `{"json":true}`)
 	recorder := httptest.NewRecorder()
-	r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodPost, "/", nil), caddy.NewReplacer(), recorder, new(caddyhttp.Server))
+	r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodPost, "/", nil), caddy.NewReplacer(), recorder,
+		new(caddyhttp.Server))
 	err := h.ServeHTTP(recorder, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
 		logged := make(chan error)
 		go func() { logged <- w.(*responseWriter).MarshalLogObject(zapcore.NewMapObjectEncoder()) }()

@@ -18,9 +18,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
-// holdOutput is how much of a masked JSON response is held back. Nobody can use
-// half a JSON text, and as long as nothing has been sent, the headers can still
-// be right: the length of what is left, and unchanged if nothing was masked.
+// holdOutput is how many bytes of a masked JSON response are held back. Half a JSON text is useless to
+// a client, and until something is sent, the headers can still be corrected: a new Content-Length, or
+// unchanged headers if nothing was masked.
 const holdOutput = 1 << 20
 
 // A responseWriter masks a response as it is written.
@@ -31,25 +31,25 @@ type responseWriter struct {
 	call    call
 
 	status  int  // 0 until WriteHeader
-	sent    bool // the header has been sent on
+	sent    bool // the header has been sent
 	state   *maskState
-	in      io.Writer                  // takes the body; nil if it passes as it is
+	in      io.Writer                  // receives the body; nil if it passes unchanged
 	body    *httpbody.Decoder          // in, if the body is encoded
 	stream  bool                       // the body is an event stream
-	cutting *shortener                 // nil if strings are cut to head and tail only
-	masked  atomic.Pointer[mask.Stats] // what has been so far; read by the log, perhaps before the end
+	cutting *shortener                 // nil if strings are only cut to head and tail
+	masked  atomic.Pointer[mask.Stats] // so far; read by the log, perhaps before the end
 }
 
-// maskState is what masking a response takes, kept between responses.
+// maskState is the state for masking one response, pooled.
 type maskState struct {
 	masker mask.Masker
 	events sse.Scanner
-	out    bytes.Buffer // masked and held back
+	out    bytes.Buffer // masked output held back
 }
 
 var maskStates = sync.Pool{New: func() any { return new(maskState) }}
 
-// WriteHeader decides what happens to the body.
+// WriteHeader decides whether the body is masked.
 func (w *responseWriter) WriteHeader(status int) {
 	if w.status != 0 {
 		return
@@ -64,14 +64,14 @@ func (w *responseWriter) WriteHeader(status int) {
 		w.ResponseWriter.WriteHeader(status)
 		return
 	}
-	// The header of a stream goes out at once. So does that of a response with
-	// trailers: they will be put into the same map when the body has ended.
+	// The header of a stream is sent at once. So is that of a response with trailers: they are added to
+	// the same header map after the body.
 	if w.stream || w.Header().Get("Trailer") != "" {
 		_ = w.send(true, unknown)
 	}
 }
 
-// begin prepares to mask the body and reports whether it is to be masked.
+// begin prepares to mask the body and reports whether it is masked.
 func (w *responseWriter) begin() bool {
 	header := w.Header()
 	media := httpbody.TypeOf(header.Get("Content-Type"))
@@ -87,7 +87,7 @@ func (w *responseWriter) begin() bool {
 		return false
 	}
 	policy := w.handler.policy
-	policy.Reply = w.call.isRPC
+	policy.IsReply = w.call.isRPC
 	policy.AnyMethod = asked.method == ""
 	policy.Save = w.handler.saver(w.request)
 	policy.Limit = w.handler.BufferLimit
@@ -100,7 +100,7 @@ func (w *responseWriter) begin() bool {
 			if length > int64(policy.Limit) {
 				return false
 			}
-			policy.Limit = 0 // it is known to be short enough
+			policy.Limit = 0 // it is short enough
 		}
 	}
 	if encoding == "" {
@@ -119,7 +119,7 @@ func (w *responseWriter) begin() bool {
 	return true
 }
 
-// Write takes the next bytes of the body.
+// Write masks and sends the next bytes of the body.
 func (w *responseWriter) Write(p []byte) (int, error) {
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
@@ -130,8 +130,7 @@ func (w *responseWriter) Write(p []byte) (int, error) {
 	return w.in.Write(p)
 }
 
-// ReadFrom keeps io.Copy from finding the ReadFrom of the writer below, which
-// would pass the body by.
+// ReadFrom keeps io.Copy from using ReadFrom of the underlying writer, which would bypass the mask.
 func (w *responseWriter) ReadFrom(r io.Reader) (int64, error) {
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
@@ -142,8 +141,7 @@ func (w *responseWriter) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(w.in, r)
 }
 
-// FlushError sends on what has been masked. A JSON response that is still held
-// back stays so.
+// FlushError flushes masked output. A JSON response that is still held back stays so.
 func (w *responseWriter) FlushError() error {
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
@@ -154,7 +152,7 @@ func (w *responseWriter) FlushError() error {
 	return http.NewResponseController(w.ResponseWriter).Flush()
 }
 
-// maskedBody takes the body, decoded if it was encoded.
+// maskedBody masks the decoded body.
 type maskedBody struct{ w *responseWriter }
 
 func (b maskedBody) Write(p []byte) (int, error) {
@@ -164,20 +162,18 @@ func (b maskedBody) Write(p []byte) (int, error) {
 	}
 	n, err := w.state.masker.Write(p)
 	if err == nil && !w.sent && w.state.masker.Verbatim() {
-		// Not a JSON text after all. It may be a stream of some other kind.
+		// Not JSON after all. It may be another kind of stream.
 		err = w.send(w.changed(), unknown)
 	}
 	return n, err
 }
 
-// changed reports whether the body is another than the one that was written, as
-// far as it is known.
+// changed reports whether the body differs from the original so far.
 func (w *responseWriter) changed() bool {
 	return w.body != nil || w.state.masker.Stats().Strings > 0
 }
 
-// writeEvents masks the data of events, each a JSON text of its own. It sends
-// them on as they are complete.
+// writeEvents masks the data of events, each a JSON text of its own, and flushes complete events.
 func (w *responseWriter) writeEvents(p []byte) (int, error) {
 	masker, events := &w.state.masker, &w.state.events
 	complete := false
@@ -206,7 +202,7 @@ func (w *responseWriter) writeEvents(p []byte) (int, error) {
 	}
 }
 
-// output takes what has been masked.
+// output receives masked bytes.
 type output struct{ w *responseWriter }
 
 func (o output) Write(p []byte) (int, error) {
@@ -217,18 +213,18 @@ func (o output) Write(p []byte) (int, error) {
 	if w.state.out.Len()+len(p) <= holdOutput {
 		return w.state.out.Write(p)
 	}
-	// What is still to come may be changed, unless it is known to pass.
+	// The rest may be changed, unless the masker passes it verbatim.
 	if err := w.send(w.changed() || !w.state.masker.Verbatim(), unknown); err != nil {
 		return 0, err
 	}
 	return w.ResponseWriter.Write(p)
 }
 
-// unknown is the length of a body that is not yet complete.
+// unknown is the length of an incomplete body.
 const unknown = -1
 
-// send sends the header and what is held back. If the body was changed, what the
-// header says of it is put right.
+// send sends the header and the held output. If the body was changed, it corrects the headers that
+// describe it.
 func (w *responseWriter) send(changed bool, length int) error {
 	if changed {
 		httpbody.DropDescription(w.Header())
@@ -246,7 +242,7 @@ func (w *responseWriter) send(changed bool, length int) error {
 	return err
 }
 
-// finish completes the response. If the client has left, nobody needs to know.
+// finish completes the response. Write errors are ignored: the client has gone.
 func (w *responseWriter) finish() {
 	if w.in == nil {
 		return
@@ -263,7 +259,7 @@ func (w *responseWriter) finish() {
 		length := w.state.out.Len()
 		for name := range w.Header() {
 			if strings.HasPrefix(name, http.TrailerPrefix) {
-				length = unknown // a body of a stated length has no trailers
+				length = unknown // a body with Content-Length has no trailers
 			}
 		}
 		_ = w.send(w.changed(), length)
@@ -271,8 +267,8 @@ func (w *responseWriter) finish() {
 	w.release()
 }
 
-// abort lets out what is held back of a response that broke off, as it arrived.
-// The response stays visibly incomplete. After finish it does nothing.
+// abort sends the held part of a response that broke off, unmasked. The response stays visibly
+// incomplete. After finish it does nothing.
 func (w *responseWriter) abort() {
 	if w.in == nil {
 		return
@@ -289,7 +285,7 @@ func (w *responseWriter) abort() {
 	w.release()
 }
 
-// release gives back what masking took, and reports what was masked.
+// release returns the state to the pool and adds to the gateway's report.
 func (w *responseWriter) release() {
 	if report := requestOf(w.request).Report; report != nil {
 		report.Add(&mask.Report{Stats: w.state.masker.Stats()})
@@ -301,7 +297,7 @@ func (w *responseWriter) release() {
 	w.in, w.state = nil, nil
 }
 
-// count adds what was masked since the last time to the metrics.
+// count adds what was masked since the last call to the metrics.
 func (w *responseWriter) count() {
 	var before mask.Stats
 	if counted := w.masked.Load(); counted != nil {
@@ -315,12 +311,13 @@ func (w *responseWriter) count() {
 	}
 }
 
-// MarshalLogObject puts what was called and masked into the access log, when it
-// is written.
+// MarshalLogObject adds the call and what was masked to the access log.
 func (w *responseWriter) MarshalLogObject(enc zapcore.ObjectEncoder) error {
-	if !w.call.known { // else it is logged already
+	if !w.call.logged { // otherwise it is already logged
 		asked := w.call.read()
-		for _, field := range [][2]string{{"mcp_server", w.call.server}, {"mcp_method", asked.method}, {"mcp_tool", asked.name}} {
+		for _, field := range [...][2]string{
+			{"mcp_server", w.call.server}, {"mcp_method", asked.method}, {"mcp_tool", asked.name},
+		} {
 			if field[1] != "" {
 				enc.AddString(field[0], field[1])
 			}

@@ -55,29 +55,32 @@ func (h *Handler) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if d.NextArg() {
 		return d.Errf("tool_result_mask takes no arguments, only a matcher and a block")
 	}
-	return setting.Checked(d, setting.Lines{
+	return setting.BlockChecked(d, setting.Lines{
 		"enabled":              setting.Optional(&h.Enabled, setting.Switch),
 		"window_turns":         setting.Optional(&h.WindowTurns, setting.Number),
 		"keep_errors":          setting.Optional(&h.KeepErrors, errorsLine),
 		"keep_last_k_per_tool": setting.Number(&h.KeepLastKPerTool),
 		"placeholder_template": setting.Text(&h.PlaceholderTemplate),
-		"step_turns":           setting.NotZero(&h.StepTurns, setting.NotNegative, "step_turns: 0 would never move; 1 moves with every turn"),
-		"clear_at_least":       setting.Argument(&h.ClearAtLeast, parseTokens),
-		"cache_prices":         h.parseCachePrices,
-		"cache_ttl":            setting.Duration(&h.CacheTTL),
-		"max_loss":             setting.Optional(&h.MaxLoss, share),
-		"min_mask_chars":       setting.NotNegative(&h.MinMaskChars),
-		"exclude_tools":        setting.List(&h.ExcludeTools, "names"),
-		"buffer_limit":         setting.NotZero(&h.BufferLimit, setting.Size, "buffer_limit: 0 holds nothing, so nothing would be masked"),
-		"max_buffered":         setting.NotZero(&h.MaxBuffered, setting.Size, "max_buffered: 0 holds nothing, so nothing would be masked"),
-		"body_timeout":         setting.Duration(&h.BodyTimeout),
-		"route":                setting.Name(&h.Route),
-		"recover":              h.parseRecover,
+		"step_turns": setting.NotZero(&h.StepTurns, setting.NotNegative,
+			"step_turns: 0 would never move; 1 moves with every turn"),
+		"clear_at_least": setting.Argument(&h.ClearAtLeast, parseTokens),
+		"cache_prices":   h.parseCachePrices,
+		"cache_ttl":      setting.Duration(&h.CacheTTL),
+		"max_loss":       setting.Optional(&h.MaxLoss, percentage),
+		"min_mask_chars": setting.NotNegative(&h.MinMaskChars),
+		"exclude_tools":  setting.List(&h.ExcludeTools, "names"),
+		"buffer_limit": setting.NotZero(&h.BufferLimit, setting.Size,
+			"buffer_limit: 0 would mask nothing"),
+		"max_buffered": setting.NotZero(&h.MaxBuffered, setting.Size,
+			"max_buffered: 0 would mask nothing"),
+		"body_timeout": setting.Duration(&h.BodyTimeout),
+		"route":        setting.Name(&h.Route),
+		"recover":      h.parseRecover,
 	}, setting.CheckCopy(h, (*Handler).compile, (*Handler).Validate), "exclude_tools")
 }
 
-// share reads a percentage.
-func share(field *float64) setting.Line {
+// percentage reads a percentage.
+func percentage(field *float64) setting.Line {
 	return setting.Argument(field, func(arg string) (float64, error) {
 		percent, err := strconv.ParseFloat(strings.TrimSuffix(arg, "%"), 64)
 		if err != nil || !strings.HasSuffix(arg, "%") {
@@ -103,7 +106,7 @@ func errorsLine(field *Errors) setting.Line {
 		case precise:
 			*field = Errors(chat.ErrorsPrecise)
 		default:
-			return d.Errf("%s is on, off or precise, not %q", name, args[0])
+			return d.Errf("%s must be on, off or precise, got %q", name, args[0])
 		}
 		if len(args) > 1 {
 			return setting.Expected(d, name, "on | off | precise")
@@ -144,7 +147,7 @@ func (h *Handler) parseCachePrices(d *caddyfile.Dispenser) error {
 	for i, field := range []*float64{&h.CachePrices.Read, &h.CachePrices.Write} {
 		price, err := strconv.ParseFloat(args[i], 64)
 		if err != nil || !(price > 0) || price > 1e9 {
-			return d.Errf("cache_prices: %q is not a price", args[i])
+			return d.Errf("cache_prices: %q is not a positive number", args[i])
 		}
 		*field = price
 	}

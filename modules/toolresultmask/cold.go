@@ -7,31 +7,30 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
 )
 
-// A providerCache is what the answers of a route tell of the provider's cache.
+// A providerCache is what responses reveal about the provider's cache.
 type providerCache struct {
-	used   atomic.Bool  // something was read from it or written to it
-	misses atomic.Int32 // answers in a row that had nothing from it, although it should have had it
+	used   atomic.Bool  // a response reported tokens read from or written to it
+	misses atomic.Int32 // consecutive responses without cached tokens although some were expected
 }
 
-// enoughMisses is after how many answers a provider is taken to cache nothing. One may be
-// chance: requests are sent to many machines.
+// enoughMisses is after how many misses a provider is assumed not to cache. A single miss may be
+// chance: providers spread requests over many machines.
 const enoughMisses = 3
 
-// learn takes what an answer tells. Expected says that the request before had much of this
-// one, and had not long been sent.
-func (p *providerCache) learn(told chat.Usage, expected bool) {
+// learn updates the state from the usage of a response. expected says that the previous request was
+// recent and shared much of its beginning with this one.
+func (p *providerCache) learn(usage chat.Usage, expected bool) {
 	switch {
-	case told.Cached > 0 || told.CacheWrite > 0:
+	case usage.Cached > 0 || usage.CacheWrite > 0:
 		p.used.Store(true)
 		p.misses.Store(0)
-	case told.Input > 0 && expected && p.misses.Load() < enoughMisses:
+	case usage.Input > 0 && expected && p.misses.Load() < enoughMisses:
 		p.misses.Add(1)
 	}
 }
 
-// isCold reports whether the provider has nothing of a conversation in its cache, as far as is
-// known: it caches nothing, is not asked to, or has had the time to forget it. Then results
-// can be masked at no cost.
+// isCold reports whether the provider's cache probably has nothing of the conversation: it does not
+// cache, was not asked to, or the entry has expired. Then masking is free.
 func (h *Handler) isCold(c *chat.Conversation, past chat.Past, now time.Time) bool {
 	if h.provider.misses.Load() >= enoughMisses || c.Uncached() && !h.provider.used.Load() {
 		return true
@@ -43,8 +42,8 @@ func (h *Handler) isCold(c *chat.Conversation, past chat.Past, now time.Time) bo
 	return !past.At.IsZero() && now.Sub(past.At) > ttl
 }
 
-// expectsCache reports whether the provider should have much of a request in its cache: more
-// than any needs to cache it, and sent a short while ago.
+// expectsCache reports whether the provider should have much of the request in its cache: it was sent
+// less than a minute ago, and shares far more than the smallest cacheable prompt.
 func expectsCache(plan chat.Plan, past chat.Past, now time.Time) bool {
 	return !past.At.IsZero() && now.Sub(past.At) < time.Minute && plan.Shared >= 8*chat.MinCached*chat.CharsPerToken
 }

@@ -51,7 +51,8 @@ func results(mark string) func(contents ...string) string {
 			} else {
 				content += `"` + mark
 			}
-			messages = append(messages, fmt.Sprintf(`{"role":"assistant","content":[{"type":"tool_use","id":"t%d","name":"read","input":{}}]}`, i),
+			messages = append(messages, fmt.Sprintf(`{"role":"assistant","content":[{"type":"tool_use","id":"t%d",`+
+				`"name":"read","input":{}}]}`, i),
 				fmt.Sprintf(`{"role":"user","content":[{"type":"tool_result","tool_use_id":"t%d","content":"%s}]}`, i, content))
 		}
 		return `{"messages":[` + strings.Join(messages, ",") + `]}`
@@ -91,7 +92,8 @@ func TestProviderWithoutCache(t *testing.T) {
 		t.Errorf("masked %v, want %v", got, want)
 	}
 	d.masked(turns, usage(10_000, 5_000))
-	if last, next := d.masked(turns, usage(10_000, 5_000)), d.masked(turns, usage(10_000, 5_000)); last != 12 || next != 12 {
+	if last, next := d.masked(turns, usage(10_000, 5_000)), d.masked(turns, usage(10_000, 5_000)); last != 12 ||
+		next != 12 {
 		t.Errorf("masked %d and %d, when there is a cache after all", last, next)
 	}
 	d = newDialog(t, anAuto+`}`)

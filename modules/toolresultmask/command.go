@@ -30,37 +30,37 @@ func init() {
 		Name: "mask-conversation",
 		Usage: "[--config <path> [--adapter <name>]] [--route <name>] " +
 			"[--bill [--cache-ttl <duration>] [--json] [<file or folder>...]] [<file>]",
-		Short: "Shows what tool_result_mask makes of a request to a model",
+		Short: "Shows how tool_result_mask changes a request to a model",
 		Long: `
 Reads the body of a request to a model from a file or standard input, masks old tool
-results as the tool_result_mask of a configuration would, and prints what would be
-sent. What was masked, and what that saves, is printed on standard error. A body that
-is not JSON is printed as it is, and the command fails.
+results as the tool_result_mask of a configuration would, and prints the result. A
+summary of the masked results and the savings goes to standard error. A body that is
+not JSON is printed unchanged, and the command fails.
 
 The configuration is the Caddyfile in the current directory unless --config names
-another. If there is none, it is that of an empty tool_result_mask, and standard error
-says so. With several tool_result_mask, --route chooses the one that has this route.
+another file. Without a configuration the command uses the defaults and says so on
+standard error. If there are several tool_result_mask, --route selects one.
 
-With --bill it replays transcripts, request by request, as the agent has sent them,
-and prints what a provider with a prompt cache would bill with and without the
-mask: what a request begins with like the one before is read from the cache, the
-rest is written to it, at the cache_prices of the configuration and at four bytes a
-token. It reads the body of the last request of a conversation, JSON Lines of
-bodies, sessions of Claude Code, rollouts of Codex, and trajectories of SWE-agent
-and mini-SWE-agent; in folders all files named .json, .jsonl and .traj. Without a
-file it reads standard input. Of one conversation it prints every request, of
-several a line for each. "moved" marks requests in which results are masked that
-had been sent before. Files that it cannot read are named on standard error.
+With --bill it replays transcripts request by request, as the agent sent them, and
+prints what a provider with a prompt cache would bill with and without the mask. The
+part of a request that equals the beginning of the previous one is read from the
+cache, the rest is written to it, at the cache_prices of the configuration and four
+bytes per token. It reads the body of the last request of a conversation, JSON Lines
+of bodies, Claude Code sessions, Codex rollouts, and trajectories of SWE-agent and
+mini-SWE-agent; in folders, all files named .json, .jsonl and .traj. Without a file it
+reads standard input. For one conversation it prints every request, for several one
+line each. "moved" marks requests that mask results which had been sent before.
+Unreadable files are named on standard error.
 
-Where transcripts have times, what was not used for longer than --cache-ttl has
-left the cache. --json prints the same for programs.`,
+If transcripts have timestamps, prompts unused for longer than --cache-ttl have left
+the cache. --json prints the same as JSON.`,
 		Flags: func() *flag.FlagSet {
 			flags := flag.NewFlagSet("mask-conversation", flag.ExitOnError)
 			flags.String("config", "", "Configuration file")
 			flags.String("adapter", "", "Name of config adapter")
-			flags.String("route", "", "The route of the tool_result_mask to use")
-			flags.Bool("bill", false, "Replay transcripts, and print what they cost")
-			flags.Duration("cache-ttl", bill.TTL, "With --bill: how long a provider caches a prompt; 0 for ever")
+			flags.String("route", "", "Route of the tool_result_mask to use")
+			flags.Bool("bill", false, "Replay transcripts and print their cost")
+			flags.Duration("cache-ttl", bill.TTL, "With --bill: how long the provider caches a prompt; 0 means forever")
 			flags.Bool("json", false, "With --bill: print JSON")
 			return flags
 		}(),
@@ -102,32 +102,34 @@ func readRequest(file string) ([]byte, error) {
 	return os.ReadFile(file)
 }
 
-// replay prints the bill of the transcripts that the flags name.
+// replay prints the bill of the transcripts that the arguments name.
 func (h *Handler) replay(flags caddycmd.Flags) error {
 	ttl := flags.Duration("cache-ttl")
 	if ttl < 0 {
 		return fmt.Errorf("--cache-ttl: %s is negative", ttl)
 	}
-	var report replayReport = &replayTable{out: os.Stdout, told: os.Stderr}
+	var report replayReport = &replayTable{out: os.Stdout, errors: os.Stderr}
 	if flags.Bool("json") {
 		report = &replayJSON{out: os.Stdout}
 	}
 	return newReplay(h, ttl).run(flags.Args(), os.Stdin, report)
 }
 
-// configured returns the handler of a configuration that has the given route. Without a configuration it is one with
-// defaults, and told says so.
-func configured(file, adapter, route string, told io.Writer) (*Handler, error) {
+// configured returns the tool_result_mask of a configuration that has the given route. Without a
+// configuration it returns one with the defaults, and says so on stderr.
+func configured(file, adapter, route string, stderr io.Writer) (*Handler, error) {
 	found := []json.RawMessage{[]byte(`{}`)}
 	config, file, err := configfile.Load(file, adapter)
 	switch {
 	case err != nil:
 		return nil, err
 	case config == nil && route != "":
-		return nil, fmt.Errorf("no %s in this directory, so no tool_result_mask with the route %q; --config names a file",
+		return nil, fmt.Errorf(
+			"no %s in this directory, so no tool_result_mask with the route %q; use --config to name a file",
 			file, route)
 	case config == nil:
-		fmt.Fprintf(told, "no %s in this directory: using the defaults of tool_result_mask; --config names a file\n", file)
+		fmt.Fprintf(stderr,
+			"no %s in this directory, using the defaults of tool_result_mask; use --config to name a file\n", file)
 	default:
 		if found, err = configfile.Handlers(config, "tool_result_mask"); err != nil {
 			return nil, fmt.Errorf("read %s: %w", file, err)
@@ -149,7 +151,7 @@ func configured(file, adapter, route string, told io.Writer) (*Handler, error) {
 	case len(chosen) == 0:
 		return nil, fmt.Errorf("%s has no tool_result_mask with the route %q", file, route)
 	case len(chosen) > 1:
-		return nil, fmt.Errorf("%s has %d tool_result_mask to choose from; --route names one", file, len(chosen))
+		return nil, fmt.Errorf("%s has %d tool_result_mask; use --route to select one", file, len(chosen))
 	}
 	if err := chosen[0].compile(); err != nil {
 		return nil, err
@@ -157,38 +159,38 @@ func configured(file, adapter, route string, told io.Writer) (*Handler, error) {
 	return chosen[0], chosen[0].Validate()
 }
 
-// show writes what would be sent, and what was done to it.
-func (h *Handler) show(body []byte, sent, told io.Writer) error {
+// show writes the masked request to stdout and a summary to stderr.
+func (h *Handler) show(body []byte, stdout, stderr io.Writer) error {
 	var c chat.Conversation
 	if err := h.parse(&c, body); err != nil {
-		if _, err := sent.Write(body); err != nil {
+		if _, err := stdout.Write(body); err != nil {
 			return err
 		}
 		if errors.Is(err, jsonspan.ErrSyntax) || errors.Is(err, io.ErrUnexpectedEOF) {
 			return fmt.Errorf("%w: %w", errNotMasked, err)
 		}
-		fmt.Fprintf(told, "not masked: %s\n", strings.TrimPrefix(err.Error(), errNotMasked.Error()+": "))
+		fmt.Fprintf(stderr, "not masked: %s\n", strings.TrimPrefix(err.Error(), errNotMasked.Error()+": "))
 		return nil
 	}
 	plan, _ := c.MaskAfter(&h.policy, &chat.Progress{}, c.Uncached())
 	if plan.Grows {
-		fmt.Fprintln(told, "not masked: the placeholders are longer than the results")
+		fmt.Fprintln(stderr, "not masked: the placeholders are longer than the results")
 	}
 	var out bytes.Buffer
 	if err := jsonspan.Splice(&out, body, plan.Edits); err != nil {
 		return err
 	}
 	length := out.Len()
-	if _, err := out.WriteTo(sent); err != nil {
+	if _, err := out.WriteTo(stdout); err != nil {
 		return err
 	}
-	return h.table(&c, plan, len(body), length, told)
+	return h.table(&c, plan, len(body), length, stderr)
 }
 
-// errNotMasked says that the configuration lets a request pass.
+// errNotMasked says that the configuration lets a request pass unchanged.
 var errNotMasked = errors.New("not masked")
 
-// parse reads a request that is to be masked.
+// parse parses a request, unless the configuration lets it pass.
 func (h *Handler) parse(c *chat.Conversation, body []byte) error {
 	switch {
 	case !*h.Enabled:
@@ -199,10 +201,10 @@ func (h *Handler) parse(c *chat.Conversation, body []byte) error {
 	return c.Parse(body)
 }
 
-// comma is a number with commas.
+// comma formats a number with thousands separators.
 func comma(n int) string { return humanize.Comma(int64(n)) }
 
-// printable is a name that a terminal can take.
+// printable quotes a name that is unsafe to print on a terminal.
 func printable(name string) string {
 	if quoted := strconv.Quote(name); quoted != `"`+name+`"` {
 		return quoted
@@ -210,8 +212,8 @@ func printable(name string) string {
 	return name
 }
 
-// table writes what was masked, by tool.
-func (h *Handler) table(c *chat.Conversation, plan chat.Plan, before, after int, told io.Writer) error {
+// table writes how many results were masked, by tool.
+func (h *Handler) table(c *chat.Conversation, plan chat.Plan, before, after int, w io.Writer) error {
 	type row struct {
 		tool                           string
 		results, masked, chars, hidden int
@@ -229,20 +231,22 @@ func (h *Handler) table(c *chat.Conversation, plan chat.Plan, before, after int,
 			rows[tool].hidden += r.Chars
 		}
 	}
-	w := tabwriter.NewWriter(told, 0, 0, 2, ' ', 0)
-	fmt.Fprint(w, "tool\tresults\tmasked\tcharacters\thidden\n")
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprint(tw, "tool\tresults\tmasked\tcharacters\thidden\n")
 	for _, r := range slices.SortedFunc(maps.Values(rows), func(a, b *row) int {
 		return cmp.Or(cmp.Compare(b.hidden, a.hidden), cmp.Compare(a.tool, b.tool))
 	}) {
-		fmt.Fprintf(w, "%s\t%d\t%d\t%s\t%s\n", printable(r.tool), r.results, r.masked, comma(r.chars), comma(r.hidden))
+		fmt.Fprintf(tw, "%s\t%d\t%d\t%s\t%s\n", printable(r.tool), r.results, r.masked, comma(r.chars), comma(r.hidden))
 	}
-	if err := w.Flush(); err != nil {
+	if err := tw.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(told, "%d turns, the first %d of them old: %d results masked, %s characters saved (about %s tokens), %s of %s bytes sent\n",
-		plan.Turns, plan.Boundary, plan.Results, comma(plan.Saved), comma(plan.Saved/chat.CharsPerToken), comma(after), comma(before))
+	_, err := fmt.Fprintf(w, "%d turns, the first %d of them old: %d results masked, "+
+		"%s characters saved (about %s tokens), %s of %s bytes sent\n",
+		plan.Turns, plan.Boundary, plan.Results,
+		comma(plan.Saved), comma(plan.Saved/chat.CharsPerToken), comma(after), comma(before))
 	if err == nil && plan.Boundary == 0 && h.policy.ClearAtLeast == chat.ClearAuto {
-		_, err = fmt.Fprintln(told, "clear_at_least auto waits: to mask now would cost more than it saves")
+		_, err = fmt.Fprintln(w, "clear_at_least auto waits: masking now would cost more than it saves")
 	}
 	return err
 }

@@ -8,12 +8,12 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// A prompt is how long a request is, in bytes, and how much of it a provider may
-// have from the one before.
+// A prompt holds the length of a request in bytes, and how much of it the provider may have cached
+// from the previous request.
 type prompt struct {
-	unmasked, before int // as it came
-	sent, shared     int
-	broken           bool // shared ends where something is masked that was not before
+	unmasked, before int  // as received: length, and bytes shared with the previous request
+	sent, shared     int  // the same as sent
+	broken           bool // shared ends at a result that is masked for the first time
 }
 
 func promptOf(body []byte, plan chat.Plan) prompt {
@@ -24,8 +24,8 @@ func promptOf(body []byte, plan chat.Plan) prompt {
 	}
 }
 
-// become says that another handler has masked what p has sent.
-func (p *prompt) become(other prompt) {
+// maskedBy records that another handler has masked the request further.
+func (p *prompt) maskedBy(other prompt) {
 	if p.sent == 0 {
 		*p = other
 	} else if other.sent > 0 {
@@ -33,10 +33,10 @@ func (p *prompt) become(other prompt) {
 	}
 }
 
-// tokens returns how many tokens of input a prompt would have had unmasked, and has: as the provider tells, or else as
-// its bytes say. Bytes that were not sent have as many tokens as the others.
-func (p prompt) tokens(told chat.Usage) (unmasked, sent int64) {
-	sent = int64(told.Input)
+// tokens returns the input tokens of a prompt unmasked and as sent, from the reported usage, else
+// estimated from its bytes. Masked bytes count as many tokens as the others.
+func (p prompt) tokens(usage chat.Usage) (unmasked, sent int64) {
+	sent = int64(usage.Input)
 	if sent == 0 {
 		sent = int64(p.sent / chat.CharsPerToken)
 	}
@@ -46,24 +46,23 @@ func (p prompt) tokens(told chat.Usage) (unmasked, sent int64) {
 	return int64(math.Round(float64(sent) * float64(p.unmasked) / float64(p.sent))), sent
 }
 
-// A cost is in tokens of input that no cache is used for.
+// A cost is in uncached input tokens.
 type cost struct{ sent, unmasked float64 }
 
-// cost returns what a prompt has cost, by what the provider tells, and what it would
-// have cost unmasked. That is an estimate: bytes that were not sent have as many
-// tokens as the others, and would have been read from the cache if the request before
-// had them. If the provider tells nothing, both are estimates.
-func (p prompt) cost(told chat.Usage, prices *CachePrices) cost {
-	if told.Input == 0 {
-		at := bill.Prices{Read: prices.Read, Write: prices.Write}
+// cost returns the cost of a prompt as sent, from the reported usage, and its estimated cost unmasked:
+// masked bytes have as many tokens as the others, and would have been read from the cache if the
+// previous request had them. Without usage, both are estimates.
+func (p prompt) cost(usage chat.Usage, prices *CachePrices) cost {
+	if usage.Input == 0 {
+		rates := bill.Prices{Read: prices.Read, Write: prices.Write}
 		return cost{
-			sent:     bill.Estimate(p.sent, p.shared, chat.MinCached).Cost(at),
-			unmasked: bill.Estimate(p.unmasked, p.before, chat.MinCached).Cost(at),
+			sent:     bill.Estimate(p.sent, p.shared, chat.MinCached).Cost(rates),
+			unmasked: bill.Estimate(p.unmasked, p.before, chat.MinCached).Cost(rates),
 		}
 	}
-	cached, rest := float64(told.Cached), float64(max(told.Input-told.Cached, 0))
-	written := min(float64(told.CacheWrite), rest)
-	price := prices.Write // of one of the rest
+	cached, rest := float64(usage.Cached), float64(max(usage.Input-usage.Cached, 0))
+	written := min(float64(usage.CacheWrite), rest)
+	price := prices.Write // average price of a token of the rest
 	if rest > 0 {
 		price = (written*prices.Write + rest - written) / rest
 	}
@@ -72,18 +71,18 @@ func (p prompt) cost(told chat.Usage, prices *CachePrices) cost {
 	if p.sent == p.unmasked {
 		return c
 	}
-	tokens := float64(told.Input) / float64(p.sent) // in a byte
+	tokens := float64(usage.Input) / float64(p.sent) // per byte
 	saved := float64(p.unmasked-p.sent) * tokens
 	switch {
-	case told.Cached == 0 && told.CacheWrite == 0: // there is no cache
+	case usage.Cached == 0 && usage.CacheWrite == 0: // no cache
 		c.unmasked += saved
-	case !p.broken && told.Cached == 0: // it has nothing of the request before
+	case !p.broken && usage.Cached == 0: // nothing of the previous request is cached
 		c.unmasked += saved * price
-	case !p.broken: // it has, and would have had what is masked in it
+	case !p.broken: // the masked bytes would have been cached, too
 		c.unmasked += saved * prices.Read
 	default:
 		read := max(float64(p.before)*tokens, cached)
-		c.unmasked = read*prices.Read + max(float64(told.Input)+saved-read, 0)*price
+		c.unmasked = read*prices.Read + max(float64(usage.Input)+saved-read, 0)*price
 	}
 	return c
 }

@@ -22,7 +22,8 @@ func TestCost(t *testing.T) {
 		told   chat.Usage
 		want   cost
 	}{
-		{"what was not masked costs the same", prompt{unmasked: 8000, sent: 8000}, chat.Usage{Input: 1000, Cached: 400, CacheWrite: 500},
+		{"what was not masked costs the same", prompt{unmasked: 8000, sent: 8000}, chat.Usage{Input: 1000, Cached: 400,
+			CacheWrite: 500},
 			cost{40 + 625 + 100, 765}},
 		{"and so does what is no conversation", prompt{}, chat.Usage{Input: 1000, Cached: 400}, cost{640, 640}},
 		{"nothing is known of it", prompt{}, chat.Usage{}, cost{}},
@@ -44,7 +45,8 @@ func TestCost(t *testing.T) {
 			cost{2000 + 25_000, 5600 + 5000}},
 		{"without usage both are estimated", kept, chat.Usage{}, cost{1800 + 2500, 2800 + 2500}},
 		{"without usage, what has moved is written", moved, chat.Usage{}, cost{1000 + 12_500, 2800 + 2500}},
-		{"without usage, a beginning too short for the cache", prompt{unmasked: 8000, before: 4000, sent: 6000, shared: 4000}, chat.Usage{},
+		{"without usage, a beginning too short for the cache", prompt{unmasked: 8000, before: 4000, sent: 6000,
+			shared: 4000}, chat.Usage{},
 			cost{1875, 2500}},
 		{"figures that contradict each other", kept, chat.Usage{Input: 20_000, Cached: 30_000, CacheWrite: 10_000},
 			cost{3000, 4000}},
@@ -61,16 +63,16 @@ func TestCost(t *testing.T) {
 // Of two masks, the second has the last word about what is sent.
 func TestPromptOfTwoMasks(t *testing.T) {
 	got := prompt{unmasked: 100, before: 80, sent: 60, shared: 40}
-	got.become(prompt{unmasked: 60, before: 40, sent: 50, shared: 30, broken: true})
+	got.maskedBy(prompt{unmasked: 60, before: 40, sent: 50, shared: 30, broken: true})
 	if want := (prompt{100, 80, 50, 30, true}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
-	got.become(prompt{}) // which has let it pass
+	got.maskedBy(prompt{}) // which has let it pass
 	if want := (prompt{100, 80, 50, 30, true}); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 	var first prompt
-	if first.become(got); first != got {
+	if first.maskedBy(got); first != got {
 		t.Errorf("%+v, want %+v", first, got)
 	}
 }

@@ -26,29 +26,29 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/toolresults"
 )
 
-// An exchange is a request to a model and the answer to it. The request is masked
-// before it is sent on; the answer is written through, and its usage is read.
-type exchange struct {
+// An modelRequest is a request to a model and its response. The request is masked before it is forwarded;
+// the response passes through, and its usage is read.
+type modelRequest struct {
 	caddyhttp.ResponseWriterWrapper
 	handler *Handler
 	masked  masked
-	passed  reason // why nothing could be done
-	size    int64  // bytes of the body as it came, as far as is known
-	owner   string // the address that the request comes from, if something is held
-	held    int64  // bytes in memory, of the handler's max_buffered
+	passed  reason // why the request was not masked, or empty
+	size    int64  // bytes of the body as received, as far as known
+	owner   string // client address, if something is held
+	held    int64  // bytes in memory, counted in the handler's max_buffered
 	bodies  []*httpbody.Held
 
-	answered bool
-	streamed bool // as events
-	expected bool // the provider should have much of the request in its cache
-	usage    *chat.UsageReader
-	body     io.Writer         // takes the answer, or nil
-	decoder  *httpbody.Decoder // body, if the answer is encoded
-	told     chat.Usage
-	cost     cost
+	observing     bool
+	isStream      bool // the response is a stream
+	expectsCached bool // the provider should have much of the request in its cache
+	usageReader   *chat.UsageReader
+	body          io.Writer         // reads the response, or nil
+	decoder       *httpbody.Decoder // body, if the response is encoded
+	reported      chat.Usage
+	cost          cost
 }
 
-// masked is what was done to a request.
+// masked summarizes the changes to a request.
 type masked struct {
 	turns, results, saved int
 	broken                bool
@@ -56,43 +56,43 @@ type masked struct {
 	unread                int // old results that cannot be masked
 }
 
-// add adds what another handler has done to the same request.
+// add adds the changes another handler made to the same request.
 func (m *masked) add(other masked) {
 	m.results += other.results
 	m.saved += other.saved
 	m.unread += other.unread
 	m.broken = m.broken || other.broken
-	m.prompt.become(other.prompt)
+	m.prompt.maskedBy(other.prompt)
 }
 
-// A reason is why a request passes as it is: a label of metrics.
+// A reason says why a request passes unchanged. It is a metric label.
 type reason string
 
 const (
 	tooLarge    reason = "too_large"
-	unreadable  reason = "unreadable" // broken off, or refused by another handler
-	stalled     reason = "stalled"    // the client has stopped sending it
-	memoryFull  reason = "memory"     // other requests take all of max_buffered
+	unreadable  reason = "unreadable" // body broken off, or rejected by another handler
+	stalled     reason = "stalled"    // the client stopped sending
+	memoryFull  reason = "memory"     // other requests use all of max_buffered
 	badEncoding reason = "encoding"
 	invalidJSON reason = "invalid_json"
 	repeatedKey reason = "repeated_key"
 	otherShape  reason = "shape"
-	grows       reason = "grows"  // placeholders are longer than what they stand for
-	signed      reason = "signed" // the signature is one of the body, too
+	grows       reason = "grows"  // placeholders are longer than the results
+	signed      reason = "signed" // the signature covers the body
 )
 
-// mendable says what to do about requests that pass for a reason that the operator may
-// remove. Others are not conversations, or broken.
-var mendable = map[reason]string{
+// hints holds hints for reasons that the operator can fix. Other requests are broken, or not
+// conversations.
+var hints = map[reason]string{
 	tooLarge:    "raise buffer_limit",
 	memoryFull:  "raise max_buffered",
-	badEncoding: "have clients send it plain, or compressed with gzip, br or zstd",
+	badEncoding: "have clients send requests uncompressed, or with gzip, br or zstd",
 	signed:      "sign requests behind this handler, or have clients use an API key",
 }
 
-// mask makes r what is to be sent on. It is r itself that changes, for whoever
-// deals with it when the next handlers have failed has nothing else.
-func (x *exchange) mask(r *http.Request) {
+// mask changes the body of r in place, because error handlers see the same request after the next
+// handler fails.
+func (x *modelRequest) mask(r *http.Request) {
 	x.size = max(r.ContentLength, 0)
 	if x.handler.policy.WindowTurns <= 0 || r.Body == nil || r.ContentLength == 0 {
 		return
@@ -121,8 +121,8 @@ func (x *exchange) mask(r *http.Request) {
 	r.Header.Set("Content-Length", strconv.FormatInt(r.ContentLength, 10))
 }
 
-// receive returns the body of r as it came, or nil if r passes as it is.
-func (x *exchange) receive(r *http.Request) *httpbody.Held {
+// receive reads the body of r into memory. It returns nil if r passes unchanged.
+func (x *modelRequest) receive(r *http.Request) *httpbody.Held {
 	limit := x.handler.BufferLimit
 	switch {
 	case isSigned(r):
@@ -143,10 +143,10 @@ func (x *exchange) receive(r *http.Request) *httpbody.Held {
 		x.pass(memoryFull, nil)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		x.pass(stalled, err)
-		rest = broken{err}
+		rest = brokenReader{err}
 	case err != nil:
 		x.pass(unreadable, err)
-		rest = broken{err}
+		rest = brokenReader{err}
 	case int64(len(raw.Bytes())) > limit:
 		x.pass(tooLarge, nil)
 	default:
@@ -157,28 +157,29 @@ func (x *exchange) receive(r *http.Request) *httpbody.Held {
 	return nil
 }
 
-// setBody gives r a body, of what is held, that can be read again by those who know how.
+// setBody sets the body of r, and GetBody for retries, to content backed by held memory.
 func setBody(r *http.Request, held *httpbody.Held, content func() io.Reader) {
 	r.Body = body{held.Reader(content()), r.Body}
 	r.GetBody = func() (io.ReadCloser, error) { return io.NopCloser(held.Reader(content())), nil }
 }
 
-// decide returns what to change in a conversation.
-func (x *exchange) decide(text []byte) chat.Plan {
+// decide returns the changes to a conversation.
+func (x *modelRequest) decide(text []byte) chat.Plan {
 	c, err := x.handler.memory.Parse(x.owner, text)
 	if err != nil {
-		x.pass(whyNot(err), err)
+		x.pass(parseReason(err), err)
 		return chat.Plan{}
 	}
 	past, now := c.Past(), time.Now()
 	plan, progress := c.MaskAfter(&x.handler.policy, &past.Progress, x.handler.isCold(c, past, now))
 	defer x.handler.memory.Keep(x.owner, c, chat.Past{Progress: progress, At: now})
-	x.expected = expectsCache(plan, past, now)
+	x.expectsCached = expectsCache(plan, past, now)
 	if plan.Grows {
 		x.pass(grows, nil)
 	}
 	x.masked = masked{
-		turns: plan.Turns, results: plan.Results, saved: plan.Saved, broken: plan.Broken, prompt: promptOf(text, plan),
+		turns: plan.Turns, results: plan.Results, saved: plan.Saved, broken: plan.Broken,
+		prompt: promptOf(text, plan),
 	}
 	if plan.Results > 0 {
 		maskedResults.WithLabelValues().Add(float64(plan.Results))
@@ -186,7 +187,7 @@ func (x *exchange) decide(text []byte) chat.Plan {
 	}
 	for why, n := range plan.Unread {
 		if n > 0 {
-			x.leave(chat.Unread(why), n, c.Format())
+			x.countUnread(chat.Unread(why), n, c.Format())
 		}
 	}
 	if plan.Broken {
@@ -195,8 +196,8 @@ func (x *exchange) decide(text []byte) chat.Plan {
 	return plan
 }
 
-// whyNot tells what is wrong with a body that is no conversation.
-func whyNot(err error) reason {
+// parseReason maps a parse error to a reason.
+func parseReason(err error) reason {
 	switch {
 	case errors.Is(err, chat.ErrShape):
 		return otherShape
@@ -206,12 +207,12 @@ func whyNot(err error) reason {
 	return invalidJSON
 }
 
-// pass notes that nothing can be done about the request.
-func (x *exchange) pass(why reason, err error) {
+// pass records that the request passes unchanged. Fixable reasons are logged as a warning once.
+func (x *modelRequest) pass(why reason, err error) {
 	x.passed = why
 	passedConversations.WithLabelValues(string(why)).Inc()
-	level, hint := zapcore.DebugLevel, mendable[why]
-	if hint != "" && x.handler.said.first(string(why)) {
+	level, hint := zapcore.DebugLevel, hints[why]
+	if hint != "" && x.handler.warned.first(string(why)) {
 		level = zapcore.WarnLevel
 	}
 	if c := x.handler.logger.Check(level, "request not masked"); c != nil {
@@ -223,13 +224,14 @@ func (x *exchange) pass(why reason, err error) {
 	}
 }
 
-// leave counts old results that cannot be masked. Images are meant to stay; the others may
-// be of a client that this handler should know.
-func (x *exchange) leave(why chat.Unread, n int, format string) {
+// countUnread counts old results that cannot be masked. Those that are not text, such as images, are meant
+// to stay; others may come from a client that this handler should support and are logged as a warning
+// once.
+func (x *modelRequest) countUnread(why chat.Unread, n int, format string) {
 	x.masked.unread += n
 	unreadResults.WithLabelValues(why.String()).Add(float64(n))
 	level := zapcore.DebugLevel
-	if why != chat.NotText && x.handler.said.first(why.String()) {
+	if why != chat.NotText && x.handler.warned.first(why.String()) {
 		level = zapcore.WarnLevel
 	}
 	if c := x.handler.logger.Check(level, "old tool results not masked"); c != nil {
@@ -237,24 +239,22 @@ func (x *exchange) leave(why chat.Unread, n int, format string) {
 	}
 }
 
-// said are the reasons that were logged for the operator, once each.
-type said struct{ reasons sync.Map }
+// onceLog remembers which reasons were logged as warnings.
+type onceLog struct{ reasons sync.Map }
 
-func (s *said) first(reason string) bool {
+func (s *onceLog) first(reason string) bool {
 	_, before := s.reasons.LoadOrStore(reason, true)
 	return !before
 }
 
-// isSigned reports whether a request is signed as AWS has it. The signature is of the body,
-// too.
+// isSigned reports whether a request has an AWS signature, which covers the body.
 func isSigned(r *http.Request) bool {
 	return strings.HasPrefix(r.Header.Get("Authorization"), "AWS4-") ||
 		strings.Contains(r.URL.RawQuery, "X-Amz-Signature=")
 }
 
-// decode returns a body without its encoding, if it has one, or nil if the request passes as
-// it is.
-func (x *exchange) decode(raw *httpbody.Held, encoding string) *httpbody.Held {
+// decode returns the decoded body. It returns nil if the request passes unchanged.
+func (x *modelRequest) decode(raw *httpbody.Held, encoding string) *httpbody.Held {
 	if encoding == "" {
 		return raw
 	}
@@ -281,8 +281,8 @@ func (x *exchange) decode(raw *httpbody.Held, encoding string) *httpbody.Held {
 	return nil
 }
 
-// hold reads a body into memory, which counts as held.
-func (x *exchange) hold(r io.Reader, length int64, within time.Duration) (*httpbody.Held, error) {
+// hold reads a body into memory, counted in max_buffered.
+func (x *modelRequest) hold(r io.Reader, length int64, within time.Duration) (*httpbody.Held, error) {
 	held, err := httpbody.Hold(r, length, x.handler.BufferLimit, within, func(bytes int64) bool {
 		ok := x.handler.held.Grow(x.owner, bytes)
 		if ok {
@@ -294,16 +294,16 @@ func (x *exchange) hold(r io.Reader, length int64, within time.Duration) (*httpb
 	return held, err
 }
 
-// release says that nothing of the request is held any more.
-func (x *exchange) release() {
+// release returns the request's share of max_buffered.
+func (x *modelRequest) release() {
 	if x.owner != "" {
 		x.handler.held.Give(x.owner, x.held)
 	}
 }
 
-// send passes the request on. After an error, other handlers may read its body again; else
-// other requests get its memory.
-func (x *exchange) send(next caddyhttp.Handler, w http.ResponseWriter, r *http.Request) error {
+// send forwards the request. It releases the memory of the body, unless there was an error: then error
+// handlers may read it again.
+func (x *modelRequest) send(next caddyhttp.Handler, w http.ResponseWriter, r *http.Request) error {
 	err := next.ServeHTTP(w, r)
 	if err == nil {
 		for _, held := range x.bodies {
@@ -313,40 +313,41 @@ func (x *exchange) send(next caddyhttp.Handler, w http.ResponseWriter, r *http.R
 	return err
 }
 
-// A body closes the one that it stands for.
+// A body is a request body that closes the original one.
 type body struct {
 	io.Reader
 	io.Closer
 }
 
-// broken is a body where it breaks off.
-type broken struct{ err error }
+// brokenReader is a reader that fails: the rest of a body that broke off.
+type brokenReader struct{ err error }
 
-func (b broken) Read([]byte) (int, error) { return 0, b.err }
+func (b brokenReader) Read([]byte) (int, error) { return 0, b.err }
 
-// WriteHeader looks at what the answer is.
-func (x *exchange) WriteHeader(status int) {
+// WriteHeader starts to observe the response.
+func (x *modelRequest) WriteHeader(status int) {
 	if status >= 200 || status == http.StatusSwitchingProtocols {
 		x.observe()
 	}
 	x.ResponseWriter.WriteHeader(status)
 }
 
-// observe prepares to read the usage, once the header of the answer is known.
-func (x *exchange) observe() {
-	if x.answered {
+// observe prepares to read the usage once the response header is known.
+func (x *modelRequest) observe() {
+	if x.observing {
 		return
 	}
-	x.answered = true
+	x.observing = true
 	framing, ok := chat.FramingOf(x.Header().Get("Content-Type"))
 	if !ok {
 		return
 	}
-	x.streamed = framing != chat.Unframed
-	x.usage = chat.NewUsageReader(framing)
-	x.body = &bounded{x.usage, maxObserved}
+	x.isStream = framing != chat.Unframed
+	x.usageReader = chat.NewUsageReader(framing)
+	x.body = &bounded{x.usageReader, maxObserved}
 	if encoding := httpbody.Encoding(x.Header()); encoding != "" {
-		if x.decoder = httpbody.NewDecoder(encoding, x.body); x.decoder == nil {
+		x.decoder = httpbody.NewDecoder(encoding, x.body)
+		if x.decoder == nil {
 			x.body = nil
 			return
 		}
@@ -354,8 +355,8 @@ func (x *exchange) observe() {
 	}
 }
 
-// Write passes the next bytes of the answer on before it looks at them.
-func (x *exchange) Write(p []byte) (int, error) {
+// Write writes the response before reading its usage.
+func (x *modelRequest) Write(p []byte) (int, error) {
 	x.observe()
 	n, err := x.ResponseWriter.Write(p)
 	if x.body != nil {
@@ -366,9 +367,9 @@ func (x *exchange) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// ReadFrom keeps io.Copy from finding the ReadFrom of the writer below, which
-// would pass the answer by.
-func (x *exchange) ReadFrom(r io.Reader) (int64, error) {
+// ReadFrom keeps io.Copy from using ReadFrom of the underlying writer, which would bypass the usage
+// reader.
+func (x *modelRequest) ReadFrom(r io.Reader) (int64, error) {
 	x.observe()
 	if x.body == nil {
 		return x.ResponseWriterWrapper.ReadFrom(r)
@@ -376,7 +377,7 @@ func (x *exchange) ReadFrom(r io.Reader) (int64, error) {
 	return io.Copy(struct{ io.Writer }{x}, r)
 }
 
-// maxObserved is how much of an answer is looked at: a bomb is none.
+// maxObserved bounds how much of a decoded response is read, against decompression bombs.
 const maxObserved = 64 << 20
 
 // bounded fails when more than left bytes are written.
@@ -386,34 +387,35 @@ type bounded struct {
 }
 
 func (b *bounded) Write(p []byte) (int, error) {
-	if b.left -= len(p); b.left < 0 {
+	b.left -= len(p)
+	if b.left < 0 {
 		return 0, io.ErrShortWrite
 	}
 	return b.Writer.Write(p)
 }
 
-// finish counts the request, and what the answer has told.
-func (x *exchange) finish() {
+// finish reads the usage and reports the request.
+func (x *modelRequest) finish() {
 	if x.decoder != nil {
-		_ = x.decoder.Close() // an answer that broke off has told what it has told
+		_ = x.decoder.Close() // a response that broke off may still have usage
 	}
-	if x.usage != nil {
-		x.learn()
+	if x.usageReader != nil {
+		x.countUsage()
 	}
 	x.report()
 }
 
-// learn counts what the answer has told.
-func (x *exchange) learn() {
-	x.told = x.usage.Usage()
-	x.handler.provider.learn(x.told, x.expected)
+// countUsage counts the usage of the response.
+func (x *modelRequest) countUsage() {
+	x.reported = x.usageReader.Usage()
+	x.handler.provider.learn(x.reported, x.expectsCached)
 	for _, tokens := range x.tokens() {
 		if tokens.n > 0 {
 			usageTokens.WithLabelValues(x.handler.Route, tokens.kind).Add(float64(tokens.n))
 		}
 	}
 	if x.isRead() {
-		x.cost = x.masked.prompt.cost(x.told, x.handler.CachePrices)
+		x.cost = x.masked.prompt.cost(x.reported, x.handler.CachePrices)
 	}
 	if x.cost != (cost{}) {
 		promptCost.WithLabelValues(x.handler.Route, "sent").Add(x.cost.sent)
@@ -421,25 +423,26 @@ func (x *exchange) learn() {
 	}
 }
 
-// isRead reports whether the model has read the request: one that is refused costs nothing.
-func (x *exchange) isRead() bool { return x.told.Input > 0 || x.streamed }
+// isRead reports whether the model processed the request. A rejected one costs nothing.
+func (x *modelRequest) isRead() bool { return x.reported.Input > 0 || x.isStream }
 
-// report tells of the request where conversations are shown.
-func (x *exchange) report() {
+// report adds the request to the activity that the console shows.
+func (x *modelRequest) report() {
 	sent := x.masked.prompt
-	if sent.sent == 0 { // it has passed
+	if sent.sent == 0 { // the request passed unchanged
 		sent = prompt{unmasked: int(x.size), sent: int(x.size)}
 	}
 	done := activity.Request{
-		Route: x.handler.Route, Masked: x.masked.results, SavedChars: max(x.masked.saved, 0), Moved: x.masked.broken,
-		BytesBefore: int64(sent.unmasked), BytesAfter: int64(sent.sent), Cost: x.cost.sent, CostBefore: x.cost.unmasked,
+		Route: x.handler.Route, Masked: x.masked.results, SavedChars: max(x.masked.saved, 0),
+		Moved: x.masked.broken, BytesBefore: int64(sent.unmasked), BytesAfter: int64(sent.sent),
+		Cost: x.cost.sent, CostBefore: x.cost.unmasked,
 		Usage: activity.Usage{
-			Input: int64(x.told.Input), Cached: int64(x.told.Cached),
-			CacheWrite: int64(x.told.CacheWrite), Output: int64(x.told.Output),
+			Input: int64(x.reported.Input), Cached: int64(x.reported.Cached),
+			CacheWrite: int64(x.reported.CacheWrite), Output: int64(x.reported.Output),
 		},
 	}
 	if x.isRead() {
-		done.TokensBefore, done.TokensAfter = sent.tokens(x.told)
+		done.TokensBefore, done.TokensAfter = sent.tokens(x.reported)
 	}
 	activity.Models.Add(&done)
 }
@@ -449,14 +452,15 @@ type tokens struct {
 	n    int
 }
 
-func (x *exchange) tokens() [4]tokens {
+func (x *modelRequest) tokens() [4]tokens {
 	return [...]tokens{
-		{"input", x.told.Input}, {"cached", x.told.Cached}, {"cache_write", x.told.CacheWrite}, {"output", x.told.Output},
+		{"input", x.reported.Input}, {"cached", x.reported.Cached},
+		{"cache_write", x.reported.CacheWrite}, {"output", x.reported.Output},
 	}
 }
 
-// MarshalLogObject puts what was done, and what it has cost, into the access log.
-func (x *exchange) MarshalLogObject(enc zapcore.ObjectEncoder) error {
+// MarshalLogObject adds what was masked, the usage and the cost to the access log.
+func (x *modelRequest) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 	if x.passed != "" {
 		enc.AddString("mcp_conversation_passed", string(x.passed))
 	}
@@ -487,7 +491,7 @@ func (x *exchange) MarshalLogObject(enc zapcore.ObjectEncoder) error {
 
 // Interface guards
 var (
-	_ http.ResponseWriter     = (*exchange)(nil)
-	_ io.ReaderFrom           = (*exchange)(nil)
-	_ zapcore.ObjectMarshaler = (*exchange)(nil)
+	_ http.ResponseWriter     = (*modelRequest)(nil)
+	_ io.ReaderFrom           = (*modelRequest)(nil)
+	_ zapcore.ObjectMarshaler = (*modelRequest)(nil)
 )

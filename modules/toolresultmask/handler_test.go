@@ -54,7 +54,8 @@ func turns(contents ...string) string {
 	var messages []string
 	for i, content := range contents {
 		messages = append(messages,
-			fmt.Sprintf(`{"role":"assistant","tool_calls":[{"id":"call_%d","type":"function","function":{"name":"read","arguments":"{}"}}]}`, i),
+			fmt.Sprintf(`{"role":"assistant","tool_calls":[{"id":"call_%d","type":"function","function":{"name":"read",`+
+				`"arguments":"{}"}}]}`, i),
 			fmt.Sprintf(`{"role":"tool","tool_call_id":"call_%d","content":"%s"}`, i, content))
 	}
 	return `{"messages":[` + strings.Join(messages, ",") + `]}`
@@ -71,7 +72,8 @@ type seen struct {
 }
 
 // through sends a request through h and returns what came out on either side.
-func through(t *testing.T, h *Handler, r *http.Request, answer func(http.ResponseWriter)) (s seen, w *httptest.ResponseRecorder) {
+func through(t *testing.T, h *Handler, r *http.Request, answer func(http.ResponseWriter)) (s seen,
+	w *httptest.ResponseRecorder) {
 	t.Helper()
 	w = httptest.NewRecorder()
 	next := caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
@@ -108,11 +110,13 @@ func post(body string) *http.Request {
 
 func TestRequestIsMasked(t *testing.T) {
 	h := provision(t, `{"window_turns":1}`)
-	for _, contentType := range []string{"application/json", "application/json; charset=utf-8", "application/vnd.x+json", ""} {
+	for _, contentType := range []string{"application/json", "application/json; charset=utf-8", "application/vnd.x+json",
+		""} {
 		r := post(turns("AAAA", "BBBB"))
 		r.Header.Set("Content-Type", contentType)
 		got, _ := through(t, h, r, nil)
-		if want := turns(placeholder, "BBBB"); got.body != want || got.length != int64(len(want)) || got.header.Get("Content-Length") != fmt.Sprint(len(want)) {
+		if want := turns(placeholder, "BBBB"); got.body != want || got.length != int64(len(want)) ||
+			got.header.Get("Content-Length") != fmt.Sprint(len(want)) {
 			t.Errorf("%q: sent %d %s", contentType, got.length, got.body)
 		}
 		// A transport may have to send it again.
@@ -134,11 +138,17 @@ func TestRequestPasses(t *testing.T) {
 		{"T29 another method", `{"window_turns":1}`, func(r *http.Request) { r.Method = "PUT" }},
 		{"T29 another type", `{"window_turns":1}`, func(r *http.Request) { r.Header.Set("Content-Type", "text/plain") }},
 		{"T24 over the limit", fmt.Sprintf(`{"window_turns":1,"buffer_limit":%d}`, len(body)-1), nil},
-		{"T24 over the limit, and not announced", fmt.Sprintf(`{"window_turns":1,"buffer_limit":%d}`, len(body)-1), func(r *http.Request) { r.ContentLength = -1 }},
+		{"T24 over the limit, and not announced", fmt.Sprintf(`{"window_turns":1,"buffer_limit":%d}`, len(body)-1),
+			func(r *http.Request) { r.ContentLength = -1 }},
 		{"T24 more than all requests may hold", fmt.Sprintf(`{"window_turns":1,"max_buffered":%d}`, len(body)-1), nil},
-		{"T24 more than all requests may hold, and not announced", `{"window_turns":1,"max_buffered":10}`, func(r *http.Request) { r.ContentLength = -1 }},
-		{"T24 an encoding that it is not in", `{"window_turns":1}`, func(r *http.Request) { r.Header.Set("Content-Encoding", "gzip") }},
-		{"T24 an encoding that nobody knows", `{"window_turns":1}`, func(r *http.Request) { r.Header.Set("Content-Encoding", "rot13") }},
+		{"T24 more than all requests may hold, and not announced", `{"window_turns":1,"max_buffered":10}`,
+			func(r *http.Request) { r.ContentLength = -1 }},
+		{"T24 a wrong encoding", `{"window_turns":1}`, func(r *http.Request) {
+			r.Header.Set("Content-Encoding", "gzip")
+		}},
+		{"T24 an unknown encoding", `{"window_turns":1}`, func(r *http.Request) {
+			r.Header.Set("Content-Encoding", "rot13")
+		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := post(body)
@@ -167,9 +177,11 @@ func TestRequestIsStillThereAfterAnError(t *testing.T) {
 		failure := errors.New("no upstream")
 		w := httptest.NewRecorder()
 		r := caddyhttp.PrepareRequest(post(body), caddy.NewReplacer(), w, new(caddyhttp.Server))
-		err := provision(t, `{"window_turns":1}`).ServeHTTP(w, r, caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return failure }))
+		err := provision(t, `{"window_turns":1}`).ServeHTTP(w, r,
+			caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return failure }))
 		left, _ := io.ReadAll(r.Body)
-		if want := strings.Replace(body, `"AAAA"},{`, `"`+placeholder+`"},{`, 1); err != failure || string(left) != want || r.ContentLength != int64(len(want)) {
+		if want := strings.Replace(body, `"AAAA"},{`, `"`+placeholder+`"},{`, 1); err != failure || string(left) != want ||
+			r.ContentLength != int64(len(want)) {
 			t.Errorf("%v, %d %s", err, r.ContentLength, left)
 		}
 	}
@@ -203,7 +215,8 @@ func TestMemoryOfCompressedRequests(t *testing.T) {
 	_, _ = zw.Write([]byte(turns("AAAA", "BBBB")))
 	_ = zw.Close()
 	whole := compressed.Len() + 1 + 4<<10 + 1 // room for each, and for a byte more; of no announced length, 4 KiB
-	for limit, want := range map[int]string{whole: turns(placeholder, "BBBB"), whole - 1: compressed.String(), compressed.Len(): compressed.String()} {
+	for limit, want := range map[int]string{whole: turns(placeholder, "BBBB"), whole - 1: compressed.String(),
+		compressed.Len(): compressed.String()} {
 		r := post(compressed.String())
 		r.Header.Set("Content-Encoding", "gzip")
 		before := count(passedConversations, string(memoryFull))
@@ -254,7 +267,8 @@ func TestMemoryOfOneAddress(t *testing.T) {
 	}
 }
 
-const chatAnswer = `{"choices":[],"usage":{"prompt_tokens":10,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":7}}}`
+const chatAnswer = `{"choices":[],"usage":{"prompt_tokens":10,"completion_tokens":2,` +
+	`"prompt_tokens_details":{"cached_tokens":7}}}`
 
 // count is what a counter has counted.
 func count(c *prometheus.CounterVec, labels ...string) float64 {
@@ -300,8 +314,8 @@ func TestAnswer(t *testing.T) {
 		}},
 		{"compressed", "application/json", "gzip", compressed.String(), "10 7 0 2", nil},
 		{"compressed and cut short", "application/json", "gzip", compressed.String()[:30], "0 0 0 0", nil},
-		{"as something it is not", "application/json", "br", chatAnswer, "0 0 0 0", nil},
-		{"as nobody knows what", "application/json", "rot13", chatAnswer, "0 0 0 0", nil},
+		{"with a wrong encoding", "application/json", "br", chatAnswer, "0 0 0 0", nil},
+		{"with an unknown encoding", "application/json", "rot13", chatAnswer, "0 0 0 0", nil},
 		{"events", "text/event-stream", "", "data: " + chatAnswer + "\n\ndata: [DONE]\n\n", "10 7 0 2", nil},
 		{"no JSON", "text/html", "", "<html>", "0 0 0 0", nil},
 		{"nothing", "", "", "", "0 0 0 0", func(http.ResponseWriter, string) {}},
@@ -401,7 +415,9 @@ func TestReasonsAreLoggedOnce(t *testing.T) {
 	}{
 		{"signed", `{"window_turns":1}`, turns("AAAA", "BBBB"), signature, "signed", 1},
 		{"too large", `{"window_turns":1,"buffer_limit":10}`, turns("AAAA", "BBBB"), nil, "too_large", 1},
-		{"an encoding", `{"window_turns":1}`, turns("AAAA"), func(r *http.Request) { r.Header.Set("Content-Encoding", "rot13") }, "encoding", 1},
+		{"an encoding", `{"window_turns":1}`, turns("AAAA"), func(r *http.Request) {
+			r.Header.Set("Content-Encoding", "rot13")
+		}, "encoding", 1},
 		{"an orphan", `{"window_turns":1}`, orphan, nil, "no_call", 1},
 		{"an image", `{"window_turns":1}`, image, nil, "not_text", 0},
 		{"embeddings", `{"window_turns":1}`, `{"input":"x"}`, nil, "shape", 0},

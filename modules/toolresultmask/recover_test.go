@@ -146,7 +146,7 @@ func TestRecoverAcrossReloads(t *testing.T) {
 
 func TestRecoverNeedsAnID(t *testing.T) {
 	for config, want := range map[string]string{
-		`{"recover":{},"placeholder_template":"gone"}`: "recover: placeholder_template has no {id}",
+		`{"recover":{},"placeholder_template":"gone"}`: "recover: placeholder_template needs {id}",
 		`{"placeholder_template":"gone {id}"}`:         "placeholder_template: {id} needs recover",
 		`{"recover":{"ttl":-1}}`:                       "recover ttl: -1ns is negative",
 		`{"recover":{"max_entries":-1}}`:               "recover max_entries: -1 is negative",
@@ -181,7 +181,7 @@ func BenchmarkRecover(b *testing.B) {
 				h.originals, _ = toolresults.Open(caddy.Context{}, h.Recover.Limits())
 				defer h.originals.Release()
 			}
-			x := &exchange{handler: h}
+			x := &modelRequest{handler: h}
 			r, _ := http.NewRequest("POST", "/", nil)
 			b.SetBytes(int64(len(body)))
 			b.ReportAllocs()

@@ -19,8 +19,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/transcript"
 )
 
-// A replay sends the conversations of transcripts again, masked and unmasked, to a
-// provider that does nothing but bill them.
+// A replay sends the conversations of transcripts, masked and unmasked, to a simulated provider that
+// bills them.
 type replay struct {
 	handler          *Handler
 	prices           bill.Prices
@@ -38,19 +38,19 @@ func newReplay(h *Handler, ttl time.Duration) *replay {
 	}
 }
 
-// A billedRequest is what a request costs, in tokens of input.
+// A billedRequest is the cost of a request, in uncached input tokens.
 type billedRequest struct {
 	Unmasked     int     `json:"unmasked"` // tokens
 	Sent         int     `json:"sent"`     // tokens
-	Read         int     `json:"read"`     // of those sent
-	Written      int     `json:"written"`  // of those sent
+	Read         int     `json:"read"`     // tokens, part of Sent
+	Written      int     `json:"written"`  // tokens, part of Sent
 	CostUnmasked float64 `json:"cost_unmasked"`
 	Cost         float64 `json:"cost"`
 	Results      int     `json:"results_masked"`
-	Moved        bool    `json:"moved"` // results that had been sent before are masked
+	Moved        bool    `json:"moved"` // masks results that had been sent before
 }
 
-// A billedTranscript is what all requests of a conversation cost.
+// A billedTranscript is the cost of all requests of a conversation.
 type billedTranscript struct {
 	Name         string          `json:"name"`
 	Requests     int             `json:"requests"`
@@ -61,7 +61,7 @@ type billedTranscript struct {
 	TokensRatio  float64         `json:"tokens_ratio"`
 	BillRatio    float64         `json:"bill_ratio"`
 	Moves        int             `json:"moves"`
-	Each         []billedRequest `json:"each,omitempty"` // if there is but one transcript
+	Each         []billedRequest `json:"each,omitempty"` // only if there is one transcript
 }
 
 func (b *billedTranscript) add(r billedRequest) {
@@ -76,30 +76,31 @@ func (b *billedTranscript) add(r billedRequest) {
 	b.Each = append(b.Each, r)
 }
 
-// An unreadFile is one that could not be replayed.
+// An unreadFile is a file that could not be replayed.
 type unreadFile struct {
 	Name   string `json:"name"`
 	Reason string `json:"reason"`
 }
 
-// maxTranscript is how many bytes a file may have. It is held in memory as a whole.
+// maxTranscript is the largest file in bytes. Files are read into memory.
 const maxTranscript = 256 << 20
 
-// transcriptsIn goes through the files at the paths, and those of folders that may be
-// transcripts by their names.
+// transcriptsIn yields the files at the paths, and files in folders that have the extension of a
+// transcript.
 func transcriptsIn(paths []string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		for _, path := range paths {
 			stopped := false
 			_ = filepath.WalkDir(path, func(name string, entry fs.DirEntry, err error) error {
-				named := name == path || slices.Contains([]string{".json", ".jsonl", ".traj"}, filepath.Ext(name))
-				if err == nil && (entry.IsDir() || !named) {
+				matches := name == path || slices.Contains([]string{".json", ".jsonl", ".traj"}, filepath.Ext(name))
+				if err == nil && (entry.IsDir() || !matches) {
 					return nil
 				}
 				if err == nil && name != path {
 					err = checkRegular(name)
 				}
-				if stopped = !yield(name, err); stopped {
+				stopped = !yield(name, err)
+				if stopped {
 					return fs.SkipAll
 				}
 				return nil
@@ -111,7 +112,7 @@ func transcriptsIn(paths []string) iter.Seq2[string, error] {
 	}
 }
 
-// checkRegular keeps a pipe or a device that lies among the transcripts from being waited for.
+// checkRegular rejects pipes and devices in folders, which would block.
 func checkRegular(name string) error {
 	info, err := os.Stat(name)
 	if err == nil && !info.Mode().IsRegular() {
@@ -156,14 +157,14 @@ func (r *replay) send(name string, conversation *transcript.Conversation) (bille
 		})
 	}
 	if billed.Unmasked == 0 {
-		return billed, transcript.ErrUnknown
+		return billed, transcript.ErrUnknownFormat
 	}
 	billed.TokensRatio = float64(billed.Sent) / float64(billed.Unmasked)
 	billed.BillRatio = billed.Cost / billed.CostUnmasked
 	return billed, nil
 }
 
-// A replayReport is told of what becomes of each transcript.
+// A replayReport prints the results of a replay.
 type replayReport interface {
 	billed(billedTranscript)
 	unread(unreadFile)
@@ -191,8 +192,8 @@ func (r *replay) run(paths []string, stdin io.Reader, report replayReport) error
 			report.billed(billed)
 		}
 		if err != nil {
-			if in := new(fs.PathError); errors.As(err, &in) {
-				err = in.Err // without the name, which may be anything
+			if pathErr := new(fs.PathError); errors.As(err, &pathErr) {
+				err = pathErr.Err // without the name, which is printed quoted
 			}
 			sum.Unread++
 			report.unread(unreadFile{name, err.Error()})
@@ -227,14 +228,14 @@ func readFile(name string) ([]*transcript.Conversation, error) {
 	return readTranscript(file)
 }
 
-// A replaySummary is what all transcripts cost together.
+// A replaySummary is the cost of all transcripts together.
 type replaySummary struct {
 	Transcripts  int     `json:"transcripts"`
 	Unread       int     `json:"unread"`
 	Requests     int     `json:"requests"`
 	Moves        int     `json:"moves"`
 	TokensRatio  float64 `json:"tokens_ratio"`
-	BillRatio    float64 `json:"bill_ratio"` // of all together
+	BillRatio    float64 `json:"bill_ratio"` // of the summed costs
 	Median       float64 `json:"median"`
 	Worst        float64 `json:"worst"`
 	Raised       int     `json:"raised"`
@@ -255,8 +256,8 @@ func (s *replaySummary) add(b billedTranscript) {
 	s.sent += b.Sent
 	s.costUnmasked += b.CostUnmasked
 	s.cost += b.Cost
-	at, _ := slices.BinarySearch(s.ratios, b.BillRatio)
-	s.ratios = slices.Insert(s.ratios, at, b.BillRatio)
+	i, _ := slices.BinarySearch(s.ratios, b.BillRatio)
+	s.ratios = slices.Insert(s.ratios, i, b.BillRatio)
 	s.TokensRatio = float64(s.sent) / float64(s.unmasked)
 	s.BillRatio = s.cost / s.costUnmasked
 	s.Median = (s.ratios[(len(s.ratios)-1)/2] + s.ratios[len(s.ratios)/2]) / 2
@@ -268,12 +269,11 @@ func (s *replaySummary) add(b billedTranscript) {
 	}
 }
 
-// A replayTable prints for people: the requests of a transcript that is alone, or else
-// a line for each transcript.
+// A replayTable prints a table: the requests of a single transcript, or else one line per transcript.
 type replayTable struct {
-	out, told io.Writer
-	lines     int
-	alone     bool
+	out, errors io.Writer
+	lines       int
+	alone       bool
 }
 
 func (t *replayTable) billed(b billedTranscript) {
@@ -293,19 +293,20 @@ func (t *replayTable) billed(b billedTranscript) {
 			comma(int(b.CostUnmasked)), comma(int(b.Cost)))
 		return
 	}
-	if t.lines++; t.lines == 1 {
+	t.lines++
+	if t.lines == 1 {
 		fmt.Fprintf(t.out, "%8s %7s %7s %7s  %s\n", "requests", "tokens", "bill", "moves", "transcript")
 	}
 	fmt.Fprintf(t.out, "%8d %7.2f %7.2f %7d  %s\n", b.Requests, b.TokensRatio, b.BillRatio, b.Moves, printable(b.Name))
 }
 
 func (t *replayTable) unread(f unreadFile) {
-	fmt.Fprintf(t.told, "%s: %s\n", printable(f.Name), f.Reason)
+	fmt.Fprintf(t.errors, "%s: %s\n", printable(f.Name), f.Reason)
 }
 
 func (t *replayTable) end(s replaySummary) error {
 	if s.Unread > 0 && !t.alone {
-		fmt.Fprintf(t.told, "%d files could not be read\n", s.Unread)
+		fmt.Fprintf(t.errors, "%d files could not be read\n", s.Unread)
 	}
 	switch {
 	case s.Transcripts == 0:
@@ -317,11 +318,12 @@ func (t *replayTable) end(s replaySummary) error {
 	}
 	_, err := fmt.Fprintf(t.out, "%d transcripts, %d requests, %d moves: %.2f of the tokens, "+
 		"%.2f of the bill (median %.2f, worst %.2f); %d bills raised, %d by more than 2 %%, %d by more than 5 %%\n",
-		s.Transcripts, s.Requests, s.Moves, s.TokensRatio, s.BillRatio, s.Median, s.Worst, s.Raised, s.RaisedBy2, s.RaisedBy5)
+		s.Transcripts, s.Requests, s.Moves, s.TokensRatio, s.BillRatio, s.Median, s.Worst,
+		s.Raised, s.RaisedBy2, s.RaisedBy5)
 	return err
 }
 
-// A replayJSON prints one object, when all is done.
+// A replayJSON prints one JSON object at the end.
 type replayJSON struct {
 	out         io.Writer
 	Transcripts []billedTranscript `json:"transcripts"`

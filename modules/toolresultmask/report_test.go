@@ -14,7 +14,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/activity"
 )
 
-// reported returns what is told of the only route while a function runs.
+// reported returns the activity of the only route while a function runs.
 func reported(t *testing.T, do func()) activity.Route {
 	t.Helper()
 	before := activity.Models
@@ -83,18 +83,23 @@ func TestReportedTokens(t *testing.T) {
 		bytes         int
 		before, after int64
 	}{
-		{"as the provider tells", short, answers("application/json", `{"usage":{"input_tokens":10,"cache_read_input_tokens":70,"cache_creation_input_tokens":20}}`), len(short), 100, 100},
-		{"of a stream that does not tell", short, answers("text/event-stream", "data: {}\n\n"), len(short), int64(len(short) / 4), int64(len(short) / 4)},
-		{"of a request that is refused", body, answers("application/json", `{"error":{"message":"overloaded"}}`), len(body), 0, 0},
+		{"as the provider tells", short, answers("application/json", `{"usage":{"input_tokens":10,`+
+			`"cache_read_input_tokens":70,"cache_creation_input_tokens":20}}`), len(short), 100, 100},
+		{"of a stream that does not tell", short, answers("text/event-stream", "data: {}\n\n"), len(short),
+			int64(len(short) / 4), int64(len(short) / 4)},
+		{"of a request that is refused", body, answers("application/json", `{"error":{"message":"overloaded"}}`), len(body),
+			0, 0},
 		{"of one without an answer", body, func(http.ResponseWriter) {}, len(body), 0, 0},
-		{"of what is no conversation", `{"input":"x"}`, answers("application/json", `{"usage":{"prompt_tokens":3}}`), 13, 3, 3},
+		{"of what is no conversation", `{"input":"x"}`, answers("application/json", `{"usage":{"prompt_tokens":3}}`), 13, 3,
+			3},
 		{"of what is no JSON", `no`, answers("application/json", chatAnswer), 2, 10, 10},
 		{"of nothing", ``, answers("application/json", chatAnswer), 0, 10, 10},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			h := provision(t, `{"window_turns":1}`)
 			got := reported(t, func() { through(t, h, post(test.body), test.answer) })
-			if got.Requests != 1 || got.BytesBefore != int64(test.bytes) || got.TokensBefore != test.before || got.TokensAfter != test.after ||
+			if got.Requests != 1 || got.BytesBefore != int64(test.bytes) || got.TokensBefore != test.before ||
+				got.TokensAfter != test.after ||
 				got.Masked == 0 && got.BytesAfter != got.BytesBefore {
 				t.Errorf("got %+v", got)
 			}
@@ -112,7 +117,8 @@ func TestPassedRequestIsReported(t *testing.T) {
 			r.ContentLength = length
 			through(t, h, r, answers("application/json", chatAnswer))
 		})
-		if got.Requests != 1 || got.Masked != 0 || got.BytesBefore != got.BytesAfter || got.BytesBefore < 100 || length > 0 && got.BytesBefore != length ||
+		if got.Requests != 1 || got.Masked != 0 || got.BytesBefore != got.BytesAfter || got.BytesBefore < 100 ||
+			length > 0 && got.BytesBefore != length ||
 			got.TokensBefore != 10 || got.TokensAfter != 10 || len(got.Moves) > 0 {
 			t.Errorf("length %d: got %+v", length, got)
 		}
@@ -129,7 +135,9 @@ func TestNestedMasksReportOnce(t *testing.T) {
 		w := httptest.NewRecorder()
 		r := caddyhttp.PrepareRequest(post(body), caddy.NewReplacer(), w, new(caddyhttp.Server))
 		model := caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return failure })
-		behind := caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error { return inner.ServeHTTP(w, r, model) })
+		behind := caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+			return inner.ServeHTTP(w, r, model)
+		})
 		if err := outer.ServeHTTP(w, r, behind); !errors.Is(err, failure) {
 			t.Error(err)
 		}

@@ -1,5 +1,5 @@
-// Package clientrequest tells which client a request comes from, and refuses requests of
-// web pages that must not send any.
+// Package clientrequest identifies the client of a request, and rejects requests of untrusted web
+// pages.
 package clientrequest
 
 import (
@@ -10,7 +10,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
-// Address returns where a request comes from, as Caddy's trusted_proxies say.
+// Address returns the client's address, determined with Caddy's trusted_proxies.
 func Address(r *http.Request) string {
 	address, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
 	if address == "" {
@@ -19,16 +19,17 @@ func Address(r *http.Request) string {
 	return address
 }
 
-// URL returns the address of r as the client has sent it, whatever handlers in front have made of it.
+// URL returns the URL of r as the client sent it, before handlers in front changed it.
 func URL(r *http.Request) *url.URL {
-	if original, ok := r.Context().Value(caddyhttp.OriginalRequestCtxKey).(http.Request); ok && original.URL != nil {
+	original, ok := r.Context().Value(caddyhttp.OriginalRequestCtxKey).(http.Request)
+	if ok && original.URL != nil {
 		return original.URL
 	}
 	return r.URL
 }
 
-// Identity returns the client of a request, as authenticated by the gateway or else by
-// Caddy. It is empty for a request that was not authenticated.
+// Identity returns the client of a request, as authenticated by the gateway or else by Caddy. It is
+// empty for an unauthenticated request.
 func Identity(r *http.Request) string {
 	repl, _ := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if repl == nil {

@@ -12,48 +12,49 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonrpc"
 )
 
-// anyOf in a list of origins or hosts matches all of them.
-const anyOf = "*"
+// wildcard in a list of origins or hosts matches all of them.
+const wildcard = "*"
 
-// A Policy refuses requests of web pages.
+// A Policy rejects requests of untrusted web pages.
 //
-// A page of any origin can make the browser send requests, also to servers that only
-// listen on the user's machine: to their address, which the Origin reveals, or to a
-// name of its own that resolves to that address (DNS rebinding), which the Host
+// A page of any origin can make the browser send requests, even to servers that listen only on
+// the user's machine. It sends them to the server's address, which the Origin header reveals, or
+// to a name of its own that resolves to that address (DNS rebinding), which the Host header
 // reveals.
 type Policy struct {
-	Directive string   // the directive that has the two lists, for messages
+	Directive string   // directive that has the lists, for messages
 	Origins   []string // allowed besides local ones
 	Hosts     []string // allowed besides local ones; if empty, any is, except at a loopback address
 }
 
-// Validate reports origins and hosts that no request can have.
+// Validate checks the origins and hosts.
 func (p Policy) Validate() error {
 	for _, origin := range p.Origins {
 		u, err := url.Parse(origin)
 		switch {
-		case origin == anyOf, origin == "null":
+		case origin == wildcard, origin == "null":
 		case err != nil || u.Scheme == "" || u.Host == "" || u.Opaque != "":
 			return fmt.Errorf("origins: %q is not an origin such as https://app.example.com", origin)
 		case u.Path != "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil:
-			return fmt.Errorf("origins: %q is more than a scheme, a host and a port; write %s://%s", origin, u.Scheme, u.Host)
+			return fmt.Errorf("origins: %q is more than a scheme, a host and a port; write %s://%s",
+				origin, u.Scheme, u.Host)
 		case strings.Contains(u.Host, "*"):
-			return fmt.Errorf("origins: %q has a * in it; write whole origins, or * alone for all", origin)
+			return fmt.Errorf("origins: %q contains a *; write whole origins, or * alone for all", origin)
 		}
 	}
 	for _, host := range p.Hosts {
 		switch {
-		case host == anyOf:
+		case host == wildcard:
 		case host == "" || strings.ContainsAny(host, "/@?# "):
 			return fmt.Errorf("hosts: %q is not a host such as mcp.example.com", host)
 		case strings.Contains(host, "*"):
-			return fmt.Errorf("hosts: %q has a * in it; write whole names, or * alone for all", host)
+			return fmt.Errorf("hosts: %q contains a *; write whole names, or * alone for all", host)
 		}
 	}
 	return nil
 }
 
-// Admit returns the reason to refuse a request, or nil.
+// Admit returns why a request is rejected, or nil.
 func (p Policy) Admit(r *http.Request) *jsonrpc.Failure {
 	if failure := p.admitOrigin(r); failure != nil {
 		return failure
@@ -61,8 +62,8 @@ func (p Policy) Admit(r *http.Request) *jsonrpc.Failure {
 	return p.AdmitHost(r)
 }
 
-// AdmitProbe is Admit for the probes of a load balancer or of Kubernetes, which call the gateway by
-// its IP address. A page that makes a name resolve to the gateway is refused: it has a name.
+// AdmitProbe is Admit for probes of load balancers and Kubernetes, which use the gateway's IP address.
+// It still rejects DNS rebinding, where the host is a name.
 func (p Policy) AdmitProbe(r *http.Request) *jsonrpc.Failure {
 	if failure := p.admitOrigin(r); failure != nil {
 		return failure
@@ -77,34 +78,37 @@ func (p Policy) admitOrigin(r *http.Request) *jsonrpc.Failure {
 	origins := r.Header["Origin"]
 	for _, origin := range origins {
 		if !p.allowsOrigin(origin) {
-			return jsonrpc.ForbiddenOrigin("requests of this Origin are not allowed; add it to origins of " + p.Directive)
+			return jsonrpc.ForbiddenOrigin("requests from this Origin are not allowed; add it to origins of " +
+				p.Directive)
 		}
 	}
-	if len(origins) == 0 && fromOtherSite(r) && !slices.Contains(p.Origins, anyOf) {
-		return jsonrpc.ForbiddenOrigin("requests of pages of other sites are not allowed without an Origin; see origins of " + p.Directive)
+	if len(origins) == 0 && isCrossSite(r) && !slices.Contains(p.Origins, wildcard) {
+		return jsonrpc.ForbiddenOrigin("requests from pages of other sites need an Origin header; see origins of " +
+			p.Directive)
 	}
 	return nil
 }
 
-// AdmitHost returns the reason to refuse a request for its Host, or nil. A page of any origin
-// may have sent it.
+// AdmitHost checks only the Host header, not the origin. It returns why a request is rejected, or nil.
 func (p Policy) AdmitHost(r *http.Request) *jsonrpc.Failure {
-	if (len(p.Hosts) > 0 || onLoopback(r)) && !p.allowsHost(r.Host) {
+	if (len(p.Hosts) > 0 || isOnLoopback(r)) && !p.allowsHost(r.Host) {
 		return jsonrpc.ForbiddenHost("requests for this Host are not allowed; add it to hosts of " + p.Directive)
 	}
 	return nil
 }
 
-// fromOtherSite reports whether the browser says that a page of another origin sent r.
-// Browsers say so even where they send no Origin, as for images and links.
-func fromOtherSite(r *http.Request) bool {
+// isCrossSite reports whether the browser says that a page of another origin sent r. Browsers say so
+// even without an Origin header, as for images and links.
+func isCrossSite(r *http.Request) bool {
 	return slices.ContainsFunc(r.Header["Sec-Fetch-Site"], func(site string) bool {
 		return site != "none" && site != "same-origin"
 	})
 }
 
 func (p Policy) allowsOrigin(origin string) bool {
-	if slices.ContainsFunc(p.Origins, func(allowed string) bool { return allowed == anyOf || strings.EqualFold(allowed, origin) }) {
+	if slices.ContainsFunc(p.Origins, func(allowed string) bool {
+		return allowed == wildcard || strings.EqualFold(allowed, origin)
+	}) {
 		return true
 	}
 	u, err := url.Parse(origin)
@@ -114,7 +118,7 @@ func (p Policy) allowsOrigin(origin string) bool {
 func (p Policy) allowsHost(host string) bool {
 	name := hostname(host)
 	return IsLocal(name) || slices.ContainsFunc(p.Hosts, func(allowed string) bool {
-		return allowed == anyOf || strings.EqualFold(allowed, name) || strings.EqualFold(allowed, host)
+		return allowed == wildcard || strings.EqualFold(allowed, name) || strings.EqualFold(allowed, host)
 	})
 }
 
@@ -135,8 +139,8 @@ func IsLocal(host string) bool {
 	return err == nil && addr.Unmap().IsLoopback()
 }
 
-// onLoopback reports whether r came in at a loopback address.
-func onLoopback(r *http.Request) bool {
+// isOnLoopback reports whether r arrived at a loopback address.
+func isOnLoopback(r *http.Request) bool {
 	switch addr := r.Context().Value(http.LocalAddrContextKey).(type) {
 	case *net.TCPAddr:
 		return addr.IP.IsLoopback()

@@ -1,4 +1,4 @@
-// Package configfile reads configurations for commands that need a part of one.
+// Package configfile reads configuration files for commands that need a part of one.
 package configfile
 
 import (
@@ -16,9 +16,9 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 )
 
-// Load reads a configuration as other commands of Caddy do, but without talking.
-// Without a file it is the Caddyfile in the current directory, and nil if there is
-// none. It also returns the name of the file.
+// Load reads a configuration like Caddy's own commands, but prints nothing. The default file is the
+// Caddyfile in the current directory; config is nil if that does not exist. from is the name of the
+// file.
 func Load(file, adapter string) (config []byte, from string, err error) {
 	from = cmp.Or(file, "Caddyfile")
 	config, err = os.ReadFile(from)
@@ -42,12 +42,12 @@ func Load(file, adapter string) (config []byte, from string, err error) {
 	return config, from, err
 }
 
-// Handlers returns the configurations of all handlers of a name in a configuration, or
-// in a part of one, wherever they stand.
+// Handlers returns the configurations of all handlers with a name, at any depth of a configuration or
+// a part of one.
 func Handlers(config []byte, name string) ([]json.RawMessage, error) {
 	var root any
 	decoder := json.NewDecoder(bytes.NewReader(config))
-	decoder.UseNumber() // as they are written
+	decoder.UseNumber() // keep numbers as written
 	if err := decoder.Decode(&root); err != nil {
 		return nil, err
 	}
@@ -63,7 +63,7 @@ func handlers(config any, name string, found []json.RawMessage) []json.RawMessag
 	case map[string]any:
 		if value["handler"] == name {
 			delete(value, "handler")
-			raw, _ := json.Marshal(value) // it has been unmarshalled
+			raw, _ := json.Marshal(value) // cannot fail
 			return append(found, raw)
 		}
 		for _, key := range slices.Sorted(maps.Keys(value)) {

@@ -42,7 +42,8 @@ func TestLoad(t *testing.T) {
 		{"an adapter that is not there", "elsewhere", "toml", "", `"toml"`},
 		{"a file that is not there", "nowhere", "", "", "nowhere"},
 		{"a file that is broken", "broken", "", "", "broken"},
-		{"JSON of a client", "mcp.json", "", "", "mcp.json is not JSON; for the mcpServers JSON of a client, add --adapter mcp"},
+		{"JSON of a client", "mcp.json", "", "",
+			"mcp.json is not JSON; for the mcpServers JSON of a client, add --adapter mcp"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -1,5 +1,5 @@
-// Package pipenet is a network that does not leave the process: its connections are pipes. Commands that
-// run Caddy for themselves alone have it listen there.
+// Package pipenet implements a network inside the process, whose connections are pipes. Commands that
+// run a private Caddy let it listen there.
 package pipenet
 
 import (
@@ -11,16 +11,16 @@ import (
 	"github.com/caddyserver/caddy/v2"
 )
 
-// Name is the name of the network, which begins the addresses of listeners.
+// Name is the name of the network, the prefix of listener addresses.
 const Name = "mcp-stdio"
 
-// The addresses that can be dialed.
+// Addresses that can be dialed.
 const (
-	Host      = "localhost:80" // a name by which every gateway can be called
+	Host      = "localhost:80" // every gateway accepts this host
 	AdminHost = "localhost:2019"
 )
 
-// dialed hands connections over from those who dial to those who listen.
+// dialed passes connections from Dial to listeners, by address.
 var dialed = map[string]chan net.Conn{
 	Host:      make(chan net.Conn),
 	AdminHost: make(chan net.Conn),
@@ -30,7 +30,7 @@ func init() {
 	caddy.RegisterNetwork(Name, listen)
 }
 
-// listen returns a listener at one of the addresses.
+// listen returns a listener at an address.
 func listen(_ context.Context, network, host, port string, _ uint, _ net.ListenConfig) (any, error) {
 	address := net.JoinHostPort(host, port)
 	conns := dialed[address]
@@ -42,8 +42,8 @@ func listen(_ context.Context, network, host, port string, _ uint, _ net.ListenC
 	return l, nil
 }
 
-// A listener listens at one of the addresses. Several can, as they do while one
-// configuration takes the place of another.
+// A listener listens at one of the addresses. Several may at once, while one configuration replaces
+// another.
 type listener struct {
 	conns  <-chan net.Conn
 	closed chan struct{}
@@ -83,14 +83,13 @@ func Dial(ctx context.Context, _, address string) (net.Conn, error) {
 	}
 }
 
-// A conn is a connection that says where it comes from in the way that Caddy
-// expects it.
+// A conn is a connection with addresses that Caddy can parse.
 type conn struct{ net.Conn }
 
 func (conn) LocalAddr() net.Addr  { return addr{} }
 func (conn) RemoteAddr() net.Addr { return addr{} }
 
-// addr is the machine itself.
+// addr is a loopback address.
 type addr struct{}
 
 func (addr) Network() string { return Name }

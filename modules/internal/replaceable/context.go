@@ -1,4 +1,4 @@
-// Package replaceable loads modules that are replaced while their configuration runs.
+// Package replaceable loads modules that can be replaced while their configuration runs.
 package replaceable
 
 import (
@@ -8,23 +8,23 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// registryKey is where a context has the metrics registry of its configuration.
+// registryKey is the context key of the configuration's metrics registry.
 type registryKey struct{}
 
-// NewContext returns a context for modules that end before the configuration of ctx does: when the
-// returned function is called.
+// NewContext returns a context for modules that may end before the configuration of ctx: they end when
+// the returned function is called.
 func NewContext(ctx caddy.Context) (caddy.Context, context.CancelFunc) {
 	inner, end := caddy.NewContext(ctx)
 	inner.Context = context.WithValue(inner.Context, registryKey{}, ctx.GetMetricsRegistry())
 	return inner, end
 }
 
-// Is reports whether NewContext has made ctx. A module in such a context may be loaded after the
+// Is reports whether ctx comes from NewContext. A module in such a context may be loaded after the
 // configuration has started, and cannot subscribe to events.
 func Is(ctx caddy.Context) bool { return ctx.Value(registryKey{}) != nil }
 
-// Registry returns the metrics registry of the configuration. The registry of a context that
-// NewContext has made is its own, and its metrics are not served.
+// Registry returns the metrics registry of the configuration. A context from NewContext has its own
+// registry, which is not served.
 func Registry(ctx caddy.Context) *prometheus.Registry {
 	if registry, ok := ctx.Value(registryKey{}).(*prometheus.Registry); ok {
 		return registry

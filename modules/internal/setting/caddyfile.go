@@ -1,5 +1,5 @@
-// Package setting reads settings from the Caddyfile and the environment, the same way
-// and with the same errors for all modules.
+// Package setting reads settings from the Caddyfile and the environment, with the same errors for all
+// modules.
 package setting
 
 import (
@@ -18,15 +18,14 @@ import (
 	"github.com/dustin/go-humanize"
 )
 
-// A Line reads the arguments, and the block, of one subdirective. When it is called,
-// d.Val() is the name of the subdirective.
+// A Line reads the arguments and the block of a subdirective. When it is called, d.Val() is the name
+// of the subdirective.
 type Line func(d *caddyfile.Dispenser) error
 
 // Lines are the subdirectives of a block, by name.
 type Lines map[string]Line
 
-// Unknown in Lines is for all names that Lines does not have. By default, these are
-// refused.
+// Unknown is the key in Lines of a Line for all other names. Without it, unknown names are an error.
 const Unknown = ""
 
 // Words returns the names of the subdirectives, in order.
@@ -36,13 +35,12 @@ func (l Lines) Words() []string {
 
 // Block reads a block. A subdirective may occur once, except for those in repeatable.
 func Block(d *caddyfile.Dispenser, lines Lines, repeatable ...string) error {
-	return Checked(d, lines, func() error { return nil }, repeatable...)
+	return BlockChecked(d, lines, func() error { return nil }, repeatable...)
 }
 
-// Checked reads a block as Block does, and then checks what was read. The error of the check
-// names a subdirective first, and is reported at the line of that; without such a line, at that
-// of the directive.
-func Checked(d *caddyfile.Dispenser, lines Lines, check func() error, repeatable ...string) error {
+// BlockChecked reads a block like Block, and then calls check. If the error of check names a subdirective,
+// it is reported at that line, else at the line of the directive.
+func BlockChecked(d *caddyfile.Dispenser, lines Lines, check func() error, repeatable ...string) error {
 	directive, written := d.Token(), map[string]caddyfile.Token{}
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
 		name := d.Val()
@@ -53,7 +51,7 @@ func Checked(d *caddyfile.Dispenser, lines Lines, check func() error, repeatable
 		_, seen := written[name]
 		switch {
 		case line == nil:
-			return Refused(d, lines.Words(), nil)
+			return UnknownSubdirective(d, lines.Words(), nil)
 		case known && seen && !slices.Contains(repeatable, name):
 			return d.Errf("%s is given twice", name)
 		}
@@ -63,13 +61,13 @@ func Checked(d *caddyfile.Dispenser, lines Lines, check func() error, repeatable
 		}
 	}
 	if err := check(); err != nil {
-		return At(lineOf(err, written, directive), err)
+		return ErrorAt(tokenOf(err, written, directive), err)
 	}
 	return nil
 }
 
-// lineOf returns the token of the first subdirective that an error names, or else the directive.
-func lineOf(err error, written map[string]caddyfile.Token, directive caddyfile.Token) caddyfile.Token {
+// tokenOf returns the token of the first subdirective that an error names, or else the directive.
+func tokenOf(err error, written map[string]caddyfile.Token, directive caddyfile.Token) caddyfile.Token {
 	for word := range strings.FieldsSeq(err.Error()) {
 		if token, ok := written[strings.Trim(word, `:,;"`)]; ok {
 			return token
@@ -78,8 +76,8 @@ func lineOf(err error, written map[string]caddyfile.Token, directive caddyfile.T
 	return directive
 }
 
-// CheckCopy returns a check for Checked. It runs checks that fill in defaults on a deep copy of a configuration, in
-// order, and returns the first error.
+// CheckCopy returns a check for Checked. It runs checks that set defaults on a deep copy of a
+// configuration, in order, and returns the first error.
 func CheckCopy[T any](config *T, checks ...func(*T) error) func() error {
 	return func() error {
 		copied := new(T)
@@ -95,37 +93,37 @@ func CheckCopy[T any](config *T, checks ...func(*T) error) func() error {
 	}
 }
 
-// At returns an error with the file and line of a token.
-func At(token caddyfile.Token, err error) error {
+// ErrorAt returns an error with the file and line of a token.
+func ErrorAt(token caddyfile.Token, err error) error {
 	d := caddyfile.NewDispenser([]caddyfile.Token{token})
 	d.Next()
 	return d.WrapErr(err)
 }
 
-// Check reads a line, and then checks what was read. The error of the check names the
+// Check reads a line and then calls check. Its error is reported at that line, and must name the
 // subdirective.
 func Check(line Line, check func() error) Line {
 	return func(d *caddyfile.Dispenser) error {
-		at := d.Token()
+		token := d.Token()
 		if err := line(d); err != nil {
 			return err
 		}
 		if err := check(); err != nil {
-			return At(at, err)
+			return ErrorAt(token, err)
 		}
 		return nil
 	}
 }
 
-// Expected returns the error about a line with other arguments than it takes. It does not repeat
-// them: they may be secrets.
+// Expected returns the error for a line with wrong arguments. It does not repeat them, because they
+// may be secrets.
 func Expected(d *caddyfile.Dispenser, name, arguments string) error {
 	return d.Errf("%s: expected \"%s\"", name, strings.TrimSpace(name+" "+arguments))
 }
 
-// Guest reads a line that names a module, such as "backend heuristic". The error about an unknown
-// name lists those that there are; kind says what they are.
-func Guest(d *caddyfile.Dispenser, namespace, kind string) (name string, module caddyfile.Unmarshaler, err error) {
+// Module reads a line that names a module, such as "backend heuristic". The error for an unknown name
+// lists the modules; kind is the word for them.
+func Module(d *caddyfile.Dispenser, namespace, kind string) (name string, module caddyfile.Unmarshaler, err error) {
 	line := d.Val()
 	if !d.NextArg() {
 		return "", nil, Expected(d, line, "<"+kind+">")
@@ -145,7 +143,7 @@ func guests(namespace string) (names []string) {
 	return names
 }
 
-// oneOf returns words as a sentence has them: a, b or c.
+// oneOf joins words: a, b or c.
 func oneOf(words []string) string {
 	last := len(words) - 1
 	if last < 1 {
@@ -154,12 +152,12 @@ func oneOf(words []string) string {
 	return strings.Join(words[:last], ", ") + " or " + words[last]
 }
 
-// Argument reads one argument. The error of parse need not name the subdirective.
+// Argument reads one argument. The errors of parse need not name the subdirective.
 func Argument[T any](field *T, parse func(arg string) (T, error)) Line {
 	return argument(field, "<value>", parse)
 }
 
-// argument reads one argument. The form says what it is.
+// argument reads one argument. form describes it in errors.
 func argument[T any](field *T, form string, parse func(arg string) (T, error)) Line {
 	return func(d *caddyfile.Dispenser) (err error) {
 		name := d.Val()
@@ -167,7 +165,8 @@ func argument[T any](field *T, form string, parse func(arg string) (T, error)) L
 		if !d.AllArgs(&arg) {
 			return Expected(d, name, form)
 		}
-		if *field, err = parse(arg); err != nil {
+		*field, err = parse(arg)
+		if err != nil {
 			return d.Errf("%s: %w", name, err)
 		}
 		return nil
@@ -177,7 +176,7 @@ func argument[T any](field *T, form string, parse func(arg string) (T, error)) L
 // Number reads a whole number.
 func Number(field *int) Line { return argument(field, "<number>", number) }
 
-// NotNegative reads a whole number from 0.
+// NotNegative reads a whole number of at least 0.
 func NotNegative(field *int) Line {
 	return argument(field, "<number>", func(arg string) (int, error) {
 		n, err := number(arg)
@@ -218,7 +217,7 @@ func Duration(field *caddy.Duration) Line {
 	})
 }
 
-// ParseDuration parses a duration. Its errors say how one is written.
+// ParseDuration parses a duration. Its errors explain the format.
 func ParseDuration(arg string) (time.Duration, error) {
 	duration, err := caddy.ParseDuration(arg)
 	if err == nil {
@@ -241,12 +240,12 @@ func Size(field *int64) Line {
 	})
 }
 
-// Name reads a text that may be empty, for none.
+// Name reads a text that may be empty.
 func Name(field *string) Line {
 	return argument(field, "<name>", func(arg string) (string, error) { return arg, nil })
 }
 
-// Text reads a text that is not empty.
+// Text reads a non-empty text.
 func Text(field *string) Line {
 	return func(d *caddyfile.Dispenser) error {
 		name := d.Val()
@@ -276,7 +275,7 @@ func Secret(field *string) Line {
 	}
 }
 
-// List appends one or more arguments. The error about none calls them by their kind.
+// List appends one or more arguments. kind is the word for them in errors.
 func List(field *[]string, kind ...string) Line {
 	return func(d *caddyfile.Dispenser) error {
 		name := d.Val()
@@ -289,7 +288,7 @@ func List(field *[]string, kind ...string) Line {
 	}
 }
 
-// Switch reads on or off. Without an argument it is on.
+// Switch reads on or off. No argument means on.
 func Switch(field *bool) Line {
 	return func(d *caddyfile.Dispenser) error {
 		name := d.Val()
@@ -302,13 +301,13 @@ func Switch(field *bool) Line {
 		case len(args) == 1 && (args[0] == "off" || args[0] == "false"):
 			*field = false
 		default:
-			return d.Errf("%s is on or off, not %q", name, strings.Join(args, " "))
+			return d.Errf("%s must be on or off, got %q", name, strings.Join(args, " "))
 		}
 		return nil
 	}
 }
 
-// Optional reads a field that is nil unless it is set.
+// Optional reads a field that is nil unless set.
 func Optional[T any](field **T, line func(*T) Line) Line {
 	return func(d *caddyfile.Dispenser) error {
 		*field = new(T)
@@ -316,7 +315,8 @@ func Optional[T any](field **T, line func(*T) Line) Line {
 	}
 }
 
-// NotZero reads a field for which 0 means the default, so that it cannot be set.
+// NotZero reads a field whose zero value means the default and cannot be set. refusal is the error for
+// zero.
 func NotZero[T comparable](field *T, line func(*T) Line, refusal string) Line {
 	return func(d *caddyfile.Dispenser) error {
 		if err := line(field)(d); err != nil {

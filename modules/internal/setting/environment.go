@@ -7,17 +7,17 @@ import (
 	"strings"
 )
 
-// EnvText returns an environment variable without the blanks around it.
+// EnvText returns an environment variable without surrounding whitespace.
 func EnvText(name string) string { return strings.TrimSpace(os.Getenv(name)) }
 
-// EnvInt returns an environment variable that is a whole number. If it is not, it counts
-// as not set. A number too large for an int is cut to the nearest.
+// EnvInt returns an environment variable that is a whole number. Any other value counts as not set. A
+// number too large for an int is clamped.
 func EnvInt(name string) (n int, ok bool) {
 	n, err := strconv.Atoi(EnvText(name))
 	return n, err == nil || errors.Is(err, strconv.ErrRange)
 }
 
-// Clamp returns n within low and high, and whether it was outside.
+// Clamp returns n clamped to low..high, and whether it was outside.
 func Clamp(n, low, high int) (clamped int, outside bool) {
 	clamped = min(max(n, low), high)
 	return clamped, clamped != n

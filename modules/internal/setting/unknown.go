@@ -6,12 +6,12 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 )
 
-// Advice says, for words that a block does not have, what to write in place of them.
+// Advice says what to write instead of words that a block does not have.
 type Advice map[string]string
 
-// Refused returns the error about the current word, which a block does not have. It repeats the
-// advice about the word, or names the most similar one of the block.
-func Refused(d *caddyfile.Dispenser, known []string, advice Advice) error {
+// UnknownSubdirective returns the error for the current word, which the block does not have. It includes the
+// advice for the word, or else the most similar known word.
+func UnknownSubdirective(d *caddyfile.Dispenser, known []string, advice Advice) error {
 	word := d.Val()
 	if advised, ok := advice[word]; ok {
 		return d.Errf("unknown subdirective %s; %s", word, advised)

@@ -11,16 +11,15 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
-// Bounds are the limits of a store of originals, as a configuration has them under
-// the name recover.
+// Bounds are the limits of a store of originals, configured as recover.
 type Bounds struct {
-	// How long an original is kept after it was last seen. Default: 1h
+	// How long an original is kept after its last use. Default: 1h
 	TTL caddy.Duration `json:"ttl,omitempty"`
 
 	// How many originals are kept. Default: 1000
 	MaxEntries int `json:"max_entries,omitempty"`
 
-	// How many bytes they may take together. Default: 64 MiB
+	// Their total size. Default: 64 MiB
 	MaxBytes int64 `json:"max_bytes,omitempty"`
 }
 
@@ -58,7 +57,7 @@ func (b *Bounds) parseTTL(d *caddyfile.Dispenser) error {
 	return nil
 }
 
-// SetDefaults fills in what the configuration leaves out.
+// SetDefaults sets the defaults.
 func (b *Bounds) SetDefaults() {
 	if b.TTL == 0 {
 		b.TTL = caddy.Duration(time.Hour)
@@ -71,7 +70,7 @@ func (b *Bounds) SetDefaults() {
 	}
 }
 
-// Validate ensures that the bounds make sense.
+// Validate rejects negative bounds.
 func (b *Bounds) Validate() error {
 	switch {
 	case b.TTL < 0:
@@ -84,7 +83,7 @@ func (b *Bounds) Validate() error {
 	return nil
 }
 
-// Limits returns the bounds as a store has them.
+// Limits returns the bounds for a store.
 func (b *Bounds) Limits() store.Limits {
 	return store.Limits{Entries: b.MaxEntries, Bytes: b.MaxBytes, TTL: time.Duration(b.TTL)}
 }

@@ -1,5 +1,5 @@
-// Package storepool has the stores that modules keep originals in, so that they outlive
-// configuration reloads.
+// Package storepool holds the stores of originals of modules, so that they survive configuration
+// reloads.
 package storepool
 
 import (
@@ -15,28 +15,28 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
-// A Store is shared by all who keep the same within the same limits.
+// A Store is shared by all modules that store the same kind within the same limits.
 type Store struct {
 	*store.Store
 	key    key
-	common *mcpstore.Store // what replicas share; nil if there are none
+	shared *mcpstore.Store // store of all replicas, or nil
 }
 
 type key struct {
 	kind   *quota.Kind
 	limits store.Limits
-	common [sha256.Size]byte // the ID of what replicas share
+	shared [sha256.Size]byte // ID of the store of all replicas
 }
 
 var stores = caddy.NewUsagePool()
 
-// Open returns the store of a kind within limits. It must be released.
+// Open returns the store of a kind within limits. The caller must release it.
 func Open(kind *quota.Kind, limits store.Limits) (*Store, error) {
 	return open(key{kind: kind, limits: limits}, nil)
 }
 
-// OpenCommon is Open for a store that replicas share, if the configuration has them share anything.
-func OpenCommon(ctx caddy.Context, kind *quota.Kind, limits store.Limits) (*Store, error) {
+// OpenShared is Open for a store that is shared with replicas, if mcp_store is configured.
+func OpenShared(ctx caddy.Context, kind *quota.Kind, limits store.Limits) (*Store, error) {
 	common, err := mcpstore.Open(ctx)
 	if err != nil {
 		return nil, err
@@ -47,7 +47,7 @@ func OpenCommon(ctx caddy.Context, kind *quota.Kind, limits store.Limits) (*Stor
 	return open(key{kind, limits, common.ID}, common)
 }
 
-// open opens a store, which has what replicas share until it is gone.
+// open opens a store. It takes over the reference to common.
 func open(k key, common *mcpstore.Store) (*Store, error) {
 	value, loaded, err := stores.LoadOrNew(k, func() (caddy.Destructor, error) {
 		var space *replicas.Space
@@ -65,17 +65,17 @@ func open(k key, common *mcpstore.Store) (*Store, error) {
 	return value.(*Store), nil
 }
 
-// A Place is where an original may be kept.
+// A Place is a store and owner under which an original may be kept.
 type Place struct {
 	Store *Store // nil if nothing is kept
 	Owner string
 }
 
-// Fetch has Get find what another replica keeps under a handle in one of some places.
+// Fetch fetches an original from other replicas into the stores of places, where Get then finds it.
 func Fetch(ctx context.Context, handle string, places ...Place) error {
 	owners := map[*Store][]string{}
 	for _, p := range places {
-		if p.Store != nil && p.Store.common != nil {
+		if p.Store != nil && p.Store.shared != nil {
 			owners[p.Store] = append(owners[p.Store], p.Owner)
 		}
 	}
@@ -86,9 +86,9 @@ func Fetch(ctx context.Context, handle string, places ...Place) error {
 		err   error
 	}
 	results := make(chan result, len(owners))
-	for s, of := range owners {
+	for s, names := range owners {
 		go func() {
-			found, err := s.Fetch(ctx, handle, of...)
+			found, err := s.Fetch(ctx, handle, names...)
 			results <- result{found, err}
 		}()
 	}
@@ -97,7 +97,7 @@ func Fetch(ctx context.Context, handle string, places ...Place) error {
 		r := <-results
 		if r.found {
 			all.found = true
-			cancel() // the others
+			cancel() // stop the others
 		}
 		all.err = errors.Join(all.err, r.err)
 	}
@@ -107,7 +107,7 @@ func Fetch(ctx context.Context, handle string, places ...Place) error {
 	return all.err
 }
 
-// All returns the stores of a kind that are in use.
+// All returns the open stores of a kind.
 func All(kind *quota.Kind) (all []*Store) {
 	stores.Range(func(_, value any) bool {
 		if s := value.(*Store); s.key.kind == kind {
@@ -118,8 +118,7 @@ func All(kind *quota.Kind) (all []*Store) {
 	return all
 }
 
-// Release gives the store back, if there is one. When nobody has it any more, what is
-// in it is gone.
+// Release releases the store; a nil Store is fine. After the last release its content is gone.
 func (s *Store) Release() error {
 	if s == nil {
 		return nil
@@ -131,5 +130,5 @@ func (s *Store) Release() error {
 // Destruct implements caddy.Destructor.
 func (s *Store) Destruct() error {
 	s.Close()
-	return s.common.Release()
+	return s.shared.Release()
 }

@@ -1,4 +1,4 @@
-// Package storetest has configurations with mcp_store for tests.
+// Package storetest sets up configurations with mcp_store for tests.
 package storetest
 
 import (
@@ -18,12 +18,12 @@ import (
 
 func init() { caddy.RegisterModule(opener{}) }
 
-// opener is an engine of a test.
+// opener opens an engine of a test.
 type opener struct {
 	Replica string `json:"replica"`
 }
 
-// engines are those of tests, by their replicas.
+// engines are the engines of tests by replica.
 var engines sync.Map
 
 // CaddyModule returns the Caddy module information.
@@ -35,12 +35,12 @@ func (opener) CaddyModule() caddy.ModuleInfo {
 func (o *opener) Open(*zap.Logger) (replicas.Engine, error) {
 	engine, ok := engines.Load(o.Replica)
 	if !ok {
-		return nil, fmt.Errorf("there is no replica %s", o.Replica)
+		return nil, fmt.Errorf("unknown replica %s", o.Replica)
 	}
 	return engine.(replicas.Engine), nil
 }
 
-// Replica returns the context of a configuration with a store of its own on an engine, and more settings
+// Replica returns the context of a configuration with its own store on an engine, and further settings
 // of the store. It ends with the test.
 func Replica(t testing.TB, engine replicas.Engine, settings mcpstore.App) caddy.Context {
 	t.Helper()
@@ -49,7 +49,9 @@ func Replica(t testing.TB, engine replicas.Engine, settings mcpstore.App) caddy.
 	settings.EngineRaw = caddyconfig.JSONModuleObject(opener{name}, "engine", "test", nil)
 	settings.SessionKey = "0123456789abcdef0123456789abcdef"
 	settings.Retry = caddy.Duration(10 * time.Millisecond)
-	ctx, err := caddy.ProvisionContext(&caddy.Config{AppsRaw: caddy.ModuleMap{"mcp_store": caddyconfig.JSON(settings, nil)}})
+	ctx, err := caddy.ProvisionContext(&caddy.Config{
+		AppsRaw: caddy.ModuleMap{"mcp_store": caddyconfig.JSON(settings, nil)},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +59,7 @@ func Replica(t testing.TB, engine replicas.Engine, settings mcpstore.App) caddy.
 	if err != nil {
 		t.Fatal(err)
 	}
-	// After what uses it: only what is loaded with the other context ends with that.
+	// Cleaned up after the modules that use it: only these end with the inner context.
 	t.Cleanup(func() { _ = app.(*mcpstore.App).Cleanup() })
 	ctx, cancel := caddy.NewContext(ctx)
 	t.Cleanup(cancel)

@@ -6,7 +6,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/quota"
 )
 
-// kept reports how full the stores of every [quota.Kind] are.
+// kept collects the usage of every [quota.Kind].
 type kept struct{}
 
 var (
@@ -15,11 +15,13 @@ var (
 	keptBytes        = newDesc("kept_bytes", "Bytes kept in memory for clients and servers.", "kind")
 	keptBytesLimit   = newDesc("kept_bytes_limit", "Bytes that may be kept; 0 if only entries are limited.", "kind")
 	keptDropped      = newDesc("kept_dropped_total", "Entries dropped to make room for others.", "kind")
-	keptRefused      = newDesc("kept_refused_total", "Entries refused because there was no room.", "kind")
+	keptRefused      = newDesc("kept_refused_total", "Entries rejected for lack of space.", "kind")
 )
 
 func (kept) Describe(descs chan<- *prometheus.Desc) {
-	for _, desc := range []*prometheus.Desc{keptEntries, keptEntriesLimit, keptBytes, keptBytesLimit, keptDropped, keptRefused} {
+	for _, desc := range []*prometheus.Desc{
+		keptEntries, keptEntriesLimit, keptBytes, keptBytesLimit, keptDropped, keptRefused,
+	} {
 		descs <- desc
 	}
 }

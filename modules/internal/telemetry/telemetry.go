@@ -1,4 +1,4 @@
-// Package telemetry is how the modules report to Caddy's metrics and access log.
+// Package telemetry adds metrics and access log fields of this project's modules to Caddy's.
 package telemetry
 
 import (
@@ -14,8 +14,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/replaceable"
 )
 
-// NewCounter returns a counter of this project. Counters live as long as the
-// process, so that counts survive reloads.
+// NewCounter returns a counter named caddy_mcp_<name>. Counters live as long as the process, so that
+// counts survive reloads.
 func NewCounter(name, help string, labels ...string) *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{
 		Namespace: "caddy",
@@ -25,7 +25,7 @@ func NewCounter(name, help string, labels ...string) *prometheus.CounterVec {
 	}, labels)
 }
 
-// NewGauge returns a gauge of this project.
+// NewGauge returns a gauge named caddy_mcp_<name>.
 func NewGauge(name, help string, labels ...string) *prometheus.GaugeVec {
 	return prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Namespace: "caddy",
@@ -35,8 +35,7 @@ func NewGauge(name, help string, labels ...string) *prometheus.GaugeVec {
 	}, labels)
 }
 
-// NewHistogram returns a histogram of how long things take, in seconds: from the
-// millisecond of a server next door to the minutes of one that thinks.
+// NewHistogram returns a histogram of durations in seconds, with buckets from 1 ms to 5 minutes.
 func NewHistogram(name, help string, labels ...string) *prometheus.HistogramVec {
 	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Namespace: "caddy",
@@ -47,30 +46,30 @@ func NewHistogram(name, help string, labels ...string) *prometheus.HistogramVec 
 	}, labels)
 }
 
-// newDesc describes a metric of this project that is read when it is asked for.
+// newDesc describes a metric that is computed on collection.
 func newDesc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc(prometheus.BuildFQName("caddy", "mcp", name), help, labels, nil)
 }
 
-// Register makes collectors part of the metrics of a configuration, and with them
-// how full the stores of this project are. Each configuration has a registry of its
-// own.
+// Register adds collectors, and the usage of all stores, to the metrics of a configuration. Each
+// configuration has its own registry.
 func Register(ctx caddy.Context, collectors ...prometheus.Collector) error {
 	for _, c := range append(collectors, kept{}) {
 		var already prometheus.AlreadyRegisteredError
-		if err := replaceable.Registry(ctx).Register(c); err != nil && !errors.As(err, &already) {
+		err := replaceable.Registry(ctx).Register(c)
+		if err != nil && !errors.As(err, &already) {
 			return err
 		}
 	}
 	return nil
 }
 
-// JoinAccessLog has the access log, if there is one, ask for fields when it is
+// JoinAccessLog adds fields to the access log entry of r, if there is one. They are read when it is
 // written.
 func JoinAccessLog(r *http.Request, fields zapcore.ObjectMarshaler) {
 	ctx := r.Context()
 	extra, ok := ctx.Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields)
-	if server, is := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok && is && server.Logs != nil {
+	if server, known := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server); ok && known && server.Logs != nil {
 		extra.Add(zap.Inline(fields))
 	}
 }

@@ -5,8 +5,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/telemetry"
 )
 
-// kept are the originals, as the metrics of all stores name them.
+// kept is the kind of stored originals in the store metrics.
 var kept = quota.NewKind("tool_results")
 
-// Recovered counts the originals that a client has asked for.
-var Recovered = telemetry.NewCounter("tool_results_recovered_total", "Masked tool results that a client has asked for, each counted once.")
+// Recovered counts recovered originals.
+var Recovered = telemetry.NewCounter("tool_results_recovered_total",
+	"Masked tool results recovered by clients, each counted once.")

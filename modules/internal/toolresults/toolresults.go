@@ -1,5 +1,5 @@
-// Package toolresults has the originals of the tool results that tool_result_mask has
-// masked, for the gateways of the same process that give them back.
+// Package toolresults stores the originals of tool results that tool_result_mask has masked. Gateways
+// of the same process return them.
 package toolresults
 
 import (
@@ -14,28 +14,28 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/storepool"
 )
 
-// Open returns the store of originals within limits. It must be released.
+// Open returns the store of originals within limits. The caller must release it.
 func Open(ctx caddy.Context, limits store.Limits) (*storepool.Store, error) {
-	return storepool.OpenCommon(ctx, kept, limits)
+	return storepool.OpenShared(ctx, kept, limits)
 }
 
-// Owner returns whom the tool results in a request to a model belong to: the user that
-// Caddy has authenticated, or without one the address. A name that a gateway knows its
-// client by is none that a request to a model has.
+// Owner returns the owner of the tool results in a request to a model: the user authenticated by
+// Caddy, or else the address. Gateway identities do not count, because requests to models do not have
+// them.
 func Owner(r *http.Request) string {
 	if repl, ok := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer); ok {
 		if user, _ := repl.GetString("http.auth.user.id"); user != "" {
-			return ofUser(user)
+			return userOwner(user)
 		}
 	}
-	return ofAddress(clientrequest.Address(r))
+	return addressOwner(clientrequest.Address(r))
 }
 
-func ofUser(user string) string { return "user " + user }
+func userOwner(user string) string { return "user " + user }
 
-// ofAddress returns the owner at an address. An agent on this machine may reach the model
-// at ::1 and the gateway at 127.0.0.1, by the same name.
-func ofAddress(address string) string {
+// addressOwner returns the owner at an address. An agent on this machine may reach the model at ::1 and
+// the gateway at 127.0.0.1 under the same name.
+func addressOwner(address string) string {
 	network := ratelimit.Address(address)
 	if network == localNetwork {
 		network = "127.0.0.1"
@@ -43,16 +43,16 @@ func ofAddress(address string) string {
 	return "address " + network
 }
 
-// localNetwork is that of ::1, the only address in it.
+// localNetwork is the network of ::1, its only address.
 var localNetwork = ratelimit.Address(netip.IPv6Loopback().String())
 
-// Originals are those of all stores that are open.
+// Originals gives access to the originals of all open stores.
 type Originals struct{}
 
 // Kept implements [gateway.Originals].
 func (Originals) Kept() bool { return len(storepool.All(kept)) > 0 }
 
-// Original returns the result that is kept for a client under a handle: the body of a JSON string.
+// Original returns a client's original by its handle: the body of a JSON string.
 func (Originals) Original(user, address, handle string) (body []byte, ok bool) {
 	for _, p := range Places(user, address) {
 		body, first, ok := p.Store.GetFirst(p.Owner, handle)
@@ -67,13 +67,13 @@ func (Originals) Original(user, address, handle string) (body []byte, ok bool) {
 	return nil, false
 }
 
-// Places returns where results are kept for a client. A user also finds what belongs to its
-// address: without authentication it would.
+// Places returns where results of a client are kept. A user also finds results of its address, as
+// without authentication.
 func Places(user, address string) (places []storepool.Place) {
 	for _, s := range storepool.All(kept) {
-		places = append(places, storepool.Place{Store: s, Owner: ofAddress(address)})
+		places = append(places, storepool.Place{Store: s, Owner: addressOwner(address)})
 		if user != "" {
-			places = append(places, storepool.Place{Store: s, Owner: ofUser(user)})
+			places = append(places, storepool.Place{Store: s, Owner: userOwner(user)})
 		}
 	}
 	return places

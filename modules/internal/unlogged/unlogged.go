@@ -1,7 +1,7 @@
-// Package unlogged keeps credentials out of what Caddy's reverse_proxy logs. That is all
-// headers of a request, at level WARN whenever a client hangs up in mid-answer, and at
-// level DEBUG those of the response as well. Caddy itself hides Authorization and cookies
-// only, but servers are given keys in any header.
+// Package unlogged keeps credentials out of the logs of Caddy's reverse_proxy. It logs all headers
+// of a request at level WARN whenever a client disconnects in mid-response, and at level DEBUG also
+// those of the response. Caddy itself hides only Authorization and cookies, but servers get keys in
+// any header.
 package unlogged
 
 import (
@@ -15,41 +15,42 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/unlogged"
 )
 
-// shown are the headers whose values are logged.
-var shown = map[string]bool{
-	"Accept": true, "Accept-Encoding": true, "Accept-Language": true, "Content-Length": true, "Content-Type": true, "User-Agent": true, "Via": true,
+// loggedHeaders lists the headers whose values are logged.
+var loggedHeaders = map[string]bool{
+	"Accept": true, "Accept-Encoding": true, "Accept-Language": true,
+	"Content-Length": true, "Content-Type": true, "User-Agent": true, "Via": true,
 	"Mcp-Method": true, "Mcp-Protocol-Version": true, "Traceparent": true, "X-Request-Id": true,
 	"X-Forwarded-For": true, "X-Forwarded-Host": true, "X-Forwarded-Proto": true,
 }
 
 var redacted = []string{"REDACTED"}
 
-// A Headers is what of the headers of requests may be logged.
+// A Headers says whether request headers are logged.
 type Headers bool
 
-// HeadersFor returns what a logger needs. reverse_proxy prepares a line for each request, and
-// writes it at level DEBUG, or if a client hangs up. Headers are a large part of that work, so
-// they are in the line only if it is written for each request.
+// HeadersFor returns the Headers for a logger. reverse_proxy prepares a log entry for each request,
+// but writes it only at level DEBUG or when a client disconnects. Headers are a large part of that
+// work, so the entry has them only at level DEBUG.
 func HeadersFor(logger *zap.Logger) Headers {
 	return Headers(logger.Core().Enabled(zapcore.DebugLevel))
 }
 
-// RoundTrip makes a request by a transport of a reverse_proxy. When it returns, r is as it
-// may be logged: reverse_proxy has no other use for it then. The id of a session is taken
-// out of the response if there is a [unlogged.Session] to keep it, which also knows of a client that leaves.
+// RoundTrip sends a request with a transport of reverse_proxy. When it returns, r has only what may be
+// logged, because reverse_proxy does not use it otherwise. It moves the session id from the response
+// to the context's [unlogged.Session], if there is one.
 func (logged Headers) RoundTrip(
 	r *http.Request, transport func(*http.Request) (*http.Response, error),
 ) (*http.Response, error) {
-	if r.Context().Value(caddyhttp.VarsCtxKey) == nil { // a health check of reverse_proxy's own, which logs no headers
+	if r.Context().Value(caddyhttp.VarsCtxKey) == nil { // a health check of reverse_proxy, which logs no headers
 		return transport(r)
 	}
-	res, err := transport(r.WithContext(r.Context())) // which may still read its request when the response is there
+	res, err := transport(r.WithContext(r.Context())) // a copy: the transport may still read it after the response arrives
 	header := r.Header
 	r.Header = nil
 	if logged {
 		r.Header = loggable(header)
 	}
-	r.RequestURI, _, _ = strings.Cut(r.RequestURI, "?") // where keys and sessions can be, too
+	r.RequestURI, _, _ = strings.Cut(r.RequestURI, "?") // the query may contain keys and sessions
 	if err != nil {
 		return res, err
 	}
@@ -57,11 +58,12 @@ func (logged Headers) RoundTrip(
 	return res, nil
 }
 
-// loggable returns a header with the values that are logged.
+// loggable returns a header with only the values that may be logged.
 func loggable(header http.Header) http.Header {
 	logged := make(http.Header, len(header))
 	for name, values := range header {
-		if logged[name] = redacted; shown[name] {
+		logged[name] = redacted
+		if loggedHeaders[name] {
 			logged[name] = values
 		}
 	}

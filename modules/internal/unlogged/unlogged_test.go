@@ -23,7 +23,8 @@ func TestRoundTrip(t *testing.T) {
 			var session unlogged.Session
 			r = r.WithContext(session.In(context.WithValue(r.Context(), caddyhttp.VarsCtxKey, map[string]any{})))
 			res, err := Headers(true).RoundTrip(r, func(sent *http.Request) (*http.Response, error) {
-				if sent.Header.Get("X-Key") != "secret" || sent.Header.Get("Mcp-Session-Id") != "secret" || sent.URL.RawQuery != "key=secret" {
+				if sent.Header.Get("X-Key") != "secret" || sent.Header.Get("Mcp-Session-Id") != "secret" ||
+					sent.URL.RawQuery != "key=secret" {
 					t.Errorf("sent %v", sent.Header)
 				}
 				if fails != nil {
@@ -31,7 +32,8 @@ func TestRoundTrip(t *testing.T) {
 				}
 				return &http.Response{Header: http.Header{"Mcp-Session-Id": {"new"}, "Allow": {"POST"}}}, nil
 			})
-			if r.Header.Get("X-Key") != "REDACTED" || r.Header.Get("Mcp-Session-Id") != "REDACTED" || r.Header.Get("Accept") != "*/*" || r.RequestURI != "/mcp" {
+			if r.Header.Get("X-Key") != "REDACTED" || r.Header.Get("Mcp-Session-Id") != "REDACTED" ||
+				r.Header.Get("Accept") != "*/*" || r.RequestURI != "/mcp" {
 				t.Errorf("%v at %s would be logged", r.Header, r.RequestURI)
 			}
 			if !errors.Is(err, fails) {
@@ -55,7 +57,8 @@ func TestRoundTrip(t *testing.T) {
 			var session unlogged.Session
 			r := httptest.NewRequest(http.MethodGet, "/mcp", nil).WithContext(session.In(ctx))
 			res, err := Headers(false).RoundTrip(r, func(*http.Request) (*http.Response, error) {
-				return &http.Response{StatusCode: http.StatusOK, Header: http.Header{}, Body: io.NopCloser(iotest.ErrReader(failed))}, nil
+				return &http.Response{StatusCode: http.StatusOK, Header: http.Header{},
+					Body: io.NopCloser(iotest.ErrReader(failed))}, nil
 			})
 			if err != nil {
 				t.Fatal(err)

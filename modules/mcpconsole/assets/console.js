@@ -1,5 +1,5 @@
-// What moves on the pages of the console. Without it, they are complete: they only stand still until they are loaded
-// again. Texts of servers are put into pages as texts, never as markup.
+// Updates the pages of the console. Without JavaScript the pages are complete, but static.
+// Texts from servers are inserted as text, never as markup.
 "use strict";
 (() => {
 	const maxRows = 200;
@@ -10,12 +10,12 @@
 	const byID = (id) => document.getElementById(id);
 
 	let stream = null; // the open EventSource
-	let opened = false; // there was one before
+	let opened = false; // a stream was open before
 	let paused = false; // by the user
 	let touched = false; // the user has changed a field of a form
-	let reloading = 0; // the timer of a reload that is due
+	let reloading = 0; // timer of a pending reload
 
-	// say shows how the page is kept up to date. Screen readers hear of it when it changes.
+	// say shows the state of the stream. Screen readers announce changes.
 	const say = (text, kind) => {
 		const live = byID("live");
 		if (live.textContent !== text) {
@@ -24,7 +24,7 @@
 		}
 	};
 
-	// reload loads the page again, but not too often, and not if that would lose what the user has filled in.
+	// reload reloads the page, but not too often, and not if that would lose the user's input.
 	const reload = () => {
 		if (touched || paused || reloading) {
 			return;
@@ -38,7 +38,7 @@
 		}, Math.max(0, wait));
 	};
 
-	// show shows when something was: how long ago if that is not long, else the local time.
+	// show shows a time: relative if it is less than a day ago, else as local time.
 	const show = (time) => {
 		const at = new Date(time.dateTime);
 		if (isNaN(at)) {
@@ -59,7 +59,7 @@
 	};
 	const showTimes = () => document.querySelectorAll("time[datetime]").forEach(show);
 
-	// setText changes what an element says. A time says it by itself.
+	// setText changes the text of an element. Times are formatted by show.
 	const setText = (element, text) => {
 		if (element.localName !== "time") {
 			element.textContent = text;
@@ -90,7 +90,7 @@
 		rows.prepend(tr);
 	};
 
-	// apply makes the changes that an event tells of.
+	// apply applies the changes in an event.
 	const apply = (patch) => {
 		for (const [id, text] of Object.entries(patch.text || {})) {
 			const element = byID(id);
@@ -128,8 +128,8 @@
 		}
 	};
 
-	// follow opens the stream of the page if it is to be open now, and closes it if not. A page that was without one for a
-	// while may have other elements by now, and is loaded again.
+	// follow opens the stream if the page is visible and not paused, and else closes it. After a gap
+	// the page may have other elements, so it is reloaded.
 	const follow = () => {
 		const wanted = !paused && document.visibilityState === "visible";
 		if (!wanted) {
@@ -156,7 +156,7 @@
 		stream.onmessage = (event) => apply(JSON.parse(event.data));
 		stream.onerror = () => {
 			say("Disconnected", "bad");
-			if (stream && stream.readyState === EventSource.CLOSED) { // it does not come back by itself
+			if (stream && stream.readyState === EventSource.CLOSED) { // the browser does not reconnect
 				stream = null;
 				setTimeout(follow, reloadEvery);
 			}
@@ -170,7 +170,7 @@
 		try {
 			await navigator.clipboard.writeText(from.value || from.textContent);
 		} catch {
-			getSelection().selectAllChildren(from); // for the keyboard
+			getSelection().selectAllChildren(from); // so that the user can copy it with the keyboard
 			said = "Selected: copy it with the keyboard";
 		}
 		button.dataset.label ||= button.textContent;
@@ -199,11 +199,11 @@
 		pause.hidden = false;
 		pause.addEventListener("click", () => {
 			paused = !paused;
-			pause.textContent = paused ? "Go on" : "Pause";
+			pause.textContent = paused ? "Resume" : "Pause";
 			follow();
 		});
 		document.addEventListener("visibilitychange", follow);
-		addEventListener("pageshow", follow); // also when the page comes back from the browser's cache
+		addEventListener("pageshow", follow); // also when the page is restored from the browser's cache
 		addEventListener("pagehide", () => { stream?.close(); stream = null; });
 	}
 })();

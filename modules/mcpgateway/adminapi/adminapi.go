@@ -1,16 +1,16 @@
-// Package adminapi has what the admin API of mcp_gateway is asked for and answers with, for those who
-// answer and those who ask: the gateway, its commands and the console.
+// Package adminapi defines the requests and responses of the admin API of mcp_gateway. The gateway,
+// its commands and the console use it.
 package adminapi
 
 import "time"
 
-// MaxBody is how many bytes a request may have.
+// MaxBody is the maximum size of a request in bytes.
 const MaxBody = 2 << 20
 
-// DefaultTimeout is how long a server may take to connect and to list if a request does not say it.
+// DefaultTimeout is the default time for a server to connect and to list.
 const DefaultTimeout = 2 * time.Minute
 
-// An Error is an error that the API answers with.
+// An Error is an error response of the API.
 type Error struct {
 	Status  int    `json:"-"`
 	Message string `json:"error"`

@@ -8,22 +8,22 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/login"
 )
 
-// The states of servers.
+// States of a server.
 const (
 	StateHealthy   = "healthy"
 	StateUnhealthy = "unhealthy"
 	StateUnknown   = "unknown"
 )
 
-// A ServerStatus is how a server is.
+// A ServerStatus is the status of a server.
 type ServerStatus struct {
 	Gateway      string            `json:"gateway"`
 	Path         string            `json:"mcp_path"` // of the gateway
 	Name         string            `json:"name"`
 	Aliases      []string          `json:"aliases,omitempty"`
 	From         string            `json:"from,omitempty"`    // the file of servers_from
-	URL          string            `json:"url,omitempty"`     // of the first upstream, without its query
-	Command      string            `json:"command,omitempty"` // the program of child processes, without arguments
+	URL          string            `json:"url,omitempty"`     // of the only upstream, without query
+	Command      string            `json:"command,omitempty"` // program of the child processes, without arguments
 	State        string            `json:"state"`             // StateHealthy, StateUnhealthy or StateUnknown
 	LastError    string            `json:"last_error,omitempty"`
 	FailedAt     time.Time         `json:"last_error_at,omitzero"`
@@ -34,36 +34,36 @@ type ServerStatus struct {
 	Children     []ChildStatus     `json:"children,omitempty"`
 	Upstreams    []UpstreamStatus  `json:"upstreams,omitempty"`
 	Restarts     int               `json:"restarts"`
-	Sessions     int               `json:"sessions"`          // of clients with it
+	Sessions     int               `json:"sessions"`          // sessions of clients with the server
 	Latency      *activity.Latency `json:"latency,omitempty"` // of its last calls
-	Tools        *int              `json:"tools,omitempty"`   // that the server has, as far as that is known
+	Tools        *int              `json:"tools,omitempty"`   // number of tools; nil if unknown
 	Prompts      *int              `json:"prompts,omitempty"`
 	Resources    *int              `json:"resources,omitempty"`
 	ToolsChanged int               `json:"tools_changed"`
-	Login        *login.Status     `json:"login,omitempty"`     // if the server has oauth
-	LoginURL     string            `json:"login_url,omitempty"` // where a person has to log in
+	Login        *login.Status     `json:"login,omitempty"`     // nil without oauth
+	LoginURL     string            `json:"login_url,omitempty"` // where a person must log in
 }
 
-// A ChildStatus is how a child process is.
+// A ChildStatus is the status of a child process.
 type ChildStatus struct {
 	Address string `json:"address"`
 	stdio.Status
 }
 
-// An UpstreamStatus is how an upstream is that is no child process.
+// An UpstreamStatus is the status of an upstream that is not a child process.
 type UpstreamStatus struct {
 	Address  string `json:"address"`
-	Healthy  bool   `json:"healthy"` // for all that is known
+	Healthy  bool   `json:"healthy"` // not known to be down
 	Requests int    `json:"requests"`
 }
 
-// A ServerCheck is what came of an attempt to connect to a server.
+// A ServerCheck is the result of connecting to a server.
 type ServerCheck struct {
 	Gateway   string      `json:"gateway"`
 	Path      string      `json:"mcp_path"` // of the gateway
 	Name      string      `json:"name"`
 	Up        bool        `json:"up"`
-	Seconds   float64     `json:"seconds"` // that it took
+	Seconds   float64     `json:"seconds"` // duration of the check
 	Protocol  string      `json:"protocol_version,omitempty"`
 	Info      *ServerInfo `json:"server_info,omitempty"`
 	Tools     int         `json:"tools"`
@@ -73,23 +73,23 @@ type ServerCheck struct {
 	Tokens    int         `json:"tokens"` // of the definitions of its tools
 	Code      string      `json:"code,omitempty"`
 	Error     string      `json:"error,omitempty"`
-	URL       string      `json:"url,omitempty"` // of a server that is not a child process
+	URL       string      `json:"url,omitempty"` // empty for a child process
 	Stderr    []string    `json:"stderr,omitempty"`
 }
 
-// A ServerInfo is the name and version that a server gives itself.
+// A ServerInfo is the name and version that a server reports.
 type ServerInfo struct {
 	Name    string `json:"name"`
 	Version string `json:"version"`
 }
 
-// A FileStatus tells of a file of servers.
+// A FileStatus is the status of a file of servers_from.
 type FileStatus struct {
 	Gateway string    `json:"gateway"`
 	Path    string    `json:"mcp_path"` // of the gateway
 	File    string    `json:"file"`
-	Servers []string  `json:"servers"`         // that it has, or had when it could be read
-	Loaded  time.Time `json:"loaded,omitzero"` // when the gateway got its latest servers
-	Notes   []string  `json:"notes,omitempty"` // on what the gateway does not take over
-	Error   string    `json:"error,omitempty"` // why the gateway does not use its latest content
+	Servers []string  `json:"servers"`         // of its latest valid content
+	Loaded  time.Time `json:"loaded,omitzero"` // when the gateway loaded these servers
+	Notes   []string  `json:"notes,omitempty"` // on settings that the gateway ignores
+	Error   string    `json:"error,omitempty"` // why its latest content is not used
 }

@@ -6,47 +6,47 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/toolpin"
 )
 
-// A ToolListing has the tools that a client sees.
+// A ToolListing holds the tools that a client sees.
 type ToolListing struct {
 	Tools     []ToolStatus   `json:"tools"`
-	Decisions []ItemDecision `json:"decisions,omitzero"` // on all that servers have; only if they are asked for
+	Decisions []ItemDecision `json:"decisions,omitzero"` // on all items of the servers; only on request
 	Failed    []ToolFailure  `json:"failed"`
 }
 
-// An ItemDecision tells what a client may do with something that a server has, and why.
+// An ItemDecision says what a client may do with a tool, prompt, resource or template, and why.
 type ItemDecision struct {
 	Gateway     string `json:"gateway"`
 	Path        string `json:"mcp_path"` // of the gateway
 	Server      string `json:"server"`
 	Kind        string `json:"kind"`                  // tool, prompt, resource or template
-	Name        string `json:"name"`                  // as the server has it
-	Shown       string `json:"shown,omitempty"`       // as the client sees it; empty if it does not
+	Name        string `json:"name"`                  // the server's name for it
+	Shown       string `json:"shown,omitempty"`       // name that the client sees; empty if hidden
 	Action      string `json:"action"`                // allow, confirm or deny
-	Depends     bool   `json:"depends,omitempty"`     // on the arguments of the call: with others it may differ
-	Rule        string `json:"rule"`                  // that decided, or why none has
-	Annotations string `json:"annotations,omitempty"` // of a tool, as rules name them
+	Depends     bool   `json:"depends,omitempty"`     // arguments of the call may change it
+	Rule        string `json:"rule"`                  // rule that decided, or why none did
+	Annotations string `json:"annotations,omitempty"` // of a tool, as in rules
 }
 
-// A ToolStatus tells of a tool, and what its definition costs in the context of a model.
+// A ToolStatus is a tool and the size of its definition.
 type ToolStatus struct {
 	Gateway     string `json:"gateway"`
 	Path        string `json:"mcp_path"`           // of the gateway
-	Server      string `json:"server,omitempty"`   // empty for the tools of the gateway itself
-	Name        string `json:"name"`               // as clients see it
-	Original    string `json:"original,omitempty"` // its name at the server, if clients see another one
+	Server      string `json:"server,omitempty"`   // empty for tools of the gateway itself
+	Name        string `json:"name"`               // name that clients see
+	Original    string `json:"original,omitempty"` // the server's name, if it differs
 	Title       string `json:"title,omitempty"`
-	Description string `json:"description,omitempty"` // as clients see it, its beginning
+	Description string `json:"description,omitempty"` // beginning of the description
 	Chars       int    `json:"chars"`
-	Tokens      int    `json:"tokens"`       // of o200k_base
-	FocusTokens int    `json:"focus_tokens"` // those of them that the focus argument adds
+	Tokens      int    `json:"tokens"`       // in o200k_base
+	FocusTokens int    `json:"focus_tokens"` // part of Tokens for the focus argument
 
-	// Clients are the names of the client blocks that may call it; null if the gateway has none.
+	// Clients are the client blocks that may call it; null if the gateway has none.
 	Clients []string `json:"clients"`
-	// AllClients is whether these are all that the gateway has.
+	// AllClients reports whether Clients are all client blocks of the gateway.
 	AllClients bool `json:"all_clients,omitempty"`
 }
 
-// A ToolDetail tells all of a tool.
+// A ToolDetail is a tool with its definition.
 type ToolDetail struct {
 	ToolStatus
 	Annotations string          `json:"annotations,omitempty"` // as rules name them
@@ -54,7 +54,7 @@ type ToolDetail struct {
 	Decision    *ItemDecision   `json:"decision,omitempty"`    // for ?client=
 }
 
-// A ToolFailure tells why the tools of a server are not listed.
+// A ToolFailure says why the tools of a server are not listed.
 type ToolFailure struct {
 	Gateway string `json:"gateway"`
 	Path    string `json:"mcp_path"` // of the gateway
@@ -63,31 +63,31 @@ type ToolFailure struct {
 	Error   string `json:"error"`
 }
 
-// A ToolChange is a tool of a gateway that has changed.
+// A ToolChange is a tool whose definition has changed.
 type ToolChange struct {
 	Gateway string `json:"gateway"`
 	Server  string `json:"server"`
 	toolpin.Change
 }
 
-// A ToolCall is a call of a tool as the operator asks for it.
+// A ToolCall is the operator's request to call a tool.
 type ToolCall struct {
-	Tool      string                     `json:"tool"` // as clients write it
+	Tool      string                     `json:"tool"` // name that clients see
 	Arguments map[string]json.RawMessage `json:"arguments,omitempty"`
-	Texts     map[string]string          `json:"texts,omitempty"`    // more arguments, of the types that the tool wants
-	Client    string                     `json:"client,omitempty"`   // whose rules apply; empty for none
-	Raw       bool                       `json:"raw,omitempty"`      // the result is that of the server
-	Both      bool                       `json:"both,omitempty"`     // the answer has both, from one call
-	Progress  bool                       `json:"progress,omitempty"` // progress comes as lines before the answer
-	Timeout   string                     `json:"timeout,omitempty"`  // to connect
+	Texts     map[string]string          `json:"texts,omitempty"`    // more arguments, converted to the types of the tool
+	Client    string                     `json:"client,omitempty"`   // apply the rules of this client; empty for none
+	Raw       bool                       `json:"raw,omitempty"`      // return the server's result, not shortened
+	Both      bool                       `json:"both,omitempty"`     // return both results of one call
+	Progress  bool                       `json:"progress,omitempty"` // send progress as lines before the result
+	Timeout   string                     `json:"timeout,omitempty"`  // for connecting
 }
 
-// A CallReport is what came of it.
+// A CallReport is a line of the response to a ToolCall.
 type CallReport struct {
-	Progress json.RawMessage `json:"progress,omitempty"` // params of a notification, before the answer
+	Progress json.RawMessage `json:"progress,omitempty"` // params of a progress notification
 
 	Result   json.RawMessage `json:"result,omitempty"`
-	Raw      json.RawMessage `json:"raw,omitempty"`            // as sent, if both were asked for; a string if it is too long
-	Seconds  float64         `json:"seconds,omitempty"`        // that it took
-	Received int64           `json:"received_bytes,omitempty"` // from the server, before masking
+	Raw      json.RawMessage `json:"raw,omitempty"`            // the server's result, with Both; a string if too long
+	Seconds  float64         `json:"seconds,omitempty"`        // duration of the call
+	Received int64           `json:"received_bytes,omitempty"` // bytes from the server, before shortening
 }

@@ -61,10 +61,14 @@ type Request struct {
 // A ForbiddenError reports valid credentials that do not allow the request.
 type ForbiddenError struct{ Reason string }
 
+// Error implements error.
 func (e *ForbiddenError) Error() string { return e.Reason }
 
 // An UnavailableError reports credentials that cannot be checked now, and may be valid.
 type UnavailableError struct{ Err error }
 
+// Error implements error.
 func (e *UnavailableError) Error() string { return e.Err.Error() }
+
+// Unwrap returns the cause.
 func (e *UnavailableError) Unwrap() error { return e.Err }

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// A request that is let in has been signed, by who it says, as the documentation has it,
-// whatever its header looks like.
+// A request is accepted only if the named client has signed it as documented, whatever its header
+// looks like.
 func FuzzSignatures(f *testing.F) { // A77
 	hmacSecrets(f)
 	provider, _ := mustOpenGuest(f, "hmac", strings.TrimSuffix(hmacConfig, "}")+`,"max_nonces":1000000000}`)
@@ -23,21 +23,29 @@ func FuzzSignatures(f *testing.F) { // A77
 	f.Add(uint(1<<20), uint(0), "\t ", body)
 	f.Add(uint(0), uint(0), "", body+" ")
 	f.Add(uint(60), uint(2), "00", body)
-	f.Add(uint(0), uint(len(scheme)), "", body)                                                               // without the scheme
-	f.Add(uint(len(scheme)), uint(len("client=alice, ")), "", body)                                           // without the client
-	f.Add(uint(len(scheme)), uint(len("client=alice")), "client=mallory", body)                               // an unknown client
-	f.Add(uint(len(scheme+"client=alice, timestamp=")), uint(0), "x", body)                                   // a malformed timestamp
-	f.Add(uint(len(scheme+"client=alice, timestamp=")), uint(1), "", body)                                    // an old timestamp
-	f.Add(uint(len(scheme+"client=alice, timestamp=1234567890, nonce=")), uint(1), "!", body)                 // a malformed nonce
-	f.Add(uint(len(scheme+"client=alice, timestamp=1234567890, nonce=fuzzed-1, signat")), uint(0), "x", body) // an unknown parameter
-	f.Add(uint(1<<20), uint(0), "x", body)                                                                    // a malformed signature
+	// without the scheme
+	f.Add(uint(0), uint(len(scheme)), "", body)
+	// without the client
+	f.Add(uint(len(scheme)), uint(len("client=alice, ")), "", body)
+	// an unknown client
+	f.Add(uint(len(scheme)), uint(len("client=alice")), "client=mallory", body)
+	// a malformed timestamp
+	f.Add(uint(len(scheme+"client=alice, timestamp=")), uint(0), "x", body)
+	// an old timestamp
+	f.Add(uint(len(scheme+"client=alice, timestamp=")), uint(1), "", body)
+	// a malformed nonce
+	f.Add(uint(len(scheme+"client=alice, timestamp=1234567890, nonce=")), uint(1), "!", body)
+	// an unknown parameter
+	f.Add(uint(len(scheme+"client=alice, timestamp=1234567890, nonce=fuzzed-1, signat")), uint(0), "x", body)
+	// a malformed signature
+	f.Add(uint(1<<20), uint(0), "x", body)
 	var used atomic.Int64
-	f.Fuzz(func(t *testing.T, at, cut uint, put, sent string) {
+	f.Fuzz(func(t *testing.T, start, cut uint, put, sent string) {
 		call := hmacPing(fmt.Sprintf("fuzzed-%d", used.Add(1)))
 		good := call.header()
-		at = min(at, uint(len(good)))
-		cut = min(cut, uint(len(good))-at)
-		header := good[:at] + put + good[at+cut:]
+		start = min(start, uint(len(good)))
+		cut = min(cut, uint(len(good))-start)
+		header := good[:start] + put + good[start+cut:]
 		request := call.request(hmacHeader(func(string) string { return header }))
 		request.Body = []byte(sent)
 		got, err := provider.Authenticate(request)
@@ -54,20 +62,25 @@ func FuzzSignatures(f *testing.F) { // A77
 			said[name] = strings.TrimSuffix(strings.TrimPrefix(value, `"`), `"`)
 		}
 		signed := hmacCall{said["client"], hmacAlice, said["timestamp"], said["nonce"], call.method, call.uri, sent}
-		if got != "alice" || err != nil || len(said) != 4 || said["client"] != "alice" || !strings.EqualFold(given+" ", scheme) || !strings.EqualFold(said["signature"], signed.signature()) {
+		if got != "alice" || err != nil || len(said) != 4 || said["client"] != "alice" ||
+			!strings.EqualFold(given+" ", scheme) || !strings.EqualFold(said["signature"], signed.signature()) {
 			t.Fatalf("%q with %q is let in as %q, %v", header, sent, got, err)
 		}
 	})
 }
 
-// A client is who a token is of, in the header or in the message, and if there are two they
-// have to be of one.
+// The client is the owner of the token in the header or in the message. If there are two tokens,
+// they must have the same owner.
 func FuzzBearer(f *testing.F) { // A30, A75
 	f.Setenv("TOKEN_ALICE", tokenAlice)
 	f.Setenv("TOKEN_BOB", tokenBob)
-	provider, _ := mustOpenGuest(f, "token", fmt.Sprintf(`{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"alice"},{"token":"{env.TOKEN_BOB}"},{"token":"sha256:%s","client":"carol"}]}`, sha256Hex(tokenCarol)))
+	provider, _ := mustOpenGuest(f, "token",
+		fmt.Sprintf(`{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"alice"},{"token":"{env.TOKEN_BOB}"},`+
+			`{"token":"sha256:%s","client":"carol"}]}`, sha256Hex(tokenCarol)))
 	clients := map[string]string{tokenAlice: "alice", tokenBob: "default", tokenCarol: "carol"}
-	for _, header := range []string{"Bearer " + tokenAlice, "bearer   " + tokenCarol + " ", "Bearer", "Bearer\t" + tokenAlice, "Basic " + tokenAlice, tokenAlice, "", "Bearer " + tokenAlice + " x", "Bearer sha256:" + sha256Hex(tokenCarol)} {
+	for _, header := range []string{"Bearer " + tokenAlice, "bearer   " + tokenCarol + " ", "Bearer",
+		"Bearer\t" + tokenAlice, "Basic " + tokenAlice, tokenAlice, "", "Bearer " + tokenAlice + " x",
+		"Bearer sha256:" + sha256Hex(tokenCarol)} {
 		for _, inMessage := range []string{"", tokenAlice, tokenBob, "x"} {
 			f.Add(header, inMessage)
 		}
@@ -91,7 +104,8 @@ func FuzzBearer(f *testing.F) { // A30, A75
 		if got != want || (err != nil) != refused {
 			t.Fatalf("%q and %q: %q, %v, want %q", header, inMessage, got, err, want)
 		}
-		if err != nil && (len(inMessage) > 6 && strings.Contains(err.Error(), inMessage) || len(header) > 6 && strings.Contains(err.Error(), header)) {
+		if err != nil && (len(inMessage) > 6 && strings.Contains(err.Error(), inMessage) ||
+			len(header) > 6 && strings.Contains(err.Error(), header)) {
 			t.Fatalf("%q and %q: it tells %v", header, inMessage, err)
 		}
 	})

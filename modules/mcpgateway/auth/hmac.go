@@ -68,12 +68,12 @@ type HMAC struct {
 
 	// How many nonces to remember for each client, at about 200 bytes each. A client
 	// that signs more requests within two windows is refused until the oldest nonces
-	// expire. Each replica counts those that it has taken. Default: 100000
+	// expire. Each replica counts the requests that it has accepted. Default: 100000
 	MaxNonces int `json:"max_nonces,omitempty"`
 
 	known  map[string]hmacClient
 	prints fingerprints
-	store  *mcpstore.Store // nil if no other replica takes these requests
+	store  *mcpstore.Store // nil without mcp_store
 }
 
 // ClientSecret is a client and the secret it signs with.
@@ -115,7 +115,7 @@ func (h *HMAC) Provision(ctx caddy.Context) (err error) {
 		return err
 	}
 	for _, client := range h.Clients {
-		if err := client.checkName(); err != nil { // before errors repeat it
+		if err := client.checkName(); err != nil { // before errors repeat the name
 			return err
 		}
 		secret, err := readSecret(client.Secret)
@@ -161,10 +161,10 @@ func (h *HMAC) Validate() error {
 	return nil
 }
 
-// checkName reports what is wrong about the name of a client.
+// checkName validates the name of a client.
 func (c ClientSecret) checkName() error {
 	if strings.Trim(c.Client, wordCharacters+".~@:/+") != "" {
-		return errors.New("the name of the client has other characters than letters, digits and -._~@:/+")
+		return errors.New("the name of the client has characters other than letters, digits and -._~@:/+")
 	}
 	return CheckIdentity(c.Client)
 }
@@ -176,7 +176,7 @@ func (h *HMAC) Authenticate(r *Request) (string, error) {
 		return "", err
 	}
 	client, known := h.known[signed.client]
-	if !known { // compute a signature all the same, so that timing does not reveal names
+	if !known { // compute a signature anyway, so that timing does not reveal names
 		client.secret = make([]byte, minHMACSecret)
 	}
 	mac := hmac.New(sha256.New, client.secret)
@@ -195,12 +195,13 @@ func (h *HMAC) Authenticate(r *Request) (string, error) {
 	return signed.client, nil
 }
 
-// claim has all replicas remember a nonce that is new at this one. It returns an error if another one
-// knows it. If the store cannot say, it may be tried again. A client that does not wait makes no difference:
-// its nonce is used.
+// claim records a nonce in the shared store. It returns an error if another replica has used it, or
+// an [UnavailableError] if the store fails; the client may then send the request again. A
+// disconnected client does not cancel it.
 //
-// By the clock here, the request is good until one window after its timestamp. Other replicas, whose
-// clocks may be behind, take it longer: the nonce is kept for another window, so clocks may differ by that.
+// By the clock of this replica, the request is valid until one window after its timestamp. A
+// replica whose clock is behind accepts it longer, so the nonce is kept for another window. Clocks
+// may differ by that much.
 func (h *HMAC) claim(ctx context.Context, nonces *nonceSet, signed *hmacSignature) error {
 	owner := nonces.key.client + "\x00" + string(nonces.key.secret[:])
 	ttl := time.Until(signed.time) + 2*time.Duration(h.Window)
@@ -246,7 +247,9 @@ type hmacSignature struct {
 func parseSignature(credentials string) (hmacSignature, error) {
 	var s hmacSignature
 	var signature string
-	fields := map[string]*string{"client": &s.client, "timestamp": &s.timestamp, "nonce": &s.nonce, "signature": &signature}
+	fields := map[string]*string{
+		"client": &s.client, "timestamp": &s.timestamp, "nonce": &s.nonce, "signature": &signature,
+	}
 	parameters := strings.SplitN(credentials, ",", len(fields)+1)
 	for _, parameter := range parameters {
 		name, value, _ := strings.Cut(strings.Trim(parameter, " \t"), "=")
@@ -281,13 +284,14 @@ func parseSignature(credentials string) (hmacSignature, error) {
 // text returns the text that the client must have signed. No line can contain a newline,
 // so the text is unambiguous.
 func (s *hmacSignature) text(r *Request) []byte {
-	sent := original(r.Request)
+	sent := originalRequest(r.Request)
 	uri := sent.RequestURI
-	if !strings.HasPrefix(uri, "/") { // a proxy's form, with the host
+	if !strings.HasPrefix(uri, "/") { // absolute form, with the host
 		uri = sent.URL.RequestURI()
 	}
 	sum := sha256.Sum256(r.Body)
-	return []byte(strings.Join([]string{hmacScheme, s.timestamp, s.nonce, sent.Method, uri, hex.EncodeToString(sum[:])}, "\n"))
+	lines := []string{hmacScheme, s.timestamp, s.nonce, sent.Method, uri, hex.EncodeToString(sum[:])}
+	return []byte(strings.Join(lines, "\n"))
 }
 
 // BodyNeeded implements Provider: the signature covers the whole body. Without a plausible
@@ -325,11 +329,11 @@ func (h *HMAC) Cleanup() error {
 type nonceSet struct {
 	key nonceSetKey
 
-	mu     sync.Mutex
-	came   *simplelru.LRU[string, time.Time]
-	window time.Duration // the widest so far
-	floor  time.Time     // nonces signed before may have been dropped
-	counts *quota.Meter
+	mu       sync.Mutex
+	arrivals *simplelru.LRU[string, time.Time]
+	window   time.Duration // the longest so far
+	floor    time.Time     // nonces signed before may have been dropped
+	counts   *quota.Meter
 }
 
 // keptNonces has no limit of its own: max_nonces limits each client.
@@ -354,8 +358,8 @@ func openNonceSet(client, secret string) (*nonceSet, error) {
 
 func newNonceSet(key nonceSetKey) *nonceSet {
 	// The LRU must not evict the oldest nonce to make room. add checks the limit.
-	came, _ := simplelru.NewLRU[string, time.Time](math.MaxInt, nil) // the size is positive
-	return &nonceSet{key: key, came: came, counts: quota.NewMeter(keptNonces, quota.Limits{})}
+	arrivals, _ := simplelru.NewLRU[string, time.Time](math.MaxInt, nil) // the size is positive
+	return &nonceSet{key: key, arrivals: arrivals, counts: quota.NewMeter(keptNonces, quota.Limits{})}
 }
 
 // add remembers a nonce. It returns an error if the nonce was used before, or if it cannot
@@ -367,25 +371,25 @@ func (s *nonceSet) add(nonce string, signed time.Time, window time.Duration, lim
 	s.widen(now, window)
 	s.forget(now)
 	switch {
-	case s.came.Contains(nonce):
+	case s.arrivals.Contains(nonce):
 		return errNonceUsed
 	case signed.Before(s.floor):
 		return errors.New("the timestamp is from before the window was widened")
-	case s.came.Len() >= limit:
+	case s.arrivals.Len() >= limit:
 		return fmt.Errorf("the client has used %d nonces within two windows: max_nonces", limit)
 	}
-	s.came.Add(strings.Clone(nonce), now) // the original would retain all headers
+	s.arrivals.Add(strings.Clone(nonce), now) // the original would retain all headers
 	s.counts.Take("", int64(len(nonce)))
 	return nil
 }
 
 var errNonceUsed = errors.New("the nonce has been used before")
 
-// remove forgets a nonce that was not used after all.
+// remove removes a nonce that was not used.
 func (s *nonceSet) remove(nonce string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.came.Remove(nonce) {
+	if s.arrivals.Remove(nonce) {
 		s.counts.Give("", int64(len(nonce)))
 	}
 }
@@ -404,11 +408,11 @@ func (s *nonceSet) widen(now time.Time, window time.Duration) {
 
 func (s *nonceSet) forget(now time.Time) {
 	for {
-		nonce, came, ok := s.came.GetOldest()
-		if !ok || now.Sub(came) <= 2*s.window {
+		nonce, arrived, ok := s.arrivals.GetOldest()
+		if !ok || now.Sub(arrived) <= 2*s.window {
 			return
 		}
-		s.came.RemoveOldest()
+		s.arrivals.RemoveOldest()
 		s.counts.Give("", int64(len(nonce)))
 	}
 }
@@ -417,7 +421,7 @@ func (s *nonceSet) forget(now time.Time) {
 func (s *nonceSet) Destruct() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.came.Purge()
+	s.arrivals.Purge()
 	s.counts.Close()
 	return nil
 }
@@ -430,7 +434,7 @@ func (s *nonceSet) Destruct() error {
 //		max_nonces <number>
 //	}
 //
-// Its errors repeat nothing that may be a secret.
+// Errors do not repeat arguments that may be secrets.
 func (h *HMAC) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume provider name
 	if d.NextArg() {
@@ -445,7 +449,7 @@ func (h *HMAC) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		return err
 	}
 	if len(h.Clients) == 0 {
-		return d.Errf("auth hmac: there is no client")
+		return d.Errf("auth hmac: needs at least one client")
 	}
 	return nil
 }
@@ -453,10 +457,10 @@ func (h *HMAC) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 func (h *HMAC) parseClient(d *caddyfile.Dispenser) error {
 	args := d.RemainingArgs()
 	if len(args) != 2 {
-		return d.Errf("client takes the name of a client and its secret")
+		return d.Errf("client: expected \"client <name> <secret>\"")
 	}
-	if !namesSecret(args[1]) {
-		return d.Errf("client: %w", errWrittenOut)
+	if !isPlaceholder(args[1]) {
+		return d.Errf("client: %w", errLiteralSecret)
 	}
 	client := ClientSecret{Client: args[0], Secret: args[1]}
 	h.Clients = append(h.Clients, client)

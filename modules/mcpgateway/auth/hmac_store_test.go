@@ -16,7 +16,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpstore"
 )
 
-// hmacReplica returns a provider as a process of its own has it.
+// hmacReplica returns a provider as in a process of its own.
 func hmacReplica(t *testing.T, engine replicas.Engine) *HMAC {
 	t.Helper()
 	hmacSecrets(t)
@@ -26,7 +26,7 @@ func hmacReplica(t *testing.T, engine replicas.Engine) *HMAC {
 		t.Fatal(err)
 	}
 	h := module.(*HMAC)
-	for name, client := range h.known { // which providers in one process share
+	for name, client := range h.known { // providers in one process share them
 		nonces := newNonceSet(client.nonces.key)
 		t.Cleanup(func() { _ = nonces.Destruct() })
 		h.known[name] = hmacClient{client.secret, nonces}
@@ -65,15 +65,15 @@ func TestARequestIsTakenOnceByAllReplicas(t *testing.T) { // A77
 	if _, err := restarted.Authenticate(hmacPing("nonce-000").request()); !errors.Is(err, errNonceUsed) {
 		t.Errorf("after a restart: %v", err)
 	}
-	bob := hmacPing("nonce-000") // the nonces are those of a client
+	bob := hmacPing("nonce-000") // nonces are per client
 	bob.client, bob.secret = "bob@example.com", hmacBob
 	if got, err := restarted.Authenticate(bob.request()); got != bob.client || err != nil {
 		t.Errorf("another client: %q, %v", got, err)
 	}
 }
 
-// Clocks of replicas may differ by a window: one that is five minutes behind takes a request until ten
-// minutes after its timestamp, as one does that has a window of ten minutes.
+// The clocks of replicas may differ by a window: one that is five minutes behind accepts a request
+// until ten minutes after its timestamp, as if its window were ten minutes.
 func TestClocksOfReplicasDiffer(t *testing.T) { // A77
 	const window = 5 * time.Minute
 	for name, off := range map[string]time.Duration{"behind": -window, "right": 0, "ahead": window} {
@@ -91,7 +91,7 @@ func TestClocksOfReplicasDiffer(t *testing.T) { // A77
 					if _, err := behind.Authenticate(call.request()); !errors.Is(err, errNonceUsed) {
 						t.Fatalf("%s before the request is too old: %v", rest, err)
 					}
-					behind = hmacReplica(t, engine) // which remembers nothing itself
+					behind = hmacReplica(t, engine) // has no nonces of its own
 					behind.Window *= 2
 					time.Sleep(time.Minute)
 				}

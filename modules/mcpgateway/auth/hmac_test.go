@@ -25,7 +25,8 @@ import (
 const (
 	hmacAlice  = "correct horse battery staple"
 	hmacBob    = "hunter2hunter2hunter2"
-	hmacConfig = `{"clients":[{"client":"alice","secret":"{env.HMAC_ALICE}"},{"client":"bob@example.com","secret":"{env.HMAC_BOB}"}]}`
+	hmacConfig = `{"clients":[{"client":"alice","secret":"{env.HMAC_ALICE}"},{"client":"bob@example.com",` +
+		`"secret":"{env.HMAC_BOB}"}]}`
 )
 
 func hmacSecrets(t testing.TB) {
@@ -41,21 +42,22 @@ func hmacClients(t testing.TB) Provider {
 	return provider
 }
 
-// hmacCall is what a client signs.
+// hmacCall is the content that a client signs.
 type hmacCall struct {
 	client, secret, timestamp, nonce, method, uri, body string
 }
 
-// hmacPing is a good call of alice's.
+// hmacPing returns a valid call of alice.
 func hmacPing(nonce string) hmacCall {
-	return hmacCall{"alice", hmacAlice, hmacTime(0), nonce, "POST", "/mcp?a=b%20c", `{"jsonrpc":"2.0","id":1,"method":"ping"}`}
+	return hmacCall{"alice", hmacAlice, hmacTime(0), nonce, "POST", "/mcp?a=b%20c",
+		`{"jsonrpc":"2.0","id":1,"method":"ping"}`}
 }
 
 func hmacTime(from time.Duration) string {
 	return strconv.FormatInt(time.Now().Add(from).Unix(), 10)
 }
 
-// signature is computed as the documentation says, and not as the provider does.
+// signature is computed from the documentation, not with the code of the provider.
 func (c hmacCall) signature() string {
 	mac := hmac.New(sha256.New, []byte(c.secret))
 	fmt.Fprintf(mac, "MCP-HMAC-SHA256\n%s\n%s\n%s\n%s\n%s", c.timestamp, c.nonce, c.method, c.uri, sha256Hex(c.body))
@@ -63,10 +65,11 @@ func (c hmacCall) signature() string {
 }
 
 func (c hmacCall) header() string {
-	return fmt.Sprintf("MCP-HMAC-SHA256 client=%s, timestamp=%s, nonce=%s, signature=%s", c.client, c.timestamp, c.nonce, c.signature())
+	return fmt.Sprintf("MCP-HMAC-SHA256 client=%s, timestamp=%s, nonce=%s, signature=%s", c.client, c.timestamp, c.nonce,
+		c.signature())
 }
 
-// request has the call as it was signed. Others are given it to change.
+// request returns the signed call. change functions modify it afterwards.
 func (c hmacCall) request(change ...func(*Request)) *Request {
 	r := httptest.NewRequest(c.method, "http://localhost"+c.uri, nil)
 	r.RequestURI = c.uri
@@ -95,9 +98,11 @@ func TestSignatures(t *testing.T) { // A77
 		want string
 	}{
 		{name: "a message", want: "alice"},
-		{name: "another client", call: func(c *hmacCall) { c.client, c.secret = "bob@example.com", hmacBob }, want: "bob@example.com"},
+		{name: "another client", call: func(c *hmacCall) { c.client, c.secret = "bob@example.com", hmacBob },
+			want: "bob@example.com"},
 		{name: "a stream, which has no body", call: func(c *hmacCall) { c.method, c.body = "GET", "" }, want: "alice"},
-		{name: "the end of a session, which has no body", call: func(c *hmacCall) { c.method, c.body = "DELETE", "" }, want: "alice"},
+		{name: "the end of a session, which has no body", call: func(c *hmacCall) { c.method, c.body = "DELETE", "" },
+			want: "alice"},
 		{name: "a path with escapes", call: func(c *hmacCall) { c.uri = "/a%2Fb/ü?x=%zz" }, want: "alice"},
 		{name: "the shortest nonce", call: func(c *hmacCall) { c.nonce = "aZ09-_aZ" }, want: "alice"},
 		{name: "the longest nonce", call: func(c *hmacCall) { c.nonce = strings.Repeat("n", 64) }, want: "alice"},
@@ -114,11 +119,13 @@ func TestSignatures(t *testing.T) { // A77
 			return "MCP-HMAC-SHA256 " + strings.Join(parameters, ",")
 		}), want: "alice"},
 		{name: "quotes", sent: hmacHeader(regexpReplacer(`=([^,]+)`, `="$1"`)), want: "alice"},
-		{name: "the form for proxies", sent: func(r *Request) { r.RequestURI = "http://localhost" + r.RequestURI }, want: "alice"},
-		{name: "no header is nobody", sent: func(r *Request) { r.Header.Del("Authorization") }},
-		{name: "a token is nobody", sent: hmacReplace("MCP-HMAC-SHA256", "Bearer")},
-		{name: "another version is nobody", sent: hmacReplace("MCP-HMAC-SHA256", "MCP-HMAC-SHA512")},
-		{name: "a token in the message is nobody", sent: func(r *Request) { r.Header.Del("Authorization"); r.ProxyToken = hmacAlice }},
+		{name: "the form for proxies", sent: func(r *Request) { r.RequestURI = "http://localhost" + r.RequestURI },
+			want: "alice"},
+		{name: "no identity without a header", sent: func(r *Request) { r.Header.Del("Authorization") }},
+		{name: "no identity with a token", sent: hmacReplace("MCP-HMAC-SHA256", "Bearer")},
+		{name: "no identity with another version", sent: hmacReplace("MCP-HMAC-SHA256", "MCP-HMAC-SHA512")},
+		{name: "no identity with a token in the message",
+			sent: func(r *Request) { r.Header.Del("Authorization"); r.ProxyToken = hmacAlice }},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -154,10 +161,10 @@ func TestWrongSignatures(t *testing.T) { // A77
 		sent func(*Request)
 		want string
 	}{
-		{name: "the secret of somebody else", call: func(c *hmacCall) { c.secret = hmacBob }, want: wrong},
+		{name: "another client's secret", call: func(c *hmacCall) { c.secret = hmacBob }, want: wrong},
 		{name: "no secret", call: func(c *hmacCall) { c.secret = "" }, want: wrong},
 		{name: "the placeholder of the secret", call: func(c *hmacCall) { c.secret = "{env.HMAC_ALICE}" }, want: wrong},
-		{name: "a client that is not known", call: func(c *hmacCall) { c.client = "mallory" }, want: wrong},
+		{name: "an unknown client", call: func(c *hmacCall) { c.client = "mallory" }, want: wrong},
 		{name: "no client", call: func(c *hmacCall) { c.client = "" }, want: wrong},
 		{name: "no client and no secret", call: func(c *hmacCall) { c.client, c.secret = "", "" }, want: wrong},
 		{name: "a client in another case", call: func(c *hmacCall) { c.client = "Alice" }, want: wrong},
@@ -165,37 +172,55 @@ func TestWrongSignatures(t *testing.T) { // A77
 		{name: "another body", sent: func(r *Request) { r.Body[0] = '[' }, want: wrong},
 		{name: "more body", sent: func(r *Request) { r.Body = append(r.Body, '\n') }, want: wrong},
 		{name: "no body", sent: func(r *Request) { r.Body = nil }, want: wrong},
-		{name: "a body where there was none", call: func(c *hmacCall) { c.body = "" }, sent: func(r *Request) { r.Body = []byte("{}") }, want: wrong},
+		{name: "a body where there was none", call: func(c *hmacCall) { c.body = "" },
+			sent: func(r *Request) { r.Body = []byte("{}") }, want: wrong},
 		{name: "another method", sent: func(r *Request) { r.Method = "DELETE" }, want: wrong},
 		{name: "a method in lower case", sent: func(r *Request) { r.Method = "post" }, want: wrong},
 		{name: "another path", sent: func(r *Request) { r.RequestURI = "/mcp/alpha?a=b%20c" }, want: wrong},
 		{name: "another query", sent: func(r *Request) { r.RequestURI = "/mcp?a=b" }, want: wrong},
 		{name: "no query", sent: func(r *Request) { r.RequestURI = "/mcp" }, want: wrong},
 		{name: "the query in another form", sent: func(r *Request) { r.RequestURI = "/mcp?a=b+c" }, want: wrong},
-		{name: "another timestamp", sent: func(r *Request) { hmacReplace(hmacTime(0), hmacTime(time.Second))(r) }, want: wrong},
+		{name: "another timestamp", sent: func(r *Request) { hmacReplace(hmacTime(0), hmacTime(time.Second))(r) },
+			want: wrong},
 		{name: "the timestamp in another form", sent: hmacReplace("timestamp=", "timestamp=0"), want: wrong},
 		{name: "another nonce", sent: hmacReplace("nonce-01", "nonce-02"), want: wrong},
-		{name: "a nonce that takes over from the timestamp", call: func(c *hmacCall) { c.nonce = "12345678" }, sent: hmacReplace("12345678", "123456780"), want: wrong},
-		{name: "another signature", sent: hmacHeader(regexpReplacer(`signature=.{64}`, "signature="+strings.Repeat("0", 64))), want: wrong},
-		{name: "the hash of the body", sent: hmacHeader(regexpReplacer(`signature=.{64}`, "signature="+sha256Hex(hmacPing("").body))), want: wrong},
+		{name: "a nonce that takes over from the timestamp", call: func(c *hmacCall) { c.nonce = "12345678" },
+			sent: hmacReplace("12345678", "123456780"), want: wrong},
+		{name: "another signature", sent: hmacHeader(regexpReplacer(`signature=.{64}`, "signature="+strings.Repeat("0", 64))),
+			want: wrong},
+		{name: "the hash of the body",
+			sent: hmacHeader(regexpReplacer(`signature=.{64}`, "signature="+sha256Hex(hmacPing("").body))), want: wrong},
 		{name: "no signature", sent: hmacHeader(regexpReplacer(`signature=.*`, "signature=")), want: "not a SHA-256"},
-		{name: "a part of the signature", sent: hmacHeader(func(header string) string { return header[:len(header)-2] }), want: "not a SHA-256"},
-		{name: "half a digit of the signature less", sent: hmacHeader(func(header string) string { return header[:len(header)-1] }), want: "not a SHA-256"},
-		{name: "more than the signature", sent: hmacHeader(func(header string) string { return header + "00" }), want: "not a SHA-256"},
-		{name: "a signature that is not hex", sent: hmacHeader(regexpReplacer(`signature=..`, "signature=zz")), want: "not a SHA-256"},
-		{name: "a quote that does not end", sent: hmacHeader(regexpReplacer(`signature=`, `signature="`)), want: "not a SHA-256"},
-		{name: "a timestamp a second too old", call: func(c *hmacCall) { c.timestamp = hmacTime(-301 * time.Second) }, want: "from the current time"},
-		{name: "a timestamp a second too new", call: func(c *hmacCall) { c.timestamp = hmacTime(301 * time.Second) }, want: "from the current time"},
+		{name: "a part of the signature", sent: hmacHeader(func(header string) string { return header[:len(header)-2] }),
+			want: "not a SHA-256"},
+		{name: "half a digit of the signature less",
+			sent: hmacHeader(func(header string) string { return header[:len(header)-1] }), want: "not a SHA-256"},
+		{name: "more than the signature", sent: hmacHeader(func(header string) string { return header + "00" }),
+			want: "not a SHA-256"},
+		{name: "a signature that is not hex", sent: hmacHeader(regexpReplacer(`signature=..`, "signature=zz")),
+			want: "not a SHA-256"},
+		{name: "a quote that does not end", sent: hmacHeader(regexpReplacer(`signature=`, `signature="`)),
+			want: "not a SHA-256"},
+		{name: "a timestamp a second too old", call: func(c *hmacCall) { c.timestamp = hmacTime(-301 * time.Second) },
+			want: "from the current time"},
+		{name: "a timestamp a second too new", call: func(c *hmacCall) { c.timestamp = hmacTime(301 * time.Second) },
+			want: "from the current time"},
 		{name: "the timestamp 0", call: func(c *hmacCall) { c.timestamp = "0" }, want: "from the current time"},
-		{name: "a timestamp in milliseconds", call: func(c *hmacCall) { c.timestamp = hmacTime(0) + "000" }, want: "from the current time"},
-		{name: "a timestamp beyond all numbers", call: func(c *hmacCall) { c.timestamp = strings.Repeat("9", 30) }, want: "not a number of seconds"},
-		{name: "a negative timestamp", call: func(c *hmacCall) { c.timestamp = "-" + hmacTime(0) }, want: "not a number of seconds"},
-		{name: "a timestamp with a sign", call: func(c *hmacCall) { c.timestamp = "+" + hmacTime(0) }, want: "not a number of seconds"},
-		{name: "a timestamp with a fraction", call: func(c *hmacCall) { c.timestamp = hmacTime(0) + ".0" }, want: "not a number of seconds"},
+		{name: "a timestamp in milliseconds", call: func(c *hmacCall) { c.timestamp = hmacTime(0) + "000" },
+			want: "from the current time"},
+		{name: "a timestamp beyond all numbers", call: func(c *hmacCall) { c.timestamp = strings.Repeat("9", 30) },
+			want: "not a number of seconds"},
+		{name: "a negative timestamp", call: func(c *hmacCall) { c.timestamp = "-" + hmacTime(0) },
+			want: "not a number of seconds"},
+		{name: "a timestamp with a sign", call: func(c *hmacCall) { c.timestamp = "+" + hmacTime(0) },
+			want: "not a number of seconds"},
+		{name: "a timestamp with a fraction", call: func(c *hmacCall) { c.timestamp = hmacTime(0) + ".0" },
+			want: "not a number of seconds"},
 		{name: "a date", call: func(c *hmacCall) { c.timestamp = "2000-01-01T00:00:00Z" }, want: "not a number of seconds"},
 		{name: "no timestamp", call: func(c *hmacCall) { c.timestamp = "" }, want: "not a number of seconds"},
 		{name: "a nonce that is too short", call: func(c *hmacCall) { c.nonce = "1234567" }, want: "the nonce is not"},
-		{name: "a nonce that is too long", call: func(c *hmacCall) { c.nonce = strings.Repeat("n", 65) }, want: "the nonce is not"},
+		{name: "a nonce that is too long", call: func(c *hmacCall) { c.nonce = strings.Repeat("n", 65) },
+			want: "the nonce is not"},
 		{name: "a nonce with other characters", call: func(c *hmacCall) { c.nonce = "nonce 01" }, want: "the nonce is not"},
 		{name: "no nonce", call: func(c *hmacCall) { c.nonce = "" }, want: "the nonce is not"},
 		{name: "the nonce is not there", sent: hmacHeader(regexpReplacer(`nonce=[^,]*, `, "")), want: missing},
@@ -203,12 +228,16 @@ func TestWrongSignatures(t *testing.T) { // A77
 		{name: "a nonce twice", sent: hmacReplace("nonce=", "nonce=nonce-00, nonce="), want: parameters},
 		{name: "a client twice", sent: hmacReplace("client=", "client=bob@example.com, client="), want: parameters},
 		{name: "an unknown parameter", sent: hmacReplace("client=", "realm=mcp, client="), want: parameters},
-		{name: "an unknown parameter in the end", sent: hmacHeader(func(header string) string { return header + ", realm=mcp" }), want: parameters},
+		{name: "an unknown parameter in the end",
+			sent: hmacHeader(func(header string) string { return header + ", realm=mcp" }), want: parameters},
 		{name: "a comma in the end", sent: hmacHeader(func(header string) string { return header + "," }), want: parameters},
-		{name: "no commas", sent: hmacHeader(func(header string) string { return strings.ReplaceAll(header, ",", "") }), want: missing},
+		{name: "no commas", sent: hmacHeader(func(header string) string { return strings.ReplaceAll(header, ",", "") }),
+			want: missing},
 		{name: "only the scheme", sent: hmacHeader(func(string) string { return "MCP-HMAC-SHA256" }), want: parameters},
-		{name: "a thousand commas", sent: hmacHeader(func(string) string { return "MCP-HMAC-SHA256 " + strings.Repeat(",", 1000) }), want: parameters},
-		{name: "two headers", sent: func(r *Request) { r.Header.Add("Authorization", r.Header.Get("Authorization")) }, want: "several"},
+		{name: "a thousand commas",
+			sent: hmacHeader(func(string) string { return "MCP-HMAC-SHA256 " + strings.Repeat(",", 1000) }), want: parameters},
+		{name: "two headers", sent: func(r *Request) { r.Header.Add("Authorization", r.Header.Get("Authorization")) },
+			want: "several"},
 		{name: "a header of another scheme before it", sent: func(r *Request) {
 			r.Header["Authorization"] = []string{"Basic YTpi", r.Header.Get("Authorization")}
 		}, want: "several"},
@@ -229,10 +258,11 @@ func TestWrongSignatures(t *testing.T) { // A77
 				if got != "" || err == nil || !strings.Contains(err.Error(), tt.want) {
 					t.Fatalf("got %q, %v, want … %s …", got, err, tt.want)
 				}
-				if text := err.Error(); strings.Contains(text, hmacAlice) || strings.Contains(text, hmacBob) || strings.Contains(text, call.signature()) {
+				if text := err.Error(); strings.Contains(text, hmacAlice) || strings.Contains(text, hmacBob) ||
+					strings.Contains(text, call.signature()) {
 					t.Errorf("the error tells a secret: %v", err)
 				}
-				// Nobody can use up the nonce of somebody else.
+				// A client cannot use up the nonces of another client.
 				for _, nonce := range []string{"nonce-01", "nonce-02"} {
 					if _, err := provider.Authenticate(hmacPing(nonce).request()); err != nil {
 						t.Errorf("%s was remembered: %v", nonce, err)
@@ -284,7 +314,7 @@ func TestNoncesAreRememberedAsLongAsTheyAreGood(t *testing.T) { // A77
 					if got != "" || err == nil || !strings.Contains(err.Error(), want) {
 						t.Fatalf("got %q, %v, want … %s …", got, err, want)
 					}
-					time.Sleep(30 * time.Second) // of no time
+					time.Sleep(30 * time.Second) // in fake time
 				}
 				// It can be used again with a new timestamp.
 				call.timestamp = hmacTime(0)
@@ -338,7 +368,7 @@ func TestNoncesAreBounded(t *testing.T) { // A77
 		if err := send(hmacPing("nonce-03")); err != nil {
 			t.Errorf("there is room again: %v", err)
 		}
-		if n := provider.(*HMAC).known["alice"].nonces.came.Len(); n != 3 {
+		if n := provider.(*HMAC).known["alice"].nonces.arrivals.Len(); n != 3 {
 			t.Errorf("%d nonces are remembered", n)
 		}
 	})
@@ -353,31 +383,31 @@ func TestNoncesOutliveReloads(t *testing.T) { // A77
 	}
 	first, stopFirst := mustOpenGuest(t, "hmac", hmacConfig)
 	if !sent(first) {
-		t.Fatal("it is not good")
+		t.Fatal("the request is refused")
 	}
 	if _, _, err := openGuest(t, "hmac", strings.TrimSuffix(hmacConfig, "}")+`,"max_nonces":-1}`); err == nil {
-		t.Fatal("it is not refused")
+		t.Fatal("a negative max_nonces is accepted")
 	}
 	second, stopSecond := mustOpenGuest(t, "hmac", hmacConfig)
 	stopFirst()
 	if sent(second) {
-		t.Error("a reload has made it forget")
+		t.Error("the nonces are lost in a reload")
 	}
-	// What a secret that is not used any more has signed is of no use.
+	// A signature with an old secret is invalid.
 	t.Setenv("HMAC_ALICE", "another secret of alice")
 	third, stopThird := mustOpenGuest(t, "hmac", hmacConfig)
 	stopSecond()
 	if sent(third) {
-		t.Error("the old secret is good")
+		t.Error("the old secret is accepted")
 	}
 	stopThird()
 	nonceSets.Range(func(key, _ any) bool {
-		t.Errorf("the nonces of %s are left", key.(nonceSetKey).client)
+		t.Errorf("the nonces of %s are kept", key.(nonceSetKey).client)
 		return true
 	})
 	t.Setenv("HMAC_ALICE", hmacAlice)
 	if fourth, _ := mustOpenGuest(t, "hmac", hmacConfig); !sent(fourth) {
-		t.Error("nonces are remembered that nobody can need")
+		t.Error("the nonces of a stopped provider are kept")
 	}
 }
 
@@ -392,7 +422,7 @@ func TestAWiderWindowLetsNothingOldIn(t *testing.T) { // A77
 		}
 		time.Sleep(3 * time.Minute)
 		recent.timestamp = hmacTime(0)
-		if _, err := narrow.Authenticate(recent.request()); err != nil { // which forgets the old one
+		if _, err := narrow.Authenticate(recent.request()); err != nil { // drops the old nonce
 			t.Fatal(err)
 		}
 		for _, call := range []hmacCall{old, recent} {
@@ -443,7 +473,8 @@ func TestProvidersLeaveEachOtherAlone(t *testing.T) { // A75
 		{"a token", tokenRequest("", "Bearer "+tokenAlice), []string{"alice", "", ""}},
 		{"a token in the message", tokenRequest(tokenAlice), []string{"alice", "", ""}},
 		{"a signature", bob.request(), []string{"", "bob@example.com", ""}},
-		{"a signature and a token in the message", hmacPing("nonce-02").request(func(r *Request) { r.ProxyToken = tokenCarol }), []string{"carol", "alice", ""}},
+		{"a signature and a token in the message",
+			hmacPing("nonce-02").request(func(r *Request) { r.ProxyToken = tokenCarol }), []string{"carol", "alice", ""}},
 		{"nothing", tokenRequest(""), []string{"", "", ""}},
 	}
 	for _, tt := range tests {
@@ -485,7 +516,8 @@ func TestHMACChallenge(t *testing.T) { // A77
 
 func TestHMACCaddyfile(t *testing.T) { // A77
 	input := "hmac {\n client alice {env.ALICE}\n client bob@example.com {file./run/bob}\n window 30s\n max_nonces 5\n}"
-	want := `{"clients":[{"client":"alice","secret":"{env.ALICE}"},{"client":"bob@example.com","secret":"{file./run/bob}"}],"window":30000000000,"max_nonces":5}`
+	want := `{"clients":[{"client":"alice","secret":"{env.ALICE}"},{"client":"bob@example.com",` +
+		`"secret":"{file./run/bob}"}],"window":30000000000,"max_nonces":5}`
 	var h HMAC
 	if err := h.UnmarshalCaddyfile(caddyfile.NewTestDispenser(input)); err != nil {
 		t.Fatal(err)
@@ -499,15 +531,15 @@ func TestHMACConfigurationsThatAreRefused(t *testing.T) { // A77
 	hmacSecrets(t)
 	t.Setenv("HMAC_SHORT", "hunter2hunter21")
 	caddyfiles := []struct{ name, input, want string }{
-		{"no block", "hmac", "there is no client"},
-		{"no client", "hmac {\n window 5m\n}", "there is no client"},
+		{"no block", "hmac", "needs at least one client"},
+		{"no client", "hmac {\n window 5m\n}", "needs at least one client"},
 		{"an argument", "hmac hunter2", "no arguments"},
 		{"a secret that is written out", "hmac {\n client alice hunter2hunter2hunter2\n}", "write {env.NAME}"},
-		{"a secret beside a placeholder", "hmac {\n client alice hunter2{env.ALICE}\n}", "write {env.NAME}"},
-		{"a client without a secret", "hmac {\n client hunter2\n}", "the name of a client and its secret"},
-		{"a client with two secrets", "hmac {\n client alice hunter2 hunter2\n}", "the name of a client and its secret"},
-		{"a secret in the place of the client", "hmac {\n client {env.ALICE} alice\n}", "write {env.NAME}"},
-		{"a window that is none", "hmac {\n client alice {env.ALICE}\n window 0\n}", "not positive"},
+		{"a secret next to a placeholder", "hmac {\n client alice hunter2{env.ALICE}\n}", "write {env.NAME}"},
+		{"a client without a secret", "hmac {\n client hunter2\n}", `expected "client <name> <secret>"`},
+		{"a client with two secrets", "hmac {\n client alice hunter2 hunter2\n}", `expected "client <name> <secret>"`},
+		{"a secret instead of the client", "hmac {\n client {env.ALICE} alice\n}", "write {env.NAME}"},
+		{"a window of zero", "hmac {\n client alice {env.ALICE}\n window 0\n}", "not positive"},
 		{"a window twice", "hmac {\n client alice {env.ALICE}\n window 1m\n window 1m\n}", "window is given twice"},
 		{"no nonces", "hmac {\n client alice {env.ALICE}\n max_nonces 0\n}", "not positive"},
 		{"an unknown word", "hmac {\n secret hunter2\n}", "unknown subdirective secret"},
@@ -523,16 +555,24 @@ func TestHMACConfigurationsThatAreRefused(t *testing.T) { // A77
 	const alice = `{"client":"alice","secret":"{env.HMAC_ALICE}"}`
 	configs := []struct{ name, config, want string }{
 		{"no clients in JSON", `{}`, "clients: missing"},
-		{"a secret written out in JSON", `{"clients":[{"client":"alice","secret":"hunter2hunter2hunter2"}]}`, "client alice: secret: a secret does not belong"},
-		{"the hash of a secret in JSON", `{"clients":[{"client":"alice","secret":"sha256:` + sha256Hex("hunter2") + `"}]}`, "client alice: secret: a secret does not belong"},
+		{"a secret written out in JSON", `{"clients":[{"client":"alice","secret":"hunter2hunter2hunter2"}]}`,
+			"client alice: secret: a secret does not belong"},
+		{"the hash of a secret in JSON", `{"clients":[{"client":"alice","secret":"sha256:` + sha256Hex("hunter2") + `"}]}`,
+			"client alice: secret: a secret does not belong"},
 		{"no secret in JSON", `{"clients":[{"client":"alice"}]}`, "client alice: secret: missing"},
-		{"a secret that is too short", `{"clients":[{"client":"alice","secret":"{env.HMAC_SHORT}"}]}`, "client alice: secret: {env.HMAC_SHORT} has less than 16 bytes"},
-		{"a variable that is not set", `{"clients":[{"client":"alice","secret":"{env.HMAC_NOT_SET}"}]}`, "{env.HMAC_NOT_SET} is empty"},
+		{"a secret that is too short", `{"clients":[{"client":"alice","secret":"{env.HMAC_SHORT}"}]}`,
+			"client alice: secret: {env.HMAC_SHORT} has less than 16 bytes"},
+		{"a variable that is not set", `{"clients":[{"client":"alice","secret":"{env.HMAC_NOT_SET}"}]}`,
+			"{env.HMAC_NOT_SET} is empty"},
 		{"no client in JSON", `{"clients":[{"secret":"{env.HMAC_ALICE}"}]}`, "the name of the client is empty"},
-		{"a client with a comma in JSON", `{"clients":[{"client":"a,b","secret":"{env.HMAC_ALICE}"}]}`, "other characters than letters"},
-		{"a client that is too long in JSON", `{"clients":[{"client":"` + strings.Repeat("a", 257) + `","secret":"{env.HMAC_ALICE}"}]}`, "longer than 256"},
-		{"a client twice", `{"clients":[` + alice + `,{"client":"alice","secret":"{env.HMAC_BOB}"}]}`, "client alice is given twice"},
-		{"the same secret for two clients", `{"clients":[` + alice + `,{"client":"bob","secret":"{env.HMAC_ALICE}"}]}`, "clients alice and bob have the same secret"},
+		{"a client with a comma in JSON", `{"clients":[{"client":"a,b","secret":"{env.HMAC_ALICE}"}]}`,
+			"characters other than letters"},
+		{"a client that is too long in JSON",
+			`{"clients":[{"client":"` + strings.Repeat("a", 257) + `","secret":"{env.HMAC_ALICE}"}]}`, "longer than 256"},
+		{"a client twice", `{"clients":[` + alice + `,{"client":"alice","secret":"{env.HMAC_BOB}"}]}`,
+			"client alice is given twice"},
+		{"the same secret for two clients", `{"clients":[` + alice + `,{"client":"bob","secret":"{env.HMAC_ALICE}"}]}`,
+			"clients alice and bob have the same secret"},
 		{"a window that is too short", `{"clients":[` + alice + `],"window":"999ms"}`, "window: 999ms is not from 1s to 24h"},
 		{"a window that is too long", `{"clients":[` + alice + `],"window":"25h"}`, "window: 25h0m0s is not from 1s to 24h"},
 		{"a negative window", `{"clients":[` + alice + `],"window":-1}`, "window: -1ns is not from 1s to 24h"},
@@ -545,7 +585,7 @@ func TestHMACConfigurationsThatAreRefused(t *testing.T) { // A77
 				t.Errorf("got %v, want … %s …", err, tt.want)
 			}
 			nonceSets.Range(func(key, _ any) bool {
-				t.Errorf("the nonces of %s are left", key.(nonceSetKey).client)
+				t.Errorf("the nonces of %s are kept", key.(nonceSetKey).client)
 				return true
 			})
 		})

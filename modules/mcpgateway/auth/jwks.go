@@ -124,7 +124,9 @@ func (k *jwks) Destruct() error {
 // get returns the keys. It first fetches them if they are older than refresh, or if a
 // token needs an unknown key, as often as the pauses allow. If the fetch fails, the old
 // keys remain. The error is that of ctx.
-func (k *jwks) get(ctx context.Context, refresh time.Duration, unknown bool, logger *zap.Logger) ([]jose.JSONWebKey, error) {
+func (k *jwks) get(
+	ctx context.Context, refresh time.Duration, unknown bool, logger *zap.Logger,
+) ([]jose.JSONWebKey, error) {
 	if fetching := k.renew(refresh, unknown, logger); fetching != nil {
 		select {
 		case <-fetching:
@@ -164,7 +166,7 @@ func (k *jwks) renew(refresh time.Duration, unknown bool, logger *zap.Logger) <-
 		k.fetches.Go(func() { k.fetch(logger) })
 	}
 	if !unknown && k.fault != "" {
-		return nil // the issuer did not answer: use the old keys meanwhile
+		return nil // the last fetch failed: use the old keys
 	}
 	return k.fetching
 }
@@ -184,7 +186,8 @@ func (k *jwks) fetch(logger *zap.Logger) {
 	}
 	if k.fault != err.Error() && k.ctx.Err() == nil { // do not repeat it at each attempt
 		name, _, _ := strings.Cut(k.address, "?") // the query may contain a secret
-		logger.Warn("cannot fetch the keys of the issuer", zap.String("jwks", name), zap.Int("known_keys", len(k.keys)), zap.Error(err))
+		logger.Warn("cannot fetch the keys of the issuer",
+			zap.String("jwks", name), zap.Int("known_keys", len(k.keys)), zap.Error(err))
 	}
 	k.fault = err.Error()
 }
@@ -255,10 +258,10 @@ func (k *jwks) openURL(ctx context.Context) (io.ReadCloser, error) {
 	return response.Body, nil
 }
 
-// requireTLS refuses URLs whose content others could change on its way.
+// requireTLS refuses URLs whose content could be changed in transit.
 func requireTLS(u *url.URL) error {
 	if u.Scheme != "https" && !clientrequest.IsLocal(u.Hostname()) {
-		return errors.New("keys are fetched by https; http is for this machine only")
+		return errors.New("keys must be fetched with https; http is allowed on this machine only")
 	}
 	return nil
 }

@@ -25,13 +25,13 @@ import (
 
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m,
-		// Caddy and its certificate cache start these once, for good.
+		// Caddy and its certificate cache start these once per process.
 		goleak.IgnoreAnyFunction("github.com/caddyserver/certmagic.(*Cache).maintainAssets"),
 		goleak.IgnoreAnyFunction("github.com/golang/glog.(*fileSink).flushDaemon"),
 		goleak.IgnoreAnyFunction("go.opencensus.io/stats/view.(*worker).start"))
 }
 
-// A keyServer publishes keys as an issuer does, and counts who asks.
+// A keyServer publishes keys as an issuer does, and counts requests.
 type keyServer struct {
 	*httptest.Server
 	answer  atomic.Pointer[[]byte]
@@ -59,7 +59,7 @@ func (s *keyServer) publish(set []byte) { s.answer.Store(&set) }
 
 func (s *keyServer) count() int { return int(s.fetches.Load()) }
 
-// inBubble runs a test with a provider of its own in a time of its own.
+// inBubble runs a test with its own provider and a fake clock.
 func inBubble(t *testing.T, address string, test func(t *testing.T, provider *JWT, logs *observer.ObservedLogs)) {
 	t.Helper()
 	signingKeys()
@@ -71,7 +71,7 @@ func inBubble(t *testing.T, address string, test func(t *testing.T, provider *JW
 	})
 }
 
-// tokenOf is a good token, signed with the RSA key under the name kid.
+// tokenOf returns a valid token, signed with the RSA key under the key ID kid.
 func tokenOf(t *testing.T, kid string) string {
 	t.Helper()
 	return "Bearer " + sign(t, jose.RS256, signingKeys().rsa, kid, nil, goodClaims(nil))
@@ -165,8 +165,9 @@ func TestInventedKeysDoNotFloodTheIssuer(t *testing.T) { // A76
 	server := serveKeys(t, setOf(t, "one"))
 	inBubble(t, server.URL, func(t *testing.T, provider *JWT, _ *observer.ObservedLogs) {
 		for i := range 1000 {
-			// The key is not there, so what signs the token does not matter.
-			token := forge(fmt.Sprintf(`{"alg":"RS256","kid":"invented-%d"}`, i), goodClaims(nil), func([]byte) []byte { return nil })
+			// The key does not exist, so the signature does not matter.
+			token := forge(fmt.Sprintf(`{"alg":"RS256","kid":"invented-%d"}`, i), goodClaims(nil),
+				func([]byte) []byte { return nil })
 			if got, err := ask(t.Context(), provider, "Bearer "+token); got != "" || !errors.Is(err, faultKey) {
 				t.Fatalf("got %q, %v", got, err)
 			}
@@ -370,10 +371,14 @@ func TestKeySetsThatAreRefused(t *testing.T) { // A76
 	}{
 		{"a status", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) }, "status 404"},
 		{"a page", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }, "not a JSON Web Key Set"},
-		{"something else", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"keys":7}`) }, "not a JSON Web Key Set"},
+		{"something else", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"keys":7}`) },
+			"not a JSON Web Key Set"},
 		{"no keys", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"keys":[]}`) }, "no key in the set"},
-		{"keys that are not known", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"keys":[{"kty":"AKP"},{},7,null]}`) }, "no key in the set"},
-		{"too long", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, strings.Repeat(" ", jwksMaxBytes+1)) }, "longer than"},
+		{"keys that are not known",
+			func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"keys":[{"kty":"AKP"},{},7,null]}`) },
+			"no key in the set"},
+		{"too long", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, strings.Repeat(" ", jwksMaxBytes+1)) },
+			"longer than"},
 		{"another scheme", func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, secure.URL, http.StatusFound)
 		}, "redirect to another scheme"},
@@ -382,8 +387,9 @@ func TestKeySetsThatAreRefused(t *testing.T) { // A76
 		}, "redirect to another scheme"},
 		{"another host without TLS", func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "http://id.example.com/", http.StatusFound)
-		}, "keys are fetched by https"},
-		{"in a circle", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/again", http.StatusFound) }, "more than 5 redirects"},
+		}, "keys must be fetched with https"},
+		{"in a circle", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/again", http.StatusFound) },
+			"more than 5 redirects"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -406,7 +412,8 @@ func TestKeySetsThatAreRefused(t *testing.T) { // A76
 		admits(t, newJWT(t, server.URL, ""), "one")
 	})
 	t.Run("keys that are not known are passed over", func(t *testing.T) {
-		set := `{"keys":[{"kty":"AKP"},{"kty":"RSA","kid":"broken"},` + strings.TrimPrefix(string(setOf(t, "one")), `{"keys":[`)
+		set := `{"keys":[{"kty":"AKP"},{"kty":"RSA","kid":"broken"},` +
+			strings.TrimPrefix(string(setOf(t, "one")), `{"keys":[`)
 		if keys, err := parseKeySet([]byte(set)); err != nil || len(keys) != 1 {
 			t.Errorf("got %d, %v", len(keys), err)
 		}
@@ -428,7 +435,7 @@ func TestAFileIsReadAgainWhenItChanges(t *testing.T) { // A76
 	path := filepath.Join(t.TempDir(), "keys.json")
 	write := func(t *testing.T, set []byte, modified time.Time) {
 		t.Helper()
-		synctest.Wait() // until no fetch reads it: half of it is another fault
+		synctest.Wait() // until no fetch reads a half-written file
 		if err := os.WriteFile(path, set, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -440,17 +447,17 @@ func TestAFileIsReadAgainWhenItChanges(t *testing.T) { // A76
 	inBubble(t, path, func(t *testing.T, provider *JWT, logs *observer.ObservedLogs) {
 		refuses(t, provider, "one")
 		write(t, setOf(t, "one"), day)
-		refuses(t, provider, "one") // it has just been looked at
+		refuses(t, provider, "one") // the file was read just before
 		time.Sleep(time.Second)
 		admits(t, provider, "one")
 
-		write(t, setOf(t, "two"), day.Add(time.Second)) // of the same size
+		write(t, setOf(t, "two"), day.Add(time.Second)) // same size
 		admits(t, provider, "one")
 		time.Sleep(time.Second)
 		refuses(t, provider, "one")
 		admits(t, provider, "two")
 
-		write(t, setOf(t, "two", "three"), day.Add(time.Second)) // of the same time
+		write(t, setOf(t, "two", "three"), day.Add(time.Second)) // same time
 		time.Sleep(time.Second)
 		admits(t, provider, "three")
 
@@ -488,12 +495,14 @@ func TestAFileIsReadAgainWhenItChanges(t *testing.T) { // A76
 }
 
 func TestJWKSAddresses(t *testing.T) { // A76
-	for _, address := range []string{"https://id.example.com/keys?p=1", "http://127.0.0.1:8080/", "http://[::1]/", "http://localhost/keys", "http://LOCALHOST/keys", "/etc/keys.json", "./keys.json", "../keys.json"} {
+	for _, address := range []string{"https://id.example.com/keys?p=1", "http://127.0.0.1:8080/", "http://[::1]/",
+		"http://localhost/keys", "http://LOCALHOST/keys", "/etc/keys.json", "./keys.json", "../keys.json"} {
 		if _, err := newJWKS(address); err != nil {
 			t.Errorf("%s: %v", address, err)
 		}
 	}
-	for _, address := range []string{"", "id.example.com/keys", "keys.json", "ftp://id.example.com/keys", "http://id.example.com/keys"} {
+	for _, address := range []string{"", "id.example.com/keys", "keys.json", "ftp://id.example.com/keys",
+		"http://id.example.com/keys"} {
 		if _, err := newJWKS(address); err == nil {
 			t.Errorf("%q is taken", address)
 		}

@@ -202,7 +202,9 @@ func parseResource(text string) (*url.URL, error) {
 
 // isScope reports whether text is a scope-token of RFC 6749.
 func isScope(text string) bool {
-	return text != "" && !strings.ContainsFunc(text, func(c rune) bool { return c <= ' ' || c >= 0x7f || c == '"' || c == '\\' })
+	return text != "" && !strings.ContainsFunc(text, func(c rune) bool {
+		return c <= ' ' || c >= 0x7f || c == '"' || c == '\\'
+	})
 }
 
 // Cleanup releases the keys.
@@ -275,7 +277,7 @@ func quoted(text string) string {
 // is between the host and the path. For an audience it has the path of the request,
 // because the gateway may not serve the paths above.
 func (j *JWT) metadataURL(r *http.Request) string {
-	path := original(r).URL.Path
+	path := originalRequest(r).URL.Path
 	u, err := url.Parse(j.resource(r, path))
 	if err != nil {
 		u = &url.URL{}
@@ -358,7 +360,7 @@ func (j *JWT) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if d.NextArg() {
 		return d.Errf("auth jwt takes a block and no arguments")
 	}
-	return setting.Checked(d, setting.Lines{
+	return setting.BlockChecked(d, setting.Lines{
 		"issuer":     setting.Text(&j.Issuer),
 		"audience":   setting.List(&j.Audience, "audiences"),
 		"jwks":       setting.Text(&j.JWKS),
@@ -371,7 +373,7 @@ func (j *JWT) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	}, j.check)
 }
 
-// check reports what Validate would refuse.
+// check validates the provider before defaults are set.
 func (j *JWT) check() error {
 	settled := *j
 	settled.setDefaults()

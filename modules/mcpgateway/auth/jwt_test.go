@@ -39,7 +39,7 @@ const (
 	testSubject  = "hunter2" // it must not be in any error
 )
 
-// signingKeys are those of all tests, because they take long to make.
+// signingKeys are shared by all tests, because they take long to generate.
 var signingKeys = sync.OnceValue(func() (keys struct {
 	rsa, other, weak *rsa.PrivateKey
 	p256, p384       *ecdsa.PrivateKey
@@ -54,7 +54,7 @@ var signingKeys = sync.OnceValue(func() (keys struct {
 	return keys
 })
 
-// publicSet is what the issuer of most tests publishes.
+// publicSet returns the key set of the issuer in most tests.
 func publicSet(t testing.TB) []byte {
 	t.Helper()
 	keys := signingKeys()
@@ -80,8 +80,8 @@ func encodeSet(t testing.TB, keys ...jose.JSONWebKey) []byte {
 	return text
 }
 
-// goodClaims are those of a token that is good, with some of them changed. One that is
-// changed to nil is left out.
+// goodClaims returns the claims of a valid token with changes. A claim that is changed to nil is
+// removed.
 func goodClaims(changes map[string]any) map[string]any {
 	now := time.Now()
 	claims := map[string]any{
@@ -93,11 +93,13 @@ func goodClaims(changes map[string]any) map[string]any {
 	return claims
 }
 
-// header has name and value pairs of a token's header.
+// tokenHeader holds header fields of a token.
 type tokenHeader = map[jose.HeaderKey]any
 
 // sign makes a token.
-func sign(t testing.TB, alg jose.SignatureAlgorithm, key any, kid string, header tokenHeader, claims map[string]any) string {
+func sign(
+	t testing.TB, alg jose.SignatureAlgorithm, key any, kid string, header tokenHeader, claims map[string]any,
+) string {
 	t.Helper()
 	payload, err := json.Marshal(claims)
 	if err != nil {
@@ -106,7 +108,9 @@ func sign(t testing.TB, alg jose.SignatureAlgorithm, key any, kid string, header
 	return signText(t, alg, key, kid, header, payload)
 }
 
-func signText(t testing.TB, alg jose.SignatureAlgorithm, key any, kid string, header tokenHeader, payload []byte) string {
+func signText(
+	t testing.TB, alg jose.SignatureAlgorithm, key any, kid string, header tokenHeader, payload []byte,
+) string {
 	t.Helper()
 	options := &jose.SignerOptions{ExtraHeaders: header}
 	signer, err := jose.NewSigner(jose.SigningKey{Algorithm: alg, Key: jose.JSONWebKey{Key: key, KeyID: kid}}, options)
@@ -124,13 +128,13 @@ func signText(t testing.TB, alg jose.SignatureAlgorithm, key any, kid string, he
 	return token
 }
 
-// goodToken is one that is good, with some claims changed.
+// goodToken returns a valid token with some claims changed.
 func goodToken(t testing.TB, changes map[string]any) string {
 	t.Helper()
 	return sign(t, jose.RS256, signingKeys().rsa, "rsa", nil, goodClaims(changes))
 }
 
-// forge makes a token of which nothing is checked.
+// forge returns a token without checking anything.
 func forge(header string, claims map[string]any, signature func(input []byte) []byte) string {
 	payload, _ := json.Marshal(claims)
 	encode := base64.RawURLEncoding.EncodeToString
@@ -154,17 +158,18 @@ func loadJWT(t testing.TB, config string) (*JWT, error) {
 	return loaded.(*JWT), nil
 }
 
-// newJWT returns a provider of the issuer, with more members of its configuration.
+// newJWT returns a provider for the issuer, with more members in its configuration.
 func newJWT(t testing.TB, jwks, members string) *JWT {
 	t.Helper()
-	provider, err := loadJWT(t, fmt.Sprintf(`{"issuer":%q,"audience":["another",%q],"jwks":%q%s}`, testIssuer, testAudience, jwks, members))
+	provider, err := loadJWT(t,
+		fmt.Sprintf(`{"issuer":%q,"audience":["another",%q],"jwks":%q%s}`, testIssuer, testAudience, jwks, members))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return provider
 }
 
-// ask lets a provider judge a request with these Authorization headers.
+// ask authenticates a request with these Authorization headers.
 func ask(ctx context.Context, provider *JWT, headers ...string) (string, error) {
 	r := httptest.NewRequestWithContext(ctx, http.MethodPost, "http://mcp.example.com/mcp", nil)
 	r.Header["Authorization"] = headers
@@ -190,20 +195,31 @@ func TestTokensThatAreGood(t *testing.T) { // A76
 		{name: "ES384 if it is allowed", members: everything, alg: jose.ES384, key: keys.p384, kid: "p384"},
 		{name: "the type JWT", alg: jose.RS256, key: keys.rsa, kid: "rsa", header: tokenHeader{"typ": "JWT"}},
 		{name: "the type of access tokens", alg: jose.RS256, key: keys.rsa, kid: "rsa", header: tokenHeader{"typ": "at+jwt"}},
-		{name: "the long name of that type", alg: jose.RS256, key: keys.rsa, kid: "rsa", header: tokenHeader{"typ": "application/AT+JWT"}},
+		{name: "the long name of that type", alg: jose.RS256, key: keys.rsa, kid: "rsa",
+			header: tokenHeader{"typ": "application/AT+JWT"}},
 		{name: "a key that is not named", alg: jose.ES256, key: keys.p256},
-		{name: "several audiences", alg: jose.RS256, key: keys.rsa, kid: "rsa", claims: map[string]any{"aud": []string{"account", testAudience}}},
+		{name: "several audiences", alg: jose.RS256, key: keys.rsa, kid: "rsa",
+			claims: map[string]any{"aud": []string{"account", testAudience}}},
 		{name: "the other audience", alg: jose.RS256, key: keys.rsa, kid: "rsa", claims: map[string]any{"aud": "another"}},
-		{name: "expired within the leeway", alg: jose.RS256, key: keys.rsa, kid: "rsa", claims: map[string]any{"exp": time.Now().Add(-10 * time.Second).Unix()}},
-		{name: "not good yet within the leeway", alg: jose.RS256, key: keys.rsa, kid: "rsa", claims: map[string]any{"nbf": time.Now().Add(10 * time.Second).Unix()}},
-		{name: "no times but its end", alg: jose.RS256, key: keys.rsa, kid: "rsa", claims: map[string]any{"nbf": nil, "iat": nil}},
-		{name: "an end with a fraction", alg: jose.RS256, key: keys.rsa, kid: "rsa", claims: map[string]any{"exp": float64(time.Now().Add(time.Hour).Unix()) + 0.5}},
-		{name: "another claim", members: `,"claim":"azp"`, alg: jose.RS256, key: keys.rsa, kid: "rsa", claims: map[string]any{"azp": "agent", "sub": 7}, want: "agent"},
+		{name: "expired within the leeway", alg: jose.RS256, key: keys.rsa, kid: "rsa",
+			claims: map[string]any{"exp": time.Now().Add(-10 * time.Second).Unix()}},
+		{name: "not good yet within the leeway", alg: jose.RS256, key: keys.rsa, kid: "rsa",
+			claims: map[string]any{"nbf": time.Now().Add(10 * time.Second).Unix()}},
+		{name: "no times but its end", alg: jose.RS256, key: keys.rsa, kid: "rsa",
+			claims: map[string]any{"nbf": nil, "iat": nil}},
+		{name: "an end with a fraction", alg: jose.RS256, key: keys.rsa, kid: "rsa",
+			claims: map[string]any{"exp": float64(time.Now().Add(time.Hour).Unix()) + 0.5}},
+		{name: "another claim", members: `,"claim":"azp"`, alg: jose.RS256, key: keys.rsa, kid: "rsa",
+			claims: map[string]any{"azp": "agent", "sub": 7}, want: "agent"},
 		{name: "scopes as a text", members: `,"scopes":["mcp:tools","mcp:read"]`, alg: jose.RS256, key: keys.rsa, kid: "rsa"},
-		{name: "scopes as a list", members: `,"scopes":["b"]`, alg: jose.RS256, key: keys.rsa, kid: "rsa", claims: map[string]any{"scope": []string{"a", "b"}}},
-		{name: "scopes as Entra has them", members: `,"scopes":["b"]`, alg: jose.RS256, key: keys.rsa, kid: "rsa", claims: map[string]any{"scope": nil, "scp": "a b"}},
-		{name: "scopes as Okta has them", members: `,"scopes":["b"]`, alg: jose.RS256, key: keys.rsa, kid: "rsa", claims: map[string]any{"scope": nil, "scp": []string{"a", "b"}}},
-		{name: "scopes that nobody asks for", alg: jose.RS256, key: keys.rsa, kid: "rsa", claims: map[string]any{"scope": 7}},
+		{name: "scopes as a list", members: `,"scopes":["b"]`, alg: jose.RS256, key: keys.rsa, kid: "rsa",
+			claims: map[string]any{"scope": []string{"a", "b"}}},
+		{name: "scopes as Entra has them", members: `,"scopes":["b"]`, alg: jose.RS256, key: keys.rsa, kid: "rsa",
+			claims: map[string]any{"scope": nil, "scp": "a b"}},
+		{name: "scopes as Okta has them", members: `,"scopes":["b"]`, alg: jose.RS256, key: keys.rsa, kid: "rsa",
+			claims: map[string]any{"scope": nil, "scp": []string{"a", "b"}}},
+		{name: "invalid scopes that are not required", alg: jose.RS256, key: keys.rsa, kid: "rsa",
+			claims: map[string]any{"scope": 7}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -245,7 +261,8 @@ func TestTokensThatAreNotGood(t *testing.T) { // A76
 		signature, _ := rsa.SignPKCS1v15(nil, keys.rsa, crypto.SHA256, sum[:])
 		return signature
 	}
-	encrypter, err := jose.NewEncrypter(jose.A128GCM, jose.Recipient{Algorithm: jose.RSA_OAEP, Key: keys.rsa.Public()}, nil)
+	encrypter, err := jose.NewEncrypter(jose.A128GCM, jose.Recipient{Algorithm: jose.RSA_OAEP, Key: keys.rsa.Public()},
+		nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -293,51 +310,78 @@ func TestTokensThatAreNotGood(t *testing.T) { // A76
 		{"a subject that is too long", with("sub", strings.Repeat("x", 257)), "claim sub: "},
 		{"a scope is missing", with("scope", "mcp:read mcp:toolsmith"), forbidden},
 		{"no scopes", with("scope", nil), forbidden},
-		{"an empty scope beside one in scp", "Bearer " + goodToken(t, map[string]any{"scope": "", "scp": "mcp:tools"}), forbidden},
+		{"an empty scope beside one in scp", "Bearer " + goodToken(t, map[string]any{"scope": "", "scp": "mcp:tools"}),
+			forbidden},
 		{"scopes that are a number", with("scope", 7), string(faultScope)},
 		{"scopes that are a list with a number in it", with("scope", []any{"mcp:tools", 7}), string(faultScope)},
-		{"none of the algorithms, and no signature", "Bearer " + forge(`{"alg":"none"}`, goodClaims(nil), func([]byte) []byte { return nil }), string(faultAlgorithm)},
-		{"none in other letters", "Bearer " + forge(`{"alg":"nOnE","kid":"rsa"}`, goodClaims(nil), rsaSignature), string(faultAlgorithm)},
+		{"none of the algorithms, and no signature",
+			"Bearer " + forge(`{"alg":"none"}`, goodClaims(nil), func([]byte) []byte { return nil }), string(faultAlgorithm)},
+		{"none in other letters", "Bearer " + forge(`{"alg":"nOnE","kid":"rsa"}`, goodClaims(nil), rsaSignature),
+			string(faultAlgorithm)},
 		{"no algorithm", "Bearer " + forge(`{"kid":"rsa"}`, goodClaims(nil), rsaSignature), string(faultAlgorithm)},
-		{"an algorithm that is a number", "Bearer " + forge(`{"alg":256,"kid":"rsa"}`, goodClaims(nil), rsaSignature), string(faultAlgorithm)},
-		{"HS256 with the public key as the secret", "Bearer " + forge(`{"alg":"HS256","kid":"rsa"}`, goodClaims(nil), hmacWith(der)), string(faultAlgorithm)},
-		{"HS256 with the secret that is in the key set", "Bearer " + forge(`{"alg":"HS256","kid":"secret"}`, goodClaims(nil), hmacWith([]byte("0123456789abcdef0123456789abcdef"))), string(faultAlgorithm)},
-		{"RS256 in the header with an HMAC", "Bearer " + forge(`{"alg":"RS256","kid":"rsa"}`, goodClaims(nil), hmacWith(der)), string(faultSignature)},
+		{"an algorithm that is a number", "Bearer " + forge(`{"alg":256,"kid":"rsa"}`, goodClaims(nil), rsaSignature),
+			string(faultAlgorithm)},
+		{"HS256 with the public key as the secret",
+			"Bearer " + forge(`{"alg":"HS256","kid":"rsa"}`, goodClaims(nil), hmacWith(der)), string(faultAlgorithm)},
+		{"HS256 with the secret that is in the key set",
+			"Bearer " + forge(`{"alg":"HS256","kid":"secret"}`, goodClaims(nil),
+				hmacWith([]byte("0123456789abcdef0123456789abcdef"))), string(faultAlgorithm)},
+		{"RS256 in the header with an HMAC", "Bearer " + forge(`{"alg":"RS256","kid":"rsa"}`, goodClaims(nil), hmacWith(der)),
+			string(faultSignature)},
 		{"an algorithm that is not allowed", signed(jose.RS512, keys.rsa, "rsa", nil), string(faultAlgorithm)},
 		{"an algorithm that its key is not for", signed(jose.RS256, keys.rsa, "rsa for PS256", nil), string(faultSignature)},
-		{"ES256 in the header of RS256", "Bearer " + forge(`{"alg":"ES256","kid":"rsa"}`, goodClaims(nil), rsaSignature), string(faultSignature)},
+		{"ES256 in the header of RS256", "Bearer " + forge(`{"alg":"ES256","kid":"rsa"}`, goodClaims(nil), rsaSignature),
+			string(faultSignature)},
 		{"a key of another type", signed(jose.RS256, keys.rsa, "p256", nil), string(faultSignature)},
-		{"a key of another curve", "Bearer " + forge(`{"alg":"ES256","kid":"p384"}`, goodClaims(nil), rsaSignature), string(faultSignature)},
+		{"a key of another curve", "Bearer " + forge(`{"alg":"ES256","kid":"p384"}`, goodClaims(nil), rsaSignature),
+			string(faultSignature)},
 		{"another key by the name of a known one", signed(jose.RS256, keys.other, "rsa", nil), string(faultSignature)},
 		{"a key that is not known", signed(jose.RS256, keys.other, "other", nil), string(faultKey)},
 		{"a key that is neither named nor known", signed(jose.RS256, keys.other, "", nil), string(faultKey)},
 		{"a key for encryption", signed(jose.RS256, keys.other, "encryption", nil), string(faultKey)},
 		{"a private key in the set", signed(jose.RS256, keys.other, "private", nil), string(faultKey)},
 		{"a key that is too weak", signed(jose.RS256, keys.weak, "weak", nil), string(faultKey)},
-		{"a key that the token brings along", signed(jose.RS256, keys.other, "mine", tokenHeader{"jwk": jose.JSONWebKey{Key: keys.other.Public(), KeyID: "mine"}}), string(faultOwnKey)},
-		{"a key that the token says where to get", signed(jose.RS256, keys.other, "mine", tokenHeader{"jku": server.URL}), string(faultOwnKey)},
-		{"the type of logout tokens", signed(jose.RS256, keys.rsa, "rsa", tokenHeader{"typ": "logout+jwt"}), string(faultType)},
+		{"a key that the token brings along", signed(jose.RS256, keys.other, "mine",
+			tokenHeader{"jwk": jose.JSONWebKey{Key: keys.other.Public(), KeyID: "mine"}}), string(faultOwnKey)},
+		{"a key that the token says where to get", signed(jose.RS256, keys.other, "mine", tokenHeader{"jku": server.URL}),
+			string(faultOwnKey)},
+		{"the type of logout tokens", signed(jose.RS256, keys.rsa, "rsa", tokenHeader{"typ": "logout+jwt"}),
+			string(faultType)},
 		{"a type that is a number", signed(jose.RS256, keys.rsa, "rsa", tokenHeader{"typ": 7}), string(faultType)},
-		{"a critical extension", signed(jose.RS256, keys.rsa, "rsa", tokenHeader{"crit": []string{"exp"}, "exp": 1}), string(faultCritical)},
-		{"a critical extension that libraries know", signed(jose.RS256, keys.rsa, "rsa", tokenHeader{"crit": []string{"b64"}, "b64": true}), string(faultCritical)},
-		{"no critical extensions, but a list of them", signed(jose.RS256, keys.rsa, "rsa", tokenHeader{"crit": []string{}}), string(faultCritical)},
+		{"a critical extension", signed(jose.RS256, keys.rsa, "rsa", tokenHeader{"crit": []string{"exp"}, "exp": 1}),
+			string(faultCritical)},
+		{"a critical extension that libraries know",
+			signed(jose.RS256, keys.rsa, "rsa", tokenHeader{"crit": []string{"b64"}, "b64": true}), string(faultCritical)},
+		{"no critical extensions, but a list of them", signed(jose.RS256, keys.rsa, "rsa", tokenHeader{"crit": []string{}}),
+			string(faultCritical)},
 		{"encrypted", "Bearer " + encrypted, string(faultEncrypted)},
 		{"no signature", "Bearer " + head + "." + payload + ".", string(faultSignature)},
 		{"cut short", "Bearer " + good[:len(good)-6], string(faultSignature)},
 		{"cut within a byte", "Bearer " + good[:len(good)-1], string(faultForm)},
-		{"a signature that only decodes to the same", "Bearer " + good[:len(good)-1] + string(good[len(good)-1]+1), string(faultForm)},
+		{"a signature that only decodes to the same", "Bearer " + good[:len(good)-1] + string(good[len(good)-1]+1),
+			string(faultForm)},
 		{"padded", "Bearer " + good + "==", string(faultForm)},
-		{"another payload", "Bearer " + head + "." + encode(strings.Replace(string(decoded), "mcp:read", "mcp:root", 1)) + "." + signature, string(faultSignature)},
-		{"another header", "Bearer " + encode(`{"alg":"RS256","kid":"rsa","typ":"JWT"}`) + "." + payload + "." + signature, string(faultSignature)},
-		{"another signature", "Bearer " + head + "." + payload + "." + strings.Repeat("A", len(signature)), string(faultSignature)},
+		{"another payload", "Bearer " + head + "." + encode(strings.Replace(string(decoded), "mcp:read", "mcp:root", 1)) +
+			"." + signature, string(faultSignature)},
+		{"another header", "Bearer " + encode(`{"alg":"RS256","kid":"rsa","typ":"JWT"}`) + "." + payload + "." + signature,
+			string(faultSignature)},
+		{"another signature", "Bearer " + head + "." + payload + "." + strings.Repeat("A", len(signature)),
+			string(faultSignature)},
 		{"a header that is no JSON", "Bearer " + encode("hunter2") + "." + payload + "." + signature, string(faultForm)},
-		{"a header with a member twice", "Bearer " + forge(`{"alg":"none","alg":"RS256","kid":"rsa"}`, goodClaims(nil), rsaSignature), string(faultForm)},
-		{"claims that are no JSON", "Bearer " + signText(t, jose.RS256, keys.rsa, "rsa", nil, []byte("hunter2")), string(faultForm)},
-		{"claims that are a list", "Bearer " + signText(t, jose.RS256, keys.rsa, "rsa", nil, []byte("[]")), string(faultForm)},
-		{"claims that are null", "Bearer " + signText(t, jose.RS256, keys.rsa, "rsa", nil, []byte("null")), string(faultIssuer)},
-		{"claims that are not UTF-8", "Bearer " + signText(t, jose.RS256, keys.rsa, "rsa", nil, []byte("{\"sub\":\"\xff\"}")), string(faultForm)},
-		{"a claim twice", "Bearer " + signText(t, jose.RS256, keys.rsa, "rsa", nil, []byte(strings.Replace(string(decoded), "{", `{"sub":"admin",`, 1))), string(faultForm)},
-		{"claims by other letters", "Bearer " + signText(t, jose.RS256, keys.rsa, "rsa", nil, []byte(strings.Replace(string(decoded), `"exp"`, `"EXP"`, 1))), string(faultNoExpiry)},
+		{"a header with a member twice",
+			"Bearer " + forge(`{"alg":"none","alg":"RS256","kid":"rsa"}`, goodClaims(nil), rsaSignature), string(faultForm)},
+		{"claims that are no JSON", "Bearer " + signText(t, jose.RS256, keys.rsa, "rsa", nil, []byte("hunter2")),
+			string(faultForm)},
+		{"claims that are a list", "Bearer " + signText(t, jose.RS256, keys.rsa, "rsa", nil, []byte("[]")),
+			string(faultForm)},
+		{"claims that are null", "Bearer " + signText(t, jose.RS256, keys.rsa, "rsa", nil, []byte("null")),
+			string(faultIssuer)},
+		{"claims that are not UTF-8", "Bearer " + signText(t, jose.RS256, keys.rsa, "rsa", nil, []byte("{\"sub\":\"\xff\"}")),
+			string(faultForm)},
+		{"a claim twice", "Bearer " + signText(t, jose.RS256, keys.rsa, "rsa", nil,
+			[]byte(strings.Replace(string(decoded), "{", `{"sub":"admin",`, 1))), string(faultForm)},
+		{"claims by other letters", "Bearer " + signText(t, jose.RS256, keys.rsa, "rsa", nil,
+			[]byte(strings.Replace(string(decoded), `"exp"`, `"EXP"`, 1))), string(faultNoExpiry)},
 		{"too long", with("filler", strings.Repeat("x", 16<<10)), string(faultLength)},
 	}
 	for _, tt := range tests {
@@ -368,8 +412,8 @@ func TestTokensThatAreNotGood(t *testing.T) { // A76
 	})
 }
 
-// Nothing but the token itself is good, and nothing makes us panic. Tokens are made of
-// the good one, because each process of a fuzz run has keys of its own.
+// Only the token itself is valid, and no input causes a panic. Inputs are derived from the valid
+// token, because each process of a fuzz run has its own keys.
 func FuzzTokens(f *testing.F) { // A76
 	path := filepath.Join(f.TempDir(), "keys.json")
 	if err := os.WriteFile(path, publicSet(f), 0o600); err != nil {
@@ -381,7 +425,8 @@ func FuzzTokens(f *testing.F) { // A76
 	f.Add(uint(0), uint(0), "")
 	f.Add(whole, uint(0), "=")
 	f.Add(whole-1, uint(1), "B")
-	f.Add(uint(0), whole, sign(f, jose.RS256, signingKeys().other, "", tokenHeader{"typ": "JWT", "crit": []string{"b64"}}, goodClaims(nil)))
+	f.Add(uint(0), whole,
+		sign(f, jose.RS256, signingKeys().other, "", tokenHeader{"typ": "JWT", "crit": []string{"b64"}}, goodClaims(nil)))
 	f.Add(uint(0), whole, forge(`{"alg":"none"}`, goodClaims(nil), func([]byte) []byte { return nil }))
 	f.Add(uint(0), whole, "eyJhbGciOiJSUzI1NiJ9.e30.AA")
 	f.Add(uint(0), whole, "a.b.c.d.e")
@@ -389,10 +434,10 @@ func FuzzTokens(f *testing.F) { // A76
 	f.Add(whole-10, uint(1), "0") // one of the two changes the signature
 	f.Add(whole-10, uint(1), "1")
 	f.Add(uint(6), uint(4), "")
-	f.Fuzz(func(t *testing.T, at, cut uint, put string) {
-		at %= whole + 1
-		cut = min(cut, whole-at)
-		token := good[:at] + put + good[at+cut:]
+	f.Fuzz(func(t *testing.T, start, cut uint, put string) {
+		start %= whole + 1
+		cut = min(cut, whole-start)
+		token := good[:start] + put + good[start+cut:]
 		got, err := ask(t.Context(), provider, "Bearer "+token)
 		if isGood := strings.Trim(token, " ") == good; (got == testSubject) != isGood || got != "" && err != nil {
 			t.Errorf("got %q, %v", got, err)
@@ -432,7 +477,8 @@ func TestWhatIsLeftToOtherProviders(t *testing.T) { // A76
 		r := httptest.NewRequest(http.MethodPost, "/mcp?access_token="+good, nil)
 		r.Header.Set("X-Access-Token", good)
 		r.AddCookie(&http.Cookie{Name: "access_token", Value: good})
-		if got, err := provider.Authenticate(&Request{Request: r, Body: []byte("access_token=" + good), ProxyToken: good}); got != "" || err != nil {
+		if got, err := provider.Authenticate(&Request{Request: r, Body: []byte("access_token=" + good),
+			ProxyToken: good}); got != "" || err != nil {
 			t.Errorf("got %q, %v", got, err)
 		}
 	})
@@ -447,35 +493,53 @@ func TestResourceIsTheAudience(t *testing.T) { // A76
 		name, audience, url string
 		resource, metadata  string // the latter without the well-known path
 	}{
-		{"the audience itself", `"https://mcp.example.com/mcp"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp", "https://mcp.example.com"},
-		{"one above", `"https://mcp.example.com/mcp"`, "https://mcp.example.com/mcp/docs", "https://mcp.example.com/mcp", "https://mcp.example.com"},
-		{"one that ends in a slash", `"https://mcp.example.com/mcp/"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp/", "https://mcp.example.com"},
-		{"a whole host", `"https://mcp.example.com"`, "https://mcp.example.com/mcp/docs", "https://mcp.example.com", "https://mcp.example.com"},
-		{"the nearest of several", `"mcp","https://mcp.example.com","https://mcp.example.com/mcp/docs","https://mcp.example.com/mcp"`, "https://mcp.example.com/mcp/docs/x", "https://mcp.example.com/mcp/docs", "https://mcp.example.com"},
-		{"a host in other letters", `"https://MCP.example.com/mcp"`, "https://mcp.example.com/mcp", "https://MCP.example.com/mcp", "https://MCP.example.com"},
-		{"one of TLS that a proxy speaks", `"https://mcp.example.com/mcp"`, "http://mcp.example.com/mcp/docs", "https://mcp.example.com/mcp", "https://mcp.example.com"},
-		{"one without TLS", `"http://mcp.example.com/mcp"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp", "https://mcp.example.com"},
-		{"another host", `"https://other.example.com/mcp"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp", "https://mcp.example.com"},
-		{"another port", `"https://mcp.example.com:8443/mcp"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp", "https://mcp.example.com"},
-		{"a path that begins like it", `"https://mcp.example.com/mcp"`, "https://mcp.example.com/mcp2", "https://mcp.example.com/mcp2", "https://mcp.example.com"},
-		{"one below", `"https://mcp.example.com/mcp/docs"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp", "https://mcp.example.com"},
-		{"one with a query", `"https://mcp.example.com/mcp?a=b"`, "https://mcp.example.com/mcp/docs", "https://mcp.example.com/mcp/docs", "https://mcp.example.com"},
+		{"the audience itself", `"https://mcp.example.com/mcp"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp",
+			"https://mcp.example.com"},
+		{"one above", `"https://mcp.example.com/mcp"`, "https://mcp.example.com/mcp/docs", "https://mcp.example.com/mcp",
+			"https://mcp.example.com"},
+		{"one that ends in a slash", `"https://mcp.example.com/mcp/"`, "https://mcp.example.com/mcp",
+			"https://mcp.example.com/mcp/", "https://mcp.example.com"},
+		{"a whole host", `"https://mcp.example.com"`, "https://mcp.example.com/mcp/docs", "https://mcp.example.com",
+			"https://mcp.example.com"},
+		{"the nearest of several",
+			`"mcp","https://mcp.example.com","https://mcp.example.com/mcp/docs","https://mcp.example.com/mcp"`,
+			"https://mcp.example.com/mcp/docs/x", "https://mcp.example.com/mcp/docs", "https://mcp.example.com"},
+		{"a host in other letters", `"https://MCP.example.com/mcp"`, "https://mcp.example.com/mcp",
+			"https://MCP.example.com/mcp", "https://MCP.example.com"},
+		{"one of TLS that a proxy speaks", `"https://mcp.example.com/mcp"`, "http://mcp.example.com/mcp/docs",
+			"https://mcp.example.com/mcp", "https://mcp.example.com"},
+		{"one without TLS", `"http://mcp.example.com/mcp"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp",
+			"https://mcp.example.com"},
+		{"another host", `"https://other.example.com/mcp"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp",
+			"https://mcp.example.com"},
+		{"another port", `"https://mcp.example.com:8443/mcp"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp",
+			"https://mcp.example.com"},
+		{"a path that begins like it", `"https://mcp.example.com/mcp"`, "https://mcp.example.com/mcp2",
+			"https://mcp.example.com/mcp2", "https://mcp.example.com"},
+		{"one below", `"https://mcp.example.com/mcp/docs"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp",
+			"https://mcp.example.com"},
+		{"one with a query", `"https://mcp.example.com/mcp?a=b"`, "https://mcp.example.com/mcp/docs",
+			"https://mcp.example.com/mcp/docs", "https://mcp.example.com"},
 		{"no URL", `"mcp"`, "https://mcp.example.com/mcp", "https://mcp.example.com/mcp", "https://mcp.example.com"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			provider, err := loadJWT(t, fmt.Sprintf(`{"issuer":%q,"audience":[%s],"jwks":%q}`, testIssuer, tt.audience, server.URL))
+			provider, err := loadJWT(t,
+				fmt.Sprintf(`{"issuer":%q,"audience":[%s],"jwks":%q}`, testIssuer, tt.audience, server.URL))
 			if err != nil {
 				t.Fatal(err)
 			}
 			r := httptest.NewRequest(http.MethodPost, tt.url, nil)
-			if r.TLS = nil; strings.HasPrefix(tt.url, "https:") {
+			r.TLS = nil
+			if strings.HasPrefix(tt.url, "https:") {
 				r.TLS = new(tls.ConnectionState)
 			}
 			var metadata struct{ Resource string }
-			if err := json.Unmarshal(provider.Metadata(r, r.URL.Path), &metadata); err != nil || metadata.Resource != tt.resource {
+			if err := json.Unmarshal(provider.Metadata(r, r.URL.Path), &metadata); err != nil ||
+				metadata.Resource != tt.resource {
 				t.Errorf("the resource is %q, %v", metadata.Resource, err)
 			}
-			if got, want := provider.Challenge(r, nil), `Bearer resource_metadata="`+tt.metadata+MetadataPath+r.URL.Path+`"`; got != want {
+			if got, want := provider.Challenge(r, nil),
+				`Bearer resource_metadata="`+tt.metadata+MetadataPath+r.URL.Path+`"`; got != want {
 				t.Errorf("challenge\ngot  %s\nwant %s", got, want)
 			}
 		})
@@ -499,54 +563,66 @@ func TestWhatClientsAreTold(t *testing.T) { // A76
 		{
 			name: "no token", provider: plain, url: "http://localhost:8080/mcp",
 			challenge: `Bearer resource_metadata="http://localhost:8080` + at + `/mcp"`,
-			metadata:  `{"resource":"http://localhost:8080/mcp","authorization_servers":["` + testIssuer + `"],"bearer_methods_supported":["header"]}`,
+			metadata: `{"resource":"http://localhost:8080/mcp","authorization_servers":["` + testIssuer +
+				`"],"bearer_methods_supported":["header"]}`,
 		},
 		{
 			name: "by TLS", provider: plain, url: "https://mcp.example.com/mcp", tls: true,
 			challenge: `Bearer resource_metadata="https://mcp.example.com` + at + `/mcp"`,
-			metadata:  `{"resource":"https://mcp.example.com/mcp","authorization_servers":["` + testIssuer + `"],"bearer_methods_supported":["header"]}`,
+			metadata: `{"resource":"https://mcp.example.com/mcp","authorization_servers":["` + testIssuer +
+				`"],"bearer_methods_supported":["header"]}`,
 		},
 		{
 			name: "at the root", provider: plain, url: "http://localhost/",
 			challenge: `Bearer resource_metadata="http://localhost` + at + `"`,
-			metadata:  `{"resource":"http://localhost","authorization_servers":["` + testIssuer + `"],"bearer_methods_supported":["header"]}`,
+			metadata: `{"resource":"http://localhost","authorization_servers":["` + testIssuer +
+				`"],"bearer_methods_supported":["header"]}`,
 		},
 		{
 			name: "at a path that was rewritten", provider: plain, url: "http://localhost/inner", original: "/outer/mcp?x=1",
 			challenge: `Bearer resource_metadata="http://localhost` + at + `/outer/mcp"`,
-			metadata:  `{"resource":"http://localhost/inner","authorization_servers":["` + testIssuer + `"],"bearer_methods_supported":["header"]}`,
+			metadata: `{"resource":"http://localhost/inner","authorization_servers":["` + testIssuer +
+				`"],"bearer_methods_supported":["header"]}`,
 		},
 		{
 			name: "at a path with quotes and blanks", provider: plain, url: `http://localhost/a%22%20b%5c`,
 			challenge: `Bearer resource_metadata="http://localhost` + at + `/a%22%20b%5C"`,
-			metadata:  `{"resource":"http://localhost/a%22%20b%5C","authorization_servers":["` + testIssuer + `"],"bearer_methods_supported":["header"]}`,
+			metadata: `{"resource":"http://localhost/a%22%20b%5C","authorization_servers":["` + testIssuer +
+				`"],"bearer_methods_supported":["header"]}`,
 		},
 		{
 			name: "scopes", provider: scoped, url: "http://localhost/mcp",
 			challenge: `Bearer resource_metadata="http://localhost` + at + `/mcp", scope="mcp:tools mcp:read"`,
-			metadata:  `{"resource":"http://localhost/mcp","authorization_servers":["` + testIssuer + `"],"scopes_supported":["mcp:tools","mcp:read"],"bearer_methods_supported":["header"]}`,
+			metadata: `{"resource":"http://localhost/mcp","authorization_servers":["` + testIssuer +
+				`"],"scopes_supported":["mcp:tools","mcp:read"],"bearer_methods_supported":["header"]}`,
 		},
 		{
-			name: "a scope is missing", provider: scoped, url: "http://localhost/mcp", err: &ForbiddenError{Reason: "insufficient_scope"},
-			challenge: `Bearer resource_metadata="http://localhost` + at + `/mcp", error="insufficient_scope", error_description="the token lacks a scope", scope="mcp:tools mcp:read"`,
+			name: "a scope is missing", provider: scoped, url: "http://localhost/mcp",
+			err: &ForbiddenError{Reason: "insufficient_scope"},
+			challenge: `Bearer resource_metadata="http://localhost` + at +
+				`/mcp", error="insufficient_scope", error_description="the token lacks a scope", scope="mcp:tools mcp:read"`,
 		},
 		{
 			name: "a bad token", provider: plain, url: "http://localhost/mcp", err: faultExpired,
-			challenge: `Bearer resource_metadata="http://localhost` + at + `/mcp", error="invalid_token", error_description="the token has expired"`,
+			challenge: `Bearer resource_metadata="http://localhost` + at +
+				`/mcp", error="invalid_token", error_description="the token has expired"`,
 		},
 		{
 			name: "an error that is not for clients", provider: plain, url: "http://localhost/mcp", err: errors.New("hunter2"),
-			challenge: `Bearer resource_metadata="http://localhost` + at + `/mcp", error="invalid_token", error_description="the token is invalid"`,
+			challenge: `Bearer resource_metadata="http://localhost` + at +
+				`/mcp", error="invalid_token", error_description="the token is invalid"`,
 		},
 		{
 			name: "a resource with a name of its own", provider: named, url: "http://10.0.0.1:8080/mcp",
 			challenge: `Bearer resource_metadata="https://mcp.example.com` + at + `/public/mcp"`,
-			metadata:  `{"resource":"https://mcp.example.com/public/mcp","authorization_servers":["` + testIssuer + `"],"bearer_methods_supported":["header"]}`,
+			metadata: `{"resource":"https://mcp.example.com/public/mcp","authorization_servers":["` + testIssuer +
+				`"],"bearer_methods_supported":["header"]}`,
 		},
 		{
 			name: "a resource that is a whole host", provider: root, url: "http://10.0.0.1:8080/mcp",
 			challenge: `Bearer resource_metadata="https://mcp.example.com` + at + `"`,
-			metadata:  `{"resource":"https://mcp.example.com/","authorization_servers":["` + testIssuer + `"],"bearer_methods_supported":["header"]}`,
+			metadata: `{"resource":"https://mcp.example.com/","authorization_servers":["` + testIssuer +
+				`"],"bearer_methods_supported":["header"]}`,
 		},
 	}
 	for _, tt := range tests {
@@ -608,12 +684,16 @@ func TestJWTCaddyfile(t *testing.T) { // A76
 				leeway     1m
 			}`,
 			JWT{
-				Issuer: "https://id.example.com", Audience: []string{"mcp", "https://mcp.example.com/mcp"}, JWKS: "https://id.example.com/keys",
+				Issuer: "https://id.example.com", Audience: []string{"mcp", "https://mcp.example.com/mcp"},
+				JWKS:       "https://id.example.com/keys",
 				Algorithms: []string{"PS256", "ES384"}, Scopes: []string{"mcp:tools", "mcp:read"}, Claim: "client_id",
-				Refresh: caddy.Duration(2 * time.Hour), Resource: "https://mcp.example.com/mcp", Leeway: caddy.Duration(time.Minute),
+				Refresh: caddy.Duration(2 * time.Hour), Resource: "https://mcp.example.com/mcp",
+				Leeway: caddy.Duration(time.Minute),
 			},
-			`{"issuer":"https://id.example.com","audience":["mcp","https://mcp.example.com/mcp"],"jwks":"https://id.example.com/keys","algorithms":["PS256","ES384"],` +
-				`"scopes":["mcp:tools","mcp:read"],"claim":"client_id","refresh":7200000000000,"resource":"https://mcp.example.com/mcp","leeway":60000000000}`,
+			`{"issuer":"https://id.example.com","audience":["mcp","https://mcp.example.com/mcp"],` +
+				`"jwks":"https://id.example.com/keys","algorithms":["PS256","ES384"],` +
+				`"scopes":["mcp:tools","mcp:read"],"claim":"client_id","refresh":7200000000000,` +
+				`"resource":"https://mcp.example.com/mcp","leeway":60000000000}`,
 		},
 	}
 	for _, tt := range tests {
@@ -637,13 +717,15 @@ func TestJWTDefaults(t *testing.T) { // A76
 	if got, want := strings.Join(provider.Algorithms, " "), "RS256 ES256 EdDSA"; got != want {
 		t.Errorf("algorithms %s, want %s", got, want)
 	}
-	if provider.Claim != "sub" || provider.Refresh != caddy.Duration(time.Hour) || provider.Leeway != caddy.Duration(30*time.Second) {
+	if provider.Claim != "sub" || provider.Refresh != caddy.Duration(time.Hour) ||
+		provider.Leeway != caddy.Duration(30*time.Second) {
 		t.Errorf("got %+v", provider)
 	}
 }
 
 func TestJWTConfigurationsThatAreRefused(t *testing.T) { // A76
-	const issuer, audience, keys = " issuer https://id.example.com\n", " audience mcp\n", " jwks https://id.example.com/keys\n"
+	const issuer, audience, keys = " issuer https://id.example.com\n", " audience mcp\n",
+		" jwks https://id.example.com/keys\n"
 	const all = issuer + audience + keys
 	caddyfiles := []struct{ name, input, want string }{
 		{"an argument", "jwt https://id.example.com", "no arguments"},
@@ -663,7 +745,7 @@ func TestJWTConfigurationsThatAreRefused(t *testing.T) { // A76
 			}
 		})
 	}
-	with := func(changes string) string { // members that occur twice replace the first
+	with := func(changes string) string { // duplicate members replace the first
 		return `{"issuer":"https://id.example.com","audience":["mcp"],"jwks":"https://id.example.com/keys",` + changes + `}`
 	}
 	configs := []struct{ name, config, want string }{
@@ -673,13 +755,16 @@ func TestJWTConfigurationsThatAreRefused(t *testing.T) { // A76
 		{"an issuer that is not a URL", with(`"issuer":"example"`), "issuer: not an http or https URL"},
 		{"an issuer with a query", with(`"issuer":"https://id.example.com?x"`), "issuer: the URL has a query"},
 		{"an issuer without a host", with(`"issuer":"https:///x"`), "issuer: the URL has no host"},
-		{"an issuer with a password", with(`"issuer":"https://me:hunter2@id.example.com"`), "issuer: the URL contains a user name"},
+		{"an issuer with a password", with(`"issuer":"https://me:hunter2@id.example.com"`),
+			"issuer: the URL contains a user name"},
 		{"an empty audience", with(`"audience":[""]`), "audience: empty"},
 		{"a placeholder", with(`"audience":["{env.AUDIENCE}"]`), "contains a placeholder"},
-		{"keys by http from elsewhere", with(`"jwks":"http://id.example.com/keys"`), "jwks: keys are fetched by https"},
-		{"keys by http from a host that only begins like ours", with(`"jwks":"http://127.0.0.1.example.com/keys"`), "jwks: keys are fetched by https"},
+		{"keys by http from elsewhere", with(`"jwks":"http://id.example.com/keys"`), "jwks: keys must be fetched with https"},
+		{"keys by http from a host that only begins like ours", with(`"jwks":"http://127.0.0.1.example.com/keys"`),
+			"jwks: keys must be fetched with https"},
 		{"keys by another scheme", with(`"jwks":"ftp://id.example.com/keys"`), "jwks: not an http or https URL"},
-		{"keys with a password", with(`"jwks":"https://me:hunter2@id.example.com/keys"`), "jwks: the URL contains a user name"},
+		{"keys with a password", with(`"jwks":"https://me:hunter2@id.example.com/keys"`),
+			"jwks: the URL contains a user name"},
 		{"keys without a host", with(`"jwks":"https:///keys"`), "jwks: the URL has no host"},
 		{"keys at a bad URL", with(`"jwks":"https://[/keys"`), "jwks: not an http or https URL"},
 		{"no signature", with(`"algorithms":["RS256","none"]`), `algorithms: "none" is not one of RS256`},

@@ -34,7 +34,7 @@ func init() {
 //	}
 //
 // With verify_if_given instead of require_and_verify, clients without a certificate can use
-// another provider. Certificates that Caddy did not verify are refused, because anybody can
+// another provider. Certificates that Caddy did not verify are refused, because anyone can
 // make one. So are certificates that expire during their connection.
 //
 // The certificate is that of the connection to Caddy. Behind a proxy that terminates TLS,
@@ -55,7 +55,7 @@ type MTLS struct {
 	Field string `json:"field,omitempty"`
 }
 
-// mtlsFields return the name of a client by its certificate, or "".
+// mtlsFields return the name of the client in a certificate, or "".
 var mtlsFields = map[string]func(*x509.Certificate) string{
 	"cn":          certCommonName,
 	"dns":         func(c *x509.Certificate) string { return strings.ToLower(firstName(c.DNSNames)) },
@@ -98,10 +98,11 @@ func (m *MTLS) Authenticate(r *Request) (string, error) {
 	}
 	chains := r.TLS.VerifiedChains
 	if len(chains) == 0 || len(chains[0]) == 0 {
-		return "", errors.New("the client certificate has not been verified: set client_auth { mode require_and_verify } and a trust_pool in tls")
+		return "", errors.New("the client certificate has not been verified: " +
+			"set client_auth { mode require_and_verify } and a trust_pool in tls")
 	}
 	leaf := chains[0][0]
-	// The handshake, which checked this, may be long ago.
+	// The handshake checked this, but the connection may be old.
 	if now := time.Now(); now.After(leaf.NotAfter) || now.Before(leaf.NotBefore) {
 		return "", errors.New("the client certificate has expired or is not valid yet")
 	}

@@ -25,7 +25,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 )
 
-// mtlsAuthority is somebody who signs certificates.
+// mtlsAuthority signs certificates.
 type mtlsAuthority struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
@@ -64,8 +64,8 @@ func parseMTLSCert(t *testing.T, template, parent *x509.Certificate, key, signer
 	return cert
 }
 
-// issue makes a certificate for a client, good for an hour before and after now if it
-// does not say anything else.
+// issue returns a certificate for a client. By default it is valid from an hour ago until in an
+// hour.
 func (a *mtlsAuthority) issue(t *testing.T, template x509.Certificate) *tls.Certificate {
 	t.Helper()
 	template.SerialNumber = big.NewInt(2)
@@ -87,13 +87,15 @@ func (a *mtlsAuthority) issue(t *testing.T, template x509.Certificate) *tls.Cert
 	return &tls.Certificate{Certificate: [][]byte{leaf.Raw}, PrivateKey: key, Leaf: leaf}
 }
 
-// mtlsServer serves TLS as Caddy does, and answers who the client is.
+// mtlsServer serves TLS as Caddy does, and responds with the identity of the client.
 type mtlsServer struct {
 	*httptest.Server
 	resumed bool
 }
 
-func newMTLSServer(t *testing.T, provider Provider, ca *mtlsAuthority, mode tls.ClientAuthType, now func() time.Time) *mtlsServer {
+func newMTLSServer(
+	t *testing.T, provider Provider, ca *mtlsAuthority, mode tls.ClientAuthType, now func() time.Time,
+) *mtlsServer {
 	t.Helper()
 	s := new(mtlsServer)
 	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -114,7 +116,7 @@ func newMTLSServer(t *testing.T, provider Provider, ca *mtlsAuthority, mode tls.
 	return s
 }
 
-// mtlsAsk returns the status and the answer, or what went wrong below them.
+// mtlsAsk returns the status and body of a response, or the TLS error.
 func mtlsAsk(t *testing.T, server *mtlsServer, config *tls.Config) (status int, text string) {
 	t.Helper()
 	config.RootCAs = x509.NewCertPool()
@@ -125,7 +127,7 @@ func mtlsAsk(t *testing.T, server *mtlsServer, config *tls.Config) (status int, 
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Whoever believes in headers would take them for somebody else.
+	// A provider that trusts headers would find another client.
 	r.Header.Set("X-Forwarded-Client-Cert", `Subject="CN=root"`)
 	r.Header.Set("X-Client-Cert-Cn", "root")
 	resp, err := (&http.Client{Transport: transport}).Do(r)
@@ -145,7 +147,7 @@ func mtlsConfig(cert *tls.Certificate) *tls.Config {
 		if cert == nil {
 			return new(tls.Certificate), nil
 		}
-		return cert, nil // also to a server that does not know who has signed it
+		return cert, nil // even if the server does not know the signer
 	}}
 }
 
@@ -158,7 +160,7 @@ func mtlsURL(t *testing.T, text string) *url.URL {
 	return u
 }
 
-// mtlsAlice has everything that a client can be called by.
+// mtlsAlice returns a certificate with all fields that can name a client.
 func mtlsAlice(t *testing.T) x509.Certificate {
 	return x509.Certificate{
 		Subject:        pkix.Name{CommonName: "alice", Organization: []string{"Example, Inc"}},
@@ -185,10 +187,10 @@ func TestCertificates(t *testing.T) { // A78
 		{"the first URI", `{"field":"uri"}`, tls.RequireAndVerifyClientCert, alice, "spiffe://example.com/alice"},
 		{"the subject", `{"field":"subject"}`, tls.RequireAndVerifyClientCert, alice, `CN=alice,O=Example\, Inc`},
 		{"the fingerprint", `{"field":"fingerprint"}`, tls.RequireAndVerifyClientCert, alice, hex.EncodeToString(sum[:])},
-		{"a certificate that was not asked for by force", `{}`, tls.VerifyClientCertIfGiven, alice, "alice"},
-		{"no certificate is nobody", `{}`, tls.VerifyClientCertIfGiven, nil, ""},
-		{"no certificate, not verified, is nobody", `{}`, tls.RequestClientCert, nil, ""},
-		{"a server that does not ask knows nobody", `{}`, tls.NoClientCert, alice, ""},
+		{"an optional certificate", `{}`, tls.VerifyClientCertIfGiven, alice, "alice"},
+		{"no identity without a certificate", `{}`, tls.VerifyClientCertIfGiven, nil, ""},
+		{"no identity without a certificate, not verified", `{}`, tls.RequestClientCert, nil, ""},
+		{"no identity if the server does not request a certificate", `{}`, tls.NoClientCert, alice, ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -199,7 +201,7 @@ func TestCertificates(t *testing.T) { // A78
 			}
 		})
 	}
-	t.Run("no TLS is nobody", func(t *testing.T) {
+	t.Run("no identity without TLS", func(t *testing.T) {
 		provider, _ := mustOpenGuest(t, "mtls", `{}`)
 		if got, err := provider.Authenticate(tokenRequest("")); got != "" || err != nil {
 			t.Errorf("got %q, %v", got, err)
@@ -218,8 +220,10 @@ func TestWrongCertificates(t *testing.T) { // A78
 		change(&c)
 		return c
 	}
-	expired := with(named("alice"), func(c *x509.Certificate) { c.NotBefore, c.NotAfter = time.Now().Add(-3*hour), time.Now().Add(-hour) })
-	early := with(named("alice"), func(c *x509.Certificate) { c.NotBefore = time.Now().Add(hour); c.NotAfter = time.Now().Add(3 * hour) })
+	expired := with(named("alice"),
+		func(c *x509.Certificate) { c.NotBefore, c.NotAfter = time.Now().Add(-3*hour), time.Now().Add(-hour) })
+	early := with(named("alice"),
+		func(c *x509.Certificate) { c.NotBefore = time.Now().Add(hour); c.NotAfter = time.Now().Add(3 * hour) })
 	twoNames := x509.Certificate{Subject: pkix.Name{ExtraNames: []pkix.AttributeTypeAndValue{
 		{Type: oidCommonName, Value: "alice"}, {Type: oidCommonName, Value: "root"},
 	}}}
@@ -228,27 +232,36 @@ func TestWrongCertificates(t *testing.T) { // A78
 	tests := []struct {
 		name, field string
 		mode        tls.ClientAuthType
-		signer      *mtlsAuthority // nobody: it signs itself
+		signer      *mtlsAuthority // nil for self-signed
 		cert        x509.Certificate
 		clock       time.Duration // of the handshake
 		want        string
 	}{
-		{"signed by itself, and asked for only", "cn", tls.RequestClientCert, nil, named("alice"), 0, "mode require_and_verify"},
-		{"signed by itself, and required only", "cn", tls.RequireAnyClientCert, nil, named("alice"), 0, "mode require_and_verify"},
-		{"signed by somebody else, and required only", "cn", tls.RequireAnyClientCert, other, named("alice"), 0, "mode require_and_verify"},
-		{"signed by the right one, but not verified", "cn", tls.RequireAnyClientCert, ca, named("alice"), 0, "mode require_and_verify"},
-		{"the fingerprint of one that is not verified", "fingerprint", tls.RequestClientCert, ca, named("alice"), 0, "mode require_and_verify"},
+		{"signed by itself, and asked for only", "cn", tls.RequestClientCert, nil, named("alice"), 0,
+			"mode require_and_verify"},
+		{"signed by itself, and required only", "cn", tls.RequireAnyClientCert, nil, named("alice"), 0,
+			"mode require_and_verify"},
+		{"signed by another CA, and required only", "cn", tls.RequireAnyClientCert, other, named("alice"), 0,
+			"mode require_and_verify"},
+		{"signed by the right CA, but not verified", "cn", tls.RequireAnyClientCert, ca, named("alice"), 0,
+			"mode require_and_verify"},
+		{"the fingerprint of one that is not verified", "fingerprint", tls.RequestClientCert, ca, named("alice"), 0,
+			"mode require_and_verify"},
 		{"signed by itself", "cn", verify, nil, named("alice"), 0, "tls: "},
-		{"signed by somebody else", "cn", verify, other, named("alice"), 0, "tls: "},
-		{"signed by somebody else, if given", "cn", tls.VerifyClientCertIfGiven, other, named("alice"), 0, "tls: "},
-		{"of a server", "cn", verify, ca, with(named("alice"), func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }), 0, "tls: "},
+		{"signed by another CA", "cn", verify, other, named("alice"), 0, "tls: "},
+		{"signed by another CA, if given", "cn", tls.VerifyClientCertIfGiven, other, named("alice"), 0, "tls: "},
+		{"of a server", "cn", verify, ca,
+			with(named("alice"), func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }),
+			0, "tls: "},
 		{"expired", "cn", verify, ca, expired, 0, "tls: "},
 		{"expired, and not verified", "cn", tls.RequireAnyClientCert, ca, expired, 0, "mode require_and_verify"},
 		{"expired since the handshake", "cn", verify, ca, expired, -2 * hour, "the client certificate has expired"},
-		{"expired since the handshake, by its fingerprint", "fingerprint", verify, ca, expired, -2 * hour, "the client certificate has expired"},
+		{"expired since the handshake, by its fingerprint", "fingerprint", verify, ca, expired, -2 * hour,
+			"the client certificate has expired"},
 		{"not valid yet", "cn", verify, ca, early, 0, "tls: "},
-		{"not valid any more since the clock was put back", "cn", verify, ca, early, 2 * hour, "not valid yet"},
-		{"without a common name", "cn", verify, ca, x509.Certificate{Subject: pkix.Name{Organization: []string{"alice"}}}, 0, "has no usable cn"},
+		{"no longer valid since the clock was set back", "cn", verify, ca, early, 2 * hour, "not valid yet"},
+		{"without a common name", "cn", verify, ca, x509.Certificate{Subject: pkix.Name{Organization: []string{"alice"}}}, 0,
+			"has no usable cn"},
 		{"with two common names", "cn", verify, ca, twoNames, 0, "has no usable cn"},
 		{"without a DNS name", "dns", verify, ca, named("alice.example.com"), 0, "has no usable dns"},
 		{"without an email address", "email", verify, ca, named("alice@example.com"), 0, "has no usable email"},
@@ -305,7 +318,8 @@ func TestSubjectsKeepTheirOrder(t *testing.T) { // A78
 		if err != nil {
 			t.Fatal(err)
 		}
-		if status, got := mtlsAsk(t, server, mtlsConfig(ca.issue(t, x509.Certificate{RawSubject: raw}))); status != 200 || got != want {
+		if status, got := mtlsAsk(t, server, mtlsConfig(ca.issue(t, x509.Certificate{RawSubject: raw}))); status != 200 ||
+			got != want {
 			t.Errorf("got %d %s, want %s", status, got, want)
 		}
 	}
@@ -335,7 +349,8 @@ func TestMTLSCaddyfile(t *testing.T) { // A78
 		})
 	}
 	t.Run("a field that there is not, in JSON", func(t *testing.T) {
-		if _, _, err := openGuest(t, "mtls", `{"field":"CN"}`); err == nil || !strings.Contains(err.Error(), `field: "CN" must be cn`) {
+		if _, _, err := openGuest(t, "mtls", `{"field":"CN"}`); err == nil ||
+			!strings.Contains(err.Error(), `field: "CN" must be cn`) {
 			t.Errorf("got %v", err)
 		}
 	})

@@ -18,7 +18,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/access"
 )
 
-var errWrittenOut = errors.New("a secret does not belong in the configuration: put it in an environment variable and write {env.NAME}, or in a file and write {file./path}")
+var errLiteralSecret = errors.New("a secret does not belong in the configuration: " +
+	"put it in an environment variable and write {env.NAME}, or in a file and write {file./path}")
 
 // readSecret returns the secret that {env.NAME} or {file./path} names. Errors contain the
 // name, never the secret.
@@ -26,8 +27,8 @@ func readSecret(text string) (string, error) {
 	if text == "" {
 		return "", errors.New("missing")
 	}
-	if !namesSecret(text) {
-		return "", errWrittenOut
+	if !isPlaceholder(text) {
+		return "", errLiteralSecret
 	}
 	secret, err := caddy.NewReplacer().ReplaceOrErr(text, true, true)
 	if err != nil {
@@ -43,9 +44,9 @@ func readSecret(text string) (string, error) {
 	return secret, nil
 }
 
-// namesSecret reports whether text is a single placeholder that readSecret reads. Other
-// text beside it would be a part of the secret.
-func namesSecret(text string) bool {
+// isPlaceholder reports whether text is a single placeholder that readSecret reads. Other text next
+// to it would be a part of the secret.
+func isPlaceholder(text string) bool {
 	name, ok := strings.CutPrefix(text, "{env.")
 	if !ok {
 		name, ok = strings.CutPrefix(text, "{file.")
@@ -58,14 +59,14 @@ type digest = [sha256.Size]byte
 
 const digestPrefix = "sha256:"
 
-// safeToken is the number of characters below which a token is warned of. It is not refused,
-// because a reload would then lock out clients that have one.
+// safeToken is the length below which a token causes a warning. A short token is not refused,
+// because a reload would then lock out the clients that have one.
 const safeToken = 16
 
 const shortToken = "token is short enough to be guessed; make one with openssl rand -hex 32"
 
-// readToken returns the SHA-256 and the length of a token: sha256:<hex>, of which the length is
-// not known and 0, or a placeholder.
+// readToken returns the SHA-256 and the length of a token: a placeholder, or sha256:<hex> with an
+// unknown length of 0.
 func readToken(text string) (sum digest, length int, err error) {
 	if sum, ok := parseDigest(text); ok {
 		return sum, 0, nil
@@ -77,10 +78,9 @@ func readToken(text string) (sum digest, length int, err error) {
 	return sha256.Sum256([]byte(token)), len(token), nil
 }
 
-// WarnOfShort logs a token in a Caddyfile that can be guessed. In the configuration only its hash
-// is left.
-func WarnOfShort(d *caddyfile.Dispenser, text, client string) {
-	if _, isDigest := parseDigest(text); isDigest || namesSecret(text) || len(text) >= safeToken {
+// WarnShortToken logs a short token in a Caddyfile. The configuration contains only its hash.
+func WarnShortToken(d *caddyfile.Dispenser, text, client string) {
+	if _, isDigest := parseDigest(text); isDigest || isPlaceholder(text) || len(text) >= safeToken {
 		return
 	}
 	caddy.Log().Named("http.handlers.mcp_gateway.auth.token").Warn(shortToken, zap.String("client", client),
@@ -112,13 +112,13 @@ func TokenFromCaddyfile(text string) string {
 func CheckToken(text string) error {
 	switch _, isDigest := parseDigest(text); {
 	case text == "":
-		return errors.New("it is empty")
-	case isDigest, namesSecret(text):
+		return errors.New("empty")
+	case isDigest, isPlaceholder(text):
 		return nil
 	case strings.ContainsAny(text, "{}"):
 		return errors.New("braces are for a single {env.NAME} or {file./path}")
 	case strings.HasPrefix(text, "$"):
-		return errors.New("$NAME is the shell's way; here it is {env.NAME}")
+		return errors.New("$NAME is shell syntax; write {env.NAME}")
 	case strings.Trim(text, wordCharacters+".~+/=") != "":
 		return errors.New("only letters, digits and -._~+/= are allowed")
 	}
@@ -144,12 +144,12 @@ func CheckIdentity(identity string) error {
 	return nil
 }
 
-// credentialsOf returns the credentials in the Authorization header, and whether it has the
-// given scheme. Several headers are refused, because other software may read another one.
+// credentialsOf returns the credentials in the Authorization header, and whether it has the given
+// scheme. Several headers are refused, because other software may read another of them.
 func credentialsOf(r *http.Request, scheme string) (credentials string, ok bool, err error) {
 	headers := r.Header["Authorization"]
 	if len(headers) > 1 {
-		return "", false, errors.New("there are several Authorization headers")
+		return "", false, errors.New("several Authorization headers")
 	}
 	if len(headers) == 0 {
 		return "", false, nil
@@ -158,15 +158,15 @@ func credentialsOf(r *http.Request, scheme string) (credentials string, ok bool,
 	return strings.Trim(credentials, " "), strings.EqualFold(given, scheme), nil
 }
 
-// original returns a request as it arrived, before other handlers rewrote it.
-func original(r *http.Request) *http.Request {
+// originalRequest returns a request as it arrived, before other handlers rewrote it.
+func originalRequest(r *http.Request) *http.Request {
 	if sent, ok := r.Context().Value(caddyhttp.OriginalRequestCtxKey).(http.Request); ok {
 		return &sent
 	}
 	return r
 }
 
-// fingerprints contain a hash of the secrets of each client, and one of all under "".
+// fingerprints holds a hash of the secrets of each client, and one of all secrets under "".
 type fingerprints map[string]string
 
 func (f fingerprints) add(client string, secret []byte) {

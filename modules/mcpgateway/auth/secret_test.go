@@ -12,8 +12,8 @@ import (
 	"github.com/caddyserver/caddy/v2"
 )
 
-// openGuest loads a provider as mcp_gateway does. The configuration that it belongs to
-// ends with stop, or with the test.
+// openGuest loads a provider as mcp_gateway does. Its configuration ends with stop, or with the
+// test.
 func openGuest(t testing.TB, name, config string) (provider Provider, stop func(), err error) {
 	t.Helper()
 	ctx, err := caddy.ProvisionContext(new(caddy.Config))
@@ -68,7 +68,8 @@ func TestSecretsAreRead(t *testing.T) { // A75
 		{"a variable that is not set", "{env.SECRET_NOT_SET}", "", "{env.SECRET_NOT_SET} is empty"},
 		{"a variable that is empty", "{env.SECRET_EMPTY}", "", "{env.SECRET_EMPTY} is empty"},
 		{"a variable of newlines", "{env.SECRET_NEWLINES}", "", "{env.SECRET_NEWLINES} is empty"},
-		{"a variable with a blank at its end", "{env.SECRET_BLANK}", "", "{env.SECRET_BLANK} begins or ends with white space"},
+		{"a variable with a blank at its end", "{env.SECRET_BLANK}", "",
+			"{env.SECRET_BLANK} begins or ends with white space"},
 		{"a file that is not there", "{file./nonexistent/secret}", "", "{file./nonexistent/secret} is empty"},
 		{"a file that is empty", secretFile(t, "\n"), "", "is empty"},
 		{"nothing", "", "", "missing"},

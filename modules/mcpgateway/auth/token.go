@@ -27,17 +27,17 @@ func init() {
 // or, if it cannot set headers, as params.proxy.authToken of each message. If a request
 // has both, both must be valid and belong to the same client.
 //
-// Anybody with a token gets in, so use long random tokens:
+// A token is all that a client needs, so use long random tokens:
 //
 //	openssl rand -hex 32
 //
 // Keep them out of the configuration: write {env.NAME} for a token in an environment
-// variable, {file./path} for one in a file. A literal token in a Caddyfile, also by {$NAME},
-// is replaced with its SHA-256, so that Caddy's stored configuration does not contain it.
+// variable, {file./path} for one in a file. A literal token in a Caddyfile, also with {$NAME},
+// is replaced by its SHA-256, so that Caddy's stored configuration does not contain it.
 // A short token can be guessed from its hash. JSON accepts sha256:<hex>, too.
 //
-// To change a token, give its client the new one beside the old one, and remove the old
-// one when it is no longer used.
+// To change a token, add the new one to its client, and remove the old one when it is no
+// longer used.
 type Token struct {
 	// Tokens, at least one. Required.
 	Tokens []ClientToken `json:"tokens,omitempty"`
@@ -52,7 +52,7 @@ type ClientToken struct {
 	Token string `json:"token,omitempty"`
 
 	// Client that has the token. A client can have several tokens. Only one token can
-	// go without a client. Default: default
+	// be without a client. Default: default
 	Client string `json:"client,omitempty"`
 }
 
@@ -105,17 +105,17 @@ func (t *Token) Validate() error {
 	return nil
 }
 
-// CheckClients reports what is wrong about the clients of tokens. Nothing needs to be provisioned.
+// CheckClients validates the clients of tokens. The tokens need not be provisioned.
 func (t *Token) CheckClients() error {
 	nameless := false
 	clients := make(map[string]string, len(t.Tokens))
 	for _, token := range t.Tokens {
 		if token.Client == "" && nameless {
-			return errors.New("only one token can be without the name of a client")
+			return errors.New("only one token can be without a client name")
 		}
 		nameless = nameless || token.Client == ""
 		if strings.ContainsAny(token.Client, "{}") { // perhaps a secret in the wrong place
-			return errors.New("a placeholder cannot name a client")
+			return errors.New("the name of a client cannot be a placeholder")
 		}
 		if err := CheckIdentity(token.client()); err != nil {
 			return err
@@ -171,13 +171,13 @@ func (t *Token) client(token string) (string, error) {
 		found = subtle.ConstantTimeSelect(equal, i, found)
 	}
 	if found < 0 {
-		return "", errors.New("the token is not one that is known")
+		return "", errors.New("the token is unknown")
 	}
 	return t.known[found].client, nil
 }
 
-// Clients returns how many clients have a token.
-func (t *Token) Clients() int { return len(t.prints) - 1 } // another one is for all of them
+// Clients returns the number of clients with a token.
+func (t *Token) Clients() int { return len(t.prints) - 1 } // "" is the fingerprint of all
 
 // maxTokenMessage limits the size of a message that contains a token.
 const maxTokenMessage = 64 << 10
@@ -216,7 +216,7 @@ func (t *Token) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume provider name
 	args := d.RemainingArgs()
 	if len(args) > 2 {
-		return d.Errf("auth token takes a token and the name of its client, or a block of them")
+		return d.Errf("auth token takes a token and a client name, or a block of them")
 	}
 	if len(args) > 0 {
 		args = append(args, "") // the client is optional
@@ -232,7 +232,7 @@ func (t *Token) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		client := d.Val()
 		args := d.RemainingArgs()
 		if len(args) != 1 || client == "" {
-			return d.Errf("auth token: each line of the block is the name of a client and its token")
+			return d.Errf("auth token: each line of the block must be a client name and its token")
 		}
 		if err := t.add(d, args[0], client); err != nil {
 			return err
@@ -248,7 +248,7 @@ func (t *Token) add(d *caddyfile.Dispenser, token, client string) error {
 	if err := CheckToken(token); err != nil {
 		return d.Errf("auth token: %w", err)
 	}
-	WarnOfShort(d, token, cmp.Or(client, "default"))
+	WarnShortToken(d, token, cmp.Or(client, "default"))
 	t.Tokens = append(t.Tokens, ClientToken{Token: TokenFromCaddyfile(token), Client: client})
 	return nil
 }

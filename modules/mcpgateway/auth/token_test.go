@@ -55,18 +55,19 @@ func TestTokens(t *testing.T) { // A30, A75
 		{"the old and the new token of a client in both", tokenRequest(tokenAlice, "Bearer "+tokenAliceNew), "alice"},
 		{"a token from a file", tokenRequest("", "Bearer "+tokenAliceNew), "alice"},
 		{"the token without a client", tokenRequest("", "Bearer "+tokenBob), "default"},
-		{"a token of which only the hash is known", tokenRequest("", "Bearer "+tokenCarol), "carol"},
+		{"a token configured as a hash", tokenRequest("", "Bearer "+tokenCarol), "carol"},
 		{"a scheme in lower case", tokenRequest("", "bearer "+tokenAlice), "alice"},
 		{"a scheme in upper case", tokenRequest("", "BEARER "+tokenAlice), "alice"},
-		{"more blanks than one", tokenRequest("", "Bearer   "+tokenAlice+" "), "alice"},
-		{"a token in the message beside another scheme", tokenRequest(tokenAlice, "Basic YTpi"), "alice"},
-		{"nothing is nobody", tokenRequest(""), ""},
-		{"an empty header is nobody", tokenRequest("", ""), ""},
-		{"Basic is nobody", tokenRequest("", "Basic "+base64.StdEncoding.EncodeToString([]byte("alice:"+tokenAlice))), ""},
-		{"Digest is nobody", tokenRequest("", `Digest username="alice", response="`+tokenAlice+`"`), ""},
-		{"a token without a scheme is nobody", tokenRequest("", tokenAlice), ""},
-		{"a scheme that begins like ours is nobody", tokenRequest("", "BearerX "+tokenAlice), ""},
-		{"a signature is nobody", tokenRequest("", "MCP-HMAC-SHA256 client=alice"), ""},
+		{"several spaces", tokenRequest("", "Bearer   "+tokenAlice+" "), "alice"},
+		{"a token in the message and another scheme", tokenRequest(tokenAlice, "Basic YTpi"), "alice"},
+		{"no identity without a token", tokenRequest(""), ""},
+		{"no identity with an empty header", tokenRequest("", ""), ""},
+		{"no identity with Basic",
+			tokenRequest("", "Basic "+base64.StdEncoding.EncodeToString([]byte("alice:"+tokenAlice))), ""},
+		{"no identity with Digest", tokenRequest("", `Digest username="alice", response="`+tokenAlice+`"`), ""},
+		{"no identity with a token without a scheme", tokenRequest("", tokenAlice), ""},
+		{"no identity with a scheme that starts with Bearer", tokenRequest("", "BearerX "+tokenAlice), ""},
+		{"no identity with a signature", tokenRequest("", "MCP-HMAC-SHA256 client=alice"), ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -140,12 +141,15 @@ func TestFingerprintsOfTokens(t *testing.T) { // A30, A60
 	prints := func(alice, bob string) (all, alices, bobs string) {
 		t.Setenv("TOKEN_ALICE", alice)
 		t.Setenv("TOKEN_BOB", bob)
-		provider, _ := mustOpenGuest(t, "token", fmt.Sprintf(`{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"alice"},{"token":%q,"client":"alice"},{"token":"{env.TOKEN_BOB}","client":"bob"}]}`, file))
+		provider, _ := mustOpenGuest(t, "token",
+			fmt.Sprintf(`{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"alice"},{"token":%q,"client":"alice"},`+
+				`{"token":"{env.TOKEN_BOB}","client":"bob"}]}`, file))
 		holder := provider.(SecretHolder)
 		return holder.FingerprintOf(""), holder.FingerprintOf("alice"), holder.FingerprintOf("bob")
 	}
 	all, alices, bobs := prints(tokenAlice, tokenBob)
-	if alices == bobs || all == alices || strings.Contains(all+alices+bobs, tokenAlice) || strings.Contains(alices, sha256Hex(tokenAlice)) {
+	if alices == bobs || all == alices || strings.Contains(all+alices+bobs, tokenAlice) ||
+		strings.Contains(alices, sha256Hex(tokenAlice)) {
 		t.Errorf("all %s, of alice %s, of bob %s", all, alices, bobs)
 	}
 	if all2, alices2, bobs2 := prints(tokenAlice, tokenBob); all2 != all || alices2 != alices || bobs2 != bobs {
@@ -175,12 +179,14 @@ func TestTokenCaddyfile(t *testing.T) { // A30, A75
 	hunter2 := "sha256:" + sha256Hex("hunter2hunter2")
 	tests := []struct{ name, input, want string }{
 		{"a variable", "token {env.TOKEN}", `{"tokens":[{"token":"{env.TOKEN}"}]}`},
-		{"a file and a client", "token {file./run/token} alice", `{"tokens":[{"token":"{file./run/token}","client":"alice"}]}`},
+		{"a file and a client", "token {file./run/token} alice",
+			`{"tokens":[{"token":"{file./run/token}","client":"alice"}]}`},
 		{"a token that is written out", "token hunter2hunter2", `{"tokens":[{"token":"` + hunter2 + `"}]}`},
 		{"a hash", "token " + hunter2 + " alice", `{"tokens":[{"token":"` + hunter2 + `","client":"alice"}]}`},
 		{
 			"a block", "token {\n alice {env.ALICE}\n alice hunter2hunter2\n \"Bob B\" {env.BOB}\n}",
-			`{"tokens":[{"token":"{env.ALICE}","client":"alice"},{"token":"` + hunter2 + `","client":"alice"},{"token":"{env.BOB}","client":"Bob B"}]}`,
+			`{"tokens":[{"token":"{env.ALICE}","client":"alice"},{"token":"` + hunter2 +
+				`","client":"alice"},{"token":"{env.BOB}","client":"Bob B"}]}`,
 		},
 	}
 	for _, tt := range tests {
@@ -202,15 +208,15 @@ func TestTokenConfigurationsThatAreRefused(t *testing.T) { // A30, A75
 	caddyfiles := []struct{ name, input, want string }{
 		{"no token", "token", `expected "auth token <token> [<client>]"`},
 		{"an empty block", "token {\n}", `expected "auth token <token> [<client>]"`},
-		{"an empty token", `token ""`, "it is empty"},
-		{"an empty token in a block", "token {\n alice \"\"\n}", "it is empty"},
-		{"a variable as the shell has it", "token $HUNTER2", "the shell's way; here it is {env.NAME}"},
+		{"an empty token", `token ""`, "token: empty"},
+		{"an empty token in a block", "token {\n alice \"\"\n}", "token: empty"},
+		{"a variable as the shell has it", "token $HUNTER2", "is shell syntax; write {env.NAME}"},
 		{"a token with a blank", `token "hunter 2"`, "only letters"},
-		{"too many arguments", "token hunter2 alice hunter2", "a token and the name of its client"},
-		{"a client without a token", "token {\n hunter2\n}", "the name of a client and its token"},
-		{"a client with two tokens on a line", "token {\n alice hunter2 hunter2\n}", "the name of a client and its token"},
+		{"too many arguments", "token hunter2 alice hunter2", "a token and a client name"},
+		{"a client without a token", "token {\n hunter2\n}", "a client name and its token"},
+		{"a client with two tokens on a line", "token {\n alice hunter2 hunter2\n}", "a client name and its token"},
 		{"a token and a block", "token hunter2hunter2 {\n alice hunter2\n}", "not both"},
-		{"a block in the block", "token {\n alice hunter2hunter2 {\n  hunter2\n }\n}", "the name of a client and its token"},
+		{"a block in the block", "token {\n alice hunter2hunter2 {\n  hunter2\n }\n}", "a client name and its token"},
 		{"a token with something beside a placeholder", "token hunter2{env.TOKEN}", "a single {env.NAME}"},
 		{"a placeholder that is not known", "token {vault.hunter2}", "a single {env.NAME}"},
 	}
@@ -225,22 +231,30 @@ func TestTokenConfigurationsThatAreRefused(t *testing.T) { // A30, A75
 	configs := []struct{ name, config, want string }{
 		{"no tokens in JSON", `{}`, "tokens: missing"},
 		{"an empty list in JSON", `{"tokens":[]}`, "tokens: missing"},
-		{"a token written out in JSON", `{"tokens":[{"token":"hunter2"}]}`, "client default: token: a secret does not belong"},
-		{"a hash that is too short in JSON", `{"tokens":[{"token":"sha256:hunter2"}]}`, "client default: token: a secret does not belong"},
+		{"a token written out in JSON", `{"tokens":[{"token":"hunter2"}]}`,
+			"client default: token: a secret does not belong"},
+		{"a hash that is too short in JSON", `{"tokens":[{"token":"sha256:hunter2"}]}`,
+			"client default: token: a secret does not belong"},
 		{"a variable that is not set", `{"tokens":[{"token":"{env.TOKEN_NOT_SET}"}]}`, "{env.TOKEN_NOT_SET} is empty"},
 		{"no token in JSON", `{"tokens":[{"client":"alice"}]}`, "client alice: token: missing"},
-		{"two tokens without a client", `{"tokens":[{"token":"{env.TOKEN_ALICE}"},{"token":"{env.TOKEN_BOB}"}]}`, "only one token can be without the name of a client"},
+		{"two tokens without a client", `{"tokens":[{"token":"{env.TOKEN_ALICE}"},{"token":"{env.TOKEN_BOB}"}]}`,
+			"only one token can be without a client name"},
 		{
-			"the same token for two clients", `{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"alice"},{"token":"{env.TOKEN_BOB}","client":"bob"}]}`,
+			"the same token for two clients",
+			`{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"alice"},{"token":"{env.TOKEN_BOB}","client":"bob"}]}`,
 			"clients alice and bob have the same token",
 		},
 		{
-			"the same token for a client and the one without", `{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"alice"},{"token":"{env.TOKEN_BOB}"}]}`,
+			"the same token for a client and the one without",
+			`{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"alice"},{"token":"{env.TOKEN_BOB}"}]}`,
 			"clients alice and default have the same token",
 		},
-		{"a client with a newline", `{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"hunter2\n"}]}`, "the name of the client contains control characters"},
-		{"a client that is a placeholder", `{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"{env.TOKEN_BOB}"}]}`, "a placeholder cannot name a client"},
-		{"a client that is too long", `{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"` + strings.Repeat("a", 257) + `"}]}`, "longer than 256"},
+		{"a client with a newline", `{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"hunter2\n"}]}`,
+			"the name of the client contains control characters"},
+		{"a client that is a placeholder", `{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"{env.TOKEN_BOB}"}]}`,
+			"the name of a client cannot be a placeholder"},
+		{"a client that is too long",
+			`{"tokens":[{"token":"{env.TOKEN_ALICE}","client":"` + strings.Repeat("a", 257) + `"}]}`, "longer than 256"},
 		{"a member that is not known", `{"tokens":[{"secret":"hunter2"}]}`, "unknown field"},
 	}
 	for _, tt := range configs {

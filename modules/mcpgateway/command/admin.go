@@ -23,7 +23,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway/adminapi"
 )
 
-// An adminClient talks to the admin API of the running Caddy, or of one in this process.
+// An adminClient uses the admin API of the running Caddy, or of Caddy in this process.
 type adminClient struct {
 	address, config, adapter, gateway string
 
@@ -34,16 +34,16 @@ func (c *adminClient) addFlags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&c.address, "address", "", "Address of the admin API")
 	cmd.Flags().StringVarP(&c.config, "config", "c", "", "Configuration file to read the admin address from")
 	cmd.Flags().StringVarP(&c.adapter, "adapter", "a", "", "Name of config adapter")
-	cmd.Flags().StringVar(&c.gateway, "gateway", "", "The name of the mcp_gateway, if there are several")
+	cmd.Flags().StringVar(&c.gateway, "gateway", "", "Name of the mcp_gateway, if there are several")
 }
 
-// serverPath returns where the API tells of a server.
+// serverPath returns the path of a server in the API.
 func serverPath(server string) string { return "/servers/" + url.PathEscape(server) }
 
-// errNotRunning says that no Caddy listens where its admin API is looked for.
+// errNotRunning means that no Caddy listens at the admin address.
 var errNotRunning = errors.New("no Caddy is running")
 
-// request makes a request to a path of the API, and reads the answer into a value, if there is one for it.
+// request sends a request to the API. It decodes the response into answer unless that is nil.
 func (c *adminClient) request(
 	ctx context.Context, method, path string, query url.Values, body string, answer any,
 ) error {
@@ -61,8 +61,8 @@ func (c *adminClient) request(
 	return nil
 }
 
-// open makes a request to a path of the API, which names the gateway in its query if it is given. An
-// error that the API answers with is an *[adminapi.Error].
+// open sends a request to the API, with the gateway of the flags in its query. An error response is
+// an *[adminapi.Error].
 func (c *adminClient) open(
 	ctx context.Context, method, path string, query url.Values, body string,
 ) (*http.Response, error) {
@@ -94,7 +94,7 @@ func (c *adminClient) open(
 	return res, nil
 }
 
-// dialer returns a client that reaches the API, and the origin that it has to send.
+// dialer returns an HTTP client for the API, and the Origin to send.
 func (c *adminClient) dialer() (_ *http.Client, origin string, err error) {
 	if c.private {
 		transport := &http.Transport{DialContext: pipenet.Dial, DisableKeepAlives: true}
@@ -102,7 +102,7 @@ func (c *adminClient) dialer() (_ *http.Client, origin string, err error) {
 	}
 	var config []byte
 	if c.config != "" {
-		if config, _, err = configfile.Load(c.config, c.adapter); err != nil { // Caddy would log that it reads it
+		if config, _, err = configfile.Load(c.config, c.adapter); err != nil { // without Caddy's log line
 			return nil, "", err
 		}
 	}
@@ -117,7 +117,7 @@ func (c *adminClient) dialer() (_ *http.Client, origin string, err error) {
 	origin = "http://" + address.JoinHostPort(0)
 	if address.IsUnixNetwork() {
 		origin = "http://127.0.0.1"
-		address.Host, _, _ = strings.Cut(address.Host, "|") // which divides it from permissions
+		address.Host, _, _ = strings.Cut(address.Host, "|") // permissions follow
 	}
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, address.Network, address.JoinHostPort(0))
@@ -125,18 +125,18 @@ func (c *adminClient) dialer() (_ *http.Client, origin string, err error) {
 	return &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}, origin, nil
 }
 
-// notRunning returns an error of a request, which is errNotRunning if there was no connection.
+// notRunning returns the error of a request. It wraps errNotRunning if there was no connection.
 func notRunning(err error) error {
 	if failed, ok := errors.AsType[*url.Error](err); ok {
 		err = failed.Err
 	}
 	if failed, ok := errors.AsType[*net.OpError](err); ok && failed.Op == "dial" {
-		return fmt.Errorf("%w: %w; --address or --config says where its admin API is", errNotRunning, err)
+		return fmt.Errorf("%w: %w; set --address or --config if its admin API is elsewhere", errNotRunning, err)
 	}
 	return fmt.Errorf("admin API: %w", err)
 }
 
-// readAdminError returns the error that the API has answered with.
+// readAdminError returns the error in a response of the API.
 func readAdminError(res *http.Response) error {
 	failure := &adminapi.Error{Status: res.StatusCode}
 	body, err := io.ReadAll(io.LimitReader(res.Body, adminapi.MaxBody))
@@ -150,10 +150,10 @@ func readAdminError(res *http.Response) error {
 	return failure
 }
 
-// errFailed makes a command exit with status 1. It has said why.
+// errFailed makes a command exit with status 1, after it has printed why.
 var errFailed = errors.New("failed")
 
-// run runs a command until it ends or is interrupted. A Caddy that the command has started ends with it.
+// run runs a command until it ends or is interrupted. If Caddy runs in this process, it ends, too.
 func (c *adminClient) run(cmd *cobra.Command, do func(context.Context) error) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

@@ -29,18 +29,18 @@ func newCallCommand() *cobra.Command {
 		Short: "Calls a tool, and prints the result as an agent gets it",
 		Long: `
 Calls a tool of the running gateway and prints its result: text as text, everything else as JSON.
-Masks apply as at mcp_path, so that one sees what an agent sees. With --raw it prints the result as
-the server has sent it, as JSON. Without --client no rules apply.
+Masks apply as at mcp_path, so you see what an agent sees. With --raw it prints the result as the
+server sent it, as JSON. Without --client no rules apply.
 
-Arguments have the types that the tool wants:
+Arguments are converted to the types in the schema of the tool:
 
-  lines=20         a number, a boolean, JSON or text, as the tool wants it
+  lines=20         a number, a boolean, JSON or text, by the schema
   lines:=20        JSON
   text=@notes.txt  the content of a file
   -                a JSON object on standard input
   --json '{...}'   a JSON object
 
-If the result is an error, it goes to standard error, and the exit status is 1.
+If the result is an error, it is printed on standard error, and the exit status is 1.
 
 If no Caddy is running, the command runs the gateway of the configuration file itself.`,
 		Args: cobra.MinimumNArgs(1),
@@ -62,19 +62,20 @@ If no Caddy is running, the command runs the gateway of the configuration file i
 				}
 				p := resultPrinter{
 					out: os.Stdout, escapeOut: isTerminal(os.Stdout),
-					complaints: os.Stderr, escapeComplaints: isTerminal(os.Stderr),
+					errOut: os.Stderr, escapeErrOut: isTerminal(os.Stderr),
 				}
 				return p.print(answer.Result, wanted.Raw)
 			})
 		},
 	}
 	admin.addFlags(cmd)
-	cmd.Flags().Lookup("config").Usage = "Configuration file with the admin address, which is run if no Caddy is running"
+	cmd.Flags().Lookup("config").Usage =
+		"Configuration file with the admin address; its gateway runs here if no Caddy is running"
 	cmd.Flags().StringVar(&object, "json", "", "Arguments as a JSON object")
-	cmd.Flags().BoolVar(&wanted.Raw, "raw", false, "Print the result as the server has sent it: not masked, not redacted")
+	cmd.Flags().BoolVar(&wanted.Raw, "raw", false, "Print the result as the server sent it: not masked, not redacted")
 	cmd.Flags().StringVar(&wanted.Client, "client", "", "The client whose rules apply. Default: none")
-	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "Print sizes and the time to standard error")
-	cmd.Flags().DurationVar(&timeout, "timeout", adminapi.DefaultTimeout, "How long the server may take to connect")
+	cmd.Flags().BoolVarP(&verbose, "verbose", "v", false, "Print sizes and the duration on standard error")
+	cmd.Flags().DurationVar(&timeout, "timeout", adminapi.DefaultTimeout, "How long to wait for the server to connect")
 	return cmd
 }
 
@@ -108,7 +109,7 @@ func readArguments(call *adminapi.ToolCall, args []string, object string, stdin 
 func readObject(call *adminapi.ToolCall, text []byte) error {
 	var all map[string]json.RawMessage
 	if err := json.Unmarshal(text, &all); err != nil || all == nil {
-		return errors.New("it is not a JSON object")
+		return errors.New("not a JSON object")
 	}
 	for name, value := range all {
 		if err := checkNew(call, name); err != nil {
@@ -124,7 +125,7 @@ func readPair(call *adminapi.ToolCall, arg string) error {
 	key, value, ok := strings.Cut(arg, "=")
 	key, isJSON := strings.CutSuffix(key, ":")
 	if !ok || key == "" {
-		return fmt.Errorf("%q is not an argument such as key=value, key:=json or key=@file", arg)
+		return fmt.Errorf("%q must be key=value, key:=json or key=@file", arg)
 	}
 	if err := checkNew(call, key); err != nil {
 		return err
@@ -147,16 +148,16 @@ func readPair(call *adminapi.ToolCall, arg string) error {
 	return nil
 }
 
-// checkNew refuses an argument that a call has already.
+// checkNew refuses a duplicate argument.
 func checkNew(call *adminapi.ToolCall, key string) error {
 	_, known := call.Arguments[key]
 	if _, text := call.Texts[key]; known || text {
-		return fmt.Errorf("%s: it is given twice", key)
+		return fmt.Errorf("%s is given twice", key)
 	}
 	return nil
 }
 
-// call has a tool called, and prints progress until there is an answer.
+// call calls a tool, and prints progress until the result arrives.
 func (c *adminClient) call(ctx context.Context, wanted *adminapi.ToolCall, progress io.Writer) (
 	*adminapi.CallReport, error,
 ) {
@@ -189,7 +190,7 @@ func (c *adminClient) call(ctx context.Context, wanted *adminapi.ToolCall, progr
 	}
 }
 
-// withCode returns an error of the API with its code.
+// withCode adds the code of an API error to its message.
 func withCode(err error) error {
 	if failure, ok := errors.AsType[*adminapi.Error](err); ok && failure.Code != "" {
 		return fmt.Errorf("%w (%s)", failure, printable(failure.Code))
@@ -197,7 +198,7 @@ func withCode(err error) error {
 	return err
 }
 
-// printProgress prints how far a call is.
+// printProgress prints a progress notification.
 func printProgress(w io.Writer, params json.RawMessage) {
 	var p struct {
 		Progress, Total json.Number
@@ -213,20 +214,20 @@ func printProgress(w io.Writer, params json.RawMessage) {
 	fmt.Fprintln(w, strings.TrimSpace("progress "+text+" "+printable(p.Message)))
 }
 
-// printSizes prints how large the result is, and how long it took.
+// printSizes prints the size of the result and the duration of the call.
 func printSizes(w io.Writer, r *adminapi.CallReport) {
 	fmt.Fprintf(w, "%s bytes from the server, %s after masking, %.2f s\n",
 		humanize.Comma(r.Received), humanize.Comma(int64(len(r.Result))), r.Seconds)
 }
 
-// A resultPrinter prints results of tools. On terminals, characters that control them are escaped.
+// A resultPrinter prints tool results. On terminals it escapes control characters.
 type resultPrinter struct {
-	out, complaints             io.Writer
-	escapeOut, escapeComplaints bool
+	out, errOut             io.Writer
+	escapeOut, escapeErrOut bool
 }
 
-// print prints a result: contents that are text as text, others as JSON. It returns errFailed for a
-// result that is an error, which it prints elsewhere.
+// print prints a result: text contents as text, others as JSON. It prints an error result to
+// complaints, and returns errFailed.
 func (p resultPrinter) print(raw json.RawMessage, asJSON bool) error {
 	var result struct {
 		Content    []json.RawMessage `json:"content"`
@@ -236,15 +237,15 @@ func (p resultPrinter) print(raw json.RawMessage, asJSON bool) error {
 	if err := json.Unmarshal(raw, &result); err != nil {
 		asJSON = true
 	}
-	to, escape := p.out, p.escapeOut
+	out, escape := p.out, p.escapeOut
 	if result.IsError {
-		to, escape = p.complaints, p.escapeComplaints
+		out, escape = p.errOut, p.escapeErrOut
 	}
 	line := func(text string) {
 		if escape {
 			text = printableLines(text)
 		}
-		fmt.Fprintln(to, strings.TrimSuffix(text, "\n"))
+		fmt.Fprintln(out, strings.TrimSuffix(text, "\n"))
 	}
 	switch {
 	case asJSON:
@@ -260,8 +261,8 @@ func (p resultPrinter) print(raw json.RawMessage, asJSON bool) error {
 	return nil
 }
 
-// contentTexts returns the contents of a result as they are printed. Structured content, which servers
-// repeat as text, is printed if there is no text.
+// contentTexts returns the contents of a result as they are printed. Structured content is printed
+// only if there is no text, because servers repeat it as text.
 func contentTexts(contents []json.RawMessage, structured json.RawMessage) (texts []string) {
 	hasText := false
 	for _, raw := range contents {

@@ -36,11 +36,11 @@ func TestReadArguments(t *testing.T) {
 		{"no pair", []string{"abc"}, "", "", "", nil, `"abc"`},
 		{"no key", []string{"=1"}, "", "", "", nil, `"=1"`},
 		{"no JSON", []string{"a:=x"}, "", "", "", nil, `a: "x" is not JSON`},
-		{"a file that is not there", []string{"a=@/no/such"}, "", "", "", nil, "a: open /no/such"},
-		{"one twice", []string{"a=1", "a:=2"}, "", "", "", nil, "a: it is given twice"},
-		{"an object that is none", nil, "[1]", "", "", nil, "--json: it is not a JSON object"},
-		{"null", nil, "null", "", "", nil, "--json: it is not a JSON object"},
-		{"standard input that is none", []string{"-"}, "", "x", "", nil, "standard input: it is not a JSON object"},
+		{"a missing file", []string{"a=@/no/such"}, "", "", "", nil, "a: open /no/such"},
+		{"one twice", []string{"a=1", "a:=2"}, "", "", "", nil, "a is given twice"},
+		{"JSON that is not an object", nil, "[1]", "", "", nil, "--json: not a JSON object"},
+		{"null", nil, "null", "", "", nil, "--json: not a JSON object"},
+		{"standard input that is not an object", []string{"-"}, "", "x", "", nil, "standard input: not a JSON object"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var call adminapi.ToolCall
@@ -69,19 +69,24 @@ func TestPrintResult(t *testing.T) {
 		{"text", `{"content":[{"type":"text","text":"a\n"},{"type":"text","text":"b"}]}`, false, false, "a\nb\n", ""},
 		{"a terminal", control, true, false, "a\tb\n" + `\x1b[2Jc\u009b\u202e` + "\n", ""},
 		{"a pipe", control, false, false, "a\tb\n\x1b[2Jc\u009b\u202e\n", ""},
-		{"an image", `{"content":[{"type":"image","data":"aaaa"}]}`, true, false, `{"type":"image","data":"aaaa"}` + "\n", ""},
-		{"structured content with its text", `{"content":[{"type":"text","text":"{}"}],"structuredContent":{}}`, false, false, "{}\n", ""},
+		{"an image", `{"content":[{"type":"image","data":"aaaa"}]}`, true, false, `{"type":"image","data":"aaaa"}` + "\n",
+			""},
+		{"structured content with its text", `{"content":[{"type":"text","text":"{}"}],"structuredContent":{}}`, false, false,
+			"{}\n", ""},
 		{"structured content alone", `{"content":[],"structuredContent":{"a":1}}`, false, false, `{"a":1}` + "\n", ""},
-		{"raw", `{"content":[{"type":"text","text":"a"}]}`, false, true, `{"content":[{"type":"text","text":"a"}]}` + "\n", ""},
+		{"raw", `{"content":[{"type":"text","text":"a"}]}`, false, true, `{"content":[{"type":"text","text":"a"}]}` + "\n",
+			""},
 		{"raw on a terminal", `{"content":"` + "\u009b" + `"}`, true, true, `{"content":"\u009b"}` + "\n", ""},
-		{"an error", `{"isError":true,"content":[{"type":"text","text":"no \u001bkey"}]}`, true, false, "", `no \x1bkey` + "\n"},
+		{"an error", `{"isError":true,"content":[{"type":"text","text":"no \u001bkey"}]}`, true, false, "",
+			`no \x1bkey` + "\n"},
 		{"nothing", `{"content":[]}`, false, false, "", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var out, complaints bytes.Buffer
-			p := resultPrinter{out: &out, complaints: &complaints, escapeOut: tt.terminal, escapeComplaints: tt.terminal}
+			p := resultPrinter{out: &out, errOut: &complaints, escapeOut: tt.terminal, escapeErrOut: tt.terminal}
 			err := p.print(json.RawMessage(tt.result), tt.raw)
-			if out.String() != tt.out || complaints.String() != tt.complaints || (err != nil) != strings.Contains(tt.result, "isError") {
+			if out.String() != tt.out || complaints.String() != tt.complaints ||
+				(err != nil) != strings.Contains(tt.result, "isError") {
 				t.Errorf("got %q, %q, %v", &out, &complaints, err)
 			}
 		})
@@ -99,7 +104,7 @@ func TestPrintable(t *testing.T) {
 	}
 }
 
-// Progress comes before the answer, and an error may come after it.
+// Progress comes before the result, and an error may follow it.
 func TestCallProgress(t *testing.T) {
 	answer := ""
 	admin := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -111,7 +116,8 @@ func TestCallProgress(t *testing.T) {
 	}))
 	defer admin.Close()
 	client := adminClient{address: admin.Listener.Addr().String()}
-	const progress = `{"progress":{"progress":3,"total":10,"message":"half\u001b"}}` + "\n" + `{"progress":{"progress":0.5}}` + "\n"
+	const progress = `{"progress":{"progress":3,"total":10,"message":"half\u001b"}}` + "\n" +
+		`{"progress":{"progress":0.5}}` + "\n"
 	for _, tt := range []struct{ name, answer, result, err string }{
 		{"a result", progress + `{"result":{"content":[]},"seconds":1}`, `{"content":[]}`, ""},
 		{"an error", progress + `{"error":"no \u001banswer","code":"timeout"}`, "", `no \x1banswer (timeout)`},
@@ -121,7 +127,8 @@ func TestCallProgress(t *testing.T) {
 			answer = tt.answer
 			var said bytes.Buffer
 			got, err := client.call(t.Context(), &adminapi.ToolCall{Tool: "a::b", Progress: true}, &said)
-			if tt.err == "" && (err != nil || string(got.Result) != tt.result) || tt.err != "" && (err == nil || err.Error() != tt.err) {
+			if tt.err == "" && (err != nil || string(got.Result) != tt.result) ||
+				tt.err != "" && (err == nil || err.Error() != tt.err) {
 				t.Errorf("got %+v, %v", got, err)
 			}
 			if said.String() != `progress 3/10 half\x1b`+"\nprogress 0.5\n" {

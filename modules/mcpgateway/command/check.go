@@ -32,17 +32,17 @@ func newCheckCommand() *cobra.Command {
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "check [<server>...]",
-		Short: "Connects to the servers of a gateway, and says which are up",
+		Short: "Connects to the servers of a gateway, and prints which are up",
 		Long: `
-Connects to every server, or to those that are named: starts child processes, shakes hands and
-asks for all lists. It prints a line for each server, and exits with status 0 if all are up,
-otherwise with status 1. If no server is named and mcp_store is set, the store has a line, too.
-Files of servers_from that cannot be used are on standard error, and change the status as well;
-so are notes on what of them is not taken over.
+Connects to every server, or to the servers that you name: it starts child processes, initializes
+the servers and requests all lists. It prints a line for each server. The exit status is 0 if all
+are up, and 1 otherwise. Without server names it also checks mcp_store, if one is configured. Files
+of servers_from that cannot be used are printed on standard error and set the status to 1. Notes on
+ignored settings of these files are printed there, too.
 
-It asks the running Caddy. With --config it runs the gateways of this file itself, without a port
-and without anything else of the configuration but mcp_store, and ends them; so it does with the
-Caddyfile in the current directory if no Caddy is running.`,
+It uses the running Caddy. With --config it runs the gateways of that file itself: without listening
+on the network, and without the rest of the configuration except mcp_store. If no Caddy is running,
+it does the same with the Caddyfile in the current directory.`,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			return admin.run(cmd, func(ctx context.Context) error {
 				if err := admin.reachForCheck(ctx); err != nil {
@@ -82,13 +82,13 @@ Caddyfile in the current directory if no Caddy is running.`,
 		},
 	}
 	admin.addFlags(cmd)
-	cmd.Flags().Lookup("config").Usage = "Configuration file whose gateways are checked, without a running Caddy"
-	cmd.Flags().BoolVar(&asJSON, "json", false, "Print JSON, when all servers are checked")
-	cmd.Flags().DurationVar(&timeout, "timeout", adminapi.DefaultTimeout, "How long a server may take")
+	cmd.Flags().Lookup("config").Usage = "Configuration file whose gateways to check, without a running Caddy"
+	cmd.Flags().BoolVar(&asJSON, "json", false, "Print JSON, after all servers are checked")
+	cmd.Flags().DurationVar(&timeout, "timeout", adminapi.DefaultTimeout, "How long to wait for a server")
 	return cmd
 }
 
-// reachForCheck finds the Caddy to ask: one of its own for a configuration file that is named.
+// reachForCheck runs the gateways of the --config file in this process, or else calls reach.
 func (c *adminClient) reachForCheck(ctx context.Context) error {
 	if c.config != "" {
 		return c.startPrivate(c.config)
@@ -96,10 +96,10 @@ func (c *adminClient) reachForCheck(ctx context.Context) error {
 	return c.reach(ctx)
 }
 
-// reach finds the Caddy to ask: the one that is running, or else one of its own for a configuration
-// file. It says so if that is not what one would expect.
+// reach finds the running Caddy. If there is none, it runs the gateways of the configuration file
+// in this process, and says so on standard error.
 func (c *adminClient) reach(ctx context.Context) error {
-	err, reason := errNotRunning, "it has no admin API"
+	err, reason := errNotRunning, "the admin API is disabled"
 	if !c.isAdminOff() {
 		reason = errNotRunning.Error()
 		err = c.request(ctx, http.MethodGet, "/servers", url.Values{}, "", nil)
@@ -115,7 +115,7 @@ func (c *adminClient) reach(ctx context.Context) error {
 	return c.startPrivate(c.config)
 }
 
-// isAdminOff reports whether the configuration file that is named has no admin API.
+// isAdminOff reports whether the --config file disables the admin API.
 func (c *adminClient) isAdminOff() bool {
 	if c.config == "" || c.address != "" {
 		return false
@@ -129,7 +129,8 @@ func (c *adminClient) isAdminOff() bool {
 	return err == nil && json.Unmarshal(config, &read) == nil && read.Admin.Disabled
 }
 
-// printFiles prints what is to say of the files of servers_from, and reports whether one is not used.
+// printFiles prints notes and errors of the files in servers_from, and reports whether one is not
+// used.
 func (c *adminClient) printFiles(ctx context.Context, w io.Writer) (refused bool, err error) {
 	var files []adminapi.FileStatus
 	if err := c.request(ctx, http.MethodGet, "/files", url.Values{}, "", &files); err != nil {
@@ -147,7 +148,7 @@ func (c *adminClient) printFiles(ctx context.Context, w io.Writer) (refused bool
 	return refused, nil
 }
 
-// chooseServers returns the servers of these names, or all.
+// chooseServers returns the servers with these names or aliases, or all.
 func (c *adminClient) chooseServers(ctx context.Context, names []string) ([]adminapi.ServerStatus, error) {
 	var all []adminapi.ServerStatus
 	if err := c.request(ctx, http.MethodGet, "/servers", url.Values{}, "", &all); err != nil {
@@ -172,13 +173,13 @@ func (c *adminClient) chooseServers(ctx context.Context, names []string) ([]admi
 			for _, s := range all {
 				known = append(known, s.Name)
 			}
-			return nil, fmt.Errorf("there is no server %q, but: %s", name, strings.Join(known, ", "))
+			return nil, fmt.Errorf("unknown server %q; the servers are %s", name, strings.Join(known, ", "))
 		}
 	}
 	return chosen, nil
 }
 
-// check has a server checked.
+// check checks a server.
 func (c *adminClient) check(ctx context.Context, s *adminapi.ServerStatus, timeout time.Duration) adminapi.ServerCheck {
 	found := adminapi.ServerCheck{Gateway: s.Gateway, Path: s.Path, Name: s.Name}
 	query := url.Values{"gateway": {cmp.Or(s.Gateway, s.Path)}}
@@ -193,7 +194,7 @@ func (c *adminClient) check(ctx context.Context, s *adminapi.ServerStatus, timeo
 	return found
 }
 
-// checkStore has the store that replicas share checked. It returns nil if there is none.
+// checkStore checks the shared store. It returns nil if there is none.
 func (c *adminClient) checkStore(ctx context.Context) (*mcpstore.Check, error) {
 	found := new(mcpstore.Check)
 	err := c.request(ctx, http.MethodPost, "/store/check", url.Values{}, "", found)
@@ -203,7 +204,7 @@ func (c *adminClient) checkStore(ctx context.Context) (*mcpstore.Check, error) {
 	return found, err
 }
 
-// allChecks returns all that was checked, the store first if there is one.
+// allChecks returns all checks, that of the store first.
 func allChecks(store *mcpstore.Check, servers []adminapi.ServerCheck) (all []any) {
 	if store != nil {
 		all = append(all, store)
@@ -214,27 +215,27 @@ func allChecks(store *mcpstore.Check, servers []adminapi.ServerCheck) (all []any
 	return all
 }
 
-// A checkRun checks servers, and prints what comes of it.
+// A checkRun checks servers and prints the results.
 type checkRun struct {
 	out, progress io.Writer
-	terminal      bool // progress is one, whose last line can be written again
-	quiet         bool // results are not printed
+	terminal      bool // progress is a terminal, whose last line can be overwritten
+	quiet         bool // do not print results
 	servers       []adminapi.ServerStatus
-	names         []string // as they are printed
-	width         int      // of the longest
+	names         []string // as printed
+	width         int      // of the longest name
 
-	mu      sync.Mutex
-	waiting map[int]time.Time       // since when, by the number of the server
-	results []*adminapi.ServerCheck // nil for those that are not known yet
-	printed []bool                  // which of them are
-	told    map[int]int             // for how many seconds that was said
-	dirty   bool                    // the last line of the terminal is progress
+	mu              sync.Mutex
+	waiting         map[int]time.Time       // start of running checks, by index of the server
+	results         []*adminapi.ServerCheck // nil while unknown
+	printed         []bool                  // results that are printed
+	reportedSeconds map[int]int             // seconds in the last progress line, by index
+	dirty           bool                    // the last line of the terminal is progress
 }
 
 func newCheckRun(out, progress io.Writer, terminal bool, servers []adminapi.ServerStatus) *checkRun {
 	r := &checkRun{
 		out: out, progress: progress, terminal: terminal, servers: servers,
-		waiting: map[int]time.Time{}, told: map[int]int{},
+		waiting: map[int]time.Time{}, reportedSeconds: map[int]int{},
 		results: make([]*adminapi.ServerCheck, len(servers)), printed: make([]bool, len(servers)),
 	}
 	gateways := map[[2]string]bool{}
@@ -252,10 +253,10 @@ func newCheckRun(out, progress io.Writer, terminal bool, servers []adminapi.Serv
 	return r
 }
 
-// maxChecks is how many servers are checked at a time.
+// maxChecks is how many servers are checked at the same time.
 const maxChecks = 16
 
-// all checks all servers, and returns what came of it in their order.
+// all checks all servers and returns the results in their order.
 func (r *checkRun) all(
 	ctx context.Context, check func(context.Context, *adminapi.ServerStatus) adminapi.ServerCheck,
 ) []adminapi.ServerCheck {
@@ -273,7 +274,7 @@ func (r *checkRun) all(
 	}
 	done := make(chan struct{})
 	var telling sync.WaitGroup
-	telling.Go(func() { r.tell(done) })
+	telling.Go(func() { r.reportProgress(done) })
 	running.Wait()
 	close(done)
 	telling.Wait()
@@ -286,7 +287,7 @@ func (r *checkRun) begin(i int) {
 	r.waiting[i] = time.Now()
 }
 
-// end notes what came of a check, and prints what is known, in the order of the servers.
+// end stores a result, and prints all results that are not preceded by an unknown one.
 func (r *checkRun) end(i int, result *adminapi.ServerCheck) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -298,7 +299,7 @@ func (r *checkRun) end(i int, result *adminapi.ServerCheck) {
 	}
 }
 
-// print prints what came of a check, once.
+// print prints a result, once.
 func (r *checkRun) print(i int) {
 	result := r.results[i]
 	if result == nil || r.printed[i] || r.quiet {
@@ -311,49 +312,48 @@ func (r *checkRun) print(i int) {
 	}
 }
 
-// printStore prints what came of the check of a store, if there is one.
+// printStore prints the check of the store, if there is one.
 func (r *checkRun) printStore(s *mcpstore.Check) {
 	if s == nil || r.quiet {
 		return
 	}
 	r.width = max(r.width, len(s.Name))
-	at := s.Engine
+	engine := s.Engine
 	if s.Address != "" {
-		at += " at " + printable(s.Address)
+		engine += " at " + printable(s.Address)
 	}
 	switch {
 	case s.Full:
-		fmt.Fprintf(r.out, "%-*s  up in %.1f ms, but full  %s\n", r.width, s.Name, 1000*s.Seconds, at)
+		fmt.Fprintf(r.out, "%-*s  up in %.1f ms, but full  %s\n", r.width, s.Name, 1000*s.Seconds, engine)
 	case s.Up:
-		fmt.Fprintf(r.out, "%-*s  up in %.1f ms  %s\n", r.width, s.Name, 1000*s.Seconds, at)
+		fmt.Fprintf(r.out, "%-*s  up in %.1f ms  %s\n", r.width, s.Name, 1000*s.Seconds, engine)
 	default:
-		fmt.Fprintf(r.out, "%-*s  down: %s (%s)\n", r.width, s.Name, printable(s.Error), at)
+		fmt.Fprintf(r.out, "%-*s  down: %s (%s)\n", r.width, s.Name, printable(s.Error), engine)
 	}
 }
 
-// tell says every second for what is waited.
-func (r *checkRun) tell(done <-chan struct{}) {
+// reportProgress prints progress every second.
+func (r *checkRun) reportProgress(done <-chan struct{}) {
 	ticker := time.NewTicker(time.Second)
 	defer ticker.Stop()
 	for {
 		select {
 		case now := <-ticker.C:
-			r.tellAt(now)
+			r.reportProgressAt(now)
 		case <-done:
 			return
 		}
 	}
 }
 
-// Progress is told after some time, and to others than terminals less often.
 const (
-	quietSeconds  = 2
-	secondsToTell = 10
+	quietSeconds    = 2  // no progress before
+	progressSeconds = 10 // between progress lines, except on a terminal
 )
 
-// tellAt names the servers that take long: on a terminal in one line, elsewhere in a line for each. It prints the results
-// that wait for theirs.
-func (r *checkRun) tellAt(now time.Time) {
+// reportProgressAt prints the servers that take long, on a terminal in one line, elsewhere in a line for
+// each. It also prints the results that wait for these servers.
+func (r *checkRun) reportProgressAt(now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var parts []string
@@ -368,8 +368,9 @@ func (r *checkRun) tellAt(now time.Time) {
 			does = "starting"
 		}
 		text := fmt.Sprintf("%s: %s for %d s", r.names[i], does, seconds)
-		if parts = append(parts, text); !r.terminal && seconds >= r.told[i]+secondsToTell {
-			r.told[i] = seconds - seconds%secondsToTell
+		parts = append(parts, text)
+		if !r.terminal && seconds >= r.reportedSeconds[i]+progressSeconds {
+			r.reportedSeconds[i] = seconds - seconds%progressSeconds
 			fmt.Fprintln(r.progress, text)
 		}
 	}
@@ -398,7 +399,7 @@ func (r *checkRun) clear() {
 	}
 }
 
-// checkText returns what came of a check in one line.
+// checkText returns a result in one line.
 func checkText(c *adminapi.ServerCheck) string {
 	switch {
 	case c.Up:
@@ -414,7 +415,7 @@ func checkText(c *adminapi.ServerCheck) string {
 	return text
 }
 
-// count returns a number with its unit, as wide as most of its column are.
+// count returns a number with its unit, aligned in its column.
 func count(width, n int, unit string) string {
 	s := "s"
 	if n == 1 {

@@ -12,7 +12,8 @@ import (
 )
 
 func TestPrintCheck(t *testing.T) {
-	servers := []adminapi.ServerStatus{{Name: "files", Command: "npx"}, {Name: "search"}, {Name: "linear"}, {Name: "a\x1bb"}}
+	servers := []adminapi.ServerStatus{{Name: "files", Command: "npx"}, {Name: "search"}, {Name: "linear"},
+		{Name: "a\x1bb"}}
 	results := map[string]adminapi.ServerCheck{
 		"files":  {Up: true, Seconds: 1.234, Tools: 14, Prompts: 1, Resources: 3, Tokens: 2310},
 		"search": {Code: "connect_error", Error: "connect: connection refused", URL: "http://127.0.0.1:3001/mcp"},
@@ -21,7 +22,8 @@ func TestPrintCheck(t *testing.T) {
 	}
 	var out bytes.Buffer
 	run := newCheckRun(&out, &out, false, servers)
-	got := run.all(t.Context(), func(_ context.Context, s *adminapi.ServerStatus) adminapi.ServerCheck { return results[s.Name] })
+	got := run.all(t.Context(),
+		func(_ context.Context, s *adminapi.ServerStatus) adminapi.ServerCheck { return results[s.Name] })
 	if len(got) != 4 || !got[0].Up || got[1].Code != "connect_error" {
 		t.Errorf("got %+v", got)
 	}
@@ -45,20 +47,22 @@ func TestCheckProgress(t *testing.T) {
 		terminal bool
 		want     string
 	}{
-		{"a terminal", true, "files: starting for 3 s, web: connecting for 3 s\r\x1b[Kfiles: starting for 11 s, web: connecting for 11 s" +
-			"\r\x1b[Kfiles: starting for 12 s, web: connecting for 12 s\r\x1b[Kfiles  down: y\nweb    down: x\n"},
-		{"a file", false, "files: starting for 11 s\nweb: connecting for 11 s\nfiles: starting for 20 s\nweb    down: x\nfiles  down: y\n"},
+		{"a terminal", true,
+			"files: starting for 3 s, web: connecting for 3 s\r\x1b[Kfiles: starting for 11 s, web: connecting for 11 s" +
+				"\r\x1b[Kfiles: starting for 12 s, web: connecting for 12 s\r\x1b[Kfiles  down: y\nweb    down: x\n"},
+		{"a file", false,
+			"files: starting for 11 s\nweb: connecting for 11 s\nfiles: starting for 20 s\nweb    down: x\nfiles  down: y\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var out bytes.Buffer
 			run := newCheckRun(&out, &out, tt.terminal, servers)
 			run.waiting[0], run.waiting[1] = began, began
 			for _, seconds := range []time.Duration{1, 2, 3, 11, 12} {
-				run.tellAt(began.Add(seconds * time.Second))
+				run.reportProgressAt(began.Add(seconds * time.Second))
 			}
 			run.end(1, &adminapi.ServerCheck{Error: "x"})
 			if !tt.terminal {
-				run.tellAt(began.Add(20 * time.Second))
+				run.reportProgressAt(began.Add(20 * time.Second))
 			}
 			run.end(0, &adminapi.ServerCheck{Error: "y"})
 			if out.String() != tt.want {
@@ -97,7 +101,8 @@ func TestPrintServers(t *testing.T) {
 }
 
 func TestPrivateConfig(t *testing.T) {
-	config := adapted(t, "{\nadmin :2019\nmetrics\n}\nlocalhost {\n"+gatewayOne+"}\nexample.com {\nmcp_gateway {\nname two\nmcp_path /two\nserver b {\nmcp_sample\n}\n}\n}\n:80 {\nfile_server\n}")
+	config := adapted(t, "{\nadmin :2019\nmetrics\n}\nlocalhost {\n"+gatewayOne+
+		"}\nexample.com {\nmcp_gateway {\nname two\nmcp_path /two\nserver b {\nmcp_sample\n}\n}\n}\n:80 {\nfile_server\n}")
 	for _, tt := range []struct {
 		name, gateway string
 		want          int

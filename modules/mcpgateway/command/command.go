@@ -1,5 +1,6 @@
-// Package command has the commands of mcp_gateway: mcp-stdio, mcp-health, and mcp with its subcommands.
-// They ask the admin API of a running Caddy, or run gateways of a configuration for themselves.
+// Package command implements the commands of mcp_gateway: mcp-stdio, mcp-health, and mcp with its
+// subcommands. They use the admin API of a running Caddy, or run the gateways of a configuration in
+// their own process.
 package command
 
 import (

@@ -20,10 +20,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpgateway"
 )
 
-// An object is one of JSON.
+// An object is a JSON object.
 type object = map[string]any
 
-// A wholeConfig is a configuration, as far as commands need it.
+// A wholeConfig is the part of a configuration that commands need.
 type wholeConfig struct {
 	Logging map[string]json.RawMessage `json:"logging"`
 	Storage json.RawMessage            `json:"storage"`
@@ -35,12 +35,12 @@ type wholeConfig struct {
 	} `json:"apps"`
 }
 
-// withOnly returns a configuration for this process alone, with some HTTP servers and what they share with
-// others.
+// withOnly returns a configuration for this process only, with these HTTP servers, the store and
+// the storage.
 func (w *wholeConfig) withOnly(servers, logging object) ([]byte, error) {
 	apps := object{
 		"http": object{"grace_period": "5s", "servers": servers},
-		// Every HTTP app has one, and it would tidy up what belongs to another process.
+		// Every HTTP app starts a TLS app, which would clean up the storage of the running Caddy.
 		"tls": object{"disable_storage_clean": true},
 	}
 	if w.Apps.Store != nil {
@@ -61,10 +61,10 @@ func (w *wholeConfig) withOnly(servers, logging object) ([]byte, error) {
 type configuredGateway struct {
 	mcpgateway.Handler
 	raw         json.RawMessage
-	namedRoutes json.RawMessage // of the HTTP server it stands in, which it may invoke
+	namedRoutes json.RawMessage // of its HTTP server; the gateway may invoke them
 }
 
-// site returns an HTTP server that has just the gateway, for this process alone.
+// site returns an HTTP server with only this gateway, for this process only.
 func (g *configuredGateway) site(address string) object {
 	site := object{
 		"listen":          []string{pipenet.Name + "/" + address},
@@ -100,27 +100,27 @@ func (w *wholeConfig) gateways() (found []*configuredGateway, err error) {
 			if len(g.Servers) == 0 && len(g.ServersFrom) == 0 {
 				return nil, errors.New("mcp_gateway needs at least one server")
 			}
-			// No other client can come in, so no secrets of clients are needed. Logins are
-			// encrypted with the session_key.
+			// No other client can connect, so auth is not needed. session_key is needed only to
+			// decrypt logins.
 			for _, member := range []string{"auth", "session_key"} {
 				if edit, ok := jsonspan.Remove(raw, member); ok && (member == "auth" || !g.hasLogin()) {
 					raw = jsonspan.Spliced(raw, edit)
 				}
 			}
 			g.raw = append([]byte(`{"handler":"mcp_gateway",`), raw[1:]...)
-			// The same gateway may stand in several sites.
+			// Several sites may contain the same gateway.
 			if !slices.ContainsFunc(found, func(other *configuredGateway) bool { return bytes.Equal(g.raw, other.raw) }) {
 				found = append(found, g)
 			}
 		}
 	}
 	if len(found) == 0 {
-		return nil, errors.New("there is no mcp_gateway; for the mcpServers JSON of a client, add --adapter mcp")
+		return nil, errors.New("no mcp_gateway configured; for the mcpServers JSON of a client, add --adapter mcp")
 	}
 	return found, nil
 }
 
-// chooseGateway returns the gateway of this name, or the only one.
+// chooseGateway returns the gateway with this name, or the only one.
 func (w *wholeConfig) chooseGateway(name string) (*configuredGateway, error) {
 	found, err := w.gateways()
 	if err != nil {
@@ -137,9 +137,9 @@ func (w *wholeConfig) chooseGateway(name string) (*configuredGateway, error) {
 	case len(found) == 0:
 		return nil, fmt.Errorf("no mcp_gateway has the name %q; the names are %s", name, strings.Join(names, ", "))
 	case len(found) > 1 && name != "":
-		return nil, fmt.Errorf("there are %d mcp_gateway with the name %q", len(found), name)
+		return nil, fmt.Errorf("%d mcp_gateway have the name %q", len(found), name)
 	case len(found) > 1:
-		return nil, fmt.Errorf("there are several mcp_gateway; --gateway names one of: %s", strings.Join(names, ", "))
+		return nil, fmt.Errorf("several mcp_gateway configured; set --gateway to one of: %s", strings.Join(names, ", "))
 	}
 	return found[0], nil
 }
@@ -149,13 +149,13 @@ func (g *configuredGateway) hasLogin() bool {
 	return slices.ContainsFunc(g.Servers, func(s *mcpgateway.Server) bool { return s != nil && s.OAuth != nil })
 }
 
-// publish sets where browsers reach the gateway.
+// publish sets the public URL.
 func (g *configuredGateway) publish(address string) {
 	g.raw = jsonspan.Spliced(g.raw, jsonspan.Insert(g.raw, slices.Concat([]byte(`"public_url":`), jsonrpc.Quote(address))))
 }
 
-// knows reports whether there are rules for a client, if one is named.
-func (g *configuredGateway) knows(client string) error {
+// checkClient returns an error if a client is named that has no rules.
+func (g *configuredGateway) checkClient(client string) error {
 	if client == "" || g.HasRules(client) {
 		return nil
 	}
@@ -168,7 +168,7 @@ func (g *configuredGateway) knows(client string) error {
 	return unknownName("client", client, names)
 }
 
-// path returns where the gateway serves all its servers, or this one.
+// path returns the path of the gateway, or of one of its servers.
 func (g *configuredGateway) path(server string) (string, error) {
 	path := strings.TrimSuffix((&url.URL{Path: cmp.Or(g.MCPPath, "/mcp")}).EscapedPath(), "/")
 	if server == "" {
@@ -186,7 +186,7 @@ func (g *configuredGateway) path(server string) (string, error) {
 	return "", unknownName("server", server, names)
 }
 
-// unknownName returns the error about a client or server that a gateway does not have.
+// unknownName is the error that a gateway does not have a client or server.
 func unknownName(kind, name string, known []string) error {
 	if len(known) == 0 {
 		return fmt.Errorf("mcp_gateway has no %s %q; it has no %ss", kind, name, kind)

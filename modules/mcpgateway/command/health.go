@@ -19,18 +19,17 @@ func init() {
 	caddycmd.RegisterCommand(caddycmd.Command{
 		Name:  "mcp-health",
 		Usage: "[--config <path> [--adapter <name>]] [--address <interface>]",
-		Short: "Asks the running Caddy whether it serves an mcp_gateway",
+		Short: "Checks that the running Caddy serves an mcp_gateway",
 		Long: `
-Asks the admin API of the Caddy that is running for the servers of its gateways.
-Prints the state of each, with its last error if it is not healthy, and exits with
-status 0. If Caddy does not answer, or has no gateway, it exits with status 1. The
-state of the servers does not change the status: restarting the gateway would not
-help them.
+Prints the state of each server of the running gateways, with its last error if it
+is not healthy, and exits with status 0. If Caddy does not respond, or has no
+gateway, it exits with status 1. The state of the servers does not change the
+status, because restarting the gateway would not help them.
 
-It is for health checks of containers, which have neither a shell nor curl.
+It is meant for health checks of containers that have neither a shell nor curl.
 
-The admin API is at its default address unless --address gives another, or the
-configuration that --config names.`,
+It uses the admin API at its default address, at --address, or at the address in
+the configuration file of --config.`,
 		Flags: func() *flag.FlagSet {
 			flags := flag.NewFlagSet("mcp-health", flag.ExitOnError)
 			flags.String("config", "", "Configuration file to read the admin address from")
@@ -43,7 +42,8 @@ configuration that --config names.`,
 }
 
 func checkHealth(flags caddycmd.Flags) (int, error) {
-	address, err := caddycmd.DetermineAdminAPIAddress(flags.String("address"), nil, flags.String("config"), flags.String("adapter"))
+	address, err := caddycmd.DetermineAdminAPIAddress(
+		flags.String("address"), nil, flags.String("config"), flags.String("adapter"))
 	if err == nil {
 		err = printHealth(os.Stdout, address)
 	}
@@ -53,7 +53,7 @@ func checkHealth(flags caddycmd.Flags) (int, error) {
 	return caddy.ExitCodeSuccess, nil
 }
 
-// printHealth asks the admin API at an address for all servers.
+// printHealth prints the state of all servers, from the admin API at an address.
 func printHealth(w io.Writer, address string) error {
 	res, err := caddycmd.AdminAPIRequest(address, http.MethodGet, "/mcp_gateway/servers", nil, nil)
 	if err != nil {

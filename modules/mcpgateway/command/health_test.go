@@ -16,8 +16,10 @@ func TestCommandHealth(t *testing.T) {
 		want    string
 		wantErr string
 	}{
-		{"a gateway", 200, `[{"name":"a","state":"unhealthy"},{"name":"b","state":"healthy"}]`, "a unhealthy\nb healthy\n", ""},
-		{"a last error", 200, `[{"name":"a","state":"unhealthy","last_error":"no\u001b[2J"},{"name":"b","state":"healthy","last_error":"no"}]`,
+		{"a gateway", 200, `[{"name":"a","state":"unhealthy"},{"name":"b","state":"healthy"}]`, "a unhealthy\nb healthy\n",
+			""},
+		{"a last error", 200,
+			`[{"name":"a","state":"unhealthy","last_error":"no\u001b[2J"},{"name":"b","state":"healthy","last_error":"no"}]`,
 			"a unhealthy: no\\x1b[2J\nb healthy\n", ""},
 		{"no gateway", 200, `[]`, "", "no mcp_gateway is running"},
 		{"not the admin API of a gateway", 404, `not found`, "", "HTTP 404"},

@@ -19,12 +19,12 @@ func newImportCommand() *cobra.Command {
 		Short: "Prints a Caddyfile with the servers of an MCP client",
 		Long: `
 Reads the JSON file in which an MCP client lists its servers, such as .mcp.json or
-claude_desktop_config.json, and prints a Caddyfile with an mcp_gateway of them. With -
+claude_desktop_config.json, and prints a Caddyfile with an mcp_gateway for them. With -
 it reads standard input.
 
-Comments at the top, which also go to standard error, tell what could not be taken
-over. Texts that look like secrets are not printed: variables of the environment take
-their place, and comments name them. --secrets prints them.`,
+Comments at the top list the settings that could not be imported. They also go to
+standard error. Texts that look like secrets are replaced by environment variables,
+which the comments name. --secrets prints the secrets instead.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if args[0] == "-" {
@@ -39,7 +39,7 @@ their place, and comments name them. --secrets prints them.`,
 		},
 	}
 	cmd.Flags().StringVar(&name, "name", "", "The name of the mcp_gateway")
-	cmd.Flags().BoolVar(&secrets, "secrets", false, "Print secrets of the file")
+	cmd.Flags().BoolVar(&secrets, "secrets", false, "Print the secrets in the file")
 	return cmd
 }
 
@@ -49,8 +49,8 @@ func importServers(out, notes io.Writer, in io.Reader, path, gateway string, sec
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	caddyfile, told, err := mcpgateway.ImportServers(content, path, gateway, secrets)
-	for _, note := range told {
+	caddyfile, texts, err := mcpgateway.ImportServers(content, path, gateway, secrets)
+	for _, note := range texts {
 		fmt.Fprintln(notes, note)
 	}
 	if err != nil {

@@ -10,8 +10,10 @@ import (
 func TestImportServers(t *testing.T) {
 	for _, tt := range []struct{ name, text, out, notes, err string }{
 		{"a server", `{"mcpServers":{"a":{"url":"https://x.test/mcp"}}}`, "server a https://x.test/mcp\n", "", ""},
-		{"a secret", `{"mcpServers":{"a":{"command":"a","env":{"API_KEY":"s3cret-0123456789"}}}}`, "server a stdio a {\n", "set API_KEY to the value in the file", ""},
-		{"a server that is left out", `{"mcpServers":{"a":{"command":"a","tools":1}}}`, "", "mcp.json:1: a: left out", "there is no server to import"},
+		{"a secret", `{"mcpServers":{"a":{"command":"a","env":{"API_KEY":"s3cret-0123456789"}}}}`, "server a stdio a {\n",
+			"set API_KEY to the value in the file", ""},
+		{"a server that is left out", `{"mcpServers":{"a":{"command":"a","tools":1}}}`, "", "mcp.json:1: a: left out",
+			"no servers to import"},
 		{"no JSON", `{`, "", "", "mcp.json:1: not JSON"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -24,9 +24,9 @@ func newLoginCommand() *cobra.Command {
 		Use:   "login <server>",
 		Short: "Logs the gateway in to a server with oauth",
 		Long: `
-Prints the address to log in at, and waits until that is done. All clients of the
-gateway use this login. It needs the admin API of the running Caddy, and a browser that
-reaches the gateway: at its public_url, or on this machine.`,
+Prints the URL of the login page, and waits until you have logged in. All clients of
+the gateway use this login. It needs the admin API of the running Caddy, and a browser
+that reaches the gateway: at its public_url, or on this machine.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -43,7 +43,7 @@ func newLogoutCommand() *cobra.Command {
 	var client string
 	cmd := &cobra.Command{
 		Use:   "logout <server>",
-		Short: "Ends the login of the gateway, or of one of its clients, at a server",
+		Short: "Ends the login of the gateway, or of one of its clients, to a server",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			body := ""
@@ -63,11 +63,11 @@ func newLogoutCommand() *cobra.Command {
 		},
 	}
 	admin.addFlags(cmd)
-	cmd.Flags().StringVar(&client, "client", "", "The client whose login ends, with oauth per_client")
+	cmd.Flags().StringVar(&client, "client", "", "The client whose login to end, with oauth per_client")
 	return cmd
 }
 
-// logIn prints where to log in to a server, and waits until that is done.
+// logIn prints the URL to log in to a server, and waits for the login.
 func (c *adminClient) logIn(ctx context.Context, w io.Writer, server string) error {
 	ticker := time.NewTicker(time.Second)
 	defer ticker.Stop()
@@ -78,15 +78,15 @@ func (c *adminClient) logIn(ctx context.Context, w io.Writer, server string) err
 		}
 		switch {
 		case status.Login == nil:
-			return fmt.Errorf("the server %q has no oauth in its configuration", server)
+			return fmt.Errorf("server %q has no oauth", server)
 		case status.Login.State == "logged_in" && shown:
 			fmt.Fprintln(w, "logged in to", server)
 			return nil
 		case status.Login.State == "logged_in":
-			fmt.Fprintf(w, "%s is logged in already; caddy mcp logout %s ends that\n", server, server)
+			fmt.Fprintf(w, "already logged in to %s; caddy mcp logout %s ends the login\n", server, server)
 			return nil
 		case status.LoginURL == "":
-			return fmt.Errorf("the operator does not log in to %q: its oauth is %s", server, status.Login.State)
+			return fmt.Errorf("server %q needs no login by the operator: its oauth is %s", server, status.Login.State)
 		case !shown:
 			fmt.Fprintf(w, "Open this address to log in to %s:\n\n  %s\n\nwaiting for the login\n", server, status.LoginURL)
 			shown = true

@@ -25,11 +25,12 @@ func newServersCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "servers",
-		Short: "Lists the servers of the running gateway, and how they are",
+		Short: "Lists the servers of the running gateway and their state",
 		Long: `
 Prints a line for each server of the running gateways: its name, its URL or command, its
-state, the number of its tools if that is known, how often its child processes were restarted,
-since when it is in this state, and its last error. Servers are not asked; caddy mcp check does.
+state, the number of its tools if known, the number of restarts of its child processes, the time
+of the last change of state, and its last error. It does not contact the servers; caddy mcp check
+does.
 
 It needs the admin API of the running Caddy.`,
 		Args: cobra.NoArgs,
@@ -44,7 +45,7 @@ It needs the admin API of the running Caddy.`,
 				}
 				printServers(os.Stdout, all, time.Now())
 				if slices.ContainsFunc(all, untried) {
-					fmt.Fprintln(os.Stderr, "idle and unknown servers were not tried yet; caddy mcp check tries them")
+					fmt.Fprintln(os.Stderr, "idle and unknown servers have not been used yet; caddy mcp check connects to them")
 				}
 				_, err := admin.printFiles(ctx, os.Stderr)
 				return err
@@ -68,7 +69,7 @@ func printServers(w io.Writer, all []adminapi.ServerStatus, now time.Time) {
 		}
 		rows = append(rows, []string{
 			cmp.Or(s.Gateway, s.Path), s.Name, kindOf(&s), stateName(&s), tools, strconv.Itoa(s.Restarts),
-			ageOf(&s, now), complaint(&s),
+			ageOf(&s, now), problemOf(&s),
 		})
 	}
 	numbers := []int{4, 5}
@@ -81,12 +82,12 @@ func printServers(w io.Writer, all []adminapi.ServerStatus, now time.Time) {
 	printTable(w, rows, numbers...)
 }
 
-// untried reports whether it is not known if a server can be used.
+// untried reports whether the server has not been used yet.
 func untried(s adminapi.ServerStatus) bool {
 	return s.State == adminapi.StateUnknown && s.LastError == ""
 }
 
-// kindOf returns what a server is.
+// kindOf returns the URL or command of a server.
 func kindOf(s *adminapi.ServerStatus) string { return cmp.Or(s.URL, s.Command, "handlers") }
 
 // stateName returns the state of a server, or of its child process if only that is known.
@@ -97,7 +98,7 @@ func stateName(s *adminapi.ServerStatus) string {
 	return s.State
 }
 
-// ageOf returns since when a server is in its state; "-" if that is not known.
+// ageOf returns how long ago the state of a server changed, or "-".
 func ageOf(s *adminapi.ServerStatus, now time.Time) string {
 	since := s.Since
 	for _, c := range s.Children {
@@ -111,18 +112,18 @@ func ageOf(s *adminapi.ServerStatus, now time.Time) string {
 	return shortDuration(now.Sub(since)) + " ago"
 }
 
-// complaint returns why a server cannot be used, in one line.
-func complaint(s *adminapi.ServerStatus) string {
+// problemOf returns why a server is unavailable, in one line.
+func problemOf(s *adminapi.ServerStatus) string {
 	if s.LoginURL != "" {
 		return loginHint(s.Name)
 	}
 	return s.LastError
 }
 
-// loginHint says how to log in to a server.
+// loginHint is the message that a server requires a login.
 func loginHint(server string) string { return "login required: caddy mcp login " + server }
 
-// shortDuration returns a duration in its largest unit.
+// shortDuration formats a duration in its largest unit.
 func shortDuration(d time.Duration) string {
 	switch d = max(0, d); {
 	case d < time.Minute:
@@ -135,7 +136,7 @@ func shortDuration(d time.Duration) string {
 	return fmt.Sprintf("%dd", d/(24*time.Hour))
 }
 
-// printTable prints rows in aligned columns. Those with these indexes are numbers, others texts.
+// printTable prints rows in aligned columns. The columns with these indexes are numbers.
 func printTable(w io.Writer, rows [][]string, numbers ...int) {
 	var widths []int
 	for _, row := range rows {
@@ -163,7 +164,7 @@ func printTable(w io.Writer, rows [][]string, numbers ...int) {
 	}
 }
 
-// printJSON prints a value for programs.
+// printJSON prints a value as indented JSON.
 func printJSON(w io.Writer, value any) error {
 	encoder := json.NewEncoder(w)
 	encoder.SetEscapeHTML(false)

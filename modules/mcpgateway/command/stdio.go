@@ -33,25 +33,24 @@ func init() {
 		Short: "Serves an mcp_gateway on standard input and output",
 		Long: `
 Serves an mcp_gateway of a configuration to one client, on standard input and
-output: for clients that start MCP servers as processes. Nothing else of the
-configuration runs but mcp_store, and nothing listens on the network. Only for
-servers with oauth, the pages to log in have an address on this machine. Handlers
-in front of the gateway do not run: the client is the process that has started
-this one.
+output. It is for clients that start MCP servers as processes. Of the rest of the
+configuration only mcp_store runs, and nothing listens on the network, except that
+servers with oauth have their login pages at an address of this machine. Handlers in
+front of the gateway do not run.
 
-The configuration is the Caddyfile in the current directory unless --config names
-another. With several gateways, --gateway chooses the one of this name. With
---server it is one of its servers alone, as below mcp_path. No credentials are
-needed, and no rules apply, unless --client names the client to be treated as.
+The configuration is the Caddyfile in the current directory, or the file of
+--config. If it has several gateways, --gateway selects one by name. --server serves
+only one of its servers, as below mcp_path. The client needs no credentials, and no
+rules apply, unless --client names the client whose rules to apply.
 
-Logs go to standard error, wherever the configuration has them go. It ends when its
-input does, and its child processes with it.`,
+Logs go to standard error, whatever the configuration says. The command and its child
+processes end when standard input ends.`,
 		Flags: func() *flag.FlagSet {
 			flags := flag.NewFlagSet("mcp-stdio", flag.ExitOnError)
 			flags.String("config", "", "Configuration file")
 			flags.String("adapter", "", "Name of config adapter")
-			flags.String("gateway", "", "The name of the mcp_gateway to serve")
-			flags.String("server", "", "The one server of it to serve")
+			flags.String("gateway", "", "Name of the mcp_gateway to serve")
+			flags.String("server", "", "Serve only this server of the gateway")
 			flags.String("client", "", "The client whose rules apply")
 			return flags
 		}(),
@@ -60,7 +59,7 @@ input does, and its child processes with it.`,
 }
 
 func serveStdio(flags caddycmd.Flags) (int, error) {
-	// Whatever else in the process believes that it may print must not.
+	// Only the bridge may write to standard output.
 	stdout := os.Stdout
 	os.Stdout = os.Stderr
 
@@ -69,7 +68,7 @@ func serveStdio(flags caddycmd.Flags) (int, error) {
 	case err != nil:
 		return caddy.ExitCodeFailedStartup, err
 	case config == nil:
-		return caddy.ExitCodeFailedStartup, errors.New("there is no Caddyfile in the current directory; --config names another file")
+		return caddy.ExitCodeFailedStartup, errors.New("no Caddyfile in the current directory; set --config")
 	}
 	config, path, err := stdioConfig(config, flags.String("gateway"), flags.String("server"), flags.String("client"))
 	if err != nil {
@@ -80,8 +79,7 @@ func serveStdio(flags caddycmd.Flags) (int, error) {
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	// A client that has gone is an error of writing, not the death of this process
-	// before its children.
+	// If the client disappears, SIGPIPE must not kill this process before its children.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	if err := caddy.Load(config, true); err != nil {
 		return caddy.ExitCodeFailedStartup, fmt.Errorf("%s: %w", file, err)
@@ -93,7 +91,7 @@ func serveStdio(flags caddycmd.Flags) (int, error) {
 	return exitStdio()
 }
 
-// bridgeStdio connects two streams with the gateway that runs.
+// bridgeStdio connects in and out to the gateway in this process.
 func bridgeStdio(ctx context.Context, path string, in io.Reader, out io.Writer) error {
 	transport := &http.Transport{DialContext: pipenet.Dial, DisableCompression: true, MaxIdleConnsPerHost: 16}
 	defer transport.CloseIdleConnections()
@@ -106,22 +104,22 @@ func bridgeStdio(ctx context.Context, path string, in io.Reader, out io.Writer) 
 	return b.Run(ctx, in, out)
 }
 
-// exitStdio has Caddy exit in its own way, in which child processes are waited for.
-// That can only be asked of its admin API.
+// exitStdio makes Caddy exit as usual, so that it waits for child processes. Only its admin API can
+// do that.
 func exitStdio() (int, error) {
 	client := &http.Client{Transport: &http.Transport{DialContext: pipenet.Dial, DisableKeepAlives: true}}
 	res, err := client.Post("http://"+pipenet.AdminHost+"/stop", "", nil)
 	if err == nil {
 		res.Body.Close()
 		if res.StatusCode == http.StatusOK {
-			select {} // it exits by itself
+			select {} // until Caddy exits
 		}
 		err = fmt.Errorf("status %d", res.StatusCode)
 	}
 	return caddy.ExitCodeFailedQuit, errors.Join(fmt.Errorf("stop: %w", err), caddy.Stop())
 }
 
-// freeLoopbackAddress returns an address of this machine that is free.
+// freeLoopbackAddress returns a free address of this machine.
 func freeLoopbackAddress() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -130,8 +128,8 @@ func freeLoopbackAddress() (string, error) {
 	return l.Addr().String(), l.Close()
 }
 
-// stdioConfig makes of a configuration one that serves just a gateway of it, or just
-// one server of that, to this process. It also returns the path it is served at.
+// stdioConfig reduces a configuration to one gateway, for this process only. It returns the path of
+// the gateway, or of one of its servers.
 func stdioConfig(config []byte, gateway, server, client string) (made []byte, path string, err error) {
 	var whole wholeConfig
 	if err := json.Unmarshal(config, &whole); err != nil {
@@ -151,7 +149,7 @@ func stdioConfig(config []byte, gateway, server, client string) (made []byte, pa
 	if err != nil {
 		return nil, "", err
 	}
-	if err := chosen.knows(client); err != nil {
+	if err := chosen.checkClient(client); err != nil {
 		return nil, "", err
 	}
 	logging, err := stdioLogging(whole.Logging)
@@ -161,7 +159,7 @@ func stdioConfig(config []byte, gateway, server, client string) (made []byte, pa
 	site := chosen.site(pipenet.Host)
 	servers := object{"mcp_stdio": site}
 	if chosen.hasLogin() && chosen.PublicURL == "" {
-		// People log in with a browser, which needs an address.
+		// Browsers need an address for the login pages.
 		address, err := freeLoopbackAddress()
 		if err != nil {
 			return nil, "", err
@@ -178,8 +176,8 @@ func stdioConfig(config []byte, gateway, server, client string) (made []byte, pa
 	return made, path, err
 }
 
-// stdioLogging has all logs go to standard error, but for those that go nowhere. The admin endpoint,
-// which is not on the network here, is in none of them.
+// stdioLogging redirects all logs to standard error, except those that are discarded. It excludes
+// the admin endpoint, which is not on the network here.
 func stdioLogging(logging map[string]json.RawMessage) (map[string]any, error) {
 	made := map[string]any{"logs": map[string]any{"default": map[string]any{"exclude": []string{adminLogger}}}}
 	for name, raw := range logging {
@@ -213,7 +211,7 @@ func stdioLogging(logging map[string]json.RawMessage) (map[string]any, error) {
 // adminLogger is the logger of Caddy's admin endpoint.
 const adminLogger = "admin"
 
-// withoutAdmin leaves the admin endpoint out of a log that takes everything.
+// withoutAdmin excludes the admin endpoint from a log without an include list.
 func withoutAdmin(log map[string]json.RawMessage) error {
 	if log["include"] != nil {
 		return nil

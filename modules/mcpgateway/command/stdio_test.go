@@ -28,7 +28,8 @@ func adapted(t *testing.T, caddyfile string) []byte {
 }
 
 const (
-	gatewayOne = "mcp_gateway {\n name one\n server sample {\n alias other\n mcp_sample\n }\n server second {\n mcp_sample\n }\n}\n"
+	gatewayOne = "mcp_gateway {\n name one\n server sample {\n alias other\n mcp_sample\n }\n server second {\n " +
+		"mcp_sample\n }\n}\n"
 	gatewayTwo = "mcp_gateway {\n name two\n mcp_path /x/y\n server sample {\n mcp_sample\n }\n}\n"
 )
 
@@ -46,9 +47,11 @@ func TestStdioConfig(t *testing.T) { // A42
 		{"the same one in two sites", ":80 {\n" + gatewayOne + "}\n:81 {\n" + gatewayOne + "}", "", "", "/mcp", ""},
 		{"one server", ":80 {\n" + gatewayTwo + "}", "", "sample", "/x/y/sample", ""},
 		{"one server by an alias", ":80 {\n" + gatewayOne + "}", "one", "other", "/mcp/other", ""},
-		{"none", ":80 {\nrespond hello\n}", "", "", "", "there is no mcp_gateway"},
-		{"several", ":80 {\n" + gatewayOne + "}\n:81 {\n" + gatewayTwo + "}", "", "", "", "--gateway names one of: one, two"},
-		{"an unknown name", ":80 {\n" + gatewayOne + "}", "three", "", "", `no mcp_gateway has the name "three"; the names are one`},
+		{"none", ":80 {\nrespond hello\n}", "", "", "", "no mcp_gateway configured"},
+		{"several", ":80 {\n" + gatewayOne + "}\n:81 {\n" + gatewayTwo + "}", "", "", "",
+			"set --gateway to one of: one, two"},
+		{"an unknown name", ":80 {\n" + gatewayOne + "}", "three", "", "",
+			`no mcp_gateway has the name "three"; the names are one`},
 		{"an unknown server", ":80 {\n" + gatewayOne + "}", "", "third", "", `no server "third"; it has sample, second`},
 	}
 	for _, tt := range tests {
@@ -106,7 +109,7 @@ func TestStdioConfigListensNowhere(t *testing.T) {
 	}
 }
 
-// People log in to servers with a browser, which needs an address. Nothing else is served there.
+// Browsers need an address for the login pages. Nothing else is served there.
 func TestStdioHasAnAddressForLogins(t *testing.T) {
 	const oauth = "session_key {$KEY:0123456789abcdef0123456789abcdef}\nserver a https://a.example.com/mcp {\noauth\n}\n"
 	for _, tt := range []struct {
@@ -165,13 +168,14 @@ func TestStdioHasAnAddressForLogins(t *testing.T) {
 }
 
 func TestStdioKnowsItsClients(t *testing.T) { // A42, A57
-	const caddyfile = ":80 {\nmcp_gateway {\nserver sample http://127.0.0.1:1\nclient cline {\nmatch line\ndeny sample::*\n}\n%s}\n}"
+	const caddyfile = ":80 {\nmcp_gateway {\nserver sample http://127.0.0.1:1\nclient cline {\nmatch line\ndeny " +
+		"sample::*\n}\n%s}\n}"
 	for _, tt := range []struct{ name, client, more, err string }{
-		{"nobody in particular", "", "", ""},
+		{"no client", "", "", ""},
 		{"a client", "cline", "", ""},
 		{"a client by another name", "line", "", ""},
-		{"a client that there is not", "clnie", "", `no client "clnie"; it has cline`},
-		{"one of others", "clnie", "client c* {\ndeny sample::x\n}\n", ""},
+		{"an unknown client", "clnie", "", `no client "clnie"; it has cline`},
+		{"a client that matches a pattern", "clnie", "client c* {\ndeny sample::x\n}\n", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, _, err := stdioConfig(adapted(t, fmt.Sprintf(caddyfile, tt.more)), "", "", tt.client)
@@ -187,7 +191,8 @@ func TestStdioNeedsNoSecrets(t *testing.T) { // A42
 		"auth token {env.STDIO_NOT_SET} ann\n", "client ann {\ntoken {env.STDIO_NOT_SET}\n}\n",
 		"auth hmac {\nclient ann {env.STDIO_NOT_SET}\n}\n", "session_key {env.STDIO_NOT_SET}\n",
 	} {
-		config, _, err := stdioConfig(adapted(t, ":80 {\nmcp_gateway {\n"+text+"server sample {\nmcp_sample\n}\n}\n}"), "", "", "")
+		config, _, err := stdioConfig(adapted(t, ":80 {\nmcp_gateway {\n"+text+"server sample {\nmcp_sample\n}\n}\n}"), "",
+			"", "")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -205,15 +210,19 @@ func TestStdioLogging(t *testing.T) { // A42
 		want      string
 	}{
 		{"none", site, `{"logs":{"default":{"exclude":["admin"]}}}`},
-		{"a level", "{\ndebug\n}" + site, `{"logs":{"default":{"exclude":["admin"],"level":"DEBUG","writer":{"output":"stderr"}}}}`},
+		{"a level", "{\ndebug\n}" + site,
+			`{"logs":{"default":{"exclude":["admin"],"level":"DEBUG","writer":{"output":"stderr"}}}}`},
 		{"stdout", "{\nlog {\noutput stdout\nformat json\nlevel WARN\n}\n}" + site,
-			`{"logs":{"default":{"encoder":{"format":"json"},"exclude":["admin"],"level":"WARN","writer":{"output":"stderr"}}}}`},
-		{"a file", "{\nlog {\noutput file /var/log/x\n}\n}" + site, `{"logs":{"default":{"exclude":["admin"],"writer":{"output":"stderr"}}}}`},
+			`{"logs":{"default":{"encoder":{"format":"json"},"exclude":["admin"],"level":"WARN",` +
+				`"writer":{"output":"stderr"}}}}`},
+		{"a file", "{\nlog {\noutput file /var/log/x\n}\n}" + site,
+			`{"logs":{"default":{"exclude":["admin"],"writer":{"output":"stderr"}}}}`},
 		{"all but one logger", "{\nlog {\nexclude http.log\n}\n}" + site,
 			`{"logs":{"default":{"exclude":["http.log","admin"],"writer":{"output":"stderr"}}}}`},
 		{"one logger", "{\nlog {\ninclude http.log\n}\n}" + site,
 			`{"logs":{"default":{"include":["http.log"],"writer":{"output":"stderr"}}}}`},
-		{"nowhere", "{\nlog {\noutput discard\n}\n}" + site, `{"logs":{"default":{"exclude":["admin"],"writer":{"output":"discard"}}}}`},
+		{"nowhere", "{\nlog {\noutput discard\n}\n}" + site,
+			`{"logs":{"default":{"exclude":["admin"],"writer":{"output":"discard"}}}}`},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -232,14 +241,16 @@ func TestStdioLogging(t *testing.T) { // A42
 	}
 	t.Run("the sink", func(t *testing.T) {
 		got, err := stdioLogging(map[string]json.RawMessage{"sink": []byte(`{"writer":{"output":"stdout"}}`)})
-		if text, _ := json.Marshal(got); err != nil || string(text) != `{"logs":{"default":{"exclude":["admin"]}},"sink":{"writer":{"output":"stderr"}}}` {
+		if text, _ := json.Marshal(got); err != nil ||
+			string(text) != `{"logs":{"default":{"exclude":["admin"]}},"sink":{"writer":{"output":"stderr"}}}` {
 			t.Errorf("got %s, %v", text, err)
 		}
 	})
 }
 
 func TestStdioServes(t *testing.T) { // A42
-	config, path, err := stdioConfig(adapted(t, "{\nlog {\noutput discard\n}\n}\n:80 {\n"+gatewayOne+"}"), "", "sample", "")
+	config, path, err := stdioConfig(adapted(t, "{\nlog {\noutput discard\n}\n}\n:80 {\n"+gatewayOne+"}"), "", "sample",
+		"")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +259,8 @@ func TestStdioServes(t *testing.T) { // A42
 	}
 	t.Cleanup(func() { _ = caddy.Stop() })
 	var out bytes.Buffer
-	in := strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"test","version":"1"}}}
+	in := strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25",` +
+		`"capabilities":{},"clientInfo":{"name":"test","version":"1"}}}
 {"jsonrpc":"2.0","method":"notifications/initialized"}
 {"jsonrpc":"2.0","id":2,"method":"tools/list"}
 `)

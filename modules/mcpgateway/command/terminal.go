@@ -9,11 +9,11 @@ import (
 	"unicode/utf8"
 )
 
-// printable returns a text of others that a terminal shows on one line: characters that control the
-// terminal, or that are not seen, are escaped.
+// printable escapes control and invisible characters in a text of unknown origin, so that a
+// terminal shows it on one line.
 func printable(text string) string { return escaped(text, "") }
 
-// printableLines does so with a text that may have several lines and tabs.
+// printableLines is printable for texts of several lines. It keeps newlines and tabs.
 func printableLines(text string) string { return escaped(text, "\n\t") }
 
 func escaped(text, kept string) string {

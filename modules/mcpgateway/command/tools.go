@@ -26,29 +26,29 @@ func newToolsCommand() *cobra.Command {
 	var asJSON, why bool
 	cmd := &cobra.Command{
 		Use:   "tools [<pattern>]",
-		Short: "Lists the tools that clients of the gateway see, and what they cost",
+		Short: "Lists the tools that clients of the gateway see, and their size in tokens",
 		Long: `
-Asks the servers of the running gateways for their tools, and prints a line for each as
-clients see it at mcp_path: the server, the name, and how many tokens of o200k_base its definition
-takes of the context of a model. If tools have a focus argument, a column has its part of that.
-If the gateway has client blocks, a column has those that may call the tool. A - stands for the
-gateway itself. The last line has the sums.
+Requests the tools of all servers of the running gateways, and prints a line for each tool as
+clients see it at mcp_path: the server, the name, and the size of its definition in tokens
+(o200k_base). If tools have a focus argument, a column shows its part of that size. If the gateway
+has client blocks, a column shows which may call the tool. The server of tools of the gateway itself
+is -. The last line has the sums.
 
-With --client and --why it prints a line for each tool, prompt, resource and resource template that
-the servers have, whether the client sees it or not: the server, the kind, the name that the server
-has for it, what the client may do (allow, confirm or deny), and the rule that says so, or another
-reason. "allow, by arguments" stands for a tool that can be called with some arguments, but with
-others perhaps not. The last line counts them.
+With --client and --why it prints a line for each tool, prompt, resource and resource template of the
+servers, even if the client does not see it: the server, the kind, the server's name for it, what the
+client may do (allow, confirm or deny), and the rule that decides, or another reason. "allow, by
+arguments" means that the decision depends on the arguments of the call. The last line has the
+counts.
 
-A pattern selects by name; * stands for any characters. Without a * it is a part of
-the name. With several gateways, their names come first, or their paths if they have none. Servers
-that do not answer are named on standard error; they do not change the exit status.
+A pattern selects by name. * matches any characters; a pattern without * matches a part of the name.
+With several gateways, the first column is the name of the gateway, or its path. Servers that do not
+respond are listed on standard error; they do not change the exit status.
 
 It needs the admin API of the running Caddy.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if why && client == "" {
-				return errors.New("--why needs --client: the client to decide for")
+				return errors.New("--why needs --client")
 			}
 			return admin.run(cmd, func(ctx context.Context) error {
 				var all adminapi.ToolListing
@@ -82,11 +82,11 @@ It needs the admin API of the running Caddy.`,
 	admin.addFlags(cmd)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "Print JSON")
 	cmd.Flags().StringVar(&client, "client", "", "The client whose rules apply. Default: none, all tools are listed")
-	cmd.Flags().BoolVar(&why, "why", false, "Tell what is decided on all that servers have, and by which rule")
+	cmd.Flags().BoolVar(&why, "why", false, "Print what the client may use, and which rule decides")
 	return cmd
 }
 
-// selectBy keeps what has a name that a pattern fits.
+// selectBy keeps the items whose name matches a pattern.
 func selectBy(l *adminapi.ToolListing, pattern string) {
 	fits := func(name string) bool {
 		if !strings.Contains(pattern, "*") {
@@ -140,7 +140,7 @@ func printTools(w io.Writer, l *adminapi.ToolListing, several, withClients bool)
 	fmt.Fprintln(w)
 }
 
-// printDecisions prints a line for each decision, and how many there are.
+// printDecisions prints a line for each decision, and the counts.
 func printDecisions(w io.Writer, l *adminapi.ToolListing, several bool) {
 	rows := [][]string{{"gateway", "server", "kind", "name", "action", "rule"}}
 	counts := map[string]int{} // by kind, and by action
@@ -177,7 +177,7 @@ func printDecisions(w io.Writer, l *adminapi.ToolListing, several bool) {
 	fmt.Fprintf(w, "%d denied\n", counts["deny"])
 }
 
-// usersOf returns the clients that may call a tool.
+// usersOf returns the client blocks that may call a tool.
 func usersOf(t *adminapi.ToolStatus) string {
 	switch {
 	case t.Clients == nil, t.AllClients:
@@ -188,7 +188,7 @@ func usersOf(t *adminapi.ToolStatus) string {
 	return strings.Join(t.Clients, ", ")
 }
 
-// printFailed prints which servers are not listed.
+// printFailed prints the servers whose tools are not listed.
 func printFailed(w io.Writer, l *adminapi.ToolListing, several bool) {
 	for _, f := range l.Failed {
 		name := f.Server
@@ -199,7 +199,7 @@ func printFailed(w io.Writer, l *adminapi.ToolListing, several bool) {
 	}
 }
 
-// hasSeveralGateways reports whether the servers of a listing are those of more than one gateway.
+// hasSeveralGateways reports whether a listing has items of more than one gateway.
 func hasSeveralGateways(l *adminapi.ToolListing) bool {
 	found := map[[2]string]bool{}
 	for _, t := range l.Tools {

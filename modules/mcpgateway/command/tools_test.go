@@ -38,8 +38,10 @@ func TestPrintTools(t *testing.T) {
 			"server  name    tokens\na       a__put       9\n1 tool: 9 tokens\n", ""},
 		{"clients",
 			`{"tools":[{"server":"a","name":"x","tokens":9,"clients":["ann","bob"],"all_clients":true},
-				{"server":"a","name":"y","tokens":9,"clients":["ann","bob"]},{"server":"a","name":"z","tokens":9,"clients":[]}]}`, "",
-			"server  name  tokens  clients\na       x          9  all\na       y          9  ann, bob\na       z          9  none\n3 tools: 27 tokens\n", ""},
+				{"server":"a","name":"y","tokens":9,"clients":["ann","bob"]},{"server":"a","name":"z","tokens":9,"clients":[]}]}`,
+			"",
+			"server  name  tokens  clients\na       x          9  all\na       y          9  ann, bob\na       z          9  " +
+				"none\n3 tools: 27 tokens\n", ""},
 		{"two gateways, one of which does not answer",
 			`{"tools":[{"gateway":"g","server":"a","name":"x\u001b[2J","tokens":9}],
 				"failed":[{"gateway":"h","server":"b","code":"timeout","error":"no\u001b[2J answer"}]}`, "",
@@ -92,9 +94,11 @@ func TestPrintDecisions(t *testing.T) {
 				"web     template  x\\x1b://{y}  deny                 default deny\n" +
 				"3 tools, 1 template: 2 allowed, 1 to confirm, 1 denied\n"},
 		{"a name of the server", "read_*",
-			"server  kind  name       action  rule\nfiles   tool  read_file  allow   allow read_only\n1 tool: 1 allowed, 0 denied\n"},
+			"server  kind  name       action  rule\nfiles   tool  read_file  allow   allow read_only\n1 tool: 1 allowed, 0 " +
+				"denied\n"},
 		{"a name that clients see", "files__read",
-			"server  kind  name       action  rule\nfiles   tool  read_file  allow   allow read_only\n1 tool: 1 allowed, 0 denied\n"},
+			"server  kind  name       action  rule\nfiles   tool  read_file  allow   allow read_only\n1 tool: 1 allowed, 0 " +
+				"denied\n"},
 		{"a server", "web::*",
 			"server  kind      name         action  rule\nweb     template  x\\x1b://{y}  deny    default deny\n" +
 				"0 tools, 1 template: 0 allowed, 1 denied\n"},

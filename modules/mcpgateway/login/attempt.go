@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// An attempt is the response to a request with a token. It holds back a response that asks
-// for another token, and passes on all others.
+// An attempt is the response to a request with a token. It drops a response that requires another
+// token, and forwards all others.
 type attempt struct {
-	to     http.ResponseWriter
+	w      http.ResponseWriter
 	header http.Header
-	status int // 0 until it has come
+	status int // 0 until known
 }
 
-// refused reports whether the response asks for another token.
+// refused reports whether the response requires another token.
 func (a *attempt) refused() bool {
 	switch a.status {
 	case http.StatusUnauthorized:
@@ -26,13 +26,13 @@ func (a *attempt) refused() bool {
 	return false
 }
 
-// Header returns the header of the attempt itself until it is known to pass.
+// Header returns a header of its own until the response is known to be forwarded.
 func (a *attempt) Header() http.Header {
 	switch {
 	case a.status != 0 && !a.refused():
-		return a.to.Header()
+		return a.w.Header()
 	case a.header == nil:
-		a.header = a.to.Header().Clone()
+		a.header = a.w.Header().Clone()
 	}
 	if a.header == nil {
 		a.header = http.Header{}
@@ -40,26 +40,25 @@ func (a *attempt) Header() http.Header {
 	return a.header
 }
 
-// WriteHeader takes the status.
 func (a *attempt) WriteHeader(status int) {
 	if status < 200 {
-		a.to.WriteHeader(status)
+		a.w.WriteHeader(status)
 		return
 	}
 	if a.status != 0 {
 		return
 	}
 	header := a.Header()
-	if a.status = status; a.refused() {
+	a.status = status
+	if a.refused() {
 		return
 	}
-	to := a.to.Header()
-	clear(to)
-	maps.Copy(to, header)
-	a.to.WriteHeader(status)
+	sent := a.w.Header()
+	clear(sent)
+	maps.Copy(sent, header)
+	a.w.WriteHeader(status)
 }
 
-// Write takes the next bytes of the body.
 func (a *attempt) Write(p []byte) (int, error) {
 	if a.status == 0 {
 		a.WriteHeader(http.StatusOK)
@@ -67,10 +66,9 @@ func (a *attempt) Write(p []byte) (int, error) {
 	if a.refused() {
 		return len(p), nil
 	}
-	return a.to.Write(p)
+	return a.w.Write(p)
 }
 
-// FlushError sends on what has come.
 func (a *attempt) FlushError() error {
 	if a.status == 0 {
 		a.WriteHeader(http.StatusOK)
@@ -78,13 +76,13 @@ func (a *attempt) FlushError() error {
 	if a.refused() {
 		return nil
 	}
-	return http.NewResponseController(a.to).Flush()
+	return http.NewResponseController(a.w).Flush()
 }
 
-// Unwrap returns the writer behind a, for http.ResponseController.
-func (a *attempt) Unwrap() http.ResponseWriter { return a.to }
+// Unwrap returns the underlying writer, for http.ResponseController.
+func (a *attempt) Unwrap() http.ResponseWriter { return a.w }
 
-// ReadFrom keeps io.Copy from finding the ReadFrom of the writer below.
+// ReadFrom keeps io.Copy from using the ReadFrom of the underlying writer.
 func (a *attempt) ReadFrom(r io.Reader) (int64, error) { return io.Copy(struct{ io.Writer }{a}, r) }
 
 // Interface guards

@@ -1,8 +1,8 @@
-// Package login logs an mcp_gateway in to MCP servers by OAuth.
+// Package login logs an mcp_gateway in to MCP servers with OAuth.
 //
-// A [Login] is that of one server. It adds access tokens to requests, and turns a response
-// that asks for a login into a failure that tells the client where to log in. The [Pages] of a
-// gateway are where people do that.
+// A [Login] belongs to one server. It adds access tokens to requests. If the server requires a
+// login, the client gets an error with the URL to log in. [Pages] serves the login pages of a
+// gateway.
 package login
 
 import (
@@ -22,58 +22,56 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/internal/setting"
 )
 
-// The accounts that a gateway can use at a server.
+// Values of account.
 const (
 	perClient = "per_client"
 	exchange  = "exchange"
 )
 
-// The grants for which no person logs in.
+// Grants without a login by a person.
 const (
 	clientCredentials = "client_credentials"
 	jwtBearer         = "jwt_bearer"
 )
 
-// A Config is how the gateway logs in to a server.
+// Config says how the gateway logs in to a server.
 type Config struct {
-	// Whose account is used. The default is one login of the operator, which all clients
-	// share. per_client is a login of each client, which has to be identified. exchange
-	// trades the token that a client has sent to the gateway for one of the server (RFC 8693).
+	// The account to use. per_client is one login for each client, which must be authenticated.
+	// exchange exchanges the bearer token that the client sent to the gateway for a token of the
+	// server (RFC 8693). Default: one login by the operator, which all clients share
 	Account string `json:"account,omitempty"`
 
-	// The client id that the authorization server knows. An https URL is a client-ID metadata
-	// document, and used where the authorization server takes such. Default: the gateway's own
-	// document, or dynamic registration
+	// The client ID at the authorization server. An https URL names a client-ID metadata document,
+	// which is used if the authorization server supports it. Default: the gateway's own document, or
+	// dynamic registration
 	ClientID string `json:"client_id,omitempty"`
 
-	// The secret that belongs to the client id. Default: none
+	// The secret of the client ID. Default: none
 	ClientSecret string `json:"client_secret,omitempty"`
 
-	// A PEM file with the private key that belongs to the client id, for private_key_jwt.
-	// Default: none
+	// A PEM file with the private key of the client ID, for private_key_jwt. Default: none
 	PrivateKey string `json:"private_key,omitempty"`
 
-	// The scopes to ask for. Default: those that the server asks for
+	// The scopes to request. Default: the scopes that the server requires
 	Scopes []string `json:"scopes,omitempty"`
 
-	// The grant: authorization_code, for which a person logs in; client_credentials; or
-	// jwt_bearer, for which assertion vouches for the gateway. Default: authorization_code
+	// The grant: authorization_code, for which a person logs in; client_credentials; or jwt_bearer,
+	// which uses assertion. Default: authorization_code
 	Grant string `json:"grant,omitempty"`
 
-	// A file with the JWT for jwt_bearer, such as that of a Kubernetes service account. It is
-	// read for each token. Default: none
+	// A file with the JWT for jwt_bearer, such as the token of a Kubernetes service account. It is
+	// read for each token request. Default: none
 	Assertion string `json:"assertion,omitempty"`
 
-	// The issuer of the authorization server, whatever the server says. Default: the one that
-	// the server names
+	// The issuer of the authorization server. It overrides the one that the server names. Default: the
+	// one that the server names
 	Issuer string `json:"issuer,omitempty"`
 
-	// Hosts of authorization servers and metadata that may be reached by plain HTTP, or at
-	// addresses that are not public: * stands for any characters. Default: none
+	// Hosts of authorization servers and metadata that may use plain HTTP or addresses that are not
+	// public. * matches any characters. Default: none
 	TrustedHosts []string `json:"trusted_hosts,omitempty"`
 
-	// The URL by which the authorization server knows the MCP server. Default: the URL of the
-	// server
+	// The URL of the MCP server at the authorization server. Default: the URL of the server
 	Resource string `json:"resource,omitempty"`
 }
 
@@ -98,7 +96,7 @@ func (o *Config) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	if d.NextArg() {
 		return setting.Expected(d, "oauth", "[per_client | exchange]")
 	}
-	return setting.Checked(d, setting.Lines{
+	return setting.BlockChecked(d, setting.Lines{
 		"client_id":     setting.Text(&o.ClientID),
 		"client_secret": setting.Secret(&o.ClientSecret),
 		"private_key":   setting.Text(&o.PrivateKey),
@@ -122,13 +120,13 @@ func (o *Config) check() error {
 func (o *Config) Validate() error {
 	switch {
 	case o.Account != "" && o.Account != perClient && o.Account != exchange:
-		return fmt.Errorf("%q is not per_client or exchange", o.Account)
+		return fmt.Errorf("%q must be per_client or exchange", o.Account)
 	case o.Grant != "" && o.Grant != "authorization_code" && !o.isMachine():
-		return fmt.Errorf("grant: %q is not authorization_code, client_credentials or jwt_bearer", o.Grant)
+		return fmt.Errorf("grant: %q must be authorization_code, client_credentials or jwt_bearer", o.Grant)
 	case o.isMachine() && o.Account != "":
-		return fmt.Errorf("grant: %s is a login of the gateway itself, not %s", o.Grant, o.Account)
+		return fmt.Errorf("grant: %s is for the gateway itself and excludes %s", o.Grant, o.Account)
 	case (o.Grant == jwtBearer) != (o.Assertion != ""):
-		return errors.New("grant: jwt_bearer needs assertion, and only that does")
+		return errors.New("grant: jwt_bearer needs assertion, and other grants do not allow it")
 	case o.Grant == jwtBearer && o.ClientID == "":
 		return errors.New("grant: jwt_bearer needs client_id")
 	case o.Grant == clientCredentials && (o.ClientID == "" || o.ClientSecret == "" && o.PrivateKey == ""):
@@ -153,13 +151,14 @@ func (o *Config) Validate() error {
 // isMachine reports whether the gateway logs in without a person.
 func (o *Config) isMachine() bool { return o.Grant == clientCredentials || o.Grant == jwtBearer }
 
-// config returns what the library needs.
+// config converts the configuration for internal/oauth.
 func (o *Config) config() (oauth.Config, error) {
 	resource, err := url.Parse(o.Resource)
 	switch {
 	case o.Resource == "":
-		return oauth.Config{}, errors.New("resource: missing; only a server that is given by its URL has a default")
-	case err != nil || resource.Host == "" || resource.Scheme != "https" && resource.Scheme != "http" || resource.Fragment != "":
+		return oauth.Config{}, errors.New("resource: missing; only a server with a URL has a default")
+	case err != nil || resource.Host == "" || resource.Fragment != "" ||
+		resource.Scheme != "https" && resource.Scheme != "http":
 		return oauth.Config{}, fmt.Errorf("resource: %q is not an http or https URL", o.Resource)
 	}
 	config := oauth.Config{

@@ -17,21 +17,21 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/oauth"
 )
 
-// A Login is the login of a gateway at one of its servers.
+// A Login is the login of a gateway to one of its servers.
 type Login struct {
-	server   string
-	resource string
-	kind     string // of account, see [Config]
-	machine  string // the grant, if no person logs in
-	oauth    *oauth.Server
-	pages    *Pages
-	failures failures // of accounts, a moment ago
+	server       string
+	resource     string
+	account      string // Account of [Config]
+	machineGrant string // the grant, if no person logs in
+	oauth        *oauth.Server
+	pages        *Pages
+	failures     failures // recent failures by account
 
-	announced atomic.Bool // the operator was told that a login is required
+	announced atomic.Bool // the required login has been logged
 }
 
-// Await implements [gateway.Login]. The login may be finished in another process, so it also
-// looks from time to time.
+// Await implements [gateway.Login]. It also polls, because the login may be finished in another
+// process.
 func (l *Login) Await(ctx context.Context, client string) bool {
 	account := l.oauth.Account(l.accountOf(client))
 	ticker := time.NewTicker(lookInterval)
@@ -53,18 +53,20 @@ func (l *Login) Await(ctx context.Context, client string) bool {
 
 const lookInterval = 2 * time.Second
 
-// accountOf returns the account that is used for a client.
+// accountOf returns the account of a client.
 func (l *Login) accountOf(client string) string {
-	if l.kind == "" {
+	if l.account == "" {
 		return ""
 	}
 	return client
 }
 
-// Serve has next answer r with an access token. If the server refuses the token, and there is
-// a better one, next is called again.
-func (l *Login) Serve(w http.ResponseWriter, r *http.Request, client string, next func(http.ResponseWriter, *http.Request) error) error {
-	if client == "" && l.kind != "" {
+// Serve calls next with an access token. If the server refuses the token and the account can get
+// another, Serve calls next again.
+func (l *Login) Serve(
+	w http.ResponseWriter, r *http.Request, client string, next func(http.ResponseWriter, *http.Request) error,
+) error {
+	if client == "" && l.account != "" {
 		return l.serveUnidentified(w, r, next)
 	}
 	id := l.accountOf(client)
@@ -76,8 +78,9 @@ func (l *Login) Serve(w http.ResponseWriter, r *http.Request, client string, nex
 	target := *r.URL
 	for tries := 1; err == nil; tries++ {
 		*r.URL = target // handlers rewrite it in place
-		attempt := &attempt{to: w}
-		if served := next(attempt, withToken(r, token)); !attempt.refused() {
+		attempt := &attempt{w: w}
+		served := next(attempt, withToken(r, token))
+		if !attempt.refused() {
 			if attempt.status != 0 && token != "" {
 				account.Accepted(r.Context(), token)
 			}
@@ -88,56 +91,62 @@ func (l *Login) Serve(w http.ResponseWriter, r *http.Request, client string, nex
 		switch {
 		case err == nil && tries == maxTries:
 			err = errors.New("the server refuses every token")
-		case err == nil && l.kind == exchange:
+		case err == nil && l.account == exchange:
 			token, err = l.token(r, account)
 		}
-		if err != nil && attempt.status == http.StatusUnauthorized && r.Method == http.MethodPost && r.Context().Err() == nil {
-			l.failures.note(id, refused, err)
+		if err != nil && attempt.status == http.StatusUnauthorized &&
+			r.Method == http.MethodPost && r.Context().Err() == nil {
+			l.failures.add(id, refused, err)
 		}
 	}
 	switch {
 	case r.Context().Err() != nil:
 		return r.Context().Err()
 	case errors.Is(err, oauth.ErrLoginRequired):
-		if l.kind == "" && l.announced.CompareAndSwap(false, true) {
-			l.pages.Logger.Info("MCP server wants a login; see caddy mcp login", zap.String("mcp_server", l.server), zap.String("reason", err.Error()))
+		if l.account == "" && l.announced.CompareAndSwap(false, true) {
+			l.pages.Logger.Info("MCP server requires a login; run caddy mcp login",
+				zap.String("mcp_server", l.server), zap.String("reason", err.Error()))
 		}
-		failure := jsonrpc.LoginRequired(l.server, l.ask(r, client))
+		failure := jsonrpc.LoginRequired(l.server, l.elicitation(r, client))
 		if r.Method == http.MethodGet {
-			failure.Status = http.StatusForbidden // a success would be a stream
+			failure.Status = http.StatusForbidden // 200 would start a stream
 		}
 		return failure
 	}
 	return jsonrpc.LoginFailed(l.server, err.Error())
 }
 
-// maxTries is how often a request is sent: with the token there is, with a better one, and once
-// more if that has expired on the way.
+// maxTries is how often a request is sent: with the current token, with a new one, and once more if
+// that one expires on the way.
 const maxTries = 3
 
-// token returns the token that a request is sent with; "" if there is none.
+// token returns the token for a request, or "" if there is none.
 func (l *Login) token(r *http.Request, account *oauth.Account) (string, error) {
-	if l.kind == exchange {
+	if l.account == exchange {
 		subject := Subject(r.Context())
 		if subject == "" {
-			return "", errors.New("the client has sent no bearer token to exchange")
+			return "", errors.New("the client sent no bearer token to exchange")
 		}
 		return account.Exchange(r.Context(), subject)
 	}
 	return account.Token(r.Context())
 }
 
-// serveUnidentified has next answer a request that has no account, such as a health check.
-func (l *Login) serveUnidentified(w http.ResponseWriter, r *http.Request, next func(http.ResponseWriter, *http.Request) error) error {
-	attempt := &attempt{to: w}
-	if err := next(attempt, withToken(r, "")); !attempt.refused() {
+// serveUnidentified calls next for a request without an account, such as a health check.
+func (l *Login) serveUnidentified(
+	w http.ResponseWriter, r *http.Request, next func(http.ResponseWriter, *http.Request) error,
+) error {
+	attempt := &attempt{w: w}
+	err := next(attempt, withToken(r, ""))
+	if !attempt.refused() {
 		return err
 	}
-	return jsonrpc.LoginFailed(l.server, fmt.Sprintf("oauth %s needs a client that is identified", l.kind))
+	return jsonrpc.LoginFailed(l.server, fmt.Sprintf("oauth %s requires an authenticated client", l.account))
 }
 
-// withToken returns r with a token. The header of r itself stays as it is: other servers get
-// requests made from it. Routes run anew, so those of a group are not taken for having run.
+// withToken returns a copy of r with a token. r itself is not changed, because requests to other
+// servers are derived from it. The groups of routes that have run are copied, because the routes
+// run again.
 func withToken(r *http.Request, token string) *http.Request {
 	ctx := r.Context()
 	if groups, ok := ctx.Value(routeGroups).(map[string]struct{}); ok {
@@ -157,66 +166,68 @@ func withToken(r *http.Request, token string) *http.Request {
 	return sent
 }
 
-// routeGroups is where caddyhttp keeps which groups of routes have run.
+// routeGroups is the context key of caddyhttp for groups of routes that have run.
 const routeGroups caddy.CtxKey = "route_group"
 
-// subjectKey is where the token of a client is found in a context.
+// subjectKey is the context key of a client's token.
 type subjectKey struct{}
 
-// WithSubject returns a context that has the token of a client, to be exchanged.
+// WithSubject returns a context with the token of a client, for token exchange.
 func WithSubject(ctx context.Context, token string) context.Context {
 	return context.WithValue(ctx, subjectKey{}, token)
 }
 
-// Subject returns the token that WithSubject has added, or "".
+// Subject returns the token of WithSubject, or "".
 func Subject(ctx context.Context) string {
 	token, _ := ctx.Value(subjectKey{}).(string)
 	return token
 }
 
-// Exchanges reports whether the tokens of clients are exchanged.
-func (l *Login) Exchanges() bool { return l.kind == exchange }
+// Exchanges reports whether the login exchanges the tokens of clients.
+func (l *Login) Exchanges() bool { return l.account == exchange }
 
-// ask returns how the client that sent r can log in; nil if it cannot. The login of the
-// operator is for clients on this machine only.
-func (l *Login) ask(r *http.Request, client string) *jsonrpc.URLElicitation {
-	if l.kind == "" && !l.pages.IsLocal(r) {
+// elicitation returns how the client that sent r can log in, or nil if it cannot. Only clients on this
+// machine can do the login of the operator.
+func (l *Login) elicitation(r *http.Request, client string) *jsonrpc.URLElicitation {
+	if l.account == "" && !l.pages.IsLocal(r) {
 		return nil
 	}
 	address := l.pages.loginAddress(l.pages.Base(r), l.server, l.accountOf(client))
-	return &jsonrpc.URLElicitation{Mode: "url", URL: address, ID: rand.Text(), Message: "Log in to " + l.server + " to go on."}
+	return &jsonrpc.URLElicitation{
+		Mode: "url", URL: address, ID: rand.Text(), Message: "Log in to " + l.server + " to go on.",
+	}
 }
 
-// finished is called when the login of an account has changed.
+// finished runs when the login of an account has changed.
 func (l *Login) finished(account string) {
-	l.look(account)
-	l.pages.Changed(l.server, account, l.kind == "")
+	l.reset(account)
+	l.pages.Changed(l.server, account, l.account == "")
 }
 
-// look has what is remembered of an account forgotten, and wakes those who wait for its login.
-func (l *Login) look(account string) {
+// reset clears the failures of an account, and wakes requests that wait for its login.
+func (l *Login) reset(account string) {
 	l.failures.forget(account)
 	l.announced.Store(false)
-	loginChanges.announce()
+	loginChanges.notify()
 }
 
-// A Status is how the login of the operator is.
+// A Status is the state of the operator's login.
 type Status struct {
-	State  string    `json:"state"` // logged_in, required; or how the gateway logs in without the operator
-	URL    string    `json:"-"`     // where to log in, if that is required
+	State  string    `json:"state"` // logged_in, required, or the account or grant if the operator does not log in
+	URL    string    `json:"-"`     // where to log in, if required
 	Issuer string    `json:"issuer,omitempty"`
 	Scopes []string  `json:"scopes,omitempty"`
-	Until  time.Time `json:"expires,omitzero"` // of the access token, which is refreshed
+	Until  time.Time `json:"expires,omitzero"` // expiry of the access token, which is refreshed
 	Error  string    `json:"error,omitempty"`
 }
 
-// Status returns how the login of the operator is.
+// Status returns the state of the operator's login.
 func (l *Login) Status(ctx context.Context) Status {
-	if l.kind != "" {
-		return Status{State: l.kind}
+	if l.account != "" {
+		return Status{State: l.account}
 	}
-	if l.machine != "" {
-		return Status{State: l.machine}
+	if l.machineGrant != "" {
+		return Status{State: l.machineGrant}
 	}
 	known := l.oauth.Account("").Status(ctx)
 	status := Status{State: "logged_in", Issuer: known.Issuer, Scopes: known.Scopes, Until: known.Expires}
@@ -229,17 +240,18 @@ func (l *Login) Status(ctx context.Context) Status {
 	return status
 }
 
-// Logout ends the login of a client; "" for that of the operator.
+// Logout ends the login of a client, or of the operator if client is "".
 func (l *Login) Logout(ctx context.Context, client string) error {
 	account := l.accountOf(client)
 	switch {
-	case l.kind != "" && client == "":
-		return errors.New("client: missing, and each client has its own login")
-	case l.kind == "" && client != "":
+	case l.account != "" && client == "":
+		return errors.New("client: missing, but each client has its own login")
+	case l.account == "" && client != "":
 		return errors.New("client: all clients share one login")
 	}
 	err := l.oauth.Account(account).Logout(ctx)
-	l.pages.Logger.Info("logged out of MCP server", zap.String("mcp_server", l.server), zap.String("client", client), zap.Error(err))
+	l.pages.Logger.Info("logged out of MCP server",
+		zap.String("mcp_server", l.server), zap.String("client", client), zap.Error(err))
 	l.finished(account)
 	return err
 }

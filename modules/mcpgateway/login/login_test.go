@@ -24,20 +24,20 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// A site is a gateway with one server, as far as logins are concerned: it serves the pages, and
-// passes requests on to the server at /call.
+// A site is a gateway with one server and a login. It serves the pages, and forwards requests at
+// /call to the server.
 type site struct {
 	*httptest.Server
 	pages *Pages
 	login *Login
 
-	replicas []*Pages     // that get the requests in turn; empty if there is one
+	replicas []*Pages     // get the requests in turn; empty for one
 	requests atomic.Int32 // to them
 
 	mu      sync.Mutex
-	tokens  []string // that the server has got
-	accepts string   // the token that the server accepts
-	user    string   // whom Caddy has authenticated
+	tokens  []string // received by the server
+	accepts string   // token that the server accepts
+	user    string   // authenticated by Caddy
 	changed []string
 }
 
@@ -61,7 +61,7 @@ func newSite(t *testing.T, o Config) *site {
 		},
 		Count:      func(string, error) {},
 		CountToken: func(string, string, error) {},
-		Ask:        func(context.Context, string) {},
+		Probe:      func(context.Context, string) {},
 	}, []byte(testKey))
 	o.Resource, o.TrustedHosts = s.URL+"/server", []string{"127.0.0.1"}
 	var err error
@@ -71,7 +71,7 @@ func newSite(t *testing.T, o Config) *site {
 	return s
 }
 
-// ServeHTTP is the gateway, the server and its authorization server.
+// ServeHTTP serves as gateway, server and authorization server.
 func (s *site) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answer := func(v any) { _ = json.NewEncoder(w).Encode(v) }
 	w.Header().Set("Content-Type", "application/json")
@@ -93,7 +93,8 @@ func (s *site) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusCreated)
 		answer(map[string]any{"client_id": "me", "client_secret": "secret"})
 	case r.URL.Path == "/authorize":
-		http.Redirect(w, r, r.FormValue("redirect_uri")+"?code=c&state="+url.QueryEscape(r.FormValue("state")), http.StatusFound)
+		http.Redirect(w, r, r.FormValue("redirect_uri")+"?code=c&state="+url.QueryEscape(r.FormValue("state")),
+			http.StatusFound)
 	case r.URL.Path == "/token":
 		answer(map[string]any{"access_token": "token", "token_type": "Bearer", "expires_in": 3600})
 	default:
@@ -101,7 +102,7 @@ func (s *site) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// call has the server answer a request of a client.
+// call sends a request of a client to the server.
 func (s *site) call(client string) (*httptest.ResponseRecorder, error) {
 	return s.send(http.MethodPost, client)
 }
@@ -132,7 +133,7 @@ func (s *site) send(method, client string) (*httptest.ResponseRecorder, error) {
 	return w, err
 }
 
-// loginAddress returns the address that a client is asked to open.
+// loginAddress returns the login URL that a client gets.
 func (s *site) loginAddress(t *testing.T, client string) string {
 	t.Helper()
 	_, err := s.call(client)
@@ -143,7 +144,7 @@ func (s *site) loginAddress(t *testing.T, client string) string {
 	return failure.Data.Elicitations[0].URL
 }
 
-// A browser is what people log in with.
+// A browser is an HTTP client with cookies.
 type browser struct{ http.Client }
 
 func newBrowser() *browser {
@@ -192,7 +193,8 @@ func TestLogin(t *testing.T) {
 	if status != http.StatusOK || !strings.Contains(page, "Log in to files") {
 		t.Fatalf("the page: %d %s", status, page)
 	}
-	if status, page = b.open(t, submit(address, page)); status != http.StatusOK || !strings.Contains(page, "Logged in to files") {
+	if status, page = b.open(t, submit(address, page)); status != http.StatusOK ||
+		!strings.Contains(page, "Logged in to files") {
 		t.Fatalf("after the login: %d %s", status, page)
 	}
 	w, err := s.call("")
@@ -217,7 +219,7 @@ func TestLogin(t *testing.T) {
 	s.loginAddress(t, "")
 }
 
-// Servers are not asked again and again while a login is required.
+// A server is not contacted again and again while a login is required.
 func TestServerIsLeftAloneUntilTheLogin(t *testing.T) {
 	s := newSite(t, Config{})
 	for range 10 {
@@ -228,7 +230,7 @@ func TestServerIsLeftAloneUntilTheLogin(t *testing.T) {
 	}
 }
 
-// Some servers want no one to listen. Calls go on.
+// Some servers refuse streams. Calls still work.
 func TestStreamThatIsRefusedConcernsNoCalls(t *testing.T) {
 	s := newSite(t, Config{})
 	s.accepts = ""
@@ -252,7 +254,7 @@ func TestLoginIsRefused(t *testing.T) {
 		_, page = b.open(t, get(address))
 		return b, address, page
 	}
-	// callback begins a login, and returns what the authorization server sends the browser to.
+	// callback starts a login, and returns the URL to which the authorization server redirects.
 	callback := func(s *site, t *testing.T, b *browser, address, page string) string {
 		var last string
 		b.CheckRedirect = func(r *http.Request, _ []*http.Request) error {
@@ -341,7 +343,7 @@ func TestLoginIsRefused(t *testing.T) {
 	}
 }
 
-// A host of the same domain can set cookies, but not those that begin with __Host-.
+// A host of the same domain can set cookies, but none with the prefix __Host-.
 func TestCookieIsOfThisHost(t *testing.T) {
 	for base, wants := range map[string]string{
 		"http://localhost:8080":   "mcp_login= Path=/mcp/oauth/ Max-Age=3600 HttpOnly SameSite=Lax",
@@ -394,7 +396,7 @@ func TestAwait(t *testing.T) {
 	}
 }
 
-// The metadata document is what authorization servers that take one fetch.
+// Authorization servers that support it fetch the metadata document.
 func TestClientDocument(t *testing.T) {
 	s := newSite(t, Config{})
 	_, text := newBrowser().open(t, get(s.URL+"/mcp/oauth/client.json"))
@@ -405,7 +407,8 @@ func TestClientDocument(t *testing.T) {
 	if err := json.Unmarshal([]byte(text), &document); err != nil {
 		t.Fatal(err)
 	}
-	if document.ID != s.URL+"/mcp/oauth/client.json" || len(document.Redirects) != 1 || document.Redirects[0] != s.URL+"/mcp/oauth/callback" {
+	if document.ID != s.URL+"/mcp/oauth/client.json" || len(document.Redirects) != 1 ||
+		document.Redirects[0] != s.URL+"/mcp/oauth/callback" {
 		t.Errorf("got %s", text)
 	}
 }
@@ -426,7 +429,7 @@ func TestAttemptHoldsBackRefusalsOnly(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := httptest.NewRecorder()
 			w.Header().Set("X-Before", "1")
-			a := &attempt{to: w}
+			a := &attempt{w: w}
 			if tt.challenge != "" {
 				a.Header().Set("WWW-Authenticate", tt.challenge)
 			}
@@ -449,13 +452,13 @@ func TestAttemptHoldsBackRefusalsOnly(t *testing.T) {
 
 func TestConfigurationIsRefused(t *testing.T) {
 	for wants, o := range map[string]Config{
-		"is not per_client or exchange":      {Account: "each"},
+		"must be per_client or exchange":     {Account: "each"},
 		"jwt_bearer needs assertion":         {Grant: jwtBearer, ClientID: "me"},
-		"only that does":                     {Assertion: "file"},
+		"other grants do not allow it":       {Assertion: "file"},
 		"jwt_bearer needs client_id":         {Grant: jwtBearer, Assertion: "file"},
-		"is not authorization_code":          {Grant: "password"},
+		"must be authorization_code":         {Grant: "password"},
 		"needs client_id, and client_secret": {Grant: clientCredentials, ClientID: "me"},
-		"is a login of the gateway itself":   {Grant: clientCredentials, Account: perClient},
+		"is for the gateway itself":          {Grant: clientCredentials, Account: perClient},
 		"exchange needs client_id":           {Account: exchange},
 		"client_secret needs client_id":      {ClientSecret: "s"},
 		"private_key needs client_id":        {PrivateKey: "k"},
@@ -478,7 +481,7 @@ func TestConfigurationIsRefused(t *testing.T) {
 	}
 }
 
-// memory is a Store.
+// memory is a Store in memory.
 type memory struct {
 	mu     sync.Mutex
 	values map[string][]byte

@@ -8,65 +8,64 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
-// failures are why requests on behalf of accounts failed a moment ago. The server is not asked
-// again in the meantime.
+// failures are recent failures by account. While one is recent, the server is not contacted again.
 type failures struct {
 	mu    sync.Mutex
 	known *simplelru.LRU[string, failure]
 }
 
-// A failure is why the server has refused a token.
+// A failure says why the server refused a token.
 type failure struct {
 	token [sha256.Size]byte
 	err   error
-	at    time.Time
+	time  time.Time
 }
 
 const (
-	// failurePause is how long a failure is good.
+	// failurePause is how long a failure is recent.
 	failurePause = 5 * time.Second
-	// maxFailures is how many accounts can have one.
+	// maxFailures is the maximum number of accounts with a failure.
 	maxFailures = 10_000
 )
 
-// note notes the failure of an account with a token.
-func (f *failures) note(account, token string, err error) {
+// add records the failure of an account with a token.
+func (f *failures) add(account, token string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.known.Add(account, failure{sha256.Sum256([]byte(token)), err, time.Now()})
 }
 
-// recent returns the failure of an account with a token, nil if there is none that is good.
+// recent returns the recent failure of an account with a token, or nil.
 func (f *failures) recent(account, token string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	known, ok := f.known.Get(account)
-	if ok && time.Since(known.at) < failurePause && known.token == sha256.Sum256([]byte(token)) {
+	if ok && time.Since(known.time) < failurePause && known.token == sha256.Sum256([]byte(token)) {
 		return known.err
 	}
 	return nil
 }
 
-// forget forgets the failure of an account.
+// forget removes the failure of an account.
 func (f *failures) forget(account string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.known.Remove(account)
 }
 
-// usedStates are the states of logins that have been finished, in this process.
+// usedStates are the states of finished logins in this process.
 var usedStates states
 
-// states are the ids of states that have been used.
+// states are IDs of used states.
 type states struct {
 	mu   sync.Mutex
 	used *simplelru.LRU[string, struct{}]
 }
 
-// maxStates is how many are known. The authorization server also accepts a code only once.
+// maxStates limits the number of IDs. The authorization server also accepts a code only once.
 const maxStates = 100_000
 
-// add adds an id. It reports whether it is new.
+// add adds an ID and reports whether it is new.
 func (s *states) add(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -80,10 +79,10 @@ func (s *states) add(id string) bool {
 	return true
 }
 
-// loginChanges wakes calls that wait for a login, when one in this process has changed.
+// loginChanges wakes requests that wait for a login, when a login in this process changes.
 var loginChanges = &signal{pending: make(chan struct{})}
 
-// A signal can be waited for, any number of times.
+// A signal wakes any number of waiting goroutines.
 type signal struct {
 	mu      sync.Mutex
 	pending chan struct{}
@@ -96,8 +95,8 @@ func (s *signal) next() <-chan struct{} {
 	return s.pending
 }
 
-// announce announces a change.
-func (s *signal) announce() {
+// notify closes the channel of next.
+func (s *signal) notify() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	close(s.pending)

@@ -21,68 +21,65 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/seal"
 )
 
-// Segment is where the pages of a gateway are, below its mcp_path. So it is not the name of a server.
+// Segment is the path of the pages, below mcp_path. No server can have this name.
 const Segment = "oauth"
 
-// Pages are where people log in to the servers of a gateway, with a browser: a page that asks
-// them to, and the callback of the authorization server.
+// Pages serves the pages on which people log in to the servers of a gateway with a browser: a login
+// page, and the callback of the authorization server.
 //
-// The address of the first has a ticket, which names the server and the account. It is sealed,
-// as is the state of a login that has begun. A state is good once, for a quarter of an hour, and
-// in the browser that began the login.
+// The URL of the login page contains a ticket with the server and the account. The ticket is
+// sealed, and so is the state of a login in progress. A state is valid once, for 15 minutes, and
+// only in the browser that started the login.
 type Pages struct {
-	Gateway string // tells it from others with the same key: tickets and states are good there only
-	Path    string // of the pages, as in a URL, without a slash at the end
+	Gateway string // tickets and states are valid at this gateway only
+	Path    string // escaped path of the pages, without a trailing slash
 	Logger  *zap.Logger
 
-	// Base returns the scheme and host of the gateway, as the client that sent r reaches it; r
-	// is nil if there is none.
+	// Base returns the scheme and host of the gateway as the sender of r reaches it. r may be nil.
 	Base func(r *http.Request) string
 
-	// Published says that authorization servers can fetch the client-ID metadata document
-	// there.
+	// Published reports whether authorization servers can fetch the client-ID metadata document at
+	// Base.
 	Published bool
 
 	// IsLocal reports whether the client that sent r is on this machine.
 	IsLocal func(r *http.Request) bool
 
-	// User returns whose account the sender of r uses, if Caddy has authenticated the user;
-	// else "".
+	// User returns the account of the sender of r if Caddy has authenticated the user, or "".
 	User func(r *http.Request) string
 
-	// Changed is called when the login of an account at a server has changed. All clients use
-	// it if it is shared.
+	// Changed is called when the login of an account has changed. If it is shared, all clients use it.
 	Changed func(server, account string, shared bool)
 
-	// Once reports whether a state is used for the first time, at all replicas, and remembers for a
-	// while that it was. It is nil if there are no other replicas.
-	Once func(ctx context.Context, state string, good time.Duration) (bool, error)
+	// ClaimState reports whether a state is used for the first time on all replicas, and remembers it for a
+	// while. It is nil without other replicas.
+	ClaimState func(ctx context.Context, state string, good time.Duration) (bool, error)
 
-	// Count is called when a login has ended, CountToken after a request for a token.
+	// Count is called when a login has finished, CountToken after a token request.
 	Count      func(server string, err error)
 	CountToken func(server, grant string, err error)
 
-	// Ask has a server answer a request without an account, so that it says what it wants.
-	Ask func(ctx context.Context, server string)
+	// Probe sends a request without an account to a server, to get its challenge.
+	Probe func(ctx context.Context, server string)
 
 	sealer seal.Sealer
 	logins map[string]*Login // by server
 }
 
-// Paths below those of the Pages.
+// Paths below Path.
 const (
 	loginPath    = "/login"
 	callbackPath = "/callback"
 	documentPath = "/client.json"
 )
 
-// NewPages returns the Pages of a gateway. The key seals what they give away.
+// NewPages returns the Pages of a gateway. The key seals tickets and states.
 func NewPages(p Pages, key []byte) *Pages {
 	p.sealer, p.logins = seal.New("mcp login at "+p.Gateway, key), map[string]*Login{}
 	return &p
 }
 
-// Add adds the login at a server, whose tokens are kept in a folder of a store.
+// Add adds the login to a server. Its tokens are kept in a folder of the store.
 func (p *Pages) Add(server string, o *Config, store oauth.Store, folder string) (*Login, error) {
 	config, err := o.config()
 	if err != nil {
@@ -91,21 +88,21 @@ func (p *Pages) Add(server string, o *Config, store oauth.Store, folder string) 
 	config.Store, config.Folder = store, folder
 	config.OnToken = func(grant string, err error) { p.CountToken(server, grant, err) }
 	l := &Login{
-		server: server, resource: o.Resource, kind: o.Account, oauth: oauth.New(config), pages: p,
+		server: server, resource: o.Resource, account: o.Account, oauth: oauth.New(config), pages: p,
 	}
 	if o.isMachine() {
-		l.machine = o.Grant
+		l.machineGrant = o.Grant
 	}
 	l.failures.known, _ = simplelru.NewLRU[string, failure](maxFailures, nil) // the size is positive
 	p.logins[server] = l
 	return l, nil
 }
 
-// Look takes note that the login of an account at a server was changed at another replica.
-func (p *Pages) Look(server, account string) {
+// Reload reloads the login of an account that another replica has changed.
+func (p *Pages) Reload(server, account string) {
 	if l := p.logins[server]; l != nil {
-		l.oauth.Account(account).Look()
-		l.look(account)
+		l.oauth.Account(account).DropCache()
+		l.reset(account)
 	}
 }
 
@@ -114,21 +111,21 @@ const (
 	stateTime  = 15 * time.Minute
 )
 
-// A ticket is a way to log in.
+// A ticket permits a login to a server.
 type ticket struct {
 	Server, Account string
 	Expires         time.Time
 }
 
-// A state is a login that has begun.
+// A state is a login in progress.
 type state struct {
 	ticket
 	ID      string
-	Browser string // digest of its cookie
+	Browser string // digest of the cookie
 	Pending oauth.Pending
 }
 
-// loginAddress returns the address of the page that logs in to a server.
+// loginAddress returns the URL of the login page of a server.
 func (p *Pages) loginAddress(base, server, account string) string {
 	t := ticket{server, account, time.Now().Add(ticketTime)}
 	return base + p.Path + loginPath + "?ticket=" + p.sealed("ticket", t)
@@ -137,22 +134,23 @@ func (p *Pages) loginAddress(base, server, account string) string {
 func (p *Pages) sealed(purpose string, v any) string {
 	text, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // it has only texts and times
+		panic(err) // cannot happen: strings and times only
 	}
 	return p.sealer.Seal(purpose, text)
 }
 
-// open opens what sealed has returned.
+// open opens a text that sealed returned.
 func (p *Pages) open(purpose, sealed string, v any) bool {
 	text, ok := p.sealer.Open(purpose, sealed)
 	return ok && json.Unmarshal(text, v) == nil
 }
 
-// ServeHTTP serves the pages. The host of r has been checked.
+// ServeHTTP serves the pages. The caller has checked the host of r.
 func (p *Pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	header := w.Header()
 	header.Set("Cache-Control", "no-store")
-	header.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'")
+	header.Set("Content-Security-Policy",
+		"default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'")
 	header.Set("Referrer-Policy", "same-origin") // with no-referrer, browsers send forms without their origin
 	header.Set("X-Content-Type-Options", "nosniff")
 	var err error
@@ -166,19 +164,19 @@ func (p *Pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case path == callbackPath && method == http.MethodGet:
 		err = p.finishLogin(w, r)
 	default:
-		err = &refusal{http.StatusNotFound, "There is no such page."}
+		err = &refusal{http.StatusNotFound, "This page does not exist."}
 	}
 	if err == nil {
 		return
 	}
 	refused, ok := errors.AsType[*refusal](err)
 	if !ok {
-		refused = &refusal{http.StatusBadGateway, "The login has failed: " + err.Error() + "."}
+		refused = &refusal{http.StatusBadGateway, "The login failed: " + err.Error() + "."}
 	}
 	p.write(w, refused.status, page{Title: "Login failed", Text: refused.text})
 }
 
-// A refusal is an error for the person in front of the browser.
+// A refusal is an error for the user of the browser.
 type refusal struct {
 	status int
 	text   string
@@ -186,10 +184,10 @@ type refusal struct {
 
 func (e *refusal) Error() string { return e.text }
 
-// A page is what people see.
+// A page is the content of a page.
 type page struct {
 	Title, Text string
-	Ticket      string // of the form; "" for a page without one
+	Ticket      string // of the form; "" for no form
 }
 
 var pageTemplate = template.Must(template.New("").Parse(`<!DOCTYPE html>
@@ -200,7 +198,8 @@ var pageTemplate = template.Must(template.New("").Parse(`<!DOCTYPE html>
 <meta name="color-scheme" content="light dark">
 <title>{{.Title}}</title>
 <style>
-body { font: 1rem/1.5 system-ui, sans-serif; max-width: 34rem; margin: 15vh auto; padding: 0 1rem; overflow-wrap: anywhere }
+body { font: 1rem/1.5 system-ui, sans-serif; max-width: 34rem; margin: 15vh auto; padding: 0 1rem }
+body { overflow-wrap: anywhere }
 button { font: inherit; padding: .5rem 1.25rem }
 </style>
 </head>
@@ -208,7 +207,9 @@ button { font: inherit; padding: .5rem 1.25rem }
 <h1>{{.Title}}</h1>
 <p>{{.Text}}</p>
 {{- if .Ticket}}
-<form method="post"><input type="hidden" name="ticket" value="{{.Ticket}}"><button type="submit" autofocus>Continue</button></form>
+<form method="post">
+<input type="hidden" name="ticket" value="{{.Ticket}}"><button type="submit" autofocus>Continue</button>
+</form>
 {{- end}}
 </body>
 </html>
@@ -217,14 +218,15 @@ button { font: inherit; padding: .5rem 1.25rem }
 func (p *Pages) write(w http.ResponseWriter, status int, content page) {
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
-	_ = pageTemplate.Execute(w, content) // the browser may have gone
+	_ = pageTemplate.Execute(w, content) // fails if the browser disconnects
 }
 
-// browserCookie returns the cookie that tells the browser in which a login was begun, without
-// a value. With https, no other host of the same domain can set it.
+// browserCookie returns the cookie that identifies the browser of a login, without a value. With
+// https, other hosts of the same domain cannot set it.
 func (p *Pages) browserCookie(r *http.Request) *http.Cookie {
 	c := &http.Cookie{
-		Name: "mcp_login", Path: p.Path + "/", MaxAge: int(ticketTime.Seconds()), HttpOnly: true, SameSite: http.SameSiteLaxMode,
+		Name: "mcp_login", Path: p.Path + "/", MaxAge: int(ticketTime.Seconds()),
+		HttpOnly: true, SameSite: http.SameSiteLaxMode,
 	}
 	if strings.HasPrefix(p.Base(r), "https:") {
 		c.Name, c.Path, c.Secure = "__Host-mcp_login", "/", true
@@ -232,27 +234,27 @@ func (p *Pages) browserCookie(r *http.Request) *http.Cookie {
 	return c
 }
 
-// ticketOf returns the ticket of a request, and the login it is for.
+// ticketOf returns the ticket of a request and its login.
 func (p *Pages) ticketOf(r *http.Request) (sealed string, t ticket, l *Login, _ error) {
 	sealed = r.FormValue("ticket")
 	if !p.open("ticket", sealed, &t) || time.Now().After(t.Expires) {
-		return "", t, nil, &refusal{http.StatusBadRequest, "This address is not valid, or not anymore. Ask for another one."}
+		return "", t, nil, &refusal{http.StatusBadRequest, "This address is invalid or has expired. Request a new one."}
 	}
 	if l = p.logins[t.Server]; l == nil {
-		return "", t, nil, &refusal{http.StatusNotFound, "The gateway does not have the server " + t.Server + " anymore."}
+		return "", t, nil, &refusal{http.StatusNotFound, "The gateway no longer has the server " + t.Server + "."}
 	}
 	return sealed, t, l, p.checkUser(r, t)
 }
 
-// checkUser refuses a login of one client that another one is about to finish.
+// checkUser refuses a user other than the client that started the login.
 func (p *Pages) checkUser(r *http.Request, t ticket) error {
 	if user := p.User(r); user != "" && t.Account != "" && user != t.Account {
-		return &refusal{http.StatusForbidden, fmt.Sprintf("This login was begun by %q, and you are %q.", t.Account, user)}
+		return &refusal{http.StatusForbidden, fmt.Sprintf("This login was started by %q, but you are %q.", t.Account, user)}
 	}
 	return nil
 }
 
-// showLogin shows what the login is for, and asks to go on.
+// showLogin shows the login page.
 func (p *Pages) showLogin(w http.ResponseWriter, r *http.Request) error {
 	sealed, t, l, err := p.ticketOf(r)
 	if err != nil {
@@ -267,16 +269,18 @@ func (p *Pages) showLogin(w http.ResponseWriter, r *http.Request) error {
 	if t.Account == "" {
 		text += " All clients of the gateway will use this login."
 	} else {
-		text += fmt.Sprintf(" Only its client %q will use this login. Go on if that is you, and you have asked for it.", t.Account)
+		text += fmt.Sprintf(" Only its client %q will use this login. "+
+			"Continue only if this is you and you requested it.", t.Account)
 	}
 	p.write(w, http.StatusOK, page{Title: "Log in to " + t.Server, Text: text, Ticket: sealed})
 	return nil
 }
 
-// beginLogin sends the browser to the authorization server.
+// beginLogin redirects the browser to the authorization server.
 func (p *Pages) beginLogin(w http.ResponseWriter, r *http.Request) error {
-	if origin := r.Header.Get("Origin"); origin != "" && origin != p.Base(r) || r.Header.Get("Sec-Fetch-Site") == "cross-site" {
-		return &refusal{http.StatusForbidden, "A page of another site has sent this request."}
+	origin := r.Header.Get("Origin")
+	if origin != "" && origin != p.Base(r) || r.Header.Get("Sec-Fetch-Site") == "cross-site" {
+		return &refusal{http.StatusForbidden, "A page of another site sent this request."}
 	}
 	r.Body = http.MaxBytesReader(w, r.Body, 64<<10)
 	_, t, l, err := p.ticketOf(r)
@@ -285,12 +289,16 @@ func (p *Pages) beginLogin(w http.ResponseWriter, r *http.Request) error {
 	}
 	cookie, err := r.Cookie(p.browserCookie(r).Name)
 	if err != nil {
-		return &refusal{http.StatusBadRequest, "The browser has not kept the cookie of this page. Allow cookies, and open the address again."}
+		return &refusal{http.StatusBadRequest,
+			"The browser did not keep the cookie of this page. Allow cookies, and open the address again."}
 	}
 	if t.Account == "" {
-		p.Ask(r.Context(), t.Server)
+		p.Probe(r.Context(), t.Server)
 	}
-	begun := state{ticket: ticket{t.Server, t.Account, time.Now().Add(stateTime)}, ID: rand.Text(), Browser: digest(cookie.Value)}
+	begun := state{
+		ticket: ticket{t.Server, t.Account, time.Now().Add(stateTime)},
+		ID:     rand.Text(), Browser: digest(cookie.Value),
+	}
 	base, document := p.Base(r), ""
 	if p.Published {
 		document = base + p.Path + documentPath
@@ -301,46 +309,46 @@ func (p *Pages) beginLogin(w http.ResponseWriter, r *http.Request) error {
 			return p.sealed("state", begun)
 		})
 	if err != nil {
-		p.Logger.Warn("login to MCP server cannot begin", zap.String("mcp_server", t.Server), zap.Error(err))
+		p.Logger.Warn("cannot start login to MCP server", zap.String("mcp_server", t.Server), zap.Error(err))
 		return err
 	}
 	http.Redirect(w, r, address, http.StatusSeeOther)
 	return nil
 }
 
-// finishLogin takes what the authorization server says.
+// finishLogin handles the callback of the authorization server.
 func (p *Pages) finishLogin(w http.ResponseWriter, r *http.Request) error {
 	var s state
 	query := r.URL.Query()
 	if !p.open("state", query.Get("state"), &s) || time.Now().After(s.Expires) {
-		return &refusal{http.StatusBadRequest, "This login is not known, or has taken too long. Begin again."}
+		return &refusal{http.StatusBadRequest, "This login is unknown, or took too long. Start again."}
 	}
 	l := p.logins[s.Server]
 	if l == nil {
-		return &refusal{http.StatusNotFound, "The gateway does not have the server " + s.Server + " anymore."}
+		return &refusal{http.StatusNotFound, "The gateway no longer has the server " + s.Server + "."}
 	}
 	cookie, err := r.Cookie(p.browserCookie(r).Name)
 	if err != nil || subtle.ConstantTimeCompare([]byte(digest(cookie.Value)), []byte(s.Browser)) != 1 {
-		return &refusal{http.StatusForbidden, "This login was begun in another browser."}
+		return &refusal{http.StatusForbidden, "This login was started in another browser."}
 	}
 	if err := p.checkUser(r, s.ticket); err != nil {
 		return err
 	}
 	first := usedStates.add(s.ID)
-	if first && p.Once != nil {
-		if first, err = p.Once(r.Context(), s.ID, stateTime); err != nil {
-			return &refusal{http.StatusServiceUnavailable, "The login cannot be finished: " + err.Error() + ". Begin again."}
+	if first && p.ClaimState != nil {
+		if first, err = p.ClaimState(r.Context(), s.ID, stateTime); err != nil {
+			return &refusal{http.StatusServiceUnavailable, "The login cannot be finished: " + err.Error() + ". Start again."}
 		}
 	}
 	if !first {
-		return &refusal{http.StatusBadRequest, "This login has been finished before."}
+		return &refusal{http.StatusBadRequest, "This login is already finished."}
 	}
 	logger := p.Logger.With(zap.String("mcp_server", s.Server), zap.String("client", s.Account))
 	err = l.oauth.Account(s.Account).Finish(r.Context(), &s.Pending, query)
 	p.Count(s.Server, err)
 	if err != nil {
 		logger.Warn("login to MCP server failed", zap.Error(err))
-		return &refusal{http.StatusBadRequest, "The login has failed: " + err.Error() + "."}
+		return &refusal{http.StatusBadRequest, "The login failed: " + err.Error() + "."}
 	}
 	logger.Info("logged in to MCP server", zap.String("issuer", s.Pending.Issuer))
 	l.finished(s.Account)
@@ -369,7 +377,7 @@ func (p *Pages) serveDocument(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// clientName is what authorization servers call the gateway.
+// clientName is the name of the gateway at authorization servers.
 const clientName = "caddy-mcp-gateway"
 
 // Interface guard

@@ -13,18 +13,19 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 )
 
-// replicate has three replicas serve the pages of a site in turn.
+// replicate makes three replicas serve the pages of a site in turn.
 func (s *site) replicate(t *testing.T, engine replicas.Engine) (logins []*Login) {
 	t.Helper()
 	for range 3 {
 		store := replicastest.Replica(t, engine)
 		space := store.Space("logins")
 		pages := *s.pages
-		pages.Once = func(ctx context.Context, state string, good time.Duration) (bool, error) {
+		pages.ClaimState = func(ctx context.Context, state string, good time.Duration) (bool, error) {
 			return space.Swap(ctx, state, "used", replicas.Version{}, []byte{}, good)
 		}
 		replica := NewPages(pages, []byte(testKey))
-		l, err := replica.Add("files", &Config{Resource: s.URL + "/server", TrustedHosts: []string{"127.0.0.1"}}, oauth.Shared(space), "files")
+		l, err := replica.Add("files", &Config{Resource: s.URL + "/server", TrustedHosts: []string{"127.0.0.1"}},
+			oauth.Shared(space), "files")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -34,7 +35,7 @@ func (s *site) replicate(t *testing.T, engine replicas.Engine) (logins []*Login)
 	return logins
 }
 
-// The requests of a browser may come to a different replica each.
+// Each request of a browser may reach another replica.
 func TestLoginAtThreeReplicas(t *testing.T) {
 	s, engine := newSite(t, Config{}), replicastest.New()
 	logins := s.replicate(t, engine)
@@ -61,24 +62,26 @@ func TestLoginAtThreeReplicas(t *testing.T) {
 		t.Errorf("%d replicas have been there", n)
 	}
 	for i, l := range logins {
-		s.replicas[i].Look("files", "")
+		s.replicas[i].Reload("files", "")
 		s.login = l
 		if w, err := s.call(""); err != nil || w.Body.String() != "hello" {
 			t.Errorf("replica %d: %v, %q", i, err, w.Body)
 		}
 	}
 	usedStates = states{} // of another process
-	if status, page = b.open(t, get(callback)); status != http.StatusBadRequest || !strings.Contains(page, "finished before") {
+	if status, page = b.open(t, get(callback)); status != http.StatusBadRequest ||
+		!strings.Contains(page, "already finished") {
 		t.Errorf("once more, elsewhere: %d %s", status, page)
 	}
 	usedStates = states{}
 	engine.Down.Store(true)
-	if status, page = b.open(t, get(callback)); status != http.StatusServiceUnavailable || !strings.Contains(page, "shared store is unavailable") {
+	if status, page = b.open(t, get(callback)); status != http.StatusServiceUnavailable ||
+		!strings.Contains(page, "shared store is unavailable") {
 		t.Errorf("while the store is unavailable: %d %s", status, page)
 	}
 }
 
-// A call that waits at one replica goes on after a login at another.
+// A call that waits at one replica continues after a login at another.
 func TestAwaitALoginAtAnotherReplica(t *testing.T) {
 	s := newSite(t, Config{})
 	logins := s.replicate(t, replicastest.New())

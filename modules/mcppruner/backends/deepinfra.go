@@ -15,21 +15,21 @@ func init() {
 	caddy.RegisterModule(DeepInfra{})
 }
 
-// DeepInfra scores lines by a reranker at DeepInfra. The goal and lines of the text leave
-// this machine; the backend heuristic is for those who do not want that.
+// DeepInfra scores lines with a reranker at DeepInfra. The goal and lines of the text leave this
+// machine; the backend heuristic sends nothing.
 //
-// Each text is one POST of {"queries":["<goal>"],"documents":["<line>",…]}. If it
-// fails, the text is pruned by our own estimate and the answer says so. Redirects are
-// not followed.
+// Each text is one POST of {"queries":["<goal>"],"documents":["<line>",…]}. If the request fails,
+// the built-in heuristic prunes the text and a warning in the result says so. Redirects are not
+// followed.
 //
-// The key is read from the environment, and refused in the configuration. Variables
-// are read when the configuration is loaded, and win over it; of those that are
-// numbers, a value that is not a whole number is ignored.
+// The API key comes from the environment; a key in the configuration is an error. Environment
+// variables are read when the configuration is loaded, and override it. A number that is not a
+// whole number is ignored.
 //
-// Variable | What it says
+// Variable | Meaning
 // ---------|-------------
-// `DEEPINFRA_API_KEY` | The key. Without it every text is pruned by our own estimate
-// `DEEPINFRA_ENDPOINT_URL` | Where requests go. Default: https://api.deepinfra.com/v1/inference/Qwen/Qwen3-Reranker-0.6B
+// `DEEPINFRA_API_KEY` | The API key. Without it the built-in heuristic prunes every text
+// `DEEPINFRA_ENDPOINT_URL` | URL of the reranker. Default: Qwen3-Reranker-0.6B at api.deepinfra.com
 // `DEEPINFRA_TIMEOUT_MS` | timeout, in milliseconds
 // `DEEPINFRA_MAX_DOCS` | max_docs
 type DeepInfra struct {
@@ -38,7 +38,7 @@ type DeepInfra struct {
 
 const (
 	deepInfraURL  = "https://api.deepinfra.com/v1/inference/Qwen/Qwen3-Reranker-0.6B"
-	deepInfraHint = "put it in the environment variable DEEPINFRA_API_KEY"
+	deepInfraHint = "put the key in the environment variable DEEPINFRA_API_KEY"
 )
 
 // CaddyModule returns the Caddy module information.
@@ -49,7 +49,7 @@ func (DeepInfra) CaddyModule() caddy.ModuleInfo {
 	}
 }
 
-// UnmarshalJSON refuses a key in its own words.
+// UnmarshalJSON rejects an API key in the configuration with a helpful error.
 func (b *DeepInfra) UnmarshalJSON(config []byte) error {
 	type plain DeepInfra
 	return unmarshalJSON(config, (*plain)(b), deepInfraHint)
@@ -64,11 +64,12 @@ func (b *DeepInfra) Provision(ctx caddy.Context) error {
 		Wire:     rerank.Queries,
 	}
 	config.Timeout, config.MaxDocs = b.limits(ctx.Logger(), "DEEPINFRA_TIMEOUT_MS", "DEEPINFRA_MAX_DOCS")
-	b.open(ctx.Logger(), config, "DEEPINFRA_API_KEY or DEEPINFRA_ENDPOINT_URL cannot be used, texts are pruned without them")
+	b.open(ctx.Logger(), config,
+		"DEEPINFRA_API_KEY or DEEPINFRA_ENDPOINT_URL is unusable, pruning without the backend")
 	return nil
 }
 
-// Name is what statistics, warnings and metrics call it.
+// Name returns the backend's name in statistics, warnings and metrics.
 func (*DeepInfra) Name() string { return "deepinfra" }
 
 // UnmarshalCaddyfile sets up the backend from Caddyfile tokens. Syntax:

@@ -1,4 +1,4 @@
-// Package backends has the backends of mcp_pruner: heuristic, deepinfra and rerank.
+// Package backends implements the backends of mcp_pruner: heuristic, deepinfra and rerank.
 package backends
 
 import (
@@ -14,8 +14,7 @@ func init() {
 	caddy.RegisterModule(Heuristic{})
 }
 
-// Heuristic chooses lines by rules, on this machine: nothing of a text leaves it. It has
-// no settings.
+// Heuristic scores lines with built-in rules. Texts do not leave this machine. It has no settings.
 type Heuristic struct{}
 
 // CaddyModule returns the Caddy module information.
@@ -26,10 +25,10 @@ func (Heuristic) CaddyModule() caddy.ModuleInfo {
 	}
 }
 
-// Name is what statistics, warnings and metrics call it.
+// Name returns the backend's name in statistics, warnings and metrics.
 func (Heuristic) Name() string { return "heuristic" }
 
-// Score leaves the work to the pruner's own estimate.
+// Score returns nothing, so that the built-in rules score the lines.
 func (Heuristic) Score(context.Context, string, []string) (*mcppruner.Scored, *mcppruner.Fault) {
 	return nil, nil
 }

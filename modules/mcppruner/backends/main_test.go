@@ -31,7 +31,8 @@ const key = "sk_hunter2"
 // setEnv sets the variables of DeepInfra, and clears those that are not named.
 func setEnv(t *testing.T, variables map[string]string) {
 	t.Helper()
-	for _, name := range []string{"DEEPINFRA_API_KEY", "DEEPINFRA_ENDPOINT_URL", "DEEPINFRA_TIMEOUT_MS", "DEEPINFRA_MAX_DOCS"} {
+	for _, name := range []string{"DEEPINFRA_API_KEY", "DEEPINFRA_ENDPOINT_URL", "DEEPINFRA_TIMEOUT_MS",
+		"DEEPINFRA_MAX_DOCS"} {
 		t.Setenv(name, variables[name])
 	}
 }

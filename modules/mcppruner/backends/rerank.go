@@ -17,29 +17,29 @@ func init() {
 	caddy.RegisterModule(Rerank{})
 }
 
-// Rerank scores lines by a reranker of your choice, on this machine or elsewhere: Cohere,
-// Jina, and servers of your own models with the same API, such as vLLM and llama.cpp.
-// The goal and lines of the text go there.
+// Rerank scores lines with a reranker of your choice, local or remote: Cohere, Jina, and servers with
+// the same API for your own models, such as vLLM and llama.cpp. It receives the goal and lines of the
+// text.
 //
-// Each text is one POST of {"query":"<goal>","documents":["<line>",…],"model":"…"}.
-// The answer has results with index and relevance_score. If it fails, the text is
-// pruned by our own estimate and the answer says so. Redirects are not followed.
+// Each text is one POST of {"query":"<goal>","documents":["<line>",…],"model":"…"}. The response
+// has results with index and relevance_score. If the request fails, the built-in heuristic prunes
+// the text and a warning in the result says so. Redirects are not followed.
 type Rerank struct {
-	// Where requests go, such as http://127.0.0.1:8080/v1/rerank. Required.
+	// URL of the reranker, such as http://127.0.0.1:8080/v1/rerank. Required.
 	URL string `json:"url,omitempty"`
 
-	// The model that requests name. Default: none
+	// Name of the model, sent with each request. Default: none
 	Model string `json:"model,omitempty"`
 
-	// The environment variable that has the key, which is sent as a bearer token. If
-	// it has none when the configuration is loaded, every text is pruned by our own
-	// estimate. Default: no key is sent
+	// Name of the environment variable with the API key, which is sent as a bearer token. If the
+	// variable is empty when the configuration is loaded, the built-in heuristic prunes every text.
+	// Default: no key is sent
 	KeyEnv string `json:"key_env,omitempty"`
 
 	reranker
 }
 
-const rerankHint = "put it in an environment variable, and that one's name in key_env"
+const rerankHint = "put the key in an environment variable, and its name in key_env"
 
 // CaddyModule returns the Caddy module information.
 func (Rerank) CaddyModule() caddy.ModuleInfo {
@@ -49,7 +49,7 @@ func (Rerank) CaddyModule() caddy.ModuleInfo {
 	}
 }
 
-// UnmarshalJSON refuses a key in its own words.
+// UnmarshalJSON rejects an API key in the configuration with a helpful error.
 func (b *Rerank) UnmarshalJSON(config []byte) error {
 	type plain Rerank
 	return unmarshalJSON(config, (*plain)(b), rerankHint)
@@ -65,7 +65,7 @@ func (b *Rerank) Provision(ctx caddy.Context) error {
 		Model:    b.Model,
 	}
 	config.Timeout, config.MaxDocs = b.limits(ctx.Logger(), "", "")
-	b.open(ctx.Logger(), config, "url or key_env cannot be used, texts are pruned without them")
+	b.open(ctx.Logger(), config, "url or key_env is unusable, pruning without the backend")
 	return nil
 }
 
@@ -96,8 +96,8 @@ func checkURL(text string) error {
 	return nil
 }
 
-// checkName checks the name of an environment variable. A wrong one may be a key, so the
-// error does not repeat it.
+// checkName checks the name of an environment variable. The error does not repeat an invalid name,
+// which may be a key.
 func checkName(name string) error {
 	rest := strings.TrimLeft(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_")
 	if rest != "" || name == "" || name[0] >= '0' && name[0] <= '9' {
@@ -106,7 +106,7 @@ func checkName(name string) error {
 	return nil
 }
 
-// Name is what statistics, warnings and metrics call it.
+// Name returns the backend's name in statistics, warnings and metrics.
 func (*Rerank) Name() string { return "rerank" }
 
 // UnmarshalCaddyfile sets up the backend from Caddyfile tokens. Syntax:

@@ -37,7 +37,8 @@ func TestRerank(t *testing.T) { // P63, P67
 			if fault != nil {
 				t.Fatal(fault.Err)
 			}
-			if got := server.Last(); got.Body != tt.body || got.Headers.Get("Authorization") != tt.bearer || server.Count() != 1 {
+			if got := server.Last(); got.Body != tt.body || got.Headers.Get("Authorization") != tt.bearer ||
+				server.Count() != 1 {
 				t.Errorf("sent %s as %q\nwant %s as %q", got.Body, got.Headers.Get("Authorization"), tt.body, tt.bearer)
 			}
 			if scored.Status != 200 || scored.Docs != tt.docs || len(scored.Scores) != 3 {
@@ -96,14 +97,17 @@ func TestRerankCaddyfile(t *testing.T) {
 		want        Rerank
 		json        string
 	}{
-		{"a URL", "rerank {\n url http://127.0.0.1:8080/rerank\n}", Rerank{URL: "http://127.0.0.1:8080/rerank"}, `{"url":"http://127.0.0.1:8080/rerank"}`},
+		{"a URL", "rerank {\n url http://127.0.0.1:8080/rerank\n}", Rerank{URL: "http://127.0.0.1:8080/rerank"},
+			`{"url":"http://127.0.0.1:8080/rerank"}`},
 		{
-			"everything", "rerank {\n url https://api.example.com/v2/rerank\n model m\n key_env COHERE_API_KEY\n timeout 5s\n max_docs 128\n}",
+			"everything", "rerank {\n url https://api.example.com/v2/rerank\n model m\n key_env COHERE_API_KEY\n timeout " +
+				"5s\n max_docs 128\n}",
 			Rerank{
 				URL: "https://api.example.com/v2/rerank", Model: "m", KeyEnv: "COHERE_API_KEY",
 				reranker: reranker{Timeout: caddy.Duration(5 * time.Second), MaxDocs: 128},
 			},
-			`{"url":"https://api.example.com/v2/rerank","model":"m","key_env":"COHERE_API_KEY","timeout":5000000000,"max_docs":128}`,
+			`{"url":"https://api.example.com/v2/rerank","model":"m","key_env":"COHERE_API_KEY","timeout":5000000000,` +
+				`"max_docs":128}`,
 		},
 	}
 	for _, tt := range tests {
@@ -128,13 +132,16 @@ func TestInvalidRerank(t *testing.T) { // P61
 		{"no URL", "rerank {\n model m\n}", "url: missing"},
 		{"no block", "rerank", "url: missing"},
 		{"an empty URL", "rerank {\n url \"\"\n}", "url: missing"},
-		{"a URL of something else", "rerank {\n url unix//hunter2\n}", "url: not a URL of http or https"},
-		{"a URL with a password", "rerank {\n url http://me:hunter2@127.0.0.1/\n}", "url: it has a user or a password"},
+		{"a URL of something else", "rerank {\n url unix//hunter2\n}", "url: not an http or https URL"},
+		{"a URL with a password", "rerank {\n url http://me:hunter2@127.0.0.1/\n}",
+			"url: must not contain a user or password"},
 		{"a word twice", "rerank {\n url http://a\n url http://b\n}", "url is given twice"},
-		{"a key in the place of its variable", "rerank {\n url http://a\n key_env sk-hunter2\n}", "key_env: not the name"},
-		{"a key in the place of its variable that begins with a digit", "rerank {\n url http://a\n key_env 0hunter2\n}", "key_env: not the name"},
+		{"a key instead of its variable", "rerank {\n url http://a\n key_env sk-hunter2\n}", "key_env: not the name"},
+		{"a key instead of its variable that begins with a digit", "rerank {\n url http://a\n key_env 0hunter2\n}",
+			"key_env: not the name"},
 		{"a key in the query of the url", "rerank {\n url http://a/?api_key=hunter2\n}", "url: api_key: keys do not belong"},
-		{"an api_key", "rerank {\n url http://a\n api_key hunter2\n}", "api_key: keys do not belong in the configuration: put it in an environment variable, and that one's name in key_env"},
+		{"an api_key", "rerank {\n url http://a\n api_key hunter2\n}",
+			"api_key: keys do not belong in the configuration: put the key in an environment variable, and its name in key_env"},
 		{"an unknown word", "rerank {\n url http://a\n foo\n}", "unknown subdirective foo"},
 		{"no lines", "rerank {\n url http://a\n max_docs 0\n}", "max_docs"},
 	}
@@ -148,11 +155,13 @@ func TestInvalidRerank(t *testing.T) { // P61
 	}
 	configs := []struct{ name, config, want string }{
 		{"no URL in JSON", `{}`, "url: missing"},
-		{"a URL with a password in JSON", `{"url":"http://me:hunter2@127.0.0.1/"}`, "url: it has a user or a password"},
-		{"a URL without a host in JSON", `{"url":"http:///hunter2"}`, "url: it has no host"},
-		{"a key in the place of its variable in JSON", `{"url":"http://a","key_env":"Bearer hunter2"}`, "key_env: not the name"},
+		{"a URL with a password in JSON", `{"url":"http://me:hunter2@127.0.0.1/"}`,
+			"url: must not contain a user or password"},
+		{"a URL without a host in JSON", `{"url":"http:///hunter2"}`, "url: missing host"},
+		{"a key instead of its variable in JSON", `{"url":"http://a","key_env":"Bearer hunter2"}`,
+			"key_env: not the name"},
 		{"an api_key in JSON", `{"url":"http://a","api_key":"hunter2"}`, "name in key_env"},
-		{"a key_env that is no text", `{"url":"http://a","key_env":5}`, "cannot unmarshal number"},
+		{"a key_env that is not a string", `{"url":"http://a","key_env":5}`, "cannot unmarshal number"},
 		{"a negative timeout in JSON", `{"url":"http://a","timeout":-1}`, "timeout: -1ns is negative"},
 		{"less than no lines in JSON", `{"url":"http://a","max_docs":-1}`, "max_docs: -1 is negative"},
 	}

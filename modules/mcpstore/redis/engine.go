@@ -19,29 +19,29 @@ import (
 )
 
 const (
-	// dialTime is how long it may take to connect, silence how long a server may not answer before the
-	// connection to it is given up.
-	dialTime = 2 * time.Second
-	silence  = 2 * time.Second
-	// retryTime is how often an unreachable server is tried, and how often the topology is asked for.
-	retryTime = time.Second
-	// maxPending is how many commands may wait for an answer. It is less than the places of a connection's
-	// queue, where the wait for a place has no time limit.
+	// dialTimeout is the timeout of connecting, silence the timeout of a response, after which the
+	// connection is closed.
+	dialTimeout     = 2 * time.Second
+	responseTimeout = 2 * time.Second
+	// retryInterval is the interval of connection attempts and of topology refreshes.
+	retryInterval = time.Second
+	// maxPending bounds the commands that wait for a response. It is less than the length of a
+	// connection's queue, where waiting has no timeout.
 	maxPending = 512
-	bufferSize = 64 << 10 // of a connection, for each direction
+	bufferSize = 64 << 10 // per connection and direction
 )
 
-// An engine is a Redis server, or a set of them.
+// An engine is a Redis server or a group of them.
 type engine struct {
-	sharded bool // messages go to the node that their topic belongs to
+	sharded bool // messages go to the cluster node of their topic
 	logger  *zap.Logger
 
-	commands, messages rueidis.Client // once connected is closed
+	commands, messages rueidis.Client // set before connected is closed
 	connected          chan struct{}
-	refusal            atomic.Pointer[error] // why it is not connected
+	connectError       atomic.Pointer[error] // why it is not connected
 	closed             context.Context
 	close              context.CancelFunc
-	connecting         sync.Mutex // held while clients are made known or closed
+	connecting         sync.Mutex // held while clients are set or closed
 	pending            chan struct{}
 
 	mu     sync.Mutex
@@ -51,15 +51,15 @@ type engine struct {
 // open returns an engine that connects in the background.
 func open(option rueidis.ClientOption, logger *zap.Logger) *engine {
 	option.DisableCache = true     // nothing is read twice
-	option.DisableRetry = true     // a command may have been carried out
-	option.AlwaysPipelining = true // so that a closed connection is noticed before it is used
+	option.DisableRetry = true     // a failed command may have been executed
+	option.AlwaysPipelining = true // notices a closed connection before it is used
 	option.ClientSetInfo = rueidis.DisableClientSetInfo
-	option.Dialer.Timeout = dialTime
-	option.ConnWriteTimeout = silence
+	option.Dialer.Timeout = dialTimeout
+	option.ConnWriteTimeout = responseTimeout
 	option.ReadBufferEachConn, option.WriteBufferEachConn = bufferSize, bufferSize
 	option.ClusterOption.MaxMovedRedirections = 8
-	option.ClusterOption.ShardsRefreshInterval = retryTime
-	option.Sentinel.TopologyRefreshInterval = retryTime
+	option.ClusterOption.ShardsRefreshInterval = retryInterval
+	option.Sentinel.TopologyRefreshInterval = retryInterval
 	e := &engine{
 		sharded: !option.ForceSingleClient && option.Sentinel.MasterSet == "",
 		logger:  logger, connected: make(chan struct{}),
@@ -70,29 +70,29 @@ func open(option rueidis.ClientOption, logger *zap.Logger) *engine {
 	return e
 }
 
-// connect makes the clients. From then on, they connect again by themselves.
+// connect creates the clients, which reconnect on their own from then on.
 func (e *engine) connect(option rueidis.ClientOption) {
 	for !e.tryToConnect(option) {
 		select {
 		case <-e.closed.Done():
 			return
-		case <-time.After(retryTime):
+		case <-time.After(retryInterval):
 		}
 	}
 }
 
-// tryToConnect reports whether there is nothing left to do.
+// tryToConnect creates the clients. It reports whether to stop trying.
 func (e *engine) tryToConnect(option rueidis.ClientOption) bool {
 	commands, err := newClient(option)
 	if err != nil {
-		e.refused(err)
+		e.connectFailed(err)
 		return false
 	}
-	option.PipelineMultiplex = -1 // one connection to a node
+	option.PipelineMultiplex = -1 // one connection per node
 	messages, err := newClient(option)
 	if err != nil {
 		commands.Close()
-		e.refused(err)
+		e.connectFailed(err)
 		return false
 	}
 	e.connecting.Lock()
@@ -107,7 +107,7 @@ func (e *engine) tryToConnect(option rueidis.ClientOption) bool {
 	return true
 }
 
-// newClient returns a client that is connected.
+// newClient returns a connected client.
 func newClient(option rueidis.ClientOption) (rueidis.Client, error) {
 	client, err := rueidis.NewClient(option)
 	if err != nil && client != nil {
@@ -116,10 +116,10 @@ func newClient(option rueidis.ClientOption) (rueidis.Client, error) {
 	return client, err
 }
 
-// refused notes why the engine is not connected.
-func (e *engine) refused(err error) {
-	if e.refusal.Swap(&err) == nil {
-		e.logger.Warn("redis cannot be reached; it is tried again", zap.Error(err))
+// connectFailed stores why the engine is not connected, and logs the first error.
+func (e *engine) connectFailed(err error) {
+	if e.connectError.Swap(&err) == nil {
+		e.logger.Warn("redis is unreachable, retrying", zap.Error(err))
 	}
 }
 
@@ -131,18 +131,18 @@ func (e *engine) ready(ctx context.Context) error {
 	case <-e.closed.Done():
 		return rueidis.ErrClosing
 	case <-ctx.Done():
-		if refusal := e.refusal.Load(); refusal != nil {
+		if refusal := e.connectError.Load(); refusal != nil {
 			return *refusal
 		}
 		return ctx.Err()
 	}
 }
 
-// A command is one of Redis, or a script.
+// A command is a Redis command or script.
 type command func(context.Context, rueidis.Client) rueidis.RedisResult
 
-// do waits for the answer to a command. If the context ends before, the command stays among those that
-// are pending, until it is answered or the connection is given up.
+// do runs a command and waits for the response. If the context ends first, the command stays pending
+// until it is answered or the connection is closed.
 func (e *engine) do(ctx context.Context, command command) (rueidis.RedisMessage, error) {
 	if err := cmp.Or(ctx.Err(), e.ready(ctx)); err != nil {
 		return rueidis.RedisMessage{}, err
@@ -160,14 +160,14 @@ func (e *engine) do(ctx context.Context, command command) (rueidis.RedisMessage,
 	select {
 	case result := <-answered:
 		message, err := result.ToMessage()
-		return message, meaning(err)
+		return message, mapError(err)
 	case <-ctx.Done():
 		return rueidis.RedisMessage{}, ctx.Err()
 	}
 }
 
-// meaning returns the error that the caller of an operation gets.
-func meaning(err error) error {
+// mapError maps an error of Redis to one of package replicas.
+func mapError(err error) error {
 	if redisError, ok := rueidis.IsRedisErr(err); ok && strings.Contains(redisError.Error(), "OOM ") {
 		return replicas.ErrFull
 	}
@@ -207,18 +207,18 @@ func (e *engine) Set(ctx context.Context, key string, value []byte, ttl time.Dur
 	return err
 }
 
-// milliseconds returns a TTL as Redis has it, which is at least 1.
+// milliseconds returns a TTL in milliseconds, at least 1 as Redis requires.
 func milliseconds(ttl time.Duration) int64 { return max(1, ttl.Milliseconds()) }
 
 // Delete implements replicas.Engine.
 func (e *engine) Delete(ctx context.Context, key string) (deleted bool, err error) {
-	return e.positive(ctx, func(ctx context.Context, c rueidis.Client) rueidis.RedisResult {
+	return e.doPositive(ctx, func(ctx context.Context, c rueidis.Client) rueidis.RedisResult {
 		return c.Do(ctx, c.B().Del().Key(key).Build())
 	})
 }
 
-// positive reports whether a command is answered with a number above 0.
-func (e *engine) positive(ctx context.Context, command command) (bool, error) {
+// doPositive runs a command and reports whether the response is above 0.
+func (e *engine) doPositive(ctx context.Context, command command) (bool, error) {
 	answer, err := e.do(ctx, command)
 	if err != nil {
 		return false, err
@@ -251,14 +251,14 @@ func (e *engine) Swap(
 	if ttl != 0 {
 		expires = strconv.FormatInt(milliseconds(ttl), 10)
 	}
-	args := []string{there(before), rueidis.BinaryString(before), there(after), rueidis.BinaryString(after), expires}
-	return e.positive(ctx, func(ctx context.Context, c rueidis.Client) rueidis.RedisResult {
+	args := []string{present(before), rueidis.BinaryString(before), present(after), rueidis.BinaryString(after), expires}
+	return e.doPositive(ctx, func(ctx context.Context, c rueidis.Client) rueidis.RedisResult {
 		return swap.Exec(ctx, c, []string{key}, args)
 	})
 }
 
-// there tells an empty value from none.
-func there(value []byte) string {
+// present distinguishes an empty value from none.
+func present(value []byte) string {
 	if value == nil {
 		return "0"
 	}
@@ -278,7 +278,7 @@ func (e *engine) Keep(ctx context.Context, entry replicas.Entry) error {
 	return err
 }
 
-// longestWait is how long a bucket says to wait at most.
+// longestWait bounds the wait of a bucket.
 const longestWait = 100 * 365 * 24 * time.Hour
 
 // Spend implements replicas.Engine.
@@ -305,14 +305,14 @@ func (e *engine) Spend(
 	case len(answer) == 1:
 		return nil, time.Duration(min(answer[0], longestWait.Seconds()) * float64(time.Second)), nil
 	case len(answer) != len(buckets)+1:
-		return nil, 0, fmt.Errorf("%d buckets were asked for, and %d answered", len(buckets), len(answer)-1)
+		return nil, 0, fmt.Errorf("requested %d buckets, got %d", len(buckets), len(answer)-1)
 	}
 	return answer[1:], 0, nil
 }
 
 // Publish implements replicas.Engine.
-func (e *engine) Publish(ctx context.Context, topic string, message []byte) (heard bool, err error) {
-	return e.positive(ctx, func(ctx context.Context, c rueidis.Client) rueidis.RedisResult {
+func (e *engine) Publish(ctx context.Context, topic string, message []byte) (received bool, err error) {
+	return e.doPositive(ctx, func(ctx context.Context, c rueidis.Client) rueidis.RedisResult {
 		if e.sharded {
 			return c.Do(ctx, c.B().Spublish().Channel(topic).Message(rueidis.BinaryString(message)).Build())
 		}

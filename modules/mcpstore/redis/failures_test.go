@@ -153,12 +153,14 @@ func TestServerIsFull(t *testing.T) {
 	if swapped, err := e.Swap(ctx, "test:swap", nil, value, time.Hour); !swapped || err != nil {
 		t.Errorf("swapped %t, %v", swapped, err)
 	}
-	err := e.Keep(ctx, replicas.Entry{Owner: "test:o", Key: "test:kept", Value: value, TTL: time.Hour, OwnerBytes: 1 << 30})
+	err := e.Keep(ctx, replicas.Entry{Owner: "test:o", Key: "test:kept", Value: value, TTL: time.Hour,
+		OwnerBytes: 1 << 30})
 	if !errors.Is(err, replicas.ErrFull) {
 		t.Errorf("keep: %v", err)
 	}
 	for range 2 {
-		if taken, wait, err := e.Spend(ctx, []replicas.Bucket{{Key: "test:b", Rate: 1, Burst: 5, Want: 1}}); len(taken) != 1 || err != nil {
+		if taken, wait, err := e.Spend(ctx,
+			[]replicas.Bucket{{Key: "test:b", Rate: 1, Burst: 5, Want: 1}}); len(taken) != 1 || err != nil {
 			t.Errorf("spent %v, %s, %v", taken, wait, err)
 		}
 	}
@@ -171,7 +173,8 @@ func TestServerIsFull(t *testing.T) {
 }
 
 func TestServerRefuses(t *testing.T) {
-	server := replicastest.StartRedis(t, "--user", "limited", "on", ">good-secret", "~*", "&*", "-@all", "+hello", "+ping", "+get", "+mget")
+	server := replicastest.StartRedis(t, "--user", "limited", "on", ">good-secret", "~*", "&*", "-@all", "+hello",
+		"+ping", "+get", "+mget")
 	for name, test := range map[string]struct {
 		settings Redis
 		want     string
@@ -219,7 +222,8 @@ func TestServerIsReplica(t *testing.T) {
 	store := replicastest.Replica(t, e)
 	server.Do("REPLICAOF", "127.0.0.1", "1")
 	space := store.Space("test")
-	if err := space.Set(t.Context(), "o", "n", nil, time.Hour); !errors.Is(err, replicas.ErrUnavailable) || !strings.Contains(err.Error(), "READONLY") {
+	if err := space.Set(t.Context(), "o", "n", nil, time.Hour); !errors.Is(err, replicas.ErrUnavailable) ||
+		!strings.Contains(err.Error(), "READONLY") {
 		t.Errorf("set at a replica: %v", err)
 	}
 	if store.Up() {
@@ -241,7 +245,9 @@ func TestFailover(t *testing.T) {
 	if err := e.Set(ctx, "test:kept", []byte("1"), time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	await.Until(t, "the replica has the value", func() bool { return strings.Contains(s.replica.Do("EXISTS", "test:kept"), "1") })
+	await.Until(t, "the replica has the value", func() bool {
+		return strings.Contains(s.replica.Do("EXISTS", "test:kept"), "1")
+	})
 	s.master.Stop()
 	_ = unusable(t, e)
 	usable(t, e)

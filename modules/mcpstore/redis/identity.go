@@ -10,7 +10,7 @@ import (
 // Address implements mcpstore.Addressed.
 func (r *Redis) Address() string {
 	u, err := url.Parse(r.URL)
-	if err != nil { // which Provision refuses
+	if err != nil { // Provision rejects it
 		return ""
 	}
 	u.User = nil

@@ -1,12 +1,12 @@
--- Gives KEYS[1] a value, as one of an owner who loses those that would end first if it has too much.
--- KEYS: the key; the owner's keys, sorted by when they end; the sizes of these, and under "" their sum.
--- ARGV: the value; its TTL in ms; how many bytes the owner may have.
+-- Sets KEYS[1] for an owner. If the owner has too many bytes, its entries that expire first are dropped.
+-- KEYS: the key; the owner's keys, sorted by expiry; their sizes, with the sum under "".
+-- ARGV: the value; its TTL in ms; the owner's limit in bytes.
 local key, ends, sizes = KEYS[1], KEYS[2], KEYS[3]
 local ttl, most = tonumber(ARGV[2]), tonumber(ARGV[3])
-local size = #ARGV[1] + 256 -- an entry takes more than its value
-local most_dropped = 2000 -- at a time, so that other commands do not wait for long
+local size = #ARGV[1] + 256 -- with the overhead of an entry
+local most_dropped = 2000 -- per call, so that other commands do not wait long
 
--- First of all: Redis refuses for lack of memory only scripts that have not written yet.
+-- Written first: Redis checks for free memory only before the first write of a script.
 if size <= most then
 	redis.call('SET', key, ARGV[1], 'PX', ttl)
 else

@@ -1,4 +1,4 @@
-// Package redis keeps what replicas share in Redis, or in Valkey.
+// Package redis implements the engine redis of mcp_store, for Redis and Valkey.
 package redis
 
 import (
@@ -24,55 +24,56 @@ import (
 
 func init() { caddy.RegisterModule(Redis{}) }
 
-// Redis keeps what replicas share in a Redis server, a set of them with Sentinel, or a Redis Cluster. Valkey
-// is the same.
+// Redis stores the state of replicas in a Redis server, in servers managed by Sentinel, or in a
+// Redis Cluster. Valkey works the same.
 //
 // Texts may have placeholders of the environment and of files, such as {env.REDIS_URL}.
 type Redis struct {
 	// The server: redis://[<user>:<password>@]<host>[:<port>][/<database>], rediss:// for TLS, or
-	// unix://<path>[?db=<database>]. With Sentinel, a sentinel; with Cluster, a node.
+	// unix://<path>[?db=<database>]. With Sentinel it is a sentinel, with Cluster a node. Required.
 	URL string `json:"url,omitempty"`
 
-	// Other sentinels, or other nodes of the cluster, as <host>:<port>.
+	// More sentinels, or more nodes of the cluster, as <host>:<port>. Default: none
 	Addresses []string `json:"addresses,omitempty"`
 
-	// The user, in place of that of the URL. Default: Redis' default user
+	// The user name; overrides the URL's. Default: Redis' default user
 	Username string `json:"username,omitempty"`
 
-	// The password, in place of that of the URL.
+	// The password; overrides the URL's. Default: none
 	Password string `json:"password,omitempty"`
 
-	// How TLS is used. The scheme of the URL says whether it is.
+	// TLS settings. They need a rediss:// URL. Default: the system's authorities, no client certificate
 	TLS *TLS `json:"tls,omitempty"`
 
-	// The sentinels that know the server. The addresses are those of the sentinels.
+	// Sentinel settings. URL and addresses are then those of sentinels. Default: no Sentinel
 	Sentinel *Sentinel `json:"sentinel,omitempty"`
 
-	// Whether the server is a node of a Redis Cluster. It has to be of version 7 or later.
+	// Whether the server is a node of a Redis Cluster, which needs version 7 or later. Default: false
 	Cluster bool `json:"cluster,omitempty"`
 
 	option rueidis.ClientOption
 }
 
-// TLS is how connections are secured.
+// TLS configures TLS connections.
 type TLS struct {
-	// A PEM file with the certificates of the authorities to trust. Default: those of the system
+	// PEM file with the certificate authorities to trust. Default: the system's
 	CA string `json:"ca,omitempty"`
 
-	// PEM files with the certificate of this client and its key. They are read for every connection.
+	// PEM files with the client certificate and its key. They are read again for every connection.
+	// Default: none
 	Certificate string `json:"certificate,omitempty"`
 	Key         string `json:"key,omitempty"`
 
-	// The name that the certificate of the server has to have. Default: the host of its address
+	// Name in the server's certificate. Default: the host of its address
 	ServerName string `json:"server_name,omitempty"`
 }
 
-// Sentinel is what is needed to ask sentinels.
+// Sentinel configures Redis Sentinel.
 type Sentinel struct {
-	// The name by which they know the server.
+	// Name of the master. Required.
 	Master string `json:"master,omitempty"`
 
-	// The user and the password of the sentinels. Default: none
+	// User name and password of the sentinels. Default: none
 	Username string `json:"username,omitempty"`
 	Password string `json:"password,omitempty"`
 }
@@ -82,11 +83,12 @@ func (Redis) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: "mcp_store.redis", New: func() caddy.Module { return new(Redis) }}
 }
 
-// Provision replaces placeholders, and checks the settings.
+// Provision replaces placeholders and checks the settings.
 func (r *Redis) Provision(caddy.Context) (err error) {
 	replacer := caddy.NewReplacer()
 	for _, text := range r.texts() {
-		if *text.value, err = replacer.ReplaceOrErr(*text.value, true, true); err != nil {
+		*text.value, err = replacer.ReplaceOrErr(*text.value, true, true)
+		if err != nil {
 			return fmt.Errorf("%s: %w", text.name, err)
 		}
 	}
@@ -99,8 +101,8 @@ type text struct {
 	value *string
 }
 
-// texts returns all settings that are texts. Those with placeholders are replaced where they are, so that
-// a store is known by what it is connected to.
+// texts returns all text settings. Placeholders are replaced in place, because the settings identify
+// the store.
 func (r *Redis) texts() []text {
 	all := []text{{"url", &r.URL}, {"username", &r.Username}, {"password", &r.Password}}
 	for i := range r.Addresses {
@@ -117,7 +119,7 @@ func (r *Redis) texts() []text {
 	return all
 }
 
-// options returns how to connect.
+// options returns the options of the Redis client.
 func (r *Redis) options() (rueidis.ClientOption, error) {
 	option, err := parseURL(r.URL)
 	if err != nil {
@@ -137,21 +139,21 @@ func (r *Redis) options() (rueidis.ClientOption, error) {
 	}
 	switch {
 	case r.Cluster && r.Sentinel != nil:
-		return option, errors.New("cluster: it has no sentinels")
+		return option, errors.New("cluster: cannot be combined with sentinel")
 	case r.Cluster && option.SelectDB != 0:
 		return option, fmt.Errorf("url: a cluster has no database %d", option.SelectDB)
 	case len(r.Addresses) > 0 && !r.Cluster && r.Sentinel == nil:
-		return option, errors.New("addresses: several are for sentinel or cluster")
+		return option, errors.New("addresses: only supported with sentinel or cluster")
 	case r.Sentinel != nil && r.Sentinel.Master == "":
-		return option, errors.New("sentinel: the name of the master is missing")
+		return option, errors.New("sentinel: missing master name")
 	case option.Username != "" && option.Password == "":
 		return option, errors.New("password: missing for the username")
 	case r.TLS != nil && option.TLSConfig == nil:
-		return option, errors.New("tls: the URL has to begin with rediss://")
+		return option, errors.New("tls: url must begin with rediss://")
 	}
 	option.ForceSingleClient = !r.Cluster && r.Sentinel == nil
 	if r.TLS != nil {
-		if err := r.TLS.set(option.TLSConfig); err != nil {
+		if err := r.TLS.apply(option.TLSConfig); err != nil {
 			return option, fmt.Errorf("tls: %w", err)
 		}
 	}
@@ -164,7 +166,7 @@ func (r *Redis) options() (rueidis.ClientOption, error) {
 	return option, nil
 }
 
-// parseURL parses the URL of a server. Its errors do not repeat it: it may have a password.
+// parseURL parses the URL of a server. Errors do not repeat it, because it may contain a password.
 func parseURL(text string) (option rueidis.ClientOption, err error) {
 	forms := errors.New("expected redis://<host>:<port>, rediss://<host>:<port> or unix://<path>")
 	if strings.Contains(text, "@") {
@@ -179,7 +181,7 @@ func parseURL(text string) (option rueidis.ClientOption, err error) {
 		return option, forms
 	case u.Scheme == "unix" && u.Path == "", u.Scheme != "unix" && u.Hostname() == "":
 		return option, forms
-	case u.Scheme != "unix" && u.User == nil && strings.Contains(text, "@"): // the password has a / or ?
+	case u.Scheme != "unix" && u.User == nil && strings.Contains(text, "@"): // the password contains a / or ?
 		return option, forms
 	case u.Port() != "" && !isPort(u.Port()):
 		return option, fmt.Errorf("%s is not a port", u.Port())
@@ -194,11 +196,12 @@ func parseURL(text string) (option rueidis.ClientOption, err error) {
 	default:
 		return option, forms
 	}
-	if option, err = rueidis.ParseURL(text); err != nil {
+	option, err = rueidis.ParseURL(text)
+	if err != nil {
 		return option, errors.New(strings.TrimPrefix(err.Error(), "redis: "))
 	}
 	if option.TLSConfig != nil {
-		option.TLSConfig.ServerName = "" // the host of each address
+		option.TLSConfig.ServerName = "" // use the host of each address
 	}
 	return option, nil
 }
@@ -208,8 +211,8 @@ func isPort(text string) bool {
 	return err == nil && n > 0
 }
 
-// set makes settings of TLS hold.
-func (t *TLS) set(config *tls.Config) error {
+// apply applies the settings to a TLS configuration.
+func (t *TLS) apply(config *tls.Config) error {
 	config.ServerName = t.ServerName
 	if t.CA != "" {
 		pem, err := os.ReadFile(t.CA)
@@ -261,7 +264,7 @@ func (r *Redis) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		return setting.Expected(d, "mcp_store redis", "<url> [<addresses...>]")
 	}
 	r.URL, r.Addresses = args[0], args[1:]
-	return setting.Checked(d, setting.Lines{
+	return setting.BlockChecked(d, setting.Lines{
 		"username": setting.Text(&r.Username),
 		"password": setting.Secret(&r.Password),
 		"cluster":  setting.Switch(&r.Cluster),
@@ -293,11 +296,11 @@ func (r *Redis) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 				"password": setting.Secret(&r.Sentinel.Password),
 			})
 		},
-	}, r.checkWritten)
+	}, r.checkCaddyfile)
 }
 
-// checkWritten checks settings that have no placeholders: others are known when they are used.
-func (r *Redis) checkWritten() error {
+// checkCaddyfile checks the settings, unless one has placeholders, which are replaced later.
+func (r *Redis) checkCaddyfile() error {
 	for _, text := range r.texts() {
 		if strings.Contains(*text.value, "{") {
 			return nil

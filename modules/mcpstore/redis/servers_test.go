@@ -83,7 +83,8 @@ func certificates(t *testing.T) map[string]string {
 		}
 		template := &x509.Certificate{
 			SerialNumber: big.NewInt(int64(i + 1)), Subject: pkix.Name{CommonName: name}, NotAfter: time.Now().Add(time.Hour),
-			DNSNames: []string{"redis.test"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+			DNSNames: []string{"redis.test"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth,
+				x509.ExtKeyUsageClientAuth},
 		}
 		if authority == nil {
 			template.IsCA, template.BasicConstraintsValid, template.KeyUsage = true, true, x509.KeyUsageCertSign
@@ -116,7 +117,8 @@ func cluster(t *testing.T) (nodes []*replicastest.Redis) {
 	for range 3 {
 		bus := strconv.Itoa(replicastest.FreePort(t))
 		buses = append(buses, bus)
-		nodes = append(nodes, replicastest.StartRedis(t, "--cluster-enabled", "yes", "--cluster-port", bus, "--cluster-node-timeout", "2000"))
+		nodes = append(nodes, replicastest.StartRedis(t, "--cluster-enabled", "yes", "--cluster-port", bus,
+			"--cluster-node-timeout", "2000"))
 	}
 	const slots = 16384
 	for i, node := range nodes {
@@ -159,7 +161,8 @@ func startSet(t *testing.T) (s sentinelSet) {
 	})
 	for range 3 {
 		file := filepath.Join(t.TempDir(), "sentinel.conf")
-		config := fmt.Sprintf("sentinel monitor shared %s %s 2\nsentinel down-after-milliseconds shared 1000\nsentinel failover-timeout shared 6000\n", host, port)
+		config := fmt.Sprintf("sentinel monitor shared %s %s 2\nsentinel down-after-milliseconds shared 1000\nsentinel "+
+			"failover-timeout shared 6000\n", host, port)
 		if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 			t.Fatal(err)
 		}

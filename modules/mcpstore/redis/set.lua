@@ -1,6 +1,6 @@
--- Gives KEYS[1] a value.
+-- Sets KEYS[1].
 -- ARGV: the value; its TTL in ms.
--- What is set is small and needed: a script that has written something is not refused for lack of memory.
+-- DEL comes first: Redis checks for free memory only before the first write of a script, and small values must be stored.
 redis.call('DEL', KEYS[1])
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return 1

@@ -1,7 +1,7 @@
 -- Takes tokens from all buckets, or from none.
--- KEYS: the buckets. A key has the tokens of a bucket and when that was, in µs; a full bucket has none.
--- ARGV: of each bucket the rate per second, the burst, and how many tokens are wanted; 0 only asks whether there is one.
--- Returns for how many seconds to wait, and then how many tokens were taken from each.
+-- KEYS: the buckets. A key holds the tokens of a bucket and their time in µs; a full bucket has no key.
+-- ARGV: for each bucket the rate per second, the burst, and the tokens wanted; 0 only checks for one.
+-- Returns the seconds to wait, or 0 and the tokens taken from each bucket.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local longest, left, answer = 0, {}, {'0'}
@@ -14,7 +14,7 @@ for i, key in ipairs(KEYS) do
 		local had, at = string.match(is, '^(%S+) (%S+)$')
 		tokens = math.min(burst, had + math.max(0, now - at) / 1000000 * rate)
 	end
-	local short = (1 - tokens) / rate -- in seconds; less than a nanosecond is nothing
+	local short = (1 - tokens) / rate -- seconds to wait; less than a nanosecond counts as 0
 	if want >= 0 and short >= 1e-9 then
 		longest = math.max(longest, short)
 	end
@@ -25,12 +25,12 @@ end
 
 if longest > 0 then return {string.format('%.17g', longest)} end
 
--- Buckets are small and needed: a script that has written something is not refused for lack of memory.
+-- DEL comes first: Redis checks for free memory only before the first write of a script, and small values must be stored.
 redis.call('DEL', KEYS[1])
 
 for i, key in ipairs(KEYS) do
 	local rate, burst = tonumber(ARGV[3 * i - 2]), tonumber(ARGV[3 * i - 1])
-	local full = math.ceil((burst - left[i]) / rate * 1000) -- in so many ms
+	local full = math.ceil((burst - left[i]) / rate * 1000) -- ms until it is full
 	if full > 0 then
 		redis.call('SET', key, string.format('%.17g %.17g', left[i], now), 'PX', string.format('%.0f', full))
 	else

@@ -1,4 +1,4 @@
--- Gives KEYS[1] another value, if it has the old one.
+-- Replaces the value of KEYS[1], if it has the old one.
 -- ARGV: "1" and the old value, or "0" and ""; likewise the new one; the TTL in ms, 0 for none.
 local is = redis.call('GET', KEYS[1])
 if ARGV[1] == '1' then
@@ -6,7 +6,7 @@ if ARGV[1] == '1' then
 elseif is then
 	return 0
 end
--- What is swapped is small and needed: a script that has written something is not refused for lack of memory.
+-- DEL comes first: Redis checks for free memory only before the first write of a script, and small values must be stored.
 redis.call('DEL', KEYS[1])
 if ARGV[3] == '1' then
 	if ARGV[5] == '0' then

@@ -11,13 +11,13 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// A topic is one that is subscribed to, once for all who want its messages.
+// A topic is a subscription that all subscribers of a topic share.
 type topic struct {
 	name        string
 	ctx         context.Context
 	end         context.CancelFunc
-	ended       chan struct{} // closed when nothing is left of the subscription
-	confirmed   chan struct{} // closed when the server has it for the first time
+	ended       chan struct{} // closed when the subscription has ended completely
+	confirmed   chan struct{} // closed when the server has confirmed it for the first time
 	subscribers []*subscriber // guarded by the engine's lock
 	err         error         // of the last attempt; guarded by the engine's lock
 }
@@ -46,7 +46,7 @@ func (e *engine) Subscribe(ctx context.Context, name string, f func([]byte)) (st
 	}
 }
 
-// join adds a subscriber to a topic, and begins with the topic if it is the first.
+// join adds a subscriber to a topic, and starts the topic if it is the first.
 func (e *engine) join(name string, s *subscriber) *topic {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -55,7 +55,10 @@ func (e *engine) join(name string, s *subscriber) *topic {
 		before.subscribers = append(before.subscribers, s)
 		return before
 	}
-	t := &topic{name: name, ended: make(chan struct{}), confirmed: make(chan struct{}), subscribers: []*subscriber{s}}
+	t := &topic{
+		name: name, ended: make(chan struct{}), confirmed: make(chan struct{}),
+		subscribers: []*subscriber{s},
+	}
 	t.ctx, t.end = context.WithCancel(e.closed)
 	e.topics[name] = t
 	go e.run(t, before)
@@ -66,24 +69,24 @@ func (e *engine) join(name string, s *subscriber) *topic {
 func (e *engine) leave(t *topic, s *subscriber) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	// A copy, because messages are handed out without the lock.
+	// Clone, because messages are delivered without the lock.
 	t.subscribers = slices.DeleteFunc(slices.Clone(t.subscribers), func(other *subscriber) bool { return other == s })
 	if len(t.subscribers) == 0 {
 		t.end()
 	}
 }
 
-// run subscribes to a topic, again and again, until it ends. The one of the same name that was there
-// before has to be gone: its end would end the new one.
+// run keeps a topic subscribed until it ends. It first waits for an earlier topic of the same name,
+// whose unsubscribe would end the new one.
 func (e *engine) run(t, before *topic) {
 	defer close(t.ended)
 	if before != nil {
 		<-before.ended
 	}
-	for delay := 50 * time.Millisecond; t.ctx.Err() == nil; delay = min(2*delay, retryTime/2) {
+	for delay := 50 * time.Millisecond; t.ctx.Err() == nil; delay = min(2*delay, retryInterval/2) {
 		began := time.Now()
 		err := e.receive(t)
-		if time.Since(began) > retryTime {
+		if time.Since(began) > retryInterval {
 			delay = 50 * time.Millisecond
 		}
 		e.mu.Lock()
@@ -101,7 +104,7 @@ func (e *engine) run(t, before *topic) {
 	}
 }
 
-// receive hands out the messages of a topic until it ends, or its connection does.
+// receive delivers the messages of a topic until the topic or the connection ends.
 func (e *engine) receive(t *topic) error {
 	ctx := rueidis.WithOnSubscriptionHook(t.ctx, func(s rueidis.PubSubSubscription) {
 		if !strings.HasSuffix(s.Kind, "unsubscribe") {
@@ -115,22 +118,23 @@ func (e *engine) receive(t *topic) error {
 		return err
 	})
 	return e.messages.Receive(ctx, e.subscribe(e.messages.B(), t.name), func(m rueidis.PubSubMessage) {
-		e.handOut(t, []byte(m.Message))
+		e.deliver(t, []byte(m.Message))
 	})
 }
 
-// subscribed notes that the server has the topic. If it has it again, messages may be lost.
+// subscribed records that the server has confirmed the topic. After a reconnect it delivers nil,
+// because messages may be lost.
 func (e *engine) subscribed(t *topic) {
 	select {
 	case <-t.confirmed:
-		e.handOut(t, nil)
+		e.deliver(t, nil)
 	default:
 		close(t.confirmed)
 	}
 }
 
-// handOut gives a message to all subscribers of a topic.
-func (e *engine) handOut(t *topic, message []byte) {
+// deliver delivers a message to all subscribers of a topic.
+func (e *engine) deliver(t *topic, message []byte) {
 	e.mu.Lock()
 	all := t.subscribers
 	e.mu.Unlock()
