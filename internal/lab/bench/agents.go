@@ -18,20 +18,20 @@ import (
 )
 
 const (
-	talkTurns = 1000 // of the first request of a talk
-	talkMore  = 50   // requests of an agent in it, each a turn longer
+	talkTurns    = 1000 // turns in the first request of a talk
+	talkRequests = 50   // further requests of a talk, each one turn longer
 )
 
-// A talk is a conversation at the length that it has in each of an agent's requests.
+// A talk is a growing conversation: the requests of one agent, each one turn longer than the last.
 type talk struct {
-	text  []byte // of all turns, from behind the opening brace
-	ends  []int  // where in text each request is cut
-	short []int  // how many bytes are left of each when it is masked
+	text       []byte // all turns, without the opening brace
+	ends       []int  // end of each request in text
+	maskedLens []int  // length of each request after masking
 }
 
 // newTalk returns a talk whose first request has about size bytes.
 func newTalk(size int, lines []string) (*talk, error) {
-	all := talkTurns + talkMore
+	all := talkTurns + talkRequests
 	t := &talk{text: conversation(all, size/talkTurns*all, lines)[1:]}
 	for turn := talkTurns; turn <= all; turn++ {
 		next := fmt.Appendf(nil, `,{"role":"assistant","content":null,"tool_calls":[{"id":"call_%d"`, turn)
@@ -47,28 +47,28 @@ func newTalk(size int, lines []string) (*talk, error) {
 		if err != nil {
 			return nil, err
 		}
-		t.short = append(t.short, len(short))
+		t.maskedLens = append(t.maskedLens, len(short))
 	}
 	return t, nil
 }
 
 const talkEnd = "]}"
 
-// opening begins a talk. Talks of different numbers have no beginning in common.
+// opening returns the start of a talk. Talks with different numbers share no prefix.
 func opening(number int64) string { return fmt.Sprintf(`{"user":"%012d",`, number) }
 
-// request returns one of the requests of a talk.
+// request returns request i of a talk.
 func (t *talk) request(number int64, i int) []byte {
 	return slices.Concat([]byte(opening(number)), t.text[:t.ends[i]], []byte(talkEnd))
 }
 
-// agents call a model, each with talks of its own.
+// agents are clients of a model, each with its own talks.
 type agents struct {
-	url    string
-	talk   *talk
-	once   bool // each request is the first of a talk
-	masked bool // the model gets them so
-	each   []agent
+	url       string
+	talk      *talk
+	firstOnly bool // each request starts a new talk
+	masked    bool // the model receives masked requests
+	states    []agent
 }
 
 type agent struct {
@@ -88,24 +88,24 @@ func (a *agents) load(ctx context.Context, connections int, d time.Duration) loa
 	return load.Loop(ctx, connections, d, a.call)
 }
 
-// call has an agent make its next request.
+// call sends the next request of an agent.
 func (a *agents) call(ctx context.Context, client int) error {
-	who := &a.each[client]
-	if who.number == 0 || a.once || who.next == len(a.talk.ends) {
-		who.number, who.next = talks.Add(1), 0
+	agent := &a.states[client]
+	if agent.number == 0 || a.firstOnly || agent.next == len(a.talk.ends) {
+		agent.number, agent.next = talks.Add(1), 0
 	}
-	i := who.next
-	who.next++
-	head, end := opening(who.number), a.talk.ends[i]
+	i := agent.next
+	agent.next++
+	head, end := opening(agent.number), a.talk.ends[i]
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, a.url,
 		io.MultiReader(strings.NewReader(head), bytes.NewReader(a.talk.text[:end]), strings.NewReader(talkEnd)))
 	if err != nil {
 		return err
 	}
 	req.ContentLength = int64(len(head) + end + len(talkEnd))
-	want := received(int(req.ContentLength))
+	want := modelResponse(int(req.ContentLength))
 	if a.masked {
-		want = received(a.talk.short[i])
+		want = modelResponse(a.talk.maskedLens[i])
 	}
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := load.HTTP.Do(req)
@@ -118,12 +118,12 @@ func (a *agents) call(ctx context.Context, client int) error {
 	}
 	got, err := io.ReadAll(resp.Body)
 	if err == nil && !bytes.Equal(got, want) {
-		err = fmt.Errorf("the model says %s, want %s", got, want)
+		err = fmt.Errorf("the model returned %s, want %s", got, want)
 	}
 	return err
 }
 
-// A talkCase is what agents talk about.
+// A talkCase describes the talks of a case.
 type talkCase struct {
 	name  string
 	size  int
@@ -158,10 +158,10 @@ func reportTalks(ctx context.Context, chosen *regexp.Regexp, caddy string, budge
 	model := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n, _ := io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write(received(int(n)))
+		_, _ = w.Write(modelResponse(int(n)))
 	})}
 	defer model.Close()
-	go func() { _ = model.Serve(listener) }() // until it is closed
+	go func() { _ = model.Serve(listener) }() // until model.Close
 	r := talkReport{chosen: chosen, caddy: caddy, model: listener.Addr().String(), budget: budget}
 	for _, c := range talkCases {
 		if err := r.compare(ctx, c); err != nil {
@@ -169,16 +169,19 @@ func reportTalks(ctx context.Context, chosen *regexp.Regexp, caddy string, budge
 		}
 	}
 	if r.titled {
-		fmt.Printf("Conversations have %d to %d turns. In next_turn each request continues the last one of its client,\n",
-			talkTurns, talkTurns+talkMore)
-		fmt.Printf("%d times in a row, as an agent's do; in first_seen none does. The upstream says how much has come.\n", talkMore)
-		fmt.Println("Client and upstream share the cores with caddy, so what masking spares them counts for it.")
+		fmt.Printf("Conversations have %d to %d turns. In next_turn, each request continues the previous one of its "+
+			"client,\n",
+			talkTurns, talkTurns+talkRequests)
+		fmt.Printf("%d times in a row, as an agent does. In first_seen, none does. The upstream returns how many bytes "+
+			"it received.\n", talkRequests)
+		fmt.Println("Client and upstream share the cores with caddy, so the work that masking saves them counts in its " +
+			"favor.")
 	}
 	return r.reportMemory(ctx, talkCases[len(talkCases)-1])
 }
 
-// received is what a model says that has got so many bytes.
-func received(n int) []byte { return fmt.Appendf(nil, `{"bytes":%d}`, n) }
+// modelResponse returns the response of a model that received n bytes.
+func modelResponse(n int) []byte { return fmt.Appendf(nil, `{"bytes":%d}`, n) }
 
 type talkReport struct {
 	chosen       *regexp.Regexp
@@ -187,7 +190,7 @@ type talkReport struct {
 	titled       bool
 }
 
-// The kinds of requests: those that continue others, and those that do not.
+// talkKinds are requests that continue others, and requests that do not.
 var talkKinds = []string{"next_turn", "first_seen"}
 
 func (r *talkReport) compare(ctx context.Context, c talkCase) (err error) {
@@ -225,8 +228,8 @@ func (r *talkReport) compare(ctx context.Context, c talkCase) (err error) {
 	return nil
 }
 
-// reportMemory tells how much memory the requests of all clients take at once, each time of
-// a fresh process.
+// reportMemory reports how much memory the concurrent requests of all clients take, with
+// a new process for each case.
 func (r *talkReport) reportMemory(ctx context.Context, c talkCase) (err error) {
 	var t *talk
 	for i, site := range []string{"plain", "masked"} {
@@ -255,7 +258,7 @@ func (r *talkReport) reportMemory(ctx context.Context, c talkCase) (err error) {
 		}
 	}
 	if t != nil {
-		fmt.Printf("%d requests at once have %.0f MiB.\n", connections, float64(connections*t.ends[0])/(1<<20))
+		fmt.Printf("%d concurrent requests have %.0f MiB.\n", connections, float64(connections*t.ends[0])/(1<<20))
 	}
 	return nil
 }

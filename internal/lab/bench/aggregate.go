@@ -19,8 +19,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// reportAggregate measures the door to all servers at once: calls by reverse_proxy
-// alone, lists from memory by those that are asked for, and what an idle session takes.
+// reportAggregate measures the endpoint of all servers: calls compared with reverse_proxy,
+// cached lists compared with requested ones, and the memory of an idle session.
 func reportAggregate(ctx context.Context, chosen *regexp.Regexp, caddy string, budget time.Duration) error {
 	if err := reportJoinedCalls(ctx, chosen, caddy, budget); err != nil {
 		return err
@@ -36,7 +36,7 @@ const (
 	listedTools   = 50
 )
 
-// callCaddyfile has three servers: a call has to find its own.
+// callCaddyfile has three servers, so that the gateway must route each call.
 const callCaddyfile = benchOptions + `
 http://:%[1]d {
 	bind 127.0.0.1
@@ -74,7 +74,7 @@ func reportJoinedCalls(ctx context.Context, chosen *regexp.Regexp, caddy string,
 			continue
 		}
 		if !headed {
-			printHeading("calls/s of one of 3 joined servers", "plain", "joined")
+			printHeading("calls/s to one of 3 joined servers", "plain", "joined")
 			headed = true
 		}
 		if err := compareCalls(ctx, name, caddy, c.path, c.bytes, c.clients, c.era == "modern", budget); err != nil {
@@ -84,7 +84,8 @@ func reportJoinedCalls(ctx context.Context, chosen *regexp.Regexp, caddy string,
 	return nil
 }
 
-func compareCalls(ctx context.Context, name, caddy, path string, size, clients int, modern bool, budget time.Duration) error {
+func compareCalls(ctx context.Context, name, caddy, path string, size, clients int, modern bool,
+	budget time.Duration) error {
 	server, err := upstream.Start(ctx)
 	if err != nil {
 		return err
@@ -96,25 +97,25 @@ func compareCalls(ctx context.Context, name, caddy, path string, size, clients i
 	}
 	defer gw.stop()
 	c := contest{name: name, connections: clients}
-	for i, at := range []struct{ path, tool string }{{path, "read_log"}, {"/mcp", "bench__read_log"}} {
+	for i, target := range []struct{ path, tool string }{{path, "read_log"}, {"/mcp", "bench__read_log"}} {
 		var request []byte
 		var sets []http.Header
-		want := answer(size)
+		want := toolsCallResponse(size)
 		if modern {
-			request, sets = modernCall(at.tool)
-			want = jsonrpc.Answer([]byte("1"), upstream.ModernResult(size))
+			request, sets = modernCall(target.tool)
+			want = jsonrpc.ResultResponse([]byte("1"), upstream.ModernResult(size))
 		} else {
-			request = jsonrpc.Request(1, "tools/call", []byte(`{"name":"`+at.tool+`","arguments":{"lines":2000}}`))
-			if sets, err = openSessions(ctx, gw.urls[i]+at.path, clients); err != nil {
+			request = jsonrpc.Request(1, "tools/call", []byte(`{"name":"`+target.tool+`","arguments":{"lines":2000}}`))
+			if sets, err = openSessions(ctx, gw.urls[i]+target.path, clients); err != nil {
 				return err
 			}
 		}
-		c.sites[i] = site{gw.urls[i] + at.path, request, want, sets}
+		c.sites[i] = site{gw.urls[i] + target.path, request, want, sets}
 	}
 	return c.run(ctx, gw, budget/(2*rounds))
 }
 
-// modernCall returns a call of the modern era and the headers it comes with.
+// modernCall returns a call of the modern era and its headers.
 func modernCall(tool string) ([]byte, []http.Header) {
 	request := jsonrpc.Request(1, "tools/call", []byte(`{"name":"`+tool+`","arguments":{"lines":2000},"_meta":{`+
 		`"io.modelcontextprotocol/protocolVersion":"`+mcp.Stateless+`",`+
@@ -127,8 +128,8 @@ func modernCall(tool string) ([]byte, []http.Header) {
 	}}
 }
 
-// reportLists compares lists that are remembered with those of servers that may have
-// changed since, and that nobody listens to.
+// reportLists compares cached lists with lists that the gateway requests each time,
+// because the servers may change them and the gateway does not subscribe to changes.
 func reportLists(ctx context.Context, chosen *regexp.Regexp, caddy string, budget time.Duration) error {
 	headed := false
 	for _, clients := range []int{1, 16} {
@@ -171,7 +172,7 @@ func compareLists(ctx context.Context, name, caddy string, clients int, budget t
 	for s := range joinedServers {
 		prefixes = append(prefixes, fmt.Sprintf("s%d__", s))
 	}
-	want := jsonrpc.Answer([]byte("1"), upstream.Tools(listedTools, prefixes...))
+	want := jsonrpc.ResultResponse([]byte("1"), upstream.Tools(listedTools, prefixes...))
 	c := contest{name: name, connections: clients}
 	for i := range c.sites {
 		sessions, err := openSessions(ctx, gw.urls[i]+"/mcp", clients)
@@ -183,7 +184,7 @@ func compareLists(ctx context.Context, name, caddy string, clients int, budget t
 	return c.run(ctx, gw, budget/(2*rounds))
 }
 
-// idleSessions is how many are opened, if there are file descriptors for them.
+// idleSessions is the number of sessions to open, if the file descriptors suffice.
 const idleSessions = 10_000
 
 const idleCaddyfile = `{
@@ -200,8 +201,8 @@ http://:%[2]d {
 }
 `
 
-// What stands at the site that idle sessions are opened at. They get the port of the
-// server, and the command that is one.
+// Handlers of the site where idle sessions are opened. Their arguments are the port of the
+// HTTP server and the command of the stdio server.
 const (
 	idlePlain  = `reverse_proxy 127.0.0.1:%[1]d`
 	idleHTTP   = "mcp_gateway {\n\t\tseparator __\n\t\tserver bench http://127.0.0.1:%[1]d" + upstream.ListenPath + "\n\t}"
@@ -209,12 +210,12 @@ const (
 	idleStdio  = "mcp_gateway {\n\t\tseparator __\n\t\tserver bench stdio %[2]s {\n\t\t\tmax_sessions 100000\n\t\t}\n\t}"
 )
 
-// reportIdle opens many sessions, each with a stream, in a fresh process each time.
+// reportIdle opens many sessions, each with a stream, in a new process for each case.
 func reportIdle(ctx context.Context, chosen *regexp.Regexp, caddy string) error {
 	headed := false
 	for _, c := range []struct {
 		name, path, handler string
-		sockets             int // of caddy, by session
+		sockets             int // sockets of caddy per session
 	}{
 		{"plain", upstream.ListenPath, idlePlain, 2},
 		{"http", "/mcp", idleHTTP, 2},
@@ -226,12 +227,13 @@ func reportIdle(ctx context.Context, chosen *regexp.Regexp, caddy string) error 
 			continue
 		}
 		if !headed {
-			fmt.Printf("\n%-41s %10s %10s %10s %10s\n", "memory of caddy, KB per idle session", "sessions", "resident", "live heap", "stacks")
+			fmt.Printf("\n%-41s %10s %10s %10s %10s\n", "memory of caddy, KB per idle session", "sessions", "resident",
+				"live heap", "stacks")
 			headed = true
 		}
 		n := min(idleSessions, (openFiles()-500)/c.sockets)
 		if n <= 0 {
-			fmt.Printf("%-41s %10s %10s %10s %10s\n", name, "n/a", "n/a", "n/a", "n/a") // it takes Linux, and file descriptors
+			fmt.Printf("%-41s %10s %10s %10s %10s\n", name, "n/a", "n/a", "n/a", "n/a") // not Linux, or too few file descriptors
 			continue
 		}
 		before, after, err := idleMemory(ctx, caddy, c.path, c.handler, n)
@@ -243,14 +245,15 @@ func reportIdle(ctx context.Context, chosen *regexp.Regexp, caddy string) error 
 			each(before.resident, after.resident), each(before.heap, after.heap), each(before.stacks, after.stacks))
 	}
 	if headed {
-		fmt.Println("Resident is VmRSS as it comes, garbage and all. The heap is what a collection leaves of it, with the 32 KiB")
-		fmt.Println("of reverse_proxy for each stream from HTTP or stdio that nothing is ever written to, and so are not resident.")
+		fmt.Println("Resident is VmRSS, garbage included. Live heap is the heap after a collection. It includes 32 KiB " +
+			"of reverse_proxy")
+		fmt.Println("for each stream from HTTP or stdio; nothing is ever written to these buffers, so they are not resident.")
 	}
 	return nil
 }
 
-// openFiles returns how many file descriptors a process may have, 0 if that is not
-// known. Go programs raise the limit as far as they may by themselves.
+// openFiles returns how many file descriptors a process may have, or 0 if unknown. Go
+// programs raise their soft limit to the hard limit themselves.
 func openFiles() int {
 	limits, _ := os.ReadFile("/proc/self/limits")
 	_, after, _ := strings.Cut(string(limits), "Max open files")
@@ -265,7 +268,7 @@ func openFiles() int {
 	return n
 }
 
-// A memory is what a process takes, in bytes.
+// A memory is the memory of a process, in bytes.
 type memory struct {
 	resident     int
 	heap, stacks int // after a collection
@@ -281,13 +284,13 @@ func idleMemory(ctx context.Context, caddy, path, handler string, n int) (before
 	if err != nil {
 		return before, after, err
 	}
-	// Of the two ports that a gateway has, one is that of the admin API.
+	// One of the gateway's two ports is that of the admin API.
 	gw, err := startGateway(ctx, caddy, idleCaddyfile, fmt.Sprintf(handler, server.Port, strings.Join(child, " ")))
 	if err != nil {
 		return before, after, err
 	}
 	defer gw.stop()
-	// What the first sessions take is not what all take.
+	// The first sessions take more memory than later ones.
 	warm, err := openStreams(ctx, gw.urls[1]+path, 16)
 	if err != nil {
 		return before, after, err
@@ -305,8 +308,8 @@ func idleMemory(ctx context.Context, caddy, path, handler string, n int) (before
 	return before, after, err
 }
 
-// memory asks the admin API. The resident memory is that before the collection, which
-// the question begins with.
+// memory reads the heap profile of the admin API. That request starts a garbage collection;
+// resident memory is read before it.
 func (gw *gateway) memory(ctx context.Context) (m memory, err error) {
 	m.resident = gw.Self().Memory().Resident
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, gw.urls[0]+"/debug/pprof/heap?gc=1&debug=1", nil)
@@ -331,7 +334,7 @@ func (gw *gateway) memory(ctx context.Context) (m memory, err error) {
 	return m, nil
 }
 
-// streams are connections by which somebody listens.
+// streams are the connections of open GET streams.
 type streams []net.Conn
 
 func (s streams) close() {
@@ -360,7 +363,7 @@ func openStreams(ctx context.Context, address string, n int) (streams, error) {
 	return opened, nil
 }
 
-// openSessions shakes hands n times. It returns the headers that tell the sessions.
+// openSessions initializes n sessions and returns the headers that identify them.
 func openSessions(ctx context.Context, address string, n int) ([]http.Header, error) {
 	sets := make([]http.Header, n)
 	_, err := load.Each(n, connections, func(i int) error {

@@ -27,11 +27,10 @@ http://:%[2]d {
 }
 `
 
-// turn is how long calls are made before the console is opened or closed: long enough for its pages to move.
+// turn is how long calls are made with the console closed or open: long enough for its pages to update.
 const turn = 2 * time.Second
 
-// reportConsole measures what calls cost while the console is open in two tabs of a browser, on the pages that move,
-// by what they cost while it is closed.
+// reportConsole compares calls while two browser tabs show live pages of the console with calls while it is closed.
 func reportConsole(ctx context.Context, chosen *regexp.Regexp, caddy string) error {
 	headed := false
 	for _, clients := range []int{1, 16} {
@@ -67,15 +66,15 @@ func compareConsole(ctx context.Context, name, caddy string, clients int) error 
 		return err
 	}
 	request := jsonrpc.Request(1, "tools/call", []byte(`{"name":"bench__read_log","arguments":{"lines":2000}}`))
-	closed := site{gw.urls[0] + "/mcp", request, answer(size), sessions}
+	closed := site{gw.urls[0] + "/mcp", request, toolsCallResponse(size), sessions}
 	open := watchedSite{closed, []string{gw.urls[0] + "/console/live/overview", gw.urls[0] + "/console/live/calls"}}
-	return contest{name: name, connections: clients, sites: [2]called{closed, open}}.run(ctx, gw, turn)
+	return contest{name: name, connections: clients, sites: [2]callTarget{closed, open}}.run(ctx, gw, turn)
 }
 
 // A watchedSite is a site whose console is open while calls are made.
 type watchedSite struct {
 	site
-	streams []string // of events, one for each tab
+	streams []string // URLs of event streams, one for each tab
 }
 
 // load makes calls while all streams are read.
@@ -97,7 +96,7 @@ func (s watchedSite) load(ctx context.Context, connections int, d time.Duration)
 		}
 		go func() {
 			defer res.Body.Close()
-			_, _ = io.Copy(io.Discard, res.Body) // until it is canceled
+			_, _ = io.Copy(io.Discard, res.Body) // until ctx is canceled
 		}()
 	}
 	return s.site.load(ctx, connections, d)

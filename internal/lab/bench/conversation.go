@@ -14,10 +14,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// reportConversation compares masking old tool results by package chat with
-// decoding the request, editing it by the rules of the mask, and encoding it.
+// reportConversation compares masking old tool results with package chat and decoding
+// the request, applying the same rules and encoding it again.
 func reportConversation(ctx context.Context, chosen *regexp.Regexp, budget time.Duration) error {
-	// One that mentions neither exceptions nor timeouts, so that it is masked.
+	// This file mentions neither exceptions nor timeouts, so it is masked.
 	source, err := goSource("encoding/json/scanner.go")
 	if err != nil {
 		return err
@@ -56,16 +56,18 @@ func reportConversation(ctx context.Context, chosen *regexp.Regexp, budget time.
 	return nil
 }
 
-// conversation is a request of so many turns and about size bytes, as an agent would
-// send it: each turn calls a tool and gets some lines back.
+// conversation returns a request with this number of turns and about size bytes, as an agent
+// would send it. Each turn calls a tool and receives some lines.
 func conversation(turns, size int, lines []string) []byte {
-	body := []byte(`{"model":"sample","stream":true,"messages":[{"role":"system","content":"You are a careful engineer."},{"role":"user","content":"Find out why the build fails."}`)
+	body := []byte(`{"model":"sample","stream":true,"messages":[{"role":"system","content":"You are a careful ` +
+		`engineer."},{"role":"user","content":"Find out why the build fails."}`)
 	next := 0
 	for turn := range turns {
-		body = fmt.Appendf(body, `,{"role":"assistant","content":null,"tool_calls":[{"id":"call_%d","type":"function","function":{"name":"read_file","arguments":"{\"path\":\"%d.go\"}"}}]}`, turn, turn)
+		body = fmt.Appendf(body, `,{"role":"assistant","content":null,"tool_calls":[{"id":"call_%d","type":"function",`+
+			`"function":{"name":"read_file","arguments":"{\"path\":\"%d.go\"}"}}]}`, turn, turn)
 		body = fmt.Appendf(body, `,{"role":"tool","tool_call_id":"call_%d","content":"`, turn)
 		for first := true; first || len(body) < size/turns*(turn+1); first = false {
-			body = append(body, asJavaScript(lines[next%len(lines)])...)
+			body = append(body, jsonString(lines[next%len(lines)])...)
 			next++
 		}
 		body = append(body, `"}`...)
@@ -73,9 +75,9 @@ func conversation(turns, size int, lines []string) []byte {
 	return append(body, `]}`...)
 }
 
-// asJavaScript spells a text between quotes as most agents do: unlike encoding/json,
-// they have no reason to escape < and >.
-func asJavaScript(text string) []byte {
+// jsonString returns the JSON string literal of a text, without quotes, as most agents
+// write it. Unlike encoding/json, they do not escape < and >.
+func jsonString(text string) []byte {
 	var out bytes.Buffer
 	enc := json.NewEncoder(&out)
 	enc.SetEscapeHTML(false)
@@ -86,7 +88,8 @@ func asJavaScript(text string) []byte {
 func logLines() []string {
 	var lines []string
 	for i := range 1000 {
-		lines = append(lines, fmt.Sprintf("2026-11-15T08:%02d:%02d.%03dZ INFO  http request method=GET path=/users/%d status=200 duration_ms=%d\n", i/60%60, i%60, i*7%1000, i*31%5000, i%90))
+		lines = append(lines, fmt.Sprintf("2026-11-15T08:%02d:%02d.%03dZ INFO  http request method=GET path=/users/%d "+
+			"status=200 duration_ms=%d\n", i/60%60, i%60, i*7%1000, i*31%5000, i%90))
 	}
 	return lines
 }
@@ -107,7 +110,7 @@ func conversationMasker() contestant {
 	}
 }
 
-// reedit decodes, edits and encodes: what one does without package chat.
+// reedit decodes, edits and encodes a request: the alternative to package chat.
 func reedit(unmarshal func([]byte, any) error, marshal func(any) ([]byte, error)) contestant {
 	return func(body []byte) ([]byte, error) {
 		var request map[string]any
@@ -119,7 +122,7 @@ func reedit(unmarshal func([]byte, any) error, marshal func(any) ([]byte, error)
 	}
 }
 
-// editConversation masks the results of all turns but the last ones.
+// editConversation masks the results of all but the last turns.
 func editConversation(messages []any) {
 	turns := 0
 	turnOf, nameOf := map[string]int{}, map[string]string{}
@@ -140,15 +143,16 @@ func editConversation(messages []any) {
 			continue
 		}
 		id, content := message["tool_call_id"].(string), message["content"].(string)
-		if turn, known := turnOf[id]; !known || turn >= turns-chat.DefaultWindowTurns || tellsOfError(content) {
+		if turn, known := turnOf[id]; !known || turn >= turns-chat.DefaultWindowTurns || mentionsError(content) {
 			continue
 		}
-		message["content"] = fmt.Sprintf("[Observation masquée: résultat d’outil ancien (tool_call_id=%s, outil=%s, chars=%d)]",
+		message["content"] = fmt.Sprintf("[Observation masquée: résultat d’outil ancien (tool_call_id=%s, outil=%s, "+
+			"chars=%d)]",
 			id, nameOf[id], utf8.RuneCountInString(content))
 	}
 }
 
-func tellsOfError(content string) bool {
+func mentionsError(content string) bool {
 	lower := strings.ToLower(content)
 	for _, word := range []string{"traceback", "exception", "timeout", "connect_error", "connection refused"} {
 		if strings.Contains(lower, word) {

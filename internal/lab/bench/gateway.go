@@ -11,8 +11,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/bench/upstream"
 )
 
-// reportGateway compares a tools/call through the gateway with one through
-// reverse_proxy alone, and one to a child with one to an HTTP server.
+// reportGateway compares a tools/call through the gateway with one through reverse_proxy,
+// and a call to a stdio server with one to an HTTP server.
 func reportGateway(ctx context.Context, chosen *regexp.Regexp, caddy string, budget time.Duration) error {
 	sizes := []struct {
 		name string
@@ -24,7 +24,7 @@ func reportGateway(ctx context.Context, chosen *regexp.Regexp, caddy string, bud
 		caddyfile                       string
 	}{
 		{"calls/s of mcp_gateway, masked", "gateway/mcp", "plain", "gateway", []int{1, 16}, gatewayCaddyfile},
-		{"calls/s to a server on stdio", "gateway/stdio", "http", "stdio", []int{1, 16}, stdioCaddyfile},
+		{"calls/s to a stdio server", "gateway/stdio", "http", "stdio", []int{1, 16}, stdioCaddyfile},
 	} {
 		headed := false
 		for _, size := range sizes {
@@ -78,7 +78,8 @@ http://:%[2]d {
 `
 )
 
-func compareServers(ctx context.Context, name, caddy, caddyfile string, size, connections int, budget time.Duration) error {
+func compareServers(ctx context.Context, name, caddy, caddyfile string, size, connections int,
+	budget time.Duration) error {
 	path := fmt.Sprint(upstream.CallPath, size)
 	server, err := upstream.Start(ctx)
 	if err != nil {
@@ -94,7 +95,7 @@ func compareServers(ctx context.Context, name, caddy, caddyfile string, size, co
 		return err
 	}
 	defer gw.stop()
-	body := answer(size)
+	body := toolsCallResponse(size)
 	want, err := masker(policy)(body)
 	if err != nil {
 		return err
@@ -109,5 +110,7 @@ func compareServers(ctx context.Context, name, caddy, caddyfile string, size, co
 	return c.run(ctx, gw, budget/(2*rounds))
 }
 
-// answer is the answer to toolsCall.
-func answer(size int) []byte { return jsonrpc.Answer([]byte("1"), upstream.Result(size)) }
+// toolsCallResponse returns the response to toolsCall.
+func toolsCallResponse(size int) []byte {
+	return jsonrpc.ResultResponse([]byte("1"), upstream.Result(size))
+}

@@ -1,21 +1,25 @@
-// Command bench reports what masking costs, in one run and on one machine:
+// Command bench reports the cost of masking and of the gateway, in one run on one machine:
 //
 //	go -C internal/lab run ./bench [-run regexp] [-seconds n] [-caddy ../../bin/caddy]
 //
-// mask/… compares package mask with decoding, cutting and encoding the message,
-// conversation/… package chat with decoding, editing and encoding the request.
-// proxy/… compares observation_mask + reverse_proxy, and in proxy/conversation/…
-// tool_result_mask + reverse_proxy, with reverse_proxy alone, in the built binary. gateway/… compares mcp_gateway with reverse_proxy alone, and its
-// servers on stdio with those on HTTP. aggregate/… does so where all servers are one,
-// compares lists from memory with those that are asked for, and tells what an idle
-// session takes. console/… compares calls while the console is open with those while it is
-// closed. replicas/… compares calls with a limit that is in Redis with those of which it is
-// in memory, and tells what replicas behind a balancer take of Redis; it needs redis-server. Speeds depend on the machine and on what else it is doing, so the
-// figures to look at are the ratios: the contestants of a case take turns many times
-// over, and noise hits them alike.
+// Cases, by prefix:
 //
-// It is a report, not a test: it fails only if something could not be measured
-// or came out wrong, never because something is slow.
+//   - mask/…: package mask, compared with decoding, cutting and encoding the message.
+//   - conversation/…: package chat, compared with decoding, editing and encoding the request.
+//   - proxy/…: observation_mask with reverse_proxy, compared with reverse_proxy alone, in the
+//     built binary. In proxy/conversation/… the mask is tool_result_mask.
+//   - gateway/…: mcp_gateway, compared with reverse_proxy; stdio servers, compared with HTTP servers.
+//   - aggregate/…: the endpoint of all servers, compared with reverse_proxy; cached lists,
+//     compared with requested ones; the memory of an idle session.
+//   - console/…: calls while the console is open, compared with calls while it is closed.
+//   - replicas/…: a rate limit in Redis, compared with one in memory; the load of replicas
+//     behind a balancer on Redis. Needs redis-server.
+//
+// Speeds depend on the machine and its load, so look at the ratios: the contestants of a
+// case take many short turns, and noise affects them alike.
+//
+// This is a report, not a test. It fails if something cannot be measured or gives a wrong
+// result, never because something is slow.
 package main
 
 import (
@@ -36,11 +40,12 @@ import (
 func main() {
 	upstream.Main()
 	run := flag.String("run", "", "measure only cases whose `name` matches this regular expression, such as mask/source")
-	seconds := flag.Float64("seconds", 3, "how long to measure a case of mask; a case of proxy takes four times as long")
-	caddy := flag.String("caddy", "../../bin/caddy", "the `binary` to measure proxy with")
+	seconds := flag.Float64("seconds", 3, "`seconds` to measure a case of mask/…; a case of proxy/… takes four times "+
+		"as long")
+	caddy := flag.String("caddy", "../../bin/caddy", "Caddy `binary` to measure")
 	flag.Parse()
 
-	// The context stops the child process, which a signal must not leave behind.
+	// Canceling the context stops the child processes, which must not outlive a signal.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := report(ctx, *run, *caddy, time.Duration(*seconds*float64(time.Second))); err != nil {

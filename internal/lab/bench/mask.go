@@ -26,7 +26,7 @@ var policy = mask.Policy{
 	MaxChars:  mask.DefaultMaxChars,
 	HeadChars: mask.DefaultHeadChars,
 	TailChars: mask.DefaultTailChars,
-	Reply:     func() bool { return true }, // as observation_mask finds out
+	IsReply:   func() bool { return true }, // decided by observation_mask in the binary
 }
 
 func reportMask(ctx context.Context, chosen *regexp.Regexp, budget time.Duration) error {
@@ -60,12 +60,12 @@ func reportMask(ctx context.Context, chosen *regexp.Regexp, budget time.Duration
 	return nil
 }
 
-// sonicJSON is sonic.ConfigDefault but for the numbers. Unlike the others, it lets
-// control characters in strings pass.
+// sonicJSON returns sonic.ConfigDefault with UseNumber. Unlike the other decoders, it
+// accepts control characters in strings.
 func sonicJSON() (sonic.API, string) {
 	name := "sonic"
 	if sonic.APIKind == sonic.UseStdJSON {
-		name = "sonic=std" // it has no code of its own for this machine
+		name = "sonic=std" // sonic falls back to encoding/json on this machine
 	}
 	return sonic.Config{UseNumber: true}.Froze(), name
 }
@@ -75,9 +75,9 @@ func printTitle(ours, sonicName string) {
 		ours, "encoding/json", sonicName, "vs encoding/json", "vs "+sonicName, "allocs/op", "B/op")
 }
 
-// reportCase lets the contestants do the same work in turns and prints a row.
+// reportCase measures the contestants with one body, in turns, and prints a row.
 func reportCase(ctx context.Context, name string, contestants []contestant, body []byte, budget time.Duration) error {
-	if err := agree(contestants, body); err != nil {
+	if err := checkAgreement(contestants, body); err != nil {
 		return err
 	}
 	speeds, err := measure(ctx, contestants, body, budget)
@@ -90,8 +90,8 @@ func reportCase(ctx context.Context, name string, contestants []contestant, body
 	return nil
 }
 
-// A maskCase is a result to be masked. It is made when its turn comes, so that
-// the garbage collector has one body to look after and not all of them.
+// A maskCase is a result to mask. It is generated right before it is measured, so that the
+// garbage collector scans one body, not all of them.
 type maskCase struct {
 	name                   string
 	result                 func(size int) []byte
@@ -109,30 +109,31 @@ func maskCases(source []string) []maskCase {
 		{name: "small-strings,keep_media", result: files, keepMedia: true},
 		{name: "base64", result: func(size int) []byte {
 			raw := make([]byte, size/4*3)
-			_, _ = rand.NewChaCha8([32]byte{}).Read(raw) // which never fails
+			_, _ = rand.NewChaCha8([32]byte{}).Read(raw) // never fails
 			return text(base64.StdEncoding.EncodeToString(raw))(size)
 		}},
 	}
 }
 
-// text returns what makes a result of one text: the pieces over and over, as
+// text returns a generator of results with one text: the pieces, repeated, as
 // encoding/json writes them.
 func text(pieces ...string) func(size int) []byte {
 	return func(size int) []byte {
 		result := []byte(`{"content":[{"type":"text","text":"`)
 		for i := 0; len(result) < size; i++ {
-			spelling, _ := json.Marshal(pieces[i%len(pieces)]) // strings do not fail
+			spelling, _ := json.Marshal(pieces[i%len(pieces)]) // never fails for strings
 			result = append(result, spelling[1:len(spelling)-1]...)
 		}
 		return append(result, `"}]}`...)
 	}
 }
 
-// files returns a result of many small strings.
+// files returns a result with many small strings.
 func files(size int) []byte {
 	result := []byte{'['}
 	for i := 0; len(result) < size; i++ {
-		result = fmt.Appendf(result, `{"path":"internal/orders/file_%d.go","kind":"text/x-go","owner":"team-%d","size":%d,"tracked":true,"note":"ok"},`,
+		result = fmt.Appendf(result, `{"path":"internal/orders/file_%d.go","kind":"text/x-go","owner":"team-%d",`+
+			`"size":%d,"tracked":true,"note":"ok"},`,
 			i, i%17, i*7919%100_000)
 	}
 	result[len(result)-1] = ']'
@@ -143,7 +144,7 @@ func files(size int) []byte {
 func goSource(file string) ([]string, error) {
 	root, err := exec.Command("go", "env", "GOROOT").Output()
 	if err != nil {
-		return nil, fmt.Errorf("ask for GOROOT: %w", err)
+		return nil, fmt.Errorf("find GOROOT: %w", err)
 	}
 	source, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(root)), "src", file))
 	return strings.SplitAfter(string(source), "\n"), err
@@ -156,11 +157,11 @@ func response(result []byte, resultFirst bool) []byte {
 	return fmt.Appendf(nil, `{"jsonrpc":"2.0","id":1,"result":%s}`, result)
 }
 
-// A contestant masks a body. What it returns is good until its next turn.
+// A contestant masks a body. Its output is valid until its next call.
 type contestant func(body []byte) ([]byte, error)
 
 func masker(policy mask.Policy) contestant {
-	const piece = 32 << 10 // what reverse_proxy copies at a time
+	const piece = 32 << 10 // copy buffer of reverse_proxy
 	var (
 		m   mask.Masker
 		out bytes.Buffer
@@ -169,7 +170,7 @@ func masker(policy mask.Policy) contestant {
 		out.Reset()
 		m.Reset(&out, policy)
 		for ; len(body) > piece; body = body[piece:] {
-			_, _ = m.Write(body[:piece]) // a bytes.Buffer does not fail
+			_, _ = m.Write(body[:piece]) // a bytes.Buffer never fails
 		}
 		_, _ = m.Write(body)
 		err := m.End()
@@ -177,7 +178,7 @@ func masker(policy mask.Policy) contestant {
 	}
 }
 
-// recode decodes, cuts and encodes: what one does without package mask.
+// recode decodes, cuts and encodes a message: the alternative to package mask.
 func recode(unmarshal func([]byte, any) error, marshal func(any) ([]byte, error)) contestant {
 	return func(body []byte) ([]byte, error) {
 		var message map[string]any
@@ -189,15 +190,14 @@ func recode(unmarshal func([]byte, any) error, marshal func(any) ([]byte, error)
 	}
 }
 
-// decode is json.Unmarshal, but it keeps numbers as they are written: as floats,
-// large ones would change.
+// decode is json.Unmarshal, but keeps numbers as written. Large ones would change as floats.
 func decode(body []byte, v any) error {
 	dec := json.NewDecoder(bytes.NewReader(body))
 	dec.UseNumber()
 	return dec.Decode(v)
 }
 
-// cutStrings does to a decoded value what package mask does to its spelling.
+// cutStrings does to a decoded value what package mask does to encoded JSON.
 func cutStrings(value any) any {
 	switch v := value.(type) {
 	case string:
@@ -209,7 +209,7 @@ func cutStrings(value any) any {
 	case map[string]any:
 		for name, member := range v {
 			if s, ok := member.(string); ok && len(s) <= policy.MaxChars {
-				continue // setting a member again would cost more than all the rest
+				continue // assigning unchanged members would dominate the cost
 			}
 			v[name] = cutStrings(member)
 		}
@@ -235,9 +235,9 @@ func cutString(s string) string {
 		s[:head], chars, policy.HeadChars, policy.TailChars, s[tail:])
 }
 
-// agree makes sure that all contestants do the same work. It also warms them up:
+// checkAgreement checks that all contestants return the same message. It also warms them up:
 // buffers grow, and sonic compiles.
-func agree(contestants []contestant, body []byte) error {
+func checkAgreement(contestants []contestant, body []byte) error {
 	var messages []map[string]any
 	for i, run := range contestants {
 		out, err := run(body)
@@ -248,14 +248,15 @@ func agree(contestants []contestant, body []byte) error {
 		if err := decode(out, &message); err != nil {
 			return err
 		}
-		if messages = append(messages, message); !reflect.DeepEqual(message, messages[0]) {
-			return fmt.Errorf("contestant %d does not agree with the first", i)
+		messages = append(messages, message)
+		if !reflect.DeepEqual(message, messages[0]) {
+			return fmt.Errorf("contestant %d returns another message than the first", i)
 		}
 	}
 	return nil
 }
 
-// measure returns how fast each contestant was in its best round, in GB/s.
+// measure returns the speed of each contestant in its best round, in GB/s.
 func measure(ctx context.Context, contestants []contestant, body []byte, budget time.Duration) ([]float64, error) {
 	const turn, minRounds = 50 * time.Millisecond, 3
 	speeds := make([]float64, len(contestants))
@@ -265,7 +266,7 @@ func measure(ctx context.Context, contestants []contestant, body []byte, budget 
 			if err := ctx.Err(); err != nil {
 				return nil, err
 			}
-			runtime.GC() // nobody pays for the garbage of the one before
+			runtime.GC() // do not collect the previous contestant's garbage during this turn
 			begin, n := time.Now(), 0
 			for n == 0 || time.Since(begin) < turn {
 				if _, err := run(body); err != nil {
@@ -279,14 +280,13 @@ func measure(ctx context.Context, contestants []contestant, body []byte, budget 
 	return speeds, nil
 }
 
-// allocations returns how many allocations one response takes, and of how many
-// bytes.
+// allocations returns the allocations of one response: their number and their bytes.
 func allocations(run contestant, body []byte) (allocs, bytes float64) {
 	const n = 20
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	for range n {
-		_, _ = run(body) // it has not failed before
+		_, _ = run(body) // did not fail before
 	}
 	runtime.ReadMemStats(&after)
 	return float64(after.Mallocs-before.Mallocs) / n, float64(after.TotalAlloc-before.TotalAlloc) / n

@@ -23,14 +23,14 @@ import (
 
 const (
 	connections = 16
-	rounds      = 40 // in which each site has a turn: many and short, for noise to meet both alike
+	rounds      = 40 // turns of each site: many and short, so that noise affects both alike
 	toolsCall   = `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"read_log","arguments":{"lines":2000}}}`
 )
 
-// conversationPath is where requests are long and answers are short.
+// conversationPath is the path with long requests and short responses.
 const conversationPath = "/conversation/"
 
-// The sites of the binary that is measured.
+// The sites of the measured binary.
 const (
 	plain = iota
 	masked
@@ -50,7 +50,7 @@ func reportProxy(ctx context.Context, chosen *regexp.Regexp, caddy string, budge
 	if len(loads) == 0 && !memory {
 		return nil
 	}
-	up, err := startPrepared()
+	up, err := startPreparedServer()
 	if err != nil {
 		return err
 	}
@@ -66,7 +66,7 @@ func reportProxy(ctx context.Context, chosen *regexp.Regexp, caddy string, budge
 	return nil
 }
 
-func reportLoads(ctx context.Context, paths []string, caddy string, up *prepared, budget time.Duration) error {
+func reportLoads(ctx context.Context, paths []string, caddy string, up *preparedServer, budget time.Duration) error {
 	gw, err := startGateway(ctx, caddy, caddyfile, up.addr)
 	if err != nil {
 		return err
@@ -76,38 +76,38 @@ func reportLoads(ctx context.Context, paths []string, caddy string, up *prepared
 	for _, path := range paths {
 		c := contest{name: "proxy" + path, connections: connections}
 		for i := range c.sites {
-			c.sites[i] = site{gw.urls[i] + path, up.requests[path], up.answers[path][i], nil}
+			c.sites[i] = site{gw.urls[i] + path, up.requests[path], up.responses[path][i], nil}
 		}
 		if err := c.run(ctx, gw, budget/(2*rounds)); err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
-	fmt.Println("Client and upstream share the cores with caddy, so what masking spares them counts for it.")
+	fmt.Println("Client and upstream share the cores with caddy, so the work that masking saves them counts in its favor.")
 	fmt.Println("The last column is the processor time of caddy alone: plain, masked.")
 	return nil
 }
 
-// A contest has two sites answer the same calls in turns.
+// A contest sends the same calls to two sites, in turns.
 type contest struct {
 	name        string
 	connections int
-	sites       [2]called // the baseline, and what is measured by it
+	sites       [2]callTarget // the baseline, and the site compared with it
 }
 
-// called is what calls are made to.
-type called interface {
+// callTarget is a target of calls.
+type callTarget interface {
 	check(context.Context) error // makes one call
 	load(ctx context.Context, connections int, d time.Duration) load.Result
 }
 
-// A site is where calls are made. If there are headers, clients take turns with them.
+// A site is the target of calls. Clients share its headers in turn, if there are any.
 type site struct {
 	url           string
 	request, want []byte
 	headers       []http.Header
 }
 
-// header returns what the requests of a client come with.
+// header returns the headers of a client's requests.
 func (s site) header(client int) http.Header {
 	if len(s.headers) == 0 {
 		return nil
@@ -120,7 +120,7 @@ func printHeading(title, baseline, measured string) {
 		baseline+" p50, p99 ms", measured+" p50, p99", "caddy CPU ms/call")
 }
 
-// run prints a row. The processor time is that of what serves the sites.
+// run measures both sites and prints a row. gw reports the processor time of the process that serves them.
 func (c contest) run(ctx context.Context, gw interface{ cpuTime() time.Duration }, slice time.Duration) error {
 	var results [2]struct {
 		rates     []float64
@@ -128,7 +128,7 @@ func (c contest) run(ctx context.Context, gw interface{ cpuTime() time.Duration 
 		cpu       time.Duration
 	}
 	var ratios []float64
-	for _, s := range c.sites { // a first turn opens connections and fills pools
+	for _, s := range c.sites { // the first turn opens connections and fills pools
 		if err := s.check(ctx); err != nil {
 			return err
 		}
@@ -138,7 +138,7 @@ func (c contest) run(ctx context.Context, gw interface{ cpuTime() time.Duration 
 	}
 	for round := range rounds {
 		for turn := range c.sites {
-			i := (turn + round) % len(c.sites) // who goes first changes, too
+			i := (turn + round) % len(c.sites) // another site goes first in each round
 			result, before := &results[i], gw.cpuTime()
 			calls := c.sites[i].load(ctx, c.connections, slice)
 			if calls.Err != nil {
@@ -154,7 +154,8 @@ func (c contest) run(ctx context.Context, gw interface{ cpuTime() time.Duration 
 	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 	var latency, cpu [2]string
 	for i, result := range results {
-		latency[i] = fmt.Sprintf("%.2f, %.2f", ms(load.Quantile(result.latencies, .5)), ms(load.Quantile(result.latencies, .99)))
+		latency[i] = fmt.Sprintf("%.2f, %.2f", ms(load.Quantile(result.latencies, .5)),
+			ms(load.Quantile(result.latencies, .99)))
 		cpu[i] = "n/a"
 		if result.cpu > 0 {
 			cpu[i] = fmt.Sprintf("%.3f", ms(result.cpu)/float64(len(result.latencies)))
@@ -166,9 +167,9 @@ func (c contest) run(ctx context.Context, gw interface{ cpuTime() time.Duration 
 	return nil
 }
 
-// reportMemory gives each time a fresh process, whose peak nothing else has
-// raised, one huge answer to pass on.
-func reportMemory(ctx context.Context, caddy string, up *prepared) error {
+// reportMemory sends one huge response through a new process for each case, so that
+// nothing else has raised its peak.
+func reportMemory(ctx context.Context, caddy string, up *preparedServer) error {
 	printMemoryHeading()
 	for _, c := range []struct {
 		name, path string
@@ -177,7 +178,7 @@ func reportMemory(ctx context.Context, caddy string, up *prepared) error {
 		{"64MiB,plain,content-length", "/64MiB", plain},
 		{"64MiB,masked,content-length", "/64MiB", masked},
 		{"64MiB,masked,chunked", "/64MiB?chunked", masked},
-		{"64MiB,masked,result-first", "/64MiB?result-first", masked}, // held until jsonrpc comes
+		{"64MiB,masked,result-first", "/64MiB?result-first", masked}, // buffered until the member jsonrpc arrives
 	} {
 		before, peak, err := peakMemory(ctx, caddy, up, c.path, c.site)
 		if err != nil {
@@ -200,32 +201,33 @@ func printMemory(name string, before, peak float64) {
 	fmt.Printf("%-41s %s\n", name, figures)
 }
 
-func peakMemory(ctx context.Context, caddy string, up *prepared, path string, i int) (before, peak float64, err error) {
+func peakMemory(ctx context.Context, caddy string, up *preparedServer, path string, i int) (before, peak float64,
+	err error) {
 	gw, err := startGateway(ctx, caddy, caddyfile, up.addr)
 	if err != nil {
 		return 0, 0, err
 	}
 	defer gw.stop()
-	at := func(path string) site { return site{gw.urls[i] + path, up.requests[path], up.answers[path][i], nil} }
-	// What the first call of all takes is not what a huge one takes.
-	if err := at("/100KB").check(ctx); err != nil {
+	target := func(path string) site { return site{gw.urls[i] + path, up.requests[path], up.responses[path][i], nil} }
+	// The first call takes memory that later ones do not.
+	if err := target("/100KB").check(ctx); err != nil {
 		return 0, 0, err
 	}
 	before = gw.peakMiB()
-	err = at(path).check(ctx)
+	err = target(path).check(ctx)
 	return before, gw.peakMiB(), err
 }
 
-// A prepared is an MCP server with one answer for each path.
-type prepared struct {
-	server   *http.Server
-	addr     string
-	requests map[string][]byte
-	answers  map[string][2][]byte // of each site
+// A preparedServer is an HTTP server with one prepared response for each path.
+type preparedServer struct {
+	server    *http.Server
+	addr      string
+	requests  map[string][]byte
+	responses map[string][2][]byte // expected responses, by path and site
 }
 
-func startPrepared() (*prepared, error) {
-	up := &prepared{requests: map[string][]byte{}, answers: map[string][2][]byte{}}
+func startPreparedServer() (*preparedServer, error) {
+	up := &preparedServer{requests: map[string][]byte{}, responses: map[string][2][]byte{}}
 	for path, size := range map[string]int{
 		"/1KB": 1000, "/100KB": 100_000, "/5MB": 5_000_000,
 		"/64MiB": 64 << 20, "/64MiB?chunked": 64 << 20, "/64MiB?result-first": 64 << 20,
@@ -237,20 +239,20 @@ func startPrepared() (*prepared, error) {
 			return nil, err
 		}
 		up.requests[path] = []byte(toolsCall)
-		up.answers[path] = [2][]byte{plain: body, masked: short}
+		up.responses[path] = [2][]byte{plain: body, masked: short}
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
 	up.addr, up.server = listener.Addr().String(), &http.Server{Handler: up}
-	go func() { _ = up.server.Serve(listener) }() // until it is closed
+	go func() { _ = up.server.Serve(listener) }() // until Close
 	return up, nil
 }
 
-func (up *prepared) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (up *preparedServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(io.Discard, r.Body)
-	body := up.answers[r.URL.RequestURI()][plain]
+	body := up.responses[r.URL.RequestURI()][plain]
 	w.Header().Set("Content-Type", "application/json")
 	if r.URL.RawQuery != "chunked" {
 		w.Header().Set("Content-Length", strconv.Itoa(len(body)))
@@ -258,7 +260,7 @@ func (up *prepared) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(body)
 }
 
-// call makes one call, writes the answer to dst and returns its length.
+// call makes one call, writes the response to dst and returns its length.
 func (s site) call(ctx context.Context, client int, dst io.Writer, buf []byte) (int64, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.url, bytes.NewReader(s.request))
 	if err != nil {
@@ -278,21 +280,22 @@ func (s site) call(ctx context.Context, client int, dst io.Writer, buf []byte) (
 	return io.CopyBuffer(dst, resp.Body, buf)
 }
 
-// check makes one call and compares the answer to the byte.
+// check makes one call and compares the response byte for byte.
 func (s site) check(ctx context.Context) error {
 	var got bytes.Buffer
 	if _, err := s.call(ctx, 0, &got, nil); err != nil {
 		return err
 	}
 	if !bytes.Equal(got.Bytes(), s.want) {
-		return fmt.Errorf("an answer of %d bytes is not the one of %d bytes expected", got.Len(), len(s.want))
+		return fmt.Errorf("got a response of %d bytes, which differs from the expected one of %d bytes", got.Len(),
+			len(s.want))
 	}
 	return nil
 }
 
-// load makes calls on all connections until the time is over.
+// load makes calls on all connections for the duration d.
 func (s site) load(ctx context.Context, connections int, d time.Duration) load.Result {
-	sink := struct{ io.Writer }{io.Discard} // without its ReadFrom, which reads 8 KiB at a time
+	sink := struct{ io.Writer }{io.Discard} // hides ReadFrom, which reads 8 KiB at a time
 	buffers := make([][]byte, connections)
 	for i := range buffers {
 		buffers[i] = make([]byte, 64<<10)
@@ -300,7 +303,7 @@ func (s site) load(ctx context.Context, connections int, d time.Duration) load.R
 	return load.Loop(ctx, connections, d, func(ctx context.Context, i int) error {
 		n, err := s.call(ctx, i, sink, buffers[i])
 		if err == nil && n != int64(len(s.want)) {
-			err = fmt.Errorf("an answer of %d bytes, not %d", n, len(s.want))
+			err = fmt.Errorf("got a response of %d bytes, want %d", n, len(s.want))
 		}
 		return err
 	})
@@ -338,8 +341,8 @@ http://:%[2]d {
 }
 `
 
-// startGateway runs Caddy with a Caddyfile, which gets the ports of its sites and the
-// rest of the arguments.
+// startGateway runs Caddy with a Caddyfile. The Caddyfile is a format string; its arguments
+// are the ports of the two sites, then args.
 func startGateway(ctx context.Context, caddy, caddyfile string, args ...any) (*gateway, error) {
 	ports, err := loopback.FreePorts(2)
 	if err != nil {
@@ -356,7 +359,7 @@ func startGateway(ctx context.Context, caddy, caddyfile string, args ...any) (*g
 	if err != nil {
 		_ = os.RemoveAll(dir)
 		if errors.Is(err, os.ErrNotExist) {
-			err = fmt.Errorf("%w; make it with make -f xcaddy.mk build", err)
+			err = fmt.Errorf("%w; build it with make -f xcaddy.mk build", err)
 		}
 		return nil, err
 	}
@@ -377,8 +380,8 @@ func (gw *gateway) stop() {
 	_ = os.RemoveAll(gw.dir)
 }
 
-// cpuTime returns the processor time Caddy has taken itself, or 0 if unknown.
+// cpuTime returns the processor time of Caddy without its children, or 0 if unknown.
 func (gw *gateway) cpuTime() time.Duration { return gw.Self().CPU }
 
-// peakMiB returns the most memory Caddy has had, or 0 if unknown.
+// peakMiB returns the peak memory of Caddy, or 0 if unknown.
 func (gw *gateway) peakMiB() float64 { return float64(gw.Self().Memory().Peak) / (1 << 20) }

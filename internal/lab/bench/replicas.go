@@ -25,8 +25,8 @@ const (
 	replicaSize    = 1000
 )
 
-// replicaCaddyfile has clients with a rate that they do not reach. It gets the port of the server, its path,
-// the option for the store, the tokens of clients and the rate.
+// replicaCaddyfile has clients with a rate limit that they do not reach. Its arguments after the ports are the port
+// and path of the server, the mcp_store option, the tokens of clients and the rate.
 const replicaCaddyfile = `{
 	admin off
 	persist_config off
@@ -53,7 +53,7 @@ http://:%[2]d {
 }
 `
 
-// reportReplicas compares limits in Redis with those in memory, and measures replicas behind a balancer.
+// reportReplicas compares rate limits in Redis with those in memory, and measures replicas behind a balancer.
 func reportReplicas(ctx context.Context, chosen *regexp.Regexp, caddy string, budget time.Duration) error {
 	const share = "replicas/share/"
 	var rates []int
@@ -90,7 +90,8 @@ func reportReplicas(ctx context.Context, chosen *regexp.Regexp, caddy string, bu
 	if !chosen.MatchString(share) {
 		return nil
 	}
-	fmt.Printf("\n%-41s %7s %18s %18s %18s\n", "replicas behind a balancer", "calls/s", "replica CPU ms/call", "Redis scripts/call", "Redis CPU µs/call")
+	fmt.Printf("\n%-41s %7s %18s %18s %18s\n", "replicas behind a balancer", "calls/s", "replica CPU ms/call",
+		"Redis scripts/call", "Redis CPU µs/call")
 	for n := 1; n <= 3; n++ {
 		if err := measureReplicas(ctx, fmt.Sprintf("%s%d", share, n), caddy, server.Port, store, n, 4*budget); err != nil {
 			return err
@@ -103,22 +104,24 @@ func limitName(rate int) string {
 	return fmt.Sprintf("replicas/limit/%d per second/1KB/%dclients", rate, replicaClients)
 }
 
-// startReplica starts a gateway. Without a store it has its limits in memory.
+// startReplica starts a gateway. Without a store, its limits are in memory.
 func startReplica(ctx context.Context, caddy string, port, rate int, store *redis) (*gateway, error) {
 	option := ""
 	if store != nil {
-		option = fmt.Sprintf("mcp_store redis redis://127.0.0.1:%d {\n\t\tsession_key one-key-for-all-replicas-0123456789\n\t}", store.port)
+		option = fmt.Sprintf("mcp_store redis redis://127.0.0.1:%d {\n\t\tsession_key "+
+			"one-key-for-all-replicas-0123456789\n\t}", store.port)
 	}
 	var tokens []string
 	for i := range replicaClients {
 		tokens = append(tokens, fmt.Sprintf("client%d %s", i, replicaToken(i)))
 	}
-	return startGateway(ctx, caddy, replicaCaddyfile, port, upstream.ModernPath+strconv.Itoa(replicaSize), option, strings.Join(tokens, "\n\t\t\t"), rate)
+	return startGateway(ctx, caddy, replicaCaddyfile, port, upstream.ModernPath+strconv.Itoa(replicaSize), option,
+		strings.Join(tokens, "\n\t\t\t"), rate)
 }
 
 func replicaToken(i int) string { return fmt.Sprintf("token-of-client-%d-0123456789abcdef", i) }
 
-// replicaSite is a gateway as its clients call it.
+// replicaSite returns the site at which clients call a gateway.
 func replicaSite(url string) site {
 	request, sets := modernCall("bench__read_log")
 	var headers []http.Header
@@ -127,10 +130,10 @@ func replicaSite(url string) site {
 		header.Set("Authorization", "Bearer "+replicaToken(i))
 		headers = append(headers, header)
 	}
-	return site{url + "/mcp", request, jsonrpc.Answer([]byte("1"), upstream.ModernResult(replicaSize)), headers}
+	return site{url + "/mcp", request, jsonrpc.ResultResponse([]byte("1"), upstream.ModernResult(replicaSize)), headers}
 }
 
-// processes are those of several gateways.
+// processes are several gateways.
 type processes []*gateway
 
 func (all processes) cpuTime() (sum time.Duration) {
@@ -173,7 +176,7 @@ http://:%[2]d {
 }
 `
 
-// measureReplicas prints what calls take of replicas and of Redis.
+// measureReplicas prints the cost of calls for n replicas and for Redis.
 func measureReplicas(ctx context.Context, name, caddy string, port int, store *redis, n int, d time.Duration) error {
 	var replicas processes
 	defer func() { replicas.stop() }()
@@ -205,11 +208,12 @@ func measureReplicas(ctx context.Context, name, caddy string, port int, store *r
 	}
 	calls := float64(len(r.Latencies))
 	cpu, redisCPU, scripts = replicas.cpuTime()-cpu, store.Self().CPU-redisCPU, store.scripts()-scripts
-	fmt.Printf("%-41s %7.0f %19.3f %18.2f %18.1f\n", name, r.Rate(), cpu.Seconds()*1000/calls, scripts/calls, redisCPU.Seconds()*1e6/calls)
+	fmt.Printf("%-41s %7.0f %19.3f %18.2f %18.1f\n", name, r.Rate(), cpu.Seconds()*1000/calls, scripts/calls,
+		redisCPU.Seconds()*1e6/calls)
 	return nil
 }
 
-// A redis is a redis-server that keeps nothing on disk.
+// A redis is a redis-server without persistence.
 type redis struct {
 	*process.Process
 	port int
@@ -225,7 +229,8 @@ func startRedis(ctx context.Context) (*redis, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := process.Start(exec.Command("redis-server", "--port", strconv.Itoa(ports[0]), "--bind", "127.0.0.1", "--dir", dir, "--save", ""))
+	p, err := process.Start(exec.Command("redis-server", "--port", strconv.Itoa(ports[0]), "--bind", "127.0.0.1", "--dir",
+		dir, "--save", ""))
 	if err != nil {
 		_ = os.RemoveAll(dir)
 		return nil, err
@@ -238,14 +243,14 @@ func startRedis(ctx context.Context) (*redis, error) {
 	return r, nil
 }
 
-// Stop ends it.
+// Stop ends the server and removes its directory.
 func (r *redis) Stop() {
 	load.HTTP.CloseIdleConnections()
 	r.Process.Stop()
 	_ = os.RemoveAll(r.dir)
 }
 
-// scripts returns how many scripts it has run.
+// scripts returns how many scripts the server has run.
 func (r *redis) scripts() float64 {
 	conn, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", r.port))
 	if err != nil {

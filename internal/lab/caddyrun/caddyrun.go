@@ -1,5 +1,5 @@
-// Package caddyrun runs the built Caddy for tests, as an operator would: in a process
-// of its own, with a home of its own.
+// Package caddyrun runs the built Caddy for tests as an operator would: in a separate
+// process, with its own home directory.
 package caddyrun
 
 import (
@@ -20,8 +20,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/procfs"
 )
 
-// Binary returns the path of the Caddy under test: the one that the environment
-// variable CADDY names, or bin/caddy.
+// Binary returns the path of the Caddy binary under test: the environment variable CADDY, or
+// bin/caddy.
 func Binary() (string, error) {
 	path, err := filepath.Abs(cmp.Or(os.Getenv("CADDY"), "../../../bin/caddy"))
 	if err != nil {
@@ -33,28 +33,27 @@ func Binary() (string, error) {
 	return path, nil
 }
 
-// Command prepares a Caddy that keeps everything it has to keep in home.
+// Command prepares a Caddy command whose files are all in home.
 func Command(ctx context.Context, binary, home string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, binary, args...)
 	cmd.Env = append(os.Environ(), "HOME="+home, "XDG_CONFIG_HOME="+home, "XDG_DATA_HOME="+home)
 	return cmd
 }
 
-// A Process is a Caddy that serves.
+// A Process is a running Caddy.
 type Process struct {
 	*exec.Cmd
-	Exited chan struct{} // closed once it has
-	Err    error         // of which this is the outcome
+	Exited chan struct{} // closed after the process has exited
+	Err    error         // result of Wait, valid once Exited is closed
 }
 
-// startTime is how long Caddy may take until it serves.
-const startTime = 2 * time.Minute
+// startTimeout is the timeout for Caddy to serve its configuration.
+const startTimeout = 2 * time.Minute
 
-// Start starts a command `caddy run …` and returns once all of its configuration is
-// served.
+// Start starts a command `caddy run …` and returns when all of its configuration is served.
 func Start(cmd *exec.Cmd) (*Process, error) {
-	// Caddy says that it serves as it does to `caddy start`: it calls here and
-	// repeats what it was given as input.
+	// As with `caddy start`, Caddy connects to --pingback when it serves, and sends what it
+	// read from its standard input.
 	ready, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		return nil, err
@@ -70,7 +69,7 @@ func Start(cmd *exec.Cmd) (*Process, error) {
 	go func() {
 		p.Err = cmd.Wait()
 		close(p.Exited)
-		ready.Close() // who waits for it need not wait any longer
+		ready.Close() // stop awaitWord
 	}()
 	if err := awaitWord(ready, word); err != nil {
 		p.Kill()
@@ -79,27 +78,27 @@ func Start(cmd *exec.Cmd) (*Process, error) {
 	return p, nil
 }
 
-// awaitWord waits for somebody to call and say the word.
+// awaitWord waits until Caddy connects and sends the word.
 func awaitWord(ready *net.TCPListener, word string) error {
-	_ = ready.SetDeadline(time.Now().Add(startTime))
+	_ = ready.SetDeadline(time.Now().Add(startTimeout))
 	conn, err := ready.Accept()
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(startTime))
-	said, err := io.ReadAll(conn)
-	if err == nil && string(said) != word {
-		err = fmt.Errorf("said %q", said)
+	_ = conn.SetDeadline(time.Now().Add(startTimeout))
+	received, err := io.ReadAll(conn)
+	if err == nil && string(received) != word {
+		err = fmt.Errorf("pingback: got %q, want %q", received, word)
 	}
 	return err
 }
 
-// Settled reports whether the last reload is over. While a configuration replaces
-// another, both listen at the addresses that they share, and connections that the system
-// gives to the old one are lost when it closes.
+// Settled reports whether the last reload is over. While a configuration replaces another,
+// both listen on the addresses that they share, and connections that the kernel assigns to
+// the old one are lost when it closes.
 func (p *Process) Settled() bool {
-	for range 2 { // the system may leave a listener out of a list that changes while it is read
+	for range 2 { // a list that changes while it is read may miss a listener
 		listeners := procfs.Listeners(p.Process.Pid)
 		n := len(listeners)
 		slices.Sort(listeners)
@@ -110,7 +109,7 @@ func (p *Process) Settled() bool {
 	return true
 }
 
-// Stop ends the process as an operator would. It is killed if it does not end in time.
+// Stop ends the process as an operator would, with SIGTERM. It kills the process after patience.
 func (p *Process) Stop(patience time.Duration) error {
 	if err := p.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err
@@ -120,11 +119,11 @@ func (p *Process) Stop(patience time.Duration) error {
 		return p.Err
 	case <-time.After(patience):
 		p.Kill()
-		return fmt.Errorf("did not end in %s", patience)
+		return fmt.Errorf("did not exit within %s", patience)
 	}
 }
 
-// Kill ends the process at once, if it has not ended.
+// Kill ends the process at once.
 func (p *Process) Kill() {
 	_ = p.Process.Kill()
 	<-p.Exited

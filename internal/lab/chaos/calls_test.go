@@ -19,43 +19,44 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 )
 
-// A way is one into the gateway, in one of the eras.
-type way string
+// An endpoint is an endpoint of the gateway, in one of the eras.
+type endpoint string
 
 const (
-	rpc             way = "/rpc"
-	oneServer       way = "/mcp/{server}"
-	oneServerModern way = "/mcp/{server} of 2026-07-28"
-	joined          way = "/mcp"
-	joinedModern    way = "/mcp of 2026-07-28"
+	rpc             endpoint = "/rpc"
+	oneServer       endpoint = "/mcp/{server}"
+	oneServerModern endpoint = "/mcp/{server} of 2026-07-28"
+	joined          endpoint = "/mcp"
+	joinedModern    endpoint = "/mcp of 2026-07-28"
 )
 
-var everyWay = []way{rpc, oneServer, oneServerModern, joined, joinedModern}
+var endpoints = []endpoint{rpc, oneServer, oneServerModern, joined, joinedModern}
 
-// path returns the way without its era.
-func (w way) path() string {
+// path returns the endpoint without its era.
+func (w endpoint) path() string {
 	path, _, _ := strings.Cut(string(w), " ")
 	return path
 }
 
-func (w way) modern() bool { return w == oneServerModern || w == joinedModern }
+func (w endpoint) modern() bool { return w == oneServerModern || w == joinedModern }
 
-// everywhere is a fault that ends in the same class by all ways: with an error of the
-// gateway's that has this code. At /mcp it has status 200.
-func everywhere(code string) map[way]string {
-	return byDoor("502 "+code, "502 "+code, "200 "+code)
+// gatewayError returns the classes of a gateway error with this code: the status is 200 at /mcp,
+// and 502 at the other endpoints.
+func gatewayError(code string) map[endpoint]string {
+	return byEndpoint("502 "+code, "502 "+code, "200 "+code)
 }
 
-// eras is byDoor for what ends differently at /mcp for clients of 2026-07-28.
-func eras(atRPC, atServer, atJoined, atJoinedModern string) map[way]string {
-	ends := byDoor(atRPC, atServer, atJoined)
+// byEndpointAndEra is like byEndpoint, with another class at /mcp for clients of 2026-07-28.
+func byEndpointAndEra(atRPC, atServer, atJoined, atJoinedModern string) map[endpoint]string {
+	ends := byEndpoint(atRPC, atServer, atJoined)
 	ends[joinedModern] = atJoinedModern
 	return ends
 }
 
-// byDoor is how a fault ends at /rpc, /mcp/{server} and /mcp, in both eras.
-func byDoor(atRPC, atServer, atJoined string) map[way]string {
-	ends := map[way]string{rpc: atRPC, oneServer: atServer, oneServerModern: atServer, joined: atJoined, joinedModern: atJoined}
+// byEndpoint returns the classes at /rpc, /mcp/{server} and /mcp, in both eras.
+func byEndpoint(atRPC, atServer, atJoined string) map[endpoint]string {
+	ends := map[endpoint]string{rpc: atRPC, oneServer: atServer, oneServerModern: atServer, joined: atJoined,
+		joinedModern: atJoined}
 	for w, class := range ends {
 		if class == "" {
 			delete(ends, w)
@@ -64,40 +65,42 @@ func byDoor(atRPC, atServer, atJoined string) map[way]string {
 	return ends
 }
 
-// A caller is a client that comes by one of the ways.
-type caller struct {
-	url  string // below which the gateway is
-	way  way
-	http *http.Client
+// A testClient is a client of one endpoint.
+type testClient struct {
+	url      string // base URL of the gateway
+	endpoint endpoint
+	http     *http.Client
 
-	// patient has calls that got no answer at all made again. A reload closes kept
-	// connections, maybe just when they are used.
-	patient bool
+	// retries repeats calls that got no response. A reload closes idle connections, possibly
+	// just when they are used.
+	retries bool
 
 	mu      sync.Mutex
-	clients map[string]*mcpclient.Client // by server; at /mcp there is one, of no server
+	clients map[string]*mcpclient.Client // by server; at /mcp there is only one, ""
 }
 
-// caller returns a client that has introduced itself where that is to be done.
-func (s *stage) caller(t *testing.T, w way) *caller { return s.callerAt(t, "", w) }
+// initializedClient returns a client that is initialized where the endpoint needs it.
+func (s *testbed) initializedClient(t *testing.T, w endpoint) *testClient {
+	return s.initializedClientAt(t, "", w)
+}
 
-// callerAt is caller for another gateway of the site.
-func (s *stage) callerAt(t *testing.T, gateway string, w way) *caller {
+// initializedClientAt is like initializedClient for the gateway with this path prefix.
+func (s *testbed) initializedClientAt(t *testing.T, gateway string, w endpoint) *testClient {
 	t.Helper()
-	c := newCaller(t, s.url+gateway, w)
-	c.meet(t, "")
+	c := newTestClient(t, s.url+gateway, w)
+	c.initialize(t, "")
 	return c
 }
 
-// newCaller returns a client that has no session yet.
-func newCaller(t *testing.T, url string, w way) *caller {
-	return &caller{url: url, way: w, http: newClient(t), clients: map[string]*mcpclient.Client{}}
+// newTestClient returns a client without a session.
+func newTestClient(t *testing.T, url string, w endpoint) *testClient {
+	return &testClient{url: url, endpoint: w, http: newClient(t), clients: map[string]*mcpclient.Client{}}
 }
 
-// client returns the client of a server.
-func (c *caller) client(server string) *mcpclient.Client {
+// client returns the MCP client for a server.
+func (c *testClient) client(server string) *mcpclient.Client {
 	url := c.url + "/mcp"
-	switch c.way {
+	switch c.endpoint {
 	case rpc:
 		url = c.url + "/api/mcp-gateway/" + server + "/rpc"
 	case oneServer, oneServerModern:
@@ -108,86 +111,89 @@ func (c *caller) client(server string) *mcpclient.Client {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.clients[server] == nil {
-		c.clients[server] = &mcpclient.Client{URL: url, Modern: c.way.modern(), Capabilities: `{}`, HTTP: c.http}
+		c.clients[server] = &mcpclient.Client{URL: url, Modern: c.endpoint.modern(), Capabilities: `{}`, HTTP: c.http}
 	}
 	return c.clients[server]
 }
 
-// newClient leaves compression to the test.
+// newClient returns an HTTP client that does not decompress responses or follow redirects.
 func newClient(t *testing.T) *http.Client {
 	t.Helper()
 	transport := &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 100}
 	t.Cleanup(transport.CloseIdleConnections)
-	return &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	return &http.Client{Transport: transport, CheckRedirect: func(*http.Request,
+		[]*http.Request) error {
+		return http.ErrUseLastResponse
+	}}
 }
 
-// meet introduces the client to a server, at /mcp to all of them.
-func (c *caller) meet(t *testing.T, server string) {
+// initialize initializes a session with a server, or at /mcp with all of them.
+func (c *testClient) initialize(t *testing.T, server string) {
 	t.Helper()
-	if c.way != joined && (c.way != oneServer || server == "") {
+	if c.endpoint != joined && (c.endpoint != oneServer || server == "") {
 		return
 	}
 	client := c.client(server)
 	if len(client.Headers) > 0 {
-		return // it did that before
+		return // already initialized
 	}
 	if _, err := client.Initialize(t.Context(), mcpclient.Legacy); err != nil {
-		t.Fatalf("%s %s: %v", c.way, server, err)
+		t.Fatalf("%s %s: %v", c.endpoint, server, err)
 	}
 }
 
-// An outcome is how a call has ended.
+// An outcome is how a call ended.
 type outcome struct {
-	// class is the status and what came with it: "result", the error.data.code of
-	// the gateway, "error" of a server, "nothing", or "no JSON"; "broken off" for what
-	// visibly has no end, "no answer" for a connection that was closed before there was any,
-	// and "never ended".
+	// class is the status and the kind of the body: "result", the error.data.code of the
+	// gateway, "error" of a server, "empty body" or "not JSON". Without a status it is "broken
+	// off" for an incomplete response, "no response" for a connection closed before one, or
+	// "never ended".
 	class   string
-	text    string // of a tool's result
+	text    string // text of a tool result
 	session string
-	body    string // the beginning of it
+	body    string // start of the body
 	size    int64
 	took    time.Duration
 }
 
-// call calls a tool. Arguments are JSON, or none.
-func (c *caller) call(t interface{ Context() context.Context }, server, tool, arguments string) outcome {
-	ctx, cancel := context.WithTimeout(t.Context(), guard)
+// call calls a tool. Arguments are a JSON object, or "".
+func (c *testClient) call(t interface{ Context() context.Context }, server, tool, arguments string) outcome {
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	return c.callUntil(ctx, server, tool, arguments)
 }
 
 // callUntil calls a tool, unless ctx ends first.
-func (c *caller) callUntil(ctx context.Context, server, tool, arguments string) outcome {
+func (c *testClient) callUntil(ctx context.Context, server, tool, arguments string) outcome {
 	if arguments == "" {
 		arguments = "{}"
 	}
 	id := `"` + rand.Text() + `"`
-	if c.way == joined || c.way == joinedModern {
+	if c.endpoint == joined || c.endpoint == joinedModern {
 		tool = server + "__" + tool
 	}
 	return c.send(ctx, server, id, c.toolCall(id, tool, arguments))
 }
 
-// toolCall is the message.
-func (c *caller) toolCall(id, tool, arguments string) string {
-	client := mcpclient.Client{Modern: c.way.modern(), Capabilities: `{}`}
+// toolCall returns a tools/call request.
+func (c *testClient) toolCall(id, tool, arguments string) string {
+	client := mcpclient.Client{Modern: c.endpoint.modern(), Capabilities: `{}`}
 	message, _ := client.Message(id, "tools/call", fmt.Sprintf(`{"name":%q,"arguments":%s}`, tool, arguments))
 	return message
 }
 
-// request prepares a message to be sent, whatever it says.
-func (c *caller) request(ctx context.Context, server, message string) *http.Request {
+// request prepares any message to be sent.
+func (c *testClient) request(ctx context.Context, server, message string) *http.Request {
 	client := c.client(server)
 	req, err := mcpclient.NewRequest(ctx, http.MethodPost, client.URL, message, client.HeadersOf(message)...)
 	if err != nil {
-		panic(err) // the URL is right
+		panic(err) // the URL is valid
 	}
 	return req
 }
 
-// send sends a message, and reads what comes of it.
-func (c *caller) send(ctx context.Context, server, id, message string) (got outcome) {
+// send sends a message and reads the response.
+func (c *testClient) send(ctx context.Context, server, id, message string) (got outcome) {
 	began := time.Now()
 	defer func() {
 		got.took = time.Since(began)
@@ -196,22 +202,22 @@ func (c *caller) send(ctx context.Context, server, id, message string) (got outc
 		}
 	}()
 	res, err := c.http.Do(c.request(ctx, server, message))
-	for err != nil && c.patient && ctx.Err() == nil {
+	for err != nil && c.retries && ctx.Err() == nil {
 		res, err = c.http.Do(c.request(ctx, server, message))
 	}
 	if err != nil {
-		return outcome{class: "no answer", body: err.Error()}
+		return outcome{class: "no response", body: err.Error()}
 	}
 	defer res.Body.Close()
 	return read(res, id)
 }
 
-// kept is how much of an answer is read to see what it says. The rest is counted.
-const kept = 4 << 20
+// maxParsed is how much of a response is parsed. The rest is only counted.
+const maxParsed = 4 << 20
 
-// read reads an answer.
+// read reads and classifies a response.
 func read(res *http.Response, id string) outcome {
-	body, err := io.ReadAll(io.LimitReader(res.Body, kept))
+	body, err := io.ReadAll(io.LimitReader(res.Body, maxParsed))
 	got := outcome{session: res.Header.Get("Mcp-Session-Id"), size: int64(len(body))}
 	var last tail
 	if err == nil {
@@ -225,23 +231,23 @@ func read(res *http.Response, id string) outcome {
 	case err != nil:
 		got.class = "broken off"
 		return got
-	case got.size > kept && !strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream"):
-		what = "passed on"
+	case got.size > maxParsed && !strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream"):
+		what = "forwarded"
 	case strings.HasPrefix(res.Header.Get("Content-Type"), "text/event-stream"):
-		what, got.text = ended, ""
+		what, got.text = noResponseInStream, ""
 		for event := range strings.SplitSeq(strings.ReplaceAll(string(append(body, last...)), "\r\n", "\n"), "\n\n") {
-			if is, text := judge(dataOf(event), id); is != "" && is != "nothing" && is != "no JSON" {
-				what, got.text = is, text
+			if kind, text := classify(dataOf(event), id); kind != "" && kind != "empty body" && kind != "not JSON" {
+				what, got.text = kind, text
 			}
 		}
 	default:
-		what, got.text = judge(body, id)
+		what, got.text = classify(body, id)
 	}
 	got.class = fmt.Sprintf("%d %s", res.StatusCode, what)
 	return got
 }
 
-// A tail is the end of what is written to it.
+// A tail keeps the end of what is written to it.
 type tail []byte
 
 func (t *tail) Write(p []byte) (int, error) {
@@ -251,8 +257,8 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// ended is an event stream that has ended without an answer.
-const ended = "ended"
+// noResponseInStream is the class of an event stream without a response.
+const noResponseInStream = "stream without response"
 
 // dataOf returns the data of an event.
 func dataOf(event string) []byte {
@@ -265,9 +271,9 @@ func dataOf(event string) []byte {
 	return []byte(strings.Join(data, "\n"))
 }
 
-// judge says what a message is to whoever has sent the request with this id, and the
-// text of the tool if it is a result. What is no answer at all is "".
-func judge(message []byte, id string) (what, text string) {
+// classify classifies a message for the sender of the request with this id, and returns the text of
+// a tool result. A request or notification is "".
+func classify(message []byte, id string) (what, text string) {
 	var m struct {
 		ID     json.RawMessage
 		Method string
@@ -279,64 +285,64 @@ func judge(message []byte, id string) (what, text string) {
 	}
 	switch err := json.Unmarshal(message, &m); {
 	case len(bytes.TrimSpace(message)) == 0:
-		return "nothing", ""
+		return "empty body", ""
 	case err != nil:
-		return "no JSON", ""
+		return "not JSON", ""
 	case m.Method != "":
 		return "", ""
 	case string(m.ID) != id:
-		return "answer to another request", ""
+		return "response to another request", ""
 	case m.Result != nil:
 		for _, content := range m.Result.Content {
 			text += content.Text
 		}
 		return "result", text
 	case m.Error != nil:
-		var ours struct{ Code string }
-		if json.Unmarshal(m.Error.Data, &ours) == nil && ours.Code != "" {
-			return ours.Code, ""
+		var data struct{ Code string }
+		if json.Unmarshal(m.Error.Data, &data) == nil && data.Code != "" {
+			return data.Code, ""
 		}
 		return "error", ""
 	}
-	return "no answer", ""
+	return "no result or error", ""
 }
 
-// A neighbour calls a server with which all is well.
-type neighbour struct {
-	*caller
+// An otherClient calls a server that works.
+type otherClient struct {
+	*testClient
 	server string
 }
 
-// A load is neighbours at work.
-type load struct {
-	stop    chan struct{}
-	running sync.WaitGroup
-	good    atomic.Int64
-	mu      sync.Mutex
-	wrong   []string
-	stage   *stage
+// An otherLoad is the calls of other clients.
+type otherLoad struct {
+	stop     chan struct{}
+	running  sync.WaitGroup
+	good     atomic.Int64
+	mu       sync.Mutex
+	failures []string
+	testbed  *testbed
 }
 
-// visit has the neighbours call their servers, and returns once each has been served.
-func (s *stage) visit(t *testing.T) *load {
+// startOthers starts calls of all other clients, and returns once each has succeeded.
+func (s *testbed) startOthers(t *testing.T) *otherLoad {
 	t.Helper()
-	l := &load{stop: make(chan struct{}), stage: s}
+	l := &otherLoad{stop: make(chan struct{}), testbed: s}
 	var served sync.WaitGroup
-	for _, n := range s.neighbours {
+	for _, n := range s.otherClients {
 		served.Add(1)
 		l.running.Go(func() {
 			pace := time.NewTicker(30 * time.Millisecond)
 			defer pace.Stop()
-			n.once(t, l)
+			n.callOnce(t, l)
 			served.Done()
 			for {
 				select {
 				case <-l.stop:
-					n.once(t, l) // after all that
+					n.callOnce(t, l) // once more after the fault
 					n.http.CloseIdleConnections()
 					return
 				case <-pace.C:
-					n.once(t, l)
+					n.callOnce(t, l)
 				}
 			}
 		})
@@ -346,41 +352,42 @@ func (s *stage) visit(t *testing.T) *load {
 }
 
 // calls returns how many calls have ended.
-func (l *load) calls() int {
+func (l *otherLoad) calls() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return int(l.good.Load()) + len(l.wrong)
+	return int(l.good.Load()) + len(l.failures)
 }
 
-// once makes one call, whose answer can be told from any other.
-func (n *neighbour) once(t *testing.T, l *load) {
+// callOnce makes one call, with a random argument that must be in the response.
+func (n *otherClient) callOnce(t *testing.T, l *otherLoad) {
 	own := rand.Text() + rand.Text()
 	got := n.call(t, n.server, "echo", `{"text":"`+own+`"}`)
 	if got.class != "200 result" || own != echoed(got.text) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.wrong = append(l.wrong, fmt.Sprintf("a neighbour at %s of %s got %s %s after %s: %.300q", n.way, n.server, got.class, got.text, got.took, got.body))
+		l.failures = append(l.failures, fmt.Sprintf("another client at %s of %s got %s %s after %s: %.300q", n.endpoint,
+			n.server, got.class, got.text, got.took, got.body))
 		return
 	}
 	l.good.Add(1)
 }
 
-// echoed returns the argument of the call that echo has been told of.
+// echoed returns the argument in the result of echo.
 func echoed(text string) string {
 	var params struct{ Arguments struct{ Text string } }
 	_ = json.Unmarshal([]byte(text), &params)
 	return params.Arguments.Text
 }
 
-// leave has the neighbours go, after one more call each. It returns how many calls were
-// answered as they should; there may be no others.
-func (l *load) leave(t *testing.T) (good int) {
+// finish stops the calls, after one more of each client. It returns the number of successful calls
+// and reports all others as errors.
+func (l *otherLoad) finish(t *testing.T) (good int) {
 	t.Helper()
 	close(l.stop)
 	l.running.Wait()
-	for i, wrong := range l.wrong {
+	for i, wrong := range l.failures {
 		if i == 5 {
-			t.Errorf("and %d more", len(l.wrong)-i)
+			t.Errorf("and %d more failed calls", len(l.failures)-i)
 			break
 		}
 		t.Error(wrong)

@@ -20,7 +20,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// What clients do to the gateway: G15, G24, G25, A29, A32.
+// TestClientFails has clients misbehave: G15, G24, G25, A29, A32.
 func TestClientFails(t *testing.T) {
 	big := text(strings.Repeat("x", 16<<20))
 	var waiting, gone atomic.Int64
@@ -28,13 +28,13 @@ func TestClientFails(t *testing.T) {
 		"hang": func(x *exchange) {
 			waiting.Add(1)
 			defer gone.Add(1)
-			waits(x)
+			hangs(x)
 		},
 		"big": func(x *exchange) { answer(x.w, x.id, big) },
 	})
 	modern := &mcptest.Remote{Name: "modern", Modern: true}
 	journal := filepath.Join(t.TempDir(), "journal")
-	s := newStage(t, play{
+	s := newTestbed(t, testbedConfig{
 		servers: []*httpServer{far.Server},
 		gateway: []string{
 			block("server away "+far.URL+"/mcp", "mask off"),
@@ -42,37 +42,40 @@ func TestClientFails(t *testing.T) {
 			block(child("child", "--modern"), "env DS_LOG "+journal, "mask off"),
 		},
 		site: []string{
-			block("mcp_gateway", "separator __", "mcp_path /rated/mcp", "rpc_path /rated/api/mcp-gateway", "rate 60/1m burst 10", "server away "+far.URL+"/mcp"),
-			block("mcp_gateway", "separator __", "mcp_path /few/mcp", "rpc_path /few/api/mcp-gateway", "max_sessions 100", "server away "+far.URL+"/mcp"),
+			block("mcp_gateway", "separator __", "mcp_path /rated/mcp", "rpc_path /rated/api/mcp-gateway",
+				"rate 60/1m burst 10", "server away "+far.URL+"/mcp"),
+			block("mcp_gateway", "separator __", "mcp_path /few/mcp", "rpc_path /few/api/mcp-gateway", "max_sessions 100",
+				"server away "+far.URL+"/mcp"),
 		},
 	})
-	callers := map[way]*caller{}
-	for _, w := range everyWay {
-		callers[w] = s.caller(t, w)
+	callers := map[endpoint]*testClient{}
+	for _, w := range endpoints {
+		callers[w] = s.initializedClient(t, w)
 		for _, server := range []string{"away", "child"} {
-			callers[w].meet(t, server)
-			callers[w].recovers(t, server)
+			callers[w].initialize(t, server)
+			callers[w].awaitRecovery(t, server)
 		}
 	}
-	hangUp := func() {
+	closeIdle := func() {
 		for _, c := range callers {
 			c.http.CloseIdleConnections()
 		}
 	}
-	hangUp()
-	parallel := more(4, 16)
+	closeIdle()
+	parallel := byLength(4, 16)
 
 	for _, server := range []string{"away", "child"} {
-		s.endure(t, "leaves in mid-call of "+map[string]string{"away": "a server over HTTP", "child": "a child"}[server], 64, func(o *ordeal) {
+		s.runFault(t, "disconnects during a call to "+map[string]string{"away": "an HTTP server",
+			"child": "a child"}[server], 64, func(o *faultRun) {
 			leaving, leave := context.WithCancel(t.Context())
 			var running sync.WaitGroup
-			began, begun := waiting.Load(), cancelled(journal, `"name":"hang"`)
-			endedBefore := cancelled(journal, `"event":"cancelled"`)
+			began, begun := waiting.Load(), countInJournal(journal, `"name":"hang"`)
+			endedBefore := countInJournal(journal, `"event":"cancelled"`)
 			for w, c := range callers {
 				for range parallel {
 					running.Go(func() {
 						got := c.callUntil(leaving, server, "hang", "")
-						o.ended(w, outcome{class: "it leaves", took: got.took})
+						o.record(w, outcome{class: "client disconnects", took: got.took})
 					})
 				}
 			}
@@ -81,7 +84,7 @@ func TestClientFails(t *testing.T) {
 				if server == "away" {
 					return waiting.Load()-began == int64(calls)
 				}
-				return cancelled(journal, `"name":"hang"`)-begun == calls
+				return countInJournal(journal, `"name":"hang"`)-begun == calls
 			})
 			leave()
 			running.Wait()
@@ -89,21 +92,21 @@ func TestClientFails(t *testing.T) {
 				if server == "away" {
 					return gone.Load() == waiting.Load()
 				}
-				return cancelled(journal, `"event":"cancelled"`)-endedBefore == calls
+				return countInJournal(journal, `"event":"cancelled"`)-endedBefore == calls
 			})
 		})
 	}
 
-	s.endure(t, "reads a byte per second", more(96, 384), func(o *ordeal) {
+	s.runFault(t, "reads a byte per second", byLength(96, 384), func(o *faultRun) {
 		var conns []net.Conn
-		for _, w := range []way{rpc, oneServer, joined} {
-			for range more(5, 20) {
+		for _, w := range []endpoint{rpc, oneServer, joined} {
+			for range byLength(5, 20) {
 				conns = append(conns, o.slowReader(callers[w], "away", "big"))
 			}
 		}
 		pace := time.NewTicker(time.Second)
 		defer pace.Stop()
-		for range more(3, 15) {
+		for range byLength(3, 15) {
 			<-pace.C
 			for _, conn := range conns {
 				if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil {
@@ -113,27 +116,28 @@ func TestClientFails(t *testing.T) {
 		}
 		for _, conn := range conns {
 			conn.Close()
-			o.ended(joined, outcome{class: "it leaves"})
+			o.record(joined, outcome{class: "client disconnects"})
 		}
 	})
 
-	for _, slow := range []struct{ name, beginning, again string }{
+	for _, slow := range []struct{ name, start, repeated string }{
 		{"sends headers a byte at a time", "POST %s HTTP/1.1\r\nHost: %s\r\nX-More: ", "x"},
-		{"sends a body a byte at a time", "POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: 10000\r\n\r\n{", " "},
+		{"sends a body a byte at a time", "POST %s HTTP/1.1\r\nHost: %s\r\nContent-Type: " +
+			"application/json\r\nContent-Length: 10000\r\n\r\n{", " "},
 	} {
-		s.endure(t, slow.name, more(64, 128), func(o *ordeal) {
+		s.runFault(t, slow.name, byLength(64, 128), func(o *faultRun) {
 			var running sync.WaitGroup
-			leaves := make(chan struct{})
+			stop := make(chan struct{})
 			for w, c := range callers {
-				for range more(10, 100) {
+				for range byLength(10, 100) {
 					running.Go(func() {
-						o.sendSlowly(c, slow.beginning, slow.again, leaves)
-						o.ended(w, outcome{class: "it leaves"})
+						o.sendSlowly(c, slow.start, slow.repeated, stop)
+						o.record(w, outcome{class: "client disconnects"})
 					})
 				}
 			}
-			o.meanwhile(more(30, 300))
-			close(leaves)
+			o.awaitOtherCalls(byLength(30, 300))
+			close(stop)
 			running.Wait()
 		})
 	}
@@ -141,45 +145,47 @@ func TestClientFails(t *testing.T) {
 	for _, big := range []struct {
 		name, body, class string
 	}{
-		{"nests deeply", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":` + strings.Repeat("[", 1_000_000) + strings.Repeat("]", 1_000_000) + "}", "400 invalid_request"},
+		{"nests deeply", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":` + strings.Repeat("[", 1_000_000) +
+			strings.Repeat("]", 1_000_000) + "}", "400 invalid_request"},
 		{"nests without end", strings.Repeat(`{"a":`, 1_000_000), "400 invalid_request"},
-		{"sends more than request_limit", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":"` + strings.Repeat("x", 11<<20) + `"}`, "413 payload_too_large"},
+		{"sends more than request_limit", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":"` + strings.Repeat("x",
+			11<<20) + `"}`, "413 payload_too_large"},
 		{"has a million members", `{"jsonrpc":"2.0","id":null,` + strings.Repeat(`"a":1,`, 1_000_000) + `"method":"x"}`, ""},
 	} {
-		s.endure(t, big.name, 192, func(o *ordeal) {
+		s.runFault(t, big.name, 192, func(o *faultRun) {
 			var running sync.WaitGroup
 			for w, c := range callers {
 				running.Go(func() {
-					ctx, cancel := context.WithTimeout(t.Context(), guard)
+					ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 					defer cancel()
 					got := c.send(ctx, "away", "null", big.body)
-					o.ended(w, got)
-					if big.class != "" && got.class != big.class || got.class == "no answer" || got.class == "never ended" {
-						o.wrong(w, "ended with %s, want %s: %.300q", got.class, big.class, got.body)
+					o.record(w, got)
+					if big.class != "" && got.class != big.class || got.class == "no response" || got.class == "never ended" {
+						o.failOnce(w, "ended with %s, want %s: %.300q", got.class, big.class, got.body)
 					}
 				})
 			}
 			running.Wait()
-			hangUp()
+			closeIdle()
 		})
 	}
 
-	s.endure(t, "floods the gateway with calls", more(192, 384), func(o *ordeal) {
-		flood(o, more(500, 5_000), func(i int) outcome {
-			w := everyWay[i%len(everyWay)]
+	s.runFault(t, "floods the gateway with calls", byLength(192, 384), func(o *faultRun) {
+		flood(o, byLength(500, 5_000), func(i int) outcome {
+			w := endpoints[i%len(endpoints)]
 			got := callers[w].call(o, "away", "echo", fmt.Sprintf(`{"text":"%d"}`, i))
 			if got.class != "200 result" || echoed(got.text) != strconv.Itoa(i) {
-				o.wrong(w, "ended with %s %s: %.300q", got.class, got.text, got.body)
+				o.failOnce(w, "ended with %s %s: %.300q", got.class, got.text, got.body)
 			}
 			return got
 		})
-		hangUp()
+		closeIdle()
 	})
 
-	s.endure(t, "floods the gateway with calls beyond its rate", 192, func(o *ordeal) {
+	s.runFault(t, "floods the gateway with calls beyond its rate", 192, func(o *faultRun) {
 		var refused, served atomic.Int64
-		c := newCaller(t, s.url+"/rated", rpc)
-		flood(o, more(500, 5_000), func(int) outcome {
+		c := newTestClient(t, s.url+"/rated", rpc)
+		flood(o, byLength(500, 5_000), func(int) outcome {
 			got := c.call(o, "away", "echo", "")
 			switch got.class {
 			case "429 rate_limited":
@@ -187,7 +193,7 @@ func TestClientFails(t *testing.T) {
 			case "200 result":
 				served.Add(1)
 			default:
-				o.wrong(rpc, "ended with %s: %.300q", got.class, got.body)
+				o.failOnce(rpc, "ended with %s: %.300q", got.class, got.body)
 			}
 			return got
 		})
@@ -197,55 +203,57 @@ func TestClientFails(t *testing.T) {
 		c.http.CloseIdleConnections()
 	})
 
-	s.endure(t, "floods the gateway with sessions", 192, func(o *ordeal) {
-		c := newCaller(t, s.url+"/few", joined)
-		flood(o, more(1_000, 3_000), func(i int) outcome {
-			ctx, cancel := context.WithTimeout(t.Context(), guard)
+	s.runFault(t, "floods the gateway with sessions", 192, func(o *faultRun) {
+		c := newTestClient(t, s.url+"/few", joined)
+		flood(o, byLength(1_000, 3_000), func(i int) outcome {
+			ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 			defer cancel()
-			got := c.send(ctx, "", `"hi"`, `{"jsonrpc":"2.0","id":"hi","method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"`+strconv.Itoa(i)+`","version":"1"}}}`)
+			got := c.send(ctx, "", `"hi"`, `{"jsonrpc":"2.0","id":"hi","method":"initialize",`+
+				`"params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"`+strconv.Itoa(i)+
+				`","version":"1"}}}`)
 			if got.class != "200 result" || got.session == "" {
-				o.wrong(joined, "ended with %s: %.300q", got.class, got.body)
+				o.failOnce(joined, "ended with %s: %.300q", got.class, got.body)
 			}
 			return got
 		})
 		c.http.CloseIdleConnections()
 	})
 
-	s.endure(t, "floods the gateway with connections", more(192, 384), func(o *ordeal) {
+	s.runFault(t, "floods the gateway with connections", byLength(192, 384), func(o *faultRun) {
 		var conns []net.Conn
-		for range more(500, 2_000) {
+		for range byLength(500, 2_000) {
 			conns = append(conns, o.dial())
 		}
-		o.meanwhile(more(15, 100))
+		o.awaitOtherCalls(byLength(15, 100))
 		for _, conn := range conns {
-			o.ended(rpc, outcome{class: "it leaves"})
+			o.record(rpc, outcome{class: "client disconnects"})
 			conn.Close()
 		}
 	})
 }
 
-// flood makes so many calls, as many at a time as there may be.
-func flood(o *ordeal, calls int, one func(i int) outcome) {
+// flood makes this many calls, with limited concurrency.
+func flood(o *faultRun, calls int, one func(i int) outcome) {
 	var running sync.WaitGroup
-	places := make(chan struct{}, more(100, 400))
+	slots := make(chan struct{}, byLength(100, 400))
 	for i := range calls {
-		places <- struct{}{}
+		slots <- struct{}{}
 		running.Go(func() {
-			o.ended(rpc, one(i))
-			<-places
+			o.record(rpc, one(i))
+			<-slots
 		})
 	}
 	running.Wait()
 }
 
-// cancelled counts what a child has written down.
-func cancelled(journal, what string) int {
+// countInJournal counts occurrences of a text in the journal of a child.
+func countInJournal(journal, what string) int {
 	text, _ := os.ReadFile(journal)
 	return strings.Count(string(text), what)
 }
 
 // dial connects to the site.
-func (s *stage) dial() net.Conn {
+func (s *testbed) dial() net.Conn {
 	conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
 	if err != nil {
 		panic(err)
@@ -253,12 +261,12 @@ func (s *stage) dial() net.Conn {
 	return conn
 }
 
-// slowReader calls a tool and leaves the answer to be read.
-func (o *ordeal) slowReader(c *caller, server, tool string) net.Conn {
+// slowReader calls a tool and returns the connection, whose response the caller reads.
+func (o *faultRun) slowReader(c *testClient, server, tool string) net.Conn {
 	o.Helper()
 	conn := o.dial()
 	_ = conn.(*net.TCPConn).SetReadBuffer(4 << 10)
-	if c.way == joined || c.way == joinedModern {
+	if c.endpoint == joined || c.endpoint == joinedModern {
 		tool = server + "__" + tool
 	}
 	req := c.request(o.Context(), server, c.toolCall(`"slow"`, tool, "{}"))
@@ -268,21 +276,21 @@ func (o *ordeal) slowReader(c *caller, server, tool string) net.Conn {
 	return conn
 }
 
-// sendSlowly begins a request, and does not come to its end before it leaves.
-func (o *ordeal) sendSlowly(c *caller, beginning, again string, leaves <-chan struct{}) {
+// sendSlowly starts a request and continues it slowly, without finishing, until stop is closed.
+func (o *faultRun) sendSlowly(c *testClient, start, repeated string, stop <-chan struct{}) {
 	conn := o.dial()
 	defer conn.Close()
 	url := c.request(o.Context(), "away", "").URL
-	_, err := fmt.Fprintf(conn, beginning, url.Path, url.Host)
+	_, err := fmt.Fprintf(conn, start, url.Path, url.Host)
 	pace := time.NewTicker(100 * time.Millisecond)
 	defer pace.Stop()
 	for err == nil {
 		select {
-		case <-leaves:
+		case <-stop:
 			return
 		case <-pace.C:
-			_, err = io.WriteString(conn, again)
+			_, err = io.WriteString(conn, repeated)
 		}
 	}
-	o.Errorf("it was hung up on: %v", err)
+	o.Errorf("the gateway closed the connection: %v", err)
 }

@@ -1,17 +1,15 @@
 //go:build linux
 
-// Package chaos breaks what is around the built Caddy, and what is in front of it and
-// behind it, and shows how each fault ends: with which answer, at what cost in memory,
-// and that nobody else has noticed.
+// Package chaos makes clients, servers and the environment of the built Caddy fail. It checks how
+// calls end, how much memory each fault takes, and that other clients are not affected.
 //
-// Every fault is watched in the same way. Before, while and after it lasts, neighbours
-// call other servers by all ways in, and must get their own answers and nothing else.
-// When it is over, the goroutines, open files and child processes of Caddy must be as
-// many as before.
+// Every fault is observed in the same way. Before, during and after it, other clients call
+// other servers at all endpoints, and must get their own responses and nothing else. When the
+// fault is over, Caddy must have as many goroutines, open files and child processes as before.
 //
-// CHAOS=long has more calls, longer streams and larger bombs, and prints a table. CADDY
-// names another binary than bin/caddy. If that is one of the race detector, set
-// CHAOS_RACE, too: what memory it takes says nothing.
+// CHAOS=long makes more calls, uses longer streams and larger bombs, and prints a table. CADDY
+// is the path of another binary than bin/caddy. If it is built with the race detector, also
+// set CHAOS_RACE, so that memory is not checked.
 package chaos
 
 import (
@@ -32,21 +30,20 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// long is the long form.
+// long reports whether the tests run at length.
 var long = os.Getenv("CHAOS") == "long"
 
-// guard is how long a test waits for what must happen. Only a failing test ever waits
-// that long.
-var guard = time.Duration(more(90, 600)) * time.Second
+// testTimeout is the timeout for everything that must happen. Only a failing test waits that long.
+var testTimeout = time.Duration(byLength(90, 600)) * time.Second
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "ds" { // we are a child of the gateway
+	if len(os.Args) > 1 && os.Args[1] == "ds" { // this process is a child of the gateway
 		os.Exit(mcptest.RunChild(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
 	}
 	flag.Parse()
 	zerolog.SetGlobalLevel(zerolog.Disabled) // toxiproxy
 	code := m.Run()
-	if err := goleak.Find( // toxiproxy loses some of its own when a toxic is taken away
+	if err := goleak.Find( // toxiproxy leaks goroutines when a toxic is removed
 		goleak.IgnoreAnyFunction("github.com/Shopify/toxiproxy/v2/toxics.(*ToxicStub).Run"),
 		goleak.IgnoreAnyFunction("github.com/Shopify/toxiproxy/v2.(*ToxicLink).read"),
 		goleak.IgnoreAnyFunction("github.com/Shopify/toxiproxy/v2.(*ToxicLink).write")); err != nil && code == 0 {
@@ -54,46 +51,47 @@ func TestMain(m *testing.M) {
 		code = 1
 	}
 	if long {
-		printed.print()
+		report.print()
 	}
 	os.Exit(code)
 }
 
-// more is for what there is more of in the long form.
-func more(short, inLong int) int {
+// byLength returns the number for the short or the long form.
+func byLength(short, inLong int) int {
 	if long {
 		return inLong
 	}
 	return short
 }
 
-// A row tells how a fault was survived.
+// A row is the outcome of a fault.
 type row struct {
 	test, name string
-	answers    string // by way
+	classes    string // how calls ended, by endpoint
 	took       time.Duration
-	calls      int // that met the fault
-	peak       int // MiB of memory over what the idle process has
-	good       int // answers that the neighbours got meanwhile
+	calls      int // calls that were affected
+	peak       int // MiB of memory above the idle process
+	good       int // successful calls of other clients during the fault
 }
 
-// rows are those of all tests.
+// rows are the outcomes of all tests.
 type rows struct {
 	mu  sync.Mutex
 	all []row
 }
 
-var printed rows
+var report rows
 
 func (r *rows) add(t *testing.T, one row) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	one.test, _, _ = strings.Cut(t.Name(), "/")
 	r.all = append(r.all, one)
-	t.Logf("%s: %d calls, slowest answer after %s, memory %+d MiB, neighbours got %d answers", one.answers, one.calls, one.took.Round(time.Millisecond), one.peak, one.good)
+	t.Logf("%s: %d calls, the slowest took %s, memory %+d MiB, %d good calls of other clients", one.classes, one.calls,
+		one.took.Round(time.Millisecond), one.peak, one.good)
 }
 
-// print prints the table.
+// print prints tables in Markdown.
 func (r *rows) print() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -102,8 +100,10 @@ func (r *rows) print() {
 	for _, one := range r.all {
 		if one.test != test {
 			test = one.test
-			fmt.Printf("\n`%s`:\n\n| fault | ends with | calls | slowest | memory | good calls meanwhile |\n|---|---|--:|--:|--:|--:|\n", test)
+			fmt.Printf("\n`%s`:\n\n| fault | ends with | calls | slowest | memory | good calls |\n|---|---|--:|--:|--:|--:|\n",
+				test)
 		}
-		fmt.Printf("| %s | %s | %d | %.1f s | %+d MiB | %d |\n", one.name, one.answers, one.calls, one.took.Seconds(), one.peak, one.good)
+		fmt.Printf("| %s | %s | %d | %.1f s | %+d MiB | %d |\n", one.name, one.classes, one.calls, one.took.Seconds(),
+			one.peak, one.good)
 	}
 }

@@ -10,31 +10,33 @@ import (
 	"time"
 )
 
-// An operator reloads, with and without a change, while servers fail and clients call: G27,
-// A60. Calls end as they would without it, and no child of a server that is the same is
-// started anew. What got no answer, because its connection was closed, is sent again.
+// TestReloadWhileThingsFail reloads, with and without a change, while servers fail and clients
+// call: G27, A60. Calls end as without a reload, and children of unchanged servers keep running.
+// Clients repeat calls that got no response because their connection was closed.
 func TestReloadWhileThingsFail(t *testing.T) {
 	bad := newServer(t, map[string]func(*exchange){
-		"silent":         waits,
-		"closes":         says(""),
-		"endless-events": repeats(ok+isSSE+"\r\n", strings.Replace(noise, "here", strings.Repeat("here", 1000), 1), endless),
-		"endless-string": repeats(ok+isJSON+"\r\n"+begun, strings.Repeat("x", 10_000), endless),
+		"silent": hangs,
+		"closes": sends(""),
+		"endless-events": sendsRepeatedly(ok+isSSE+"\r\n", strings.Replace(noiseEvent, "here", strings.Repeat("here", 1000),
+			1), unlimited),
+		"endless-string": sendsRepeatedly(ok+isJSON+"\r\n"+resultStart, strings.Repeat("x", 10_000), unlimited),
 	})
-	s := newStage(t, play{
+	s := newTestbed(t, testbedConfig{
 		servers: []*httpServer{bad.Server},
-		gateway: []string{"name chaos", "server bad " + bad.URL + "/mcp", block("server hurried "+bad.URL+"/mcp", "timeout 1s"), block(child("dying"), "stop_grace 200ms")},
+		gateway: []string{"name chaos", "server bad " + bad.URL + "/mcp", block("server hurried "+bad.URL+"/mcp",
+			"timeout 1s"), block(child("dying"), "stop_grace 200ms")},
 	})
-	// A connection may be closed by the one configuration just when it is used again.
-	for _, n := range s.neighbours {
-		n.patient = true
+	// A reload may close a connection just when it is used again.
+	for _, n := range s.otherClients {
+		n.retries = true
 	}
-	callers := map[way]*caller{}
-	for _, w := range everyWay {
-		callers[w] = s.caller(t, w)
-		callers[w].patient = true
+	callers := map[endpoint]*testClient{}
+	for _, w := range endpoints {
+		callers[w] = s.initializedClient(t, w)
+		callers[w].retries = true
 		for _, server := range []string{"bad", "hurried", "dying"} {
-			callers[w].meet(t, server)
-			callers[w].recovers(t, server)
+			callers[w].initialize(t, server)
+			callers[w].awaitRecovery(t, server)
 		}
 	}
 	near := func() (pids []int) {
@@ -46,11 +48,13 @@ func TestReloadWhileThingsFail(t *testing.T) {
 		return pids
 	}
 	before := near()
-	s.endure(t, "reloads", 192, func(o *ordeal) {
+	s.runFault(t, "reloads", 192, func(o *faultRun) {
 		over := make(chan struct{})
 		var running sync.WaitGroup
 		for w, c := range callers {
-			for tool, class := range map[string]map[way]string{"silent": everywhere("timeout"), "closes": everywhere("connect_error"), "endless-string": {rpc: "502 timeout"}, "endless-events": {rpc: "502 timeout"}} {
+			for tool, class := range map[string]map[endpoint]string{"silent": gatewayError("timeout"),
+				"closes": gatewayError("connect_error"), "endless-string": {rpc: "502 timeout"},
+				"endless-events": {rpc: "502 timeout"}} {
 				if class[w] == "" {
 					continue
 				}
@@ -61,9 +65,9 @@ func TestReloadWhileThingsFail(t *testing.T) {
 				running.Go(func() {
 					for {
 						got := c.call(o, server, tool, "")
-						o.ended(w, got)
+						o.record(w, got)
 						if got.class != class[w] {
-							o.wrong(w, "%s ended with %s, want %s: %.300q", tool, got.class, class[w], got.body)
+							o.failOnce(w, "%s ended with %s, want %s: %.300q", tool, got.class, class[w], got.body)
 						}
 						select {
 						case <-over:
@@ -84,24 +88,24 @@ func TestReloadWhileThingsFail(t *testing.T) {
 				}
 			})
 		}
-		for i := range more(6, 60) {
+		for i := range byLength(6, 60) {
 			config := s.config
 			if i%2 == 0 {
 				config = strings.Replace(config, "separator __", "separator __\nrequest_limit 9MiB", 1)
 			}
-			s.askAdmin(t, "POST", "/load", config)
-			o.meanwhile(5)
+			s.adminRequest(t, "POST", "/load", config)
+			o.awaitOtherCalls(5)
 		}
-		s.askAdmin(t, "POST", "/load", s.config)
+		s.adminRequest(t, "POST", "/load", s.config)
 		close(over)
 		running.Wait()
 		for _, c := range callers {
-			c.recovers(t, "dying")
-			c.recovers(t, "bad")
+			c.awaitRecovery(t, "dying")
+			c.awaitRecovery(t, "bad")
 			c.http.CloseIdleConnections()
 		}
 		if now := near(); !slices.Equal(now, before) {
-			o.Errorf("A60 the children %v have become %v", before, now)
+			o.Errorf("A60 the children were %v, now %v", before, now)
 		}
 	})
 }

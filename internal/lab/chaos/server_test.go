@@ -19,17 +19,17 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// quiet is for servers whose handlers abort.
+// quiet is the error log of servers whose handlers abort.
 var quiet = log.New(io.Discard, "", 0)
 
-// A server is an MCP server over HTTP without sessions. It greets and lists as it
-// should; its tools are echo and others of which each is a fault.
+// A server is an MCP server over HTTP without sessions. Requests other than calls succeed. Its
+// tools are echo and one for each fault.
 type server struct {
 	*httptest.Server
 	script *mcptest.Script
 }
 
-// An exchange is a call of a tool that is to go wrong.
+// An exchange is a call of a tool that fails.
 type exchange struct {
 	w  http.ResponseWriter
 	r  *http.Request
@@ -69,23 +69,23 @@ func answer(w http.ResponseWriter, id json.RawMessage, result string) {
 	_, _ = io.WriteString(w, "}")
 }
 
-// text is the result of a tool.
+// text returns the result of a tool with this text.
 func text(s string) string {
 	quoted, _ := json.Marshal(s)
 	return `{"content":[{"type":"text","text":` + string(quoted) + `}]}`
 }
 
-// raw takes the connection to send on it what no HTTP server would.
+// raw takes over the connection, to send bytes that no HTTP server would.
 func (x *exchange) raw() (net.Conn, *bufio.ReadWriter) {
 	conn, rw, err := http.NewResponseController(x.w).Hijack()
 	if err != nil {
-		panic(err) // it is HTTP/1.1
+		panic(err) // HTTP/1.1 always supports it
 	}
 	return conn, rw
 }
 
-// says sends bytes, and closes the connection.
-func says(format string) func(*exchange) {
+// sends returns a handler that sends bytes and closes the connection.
+func sends(format string) func(*exchange) {
 	return func(x *exchange) {
 		conn, _ := x.raw()
 		defer conn.Close()
@@ -93,23 +93,23 @@ func says(format string) func(*exchange) {
 	}
 }
 
-// repeats sends a beginning, and then the same again and again, until nobody takes it or
-// so many bytes have been sent.
-func repeats(beginning, again string, limit int) func(*exchange) {
+// sendsRepeatedly returns a handler that sends a start and then the same bytes repeatedly, until the
+// client disconnects or limit bytes are sent.
+func sendsRepeatedly(start, repeated string, limit int) func(*exchange) {
 	return func(x *exchange) {
 		conn, _ := x.raw()
 		defer conn.Close()
-		_, err := io.WriteString(conn, strings.ReplaceAll(beginning, "{id}", string(x.id)))
-		for sent := 0; err == nil && sent < limit; sent += len(again) {
-			_, err = io.WriteString(conn, again)
+		_, err := io.WriteString(conn, strings.ReplaceAll(start, "{id}", string(x.id)))
+		for sent := 0; err == nil && sent < limit; sent += len(repeated) {
+			_, err = io.WriteString(conn, repeated)
 		}
 	}
 }
 
-// waits answers nothing until the client has gone.
-func waits(x *exchange) {
+// hangs sends no response until the client disconnects.
+func hangs(x *exchange) {
 	<-x.r.Context().Done()
-	panic(http.ErrAbortHandler) // else it would be an answer
+	panic(http.ErrAbortHandler) // otherwise the server would send a response
 }
 
 type httpServer = httptest.Server

@@ -20,20 +20,20 @@ import (
 type browser struct{ client http.Client }
 
 func newBrowser() *browser {
-	jar, _ := cookiejar.New(nil) // does not fail
+	jar, _ := cookiejar.New(nil) // never fails
 	return &browser{http.Client{
 		Jar: jar,
 		CheckRedirect: func(req *http.Request, via []*http.Request) error {
 			if len(via) > 10 {
 				return errors.New("too many redirects")
 			}
-			req.Header.Del("Origin") // browsers send it with the POST alone
+			req.Header.Del("Origin") // browsers send it only with the POST
 			return nil
 		},
 	}}
 }
 
-// A page is what a browser shows.
+// A page is a loaded page.
 type page struct {
 	url  *url.URL
 	text string // HTML
@@ -46,8 +46,8 @@ type form struct {
 	values url.Values
 }
 
-// login opens the address of a login page of the gateway and submits its form. The
-// authorization server, where that leads to, must send the browser back to the gateway.
+// login opens a login page of the gateway and submits its form. The authorization server, to
+// which the form leads, must redirect the browser back to the gateway.
 func (b *browser) login(ctx context.Context, address string) error {
 	login, err := b.load(ctx, http.MethodGet, address, "", nil)
 	if err != nil {
@@ -91,16 +91,17 @@ func (b *browser) load(ctx context.Context, method, address, origin string, valu
 		return nil, err
 	}
 	if res.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s %s: got %d %q", res.Request.Method, res.Request.URL.Path, res.StatusCode, shown(string(text)))
+		return nil, fmt.Errorf("%s %s: got %d %q", res.Request.Method, res.Request.URL.Path, res.StatusCode,
+			visibleText(string(text)))
 	}
 	return &page{res.Request.URL, string(text)}, nil
 }
 
-// markup is what a browser does not show of a page.
+// markup matches the parts of a page that a browser does not show as text.
 var markup = regexp.MustCompile(`(?s)<(style|title)\b.*?</(style|title)>|<[^>]*>`)
 
-// shown returns the text of a page, in one line.
-func shown(page string) string {
+// visibleText returns the text of a page in one line.
+func visibleText(page string) string {
 	return strings.Join(strings.Fields(html.UnescapeString(markup.ReplaceAllString(page, " "))), " ")
 }
 

@@ -23,11 +23,11 @@ const (
 
 var eras = []string{legacy, modern}
 
-// clientTimeout is how long a driver may take. The suite ends it then.
+// clientTimeout is the timeout of a driver, enforced by the suite.
 const clientTimeout = 30 * time.Second
 
-// testClients runs the client leg: the gateway, behind a client of each era, as a client
-// of the suite.
+// testClients runs the client leg: the gateway, used by a client of each era, is a client of the
+// suite.
 func testClients(ctx context.Context, opts options, suite *suite, tables []table, dir string) error {
 	if err := fillClients(ctx, opts, suite, tables, dir); err != nil {
 		return err
@@ -35,7 +35,7 @@ func testClients(ctx context.Context, opts options, suite *suite, tables []table
 	return reportClients(os.Stdout, tables)
 }
 
-// fillClients runs the suite for every cell of the tables, some of them at a time.
+// fillClients runs the suite for every cell of the tables, several at a time.
 func fillClients(ctx context.Context, opts options, suite *suite, tables []table, dir string) error {
 	executable, err := os.Executable()
 	if err != nil {
@@ -82,12 +82,13 @@ func fillClients(ctx context.Context, opts options, suite *suite, tables []table
 	return context.Cause(ctx)
 }
 
-// testClient runs one scenario. The driver keeps the gateway's files in the folder, too.
-func testClient(ctx context.Context, suite *suite, driver driverOptions, revision string, scenario scenario) (checks, error) {
+// testClient runs one scenario. The driver writes the gateway's files to the directory, too.
+func testClient(ctx context.Context, suite *suite, driver driverOptions, revision string, scenario scenario) (checks,
+	error) {
 	if ctx.Err() != nil { // another scenario has failed
 		return nil, ctx.Err()
 	}
-	if err := os.RemoveAll(driver.dir); err != nil { // of an earlier run
+	if err := os.RemoveAll(driver.dir); err != nil { // from an earlier run
 		return nil, err
 	}
 	if err := os.MkdirAll(driver.dir, 0o755); err != nil {
@@ -103,8 +104,8 @@ func testClient(ctx context.Context, suite *suite, driver driverOptions, revisio
 	return suite.testClient(ctx, driver.command(), revision, scenario, driver.dir)
 }
 
-// reportClients prints the tables and what needs explaining in them. It returns an error
-// if the gateway fails where it must not.
+// reportClients prints the tables and lists failures. It returns an error if the gateway failed
+// where it should not.
 func reportClients(w io.Writer, tables []table) error {
 	var lost int
 	var optional, failed strings.Builder
@@ -116,7 +117,7 @@ func reportClients(w io.Writer, tables []table) error {
 				row := fmt.Sprintf("  %s %s %s\n", t.revision, era, label(scenario))
 				switch {
 				case verdict(got) == "pass":
-				case scenario.extension: // of which the gateway has some
+				case scenario.extension: // the gateway supports some of them
 					optional.WriteString(row + failures(got, true))
 				default:
 					lost++

@@ -21,28 +21,28 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// driverCommand is the argument that makes this program the one that the suite starts
-// for a scenario.
+// driverCommand is the argument that makes this program the driver of a scenario, which the suite
+// starts.
 const driverCommand = "drive"
 
 // driverOptions are the flags of the driver.
 type driverOptions struct {
-	executable string // of the driver
+	executable string // path of the driver
 	caddy      string
 	era        string
-	port       int    // of the gateway
-	dir        string // for the gateway's files
+	port       int    // port of the gateway
+	dir        string // directory for the gateway's files
 }
 
-// command returns the command to start the driver with. The suite passes it to a
-// shell, and adds the URL of its server.
+// command returns the command line of the driver. The suite passes it to a shell with the URL of
+// its server as the last argument.
 func (o driverOptions) command() string {
 	quote := func(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
-	return fmt.Sprintf("%s %s -caddy %s -era %s -port %d -dir %s", quote(o.executable), driverCommand, quote(o.caddy), o.era, o.port, quote(o.dir))
+	return fmt.Sprintf("%s %s -caddy %s -era %s -port %d -dir %s", quote(o.executable), driverCommand, quote(o.caddy),
+		o.era, o.port, quote(o.dir))
 }
 
-// A testCase is the scenario that the driver was started for. The suite gives it in the
-// environment.
+// A testCase is the scenario of a driver. The suite passes it in the environment.
 type testCase struct {
 	scenario     string
 	ClientID     string `json:"client_id"`
@@ -55,7 +55,7 @@ type testCase struct {
 	}
 }
 
-// metadataDocument is the client ID that auth/basic-cimd expects.
+// metadataDocument is the client id that auth/basic-cimd expects.
 const metadataDocument = "https://conformance-test.local/client-metadata.json"
 
 func readTestCase() (test testCase, err error) {
@@ -64,7 +64,8 @@ func readTestCase() (test testCase, err error) {
 			return test, fmt.Errorf("MCP_CONFORMANCE_CONTEXT: %w", err)
 		}
 	}
-	if test.scenario = os.Getenv("MCP_CONFORMANCE_SCENARIO"); test.scenario == "" {
+	test.scenario = os.Getenv("MCP_CONFORMANCE_SCENARIO")
+	if test.scenario == "" {
 		return test, errors.New("MCP_CONFORMANCE_SCENARIO is not set")
 	}
 	if test.scenario == "auth/basic-cimd" {
@@ -73,24 +74,24 @@ func readTestCase() (test testCase, err error) {
 	return test, nil
 }
 
-// authorizes reports whether the scenario is about authorization.
-func (test testCase) authorizes() bool { return strings.HasPrefix(test.scenario, "auth/") }
+// isAuthorization reports whether the scenario is about authorization.
+func (test testCase) isAuthorization() bool { return strings.HasPrefix(test.scenario, "auth/") }
 
-// drive starts a gateway in front of the suite's server, and does as its client what
-// the scenario is about. The error has the gateway's log.
+// drive starts a gateway in front of the suite's server and uses it as the scenario requires. Its
+// error includes the gateway's log.
 func drive(ctx context.Context, args []string) error {
 	var opts driverOptions
 	flags := flag.NewFlagSet(driverCommand, flag.ExitOnError)
-	flags.StringVar(&opts.caddy, "caddy", "", "the `binary` with the gateway")
-	flags.StringVar(&opts.era, "era", modern, "the `era` of the client, legacy or modern")
-	flags.IntVar(&opts.port, "port", 0, "the `port` of the gateway")
-	flags.StringVar(&opts.dir, "dir", "", "the `folder` for the gateway's files")
+	flags.StringVar(&opts.caddy, "caddy", "", "Caddy `binary` with the gateway")
+	flags.StringVar(&opts.era, "era", modern, "`era` of the client, legacy or modern")
+	flags.IntVar(&opts.port, "port", 0, "`port` of the gateway")
+	flags.StringVar(&opts.dir, "dir", "", "`directory` for the gateway's files")
 	_ = flags.Parse(args) // exits on errors
 	test, err := readTestCase()
 	if err != nil {
 		return err
 	}
-	// The driver ends before the suite ends it.
+	// End before the timeout of the suite.
 	ctx, cancel := context.WithTimeout(ctx, clientTimeout*4/5)
 	defer cancel()
 
@@ -131,7 +132,7 @@ func (test testCase) caddyfile(opts driverOptions, serverURL string) (string, er
 		return "", err
 	}
 	var oauth strings.Builder
-	if test.authorizes() {
+	if test.isAuthorization() {
 		oauth.WriteString("oauth {\n\t\t\t\ttrusted_hosts localhost 127.0.0.1\n")
 		option := func(name, value string) {
 			if value != "" {
@@ -181,27 +182,28 @@ type driver struct {
 	client  *mcpclient.Client
 	browser *browser
 
-	mu     sync.Mutex // held while a question is answered
+	mu     sync.Mutex // held while a server request is answered
 	logins int
-	errs   []error // of answers
+	errs   []error // errors of these
 }
 
 func newDriver(test testCase, endpoint, era string) *driver {
 	return &driver{
 		testCase: test,
-		client:   &mcpclient.Client{URL: endpoint, Modern: era == modern, Capabilities: `{"elicitation":{"form":{},"url":{}}}`},
-		browser:  newBrowser(),
+		client: &mcpclient.Client{URL: endpoint, Modern: era == modern,
+			Capabilities: `{"elicitation":{"form":{},"url":{}}}`},
+		browser: newBrowser(),
 	}
 }
 
-// prefix is that of the names of the suite's server, as in the Caddyfile.
+// prefix is the prefix of the suite's server, as in the Caddyfile.
 const prefix = "conformance__"
 
-// maxLogins is how often a driver logs in. It is more often than any scenario needs, and
-// than auth/scope-retry-limit allows: the gateway is to stop asking before.
+// maxLogins is the maximum number of logins of a driver. It is more than any scenario needs, and
+// more than auth/scope-retry-limit allows: the gateway must stop before.
 const maxLogins = 5
 
-// A tool is one that the gateway lists.
+// A tool is a tool in the gateway's list.
 type tool struct {
 	Name        string
 	InputSchema json.RawMessage
@@ -209,7 +211,7 @@ type tool struct {
 
 func (t tool) String() string { return t.Name }
 
-// has reports whether there is a tool of this name.
+// has reports whether there is a tool with this name.
 func has(tools []tool, name string) bool {
 	return slices.ContainsFunc(tools, func(t tool) bool { return t.Name == prefix+name })
 }
@@ -219,13 +221,13 @@ func (d *driver) run(ctx context.Context) error {
 		if _, err := d.client.Initialize(ctx, mcpclient.Legacy); err != nil {
 			return err
 		}
-		// As the client of the official SDK does, it keeps a stream open.
+		// Keep a stream open, as the client of the official SDK does.
 		stream, closed := d.client.Listen(ctx), make(chan struct{})
 		go func() {
 			defer close(closed)
-			d.client.Converse(ctx, stream, d.answerer(ctx))
+			d.client.Respond(ctx, stream, d.responder(ctx))
 		}()
-		defer func() { stream.HangUp(); <-closed }()
+		defer func() { stream.Cancel(); <-closed }()
 		<-stream.Opened
 	}
 	tools, err := d.tools(ctx)
@@ -233,12 +235,12 @@ func (d *driver) run(ctx context.Context) error {
 		return err
 	}
 	switch {
-	case d.authorizes():
+	case d.isAuthorization():
 		if !has(tools, "test-tool") {
 			return fmt.Errorf("got tools %s, want %stest-tool", tools, prefix)
 		}
 	case d.scenario == "json-schema-ref-no-deref":
-		return nil // its tool is only for lists
+		return nil // its tool must only be listed
 	}
 	errs := []error{d.callAll(ctx, tools)}
 	if d.scenario == "http-standard-headers" {
@@ -247,12 +249,12 @@ func (d *driver) run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// tools returns the tools of the suite's server, after a login if that is what the
-// gateway offers in their place.
+// tools returns the tools of the suite's server. If the gateway offers a login tool instead, it
+// logs in first.
 func (d *driver) tools(ctx context.Context) ([]tool, error) {
 	for range maxLogins {
 		var list json.RawMessage
-		if err := d.ask(ctx, "tools/list", nil, &list); err != nil {
+		if err := d.request(ctx, "tools/list", nil, &list); err != nil {
 			return nil, err
 		}
 		var result struct{ Tools []tool }
@@ -270,10 +272,10 @@ func (d *driver) tools(ctx context.Context) ([]tool, error) {
 			return nil, err
 		}
 	}
-	return nil, fmt.Errorf("the gateway wants a login after %d", maxLogins)
+	return nil, fmt.Errorf("the gateway requires another login after %d", maxLogins)
 }
 
-// callAll calls each tool, also if others fail.
+// callAll calls each tool, even if others fail.
 func (d *driver) callAll(ctx context.Context, tools []tool) error {
 	var errs []error
 	for _, t := range tools {
@@ -282,8 +284,8 @@ func (d *driver) callAll(ctx context.Context, tools []tool) error {
 	return errors.Join(errs...)
 }
 
-// arguments returns those that the scenario wants a tool to be called with, or such
-// that fit its schema.
+// arguments returns the arguments for a tool: those that the scenario defines, or an example for
+// its schema.
 func (d *driver) arguments(t tool, all []tool) any {
 	for _, call := range d.ToolCalls {
 		if prefix+call.Name == t.Name {
@@ -300,10 +302,10 @@ func (d *driver) arguments(t tool, all []tool) any {
 	return example(t.InputSchema)
 }
 
-// useAll lists resources or prompts, and uses each.
+// useAll lists resources or prompts and reads each.
 func (d *driver) useAll(ctx context.Context, kind, verb, key string) error {
 	var lists map[string]json.RawMessage
-	if err := d.ask(ctx, kind+"/list", nil, &lists); err != nil {
+	if err := d.request(ctx, kind+"/list", nil, &lists); err != nil {
 		return err
 	}
 	var items []map[string]any
@@ -313,28 +315,28 @@ func (d *driver) useAll(ctx context.Context, kind, verb, key string) error {
 	var errs []error
 	for _, item := range items {
 		var result json.RawMessage
-		errs = append(errs, d.ask(ctx, kind+"/"+verb, map[string]any{key: item[key]}, &result))
+		errs = append(errs, d.request(ctx, kind+"/"+verb, map[string]any{key: item[key]}, &result))
 	}
 	return errors.Join(errs...)
 }
 
-// call calls a tool, which must not fail.
+// call calls a tool, which must succeed.
 func (d *driver) call(ctx context.Context, name string, arguments any) error {
 	var result struct {
 		IsError bool
 		Content json.RawMessage
 	}
-	if err := d.ask(ctx, "tools/call", map[string]any{"name": name, "arguments": arguments}, &result); err != nil {
+	if err := d.request(ctx, "tools/call", map[string]any{"name": name, "arguments": arguments}, &result); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	if result.IsError {
-		return d.failed(fmt.Errorf("%s failed: %s", name, result.Content))
+		return d.withErrors(fmt.Errorf("%s failed: %s", name, result.Content))
 	}
 	return nil
 }
 
-// ask makes a request and answers what the gateway asks meanwhile.
-func (d *driver) ask(ctx context.Context, method string, params map[string]any, result any) error {
+// request makes a request and responds to the gateway's requests meanwhile.
+func (d *driver) request(ctx context.Context, method string, params map[string]any, result any) error {
 	text := ""
 	if params != nil {
 		encoded, err := json.Marshal(params)
@@ -343,7 +345,7 @@ func (d *driver) ask(ctx context.Context, method string, params map[string]any, 
 		}
 		text = string(encoded)
 	}
-	got := d.client.Ask(ctx, method, text, d.answerer(ctx))
+	got := d.client.Request(ctx, method, text, d.responder(ctx))
 	err := got.Err
 	switch {
 	case err != nil:
@@ -353,24 +355,24 @@ func (d *driver) ask(ctx context.Context, method string, params map[string]any, 
 		err = json.Unmarshal(got.Result, result)
 	}
 	if err != nil {
-		return d.failed(fmt.Errorf("%s: %w", method, err))
+		return d.withErrors(fmt.Errorf("%s: %w", method, err))
 	}
 	return nil
 }
 
-// failed adds to an error what may have been its cause.
-func (d *driver) failed(err error) error {
+// withErrors adds errors of earlier responses, which may be the cause, to an error.
+func (d *driver) withErrors(err error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return errors.Join(append(d.errs, err)...)
 }
 
-// answerer returns what answers the gateway's questions.
-func (d *driver) answerer(ctx context.Context) mcpclient.Answerer {
+// responder returns a function that responds to the gateway's requests.
+func (d *driver) responder(ctx context.Context) mcpclient.Responder {
 	return func(method string, params json.RawMessage) string {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		result, err := d.answer(ctx, method, params)
+		result, err := d.respond(ctx, method, params)
 		if err != nil {
 			d.errs = append(d.errs, err)
 			return `{"action":"cancel"}`
@@ -379,9 +381,9 @@ func (d *driver) answerer(ctx context.Context) mcpclient.Answerer {
 	}
 }
 
-// answer answers an elicitation. It fills in a form as its schema suggests, and logs in
+// respond returns the response to an elicitation. It fills in forms with example values, and logs in
 // at a URL before it accepts.
-func (d *driver) answer(ctx context.Context, method string, params json.RawMessage) (string, error) {
+func (d *driver) respond(ctx context.Context, method string, params json.RawMessage) (string, error) {
 	var question struct {
 		Mode, URL       string
 		RequestedSchema json.RawMessage
@@ -394,13 +396,13 @@ func (d *driver) answer(ctx context.Context, method string, params json.RawMessa
 		return `{"action":"accept","content":` + string(content) + `}`, err
 	}
 	if d.logins == maxLogins {
-		return "", fmt.Errorf("asked for a login after %d", maxLogins)
+		return "", fmt.Errorf("another login was requested after %d", maxLogins)
 	}
 	d.logins++
 	return `{"action":"accept"}`, d.browser.login(ctx, question.URL)
 }
 
-// example returns a value that fits a simple JSON schema: the default if there is one.
+// example returns a value for a simple JSON schema: its default, if it has one.
 func example(schema json.RawMessage) any {
 	var s struct {
 		Type       any

@@ -18,15 +18,15 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// A fakeGateway asks for logins, and has the pages for them. Its authorization server
-// is a server of its own.
+// A fakeGateway requests logins and serves the login pages. Its authorization server is a
+// separate server.
 type fakeGateway struct {
-	modern  bool
-	wants   int    // logins before its tool answers; the first is before it is listed
-	refuses string // the reason that the callback gives, or ""
+	modern         bool
+	requiredLogins int    // logins before its tool succeeds; the first is needed to list it
+	callbackError  string // error of the callback, or ""
 
 	url, authorization string
-	answers            chan json.RawMessage // to questions in streams
+	answers            chan json.RawMessage // responses to requests on streams
 
 	mu     sync.Mutex
 	logins int
@@ -37,7 +37,7 @@ func startFakeGateway(t *testing.T, g *fakeGateway) *fakeGateway {
 	serve := func(h http.Handler) string {
 		s := httptest.NewServer(h)
 		t.Cleanup(func() {
-			s.CloseClientConnections() // else Close waits for streams
+			s.CloseClientConnections() // otherwise Close waits for streams
 			s.Close()
 		})
 		return s.URL
@@ -51,7 +51,8 @@ func startFakeGateway(t *testing.T, g *fakeGateway) *fakeGateway {
 	mux.HandleFunc("GET /mcp/oauth/login", func(w http.ResponseWriter, r *http.Request) {
 		http.SetCookie(w, &http.Cookie{Name: "login", Value: r.FormValue("ticket"), Path: "/mcp/oauth", HttpOnly: true})
 		fmt.Fprintf(w, `<!doctype html><title>Login</title><meta charset=utf-8><p>A &amp; B<br>
-			<form method="post"><input type="hidden" name="ticket" value="%s"><button>Log in</button></form>`, r.FormValue("ticket"))
+			<form method="post"><input type="hidden" name="ticket" value="%s"><button>Log in</button></form>`,
+			r.FormValue("ticket"))
 	})
 	mux.HandleFunc("POST /mcp/oauth/login", func(w http.ResponseWriter, r *http.Request) {
 		cookie, err := r.Cookie("login")
@@ -65,11 +66,11 @@ func startFakeGateway(t *testing.T, g *fakeGateway) *fakeGateway {
 	mux.HandleFunc("GET /mcp/oauth/callback", func(w http.ResponseWriter, r *http.Request) {
 		cookie, err := r.Cookie("login")
 		if err != nil || cookie.Value != r.FormValue("state") || r.Header.Get("Origin") != "" {
-			http.Error(w, "not the browser that began", http.StatusForbidden)
+			http.Error(w, "not the browser that started the login", http.StatusForbidden)
 			return
 		}
-		if g.refuses != "" {
-			http.Error(w, g.refuses, http.StatusBadRequest)
+		if g.callbackError != "" {
+			http.Error(w, g.callbackError, http.StatusBadRequest)
 			return
 		}
 		g.mu.Lock()
@@ -80,17 +81,18 @@ func startFakeGateway(t *testing.T, g *fakeGateway) *fakeGateway {
 	return g
 }
 
-// loggedIn returns how many logins there were.
+// loggedIn returns the number of logins.
 func (g *fakeGateway) loggedIn() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.logins
 }
 
-// handle serves what depends on logins.
+// handle serves the requests that depend on logins.
 func (g *fakeGateway) handle(w http.ResponseWriter, r *mcptest.Received) bool {
 	before := g.loggedIn()
-	question := fmt.Sprintf(`"method":"elicitation/create","params":{"mode":"url","url":"%s/mcp/oauth/login?ticket=%d"}`, g.url, before)
+	question := fmt.Sprintf(`"method":"elicitation/create","params":{"mode":"url","url":"%s/mcp/oauth/login?ticket=%d"}`,
+		g.url, before)
 	switch r.Method {
 	case "answer":
 		g.answers <- r.Result
@@ -101,10 +103,11 @@ func (g *fakeGateway) handle(w http.ResponseWriter, r *mcptest.Received) bool {
 		if before == 0 {
 			tool = "login"
 		}
-		r.Answer(w, fmt.Sprintf(`"result":{"resultType":"complete","tools":[{"name":%q,"inputSchema":{"type":"object"}}]}`, prefix+tool))
+		r.Answer(w, fmt.Sprintf(`"result":{"resultType":"complete","tools":[{"name":%q,"inputSchema":{"type":"object"}}]}`,
+			prefix+tool))
 		return true
 	case "tools/call":
-		wants := g.wants
+		wants := g.requiredLogins
 		if r.Tool() == prefix+"login" {
 			wants = 1
 		}
@@ -124,7 +127,7 @@ func (g *fakeGateway) handle(w http.ResponseWriter, r *mcptest.Received) bool {
 	return false
 }
 
-// outcome returns the result of a call that asked for a login and got this answer.
+// outcome returns the result of a call that requested a login and got this response.
 func (g *fakeGateway) outcome(answer string) string {
 	if !strings.Contains(answer, `"accept"`) {
 		return `"result":{"isError":true,"content":[]}`
@@ -138,15 +141,15 @@ func TestDriverLogsIn(t *testing.T) {
 		wants   int
 		refuses string
 		logins  int
-		err     string // "" if there is none
+		err     string // or ""
 	}{
 		{"once", 1, "", 1, ""},
 		{"again for a tool", 2, "", 2, ""},
-		{"in vain", 1, "the issuer is another", 0, "the issuer is another"},
+		{"refused", 1, "the issuer is another", 0, "the issuer is another"},
 	} {
 		for _, era := range eras {
 			t.Run(tt.name+", "+era, func(t *testing.T) {
-				g := startFakeGateway(t, &fakeGateway{modern: era == modern, wants: tt.wants, refuses: tt.refuses})
+				g := startFakeGateway(t, &fakeGateway{modern: era == modern, requiredLogins: tt.wants, callbackError: tt.refuses})
 				err := newDriver(testCase{scenario: "auth/scope-step-up"}, g.url+"/mcp", era).run(t.Context())
 				if (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
 					t.Errorf("got error %v, want %q", err, tt.err)
@@ -159,7 +162,7 @@ func TestDriverLogsIn(t *testing.T) {
 	}
 }
 
-func TestBrowserWantsOneForm(t *testing.T) {
+func TestBrowserNeedsOneForm(t *testing.T) {
 	for html, want := range map[string]string{
 		`<p>Not found`:               "got 0 forms",
 		`<form></form><form></form>`: "got 2 forms",
@@ -180,13 +183,16 @@ func TestCaddyfile(t *testing.T) {
 	key := filepath.Join(dir, "private_key")
 	for _, tt := range []struct {
 		test testCase
-		want []string // of the oauth block, nil for none
+		want []string // options of the oauth block, or nil
 	}{
 		{testCase{scenario: "tools_call"}, nil},
 		{testCase{scenario: "auth/metadata-default"}, []string{}},
-		{testCase{scenario: "auth/pre-registration", ClientID: "id", ClientSecret: "secret"}, []string{`client_id "id"`, `client_secret "secret"`}},
-		{testCase{scenario: "auth/client-credentials-jwt", ClientID: "id", PrivateKey: "key"}, []string{`client_id "id"`, `private_key "` + key + `"`, `grant "client_credentials"`}},
-		{testCase{scenario: "auth/wif-jwt-bearer", ClientID: "id", Assertion: "jwt"}, []string{`client_id "id"`, `assertion "` + filepath.Join(dir, "assertion") + `"`, `grant "jwt_bearer"`}},
+		{testCase{scenario: "auth/pre-registration", ClientID: "id", ClientSecret: "secret"},
+			[]string{`client_id "id"`, `client_secret "secret"`}},
+		{testCase{scenario: "auth/client-credentials-jwt", ClientID: "id", PrivateKey: "key"},
+			[]string{`client_id "id"`, `private_key "` + key + `"`, `grant "client_credentials"`}},
+		{testCase{scenario: "auth/wif-jwt-bearer", ClientID: "id", Assertion: "jwt"},
+			[]string{`client_id "id"`, `assertion "` + filepath.Join(dir, "assertion") + `"`, `grant "jwt_bearer"`}},
 	} {
 		got, err := tt.test.caddyfile(driverOptions{port: 1, dir: dir}, "http://localhost:2/mcp")
 		if err != nil {
@@ -202,7 +208,7 @@ func TestCaddyfile(t *testing.T) {
 		}
 	}
 	if text, err := os.ReadFile(key); string(text) != "key" {
-		t.Errorf("got a private key %q, error %v", text, err)
+		t.Errorf("got private key %q, error %v, want key", text, err)
 	}
 }
 

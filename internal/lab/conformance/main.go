@@ -6,34 +6,33 @@
 //	go -C internal/lab run ./conformance [-leg server|client] [-run regexp] [-direct] [-out dir] [-caddy bin/caddy]
 //
 // The suite has two legs, one for servers and one for clients. Both run in both protocol
-// revisions, and print a table for each.
+// revisions and print a table for each.
 //
-// In the server leg the suite is the client of a reference server, directly and through
-// the gateway. The columns are the ways to the reference server, which is behind the
-// gateway over HTTP and as a child process over stdio:
+// In the server leg, the suite is the client of a reference server, directly and through the
+// gateway. Behind the gateway, the reference server runs over HTTP and as a child process over
+// stdio. The columns are:
 //
 //	direct                      the server itself
-//	http, stdio                 its own path, /mcp/{server}
-//	single-http, single-stdio   the aggregate of it alone, whose names are bare (separator none)
-//	joined-http, joined-stdio   the aggregate of it and another server, whose names have prefixes
+//	http, stdio                 its own endpoint, /mcp/{server}
+//	single-http, single-stdio   /mcp with this server alone, without prefixes (separator none)
+//	joined-http, joined-stdio   /mcp with this and another server, with prefixes
 //
-// As the suite names tools, prompts and resources as the reference server does, it
-// reaches the last two through a shim that adds the prefixes and takes them off.
-// The leg fails if a scenario that the server passes directly fails through the gateway,
-// and if the server itself fails a scenario that its revision requires. Scenarios of
-// extensions, tasks and skills, have to pass directly, too, and to have as many successful
-// checks through the gateway.
+// The suite uses the reference server's names of tools, prompts and resources. For the last
+// two columns, a shim adds prefixes to requests and removes them from responses. The leg fails
+// if a scenario that the server passes directly fails through the gateway, or if the server
+// itself fails a scenario that its revision requires. Scenarios of the extensions tasks and
+// skills must also pass directly, and must have as many successful checks through the gateway.
 //
-// In the client leg the suite is the server, and the gateway its client. For each
-// scenario the suite starts a driver (driver.go), which starts a gateway in front of the
-// suite's server and uses that as a client does; in the scenarios about authorization
-// it also logs in as a person does. The columns are the eras of that client:
+// In the client leg, the suite is the server, and the gateway is its client. For each scenario,
+// the suite starts a driver (driver.go). The driver starts a gateway in front of the suite's
+// server and uses it as a client does. In scenarios about authorization, it also logs in as a
+// person does. The columns are the eras of that client:
 //
 //	legacy    2025-11-25, with sessions
 //	modern    2026-07-28, stateless
 //
-// The leg fails if a scenario fails that is not about an extension, also if its revision
-// does not require it.
+// The leg fails if a scenario fails, even one that its revision does not require, except those
+// about an extension.
 package main
 
 import (
@@ -50,8 +49,7 @@ import (
 	"time"
 )
 
-// revisions are the protocol revisions that the suite has requirements for, one
-// of each era.
+// revisions are the protocol revisions that the suite has requirements for, one per era.
 var revisions = []string{"2025-11-25", "2026-07-28"}
 
 type options struct {
@@ -65,14 +63,14 @@ type options struct {
 }
 
 func main() {
-	// The context stops the child processes, which a signal must not leave behind.
+	// Canceling the context stops the child processes, which must not outlive a signal.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	var err error
 	if len(os.Args) > 1 && os.Args[1] == driverCommand {
 		err = drive(ctx, os.Args[2:])
 	} else {
-		err = conform(ctx, parseOptions())
+		err = runSuite(ctx, parseOptions())
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "conformance:", err)
@@ -83,14 +81,15 @@ func main() {
 
 func parseOptions() (opts options) {
 	flag.StringVar((*string)(&opts.leg), "leg", "", "run only the server or the client `leg`")
-	flag.StringVar(&opts.caddy, "caddy", "../../bin/caddy", "the `binary` with the gateway")
-	flag.StringVar(&opts.suite, "suite", "conformance/suite", "the `folder` in which the suite is installed")
-	flag.StringVar(&opts.server, "server", "conformance/gosdk/server", "the `folder` of the reference server's source")
+	flag.StringVar(&opts.caddy, "caddy", "../../bin/caddy", "Caddy `binary` with the gateway")
+	flag.StringVar(&opts.suite, "suite", "conformance/suite", "`directory` in which the suite is installed")
+	flag.StringVar(&opts.server, "server", "conformance/gosdk/server", "`directory` of the reference server's source")
 	flag.BoolVar(&opts.direct, "direct", false, "run only against the reference server itself, without a gateway")
-	flag.StringVar(&opts.out, "out", "", "keep results and logs in this `folder`; by default they are removed")
-	flag.DurationVar(&opts.timeout, "timeout", 4*time.Minute, "how long the suite may take for one column of the table")
-	flag.IntVar(&opts.parallel, "parallel", runtime.NumCPU(), "how many `runs` of the suite there are at a time")
-	flag.Func("run", "only scenarios whose `name` matches this regular expression, such as 2026-07-28/server-stateless", func(value string) (err error) {
+	flag.StringVar(&opts.out, "out", "", "keep results and logs in this `directory`; by default they are removed")
+	flag.DurationVar(&opts.timeout, "timeout", 4*time.Minute, "timeout for one column of the table")
+	flag.IntVar(&opts.parallel, "parallel", runtime.NumCPU(), "`number` of concurrent runs of the suite")
+	flag.Func("run", "run only scenarios whose `name` matches this regular expression, such as "+
+		"2026-07-28/server-stateless", func(value string) (err error) {
 		opts.run, err = regexp.Compile(value)
 		return err
 	})
@@ -99,7 +98,7 @@ func parseOptions() (opts options) {
 	return opts
 }
 
-func conform(ctx context.Context, opts options) (err error) {
+func runSuite(ctx context.Context, opts options) (err error) {
 	installed, err := openSuite(ctx, opts.suite)
 	if err != nil {
 		return err
@@ -132,12 +131,12 @@ func conform(ctx context.Context, opts options) (err error) {
 		}
 	}
 	if !found {
-		return errors.New("no scenario of that name")
+		return errors.New("-run: no matching scenario")
 	}
 	return errors.Join(errs...)
 }
 
-// tables returns the tables to fill in a leg.
+// tables returns the empty tables of a leg.
 func (s *suite) tables(leg leg, opts options) (tables []table) {
 	if opts.leg != "" && opts.leg != leg || opts.direct && leg == clientLeg {
 		return nil

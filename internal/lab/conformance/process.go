@@ -17,16 +17,16 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/loopback"
 )
 
-// A process is a running command and all that it has started itself.
+// A process is a running command with its descendants.
 type process struct {
 	cmd    *exec.Cmd
 	log    string
-	exited chan struct{} // closed when it has; err is set then
+	exited chan struct{} // closed after exit; err is set then
 	err    error
 }
 
-// startProcess starts the command in a process group of its own, with its output
-// in the log: a file, so that nobody has to wait for grandchildren to close it.
+// startProcess starts a command in its own process group. Its output goes to a log file, because
+// descendants could hold a pipe open.
 func startProcess(cmd *exec.Cmd, log string) (*process, error) {
 	output, err := os.Create(log)
 	if err != nil {
@@ -46,7 +46,7 @@ func startProcess(cmd *exec.Cmd, log string) (*process, error) {
 	return p, nil
 }
 
-// stop ends the process, politely at first, and what is left of its group.
+// stop ends the process group: with SIGTERM, and after 5 seconds with SIGKILL.
 func (p *process) stop() {
 	_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGTERM)
 	select {
@@ -64,18 +64,18 @@ func (p *process) await(ctx context.Context, port int) error {
 	go func() {
 		select {
 		case <-p.exited:
-			cancel(cmp.Or(p.err, errors.New("it has ended")))
+			cancel(cmp.Or(p.err, errors.New("the process ended")))
 		case <-ctx.Done():
 		}
 	}()
 	if err := loopback.Await(ctx, port); err != nil {
-		return p.failed(err)
+		return p.withLog(err)
 	}
 	return nil
 }
 
-// failed adds the end of the log to an error.
-func (p *process) failed(err error) error {
+// withLog adds the end of the log to an error.
+func (p *process) withLog(err error) error {
 	log, _ := os.ReadFile(p.log)
 	if len(log) > 4000 {
 		log = log[len(log)-4000:]

@@ -11,18 +11,17 @@ import (
 	"text/tabwriter"
 )
 
-// A table holds the outcome of one revision: a row per scenario, a column per
-// target or era.
+// A table has the outcome of one revision: a row per scenario, a column per target or era.
 type table struct {
 	revision  string
 	scenarios []scenario
-	names     []string // of the columns
+	names     []string // names of the columns
 	columns   []map[string]checks
 }
 
-// reportServers prints the tables, whose first column is the reference server itself,
-// and what needs explaining in them. It returns an error if the gateway, or the
-// reference server, did not do what it should.
+// reportServers prints the tables, whose first column is the reference server itself, and
+// lists failures and differences. It returns an error if the gateway or the reference server
+// failed where it should not.
 func reportServers(w io.Writer, tables []table) error {
 	var unfit, lost int
 	var own, regressions, weaker strings.Builder
@@ -30,24 +29,24 @@ func reportServers(w io.Writer, tables []table) error {
 		t.print(w)
 		for _, scenario := range t.scenarios {
 			direct := t.columns[0][scenario.name]
-			wanted := scenario.scored || scenario.extension
+			required := scenario.scored || scenario.extension
 			if !direct.passed() {
-				if wanted {
+				if required {
 					unfit++
 				}
-				fmt.Fprintf(&own, "  %s %s\n%s", t.revision, label(scenario), failures(direct, wanted))
+				fmt.Fprintf(&own, "  %s %s\n%s", t.revision, label(scenario), failures(direct, required))
 				continue
 			}
 			for i, target := range t.names[1:] {
 				through := t.columns[i+1][scenario.name]
-				// To leave out what is wanted is no way to pass it.
-				evaded := wanted && through.skipped() && !direct.skipped()
+				// A skipped scenario does not count as passed if it is not skipped directly.
+				skipped := required && through.skipped() && !direct.skipped()
 				gone := missing(direct, through)
 				switch {
-				case !through.passed() || evaded:
+				case !through.passed() || skipped:
 					lost++
 					fmt.Fprintf(&regressions, "  %s %s %s\n%s", t.revision, target, label(scenario), failures(through, true))
-				case gone != "" && scenario.extension: // the gateway must not know less of it than the server
+				case gone != "" && scenario.extension: // the gateway must support all that the server does
 					lost++
 					fmt.Fprintf(&regressions, "  %s %s %s: %s\n", t.revision, target, label(scenario), gone)
 				case gone != "":
@@ -108,7 +107,7 @@ func (t table) total(column int, scored bool) string {
 	return fmt.Sprintf("%d/%d", passed, all)
 }
 
-// label puts in brackets what the revision does not require.
+// label puts scenarios that the revision does not require in parentheses.
 func label(s scenario) string {
 	if s.scored {
 		return s.name
@@ -128,13 +127,13 @@ func verdict(c checks) string {
 	return "pass"
 }
 
-// failures lists failed checks, one per line, if they are of interest.
+// failures lists failed checks, one per line, or nothing unless verbose.
 func failures(c checks, verbose bool) string {
 	if !verbose {
 		return ""
 	}
 	if c == nil {
-		return "    did not come to its end\n"
+		return "    did not finish\n"
 	}
 	if c.skipped() {
 		return "    found nothing to check\n"
@@ -152,7 +151,7 @@ func failures(c checks, verbose bool) string {
 	return out.String()
 }
 
-// missing names the checks that succeeded directly and only there.
+// missing returns the names of checks that succeeded only directly.
 func missing(direct, through checks) string {
 	succeeded := make(map[string]int)
 	for _, check := range through {
@@ -165,7 +164,8 @@ func missing(direct, through checks) string {
 		if check.Status != success {
 			continue
 		}
-		if succeeded[check.ID]--; succeeded[check.ID] < 0 {
+		succeeded[check.ID]--
+		if succeeded[check.ID] < 0 {
 			gone = append(gone, check.ID)
 		}
 	}

@@ -47,30 +47,37 @@ func checksOf(statuses ...string) checks {
 }
 
 func TestReportServers(t *testing.T) {
-	of := checksOf
-	required, optional, extension := scenario{"one", true, false}, scenario{"one", false, false}, scenario{"one", false, true}
+	with := checksOf
+	required, optional, extension := scenario{"one", true, false}, scenario{"one", false, false},
+		scenario{"one", false, true}
 	for _, test := range []struct {
 		name            string
 		kind            scenario
 		direct, through checks
-		err             string // "" if all is well
-		says            string
+		err             string // or ""
+		output          string // part of the report
 	}{
-		{"passes both ways", required, of(success), of(success), "", "1/1"},
-		{"a warning is no failure, but told", required, of(success, success), of(success, "WARNING"), "", "less than directly"},
-		{"fails through the gateway", required, of(success), of(success, failure), "only through the gateway", "FAIL"},
-		{"fails through the gateway, though not required", optional, of(success), of(failure), "only through the gateway", "FAIL"},
-		{"does not end through the gateway", required, of(success), nil, "only through the gateway", "NO END"},
-		{"has nothing to check through the gateway", required, of(success), of("INFO"), "only through the gateway", "skip"},
-		{"has nothing to check through the gateway, and need not", optional, of(success), of("INFO"), "", "less than directly"},
-		{"has nothing to check either way", required, of(), of(), "", "skip"},
-		{"fails both ways", required, of(failure), of(failure), "itself", "fails these itself"},
-		{"fails both ways, and is not required", optional, of(failure), of(failure), "", "fails these itself"},
-		{"passes both ways, as an extension", extension, of(success), of(success), "", "1/1"},
-		{"has less through the gateway, as an extension", extension, of(success, success), of(success, "WARNING"), "only through the gateway", "it"},
-		{"has nothing to check through the gateway, as an extension", extension, of(success), of("INFO"), "only through the gateway", "skip"},
-		{"fails both ways, as an extension", extension, of(failure), of(failure), "itself", "fails these itself"},
-		{"fails only directly", optional, of(failure), of(success), "", "fails these itself"},
+		{"passes both ways", required, with(success), with(success), "", "1/1"},
+		{"a warning is reported, but is not a failure", required, with(success, success), with(success, "WARNING"), "",
+			"less than directly"},
+		{"fails through the gateway", required, with(success), with(success, failure), "only through the gateway", "FAIL"},
+		{"fails through the gateway, not required", optional, with(success), with(failure), "only through the gateway",
+			"FAIL"},
+		{"does not end through the gateway", required, with(success), nil, "only through the gateway", "NO END"},
+		{"has nothing to check through the gateway", required, with(success), with("INFO"), "only through the gateway",
+			"skip"},
+		{"has nothing to check through the gateway, not required", optional, with(success), with("INFO"), "",
+			"less than directly"},
+		{"has nothing to check either way", required, with(), with(), "", "skip"},
+		{"fails both ways", required, with(failure), with(failure), "itself", "fails these itself"},
+		{"fails both ways, not required", optional, with(failure), with(failure), "", "fails these itself"},
+		{"passes both ways, as an extension", extension, with(success), with(success), "", "1/1"},
+		{"has less through the gateway, as an extension", extension, with(success, success), with(success, "WARNING"),
+			"only through the gateway", "it"},
+		{"has nothing to check through the gateway, as an extension", extension, with(success), with("INFO"),
+			"only through the gateway", "skip"},
+		{"fails both ways, as an extension", extension, with(failure), with(failure), "itself", "fails these itself"},
+		{"fails only directly", optional, with(failure), with(success), "", "fails these itself"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var out strings.Builder
@@ -83,28 +90,28 @@ func TestReportServers(t *testing.T) {
 			if (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
 				t.Errorf("got error %v, want %q", err, test.err)
 			}
-			if !strings.Contains(out.String(), test.says) {
-				t.Errorf("does not say %q:\n%s", test.says, &out)
+			if !strings.Contains(out.String(), test.output) {
+				t.Errorf("the report does not contain %q:\n%s", test.output, &out)
 			}
 		})
 	}
 }
 
 func TestReportClients(t *testing.T) {
-	of := checksOf
+	with := checksOf
 	for _, test := range []struct {
 		name     string
 		scenario scenario
 		got      checks
-		err      string // "" if all is well
-		says     string
+		err      string // or ""
+		output   string // part of the report
 	}{
-		{"passes", scenario{"auth/one", true, false}, of(success), "", "1/1"},
-		{"fails", scenario{"auth/one", true, false}, of(success, failure), "fails 1 client", "These fail:"},
+		{"passes", scenario{"auth/one", true, false}, with(success), "", "1/1"},
+		{"fails", scenario{"auth/one", true, false}, with(success, failure), "fails 1 client", "These fail:"},
 		{"does not end", scenario{"auth/one", true, false}, nil, "fails 1 client", "NO END"},
-		{"has nothing to check", scenario{"auth/one", true, false}, of("INFO"), "fails 1 client", "found nothing to check"},
-		{"fails, and was added later", scenario{"json-schema", false, false}, of(failure), "fails 1 client", "These fail:"},
-		{"fails, as an extension", scenario{"auth/dpop", false, true}, of(failure), "", "not required"},
+		{"has nothing to check", scenario{"auth/one", true, false}, with("INFO"), "fails 1 client", "found nothing to check"},
+		{"fails, not required", scenario{"json-schema", false, false}, with(failure), "fails 1 client", "These fail:"},
+		{"fails, as an extension", scenario{"auth/dpop", false, true}, with(failure), "", "not required"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var out strings.Builder
@@ -117,8 +124,8 @@ func TestReportClients(t *testing.T) {
 			if (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
 				t.Errorf("got error %v, want %q", err, test.err)
 			}
-			if !strings.Contains(out.String(), test.says) {
-				t.Errorf("does not say %q:\n%s", test.says, &out)
+			if !strings.Contains(out.String(), test.output) {
+				t.Errorf("the report does not contain %q:\n%s", test.output, &out)
 			}
 		})
 	}

@@ -24,16 +24,16 @@ func testServers(ctx context.Context, opts options, suite *suite, tables []table
 		}
 		tables[i].columns = make([]map[string]checks, len(targets))
 	}
-	if err := fill(ctx, opts, suite, targets, tables, dir); err != nil {
+	if err := fillServers(ctx, opts, suite, targets, tables, dir); err != nil {
 		return err
 	}
 	return reportServers(os.Stdout, tables)
 }
 
-// fill runs the suite for every column of the tables. Targets have nothing in
-// common but the gateway, so some of them run at a time: the suite mostly waits.
-// The revisions run one after the other, because both use the server of a target.
-func fill(ctx context.Context, opts options, suite *suite, targets []target, tables []table, dir string) error {
+// fillServers runs the suite for every column of the tables. Targets share only the gateway, so several
+// run at a time: the suite mostly waits. The revisions run one after the other, because both use
+// the server of a target.
+func fillServers(ctx context.Context, opts options, suite *suite, targets []target, tables []table, dir string) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	running := make(chan struct{}, max(opts.parallel, 1))
@@ -56,9 +56,10 @@ func fill(ctx context.Context, opts options, suite *suite, targets []target, tab
 	return context.Cause(ctx)
 }
 
-func fillColumn(ctx context.Context, opts options, suite *suite, target target, table table, dir string) (map[string]checks, error) {
+func fillColumn(ctx context.Context, opts options, suite *suite, target target, table table,
+	dir string) (map[string]checks, error) {
 	results := filepath.Join(dir, table.revision+"-"+target.name)
-	if err := os.RemoveAll(results); err != nil { // of an earlier run
+	if err := os.RemoveAll(results); err != nil { // from an earlier run
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, opts.timeout)

@@ -17,22 +17,21 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// A shim stands between the suite, which knows the fixtures of the reference server
-// by their bare names, and an aggregate, where they have prefixes. It adds these to
-// what the suite names, and takes them off what the aggregate names. It is strict
-// about the latter: an answer with a bare name, which no client could use, becomes
-// an error.
+// A shim is a proxy between the suite, which uses the reference server's names without prefixes,
+// and an endpoint of several servers, whose names have prefixes. It adds them to names in
+// requests and removes them from names in responses. A response with a name that lacks its
+// prefix, which no client could use, becomes an error.
 //
-// What the suite sends is as it was otherwise. Only white space around the values of
-// headers is lost, as in any server written in Go: the gateway is no other.
+// Otherwise it does not change requests, except for white space around header values, which
+// every server written in Go removes, including the gateway.
 type shim struct {
-	endpoint  string // of the aggregate
-	server    string // that the suite is to see
-	other     string // behind the same endpoint
+	endpoint  string // endpoint of several servers
+	server    string // name of the reference server
+	other     string // name of the other server
 	separator string
 }
 
-// names, uris and tasks are where requests, by their methods, and answers name things.
+// Paths of names, URIs and task ids in requests, by method, and in responses.
 var (
 	names = map[string]string{
 		"tools/call":          "params.name",
@@ -54,8 +53,8 @@ var (
 		"tasks/update": "params.taskId",
 		"tasks/cancel": "params.taskId",
 	}
-	answerNames = []string{"result.tools.*.name", "result.prompts.*.name"}
-	answerURIs  = []string{
+	responseNames = []string{"result.tools.*.name", "result.prompts.*.name"}
+	responseURIs  = []string{
 		"result.resources.*.uri", "result.resourceTemplates.*.uriTemplate", "result.contents.*.uri",
 		"result.content.*.uri", "result.content.*.resource.uri",
 		"result.messages.*.content.uri", "result.messages.*.content.resource.uri",
@@ -63,20 +62,21 @@ var (
 		"result.skills.*.uri", "result.skills.*.resources.*.uri", "result.skill.uri", "result.skill.resources.*.uri",
 		"error.data.uri",
 	}
-	answerTasks = []string{"result.taskId"}
+	responseTasks = []string{"result.taskId"}
 )
 
-// ServeHTTP passes a request on, and its answer back.
+// ServeHTTP forwards a request and its response.
 func (s *shim) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
-		return // the suite has hung up
+		return // the suite has disconnected
 	}
 	header := r.Header.Clone()
 	for _, own := range []string{"Connection", "Content-Length", "Accept-Encoding"} {
 		header.Del(own)
 	}
-	request, err := http.NewRequestWithContext(r.Context(), r.Method, s.endpoint, bytes.NewReader(s.asked(body, header)))
+	request, err := http.NewRequestWithContext(r.Context(), r.Method, s.endpoint,
+		bytes.NewReader(s.addPrefixes(body, header)))
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
@@ -96,10 +96,10 @@ func (s *shim) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	media, _, _ := mime.ParseMediaType(response.Header.Get("Content-Type"))
 	if media != "text/event-stream" {
 		if body, err = io.ReadAll(response.Body); err != nil {
-			panic(http.ErrAbortHandler) // as the gateway has done
+			panic(http.ErrAbortHandler) // as the gateway did
 		}
 		w.WriteHeader(response.StatusCode)
-		_, _ = w.Write(s.answered(body))
+		_, _ = w.Write(s.removePrefixes(body))
 		return
 	}
 	w.WriteHeader(response.StatusCode)
@@ -108,10 +108,10 @@ func (s *shim) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// plain takes answers as they come.
+// plain does not decompress responses.
 var plain = &http.Transport{DisableCompression: true}
 
-// stream passes events on, one after the other.
+// stream forwards events one by one.
 func (s *shim) stream(w http.ResponseWriter, events io.Reader) error {
 	lines := bufio.NewReader(events)
 	for flush := http.NewResponseController(w).Flush; ; {
@@ -122,7 +122,7 @@ func (s *shim) stream(w http.ResponseWriter, events io.Reader) error {
 		}
 		line, err := lines.ReadBytes('\n')
 		if data, ok := bytes.CutPrefix(line, []byte("data:")); ok {
-			line = fmt.Appendf(nil, "data: %s\n", s.answered(bytes.TrimSpace(data)))
+			line = fmt.Appendf(nil, "data: %s\n", s.removePrefixes(bytes.TrimSpace(data)))
 		}
 		if _, err := w.Write(line); err != nil {
 			return err
@@ -135,16 +135,16 @@ func (s *shim) stream(w http.ResponseWriter, events io.Reader) error {
 	}
 }
 
-// asked returns a message of the suite as the aggregate is to get it. Of its
-// headers, Mcp-Name repeats what it names, or is wrong and stays so.
-func (s *shim) asked(body []byte, header http.Header) []byte {
+// addPrefixes returns a message of the suite with prefixes. It also adds the prefix to the Mcp-Name
+// header, whether that matches the message or not.
+func (s *shim) addPrefixes(body []byte, header http.Header) []byte {
 	message := decode(body)
 	method, _ := message["method"].(string)
 	var rename func(string) string
 	for _, kind := range []struct {
 		places map[string]string
 		own    func(string) string
-	}{{names, s.ownName}, {uris, s.ownURI}, {tasks, s.ownTask}} {
+	}{{names, s.prefixedName}, {uris, s.aliasURI}, {tasks, s.prefixedTask}} {
 		if replace(message, kind.places[method], kind.own) > 0 {
 			rename = kind.own
 		}
@@ -163,8 +163,8 @@ func (s *shim) asked(body []byte, header http.Header) []byte {
 	return encode(message)
 }
 
-// answered returns a message of the aggregate as the suite is to get it.
-func (s *shim) answered(body []byte) []byte {
+// removePrefixes returns a message of the endpoint without prefixes.
+func (s *shim) removePrefixes(body []byte) []byte {
 	message := decode(body)
 	method, _ := message["method"].(string)
 	var bare []string
@@ -172,7 +172,7 @@ func (s *shim) answered(body []byte) []byte {
 		if own, ok := strings.CutPrefix(name, s.server+s.separator); ok {
 			return own
 		}
-		if !s.others(name) {
+		if !s.isOther(name) {
 			bare = append(bare, name)
 		}
 		return name
@@ -195,52 +195,52 @@ func (s *shim) answered(body []byte) []byte {
 		return own
 	}
 	changed := replace(message, uris[method], uri)
-	for _, path := range answerNames {
+	for _, path := range responseNames {
 		changed += replace(message, path, name)
 	}
-	for _, path := range answerURIs {
+	for _, path := range responseURIs {
 		changed += replace(message, path, uri)
 	}
-	for _, path := range answerTasks {
+	for _, path := range responseTasks {
 		changed += replace(message, path, task)
 	}
 	switch {
 	case bare != nil:
 		delete(message, "result")
-		message["error"] = map[string]any{"code": -32603, "message": fmt.Sprintf("shim: the aggregate uses bare names: %q", bare)}
+		message["error"] = map[string]any{"code": -32603, "message": fmt.Sprintf("shim: names without prefix: %q", bare)}
 	case changed == 0:
 		return body
 	}
 	return encode(message)
 }
 
-// others reports whether a name is one of the other server.
-func (s *shim) others(name string) bool { return strings.HasPrefix(name, s.other+s.separator) }
+// isOther reports whether a name belongs to the other server.
+func (s *shim) isOther(name string) bool { return strings.HasPrefix(name, s.other+s.separator) }
 
-// ownName returns a name as the aggregate has it.
-func (s *shim) ownName(name string) string {
-	if s.others(name) {
-		return name // from a list
+// prefixedName adds the prefix to a name.
+func (s *shim) prefixedName(name string) string {
+	if s.isOther(name) {
+		return name // taken from a list
 	}
 	return s.server + s.separator + name
 }
 
-// ownURI returns a URI as the aggregate has it, or as clients make it of one of the
-// aggregate's templates.
-func (s *shim) ownURI(uri string) string {
+// aliasURI returns the alias of a URI at the endpoint, or the URI that clients expand from a
+// template there.
+func (s *shim) aliasURI(uri string) string {
 	switch {
 	case strings.HasPrefix(uri, "proxy://"):
-		return uri // from a list
+		return uri // taken from a list
 	case strings.HasPrefix(uri, "test://template/"):
 		return mcp.TemplateURI(s.server, uri)
 	}
 	return mcp.ResourceURI(s.server, uri)
 }
 
-// ownTask returns the id of a task as the aggregate has it.
-func (s *shim) ownTask(id string) string { return s.server + mcp.Separator + id }
+// prefixedTask adds the prefix to a task id.
+func (s *shim) prefixedTask(id string) string { return s.server + mcp.Separator + id }
 
-// decode returns a message, or nil if this is none.
+// decode returns a message, or nil if the body is not a JSON object.
 func decode(body []byte) (message map[string]any) {
 	decoder := json.NewDecoder(bytes.NewReader(body))
 	decoder.UseNumber()
@@ -250,30 +250,30 @@ func decode(body []byte) (message map[string]any) {
 	return message
 }
 
-// encode returns the text of a message, in one line.
+// encode returns a message as JSON in one line.
 func encode(message map[string]any) []byte {
 	text, err := json.Marshal(message)
 	if err != nil {
-		panic(err) // it was decoded
+		panic(err) // cannot fail for decoded JSON
 	}
 	return text
 }
 
-// replace replaces the strings at a path in a value, whose steps are members of
-// objects and * for all elements of an array. It returns how many there are.
-func replace(value any, path string, by func(string) string) (n int) {
+// replace replaces the strings at a path in a value and returns their number. Steps of a path
+// are members of objects, or * for all elements of an array.
+func replace(value any, path string, rename func(string) string) (n int) {
 	step, rest, more := strings.Cut(path, ".")
 	switch value := value.(type) {
 	case []any:
 		for _, element := range value {
-			n += replace(element, rest, by)
+			n += replace(element, rest, rename)
 		}
 	case map[string]any:
 		if text, ok := value[step].(string); ok && !more {
-			value[step] = by(text)
+			value[step] = rename(text)
 			return 1
 		} else if more {
-			n = replace(value[step], rest, by)
+			n = replace(value[step], rest, rename)
 		}
 	}
 	return n

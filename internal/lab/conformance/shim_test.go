@@ -13,11 +13,13 @@ import (
 )
 
 // throughShim sends a request through a shim to a gateway.
-func throughShim(t *testing.T, method, body string, header http.Header, gateway http.HandlerFunc) (*http.Response, string) {
+func throughShim(t *testing.T, method, body string, header http.Header, gateway http.HandlerFunc) (*http.Response,
+	string) {
 	t.Helper()
-	behind := httptest.NewServer(gateway)
-	defer behind.Close()
-	front := httptest.NewServer(&shim{endpoint: behind.URL + "/joined", server: "reference", other: "sample", separator: "__"})
+	backend := httptest.NewServer(gateway)
+	defer backend.Close()
+	front := httptest.NewServer(&shim{endpoint: backend.URL + "/joined", server: "reference", other: "sample",
+		separator: "__"})
 	defer front.Close()
 	r, err := http.NewRequestWithContext(t.Context(), method, front.URL+"/mcp", strings.NewReader(body))
 	if err != nil {
@@ -76,8 +78,9 @@ func TestShimAddsPrefixesToRequests(t *testing.T) {
 			`{"method":"tasks/get","params":{"taskId":"reference::1"}}`, "reference::1",
 		},
 		{"a request without names", `{ "method": "tools/list" }`, "", `{ "method": "tools/list" }`, ""},
-		{"an answer", `{ "id": "proxy:1", "result": {"name": "one"} }`, "", `{ "id": "proxy:1", "result": {"name": "one"} }`, ""},
-		{"no JSON", `{"method":"tools/call"`, "one", `{"method":"tools/call"`, "one"},
+		{"a response", `{ "id": "proxy:1", "result": {"name": "one"} }`, "",
+			`{ "id": "proxy:1", "result": {"name": "one"} }`, ""},
+		{"not JSON", `{"method":"tools/call"`, "one", `{"method":"tools/call"`, "one"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			header := http.Header{"Mcp-Session-Id": {"session"}}
@@ -104,9 +107,9 @@ func TestShimAddsPrefixesToRequests(t *testing.T) {
 	}
 }
 
-func TestShimTakesPrefixesOffAnswers(t *testing.T) {
-	text, others := mcp.ResourceURI("reference", "test://text"), mcp.ResourceURI("sample", "test://text")
-	const bare = "the aggregate uses bare names"
+func TestShimRemovesPrefixesFromResponses(t *testing.T) {
+	text, other := mcp.ResourceURI("reference", "test://text"), mcp.ResourceURI("sample", "test://text")
+	const bare = "names without prefix"
 	for _, test := range []struct {
 		name, answer, want string
 	}{
@@ -120,14 +123,16 @@ func TestShimTakesPrefixesOffAnswers(t *testing.T) {
 			`{"result":{"resourceTemplates":[{"uriTemplate":"test://{id}"}]}}`,
 		},
 		{
-			"resources of both servers", `{"result":{"contents":[{"uri":"` + text + `"},{"uri":"` + others + `"}]}}`,
-			`{"result":{"contents":[{"uri":"test://text"},{"uri":"` + others + `"}]}}`,
+			"resources of both servers", `{"result":{"contents":[{"uri":"` + text + `"},{"uri":"` + other + `"}]}}`,
+			`{"result":{"contents":[{"uri":"test://text"},{"uri":"` + other + `"}]}}`,
 		},
 		{
-			"a resource in a prompt", `{"result":{"messages":[{"content":{"text":"","type":"text"}},{"content":{"resource":{"uri":"` + text + `"}}}]}}`,
+			"a resource in a prompt", `{"result":{"messages":[{"content":{"text":"","type":"text"}},` +
+				`{"content":{"resource":{"uri":"` + text + `"}}}]}}`,
 			`{"result":{"messages":[{"content":{"text":"","type":"text"}},{"content":{"resource":{"uri":"test://text"}}}]}}`,
 		},
-		{"a task", `{"result":{"resultType":"task","taskId":"reference::1"}}`, `{"result":{"resultType":"task","taskId":"1"}}`},
+		{"a task", `{"result":{"resultType":"task","taskId":"reference::1"}}`,
+			`{"result":{"resultType":"task","taskId":"1"}}`},
 		{"a task under its own id", `{"result":{"resultType":"task","taskId":"1"}}`, bare},
 		{
 			"a skill", `{"result":{"skills":[{"resources":[{"uri":"proxy://template/reference/skill://a/SKILL.md"}]}]}}`,
@@ -135,12 +140,13 @@ func TestShimTakesPrefixesOffAnswers(t *testing.T) {
 		},
 		{"a resource under its own URI", `{"result":{"content":[{"resource":{"uri":"test://text"}}]}}`, bare},
 		{
-			"a notice", `{"method":"notifications/resources/updated","params":{"uri":"` + text + `"}}`,
+			"a notification", `{"method":"notifications/resources/updated","params":{"uri":"` + text + `"}}`,
 			`{"method":"notifications/resources/updated","params":{"uri":"test://text"}}`,
 		},
-		{"an error", `{"error":{"code":-32602,"data":{"uri":"` + text + `"}}}`, `{"error":{"code":-32602,"data":{"uri":"test://text"}}}`},
+		{"an error", `{"error":{"code":-32602,"data":{"uri":"` + text + `"}}}`,
+			`{"error":{"code":-32602,"data":{"uri":"test://text"}}}`},
 		{"something else", `{ "result": {} }`, `{ "result": {} }`},
-		{"no JSON", `not found`, `not found`},
+		{"not JSON", `not found`, `not found`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			for media, wrap := range map[string]string{
@@ -166,7 +172,7 @@ func TestShimTakesPrefixesOffAnswers(t *testing.T) {
 
 func TestShimStreams(t *testing.T) {
 	first := make(chan struct{})
-	behind := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		_, _ = io.WriteString(w, "data: {}\n\n")
 		_ = http.NewResponseController(w).Flush()
@@ -176,8 +182,8 @@ func TestShimStreams(t *testing.T) {
 		}
 		panic(http.ErrAbortHandler)
 	}))
-	defer behind.Close()
-	front := httptest.NewServer(&shim{endpoint: behind.URL})
+	defer backend.Close()
+	front := httptest.NewServer(&shim{endpoint: backend.URL})
 	defer front.Close()
 	response, err := http.Get(front.URL)
 	if err != nil {
@@ -190,6 +196,6 @@ func TestShimStreams(t *testing.T) {
 	}
 	close(first)
 	if rest, err := io.ReadAll(response.Body); err == nil {
-		t.Errorf("got %q and an end, though the gateway broke off", rest)
+		t.Errorf("got %q and no error, although the gateway broke off", rest)
 	}
 }

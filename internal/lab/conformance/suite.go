@@ -21,11 +21,11 @@ import (
 // A suite is the installed conformance suite.
 type suite struct {
 	node, script string
-	cache        string                        // the folder for what Node has compiled
+	cache        string                        // directory for Node's compile cache
 	scenarios    map[leg]map[string][]scenario // by revision
 }
 
-// A leg is the part of the suite that tests servers, or the one that tests clients.
+// A leg is one of two parts of the suite: tests of servers, or tests of clients.
 type leg string
 
 const (
@@ -33,15 +33,15 @@ const (
 	clientLeg leg = "client"
 )
 
-// A scenario is required by its revision, or tests an extension of it that the reference
-// server has, or is run for information only.
+// A scenario is scored if its revision requires it. Others test an extension that the reference
+// server has, or are run for information only.
 type scenario struct {
 	name      string
 	scored    bool
 	extension bool
 }
 
-// A check is one thing that a scenario has looked at.
+// A check is the result of one check of a scenario.
 type check struct {
 	ID, Name, Description, Status, ErrorMessage string
 }
@@ -52,7 +52,7 @@ const (
 	failure = "FAILURE"
 )
 
-// checks are the outcome of one scenario, nil if it has none.
+// checks are the results of one scenario, or nil if it did not finish.
 type checks []check
 
 func (c checks) count(status string) (n int) {
@@ -64,7 +64,7 @@ func (c checks) count(status string) (n int) {
 	return n
 }
 
-// passed reports whether no check failed. The suite lets servers pass with warnings.
+// passed reports whether no check failed. For servers, warnings do not count as failures.
 func (c checks) passed() bool {
 	return c != nil && c.count(failure) == 0
 }
@@ -81,7 +81,7 @@ func openSuite(ctx context.Context, dir string) (*suite, error) {
 		scenarios: map[leg]map[string][]scenario{serverLeg: {}, clientLeg: {}},
 	}
 	if _, err := os.Stat(s.script); err != nil {
-		return nil, fmt.Errorf("the conformance suite is not installed: %w; install it with npm ci --prefix %s", err, dir)
+		return nil, fmt.Errorf("conformance suite not installed: %w; install it with npm ci --prefix %s", err, dir)
 	}
 	for _, revision := range revisions {
 		requirements, err := os.ReadFile(filepath.Join(pkg, "requirements", revision+".yaml"))
@@ -104,14 +104,14 @@ func openSuite(ctx context.Context, dir string) (*suite, error) {
 	return s, err
 }
 
-// unlisted are scenarios for servers that no requirements file has, because they are newer, of
-// the skills extension.
+// unlisted are scenarios for servers that are in no requirements file yet: those of the skills
+// extension.
 var unlisted = map[string][]string{
 	"2026-07-28": {"sep-2640-skills-directory", "sep-2640-skills-enumeration", "sep-2640-skills-manifest"},
 }
 
-// findNode returns the Node that is installed with the suite or, on systems for
-// which there is none, the one in the path if it is new enough.
+// findNode returns the Node that is installed with the suite. On systems without
+// such a package, it returns the one in PATH if it is new enough.
 func findNode(ctx context.Context, dir string) (string, error) {
 	if found, _ := filepath.Glob(filepath.Join(dir, "node_modules", "node-*", "bin", "node")); len(found) > 0 {
 		return filepath.Abs(found[0])
@@ -122,15 +122,15 @@ func findNode(ctx context.Context, dir string) (string, error) {
 	}
 	major, _, _ := strings.Cut(strings.TrimPrefix(string(version), "v"), ".")
 	if n, _ := strconv.Atoi(major); n < 22 {
-		return "", fmt.Errorf("the conformance suite needs Node 22, the one in the path is %s", strings.TrimSpace(string(version)))
+		return "", fmt.Errorf("the conformance suite needs Node 22, found %s", strings.TrimSpace(string(version)))
 	}
 	return "node", nil
 }
 
-// readScenarios reads the scenarios of a leg from a requirements file, which is YAML
-// of a simple kind: a list of names under "server" and "client", and under
-// "not_scored" a list of maps with the keys scenario, leg and reason.
-func readScenarios(requirements string, of leg) (scenarios []scenario) {
+// readScenarios reads the scenarios of a leg from a requirements file. The file is simple YAML: a
+// list of names under "server" and "client", and under "not_scored" a list of maps with the
+// keys scenario, leg and reason.
+func readScenarios(requirements string, part leg) (scenarios []scenario) {
 	var section, name string
 	for line := range strings.Lines(requirements) {
 		line = strings.TrimRight(line, " \n")
@@ -138,11 +138,11 @@ func readScenarios(requirements string, of leg) (scenarios []scenario) {
 		case strings.HasPrefix(line, "#") || line == "":
 		case !strings.HasPrefix(line, " "):
 			section = strings.TrimSuffix(line, ":")
-		case section == string(of):
+		case section == string(part):
 			scenarios = append(scenarios, scenario{name: key, scored: true})
 		case section == "not_scored" && key == "scenario":
 			name = value
-		case section == "not_scored" && key == "leg" && value == string(of):
+		case section == "not_scored" && key == "leg" && value == string(part):
 			scenarios = append(scenarios, scenario{name: name})
 		case section == "not_scored" && key == "reason" && len(scenarios) > 0 && scenarios[len(scenarios)-1].name == name:
 			scenarios[len(scenarios)-1].extension = value == "extension"
@@ -151,11 +151,12 @@ func readScenarios(requirements string, of leg) (scenarios []scenario) {
 	return scenarios
 }
 
-// testServer runs scenarios against a server and returns their checks by name. A
-// scenario that did not come to its end has none. The suite leaves its results
-// in the folder, and what it prints in a log next to it.
-func (s *suite) testServer(ctx context.Context, url, revision string, scenarios []scenario, results string) (map[string]checks, error) {
-	// All at once is faster. The suite does not combine that with a choice.
+// testServer runs scenarios against a server and returns their checks by name, without those of
+// scenarios that did not finish. The suite writes its results to the directory results, and its
+// output to a log next to it.
+func (s *suite) testServer(ctx context.Context, url, revision string, scenarios []scenario,
+	results string) (map[string]checks, error) {
+	// One run for all is faster. The suite cannot combine that with a selection.
 	var selections [][]string
 	whole := len(scenarios) == len(s.scenarios[serverLeg][revision])
 	if whole {
@@ -173,22 +174,24 @@ func (s *suite) testServer(ctx context.Context, url, revision string, scenarios 
 			return nil, err
 		}
 		if found, _ := filepath.Glob(filepath.Join(results, "*")); len(found) == 0 {
-			return nil, p.failed(errors.New("the suite has left no results"))
+			return nil, p.withLog(errors.New("the suite wrote no results"))
 		}
 	}
 	return readResults(results)
 }
 
-// testClient runs a scenario with a client, which is a command for the shell. It
-// returns nil if the scenario did not come to its end. The suite leaves its results
-// in the folder, and what it prints in a log there.
-func (s *suite) testClient(ctx context.Context, command, revision string, scenario scenario, results string) (checks, error) {
+// testClient runs a scenario with a client, which is a shell command. It returns nil if the
+// scenario did not finish. The suite writes its results to the directory results, and its
+// output to a log there.
+func (s *suite) testClient(ctx context.Context, command, revision string, scenario scenario, results string) (checks,
+	error) {
 	p, err := s.run(ctx, filepath.Join(results, "suite.log"), "client", "--command", command, "--output-dir", results,
-		"--spec-version", revision, "--force", "--scenario", scenario.name, "--timeout", strconv.FormatInt(clientTimeout.Milliseconds(), 10))
+		"--spec-version", revision, "--force", "--scenario", scenario.name, "--timeout",
+		strconv.FormatInt(clientTimeout.Milliseconds(), 10))
 	if err != nil {
 		return nil, err
 	}
-	// The name of a scenario may have a slash, and so the path of its results has one more.
+	// A scenario name may contain a slash, which makes the path of its results longer.
 	files, err := filepath.Glob(filepath.Join(results, path.Dir(scenario.name), "*", "checks.json"))
 	if err != nil || len(files) == 0 {
 		return nil, err
@@ -198,31 +201,32 @@ func (s *suite) testClient(ctx context.Context, command, revision string, scenar
 		return nil, err
 	}
 	for i := range got {
-		if got[i].Status == warning { // for clients, the suite takes these to be failures
+		if got[i].Status == warning { // for clients, warnings count as failures
 			got[i].Status = failure
 		}
 	}
-	if p.err != nil { // the client may have said why
+	if p.err != nil { // the client may have reported the reason
 		output, _ := os.ReadFile(filepath.Join(filepath.Dir(files[0]), "stderr.txt"))
 		first, _, _ := strings.Cut(string(output), "\n")
 		if first != "" || got.passed() {
-			got = append(got, check{ID: "client", Status: failure, ErrorMessage: cmp.Or(first, "it did not end in time")})
+			got = append(got, check{ID: "client", Status: failure,
+				ErrorMessage: cmp.Or(first, "the client did not end in time")})
 		}
 	}
 	return got, nil
 }
 
-// run runs the suite to its end, and returns its process. It stops the suite if the
-// context ends, and returns an error if that was not by a timeout.
+// run runs the suite to its end and returns its process. It stops the suite if the context ends,
+// and returns an error if the context was canceled other than by a timeout.
 func (s *suite) run(ctx context.Context, log string, args ...string) (*process, error) {
 	cmd := exec.Command(s.node, append([]string{s.script}, args...)...)
-	cmd.Env = append(os.Environ(), "NODE_COMPILE_CACHE="+s.cache) // saves half of its start
+	cmd.Env = append(os.Environ(), "NODE_COMPILE_CACHE="+s.cache) // halves its start time
 	p, err := startProcess(cmd, log)
 	if err != nil {
 		return nil, err
 	}
 	select {
-	case <-p.exited: // its exit code tells of failed checks
+	case <-p.exited: // its exit code only reports failed checks
 	case <-ctx.Done():
 		p.stop()
 	}
@@ -232,7 +236,7 @@ func (s *suite) run(ctx context.Context, log string, args ...string) (*process, 
 	return p, nil
 }
 
-// resultFolder is what the suite calls the folder of a scenario's results.
+// resultFolder matches the name of the directory with a scenario's results.
 var resultFolder = regexp.MustCompile(`^server-(.+)-\d{4}-\d\d-\d\dT[-\d]+Z$`)
 
 func readResults(dir string) (map[string]checks, error) {
@@ -258,7 +262,7 @@ func readChecks(file string) (checks, error) {
 	if err != nil {
 		return nil, err
 	}
-	got := checks{} // not nil if it is empty: the scenario has come to its end
+	got := checks{} // not nil, because the scenario finished
 	if err := json.Unmarshal(content, &got); err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}

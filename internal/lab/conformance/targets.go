@@ -21,11 +21,10 @@ type target struct {
 	name, url string
 }
 
-// caddyfile has the reference server behind the gateway in every way there is: as
-// it is, as the only one of an aggregate, and as one of several, whose names have
-// prefixes then. Each endpoint has a reference server of its own, so that the suite
-// can run against all of them at once; child processes have an argument that they
-// ignore, because gateways share those of the same command.
+// caddyfile has the reference server behind the gateway in every form: at its own endpoint, as
+// the only server of /mcp, and as one of several, with prefixes. Each endpoint has its own
+// reference server, so that the suite can run against all of them at once. Children get an
+// argument that they ignore, because gateways share children with the same command.
 const caddyfile = `{
 	admin off
 	persist_config off
@@ -67,8 +66,8 @@ http://:%[1]d {
 }
 `
 
-// startTargets starts the reference server and, unless it is to run alone, the
-// gateway in front of it. The reference server itself comes first.
+// startTargets starts the reference server and, without opts.direct, the gateway in front of it.
+// The first target is the reference server itself.
 func startTargets(ctx context.Context, opts options, dir string) (targets []target, stop func(), err error) {
 	var started []func()
 	stopAll := func() {
@@ -116,7 +115,8 @@ func startTargets(ctx context.Context, opts options, dir string) (targets []targ
 	}
 
 	config := filepath.Join(dir, "Caddyfile")
-	if err := os.WriteFile(config, fmt.Appendf(nil, caddyfile, gateway, server, ports[1], ports[2], ports[3]), 0o644); err != nil {
+	if err := os.WriteFile(config, fmt.Appendf(nil, caddyfile, gateway, server, ports[1], ports[2], ports[3]),
+		0o644); err != nil {
 		return nil, nil, err
 	}
 	caddy := func(command string) *exec.Cmd {
@@ -124,9 +124,9 @@ func startTargets(ctx context.Context, opts options, dir string) (targets []targ
 		cmd.Env = append(os.Environ(), "HOME="+dir, "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir)
 		return cmd
 	}
-	// caddy run would not say what is wrong with the configuration.
+	// caddy run would not report errors in the configuration.
 	if output, err := caddy("validate").CombinedOutput(); errors.Is(err, os.ErrNotExist) {
-		return nil, nil, fmt.Errorf("%w; make it with make -f xcaddy.mk build", err)
+		return nil, nil, fmt.Errorf("%w; build it with make -f xcaddy.mk build", err)
 	} else if err != nil {
 		return nil, nil, fmt.Errorf("%s validate: %w\n%s", opts.caddy, err, output)
 	}

@@ -21,19 +21,20 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// The tokens of clients whose names are eve and zoe. Rules are for eve.
+// Tokens of the clients eve and zoe. The rules apply to eve.
 const (
 	eveToken = "eve-AbCdEf0123456789"
 	zoeToken = "zoe-AbCdEf0123456789"
 )
 
-// restricted are the lines of a gateway with both clients, and rules for eve.
-func restricted(rules ...string) []string {
-	return []string{"separator __", block("client eve", append([]string{"token " + eveToken}, rules...)...), block("client zoe", "token "+zoeToken)}
+// rulesForEve returns the lines of a gateway with both clients, and rules for eve.
+func rulesForEve(rules ...string) []string {
+	return []string{"separator __", block("client eve", append([]string{"token " + eveToken}, rules...)...),
+		block("client zoe", "token "+zoeToken)}
 }
 
-// listKinds are the lists of servers: their methods, the member that has the items, and
-// what tells these apart.
+// listKinds are the list methods of servers, the result member with the items, and the member that identifies an
+// item.
 var listKinds = []struct{ method, kind, member string }{
 	{"tools/list", "tools", "name"},
 	{"prompts/list", "prompts", "name"},
@@ -41,7 +42,7 @@ var listKinds = []struct{ method, kind, member string }{
 	{"resources/templates/list", "resourceTemplates", "uriTemplate"},
 }
 
-// listedIn returns a member of each item in the result of a list.
+// listedIn returns one member of each item in the result of a list.
 func listedIn(t *testing.T, message, kind, member string) (values []string) {
 	t.Helper()
 	var m struct{ Result map[string]json.RawMessage }
@@ -59,8 +60,8 @@ func listedIn(t *testing.T, message, kind, member string) (values []string) {
 	return values
 }
 
-// originals turns the proxy URIs of resources into what they stand for.
-func originals(t *testing.T, uris []string) (all []string) {
+// originalURIs converts proxy URIs to the URIs of the server.
+func originalURIs(t *testing.T, uris []string) (all []string) {
 	t.Helper()
 	for _, uri := range uris {
 		text, err := base64.RawURLEncoding.DecodeString(strings.TrimPrefix(uri, "proxy://resource/"))
@@ -73,43 +74,45 @@ func originals(t *testing.T, uris []string) (all []string) {
 	return all
 }
 
-// mayNot wants what was asked for to be denied.
-func mayNot(t *testing.T, what string, got said) {
+// expectDenied fails the test unless the reply is a denial.
+func expectDenied(t *testing.T, what string, got reply) {
 	t.Helper()
-	if got.status != 403 || got.answer.Error == nil || got.answer.Error.Message != "Access denied" || !strings.Contains(string(got.answer.Error.Data), `"code":"acl_denied"`) {
+	if got.status != 403 || got.answer.Error == nil || got.answer.Error.Message != "Access denied" ||
+		!strings.Contains(string(got.answer.Error.Data), `"code":"acl_denied"`) {
 		t.Errorf("%s: %d %.300s\nwant 403 acl_denied", what, got.status, got.answer.Raw)
 	}
 }
 
-// may wants it to have a result.
-func may(t *testing.T, what string, got said) {
+// expectAllowed fails the test unless the reply has a result.
+func expectAllowed(t *testing.T, what string, got reply) {
 	t.Helper()
 	if got.status != 200 || got.answer.Result == nil {
 		t.Errorf("%s: %d %.300s", what, got.status, got.answer.Raw)
 	}
 }
 
-// legacyOnly are the methods that the modern era does not have.
+// legacyOnly are the methods that the modern era lacks.
 var legacyOnly = []string{"resources/subscribe", "resources/unsubscribe"}
 
 func TestAccessToServers(t *testing.T) {
 	isolate(t)
 	alpha, beta := newJournal(t), newJournal(t)
-	url := serve(t, gateway(append(restricted("deny beta::*"), block(child("alpha", "--modern"), alpha.env()), block(child("beta", "--modern"), beta.env(), "alias b"))...))
+	url := serve(t, gateway(append(rulesForEve("deny beta::*"), block(child("alpha", "--modern"), alpha.env()),
+		block(child("beta", "--modern"), beta.env(), "alias b"))...))
 	untouched := func(t *testing.T) {
 		t.Helper()
 		if text, err := os.ReadFile(string(beta)); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("A53 beta was contacted: %v %s", err, text)
 		}
 	}
-	betaURI := proxied("beta", "file://beta/data.txt")
+	betaURI := proxiedURI("beta", "file://beta/data.txt")
 	for _, era := range clientEras {
-		c := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
+		c := newTestClient(t, joinedAt(url), era.modern, fullCapabilities, bearer(eveToken))
 		for _, list := range listKinds {
 			t.Run("A53 "+list.method+" of a "+era.name, func(t *testing.T) {
 				items := listedIn(t, c.ask(t, list.method, `{}`).answer.Raw, list.kind, list.member)
 				if list.method == "resources/list" {
-					items = originals(t, items)
+					items = originalURIs(t, items)
 				}
 				if len(items) == 0 {
 					t.Error("nothing is listed")
@@ -127,53 +130,55 @@ func TestAccessToServers(t *testing.T) {
 			{"tools/call", `{"name":"b__echo","arguments":{}}`},
 			{"prompts/get", `{"name":"beta__p"}`},
 			{"resources/read", `{"uri":` + quote(betaURI) + `}`},
-			{"resources/read", `{"uri":` + quote(proxied("b", "file://beta/data.txt")) + `}`},
+			{"resources/read", `{"uri":` + quote(proxiedURI("b", "file://beta/data.txt")) + `}`},
 			{"resources/subscribe", `{"uri":` + quote(betaURI) + `}`},
 			{"resources/unsubscribe", `{"uri":` + quote(betaURI) + `}`},
 			{"completion/complete", `{"ref":{"type":"ref/prompt","name":"beta__p"},"argument":{"name":"who","value":"x"}}`},
-			{"completion/complete", `{"ref":{"type":"ref/resource","uri":` + quote(betaURI) + `},"argument":{"name":"who","value":"x"}}`},
+			{"completion/complete", `{"ref":{"type":"ref/resource","uri":` + quote(betaURI) +
+				`},"argument":{"name":"who","value":"x"}}`},
 		} {
 			if era.modern && slices.Contains(legacyOnly, tt.method) {
 				continue
 			}
 			t.Run("A53 "+tt.method+" of a "+era.name+" "+tt.params, func(t *testing.T) {
-				mayNot(t, tt.method, c.ask(t, tt.method, tt.params))
+				expectDenied(t, tt.method, c.ask(t, tt.method, tt.params))
 			})
 		}
 		t.Run("A53 the other server works for a "+era.name, func(t *testing.T) {
 			if got := c.use(t, "alpha", "slow", `{"ms":0}`); got != "slept" {
 				t.Errorf("got %q, want %q", got, "slept")
 			}
-			may(t, "a prompt", c.ask(t, "prompts/get", `{"name":"alpha__p"}`))
-			may(t, "a resource", c.ask(t, "resources/read", `{"uri":`+quote(proxied("alpha", "file://alpha/data.txt"))+`}`))
+			expectAllowed(t, "a prompt", c.ask(t, "prompts/get", `{"name":"alpha__p"}`))
+			expectAllowed(t, "a resource",
+				c.ask(t, "resources/read", `{"uri":`+quote(proxiedURI("alpha", "file://alpha/data.txt"))+`}`))
 		})
-		c.say(t, `{"jsonrpc":"2.0","method":"notifications/foo"}`)
-		c.say(t, `{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}`)
+		c.post(t, `{"jsonrpc":"2.0","method":"notifications/foo"}`)
+		c.post(t, `{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}`)
 		if !era.modern {
-			may(t, "a level", c.ask(t, "logging/setLevel", `{"level":"debug"}`))
+			expectAllowed(t, "a level", c.ask(t, "logging/setLevel", `{"level":"debug"}`))
 		}
-		stream := c.listens(t)
+		stream := c.listenForChanges(t)
 		c.use(t, "alpha", "add-tool", `{"name":"more-of-a-`+strings.Fields(era.name)[0]+`"}`)
-		stream.hears(t, listChanged)
+		stream.awaitMessage(t, listChanged)
 		untouched(t)
 	}
 	for _, server := range []string{"beta", "b", "%62eta"} {
-		for _, way := range waysIn(url, server)[1:] {
+		for _, endpoint := range endpointsOf(url, server)[1:] {
 			for _, m := range everyMessage {
-				if m.body == "{" || strings.HasPrefix(m.body, "[") || way.name == "/rpc" && m.method != "POST" {
-					continue // nobody's fault but the message's
+				if m.body == "{" || strings.HasPrefix(m.body, "[") || endpoint.name == "/rpc" && m.method != "POST" {
+					continue // the message is invalid with any credentials
 				}
-				t.Run("A53 "+m.name+" at "+way.name+" of "+server, func(t *testing.T) {
-					isRefused(t, present(t, client, m.method, way.at, m.body, bearer(eveToken)), 403)
+				t.Run("A53 "+m.name+" at "+endpoint.name+" of "+server, func(t *testing.T) {
+					expectRefused(t, sendAllHeaders(t, client, m.method, endpoint.url, m.body, bearer(eveToken)), 403)
 				})
 			}
 		}
 	}
 	untouched(t)
-	t.Run("A57 another client sees it", func(t *testing.T) {
+	t.Run("A57 another client sees the server", func(t *testing.T) {
 		for _, era := range clientEras {
-			c := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(zoeToken))
-			if got := toolsOf(t, c); !slices.Contains(got, "beta__echo") || !slices.Contains(got, "alpha__echo") {
+			c := newTestClient(t, joinedAt(url), era.modern, fullCapabilities, bearer(zoeToken))
+			if got := toolNames(t, c); !slices.Contains(got, "beta__echo") || !slices.Contains(got, "alpha__echo") {
 				t.Errorf("listed %v", got)
 			}
 			if got := c.use(t, "beta", "slow", `{"ms":0}`); got != "slept" {
@@ -181,40 +186,43 @@ func TestAccessToServers(t *testing.T) {
 			}
 		}
 		if len(beta.entries(t, "tools/call")) == 0 {
-			t.Error("its journal is empty, so the tests above prove nothing")
+			t.Error("the journal of beta is empty, so the tests above prove nothing")
 		}
 	})
 }
 
 func TestAccessToTools(t *testing.T) {
 	isolate(t)
-	servers := map[string]*remoteServer{"plain": newLenientServer(t, "echo", "slow", "slower"), "streams": newLenientServer(t, "echo", "slow", "slower")}
+	servers := map[string]*remoteServer{"plain": newLenientServer(t, "echo", "slow", "slower"),
+		"streams": newLenientServer(t, "echo", "slow", "slower")}
 	servers["streams"].Events = true
 	journal := newJournal(t)
-	url := serve(t, gateway(append(restricted("deny plain::slow streams::slow kid::slow kid::t1*", "deny prompt:plain::insult prompt:streams::insult prompt:kid::p"),
-		servers["plain"].line("plain"), servers["streams"].line("streams"), block(child("kid", "--page", "3", "--tools", "11", "--modern"), journal.env()))...))
+	url := serve(t, gateway(append(rulesForEve("deny plain::slow streams::slow kid::slow kid::t1*",
+		"deny prompt:plain::insult prompt:streams::insult prompt:kid::p"),
+		servers["plain"].line("plain"), servers["streams"].line("streams"),
+		block(child("kid", "--page", "3", "--tools", "11", "--modern"), journal.env()))...))
 
 	for server, w := range servers {
-		for _, way := range waysIn(url, server)[1:] {
-			t.Run("A54 lists at "+way.name+" of "+server, func(t *testing.T) {
+		for _, endpoint := range endpointsOf(url, server)[1:] {
+			t.Run("A54 lists at "+endpoint.name+" of "+server, func(t *testing.T) {
 				for _, tt := range []struct {
 					method, kind string
 					want         []string
 				}{{"tools/list", "tools", []string{"echo", "slower"}}, {"prompts/list", "prompts", []string{"greet"}}} {
-					got := post(t, way.at, rpc(tt.method, `{}`), acceptBoth, bearer(eveToken))
+					got := post(t, endpoint.url, rpc(tt.method, `{}`), acceptBoth, bearer(eveToken))
 					if names := listedIn(t, answerIn(got.body), tt.kind, "name"); !slices.Equal(names, tt.want) {
 						t.Errorf("listed %v", names)
 					}
 					if strings.Contains(got.body, `"slow"`) || strings.Contains(got.body, "insult") {
-						t.Errorf("said %s", got.body)
+						t.Errorf("response %s", got.body)
 					}
-					got = post(t, way.at, rpc(tt.method, `{}`), acceptBoth, bearer(zoeToken))
+					got = post(t, endpoint.url, rpc(tt.method, `{}`), acceptBoth, bearer(zoeToken))
 					if names := listedIn(t, answerIn(got.body), tt.kind, "name"); len(names) != len(tt.want)+1 {
-						t.Errorf("A57 another client is shown %v", names)
+						t.Errorf("A57 another client sees %v", names)
 					}
 				}
 			})
-			t.Run("A54 calls at "+way.name+" of "+server, func(t *testing.T) {
+			t.Run("A54 calls at "+endpoint.name+" of "+server, func(t *testing.T) {
 				before := w.Count()
 				for _, m := range []struct{ method, params string }{
 					{"tools/call", `{"name":"slow","arguments":{}}`},
@@ -222,9 +230,10 @@ func TestAccessToTools(t *testing.T) {
 					{"prompts/get", `{"name":"insult"}`},
 					{"completion/complete", `{"ref":{"type":"ref/prompt","name":"insult"},"argument":{"name":"x","value":"y"}}`},
 				} {
-					isRefused(t, post(t, way.at, rpc(m.method, m.params), acceptBoth, bearer(eveToken)), 403)
+					expectRefused(t, post(t, endpoint.url, rpc(m.method, m.params), acceptBoth, bearer(eveToken)), 403)
 				}
-				if got := failureOf(t, post(t, way.at, rpc("tools/call", `{"name":"echo","name":"slow"}`), acceptBoth, bearer(eveToken))); got.Status != 400 {
+				if got := gatewayErrorOf(t, post(t, endpoint.url, rpc("tools/call", `{"name":"echo","name":"slow"}`), acceptBoth,
+					bearer(eveToken))); got.Status != 400 {
 					t.Errorf("two names: %+v", got)
 				}
 				if w.Count() != before {
@@ -234,14 +243,15 @@ func TestAccessToTools(t *testing.T) {
 					{"tools/call", `{"name":"echo","arguments":{"name":"slow"}}`},
 					{"tools/call", `{"name":"slower","arguments":{}}`},
 					{"prompts/get", `{"name":"greet"}`},
-					{"prompts/get", `{"name":"slow"}`}, // is no tool
+					{"prompts/get", `{"name":"slow"}`}, // not a tool
 					{"completion/complete", `{"ref":{"type":"ref/prompt","name":"greet"},"argument":{"name":"x","value":"y"}}`},
 				} {
-					if got := post(t, way.at, rpc(m.method, m.params), acceptBoth, bearer(eveToken)); got.StatusCode != 200 {
+					if got := post(t, endpoint.url, rpc(m.method, m.params), acceptBoth, bearer(eveToken)); got.StatusCode != 200 {
 						t.Errorf("%s: got %d %s, want 200", m.params, got.StatusCode, got.body)
 					}
 				}
-				if got := post(t, way.at, rpc("tools/call", `{"name":"slow","arguments":{}}`), acceptBoth, bearer(zoeToken)); got.StatusCode != 200 {
+				if got := post(t, endpoint.url, rpc("tools/call", `{"name":"slow","arguments":{}}`), acceptBoth,
+					bearer(zoeToken)); got.StatusCode != 200 {
 					t.Errorf("A57 another client: got %d %s, want 200", got.StatusCode, got.body)
 				}
 			})
@@ -253,23 +263,26 @@ func TestAccessToTools(t *testing.T) {
 		got := post(t, mcpAt(url, "kid"), rpc("initialize", `{`+initParams+`}`), acceptBoth, bearer(eveToken))
 		session = "Mcp-Session-Id: " + got.Header.Get("Mcp-Session-Id")
 		for range 100 {
-			got := answerIn(post(t, mcpAt(url, "kid"), rpc("tools/list", `{`+cursor+`}`), session, acceptBoth, bearer(eveToken)).body)
+			got := answerIn(post(t, mcpAt(url, "kid"), rpc("tools/list", `{`+cursor+`}`), session, acceptBoth,
+				bearer(eveToken)).body)
 			all = append(all, listedIn(t, got, "tools", "name")...)
 			var m struct{ Result struct{ NextCursor string } }
-			if _ = json.Unmarshal([]byte(got), &m); m.Result.NextCursor == "" {
+			_ = json.Unmarshal([]byte(got), &m)
+			if m.Result.NextCursor == "" {
 				break
 			}
 			cursor = `"cursor":` + quote(m.Result.NextCursor)
 		}
-		if slices.Contains(all, "slow") || slices.ContainsFunc(all, func(name string) bool { return strings.HasPrefix(name, "t1") }) ||
+		if slices.Contains(all, "slow") || slices.ContainsFunc(all,
+			func(name string) bool { return strings.HasPrefix(name, "t1") }) ||
 			!slices.Contains(all, "echo") || !slices.Contains(all, "t2") || !slices.Contains(all, "t9") {
 			t.Errorf("listed %v", all)
 		}
 	})
 	for _, era := range clientEras {
-		c := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
+		c := newTestClient(t, joinedAt(url), era.modern, fullCapabilities, bearer(eveToken))
 		t.Run("A54 lists at /mcp of a "+era.name, func(t *testing.T) {
-			tools := toolsOf(t, c)
+			tools := toolNames(t, c)
 			for _, name := range []string{"plain__slow", "streams__slow", "kid__slow", "kid__t1", "kid__t10", "kid__t11"} {
 				if slices.Contains(tools, name) {
 					t.Errorf("%s is listed", name)
@@ -289,25 +302,27 @@ func TestAccessToTools(t *testing.T) {
 			before := servers["plain"].params("tools/call")
 			calls := len(journal.entries(t, "tools/call"))
 			for _, name := range []string{"plain__slow", "plain::slow", "streams__slow", "kid__slow", "kid__t1", "kid__t11"} {
-				mayNot(t, name, c.ask(t, "tools/call", `{"name":`+quote(name)+`,"arguments":{}}`))
+				expectDenied(t, name, c.ask(t, "tools/call", `{"name":`+quote(name)+`,"arguments":{}}`))
 			}
-			mayNot(t, "a prompt", c.ask(t, "prompts/get", `{"name":"kid__p"}`))
-			mayNot(t, "a prompt", c.ask(t, "prompts/get", `{"name":"plain__insult"}`))
-			if got := servers["plain"].params("tools/call"); len(got) != len(before) || len(journal.entries(t, "tools/call")) != calls {
+			expectDenied(t, "a prompt", c.ask(t, "prompts/get", `{"name":"kid__p"}`))
+			expectDenied(t, "a prompt", c.ask(t, "prompts/get", `{"name":"plain__insult"}`))
+			if got := servers["plain"].params("tools/call"); len(got) != len(before) ||
+				len(journal.entries(t, "tools/call")) != calls {
 				t.Errorf("the server was contacted: %v", got)
 			}
 			for _, name := range []string{"plain__echo", "plain__slower", "streams__echo", "kid__t2"} {
-				may(t, name, c.ask(t, "tools/call", `{"name":`+quote(name)+`,"arguments":{}}`))
+				expectAllowed(t, name, c.ask(t, "tools/call", `{"name":`+quote(name)+`,"arguments":{}}`))
 			}
-			may(t, "a prompt", c.ask(t, "prompts/get", `{"name":"plain__greet"}`))
+			expectAllowed(t, "a prompt", c.ask(t, "prompts/get", `{"name":"plain__greet"}`))
 		})
 	}
 	t.Run("A54 the body decides, not the header", func(t *testing.T) {
 		before := len(servers["plain"].params("tools/call"))
-		c := &speaker{&mcpclient.Client{Modern: true, Capabilities: `{}`, HTTP: lasting}}
-		for at, prefix := range map[string]string{joinedAt(url): "plain__", mcpAt(url, "plain"): "", rpcAt(url, "plain"): ""} {
+		c := &testClient{&mcpclient.Client{Modern: true, Capabilities: `{}`, HTTP: streamClient}}
+		for endpoint, prefix := range map[string]string{joinedAt(url): "plain__", mcpAt(url, "plain"): "",
+			rpcAt(url, "plain"): ""} {
 			body, headers := c.Message("1", "tools/call", `{"name":"`+prefix+`slow","arguments":{}}`)
-			got := post(t, at, body, append(headers, "Mcp-Name: "+prefix+"echo", bearer(eveToken))...)
+			got := post(t, endpoint, body, append(headers, "Mcp-Name: "+prefix+"echo", bearer(eveToken))...)
 			if got.StatusCode != 400 && got.StatusCode != 403 {
 				t.Errorf("%d %s", got.StatusCode, got.body)
 			}
@@ -318,83 +333,98 @@ func TestAccessToTools(t *testing.T) {
 	})
 }
 
-// Rules about resources are about what a URI means, however it is spelled (A55).
+// Rules about resources apply to the meaning of a URI, however it is spelled (A55).
 func TestAccessToResources(t *testing.T) {
 	isolate(t)
 	server := newLenientServer(t, "echo")
-	hidden := []string{"file:///secret/a.txt", "file:///public/../secret/d.txt", "file:///%73ecret/e.txt", "file:///secret//f.txt", "file:///secret/deep/g.txt"}
-	shown := []string{"file:///secrets/b.txt", "file:///public/c.txt", "file:///public/secret/h.txt", "file:///secret.txt", "https://host.test/secret/x"}
+	hidden := []string{"file:///secret/a.txt", "file:///public/../secret/d.txt", "file:///%73ecret/e.txt",
+		"file:///secret//f.txt", "file:///secret/deep/g.txt"}
+	shown := []string{"file:///secrets/b.txt", "file:///public/c.txt", "file:///public/secret/h.txt",
+		"file:///secret.txt", "https://host.test/secret/x"}
 	server.Resources = append(slices.Clone(shown), hidden...)
 	server.Templates = []string{"file:///public/{name}", "file:///secret/{name}", "file:///secrets/{name}"}
-	url := serve(t, gateway(append(restricted("deny resource:file:///secret/ resource:file:///clé/ resource:http://169.254.169.254/"), server.line("alpha"))...))
+	url := serve(t, gateway(append(rulesForEve("deny resource:file:///secret/ resource:file:///clé/ "+
+		"resource:http://169.254.169.254/"), server.line("alpha"))...))
 
 	spellings := append([]string{
-		"file:///./secret/a.txt", "file:///public/%2e%2e/secret/a.txt", "file:///public/..%2fsecret/a.txt", "FILE:///secret/a.txt", "file:///secret/a.txt?x=1",
-		"file:///secret/a.txt#here", "file://localhost/secret/a.txt", "file:/secret/a.txt", "file:///secret%2Fa.txt", "file:///%2573ecret/a.txt",
+		"file:///./secret/a.txt", "file:///public/%2e%2e/secret/a.txt", "file:///public/..%2fsecret/a.txt",
+		"FILE:///secret/a.txt", "file:///secret/a.txt?x=1",
+		"file:///secret/a.txt#here", "file://localhost/secret/a.txt", "file:/secret/a.txt", "file:///secret%2Fa.txt",
+		"file:///%2573ecret/a.txt",
 		"file:///secret/../secret/a.txt", "file:////secret/a.txt", "file:///x/y/../../secret/a.txt", "file:///secret/%61.txt",
-		"file:///secret%C2%A0/a.txt", "file:///secret\u3000/a.txt", "file:///sec\u034fret/a.txt", "file:///SECRET~1/a.txt", "file:///cle%CC%81/a.txt", "file:///CLE\u0301/a.txt",
-		"http://2852039166/latest", "http://0xa9.254.43518/latest", "http://0251.0376.0251.0376/latest", "http://[::ffff:a9fe:a9fe]/latest", "http://169.254.169.254./latest",
+		"file:///secret%C2%A0/a.txt", "file:///secret\u3000/a.txt", "file:///sec\u034fret/a.txt", "file:///SECRET~1/a.txt",
+		"file:///cle%CC%81/a.txt", "file:///CLE\u0301/a.txt",
+		"http://2852039166/latest", "http://0xa9.254.43518/latest", "http://0251.0376.0251.0376/latest",
+		"http://[::ffff:a9fe:a9fe]/latest", "http://169.254.169.254./latest",
 	}, hidden...)
 	read := func(uri string) string { return `{"uri":` + quote(uri) + `}` }
 	completes := func(uri string) string {
 		return `{"ref":{"type":"ref/resource","uri":` + quote(uri) + `},"argument":{"name":"name","value":"x"}}`
 	}
-	for _, way := range waysIn(url, "alpha")[1:] {
-		t.Run("A55 lists at "+way.name, func(t *testing.T) {
-			got := listedIn(t, post(t, way.at, rpc("resources/list", `{}`), bearer(eveToken)).body, "resources", "uri")
+	for _, endpoint := range endpointsOf(url, "alpha")[1:] {
+		t.Run("A55 lists at "+endpoint.name, func(t *testing.T) {
+			got := listedIn(t, post(t, endpoint.url, rpc("resources/list", `{}`), bearer(eveToken)).body, "resources", "uri")
 			if !slices.Equal(got, shown) {
 				t.Errorf("listed %v", got)
 			}
-			got = listedIn(t, post(t, way.at, rpc("resources/templates/list", `{}`), bearer(eveToken)).body, "resourceTemplates", "uriTemplate")
+			got = listedIn(t, post(t, endpoint.url, rpc("resources/templates/list", `{}`), bearer(eveToken)).body,
+				"resourceTemplates", "uriTemplate")
 			if want := []string{"file:///public/{name}", "file:///secrets/{name}"}; !slices.Equal(got, want) {
 				t.Errorf("A69 listed %v", got)
 			}
-			if got := listedIn(t, post(t, way.at, rpc("resources/list", `{}`), bearer(zoeToken)).body, "resources", "uri"); !slices.Equal(got, server.Resources) {
-				t.Errorf("A57 another client is shown %v", got)
+			if got := listedIn(t, post(t, endpoint.url, rpc("resources/list", `{}`), bearer(zoeToken)).body, "resources",
+				"uri"); !slices.Equal(got, server.Resources) {
+				t.Errorf("A57 another client sees %v", got)
 			}
 		})
-		t.Run("A55 what is hidden at "+way.name, func(t *testing.T) {
+		t.Run("A55 hidden resources at "+endpoint.name, func(t *testing.T) {
 			before := server.Count()
 			for _, uri := range spellings {
 				for _, m := range []struct{ method, params string }{
-					{"resources/read", read(uri)}, {"resources/subscribe", read(uri)}, {"resources/unsubscribe", read(uri)}, {"completion/complete", completes(uri)},
+					{"resources/read", read(uri)}, {"resources/subscribe", read(uri)}, {"resources/unsubscribe", read(uri)},
+					{"completion/complete", completes(uri)},
 				} {
-					isRefused(t, post(t, way.at, rpc(m.method, m.params), bearer(eveToken)), 403)
+					expectRefused(t, post(t, endpoint.url, rpc(m.method, m.params), bearer(eveToken)), 403)
 				}
 			}
-			isRefused(t, post(t, way.at, rpc("completion/complete", completes("file:///secret/{name}")), bearer(eveToken)), 403)
+			expectRefused(t, post(t, endpoint.url, rpc("completion/complete", completes("file:///secret/{name}")),
+				bearer(eveToken)), 403)
 			if server.Count() != before {
 				t.Error("the server was contacted")
 			}
 		})
-		t.Run("A55 what is shown at "+way.name, func(t *testing.T) {
+		t.Run("A55 visible resources at "+endpoint.name, func(t *testing.T) {
 			for _, uri := range shown {
 				for _, m := range []struct{ method, params string }{
-					{"resources/read", read(uri)}, {"resources/subscribe", read(uri)}, {"resources/unsubscribe", read(uri)}, {"completion/complete", completes(uri)},
+					{"resources/read", read(uri)}, {"resources/subscribe", read(uri)}, {"resources/unsubscribe", read(uri)},
+					{"completion/complete", completes(uri)},
 				} {
-					if got := post(t, way.at, rpc(m.method, m.params), bearer(eveToken)); got.StatusCode != 200 {
+					if got := post(t, endpoint.url, rpc(m.method, m.params), bearer(eveToken)); got.StatusCode != 200 {
 						t.Errorf("%s %s: got %d %s, want 200", m.method, uri, got.StatusCode, got.body)
 					}
 				}
 			}
-			if got := post(t, way.at, rpc("resources/read", read(hidden[0])), bearer(zoeToken)); got.StatusCode != 200 {
+			if got := post(t, endpoint.url, rpc("resources/read", read(hidden[0])), bearer(zoeToken)); got.StatusCode != 200 {
 				t.Errorf("A57 another client: got %d %s, want 200", got.StatusCode, got.body)
 			}
 		})
 	}
 	for _, era := range clientEras {
-		c := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
+		c := newTestClient(t, joinedAt(url), era.modern, fullCapabilities, bearer(eveToken))
 		t.Run("A55 lists at /mcp of a "+era.name, func(t *testing.T) {
-			if got := originals(t, listedIn(t, c.ask(t, "resources/list", `{}`).answer.Raw, "resources", "uri")); !slices.Equal(got, shown) {
+			if got := originalURIs(t, listedIn(t, c.ask(t, "resources/list", `{}`).answer.Raw, "resources",
+				"uri")); !slices.Equal(got, shown) {
 				t.Errorf("listed %v", got)
 			}
-			if got := c.ask(t, "resources/templates/list", `{}`).answer.Raw; strings.Contains(got, "/secret/") || !strings.Contains(got, "/public/") || !strings.Contains(got, "/secrets/") {
+			if got := c.ask(t, "resources/templates/list", `{}`).answer.Raw; strings.Contains(got, "/secret/") ||
+				!strings.Contains(got, "/public/") || !strings.Contains(got, "/secrets/") {
 				t.Errorf("A69 listed %s", got)
 			}
 		})
-		t.Run("A55 what is hidden at /mcp of a "+era.name, func(t *testing.T) {
+		t.Run("A55 hidden resources at /mcp of a "+era.name, func(t *testing.T) {
 			touched := func() int {
-				return len(server.params("resources/read")) + len(server.params("resources/subscribe")) + len(server.params("completion/complete"))
+				return len(server.params("resources/read")) + len(server.params("resources/subscribe")) +
+					len(server.params("completion/complete"))
 			}
 			before := touched()
 			for _, uri := range spellings {
@@ -402,51 +432,56 @@ func TestAccessToResources(t *testing.T) {
 					return "proxy://resource/" + encoding.EncodeToString([]byte(text))
 				}
 				place := `{"server":"alpha","uri":` + quote(uri) + `}`
-				for _, spelled := range []string{proxied("alpha", uri), other(base64.StdEncoding, place), other(base64.URLEncoding, place)} {
-					mayNot(t, uri, c.ask(t, "resources/read", read(spelled)))
+				for _, spelled := range []string{proxiedURI("alpha", uri), other(base64.StdEncoding, place),
+					other(base64.URLEncoding, place)} {
+					expectDenied(t, uri, c.ask(t, "resources/read", read(spelled)))
 				}
-				expanded := "proxy://template/alpha/" + uri // of a template (A66)
-				mayNot(t, expanded, c.ask(t, "resources/read", read(expanded)))
+				expanded := "proxy://template/alpha/" + uri // from a template (A66)
+				expectDenied(t, expanded, c.ask(t, "resources/read", read(expanded)))
 				if !era.modern {
-					mayNot(t, uri, c.ask(t, "resources/subscribe", read(proxied("alpha", uri))))
-					mayNot(t, expanded, c.ask(t, "resources/subscribe", read(expanded)))
+					expectDenied(t, uri, c.ask(t, "resources/subscribe", read(proxiedURI("alpha", uri))))
+					expectDenied(t, expanded, c.ask(t, "resources/subscribe", read(expanded)))
 				}
-				mayNot(t, uri, c.ask(t, "completion/complete", completes(proxied("alpha", uri))))
-				mayNot(t, expanded, c.ask(t, "completion/complete", completes(expanded)))
-				// These need not be understood, but must not be granted.
-				for _, odd := range []string{uri, other(base64.RawURLEncoding, `{"uri":`+quote(uri)+`,"server":"alpha"}`), other(base64.RawURLEncoding, `{"server":"alpha","uri":"file:///public/c.txt","uri":`+quote(uri)+`}`)} {
+				expectDenied(t, uri, c.ask(t, "completion/complete", completes(proxiedURI("alpha", uri))))
+				expectDenied(t, expanded, c.ask(t, "completion/complete", completes(expanded)))
+				// The gateway may reject these, but must not grant them.
+				for _, odd := range []string{uri, other(base64.RawURLEncoding, `{"uri":`+quote(uri)+`,"server":"alpha"}`),
+					other(base64.RawURLEncoding, `{"server":"alpha","uri":"file:///public/c.txt","uri":`+quote(uri)+`}`)} {
 					if got := c.ask(t, "resources/read", read(odd)); got.answer.Error == nil {
 						t.Errorf("%s was read", odd)
 					}
 				}
 			}
-			mayNot(t, "a template", c.ask(t, "completion/complete", completes("proxy://template/alpha/file:///secret/{name}")))
+			expectDenied(t, "a template", c.ask(t, "completion/complete",
+				completes("proxy://template/alpha/file:///secret/{name}")))
 			if n := touched(); n != before {
 				t.Errorf("the server was contacted %d times", n-before)
 			}
 		})
-		t.Run("A55 what is shown at /mcp of a "+era.name, func(t *testing.T) {
+		t.Run("A55 visible resources at /mcp of a "+era.name, func(t *testing.T) {
 			for _, uri := range shown {
-				may(t, uri, c.ask(t, "resources/read", read(proxied("alpha", uri))))
-				may(t, uri, c.ask(t, "resources/read", read("proxy://template/alpha/"+uri)))
+				expectAllowed(t, uri, c.ask(t, "resources/read", read(proxiedURI("alpha", uri))))
+				expectAllowed(t, uri, c.ask(t, "resources/read", read("proxy://template/alpha/"+uri)))
 				if !era.modern {
-					may(t, uri, c.ask(t, "resources/subscribe", read(proxied("alpha", uri))))
+					expectAllowed(t, uri, c.ask(t, "resources/subscribe", read(proxiedURI("alpha", uri))))
 				}
-				may(t, uri, c.ask(t, "completion/complete", completes(proxied("alpha", uri))))
+				expectAllowed(t, uri, c.ask(t, "completion/complete", completes(proxiedURI("alpha", uri))))
 			}
 		})
 	}
 }
 
-// A69: completions show no names below what is denied, as lists do not.
+// A69: completions, like lists, return no names below a denied URI.
 func TestAccessToCompletions(t *testing.T) {
 	isolate(t)
 	server := newLenientServer(t, "echo")
 	server.Templates = []string{"file:///{path}", "file:///{dir}/{name}"}
-	server.Completions = []string{"secret/passwords.txt", "secret/key.pem", "SECRET/x", "pub/../secret/y", "secret", "secrets/ok.txt", "50%"}
-	url := serve(t, gateway(append(restricted("deny resource:file:///secret/"), server.line("alpha"))...))
+	server.Completions = []string{"secret/passwords.txt", "secret/key.pem", "SECRET/x", "pub/../secret/y", "secret",
+		"secrets/ok.txt", "50%"}
+	url := serve(t, gateway(append(rulesForEve("deny resource:file:///secret/"), server.line("alpha"))...))
 	completes := func(template, argument, known string) string {
-		return `{"ref":{"type":"ref/resource","uri":` + quote(template) + `},"argument":{"name":` + quote(argument) + `,"value":"s"},"context":{"arguments":{` + known + `}}}`
+		return `{"ref":{"type":"ref/resource","uri":` + quote(template) + `},"argument":{"name":` + quote(argument) +
+			`,"value":"s"},"context":{"arguments":{` + known + `}}}`
 	}
 	type result struct {
 		Completion struct {
@@ -463,54 +498,64 @@ func TestAccessToCompletions(t *testing.T) {
 		{"a path", "file:///{path}", "path", "", shown},
 		{"a reserved path", "file:///{+path}", "path", "", shown},
 		{"a directory", "file:///{dir}/{name}", "dir", "", shown},
-		{"a name in a directory that is denied", "file:///{dir}/{name}", "name", `"dir":"secret"`, nil},
-		{"a name in another directory", "file:///{dir}/{name}", "name", `"dir":"pub"`, []string{"complete", "secret/passwords.txt", "secret/key.pem", "SECRET/x", "secret", "secrets/ok.txt", "50%"}},
-		{"a name in a directory that is not known", "file:///{dir}/{name}", "name", "", nil},
-		{"a name in a directory that does not matter", "file:///pub/{dir}/{name}", "name", "", all},
-		{"another host", "https://h.example/{path}", "path", "", []string{"complete", "secret/passwords.txt", "secret/key.pem", "SECRET/x", "secret", "secrets/ok.txt", "50%"}}, // one is ambiguous
+		{"a name in a denied directory", "file:///{dir}/{name}", "name", `"dir":"secret"`, nil},
+		{"a name in another directory", "file:///{dir}/{name}", "name", `"dir":"pub"`,
+			[]string{"complete", "secret/passwords.txt", "secret/key.pem", "SECRET/x", "secret", "secrets/ok.txt", "50%"}},
+		{"a name in an unknown directory", "file:///{dir}/{name}", "name", "", nil},
+		{"a name in a directory without rules", "file:///pub/{dir}/{name}", "name", "", all},
+		// one is ambiguous
+		{"another host", "https://h.example/{path}", "path", "", []string{"complete", "secret/passwords.txt",
+			"secret/key.pem", "SECRET/x", "secret", "secrets/ok.txt", "50%"}},
 	}
 	check := func(t *testing.T, name, body string, want []string) {
 		t.Helper()
 		var got struct{ Result result }
-		if err := json.Unmarshal([]byte(body), &got); err != nil || !slices.Equal(got.Result.Completion.Values, want) || got.Result.Completion.Total != len(want) {
+		if err := json.Unmarshal([]byte(body), &got); err != nil || !slices.Equal(got.Result.Completion.Values, want) ||
+			got.Result.Completion.Total != len(want) {
 			t.Errorf("%s: %v, %s", name, err, body)
 		}
 	}
-	for _, way := range waysIn(url, "alpha")[1:] {
-		t.Run("A69 at "+way.name, func(t *testing.T) {
+	for _, endpoint := range endpointsOf(url, "alpha")[1:] {
+		t.Run("A69 at "+endpoint.name, func(t *testing.T) {
 			for _, tt := range tests {
-				check(t, tt.name, post(t, way.at, rpc("completion/complete", completes(tt.template, tt.argument, tt.known)), bearer(eveToken)).body, tt.want)
-				check(t, tt.name+", of another client", post(t, way.at, rpc("completion/complete", completes(tt.template, tt.argument, tt.known)), bearer(zoeToken)).body, all)
+				check(t, tt.name, post(t, endpoint.url, rpc("completion/complete", completes(tt.template, tt.argument, tt.known)),
+					bearer(eveToken)).body, tt.want)
+				check(t, tt.name+", of another client",
+					post(t, endpoint.url, rpc("completion/complete", completes(tt.template, tt.argument, tt.known)),
+						bearer(zoeToken)).body, all)
 			}
 		})
 	}
 	for _, era := range clientEras {
-		c := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
+		c := newTestClient(t, joinedAt(url), era.modern, fullCapabilities, bearer(eveToken))
 		t.Run("A69 at /mcp of a "+era.name, func(t *testing.T) {
 			for _, tt := range tests {
-				check(t, tt.name, c.ask(t, "completion/complete", completes("proxy://template/alpha/"+tt.template, tt.argument, tt.known)).answer.Raw, tt.want)
+				check(t, tt.name, c.ask(t, "completion/complete", completes("proxy://template/alpha/"+tt.template, tt.argument,
+					tt.known)).answer.Raw, tt.want)
 			}
 		})
 	}
 }
 
-// Nobody hears of a resource that is hidden (A55, A68).
+// Clients get no notifications about hidden resources (A55, A68).
 func TestAccessToChangesOfResources(t *testing.T) {
 	isolate(t)
 	for _, era := range clientEras {
 		t.Run("A55 A68 "+era.name, func(t *testing.T) {
 			remote := &mcptest.Remote{Name: "far", Legacy: true, Modern: true}
-			url := serve(t, gateway(append(restricted("deny resource:far:///secret"), "server far http://"+upstream(t, remote)+"/mcp")...))
+			url := serve(t, gateway(append(rulesForEve("deny resource:far:///secret"), "server far http://"+upstream(t, remote)+
+				"/mcp")...))
 			t.Cleanup(remote.Close)
-			eve := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
-			hidden, shown := proxied("far", "far:///secret"), proxied("far", "far:///data")
-			var stream *dialogue
+			eve := newTestClient(t, joinedAt(url), era.modern, fullCapabilities, bearer(eveToken))
+			hidden, shown := proxiedURI("far", "far:///secret"), proxiedURI("far", "far:///data")
+			var stream *exchange
 			if era.modern {
-				stream = eve.begin(t, "subscriptions/listen", `{"notifications":{"resourceSubscriptions":[`+quote(hidden)+`,`+quote(shown)+`]}}`)
+				stream = eve.begin(t, "subscriptions/listen", `{"notifications":{"resourceSubscriptions":[`+quote(hidden)+`,`+
+					quote(shown)+`]}}`)
 				first := stream.next(t)
-				if first.Error != nil { // all of it may be refused
+				if first.Error != nil { // the gateway may refuse the whole subscription
 					stream = eve.begin(t, "subscriptions/listen", `{"notifications":{"resourceSubscriptions":[`+quote(shown)+`]}}`)
-					stream.hears(t, "notifications/subscriptions/acknowledged")
+					stream.awaitMessage(t, "notifications/subscriptions/acknowledged")
 				} else if strings.Contains(first.Raw, hidden) {
 					t.Errorf("agreed to %s", first.Raw)
 				}
@@ -518,44 +563,45 @@ func TestAccessToChangesOfResources(t *testing.T) {
 			} else {
 				stream = eve.listen(t)
 				await.Until(t, "the stream", func() bool { return len(remote.Seen("stream")) > 0 })
-				mayNot(t, "resources/subscribe", eve.ask(t, "resources/subscribe", `{"uri":`+quote(hidden)+`}`))
-				may(t, "resources/subscribe", eve.ask(t, "resources/subscribe", `{"uri":`+quote(shown)+`}`))
+				expectDenied(t, "resources/subscribe", eve.ask(t, "resources/subscribe", `{"uri":`+quote(hidden)+`}`))
+				expectAllowed(t, "resources/subscribe", eve.ask(t, "resources/subscribe", `{"uri":`+quote(shown)+`}`))
 			}
 			for _, m := range append(remote.Seen("subscriptions/listen"), remote.Seen("resources/subscribe")...) {
 				if strings.Contains(m.Body, "secret") {
-					t.Errorf("the server was asked for %s", m.Body)
+					t.Errorf("the server received %s", m.Body)
 				}
 			}
 			eve.use(t, "far", "touch", `{"uri":"far:///secret"}`)
 			eve.use(t, "far", "touch", `{"uri":"far:///data"}`)
-			if m := stream.hears(t, "notifications/resources/updated"); m.Params.URI != shown {
-				t.Errorf("heard %s", m.Raw)
+			if m := stream.awaitMessage(t, "notifications/resources/updated"); m.Params.URI != shown {
+				t.Errorf("got %s", m.Raw)
 			}
 		})
 	}
 }
 
-// What is not shown is not found either.
+// Hidden tools cannot be found by search.
 func TestAccessByDiscovery(t *testing.T) {
 	isolate(t)
 	server, other := newLenientServer(t, "dispatch_parcel", "track_parcel"), newLenientServer(t, "destroy_parcel")
-	url := serve(t, gateway(append(restricted("deny postal::track_parcel mill::*"), "discovery on", server.line("postal"), other.line("mill"))...))
+	url := serve(t, gateway(append(rulesForEve("deny postal::track_parcel mill::*"), "discovery on",
+		server.line("postal"), other.line("mill"))...))
 	for _, era := range clientEras {
-		eve := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
-		zoe := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(zoeToken))
+		eve := newTestClient(t, joinedAt(url), era.modern, fullCapabilities, bearer(eveToken))
+		zoe := newTestClient(t, joinedAt(url), era.modern, fullCapabilities, bearer(zoeToken))
 		t.Run("A54 search_tools of a "+era.name, func(t *testing.T) {
-			if got := found(t, eve, "parcel"); !slices.Equal(got, []string{"postal__dispatch_parcel"}) {
+			if got := searchTools(t, eve, "parcel"); !slices.Equal(got, []string{"postal__dispatch_parcel"}) {
 				t.Errorf("found %v", got)
 			}
-			if got := found(t, zoe, "parcel"); len(got) != 3 {
+			if got := searchTools(t, zoe, "parcel"); len(got) != 3 {
 				t.Errorf("A57 another client found %v", got)
 			}
-			if got := found(t, eve, "parcel"); !slices.Equal(got, []string{"postal__dispatch_parcel"}) {
+			if got := searchTools(t, eve, "parcel"); !slices.Equal(got, []string{"postal__dispatch_parcel"}) {
 				t.Errorf("A57 after another client, found %v", got)
 			}
 		})
 		t.Run("A54 describe_tool of a "+era.name, func(t *testing.T) {
-			describe := func(c *speaker, name string) string {
+			describe := func(c *testClient, name string) string {
 				return c.ask(t, "tools/call", `{"name":"describe_tool","arguments":{"name":`+quote(name)+`}}`).answer.Raw
 			}
 			for _, name := range []string{"postal__track_parcel", "mill__destroy_parcel"} {
@@ -573,19 +619,19 @@ func TestAccessByDiscovery(t *testing.T) {
 		t.Run("A54 call_tool of a "+era.name, func(t *testing.T) {
 			before := len(server.params("tools/call")) + len(other.params("tools/call"))
 			for _, name := range []string{"postal__track_parcel", "mill__destroy_parcel", "postal::track_parcel"} {
-				mayNot(t, name, eve.ask(t, "tools/call", byCallTool(name, `{}`)))
-				mayNot(t, name, eve.ask(t, "tools/call", `{"name":`+quote(name)+`,"arguments":{}}`))
+				expectDenied(t, name, eve.ask(t, "tools/call", callToolParams(name, `{}`)))
+				expectDenied(t, name, eve.ask(t, "tools/call", `{"name":`+quote(name)+`,"arguments":{}}`))
 			}
 			if n := len(server.params("tools/call")) + len(other.params("tools/call")); n != before {
 				t.Errorf("a server was contacted %d times", n-before)
 			}
-			may(t, "the other tool", eve.ask(t, "tools/call", byCallTool("postal__dispatch_parcel", `{}`)))
-			may(t, "another client", zoe.ask(t, "tools/call", byCallTool("mill__destroy_parcel", `{}`)))
+			expectAllowed(t, "the other tool", eve.ask(t, "tools/call", callToolParams("postal__dispatch_parcel", `{}`)))
+			expectAllowed(t, "another client", zoe.ask(t, "tools/call", callToolParams("mill__destroy_parcel", `{}`)))
 		})
 	}
 }
 
-// The first rule that fits decides, and the same for lists and calls (A57).
+// The first matching rule decides, for lists and calls alike (A57).
 func TestAccessRules(t *testing.T) {
 	isolate(t)
 	all := []string{"alpha__echo", "alpha__slow", "alpha__stop", "beta__echo", "beta__slow", "beta__stop"}
@@ -597,19 +643,24 @@ func TestAccessRules(t *testing.T) {
 		{"no rules", nil, "alpha__echo alpha__slow alpha__stop beta__echo beta__slow beta__stop"},
 		{"deny before allow", []string{"deny alpha::slow", "allow alpha::*"}, "alpha__echo alpha__stop"},
 		{"allow before deny", []string{"allow alpha::slow", "deny alpha::*"}, "alpha__slow"},
-		{"a rule of several patterns", []string{"deny alpha::slow beta::stop"}, "alpha__echo alpha__stop beta__echo beta__slow"},
+		{"a rule of several patterns", []string{"deny alpha::slow beta::stop"},
+			"alpha__echo alpha__stop beta__echo beta__slow"},
 		{"nothing", []string{"deny *"}, ""},
-		{"nothing by default", []string{"default deny"}, ""},
-		{"everything by default", []string{"default allow"}, "alpha__echo alpha__slow alpha__stop beta__echo beta__slow beta__stop"},
-		{"without an allow the rest is allowed", []string{"deny beta::*"}, "alpha__echo alpha__slow alpha__stop"},
-		{"with an allow the rest is denied", []string{"allow beta::echo"}, "beta__echo"},
-		{"with an allow, and the rest allowed", []string{"default allow", "allow alpha::echo", "deny alpha::*"}, "alpha__echo beta__echo beta__slow beta__stop"},
-		{"with a deny, and the rest denied", []string{"deny alpha::echo", "default deny"}, ""},
+		{"deny by default", []string{"default deny"}, ""},
+		{"allow by default", []string{"default allow"},
+			"alpha__echo alpha__slow alpha__stop beta__echo beta__slow beta__stop"},
+		{"without an allow rule other tools are allowed", []string{"deny beta::*"}, "alpha__echo alpha__slow alpha__stop"},
+		{"with an allow rule other tools are denied", []string{"allow beta::echo"}, "beta__echo"},
+		{"an allow rule and default allow", []string{"default allow", "allow alpha::echo", "deny alpha::*"},
+			"alpha__echo beta__echo beta__slow beta__stop"},
+		{"a deny rule and default deny", []string{"deny alpha::echo", "default deny"}, ""},
 		{"part of a name", []string{"allow alpha::s*"}, "alpha__slow alpha__stop"},
 		{"any server", []string{"allow *::echo"}, "alpha__echo beta__echo"},
 		{"tools only", []string{"allow tool:beta::*"}, "beta__echo beta__slow beta__stop"},
-		{"prompts only", []string{"deny prompt:alpha::*"}, "alpha__echo alpha__slow alpha__stop beta__echo beta__slow beta__stop"},
-		{"another case is another name", []string{"deny alpha::ECHO"}, "alpha__echo alpha__slow alpha__stop beta__echo beta__slow beta__stop"},
+		{"prompts only", []string{"deny prompt:alpha::*"},
+			"alpha__echo alpha__slow alpha__stop beta__echo beta__slow beta__stop"},
+		{"names are case-sensitive", []string{"deny alpha::ECHO"},
+			"alpha__echo alpha__slow alpha__stop beta__echo beta__slow beta__stop"},
 	}
 	alpha, beta := newLenientServer(t, "echo", "slow", "stop"), newLenientServer(t, "echo", "slow", "stop")
 	lines := []string{"separator __", alpha.line("alpha"), beta.line("beta")}
@@ -617,23 +668,24 @@ func TestAccessRules(t *testing.T) {
 	for i, tt := range tests {
 		lines = append(lines, block(fmt.Sprintf("client number%d", i), append([]string{"token " + token(i)}, tt.rules...)...))
 	}
-	// And clients of whom there may be any number.
-	lines = append(lines, "auth token team-AbCdEf0123456789 team-seven", "auth token lone-AbCdEf0123456789 lone", block("client team-*", "deny alpha::*"), block("client *", "deny beta::*"))
+	// Blocks that match any number of clients.
+	lines = append(lines, "auth token team-AbCdEf0123456789 team-seven", "auth token lone-AbCdEf0123456789 lone",
+		block("client team-*", "deny alpha::*"), block("client *", "deny beta::*"))
 	url := serve(t, gateway(lines...))
 	check := func(t *testing.T, token, want string) {
 		t.Helper()
 		allowed := strings.Fields(want)
 		for _, era := range clientEras {
-			c := newSpeaker(t, joinedAt(url), era.modern, `{}`, bearer(token))
-			if got := toolsOf(t, c); !slices.Equal(got, allowed) {
+			c := newTestClient(t, joinedAt(url), era.modern, `{}`, bearer(token))
+			if got := toolNames(t, c); !slices.Equal(got, allowed) {
 				t.Errorf("%s: listed %v, want %v", era.name, got, allowed)
 			}
 			for _, name := range all {
 				got := c.ask(t, "tools/call", `{"name":"`+name+`","arguments":{}}`)
 				if slices.Contains(allowed, name) {
-					may(t, name, got)
+					expectAllowed(t, name, got)
 				} else {
-					mayNot(t, name, got)
+					expectDenied(t, name, got)
 				}
 			}
 		}
@@ -654,19 +706,20 @@ func TestAccessRules(t *testing.T) {
 	})
 }
 
-// Two clients see what is theirs, also at the same time (A57).
+// Two clients see their own tools, even at the same time (A57).
 func TestAccessAtTheSameTime(t *testing.T) {
 	isolate(t)
 	remote := newLenientServer(t, "echo", "slow")
-	url := serve(t, gateway(append(restricted("deny far::slow kid::echo"), remote.line("far"), child("kid", "--modern"))...))
-	c := &speaker{&mcpclient.Client{Modern: true, Capabilities: `{}`, HTTP: lasting}}
+	url := serve(t, gateway(append(rulesForEve("deny far::slow kid::echo"), remote.line("far"),
+		child("kid", "--modern"))...))
+	c := &testClient{&mcpclient.Client{Modern: true, Capabilities: `{}`, HTTP: streamClient}}
 	body, headers := c.Message("1", "tools/list", `{}`)
 	var running sync.WaitGroup
 	for _, token := range []string{eveToken, zoeToken} {
 		for range 8 {
-			req := func(at, body string, headers ...string) func() string {
+			req := func(endpoint, body string, headers ...string) func() string {
 				return func() string {
-					res, err := lasting.Do(request(t, t.Context(), "POST", at, body, append(headers, bearer(token))...))
+					res, err := streamClient.Do(request(t, t.Context(), "POST", endpoint, body, append(headers, bearer(token))...))
 					if err != nil {
 						return err.Error()
 					}
@@ -679,7 +732,8 @@ func TestAccessAtTheSameTime(t *testing.T) {
 			running.Go(func() {
 				for range 20 {
 					got := joined()
-					for name, hidden := range map[string]bool{"far__echo": false, "far__slow": true, "kid__echo": true, "kid__pid": false} {
+					for name, hidden := range map[string]bool{"far__echo": false, "far__slow": true, "kid__echo": true,
+						"kid__pid": false} {
 						if want := !hidden || token == zoeToken; strings.Contains(got, quote(name)) != want {
 							t.Errorf("%.3s: %s in %.300s: want %t", token, name, got, want)
 						}
@@ -694,7 +748,7 @@ func TestAccessAtTheSameTime(t *testing.T) {
 	running.Wait()
 }
 
-// What a client sees changes with the configuration, and it is told so (A57, A60).
+// A reload changes what a client sees, and the client is notified (A57, A60).
 func TestAccessAfterReloads(t *testing.T) {
 	isolate(t)
 	for _, era := range clientEras {
@@ -702,35 +756,36 @@ func TestAccessAfterReloads(t *testing.T) {
 			remote := newLenientServer(t, "echo", "slow")
 			address := freeAddress(t)
 			config := func(rules ...string) string {
-				return site(address, gateway(append(restricted(rules...), remote.line("far"), child("kid", "--modern"))...))
+				return site(address, gateway(append(rulesForEve(rules...), remote.line("far"), child("kid", "--modern"))...))
 			}
 			load(t, config("deny far::slow"))
-			c := newSpeaker(t, joinedAt("http://"+address), era.modern, canAll, closes, bearer(eveToken))
-			stream := c.listens(t)
-			shows := func(t *testing.T, slow, kid bool) {
+			c := newTestClient(t, joinedAt("http://"+address), era.modern, fullCapabilities, connectionClose, bearer(eveToken))
+			stream := c.listenForChanges(t)
+			expectTools := func(t *testing.T, slow, kid bool) {
 				t.Helper()
-				tools := toolsOf(t, c)
-				if slices.Contains(tools, "far__slow") != slow || slices.Contains(tools, "kid__pid") != kid || !slices.Contains(tools, "far__echo") {
+				tools := toolNames(t, c)
+				if slices.Contains(tools, "far__slow") != slow || slices.Contains(tools, "kid__pid") != kid ||
+					!slices.Contains(tools, "far__echo") {
 					t.Errorf("listed %v", tools)
 				}
 				for name, allowed := range map[string]bool{"far__slow": slow, "kid__pid": kid, "far__echo": true} {
 					got := c.ask(t, "tools/call", `{"name":"`+name+`","arguments":{}}`)
 					if allowed {
-						may(t, name, got)
+						expectAllowed(t, name, got)
 					} else {
-						mayNot(t, name, got)
+						expectDenied(t, name, got)
 					}
 				}
 			}
-			shows(t, false, true)
+			expectTools(t, false, true)
 			for _, step := range []struct {
 				name      string
 				rules     []string
 				slow, kid bool
 			}{
-				{"A57 A60 a rule is taken away", nil, true, true},
+				{"A57 A60 a rule is removed", nil, true, true},
 				{"A57 A60 a server is denied", []string{"deny kid::*"}, true, false},
-				{"A57 A60 all but one is denied", []string{"allow far::echo"}, false, false},
+				{"A57 A60 all tools but one are denied", []string{"allow far::echo"}, false, false},
 				{"A57 A60 the first rules again", []string{"deny far::slow"}, false, true},
 			} {
 				t.Run(step.name, func(t *testing.T) {
@@ -738,16 +793,16 @@ func TestAccessAfterReloads(t *testing.T) {
 						stream.next(t)
 					}
 					load(t, config(step.rules...))
-					stream.hears(t, listChanged)
-					shows(t, step.slow, step.kid)
+					stream.awaitMessage(t, listChanged)
+					expectTools(t, step.slow, step.kid)
 				})
 			}
 		})
 	}
 }
 
-// auditLine is what the log says of a denial.
-type auditLine struct {
+// denialLine is a log line about a denial.
+type denialLine struct {
 	Logger string
 	Level  string
 	Reason string
@@ -756,11 +811,11 @@ type auditLine struct {
 	Method string `json:"mcp_method"`
 }
 
-// audited returns the lines about denials in a log.
-func audited(t *testing.T, file string) (lines []auditLine) {
+// denialLines returns the lines about denials in a log.
+func denialLines(t *testing.T, file string) (lines []denialLine) {
 	t.Helper()
 	for _, line := range linesOf(t, file) {
-		var l auditLine
+		var l denialLine
 		if json.Unmarshal([]byte(line), &l) == nil && l.Logger == "http.handlers.mcp_gateway.audit" {
 			lines = append(lines, l)
 		}
@@ -768,7 +823,7 @@ func audited(t *testing.T, file string) (lines []auditLine) {
 	return lines
 }
 
-// Each denial is one line in the log and counts once.
+// Each denial writes one log line and counts once.
 func TestAccessAudit(t *testing.T) {
 	isolate(t)
 	file := filepath.Join(t.TempDir(), "all.log")
@@ -776,49 +831,58 @@ func TestAccessAudit(t *testing.T) {
 	server.Resources = []string{"file:///secret/a", "file:///public/b"}
 	address := freeAddress(t)
 	load(t, block("", block("log", "output file "+file, "format json"))+"\n"+
-		site(address, gateway(append(restricted("deny beta::* alpha::slow prompt:alpha::insult resource:file:///secret", "rate alpha::echo 1/1h"), server.line("alpha"), "server beta http://127.0.0.1:1")...)))
+		site(address, gateway(append(rulesForEve("deny beta::* alpha::slow prompt:alpha::insult resource:file:///secret",
+			"rate alpha::echo 1/1h"), server.line("alpha"), "server beta http://127.0.0.1:1")...)))
 	url := "http://" + address
-	legacy := newSpeaker(t, joinedAt(url), false, canAll, bearer(eveToken))
-	modern := newSpeaker(t, joinedAt(url), true, canAll, bearer(eveToken))
+	legacy := newTestClient(t, joinedAt(url), false, fullCapabilities, bearer(eveToken))
+	modern := newTestClient(t, joinedAt(url), true, fullCapabilities, bearer(eveToken))
 	const secret = "in-the-arguments"
-	by := func(c *speaker, method, params string) func() { return func() { c.ask(t, method, params) } }
-	at := func(method, at, body string, headers ...string) func() {
-		return func() { present(t, client, method, at, body, headers...) }
+	askAs := func(c *testClient, method, params string) func() { return func() { c.ask(t, method, params) } }
+	sendTo := func(method, endpoint, body string, headers ...string) func() {
+		return func() { sendAllHeaders(t, client, method, endpoint, body, headers...) }
 	}
 	call := func(name string) string { return `{"name":"` + name + `","arguments":{"x":"` + secret + `"}}` }
 	eve := bearer(eveToken)
 	tests := []struct {
 		name   string
 		do     func()
-		reason string // none for no line
+		reason string // empty if no line is expected
 		client string
 	}{
-		{"A54 a tool at /mcp", by(legacy, "tools/call", call("alpha__slow")), "acl_denied", "eve"},
-		{"A54 a tool at /mcp in the modern era", by(modern, "tools/call", call("alpha__slow")), "acl_denied", "eve"},
-		{"A53 a server at /mcp", by(legacy, "tools/call", call("beta__x")), "acl_denied", "eve"},
-		{"A54 a prompt", by(legacy, "prompts/get", `{"name":"alpha__insult"}`), "acl_denied", "eve"},
-		{"A55 a resource", by(modern, "resources/read", `{"uri":`+quote(proxied("alpha", "file:///secret/a"))+`}`), "acl_denied", "eve"},
-		{"A69 a template", by(legacy, "completion/complete", `{"ref":{"type":"ref/resource","uri":`+quote(proxied("alpha", "file:///secret/{x}"))+`},"argument":{"name":"x","value":"y"}}`), "acl_denied", "eve"},
-		{"A54 a tool at /mcp/{server}", at("POST", mcpAt(url, "alpha"), rpc("tools/call", call("slow")), eve), "acl_denied", "eve"},
-		{"A54 a tool at /rpc", at("POST", rpcAt(url, "alpha"), rpc("tools/call", call("slow")), eve), "acl_denied", "eve"},
-		{"A53 a server at /mcp/{server}", at("POST", mcpAt(url, "beta"), rpc("tools/list", `{}`), eve), "acl_denied", "eve"},
-		{"A53 a stream of a server", at("GET", mcpAt(url, "beta"), "", eve), "acl_denied", "eve"},
-		{"A53 a server at /rpc", at("POST", rpcAt(url, "beta"), rpc("tools/list", `{}`), eve), "acl_denied", "eve"},
-		{"A30 no credentials at /mcp", at("POST", joinedAt(url), rpc("tools/list", `{}`)), "unauthorized", "anonymous"},
-		{"A30 wrong credentials at /mcp/{server}", at("POST", mcpAt(url, "alpha"), rpc("tools/list", `{}`), bearer("wrong")), "unauthorized", "anonymous"},
-		{"A30 no credentials at /rpc", at("POST", rpcAt(url, "alpha"), rpc("tools/list", `{}`)), "unauthorized", "anonymous"},
-		{"A64 a tool within its limit", at("POST", rpcAt(url, "alpha"), rpc("tools/call", call("echo")), eve), "", ""},
-		{"A64 a tool beyond its limit", at("POST", rpcAt(url, "alpha"), rpc("tools/call", call("echo")), eve), "rate_limited", "eve"},
-		{"A64 a tool beyond its limit at /mcp", by(legacy, "tools/call", call("alpha__echo")), "rate_limited", "eve"},
-		{"a list, in which things are missing", by(legacy, "tools/list", `{}`), "", ""},
-		{"a list at /rpc, in which things are missing", at("POST", rpcAt(url, "alpha"), rpc("tools/list", `{}`), eve), "", ""},
-		{"what is allowed", by(legacy, "prompts/get", `{"name":"alpha__greet"}`), "", ""},
+		{"A54 a tool at /mcp", askAs(legacy, "tools/call", call("alpha__slow")), "acl_denied", "eve"},
+		{"A54 a tool at /mcp in the modern era", askAs(modern, "tools/call", call("alpha__slow")), "acl_denied", "eve"},
+		{"A53 a server at /mcp", askAs(legacy, "tools/call", call("beta__x")), "acl_denied", "eve"},
+		{"A54 a prompt", askAs(legacy, "prompts/get", `{"name":"alpha__insult"}`), "acl_denied", "eve"},
+		{"A55 a resource", askAs(modern, "resources/read", `{"uri":`+quote(proxiedURI("alpha", "file:///secret/a"))+`}`),
+			"acl_denied", "eve"},
+		{"A69 a template", askAs(legacy, "completion/complete", `{"ref":{"type":"ref/resource","uri":`+
+			quote(proxiedURI("alpha", "file:///secret/{x}"))+`},"argument":{"name":"x","value":"y"}}`), "acl_denied", "eve"},
+		{"A54 a tool at /mcp/{server}", sendTo("POST", mcpAt(url, "alpha"), rpc("tools/call", call("slow")), eve),
+			"acl_denied", "eve"},
+		{"A54 a tool at /rpc", sendTo("POST", rpcAt(url, "alpha"), rpc("tools/call", call("slow")), eve), "acl_denied",
+			"eve"},
+		{"A53 a server at /mcp/{server}", sendTo("POST", mcpAt(url, "beta"), rpc("tools/list", `{}`), eve), "acl_denied",
+			"eve"},
+		{"A53 a stream of a server", sendTo("GET", mcpAt(url, "beta"), "", eve), "acl_denied", "eve"},
+		{"A53 a server at /rpc", sendTo("POST", rpcAt(url, "beta"), rpc("tools/list", `{}`), eve), "acl_denied", "eve"},
+		{"A30 no credentials at /mcp", sendTo("POST", joinedAt(url), rpc("tools/list", `{}`)), "unauthorized", "anonymous"},
+		{"A30 wrong credentials at /mcp/{server}", sendTo("POST", mcpAt(url, "alpha"), rpc("tools/list", `{}`),
+			bearer("wrong")), "unauthorized", "anonymous"},
+		{"A30 no credentials at /rpc", sendTo("POST", rpcAt(url, "alpha"), rpc("tools/list", `{}`)), "unauthorized",
+			"anonymous"},
+		{"A64 a tool within its limit", sendTo("POST", rpcAt(url, "alpha"), rpc("tools/call", call("echo")), eve), "", ""},
+		{"A64 a tool beyond its limit", sendTo("POST", rpcAt(url, "alpha"), rpc("tools/call", call("echo")), eve),
+			"rate_limited", "eve"},
+		{"A64 a tool beyond its limit at /mcp", askAs(legacy, "tools/call", call("alpha__echo")), "rate_limited", "eve"},
+		{"a list with hidden tools", askAs(legacy, "tools/list", `{}`), "", ""},
+		{"a list at /rpc with hidden tools", sendTo("POST", rpcAt(url, "alpha"), rpc("tools/list", `{}`), eve), "", ""},
+		{"an allowed prompt", askAs(legacy, "prompts/get", `{"name":"alpha__greet"}`), "", ""},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			before, grown := len(audited(t, file)), growth(t)
+			before, grown := len(denialLines(t, file)), growth(t)
 			tt.do()
-			lines := audited(t, file)[before:]
+			lines := denialLines(t, file)[before:]
 			counted := map[string]float64{}
 			for sample, n := range grown() {
 				if strings.HasPrefix(sample, "denied_total") {
@@ -834,22 +898,24 @@ func TestAccessAudit(t *testing.T) {
 			if len(lines) != 1 || lines[0].Reason != tt.reason || lines[0].Client != tt.client {
 				t.Errorf("logged %+v, want one line: %s of %s", lines, tt.reason, tt.client)
 			}
-			if want := `denied_total{client="` + tt.client + `",reason="` + tt.reason + `"}`; len(counted) != 1 || counted[want] != 1 {
+			if want := `denied_total{client="` + tt.client + `",reason="` + tt.reason + `"}`; len(counted) != 1 ||
+				counted[want] != 1 {
 				t.Errorf("counted %v, want one %s", counted, want)
 			}
 		})
 	}
-	t.Run("no arguments are in the log", func(t *testing.T) {
+	t.Run("the log contains no arguments", func(t *testing.T) {
 		if log := strings.Join(linesOf(t, file), "\n"); strings.Contains(log, secret) || strings.Contains(log, eveToken) {
-			t.Error("they are")
+			t.Error("the log contains arguments")
 		}
 	})
 }
 
-// newOddServer starts a server that answers everything but the handshake in its own way.
+// newOddServer starts a server that answers all requests but the handshake with answers.
 func newOddServer(t *testing.T, answers func(w http.ResponseWriter, r *mcptest.Received)) *remoteServer {
 	t.Helper()
-	return serveScript(t, &mcptest.Script{Legacy: true, Capabilities: `{"tools":{}}`, Handle: func(w http.ResponseWriter, r *mcptest.Received) bool {
+	return serveScript(t, &mcptest.Script{Legacy: true, Capabilities: `{"tools":{}}`, Handle: func(w http.ResponseWriter,
+		r *mcptest.Received) bool {
 		if r.Method == "initialize" || r.HTTP.Method == "POST" && r.ID == nil {
 			return false
 		}
@@ -858,7 +924,7 @@ func newOddServer(t *testing.T, answers func(w http.ResponseWriter, r *mcptest.R
 	}})
 }
 
-// However a server spells its lists, what is denied is in none of them (A54).
+// Denied tools are in no list, however the server spells it (A54).
 func TestAccessToOddLists(t *testing.T) {
 	isolate(t)
 	gzipped := func(text string) string {
@@ -868,7 +934,7 @@ func TestAccessToOddLists(t *testing.T) {
 		_ = zw.Close()
 		return b.String()
 	}
-	const id = "ID" // where the id of the request goes
+	const id = "ID" // replaced by the id of the request
 	list := func(tools string) string { return `{"jsonrpc":"2.0","id":ID,"result":{"tools":[` + tools + `]}}` }
 	const echo, slow = `{"name":"echo","inputSchema":{}}`, `{"name":"slow","description":"marks it","inputSchema":{}}`
 	asJSON := "application/json"
@@ -880,26 +946,34 @@ func TestAccessToOddLists(t *testing.T) {
 		{"with white space", asJSON, " \n" + list(echo+" , \n "+strings.ReplaceAll(slow, ":", " : ")), nil},
 		{"with the name last", asJSON, list(`{"description":"marks it","name":"slow"},` + echo), nil},
 		{"with two names", asJSON, list(echo + `,{"name":"echo","description":"marks it","name":"slow"}`), nil},
-		{"with two names, the other way round", asJSON, list(echo + `,{"name":"slow","description":"marks it","name":"echo"}`), nil},
+		{"with two names in reverse order", asJSON, list(echo + `,{"name":"slow","description":"marks it","name":"echo"}`),
+			nil},
 		{"with two lists", asJSON, `{"jsonrpc":"2.0","id":ID,"result":{"tools":[` + echo + `],"tools":[` + slow + `]}}`, nil},
-		{"with two results", asJSON, `{"jsonrpc":"2.0","id":ID,"result":{"tools":[` + slow + `]},"result":{"tools":[` + echo + `]}}`, nil},
-		{"with a result that is spelled otherwise", asJSON, `{"jsonrpc":"2.0","id":ID,"r\u0065sult":{"t\u006fols":[` + slow + `]}}`, nil},
+		{"with two results", asJSON, `{"jsonrpc":"2.0","id":ID,"result":{"tools":[` + slow + `]},"result":{"tools":[` +
+			echo + `]}}`, nil},
+		{"with escaped member names", asJSON, `{"jsonrpc":"2.0","id":ID,"r\u0065sult":{"t\u006fols":[` + slow + `]}}`, nil},
 		{"with the result first", asJSON, `{"result":{"tools":[` + echo + "," + slow + `]},"jsonrpc":"2.0","id":ID}`, nil},
 		{"in a batch", asJSON, `[` + list(echo+","+slow) + `]`, nil},
 		{"as plain text", "text/plain", list(echo + "," + slow), nil},
-		{"as nothing in particular", "", list(echo + "," + slow), nil},
-		{"compressed, though nobody asked for it", asJSON, "GZIP" + list(echo+","+slow), []string{"Content-Encoding: gzip"}},
+		{"without a content type", "", list(echo + "," + slow), nil},
+		{"compressed, though the gateway did not ask for it", asJSON, "GZIP" + list(echo+","+slow),
+			[]string{"Content-Encoding: gzip"}},
 		{"in an event", "text/event-stream", "data: " + list(echo+","+slow) + "\n\n", nil},
-		{"in an event of another name", "text/event-stream; charset=utf-8", "event: other\ndata: " + list(echo+","+slow) + "\n\n", nil},
-		{"in an event of several lines", "text/event-stream", "data: " + strings.ReplaceAll(list(echo+","+slow), ",", ",\ndata: ") + "\n\n", nil},
+		{"in an event with another name", "text/event-stream; charset=utf-8", "event: other\ndata: " + list(echo+","+slow) +
+			"\n\n", nil},
+		{"in an event of several lines", "text/event-stream", "data: " + strings.ReplaceAll(list(echo+","+slow), ",",
+			",\ndata: ") + "\n\n", nil},
 		{"in an event with other line breaks", "text/event-stream", "id: 1\r\ndata:" + list(echo+","+slow) + "\r\n\r\n", nil},
 		{"in an event with carriage returns", "text/event-stream", "data:" + list(echo+","+slow) + "\r\r", nil},
 		{"in an event after a byte order mark", "text/event-stream", "\ufeffdata:" + list(echo+","+slow) + "\n\n", nil},
 		{"in an event that is a batch", "text/event-stream", "data: [" + list(echo+","+slow) + "]\n\n", nil},
-		{"in an event that is not ended", "text/event-stream", "data: " + list(echo+","+slow), nil},
-		{"behind another end of a line", "text/event-stream", "x\u2028data: " + list(slow) + "\u2028\u2028\ndata: " + list(echo) + "\n\n", nil},
-		{"behind another end of a line, in data", "text/event-stream", "data: " + list(`{"name":"echo","inputSchema":{},"title":"\u0085\u0085data: `+strings.ReplaceAll(list(slow), `"`, `'`)+`\u2029\u2029"}`) + "\n\n", nil},
-		{"with the status of an error", "application/json", "STATUS" + list(echo+","+slow), nil},
+		{"in an unterminated event", "text/event-stream", "data: " + list(echo+","+slow), nil},
+		{"after a Unicode line separator", "text/event-stream", "x\u2028data: " + list(slow) + "\u2028\u2028\ndata: " +
+			list(echo) + "\n\n", nil},
+		{"after a Unicode line separator in data", "text/event-stream",
+			"data: " + list(`{"name":"echo","inputSchema":{},"title":"\u0085\u0085data: `+strings.ReplaceAll(list(slow), `"`,
+				`'`)+`\u2029\u2029"}`) + "\n\n", nil},
+		{"with an error status", "application/json", "STATUS" + list(echo+","+slow), nil},
 	}
 	for _, tt := range tests {
 		t.Run("A54 a list "+tt.name, func(t *testing.T) {
@@ -923,7 +997,7 @@ func TestAccessToOddLists(t *testing.T) {
 				}
 				_, _ = io.WriteString(w, body)
 			})
-			url := serve(t, gateway(append(restricted("deny alpha::slow"), odd.line("alpha"))...))
+			url := serve(t, gateway(append(rulesForEve("deny alpha::slow"), odd.line("alpha"))...))
 			clean := func(what, got string) {
 				t.Helper()
 				if unzipped, err := gzip.NewReader(strings.NewReader(got)); err == nil {
@@ -931,34 +1005,37 @@ func TestAccessToOddLists(t *testing.T) {
 					got = string(text)
 				}
 				for _, line := range strings.Split(splitLines.Replace(got), "\n") {
-					// What stands in a line that is none, and in a text, no client reads as a list.
-					if strings.Contains(line, "marks it") && !strings.HasPrefix(line, "x") && !strings.Contains(line, "'marks it'") || strings.HasPrefix(line, "data: {'") {
+					// Clients ignore lines with an unknown field, and lists within a string.
+					if strings.Contains(line, "marks it") && !strings.HasPrefix(line, "x") && !strings.Contains(line, "'marks it'") ||
+						strings.HasPrefix(line, "data: {'") {
 						t.Errorf("%s: %s", what, got)
 					}
 				}
 			}
-			for _, way := range waysIn(url, "alpha")[1:] {
-				for _, request := range []string{rpc("tools/list", `{}`), strings.Replace(rpc("tools/list", `{}`), "tools/list", `t\u006fols\/list`, 1)} {
-					res := open(t, client, "POST", way.at, request, acceptBoth, bearer(eveToken))
-					text, _ := io.ReadAll(res.Body) // which may break off
-					clean(way.name, string(text))
+			for _, endpoint := range endpointsOf(url, "alpha")[1:] {
+				for _, request := range []string{rpc("tools/list", `{}`), strings.Replace(rpc("tools/list", `{}`), "tools/list",
+					`t\u006fols\/list`, 1)} {
+					res := open(t, client, "POST", endpoint.url, request, acceptBoth, bearer(eveToken))
+					text, _ := io.ReadAll(res.Body) // the body may break off
+					clean(endpoint.name, string(text))
 				}
 			}
 			for _, era := range clientEras {
-				c := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
+				c := newTestClient(t, joinedAt(url), era.modern, fullCapabilities, bearer(eveToken))
 				clean("/mcp of a "+era.name, c.ask(t, "tools/list", `{}`).answer.Raw)
 			}
 		})
 	}
-	t.Run("A54 a list that comes again on a stream", func(t *testing.T) {
+	t.Run("A54 a list that is replayed on a stream", func(t *testing.T) {
 		odd := newOddServer(t, func(w http.ResponseWriter, m *mcptest.Received) {
 			w.Header().Set("Content-Type", "text/event-stream")
 			_, _ = io.WriteString(w, "id: 1\ndata: "+strings.ReplaceAll(list(echo+","+slow), id, "1")+"\n\n")
 		})
-		url := serve(t, gateway(append(restricted("deny alpha::slow"), odd.line("alpha"))...))
-		last := "" // as the stream itself has it for this client
+		url := serve(t, gateway(append(rulesForEve("deny alpha::slow"), odd.line("alpha"))...))
+		last := "" // id of the last event, as this stream numbers them
 		for range 2 {
-			got := send(t, client, "GET", mcpAt(url, "alpha"), "", "Last-Event-Id: "+last, "Accept: text/event-stream", bearer(eveToken))
+			got := send(t, client, "GET", mcpAt(url, "alpha"), "", "Last-Event-Id: "+last, "Accept: text/event-stream",
+				bearer(eveToken))
 			if strings.Contains(got.body, "marks it") || !strings.Contains(got.body, "echo") {
 				t.Errorf("%d %s", got.StatusCode, got.body)
 			}
@@ -966,108 +1043,116 @@ func TestAccessToOddLists(t *testing.T) {
 			last, _, _ = strings.Cut(last, "\n")
 		}
 	})
-	t.Run("A54 what is no list passes as it is", func(t *testing.T) {
+	t.Run("A54 other responses pass unchanged", func(t *testing.T) {
 		odd := newOddServer(t, func(w http.ResponseWriter, m *mcptest.Received) {
 			http.Error(w, "Session not found", http.StatusNotFound)
 		})
-		url := serve(t, gateway(append(restricted("deny alpha::slow"), odd.line("alpha"))...))
+		url := serve(t, gateway(append(rulesForEve("deny alpha::slow"), odd.line("alpha"))...))
 		got := post(t, mcpAt(url, "alpha"), rpc("tools/list", `{}`), acceptBoth, bearer(eveToken))
 		if got.StatusCode != 404 || !strings.Contains(got.body, "Session not found") {
-			t.Errorf("%d %s: the client does not know that it has to begin again", got.StatusCode, got.body)
+			t.Errorf("%d %s: the client does not learn that its session has ended", got.StatusCode, got.body)
 		}
 	})
 }
 
-// Who may not know of a server hears nothing of it either (A53).
+// A client gets no notifications from a server that is denied to it (A53).
 func TestAccessToNewsOfServers(t *testing.T) {
 	isolate(t)
 	for _, era := range clientEras {
 		t.Run("A53 A57 "+era.name, func(t *testing.T) {
 			remote := newRemoteServer(t, "tool")
-			url := serve(t, gateway(append(restricted("deny beta::* far::*"), child("alpha", "--modern"), child("beta", "--modern"), remote.line("far"))...))
-			eve := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(eveToken))
-			zoe := newSpeaker(t, joinedAt(url), era.modern, canAll, bearer(zoeToken))
-			eves, zoes := eve.listens(t), zoe.listens(t)
+			url := serve(t, gateway(append(rulesForEve("deny beta::* far::*"), child("alpha", "--modern"),
+				child("beta", "--modern"), remote.line("far"))...))
+			eve := newTestClient(t, joinedAt(url), era.modern, fullCapabilities, bearer(eveToken))
+			zoe := newTestClient(t, joinedAt(url), era.modern, fullCapabilities, bearer(zoeToken))
+			eves, zoes := eve.listenForChanges(t), zoe.listenForChanges(t)
 			zoe.use(t, "beta", "add-tool", `{"name":"news"}`)
-			zoes.hears(t, listChanged)
+			zoes.awaitMessage(t, listChanged)
 			if !era.modern {
 				await.Until(t, "the stream of zoe", func() bool { return remote.Listeners() > 0 })
 				remote.Say(`{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}`)
-				zoes.hears(t, listChanged)
+				zoes.awaitMessage(t, listChanged)
 				if n := remote.Listeners(); n != 1 {
-					t.Errorf("%d listen to a server that eve must not know", n)
+					t.Errorf("%d listeners on a server that is denied to eve", n)
 				}
 			}
 			zoe.use(t, "alpha", "add-tool", `{"name":"news"}`)
-			if m := eves.hears(t, listChanged); m.Params.Proxy.Server != "alpha" {
-				t.Errorf("eve hears %s", m.Raw)
+			if m := eves.awaitMessage(t, listChanged); m.Params.Proxy.Server != "alpha" {
+				t.Errorf("eve received %s", m.Raw)
 			}
 		})
 	}
 }
 
-// What servers say of themselves is part of what a client may see of them (A53), and part
-// of what is redacted (A56).
+// Instructions and server info follow the rules of the client (A53) and are redacted (A56).
 func TestAccessToIntroductions(t *testing.T) {
 	isolate(t)
 	alpha, beta := newLenientServer(t, "echo"), newLenientServer(t, "echo")
 	for name, w := range map[string]*remoteServer{"alpha": alpha, "beta": beta} {
-		capabilities := `"capabilities":{"tools":{},"experimental":{"of-` + name + `":{}}},"serverInfo":{"name":"` + name + `","version":"1"},"instructions":"instructions of ` + name + `: ` + aKey + `"`
+		capabilities := `"capabilities":{"tools":{},"experimental":{"of-` + name + `":{}}},"serverInfo":{"name":"` + name +
+			`","version":"1"},"instructions":"instructions of ` + name + `: ` + aKey + `"`
 		w.Replies = map[string]string{
 			"initialize":      `"result":{"protocolVersion":"2025-11-25",` + capabilities + `}`,
 			"server/discover": `"result":{"supportedVersions":["2026-07-28"],` + capabilities + `}`,
-			"tools/list":      `"result":{"tools":[{"name":"echo","description":"say ` + aKey + `","inputSchema":{"type":"object"}}]}`,
+			"tools/list": `"result":{"tools":[{"name":"echo","description":"say ` + aKey +
+				`","inputSchema":{"type":"object"}}]}`,
 		}
 	}
-	url := serve(t, gateway(append(restricted("deny beta::*", keyPattern), alpha.line("alpha"), beta.line("beta"))...))
-	hello := func(t *testing.T, at string, modern bool, token string) string {
+	url := serve(t, gateway(append(rulesForEve("deny beta::*", keyPattern), alpha.line("alpha"), beta.line("beta"))...))
+	hello := func(t *testing.T, endpoint string, modern bool, token string) string {
 		t.Helper()
 		if modern {
-			return newSpeaker(t, at, true, `{}`, bearer(token)).ask(t, "server/discover", `{}`).answer.Raw
+			return newTestClient(t, endpoint, true, `{}`, bearer(token)).ask(t, "server/discover", `{}`).answer.Raw
 		}
-		return post(t, at, rpc("initialize", `{`+initParams+`}`), acceptBoth, bearer(token)).body
+		return post(t, endpoint, rpc("initialize", `{`+initParams+`}`), acceptBoth, bearer(token)).body
 	}
 	for _, era := range clientEras {
-		newSpeaker(t, joinedAt(url), era.modern, `{}`, bearer(zoeToken)).use(t, "beta", "echo", `{}`) // so that beta is known
+		// so that the gateway knows the instructions of beta
+		newTestClient(t, joinedAt(url), era.modern, `{}`, bearer(zoeToken)).use(t, "beta", "echo", `{}`)
 		t.Run("A53 A56 at /mcp of a "+era.name, func(t *testing.T) {
-			if got := hello(t, joinedAt(url), era.modern, eveToken); strings.Contains(got, "beta") || strings.Contains(got, aKey) {
-				t.Errorf("eve is told %s", got)
+			if got := hello(t, joinedAt(url), era.modern, eveToken); strings.Contains(got, "beta") || strings.Contains(got,
+				aKey) {
+				t.Errorf("eve received %s", got)
 			}
-			c := newSpeaker(t, joinedAt(url), era.modern, `{}`, bearer(eveToken))
-			if got := c.ask(t, "tools/list", `{}`).answer.Raw; strings.Contains(got, "beta") || strings.Contains(got, aKey) || !strings.Contains(got, "say "+redacted) {
-				t.Errorf("eve is shown %s", got)
+			c := newTestClient(t, joinedAt(url), era.modern, `{}`, bearer(eveToken))
+			if got := c.ask(t, "tools/list", `{}`).answer.Raw; strings.Contains(got, "beta") || strings.Contains(got, aKey) ||
+				!strings.Contains(got, "say "+redacted) {
+				t.Errorf("eve sees %s", got)
 			}
-			c = newSpeaker(t, joinedAt(url), era.modern, `{}`, bearer(zoeToken))
+			c = newTestClient(t, joinedAt(url), era.modern, `{}`, bearer(zoeToken))
 			if got := c.ask(t, "tools/list", `{}`).answer.Raw; !strings.Contains(got, "beta") || !strings.Contains(got, aKey) {
-				t.Errorf("A57 zoe is shown %s", got)
+				t.Errorf("A57 zoe sees %s", got)
 			}
 		})
 		t.Run("A56 at /mcp/{server} of a "+era.name, func(t *testing.T) {
-			if got := hello(t, mcpAt(url, "alpha"), era.modern, eveToken); strings.Contains(got, aKey) || !strings.Contains(got, redacted) {
-				t.Errorf("eve is told %s", got)
+			if got := hello(t, mcpAt(url, "alpha"), era.modern, eveToken); strings.Contains(got, aKey) || !strings.Contains(got,
+				redacted) {
+				t.Errorf("eve received %s", got)
 			}
 			if got := hello(t, mcpAt(url, "alpha"), era.modern, zoeToken); !strings.Contains(got, aKey) {
-				t.Errorf("A57 zoe is told %s", got)
+				t.Errorf("A57 zoe received %s", got)
 			}
 		})
 	}
 }
 
-// What is not the same for everybody says so to caches (A56, A57).
+// Results that differ between clients are not cacheable for all of them (A56, A57).
 func TestAccessAndCaches(t *testing.T) {
 	isolate(t)
-	url := serve(t, gateway(append(restricted("deny kid::slow", keyPattern), child("kid", "--modern"))...)) // which says that all it has is public
-	for name, token := range map[string]string{"who sees less": eveToken, "who sees more": zoeToken} {
-		for _, at := range []string{joinedAt(url), mcpAt(url, "kid")} {
-			c := newSpeaker(t, at, true, canAll, bearer(token))
+	// the server marks all its results as public
+	url := serve(t, gateway(append(rulesForEve("deny kid::slow", keyPattern), child("kid", "--modern"))...))
+	for name, token := range map[string]string{"a client with rules": eveToken, "a client without rules": zoeToken} {
+		for _, endpoint := range []string{joinedAt(url), mcpAt(url, "kid")} {
+			c := newTestClient(t, endpoint, true, fullCapabilities, bearer(token))
 			uri := "file://kid/data.txt"
-			if at == joinedAt(url) {
-				uri = proxied("kid", uri)
+			if endpoint == joinedAt(url) {
+				uri = proxiedURI("kid", uri)
 			}
 			for method, params := range map[string]string{
-				"tools/list": `{}`, "prompts/list": `{}`, "resources/list": `{}`, "resources/templates/list": `{}`, "resources/read": `{"uri":` + quote(uri) + `}`,
+				"tools/list": `{}`, "prompts/list": `{}`, "resources/list": `{}`, "resources/templates/list": `{}`,
+				"resources/read": `{"uri":` + quote(uri) + `}`,
 			} {
-				t.Run("A57 "+method+" at "+pathOf(t, at)+" by "+name, func(t *testing.T) {
+				t.Run("A57 "+method+" at "+pathOf(t, endpoint)+" by "+name, func(t *testing.T) {
 					var result struct{ CacheScope string }
 					got := c.ask(t, method, params)
 					if err := json.Unmarshal(got.answer.Result, &result); err != nil || result.CacheScope == "public" {
@@ -1079,50 +1164,53 @@ func TestAccessAndCaches(t *testing.T) {
 	}
 }
 
-// Rules are for clients that nobody knows, too, and by any of their names.
+// Rules apply to anonymous clients, and to each name of a client.
 func TestAccessOfOtherNames(t *testing.T) {
 	isolate(t)
 	server := newLenientServer(t, "echo", "slow")
 	call := rpc("tools/call", `{"name":"slow","arguments":{}}`)
 	t.Run("A57 anonymous", func(t *testing.T) {
 		url := serve(t, gateway(block("client anonymous", "deny alpha::slow"), server.line("alpha")))
-		for _, way := range waysIn(url, "alpha")[1:] {
-			isRefused(t, post(t, way.at, call), 403)
+		for _, endpoint := range endpointsOf(url, "alpha")[1:] {
+			expectRefused(t, post(t, endpoint.url, call), 403)
 		}
-		c := newSpeaker(t, joinedAt(url), false, canAll)
-		if got := toolsOf(t, c); !slices.Equal(got, []string{"alpha::echo"}) {
+		c := newTestClient(t, joinedAt(url), false, fullCapabilities)
+		if got := toolNames(t, c); !slices.Equal(got, []string{"alpha::echo"}) {
 			t.Errorf("listed %v", got)
 		}
 	})
 	t.Run("A57 A76 the subject of a JWT by match", func(t *testing.T) {
 		issuer := newIssuer(t)
-		url := serve(t, gateway(issuer.lines(), block("client team", "match robot another", "deny alpha::slow"), block(server.line("alpha"), told...)))
-		isRefused(t, post(t, rpcAt(url, "alpha"), call, bearer(issuer.token("ec", issuer.claims(nil)))), 403)
+		url := serve(t, gateway(issuer.provider(), block("client team", "match robot another", "deny alpha::slow"),
+			block(server.line("alpha"), serverPlaceholders...)))
+		expectRefused(t, post(t, rpcAt(url, "alpha"), call, bearer(issuer.token("ec", issuer.claims(nil)))), 403)
 		stranger := bearer(issuer.token("ec", issuer.claims(map[string]any{"sub": "stranger"})))
 		if got := post(t, rpcAt(url, "alpha"), call, stranger); got.StatusCode != 200 {
 			t.Errorf("got %d %s, want 200", got.StatusCode, got.body)
 		}
 	})
-	t.Run("A57 A76 a subject is no placeholder", func(t *testing.T) {
+	t.Run("A57 A76 a placeholder in a subject is not expanded", func(t *testing.T) {
 		setenv(t, "UPSTREAM_KEY", "upstream-key-0123456789")
 		issuer := newIssuer(t)
-		url := serve(t, gateway(issuer.lines(), block(server.line("alpha"), told...)))
-		got := post(t, rpcAt(url, "alpha"), call, bearer(issuer.token("ec", issuer.claims(map[string]any{"sub": "{env.UPSTREAM_KEY}"}))))
+		url := serve(t, gateway(issuer.provider(), block(server.line("alpha"), serverPlaceholders...)))
+		got := post(t, rpcAt(url, "alpha"), call,
+			bearer(issuer.token("ec", issuer.claims(map[string]any{"sub": "{env.UPSTREAM_KEY}"}))))
 		if got.StatusCode != 200 && got.StatusCode != 401 {
 			t.Errorf("%d %s", got.StatusCode, got.body)
 		}
 		for _, r := range server.Received() {
 			if strings.Contains(fmt.Sprint(r), "upstream-key-0123456789") {
-				t.Errorf("the server saw %v", r.HTTP.Header)
+				t.Errorf("the server received %v", r.HTTP.Header)
 			}
 		}
 	})
-	t.Run("A51 many names are few labels", func(t *testing.T) {
+	t.Run("A51 many names make few labels", func(t *testing.T) {
 		issuer := newIssuer(t)
-		url := serve(t, gateway(issuer.lines(), block("client *", "deny alpha::slow"), server.line("alpha")))
+		url := serve(t, gateway(issuer.provider(), block("client *", "deny alpha::slow"), server.line("alpha")))
 		grown := growth(t)
 		for i := range 5 {
-			isRefused(t, post(t, rpcAt(url, "alpha"), call, bearer(issuer.token("ec", issuer.claims(map[string]any{"sub": fmt.Sprint("robot-", i)})))), 403)
+			expectRefused(t, post(t, rpcAt(url, "alpha"), call,
+				bearer(issuer.token("ec", issuer.claims(map[string]any{"sub": fmt.Sprint("robot-", i)})))), 403)
 		}
 		labels := 0
 		for sample := range grown() {
@@ -1131,61 +1219,78 @@ func TestAccessOfOtherNames(t *testing.T) {
 			}
 		}
 		if labels != 1 {
-			t.Errorf("%d labels", labels)
+			t.Errorf("got %d labels, want 1", labels)
 		}
 	})
 }
 
-// What a message is called does not matter to some servers. What they may do with it
-// does (A54).
+// Rules also apply to malformed messages that a lenient server may execute (A54).
 func TestAccessByOddMessages(t *testing.T) {
 	isolate(t)
 	server := newLenientServer(t, "echo", "slow")
 	server.Resources = []string{"file:///secret/a", "file:///public/b"}
 	journal := newJournal(t)
-	url := serve(t, gateway(append(restricted("deny alpha::slow kid::slow prompt:*::insult resource:file:///secret resource:file://kid/secret.txt"),
+	url := serve(t, gateway(append(rulesForEve("deny alpha::slow kid::slow prompt:*::insult resource:file:///secret "+
+		"resource:file://kid/secret.txt"),
 		server.line("alpha"), block(child("kid", "--modern"), journal.env()))...))
 	tests := []struct{ name, message string }{
 		{"a call as a notification", `{"jsonrpc":"2.0","method":"tools/call","params":{"name":"@slow","arguments":{}}}`},
-		{"a call with an id that is null", `{"jsonrpc":"2.0","id":null,"method":"tools/call","params":{"name":"@slow","arguments":{}}}`},
-		{"a call that is an answer, too", `{"jsonrpc":"2.0","id":1,"result":{},"method":"tools/call","params":{"name":"@slow","arguments":{}}}`},
-		{"a call that is an error, too", `{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"x"},"method":"tools/call","params":{"name":"@slow","arguments":{}}}`},
+		{"a call with an id that is null", `{"jsonrpc":"2.0","id":null,"method":"tools/call","params":{"name":"@slow",` +
+			`"arguments":{}}}`},
+		{"a call that is also a response", `{"jsonrpc":"2.0","id":1,"result":{},"method":"tools/call",` +
+			`"params":{"name":"@slow","arguments":{}}}`},
+		{"a call that is also an error", `{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"x"},"method":"tools/call",` +
+			`"params":{"name":"@slow","arguments":{}}}`},
 		{"a prompt as a notification", `{"jsonrpc":"2.0","method":"prompts/get","params":{"name":"@insult"}}`},
 		{"a resource as a notification", `{"jsonrpc":"2.0","method":"resources/read","params":{"uri":"!file:///secret/a"}}`},
-		{"a subscription as a notification", `{"jsonrpc":"2.0","method":"resources/subscribe","params":{"uri":"!file:///secret/a"}}`},
+		{"a subscription as a notification", `{"jsonrpc":"2.0","method":"resources/subscribe",` +
+			`"params":{"uri":"!file:///secret/a"}}`},
 		{"a name in a list", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":["@slow"],"arguments":{}}}`},
-		{"a name in an object", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":{"name":"@slow"},"arguments":{}}}`},
+		{"a name in an object", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":{"name":"@slow"},` +
+			`"arguments":{}}}`},
 		{"a URI in a list", `{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":["!file:///secret/a"]}}`},
 		{"params in a list", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":[{"name":"@slow","arguments":{}}]}`},
-		{"params in a text", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":"{\"name\":\"@slow\"}"}`},
+		{"params in a string", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":"{\"name\":\"@slow\"}"}`},
 		{"a method in a list", `{"jsonrpc":"2.0","id":1,"method":["tools/call"],"params":{"name":"@slow","arguments":{}}}`},
-		{"two names", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"@echo","n\u0061me":"@slow","arguments":{}}}`},
-		{"two params", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"@echo"},"params":{"name":"@slow","arguments":{}}}`},
-		{"two methods", `{"jsonrpc":"2.0","id":1,"method":"ping","method":"tools/call","params":{"name":"@slow","arguments":{}}}`},
-		{"a name in other letters", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"@echo","Name":"@slow","arguments":{}}}`},
-		{"only a name in other letters", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"NAME":"@slow","arguments":{}}}`},
-		{"params in other letters", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"@echo"},"Params":{"name":"@slow","arguments":{}}}`},
-		{"a method in other letters", `{"jsonrpc":"2.0","id":1,"method":"ping","Method":"tools/call","params":{"name":"@slow","arguments":{}}}`},
-		{"a name with a letter that folds", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"@echo"},"param\u017f":{"name":"@slow","arguments":{}}}`},
-		{"a prompt in other letters", `{"jsonrpc":"2.0","id":1,"method":"prompts/get","params":{"name":"@greet","Name":"@insult"}}`},
-		{"a URI in other letters", `{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"!file:///public/b","URI":"!file:///secret/a"}}`},
+		{"two names", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"@echo","n\u0061me":"@slow",` +
+			`"arguments":{}}}`},
+		{"two params", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"@echo"},"params":{"name":"@slow",` +
+			`"arguments":{}}}`},
+		{"two methods", `{"jsonrpc":"2.0","id":1,"method":"ping","method":"tools/call","params":{"name":"@slow",` +
+			`"arguments":{}}}`},
+		{"a name in another case", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"@echo",` +
+			`"Name":"@slow","arguments":{}}}`},
+		{"only a name in another case", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"NAME":"@slow",` +
+			`"arguments":{}}}`},
+		{"params in another case", `{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"@echo"},` +
+			`"Params":{"name":"@slow","arguments":{}}}`},
+		{"a method in another case", `{"jsonrpc":"2.0","id":1,"method":"ping","Method":"tools/call",` +
+			`"params":{"name":"@slow","arguments":{}}}`},
+		{"a name with a letter that case-folds",
+			`{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"@echo"},"param\u017f":{"name":"@slow",` +
+				`"arguments":{}}}`},
+		{"a prompt in another case", `{"jsonrpc":"2.0","id":1,"method":"prompts/get","params":{"name":"@greet",` +
+			`"Name":"@insult"}}`},
+		{"a URI in another case", `{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"!file:///public/b",` +
+			`"URI":"!file:///secret/a"}}`},
 	}
-	did := func() (did []string) { // with what is denied
+	deniedCalls := func() (calls []string) { // returns the denied calls that reached a server
 		for _, method := range []string{"tools/call", "prompts/get", "resources/read", "resources/subscribe", "ping", ""} {
 			for _, params := range append(server.params(method), rawParams(t, journal, method)...) {
 				if strings.Contains(params, "slow") || strings.Contains(params, "secret") || strings.Contains(params, "insult") {
-					did = append(did, method+" "+params)
+					calls = append(calls, method+" "+params)
 				}
 			}
 		}
-		return did
+		return calls
 	}
-	legacy := newSpeaker(t, joinedAt(url), false, canAll, bearer(eveToken))
-	t.Run("G2 A54 what tools are called with is their own business", func(t *testing.T) {
+	legacy := newTestClient(t, joinedAt(url), false, fullCapabilities, bearer(eveToken))
+	t.Run("G2 A54 arguments pass unchanged", func(t *testing.T) {
 		const arguments = `{"name":"slow","Name":"x","NAME":1,"params":{"uri":"file:///secret","URI":2}}`
-		for _, way := range waysIn(url, "alpha")[1:] {
-			if got := post(t, way.at, rpc("tools/call", `{"name":"echo","arguments":`+arguments+`}`), bearer(eveToken)); got.StatusCode != 200 {
-				t.Errorf("%s: got %d %s, want 200", way.name, got.StatusCode, got.body)
+		for _, endpoint := range endpointsOf(url, "alpha")[1:] {
+			if got := post(t, endpoint.url, rpc("tools/call", `{"name":"echo","arguments":`+arguments+`}`),
+				bearer(eveToken)); got.StatusCode != 200 {
+				t.Errorf("%s: got %d %s, want 200", endpoint.name, got.StatusCode, got.body)
 			}
 		}
 		if got := legacy.use(t, "kid", "echo", arguments); !strings.Contains(got, arguments) {
@@ -1194,33 +1299,35 @@ func TestAccessByOddMessages(t *testing.T) {
 	})
 	for _, tt := range tests {
 		t.Run("A54 "+tt.name, func(t *testing.T) {
-			before := len(did())
+			before := len(deniedCalls())
 			for _, server := range []string{"alpha", "kid"} {
 				own := "file:///"
 				message := strings.ReplaceAll(strings.ReplaceAll(tt.message, "@", ""), "!", "")
 				if server == "kid" {
-					message = strings.NewReplacer("file:///secret/a", "file://kid/secret.txt", "file:///public/b", "file://kid/data.txt").Replace(message)
+					message = strings.NewReplacer("file:///secret/a", "file://kid/secret.txt", "file:///public/b",
+						"file://kid/data.txt").Replace(message)
 					own = "file://kid/"
 				}
-				for _, way := range waysIn(url, server)[1:] {
-					post(t, way.at, message, acceptBoth, bearer(eveToken))
+				for _, endpoint := range endpointsOf(url, server)[1:] {
+					post(t, endpoint.url, message, acceptBoth, bearer(eveToken))
 				}
 				joined := strings.ReplaceAll(tt.message, "@", server+"__")
-				if at := strings.Index(joined, "!"); at >= 0 {
-					joined = strings.NewReplacer("!file:///secret/a", proxied(server, own+"secret/a"), "!file:///public/b", proxied(server, own+"public/b")).Replace(joined)
+				if index := strings.Index(joined, "!"); index >= 0 {
+					joined = strings.NewReplacer("!file:///secret/a", proxiedURI(server, own+"secret/a"), "!file:///public/b",
+						proxiedURI(server, own+"public/b")).Replace(joined)
 				}
 				post(t, joinedAt(url), joined, append(slices.Clone(legacy.Headers), acceptBoth)...)
 			}
-			// What follows comes after them.
+			// The servers receive the next calls after these.
 			legacy.use(t, "kid", "pid", `{}`)
-			if all := did(); len(all) > before {
-				t.Errorf("the servers got %q", all[before:])
+			if all := deniedCalls(); len(all) > before {
+				t.Errorf("the servers received %q", all[before:])
 			}
 		})
 	}
 }
 
-// rawParams returns the params of what a child got of a method.
+// rawParams returns the params of the messages with a method that a child received.
 func rawParams(t *testing.T, j journal, method string) (params []string) {
 	t.Helper()
 	for _, m := range j.messages(t, method) {

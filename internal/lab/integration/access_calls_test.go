@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// callRules are the rules of clients that decide by calls, not by tools only. No two conditions of a client
-// contradict each other: to the gateway a tool can be called if each of its conditions may hold.
+// callRules are rules that decide by the call, not only by the tool. No two conditions of one client contradict each
+// other: the gateway lists a tool if each condition may hold.
 var callRules = slices.Concat([]string{
 	"deny when arguments.force",
 	`deny when "force" in arguments && arguments.force`,
@@ -33,41 +33,41 @@ var callRules = slices.Concat([]string{
 		`allow read_only when arguments.n > 10 || server == "peer"`,
 	"deny read_only when arguments.force\nallow read_only\nconfirm *",
 	`allow when "path" in arguments` + "\n" + `confirm when "force" in arguments` + "\nredact s3cret",
-}, inAllOrders("deny when arguments.force", "allow read_only", "confirm up::* when arguments.n > 10"))
+}, permutations("deny when arguments.force", "allow read_only", "confirm up::* when arguments.n > 10"))
 
-// inAllOrders returns three rules in all orders.
-func inAllOrders(a, b, c string) (all []string) {
+// permutations returns three rules in all orders.
+func permutations(a, b, c string) (all []string) {
 	for _, rules := range [][]string{{a, b, c}, {a, c, b}, {b, a, c}, {b, c, a}, {c, a, b}, {c, b, a}} {
 		all = append(all, strings.Join(rules, "\n"))
 	}
 	return all
 }
 
-// callTools returns tools of two servers. Clients see two of them by the names of each other.
+// callTools returns the tools of two servers. Overrides swap the names of two of them.
 func callTools() (tools []matrixTool, overrides []string) {
 	for n, tool := range []struct {
 		server, members string
-		is              []string
+		annotations     []string
 	}{
 		{"up", `"annotations":{"readOnlyHint":true,"openWorldHint":false}`, []string{"read_only"}},
 		{"up", "", unannotated},
 		{"up", `"annotations":{"destructiveHint":false,"idempotentHint":true}`, []string{"idempotent", "open_world"}},
 		{"peer", `"annotations":{"readOnlyHint":true}`, []string{"read_only", "open_world"}},
 		{"peer", "", unannotated},
-		{"up", "", []string{"read_only", "open_world"}}, // by the override
+		{"up", "", []string{"read_only", "open_world"}}, // set by the override
 		{"up", "", unannotated},
 	} {
-		tools = append(tools, newMatrixTool(n, tool.server, tool.members, tool.is))
+		tools = append(tools, newMatrixTool(n, tool.server, tool.members, tool.annotations))
 	}
-	tools[5].shown, tools[6].shown = "t6", "t5"
+	tools[5].alias, tools[6].alias = "t6", "t5"
 	return tools, []string{block("tool t5", "rename t6", "annotate read_only on"), block("tool t6", "rename t5")}
 }
 
-// matrixArguments are those of a call.
+// matrixArguments are the arguments of a call.
 type matrixArguments struct {
-	text    string         // members of an object; or what is not one, with "%s" for the row
-	members map[string]any // as the server reads them
-	twice   bool           // a member is there twice, in the same case or not
+	text      string         // members of an object, or invalid arguments with "%s" for the row
+	members   map[string]any // as the server parses them
+	duplicate bool           // a member occurs twice, in the same case or not
 }
 
 func newArguments(text string) matrixArguments {
@@ -80,7 +80,7 @@ func newArguments(text string) matrixArguments {
 	return a
 }
 
-// isValid reports whether the call is one that the protocol knows. Others may be refused for that.
+// isValid reports whether the arguments conform to MCP. The gateway may refuse others for that reason.
 func (a matrixArguments) isValid() bool { return !strings.Contains(a.text, "%s") }
 
 // with returns the arguments as JSON, with the name of a row.
@@ -94,7 +94,7 @@ func (a matrixArguments) with(row string) string {
 	return fmt.Sprintf(`{"row":%q,%s}`, row, a.text)
 }
 
-// callArguments are those that tools are called with.
+// callArguments are the arguments of all calls.
 var callArguments = func() (all []matrixArguments) {
 	for _, text := range []string{
 		``,
@@ -115,13 +115,13 @@ var callArguments = func() (all []matrixArguments) {
 		`"force":false,"Force":true,"n":5,"path":"/srv/a"`,
 	} {
 		twice := newArguments(text)
-		twice.twice = true
+		twice.duplicate = true
 		all = append(all, twice)
 	}
 	return all
 }()
 
-// plainArguments are all that conditions can tell apart.
+// plainArguments are all arguments that conditions can distinguish.
 var plainArguments = func() (all []matrixArguments) {
 	for _, force := range []string{``, `,"force":true`, `,"force":false`} {
 		for _, n := range []string{``, `,"n":5`, `,"n":50`} {
@@ -133,7 +133,7 @@ var plainArguments = func() (all []matrixArguments) {
 	return all
 }()
 
-// A verdict on a call. To negate it is to subtract it from isTrue; && is the least and || the greatest of several.
+// A verdict is the result of a condition. isTrue minus a verdict negates it; && is the minimum and || the maximum.
 type verdict int
 
 const (
@@ -151,15 +151,15 @@ func verdictOf(holds bool) verdict {
 
 var namedArgument = regexp.MustCompile(`arguments\.(\w+)|"(\w+)" in arguments`)
 
-// judged returns whether a condition holds for a call.
-func judged(condition, client string, tool matrixTool, arguments matrixArguments) verdict {
+// evaluate returns whether a condition holds for a call.
+func evaluate(condition, client string, tool matrixTool, arguments matrixArguments) verdict {
 	for _, named := range namedArgument.FindAllStringSubmatch(condition, -1) {
 		for key := range arguments.members {
 			if name := named[1] + named[2]; key != name && strings.EqualFold(key, name) {
 				return isError
 			}
 		}
-		if arguments.twice || !arguments.isValid() {
+		if arguments.duplicate || !arguments.isValid() {
 			return isError
 		}
 	}
@@ -171,7 +171,7 @@ func judged(condition, client string, tool matrixTool, arguments matrixArguments
 			if inner, ok := strings.CutPrefix(bare, "("); ok {
 				bare = strings.TrimSuffix(inner, ")")
 			}
-			v := judgedTerm(bare, client, tool, arguments)
+			v := evaluateTerm(bare, client, tool, arguments)
 			if negated {
 				v = isTrue - v
 			}
@@ -182,13 +182,13 @@ func judged(condition, client string, tool matrixTool, arguments matrixArguments
 	return some
 }
 
-// annotationOf has what a tool is by its hints.
-var annotationOf = map[string]string{
+// annotationHints maps the hints of MCP to the annotations that rules name.
+var annotationHints = map[string]string{
 	"readOnlyHint": "read_only", "destructiveHint": "destructive", "openWorldHint": "open_world",
 }
 
-// judgedTerm does so with a condition without operators of logic.
-func judgedTerm(term, client string, tool matrixTool, arguments matrixArguments) verdict {
+// evaluateTerm evaluates a condition without logical operators.
+func evaluateTerm(term, client string, tool matrixTool, arguments matrixArguments) verdict {
 	if name, ok := strings.CutSuffix(term, " in arguments"); ok {
 		_, has := arguments.members[strings.Trim(name, `"`)]
 		return verdictOf(has)
@@ -205,7 +205,7 @@ func judgedTerm(term, client string, tool matrixTool, arguments matrixArguments)
 	case "tool":
 		value = tool.name
 	case "annotations":
-		value = slices.Contains(tool.is, annotationOf[member])
+		value = slices.Contains(tool.annotations, annotationHints[member])
 	case "arguments":
 		argument, has := arguments.members[member]
 		if !has {
@@ -232,8 +232,8 @@ func judgedTerm(term, client string, tool matrixTool, arguments matrixArguments)
 	return isError
 }
 
-// TestAccessMatrixOfCalls has clients with rules that decide by arguments, or have a person confirm calls, list
-// and call tools by all ways. The people at them accept, decline or cannot be asked.
+// Clients whose rules depend on arguments or require confirmation list and call tools at all endpoints. Their users
+// accept, decline or cannot be asked.
 func TestAccessMatrixOfCalls(t *testing.T) {
 	isolate(t)
 	m := accessMatrix{rules: callRules, arguments: callArguments, answers: []string{"accept", "decline", ""}}
@@ -243,35 +243,34 @@ func TestAccessMatrixOfCalls(t *testing.T) {
 	}
 }
 
-// TestAccessOtherArguments has a client send arguments beside those that rules decide by. The server never gets
-// them.
+// A client sends arguments with duplicate members. The server never receives other values than the rules decided on.
 func TestAccessOtherArguments(t *testing.T) {
 	isolate(t)
 	server := newLenientServer(t, plainTool("run"))
-	lines := append(restricted(`deny when "force" in arguments && arguments.force`), server.line("up"))
+	lines := append(rulesForEve(`deny when "force" in arguments && arguments.force`), server.line("up"))
 	joined, discovery := freeAddress(t), freeAddress(t)
 	load(t, site(joined, gateway(append(lines, "name joined")...))+
 		site(discovery, gateway(append(lines, "name discovery", "discovery on")...)))
-	for _, way := range []struct{ name, at, tool string }{
+	for _, endpoint := range []struct{ name, endpoint, tool string }{
 		{"joined", joinedAt("http://" + joined), "up__run"},
 		{"discovery", joinedAt("http://" + discovery), "up__run"},
 		{"single", mcpAt("http://"+joined, "up"), "run"},
 		{"rpc", rpcAt("http://"+joined, "up"), "run"},
 	} {
 		for _, era := range clientEras {
-			if way.name == "rpc" && !era.modern {
-				continue // there are no sessions
+			if endpoint.name == "rpc" && !era.modern {
+				continue // this endpoint has no sessions
 			}
-			t.Run(way.name+", "+era.name, func(t *testing.T) {
-				c := newSpeaker(t, way.at, era.modern, `{}`, bearer(eveToken))
-				call := func(arguments string) said {
-					params := `{"name":` + quote(way.tool) + "," + arguments + "}"
-					if way.name == "discovery" {
+			t.Run(endpoint.name+", "+era.name, func(t *testing.T) {
+				c := newTestClient(t, endpoint.endpoint, era.modern, `{}`, bearer(eveToken))
+				call := func(arguments string) reply {
+					params := `{"name":` + quote(endpoint.tool) + "," + arguments + "}"
+					if endpoint.name == "discovery" {
 						params = `{"name":"call_tool","arguments":` + params + "}"
 					}
 					return c.begin(t, "tools/call", params).finish(t)
 				}
-				may(t, "run", call(`"arguments":{"force":false}`))
+				expectAllowed(t, "run", call(`"arguments":{"force":false}`))
 				for _, arguments := range []string{
 					`"arguments":{"force":true}`,
 					`"argument\u0073":{"force":true}`,
@@ -289,7 +288,7 @@ func TestAccessOtherArguments(t *testing.T) {
 	}
 	for _, params := range server.params("tools/call") {
 		if strings.Contains(params, "true") {
-			t.Errorf("the server got %s", params)
+			t.Errorf("the server received %s", params)
 		}
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// matrixRules are the rules of clients, each with those that it has.
+// matrixRules are the rules of each client.
 var matrixRules = []string{
 	"",
 	"allow read_only",
@@ -37,32 +37,31 @@ var matrixRules = []string{
 	"deny destructive:peer::*\nallow *::t1* open_world:*::t2*",
 	"allow up::t1*\ndeny read_only:*::*\ndefault allow",
 	"deny tool:up::*7\nallow open_world:*::*\nconfirm idempotent\ndefault deny",
-	"allow read_only\nredact s3cret", // lists of these clients are filtered elsewhere
+	"allow read_only\nredact s3cret", // lists of these clients take another path in the gateway
 	"deny read_only\nredact s3cret",
 }
 
-// A matrixTool is a tool of a server, with what it is by its annotations.
+// A matrixTool is a tool of a server with its annotations.
 type matrixTool struct {
 	server, name string
 	definition   string
-	is           []string
-	shown        string // its name for clients
+	annotations  []string
+	alias        string // its name for clients
 }
 
-// listed returns the tool as lists of all servers have it.
-func (t matrixTool) listed() string { return t.server + "::" + t.shown }
+// listedName returns the tool as server::alias.
+func (t matrixTool) listedName() string { return t.server + "::" + t.alias }
 
 // matrixWords are the descriptions of tools.
 var matrixWords = []string{"granite", "velvet", "harbor"}
 
-// unannotated is what a tool is that has no annotations.
+// unannotated are the annotations that a tool without any has by default.
 var unannotated = []string{"destructive", "open_world"}
 
-// oddAnnotations are members of the definitions of tools that are not as the specification has
-// them. Those that can be read in several ways count as none.
+// oddAnnotations are members of tool definitions that violate the specification. Ambiguous ones count as missing.
 var oddAnnotations = []struct {
-	members string
-	is      []string
+	members     string
+	annotations []string
 }{
 	{`"annotations":null`, unannotated},
 	{`"annotations":true`, unannotated},
@@ -87,21 +86,21 @@ var oddAnnotations = []struct {
 	{`"annot\u0061tions" : { "title" : "x" , "readOnlyHint" : true }`, []string{"read_only", "open_world"}},
 }
 
-// newMatrixTool returns the nth tool, with these members in its definition.
-func newMatrixTool(n int, server, members string, is []string) matrixTool {
+// newMatrixTool returns tool n, with these members in its definition.
+func newMatrixTool(n int, server, members string, annotations []string) matrixTool {
 	name := fmt.Sprintf("t%d", n)
 	if members != "" {
 		members = "," + members
 	}
 	definition := fmt.Sprintf(`{"name":%q,"description":%q,"inputSchema":{"type":"object"}%s}`,
 		name, matrixWords[n%3], members)
-	return matrixTool{server, name, definition, is, name}
+	return matrixTool{server, name, definition, annotations, name}
 }
 
 // matrixTools returns the tools of two servers, with all combinations of annotations.
 func matrixTools() (all []matrixTool) {
-	add := func(server, members string, is []string) {
-		all = append(all, newMatrixTool(len(all), server, members, is))
+	add := func(server, members string, annotations []string) {
+		all = append(all, newMatrixTool(len(all), server, members, annotations))
 	}
 	hints := []struct {
 		name, hint string
@@ -111,21 +110,23 @@ func matrixTools() (all []matrixTool) {
 		{"idempotent", "idempotentHint", false}, {"open_world", "openWorldHint", true},
 	}
 	for n := range 3 * 3 * 3 * 3 {
-		var said, is []string
+		var members, annotations []string
 		for _, h := range hints {
 			value := n % 3 // absent, true, false
-			if n /= 3; value > 0 {
-				said = append(said, fmt.Sprintf("%q:%t", h.hint, value == 1))
+			n /= 3
+			if value > 0 {
+				members = append(members, fmt.Sprintf("%q:%t", h.hint, value == 1))
 			}
 			set := value == 1 || value == 0 && h.byDefault
-			if set && !(h.name == "destructive" && slices.Contains(is, "read_only")) { // which destroys nothing
-				is = append(is, h.name)
+			// a read-only tool is never destructive
+			if set && !(h.name == "destructive" && slices.Contains(annotations, "read_only")) {
+				annotations = append(annotations, h.name)
 			}
 		}
-		add("up", `"annotations":{`+strings.Join(said, ",")+`}`, is)
+		add("up", `"annotations":{`+strings.Join(members, ",")+`}`, annotations)
 	}
 	for _, odd := range oddAnnotations {
-		add("up", odd.members, odd.is)
+		add("up", odd.members, odd.annotations)
 	}
 	add("up", "", unannotated)
 	add("peer", "", unannotated)
@@ -134,16 +135,16 @@ func matrixTools() (all []matrixTool) {
 	return all
 }
 
-// A ruled is what rules say, and which of them.
-type ruled struct {
+// A ruling is the decision of a list of rules, with the rule that decided.
+type ruling struct {
 	action, rule string
-	at           int // which rule
+	index        int // position of the rule
 }
 
-// decidedBy returns what rules say to a call, as the documentation has it: the first that selects it
-// decides. It knows nothing of how the gateway does that.
-func decidedBy(rules, client string, tool matrixTool, arguments matrixArguments) ruled {
-	byDefault, at := "allow", 0
+// decide returns the decision of rules on a call as documented: the first matching rule decides. It does not use any
+// code of the gateway.
+func decide(rules, client string, tool matrixTool, arguments matrixArguments) ruling {
+	byDefault, index := "allow", 0
 	for line := range strings.Lines(rules) {
 		if strings.HasPrefix(line, "allow ") {
 			byDefault = "deny"
@@ -159,7 +160,7 @@ func decidedBy(rules, client string, tool matrixTool, arguments matrixArguments)
 		case "redact":
 			continue
 		}
-		if at++; len(words) == 1 {
+		if index++; len(words) == 1 {
 			words = append(words, "*")
 		}
 		for _, pattern := range words[1:] {
@@ -167,21 +168,21 @@ func decidedBy(rules, client string, tool matrixTool, arguments matrixArguments)
 				continue
 			}
 			if !conditional {
-				return ruled{words[0], words[0] + " " + pattern, at}
+				return ruling{words[0], words[0] + " " + pattern, index}
 			}
 			rule := strings.TrimSuffix(words[0]+" "+pattern, " *") + " when " + condition
-			switch judged(condition, client, tool, arguments) {
+			switch evaluate(condition, client, tool, arguments) {
 			case isTrue:
-				return ruled{words[0], rule, at}
+				return ruling{words[0], rule, index}
 			case isError:
-				return ruled{"deny", rule, at}
+				return ruling{"deny", rule, index}
 			}
 		}
 	}
-	if at == 0 {
-		return ruled{byDefault, "no rules", 0}
+	if index == 0 {
+		return ruling{byDefault, "no rules", 0}
 	}
-	return ruled{byDefault, "default " + byDefault, at + 1}
+	return ruling{byDefault, "default " + byDefault, index + 1}
 }
 
 // isSelectedBy reports whether the pattern of a rule selects the tool.
@@ -194,61 +195,61 @@ func (t matrixTool) isSelectedBy(pattern string) bool {
 		names = "*"
 	}
 	named, _ := path.Match(names, t.server+"::"+t.name)
-	return named && (annotation == "tool" || slices.Contains(t.is, annotation))
+	return named && (annotation == "tool" || slices.Contains(t.annotations, annotation))
 }
 
-// explainedBy returns what rules say to a tool before its arguments are known, and whether that depends
-// on them: the first of the decisions on all plain arguments by which it can be called, after those before it.
-func explainedBy(rules, client string, tool matrixTool) (first ruled, depends bool) {
-	found := map[ruled]bool{}
+// explainTool returns the decision of rules on a tool before its arguments are known, and whether it depends on them.
+// It is the first decision, in order of the rules, that lets any plain arguments through.
+func explainTool(rules, client string, tool matrixTool) (first ruling, depends bool) {
+	found := map[ruling]bool{}
 	for _, arguments := range plainArguments {
-		found[decidedBy(rules, client, tool, arguments)] = true
+		found[decide(rules, client, tool, arguments)] = true
 	}
 	for d := range found {
 		switch callable := d.action != "deny"; {
 		case first.action == "", callable && first.action == "deny":
 			first = d
-		case callable && d.at < first.at, !callable && first.action == "deny" && d.at > first.at:
+		case callable && d.index < first.index, !callable && first.action == "deny" && d.index > first.index:
 			first = d
 		}
 	}
 	if first.action == "deny" {
 		return first, false
 	}
-	before := slices.DeleteFunc(slices.Collect(maps.Keys(found)), func(d ruled) bool { return d.at >= first.at })
-	slices.SortFunc(before, func(a, b ruled) int { return cmp.Compare(b.at, a.at) })
+	before := slices.DeleteFunc(slices.Collect(maps.Keys(found)), func(d ruling) bool { return d.index >= first.index })
+	slices.SortFunc(before, func(a, b ruling) int { return cmp.Compare(b.index, a.index) })
 	for _, d := range before {
 		first.rule = d.rule + ", else " + first.rule
 	}
 	return first, len(found) > 1
 }
 
-// isListed reports whether there are plain arguments with which a client may call a tool.
+// isListed reports whether a client may call a tool with some plain arguments.
 func isListed(rules, client string, tool matrixTool, askable bool) bool {
 	return slices.ContainsFunc(plainArguments, func(arguments matrixArguments) bool {
-		action := decidedBy(rules, client, tool, arguments).action
+		action := decide(rules, client, tool, arguments).action
 		return action == "allow" || action == "confirm" && askable
 	})
 }
 
-// A matrixPerson is in front of a client.
-type matrixPerson struct {
-	answer string // to questions; "" if the client cannot be asked
-	asked  int    // how often
+// A matrixUser is the person at a client.
+type matrixUser struct {
+	answer  string // to confirmations; "" if the client cannot ask
+	prompts int    // number of confirmations asked for
 }
 
-// A matrixClient is a client with a person in front of it.
+// A matrixClient is a client with its user.
 type matrixClient struct {
-	*speaker
-	*matrixPerson
+	*testClient
+	*matrixUser
 }
 
-// call calls a tool.
+// call calls a tool, and answers confirmations.
 func (c matrixClient) call(t *testing.T, params string) mcpclient.Message {
 	t.Helper()
-	got := c.Ask(t.Context(), "tools/call", params, func(method string, _ json.RawMessage) string {
-		if c.asked++; method != "elicitation/create" {
-			t.Errorf("asked for %s", method)
+	got := c.Request(t.Context(), "tools/call", params, func(method string, _ json.RawMessage) string {
+		if c.prompts++; method != "elicitation/create" {
+			t.Errorf("got server request %s", method)
 		}
 		return `{"action":` + quote(c.answer) + `}`
 	})
@@ -258,32 +259,32 @@ func (c matrixClient) call(t *testing.T, params string) mcpclient.Message {
 	return got.Message
 }
 
-// A matrixWay is how a client reaches tools: it lists them as server::tool, and calls them.
-type matrixWay struct {
+// A matrixEndpoint lists tools as server::tool and calls them, in one of the ways that clients have.
+type matrixEndpoint struct {
 	name string
-	*matrixPerson
+	*matrixUser
 	list func(t *testing.T) []string
 	call func(t *testing.T, tool matrixTool, arguments string) mcpclient.Message
 }
 
-// toolParams are the params of a tools/call.
+// toolParams returns the params of a tools/call.
 func toolParams(name, arguments string) string {
 	return `{"name":` + quote(name) + `,"arguments":` + arguments + `}`
 }
 
-// joinedWay is the way by an endpoint that has all servers as one.
-func joinedWay(name string, c matrixClient) matrixWay {
-	return matrixWay{name, c.matrixPerson, func(t *testing.T) []string { return toolsOf(t, c.speaker) },
+// joinedEndpoint uses the endpoint of all servers.
+func joinedEndpoint(name string, c matrixClient) matrixEndpoint {
+	return matrixEndpoint{name, c.matrixUser, func(t *testing.T) []string { return toolNames(t, c.testClient) },
 		func(t *testing.T, tool matrixTool, arguments string) mcpclient.Message {
-			return c.call(t, toolParams(tool.listed(), arguments))
+			return c.call(t, toolParams(tool.listedName(), arguments))
 		}}
 }
 
-// discoveryWay is the way by the tools that find and call others.
-func discoveryWay(name string, c matrixClient, all []matrixTool) matrixWay {
+// discoveryEndpoint uses the tools that search and call others.
+func discoveryEndpoint(name string, c matrixClient, all []matrixTool) matrixEndpoint {
 	list := func(t *testing.T) (names []string) {
 		t.Helper()
-		for _, word := range matrixWords { // each of them finds 50 tools at most
+		for _, word := range matrixWords { // each word finds at most 50 tools
 			query := fmt.Sprintf(`{"query":%q,"limit":50}`, word)
 			for line := range strings.Lines(c.ask(t, "tools/call", toolParams("search_tools", query)).answer.Text()) {
 				if found, _, ok := strings.Cut(line, ": "); ok {
@@ -292,66 +293,66 @@ func discoveryWay(name string, c matrixClient, all []matrixTool) matrixWay {
 			}
 		}
 		for _, tool := range all {
-			shown := tool.listed()
+			shown := tool.listedName()
 			got := c.ask(t, "tools/call", toolParams("describe_tool", `{"name":`+quote(shown)+`}`)).answer
 			if described := strings.HasPrefix(got.Text(), "{"); described != slices.Contains(names, shown) {
-				t.Errorf("%s is described: %t, is found: %t", shown, described, !described)
+				t.Errorf("%s: described: %t, found: %t", shown, described, !described)
 			}
 		}
 		return names
 	}
-	return matrixWay{name, c.matrixPerson, list,
+	return matrixEndpoint{name, c.matrixUser, list,
 		func(t *testing.T, tool matrixTool, arguments string) mcpclient.Message {
-			return c.call(t, byCallTool(tool.listed(), arguments))
+			return c.call(t, callToolParams(tool.listedName(), arguments))
 		}}
 }
 
-// singleWay is the way by an endpoint for each server.
-func singleWay(name string, p *matrixPerson, at func(server string) *speaker) matrixWay {
-	to := map[string]matrixClient{"up": {at("up"), p}, "peer": {at("peer"), p}}
+// serverEndpoint uses one endpoint per server.
+func serverEndpoint(name string, p *matrixUser, newClient func(server string) *testClient) matrixEndpoint {
+	clients := map[string]matrixClient{"up": {newClient("up"), p}, "peer": {newClient("peer"), p}}
 	list := func(t *testing.T) (names []string) {
 		t.Helper()
-		for server, c := range to {
-			for _, tool := range toolsOf(t, c.speaker) {
+		for server, c := range clients {
+			for _, tool := range toolNames(t, c.testClient) {
 				names = append(names, server+"::"+tool)
 			}
 		}
 		return names
 	}
-	return matrixWay{name, p, list,
+	return matrixEndpoint{name, p, list,
 		func(t *testing.T, tool matrixTool, arguments string) mcpclient.Message {
-			return to[tool.server].call(t, toolParams(tool.shown, arguments))
+			return clients[tool.server].call(t, toolParams(tool.alias, arguments))
 		}}
 }
 
-// stdioWay is the way by `caddy mcp-stdio`, of a client that cannot be asked.
-func stdioWay(t *testing.T, p *stdioProcess) matrixWay {
+// stdioEndpoint uses `caddy mcp-stdio`, with a client that cannot ask its user.
+func stdioEndpoint(t *testing.T, p *stdioProcess) matrixEndpoint {
 	t.Helper()
 	ask := func(t *testing.T, method, params string) mcpclient.Message {
 		t.Helper()
-		p.say(t, rpc(method, params))
-		return p.hear(t, "")
+		p.send(t, rpc(method, params))
+		return p.receive(t, "")
 	}
-	p.say(t, stdioGreeting)
-	p.hear(t, "")
+	p.send(t, stdioHandshake)
+	p.receive(t, "")
 	list := func(t *testing.T) []string {
 		t.Helper()
 		return listedIn(t, ask(t, "tools/list", `{}`).Raw, "tools", "name")
 	}
-	return matrixWay{"mcp-stdio", &matrixPerson{}, list,
+	return matrixEndpoint{"mcp-stdio", &matrixUser{}, list,
 		func(t *testing.T, tool matrixTool, arguments string) mcpclient.Message {
-			return ask(t, "tools/call", toolParams(tool.listed(), arguments))
+			return ask(t, "tools/call", toolParams(tool.listedName(), arguments))
 		}}
 }
 
-// An accessMatrix has clients, each with rules of its own, list and call tools by all ways. A tool is
-// listed if and only if there are arguments with which its call reaches the server.
+// An accessMatrix has clients with different rules. They list and call tools at all endpoints. A tool is listed if
+// and only if a call with some arguments reaches the server.
 type accessMatrix struct {
 	rules     []string
 	tools     []matrixTool
-	overrides []string // lines of the server up
+	overrides []string // lines of the server "up"
 	arguments []matrixArguments
-	answers   []string // of the people at clients; "" for a client that cannot be asked
+	answers   []string // of the users; "" for a client that cannot ask
 
 	joined, discovery string // URLs
 	config            string // path of the Caddyfile
@@ -363,7 +364,7 @@ type accessMatrix struct {
 
 func (*accessMatrix) token(i int) string { return fmt.Sprintf("matrix-%04d-AbCdEf0123456789", i) }
 
-// run returns how many calls were made.
+// run returns the number of calls.
 func (m *accessMatrix) run(t *testing.T) (rows int) {
 	servers := map[string]*remoteServer{"up": newLenientServer(t), "peer": newLenientServer(t)}
 	for _, tool := range m.tools {
@@ -378,22 +379,22 @@ func (m *accessMatrix) run(t *testing.T) (rows int) {
 	joined, discovery := freeAddress(t), freeAddress(t)
 	config := site(joined, gateway(append(lines, "name joined")...))
 	load(t, config+site(discovery, gateway(append(lines, "name discovery", "discovery on")...)))
-	m.joined, m.discovery, m.config = "http://"+joined, "http://"+discovery, inFile(t, config)
+	m.joined, m.discovery, m.config = "http://"+joined, "http://"+discovery, writeCaddyfile(t, config)
 	m.reaches = map[string]bool{}
 	t.Run("clients", func(t *testing.T) {
 		for i, rules := range m.rules {
 			t.Run(cmp.Or(strings.ReplaceAll(rules, "\n", ", "), "no rules"), func(t *testing.T) {
 				t.Parallel()
 				m.explain(t, i)
-				ways := m.ways(t, i)
+				endpoints := m.endpoints(t, i)
 				if i%6 == 1 { // each starts a process
 					p := startStdio(t, m.config, "--client", "c"+strconv.Itoa(i))
-					defer p.end(t)
-					ways = append(ways, stdioWay(t, p))
+					defer p.close(t)
+					endpoints = append(endpoints, stdioEndpoint(t, p))
 				}
-				for n := range ways {
-					way := ways[(n+i)%len(ways)] // so that each is the first of some client
-					m.goBy(t, i, way, i%2 == 0 && n%2 == 0)
+				for n := range endpoints {
+					endpoint := endpoints[(n+i)%len(endpoints)] // so that each endpoint is the first one of some client
+					m.testEndpoint(t, i, endpoint, i%2 == 0 && n%2 == 0)
 				}
 			})
 		}
@@ -402,8 +403,8 @@ func (m *accessMatrix) run(t *testing.T) (rows int) {
 	return m.rows
 }
 
-// ways returns those of a client.
-func (m *accessMatrix) ways(t *testing.T, i int) (ways []matrixWay) {
+// endpoints returns the endpoints of client i.
+func (m *accessMatrix) endpoints(t *testing.T, i int) (endpoints []matrixEndpoint) {
 	t.Helper()
 	token := bearer(m.token(i))
 	for _, answer := range m.answers {
@@ -411,86 +412,86 @@ func (m *accessMatrix) ways(t *testing.T, i int) (ways []matrixWay) {
 		if answer == "" {
 			capabilities = `{}`
 		}
-		at := func(url string, modern bool) *speaker { return newSpeaker(t, url, modern, capabilities, token) }
-		with := func(c *speaker) matrixClient { return matrixClient{c, &matrixPerson{answer: answer}} }
-		ways = append(ways,
-			joinedWay("legacy, "+as, with(at(joinedAt(m.joined), false))),
-			joinedWay("modern, "+as, with(at(joinedAt(m.joined), true))),
-			discoveryWay("discovery legacy, "+as, with(at(joinedAt(m.discovery), false)), m.tools),
-			discoveryWay("discovery modern, "+as, with(at(joinedAt(m.discovery), true)), m.tools),
-			singleWay("single modern, "+as, &matrixPerson{answer: answer}, func(server string) *speaker {
-				return at(mcpAt(m.joined, server), true)
+		newClient := func(url string, modern bool) *testClient { return newTestClient(t, url, modern, capabilities, token) }
+		withUser := func(c *testClient) matrixClient { return matrixClient{c, &matrixUser{answer: answer}} }
+		endpoints = append(endpoints,
+			joinedEndpoint("legacy, "+as, withUser(newClient(joinedAt(m.joined), false))),
+			joinedEndpoint("modern, "+as, withUser(newClient(joinedAt(m.joined), true))),
+			discoveryEndpoint("discovery legacy, "+as, withUser(newClient(joinedAt(m.discovery), false)), m.tools),
+			discoveryEndpoint("discovery modern, "+as, withUser(newClient(joinedAt(m.discovery), true)), m.tools),
+			serverEndpoint("single modern, "+as, &matrixUser{answer: answer}, func(server string) *testClient {
+				return newClient(mcpAt(m.joined, server), true)
 			}),
 		)
 	}
-	return append(ways, // that have no means to ask
-		singleWay("single legacy", &matrixPerson{}, func(server string) *speaker {
-			return newSpeaker(t, mcpAt(m.joined, server), false, canAll, token)
+	return append(endpoints, // these cannot ask the user
+		serverEndpoint("single legacy", &matrixUser{}, func(server string) *testClient {
+			return newTestClient(t, mcpAt(m.joined, server), false, fullCapabilities, token)
 		}),
-		singleWay("rpc", &matrixPerson{}, func(server string) *speaker {
-			return &speaker{&mcpclient.Client{URL: rpcAt(m.joined, server), Headers: []string{token}, HTTP: lasting}}
+		serverEndpoint("rpc", &matrixUser{}, func(server string) *testClient {
+			return &testClient{&mcpclient.Client{URL: rpcAt(m.joined, server), Headers: []string{token}, HTTP: streamClient}}
 		}),
 	)
 }
 
-// ruleRefusals are the codes of what rules refuse, by what they say and what the person answers.
+// ruleRefusals are the error codes by decision and answer of the user.
 var ruleRefusals = map[[2]string]string{
 	{"deny", ""}: "acl_denied", {"deny", "accept"}: "acl_denied", {"deny", "decline"}: "acl_denied",
 	{"confirm", ""}: "confirmation_required", {"confirm", "decline"}: "confirmation_declined",
 }
 
-// goBy has a client list and call all tools by one way.
-func (m *accessMatrix) goBy(t *testing.T, i int, way matrixWay, listFirst bool) {
+// testEndpoint makes a client list and call all tools at one endpoint.
+func (m *accessMatrix) testEndpoint(t *testing.T, i int, endpoint matrixEndpoint, listFirst bool) {
 	t.Helper()
 	rules, client := m.rules[i], "c"+strconv.Itoa(i)
 	var listed, want, called []string
 	if listFirst {
-		listed = way.list(t) // otherwise the first calls come before it
+		listed = endpoint.list(t) // otherwise the first calls precede the list
 	}
 	for _, tool := range m.tools {
-		if isListed(rules, client, tool, way.answer != "") {
-			want = append(want, tool.listed())
+		if isListed(rules, client, tool, endpoint.answer != "") {
+			want = append(want, tool.listedName())
 		}
 		for n, arguments := range m.arguments {
-			decision := decidedBy(rules, client, tool, arguments).action
-			row := fmt.Sprintf("row %s, %s, %s::%s, %d", client, way.name, tool.server, tool.name, n)
-			asked, code := way.asked, ""
-			got := way.call(t, tool, arguments.with(row))
+			decision := decide(rules, client, tool, arguments).action
+			row := fmt.Sprintf("row %s, %s, %s::%s, %d", client, endpoint.name, tool.server, tool.name, n)
+			asked, code := endpoint.prompts, ""
+			got := endpoint.call(t, tool, arguments.with(row))
 			if got.Error != nil {
 				code = got.Error.Symbol()
 			}
-			refusal := ruleRefusals[[2]string{decision, way.answer}]
+			refusal := ruleRefusals[[2]string{decision, endpoint.answer}]
 			if arguments.isValid() && (code != refusal || (got.Error == nil) == (got.Result == nil)) ||
 				refusal != "" && got.Error == nil {
 				t.Errorf("%s: %s: %s: got %s, want %s", row, tool.definition, arguments.text, got.Raw, decision)
 			}
-			questions := 0
-			if decision == "confirm" && way.answer != "" {
-				questions = 1
+			confirmations := 0
+			if decision == "confirm" && endpoint.answer != "" {
+				confirmations = 1
 			}
-			if n := way.asked - asked; n != questions && arguments.isValid() || n > questions {
-				t.Errorf("%s: asked %d times, want %d", row, n, questions)
+			if n := endpoint.prompts - asked; n != confirmations && arguments.isValid() || n > confirmations {
+				t.Errorf("%s: got %d confirmations, want %d", row, n, confirmations)
 			}
 			if refusal == "" {
 				m.mu.Lock()
 				m.reaches[row] = arguments.isValid()
 				m.mu.Unlock()
 			}
-			if got.Error == nil && !slices.Contains(called, tool.listed()) {
-				called = append(called, tool.listed())
+			if got.Error == nil && !slices.Contains(called, tool.listedName()) {
+				called = append(called, tool.listedName())
 			}
 		}
 	}
 	if !listFirst {
-		listed = way.list(t)
+		listed = endpoint.list(t)
 	}
 	slices.Sort(listed)
 	if slices.Sort(want); !slices.Equal(listed, want) {
-		t.Errorf("%s: listed %v, want %v", way.name, listed, want)
+		t.Errorf("%s: listed %v, want %v", endpoint.name, listed, want)
 	}
 	for _, tool := range called {
 		if !slices.Contains(listed, tool) {
-			t.Errorf("%s: %s can be called and is not listed", way.name, tool)
+			t.Errorf("%s: %s can be called but is not listed", endpoint.name, tool)
 		}
 	}
 	m.mu.Lock()
@@ -498,7 +499,7 @@ func (m *accessMatrix) goBy(t *testing.T, i int, way matrixWay, listFirst bool) 
 	m.rows += len(m.tools) * len(m.arguments)
 }
 
-// explain asks why a client may call tools, or not.
+// explain checks why a client may or may not call tools.
 func (m *accessMatrix) explain(t *testing.T, i int) {
 	t.Helper()
 	client := "c" + strconv.Itoa(i)
@@ -512,8 +513,8 @@ func (m *accessMatrix) explain(t *testing.T, i int) {
 		explained[d.Server+"::"+d.Name] = d
 	}
 	for _, tool := range m.tools {
-		want, depends := explainedBy(m.rules[i], client, tool)
-		shown := tool.listed()
+		want, depends := explainTool(m.rules[i], client, tool)
+		shown := tool.listedName()
 		if want.action == "deny" {
 			shown = ""
 		}
@@ -524,36 +525,35 @@ func (m *accessMatrix) explain(t *testing.T, i int) {
 	}
 }
 
-var rowIn = regexp.MustCompile(`"(row [^"]+)"`)
+var rowPattern = regexp.MustCompile(`"(row [^"]+)"`)
 
-// compare compares what has reached the servers with what should have.
+// compare compares the calls that reached the servers with those that should have.
 func (m *accessMatrix) compare(t *testing.T, servers map[string]*remoteServer) {
 	t.Helper()
 	reached := map[string]bool{}
 	for name, s := range servers {
 		for _, r := range s.Received("tools/call") {
-			found := rowIn.FindSubmatch(r.Params)
+			found := rowPattern.FindSubmatch(r.Params)
 			if found == nil {
-				t.Errorf("%s was called by no row: %s", name, r.Params)
+				t.Errorf("%s received a call of no row: %s", name, r.Params)
 				continue
 			}
 			row := string(found[1])
 			if _, ok := m.reaches[row]; !ok || reached[row] || !strings.Contains(row, ", "+name+"::"+r.Tool()+", ") {
-				t.Errorf("%s: may be called: %t, was called before: %t: %s", row, ok, reached[row], r.Params)
+				t.Errorf("%s: allowed: %t, called before: %t: %s", row, ok, reached[row], r.Params)
 			}
 			reached[row] = true
 		}
 	}
 	for row, must := range m.reaches {
 		if must && !reached[row] {
-			t.Errorf("%s has not reached the server", row)
+			t.Errorf("%s did not reach the server", row)
 		}
 	}
 	t.Logf("%d rows, %d calls let through", m.rows, len(reached))
 }
 
-// TestAccessMatrix has clients with rules of all kinds list and call tools with all combinations of
-// annotations, by all ways.
+// Clients with rules of all kinds list and call tools with all combinations of annotations, at all endpoints.
 func TestAccessMatrix(t *testing.T) {
 	isolate(t)
 	m := accessMatrix{
@@ -565,17 +565,16 @@ func TestAccessMatrix(t *testing.T) {
 	}
 }
 
-// The tools of a server that is attacked.
+// Tools of the attacked server.
 const (
 	readTool  = `{"name":"read","annotations":{"readOnlyHint":true}}`
 	writeTool = `{"name":"write","annotations":{"destructiveHint":true}}`
 )
 
-// longName is so long that clients get a shorter one, for its end.
+// longName is so long that its alias is shortened at the end.
 var longName = strings.Repeat("long", 30)
 
-// TestAccessAttacks has clients call a tool that they may not call, in whatever way. The server never
-// sees it.
+// Clients try to call a denied tool in every possible way. The server never receives the call.
 func TestAccessAttacks(t *testing.T) {
 	isolate(t)
 	server := newLenientServer(t, readTool, writeTool, `{"name":"écrire"}`,
@@ -589,13 +588,13 @@ func TestAccessAttacks(t *testing.T) {
 	lines = append(lines, block("client free", "token "+zoeToken))
 	url := serve(t, gateway(lines...))
 	next := 0
-	fresh := func() string { // the header of a client for which the server was not asked yet
+	fresh := func() string { // header of a client that the gateway has not listed tools for
 		next++
 		return bearer(tokenOf(next - 1))
 	}
-	ways := []struct {
-		name, at, prefix string
-		modern, session  bool
+	endpoints := []struct {
+		name, endpoint, prefix string
+		modern, session        bool
 	}{
 		{"legacy", joinedAt(url), "up__", false, true},
 		{"modern", joinedAt(url), "up__", true, false},
@@ -608,78 +607,79 @@ func TestAccessAttacks(t *testing.T) {
 		calls := server.Received("tools/call")
 		for _, call := range calls {
 			if call.Tool() != "read" && call.Tool() != longName+"read" {
-				t.Errorf("the server has got %s", call.Body)
+				t.Errorf("the server received %s", call.Body)
 			}
 		}
 		if len(calls) != want {
-			t.Errorf("the server has got %d calls, want %d", len(calls), want)
+			t.Errorf("the server received %d calls, want %d", len(calls), want)
 		}
 	}
-	let := 0 // calls through
-	for _, way := range ways {
-		clientWith := func(t *testing.T, token string) *speaker {
+	allowed := 0 // number of allowed calls
+	for _, endpoint := range endpoints {
+		clientWith := func(t *testing.T, token string) *testClient {
 			t.Helper()
-			c := &speaker{&mcpclient.Client{URL: way.at, Modern: way.modern, Capabilities: `{}`, HTTP: lasting}}
+			c := &testClient{&mcpclient.Client{URL: endpoint.endpoint, Modern: endpoint.modern, Capabilities: `{}`,
+				HTTP: streamClient}}
 			c.Headers = []string{token}
-			if way.session {
+			if endpoint.session {
 				if _, err := c.Initialize(t.Context(), mcpclient.Legacy); err != nil {
 					t.Fatal(err)
 				}
 			}
 			return c
 		}
-		newClient := func(t *testing.T) *speaker { return clientWith(t, fresh()) }
-		refuses := func(t *testing.T, c *speaker, params string) {
+		newClient := func(t *testing.T) *testClient { return clientWith(t, fresh()) }
+		refuses := func(t *testing.T, c *testClient, params string) {
 			t.Helper()
 			if got := c.begin(t, "tools/call", params).finish(t); got.answer.Error == nil {
 				t.Errorf("%s: got %s", params, got.answer.Raw)
 			}
 		}
-		t.Run(way.name+", before any list", func(t *testing.T) {
+		t.Run(endpoint.name+", before any list", func(t *testing.T) {
 			c := newClient(t)
-			mayNot(t, "write", c.ask(t, "tools/call", toolParams(way.prefix+"write", `{}`)))
-			may(t, "read", newClient(t).ask(t, "tools/call", toolParams(way.prefix+"read", `{}`)))
-			let++
-			reached(t, let)
+			expectDenied(t, "write", c.ask(t, "tools/call", toolParams(endpoint.prefix+"write", `{}`)))
+			expectAllowed(t, "read", newClient(t).ask(t, "tools/call", toolParams(endpoint.prefix+"read", `{}`)))
+			allowed++
+			reached(t, allowed)
 		})
-		t.Run(way.name+", a server that does not list", func(t *testing.T) {
+		t.Run(endpoint.name+", a server that fails to list", func(t *testing.T) {
 			server.Change(func(s *mcptest.Script) {
 				s.Replies = map[string]string{"tools/list": `"error":{"code":-32603,"message":"not now"}`}
 			})
 			c := newClient(t)
-			refuses(t, c, toolParams(way.prefix+"read", `{}`))
-			refuses(t, c, toolParams(way.prefix+"write", `{}`))
+			refuses(t, c, toolParams(endpoint.prefix+"read", `{}`))
+			refuses(t, c, toolParams(endpoint.prefix+"write", `{}`))
 			server.Change(func(s *mcptest.Script) { s.Replies = nil })
-			reached(t, let)
+			reached(t, allowed)
 		})
-		t.Run(way.name+", other spellings", func(t *testing.T) {
+		t.Run(endpoint.name+", other spellings", func(t *testing.T) {
 			c := newClient(t)
 			for _, name := range []string{
 				"Write", "WRITE", " write", "write ", "write\u0000", "write\u200b", "\ufeffwrite", "ｗrite", "wri\u0442e",
 				"read\u0000", "read ", "e\u0301crire", "\u00e9crire", "up__write", "up::write", "./write", "unlisted", "",
 				longName + "write",
 			} {
-				if !way.modern || !strings.Contains(name, "\x00") { // which no header can have
-					refuses(t, c, toolParams(way.prefix+name, `{}`))
+				if !endpoint.modern || !strings.Contains(name, "\x00") { // a header cannot contain NUL
+					refuses(t, c, toolParams(endpoint.prefix+name, `{}`))
 				}
 			}
 			for _, params := range []string{
-				`{"name":"` + way.prefix + `wr\u0069te","arguments":{}}`,
-				`{"n\u0061me":"` + way.prefix + `write","arguments":{}}`,
-				`{"name":"` + way.prefix + `read","name":"` + way.prefix + `write","arguments":{}}`,
-				`{"name":"` + way.prefix + `read","Name":"` + way.prefix + `write","arguments":{}}`,
-				`{"name":["` + way.prefix + `write"],"arguments":{}}`,
-				`{"name":"` + way.prefix + `write","arguments":{},"task":{"ttl":60000}}`,
+				`{"name":"` + endpoint.prefix + `wr\u0069te","arguments":{}}`,
+				`{"n\u0061me":"` + endpoint.prefix + `write","arguments":{}}`,
+				`{"name":"` + endpoint.prefix + `read","name":"` + endpoint.prefix + `write","arguments":{}}`,
+				`{"name":"` + endpoint.prefix + `read","Name":"` + endpoint.prefix + `write","arguments":{}}`,
+				`{"name":["` + endpoint.prefix + `write"],"arguments":{}}`,
+				`{"name":"` + endpoint.prefix + `write","arguments":{},"task":{"ttl":60000}}`,
 			} {
 				refuses(t, c, params)
 			}
-			may(t, "read", c.ask(t, "tools/call", `{"name":"`+way.prefix+`r\u0065ad","arguments":{}}`))
-			let++
-			reached(t, let)
+			expectAllowed(t, "read", c.ask(t, "tools/call", `{"name":"`+endpoint.prefix+`r\u0065ad","arguments":{}}`))
+			allowed++
+			reached(t, allowed)
 		})
-		t.Run(way.name+", messages of other kinds", func(t *testing.T) {
+		t.Run(endpoint.name+", messages of other kinds", func(t *testing.T) {
 			c := newClient(t)
-			call := `"method":"tools/call","params":` + toolParams(way.prefix+"write", `{}`)
+			call := `"method":"tools/call","params":` + toolParams(endpoint.prefix+"write", `{}`)
 			for _, message := range []string{
 				`{"jsonrpc":"2.0",` + call + `}`,
 				`[{"jsonrpc":"2.0","id":1,` + call + `}]`,
@@ -689,56 +689,56 @@ func TestAccessAttacks(t *testing.T) {
 			} {
 				c.Post(t.Context(), message).Finish()
 			}
-			reached(t, let)
+			reached(t, allowed)
 		})
-		t.Run(way.name+", names that were shortened", func(t *testing.T) {
+		t.Run(endpoint.name+", shortened names", func(t *testing.T) {
 			c, free := newClient(t), clientWith(t, bearer(zoeToken))
-			listed, all := toolsOf(t, c), toolsOf(t, free)
+			listed, all := toolNames(t, c), toolNames(t, free)
 			if len(all) != 5 || len(listed) != 2 {
 				t.Errorf("listed %v of %v", listed, all)
 			}
 			for _, name := range all {
 				if slices.Contains(listed, name) {
-					may(t, name, c.ask(t, "tools/call", toolParams(name, `{}`)))
-					let++
+					expectAllowed(t, name, c.ask(t, "tools/call", toolParams(name, `{}`)))
+					allowed++
 				} else {
 					refuses(t, c, toolParams(name, `{}`))
 				}
 			}
-			reached(t, let)
+			reached(t, allowed)
 		})
 	}
 	if next > clients {
-		t.Errorf("there were %d clients", next)
+		t.Errorf("got %d clients", next)
 	}
 }
 
-// TestAccessReloadTightens has rules become stricter while clients are there.
+// A reload makes the rules of connected clients stricter.
 func TestAccessReloadTightens(t *testing.T) {
 	isolate(t)
 	server := newLenientServer(t, readTool, writeTool)
 	address := freeAddress(t)
-	configure := func(rules string) { load(t, site(address, gateway(append(restricted(rules), server.line("up"))...))) }
+	configure := func(rules string) { load(t, site(address, gateway(append(rulesForEve(rules), server.line("up"))...))) }
 	url := "http://" + address
 	for _, era := range clientEras {
 		t.Run(era.name, func(t *testing.T) {
 			configure("allow up::*")
-			c := newSpeaker(t, joinedAt(url), era.modern, `{}`, bearer(eveToken))
-			if got := toolsOf(t, c); len(got) != 2 {
+			c := newTestClient(t, joinedAt(url), era.modern, `{}`, bearer(eveToken))
+			if got := toolNames(t, c); len(got) != 2 {
 				t.Errorf("listed %v", got)
 			}
-			may(t, "write", c.ask(t, "tools/call", callOf("up", "write", `{}`)))
-			stream := c.listens(t)
+			expectAllowed(t, "write", c.ask(t, "tools/call", callOf("up", "write", `{}`)))
+			stream := c.listenForChanges(t)
 			<-stream.Opened
 			before := server.Count("tools/call")
 			configure("allow read_only")
-			stream.hears(t, listChanged)
-			mayNot(t, "write", c.ask(t, "tools/call", callOf("up", "write", `{}`)))
+			stream.awaitMessage(t, listChanged)
+			expectDenied(t, "write", c.ask(t, "tools/call", callOf("up", "write", `{}`)))
 			if n := server.Count("tools/call"); n != before {
-				t.Error("the server has got the call")
+				t.Error("the server received the call")
 			}
-			may(t, "read", c.ask(t, "tools/call", callOf("up", "read", `{}`)))
-			if got := toolsOf(t, c); !slices.Equal(got, []string{"up__read"}) {
+			expectAllowed(t, "read", c.ask(t, "tools/call", callOf("up", "read", `{}`)))
+			if got := toolNames(t, c); !slices.Equal(got, []string{"up__read"}) {
 				t.Errorf("listed %v", got)
 			}
 		})

@@ -7,11 +7,11 @@ import (
 	"testing"
 )
 
-// openWarning is how the log tells of a gateway without auth that other machines can reach.
+// openWarning is logged for a gateway without auth that other machines can reach.
 const openWarning = "other machines can use this gateway without credentials"
 
-// TestOpenGatewayWarns has the binary judge where sites listen. The name of a site says nothing: it
-// listens at all addresses.
+// The gateway warns if other machines can reach it without auth. The host name of a site does not matter: it listens
+// on all addresses.
 func TestOpenGatewayWarns(t *testing.T) { // A30
 	isolate(t)
 	sample := block("server sample", "mcp_sample")
@@ -20,8 +20,8 @@ func TestOpenGatewayWarns(t *testing.T) { // A30
 	forward := block("forward_auth 127.0.0.1:1", "uri /check")
 	for _, tt := range []struct {
 		name, address string
-		front         []string // in the site
-		lines         []string // of the gateway
+		front         []string // directives of the site
+		lines         []string // subdirectives of the gateway
 		warns         bool
 	}{
 		{"all addresses", ":28080", nil, nil, true},
@@ -37,11 +37,12 @@ func TestOpenGatewayWarns(t *testing.T) { // A30
 		{"basic_auth", ":28080", []string{basic}, nil, false},
 		{"basic_auth in a site with a name", "mcp.example.com", []string{basic}, nil, false},
 		{"forward_auth", "mcp.example.com", []string{forward}, nil, false},
-		{"basic_auth at a server of the gateway", "mcp.example.com", nil, []string{block("server b", basic, "mcp_sample")}, true},
+		{"basic_auth at a server of the gateway", "mcp.example.com", nil, []string{block("server b", basic, "mcp_sample")},
+			true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			lines := append([]string{"separator __", sample}, tt.lines...)
-			file := inFile(t, block(tt.address, append(tt.front, gateway(lines...))...))
+			file := writeCaddyfile(t, block(tt.address, append(tt.front, gateway(lines...))...))
 			out, err := caddy(t, "validate", "--config", file, "--adapter", "caddyfile").CombinedOutput()
 			if err != nil {
 				t.Fatalf("%v\n%s", err, out)
@@ -52,7 +53,8 @@ func TestOpenGatewayWarns(t *testing.T) { // A30
 		})
 	}
 	t.Run("another site has basic_auth", func(t *testing.T) {
-		file := inFile(t, block("a.example.com", basic, "respond a")+"\n"+block("b.example.com", gateway("separator __", sample)))
+		file := writeCaddyfile(t, block("a.example.com", basic, "respond a")+"\n"+block("b.example.com",
+			gateway("separator __", sample)))
 		out, err := caddy(t, "validate", "--config", file, "--adapter", "caddyfile").CombinedOutput()
 		if err != nil || !strings.Contains(string(out), openWarning) {
 			t.Errorf("%v\n%s", err, out)
@@ -60,7 +62,7 @@ func TestOpenGatewayWarns(t *testing.T) { // A30
 	})
 }
 
-// At start the log says what to give to clients; after a reload only if that has changed.
+// The log shows URLs and clients at start, and after a reload only if they changed.
 func TestGatewayAnnounces(t *testing.T) {
 	isolate(t)
 	address := freeAddress(t)
@@ -71,12 +73,13 @@ func TestGatewayAnnounces(t *testing.T) {
 		inner := gateway(append([]string{"name local", "separator __", sample}, lines...)...)
 		return withAdmin(site(address, block("handle_path /tools/*", inner)), admin)
 	}
-	tokens := block("client a", "token 0123456789abcdef0123456789abcdef") + "\n" + block("client b", "token abcdef0123456789abcdef0123456789")
-	file := inFile(t, config())
+	tokens := block("client a", "token 0123456789abcdef0123456789abcdef") + "\n" + block("client b",
+		"token abcdef0123456789abcdef0123456789")
+	file := writeCaddyfile(t, config())
 	running := startCaddy(t, caddy(t, "run", "--config", file, "--adapter", "caddyfile"))
 	reload := func(caddyfile string) {
 		t.Helper()
-		cmd := caddy(t, "reload", "--config", inFile(t, caddyfile), "--adapter", "caddyfile")
+		cmd := caddy(t, "reload", "--config", writeCaddyfile(t, caddyfile), "--adapter", "caddyfile")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
@@ -95,7 +98,7 @@ func TestGatewayAnnounces(t *testing.T) {
 	}
 }
 
-// The URLs have the names of the site, and its scheme.
+// The URLs have the host names and the scheme of the site.
 func TestGatewayAnnouncesNames(t *testing.T) {
 	isolate(t)
 	port := func() string {
@@ -104,15 +107,17 @@ func TestGatewayAnnouncesNames(t *testing.T) {
 	}
 	secure, socket, public := port(), t.TempDir()+"/s", port()
 	sample := block("server sample", "mcp_sample")
-	file := inFile(t, withAdmin(strings.Join([]string{
+	file := writeCaddyfile(t, withAdmin(strings.Join([]string{
 		block("", "skip_install_trust", "auto_https disable_redirects"),
 		block("localhost:"+secure, "tls internal", gateway("name secure", "separator __", sample)),
 		block(":"+port(), "bind unix/"+socket, gateway("name socket", "separator __", sample)),
-		block(":"+public, "bind 127.0.0.1", gateway("name public", "separator __", "public_url https://mcp.example.com", sample)),
+		block(":"+public, "bind 127.0.0.1", gateway("name public", "separator __", "public_url https://mcp.example.com",
+			sample)),
 	}, "\n"), freeAddress(t)))
 	logged := startCaddy(t, caddy(t, "run", "--config", file, "--adapter", "caddyfile")).stop(t)
 	for _, want := range []string{
-		`"gateway":"secure","servers":["sample"],"urls":["https://localhost:` + secure + `/mcp"],"clients":"anyone who can reach it"`,
+		`"gateway":"secure","servers":["sample"],"urls":["https://localhost:` + secure +
+			`/mcp"],"clients":"anyone who can reach it"`,
 		`"gateway":"socket","servers":["sample"],"urls":["unix/` + socket + ` /mcp"],"clients":"anyone on this machine"`,
 		`"gateway":"public","servers":["sample"],"urls":["https://mcp.example.com/mcp"]`,
 	} {
@@ -122,14 +127,15 @@ func TestGatewayAnnouncesNames(t *testing.T) {
 	}
 }
 
-// Clients that can log in look for a login if their token is refused. Their users must learn what
-// to do about it.
+// Clients that support OAuth look for a login if their token is refused. The error tells users to send a token
+// instead.
 func TestRefusedTokenIsExplained(t *testing.T) { // A30
 	isolate(t)
 	const token = "0123456789abcdef0123456789abcdef"
 	url := serve(t, gateway("separator __", block("client c", "token "+token), block("server sample", "mcp_sample")))
 	for _, sdk := range []string{"v1", "v2"} {
-		for sent, want := range map[string]string{token: "connected", "wrong": "send the header Authorization: Bearer <token>"} {
+		for sent, want := range map[string]string{token: "connected",
+			"wrong": "send the header Authorization: Bearer <token>"} {
 			out, err := peer(t, "refused.mjs", url+"/mcp", sdk, sent).Output()
 			if err != nil {
 				t.Fatalf("%v: %s", err, err.(*exec.ExitError).Stderr)
@@ -140,9 +146,10 @@ func TestRefusedTokenIsExplained(t *testing.T) { // A30
 		}
 	}
 	for sent, want := range map[string][2]string{
-		"":             {`"hint":"send the header Authorization: Bearer <token>"`, `Bearer realm="mcp"`},
-		"Bearer wrong": {`"hint":"the credentials are not valid; send the header Authorization: Bearer <token>`, `Bearer realm="mcp", error="invalid_token"`},
-		"Basic YTpi":   {`"hint":"send the header Authorization: Bearer <token>"`, `Bearer realm="mcp"`},
+		"": {`"hint":"send the header Authorization: Bearer <token>"`, `Bearer realm="mcp"`},
+		"Bearer wrong": {`"hint":"the credentials are not valid; send the header Authorization: Bearer <token>`,
+			`Bearer realm="mcp", error="invalid_token"`},
+		"Basic YTpi": {`"hint":"send the header Authorization: Bearer <token>"`, `Bearer realm="mcp"`},
 	} {
 		got := post(t, url+"/mcp", rpc("tools/list", `{}`), acceptBoth, "Authorization: "+sent)
 		if got.StatusCode != 401 || !strings.Contains(got.body, want[0]) || got.Header.Get("WWW-Authenticate") != want[1] {
@@ -151,14 +158,16 @@ func TestRefusedTokenIsExplained(t *testing.T) { // A30
 	}
 }
 
-// The command mcp-stdio opens no port, and lets its client in. Its log does not say otherwise.
+// The mcp-stdio command opens no port and needs no credentials, and its log says neither.
 func TestCommandStdioLogsNoListener(t *testing.T) { // A42
 	isolate(t)
-	file := inFile(t, block(":28080", gateway("separator __", block("client c", "token 0123456789abcdef0123456789abcdef", "deny sample::echo"), block("server sample", "mcp_sample"))))
+	file := writeCaddyfile(t,
+		block(":28080", gateway("separator __", block("client c", "token 0123456789abcdef0123456789abcdef",
+			"deny sample::echo"), block("server sample", "mcp_sample"))))
 	p := startStdio(t, file)
-	p.say(t, rpc("ping", `{}`))
-	p.hear(t, "")
-	p.end(t)
+	p.send(t, rpc("ping", `{}`))
+	p.receive(t, "")
+	p.close(t)
 	for _, text := range []string{"admin endpoint", "no auth and no token", openWarning, "serving MCP"} {
 		if strings.Contains(p.logged.String(), text) {
 			t.Errorf("%s:\n%s", text, &p.logged)

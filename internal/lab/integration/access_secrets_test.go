@@ -19,14 +19,14 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 )
 
-// A planted secret, and the places where it belongs, by what their names begin with.
-type planted struct {
+// A plantedSecret is a secret, with the prefixes of the places where it may appear.
+type plantedSecret struct {
 	name, value string
-	belongs     []string
+	allowed     []string
 }
 
-// spellings are the ways in which a secret could be written.
-func (p planted) spellings() []string {
+// spellings returns the encodings in which a secret could appear.
+func (p plantedSecret) spellings() []string {
 	raw := []byte(p.value)
 	all := []string{p.value, hex.EncodeToString(raw), url.QueryEscape(p.value)}
 	for _, encoding := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
@@ -35,12 +35,12 @@ func (p planted) spellings() []string {
 	return all
 }
 
-// evidence is everything that a process has let out, by where.
+// evidence has everything that a process has written or sent, by place.
 type evidence map[string]string
 
 func (e evidence) add(place, text string) { e[fmt.Sprintf("%s #%d", place, len(e))] = text }
 
-func (e evidence) answer(place string, got answer) answer {
+func (e evidence) response(place string, got httpResponse) httpResponse {
 	e.add(place, fmt.Sprintln(got.StatusCode, got.Header)+got.body)
 	return got
 }
@@ -61,16 +61,17 @@ func (e evidence) files(t *testing.T, place, dir string) {
 	}
 }
 
-// search returns a line for each secret where it does not belong.
-func (e evidence) search(secrets []planted) (found []string) {
+// search returns a line for each place where a secret may not appear but does.
+func (e evidence) search(secrets []plantedSecret) (found []string) {
 	for _, secret := range secrets {
 		for place, text := range e {
-			if slices.ContainsFunc(secret.belongs, func(prefix string) bool { return strings.HasPrefix(place, prefix) }) {
+			if slices.ContainsFunc(secret.allowed, func(prefix string) bool { return strings.HasPrefix(place, prefix) }) {
 				continue
 			}
 			for _, spelled := range secret.spellings() {
-				if at := strings.Index(text, spelled); at >= 0 {
-					found = append(found, fmt.Sprintf("the %s is in %s: …%s…", secret.name, place, text[max(0, at-200):min(len(text), at+len(spelled)+100)]))
+				if index := strings.Index(text, spelled); index >= 0 {
+					found = append(found, fmt.Sprintf("the %s is in %s: …%s…", secret.name, place,
+						text[max(0, index-200):min(len(text), index+len(spelled)+100)]))
 					break
 				}
 			}
@@ -80,39 +81,39 @@ func (e evidence) search(secrets []planted) (found []string) {
 	return found
 }
 
-// A vault is a Caddy process full of secrets, and the evidence of what it has let out.
-type vault struct {
-	all evidence
+// A leakTest is a Caddy process with secrets everywhere, and the evidence of what it disclosed.
+type leakTest struct {
+	evidence evidence
 
-	bearer, written, file, proxy, hmac, writtenHMAC, upstream, child, session, password planted // good ones
-	wrongToken, wrongProxy, wrongPassword, wrongHMAC                                    planted
+	bearer, written, file, proxy, hmac, writtenHMAC, upstream, child, session, password plantedSecret // valid
+	wrongToken, wrongProxy, wrongPassword, wrongHMAC                                    plantedSecret
 	goodJWT, expiredJWT                                                                 string
 	issuer                                                                              *issuer
 
-	dir, home       string   // where it writes logs, and all else
-	environment     []string // of the process
-	tokenFile, hash string
-	adminAt         string
-	main, users     string // the addresses of its sites
-	server, beside  *remoteServer
-	kid, quiet      journal
-	caddy           *running
+	dir, home            string   // of logs, and of all other files
+	environment          []string // of the process
+	tokenFile, hash      string
+	adminAddress         string
+	main, users          string // addresses of its sites
+	server, secondServer *remoteServer
+	kid, quiet           journal
+	caddy                *caddyProcess
 }
 
-// plant makes up the secrets.
-func plant(t *testing.T) *vault {
+// newLeakTest generates the secrets.
+func newLeakTest(t *testing.T) *leakTest {
 	t.Helper()
-	secret := func(name string, belongs ...string) planted {
-		return planted{name, "planted-" + rand.Text(), belongs}
+	secret := func(name string, belongs ...string) plantedSecret {
+		return plantedSecret{name, "planted-" + rand.Text(), belongs}
 	}
-	v := &vault{
-		all:           evidence{},
+	v := &leakTest{
+		evidence:      evidence{},
 		bearer:        secret("token in the environment"),
 		written:       secret("token in the Caddyfile"),
 		file:          secret("token in a file"),
 		proxy:         secret("token for params.proxy"),
 		hmac:          secret("secret of signatures"),
-		writtenHMAC:   secret("secret of signatures that is written out"),
+		writtenHMAC:   secret("literal secret of signatures"),
 		upstream:      secret("credential of the upstream", "the upstream"),
 		child:         secret("credential of the child", "the child kid"),
 		session:       secret("key of sessions"),
@@ -125,11 +126,11 @@ func plant(t *testing.T) *vault {
 		dir:           t.TempDir(),
 		home:          t.TempDir(),
 		tokenFile:     filepath.Join(t.TempDir(), "token"),
-		adminAt:       freeAddress(t),
+		adminAddress:  freeAddress(t),
 		main:          freeAddress(t),
 		users:         freeAddress(t),
 		server:        newLenientServer(t, "echo", "slow"),
-		beside:        newLenientServer(t, "echo"),
+		secondServer:  newLenientServer(t, "echo"),
 		kid:           newJournal(t),
 		quiet:         newJournal(t),
 	}
@@ -151,47 +152,51 @@ func plant(t *testing.T) *vault {
 	return v
 }
 
-// secrets are all that must not be found.
-func (v *vault) secrets() []planted {
+// secrets returns everything that must not appear.
+func (v *leakTest) secrets() []plantedSecret {
 	signature := func(token string) string { return token[strings.LastIndexByte(token, '.')+1:] }
-	return []planted{
-		v.bearer, v.written, v.file, v.proxy, v.hmac, v.writtenHMAC, v.upstream, v.child, v.session, v.password, v.wrongToken, v.wrongProxy, v.wrongPassword, v.wrongHMAC,
-		{"JWT", v.goodJWT, nil}, {"signature of a JWT", signature(v.goodJWT), nil}, {"expired JWT", v.expiredJWT, nil}, {"signature of an expired JWT", signature(v.expiredJWT), nil},
-		{"credentials of a user", inBasic(v.password.value), nil}, {"wrong credentials of a user", inBasic(v.wrongPassword.value), nil},
+	return []plantedSecret{
+		v.bearer, v.written, v.file, v.proxy, v.hmac, v.writtenHMAC, v.upstream, v.child, v.session, v.password,
+		v.wrongToken, v.wrongProxy, v.wrongPassword, v.wrongHMAC,
+		{"JWT", v.goodJWT, nil}, {"signature of a JWT", signature(v.goodJWT), nil}, {"expired JWT", v.expiredJWT, nil},
+		{"signature of an expired JWT", signature(v.expiredJWT), nil},
+		{"credentials of a user", basicAuthOf(v.password.value), nil}, {"wrong credentials of a user",
+			basicAuthOf(v.wrongPassword.value), nil},
 	}
 }
 
-func inBasic(password string) string {
+func basicAuthOf(password string) string {
 	return base64.StdEncoding.EncodeToString([]byte("alice:" + password))
 }
 
-// config is a Caddyfile that uses the secrets in all ways there are, and logs as much as
-// it can.
-func (v *vault) config(more ...string) string {
+// config returns a Caddyfile that uses the secrets in all possible ways and logs as much as it can.
+func (v *leakTest) config(more ...string) string {
 	logs := func(name string) string {
 		return block("log", "output file "+filepath.Join(v.dir, name), "format json")
 	}
 	servers := []string{
-		block(v.server.line("alpha"), `request_header Authorization "Bearer {env.PLANTED_UPSTREAM}"`, "request_header X-Key {env.PLANTED_UPSTREAM}"), v.beside.line("beside"), "server down http://127.0.0.1:1",
-		block(child("kid", "--modern"), v.kid.env(), "env API_KEY {env.PLANTED_CHILD}"), block(child("quiet"), v.quiet.env(), "isolation session"),
+		block(v.server.line("alpha"), `request_header Authorization "Bearer {env.PLANTED_UPSTREAM}"`,
+			"request_header X-Key {env.PLANTED_UPSTREAM}"), v.secondServer.line("second"), "server down http://127.0.0.1:1",
+		block(child("kid", "--modern"), v.kid.env(), "env API_KEY {env.PLANTED_CHILD}"), block(child("quiet"), v.quiet.env(),
+			"isolation session"),
 	}
 	main := gateway(append([]string{
 		"name main", "separator __", "session_key {env.PLANTED_SESSION_KEY}", block("mask", "recover on"),
 		"auth token {env.PLANTED_BEARER} main", "auth token " + v.written.value + " written",
-		block("auth hmac", "client signer {env.PLANTED_HMAC}"), v.issuer.lines("scopes mcp:tools"),
+		block("auth hmac", "client signer {env.PLANTED_HMAC}"), v.issuer.provider("scopes mcp:tools"),
 		block("client eve", "token {env.PLANTED_PROXY}", "deny alpha::slow down::*", `redact "hidden"`),
 		block("client busy", "token {file."+v.tokenFile+"}", "rate 3/1h"),
 	}, servers...)...)
-	users := gateway(append([]string{"name users", "separator __", "auth token {env.PLANTED_BEARER} main", block("client team", "match alice")}, servers...)...)
+	users := gateway(append([]string{"name users", "separator __", "auth token {env.PLANTED_BEARER} main",
+		block("client team", "match alice")}, servers...)...)
 	return withAdmin(block("", "debug", logs("all.log"), block("log second", "output stdout", "format console"))+"\n"+
 		site(v.main, append([]string{logs("access.log"), main}, more...)...)+
-		site(v.users, logs("users.log"), block("basic_auth", "alice "+v.hash), users), v.adminAt)
+		site(v.users, logs("users.log"), block("basic_auth", "alice "+v.hash), users), v.adminAddress)
 }
 
-// start starts the process.
-func (v *vault) start(t *testing.T) {
+func (v *leakTest) start(t *testing.T) {
 	t.Helper()
-	cmd := caddy(t, "run", "--config", inFile(t, v.config()))
+	cmd := caddy(t, "run", "--config", writeCaddyfile(t, v.config()))
 	cmd.Env = append(cmd.Env, v.environment...)
 	for name, output := range map[string]*io.Writer{"stdout": &cmd.Stdout, "stderr": &cmd.Stderr} {
 		file, err := os.Create(filepath.Join(v.dir, name))
@@ -202,108 +207,113 @@ func (v *vault) start(t *testing.T) {
 		*output = file
 	}
 	v.caddy = startCaddy(t, cmd)
-	v.operate(t, "GET", "/config/", "")
+	v.askAdmin(t, "GET", "/config/", "")
 }
 
-// stop ends it as an operator would.
-func (v *vault) stop(t *testing.T) {
+// stop stops the process like an operator.
+func (v *leakTest) stop(t *testing.T) {
 	t.Helper()
 	v.caddy.stop(t)
 }
 
-// operate asks its admin API, of which a reload makes another.
-func (v *vault) operate(t *testing.T, method, path, body string, headers ...string) (got answer) {
+// askAdmin calls the admin API, which moves to another server on each reload.
+func (v *leakTest) askAdmin(t *testing.T, method, path, body string, headers ...string) (got httpResponse) {
 	t.Helper()
-	got = askAdmin(t, v.adminAt, method, path, body, headers...)
-	v.caddy.settle(t)
-	return v.all.answer("the admin API at "+path, got)
+	got = askAdmin(t, v.adminAddress, method, path, body, headers...)
+	v.caddy.awaitReload(t)
+	return v.evidence.response("the admin API at "+path, got)
 }
 
 const isCaddyfile = "Content-Type: text/caddyfile"
 
-// A visitor comes with credentials, good or bad.
-type visitor struct {
-	name string
-	at   string // the address of a site
-	good bool
-	with func(method, at, body string) (newBody string, headers []string)
+// A leakClient sends valid or invalid credentials.
+type leakClient struct {
+	name      string
+	address   string // of a site
+	good      bool
+	authorize func(method, endpoint, body string) (newBody string, headers []string)
 }
 
-func (v *vault) visitors(t *testing.T) []visitor {
-	header := func(value string) func(method, at, body string) (string, []string) {
+func (v *leakTest) clients(t *testing.T) []leakClient {
+	header := func(value string) func(method, endpoint, body string) (string, []string) {
 		return func(_, _, body string) (string, []string) { return body, []string{"Authorization: " + value} }
 	}
-	inProxy := func(token string) func(method, at, body string) (string, []string) {
+	inProxy := func(token string) func(method, endpoint, body string) (string, []string) {
 		return func(_, _, body string) (string, []string) {
 			return strings.Replace(body, `"params":{`, `"params":{"proxy":{"authToken":"`+token+`","x":1},`, 1), nil
 		}
 	}
-	signed := func(secret string) func(method, at, body string) (string, []string) {
-		return func(method, at, body string) (string, []string) {
-			return body, []string{signedBy("signer", secret, method, pathOf(t, at), body)}
+	signed := func(secret string) func(method, endpoint, body string) (string, []string) {
+		return func(method, endpoint, body string) (string, []string) {
+			return body, []string{signedHeader("signer", secret, method, pathOf(t, endpoint), body)}
 		}
 	}
-	return []visitor{
+	return []leakClient{
 		{"a token", v.main, true, header("Bearer " + v.bearer.value)},
-		{"a token that is written out", v.main, true, header("Bearer " + v.written.value)},
-		{"a token of few requests", v.main, true, header("Bearer " + v.file.value)},
+		{"a literal token", v.main, true, header("Bearer " + v.written.value)},
+		{"a token with a low limit", v.main, true, header("Bearer " + v.file.value)},
 		{"a token in params", v.main, true, inProxy(v.proxy.value)},
 		{"a signature", v.main, true, signed(v.hmac.value)},
 		{"a JWT", v.main, true, header("Bearer " + v.goodJWT)},
-		{"a password", v.users, true, header("Basic " + inBasic(v.password.value))},
+		{"a password", v.users, true, header("Basic " + basicAuthOf(v.password.value))},
 		{"a wrong token", v.main, false, header("Bearer " + v.wrongToken.value)},
-		{"a token and more", v.main, false, header("Bearer " + v.bearer.value + "x")},
-		{"a token of another scheme", v.main, false, header("Token " + v.bearer.value)},
+		{"a token with a suffix", v.main, false, header("Bearer " + v.bearer.value + "x")},
+		{"a token with another scheme", v.main, false, header("Token " + v.bearer.value)},
 		{"a wrong token in params", v.main, false, inProxy(v.wrongProxy.value)},
 		{"a wrong signature", v.main, false, signed(v.wrongHMAC.value)},
 		{"an expired JWT", v.main, false, header("Bearer " + v.expiredJWT)},
-		{"a wrong password", v.users, false, header("Basic " + inBasic(v.wrongPassword.value))},
+		{"a wrong password", v.users, false, header("Basic " + basicAuthOf(v.wrongPassword.value))},
 	}
 }
 
-// visit makes requests of all kinds, by all ways in.
-func (v *vault) visit(t *testing.T, who visitor) {
+// sendRequests sends requests of all kinds to all endpoints.
+func (v *leakTest) sendRequests(t *testing.T, sender leakClient) {
 	t.Helper()
-	base, session := "http://"+who.at, ""
-	do := func(method, at, body string, headers ...string) answer {
+	base, session := "http://"+sender.address, ""
+	do := func(method, endpoint, body string, headers ...string) httpResponse {
 		t.Helper()
-		sent, with := who.with(method, at, body)
-		if at == joinedAt(base) && session != "" && !strings.Contains(body, "2026-07-28") {
-			with = append(with, session)
+		sent, authorization := sender.authorize(method, endpoint, body)
+		if endpoint == joinedAt(base) && session != "" && !strings.Contains(body, "2026-07-28") {
+			authorization = append(authorization, session)
 		}
-		got := present(t, client, method, at, sent, slices.Concat(with, headers, []string{closes})...)
-		broken := got.StatusCode >= 500 && !strings.Contains(at+body, "down")
-		if who.good && (got.StatusCode == 401 || broken) || !who.good && got.StatusCode != 401 {
-			t.Errorf("%s: %s %s: %d %s", who.name, at, body, got.StatusCode, got.body)
+		got := sendAllHeaders(t, client, method, endpoint, sent, slices.Concat(authorization, headers,
+			[]string{connectionClose})...)
+		broken := got.StatusCode >= 500 && !strings.Contains(endpoint+body, "down")
+		if sender.good && (got.StatusCode == 401 || broken) || !sender.good && got.StatusCode != 401 {
+			t.Errorf("%s: %s %s: %d %s", sender.name, endpoint, body, got.StatusCode, got.body)
 		}
-		return v.all.answer("the answer to "+who.name, got)
+		return v.evidence.response("response to "+sender.name, got)
 	}
 	notification := `{"jsonrpc":"2.0","method":"notifications/foo","params":{"a":1}}`
 	if id := do("POST", joinedAt(base), rpc("initialize", `{`+initParams+`}`)).Header.Get("Mcp-Session-Id"); id != "" {
 		session = "Mcp-Session-Id: " + id
 	}
 	for _, m := range []struct{ method, params string }{
-		{"tools/list", `{"a":1}`}, {"tools/call", callOf("alpha", "echo", `{}`)}, {"tools/call", callOf("alpha", "slow", `{}`)}, {"tools/call", callOf("beside", "echo", `{}`)},
-		{"tools/call", callOf("kid", "echo", `{}`)}, {"tools/call", callOf("quiet", "echo", `{}`)}, {"tools/call", callOf("down", "x", `{}`)}, {"tools/call", callOf("nobody", "x", `{}`)},
-		{"resources/list", `{"a":1}`}, {"prompts/list", `{"a":1}`}, {"made/up", `{"a":1}`}, {"tools/call", callOf("alpha", "echo", `{"text":"`+strings.Repeat("x", 10000)+`"}`)},
+		{"tools/list", `{"a":1}`}, {"tools/call", callOf("alpha", "echo", `{}`)},
+		{"tools/call", callOf("alpha", "slow", `{}`)}, {"tools/call", callOf("second", "echo", `{}`)},
+		{"tools/call", callOf("kid", "echo", `{}`)}, {"tools/call", callOf("quiet", "echo", `{}`)},
+		{"tools/call", callOf("down", "x", `{}`)}, {"tools/call", callOf("absent", "x", `{}`)},
+		{"resources/list", `{"a":1}`}, {"prompts/list", `{"a":1}`}, {"made/up", `{"a":1}`},
+		{"tools/call", callOf("alpha", "echo", `{"text":"`+strings.Repeat("x", 10000)+`"}`)},
 	} {
 		do("POST", joinedAt(base), rpc(m.method, m.params))
 	}
 	do("POST", joinedAt(base), notification)
-	if who.name == "a token" {
+	if sender.name == "a token" {
 		do("POST", joinedAt(base), rpc("tools/call", callOf("kid", "die", `{"why":"to go down"}`)))
 	}
-	modern, headers := (&speaker{&mcpclient.Client{Modern: true, Capabilities: `{}`, HTTP: lasting}}).Message("1", "tools/call", callOf("alpha", "echo", `{}`))
+	modern, headers := (&testClient{&mcpclient.Client{Modern: true, Capabilities: `{}`, HTTP: streamClient}}).Message("1",
+		"tools/call", callOf("alpha", "echo", `{}`))
 	do("POST", joinedAt(base), modern, headers...)
-	for _, server := range []string{"alpha", "beside", "kid", "down", "nobody"} {
-		for _, way := range waysIn(base, server)[1:] {
-			do("POST", way.at, rpc("initialize", `{`+initParams+`}`))
-			do("POST", way.at, rpc("tools/call", `{`+echoes+`}`))
-			do("POST", way.at, notification)
+	for _, server := range []string{"alpha", "second", "kid", "down", "absent"} {
+		for _, endpoint := range endpointsOf(base, server)[1:] {
+			do("POST", endpoint.url, rpc("initialize", `{`+initParams+`}`))
+			do("POST", endpoint.url, rpc("tools/call", `{`+echoes+`}`))
+			do("POST", endpoint.url, notification)
 		}
 	}
-	if strings.Contains(who.name, "in params") {
-		return // there must be some
+	if strings.Contains(sender.name, "in params") {
+		return // these clients need params
 	}
 	do("POST", joinedAt(base), `{`)
 	do("POST", rpcAt(base, "alpha"), `{`)
@@ -311,143 +321,159 @@ func (v *vault) visit(t *testing.T, who visitor) {
 	do("DELETE", joinedAt(base), "")
 }
 
-// children adds what can be seen of processes that run.
-func (v *vault) children(t *testing.T) {
+// inspectChildren adds what /proc shows of running children.
+func (v *leakTest) inspectChildren(t *testing.T) {
 	t.Helper()
 	for name, journal := range map[string]journal{"the child kid": v.kid, "the child quiet": v.quiet} {
 		for _, e := range journal.entries(t, "start") {
 			for _, file := range []string{"environ", "cmdline"} {
-				text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/%s", e.PID, file)) // those that have ended have none
-				v.all.add(name+" in "+file, string(text))
+				text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/%s", e.PID, file)) // fails if the process has ended
+				v.evidence.add(name+" in "+file, string(text))
 			}
 		}
 	}
 }
 
-// mistakes has it refuse configurations in which something is wrong with a secret.
-func (v *vault) mistakes(t *testing.T) {
+// loadBadConfigs loads configurations with an invalid secret. Caddy must refuse them.
+func (v *leakTest) loadBadConfigs(t *testing.T) {
 	t.Helper()
 	for name, broken := range map[string]string{
-		"a secret that is written out":    strings.Replace(v.config(), "{env.PLANTED_HMAC}", v.writtenHMAC.value, 1),
-		"a secret that is missing":        strings.Replace(v.config(), "{env.PLANTED_HMAC}", "{env.PLANTED_NOTHING}", 1),
-		"two clients of one token":        strings.Replace(v.config(), "auth token {env.PLANTED_BEARER} main", "auth token {env.PLANTED_BEARER} main\nauth token "+v.bearer.value+" double", 1),
-		"a short key":                     strings.Replace(v.config(), "session_key {env.PLANTED_SESSION_KEY}", "session_key short", 1),
-		"a word after a client's token":   strings.Replace(v.config(), "token {env.PLANTED_PROXY}", "token "+v.proxy.value+" more", 1),
-		"a word after a token":            strings.Replace(v.config(), "token "+v.written.value+" written", "token "+v.written.value+" written more", 1),
-		"a word after a token in a block": strings.Replace(v.config(), "auth token "+v.written.value+" written", block("auth token", "written "+v.written.value+" more"), 1),
-		"a word before a token":           strings.Replace(v.config(), "auth token "+v.written.value+" written", block("auth token", "written more "+v.written.value), 1),
-		"a name in the place of a token":  strings.Replace(v.config(), "auth token "+v.written.value+" written", block("auth token", v.written.value), 1),
-		"a word after a secret":           strings.Replace(v.config(), "{env.PLANTED_HMAC}", v.writtenHMAC.value+" more", 1),
-		"a word after a key":              strings.Replace(v.config(), "{env.PLANTED_SESSION_KEY}", v.session.value+" more", 1),
-		"a token of many":                 strings.Replace(v.config(), "client eve {\ntoken {env.PLANTED_PROXY}", "client eve* {\ntoken "+v.proxy.value, 1),
-		"a token where none belongs":      strings.Replace(v.config(), "match alice", "match alice\nauthToken "+v.written.value, 1),
+		"a literal secret": strings.Replace(v.config(), "{env.PLANTED_HMAC}", v.writtenHMAC.value, 1),
+		"a missing secret": strings.Replace(v.config(), "{env.PLANTED_HMAC}", "{env.PLANTED_NOTHING}", 1),
+		"two clients, one token": strings.Replace(v.config(), "auth token {env.PLANTED_BEARER} main",
+			"auth token {env.PLANTED_BEARER} main\nauth token "+v.bearer.value+" double", 1),
+		"a short key": strings.Replace(v.config(), "session_key {env.PLANTED_SESSION_KEY}",
+			"session_key short", 1),
+		"a word after a client's token": strings.Replace(v.config(), "token {env.PLANTED_PROXY}", "token "+v.proxy.value+
+			" more", 1),
+		"a word after a token": strings.Replace(v.config(), "token "+v.written.value+" written",
+			"token "+v.written.value+" written more", 1),
+		"a word after a token in a block": strings.Replace(v.config(), "auth token "+v.written.value+" written",
+			block("auth token", "written "+v.written.value+" more"), 1),
+		"a word before a token": strings.Replace(v.config(), "auth token "+v.written.value+" written",
+			block("auth token", "written more "+v.written.value), 1),
+		"a name instead of a token": strings.Replace(v.config(), "auth token "+v.written.value+" written",
+			block("auth token", v.written.value), 1),
+		"a word after a secret": strings.Replace(v.config(), "{env.PLANTED_HMAC}", v.writtenHMAC.value+" more", 1),
+		"a word after a key": strings.Replace(v.config(), "{env.PLANTED_SESSION_KEY}", v.session.value+" more",
+			1),
+		"a token for a client pattern": strings.Replace(v.config(), "client eve {\ntoken {env.PLANTED_PROXY}",
+			"client eve* {\ntoken "+v.proxy.value, 1),
+		"a token in an unknown option": strings.Replace(v.config(), "match alice", "match alice\nauthToken "+
+			v.written.value, 1),
 	} {
-		if got := v.operate(t, "POST", "/load", broken, isCaddyfile); got.StatusCode == 200 {
+		if got := v.askAdmin(t, "POST", "/load", broken, isCaddyfile); got.StatusCode == 200 {
 			t.Errorf("%s is accepted", name)
 		}
-		if v.command(t, "", "validate", "--config", inFile(t, broken)) == nil {
+		if v.command(t, "", "validate", "--config", writeCaddyfile(t, broken)) == nil {
 			t.Errorf("%s is valid", name)
 		}
 	}
 }
 
 // command runs another command of the binary.
-func (v *vault) command(t *testing.T, stdin string, args ...string) error {
+func (v *leakTest) command(t *testing.T, stdin string, args ...string) error {
 	t.Helper()
 	cmd := caddy(t, args...)
 	cmd.Env = append(cmd.Env, v.environment...)
 	cmd.Stdin = strings.NewReader(stdin)
 	said, err := cmd.CombinedOutput()
-	v.all.add("caddy "+args[0], string(said))
+	v.evidence.add("caddy "+args[0], string(said))
 	return err
 }
 
-// administer asks everything that an operator can ask.
-func (v *vault) administer(t *testing.T) {
+// queryAdmin calls everything that the admin API offers.
+func (v *leakTest) queryAdmin(t *testing.T) {
 	t.Helper()
 	for _, path := range []string{
-		"/config/", "/config/apps", "/metrics", "/reverse_proxy/upstreams", "/mcp_gateway/servers", "/mcp_gateway/servers/alpha?gateway=main", "/mcp_gateway/servers/kid?gateway=main",
-		"/mcp_gateway/clients", "/mcp_gateway/metrics", "/mcp_gateway/tools", "/mcp_gateway/tools/changes", "/mcp_gateway/templates", "/mcp_gateway/servers/none", "/debug/vars", "/debug/pprof/cmdline",
+		"/config/", "/config/apps", "/metrics", "/reverse_proxy/upstreams", "/mcp_gateway/servers",
+		"/mcp_gateway/servers/alpha?gateway=main", "/mcp_gateway/servers/kid?gateway=main",
+		"/mcp_gateway/clients", "/mcp_gateway/metrics", "/mcp_gateway/tools", "/mcp_gateway/tools/changes",
+		"/mcp_gateway/templates", "/mcp_gateway/servers/none", "/debug/vars", "/debug/pprof/cmdline",
 	} {
-		v.operate(t, "GET", path, "")
+		v.askAdmin(t, "GET", path, "")
 	}
-	for _, path := range []string{"/mcp_gateway/servers/kid/restart?gateway=main", "/mcp_gateway/servers/alpha/refresh?gateway=main", "/mcp_gateway/servers/none/restart"} {
-		v.operate(t, "POST", path, "")
+	for _, path := range []string{"/mcp_gateway/servers/kid/restart?gateway=main",
+		"/mcp_gateway/servers/alpha/refresh?gateway=main", "/mcp_gateway/servers/none/restart"} {
+		v.askAdmin(t, "POST", path, "")
 	}
-	if got := v.operate(t, "POST", "/adapt", v.config(), isCaddyfile); got.StatusCode != 200 || !strings.Contains(got.body, "sha256:") {
+	if got := v.askAdmin(t, "POST", "/adapt", v.config(), isCaddyfile); got.StatusCode != 200 ||
+		!strings.Contains(got.body, "sha256:") {
 		t.Errorf("%d %.300s", got.StatusCode, got.body)
 	}
 }
 
-// gather adds what is left when the process has ended.
-func (v *vault) gather(t *testing.T) {
+// collectFiles adds the files that remain after the process has exited.
+func (v *leakTest) collectFiles(t *testing.T) {
 	t.Helper()
-	v.all.files(t, "what it wrote", v.dir)
-	v.all.files(t, "what it keeps", v.home)
+	v.evidence.files(t, "the log directory", v.dir)
+	v.evidence.files(t, "the data directory", v.home)
 	for name, journal := range map[string]journal{"the child kid": v.kid, "the child quiet": v.quiet} {
 		text, err := os.ReadFile(string(journal))
 		if err != nil {
 			t.Fatal(err)
 		}
-		v.all.add("what "+name+" has read", string(text))
+		v.evidence.add("what "+name+" has read", string(text))
 	}
-	for name, w := range map[string]*remoteServer{"the upstream": v.server, "the other upstream": v.beside} {
+	for name, w := range map[string]*remoteServer{"the upstream": v.server, "the other upstream": v.secondServer} {
 		for _, r := range w.Received() {
-			v.all.add(name, fmt.Sprintln(r.Method, r.HTTP.URL.RequestURI(), r.HTTP.Header, r.Body))
+			v.evidence.add(name, fmt.Sprintln(r.Method, r.HTTP.URL.RequestURI(), r.HTTP.Header, r.Body))
 		}
 	}
 }
 
-// Secrets are in environments and requests, and in nothing that the process lets out
-// (A31).
+// Secrets are in environments and requests, and in nothing that the process writes or sends elsewhere (A31).
 func TestAccessKeepsSecrets(t *testing.T) {
 	isolate(t)
-	v := plant(t)
+	v := newLeakTest(t)
 	v.start(t)
-	for _, who := range v.visitors(t) {
-		v.visit(t, who)
+	for _, sender := range v.clients(t) {
+		v.sendRequests(t, sender)
 	}
-	v.children(t)
+	v.inspectChildren(t)
 	reloaded := strings.Replace(v.config("respond /x hello"), "separator __", "separator __\nhealth_interval 10m", 1)
-	if got := v.operate(t, "POST", "/load", reloaded, isCaddyfile); got.StatusCode != 200 {
+	if got := v.askAdmin(t, "POST", "/load", reloaded, isCaddyfile); got.StatusCode != 200 {
 		t.Fatalf("got %d %s, want 200", got.StatusCode, got.body)
 	}
-	for _, who := range v.visitors(t) {
-		v.visit(t, who)
+	for _, sender := range v.clients(t) {
+		v.sendRequests(t, sender)
 	}
-	v.children(t)
-	v.mistakes(t)
-	v.administer(t)
-	config := inFile(t, v.config())
-	asked := stdioGreeting + toolCall{"alpha__echo", `{}`}.request() + "\n" + toolCall{"quiet__env", `{}`}.request() + "\n"
-	if err := errors.Join(v.command(t, "", "adapt", "--config", config), v.command(t, asked, "mcp-stdio", "--config", config, "--gateway", "main")); err != nil {
+	v.inspectChildren(t)
+	v.loadBadConfigs(t)
+	v.queryAdmin(t)
+	config := writeCaddyfile(t, v.config())
+	asked := stdioHandshake + toolCall{"alpha__echo", `{}`}.request() + "\n" + toolCall{"quiet__env", `{}`}.request() +
+		"\n"
+	if err := errors.Join(v.command(t, "", "adapt", "--config", config), v.command(t, asked, "mcp-stdio", "--config",
+		config, "--gateway", "main")); err != nil {
 		t.Error(err)
 	}
 	v.stop(t)
-	v.gather(t)
+	v.collectFiles(t)
 
-	for i, found := range v.all.search(v.secrets()) {
+	for i, found := range v.evidence.search(v.secrets()) {
 		if i < 20 {
 			t.Errorf("A31 %s", found)
 		}
 	}
-	t.Run("A31 they were there to be found", func(t *testing.T) {
+	t.Run("A31 the search works", func(t *testing.T) {
 		upstream, child := v.upstream, v.child
-		upstream.belongs, child.belongs = nil, nil
-		for _, secret := range []planted{upstream, child} {
-			if len(v.all.search([]planted{secret})) == 0 {
-				t.Errorf("the %s is not where it belongs", secret.name)
+		upstream.allowed, child.allowed = nil, nil
+		for _, secret := range []plantedSecret{upstream, child} {
+			if len(v.evidence.search([]plantedSecret{secret})) == 0 {
+				t.Errorf("the %s is not in its allowed places", secret.name)
 			}
 		}
 		var logged strings.Builder
-		for place, text := range v.all {
-			if strings.HasPrefix(place, "what it wrote") {
+		for place, text := range v.evidence {
+			if strings.HasPrefix(place, "the log directory") {
 				logged.WriteString(text)
 			}
 		}
-		for _, text := range []string{`"logger":"http.log.access`, `"logger":"http.handlers.mcp_gateway.audit"`, `"level":"debug"`, "REDACTED", "upstream roundtrip"} {
+		for _, text := range []string{`"logger":"http.log.access`, `"logger":"http.handlers.mcp_gateway.audit"`,
+			`"level":"debug"`, "REDACTED", "upstream roundtrip"} {
 			if !strings.Contains(logged.String(), text) {
-				t.Errorf("nothing was logged of %s", text)
+				t.Errorf("the log does not contain %s", text)
 			}
 		}
 		saved, err := os.ReadFile(filepath.Join(v.home, "caddy", "autosave.json"))

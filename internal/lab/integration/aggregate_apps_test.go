@@ -14,13 +14,14 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// canShow are the capabilities of a host of MCP Apps.
-const canShow = `{"extensions":{"io.modelcontextprotocol/ui":{"mimeTypes":["text/html;profile=mcp-app"]}}}`
+// appsCapabilities are the capabilities of an MCP Apps host.
+const appsCapabilities = `{"extensions":{"io.modelcontextprotocol/ui":{"mimeTypes":["text/html;profile=mcp-app"]}}}`
 
-// exampleApps are the example servers of MCP Apps that npm has put into the folder apps.
-var exampleApps = []string{"map", "basic-vanillajs", "budget-allocator", "system-monitor", "threejs", "pdf", "wiki-explorer", "cohort-heatmap"}
+// exampleApps are the MCP Apps example servers that npm installs into the folder apps.
+var exampleApps = []string{"map", "basic-vanillajs", "budget-allocator", "system-monitor", "threejs", "pdf",
+	"wiki-explorer", "cohort-heatmap"}
 
-// exampleApp is the command that starts such a server.
+// exampleApp returns the command that starts an example server.
 func exampleApp(t *testing.T, name string) []string {
 	t.Helper()
 	const modules = "apps/node_modules/@modelcontextprotocol/server-"
@@ -33,23 +34,24 @@ func exampleApp(t *testing.T, name string) []string {
 	return []string{"node", modules + name + "/dist/index.js", "--stdio"}
 }
 
-// A shownTool is a tool and what it says of its UI resource, as it stands.
-type shownTool struct {
+// A uiTool is a tool with a UI resource.
+type uiTool struct {
 	Name string
 	Meta json.RawMessage `json:"_meta"`
 	uri  string
 }
 
-// shownTools returns the tools of a result that have a UI.
-func shownTools(t *testing.T, result json.RawMessage) (shown []shownTool) {
+// uiTools returns the tools of a result that have a UI.
+func uiTools(t *testing.T, result json.RawMessage) (shown []uiTool) {
 	t.Helper()
-	var list struct{ Tools []shownTool }
+	var list struct{ Tools []uiTool }
 	if err := json.Unmarshal(result, &list); err != nil {
 		t.Fatalf("%v: %.300s", err, result)
 	}
 	for _, tool := range list.Tools {
 		var meta struct{ UI struct{ ResourceURI string } }
-		if _ = json.Unmarshal(tool.Meta, &meta); meta.UI.ResourceURI != "" {
+		_ = json.Unmarshal(tool.Meta, &meta)
+		if meta.UI.ResourceURI != "" {
 			tool.uri = meta.UI.ResourceURI
 			shown = append(shown, tool)
 		}
@@ -57,7 +59,7 @@ func shownTools(t *testing.T, result json.RawMessage) (shown []shownTool) {
 	return shown
 }
 
-// contentsOf returns the contents of a result, as they stand.
+// contentsOf returns the raw contents of a result.
 func contentsOf(t *testing.T, result json.RawMessage) string {
 	t.Helper()
 	var read struct{ Contents json.RawMessage }
@@ -69,8 +71,8 @@ func contentsOf(t *testing.T, result json.RawMessage) string {
 
 func readURI(uri string) string { return `{"uri":` + quote(uri) + `}` }
 
-// TestAppsOfExampleServers has hosts of both eras read the UI resources of all example servers
-// behind one gateway. They get what the servers give, to the byte, also where results are masked.
+// Hosts of both eras read the UI resources of all example servers through one gateway. They get every byte of the
+// servers, even if results are masked.
 func TestAppsOfExampleServers(t *testing.T) {
 	isolate(t)
 	lines := []string{"separator __", "join_timeout 2m", "response_timeout 2m", "mask"} // the machine may be slow
@@ -80,32 +82,32 @@ func TestAppsOfExampleServers(t *testing.T) {
 	direct := map[string]*directServer{}
 	for _, name := range exampleApps {
 		command := exampleApp(t, name)
-		direct[name] = startDirectly(t, exec.CommandContext(t.Context(), command[0], command[1:]...))
+		direct[name] = startDirect(t, exec.CommandContext(t.Context(), command[0], command[1:]...))
 	}
 	url := serve(t, gateway(lines...))
 	var all []exampleUI
 	for _, name := range exampleApps {
-		all = append(all, uisOf(t, name, direct[name])...)
+		all = append(all, uiResources(t, name, direct[name])...)
 	}
 	for _, era := range clientEras {
 		t.Run(era.name, func(t *testing.T) {
-			c := newSpeaker(t, joinedAt(url), era.modern, canShow)
-			listed := shownTools(t, c.ask(t, "tools/list", `{}`).answer.Result)
+			c := newTestClient(t, joinedAt(url), era.modern, appsCapabilities)
+			listed := uiTools(t, c.ask(t, "tools/list", `{}`).answer.Result)
 			for _, ui := range all {
-				i := slices.IndexFunc(listed, func(l shownTool) bool { return l.Name == ui.server+"__"+ui.tool.Name })
+				i := slices.IndexFunc(listed, func(l uiTool) bool { return l.Name == ui.server+"__"+ui.tool.Name })
 				if i < 0 || string(listed[i].Meta) != string(ui.tool.Meta) {
 					t.Errorf("%s of %s: got %v, want %s", ui.tool.Name, ui.server, listed, ui.tool.Meta)
 					continue
 				}
 				read := readURI(ui.tool.uri)
-				single := newSpeaker(t, mcpAt(url, ui.server), era.modern, canShow)
-				for at, got := range map[string]json.RawMessage{
+				single := newTestClient(t, mcpAt(url, ui.server), era.modern, appsCapabilities)
+				for endpoint, got := range map[string]json.RawMessage{
 					"/mcp":          c.ask(t, "resources/read", read).answer.Result,
 					"/mcp/{server}": single.ask(t, "resources/read", read).answer.Result,
 				} {
-					same(t, contentsOf(t, got), contentsOf(t, ui.whole))
-					if !era.modern && string(got) != string(ui.whole) {
-						t.Errorf("%s at %s: %d bytes, %d of the server itself", ui.tool.uri, at, len(got), len(ui.whole))
+					same(t, contentsOf(t, got), contentsOf(t, ui.result))
+					if !era.modern && string(got) != string(ui.result) {
+						t.Errorf("%s at %s: got %d bytes, want %d", ui.tool.uri, endpoint, len(got), len(ui.result))
 					}
 				}
 			}
@@ -115,7 +117,7 @@ func TestAppsOfExampleServers(t *testing.T) {
 		for _, ui := range all {
 			var answer struct{ Result json.RawMessage }
 			_ = json.Unmarshal([]byte(post(t, rpcAt(url, ui.server), rpc("resources/read", readURI(ui.tool.uri))).body), &answer)
-			same(t, string(answer.Result), string(ui.whole))
+			same(t, string(answer.Result), string(ui.result))
 		}
 	})
 }
@@ -123,18 +125,18 @@ func TestAppsOfExampleServers(t *testing.T) {
 // An exampleUI is a UI resource of an example server.
 type exampleUI struct {
 	server string
-	tool   shownTool       // that names it
-	whole  json.RawMessage // the result of reading it
+	tool   uiTool          // tool that names the resource
+	result json.RawMessage // result of resources/read
 }
 
-// uisOf returns the UI resources of a server, as the server itself gives them.
-func uisOf(t *testing.T, name string, s *directServer) (uis []exampleUI) {
+// uiResources returns the UI resources of a server, read without a gateway.
+func uiResources(t *testing.T, name string, s *directServer) (uis []exampleUI) {
 	t.Helper()
-	s.initialize(t, canShow)
-	for _, tool := range shownTools(t, s.ask(t, "tools/list", `{}`)) {
+	s.initialize(t, appsCapabilities)
+	for _, tool := range uiTools(t, s.ask(t, "tools/list", `{}`)) {
 		whole := s.ask(t, "resources/read", readURI(tool.uri))
 		if contents := contentsOf(t, whole); len(contents) < 100_000 || !strings.Contains(contents, tool.uri) {
-			t.Errorf("%s itself gives %d bytes, %.100s", tool.uri, len(contents), contents)
+			t.Errorf("%s without a gateway: %d bytes, %.100s", tool.uri, len(contents), contents)
 		}
 		uis = append(uis, exampleUI{name, tool, whole})
 	}
@@ -144,17 +146,19 @@ func uisOf(t *testing.T, name string, s *directServer) (uis []exampleUI) {
 	return uis
 }
 
-// newApp starts a server of both eras whose tool shows its results by a UI resource. What is read
-// of it says whose it is.
-func newApp(t *testing.T, name, uri string) *remoteServer {
+// newAppServer starts a server of both eras whose tool has a UI resource. The resource contains the name of the
+// server.
+func newAppServer(t *testing.T, name, uri string) *remoteServer {
 	t.Helper()
 	s := serveScript(t, &mcptest.Script{Tools: []string{
-		`{"name":"show","inputSchema":{"type":"object"},"_meta":{"ui":{"resourceUri":` + quote(uri) + `},"ui/resourceUri":` + quote(uri) + `}}`,
+		`{"name":"show","inputSchema":{"type":"object"},"_meta":{"ui":{"resourceUri":` + quote(uri) + `},"ui/resourceUri":` +
+			quote(uri) + `}}`,
 	}})
 	s.Change(func(script *mcptest.Script) {
 		script.Handle = func(w http.ResponseWriter, r *mcptest.Received) bool {
 			if r.Method == "resources/read" {
-				r.Answer(w, `"result":{"contents":[{"uri":`+r.Param("uri")+`,"mimeType":"text/html;profile=mcp-app","text":"<h1>`+name+`</h1>"}]}`)
+				r.Answer(w, `"result":{"contents":[{"uri":`+r.Param("uri")+`,"mimeType":"text/html;profile=mcp-app","text":"<h1>`+
+					name+`</h1>"}]}`)
 				return true
 			}
 			return false
@@ -163,58 +167,64 @@ func newApp(t *testing.T, name, uri string) *remoteServer {
 	return s
 }
 
-// appOf checks that a resource is that of a server, and is called as it was asked for.
-func appOf(t *testing.T, c *speaker, uri, name string) {
+// expectApp fails the test unless a resource is from this server and has the requested URI.
+func expectApp(t *testing.T, c *testClient, uri, name string) {
 	t.Helper()
 	got := c.ask(t, "resources/read", readURI(uri)).answer
 	if !strings.Contains(got.Raw, `"uri":`+quote(uri)) || !strings.Contains(got.Raw, "<h1>"+name+"</h1>") {
-		t.Errorf("%s: got %s, want that of %s", uri, got.Raw, name)
+		t.Errorf("%s: got %s, want the resource of %s", uri, got.Raw, name)
 	}
 }
 
 func TestAppsWithTheSameURIStayApart(t *testing.T) {
 	isolate(t)
 	const uri = "ui://app/view.html"
-	lines := []string{"separator __", newApp(t, "one", uri).line("one"), newApp(t, "two", uri).line("two"), newApp(t, "three", "ui://three").line("three")}
-	for _, example := range []string{"maps", "more"} { // of the same program
+	lines := []string{"separator __", newAppServer(t, "one", uri).line("one"), newAppServer(t, "two", uri).line("two"),
+		newAppServer(t, "three", "ui://three").line("three")}
+	for _, example := range []string{"maps", "more"} { // both run the same program
 		lines = append(lines, block("server "+example+" stdio "+strings.Join(exampleApp(t, "map"), " "), "start_timeout 2m"))
 	}
 	url := serve(t, gateway(lines...))
 	for _, era := range clientEras {
 		t.Run(era.name, func(t *testing.T) {
-			c := newSpeaker(t, joinedAt(url), era.modern, canShow)
+			c := newTestClient(t, joinedAt(url), era.modern, appsCapabilities)
 			uris := map[string]string{}
-			for _, tool := range shownTools(t, c.ask(t, "tools/list", `{}`).answer.Result) {
-				if name, _, _ := strings.Cut(tool.Name, "__"); strings.HasPrefix(tool.uri, "ui://") {
+			for _, tool := range uiTools(t, c.ask(t, "tools/list", `{}`).answer.Result) {
+				if strings.HasPrefix(tool.uri, "ui://") {
+					name, _, _ := strings.Cut(tool.Name, "__")
 					uris[name] = tool.uri
 				}
 			}
-			if len(uris) != 5 || uris["one"] == uris["two"] || uris["one"] == uri || uris["maps"] == uris["more"] || uris["three"] != "ui://three" {
+			if len(uris) != 5 || uris["one"] == uris["two"] || uris["one"] == uri || uris["maps"] == uris["more"] ||
+				uris["three"] != "ui://three" {
 				t.Fatalf("got %v", uris)
 			}
-			other := newSpeaker(t, joinedAt(url), era.modern, `{}`) // they say all that is needed, to any client
+			other := newTestClient(t, joinedAt(url), era.modern, `{}`) // any client can read the listed URIs
 			for _, name := range []string{"one", "two", "three"} {
-				appOf(t, c, uris[name], name)
-				appOf(t, other, uris[name], name)
+				expectApp(t, c, uris[name], name)
+				expectApp(t, other, uris[name], name)
 			}
 			for _, name := range []string{"maps", "more"} {
-				if got := c.ask(t, "resources/read", readURI(uris[name])).answer; len(got.Raw) < 100_000 || !strings.Contains(got.Raw[:1000]+got.Raw[len(got.Raw)-1000:], uris[name]) {
+				if got := c.ask(t, "resources/read", readURI(uris[name])).answer; len(got.Raw) < 100_000 ||
+					!strings.Contains(got.Raw[:1000]+got.Raw[len(got.Raw)-1000:], uris[name]) {
 					t.Errorf("%s: got %.300s", uris[name], got.Raw)
 				}
 			}
 			got := c.ask(t, "resources/read", readURI(uri)).answer
-			if got.Error == nil || got.Error.Code != -32602 || !strings.Contains(got.Error.Message, uris["one"]) || !strings.Contains(got.Error.Message, uris["two"]) {
-				t.Errorf("what both have: got %s", got.Raw)
+			if got.Error == nil || got.Error.Code != -32602 || !strings.Contains(got.Error.Message, uris["one"]) ||
+				!strings.Contains(got.Error.Message, uris["two"]) {
+				t.Errorf("the shared URI: got %s", got.Raw)
 			}
 		})
 	}
 }
 
-// A client finds a resource by any URI that its server names, and nothing by others. What rules
-// forbid it looks like what does not exist.
+// A client can read a resource by each URI that its server names, and by no other. A denied resource looks like an
+// unknown one.
 func TestResourcesByTheirOwnURIs(t *testing.T) {
 	isolate(t)
-	secret, open, hidden := newApp(t, "secret", "ui://secret"), newApp(t, "open", "ui://open"), newApp(t, "hidden", "ui://hidden")
+	secret, open, hidden := newAppServer(t, "secret", "ui://secret"), newAppServer(t, "open", "ui://open"),
+		newAppServer(t, "hidden", "ui://hidden")
 	open.Change(func(s *mcptest.Script) {
 		s.Resources, s.Templates = []string{"docs://listed"}, []string{"docs://made/{+path}"}
 		reply := s.Handle
@@ -224,23 +234,26 @@ func TestResourcesByTheirOwnURIs(t *testing.T) {
 			case "initialize":
 				r.Answer(w, `"result":{"protocolVersion":"2025-11-25","serverInfo":{"name":"open","version":"1"},`+capabilities+`}`)
 			case "server/discover":
-				r.Answer(w, `"result":{"resultType":"complete","supportedVersions":["2026-07-28"],"ttlMs":0,"cacheScope":"private",`+capabilities+`}`)
+				r.Answer(w, `"result":{"resultType":"complete","supportedVersions":["2026-07-28"],"ttlMs":0,`+
+					`"cacheScope":"private",`+capabilities+`}`)
 			default:
 				return reply(w, r)
 			}
 			return true
 		}
 	})
-	url := serve(t, gateway(append(restricted("deny hidden::* resource:secret::ui://secret"), secret.line("secret"), open.line("open"), hidden.line("hidden"))...))
+	url := serve(t, gateway(append(rulesForEve("deny hidden::* resource:secret::ui://secret"), secret.line("secret"),
+		open.line("open"), hidden.line("hidden"))...))
 	for _, era := range clientEras {
 		t.Run(era.name, func(t *testing.T) {
-			zoe := newSpeaker(t, joinedAt(url), era.modern, canShow, bearer(zoeToken))
-			for uri, name := range map[string]string{"ui://secret": "secret", "ui://hidden": "hidden", "ui://open": "open", "docs://intro": "open", "docs://listed": "open", "docs://made/of/this": "open"} {
-				appOf(t, zoe, uri, name)
+			zoe := newTestClient(t, joinedAt(url), era.modern, appsCapabilities, bearer(zoeToken))
+			for uri, name := range map[string]string{"ui://secret": "secret", "ui://hidden": "hidden", "ui://open": "open",
+				"docs://intro": "open", "docs://listed": "open", "docs://made/of/this": "open"} {
+				expectApp(t, zoe, uri, name)
 			}
-			eve := newSpeaker(t, joinedAt(url), era.modern, canShow, bearer(eveToken))
+			eve := newTestClient(t, joinedAt(url), era.modern, appsCapabilities, bearer(eveToken))
 			before := secret.Count("resources/read") + hidden.Count()
-			appOf(t, eve, "ui://open", "open")
+			expectApp(t, eve, "ui://open", "open")
 			eve.ask(t, "tools/list", `{}`)
 			unknown := eve.ask(t, "resources/read", readURI("ui://unknown"))
 			if unknown.answer.Error == nil || unknown.answer.Error.Code != -32602 {
@@ -248,30 +261,33 @@ func TestResourcesByTheirOwnURIs(t *testing.T) {
 			}
 			for _, uri := range []string{"ui://secret", "ui://hidden"} {
 				got := eve.ask(t, "resources/read", readURI(uri))
-				if got.status != unknown.status || got.answer.Error == nil || got.answer.Error.Message != unknown.answer.Error.Message ||
+				if got.status != unknown.status || got.answer.Error == nil ||
+					got.answer.Error.Message != unknown.answer.Error.Message ||
 					strings.ReplaceAll(string(got.answer.Error.Data), uri, "ui://unknown") != string(unknown.answer.Error.Data) {
 					t.Errorf("%s: %d %s\nwant %d %s", uri, got.status, got.answer.Raw, unknown.status, unknown.answer.Raw)
 				}
 			}
 			if n := secret.Count("resources/read") + hidden.Count() - before; n != 0 {
-				t.Errorf("the servers were asked %d times", n)
+				t.Errorf("the servers received %d requests", n)
 			}
 		})
 	}
 }
 
-// Servers know which clients show UIs, and clients which servers have some: extensions pass.
+// Extensions pass in both directions: servers learn which clients show UIs, and clients which servers have some.
 func TestExtensionsPassBothWays(t *testing.T) {
 	isolate(t)
 	const ours = `"io.modelcontextprotocol/ui":{"mimeTypes":["text/html;profile=mcp-app"]}`
 	for _, era := range clientEras {
 		for _, legacyServer := range []bool{true, false} {
 			t.Run(fmt.Sprint(era.name, ", legacy server ", legacyServer), func(t *testing.T) {
-				remote := serveScript(t, &mcptest.Script{Legacy: legacyServer, Capabilities: `{"tools":{},"extensions":{"io.modelcontextprotocol/ui":{"x":[1]}}}`})
+				remote := serveScript(t, &mcptest.Script{Legacy: legacyServer,
+					Capabilities: `{"tools":{},"extensions":{"io.modelcontextprotocol/ui":{"x":[1]}}}`})
 				other := serveScript(t, &mcptest.Script{Capabilities: `{"tools":{},"extensions":{"com.example/other":{}}}`})
 				own := newJournal(t)
-				url := serve(t, gateway(remote.line("remote"), other.line("other"), block(child("own"), own.env(), "isolation session")))
-				c := newSpeaker(t, joinedAt(url), era.modern, canShow)
+				url := serve(t, gateway(remote.line("remote"), other.line("other"), block(child("own"), own.env(),
+					"isolation session")))
+				c := newTestClient(t, joinedAt(url), era.modern, appsCapabilities)
 				hello := c.ask(t, "server/discover", `{}`).answer
 				if !era.modern {
 					got, err := c.Initialize(t.Context(), "2025-11-25")
@@ -281,16 +297,16 @@ func TestExtensionsPassBothWays(t *testing.T) {
 					hello = got.Message
 				}
 				if !strings.Contains(hello.Raw, `"extensions":{"com.example/other":{},"io.modelcontextprotocol/ui":{"x":[1]}}`) {
-					t.Errorf("the client hears %s", hello.Raw)
+					t.Errorf("the client received %s", hello.Raw)
 				}
-				for name, heard := range map[string]func() []*mcptest.Received{
+				for name, received := range map[string]func() []*mcptest.Received{
 					"remote": func() []*mcptest.Received { return remote.Received("initialize", "server/discover") },
 					"own": func() []*mcptest.Received {
 						return slices.Concat(own.messages(t, "initialize"), own.messages(t, "server/discover"))
 					},
 				} {
-					await.Until(t, name+" to hear of it", func() bool { // a child that starts slowly is not waited for
-						all := heard()
+					await.Until(t, name+" to receive the extension", func() bool { // the gateway does not wait for a slow child
+						all := received()
 						return len(all) > 0 && strings.Contains(all[len(all)-1].Body, ours)
 					})
 				}

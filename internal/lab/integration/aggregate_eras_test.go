@@ -14,26 +14,26 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// The servers of the aggregate here, in their order: children and HTTP servers, of
-// the legacy era, of the modern era, and of both.
+// eraServers are the servers of the gateway in order: children and HTTP servers of the legacy era, of the modern era,
+// and of both.
 var eraServers = []string{"old", "new", "both", "farold", "farnew", "farboth", "farsse"}
 
-// isModern reports whether a server of the aggregate is spoken to in the modern era:
-// it knows no other, or it knows it and so does the client.
+// isModern reports whether the gateway uses the modern era with a server: the server has no other, or both the server
+// and the client support it.
 func isModern(server string, modernClient bool) bool {
 	return strings.HasSuffix(server, "new") || strings.HasSuffix(server, "both") && modernClient
 }
 
-// eras is an aggregate of servers of all eras.
-type eras struct {
-	at      string
+// An eraGateway serves servers of all eras.
+type eraGateway struct {
+	url     string
 	journal journal // of the children
 	remote  map[string]*mcptest.Remote
 }
 
-func newEras(t *testing.T, options ...string) *eras {
+func newEraGateway(t *testing.T, options ...string) *eraGateway {
 	t.Helper()
-	e := &eras{journal: newJournal(t), remote: map[string]*mcptest.Remote{
+	e := &eraGateway{journal: newJournal(t), remote: map[string]*mcptest.Remote{
 		"farold":  {Name: "farold", Legacy: true},
 		"farnew":  {Name: "farnew", Modern: true},
 		"farboth": {Name: "farboth", Legacy: true, Modern: true},
@@ -50,15 +50,14 @@ func newEras(t *testing.T, options ...string) *eras {
 		} else {
 			lines = append(lines, "server "+name+" http://"+upstream(t, e.remote[name])+"/mcp")
 		}
-		t.Cleanup(e.remote[name].Close) // before the upstream waits for it
+		t.Cleanup(e.remote[name].Close) // before closing the upstream, which waits for it
 	}
-	e.at = serve(t, gateway(append(lines, options...)...)) + "/mcp"
+	e.url = serve(t, gateway(append(lines, options...)...)) + "/mcp"
 	return e
 }
 
-// uri is the address of a resource of one of the servers there, and proxyURI the one
-// that clients of the aggregate know.
-func (e *eras) uri(server, name string) string {
+// uri returns the URI of a resource as its server knows it. proxyURI returns the URI for clients.
+func (e *eraGateway) uri(server, name string) string {
 	if e.remote[server] == nil {
 		return "file://" + server + "/" + name + ".txt"
 	}
@@ -66,29 +65,33 @@ func (e *eras) uri(server, name string) string {
 }
 
 func proxyURI(server, uri string) string {
-	return "proxy://resource/" + base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, `{"server":%q,"uri":%q}`, server, uri))
+	return "proxy://resource/" + base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, `{"server":%q,"uri":%q}`, server,
+		uri))
 }
 
-// The answers of a client, by what it is asked.
+// The client's responses to server requests.
 const (
 	rootsAnswer  = `{"roots":[{"uri":"file:///mine"}]}`
 	sampleAnswer = `{"model":"m","role":"assistant","content":{"type":"text","text":"hi"}}`
 	formAnswer   = `{"action":"accept","content":{"name":"me"}}`
 )
 
-var clientAnswers = map[string]string{"roots/list": rootsAnswer, "sampling/createMessage": sampleAnswer, "elicitation/create": formAnswer}
+var clientAnswers = map[string]string{"roots/list": rootsAnswer, "sampling/createMessage": sampleAnswer,
+	"elicitation/create": formAnswer}
 
-// questionParams are the params of what servers ask.
-var questionParams = map[string]string{
-	"roots/list":             `{}`,
-	"sampling/createMessage": `{"messages":[{"role":"user","content":{"type":"text","text":"?"}}],"maxTokens":12345678901234567}`,
-	"elicitation/create":     `{"message":"who?","requestedSchema":{"type":"object","properties":{"name":{"type":"string"}}}}`,
+// serverRequestParams are the params of server requests.
+var serverRequestParams = map[string]string{
+	"roots/list": `{}`,
+	"sampling/createMessage": `{"messages":[{"role":"user","content":{"type":"text","text":"?"}}],` +
+		`"maxTokens":12345678901234567}`,
+	"elicitation/create": `{"message":"who?","requestedSchema":{"type":"object",` +
+		`"properties":{"name":{"type":"string"}}}}`,
 }
 
 // forAll runs a test with clients of both eras and all servers.
-func (e *eras) forAll(t *testing.T, test func(t *testing.T, c *speaker, server string)) {
+func (e *eraGateway) forAll(t *testing.T, test func(t *testing.T, c *testClient, server string)) {
 	for _, era := range clientEras {
-		c := newSpeaker(t, e.at, era.modern, canAll)
+		c := newTestClient(t, e.url, era.modern, fullCapabilities)
 		for _, server := range eraServers {
 			t.Run(era.name+" and "+server, func(t *testing.T) { test(t, c, server) })
 		}
@@ -97,10 +100,10 @@ func (e *eras) forAll(t *testing.T, test func(t *testing.T, c *speaker, server s
 
 func TestAggregateEraLists(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
+	e := newEraGateway(t)
 	for _, era := range clientEras {
 		t.Run(era.name, func(t *testing.T) {
-			c := newSpeaker(t, e.at, era.modern, canAll)
+			c := newTestClient(t, e.url, era.modern, fullCapabilities)
 			for _, tt := range []struct{ method, member, key string }{
 				{"tools/list", "tools", "name"},
 				{"prompts/list", "prompts", "name"},
@@ -137,7 +140,8 @@ func TestAggregateEraLists(t *testing.T) {
 				if !slices.Equal(servers, eraServers) {
 					t.Errorf("A18 %s has items of %v", tt.method, servers)
 				}
-				if modern := string(result["resultType"]) == `"complete"` && result["ttlMs"] != nil && result["cacheScope"] != nil; modern != era.modern {
+				if modern := string(result["resultType"]) == `"complete"` && result["ttlMs"] != nil &&
+					result["cacheScope"] != nil; modern != era.modern {
 					t.Errorf("%s: %.300s", tt.method, got.answer.Raw)
 				}
 			}
@@ -146,7 +150,7 @@ func TestAggregateEraLists(t *testing.T) {
 			if era.modern {
 				method, hello = "server/discover", `{}`
 			} else {
-				c = &speaker{&mcpclient.Client{URL: c.URL, HTTP: lasting}}
+				c = &testClient{&mcpclient.Client{URL: c.URL, HTTP: streamClient}}
 			}
 			var result struct {
 				ProtocolVersion   string
@@ -155,7 +159,8 @@ func TestAggregateEraLists(t *testing.T) {
 			}
 			got := c.ask(t, method, hello)
 			_ = json.Unmarshal(got.answer.Result, &result)
-			if era.modern != slices.Contains(result.SupportedVersions, "2026-07-28") || !era.modern && result.ProtocolVersion != "2025-06-18" {
+			if era.modern != slices.Contains(result.SupportedVersions, "2026-07-28") || !era.modern &&
+				result.ProtocolVersion != "2025-06-18" {
 				t.Errorf("A5 %s", got.answer.Raw)
 			}
 			for _, category := range []string{"tools", "prompts", "resources", "completions"} {
@@ -170,8 +175,9 @@ func TestAggregateEraLists(t *testing.T) {
 	}
 	for name, remote := range e.remote {
 		for _, m := range append(remote.Seen("tools/list"), remote.Seen("tools/call")...) {
-			if modern := m.Header.Get("Mcp-Protocol-Version") == "2026-07-28"; name == "farold" && modern || name == "farnew" && !modern {
-				t.Errorf("%s has got %v", name, m)
+			if modern := m.Header.Get("Mcp-Protocol-Version") == "2026-07-28"; name == "farold" && modern || name == "farnew" &&
+				!modern {
+				t.Errorf("%s received %v", name, m)
 			}
 		}
 	}
@@ -179,19 +185,21 @@ func TestAggregateEraLists(t *testing.T) {
 
 func TestAggregateEraCalls(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
-	e.forAll(t, func(t *testing.T, c *speaker, server string) {
+	e := newEraGateway(t)
+	e.forAll(t, func(t *testing.T, c *testClient, server string) {
 		arguments := `{"text":"é\u00e9","n":12345678901234567890, "f":1.0}`
 		got := c.ask(t, "tools/call", callOf(server, "echo", arguments, `"unknown":[1]`, `"_meta":{"mine":1e2}`))
 		text := got.answer.Text()
-		if got.status != 200 || !strings.Contains(text, `"name":"echo","arguments":`+arguments+`,"unknown":[1]`) || !strings.Contains(text, `"mine":1e2`) {
+		if got.status != 200 || !strings.Contains(text, `"name":"echo","arguments":`+arguments+`,"unknown":[1]`) ||
+			!strings.Contains(text, `"mine":1e2`) {
 			t.Errorf("A8 %d %s", got.status, got.answer.Raw)
 		}
-		if modern := strings.Contains(text, "io.modelcontextprotocol/protocolVersion"); modern != isModern(server, c.Modern) && isModern(server, c.Modern) {
-			t.Errorf("it got %s", text)
+		if modern := strings.Contains(text, "io.modelcontextprotocol/protocolVersion"); modern != isModern(server,
+			c.Modern) && isModern(server, c.Modern) {
+			t.Errorf("the server received %s", text)
 		}
 		if modern := strings.Contains(string(got.answer.Result), `"resultType":"complete"`); c.Modern && !modern {
-			t.Errorf("a result of the modern era has a type: %s", got.answer.Raw)
+			t.Errorf("the result has no type of the modern era: %s", got.answer.Raw)
 		}
 
 		got = c.ask(t, "prompts/get", `{"name":"`+server+`__p","arguments":{"who":"you"}}`)
@@ -202,14 +210,16 @@ func TestAggregateEraCalls(t *testing.T) {
 		uri := proxyURI(server, e.uri(server, "data"))
 		got = c.ask(t, "resources/read", `{"uri":`+quote(uri)+`}`)
 		var read struct{ Contents []struct{ URI, Text string } }
-		if json.Unmarshal(got.answer.Result, &read) != nil || len(read.Contents) != 1 || read.Contents[0].Text != "data of "+server || read.Contents[0].URI != uri {
+		if json.Unmarshal(got.answer.Result, &read) != nil || len(read.Contents) != 1 || read.Contents[0].Text != "data of "+
+			server || read.Contents[0].URI != uri {
 			t.Errorf("A12 %s", got.answer.Raw)
 		}
 
-		for _, ref := range []string{`{"type":"ref/prompt","name":"` + server + `__p"}`, `{"type":"ref/resource","uri":` + quote(uri) + `}`} {
+		for _, ref := range []string{`{"type":"ref/prompt","name":"` + server + `__p"}`, `{"type":"ref/resource","uri":` +
+			quote(uri) + `}`} {
 			got = c.ask(t, "completion/complete", `{"ref":`+ref+`,"argument":{"name":"who","value":"x"}}`)
 			want := server + "-one"
-			if e.remote[server] != nil { // it tells what it got
+			if e.remote[server] != nil { // it returns what it received
 				want = `\"name\":\"p\"`
 				if strings.Contains(ref, "uri") {
 					want = `\"uri\":\"` + e.uri(server, "data")
@@ -224,15 +234,16 @@ func TestAggregateEraCalls(t *testing.T) {
 
 func TestAggregateEraProgress(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
-	e.forAll(t, func(t *testing.T, c *speaker, server string) {
+	e := newEraGateway(t)
+	e.forAll(t, func(t *testing.T, c *testClient, server string) {
 		for _, token := range []string{`"mine"`, `12345678901234567890`} {
 			got := c.ask(t, "tools/call", callOf(server, "progress", `{"steps":3}`, `"_meta":{"progressToken":`+token+`}`))
 			if len(got.events) != 3 {
 				t.Fatalf("A28 %v before %s", got.events, got.answer.Raw)
 			}
 			for i, m := range got.events {
-				if m.Method != "notifications/progress" || string(m.Params.ProgressToken) != token || m.Params.Progress != float64(i+1) || m.Params.Proxy.Server != server {
+				if m.Method != "notifications/progress" || string(m.Params.ProgressToken) != token ||
+					m.Params.Progress != float64(i+1) || m.Params.Proxy.Server != server {
 					t.Errorf("A26 event %d is %s", i, m.Raw)
 				}
 			}
@@ -241,18 +252,18 @@ func TestAggregateEraProgress(t *testing.T) {
 			}
 		}
 		if got := c.ask(t, "tools/call", callOf(server, "progress", `{"steps":3}`)); len(got.events) > 0 {
-			t.Errorf("nobody has asked for %v", got.events)
+			t.Errorf("got %v without a progress token", got.events)
 		}
 	})
 }
 
-// Progress has the token of the request on whose response it comes.
+// Progress has the token of the request whose response carries it.
 func TestAggregateEraProgressOfResumedCall(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
-	e.forAll(t, func(t *testing.T, c *speaker, server string) {
+	e := newEraGateway(t)
+	e.forAll(t, func(t *testing.T, c *testClient, server string) {
 		if e.remote[server] == nil {
-			return // it makes no progress when it asks
+			return // it sends no progress when it requests input
 		}
 		const mine, next = `"_meta":{"progressToken":"mine"}`, `"_meta":{"progressToken":"next"}`
 		params := callOf(server, "progress", `{"steps":2,"ask":"roots/list"}`, mine)
@@ -268,10 +279,11 @@ func TestAggregateEraProgressOfResumedCall(t *testing.T) {
 		m := note(d.next(t))
 		want := `["mine"1 "mine"2 "mine"3 "mine"4]`
 		if c.Modern {
-			d = c.begin(t, "tools/call", retried(strings.Replace(params, mine, next, 1), m.Input(t), func(string) string { return rootsAnswer }))
+			d = c.begin(t, "tools/call", retryParams(strings.Replace(params, mine, next, 1), m.Input(t),
+				func(string) string { return rootsAnswer }))
 			want = `["mine"1 "mine"2 "next"3 "next"4]`
 		} else {
-			c.replyTo(t, m, rootsAnswer)
+			c.respond(t, m, rootsAnswer)
 		}
 		if m = note(d.next(t)); m.Text() != "done" || fmt.Sprint(got) != want {
 			t.Errorf("A28 %v before %s", got, m.Raw)
@@ -281,101 +293,107 @@ func TestAggregateEraProgressOfResumedCall(t *testing.T) {
 		}
 		d, got = c.begin(t, "tools/call", params), nil
 		m = note(d.next(t))
-		d = c.begin(t, "tools/call", retried(strings.Replace(params, ","+mine, "", 1), m.Input(t), func(string) string { return rootsAnswer }))
+		d = c.begin(t, "tools/call", retryParams(strings.Replace(params, ","+mine, "", 1), m.Input(t),
+			func(string) string { return rootsAnswer }))
 		if m = note(d.next(t)); m.Text() != "done" || len(got) != 2 {
-			t.Errorf("A28 nobody has asked for it any more: %v before %s", got, m.Raw)
+			t.Errorf("A28 progress without a token: %v before %s", got, m.Raw)
 		}
 	})
 }
 
 func TestAggregateEraErrors(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
-	e.forAll(t, func(t *testing.T, c *speaker, server string) {
+	e := newEraGateway(t)
+	e.forAll(t, func(t *testing.T, c *testClient, server string) {
 		got := c.ask(t, "tools/call", callOf(server, "no-such-tool", `{}`))
-		if got.answer.Error == nil || got.answer.Error.Code != -32602 || got.answer.Error.Message != "Unknown tool: no-such-tool" {
+		if got.answer.Error == nil || got.answer.Error.Code != -32602 ||
+			got.answer.Error.Message != "Unknown tool: no-such-tool" {
 			t.Errorf("A9 %s", got.answer.Raw)
 		}
 		got = c.ask(t, "prompts/get", `{"name":"`+server+`__none"}`)
 		if got.answer.Error == nil || got.answer.Error.Code != -32602 || got.answer.Error.Message != "Unknown prompt: none" {
 			t.Errorf("A10 %s", got.answer.Raw)
 		}
-		got = c.ask(t, "resources/read", `{"uri":`+quote(proxyURI(server, "file://nobody/x.txt"))+`}`)
+		got = c.ask(t, "resources/read", `{"uri":`+quote(proxyURI(server, "file://absent/x.txt"))+`}`)
 		code := -32002
 		if isModern(server, c.Modern) {
 			code = -32602
 		}
-		if got.answer.Error == nil || got.answer.Error.Code != code && got.answer.Error.Code != -32602 || got.answer.Error.Message != "Resource not found" {
+		if got.answer.Error == nil || got.answer.Error.Code != code && got.answer.Error.Code != -32602 ||
+			got.answer.Error.Message != "Resource not found" {
 			t.Errorf("A12 %s", got.answer.Raw)
 		}
 		if e.remote[server] == nil {
 			return
 		}
-		got = c.ask(t, "tools/call", callOf(server, "fail", `{"code":-31999,"message":"né","data":{"n":12345678901234567890,"why":["x"]}}`))
-		if f := got.answer.Error; got.status != 200 || f == nil || f.Code != -31999 || f.Message != "né" || string(f.Data) != `{"n":12345678901234567890,"why":["x"]}` {
+		got = c.ask(t, "tools/call", callOf(server, "fail", `{"code":-31999,"message":"né",`+
+			`"data":{"n":12345678901234567890,"why":["x"]}}`))
+		if f := got.answer.Error; got.status != 200 || f == nil || f.Code != -31999 || f.Message != "né" ||
+			string(f.Data) != `{"n":12345678901234567890,"why":["x"]}` {
 			t.Errorf("G6 %d %s", got.status, got.answer.Raw)
 		}
 	})
 }
 
-// ask is the params of a call by which a server asks the client.
-func askBy(server, method string) string {
-	return callOf(server, "ask", `{"method":`+quote(method)+`,"params":`+questionParams[method]+`}`)
+// requestingCall returns the params of a call in which the server sends a request to the client.
+func requestingCall(server, method string) string {
+	return callOf(server, "ask", `{"method":`+quote(method)+`,"params":`+serverRequestParams[method]+`}`)
 }
 
-// members are those of an object.
-func members(object string) string { return object[1 : len(object)-1] }
+// membersOfObject returns the members of a JSON object, without braces.
+func membersOfObject(object string) string { return object[1 : len(object)-1] }
 
-// reached is the answer of a client as it has reached a server.
-func reached(text, answer string) bool { return text == answer || text == "["+answer+"]" }
+// isAnswer reports whether the text of a server contains the client's response.
+func isAnswer(text, answer string) bool { return text == answer || text == "["+answer+"]" }
 
 func TestAggregateEraQuestions(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
-	e.forAll(t, func(t *testing.T, c *speaker, server string) {
+	e := newEraGateway(t)
+	e.forAll(t, func(t *testing.T, c *testClient, server string) {
 		for method, answer := range clientAnswers {
-			params := askBy(server, method)
+			params := requestingCall(server, method)
 			d := c.begin(t, "tools/call", params)
 			first := d.next(t)
 			if c.Modern {
-				in := first.Input(t)
-				if len(in.InputRequests) != 1 {
+				input := first.Input(t)
+				if len(input.InputRequests) != 1 {
 					t.Fatalf("%s", first.Raw)
 				}
-				for _, q := range in.InputRequests {
-					if q.Method != method || !strings.Contains(string(q.Params), members(questionParams[method])) {
-						t.Errorf("asked %s", first.Raw)
+				for _, q := range input.InputRequests {
+					if q.Method != method || !strings.Contains(string(q.Params), membersOfObject(serverRequestParams[method])) {
+						t.Errorf("got server request %s", first.Raw)
 					}
 				}
-				if isModern(server, true) && e.remote[server] == nil && in.RequestState != server+" asked "+method {
-					t.Errorf("the state is not that of the server: %q", in.RequestState)
+				if isModern(server, true) && e.remote[server] == nil && input.RequestState != server+" asked "+method {
+					t.Errorf("got state %q, want the state of the server", input.RequestState)
 				}
-				first = c.ask(t, "tools/call", retried(params, in, func(string) string { return answer })).answer
+				first = c.ask(t, "tools/call", retryParams(params, input, func(string) string { return answer })).answer
 			} else {
-				if first.Method != method || first.Params.Proxy.Server != server || !strings.Contains(first.Raw, members(questionParams[method])) {
+				if first.Method != method || first.Params.Proxy.Server != server || !strings.Contains(first.Raw,
+					membersOfObject(serverRequestParams[method])) {
 					t.Fatalf("A23 %s", first.Raw)
 				}
-				c.replyTo(t, first, answer)
+				c.respond(t, first, answer)
 				first = d.finish(t).answer
 			}
-			if !reached(first.Text(), answer) {
-				t.Errorf("A23 the server has got %s\nwant %s", first.Raw, answer)
+			if !isAnswer(first.Text(), answer) {
+				t.Errorf("A23 the server received %s\nwant %s", first.Raw, answer)
 			}
 		}
 	})
-	// The calls of modern clients of legacy servers go on with the same call.
+	// A legacy server gets one call, even if the modern client retries it.
 	if calls := e.remote["farold"].Seen("tools/call"); len(calls) != 2*len(clientAnswers) {
-		t.Errorf("it was called %d times: %v", len(calls), calls)
+		t.Errorf("got %d calls: %v", len(calls), calls)
 	}
 }
 
-// Prompts and resources can ask, too.
+// Prompts and resources can send server requests, too.
 func TestAggregateEraQuestionsOfOthers(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
-	e.forAll(t, func(t *testing.T, c *speaker, server string) {
+	e := newEraGateway(t)
+	e.forAll(t, func(t *testing.T, c *testClient, server string) {
 		if e.remote[server] == nil {
-			return // its prompts and resources do not ask
+			return // its prompts and resources send no server requests
 		}
 		for method, params := range map[string]string{
 			"prompts/get":    `{"name":"` + server + `__p","arguments":{"ask":"yes"}}`,
@@ -384,12 +402,12 @@ func TestAggregateEraQuestionsOfOthers(t *testing.T) {
 			d := c.begin(t, method, params)
 			first := d.next(t)
 			if c.Modern {
-				first = c.ask(t, method, retried(params, first.Input(t), func(string) string { return rootsAnswer })).answer
+				first = c.ask(t, method, retryParams(params, first.Input(t), func(string) string { return rootsAnswer })).answer
 			} else {
 				if first.Method != "roots/list" {
 					t.Fatalf("%s", first.Raw)
 				}
-				c.replyTo(t, first, rootsAnswer)
+				c.respond(t, first, rootsAnswer)
 				first = d.finish(t).answer
 			}
 			if !strings.Contains(first.Raw, `file:///mine`) {
@@ -399,15 +417,15 @@ func TestAggregateEraQuestionsOfOthers(t *testing.T) {
 	})
 }
 
-// A server asks three times in one call, one after the other, and in another call two
-// things at once, which the client answers in the other order.
+// A server sends three server requests in one call, one after the other. In another call it sends two at once, which
+// the client answers in reverse order.
 func TestAggregateEraSeveralQuestions(t *testing.T) {
 	isolate(t)
 	const form = `{"action":"accept","content":{"n":%d}}`
-	e := newEras(t)
-	e.forAll(t, func(t *testing.T, c *speaker, server string) {
+	e := newEraGateway(t)
+	e.forAll(t, func(t *testing.T, c *testClient, server string) {
 		if e.remote[server] == nil {
-			return // it asks once
+			return // it sends one request
 		}
 		before := len(e.remote[server].Seen("tools/call"))
 
@@ -417,14 +435,15 @@ func TestAggregateEraSeveralQuestions(t *testing.T) {
 		for n := range 3 {
 			answer := fmt.Sprintf(form, n)
 			want = append(want, answer)
-			if m := d.next(t); c.Modern {
-				d = c.begin(t, "tools/call", retried(params, m.Input(t), func(string) string { return answer }))
+			m := d.next(t)
+			if c.Modern {
+				d = c.begin(t, "tools/call", retryParams(params, m.Input(t), func(string) string { return answer }))
 			} else {
-				c.replyTo(t, m, answer)
+				c.respond(t, m, answer)
 			}
 		}
 		if m := d.next(t); m.Text() != "["+strings.Join(want, ",")+"]" {
-			t.Errorf("one after the other: %s", m.Raw)
+			t.Errorf("sequential requests: %s", m.Raw)
 		}
 
 		params = callOf(server, "ask-all", `{"methods":["roots/list","sampling/createMessage"]}`)
@@ -432,34 +451,35 @@ func TestAggregateEraSeveralQuestions(t *testing.T) {
 		m := d.next(t)
 		if c.Modern { // in one round or in two
 			for rounds := 0; rounds < 2 && strings.Contains(m.Raw, "input_required"); rounds++ {
-				d = c.begin(t, "tools/call", retried(params, m.Input(t), func(method string) string { return clientAnswers[method] }))
+				d = c.begin(t, "tools/call", retryParams(params, m.Input(t),
+					func(method string) string { return clientAnswers[method] }))
 				m = d.next(t)
 			}
 		} else {
 			other := d.next(t) // before the first is answered
 			for _, q := range []mcpclient.Message{other, m} {
-				c.replyTo(t, q, clientAnswers[q.Method])
+				c.respond(t, q, clientAnswers[q.Method])
 			}
 			m = d.next(t)
 		}
 		if m.Text() != "["+rootsAnswer+","+sampleAnswer+"]" {
-			t.Errorf("at once: %s", m.Raw)
+			t.Errorf("concurrent requests: %s", m.Raw)
 		}
 		if calls := len(e.remote[server].Seen("tools/call")) - before; !isModern(server, c.Modern) && calls != 2 {
-			t.Errorf("the server was called %d times", calls)
+			t.Errorf("the server received %d calls", calls)
 		}
 	})
 }
 
 func TestAggregateEraRefusedQuestions(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
-	c := newSpeaker(t, e.at, false, canAll)
+	e := newEraGateway(t)
+	c := newTestClient(t, e.url, false, fullCapabilities)
 	for _, server := range eraServers {
 		t.Run(server, func(t *testing.T) {
-			d := c.begin(t, "tools/call", askBy(server, "sampling/createMessage"))
+			d := c.begin(t, "tools/call", requestingCall(server, "sampling/createMessage"))
 			q := d.next(t)
-			c.say(t, `{"jsonrpc":"2.0","id":`+string(q.ID)+`,"error":{"code":-1,"message":"the user says no","data":{"x":1}}}`)
+			c.post(t, `{"jsonrpc":"2.0","id":`+string(q.ID)+`,"error":{"code":-1,"message":"the user says no","data":{"x":1}}}`)
 			got := d.finish(t).answer
 			if !strings.Contains(got.Raw, "the user says no") {
 				t.Errorf("A23 %s", got.Raw)
@@ -468,19 +488,19 @@ func TestAggregateEraRefusedQuestions(t *testing.T) {
 	}
 }
 
-// Who cannot be asked gets an error, or its server does.
+// If the client lacks a capability, it or the server gets an error.
 func TestAggregateEraMissingCapability(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
+	e := newEraGateway(t)
 	for _, era := range clientEras {
 		for _, capabilities := range []string{`{}`, `{"roots":{}}`} {
-			c := newSpeaker(t, e.at, era.modern, capabilities)
+			c := newTestClient(t, e.url, era.modern, capabilities)
 			for _, server := range eraServers {
 				t.Run(era.name+" with "+capabilities+" and "+server, func(t *testing.T) {
 					for _, method := range []string{"sampling/createMessage", "elicitation/create"} {
-						got := c.ask(t, "tools/call", askBy(server, method)).answer
+						got := c.ask(t, "tools/call", requestingCall(server, method)).answer
 						switch {
-						case era.modern && isModern(server, true): // it is the server's business
+						case era.modern && isModern(server, true): // the server decides
 						case got.Error != nil:
 							if got.Error.Code != -32021 && got.Error.Code != -32601 || got.Error.Message == "" {
 								t.Errorf("A25 %s", got.Raw)
@@ -495,27 +515,28 @@ func TestAggregateEraMissingCapability(t *testing.T) {
 	}
 }
 
-// A client that takes no event stream cannot be asked in mid-call.
+// A legacy client that accepts no event stream cannot get server requests during a call.
 func TestAggregateEraNoEventStream(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
-	c := newSpeaker(t, e.at, false, canAll)
+	e := newEraGateway(t)
+	c := newTestClient(t, e.url, false, fullCapabilities)
 	for _, server := range eraServers {
 		t.Run(server, func(t *testing.T) {
-			got := c.ask(t, "tools/call", askBy(server, "sampling/createMessage"), "Accept: application/json").answer
+			got := c.ask(t, "tools/call", requestingCall(server, "sampling/createMessage"), "Accept: application/json").answer
 			if got.Error == nil && !strings.Contains(string(got.Result), `"isError":true`) {
 				t.Errorf("A25 %s", got.Raw)
 			}
-			if got := c.ask(t, "tools/call", callOf(server, "progress", `{"steps":2}`, `"_meta":{"progressToken":1}`), "Accept: application/json"); got.answer.Text() != "done" || len(got.events) > 0 {
+			if got := c.ask(t, "tools/call", callOf(server, "progress", `{"steps":2}`, `"_meta":{"progressToken":1}`),
+				"Accept: application/json"); got.answer.Text() != "done" || len(got.events) > 0 {
 				t.Errorf("%v %s", got.events, got.answer.Raw)
 			}
 		})
 	}
 }
 
-// hangs begins a call that does not end, and waits until the server has it. What it
-// returns counts the calls of the server that have been given up.
-func (e *eras) hangs(t *testing.T, c *speaker, server string) (d *dialogue, ended func() int) {
+// beginHangingCall begins a call that does not end, and waits until the server has received it. ended counts the
+// calls that the server has seen cancelled.
+func (e *eraGateway) beginHangingCall(t *testing.T, c *testClient, server string) (d *exchange, ended func() int) {
 	t.Helper()
 	if remote := e.remote[server]; remote != nil {
 		before, gone := len(remote.Seen("hanging")), len(remote.Seen("cancelled"))+len(remote.Seen("hung up"))
@@ -523,7 +544,7 @@ func (e *eras) hangs(t *testing.T, c *speaker, server string) (d *dialogue, ende
 		await.Until(t, "the call", func() bool { return len(remote.Seen("hanging")) > before })
 		return d, func() int { return len(remote.Seen("cancelled")) + len(remote.Seen("hung up")) - gone }
 	}
-	of := func(event string) (n int) {
+	count := func(event string) (n int) {
 		for _, entry := range e.journal.entries(t, event) {
 			if entry.ID == server {
 				n++
@@ -531,31 +552,31 @@ func (e *eras) hangs(t *testing.T, c *speaker, server string) (d *dialogue, ende
 		}
 		return n
 	}
-	before, gone := of("tools/call"), of("cancelled")
+	before, gone := count("tools/call"), count("cancelled")
 	d = c.begin(t, "tools/call", callOf(server, "hang", `{}`))
-	await.Until(t, "the call", func() bool { return of("tools/call") > before })
-	return d, func() int { return of("cancelled") - gone }
+	await.Until(t, "the call", func() bool { return count("tools/call") > before })
+	return d, func() int { return count("cancelled") - gone }
 }
 
 func TestAggregateEraCancellation(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
-	e.forAll(t, func(t *testing.T, c *speaker, server string) {
-		kept, keptEnded := e.hangs(t, c, server)
-		d, ended := e.hangs(t, c, server)
+	e := newEraGateway(t)
+	e.forAll(t, func(t *testing.T, c *testClient, server string) {
+		kept, keptEnded := e.beginHangingCall(t, c, server)
+		d, ended := e.beginHangingCall(t, c, server)
 		if c.Modern {
-			// Who says this over HTTP is heard, and no more.
-			c.say(t, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+d.ID+`}}`)
-			d.HangUp()
+			// In the modern era the gateway accepts this notification but ignores it.
+			c.post(t, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+d.ID+`}}`)
+			d.Cancel()
 		} else {
-			c.say(t, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+d.ID+`,"reason":"enough"}}`)
+			c.post(t, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+d.ID+`,"reason":"enough"}}`)
 		}
 		await.Until(t, "the end of the call at the server", func() bool { return ended() > 0 })
 		if !c.Modern {
-			d.ended(t)
+			d.awaitEnd(t)
 		}
 		if n := keptEnded(); n != 1 {
-			t.Errorf("A28 %d calls have ended", n)
+			t.Errorf("A28 %d calls have ended, want 1", n)
 		}
 		if remote := e.remote[server]; remote != nil {
 			want := "hung up"
@@ -563,7 +584,7 @@ func TestAggregateEraCancellation(t *testing.T) {
 				want = "cancelled"
 			}
 			if len(remote.Seen(want)) == 0 {
-				t.Errorf("A28 nothing was %s", want)
+				t.Errorf("A28 no call was %s", want)
 			}
 		}
 		select {
@@ -571,112 +592,109 @@ func TestAggregateEraCancellation(t *testing.T) {
 			t.Errorf("A28 the other call got %v %t", m, ok)
 		default:
 		}
-		kept.HangUp()
-		if !c.Modern { // for whom to hang up is not to cancel
-			c.say(t, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+kept.ID+`}}`)
+		kept.Cancel()
+		if !c.Modern { // a closed connection does not cancel a legacy call
+			c.post(t, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+kept.ID+`}}`)
 		}
-		kept.ended(t)
+		kept.awaitEnd(t)
 	})
 	for _, m := range e.remote["farnew"].Seen("notifications/cancelled") {
-		t.Errorf("a server of the modern era has got %s", m.Body)
+		t.Errorf("a modern server received %s", m.Body)
 	}
 }
 
-// A call that was held open for an answer is cancelled under the id that its server
-// knows it by.
+// A call that waited for a response of the client is cancelled with the id that its server knows.
 func TestAggregateEraCancelsResumedCall(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
-	c := newSpeaker(t, e.at, true, canAll)
+	e := newEraGateway(t)
+	c := newTestClient(t, e.url, true, fullCapabilities)
 	remote := e.remote["farold"]
 	params := callOf("farold", "hang", `{"ask":"roots/list"}`)
-	in := c.ask(t, "tools/call", params).answer.Input(t)
-	d := c.begin(t, "tools/call", retried(params, in, func(string) string { return rootsAnswer }))
-	await.Until(t, "the call to go on", func() bool { return len(remote.Seen("hanging")) > 0 })
-	d.HangUp()
+	input := c.ask(t, "tools/call", params).answer.Input(t)
+	d := c.begin(t, "tools/call", retryParams(params, input, func(string) string { return rootsAnswer }))
+	await.Until(t, "the call to continue", func() bool { return len(remote.Seen("hanging")) > 0 })
+	d.Cancel()
 	await.Until(t, "the cancellation", func() bool { return len(remote.Seen("cancelled")) > 0 })
 	if calls := remote.Seen("tools/call"); len(calls) != 1 || calls[0].ID != remote.Seen("cancelled")[0].ID {
 		t.Errorf("%v", calls)
 	}
 }
 
-// What a client of the modern era has been asked is for nobody else to answer, and
-// only once.
+// Only the client that got a server request can answer it, and only once. (Modern clients.)
 func TestAggregateEraHeldCallsAreTheirOwners(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
-	alice := newSpeaker(t, e.at, true, canAll, "Authorization: Bearer alice")
-	bob := newSpeaker(t, e.at, true, canAll, "Authorization: Bearer bob")
-	nobody := newSpeaker(t, e.at, true, canAll)
+	e := newEraGateway(t)
+	alice := newTestClient(t, e.url, true, fullCapabilities, "Authorization: Bearer alice")
+	bob := newTestClient(t, e.url, true, fullCapabilities, "Authorization: Bearer bob")
+	anonymous := newTestClient(t, e.url, true, fullCapabilities)
 	for _, server := range []string{"old", "farold"} {
 		t.Run(server, func(t *testing.T) {
-			params := askBy(server, "elicitation/create")
-			in := alice.ask(t, "tools/call", params).answer.Input(t)
-			again := retried(params, in, func(string) string { return formAnswer })
-			for name, other := range map[string]*speaker{"bob": bob, "nobody": nobody} {
+			params := requestingCall(server, "elicitation/create")
+			input := alice.ask(t, "tools/call", params).answer.Input(t)
+			again := retryParams(params, input, func(string) string { return formAnswer })
+			for name, other := range map[string]*testClient{"bob": bob, "an anonymous client": anonymous} {
 				if got := other.ask(t, "tools/call", again).answer; got.Error == nil || got.Error.Code != -32602 {
-					t.Errorf("%s has got %s", name, got.Raw)
+					t.Errorf("%s got %s", name, got.Raw)
 				}
 			}
 			for name, state := range map[string]string{
-				"a forged state": in.RequestState[:len(in.RequestState)-4] + "AAAA",
+				"a forged state": input.RequestState[:len(input.RequestState)-4] + "AAAA",
 				"an empty state": "",
 				"another state":  "not ours",
 			} {
-				forged := strings.Replace(again, quote(in.RequestState), quote(state), 1)
+				forged := strings.Replace(again, quote(input.RequestState), quote(state), 1)
 				if got := alice.ask(t, "tools/call", forged).answer; got.Error == nil || got.Error.Code != -32602 {
 					t.Errorf("%s: %s", name, got.Raw)
 				}
 			}
 			other := map[string]string{"old": "farold", "farold": "old"}[server]
 			if got := alice.ask(t, "tools/call", strings.Replace(again, server+"__", other+"__", 1)).answer; got.Error == nil {
-				t.Errorf("with another server: %s", got.Raw)
+				t.Errorf("on another server: %s", got.Raw)
 			}
-			if got := alice.ask(t, "tools/call", again).answer; !reached(got.Text(), formAnswer) {
-				t.Errorf("the owner has got %s", got.Raw)
+			if got := alice.ask(t, "tools/call", again).answer; !isAnswer(got.Text(), formAnswer) {
+				t.Errorf("the owner got %s", got.Raw)
 			}
 			if got := alice.ask(t, "tools/call", again).answer; got.Error == nil || got.Error.Code != -32602 {
-				t.Errorf("once more: %s", got.Raw)
+				t.Errorf("second answer: %s", got.Raw)
 			}
 		})
 	}
 	if calls := e.remote["farold"].Seen("tools/call"); len(calls) != 1 {
-		t.Errorf("called %d times", len(calls))
+		t.Errorf("got %d calls", len(calls))
 	}
 }
 
-// Many modern clients are asked by one legacy server at the same time, whose ids are
-// the same in all sessions.
+// One legacy server requests input from many modern clients at once, with the same ids in all sessions.
 func TestAggregateEraManyHeldCalls(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
+	e := newEraGateway(t)
 	const clients = 20
 	params := callOf("farold", "ask", `{"method":"elicitation/create","params":{"message":"m"},"times":2}`)
-	speakers, inputs := make([]*speaker, clients), make([]mcpclient.Input, clients)
+	testClients, inputs := make([]*testClient, clients), make([]mcpclient.Input, clients)
 	for i := range clients {
-		speakers[i] = newSpeaker(t, e.at, true, canAll, fmt.Sprint("Authorization: Bearer ", i))
-		inputs[i] = speakers[i].ask(t, "tools/call", params).answer.Input(t)
+		testClients[i] = newTestClient(t, e.url, true, fullCapabilities, fmt.Sprint("Authorization: Bearer ", i))
+		inputs[i] = testClients[i].ask(t, "tools/call", params).answer.Input(t)
 	}
 	answer := func(i int) func(string) string {
 		return func(string) string { return fmt.Sprintf(`{"action":"accept","content":{"name":"%d"}}`, i) }
 	}
 	for i := range clients {
 		i := clients - 1 - i
-		inputs[i] = speakers[i].ask(t, "tools/call", retried(params, inputs[i], answer(i))).answer.Input(t)
+		inputs[i] = testClients[i].ask(t, "tools/call", retryParams(params, inputs[i], answer(i))).answer.Input(t)
 	}
 	for i := range clients {
-		got := speakers[i].ask(t, "tools/call", retried(params, inputs[i], answer(i))).answer
+		got := testClients[i].ask(t, "tools/call", retryParams(params, inputs[i], answer(i))).answer
 		if want := "[" + answer(i)("") + "," + answer(i)("") + "]"; got.Text() != want {
 			t.Errorf("client %d: %s", i, got.Raw)
 		}
 	}
 	if calls := e.remote["farold"].Seen("tools/call"); len(calls) != clients {
-		t.Errorf("called %d times", len(calls))
+		t.Errorf("got %d calls", len(calls))
 	}
 }
 
-// change is a call that has the server say that its tools have changed.
-func (e *eras) change(server string) (tool, arguments string) {
+// changingCall returns a call that makes the server send tools/list_changed.
+func (e *eraGateway) changingCall(server string) (tool, arguments string) {
 	if e.remote[server] == nil {
 		return "add-tool", `{"name":"more"}`
 	}
@@ -685,25 +703,28 @@ func (e *eras) change(server string) (tool, arguments string) {
 
 func TestAggregateEraListen(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
-	c := newSpeaker(t, e.at, true, canAll)
+	e := newEraGateway(t)
+	c := newTestClient(t, e.url, true, fullCapabilities)
 	var uris []string
 	for _, server := range eraServers {
 		uris = append(uris, proxyURI(server, e.uri(server, "data")))
 	}
 	wanted, _ := json.Marshal(uris)
-	d := c.begin(t, "subscriptions/listen", `{"notifications":{"toolsListChanged":true,"resourceSubscriptions":`+string(wanted)+`}}`)
+	d := c.begin(t, "subscriptions/listen", `{"notifications":{"toolsListChanged":true,"resourceSubscriptions":`+
+		string(wanted)+`}}`)
 	tagged := func(m mcpclient.Message) bool {
 		return string(m.Params.Meta["io.modelcontextprotocol/subscriptionId"]) == d.ID
 	}
 	first := d.next(t)
-	if first.Method != "notifications/subscriptions/acknowledged" || !tagged(first) || !strings.Contains(string(first.Params.Notifications), `"toolsListChanged":true`) || !strings.Contains(first.Raw, uris[0]) {
+	if first.Method != "notifications/subscriptions/acknowledged" || !tagged(first) ||
+		!strings.Contains(string(first.Params.Notifications), `"toolsListChanged":true`) || !strings.Contains(first.Raw,
+		uris[0]) {
 		t.Fatalf("the first message is %s", first.Raw)
 	}
 	for _, server := range eraServers {
 		t.Run(server, func(t *testing.T) {
-			// next is the next of what this server says. All have arrived by now, but
-			// some may have said so late.
+			// next returns the next message from this server. Servers may have sent list_changed late, so others are
+			// skipped.
 			next := func() mcpclient.Message {
 				for {
 					if m := d.next(t); m.Params.Proxy.Server == server {
@@ -711,41 +732,44 @@ func TestAggregateEraListen(t *testing.T) {
 					}
 				}
 			}
-			tool, arguments := e.change(server)
+			tool, arguments := e.changingCall(server)
 			c.use(t, server, tool, arguments)
 			if m := next(); m.Method != "notifications/tools/list_changed" || !tagged(m) {
-				t.Errorf("got %s, want that the list has changed, with the id of the subscription", m.Raw)
+				t.Errorf("got %s, want list_changed with the subscription id", m.Raw)
 			}
 			c.use(t, server, "touch", `{"uri":`+quote(e.uri(server, "other"))+`}`)
 			c.use(t, server, "touch", `{"uri":`+quote(e.uri(server, "data"))+`}`)
-			if m := next(); m.Method != "notifications/resources/updated" || m.Params.URI != proxyURI(server, e.uri(server, "data")) || !tagged(m) {
+			if m := next(); m.Method != "notifications/resources/updated" || m.Params.URI != proxyURI(server,
+				e.uri(server, "data")) || !tagged(m) {
 				t.Errorf("A68 %s", m.Raw)
 			}
 		})
 	}
 
-	// Another client, that listens to less.
-	other := newSpeaker(t, e.at, true, canAll, "Authorization: Bearer other")
+	// Another client subscribes to less.
+	other := newTestClient(t, e.url, true, fullCapabilities, "Authorization: Bearer other")
 	less := other.begin(t, "subscriptions/listen", `{"notifications":{"resourceSubscriptions":[`+quote(uris[4])+`]}}`)
-	if m := less.next(t); m.Method != "notifications/subscriptions/acknowledged" || strings.Contains(m.Raw, "toolsListChanged") || !strings.Contains(m.Raw, uris[4]) {
+	if m := less.next(t); m.Method != "notifications/subscriptions/acknowledged" || strings.Contains(m.Raw,
+		"toolsListChanged") || !strings.Contains(m.Raw, uris[4]) {
 		t.Fatalf("%s", m.Raw)
 	}
 	for _, server := range eraServers[3:] {
 		c.use(t, server, "change", `{}`)
 		c.use(t, server, "touch", `{"uri":`+quote(e.uri(server, "data"))+`}`)
 	}
-	if m := less.next(t); m.Method != "notifications/resources/updated" || m.Params.URI != uris[4] || string(m.Params.Meta["io.modelcontextprotocol/subscriptionId"]) != less.ID {
+	if m := less.next(t); m.Method != "notifications/resources/updated" || m.Params.URI != uris[4] ||
+		string(m.Params.Meta["io.modelcontextprotocol/subscriptionId"]) != less.ID {
 		t.Errorf("A68 %s", m.Raw)
 	}
-	less.HangUp()
-	d.HangUp()
-	await.Until(t, "the servers to be left alone", func() bool { return len(e.remote["farnew"].Seen("hung up")) >= 2 })
+	less.Cancel()
+	d.Cancel()
+	await.Until(t, "the subscriptions to end", func() bool { return len(e.remote["farnew"].Seen("hung up")) >= 2 })
 }
 
 func TestAggregateEraStream(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
-	c := newSpeaker(t, e.at, false, canAll)
+	e := newEraGateway(t)
+	c := newTestClient(t, e.url, false, fullCapabilities)
 	subscribe := func(t *testing.T, method, server string) {
 		t.Helper()
 		if got := c.ask(t, method, `{"uri":`+quote(proxyURI(server, e.uri(server, "data")))+`}`).answer; got.Error != nil {
@@ -756,10 +780,10 @@ func TestAggregateEraStream(t *testing.T) {
 		subscribe(t, "resources/subscribe", server)
 	}
 	d := c.listen(t)
-	// Until it listens to all, nothing can be said of what it hears.
+	// Wait until the stream carries notifications of all servers.
 	for _, server := range eraServers {
 		await.Until(t, "the stream to "+server, func() bool {
-			tool, arguments := e.change(server)
+			tool, arguments := e.changingCall(server)
 			c.use(t, server, tool, arguments)
 			for {
 				select {
@@ -774,7 +798,7 @@ func TestAggregateEraStream(t *testing.T) {
 		})
 	}
 	for _, server := range eraServers[4:] {
-		subscribe(t, "resources/subscribe", server) // while it listens
+		subscribe(t, "resources/subscribe", server) // while the stream is open
 	}
 	next := func(t *testing.T, server string) mcpclient.Message {
 		for {
@@ -787,21 +811,22 @@ func TestAggregateEraStream(t *testing.T) {
 		t.Run(server, func(t *testing.T) {
 			c.use(t, server, "touch", `{"uri":`+quote(e.uri(server, "other"))+`}`)
 			c.use(t, server, "touch", `{"uri":`+quote(e.uri(server, "data"))+`}`)
-			if m := next(t, server); m.Method != "notifications/resources/updated" || m.Params.URI != proxyURI(server, e.uri(server, "data")) {
+			if m := next(t, server); m.Method != "notifications/resources/updated" || m.Params.URI != proxyURI(server,
+				e.uri(server, "data")) {
 				t.Errorf("A68 %s", m.Raw)
 			}
-			// Nobody hears of it any more, sooner or later.
+			// Eventually there are no more updates.
 			subscribe(t, "resources/unsubscribe", server)
 			await.Until(t, "the end of the subscription", func() bool {
 				c.use(t, server, "touch", `{"uri":`+quote(e.uri(server, "data"))+`}`)
-				tool, arguments := e.change(server)
+				tool, arguments := e.changingCall(server)
 				c.use(t, server, tool, arguments)
-				heard := false
+				received := false
 				for {
 					m := d.next(t)
-					heard = heard || m.Params.Proxy.Server == server && m.Method == "notifications/resources/updated"
+					received = received || m.Params.Proxy.Server == server && m.Method == "notifications/resources/updated"
 					if m.Params.Proxy.Server == server && m.Method == "notifications/tools/list_changed" {
-						return !heard
+						return !received
 					}
 				}
 			})
@@ -809,15 +834,15 @@ func TestAggregateEraStream(t *testing.T) {
 	}
 }
 
-// A subscription counts from when it is answered.
+// A subscription is active once its response has arrived.
 func TestAggregateEraSubscriptionIsSoon(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
-	c := newSpeaker(t, e.at, false, canAll)
+	e := newEraGateway(t)
+	c := newTestClient(t, e.url, false, fullCapabilities)
 	d := c.listen(t)
 	for _, server := range eraServers {
 		await.Until(t, "the stream to "+server, func() bool {
-			tool, arguments := e.change(server)
+			tool, arguments := e.changingCall(server)
 			c.use(t, server, tool, arguments)
 			for {
 				select {
@@ -851,10 +876,10 @@ func TestAggregateEraSubscriptionIsSoon(t *testing.T) {
 
 func TestAggregateEraModernRules(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
-	c := newSpeaker(t, e.at, true, canAll)
+	e := newEraGateway(t)
+	c := newTestClient(t, e.url, true, fullCapabilities)
 	body, headers := c.Message("7", "tools/call", callOf("farnew", "echo", `{}`))
-	// with returns the headers of the request with others in their place.
+	// with returns the headers of the request, with others replaced.
 	with := func(others ...string) []string { return append(slices.Clone(headers), others...) }
 	without := func(name string) []string {
 		return slices.DeleteFunc(slices.Clone(headers), func(h string) bool { return strings.HasPrefix(h, name+":") })
@@ -868,10 +893,11 @@ func TestAggregateEraModernRules(t *testing.T) {
 		status     int
 		code       int
 	}{
-		{"as it should be", body, headers, 200, 0},
-		{"a name in base64", body, with("Mcp-Name: =?base64?" + base64.StdEncoding.EncodeToString([]byte("farnew__echo")) + "?="), 200, 0},
+		{"a valid request", body, headers, 200, 0},
+		{"a name in base64", body, with("Mcp-Name: =?base64?" + base64.StdEncoding.EncodeToString([]byte("farnew__echo")) +
+			"?="), 200, 0},
 		{"another name", body, with("Mcp-Name: farnew__hang"), 400, -32020},
-		{"the name of the server's", body, with("Mcp-Name: echo"), 400, -32020},
+		{"the server's own tool name", body, with("Mcp-Name: echo"), 400, -32020},
 		{"no name", body, without("Mcp-Name"), 400, -32020},
 		{"another method", body, with("Mcp-Method: tools/list"), 400, -32020},
 		{"no method", body, without("Mcp-Method"), 400, -32020},
@@ -881,16 +907,21 @@ func TestAggregateEraModernRules(t *testing.T) {
 		{"no _meta", `{"jsonrpc":"2.0","id":7,"method":"tools/list","params":{}}`, listHeaders, 400, -32602},
 		{"no params", `{"jsonrpc":"2.0","id":7,"method":"tools/list"}`, listHeaders, 400, -32602},
 		{"no capabilities", strings.Replace(list, "clientCapabilities", "somethingElse", 1), listHeaders, 400, -32602},
-		{"a version nobody knows", future, append(slices.Clone(listHeaders), "Mcp-Protocol-Version: 2099-01-01"), 400, -32022},
-		{"an unknown method", strings.Replace(list, "tools/list", "no/such", 1), append(slices.Clone(listHeaders), "Mcp-Method: no/such"), 404, -32601},
-		{"initialize", strings.Replace(list, "tools/list", "initialize", 1), append(slices.Clone(listHeaders), "Mcp-Method: initialize"), 404, -32601},
-		{"ping", strings.Replace(list, "tools/list", "ping", 1), append(slices.Clone(listHeaders), "Mcp-Method: ping"), 404, -32601},
-		{"logging/setLevel", strings.Replace(list, "tools/list", "logging/setLevel", 1), append(slices.Clone(listHeaders), "Mcp-Method: logging/setLevel"), 404, -32601},
-		{"resources/subscribe", strings.Replace(list, "tools/list", "resources/subscribe", 1), append(slices.Clone(listHeaders), "Mcp-Method: resources/subscribe"), 404, -32601},
-		{"a session that nobody needs", list, append(slices.Clone(listHeaders), "Mcp-Session-Id: nobody"), 200, 0},
+		{"an unknown version", future, append(slices.Clone(listHeaders), "Mcp-Protocol-Version: 2099-01-01"), 400, -32022},
+		{"an unknown method", strings.Replace(list, "tools/list", "no/such", 1), append(slices.Clone(listHeaders),
+			"Mcp-Method: no/such"), 404, -32601},
+		{"initialize", strings.Replace(list, "tools/list", "initialize", 1), append(slices.Clone(listHeaders),
+			"Mcp-Method: initialize"), 404, -32601},
+		{"ping", strings.Replace(list, "tools/list", "ping", 1), append(slices.Clone(listHeaders), "Mcp-Method: ping"), 404,
+			-32601},
+		{"logging/setLevel", strings.Replace(list, "tools/list", "logging/setLevel", 1), append(slices.Clone(listHeaders),
+			"Mcp-Method: logging/setLevel"), 404, -32601},
+		{"resources/subscribe", strings.Replace(list, "tools/list", "resources/subscribe", 1),
+			append(slices.Clone(listHeaders), "Mcp-Method: resources/subscribe"), 404, -32601},
+		{"an unneeded session", list, append(slices.Clone(listHeaders), "Mcp-Session-Id: unknown"), 200, 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got := post(t, e.at, tt.body, tt.headers...)
+			got := post(t, e.url, tt.body, tt.headers...)
 			m := mcpclient.Parse(answerIn(got.body))
 			code := 0
 			if m.Error != nil {
@@ -912,22 +943,23 @@ func TestAggregateEraModernRules(t *testing.T) {
 		})
 	}
 	for _, method := range []string{"GET", "DELETE"} {
-		if got := send(t, client, method, e.at, "", "Mcp-Protocol-Version: 2026-07-28", "Accept: text/event-stream"); got.StatusCode != 405 || got.Header.Get("Allow") != "POST" {
+		if got := send(t, client, method, e.url, "", "Mcp-Protocol-Version: 2026-07-28",
+			"Accept: text/event-stream"); got.StatusCode != 405 || got.Header.Get("Allow") != "POST" {
 			t.Errorf("%s: %d %v %s", method, got.StatusCode, got.Header, got.body)
 		}
 	}
-	if got := send(t, client, "GET", e.at, "", "Accept: text/event-stream"); got.StatusCode != 405 {
+	if got := send(t, client, "GET", e.url, "", "Accept: text/event-stream"); got.StatusCode != 405 {
 		t.Errorf("a GET outside of a session: got %d %s, want 405", got.StatusCode, got.body)
 	}
-	c.say(t, `{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}`)
+	c.post(t, `{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}`)
 }
 
-// Headers that repeat arguments are passed on, made where the client knows none, and
-// left out where the server does.
+// Headers that repeat arguments are forwarded, added for clients that do not send them, and removed for servers that
+// do not use them.
 func TestAggregateEraParamHeaders(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
-	e.forAll(t, func(t *testing.T, c *speaker, server string) {
+	e := newEraGateway(t)
+	e.forAll(t, func(t *testing.T, c *testClient, server string) {
 		for region, header := range map[string]string{"eu-west": "eu-west", "é ": "=?base64?w6kg?="} {
 			arguments := `{"region":` + quote(region) + `}`
 			var headers []string
@@ -944,9 +976,11 @@ func TestAggregateEraParamHeaders(t *testing.T) {
 			}
 			calls := remote.Seen("tools/call")
 			last := calls[len(calls)-1].Header
-			if modern := isModern(server, c.Modern); modern && (last.Get("Mcp-Param-Region") != header || last.Get("Mcp-Name") != "echo" || last.Get("Mcp-Method") != "tools/call") ||
-				!modern && (last.Get("Mcp-Param-Region") != "" || last.Get("Mcp-Name") != "") || modern && last.Get("Mcp-Session-Id") != "" {
-				t.Errorf("the server has got %v", last)
+			if modern := isModern(server, c.Modern); modern && (last.Get("Mcp-Param-Region") != header ||
+				last.Get("Mcp-Name") != "echo" || last.Get("Mcp-Method") != "tools/call") ||
+				!modern && (last.Get("Mcp-Param-Region") != "" || last.Get("Mcp-Name") != "") || modern &&
+				last.Get("Mcp-Session-Id") != "" {
+				t.Errorf("the server received %v", last)
 			}
 		}
 		if c.Modern && isModern(server, true) {
@@ -958,8 +992,8 @@ func TestAggregateEraParamHeaders(t *testing.T) {
 	})
 }
 
-// newInvalidServer starts a server of 2026-07-28 with a good tool and one whose annotation is
-// not the name of a header.
+// newInvalidServer starts a server of 2026-07-28 with a valid tool and a tool whose x-mcp-header is not a valid
+// header name.
 func newInvalidServer(t *testing.T) *remoteServer {
 	t.Helper()
 	remote := newLenientServer(t, "good")
@@ -971,34 +1005,35 @@ func newInvalidServer(t *testing.T) *remoteServer {
 	return remote
 }
 
-// A tool of a modern server whose annotations cannot be followed is left out, and counted.
+// Tools with invalid annotations of a modern server are hidden and counted.
 func TestAggregateEraInvalidTools(t *testing.T) {
 	isolate(t)
 	url := serve(t, gateway("separator __", newInvalidServer(t).line("alpha")))
 	grown := growth(t)
 	for _, era := range clientEras {
-		c := newSpeaker(t, joinedAt(url), era.modern, `{}`)
-		if got := c.ask(t, "tools/list", `{}`).answer.Raw; strings.Contains(got, `__bad"`) || !strings.Contains(got, `__good"`) {
+		c := newTestClient(t, joinedAt(url), era.modern, `{}`)
+		if got := c.ask(t, "tools/list", `{}`).answer.Raw; strings.Contains(got, `__bad"`) || !strings.Contains(got,
+			`__good"`) {
 			t.Errorf("%s: got %s", era.name, got)
 		}
 		got := c.ask(t, "tools/call", callOf("alpha", "bad", `{"a":"b"}`)).answer
-		if got.Error == nil || got.Error.Code != -32602 || !strings.Contains(got.Raw, "x-mcp-header of a: it is not a name that a header can have") {
+		if got.Error == nil || got.Error.Code != -32602 || !strings.Contains(got.Raw,
+			"x-mcp-header of a: not a valid header name") {
 			t.Errorf("%s: got %s", era.name, got.Raw)
 		}
 	}
-	if n := grown()[sample("invalid_tools_total", "alpha")]; n != 1 {
-		t.Errorf("%v tools were counted, want 1", n)
+	if n := grown()[serverMetric("invalid_tools_total", "alpha")]; n != 1 {
+		t.Errorf("counted %v tools, want 1", n)
 	}
 }
 
-// Links to resources, and resources, in what tools return can be read by the URIs
-// they have there.
+// Resources and resource links in tool results can be read by the URIs in the result.
 func TestAggregateEraResourceLinks(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
-	e.forAll(t, func(t *testing.T, c *speaker, server string) {
+	e := newEraGateway(t)
+	e.forAll(t, func(t *testing.T, c *testClient, server string) {
 		if e.remote[server] == nil {
-			return // it has none
+			return // it has no links
 		}
 		got := c.ask(t, "tools/call", callOf(server, "link", `{}`)).answer
 		var result struct {
@@ -1008,7 +1043,8 @@ func TestAggregateEraResourceLinks(t *testing.T) {
 			}
 		}
 		uri := proxyURI(server, server+":///data")
-		if json.Unmarshal(got.Result, &result) != nil || len(result.Content) != 2 || result.Content[0].URI != uri || result.Content[1].Resource.URI != uri {
+		if json.Unmarshal(got.Result, &result) != nil || len(result.Content) != 2 || result.Content[0].URI != uri ||
+			result.Content[1].Resource.URI != uri {
 			t.Fatalf("A12 %s", got.Raw)
 		}
 		if got := c.ask(t, "resources/read", `{"uri":`+quote(uri)+`}`).answer; !strings.Contains(got.Raw, "data of "+server) {
@@ -1017,14 +1053,14 @@ func TestAggregateEraResourceLinks(t *testing.T) {
 	})
 }
 
-// A server that has forgotten its session is met anew, and the call is made once.
+// If a server has lost its session, the gateway initializes again and makes the call once.
 func TestAggregateEraForgottenSession(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
-	e.forAll(t, func(t *testing.T, c *speaker, server string) {
+	e := newEraGateway(t)
+	e.forAll(t, func(t *testing.T, c *testClient, server string) {
 		remote := e.remote[server]
 		if remote == nil {
-			return // it forgets nothing
+			return // it has no sessions to lose
 		}
 		c.use(t, server, "echo", `{}`)
 		remote.Forget()
@@ -1032,26 +1068,26 @@ func TestAggregateEraForgottenSession(t *testing.T) {
 			t.Errorf("got %s, want %s in it", got, `"again":true`)
 		}
 		remote.Forget()
-		params := askBy(server, "roots/list")
+		params := requestingCall(server, "roots/list")
 		d := c.begin(t, "tools/call", params)
 		m := d.next(t)
 		if c.Modern {
-			m = c.ask(t, "tools/call", retried(params, m.Input(t), func(string) string { return rootsAnswer })).answer
+			m = c.ask(t, "tools/call", retryParams(params, m.Input(t), func(string) string { return rootsAnswer })).answer
 		} else {
-			c.replyTo(t, m, rootsAnswer)
+			c.respond(t, m, rootsAnswer)
 			m = d.finish(t).answer
 		}
-		if !reached(m.Text(), rootsAnswer) {
+		if !isAnswer(m.Text(), rootsAnswer) {
 			t.Errorf("got %s, want the answer to reach the server", m.Raw)
 		}
 	})
 }
 
-// Log messages reach who wants them: in the modern era who says so in the request.
+// Log messages reach the clients that ask for them; modern clients ask in the request.
 func TestAggregateEraLogs(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
-	e.forAll(t, func(t *testing.T, c *speaker, server string) {
+	e := newEraGateway(t)
+	e.forAll(t, func(t *testing.T, c *testClient, server string) {
 		if e.remote[server] != nil {
 			return // it has no logs
 		}
@@ -1060,29 +1096,29 @@ func TestAggregateEraLogs(t *testing.T) {
 				t.Errorf("A15 %s", got.Raw)
 			}
 		} else if got := c.ask(t, "tools/call", callOf(server, "emit", `{}`)); len(got.events) > 0 {
-			t.Errorf("nobody has asked for %s", got.events[0].Raw)
+			t.Errorf("got %s without asking for logs", got.events[0].Raw)
 		}
 		params := callOf(server, "emit", `{}`)
 		if c.Modern {
 			params = callOf(server, "emit", `{}`, `"_meta":{"io.modelcontextprotocol/logLevel":"debug"}`)
 		}
 		got := c.ask(t, "tools/call", params)
-		if len(got.events) != 1 || got.events[0].Method != "notifications/message" || string(got.events[0].Params.Data) != `"hello"` || got.events[0].Params.Proxy.Server != server {
+		if len(got.events) != 1 || got.events[0].Method != "notifications/message" ||
+			string(got.events[0].Params.Data) != `"hello"` || got.events[0].Params.Proxy.Server != server {
 			t.Errorf("A26 %v before %s", got.events, got.answer.Raw)
 		}
 	})
 }
 
-// What a server asks outside of a call reaches a client of the legacy era on its
-// stream. One of the modern era is asked in the place of an answer to its call, or its
-// server is told that it cannot be.
+// Server requests outside of a call reach a legacy client on its stream. A modern client gets them in the response to
+// its call, or the server gets an error.
 func TestAggregateEraQuestionsAside(t *testing.T) {
 	isolate(t)
-	e := newEras(t, "response_timeout 10s") // less than our patience
+	e := newEraGateway(t, "response_timeout 10s") // less than patience
 	params := callOf("farold", "ask", `{"method":"roots/list","aside":true}`)
 	remote := e.remote["farold"]
 	t.Run("legacy client", func(t *testing.T) {
-		c := newSpeaker(t, e.at, false, canAll)
+		c := newTestClient(t, e.url, false, fullCapabilities)
 		stream := c.listen(t)
 		await.Until(t, "the stream", func() bool { return len(remote.Seen("stream")) == 1 })
 		d := c.begin(t, "tools/call", params)
@@ -1090,13 +1126,13 @@ func TestAggregateEraQuestionsAside(t *testing.T) {
 		for q.Method != "roots/list" {
 			q = stream.next(t)
 		}
-		c.replyTo(t, q, rootsAnswer)
-		if got := d.finish(t).answer; !reached(got.Text(), rootsAnswer) {
+		c.respond(t, q, rootsAnswer)
+		if got := d.finish(t).answer; !isAnswer(got.Text(), rootsAnswer) {
 			t.Errorf("A23 got %s, want the answer to reach the server", got.Raw)
 		}
 	})
-	t.Run("legacy client that cannot be asked", func(t *testing.T) {
-		c := newSpeaker(t, e.at, false, `{}`)
+	t.Run("legacy client without capabilities", func(t *testing.T) {
+		c := newTestClient(t, e.url, false, `{}`)
 		c.listen(t)
 		await.Until(t, "the stream", func() bool { return len(remote.Seen("stream")) == 2 })
 		if got := c.ask(t, "tools/call", params).answer; !strings.Contains(got.Raw, `"isError":true`) {
@@ -1104,47 +1140,48 @@ func TestAggregateEraQuestionsAside(t *testing.T) {
 		}
 	})
 	for _, listens := range []bool{true, false} {
-		t.Run(fmt.Sprintf("modern client, which listens: %t", listens), func(t *testing.T) {
-			c := newSpeaker(t, e.at, true, canAll, fmt.Sprint("Authorization: Bearer ", listens))
+		t.Run(fmt.Sprintf("modern client, listening: %t", listens), func(t *testing.T) {
+			c := newTestClient(t, e.url, true, fullCapabilities, fmt.Sprint("Authorization: Bearer ", listens))
 			if listens {
 				c.begin(t, "subscriptions/listen", `{"notifications":{"toolsListChanged":true}}`).next(t)
 				await.Until(t, "the stream", func() bool { return len(remote.Seen("stream")) == 3 })
 			}
-			in := c.ask(t, "tools/call", params).answer.Input(t)
-			got := c.ask(t, "tools/call", retried(params, in, func(string) string { return rootsAnswer })).answer
-			if !reached(got.Text(), rootsAnswer) {
+			input := c.ask(t, "tools/call", params).answer.Input(t)
+			got := c.ask(t, "tools/call", retryParams(params, input, func(string) string { return rootsAnswer })).answer
+			if !isAnswer(got.Text(), rootsAnswer) {
 				t.Errorf("A25 got %s, want the answer to reach the server", got.Raw)
 			}
 		})
 	}
 }
 
-// A client that is asked may take longer than response_timeout.
+// A client may take longer than response_timeout to answer a server request.
 func TestAggregateEraSlowAnswers(t *testing.T) {
 	isolate(t)
-	e := newEras(t, "response_timeout 2s")
+	e := newEraGateway(t, "response_timeout 2s")
 	for _, era := range clientEras {
 		for _, server := range eraServers {
 			t.Run(era.name+" and "+server, func(t *testing.T) {
 				t.Parallel()
-				c := newSpeaker(t, e.at, era.modern, canAll, "Authorization: Bearer "+server)
-				await.Until(t, "the server to be there", func() bool {
+				c := newTestClient(t, e.url, era.modern, fullCapabilities, "Authorization: Bearer "+server)
+				await.Until(t, "the server to be ready", func() bool {
 					return strings.Contains(c.ask(t, "tools/call", callOf(server, "echo", `{}`)).answer.Text(), "echo")
 				})
-				params := askBy(server, "elicitation/create")
+				params := requestingCall(server, "elicitation/create")
 				d := c.begin(t, "tools/call", params)
 				m := d.next(t)
-				// A call that begins after the question is given up before it is answered.
-				if got := c.ask(t, "tools/call", callOf(server, "hang", `{}`)).answer; got.Error == nil || got.Error.Symbol() != "timeout" {
-					t.Fatalf("a call without an answer: got %s, want a timeout", got.Raw)
+				// A later call times out before the server request is answered.
+				if got := c.ask(t, "tools/call", callOf(server, "hang", `{}`)).answer; got.Error == nil ||
+					got.Error.Symbol() != "timeout" {
+					t.Fatalf("a hanging call: got %s, want a timeout", got.Raw)
 				}
 				if c.Modern {
-					m = c.ask(t, "tools/call", retried(params, m.Input(t), func(string) string { return formAnswer })).answer
+					m = c.ask(t, "tools/call", retryParams(params, m.Input(t), func(string) string { return formAnswer })).answer
 				} else {
-					c.replyTo(t, m, formAnswer)
+					c.respond(t, m, formAnswer)
 					m = d.finish(t).answer
 				}
-				if !reached(m.Text(), formAnswer) {
+				if !isAnswer(m.Text(), formAnswer) {
 					t.Errorf("got %s, want the answer to reach the server", m.Raw)
 				}
 			})
@@ -1152,46 +1189,49 @@ func TestAggregateEraSlowAnswers(t *testing.T) {
 	}
 }
 
-// A client that makes a call again without the answers gets an error, and so does
-// the server that waits for them.
+// A client that retries a call without the answers gets an error, and so does the server.
 func TestAggregateEraMissingAnswers(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
-	c := newSpeaker(t, e.at, true, canAll)
+	e := newEraGateway(t)
+	c := newTestClient(t, e.url, true, fullCapabilities)
 	for _, server := range []string{"old", "farold"} {
 		for _, responses := range []string{`{}`, `{"other":{}}`, `[]`, `null`, `"x"`} {
 			t.Run(responses+" for "+server, func(t *testing.T) {
-				params := askBy(server, "elicitation/create")
-				in := c.ask(t, "tools/call", params).answer.Input(t)
-				again := strings.TrimSuffix(params, "}") + `,"inputResponses":` + responses + `,"requestState":` + quote(in.RequestState) + `}`
+				params := requestingCall(server, "elicitation/create")
+				input := c.ask(t, "tools/call", params).answer.Input(t)
+				again := strings.TrimSuffix(params, "}") + `,"inputResponses":` + responses + `,"requestState":` +
+					quote(input.RequestState) + `}`
 				got := c.ask(t, "tools/call", again).answer
 				var result struct{ IsError bool }
-				if err := json.Unmarshal(got.Result, &result); err != nil || !result.IsError || !strings.Contains(got.Text(), `"code":-32603`) {
-					t.Errorf("got %s, want a result of the server that it was told error -32603", got.Raw)
+				if err := json.Unmarshal(got.Result, &result); err != nil || !result.IsError || !strings.Contains(got.Text(),
+					`"code":-32603`) {
+					t.Errorf("got %s, want a result saying that the server got error -32603", got.Raw)
 				}
 			})
 		}
 	}
 }
 
-// Who takes no event stream can still be asked in the modern era.
+// Modern clients get server requests without an event stream.
 func TestAggregateEraInputAsJSON(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
-	c := newSpeaker(t, e.at, true, canAll)
+	e := newEraGateway(t)
+	c := newTestClient(t, e.url, true, fullCapabilities)
 	for _, server := range eraServers {
 		t.Run(server, func(t *testing.T) {
-			params := askBy(server, "elicitation/create")
-			in := c.ask(t, "tools/call", params, "Accept: application/json").answer.Input(t)
-			got := c.ask(t, "tools/call", retried(params, in, func(string) string { return formAnswer }), "Accept: application/json")
-			if !reached(got.answer.Text(), formAnswer) || !strings.HasPrefix(got.header.Get("Content-Type"), "application/json") {
+			params := requestingCall(server, "elicitation/create")
+			input := c.ask(t, "tools/call", params, "Accept: application/json").answer.Input(t)
+			got := c.ask(t, "tools/call", retryParams(params, input, func(string) string { return formAnswer }),
+				"Accept: application/json")
+			if !isAnswer(got.answer.Text(), formAnswer) || !strings.HasPrefix(got.header.Get("Content-Type"),
+				"application/json") {
 				t.Errorf("%v %s", got.header, got.answer.Raw)
 			}
 		})
 	}
 }
 
-// A server is replaced by one of another era while clients are there.
+// A server is replaced by one of another era while clients are connected.
 func TestAggregateEraUpgrades(t *testing.T) {
 	isolate(t)
 	for _, era := range clientEras {
@@ -1207,11 +1247,11 @@ func TestAggregateEraUpgrades(t *testing.T) {
 			{"from both to modern", "farboth", false, true},
 		} {
 			t.Run(era.name+" "+tt.name, func(t *testing.T) {
-				e := newEras(t)
-				c := newSpeaker(t, e.at, era.modern, canAll)
+				e := newEraGateway(t)
+				c := newTestClient(t, e.url, era.modern, fullCapabilities)
 				c.use(t, tt.from, "echo", `{}`)
 				e.remote[tt.from].Become(tt.legacy, tt.modern)
-				await.Until(t, "the server to be met anew", func() bool {
+				await.Until(t, "a new handshake", func() bool {
 					return strings.Contains(c.ask(t, "tools/call", callOf(tt.from, "echo", `{"again":1}`)).answer.Text(), `"again":1`)
 				})
 			})
@@ -1219,54 +1259,58 @@ func TestAggregateEraUpgrades(t *testing.T) {
 	}
 }
 
-// Sessions and calls belong to who has proved to be somebody.
+// Sessions and calls belong to the authenticated client.
 func TestAggregateEraIdentity(t *testing.T) {
 	isolate(t)
-	// Their passwords are their names, hashed at the lowest cost.
-	const users = "alice $2a$04$fjs1/hlX7Zc6F.1b9exT9eJ6sQYrHAPCHGq.hTFG4HUDX9R5lfrgK\nbob $2a$04$4UH.3JhiN43X1DTFbIExqezm4mVoxin0b7IG8XFXWApDB3hKtPP7e"
+	// Each password is the user name, hashed at the lowest cost.
+	const users = "alice $2a$04$fjs1/hlX7Zc6F.1b9exT9eJ6sQYrHAPCHGq.hTFG4HUDX9R5lfrgK\nbob " +
+		"$2a$04$4UH.3JhiN43X1DTFbIExqezm4mVoxin0b7IG8XFXWApDB3hKtPP7e"
 	remote := &mcptest.Remote{Name: "farold", Legacy: true}
-	at := serve(t, block("basic_auth", users),
+	endpoint := serve(t, block("basic_auth", users),
 		gateway("separator __", "server farold http://"+upstream(t, remote)+"/mcp")) + "/mcp"
 	t.Cleanup(remote.Close)
 	basic := func(name string) string {
 		return "Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte(name+":"+name))
 	}
-	params := askBy("farold", "elicitation/create")
+	params := requestingCall("farold", "elicitation/create")
 
-	alice, bob := newSpeaker(t, at, true, canAll, basic("alice")), newSpeaker(t, at, true, canAll, basic("bob"))
-	in := alice.ask(t, "tools/call", params).answer.Input(t)
-	again := retried(params, in, func(string) string { return formAnswer })
+	alice, bob := newTestClient(t, endpoint, true, fullCapabilities, basic("alice")), newTestClient(t, endpoint, true,
+		fullCapabilities, basic("bob"))
+	input := alice.ask(t, "tools/call", params).answer.Input(t)
+	again := retryParams(params, input, func(string) string { return formAnswer })
 	if got := bob.ask(t, "tools/call", again).answer; got.Error == nil || got.Error.Code != -32602 {
-		t.Errorf("bob has got %s", got.Raw)
+		t.Errorf("bob got %s", got.Raw)
 	}
-	if got := alice.ask(t, "tools/call", again).answer; !reached(got.Text(), formAnswer) {
-		t.Errorf("alice has got %s", got.Raw)
+	if got := alice.ask(t, "tools/call", again).answer; !isAnswer(got.Text(), formAnswer) {
+		t.Errorf("alice got %s", got.Raw)
 	}
 
-	alice, bob = newSpeaker(t, at, false, canAll, basic("alice")), newSpeaker(t, at, false, canAll, basic("bob"))
+	alice, bob = newTestClient(t, endpoint, false, fullCapabilities, basic("alice")), newTestClient(t, endpoint, false,
+		fullCapabilities, basic("bob"))
 	d := alice.begin(t, "tools/call", params)
 	q := d.next(t)
-	thief := &speaker{&mcpclient.Client{URL: at, Headers: append(slices.Clone(alice.Headers), basic("bob")), HTTP: lasting}}
+	thief := &testClient{&mcpclient.Client{URL: endpoint, Headers: append(slices.Clone(alice.Headers), basic("bob")),
+		HTTP: streamClient}}
 	if got := thief.ask(t, "tools/list", `{}`); got.status != 404 || got.answer.Error == nil {
-		t.Errorf("bob has got %d %s", got.status, got.answer.Raw)
+		t.Errorf("bob got %d %s", got.status, got.answer.Raw)
 	}
-	bob.say(t, `{"jsonrpc":"2.0","id":`+string(q.ID)+`,"result":{"action":"decline"}}`) // to nobody's question
-	bob.say(t, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+d.ID+`}}`)
-	alice.replyTo(t, q, formAnswer)
-	if got := d.finish(t).answer; !reached(got.Text(), formAnswer) {
-		t.Errorf("alice has got %s", got.Raw)
+	bob.post(t, `{"jsonrpc":"2.0","id":`+string(q.ID)+`,"result":{"action":"decline"}}`) // not a server request to bob
+	bob.post(t, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+d.ID+`}}`)
+	alice.respond(t, q, formAnswer)
+	if got := d.finish(t).answer; !isAnswer(got.Text(), formAnswer) {
+		t.Errorf("alice got %s", got.Raw)
 	}
 }
 
-// Clients of all revisions of the legacy era are served, whatever those of the
-// servers.
+// Clients of all legacy revisions work with all servers.
 func TestAggregateEraRevisions(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
+	e := newEraGateway(t)
 	for _, version := range []string{"2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2099-01-01"} {
 		t.Run(version, func(t *testing.T) {
-			c := &speaker{&mcpclient.Client{URL: e.at, Capabilities: canAll, HTTP: lasting}}
-			got := c.ask(t, "initialize", `{"protocolVersion":"`+version+`","capabilities":`+canAll+`,"clientInfo":{"name":"test","version":"1"}}`)
+			c := &testClient{&mcpclient.Client{URL: e.url, Capabilities: fullCapabilities, HTTP: streamClient}}
+			got := c.ask(t, "initialize", `{"protocolVersion":"`+version+`","capabilities":`+fullCapabilities+
+				`,"clientInfo":{"name":"test","version":"1"}}`)
 			agreed := version
 			if version > "2026" {
 				agreed = "2025-11-25"
@@ -1274,8 +1318,8 @@ func TestAggregateEraRevisions(t *testing.T) {
 			if !strings.Contains(string(got.answer.Result), `"protocolVersion":"`+agreed+`"`) {
 				t.Fatalf("A5 %s", got.answer.Raw)
 			}
-			c.Headers = []string{"Mcp-Session-Id: " + got.header.Get("Mcp-Session-Id")} // some say no version
-			c.say(t, `{"jsonrpc":"2.0","method":"notifications/initialized"}`)
+			c.Headers = []string{"Mcp-Session-Id: " + got.header.Get("Mcp-Session-Id")} // some clients send no version
+			c.post(t, `{"jsonrpc":"2.0","method":"notifications/initialized"}`)
 			for _, server := range eraServers {
 				if got := c.use(t, server, "echo", `{"n":1}`); !strings.Contains(got, `{"n":1}`) {
 					t.Errorf("%s: %s", server, got)
@@ -1294,49 +1338,51 @@ func TestAggregateEraRevisions(t *testing.T) {
 	}
 }
 
-// An empty event at the beginning of a stream is for clients that know of it: those
-// of 2025-11-25.
+// Only clients of 2025-11-25 get an empty event at the start of a stream.
 func TestAggregateEraPriming(t *testing.T) {
 	isolate(t)
 	remote := &mcptest.Remote{Name: "primes", Legacy: true, Primes: true}
-	at := serve(t, gateway("separator __", "server primes http://"+upstream(t, remote)+"/mcp")) + "/mcp"
+	endpoint := serve(t, gateway("separator __", "server primes http://"+upstream(t, remote)+"/mcp")) + "/mcp"
 	t.Cleanup(remote.Close)
 	for _, version := range []string{"2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"} {
 		t.Run(version, func(t *testing.T) {
-			c := &speaker{&mcpclient.Client{URL: at, Modern: version == "2026-07-28", Capabilities: canAll, HTTP: lasting}}
+			c := &testClient{&mcpclient.Client{URL: endpoint, Modern: version == "2026-07-28", Capabilities: fullCapabilities,
+				HTTP: streamClient}}
 			if !c.Modern {
-				got := c.ask(t, "initialize", `{"protocolVersion":"`+version+`","capabilities":{},"clientInfo":{"name":"test","version":"1"}}`)
+				got := c.ask(t, "initialize", `{"protocolVersion":"`+version+
+					`","capabilities":{},"clientInfo":{"name":"test","version":"1"}}`)
 				c.Headers = []string{"Mcp-Session-Id: " + got.header.Get("Mcp-Session-Id")}
 			}
-			body, headers := c.Message(`7`, "tools/call", callOf("primes", "progress", `{"steps":1}`, `"_meta":{"progressToken":1}`))
-			got := post(t, at, body, headers...)
+			body, headers := c.Message(`7`, "tools/call", callOf("primes", "progress", `{"steps":1}`,
+				`"_meta":{"progressToken":1}`))
+			got := post(t, endpoint, body, headers...)
 			if !strings.Contains(got.body, `"done"`) || !strings.Contains(got.body, "notifications/progress") {
 				t.Fatalf("%d %s", got.StatusCode, got.body)
 			}
-			if primed := strings.Contains(got.body, "data: \n") || strings.Contains(got.body, "data:\n"); primed && version != "2025-11-25" {
-				t.Errorf("the stream is %q", got.body)
+			if primed := strings.Contains(got.body, "data: \n") || strings.Contains(got.body, "data:\n"); primed &&
+				version != "2025-11-25" {
+				t.Errorf("got stream %q", got.body)
 			}
 		})
 	}
 }
 
-// Clients of the modern era that nobody can tell apart have calls in flight with equal
-// ids. A server of the legacy era can tell these apart.
+// Modern clients without identity have calls in flight with equal ids. A legacy server gets distinct ids.
 func TestAggregateEraEqualIDs(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
-	one, two := newSpeaker(t, e.at, true, canAll), newSpeaker(t, e.at, true, canAll)
+	e := newEraGateway(t)
+	one, two := newTestClient(t, e.url, true, fullCapabilities), newTestClient(t, e.url, true, fullCapabilities)
 	for _, server := range []string{"old", "farold"} {
 		t.Run(server, func(t *testing.T) {
-			kept, ended := e.hangs(t, one, server)
-			left, _ := e.hangs(t, two, server)
+			kept, ended := e.beginHangingCall(t, one, server)
+			left, _ := e.beginHangingCall(t, two, server)
 			if kept.ID != left.ID {
-				t.Fatalf("the ids are %s and %s", kept.ID, left.ID)
+				t.Fatalf("got ids %s and %s, want equal ids", kept.ID, left.ID)
 			}
-			left.HangUp()
+			left.Cancel()
 			await.Until(t, "the end of the call", func() bool { return ended() > 0 })
 			if n := ended(); n != 1 {
-				t.Errorf("A28 %d calls have ended", n)
+				t.Errorf("A28 %d calls have ended, want 1", n)
 			}
 			if server == "farold" {
 				calls := map[string]bool{}
@@ -1344,59 +1390,59 @@ func TestAggregateEraEqualIDs(t *testing.T) {
 					calls[m.Session+m.ID] = true
 				}
 				if len(calls) != 2 {
-					t.Errorf("the server cannot tell the calls apart: %v", calls)
+					t.Errorf("the server got equal ids: %v", calls)
 				}
 				if hanging := e.remote[server].Seen("hanging"); e.remote[server].Seen("cancelled")[0].ID != hanging[1].ID {
-					t.Errorf("A28 the call of the other has ended: %v", hanging)
+					t.Errorf("A28 the other client's call has ended: %v", hanging)
 				}
 			}
-			kept.HangUp()
+			kept.Cancel()
 			await.Until(t, "the end of the other call", func() bool { return ended() == 2 })
 		})
 	}
 }
 
-// A server may die while its question waits for the client.
+// A server may exit while its request waits for the client.
 func TestAggregateEraHeldCallsEnd(t *testing.T) {
 	isolate(t)
-	e := newEras(t)
-	c := newSpeaker(t, e.at, true, canAll)
-	again := func(params string, in mcpclient.Input) string {
-		return retried(params, in, func(string) string { return formAnswer })
+	e := newEraGateway(t)
+	c := newTestClient(t, e.url, true, fullCapabilities)
+	again := func(params string, input mcpclient.Input) string {
+		return retryParams(params, input, func(string) string { return formAnswer })
 	}
-	t.Run("with the server", func(t *testing.T) {
-		params := askBy("old", "elicitation/create")
-		in := c.ask(t, "tools/call", params).answer.Input(t)
+	t.Run("the server exits", func(t *testing.T) {
+		params := requestingCall("old", "elicitation/create")
+		input := c.ask(t, "tools/call", params).answer.Input(t)
 		if got := c.ask(t, "tools/call", callOf("old", "die", `{}`)).answer; got.Error == nil {
 			t.Errorf("got %s, want an error", got.Raw)
 		}
-		if got := c.ask(t, "tools/call", again(params, in)).answer; got.Error == nil {
+		if got := c.ask(t, "tools/call", again(params, input)).answer; got.Error == nil {
 			t.Errorf("got %s, want an error", got.Raw)
 		}
-		await.Until(t, "the server to come back", func() bool {
+		await.Until(t, "the server to restart", func() bool {
 			return strings.Contains(c.ask(t, "tools/call", callOf("old", "echo", `{}`)).answer.Raw, `echo`)
 		})
 	})
-	t.Run("with its session", func(t *testing.T) {
-		params := askBy("farold", "elicitation/create")
-		in := c.ask(t, "tools/call", params).answer.Input(t)
+	t.Run("the session ends", func(t *testing.T) {
+		params := requestingCall("farold", "elicitation/create")
+		input := c.ask(t, "tools/call", params).answer.Input(t)
 		e.remote["farold"].Forget()
-		if got := c.ask(t, "tools/call", again(params, in)).answer; got.Error == nil {
+		if got := c.ask(t, "tools/call", again(params, input)).answer; got.Error == nil {
 			t.Errorf("got %s, want an error", got.Raw)
 		}
 		if got := c.use(t, "farold", "echo", `{"n":1}`); !strings.Contains(got, `{"n":1}`) {
 			t.Errorf("got %s, want %s in it", got, `{"n":1}`)
 		}
 	})
-	t.Run("with the configuration", func(t *testing.T) {
-		params := askBy("farold", "elicitation/create")
-		in := c.ask(t, "tools/call", params).answer.Input(t)
+	t.Run("the configuration is reloaded", func(t *testing.T) {
+		params := requestingCall("farold", "elicitation/create")
+		input := c.ask(t, "tools/call", params).answer.Input(t)
 		config := admin(t, "GET", "/config/", "").body
 		changed := strings.Replace(config, `"separator":"__"`, `"separator":"__","max_name_length":63`, 1)
 		if got := admin(t, "POST", "/load", changed); changed == config || got.StatusCode != 200 {
 			t.Fatalf("%d %s", got.StatusCode, got.body)
 		}
-		if got := c.ask(t, "tools/call", again(params, in)).answer; got.Error == nil && !reached(got.Text(), formAnswer) {
+		if got := c.ask(t, "tools/call", again(params, input)).answer; got.Error == nil && !isAnswer(got.Text(), formAnswer) {
 			t.Errorf("got %s, want the answer to reach the server", got.Raw)
 		}
 	})

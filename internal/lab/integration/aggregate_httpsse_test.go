@@ -19,9 +19,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// An httpSSEServer is a server of the official SDK over HTTP+SSE, and what it has noted.
+// An httpSSEServer is a server of the official SDK over HTTP+SSE, with the lines that it printed.
 type httpSSEServer struct {
-	t       *testing.T // whose end is the end of the server
+	t       *testing.T // the server stops when it ends
 	address string
 	cmd     *exec.Cmd
 	ended   chan struct{}
@@ -37,7 +37,7 @@ func newHTTPSSEServer(t *testing.T) *httpSSEServer {
 	return s
 }
 
-// start starts the server, again if it has ended.
+// start starts the server, or restarts it.
 func (s *httpSSEServer) start() {
 	t := s.t
 	t.Helper()
@@ -66,14 +66,14 @@ func (s *httpSSEServer) start() {
 	s.await(t, "ready", ready+1)
 }
 
-// kill ends the server.
+// kill kills the server.
 func (s *httpSSEServer) kill(t *testing.T) {
 	t.Helper()
 	_ = s.cmd.Process.Kill()
 	wait(t, s.ended, "the end of the server")
 }
 
-// count returns how often the server has noted something.
+// count returns how often the server has printed a line.
 func (s *httpSSEServer) count(line string) (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -85,14 +85,14 @@ func (s *httpSSEServer) count(line string) (n int) {
 	return n
 }
 
-// await waits until the server has noted something so often.
+// await waits until the server has printed a line n times.
 func (s *httpSSEServer) await(t *testing.T, line string, n int) {
 	t.Helper()
 	await.Until(t, fmt.Sprintf("%d × %s", n, line), func() bool { return s.count(line) >= n })
 }
 
-// Servers of the protocol's first revision are servers as others are: to clients of each era, and
-// beside others.
+// Servers of the protocol's first revision work like others, for clients of both eras and together with other
+// servers.
 func TestAggregateHTTPSSE(t *testing.T) {
 	isolate(t)
 	for _, era := range clientEras {
@@ -100,25 +100,28 @@ func TestAggregateHTTPSSE(t *testing.T) {
 			s := newHTTPSSEServer(t)
 			address := freeAddress(t)
 			config := func(more ...string) string {
-				return site(address, gateway(append([]string{"separator __", "server sse http://" + s.address + "/sse", child("other")}, more...)...))
+				return site(address, gateway(append([]string{"separator __", "server sse http://" + s.address + "/sse",
+					child("other")}, more...)...))
 			}
 			load(t, config())
-			at := joinedAt("http://" + address)
-			c := newSpeaker(t, at, era.modern, canAll)
-			answered := func(t *testing.T, c *speaker, tool, answer string) string {
+			endpoint := joinedAt("http://" + address)
+			c := newTestClient(t, endpoint, era.modern, fullCapabilities)
+			answered := func(t *testing.T, c *testClient, tool, answer string) string {
 				t.Helper()
 				params := callOf("sse", tool, `{}`)
 				d := c.begin(t, "tools/call", params)
 				m := d.next(t)
 				if c.Modern {
-					return c.ask(t, "tools/call", retried(params, m.Input(t), func(string) string { return answer })).answer.Text()
+					return c.ask(t, "tools/call", retryParams(params, m.Input(t), func(string) string { return answer })).answer.Text()
 				}
-				c.replyTo(t, m, answer)
+				c.respond(t, m, answer)
 				return d.finish(t).answer.Text()
 			}
 			t.Run("lists", func(t *testing.T) {
-				for method, want := range map[string]string{"tools/list": `"sse__count"`, "resources/list": proxyURI("sse", "note://one")} {
-					if got := c.ask(t, method, `{}`).answer; !strings.Contains(string(got.Result), want) || method == "tools/list" && !strings.Contains(string(got.Result), `"other__echo"`) {
+				for method, want := range map[string]string{"tools/list": `"sse__count"`, "resources/list": proxyURI("sse",
+					"note://one")} {
+					if got := c.ask(t, method, `{}`).answer; !strings.Contains(string(got.Result), want) || method == "tools/list" &&
+						!strings.Contains(string(got.Result), `"other__echo"`) {
 						t.Errorf("%s: got %s, want %s in it", method, got.Raw, want)
 					}
 				}
@@ -128,7 +131,7 @@ func TestAggregateHTTPSSE(t *testing.T) {
 					same(t, c.use(t, "sse", "count", `{}`), want)
 				}
 				if got := c.use(t, "other", "slow", `{"ms":0}`); got != "slept" {
-					t.Errorf("the other server says %q", got)
+					t.Errorf("the other server returned %q", got)
 				}
 				got := c.ask(t, "resources/read", `{"uri":`+quote(proxyURI("sse", "note://one"))+`}`).answer
 				if !strings.Contains(string(got.Result), `"text":"one"`) {
@@ -137,39 +140,41 @@ func TestAggregateHTTPSSE(t *testing.T) {
 			})
 			t.Run("progress", func(t *testing.T) {
 				got := c.ask(t, "tools/call", callOf("sse", "progress", `{}`, `"_meta":{"progressToken":"mine"}`))
-				if len(got.events) != 3 || string(got.events[2].Params.ProgressToken) != `"mine"` || got.events[2].Params.Progress != 3 || got.answer.Text() != "done" {
+				if len(got.events) != 3 || string(got.events[2].Params.ProgressToken) != `"mine"` ||
+					got.events[2].Params.Progress != 3 || got.answer.Text() != "done" {
 					t.Errorf("%v before %s", got.events, got.answer.Raw)
 				}
 			})
-			t.Run("questions", func(t *testing.T) {
+			t.Run("server requests", func(t *testing.T) {
 				if got := answered(t, c, "ask", formAnswer); !strings.Contains(got, `"action":"accept"`) {
-					t.Errorf("the server got %s", got)
+					t.Errorf("the server received %s", got)
 				}
 				if got := answered(t, c, "sample", sampleAnswer); !strings.Contains(got, `"model":"m"`) {
-					t.Errorf("the server got %s", got)
+					t.Errorf("the server received %s", got)
 				}
 			})
 			t.Run("changes", func(t *testing.T) {
 				uri := proxyURI("sse", "note://one")
-				var d *dialogue
+				var d *exchange
 				if c.Modern {
-					d = c.begin(t, "subscriptions/listen", `{"notifications":{"toolsListChanged":true,"resourceSubscriptions":[`+quote(uri)+`]}}`)
-					d.hears(t, "notifications/subscriptions/acknowledged")
+					d = c.begin(t, "subscriptions/listen", `{"notifications":{"toolsListChanged":true,"resourceSubscriptions":[`+
+						quote(uri)+`]}}`)
+					d.awaitMessage(t, "notifications/subscriptions/acknowledged")
 				} else {
 					c.ask(t, "resources/subscribe", `{"uri":`+quote(uri)+`}`)
 					d = c.listen(t)
 				}
-				defer d.HangUp()
-				// Until the gateway listens, what the server says comes with the call.
-				hears := func(tool, method string) mcpclient.Message {
+				defer d.Cancel()
+				// Until the gateway has subscribed, notifications arrive in the response to the call.
+				awaitFrom := func(tool, method string) mcpclient.Message {
 					t.Helper()
-					var heard mcpclient.Message
+					var received mcpclient.Message
 					await.Until(t, method, func() bool {
 						c.use(t, "sse", tool, `{}`)
 						for {
 							select {
-							case heard = <-d.Messages:
-								if heard.Method == method && heard.Params.Proxy.Server == "sse" {
+							case received = <-d.Messages:
+								if received.Method == method && received.Params.Proxy.Server == "sse" {
 									return true
 								}
 							case <-time.After(100 * time.Millisecond):
@@ -177,12 +182,12 @@ func TestAggregateHTTPSSE(t *testing.T) {
 							}
 						}
 					})
-					return heard
+					return received
 				}
-				if m := hears("touch", "notifications/resources/updated"); m.Params.URI != uri {
+				if m := awaitFrom("touch", "notifications/resources/updated"); m.Params.URI != uri {
 					t.Errorf("got %s, want %s", m.Raw, uri)
 				}
-				hears("change", "notifications/tools/list_changed")
+				awaitFrom("change", "notifications/tools/list_changed")
 				await.Until(t, "the tool", func() bool {
 					return strings.Contains(string(c.ask(t, "tools/list", `{}`).answer.Result), `"sse__more1"`)
 				})
@@ -191,33 +196,34 @@ func TestAggregateHTTPSSE(t *testing.T) {
 				d := c.begin(t, "tools/call", callOf("sse", "hang", `{}`))
 				s.await(t, "hanging", 1)
 				if c.Modern {
-					d.HangUp()
+					d.Cancel()
 				} else {
-					c.say(t, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+d.ID+`}}`)
-					d.ended(t)
+					c.post(t, `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+d.ID+`}}`)
+					d.awaitEnd(t)
 				}
 				s.await(t, "cancelled", 1)
 			})
 			t.Run("two clients", func(t *testing.T) {
-				other := newSpeaker(t, at, era.modern, canAll, "Authorization: Bearer other")
+				other := newTestClient(t, endpoint, era.modern, fullCapabilities, "Authorization: Bearer other")
 				same(t, other.use(t, "sse", "count", `{}`), "1")
 				same(t, c.use(t, "sse", "count", `{}`), "3")
 				var asked sync.WaitGroup
-				for who, of := range map[string]*speaker{"one": c, "other": other} {
+				for name, caller := range map[string]*testClient{"one": c, "other": other} {
 					asked.Go(func() {
 						for range 5 {
-							if got := answered(t, of, "ask", `{"action":"accept","content":{"name":"`+who+`"}}`); !strings.Contains(got, `"`+who+`"`) {
-								t.Errorf("%s is called %s", who, got)
+							if got := answered(t, caller, "ask", `{"action":"accept","content":{"name":"`+name+
+								`"}}`); !strings.Contains(got, `"`+name+`"`) {
+								t.Errorf("%s got the name %s", name, got)
 							}
 						}
 					})
 				}
 				asked.Wait()
 				if n := s.count("opened"); n != 2 {
-					t.Errorf("there have been %d streams", n)
+					t.Errorf("got %d streams", n)
 				}
 				if !era.modern {
-					send(t, client, "DELETE", at, "", other.Headers...)
+					send(t, client, "DELETE", endpoint, "", other.Headers...)
 					s.await(t, "closed", 1)
 				}
 			})
@@ -225,7 +231,7 @@ func TestAggregateHTTPSSE(t *testing.T) {
 				load(t, config(child("new")))
 				same(t, c.use(t, "sse", "count", `{}`), "4")
 				if n := s.count("opened"); n != 2 {
-					t.Errorf("there have been %d streams", n)
+					t.Errorf("got %d streams", n)
 				}
 			})
 			t.Run("restart", func(t *testing.T) {
@@ -233,16 +239,17 @@ func TestAggregateHTTPSSE(t *testing.T) {
 				s.start()
 				same(t, c.use(t, "sse", "count", `{}`), "1")
 			})
-			t.Run("death in mid-call", func(t *testing.T) {
+			t.Run("exit during a call", func(t *testing.T) {
 				got := c.ask(t, "tools/call", callOf("sse", "exit", `{}`)).answer
-				if got.Error == nil || got.Error.Symbol() != "connect_error" || got.Error.Server() != "sse" || !strings.Contains(got.Error.Message, "event stream") {
-					t.Errorf("got %s, want an error that says so", got.Raw)
+				if got.Error == nil || got.Error.Symbol() != "connect_error" || got.Error.Server() != "sse" ||
+					!strings.Contains(got.Error.Message, "event stream") {
+					t.Errorf("got %s, want an error about the exit", got.Raw)
 				}
 				wait(t, s.ended, "the end of the server")
 				s.start()
 				same(t, c.use(t, "sse", "count", `{}`), "1")
 				if n := s.count("exiting"); n != 1 {
-					t.Errorf("the call was made %d times", n)
+					t.Errorf("got %d calls", n)
 				}
 			})
 			t.Run("removal", func(t *testing.T) {
@@ -262,32 +269,32 @@ func TestAggregateHTTPSSEStops(t *testing.T) {
 	server := &mcptest.HTTPSSE{Server: remote}
 	url := serve(t, gateway("separator __", "server far http://"+upstream(t, server)+"/sse"))
 	for _, era := range clientEras {
-		c := newSpeaker(t, joinedAt(url), era.modern, canAll)
+		c := newTestClient(t, joinedAt(url), era.modern, fullCapabilities)
 		c.use(t, "far", "echo", `{}`)
-		c.listens(t)
+		c.listenForChanges(t)
 	}
 	if now, ever := server.Open(); now != 2 || ever != 2 {
 		t.Errorf("%d streams are open, of %d, want 2", now, ever)
 	}
-	t.Run("a stream that ends", func(t *testing.T) {
-		c := newSpeaker(t, joinedAt(url), false, canAll)
+	t.Run("a stream that breaks off", func(t *testing.T) {
+		c := newTestClient(t, joinedAt(url), false, fullCapabilities)
 		d := c.begin(t, "tools/call", callOf("far", "hang", `{}`))
 		await.Until(t, "the call", func() bool { return len(remote.Seen("hanging")) == 1 })
 		server.Drop()
 		if got := d.finish(t).answer; got.Error == nil || got.Error.Symbol() != "connect_error" {
-			t.Errorf("got %s, want that it broke off", got.Raw)
+			t.Errorf("got %s, want an error that it broke off", got.Raw)
 		}
 		c.use(t, "far", "echo", `{}`)
 		if n := len(remote.Seen("hanging")); n != 1 {
-			t.Errorf("the call was made %d times", n)
+			t.Errorf("got %d calls", n)
 		}
 	})
-	loaderOf(t).caddy.stop(t)
+	caddyOf(t).caddy.stop(t)
 	await.Until(t, "the streams to end", func() bool { now, _ := server.Open(); return now == 0 })
 }
 
-// All that goes to a server of HTTP+SSE passes its handlers, and what is answered in place of
-// clients is posted where the server wants it.
+// All requests to an HTTP+SSE server pass its handlers. Configured answers are posted to the endpoint that the server
+// names.
 func TestAggregateHTTPSSEHandlers(t *testing.T) {
 	isolate(t)
 	remote := &mcptest.Remote{Name: "far", Legacy: true}
@@ -302,25 +309,29 @@ func TestAggregateHTTPSSEHandlers(t *testing.T) {
 		}
 		server.ServeHTTP(w, r)
 	}))
-	url := serve(t, gateway("separator __", block("server far http://"+address+"/sse", "request_header X-Key secret"), child("other"),
+	url := serve(t, gateway("separator __", block("server far http://"+address+"/sse", "request_header X-Key secret"),
+		child("other"),
 		block("answer far roots/list", "roots file:///configured"), "answer far sampling/createMessage drop"))
 	for _, era := range clientEras {
 		t.Run(era.name, func(t *testing.T) {
-			c := newSpeaker(t, joinedAt(url), era.modern, canAll, "Authorization: Bearer mine")
-			if got := c.ask(t, "tools/call", askBy("far", "roots/list")).answer.Text(); !strings.Contains(got, "file:///configured") {
-				t.Errorf("the server got %s", got)
+			c := newTestClient(t, joinedAt(url), era.modern, fullCapabilities, "Authorization: Bearer mine")
+			if got := c.ask(t, "tools/call", requestingCall("far", "roots/list")).answer.Text(); !strings.Contains(got,
+				"file:///configured") {
+				t.Errorf("the server received %s", got)
 			}
-			if got := c.ask(t, "tools/call", askBy("far", "sampling/createMessage")).answer.Text(); !strings.Contains(got, "-32601") {
-				t.Errorf("the server got %s", got)
+			if got := c.ask(t, "tools/call",
+				requestingCall("far", "sampling/createMessage")).answer.Text(); !strings.Contains(got, "-32601") {
+				t.Errorf("the server received %s", got)
 			}
 		})
 	}
-	if got := post(t, rpcAt(url, "far"), rpc("tools/list", `{}`)); failureOf(t, got).Symbol != "http_error" || !strings.Contains(got.body, "it speaks HTTP+SSE") {
-		t.Errorf("the plain door says %s", got.body)
+	if got := post(t, rpcAt(url, "far"), rpc("tools/list", `{}`)); gatewayErrorOf(t, got).Symbol != "http_error" ||
+		!strings.Contains(got.body, "it speaks HTTP+SSE") {
+		t.Errorf("/rpc returned %s", got.body)
 	}
 }
 
-// A server becomes one of another transport while clients are there.
+// A server changes its transport while clients are connected.
 func TestAggregateHTTPSSEUpgrades(t *testing.T) {
 	isolate(t)
 	for _, era := range clientEras {
@@ -337,8 +348,9 @@ func TestAggregateHTTPSSEUpgrades(t *testing.T) {
 			}
 			become(old)
 			url := serve(t, gateway("separator __", child("other"),
-				"server far http://"+upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { (*now.Load()).ServeHTTP(w, r) }))+"/sse"))
-			c := newSpeaker(t, joinedAt(url), era.modern, canAll)
+				"server far http://"+upstream(t,
+					http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { (*now.Load()).ServeHTTP(w, r) }))+"/sse"))
+			c := newTestClient(t, joinedAt(url), era.modern, fullCapabilities)
 			for _, h := range []http.Handler{old, remote, old, old, remote} {
 				become(h)
 				if got := c.use(t, "far", "echo", `{"n":1}`); !strings.Contains(got, `{"n":1}`) {
@@ -352,11 +364,13 @@ func TestAggregateHTTPSSEUpgrades(t *testing.T) {
 	}
 }
 
-// What a server of HTTP+SSE says is not trusted. The others are there all the same.
+// An HTTP+SSE server is not trusted, and cannot affect other servers.
 func TestAggregateHTTPSSEHostile(t *testing.T) {
 	isolate(t)
-	var elsewhere sync.Map
-	trap := upstream(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { elsewhere.Store(r.URL.String(), true) }))
+	var requested sync.Map
+	trap := upstream(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		requested.Store(r.URL.String(), true)
+	}))
 	open := map[string]*sync.WaitGroup{}
 	hostile := func(name string, say func(w io.Writer, flush func())) string {
 		open[name] = new(sync.WaitGroup)
@@ -390,7 +404,7 @@ func TestAggregateHTTPSSEHostile(t *testing.T) {
 	url := serve(t, gateway(lines...))
 	for _, era := range clientEras {
 		t.Run(era.name, func(t *testing.T) {
-			c := newSpeaker(t, joinedAt(url), era.modern, canAll)
+			c := newTestClient(t, joinedAt(url), era.modern, fullCapabilities)
 			got := c.ask(t, "tools/list", `{}`).answer
 			if !strings.Contains(string(got.Result), `"good__echo"`) {
 				t.Errorf("got %.300s", got.Raw)
@@ -400,18 +414,18 @@ func TestAggregateHTTPSSEHostile(t *testing.T) {
 			}
 		})
 	}
-	elsewhere.Range(func(at, _ any) bool {
-		t.Errorf("%s was asked for", at)
+	requested.Range(func(url, _ any) bool {
+		t.Errorf("%s was requested", url)
 		return true
 	})
-	log := loaderOf(t).caddy.stop(t)
+	log := caddyOf(t).caddy.stop(t)
 	for _, all := range open {
-		all.Wait() // no stream is left open
+		all.Wait() // all streams are closed
 	}
 	lines = strings.Split(log, "\n")
 	if !slices.ContainsFunc(lines, func(line string) bool {
 		return strings.Contains(line, `"mcp_server":"elsewhere"`) && strings.Contains(line, "an endpoint at another host")
 	}) {
-		t.Errorf("it is not logged which server wants messages sent elsewhere:\n%.5000s", log)
+		t.Errorf("the log does not name the server with an endpoint at another host:\n%.5000s", log)
 	}
 }

@@ -14,28 +14,33 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// proxied is the URI of a server's resource where all servers are one (A11).
-func proxied(server, uri string) string {
-	return "proxy://resource/" + base64.RawURLEncoding.EncodeToString([]byte(`{"server":`+quote(server)+`,"uri":`+quote(uri)+`}`))
+// proxiedURI returns the URI of a server's resource at /mcp (A11).
+func proxiedURI(server, uri string) string {
+	return "proxy://resource/" + base64.RawURLEncoding.EncodeToString([]byte(`{"server":`+quote(server)+`,"uri":`+
+		quote(uri)+`}`))
 }
 
 func TestAggregateDescriptors(t *testing.T) {
 	isolate(t)
 	remote := newRemoteServer(t)
 	odd := []string{
-		`{"name":"odd","title":"name","description":"é\u00e9\/ <&>","inputSchema":{"type":"object","properties":{"name":{"type":"string","default":"odd"},"n":{"minimum":1.0,"maximum":12345678901234567890}},"additionalProperties":false},"annotations":{"readOnlyHint":true,"name":"odd"},"_meta":{"k":[1e2,-0,{"name":"odd"}]},"x-unknown":null}`,
+		`{"name":"odd","title":"name","description":"é\u00e9\/ <&>","inputSchema":{"type":"object",` +
+			`"properties":{"name":{"type":"string","default":"odd"},"n":{"minimum":1.0,"maximum":12345678901234567890}},` +
+			`"additionalProperties":false},"annotations":{"readOnlyHint":true,"name":"odd"},"_meta":{"k":[1e2,-0,` +
+			`{"name":"odd"}]},"x-unknown":null}`,
 		`{ "inputSchema" : {"type":"object"}, "name" : "last" }`,
-		`{"outputSchema":{"type":"object"},"inputSchema":{},"icons":[{"src":"data:,"}],"name":"\u006eamed","execution":{"taskSupport":"optional"}}`,
+		`{"outputSchema":{"type":"object"},"inputSchema":{},"icons":[{"src":"data:,"}],"name":"\u006eamed",` +
+			`"execution":{"taskSupport":"optional"}}`,
 	}
 	remote.Tools = odd
 	url := serve(t, gateway(child("alpha"), remote.line("remote"), child("beta")))
 	c := newLegacyClient(t, url, `{}`)
 
-	// direct returns what a server lists where it is alone.
+	// direct returns what a server lists at its own endpoint.
 	direct := func(server, method, kind string) (items []json.RawMessage) {
-		at := mcpAt(url, server)
+		endpoint := mcpAt(url, server)
 		var list struct{ Result map[string]json.RawMessage }
-		body := answerIn(post(t, at, rpc(method, `{}`), greet(t, at), acceptBoth).body)
+		body := answerIn(post(t, endpoint, rpc(method, `{}`), newSession(t, endpoint), acceptBoth).body)
 		if err := json.Unmarshal([]byte(body), &list); err != nil {
 			t.Fatalf("%v: %s", err, body)
 		}
@@ -49,7 +54,7 @@ func TestAggregateDescriptors(t *testing.T) {
 			var want []string
 			for _, server := range []string{"alpha", "remote", "beta"} {
 				if server == "remote" && tt.kind == "prompts" {
-					continue // it has none
+					continue // it has no items
 				}
 				for _, item := range direct(server, tt.method, tt.kind) {
 					var named struct{ Name string }
@@ -57,23 +62,25 @@ func TestAggregateDescriptors(t *testing.T) {
 						t.Fatal(err)
 					}
 					renamed := string(item)
-					for _, spelling := range []string{`"name":` + quote(named.Name), `"name" : ` + quote(named.Name), `"name":"\u006eamed"`} {
-						at := strings.LastIndex(renamed, spelling) // the last in all but the first of the odd
+					for _, spelling := range []string{`"name":` + quote(named.Name), `"name" : ` + quote(named.Name),
+						`"name":"\u006eamed"`} {
+						index := strings.LastIndex(renamed, spelling) // the last match in all but the first odd descriptor
 						if strings.Contains(renamed, "x-unknown") {
-							at = strings.Index(renamed, spelling)
+							index = strings.Index(renamed, spelling)
 						}
-						if at >= 0 {
+						if index >= 0 {
 							colon := strings.LastIndexByte(spelling[:len(`"name" : `)], ':')
 							space := spelling[colon+1:]
 							space = space[:strings.IndexByte(space, '"')]
-							renamed = renamed[:at] + spelling[:colon+1] + space + quote(server+"::"+named.Name) + renamed[at+len(spelling):]
+							renamed = renamed[:index] + spelling[:colon+1] + space + quote(server+"::"+named.Name) +
+								renamed[index+len(spelling):]
 							break
 						}
 					}
 					want = append(want, renamed)
 				}
 			}
-			pages, _ := c.in(t).pages(tt.method, "")
+			pages, _ := c.withTest(t).pages(tt.method, "")
 			var got []string
 			for _, item := range slices.Concat(pages...) {
 				got = append(got, string(item))
@@ -97,101 +104,110 @@ func TestAggregateCalls(t *testing.T) {
 		return n
 	}
 	t.Run("A8 params and result are unchanged", func(t *testing.T) {
-		c := c.in(t)
+		c := c.withTest(t)
 		for _, server := range []string{"alpha", "beta"} {
-			params := `{"_meta":{"k":1.0,"z":{"name":"x"}} , "name":"%s","arguments":{"n":12345678901234567890,"t":"é\u00e9","name":"beta::echo"},"unknown":[1e2]}`
+			params := `{"_meta":{"k":1.0,"z":{"name":"x"}} , "name":"%s","arguments":{"n":12345678901234567890,` +
+				`"t":"é\u00e9","name":"beta::echo"},"unknown":[1e2]}`
 			got := c.ask("tools/call", fmt.Sprintf(params, server+"::echo"))
 			same(t, string(got.Result), `{"content":[{"type":"text","text":`+quote(fmt.Sprintf(params, "echo"))+`}]}`)
 		}
 	})
 	t.Run("A8 names are split at the first separator", func(t *testing.T) {
-		c := c.in(t)
+		c := c.withTest(t)
 		for _, name := range []string{"a::b", "alpha::echo"} {
 			if got := c.use("remote::"+name, `{}`); got != `{"name":`+quote(name)+`,"arguments":{}}` {
-				t.Errorf("got %s, want the name as the server has it", got)
+				t.Errorf("got %s, want the server's own name", got)
 			}
 		}
 	})
 	t.Run("A8 a name never listed", func(t *testing.T) {
-		// Listed or not, in a session of its own.
+		// The session is new, so nothing was listed in it.
 		if got := newLegacyClient(t, url, `{}`).use("beta::slow", `{"ms":0}`); got != "slept" {
 			t.Errorf("got %q, want %q", got, "slept")
 		}
 	})
-	for _, name := range []string{`"echo"`, `"zeta::echo"`, `5`, `null`, `""`, `"::"`, `"::echo"`, `["alpha::echo"]`, `"ALPHA::echo"`, `" alpha::echo"`, `"alpha:echo"`} {
+	for _, name := range []string{`"echo"`, `"zeta::echo"`, `5`, `null`, `""`, `"::"`, `"::echo"`, `["alpha::echo"]`,
+		`"ALPHA::echo"`, `" alpha::echo"`, `"alpha:echo"`} {
 		t.Run("A9 "+name, func(t *testing.T) {
-			c := c.in(t)
+			c := c.withTest(t)
 			before := contacts()
 			for _, method := range []string{"tools/call", "prompts/get"} {
-				if got := c.fails(method, `{"name":`+name+`}`, -32602); got.Error != nil && got.Error.Symbol() == "" {
+				if got := c.expectError(method, `{"name":`+name+`}`, -32602); got.Error != nil && got.Error.Symbol() == "" {
 					t.Errorf("R13 %s", got.Raw)
 				}
 			}
 			if n := contacts() - before; n != 0 {
-				t.Errorf("%d requests have got through", n)
+				t.Errorf("the servers received %d requests", n)
 			}
 		})
 	}
 	t.Run("A9 no name, no params", func(t *testing.T) {
-		c, before := c.in(t), contacts()
-		c.fails("tools/call", `{}`, -32602)
-		c.fails("tools/call", ``, -32602)
-		c.fails("prompts/get", `{"arguments":{}}`, -32602)
-		c.fails("resources/read", `{}`, -32602)
+		c, before := c.withTest(t), contacts()
+		c.expectError("tools/call", `{}`, -32602)
+		c.expectError("tools/call", ``, -32602)
+		c.expectError("prompts/get", `{"arguments":{}}`, -32602)
+		c.expectError("resources/read", `{}`, -32602)
 		if n := contacts() - before; n != 0 {
-			t.Errorf("%d requests have got through", n)
+			t.Errorf("the servers received %d requests", n)
 		}
 	})
 	t.Run("A9 an unknown tool of a known server", func(t *testing.T) {
-		if got := c.in(t).fails("tools/call", `{"name":"alpha::nope"}`, -32602); got.Error != nil && got.Error.Message != "Unknown tool: nope" {
+		if got := c.withTest(t).expectError("tools/call", `{"name":"alpha::nope"}`, -32602); got.Error != nil &&
+			got.Error.Message != "Unknown tool: nope" {
 			t.Errorf("got %s, want the server's message", got.Raw)
 		}
 	})
 	t.Run("A10 a prompt", func(t *testing.T) {
-		c := c.in(t)
-		same(t, c.result("prompts/get", `{"name":"beta::p","arguments":{"who":"me"}}`), `{"messages":[{"role":"user","content":{"type":"text","text":"beta greets me"}}]}`)
+		c := c.withTest(t)
+		same(t, c.result("prompts/get", `{"name":"beta::p","arguments":{"who":"me"}}`),
+			`{"messages":[{"role":"user","content":{"type":"text","text":"beta greets me"}}]}`)
 		if got := beta.messages(t, "prompts/get"); len(got) != 1 || got[0].Param("name") != `"p"` {
 			t.Errorf("%v", got)
 		}
-		if got := c.fails("prompts/get", `{"name":"beta::nope"}`, -32602); got.Error != nil && got.Error.Message != "Unknown prompt: nope" {
+		if got := c.expectError("prompts/get", `{"name":"beta::nope"}`, -32602); got.Error != nil &&
+			got.Error.Message != "Unknown prompt: nope" {
 			t.Errorf("got %s, want the server's message", got.Raw)
 		}
 	})
 	t.Run("A45 completions of a prompt", func(t *testing.T) {
-		c := c.in(t)
-		same(t, c.result("completion/complete", `{"ref":{"type":"ref/prompt","name":"beta::p"},"argument":{"name":"who","value":"o"}}`),
+		c := c.withTest(t)
+		same(t, c.result("completion/complete",
+			`{"ref":{"type":"ref/prompt","name":"beta::p"},"argument":{"name":"who","value":"o"}}`),
 			`{"completion":{"values":["beta-one","beta-two"],"total":2,"hasMore":false}}`)
 		got := beta.messages(t, "completion/complete")
-		if len(got) != 1 || got[0].Param("ref") != `{"type":"ref/prompt","name":"p"}` || got[0].Param("argument") != `{"name":"who","value":"o"}` {
+		if len(got) != 1 || got[0].Param("ref") != `{"type":"ref/prompt","name":"p"}` ||
+			got[0].Param("argument") != `{"name":"who","value":"o"}` {
 			t.Errorf("%v", got)
 		}
 	})
 	t.Run("A45 completions of a resource and of a template", func(t *testing.T) {
-		c := c.in(t)
+		c := c.withTest(t)
 		templates := c.list("resources/templates/list", "uriTemplate")
 		if len(templates) != 2 {
 			t.Fatal(templates)
 		}
 		for i, tt := range []struct{ uri, server, want string }{
-			{proxied("alpha", "file://alpha/data.txt"), "alpha", "file://alpha/data.txt"},
+			{proxiedURI("alpha", "file://alpha/data.txt"), "alpha", "file://alpha/data.txt"},
 			{templates[0], "alpha", "file://alpha/{name}.txt"},
 			{templates[1], "beta", "file://beta/{name}.txt"},
 		} {
 			journal := map[string]journal{"alpha": alpha, "beta": beta}[tt.server]
-			got := c.result("completion/complete", `{"ref":{"type":"ref/resource","uri":`+quote(tt.uri)+`},"argument":{"name":"name","value":"o"}}`)
+			got := c.result("completion/complete", `{"ref":{"type":"ref/resource","uri":`+quote(tt.uri)+
+				`},"argument":{"name":"name","value":"o"}}`)
 			if !strings.Contains(got, tt.server+"-one") {
 				t.Errorf("%d: %s", i, got)
 			}
-			saw := journal.messages(t, "completion/complete")
-			if len(saw) == 0 || saw[len(saw)-1].Param("ref") != `{"type":"ref/resource","uri":`+quote(tt.want)+`}` {
-				t.Errorf("%d: %v", i, saw)
+			outcome := journal.messages(t, "completion/complete")
+			if len(outcome) == 0 || outcome[len(outcome)-1].Param("ref") != `{"type":"ref/resource","uri":`+quote(tt.want)+`}` {
+				t.Errorf("%d: %v", i, outcome)
 			}
 		}
 	})
-	t.Run("A45 completions of nothing", func(t *testing.T) {
-		c := c.in(t)
-		for _, ref := range []string{`{"type":"ref/prompt","name":"p"}`, `{"type":"ref/prompt","name":"zeta::p"}`, `{"type":"ref/prompt"}`, `{"type":"ref/resource","uri":"file://gamma/data.txt"}`, `5`, `{}`} {
-			c.fails("completion/complete", `{"ref":`+ref+`,"argument":{"name":"who","value":"o"}}`, -32602)
+	t.Run("A45 completions without a reference", func(t *testing.T) {
+		c := c.withTest(t)
+		for _, ref := range []string{`{"type":"ref/prompt","name":"p"}`, `{"type":"ref/prompt","name":"zeta::p"}`,
+			`{"type":"ref/prompt"}`, `{"type":"ref/resource","uri":"file://gamma/data.txt"}`, `5`, `{}`} {
+			c.expectError("completion/complete", `{"ref":`+ref+`,"argument":{"name":"who","value":"o"}}`, -32602)
 		}
 	})
 }
@@ -204,11 +220,12 @@ func TestAggregateResources(t *testing.T) {
 	const data = "file://alpha/data.txt"
 	t.Run("A11 listed", func(t *testing.T) {
 		var servers []string
-		for _, uri := range c.in(t).list("resources/list", "uri") {
+		for _, uri := range c.withTest(t).list("resources/list", "uri") {
 			token, ok := strings.CutPrefix(uri, "proxy://resource/")
 			text, err := base64.RawURLEncoding.DecodeString(token)
 			var decoded map[string]string
-			if !ok || err != nil || json.Unmarshal(text, &decoded) != nil || len(decoded) != 2 || decoded["uri"] != "file://"+decoded["server"]+"/data.txt" {
+			if !ok || err != nil || json.Unmarshal(text, &decoded) != nil || len(decoded) != 2 || decoded["uri"] != "file://"+
+				decoded["server"]+"/data.txt" {
 				t.Errorf("R20 %s: %v %s", uri, err, text)
 			}
 			servers = append(servers, decoded["server"])
@@ -216,72 +233,80 @@ func TestAggregateResources(t *testing.T) {
 		if strings.Join(servers, " ") != "alpha beta" {
 			t.Errorf("resources of %v", servers)
 		}
-		pages, _ := c.in(t).pages("resources/list", "")
-		same(t, string(pages[0][0]), `{"uri":`+quote(proxied("alpha", data))+`,"name":"data.txt","mimeType":"text/plain"}`)
+		pages, _ := c.withTest(t).pages("resources/list", "")
+		same(t, string(pages[0][0]), `{"uri":`+quote(proxiedURI("alpha", data))+`,"name":"data.txt","mimeType":"text/plain"}`)
 	})
 	t.Run("A12 read", func(t *testing.T) {
-		listed := c.in(t).list("resources/list", "uri")[0]
+		listed := c.withTest(t).list("resources/list", "uri")[0]
 		payload := []byte(`{"server":"alpha","uri":"` + data + `"}`)
 		never := []byte(`{"uri":"file://alpha/??>>~~.txt","server":"alpha"}`)
 		for _, uri := range []string{
-			listed, proxied("alpha", "file://alpha/never listed.txt"),
+			listed, proxiedURI("alpha", "file://alpha/never listed.txt"),
 			"proxy://resource/" + base64.StdEncoding.EncodeToString(payload),
 			"proxy://resource/" + base64.RawStdEncoding.EncodeToString(payload),
 			"proxy://resource/" + base64.URLEncoding.EncodeToString(payload),
 			"proxy://resource/" + base64.StdEncoding.EncodeToString(never),
 			"proxy://resource/" + base64.RawURLEncoding.EncodeToString(never),
-			"proxy://resource/" + base64.RawURLEncoding.EncodeToString([]byte(` { "server" : "alpha", "uri" : "file:\/\/alpha\/data.txt" } `)),
+			"proxy://resource/" + base64.RawURLEncoding.EncodeToString([]byte(` { "server" : "alpha", "uri" : `+
+				`"file:\/\/alpha\/data.txt" } `)),
 		} {
 			var got struct {
 				Contents []struct{ URI, MIMEType, Text string }
 			}
-			// In a session that has listed nothing.
+			// In a session that has not listed anything.
 			text := newLegacyClient(t, url, `{}`).result("resources/read", `{"uri":`+quote(uri)+`}`)
-			if err := json.Unmarshal([]byte(text), &got); err != nil || len(got.Contents) != 1 || !strings.HasSuffix(got.Contents[0].Text, " of alpha") {
+			if err := json.Unmarshal([]byte(text), &got); err != nil || len(got.Contents) != 1 ||
+				!strings.HasSuffix(got.Contents[0].Text, " of alpha") {
 				t.Fatalf("%s: %v %s", uri, err, text)
 			}
 			back, ok := strings.CutPrefix(got.Contents[0].URI, "proxy://resource/")
-			if decoded, err := base64.RawURLEncoding.DecodeString(back); !ok || err != nil || !strings.Contains(string(decoded), `"server":"alpha"`) {
-				t.Errorf("the content of %s is that of %s", uri, got.Contents[0].URI)
+			if decoded, err := base64.RawURLEncoding.DecodeString(back); !ok || err != nil || !strings.Contains(string(decoded),
+				`"server":"alpha"`) {
+				t.Errorf("the content of %s has URI %s", uri, got.Contents[0].URI)
 			}
 			if uri == listed && got.Contents[0].URI != listed {
-				t.Errorf("%s has become %s", listed, got.Contents[0].URI)
+				t.Errorf("%s became %s", listed, got.Contents[0].URI)
 			}
 		}
 		for _, m := range alpha.messages(t, "resources/read") {
 			if !strings.HasPrefix(m.Param("uri"), `"file:`) {
-				t.Errorf("asked for %s", m.Body)
+				t.Errorf("the server received %s", m.Body)
 			}
 		}
 	})
-	t.Run("A12 by its own URI", func(t *testing.T) {
-		same(t, c.in(t).result("resources/read", `{"uri":`+quote(data)+`}`), `{"contents":[{"uri":`+quote(data)+`,"mimeType":"text/plain","text":"data of alpha"}]}`)
+	t.Run("A12 by the server's own URI", func(t *testing.T) {
+		same(t, c.withTest(t).result("resources/read", `{"uri":`+quote(data)+`}`), `{"contents":[{"uri":`+quote(data)+
+			`,"mimeType":"text/plain","text":"data of alpha"}]}`)
 	})
-	t.Run("A12 what the server does not have", func(t *testing.T) {
-		c.in(t).fails("resources/read", `{"uri":`+quote(proxied("alpha", "file://nope"))+`}`, -32002)
+	t.Run("A12 an unknown resource", func(t *testing.T) {
+		c.withTest(t).expectError("resources/read", `{"uri":`+quote(proxiedURI("alpha", "file://nope"))+`}`, -32002)
 	})
 	reads := len(alpha.entries(t, "resources/read"))
 	encoded := func(text string) string {
 		return quote("proxy://resource/" + base64.RawURLEncoding.EncodeToString([]byte(text)))
 	}
 	for _, uri := range []string{
-		`"proxy://resource/"`, `"proxy://resource/!!!"`, `"proxy://resource/A"`, encoded(`x`), encoded(`{}`), encoded(`[]`), encoded(`{"server":"alpha"}`), encoded(`{"uri":"x"}`),
-		encoded(`{"server":5,"uri":"x"}`), encoded(`{"server":"alpha","uri":5}`), encoded(`{"server":"zeta","uri":"file://alpha/data.txt"}`), encoded(`{"server":"alpha","uri":"x"`), encoded("\xff\xfe"),
-		`"file://gamma/data.txt"`, `"proxy://other/x"`, `"http://evil.test/"`, `""`, `5`, `null`, `{}`, `"proxy://resource/` + strings.Repeat("A", 100_000) + `"`,
+		`"proxy://resource/"`, `"proxy://resource/!!!"`, `"proxy://resource/A"`, encoded(`x`), encoded(`{}`), encoded(`[]`),
+		encoded(`{"server":"alpha"}`), encoded(`{"uri":"x"}`),
+		encoded(`{"server":5,"uri":"x"}`), encoded(`{"server":"alpha","uri":5}`),
+		encoded(`{"server":"zeta","uri":"file://alpha/data.txt"}`), encoded(`{"server":"alpha","uri":"x"`),
+		encoded("\xff\xfe"),
+		`"file://gamma/data.txt"`, `"proxy://other/x"`, `"http://evil.test/"`, `""`, `5`, `null`, `{}`,
+		`"proxy://resource/` + strings.Repeat("A", 100_000) + `"`,
 	} {
 		t.Run("A13 "+uri[:min(len(uri), 40)], func(t *testing.T) {
-			c := c.in(t)
+			c := c.withTest(t)
 			for _, method := range []string{"resources/read", "resources/subscribe", "resources/unsubscribe"} {
-				c.fails(method, `{"uri":`+uri+`}`, -32602)
+				c.expectError(method, `{"uri":`+uri+`}`, -32602)
 			}
 			c.result("ping", "")
 		})
 	}
 	if got := len(alpha.entries(t, "resources/read")); got != reads {
-		t.Errorf("A13 %d requests have got through", got-reads)
+		t.Errorf("A13 the server received %d requests", got-reads)
 	}
 	t.Run("A14 A66 templates", func(t *testing.T) {
-		c := c.in(t)
+		c := c.withTest(t)
 		templates := c.list("resources/templates/list", "uriTemplate")
 		if len(templates) != 2 {
 			t.Fatalf("A14 %v", templates)
@@ -290,14 +315,16 @@ func TestAggregateResources(t *testing.T) {
 			if strings.Count(templates[i], "{") != 1 || !strings.Contains(templates[i], "name}") {
 				t.Errorf("A66 %s", templates[i])
 			}
-			for value, escaped := range map[string]string{"hello": "hello", "a-b_c.d~1": "a-b_c.d~1", "a b&c=d": "a%20b%26c%3Dd", "é": "%C3%A9"} {
+			for value, escaped := range map[string]string{"hello": "hello", "a-b_c.d~1": "a-b_c.d~1",
+				"a b&c=d": "a%20b%26c%3Dd", "é": "%C3%A9"} {
 				uri := strings.NewReplacer("{name}", escaped, "{+name}", escaped).Replace(templates[i])
 				got := c.result("resources/read", `{"uri":`+quote(uri)+`}`)
 				if !strings.Contains(got, `"`+escaped+" of "+server+`"`) {
 					t.Errorf("A66 %q as %s: %s", value, uri, got)
 				}
 				var contents struct{ Contents []struct{ URI string } }
-				if err := json.Unmarshal([]byte(got), &contents); err != nil || !strings.HasPrefix(contents.Contents[0].URI, "proxy://resource/") {
+				if err := json.Unmarshal([]byte(got), &contents); err != nil || !strings.HasPrefix(contents.Contents[0].URI,
+					"proxy://resource/") {
 					t.Errorf("A12 %v: %s", err, got)
 				}
 			}
@@ -316,12 +343,12 @@ func TestAggregateLogging(t *testing.T) {
 		t.Errorf("A15 %s", got)
 	}
 	for _, level := range []string{`{"level":"loud"}`, `{"level":5}`, `{}`, `{"level":"DEBUG"}`} {
-		c.fails("logging/setLevel", level, -32602)
+		c.expectError("logging/setLevel", level, -32602)
 	}
 	c.use("bare::pid", `{}`)
 	c.use("alpha::pid", `{}`)
 	if a, b := alpha.entries(t, "logging/setLevel"), bare.entries(t, "logging/setLevel"); len(a) != 1 || len(b) != 0 {
-		t.Errorf("A15 alpha got it %d times, bare %d times", len(a), len(b))
+		t.Errorf("A15 alpha received it %d times, bare %d times", len(a), len(b))
 	}
 }
 
@@ -339,9 +366,10 @@ func TestAggregatePages(t *testing.T) {
 	}
 	url := serve(t, gateway(one.line("one"), two.line("two")))
 	c := newLegacyClient(t, url, `{}`)
-	for limit, sizes := range map[string]string{"1": "[1 1 1 1 1 1]", "2": "[2 2 2]", "4": "[4 2]", "5": "[5 1]", "6": "[6]", "7": "[6]", "1000000": "[6]", "9223372036854775807": "[6]"} {
+	for limit, sizes := range map[string]string{"1": "[1 1 1 1 1 1]", "2": "[2 2 2]", "4": "[4 2]", "5": "[5 1]",
+		"6": "[6]", "7": "[6]", "1000000": "[6]", "9223372036854775807": "[6]"} {
 		t.Run("A18 6 tools, limit "+limit, func(t *testing.T) {
-			pages, cursors := c.in(t).pages("tools/list", `"limit":`+limit)
+			pages, cursors := c.withTest(t).pages("tools/list", `"limit":`+limit)
 			var got []int
 			var names []string
 			for _, page := range pages {
@@ -363,9 +391,10 @@ func TestAggregatePages(t *testing.T) {
 		})
 	}
 	t.Run("R20 cursors in any base64", func(t *testing.T) {
-		for _, encoding := range []*base64.Encoding{base64.StdEncoding, base64.RawStdEncoding, base64.URLEncoding, base64.RawURLEncoding} {
+		for _, encoding := range []*base64.Encoding{base64.StdEncoding, base64.RawStdEncoding, base64.URLEncoding,
+			base64.RawURLEncoding} {
 			for _, text := range []string{`{"offset":4}`, `{"offset": 4 }`} {
-				got := c.in(t).result("tools/list", `{"cursor":`+quote(encoding.EncodeToString([]byte(text)))+`}`)
+				got := c.withTest(t).result("tools/list", `{"cursor":`+quote(encoding.EncodeToString([]byte(text)))+`}`)
 				if strings.Count(got, `"name"`) != 2 || !strings.Contains(got, `"two::c"`) || strings.Contains(got, "nextCursor") {
 					t.Errorf("%s: %s", text, got)
 				}
@@ -373,29 +402,32 @@ func TestAggregatePages(t *testing.T) {
 		}
 	})
 	encoded := func(text string) string { return quote(base64.RawURLEncoding.EncodeToString([]byte(text))) }
-	for _, cursor := range []string{`"!!!"`, `"A"`, encoded(`x`), encoded(`{}`), encoded(`[]`), encoded(`{"offset":-1}`), encoded(`{"offset":1.5}`), encoded(`{"offset":"2"}`), encoded(`{"offset":null}`), encoded(`{"offset":99999999999999999999}`), `5`, `{}`, `[]`} {
+	for _, cursor := range []string{`"!!!"`, `"A"`, encoded(`x`), encoded(`{}`), encoded(`[]`), encoded(`{"offset":-1}`),
+		encoded(`{"offset":1.5}`), encoded(`{"offset":"2"}`), encoded(`{"offset":null}`),
+		encoded(`{"offset":99999999999999999999}`), `5`, `{}`, `[]`} {
 		t.Run("A20 cursor "+cursor, func(t *testing.T) {
-			c := c.in(t)
-			c.fails("tools/list", `{"cursor":`+cursor+`}`, -32602)
+			c := c.withTest(t)
+			c.expectError("tools/list", `{"cursor":`+cursor+`}`, -32602)
 			c.result("ping", "")
 		})
 	}
 	for _, offset := range []string{"6", "7", "9223372036854775807"} {
 		t.Run("A20 beyond the end "+offset, func(t *testing.T) {
-			if got := c.in(t).result("tools/list", `{"limit":2,"cursor":`+encoded(`{"offset":`+offset+`}`)+`}`); got != `{"tools":[]}` {
+			if got := c.withTest(t).result("tools/list", `{"limit":2,"cursor":`+encoded(`{"offset":`+offset+`}`)+
+				`}`); got != `{"tools":[]}` {
 				t.Errorf("got %s, want an empty list", got)
 			}
 		})
 	}
 	for _, limit := range []string{`0`, `-1`, `"2"`, `1.5`, `null`, `{}`, `99999999999999999999`} {
 		t.Run("A20 limit "+limit, func(t *testing.T) {
-			c := c.in(t)
-			c.fails("tools/list", `{"limit":`+limit+`}`, -32602)
+			c := c.withTest(t)
+			c.expectError("tools/list", `{"limit":`+limit+`}`, -32602)
 			c.result("ping", "")
 		})
 	}
 	t.Run("A21 an empty cursor and a proxy member", func(t *testing.T) {
-		got := c.in(t).result("tools/list", `{"proxy":{"authToken":"x"},"_meta":{"k":1}}`)
+		got := c.withTest(t).result("tools/list", `{"proxy":{"authToken":"x"},"_meta":{"k":1}}`)
 		if strings.Count(got, `"name"`) != 6 {
 			t.Errorf("got %s, want six tools", got)
 		}
@@ -409,16 +441,17 @@ func TestAggregateDrainsPages(t *testing.T) {
 	var asked, stepped atomic.Int64
 	page := func(w http.ResponseWriter, m *mcptest.Received, n int64, cursor string) {
 		w.Header().Set("Content-Type", "application/json")
-		_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"tools":[{"name":"t%d","inputSchema":{}}],"nextCursor":%s}}`, m.ID, n, quote(cursor))
+		_, _ = fmt.Fprintf(w, `{"jsonrpc":"2.0","id":%s,"result":{"tools":[{"name":"t%d","inputSchema":{}}],`+
+			`"nextCursor":%s}}`, m.ID, n, quote(cursor))
 	}
 	loop.Handle = func(w http.ResponseWriter, m *mcptest.Received) bool {
 		if m.Method == "tools/list" {
-			page(w, m, asked.Add(1), "the same for ever")
+			page(w, m, asked.Add(1), "same-forever")
 			return true
 		}
 		return false
 	}
-	steps.Handle = func(w http.ResponseWriter, m *mcptest.Received) bool { // in a circle of three
+	steps.Handle = func(w http.ResponseWriter, m *mcptest.Received) bool { // a loop of three cursors
 		if m.Method == "tools/list" {
 			n := stepped.Add(1)
 			page(w, m, n, fmt.Sprint("page ", n%3))
@@ -444,7 +477,7 @@ func TestAggregateDrainsPages(t *testing.T) {
 		count[server]++
 	}
 	if sorted := slices.Compact(slices.Sorted(slices.Values(names))); len(sorted) != len(names) {
-		t.Errorf("A21 twice: %v", names)
+		t.Errorf("A21 duplicates: %v", names)
 	}
 	if count["paged"] != count["last"]+10 || count["last"] < 15 {
 		t.Errorf("A21 %v", count)
@@ -468,7 +501,7 @@ func TestAggregateManyTools(t *testing.T) {
 		s := newRemoteServer(t)
 		var names []string
 		for j := range each {
-			names = append(names, fmt.Sprintf("tool_%d", (j*7)%each)) // in an order of its own
+			names = append(names, fmt.Sprintf("tool_%d", (j*7)%each)) // in its own order
 			want = append(want, fmt.Sprintf("s%d__%s", i, names[j]))
 		}
 		for _, name := range names {
@@ -504,19 +537,22 @@ func TestAggregateListsWithoutSome(t *testing.T) {
 		}
 		return false
 	}
-	url := serve(t, gateway("join_timeout 2s", child("alpha"), child("broken", "--list-error"), silent.line("silent"), child("beta")))
+	url := serve(t, gateway("join_timeout 2s", child("alpha"), child("broken", "--list-error"), silent.line("silent"),
+		child("beta")))
 	for _, server := range []string{"alpha", "broken", "beta"} {
-		pidAt(t, mcpAt(url, server)) // it runs, and does not need the time that silent has
+		pidAt(t, mcpAt(url, server)) // it has started, so its list does not take as long as that of silent
 	}
 	c := newLegacyClient(t, url, `{}`)
-	for _, tt := range []struct{ method, member string }{{"tools/list", "name"}, {"prompts/list", "name"}, {"resources/list", "name"}, {"resources/templates/list", "name"}} {
+	for _, tt := range []struct{ method, member string }{{"tools/list", "name"}, {"prompts/list", "name"},
+		{"resources/list", "name"}, {"resources/templates/list", "name"}} {
 		t.Run("A22 "+tt.method, func(t *testing.T) {
-			pages, _ := c.in(t).pages(tt.method, "")
+			pages, _ := c.withTest(t).pages(tt.method, "")
 			text := fmt.Sprintf("%s", pages)
 			if len(pages[0]) < 2 || strings.Contains(text, "broken::") || strings.Contains(text, "silent::") {
 				t.Errorf("listed %s", text)
 			}
-			if tt.member == "name" && strings.HasPrefix(tt.method, "tools") && (!strings.Contains(text, "alpha::echo") || !strings.Contains(text, "beta::echo")) {
+			if tt.member == "name" && strings.HasPrefix(tt.method, "tools") && (!strings.Contains(text, "alpha::echo") ||
+				!strings.Contains(text, "beta::echo")) {
 				t.Errorf("listed %s", text)
 			}
 		})
@@ -535,11 +571,14 @@ func TestAggregateSeparators(t *testing.T) {
 		s := newRemoteServer(t, "x", "a__b", "__c", "d::e")
 		url := serve(t, gateway("separator __", s.line("one"), s.line("one_more")))
 		c := newLegacyClient(t, url, `{}`)
-		if got := strings.Join(c.list("tools/list", "name"), " "); got != "one__x one__a__b one____c one__d::e one_more__x one_more__a__b one_more____c one_more__d::e" {
-			t.Errorf("got %q, want %q", got, "one__x one__a__b one____c one__d::e one_more__x one_more__a__b one_more____c one_more__d::e")
+		if got := strings.Join(c.list("tools/list", "name"),
+			" "); got != "one__x one__a__b one____c one__d::e one_more__x one_more__a__b one_more____c one_more__d::e" {
+			t.Errorf("got %q, want %q", got, "one__x one__a__b one____c one__d::e one_more__x one_more__a__b one_more____c "+
+				"one_more__d::e")
 		}
 		for name, want := range map[string]string{
-			"one__x": "x", "one::x": "x", "one__a__b": "a__b", "one::a__b": "a__b", "one____c": "__c", "one__d::e": "d::e", "one::d::e": "d::e",
+			"one__x": "x", "one::x": "x", "one__a__b": "a__b", "one::a__b": "a__b", "one____c": "__c", "one__d::e": "d::e",
+			"one::d::e":   "d::e",
 			"one_more__x": "x", "one_more::x": "x", "one_more____c": "__c",
 		} {
 			if got := c.use(name, `{}`); got != `{"name":`+quote(want)+`,"arguments":{}}` {
@@ -547,13 +586,13 @@ func TestAggregateSeparators(t *testing.T) {
 			}
 		}
 		for _, name := range []string{"one_x", "x", "one", "one_", "two__x"} {
-			c.fails("tools/call", `{"name":`+quote(name)+`}`, -32602)
+			c.expectError("tools/call", `{"name":`+quote(name)+`}`, -32602)
 		}
 	})
 	t.Run("A43 no separator", func(t *testing.T) {
 		url := serve(t, gateway("separator none", child("alpha")))
 		c := newLegacyClient(t, url, `{}`)
-		if !c.has("echo") || c.has("alpha::echo") {
+		if !c.listsTool("echo") || c.listsTool("alpha::echo") {
 			t.Error(c.list("tools/list", "name"))
 		}
 		if got := c.use("slow", `{"ms":0}`); got != "slept" {
@@ -583,7 +622,8 @@ func TestAggregateLongNames(t *testing.T) {
 			load(t, site(address, gateway(tt.line, s.line("one"), s.line("two"))))
 			c := newLegacyClient(t, "http://"+address, `{}`)
 			names := c.list("tools/list", "name")
-			if len(names) != 12 || len(slices.Compact(slices.Sorted(slices.Values(names)))) != 12 || names[0] != "one::short" || names[6] != "two::short" {
+			if len(names) != 12 || len(slices.Compact(slices.Sorted(slices.Values(names)))) != 12 || names[0] != "one::short" ||
+				names[6] != "two::short" {
 				t.Errorf("%q", names)
 			}
 			for i, name := range names {
@@ -592,18 +632,18 @@ func TestAggregateLongNames(t *testing.T) {
 				}
 				own := s.Tools[i%6]
 				want := `{"name":` + quote(own) + `,"arguments":{}}`
-				for _, called := range []string{name, []string{"one::", "two::"}[i/6] + own} { // its short name, and its whole name
+				for _, called := range []string{name, []string{"one::", "two::"}[i/6] + own} { // its alias and its full name
 					if got := c.use(called, `{}`); got != want {
 						t.Errorf("%s: got %s, want %s", called, got, want)
 					}
 				}
 				if got := newLegacyClient(t, "http://"+address, `{}`).use(name, `{}`); got != want { // without a list
-					t.Errorf("%s, by a client that has listed nothing: got %s, want %s", name, got, want)
+					t.Errorf("%s, in a new session: got %s, want %s", name, got, want)
 				}
 			}
 			load(t, site(address, gateway(tt.line, s.line("one"), s.line("two"))))
 			if again := newLegacyClient(t, "http://"+address, `{}`).list("tools/list", "name"); !slices.Equal(again, names) {
-				t.Errorf("%q have become %q", names, again)
+				t.Errorf("%q became %q", names, again)
 			}
 		})
 	}
@@ -623,8 +663,8 @@ func TestAggregateExpose(t *testing.T) {
 	if got := strings.Join(names, " "); got != "alpha::echo alpha::slow alpha::stderr alpha::spawn" {
 		t.Errorf("got %q, want %q", got, "alpha::echo alpha::slow alpha::stderr alpha::spawn")
 	}
-	if !c.has("beta::pid") {
-		t.Error("beta hides something")
+	if !c.listsTool("beta::pid") {
+		t.Error("beta hides tools")
 	}
 	if got := c.use("alpha::slow", `{"ms":0}`); got != "slept" {
 		t.Errorf("got %q, want %q", got, "slept")
@@ -636,6 +676,6 @@ func TestAggregateExpose(t *testing.T) {
 		}
 	}
 	if got := len(alpha.entries(t, "tools/call")); got != calls {
-		t.Errorf("%d calls of what is not exposed", got-calls)
+		t.Errorf("got %d calls of hidden tools", got-calls)
 	}
 }

@@ -10,12 +10,13 @@ import (
 	"testing"
 )
 
-// handleIn finds the handle in a masked text.
-var handleIn = regexp.MustCompile(`\[KIMI_PROXY_OBSERVATION_MASKED original_chars=(\d+) head=\d+ tail=\d+ id=(obs_[A-Za-z0-9]{10})\]`)
+// handlePattern matches the handle in a masked text.
+var handlePattern = regexp.MustCompile(`\[KIMI_PROXY_OBSERVATION_MASKED original_chars=(\d+) head=\d+ tail=\d+ ` +
+	`id=(obs_[A-Za-z0-9]{10})\]`)
 
-// fullOf is a text that is hard to give back: characters of one to four bytes, and what
-// JSON escapes. Each line has its number.
-func fullOf(lines int) string {
+// unicodeText returns a text that is hard to recover: characters of one to four bytes, and characters that JSON
+// escapes. Each line has its number.
+func unicodeText(lines int) string {
 	var b strings.Builder
 	for i := range lines {
 		fmt.Fprintf(&b, "%d\té 🙂 \\ \"quoted\" <b>&amp;</b> \u2028 \u0001 ERROR%d\n", i, i%10)
@@ -23,15 +24,15 @@ func fullOf(lines int) string {
 	return b.String()
 }
 
-// observer is a server whose tool "read" returns this text, as JSON in the spelling given.
-func observer(t *testing.T, spelled string) *remoteServer {
+// newTextServer starts a server whose tool "read" returns this JSON string.
+func newTextServer(t *testing.T, spelled string) *remoteServer {
 	s := newRemoteServer(t, "read")
 	s.Replies = map[string]string{"read": `"result":{"content":[{"type":"text","text":` + spelled + `}]}`}
 	return s
 }
 
-// recovered is the result of recover_observation.
-type recovered struct {
+// recoveredText is the result of recover_observation.
+type recoveredText struct {
 	Content []struct{ Text string }
 	IsError bool
 	Meta    struct {
@@ -41,7 +42,7 @@ type recovered struct {
 	} `json:"_meta"`
 }
 
-func recoverBy(t *testing.T, c *speaker, arguments string) (r recovered) {
+func recoverObservation(t *testing.T, c *testClient, arguments string) (r recoveredText) {
 	t.Helper()
 	got := c.ask(t, "tools/call", `{"name":"recover_observation","arguments":`+arguments+`}`)
 	if err := json.Unmarshal(got.answer.Result, &r); err != nil || got.status != 200 || len(r.Content) == 0 {
@@ -50,11 +51,11 @@ func recoverBy(t *testing.T, c *speaker, arguments string) (r recovered) {
 	return r
 }
 
-// observe has a result masked, and returns its handle.
-func observe(t *testing.T, c *speaker, server, tool, arguments string) (handle string) {
+// callMasked makes a call whose result is masked, and returns its handle.
+func callMasked(t *testing.T, c *testClient, server, tool, arguments string) (handle string) {
 	t.Helper()
 	text := c.use(t, server, tool, arguments)
-	found := handleIn.FindStringSubmatch(text)
+	found := handlePattern.FindStringSubmatch(text)
 	if found == nil {
 		t.Fatalf("no handle in %.200s…", text)
 	}
@@ -63,8 +64,8 @@ func observe(t *testing.T, c *speaker, server, tool, arguments string) (handle s
 
 func TestAggregateRecovery(t *testing.T) {
 	isolate(t)
-	original := fullOf(300)
-	// The same in a spelling that nobody would choose.
+	original := unicodeText(300)
+	// The same text, with every character escaped.
 	escaped := new(strings.Builder)
 	for _, c := range original {
 		if c < 0x10000 {
@@ -78,11 +79,12 @@ func TestAggregateRecovery(t *testing.T) {
 		fmt.Fprintf(items, `{"id":%d,"name":"item %d","size":12345678901234567890},`, i, i)
 	}
 	url := serve(t, gateway("separator __", block("mask", "recover on"),
-		observer(t, quote(original)).line("plain"), observer(t, `"`+escaped.String()+`"`).line("spelled"), observer(t, quote(`{"items":[`+items.String()+`{}]}`)).line("listing"),
+		newTextServer(t, quote(original)).line("plain"), newTextServer(t, `"`+escaped.String()+`"`).line("spelled"),
+		newTextServer(t, quote(`{"items":[`+items.String()+`{}]}`)).line("listing"),
 		child("alpha"), block(child("bare"), "mask off")))
 	for _, era := range clientEras {
-		c := newSpeaker(t, joinedAt(url), era.modern, `{}`)
-		t.Run("O23 "+era.name+" is offered it", func(t *testing.T) {
+		c := newTestClient(t, joinedAt(url), era.modern, `{}`)
+		t.Run("O23 "+era.name+" sees the tool", func(t *testing.T) {
 			got := c.ask(t, "tools/list", `{}`)
 			if !strings.Contains(got.answer.Raw, `"name":"recover_observation"`) {
 				t.Errorf("not listed: %.500s", got.answer.Raw)
@@ -93,16 +95,17 @@ func TestAggregateRecovery(t *testing.T) {
 			}
 		})
 		for _, server := range []string{"plain", "spelled"} {
-			t.Run("O23 "+era.name+" reads back what was cut, "+server, func(t *testing.T) {
-				handle := observe(t, c, server, "read", `{}`)
-				if again := observe(t, c, server, "read", `{}`); again != handle {
-					t.Errorf("%s has become %s", handle, again)
+			t.Run("O23 "+era.name+" recovers a masked result, "+server, func(t *testing.T) {
+				handle := callMasked(t, c, server, "read", `{}`)
+				if again := callMasked(t, c, server, "read", `{}`); again != handle {
+					t.Errorf("%s became %s", handle, again)
 				}
 				var whole strings.Builder
 				for start := 0; ; {
-					r := recoverBy(t, c, fmt.Sprintf(`{"id":%q,"start_char":%d}`, handle, start))
+					r := recoverObservation(t, c, fmt.Sprintf(`{"id":%q,"start_char":%d}`, handle, start))
 					whole.WriteString(r.Content[0].Text)
-					if r.IsError || r.Meta.Total != len([]rune(original)) || strings.Contains(r.Content[0].Text, "OBSERVATION_MASKED") {
+					if r.IsError || r.Meta.Total != len([]rune(original)) || strings.Contains(r.Content[0].Text,
+						"OBSERVATION_MASKED") {
 						t.Fatalf("%+v", r)
 					}
 					if r.Meta.Next == nil {
@@ -111,73 +114,79 @@ func TestAggregateRecovery(t *testing.T) {
 					start = *r.Meta.Next
 				}
 				same(t, whole.String(), original)
-				part := recoverBy(t, c, fmt.Sprintf(`{"id":%q,"start_char":1999,"end_char":2500}`, handle))
+				part := recoverObservation(t, c, fmt.Sprintf(`{"id":%q,"start_char":1999,"end_char":2500}`, handle))
 				same(t, part.Content[0].Text, string([]rune(original)[1999:2500]))
-				found := recoverBy(t, c, fmt.Sprintf(`{"id":%q,"pattern":"^123\\t.*ERROR3$","context_lines":0}`, handle))
-				if line := strings.Split(original, "\n")[123]; found.Meta.Matches != 1 || !strings.Contains(found.Content[0].Text, line) {
+				found := recoverObservation(t, c, fmt.Sprintf(`{"id":%q,"pattern":"^123\\t.*ERROR3$","context_lines":0}`, handle))
+				if line := strings.Split(original, "\n")[123]; found.Meta.Matches != 1 || !strings.Contains(found.Content[0].Text,
+					line) {
 					t.Errorf("%+v\nwant %q", found, line)
 				}
-				lines := recoverBy(t, c, fmt.Sprintf(`{"id":%q,"start_line":124,"end_line":125}`, handle))
+				lines := recoverObservation(t, c, fmt.Sprintf(`{"id":%q,"start_line":124,"end_line":125}`, handle))
 				same(t, lines.Content[0].Text, strings.Join(strings.SplitAfter(original, "\n")[123:125], ""))
 				got := c.ask(t, "resources/read", `{"uri":"proxy://observation/`+handle+`"}`)
 				var read struct {
 					Contents []struct{ URI, Text string }
 				}
-				if err := json.Unmarshal(got.answer.Result, &read); err != nil || len(read.Contents) != 1 || read.Contents[0].URI != "proxy://observation/"+handle {
+				if err := json.Unmarshal(got.answer.Result, &read); err != nil || len(read.Contents) != 1 ||
+					read.Contents[0].URI != "proxy://observation/"+handle {
 					t.Fatalf("%v: %.300s", err, got.answer.Raw)
 				}
 				same(t, read.Contents[0].Text, original)
 			})
 		}
-		t.Run("O26 "+era.name+" queries JSON that was cut", func(t *testing.T) {
-			handle := observe(t, c, "listing", "read", `{}`)
-			r := recoverBy(t, c, fmt.Sprintf(`{"id":%q,"query":".items[] | select(.id == 321) | .name, .size"}`, handle))
+		t.Run("O26 "+era.name+" queries masked JSON", func(t *testing.T) {
+			handle := callMasked(t, c, "listing", "read", `{}`)
+			r := recoverObservation(t, c, fmt.Sprintf(`{"id":%q,"query":".items[] | select(.id == 321) | .name, .size"}`,
+				handle))
 			if r.IsError || r.Content[0].Text != "\"item 321\"\n12345678901234567890" {
 				t.Errorf("%+v", r)
 			}
-			r = recoverBy(t, c, fmt.Sprintf(`{"id":%q,"query":"[range(1e9)] | length"}`, handle))
+			r = recoverObservation(t, c, fmt.Sprintf(`{"id":%q,"query":"[range(1e9)] | length"}`, handle))
 			if !r.IsError || !strings.HasPrefix(r.Content[0].Text, "query: ") {
 				t.Errorf("%+v", r)
 			}
 		})
-		t.Run("O23 "+era.name+" reads back what a child said", func(t *testing.T) {
-			handle := observe(t, c, "alpha", "big", `{"n":10000}`)
+		t.Run("O23 "+era.name+" recovers a result of a child", func(t *testing.T) {
+			handle := callMasked(t, c, "alpha", "big", `{"n":10000}`)
 			got := c.ask(t, "resources/read", `{"uri":"proxy://observation/`+handle+`"}`)
 			if whole := c.use(t, "bare", "big", `{"n":10000}`); !strings.Contains(got.answer.Raw, `"text":"`+whole+`"`) {
 				t.Errorf("got %.300s", got.answer.Raw)
 			}
 		})
-		t.Run("O23 "+era.name+" asks for what there is not", func(t *testing.T) {
+		t.Run("O23 "+era.name+" asks for unknown observations", func(t *testing.T) {
 			unknown := "obs_" + strings.Repeat("x", 10)
 			for arguments, want := range map[string]string{
-				`{"id":"` + unknown + `"}`: unknown, `{}`: "id is missing", `{"id":1}`: "must be a string", `{"id":"x","start":1}`: "there is no argument",
+				`{"id":"` + unknown + `"}`: unknown, `{}`: "id is missing", `{"id":1}`: "must be a string",
+				`{"id":"x","start":1}`: "unknown argument",
 			} {
-				if r := recoverBy(t, c, arguments); !r.IsError || !strings.Contains(r.Content[0].Text, want) {
+				if r := recoverObservation(t, c, arguments); !r.IsError || !strings.Contains(r.Content[0].Text, want) {
 					t.Errorf("%s: %+v", arguments, r)
 				}
 			}
 			uri := "proxy://observation/" + unknown
 			got := c.ask(t, "resources/read", `{"uri":"`+uri+`"}`)
-			if got.answer.Error == nil || got.answer.Error.Code != -32602 || !strings.Contains(string(got.answer.Error.Data), uri) {
+			if got.answer.Error == nil || got.answer.Error.Code != -32602 || !strings.Contains(string(got.answer.Error.Data),
+				uri) {
 				t.Errorf("got %s", got.answer.Raw)
 			}
 		})
 	}
 }
 
-// What is given back is not cut in its turn, however little the masks leave.
+// A recovered text is never masked again, even with short masks.
 func TestAggregateRecoveryOfShortMasks(t *testing.T) {
 	isolate(t)
-	original := fullOf(20)
+	original := unicodeText(20)
 	url := serve(t, gateway("separator __",
-		block(observer(t, quote(original)).line("short"), block("mask 100 10 10", "recover on")), block(child("long"), block("mask 4000 10 10", "recover on"))))
-	c := newSpeaker(t, joinedAt(url), true, `{}`)
-	handle := observe(t, c, "short", "read", `{}`)
+		block(newTextServer(t, quote(original)).line("short"), block("mask 100 10 10", "recover on")),
+		block(child("long"), block("mask 4000 10 10", "recover on"))))
+	c := newTestClient(t, joinedAt(url), true, `{}`)
+	handle := callMasked(t, c, "short", "read", `{}`)
 	var whole strings.Builder
 	for start := 0; ; {
-		r := recoverBy(t, c, fmt.Sprintf(`{"id":%q,"start_char":%d}`, handle, start))
+		r := recoverObservation(t, c, fmt.Sprintf(`{"id":%q,"start_char":%d}`, handle, start))
 		if n := len([]rune(r.Content[0].Text)); n > 100 {
-			t.Errorf("%d characters, which another mask would cut", n)
+			t.Errorf("got %d characters, which another mask would cut", n)
 		}
 		whole.WriteString(r.Content[0].Text)
 		if r.Meta.Next == nil {
@@ -187,8 +196,8 @@ func TestAggregateRecoveryOfShortMasks(t *testing.T) {
 	}
 	same(t, whole.String(), original)
 	t.Run("O23 originals of each server", func(t *testing.T) {
-		handle := observe(t, c, "long", "big", `{"n":5000}`)
-		r := recoverBy(t, c, fmt.Sprintf(`{"id":%q,"start_char":4990}`, handle))
+		handle := callMasked(t, c, "long", "big", `{"n":5000}`)
+		r := recoverObservation(t, c, fmt.Sprintf(`{"id":%q,"start_char":4990}`, handle))
 		if r.IsError || r.Content[0].Text != strings.Repeat("x", 10) {
 			t.Errorf("%+v", r)
 		}
@@ -203,35 +212,35 @@ func TestAggregateWithoutRecovery(t *testing.T) {
 		lines []string
 	}{
 		{"O23 no mask", []string{child("alpha")}},
-		{"O23 a mask that keeps nothing", []string{"mask 4000 2000 2000", child("alpha")}},
+		{"O23 a mask without recover", []string{"mask 4000 2000 2000", child("alpha")}},
 		{"O23 recover off", []string{block("mask", "recover off"), child("alpha")}},
-		{"O23 the one that keeps is off", []string{block("mask off", "recover on"), child("alpha")}},
+		{"O23 the mask with recover is off", []string{block("mask off", "recover on"), child("alpha")}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			c := newLegacyClient(t, serve(t, gateway(tt.lines...)), `{}`)
-			if c.has("recover_observation") {
-				t.Error("the tool is offered")
+			if c.listsTool("recover_observation") {
+				t.Error("the tool is listed")
 			}
 			if got := c.list("resources/templates/list", "uriTemplate"); slices.Contains(got, "proxy://observation/{id}") {
 				t.Errorf("templates: %v", got)
 			}
 			if got := c.use("alpha::big", `{"n":10000}`); strings.Contains(got, "id=obs_") {
-				t.Error("there is a handle")
+				t.Error("the marker has a handle")
 			}
-			c.fails("tools/call", `{"name":"recover_observation","arguments":{"id":"obs_x"}}`, -32602)
-			c.fails("resources/read", `{"uri":"proxy://observation/obs_x"}`, -32602)
+			c.expectError("tools/call", `{"name":"recover_observation","arguments":{"id":"obs_x"}}`, -32602)
+			c.expectError("resources/read", `{"uri":"proxy://observation/obs_x"}`, -32602)
 		})
 	}
 }
 
 // The passwords of alice and bob are their names.
-const accounts = `basic_auth {
+const basicAuthAccounts = `basic_auth {
 	alice $2a$04$Mwcw1rR64pgwbiW5Tnqmaur6pR8BJ4BfcsKZCWFO7NWCKWFxsVLTq
 	bob $2a$04$O1gTu59shVOJBWJWCimZkO513JyfgU.NganN/RzsohuSPY3jwsgcy
 }`
 
-func as(user string) string {
+func basicAuthHeader(user string) string {
 	return "Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+user))
 }
 
@@ -239,54 +248,59 @@ func as(user string) string {
 func TestAggregateRecoveryIsTheClientsOwn(t *testing.T) {
 	isolate(t)
 	address := freeAddress(t)
-	config := site(address, accounts, gateway("separator __", block("mask", "recover on"), child("alpha")))
+	config := site(address, basicAuthAccounts, gateway("separator __", block("mask", "recover on"), child("alpha")))
 	load(t, config)
-	at := joinedAt("http://" + address)
-	refused := func(t *testing.T, c *speaker, handle string) {
+	endpoint := joinedAt("http://" + address)
+	refused := func(t *testing.T, c *testClient, handle string) {
 		t.Helper()
-		if r := recoverBy(t, c, `{"id":"`+handle+`"}`); !r.IsError {
+		if r := recoverObservation(t, c, `{"id":"`+handle+`"}`); !r.IsError {
 			t.Errorf("got %.100s…", r.Content[0].Text)
 		}
-		if got := c.ask(t, "resources/read", `{"uri":"proxy://observation/`+handle+`"}`); got.answer.Error == nil || got.answer.Error.Code != -32602 {
+		if got := c.ask(t, "resources/read", `{"uri":"proxy://observation/`+handle+`"}`); got.answer.Error == nil ||
+			got.answer.Error.Code != -32602 {
 			t.Errorf("got %.300s", got.answer.Raw)
 		}
 	}
 	for i, era := range clientEras {
 		t.Run("O23 "+era.name, func(t *testing.T) {
-			alice, bob := newSpeaker(t, at, era.modern, `{}`, as("alice")), newSpeaker(t, at, era.modern, `{}`, as("bob"))
-			arguments := fmt.Sprintf(`{"n":%d}`, 10000+i) // of which nobody has a handle yet
-			handle := observe(t, alice, "alpha", "big", arguments)
+			alice, bob := newTestClient(t, endpoint, era.modern, `{}`, basicAuthHeader("alice")),
+				newTestClient(t, endpoint, era.modern, `{}`, basicAuthHeader("bob"))
+			arguments := fmt.Sprintf(`{"n":%d}`, 10000+i) // no client has a handle for it yet
+			handle := callMasked(t, alice, "alpha", "big", arguments)
 			refused(t, bob, handle)
-			for _, c := range []*speaker{alice, newSpeaker(t, at, !era.modern, `{}`, as("alice"))} {
-				if r := recoverBy(t, c, `{"id":"`+handle+`","start_char":2000}`); r.IsError {
+			for _, c := range []*testClient{alice, newTestClient(t, endpoint, !era.modern, `{}`, basicAuthHeader("alice"))} {
+				if r := recoverObservation(t, c, `{"id":"`+handle+`","start_char":2000}`); r.IsError {
 					t.Errorf("%+v", r)
 				}
 			}
-			if handle := observe(t, bob, "alpha", "big", arguments); recoverBy(t, bob, `{"id":"`+handle+`"}`).IsError {
-				t.Error("bob cannot read what he got himself")
+			if handle := callMasked(t, bob, "alpha", "big", arguments); recoverObservation(t, bob, `{"id":"`+handle+
+				`"}`).IsError {
+				t.Error("bob cannot recover his own result")
 			}
 		})
 	}
 	t.Run("O23 after a reload", func(t *testing.T) {
-		alice, bob := newSpeaker(t, at, false, `{}`, closes, as("alice")), newSpeaker(t, at, false, `{}`, closes, as("bob"))
-		handle := observe(t, alice, "alpha", "big", `{"n":20001}`)
+		alice, bob := newTestClient(t, endpoint, false, `{}`, connectionClose, basicAuthHeader("alice")),
+			newTestClient(t, endpoint, false, `{}`, connectionClose, basicAuthHeader("bob"))
+		handle := callMasked(t, alice, "alpha", "big", `{"n":20001}`)
 		load(t, config+site(freeAddress(t), "respond x"))
-		if r := recoverBy(t, alice, `{"id":"`+handle+`"}`); r.IsError {
+		if r := recoverObservation(t, alice, `{"id":"`+handle+`"}`); r.IsError {
 			t.Errorf("%+v", r)
 		}
 		refused(t, bob, handle)
 	})
 	t.Run("O23 after a reload that denies the tool", func(t *testing.T) {
-		alice := newSpeaker(t, at, false, `{}`, closes, as("alice"))
-		handle := observe(t, alice, "alpha", "big", `{"n":20002}`)
+		alice := newTestClient(t, endpoint, false, `{}`, connectionClose, basicAuthHeader("alice"))
+		handle := callMasked(t, alice, "alpha", "big", `{"n":20002}`)
 		denying := func(pattern string) string {
-			return site(address, accounts, gateway("separator __", block("mask", "recover on"), block("client alice", "deny "+pattern), child("alpha")))
+			return site(address, basicAuthAccounts, gateway("separator __", block("mask", "recover on"),
+				block("client alice", "deny "+pattern), child("alpha")))
 		}
 		load(t, denying("alpha::big"))
 		refused(t, alice, handle)
 		load(t, denying("alpha::echo"))
-		if r := recoverBy(t, alice, `{"id":"`+handle+`"}`); r.IsError {
-			t.Errorf("when another tool is denied: %+v", r)
+		if r := recoverObservation(t, alice, `{"id":"`+handle+`"}`); r.IsError {
+			t.Errorf("with another tool denied: %+v", r)
 		}
 	})
 }

@@ -14,14 +14,13 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// A pollingServer keeps the events of its calls, and ends their streams after a few of them,
-// whether there are more or not.
+// A pollingServer stores the events of its calls, and ends each stream after a few of them.
 type pollingServer struct {
 	*remoteServer
 	steps, atOnce int
-	retry         int  // in milliseconds
-	breaks        bool // some connections in mid-event, in place of an end
-	away          bool // it knows none of its events
+	retry         int  // milliseconds
+	breaks        bool // break some connections within an event instead of ending them
+	forgetsEvents bool // reject all event ids
 
 	mu    sync.Mutex
 	calls []*mcptest.Received
@@ -40,8 +39,8 @@ func newPollingServer(t *testing.T) *pollingServer {
 			s.mu.Unlock()
 			w.Header().Set("Content-Type", "text/event-stream")
 			fmt.Fprintf(w, "id: %d-0\nretry: %d\ndata: \n\n", call, s.retry)
-			s.follow(w, call, 0)
-		case m.Method == "GET" && last != "" && s.away:
+			s.sendEvents(w, call, 0)
+		case m.Method == "GET" && last != "" && s.forgetsEvents:
 			w.WriteHeader(http.StatusNotFound)
 		case m.Method == "GET" && last != "":
 			var call, n int
@@ -50,7 +49,7 @@ func newPollingServer(t *testing.T) *pollingServer {
 				return true
 			}
 			w.Header().Set("Content-Type", "text/event-stream")
-			s.follow(w, call, n)
+			s.sendEvents(w, call, n)
 		default:
 			return false
 		}
@@ -59,8 +58,8 @@ func newPollingServer(t *testing.T) *pollingServer {
 	return s
 }
 
-// follow sends some of the events of a call after the last one that was read.
-func (s *pollingServer) follow(w http.ResponseWriter, call, last int) {
+// sendEvents sends the next events of a call after the last one received.
+func (s *pollingServer) sendEvents(w http.ResponseWriter, call, last int) {
 	s.mu.Lock()
 	m := s.calls[call]
 	s.mu.Unlock()
@@ -68,11 +67,13 @@ func (s *pollingServer) follow(w http.ResponseWriter, call, last int) {
 	_ = json.Unmarshal([]byte(m.Param("_meta")), &meta)
 	for n := last + 1; n <= min(last+s.atOnce, s.steps); n++ {
 		fmt.Fprintf(w, "id: %d-%d\n%s", call, n, event(fmt.Sprintf(
-			`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":%d}}`, meta.ProgressToken, n)))
+			`{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":%s,"progress":%d}}`,
+			meta.ProgressToken, n)))
 	}
 	switch {
 	case last+s.atOnce > s.steps:
-		fmt.Fprintf(w, "id: %d-%d\n%s", call, s.steps+1, event(`{"jsonrpc":"2.0","id":`+string(m.ID)+`,`+mcptest.Text("done")+`}`))
+		fmt.Fprintf(w, "id: %d-%d\n%s", call, s.steps+1, event(`{"jsonrpc":"2.0","id":`+string(m.ID)+`,`+
+			mcptest.Text("done")+`}`))
 	case s.breaks && last%2 == 0:
 		fmt.Fprintf(w, "id: %d-%d\ndata: {\"jsonrpc\":", call, last+s.atOnce+1)
 		_ = http.NewResponseController(w).Flush()
@@ -80,8 +81,8 @@ func (s *pollingServer) follow(w http.ResponseWriter, call, last int) {
 	}
 }
 
-// resumed returns how often the rest of a stream was asked for.
-func (s *pollingServer) resumed() (n int) {
+// resumptions returns how often the gateway resumed a stream.
+func (s *pollingServer) resumptions() (n int) {
 	for _, m := range s.Received("GET") {
 		if m.HTTP.Header.Get("Last-Event-Id") != "" {
 			n++
@@ -90,10 +91,10 @@ func (s *pollingServer) resumed() (n int) {
 	return n
 }
 
-const mineToken = `"_meta":{"progressToken":"mine"}`
+const progressToken = `"_meta":{"progressToken":"mine"}`
 
-// steps returns the progress in some messages, if all of it is of the client's own call.
-func stepsOf(t *testing.T, got said) (steps []string) {
+// progressSteps returns the progress in a reply. It fails the test if some belongs to another call.
+func progressSteps(t *testing.T, got reply) (steps []string) {
 	t.Helper()
 	for _, m := range got.events {
 		if m.Method == "notifications/progress" && string(m.Params.ProgressToken) == `"mine"` {
@@ -110,8 +111,8 @@ func numbers(n int) (all []string) {
 	return all
 }
 
-// A server ends the stream of a call again and again, or its connections break. The client
-// gets one answer, and all progress once and in order.
+// A server ends the stream of a call repeatedly, or its connections break. The client gets one response, and all
+// progress once and in order.
 func TestAggregateResumesCalls(t *testing.T) {
 	isolate(t)
 	for _, breaks := range []bool{false, true} {
@@ -119,35 +120,38 @@ func TestAggregateResumesCalls(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, breaks: %t", era.name, breaks), func(t *testing.T) {
 				s := newPollingServer(t)
 				s.breaks = breaks
-				c := newSpeaker(t, joinedAt(serve(t, gateway("separator __", block(s.line("remote"), "timeout 5s"), child("alpha")))), era.modern, `{}`)
-				d := c.begin(t, "tools/call", callOf("remote", "work", `{}`, mineToken))
+				c := newTestClient(t, joinedAt(serve(t, gateway("separator __", block(s.line("remote"), "timeout 5s"),
+					child("alpha")))), era.modern, `{}`)
+				d := c.begin(t, "tools/call", callOf("remote", "work", `{}`, progressToken))
 				got := d.finish(t)
-				if steps := stepsOf(t, got); !slices.Equal(steps, numbers(s.steps)) || got.answer.Text() != "done" || string(got.answer.ID) != d.ID {
+				if steps := progressSteps(t, got); !slices.Equal(steps, numbers(s.steps)) || got.answer.Text() != "done" ||
+					string(got.answer.ID) != d.ID {
 					t.Errorf("got %v and %s", steps, got.answer.Raw)
 				}
 				for m := range d.Messages {
-					t.Errorf("got %s after the answer", m.Raw)
+					t.Errorf("got %s after the response", m.Raw)
 				}
-				if calls, resumed := len(s.Received("tools/call")), s.resumed(); calls != 1 || resumed != s.steps/s.atOnce {
-					t.Errorf("called %d times, resumed %d times", calls, resumed)
+				if calls, resumed := len(s.Received("tools/call")), s.resumptions(); calls != 1 || resumed != s.steps/s.atOnce {
+					t.Errorf("got %d calls, %d resumptions", calls, resumed)
 				}
 			})
 		}
 	}
 }
 
-// A client loses its connection and comes back to the call, whose stream the server still ends
-// again and again.
+// A client loses its connection and resumes a call, while the server still ends its stream repeatedly.
 func TestAggregateResumesResumedCalls(t *testing.T) {
 	isolate(t)
 	s := newPollingServer(t)
 	url := serve(t, gateway("separator __", s.line("remote"), child("alpha")))
 	c := newLegacyClient(t, url, `{}`)
-	res := open(t, client, "POST", c.URL, `{"jsonrpc":"2.0","id":99,"method":"tools/call","params":`+callOf("remote", "work", `{}`, mineToken)+`}`, c.Session, acceptBoth)
+	res := open(t, client, "POST", c.URL, `{"jsonrpc":"2.0","id":99,"method":"tools/call","params":`+
+		callOf("remote", "work", `{}`, progressToken)+`}`, c.Session, acceptBoth)
 	read := make([]byte, 0, 64<<10)
-	for strings.Count(string(read), "\n\n") < 12 { // and then it hangs up
+	for strings.Count(string(read), "\n\n") < 12 { // then it disconnects
 		n, err := res.Body.Read(read[len(read):cap(read)])
-		if read = read[:len(read)+n]; err != nil {
+		read = read[:len(read)+n]
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -157,7 +161,8 @@ func TestAggregateResumesResumedCalls(t *testing.T) {
 	_, last, _ := strings.Cut(events[11], "id: ")
 	last, _, _ = strings.Cut(last, "\n")
 	other := newLegacyClient(t, url, `{}`)
-	if got := send(t, client, "GET", other.URL, "", other.Session, "Accept: text/event-stream", "Last-Event-Id: "+last); got.StatusCode != 400 {
+	if got := send(t, client, "GET", other.URL, "", other.Session, "Accept: text/event-stream", "Last-Event-Id: "+
+		last); got.StatusCode != 400 {
 		t.Errorf("another session got %d %s", got.StatusCode, got.body)
 	}
 	rest := send(t, client, "GET", c.URL, "", c.Session, "Accept: text/event-stream", "Last-Event-Id: "+last)
@@ -168,12 +173,13 @@ func TestAggregateResumesResumedCalls(t *testing.T) {
 			steps = append(steps, strings.TrimRight(n, "}\n"))
 		}
 	}
-	if !slices.Equal(steps, numbers(s.steps)) || toolText(t, answerIn(rest.body)) != "done" || len(s.Received("tools/call")) != 1 {
-		t.Errorf("got %v, called %d times: %.300s", steps, len(s.Received("tools/call")), rest.body)
+	if !slices.Equal(steps, numbers(s.steps)) || toolText(t, answerIn(rest.body)) != "done" ||
+		len(s.Received("tools/call")) != 1 {
+		t.Errorf("got %v, %d calls: %.300s", steps, len(s.Received("tools/call")), rest.body)
 	}
 }
 
-// The official server closes the streams of its calls, and asks in them.
+// The official server ends the streams of its calls, and sends server requests in them.
 func TestAggregateResumesAtPeers(t *testing.T) {
 	isolate(t)
 	address := freeAddress(t)
@@ -189,33 +195,33 @@ func TestAggregateResumesAtPeers(t *testing.T) {
 	}
 	arguments := fmt.Sprintf(`{"steps":%d}`, steps)
 	t.Run("the official client", func(t *testing.T) {
-		saw := printed[peerSaw](t, peer(t, "call.mjs", joinedAt(url)), []toolCall{{"polling__work", arguments}})
+		outcome := runJSON[peerOutcome](t, peer(t, "call.mjs", joinedAt(url)), []toolCall{{"polling__work", arguments}})
 		var got []string
-		for _, n := range saw.Calls[0].Progress {
+		for _, n := range outcome.Calls[0].Progress {
 			got = append(got, fmt.Sprint(n))
 		}
-		check(t, got, saw.Calls[0].Result.Content[0].Text)
+		check(t, got, outcome.Calls[0].Result.Content[0].Text)
 	})
 	const name = `{"action":"accept","content":{"name":"peer"}}`
 	for _, era := range clientEras {
 		t.Run(era.name, func(t *testing.T) {
-			c := newSpeaker(t, joinedAt(url), era.modern, `{"elicitation":{}}`)
-			params := callOf("polling", "work", arguments, mineToken)
+			c := newTestClient(t, joinedAt(url), era.modern, `{"elicitation":{}}`)
+			params := callOf("polling", "work", arguments, progressToken)
 			d := c.begin(t, "tools/call", params)
-			var before said
+			var before reply
 			if era.modern {
 				before = d.finish(t)
-				d = c.begin(t, "tools/call", retried(params, before.answer.Input(t), func(string) string { return name }))
+				d = c.begin(t, "tools/call", retryParams(params, before.answer.Input(t), func(string) string { return name }))
 			} else {
 				m := d.next(t)
 				for ; m.Method != "elicitation/create"; m = d.next(t) {
 					before.events = append(before.events, m)
 				}
-				c.replyTo(t, m, name)
+				c.respond(t, m, name)
 			}
 			got := d.finish(t)
 			got.events = append(before.events, got.events...)
-			check(t, stepsOf(t, got), got.answer.Text())
+			check(t, progressSteps(t, got), got.answer.Text())
 		})
 	}
 	var seen []struct{ Method, Last string }
@@ -232,32 +238,33 @@ func TestAggregateResumesAtPeers(t *testing.T) {
 		}
 	}
 	if calls != 3 || resumed < 3 {
-		t.Errorf("called %d times, resumed %d times", calls, resumed)
+		t.Errorf("got %d calls, %d resumptions", calls, resumed)
 	}
 }
 
-// A server that ends a stream and never goes on with it: the call fails, and is not made again.
+// A server ends a stream and never continues it. The call fails and is not retried.
 func TestAggregateGivesUpResuming(t *testing.T) {
 	isolate(t)
 	s := newPollingServer(t)
-	s.away = true
+	s.forgetsEvents = true
 	url := serve(t, gateway("separator __", s.line("remote"), child("alpha")))
 	for i, era := range clientEras {
 		t.Run(era.name, func(t *testing.T) {
-			c := newSpeaker(t, joinedAt(url), era.modern, `{}`)
-			got := c.ask(t, "tools/call", callOf("remote", "work", `{}`, mineToken))
-			if f := got.answer.Error; f == nil || !strings.Contains(string(f.Data), `"connect_error"`) || !strings.Contains(f.Message, "may have been carried out") {
+			c := newTestClient(t, joinedAt(url), era.modern, `{}`)
+			got := c.ask(t, "tools/call", callOf("remote", "work", `{}`, progressToken))
+			if f := got.answer.Error; f == nil || !strings.Contains(string(f.Data), `"connect_error"`) ||
+				!strings.Contains(f.Message, "may have been executed") {
 				t.Errorf("got %s", got.answer.Raw)
 			}
-			if calls, resumed := len(s.Received("tools/call")), s.resumed(); calls != i+1 || resumed != i+1 {
-				t.Errorf("called %d times, resumed %d times", calls, resumed)
+			if calls, resumed := len(s.Received("tools/call")), s.resumptions(); calls != i+1 || resumed != i+1 {
+				t.Errorf("got %d calls, %d resumptions", calls, resumed)
 			}
 		})
 	}
 }
 
-// Nothing stays of a client that leaves while the gateway waits, and a reload does not disturb
-// one that stays.
+// A client that disconnects while the gateway waits leaves nothing behind. A reload does not disturb a client that
+// stays.
 func TestAggregateWaitsToResume(t *testing.T) {
 	isolate(t)
 	s := newPollingServer(t)
@@ -265,28 +272,28 @@ func TestAggregateWaitsToResume(t *testing.T) {
 	address := freeAddress(t)
 	load(t, site(address, gateway("separator __", s.line("remote"), child("alpha"))))
 	waiting := func() bool {
-		return strings.Contains(admin(t, "GET", "/debug/pprof/goroutine?debug=2", "").body, "upstream.(*Exchange).readOn")
+		return strings.Contains(admin(t, "GET", "/debug/pprof/goroutine?debug=2", "").body, "upstream.(*Exchange).pause")
 	}
 	for _, era := range clientEras {
 		t.Run(era.name, func(t *testing.T) {
-			c := newSpeaker(t, joinedAt("http://"+address), era.modern, `{}`)
-			d := c.begin(t, "tools/call", callOf("remote", "work", `{}`, mineToken))
+			c := newTestClient(t, joinedAt("http://"+address), era.modern, `{}`)
+			d := c.begin(t, "tools/call", callOf("remote", "work", `{}`, progressToken))
 			for range s.atOnce {
-				d.hears(t, "notifications/progress")
+				d.awaitMessage(t, "notifications/progress")
 			}
 			await.Until(t, "a pause", waiting)
-			d.HangUp()
+			d.Cancel()
 			await.Until(t, "the end of the call", func() bool { return !waiting() })
 		})
 	}
-	if n := s.resumed(); n != 0 {
-		t.Errorf("resumed %d times", n)
+	if n := s.resumptions(); n != 0 {
+		t.Errorf("got %d resumptions", n)
 	}
 	s.retry = 1000
-	c := newSpeaker(t, joinedAt("http://"+address), false, `{}`)
-	d := c.begin(t, "tools/call", callOf("remote", "work", `{}`, mineToken))
+	c := newTestClient(t, joinedAt("http://"+address), false, `{}`)
+	d := c.begin(t, "tools/call", callOf("remote", "work", `{}`, progressToken))
 	for range s.atOnce {
-		d.hears(t, "notifications/progress")
+		d.awaitMessage(t, "notifications/progress")
 	}
 	load(t, site(address, gateway("separator __", s.line("remote"), child("alpha"), child("beta"))))
 	if got := d.finish(t); got.answer.Text() != "done" {
@@ -294,8 +301,8 @@ func TestAggregateWaitsToResume(t *testing.T) {
 	}
 }
 
-// A client that loses its connection in a call of a child comes back, and gets what it has missed and
-// the answer. With a child of its own it is also asked what it was to be asked.
+// A client that loses its connection in a call of a child resumes it, and gets the missed messages and the response.
+// With isolated children it gets server requests, too.
 func TestAggregateResumesCallsOfChildren(t *testing.T) {
 	isolate(t)
 	for isolation, ask := range map[string]string{"shared": "", "session": "elicitation/create"} {
@@ -305,17 +312,18 @@ func TestAggregateResumesCallsOfChildren(t *testing.T) {
 		}
 		server := block(child("alpha"), "isolation "+isolation)
 		url := serve(t, gateway("separator __", server, newRemoteServer(t, "tool").line("beta")))
-		for at, name := range map[string]string{joinedAt(url): "alpha__progress", mcpAt(url, "alpha"): "progress"} {
+		for endpoint, name := range map[string]string{joinedAt(url): "alpha__progress", mcpAt(url, "alpha"): "progress"} {
 			t.Run(isolation+" "+name, func(t *testing.T) {
-				c := newSpeaker(t, at, false, capabilities)
+				c := newTestClient(t, endpoint, false, capabilities)
 				call := fmt.Sprintf(`{"name":%q,"arguments":{"steps":%d,"ask":%q},"_meta":{"progressToken":7}}`, name, steps, ask)
 				d := c.begin(t, "tools/call", call)
 				d.next(t)
-				last := d.next(t).EventID // the third step is lost on the way
-				d.HangUp()
+				last := d.next(t).EventID // the third step is lost
+				d.Cancel()
 
-				other := newSpeaker(t, at, false, capabilities)
-				if got := send(t, client, "GET", at, "", other.Session, "Accept: text/event-stream", "Last-Event-Id: "+last); got.StatusCode != 400 {
+				other := newTestClient(t, endpoint, false, capabilities)
+				if got := send(t, client, "GET", endpoint, "", other.Session, "Accept: text/event-stream", "Last-Event-Id: "+
+					last); got.StatusCode != 400 {
 					t.Errorf("another client got %d %s", got.StatusCode, got.body)
 				}
 				c.Headers = append(c.Headers, "Last-Event-Id: "+last)
@@ -326,15 +334,16 @@ func TestAggregateResumesCallsOfChildren(t *testing.T) {
 				for m := range rest.Messages {
 					switch {
 					case m.Method == "elicitation/create":
-						c.replyTo(t, m, `{"action":"accept","content":{}}`)
+						c.respond(t, m, `{"action":"accept","content":{}}`)
 					case m.Method == "notifications/progress":
 						steps = append(steps, m.Params.Progress)
 					case m.Method == "":
 						answer = m.Raw
-						rest.HangUp()
+						rest.Cancel()
 					}
 				}
-				if !slices.Equal(steps, want) || !strings.Contains(answer, `"text":"done"`) || !strings.Contains(answer, `"id":`+d.ID) {
+				if !slices.Equal(steps, want) || !strings.Contains(answer, `"text":"done"`) || !strings.Contains(answer,
+					`"id":`+d.ID) {
 					t.Errorf("got %v and %s", steps, answer)
 				}
 			})

@@ -20,8 +20,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// A calledLine is what the audit log says of a call.
-type calledLine struct {
+// A callLine is the audit log line of a call.
+type callLine struct {
 	TS        float64
 	Level     string
 	Message   string `json:"msg"`
@@ -39,13 +39,13 @@ type calledLine struct {
 	Arguments json.RawMessage
 }
 
-// auditIn are options by which Caddy has the audit log in a file of its own.
-func auditIn(file string) string {
+// auditTo returns global options that write the audit log to its own file.
+func auditTo(file string) string {
 	return block("", block("log audit", "include http.handlers.mcp_gateway.audit", "output file "+file)) + "\n"
 }
 
-// auditLines returns the lines of an audit log, which must be in the order of their times.
-func auditLines(t *testing.T, file string) []calledLine {
+// auditLines returns the lines of an audit log, which must be in order of time.
+func auditLines(t *testing.T, file string) []callLine {
 	t.Helper()
 	lines := logLines(t, file)
 	for i := 1; i < len(lines); i++ {
@@ -57,15 +57,15 @@ func auditLines(t *testing.T, file string) []calledLine {
 }
 
 // logLines returns the lines of a log.
-func logLines(t *testing.T, file string) (lines []calledLine) {
+func logLines(t *testing.T, file string) (lines []callLine) {
 	t.Helper()
 	text, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Fatal(err)
 	}
-	text = text[:bytes.LastIndexByte(text, '\n')+1] // the next may be half written
+	text = text[:bytes.LastIndexByte(text, '\n')+1] // the last line may be incomplete
 	for raw := range bytes.Lines(text) {
-		var line calledLine
+		var line callLine
 		if err := json.Unmarshal(raw, &line); err != nil {
 			t.Fatalf("%v: %s", err, raw)
 		}
@@ -74,14 +74,14 @@ func logLines(t *testing.T, file string) (lines []calledLine) {
 	return lines
 }
 
-// awaitLines waits until an audit log has so many lines, and returns them.
-func awaitLines(t *testing.T, file string, n int) []calledLine {
+// awaitLines waits until an audit log has n lines, and returns them.
+func awaitLines(t *testing.T, file string, n int) []callLine {
 	t.Helper()
 	await.Until(t, fmt.Sprintf("%d lines in the audit log", n), func() bool { return len(auditLines(t, file)) >= n })
 	return auditLines(t, file)
 }
 
-// Each call is one line, at all ways in.
+// Each call writes one line, at all endpoints.
 func TestAuditCalls(t *testing.T) {
 	isolate(t)
 	file := filepath.Join(t.TempDir(), "audit.log")
@@ -89,8 +89,8 @@ func TestAuditCalls(t *testing.T) {
 	both.Resources = []string{"file:///a"}
 	both.Replies = map[string]string{"fail": `"error":{"code":-32099,"message":"no"}`}
 	address := freeAddress(t)
-	rules := restricted("deny both::denied", `redact sk-\w+`, "redact_fields password")
-	load(t, auditIn(file)+site(address, gateway(append(rules,
+	rules := rulesForEve("deny both::denied", `redact sk-\w+`, "redact_fields password")
+	load(t, auditTo(file)+site(address, gateway(append(rules,
 		"audit arguments", "discovery on", both.line("both"), legacy.line("old"))...)))
 	url, eve := "http://"+address, bearer(eveToken)
 
@@ -98,25 +98,25 @@ func TestAuditCalls(t *testing.T) {
 	echo, denied := target{server: "both", tool: "echo"}, target{server: "both", tool: "denied"}
 	greet, resource := target{server: "both", prompt: "greet"}, target{server: "both", resource: "file:///a"}
 	const arguments = `{"x":1,"key":"a sk-secret","in":{"password":"secret","text":"{\"password\":\"secret\"}"}}`
-	// The admin API sorts them.
+	// The admin API sorts members.
 	const sorted = `{"in":{"password":"[redacted]","text":"{\"password\":\"[redacted]\"}"},"key":"a [redacted]","x":1}`
 	const redacted = `{"x":1,"key":"a [redacted]","in":{"password":"[redacted]","text":"{\"password\":\"[redacted]\"}"}}`
 	call := func(name string) string { return `{"name":"` + name + `","arguments":` + arguments + `}` }
-	type way struct {
+	type auditCase struct {
 		name      string
 		do        func(t *testing.T)
 		client    string
 		want      target
-		outcome   string // "" for a denial
+		outcome   string // "" if denied
 		arguments string
 	}
-	var ways []way
+	var cases []auditCase
 	for _, era := range clientEras {
-		c := newSpeaker(t, joinedAt(url), era.modern, canAll, eve)
+		c := newTestClient(t, joinedAt(url), era.modern, fullCapabilities, eve)
 		ask := func(method, params string) func(*testing.T) {
 			return func(t *testing.T) { c.ask(t, method, params) }
 		}
-		for _, w := range []way{
+		for _, w := range []auditCase{
 			{"a tool", ask("tools/call", call("both__echo")), "eve", echo, "ok", redacted},
 			{"a tool of a legacy server", ask("tools/call", call("old__echo")), "eve",
 				target{server: "old", tool: "echo"}, "ok", redacted},
@@ -126,7 +126,7 @@ func TestAuditCalls(t *testing.T) {
 			{"an unknown tool", ask("tools/call", call("none__x")), "eve",
 				target{tool: "none__x"}, "invalid_params", redacted},
 			{"a prompt", ask("prompts/get", call("both__greet")), "eve", greet, "ok", redacted},
-			{"a resource", ask("resources/read", `{"uri":`+quote(proxied("both", "file:///a"))+`}`), "eve",
+			{"a resource", ask("resources/read", `{"uri":`+quote(proxiedURI("both", "file:///a"))+`}`), "eve",
 				resource, "ok", ""},
 			{"a tool of the gateway", ask("tools/call", `{"name":"search_tools","arguments":{"query":"a sk-secret"}}`), "eve",
 				target{tool: "search_tools"}, "ok", `{"query":"a [redacted]"}`},
@@ -136,25 +136,27 @@ func TestAuditCalls(t *testing.T) {
 				"eve", denied, "", ""},
 		} {
 			w.name += ", " + era.name
-			ways = append(ways, w)
+			cases = append(cases, w)
 		}
 	}
-	for _, at := range []string{mcpAt(url, "both"), rpcAt(url, "both")} {
-		to := func(method, params, token string) func(*testing.T) {
-			return func(t *testing.T) { post(t, at, rpc(method, params), acceptBoth, bearer(token)) }
+	for _, endpoint := range []string{mcpAt(url, "both"), rpcAt(url, "both")} {
+		sendTo := func(method, params, token string) func(*testing.T) {
+			return func(t *testing.T) { post(t, endpoint, rpc(method, params), acceptBoth, bearer(token)) }
 		}
-		ways = append(ways,
-			way{"a tool at " + at, to("tools/call", call("echo"), eveToken), "eve", echo, "ok", redacted},
-			way{"a denied tool at " + at, to("tools/call", call("denied"), eveToken), "eve", denied, "", ""},
-			way{"a client without rules at " + at, to("tools/call", call("echo"), zoeToken), "zoe", echo, "ok", arguments},
-			way{"a prompt at " + at, to("prompts/get", call("greet"), eveToken), "eve", greet, "ok", redacted},
-			way{"a resource at " + at, to("resources/read", `{"uri":"file:///a"}`, eveToken), "eve", resource, "ok", ""})
+		cases = append(cases,
+			auditCase{"a tool at " + endpoint, sendTo("tools/call", call("echo"), eveToken), "eve", echo, "ok", redacted},
+			auditCase{"a denied tool at " + endpoint, sendTo("tools/call", call("denied"), eveToken), "eve", denied, "", ""},
+			auditCase{"a client without rules at " + endpoint, sendTo("tools/call", call("echo"), zoeToken), "zoe", echo, "ok",
+				arguments},
+			auditCase{"a prompt at " + endpoint, sendTo("prompts/get", call("greet"), eveToken), "eve", greet, "ok", redacted},
+			auditCase{"a resource at " + endpoint, sendTo("resources/read", `{"uri":"file:///a"}`, eveToken), "eve", resource,
+				"ok", ""})
 	}
-	ways = append(ways, way{"the admin API", func(t *testing.T) {
+	cases = append(cases, auditCase{"the admin API", func(t *testing.T) {
 		control[struct{}](t, "POST", "/call", `{"tool":"both__echo","arguments":`+arguments+`,"client":"eve"}`, 200)
 	}, "operator", echo, "ok", sorted})
 
-	for i, w := range ways {
+	for i, w := range cases {
 		t.Run(w.name, func(t *testing.T) {
 			w.do(t)
 			lines := awaitLines(t, file, i+1)
@@ -181,18 +183,18 @@ func TestAuditCalls(t *testing.T) {
 			}
 		})
 	}
-	if text, _ := os.ReadFile(file); bytes.Count(text, []byte("sk-secret")) != 2 { // of zoe
+	if text, _ := os.ReadFile(file); bytes.Count(text, []byte("sk-secret")) != 2 { // calls of zoe
 		t.Error("a secret is in the log")
 	}
 }
 
-// Calls by `caddy mcp-stdio` are those of the operator. It logs to standard error.
+// Calls through `caddy mcp-stdio` belong to the operator. The log goes to standard error.
 func TestAuditStdio(t *testing.T) {
 	isolate(t)
 	server := newLenientServer(t, "echo")
-	config := inFile(t, site(freeAddress(t), gateway("audit all", "separator __", server.line("both"))))
+	config := writeCaddyfile(t, site(freeAddress(t), gateway("audit all", "separator __", server.line("both"))))
 	cmd := caddy(t, "mcp-stdio", "--config", config)
-	cmd.Stdin = strings.NewReader(stdioGreeting + rpc("tools/call", `{"name":"both__echo","arguments":{"x":1}}`) + "\n")
+	cmd.Stdin = strings.NewReader(stdioHandshake + rpc("tools/call", `{"name":"both__echo","arguments":{"x":1}}`) + "\n")
 	log, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
 	if err != nil {
 		t.Fatal(err)
@@ -202,29 +204,29 @@ func TestAuditStdio(t *testing.T) {
 	if err := cmd.Run(); err != nil {
 		t.Fatal(err)
 	}
-	lines := slices.DeleteFunc(logLines(t, log.Name()), func(line calledLine) bool { return line.Message != "call" })
+	lines := slices.DeleteFunc(logLines(t, log.Name()), func(line callLine) bool { return line.Message != "call" })
 	if len(lines) != 1 || lines[0].Client != "operator" || lines[0].Tool != "echo" || lines[0].Outcome != "ok" ||
 		lines[0].Arguments != nil {
 		t.Errorf("got %+v", lines)
 	}
 }
 
-// callsOf makes calls by many clients at the same time, at each way in. It returns the ids of the calls, how
-// many had no answer because Caddy has closed their connection, and how long they took.
-func callsOf(
+// makeCalls makes calls of many clients at once, at each endpoint. It returns the ids of the calls, how many got no
+// response because Caddy closed their connection, and how long they took.
+func makeCalls(
 	t *testing.T, url string, clients, each int, called func(),
 ) (ids []string, lost int64, took time.Duration) {
 	t.Helper()
-	by := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: clients}, Timeout: 2 * patience}
-	t.Cleanup(by.CloseIdleConnections)
-	session := greet(t, joinedAt(url))
+	httpClient := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: clients}, Timeout: 2 * patience}
+	t.Cleanup(httpClient.CloseIdleConnections)
+	session := newSession(t, joinedAt(url))
 	var all sync.WaitGroup
 	var unanswered atomic.Int64
 	began := time.Now()
 	for c := range clients {
-		at, tool := joinedAt(url), "both__echo"
+		endpoint, tool := joinedAt(url), "both__echo"
 		if c%3 > 0 {
-			at, tool = []string{mcpAt(url, "both"), rpcAt(url, "both")}[c%3-1], "echo"
+			endpoint, tool = []string{mcpAt(url, "both"), rpcAt(url, "both")}[c%3-1], "echo"
 		}
 		for i := range each {
 			ids = append(ids, fmt.Sprintf("%d-%d", c, i))
@@ -234,7 +236,7 @@ func callsOf(
 			for _, id := range mine {
 				message := fmt.Sprintf(`{"jsonrpc":"2.0","id":%q,"method":"tools/call",`+
 					`"params":{"name":%q,"arguments":{"call":%q}}}`, id, tool, id)
-				status, body, err := posted(by, request(t, t.Context(), "POST", at, message, acceptBoth, session))
+				status, body, err := doRequest(httpClient, request(t, t.Context(), "POST", endpoint, message, acceptBoth, session))
 				switch {
 				case err != nil:
 					unanswered.Add(1)
@@ -249,8 +251,8 @@ func callsOf(
 	return ids, unanswered.Load(), time.Since(began)
 }
 
-// idsOf returns the ids of calls in the log, in order.
-func idsOf(lines []calledLine) (ids []string) {
+// callIDs returns the ids of calls in the log, in order.
+func callIDs(lines []callLine) (ids []string) {
 	for _, line := range lines {
 		ids = append(ids, line.ID)
 	}
@@ -258,22 +260,22 @@ func idsOf(lines []calledLine) (ids []string) {
 	return ids
 }
 
-// Under load, no line is missing, and all are in order.
+// Under load no line is missing, and all lines are in order.
 func TestAuditUnderLoad(t *testing.T) {
 	isolate(t)
 	const clients, each = 50, 100
 	file := filepath.Join(t.TempDir(), "audit.log")
 	address := freeAddress(t)
-	load(t, auditIn(file)+site(address, gateway("audit all", "separator __", newLenientServer(t, "echo").line("both"))))
-	ids, lost, took := callsOf(t, "http://"+address, clients, each, func() {})
+	load(t, auditTo(file)+site(address, gateway("audit all", "separator __", newLenientServer(t, "echo").line("both"))))
+	ids, lost, took := makeCalls(t, "http://"+address, clients, each, func() {})
 	t.Logf("%.0f calls/s", clients*each/took.Seconds())
 	slices.Sort(ids)
-	if got := idsOf(awaitLines(t, file, len(ids))); !slices.Equal(got, ids) || lost > 0 {
-		t.Errorf("%d calls, %d lines, %d lost", len(ids), len(got), lost)
+	if got := callIDs(awaitLines(t, file, len(ids))); !slices.Equal(got, ids) || lost > 0 {
+		t.Errorf("got %d calls, %d lines, %d lost", len(ids), len(got), lost)
 	}
 }
 
-// newSlowServer starts a server whose tool slow says when it is called, and waits.
+// newSlowServer starts a server whose tool "slow" signals entered and waits for leave.
 func newSlowServer(t *testing.T) (_ *remoteServer, entered, leave chan struct{}) {
 	t.Helper()
 	server := newLenientServer(t, "echo", "slow")
@@ -288,8 +290,8 @@ func newSlowServer(t *testing.T) (_ *remoteServer, entered, leave chan struct{})
 	return server, entered, leave
 }
 
-// While the log moves to another file at each reload, each call is one line in one of them. A call that began before a
-// reload is in the file of the configuration that it ends under.
+// Each reload moves the log to another file. Each call has one line in one file: a call that outlives a reload is in
+// the file of the configuration that it ends under.
 func TestAuditReload(t *testing.T) {
 	isolate(t)
 	dir := t.TempDir()
@@ -298,10 +300,10 @@ func TestAuditReload(t *testing.T) {
 	url := "http://" + address
 	files := []string{filepath.Join(dir, "0.log"), filepath.Join(dir, "1.log"), filepath.Join(dir, "2.log")}
 	configure := func(file string) {
-		load(t, auditIn(file)+site(address, gateway("audit all", "separator __", server.line("both"))))
+		load(t, auditTo(file)+site(address, gateway("audit all", "separator __", server.line("both"))))
 	}
 	configure(files[0])
-	slow := newSpeaker(t, joinedAt(url), true, canAll).begin(t, "tools/call", callOf("both", "slow", "{}"))
+	slow := newTestClient(t, joinedAt(url), true, fullCapabilities).begin(t, "tools/call", callOf("both", "slow", "{}"))
 	<-entered
 
 	called := make(chan struct{}, 5_000)
@@ -310,7 +312,7 @@ func TestAuditReload(t *testing.T) {
 	all := make(chan struct{})
 	go func() {
 		defer close(all)
-		sent, lost, _ = callsOf(t, url, 20, cap(called)/20, func() { called <- struct{}{} })
+		sent, lost, _ = makeCalls(t, url, 20, cap(called)/20, func() { called <- struct{}{} })
 	}()
 	for _, file := range files[1:] {
 		for range 1_000 {
@@ -321,14 +323,14 @@ func TestAuditReload(t *testing.T) {
 	close(leave)
 	slow.finish(t)
 	<-all
-	var ran []string // by the server, and so also by the gateway
+	var ran []string // calls that reached the server
 	for _, call := range server.Received("tools/call") {
 		if call.Tool() == "echo" {
 			ran = append(ran, argumentsOf(call).Call)
 		}
 	}
 	slices.Sort(ran)
-	var logged []calledLine
+	var logged []callLine
 	await.Until(t, "all lines", func() bool {
 		logged = nil
 		for _, file := range files {
@@ -343,21 +345,22 @@ func TestAuditReload(t *testing.T) {
 		t.Logf("%s: %d lines", filepath.Base(file), len(auditLines(t, file)))
 	}
 	t.Logf("%d calls, %d of them lost with their connections", len(sent), lost)
-	if got := idsOf(slices.DeleteFunc(logged, isSlow)); !slices.Equal(got, ran) {
-		t.Errorf("%d calls were run, %d lines", len(ran), len(got))
+	if got := callIDs(slices.DeleteFunc(logged, isSlow)); !slices.Equal(got, ran) {
+		t.Errorf("got %d calls, %d lines", len(ran), len(got))
 	}
 }
 
-func isSlow(line calledLine) bool { return line.Tool == "slow" }
+func isSlow(line callLine) bool { return line.Tool == "slow" }
 
-// A call that ends after its gateway was removed is in the log that the gateway had.
+// A call that outlives its gateway is in the log of that gateway.
 func TestAuditAfterRemoval(t *testing.T) {
 	isolate(t)
 	file := filepath.Join(t.TempDir(), "audit.log")
 	server, entered, leave := newSlowServer(t)
 	address := freeAddress(t)
-	load(t, auditIn(file)+site(address, gateway("audit all", "separator __", server.line("both"))))
-	slow := newSpeaker(t, joinedAt("http://"+address), true, canAll).begin(t, "tools/call", callOf("both", "slow", "{}"))
+	load(t, auditTo(file)+site(address, gateway("audit all", "separator __", server.line("both"))))
+	slow := newTestClient(t, joinedAt("http://"+address), true, fullCapabilities).begin(t, "tools/call",
+		callOf("both", "slow", "{}"))
 	<-entered
 	load(t, site(freeAddress(t), "respond plain"))
 	close(leave)

@@ -17,9 +17,12 @@ func TestBinaryHasTheModules(t *testing.T) {
 	}
 	modules := strings.Fields(string(out))
 	for _, module := range []string{
-		"http.handlers.mcp_gateway", "http.handlers.mcp_gateway.auth.token", "http.handlers.mcp_gateway.auth.hmac", "http.handlers.mcp_gateway.auth.jwt", "http.handlers.mcp_gateway.auth.mtls",
-		"admin.api.mcp_gateway", "http.reverse_proxy.transport.mcp_stdio", "http.reverse_proxy.transport.mcp_http", "http.handlers.observation_mask", "http.handlers.tool_result_mask", "http.handlers.mcp_sample",
-		"http.handlers.mcp_pruner", "http.handlers.mcp_pruner.backends.heuristic", "http.handlers.mcp_pruner.backends.deepinfra", "http.handlers.mcp_pruner.backends.rerank",
+		"http.handlers.mcp_gateway", "http.handlers.mcp_gateway.auth.token", "http.handlers.mcp_gateway.auth.hmac",
+		"http.handlers.mcp_gateway.auth.jwt", "http.handlers.mcp_gateway.auth.mtls",
+		"admin.api.mcp_gateway", "http.reverse_proxy.transport.mcp_stdio", "http.reverse_proxy.transport.mcp_http",
+		"http.handlers.observation_mask", "http.handlers.tool_result_mask", "http.handlers.mcp_sample",
+		"http.handlers.mcp_pruner", "http.handlers.mcp_pruner.backends.heuristic",
+		"http.handlers.mcp_pruner.backends.deepinfra", "http.handlers.mcp_pruner.backends.rerank",
 	} {
 		if !slices.Contains(modules, module) {
 			t.Errorf("%s is missing", module)
@@ -30,14 +33,15 @@ func TestBinaryHasTheModules(t *testing.T) {
 func TestBinaryValidates(t *testing.T) {
 	isolate(t)
 	exampleSecrets(t)
-	for _, file := range shipped(t) {
+	for _, file := range shippedFiles(t) {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			path, err := filepath.Abs(file)
 			if err != nil {
 				t.Fatal(err)
 			}
 			out, err := caddy(t, "validate", "--config", path, "--adapter", "caddyfile").CombinedOutput()
-			if err != nil || !strings.Contains(string(out), "Valid configuration") || strings.Contains(string(out), openWarning) {
+			if err != nil || !strings.Contains(string(out), "Valid configuration") || strings.Contains(string(out),
+				openWarning) {
 				t.Errorf("%v\n%s", err, out)
 			}
 		})
@@ -64,15 +68,15 @@ func TestBinaryServes(t *testing.T) {
 	}
 }
 
-// TestBinaryLogs runs the example of A34 with each of its settings.
+// The example of A34 logs as each of its settings says.
 func TestBinaryLogs(t *testing.T) {
 	isolate(t)
 	const access = "handled request"
 	tests := []struct {
 		name string
 		env  []string
-		json bool // every line
-		logs bool // access
+		json bool // every line is JSON
+		logs bool // has access logs
 	}{
 		{"A34 json", nil, true, true},
 		{"A34 console", []string{"LOG_FORMAT=console"}, false, true},
@@ -88,12 +92,12 @@ func TestBinaryLogs(t *testing.T) {
 			}
 			for line := range strings.Lines(logged) {
 				if !strings.Contains(line, access) && !tt.json {
-					continue // what is logged before the configuration is read has its own format
+					continue // lines logged before the configuration is read have their own format
 				}
 				var entry struct {
 					Time    float64 `json:"ts"`
 					Level   string  `json:"level"`
-					Logger  string  `json:"logger"` // lines of the process itself have none
+					Logger  string  `json:"logger"` // lines of the process itself have no logger
 					Message string  `json:"msg"`
 				}
 				err := json.Unmarshal([]byte(line), &entry)
@@ -104,7 +108,8 @@ func TestBinaryLogs(t *testing.T) {
 				if !strings.Contains(line, access) {
 					continue
 				}
-				if !strings.Contains(line, "http.log.access") || isJSON && entry.Logger == "" || !strings.Contains(line, `"mcp_masked_chars"`) {
+				if !strings.Contains(line, "http.log.access") || isJSON && entry.Logger == "" || !strings.Contains(line,
+					`"mcp_masked_chars"`) {
 					t.Errorf("no logger or no mcp_masked_chars: %s", line)
 				}
 			}

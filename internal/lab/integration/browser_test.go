@@ -22,10 +22,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 )
 
-// A chromium is a browser that people use.
+// A chromium is a real browser.
 type chromium struct{ ctx context.Context }
 
-// newChromium starts Chromium with a profile of its own.
+// newChromium starts Chromium with a new profile.
 func newChromium(t *testing.T) *chromium {
 	t.Helper()
 	path := chromiumPath(t)
@@ -35,16 +35,16 @@ func newChromium(t *testing.T) *chromium {
 		chromedp.Flag("disable-dev-shm-usage", true),
 		chromedp.ModifyCmdFunc(func(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} }))
 	if os.Geteuid() == 0 {
-		options = append(options, chromedp.NoSandbox) // which root cannot have
+		options = append(options, chromedp.NoSandbox) // root cannot use the sandbox
 	}
-	// It is stopped below, and must not be killed before that by the end of the test's context.
+	// The cleanup stops it, so the end of the test's context must not kill it before.
 	ctx, kill := chromedp.NewExecAllocator(context.WithoutCancel(t.Context()), options...)
 	ctx, _ = chromedp.NewContext(ctx)
 	t.Cleanup(func() {
 		err := chromedp.Cancel(ctx)
 		kill()
 		if browser := chromedp.FromContext(ctx).Browser; browser != nil && browser.Process() != nil {
-			_ = syscall.Kill(-browser.Process().Pid, syscall.SIGKILL) // children that are left
+			_ = syscall.Kill(-browser.Process().Pid, syscall.SIGKILL) // remaining children
 		}
 		if err != nil {
 			t.Errorf("stop Chromium: %v", err)
@@ -64,39 +64,39 @@ func chromiumPath(t *testing.T) string {
 			return path
 		}
 	}
-	missing(t, "Chromium is not installed: run apt-get install chromium")
+	skipMissing(t, "Chromium is not installed: run apt-get install chromium")
 	return ""
 }
 
-// A tab is a tab of Chromium that notes what must not happen on the pages of a site: violations of their
-// Content-Security-Policy, exceptions, errors in the console of the browser, requests that fail or go to another site,
-// and dialogs. Each of these fails the test at its end, unless it was expected.
+// A tab is a Chromium tab that records faults of the pages of a site: violations of their Content-Security-Policy,
+// exceptions, errors in the browser console, requests that fail or go to another site, and dialogs. Each fault fails
+// the test at its end, unless expectFaults allowed it.
 type tab struct {
-	ctx  context.Context
-	site string    // the address that all requests go to
-	lax  bool      // nothing fails the test
-	live time.Time // when the page was last seen to be live
+	ctx          context.Context
+	site         string    // address that all requests must go to
+	ignoreFaults bool      // faults do not fail the test
+	live         time.Time // when the page was last seen to be live
 
 	mu     sync.Mutex
 	faults []string
-	marks  int // that the browser has passed on, see settled
+	marks  int // seen in the browser console, see takeFaults
 }
 
-// watchPolicy has pages tell of violations, of which Chromium logs only some.
+// watchPolicy makes pages report all policy violations; Chromium logs only some.
 const watchPolicy = `addEventListener("securitypolicyviolation", e => console.error("violates the policy: " +
 	[e.effectiveDirective, e.blockedURI, e.sourceFile, e.lineNumber, e.sample].join(" ")))`
 
-// mark is what the tab itself writes to the console of the browser.
+// mark is what the tab itself writes to the browser console.
 const mark = "mark of the test"
 
-// newTab opens a tab for the pages of a site, in a profile of its own.
+// newTab opens a tab for the pages of a site, with a new profile.
 func (c *chromium) newTab(t *testing.T, site string) *tab {
 	t.Helper()
 	return openTab(t, c.ctx, site, chromedp.WithNewBrowserContext())
 }
 
-// beside opens another tab with the same profile.
-func (b *tab) beside(t *testing.T) *tab {
+// openSibling opens another tab with the same profile.
+func (b *tab) openSibling(t *testing.T) *tab {
 	t.Helper()
 	return openTab(t, b.ctx, b.site)
 }
@@ -109,8 +109,8 @@ func openTab(t *testing.T, parent context.Context, site string, options ...chrom
 		t.Fatalf("open a tab: %v", err)
 	}
 	t.Cleanup(func() {
-		for _, fault := range b.settled(t) {
-			if !b.lax {
+		for _, fault := range b.takeFaults(t) {
+			if !b.ignoreFaults {
 				t.Errorf("in the browser: %s", fault)
 			}
 		}
@@ -128,7 +128,7 @@ func openTab(t *testing.T, parent context.Context, site string, options ...chrom
 				b.marks++
 				b.mu.Unlock()
 			case m.IsException() || m.Type == chromedp.ConsoleError || m.Source == "security":
-				b.note("%s %s (%s:%d)", strings.TrimSpace(m.Source+" "+string(m.Type)), m.Text, m.URL, m.Line)
+				b.addFault("%s %s (%s:%d)", strings.TrimSpace(m.Source+" "+string(m.Type)), m.Text, m.URL, m.Line)
 			}
 		}
 	}()
@@ -138,7 +138,7 @@ func openTab(t *testing.T, parent context.Context, site string, options ...chrom
 				return
 			}
 			if !strings.HasPrefix(r.Request.URL, b.site+"/") {
-				b.note("request to %s", r.Request.URL)
+				b.addFault("request to %s", r.Request.URL)
 			}
 		}
 	}()
@@ -147,8 +147,8 @@ func openTab(t *testing.T, parent context.Context, site string, options ...chrom
 			if err != nil {
 				return
 			}
-			if !f.Canceled { // as streams are by the next page
-				b.note("request failed: %s %s %s", f.Type, f.ErrorText, f.BlockedReason)
+			if !f.Canceled { // a page load cancels the streams of the page before
+				b.addFault("request failed: %s %s %s", f.Type, f.ErrorText, f.BlockedReason)
 			}
 		}
 	}()
@@ -157,7 +157,7 @@ func openTab(t *testing.T, parent context.Context, site string, options ...chrom
 			if err != nil {
 				return
 			}
-			b.note("dialog: %s", d.Message)
+			b.addFault("dialog: %s", d.Message)
 			_, _ = chromedp.Call(ctx, cdppage.HandleJavaScriptDialog, cdppage.HandleJavaScriptDialogParams{})
 		}
 	}()
@@ -168,8 +168,8 @@ func openTab(t *testing.T, parent context.Context, site string, options ...chrom
 	return b
 }
 
-// note notes a fault. Browsers ask for an icon at any time if an answer is not a page that names one.
-func (b *tab) note(format string, args ...any) {
+// addFault records a fault. It ignores requests for an icon, which browsers may make at any time.
+func (b *tab) addFault(format string, args ...any) {
 	fault := fmt.Sprintf(format, args...)
 	if strings.Contains(fault, "/favicon.ico") {
 		return
@@ -179,8 +179,8 @@ func (b *tab) note(format string, args ...any) {
 	b.faults = append(b.faults, fault)
 }
 
-// settled returns what was noted of all that has happened until now, and forgets it.
-func (b *tab) settled(t *testing.T) (faults []string) {
+// takeFaults waits for all events so far, and returns and clears the faults.
+func (b *tab) takeFaults(t *testing.T) (faults []string) {
 	t.Helper()
 	b.mu.Lock()
 	before := b.marks
@@ -189,7 +189,7 @@ func (b *tab) settled(t *testing.T) (faults []string) {
 		t.Errorf("the tab is gone: %v", err)
 		return nil
 	}
-	await.Until(t, "the browser passes on what has happened", func() bool {
+	await.Until(t, "the browser to report all events", func() bool {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		return b.marks > before
@@ -200,17 +200,17 @@ func (b *tab) settled(t *testing.T) (faults []string) {
 	return faults
 }
 
-// expects takes back what was noted with one of these words in it.
-func (b *tab) expects(t *testing.T, words ...string) {
+// expectFaults drops the faults that contain one of these words.
+func (b *tab) expectFaults(t *testing.T, words ...string) {
 	t.Helper()
-	for _, fault := range b.settled(t) {
+	for _, fault := range b.takeFaults(t) {
 		if !slices.ContainsFunc(words, func(word string) bool { return strings.Contains(fault, word) }) {
-			b.note("%s", fault)
+			b.addFault("%s", fault)
 		}
 	}
 }
 
-// act runs an action, with patience.
+// act runs an action, at most for patience.
 func act[T any](t *testing.T, b *tab, action chromedp.Action[T]) (T, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
@@ -228,8 +228,8 @@ func (b *tab) do(t *testing.T, actions ...chromedp.Action[chromedp.Void]) {
 	}
 }
 
-// goes runs actions that lead to another page, and returns its status.
-func (b *tab) goes(t *testing.T, actions ...chromedp.Action[chromedp.Void]) int {
+// navigate runs actions that lead to another page, and returns its status.
+func (b *tab) navigate(t *testing.T, actions ...chromedp.Action[chromedp.Void]) int {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
@@ -240,21 +240,21 @@ func (b *tab) goes(t *testing.T, actions ...chromedp.Action[chromedp.Void]) int 
 	return int(response.Status)
 }
 
-// opens opens a page of the site and returns its status.
-func (b *tab) opens(t *testing.T, path string) int {
+// openStatus opens a page of the site and returns its status.
+func (b *tab) openStatus(t *testing.T, path string) int {
 	t.Helper()
-	return b.goes(t, chromedp.Navigate(b.site+path))
+	return b.navigate(t, chromedp.Navigate(b.site+path))
 }
 
-// open opens a page of the site, which must be there.
+// open opens a page of the site, which must have status 200.
 func (b *tab) open(t *testing.T, path string) {
 	t.Helper()
-	if status := b.opens(t, path); status != http.StatusOK {
+	if status := b.openStatus(t, path); status != http.StatusOK {
 		t.Fatalf("%s: status %d\n%s", path, status, b.text())
 	}
 }
 
-// value returns the value of an expression in JavaScript.
+// value returns the value of a JavaScript expression.
 func value[T any](t *testing.T, b *tab, expression string) T {
 	t.Helper()
 	v, err := act(t, b, chromedp.Evaluate[T](expression, chromedp.EvalAwaitPromise))
@@ -264,39 +264,40 @@ func value[T any](t *testing.T, b *tab, expression string) T {
 	return v
 }
 
-// until waits until an expression in JavaScript is true, also of a page that comes later.
+// until waits until a JavaScript expression is true, on this page or one that follows.
 func (b *tab) until(t *testing.T, what, expression string) {
 	t.Helper()
 	if !await.Within(patience, func() bool {
 		is, err := act(t, b, chromedp.Evaluate[bool]("!!("+expression+")"))
 		return err == nil && is
 	}) {
-		t.Fatalf("waited in vain: %s: %s\n%s", what, expression, b.text())
+		t.Fatalf("timeout waiting for: %s: %s\n%s", what, expression, b.text())
 	}
 }
 
-// says waits until a text is on the page.
-func (b *tab) says(t *testing.T, text string) {
+// awaitText waits until the page contains a text.
+func (b *tab) awaitText(t *testing.T, text string) {
 	t.Helper()
-	b.until(t, "the page says "+text, `document.body.innerText.includes(`+quote(text)+`)`)
+	b.until(t, "the text "+text, `document.body.innerText.includes(`+quote(text)+`)`)
 }
 
-// text returns what can be read on the page.
+// text returns the visible text of the page.
 func (b *tab) text() string {
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
 	defer cancel()
-	text, _ := chromedp.Run(ctx, chromedp.Evaluate[string](`location.href + "\n" + document.body.innerText.slice(0, 5000)`))
+	text, _ := chromedp.Run(ctx,
+		chromedp.Evaluate[string](`location.href + "\n" + document.body.innerText.slice(0, 5000)`))
 	return text
 }
 
-// path returns that of the page, with its query.
+// path returns the path and query of the page.
 func (b *tab) path(t *testing.T) string {
 	t.Helper()
 	return value[string](t, b, `location.pathname + location.search`)
 }
 
-// looks sets the width of the window, and whether its user prefers the dark.
-func (b *tab) looks(t *testing.T, width int64, dark bool) {
+// setView sets the width of the window, and the color scheme that its user prefers.
+func (b *tab) setView(t *testing.T, width int64, dark bool) {
 	t.Helper()
 	scheme := "light"
 	if dark {
@@ -310,8 +311,8 @@ func (b *tab) looks(t *testing.T, width int64, dark bool) {
 	}
 }
 
-// fits wants the page not to be wider than the window.
-func (b *tab) fits(t *testing.T) {
+// expectFits fails the test if the page is wider than the window.
+func (b *tab) expectFits(t *testing.T) {
 	t.Helper()
 	const wider = `[...document.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > innerWidth + 1 &&
 		!e.parentElement.closest(".scroll, pre, details:not([open])")).slice(0, 5).map(e => e.outerHTML.slice(0, 200))`
@@ -320,15 +321,15 @@ func (b *tab) fits(t *testing.T) {
 	}
 }
 
-// axeSource is the program that finds what keeps people from using a page.
+// axeSource is the accessibility checker.
 var axeSource = sync.OnceValues(func() ([]byte, error) { return os.ReadFile("peers/node_modules/axe-core/axe.min.js") })
 
-// isAccessible wants the page to have nothing that seriously keeps people from using it, by all rules or by these.
-func (b *tab) isAccessible(t *testing.T, rules ...string) {
+// expectAccessible fails the test if the page has serious accessibility problems, by all rules or by these.
+func (b *tab) expectAccessible(t *testing.T, rules ...string) {
 	t.Helper()
 	source, err := axeSource()
 	if err != nil {
-		missing(t, "axe-core is not installed: run make -f xcaddy.mk test, with npm")
+		skipMissing(t, "axe-core is not installed: run make -f xcaddy.mk test, with npm")
 	}
 	type violation struct {
 		ID, Impact, Help string
@@ -340,7 +341,8 @@ func (b *tab) isAccessible(t *testing.T, rules ...string) {
 	if !value[bool](t, b, `"axe" in window`) {
 		value[bool](t, b, string(source)+`; true`)
 	}
-	found := value[string](t, b, `axe.run(document, {runOnly: ["`+strings.Join(rules, `","`)+`"], resultTypes: ["violations"]}).then(r =>
+	found := value[string](t, b, `axe.run(document, {runOnly: ["`+strings.Join(rules, `","`)+
+		`"], resultTypes: ["violations"]}).then(r =>
 			JSON.stringify(r.violations.filter(v => v.impact == "serious" || v.impact == "critical")))`)
 	var violations []violation
 	if err := json.Unmarshal([]byte(found), &violations); err != nil {
@@ -353,8 +355,8 @@ func (b *tab) isAccessible(t *testing.T, rules ...string) {
 	}
 }
 
-// missing skips a test that needs what is not installed, which CI has.
-func missing(t *testing.T, what string) {
+// skipMissing skips a test whose dependency is not installed. On CI it fails the test.
+func skipMissing(t *testing.T, what string) {
 	t.Helper()
 	if os.Getenv("CI") != "" {
 		t.Fatal(what)
@@ -362,19 +364,21 @@ func missing(t *testing.T, what string) {
 	t.Skip(what)
 }
 
-// The tab notes what must not happen, so that the tests of pages can rely on it.
+// A tab records all faults, so tests of pages can rely on it.
 func TestBrowserNotes(t *testing.T) {
 	isolate(t)
-	elsewhere := "http://" + upstream(t, http.NotFoundHandler())
+	otherSite := "http://" + upstream(t, http.NotFoundHandler())
 	tests := []struct{ name, policy, body, want string }{
 		{"nothing", "default-src 'none'", "<p>hello", ""},
 		{"a script", "default-src 'none'", "<script>hacked = 1</script>", "violates the policy: script-src-elem inline"},
 		{"a handler", "default-src 'none'", "<img src=x onerror=hacked=1>", "violates the policy: img-src"},
-		{"a handler of what loads", "img-src 'self'; script-src 'none'", "<body onload=hacked=1>", "violates the policy: script-src-attr inline"},
-		{"an exception", "script-src 'unsafe-inline'", "<script>throw new Error('oops')</script>", "exception Uncaught Error: oops"},
+		{"a load handler", "img-src 'self'; script-src 'none'", "<body onload=hacked=1>",
+			"violates the policy: script-src-attr inline"},
+		{"an exception", "script-src 'unsafe-inline'", "<script>throw new Error('oops')</script>",
+			"exception Uncaught Error: oops"},
 		{"an error", "script-src 'unsafe-inline'", "<script>console.error('oops')</script>", "error oops"},
-		{"another site", "img-src *", "<img src=" + elsewhere + "/x.png>", "request to " + elsewhere + "/x.png"},
-		{"what is not there", "img-src 'self'", "<img src=/missing>", "404"},
+		{"another site", "img-src *", "<img src=" + otherSite + "/x.png>", "request to " + otherSite + "/x.png"},
+		{"a missing image", "img-src 'self'", "<img src=/missing>", "404"},
 		{"a dialog", "script-src 'unsafe-inline'", "<script>alert('oops')</script>", "dialog: oops"},
 	}
 	mux := http.NewServeMux()
@@ -389,9 +393,11 @@ func TestBrowserNotes(t *testing.T) {
 	b := newChromium(t).newTab(t, "http://"+upstream(t, mux))
 	for i, tt := range tests {
 		b.open(t, fmt.Sprintf("/%d", i))
-		got := b.settled(t)
-		if found := slices.ContainsFunc(got, func(fault string) bool { return strings.Contains(fault, tt.want) }); tt.want == "" && len(got) > 0 || tt.want != "" && !found {
-			t.Errorf("%s: noted %q, want %q", tt.name, got, tt.want)
+		got := b.takeFaults(t)
+		if found := slices.ContainsFunc(got, func(fault string) bool {
+			return strings.Contains(fault, tt.want)
+		}); tt.want == "" && len(got) > 0 || tt.want != "" && !found {
+			t.Errorf("%s: got faults %q, want %q", tt.name, got, tt.want)
 		}
 	}
 }

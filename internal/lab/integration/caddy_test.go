@@ -30,8 +30,7 @@ func binary(t *testing.T) string {
 	return path
 }
 
-// hasRaceDetector reports whether the binary has the race detector in it, which takes
-// several times the memory.
+// hasRaceDetector reports whether the binary was built with the race detector, which uses several times the memory.
 func hasRaceDetector(t *testing.T) bool {
 	t.Helper()
 	info, err := buildinfo.ReadFile(binary(t))
@@ -41,30 +40,30 @@ func hasRaceDetector(t *testing.T) bool {
 	return slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
 }
 
-// caddy prepares the built binary to run at the root of the project, with a home
-// of its own and the environment that setenv has given to the test.
+// caddy returns a command of the built binary. It runs at the root of the project, with its own home and the
+// environment set by setenv.
 func caddy(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := caddyrun.Command(t.Context(), binary(t), t.TempDir(), args...)
 	cmd.Dir = "../../.."
-	cmd.Env = append(cmd.Env, loaderOf(t).env...)
+	cmd.Env = append(cmd.Env, caddyOf(t).env...)
 	return cmd
 }
 
-// running is a Caddy process that serves.
-type running struct {
+// A caddyProcess is a Caddy process that serves.
+type caddyProcess struct {
 	*exec.Cmd
-	process *caddyrun.Process
-	exited  chan struct{}
-	address string            // in place of 8080, or of 8006
-	moved   map[string]string // where each port of the file went, and the admin API
-	output  bytes.Buffer
+	process   *caddyrun.Process
+	exited    chan struct{}
+	address   string            // replaces port 8080, or 8006
+	addresses map[string]string // address for each port of the file, and for the admin API
+	output    bytes.Buffer
 }
 
-// startCaddy starts a command `caddy run …` and returns once it serves.
-func startCaddy(t *testing.T, cmd *exec.Cmd) *running {
+// startCaddy starts a `caddy run …` command and returns once it serves.
+func startCaddy(t *testing.T, cmd *exec.Cmd) *caddyProcess {
 	t.Helper()
-	r := &running{Cmd: cmd}
+	r := &caddyProcess{Cmd: cmd}
 	if cmd.Stderr == nil {
 		cmd.Stderr = &r.output
 	}
@@ -77,14 +76,14 @@ func startCaddy(t *testing.T, cmd *exec.Cmd) *running {
 	return r
 }
 
-// run serves a shipped Caddyfile at other ports and returns once it does.
-func run(t *testing.T, file string, env ...string) *running {
+// run serves a shipped Caddyfile on free ports and returns once it serves.
+func run(t *testing.T, file string, env ...string) *caddyProcess {
 	t.Helper()
 	caddyfile, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	moved, addresses := elsewhere(t, string(caddyfile))
+	moved, addresses := withFreePorts(t, string(caddyfile))
 	addresses[":2019"] = freeAddress(t)
 	config := filepath.Join(t.TempDir(), "Caddyfile")
 	if err := os.WriteFile(config, []byte(withAdmin(moved, addresses[":2019"])), 0o600); err != nil {
@@ -93,12 +92,12 @@ func run(t *testing.T, file string, env ...string) *running {
 	cmd := caddy(t, "run", "--config", config)
 	cmd.Env = append(cmd.Env, env...)
 	r := startCaddy(t, cmd)
-	r.address, r.moved = cmp.Or(addresses[":8080"], addresses[":8006"]), addresses
+	r.address, r.addresses = cmp.Or(addresses[":8080"], addresses[":8006"]), addresses
 	return r
 }
 
-// stop ends the process as an operator would and returns what it has logged.
-func (r *running) stop(t *testing.T) string {
+// stop stops the process like an operator and returns its log.
+func (r *caddyProcess) stop(t *testing.T) string {
 	t.Helper()
 	if err := r.process.Stop(patience); err != nil {
 		t.Errorf("exited: %v\n%s", err, &r.output)
@@ -106,45 +105,43 @@ func (r *running) stop(t *testing.T) string {
 	return r.output.String()
 }
 
-// settle waits until a reload is over, for clients that must not be lost with the
-// listeners of the old configuration.
-func (r *running) settle(t *testing.T) {
+// awaitReload waits for the end of a reload, so that no new connection goes to listeners of the old configuration.
+func (r *caddyProcess) awaitReload(t *testing.T) {
 	t.Helper()
 	await.Until(t, "the listeners of the old configuration to close", r.process.Settled)
-	client.CloseIdleConnections() // Caddy closes them, maybe just when they are used again
-	lasting.CloseIdleConnections()
+	client.CloseIdleConnections() // Caddy closes them, maybe just when a request uses one again
+	streamClient.CloseIdleConnections()
 }
 
-// A loader is the Caddy of a test and its subtests that loads configurations, and the
-// environment it starts with.
-type loader struct {
-	t     *testing.T // whose end is the end of Caddy
+// A testCaddy is the Caddy that a test and its subtests load configurations into, with its environment.
+type testCaddy struct {
+	t     *testing.T // Caddy stops when it ends
 	env   []string
 	home  string
-	admin string   // address of the admin API
-	caddy *running // nil before the first load
+	admin string        // address of the admin API
+	caddy *caddyProcess // nil before the first load
 }
 
-// loaders are those of all tests that run, by the names of the tests.
-var loaders = struct {
+// testCaddies has the testCaddy of each running test, by name.
+var testCaddies = struct {
 	sync.Mutex
-	of map[string]*loader
-}{of: map[string]*loader{}}
+	of map[string]*testCaddy
+}{of: map[string]*testCaddy{}}
 
-// isolate lets a test run in parallel to others, with a Caddy of its own if it needs one.
+// isolate lets a test run in parallel with others, with its own Caddy if it needs one.
 func isolate(t *testing.T) {
 	t.Helper()
 	t.Parallel()
-	newLoader(t, nil)
+	newTestCaddy(t, nil)
 }
 
-// loaderOf returns the loader of a test, or of the test that it is a part of.
-func loaderOf(t *testing.T) *loader {
+// caddyOf returns the testCaddy of a test or its parent.
+func caddyOf(t *testing.T) *testCaddy {
 	t.Helper()
-	loaders.Lock()
-	defer loaders.Unlock()
+	testCaddies.Lock()
+	defer testCaddies.Unlock()
 	for name := t.Name(); ; {
-		if l := loaders.of[name]; l != nil {
+		if l := testCaddies.of[name]; l != nil {
 			return l
 		}
 		end := strings.LastIndexByte(name, '/')
@@ -155,27 +152,27 @@ func loaderOf(t *testing.T) *loader {
 	}
 }
 
-func newLoader(t *testing.T, env []string) *loader {
+func newTestCaddy(t *testing.T, env []string) *testCaddy {
 	t.Helper()
-	l := &loader{t: t, env: slices.Clone(env), admin: freeAddress(t)}
-	loaders.Lock()
-	defer loaders.Unlock()
-	loaders.of[t.Name()] = l
+	l := &testCaddy{t: t, env: slices.Clone(env), admin: freeAddress(t)}
+	testCaddies.Lock()
+	defer testCaddies.Unlock()
+	testCaddies.of[t.Name()] = l
 	t.Cleanup(func() {
-		loaders.Lock()
-		defer loaders.Unlock()
-		delete(loaders.of, t.Name())
+		testCaddies.Lock()
+		defer testCaddies.Unlock()
+		delete(testCaddies.of, t.Name())
 	})
 	return l
 }
 
-// setenv sets an environment variable of the Caddy that the test will start. A subtest
-// gets another Caddy if that of the test runs already.
+// setenv sets an environment variable for the Caddy of the test. If the Caddy of the parent test already runs, a
+// subtest gets a new one.
 func setenv(t *testing.T, name, value string) {
 	t.Helper()
-	l := loaderOf(t)
+	l := caddyOf(t)
 	if l.caddy != nil {
-		l = newLoader(t, l.env)
+		l = newTestCaddy(t, l.env)
 	}
 	l.env = append(l.env, name+"="+value)
 }
@@ -183,14 +180,14 @@ func setenv(t *testing.T, name, value string) {
 // adminAddress returns the address of the admin API of the Caddy that load starts.
 func adminAddress(t *testing.T) string {
 	t.Helper()
-	return loaderOf(t).admin
+	return caddyOf(t).admin
 }
 
-// load makes the Caddy of a test, which it starts if need be, run a Caddyfile. The admin
-// API is put where the tests expect it.
+// load loads a Caddyfile into the Caddy of the test, and starts it if necessary. It moves the admin API to the
+// address that the test expects.
 func load(t *testing.T, caddyfile string) {
 	t.Helper()
-	l := loaderOf(t)
+	l := caddyOf(t)
 	if l.caddy == nil {
 		l.start()
 	}
@@ -198,15 +195,14 @@ func load(t *testing.T, caddyfile string) {
 	if got := admin(t, "POST", "/load", caddyfile, "Content-Type: text/caddyfile"); got.StatusCode != http.StatusOK {
 		t.Fatalf("not loaded: %s\n%s", got.body, caddyfile)
 	}
-	// The servers of the configuration before close their idle connections about now, and a request on such a
-	// one would be lost.
-	for _, c := range []*http.Client{client, lasting} {
+	// The old configuration closes its idle connections about now, and a request on one would be lost.
+	for _, c := range []*http.Client{client, streamClient} {
 		c.CloseIdleConnections()
 	}
 }
 
-// start starts Caddy with nothing to serve but the admin API.
-func (l *loader) start() {
+// start starts Caddy with only the admin API.
+func (l *testCaddy) start() {
 	t := l.t
 	t.Helper()
 	l.home = t.TempDir()
@@ -214,7 +210,7 @@ func (l *loader) start() {
 	if err := os.WriteFile(config, []byte(withAdmin("", l.admin)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	// It is stopped below, and must not be killed before that by the end of the context.
+	// The cleanup stops it, so the end of the context must not kill it before.
 	cmd := caddyrun.Command(context.WithoutCancel(t.Context()), binary(t), l.home, "run", "--config", config)
 	cmd.Env = append(cmd.Env, l.env...)
 	l.caddy = startCaddy(t, cmd)
@@ -226,32 +222,33 @@ func (l *loader) start() {
 	})
 }
 
-// admin asks Caddy's admin API. Each configuration has a server of its own for it,
-// and while one takes the place of the other, a request may be lost. A request that may
-// change the configuration, even one that fails, returns when Caddy has settled.
-func admin(t *testing.T, method, path, body string, headers ...string) (got answer) {
+// admin calls Caddy's admin API. Each configuration has its own admin server, so a request during a reload may be
+// lost and is retried. A request that may change the configuration returns when the reload is over, even if it
+// failed.
+func admin(t *testing.T, method, path, body string, headers ...string) (got httpResponse) {
 	t.Helper()
 	got = askAdmin(t, adminAddress(t), method, path, body, headers...)
 	if method != http.MethodGet {
-		loaderOf(t).caddy.settle(t)
+		caddyOf(t).caddy.awaitReload(t)
 	}
 	return got
 }
 
-// askAdmin asks the admin API at an address, again if the request is lost.
-func askAdmin(t *testing.T, address, method, path, body string, headers ...string) (got answer) {
+// askAdmin calls the admin API at an address, and retries if the request is lost.
+func askAdmin(t *testing.T, address, method, path, body string, headers ...string) (got httpResponse) {
 	t.Helper()
 	var lost error
 	answered := await.Within(patience, func() bool {
 		req := request(t, t.Context(), method, "http://"+address+path, body, headers...)
-		req.Close = true // a reload closes kept connections
+		req.Close = true // a reload closes idle connections
 		res, err := client.Do(req)
-		if lost = err; err != nil {
+		if err != nil {
+			lost = err
 			return false
 		}
 		defer res.Body.Close()
 		text, _ := io.ReadAll(res.Body)
-		got = answer{res, string(text)}
+		got = httpResponse{res, string(text)}
 		return true
 	})
 	if !answered {

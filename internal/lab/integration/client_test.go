@@ -15,27 +15,29 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 )
 
-// A speaker is a client of either era that reads what it asked for, message by message.
-type speaker struct{ *mcpclient.Client }
+// A testClient is a client of either era that reads responses message by message.
+type testClient struct{ *mcpclient.Client }
 
-// canAll are the capabilities of a client that can be asked everything.
-const canAll = `{"roots":{},"sampling":{},"elicitation":{"form":{}}}`
+// fullCapabilities are the capabilities of a client that supports all server requests.
+const fullCapabilities = `{"roots":{},"sampling":{},"elicitation":{"form":{}}}`
 
-// clients of both eras, which tests run with.
+// clientEras are the kinds of clients that tests run with.
 var clientEras = []struct {
 	name   string
 	modern bool
 }{{"legacy client", false}, {"modern client", true}}
 
-func newSpeaker(t *testing.T, at string, modern bool, capabilities string, headers ...string) *speaker {
+func newTestClient(t *testing.T, endpoint string, modern bool, capabilities string, headers ...string) *testClient {
 	t.Helper()
-	return newSpeakerBy(t, lasting, at, modern, capabilities, headers...)
+	return newTestClientWith(t, streamClient, endpoint, modern, capabilities, headers...)
 }
 
-// newSpeakerBy is newSpeaker with another client of HTTP.
-func newSpeakerBy(t *testing.T, by *http.Client, at string, modern bool, capabilities string, headers ...string) *speaker {
+// newTestClientWith is newTestClient with another HTTP client.
+func newTestClientWith(t *testing.T, httpClient *http.Client, endpoint string, modern bool, capabilities string,
+	headers ...string) *testClient {
 	t.Helper()
-	c := &speaker{&mcpclient.Client{URL: at, Modern: modern, Capabilities: capabilities, Headers: headers, HTTP: by}}
+	c := &testClient{&mcpclient.Client{URL: endpoint, Modern: modern, Capabilities: capabilities, Headers: headers,
+		HTTP: httpClient}}
 	if modern {
 		return c
 	}
@@ -45,23 +47,23 @@ func newSpeakerBy(t *testing.T, by *http.Client, at string, modern bool, capabil
 	return c
 }
 
-// A dialogue is a request whose response is read message by message.
-type dialogue struct{ *mcpclient.Exchange }
+// An exchange is a request whose response is read message by message.
+type exchange struct{ *mcpclient.Exchange }
 
-// begin makes a request and leaves the response to be read.
-func (c *speaker) begin(t *testing.T, method, params string, headers ...string) *dialogue {
+// begin sends a request and leaves its response to be read.
+func (c *testClient) begin(t *testing.T, method, params string, headers ...string) *exchange {
 	t.Helper()
-	return &dialogue{c.Begin(t.Context(), method, params, headers...)}
+	return &exchange{c.Start(t.Context(), method, params, headers...)}
 }
 
 // listen opens the stream of a session.
-func (c *speaker) listen(t *testing.T) *dialogue {
+func (c *testClient) listen(t *testing.T) *exchange {
 	t.Helper()
-	return &dialogue{c.Listen(t.Context())}
+	return &exchange{c.Listen(t.Context())}
 }
 
-// listens opens a stream by which a client of either era hears of changes.
-func (c *speaker) listens(t *testing.T) *dialogue {
+// listenForChanges opens the stream for list_changed notifications in either era.
+func (c *testClient) listenForChanges(t *testing.T) *exchange {
 	t.Helper()
 	if !c.Modern {
 		d := c.listen(t)
@@ -69,12 +71,12 @@ func (c *speaker) listens(t *testing.T) *dialogue {
 		return d
 	}
 	d := c.begin(t, "subscriptions/listen", `{"notifications":{"toolsListChanged":true}}`)
-	d.hears(t, "notifications/subscriptions/acknowledged")
+	d.awaitMessage(t, "notifications/subscriptions/acknowledged")
 	return d
 }
 
 // next returns the next message.
-func (d *dialogue) next(t *testing.T) mcpclient.Message {
+func (d *exchange) next(t *testing.T) mcpclient.Message {
 	t.Helper()
 	select {
 	case m, ok := <-d.Messages:
@@ -83,13 +85,13 @@ func (d *dialogue) next(t *testing.T) mcpclient.Message {
 		}
 		return m
 	case <-time.After(patience):
-		t.Fatal("waited in vain for a message")
+		t.Fatal("timeout waiting for a message")
 		return mcpclient.Message{}
 	}
 }
 
-// hears waits for a message of a method in a response that must not end.
-func (d *dialogue) hears(t *testing.T, method string) mcpclient.Message {
+// awaitMessage waits for a message with a method. The response must not end before.
+func (d *exchange) awaitMessage(t *testing.T, method string) mcpclient.Message {
 	t.Helper()
 	for {
 		if m := d.next(t); m.Method == method {
@@ -98,18 +100,18 @@ func (d *dialogue) hears(t *testing.T, method string) mcpclient.Message {
 	}
 }
 
-// silent fails the test if there was anything in the response since.
-func (d *dialogue) silent(t *testing.T) {
+// expectSilence fails the test if a message has arrived that was not read.
+func (d *exchange) expectSilence(t *testing.T) {
 	t.Helper()
 	select {
 	case m, ok := <-d.Messages:
-		t.Errorf("heard %q, ended: %t, want silence", m.Raw, !ok)
+		t.Errorf("got %q, ended: %t, want no message", m.Raw, !ok)
 	default:
 	}
 }
 
-// ended waits for the end of the response, whatever comes before.
-func (d *dialogue) ended(t *testing.T) {
+// awaitEnd waits for the end of the response and drops all messages before it.
+func (d *exchange) awaitEnd(t *testing.T) {
 	t.Helper()
 	timer := time.NewTimer(patience)
 	defer timer.Stop()
@@ -120,21 +122,21 @@ func (d *dialogue) ended(t *testing.T) {
 				return
 			}
 		case <-timer.C:
-			t.Fatal("waited in vain for the end of the response")
+			t.Fatal("timeout waiting for the end of the response")
 		}
 	}
 }
 
-// A said is a response that has been read up to its answer.
-type said struct {
+// A reply is all messages of a response.
+type reply struct {
 	status int
 	header http.Header
 	events []mcpclient.Message // before the answer
 	answer mcpclient.Message
 }
 
-// finish reads the response up to its answer.
-func (d *dialogue) finish(t *testing.T) (got said) {
+// finish reads the response up to the JSON-RPC response.
+func (d *exchange) finish(t *testing.T) (got reply) {
 	t.Helper()
 	for {
 		m := d.next(t)
@@ -146,24 +148,25 @@ func (d *dialogue) finish(t *testing.T) (got said) {
 	}
 }
 
-// ask makes a request and returns all that comes of it.
-func (c *speaker) ask(t *testing.T, method, params string, headers ...string) said {
+// ask sends a request and returns its reply.
+func (c *testClient) ask(t *testing.T, method, params string, headers ...string) reply {
 	t.Helper()
 	d := c.begin(t, method, params, headers...)
 	got := d.finish(t)
 	if string(got.answer.ID) != d.ID {
-		t.Errorf("%s: got %s, want an answer with id %s", method, got.answer.Raw, d.ID)
+		t.Errorf("%s: got %s, want a response with id %s", method, got.answer.Raw, d.ID)
 	}
 	return got
 }
 
 // callOf returns the params of a tools/call.
 func callOf(server, tool, arguments string, members ...string) string {
-	return "{" + strings.Join(append([]string{`"name":` + quote(server+"__"+tool), `"arguments":` + arguments}, members...), ",") + "}"
+	return "{" + strings.Join(append([]string{`"name":` + quote(server+"__"+tool), `"arguments":` + arguments},
+		members...), ",") + "}"
 }
 
 // use calls a tool and returns the text of its result.
-func (c *speaker) use(t *testing.T, server, tool, arguments string) string {
+func (c *testClient) use(t *testing.T, server, tool, arguments string) string {
 	t.Helper()
 	got := c.ask(t, "tools/call", callOf(server, tool, arguments))
 	if got.status != 200 {
@@ -172,49 +175,47 @@ func (c *speaker) use(t *testing.T, server, tool, arguments string) string {
 	return got.answer.Text()
 }
 
-// say posts a message that wants no answer.
-func (c *speaker) say(t *testing.T, message string) {
+// post sends a message that needs no response.
+func (c *testClient) post(t *testing.T, message string) {
 	t.Helper()
 	if err := c.Notify(t.Context(), message); err != nil {
 		t.Error(err)
 	}
 }
 
-// replyTo answers a question of a server.
-func (c *speaker) replyTo(t *testing.T, question mcpclient.Message, result string) {
+// respond answers a server request.
+func (c *testClient) respond(t *testing.T, request mcpclient.Message, result string) {
 	t.Helper()
-	c.say(t, `{"jsonrpc":"2.0","id":`+string(question.ID)+`,"result":`+result+`}`)
+	c.post(t, `{"jsonrpc":"2.0","id":`+string(request.ID)+`,"result":`+result+`}`)
 }
 
-// retried returns the params of a call that is made again with the answers to what it
-// asked for.
-func retried(params string, in mcpclient.Input, answer func(method string) string) string {
-	return in.Retry(params, func(method string, _ json.RawMessage) string { return answer(method) })
+// retryParams returns the params of a call that is retried with the answers to its server requests.
+func retryParams(params string, input mcpclient.Input, answer func(method string) string) string {
+	return input.Retry(params, func(method string, _ json.RawMessage) string { return answer(method) })
 }
 
-// legacyClient is a client of the revisions with sessions. It writes down what servers
-// send unasked, on whichever stream, and answers what they ask.
+// A legacyClient is a client of a revision with sessions. It records unsolicited messages on all streams, and answers
+// server requests.
 type legacyClient struct {
 	t *testing.T
 	*legacySession
 }
 
-// legacySession is what all tests share that use the same client.
+// A legacySession is the state that a legacyClient shares with its subtests.
 type legacySession struct {
 	*mcpclient.Client
-	t     *testing.T // the outermost
-	hello mcpclient.Answer
+	t           *testing.T // the outermost test
+	initialized mcpclient.Response
 
-	mu      sync.Mutex
-	answers func(asked mcpclient.Message) string
-	heard   []mcpclient.Message
+	mu       sync.Mutex
+	answers  func(serverRequest mcpclient.Message) string
+	received []mcpclient.Message
 }
 
 const everyCapability = `{"roots":{"listChanged":true},"sampling":{},"elicitation":{}}`
 
-// joinAll begins a session of a client with these capabilities, and opens its stream
-// for what servers send unasked.
-func joinAll(t *testing.T, url, capabilities string) *legacyClient {
+// newListeningClient begins a session with these capabilities, and opens its stream for unsolicited messages.
+func newListeningClient(t *testing.T, url, capabilities string) *legacyClient {
 	t.Helper()
 	c := newLegacyClient(t, url, capabilities)
 	c.listen()
@@ -224,55 +225,56 @@ func joinAll(t *testing.T, url, capabilities string) *legacyClient {
 // newLegacyClient begins a session.
 func newLegacyClient(t *testing.T, url, capabilities string) *legacyClient {
 	t.Helper()
-	c := unknownClient(t, url, capabilities)
+	c := newUninitializedClient(t, url, capabilities)
 	c.initialize(mcpclient.Legacy)
 	return c
 }
 
-// unknownClient is a client before it has a session.
-func unknownClient(t *testing.T, url, capabilities string) *legacyClient {
-	return &legacyClient{t, &legacySession{t: t, Client: &mcpclient.Client{URL: joinedAt(url), Capabilities: capabilities, HTTP: lasting}}}
+// newUninitializedClient returns a client without a session.
+func newUninitializedClient(t *testing.T, url, capabilities string) *legacyClient {
+	return &legacyClient{t, &legacySession{t: t, Client: &mcpclient.Client{URL: joinedAt(url), Capabilities: capabilities,
+		HTTP: streamClient}}}
 }
 
 func (c *legacyClient) initialize(version string) {
 	c.t.Helper()
 	var err error
-	c.hello, err = c.Initialize(c.legacySession.t.Context(), version)
+	c.initialized, err = c.Initialize(c.legacySession.t.Context(), version)
 	if err != nil || c.Session == "" {
-		c.t.Fatalf("initialize: got %d %v, error %v, want a session", c.hello.Status, c.hello.Header, err)
+		c.t.Fatalf("initialize: got %d %v, error %v, want a session", c.initialized.Status, c.initialized.Header, err)
 	}
 }
 
-// in is the client in a test within the one that it was made for.
-func (c *legacyClient) in(t *testing.T) *legacyClient { return &legacyClient{t, c.legacySession} }
+// withTest returns the client for a subtest.
+func (c *legacyClient) withTest(t *testing.T) *legacyClient { return &legacyClient{t, c.legacySession} }
 
-// answer has what servers ask answered. The function returns the members of the
-// answer, or nothing to leave it open.
-func (s *legacySession) answer(with func(asked mcpclient.Message) string) {
+// setAnswers sets the function that answers server requests. It returns the members of the response, or "" for no
+// response.
+func (s *legacySession) setAnswers(with func(serverRequest mcpclient.Message) string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.answers = with
 }
 
-// begin sends a request, whose answer is waited for later.
-func (c *legacyClient) begin(id, method, params string) <-chan mcpclient.Answer {
+// begin sends a request. The response is read from the channel.
+func (c *legacyClient) begin(id, method, params string) <-chan mcpclient.Response {
 	message, _ := c.Message(id, method, params)
 	return c.send(message)
 }
 
-func (c *legacyClient) beginCall(tool, arguments string) <-chan mcpclient.Answer {
+func (c *legacyClient) beginCall(tool, arguments string) <-chan mcpclient.Response {
 	return c.begin(c.NextID(), "tools/call", `{"name":`+quote(tool)+`,"arguments":`+arguments+`}`)
 }
 
-// send posts a message.
-func (s *legacySession) send(message string) <-chan mcpclient.Answer {
-	answers := make(chan mcpclient.Answer, 1)
+// send sends a message.
+func (s *legacySession) send(message string) <-chan mcpclient.Response {
+	answers := make(chan mcpclient.Response, 1)
 	go func() { answers <- s.read(s.Post(s.t.Context(), message)) }()
 	return answers
 }
 
-// read reads a response to its end. What servers say unasked is kept.
-func (s *legacySession) read(x *mcpclient.Exchange) mcpclient.Answer {
+// read reads a response to its end, and records unsolicited messages.
+func (s *legacySession) read(x *mcpclient.Exchange) mcpclient.Response {
 	var answer mcpclient.Message
 	for m := range x.Messages {
 		if m.Method == "" {
@@ -280,7 +282,7 @@ func (s *legacySession) read(x *mcpclient.Exchange) mcpclient.Answer {
 			continue
 		}
 		s.mu.Lock()
-		s.heard = append(s.heard, m)
+		s.received = append(s.received, m)
 		answers := s.answers
 		s.mu.Unlock()
 		if m.ID != nil && answers != nil {
@@ -296,7 +298,7 @@ func (s *legacySession) read(x *mcpclient.Exchange) mcpclient.Answer {
 	return got
 }
 
-// listen opens the stream of the session, and opens it again if it ends, as clients do.
+// listen opens the stream of the session, and reopens it when it ends.
 func (c *legacyClient) listen() {
 	c.t.Helper()
 	ctx := c.legacySession.t.Context()
@@ -316,30 +318,30 @@ func (c *legacyClient) listen() {
 	}()
 }
 
-// await waits for the answer to a request.
-func (c *legacyClient) await(answers <-chan mcpclient.Answer) mcpclient.Answer {
+// await waits for the response to a request.
+func (c *legacyClient) await(answers <-chan mcpclient.Response) mcpclient.Response {
 	c.t.Helper()
 	select {
 	case got := <-answers:
 		return got
 	case <-time.After(2 * patience):
-		c.t.Fatal("waited in vain for an answer")
-		return mcpclient.Answer{}
+		c.t.Fatal("timeout waiting for a response")
+		return mcpclient.Response{}
 	}
 }
 
-// ask sends a request and waits for its answer, which must have its id.
-func (c *legacyClient) ask(method, params string) mcpclient.Answer {
+// ask sends a request and waits for its response, which must have its id.
+func (c *legacyClient) ask(method, params string) mcpclient.Response {
 	c.t.Helper()
 	id := c.NextID()
 	got := c.await(c.begin(id, method, params))
 	if got.Err != nil || string(got.ID) != id || (got.Result == nil) == (got.Error == nil) {
-		c.t.Fatalf("%s: got %d %.500s, error %v, want an answer with id %s", method, got.Status, got.Body, got.Err, id)
+		c.t.Fatalf("%s: got %d %.500s, error %v, want a response with id %s", method, got.Status, got.Body, got.Err, id)
 	}
 	return got
 }
 
-// result asks for a result.
+// result sends a request and returns its result.
 func (c *legacyClient) result(method, params string) string {
 	c.t.Helper()
 	got := c.ask(method, params)
@@ -349,8 +351,8 @@ func (c *legacyClient) result(method, params string) string {
 	return string(got.Result)
 }
 
-// fails asks for what must be refused with this code, and status 200.
-func (c *legacyClient) fails(method, params string, code int) mcpclient.Answer {
+// expectError sends a request that must fail with this code, and status 200.
+func (c *legacyClient) expectError(method, params string, code int) mcpclient.Response {
 	c.t.Helper()
 	got := c.ask(method, params)
 	if got.Error == nil || got.Error.Code != code || got.Error.Message == "" || got.Status != 200 {
@@ -365,7 +367,6 @@ func (c *legacyClient) use(tool, arguments string) string {
 	return toolText(c.t, `{"result":`+c.result("tools/call", `{"name":`+quote(tool)+`,"arguments":`+arguments+`}`)+`}`)
 }
 
-// notify sends a notification.
 func (c *legacyClient) notify(method, params string) {
 	c.t.Helper()
 	if params != "" {
@@ -376,11 +377,11 @@ func (c *legacyClient) notify(method, params string) {
 	}
 }
 
-// heardOf returns what was heard of a method so far.
-func (c *legacyClient) heardOf(method string) (found []mcpclient.Message) {
+// receivedMessages returns the messages with a method received so far.
+func (c *legacyClient) receivedMessages(method string) (found []mcpclient.Message) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, m := range c.heard {
+	for _, m := range c.received {
 		if m.Method == method {
 			found = append(found, m)
 		}
@@ -388,14 +389,14 @@ func (c *legacyClient) heardOf(method string) (found []mcpclient.Message) {
 	return found
 }
 
-// hears waits until so many messages of a method were heard, and returns them.
-func (c *legacyClient) hears(method string, n int) []mcpclient.Message {
+// awaitMessages waits for n messages with a method, and returns all of them.
+func (c *legacyClient) awaitMessages(method string, n int) []mcpclient.Message {
 	c.t.Helper()
-	await.Until(c.t, fmt.Sprintf("%d × %s", n, method), func() bool { return len(c.heardOf(method)) >= n })
-	return c.heardOf(method)
+	await.Until(c.t, fmt.Sprintf("%d × %s", n, method), func() bool { return len(c.receivedMessages(method)) >= n })
+	return c.receivedMessages(method)
 }
 
-// pages lists everything, page by page. The params are those besides the cursor.
+// pages lists everything, page by page. The params do not include the cursor.
 func (c *legacyClient) pages(method, params string) (pages [][]json.RawMessage, cursors []string) {
 	c.t.Helper()
 	kind := strings.TrimSuffix(method, "/list")
@@ -408,7 +409,8 @@ func (c *legacyClient) pages(method, params string) (pages [][]json.RawMessage, 
 		var page map[string]json.RawMessage
 		text := c.result(method, `{`+all+`}`)
 		var items []json.RawMessage
-		if err := errors.Join(json.Unmarshal([]byte(text), &page), json.Unmarshal(page[kind], &items)); err != nil || page[kind][0] != '[' {
+		if err := errors.Join(json.Unmarshal([]byte(text), &page), json.Unmarshal(page[kind], &items)); err != nil ||
+			page[kind][0] != '[' {
 			c.t.Fatalf("%s: got %.500s, error %v, want a page", method, text, err)
 		}
 		pages = append(pages, items)
@@ -417,7 +419,7 @@ func (c *legacyClient) pages(method, params string) (pages [][]json.RawMessage, 
 		}
 		var cursor string
 		if err := json.Unmarshal(page["nextCursor"], &cursor); err != nil || len(cursors) > 20_000 {
-			c.t.Fatalf("%s: after %d pages got %.500s, error %v, want a cursor, and an end at last", method, len(cursors), text, err)
+			c.t.Fatalf("%s: after %d pages got %.500s, error %v, want a cursor and fewer pages", method, len(cursors), text, err)
 		}
 		cursors = append(cursors, cursor)
 		next = `,"cursor":` + quote(cursor)
@@ -439,8 +441,8 @@ func (c *legacyClient) list(method, member string) (values []string) {
 	return values
 }
 
-// has reports whether a tool is listed.
-func (c *legacyClient) has(tool string) bool {
+// listsTool reports whether a tool is listed.
+func (c *legacyClient) listsTool(tool string) bool {
 	c.t.Helper()
 	return slices.Contains(c.list("tools/list", "name"), tool)
 }

@@ -23,9 +23,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// TestClientsMasked has clients read files by tools of their own, and compares each request as the client sent it
-// with what reached the model: old results are placeholders, the conversation is one that a provider accepts, and
-// every other byte is the client's.
+// Clients read files with their own tools. Each request of a client is compared with what reached the model: old
+// results are placeholders, a provider would accept the conversation, and every other byte is unchanged.
 func TestClientsMasked(t *testing.T) {
 	isolate(t)
 	if os.Getenv("CLIENTS") == "" {
@@ -38,7 +37,7 @@ func TestClientsMasked(t *testing.T) {
 	const files, lines, window = 14, 250, 4
 	for _, tt := range []struct {
 		client, example, upstream string
-		tool, arguments           string // a format, for the path of a file
+		tool, arguments           string // format strings with the path of a file
 	}{
 		{"Claude Code", "claude_code", "ANTHROPIC_UPSTREAM", "Read", `{"file_path":%q}`},
 		{"Codex", "codex", "LLM_UPSTREAM", "exec_command", `{"cmd":"cat %s"}`},
@@ -49,11 +48,12 @@ func TestClientsMasked(t *testing.T) {
 		for _, policy := range []struct {
 			name   string
 			lines  []string
-			slides bool // every result that leaves the window is masked at once
+			slides bool // each result that leaves the window is masked at once
 		}{
 			{"sliding", []string{"window_turns 4"}, true},
-			// At prices at which it pays within so few turns.
-			{"auto", []string{"window_turns 4", "clear_at_least auto", "cache_prices 0.5 1", "max_loss 20%", "min_mask_chars 800"}, false},
+			// With these prices masking pays off within few turns.
+			{"auto", []string{"window_turns 4", "clear_at_least auto", "cache_prices 0.5 1", "max_loss 20%",
+				"min_mask_chars 800"}, false},
 		} {
 			t.Run(tt.client+", "+policy.name, func(t *testing.T) {
 				home := clientHome(t)
@@ -68,21 +68,21 @@ func TestClientsMasked(t *testing.T) {
 				}
 				served := run(t, withMask(t, tt.example, policy.lines...), tt.upstream+"="+upstream(t, chat))
 				tap := newTap(served.address)
-				served.moved[":8080"] = upstream(t, tap)
+				served.addresses[":8080"] = upstream(t, tap)
 
 				plain, _ := section(t, tt.client)
-				do := recipeIn(plain)
-				do.write(t, home, served)
+				instructions := recipeIn(plain)
+				instructions.write(t, home, served)
 				shell, cancel := clientShell(t, home, programs)
 				defer cancel()
-				// Updates and telemetry do not get out.
+				// Block updates and telemetry.
 				shell.Env = append(shell.Env, "HTTPS_PROXY=http://"+freeAddress(t), "NO_PROXY=127.0.0.1")
-				out := typeInto(t, shell, served, do.commands)
-				if last := out[len(do.commands)-1]; !slices.Contains(strings.Fields(last), "ok") {
-					t.Errorf("the client does not show the model's last words: %s", last)
+				out := runCommandsIn(t, shell, served, instructions.commands)
+				if last := out[len(instructions.commands)-1]; !slices.Contains(strings.Fields(last), "ok") {
+					t.Errorf("the client does not show the last message of the model: %s", last)
 				}
 
-				var uses []toolUse // of the longest request: a client may ask for other things, such as a title
+				var uses []toolUse // of the longest request; others are for a title, for example
 				total := 0
 				for _, request := range chat.Requests() {
 					sent := tap.sent(t, request)
@@ -97,22 +97,22 @@ func TestClientsMasked(t *testing.T) {
 					}
 				}
 				if len(uses) != files {
-					t.Fatalf("the longest request has %d results", len(uses))
+					t.Fatalf("got %d results in the longest request", len(uses))
 				}
 				for i, use := range uses {
 					if use.tool != tt.tool || !strings.Contains(use.text, fmt.Sprintf("chapter %d, line %d:", i+1, lines)) {
-						t.Errorf("call %d of %s has the result %q", i+1, use.tool, use.text)
+						t.Errorf("call %d of %s: got result %q", i+1, use.tool, use.text)
 					}
 				}
 				if count := metricOf(t, served, "tool_results_masked_total"); count != total || total == 0 {
-					t.Errorf("%d results are masked, and %d counted", total, count)
+					t.Errorf("%d results are masked, but %d counted", total, count)
 				}
 			})
 		}
 	}
 }
 
-// withMask is an example whose tool_result_mask has other lines.
+// withMask returns an example with other lines for its tool_result_mask.
 func withMask(t *testing.T, example string, lines ...string) string {
 	t.Helper()
 	caddyfile, err := os.ReadFile("../../../caddyfile_examples/" + example + ".Caddyfile")
@@ -123,10 +123,10 @@ func withMask(t *testing.T, example string, lines ...string) string {
 	if !mask.Match(caddyfile) {
 		t.Fatalf("%s has no tool_result_mask", example)
 	}
-	return inFile(t, mask.ReplaceAllString(string(caddyfile), "${1}"+strings.Join(lines, "\n")+"${2}"))
+	return writeCaddyfile(t, mask.ReplaceAllString(string(caddyfile), "${1}"+strings.Join(lines, "\n")+"${2}"))
 }
 
-// A tap stands between a client and Caddy. It numbers requests and keeps their bodies.
+// A tap is a proxy between a client and Caddy. It numbers requests and keeps their bodies.
 type tap struct {
 	*httputil.ReverseProxy
 	mu     sync.Mutex
@@ -155,20 +155,20 @@ func (p *tap) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	p.ReverseProxy.ServeHTTP(w, r)
 }
 
-// sent returns the body that a client has sent of a request as it arrived.
+// sent returns the body that the client sent, for a request that arrived at the model.
 func (p *tap) sent(t *testing.T, arrived mcptest.Request) string {
 	t.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n, err := strconv.Atoi(arrived.Headers.Get(tapHeader))
 	if err != nil || n >= len(p.bodies) {
-		t.Fatalf("%s %s has not come through the tap: %v", arrived.Method, arrived.Path, err)
+		t.Fatalf("%s %s did not pass the tap: %v", arrived.Method, arrived.Path, err)
 	}
 	return p.bodies[n]
 }
 
-// maskedUses returns the calls of a request with their results as they were sent, and how many of these have become
-// placeholders: the first ones. It fails if anything else differs.
+// maskedUses returns the calls of a request with their unmasked results, and how many of these became placeholders.
+// Only the first ones may be masked, and nothing else may differ.
 func maskedUses(t *testing.T, sent, got string) (uses []toolUse, masked int) {
 	t.Helper()
 	uses, err := toolUses(sent)
@@ -180,7 +180,7 @@ func maskedUses(t *testing.T, sent, got string) (uses []toolUse, masked int) {
 		t.Fatalf("arrived: %v", err)
 	}
 	if len(arrived) != len(uses) {
-		t.Fatalf("%d of %d results have arrived", len(arrived), len(uses))
+		t.Fatalf("%d of %d results arrived", len(arrived), len(uses))
 	}
 	want := sent
 	for i, use := range uses {
@@ -191,23 +191,23 @@ func maskedUses(t *testing.T, sent, got string) (uses []toolUse, masked int) {
 			t.Errorf("result %d is masked, but not %d", i+1, masked+1)
 		}
 		masked++
-		if strings.Count(want, use.spelled) != 1 {
+		if strings.Count(want, use.quoted) != 1 {
 			t.Fatalf("%q is sent more than once", use.text)
 		}
-		want = strings.Replace(want, use.spelled, quote(placeholder(use.id, use.tool, utf8.RuneCountInString(use.text))), 1)
+		want = strings.Replace(want, use.quoted, quote(placeholder(use.id, use.tool, utf8.RuneCountInString(use.text))), 1)
 	}
 	same(t, got, want)
 	return uses, masked
 }
 
-// A toolUse is a call of a tool, and its result.
+// A toolUse is a tool call with its result.
 type toolUse struct {
 	id, tool string
 	text     string // of the result
-	spelled  string // the text as it stands in the request, with quotes
+	quoted   string // text as JSON in the request, with quotes
 }
 
-// A wirePart is a message, a part of one or an item, in any of the formats.
+// A wirePart is a message, a part of one or an item, in any format.
 type wirePart struct {
 	Type, Role string
 	ID, Name   string
@@ -227,8 +227,8 @@ type wirePart struct {
 	}
 }
 
-// toolUses reads the calls and results of a request. It is as strict as providers are, for a model that makes one
-// call at a time: the next message, or item, must be its result, with the same id and some text.
+// toolUses parses the calls and results of a request. It is as strict as providers for a model that makes one call at
+// a time: the next message or item must be the result, with the same id and some text.
 func toolUses(body string) (uses []toolUse, err error) {
 	var request struct{ Messages, Input, Contents []wirePart }
 	if err := json.Unmarshal([]byte(body), &request); err != nil {
@@ -246,10 +246,10 @@ func toolUses(body string) (uses []toolUse, err error) {
 	result := func(id, tool string, content json.RawMessage) error {
 		last := len(uses) - 1
 		if !open || uses[last].id != id || tool != "" && uses[last].tool != tool {
-			return fmt.Errorf("result of %q, which is no open call", id)
+			return fmt.Errorf("result of %q, which is not an open call", id)
 		}
 		open = false
-		return uses[last].take(content)
+		return uses[last].setText(content)
 	}
 	var read func(p wirePart) error
 	read = func(p wirePart) error {
@@ -298,8 +298,8 @@ func toolUses(body string) (uses []toolUse, err error) {
 	return uses, nil
 }
 
-// take takes the one text that a result has: as a string, in a list of parts, or in an object as Gemini's.
-func (u *toolUse) take(content json.RawMessage) error {
+// setText sets the only text of a result: a string, a part in a list, or a member of an object as in Gemini's format.
+func (u *toolUse) setText(content json.RawMessage) error {
 	var parts []struct {
 		Type string
 		Text json.RawMessage
@@ -312,7 +312,7 @@ func (u *toolUse) take(content json.RawMessage) error {
 	case json.Unmarshal(content, &response) == nil && len(response) == 1:
 		spelled = response["output"]
 	}
-	u.spelled = string(spelled)
+	u.quoted = string(spelled)
 	if err := json.Unmarshal(spelled, &u.text); err != nil {
 		return fmt.Errorf("result of %q: %w", u.id, err)
 	}
@@ -322,10 +322,10 @@ func (u *toolUse) take(content json.RawMessage) error {
 	return nil
 }
 
-// metricOf returns a counter of a process, which is not there before it counts.
-func metricOf(t *testing.T, served *running, name string) int {
+// metricOf returns a counter of a process, 0 if it has not counted yet.
+func metricOf(t *testing.T, served *caddyProcess, name string) int {
 	t.Helper()
-	metrics := askAdmin(t, served.moved[":2019"], "GET", "/metrics", "").body
+	metrics := askAdmin(t, served.addresses[":2019"], "GET", "/metrics", "").body
 	found := regexp.MustCompile(`(?m)^caddy_mcp_` + name + ` (\d+)$`).FindStringSubmatch(metrics)
 	if found == nil {
 		return 0

@@ -18,22 +18,22 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// clientDocument is the page whose recipes are followed here.
+// clientDocument is the page whose recipes these tests follow.
 const clientDocument = "docs/clients.md"
 
-// recipe is what the page says of one client.
+// A recipe is the section of the page about one client.
 type recipe struct {
 	files    []configFile
 	commands []command
 }
 
-// configFile is a file that people are told to write.
+// A configFile is a file that the page tells users to write.
 type configFile struct {
-	path    string // in the home of the client if it begins with ~
+	path    string // in the client's home if it begins with ~
 	content string
 }
 
-// A file is named at the end of the sentence before it.
+// The path of a file is at the end of the sentence before it.
 var configFiles = regexp.MustCompile("(?m)`([^`\n]+)`:\n\n^```(?:caddyfile|json|toml|yaml)\n((?s:.*?))^```\n")
 
 func recipeIn(text string) (r recipe) {
@@ -44,7 +44,7 @@ func recipeIn(text string) (r recipe) {
 	return r
 }
 
-// section returns what the page says below a heading, apart from what it says of tokens.
+// section returns the text below a heading, split into the part without tokens and the part about tokens.
 func section(t *testing.T, heading string) (plain, token string) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("../../..", clientDocument))
@@ -60,9 +60,8 @@ func section(t *testing.T, heading string) (plain, token string) {
 	return plain, token
 }
 
-// withToken is the recipe as it is with a token. A file replaces the part of the other
-// that begins with the same line; commands replace the file or, where there is none,
-// the first commands.
+// withToken returns the recipe for use with a token. A file replaces the part of the other file that begins with the
+// same line. Commands replace the file or, without one, the first commands.
 func (r recipe) withToken(token recipe) recipe {
 	for i, file := range token.files {
 		first, _, _ := strings.Cut(file.content, "\n")
@@ -76,9 +75,8 @@ func (r recipe) withToken(token recipe) recipe {
 	return token
 }
 
-// clientExample runs the file of a client, with the lines on tokens if it is to ask for
-// one.
-func clientExample(t *testing.T, name string, token bool, env ...string) *running {
+// clientExample runs the example of a client, with the lines about tokens if token is set.
+func clientExample(t *testing.T, name string, token bool, env ...string) *caddyProcess {
 	t.Helper()
 	file := "../../../caddyfile_examples/" + name + ".Caddyfile"
 	if token {
@@ -90,25 +88,25 @@ func clientExample(t *testing.T, name string, token bool, env ...string) *runnin
 		if !commented.Match(caddyfile) {
 			t.Fatalf("%s has no client to uncomment", name)
 		}
-		file = inFile(t, commented.ReplaceAllStringFunc(string(caddyfile), uncomment))
+		file = writeCaddyfile(t, commented.ReplaceAllStringFunc(string(caddyfile), uncomment))
 	}
 	return run(t, file, append(env, "GATEWAY_TOKEN="+exampleToken)...)
 }
 
-// uncomment takes the # off lines that are code.
+// uncomment removes the # from lines that are code.
 func uncomment(lines string) string {
 	return regexp.MustCompile(`(?m)^(\t*)#\t`).ReplaceAllString(lines, "$1")
 }
 
-// write writes the files, with the addresses of what is served, and returns their paths.
-func (r recipe) write(t *testing.T, home string, served *running) (paths []string) {
+// write writes the files, with the addresses of the running Caddy, and returns their paths.
+func (r recipe) write(t *testing.T, home string, served *caddyProcess) (paths []string) {
 	t.Helper()
 	for _, file := range r.files {
 		path := filepath.Join(home, strings.TrimPrefix(file.path, "~"))
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(path, []byte(moveTo(file.content, served)), 0o600); err != nil {
+		if err := os.WriteFile(path, []byte(replaceAddresses(file.content, served)), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		paths = append(paths, path)
@@ -116,41 +114,40 @@ func (r recipe) write(t *testing.T, home string, served *running) (paths []strin
 	return paths
 }
 
-// moveTo puts the addresses of what is served into a text.
-func moveTo(text string, served *running) string {
-	for port, address := range served.moved {
+// replaceAddresses replaces the ports in a text with the addresses of the running Caddy.
+func replaceAddresses(text string, served *caddyProcess) string {
+	for port, address := range served.addresses {
 		text = strings.ReplaceAll(text, "127.0.0.1"+port, address)
 	}
 	return text
 }
 
-// follow types the commands of a recipe, and wants to see what the page says comes out.
-func (r recipe) follow(t *testing.T, shell *exec.Cmd, served *running) {
+// follow runs the commands of a recipe and compares their output with the page.
+func (r recipe) follow(t *testing.T, shell *exec.Cmd, served *caddyProcess) {
 	t.Helper()
-	got := typeInto(t, shell, served, r.commands)
+	got := runCommandsIn(t, shell, served, r.commands)
 	for i, c := range r.commands {
 		if c.output != "" {
-			same(t, strings.TrimSpace(got[i]), strings.TrimSpace(moveTo(c.output, served)))
+			same(t, strings.TrimSpace(got[i]), strings.TrimSpace(replaceAddresses(c.output, served)))
 		}
 	}
 }
 
-// TestClients has the programs that people use do what the page says, without an account:
-// they ask a model that calls a tool of the gateway again and again. What has reached
-// the model shows that both roads were taken.
+// Real clients follow the page, without an account. They use a model that calls a tool of the gateway repeatedly. The
+// requests at the model show that they used both the gateway and the model proxy.
 func TestClients(t *testing.T) {
 	isolate(t)
 	programs, err := filepath.Abs("clients/node_modules/.bin")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if os.Getenv("CLIENTS") == "" { // which takes minutes, and 1.9 GB
+	if os.Getenv("CLIENTS") == "" { // takes minutes, and 1.9 GB
 		t.Skip("run make -f xcaddy.mk clients")
 	}
 	const turns = 30
 	for _, tt := range []struct {
 		client, example, upstream string
-		first                     []mcptest.ToolCall // before it reads the log
+		first                     []mcptest.ToolCall // calls before it reads the log
 		readLog                   mcptest.ToolCall
 	}{
 		{
@@ -192,20 +189,20 @@ func TestClients(t *testing.T) {
 					chat.Calls = append(chat.Calls, call)
 				}
 				served := clientExample(t, tt.example, token, tt.upstream+"="+upstream(t, chat))
-				plain, with := section(t, tt.client)
-				do := recipeIn(plain)
+				plain, tokenText := section(t, tt.client)
+				instructions := recipeIn(plain)
 				if token {
-					do = do.withToken(recipeIn(with))
+					instructions = instructions.withToken(recipeIn(tokenText))
 				}
 				home := clientHome(t)
-				do.write(t, home, served)
+				instructions.write(t, home, served)
 				shell, cancel := clientShell(t, home, programs)
 				defer cancel()
-				// Whom they would tell what they do, or ask for updates, they do not reach.
+				// Block telemetry and updates.
 				shell.Env = append(shell.Env, "HTTPS_PROXY=http://"+freeAddress(t), "NO_PROXY=127.0.0.1")
-				do.follow(t, shell, served)
+				instructions.follow(t, shell, served)
 
-				// The last request has the whole conversation.
+				// The last request contains the whole conversation.
 				var last string
 				for _, request := range chat.Requests() {
 					if strings.Contains(request.Body, `"tools"`) {
@@ -215,16 +212,17 @@ func TestClients(t *testing.T) {
 				cut := len(regexp.MustCompile(`original_chars=\d{6} head=2000 tail=2000 id=obs_`).FindAllString(last, -1))
 				gone := strings.Count(last, "[Observation masquée: résultat d’outil ancien (")
 				if cut < 5 || gone < 5 || cut+gone != turns {
-					t.Errorf("of %d results %d have come cut and %d are gone: %.2000s", turns, cut, gone, last)
+					t.Errorf("of %d results %d are shortened and %d are placeholders: %.2000s", turns, cut, gone, last)
 				}
 
 				look, _ := section(t, "See that it works")
 				shell, cancel = clientShell(t, home, programs)
 				defer cancel()
-				got := typeInto(t, shell, served, commandsIn(look))[0]
+				got := runCommandsIn(t, shell, served, commandsIn(look))[0]
 				for _, want := range []string{
 					fmt.Sprintf(`caddy_mcp_masked_strings_total{server="sample"} %d`, turns),
-					fmt.Sprintf(`caddy_mcp_requests_total{gateway="local",method="tools/call",outcome="ok",server="sample"} %d`, turns),
+					fmt.Sprintf(`caddy_mcp_requests_total{gateway="local",method="tools/call",outcome="ok",server="sample"} %d`,
+						turns),
 					"caddy_mcp_tool_results_masked_total ",
 				} {
 					if !strings.Contains(got, want) {
@@ -236,8 +234,8 @@ func TestClients(t *testing.T) {
 	}
 }
 
-// clientHome is a folder that need not be empty at the end: some clients leave processes
-// behind that still write to it for a moment.
+// clientHome returns a folder that may not be empty at the end: some clients leave processes that still write to it
+// for a moment.
 func clientHome(t *testing.T) string {
 	t.Helper()
 	home, err := os.MkdirTemp("", "client")
@@ -248,27 +246,26 @@ func clientHome(t *testing.T) string {
 	return home
 }
 
-// clientShell is a shell with an environment of its own, in which clients find what
-// people would have told them: a key, and a token.
+// clientShell returns a shell with its own environment, including a key and a token.
 func clientShell(t *testing.T, home string, path ...string) (*exec.Cmd, context.CancelFunc) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	shell := exec.CommandContext(ctx, "bash", "-e", "-c")
-	shell.WaitDelay = time.Second // for those that hold on to its output
+	shell.WaitDelay = time.Second // for processes that keep its output open
 	shell.Dir = home
 	shell.Env = []string{
 		"HOME=" + home, "PATH=" + strings.Join(append(path, os.Getenv("PATH")), ":"), "LANG=C.UTF-8", "TERM=dumb",
 		"ANTHROPIC_API_KEY=none", "GEMINI_API_KEY=none", "OPENAI_API_KEY=none", "GATEWAY_TOKEN=" + exampleToken,
-		"DO_NOT_TRACK=1", "NPM_CONFIG_UPDATE_NOTIFIER=false", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1", "CONTINUE_CLI_ENABLE_TELEMETRY=0", "CONTINUE_METRICS_ENABLED=0",
+		"DO_NOT_TRACK=1", "NPM_CONFIG_UPDATE_NOTIFIER=false", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1",
+		"CONTINUE_CLI_ENABLE_TELEMETRY=0", "CONTINUE_METRICS_ENABLED=0",
 		"OPENCODE_DISABLE_AUTOUPDATE=1", "OPENCODE_DISABLE_MODELS_FETCH=1",
-		"CLINE_NO_AUTO_UPDATE=1", "CLINE_SESSION_BACKEND_MODE=local", // else it leaves a process behind
+		"CLINE_NO_AUTO_UPDATE=1", "CLINE_SESSION_BACKEND_MODE=local", // else it leaves a process running
 	}
 	return shell, cancel
 }
 
-// TestClientConfigurations looks at what the page says for clients that cannot be
-// installed here, and those that are: files that are JSON can be read, and every address
-// in a section is served by the file of its client, with and without a token.
+// The configurations of all clients on the page are valid, even of clients that cannot be installed here: JSON files
+// can be parsed, and the example of the client serves every address in its section, with and without a token.
 func TestClientConfigurations(t *testing.T) {
 	isolate(t)
 	for heading, example := range map[string]string{
@@ -278,10 +275,10 @@ func TestClientConfigurations(t *testing.T) {
 	} {
 		for _, token := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, token %t", heading, token), func(t *testing.T) {
-				plain, with := section(t, heading)
+				plain, tokenText := section(t, heading)
 				text := plain
 				if token {
-					text = with
+					text = tokenText
 				}
 				for _, file := range recipeIn(text).files {
 					if filepath.Ext(file.path) == ".json" && !json.Valid([]byte(file.content)) {
@@ -290,22 +287,23 @@ func TestClientConfigurations(t *testing.T) {
 				}
 				served := clientExample(t, example, token)
 				for _, address := range regexp.MustCompile(`http://127\.0\.0\.1:8080(/[a-z0-9/-]*)?`).FindAllString(text, -1) {
-					url := moveTo(address, served)
+					url := replaceAddresses(address, served)
 					switch _, path, _ := strings.Cut(url, served.address); {
 					case path == "/mcp" || path == "/mcp/":
-						got := post(t, strings.TrimSuffix(url, "/"), strings.Split(stdioGreeting, "\n")[0], "Accept: application/json, text/event-stream", "Authorization: Bearer "+exampleToken)
+						got := post(t, strings.TrimSuffix(url, "/"), strings.Split(stdioHandshake, "\n")[0],
+							"Accept: application/json, text/event-stream", "Authorization: Bearer "+exampleToken)
 						if got.StatusCode != 200 || !strings.Contains(got.body, `"protocolVersion"`) {
 							t.Errorf("%s: %d %s", address, got.StatusCode, got.body)
 						}
 					case path == "/v1" || path == "":
 						sendConversation(t, served.address)
-					case path == "/api/mcp-gateway/sample/rpc": // is asked where the commands are typed
+					case path == "/api/mcp-gateway/sample/rpc": // the commands call it
 					default:
-						t.Errorf("nothing is known to be at %s", address)
+						t.Errorf("unknown address %s", address)
 					}
 				}
 				if token {
-					got := post(t, "http://"+served.address+"/mcp", strings.Split(stdioGreeting, "\n")[0])
+					got := post(t, "http://"+served.address+"/mcp", strings.Split(stdioHandshake, "\n")[0])
 					if got.StatusCode != 401 {
 						t.Errorf("without the token: %d", got.StatusCode)
 					}
@@ -315,102 +313,105 @@ func TestClientConfigurations(t *testing.T) {
 	}
 }
 
-// What is a comment in the files of clients is good when it is none any more.
+// The commented lines of client examples work when uncommented.
 func TestClientExamplesUncommented(t *testing.T) {
 	isolate(t)
 	setenv(t, "GATEWAY_TOKEN", exampleToken)
-	for _, name := range []string{"claude_code", "claude_desktop", "cline", "codex", "continue", "cursor", "gemini_cli", "inspector", "opencode", "qwen_code"} {
+	for _, name := range []string{"claude_code", "claude_desktop", "cline", "codex", "continue", "cursor", "gemini_cli",
+		"inspector", "opencode", "qwen_code"} {
 		t.Run(name, func(t *testing.T) {
 			caddyfile, err := os.ReadFile("../../../caddyfile_examples/" + name + ".Caddyfile")
 			if err != nil {
 				t.Fatal(err)
 			}
-			// How to run it stands above the first block.
+			// The comment above the first block says how to run it.
 			head, rest, _ := strings.Cut(string(caddyfile), "\n\n")
 			config := head + "\n\n" + uncomment(rest)
 			for _, want := range []string{"server files stdio npx -y", "client "} {
 				if !strings.Contains(config, "\t\t"+want) {
-					t.Errorf("there is no %s", want)
+					t.Errorf("missing %s", want)
 				}
 			}
-			if _, warnings, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(config), nil); err != nil || len(warnings) > 0 {
+			if _, warnings, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(config), nil); err != nil ||
+				len(warnings) > 0 {
 				t.Errorf("%v %v\n%s", err, warnings, config)
 			}
 		})
 	}
 }
 
-// TestClaudeDesktop has the Inspector, which is built on the official SDK, read the
-// configuration of Claude Desktop, start the command in it, and call a tool (A42).
+// The Inspector, built on the official SDK, reads the configuration of Claude Desktop, starts its command, and calls
+// a tool (A42).
 func TestClaudeDesktop(t *testing.T) {
 	isolate(t)
 	plain, _ := section(t, "Claude Desktop")
-	do := recipeIn(plain)
-	if len(do.files) != 1 {
-		t.Fatalf("%d files", len(do.files))
+	instructions := recipeIn(plain)
+	if len(instructions.files) != 1 {
+		t.Fatalf("got %d files", len(instructions.files))
 	}
 	root, err := filepath.Abs("../../..")
 	if err != nil {
 		t.Fatal(err)
 	}
-	do.files[0].content = strings.ReplaceAll(do.files[0].content, "/path/to/", root+"/")
-	binary(t) // which is what the command starts
+	instructions.files[0].content = strings.ReplaceAll(instructions.files[0].content, "/path/to/", root+"/")
+	binary(t) // the command starts it
 	home := clientHome(t)
-	config := do.write(t, home, &running{})[0]
+	config := instructions.write(t, home, &caddyProcess{})[0]
 	for _, tt := range []struct{ tool, arguments, want string }{
 		{"sample__echo", `{"text":"é"}`, "é"},
-		{"sample__read_log", `{"lines":2000}`, "KIMI_PROXY_OBSERVATION_MASKED original_chars=215459 head=2000 tail=2000 id=obs_"},
+		{"sample__read_log", `{"lines":2000}`, "KIMI_PROXY_OBSERVATION_MASKED original_chars=215459 head=2000 tail=2000 " +
+			"id=obs_"},
 		{"pruner__health", `{}`, "heuristic"},
 	} {
 		t.Run(tt.tool, func(t *testing.T) {
 			cmd := peer(t, "node_modules/@modelcontextprotocol/inspector/clients/launcher/build/index.js", "--cli",
 				"--config", config, "--server", "gateway", "--format", "json", "--quiet",
 				"--method", "tools/call", "--tool-name", tt.tool, "--tool-args-json", tt.arguments)
-			cmd.Env = []string{"HOME=" + home, "PATH=" + os.Getenv("PATH")} // nearly empty, as there
-			if got := printed[struct{ Result peerResult }](t, cmd, nil).Result.text(); !strings.Contains(got, tt.want) {
+			cmd.Env = []string{"HOME=" + home, "PATH=" + os.Getenv("PATH")} // nearly empty, as in Claude Desktop
+			if got := runJSON[struct{ Result peerResult }](t, cmd, nil).Result.text(); !strings.Contains(got, tt.want) {
 				t.Errorf("got %.300s", got)
 			}
 		})
 	}
 }
 
-// TestInspectorRecipe has the Inspector do what the page says.
+// The Inspector follows the page.
 func TestInspectorRecipe(t *testing.T) {
 	isolate(t)
 	for _, token := range []bool{false, true} {
 		t.Run(fmt.Sprintf("token %t", token), func(t *testing.T) {
-			dir := peer(t, "").Dir // where npx finds it
-			plain, with := section(t, "Inspector")
-			do := recipeIn(plain)
+			dir := peer(t, "").Dir // npx finds the Inspector here
+			plain, tokenText := section(t, "Inspector")
+			instructions := recipeIn(plain)
 			if token {
-				do = recipeIn(with)
+				instructions = recipeIn(tokenText)
 			}
 			shell, cancel := clientShell(t, clientHome(t))
 			defer cancel()
 			shell.Dir = dir
-			do.follow(t, shell, clientExample(t, "inspector", token))
+			instructions.follow(t, shell, clientExample(t, "inspector", token))
 		})
 	}
 }
 
-// TestOwnClientRecipe runs the program of the page with the official SDK, and its curl.
+// The program of the page works with the official SDK, and so does its curl command.
 func TestOwnClientRecipe(t *testing.T) {
 	isolate(t)
 	served := clientExample(t, "cline", false)
 	text, _ := section(t, "Your own")
 	program := regexp.MustCompile("(?m)^```js\n([^`]*)^```\n").FindStringSubmatch(text)
 	if program == nil {
-		t.Fatal("there is no program")
+		t.Fatal("the page has no program")
 	}
-	out, err := peer(t, "--input-type=module", "--eval", moveTo(program[1], served)).CombinedOutput()
+	out, err := peer(t, "--input-type=module", "--eval", replaceAddresses(program[1], served)).CombinedOutput()
 	if err != nil || strings.TrimSpace(string(out)) != "hello" {
 		t.Errorf("%v: %s", err, out)
 	}
-	do := recipeIn(text)
+	instructions := recipeIn(text)
 	shell, cancel := clientShell(t, clientHome(t))
 	defer cancel()
-	do.follow(t, shell, served)
-	if len(do.commands) == 0 {
-		t.Error("there are no commands")
+	instructions.follow(t, shell, served)
+	if len(instructions.commands) == 0 {
+		t.Error("the page has no commands")
 	}
 }

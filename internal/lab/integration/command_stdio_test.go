@@ -17,13 +17,13 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 )
 
-// stdioGreeting is what a client of the command mcp-stdio says first.
-const stdioGreeting = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"test","version":"1"}}}
+// stdioHandshake has the first messages of a client of the mcp-stdio command.
+const stdioHandshake = `{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"test","version":"1"}}}
 {"jsonrpc":"2.0","method":"notifications/initialized"}
 `
 
-// inFile writes a Caddyfile and returns its path.
-func inFile(t *testing.T, caddyfile string) string {
+// writeCaddyfile writes a Caddyfile and returns its path.
+func writeCaddyfile(t *testing.T, caddyfile string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "Caddyfile")
 	if err := os.WriteFile(file, []byte(caddyfile), 0o600); err != nil {
@@ -32,8 +32,8 @@ func inFile(t *testing.T, caddyfile string) string {
 	return file
 }
 
-// messages returns the lines of what a process has printed, which must be messages.
-func messages(t *testing.T, printed []byte) (lines []string) {
+// messageLines returns the lines that a process printed, which must be JSON-RPC messages.
+func messageLines(t *testing.T, printed []byte) (lines []string) {
 	t.Helper()
 	for line := range strings.Lines(string(printed)) {
 		var m struct{ JSONRPC string }
@@ -45,34 +45,37 @@ func messages(t *testing.T, printed []byte) (lines []string) {
 	return lines
 }
 
-// TestCommandStdio has the built binary serve a gateway on its standard streams (A42).
+// The built binary serves a gateway on its standard streams (A42).
 func TestCommandStdio(t *testing.T) {
 	isolate(t)
-	// Everything that could reach stdout, and a child that has to be killed.
+	// Everything that could write to stdout, and a child that must be killed.
 	journal := newJournal(t)
-	everything := inFile(t, block("", "debug", block("log", "output stdout"))+"\n"+site(freeAddress(t), "log {\noutput stdout\n}",
+	everything := writeCaddyfile(t, block("", "debug", block("log", "output stdout"))+"\n"+site(freeAddress(t),
+		"log {\noutput stdout\n}",
 		gateway(block(child("stubborn", "--ignore-term", "--banner"), journal.env(), "stop_grace 100ms"))))
 	tests := []struct {
 		name  string
 		args  []string
-		lines string // after the greeting
+		lines string // after the handshake
 		want  []string
 	}{
 		{"the shipped Caddyfile", []string{"--server", "sample"}, rpc("tools/list", `{}`), []string{`"tools"`}},
-		{"by names", []string{"--config", "Caddyfile", "--adapter", "caddyfile", "--gateway", "local", "--server", "child"}, rpc("tools/list", `{}`), []string{`"tools"`}},
-		{"logs on stdout, and a child that does not end", []string{"--config", everything, "--server", "stubborn"}, toolCall{"pid", `{}`}.request(), []string{`"content"`}},
+		{"by names", []string{"--config", "Caddyfile", "--adapter", "caddyfile", "--gateway", "local", "--server", "child"},
+			rpc("tools/list", `{}`), []string{`"tools"`}},
+		{"logs on stdout, and a child that does not end", []string{"--config", everything, "--server", "stubborn"},
+			toolCall{"pid", `{}`}.request(), []string{`"content"`}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			cmd := caddy(t, append([]string{"mcp-stdio"}, tt.args...)...)
-			cmd.Stdin = strings.NewReader(stdioGreeting + tt.lines + "\n")
+			cmd.Stdin = strings.NewReader(stdioHandshake + tt.lines + "\n")
 			var logged bytes.Buffer
 			cmd.Stderr = &logged
 			printed, err := cmd.Output()
 			if err != nil {
 				t.Fatalf("%v\n%s", err, &logged)
 			}
-			got := messages(t, printed)
+			got := messageLines(t, printed)
 			if len(got) != 1+len(tt.want) || !strings.Contains(got[0], `"protocolVersion"`) {
 				t.Fatalf("got %d lines: %s\n%s", len(got), printed, &logged)
 			}
@@ -89,7 +92,7 @@ func TestCommandStdio(t *testing.T) {
 	}
 	for _, e := range starts {
 		if processRuns(e.PID) {
-			t.Errorf("the child %d is left", e.PID)
+			t.Errorf("the child %d still runs", e.PID)
 		}
 	}
 }
@@ -102,7 +105,7 @@ type stdioProcess struct {
 	logged bytes.Buffer
 }
 
-// startStdio starts `caddy mcp-stdio` with a configuration file, and more arguments.
+// startStdio starts `caddy mcp-stdio` with a configuration file and more arguments.
 func startStdio(t *testing.T, config string, args ...string) *stdioProcess {
 	t.Helper()
 	p := &stdioProcess{cmd: caddy(t, append([]string{"mcp-stdio", "--config", config}, args...)...)}
@@ -122,16 +125,15 @@ func startStdio(t *testing.T, config string, args ...string) *stdioProcess {
 	return p
 }
 
-// say sends a message.
-func (p *stdioProcess) say(t *testing.T, message string) {
+func (p *stdioProcess) send(t *testing.T, message string) {
 	t.Helper()
 	if _, err := io.WriteString(p.stdin, strings.TrimSpace(message)+"\n"); err != nil {
 		t.Fatalf("%v\n%s", err, &p.logged)
 	}
 }
 
-// hear returns the next message with a method, or the next answer if it is empty.
-func (p *stdioProcess) hear(t *testing.T, method string) (m mcpclient.Message) {
+// receive returns the next message with a method, or the next response if method is empty.
+func (p *stdioProcess) receive(t *testing.T, method string) (m mcpclient.Message) {
 	t.Helper()
 	for {
 		line, err := p.lines.ReadString('\n')
@@ -148,8 +150,8 @@ func (p *stdioProcess) hear(t *testing.T, method string) (m mcpclient.Message) {
 	}
 }
 
-// end closes the input, and returns what the process still says. It must exit by itself.
-func (p *stdioProcess) end(t *testing.T) []byte {
+// close closes stdin and returns the remaining output. The process must exit by itself.
+func (p *stdioProcess) close(t *testing.T) []byte {
 	t.Helper()
 	if err := p.stdin.Close(); err != nil {
 		t.Fatal(err)
@@ -159,62 +161,64 @@ func (p *stdioProcess) end(t *testing.T) []byte {
 		t.Fatal(err)
 	}
 	if err := p.cmd.Wait(); err != nil {
-		t.Errorf("A42 it ended with %v\n%s", err, &p.logged)
+		t.Errorf("A42 it exited with %v\n%s", err, &p.logged)
 	}
 	return rest
 }
 
-// TestCommandStdioJoined has it serve all servers of a gateway as one (A42).
+// The command serves all servers of a gateway as one (A42).
 func TestCommandStdioJoined(t *testing.T) {
 	isolate(t)
 	journal := newJournal(t)
-	config := inFile(t, site(freeAddress(t), gateway(block(child("alpha"), journal.env()), block(child("beta"), journal.env()))))
+	config := writeCaddyfile(t, site(freeAddress(t), gateway(block(child("alpha"), journal.env()),
+		block(child("beta"), journal.env()))))
 	p := startStdio(t, config)
-	say, hear := p.say, p.hear
-	say(t, strings.TrimSpace(strings.Replace(stdioGreeting, `"capabilities":{}`, `"capabilities":{"roots":{}}`, 1)))
-	if m := hear(t, ""); m.Result == nil || !strings.Contains(m.Raw, `"protocolVersion":"2025-11-25"`) {
+	send, receive := p.send, p.receive
+	send(t, strings.TrimSpace(strings.Replace(stdioHandshake, `"capabilities":{}`, `"capabilities":{"roots":{}}`, 1)))
+	if m := receive(t, ""); m.Result == nil || !strings.Contains(m.Raw, `"protocolVersion":"2025-11-25"`) {
 		t.Fatalf("got %s", m)
 	}
-	say(t, rpc("tools/list", `{}`))
-	if m := hear(t, ""); !strings.Contains(m.Raw, `"name":"alpha::echo"`) || !strings.Contains(m.Raw, `"name":"beta::echo"`) {
+	send(t, rpc("tools/list", `{}`))
+	if m := receive(t, ""); !strings.Contains(m.Raw, `"name":"alpha::echo"`) || !strings.Contains(m.Raw,
+		`"name":"beta::echo"`) {
 		t.Errorf("A42 listed %.500s", m)
 	}
 	for _, server := range []string{"alpha", "beta"} {
-		say(t, toolCall{server + "::echo", `{"text":"é"}`}.request())
-		if text := toolText(t, hear(t, "").Raw); !strings.Contains(text, `"name":"echo","arguments":{"text":"é"}`) {
+		send(t, toolCall{server + "::echo", `{"text":"é"}`}.request())
+		if text := toolText(t, receive(t, "").Raw); !strings.Contains(text, `"name":"echo","arguments":{"text":"é"}`) {
 			t.Errorf("A42 %s received %s", server, text)
 		}
-		say(t, toolCall{server + "::ask-roots", `{}`}.request())
-		question := hear(t, "roots/list")
-		if question.Params.Proxy.Server != server {
-			t.Errorf("A27 asked by %s: %s", server, question)
+		send(t, toolCall{server + "::ask-roots", `{}`}.request())
+		serverRequest := receive(t, "roots/list")
+		if serverRequest.Params.Proxy.Server != server {
+			t.Errorf("A27 server request of %s: %s", server, serverRequest)
 		}
 		const roots = `{"roots":[{"uri":"file:///mine"}]}`
-		say(t, `{"jsonrpc":"2.0","id":`+string(question.ID)+`,"result":`+roots+`}`)
-		if text := toolText(t, hear(t, "").Raw); text != roots {
-			t.Errorf("A27 %s was told %s", server, text)
+		send(t, `{"jsonrpc":"2.0","id":`+string(serverRequest.ID)+`,"result":`+roots+`}`)
+		if text := toolText(t, receive(t, "").Raw); text != roots {
+			t.Errorf("A27 %s received %s", server, text)
 		}
 	}
-	// What a server says unasked comes by itself.
-	say(t, toolCall{"beta::add-tool", `{"name":"more"}`}.request())
-	if m := hear(t, "notifications/tools/list_changed"); m.Params.Proxy.Server != "beta" {
-		t.Errorf("A26 heard %s", m)
+	// Unsolicited messages of servers arrive, too.
+	send(t, toolCall{"beta::add-tool", `{"name":"more"}`}.request())
+	if m := receive(t, "notifications/tools/list_changed"); m.Params.Proxy.Server != "beta" {
+		t.Errorf("A26 got %s", m)
 	}
-	say(t, toolCall{"alpha::slow", `{"ms":200}`}.request())
-	if all := messages(t, p.end(t)); len(all) == 0 || !strings.Contains(all[len(all)-1], "slept") {
-		t.Errorf("A42 the call that was still open got %q", all)
+	send(t, toolCall{"alpha::slow", `{"ms":200}`}.request())
+	if all := messageLines(t, p.close(t)); len(all) == 0 || !strings.Contains(all[len(all)-1], "slept") {
+		t.Errorf("A42 the open call got %q", all)
 	}
 	for _, e := range journal.entries(t, "start") {
 		if processRuns(e.PID) {
-			t.Errorf("A39 the child %d is left", e.PID)
+			t.Errorf("A39 the child %d still runs", e.PID)
 		}
 	}
 }
 
-// TestCommandStdioTerminated ends it as clients do that are in a hurry (A42).
+// SIGTERM stops the command and its children, as impatient clients do (A42).
 func TestCommandStdioTerminated(t *testing.T) {
 	isolate(t)
-	config := inFile(t, site(freeAddress(t), gateway(block(child("asked", "--ignore-term"), "stop_grace 100ms"))))
+	config := writeCaddyfile(t, site(freeAddress(t), gateway(block(child("asked", "--ignore-term"), "stop_grace 100ms"))))
 	cmd := caddy(t, "mcp-stdio", "--config", config, "--server", "asked")
 	var logged bytes.Buffer
 	cmd.Stderr = &logged
@@ -229,7 +233,7 @@ func TestCommandStdioTerminated(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := io.WriteString(stdin, stdioGreeting+toolCall{"pid", `{}`}.request()+"\n"); err != nil {
+	if _, err := io.WriteString(stdin, stdioHandshake+toolCall{"pid", `{}`}.request()+"\n"); err != nil {
 		t.Fatal(err)
 	}
 	lines := bufio.NewReader(stdout)
@@ -248,21 +252,20 @@ func TestCommandStdioTerminated(t *testing.T) {
 		t.Fatal(err)
 	}
 	if rest, err := io.ReadAll(lines); err != nil || len(rest) > 0 {
-		t.Errorf("there is more: %s, %v", rest, err)
+		t.Errorf("more output: %s, %v", rest, err)
 	}
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("%v\n%s", err, &logged)
 	}
 	if processRuns(pid) {
-		t.Error("the child is left")
+		t.Error("the child still runs")
 	}
 }
 
-// TestCommandStdioInspector has the Inspector start the command, as desktop clients do
-// (A42).
+// The Inspector starts the command like desktop clients do (A42).
 func TestCommandStdioInspector(t *testing.T) {
 	isolate(t)
-	file := inFile(t, site(freeAddress(t), gateway(child("both", "--modern"))))
+	file := writeCaddyfile(t, site(freeAddress(t), gateway(child("both", "--modern"))))
 	servers := filepath.Join(t.TempDir(), "servers.json")
 	command, err := json.Marshal(map[string]any{"mcpServers": map[string]any{
 		"caddy": map[string]any{"command": binary(t), "args": []string{"mcp-stdio", "--config", file, "--server", "both"}},
@@ -280,7 +283,7 @@ func TestCommandStdioInspector(t *testing.T) {
 				"--method", "tools/call", "--tool-name", "echo", "--tool-args-json", `{"text":"é","region":"ü"}`)
 			home := t.TempDir()
 			cmd.Env = append(os.Environ(), "HOME="+home, "XDG_CONFIG_HOME="+home, "XDG_DATA_HOME="+home)
-			got := printed[struct{ Result peerResult }](t, cmd, nil).Result.text()
+			got := runJSON[struct{ Result peerResult }](t, cmd, nil).Result.text()
 			if !strings.Contains(got, `"text":"é"`) {
 				t.Errorf("got %s", got)
 			}
@@ -290,40 +293,41 @@ func TestCommandStdioInspector(t *testing.T) {
 
 func TestCommandStdioRefuses(t *testing.T) {
 	isolate(t)
-	two := gateway(child("a")) + "\n" + strings.Replace(gateway(child("b")), "mcp_gateway {", "mcp_gateway {\nname other", 1)
+	two := gateway(child("a")) + "\n" + strings.Replace(gateway(child("b")), "mcp_gateway {", "mcp_gateway {\nname other",
+		1)
 	tests := []struct {
 		name      string
 		caddyfile string
 		args      []string
 		want      string
 	}{
-		{"a file that is not there", "", []string{"--config", "/nowhere/Caddyfile"}, "/nowhere/Caddyfile"},
-		{"a file that is broken", "mcp_gateway {", nil, "Caddyfile"},
-		{"no gateway", site(freeAddress(t), "respond hello"), nil, "there is no mcp_gateway"},
-		{"several gateways", site(freeAddress(t), two), nil, "--gateway names one of"},
+		{"a missing file", "", []string{"--config", "/nowhere/Caddyfile"}, "/nowhere/Caddyfile"},
+		{"an invalid file", "mcp_gateway {", nil, "Caddyfile"},
+		{"no gateway", site(freeAddress(t), "respond hello"), nil, "no mcp_gateway configured"},
+		{"several gateways", site(freeAddress(t), two), nil, "set --gateway to one of"},
 		{"an unknown gateway", site(freeAddress(t), two), []string{"--gateway", "zz"}, "the names are (no name), other"},
 		{"an unknown server", site(freeAddress(t), gateway(child("a"))), []string{"--server", "zz"}, "it has a"},
-		{"a value that makes no sense", site(freeAddress(t), gateway(child("a"), "request_limit -1")), nil, "request_limit"},
+		{"an invalid value", site(freeAddress(t), gateway(child("a"), "request_limit -1")), nil, "request_limit"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			args := tt.args
 			if tt.caddyfile != "" {
-				args = append([]string{"--config", inFile(t, tt.caddyfile)}, args...)
+				args = append([]string{"--config", writeCaddyfile(t, tt.caddyfile)}, args...)
 			}
 			cmd := caddy(t, append([]string{"mcp-stdio"}, args...)...)
-			cmd.Stdin = strings.NewReader(stdioGreeting)
-			var told bytes.Buffer
-			cmd.Stderr = &told
+			cmd.Stdin = strings.NewReader(stdioHandshake)
+			var stderr bytes.Buffer
+			cmd.Stderr = &stderr
 			printed, err := cmd.Output()
 			if _, failed := errors.AsType[*exec.ExitError](err); !failed {
-				t.Errorf("it ended with %v", err)
+				t.Errorf("it exited with %v", err)
 			}
 			if len(printed) > 0 {
 				t.Errorf("printed %s", printed)
 			}
-			if !strings.Contains(told.String(), tt.want) {
-				t.Errorf("told %s", &told)
+			if !strings.Contains(stderr.String(), tt.want) {
+				t.Errorf("got stderr %s", &stderr)
 			}
 		})
 	}

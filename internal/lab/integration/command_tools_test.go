@@ -10,8 +10,7 @@ import (
 	"testing"
 )
 
-// TestCommandTools lists the tools of a built binary that runs, with a server that is there and one that
-// is not.
+// The command lists the tools of a running Caddy, with a reachable server and an unreachable one.
 func TestCommandTools(t *testing.T) {
 	isolate(t)
 	sample := block("server sample", "mcp_sample")
@@ -24,20 +23,20 @@ func TestCommandTools(t *testing.T) {
 		args    []string
 		want    []string // tools of the server
 		focused bool
-		gone    bool // is named
+		gone    bool // the unreachable server is named
 	}{
 		{"all", []string{sample, gone}, nil, all, false, true},
 		{"with focus", []string{"mask", "focus on", sample, gone}, nil, all, true, true},
 		{"a client", []string{ann, sample, gone}, []string{"--client", "ann"}, all[:2], false, false},
 		{"a client, with focus", []string{"mask", "focus on", ann, sample, gone}, []string{"--client", "ann"},
 			all[:2], true, false},
-		{"the operator, where a client has rules", []string{ann, sample, gone}, nil, all, false, true},
+		{"the operator, if a client has rules", []string{ann, sample, gone}, nil, all, false, true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			served := run(t, inFile(t, site("127.0.0.1:8080", gateway(append(tt.lines, "separator __")...))))
-			cmd := caddy(t, slices.Concat([]string{"mcp", "tools", "--address", served.moved[":2019"]}, tt.args)...)
-			var out, complaints bytes.Buffer
-			cmd.Stdout, cmd.Stderr = &out, &complaints
+			served := run(t, writeCaddyfile(t, site("127.0.0.1:8080", gateway(append(tt.lines, "separator __")...))))
+			cmd := caddy(t, slices.Concat([]string{"mcp", "tools", "--address", served.addresses[":2019"]}, tt.args)...)
+			var out, stderr bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &out, &stderr
 			err := cmd.Run()
 			var names []string
 			for line := range strings.Lines(out.String()) {
@@ -46,33 +45,34 @@ func TestCommandTools(t *testing.T) {
 				}
 			}
 			if err != nil || !slices.Equal(names, tt.want) {
-				t.Errorf("%v: %s%s", err, &out, &complaints)
+				t.Errorf("%v: %s%s", err, &out, &stderr)
 			}
-			if named := strings.Contains(complaints.String(), "gone is not listed: connect_error"); named != tt.gone {
-				t.Errorf("complaints: %s", &complaints)
+			if named := strings.Contains(stderr.String(), "gone is not listed: connect_error"); named != tt.gone {
+				t.Errorf("stderr: %s", &stderr)
 			}
 			checkTokens(t, out.String(), len(tt.want), tt.focused)
-			if restricted := strings.Contains(tt.name, "the operator"); restricted != strings.Contains(out.String(), "clients") ||
+			if restricted := strings.Contains(tt.name, "the operator"); restricted != strings.Contains(out.String(),
+				"clients") ||
 				restricted && !regexp.MustCompile(`read_log +\d+ +all\n(?s:.*)echo +\d+ +none\n`).MatchString(out.String()) {
 				t.Errorf("clients: %s", &out)
 			}
 
-			clients := send(t, client, "GET", "http://"+served.moved[":2019"]+"/mcp_gateway/clients", "").body
+			clients := send(t, client, "GET", "http://"+served.addresses[":2019"]+"/mcp_gateway/clients", "").body
 			if strings.Contains(clients, `"sessions"`) || strings.Contains(clients, "last_seen") {
-				t.Errorf("it is taken for a client: %s", clients)
+				t.Errorf("the command counts as a client: %s", clients)
 			}
 		})
 	}
 	t.Run("an unknown client", func(t *testing.T) {
-		served := run(t, inFile(t, site("127.0.0.1:8080", gateway(ann, sample))))
-		toolsFail(t, `there is no client "bob"`, "--client", "bob", "--address", served.moved[":2019"])
-		toolsFail(t, `there is no gateway "none"`, "--gateway", "none", "--address", served.moved[":2019"])
+		served := run(t, writeCaddyfile(t, site("127.0.0.1:8080", gateway(ann, sample))))
+		toolsFail(t, `unknown client "bob"`, "--client", "bob", "--address", served.addresses[":2019"])
+		toolsFail(t, `unknown gateway "none"`, "--gateway", "none", "--address", served.addresses[":2019"])
 		served.stop(t)
-		toolsFail(t, "refused", "--address", served.moved[":2019"])
+		toolsFail(t, "refused", "--address", served.addresses[":2019"])
 	})
 	t.Run("no gateway", func(t *testing.T) {
-		served := run(t, inFile(t, site("127.0.0.1:8080", "respond hello")))
-		toolsFail(t, "no mcp_gateway is running", "--address", served.moved[":2019"])
+		served := run(t, writeCaddyfile(t, site("127.0.0.1:8080", "respond hello")))
+		toolsFail(t, "no mcp_gateway is running", "--address", served.addresses[":2019"])
 	})
 }
 
@@ -81,11 +81,12 @@ var (
 	toolSums = regexp.MustCompile(`(?m)^(\d+) tools?: ([\d,]+) tokens(?:, of which focus ([\d,]+))?\n\z`)
 )
 
-// checkTokens checks the columns of tokens, and that the last line has their sums.
+// checkTokens checks the token columns, and their sums in the last line.
 func checkTokens(t *testing.T, out string, tools int, focused bool) {
 	t.Helper()
 	rows, sums := toolRow.FindAllStringSubmatch(out, -1), toolSums.FindStringSubmatch(out)
-	if len(rows) < tools || sums == nil || !strings.HasPrefix(strings.Join(strings.Fields(out), " "), "server name tokens ") ||
+	if len(rows) < tools || sums == nil || !strings.HasPrefix(strings.Join(strings.Fields(out), " "),
+		"server name tokens ") ||
 		(sums[3] != "") != focused {
 		t.Fatalf("got %s", out)
 	}
@@ -102,11 +103,11 @@ func checkTokens(t *testing.T, out string, tools int, focused bool) {
 	}
 	want := fmt.Sprint(len(rows), tokens, focus)
 	if got := strings.ReplaceAll(strings.Join(append(sums[1:3], cmp.Or(sums[3], "0")), " "), ",", ""); got != want {
-		t.Errorf("the sums are %s, want %s:\n%s", got, want, out)
+		t.Errorf("got sums %s, want %s:\n%s", got, want, out)
 	}
 }
 
-// toolsFail runs the command, which must exit with status 1 and say why.
+// toolsFail runs the command, which must exit with status 1 and this error.
 func toolsFail(t *testing.T, why string, args ...string) {
 	t.Helper()
 	cmd := caddy(t, append([]string{"mcp", "tools"}, args...)...)

@@ -19,18 +19,18 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 )
 
-// confirmed are the lines of a gateway where eve has to confirm calls of the tool remove.
-func confirmed(lines ...string) string {
-	return gateway(append(restricted("confirm *::remove"), lines...)...)
+// withConfirmation returns the lines of a gateway where eve must confirm calls of the tool "remove".
+func withConfirmation(lines ...string) string {
+	return gateway(append(rulesForEve("confirm *::remove"), lines...)...)
 }
 
 const removeArguments = `{"path":"/tmp/notes","force":true}`
 
-// calls returns how many calls of a tool a server has got.
+// calls returns how many tool calls a server has received.
 func (s *remoteServer) calls() int { return len(s.Received("tools/call")) }
 
-// A confirmSight is what a client has seen by the end of a call.
-type confirmSight struct {
+// A confirmResult is the output of a client after a call.
+type confirmResult struct {
 	Tools       []string
 	Elicitation *struct {
 		Message         string
@@ -44,8 +44,8 @@ type confirmSight struct {
 	}
 }
 
-// confirmBy has an official client call the tool, and answer the question with an action.
-func confirmBy(t *testing.T, endpoint, era, tool, action string) (saw confirmSight) {
+// confirmWithSDK makes an official client call the tool and answer the confirmation with an action.
+func confirmWithSDK(t *testing.T, endpoint, era, tool, action string) (outcome confirmResult) {
 	t.Helper()
 	cmd := peer(t, "confirm.mjs", endpoint, era, eveToken, action)
 	cmd.Stdin = strings.NewReader(`{"name":` + quote(tool) + `,"arguments":` + removeArguments + `}`)
@@ -54,83 +54,83 @@ func confirmBy(t *testing.T, endpoint, era, tool, action string) (saw confirmSig
 		t.Fatalf("%v: %s", err, err.(*exec.ExitError).Stderr)
 	}
 	for line := range bytes.Lines(out) {
-		if err := json.Unmarshal(line, &saw); err != nil {
-			t.Fatalf("the client says %s: %v", line, err)
+		if err := json.Unmarshal(line, &outcome); err != nil {
+			t.Fatalf("got output %s: %v", line, err)
 		}
 	}
-	return saw
+	return outcome
 }
 
-// TestConfirmWithOfficialClients has people at the official TypeScript clients confirm a call, or not.
+// Users of the official TypeScript clients confirm a call, or decline it.
 func TestConfirmWithOfficialClients(t *testing.T) {
 	isolate(t)
 	server := newLenientServer(t, "remove", "read")
-	url := serve(t, confirmed(server.line("files")))
-	for _, tt := range []struct{ era, at, tool string }{
+	url := serve(t, withConfirmation(server.line("files")))
+	for _, tt := range []struct{ era, endpoint, tool string }{
 		{"v1", "/mcp", "files__remove"},
 		{"modern", "/mcp", "files__remove"},
 		{"modern", "/mcp/files", "remove"},
 	} {
 		for _, action := range []string{"accept", "decline", "cancel", "leave", "abort"} {
 			if action == "abort" && tt.era == "modern" {
-				continue // the gateway has answered by then
+				continue // the gateway has already responded
 			}
-			t.Run(tt.era+" at "+tt.at+", "+action, func(t *testing.T) {
+			t.Run(tt.era+" at "+tt.endpoint+", "+action, func(t *testing.T) {
 				before, grown := server.calls(), growth(t)
-				saw := confirmBy(t, url+tt.at, tt.era, tt.tool, action)
-				if !slices.Contains(saw.Tools, tt.tool) || saw.Elicitation == nil {
-					t.Fatalf("saw %+v", saw)
+				outcome := confirmWithSDK(t, url+tt.endpoint, tt.era, tt.tool, action)
+				if !slices.Contains(outcome.Tools, tt.tool) || outcome.Elicitation == nil {
+					t.Fatalf("got %+v", outcome)
 				}
 				for _, part := range []string{"Server: files\n", "Tool: remove\n", `"path": "/tmp/notes"`, `"force": true`} {
-					if !strings.Contains(saw.Elicitation.Message, part) {
-						t.Errorf("the question lacks %q: %s", part, saw.Elicitation.Message)
+					if !strings.Contains(outcome.Elicitation.Message, part) {
+						t.Errorf("the confirmation lacks %q: %s", part, outcome.Elicitation.Message)
 					}
 				}
 				want, denied := 0, 0.0
 				switch action {
 				case "accept":
 					want = 1
-					if saw.Result == nil || saw.Error != nil {
-						t.Errorf("got %+v", saw.Error)
+					if outcome.Result == nil || outcome.Error != nil {
+						t.Errorf("got %+v", outcome.Error)
 					}
 				case "decline", "cancel":
 					denied = 1
-					if saw.Error == nil || saw.Error.Data.Code != "confirmation_declined" {
-						t.Errorf("got %+v", saw.Error)
+					if outcome.Error == nil || outcome.Error.Data.Code != "confirmation_declined" {
+						t.Errorf("got %+v", outcome.Error)
 					}
 				case "abort":
-					if saw.Error == nil {
-						t.Errorf("got %+v", saw.Result)
+					if outcome.Error == nil {
+						t.Errorf("got %+v", outcome.Result)
 					}
 				}
 				if n := server.calls() - before; n != want {
-					t.Errorf("the server got %d calls", n)
+					t.Errorf("the server received %d calls", n)
 				}
 				if got := grown()[`denied_total{client="eve",reason="confirmation_declined"}`]; got != denied {
-					t.Errorf("%v were denied, want %v", got, denied)
+					t.Errorf("denied %v, want %v", got, denied)
 				}
 			})
 		}
 	}
 	for _, params := range server.params("tools/call") {
 		if !strings.Contains(params, removeArguments) || strings.Contains(params, "requestState") {
-			t.Errorf("the server got %s", params)
+			t.Errorf("the server received %s", params)
 		}
 	}
 }
 
-// TestConfirmWithTheGoClient does so with the official Go SDK.
+// Confirmations work with the official Go SDK.
 func TestConfirmWithTheGoClient(t *testing.T) {
 	isolate(t)
 	server := newLenientServer(t, "remove", "read")
-	url := serve(t, confirmed(server.line("files")))
+	url := serve(t, withConfirmation(server.line("files")))
 	for _, action := range []string{"accept", "decline", "cancel"} {
 		t.Run(action, func(t *testing.T) {
 			before, asked := server.calls(), 0
 			client := mcp.NewClient(&mcp.Implementation{Name: "peer", Version: "1"}, &mcp.ClientOptions{
 				ElicitationHandler: func(_ context.Context, r *mcp.ElicitRequest) (*mcp.ElicitResult, error) {
 					if asked++; !strings.Contains(r.Params.Message, "Tool: remove\n") {
-						t.Errorf("asked %s", r.Params.Message)
+						t.Errorf("got confirmation %s", r.Params.Message)
 					}
 					return &mcp.ElicitResult{Action: action}, nil
 				},
@@ -150,7 +150,7 @@ func TestConfirmWithTheGoClient(t *testing.T) {
 				want = 1
 			}
 			if n := server.calls() - before; n != want || asked != 1 || (err == nil) != (want == 1) {
-				t.Errorf("asked %d times, the server got %d calls: %v", asked, n, err)
+				t.Errorf("got %d confirmations, the server received %d calls: %v", asked, n, err)
 			}
 		})
 	}
@@ -165,30 +165,31 @@ func (token bearerTransport) RoundTrip(r *http.Request) (*http.Response, error) 
 	return http.DefaultTransport.RoundTrip(r)
 }
 
-// TestConfirmInTheLog wants a call that is not confirmed to be one line of the audit log, without its arguments.
+// A call that is not confirmed writes one audit log line, without its arguments.
 func TestConfirmInTheLog(t *testing.T) {
 	isolate(t)
 	file := filepath.Join(t.TempDir(), "all.log")
 	server, address := newLenientServer(t, "remove"), freeAddress(t)
 	load(t, block("", block("log", "output file "+file, "format json"))+"\n"+
-		site(address, confirmed(server.line("files"))))
+		site(address, withConfirmation(server.line("files"))))
 	params := callOf("files", "remove", removeArguments)
 	for _, era := range clientEras {
 		t.Run(era.name, func(t *testing.T) {
-			c := newSpeaker(t, joinedAt("http://"+address), era.modern, canAll, bearer(eveToken))
-			before := len(audited(t, file))
-			var got said
-			if d := c.begin(t, "tools/call", params); era.modern {
-				in := d.finish(t).answer.Input(t)
-				got = c.ask(t, "tools/call", retried(params, in, func(string) string { return `{"action":"decline"}` }))
+			c := newTestClient(t, joinedAt("http://"+address), era.modern, fullCapabilities, bearer(eveToken))
+			before := len(denialLines(t, file))
+			var got reply
+			d := c.begin(t, "tools/call", params)
+			if era.modern {
+				input := d.finish(t).answer.Input(t)
+				got = c.ask(t, "tools/call", retryParams(params, input, func(string) string { return `{"action":"decline"}` }))
 			} else {
-				c.replyTo(t, d.hears(t, "elicitation/create"), `{"action":"decline"}`)
+				c.respond(t, d.awaitMessage(t, "elicitation/create"), `{"action":"decline"}`)
 				got = d.finish(t)
 			}
 			if got.answer.Error == nil || got.answer.Error.Symbol() != "confirmation_declined" || got.status != 200 {
 				t.Errorf("got %d %s", got.status, got.answer.Raw)
 			}
-			lines := audited(t, file)[before:]
+			lines := denialLines(t, file)[before:]
 			if len(lines) != 1 || lines[0].Reason != "confirmation_declined" || lines[0].Client != "eve" ||
 				lines[0].Server != "files" {
 				t.Errorf("logged %+v", lines)
@@ -196,44 +197,44 @@ func TestConfirmInTheLog(t *testing.T) {
 		})
 	}
 	if n := server.calls(); n != 0 {
-		t.Errorf("the server got %d calls", n)
+		t.Errorf("the server received %d calls", n)
 	}
 	if log := strings.Join(linesOf(t, file), "\n"); strings.Contains(log, "/tmp/notes") {
-		t.Error("the arguments are in the log")
+		t.Error("the log contains the arguments")
 	}
 }
 
-// TestConfirmOverAReload has a client answer after the configuration was replaced.
+// A client can answer after a reload.
 func TestConfirmOverAReload(t *testing.T) {
 	isolate(t)
 	server, address := newLenientServer(t, "remove"), freeAddress(t)
-	config := site(address, confirmed(server.line("files")))
+	config := site(address, withConfirmation(server.line("files")))
 	load(t, config)
 	params := callOf("files", "remove", removeArguments)
-	legacy := newSpeakerBy(t, unkept, joinedAt("http://"+address), false, canAll, bearer(eveToken))
-	modern := newSpeakerBy(t, unkept, joinedAt("http://"+address), true, canAll, bearer(eveToken))
+	legacy := newTestClientWith(t, closingClient, joinedAt("http://"+address), false, fullCapabilities, bearer(eveToken))
+	modern := newTestClientWith(t, closingClient, joinedAt("http://"+address), true, fullCapabilities, bearer(eveToken))
 	d := legacy.begin(t, "tools/call", params)
-	question := d.hears(t, "elicitation/create")
-	in := modern.ask(t, "tools/call", params).answer.Input(t)
+	serverRequest := d.awaitMessage(t, "elicitation/create")
+	input := modern.ask(t, "tools/call", params).answer.Input(t)
 	load(t, strings.Replace(config, "separator __", "separator __\nrequest_limit 9MiB", 1))
 	if n := server.calls(); n != 0 {
-		t.Fatalf("the server got %d calls", n)
+		t.Fatalf("the server received %d calls", n)
 	}
-	legacy.replyTo(t, question, `{"action":"accept"}`)
-	may(t, "legacy", d.finish(t))
-	again := retried(params, in, func(string) string { return `{"action":"accept"}` })
-	may(t, "modern", modern.ask(t, "tools/call", again))
+	legacy.respond(t, serverRequest, `{"action":"accept"}`)
+	expectAllowed(t, "legacy", d.finish(t))
+	again := retryParams(params, input, func(string) string { return `{"action":"accept"}` })
+	expectAllowed(t, "modern", modern.ask(t, "tools/call", again))
 	if n := server.calls(); n != 2 {
-		t.Errorf("the server got %d calls", n)
+		t.Errorf("the server received %d calls", n)
 	}
 }
 
-// TestConfirmWithTheInspector does so with mcpdo, the Inspector's command line for people.
+// Confirmations work with mcpdo, the interactive command line of the Inspector.
 func TestConfirmWithTheInspector(t *testing.T) {
 	isolate(t)
 	server := newLenientServer(t, "remove", "read")
-	url := serve(t, confirmed(server.line("files")))
-	home, err := os.MkdirTemp("", "mcpdo") // short, for the path of a socket
+	url := serve(t, withConfirmation(server.line("files")))
+	home, err := os.MkdirTemp("", "mcpdo") // short, because it has the path of a socket
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +245,7 @@ func TestConfirmWithTheInspector(t *testing.T) {
 		return cmd
 	}
 	defer func() {
-		if out, err := mcpdo("daemon", "stop").CombinedOutput(); err != nil { // each command leaves it running
+		if out, err := mcpdo("daemon", "stop").CombinedOutput(); err != nil { // each command leaves the daemon running
 			t.Errorf("%v: %s", err, out)
 		}
 		_ = os.RemoveAll(home)
@@ -258,29 +259,29 @@ func TestConfirmWithTheInspector(t *testing.T) {
 		for answer, want := range map[string]int{"{}": 1, "--decline": 0} {
 			t.Run(era+", "+answer, func(t *testing.T) {
 				before := server.calls()
-				asked := printed[struct {
+				asked := runJSON[struct {
 					Pending struct {
 						ID      string `json:"elicitationId"`
 						Message string
 					} `json:"elicitationPending"`
 				}](t, mcpdo("--connection", era, "tools/call", "files__remove", removeArguments), nil)
 				if !strings.Contains(asked.Pending.Message, "Tool: remove\n") {
-					t.Fatalf("asked %+v", asked)
+					t.Fatalf("got confirmation %+v", asked)
 				}
 				out, err := mcpdo("elicitation/respond", asked.Pending.ID, answer).CombinedOutput()
 				if (err == nil) != (want == 1) || server.calls()-before != want {
-					t.Errorf("the server got %d calls: %v, %s", server.calls()-before, err, out)
+					t.Errorf("the server received %d calls: %v, %s", server.calls()-before, err, out)
 				}
 			})
 		}
 	}
 }
 
-// TestConfirmOnStdio asks the client that has started the gateway.
+// The gateway asks the client that started it on stdio.
 func TestConfirmOnStdio(t *testing.T) {
 	isolate(t)
 	server := newRemoteServer(t, "remove")
-	file := inFile(t, site(freeAddress(t), confirmed(server.line("files"))))
+	file := writeCaddyfile(t, site(freeAddress(t), withConfirmation(server.line("files"))))
 	for answer, want := range map[string]string{"accept": `"result"`, "decline": "confirmation_declined"} {
 		t.Run(answer, func(t *testing.T) {
 			before := server.calls()
@@ -297,19 +298,20 @@ func TestConfirmOnStdio(t *testing.T) {
 				t.Fatal(err)
 			}
 			lines := bufio.NewScanner(out)
-			say := func(text string) mcpclient.Message {
+			exchange := func(text string) mcpclient.Message {
 				_, _ = io.WriteString(in, text+"\n")
 				if !lines.Scan() {
-					t.Fatal("it has ended")
+					t.Fatal("the process has exited")
 				}
 				return mcpclient.Parse(lines.Text())
 			}
-			say(strings.TrimSpace(strings.Replace(stdioGreeting, `"capabilities":{}`, `"capabilities":{"elicitation":{}}`, 1)))
-			question := say(rpc("tools/call", callOf("files", "remove", removeArguments)))
-			if question.Method != "elicitation/create" || server.calls() != before {
-				t.Errorf("after %d calls: %s", server.calls()-before, question.Raw)
+			exchange(strings.TrimSpace(strings.Replace(stdioHandshake, `"capabilities":{}`, `"capabilities":{"elicitation":{}}`,
+				1)))
+			serverRequest := exchange(rpc("tools/call", callOf("files", "remove", removeArguments)))
+			if serverRequest.Method != "elicitation/create" || server.calls() != before {
+				t.Errorf("after %d calls: %s", server.calls()-before, serverRequest.Raw)
 			}
-			end := say(`{"jsonrpc":"2.0","id":` + string(question.ID) + `,"result":{"action":"` + answer + `"}}`)
+			end := exchange(`{"jsonrpc":"2.0","id":` + string(serverRequest.ID) + `,"result":{"action":"` + answer + `"}}`)
 			if !strings.Contains(end.Raw, want) || (server.calls() > before) != (answer == "accept") {
 				t.Errorf("after %d calls: %s", server.calls()-before, end.Raw)
 			}

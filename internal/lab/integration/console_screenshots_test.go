@@ -17,30 +17,32 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// pictured are the tools of the servers in the pictures.
-var pictured = []struct {
+// screenshotTools are the tools of the servers in the screenshots.
+var screenshotTools = []struct {
 	server, tool, description, arguments string
 	lines                                int // of its result
 }{
 	{"files", "read_file", "Reads a text file.", `{"path":"internal/orders/store.go"}`, 700},
 	{"files", "list_directory", "Lists what is in a directory.", `{"path":"internal/orders"}`, 12},
 	{"github", "list_issues", "Lists the issues of a repository.", `{"path":"orders"}`, 280},
-	{"files", "read_file", "", `{"path":"internal/orders/handler.go"}`, 0}, // which agents do most
+	{"files", "read_file", "", `{"path":"internal/orders/handler.go"}`, 0}, // the most frequent call of agents
 	{"files", "search_files", "Finds the files whose text fits a pattern.", `{"path":"internal"}`, 450},
 	{"database", "query", "Runs a query that only reads.", `{"path":"select * from orders"}`, 1100},
 	{"github", "get_pull_request", "Shows a pull request with its comments.", `{"path":"orders/412"}`, 160},
 }
 
-// picturedServer is one of the servers in the pictures.
-func picturedServer(t *testing.T, name string) string {
+// screenshotServer returns one of the servers in the screenshots.
+func screenshotServer(t *testing.T, name string) string {
 	t.Helper()
 	script := &mcptest.Script{Replies: map[string]string{}}
-	for _, p := range pictured {
+	for _, p := range screenshotTools {
 		if p.server != name || p.lines == 0 {
 			continue
 		}
-		script.Tools = append(script.Tools, fmt.Sprintf(`{"name":%q,"description":%q,"annotations":{"readOnlyHint":true},"inputSchema":{"type":"object",`+
-			`"properties":{"path":{"type":"string","description":"Where to look."},"limit":{"type":"integer","description":"How many lines at most.","default":1000}},"required":["path"]}}`,
+		script.Tools = append(script.Tools, fmt.Sprintf(`{"name":%q,"description":%q,"annotations":{"readOnlyHint":true},`+
+			`"inputSchema":{"type":"object",`+
+			`"properties":{"path":{"type":"string","description":"Where to look."},"limit":{"type":"integer",`+
+			`"description":"How many lines at most.","default":1000}},"required":["path"]}}`,
 			p.tool, p.description))
 		var text strings.Builder
 		for i := range p.lines {
@@ -53,30 +55,33 @@ func picturedServer(t *testing.T, name string) string {
 			return false
 		}
 		n := script.Count("tools/call")
-		time.Sleep(time.Duration(3+n%5*n%7*9) * time.Millisecond) // as servers that have something to do
+		time.Sleep(time.Duration(3+n%5*n%7*9) * time.Millisecond) // like a server that does some work
 		if r.Tool() != "query" || n%9 != 0 {
 			return false
 		}
-		r.Answer(w, `"result":{"isError":true,"content":[{"type":"text","text":"canceling statement due to statement timeout"}]}`)
+		r.Answer(w, `"result":{"isError":true,"content":[{"type":"text","text":"canceling statement due to statement `+
+			`timeout"}]}`)
 		return true
 	}
 	return serveScript(t, script).line(name)
 }
 
-// The pictures of the documentation show what the console is like. $UPDATE_SCREENSHOTS has them taken anew, which takes
-// ten minutes: that long is what one of them shows.
+// The screenshots of the documentation can be taken. $UPDATE_SCREENSHOTS updates them, which takes ten minutes: the
+// period that one of them shows.
 func testConsoleScreenshots(t *testing.T, c *chromium) {
 	url := serve(t, block("mcp_console", "price 3"),
-		gateway("name local", "separator __", "record on", block("mask", "json on"), block("client cline", "token "+tokenOfAlice), block("client codex", "token "+tokenOfBob, "deny database::*"),
-			picturedServer(t, "files"), picturedServer(t, "github"), picturedServer(t, "database")),
+		gateway("name local", "separator __", "record on", block("mask", "json on"),
+			block("client cline", "token "+tokenOfAlice), block("client codex", "token "+tokenOfBob, "deny database::*"),
+			screenshotServer(t, "files"), screenshotServer(t, "github"), screenshotServer(t, "database")),
 		modelRoute(t, "coding"))
-	agents := []*speaker{newSpeaker(t, joinedAt(url), false, `{}`, bearer(tokenOfAlice)), newSpeaker(t, joinedAt(url), true, `{}`, bearer(tokenOfBob))}
+	agents := []*testClient{newTestClient(t, joinedAt(url), false, `{}`, bearer(tokenOfAlice)),
+		newTestClient(t, joinedAt(url), true, `{}`, bearer(tokenOfBob))}
 	update := os.Getenv("UPDATE_SCREENSHOTS") != ""
 	began := time.Now()
 	for i := 0; i < 30 || update && time.Since(began) < 10*time.Minute; i++ {
-		p := pictured[i%len(pictured)]
-		agents[i/5%2].Begin(t.Context(), "tools/call", callOf(p.server, p.tool, p.arguments)).Finish()
-		if update { // more and less, as people work
+		p := screenshotTools[i%len(screenshotTools)]
+		agents[i/5%2].Start(t.Context(), "tools/call", callOf(p.server, p.tool, p.arguments)).Finish()
+		if update { // more or less load, like real users
 			time.Sleep(time.Duration(300+200*math.Sin(float64(i)/40)+90*math.Sin(float64(i)/7)) * time.Millisecond)
 		}
 		if i%10 == 0 {
@@ -84,13 +89,13 @@ func testConsoleScreenshots(t *testing.T, c *chromium) {
 		}
 	}
 	b := c.newTab(t, url)
-	b.looks(t, 1280, false)
+	b.setView(t, 1280, false)
 	for _, tt := range []struct {
 		name string
 		show func()
 	}{
-		{"overview", func() { b.open(t, "/console/"); b.isLive(t) }},
-		{"calls", func() { b.open(t, "/console/calls"); b.isLive(t) }},
+		{"overview", func() { b.open(t, "/console/"); b.awaitLive(t) }},
+		{"calls", func() { b.open(t, "/console/calls"); b.awaitLive(t) }},
 		{"tool", func() {
 			b.open(t, "/console/tools/files__read_file")
 			b.fill(t, "path", "internal/orders/store.go")

@@ -14,15 +14,16 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// restartForm is the page of another site with a form that would restart a server of the console.
+// restartForm returns a page of another site with a form that would restart a server.
 func restartForm(site string) string {
-	return `<!doctype html><form method=post action="` + site + `/console/servers/alpha/restart"><input name=token value=x><button>Win a prize</button></form>`
+	return `<!doctype html><form method=post action="` + site +
+		`/console/servers/alpha/restart"><input name=token value=x><button>Win a prize</button></form>`
 }
 
-// Pages of other sites can neither see the console nor use it.
+// Pages of other sites can neither read nor use the console.
 func testConsoleOtherSites(t *testing.T, c *chromium) {
 	site := serve(t, busySite(t)...)
-	alice := newSpeaker(t, joinedAt(site), false, `{}`, bearer(tokenOfAlice))
+	alice := newTestClient(t, joinedAt(site), false, `{}`, bearer(tokenOfAlice))
 	pid := alice.use(t, "alpha", "pid", `{}`)
 	evil := "http://" + upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/html")
@@ -35,45 +36,49 @@ func testConsoleOtherSites(t *testing.T, c *chromium) {
 			fmt.Fprint(w, restartForm(site))
 		}
 	}))
-	at := func(t *testing.T, path string) *tab {
+	visit := func(t *testing.T, path string) *tab {
 		b := c.newTab(t, evil)
-		b.lax = true
+		b.ignoreFaults = true
 		b.open(t, path)
 		return b
 	}
 
 	t.Run("a frame", func(t *testing.T) {
-		b := at(t, "/frame")
-		b.until(t, "the frame is refused", `(d => !d || !d.body || !d.body.innerText.includes("MCP gateway"))(document.querySelector("iframe").contentDocument)`)
-		if faults := strings.Join(b.settled(t), "\n"); !strings.Contains(faults, "frame-ancestors") && !strings.Contains(faults, "403") && !strings.Contains(faults, "BLOCKED_BY_RESPONSE") {
-			t.Errorf("the browser says %q, want that it may not be framed", faults)
+		b := visit(t, "/frame")
+		b.until(t, "an empty frame", `(d => !d || !d.body || !d.body.innerText.includes("MCP `+
+			`gateway"))(document.querySelector("iframe").contentDocument)`)
+		if faults := strings.Join(b.takeFaults(t), "\n"); !strings.Contains(faults, "frame-ancestors") &&
+			!strings.Contains(faults, "403") && !strings.Contains(faults, "BLOCKED_BY_RESPONSE") {
+			t.Errorf("got %q, want an error about framing", faults)
 		}
 	})
 	t.Run("a fetch", func(t *testing.T) {
-		b := at(t, "/")
+		b := visit(t, "/")
 		for _, options := range []string{`{}`, `{credentials: "include"}`, `{mode: "no-cors"}`} {
-			got := value[string](t, b, `fetch("`+site+`/console/", `+options+`).then(async r => r.type + " " + r.status + " " + (await r.text()).length, e => "refused")`)
+			got := value[string](t, b, `fetch("`+site+`/console/", `+options+
+				`).then(async r => r.type + " " + r.status + " " + (await r.text()).length, e => "refused")`)
 			if got != "refused" && got != "opaque 0 0" {
 				t.Errorf("fetch with %s: %s", options, got)
 			}
 		}
-		got := value[string](t, b, `new Promise(done => { const s = new EventSource("`+site+`/console/live/calls"); s.onopen = () => done("open"); s.onerror = () => { s.close(); done("refused") } })`)
+		got := value[string](t, b, `new Promise(done => { const s = new EventSource("`+site+
+			`/console/live/calls"); s.onopen = () => done("open"); s.onerror = () => { s.close(); done("refused") } })`)
 		if got != "refused" {
-			t.Errorf("the stream is %s", got)
+			t.Errorf("got stream %s", got)
 		}
 	})
 	t.Run("a form", func(t *testing.T) {
-		b := at(t, "/")
-		if got := b.goes(t, chromedp.Click(chromedp.CSS("button"))); got != http.StatusForbidden {
+		b := visit(t, "/")
+		if got := b.navigate(t, chromedp.Click(chromedp.CSS("button"))); got != http.StatusForbidden {
 			t.Errorf("status %d, want 403", got)
 		}
 		if got := alice.use(t, "alpha", "pid", `{}`); got != pid {
 			t.Errorf("the process %s was restarted", pid)
 		}
 	})
-	t.Run("a link", func(t *testing.T) { // which the user follows
-		b := at(t, "/link")
-		if got := b.goes(t, chromedp.Click(chromedp.CSS("a"))); got != http.StatusOK {
+	t.Run("a link", func(t *testing.T) { // followed by the user
+		b := visit(t, "/link")
+		if got := b.navigate(t, chromedp.Click(chromedp.CSS("a"))); got != http.StatusOK {
 			t.Errorf("status %d, want 200", got)
 		}
 	})
@@ -93,7 +98,7 @@ func testConsoleOtherSites(t *testing.T, c *chromium) {
 	})
 }
 
-// ownAddress returns an address of this machine that is not a loopback address.
+// ownAddress returns a non-loopback address of this machine.
 func ownAddress(t *testing.T) string {
 	t.Helper()
 	addresses, err := net.InterfaceAddrs()
@@ -109,14 +114,15 @@ func ownAddress(t *testing.T) string {
 	return ""
 }
 
-// Beyond this machine the console is for users that are authenticated, and they can only read unless the operator says
+// On other addresses than loopback, the console needs an authenticated user, and is read-only unless configured
 // otherwise.
 func testConsoleBeyondLoopback(t *testing.T, c *chromium) {
 	_, port, _ := net.SplitHostPort(freeAddress(t))
 	site := "http://" + net.JoinHostPort(ownAddress(t), port)
 	serveAt := func(t *testing.T, lines ...string) {
 		t.Helper()
-		load(t, block(":"+port, append(lines, gateway("separator __", "auth none", child("alpha"), block("server sample", "mcp_sample")))...)+"\n")
+		load(t, block(":"+port, append(lines, gateway("separator __", "auth none", child("alpha"),
+			block("server sample", "mcp_sample")))...)+"\n")
 	}
 	pages := []string{"/console/servers/alpha", "/console/tools/sample__echo"}
 
@@ -124,36 +130,38 @@ func testConsoleBeyondLoopback(t *testing.T, c *chromium) {
 		serveAt(t, "mcp_console")
 		b := c.newTab(t, site)
 		for _, path := range append(pages, "/console/live/calls", "/console/assets/console.js", "/console/none") {
-			if got := b.opens(t, path); got != http.StatusForbidden {
+			if got := b.openStatus(t, path); got != http.StatusForbidden {
 				t.Errorf("%s: status %d, want 403", path, got)
 			}
 		}
-		b.expects(t, "status of 403")
+		b.expectFaults(t, "status of 403")
 	})
 	tokens := map[string]string{} // of forms, by user
 	for _, tt := range []struct {
 		name, console string
 		readOnly      bool
-	}{{"a user", "mcp_console", true}, {"a user who may act", block("mcp_console", "read_only off"), false}} {
+	}{{"a user", "mcp_console", true}, {"a user with write access", block("mcp_console", "read_only off"), false}} {
 		t.Run(tt.name, func(t *testing.T) {
-			serveAt(t, accounts, tt.console)
+			serveAt(t, basicAuthAccounts, tt.console)
 			for _, user := range []string{"alice", "bob"} {
 				b := c.newTab(t, site)
-				b.isUser(t, user)
+				b.answerLogin(t, user)
 				for _, path := range pages {
 					b.open(t, path)
-					b.says(t, user)
-					if got := value[int](t, b, `document.querySelectorAll("form[method=post], [formaction]").length`); (got == 0) != tt.readOnly {
-						t.Errorf("%s has %d forms, read-only: %t", path, got, tt.readOnly)
+					b.awaitText(t, user)
+					if got := value[int](t, b,
+						`document.querySelectorAll("form[method=post], [formaction]").length`); (got == 0) != tt.readOnly {
+						t.Errorf("%s: got %d forms, read-only: %t", path, got, tt.readOnly)
 					}
 				}
 				if !tt.readOnly {
 					tokens[user] = value[string](t, b, `document.querySelector("[name=token]").value`)
 				}
 				b.open(t, "/console/calls")
-				b.isLive(t)
+				b.awaitLive(t)
 			}
-			got := send(t, client, "POST", site+"/console/servers/alpha/restart", "token=x", "Content-Type: application/x-www-form-urlencoded", "Origin: "+site, as("alice"))
+			got := send(t, client, "POST", site+"/console/servers/alpha/restart", "token=x",
+				"Content-Type: application/x-www-form-urlencoded", "Origin: "+site, basicAuthHeader("alice"))
 			if got.StatusCode != http.StatusForbidden {
 				t.Errorf("with a wrong token: status %d, want 403", got.StatusCode)
 			}
@@ -164,13 +172,16 @@ func testConsoleBeyondLoopback(t *testing.T, c *chromium) {
 			t.Fatalf("tokens: %q", tokens)
 		}
 		pid := func() string {
-			return newSpeaker(t, joinedAt(site), false, `{}`, as("alice")).use(t, "alpha", "pid", `{}`)
+			return newTestClient(t, joinedAt(site), false, `{}`, basicAuthHeader("alice")).use(t, "alpha", "pid", `{}`)
 		}
 		before := pid()
 		restart := func(user, token string) int {
-			noRedirect := &http.Client{Timeout: patience, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+			noRedirect := &http.Client{Timeout: patience, CheckRedirect: func(*http.Request,
+				[]*http.Request) error {
+				return http.ErrUseLastResponse
+			}}
 			return send(t, noRedirect, "POST", site+"/console/servers/alpha/restart", url.Values{"token": {token}}.Encode(),
-				"Content-Type: application/x-www-form-urlencoded", "Origin: "+site, as(user)).StatusCode
+				"Content-Type: application/x-www-form-urlencoded", "Origin: "+site, basicAuthHeader(user)).StatusCode
 		}
 		if got := restart("bob", tokens["alice"]); got != http.StatusForbidden || pid() != before {
 			t.Errorf("bob with the token of alice: status %d, want 403", got)
@@ -181,8 +192,8 @@ func testConsoleBeyondLoopback(t *testing.T, c *chromium) {
 	})
 }
 
-// isUser has the browser answer when it is asked for a name and a password.
-func (b *tab) isUser(t *testing.T, user string) {
+// answerLogin makes the browser answer requests for a name and password.
+func (b *tab) answerLogin(t *testing.T, user string) {
 	t.Helper()
 	if _, err := chromedp.Call(b.ctx, network.SetExtraHTTPHeaders, network.SetExtraHTTPHeadersParams{
 		Headers: network.Headers{"Authorization": "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+user))},
@@ -193,7 +204,7 @@ func (b *tab) isUser(t *testing.T, user string) {
 
 var scriptSource = regexp.MustCompile(`(?:src|href)="([^"]+)"`)
 
-// Every answer of the console has a policy that lets nothing but its own files run.
+// Each response of the console has a policy that allows only its own files.
 func TestConsolePolicy(t *testing.T) {
 	isolate(t)
 	site := serve(t, busySite(t)...)
@@ -207,18 +218,20 @@ func TestConsolePolicy(t *testing.T) {
 	for _, path := range paths {
 		got := send(t, client, "GET", site+path, "")
 		policy := got.Header.Get("Content-Security-Policy")
-		for _, want := range []string{"default-src 'none'", "frame-ancestors 'none'", "base-uri 'none'", "require-trusted-types-for 'script'"} {
+		for _, want := range []string{"default-src 'none'", "frame-ancestors 'none'", "base-uri 'none'",
+			"require-trusted-types-for 'script'"} {
 			if !strings.Contains(policy, want) {
-				t.Errorf("%s: the policy is %q, want %s", path, policy, want)
+				t.Errorf("%s: got policy %q, want %s", path, policy, want)
 			}
 		}
-		if strings.Contains(policy, "unsafe") || strings.Contains(policy, "*") || got.Header.Get("X-Content-Type-Options") != "nosniff" {
+		if strings.Contains(policy, "unsafe") || strings.Contains(policy, "*") ||
+			got.Header.Get("X-Content-Type-Options") != "nosniff" {
 			t.Errorf("%s: headers %v", path, got.Header)
 		}
 	}
 }
 
-// Behind forward_auth, users are those whom it names. There is no way around it, and no request can name its own user.
+// Behind forward_auth, users are those that it names. Requests cannot bypass it or choose their own user.
 func TestConsoleBehindForwardAuth(t *testing.T) {
 	isolate(t)
 	judge := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -235,24 +248,26 @@ func TestConsoleBehindForwardAuth(t *testing.T) {
 		headers    []string
 		status     int
 	}{
-		{"with a pass", "/console/", []string{"X-Pass: of ann"}, http.StatusOK},
-		{"without one", "/console/", nil, http.StatusUnauthorized},
-		{"under a name of its own", "/console/", []string{"Remote-User: eve"}, http.StatusUnauthorized},
-		{"by a path that is another to matchers", "/console/tools/x%2f%2e%2e%2f%2e%2e%2f%2e%2e%2fy", []string{"Remote-User: eve"}, http.StatusBadRequest},
+		{"with credentials", "/console/", []string{"X-Pass: of ann"}, http.StatusOK},
+		{"without credentials", "/console/", nil, http.StatusUnauthorized},
+		{"with a forged user name", "/console/", []string{"Remote-User: eve"}, http.StatusUnauthorized},
+		{"with a path that matchers read differently", "/console/tools/x%2f%2e%2e%2f%2e%2e%2f%2e%2e%2fy",
+			[]string{"Remote-User: eve"}, http.StatusBadRequest},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := send(t, client, "GET", base+tt.path, "", tt.headers...)
 			if got.StatusCode != tt.status {
 				t.Errorf("status %d, want %d: %s", got.StatusCode, tt.status, got.body)
 			}
-			if tt.status == http.StatusOK && (!strings.Contains(got.body, "ann") || strings.Contains(got.body, "<form method=\"post\"")) {
-				t.Errorf("it is not the read-only console of ann: %s", got.body)
+			if tt.status == http.StatusOK && (!strings.Contains(got.body, "ann") || strings.Contains(got.body,
+				"<form method=\"post\"")) {
+				t.Errorf("want the read-only console of ann: %s", got.body)
 			}
 		})
 	}
 }
 
-// The file at the root of the project says at / where everything is, and serves the console.
+// The Caddyfile at the root of the project serves an index at / and the console.
 func TestConsoleOfTheRootCaddyfile(t *testing.T) {
 	isolate(t)
 	served := run(t, "../../../Caddyfile")
@@ -263,7 +278,7 @@ func TestConsoleOfTheRootCaddyfile(t *testing.T) {
 	}
 	links := regexp.MustCompile(`href="([^"]+)"`).FindAllStringSubmatch(start.body, -1)
 	if len(links) < 3 {
-		t.Errorf("/ has the links %q", links)
+		t.Errorf("got links %q on /", links)
 	}
 	for _, link := range links {
 		if got := send(t, client, "GET", base+link[1], ""); got.StatusCode != http.StatusOK {

@@ -14,48 +14,52 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// Tokens of two clients of a gateway: one may do everything, the other may not call echo.
+// Tokens of two clients of a gateway. One may do everything, the other may not call echo.
 const (
 	tokenOfAlice = "alice-0123456789abcdef0123456789abcdef"
 	tokenOfBob   = "bob-0123456789abcdef0123456789abcdef"
 )
 
-// twoClients are these clients in the configuration of a gateway.
+// twoClients returns these clients in the configuration of a gateway.
 func twoClients() string {
-	return block("client alice", "token "+tokenOfAlice) + "\n" + block("client bob", "token "+tokenOfBob, "deny sample::echo")
+	return block("client alice", "token "+tokenOfAlice) + "\n" + block("client bob", "token "+tokenOfBob,
+		"deny sample::echo")
 }
 
-// modelRoute is the way to a model in the configuration of a site.
+// modelRoute returns the route to a model in the configuration of a site.
 func modelRoute(t *testing.T, name string) string {
 	t.Helper()
 	return block("handle /v1/*", conversationMask("window_turns 1", "route "+name), proxy(upstream(t, &mcptest.Chat{})))
 }
 
-// busySite has servers of all kinds, two clients and a model.
+// busySite returns a site with servers of all kinds, two clients and a model.
 func busySite(t *testing.T) []string {
 	t.Helper()
-	far := newLenientServer(t, "failing", "broken", `{"name":"typed","description":"Wants a number.","annotations":{"readOnlyHint":true},"inputSchema":{"type":"object",`+
-		`"properties":{"n":{"type":"integer","description":"How many."},"way":{"enum":["up","down"]},"sure":{"type":"boolean"},"more":{"type":"object"}},"required":["n"]}}`)
-	far.Replies = map[string]string{
+	remote := newLenientServer(t, "failing", "broken",
+		`{"name":"typed","description":"Wants a number.","annotations":{"readOnlyHint":true},"inputSchema":{"type":"object",`+
+			`"properties":{"n":{"type":"integer","description":"How many."},"way":{"enum":["up","down"]},`+
+			`"sure":{"type":"boolean"},"more":{"type":"object"}},"required":["n"]}}`)
+	remote.Replies = map[string]string{
 		"failing": `"result":{"isError":true,"content":[{"type":"text","text":"the disk is full"}]}`,
 		"broken":  `"error":{"code":-32603,"message":"out of order"}`,
 	}
 	return []string{
 		block("mcp_console", "price 3"),
-		gateway("name local", "separator __", "record on", block("mask", "json on"), twoClients(), block("server sample", "mcp_sample"), child("alpha"), far.line("far")),
+		gateway("name local", "separator __", "record on", block("mask", "json on"), twoClients(),
+			block("server sample", "mcp_sample"), child("alpha"), remote.line("far")),
 		modelRoute(t, "coding"),
 	}
 }
 
-// traffic is what goes through a busy site until the end of the test: results that are cut, errors, refusals, and
-// conversations, over and over.
+// traffic sends requests through a busy site until the end of the test: masked results, errors, denials and
+// conversations.
 func traffic(t *testing.T, url string, pause time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	var done sync.WaitGroup
 	t.Cleanup(func() { cancel(); done.Wait() })
-	alice := newSpeaker(t, joinedAt(url), false, `{}`, bearer(tokenOfAlice))
-	bob := newSpeaker(t, joinedAt(url), true, `{}`, bearer(tokenOfBob))
+	alice := newTestClient(t, joinedAt(url), false, `{}`, bearer(tokenOfAlice))
+	bob := newTestClient(t, joinedAt(url), true, `{}`, bearer(tokenOfBob))
 	done.Go(func() {
 		for ctx.Err() == nil {
 			roundOfTraffic(ctx, url, alice, bob, pause)
@@ -63,10 +67,10 @@ func traffic(t *testing.T, url string, pause time.Duration) {
 	})
 }
 
-// roundOfTraffic is one of each.
-func roundOfTraffic(ctx context.Context, url string, alice, bob *speaker, pause time.Duration) {
+// roundOfTraffic sends one request of each kind.
+func roundOfTraffic(ctx context.Context, url string, alice, bob *testClient, pause time.Duration) {
 	for _, call := range []struct {
-		who                     *speaker
+		who                     *testClient
 		server, tool, arguments string
 	}{
 		{alice, "sample", "read_log", `{"lines":300}`},
@@ -77,7 +81,7 @@ func roundOfTraffic(ctx context.Context, url string, alice, bob *speaker, pause 
 		{alice, "alpha", "big", `{"n":20000}`},
 		{alice, "sample", "echo", `{"text":"hello"}`},
 	} {
-		call.who.Begin(ctx, "tools/call", callOf(call.server, call.tool, call.arguments)).Finish()
+		call.who.Start(ctx, "tools/call", callOf(call.server, call.tool, call.arguments)).Finish()
 		select {
 		case <-ctx.Done():
 			return
@@ -85,27 +89,27 @@ func roundOfTraffic(ctx context.Context, url string, alice, bob *speaker, pause 
 		}
 	}
 	if req, err := mcpclient.NewRequest(ctx, "POST", url+"/v1/chat/completions", b2Sent); err == nil {
-		if res, err := lasting.Do(req); err == nil {
+		if res, err := streamClient.Do(req); err == nil {
 			res.Body.Close()
 		}
 	}
 }
 
-// A consoleState is what a console is looked at in.
+// A consoleState is a state of the gateway that the console shows.
 type consoleState struct {
 	name string
 
-	// serve serves it and returns the address of the site.
+	// serve serves a site in this state and returns its address.
 	serve func(t *testing.T) string
 
-	path, says string // a page, and what it says then
+	path, text string // a page, and a text on it
 }
 
 var consoleStates = []consoleState{
-	{"calls all the time", func(t *testing.T) string {
+	{"continuous calls", func(t *testing.T) string {
 		url := serve(t, busySite(t)...)
-		alice := newSpeaker(t, joinedAt(url), false, `{}`, bearer(tokenOfAlice))
-		bob := newSpeaker(t, joinedAt(url), true, `{}`, bearer(tokenOfBob))
+		alice := newTestClient(t, joinedAt(url), false, `{}`, bearer(tokenOfAlice))
+		bob := newTestClient(t, joinedAt(url), true, `{}`, bearer(tokenOfBob))
 		roundOfTraffic(t.Context(), url, alice, bob, 0)
 		traffic(t, url, 20*time.Millisecond)
 		return url
@@ -136,30 +140,30 @@ var consoleStates = []consoleState{
 	}, "/console/tools", "1,000 tools"},
 }
 
-// links returns where links of the page lead that begin like this.
+// links returns the targets of the page's links that begin with prefix.
 func (b *tab) links(t *testing.T, prefix string) []string {
 	t.Helper()
 	return value[[]string](t, b, `[...new Set([...document.links].filter(a => a.pathname.startsWith(`+quote(prefix)+
 		`) && a.origin == location.origin).map(a => a.pathname + a.search))]`)
 }
 
-// isGood opens a page, and wants it to be readable at every width, in the light and in the dark.
-func (b *tab) isGood(t *testing.T, path string) {
+// checkPage opens a page and checks that it is readable at every width, in light and dark.
+func (b *tab) checkPage(t *testing.T, path string) {
 	t.Helper()
 	b.open(t, path)
 	if got := value[int](t, b, `document.querySelectorAll("h1").length`); got != 1 {
-		t.Errorf("%s has %d headings, want 1", path, got)
+		t.Errorf("%s: got %d headings, want 1", path, got)
 	}
-	b.isAccessible(t)
-	b.looks(t, 1280, true)
-	b.isAccessible(t, "color-contrast")
+	b.expectAccessible(t)
+	b.setView(t, 1280, true)
+	b.expectAccessible(t, "color-contrast")
 	for _, width := range []int64{400, 2000, 1280} {
-		b.looks(t, width, false)
-		b.fits(t)
+		b.setView(t, width, false)
+		b.expectFits(t)
 	}
 }
 
-// The tests of the console share a browser, whose start takes longer than most of them.
+// The console tests share a browser, because it takes longer to start than most of them.
 func TestConsole(t *testing.T) {
 	isolate(t)
 	c := newChromium(t)
@@ -190,24 +194,24 @@ func TestConsole(t *testing.T) {
 	}
 }
 
-// Every page can be read at every width, in the light and in the dark, whatever there is to show, by everyone.
+// Every page is readable and accessible at every width, in light and dark, in all states.
 func testConsolePages(t *testing.T, c *chromium) {
 	for _, state := range consoleStates {
 		t.Run(state.name, func(t *testing.T) {
 			isolate(t)
 			url := state.serve(t)
 			b := c.newTab(t, url)
-			b.looks(t, 1280, false)
+			b.setView(t, 1280, false)
 			b.open(t, state.path)
-			b.says(t, state.says)
+			b.awaitText(t, state.text)
 			for _, path := range []string{"/console/", "/console/conversations", "/console/connect"} {
-				b.isGood(t, path)
+				b.checkPage(t, path)
 			}
 			for _, list := range []string{"/console/servers", "/console/tools", "/console/calls"} {
-				b.isGood(t, list)
+				b.checkPage(t, list)
 				found := b.links(t, list+"/")
 				for _, path := range found[:min(2, len(found))] {
-					b.isGood(t, path)
+					b.checkPage(t, path)
 				}
 			}
 		})
@@ -218,7 +222,7 @@ func testConsolePages(t *testing.T, c *chromium) {
 func TestConsoleWithoutScript(t *testing.T) {
 	isolate(t)
 	url := serve(t, busySite(t)...)
-	alice := newSpeaker(t, joinedAt(url), false, `{}`, bearer(tokenOfAlice))
+	alice := newTestClient(t, joinedAt(url), false, `{}`, bearer(tokenOfAlice))
 	alice.use(t, "sample", "echo", `{"text":"hello"}`)
 	post(t, url+"/v1/chat/completions", b2Sent)
 	for path, want := range map[string]string{

@@ -29,70 +29,73 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// unannounced makes the length of a request's body unknown: it is sent in chunks.
-func unannounced(req *http.Request) *http.Request {
+// withoutLength removes the length of a request's body, so that it is sent in chunks.
+func withoutLength(req *http.Request) *http.Request {
 	req.ContentLength = -1
 	return req
 }
 
-// TestUnmaskable has bodies that cannot be masked. They must arrive as they would
-// without the mask, headers included (T24).
+// Bodies that cannot be masked arrive as without the mask, headers included (T24).
 func TestUnmaskable(t *testing.T) {
 	isolate(t)
 	chat := new(mcptest.Chat)
-	url := serve(t, block("tool_result_mask /chat/completions", "window_turns 1", "buffer_limit 10KiB"), proxy(upstream(t, chat)))
-	large := b2(strings.Repeat("A", 10<<10))
-	small := aged(calls("call_1 read"), answers("call_1", "AAA"))
+	url := serve(t, block("tool_result_mask /chat/completions", "window_turns 1", "buffer_limit 10KiB"),
+		proxy(upstream(t, chat)))
+	large := twoTurns(strings.Repeat("A", 10<<10))
+	small := oneTurnLater(callsMessage("call_1 read"), resultMessage("call_1", "AAA"))
 	deep := `{"x":` + strings.Repeat("[", 2000) + strings.Repeat("]", 2000) + `,` + small[1:]
 	gzipped := compress(t, "gzip", b2Sent)
-	amplifying := conversation(`{"role":"assistant","tool_calls":[{"id":"a","function":{"name":"`+strings.Repeat(`\ud83d\ude00`, 64)+`"}}]}`,
-		strings.TrimSuffix(strings.Repeat(answers("a", "")+",", 180), ","), calls("b read"))
+	amplifying := conversation(`{"role":"assistant","tool_calls":[{"id":"a","function":{"name":"`+
+		strings.Repeat(`\ud83d\ude00`, 64)+`"}}]}`,
+		strings.TrimSuffix(strings.Repeat(resultMessage("a", "")+",", 180), ","), callsMessage("b read"))
 	for _, tt := range []struct {
 		name, body, encoding string
 		reason               string
 	}{
-		{"T24 no JSON", "model=m&messages=", "", "invalid_json"},
-		{"T24 half of JSON", b2Sent[:len(b2Sent)-1], "", "invalid_json"},
+		{"T24 not JSON", "model=m&messages=", "", "invalid_json"},
+		{"T24 incomplete JSON", b2Sent[:len(b2Sent)-1], "", "invalid_json"},
 		{"T24 JSON cut in a string", b2Sent[:500], "", "invalid_json"},
 		{"T24 something after JSON", b2Sent + "x", "", "invalid_json"},
-		{"T24 two texts of JSON", b2Sent + b2Sent, "", "invalid_json"},
+		{"T24 two JSON values", b2Sent + b2Sent, "", "invalid_json"},
 		{"T24 a byte order mark", "\ufeff" + b2Sent, "", "invalid_json"},
-		{"T24 a comma too many", strings.Replace(b2Sent, `"messages":[`, `"messages":[,`, 1), "", "invalid_json"},
+		{"T24 an extra comma", strings.Replace(b2Sent, `"messages":[`, `"messages":[,`, 1), "", "invalid_json"},
 		{"T24 nested too deeply", deep, "", "invalid_json"},
 		{"T24 white space", " \n", "", "invalid_json"},
 		{"T24 no messages", `{"model":"m","prompt":"x"}`, "", "shape"},
-		{"T24 messages that are no list", `{"messages":{"role":"tool"}}`, "", "shape"},
+		{"T24 messages that are not a list", `{"messages":{"role":"tool"}}`, "", "shape"},
 		{"T24 messages that are null", `{"messages":null}`, "", "shape"},
-		{"T24 a message that is no object", strings.Replace(b2Sent, `"messages":[`, `"messages":["x",`, 1), "", "shape"},
+		{"T24 a message that is not an object", strings.Replace(b2Sent, `"messages":[`, `"messages":["x",`, 1), "", "shape"},
 		{"T24 a message that is null", strings.TrimSuffix(b2Sent, "]}") + ",null]}", "", "shape"},
 		{"T24 a list", "[" + b2Sent + "]", "", "shape"},
 		{"T24 a string", `"x"`, "", "shape"},
 		{"T24 messages and input", strings.Replace(b2Sent, `{"model"`, `{"input":[],"model"`, 1), "", "shape"},
 		{"T24 messages twice", strings.Replace(b2Sent, `{"model"`, `{"messages":[],"model"`, 1), "", "repeated_key"},
 		{"T24 a role twice", strings.Replace(b2Sent, `"role":"tool"`, `"role":"tool","role":"user"`, 1), "", "repeated_key"},
-		{"T24 content twice, once in escapes", strings.Replace(b2Sent, `"role":"tool"`, `"role":"tool","\u0063ontent":"x"`, 1), "", "repeated_key"},
-		{"T24 gzip that is none", b2Sent, "gzip", "encoding"},
+		{"T24 content twice, once in escapes", strings.Replace(b2Sent, `"role":"tool"`, `"role":"tool","\u0063ontent":"x"`,
+			1), "", "repeated_key"},
+		{"T24 invalid gzip", b2Sent, "gzip", "encoding"},
 		{"T24 half a gzip", gzipped[:len(gzipped)-5], "gzip", "encoding"},
-		{"T24 zstd that is none", b2Sent, "zstd", "encoding"},
-		{"T24 br that is none", b2Sent, "br", "encoding"},
+		{"T24 invalid zstd", b2Sent, "zstd", "encoding"},
+		{"T24 invalid br", b2Sent, "br", "encoding"},
 		{"T24 an unknown encoding", b2Sent, "x-secret", "encoding"},
 		{"T24 two encodings", compress(t, "gzip", gzipped), "gzip, gzip", "encoding"},
-		{"T24 gzip of no JSON", compress(t, "gzip", "x"), "gzip", "invalid_json"},
+		{"T24 gzip of invalid JSON", compress(t, "gzip", "x"), "gzip", "invalid_json"},
 		{"T24 results shorter than their placeholders", amplifying, "", "grows"},
 		{"T24 results shorter than their placeholders, compressed", compress(t, "gzip", amplifying), "gzip", "grows"},
 		{"T24 too large", large, "", "too_large"},
-		{"T24 too large and no JSON", large[1:], "", "too_large"},
+		{"T24 too large and not JSON", large[1:], "", "too_large"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			headers := []string{"Content-Encoding: " + tt.encoding, "Digest: sha-256=x", "Content-MD5: x", "Content-Digest: sha-256=:x:",
+			headers := []string{"Content-Encoding: " + tt.encoding, "Digest: sha-256=x", "Content-MD5: x",
+				"Content-Digest: sha-256=:x:",
 				"Repr-Digest: sha-256=:x:", "Authorization: Bearer x", "X-Other: kept", "Accept-Encoding: br"}
 			for _, length := range []string{"announced", "unannounced"} {
 				send := func(path string) mcptest.Request {
 					req := request(t, t.Context(), "POST", url+path, tt.body, headers...)
 					if length == "unannounced" {
-						req = unannounced(req)
+						req = withoutLength(req)
 					}
-					return received(t, chat, req)
+					return receivedByModel(t, chat, req)
 				}
 				want := send("/past/the/mask")
 				grown := growth(t)
@@ -106,7 +109,8 @@ func TestUnmaskable(t *testing.T) {
 				maps.DeleteFunc(passed, func(sample string, _ float64) bool {
 					return strings.HasPrefix(sample, "usage_tokens") || strings.HasPrefix(sample, "prompt_cost")
 				})
-				if want := map[string]float64{`conversations_passed_total{reason="` + tt.reason + `"}`: 1}; !maps.Equal(passed, want) {
+				if want := map[string]float64{`conversations_passed_total{reason="` + tt.reason + `"}`: 1}; !maps.Equal(passed,
+					want) {
 					t.Errorf("%s: counted %v, want %v", length, passed, want)
 				}
 			}
@@ -134,26 +138,28 @@ func TestBufferLimit(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			url := limited(t, tt.limit)
-			sent := b2(strings.Repeat("A", tt.size))
+			sent := twoTurns(strings.Repeat("A", tt.size))
 			want := sent
 			if tt.masked {
-				want = b2(placeholder("call_1", "fast_read_file", tt.size))
+				want = twoTurns(placeholder("call_1", "fast_read_file", tt.size))
 			}
-			same(t, received(t, chat, request(t, t.Context(), "POST", url, sent)).Body, want)
-			same(t, received(t, chat, unannounced(request(t, t.Context(), "POST", url, sent))).Body, want)
+			same(t, receivedByModel(t, chat, request(t, t.Context(), "POST", url, sent)).Body, want)
+			same(t, receivedByModel(t, chat, withoutLength(request(t, t.Context(), "POST", url, sent))).Body, want)
 		})
 	}
 	t.Run("T24 32 MiB by default", func(t *testing.T) {
 		url := serve(t, windowOfOne, proxy(address))
-		within, beyond := 32<<20-len(b2("")), 32<<20-len(b2(""))+1
-		same(t, received(t, chat, request(t, t.Context(), "POST", url, b2(strings.Repeat("A", within)))).Body, b2(placeholder("call_1", "fast_read_file", within)))
-		same(t, received(t, chat, request(t, t.Context(), "POST", url, b2(strings.Repeat("A", beyond)))).Body, b2(strings.Repeat("A", beyond)))
+		within, beyond := 32<<20-len(twoTurns("")), 32<<20-len(twoTurns(""))+1
+		same(t, receivedByModel(t, chat, request(t, t.Context(), "POST", url, twoTurns(strings.Repeat("A", within)))).Body,
+			twoTurns(placeholder("call_1", "fast_read_file", within)))
+		same(t, receivedByModel(t, chat, request(t, t.Context(), "POST", url, twoTurns(strings.Repeat("A", beyond)))).Body,
+			twoTurns(strings.Repeat("A", beyond)))
 	})
-	t.Run("T24 the limit is that of the decoded body, too", func(t *testing.T) {
+	t.Run("T24 the limit applies to the decoded body, too", func(t *testing.T) {
 		url := limited(t, len(b2Sent)-1)
 		grown := growth(t)
 		sent := compress(t, "gzip", b2Sent)
-		same(t, received(t, chat, request(t, t.Context(), "POST", url, sent, "Content-Encoding: gzip")).Body, sent)
+		same(t, receivedByModel(t, chat, request(t, t.Context(), "POST", url, sent, "Content-Encoding: gzip")).Body, sent)
 		passed := 0.0
 		for sample, n := range grown() {
 			if strings.HasPrefix(sample, "conversations_passed_total") {
@@ -164,16 +170,17 @@ func TestBufferLimit(t *testing.T) {
 			t.Errorf("%v conversations passed", passed)
 		}
 	})
-	t.Run("T24 what all requests hold is limited, too", func(t *testing.T) {
+	t.Run("T24 the total of all requests is limited, too", func(t *testing.T) {
 		arrived, answer := make(chan string), make(chan struct{})
-		url := serve(t, conversationMask("window_turns 1", "max_buffered 6KiB"), proxy(upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			body, _ := io.ReadAll(r.Body)
-			arrived <- string(body)
-			<-answer
-		}))))
+		url := serve(t, conversationMask("window_turns 1", "max_buffered 6KiB"),
+			proxy(upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				body, _ := io.ReadAll(r.Body)
+				arrived <- string(body)
+				<-answer
+			}))))
 		answered := make(chan struct{})
 		send := func() {
-			req := unannounced(request(t, t.Context(), "POST", url, b2Sent))
+			req := withoutLength(request(t, t.Context(), "POST", url, b2Sent))
 			go func() {
 				if res, err := client.Do(req); err == nil {
 					res.Body.Close()
@@ -192,20 +199,21 @@ func TestBufferLimit(t *testing.T) {
 		close(answer)
 		<-answered
 		<-answered
-		send() // nothing is held any more
+		send() // the buffers are released
 		same(t, <-arrived, b2Masked)
 		<-answered
 	})
-	t.Run("T24 what is over the limit is sent on before it ends", func(t *testing.T) {
+	t.Run("T24 a body over the limit is forwarded before it ends", func(t *testing.T) {
 		begun, whole := make(chan struct{}), make(chan string, 1)
-		url := serve(t, conversationMask("buffer_limit 1KiB"), proxy(upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			first := make([]byte, 2<<10)
-			if _, err := io.ReadFull(r.Body, first); err == nil {
-				close(begun)
-			}
-			rest, _ := io.ReadAll(r.Body)
-			whole <- string(first) + string(rest)
-		}))))
+		url := serve(t, conversationMask("buffer_limit 1KiB"),
+			proxy(upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				first := make([]byte, 2<<10)
+				if _, err := io.ReadFull(r.Body, first); err == nil {
+					close(begun)
+				}
+				rest, _ := io.ReadAll(r.Body)
+				whole <- string(first) + string(rest)
+			}))))
 		r, w := io.Pipe()
 		go func() {
 			_, _ = io.WriteString(w, b2Sent+b2Sent+b2Sent)
@@ -214,10 +222,10 @@ func TestBufferLimit(t *testing.T) {
 				_, _ = io.WriteString(w, b2Sent)
 				w.Close()
 			case <-t.Context().Done():
-				w.CloseWithError(errors.New("it is not sent on"))
+				w.CloseWithError(errors.New("the body is not forwarded"))
 			}
 		}()
-		req := unannounced(request(t, t.Context(), "POST", url, ""))
+		req := withoutLength(request(t, t.Context(), "POST", url, ""))
 		req.Body, req.GetBody = r, nil
 		res, err := client.Do(req)
 		if err != nil {
@@ -228,8 +236,7 @@ func TestBufferLimit(t *testing.T) {
 	})
 }
 
-// TestClientBreaksOff has clients that leave in mid-request. Nothing must hang, and
-// the model must not get what looks complete (T24).
+// If a client disconnects during a request, nothing hangs, and the model gets nothing that looks complete (T24).
 func TestClientBreaksOff(t *testing.T) {
 	isolate(t)
 	half := b2Sent[:len(b2Sent)/2]
@@ -250,7 +257,7 @@ func TestClientBreaksOff(t *testing.T) {
 		for length, rest := range lengths {
 			for _, leave := range []string{"stops sending", "hangs up", "drips"} {
 				if leave == "drips" && limit == "100B" {
-					continue // it is sent on as it comes, which holds nothing
+					continue // it is forwarded without buffering
 				}
 				t.Run(fmt.Sprintf("T24 the client %s, length %s, limit %s", leave, length, limit), func(t *testing.T) {
 					url := serve(t, conversationMask("window_turns 1", "buffer_limit "+limit, "body_timeout 1ms"), proxy(model(t)))
@@ -268,7 +275,7 @@ func TestClientBreaksOff(t *testing.T) {
 						if leave == "stops sending" {
 							_ = conn.(*net.TCPConn).CloseWrite()
 						}
-						for err := error(nil); leave == "drips" && err == nil; { // until it is given up
+						for err := error(nil); leave == "drips" && err == nil; { // until Caddy closes the connection
 							_, err = io.WriteString(conn, drop[length])
 						}
 						if _, err := io.ReadAll(conn); errors.Is(err, os.ErrDeadlineExceeded) {
@@ -284,35 +291,34 @@ func TestClientBreaksOff(t *testing.T) {
 		address := freeAddress(t)
 		load(t, h2cOptions+site(address, windowOfOne, proxy(model(t))))
 		client := h2cClient(t)
-		req := unannounced(request(t, t.Context(), "POST", "http://"+address, ""))
+		req := withoutLength(request(t, t.Context(), "POST", "http://"+address, ""))
 		req.Body, req.GetBody = io.NopCloser(io.MultiReader(strings.NewReader(half), brokenReader{})), nil
 		if res, err := client.Do(req); err == nil {
-			t.Errorf("answered %s", res.Status)
+			t.Errorf("got response %s", res.Status)
 			res.Body.Close()
 		}
 		send(t, client, "POST", "http://"+address, b2Sent)
 	})
-	// Every upstream has been closed, which waits for its handlers.
+	// Closing an upstream waits for its handlers, so all of them have returned.
 	close(arrived)
 	complete := 0
 	for body := range arrived {
 		if body != b2Masked && body != b2Sent {
-			t.Errorf("%d bytes arrived as if they were a request: %.200s", len(body), body)
+			t.Errorf("%d bytes arrived as a complete request: %.200s", len(body), body)
 		}
 		complete++
 	}
 	if complete != 11 {
-		t.Errorf("%d requests of those served afterwards have arrived, want 11", complete)
+		t.Errorf("got %d later requests, want 11", complete)
 	}
 }
 
-// brokenReader fails, as a client does.
+// brokenReader fails like a client that disconnects.
 type brokenReader struct{}
 
 func (brokenReader) Read([]byte) (int, error) { return 0, errors.New("broken off") }
 
-// TestRefusedByAnotherHandler has a handler in front that refuses what is too large.
-// That must look as it does without the mask (T24).
+// If a handler in front refuses large bodies, the response is the same as without the mask (T24).
 func TestRefusedByAnotherHandler(t *testing.T) {
 	isolate(t)
 	refuse := block("request_body", "max_size 1KB")
@@ -337,18 +343,20 @@ func TestRefusedByAnotherHandler(t *testing.T) {
 			status[i] = res.StatusCode
 		}
 		if status[0] != status[1] || arrived.Load() > 0 {
-			t.Errorf("length %d: status %d with the mask, %d without; %d requests arrived", length, status[0], status[1], arrived.Load())
+			t.Errorf("length %d: status %d with the mask, %d without; %d requests arrived", length, status[0], status[1],
+				arrived.Load())
 		}
 	}
 }
 
-// TestDescription has the headers that describe a body (T25).
+// The headers that describe a body are right (T25).
 func TestDescription(t *testing.T) {
 	isolate(t)
 	chat := new(mcptest.Chat)
 	url := serve(t, windowOfOne, proxy(upstream(t, chat)))
-	unmasked := aged(says("user", "hello"))
-	description := []string{"Digest: sha-256=x", "Content-MD5: x", "Content-Digest: sha-256=:x:", "Repr-Digest: sha-256=:x:"}
+	unmasked := oneTurnLater(chatMessage("user", "hello"))
+	description := []string{"Digest: sha-256=x", "Content-MD5: x", "Content-Digest: sha-256=:x:",
+		"Repr-Digest: sha-256=:x:"}
 	for _, encoding := range []string{"", "identity", "gzip", "x-gzip", "GZIP", "br", "zstd"} {
 		for _, chunked := range []bool{false, true} {
 			for _, masked := range []bool{false, true} {
@@ -358,15 +366,16 @@ func TestDescription(t *testing.T) {
 						plain = b2Sent
 					}
 					sent := compress(t, strings.TrimPrefix(strings.ToLower(encoding), "x-"), plain)
-					req := request(t, t.Context(), "POST", url, sent, append(description, "Content-Encoding: "+encoding, "X-Other: kept")...)
+					req := request(t, t.Context(), "POST", url, sent, append(description, "Content-Encoding: "+encoding,
+						"X-Other: kept")...)
 					if chunked {
-						req = unannounced(req)
+						req = withoutLength(req)
 					}
-					got := received(t, chat, req)
+					got := receivedByModel(t, chat, req)
 					length, transfer := got.Headers.Get("Content-Length"), got.Headers.Get("Transfer-Encoding")
 					for _, header := range append(description, "Content-Encoding: "+encoding) {
 						name, want, _ := strings.Cut(header, ": ")
-						if masked && want != "identity" { // which is still true
+						if masked && want != "identity" { // still true
 							want = ""
 						}
 						if value := got.Headers.Get(name); value != want && want != "identity" {
@@ -391,26 +400,25 @@ func TestDescription(t *testing.T) {
 		}
 	}
 	t.Run("T25 a trailer", func(t *testing.T) {
-		req := unannounced(request(t, t.Context(), "POST", url, b2Sent))
+		req := withoutLength(request(t, t.Context(), "POST", url, b2Sent))
 		req.Trailer = http.Header{"Content-Digest": {"sha-256=:x:"}}
-		got := received(t, chat, req)
+		got := receivedByModel(t, chat, req)
 		same(t, got.Body, b2Masked)
 		if length := got.Headers.Get("Content-Length"); length != strconv.Itoa(len(b2Masked)) {
 			t.Errorf("Content-Length %q of %d bytes", length, len(b2Masked))
 		}
 	})
-	t.Run("T25 a client that waits to be told to go on", func(t *testing.T) {
+	t.Run("T25 a client that expects 100 Continue", func(t *testing.T) {
 		client := &http.Client{Transport: &http.Transport{ExpectContinueTimeout: patience}, Timeout: patience}
 		send(t, client, "POST", url, b2Sent, "Expect: 100-continue")
 		same(t, chat.Last().Body, b2Masked)
 	})
 }
 
-// TestAnswersAreUntouched compares answers with those that come without a mask in
-// between (T26).
+// Responses are the same as without a mask (T26).
 func TestAnswersAreUntouched(t *testing.T) {
 	isolate(t)
-	for _, f := range append(formats, format{"something else", "/v1/other", b2Sent, b2Masked, false}) {
+	for _, f := range append(chatFormats, chatFormat{"something else", "/v1/other", b2Sent, b2Masked, false}) {
 		for _, compressed := range []bool{false, true} {
 			for _, stream := range []bool{false, true} {
 				t.Run(fmt.Sprintf("T26 %s, compressed %t, stream %t", f.name, compressed, stream), func(t *testing.T) {
@@ -419,7 +427,7 @@ func TestAnswersAreUntouched(t *testing.T) {
 					load(t, site(with, windowOfOne, proxy(model))+site(without, proxy(model)))
 					body, masked := f.sent, f.masked
 					if stream {
-						body, masked = streamed(body), streamed(masked)
+						body, masked = streamRequest(body), streamRequest(masked)
 					}
 					for _, accept := range []string{"", "gzip"} {
 						want := post(t, "http://"+without+f.path, body, "Accept-Encoding: "+accept)
@@ -430,7 +438,7 @@ func TestAnswersAreUntouched(t *testing.T) {
 							header.Del("Date")
 						}
 						if accept == "gzip" && want.Header.Get("Content-Encoding") == "gzip" != compressed {
-							t.Errorf("the upstream answers with %v", want.Header)
+							t.Errorf("the upstream responds with %v", want.Header)
 						}
 						if got.StatusCode != want.StatusCode || !reflect.DeepEqual(got.Header, want.Header) {
 							t.Errorf("got %s %v\nwant %s %v", got.Status, got.Header, want.Status, want.Header)
@@ -448,14 +456,14 @@ func TestAnswersAreUntouched(t *testing.T) {
 			_, _ = io.WriteString(w, `{"error":{"message":"slow down"}}`)
 		}))
 		got := post(t, serve(t, windowOfOne, proxy(address)), b2Sent)
-		if got.StatusCode != http.StatusTooManyRequests || got.Header.Get("Retry-After") != "7" || got.body != `{"error":{"message":"slow down"}}` {
+		if got.StatusCode != http.StatusTooManyRequests || got.Header.Get("Retry-After") != "7" ||
+			got.body != `{"error":{"message":"slow down"}}` {
 			t.Errorf("got %s %v %s", got.Status, got.Header, got.body)
 		}
 	})
 }
 
-// TestBeforeAndAfterTheAnswer has an upstream that sends early hints, an answer and
-// trailers. All of them must arrive (T26).
+// Early hints, responses and trailers of an upstream arrive (T26).
 func TestBeforeAndAfterTheAnswer(t *testing.T) {
 	isolate(t)
 	address := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -483,24 +491,28 @@ func TestBeforeAndAfterTheAnswer(t *testing.T) {
 	defer res.Body.Close()
 	body, err := io.ReadAll(res.Body)
 	if err != nil || string(body) != `{"ok":true}` || hints != 1 || res.Trailer.Get("X-After") != "all" {
-		t.Errorf("%d hints, %s, trailer %v, %v", hints, body, res.Trailer, err)
+		t.Errorf("got %d hints, %s, trailer %v, %v", hints, body, res.Trailer, err)
 	}
 }
 
-// TestModelDies has an upstream that breaks off in mid-answer. A client must never
-// take what arrived for the whole, and the server must survive.
+// If an upstream breaks off, the client does not get a response that looks complete, and Caddy survives.
 func TestModelDies(t *testing.T) {
 	isolate(t)
 	const event = "data: {\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":1}}\n\n"
 	for name, answer := range map[string]string{
-		"T26 JSON":              "Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{\"ok\":",
-		"T26 JSON in chunks":    "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n6\r\n{\"ok\":\r\n",
-		"T26 a stream":          "Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n" + fmt.Sprintf("%x\r\n%s\r\n", len(event), event),
-		"T26 half a gzip":       "Content-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: 1000\r\n\r\n" + compress(t, "gzip", event)[:20],
-		"T26 gzip that is none": "Content-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: 1000\r\n\r\n{\"ok\":",
+		"T26 JSON":           "Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{\"ok\":",
+		"T26 JSON in chunks": "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n6\r\n{\"ok\":\r\n",
+		"T26 a stream": "Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n" +
+			fmt.Sprintf("%x\r\n%s\r\n", len(event), event),
+		"T26 half a gzip": "Content-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: 1000\r\n\r\n" +
+			compress(t, "gzip", event)[:20],
+		"T26 invalid gzip": "Content-Type: application/json\r\nContent-Encoding: gzip\r\nContent-Length: " +
+			"1000\r\n\r\n{\"ok\":",
 	} {
 		t.Run(name, func(t *testing.T) {
-			dying := rawUpstream(t, func(conn net.Conn, _ *bufio.Reader) { _, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\n"+answer) })
+			dying := rawUpstream(t, func(conn net.Conn, _ *bufio.Reader) {
+				_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\n"+answer)
+			})
 			chat := new(mcptest.Chat)
 			url := serve(t, windowOfOne, "reverse_proxy /dying "+dying, proxy(upstream(t, chat)))
 			res, err := client.Do(request(t, t.Context(), "POST", url+"/dying", b2Sent, "Accept-Encoding: gzip"))
@@ -511,23 +523,23 @@ func TestModelDies(t *testing.T) {
 					t.Errorf("looks complete: %s %q", res.Status, body)
 				}
 			}
-			sends(t, chat, url, b2Sent, b2Masked)
+			expectSent(t, chat, url, b2Sent, b2Masked)
 		})
 	}
 }
 
-// A gated stream is one that its upstream holds up after the first event.
-type gated struct {
-	raw   bytes.Buffer // what has arrived
+// A gatedStream is a stream that its upstream pauses after the first event.
+type gatedStream struct {
+	raw   bytes.Buffer // all bytes received
 	body  *bufio.Reader
-	first string // event
+	first string // first event
 }
 
-// openGated asks for a stream and returns once its first event is there.
-func openGated(t *testing.T, client *http.Client, url, body, accept string) *gated {
+// openGated requests a stream and returns once its first event has arrived.
+func openGated(t *testing.T, client *http.Client, url, body, accept string) *gatedStream {
 	t.Helper()
 	res := open(t, client, "POST", url, body, "Accept-Encoding: "+accept)
-	s := new(gated)
+	s := new(gatedStream)
 	res.Body = io.NopCloser(io.TeeReader(res.Body, &s.raw))
 	s.body = decoded(t, res, accept)
 	s.first = nextEvent(t, s.body)
@@ -535,19 +547,18 @@ func openGated(t *testing.T, client *http.Client, url, body, accept string) *gat
 }
 
 // rest reads up to the end of the stream.
-func (s *gated) rest(t *testing.T) {
+func (s *gatedStream) rest(t *testing.T) {
 	t.Helper()
 	if _, err := io.Copy(io.Discard, s.body); err != nil {
 		t.Fatalf("after %.200q: %v", s.first, err)
 	}
 }
 
-// TestFirstEventArrives has an upstream that sends no second event until the client
-// has the first (T26).
+// The client gets the first event before the upstream sends the second (T26).
 func TestFirstEventArrives(t *testing.T) {
 	isolate(t)
 	h2 := h2cClient(t)
-	for _, f := range formats {
+	for _, f := range chatFormats {
 		for _, accept := range []string{"", "gzip"} {
 			for _, protocol := range []string{"HTTP/1.1", "HTTP/2"} {
 				t.Run(strings.TrimSpace(fmt.Sprintf("T26 %s over %s %s", f.name, protocol, accept)), func(t *testing.T) {
@@ -559,11 +570,11 @@ func TestFirstEventArrives(t *testing.T) {
 					if protocol == "HTTP/2" {
 						client = h2
 					}
-					got := openGated(t, client, "http://"+address+f.path, streamed(f.sent), accept)
-					same(t, chat.Last().Body, streamed(f.masked))
+					got := openGated(t, client, "http://"+address+f.path, streamRequest(f.sent), accept)
+					same(t, chat.Last().Body, streamRequest(f.masked))
 					close(chat.Gate)
 					got.rest(t)
-					want := post(t, "http://"+model+f.path, streamed(f.sent), "Accept-Encoding: "+accept)
+					want := post(t, "http://"+model+f.path, streamRequest(f.sent), "Accept-Encoding: "+accept)
 					same(t, got.raw.String(), want.body)
 				})
 			}
@@ -571,7 +582,7 @@ func TestFirstEventArrives(t *testing.T) {
 	}
 }
 
-// TestReloadDuringAnAnswer replaces the configuration while an answer is streamed.
+// A stream survives a reload.
 func TestReloadDuringAnAnswer(t *testing.T) {
 	isolate(t)
 	chat := &mcptest.Chat{Gate: make(chan struct{})}
@@ -579,21 +590,21 @@ func TestReloadDuringAnAnswer(t *testing.T) {
 	url := "http://" + address + "/v1/chat/completions"
 	config := func(lines ...string) string { return site(address, conversationMask(lines...), proxy(model)) }
 	load(t, config("window_turns 1", "route before"))
-	client := oneByOne(t)
+	client := sequentialClient(t)
 	grown := growth(t)
-	got := openGated(t, client, url, streamed(b2Sent), "")
+	got := openGated(t, client, url, streamRequest(b2Sent), "")
 
 	load(t, config("window_turns 2", "route after"))
-	sends(t, chat, url, b2Sent, b2Sent)
+	expectSent(t, chat, url, b2Sent, b2Sent)
 	close(chat.Gate)
 	got.rest(t)
-	same(t, got.raw.String(), post(t, "http://"+model+"/v1/chat/completions", streamed(b2Sent)).body)
+	same(t, got.raw.String(), post(t, "http://"+model+"/v1/chat/completions", streamRequest(b2Sent)).body)
 
-	// T38: usage is counted for the route that the request took.
+	// T38: usage counts for the route of the request.
 	send(t, client, "GET", url, "")
 	for _, route := range []string{"before", "after"} {
 		if n := grown()[`usage_tokens_total{route="`+route+`",type="output"}`]; n != 20 {
-			t.Errorf("%v tokens counted for the route %s", n, route)
+			t.Errorf("counted %v tokens for the route %s", n, route)
 		}
 	}
 }
@@ -604,50 +615,51 @@ func TestConversationOverHTTP2(t *testing.T) {
 	address := freeAddress(t)
 	load(t, h2cOptions+site(address, windowOfOne, proxy(upstream(t, chat))))
 	client := h2cClient(t)
-	for _, f := range formats {
+	for _, f := range chatFormats {
 		for _, encoding := range []string{"", "gzip"} {
 			t.Run(strings.TrimSpace("T25 "+f.name+" "+encoding), func(t *testing.T) {
-				got := send(t, client, "POST", "http://"+address+f.path, compress(t, encoding, f.sent), "Content-Encoding: "+encoding)
+				got := send(t, client, "POST", "http://"+address+f.path, compress(t, encoding, f.sent), "Content-Encoding: "+
+					encoding)
 				if got.ProtoMajor != 2 || got.StatusCode != http.StatusOK {
 					t.Errorf("%s %s", got.Proto, got.Status)
 				}
 				last := chat.Last()
 				same(t, last.Body, f.masked)
-				if length := last.Headers.Get("Content-Length"); length != strconv.Itoa(len(f.masked)) || last.Headers.Get("Transfer-Encoding") != "" {
+				if length := last.Headers.Get("Content-Length"); length != strconv.Itoa(len(f.masked)) ||
+					last.Headers.Get("Transfer-Encoding") != "" {
 					t.Errorf("headers %v of %d bytes", last.Headers, len(f.masked))
 				}
 			})
 		}
 	}
-	t.Run("T25 of unannounced length", func(t *testing.T) {
-		res, err := client.Do(unannounced(request(t, t.Context(), "POST", "http://"+address, b2Sent)))
+	t.Run("T25 of unknown length", func(t *testing.T) {
+		res, err := client.Do(withoutLength(request(t, t.Context(), "POST", "http://"+address, b2Sent)))
 		if err != nil {
 			t.Fatal(err)
 		}
 		res.Body.Close()
 		same(t, chat.Last().Body, b2Masked)
 	})
-	t.Run("T25 to an upstream that speaks HTTP/2", func(t *testing.T) {
+	t.Run("T25 to an HTTP/2 upstream", func(t *testing.T) {
 		server := httptest.NewUnstartedServer(chat)
 		server.Config.Protocols = new(http.Protocols)
 		server.Config.Protocols.SetUnencryptedHTTP2(true)
 		server.Start()
 		t.Cleanup(server.Close)
 		url := serve(t, windowOfOne, proxy("h2c://"+server.Listener.Addr().String()))
-		sends(t, chat, url, b2Sent, b2Masked)
-		sends(t, chat, url, b2Masked, b2Masked)
+		expectSent(t, chat, url, b2Sent, b2Masked)
+		expectSent(t, chat, url, b2Masked, b2Masked)
 	})
 }
 
-// TestRetries has two upstreams, of which the first fails. The second must get all
-// of the masked request.
+// If the first of two upstreams fails, the second gets the whole masked request.
 func TestRetries(t *testing.T) {
 	isolate(t)
 	resetting := rawUpstream(t, func(conn net.Conn, _ *bufio.Reader) { _ = conn.(*net.TCPConn).SetLinger(0) })
-	long := b2(strings.Repeat("A", 1<<20))
+	long := twoTurns(strings.Repeat("A", 1<<20))
 	for _, tt := range []struct {
 		name  string
-		first string // upstream
+		first string // address of the upstream
 		lines []string
 	}{
 		{"T25 a refused connection", freeAddress(t), nil},
@@ -656,18 +668,19 @@ func TestRetries(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			chat := new(mcptest.Chat)
-			lines := append([]string{"lb_policy first", "lb_try_duration 5s", "lb_try_interval 10ms", "max_fails 1", "fail_duration 10s"}, tt.lines...)
+			lines := append([]string{"lb_policy first", "lb_try_duration 5s", "lb_try_interval 10ms", "max_fails 1",
+				"fail_duration 10s"}, tt.lines...)
 			url := serve(t, windowOfOne, block(proxy(tt.first+" "+upstream(t, chat)), lines...))
-			sends(t, chat, url, long, b2(placeholder("call_1", "fast_read_file", 1<<20)))
+			expectSent(t, chat, url, long, twoTurns(placeholder("call_1", "fast_read_file", 1<<20)))
 			url = serve(t, windowOfOne, block(proxy(tt.first+" "+upstream(t, chat)), lines...))
-			sends(t, chat, url, compress(t, "gzip", b2Sent), b2Masked, "Content-Encoding: gzip")
+			expectSent(t, chat, url, compress(t, "gzip", b2Sent), b2Masked, "Content-Encoding: gzip")
 			url = serve(t, windowOfOne, block(proxy(tt.first+" "+upstream(t, chat)), lines...))
-			sends(t, chat, url, b2Masked, b2Masked) // which is not masked
+			expectSent(t, chat, url, b2Masked, b2Masked) // already masked
 		})
 	}
 }
 
-// TestBothMasks has one site before a model and an MCP server.
+// One site can serve a model and an MCP server.
 func TestBothMasks(t *testing.T) {
 	isolate(t)
 	chat, mux := new(mcptest.Chat), http.NewServeMux()
@@ -675,8 +688,8 @@ func TestBothMasks(t *testing.T) {
 	mux.Handle("/", chat)
 	model := upstream(t, mux)
 	url := serve(t, windowOfOne, "observation_mask", proxy(model))
-	for _, f := range formats {
-		for _, body := range []string{f.sent, streamed(f.sent)} {
+	for _, f := range chatFormats {
+		for _, body := range []string{f.sent, streamRequest(f.sent)} {
 			want := post(t, "http://"+model+f.path, body).body
 			same(t, post(t, url+f.path, body).body, want)
 			same(t, chat.Last().Body, strings.Replace(body, thousand, placeholder("call_1", "fast_read_file", 1000), 1))
@@ -687,24 +700,24 @@ func TestBothMasks(t *testing.T) {
 	same(t, post(t, url+"/mcp", rpc("echo", nested)).body, result(nested))
 }
 
-// saved is by how many characters the formats become shorter.
-var saved = float64(1000 - utf8.RuneCountInString(placeholder("call_1", "fast_read_file", 1000)))
+// savedChars is how many characters masking saves in each format.
+var savedChars = float64(1000 - utf8.RuneCountInString(placeholder("call_1", "fast_read_file", 1000)))
 
-// costs takes the costs of a route out of what has grown, in whole tokens.
-func costs(grown map[string]float64, route string) (sent, unmasked float64) {
-	take := func(of string) float64 {
-		sample := fmt.Sprintf(`prompt_cost_total{of=%q,route=%q}`, of, route)
+// routeCosts removes the costs of a route from grown and returns them in whole tokens.
+func routeCosts(grown map[string]float64, route string) (sent, unmasked float64) {
+	take := func(kind string) float64 {
+		sample := fmt.Sprintf(`prompt_cost_total{of=%q,route=%q}`, kind, route)
 		defer delete(grown, sample)
 		return math.Round(grown[sample])
 	}
 	return take("sent"), take("unmasked")
 }
 
-// TestConversationMetrics counts what one request of each kind adds (T38).
+// One request of each kind is counted correctly (T38).
 func TestConversationMetrics(t *testing.T) {
 	isolate(t)
 	usage := mcptest.Usage{Input: 4321, Cached: 2100, CacheWrite: 210, Output: 21}
-	billed := func(route string, f format) map[string]float64 {
+	billed := func(route string, f chatFormat) map[string]float64 {
 		kinds := map[string]int{"input": usage.Input, "cached": usage.Cached, "output": usage.Output}
 		if f.writesCache {
 			kinds["cache_write"] = usage.CacheWrite
@@ -715,74 +728,77 @@ func TestConversationMetrics(t *testing.T) {
 		}
 		return samples
 	}
-	cost := func(f format) float64 {
+	cost := func(f chatFormat) float64 {
 		if f.writesCache {
 			return 2100*.1 + 210*1.25 + 2011
 		}
 		return 2100*.1 + 2221
 	}
 	for _, route := range []string{"", "kimi"} {
-		for _, f := range formats {
+		for _, f := range chatFormats {
 			for _, compressed := range []bool{false, true} {
 				for _, stream := range []bool{false, true} {
-					t.Run(fmt.Sprintf("T38 route %q, %s, compressed %t, stream %t", route, f.name, compressed, stream), func(t *testing.T) {
-						lines, accept := []string{"window_turns 1"}, ""
-						if route != "" {
-							lines = append(lines, "route "+route)
-						}
-						if compressed {
-							accept = "gzip"
-						}
-						address := freeAddress(t)
-						url := "http://" + address + f.path
-						config := site(address, conversationMask(lines...), proxy(upstream(t, &mcptest.Chat{Usage: usage, Compress: compressed})))
-						load(t, config)
-						sent, masked := f.sent, f.masked
-						if stream {
-							sent, masked = streamed(sent), streamed(masked)
-						}
-						client := oneByOne(t)
-						count := func(body string) {
-							t.Helper()
-							send(t, client, "POST", url, body, "Accept-Encoding: "+accept)
-							send(t, client, "GET", url, "") // so that it is counted
-						}
+					t.Run(fmt.Sprintf("T38 route %q, %s, compressed %t, stream %t", route, f.name, compressed, stream),
+						func(t *testing.T) {
+							lines, accept := []string{"window_turns 1"}, ""
+							if route != "" {
+								lines = append(lines, "route "+route)
+							}
+							if compressed {
+								accept = "gzip"
+							}
+							address := freeAddress(t)
+							url := "http://" + address + f.path
+							config := site(address, conversationMask(lines...),
+								proxy(upstream(t, &mcptest.Chat{Usage: usage, Compress: compressed})))
+							load(t, config)
+							sent, masked := f.sent, f.masked
+							if stream {
+								sent, masked = streamRequest(sent), streamRequest(masked)
+							}
+							client := sequentialClient(t)
+							count := func(body string) {
+								t.Helper()
+								send(t, client, "POST", url, body, "Accept-Encoding: "+accept)
+								send(t, client, "GET", url, "") // so that the request is counted
+							}
 
-						grown := growth(t)
-						count(sent)
-						want := billed(route, f)
-						want["tool_results_masked_total"], want["tool_result_chars_saved_total"], want["prompt_prefix_breaks_total"] = 1, saved, 1
-						got := grown()
-						if sent, unmasked := costs(got, route); sent != math.Round(cost(f)) || unmasked == sent || unmasked == 0 {
-							t.Errorf("the cost is %v, unmasked %v", sent, unmasked)
-						}
-						if !maps.Equal(got, want) {
-							t.Errorf("counted %v\nwant %v", got, want)
-						}
-						load(t, config+site(freeAddress(t), "respond x")) // counts outlive a reload
-						got = grown()
-						costs(got, route)
-						if !maps.Equal(got, want) {
-							t.Errorf("after a reload %v\nwant %v", got, want)
-						}
-						client = oneByOne(t)
-						grown = growth(t)
-						count(masked)
-						got = grown()
-						if sent, unmasked := costs(got, route); sent != math.Round(cost(f)) || unmasked != sent {
-							t.Errorf("nothing masked, but the cost is %v, unmasked %v", sent, unmasked)
-						}
-						if want := billed(route, f); !maps.Equal(got, want) {
-							t.Errorf("nothing masked, but counted %v\nwant %v", got, want)
-						}
-					})
+							grown := growth(t)
+							count(sent)
+							want := billed(route, f)
+							want["tool_results_masked_total"], want["tool_result_chars_saved_total"], want["prompt_prefix_breaks_total"] = 1,
+								savedChars, 1
+							got := grown()
+							if sent, unmasked := routeCosts(got, route); sent != math.Round(cost(f)) || unmasked == sent || unmasked == 0 {
+								t.Errorf("got cost %v, unmasked %v", sent, unmasked)
+							}
+							if !maps.Equal(got, want) {
+								t.Errorf("counted %v\nwant %v", got, want)
+							}
+							load(t, config+site(freeAddress(t), "respond x")) // counts survive a reload
+							got = grown()
+							routeCosts(got, route)
+							if !maps.Equal(got, want) {
+								t.Errorf("after a reload %v\nwant %v", got, want)
+							}
+							client = sequentialClient(t)
+							grown = growth(t)
+							count(masked)
+							got = grown()
+							if sent, unmasked := routeCosts(got, route); sent != math.Round(cost(f)) || unmasked != sent {
+								t.Errorf("nothing masked: got cost %v, unmasked %v", sent, unmasked)
+							}
+							if want := billed(route, f); !maps.Equal(got, want) {
+								t.Errorf("nothing masked: counted %v\nwant %v", got, want)
+							}
+						})
 				}
 			}
 		}
 	}
 	t.Run("T2 off, nothing is counted", func(t *testing.T) {
 		url := serve(t, conversationMask("enabled off"), proxy(upstream(t, new(mcptest.Chat))))
-		client := oneByOne(t)
+		client := sequentialClient(t)
 		grown := growth(t)
 		send(t, client, "POST", url+"/v1/chat/completions", b2Sent)
 		send(t, client, "GET", url, "")
@@ -792,33 +808,33 @@ func TestConversationMetrics(t *testing.T) {
 	})
 	t.Run("T38 usage of a window that masks nothing", func(t *testing.T) {
 		url := serve(t, conversationMask("window_turns 0", "route plain"), proxy(upstream(t, &mcptest.Chat{Usage: usage})))
-		client := oneByOne(t)
+		client := sequentialClient(t)
 		grown := growth(t)
 		send(t, client, "POST", url+"/v1/chat/completions", b2Sent)
 		send(t, client, "GET", url, "")
 		got := grown()
-		if sent, unmasked := costs(got, "plain"); sent != cost(formats[0]) || unmasked != sent {
-			t.Errorf("the cost is %v, unmasked %v", sent, unmasked)
+		if sent, unmasked := routeCosts(got, "plain"); sent != cost(chatFormats[0]) || unmasked != sent {
+			t.Errorf("got cost %v, unmasked %v", sent, unmasked)
 		}
-		if want := billed("plain", formats[0]); !maps.Equal(got, want) {
+		if want := billed("plain", chatFormats[0]); !maps.Equal(got, want) {
 			t.Errorf("counted %v\nwant %v", got, want)
 		}
 	})
-	t.Run("T38 nothing is saved where the placeholder is longer", func(t *testing.T) {
+	t.Run("T38 a longer placeholder saves nothing", func(t *testing.T) {
 		url := serve(t, windowOfOne, proxy(upstream(t, new(mcptest.Chat))))
 		grown := growth(t)
-		post(t, url, b2("AAA"))
+		post(t, url, twoTurns("AAA"))
 		want := map[string]float64{"tool_results_masked_total": 1, "prompt_prefix_breaks_total": 1}
 		if got := grown(); !maps.Equal(got, want) {
 			t.Errorf("counted %v, want %v", got, want)
 		}
 	})
-	t.Run("T38 a client that leaves is billed for what was told", func(t *testing.T) {
+	t.Run("T38 usage counts even if the client disconnects", func(t *testing.T) {
 		chat := &mcptest.Chat{Usage: usage, Gate: make(chan struct{})}
 		address := freeAddress(t)
 		load(t, h2cOptions+site(address, conversationMask("route left"), proxy(upstream(t, chat))))
 		grown := growth(t)
-		res := open(t, client, "POST", "http://"+address+"/v1/messages", streamed(blocks(`"x"`)))
+		res := open(t, client, "POST", "http://"+address+"/v1/messages", streamRequest(anthropicConversation(`"x"`)))
 		nextEvent(t, bufio.NewReader(res.Body))
 		res.Body.Close()
 		await.Until(t, "the input tokens to be counted", func() bool {
@@ -827,16 +843,16 @@ func TestConversationMetrics(t *testing.T) {
 	})
 }
 
-// TestConversationLog reads the access log (T38).
+// The access log has the fields of a conversation (T38).
 func TestConversationLog(t *testing.T) {
 	isolate(t)
 	const secret = "geheim"
 	text := strings.Repeat(secret, 200)
 	chars := len(text) - utf8.RuneCountInString(placeholder("call_1", "read", len(text)))
 	log := filepath.Join(t.TempDir(), "access.log")
-	told := filepath.Join(t.TempDir(), "caddy.log")
+	logFile := filepath.Join(t.TempDir(), "caddy.log")
 	address := freeAddress(t)
-	load(t, block("", "debug", block("log", "output file "+told, "format json"))+"\n"+
+	load(t, block("", "debug", block("log", "output file "+logFile, "format json"))+"\n"+
 		site(address, block("log", "output file "+log, "format json"),
 			block("tool_result_mask /v1/*", "window_turns 1", "buffer_limit 10KiB"), proxy(upstream(t, new(mcptest.Chat)))))
 	url := "http://" + address
@@ -854,7 +870,7 @@ func TestConversationLog(t *testing.T) {
 		Without *int    `json:"mcp_cost_unmasked"`
 		Passed  *string `json:"mcp_conversation_passed"`
 	}
-	chat := aged(says("user", text), calls("call_1 read"), answers("call_1", text))
+	chat := oneTurnLater(chatMessage("user", text), callsMessage("call_1 read"), resultMessage("call_1", text))
 	used := func(f fields) fields {
 		f.Input, f.Cached, f.Output = new(1000), new(800), new(20)
 		f.Cost, f.Without = new(80+200), cmp.Or(f.Without, new(80+200))
@@ -867,22 +883,28 @@ func TestConversationLog(t *testing.T) {
 		name, path, body, encoding string
 		want                       fields
 	}{
-		{"a masked request", "/v1/chat/completions", chat, "", used(fields{Masked: new(1), Saved: &chars, Break: new(true), Turns: new(2), Without: new(278)})},
-		{"a masked request for a stream", "/v1/chat/completions", streamed(chat), "",
+		{"a masked request", "/v1/chat/completions", chat, "", used(fields{Masked: new(1), Saved: &chars, Break: new(true),
+			Turns: new(2), Without: new(278)})},
+		{"a masked request for a stream", "/v1/chat/completions", streamRequest(chat), "",
 			used(fields{Masked: new(1), Saved: &chars, Break: new(true), Turns: new(2), Without: new(276)})},
-		{"a masked request that was sent before", "/v1/chat/completions", strings.TrimSuffix(chat, "]}") + "," + says("assistant", secret) + "," + says("user", secret) + "]}", "",
-			used(fields{Masked: new(1), Saved: &chars, Turns: new(2), Without: new(340)})}, // what was masked would have been read
-		{"a request that is not masked", "/v1/messages", blocks(`"Traceback: ` + secret + `"`), "", written},
-		{"a conversation without turns", "/v1/responses", `{"input":[{"role":"user","content":"` + text + `"}]}`, "", used(fields{})},
+		{"a masked request that was sent before", "/v1/chat/completions", strings.TrimSuffix(chat, "]}") + "," +
+			chatMessage("assistant", secret) + "," + chatMessage("user", secret) + "]}", "",
+			// the masked part would have been read from the cache
+			used(fields{Masked: new(1), Saved: &chars, Turns: new(2), Without: new(340)})},
+		{"a request that is not masked", "/v1/messages", anthropicConversation(`"Traceback: ` + secret + `"`), "", written},
+		{"a conversation without turns", "/v1/responses", `{"input":[{"role":"user","content":"` + text + `"}]}`, "",
+			used(fields{})},
 		{"no JSON", "/v1/chat/completions", text, "", passed("invalid_json")},
-		{"broken JSON", "/v1/chat/completions", `{"messages":[{"` + secret + `":"` + secret + `" "` + secret + `"}]}`, "", passed("invalid_json")},
-		{"a repeated key", "/v1/chat/completions", `{"messages":[{"content":"` + secret + `","content":"` + secret + `"}]}`, "", passed("repeated_key")},
+		{"broken JSON", "/v1/chat/completions", `{"messages":[{"` + secret + `":"` + secret + `" "` + secret + `"}]}`, "",
+			passed("invalid_json")},
+		{"a repeated key", "/v1/chat/completions", `{"messages":[{"content":"` + secret + `","content":"` + secret + `"}]}`,
+			"", passed("repeated_key")},
 		{"no conversation", "/v1/chat/completions", `{"prompt":"` + secret + `"}`, "", passed("shape")},
 		{"a bad encoding", "/v1/chat/completions", text, "gzip", passed("encoding")},
 		{"a long request", "/v1/chat/completions", strings.Repeat(chat, 10), "", passed("too_large")},
 		{"another path", "/v2/chat/completions", chat, "", fields{}},
 	}
-	client := oneByOne(t)
+	client := sequentialClient(t)
 	for _, tt := range tests {
 		send(t, client, "POST", url+tt.path, tt.body, "Content-Encoding: "+tt.encoding)
 	}
@@ -890,11 +912,11 @@ func TestConversationLog(t *testing.T) {
 
 	lines := linesOf(t, log)
 	if len(lines) < len(tests) {
-		t.Fatalf("%d lines:\n%s", len(lines), strings.Join(lines, "\n"))
+		t.Fatalf("got %d lines:\n%s", len(lines), strings.Join(lines, "\n"))
 	}
-	for _, line := range slices.Concat(lines, linesOf(t, told)) {
+	for _, line := range slices.Concat(lines, linesOf(t, logFile)) {
 		if strings.Contains(line, secret) {
-			t.Errorf("the conversation is in the log: %s", line)
+			t.Errorf("the log contains the conversation: %s", line)
 		}
 	}
 	for i, tt := range tests {
@@ -904,25 +926,26 @@ func TestConversationLog(t *testing.T) {
 	}
 }
 
-// Two masks on the way of one request write one line about it, and each field once.
+// Two masks for one request write one line about it, and each field once.
 func TestConversationLogOfChainedMasks(t *testing.T) {
 	isolate(t)
 	log := filepath.Join(t.TempDir(), "access.log")
-	url := serve(t, block("log", "output file "+log, "format json"), block("route", windowOfOne, windowOfOne, proxy(upstream(t, new(mcptest.Chat)))))
-	client := oneByOne(t)
-	for range 2 { // the second begins after the line of the first has been written
+	url := serve(t, block("log", "output file "+log, "format json"), block("route", windowOfOne, windowOfOne,
+		proxy(upstream(t, new(mcptest.Chat)))))
+	client := sequentialClient(t)
+	for range 2 { // the second request begins after the log line of the first
 		send(t, client, "POST", url+"/v1/chat/completions", b2Sent)
 	}
 	line := linesOf(t, log)[0]
-	for _, field := range []string{"mcp_turns", "mcp_tool_results_masked", "mcp_tool_result_chars_saved", "mcp_prompt_prefix_break", "mcp_usage_input", "mcp_usage_output", "mcp_cost_sent", "mcp_cost_unmasked"} {
+	for _, field := range []string{"mcp_turns", "mcp_tool_results_masked", "mcp_tool_result_chars_saved",
+		"mcp_prompt_prefix_break", "mcp_usage_input", "mcp_usage_output", "mcp_cost_sent", "mcp_cost_unmasked"} {
 		if n := strings.Count(line, `"`+field+`":`); n != 1 {
-			t.Errorf("%s stands %d times in %s", field, n, line)
+			t.Errorf("%s occurs %d times in %s", field, n, line)
 		}
 	}
 }
 
-// TestTemplateWarning wants a warning of a template that does not say which call it
-// stands for (T13).
+// A template without the id of the call gives a warning (T13).
 func TestTemplateWarning(t *testing.T) {
 	isolate(t)
 	for _, tt := range []struct {
@@ -935,7 +958,8 @@ func TestTemplateWarning(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			log := filepath.Join(t.TempDir(), "caddy.log")
-			load(t, block("", block("log", "output file "+log, "format json"))+"\n"+site(freeAddress(t), conversationMask(tt.line), "respond x"))
+			load(t, block("", block("log", "output file "+log, "format json"))+"\n"+site(freeAddress(t),
+				conversationMask(tt.line), "respond x"))
 			warned := slices.ContainsFunc(linesOf(t, log), func(line string) bool {
 				return strings.Contains(line, `"level":"warn"`) && strings.Contains(line, "placeholder_template")
 			})
@@ -946,7 +970,7 @@ func TestTemplateWarning(t *testing.T) {
 	}
 }
 
-// TestBinaryBillsConversations runs `caddy mask-conversation --bill`.
+// `caddy mask-conversation --bill` prints costs.
 func TestBinaryBillsConversations(t *testing.T) {
 	isolate(t)
 	dir := t.TempDir()
@@ -977,16 +1001,18 @@ func TestBinaryBillsConversations(t *testing.T) {
 	}{
 		{"a file", []string{one}, "", []string{"request ", "  moved\n", "13 requests, 11 moves"}, "", false},
 		{"standard input", nil, long, []string{"13 requests, 11 moves"}, "", false},
-		{"a folder", []string{filepath.Join(dir, "logs")}, "", []string{"one.json\n", "two.jsonl#1\n", "two.jsonl#2\n", "3 transcripts, 30 requests"}, "broken.traj: ", false},
-		{"a file that is not there", []string{one, filepath.Join(dir, "nowhere")}, "", []string{"1 transcripts"}, "nowhere", false},
-		{"for programs", []string{"--json", one}, "", []string{`"requests": 13`, `"moved": true`, `"bill_ratio": `}, "", false},
-		{"nothing that can be read", []string{filepath.Join(dir, "logs/deep/notes.txt")}, "", nil, "notes.txt: invalid character", true},
-		{"a time that cannot be", []string{"--cache-ttl", "-1s", one}, "", nil, "--cache-ttl", true},
+		{"a folder", []string{filepath.Join(dir, "logs")}, "", []string{"one.json\n", "two.jsonl#1\n", "two.jsonl#2\n",
+			"3 transcripts, 30 requests"}, "broken.traj: ", false},
+		{"a missing file", []string{one, filepath.Join(dir, "nowhere")}, "", []string{"1 transcripts"}, "nowhere", false},
+		{"as JSON", []string{"--json", one}, "", []string{`"requests": 13`, `"moved": true`, `"bill_ratio": `}, "", false},
+		{"no readable file", []string{filepath.Join(dir, "logs/deep/notes.txt")}, "", nil, "notes.txt: invalid character",
+			true},
+		{"an invalid duration", []string{"--cache-ttl", "-1s", one}, "", nil, "--cache-ttl", true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			cmd := caddy(t, append([]string{"mask-conversation", "--bill", "--config", config}, tt.args...)...)
-			var out, told bytes.Buffer
-			cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(tt.in), &out, &told
+			var out, stderr bytes.Buffer
+			cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(tt.in), &out, &stderr
 			if err := cmd.Run(); (err != nil) != tt.fails {
 				t.Errorf("%v", err)
 			}
@@ -995,70 +1021,84 @@ func TestBinaryBillsConversations(t *testing.T) {
 					t.Errorf("%q is missing in\n%s", want, &out)
 				}
 			}
-			if !strings.Contains(told.String(), tt.says) || strings.Contains(told.String()+out.String(), "notes.txt") && !tt.fails {
-				t.Errorf("told %s\nwant %s", &told, tt.says)
+			if !strings.Contains(stderr.String(), tt.says) || strings.Contains(stderr.String()+out.String(), "notes.txt") &&
+				!tt.fails {
+				t.Errorf("got stderr %s\nwant %s", &stderr, tt.says)
 			}
 		})
 	}
 	t.Run("a file without --bill", func(t *testing.T) {
-		told, err := caddy(t, "mask-conversation", "--config", config, one).CombinedOutput()
-		if err != nil || !strings.Contains(string(told), "12 turns, the first 11 of them old") {
-			t.Errorf("%v: %s", err, told)
+		stderr, err := caddy(t, "mask-conversation", "--config", config, one).CombinedOutput()
+		if err != nil || !strings.Contains(string(stderr), "12 turns, the first 11 of them old") {
+			t.Errorf("%v: %s", err, stderr)
 		}
 	})
 	t.Run("files without --bill", func(t *testing.T) {
-		told, err := caddy(t, "mask-conversation", "--config", config, one, one).CombinedOutput()
-		if err == nil || !strings.Contains(string(told), "expected one file without --bill, got 2") {
-			t.Errorf("%v: %s", err, told)
+		stderr, err := caddy(t, "mask-conversation", "--config", config, one, one).CombinedOutput()
+		if err == nil || !strings.Contains(string(stderr), "expected one file without --bill, got 2") {
+			t.Errorf("%v: %s", err, stderr)
 		}
 	})
 }
 
-// TestBinaryMasksConversations runs `caddy mask-conversation`.
+// `caddy mask-conversation` prints the masked request.
 func TestBinaryMasksConversations(t *testing.T) {
 	isolate(t)
-	several := site("127.0.0.1:8080", block("tool_result_mask /a/*", "window_turns 1", "route first"), block("tool_result_mask /b/*", "window_turns 0", "route second"),
-		block("handle /c/*", block("tool_result_mask", "window_turns 1", "keep_errors off", "placeholder_template <{tool_call_id}>", "route third")))
+	several := site("127.0.0.1:8080", block("tool_result_mask /a/*", "window_turns 1", "route first"),
+		block("tool_result_mask /b/*", "window_turns 0", "route second"),
+		block("handle /c/*", block("tool_result_mask", "window_turns 1", "keep_errors off",
+			"placeholder_template <{tool_call_id}>", "route third")))
 	inJSON := filepath.Join(t.TempDir(), "caddy.json")
-	if err := os.WriteFile(inJSON, []byte(`{"apps":{"http":{"servers":{"s":{"routes":[{"handle":[{"handler":"tool_result_mask","window_turns":1}]}]}}}}}`), 0o600); err != nil {
+	if err := os.WriteFile(inJSON,
+		[]byte(`{"apps":{"http":{"servers":{"s":{"routes":[{"handle":[{"handler":"tool_result_mask",`+
+			`"window_turns":1}]}]}}}}}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	one := site("127.0.0.1:8080", block("tool_result_mask /chat/completions", "window_turns 1"), proxy("127.0.0.1:8081"))
 	for _, tt := range []struct {
 		name      string
 		caddyfile string // none if empty
-		implicit  bool   // it is found in the current directory
+		implicit  bool   // found in the current directory
 		args      []string
 		in, want  string
 		says      string // on standard error
 		fails     bool
 	}{
-		{"defaults", "", false, nil, turns(9, 0, 500), turns(9, 1, 500), "9 turns, the first 1 of them old: 1 results masked", false},
+		{"defaults", "", false, nil, turns(9, 0, 500), turns(9, 1, 500),
+			"9 turns, the first 1 of them old: 1 results masked", false},
 		{"defaults are named", "", false, nil, turns(9, 0, 500), turns(9, 1, 500),
-			"no Caddyfile in this directory: using the defaults of tool_result_mask; --config names a file\n", false},
-		{"a route without a configuration", "", false, []string{"--route", "first"}, b2Sent, "", "no Caddyfile in this directory, so no tool_result_mask with the route", true},
+			"no Caddyfile in this directory, using the defaults of tool_result_mask; use --config to name a file\n", false},
+		{"a route without a configuration", "", false, []string{"--route", "first"}, b2Sent, "",
+			"no Caddyfile in this directory, so no tool_result_mask with the route", true},
 		{"nothing to mask", "", false, nil, b2Sent, b2Sent, "0 results masked", false},
 		{"a configuration", one, false, nil, b2Sent, b2Masked, "fast_read_file", false},
 		{"the configuration in the current directory", one, true, nil, b2Sent, b2Masked, "1 results masked", false},
 		{"a configuration in JSON", "", false, []string{"--config", inJSON}, b2Sent, b2Masked, "1 results masked", false},
-		{"a configuration that is not there", "", false, []string{"--config", "nowhere"}, b2Sent, "", "nowhere", true},
-		{"messages", one, false, nil, formats[1].sent, formats[1].masked, "1 results masked", false},
-		{"responses", one, false, nil, formats[2].sent + "\n", formats[2].masked + "\n", "1 results masked", false},
+		{"a missing configuration", "", false, []string{"--config", "nowhere"}, b2Sent, "", "nowhere", true},
+		{"messages", one, false, nil, chatFormats[1].sent, chatFormats[1].masked, "1 results masked", false},
+		{"responses", one, false, nil, chatFormats[2].sent + "\n", chatFormats[2].masked + "\n", "1 results masked", false},
 		{"the first of several", several, false, []string{"--route", "first"}, b2Sent, b2Masked, "1 results masked", false},
 		{"the second of several", several, false, []string{"--route", "second"}, b2Sent, b2Sent, "0 results masked", false},
-		{"one within a handle", several, false, []string{"--route", "third"}, b2Sent, strings.Replace(b2Sent, thousand, "<call_1>", 1), "1 results masked", false},
-		{"one that keeps originals", site("127.0.0.1:8080", conversationMask("window_turns 1", "recover on")), false, nil, b2Sent,
+		{"one in a handle block", several, false, []string{"--route", "third"}, b2Sent, strings.Replace(b2Sent, thousand,
+			"<call_1>", 1), "1 results masked", false},
+		{"one that keeps originals", site("127.0.0.1:8080", conversationMask("window_turns 1", "recover on")), false, nil,
+			b2Sent,
 			strings.Replace(b2Masked, "chars=1000)", "chars=1000, id=obs_xFegaVfkPt)", 1), "1 results masked", false},
-		{"one that waits", site("127.0.0.1:8080", conversationMask("clear_at_least auto")), false, nil, b2Sent, b2Sent,
-			"clear_at_least auto waits: to mask now would cost more than it saves", false},
-		{"one that is off", site("127.0.0.1:8080", conversationMask("window_turns 1", "enabled off")), false, nil, b2Sent, b2Sent, "", false},
-		{"none of several", several, false, nil, b2Sent, "", "--route", true},
-		{"a route that there is not", several, false, []string{"--route", "fourth"}, b2Sent, "", "fourth", true},
-		{"a configuration without the handler", site("127.0.0.1:8080", "respond x"), false, nil, b2Sent, "", "has no tool_result_mask", true},
-		{"a configuration in the current directory without the handler", site("127.0.0.1:8080", "respond x"), true, nil, b2Sent, "", "Caddyfile has no tool_result_mask", true},
-		{"a configuration that is wrong", site("127.0.0.1:8080", conversationMask("placeholder_template {foo}")), false, nil, b2Sent, "", "placeholder_template", true},
+		{"one that delays masking", site("127.0.0.1:8080", conversationMask("clear_at_least auto")), false, nil, b2Sent,
+			b2Sent,
+			"clear_at_least auto waits: masking now would cost more than it saves", false},
+		{"one that is off", site("127.0.0.1:8080", conversationMask("window_turns 1", "enabled off")), false, nil, b2Sent,
+			b2Sent, "", false},
+		{"several without --route", several, false, nil, b2Sent, "", "--route", true},
+		{"an unknown route", several, false, []string{"--route", "fourth"}, b2Sent, "", "fourth", true},
+		{"a configuration without the handler", site("127.0.0.1:8080", "respond x"), false, nil, b2Sent, "",
+			"has no tool_result_mask", true},
+		{"a configuration in the current directory without the handler", site("127.0.0.1:8080", "respond x"), true, nil,
+			b2Sent, "", "Caddyfile has no tool_result_mask", true},
+		{"an invalid configuration", site("127.0.0.1:8080", conversationMask("placeholder_template {foo}")), false, nil,
+			b2Sent, "", "placeholder_template", true},
 		{"broken JSON", one, false, nil, b2Sent[:500], b2Sent[:500], "not masked: unexpected EOF", true},
-		{"no conversation", one, false, nil, "{\"prompt\": 1.0}\n", "{\"prompt\": 1.0}\n", "not masked", false},
+		{"not a conversation", one, false, nil, "{\"prompt\": 1.0}\n", "{\"prompt\": 1.0}\n", "not masked", false},
 		{"nothing", "", false, nil, "", "", "not masked", true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -1074,17 +1114,18 @@ func TestBinaryMasksConversations(t *testing.T) {
 				}
 			}
 			cmd := caddy(t, args...)
-			if cmd.Dir = t.TempDir(); tt.implicit {
+			cmd.Dir = t.TempDir()
+			if tt.implicit {
 				cmd.Dir = dir
 			}
-			var out, told bytes.Buffer
-			cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(tt.in), &out, &told
+			var out, stderr bytes.Buffer
+			cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(tt.in), &out, &stderr
 			if err := cmd.Run(); (err != nil) != tt.fails {
 				t.Errorf("%v", err)
 			}
 			same(t, out.String(), tt.want)
-			if !strings.Contains(told.String(), tt.says) {
-				t.Errorf("told %s\nwant %s", &told, tt.says)
+			if !strings.Contains(stderr.String(), tt.says) {
+				t.Errorf("got stderr %s\nwant %s", &stderr, tt.says)
 			}
 		})
 	}

@@ -13,19 +13,19 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// conversationMask is tool_result_mask with subdirectives.
+// conversationMask returns tool_result_mask with subdirectives.
 func conversationMask(lines ...string) string { return block("tool_result_mask", lines...) }
 
 // windowOfOne is the mask of most tests here.
 var windowOfOne = conversationMask("window_turns 1")
 
-// says is a message without tools.
-func says(role, text string) string {
+// chatMessage returns a message without tool calls.
+func chatMessage(role, text string) string {
 	return `{"role":"` + role + `","content":` + quote(text) + `}`
 }
 
-// calls is the model's message that makes calls, each given as "id tool".
-func calls(each ...string) string {
+// callsMessage returns a message of the model with tool calls, each given as "id tool".
+func callsMessage(each ...string) string {
 	for i, call := range each {
 		id, tool, _ := strings.Cut(call, " ")
 		each[i] = `{"id":"` + id + `","type":"function","function":{"name":"` + tool + `","arguments":"{}"}}`
@@ -33,36 +33,37 @@ func calls(each ...string) string {
 	return `{"role":"assistant","content":null,"tool_calls":[` + strings.Join(each, ",") + `]}`
 }
 
-// answers is the message with a tool's answer to a call.
-func answers(id, text string) string { return answersWith(id, quote(text)) }
+// resultMessage returns the message with the result of a call.
+func resultMessage(id, text string) string { return resultMessageOf(id, quote(text)) }
 
-// answersWith is the same with content that is any JSON.
-func answersWith(id, content string) string {
+// resultMessageOf is resultMessage with any JSON as content.
+func resultMessageOf(id, content string) string {
 	return `{"role":"tool","tool_call_id":"` + id + `","content":` + content + `}`
 }
 
-// conversation is the request with these messages.
+// conversation returns a request with these messages.
 func conversation(messages ...string) string {
 	return `{"model":"m","messages":[` + strings.Join(messages, ",") + `]}`
 }
 
-// aged is a conversation that goes on for one more turn after these messages.
-func aged(messages ...string) string {
-	return conversation(append(messages, calls("call_last read"), answers("call_last", "OK"), says("user", "go on"))...)
+// oneTurnLater returns a conversation with one more turn after these messages.
+func oneTurnLater(messages ...string) string {
+	return conversation(append(messages, callsMessage("call_last read"), resultMessage("call_last", "OK"),
+		chatMessage("user", "go on"))...)
 }
 
-// turns is a conversation of n turns, the first of them masked. Every result has
-// size characters, and every second turn is one of grep, the others of read.
+// turns returns a conversation of n turns, the first of them masked. Each result has size characters. Every second
+// turn calls grep, the others read.
 func turns(n, masked, size int) string {
-	messages := []string{says("system", "be brief")}
+	messages := []string{chatMessage("system", "be brief")}
 	for i := range n {
 		id, tool, text := turn(i, masked, size)
-		messages = append(messages, calls(id+" "+tool), answers(id, text))
+		messages = append(messages, callsMessage(id+" "+tool), resultMessage(id, text))
 	}
 	return conversation(messages...)
 }
 
-// turn is what the turns of turns have in them.
+// turn returns the id, tool and result of turn i.
 func turn(i, masked, size int) (id, tool, text string) {
 	id, tool, text = fmt.Sprintf("call_%d", i+1), "read", strings.Repeat("A", size)
 	if i%2 == 1 {
@@ -74,20 +75,21 @@ func turn(i, masked, size int) (id, tool, text string) {
 	return id, tool, text
 }
 
-// turnsOfBlocks is the same in Anthropic's format, and turnsOfItems in that of
-// OpenAI's responses.
-func turnsOfBlocks(n, masked, size int) string {
-	messages := []string{says("user", "go")}
+// anthropicTurns is turns in Anthropic's format, and responsesTurns in that of OpenAI's Responses API.
+func anthropicTurns(n, masked, size int) string {
+	messages := []string{chatMessage("user", "go")}
 	for i := range n {
 		id, tool, text := turn(i, masked, size)
-		messages = append(messages, `{"role":"assistant","content":[{"type":"tool_use","id":"`+id+`","name":"`+tool+`","input":{}}]}`,
-			`{"role":"user","content":[{"type":"tool_result","tool_use_id":"`+id+`","content":[{"type":"text","text":"`+text+`"}]}]}`)
+		messages = append(messages, `{"role":"assistant","content":[{"type":"tool_use","id":"`+id+`","name":"`+tool+
+			`","input":{}}]}`,
+			`{"role":"user","content":[{"type":"tool_result","tool_use_id":"`+id+`","content":[{"type":"text","text":"`+text+
+				`"}]}]}`)
 	}
 	return conversation(messages...)
 }
 
-func turnsOfItems(n, masked, size int) string {
-	items := []string{says("user", "go")}
+func responsesTurns(n, masked, size int) string {
+	items := []string{chatMessage("user", "go")}
 	for i := range n {
 		id, tool, text := turn(i, masked, size)
 		items = append(items, `{"type":"function_call","call_id":"`+id+`","name":"`+tool+`","arguments":"{}"}`,
@@ -96,25 +98,27 @@ func turnsOfItems(n, masked, size int) string {
 	return `{"input":[` + strings.Join(items, ",") + `]}`
 }
 
-// placeholder is the text of T10.
+// placeholder returns the text of T10.
 func placeholder(id, tool string, chars int) string {
-	return fmt.Sprintf("[Observation masqu\u00e9e: r\u00e9sultat d\u2019outil ancien (tool_call_id=%s, outil=%s, chars=%d)]", id, tool, chars)
+	return fmt.Sprintf("[Observation masqu\u00e9e: r\u00e9sultat d\u2019outil ancien (tool_call_id=%s, outil=%s, "+
+		"chars=%d)]", id, tool, chars)
 }
 
-// b2 is a conversation of two turns, whose first result is old.
-func b2(old string) string {
-	return conversation(says("system", "be brief"), calls("call_1 fast_read_file"), answers("call_1", old), says("user", "and now?"),
-		calls("call_2 fast_read_file"), answers("call_2", "OK"), says("user", "go on"))
+// twoTurns returns a conversation of two turns with this content of the first result, which is old.
+func twoTurns(old string) string {
+	return conversation(chatMessage("system", "be brief"), callsMessage("call_1 fast_read_file"),
+		resultMessage("call_1", old), chatMessage("user", "and now?"),
+		callsMessage("call_2 fast_read_file"), resultMessage("call_2", "OK"), chatMessage("user", "go on"))
 }
 
 var (
 	thousand = strings.Repeat("A", 1000)
-	b2Sent   = b2(thousand)
-	b2Masked = b2(placeholder("call_1", "fast_read_file", 1000))
+	b2Sent   = twoTurns(thousand)
+	b2Masked = twoTurns(placeholder("call_1", "fast_read_file", 1000))
 )
 
-// received posts a request and returns what the model API got.
-func received(t *testing.T, chat *mcptest.Chat, req *http.Request) mcptest.Request {
+// receivedByModel sends a request and returns what the model API received.
+func receivedByModel(t *testing.T, chat *mcptest.Chat, req *http.Request) mcptest.Request {
 	t.Helper()
 	before := chat.Count()
 	res, err := client.Do(req)
@@ -123,29 +127,29 @@ func received(t *testing.T, chat *mcptest.Chat, req *http.Request) mcptest.Reque
 	}
 	defer res.Body.Close()
 	if got := chat.Count() - before; res.StatusCode != http.StatusOK || got != 1 {
-		t.Fatalf("answered %s, and %d requests arrived", res.Status, got)
+		t.Fatalf("got response %s, and %d requests arrived", res.Status, got)
 	}
 	return chat.Last()
 }
 
-// sends checks what becomes of a request: its body, and that its length is right
-// (T25).
-func sends(t *testing.T, chat *mcptest.Chat, url, sent, want string, headers ...string) {
+// expectSent checks the body and the length that the model receives for a request (T25).
+func expectSent(t *testing.T, chat *mcptest.Chat, url, sent, want string, headers ...string) {
 	t.Helper()
-	got := received(t, chat, request(t, t.Context(), "POST", url, sent, headers...))
+	got := receivedByModel(t, chat, request(t, t.Context(), "POST", url, sent, headers...))
 	same(t, got.Body, want)
-	if length := got.Headers.Get("Content-Length"); length != strconv.Itoa(len(got.Body)) || got.Headers.Get("Transfer-Encoding") != "" {
-		t.Errorf("Content-Length %s, Transfer-Encoding %q of %d bytes", length, got.Headers.Get("Transfer-Encoding"), len(got.Body))
+	if length := got.Headers.Get("Content-Length"); length != strconv.Itoa(len(got.Body)) ||
+		got.Headers.Get("Transfer-Encoding") != "" {
+		t.Errorf("Content-Length %s, Transfer-Encoding %q of %d bytes", length, got.Headers.Get("Transfer-Encoding"),
+			len(got.Body))
 	}
 }
 
-// TestConversation has the checks that one request, as it was sent and as it
-// arrived, to the byte, decides.
+// One request is masked as expected, compared byte by byte.
 func TestConversation(t *testing.T) {
 	isolate(t)
 	long := strings.Repeat("A", 500)
 	masked := func(id string) string { return placeholder(id, "read", 500) }
-	read := calls("call_1 read")
+	read := callsMessage("call_1 read")
 	defaults := []string{}
 	rawCall := func(call string) string { return `{"role":"assistant","tool_calls":[` + call + `]}` }
 	named := func(name string) string { return rawCall(`{"id":"call_1","function":{"name":` + name + `}}`) }
@@ -157,18 +161,20 @@ func TestConversation(t *testing.T) {
 		want  string
 	}
 	same := func(name string, lines []string, sent string) row { return row{name, lines, sent, sent} }
-	// old is a row with one old result of n characters, which must be masked.
+	// old returns a row with one old result of n characters, which must be masked.
 	old := func(name string, lines []string, content string, n int) row {
-		return row{name, lines, aged(read, answersWith("call_1", content)), aged(read, answers("call_1", placeholder("call_1", "read", n)))}
+		return row{name, lines, oneTurnLater(read, resultMessageOf("call_1", content)),
+			oneTurnLater(read, resultMessage("call_1", placeholder("call_1", "read", n)))}
 	}
 	kept := func(name string, lines []string, content string) row {
-		return same(name, lines, aged(read, answersWith("call_1", content)))
+		return same(name, lines, oneTurnLater(read, resultMessageOf("call_1", content)))
 	}
 	keepNoErrors := []string{"window_turns 1", "keep_errors false"}
 	precisely := []string{"window_turns 1", "keep_errors precise"}
 	keepLast := func(k string) []string { return []string{"window_turns 1", "keep_last_k_per_tool " + k} }
 	template := func(text string) []string { return []string{"window_turns 1", "placeholder_template " + text} }
-	odd := " {\n\t\"messages\" : [ " + strings.TrimPrefix(strings.TrimSuffix(b2Sent, "]}"), `{"model":"m","messages":[`) + " ] ,\r\n \"model\":\"m\" }\n"
+	odd := " {\n\t\"messages\" : [ " + strings.TrimPrefix(strings.TrimSuffix(b2Sent, "]}"), `{"model":"m","messages":[`) +
+		" ] ,\r\n \"model\":\"m\" }\n"
 
 	tests := []row{
 		{"T1 T10 the old result becomes a placeholder", nil, b2Sent, b2Masked},
@@ -180,69 +186,99 @@ func TestConversation(t *testing.T) {
 		{"T3 nine turns in the default window", defaults, turns(9, 0, 500), turns(9, 1, 500)},
 		same("T3 eight turns in the default window", defaults, turns(8, 0, 500)),
 		{"T4 messages do not count", nil,
-			conversation(read, answers("call_1", long), calls("call_2 read"), answers("call_2", long), says("user", "a"), says("assistant", "b"), says("user", "c")),
-			conversation(read, answers("call_1", masked("call_1")), calls("call_2 read"), answers("call_2", long), says("user", "a"), says("assistant", "b"), says("user", "c"))},
-		same("T4 an empty list of calls is no turn", nil, conversation(read, answers("call_1", long), `{"role":"assistant","tool_calls":[]}`)),
-		same("T4 calls without an id or name are no turn", nil, conversation(read, answers("call_1", long),
+			conversation(read, resultMessage("call_1", long), callsMessage("call_2 read"), resultMessage("call_2", long),
+				chatMessage("user", "a"), chatMessage("assistant", "b"), chatMessage("user", "c")),
+			conversation(read, resultMessage("call_1", masked("call_1")), callsMessage("call_2 read"),
+				resultMessage("call_2", long), chatMessage("user", "a"), chatMessage("assistant", "b"), chatMessage("user", "c"))},
+		same("T4 an empty list of calls is not a turn", nil, conversation(read, resultMessage("call_1", long),
+			`{"role":"assistant","tool_calls":[]}`)),
+		same("T4 calls without an id or name are not a turn", nil, conversation(read, resultMessage("call_1", long),
 			`{"role":"assistant","tool_calls":[{"function":{"name":""}},{"id":""},{"id":5},{"id":null},null,"x"]}`)),
-		same("T4 calls that are no list are no turn", nil, conversation(read, answers("call_1", long), `{"role":"assistant","tool_calls":{"id":"call_2"}}`)),
-		same("T4 calls of the user are no turn", nil, conversation(read, answers("call_1", long), `{"role":"user","content":"x","tool_calls":[{"id":"call_2"}]}`)),
-		{"T4 one id among calls without one is a turn", nil, conversation(read, answers("call_1", long), rawCall(`{"id":""},{"id":"call_2"},7`)),
-			conversation(read, answers("call_1", masked("call_1")), rawCall(`{"id":""},{"id":"call_2"},7`))},
+		same("T4 calls that are not a list are not a turn", nil, conversation(read, resultMessage("call_1", long),
+			`{"role":"assistant","tool_calls":{"id":"call_2"}}`)),
+		same("T4 calls of the user are not a turn", nil, conversation(read, resultMessage("call_1", long),
+			`{"role":"user","content":"x","tool_calls":[{"id":"call_2"}]}`)),
+		{"T4 one id among calls without one is a turn", nil, conversation(read, resultMessage("call_1", long),
+			rawCall(`{"id":""},{"id":"call_2"},7`)),
+			conversation(read, resultMessage("call_1", masked("call_1")), rawCall(`{"id":""},{"id":"call_2"},7`))},
 		same("T5 fewer turns than the window", []string{"window_turns 10"}, b2Sent),
 		same("T5 as many turns as the window", []string{"window_turns 2"}, b2Sent),
-		{"T5 results of the window stay wherever they stand", nil,
-			conversation(answers("call_2", long), read, answers("call_1", long), calls("call_2 read")),
-			conversation(answers("call_2", long), read, answers("call_1", masked("call_1")), calls("call_2 read"))},
+		{"T5 results of the window stay at any position", nil,
+			conversation(resultMessage("call_2", long), read, resultMessage("call_1", long), callsMessage("call_2 read")),
+			conversation(resultMessage("call_2", long), read, resultMessage("call_1", masked("call_1")),
+				callsMessage("call_2 read"))},
 		{"T5 a late result of an old turn is old", nil,
-			conversation(read, calls("call_2 read"), answers("call_2", long), answers("call_1", long)),
-			conversation(read, calls("call_2 read"), answers("call_2", long), answers("call_1", masked("call_1")))},
-		{"T6 parallel calls live and die together", nil,
-			conversation(calls("call_1 read", "call_2 read"), answers("call_1", long), answers("call_2", long), calls("call_3 read"), answers("call_3", long)),
-			conversation(calls("call_1 read", "call_2 read"), answers("call_1", masked("call_1")), answers("call_2", masked("call_2")), calls("call_3 read"), answers("call_3", long))},
+			conversation(read, callsMessage("call_2 read"), resultMessage("call_2", long), resultMessage("call_1", long)),
+			conversation(read, callsMessage("call_2 read"), resultMessage("call_2", long),
+				resultMessage("call_1", masked("call_1")))},
+		{"T6 parallel calls are masked together", nil,
+			conversation(callsMessage("call_1 read", "call_2 read"), resultMessage("call_1", long),
+				resultMessage("call_2", long), callsMessage("call_3 read"), resultMessage("call_3", long)),
+			conversation(callsMessage("call_1 read", "call_2 read"), resultMessage("call_1", masked("call_1")),
+				resultMessage("call_2", masked("call_2")), callsMessage("call_3 read"), resultMessage("call_3", long))},
 		same("T6 parallel calls of the window stay together", nil,
-			conversation(calls("call_1 read", "call_2 read", "call_3 read"), answers("call_1", long), answers("call_2", long), answers("call_3", long))),
+			conversation(callsMessage("call_1 read", "call_2 read", "call_3 read"), resultMessage("call_1", long),
+				resultMessage("call_2", long), resultMessage("call_3", long))),
 		{"T8 arguments with odd escapes", nil,
-			aged(rawCall(`{"id":"call_1","type":"function","function":{"name":"read","arguments":"{\"a\":\"\u00e9\\n\"}"}, "index" : 0}`), answers("call_1", long)),
-			aged(rawCall(`{"id":"call_1","type":"function","function":{"name":"read","arguments":"{\"a\":\"\u00e9\\n\"}"}, "index" : 0}`), answers("call_1", masked("call_1")))},
+			oneTurnLater(rawCall(`{"id":"call_1","type":"function","function":{"name":"read",`+
+				`"arguments":"{\"a\":\"\u00e9\\n\"}"}, "index" : 0}`), resultMessage("call_1", long)),
+			oneTurnLater(rawCall(`{"id":"call_1","type":"function","function":{"name":"read",`+
+				`"arguments":"{\"a\":\"\u00e9\\n\"}"}, "index" : 0}`), resultMessage("call_1", masked("call_1")))},
 		{"T9 the other members of the message", nil,
-			aged(read, `{"name":"read","role":"tool","content":"`+long+`","x_vendor":{"content":"kept"},"tool_call_id":"call_1"}`),
-			aged(read, `{"name":"read","role":"tool","content":"`+masked("call_1")+`","x_vendor":{"content":"kept"},"tool_call_id":"call_1"}`)},
-		{"T11 a call without a function", nil, aged(rawCall(`{"id":"call_1"}`), answers("call_1", long)),
-			aged(rawCall(`{"id":"call_1"}`), answers("call_1", placeholder("call_1", "inconnu", 500)))},
-		{"T11 a call of no name", nil, aged(named(`""`), answers("call_1", long)), aged(named(`""`), answers("call_1", placeholder("call_1", "inconnu", 500)))},
-		{"T11 a name that is no string", nil, aged(named(`5`), answers("call_1", long)), aged(named(`5`), answers("call_1", placeholder("call_1", "inconnu", 500)))},
-		{"T11 a function that is no object", nil, aged(rawCall(`{"id":"call_1","function":"read"}`), answers("call_1", long)),
-			aged(rawCall(`{"id":"call_1","function":"read"}`), answers("call_1", placeholder("call_1", "inconnu", 500)))},
+			oneTurnLater(read, `{"name":"read","role":"tool","content":"`+long+
+				`","x_vendor":{"content":"kept"},"tool_call_id":"call_1"}`),
+			oneTurnLater(read, `{"name":"read","role":"tool","content":"`+masked("call_1")+
+				`","x_vendor":{"content":"kept"},"tool_call_id":"call_1"}`)},
+		{"T11 a call without a function", nil, oneTurnLater(rawCall(`{"id":"call_1"}`), resultMessage("call_1", long)),
+			oneTurnLater(rawCall(`{"id":"call_1"}`), resultMessage("call_1", placeholder("call_1", "inconnu", 500)))},
+		{"T11 a call with an empty name", nil, oneTurnLater(named(`""`), resultMessage("call_1", long)),
+			oneTurnLater(named(`""`), resultMessage("call_1", placeholder("call_1", "inconnu", 500)))},
+		{"T11 a name that is not a string", nil, oneTurnLater(named(`5`), resultMessage("call_1", long)),
+			oneTurnLater(named(`5`), resultMessage("call_1", placeholder("call_1", "inconnu", 500)))},
+		{"T11 a function that is not an object", nil, oneTurnLater(rawCall(`{"id":"call_1","function":"read"}`),
+			resultMessage("call_1", long)),
+			oneTurnLater(rawCall(`{"id":"call_1","function":"read"}`), resultMessage("call_1", placeholder("call_1", "inconnu",
+				500)))},
 		old("T12 characters of two bytes", nil, `"`+strings.Repeat("é", 300)+`"`, 300),
 		old("T12 characters beyond the BMP", nil, `"`+strings.Repeat("😀", 300)+`"`, 300),
 		old("T12 escaped characters", nil, `"`+strings.Repeat(`\u00e9\n\"`, 100)+`"`, 300),
 		old("T12 escaped surrogate pairs", nil, `"`+strings.Repeat(`\ud83d\ude00`, 300)+`"`, 300),
 		old("T12 lone surrogates", nil, `"`+strings.Repeat(`\ud800`, 300)+`"`, 300),
-		old("T12 nothing at all", nil, `""`, 0),
-		{"T13 a template of one's own", template("<{tool_call_id}|{tool_name}|{original_chars}>"), b2Sent, strings.Replace(b2Sent, thousand, "<call_1|fast_read_file|1000>", 1)},
-		{"T13 a template in quotes", template(`"{original_chars}: {tool_name}, {tool_name}"`), b2Sent, strings.Replace(b2Sent, thousand, "1000: fast_read_file, fast_read_file", 1)},
-		{"T13 a template that JSON must escape", template("`say \"{tool_call_id}\" \\ \t`"), b2Sent, strings.Replace(b2Sent, thousand, `say \"call_1\" \\ \t`, 1)},
+		old("T12 empty text", nil, `""`, 0),
+		{"T13 a custom template", template("<{tool_call_id}|{tool_name}|{original_chars}>"), b2Sent,
+			strings.Replace(b2Sent, thousand, "<call_1|fast_read_file|1000>", 1)},
+		{"T13 a template in quotes", template(`"{original_chars}: {tool_name}, {tool_name}"`), b2Sent,
+			strings.Replace(b2Sent, thousand, "1000: fast_read_file, fast_read_file", 1)},
+		{"T13 a template that JSON must escape", template("`say \"{tool_call_id}\" \\ \t`"), b2Sent,
+			strings.Replace(b2Sent, thousand, `say \"call_1\" \\ \t`, 1)},
 		{"T13 a template without variables", template("gone"), b2Sent, strings.Replace(b2Sent, thousand, "gone", 1)},
-		{"T13 the default template, given", template(`"[Observation masquée: résultat d’outil ancien (tool_call_id={tool_call_id}, outil={tool_name}, chars={original_chars})]"`), b2Sent, b2Masked},
-		same("T14 an orphan", nil, aged(read, answers("call_0", long))),
-		same("T14 an orphan of a call of the user", nil, aged(`{"role":"user","tool_calls":[{"id":"call_1"}]}`, answers("call_1", long))),
-		same("T15 no tool_call_id", nil, aged(read, `{"role":"tool","content":"`+long+`"}`)),
-		same("T15 an empty tool_call_id", nil, aged(rawCall(`{"id":""},{"id":"call_1"}`), answers("", long))),
-		same("T15 a tool_call_id that is no string", nil, aged(rawCall(`{"id":5},{"id":"call_1"}`), `{"role":"tool","tool_call_id":5,"content":"`+long+`"}`)),
-		kept("T16 a list with an image", nil, `[{"type":"text","text":"`+long+`"},{"type":"image_url","image_url":{"url":"data:"}}]`),
-		{"T16 a list of texts", nil, aged(read, answersWith("call_1", `[{"type":"text","text":"`+long+`"},{"type":"text","text":"more"}]`)),
-			aged(read, answersWith("call_1", `[{"type":"text","text":"`+placeholder("call_1", "read", 504)+`"},{"type":"text","text":"…"}]`))},
+		{"T13 the default template, given", template(`"[Observation masquée: résultat d’outil ancien ` +
+			`(tool_call_id={tool_call_id}, outil={tool_name}, chars={original_chars})]"`), b2Sent, b2Masked},
+		same("T14 an orphan", nil, oneTurnLater(read, resultMessage("call_0", long))),
+		same("T14 an orphan result of a user's call", nil, oneTurnLater(`{"role":"user","tool_calls":[{"id":"call_1"}]}`,
+			resultMessage("call_1", long))),
+		same("T15 no tool_call_id", nil, oneTurnLater(read, `{"role":"tool","content":"`+long+`"}`)),
+		same("T15 an empty tool_call_id", nil, oneTurnLater(rawCall(`{"id":""},{"id":"call_1"}`), resultMessage("", long))),
+		same("T15 a tool_call_id that is not a string", nil, oneTurnLater(rawCall(`{"id":5},{"id":"call_1"}`),
+			`{"role":"tool","tool_call_id":5,"content":"`+long+`"}`)),
+		kept("T16 a list with an image", nil, `[{"type":"text","text":"`+long+
+			`"},{"type":"image_url","image_url":{"url":"data:"}}]`),
+		{"T16 a list of texts", nil, oneTurnLater(read, resultMessageOf("call_1", `[{"type":"text","text":"`+long+
+			`"},{"type":"text","text":"more"}]`)),
+			oneTurnLater(read, resultMessageOf("call_1", `[{"type":"text","text":"`+placeholder("call_1", "read", 504)+
+				`"},{"type":"text","text":"…"}]`))},
 		kept("T16 null", nil, `null`),
 		kept("T16 an object", nil, `{"text":"`+long+`"}`),
 		kept("T16 a number", nil, `12345678901234567890`),
-		same("T16 no content", nil, aged(read, `{"role":"tool","tool_call_id":"call_1"}`)),
+		same("T16 no content", nil, oneTurnLater(read, `{"role":"tool","tool_call_id":"call_1"}`)),
 		kept("T17 an error", nil, `"Traceback (most recent call last): x"`),
 		kept("T17 an error by default", []string{"window_turns 1"}, `"Traceback (most recent call last): x"`),
 		old("T17 an error with keep_errors false", keepNoErrors, `"Traceback (most recent call last): x"`, 36),
-		old("T17 an error with keep_errors off", []string{"window_turns 1", "keep_errors off"}, `"Traceback (most recent call last): x"`, 36),
+		old("T17 an error with keep_errors off", []string{"window_turns 1", "keep_errors off"},
+			`"Traceback (most recent call last): x"`, 36),
 		old("T17 JSON that says error with keep_errors false", keepNoErrors, `"{\"error\":1}"`, 11),
-		kept("T17 a failure with keep_errors precise", precisely, `"Traceback (most recent call last):\n  File \"a\", line 1\nValueError: x"`),
+		kept("T17 a failure with keep_errors precise", precisely,
+			`"Traceback (most recent call last):\n  File \"a\", line 1\nValueError: x"`),
 		kept("T17 an exit code with keep_errors precise", precisely, `"`+long+`\nexit code: 2"`),
 		kept("T17 JSON that says error with keep_errors precise", precisely, `"{\"error\":1}"`),
 		old("T17 JSON without an error with keep_errors precise", precisely, `"{\"error\":null}"`, 14),
@@ -274,58 +310,82 @@ func TestConversation(t *testing.T) {
 		old("T19 a list with an error in it", nil, `"[{\"error\":1}]"`, 13),
 		old("T19 an error further inside", nil, `"{\"a\":{\"error\":1}}"`, 17),
 		old("T19 another status", nil, `"{\"status\":\"errors\"}"`, 19),
-		old("T19 a status that is no string", nil, `"{\"status\":[\"error\"]}"`, 20),
+		old("T19 a status that is not a string", nil, `"{\"status\":[\"error\"]}"`, 20),
 		old("T19 error as a value", nil, `"{\"kind\":\"error\"}"`, 16),
 		old("T19 a text that says error", nil, `"he said \"error\""`, 15),
 		old("T19 broken JSON that says nothing", nil, `"{\"result\": broken"`, 17),
 		{"T20 off by default", nil, turns(4, 0, 500), turns(4, 3, 500)},
 		{"T20 zero is off", keepLast("0"), turns(4, 0, 500), turns(4, 3, 500)},
-		{"T20 less than zero is off", keepLast("-1"), turns(4, 0, 500), turns(4, 3, 500)},
-		{"T20 the last of each tool, those of the window counted", keepLast("1"), turns(4, 0, 500), turns(4, 2, 500)},
+		{"T20 negative is off", keepLast("-1"), turns(4, 0, 500), turns(4, 3, 500)},
+		{"T20 the last of each tool, including the window", keepLast("1"), turns(4, 0, 500), turns(4, 2, 500)},
 		{"T20 the last two of each tool", keepLast("2"), turns(7, 0, 500), turns(7, 3, 500)},
-		{"T20 in addition to the window", []string{"window_turns 3", "keep_last_k_per_tool 1"}, turns(6, 0, 500), turns(6, 3, 500)},
+		{"T20 in addition to the window", []string{"window_turns 3", "keep_last_k_per_tool 1"}, turns(6, 0, 500),
+			turns(6, 3, 500)},
 		{"T20 errors count", keepLast("1"),
-			conversation(read, answers("call_1", long), calls("call_2 read"), answers("call_2", "Traceback"), calls("call_3 grep"), answers("call_3", long)),
-			conversation(read, answers("call_1", masked("call_1")), calls("call_2 read"), answers("call_2", "Traceback"), calls("call_3 grep"), answers("call_3", long))},
-		{"T20 results that are no text count", keepLast("1"),
-			conversation(read, answers("call_1", long), calls("call_2 read"), answersWith("call_2", "[]"), calls("call_3 grep"), answers("call_3", long)),
-			conversation(read, answers("call_1", masked("call_1")), calls("call_2 read"), answersWith("call_2", "[]"), calls("call_3 grep"), answers("call_3", long))},
-		{"T21 a tool without a name", keepLast("5"), aged(rawCall(`{"id":"call_1"}`), answers("call_1", long)),
-			aged(rawCall(`{"id":"call_1"}`), answers("call_1", placeholder("call_1", "inconnu", 500)))},
-		same("T22 an id that the window uses again", nil,
-			conversation(read, answers("call_1", long), read, answers("call_1", "another"))),
+			conversation(read, resultMessage("call_1", long), callsMessage("call_2 read"), resultMessage("call_2", "Traceback"),
+				callsMessage("call_3 grep"), resultMessage("call_3", long)),
+			conversation(read, resultMessage("call_1", masked("call_1")), callsMessage("call_2 read"),
+				resultMessage("call_2", "Traceback"), callsMessage("call_3 grep"), resultMessage("call_3", long))},
+		{"T20 results that are not text count", keepLast("1"),
+			conversation(read, resultMessage("call_1", long), callsMessage("call_2 read"), resultMessageOf("call_2", "[]"),
+				callsMessage("call_3 grep"), resultMessage("call_3", long)),
+			conversation(read, resultMessage("call_1", masked("call_1")), callsMessage("call_2 read"),
+				resultMessageOf("call_2", "[]"), callsMessage("call_3 grep"), resultMessage("call_3", long))},
+		{"T21 a tool without a name", keepLast("5"), oneTurnLater(rawCall(`{"id":"call_1"}`), resultMessage("call_1", long)),
+			oneTurnLater(rawCall(`{"id":"call_1"}`), resultMessage("call_1", placeholder("call_1", "inconnu", 500)))},
+		same("T22 an id reused in the window", nil,
+			conversation(read, resultMessage("call_1", long), read, resultMessage("call_1", "another"))),
 		{"T22 an id used twice before the window", nil,
-			aged(read, answers("call_1", long), calls("call_1 grep"), answers("call_1", "another")),
-			aged(read, answers("call_1", placeholder("call_1", "grep", 500)), calls("call_1 grep"), answers("call_1", placeholder("call_1", "grep", 7)))},
-		{"T22 two results of one call", nil, aged(read, answers("call_1", long), answers("call_1", "more")),
-			aged(read, answers("call_1", masked("call_1")), answers("call_1", placeholder("call_1", "read", 4)))},
+			oneTurnLater(read, resultMessage("call_1", long), callsMessage("call_1 grep"), resultMessage("call_1", "another")),
+			oneTurnLater(read, resultMessage("call_1", placeholder("call_1", "grep", 500)), callsMessage("call_1 grep"),
+				resultMessage("call_1", placeholder("call_1", "grep", 7)))},
+		{"T22 two results of one call", nil, oneTurnLater(read, resultMessage("call_1", long),
+			resultMessage("call_1", "more")),
+			oneTurnLater(read, resultMessage("call_1", masked("call_1")),
+				resultMessage("call_1", placeholder("call_1", "read", 4)))},
 		{"T23 nothing else changes", nil,
-			"\t{ \"model\" : \"m\\u006f\\/\" ,\n\"temperature\":1.0,\"seed\":12345678901234567890,\"top_p\":1E-0,\"logit_bias\":{\"b\":-0,\"a\":1e+2}," +
+			"\t{ \"model\" : \"m\\u006f\\/\" ,\n\"temperature\":1.0,\"seed\":12345678901234567890,\"top_p\":1E-0," +
+				"\"logit_bias\":{\"b\":-0,\"a\":1e+2}," +
 				`"tools":[{"function":{"parameters":{"z":1,"a":[],"é":"\u00e9","a":2}}}],"x":null,"messages"  :[` + read +
-				` , { "content"   :  "` + long + `"  ,"role":"tool","tool_call_id":"call_1" , "n":1.50}` + "\r\n," + calls("call_2 read") + `],"stream":false,"metadata":{"messages":[1]}}` + "\n\n",
-			"\t{ \"model\" : \"m\\u006f\\/\" ,\n\"temperature\":1.0,\"seed\":12345678901234567890,\"top_p\":1E-0,\"logit_bias\":{\"b\":-0,\"a\":1e+2}," +
+				` , { "content"   :  "` + long + `"  ,"role":"tool","tool_call_id":"call_1" , "n":1.50}` + "\r\n," +
+				callsMessage("call_2 read") + `],"stream":false,"metadata":{"messages":[1]}}` + "\n\n",
+			"\t{ \"model\" : \"m\\u006f\\/\" ,\n\"temperature\":1.0,\"seed\":12345678901234567890,\"top_p\":1E-0," +
+				"\"logit_bias\":{\"b\":-0,\"a\":1e+2}," +
 				`"tools":[{"function":{"parameters":{"z":1,"a":[],"é":"\u00e9","a":2}}}],"x":null,"messages"  :[` + read +
-				` , { "content"   :  "` + masked("call_1") + `"  ,"role":"tool","tool_call_id":"call_1" , "n":1.50}` + "\r\n," + calls("call_2 read") + `],"stream":false,"metadata":{"messages":[1]}}` + "\n\n"},
+				` , { "content"   :  "` + masked("call_1") + `"  ,"role":"tool","tool_call_id":"call_1" , "n":1.50}` + "\r\n," +
+				callsMessage("call_2 read") + `],"stream":false,"metadata":{"messages":[1]}}` + "\n\n"},
 		{"T23 names in escapes", nil,
-			strings.Replace(aged(read, answers("call_1", long)), `"role":"tool","tool_call_id"`, `"\u0072ole":"t\u006fol","tool\u005fcall_id"`, 1),
-			strings.Replace(aged(read, answers("call_1", masked("call_1"))), `"role":"tool","tool_call_id"`, `"\u0072ole":"t\u006fol","tool\u005fcall_id"`, 1)},
-		same("T23 names in capitals are others", nil, strings.ReplaceAll(aged(read, answers("call_1", long)), `"role":"tool"`, `"Role":"tool"`)),
-		{"T26 a request for a stream", nil, streamed(b2Sent), streamed(b2Masked)},
+			strings.Replace(oneTurnLater(read, resultMessage("call_1", long)), `"role":"tool","tool_call_id"`,
+				`"\u0072ole":"t\u006fol","tool\u005fcall_id"`, 1),
+			strings.Replace(oneTurnLater(read, resultMessage("call_1", masked("call_1"))), `"role":"tool","tool_call_id"`,
+				`"\u0072ole":"t\u006fol","tool\u005fcall_id"`, 1)},
+		same("T23 names are case-sensitive", nil, strings.ReplaceAll(oneTurnLater(read, resultMessage("call_1", long)),
+			`"role":"tool"`, `"Role":"tool"`)),
+		{"T26 a request for a stream", nil, streamRequest(b2Sent), streamRequest(b2Masked)},
 		same("T28 a placeholder stays", nil, b2Masked),
 		same("T28 a placeholder stays under another template", template("<{tool_call_id}>"), b2Masked),
 		same("T29 a body of another shape", nil, `{"prompt":"`+long+`","tool_call_id":"call_1"}`),
 		same("T29 no messages", nil, `{"messages":[]}`),
-		same("T31 no tools and odd white space", nil, " { \"messages\":[ "+says("user", long)+"\t,"+says("assistant", long)+" ] } \n"),
+		same("T31 no tools and odd white space", nil, " { \"messages\":[ "+chatMessage("user", long)+"\t,"+
+			chatMessage("assistant", long)+" ] } \n"),
 
 		{"T35 results shorter than min_mask_chars", []string{"window_turns 1", "min_mask_chars 800"},
-			aged(calls("call_1 read", "call_2 read"), answers("call_1", strings.Repeat("é", 799)), answers("call_2", strings.Repeat("é", 800))),
-			aged(calls("call_1 read", "call_2 read"), answers("call_1", strings.Repeat("é", 799)), answers("call_2", placeholder("call_2", "read", 800)))},
+			oneTurnLater(callsMessage("call_1 read", "call_2 read"), resultMessage("call_1", strings.Repeat("é", 799)),
+				resultMessage("call_2", strings.Repeat("é", 800))),
+			oneTurnLater(callsMessage("call_1 read", "call_2 read"), resultMessage("call_1", strings.Repeat("é", 799)),
+				resultMessage("call_2", placeholder("call_2", "read", 800)))},
 		{"T37 tools that are excluded", []string{"window_turns 1", "exclude_tools plan read*", "exclude_tools *_todo"},
-			aged(calls("a plan", "b planner", "c read", "d read_file", "e get_todo", "f grep"), answers("a", long), answers("b", long), answers("c", long), answers("d", long), answers("e", long), answers("f", long)),
-			aged(calls("a plan", "b planner", "c read", "d read_file", "e get_todo", "f grep"), answers("a", long), answers("b", placeholder("b", "planner", 500)),
-				answers("c", long), answers("d", long), answers("e", long), answers("f", placeholder("f", "grep", 500)))},
-		{"T37 excluded tools beside a K", []string{"window_turns 1", "exclude_tools read", "keep_last_k_per_tool 1"}, turns(5, 0, 500),
-			strings.Replace(turns(5, 0, 500), answers("call_2", long), answers("call_2", placeholder("call_2", "grep", 500)), 1)},
+			oneTurnLater(callsMessage("a plan", "b planner", "c read", "d read_file", "e get_todo", "f grep"),
+				resultMessage("a", long), resultMessage("b", long), resultMessage("c", long), resultMessage("d", long),
+				resultMessage("e", long), resultMessage("f", long)),
+			oneTurnLater(callsMessage("a plan", "b planner", "c read", "d read_file", "e get_todo", "f grep"),
+				resultMessage("a", long), resultMessage("b", placeholder("b", "planner", 500)),
+				resultMessage("c", long), resultMessage("d", long), resultMessage("e", long),
+				resultMessage("f", placeholder("f", "grep", 500)))},
+		{"T37 excluded tools with keep_last_k_per_tool", []string{"window_turns 1", "exclude_tools read",
+			"keep_last_k_per_tool 1"}, turns(5, 0, 500),
+			strings.Replace(turns(5, 0, 500), resultMessage("call_2", long),
+				resultMessage("call_2", placeholder("call_2", "grep", 500)), 1)},
 	}
 	chat := new(mcptest.Chat)
 	address := upstream(t, chat)
@@ -335,36 +395,36 @@ func TestConversation(t *testing.T) {
 				tt.lines = []string{"window_turns 1", "keep_errors on"}
 			}
 			url := serve(t, block("tool_result_mask /chat/completions", tt.lines...), proxy(address))
-			sends(t, chat, url+"/chat/completions", tt.sent, tt.want)
+			expectSent(t, chat, url+"/chat/completions", tt.sent, tt.want)
 		})
 	}
 }
 
-// streamed is a request whose answer is to be a stream.
-func streamed(body string) string { return strings.Replace(body, "{", `{"stream":true,`, 1) }
+// streamRequest returns a request for a streamed response.
+func streamRequest(body string) string { return strings.Replace(body, "{", `{"stream":true,`, 1) }
 
-// TestConversationNames has ids and names that stand in the placeholder in another
-// spelling than plain letters. It must be read as what they are.
+// Ids and names with other characters than plain letters appear correctly in the placeholder.
 func TestConversationNames(t *testing.T) {
 	isolate(t)
 	chat := new(mcptest.Chat)
 	url := serve(t, windowOfOne, proxy(upstream(t, chat)))
 	for _, tt := range []struct {
 		name             string
-		call, answer     string // the id in JSON
-		tool             string // the name in JSON
+		call, answer     string // ids as JSON
+		tool             string // name as JSON
 		wantID, wantTool string
 	}{
 		{"T11 quotes and backslashes", `"a\"b\\c"`, `"a\"b\\c"`, `"r\"\\d"`, `a"b\c`, `r"\d`},
 		{"T11 control characters", `"a\n\u0001"`, `"a\n\u0001"`, `"r\t"`, "a\n\x01", "r\t"},
-		{"T11 an id that is spelled in two ways", `"call_1"`, `"c\u0061ll\u005f1"`, `"read"`, "call_1", "read"},
+		{"T11 an id with two spellings", `"call_1"`, `"c\u0061ll\u005f1"`, `"read"`, "call_1", "read"},
 		{"T11 a name in escapes", `"call_1"`, `"call_1"`, `"\u006c\u00e9s"`, "call_1", "lés"},
-		{"T11 what looks like a variable", `"{tool_name}"`, `"{tool_name}"`, `"{original_chars}"`, "{tool_name}", "{original_chars}"},
+		{"T11 names that look like variables", `"{tool_name}"`, `"{tool_name}"`, `"{original_chars}"`, "{tool_name}",
+			"{original_chars}"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			call := `{"role":"assistant","tool_calls":[{"id":` + tt.call + `,"function":{"name":` + tt.tool + `}}]}`
-			sent := aged(call, `{"role":"tool","tool_call_id":`+tt.answer+`,"content":"`+thousand+`"}`)
-			got := received(t, chat, request(t, t.Context(), "POST", url, sent)).Body
+			sent := oneTurnLater(call, `{"role":"tool","tool_call_id":`+tt.answer+`,"content":"`+thousand+`"}`)
+			got := receivedByModel(t, chat, request(t, t.Context(), "POST", url, sent)).Body
 			var body struct {
 				Messages []struct{ Content *string }
 			}
@@ -372,7 +432,8 @@ func TestConversationNames(t *testing.T) {
 				t.Fatalf("%v: %s", err, got)
 			}
 			same(t, *body.Messages[1].Content, placeholder(tt.wantID, tt.wantTool, 1000))
-			if call, rest, _ := strings.Cut(got, thousand); rest != "" || !strings.HasPrefix(sent, call[:strings.Index(call, "[Observation")]) {
+			if call, rest, _ := strings.Cut(got, thousand); rest != "" || !strings.HasPrefix(sent,
+				call[:strings.Index(call, "[Observation")]) {
 				t.Errorf("changed elsewhere: %s", got)
 			}
 		})
@@ -384,16 +445,17 @@ func TestPlaceholderIsShort(t *testing.T) {
 	chat := new(mcptest.Chat)
 	url := serve(t, windowOfOne, proxy(upstream(t, chat)))
 	id, tool := strings.Repeat("i", 30), strings.Repeat("t", 30)
-	got := received(t, chat, request(t, t.Context(), "POST", url, aged(calls(id+" "+tool), answers(id, thousand)))).Body
+	got := receivedByModel(t, chat, request(t, t.Context(), "POST", url, oneTurnLater(callsMessage(id+" "+tool),
+		resultMessage(id, thousand)))).Body
 	_, rest, _ := strings.Cut(got, "[Observation")
 	text, _, _ := strings.Cut(rest, "]")
-	if n := utf8.RuneCountInString("[Observation" + text + "]"); n > 160 || !strings.Contains(text, id) || !strings.Contains(text, tool) {
-		t.Errorf("T30 %d characters: %s", n, text)
+	if n := utf8.RuneCountInString("[Observation" + text + "]"); n > 160 || !strings.Contains(text, id) ||
+		!strings.Contains(text, tool) {
+		t.Errorf("T30 got %d characters: %s", n, text)
 	}
 }
 
-// TestOtherRequests has requests that are none to a model, with bodies that look as
-// if they were (T29).
+// Other requests with bodies that look like model requests are unchanged (T29).
 func TestOtherRequests(t *testing.T) {
 	isolate(t)
 	chat := new(mcptest.Chat)
@@ -412,34 +474,37 @@ func TestOtherRequests(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			req := request(t, t.Context(), tt.method, url+tt.path, b2Sent, "Content-Type: "+tt.contentType)
-			same(t, received(t, chat, req).Body, tt.want)
+			same(t, receivedByModel(t, chat, req).Body, tt.want)
 		})
 	}
 }
 
-// A format is one of those in which agents talk to models. Its conversations have
-// two turns, each with one call of fast_read_file. The result of the first is of
-// 1000 characters, and masked in a window of one turn.
-type format struct {
+// A chatFormat is a format of requests to models. Its conversations have two turns, each with one call of
+// fast_read_file. The first result has 1000 characters, and is masked in a window of one turn.
+type chatFormat struct {
 	name, path   string
 	sent, masked string
-	writesCache  bool // it tells what was written to the cache
+	writesCache  bool // its usage includes cache writes
 }
 
-// blocks is a conversation of two turns in Anthropic's format, with something in
-// the place of the first result's content.
-func blocks(content string, members ...string) string {
-	old := strings.Join(append([]string{`"type":"tool_result"`, `"tool_use_id":"call_1"`, `"content":` + content}, members...), ",")
-	return `{"model":"m","max_tokens":1024,"system":[{"type":"text","text":"be brief","cache_control":{"type":"ephemeral"}}],"messages":[` +
+// anthropicConversation returns a conversation of two turns in Anthropic's format, with this content of the first
+// result.
+func anthropicConversation(content string, members ...string) string {
+	old := strings.Join(append([]string{`"type":"tool_result"`, `"tool_use_id":"call_1"`, `"content":` + content},
+		members...), ",")
+	return `{"model":"m","max_tokens":1024,"system":[{"type":"text","text":"be brief",` +
+		`"cache_control":{"type":"ephemeral"}}],"messages":[` +
 		`{"role":"user","content":"go"},` +
-		`{"role":"assistant","content":[{"type":"text","text":"reading"},{"type":"tool_use","id":"call_1","name":"fast_read_file","input":{"n":1.0,"content":"kept"}}]},` +
+		`{"role":"assistant","content":[{"type":"text","text":"reading"},{"type":"tool_use","id":"call_1",` +
+		`"name":"fast_read_file","input":{"n":1.0,"content":"kept"}}]},` +
 		`{"role":"user","content":[{"type":"text","text":"first"},{` + old + `},{"type":"text","text":"and now?"}]},` +
 		`{"role":"assistant","content":[{"type":"tool_use","id":"call_2","name":"fast_read_file","input":{}}]},` +
-		`{"role":"user","content":[{"type":"tool_result","tool_use_id":"call_2","content":"OK","cache_control":{"type":"ephemeral"}}]}]}`
+		`{"role":"user","content":[{"type":"tool_result","tool_use_id":"call_2","content":"OK",` +
+		`"cache_control":{"type":"ephemeral"}}]}]}`
 }
 
-// items is the same in the format of OpenAI's responses.
-func items(output string) string {
+// responsesConversation is the same in the format of OpenAI's Responses API.
+func responsesConversation(output string) string {
 	return `{"model":"m","prompt_cache_key":"k","input":[{"role":"user","content":"go"},` +
 		`{"type":"reasoning","id":"rs_1","summary":[],"encrypted_content":"x"},` +
 		`{"type":"function_call","id":"fc_1","call_id":"call_1","name":"fast_read_file","arguments":"{\"n\":1.0}"},` +
@@ -449,16 +514,16 @@ func items(output string) string {
 		`{"type":"function_call_output","call_id":"call_2","output":"OK"}]}`
 }
 
-var formats = func() []format {
+var chatFormats = func() []chatFormat {
 	old, gone := quote(thousand), quote(placeholder("call_1", "fast_read_file", 1000))
-	return []format{
+	return []chatFormat{
 		{"chat completions", "/v1/chat/completions", b2Sent, b2Masked, false},
-		{"messages", "/v1/messages", blocks(old), blocks(gone), true},
-		{"responses", "/v1/responses", items(old), items(gone), false},
+		{"messages", "/v1/messages", anthropicConversation(old), anthropicConversation(gone), true},
+		{"responses", "/v1/responses", responsesConversation(old), responsesConversation(gone), false},
 	}
 }()
 
-// TestFormats has the two formats beside that of chat completions (T36).
+// The two formats besides chat completions are masked (T36).
 func TestFormats(t *testing.T) {
 	isolate(t)
 	text := func(kind, text, more string) string {
@@ -486,43 +551,58 @@ func TestFormats(t *testing.T) {
 	type row struct{ name, lines, sent, want string }
 	same := func(name, lines, sent string) row { return row{name, lines, sent, sent} }
 	tests := []row{
-		same("T36 messages in the window", "window_turns 2", blocks(`"`+thousand+`"`)),
-		{"T36 messages, a list of one text", "", blocks(`[` + text("text", thousand, cache) + `]`), blocks(`[` + text("text", gone, cache) + `]`)},
-		{"T36 messages, a list of several texts", "", blocks(`[`+text("text", half, "")+` , `+text("text", half, cache)+`]`, `"is_error":false`),
-			blocks(`[`+text("text", gone, "")+` , `+text("text", "…", cache)+`]`, `"is_error":false`)},
-		same("T36 messages, an image", "", blocks(`[`+text("text", thousand, "")+`,`+image+`]`)),
-		same("T36 messages, an image first", "", blocks(`[`+image+`,`+text("text", thousand, "")+`]`)),
-		same("T36 messages, an empty list", "", blocks(`[]`)),
-		same("T36 messages, null", "", blocks(`null`)),
-		same("T36 messages, a result that is an error", "", blocks(`"`+thousand+`"`, `"is_error":true`)),
-		same("T36 messages, a result that was said first to be an error", "", strings.Replace(blocks(`"`+thousand+`"`), `{"type":"tool_result",`, `{"is_error":true,"type":"tool_result",`, 1)),
-		{"T36 messages, an error with keep_errors off", "keep_errors off", blocks(`"`+thousand+`"`, `"is_error":true`), blocks(`"`+gone+`"`, `"is_error":true`)},
-		same("T36 messages, a text that looks like an error", "", blocks(`[`+text("text", thousand, "")+`,`+text("text", "Traceback", "")+`]`)),
+		same("T36 messages in the window", "window_turns 2", anthropicConversation(`"`+thousand+`"`)),
+		{"T36 messages, a list of one text", "", anthropicConversation(`[` + text("text", thousand, cache) + `]`),
+			anthropicConversation(`[` + text("text", gone, cache) + `]`)},
+		{"T36 messages, a list of several texts", "", anthropicConversation(`[`+text("text", half, "")+` , `+
+			text("text", half, cache)+`]`, `"is_error":false`),
+			anthropicConversation(`[`+text("text", gone, "")+` , `+text("text", "…", cache)+`]`, `"is_error":false`)},
+		same("T36 messages, an image", "", anthropicConversation(`[`+text("text", thousand, "")+`,`+image+`]`)),
+		same("T36 messages, an image first", "", anthropicConversation(`[`+image+`,`+text("text", thousand, "")+`]`)),
+		same("T36 messages, an empty list", "", anthropicConversation(`[]`)),
+		same("T36 messages, null", "", anthropicConversation(`null`)),
+		same("T36 messages, a result that is an error", "", anthropicConversation(`"`+thousand+`"`, `"is_error":true`)),
+		same("T36 messages, a result with is_error first", "", strings.Replace(anthropicConversation(`"`+thousand+`"`),
+			`{"type":"tool_result",`, `{"is_error":true,"type":"tool_result",`, 1)),
+		{"T36 messages, an error with keep_errors off", "keep_errors off", anthropicConversation(`"`+thousand+`"`,
+			`"is_error":true`), anthropicConversation(`"`+gone+`"`, `"is_error":true`)},
+		same("T36 messages, a text that looks like an error", "", anthropicConversation(`[`+text("text", thousand, "")+`,`+
+			text("text", "Traceback", "")+`]`)),
 		{"T36 messages, parallel calls", "",
-			conversation(say("assistant", use("a"), use("b")), say("user", result("a", thousand), result("b", thousand)), say("assistant", use("c")), say("user", result("c", thousand))),
-			conversation(say("assistant", use("a"), use("b")), say("user", result("a", placeholder("a", "read", 1000)), result("b", placeholder("b", "read", 1000))), say("assistant", use("c")), say("user", result("c", thousand)))},
-		same("T36 messages, an orphan", "", conversation(say("assistant", use("a")), say("user", result("x", thousand)), say("assistant", use("c")), say("user", result("c", thousand)))),
-		same("T36 messages, a result that the model wrote", "", conversation(say("assistant", use("a"), result("a", thousand)), say("assistant", use("c")), say("user", result("c", thousand)))),
-		same("T36 responses in the window", "window_turns 2", items(`"`+thousand+`"`)),
-		{"T36 responses, a list of one text", "", items(`[` + text("input_text", thousand, "") + `]`), items(`[` + text("input_text", gone, "") + `]`)},
-		{"T36 responses, a list of several texts", "", items(`[` + text("input_text", half, "") + `,` + text("input_text", half, "") + `]`),
-			items(`[` + text("input_text", gone, "") + `,` + text("input_text", "…", "") + `]`)},
-		same("T36 responses, an image", "", items(`[`+text("input_text", thousand, "")+`,{"type":"input_image","image_url":"data:`+thousand+`"}]`)),
-		same("T36 responses, a text that looks like an error", "", items(`"Error: `+thousand+`"`)),
+			conversation(say("assistant", use("a"), use("b")), say("user", result("a", thousand), result("b", thousand)),
+				say("assistant", use("c")), say("user", result("c", thousand))),
+			conversation(say("assistant", use("a"), use("b")), say("user", result("a", placeholder("a", "read", 1000)),
+				result("b", placeholder("b", "read", 1000))), say("assistant", use("c")), say("user", result("c", thousand)))},
+		same("T36 messages, an orphan", "", conversation(say("assistant", use("a")), say("user", result("x", thousand)),
+			say("assistant", use("c")), say("user", result("c", thousand)))),
+		same("T36 messages, a result that the model wrote", "",
+			conversation(say("assistant", use("a"), result("a", thousand)), say("assistant", use("c")),
+				say("user", result("c", thousand)))),
+		same("T36 responses in the window", "window_turns 2", responsesConversation(`"`+thousand+`"`)),
+		{"T36 responses, a list of one text", "", responsesConversation(`[` + text("input_text", thousand, "") + `]`),
+			responsesConversation(`[` + text("input_text", gone, "") + `]`)},
+		{"T36 responses, a list of several texts", "", responsesConversation(`[` + text("input_text", half, "") + `,` +
+			text("input_text", half, "") + `]`),
+			responsesConversation(`[` + text("input_text", gone, "") + `,` + text("input_text", "…", "") + `]`)},
+		same("T36 responses, an image", "", responsesConversation(`[`+text("input_text", thousand, "")+
+			`,{"type":"input_image","image_url":"data:`+thousand+`"}]`)),
+		same("T36 responses, a text that looks like an error", "", responsesConversation(`"Error: `+thousand+`"`)),
 		{"T36 responses, parallel calls", "",
 			input(call("a"), call("b"), output("a", thousand), output("b", thousand), call("c"), output("c", thousand)),
-			input(call("a"), call("b"), output("a", placeholder("a", "read", 1000)), output("b", placeholder("b", "read", 1000)), call("c"), output("c", thousand))},
-		same("T36 responses, parallel calls with words between them", "",
-			input(call("a"), `{"type":"message","role":"assistant","content":[]}`, `{"type":"reasoning","summary":[]}`, call("b"), output("a", thousand), output("b", thousand))),
+			input(call("a"), call("b"), output("a", placeholder("a", "read", 1000)),
+				output("b", placeholder("b", "read", 1000)), call("c"), output("c", thousand))},
+		same("T36 responses, parallel calls with text between them", "",
+			input(call("a"), `{"type":"message","role":"assistant","content":[]}`, `{"type":"reasoning","summary":[]}`,
+				call("b"), output("a", thousand), output("b", thousand))),
 		{"T36 responses, calls one after the other", "",
 			input(call("a"), output("a", thousand), call("b"), output("b", thousand)),
 			input(call("a"), output("a", placeholder("a", "read", 1000)), call("b"), output("b", thousand))},
 		same("T36 responses, an orphan", "", input(output("x", thousand), call("b"), output("b", thousand))),
 		same("T36 responses, a text", "", `{"model":"m","input":"`+thousand+`"}`),
 	}
-	for _, f := range formats {
+	for _, f := range chatFormats {
 		tests = append(tests, row{"T36 " + f.name, "", f.sent, f.masked},
-			row{"T36 " + f.name + " told by the body", "", streamed(f.sent), streamed(f.masked)},
+			row{"T36 " + f.name + " detected by the body", "", streamRequest(f.sent), streamRequest(f.masked)},
 			same("T28 "+f.name+", a placeholder stays", "", f.masked),
 			same("T35 "+f.name+", too short to be masked", "min_mask_chars 1001", f.sent),
 			same("T37 "+f.name+", an excluded tool", "exclude_tools fast_*", f.sent),
@@ -530,8 +610,8 @@ func TestFormats(t *testing.T) {
 			row{"T20 " + f.name + ", not the last one", "keep_last_k_per_tool 1", f.sent, f.masked},
 			row{"T32 " + f.name + ", a step of one turn", "step_turns 1", f.sent, f.masked},
 			same("T32 "+f.name+", a step of two turns", "step_turns 2", f.sent),
-			row{"T33 " + f.name + ", as much as is asked for", "clear_at_least 250", f.sent, f.masked},
-			same("T33 "+f.name+", less than is asked for", "clear_at_least 251", f.sent),
+			row{"T33 " + f.name + ", exactly clear_at_least", "clear_at_least 250", f.sent, f.masked},
+			same("T33 "+f.name+", less than clear_at_least", "clear_at_least 251", f.sent),
 		)
 	}
 	chat := new(mcptest.Chat)
@@ -543,41 +623,46 @@ func TestFormats(t *testing.T) {
 				window = ""
 			}
 			url := serve(t, conversationMask(window, tt.lines), proxy(address))
-			sends(t, chat, url+"/v1/any", tt.sent, tt.want)
+			expectSent(t, chat, url+"/v1/any", tt.sent, tt.want)
 		})
 	}
 }
 
-// TestSteps has a conversation grow turn by turn. Results have 20000 characters, so
-// that nothing else in the conversation is of any weight.
+// The boundary moves at the expected turns of a growing conversation. Results have 20000 characters, so that all else
+// is negligible.
 func TestSteps(t *testing.T) {
 	isolate(t)
 	const size = 20000
 	for _, tt := range []struct {
 		name  string
 		lines []string
-		steps []int // the turns at which the boundary moves, until the last
+		steps []int // turns at which the boundary moves
 		last  int
 	}{
-		{"T5 a window that slides", []string{"window_turns 2"}, []int{3, 4, 5, 6}, 6},
+		{"T5 a sliding window", []string{"window_turns 2"}, []int{3, 4, 5, 6}, 6},
 		{"T32 steps of one turn", []string{"window_turns 2", "step_turns 1"}, []int{3, 4, 5, 6}, 6},
 		{"T32 steps of four turns", []string{"window_turns 1", "step_turns 4"}, []int{5, 9, 13}, 14},
 		{"T32 steps of four turns behind a window of three", []string{"window_turns 3", "step_turns 4"}, []int{7, 11}, 14},
 		{"T33 two results at once", []string{"window_turns 1", "clear_at_least 10000"}, []int{3, 5, 7}, 8},
 		{"T33 a little more than two results at once", []string{"window_turns 1", "clear_at_least 10001"}, []int{4, 7}, 8},
-		{"T33 two results at once, in steps of three turns", []string{"window_turns 1", "clear_at_least 10000", "step_turns 3"}, []int{4, 7}, 9},
-		{"T33 four results at once, in steps of three turns", []string{"window_turns 1", "clear_at_least 20000", "step_turns 3"}, []int{7, 13}, 14},
-		// With a window of one there is nothing between what is masked and what is new: masking
-		// costs less than reading it once more.
+		{"T33 two results at once, in steps of three turns", []string{"window_turns 1", "clear_at_least 10000",
+			"step_turns 3"}, []int{4, 7}, 9},
+		{"T33 four results at once, in steps of three turns", []string{"window_turns 1", "clear_at_least 20000",
+			"step_turns 3"}, []int{7, 13}, 14},
+		// With a window of one there is nothing between the masked and the new results: masking costs less than reading
+		// them once more.
 		{"T33 auto behind a window of one", []string{"window_turns 1", "clear_at_least auto"}, []int{2, 3, 4, 5, 6}, 6},
-		{"T33 auto at prices ten times as high", []string{"window_turns 1", "clear_at_least auto", "cache_prices 1 12.5"}, []int{2, 3, 4, 5, 6}, 6},
+		{"T33 auto at prices ten times as high", []string{"window_turns 1", "clear_at_least auto", "cache_prices 1 12.5"},
+			[]int{2, 3, 4, 5, 6}, 6},
 		{"T33 auto behind a window of four", []string{"window_turns 4", "clear_at_least auto"}, []int{20}, 21},
 		{"T33 auto that may lose more", []string{"window_turns 4", "clear_at_least auto", "max_loss 100%"}, []int{14}, 21},
-		{"T33 auto where the cache saves half", []string{"window_turns 4", "clear_at_least auto", "cache_prices 0.5 1"}, []int{6, 8, 10, 11, 12}, 12},
+		{"T33 auto where the cache saves half", []string{"window_turns 4", "clear_at_least auto", "cache_prices 0.5 1"},
+			[]int{6, 8, 10, 11, 12}, 12},
 	} {
-		for format, turns := range map[string]func(n, masked, size int) string{"": turns, " in messages": turnsOfBlocks, " in responses": turnsOfItems} {
+		for format, turns := range map[string]func(n, masked, size int) string{"": turns, " in messages": anthropicTurns,
+			" in responses": responsesTurns} {
 			if strings.HasPrefix(tt.name, "T33 auto") && format == " in messages" {
-				continue // they mark nothing to be cached, and slide: TestRequestsWithoutMarks
+				continue // they mark nothing for caching, and slide: TestRequestsWithoutMarks
 			}
 			t.Run(tt.name+format, func(t *testing.T) {
 				chat := new(mcptest.Chat)
@@ -586,11 +671,11 @@ func TestSteps(t *testing.T) {
 				for n := range tt.last + 1 {
 					bodies = append(bodies, turns(n, 0, size))
 				}
-				stepped := grow(t, chat, url, bodies)
+				stepped := sendGrowing(t, chat, url, bodies)
 				if !slices.Equal(stepped, tt.steps) {
-					t.Fatalf("stepped at the turns %v, want %v", stepped, tt.steps)
+					t.Fatalf("got steps at turns %v, want %v", stepped, tt.steps)
 				}
-				// What the last step has masked is all that its window leaves.
+				// The last step has masked everything outside of its window.
 				window, every, last := 0, 1, stepped[len(stepped)-1]
 				for _, line := range tt.lines {
 					_, _ = fmt.Sscanf(line, "window_turns %d", &window)
@@ -602,15 +687,14 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// grow sends the requests of a conversation that grows and returns at which of them
-// what had been sent before was not sent again, to the byte. That must be those that
-// are counted as broken (T34, T38).
-func grow(t *testing.T, chat *mcptest.Chat, url string, bodies []string) (stepped []int) {
+// sendGrowing sends the requests of a growing conversation and returns at which of them the bytes sent before
+// changed. These must be the ones counted as breaks (T34, T38).
+func sendGrowing(t *testing.T, chat *mcptest.Chat, url string, bodies []string) (stepped []int) {
 	t.Helper()
 	before := ""
 	for n, body := range bodies {
 		grown := growth(t)
-		got := received(t, chat, request(t, t.Context(), "POST", url, body)).Body
+		got := receivedByModel(t, chat, request(t, t.Context(), "POST", url, body)).Body
 		broken := !strings.HasPrefix(got, before)
 		if broken {
 			stepped = append(stepped, n)
@@ -618,24 +702,23 @@ func grow(t *testing.T, chat *mcptest.Chat, url string, bodies []string) (steppe
 		if counted := grown()["prompt_prefix_breaks_total"]; counted != map[bool]float64{true: 1}[broken] {
 			t.Errorf("request %d: broken %t, but %v breaks counted", n, broken, counted)
 		}
-		if again := received(t, chat, request(t, t.Context(), "POST", url, body)).Body; again != got {
-			t.Errorf("request %d: the same was sent in another way", n)
+		if again := receivedByModel(t, chat, request(t, t.Context(), "POST", url, body)).Body; again != got {
+			t.Errorf("request %d: the masked request differs", n)
 		}
 		before = strings.TrimSuffix(got, "]}")
 	}
 	return stepped
 }
 
-// winding returns the requests of a conversation of n turns, which has everything in
-// it that could make a later turn change what an earlier one has decided: results
-// differ in size and tool, some are errors, some come late, ids are used again, and
-// every third turn makes two calls.
-func winding(n int) (bodies []string) {
-	messages := []string{says("system", "be brief"), says("user", "go")}
+// irregularConversation returns the requests of a conversation of n turns, in which later turns could change earlier
+// decisions: results differ in size and tool, some are errors, some come late, ids are reused, and every third turn
+// makes two calls.
+func irregularConversation(n int) (bodies []string) {
+	messages := []string{chatMessage("system", "be brief"), chatMessage("user", "go")}
 	for i := 1; i <= n; i++ {
 		bodies = append(bodies, conversation(messages...))
 		if i%2 == 1 {
-			messages = append(messages, says("assistant", "done"), says("user", "go on"))
+			messages = append(messages, chatMessage("assistant", "done"), chatMessage("user", "go on"))
 			bodies = append(bodies, conversation(messages...))
 		}
 		id, tool := fmt.Sprintf("call_%d", i%17), fmt.Sprintf("tool_%d", i*i%5)
@@ -644,48 +727,48 @@ func winding(n int) (bodies []string) {
 			text = "Traceback: " + text
 		}
 		if i%3 == 0 {
-			messages = append(messages, calls(id+" "+tool, id+"b read"), answers(id+"b", text))
+			messages = append(messages, callsMessage(id+" "+tool, id+"b read"), resultMessage(id+"b", text))
 		} else {
-			messages = append(messages, calls(id+" "+tool))
+			messages = append(messages, callsMessage(id+" "+tool))
 		}
-		messages = append(messages, answers(id, text))
+		messages = append(messages, resultMessage(id, text))
 		if i%6 == 5 {
-			messages = append(messages, answers(fmt.Sprintf("call_%d", i-4), "late "+text))
+			messages = append(messages, resultMessage(fmt.Sprintf("call_%d", i-4), "late "+text))
 		}
 	}
 	return append(bodies, conversation(messages...))
 }
 
-// TestGrowingConversation has the bytes of one turn be the beginning of those of the
-// next one, but at a step (T34).
+// Except at a step, the bytes of one turn begin with the bytes of the turn before (T34).
 func TestGrowingConversation(t *testing.T) {
 	isolate(t)
 	const last = 40
 	for _, tt := range []struct {
 		name  string
 		lines []string
-		most  int // steps
+		most  int // maximum number of steps
 	}{
 		{"T34 step_turns", []string{"step_turns 8"}, last / 8},
 		{"T34 step_turns and keep_last_k_per_tool", []string{"step_turns 8", "keep_last_k_per_tool 2"}, last / 8},
-		{"T34 step_turns, min_mask_chars and exclude_tools", []string{"step_turns 8", "min_mask_chars 300", "exclude_tools tool_1"}, last / 8},
+		{"T34 step_turns, min_mask_chars and exclude_tools", []string{"step_turns 8", "min_mask_chars 300",
+			"exclude_tools tool_1"}, last / 8},
 		{"T34 clear_at_least", []string{"clear_at_least 1000"}, last / 4},
 		{"T34 clear_at_least and keep_last_k_per_tool", []string{"clear_at_least 1000", "keep_last_k_per_tool 2"}, last / 4},
-		{"T34 clear_at_least auto and everything else", []string{"clear_at_least auto", "max_loss 100%", "cache_prices 0.5 1", "step_turns 2", "keep_last_k_per_tool 1", "min_mask_chars 100", "keep_errors off"}, last / 2},
+		{"T34 clear_at_least auto and everything else", []string{"clear_at_least auto", "max_loss 100%",
+			"cache_prices 0.5 1", "step_turns 2", "keep_last_k_per_tool 1", "min_mask_chars 100", "keep_errors off"}, last / 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			chat := new(mcptest.Chat)
 			url := serve(t, conversationMask(append(tt.lines, "window_turns 4")...), proxy(upstream(t, chat)))
-			stepped := grow(t, chat, url, winding(last))
+			stepped := sendGrowing(t, chat, url, irregularConversation(last))
 			if len(stepped) == 0 || len(stepped) > tt.most {
-				t.Errorf("stepped at the turns %v", stepped)
+				t.Errorf("got steps at turns %v", stepped)
 			}
 		})
 	}
 }
 
-// TestConversationsInChains has two masks on the way of one request: the second must
-// find nothing to do (T28).
+// If a request passes two masks, the second changes nothing (T28).
 func TestConversationsInChains(t *testing.T) {
 	isolate(t)
 	for _, tt := range []struct {
@@ -694,8 +777,8 @@ func TestConversationsInChains(t *testing.T) {
 	}{
 		{"T28 defaults", []string{"window_turns 1"}},
 		{"T28 errors are masked, too", []string{"window_turns 2", "keep_errors off"}},
-		{"T28 a template of one's own", []string{"window_turns 1", `placeholder_template "<{tool_call_id} {original_chars}>"`}},
-		{"T28 a template that tells of errors", []string{"window_turns 1", `placeholder_template "error {tool_call_id}"`}},
+		{"T28 a custom template", []string{"window_turns 1", `placeholder_template "<{tool_call_id} {original_chars}>"`}},
+		{"T28 a template with the word error", []string{"window_turns 1", `placeholder_template "error {tool_call_id}"`}},
 		{"T28 keep_last_k_per_tool", []string{"window_turns 1", "keep_last_k_per_tool 1"}},
 		{"T28 steps", []string{"window_turns 1", "step_turns 4"}},
 		{"T28 clear_at_least", []string{"window_turns 1", "clear_at_least 400"}},
@@ -709,12 +792,13 @@ func TestConversationsInChains(t *testing.T) {
 			hop := site(once, conversationMask(tt.lines...), proxy(upstream(t, chat)))
 			for _, chain := range []struct{ name, caddyfile string }{
 				{"two hops", site(twice, conversationMask(tt.lines...), proxy(once))},
-				{"twice in a row", site(twice, block("route", conversationMask(tt.lines...), conversationMask(tt.lines...), proxy(upstream(t, chat))))},
+				{"twice in a row", site(twice, block("route", conversationMask(tt.lines...), conversationMask(tt.lines...),
+					proxy(upstream(t, chat))))},
 			} {
 				load(t, hop+chain.caddyfile)
-				for n, sent := range winding(30) {
-					want := received(t, chat, request(t, t.Context(), "POST", "http://"+once, sent)).Body
-					if got := received(t, chat, request(t, t.Context(), "POST", "http://"+twice, sent)).Body; got != want {
+				for n, sent := range irregularConversation(30) {
+					want := receivedByModel(t, chat, request(t, t.Context(), "POST", "http://"+once, sent)).Body
+					if got := receivedByModel(t, chat, request(t, t.Context(), "POST", "http://"+twice, sent)).Body; got != want {
 						t.Errorf("%s, request %d:", chain.name, n)
 						same(t, got, want)
 					}
@@ -724,7 +808,7 @@ func TestConversationsInChains(t *testing.T) {
 	}
 }
 
-// TestManyConversationsAtOnce makes sure that requests do not mix (T27).
+// Concurrent requests do not mix (T27).
 func TestManyConversationsAtOnce(t *testing.T) {
 	isolate(t)
 	chat := new(mcptest.Chat)
@@ -735,7 +819,7 @@ func TestManyConversationsAtOnce(t *testing.T) {
 	for i := range clients {
 		id, text := fmt.Sprintf("call_of_%d", i), strings.Repeat(string(rune('A'+i%26)), 1+i*i)
 		body := func(old string) string {
-			return aged(says("user", id), calls(id+" tool_"+id), answers(id, old))
+			return oneTurnLater(chatMessage("user", id), callsMessage(id+" tool_"+id), resultMessage(id, old))
 		}
 		want = append(want, body(placeholder(id, "tool_"+id, len(text))))
 		go func() {

@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-// dashboard is what the tests look at in caddyfile_examples/grafana.json.
+// dashboard has the parts of caddyfile_examples/grafana.json that the tests check.
 type dashboard struct {
 	ID            *int   `json:"id"`
 	UID           string `json:"uid"`
@@ -58,18 +58,18 @@ func TestDashboardFitsAnyGrafana(t *testing.T) { // A51, A52
 	isolate(t)
 	d := readDashboard(t)
 	if d.Title != "MCP gateway" || d.SchemaVersion < 39 {
-		t.Errorf("title is %q, schema version %d", d.Title, d.SchemaVersion)
+		t.Errorf("got title %q, schema version %d", d.Title, d.SchemaVersion)
 	}
 	if d.ID != nil || d.UID != "" {
-		t.Error("it is bound to one instance")
+		t.Error("the dashboard is bound to one Grafana instance")
 	}
 	if v := d.Templating.List; len(v) == 0 || v[0].Name != "datasource" || v[0].Type != "datasource" {
-		t.Errorf("the variables are %v", v)
+		t.Errorf("got variables %v", v)
 	}
 	ids := map[int]bool{}
 	for _, p := range d.Panels {
 		if ids[p.ID] {
-			t.Errorf("%s: id %d is that of another panel", p.Title, p.ID)
+			t.Errorf("%s: id %d is used twice", p.Title, p.ID)
 		}
 		ids[p.ID] = true
 		if p.Type == "row" {
@@ -80,7 +80,7 @@ func TestDashboardFitsAnyGrafana(t *testing.T) { // A51, A52
 		}
 		for _, target := range p.Targets {
 			if target.Datasource != p.Datasource {
-				t.Errorf("%s: data source of a query is %v", p.Title, target.Datasource)
+				t.Errorf("%s: got data source %v of a query", p.Title, target.Datasource)
 			}
 		}
 	}
@@ -90,13 +90,14 @@ func TestDashboardPanelsDoNotOverlap(t *testing.T) {
 	isolate(t)
 	panels := readDashboard(t).Panels
 	for i, a := range panels {
-		at := a.GridPos
-		if at.X < 0 || at.Y < 0 || at.W <= 0 || at.H <= 0 || at.X+at.W > 24 {
-			t.Errorf("%s is beside the grid: %v", a.Title, at)
+		position := a.GridPos
+		if position.X < 0 || position.Y < 0 || position.W <= 0 || position.H <= 0 || position.X+position.W > 24 {
+			t.Errorf("%s is outside of the grid: %v", a.Title, position)
 		}
 		for _, b := range panels[:i] {
 			before := b.GridPos
-			if at.X < before.X+before.W && before.X < at.X+at.W && at.Y < before.Y+before.H && before.Y < at.Y+at.H {
+			if position.X < before.X+before.W && before.X < position.X+position.W && position.Y < before.Y+before.H &&
+				before.Y < position.Y+position.H {
 				t.Errorf("%s and %s overlap", a.Title, b.Title)
 			}
 		}
@@ -117,7 +118,7 @@ func TestDashboardAsksForMetricsThatThereAre(t *testing.T) { // A51, A52
 		for _, target := range p.Targets {
 			names := metricName.FindAllString(target.Expr, -1)
 			if len(names) == 0 {
-				t.Errorf("%s: no metric of ours in %s", p.Title, target.Expr)
+				t.Errorf("%s: no metric of the plugin in %s", p.Title, target.Expr)
 			}
 			var labels []string
 			for _, match := range matcherLabel.FindAllStringSubmatch(target.Expr, -1) {
@@ -130,7 +131,7 @@ func TestDashboardAsksForMetricsThatThereAre(t *testing.T) { // A51, A52
 			for _, name := range names {
 				known, ok := metrics[name]
 				if !ok {
-					t.Errorf("%s: there is no %s", p.Title, name)
+					t.Errorf("%s: unknown metric %s", p.Title, name)
 				}
 				for _, label := range slices.Concat(labels, groups) {
 					if ok && !slices.Contains(known, label) {
@@ -140,15 +141,15 @@ func TestDashboardAsksForMetricsThatThereAre(t *testing.T) { // A51, A52
 			}
 			for _, match := range legendLabel.FindAllStringSubmatch(target.Legend, -1) {
 				if !slices.Contains(groups, match[1]) {
-					t.Errorf("%s: the legend %q has a label that %s does not keep", p.Title, target.Legend, target.Expr)
+					t.Errorf("%s: the legend %q has a label that is not in the result of %s", p.Title, target.Legend, target.Expr)
 				}
 			}
 		}
 	}
 }
 
-// registeredMetrics returns the series of the modules and their labels, as the source
-// has them: a metric that counts nothing yet is in no registry that could be asked.
+// registeredMetrics returns the metrics of the modules and their labels, from the source: a registry does not list a
+// metric that has not counted yet.
 func registeredMetrics(t *testing.T) map[string][]string {
 	t.Helper()
 	files, err := filepath.Glob("../../../modules/*/metrics.go")
@@ -172,7 +173,7 @@ func registeredMetrics(t *testing.T) map[string][]string {
 	return metrics
 }
 
-// addMetric adds what a call such as telemetry.NewCounter(name, help, labels...) makes.
+// addMetric adds the metric of a call such as telemetry.NewCounter(name, help, labels...).
 func addMetric(metrics map[string][]string, call *ast.CallExpr) {
 	made, ok := call.Fun.(*ast.SelectorExpr)
 	if !ok {

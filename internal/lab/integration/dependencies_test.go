@@ -16,7 +16,7 @@ const (
 	caddyModule = "github.com/caddyserver/caddy/v2"
 )
 
-// goList returns what `go list` prints for the plugin.
+// goList returns the output of `go list` for the plugin.
 func goList(t *testing.T, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", append([]string{"list"}, args...)...)
@@ -28,8 +28,8 @@ func goList(t *testing.T, args ...string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// required returns the versions that a go.mod requires.
-func required(t *testing.T, file string) map[string]string {
+// requiredVersions returns the versions that a go.mod requires.
+func requiredVersions(t *testing.T, file string) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -46,8 +46,8 @@ func required(t *testing.T, file string) map[string]string {
 	return versions
 }
 
-// summed returns the highest version of each module whose content a go.sum has.
-func summed(t *testing.T, file string) map[string]string {
+// summedVersions returns the highest version of each module with a content hash in a go.sum.
+func summedVersions(t *testing.T, file string) map[string]string {
 	t.Helper()
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -64,13 +64,12 @@ func summed(t *testing.T, file string) map[string]string {
 	return versions
 }
 
-// A release of Caddy is built with the versions in its go.sum. The plugin must not have
-// been tested with older ones.
+// A Caddy release is built with the versions in its go.sum. The plugin must not be tested with older ones.
 func TestDependenciesAreAsNewAsCaddys(t *testing.T) {
 	isolate(t)
-	caddys := summed(t, filepath.Join(goList(t, "-m", "-f", "{{.Dir}}", caddyModule), "go.sum"))
+	caddys := summedVersions(t, filepath.Join(goList(t, "-m", "-f", "{{.Dir}}", caddyModule), "go.sum"))
 	compared := 0
-	for module, version := range required(t, filepath.Join(project, "go.mod")) {
+	for module, version := range requiredVersions(t, filepath.Join(project, "go.mod")) {
 		if caddys[module] == "" {
 			continue
 		}
@@ -84,8 +83,7 @@ func TestDependenciesAreAsNewAsCaddys(t *testing.T) {
 	}
 }
 
-// The binary has nothing in it that only tests use, and building it needs no module that
-// only they need.
+// The binary contains no test code, and building it needs no modules of tests.
 func TestPluginHasNoTestCode(t *testing.T) {
 	isolate(t)
 	for dep := range strings.FieldsSeq(goList(t, "-deps", "./modules")) {
@@ -95,9 +93,10 @@ func TestPluginHasNoTestCode(t *testing.T) {
 			}
 		}
 	}
-	plugin := required(t, filepath.Join(project, "go.mod"))
+	plugin := requiredVersions(t, filepath.Join(project, "go.mod"))
 	for _, module := range []string{
-		"github.com/Shopify/toxiproxy/v2", "github.com/bytedance/sonic", "github.com/chromedp/chromedp", "github.com/modelcontextprotocol/go-sdk",
+		"github.com/Shopify/toxiproxy/v2", "github.com/bytedance/sonic", "github.com/chromedp/chromedp",
+		"github.com/modelcontextprotocol/go-sdk",
 		"github.com/caddyserver/xcaddy", "honnef.co/go/tools",
 	} {
 		if plugin[module] != "" {

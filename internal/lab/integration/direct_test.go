@@ -11,15 +11,15 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 )
 
-// A directServer is a child that the test talks to itself, without a gateway.
+// A directServer is a child that the test talks to without a gateway.
 type directServer struct {
 	in  io.WriteCloser
 	out *bufio.Reader
 	ids int
 }
 
-// startDirectly starts a server. It does not wait for it, so that several can start at once.
-func startDirectly(t *testing.T, cmd *exec.Cmd) *directServer {
+// startDirect starts a server. It does not wait, so that several can start at once.
+func startDirect(t *testing.T, cmd *exec.Cmd) *directServer {
 	t.Helper()
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -39,10 +39,11 @@ func startDirectly(t *testing.T, cmd *exec.Cmd) *directServer {
 	return &directServer{in: in, out: bufio.NewReader(out)}
 }
 
-// initialize shakes hands with the server, for a client with these capabilities.
+// initialize makes a handshake with these client capabilities.
 func (s *directServer) initialize(t *testing.T, capabilities string) {
 	t.Helper()
-	s.ask(t, "initialize", fmt.Sprintf(`{"protocolVersion":%q,"capabilities":%s,"clientInfo":{"name":"test","version":"1"}}`,
+	s.ask(t, "initialize", fmt.Sprintf(`{"protocolVersion":%q,"capabilities":%s,"clientInfo":{"name":"test",`+
+		`"version":"1"}}`,
 		mcpclient.Legacy, capabilities))
 	fmt.Fprintln(s.in, `{"jsonrpc":"2.0","method":"notifications/initialized"}`)
 }

@@ -21,35 +21,39 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/toolresultmask"
 )
 
-// A directive, its page, and how a block of it becomes a configuration.
+// A directive is a Caddyfile directive with its page, and the file in which its block is adapted.
 type directive struct {
 	name   string
 	page   string
 	module caddycore.Module
-	guest  caddycore.Module  // whose subdirectives are in the block, too; nil if there is none
-	file   string            // a Caddyfile in which "…" stands for what is in the block
-	fields map[string]string // JSON fields that are not of the name of their subdirective, but of these
+	guest  caddycore.Module  // its subdirectives are in the block, too; nil if none
+	file   string            // a Caddyfile with "…" where the block's content goes
+	fields map[string]string // subdirective names by JSON field, where they differ
 }
 
 var directives = []directive{
-	{"mcp_gateway", "docs/mcp_gateway.md", new(mcpgateway.Handler), nil, inSite("mcp_gateway {\n…\nserver sample {\nmcp_sample\n}\n}"),
-		map[string]string{"servers": "server answer", "clients": "client", "rates": "rate", "notification_routes": "route_notifications",
+	{"mcp_gateway", "docs/mcp_gateway.md", new(mcpgateway.Handler), nil,
+		siteWith("mcp_gateway {\n…\nserver sample {\nmcp_sample\n}\n}"),
+		map[string]string{"servers": "server answer", "clients": "client", "rates": "rate",
+			"notification_routes":   "route_notifications",
 			"allow_unauthenticated": "" /* auth none */}},
-	{"transport mcp_stdio", "docs/mcp_stdio.md", new(mcpstdio.Transport), nil, inSite("reverse_proxy tools:1 {\ntransport mcp_stdio true {\n…\n}\n}"),
+	{"transport mcp_stdio", "docs/mcp_stdio.md", new(mcpstdio.Transport), nil,
+		siteWith("reverse_proxy tools:1 {\ntransport mcp_stdio true {\n…\n}\n}"),
 		map[string]string{"command": "", "inherit_env": ""}},
-	{"observation_mask", "docs/observation_mask.md", new(observationmask.Handler), nil, inSite("observation_mask {\n…\n}"), nil},
-	{"tool_result_mask", "docs/tool_result_mask.md", new(toolresultmask.Handler), nil, inSite("tool_result_mask {\n…\n}"), nil},
-	{"mcp_pruner", "docs/mcp_pruner.md", new(mcppruner.Handler), nil, inSite("mcp_pruner {\n…\n}"), nil},
+	{"observation_mask", "docs/observation_mask.md", new(observationmask.Handler), nil,
+		siteWith("observation_mask {\n…\n}"), nil},
+	{"tool_result_mask", "docs/tool_result_mask.md", new(toolresultmask.Handler), nil,
+		siteWith("tool_result_mask {\n…\n}"), nil},
+	{"mcp_pruner", "docs/mcp_pruner.md", new(mcppruner.Handler), nil, siteWith("mcp_pruner {\n…\n}"), nil},
 	{"mcp_store", "docs/scale.md", new(mcpstore.App), new(redis.Redis),
 		"{\nmcp_store redis redis://127.0.0.1:1 {\nsession_key 0123456789abcdef0123456789abcdef\n…\n}\n}\n",
 		map[string]string{"engine": "", "url": "", "addresses": ""}},
 }
 
-// inSite returns a Caddyfile that has a directive.
-func inSite(directive string) string { return ":0 {\n" + directive + "\n}\n" }
+// siteWith returns a Caddyfile with a directive.
+func siteWith(directive string) string { return ":0 {\n" + directive + "\n}\n" }
 
-// provisioned returns the module of a block as it is when Caddy runs it, with
-// everything in it that nobody has said.
+// provisioned returns the module of a block as Caddy runs it, with all defaults filled in.
 func (d directive) provisioned(t *testing.T, block string) string {
 	t.Helper()
 	file := strings.Replace(d.file, "…", block, 1)
@@ -102,7 +106,7 @@ func walk(t *testing.T, config json.RawMessage, visit func(map[string]json.RawMe
 	}
 }
 
-// subdirectives are those that the JSON fields of a module stand for.
+// subdirectives returns the subdirectives for the JSON fields of the module.
 func (d directive) subdirectives() (names []string) {
 	for _, module := range []caddycore.Module{d.module, d.guest} {
 		if module == nil {
@@ -122,17 +126,16 @@ func (d directive) subdirectives() (names []string) {
 // directivesPage shows every directive with its defaults.
 const directivesPage = "docs/directives.md"
 
-// An option is a subdirective as that page shows it.
+// An option is a subdirective on that page.
 type option struct {
-	name     string
-	value    string // its default
-	comments bool   // it has none
+	name      string
+	value     string // its default
+	commented bool   // it has no default
 }
 
 var optionLine = regexp.MustCompile(`^\t(# )?([a-z_]+)(?:, ([a-z_]+))?\s*([^#]*?)\s*(?:#.*)?\n$`)
 
-// optionsOf returns the block in which the page of all directives shows one, and the
-// options in it.
+// optionsOf returns the block of a directive on directivesPage, and its options.
 func optionsOf(t *testing.T, d directive) (block string, options []option) {
 	t.Helper()
 	_, section, _ := strings.Cut(pages(t)[directivesPage], "\n## `"+d.name+"`\n")
@@ -140,12 +143,12 @@ func optionsOf(t *testing.T, d directive) (block string, options []option) {
 	_, block, _ = strings.Cut(block, "\n")
 	block, _, found := strings.Cut(block, "}\n```\n")
 	if !found {
-		t.Fatalf("%s does not show it", directivesPage)
+		t.Fatalf("%s does not show the directive", directivesPage)
 	}
 	for line := range strings.Lines(block) {
 		parts := optionLine.FindStringSubmatch(line)
 		if parts == nil {
-			t.Fatalf("what is %q?", line)
+			t.Fatalf("unexpected line %q", line)
 		}
 		for _, name := range parts[2:4] {
 			if name != "" {
@@ -156,8 +159,8 @@ func optionsOf(t *testing.T, d directive) (block string, options []option) {
 	return block, options
 }
 
-// The page shows every directive with its defaults. Writing a default changes nothing,
-// and no subdirective is missing.
+// The page shows every directive with its defaults. Writing a default changes nothing, and no subdirective is
+// missing.
 func TestEveryDirective(t *testing.T) {
 	isolate(t)
 	for _, d := range directives {
@@ -172,7 +175,7 @@ func TestEveryDirective(t *testing.T) {
 			want := d.subdirectives()
 			slices.Sort(want)
 			if got := slices.Compact(shown); !slices.Equal(got, want) {
-				t.Errorf("there are\n%s\nand it shows\n%s", want, got)
+				t.Errorf("want\n%s\ngot\n%s", want, got)
 			}
 		})
 	}
@@ -180,8 +183,7 @@ func TestEveryDirective(t *testing.T) {
 
 var codeSpan = regexp.MustCompile("`([^`]+)`")
 
-// The page of a directive has a row for each of its subdirectives, with the default
-// that the page of all directives has.
+// The page of a directive has a row for each subdirective, with the same default as directivesPage.
 func TestDirectivePages(t *testing.T) {
 	isolate(t)
 	for _, d := range directives {
@@ -212,8 +214,8 @@ func TestDirectivePages(t *testing.T) {
 				switch {
 				case !found:
 					t.Errorf("%s: no row", o.name)
-				case !o.comments && got != strings.Trim(o.value, `"`) && got != "as above":
-					t.Errorf("%s: %s says %q, its page %q", o.name, directivesPage, o.value, got)
+				case !o.commented && got != strings.Trim(o.value, `"`) && got != "as above":
+					t.Errorf("%s: %s has %q, its page %q", o.name, directivesPage, o.value, got)
 				}
 			}
 		})

@@ -9,11 +9,10 @@ import (
 	"testing"
 )
 
-// documents are those that name the tests which show what they say.
+// documents are the pages that name tests as evidence.
 var documents = []string{"SECURITY.md", "docs/reliability.md"}
 
-// TestDocumentsNameTests has every test that a document names be one that there is, so that
-// no promise outlives what shows it.
+// Every test that a page names exists.
 func TestDocumentsNameTests(t *testing.T) {
 	isolate(t)
 	const root = "../../.."
@@ -47,7 +46,7 @@ func TestDocumentsNameTests(t *testing.T) {
 		}
 		for _, found := range all {
 			if name := string(found[1]); !declared[name] {
-				t.Errorf("%s names %s, and there is no such test", document, name)
+				t.Errorf("%s names the unknown test %s", document, name)
 			}
 		}
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpsample"
 )
 
-// The example of rules lets its clients do what it says.
+// The clients of the rules example can do what it says.
 func TestExampleOfRules(t *testing.T) {
 	isolate(t)
 	exampleSecrets(t)
@@ -27,19 +27,18 @@ func TestExampleOfRules(t *testing.T) {
 		{"bin/caddy mcp call sample::ping --client agent\n", "pong"},
 		{"bin/caddy mcp call sample::read_log lines=1 --client agent | wc -l\n", "1"},
 		{"bin/caddy mcp call sample::read_log lines=10001 --client agent || true\n", "Error: Access denied (acl_denied)"},
-		{"bin/caddy mcp call sample::echo --client agent 2>&1 | grep -o 'there is no tool' || true\n", "there is no tool"},
+		{"bin/caddy mcp call sample::echo --client agent 2>&1 | grep -o 'unknown tool' || true\n", "unknown tool"},
 	}
-	for i, got := range typeAll(t, served, typed)[:len(typed)] {
+	for i, got := range runCommands(t, served, typed)[:len(typed)] {
 		same(t, strings.TrimSpace(got), typed[i].output)
 	}
 	if log := served.stop(t); strings.Count(log, `"msg":"call"`) < 2 || !strings.Contains(log, `"mcp_tool":"echo"`) {
-		t.Errorf("the audit log misses calls: %s", log)
+		t.Errorf("calls are missing in the audit log: %s", log)
 	}
 }
 
-// shipped returns the Caddyfiles a user is given: the one at the root and every
-// example.
-func shipped(t *testing.T) []string {
+// shippedFiles returns the Caddyfiles for users: the one at the root and every example.
+func shippedFiles(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob("../../../caddyfile_examples/*.Caddyfile")
 	if err != nil || len(files) == 0 {
@@ -48,19 +47,19 @@ func shipped(t *testing.T) []string {
 	return append(files, "../../../Caddyfile")
 }
 
-// elsewhere moves the ports of a shipped Caddyfile, 8080 and those that follow and 8006
-// of the pruner, to free ones and returns what address each became.
-func elsewhere(t *testing.T, caddyfile string) (moved string, addresses map[string]string) {
+// withFreePorts replaces the ports of a shipped Caddyfile (8080 and following, and 8006 of the pruner) with free
+// ones, and returns the new address of each.
+func withFreePorts(t *testing.T, caddyfile string) (moved string, addresses map[string]string) {
 	t.Helper()
 	addresses = map[string]string{}
 	moved = movePorts(t, caddyfile, addresses)
 	if addresses[":8080"] == "" && addresses[":8006"] == "" {
-		t.Fatal("nothing is served at port 8080 or 8006")
+		t.Fatal("the file uses neither port 8080 nor 8006")
 	}
 	return moved, addresses
 }
 
-// movePorts does so with the addresses that are known, and adds those that are not.
+// movePorts does the same with known addresses, and adds new ones to them.
 func movePorts(t *testing.T, caddyfile string, addresses map[string]string) string {
 	t.Helper()
 	return regexp.MustCompile(`:80(?:06|[89]\d)\b`).ReplaceAllStringFunc(caddyfile, func(port string) string {
@@ -71,13 +70,13 @@ func movePorts(t *testing.T, caddyfile string, addresses map[string]string) stri
 	})
 }
 
-// callReadLog asks for 2000 lines of log and wants what the sample server says of
-// them, masked.
+// callReadLog calls for 2000 log lines and expects the masked result of the sample server.
 func callReadLog(t *testing.T, url string) {
 	t.Helper()
 	call := rpc("tools/call", `{"name":"read_log","arguments":{"lines":2000}}`)
 	text := toolText(t, post(t, "http://"+upstream(t, mcpsample.NewServer()), call).body)
-	want := text[:2000] + fmt.Sprintf("\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=%d head=2000 tail=2000] ...\n", len(text)) + text[len(text)-2000:]
+	want := text[:2000] + fmt.Sprintf("\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=%d head=2000 tail=2000] ...\n",
+		len(text)) + text[len(text)-2000:]
 
 	handle := regexp.MustCompile(` id=obs_[A-Za-z0-9]{10}]` + regexp.QuoteMeta(hint))
 	for _, accept := range []string{"application/json", "application/json, text/event-stream"} {
@@ -87,8 +86,8 @@ func callReadLog(t *testing.T, url string) {
 	}
 }
 
-// sendConversation sends the sample conversation to the model and wants a good part
-// of it to stay behind. What stands in the place of the model says what reached it.
+// sendConversation sends the sample conversation to the stub model, which returns how much reached it, and expects a
+// good part to be masked.
 func sendConversation(t *testing.T, address string) {
 	t.Helper()
 	conversation, err := os.ReadFile("../../../caddyfile_examples/conversation.json")
@@ -105,20 +104,22 @@ func sendConversation(t *testing.T, address string) {
 	}
 }
 
-// pruneLog has a log pruned, and reads back what was left out.
-func pruneLog(t *testing.T, at string) {
+// pruneLog prunes a log, and recovers the removed lines.
+func pruneLog(t *testing.T, endpoint string) {
 	t.Helper()
-	got := pruneBy(t, at, prunable{text: withLines(1000, "INFO request %d served", map[int]string{400: "ERROR x"}), source: "logs"})
+	got := pruneText(t, endpoint, prunable{text: withLines(1000, "INFO request %d served",
+		map[int]string{400: "ERROR x"}), source: "logs"})
 	if len(got.Annotations) == 0 {
-		t.Fatalf("nothing is left out: %+v %v", got.Stats, got.Warnings)
+		t.Fatalf("nothing was pruned: %+v %v", got.Stats, got.Warnings)
 	}
 	first := got.Annotations[0].Start
-	if line := recoverLines(t, at, got.PruneID, false, first, first).Text; line != fmt.Sprintf("INFO request %d served", first) {
-		t.Errorf("line %d is %q", first, line)
+	if line := recoverLines(t, endpoint, got.PruneID, false, first,
+		first).Text; line != fmt.Sprintf("INFO request %d served", first) {
+		t.Errorf("line %d: got %q", first, line)
 	}
 }
 
-// toolText is the text of the result of a tool call.
+// toolText returns the text of the result of a tool call.
 func toolText(t *testing.T, message string) string {
 	t.Helper()
 	var response struct {
@@ -132,10 +133,10 @@ func toolText(t *testing.T, message string) string {
 	return response.Result.Content[0].Text
 }
 
-// exampleToken is what lets the examples' clients in that need something.
+// exampleToken is the token of clients in the examples.
 const exampleToken = "a-token-that-is-good-for-the-examples"
 
-// exampleSecrets sets what the examples take from the environment.
+// exampleSecrets sets the environment variables that the examples use.
 func exampleSecrets(t *testing.T) {
 	t.Helper()
 	setenv(t, "CLINE_TOKEN", exampleToken)
@@ -150,7 +151,7 @@ func exampleSecrets(t *testing.T) {
 func TestShippedCaddyfiles(t *testing.T) {
 	isolate(t)
 	exampleSecrets(t)
-	for _, file := range shipped(t) {
+	for _, file := range shippedFiles(t) {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			caddyfile, err := os.ReadFile(file)
 			if err != nil {
@@ -160,7 +161,7 @@ func TestShippedCaddyfiles(t *testing.T) {
 			if err != nil || len(warnings) > 0 {
 				t.Fatalf("adapt: %v %v", err, warnings)
 			}
-			moved, addresses := elsewhere(t, string(caddyfile))
+			moved, addresses := withFreePorts(t, string(caddyfile))
 			load(t, moved)
 			if strings.Contains(string(caddyfile), "\tmcp_sample") {
 				path := "/mcp"
@@ -170,11 +171,11 @@ func TestShippedCaddyfiles(t *testing.T) {
 				callReadLog(t, "http://"+addresses[":8080"]+path)
 			}
 			if strings.Contains(string(caddyfile), "\tmcp_pruner") {
-				at := "http://" + addresses[":8006"] + "/rpc"
+				endpoint := "http://" + addresses[":8006"] + "/rpc"
 				if strings.Contains(string(caddyfile), "\tmcp_gateway") {
-					at = rpcAt("http://"+addresses[":8080"], "pruner")
+					endpoint = rpcAt("http://"+addresses[":8080"], "pruner")
 				}
-				pruneLog(t, at)
+				pruneLog(t, endpoint)
 			}
 			if strings.Contains(string(caddyfile), "\ttool_result_mask ") {
 				sendConversation(t, addresses[":8080"])

@@ -10,43 +10,45 @@ import (
 	"testing"
 )
 
-// A decision is what `caddy mcp tools --why --json` says of something that a server has.
+// A decision is an item in the output of `caddy mcp tools --why --json`.
 type decision struct {
 	Server, Kind, Name, Shown, Action, Rule, Annotations string
 
 	Depends bool
 }
 
-// itemOf is what a decision calls the items of a list.
+// itemOf maps list kinds to the item kinds of decisions.
 var itemOf = map[string]string{
 	"tools/list": "tool", "prompts/list": "prompt", "resources/list": "resource", "resources/templates/list": "template",
 }
 
-// TestExplain asks a built binary that runs why a client may use what the reference server has, and
-// compares that with the lists of the client, with its calls and with the log.
+// The explanations of a running Caddy for items of the reference server agree with the lists of the client, its calls
+// and the log.
 func TestExplain(t *testing.T) {
 	isolate(t)
-	modules, err := filepath.Abs(modulesOfNode)
+	modules, err := filepath.Abs(nodeModules)
 	if err != nil {
 		t.Fatal(err)
 	}
-	everything := strings.Replace(everythingOf(t, "everything"), modulesOfNode, modules+"/", 1) // Caddy runs elsewhere
+	// Caddy runs in another directory
+	everything := strings.Replace(everythingOf(t, "everything"), nodeModules, modules+"/", 1)
 	log := filepath.Join(t.TempDir(), "caddy.log")
-	served := run(t, inFile(t, logTo(log)+site("127.0.0.1:8080", gateway(append(
-		restricted("deny everything::get-env", `deny everything::echo when arguments.message == "x"`,
+	served := run(t, writeCaddyfile(t, logTo(log)+site("127.0.0.1:8080", gateway(append(
+		rulesForEve("deny everything::get-env", `deny everything::echo when arguments.message == "x"`,
 			"allow read_only prompt:everything::simple* resource:everything::demo:"),
 		"join_timeout 2m", everything, block("server sample", "mcp_sample", "expose read_*"),
 		"server gone http://"+freeAddress(t)+"/mcp",
 	)...))))
 	command := func(args ...string) (string, string) {
 		t.Helper()
-		cmd := caddy(t, slices.Concat([]string{"mcp", "tools", "--address", served.moved[":2019"], "--client", "eve", "--why"}, args)...)
-		var out, complaints strings.Builder
-		cmd.Stdout, cmd.Stderr = &out, &complaints
+		cmd := caddy(t, slices.Concat([]string{"mcp", "tools", "--address", served.addresses[":2019"], "--client", "eve",
+			"--why"}, args)...)
+		var out, stderr strings.Builder
+		cmd.Stdout, cmd.Stderr = &out, &stderr
 		if err := cmd.Run(); err != nil {
-			t.Fatalf("%v: %s", err, &complaints)
+			t.Fatalf("%v: %s", err, &stderr)
 		}
-		return out.String(), complaints.String()
+		return out.String(), stderr.String()
 	}
 	text, _ := command("--json")
 	var found struct{ Decisions []decision }
@@ -58,7 +60,7 @@ func TestExplain(t *testing.T) {
 		rules[d.Kind+" "+d.Rule]++
 	}
 	for _, want := range []string{
-		"tool deny everything::get-env", "tool allow read_only", "tool default deny", "tool not in expose of the server",
+		"tool deny everything::get-env", "tool allow read_only", "tool default deny", "tool not in the server's expose list",
 		"prompt allow prompt:everything::simple*", "prompt default deny",
 		"resource allow resource:everything::demo:", "template allow resource:everything::demo:",
 	} {
@@ -69,7 +71,7 @@ func TestExplain(t *testing.T) {
 
 	for _, era := range clientEras {
 		t.Run(era.name, func(t *testing.T) {
-			eve := newSpeaker(t, joinedAt("http://"+served.address), era.modern, `{}`, bearer(eveToken))
+			eve := newTestClient(t, joinedAt("http://"+served.address), era.modern, `{}`, bearer(eveToken))
 			for _, kind := range listKinds {
 				var want []string
 				for _, d := range found.Decisions {
@@ -87,16 +89,17 @@ func TestExplain(t *testing.T) {
 				}
 				before := len(linesOfLog(t, log, ".audit"))
 				eve.refuses(t, "tools/call", fmt.Sprintf(`{"name":"everything__%s","arguments":{}}`, d.Name), 403, "acl_denied")
-				if lines := linesOfLog(t, log, ".audit")[before:]; len(lines) != 1 || lines[0].Rule != d.Rule || lines[0].MCPTool != d.Name {
+				if lines := linesOfLog(t, log, ".audit")[before:]; len(lines) != 1 || lines[0].Rule != d.Rule ||
+					lines[0].MCPTool != d.Name {
 					t.Errorf("%+v: logged %+v", d, lines)
 				}
 			}
 		})
 	}
 
-	table, complaints := command()
-	if !strings.Contains(complaints, "gone is not listed: connect_error") {
-		t.Errorf("complaints: %s", complaints)
+	table, stderr := command()
+	if !strings.Contains(stderr, "gone is not listed: connect_error") {
+		t.Errorf("stderr: %s", stderr)
 	}
 	counts := map[string]int{}
 	lines := strings.Split(strings.TrimSuffix(table, "\n"), "\n")
@@ -120,9 +123,10 @@ func TestExplain(t *testing.T) {
 		t.Errorf("got %s, want %s", last, sums)
 	}
 	some, _ := command("everything::get-*")
-	if rows := regexp.MustCompile(`(?m)^everything +tool +get-`).FindAllString(some, -1); len(rows) != strings.Count(some, "\n")-2 || len(rows) < 2 {
-		t.Errorf("of a pattern: %s", some)
+	if rows := regexp.MustCompile(`(?m)^everything +tool +get-`).FindAllString(some, -1); len(rows) != strings.Count(some,
+		"\n")-2 || len(rows) < 2 {
+		t.Errorf("for a pattern: %s", some)
 	}
-	toolsFail(t, "--why needs --client", "--why", "--address", served.moved[":2019"])
-	toolsFail(t, `there is no client "bob"`, "--why", "--client", "bob", "--address", served.moved[":2019"])
+	toolsFail(t, "--why needs --client", "--why", "--address", served.addresses[":2019"])
+	toolsFail(t, `unknown client "bob"`, "--why", "--client", "bob", "--address", served.addresses[":2019"])
 }

@@ -14,12 +14,12 @@ import (
 	"time"
 )
 
-// A fact is a line that is put into a large text. The goal asks for it in other words.
+// A fact is a line within a large text. The goal asks for it in other words.
 type fact struct {
-	goal string
-	line string
-	want string // the part of the line that answers the goal, which does not have it
-	then string // what is asked for next if the goal has no word of the line
+	goal     string
+	line     string
+	want     string // part of the line that answers the goal; not in the goal
+	nextGoal string // next goal if the first shares no word with the line
 }
 
 var codeFacts = []fact{
@@ -165,10 +165,10 @@ var docFacts = []fact{
 		want: "PLAIN_TERMINAL",
 	},
 	{
-		goal: "which license do the example images have",
-		line: "The pictures in the examples are under CC-BY-4.0; please credit the Harbour Archive.",
-		want: "Harbour Archive",
-		then: "who is to be credited for the pictures",
+		goal:     "which license do the example images have",
+		line:     "The pictures in the examples are under CC-BY-4.0; please credit the Harbour Archive.",
+		want:     "Harbour Archive",
+		nextGoal: "who is to be credited for the pictures",
 	},
 	{
 		goal: "how to reset a forgotten master key",
@@ -285,18 +285,17 @@ var jsonFacts = []fact{
 	},
 }
 
-// A haystack is a text with a fact in it.
+// A haystack is a text that contains a fact.
 type haystack struct {
 	fact
 	name string // of the file
 	text string
 }
 
-// minSize and maxSize are how many bytes these texts have, about.
+// minSize and maxSize are the approximate sizes of these texts in bytes.
 const minSize, maxSize = 20_000, 500_000
 
-// haystacks puts each fact into a text of its kind. The texts are the same in every run with the
-// same Go and the same modules.
+// haystacks puts each fact into a text of its kind. The texts are the same in every run with the same Go and modules.
 func haystacks(t *testing.T) (all []haystack) {
 	t.Helper()
 	sources, documents := goSources(t), markdown(t)
@@ -318,28 +317,28 @@ func haystacks(t *testing.T) (all []haystack) {
 	}
 	for _, p := range all {
 		if strings.Count(p.text, p.want) != 1 || strings.Contains(p.goal, p.want) {
-			t.Fatalf("%s: %q is %d times in the text", p.name, p.want, strings.Count(p.text, p.want))
+			t.Fatalf("%s: %q occurs %d times in the text", p.name, p.want, strings.Count(p.text, p.want))
 		}
 		if len(p.text) < minSize || len(p.text) > maxSize+10_000 {
-			t.Fatalf("%s has %d bytes", p.name, len(p.text))
+			t.Fatalf("%s: got %d bytes", p.name, len(p.text))
 		}
 	}
 	return all
 }
 
-// sizeOf returns the size of text i of n: they are spread evenly.
+// sizeOf returns the size of text i of n. Sizes are evenly distributed.
 func sizeOf(i, n int) int { return minSize + i*(maxSize-minSize)/(n-1) }
 
-// placeOf returns where in a text of this size fact i is put: where head and tail do not reach.
+// placeOf returns the position of fact i in a text of this size, outside of head and tail.
 func placeOf(i, size int) int { return size * (30 + 37*i%40) / 100 }
 
-// insertLine puts a line into a text, after a separator.
+// insertLine inserts a line into a text, after a separator.
 func insertLine(text, after string, i int, line string) string {
-	at := placeOf(i, len(text))
-	if next := strings.Index(text[at:], after); next >= 0 {
-		at += next + len(after)
+	index := placeOf(i, len(text))
+	if next := strings.Index(text[index:], after); next >= 0 {
+		index += next + len(after)
 	}
-	return text[:at] + line + "\n" + text[at:]
+	return text[:index] + line + "\n" + text[index:]
 }
 
 // goSources returns files of the standard library, from short to long.
@@ -355,7 +354,7 @@ func goSources(t *testing.T) (texts []string) {
 	return texts
 }
 
-// markdown returns documents of the modules that the tests are built from.
+// markdown returns documents of the modules that the tests depend on.
 func markdown(t *testing.T) (texts []string) {
 	t.Helper()
 	const caddy = "github.com/caddyserver/caddy/v2/modules/standard"
@@ -385,7 +384,7 @@ func goEnv(t *testing.T, name string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// walkFiles visits the files with an extension, in the order of their names.
+// walkFiles visits the files with an extension, in order of name.
 func walkFiles(t *testing.T, root, extension string, visit func(path string, size int64)) {
 	t.Helper()
 	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -427,13 +426,13 @@ func joinUpTo(texts []string, size int) string {
 	return text[:strings.LastIndexByte(text, '\n')+1]
 }
 
-// timestamp is that of line n of log i.
+// timestamp returns the timestamp of line n of log i.
 func timestamp(i, n int) string {
 	began := time.Date(2026, 3, 1+i, 4, 0, 0, 0, time.UTC)
 	return began.Add(time.Duration(n) * 317 * time.Millisecond).Format("2006-01-02T15:04:05.000Z")
 }
 
-// serviceLog is what a shop has logged, with failures of every day and one line in it.
+// serviceLog returns the log of a shop with everyday failures and one planted line.
 func serviceLog(seed, size int, planted string) string {
 	random := rand.New(rand.NewPCG(uint64(seed), 1))
 	n := func(below int) int { return random.IntN(below) }
@@ -480,7 +479,7 @@ func serviceLog(seed, size int, planted string) string {
 	return b.String()
 }
 
-// tickets is a JSON array of records, one of which has a text.
+// tickets returns a JSON array of records, one of which has this text.
 func tickets(t *testing.T, seed, size int, text string) string {
 	t.Helper()
 	random := rand.New(rand.NewPCG(uint64(seed), 2))

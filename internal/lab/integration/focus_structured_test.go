@@ -31,8 +31,7 @@ const (
 	resultSchema = `{"type":"object","properties":{"result":{"type":"string"}},"required":["result"]}`
 )
 
-// recordsJSON are 2,000 records, of which one is what recordGoal asks for, compact and as people read
-// them.
+// recordsJSON returns 2,000 records, one of which matches recordGoal, as compact and as indented JSON.
 func recordsJSON(t *testing.T) (compact, indented string) {
 	t.Helper()
 	var records []string
@@ -57,8 +56,8 @@ const (
 	recordNote = "Water damage: two boxes were soaked, the customer wants a refund."
 )
 
-// What SDKs check, and what agents rely on, holds for results that were cut: the structured content
-// has its schema, the text says the same, and both are within the limit.
+// Shortened results still satisfy SDKs and agents: the structured content matches its schema, the text says the same,
+// and both are within the limit.
 func TestFocusStructuredContent(t *testing.T) {
 	isolate(t)
 	compact, indented := recordsJSON(t)
@@ -90,34 +89,34 @@ func TestFocusStructuredContent(t *testing.T) {
 			if goal != "" {
 				name = era + ", with focus"
 			}
-			// isCut checks JSON of the records.
+			// isCut checks shortened JSON of the records.
 			isCut := func(t *testing.T, value string) {
 				t.Helper()
 				if n := utf8.RuneCountInString(value); n > 4000 || n < 2000 {
-					t.Errorf("%d characters", n)
+					t.Errorf("got %d characters", n)
 				}
 				if strings.Contains(value, recordNote) != (goal != "") {
-					t.Errorf("whether it has what is looked for: %t", goal == "")
+					t.Errorf("contains the record: %t", goal == "")
 				}
 			}
 			for _, tt := range []struct {
 				tool, original string
-				text, note     int // where they are in the content
+				text, note     int // positions in the content
 			}{{"records", indented, 0, 1}, {"pictured", compact, 1, 2}} {
 				t.Run(name+", "+tt.tool, func(t *testing.T) {
 					got := call(t, tt.tool, goal)
 					if len(got.Content) != tt.note+1 {
-						t.Fatalf("%d parts: %.1000v", len(got.Content), got)
+						t.Fatalf("got %d parts: %.1000v", len(got.Content), got)
 					}
 					text := got.Content[tt.text].Text
 					isCut(t, text)
 					isCut(t, string(got.StructuredContent))
-					if !reflect.DeepEqual(parsed(t, text), parsed(t, string(got.StructuredContent))) {
-						t.Errorf("the text is %s\nthe structured content %s", text, got.StructuredContent)
+					if !reflect.DeepEqual(parseJSON(t, text), parseJSON(t, string(got.StructuredContent))) {
+						t.Errorf("got text %s\nstructured content %s", text, got.StructuredContent)
 					}
-					isRecoveredBy(t, url, got.Content[tt.note].Text, tt.original)
+					expectRecovers(t, url, got.Content[tt.note].Text, tt.original)
 					if tt.text == 1 && got.Content[0].Data != image {
-						t.Errorf("the picture has %d characters", len(got.Content[0].Data))
+						t.Errorf("got an image of %d characters", len(got.Content[0].Data))
 					}
 				})
 			}
@@ -127,7 +126,7 @@ func TestFocusStructuredContent(t *testing.T) {
 				if len(got.Content) != 1 {
 					t.Fatalf("%.1000v", got)
 				}
-				isRecoveredBy(t, url, got.Content[0].Text, compact)
+				expectRecovers(t, url, got.Content[0].Text, compact)
 			})
 			t.Run(name+", no structured content", func(t *testing.T) {
 				got := call(t, "plain", goal)
@@ -136,7 +135,7 @@ func TestFocusStructuredContent(t *testing.T) {
 				}
 				text := got.Content[0].Text
 				isCut(t, text)
-				items := parsed(t, text).(map[string]any)["records"].([]any)
+				items := parseJSON(t, text).(map[string]any)["records"].([]any)
 				markers := 0
 				for _, item := range items {
 					if s, ok := item.(string); ok && strings.Contains(s, "items left out id=obs_") {
@@ -144,9 +143,9 @@ func TestFocusStructuredContent(t *testing.T) {
 					}
 				}
 				if markers == 0 {
-					t.Errorf("nothing says that items are left out: %s", text)
+					t.Errorf("no note about the items left out: %s", text)
 				}
-				isRecoveredBy(t, url, text, compact)
+				expectRecovers(t, url, text, compact)
 			})
 			t.Run(name+", a text in structured content", func(t *testing.T) {
 				goal := goal
@@ -154,24 +153,26 @@ func TestFocusStructuredContent(t *testing.T) {
 					goal = focusGoal
 				}
 				got := call(t, "wrapped", goal)
-				value, _ := parsed(t, string(got.StructuredContent)).(map[string]any)
+				value, _ := parseJSON(t, string(got.StructuredContent)).(map[string]any)
 				if len(got.Content) != 1 || value["result"] != got.Content[0].Text {
 					t.Fatalf("%.1000v", got)
 				}
-				if text := got.Content[0].Text; goal == "" {
-					isHeadAndTail(t, text)
+				text := got.Content[0].Text
+				if goal == "" {
+					expectHeadAndTail(t, text)
 				} else {
-					isFocused(t, text)
+					expectFocused(t, text)
 				}
-				isRecoveredBy(t, url, got.Content[0].Text, focusText)
+				expectRecovers(t, url, got.Content[0].Text, focusText)
 			})
 		}
 	}
 }
 
-// callAll calls all tools of the server far with an SDK, without focus and with each goal. It returns a
-// function that returns the results.
-func callAll(t *testing.T, at, era string, tools []string) func(t *testing.T, tool, goal string) structuredResult {
+// callAll calls all tools of the server "far" with an SDK, without focus and with each goal. It returns a function
+// that returns the results.
+func callAll(t *testing.T, endpoint, era string, tools []string) func(t *testing.T, tool,
+	goal string) structuredResult {
 	t.Helper()
 	type request struct {
 		Method string         `json:"method"`
@@ -195,19 +196,19 @@ func callAll(t *testing.T, at, era string, tools []string) func(t *testing.T, to
 		Result structuredResult
 		Error  *struct{ Message string }
 	}
-	saw := printed[struct{ Requests []outcome }](t, peer(t, "joined.mjs", at, era), requests)
+	results := runJSON[struct{ Requests []outcome }](t, peer(t, "joined.mjs", endpoint, era), requests)
 	return func(t *testing.T, tool, goal string) structuredResult {
 		t.Helper()
-		got := saw.Requests[slices.Index(keys, tool+" "+goal)]
+		got := results.Requests[slices.Index(keys, tool+" "+goal)]
 		if got.Error != nil {
-			t.Fatalf("the client refuses the result: %s", got.Error.Message)
+			t.Fatalf("the client rejects the result: %s", got.Error.Message)
 		}
 		return got.Result
 	}
 }
 
-// parsed returns the value that a JSON text is.
-func parsed(t *testing.T, text string) (value any) {
+// parseJSON returns the value of a JSON text.
+func parseJSON(t *testing.T, text string) (value any) {
 	t.Helper()
 	if err := json.Unmarshal([]byte(text), &value); err != nil {
 		t.Errorf("%v: %.300s", err, text)
@@ -215,13 +216,13 @@ func parsed(t *testing.T, text string) (value any) {
 	return value
 }
 
-// isRecoveredBy fails the test unless the id in a note is that of an original.
-func isRecoveredBy(t *testing.T, url, note, original string) {
+// expectRecovers fails the test unless the id in a note recovers this original.
+func expectRecovers(t *testing.T, url, note, original string) {
 	t.Helper()
 	_, id, _ := strings.Cut(note, "id=")
 	if id = id[:min(len(id), len("obs_")+10)]; id == "" {
 		t.Fatalf("no id in %q", note)
 	}
-	c := newSpeaker(t, joinedAt(url), false, `{}`)
+	c := newTestClient(t, joinedAt(url), false, `{}`)
 	same(t, c.read(t, "proxy://observation/"+id), original)
 }

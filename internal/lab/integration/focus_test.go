@@ -14,12 +14,12 @@ import (
 )
 
 const (
-	// focusGoal describes focusFact, in a text that has it between many lines that matter less.
+	// focusGoal describes focusFact, which is between many less relevant lines.
 	focusGoal = "which host did the failed database migration run on"
 	focusFact = "ERROR migration 0042 of the database failed on host db-17.internal: lock timeout"
 )
 
-// focusText is the log of a service in which one line is focusFact.
+// focusText is the log of a service with focusFact as one of its lines.
 var focusText = func() string {
 	var b strings.Builder
 	for i := range 600 {
@@ -31,34 +31,34 @@ var focusText = func() string {
 	return b.String()
 }()
 
-// focusedText begins a text that was cut to a goal.
+// focusedText matches the start of a text that was shortened to a goal.
 var focusedText = regexp.MustCompile(
 	`^\[KIMI_PROXY_OBSERVATION_MASKED original_chars=(\d+) lines=(\d+)/(\d+) id=(obs_[A-Za-z0-9]{10})\]`)
 
-// focusArgument is what a schema says of the argument.
+// focusArgument returns the schema of the focus argument.
 func focusArgument(name string) string {
 	return quote(name) + `:{"type":"string","description":"What you look for; a long result is cut to it."}`
 }
 
-// isFocused fails the test unless a text is focusText cut to focusGoal.
-func isFocused(t *testing.T, text string) {
+// expectFocused fails the test unless a text is focusText shortened to focusGoal.
+func expectFocused(t *testing.T, text string) {
 	t.Helper()
 	found := focusedText.FindStringSubmatch(text)
 	if found == nil || found[1] != strconv.Itoa(len(focusText)) || found[3] != "601" {
-		t.Errorf("no marker of the goal: %.300q", text)
+		t.Errorf("no marker with the goal: %.300q", text)
 	}
 	if !strings.Contains(text, focusFact) {
-		t.Errorf("not cut to the goal: %.300q", text)
+		t.Errorf("not shortened to the goal: %.300q", text)
 	}
 	if n := utf8.RuneCountInString(text); n > 4000 {
-		t.Errorf("%d characters", n)
+		t.Errorf("got %d characters", n)
 	}
 }
 
-// isHeadAndTail fails the test unless a text is focusText without its middle.
-func isHeadAndTail(t *testing.T, text string) {
+// expectHeadAndTail fails the test unless a text is focusText without its middle.
+func expectHeadAndTail(t *testing.T, text string) {
 	t.Helper()
-	if found := handleIn.FindStringSubmatch(text); found == nil || found[1] != strconv.Itoa(len(focusText)) {
+	if found := handlePattern.FindStringSubmatch(text); found == nil || found[1] != strconv.Itoa(len(focusText)) {
 		t.Errorf("no marker of the middle in %.300q", text)
 	}
 	if !strings.HasPrefix(text, focusText[:2000]) || !strings.HasSuffix(text, focusText[len(focusText)-2000:]) {
@@ -66,11 +66,11 @@ func isHeadAndTail(t *testing.T, text string) {
 	}
 }
 
-// focusTool is a tool that takes no argument but its own.
+// focusTool is a tool that accepts only its own argument.
 const focusTool = `{"name":"read","inputSchema":{"type":"object","properties":{"path":{"type":"string"}},` +
 	`"required":["path"],"additionalProperties":false}}`
 
-// logServer is a server whose tools return focusText.
+// logServer starts a server whose tools return focusText.
 func logServer(t *testing.T, tools ...string) *remoteServer {
 	s := newLenientServer(t, tools...)
 	s.Replies = map[string]string{}
@@ -80,7 +80,7 @@ func logServer(t *testing.T, tools ...string) *remoteServer {
 	return s
 }
 
-// toolNameOf returns the name in a descriptor.
+// toolNameOf returns the name in a tool definition.
 func toolNameOf(t *testing.T, tool string) string {
 	t.Helper()
 	var d struct{ Name string }
@@ -98,52 +98,52 @@ func argumentsIn(received []*mcptest.Received) (all []string) {
 	return all
 }
 
-// hasGot fails the test unless a server received one call since it had so many, with these arguments.
-func hasGot(t *testing.T, s *remoteServer, before int, arguments string) {
+// expectReceived fails the test unless a server received one call with these arguments since it had received before
+// calls.
+func expectReceived(t *testing.T, s *remoteServer, before int, arguments string) {
 	t.Helper()
 	if got := argumentsIn(s.Received("tools/call")[before:]); !slices.Equal(got, []string{arguments}) {
-		t.Errorf("the server got %q, want %s", got, arguments)
+		t.Errorf("the server received %q, want %s", got, arguments)
 	}
 }
 
-// goalArguments are those of focusTool with a goal.
+// goalArguments are the arguments of focusTool with a goal.
 var goalArguments = `{"path":"a","focus":` + quote(focusGoal) + `}`
 
-// A focusWay is a way to call a tool of a server.
-type focusWay struct {
-	name  string
-	at    func(server string) string
-	shown func(server, tool string) string
-	call  func(name, arguments string) string // its params
-	find  bool                                // tools are not listed but searched
+// A toolEndpoint is a way to call a tool of a server.
+type toolEndpoint struct {
+	name     string
+	url      func(server string) string
+	alias    func(server, tool string) string
+	call     func(name, arguments string) string // params of the call
+	searched bool                                // tools are searched instead of listed
 }
 
-// focusWays are those of a gateway at url, and of one with discovery.
-func focusWays(url, searched string) []focusWay {
+// toolEndpoints returns the endpoints of a gateway at url, and of one with discovery.
+func toolEndpoints(url, searched string) []toolEndpoint {
 	own := func(_, tool string) string { return tool }
 	plain := func(name, arguments string) string {
 		return `{"name":` + quote(name) + `,"arguments":` + arguments + `}`
 	}
 	joined := func(server, tool string) string { return server + "__" + tool }
-	return []focusWay{
+	return []toolEndpoint{
 		{"joined", func(string) string { return joinedAt(url) }, joined, plain, false},
 		{"single", func(server string) string { return mcpAt(url, server) }, own, plain, false},
-		{"discovery", func(string) string { return joinedAt(searched) }, joined, byCallTool, true},
+		{"discovery", func(string) string { return joinedAt(searched) }, joined, callToolParams, true},
 		{"discovery, called by name", func(string) string { return joinedAt(searched) }, joined, plain, true},
 	}
 }
 
-// use calls a tool.
-func (w focusWay) use(t *testing.T, c *speaker, server, tool, arguments string, headers ...string) said {
+func (w toolEndpoint) use(t *testing.T, c *testClient, server, tool, arguments string, headers ...string) reply {
 	t.Helper()
-	return c.ask(t, "tools/call", w.call(w.shown(server, tool), arguments), headers...)
+	return c.ask(t, "tools/call", w.call(w.alias(server, tool), arguments), headers...)
 }
 
-// descriptor returns the definition of a tool as the client gets it.
-func (w focusWay) descriptor(t *testing.T, c *speaker, server, tool string) string {
+// descriptor returns the definition of a tool for the client.
+func (w toolEndpoint) descriptor(t *testing.T, c *testClient, server, tool string) string {
 	t.Helper()
-	name := w.shown(server, tool)
-	if w.find {
+	name := w.alias(server, tool)
+	if w.searched {
 		return c.ask(t, "tools/call", `{"name":"describe_tool","arguments":{"name":`+quote(name)+`}}`).answer.Text()
 	}
 	var list struct{ Tools []json.RawMessage }
@@ -160,41 +160,41 @@ func (w focusWay) descriptor(t *testing.T, c *speaker, server, tool string) stri
 	return ""
 }
 
-// Whichever way a call takes, the result is cut to its goal and the server does not see that.
+// At every endpoint, results are shortened to the goal, and the server does not get the argument.
 func TestFocusInEveryWay(t *testing.T) {
 	isolate(t)
-	far, legacy, kid := logServer(t, focusTool), logServer(t, focusTool), newJournal(t)
+	remote, legacy, kid := logServer(t, focusTool), logServer(t, focusTool), newJournal(t)
 	legacy.Legacy, legacy.Sessions = true, true
 	events := logServer(t, focusTool)
 	events.Events = true
 	lines := []string{"separator __", block("mask", "recover on"), "focus on",
-		far.line("far"), legacy.line("old"), events.line("events"), block(child("kid"), kid.env())}
+		remote.line("far"), legacy.line("old"), events.line("events"), block(child("kid"), kid.env())}
 	addresses := []string{freeAddress(t), freeAddress(t)}
 	load(t, site(addresses[0], gateway(lines...))+site(addresses[1], gateway(append(lines, "discovery on")...)))
-	of := func(s *remoteServer) func(*testing.T) []string {
+	receivedBy := func(s *remoteServer) func(*testing.T) []string {
 		return func(*testing.T) []string { return argumentsIn(s.Received("tools/call")) }
 	}
-	big := `{"n":1,"c":` + quote(focusText) + `}` // of a child, which returns its argument
+	big := `{"n":1,"c":` + quote(focusText) + `}` // for a child, which returns its argument
 	servers := []struct {
 		name, tool, arguments string
 		received              func(t *testing.T) []string
 	}{
-		{"far", "read", `{"path":"a"}`, of(far)},
-		{"old", "read", `{"path":"a"}`, of(legacy)},
-		{"events", "read", `{"path":"a"}`, of(events)},
+		{"far", "read", `{"path":"a"}`, receivedBy(remote)},
+		{"old", "read", `{"path":"a"}`, receivedBy(legacy)},
+		{"events", "read", `{"path":"a"}`, receivedBy(events)},
 		{"kid", "big", big, func(t *testing.T) []string { return argumentsIn(kid.messages(t, "tools/call")) }},
 	}
-	for _, way := range focusWays("http://"+addresses[0], "http://"+addresses[1]) {
+	for _, endpoint := range toolEndpoints("http://"+addresses[0], "http://"+addresses[1]) {
 		for _, era := range clientEras {
 			for _, s := range servers {
-				if way.name == "single" && era.modern && s.name == "old" {
-					continue // it passes requests to servers as they are
+				if endpoint.name == "single" && era.modern && s.name == "old" {
+					continue // it forwards requests unchanged
 				}
-				t.Run(way.name+", "+era.name+", "+s.name, func(t *testing.T) {
-					c := newSpeaker(t, way.at(s.name), era.modern, `{}`)
-					definition := way.descriptor(t, c, s.name, s.tool)
+				t.Run(endpoint.name+", "+era.name+", "+s.name, func(t *testing.T) {
+					c := newTestClient(t, endpoint.url(s.name), era.modern, `{}`)
+					definition := endpoint.descriptor(t, c, s.name, s.tool)
 					if !strings.Contains(definition, ","+focusArgument("focus")+"}") {
-						t.Errorf("the tool has no such argument: %s", definition)
+						t.Errorf("the tool lacks the argument: %s", definition)
 					}
 					before := len(s.received(t))
 					with := func(argument string) string {
@@ -206,26 +206,26 @@ func TestFocusInEveryWay(t *testing.T) {
 						with(`"f\u006fcus":` + quote(focusGoal)),
 						with(`"focus":null,"focus":` + quote(focusGoal)),
 					} {
-						isFocused(t, way.use(t, c, s.name, s.tool, arguments).answer.Text())
+						expectFocused(t, endpoint.use(t, c, s.name, s.tool, arguments).answer.Text())
 					}
 					for _, arguments := range []string{
 						s.arguments, with(`"focus":null`), with(`"focus":""`), with(`"focus":" \n"`),
 					} {
-						isHeadAndTail(t, way.use(t, c, s.name, s.tool, arguments).answer.Text())
+						expectHeadAndTail(t, endpoint.use(t, c, s.name, s.tool, arguments).answer.Text())
 					}
 					got := s.received(t)[before:]
 					if len(got) != 8 || slices.ContainsFunc(got, func(a string) bool { return a != s.arguments }) {
-						t.Errorf("the server got %.500q", got)
+						t.Errorf("the server received %.500q", got)
 					}
 					for _, wrong := range []string{`1`, `["x"]`, `{}`, `true`} {
-						got := way.use(t, c, s.name, s.tool, with(`"focus":`+wrong)).answer
+						got := endpoint.use(t, c, s.name, s.tool, with(`"focus":`+wrong)).answer
 						e := got.Error
 						if e == nil || e.Code != -32602 || !strings.Contains(e.Message, "arguments.focus") {
 							t.Errorf("focus %s: got %.300s", wrong, got.Raw)
 						}
 					}
 					if n := len(s.received(t)); n != before+8 {
-						t.Errorf("the server got %d calls that were wrong", n-before-8)
+						t.Errorf("the server received %d invalid calls", n-before-8)
 					}
 				})
 			}
@@ -233,51 +233,51 @@ func TestFocusInEveryWay(t *testing.T) {
 	}
 }
 
-// A client that has listed no tools since Caddy started may use the argument all the same.
+// A client can use the argument even if it has not listed tools since Caddy started.
 func TestFocusWithoutList(t *testing.T) {
 	for _, era := range clientEras {
-		for i, way := range []string{"all servers", "one server"} {
-			t.Run(way+", "+era.name, func(t *testing.T) {
+		for i, endpoint := range []string{"all servers", "one server"} {
+			t.Run(endpoint+", "+era.name, func(t *testing.T) {
 				isolate(t)
-				far := logServer(t, focusTool, `{"name":"own","inputSchema":{"type":"object","properties":{"focus":{}}}}`)
-				url := serve(t, gateway("separator __", block("mask", "recover on"), "focus on", far.line("far")))
-				w := focusWays(url, "")[i]
-				c := newSpeaker(t, w.at("far"), era.modern, `{}`)
+				remote := logServer(t, focusTool, `{"name":"own","inputSchema":{"type":"object","properties":{"focus":{}}}}`)
+				url := serve(t, gateway("separator __", block("mask", "recover on"), "focus on", remote.line("far")))
+				w := toolEndpoints(url, "")[i]
+				c := newTestClient(t, w.url("far"), era.modern, `{}`)
 				for range 2 {
-					before := far.Count("tools/call")
-					isFocused(t, w.use(t, c, "far", "read", goalArguments).answer.Text())
-					hasGot(t, far, before, `{"path":"a"}`)
-					before = far.Count("tools/call")
+					before := remote.Count("tools/call")
+					expectFocused(t, w.use(t, c, "far", "read", goalArguments).answer.Text())
+					expectReceived(t, remote, before, `{"path":"a"}`)
+					before = remote.Count("tools/call")
 					w.use(t, c, "far", "own", goalArguments)
-					hasGot(t, far, before, goalArguments)
+					expectReceived(t, remote, before, goalArguments)
 				}
-				if n := far.Count("tools/list"); n != 1 {
-					t.Errorf("the server was asked for its tools %d times", n)
+				if n := remote.Count("tools/list"); n != 1 {
+					t.Errorf("the server received %d × tools/list", n)
 				}
 			})
 		}
 	}
 }
 
-// If the list cannot be had either, the server gets the argument, and its result is cut to head and tail.
+// If the gateway cannot get the list, the server gets the argument, and its result is cut to head and tail.
 func TestFocusWithoutAnyList(t *testing.T) {
 	isolate(t)
-	far := logServer(t, focusTool)
-	far.Replies["tools/list"] = `"error":{"code":-32603,"message":"not now"}`
-	url := serve(t, gateway("separator __", block("mask", "recover on"), "focus on", far.line("far")))
-	for _, way := range focusWays(url, "")[:2] {
+	remote := logServer(t, focusTool)
+	remote.Replies["tools/list"] = `"error":{"code":-32603,"message":"not now"}`
+	url := serve(t, gateway("separator __", block("mask", "recover on"), "focus on", remote.line("far")))
+	for _, endpoint := range toolEndpoints(url, "")[:2] {
 		for _, era := range clientEras {
-			t.Run(way.name+", "+era.name, func(t *testing.T) {
-				c := newSpeaker(t, way.at("far"), era.modern, `{}`)
-				before := far.Count("tools/call")
-				isHeadAndTail(t, way.use(t, c, "far", "read", goalArguments).answer.Text())
-				hasGot(t, far, before, goalArguments)
+			t.Run(endpoint.name+", "+era.name, func(t *testing.T) {
+				c := newTestClient(t, endpoint.url("far"), era.modern, `{}`)
+				before := remote.Count("tools/call")
+				expectHeadAndTail(t, endpoint.use(t, c, "far", "read", goalArguments).answer.Text())
+				expectReceived(t, remote, before, goalArguments)
 			})
 		}
 	}
 }
 
-// What tools have the argument, and what becomes of their definitions. @ is where it is added.
+// The argument is added to tool definitions where possible. @ marks its place.
 func TestFocusInDescriptors(t *testing.T) {
 	isolate(t)
 	property := focusArgument("focus")
@@ -325,24 +325,24 @@ func TestFocusInDescriptors(t *testing.T) {
 	}
 	url := serve(t, gateway("separator __", block("mask", "recover on"), "focus on", server.line("far")))
 	for _, era := range clientEras {
-		for _, way := range focusWays(url, "")[:2] {
-			c := newSpeaker(t, way.at("far"), era.modern, `{}`)
+		for _, endpoint := range toolEndpoints(url, "")[:2] {
+			c := newTestClient(t, endpoint.url("far"), era.modern, `{}`)
 			list := c.ask(t, "tools/list", `{}`).answer.Raw
 			for i, tt := range tests {
-				t.Run(tt.name+", "+way.name+", "+era.name, func(t *testing.T) {
+				t.Run(tt.name+", "+endpoint.name+", "+era.name, func(t *testing.T) {
 					name := fmt.Sprintf("t%d", i)
-					shown := way.shown("far", name)
+					shown := endpoint.alias("far", name)
 					want := strings.Replace(want[name], `"name": "`+name+`"`, `"name": "`+shown+`"`, 1)
 					if !strings.Contains(list, want) {
-						at := strings.Index(list, `"name": "`+shown+`"`)
-						t.Errorf("got …%.700s\nwant %s", list[max(0, at-500):], want)
+						index := strings.Index(list, `"name": "`+shown+`"`)
+						t.Errorf("got …%.700s\nwant %s", list[max(0, index-500):], want)
 					}
 					before := server.Count("tools/call")
-					way.use(t, c, "far", name, `{"focus":"x"}`)
+					endpoint.use(t, c, "far", name, `{"focus":"x"}`)
 					if tt.added == "" {
-						hasGot(t, server, before, `{"focus":"x"}`)
+						expectReceived(t, server, before, `{"focus":"x"}`)
 					} else {
-						hasGot(t, server, before, `{}`)
+						expectReceived(t, server, before, `{}`)
 					}
 				})
 			}
@@ -350,17 +350,17 @@ func TestFocusInDescriptors(t *testing.T) {
 	}
 }
 
-// What is not the gateway's argument passes as it is.
+// Other arguments pass unchanged.
 func TestFocusOfOthers(t *testing.T) {
 	isolate(t)
 	const own = `{"name":"own","inputSchema":{"type":"object","properties":{"focus":{"type":"object"}}}}`
 	const whole = `{"name":"whole","inputSchema":{"type":"object","properties":{}}}`
 	const task = `{"name":"task","inputSchema":{"type":"object"},"execution":{"taskSupport":"required"}}`
 	tools := []string{focusTool, own, whole, task}
-	far, off := logServer(t, tools...), logServer(t, tools...)
+	remote, off := logServer(t, tools...), logServer(t, tools...)
 	unmasked, named := logServer(t, tools...), logServer(t, tools...)
 	url := serve(t, gateway("separator __", block("mask", "recover on", "exempt far::whole"), "focus on",
-		far.line("far"), block(off.line("off"), "focus off"), block(unmasked.line("unmasked"), "mask off"),
+		remote.line("far"), block(off.line("off"), "focus off"), block(unmasked.line("unmasked"), "mask off"),
 		block(named.line("named"), block("focus on", "argument looking-for"))))
 	isWhole := func(t *testing.T, text string) { same(t, text, focusText) }
 	tests := []struct {
@@ -369,87 +369,87 @@ func TestFocusOfOthers(t *testing.T) {
 		ours                         bool
 		check                        func(t *testing.T, text string)
 	}{
-		{"the gateway's", "far", "read", "focus", far, true, isFocused},
-		{"the tool's own", "far", "own", "focus", far, false, isHeadAndTail},
-		{"an exempt tool", "far", "whole", "focus", far, false, isWhole},
-		{"a tool that is a task", "far", "task", "focus", far, false, isHeadAndTail},
-		{"an unknown argument", "far", "read", "looking-for", far, false, isHeadAndTail},
-		{"off", "off", "read", "focus", off, false, isHeadAndTail},
+		{"the argument of the gateway", "far", "read", "focus", remote, true, expectFocused},
+		{"an argument of the tool", "far", "own", "focus", remote, false, expectHeadAndTail},
+		{"an exempt tool", "far", "whole", "focus", remote, false, isWhole},
+		{"a tool that is a task", "far", "task", "focus", remote, false, expectHeadAndTail},
+		{"an unknown argument", "far", "read", "looking-for", remote, false, expectHeadAndTail},
+		{"off", "off", "read", "focus", off, false, expectHeadAndTail},
 		{"no mask", "unmasked", "read", "focus", unmasked, false, isWhole},
-		{"another name", "named", "read", "looking-for", named, true, isFocused},
-		{"not that name", "named", "read", "focus", named, false, isHeadAndTail},
-		{"a name that is free", "named", "own", "looking-for", named, true, isFocused},
+		{"another name", "named", "read", "looking-for", named, true, expectFocused},
+		{"the default name", "named", "read", "focus", named, false, expectHeadAndTail},
+		{"a free name", "named", "own", "looking-for", named, true, expectFocused},
 	}
 	for _, era := range clientEras {
-		for _, way := range focusWays(url, "")[:2] {
+		for _, endpoint := range toolEndpoints(url, "")[:2] {
 			for _, tt := range tests {
-				t.Run(tt.name+", "+way.name+", "+era.name, func(t *testing.T) {
-					c := newSpeaker(t, way.at(tt.server), era.modern, `{}`)
-					got := way.descriptor(t, c, tt.server, tt.tool)
+				t.Run(tt.name+", "+endpoint.name+", "+era.name, func(t *testing.T) {
+					c := newTestClient(t, endpoint.url(tt.server), era.modern, `{}`)
+					got := endpoint.descriptor(t, c, tt.server, tt.tool)
 					if strings.Contains(got, focusArgument(tt.argument)) != tt.ours {
 						t.Errorf("got %s", got)
 					}
 					before := tt.from.Count("tools/call")
 					arguments := `{` + quote(tt.argument) + `:` + quote(focusGoal) + `}`
-					tt.check(t, way.use(t, c, tt.server, tt.tool, arguments).answer.Text())
+					tt.check(t, endpoint.use(t, c, tt.server, tt.tool, arguments).answer.Text())
 					if tt.ours {
 						arguments = `{}`
 					}
-					hasGot(t, tt.from, before, arguments)
+					expectReceived(t, tt.from, before, arguments)
 				})
 			}
 		}
 	}
 }
 
-// Arguments that are repeated in headers are so without ours.
+// Headers that repeat arguments omit the argument of the gateway.
 func TestFocusAndHeaders(t *testing.T) {
 	isolate(t)
 	remote := &mcptest.Remote{Name: "far", Modern: true}
 	url := serve(t, gateway("separator __", block("mask", "recover on", "json on"), "focus on",
 		"server far http://"+upstream(t, remote)+"/mcp"))
 	t.Cleanup(remote.Close)
-	for _, way := range focusWays(url, "")[:2] {
-		t.Run(way.name, func(t *testing.T) {
-			c := newSpeaker(t, way.at("far"), true, `{}`)
-			way.descriptor(t, c, "far", "echo")
+	for _, endpoint := range toolEndpoints(url, "")[:2] {
+		t.Run(endpoint.name, func(t *testing.T) {
+			c := newTestClient(t, endpoint.url("far"), true, `{}`)
+			endpoint.descriptor(t, c, "far", "echo")
 			given := `"region":"eu","text":` + quote(focusText)
 			arguments := `{` + given + `,"focus":` + quote(focusGoal) + `}`
-			got := way.use(t, c, "far", "echo", arguments, "Mcp-Param-Region: eu")
+			got := endpoint.use(t, c, "far", "echo", arguments, "Mcp-Param-Region: eu")
 			if text := got.answer.Text(); !strings.Contains(text, focusFact) || !json.Valid([]byte(text)) {
 				t.Errorf("got %.500s", got.answer.Raw)
 			}
 			calls := remote.Seen("tools/call")
 			last := calls[len(calls)-1]
 			if !strings.Contains(last.Body, `"arguments":{`+given+`}`) || last.Header.Get("Mcp-Param-Region") != "eu" {
-				t.Errorf("the server got %v %.300s", last.Header, last.Body)
+				t.Errorf("the server received %v %.300s", last.Header, last.Body)
 			}
 		})
 	}
 }
 
-// What a client must not see is gone before its result is cut, whatever it looks for.
+// Results are redacted before they are shortened, whatever the goal.
 func TestFocusAndRedaction(t *testing.T) {
 	isolate(t)
 	const denied = `{"name":"denied","inputSchema":{"type":"object"}}`
-	far := logServer(t, focusTool, denied)
-	far.Replies["read"] = mcptest.Text(strings.Replace(focusText, "db-17.internal", aKey, 1))
+	remote := logServer(t, focusTool, denied)
+	remote.Replies["read"] = mcptest.Text(strings.Replace(focusText, "db-17.internal", aKey, 1))
 	records := make([]string, 2000)
 	for i := range records {
 		records[i] = fmt.Sprintf(`{"user":"u%d","password":"hunter%d"}`, i, i)
 	}
 	const fields = `{"name":"users","inputSchema":{"type":"object"}}`
-	far.Tools = append(far.Tools, fields)
-	far.Replies["users"] = mcptest.Text("[" + strings.Join(records, ",") + "]")
-	url := serve(t, gateway(append(keyless(block("mask", "recover on", "json on"), "focus on", far.line("far")),
+	remote.Tools = append(remote.Tools, fields)
+	remote.Replies["users"] = mcptest.Text("[" + strings.Join(records, ",") + "]")
+	url := serve(t, gateway(append(withRedaction(block("mask", "recover on", "json on"), "focus on", remote.line("far")),
 		block("client max", "token max-AbCdEf0123456789", "deny far::denied"))...))
 	for _, era := range clientEras {
-		for _, way := range focusWays(url, "")[:2] {
-			t.Run(way.name+", "+era.name, func(t *testing.T) {
-				c := newSpeaker(t, way.at("far"), era.modern, `{}`, bearer(eveToken))
-				way.descriptor(t, c, "far", "read")
-				call := func(c *speaker, tool, goal string) said {
-					return way.use(t, c, "far", tool, `{"focus":`+quote(goal)+`}`)
+		for _, endpoint := range toolEndpoints(url, "")[:2] {
+			t.Run(endpoint.name+", "+era.name, func(t *testing.T) {
+				c := newTestClient(t, endpoint.url("far"), era.modern, `{}`, bearer(eveToken))
+				endpoint.descriptor(t, c, "far", "read")
+				call := func(c *testClient, tool, goal string) reply {
+					return endpoint.use(t, c, "far", tool, `{"focus":`+quote(goal)+`}`)
 				}
 				fact := strings.Replace(focusFact, "db-17.internal", redacted, 1)
 				text := call(c, "read", focusGoal+" "+aKey).answer.Text()
@@ -461,22 +461,22 @@ func TestFocusAndRedaction(t *testing.T) {
 				if strings.Contains(users, "hunter") || !strings.Contains(users, want) {
 					t.Errorf("got %s", users)
 				}
-				joined := newSpeaker(t, joinedAt(url), era.modern, `{}`, bearer(eveToken))
+				joined := newTestClient(t, joinedAt(url), era.modern, `{}`, bearer(eveToken))
 				handle := focusedText.FindStringSubmatch(text)
 				if handle == nil {
 					t.Fatalf("no handle in %.200s", text)
 				}
-				again := recoverBy(t, joined, `{"id":"`+handle[4]+`","pattern":"migration"}`).Content[0].Text
+				again := recoverObservation(t, joined, `{"id":"`+handle[4]+`","pattern":"migration"}`).Content[0].Text
 				if strings.Contains(again, aKey) || !strings.Contains(again, redacted) {
 					t.Errorf("recovered %s", again)
 				}
-				other := newSpeaker(t, way.at("far"), era.modern, `{}`, bearer("max-AbCdEf0123456789"))
+				other := newTestClient(t, endpoint.url("far"), era.modern, `{}`, bearer("max-AbCdEf0123456789"))
 				if text := call(other, "read", focusGoal).answer.Text(); !strings.Contains(text, aKey) {
 					t.Errorf("another client got %.300s", text)
 				}
-				before := far.Count("tools/call")
+				before := remote.Count("tools/call")
 				got := call(other, "denied", focusGoal).answer
-				if got.Error == nil || far.Count("tools/call") != before {
+				if got.Error == nil || remote.Count("tools/call") != before {
 					t.Errorf("denied: got %.300s", got.Raw)
 				}
 			})
@@ -484,26 +484,25 @@ func TestFocusAndRedaction(t *testing.T) {
 	}
 }
 
-// Sessions that began before a reload, and clients that listed tools before, use the argument as
-// before.
+// Sessions and listed tools from before a reload can still use the argument.
 func TestFocusAfterReload(t *testing.T) {
 	isolate(t)
-	far, address := logServer(t, focusTool), freeAddress(t)
+	remote, address := logServer(t, focusTool), freeAddress(t)
 	config := func(mask string) string {
-		return site(address, gateway("separator __", block(mask, "recover on"), "focus on", far.line("far")))
+		return site(address, gateway("separator __", block(mask, "recover on"), "focus on", remote.line("far")))
 	}
 	load(t, config("mask"))
 	type listed struct {
-		*speaker
-		way  focusWay
-		name string
+		*testClient
+		endpoint toolEndpoint
+		name     string
 	}
 	var clients []listed
 	for _, era := range clientEras {
-		for _, way := range focusWays("http://"+address, "")[:2] {
-			c := newSpeaker(t, way.at("far"), era.modern, `{}`, closes)
-			way.descriptor(t, c, "far", "read")
-			clients = append(clients, listed{c, way, way.name + ", " + era.name})
+		for _, endpoint := range toolEndpoints("http://"+address, "")[:2] {
+			c := newTestClient(t, endpoint.url("far"), era.modern, `{}`, connectionClose)
+			endpoint.descriptor(t, c, "far", "read")
+			clients = append(clients, listed{c, endpoint, endpoint.name + ", " + era.name})
 		}
 	}
 	for _, reload := range []struct{ name, config string }{
@@ -513,16 +512,16 @@ func TestFocusAfterReload(t *testing.T) {
 	} {
 		load(t, reload.config)
 		for _, c := range clients {
-			t.Run("of "+reload.name+", "+c.name, func(t *testing.T) {
-				before := far.Count("tools/call")
-				isFocused(t, c.way.use(t, c.speaker, "far", "read", goalArguments).answer.Text())
-				hasGot(t, far, before, `{"path":"a"}`)
+			t.Run("reload of "+reload.name+", "+c.name, func(t *testing.T) {
+				before := remote.Count("tools/call")
+				expectFocused(t, c.endpoint.use(t, c.testClient, "far", "read", goalArguments).answer.Text())
+				expectReceived(t, remote, before, `{"path":"a"}`)
 			})
 		}
 	}
 }
 
-// A call that asks the client something before it has a result is cut to its goal all the same.
+// The result of a call with a server request is shortened to its goal, too.
 func TestFocusOfCallThatAsks(t *testing.T) {
 	isolate(t)
 	roots := make([]string, 500)
@@ -538,63 +537,63 @@ func TestFocusOfCallThatAsks(t *testing.T) {
 		t.Cleanup(remote.Close)
 		for _, era := range clientEras {
 			t.Run(era.name+", server of the era of a "+server.name, func(t *testing.T) {
-				c := newSpeaker(t, joinedAt(url), era.modern, canAll)
+				c := newTestClient(t, joinedAt(url), era.modern, fullCapabilities)
 				before := len(remote.Seen("tools/call"))
 				params := callOf("far", "ask", `{"method":"roots/list","params":{},"focus":"where are cranes"}`)
-				got := c.Ask(t.Context(), "tools/call", params, func(string, json.RawMessage) string { return answer })
+				got := c.Request(t.Context(), "tools/call", params, func(string, json.RawMessage) string { return answer })
 				text := got.Text()
 				if !json.Valid([]byte(text)) || !strings.Contains(text, "id=obs_") || len(text) > 4000 {
-					t.Errorf("not cut as JSON: %d %.500s", len(text), got.Raw)
+					t.Errorf("not shortened as JSON: %d %.500s", len(text), got.Raw)
 				}
 				if !strings.Contains(text, roots[321]) {
-					t.Errorf("not cut to the goal: %.500s", text)
+					t.Errorf("not shortened to the goal: %.500s", text)
 				}
 				calls := remote.Seen("tools/call")[before:]
 				for _, call := range calls {
 					if strings.Contains(call.Body, `"focus"`) {
-						t.Errorf("the server got %.500s", call.Body)
+						t.Errorf("the server received %.500s", call.Body)
 					}
 				}
 				if len(calls) == 0 {
-					t.Error("the server got no call")
+					t.Error("the server received no call")
 				}
 			})
 		}
 	}
 }
 
-// Behind another gateway that has the argument, this one leaves it to that.
+// Behind another gateway with the argument, the outer gateway leaves it to the inner one.
 func TestFocusBehindFocus(t *testing.T) {
 	isolate(t)
-	far, inner, outer := logServer(t, focusTool), freeAddress(t), freeAddress(t)
+	remote, inner, outer := logServer(t, focusTool), freeAddress(t), freeAddress(t)
 	lines := []string{"separator __", block("mask", "recover on"), "focus on"}
-	load(t, site(inner, gateway(append(lines, far.line("far"))...))+
+	load(t, site(inner, gateway(append(lines, remote.line("far"))...))+
 		site(outer, gateway(append(lines, "server inner http://"+inner+"/mcp/far")...)))
 	for _, era := range clientEras {
-		for _, way := range focusWays("http://"+outer, "")[:2] {
-			t.Run(way.name+", "+era.name, func(t *testing.T) {
-				c := newSpeaker(t, way.at("inner"), era.modern, `{}`)
-				if got := way.descriptor(t, c, "inner", "read"); strings.Count(got, focusArgument("focus")) != 1 {
+		for _, endpoint := range toolEndpoints("http://"+outer, "")[:2] {
+			t.Run(endpoint.name+", "+era.name, func(t *testing.T) {
+				c := newTestClient(t, endpoint.url("inner"), era.modern, `{}`)
+				if got := endpoint.descriptor(t, c, "inner", "read"); strings.Count(got, focusArgument("focus")) != 1 {
 					t.Errorf("got %s", got)
 				}
-				before := far.Count("tools/call")
-				isFocused(t, way.use(t, c, "inner", "read", goalArguments).answer.Text())
-				hasGot(t, far, before, `{"path":"a"}`)
+				before := remote.Count("tools/call")
+				expectFocused(t, endpoint.use(t, c, "inner", "read", goalArguments).answer.Text())
+				expectReceived(t, remote, before, `{"path":"a"}`)
 			})
 		}
 	}
 }
 
-// Where results are masked but lists are not changed, there is no such argument.
+// Endpoints that mask results but do not change lists do not have the argument.
 func TestFocusAtRPC(t *testing.T) {
 	isolate(t)
-	far := logServer(t, focusTool)
-	url := serve(t, gateway(block("mask", "recover on"), "focus on", far.line("far")))
+	remote := logServer(t, focusTool)
+	url := serve(t, gateway(block("mask", "recover on"), "focus on", remote.line("far")))
 	if got := post(t, rpcAt(url, "far"), rpc("tools/list", `{}`)); !strings.Contains(got.body, focusTool) {
 		t.Errorf("got %s", got.body)
 	}
 	arguments := `{"path":"a","focus":"x"}`
 	got := post(t, rpcAt(url, "far"), rpc("tools/call", `{"name":"read","arguments":`+arguments+`}`))
-	isHeadAndTail(t, toolText(t, got.body))
-	hasGot(t, far, 0, arguments)
+	expectHeadAndTail(t, toolText(t, got.body))
+	expectReceived(t, remote, 0, arguments)
 }

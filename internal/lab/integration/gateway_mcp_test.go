@@ -13,30 +13,31 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// Whatever a server says over Streamable HTTP passes as it is, but for what is masked and
-// for headers that are not on the list.
+// Responses over Streamable HTTP pass unchanged, except for masking and headers that are not on the list.
 func TestGatewayMCPPassesThrough(t *testing.T) {
 	isolate(t)
 	const session = `"headers":{"Mcp-Session-Id":"s-1","X-Other":"of the server"}`
 	long := result(`"` + strings.Repeat("A", 5000) + `"`)
 	tests := []struct {
 		name, request string
-		want          string // if it is not what the upstream answers
+		want          string // if it differs from the upstream's response
 	}{
 		{"a result", raw(result(`{"a":1.0}`), session), ""},
 		{"G5 a long result", raw(long, session), result(`"` + cut("A", 5000, 2000, 2000) + `"`)},
 		{"an error of the server", rpc("err", `{"n":3}`), ""},
 		{"202 for a notification", `{"jsonrpc":"2.0","method":"note"}`, ""},
-		{"202 for a client's reply", `{"jsonrpc":"2.0","id":1,"result":{},"method":"note"}`, ""},
+		{"202 for a client's response", `{"jsonrpc":"2.0","id":1,"result":{},"method":"note"}`, ""},
 		{"400", raw(`{"jsonrpc":"2.0","id":1,"error":{"code":-32020,"message":"x"}}`, `"status":400`), ""},
 		{"404 for a lost session", raw("lost", `"status":404,"ctype":"text/plain"`), ""},
-		{"401 without its challenge", raw("", `"status":401,"headers":{"Www-Authenticate":"Bearer resource_metadata=x"}`), ""},
+		{"401 without its challenge", raw("", `"status":401,"headers":{"Www-Authenticate":"Bearer resource_metadata=x"}`),
+			""},
 		{"403 stays 403", raw(`{"jsonrpc":"2.0","id":1,"error":{"code":-32000,"message":"refus"}}`, `"status":403`), ""},
 		{"500 with HTML", raw("<p>", `"status":500,"ctype":"text/html"`), ""},
 		{"no JSON", raw("{", ""+`"status":200`), ""},
-		{"an empty answer", raw(""), ""},
+		{"an empty response", raw(""), ""},
 		{"an event stream", rpc("sse", `{"interval_ms":0}`), ""},
-		{"G5 long events", rpc("sse", `{"interval_ms":0,"n":1,"size":5000}`), event(result(`{"content":[{"type":"text","text":"` + cut("A", 5000, 2000, 2000) + `"}]}`))},
+		{"G5 long events", rpc("sse", `{"interval_ms":0,"n":1,"size":5000}`),
+			event(result(`{"content":[{"type":"text","text":"` + cut("A", 5000, 2000, 2000) + `"}]}`))},
 	}
 	stub := new(mcptest.Stub)
 	address := upstream(t, stub)
@@ -47,7 +48,8 @@ func TestGatewayMCPPassesThrough(t *testing.T) {
 			if tt.want != "" {
 				want.body = tt.want
 			}
-			got := post(t, mcpAt(url, "stub"), tt.request, "Mcp-Session-Id: mine", "Mcp-Protocol-Version: 2025-11-25", "Mcp-Method: raw", "Last-Event-Id: 7", "Accept: application/json")
+			got := post(t, mcpAt(url, "stub"), tt.request, "Mcp-Session-Id: mine", "Mcp-Protocol-Version: 2025-11-25",
+				"Mcp-Method: raw", "Last-Event-Id: 7", "Accept: application/json")
 			same(t, got.body, want.body)
 			if got.Header.Get("X-Other")+got.Header.Get("WWW-Authenticate") != "" {
 				t.Errorf("the client got %v", got.Header)
@@ -62,34 +64,36 @@ func TestGatewayMCPPassesThrough(t *testing.T) {
 			}
 			last := stub.Last()
 			same(t, last.Body, tt.request)
-			for name, want := range map[string]string{"Mcp-Session-Id": "mine", "Mcp-Protocol-Version": "2025-11-25", "Mcp-Method": "raw", "Last-Event-Id": "7", "Accept": "application/json"} {
+			for name, want := range map[string]string{"Mcp-Session-Id": "mine", "Mcp-Protocol-Version": "2025-11-25",
+				"Mcp-Method": "raw", "Last-Event-Id": "7", "Accept": "application/json"} {
 				if last.Headers.Get(name) != want {
-					t.Errorf("the upstream saw %v", last.Headers)
+					t.Errorf("the upstream received %v", last.Headers)
 				}
 			}
 			if last.Path != "/mcp" {
-				t.Errorf("asked at %s", last.Path)
+				t.Errorf("got path %s", last.Path)
 			}
 		})
 	}
 	t.Run("DELETE ends a session", func(t *testing.T) {
 		send(t, client, "DELETE", mcpAt(url, "stub"), "", "Mcp-Session-Id: mine")
-		if last := stub.Last(); last.Method != "DELETE" || last.Headers.Get("Mcp-Session-Id") != "mine" || last.Path != "/mcp" {
-			t.Errorf("the upstream saw %+v", last)
+		if last := stub.Last(); last.Method != "DELETE" || last.Headers.Get("Mcp-Session-Id") != "mine" ||
+			last.Path != "/mcp" {
+			t.Errorf("the upstream received %+v", last)
 		}
 	})
 	t.Run("other methods", func(t *testing.T) {
 		for _, method := range []string{"PUT", "OPTIONS", "PATCH"} {
 			got := send(t, client, method, mcpAt(url, "stub"), "")
-			if f := failureOf(t, got); f.Status != 405 || got.Header.Get("Allow") != "POST, GET, DELETE" {
+			if f := gatewayErrorOf(t, got); f.Status != 405 || got.Header.Get("Allow") != "POST, GET, DELETE" {
 				t.Errorf("%s: %+v %v", method, f, got.Header)
 			}
 		}
 	})
-	t.Run("no other protocol", func(t *testing.T) {
+	t.Run("no protocol upgrade", func(t *testing.T) {
 		send(t, client, "GET", mcpAt(url, "stub"), "", "Connection: Upgrade", "Upgrade: websocket")
 		if upgrade := stub.Last().Headers.Get("Upgrade"); upgrade != "" {
-			t.Errorf("the upstream was asked for %s", upgrade)
+			t.Errorf("the upstream received an upgrade to %s", upgrade)
 		}
 	})
 }
@@ -98,49 +102,54 @@ func TestGatewayMCPFailures(t *testing.T) {
 	isolate(t)
 	tests := []struct {
 		name, server, request string
-		want                  failed
+		want                  gatewayError
 	}{
-		{"an unknown server", "nope", rpc("echo", `1`), failed{404, -32001, "unknown_server", "1", "nope", 0}},
-		{"a batch", "stub", "[" + rpc("echo", `1`) + "]", failed{400, -32600, "invalid_request", "null", "", 0}},
-		{"no JSON", "stub", "{", failed{400, -32700, "parse_error", "null", "", 0}},
-		{"too large", "stub", strings.Repeat(" ", 10<<20+1), failed{413, -32600, "payload_too_large", "null", "", 0}},
-		{"nobody there", "down", `{"jsonrpc":"2.0","id":"x","method":"echo"}`, failed{502, -32002, "connect_error", `"x"`, "down", 0}},
-		{"silence", "slow", rpc("sleep", `{"ms":60000}`), failed{502, -32002, "timeout", "1", "slow", 0}},
-		{"a reset in mid-answer", "tiny", rpc("reset", `{"n":10000}`), failed{502, -32002, "connect_error", "1", "tiny", 0}},
-		{"a server whose handlers answer nothing", "empty", rpc("echo", `1`), failed{404, -32603, "http_error", "1", "empty", 404}},
+		{"an unknown server", "nope", rpc("echo", `1`), gatewayError{404, -32001, "unknown_server", "1", "nope", 0}},
+		{"a batch", "stub", "[" + rpc("echo", `1`) + "]", gatewayError{400, -32600, "invalid_request", "null", "", 0}},
+		{"no JSON", "stub", "{", gatewayError{400, -32700, "parse_error", "null", "", 0}},
+		{"too large", "stub", strings.Repeat(" ", 10<<20+1), gatewayError{413, -32600, "payload_too_large", "null", "", 0}},
+		{"an unreachable server", "down", `{"jsonrpc":"2.0","id":"x","method":"echo"}`,
+			gatewayError{502, -32002, "connect_error", `"x"`, "down", 0}},
+		{"silence", "slow", rpc("sleep", `{"ms":60000}`), gatewayError{502, -32002, "timeout", "1", "slow", 0}},
+		{"a reset during the response", "tiny", rpc("reset", `{"n":10000}`), gatewayError{502, -32002, "connect_error", "1",
+			"tiny", 0}},
+		{"a server whose handlers do not respond", "empty", rpc("echo", `1`), gatewayError{404, -32603, "http_error", "1",
+			"empty", 404}},
 	}
-	url := serve(t, acceptance(upstream(t, new(mcptest.Stub))))
+	url := serve(t, acceptanceGateway(upstream(t, new(mcptest.Stub))))
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := failureOf(t, post(t, mcpAt(url, tt.server), tt.request)); got != tt.want {
+			if got := gatewayErrorOf(t, post(t, mcpAt(url, tt.server), tt.request)); got != tt.want {
 				t.Errorf("%+v\nwant %+v", got, tt.want)
 			}
 		})
 	}
 	t.Run("a stream of an unknown server", func(t *testing.T) {
-		if got := failureOf(t, send(t, client, "GET", mcpAt(url, "nope"), "")); got != (failed{404, -32001, "unknown_server", "null", "nope", 0}) {
+		if got := gatewayErrorOf(t, send(t, client, "GET", mcpAt(url, "nope"), "")); got != (gatewayError{404, -32001,
+			"unknown_server", "null", "nope", 0}) {
 			t.Errorf("%+v", got)
 		}
 	})
 }
 
-// What the gateway answers itself, its clients must not take for an answer of the
-// server: of that nothing is left.
+// An error of the gateway has no headers of the server, so clients cannot mistake it for the server's response.
 func TestGatewayMCPHeadersOfWhatBrokeOff(t *testing.T) {
 	isolate(t)
 	address := rawUpstream(t, func(conn net.Conn, _ *bufio.Reader) {
-		_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Type: application/json; x=y\r\nMcp-Session-Id: s\r\nX-Other: y\r\nContent-Length: 999\r\n\r\n{\"jsonrpc\":")
+		_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Type: application/json; x=y\r\nMcp-Session-Id: "+
+			"s\r\nX-Other: y\r\nContent-Length: 999\r\n\r\n{\"jsonrpc\":")
 	})
 	url := serve(t, "header X-Site yes", gateway("mask", "server breaks http://"+address))
 	got := post(t, mcpAt(url, "breaks"), rpc("read", `1`))
-	failureOf(t, got)
-	if got.Header.Get("X-Other")+got.Header.Get("Mcp-Session-Id")+got.Header.Get("Via") != "" || got.Header.Get("X-Site") != "yes" {
+	gatewayErrorOf(t, got)
+	if got.Header.Get("X-Other")+got.Header.Get("Mcp-Session-Id")+got.Header.Get("Via") != "" ||
+		got.Header.Get("X-Site") != "yes" {
 		t.Errorf("%v", got.Header)
 	}
 }
 
-// Over HTTP/2, Go's transport tells nobody why a request was canceled, and
-// reverse_proxy takes that for the client's wish.
+// Over HTTP/2, Go's transport does not say why a request was canceled, and reverse_proxy assumes that the client
+// canceled it.
 func TestGatewayTimeoutOverHTTP2(t *testing.T) {
 	isolate(t)
 	server := httptest.NewUnstartedServer(new(mcptest.Stub))
@@ -149,16 +158,17 @@ func TestGatewayTimeoutOverHTTP2(t *testing.T) {
 	server.Start()
 	t.Cleanup(server.Close)
 	url := serve(t, gateway(block("server slow", "timeout 2s", "reverse_proxy h2c://"+server.Listener.Addr().String())))
-	for _, at := range []string{rpcAt(url, "slow"), mcpAt(url, "slow")} {
-		same(t, post(t, at, rpc("echo", `1`)).body, result(`1`))
-		if got := failureOf(t, post(t, at, rpc("sleep", `{"ms":60000}`))); got != (failed{502, -32002, "timeout", "1", "slow", 0}) {
+	for _, endpoint := range []string{rpcAt(url, "slow"), mcpAt(url, "slow")} {
+		same(t, post(t, endpoint, rpc("echo", `1`)).body, result(`1`))
+		if got := gatewayErrorOf(t, post(t, endpoint, rpc("sleep", `{"ms":60000}`))); got != (gatewayError{502, -32002,
+			"timeout", "1", "slow", 0}) {
 			t.Errorf("%+v", got)
 		}
 	}
 }
 
-// A talker is an upstream that answers POST with an event stream, as the test says.
-func talker(t *testing.T) *source {
+// newEventSource starts an upstream that responds to POST with an event stream from the test.
+func newEventSource(t *testing.T) *source {
 	t.Helper()
 	s := newSource(t, "text/event-stream")
 	address := s.address
@@ -191,7 +201,8 @@ func TestGatewayMCPStreams(t *testing.T) {
 	isolate(t)
 	note := event(`{"jsonrpc":"2.0","method":"notifications/message","params":{}}`)
 	listen := `{"jsonrpc":"2.0","id":"listen:0","method":"subscriptions/listen","params":{}}`
-	timeout := `{"jsonrpc":"2.0","error":{"code":-32002,"message":"the MCP server did not answer in time","data":{"code":"timeout","server_name":"talks"}},"id":1}`
+	timeout := `{"jsonrpc":"2.0","error":{"code":-32002,"message":"the MCP server did not answer in time",` +
+		`"data":{"code":"timeout","server_name":"talks"}},"id":1}`
 
 	mute := upstream(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body) // else it does not see the end of the connection
@@ -204,9 +215,10 @@ func TestGatewayMCPStreams(t *testing.T) {
 		if method == "GET" {
 			s = newSource(t, "text/event-stream")
 		} else {
-			s = talker(t)
+			s = newEventSource(t)
 		}
-		url = serve(t, gateway("mask", block("server talks http://"+s.address, "timeout 2s"), block("server mute http://"+mute, "timeout 2s")))
+		url = serve(t, gateway("mask", block("server talks http://"+s.address, "timeout 2s"),
+			block("server mute http://"+mute, "timeout 2s")))
 		res := open(t, client, method, mcpAt(url, "talks"), message)
 		if res.StatusCode != 200 || res.Header.Get("Content-Type") != "text/event-stream" {
 			t.Fatalf("%d %v", res.StatusCode, res.Header)
@@ -223,17 +235,17 @@ func TestGatewayMCPStreams(t *testing.T) {
 		same(t, nextEvent(t, body), cutEvent(5000, 2000, 2000))
 		close(s.parts)
 		if rest, err := io.ReadAll(body); len(rest) > 0 || err != nil {
-			t.Errorf("then %q, %v", rest, err)
+			t.Errorf("got rest %q, %v", rest, err)
 		}
 	})
-	t.Run("a stream that goes on may take longer than the timeout", func(t *testing.T) {
-		url := serve(t, acceptance(upstream(t, new(mcptest.Stub))))
+	t.Run("an active stream may exceed the timeout", func(t *testing.T) {
+		url := serve(t, acceptanceGateway(upstream(t, new(mcptest.Stub))))
 		got := post(t, mcpAt(url, "slow"), rpc("sse", `{"interval_ms":300,"n":8}`))
 		if n := strings.Count(got.body, "data: "); n != 8 || strings.Contains(got.body, "timeout") {
-			t.Errorf("%d events, at last %s", n, got.body[max(0, len(got.body)-200):])
+			t.Errorf("got %d events, last %s", n, got.body[max(0, len(got.body)-200):])
 		}
 	})
-	t.Run("a stream that falls silent gets an error as its last event", func(t *testing.T) {
+	t.Run("an idle stream ends with an error event", func(t *testing.T) {
 		s, body := begin(t, "POST", rpc("read", `1`))
 		s.send(t, note)
 		same(t, nextEvent(t, body), note)
@@ -244,7 +256,7 @@ func TestGatewayMCPStreams(t *testing.T) {
 		}
 		wait(t, s.gone, "the end of the upstream's stream")
 	})
-	t.Run("a stream that falls silent in a comment, too", func(t *testing.T) {
+	t.Run("a stream that idles within a comment, too", func(t *testing.T) {
 		s, body := begin(t, "POST", rpc("read", `1`))
 		s.send(t, ": ping\nid: 5\n: pi")
 		rest, err := io.ReadAll(body)
@@ -253,14 +265,14 @@ func TestGatewayMCPStreams(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	t.Run("a stream that falls silent in mid-event breaks off", func(t *testing.T) {
+	t.Run("a stream that idles within an event breaks off", func(t *testing.T) {
 		s, body := begin(t, "POST", rpc("read", `1`))
 		s.send(t, note+"data: {\"jsonrpc\"")
 		if rest, err := io.ReadAll(body); err == nil || strings.Contains(string(rest), "timeout") {
 			t.Errorf("%q, %v", rest, err)
 		}
 	})
-	t.Run("a stream that falls silent after the answer just ends", func(t *testing.T) {
+	t.Run("a stream that idles after the response just ends", func(t *testing.T) {
 		s, body := begin(t, "POST", rpc("read", `1`))
 		s.send(t, event(result(`1`)))
 		rest, err := io.ReadAll(body)
@@ -269,23 +281,23 @@ func TestGatewayMCPStreams(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	t.Run("a stream that dies breaks off", func(t *testing.T) {
+	t.Run("a stream that breaks off stays incomplete", func(t *testing.T) {
 		s, body := begin(t, "POST", rpc("read", `1`))
 		s.send(t, note)
 		same(t, nextEvent(t, body), note)
 		s.send(t, "")
 		if rest, err := io.ReadAll(body); err == nil {
-			t.Errorf("ends with %q", rest)
+			t.Errorf("got end %q", rest)
 		}
 	})
 	for _, lasting := range []struct{ method, message string }{{"GET", ""}, {"POST", listen}} {
-		t.Run(lasting.method+" may be silent as long as it likes", func(t *testing.T) {
+		t.Run(lasting.method+" may be idle for any time", func(t *testing.T) {
 			s, body := begin(t, lasting.method, lasting.message)
 			s.send(t, note)
 			same(t, nextEvent(t, body), note)
-			// A request that begins after that is given up before the next event.
-			if got := failureOf(t, post(t, mcpAt(url, "mute"), rpc("read", `1`))); got.Symbol != "timeout" {
-				t.Fatalf("a request without an answer: got %+v, want a timeout", got)
+			// A later request times out before the next event.
+			if got := gatewayErrorOf(t, post(t, mcpAt(url, "mute"), rpc("read", `1`))); got.Symbol != "timeout" {
+				t.Fatalf("a hanging request: got %+v, want a timeout", got)
 			}
 			s.send(t, note)
 			same(t, nextEvent(t, body), note)
@@ -300,22 +312,23 @@ func TestGatewayOriginAndHost(t *testing.T) {
 		name    string
 		options []string
 		header  string
-		want    string // the symbol of the failure
+		want    string // symbol of the error
 	}{
 		{"A43 no Origin", nil, "X: y", ""},
 		{"A43 a foreign Origin", nil, "Origin: http://evil.test", "forbidden_origin"},
 		{"A43 a local Origin", nil, "Origin: http://localhost:3000", ""},
 		{"A43 a local Origin by address", nil, "Origin: http://127.5.0.1", ""},
 		{"A43 a local Origin by IPv6 address", nil, "Origin: http://[::1]:80", ""},
-		{"A43 an Origin that only begins like a local one", nil, "Origin: http://localhost.evil.test", "forbidden_origin"},
-		{"A43 an Origin that ends like a local one", nil, "Origin: http://evil.test#localhost", "forbidden_origin"},
+		{"A43 an Origin with a local prefix", nil, "Origin: http://localhost.evil.test", "forbidden_origin"},
+		{"A43 an Origin with a local suffix", nil, "Origin: http://evil.test#localhost", "forbidden_origin"},
 		{"A43 the Origin null", nil, "Origin: null", "forbidden_origin"},
 		{"A43 a listed Origin", []string{"origins https://app.test https://b.test"}, "Origin: https://B.test", ""},
-		{"A43 a listed Origin with another port", []string{"origins https://app.test"}, "Origin: https://app.test:8443", "forbidden_origin"},
+		{"A43 a listed Origin with another port", []string{"origins https://app.test"}, "Origin: https://app.test:8443",
+			"forbidden_origin"},
 		{"A43 all Origins", []string{"origins *"}, "Origin: null", ""},
 		{"A43 a foreign Host", nil, "Host: evil.test", "forbidden_host"},
 		{"A43 a foreign Host with a port", nil, "Host: evil.test:8080", "forbidden_host"},
-		{"A43 a Host that only begins like a local one", nil, "Host: 127.0.0.1.evil.test", "forbidden_host"},
+		{"A43 a Host with a local prefix", nil, "Host: 127.0.0.1.evil.test", "forbidden_host"},
 		{"A43 a local Host", nil, "Host: LOCALHOST:1", ""},
 		{"A43 a local Host by IPv6 address", nil, "Host: [::1]", ""},
 		{"A43 a listed Host", []string{"hosts mcp.test"}, "Host: mcp.test:8443", ""},
@@ -325,8 +338,8 @@ func TestGatewayOriginAndHost(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			url := serve(t, gateway(append(tt.options, "server stub http://"+stub)...))
-			for _, at := range []string{rpcAt(url, "stub"), mcpAt(url, "stub")} {
-				req := request(t, t.Context(), "POST", at, rpc("echo", `1`), tt.header)
+			for _, endpoint := range []string{rpcAt(url, "stub"), mcpAt(url, "stub")} {
+				req := request(t, t.Context(), "POST", endpoint, rpc("echo", `1`), tt.header)
 				if host, ok := strings.CutPrefix(tt.header, "Host: "); ok {
 					req.Host = host
 				}
@@ -336,10 +349,10 @@ func TestGatewayOriginAndHost(t *testing.T) {
 				}
 				body, _ := io.ReadAll(res.Body)
 				res.Body.Close()
-				got := answer{res, string(body)}
+				got := httpResponse{res, string(body)}
 				if tt.want == "" {
 					same(t, got.body, result(`1`))
-				} else if failure := failureOf(t, got); failure.Symbol != tt.want || failure.Status != 403 {
+				} else if failure := gatewayErrorOf(t, got); failure.Symbol != tt.want || failure.Status != 403 {
 					t.Errorf("%+v", failure)
 				}
 			}
@@ -347,12 +360,13 @@ func TestGatewayOriginAndHost(t *testing.T) {
 	}
 }
 
-// A server of the revision 2024-11-05: an event stream that names an address for
-// messages, and answers them in the stream.
+// A server of revision 2024-11-05 works: an event stream that names the endpoint for messages, and carries the
+// responses.
 func TestGatewayLegacyServer(t *testing.T) {
 	isolate(t)
 	answers, proceed := make(chan string, 1), make(chan struct{}, 1)
-	for _, address := range []string{"/messages/?sessionId=a%26b", "messages/?sessionId=a%26b", "http://elsewhere.test/messages/?sessionId=a%26b"} {
+	for _, address := range []string{"/messages/?sessionId=a%26b", "messages/?sessionId=a%26b",
+		"http://elsewhere.test/messages/?sessionId=a%26b"} {
 		t.Run(address, func(t *testing.T) {
 			server := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				switch {
@@ -379,14 +393,15 @@ func TestGatewayLegacyServer(t *testing.T) {
 					http.NotFound(w, r)
 				}
 			}))
-			url := serve(t, block("handle_path /tools/*", gateway("mask", "server old http://"+server+"/sse", "server two http://"+server+"/sse")))
+			url := serve(t, block("handle_path /tools/*", gateway("mask", "server old http://"+server+"/sse",
+				"server two http://"+server+"/sse")))
 			body := bufio.NewReader(open(t, client, "GET", url+"/tools/mcp/old", "").Body)
 			same(t, nextEvent(t, body), ": hello\n\n")
-			proceed <- struct{}{} // a comment is not held back
+			proceed <- struct{}{} // the gateway forwards comments at once
 			first := nextEvent(t, body)
 			endpoint, ok := strings.CutPrefix(first, "event: endpoint\ndata: /tools/mcp/old?endpoint=")
 			if !ok {
-				t.Fatalf("the first event is %q", first)
+				t.Fatalf("got first event %q", first)
 			}
 			token := strings.TrimSpace(endpoint)
 			if got := post(t, url+"/tools/mcp/old?endpoint="+token, rpc("read", `1`)); got.StatusCode != 202 {
@@ -394,16 +409,16 @@ func TestGatewayLegacyServer(t *testing.T) {
 			}
 			text := nextEvent(t, body)
 			if !strings.Contains(text, "KIMI_PROXY_OBSERVATION_MASKED") || !strings.Contains(text, `\"method\":\"read\"`) {
-				t.Errorf("answered with %.300s", text)
+				t.Errorf("got response %.300s", text)
 			}
-			for name, at := range map[string]string{
+			for name, endpoint := range map[string]string{
 				"a forged seal": "/tools/mcp/old?endpoint=" + token[:len(token)-4] + "AAAA",
 				"another path":  "/tools/mcp/old?endpoint=L2FkbWlu" + token[strings.IndexByte(token, '.'):],
 				"no seal":       "/tools/mcp/old?endpoint=L2FkbWlu",
 				"no token":      "/tools/mcp/old?endpoint=",
 				"other server":  "/tools/mcp/two?endpoint=" + token,
 			} {
-				if got := failureOf(t, post(t, url+at, rpc("read", `1`))); got.Status != 400 || got.Code != -32600 {
+				if got := gatewayErrorOf(t, post(t, url+endpoint, rpc("read", `1`))); got.Status != 400 || got.Code != -32600 {
 					t.Errorf("%s: %+v", name, got)
 				}
 			}
@@ -411,8 +426,7 @@ func TestGatewayLegacyServer(t *testing.T) {
 	}
 }
 
-// Handlers of a server's block stand in the order of a site, the reverse_proxy of
-// its URL behind them.
+// Handlers in a server block are sorted as in a site, before the reverse_proxy of its URL.
 func TestGatewayServerBlocks(t *testing.T) {
 	isolate(t)
 	stub := new(mcptest.Stub)
@@ -420,7 +434,8 @@ func TestGatewayServerBlocks(t *testing.T) {
 	url := serve(t, gateway(
 		block("server plain http://"+address+"/x",
 			"@tool vars {http.mcp.tool} read",
-			"request_header @tool X-Tool {http.mcp.server}/{http.mcp.method}/{http.mcp.tool}/{http.mcp.request_id}/{http.request.uri}/{http.mcp.client}"),
+			"request_header @tool X-Tool "+
+				"{http.mcp.server}/{http.mcp.method}/{http.mcp.tool}/{http.mcp.request_id}/{http.request.uri}/{http.mcp.client}"),
 		block("server nested", block("route", "request_header X-Tool nested", proxy(address))),
 		block("server sample", "mcp_sample"),
 	))
@@ -436,7 +451,8 @@ func TestGatewayServerBlocks(t *testing.T) {
 	if got := stub.Last().Headers.Get("X-Tool"); got != "nested" {
 		t.Errorf("nested: %s", got)
 	}
-	if text := toolText(t, post(t, rpcAt(url, "sample"), rpc("tools/call", `{"name":"read_log"}`)).body); !strings.Contains(text, "KIMI_PROXY_OBSERVATION_MASKED") {
-		t.Errorf("the sample server says %.200s", text)
+	if text := toolText(t, post(t, rpcAt(url, "sample"),
+		rpc("tools/call", `{"name":"read_log"}`)).body); !strings.Contains(text, "KIMI_PROXY_OBSERVATION_MASKED") {
+		t.Errorf("the sample server returned %.200s", text)
 	}
 }

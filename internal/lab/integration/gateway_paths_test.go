@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Paths at which there is nothing get a 404 that says where the gateway is.
+// Unknown paths get a 404 that names the endpoint of the gateway.
 func TestGatewayUnknownPaths(t *testing.T) { // A2
 	isolate(t)
 	const token = "0123456789abcdef0123456789abcdef"
@@ -17,26 +17,30 @@ func TestGatewayUnknownPaths(t *testing.T) { // A2
 		site(second, block("handle_path /tools/*", gateway("separator __", sample))))
 	url, behind := "http://"+first, "http://"+second
 	for _, tt := range []struct {
-		name, at, method string
-		description      string
-		mcp              string // where the body says the endpoint is; nothing for OAuth errors
+		name, endpoint, method string
+		description            string
+		mcp                    string // endpoint in the body; empty for OAuth errors
 	}{
 		{"too deep", url + "/mcp/sample/x", "GET", "the MCP endpoint is /mcp", "/mcp"},
-		{"a message that is posted too deep", url + "/mcp/sample/x", "POST", "the MCP endpoint is /mcp", "/mcp"},
-		{"the folder of plain POST", url + "/api/mcp-gateway", "GET", "the MCP endpoint is /mcp", "/mcp"},
-		{"plain POST without rpc", url + "/api/mcp-gateway/sample", "POST", "the MCP endpoint is /mcp", "/mcp"},
-		{"plain POST to something else", url + "/api/mcp-gateway/sample/other", "POST", "the MCP endpoint is /mcp", "/mcp"},
-		{"the probe of other programs", url + "/health", "GET", "the MCP endpoint is /mcp", "/mcp"},
+		{"a message to a path that is too deep", url + "/mcp/sample/x", "POST", "the MCP endpoint is /mcp", "/mcp"},
+		{"the prefix of /rpc endpoints", url + "/api/mcp-gateway", "GET", "the MCP endpoint is /mcp", "/mcp"},
+		{"an /rpc endpoint without rpc", url + "/api/mcp-gateway/sample", "POST", "the MCP endpoint is /mcp", "/mcp"},
+		{"an /rpc endpoint with another suffix", url + "/api/mcp-gateway/sample/other", "POST", "the MCP endpoint is /mcp",
+			"/mcp"},
+		{"a common health path", url + "/health", "GET", "the MCP endpoint is /mcp", "/mcp"},
 		{"the old transport", url + "/sse", "GET", "the MCP endpoint is /mcp", "/mcp"},
 		{"behind a prefix", behind + "/tools/mcp/sample/x", "GET", "the MCP endpoint is /tools/mcp", "/tools/mcp"},
-		{"a login", url + "/.well-known/oauth-protected-resource/mcp", "GET", "no OAuth login: send the header Authorization: Bearer <token>", ""},
-		{"a login at the root", url + "/.well-known/oauth-authorization-server", "GET", "no OAuth login: send the header Authorization: Bearer <token>", ""},
-		{"a login below mcp_path", url + "/mcp/.well-known/openid-configuration", "GET", "no OAuth login: send the header Authorization: Bearer <token>", ""},
+		{"a login", url + "/.well-known/oauth-protected-resource/mcp", "GET",
+			"no OAuth login: send the header Authorization: Bearer <token>", ""},
+		{"a login at the root", url + "/.well-known/oauth-authorization-server", "GET",
+			"no OAuth login: send the header Authorization: Bearer <token>", ""},
+		{"a login below mcp_path", url + "/mcp/.well-known/openid-configuration", "GET",
+			"no OAuth login: send the header Authorization: Bearer <token>", ""},
 		{"registration", url + "/register", "POST", "no OAuth login: send the header Authorization: Bearer <token>", ""},
 		{"a login without tokens", behind + "/tools/register", "POST", "this gateway has no OAuth login", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got := send(t, client, tt.method, tt.at, "")
+			got := send(t, client, tt.method, tt.endpoint, "")
 			var body struct {
 				Error       string
 				Description string `json:"error_description"`
@@ -54,25 +58,29 @@ func TestGatewayUnknownPaths(t *testing.T) { // A2
 		})
 	}
 	if got := send(t, client, "GET", url+"/served", ""); got.StatusCode != 200 || got.body != "next" {
-		t.Errorf("what another handler serves: %d %s", got.StatusCode, got.body)
+		t.Errorf("path of another handler: %d %s", got.StatusCode, got.body)
 	}
 	for _, path := range []string{"/mcp/sample", "/mcp/sample/"} {
-		if got := post(t, url+path, rpc("tools/list", `{}`), acceptBoth, bearer(token)); !strings.Contains(got.body, `"tools"`) {
+		if got := post(t, url+path, rpc("tools/list", `{}`), acceptBoth, bearer(token)); !strings.Contains(got.body,
+			`"tools"`) {
 			t.Errorf("%s: %d %s", path, got.StatusCode, got.body)
 		}
 	}
 	got := send(t, client, "GET", behind+"/tools/mcp", "", "Accept: text/html")
-	if failureOf(t, got).Status != 405 || !strings.Contains(got.body, "this address is for MCP clients, not for browsers") {
+	if gatewayErrorOf(t, got).Status != 405 || !strings.Contains(got.body,
+		"this address is for MCP clients, not for browsers") {
 		t.Errorf("a browser: %d %s", got.StatusCode, got.body)
 	}
 }
 
-// An authorization server, or the metadata of one, can be in the same site.
+// The same site can have an authorization server, or the metadata of one.
 func TestGatewayLeavesLoginsToOthers(t *testing.T) {
 	isolate(t)
-	url := serve(t, gateway("separator __", block("server sample", "mcp_sample")), `respond /.well-known/* "{}"`, "respond /register 201")
+	url := serve(t, gateway("separator __", block("server sample", "mcp_sample")), `respond /.well-known/* "{}"`,
+		"respond /register 201")
 	for path, status := range map[string]int{
-		"/.well-known/oauth-protected-resource": 200, "/.well-known/oauth-protected-resource/mcp": 200, "/register": 201, "/token": 404,
+		"/.well-known/oauth-protected-resource": 200, "/.well-known/oauth-protected-resource/mcp": 200, "/register": 201,
+		"/token": 404,
 	} {
 		if got := send(t, client, "GET", url+path, ""); got.StatusCode != status {
 			t.Errorf("%s: %d %s", path, got.StatusCode, got.body)
@@ -80,23 +88,23 @@ func TestGatewayLeavesLoginsToOthers(t *testing.T) {
 	}
 }
 
-// Probes see the state of servers, need no credentials, and are not requests of clients.
+// Health probes show the state of servers, need no credentials, and do not count as client requests.
 func TestGatewayReadiness(t *testing.T) {
 	isolate(t)
 	const token = "0123456789abcdef0123456789abcdef"
 	url := serve(t, gateway("separator __", "hosts mcp.test", block("client c", "token "+token),
 		child("good"), "server bad stdio /nonexistent/server", block("server extra stdio /nonexistent/server", "optional")))
-	health := func(method string) answer { return send(t, client, method, url+"/mcp/health", "") }
+	health := func(method string) httpResponse { return send(t, client, method, url+"/mcp/health", "") }
 	if got := health("GET"); got.StatusCode != 200 || got.body != "{\"status\":\"ready\"}\n" {
-		t.Errorf("before anything is needed: %d %s", got.StatusCode, got.body)
+		t.Errorf("before any request: %d %s", got.StatusCode, got.body)
 	}
 	if got := health("HEAD"); got.StatusCode != 200 || got.body != "" {
 		t.Errorf("HEAD: %d %s", got.StatusCode, got.body)
 	}
 	r := request(t, t.Context(), "GET", url+"/mcp/health", "")
-	r.Host = "10.0.0.7:8080" // as Kubernetes asks
+	r.Host = "10.0.0.7:8080" // as Kubernetes does
 	if res, err := client.Do(r); err != nil || res.StatusCode != 200 {
-		t.Errorf("by the address of a pod: %v %v", res, err)
+		t.Errorf("with a pod address: %v %v", res, err)
 	}
 	metrics := admin(t, "GET", "/metrics", "").body
 	if strings.Contains(metrics, "caddy_mcp_requests_total{") {
@@ -109,11 +117,12 @@ func TestGatewayReadiness(t *testing.T) {
 	call("good")
 	call("extra")
 	if got := health("GET"); got.StatusCode != 200 {
-		t.Errorf("an optional server is down: %d %s", got.StatusCode, got.body)
+		t.Errorf("with an optional server down: %d %s", got.StatusCode, got.body)
 	}
 	call("bad")
 	got := health("GET")
-	if got.StatusCode != http.StatusServiceUnavailable || !strings.Contains(got.body, `{"status":"not ready","servers":{"bad":"`) || strings.Contains(got.body, "nonexistent") {
-		t.Errorf("a server is down: %d %s", got.StatusCode, got.body)
+	if got.StatusCode != http.StatusServiceUnavailable || !strings.Contains(got.body,
+		`{"status":"not ready","servers":{"bad":"`) || strings.Contains(got.body, "nonexistent") {
+		t.Errorf("with a server down: %d %s", got.StatusCode, got.body)
 	}
 }

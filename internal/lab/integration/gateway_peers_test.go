@@ -12,18 +12,17 @@ import (
 	"testing"
 )
 
-// modulesOfNode is where npm has put the peers.
-const modulesOfNode = "peers/node_modules/"
+// nodeModules is the path of the npm packages of peers.
+const nodeModules = "peers/node_modules/"
 
-// TestGatewayPeers has the official clients call the official servers through the
-// gateway: as child processes, over Streamable HTTP and over HTTP+SSE.
+// Official clients call official servers through the gateway: child processes, Streamable HTTP and HTTP+SSE.
 func TestGatewayPeers(t *testing.T) {
 	isolate(t)
 	programs := buildPrograms(t)
-	everything := modulesOfNode + "@modelcontextprotocol/server-everything/dist/index.js"
-	filesystem := modulesOfNode + "@modelcontextprotocol/server-filesystem/dist/index.js"
-	thinking := modulesOfNode + "@modelcontextprotocol/server-sequential-thinking/dist/index.js"
-	fast := modulesOfNode + "fast-filesystem-mcp/dist/index.js"
+	everything := nodeModules + "@modelcontextprotocol/server-everything/dist/index.js"
+	filesystem := nodeModules + "@modelcontextprotocol/server-filesystem/dist/index.js"
+	thinking := nodeModules + "@modelcontextprotocol/server-sequential-thinking/dist/index.js"
+	fast := nodeModules + "fast-filesystem-mcp/dist/index.js"
 	dir, err := filepath.EvalSymlinks(t.TempDir()) // as servers see it
 	if err != nil {
 		t.Fatal(err)
@@ -48,13 +47,15 @@ func TestGatewayPeers(t *testing.T) {
 		"server reference stdio "+programs+"/server",
 	))
 	read := func(tool, path string) toolCall { return toolCall{tool, fmt.Sprintf(`{"path":%q}`, path)} }
-	masked := strings.Repeat("é", 2000) + "\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=5000 head=2000 tail=2000] ...\n" + strings.Repeat("é", 2000)
+	masked := strings.Repeat("é", 2000) + "\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=5000 head=2000 " +
+		"tail=2000] ...\n" + strings.Repeat("é", 2000)
 	echo, sum := toolCall{"echo", `{"message":"hé"}`}, toolCall{"get-sum", `{"a":2,"b":40}`}
 	slow := toolCall{"trigger-long-running-operation", `{"duration":0.3,"steps":3}`}
-	think := toolCall{"sequentialthinking", `{"thought":"hm","thoughtNumber":1,"totalThoughts":3,"nextThoughtNeeded":true}`}
+	think := toolCall{"sequentialthinking", `{"thought":"hm","thoughtNumber":1,"totalThoughts":3,` +
+		`"nextThoughtNeeded":true}`}
 
-	// No handshake, no session, no event stream.
-	t.Run("the plain door", func(t *testing.T) {
+	// Without handshake, session or event stream.
+	t.Run("rpc", func(t *testing.T) {
 		for _, tt := range []struct {
 			server string
 			call   toolCall
@@ -77,42 +78,47 @@ func TestGatewayPeers(t *testing.T) {
 				}
 			})
 		}
-		t.Run("a question is not left open", func(t *testing.T) {
+		t.Run("a server request gets a response", func(t *testing.T) {
 			got := post(t, rpcAt(url, "one"), toolCall{"trigger-sampling-request", `{"prompt":"?"}`}.request())
 			if text := toolText(t, got.body); !strings.Contains(text, "-32601") {
 				t.Errorf("%d %s", got.StatusCode, text)
 			}
 		})
 	})
-	// A shared child asks for roots once, whoever is there. Now nobody is.
-	if text := toolText(t, post(t, rpcAt(url, "everything"), toolCall{"get-roots-list", `{}`}.request()).body); !strings.Contains(text, "file:///configured") {
+	// A shared child requests roots once. Without a connected client it gets the configured ones.
+	if text := toolText(t, post(t, rpcAt(url, "everything"),
+		toolCall{"get-roots-list", `{}`}.request()).body); !strings.Contains(text, "file:///configured") {
 		t.Errorf("roots: %s", text)
 	}
-	t.Run("progress on the wire", func(t *testing.T) {
-		got := post(t, mcpAt(url, "everything"), rpc("tools/call", `{"name":"trigger-long-running-operation","arguments":{"duration":0.3,"steps":3},"_meta":{"progressToken":"mine"}}`), "Accept: application/json, text/event-stream")
+	t.Run("raw progress", func(t *testing.T) {
+		got := post(t, mcpAt(url, "everything"),
+			rpc("tools/call", `{"name":"trigger-long-running-operation","arguments":{"duration":0.3,"steps":3},`+
+				`"_meta":{"progressToken":"mine"}}`), "Accept: application/json, text/event-stream")
 		events := strings.SplitAfter(got.body, "\n\n")
 		if len(events) != 5 {
 			t.Fatalf("%q", got.body)
 		}
 		for i, event := range events[:3] {
-			if !strings.Contains(event, `"progressToken":"mine"`) || !strings.Contains(event, fmt.Sprintf(`"progress":%d`, i+1)) {
-				t.Errorf("event %d is %q", i, event)
+			if !strings.Contains(event, `"progressToken":"mine"`) || !strings.Contains(event, fmt.Sprintf(`"progress":%d`,
+				i+1)) {
+				t.Errorf("event %d: got %q", i, event)
 			}
 		}
 		if !strings.Contains(events[3], "operation completed") || got.Header.Get("Content-Type") != "text/event-stream" {
-			t.Errorf("%v, and at last %q", got.Header, events[3])
+			t.Errorf("got %v, last %q", got.Header, events[3])
 		}
 	})
 
 	type calls []struct {
 		call toolCall
-		want string // a part of its text
+		want string // part of its text
 	}
 	general := calls{{echo, "Echo: hé"}, {sum, "The sum of 2 and 40 is 42."}, {slow, "completed"}}
-	// What a server asks goes to the client that called it.
+	// Server requests go to the client that called.
 	questions := func(self, root string) calls {
 		return calls{
-			{toolCall{"trigger-sampling-request", `{"prompt":"why"}`}, self + " was asked: Resource trigger-sampling-request context: why"},
+			{toolCall{"trigger-sampling-request", `{"prompt":"why"}`},
+				self + " was asked: Resource trigger-sampling-request context: why"},
 			{toolCall{"trigger-elicitation-request", `{}`}, "- Name: " + self},
 			{toolCall{"get-roots-list", `{}`}, "file:///" + root},
 		}
@@ -120,7 +126,7 @@ func TestGatewayPeers(t *testing.T) {
 	for _, tt := range []struct {
 		name, server, era string
 		calls             calls
-		asked             calls // by a client that answers
+		asked             calls // by a client that answers server requests
 	}{
 		{"alone", "everything", "", nil, questions("alone", "configured")}, // the others wait
 		{"everything", "everything", "auto", general, nil},
@@ -128,31 +134,35 @@ func TestGatewayPeers(t *testing.T) {
 		{"another", "own", "", nil, questions("another", "another")}, // at the same time
 		{"streamable", "streamable", "auto", general, questions("streamable", "streamable")},
 		{"sse", "sse", "legacy", general, questions("sse", "sse")},
-		{"files", "files", "legacy", calls{{read("read_text_file", long), masked}, {read("read_text_file", short), "written by the test: é"}}, nil},
+		{"files", "files", "legacy", calls{{read("read_text_file", long), masked}, {read("read_text_file", short),
+			"written by the test: é"}}, nil},
 		{"whole", "whole", "", calls{{read("read_text_file", long), strings.Repeat("é", 5000)}}, nil},
-		{"thinking", "thinking", "legacy", calls{{think, `"thoughtHistoryLength": 1`}, {think, `"thoughtHistoryLength": 2`}}, nil}, // its own, whoever else thinks
+		// the state is per session
+		{"thinking", "thinking", "legacy", calls{{think, `"thoughtHistoryLength": 1`}, {think, `"thoughtHistoryLength": 2`}},
+			nil},
 		{"fast", "fast", "legacy", calls{{read("fast_read_file", short), "written by the test: é"}}, nil},
 		{"reference", "reference", "modern", calls{{toolCall{"test_simple_text", `{}`}, "simple text"}}, nil},
 	} {
-		check := func(t *testing.T, call func(*testing.T, peerCalls) peerSaw, calls calls) {
+		check := func(t *testing.T, call func(*testing.T, peerCalls) peerOutcome, calls calls) {
 			do := peerCalls{endpoint: mcpAt(url, tt.server), sse: tt.server == "sse", self: tt.name, era: tt.era}
 			for _, c := range calls {
 				do.calls = append(do.calls, c.call)
 			}
-			saw := call(t, do)
-			if modern := saw.Version == "2026-07-28"; saw.Version != "" && modern != (tt.server == "reference") {
-				t.Errorf("they have agreed on %s", saw.Version)
+			outcome := call(t, do)
+			if modern := outcome.Version == "2026-07-28"; outcome.Version != "" && modern != (tt.server == "reference") {
+				t.Errorf("negotiated %s", outcome.Version)
 			}
 			for i, c := range calls {
-				got := saw.Calls[i]
-				if !slices.Contains(saw.Tools, c.call.Name) {
-					t.Errorf("%s is not among the tools %v", c.call.Name, saw.Tools)
+				got := outcome.Calls[i]
+				if !slices.Contains(outcome.Tools, c.call.Name) {
+					t.Errorf("%s is not in the tools %v", c.call.Name, outcome.Tools)
 				}
 				if text := got.Result.text(); got.Result.IsError || !strings.Contains(text, c.want) {
 					t.Errorf("%s: error %t: %.300q\nwant %.300q", c.call.Name, got.Result.IsError, text, c.want)
 				}
-				// Of reports that come with the result, the SDKs tell nobody any more.
-				if progress := fmt.Sprint(got.Progress); c.call == slow && !strings.HasPrefix("[1 2 3]", strings.TrimSuffix(progress, "]")) {
+				// The SDKs drop progress that arrives with the result.
+				if progress := fmt.Sprint(got.Progress); c.call == slow && !strings.HasPrefix("[1 2 3]",
+					strings.TrimSuffix(progress, "]")) {
 					t.Errorf("progress %s", progress)
 				}
 			}
@@ -189,30 +199,30 @@ func everythingOver(t *testing.T, transport, ready string) string {
 	return address
 }
 
-// toolCall is a call of a tool, with its arguments as JSON.
+// toolCall is a tool call with its arguments as JSON.
 type toolCall struct{ Name, Arguments string }
 
 func (c toolCall) MarshalJSON() ([]byte, error) {
 	return fmt.Appendf(nil, `{"name":%q,"arguments":%s}`, c.Name, c.Arguments), nil
 }
 
-// request is the JSON-RPC request with id 1 that makes the call.
+// request returns the JSON-RPC request with id 1 that makes the call.
 func (c toolCall) request() string {
 	return rpc("tools/call", fmt.Sprintf(`{"name":%q,"arguments":%s}`, c.Name, c.Arguments))
 }
 
-// peerCalls is what a client shall do.
+// peerCalls are the calls of a client.
 type peerCalls struct {
 	endpoint string
 	sse      bool   // over HTTP+SSE
-	self     string // what it calls itself where it is asked
-	era      string // that it begins with, where there is a choice
+	self     string // its name in answers to server requests
+	era      string // era that it tries first
 	calls    []toolCall
 }
 
-// peerSaw is what a client has got.
-type peerSaw struct {
-	Version string // of the protocol, if it says so
+// peerOutcome is the output of a client.
+type peerOutcome struct {
+	Version string // of the protocol; empty if unknown
 	Tools   []string
 	Calls   []struct {
 		Result   peerResult
@@ -225,7 +235,7 @@ type peerResult struct {
 	Content []struct{ Text string }
 }
 
-// text is what the parts of a result say together.
+// text returns the joined texts of a result.
 func (r peerResult) text() string {
 	var texts []string
 	for _, part := range r.Content {
@@ -235,82 +245,84 @@ func (r peerResult) text() string {
 }
 
 // callWithTypeScript makes the calls with the official TypeScript SDK.
-func callWithTypeScript(t *testing.T, do peerCalls) (saw peerSaw) {
+func callWithTypeScript(t *testing.T, calls peerCalls) (outcome peerOutcome) {
 	t.Helper()
 	transport := "http"
-	if do.sse {
+	if calls.sse {
 		transport = "sse"
 	}
-	return printed[peerSaw](t, peer(t, "call.mjs", do.endpoint, transport, do.self), do.calls)
+	return runJSON[peerOutcome](t, peer(t, "call.mjs", calls.endpoint, transport, calls.self), calls.calls)
 }
 
 // callWithGo makes the calls with the official Go SDK.
-func callWithGo(programs string) func(*testing.T, peerCalls) peerSaw {
-	return func(t *testing.T, do peerCalls) peerSaw {
+func callWithGo(programs string) func(*testing.T, peerCalls) peerOutcome {
+	return func(t *testing.T, calls peerCalls) peerOutcome {
 		t.Helper()
 		var args []string
-		if do.sse {
+		if calls.sse {
 			args = append(args, "-sse")
 		}
-		return printed[peerSaw](t, exec.CommandContext(t.Context(), filepath.Join(programs, "client"), append(args, do.endpoint)...), do.calls)
+		return runJSON[peerOutcome](t, exec.CommandContext(t.Context(), filepath.Join(programs, "client"),
+			append(args, calls.endpoint)...), calls.calls)
 	}
 }
 
 // callWithInspector makes the calls with the command line of the Inspector.
-func callWithInspector(t *testing.T, do peerCalls) (saw peerSaw) {
+func callWithInspector(t *testing.T, calls peerCalls) (outcome peerOutcome) {
 	t.Helper()
 	inspector := func(args ...string) *exec.Cmd {
 		transport := "http"
-		if do.sse {
+		if calls.sse {
 			transport = "sse"
 		}
 		cmd := peer(t, "node_modules/@modelcontextprotocol/inspector/clients/launcher/build/index.js",
-			append([]string{"--cli", do.endpoint, "--transport", transport, "--protocol-era", do.era, "--format", "json", "--quiet"}, args...)...)
-		cmd.Env = append(os.Environ(), "HOME="+t.TempDir()) // where it keeps a catalog
+			append([]string{"--cli", calls.endpoint, "--transport", transport, "--protocol-era", calls.era, "--format", "json",
+				"--quiet"}, args...)...)
+		cmd.Env = append(os.Environ(), "HOME="+t.TempDir()) // where it stores a catalog
 		return cmd
 	}
 	type listed struct {
 		Result struct{ Tools []struct{ Name string } }
 	}
-	for _, tool := range printed[listed](t, inspector("--method", "tools/list"), nil).Result.Tools {
-		saw.Tools = append(saw.Tools, tool.Name)
+	for _, tool := range runJSON[listed](t, inspector("--method", "tools/list"), nil).Result.Tools {
+		outcome.Tools = append(outcome.Tools, tool.Name)
 	}
-	for _, call := range do.calls {
+	for _, call := range calls.calls {
 		type called struct {
 			Result   peerResult
 			Progress []float64
 		}
-		saw.Calls = append(saw.Calls, printed[called](t, inspector("--method", "tools/call", "--tool-name", call.Name, "--tool-args-json", call.Arguments), nil))
+		outcome.Calls = append(outcome.Calls, runJSON[called](t, inspector("--method", "tools/call", "--tool-name",
+			call.Name, "--tool-args-json", call.Arguments), nil))
 	}
-	return saw
+	return outcome
 }
 
-// printed runs a program with a value as its input and returns what it prints, both
-// as JSON.
-func printed[T any](t *testing.T, cmd *exec.Cmd, input any) (value T) {
+// runJSON runs a program with a JSON value as input and returns its JSON output.
+func runJSON[T any](t *testing.T, cmd *exec.Cmd, input any) (value T) {
 	t.Helper()
 	in, err := json.Marshal(input)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var complaints strings.Builder
-	cmd.Stdin, cmd.Stderr = strings.NewReader(string(in)), &complaints
+	var stderr strings.Builder
+	cmd.Stdin, cmd.Stderr = strings.NewReader(string(in)), &stderr
 	out, err := cmd.Output()
 	if err == nil {
 		err = json.Unmarshal(out, &value)
 	}
 	if err != nil {
-		t.Fatalf("%v: %.2000s%.2000s", err, &complaints, out)
+		t.Fatalf("%v: %.2000s%.2000s", err, &stderr, out)
 	}
 	return value
 }
 
-// buildPrograms builds the client and the server on the official Go SDK and returns
-// the folder they are in.
+// buildPrograms builds the client and the server on the official Go SDK and returns their folder.
 func buildPrograms(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", dir+"/", "../conformance/gosdk/...").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", dir+"/",
+		"../conformance/gosdk/...").CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}
 	return dir

@@ -22,17 +22,17 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 )
 
-// child is a server of a gateway: this very program, which can be an MCP server of
-// mcptest. Its arguments are those of that.
+// child returns a server of a gateway: the test program itself, running as an MCP server of mcptest with these
+// arguments.
 func child(name string, args ...string) string {
 	self, err := os.Executable()
 	if err != nil {
-		panic(err) // it is running
+		panic(err) // the program is running
 	}
 	return "server " + name + " stdio " + strconv.Quote(self) + " ds " + strings.Join(append([]string{name}, args...), " ")
 }
 
-// A journal is where children write down what they receive and what happens to them.
+// A journal is a file in which children record received messages and events.
 type journal string
 
 func newJournal(t *testing.T) journal {
@@ -40,10 +40,10 @@ func newJournal(t *testing.T) journal {
 	return journal(filepath.Join(t.TempDir(), "ds.log"))
 }
 
-// env is the line of a server's block that has its children write it.
+// env returns the line of a server block that makes its children write the journal.
 func (j journal) env() string { return "env DS_LOG " + string(j) }
 
-// An entry is an event or a message that has been received.
+// An entry is an event or a received message.
 type entry struct {
 	PID     int
 	ID      string
@@ -51,7 +51,7 @@ type entry struct {
 	Message struct{ Method string }
 }
 
-// entries returns those of an event or a method.
+// entries returns the entries of an event or a method.
 func (j journal) entries(t *testing.T, eventOrMethod string) (found []entry) {
 	t.Helper()
 	text, err := os.ReadFile(string(j))
@@ -68,56 +68,59 @@ func (j journal) entries(t *testing.T, eventOrMethod string) (found []entry) {
 }
 
 // use calls a tool and returns the text of its result.
-func use(t *testing.T, at, tool, arguments string, headers ...string) string {
+func use(t *testing.T, endpoint, tool, arguments string, headers ...string) string {
 	t.Helper()
-	return toolText(t, answerIn(post(t, at, toolCall{tool, arguments}.request(), append(headers, acceptBoth)...).body))
+	return toolText(t, answerIn(post(t, endpoint, toolCall{tool, arguments}.request(),
+		append(headers, acceptBoth)...).body))
 }
 
 const acceptBoth = mcpclient.Accept
 
-// answerIn returns the answer in a body, the last of its events if it has any.
+// answerIn returns the response in a body, the last event if it is an event stream.
 func answerIn(body string) string {
-	if at := strings.LastIndex(body, "data: "); at >= 0 && !strings.HasPrefix(body, "{") {
-		return body[at+len("data: "):]
+	if index := strings.LastIndex(body, "data: "); index >= 0 && !strings.HasPrefix(body, "{") {
+		return body[index+len("data: "):]
 	}
 	return body
 }
 
-// pidAt returns the id of the process that answers.
-func pidAt(t *testing.T, at string, headers ...string) int {
+// pidAt returns the ID of the process that responds.
+func pidAt(t *testing.T, endpoint string, headers ...string) int {
 	t.Helper()
-	pid, err := strconv.Atoi(use(t, at, "pid", `{}`, headers...))
+	pid, err := strconv.Atoi(use(t, endpoint, "pid", `{}`, headers...))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return pid
 }
 
-// greet begins a session and returns the header that names it.
-func greet(t *testing.T, at string) string {
+// newSession begins a session and returns its session header.
+func newSession(t *testing.T, endpoint string) string {
 	t.Helper()
-	got := post(t, at, rpc("initialize", `{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"test","version":"1"}}`), acceptBoth)
+	got := post(t, endpoint, rpc("initialize", `{"protocolVersion":"2025-11-25","capabilities":{},`+
+		`"clientInfo":{"name":"test","version":"1"}}`), acceptBoth)
 	session := "Mcp-Session-Id: " + got.Header.Get("Mcp-Session-Id")
 	if got.StatusCode != 200 || session == "Mcp-Session-Id: " {
 		t.Fatalf("%d %v %s", got.StatusCode, got.Header, got.body)
 	}
-	if got := post(t, at, `{"jsonrpc":"2.0","method":"notifications/initialized"}`, session, acceptBoth); got.StatusCode != 202 {
+	if got := post(t, endpoint, `{"jsonrpc":"2.0","method":"notifications/initialized"}`, session,
+		acceptBoth); got.StatusCode != 202 {
 		t.Fatalf("got %d %s, want 202", got.StatusCode, got.body)
 	}
 	return session
 }
 
-// lasting is a client for streams and calls that outlast the patience of the other.
-var lasting = &http.Client{Transport: &http.Transport{DisableCompression: true}}
+// streamClient is an HTTP client without a timeout, for streams and long calls.
+var streamClient = &http.Client{Transport: &http.Transport{DisableCompression: true}}
 
-// unkept is lasting with a connection for each request. That of a stream that outlives its configuration is closed
-// when the stream ends, and a request just sent on it would be lost.
-var unkept = &http.Client{Transport: &http.Transport{DisableCompression: true, DisableKeepAlives: true}}
+// closingClient is streamClient with a new connection for each request. A stream that outlives its configuration
+// closes its connection at the end, and a request just sent on it would be lost.
+var closingClient = &http.Client{Transport: &http.Transport{DisableCompression: true, DisableKeepAlives: true}}
 
 // listenTo opens the stream of a session.
-func listenTo(t *testing.T, at, session string) *bufio.Reader {
+func listenTo(t *testing.T, endpoint, session string) *bufio.Reader {
 	t.Helper()
-	res := open(t, lasting, "GET", at, "", session, "Accept: text/event-stream")
+	res := open(t, streamClient, "GET", endpoint, "", session, "Accept: text/event-stream")
 	if res.StatusCode != 200 {
 		t.Fatalf("%d %v", res.StatusCode, res.Header)
 	}
@@ -126,15 +129,15 @@ func listenTo(t *testing.T, at, session string) *bufio.Reader {
 	return stream
 }
 
-// later makes a call whose answer is waited for later.
-func later(t *testing.T, at, tool, arguments string, headers ...string) <-chan answer {
+// beginCall makes a call. The response is read from the channel.
+func beginCall(t *testing.T, endpoint, tool, arguments string, headers ...string) <-chan httpResponse {
 	t.Helper()
-	answers := make(chan answer, 1)
-	req := request(t, t.Context(), "POST", at, toolCall{tool, arguments}.request(), append(headers, acceptBoth)...)
+	answers := make(chan httpResponse, 1)
+	req := request(t, t.Context(), "POST", endpoint, toolCall{tool, arguments}.request(), append(headers, acceptBoth)...)
 	go func() {
-		res, err := lasting.Do(req)
+		res, err := streamClient.Do(req)
 		if err != nil {
-			answers <- answer{&http.Response{Status: err.Error()}, ""}
+			answers <- httpResponse{&http.Response{Status: err.Error()}, ""}
 			return
 		}
 		defer res.Body.Close()
@@ -142,16 +145,15 @@ func later(t *testing.T, at, tool, arguments string, headers ...string) <-chan a
 		if err != nil {
 			res.Status = err.Error()
 		}
-		answers <- answer{res, string(body)}
+		answers <- httpResponse{res, string(body)}
 	}()
 	return answers
 }
 
-// sample is how a metric of a server is named.
-func sample(metric, server string) string { return metric + `{server="` + server + `"}` }
+// serverMetric returns the name of a metric with the label of a server.
+func serverMetric(metric, server string) string { return metric + `{server="` + server + `"}` }
 
-// processRuns reports whether there is a process. One that has ended is none, even if its
-// parent does not want to know.
+// processRuns reports whether a process runs. A zombie does not.
 func processRuns(pid int) bool {
 	if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil {
 		_, state, _ := strings.Cut(string(stat), ") ")
@@ -165,12 +167,13 @@ func TestGatewayStdioNeedsNoSession(t *testing.T) {
 	journal := newJournal(t)
 	url := serve(t, gateway(block(child("plain"), journal.env()), block(child("modern", "--modern"), journal.env())))
 	if starts := journal.entries(t, "start"); len(starts) > 0 {
-		t.Errorf("started before anybody asked: %v", starts)
+		t.Errorf("started without a request: %v", starts)
 	}
-	const request = `{"jsonrpc":"2.0","id":12345678901234567890,"method":"tools/call","params":{"name":"echo","arguments":{"n":1.0,"text":"é\u00e9"}}}`
+	const request = `{"jsonrpc":"2.0","id":12345678901234567890,"method":"tools/call","params":{"name":"echo",` +
+		`"arguments":{"n":1.0,"text":"é\u00e9"}}}`
 	for _, server := range []string{"plain", "modern"} {
-		for _, at := range []string{rpcAt(url, server), mcpAt(url, server)} {
-			got := post(t, at, request, acceptBoth)
+		for _, endpoint := range []string{rpcAt(url, server), mcpAt(url, server)} {
+			got := post(t, endpoint, request, acceptBoth)
 			if got.StatusCode != 200 || !strings.Contains(got.body, `"id":12345678901234567890`) {
 				t.Errorf("%d %s", got.StatusCode, got.body)
 			}
@@ -182,21 +185,23 @@ func TestGatewayStdioNeedsNoSession(t *testing.T) {
 	}
 }
 
-// A request that is none is the client's fault, and is told so at all ways in: no server
-// was asked.
+// A malformed request gets a client error at all endpoints, and does not reach a server.
 func TestGatewayStdioMalformedRequests(t *testing.T) {
 	isolate(t)
 	j := newJournal(t)
 	url := serve(t, gateway(block(child("kid"), j.env())))
 	post(t, rpcAt(url, "kid"), rpc("tools/list", `{}`))
 	for _, body := range []string{
-		`{"id":1,"method":"tools/list"}`, `{"jsonrpc":"1.0","id":1,"method":"tools/list"}`, `{"jsonrpc":2,"id":1,"method":"tools/list"}`, `{"jsonrpc":"2.0","id":1}`, `{"jsonrpc":"2.0","id":1,"method":7}`,
-		`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":7}`, `{"jsonrpc":"2.0","id":1,"method":"tools/list","params":"x"}`, `{"jsonrpc":"2.0","id":99,"result":{}}`, `{"jsonrpc":"2.0"}`, `{}`,
+		`{"id":1,"method":"tools/list"}`, `{"jsonrpc":"1.0","id":1,"method":"tools/list"}`,
+		`{"jsonrpc":2,"id":1,"method":"tools/list"}`, `{"jsonrpc":"2.0","id":1}`, `{"jsonrpc":"2.0","id":1,"method":7}`,
+		`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":7}`,
+		`{"jsonrpc":"2.0","id":1,"method":"tools/list","params":"x"}`, `{"jsonrpc":"2.0","id":99,"result":{}}`,
+		`{"jsonrpc":"2.0"}`, `{}`,
 	} {
-		for _, way := range waysIn(url, "kid")[1:] {
-			got := failureOf(t, post(t, way.at, body, acceptBoth))
+		for _, endpoint := range endpointsOf(url, "kid")[1:] {
+			got := gatewayErrorOf(t, post(t, endpoint.url, body, acceptBoth))
 			if got.Status != 400 || got.Symbol != "invalid_request" || got.Code != -32600 {
-				t.Errorf("%s at %s: %+v", body, way.name, got)
+				t.Errorf("%s at %s: %+v", body, endpoint.name, got)
 			}
 		}
 	}
@@ -206,12 +211,13 @@ func TestGatewayStdioLog(t *testing.T) {
 	isolate(t)
 	file := filepath.Join(t.TempDir(), "caddy.log")
 	address := freeAddress(t)
-	load(t, block("", block("log", "output file "+file, "format json"))+"\n"+site(address, gateway(child("loud", "--banner"))))
-	at := mcpAt("http://"+address, "loud")
-	pid := pidAt(t, at)
+	load(t, block("", block("log", "output file "+file, "format json"))+"\n"+
+		site(address, gateway(child("loud", "--banner"))))
+	endpoint := mcpAt("http://"+address, "loud")
+	pid := pidAt(t, endpoint)
 	grown := growth(t)
 
-	// log returns the lines about what the child has said.
+	// log returns the log lines about the output of the child.
 	type line struct {
 		Level   string
 		Logger  string
@@ -231,12 +237,12 @@ func TestGatewayStdioLog(t *testing.T) {
 	}
 	for _, tt := range []struct{ name, tool, text, message, level string }{
 		{"A35 stderr", "stderr", "something to say", "stderr", "info"},
-		{"A35 noise on stdout", "noise", "{this is no JSON", "stdout is not a message", "warn"},
-		{"A35 a banner", "", "DS loud is starting, and says so on stdout", "stdout is not a message", "warn"},
+		{"A35 noise on stdout", "noise", "{this is no JSON", "line on stdout is not a message", "warn"},
+		{"A35 a banner", "", "DS loud is starting, and says so on stdout", "line on stdout is not a message", "warn"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if tt.tool != "" {
-				got := post(t, at, toolCall{tt.tool, `{"lines":1,"text":` + quote(tt.text) + `}`}.request())
+				got := post(t, endpoint, toolCall{tt.tool, `{"lines":1,"text":` + quote(tt.text) + `}`}.request())
 				same(t, got.body, result(`{"content":[{"type":"text","text":"written"}]}`))
 			}
 			await.Until(t, "the line", func() bool { return len(log(tt.message, tt.text)) > 0 })
@@ -247,10 +253,10 @@ func TestGatewayStdioLog(t *testing.T) {
 		})
 	}
 	t.Run("A35 much noise is counted, not logged", func(t *testing.T) {
-		use(t, at, "noise", `{"lines":5000,"text":"again and again"}`)
-		await.Until(t, "the count", func() bool { return grown()[sample("stdio_noise_total", "loud")] == 5001 })
-		if n := len(log("stdout is not a message", "again and again")); n == 0 || n > 20 {
-			t.Errorf("%d lines", n)
+		use(t, endpoint, "noise", `{"lines":5000,"text":"again and again"}`)
+		await.Until(t, "the count", func() bool { return grown()[serverMetric("stdio_noise_total", "loud")] == 5001 })
+		if n := len(log("line on stdout is not a message", "again and again")); n == 0 || n > 20 {
+			t.Errorf("got %d lines", n)
 		}
 	})
 }
@@ -258,54 +264,56 @@ func TestGatewayStdioLog(t *testing.T) {
 func TestGatewayStdioDeath(t *testing.T) {
 	isolate(t)
 	journal := newJournal(t)
-	// A call that did not end with the child would end after the client's patience.
+	// If a call did not end with the child, the client would time out.
 	url := serve(t, gateway(block(child("mortal"), journal.env(), "timeout 10m")))
-	session := greet(t, mcpAt(url, "mortal"))
+	session := newSession(t, mcpAt(url, "mortal"))
 	stream := listenTo(t, mcpAt(url, "mortal"), session)
-	for _, at := range []string{rpcAt(url, "mortal"), mcpAt(url, "mortal")} {
-		pid := pidAt(t, at)
-		if healthy := metrics(t)[sample("upstream_healthy", "mortal")]; healthy != 1 {
+	for _, endpoint := range []string{rpcAt(url, "mortal"), mcpAt(url, "mortal")} {
+		pid := pidAt(t, endpoint)
+		if healthy := metrics(t)[serverMetric("upstream_healthy", "mortal")]; healthy != 1 {
 			t.Errorf("healthy: %v", healthy)
 		}
 		grown := growth(t)
 		calls := len(journal.entries(t, "tools/call"))
-		waiting := later(t, at, "hang", `{}`)
+		waiting := beginCall(t, endpoint, "hang", `{}`)
 		await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > calls })
-		got := post(t, at, `{"jsonrpc":"2.0","id":"d\u0069e","method":"tools/call","params":{"name":"die","arguments":{"code":3}}}`, acceptBoth)
-		if f := failureOf(t, got); f != (failed{502, -32002, "connect_error", `"d\u0069e"`, "mortal", 0}) {
+		got := post(t, endpoint, `{"jsonrpc":"2.0","id":"d\u0069e","method":"tools/call","params":{"name":"die",`+
+			`"arguments":{"code":3}}}`, acceptBoth)
+		if f := gatewayErrorOf(t, got); f != (gatewayError{502, -32002, "connect_error", `"d\u0069e"`, "mortal", 0}) {
 			t.Errorf("A37 %+v", f)
 		}
-		if f := failureOf(t, <-waiting); f != (failed{502, -32002, "connect_error", `1`, "mortal", 0}) {
+		if f := gatewayErrorOf(t, <-waiting); f != (gatewayError{502, -32002, "connect_error", `1`, "mortal", 0}) {
 			t.Errorf("A37 the other call: %+v", f)
 		}
-		await.Until(t, "the gauge", func() bool { // which may be up again already
-			return metrics(t)[sample("upstream_healthy", "mortal")] == 0 || grown()[sample("upstream_restarts_total", "mortal")] > 0
+		await.Until(t, "the gauge", func() bool { // the gauge may be up again already
+			return metrics(t)[serverMetric("upstream_healthy", "mortal")] == 0 ||
+				grown()[serverMetric("upstream_restarts_total", "mortal")] > 0
 		})
 
-		again := pidAt(t, at)
+		again := pidAt(t, endpoint)
 		if again == pid {
-			t.Error("A37 the dead have answered")
+			t.Error("A37 the killed child has responded")
 		}
-		if got := grown()[sample("upstream_restarts_total", "mortal")]; got != 1 {
-			t.Errorf("%v restarts", got)
+		if got := grown()[serverMetric("upstream_restarts_total", "mortal")]; got != 1 {
+			t.Errorf("got %v restarts", got)
 		}
-		if healthy := metrics(t)[sample("upstream_healthy", "mortal")]; healthy != 1 {
+		if healthy := metrics(t)[serverMetric("upstream_healthy", "mortal")]; healthy != 1 {
 			t.Errorf("healthy: %v", healthy)
 		}
 		if syscall.Kill(pid, 0) == nil {
-			t.Error("a zombie is left")
+			t.Error("a zombie remains")
 		}
-		// Sessions and their streams outlive it.
+		// Sessions and their streams survive it.
 		if got := pidAt(t, mcpAt(url, "mortal"), session); got != again {
-			t.Errorf("in the session it is %d, not %d", got, again)
+			t.Errorf("got process %d in the session, want %d", got, again)
 		}
 		if got := nextEvent(t, stream); !strings.Contains(got, "/list_changed") {
-			t.Errorf("A37 the stream says %q", got)
+			t.Errorf("A37 got event %q", got)
 		}
 	}
 }
 
-// A child that cannot be started is not tried over and over.
+// A child that cannot be started is not restarted in a tight loop.
 func TestGatewayStdioFailsToStart(t *testing.T) {
 	isolate(t)
 	journal := newJournal(t)
@@ -313,12 +321,12 @@ func TestGatewayStdioFailsToStart(t *testing.T) {
 		block(child("hopeless", "--exit-at-start", "1"), journal.env()),
 		block(child("mute", "--hang-init"), "start_timeout 300ms")))
 	for range 2 {
-		var calls []<-chan answer
+		var calls []<-chan httpResponse
 		for range 20 {
-			calls = append(calls, later(t, rpcAt(url, "hopeless"), "pid", `{}`))
+			calls = append(calls, beginCall(t, rpcAt(url, "hopeless"), "pid", `{}`))
 		}
 		for _, call := range calls {
-			if f := failureOf(t, <-call); f != (failed{502, -32002, "connect_error", `1`, "hopeless", 0}) {
+			if f := gatewayErrorOf(t, <-call); f != (gatewayError{502, -32002, "connect_error", `1`, "hopeless", 0}) {
 				t.Errorf("A37 %+v", f)
 			}
 		}
@@ -326,7 +334,8 @@ func TestGatewayStdioFailsToStart(t *testing.T) {
 	if starts := journal.entries(t, "start"); len(starts) > 20 { // of 40 calls; 2 unless the machine is very slow
 		t.Errorf("A37 started %d times", len(starts))
 	}
-	if f := failureOf(t, post(t, mcpAt(url, "mute"), rpc("tools/list", `{}`))); f != (failed{502, -32002, "connect_error", `1`, "mute", 0}) {
+	if f := gatewayErrorOf(t, post(t, mcpAt(url, "mute"), rpc("tools/list", `{}`))); f != (gatewayError{502, -32002,
+		"connect_error", `1`, "mute", 0}) {
 		t.Errorf("A37 %+v", f)
 	}
 }
@@ -335,20 +344,20 @@ func TestGatewayStdioSilence(t *testing.T) {
 	isolate(t)
 	journal := newJournal(t)
 	url := serve(t, gateway(block(child("silent"), journal.env(), "timeout 2s")))
-	for i, at := range []string{rpcAt(url, "silent"), mcpAt(url, "silent")} {
-		pid := pidAt(t, at)
-		waiting := later(t, at, "hang", `{}`)
-		if got := use(t, at, "slow", `{"ms":100}`); got != "slept" {
+	for i, endpoint := range []string{rpcAt(url, "silent"), mcpAt(url, "silent")} {
+		pid := pidAt(t, endpoint)
+		waiting := beginCall(t, endpoint, "hang", `{}`)
+		if got := use(t, endpoint, "slow", `{"ms":100}`); got != "slept" {
 			t.Errorf("A38 another call got %q", got)
 		}
-		if f := failureOf(t, <-waiting); f != (failed{502, -32002, "timeout", `1`, "silent", 0}) {
+		if f := gatewayErrorOf(t, <-waiting); f != (gatewayError{502, -32002, "timeout", `1`, "silent", 0}) {
 			t.Errorf("A38 %+v", f)
 		}
 		await.Until(t, "the cancellation", func() bool { return len(journal.entries(t, "cancelled")) == i+1 })
-		if again := pidAt(t, at); again != pid {
-			t.Errorf("A38 %d has become %d", pid, again)
+		if again := pidAt(t, endpoint); again != pid {
+			t.Errorf("A38 %d became %d", pid, again)
 		}
-		if got := use(t, at, "late", `{"ms":50}`); got != "in time" {
+		if got := use(t, endpoint, "late", `{"ms":50}`); got != "in time" {
 			t.Errorf("A38 got %q", got)
 		}
 	}
@@ -357,19 +366,21 @@ func TestGatewayStdioSilence(t *testing.T) {
 	if got := use(t, rpcAt(url, "silent"), "wrong-id", `{}`); got != "for you" {
 		t.Errorf("got %q", got)
 	}
-	await.Until(t, "late answers to be dropped", func() bool { return grown()[sample("stdio_dropped_total", "silent")] >= 2 })
+	await.Until(t, "late responses to be dropped",
+		func() bool { return grown()[serverMetric("stdio_dropped_total", "silent")] >= 2 })
 }
 
 func TestGatewayStdioClientLeaves(t *testing.T) {
 	isolate(t)
 	journal := newJournal(t)
 	url := serve(t, gateway(block(child("left"), journal.env())))
-	for i, at := range []string{rpcAt(url, "left"), mcpAt(url, "left")} {
+	for i, endpoint := range []string{rpcAt(url, "left"), mcpAt(url, "left")} {
 		ctx, leave := context.WithCancel(t.Context())
 		left := make(chan struct{})
 		go func() {
 			defer close(left)
-			if res, err := lasting.Do(request(t, ctx, "POST", at, toolCall{"hang", `{}`}.request(), acceptBoth)); err == nil {
+			if res, err := streamClient.Do(request(t, ctx, "POST", endpoint, toolCall{"hang", `{}`}.request(),
+				acceptBoth)); err == nil {
 				res.Body.Close()
 			}
 		}()
@@ -392,26 +403,30 @@ func TestGatewayStdioEnvironment(t *testing.T) {
 		t.Fatal(err)
 	}
 	url := serve(t, gateway(
-		block(child("environment", "{env.STDIO_TEST_FLAG}"), journal.env(), "env KEY {env.STDIO_TEST_SECRET}", `env EMPTY ""`, `env ODD "a b $HOME * ;=x"`, "dir "+dir),
+		block(child("environment", "{env.STDIO_TEST_FLAG}"), journal.env(), "env KEY {env.STDIO_TEST_SECRET}",
+			`env EMPTY ""`, `env ODD "a b $HOME * ;=x"`, "dir "+dir),
 		block(child("unheard", `"--no-such-flag; touch $HOME/x && echo *"`), journal.env(), "start_timeout 2s"),
 	))
-	at := rpcAt(url, "environment")
+	endpoint := rpcAt(url, "environment")
 	var got map[string]string
-	if err := json.Unmarshal([]byte(use(t, at, "env", `{}`)), &got); err != nil {
+	if err := json.Unmarshal([]byte(use(t, endpoint, "env", `{}`)), &got); err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]string{"KEY": secret, "EMPTY": "", "ODD": "a b $HOME * ;=x", "DS_LOG": string(journal), "PATH": os.Getenv("PATH"), "HOME": loaderOf(t).home}
+	want := map[string]string{"KEY": secret, "EMPTY": "", "ODD": "a b $HOME * ;=x", "DS_LOG": string(journal),
+		"PATH": os.Getenv("PATH"), "HOME": caddyOf(t).home}
 	if fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("A40 the environment is %v\nwant %v", got, want)
+		t.Errorf("A40 got environment %v\nwant %v", got, want)
 	}
-	if got := use(t, at, "cwd", `{}`); got != dir {
-		t.Errorf("runs in %s", got)
+	if got := use(t, endpoint, "cwd", `{}`); got != dir {
+		t.Errorf("got working directory %s", got)
 	}
-	if config := admin(t, "GET", "/config/", "").body; strings.Contains(config, secret) || !strings.Contains(config, "{env.STDIO_TEST_SECRET}") {
-		t.Errorf("A40 the configuration is %s", config)
+	if config := admin(t, "GET", "/config/", "").body; strings.Contains(config, secret) || !strings.Contains(config,
+		"{env.STDIO_TEST_SECRET}") {
+		t.Errorf("A40 got configuration %s", config)
 	}
-	// No shell has a part in it, and what cannot run is an error of the gateway.
-	if f := failureOf(t, post(t, rpcAt(url, "unheard"), rpc("tools/list", `{}`))); f != (failed{502, -32002, "connect_error", "1", "unheard", 0}) {
+	// No shell is involved, and a command that cannot run is an error of the gateway.
+	if f := gatewayErrorOf(t, post(t, rpcAt(url, "unheard"), rpc("tools/list", `{}`))); f != (gatewayError{502, -32002,
+		"connect_error", "1", "unheard", 0}) {
 		t.Errorf("A40 %+v", f)
 	}
 }
@@ -442,26 +457,28 @@ func TestGatewayStdioFraming(t *testing.T) {
 			same(t, toolText(t, post(t, rpcAt(url, tt.name), rpc("tools/call", params)).body), params)
 		})
 	}
-	t.Run("A41 a line that is too long fails alone", func(t *testing.T) {
-		at := rpcAt(url, "narrow")
-		pid := pidAt(t, at)
-		waiting := later(t, at, "slow", `{"ms":300}`)
-		if f := failureOf(t, post(t, at, toolCall{"big", `{"n":2000000}`}.request())); f != (failed{502, -32003, "invalid_response", "1", "narrow", 0}) {
+	t.Run("A41 a line that is too long fails only its call", func(t *testing.T) {
+		endpoint := rpcAt(url, "narrow")
+		pid := pidAt(t, endpoint)
+		waiting := beginCall(t, endpoint, "slow", `{"ms":300}`)
+		if f := gatewayErrorOf(t, post(t, endpoint, toolCall{"big", `{"n":2000000}`}.request())); f != (gatewayError{502,
+			-32003, "invalid_response", "1", "narrow", 0}) {
 			t.Errorf("%+v", f)
 		}
 		if got := toolText(t, (<-waiting).body); got != "slept" {
 			t.Errorf("the other call got %q", got)
 		}
-		if again := pidAt(t, at); again != pid {
-			t.Errorf("%d has become %d", pid, again)
+		if again := pidAt(t, endpoint); again != pid {
+			t.Errorf("%d became %d", pid, again)
 		}
 	})
 }
 
-// stdioProxy is the long form of a server: a reverse_proxy with the transport.
+// stdioProxy returns the long form of a server: a reverse_proxy with the transport.
 func stdioProxy(name, upstreams string, args, transport []string, lines ...string) string {
 	_, command, _ := strings.Cut(child(name, args...), " stdio ")
-	return block("server "+name, block("reverse_proxy "+upstreams, append(lines, block("transport mcp_stdio "+command, transport...))...))
+	return block("server "+name, block("reverse_proxy "+upstreams,
+		append(lines, block("transport mcp_stdio "+command, transport...))...))
 }
 
 func TestGatewayStdioPool(t *testing.T) {
@@ -480,22 +497,23 @@ func TestGatewayStdioPool(t *testing.T) {
 	if got := pids("alpha"); len(got) != 3 {
 		t.Errorf("without a session: %v", got)
 	}
-	session := greet(t, mcpAt(url, "alpha"))
+	session := newSession(t, mcpAt(url, "alpha"))
 	if got := pids("alpha", session); len(got) != 3 {
 		t.Errorf("in a session: %v", got)
 	}
 	listenTo(t, mcpAt(url, "alpha"), session)
 
-	one, two := greet(t, mcpAt(url, "beta")), greet(t, mcpAt(url, "beta"))
+	one, two := newSession(t, mcpAt(url, "beta")), newSession(t, mcpAt(url, "beta"))
 	pid := pidAt(t, mcpAt(url, "beta"), one)
-	if ones, twos := pids("beta", one), pids("beta", two); len(ones) != 1 || len(twos) != 1 || fmt.Sprint(ones) == fmt.Sprint(twos) {
-		t.Errorf("in sessions with children of their own: %v and %v", ones, twos)
+	if ones, twos := pids("beta", one), pids("beta", two); len(ones) != 1 || len(twos) != 1 ||
+		fmt.Sprint(ones) == fmt.Sprint(twos) {
+		t.Errorf("in sessions with isolated children: %v and %v", ones, twos)
 	}
 	if got := send(t, client, "DELETE", mcpAt(url, "beta"), "", one); got.StatusCode != 204 {
 		t.Errorf("got %d %s, want 204", got.StatusCode, got.body)
 	}
 	if got := post(t, mcpAt(url, "beta"), toolCall{"pid", `{}`}.request(), one, acceptBoth); got.StatusCode != 404 {
-		t.Errorf("after its end a session gets got %d %s, want 404", got.StatusCode, got.body)
+		t.Errorf("an ended session: got %d %s, want 404", got.StatusCode, got.body)
 	}
 	await.Until(t, "the end of its child", func() bool { return syscall.Kill(pid, 0) != nil })
 }
@@ -507,24 +525,25 @@ func TestGatewayStdioHealthChecks(t *testing.T) {
 	timeouts := map[string]string{"well": "10s", "deaf": "10s", "hung": "200ms"}
 	for name, args := range map[string][]string{"well": nil, "deaf": {"--no-ping"}, "hung": {"--hang-ping"}} {
 		journals[name] = newJournal(t)
-		servers = append(servers, stdioProxy(name, name+":1", args, []string{journals[name].env()}, "health_uri /", "health_interval 100ms", "health_timeout "+timeouts[name]))
+		servers = append(servers, stdioProxy(name, name+":1", args, []string{journals[name].env()}, "health_uri /",
+			"health_interval 100ms", "health_timeout "+timeouts[name]))
 	}
 	url := serve(t, gateway(servers...))
 	grown := growth(t)
 	for _, name := range []string{"well", "deaf"} {
 		await.Until(t, "pings of "+name, func() bool { return len(journals[name].entries(t, "ping")) >= 5 })
 		if starts := journals[name].entries(t, "start"); len(starts) != 1 {
-			t.Errorf("A36 %s was started %d times", name, len(starts))
+			t.Errorf("A36 %s started %d times", name, len(starts))
 		}
 		pidAt(t, rpcAt(url, name))
 	}
 	await.Until(t, "two restarts", func() bool { return len(journals["hung"].entries(t, "start")) >= 3 })
 	first := journals["hung"].entries(t, "start")[0].PID
 	if syscall.Kill(first, 0) == nil {
-		t.Error("A36 the first has not ended")
+		t.Error("A36 the first child has not exited")
 	}
-	if got := grown()[sample("upstream_restarts_total", "hung")]; got == 0 {
-		t.Error("A36 no restart is counted")
+	if got := grown()[serverMetric("upstream_restarts_total", "hung")]; got == 0 {
+		t.Error("A36 no restart was counted")
 	}
 }
 
@@ -532,63 +551,66 @@ func TestGatewayStdioReloads(t *testing.T) {
 	isolate(t)
 	journal, address := newJournal(t), freeAddress(t)
 	url := "http://" + address
-	at := mcpAt(url, "kept")
+	endpoint := mcpAt(url, "kept")
 	config := func(more ...string) string {
 		return site(address, gateway(append([]string{block(child("kept"), journal.env())}, more...)...))
 	}
 	load(t, config())
-	pid, session := pidAt(t, at), greet(t, at)
-	stream := listenTo(t, at, session)
+	pid, session := pidAt(t, endpoint), newSession(t, endpoint)
+	stream := listenTo(t, endpoint, session)
 
-	t.Run("G27 an unchanged server goes on", func(t *testing.T) {
+	t.Run("G27 an unchanged server continues", func(t *testing.T) {
 		calls := len(journal.entries(t, "tools/call"))
-		waiting := later(t, at, "slow", `{"ms":500}`, session)
+		waiting := beginCall(t, endpoint, "slow", `{"ms":500}`, session)
 		await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > calls })
 		load(t, config("server other http://127.0.0.1:1"))
-		if again := pidAt(t, at); again != pid {
-			t.Errorf("%d has become %d", pid, again)
+		if again := pidAt(t, endpoint); again != pid {
+			t.Errorf("%d became %d", pid, again)
 		}
 		if got := <-waiting; toolText(t, answerIn(got.body)) != "slept" {
 			t.Errorf("the call in flight got %s %s", got.Status, got.body)
 		}
-		use(t, at, "add-tool", `{"name":"new"}`, session)
+		use(t, endpoint, "add-tool", `{"name":"new"}`, session)
 		if got := nextEvent(t, stream); !strings.Contains(got, "notifications/tools/list_changed") {
-			t.Errorf("the stream says %q", got)
+			t.Errorf("got event %q", got)
 		}
-		if again := pidAt(t, at, session); again != pid {
-			t.Errorf("in the session %d has become %d", pid, again)
+		if again := pidAt(t, endpoint, session); again != pid {
+			t.Errorf("in the session %d became %d", pid, again)
 		}
 	})
 
 	occupied, lost := listen(t), newJournal(t)
 	for name, bad := range map[string]string{
-		"G27 a load that fails to provision": config() + site(freeAddress(t), gateway("server a http://127.0.0.1:1", "server a http://127.0.0.1:1")),
-		"G27 a load that fails to start":     config() + site(occupied.Addr().String(), gateway("server a http://127.0.0.1:1")),
+		"G27 a load that fails to provision": config() + site(freeAddress(t), gateway("server a http://127.0.0.1:1",
+			"server a http://127.0.0.1:1")),
+		"G27 a load that fails to start": config() + site(occupied.Addr().String(),
+			gateway("server a http://127.0.0.1:1")),
 	} {
 		t.Run(name, func(t *testing.T) {
 			bad += site(freeAddress(t), gateway(
 				block(child("lost"), lost.env()),
 				stdioProxy("checked", "checked:1", nil, []string{lost.env()}, "health_uri /", "health_interval 10s")))
-			if got := admin(t, "POST", "/load", withAdmin(bad, adminAddress(t)), "Content-Type: text/caddyfile"); got.StatusCode == 200 {
-				t.Fatal("it has been loaded")
+			if got := admin(t, "POST", "/load", withAdmin(bad, adminAddress(t)),
+				"Content-Type: text/caddyfile"); got.StatusCode == 200 {
+				t.Fatal("the configuration was loaded")
 			}
-			if again := pidAt(t, at, session); again != pid {
-				t.Errorf("%d has become %d", pid, again)
+			if again := pidAt(t, endpoint, session); again != pid {
+				t.Errorf("%d became %d", pid, again)
 			}
-			use(t, at, "add-tool", `{"name":"newer"}`, session)
+			use(t, endpoint, "add-tool", `{"name":"newer"}`, session)
 			if got := nextEvent(t, stream); !strings.Contains(got, "notifications/tools/list_changed") {
-				t.Errorf("the stream says %q", got)
+				t.Errorf("got event %q", got)
 			}
 		})
 	}
 
-	t.Run("G27 a changed server lets calls come to their end", func(t *testing.T) {
+	t.Run("G27 a changed server completes its calls", func(t *testing.T) {
 		calls := len(journal.entries(t, "tools/call"))
-		waiting := later(t, at, "slow", `{"ms":500}`, session)
+		waiting := beginCall(t, endpoint, "slow", `{"ms":500}`, session)
 		await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > calls })
 		load(t, site(address, gateway(block(child("kept"), journal.env(), "env CHANGED yes"))))
-		if again := pidAt(t, at); again == pid {
-			t.Errorf("it is still %d", pid)
+		if again := pidAt(t, endpoint); again == pid {
+			t.Errorf("the process is still %d", pid)
 		}
 		if got := <-waiting; toolText(t, answerIn(got.body)) != "slept" {
 			t.Errorf("the call in flight got %s %s", got.Status, got.body)
@@ -596,23 +618,23 @@ func TestGatewayStdioReloads(t *testing.T) {
 		if rest, err := io.ReadAll(stream); len(rest) > 0 || err != nil {
 			t.Errorf("the stream ends with %q, %v", rest, err)
 		}
-		if got := post(t, at, toolCall{"pid", `{}`}.request(), session, acceptBoth); got.StatusCode != 404 {
-			t.Errorf("the session of the old child gets got %d %s, want 404", got.StatusCode, got.body)
+		if got := post(t, endpoint, toolCall{"pid", `{}`}.request(), session, acceptBoth); got.StatusCode != 404 {
+			t.Errorf("the session of the old child: got %d %s, want 404", got.StatusCode, got.body)
 		}
 		await.Until(t, "the end of the old child", func() bool { return syscall.Kill(pid, 0) != nil })
 	})
 	t.Run("G27 a load that fails leaves no child", func(t *testing.T) {
 		for _, e := range lost.entries(t, "start") {
 			if e.ID == "lost" {
-				t.Error("one was started that nobody asked for")
+				t.Error("a child was started without a request")
 			}
-			// Health checks begin before a load has failed. What they have started ends.
+			// Health checks begin before a load has failed. Their children are stopped.
 			await.Until(t, "the end of a child", func() bool { return syscall.Kill(e.PID, 0) != nil })
 		}
 	})
 }
 
-// Nothing is left of 200 configurations, each with a server that the next has not.
+// 200 configurations, each with a server that the next one lacks, leave nothing behind.
 func TestGatewayStdioReloadsLeaveNothing(t *testing.T) {
 	isolate(t)
 	journal, address := newJournal(t), freeAddress(t)
@@ -628,16 +650,17 @@ func TestGatewayStdioReloadsLeaveNothing(t *testing.T) {
 	load(t, site(address, "respond x"))
 	before, _ := goroutines()
 
-	at := func(server string) string { return rpcAt("http://"+address, server) }
+	endpointOf := func(server string) string { return rpcAt("http://"+address, server) }
 	var pid int
 	for i := range 200 {
-		load(t, site(address, gateway(block(child("stays"), journal.env()), block(child("changes"), journal.env(), fmt.Sprintf("env I %d", i)))))
+		load(t, site(address, gateway(block(child("stays"), journal.env()), block(child("changes"), journal.env(),
+			fmt.Sprintf("env I %d", i)))))
 		if i%20 != 0 {
 			continue
 		}
-		pidAt(t, at("changes"))
-		if again := pidAt(t, at("stays")); pid != 0 && again != pid {
-			t.Fatalf("%d has become %d", pid, again)
+		pidAt(t, endpointOf("changes"))
+		if again := pidAt(t, endpointOf("stays")); pid != 0 && again != pid {
+			t.Fatalf("%d became %d", pid, again)
 		} else {
 			pid = again
 		}
@@ -646,11 +669,11 @@ func TestGatewayStdioReloadsLeaveNothing(t *testing.T) {
 	await.Until(t, "the end of our goroutines", func() bool { _, ours := goroutines(); return ours == 0 })
 	starts := journal.entries(t, "start")
 	if len(starts) != 11 {
-		t.Errorf("%d children have been started", len(starts))
+		t.Errorf("%d children were started", len(starts))
 	}
 	for _, e := range starts {
 		if syscall.Kill(e.PID, 0) == nil {
-			t.Errorf("%d is left", e.PID)
+			t.Errorf("%d still runs", e.PID)
 		}
 	}
 	await.Until(t, "the end of other goroutines", func() bool {
@@ -660,42 +683,42 @@ func TestGatewayStdioReloadsLeaveNothing(t *testing.T) {
 	})
 }
 
-// Children end with the servers that they were started for, though others have the same
-// command, and calls that they have to answer come to their end.
+// Children stop with their servers, even if others have the same command, and their calls complete.
 func TestGatewayStdioServersThatGo(t *testing.T) {
 	isolate(t)
 	const grown = 8
 	for _, test := range []struct {
 		name    string
-		servers []string // one configuration after the other
-		used    string   // the servers of the last one
-		want    int      // children in the end
+		servers []string // successive configurations
+		used    string   // servers of the last one
+		want    int      // number of children at the end
 	}{
 		{"renamed", []string{"alpha:1", "beta:1", "gamma:1", "delta:1", "epsilon:1", "zeta:1"}, "zeta", 1},
 		{"scaled down", []string{fmt.Sprintf("tools:1-%d", grown), "tools:1-2"}, "tools", 2},
 		{"removed", []string{"stays:1 goes:1", "stays:1"}, "stays", 1},
-		{"turned into others", []string{"a:1 b:1-2", "c:1-2 d:1"}, "c d", 3},
+		{"replaced by others", []string{"a:1 b:1-2", "c:1-2 d:1"}, "c d", 3},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			journal, address := newJournal(t), freeAddress(t)
-			at := func(server string) string { return mcpAt("http://"+address, server) }
-			var waiting []<-chan answer
+			endpointOf := func(server string) string { return mcpAt("http://"+address, server) }
+			var waiting []<-chan httpResponse
 			for i, servers := range test.servers {
 				var proxies, names []string
 				for server := range strings.FieldsSeq(servers) {
 					name, _, _ := strings.Cut(server, ":")
 					names = append(names, name)
-					// The arguments are the same, as they belong to the transport.
-					proxies = append(proxies, strings.Replace(stdioProxy("same", server, nil, []string{journal.env()}, "lb_policy round_robin"), "same", name, 1))
+					// The arguments are the same, because they belong to the transport.
+					proxies = append(proxies, strings.Replace(stdioProxy("same", server, nil, []string{journal.env()},
+						"lb_policy round_robin"), "same", name, 1))
 				}
 				load(t, site(address, gateway(proxies...)))
 				for _, name := range names {
-					for range grown { // so that each child has its turn
-						pidAt(t, at(name))
+					for range grown { // so that each child gets a call
+						pidAt(t, endpointOf(name))
 					}
 					if i < len(test.servers)-1 {
 						calls := len(journal.entries(t, "tools/call"))
-						waiting = append(waiting, later(t, at(name), "slow", `{"ms":300}`))
+						waiting = append(waiting, beginCall(t, endpointOf(name), "slow", `{"ms":300}`))
 						await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > calls })
 					}
 				}
@@ -713,12 +736,12 @@ func TestGatewayStdioServersThatGo(t *testing.T) {
 				}
 				return n
 			}
-			await.Until(t, "the end of children of servers that are gone", func() bool { return runs() == test.want })
+			await.Until(t, "the end of the children of removed servers", func() bool { return runs() == test.want })
 			for _, name := range strings.Fields(test.used) {
-				pidAt(t, at(name))
+				pidAt(t, endpointOf(name))
 			}
 			if n := runs(); n != test.want {
-				t.Errorf("%d children run", n)
+				t.Errorf("got %d children", n)
 			}
 		})
 	}
@@ -728,18 +751,18 @@ func TestGatewayStdioManyClients(t *testing.T) {
 	isolate(t)
 	const clients, connections = 2000, 200
 	url := serve(t, gateway(child("crowded")))
-	at := mcpAt(url, "crowded")
+	endpoint := mcpAt(url, "crowded")
 	transport := &http.Transport{DisableCompression: true, MaxConnsPerHost: connections, MaxIdleConnsPerHost: connections}
 	defer transport.CloseIdleConnections()
 	crowd := &http.Client{Transport: transport, Timeout: 6 * patience}
-	ask := func(message string, headers ...string) (answer, error) {
-		res, err := crowd.Do(request(t, t.Context(), "POST", at, message, append(headers, acceptBoth)...))
+	ask := func(message string, headers ...string) (httpResponse, error) {
+		res, err := crowd.Do(request(t, t.Context(), "POST", endpoint, message, append(headers, acceptBoth)...))
 		if err != nil {
-			return answer{}, err
+			return httpResponse{}, err
 		}
 		defer res.Body.Close()
 		body, err := io.ReadAll(res.Body)
-		return answer{res, string(body)}, err
+		return httpResponse{res, string(body)}, err
 	}
 	var waiting sync.WaitGroup
 	turn := make(chan struct{}, connections)
@@ -747,7 +770,8 @@ func TestGatewayStdioManyClients(t *testing.T) {
 		turn <- struct{}{}
 		waiting.Go(func() {
 			defer func() { <-turn }()
-			hello, err := ask(rpc("initialize", `{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"x","version":"1"}}`))
+			hello, err := ask(rpc("initialize", `{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"x",`+
+				`"version":"1"}}`))
 			if err != nil || hello.StatusCode != 200 {
 				t.Errorf("client %d: %v %v", i, err, hello)
 				return
@@ -760,7 +784,8 @@ func TestGatewayStdioManyClients(t *testing.T) {
 			}
 			params = fmt.Sprintf(`{"name":"progress","arguments":{"steps":2},"_meta":{"progressToken":%d}}`, i)
 			got, err = ask(rpc("tools/call", params), session)
-			if token := fmt.Sprintf(`"progressToken":%d,`, i); err != nil || strings.Count(got.body, token) != 2 || strings.Count(got.body, "data: ") != 3 {
+			if token := fmt.Sprintf(`"progressToken":%d,`, i); err != nil || strings.Count(got.body, token) != 2 ||
+				strings.Count(got.body, "data: ") != 3 {
 				t.Errorf("client %d: %v %s", i, err, got.body)
 			}
 		})
@@ -768,14 +793,14 @@ func TestGatewayStdioManyClients(t *testing.T) {
 	waiting.Wait()
 }
 
-// Whoever has called a child that is killed gets an answer of his own.
+// Each caller of a killed child gets its own response.
 func TestGatewayStdioKilledUnderLoad(t *testing.T) {
 	isolate(t)
 	const kills = 20
 	journal := newJournal(t)
 	url := serve(t, gateway(block(child("killed"), journal.env())))
-	at := mcpAt(url, "killed")
-	pidAt(t, at)
+	endpoint := mcpAt(url, "killed")
+	pidAt(t, endpoint)
 	grown := growth(t)
 
 	var stop atomic.Bool
@@ -785,8 +810,9 @@ func TestGatewayStdioKilledUnderLoad(t *testing.T) {
 		waiting.Go(func() {
 			for !stop.Load() {
 				id := number.Add(1)
-				message := fmt.Sprintf(`{"jsonrpc":"2.0","id":"call %d","method":"tools/call","params":{"name":"slow","arguments":{"ms":5}}}`, id)
-				res, err := lasting.Do(request(t, t.Context(), "POST", at, message, acceptBoth))
+				message := fmt.Sprintf(`{"jsonrpc":"2.0","id":"call %d","method":"tools/call","params":{"name":"slow",`+
+					`"arguments":{"ms":5}}}`, id)
+				res, err := streamClient.Do(request(t, t.Context(), "POST", endpoint, message, acceptBoth))
 				if err != nil {
 					t.Errorf("call %d: %v", id, err)
 					return
@@ -816,31 +842,31 @@ func TestGatewayStdioKilledUnderLoad(t *testing.T) {
 		starts := journal.entries(t, "start")
 		pids = append(pids, starts[len(starts)-1].PID)
 		done := results.Load()
-		await.Until(t, "calls to be answered", func() bool { return results.Load() > done+20 })
+		await.Until(t, "responses", func() bool { return results.Load() > done+20 })
 		if err := syscall.Kill(pids[len(pids)-1], syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
 		await.Until(t, "another child", func() bool { return len(journal.entries(t, "start")) > len(starts) })
 		done = results.Load()
-		await.Until(t, "calls to be answered again", func() bool { return results.Load() > done })
+		await.Until(t, "responses again", func() bool { return results.Load() > done })
 	}
 	stop.Store(true)
 	waiting.Wait()
 	t.Logf("%d results, %d errors", results.Load(), failures.Load())
 	if failures.Load() == 0 {
-		t.Error("nobody has noticed anything")
+		t.Error("no call failed")
 	}
 	for _, pid := range pids {
 		if syscall.Kill(pid, 0) == nil {
-			t.Errorf("%d is left", pid)
+			t.Errorf("%d still runs", pid)
 		}
 	}
-	if got := grown()[sample("upstream_restarts_total", "killed")]; got != kills {
-		t.Errorf("%v restarts", got)
+	if got := grown()[serverMetric("upstream_restarts_total", "killed")]; got != kills {
+		t.Errorf("got %v restarts", got)
 	}
 }
 
-// A39: whatever children do, nothing of them outlives Caddy for long.
+// A39: no child outlives Caddy for long, whatever it does.
 func TestGatewayStdioEndsWithCaddy(t *testing.T) {
 	isolate(t)
 	for _, how := range []string{"TERM", "caddy stop"} {
@@ -857,12 +883,12 @@ func TestGatewayStdioEndsWithCaddy(t *testing.T) {
 			running := run(t, file)
 			var pids []int
 			for _, server := range []string{"polite", "stubborn", "own"} {
-				at := mcpAt("http://"+running.address, server)
-				session := greet(t, at)
-				listenTo(t, at, session)
-				pids = append(pids, pidAt(t, at, session))
+				endpoint := mcpAt("http://"+running.address, server)
+				session := newSession(t, endpoint)
+				listenTo(t, endpoint, session)
+				pids = append(pids, pidAt(t, endpoint, session))
 				for _, stubborn := range []string{"false", "true"} {
-					pid, err := strconv.Atoi(use(t, at, "spawn", `{"stubborn":`+stubborn+`}`, session))
+					pid, err := strconv.Atoi(use(t, endpoint, "spawn", `{"stubborn":`+stubborn+`}`, session))
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -879,7 +905,7 @@ func TestGatewayStdioEndsWithCaddy(t *testing.T) {
 			if how == "TERM" {
 				running.stop(t)
 			} else {
-				stop := caddy(t, "stop", "--address", running.moved[":2019"])
+				stop := caddy(t, "stop", "--address", running.addresses[":2019"])
 				if out, err := stop.CombinedOutput(); err != nil {
 					t.Errorf("%v\n%s", err, out)
 				}
@@ -887,34 +913,34 @@ func TestGatewayStdioEndsWithCaddy(t *testing.T) {
 			}
 			for _, pid := range pids {
 				if processRuns(pid) {
-					t.Errorf("%d of %v is left", pid, pids)
+					t.Errorf("%d of %v still runs", pid, pids)
 				}
 			}
 			for _, e := range journal.entries(t, "start") {
 				if processRuns(e.PID) {
-					t.Errorf("%s, process %d, is left", e.ID, e.PID)
+					t.Errorf("%s, process %d, still runs", e.ID, e.PID)
 				}
 			}
 		})
 	}
 }
 
-// A call that has begun to stream and then falls silent ends with an error, however
-// often the connection is kept alive.
+// A call that becomes idle after it began to stream ends with an error, even if keep-alives continue.
 func TestGatewayStdioSilenceInAStream(t *testing.T) { // A38
 	isolate(t)
 	url := serve(t, block("mcp_gateway", block(child("alpha"), "timeout 3s", "isolation session")))
-	at := url + "/mcp/alpha"
-	got := post(t, at, rpc("initialize", `{"protocolVersion":"2025-11-25","capabilities":{"sampling":{}},"clientInfo":{"name":"test","version":"1"}}`), acceptBoth)
+	endpoint := url + "/mcp/alpha"
+	got := post(t, endpoint, rpc("initialize", `{"protocolVersion":"2025-11-25","capabilities":{"sampling":{}},`+
+		`"clientInfo":{"name":"test","version":"1"}}`), acceptBoth)
 	session := "Mcp-Session-Id: " + got.Header.Get("Mcp-Session-Id")
-	body := post(t, at, toolCall{"ask", `{"method":"sampling/createMessage"}`}.request(), acceptBoth, session).body
+	body := post(t, endpoint, toolCall{"ask", `{"method":"sampling/createMessage"}`}.request(), acceptBoth, session).body
 	if !strings.Contains(body, "sampling/createMessage") {
-		t.Errorf("nothing was asked: %s", body)
+		t.Errorf("no server request: %s", body)
 	}
 	if answer := answerIn(body); !strings.Contains(answer, `"code":"timeout"`) || !strings.Contains(answer, `"id":1`) {
-		t.Errorf("answered %s", answer)
+		t.Errorf("got response %s", answer)
 	}
-	if got := use(t, at, "slow", `{"ms":1}`, session); got != "slept" {
-		t.Errorf("then %s", got)
+	if got := use(t, endpoint, "slow", `{"ms":1}`, session); got != "slept" {
+		t.Errorf("next call: %s", got)
 	}
 }

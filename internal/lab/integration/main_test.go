@@ -1,5 +1,5 @@
 // Package integration tests the built Caddy: real configurations, a real
-// reverse_proxy, real connections, all on loopback. Each test has a Caddy in a process of
+// reverse_proxy, real connections, all on loopback. Each test runs Caddy in a process of
 // its own, so tests run in parallel.
 package integration
 
@@ -30,11 +30,11 @@ import (
 const patience = await.Patience
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "ds" { // we are a child of the gateway
+	if len(os.Args) > 1 && os.Args[1] == "ds" { // the gateway started this process as a stdio server
 		os.Exit(mcptest.RunChild(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
 	}
 	flag.Parse()
-	const tests = 4 // at a time, at least: they wait more than they compute
+	const tests = 4 // run at least this many in parallel: tests mostly wait
 	if runtime.GOMAXPROCS(0) < tests {
 		if err := flag.Set("test.parallel", strconv.Itoa(tests)); err != nil {
 			log.Fatal(err)
@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// serve makes Caddy run one site with these directives and returns its URL.
+// serve starts Caddy with one site that has these directives, and returns its URL.
 func serve(t *testing.T, directives ...string) string {
 	t.Helper()
 	address := freeAddress(t)
@@ -51,34 +51,34 @@ func serve(t *testing.T, directives ...string) string {
 	return "http://" + address
 }
 
-// site is the Caddyfile of a site at a loopback address.
+// site returns the Caddyfile of a site at a loopback address.
 func site(address string, directives ...string) string {
 	_, port, _ := net.SplitHostPort(address)
 	return block(":"+port, append([]string{"bind 127.0.0.1"}, directives...)...) + "\n"
 }
 
-// block is anything in a Caddyfile that has lines in braces.
+// block returns a Caddyfile block. An empty name gives the global options.
 func block(name string, lines ...string) string {
 	return strings.TrimSpace(name+" {") + "\n" + strings.Join(lines, "\n") + "\n}"
 }
 
-// mask is observation_mask with subdirectives.
+// mask returns an observation_mask directive with subdirectives.
 func mask(lines ...string) string { return block("observation_mask", lines...) }
 
-// withAdmin puts the address of the admin API into the global options.
+// withAdmin sets the address of the admin API in the global options.
 func withAdmin(caddyfile, address string) string { return withOptions(caddyfile, "admin "+address) }
 
-// withOptions puts lines into the global options.
+// withOptions adds lines to the global options.
 func withOptions(caddyfile string, lines ...string) string {
 	options := "{\n\t" + strings.Join(lines, "\n\t") + "\n"
-	at := strings.Index("\n"+caddyfile, "\n{\n")
-	if at < 0 {
+	start := strings.Index("\n"+caddyfile, "\n{\n")
+	if start < 0 {
 		return options + "}\n" + caddyfile
 	}
-	return caddyfile[:at] + options + caddyfile[at+len("{\n"):]
+	return caddyfile[:start] + options + caddyfile[start+len("{\n"):]
 }
 
-// freeAddress returns a loopback address that nobody listens on.
+// freeAddress returns a loopback address with a free port.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	ports, err := loopback.FreePorts(1)
@@ -98,32 +98,32 @@ func listen(t *testing.T) *net.TCPListener {
 	return l
 }
 
-// upstream serves a handler and returns its address.
+// upstream serves a handler on loopback and returns its address.
 func upstream(t *testing.T, handler http.Handler) string {
 	t.Helper()
 	server := httptest.NewServer(handler)
 	t.Cleanup(func() {
-		server.CloseClientConnections() // else Close waits for streams
+		server.CloseClientConnections() // or Close would wait for streams
 		server.Close()
 	})
 	return server.Listener.Addr().String()
 }
 
-// A remoteServer is an MCP server over HTTP whose answers the test writes.
+// A remoteServer is an MCP server over HTTP whose responses the test defines.
 type remoteServer struct {
 	*mcptest.Script
 	address string
 }
 
-// newRemoteServer starts a server of the legacy era with these tools, which insists on
-// sessions.
+// newRemoteServer starts a legacy server with these tools. It requires sessions.
 func newRemoteServer(t *testing.T, tools ...string) *remoteServer {
 	t.Helper()
-	return serveScript(t, &mcptest.Script{Sessions: true, Legacy: true, Capabilities: `{"tools":{"listChanged":true}}`, Tools: tools})
+	return serveScript(t, &mcptest.Script{Sessions: true, Legacy: true, Capabilities: `{"tools":{"listChanged":true}}`,
+		Tools: tools})
 }
 
-// newLenientServer starts a server of both eras with these tools. It takes requests outside
-// of sessions, so it answers at every endpoint of a gateway.
+// newLenientServer starts a server with these tools that supports both eras. It accepts
+// requests without a session, so it answers at every endpoint of a gateway.
 func newLenientServer(t *testing.T, tools ...string) *remoteServer {
 	t.Helper()
 	return serveScript(t, &mcptest.Script{Tools: tools})
@@ -134,12 +134,12 @@ func serveScript(t *testing.T, script *mcptest.Script) *remoteServer {
 	return &remoteServer{script, upstream(t, script)}
 }
 
-// line is the server in the configuration of a gateway.
+// line returns the server directive for the gateway's configuration.
 func (s *remoteServer) line(name string) string {
 	return "server " + name + " http://" + s.address + "/mcp"
 }
 
-// params returns the params of the requests with a method.
+// params returns the params of all received requests with this method.
 func (s *remoteServer) params(method string) (all []string) {
 	for _, r := range s.Received(method) {
 		all = append(all, string(r.Params))
@@ -147,40 +147,40 @@ func (s *remoteServer) params(method string) (all []string) {
 	return all
 }
 
-// proxy is the directive that forwards to an address.
+// proxy returns a reverse_proxy directive to an address.
 func proxy(address string) string { return "reverse_proxy " + address }
 
-// client leaves compression to the test.
+// client does not compress or decompress: tests handle Content-Encoding themselves.
 var client = &http.Client{
 	Transport: &http.Transport{DisableCompression: true},
 	Timeout:   patience,
 }
 
-// answer is a response with its body read.
-type answer struct {
+// An httpResponse is a response with its body already read.
+type httpResponse struct {
 	*http.Response
 	body string
 }
 
-// post sends a JSON-RPC message. Headers are given as "Name: value"; one without
+// post sends a JSON-RPC message. Headers have the form "Name: value"; a header without
 // a value is not sent.
-func post(t *testing.T, url, message string, headers ...string) answer {
+func post(t *testing.T, url, message string, headers ...string) httpResponse {
 	t.Helper()
 	return send(t, client, "POST", url, message, headers...)
 }
 
-func send(t *testing.T, client *http.Client, method, url, message string, headers ...string) answer {
+func send(t *testing.T, client *http.Client, method, url, message string, headers ...string) httpResponse {
 	t.Helper()
 	res := open(t, client, method, url, message, headers...)
 	body, err := io.ReadAll(res.Body)
 	if err != nil {
 		t.Fatalf("read response: %v", err)
 	}
-	return answer{res, string(body)}
+	return httpResponse{res, string(body)}
 }
 
-// open sends a message and leaves the response to be read. The test's end cancels
-// the request.
+// open sends a message and returns the response with its body unread. The request is
+// cancelled when the test ends.
 func open(t *testing.T, client *http.Client, method, url, message string, headers ...string) *http.Response {
 	t.Helper()
 	res, err := client.Do(request(t, t.Context(), method, url, message, headers...))
@@ -200,18 +200,18 @@ func request(t *testing.T, ctx context.Context, method, url, message string, hea
 	return req
 }
 
-// rpc is the JSON-RPC request with id 1.
+// rpc returns a JSON-RPC request with id 1.
 func rpc(method, params string) string {
 	return `{"jsonrpc":"2.0","id":1,"method":` + quote(method) + `,"params":` + params + `}`
 }
 
-// result is the JSON-RPC response to it.
+// result returns a JSON-RPC response with id 1.
 func result(value string) string {
 	return `{"jsonrpc":"2.0","id":1,"result":` + value + `}`
 }
 
-// raw asks the stub for a response with this body. More parameters of the stub's
-// raw are given as JSON members: `"chunked":true`.
+// raw returns a request that makes the stub respond with this body. Members are further
+// parameters of the stub's raw method, as JSON: `"chunked":true`.
 func raw(body string, members ...string) string {
 	return rpc("raw", "{"+strings.Join(append(members, `"body":`+quote(body)), ",")+"}")
 }
@@ -219,27 +219,28 @@ func raw(body string, members ...string) string {
 func quote(s string) string {
 	b, err := json.Marshal(s)
 	if err != nil {
-		panic(err) // strings can be marshalled
+		panic(err) // marshaling a string never fails
 	}
 	return string(b)
 }
 
-// cut is what masking leaves of s repeated n times, as it stands between quotes
-// in JSON; s must be one character there, spelled in any way.
+// cut returns a string of n times s after masking, JSON-encoded without quotes. s is one
+// character in any JSON spelling.
 func cut(s string, n, head, tail int) string {
 	return strings.Repeat(s, head) + marker(n, head, tail, "") + strings.Repeat(s, tail)
 }
 
-// hint is what follows a marker with a handle.
+// hint is the text after a marker with a handle.
 const hint = " To see more, call recover_observation with this id and a goal."
 
-// marker is the marker of O3 in JSON, with a handle if there is one (O23).
+// marker returns the marker of O3 in JSON, with a handle if that is not empty (O23).
 func marker(original, head, tail int, handle string) string {
 	end := "]"
 	if handle != "" {
 		end = " id=" + handle + "]" + hint
 	}
-	return fmt.Sprintf(`\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=%d head=%d tail=%d%s ...\n`, original, head, tail, end)
+	return fmt.Sprintf(`\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=%d head=%d tail=%d%s ...\n`, original, head,
+		tail, end)
 }
 
 // same fails the test with an excerpt around the first difference.
@@ -248,10 +249,10 @@ func same(t *testing.T, got, want string) {
 	if got == want {
 		return
 	}
-	at := 0
-	for at < min(len(got), len(want)) && got[at] == want[at] {
-		at++
+	i := 0
+	for i < min(len(got), len(want)) && got[i] == want[i] {
+		i++
 	}
-	excerpt := func(s string) string { return s[max(0, at-80):min(len(s), at+160)] }
-	t.Errorf("differs at byte %d of %d\n got …%q…\nwant …%q…", at, len(got), excerpt(got), excerpt(want))
+	excerpt := func(s string) string { return s[max(0, i-80):min(len(s), i+160)] }
+	t.Errorf("differs at byte %d of %d\n got …%q…\nwant …%q…", i, len(got), excerpt(got), excerpt(want))
 }

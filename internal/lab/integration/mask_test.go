@@ -28,7 +28,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpsample"
 )
 
-// TestMask has the checks that one request and its answer, to the byte, decide.
+// TestMask compares the masked response of single requests byte by byte.
 func TestMask(t *testing.T) {
 	isolate(t)
 	repeat := strings.Repeat
@@ -36,7 +36,8 @@ func TestMask(t *testing.T) {
 	longCut := `"` + cut("A", 5000, 2000, 2000) + `"`
 	encoded := base64.StdEncoding.EncodeToString(bytes.Repeat([]byte("\x00\x10\x83"), 2000))
 	nested := func(leaf string) string {
-		return repeat(`{"before":[1.0,null],"in":["sibling",`, 10) + leaf + repeat(`,true],"after":"`+repeat("s", 4000)+`"}`, 10)
+		return repeat(`{"before":[1.0,null],"in":["sibling",`, 10) + leaf + repeat(`,true],"after":"`+repeat("s", 4000)+`"}`,
+			10)
 	}
 	media := func(data string) string {
 		return `{"content":[{"type":"image","data":` + data + `},{"data":` + data + `,"type":"audio"},` +
@@ -54,21 +55,33 @@ func TestMask(t *testing.T) {
 	}
 	tests := []row{
 		{"O1 defaults", "", rpc("big", `{"n":10000}`), result(`"` + cut("A", 10000, 2000, 2000) + `"`)},
-		{"O2 4000 characters stay", "", rpc("big", `{"n":4000}`), result(`"` + repeat("A", 4000) + `"`)},
+		{"O2 4000 characters are unchanged", "", rpc("big", `{"n":4000}`), result(`"` + repeat("A", 4000) + `"`)},
 		{"O2 4001 characters are masked", "", rpc("big", `{"n":4001}`), result(`"` + cut("A", 4001, 2000, 2000) + `"`)},
 		{"O3 head, marker, tail", "observation_mask 50 10 20", raw(result(`"` + repeat("a", 30) + repeat("z", 30) + `"`)),
-			result(`"` + repeat("a", 10) + `\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=60 head=10 tail=20] ...\n` + repeat("z", 20) + `"`)},
-		{"O4 characters beyond the BMP count as one", "", rpc("big", `{"n":4001,"c":"😀"}`), result(`"` + cut("😀", 4001, 2000, 2000) + `"`)},
-		{"O4 escaped surrogate pairs count as one", "", rpc("big", `{"n":4001,"c":"\ud83d\ude00"}`), result(`"` + cut(`\ud83d\ude00`, 4001, 2000, 2000) + `"`)},
-		{"O4 4000 characters of four bytes stay", "", rpc("big", `{"n":4000,"c":"😀"}`), result(`"` + repeat("😀", 4000) + `"`)},
+			result(`"` + repeat("a", 10) + `\n... [KIMI_PROXY_OBSERVATION_MASKED original_chars=60 head=10 tail=20] ...\n` +
+				repeat("z", 20) + `"`)},
+		{"O4 characters beyond the BMP count as one", "", rpc("big", `{"n":4001,"c":"😀"}`),
+			result(`"` + cut("😀", 4001, 2000, 2000) + `"`)},
+		{"O4 escaped surrogate pairs count as one", "", rpc("big", `{"n":4001,"c":"\ud83d\ude00"}`),
+			result(`"` + cut(`\ud83d\ude00`, 4001, 2000, 2000) + `"`)},
+		{"O4 4000 characters of four bytes are unchanged", "", rpc("big", `{"n":4000,"c":"😀"}`),
+			result(`"` + repeat("😀", 4000) + `"`)},
 		{"O5 a leaf twenty levels deep", "", rpc("echo", nested(long)), result(nested(longCut))},
-		{"O6 keys, numbers and white space stay", "", rpc("echo", `{ "`+repeat("k", 5000)+`" : [ 12345678901234567890, 1.0, 1e2, -0, true, null, "\u00e9\/" ],`+"\n\t"+`"s":`+long+` }`),
-			result(`{ "` + repeat("k", 5000) + `" : [ 12345678901234567890, 1.0, 1e2, -0, true, null, "\u00e9\/" ],` + "\n\t" + `"s":` + longCut + ` }`)},
-		unchanged("O7 the rest of the envelope stays", "", `{"jsonrpc":"2.0","id":`+long+`,"error":{"code":-1,"message":`+long+`},"x":`+long+`}`),
-		unchanged("O7 requests of the server stay", "", `{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage","params":{"text":`+long+`}}`),
-		{"O7 error.data is masked", "", rpc("err", `{"n":10000}`), `{"jsonrpc":"2.0","id":1,"error":{"code":-32050,"message":"boom","data":"` + cut("E", 10000, 2000, 2000) + `"}}`},
-		{"O7 jsonrpc behind the result", "", raw(`{"result":` + long + `,"id":1,"jsonrpc":"2.0"}`), `{"result":` + longCut + `,"id":1,"jsonrpc":"2.0"}`},
-		{"O9 base64", "", raw(result(`"` + encoded + `"`)), result(`"` + encoded[:2000] + marker(8000, 2000, 2000, "") + encoded[6000:] + `"`)},
+		{"O6 keys, numbers and white space are unchanged", "",
+			rpc("echo", `{ "`+repeat("k", 5000)+`" : [ 12345678901234567890, 1.0, 1e2, -0, true, null, "\u00e9\/" ],`+"\n\t"+
+				`"s":`+long+` }`),
+			result(`{ "` + repeat("k", 5000) + `" : [ 12345678901234567890, 1.0, 1e2, -0, true, null, "\u00e9\/" ],` + "\n\t" +
+				`"s":` + longCut + ` }`)},
+		unchanged("O7 the rest of the envelope is unchanged", "", `{"jsonrpc":"2.0","id":`+long+
+			`,"error":{"code":-1,"message":`+long+`},"x":`+long+`}`),
+		unchanged("O7 server requests are unchanged", "",
+			`{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage","params":{"text":`+long+`}}`),
+		{"O7 error.data is masked", "", rpc("err", `{"n":10000}`),
+			`{"jsonrpc":"2.0","id":1,"error":{"code":-32050,"message":"boom","data":"` + cut("E", 10000, 2000, 2000) + `"}}`},
+		{"O7 jsonrpc after the result", "", raw(`{"result":` + long + `,"id":1,"jsonrpc":"2.0"}`), `{"result":` + longCut +
+			`,"id":1,"jsonrpc":"2.0"}`},
+		{"O9 base64", "", raw(result(`"` + encoded + `"`)), result(`"` + encoded[:2000] + marker(8000, 2000, 2000, "") +
+			encoded[6000:] + `"`)},
 		{"O9 media without keep_media", "", raw(result(media(long))), result(media(longCut))},
 		unchanged("O10 max_chars 0", mask("max_chars 0"), result(long)),
 		unchanged("O10 negative max_chars", mask("max_chars -1"), result(long)),
@@ -76,40 +89,56 @@ func TestMask(t *testing.T) {
 		{"O10 no head", "observation_mask 100 0 50", rpc("big", `{"n":101}`), result(`"` + cut("A", 101, 0, 50) + `"`)},
 		{"O10 no tail", "observation_mask 100 50 0", rpc("big", `{"n":101}`), result(`"` + cut("A", 101, 50, 0) + `"`)},
 		{"O10 neither", "observation_mask 100 0 0", rpc("big", `{"n":101}`), result(`"` + cut("A", 101, 0, 0) + `"`)},
-		{"O11 head and tail are half of a small max", mask("max_chars 101"), rpc("big", `{"n":102}`), result(`"` + cut("A", 102, 50, 50) + `"`)},
-		unchanged("O2 max_chars beyond all strings", mask("max_chars 4611686018427387904"), result(`"`+repeat("A", 1<<20)+`"`)),
+		{"O11 head and tail are half of a small max", mask("max_chars 101"), rpc("big", `{"n":102}`),
+			result(`"` + cut("A", 102, 50, 50) + `"`)},
+		unchanged("O2 max_chars larger than any string", mask("max_chars 4611686018427387904"),
+			result(`"`+repeat("A", 1<<20)+`"`)),
 		unchanged("O13 JSON-RPC as text/plain", "", result(long), `"ctype":"text/plain"`),
-		unchanged("O13 JSON-RPC without a type", "", result(long), `"ctype":""`),
+		unchanged("O13 JSON-RPC without a Content-Type", "", result(long), `"ctype":""`),
 		unchanged("O13 JSON without jsonrpc", "", `{"id":1,"result":`+long+`}`),
-		unchanged("O13 a type that only begins like JSON", "", result(long), `"ctype":"application/jsonl"`),
+		unchanged("O13 a type that only starts like JSON", "", result(long), `"ctype":"application/jsonl"`),
 		unchanged("O13 HTML", "", `<p title=`+long+`>`, `"ctype":"text/html"`),
-		{"O13 +json with parameters", "", raw(result(long), `"ctype":"application/vnd.x+json; charset=utf-8"`), result(longCut)},
-		{"O13 the type in capitals", "", raw(result(long), `"ctype":"Application/JSON"`), result(longCut)},
-		{"O13 a failing status", "", raw(result(long), `"status":500`), result(longCut)},
-		{"O15 gzip where it is accepted", "", raw(result(long), `"gzip":true`), result(longCut)},
-		{"O17 an array of messages", "", raw(`[` + result(long) + `, {"jsonrpc":"2.0","method":"x","params":` + long + `},{"result":` + long + `},` + result(long) + `]`),
-			`[` + result(longCut) + `, {"jsonrpc":"2.0","method":"x","params":` + long + `},{"result":` + long + `},` + result(longCut) + `]`},
-		{"O19 depth 999", "", raw(result(repeat("[", 998) + long + repeat("]", 998))), result(repeat("[", 998) + longCut + repeat("]", 998))},
+		{"O13 +json with parameters", "", raw(result(long), `"ctype":"application/vnd.x+json; charset=utf-8"`),
+			result(longCut)},
+		{"O13 an uppercase Content-Type", "", raw(result(long), `"ctype":"Application/JSON"`), result(longCut)},
+		{"O13 an error status", "", raw(result(long), `"status":500`), result(longCut)},
+		{"O15 gzip that the client accepts", "", raw(result(long), `"gzip":true`), result(longCut)},
+		{"O17 an array of messages", "", raw(`[` + result(long) + `, {"jsonrpc":"2.0","method":"x","params":` + long +
+			`},{"result":` + long + `},` + result(long) + `]`),
+			`[` + result(longCut) + `, {"jsonrpc":"2.0","method":"x","params":` + long + `},{"result":` + long + `},` +
+				result(longCut) + `]`},
+		{"O19 depth 999", "", raw(result(repeat("[", 998) + long + repeat("]", 998))),
+			result(repeat("[", 998) + longCut + repeat("]", 998))},
 		unchanged("O19 depth 1001", "", result(repeat("[", 1000)+long+repeat("]", 1000))),
 		unchanged("O19 depth 100000", "", result(repeat("[", 100000)+long+repeat("]", 100000))),
-		{"O19 lone surrogates", "", rpc("big", `{"n":4001,"c":"\ud800"}`), result(`"` + cut(`\ud800`, 4001, 2000, 2000) + `"`)},
-		{"O19 lone low surrogates", "", rpc("big", `{"n":4001,"c":"\ude00"}`), result(`"` + cut(`\ude00`, 4001, 2000, 2000) + `"`)},
-		{"O19 invalid UTF-8", "", rpc("echo", `"`+repeat("\xff", 4001)+`"`), result(`"` + cut("\xff", 4001, 2000, 2000) + `"`)},
+		{"O19 lone surrogates", "", rpc("big", `{"n":4001,"c":"\ud800"}`), result(`"` + cut(`\ud800`, 4001, 2000, 2000) +
+			`"`)},
+		{"O19 lone low surrogates", "", rpc("big", `{"n":4001,"c":"\ude00"}`), result(`"` + cut(`\ude00`, 4001, 2000, 2000) +
+			`"`)},
+		{"O19 invalid UTF-8", "", rpc("echo", `"`+repeat("\xff", 4001)+`"`), result(`"` + cut("\xff", 4001, 2000, 2000) +
+			`"`)},
 		unchanged("O19 a repeated result", "", `{"jsonrpc":"2.0","id":1,"result":`+long+`,"result":`+long+`}`),
 		unchanged("O19 a repeated jsonrpc", "", `{"jsonrpc":"2.0","id":1,"result":`+long+`,"jsonrpc":"1.0"}`),
-		{"O19 repeated keys inside the result", "", raw(result(`{"a":` + long + `,"a":` + long + `}`)), result(`{"a":` + longCut + `,"a":` + longCut + `}`)},
+		{"O19 repeated keys inside the result", "", raw(result(`{"a":` + long + `,"a":` + long + `}`)),
+			result(`{"a":` + longCut + `,"a":` + longCut + `}`)},
 		unchanged("O19 broken JSON", "", `{"jsonrpc":"2.0","id":1,"result":`+long),
 		unchanged("O19 no body", "", ``),
 		{"O20 below the limit", mask("buffer_limit 1MiB"), raw(result(long)), result(longCut)},
-		{"O20 below the limit, of unannounced length", mask("buffer_limit 1MiB"), raw(result(long), `"chunked":true`), result(longCut)},
+		{"O20 below the limit, without Content-Length", mask("buffer_limit 1MiB"), raw(result(long), `"chunked":true`),
+			result(longCut)},
 		unchanged("O20 above the limit", mask("buffer_limit 1MiB"), result(`"`+repeat("A", 5<<20)+`"`)),
-		unchanged("O20 above the limit, of unannounced length", mask("buffer_limit 1MiB"), result(`"`+repeat("A", 5<<20)+`"`), `"chunked":true`),
-		unchanged("O20 above the limit, compressed", mask("buffer_limit 1MiB"), result(`"`+repeat("A", 5<<20)+`"`), `"gzip":true`),
+		unchanged("O20 above the limit, without Content-Length", mask("buffer_limit 1MiB"),
+			result(`"`+repeat("A", 5<<20)+`"`), `"chunked":true`),
+		unchanged("O20 above the limit, compressed", mask("buffer_limit 1MiB"), result(`"`+repeat("A", 5<<20)+`"`),
+			`"gzip":true`),
 		{"O20 no limit", "", rpc("big", `{"n":5000000}`), result(`"` + cut("A", 5000000, 2000, 2000) + `"`)},
-		{"O21 the nested shape", "", raw(result(`{"items":["` + repeat("B", 9000) + `",{"inner":"` + repeat("C", 8000) + `"}],"ok":"short"}`)),
-			result(`{"items":["` + cut("B", 9000, 2000, 2000) + `",{"inner":"` + cut("C", 8000, 2000, 2000) + `"}],"ok":"short"}`)},
+		{"O21 the nested shape", "", raw(result(`{"items":["` + repeat("B", 9000) + `",{"inner":"` + repeat("C", 8000) +
+			`"}],"ok":"short"}`)),
+			result(`{"items":["` + cut("B", 9000, 2000, 2000) + `",{"inner":"` + cut("C", 8000, 2000, 2000) +
+				`"}],"ok":"short"}`)},
 		unchanged("O22 keep_media", mask("keep_media"), result(media(long))),
-		{"O22 keep_media masks what is no media", mask("keep_media"), raw(result(`[{"type":"text","data":` + long + `,"text":` + long + `},{"blob":` + long + `}]`)),
+		{"O22 keep_media masks everything but media", mask("keep_media"),
+			raw(result(`[{"type":"text","data":` + long + `,"text":` + long + `},{"blob":` + long + `}]`)),
 			result(`[{"type":"text","data":` + longCut + `,"text":` + longCut + `},{"blob":` + longCut + `}]`)},
 	}
 	stub := upstream(t, new(mcptest.Stub))
@@ -132,7 +161,7 @@ func TestMaskedLength(t *testing.T) {
 	isolate(t)
 	url := serve(t, "observation_mask", proxy(upstream(t, new(mcptest.Stub))))
 	for n, want := range map[int]int{4000: 4000, 4001: 4081, 10000: 4082, 1000000: 4084} {
-		t.Run(fmt.Sprintf("O8 %d become %d", n, want), func(t *testing.T) {
+		t.Run(fmt.Sprintf("O8 %d characters become %d", n, want), func(t *testing.T) {
 			var response struct{ Result string }
 			if err := json.Unmarshal([]byte(post(t, url, rpc("big", fmt.Sprintf(`{"n":%d}`, n))).body), &response); err != nil {
 				t.Fatal(err)
@@ -153,10 +182,11 @@ func TestHopsDoNotMaskTwice(t *testing.T) {
 		want         string
 	}{
 		{"O12 the same mask twice", "observation_mask", "observation_mask", cut("A", 5000, 2000, 2000)},
-		{"O12 handles only within", mask("recover"), "observation_mask", cut("A", 5000, 2000, 2000)},
-		{"O12 handles only without", "observation_mask", mask("recover"), cut("A", 5000, 2000, 2000)},
+		{"O12 handles only in the inner mask", mask("recover"), "observation_mask", cut("A", 5000, 2000, 2000)},
+		{"O12 handles only in the outer mask", "observation_mask", mask("recover"), cut("A", 5000, 2000, 2000)},
 		{"O12 a larger mask outside", "observation_mask 100 40 60", "observation_mask 200 100 100", cut("A", 5000, 40, 60)},
-		{"O12 a mask that adds up", "observation_mask 4001 2000 2001", "observation_mask 4001 1 1", cut("A", 5000, 2000, 2001)},
+		{"O12 head and tail add up to the maximum", "observation_mask 4001 2000 2001", "observation_mask 4001 1 1",
+			cut("A", 5000, 2000, 2001)},
 	}
 	stub := upstream(t, new(mcptest.Stub))
 	for _, tt := range tests {
@@ -174,24 +204,27 @@ func TestHopsDoNotMaskTwice(t *testing.T) {
 
 func TestHeaders(t *testing.T) {
 	isolate(t)
-	members := `"status":203,"headers":{"ETag":"\"v1\"","Digest":"sha-256=x","Content-Digest":"sha-256=:x:","Repr-Digest":"sha-256=:x:",` +
+	members := `"status":203,"headers":{"ETag":"\"v1\"","Digest":"sha-256=x","Content-Digest":"sha-256=:x:",` +
+		`"Repr-Digest":"sha-256=:x:",` +
 		`"Content-MD5":"x","Last-Modified":"Mon, 02 Jan 2006 15:04:05 GMT","Mcp-Session-Id":"s","X-Other":"kept"}`
 	long := result(`"` + strings.Repeat("A", 5000) + `"`)
 	tests := []struct {
 		name    string
 		method  string
 		request string
-		dropped []string // beside Content-Length
-		want    string   // the body, if it is not what the upstream sent
+		dropped []string // headers missing besides Content-Length
+		want    string   // expected body; default: the upstream's
 	}{
 		{"O14 nothing masked", "POST", raw(result(`"short"`), members), nil, ""},
-		{"O14 masked", "POST", raw(long, members), []string{"Etag", "Digest", "Content-Digest", "Repr-Digest", "Content-Md5"}, result(`"` + cut("A", 5000, 2000, 2000) + `"`)},
-		{"O14 no JSON-RPC", "POST", raw(`{"result":`+strings.Repeat("1", 5000)+`}`, members), nil, ""},
+		{"O14 masked", "POST", raw(long, members), []string{"Etag", "Digest", "Content-Digest", "Repr-Digest",
+			"Content-Md5"}, result(`"` + cut("A", 5000, 2000, 2000) + `"`)},
+		{"O14 not JSON-RPC", "POST", raw(`{"result":`+strings.Repeat("1", 5000)+`}`, members), nil, ""},
 		{"O18 HEAD", "HEAD", raw(long, members), nil, ""},
 		{"O18 HEAD of a compressed body", "HEAD", raw(long, members, `"encoding":"gzip"`), nil, ""},
 		{"O18 HEAD of a stream", "HEAD", raw(long, members, `"ctype":"text/event-stream"`), nil, ""},
 		{"O18 204", "POST", raw("", `"status":204,"headers":{"ETag":"\"v1\"","X-Other":"kept"}`), nil, ""},
-		{"O18 204 of a stream", "POST", raw("", `"status":204,"ctype":"text/event-stream","headers":{"ETag":"\"v1\""}`), nil, ""},
+		{"O18 204 of a stream", "POST", raw("", `"status":204,"ctype":"text/event-stream","headers":{"ETag":"\"v1\""}`), nil,
+			""},
 		{"O18 304", "POST", raw("", `"status":304,"headers":{"ETag":"\"v1\"","Content-Length":"5040"}`), nil, ""},
 		{"O18 202 of a notification", "POST", `{"jsonrpc":"2.0","method":"note"}`, nil, ""},
 	}
@@ -212,7 +245,7 @@ func TestHeaders(t *testing.T) {
 				want.Header.Del(name)
 			}
 			for _, header := range []http.Header{want.Header, got.Header} {
-				for _, name := range []string{"Date", "Server", "Via"} { // the proxy's own
+				for _, name := range []string{"Date", "Server", "Via"} { // set by the proxy
 					header.Del(name)
 				}
 			}
@@ -224,8 +257,8 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
-// TestBeforeAndAfterTheResponse has an upstream that sends early hints, a response
-// and trailers. All of them must arrive.
+// TestBeforeAndAfterTheResponse uses an upstream that sends early hints, a response
+// and trailers. The client must receive all of them.
 func TestBeforeAndAfterTheResponse(t *testing.T) {
 	isolate(t)
 	for _, text := range []string{"short", strings.Repeat("A", 5000)} {
@@ -276,8 +309,8 @@ func TestBeforeAndAfterTheResponse(t *testing.T) {
 	}
 }
 
-// TestNotModified has an upstream that says of what the client has that it is a
-// stream, which net/http would not (O18).
+// TestNotModified uses an upstream that sends a 304 with the Content-Type of a stream,
+// which net/http would not send (O18).
 func TestNotModified(t *testing.T) {
 	isolate(t)
 	address := rawUpstream(t, func(conn net.Conn, _ *bufio.Reader) {
@@ -289,8 +322,8 @@ func TestNotModified(t *testing.T) {
 	}
 }
 
-// TestFileServer has a handler that hands the response a file to read from, where
-// reverse_proxy writes.
+// TestFileServer uses a handler that calls ReadFrom on the response, while reverse_proxy
+// calls Write.
 func TestFileServer(t *testing.T) {
 	isolate(t)
 	root := t.TempDir()
@@ -304,7 +337,7 @@ func TestFileServer(t *testing.T) {
 	for _, tt := range []struct{ name, path, bytes, want string }{
 		{"O13 JSON", "/response.json", "", result(`"` + cut("A", 5000, 2000, 2000) + `"`)},
 		{"O13 text", "/response.txt", "", long},
-		{"O19 a part of JSON", "/response.json", "bytes=10-", long[10:]},
+		{"O19 part of a JSON file", "/response.json", "bytes=10-", long[10:]},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			same(t, send(t, client, "GET", url+tt.path, "", "Range: "+tt.bytes).body, tt.want)
@@ -312,7 +345,7 @@ func TestFileServer(t *testing.T) {
 	}
 }
 
-// compress encodes a body as a Content-Encoding says.
+// compress encodes a body with a Content-Encoding.
 func compress(t *testing.T, encoding, body string) string {
 	t.Helper()
 	var b bytes.Buffer
@@ -323,7 +356,7 @@ func compress(t *testing.T, encoding, body string) string {
 	case "br":
 		w = brotli.NewWriter(&b)
 	case "zstd":
-		w, _ = zstd.NewWriter(&b) // fails for bad options only
+		w, _ = zstd.NewWriter(&b) // fails only for invalid options
 	default:
 		return body
 	}
@@ -334,7 +367,7 @@ func compress(t *testing.T, encoding, body string) string {
 	return b.String()
 }
 
-// compressing is an upstream that encodes its answer whatever the client accepts.
+// compressing starts an upstream that encodes its response, whatever the client accepts.
 func compressing(t *testing.T, encoding, body string) string {
 	t.Helper()
 	encoded := compress(t, encoding, body)
@@ -353,18 +386,18 @@ func TestCompressedUpstreams(t *testing.T) {
 	tests := []struct {
 		name     string
 		encoding string
-		asIs     bool // else Go's transport decodes gzip
+		asIs     bool // do not let Go's transport decode gzip
 		body     string
 		want     string
-		kept     bool // the headers
+		kept     bool // headers are unchanged
 	}{
 		{"O15 gzip decoded by the transport", "gzip", false, plain, masked, false},
-		{"O15 gzip nobody asked for", "gzip", true, plain, masked, false},
-		{"O15 zstd nobody asked for", "zstd", false, plain, masked, false},
-		{"O15 br nobody asked for", "br", false, plain, masked, false},
+		{"O15 gzip without a request for it", "gzip", true, plain, masked, false},
+		{"O15 zstd without a request for it", "zstd", false, plain, masked, false},
+		{"O15 br without a request for it", "br", false, plain, masked, false},
 		{"O15 br with nothing to mask", "br", false, result("1"), result("1"), false},
 		{"O15 identity", "identity", false, plain, masked, false},
-		{"O15 an unknown encoding passes as it is", "x-secret", false, plain, plain, true},
+		{"O15 an unknown encoding passes unchanged", "x-secret", false, plain, plain, true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -400,7 +433,7 @@ func TestCompressionForTheClient(t *testing.T) {
 					t.Fatal(err)
 				}
 				if asked := stub.Last().Headers.Get("Accept-Encoding"); asked != "gzip" {
-					t.Errorf("the upstream was asked for %q", asked)
+					t.Errorf("the upstream received Accept-Encoding %q", asked)
 				}
 				same(t, string(got), want)
 			})
@@ -428,9 +461,9 @@ func TestHandles(t *testing.T) {
 			t.Errorf("%s, then %s", first, again)
 		}
 	})
-	t.Run("O23 another for other content", func(t *testing.T) {
+	t.Run("O23 different for different content", func(t *testing.T) {
 		if handle(t, "A", 5001) == first || handle(t, "B", 5000) == first {
-			t.Error("the same handle")
+			t.Error("different content has the same handle")
 		}
 	})
 	t.Run("O23 the same after a reload", func(t *testing.T) {
@@ -439,7 +472,7 @@ func TestHandles(t *testing.T) {
 			t.Errorf("%s, then %s", first, again)
 		}
 	})
-	t.Run("O23 none for what is too large to keep", func(t *testing.T) {
+	t.Run("O23 none for content too large to keep", func(t *testing.T) {
 		url := serve(t, mask(block("recover", "max_bytes 36KiB")), proxy(upstream(t, new(mcptest.Stub))))
 		same(t, post(t, url, rpc("big", `{"n":5000}`)).body, result(`"`+cut("A", 5000, 2000, 2000)+`"`))
 	})
@@ -467,7 +500,7 @@ func TestExempt(t *testing.T) {
 			for _, accept := range []string{"application/json", "application/json, text/event-stream"} {
 				got := post(t, url, call, "Accept: "+accept).body
 				if strings.Contains(got, "KIMI_PROXY_OBSERVATION_MASKED") == tt.exempt {
-					t.Errorf("accepting %s: %d bytes, %d as a whole", accept, len(got), len(whole))
+					t.Errorf("accepting %s: %d bytes, %d unmasked", accept, len(got), len(whole))
 				}
 				if tt.exempt && !strings.Contains(got, whole) {
 					t.Errorf("accepting %s: changed", accept)
@@ -477,7 +510,7 @@ func TestExempt(t *testing.T) {
 	}
 }
 
-// TestManyAtOnce makes sure that responses do not mix (O12, G22).
+// TestManyAtOnce checks that concurrent responses do not mix (O12, G22).
 func TestManyAtOnce(t *testing.T) {
 	isolate(t)
 	url := serve(t, "observation_mask 100 10 20", proxy(upstream(t, new(mcptest.Stub))))
@@ -494,7 +527,8 @@ func TestManyAtOnce(t *testing.T) {
 				}
 				defer res.Body.Close()
 				got, err := io.ReadAll(res.Body)
-				if want := fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"result":"%s"}`, i, cut(letter, n, 10, 20)); err == nil && string(got) != want {
+				if want := fmt.Sprintf(`{"jsonrpc":"2.0","id":%d,"result":"%s"}`, i, cut(letter, n, 10, 20)); err == nil &&
+					string(got) != want {
 					err = fmt.Errorf("got %.200s, want %s", got, want)
 				}
 				return err

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// clientFile writes a file of an MCP client and returns its path.
+// clientFile writes an MCP client's configuration file and returns its path.
 func clientFile(t *testing.T, name, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
@@ -19,7 +19,7 @@ func clientFile(t *testing.T, name, text string) string {
 	return path
 }
 
-// caddy mcp import prints of the file in docs/mcp_json.md what stands there.
+// caddy mcp import prints the output shown in docs/mcp_json.md for the file shown there.
 func TestImportCommand(t *testing.T) {
 	isolate(t)
 	file := clientFile(t, "servers.json", blocksOf(t, "docs/mcp_json.md", "json")[0])
@@ -41,12 +41,13 @@ func TestImportCommand(t *testing.T) {
 	cmd := caddy(t, "mcp", "import", "-", "--name", "mine", "--secrets")
 	cmd.Stdin = strings.NewReader(`{"mcpServers":{"a":{"command":"x","env":{"API_KEY":"s3cret"}}}}`)
 	out, err = cmd.Output()
-	if err != nil || !strings.Contains(string(out), "name mine\n") || !strings.Contains(string(out), "env API_KEY s3cret\n") {
+	if err != nil || !strings.Contains(string(out), "name mine\n") || !strings.Contains(string(out),
+		"env API_KEY s3cret\n") {
 		t.Errorf("%v: %s", err, out)
 	}
 }
 
-// A client uses the servers of a file: by the Caddyfile that is imported, by the adapter, and on standard streams.
+// A client uses the servers of a file: through the imported Caddyfile, the config adapter, and stdio.
 func TestClientFileIsServed(t *testing.T) {
 	isolate(t)
 	received := make(chan string, 100)
@@ -80,7 +81,7 @@ func TestClientFileIsServed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		check(t, "http://"+run(t, inFile(t, string(out)), key).address)
+		check(t, "http://"+run(t, writeCaddyfile(t, string(out)), key).address)
 	})
 	t.Run("adapter", func(t *testing.T) {
 		cmd := caddy(t, "adapt", "--adapter", "mcp", "--config", file)
@@ -89,7 +90,7 @@ func TestClientFileIsServed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// As it is served, but at another port.
+		// Serve the adapted configuration on another port.
 		address := freeAddress(t)
 		config := strings.Replace(string(out), "127.0.0.1:8080", address, 1)
 		config = `{"admin":{"disabled":true},` + strings.TrimPrefix(config, "{")
@@ -100,7 +101,8 @@ func TestClientFileIsServed(t *testing.T) {
 	})
 	t.Run("stdio", func(t *testing.T) {
 		cmd := caddy(t, "mcp-stdio", "--adapter", "mcp", "--config", file, "--server", "my-sample")
-		cmd.Stdin = strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}` + "\n")
+		cmd.Stdin = strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"initialize",` +
+			`"params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"t","version":"1"}}}` + "\n")
 		out, err := cmd.Output()
 		if err != nil || !strings.Contains(string(out), `"serverInfo"`) {
 			t.Errorf("%v: %s", err, out)

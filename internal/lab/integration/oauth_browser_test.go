@@ -12,23 +12,23 @@ import (
 	"golang.org/x/net/html"
 )
 
-// A browser opens an address and presses the button of every form that comes, until a
-// page has none. It fills in the name of the account where it is asked for.
+// A browser opens an address and submits every form, until a page has no form. It fills in
+// the account name if a form asks for one.
 type browser interface {
 	logIn(t *testing.T, address, account string) webPage
 }
 
-// A webPage is where that ends.
+// A webPage is the last page of a login.
 type webPage struct {
 	status int
 	url    *url.URL
 	text   string
 }
 
-// A formBrowser knows forms, cookies and redirects.
+// A formBrowser supports forms, cookies and redirects.
 type formBrowser struct {
 	client *http.Client
-	stopAt string // the beginning of addresses that are not opened
+	stopAt string // prefix of redirect targets that are not followed
 }
 
 func newFormBrowser(t *testing.T) *formBrowser {
@@ -47,13 +47,13 @@ func newFormBrowser(t *testing.T) *formBrowser {
 	return b
 }
 
-// open gets an address.
+// open requests an address with GET.
 func (b *formBrowser) open(t *testing.T, address string) (webPage, *html.Node) {
 	t.Helper()
 	return b.do(t, request(t, t.Context(), "GET", address, ""))
 }
 
-// do makes a request, follows redirects, and returns the page at their end with its form.
+// do sends a request, follows redirects, and returns the final page with its form.
 func (b *formBrowser) do(t *testing.T, req *http.Request) (webPage, *html.Node) {
 	t.Helper()
 	res, err := b.client.Do(req)
@@ -82,8 +82,8 @@ func (b *formBrowser) do(t *testing.T, req *http.Request) (webPage, *html.Node) 
 	return p, form
 }
 
-// submit presses the button of a form.
-func (b *formBrowser) submit(t *testing.T, at webPage, form *html.Node, account string) (webPage, *html.Node) {
+// submit submits a form of a page.
+func (b *formBrowser) submit(t *testing.T, page webPage, form *html.Node, account string) (webPage, *html.Node) {
 	t.Helper()
 	fields := url.Values{}
 	for n := range form.Descendants() {
@@ -95,12 +95,12 @@ func (b *formBrowser) submit(t *testing.T, at webPage, form *html.Node, account 
 			fields.Set(name, attribute(n, "value"))
 		}
 	}
-	to, err := at.url.Parse(attribute(form, "action"))
+	action, err := page.url.Parse(attribute(form, "action"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return b.do(t, request(t, t.Context(), "POST", to.String(), fields.Encode(),
-		"Content-Type: application/x-www-form-urlencoded", "Origin: "+at.url.Scheme+"://"+at.url.Host))
+	return b.do(t, request(t, t.Context(), "POST", action.String(), fields.Encode(),
+		"Content-Type: application/x-www-form-urlencoded", "Origin: "+page.url.Scheme+"://"+page.url.Host))
 }
 
 func attribute(n *html.Node, name string) string {
@@ -114,18 +114,18 @@ func attribute(n *html.Node, name string) string {
 
 func (b *formBrowser) logIn(t *testing.T, address, account string) webPage {
 	t.Helper()
-	at, form := b.open(t, address)
+	page, form := b.open(t, address)
 	for range mostForms {
 		if form == nil {
-			return at
+			return page
 		}
-		at, form = b.submit(t, at, form, account)
+		page, form = b.submit(t, page, form, account)
 	}
-	t.Fatalf("no end of forms at %s: %s", at.url, at.text)
+	t.Fatalf("too many forms, the last at %s: %s", page.url, page.text)
 	return webPage{}
 }
 
-// mostForms is how many forms a login may have.
+// mostForms limits the forms of one login.
 const mostForms = 5
 
 func (c *chromium) logIn(t *testing.T, address, account string) webPage {
@@ -152,14 +152,14 @@ func (c *chromium) logIn(t *testing.T, address, account string) webPage {
 			t.Fatalf("Chromium after %s: %v", now.Location, err)
 		}
 		if now.Forms == 0 {
-			at, err := url.Parse(now.Location)
+			last, err := url.Parse(now.Location)
 			if err != nil {
 				t.Fatal(err)
 			}
-			return webPage{int(response.Status), at, strings.Join(strings.Fields(now.Text), " ")}
+			return webPage{int(response.Status), last, strings.Join(strings.Fields(now.Text), " ")}
 		}
 		step = chromedp.Click("form button")
 	}
-	t.Fatalf("no end of forms at %s: %s", now.Location, now.Text)
+	t.Fatalf("too many forms, the last at %s: %s", now.Location, now.Text)
 	return webPage{}
 }

@@ -10,18 +10,18 @@ import (
 	"testing"
 )
 
-// A hostileServer is an MCP server that wants the gateway to ask others. What is empty is
-// as it should be.
+// A hostileServer is an MCP server whose metadata point the gateway to other servers. Empty
+// fields get honest values.
 type hostileServer struct {
 	url      string
-	metadata string // address of its metadata
-	issuer   string // address of its authorization server
-	endpoint string // of the authorization server, for tokens and registration
-	redirect string // where the metadata of its authorization server have gone
+	metadata string // URL of its metadata
+	issuer   string // URL of its authorization server
+	endpoint string // token and registration endpoint
+	redirect string // redirect of the authorization server's metadata
 }
 
 func (s *hostileServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	or := func(hostile, honest string) string {
+	choose := func(hostile, honest string) string {
 		if hostile == "" {
 			return s.url + honest
 		}
@@ -30,20 +30,21 @@ func (s *hostileServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	switch {
 	case strings.HasPrefix(r.URL.Path, "/.well-known/oauth-protected-resource"):
-		fmt.Fprintf(w, `{"resource":%q,"authorization_servers":[%q]}`, s.url+"/mcp", or(s.issuer, ""))
+		fmt.Fprintf(w, `{"resource":%q,"authorization_servers":[%q]}`, s.url+"/mcp", choose(s.issuer, ""))
 	case strings.HasPrefix(r.URL.Path, "/.well-known/") && s.redirect != "":
 		http.Redirect(w, r, s.redirect, http.StatusFound)
 	case strings.HasPrefix(r.URL.Path, "/.well-known/"):
-		fmt.Fprintf(w, `{"issuer":%q,"authorization_endpoint":%q,"token_endpoint":%q,"registration_endpoint":%q,"response_types_supported":["code"],"code_challenge_methods_supported":["S256"]}`,
-			s.url, s.url+"/auth", or(s.endpoint, "/token"), or(s.endpoint, "/register"))
+		fmt.Fprintf(w, `{"issuer":%q,"authorization_endpoint":%q,"token_endpoint":%q,"registration_endpoint":%q,`+
+			`"response_types_supported":["code"],"code_challenge_methods_supported":["S256"]}`,
+			s.url, s.url+"/auth", choose(s.endpoint, "/token"), choose(s.endpoint, "/register"))
 	default:
-		w.Header().Set("WWW-Authenticate", `Bearer resource_metadata="`+or(s.metadata, "/.well-known/oauth-protected-resource/mcp")+`"`)
+		w.Header().Set("WWW-Authenticate", `Bearer resource_metadata="`+choose(s.metadata,
+			"/.well-known/oauth-protected-resource/mcp")+`"`)
 		w.WriteHeader(http.StatusUnauthorized)
 	}
 }
 
-// startHostileServer starts a server whose metadata point somewhere, in the way that a place
-// says, and returns its address.
+// startHostileServer starts a server and returns its URL. place sets one of its URLs to to.
 func startHostileServer(t *testing.T, place func(s *hostileServer, to string), to string) string {
 	t.Helper()
 	s := &hostileServer{}
@@ -74,12 +75,12 @@ func startWatchedServer(t *testing.T, start func(*httptest.Server)) *watchedServ
 	return w
 }
 
-// A hostile server cannot make the gateway ask other servers on this machine, or Caddy, or
-// read files.
+// A hostile server cannot make the gateway connect to other servers on this machine or to
+// Caddy's admin API, or read files.
 func TestOAuthHostileMetadata(t *testing.T) {
 	isolate(t)
 	const file = "file:///etc/passwd"
-	type target struct{ url, name string } // what an error must name
+	type target struct{ url, name string } // name: text that the error must contain
 	g := newGateway(t, t.TempDir())
 	plain, secure := startWatchedServer(t, (*httptest.Server).Start), startWatchedServer(t, (*httptest.Server).StartTLS)
 	byName := func(address string) string { return strings.Replace(address, "127.0.0.1", "localhost", 1) }
@@ -90,11 +91,11 @@ func TestOAuthHostileMetadata(t *testing.T) {
 		"metadata of the authorization server": func(s *hostileServer, to string) { s.redirect = to },
 	}
 	targets := map[string]target{
-		"at a loopback address":             {secure.URL, "127.0.0.1"},
-		"at a name of a loopback address":   {byName(secure.URL), "localhost"},
-		"at a loopback address without TLS": {plain.URL, "127.0.0.1"},
-		"at the admin API":                  {"http://" + g.admin + "/config/stolen", "127.0.0.1"},
-		"in a file":                         {file, file},
+		"at a loopback address":                {secure.URL, "127.0.0.1"},
+		"at a host name of a loopback address": {byName(secure.URL), "localhost"},
+		"at a loopback address without TLS":    {plain.URL, "127.0.0.1"},
+		"at the admin API":                     {"http://" + g.admin + "/config/stolen", "127.0.0.1"},
+		"in a file":                            {file, file},
 	}
 	type attack struct {
 		name, server string
@@ -109,14 +110,15 @@ func TestOAuthHostileMetadata(t *testing.T) {
 			lines = append(lines, block("server "+a.server+" "+startHostileServer(t, place, to.url), "oauth"))
 		}
 	}
-	// Where it is trusted, the gateway does ask.
+	// The gateway does connect to trusted hosts.
 	friend := startWatchedServer(t, (*httptest.Server).Start)
 	for name, place := range places {
-		lines = append(lines, block("server trusts_"+strings.ReplaceAll(name, " ", "_")+" "+startHostileServer(t, place, byName(friend.URL)), block("oauth", "trusted_hosts localhost")))
+		lines = append(lines, block("server trusts_"+strings.ReplaceAll(name, " ", "_")+" "+startHostileServer(t, place,
+			byName(friend.URL)), block("oauth", "trusted_hosts localhost")))
 	}
 	g.start(t, lines...)
 	c := g.join(t)
-	// logIn returns what becomes of a login.
+	// logIn returns the error text of a login.
 	logIn := func(t *testing.T, server string) string {
 		t.Helper()
 		answer := c.ask(t, "tools/call", callOf(server, "whoami", `{}`)).answer.Raw
@@ -124,17 +126,17 @@ func TestOAuthHostileMetadata(t *testing.T) {
 		if address == "" {
 			return answer
 		}
-		at := newFormBrowser(t).logIn(t, address, "alice")
-		if at.status < 400 {
-			t.Errorf("the login went on to %s: %d %s", at.url, at.status, at.text)
+		page := newFormBrowser(t).logIn(t, address, "alice")
+		if page.status < 400 {
+			t.Errorf("the login went on to %s: %d %s", page.url, page.status, page.text)
 		}
-		return at.text
+		return page.text
 	}
 	for _, a := range attacks {
 		t.Run(a.name, func(t *testing.T) {
 			got := logIn(t, a.server)
 			if !strings.Contains(got, a.target.name) || a.url != file && !strings.Contains(got, "trusted_hosts") {
-				t.Errorf("got %s, want that %s is refused", got, a.url)
+				t.Errorf("got %s, want %s to be refused", got, a.url)
 			}
 			if n := plain.connections.Load() + secure.connections.Load(); n != 0 {
 				t.Errorf("there were %d connections", n)
@@ -142,21 +144,23 @@ func TestOAuthHostileMetadata(t *testing.T) {
 		})
 	}
 	for name := range places {
-		t.Run(name+" that are trusted", func(t *testing.T) {
+		t.Run(name+" on a trusted host", func(t *testing.T) {
 			before := friend.connections.Load()
-			if got := logIn(t, "trusts_"+strings.ReplaceAll(name, " ", "_")); friend.connections.Load() == before {
-				t.Errorf("got %s, and the server was not asked", got)
+			got := logIn(t, "trusts_"+strings.ReplaceAll(name, " ", "_"))
+			if friend.connections.Load() == before {
+				t.Errorf("got %s, and no connection to the trusted server", got)
 			}
 		})
 	}
 	askAdmin(t, g.admin, "GET", "/config/asked", "")
 	var asked []string
 	for line := range strings.Lines(g.stop(t)) {
-		if strings.Contains(line, `"logger":"admin.api"`) && (strings.Contains(line, "stolen") || strings.Contains(line, "/config/asked")) {
+		if strings.Contains(line, `"logger":"admin.api"`) && (strings.Contains(line, "stolen") || strings.Contains(line,
+			"/config/asked")) {
 			asked = append(asked, line)
 		}
 	}
 	if len(asked) != 1 {
-		t.Errorf("the admin API has logged %q, want the request of the test alone", asked)
+		t.Errorf("the admin API logged %q, want only the test's request", asked)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 )
 
-// startReplica starts a gateway with a home of its own that shares a Redis with others.
+// startReplica starts a gateway with its own home directory that shares a Redis with others.
 func startReplica(t *testing.T, redis *replicastest.Redis, lines ...string) *oauthGateway {
 	t.Helper()
 	g := newGateway(t, t.TempDir())
@@ -24,22 +24,22 @@ func startReplica(t *testing.T, redis *replicastest.Redis, lines ...string) *oau
 	return g
 }
 
-// A turnstile sends each request to the next gateway, so that no page of a login comes from where the one before did.
-type turnstile struct {
+// A roundRobin is a round-robin proxy: each page of a login comes from another gateway than the page before.
+type roundRobin struct {
 	url string
 
-	mu    sync.Mutex
-	ends  []*url.URL
-	count atomic.Int64
+	mu      sync.Mutex
+	targets []*url.URL
+	count   atomic.Int64
 }
 
-func newTurnstile(t *testing.T) *turnstile {
+func newRoundRobin(t *testing.T) *roundRobin {
 	t.Helper()
-	s := &turnstile{}
+	s := &roundRobin{}
 	server := httptest.NewServer(&httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		r.SetURL(s.ends[int(s.count.Add(1))%len(s.ends)])
+		r.SetURL(s.targets[int(s.count.Add(1))%len(s.targets)])
 		r.SetXForwarded()
 		r.Out.Host = r.In.Host
 	}})
@@ -48,7 +48,7 @@ func newTurnstile(t *testing.T) *turnstile {
 	return s
 }
 
-func (s *turnstile) add(t *testing.T, g *oauthGateway) {
+func (s *roundRobin) add(t *testing.T, g *oauthGateway) {
 	t.Helper()
 	u, err := url.Parse(g.url)
 	if err != nil {
@@ -56,30 +56,30 @@ func (s *turnstile) add(t *testing.T, g *oauthGateway) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ends = append(s.ends, u)
+	s.targets = append(s.targets, u)
 }
 
-// A login whose pages come from three replicas is that of all of them, and they refresh its tokens one after the other.
+// A login whose pages come from three replicas is valid on all of them. They refresh its tokens one after the other.
 func TestOAuthAcrossReplicas(t *testing.T) {
 	isolate(t)
 	redis := replicastest.StartRedis(t)
 	a := startAuthServer(t, fleeting)
-	front := newTurnstile(t)
+	front := newRoundRobin(t)
 	var all []*oauthGateway
 	for range 3 {
 		g := startReplica(t, redis, "public_url "+front.url, a.line("oauth"))
 		front.add(t, g)
 		all = append(all, g)
 	}
-	address := asksToLogIn(t, all[0].join(t), "whoami")
-	isLoggedIn(t, newFormBrowser(t).logIn(t, address, "alice"))
+	address := expectLoginRequest(t, all[0].join(t), "whoami")
+	expectLoggedIn(t, newFormBrowser(t).logIn(t, address, "alice"))
 	if n := front.count.Load(); n < int64(len(all)) {
-		t.Errorf("%d pages came from the gateways, want one of each at least", n)
+		t.Errorf("%d requests reached the gateways, want at least one each", n)
 	}
 	var running sync.WaitGroup
 	for _, g := range all {
 		c := g.join(t)
-		lists(t, c, accountTools("alice")...)
+		awaitTools(t, c, accountTools("alice")...)
 		running.Go(func() { callSteadily(t, c, 100, 12) })
 	}
 	running.Wait()
@@ -88,7 +88,7 @@ func TestOAuthAcrossReplicas(t *testing.T) {
 		t.Errorf("%d registrations", got.Registrations)
 	}
 
-	// What one forgets, all forget.
+	// A logout on one replica takes effect on all.
 	if out, err := all[1].command(t, "logout").CombinedOutput(); err != nil {
 		t.Errorf("caddy mcp logout: %v: %s", err, out)
 	}
@@ -97,7 +97,7 @@ func TestOAuthAcrossReplicas(t *testing.T) {
 	}
 }
 
-// What one replica has accepted of a server's tools is accepted by all, also by one that comes later.
+// Tool descriptions approved on one replica are approved on all, also on a replica that starts later.
 func TestPinsAcrossReplicas(t *testing.T) {
 	isolate(t)
 	redis := replicastest.StartRedis(t)
@@ -107,8 +107,8 @@ func TestPinsAcrossReplicas(t *testing.T) {
 	whole, less := []string{"far__steady", "far__fickle"}, []string{"far__steady"}
 	sees := func(g *oauthGateway, want []string) {
 		t.Helper()
-		c := newSpeaker(t, joinedAt(g.url), false, `{}`)
-		await.Until(t, strings.Join(want, " "), func() bool { return slices.Equal(toolsOf(t, c), want) })
+		c := newTestClient(t, joinedAt(g.url), false, `{}`)
+		await.Until(t, strings.Join(want, " "), func() bool { return slices.Equal(toolNames(t, c), want) })
 		if slices.Equal(want, less) {
 			c.refuses(t, "tools/call", callOf("far", "fickle", `{}`), 403, "tool_changed")
 		}

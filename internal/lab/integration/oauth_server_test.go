@@ -16,14 +16,14 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 )
 
-// An authServer is an authorization server that is not ours, oidc-provider, and an MCP
-// server of the official SDK that asks for its tokens: peers/authserver.mjs.
+// An authServer is a third-party authorization server, oidc-provider, and an MCP server of
+// the official SDK that requires its tokens: peers/authserver.mjs.
 type authServer struct {
-	Issuer string // the address of the authorization server
-	MCP    string // the address of the MCP server
+	Issuer string // URL of the authorization server
+	MCP    string // URL of the MCP server
 }
 
-// startAuthServer starts both with the settings that peers/authserver.mjs describes.
+// startAuthServer starts both with settings that peers/authserver.mjs describes.
 func startAuthServer(t *testing.T, settings map[string]any) *authServer {
 	t.Helper()
 	encoded, err := json.Marshal(settings)
@@ -44,7 +44,7 @@ func startAuthServer(t *testing.T, settings map[string]any) *authServer {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		if t.Failed() {
-			t.Logf("the authorization server has written:\n%s", &complaints)
+			t.Logf("the authorization server wrote:\n%s", &complaints)
 		}
 	})
 	a := &authServer{}
@@ -59,22 +59,22 @@ func startAuthServer(t *testing.T, settings map[string]any) *authServer {
 	return a
 }
 
-// line is the server in the configuration of a gateway, with a block of its own for oauth.
-// The gateway may go to the authorization server, which is on this machine.
+// line returns the server directive for the gateway's configuration, with an oauth block.
+// It trusts the authorization server's loopback address.
 func (a *authServer) line(oauth string, lines ...string) string {
 	return block("server notes "+a.MCP, block(oauth, append(lines, "trusted_hosts 127.0.0.1")...))
 }
 
-// authStats are what both servers have seen.
+// authStats are the statistics of both servers.
 type authStats struct {
 	Registrations   int
-	Logins          int            // of people
+	Logins          int            // by a person
 	Grants          map[string]int // tokens issued, by grant type
 	RefusedGrants   []string
-	Reused          int      // refresh tokens that came a second time
-	Tokens          []string // that were issued
-	Revoked         int      // grants that were
-	Requests        int      // at the MCP server
+	Reused          int      // refresh tokens used a second time
+	Tokens          []string // all issued tokens
+	Revoked         int      // revoked grants
+	Requests        int      // to the MCP server
 	Unauthorized    int      // answered with 401
 	Forbidden       int      // answered with 403
 	Calls           map[string]int
@@ -90,7 +90,7 @@ func (a *authServer) stats(t *testing.T) (s authStats) {
 	return s
 }
 
-// post sends a form or JSON to the authorization server and decodes its answer.
+// post sends a form or JSON to the authorization server, decodes the response and returns its status.
 func (a *authServer) post(t *testing.T, path, contentType, body string, answer any) int {
 	t.Helper()
 	got := post(t, a.Issuer+path, body, "Content-Type: "+contentType)
@@ -100,7 +100,7 @@ func (a *authServer) post(t *testing.T, path, contentType, body string, answer a
 	return got.StatusCode
 }
 
-// tokens are an answer of the token endpoint.
+// tokens is a response of the token endpoint.
 type tokens struct {
 	Access  string `json:"access_token"`
 	Refresh string `json:"refresh_token"`
@@ -108,24 +108,25 @@ type tokens struct {
 	Error   string
 }
 
-// token asks the token endpoint.
+// token sends a form to the token endpoint.
 func (a *authServer) token(t *testing.T, form url.Values) (got tokens) {
 	t.Helper()
 	a.post(t, "/token", "application/x-www-form-urlencoded", form.Encode(), &got)
 	return got
 }
 
-// login gets tokens for a person in the way of an honest client.
+// login gets tokens for an account, as a standard client does.
 func (a *authServer) login(t *testing.T, clientID, account, resource, scope string) tokens {
 	t.Helper()
-	const redirect = "http://127.0.0.1:1/callback" // without a listener
+	const redirect = "http://127.0.0.1:1/callback" // no listener
 	verifier := strings.Repeat("v", 43)
 	challenge := sha256.Sum256([]byte(verifier))
 	b := newFormBrowser(t)
 	b.stopAt = redirect
 	last := b.logIn(t, a.Issuer+"/auth?"+url.Values{
-		"client_id": {clientID}, "redirect_uri": {redirect}, "response_type": {"code"}, "scope": {scope}, "resource": {resource},
-		"prompt": {"consent"}, "code_challenge": {encoded(challenge[:])}, "code_challenge_method": {"S256"},
+		"client_id": {clientID}, "redirect_uri": {redirect}, "response_type": {"code"}, "scope": {scope},
+		"resource": {resource},
+		"prompt":   {"consent"}, "code_challenge": {base64URL(challenge[:])}, "code_challenge_method": {"S256"},
 	}.Encode(), account)
 	if iss := last.url.Query().Get("iss"); iss != a.Issuer {
 		t.Fatalf("the login of %s ended at %s: %s", account, last.url, last.text)
@@ -136,50 +137,55 @@ func (a *authServer) login(t *testing.T, clientID, account, resource, scope stri
 	})
 }
 
-// The peers do what the tests of logins rely on: registration, PKCE, consent, rotation of
-// refresh tokens, step-up, tokens of one resource only. And their statistics notice a
-// refresh token that is used twice.
+// The authorization server and the MCP server behave as the login tests expect: registration,
+// PKCE, consent, rotation of refresh tokens, step-up, tokens for one resource only. Their
+// statistics count refresh tokens used twice.
 func TestAuthorizationServer(t *testing.T) {
 	isolate(t)
 	a := startAuthServer(t, nil)
 	var registered struct {
 		ID string `json:"client_id"`
 	}
-	a.post(t, "/reg", "application/json", `{"redirect_uris":["http://127.0.0.1:1/callback"],"token_endpoint_auth_method":"none","grant_types":["authorization_code","refresh_token"]}`, &registered)
+	a.post(t, "/reg", "application/json", `{"redirect_uris":["http://127.0.0.1:1/callback"],`+
+		`"token_endpoint_auth_method":"none","grant_types":["authorization_code","refresh_token"]}`, &registered)
 	first := a.login(t, registered.ID, "alice", a.MCP, "notes:read offline_access")
 	if first.Access == "" || first.Refresh == "" {
 		t.Fatalf("got %+v, want an access token and a refresh token", first)
 	}
 
-	c := newSpeaker(t, a.MCP, false, `{}`, bearer(first.Access))
-	call := func(tool string) mcpclient.Answer {
+	c := newTestClient(t, a.MCP, false, `{}`, bearer(first.Access))
+	call := func(tool string) mcpclient.Response {
 		t.Helper()
-		return c.Begin(t.Context(), "tools/call", `{"name":`+quote(tool)+`,"arguments":{}}`).Finish()
+		return c.Start(t.Context(), "tools/call", `{"name":`+quote(tool)+`,"arguments":{}}`).Finish()
 	}
 	if got := call("whoami"); got.Text() != "whoami of alice" {
 		t.Errorf("whoami: got %d %s", got.Status, got.Body)
 	}
-	if got := call("write_note"); got.Status != http.StatusForbidden || !strings.Contains(got.Header.Get("WWW-Authenticate"), `scope="notes:read notes:write"`) {
-		t.Errorf("write_note: got %d %v, want 403 and the scopes", got.Status, got.Header)
+	if got := call("write_note"); got.Status != http.StatusForbidden ||
+		!strings.Contains(got.Header.Get("WWW-Authenticate"), `scope="notes:read notes:write"`) {
+		t.Errorf("write_note: got %d %v, want 403 with the scopes", got.Status, got.Header)
 	}
-	if got := post(t, a.MCP, rpc("ping", "{}"), acceptBoth); got.StatusCode != 401 || challenged(got, "resource_metadata") == "" {
-		t.Errorf("without a token: got %d %v, want 401 and where the metadata are", got.StatusCode, got.Header)
+	if got := post(t, a.MCP, rpc("ping", "{}"), acceptBoth); got.StatusCode != 401 || challengeParameter(got,
+		"resource_metadata") == "" {
+		t.Errorf("without a token: got %d %v, want 401 with the URL of the metadata", got.StatusCode, got.Header)
 	}
 
 	refresh := url.Values{"grant_type": {"refresh_token"}, "client_id": {registered.ID}, "refresh_token": {first.Refresh}}
 	second := a.token(t, refresh)
 	if second.Access == "" || second.Refresh == first.Refresh {
-		t.Errorf("refresh: got %+v, want other tokens", second)
+		t.Errorf("refresh: got %+v, want new tokens", second)
 	}
-	if got := a.stats(t); got.Logins != 1 || got.Registrations != 1 || got.Reused != 0 || got.Calls["alice"] != 1 || !slices.Contains(got.Tokens, second.Refresh) {
+	if got := a.stats(t); got.Logins != 1 || got.Registrations != 1 || got.Reused != 0 || got.Calls["alice"] != 1 ||
+		!slices.Contains(got.Tokens, second.Refresh) {
 		t.Errorf("got %+v", got)
 	}
 	if again := a.token(t, refresh); again.Error != "invalid_grant" {
-		t.Errorf("a second refresh: got %+v, want that it is refused", again)
+		t.Errorf("a second refresh: got %+v, want an error", again)
 	}
 	got := a.stats(t)
-	if want := map[string]int{"authorization_code": 1, "refresh_token": 1}; got.Reused != 1 || got.Revoked == 0 || !maps.Equal(got.Grants, want) {
-		t.Errorf("got %+v, want one refresh token that was used twice", got)
+	if want := map[string]int{"authorization_code": 1, "refresh_token": 1}; got.Reused != 1 || got.Revoked == 0 ||
+		!maps.Equal(got.Grants, want) {
+		t.Errorf("got %+v, want one refresh token used twice", got)
 	}
 	if got := call("whoami"); got.Status != http.StatusUnauthorized {
 		t.Errorf("whoami after the reuse: got %d %s, want 401", got.Status, got.Body)

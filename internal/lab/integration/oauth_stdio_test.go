@@ -5,30 +5,31 @@ import (
 	"testing"
 )
 
-// A client that starts the gateway as a process logs in at an address that the process opens
-// for that.
+// A client that runs the gateway over stdio logs in at an address that the process opens
+// for logins.
 func TestOAuthStdio(t *testing.T) {
 	isolate(t)
 	a := startAuthServer(t, map[string]any{})
-	p := startStdio(t, inFile(t, site(freeAddress(t), gateway(a.line("oauth"), "separator __"))))
+	p := startStdio(t, writeCaddyfile(t, site(freeAddress(t), gateway(a.line("oauth"), "separator __"))))
 	ask := func(message string) string {
 		t.Helper()
-		p.say(t, message)
-		return p.hear(t, "").Raw
+		p.send(t, message)
+		return p.receive(t, "").Raw
 	}
-	ask(stdioGreeting)
+	ask(stdioHandshake)
 	text := toolText(t, ask(toolCall{"notes__login", `{}`}.request()))
 	address := loginAddress.FindString(text)
 	if !strings.HasPrefix(address, "http://127.0.0.1:") {
-		t.Fatalf("got %s, want an address of this machine", text)
+		t.Fatalf("got %s, want a loopback address", text)
 	}
-	isLoggedIn(t, newFormBrowser(t).logIn(t, address, "alice"))
+	expectLoggedIn(t, newFormBrowser(t).logIn(t, address, "alice"))
 	if got := toolText(t, ask(toolCall{"notes__whoami", `{}`}.request())); got != "whoami of alice" {
 		t.Errorf("got %s", got)
 	}
-	// Only the pages are served there.
-	if at, _ := newFormBrowser(t).open(t, address[:strings.Index(address, "/oauth/")]); at.status == 200 && at.text != "" {
-		t.Errorf("the gateway itself is served, too: %d %s", at.status, at.text)
+	// Only the login pages are served there.
+	if page, _ := newFormBrowser(t).open(t, address[:strings.Index(address, "/oauth/")]); page.status == 200 &&
+		page.text != "" {
+		t.Errorf("the gateway itself is also served: %d %s", page.status, page.text)
 	}
-	p.end(t)
+	p.close(t)
 }

@@ -20,23 +20,24 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 )
 
-// An oauthGateway is a Caddy that can be stopped and started again with what it has stored.
+// An oauthGateway is a Caddy process that can be stopped, and started again with its stored data.
 type oauthGateway struct {
-	*running
-	url   string // where clients and browsers reach it: the gateway's default
+	*caddyProcess
+	url   string // origin for clients and browsers
 	admin string
-	home  string
+	home  string // directory of stored data
 
-	options []string // more of them, of all of Caddy
+	options []string // further global options of Caddy
 }
 
-// newGateway returns a gateway that is to store in home.
+// newGateway returns a gateway, not yet started, that stores its data in home.
 func newGateway(t *testing.T, home string) *oauthGateway {
 	t.Helper()
-	return &oauthGateway{url: "http://" + strings.Replace(freeAddress(t), "127.0.0.1", "localhost", 1), admin: freeAddress(t), home: home}
+	return &oauthGateway{url: "http://" + strings.Replace(freeAddress(t), "127.0.0.1", "localhost", 1),
+		admin: freeAddress(t), home: home}
 }
 
-// startGateway starts a gateway with these lines that stores in home.
+// startGateway starts a gateway with these lines that stores its data in home.
 func startGateway(t *testing.T, home string, lines ...string) *oauthGateway {
 	t.Helper()
 	g := newGateway(t, home)
@@ -47,21 +48,24 @@ func startGateway(t *testing.T, home string, lines ...string) *oauthGateway {
 func (g *oauthGateway) start(t *testing.T, lines ...string) {
 	t.Helper()
 	config := filepath.Join(t.TempDir(), "Caddyfile")
-	options := block("", append(g.options, "debug", "metrics", block("servers", "trusted_proxies static 127.0.0.1/32 ::1/128"))...)
-	caddyfile := options + "\n" + site(strings.TrimPrefix(g.url, "http://"), "log", gateway(append(lines, "separator __")...))
+	options := block("", append(g.options, "debug", "metrics",
+		block("servers", "trusted_proxies static 127.0.0.1/32 ::1/128"))...)
+	caddyfile := options + "\n" + site(strings.TrimPrefix(g.url, "http://"), "log",
+		gateway(append(lines, "separator __")...))
 	if err := os.WriteFile(config, []byte(withAdmin(caddyfile, g.admin)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	g.running = startCaddy(t, caddyrun.Command(context.WithoutCancel(t.Context()), binary(t), g.home, "run", "--config", config))
+	g.caddyProcess = startCaddy(t, caddyrun.Command(context.WithoutCancel(t.Context()), binary(t), g.home, "run",
+		"--config", config))
 	t.Cleanup(func() {
 		logged := g.stop(t)
 		if t.Failed() {
-			t.Logf("Caddy has logged:\n%s", logged[max(0, len(logged)-20_000):])
+			t.Logf("Caddy logged:\n%s", logged[max(0, len(logged)-20_000):])
 		}
 	})
 }
 
-// status is what the admin API says of the server notes.
+// status returns the admin API's status of the server notes.
 func (g *oauthGateway) status(t *testing.T) (s struct {
 	Login    struct{ State, Issuer string }
 	LoginURL string `json:"login_url"`
@@ -74,24 +78,24 @@ func (g *oauthGateway) status(t *testing.T) (s struct {
 	return s
 }
 
-// loginURL waits until the server waits for a login, and returns its address.
+// loginURL waits until the server needs a login, and returns its URL.
 func (g *oauthGateway) loginURL(t *testing.T) (address string) {
 	t.Helper()
-	await.Until(t, "the address of the login", func() bool {
+	await.Until(t, "the URL of the login", func() bool {
 		address = g.status(t).LoginURL
 		return address != ""
 	})
 	return address
 }
 
-// join begins a session of a client that cannot be asked, and hears of changes.
-func (g *oauthGateway) join(t *testing.T, headers ...string) *speaker {
+// join starts a session of a client without capabilities.
+func (g *oauthGateway) join(t *testing.T, headers ...string) *testClient {
 	t.Helper()
-	return newSpeaker(t, joinedAt(g.url), false, `{}`, headers...)
+	return newTestClient(t, joinedAt(g.url), false, `{}`, headers...)
 }
 
-// tools lists the tools of the gateway.
-func tools(t *testing.T, c *speaker) (names []string) {
+// tools returns the sorted names of the tools that a client sees.
+func tools(t *testing.T, c *testClient) (names []string) {
 	t.Helper()
 	var list struct{ Tools []struct{ Name string } }
 	got := c.ask(t, "tools/list", `{}`)
@@ -105,8 +109,8 @@ func tools(t *testing.T, c *speaker) (names []string) {
 	return names
 }
 
-// lists waits until these tools are all that a client sees.
-func lists(t *testing.T, c *speaker, want ...string) {
+// awaitTools waits until a client sees exactly these tools.
+func awaitTools(t *testing.T, c *testClient, want ...string) {
 	t.Helper()
 	var got []string
 	if !await.Within(patience, func() bool { got = tools(t, c); return slices.Equal(got, want) }) {
@@ -114,41 +118,41 @@ func lists(t *testing.T, c *speaker, want ...string) {
 	}
 }
 
-// accountTools are the tools that an account has.
+// accountTools returns the names of an account's tools.
 func accountTools(account string) []string {
 	return []string{"notes__greet_" + account, "notes__whoami", "notes__write_note"}
 }
 
 var loginAddress = regexp.MustCompile(`https?://[^\s"<>\\]+/mcp/oauth/login\?[^\s"<>\\]+`)
 
-// asksToLogIn wants a call to be answered by a text with the address of a login.
-func asksToLogIn(t *testing.T, c *speaker, tool string) (address string) {
+// expectLoginRequest checks that a call returns a text with the URL of a login, and returns the URL.
+func expectLoginRequest(t *testing.T, c *testClient, tool string) (address string) {
 	t.Helper()
 	text := c.use(t, "notes", tool, `{}`)
 	address = loginAddress.FindString(text)
 	if address == "" {
-		t.Fatalf("%s: got %s, want the address of a login", tool, text)
+		t.Fatalf("%s: got %s, want the URL of a login", tool, text)
 	}
 	return address
 }
 
-// works wants a call to be answered for an account.
-func works(t *testing.T, c *speaker, tool, account string) {
+// expectResult checks that the server answers a call for this account.
+func expectResult(t *testing.T, c *testClient, tool, account string) {
 	t.Helper()
 	if got := c.use(t, "notes", tool, `{}`); got != tool+" of "+account {
-		t.Errorf("%s: got %s, want that of %s", tool, got, account)
+		t.Errorf("%s: got %s, want account %s", tool, got, account)
 	}
 }
 
-// isLoggedIn wants a login to have ended well.
-func isLoggedIn(t *testing.T, at webPage) {
+// expectLoggedIn checks that a login succeeded.
+func expectLoggedIn(t *testing.T, page webPage) {
 	t.Helper()
-	if at.status != 200 || !strings.Contains(at.text, "Logged in to notes") {
-		t.Fatalf("the login ended at %s: %d %s", at.url, at.status, at.text)
+	if page.status != 200 || !strings.Contains(page.text, "Logged in to notes") {
+		t.Fatalf("the login ended at %s: %d %s", page.url, page.status, page.text)
 	}
 }
 
-// command is `caddy mcp …` about the server notes.
+// command returns a `caddy mcp` command for the server notes.
 func (g *oauthGateway) command(t *testing.T, name string) *exec.Cmd {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -156,8 +160,8 @@ func (g *oauthGateway) command(t *testing.T, name string) *exec.Cmd {
 	return caddyrun.Command(ctx, binary(t), t.TempDir(), "mcp", name, "notes", "--address", g.admin)
 }
 
-// loginCommand starts `caddy mcp login`, and returns the address that it prints and what
-// waits for its end.
+// loginCommand starts `caddy mcp login`. It returns the URL that the command prints, and a
+// function that waits for the command to end.
 func (g *oauthGateway) loginCommand(t *testing.T) (address string, wait func()) {
 	t.Helper()
 	cmd := g.command(t, "login")
@@ -172,76 +176,79 @@ func (g *oauthGateway) loginCommand(t *testing.T) (address string, wait func()) 
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
 	lines := bufio.NewScanner(out)
-	var said strings.Builder
+	var printed strings.Builder
 	for address == "" && lines.Scan() {
-		said.WriteString(lines.Text() + "\n")
+		printed.WriteString(lines.Text() + "\n")
 		address = loginAddress.FindString(lines.Text())
 	}
 	if address == "" {
-		t.Fatalf("caddy mcp login said %s%s, want an address", &said, &complaints)
+		t.Fatalf("caddy mcp login printed %s%s, want a URL", &printed, &complaints)
 	}
 	return address, func() {
 		t.Helper()
 		for lines.Scan() {
-			said.WriteString(lines.Text() + "\n")
+			printed.WriteString(lines.Text() + "\n")
 		}
 		if err := cmd.Wait(); err != nil {
-			t.Errorf("caddy mcp login: %v: %s%s", err, &said, &complaints)
+			t.Errorf("caddy mcp login: %v: %s%s", err, &printed, &complaints)
 		}
 	}
 }
 
-// The operator logs in by a real browser, for all clients.
+// The operator logs in with a real browser, for all clients.
 func TestOAuthLogin(t *testing.T) {
 	isolate(t)
 	browser := newChromium(t)
 	a := startAuthServer(t, nil)
 	g := startGateway(t, t.TempDir(), a.line("oauth"))
 	c := g.join(t)
-	stream := c.listens(t)
-	lists(t, c, "notes__login")
+	stream := c.listenForChanges(t)
+	awaitTools(t, c, "notes__login")
 	remote := g.join(t, "X-Forwarded-For: 203.0.113.7")
-	lists(t, remote)
-	if got := remote.ask(t, "tools/call", callOf("notes", "whoami", `{}`)).answer; got.Error == nil || got.Error.Symbol() != "login_required" || loginAddress.MatchString(got.Raw) {
-		t.Errorf("a client elsewhere got %s, want an error without an address", got.Raw)
+	awaitTools(t, remote)
+	if got := remote.ask(t, "tools/call", callOf("notes", "whoami", `{}`)).answer; got.Error == nil ||
+		got.Error.Symbol() != "login_required" || loginAddress.MatchString(got.Raw) {
+		t.Errorf("a remote client got %s, want an error without a URL", got.Raw)
 	}
 
 	_, wait := g.loginCommand(t)
-	isLoggedIn(t, browser.logIn(t, g.loginURL(t), "alice"))
+	expectLoggedIn(t, browser.logIn(t, g.loginURL(t), "alice"))
 	wait()
-	stream.hears(t, "notifications/tools/list_changed")
-	lists(t, c, accountTools("alice")...)
-	works(t, c, "whoami", "alice")
-	works(t, remote, "whoami", "alice")
+	stream.awaitMessage(t, "notifications/tools/list_changed")
+	awaitTools(t, c, accountTools("alice")...)
+	expectResult(t, c, "whoami", "alice")
+	expectResult(t, remote, "whoami", "alice")
 	if got := g.status(t); got.Login.State != "logged_in" || got.Login.Issuer != a.Issuer || got.LoginURL != "" {
-		t.Errorf("got %+v, want that the gateway is logged in", got)
+		t.Errorf("got %+v, want logged_in", got)
 	}
 
 	if out, err := g.command(t, "logout").CombinedOutput(); err != nil {
 		t.Errorf("caddy mcp logout: %v: %s", err, out)
 	}
-	lists(t, c, "notes__login")
+	awaitTools(t, c, "notes__login")
 	if got := a.stats(t); got.Revoked != 1 {
-		t.Errorf("the authorization server has seen %+v, want that tokens were revoked", got)
+		t.Errorf("the authorization server saw %+v, want one revoked grant", got)
 	}
 	address, wait := g.loginCommand(t)
-	isLoggedIn(t, newFormBrowser(t).logIn(t, address, "bob"))
+	expectLoggedIn(t, newFormBrowser(t).logIn(t, address, "bob"))
 	wait()
-	lists(t, c, accountTools("bob")...)
-	works(t, c, "whoami", "bob")
+	awaitTools(t, c, accountTools("bob")...)
+	expectResult(t, c, "whoami", "bob")
 
 	stats := a.stats(t)
 	if len(stats.Tokens) < 4 || stats.Logins != 2 || stats.Registrations != 1 {
-		t.Errorf("the authorization server has seen %+v, want access and refresh tokens of two logins, and one registration", stats)
+		t.Errorf("the authorization server saw %+v, want access and refresh tokens of two logins, and one registration",
+			stats)
 	}
 	hides := func(where, text string) {
 		for _, token := range stats.Tokens {
 			if strings.Contains(text, token) {
-				t.Errorf("%s has a token", where)
+				t.Errorf("%s contains a token", where)
 			}
 		}
 	}
-	for _, path := range []string{"/config/", "/metrics", "/mcp_gateway/servers", "/mcp_gateway/clients", "/mcp_gateway/metrics"} {
+	for _, path := range []string{"/config/", "/metrics", "/mcp_gateway/servers", "/mcp_gateway/clients",
+		"/mcp_gateway/metrics"} {
 		hides(path, askAdmin(t, g.admin, "GET", path, "").body)
 	}
 	hides("the log", g.stop(t))
@@ -267,7 +274,7 @@ func TestOAuthLogin(t *testing.T) {
 	}
 }
 
-// Where there is no registration, the gateway is the client that its operator has registered.
+// Without dynamic registration, the gateway uses the client that its operator has registered.
 func TestOAuthConfiguredClient(t *testing.T) {
 	isolate(t)
 	const secret = "s3cret-AbCdEf0123456789-AbCdEf0123456789"
@@ -275,26 +282,28 @@ func TestOAuthConfiguredClient(t *testing.T) {
 		t.Run(method, func(t *testing.T) {
 			t.Parallel()
 			g := newGateway(t, t.TempDir())
-			registered := map[string]any{"client_id": "caddy", "redirect_uris": []string{g.url + "/mcp/oauth/callback"}, "grant_types": []string{"authorization_code", "refresh_token"}, "token_endpoint_auth_method": method}
+			registered := map[string]any{"client_id": "caddy", "redirect_uris": []string{g.url + "/mcp/oauth/callback"},
+				"grant_types": []string{"authorization_code", "refresh_token"}, "token_endpoint_auth_method": method}
 			lines := []string{"client_id caddy"}
 			if method != "none" {
 				registered["client_secret"] = secret
 				lines = append(lines, "client_secret "+secret)
 			}
-			a := startAuthServer(t, map[string]any{"registration": false, "tokenMethods": []string{method}, "clients": []any{registered}})
+			a := startAuthServer(t, map[string]any{"registration": false, "tokenMethods": []string{method},
+				"clients": []any{registered}})
 			g.start(t, a.line("oauth", lines...))
 			c := g.join(t)
-			isLoggedIn(t, newFormBrowser(t).logIn(t, asksToLogIn(t, c, "whoami"), "alice"))
-			works(t, c, "whoami", "alice")
+			expectLoggedIn(t, newFormBrowser(t).logIn(t, expectLoginRequest(t, c, "whoami"), "alice"))
+			expectResult(t, c, "whoami", "alice")
 		})
 	}
 	t.Run("no client", func(t *testing.T) {
 		t.Parallel()
 		a := startAuthServer(t, map[string]any{"registration": false})
 		g := startGateway(t, t.TempDir(), a.line("oauth"))
-		at := newFormBrowser(t).logIn(t, asksToLogIn(t, g.join(t), "whoami"), "alice")
-		if at.status < 400 || !strings.Contains(at.text, "client_id") {
-			t.Errorf("got %d %s, want that client_id is missing", at.status, at.text)
+		page := newFormBrowser(t).logIn(t, expectLoginRequest(t, g.join(t), "whoami"), "alice")
+		if page.status < 400 || !strings.Contains(page.text, "client_id") {
+			t.Errorf("got %d %s, want an error that names client_id", page.status, page.text)
 		}
 	})
 }
@@ -310,22 +319,22 @@ func TestOAuthLoginSurvivesRestart(t *testing.T) {
 			lines := append(lines, a.line("oauth"))
 			home := t.TempDir()
 			first := startGateway(t, home, lines...)
-			isLoggedIn(t, newFormBrowser(t).logIn(t, asksToLogIn(t, first.join(t), "whoami"), "alice"))
-			works(t, first.join(t), "whoami", "alice")
+			expectLoggedIn(t, newFormBrowser(t).logIn(t, expectLoginRequest(t, first.join(t), "whoami"), "alice"))
+			expectResult(t, first.join(t), "whoami", "alice")
 			first.stop(t)
 
 			second := startGateway(t, home, lines...)
 			c := second.join(t)
-			lists(t, c, accountTools("alice")...)
-			works(t, c, "whoami", "alice")
+			awaitTools(t, c, accountTools("alice")...)
+			expectResult(t, c, "whoami", "alice")
 			if got := a.stats(t); got.Logins != 1 || got.Registrations != 1 {
-				t.Errorf("the authorization server has seen %+v, want one login", got)
+				t.Errorf("the authorization server saw %+v, want one login", got)
 			}
 		})
 	}
 }
 
-// Clients of the gateway, and their tokens.
+// Tokens of the gateway's clients.
 const (
 	aliceToken = "alice-AbCdEf0123456789"
 	bobToken   = "bob-AbCdEf0123456789"
@@ -334,14 +343,14 @@ const (
 
 var threeClients = block("auth token", "alice "+aliceToken, "bob "+bobToken, "carol "+carolToken)
 
-// A loginPeer is an official client that can be asked to open an address.
+// A loginPeer is a client of an official SDK that can open a URL for a login.
 type loginPeer struct {
 	lines *bufio.Scanner
 	err   *bytes.Buffer
 }
 
-// sight is what it sees.
-type sight struct {
+// loginView is one line of a loginPeer's output.
+type loginView struct {
 	Tools       []string
 	Elicitation *struct{ Mode, URL, Message, ElicitationID string }
 	Result      *struct {
@@ -375,27 +384,29 @@ func startLoginPeer(t *testing.T, g *oauthGateway, era, token string, tools ...s
 	return p
 }
 
-// next returns the next thing that it sees.
-func (p *loginPeer) next(t *testing.T) (s sight) {
+// next returns the next line of its output.
+func (p *loginPeer) next(t *testing.T) (s loginView) {
 	t.Helper()
 	if !p.lines.Scan() {
-		t.Fatalf("the client has ended: %s", p.err)
+		t.Fatalf("the client exited: %s", p.err)
 	}
 	if err := json.Unmarshal(p.lines.Bytes(), &s); err != nil {
-		t.Fatalf("the client says %s: %v", p.lines.Text(), err)
+		t.Fatalf("the client printed %s: %v", p.lines.Text(), err)
 	}
 	return s
 }
 
-// isAskedToLogIn wants the client to be asked, logs in, and wants the same call to go on.
-func (p *loginPeer) isAskedToLogIn(t *testing.T, b browser, account, result string) {
+// expectLogin checks that the client receives a login URL, logs in, and checks that the same call succeeds.
+func (p *loginPeer) expectLogin(t *testing.T, b browser, account, result string) {
 	t.Helper()
 	s := p.next(t)
-	if s.Elicitation == nil || s.Elicitation.Mode != "url" || s.Elicitation.Message == "" || !loginAddress.MatchString(s.Elicitation.URL) {
-		t.Fatalf("the client sees %s, want to be asked to open an address", p.lines.Text())
+	if s.Elicitation == nil || s.Elicitation.Mode != "url" || s.Elicitation.Message == "" ||
+		!loginAddress.MatchString(s.Elicitation.URL) {
+		t.Fatalf("the client sees %s, want a URL elicitation", p.lines.Text())
 	}
-	isLoggedIn(t, b.logIn(t, s.Elicitation.URL, account))
-	if s := p.next(t); s.Result == nil || s.Result.IsError || len(s.Result.Content) != 1 || s.Result.Content[0].Text != result {
+	expectLoggedIn(t, b.logIn(t, s.Elicitation.URL, account))
+	if s := p.next(t); s.Result == nil || s.Result.IsError || len(s.Result.Content) != 1 ||
+		s.Result.Content[0].Text != result {
 		t.Errorf("the client sees %s, want %s", p.lines.Text(), result)
 	}
 }
@@ -405,67 +416,70 @@ func TestOAuthPerClient(t *testing.T) {
 	isolate(t)
 	a := startAuthServer(t, nil)
 	g := startGateway(t, t.TempDir(), threeClients, a.line("oauth per_client"))
-	at := joinedAt(g.url)
+	endpoint := joinedAt(g.url)
 
-	t.Run("a client is asked to open an address, and its call goes on", func(t *testing.T) {
+	t.Run("a client receives a login URL, and its call continues", func(t *testing.T) {
 		alice := startLoginPeer(t, g, "v1", aliceToken, "whoami", "greet_ann")
 		if got := alice.next(t); !slices.Equal(got.Tools, []string{"notes__login"}) {
-			t.Errorf("alice sees the tools %v, want that to log in", got.Tools)
+			t.Errorf("alice sees the tools %v, want only the login tool", got.Tools)
 		}
-		alice.isAskedToLogIn(t, newFormBrowser(t), "ann", "whoami of ann")
+		alice.expectLogin(t, newFormBrowser(t), "ann", "whoami of ann")
 		if got := alice.next(t); got.Result == nil || got.Result.IsError {
 			t.Errorf("alice sees %s, want a result without another login", alice.lines.Text())
 		}
 	})
-	t.Run("the login of one client is not that of another", func(t *testing.T) {
+	t.Run("one client's login is not valid for another", func(t *testing.T) {
 		bob := g.join(t, bearer(bobToken))
-		lists(t, bob, "notes__login")
-		address := asksToLogIn(t, bob, "whoami")
+		awaitTools(t, bob, "notes__login")
+		address := expectLoginRequest(t, bob, "whoami")
 		if got := a.stats(t).Calls; got["ann"] != 2 || len(got) != 1 {
-			t.Errorf("the server has seen calls of %v, want two of ann", got)
+			t.Errorf("the server saw calls by %v, want two by ann", got)
 		}
 		b := newFormBrowser(t)
 		first, _ := b.open(t, address)
 		if !strings.Contains(first.text, "notes") || !strings.Contains(first.text, "bob") {
 			t.Errorf("the page says %q, want the names of the server and the client", first.text)
 		}
-		isLoggedIn(t, b.logIn(t, address, "ben"))
-		lists(t, bob, accountTools("ben")...)
-		works(t, bob, "whoami", "ben")
+		expectLoggedIn(t, b.logIn(t, address, "ben"))
+		awaitTools(t, bob, accountTools("ben")...)
+		expectResult(t, bob, "whoami", "ben")
 		alice := g.join(t, bearer(aliceToken))
-		lists(t, alice, accountTools("ann")...)
-		works(t, alice, "whoami", "ann")
-		single := newSpeaker(t, mcpAt(g.url, "notes"), false, `{}`, bearer(bobToken))
+		awaitTools(t, alice, accountTools("ann")...)
+		expectResult(t, alice, "whoami", "ann")
+		single := newTestClient(t, mcpAt(g.url, "notes"), false, `{}`, bearer(bobToken))
 		if got := single.ask(t, "tools/call", `{"name":"whoami","arguments":{}}`).answer.Text(); got != "whoami of ben" {
-			t.Errorf("at /mcp/{server}: got %s, want that of ben", got)
+			t.Errorf("at /mcp/{server}: got %s, want account ben", got)
 		}
 		if got := a.stats(t); got.ForeignSessions != 0 || got.Registrations != 1 {
-			t.Errorf("the servers have seen %+v, want sessions of their accounts, and one registration", got)
+			t.Errorf("the servers saw %+v, want no foreign sessions and one registration", got)
 		}
 	})
 
-	// Nothing of what follows logs carol in.
+	// None of the following subtests but the last logs carol in.
 	carol := g.join(t, bearer(carolToken))
-	t.Run("requests other than tool calls at /mcp are refused with an address", func(t *testing.T) {
+	t.Run("requests other than tool calls at /mcp are refused with a login URL", func(t *testing.T) {
 		for name, got := range map[string]mcpclient.Message{
-			"prompts/get at /mcp":         carol.ask(t, "prompts/get", `{"name":"notes__hello"}`).answer,
-			"tools/call at /mcp/{server}": mcpclient.Parse(post(t, mcpAt(g.url, "notes"), rpc("tools/call", `{"name":"whoami","arguments":{}}`), acceptBoth, bearer(carolToken)).body),
-			"tools/call at /rpc":          mcpclient.Parse(post(t, rpcAt(g.url, "notes"), rpc("tools/call", `{"name":"whoami","arguments":{}}`), bearer(carolToken)).body),
+			"prompts/get at /mcp": carol.ask(t, "prompts/get", `{"name":"notes__hello"}`).answer,
+			"tools/call at /mcp/{server}": mcpclient.Parse(post(t, mcpAt(g.url, "notes"),
+				rpc("tools/call", `{"name":"whoami","arguments":{}}`), acceptBoth, bearer(carolToken)).body),
+			"tools/call at /rpc": mcpclient.Parse(post(t, rpcAt(g.url, "notes"),
+				rpc("tools/call", `{"name":"whoami","arguments":{}}`), bearer(carolToken)).body),
 		} {
 			var data struct {
 				Elicitations []struct{ Mode, URL, ElicitationID, Message string }
 			}
 			if got.Error == nil || got.Error.Code != -32042 || got.Error.Symbol() != "login_required" ||
-				json.Unmarshal(got.Error.Data, &data) != nil || len(data.Elicitations) != 1 || data.Elicitations[0].Mode != "url" || !loginAddress.MatchString(data.Elicitations[0].URL) {
-				t.Errorf("%s: got %s, want error -32042 with an address", name, got.Raw)
+				json.Unmarshal(got.Error.Data, &data) != nil || len(data.Elicitations) != 1 ||
+				data.Elicitations[0].Mode != "url" || !loginAddress.MatchString(data.Elicitations[0].URL) {
+				t.Errorf("%s: got %s, want error -32042 with a login URL", name, got.Raw)
 			}
 		}
 	})
-	// begin logs in up to the answer of the authorization server.
+	// begin logs in up to the authorization server's redirect, and returns that URL.
 	begin := func(t *testing.T, b *formBrowser) *url.URL {
 		t.Helper()
 		b.stopAt = g.url + "/mcp/oauth/callback"
-		end := b.logIn(t, asksToLogIn(t, carol, "whoami"), "eve")
+		end := b.logIn(t, expectLoginRequest(t, carol, "whoami"), "eve")
 		if end.url.Query().Get("code") == "" || end.url.Query().Get("state") == "" {
 			t.Fatalf("the login ended at %s: %s", end.url, end.text)
 		}
@@ -476,18 +490,18 @@ func TestOAuthPerClient(t *testing.T) {
 		t.Helper()
 		before := a.stats(t).Grants
 		if got, _ := b.open(t, callback.String()); got.status < 400 || strings.Contains(got.text, "Logged in") {
-			t.Errorf("got %d %s, want that it is refused", got.status, got.text)
+			t.Errorf("got %d %s, want a refusal", got.status, got.text)
 		}
 		if after := a.stats(t).Grants; after["authorization_code"] != before["authorization_code"] {
 			t.Error("a token was issued")
 		}
-		asksToLogIn(t, carol, "whoami")
+		expectLoginRequest(t, carol, "whoami")
 	}
 	t.Run("a login that another browser finishes is refused", func(t *testing.T) {
 		refuses(t, newFormBrowser(t), begin(t, newFormBrowser(t)))
 	})
-	// with returns an answer of the authorization server with another parameter; "" for none.
-	with := func(callback *url.URL, name, value string) *url.URL {
+	// withParam returns a copy of the callback URL with one parameter changed, or removed if value is "".
+	withParam := func(callback *url.URL, name, value string) *url.URL {
 		query := callback.Query()
 		query.Set(name, value)
 		if value == "" {
@@ -497,58 +511,61 @@ func TestOAuthPerClient(t *testing.T) {
 		other.RawQuery = query.Encode()
 		return &other
 	}
-	t.Run("a login with the state of another is refused", func(t *testing.T) {
+	t.Run("a login with the state of another login is refused", func(t *testing.T) {
 		one, two := newFormBrowser(t), newFormBrowser(t)
 		first, second := begin(t, one), begin(t, two)
-		refuses(t, one, with(first, "state", second.Query().Get("state")))
-		refuses(t, two, with(first, "state", second.Query().Get("state")))
-		refuses(t, one, with(first, "state", "x"+first.Query().Get("state")))
-		refuses(t, one, with(first, "state", ""))
-		refuses(t, one, with(begin(t, one), "state", begin(t, one).Query().Get("state")))
+		refuses(t, one, withParam(first, "state", second.Query().Get("state")))
+		refuses(t, two, withParam(first, "state", second.Query().Get("state")))
+		refuses(t, one, withParam(first, "state", "x"+first.Query().Get("state")))
+		refuses(t, one, withParam(first, "state", ""))
+		refuses(t, one, withParam(begin(t, one), "state", begin(t, one).Query().Get("state")))
 	})
-	t.Run("an answer of another authorization server is refused", func(t *testing.T) {
+	t.Run("a callback from another authorization server is refused", func(t *testing.T) {
 		b := newFormBrowser(t)
-		refuses(t, b, with(begin(t, b), "iss", "https://evil.test"))
-		refuses(t, b, with(begin(t, b), "iss", ""))
+		refuses(t, b, withParam(begin(t, b), "iss", "https://evil.test"))
+		refuses(t, b, withParam(begin(t, b), "iss", ""))
 	})
-	t.Run("an address without its ticket is refused", func(t *testing.T) {
+	t.Run("a login URL without its ticket is refused", func(t *testing.T) {
 		for _, ticket := range []string{"", "?ticket=", "?ticket=x"} {
-			if got, form := newFormBrowser(t).open(t, at+"/oauth/login"+ticket); got.status < 400 || got.status > 499 || form != nil {
-				t.Errorf("%q: got %d %s, want that it is refused", ticket, got.status, got.text)
+			if got, form := newFormBrowser(t).open(t, endpoint+"/oauth/login"+ticket); got.status < 400 || got.status > 499 ||
+				form != nil {
+				t.Errorf("%q: got %d %s, want a refusal", ticket, got.status, got.text)
 			}
 		}
 	})
-	t.Run("a form of another site does not begin a login", func(t *testing.T) {
-		address := asksToLogIn(t, carol, "whoami")
+	t.Run("a form on another site cannot start a login", func(t *testing.T) {
+		address := expectLoginRequest(t, carol, "whoami")
 		b := newFormBrowser(t)
 		b.stopAt = a.Issuer
 		b.open(t, address)
 		ticket := address[strings.Index(address, "ticket="):]
 		for _, headers := range [][]string{{"Origin: http://evil.test"}, {"Origin: null"}} {
-			got, _ := b.do(t, request(t, t.Context(), "POST", address, ticket, append(headers, "Content-Type: application/x-www-form-urlencoded")...))
+			got, _ := b.do(t, request(t, t.Context(), "POST", address, ticket,
+				append(headers, "Content-Type: application/x-www-form-urlencoded")...))
 			if got.status < 400 || got.status > 499 {
-				t.Errorf("%v: got %d %s, want that it is refused", headers, got.status, got.url)
+				t.Errorf("%v: got %d %s, want a refusal", headers, got.status, got.url)
 			}
 		}
-		got, _ := newFormBrowser(t).do(t, request(t, t.Context(), "POST", address, ticket, "Origin: "+g.url, "Content-Type: application/x-www-form-urlencoded"))
+		got, _ := newFormBrowser(t).do(t, request(t, t.Context(), "POST", address, ticket, "Origin: "+g.url,
+			"Content-Type: application/x-www-form-urlencoded"))
 		if got.status < 400 || got.status > 499 {
-			t.Errorf("without the cookie: got %d %s, want that it is refused", got.status, got.url)
+			t.Errorf("without the cookie: got %d %s, want a refusal", got.status, got.url)
 		}
 	})
-	t.Run("a login is finished once", func(t *testing.T) {
+	t.Run("a login can be finished only once", func(t *testing.T) {
 		b := newFormBrowser(t)
 		callback := begin(t, b)
 		got, _ := b.open(t, callback.String())
-		isLoggedIn(t, got)
-		works(t, carol, "whoami", "eve")
+		expectLoggedIn(t, got)
+		expectResult(t, carol, "whoami", "eve")
 		if got, _ := b.open(t, callback.String()); got.status < 400 || got.status > 499 {
-			t.Errorf("the second time: got %d %s, want that it is refused", got.status, got.text)
+			t.Errorf("the second time: got %d %s, want a refusal", got.status, got.text)
 		}
-		works(t, carol, "whoami", "eve")
+		expectResult(t, carol, "whoami", "eve")
 	})
 }
 
-// A client of the stateless era is asked by a result, and repeats its call.
+// A modern client gets the login URL in a result, and repeats its call.
 func TestOAuthModernClient(t *testing.T) {
 	isolate(t)
 	a := startAuthServer(t, nil)
@@ -557,39 +574,40 @@ func TestOAuthModernClient(t *testing.T) {
 	t.Run("an official client", func(t *testing.T) {
 		alice := startLoginPeer(t, g, "modern", aliceToken, "whoami")
 		if got := alice.next(t); !slices.Equal(got.Tools, []string{"notes__login"}) {
-			t.Errorf("alice sees the tools %v, want that to log in", got.Tools)
+			t.Errorf("alice sees the tools %v, want only the login tool", got.Tools)
 		}
-		alice.isAskedToLogIn(t, newFormBrowser(t), "ann", "whoami of ann")
+		alice.expectLogin(t, newFormBrowser(t), "ann", "whoami of ann")
 	})
 	t.Run("a client that declines", func(t *testing.T) {
-		bob := newSpeaker(t, joinedAt(g.url), true, `{"elicitation":{"url":{}}}`, bearer(bobToken))
+		bob := newTestClient(t, joinedAt(g.url), true, `{"elicitation":{"url":{}}}`, bearer(bobToken))
 		params := callOf("notes", "whoami", `{}`)
-		in := bob.ask(t, "tools/call", params).answer.Input(t)
-		got := bob.ask(t, "tools/call", retried(params, in, func(string) string { return `{"action":"decline"}` })).answer
+		input := bob.ask(t, "tools/call", params).answer.Input(t)
+		got := bob.ask(t, "tools/call",
+			retryParams(params, input, func(string) string { return `{"action":"decline"}` })).answer
 		if !strings.Contains(got.Raw, "isError") && got.Error == nil {
 			t.Errorf("got %s, want an error", got.Raw)
 		}
 		if calls := a.stats(t).Calls; calls["ann"] != 1 || len(calls) != 1 {
-			t.Errorf("the server has seen calls of %v, want one of ann", calls)
+			t.Errorf("the server saw calls by %v, want one by ann", calls)
 		}
 	})
 }
 
-// An operation that needs another scope asks for another login with it.
+// A call that needs another scope asks for another login with that scope.
 func TestOAuthStepUp(t *testing.T) {
 	isolate(t)
 	a := startAuthServer(t, nil)
 	g := startGateway(t, t.TempDir(), a.line("oauth"))
 	c := g.join(t)
 	b := newFormBrowser(t)
-	isLoggedIn(t, b.logIn(t, asksToLogIn(t, c, "whoami"), "alice"))
-	works(t, c, "whoami", "alice")
-	address := asksToLogIn(t, c, "write_note")
-	works(t, c, "whoami", "alice") // the tokens are good for it as before
-	isLoggedIn(t, b.logIn(t, address, "alice"))
-	works(t, c, "write_note", "alice")
-	works(t, c, "whoami", "alice")
+	expectLoggedIn(t, b.logIn(t, expectLoginRequest(t, c, "whoami"), "alice"))
+	expectResult(t, c, "whoami", "alice")
+	address := expectLoginRequest(t, c, "write_note")
+	expectResult(t, c, "whoami", "alice") // the old tokens are still valid for it
+	expectLoggedIn(t, b.logIn(t, address, "alice"))
+	expectResult(t, c, "write_note", "alice")
+	expectResult(t, c, "whoami", "alice")
 	if got := a.stats(t); got.Forbidden > 2 || got.Grants["authorization_code"] != 2 {
-		t.Errorf("the servers have seen %+v, want a second login and few refusals", got)
+		t.Errorf("the servers saw %+v, want a second login and few refusals", got)
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 )
 
-// blocksOf returns the blocks of a language in a document, by its path in the project.
+// blocksOf returns the code blocks of a language in a document. The path is relative to the project.
 func blocksOf(t *testing.T, document, language string) (blocks []string) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("../../..", document))
@@ -25,17 +25,16 @@ func blocksOf(t *testing.T, document, language string) (blocks []string) {
 		blocks = append(blocks, block[1])
 	}
 	if len(blocks) == 0 {
-		t.Fatalf("%s has no block of %s", document, language)
+		t.Fatalf("%s has no %s block", document, language)
 	}
 	return blocks
 }
 
-// What docs/operate.md tells people to type is typed here, against the example it is
-// about, and nothing of it may fail.
+// The commands of docs/operate.md run against the example that the page describes. None may fail.
 func TestOperateCommands(t *testing.T) {
 	isolate(t)
 	typed := commands(t, "docs/operate.md")
-	got := typeAll(t, run(t, "../../../caddyfile_examples/mcp_gateway_operate.Caddyfile"), typed)
+	got := runCommands(t, run(t, "../../../caddyfile_examples/mcp_gateway_operate.Caddyfile"), typed)
 	for i, c := range typed {
 		switch {
 		case c.output != "":
@@ -46,15 +45,16 @@ func TestOperateCommands(t *testing.T) {
 	}
 }
 
-// TestOperateBehindNginx has the nginx of docs/operate.md in front: its name is let in,
-// and events arrive when they are sent.
+// TestOperateBehindNginx uses the nginx configuration of docs/operate.md: the gateway accepts
+// the public host name, and nginx does not delay events.
 func TestOperateBehindNginx(t *testing.T) {
 	isolate(t)
 	nginx, err := exec.LookPath("nginx")
 	if err != nil {
-		t.Skip("there is no nginx")
+		t.Skip("nginx is not installed")
 	}
-	served := run(t, inFile(t, block(":8080", "bind 127.0.0.1", gateway("separator __", "hosts mcp.example.com", child("child")))))
+	served := run(t, writeCaddyfile(t, block(":8080", "bind 127.0.0.1", gateway("separator __", "hosts mcp.example.com",
+		child("child")))))
 	public, dir := freeAddress(t), t.TempDir()
 	location := strings.Replace(blocksOf(t, "docs/operate.md", "nginx")[0], "127.0.0.1:8080", served.address, 1)
 	var temporary strings.Builder
@@ -62,12 +62,13 @@ func TestOperateBehindNginx(t *testing.T) {
 		fmt.Fprintf(&temporary, "%s_temp_path %s;\n", name, filepath.Join(dir, name))
 	}
 	config := filepath.Join(dir, "nginx.conf")
-	if err := os.WriteFile(config, []byte("daemon off; master_process off; error_log stderr notice; pid "+filepath.Join(dir, "pid")+";\nevents {}\nhttp {\naccess_log off;\n"+temporary.String()+
+	if err := os.WriteFile(config, []byte("daemon off; master_process off; error_log stderr notice; pid "+
+		filepath.Join(dir, "pid")+";\nevents {}\nhttp {\naccess_log off;\n"+temporary.String()+
 		"server {\nlisten "+public+";\n"+location+"}\n}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), nginx, "-e", "stderr", "-c", config)
-	start(t, cmd, "using the") // of its notices the last before it serves: "using the "epoll" event method"
+	start(t, cmd, "using the") // last notice before it serves: "using the "epoll" event method"
 	await.Until(t, "nginx to listen", func() bool {
 		conn, err := net.Dial("tcp", public)
 		if err == nil {
@@ -78,12 +79,12 @@ func TestOperateBehindNginx(t *testing.T) {
 
 	req := request(t, t.Context(), "POST", rpcAt("http://"+public, "child"), rpc("ping", `{}`))
 	req.Host = "mcp.example.com"
-	if status, body, err := posted(client, req); err != nil || status != 200 {
+	if status, body, err := doRequest(client, req); err != nil || status != 200 {
 		t.Fatalf("%v: %d %s", err, status, body)
 	}
-	c := newSpeaker(t, joinedAt("http://"+public), false, `{}`)
-	stream := c.listens(t)
-	for i := range 5 { // a few, which fill no buffer; those of before the stream was open are lost
+	c := newTestClient(t, joinedAt("http://"+public), false, `{}`)
+	stream := c.listenForChanges(t)
+	for i := range 5 { // too few to fill a buffer; events sent before the stream is open are lost
 		c.ask(t, "tools/call", fmt.Sprintf(`{"name":"child__add-tool","arguments":{"name":"new_%d"}}`, i))
 		select {
 		case m := <-stream.Messages:
@@ -94,20 +95,21 @@ func TestOperateBehindNginx(t *testing.T) {
 		case <-time.After(patience / 5):
 		}
 	}
-	t.Error("no event arrives")
+	t.Error("no event arrived")
 }
 
-// TestOperateState is the table of docs/operate.md: what stays over a reload, and what
-// over a restart.
+// TestOperateState checks the table of docs/operate.md: which state survives a reload, and which
+// a restart.
 func TestOperateState(t *testing.T) {
 	isolate(t)
 	file := func(kept, changed string) string {
-		return block(":8080", "bind 127.0.0.1", gateway("separator __", "session_key {env.MCP_SESSION_KEY}", block("mask 100 40 40", block("recover on", "max_entries "+kept)),
+		return block(":8080", "bind 127.0.0.1", gateway("separator __", "session_key {env.MCP_SESSION_KEY}",
+			block("mask 100 40 40", block("recover on", "max_entries "+kept)),
 			child("child"), block(child("changed"), "env CHANGED "+changed)))
 	}
 	key := "MCP_SESSION_KEY=" + strings.Repeat("k", 32)
-	before := run(t, inFile(t, file("10", "no")), key)
-	c := newSpeaker(t, "http://"+before.address+"/mcp", false, `{}`)
+	before := run(t, writeCaddyfile(t, file("10", "no")), key)
+	c := newTestClient(t, "http://"+before.address+"/mcp", false, `{}`)
 	read := func(tool, arguments string) string {
 		t.Helper()
 		return c.ask(t, "tools/call", `{"name":`+quote(tool)+`,"arguments":`+arguments+`}`).answer.Text()
@@ -118,26 +120,28 @@ func TestOperateState(t *testing.T) {
 		return !strings.HasPrefix(read("recover_observation", `{"id":"`+id+`"}`), "Nothing is kept")
 	}
 	if id == "" || !recovered() {
-		t.Fatalf("nothing is kept: %q", id)
+		t.Fatalf("the original is not kept: %q", id)
 	}
 	reload := func(text string) {
 		t.Helper()
 		ports := strings.NewReplacer(":8080", before.address[strings.LastIndex(before.address, ":"):])
-		if err := os.WriteFile(configOf(before), []byte(withAdmin(ports.Replace(text), before.moved[":2019"])), 0o600); err != nil {
+		if err := os.WriteFile(configOf(before), []byte(withAdmin(ports.Replace(text), before.addresses[":2019"])),
+			0o600); err != nil {
 			t.Fatal(err)
 		}
-		if out, err := caddy(t, "reload", "--config", configOf(before), "--address", before.moved[":2019"]).CombinedOutput(); err != nil {
+		if out, err := caddy(t, "reload", "--config", configOf(before), "--address",
+			before.addresses[":2019"]).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
 		}
-		before.settle(t)
+		before.awaitReload(t)
 	}
 
 	reload(file("10", "yes"))
 	if got := read("child__pid", `{}`); got != pid {
-		t.Errorf("the child is another after a reload: %s, not %s", got, pid)
+		t.Errorf("another child after a reload: got pid %s, want %s", got, pid)
 	}
 	if got := read("changed__pid", `{}`); got == changing {
-		t.Errorf("the child with another environment is the same: %s", got)
+		t.Errorf("the child with another environment was not replaced: pid %s", got)
 	}
 	if !recovered() {
 		t.Error("the original is gone after a reload")
@@ -147,14 +151,14 @@ func TestOperateState(t *testing.T) {
 		t.Error("the original is still there with other limits")
 	}
 	if id2 := regexp.MustCompile(`obs_\w+`).FindString(read("child__big", `{"n":300}`)); id2 != id || !recovered() {
-		t.Errorf("the same result is not kept as the same: %s, %s", id, id2)
+		t.Errorf("the same result got another id: %s, %s", id, id2)
 	}
 
 	before.stop(t)
-	after := run(t, inFile(t, file("20", "yes")), key)
+	after := run(t, writeCaddyfile(t, file("20", "yes")), key)
 	c.URL = "http://" + after.address + "/mcp"
 	if got := read("child__pid", `{}`); got == pid {
-		t.Errorf("the child has outlived a restart: %s", got)
+		t.Errorf("the child survived a restart: pid %s", got)
 	}
 	if recovered() {
 		t.Error("the original is still there after a restart")

@@ -17,8 +17,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// stopped stops a process, as one that hangs, until the test has ended.
-func stopped(t *testing.T, pid int) {
+// pauseProcess suspends a process until the end of the test, so that it hangs.
+func pauseProcess(t *testing.T, pid int) {
 	t.Helper()
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -26,22 +26,23 @@ func stopped(t *testing.T, pid int) {
 	t.Cleanup(func() { _ = syscall.Kill(pid, syscall.SIGCONT) })
 }
 
-// healthy is the gauge of a server.
+// healthy returns the health gauge of a server.
 func healthy(t *testing.T, server string) float64 {
 	t.Helper()
-	return metrics(t)[sample("upstream_healthy", server)]
+	return metrics(t)[serverMetric("upstream_healthy", server)]
 }
 
 func TestOperateHealthOfChildren(t *testing.T) {
 	isolate(t)
 	deaf, modern, idle := newJournal(t), newJournal(t), newJournal(t)
 	url := serve(t, gateway("name patient", "health_interval 100ms", "health_timeout 30s", "separator __",
-		block(child("deaf", "--no-ping"), deaf.env()), block(child("modern", "--modern-only"), modern.env()), block(child("idle"), idle.env())))
-	c := newSpeaker(t, joinedAt(url), true, `{}`)
+		block(child("deaf", "--no-ping"), deaf.env()), block(child("modern", "--modern-only"), modern.env()),
+		block(child("idle"), idle.env())))
+	c := newTestClient(t, joinedAt(url), true, `{}`)
 	for name, journal := range map[string]journal{"deaf": deaf, "modern": modern} {
-		t.Run("A36 any answer is one: "+name, func(t *testing.T) {
+		t.Run("A36 any response counts as healthy: "+name, func(t *testing.T) {
 			pid := c.use(t, name, "pid", `{}`)
-			received := func() int { // whatever it is tried with
+			received := func() int { // requests of all kinds of checks
 				n := 0
 				for _, method := range []string{"ping", "server/discover", "initialize"} {
 					n += len(journal.entries(t, method))
@@ -51,7 +52,7 @@ func TestOperateHealthOfChildren(t *testing.T) {
 			before, starts := received(), len(journal.entries(t, "start"))
 			await.Until(t, "some checks", func() bool { return received() >= before+5 })
 			if again := c.use(t, name, "pid", `{}`); again != pid || len(journal.entries(t, "start")) != starts {
-				t.Errorf("%s has become %s: %v", pid, again, journal.entries(t, "start"))
+				t.Errorf("pid was %s, is %s: %v", pid, again, journal.entries(t, "start"))
 			}
 			if got := stateOf(t, name); got.State != "healthy" || got.Restarts != 0 {
 				t.Errorf("%+v", got)
@@ -61,23 +62,23 @@ func TestOperateHealthOfChildren(t *testing.T) {
 			}
 		})
 	}
-	t.Run("A36 who was never needed is not started", func(t *testing.T) {
+	t.Run("A36 an unused child is not started", func(t *testing.T) {
 		if starts := idle.entries(t, "start"); len(starts) > 0 {
 			t.Errorf("%v", starts)
 		}
 	})
 }
 
-// A child that hangs, and one that dies, is replaced without a call that needs it.
+// A child that hangs or dies is replaced before a call needs it.
 func TestOperateHealthRestarts(t *testing.T) {
 	isolate(t)
 	for _, tt := range []struct {
 		name   string
 		lines  []string
 		fall   func(t *testing.T, pid int)
-		checks bool // by which alone it is found out
+		checks bool // only health checks detect it
 	}{
-		{"A36 A37 one that hangs", []string{"health_interval 200ms", "health_timeout 3s"}, stopped, true},
+		{"A36 A37 one that hangs", []string{"health_interval 200ms", "health_timeout 3s"}, pauseProcess, true},
 		{"A37 one that is killed", nil, func(t *testing.T, pid int) {
 			t.Helper()
 			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
@@ -88,10 +89,13 @@ func TestOperateHealthRestarts(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			journal := newJournal(t)
 			server := "fallen" + fmt.Sprint(tt.checks)
-			// A call that did not end with the child would end after the test. The delay lets the gauge be seen.
-			url := serve(t, gateway(append(tt.lines, "name falls", "separator __", block(child(server, "--init-delay", "0.5"), journal.env(), "timeout 10m"))...))
-			legacy, modern := newSpeaker(t, joinedAt(url), false, canAll), newSpeaker(t, joinedAt(url), true, canAll)
-			stream := legacy.listens(t)
+			// The long timeout makes a call that does not end with the child fail the test. The delay makes the gauge
+			// observable.
+			url := serve(t, gateway(append(tt.lines, "name falls", "separator __", block(child(server, "--init-delay", "0.5"),
+				journal.env(), "timeout 10m"))...))
+			legacy, modern := newTestClient(t, joinedAt(url), false, fullCapabilities), newTestClient(t, joinedAt(url), true,
+				fullCapabilities)
+			stream := legacy.listenForChanges(t)
 			before := legacy.use(t, server, "pid", `{}`)
 			pid := stateOf(t, server).pid(t)
 			if fmt.Sprint(pid) != before || healthy(t, server) != 1 {
@@ -99,59 +103,62 @@ func TestOperateHealthRestarts(t *testing.T) {
 			}
 			grown := growth(t)
 			calls := len(journal.entries(t, "tools/call"))
-			pending := map[string]*dialogue{}
-			for name, c := range map[string]*speaker{"legacy": legacy, "modern": modern} {
+			pending := map[string]*exchange{}
+			for name, c := range map[string]*testClient{"legacy": legacy, "modern": modern} {
 				pending[name] = c.begin(t, "tools/call", callOf(server, "hang", `{}`))
 			}
-			alone := later(t, mcpAt(url, server), "hang", `{}`)
+			alone := beginCall(t, mcpAt(url, server), "hang", `{}`)
 			await.Until(t, "the calls", func() bool { return len(journal.entries(t, "tools/call")) == calls+3 })
 
 			tt.fall(t, pid)
 			await.Until(t, "A52 the gauge to be 0", func() bool { return healthy(t, server) == 0 })
 			await.Until(t, "another process", func() bool { return len(journal.entries(t, "start")) == 2 })
 			for name, d := range pending {
-				if got := d.finish(t).answer; got.Error == nil || got.Error.Code != -32002 || !strings.Contains(string(got.Error.Data), `"connect_error"`) {
+				if got := d.finish(t).answer; got.Error == nil || got.Error.Code != -32002 ||
+					!strings.Contains(string(got.Error.Data), `"connect_error"`) {
 					t.Errorf("A37 the pending call of the %s client: %s", name, got.Raw)
 				}
 			}
-			if f := failureOf(t, <-alone); f != (failed{502, -32002, "connect_error", "1", server, 0}) {
-				t.Errorf("A37 the pending call at its own door: %+v", f)
+			if f := gatewayErrorOf(t, <-alone); f != (gatewayError{502, -32002, "connect_error", "1", server, 0}) {
+				t.Errorf("A37 the pending call at its own endpoint: %+v", f)
 			}
 			await.Until(t, "A52 the gauge to be 1", func() bool { return healthy(t, server) == 1 })
-			stream.hears(t, listChanged)
+			stream.awaitMessage(t, listChanged)
 
 			after := legacy.use(t, server, "pid", `{}`)
 			if after == before || modern.use(t, server, "pid", `{}`) != after {
-				t.Errorf("%s has become %s", before, after)
+				t.Errorf("pid was %s, is %s", before, after)
 			}
-			if got := toolsOf(t, legacy); !slices.Contains(got, server+"__pid") {
+			if got := toolNames(t, legacy); !slices.Contains(got, server+"__pid") {
 				t.Errorf("listed %v", got)
 			}
-			if got := grown()[sample("upstream_restarts_total", server)]; got != 1 {
+			if got := grown()[serverMetric("upstream_restarts_total", server)]; got != 1 {
 				t.Errorf("A52 %v restarts are counted", got)
 			}
 			if got := stateOf(t, server); fmt.Sprint(got.pid(t)) != after || got.Restarts != 1 || got.LastError == "" {
 				t.Errorf("A70 %+v", got)
 			}
 			await.Until(t, "A70 the server to be healthy", func() bool { return stateOf(t, server).State == "healthy" })
-			if inits := journal.messages(t, "initialize"); len(inits) != 2 || string(inits[0].Params) != string(inits[1].Params) {
+			if inits := journal.messages(t, "initialize"); len(inits) != 2 ||
+				string(inits[0].Params) != string(inits[1].Params) {
 				t.Errorf("A37 initialized %v", inits)
 			}
 			if n := len(journal.entries(t, "notifications/initialized")); n != 2 {
-				t.Errorf("A37 %d × initialized", n)
+				t.Errorf("A37 got %d notifications/initialized", n)
 			}
 			await.Until(t, "the end of the old process", func() bool { return !processRuns(pid) })
 		})
 	}
 }
 
-// A child that serves one session is looked after as well.
+// Health checks also cover a child that serves one session.
 func TestOperateHealthOfChildrenOfSessions(t *testing.T) {
 	isolate(t)
 	journal := newJournal(t)
 	url := serve(t, gateway("name sessions", "separator __", "health_interval 200ms", "health_timeout 3s",
 		block(child("own"), journal.env(), "isolation session", "timeout 10m")))
-	one, two := newSpeaker(t, joinedAt(url), false, canAll), newSpeaker(t, joinedAt(url), false, `{"sampling":{}}`)
+	one, two := newTestClient(t, joinedAt(url), false, fullCapabilities), newTestClient(t, joinedAt(url), false,
+		`{"sampling":{}}`)
 	before, other := one.use(t, "own", "pid", `{}`), two.use(t, "own", "pid", `{}`)
 	pid, err := strconv.Atoi(before)
 	if err != nil || before == other {
@@ -160,27 +167,27 @@ func TestOperateHealthOfChildrenOfSessions(t *testing.T) {
 	calls := len(journal.entries(t, "tools/call"))
 	pending := one.begin(t, "tools/call", callOf("own", "hang", `{}`))
 	await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) > calls })
-	stopped(t, pid)
+	pauseProcess(t, pid)
 	if got := pending.finish(t).answer; got.Error == nil || got.Error.Code != -32002 {
 		t.Errorf("A37 the pending call: %s", got.Raw)
 	}
 	if after := one.use(t, "own", "pid", `{}`); after == before || after == other || after == "" {
-		t.Errorf("A36 it was %s and is %q", before, after)
+		t.Errorf("A36 pid was %s, is %q", before, after)
 	}
 	if got := two.use(t, "own", "pid", `{}`); got != other {
-		t.Errorf("A36 the other was %s and is %s", other, got)
+		t.Errorf("A36 pid of the other was %s, is %s", other, got)
 	}
-	await.Until(t, "A37 each to be initialized as its client wants it", func() bool {
+	await.Until(t, "A37 each child to get its client's capabilities", func() bool {
 		capabilities := map[string]int{}
 		for _, m := range journal.messages(t, "initialize") {
 			capabilities[m.Param("capabilities")]++
 		}
-		return capabilities[canAll] == 2 && capabilities[`{"sampling":{}}`] == 1
+		return capabilities[fullCapabilities] == 2 && capabilities[`{"sampling":{}}`] == 1
 	})
 	await.Until(t, "the end of the old process", func() bool { return !processRuns(pid) })
 }
 
-// Of several children of a server the one that hangs is replaced, and the others serve.
+// If one of several children of a server hangs, it is replaced, and the others keep serving.
 func TestOperateHealthOfAPool(t *testing.T) {
 	isolate(t)
 	journal := newJournal(t)
@@ -198,7 +205,7 @@ func TestOperateHealthOfAPool(t *testing.T) {
 		t.Fatalf("A70 %v, %+v", before, stateOf(t, "pool"))
 	}
 	hung := journal.entries(t, "start")[0].PID
-	stopped(t, hung)
+	pauseProcess(t, hung)
 	await.Until(t, "A36 its end", func() bool { return !processRuns(hung) && len(journal.entries(t, "start")) == 4 })
 	await.Until(t, "A70 three children", func() bool {
 		running := 0
@@ -214,21 +221,22 @@ func TestOperateHealthOfAPool(t *testing.T) {
 		kept += min(before[pid], 1)
 	}
 	if kept != 2 {
-		t.Errorf("A36 %d of %v are left", kept, before)
+		t.Errorf("A36 %d of the children %v are left, want 2", kept, before)
 	}
 }
 
-// A server that dies as soon as it is started is not started over and over.
+// A server that exits right after its start is restarted with growing delays.
 func TestOperateHealthKnowsPauses(t *testing.T) {
 	isolate(t)
 	journal := newJournal(t)
-	url := serve(t, gateway("name hopeless", "health_interval 100ms", "health_timeout 2s", block(child("hopeless", "--exit-at-start", "1"), journal.env())))
-	if f := failureOf(t, post(t, rpcAt(url, "hopeless"), rpc("tools/list", `{}`))); f.Symbol != "connect_error" {
+	url := serve(t, gateway("name hopeless", "health_interval 100ms", "health_timeout 2s",
+		block(child("hopeless", "--exit-at-start", "1"), journal.env())))
+	if f := gatewayErrorOf(t, post(t, rpcAt(url, "hopeless"), rpc("tools/list", `{}`))); f.Symbol != "connect_error" {
 		t.Errorf("%+v", f)
 	}
-	await.Until(t, "a second try", func() bool { return len(journal.entries(t, "start")) >= 2 })
-	// Between tries are 1 s, 2 s, 4 s…, some less; the checks are every 100 ms.
-	await.Until(t, "a third try", func() bool { return len(journal.entries(t, "start")) >= 3 })
+	await.Until(t, "a second attempt", func() bool { return len(journal.entries(t, "start")) >= 2 })
+	// The delays between attempts are about 1 s, 2 s, 4 s and so on; the checks run every 100 ms.
+	await.Until(t, "a third attempt", func() bool { return len(journal.entries(t, "start")) >= 3 })
 	if got := stateOf(t, "hopeless"); got.State == "healthy" || got.LastError == "" {
 		t.Errorf("A70 %+v", got)
 	}
@@ -237,14 +245,14 @@ func TestOperateHealthKnowsPauses(t *testing.T) {
 	}
 }
 
-// A comingAndGoing is an upstream at an address where at times nobody is.
-type comingAndGoing struct {
+// A restartableUpstream is an upstream that can stop and resume listening on its address.
+type restartableUpstream struct {
 	address string
 	handler http.Handler
 	server  *http.Server
 }
 
-func (u *comingAndGoing) come(t *testing.T) {
+func (u *restartableUpstream) start(t *testing.T) {
 	t.Helper()
 	var l net.Listener
 	await.Until(t, "the address", func() (ok bool) {
@@ -256,12 +264,13 @@ func (u *comingAndGoing) come(t *testing.T) {
 	go func(s *http.Server) { _ = s.Serve(l) }(u.server)
 }
 
-func (u *comingAndGoing) leave() { _ = u.server.Close() }
+func (u *restartableUpstream) stop() { _ = u.server.Close() }
 
 func TestOperateHealthOverHTTP(t *testing.T) {
 	isolate(t)
-	remote := &mcptest.Remote{Name: "strict", Legacy: true} // ping without a session: 400 and an error of JSON-RPC
-	up := &comingAndGoing{address: freeAddress(t), handler: remote}
+	// answers a ping without a session with 400 and a JSON-RPC error
+	remote := &mcptest.Remote{Name: "strict", Legacy: true}
+	up := &restartableUpstream{address: freeAddress(t), handler: remote}
 	sick := newRemoteServer(t, "tool")
 	var well atomic.Bool
 	sick.Handle = func(w http.ResponseWriter, m *mcptest.Received) bool {
@@ -270,39 +279,42 @@ func TestOperateHealthOverHTTP(t *testing.T) {
 		}
 		return !well.Load()
 	}
-	mute, over := newRemoteServer(t, "tool"), make(chan struct{})
+	mute, ended := newRemoteServer(t, "tool"), make(chan struct{})
 	mute.Handle = func(http.ResponseWriter, *mcptest.Received) bool {
-		<-over
+		<-ended
 		return false
 	}
 	modern := &mcptest.Remote{Name: "modern", Modern: true}
-	up.come(t)
-	serve(t, gateway("name http", "health_interval 100ms", "health_timeout 3s", "server strict http://"+up.address+"/mcp", sick.line("sick"),
+	up.start(t)
+	serve(t, gateway("name http", "health_interval 100ms", "health_timeout 3s", "server strict http://"+up.address+"/mcp",
+		sick.line("sick"),
 		"server modern http://"+upstream(t, modern)+"/mcp", mute.line("mute")))
-	t.Cleanup(func() { close(over); up.leave(); remote.Close(); modern.Close() })
+	t.Cleanup(func() { close(ended); up.stop(); remote.Close(); modern.Close() })
 
 	awaits := func(t *testing.T, server, state string, gauge float64) {
 		t.Helper()
-		await.Until(t, server+" to be "+state, func() bool { return stateOf(t, server).State == state && healthy(t, server) == gauge })
+		await.Until(t, server+" to be "+state, func() bool {
+			return stateOf(t, server).State == state && healthy(t, server) == gauge
+		})
 	}
-	t.Run("A36 an error is an answer, even with status 400", func(t *testing.T) {
+	t.Run("A36 an error counts as healthy, even with status 400", func(t *testing.T) {
 		for _, server := range []string{"strict", "modern"} {
 			awaits(t, server, "healthy", 1)
 		}
 		if got := remote.Seen("ping"); len(got) == 0 || got[0].Session != "" {
-			t.Errorf("it was asked %v", got)
+			t.Errorf("the server received %v", got)
 		}
 		if got := stateOf(t, "strict"); got.LastError != "" {
 			t.Errorf("%+v", got)
 		}
 	})
-	t.Run("A36 a page is none", func(t *testing.T) {
+	t.Run("A36 an HTML page counts as unhealthy", func(t *testing.T) {
 		awaits(t, "sick", "unhealthy", 0)
 		if got := stateOf(t, "sick"); got.LastError == "" {
 			t.Errorf("A70 %+v", got)
 		}
 	})
-	t.Run("A36 silence is none", func(t *testing.T) {
+	t.Run("A36 no response counts as unhealthy", func(t *testing.T) {
 		awaits(t, "mute", "unhealthy", 0)
 		if got := stateOf(t, "mute"); got.LastError == "" {
 			t.Errorf("A70 %+v", got)
@@ -310,45 +322,46 @@ func TestOperateHealthOverHTTP(t *testing.T) {
 	})
 	t.Run("A36 A52 A70 gone and back", func(t *testing.T) {
 		for range 2 {
-			up.leave()
+			up.stop()
 			awaits(t, "strict", "unhealthy", 0)
 			if got := stateOf(t, "strict"); got.LastError == "" {
 				t.Errorf("A70 %+v", got)
 			}
 			awaits(t, "modern", "healthy", 1)
-			up.come(t)
+			up.start(t)
 			awaits(t, "strict", "healthy", 1)
 		}
 	})
-	t.Run("A52 the gauge goes with the server", func(t *testing.T) {
+	t.Run("A52 the gauge is removed with the server", func(t *testing.T) {
 		load(t, "")
 		await.Until(t, "no gauge", func() bool {
-			_, strict := metrics(t)[sample("upstream_healthy", "strict")]
+			_, strict := metrics(t)[serverMetric("upstream_healthy", "strict")]
 			return !strict
 		})
 	})
 }
 
-// What reads a configuration without serving it touches nothing that the configuration
-// names.
+// Commands that only read a configuration neither connect to servers nor start children.
 func TestOperateHealthDialsNothingTooEarly(t *testing.T) {
 	isolate(t)
 	journal, l := newJournal(t), listen(t)
-	var dialled atomic.Int64
+	var dialed atomic.Int64
 	go func() {
 		for {
 			conn, err := l.Accept()
 			if err != nil {
 				return
 			}
-			dialled.Add(1)
+			dialed.Add(1)
 			conn.Close()
 		}
 	}()
 	file := filepath.Join(t.TempDir(), "Caddyfile")
-	config := withAdmin(site(freeAddress(t), gateway("health_interval 100ms", "pin_tools on", "server far http://"+l.Addr().String()+"/mcp",
+	config := withAdmin(site(freeAddress(t), gateway("health_interval 100ms", "pin_tools on", "server far http://"+
+		l.Addr().String()+"/mcp",
 		block(child("alpha"), journal.env()),
-		block("auth jwt", "issuer http://"+l.Addr().String(), "audience x", "jwks http://"+l.Addr().String()+"/jwks"))), freeAddress(t))
+		block("auth jwt", "issuer http://"+l.Addr().String(), "audience x", "jwks http://"+l.Addr().String()+"/jwks"))),
+		freeAddress(t))
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -357,8 +370,8 @@ func TestOperateHealthDialsNothingTooEarly(t *testing.T) {
 			if out, err := caddy(t, command, "--config", file, "--adapter", "caddyfile").CombinedOutput(); err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
-			if n := dialled.Load(); n > 0 {
-				t.Errorf("dialled %d times", n)
+			if n := dialed.Load(); n > 0 {
+				t.Errorf("dialed %d times", n)
 			}
 			if starts := journal.entries(t, "start"); len(starts) > 0 {
 				t.Errorf("started %v", starts)

@@ -22,7 +22,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// gatewayIn returns where in a configuration the gateway is.
+// gatewayIn returns the path of the gateway in a JSON configuration.
 func gatewayIn(value any, path string) string {
 	switch v := value.(type) {
 	case map[string]any:
@@ -71,7 +71,7 @@ func serverIn(t *testing.T, caddyfile string) string {
 	return string(encoded)
 }
 
-// configure changes a part of the configuration that runs.
+// configure changes a part of the running configuration.
 func configure(t *testing.T, method, path, value string) {
 	t.Helper()
 	if got := admin(t, method, "/config"+path, value); got.StatusCode != 200 {
@@ -79,13 +79,14 @@ func configure(t *testing.T, method, path, value string) {
 	}
 }
 
-// Servers come and go by Caddy's own API, piece by piece.
+// Servers are added and removed through Caddy's config API.
 func TestOperateAddsServersByTheConfigAPI(t *testing.T) {
 	isolate(t)
 	kept, added, far := newJournal(t), newJournal(t), newRemoteServer(t, "tool")
 	address := freeAddress(t)
 	own := func(more ...string) string {
-		return site(address, gateway(append([]string{"name api", "separator __", block(child("kept"), kept.env()), far.line("far")}, more...)...))
+		return site(address, gateway(append([]string{"name api", "separator __", block(child("kept"), kept.env()),
+			far.line("far")}, more...)...))
 	}
 	load(t, own())
 	var config any
@@ -95,22 +96,22 @@ func TestOperateAddsServersByTheConfigAPI(t *testing.T) {
 	servers := gatewayIn(config, "") + "/servers"
 	extra := serverIn(t, own(block(child("extra"), added.env())))
 
-	at := joinedAt("http://" + address)
-	clients := map[string]*speaker{}
-	streams := map[string]*dialogue{}
+	endpoint := joinedAt("http://" + address)
+	clients := map[string]*testClient{}
+	streams := map[string]*exchange{}
 	for _, era := range clientEras {
-		c := newSpeaker(t, at, era.modern, canAll, closes)
-		clients[era.name], streams[era.name] = c, c.listens(t)
+		c := newTestClient(t, endpoint, era.modern, fullCapabilities, connectionClose)
+		clients[era.name], streams[era.name] = c, c.listenForChanges(t)
 	}
 	pid := clients["legacy client"].use(t, "kept", "pid", `{}`)
-	modernPID := clients["modern client"].use(t, "kept", "pid", `{}`) // of a child for clients of that era, maybe
+	modernPID := clients["modern client"].use(t, "kept", "pid", `{}`) // may be another child, for this era
 	goesOn := func(t *testing.T) {
 		t.Helper()
 		if got := clients["legacy client"].use(t, "kept", "pid", `{}`); got != pid {
-			t.Errorf("A60 %s has become %s", pid, got)
+			t.Errorf("A60 pid was %s, is %s", pid, got)
 		}
 		if got := clients["modern client"].use(t, "kept", "pid", `{}`); got != modernPID {
-			t.Errorf("A60 %s has become %s", modernPID, got)
+			t.Errorf("A60 pid was %s, is %s", modernPID, got)
 		}
 		for name, c := range clients {
 			if got := c.use(t, "far", "tool", `{"a":1}`); !strings.Contains(got, `{"a":1}`) {
@@ -119,17 +120,18 @@ func TestOperateAddsServersByTheConfigAPI(t *testing.T) {
 		}
 	}
 	marks := 0
-	hearsOfReload := func(t *testing.T, stream *dialogue) { // and not of what a server has
+	hearsOfReload := func(t *testing.T, stream *exchange) { // skips notifications about one server's changes
 		t.Helper()
-		for m := stream.hears(t, listChanged); m.Params.Proxy.Server != ""; m = stream.hears(t, listChanged) {
+		for m := stream.awaitMessage(t, listChanged); m.Params.Proxy.Server != ""; m = stream.awaitMessage(t, listChanged) {
 		}
 	}
 	for range 2 {
-		t.Run("A60 a server is put among the others", func(t *testing.T) {
+		t.Run("A60 a server is added", func(t *testing.T) {
 			configure(t, "PUT", servers+"/1", extra)
 			for name, stream := range streams {
 				hearsOfReload(t, stream)
-				if got := toolsOf(t, clients[name]); !slices.Contains(got, "extra__pid") || !slices.Contains(got, "kept__pid") || !slices.Contains(got, "far__tool") {
+				if got := toolNames(t, clients[name]); !slices.Contains(got, "extra__pid") || !slices.Contains(got, "kept__pid") ||
+					!slices.Contains(got, "far__tool") {
 					t.Errorf("%s: listed %v", name, got)
 				}
 				if got := clients[name].use(t, "extra", "slow", `{"ms":1}`); got != "slept" {
@@ -141,17 +143,18 @@ func TestOperateAddsServersByTheConfigAPI(t *testing.T) {
 			}
 			goesOn(t)
 		})
-		t.Run("A61 what is wrong changes nothing", func(t *testing.T) {
+		t.Run("A61 invalid configurations change nothing", func(t *testing.T) {
 			for _, broken := range []string{extra, `{"name":"a::b"}`, `{"name":"x","nonsense":1}`, `{`, `"x"`} {
-				if got := admin(t, "PUT", "/config"+servers+"/0", broken); got.StatusCode/100 == 2 || !strings.Contains(got.body, `"error"`) {
+				if got := admin(t, "PUT", "/config"+servers+"/0", broken); got.StatusCode/100 == 2 || !strings.Contains(got.body,
+					`"error"`) {
 					t.Errorf("%s: %d %s", broken, got.StatusCode, got.body)
 				}
 			}
 			for name, stream := range streams {
-				marks++ // by which it is known what was heard before
+				marks++ // the next notification must be this one
 				clients[name].use(t, "kept", "add-tool", fmt.Sprintf(`{"name":"mark-%d"}`, marks))
-				if m := stream.hears(t, listChanged); m.Params.Proxy.Server != "kept" {
-					t.Errorf("%s heard %s", name, m.Raw)
+				if m := stream.awaitMessage(t, listChanged); m.Params.Proxy.Server != "kept" {
+					t.Errorf("%s received %s", name, m.Raw)
 				}
 				if got := clients[name].use(t, "extra", "slow", `{"ms":1}`); got != "slept" {
 					t.Errorf("%s: %s", name, got)
@@ -159,11 +162,11 @@ func TestOperateAddsServersByTheConfigAPI(t *testing.T) {
 			}
 			goesOn(t)
 		})
-		t.Run("A60 and taken away", func(t *testing.T) {
+		t.Run("A60 the server is removed", func(t *testing.T) {
 			configure(t, "DELETE", servers+"/1", "")
 			for name, stream := range streams {
 				hearsOfReload(t, stream)
-				if got := toolsOf(t, clients[name]); slices.Contains(got, "extra__pid") || !slices.Contains(got, "kept__pid") {
+				if got := toolNames(t, clients[name]); slices.Contains(got, "extra__pid") || !slices.Contains(got, "kept__pid") {
 					t.Errorf("%s: listed %v", name, got)
 				}
 				if got := clients[name].ask(t, "tools/call", callOf("extra", "pid", `{}`)); got.answer.Error == nil {
@@ -176,27 +179,28 @@ func TestOperateAddsServersByTheConfigAPI(t *testing.T) {
 			})
 		})
 	}
-	if n := far.Count("initialize"); n > 2 { // one of each client
-		t.Errorf("A60 the server over HTTP was initialized %d times", n)
+	if n := far.Count("initialize"); n > 2 { // one for each client
+		t.Errorf("A60 the server over HTTP was initialized %d times, want at most 2", n)
 	}
 }
 
-// What an operator writes into the file is what runs, if it can.
+// Caddy applies changes of the watched file, if they are valid.
 func TestOperateWatchesTheFile(t *testing.T) {
 	isolate(t)
 	journal := newJournal(t)
 	file := filepath.Join(t.TempDir(), "Caddyfile")
 	write := func(lines ...string) {
 		t.Helper()
-		config := block("http://:8080", gateway(append([]string{"separator __", block(child("kept"), journal.env())}, lines...)...))
+		config := block("http://:8080", gateway(append([]string{"separator __", block(child("kept"), journal.env())},
+			lines...)...))
 		if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	write()
-	running := watched(t, file)
-	at := joinedAt("http://" + running.address)
-	rewrite := func(lines ...string) { // where it watches
+	running := startWatched(t, file)
+	endpoint := joinedAt("http://" + running.address)
+	rewrite := func(lines ...string) { // writes the file that Caddy watches
 		t.Helper()
 		write(lines...)
 		text, err := os.ReadFile(file)
@@ -204,63 +208,66 @@ func TestOperateWatchesTheFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		moved := strings.ReplaceAll(string(text), ":8080", strings.TrimPrefix(running.address, "127.0.0.1"))
-		if err := os.WriteFile(running.config, []byte(withAdmin(moved, running.moved[":2019"])), 0o600); err != nil {
+		if err := os.WriteFile(running.config, []byte(withAdmin(moved, running.addresses[":2019"])), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	c := newSpeaker(t, at, false, canAll, closes)
-	stream := c.listens(t)
+	c := newTestClient(t, endpoint, false, fullCapabilities, connectionClose)
+	stream := c.listenForChanges(t)
 	pid := c.use(t, "kept", "pid", `{}`)
-	t.Run("A61 a server more", func(t *testing.T) {
+	t.Run("A61 one more server", func(t *testing.T) {
 		rewrite(block(child("more"), journal.env()))
-		stream.hears(t, listChanged)
-		running.settle(t)
+		stream.awaitMessage(t, listChanged)
+		running.awaitReload(t)
 		if got := c.use(t, "more", "slow", `{"ms":1}`); got != "slept" {
 			t.Errorf("got %q, want %q", got, "slept")
 		}
 	})
-	t.Run("A61 a file that is broken", func(t *testing.T) {
+	t.Run("A61 an invalid file", func(t *testing.T) {
 		rewrite(block(child("more"), journal.env()), block("client someone", "token {env.NOT_SET_ANYWHERE}"))
-		await.Until(t, "the error in the log", func() bool { return strings.Contains(running.logged(), "applying latest config") })
+		await.Until(t, "the error in the log", func() bool {
+			return strings.Contains(running.logged(), "applying latest "+
+				"config")
+		})
 		if got := c.use(t, "more", "slow", `{"ms":1}`); got != "slept" {
 			t.Errorf("got %q, want %q", got, "slept")
 		}
 	})
-	t.Run("A61 and mended", func(t *testing.T) {
+	t.Run("A61 a valid file again", func(t *testing.T) {
 		rewrite()
-		stream.hears(t, listChanged)
-		running.settle(t)
-		if got := toolsOf(t, c); slices.Contains(got, "more__pid") {
+		stream.awaitMessage(t, listChanged)
+		running.awaitReload(t)
+		if got := toolNames(t, c); slices.Contains(got, "more__pid") {
 			t.Errorf("listed %v", got)
 		}
 	})
 	if again := c.use(t, "kept", "pid", `{}`); again != pid {
-		t.Errorf("A60 %s has become %s", pid, again)
+		t.Errorf("A60 pid was %s, is %s", pid, again)
 	}
 }
 
-// A watching is a Caddy that watches its file.
-type watching struct {
-	*running
+// A watchedCaddy is a Caddy process that watches its configuration file.
+type watchedCaddy struct {
+	*caddyProcess
 	config, log string
 }
 
-func (w *watching) logged() string {
+func (w *watchedCaddy) logged() string {
 	text, _ := os.ReadFile(w.log)
 	return string(text)
 }
 
-// watched serves a Caddyfile at other ports with caddy run --watch.
-func watched(t *testing.T, file string) *watching {
+// startWatched serves a Caddyfile on other ports with caddy run --watch.
+func startWatched(t *testing.T, file string) *watchedCaddy {
 	t.Helper()
 	caddyfile, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	moved, addresses := elsewhere(t, string(caddyfile))
+	moved, addresses := withFreePorts(t, string(caddyfile))
 	addresses[":2019"] = freeAddress(t)
 	dir := t.TempDir()
-	w := &watching{config: filepath.Join(dir, "Caddyfile"), log: filepath.Join(dir, "log")}
+	w := &watchedCaddy{config: filepath.Join(dir, "Caddyfile"), log: filepath.Join(dir, "log")}
 	if err := os.WriteFile(w.config, []byte(withAdmin(moved, addresses[":2019"])), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -271,42 +278,44 @@ func watched(t *testing.T, file string) *watching {
 	defer log.Close()
 	cmd := caddy(t, "run", "--watch", "--config", w.config)
 	cmd.Stderr = log
-	w.running = startCaddy(t, cmd)
-	w.address, w.moved = addresses[":8080"], addresses
+	w.caddyProcess = startCaddy(t, cmd)
+	w.address, w.addresses = addresses[":8080"], addresses
 	return w
 }
 
-// A burden is what clients that call all the time have seen.
-type burden struct {
-	t       *testing.T
-	url     string
-	session string
-	kept    *http.Client // keeps its connections
-	fresh   *http.Client // has a new one for each request
-	turn    chan struct{}
-	waiting sync.WaitGroup
-	skipped atomic.Int64 // ticks at which too much was under way
+// A loadGenerator generates load with concurrent requests, and records the responses.
+type loadGenerator struct {
+	t         *testing.T
+	url       string
+	session   string
+	keepAlive *http.Client // reuses connections
+	fresh     *http.Client // opens a connection for each request
+	turn      chan struct{}
+	waiting   sync.WaitGroup
+	skipped   atomic.Int64 // requests not sent because too many were in flight
 
 	mu       sync.Mutex
 	sent     map[string]int  // by kind
-	lost     map[string]int  // by kind: those that had no answer
-	unknown  map[string]bool // the calls among them
+	lost     map[string]int  // requests without a response, by kind
+	unknown  map[string]bool // IDs of calls without a response
 	answered map[string]bool
 	wrong    []string
 }
 
-func newBurden(t *testing.T, url string) *burden {
-	b := &burden{t: t, url: url, turn: make(chan struct{}, 200),
+func newLoadGenerator(t *testing.T, url string) *loadGenerator {
+	b := &loadGenerator{t: t, url: url, turn: make(chan struct{}, 200),
 		sent: map[string]int{}, lost: map[string]int{}, unknown: map[string]bool{}, answered: map[string]bool{}}
-	b.kept = &http.Client{Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 50}, Timeout: 2 * patience}
-	b.fresh = &http.Client{Transport: &http.Transport{DisableCompression: true, DisableKeepAlives: true}, Timeout: 2 * patience}
-	b.session = greet(t, joinedAt(url))
+	b.keepAlive = &http.Client{Transport: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 50},
+		Timeout: 2 * patience}
+	b.fresh = &http.Client{Transport: &http.Transport{DisableCompression: true, DisableKeepAlives: true},
+		Timeout: 2 * patience}
+	b.session = newSession(t, joinedAt(url))
 	return b
 }
 
-// run makes a call every 2 ms, whatever has become of those before, and half as many
-// requests that no gateway has to do with, until done.
-func (b *burden) run(done <-chan struct{}) {
+// run starts a call every 2 ms without waiting for earlier calls, and half as many requests
+// to another handler, until done is closed.
+func (b *loadGenerator) run(done <-chan struct{}) {
 	ticker := time.NewTicker(2 * time.Millisecond)
 	defer ticker.Stop()
 	for i := 0; ; i++ {
@@ -316,7 +325,7 @@ func (b *burden) run(done <-chan struct{}) {
 			return
 		case <-ticker.C:
 		}
-		client, how := b.kept, "kept"
+		client, how := b.keepAlive, "kept"
 		if i/4%2 == 0 {
 			client, how = b.fresh, "fresh"
 		}
@@ -327,7 +336,7 @@ func (b *burden) run(done <-chan struct{}) {
 	}
 }
 
-func (b *burden) start(do func()) {
+func (b *loadGenerator) start(do func()) {
 	select {
 	case b.turn <- struct{}{}:
 		b.waiting.Go(func() {
@@ -339,23 +348,24 @@ func (b *burden) start(do func()) {
 	}
 }
 
-// calls returns how many have come to an end.
-func (b *burden) calls() int {
+// calls returns the number of finished calls.
+func (b *loadGenerator) calls() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.sent["call kept"] + b.sent["call fresh"]
 }
 
-// call calls a tool of one server or the other, where it is alone or where all are one.
-func (b *burden) call(client *http.Client, how string, i int) {
+// call calls a tool of one of the two servers, at the aggregate endpoint or the server's own.
+func (b *loadGenerator) call(client *http.Client, how string, i int) {
 	server := []string{"near", "far"}[i%2]
-	at, tool, session := rpcAt(b.url, server), "slow", ""
+	endpoint, tool, session := rpcAt(b.url, server), "slow", ""
 	if i/2%2 == 0 {
-		at, tool, session = joinedAt(b.url), server+"__slow", b.session
+		endpoint, tool, session = joinedAt(b.url), server+"__slow", b.session
 	}
 	id := fmt.Sprintf("%s-%d", server, i)
-	message := fmt.Sprintf(`{"jsonrpc":"2.0","id":%q,"method":"tools/call","params":{"name":%q,"arguments":{"call":%q,"ms":%d}}}`, id, tool, id, i%7*3)
-	status, body, err := b.post(client, at, message, session)
+	message := fmt.Sprintf(`{"jsonrpc":"2.0","id":%q,"method":"tools/call","params":{"name":%q,"arguments":{"call":%q,`+
+		`"ms":%d}}}`, id, tool, id, i%7*3)
+	status, body, err := b.post(client, endpoint, message, session)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.sent["call "+how]++
@@ -367,15 +377,16 @@ func (b *burden) call(client *http.Client, how string, i int) {
 	case err != nil:
 		b.lost["call "+how]++
 		b.unknown[id] = true
-	case status != 200 || json.Unmarshal([]byte(answerIn(body)), &got) != nil || got.ID != id || len(got.Result.Content) != 1 || got.Result.Content[0].Text != "slept":
+	case status != 200 || json.Unmarshal([]byte(answerIn(body)), &got) != nil || got.ID != id ||
+		len(got.Result.Content) != 1 || got.Result.Content[0].Text != "slept":
 		b.wrong = append(b.wrong, fmt.Sprintf("%s: %d %.300s", id, status, body))
 	default:
 		b.answered[id] = true
 	}
 }
 
-// plain asks Caddy itself.
-func (b *burden) plain(client *http.Client, how string) {
+// plain sends a request that the gateway does not handle.
+func (b *loadGenerator) plain(client *http.Client, how string) {
 	status, body, err := b.post(client, b.url+"/plain", `{}`)
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -388,21 +399,23 @@ func (b *burden) plain(client *http.Client, how string) {
 	}
 }
 
-func (b *burden) post(client *http.Client, at, message string, headers ...string) (status int, body string, err error) {
-	return posted(client, request(b.t, b.t.Context(), "POST", at, message, append(headers, acceptBoth)...))
+func (b *loadGenerator) post(client *http.Client, endpoint, message string, headers ...string) (status int,
+	body string, err error) {
+	return doRequest(client, request(b.t, b.t.Context(), "POST", endpoint, message, append(headers, acceptBoth)...))
 }
 
-// seen is what a process has.
-type seen struct {
+// processState is the resource usage of a process.
+type processState struct {
 	goroutines, files int
 	children          []int
 	profile           string
 }
 
-// lookAt looks at the Caddy that runs.
-func lookAt(t *testing.T, r *running) (s seen) {
+// inspectProcess returns the resource usage of a running Caddy.
+func inspectProcess(t *testing.T, r *caddyProcess) (s processState) {
 	t.Helper()
-	s.profile = send(t, client, "GET", "http://"+r.moved[":2019"]+"/debug/pprof/goroutine?debug=1", "", closes).body
+	s.profile = send(t, client, "GET", "http://"+r.addresses[":2019"]+"/debug/pprof/goroutine?debug=1", "",
+		connectionClose).body
 	if _, err := fmt.Sscanf(s.profile, "goroutine profile: total %d", &s.goroutines); err != nil {
 		t.Fatalf("%v: %.100s", err, s.profile)
 	}
@@ -423,18 +436,18 @@ func argumentsOf(call *mcptest.Received) (arguments struct {
 	return arguments
 }
 
-// sleepInCall is the tool slow of a server under load.
+// sleepInCall implements the tool slow of the HTTP server under load.
 func sleepInCall(w http.ResponseWriter, r *mcptest.Received) bool {
 	if r.Tool() != "slow" {
 		return false
 	}
-	time.Sleep(time.Duration(argumentsOf(r).MS) * time.Millisecond) // it has something to do
+	time.Sleep(time.Duration(argumentsOf(r).MS) * time.Millisecond) // simulates work
 	r.Answer(w, mcptest.Text("slept"))
 	return true
 }
 
-// Under load, the configuration is replaced again and again: 60 times, or as often as
-// MCP_RELOADS says (300 is what is promised).
+// Under load, the configuration is reloaded 60 times, or MCP_RELOADS times (the requirement is
+// 300).
 func TestOperateReloadsUnderLoad(t *testing.T) {
 	isolate(t)
 	reloads, err := strconv.Atoi(cmp.Or(os.Getenv("MCP_RELOADS"), "60"))
@@ -442,11 +455,13 @@ func TestOperateReloadsUnderLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	journal := newJournal(t)
-	far := &mcptest.Script{Sessionless: true, Legacy: true, Capabilities: `{"tools":{}}`, Tools: []string{"echo", "slow"}, Handle: sleepInCall}
+	far := &mcptest.Script{Sessionless: true, Legacy: true, Capabilities: `{"tools":{}}`, Tools: []string{"echo", "slow"},
+		Handle: sleepInCall}
 	upstream := httptest.NewServer(far)
 	t.Cleanup(upstream.Close)
 	caddyfile := func(max int) string {
-		return block("http://:8080", `respond /plain plain`, gateway("name load", "separator __", "health_interval 1s", "health_timeout 30s",
+		return block("http://:8080", `respond /plain plain`, gateway("name load", "separator __", "health_interval 1s",
+			"health_timeout 30s",
 			fmt.Sprintf("mask %d 2000 2000", max), fmt.Sprintf("rate %d/1s burst %d", 100_000+max, 100_000), "pin_tools on",
 			block(child("near"), journal.env()), "server far "+upstream.URL+"/mcp"))
 	}
@@ -456,19 +471,21 @@ func TestOperateReloadsUnderLoad(t *testing.T) {
 	}
 	running := run(t, file)
 	reload := func(max int, headers ...string) {
-		config := withAdmin(strings.ReplaceAll(caddyfile(max), ":8080", strings.TrimPrefix(running.address, "127.0.0.1")), running.moved[":2019"])
-		if got := askAdmin(t, running.moved[":2019"], "POST", "/load", config, append(headers, "Content-Type: text/caddyfile")...); got.StatusCode != 200 {
+		config := withAdmin(strings.ReplaceAll(caddyfile(max), ":8080", strings.TrimPrefix(running.address, "127.0.0.1")),
+			running.addresses[":2019"])
+		if got := askAdmin(t, running.addresses[":2019"], "POST", "/load", config,
+			append(headers, "Content-Type: text/caddyfile")...); got.StatusCode != 200 {
 			t.Fatalf("not loaded: got %d %s, want 200", got.StatusCode, got.body)
 		}
 	}
 	url := "http://" + running.address
-	b := newBurden(t, url)
+	b := newLoadGenerator(t, url)
 	for i := range 8 { // each kind of call once
 		b.call(b.fresh, "fresh", 1_000_000+i)
 	}
 	reload(4001)
 	client.CloseIdleConnections()
-	before := lookAt(t, running)
+	before := inspectProcess(t, running)
 
 	done, ended := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -478,9 +495,9 @@ func TestOperateReloadsUnderLoad(t *testing.T) {
 	began := time.Now()
 	for i := range reloads {
 		switch i % 5 {
-		case 3: // nothing has changed, and Caddy knows
+		case 3: // unchanged: Caddy skips the reload
 			reload(4000 + (i-1)%5)
-		case 4: // nor here, but it shall do all the same
+		case 4: // unchanged, but the reload is forced
 			reload(4000+(i-2)%5, "Cache-Control: must-revalidate")
 		default:
 			reload(4000 + i%5)
@@ -505,18 +522,19 @@ func TestOperateReloadsUnderLoad(t *testing.T) {
 	for _, call := range far.Received("tools/call") {
 		ran[argumentsOf(call).Call]++
 	}
-	t.Logf("%d reloads in %.1f s; sent %v, %.0f calls/s; lost %v; answered %d; skipped %d", reloads, took.Seconds(), b.sent,
+	t.Logf("%d reloads in %.1f s; sent %v, %.0f calls/s; lost %v; answered %d; skipped %d", reloads, took.Seconds(),
+		b.sent,
 		float64(b.calls())/took.Seconds(), b.lost, len(b.answered), b.skipped.Load())
 
-	t.Run("A60 every call is answered as it should be", func(t *testing.T) {
+	t.Run("A60 every response is correct", func(t *testing.T) {
 		for _, wrong := range b.wrong[:min(len(b.wrong), 10)] {
 			t.Error(wrong)
 		}
 		if len(b.wrong) > 10 {
-			t.Errorf("%d in all", len(b.wrong))
+			t.Errorf("%d wrong responses in total", len(b.wrong))
 		}
 	})
-	t.Run("A60 none in flight is cut: what was run was answered", func(t *testing.T) {
+	t.Run("A60 every call that ran got a response", func(t *testing.T) {
 		cut, twice := 0, 0
 		for id := range b.unknown {
 			if ran[id] > 0 {
@@ -529,32 +547,33 @@ func TestOperateReloadsUnderLoad(t *testing.T) {
 			}
 		}
 		if cut > 0 || twice > 0 {
-			t.Errorf("%d calls were run and not answered, %d were run twice", cut, twice)
+			t.Errorf("%d calls ran without a response, %d ran twice", cut, twice)
 		}
 		for id := range b.answered {
 			if ran[id] == 0 {
-				t.Errorf("%s was answered and not run", id)
+				t.Errorf("%s got a response but did not run", id)
 			}
 		}
 	})
 	for _, how := range []string{"fresh", "kept"} {
-		t.Run("G27 connections that are "+how+" are lost no more often than by Caddy itself", func(t *testing.T) {
+		t.Run("G27 calls on "+how+" connections are lost no more often than other requests", func(t *testing.T) {
 			calls, plain := b.sent["call "+how], b.sent["plain "+how]
 			if calls == 0 || plain == 0 {
 				t.Fatalf("sent %v", b.sent)
 			}
-			// As many as would be expected, and what chance adds.
+			// The expected number, with a margin for chance.
 			expected := float64(b.lost["plain "+how]) * float64(calls) / float64(plain)
 			if most := expected + 4*math.Sqrt(expected+1) + 3; float64(b.lost["call "+how]) > most {
-				t.Errorf("%d of %d calls are lost, and %d of %d other requests", b.lost["call "+how], calls, b.lost["plain "+how], plain)
+				t.Errorf("lost %d of %d calls, but %d of %d other requests", b.lost["call "+how], calls, b.lost["plain "+how],
+					plain)
 			}
 		})
 	}
-	t.Run("A39 nothing is left", func(t *testing.T) {
-		b.kept.CloseIdleConnections()
+	t.Run("A39 no leaks", func(t *testing.T) {
+		b.keepAlive.CloseIdleConnections()
 		client.CloseIdleConnections()
-		upstream.CloseClientConnections() // some of which reverse_proxy keeps for two minutes, whatever became of its configuration
-		var after seen
+		upstream.CloseClientConnections() // reverse_proxy keeps some for two minutes, even after a reload
+		var after processState
 		defer func() {
 			t.Logf("before and after: %d and %d goroutines, %d and %d files, children %v and %v",
 				before.goroutines, after.goroutines, before.files, after.files, before.children, after.children)
@@ -562,12 +581,13 @@ func TestOperateReloadsUnderLoad(t *testing.T) {
 				t.Log(after.profile)
 			}
 		}()
-		await.Until(t, "goroutines, files and children to be as they were", func() bool {
-			after = lookAt(t, running)
-			return after.goroutines <= before.goroutines+6 && after.files <= before.files+3 && slices.Equal(after.children, before.children)
+		await.Until(t, "goroutines, files and children as before", func() bool {
+			after = inspectProcess(t, running)
+			return after.goroutines <= before.goroutines+6 && after.files <= before.files+3 && slices.Equal(after.children,
+				before.children)
 		})
 	})
 	if logged := running.stop(t); strings.Contains(logged, `"level":"panic"`) || strings.Contains(logged, "panicked") {
-		t.Errorf("panics are in the log")
+		t.Errorf("the log has panics")
 	}
 }

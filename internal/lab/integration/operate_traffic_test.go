@@ -15,23 +15,25 @@ import (
 func TestOperateRoutesNotifications(t *testing.T) {
 	isolate(t)
 	alpha, beta, far := newJournal(t), newJournal(t), newRemoteServer(t, "tool")
-	url := serve(t, gateway("separator __", block(child("alpha"), alpha.env()), block(child("beta"), beta.env()), far.line("far"),
+	url := serve(t, gateway("separator __", block(child("alpha"), alpha.env()), block(child("beta"), beta.env()),
+		far.line("far"),
 		"route_notifications notifications/foo beta", "route_notifications notifications/vendor/* beta far"))
-	c := newSpeaker(t, joinedAt(url), false, everyCapability)
+	c := newTestClient(t, joinedAt(url), false, everyCapability)
 	for _, server := range []string{"alpha", "beta"} {
 		c.use(t, server, "pid", `{}`)
 	}
-	for _, method := range []string{"notifications/foo", "notifications/vendor/x", "notifications/vendor/y", "notifications/foobar"} {
-		c.say(t, `{"jsonrpc":"2.0","method":`+quote(method)+`,"params":{"n":1.0,"t":"é\u00e9"}}`)
+	for _, method := range []string{"notifications/foo", "notifications/vendor/x", "notifications/vendor/y",
+		"notifications/foobar"} {
+		c.post(t, `{"jsonrpc":"2.0","method":`+quote(method)+`,"params":{"n":1.0,"t":"é\u00e9"}}`)
 	}
 	for _, tt := range []struct {
 		name, method string
-		want         []int // for alpha, beta and far
+		want         []int // number received by alpha, beta and far
 	}{
-		{"A58 to the one that is named", "notifications/foo", []int{0, 1, 0}},
-		{"A58 to those that are named for a pattern", "notifications/vendor/x", []int{0, 1, 1}},
-		{"A58 all that fit the pattern", "notifications/vendor/y", []int{0, 1, 1}},
-		{"A58 A27 all others to all", "notifications/foobar", []int{1, 1, 1}},
+		{"A58 to the named server", "notifications/foo", []int{0, 1, 0}},
+		{"A58 to the servers named for a pattern", "notifications/vendor/x", []int{0, 1, 1}},
+		{"A58 every method that matches the pattern", "notifications/vendor/y", []int{0, 1, 1}},
+		{"A58 A27 all other methods to all servers", "notifications/foobar", []int{1, 1, 1}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := func() []int {
@@ -41,12 +43,12 @@ func TestOperateRoutesNotifications(t *testing.T) {
 				now := got()
 				return now[0] >= tt.want[0] && now[1] >= tt.want[1] && now[2] >= tt.want[2]
 			})
-			for _, server := range []string{"alpha", "beta"} { // which come after what was said before
+			for _, server := range []string{"alpha", "beta"} { // servers process messages in order
 				c.use(t, server, "pid", `{}`)
 			}
 			c.use(t, "far", "tool", `{}`)
 			if now := got(); !slices.Equal(now, tt.want) {
-				t.Errorf("heard %v times, want %v", now, tt.want)
+				t.Errorf("received %v times, want %v", now, tt.want)
 			}
 		})
 	}
@@ -55,70 +57,74 @@ func TestOperateRoutesNotifications(t *testing.T) {
 	}
 }
 
-// answering are servers of all kinds and eras, and the tool by which they ask.
-type answering struct {
-	name, ask string
-	line      string
-	modern    bool // it knows no other era
-	either    bool // it knows both
+// A requestingServer is a server and the tool that makes it send a server request.
+type requestingServer struct {
+	name, tool string
+	line       string
+	modern     bool // supports only the modern era
+	either     bool // supports both eras
 }
 
-// asking are servers that ask for roots, with more lines about each.
-func asking(t *testing.T, journal journal) []answering {
+// newRequestingServers returns servers of all kinds and eras that request roots.
+func newRequestingServers(t *testing.T, journal journal) []requestingServer {
 	t.Helper()
-	all := []answering{
+	all := []requestingServer{
 		{name: "old", line: block(child("old"), journal.env(), "isolation session")},
 		{name: "shared", line: block(child("shared"), journal.env())},
 		{name: "new", line: block(child("new", "--modern-only"), journal.env()), modern: true},
 		{name: "both", line: block(child("both", "--modern"), journal.env(), "isolation session"), either: true},
 	}
 	for i := range all {
-		all[i].ask = "ask-roots"
+		all[i].tool = "ask-roots"
 	}
 	for _, remote := range []*mcptest.Remote{
 		{Name: "farold", Legacy: true}, {Name: "farnew", Modern: true}, {Name: "farboth", Legacy: true, Modern: true},
 	} {
-		all = append(all, answering{name: remote.Name, ask: "ask", line: "server " + remote.Name + " http://" + upstream(t, remote) + "/mcp",
+		all = append(all, requestingServer{name: remote.Name, tool: "ask", line: "server " + remote.Name + " http://" +
+			upstream(t, remote) + "/mcp",
 			modern: !remote.Legacy, either: remote.Legacy && remote.Modern})
 		t.Cleanup(remote.Close)
 	}
 	return all
 }
 
-// asksClient reports whether a client was asked anything.
-func (s said) asksClient() bool {
-	return strings.Contains(s.answer.Raw, "inputRequests") || slices.ContainsFunc(s.events, func(m mcpclient.Message) bool { return m.ID != nil })
+// requestsInput reports whether the client received a server request.
+func (s reply) requestsInput() bool {
+	return strings.Contains(s.answer.Raw, "inputRequests") || slices.ContainsFunc(s.events,
+		func(m mcpclient.Message) bool { return m.ID != nil })
 }
 
-// failed reports whether the answer is an error, of the gateway or of the tool.
-func (s said) failed() bool {
+// failed reports whether the response is an error, of the gateway or of the tool.
+func (s reply) failed() bool {
 	var result struct{ IsError bool }
 	_ = json.Unmarshal(s.answer.Result, &result)
 	return s.answer.Error != nil || result.IsError
 }
 
-// doors are where a server can be called: where all are one, and where it is alone.
-var doors = []struct {
+// endpointKinds are the endpoints of a server: the aggregate, and its own.
+var endpointKinds = []struct {
 	name  string
 	at    func(url, server string) string
 	named func(server, tool string) string
 }{
-	{"among all", func(url, _ string) string { return joinedAt(url) }, func(server, tool string) string { return server + "__" + tool }},
-	{"alone", mcpAt, func(_, tool string) string { return tool }},
+	{"at the aggregate", func(url, _ string) string { return joinedAt(url) },
+		func(server, tool string) string { return server + "__" + tool }},
+	{"at its own endpoint", mcpAt, func(_, tool string) string { return tool }},
 }
 
-// forDoors runs a test with clients of both eras, that can be asked or not, at both
-// doors of each server. Alone, a server serves the eras that it knows.
-func forDoors(t *testing.T, url string, servers []answering, test func(t *testing.T, c *speaker, s answering, named func(server, tool string) string)) {
+// forEndpoints runs a test with clients of both eras, with and without capabilities, at both
+// endpoints of each server. At its own endpoint, a server serves only the eras that it supports.
+func forEndpoints(t *testing.T, url string, servers []requestingServer, test func(t *testing.T, c *testClient,
+	s requestingServer, named func(server, tool string) string)) {
 	for _, s := range servers {
 		for _, era := range clientEras {
-			for _, door := range doors {
-				if door.name == "alone" && !s.either && s.modern != era.modern {
+			for _, endpoint := range endpointKinds {
+				if endpoint.name == "at its own endpoint" && !s.either && s.modern != era.modern {
 					continue
 				}
-				for can, capabilities := range map[string]string{"can answer": canAll, "cannot answer": `{}`} {
-					t.Run(s.name+" "+door.name+" with a "+era.name+" that "+can, func(t *testing.T) {
-						test(t, newSpeaker(t, door.at(url, s.name), era.modern, capabilities), s, door.named)
+				for can, capabilities := range map[string]string{"has capabilities": fullCapabilities, "lacks capabilities": `{}`} {
+					t.Run(s.name+" "+endpoint.name+" with a "+era.name+" that "+can, func(t *testing.T) {
+						test(t, newTestClient(t, endpoint.at(url, s.name), era.modern, capabilities), s, endpoint.named)
 					})
 				}
 			}
@@ -128,47 +134,51 @@ func forDoors(t *testing.T, url string, servers []answering, test func(t *testin
 
 func TestOperateAnswersHere(t *testing.T) {
 	isolate(t)
-	servers := asking(t, newJournal(t))
+	servers := newRequestingServers(t, newJournal(t))
 	lines := []string{"separator __", "response_timeout 20s"}
 	for _, s := range servers {
 		lines = append(lines, s.line, block("answer "+s.name+" roots/list", "roots file:///workspace file:///second"))
 	}
 	url := serve(t, gateway(lines...))
-	forDoors(t, url, servers, func(t *testing.T, c *speaker, s answering, named func(string, string) string) {
-		params := `{"name":` + quote(named(s.name, s.ask)) + `,"arguments":{"method":"roots/list","params":{}}}`
+	forEndpoints(t, url, servers, func(t *testing.T, c *testClient, s requestingServer,
+		named func(string, string) string) {
+		params := `{"name":` + quote(named(s.name, s.tool)) + `,"arguments":{"method":"roots/list","params":{}}}`
 		for range 2 {
 			got := c.ask(t, "tools/call", params)
 			text := got.answer.Text()
-			if !strings.Contains(text, `{"roots":[{"uri":"file:///workspace"`) || !strings.Contains(text, `"file:///second"`) || got.failed() {
+			if !strings.Contains(text, `{"roots":[{"uri":"file:///workspace"`) || !strings.Contains(text, `"file:///second"`) ||
+				got.failed() {
 				t.Errorf("A59 got %s", got.answer.Raw)
 			}
-			if got.asksClient() {
-				t.Errorf("A59 the client was asked: %v %s", got.events, got.answer.Raw)
+			if got.requestsInput() {
+				t.Errorf("A59 the client received a server request: %v %s", got.events, got.answer.Raw)
 			}
 		}
-		// Anything else goes where it always has.
+		// Other calls are unaffected.
 		if got := c.ask(t, "tools/call", `{"name":`+quote(named(s.name, "echo"))+`,"arguments":{"text":"x"}}`); got.failed() {
-			t.Errorf("then %s", got.answer.Raw)
+			t.Errorf("then echo got %s", got.answer.Raw)
 		}
 	})
 }
 
-// What is asked outside of a call is answered as well, even before there is a client
-// that could.
+// Server requests outside of a call are answered as well, even before a client connects
+// that could answer them.
 func TestOperateAnswersOutOfTheBlue(t *testing.T) {
 	isolate(t)
 	const roots = `"result":{"roots":[{"uri":"file:///workspace"`
 	for name, ask := range map[string]func(t *testing.T, url string){
 		"without a session": func(t *testing.T, url string) { pidAt(t, mcpAt(url, "early")) },
-		"alone": func(t *testing.T, url string) {
-			newSpeaker(t, mcpAt(url, "early"), false, `{}`).ask(t, "tools/call", `{"name":"pid","arguments":{}}`)
+		"at its own endpoint": func(t *testing.T, url string) {
+			newTestClient(t, mcpAt(url, "early"), false, `{}`).ask(t, "tools/call", `{"name":"pid","arguments":{}}`)
 		},
-		"among all": func(t *testing.T, url string) { newSpeaker(t, joinedAt(url), false, `{}`).use(t, "early", "pid", `{}`) },
-		"among all, with a modern client": func(t *testing.T, url string) {
-			newSpeaker(t, joinedAt(url), true, `{}`).use(t, "early", "pid", `{}`)
+		"at the aggregate": func(t *testing.T, url string) {
+			newTestClient(t, joinedAt(url), false, `{}`).use(t, "early", "pid", `{}`)
+		},
+		"at the aggregate, with a modern client": func(t *testing.T, url string) {
+			newTestClient(t, joinedAt(url), true, `{}`).use(t, "early", "pid", `{}`)
 		},
 		"with a client that listens": func(t *testing.T, url string) {
-			c := newSpeaker(t, joinedAt(url), false, `{}`)
+			c := newTestClient(t, joinedAt(url), false, `{}`)
 			c.listen(t)
 			c.use(t, "early", "pid", `{}`)
 		},
@@ -183,16 +193,16 @@ func TestOperateAnswersOutOfTheBlue(t *testing.T) {
 				return strings.Contains(string(text), `"id":0,"`)
 			})
 			if text, _ := os.ReadFile(string(journal)); !strings.Contains(string(text), roots) {
-				t.Errorf("the server was told otherwise:\n%s", text)
+				t.Errorf("the server received another answer:\n%s", text)
 			}
 		})
 	}
 	far := newRemoteServer(t, "tool")
 	url := serve(t, gateway("separator __", far.line("far"), block("answer far roots/list", "roots file:///workspace"),
 		"answer far sampling/createMessage drop"))
-	for _, door := range doors {
-		t.Run("A59 on the stream of a session, "+door.name, func(t *testing.T) {
-			c := newSpeaker(t, door.at(url, "far"), false, canAll)
+	for _, endpoint := range endpointKinds {
+		t.Run("A59 on the stream of a session, "+endpoint.name, func(t *testing.T) {
+			c := newTestClient(t, endpoint.at(url, "far"), false, fullCapabilities)
 			before, answers := far.Listeners(), far.Count("answer")
 			stream := c.listen(t)
 			await.Until(t, "the gateway to listen", func() bool { return far.Listeners() == before+1 })
@@ -200,7 +210,7 @@ func TestOperateAnswersOutOfTheBlue(t *testing.T) {
 			far.Say(`{"jsonrpc":"2.0","id":2,"method":"sampling/createMessage","params":{}}`)
 			far.Say(`{"jsonrpc":"2.0","method":"vendor/after"}`)
 			if m := stream.next(t); m.Method != "vendor/after" {
-				t.Errorf("the client heard %s", m.Raw)
+				t.Errorf("the client received %s", m.Raw)
 			}
 			await.Until(t, "both answers", func() bool { return far.Count("answer") >= answers+2 })
 			for _, m := range far.Received("answer")[answers:] {
@@ -217,53 +227,57 @@ func TestOperateAnswersOutOfTheBlue(t *testing.T) {
 					t.Errorf("answered %s", m.Body)
 				}
 			}
-			stream.HangUp()
+			stream.Cancel()
 			await.Until(t, "the end of the stream", func() bool { return far.Listeners() == before })
 		})
 	}
 }
 
-// The question of one is answered here, that of the other is passed on.
+// The gateway answers one server's requests, and passes on those of the other.
 func TestOperateAnswersForOne(t *testing.T) {
 	isolate(t)
-	url := serve(t, gateway("separator __", block(child("alpha"), "isolation session"), block(child("beta"), "isolation session"),
+	url := serve(t, gateway("separator __", block(child("alpha"), "isolation session"),
+		block(child("beta"), "isolation session"),
 		block("answer alpha roots/list", "roots file:///workspace"), "answer beta roots/list deliver"))
-	c := newSpeaker(t, joinedAt(url), false, canAll)
-	if got := c.ask(t, "tools/call", callOf("alpha", "ask-roots", `{}`)); got.asksClient() || !strings.Contains(got.answer.Text(), "file:///workspace") {
+	c := newTestClient(t, joinedAt(url), false, fullCapabilities)
+	if got := c.ask(t, "tools/call", callOf("alpha", "ask-roots", `{}`)); got.requestsInput() ||
+		!strings.Contains(got.answer.Text(), "file:///workspace") {
 		t.Errorf("A59 alpha: %v %s", got.events, got.answer.Raw)
 	}
 	d := c.begin(t, "tools/call", callOf("beta", "ask-roots", `{}`))
-	question := d.hears(t, "roots/list")
-	c.replyTo(t, question, rootsAnswer)
+	question := d.awaitMessage(t, "roots/list")
+	c.respond(t, question, rootsAnswer)
 	if got := d.finish(t).answer.Text(); got != rootsAnswer {
 		t.Errorf("A59 beta: %s", got)
 	}
 	d = c.begin(t, "tools/call", callOf("alpha", "ask", `{"method":"sampling/createMessage","params":{}}`))
-	c.replyTo(t, d.hears(t, "sampling/createMessage"), sampleAnswer)
+	c.respond(t, d.awaitMessage(t, "sampling/createMessage"), sampleAnswer)
 	if got := d.finish(t).answer.Text(); got != sampleAnswer {
-		t.Errorf("A59 what else alpha asks: %s", got)
+		t.Errorf("A59 another request of alpha: %s", got)
 	}
 }
 
 func TestOperateDropsQuestions(t *testing.T) {
 	isolate(t)
-	servers := asking(t, newJournal(t))
-	// A call that hangs would do so for longer than the test waits.
+	servers := newRequestingServers(t, newJournal(t))
+	// The long timeout makes a call that hangs fail the test.
 	lines := []string{"separator __", "response_timeout 10m"}
 	for _, s := range servers {
 		lines = append(lines, s.line, "answer "+s.name+" roots/list drop")
 	}
 	url := serve(t, gateway(lines...))
-	forDoors(t, url, servers, func(t *testing.T, c *speaker, s answering, named func(string, string) string) {
-		got := c.ask(t, "tools/call", `{"name":`+quote(named(s.name, s.ask))+`,"arguments":{"method":"roots/list","params":{}}}`)
+	forEndpoints(t, url, servers, func(t *testing.T, c *testClient, s requestingServer,
+		named func(string, string) string) {
+		got := c.ask(t, "tools/call", `{"name":`+quote(named(s.name, s.tool))+
+			`,"arguments":{"method":"roots/list","params":{}}}`)
 		if !got.failed() {
-			t.Errorf("A59 the server is not told of an error: %s", got.answer.Raw)
+			t.Errorf("A59 the server received no error: %s", got.answer.Raw)
 		}
-		if got.asksClient() {
-			t.Errorf("A59 the client was asked: %v %s", got.events, got.answer.Raw)
+		if got.requestsInput() {
+			t.Errorf("A59 the client received a server request: %v %s", got.events, got.answer.Raw)
 		}
 		if got := c.ask(t, "tools/call", `{"name":`+quote(named(s.name, "echo"))+`,"arguments":{"text":"x"}}`); got.failed() {
-			t.Errorf("then %s", got.answer.Raw)
+			t.Errorf("then echo got %s", got.answer.Raw)
 		}
 	})
 }
@@ -276,34 +290,35 @@ func TestOperateDropsNotifications(t *testing.T) {
 	heardIn := func(events []mcpclient.Message, method string) bool {
 		return slices.ContainsFunc(events, func(m mcpclient.Message) bool { return m.Method == method })
 	}
-	for _, door := range doors {
-		t.Run("A59 in a call, "+door.name, func(t *testing.T) {
+	for _, endpoint := range endpointKinds {
+		t.Run("A59 in a call, "+endpoint.name, func(t *testing.T) {
 			for _, server := range []string{"alpha", "beta"} {
-				c := newSpeaker(t, door.at(url, server), false, `{}`)
+				c := newTestClient(t, endpoint.at(url, server), false, `{}`)
 				emits := func(method string) []mcpclient.Message {
-					got := c.ask(t, "tools/call", `{"name":`+quote(door.named(server, "emit"))+`,"arguments":{"method":`+quote(method)+`,"params":{"level":"error","data":"x"}}}`)
+					got := c.ask(t, "tools/call", `{"name":`+quote(endpoint.named(server, "emit"))+`,"arguments":{"method":`+
+						quote(method)+`,"params":{"level":"error","data":"x"}}}`)
 					if got.answer.Text() != "emitted" {
 						t.Errorf("%s: %s", server, got.answer.Raw)
 					}
 					return got.events
 				}
 				if got := heardIn(emits("notifications/message"), "notifications/message"); got != (server == "alpha") {
-					t.Errorf("notifications/message of %s is heard: %t", server, got)
+					t.Errorf("notifications/message of %s was received: %t", server, got)
 				}
 				if !heardIn(emits("notifications/other"), "notifications/other") {
-					t.Errorf("notifications/other of %s is not heard", server)
+					t.Errorf("notifications/other of %s was not received", server)
 				}
 			}
 		})
-		t.Run("A59 out of the blue, "+door.name, func(t *testing.T) {
-			c := newSpeaker(t, door.at(url, "far"), false, `{}`)
+		t.Run("A59 outside of a call, "+endpoint.name, func(t *testing.T) {
+			c := newTestClient(t, endpoint.at(url, "far"), false, `{}`)
 			before := far.Listeners()
 			stream := c.listen(t)
 			await.Until(t, "the gateway to listen", func() bool { return far.Listeners() > before })
 			far.Say(`{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"error","data":"x"}}`)
 			far.Say(`{"jsonrpc":"2.0","method":"vendor/after"}`)
 			if m := stream.next(t); m.Method != "vendor/after" {
-				t.Errorf("heard %s", m.Raw)
+				t.Errorf("received %s", m.Raw)
 			}
 		})
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// deleteTool is a tool of which clients do not see all, and removeTool is how they see it.
+// deleteTool is the definition of a tool at its server, and removeTool is the overridden definition that clients see.
 const (
 	deleteTool = `{"name":"delete_file","description":"old","inputSchema":{"type":"object","properties":{` +
 		`"path":{"type":"string"},"root":{"type":"string"},"debug":{"type":"boolean"}},"required":["path","root"]}}`
@@ -22,12 +22,12 @@ const (
 	coveredTool = `{"name":"remove_file","description":"another","inputSchema":{"type":"object"}}`
 )
 
-// removing is the block of deleteTool in a server.
+// removing is the block that overrides deleteTool.
 var removing = block("tool delete_file", "rename remove_file", `describe "Removes one file for good."`,
 	`annotate title "Remove a file"`, "annotate destructive on", "arguments fixed root {env.OVERRIDE_ROOT}",
 	"arguments hidden debug")
 
-// overridden returns a line of a server with a block.
+// overridden adds lines to the block of a server.
 func overridden(server string, lines ...string) string {
 	if before, ok := strings.CutSuffix(server, "\n}"); ok {
 		return before + "\n" + strings.Join(lines, "\n") + "\n}"
@@ -35,30 +35,30 @@ func overridden(server string, lines ...string) string {
 	return block(server, lines...)
 }
 
-// overrideWays are all ways to a tool: those of focusWays, and by plain POST.
-func overrideWays(url, searched string) []focusWay {
-	ways := focusWays(url, searched)
+// overrideEndpoints returns all ways to call a tool: those of toolEndpoints, and the plain RPC endpoint.
+func overrideEndpoints(url, searched string) []toolEndpoint {
+	ways := toolEndpoints(url, searched)
 	plain := ways[1]
-	plain.name, plain.at = "rpc", func(server string) string { return rpcAt(url, server) }
+	plain.name, plain.url = "rpc", func(server string) string { return rpcAt(url, server) }
 	return append(ways, plain)
 }
 
-// A caller calls a tool by one of the ways.
+// A caller calls tools in one of these ways.
 type caller struct {
-	way    focusWay
-	client *speaker // nil by plain POST
-	url    string
+	endpoint toolEndpoint
+	client   *testClient // nil at the plain RPC endpoint
+	url      string
 }
 
-func newCaller(t *testing.T, way focusWay, server string, modern bool) caller {
+func newCaller(t *testing.T, way toolEndpoint, server string, modern bool) caller {
 	t.Helper()
 	if way.name == "rpc" {
-		return caller{way: way, url: way.at(server)}
+		return caller{endpoint: way, url: way.url(server)}
 	}
-	return caller{way: way, client: newSpeaker(t, way.at(server), modern, `{}`)}
+	return caller{endpoint: way, client: newTestClient(t, way.url(server), modern, `{}`)}
 }
 
-// ask makes a request.
+// ask sends a request.
 func (c caller) ask(t *testing.T, method, params string) mcpclient.Message {
 	t.Helper()
 	if c.client == nil {
@@ -70,10 +70,10 @@ func (c caller) ask(t *testing.T, method, params string) mcpclient.Message {
 // use calls a tool.
 func (c caller) use(t *testing.T, server, tool, arguments string) mcpclient.Message {
 	t.Helper()
-	return c.ask(t, "tools/call", c.way.call(c.way.shown(server, tool), arguments))
+	return c.ask(t, "tools/call", c.endpoint.call(c.endpoint.alias(server, tool), arguments))
 }
 
-// names returns those of the tools of a server.
+// names returns the names of a server's tools.
 func (c caller) names(t *testing.T, server string) (names []string) {
 	t.Helper()
 	var list struct{ Tools []struct{ Name string } }
@@ -82,14 +82,15 @@ func (c caller) names(t *testing.T, server string) (names []string) {
 		t.Fatalf("%v: %s", err, got.Raw)
 	}
 	for _, tool := range list.Tools {
-		if name, ok := strings.CutPrefix(tool.Name, c.way.shown(server, "")); ok {
+		if name, ok := strings.CutPrefix(tool.Name, c.endpoint.alias(server, "")); ok {
 			names = append(names, name)
 		}
 	}
 	return names
 }
 
-// Whichever way a client comes, it sees the tool as the operator says, and the server gets what the operator says.
+// At every endpoint, the client sees the overridden tool, and the server receives the original name and the fixed
+// arguments.
 func TestOverrideInEveryWay(t *testing.T) {
 	isolate(t)
 	setenv(t, "OVERRIDE_ROOT", "/srv")
@@ -105,10 +106,10 @@ func TestOverrideInEveryWay(t *testing.T) {
 	addresses := []string{freeAddress(t), freeAddress(t)}
 	load(t, logTo(file)+site(addresses[0], block("log", "output file "+accesses), gateway(lines...))+
 		site(addresses[1], gateway(append(lines, "discovery on")...)))
-	for _, way := range overrideWays("http://"+addresses[0], "http://"+addresses[1]) {
+	for _, way := range overrideEndpoints("http://"+addresses[0], "http://"+addresses[1]) {
 		for _, era := range clientEras {
 			for name, s := range map[string]*remoteServer{"far": far, "old": old} {
-				passes := way.name == "rpc" || way.name == "single" && era.modern // requests as they are
+				passes := way.name == "rpc" || way.name == "single" && era.modern // requests pass unchanged
 				if passes && name == "old" || way.name == "rpc" && era.modern {
 					continue
 				}
@@ -117,12 +118,12 @@ func TestOverrideInEveryWay(t *testing.T) {
 					before := s.Count("tools/call")
 					c.callOverridden(t, name)
 					for _, r := range s.Received("tools/call")[before:] {
-						gotOriginal(t, r, name == "far")
+						expectOriginal(t, r, name == "far")
 					}
 					if n := s.Count("tools/call") - before; n != 4 {
-						t.Errorf("the server got %d calls, want 4", n)
+						t.Errorf("the server received %d calls, want 4", n)
 					}
-					c.seesOverridden(t, name)
+					c.expectOverridden(t, name)
 				})
 			}
 		}
@@ -141,16 +142,16 @@ func TestOverrideInEveryWay(t *testing.T) {
 		}
 	}
 	if hidden != 4 { // once for each of two servers in two gateways
-		t.Errorf("hidden tools are logged %d times", hidden)
+		t.Errorf("hidden tools are logged %d times, want 4", hidden)
 	}
 }
 
-// plainTool is a tool that takes anything.
+// plainTool returns the definition of a tool without described arguments.
 func plainTool(name string) string {
 	return `{"name":` + quote(name) + `,"inputSchema":{"type":"object"}}`
 }
 
-// callOverridden makes four calls that the server gets, and others that it does not.
+// callOverridden makes four calls that reach the server, and others that do not.
 func (c caller) callOverridden(t *testing.T, server string) {
 	t.Helper()
 	for _, arguments := range []string{
@@ -168,35 +169,35 @@ func (c caller) callOverridden(t *testing.T, server string) {
 		}
 	}
 	got := c.use(t, server, "delete_file", `{"path":"a"}`).Raw
-	if !strings.Contains(strings.ToLower(got), "there is no tool ") || !strings.Contains(got, "delete_file") {
-		t.Errorf("by its own name: got %s", got)
+	if !strings.Contains(strings.ToLower(got), "unknown tool ") || !strings.Contains(got, "delete_file") {
+		t.Errorf("by its original name: got %s", got)
 	}
 }
 
-// gotOriginal fails the test unless a server got one of the calls of callOverridden as it should.
-func gotOriginal(t *testing.T, r *mcptest.Received, placeholder bool) {
+// expectOriginal checks that a server received a call of callOverridden with the original name and arguments.
+func expectOriginal(t *testing.T, r *mcptest.Received, placeholder bool) {
 	t.Helper()
 	want := `delete_file {"path":"a","root":"/srv"}`
 	if r.Tool() == "b" {
 		want = `b {}`
 	}
 	if got := r.Tool() + " " + r.Param("arguments"); got != want {
-		t.Errorf("the server got %s, want %s", got, want)
+		t.Errorf("the server received %s, want %s", got, want)
 	}
 	if header := r.HTTP.Header.Get("Mcp-Name"); header != "" && header != r.Tool() {
-		t.Errorf("the server got the header %s for %s", header, r.Tool())
+		t.Errorf("the server received the header %s for %s", header, r.Tool())
 	}
 	if header := r.HTTP.Header.Get("X-Tool"); placeholder && header != r.Tool() {
-		t.Errorf("the placeholder is %s for %s", header, r.Tool())
+		t.Errorf("the placeholder is %s, want %s", header, r.Tool())
 	}
 }
 
-// seesOverridden fails the test unless the client sees the tools as it should.
-func (c caller) seesOverridden(t *testing.T, server string) {
+// expectOverridden checks that the client sees the overridden tools.
+func (c caller) expectOverridden(t *testing.T, server string) {
 	t.Helper()
-	want := strings.Replace(removeTool, "remove_file", c.way.shown(server, "remove_file"), 1)
-	if c.way.find {
-		if got := c.way.descriptor(t, c.client, server, "remove_file"); got != want {
+	want := strings.Replace(removeTool, "remove_file", c.endpoint.alias(server, "remove_file"), 1)
+	if c.endpoint.searched {
+		if got := c.endpoint.descriptor(t, c.client, server, "remove_file"); got != want {
 			t.Errorf("described as %s\nwant %s", got, want)
 		}
 		return
@@ -209,7 +210,7 @@ func (c caller) seesOverridden(t *testing.T, server string) {
 	}
 }
 
-// Rules, rates, expose, pins, metrics and logs know the tool by the name that the server has for it.
+// Rules, rates, expose, pins, metrics and logs use the tool's original name.
 func TestOverrideOriginalName(t *testing.T) {
 	isolate(t)
 	setenv(t, "OVERRIDE_ROOT", "/srv")
@@ -224,60 +225,60 @@ func TestOverrideOriginalName(t *testing.T) {
 		}, "name pinned")...))
 	}
 	load(t, config(removing))
-	at := func(kind, token string) caller {
-		way := focusWays("http://"+address, "")[map[string]int{"joined": 0, "single": 1}[kind]]
-		return caller{way: way, client: newSpeaker(t, way.at("far"), false, `{}`, "Authorization: Bearer "+token)}
+	connect := func(kind, token string) caller {
+		way := toolEndpoints("http://"+address, "")[map[string]int{"joined": 0, "single": 1}[kind]]
+		return caller{endpoint: way, client: newTestClient(t, way.url("far"), false, `{}`, "Authorization: Bearer "+token)}
 	}
 	for _, kind := range []string{"joined", "single"} {
-		ann := at(kind, "token-of-ann")
+		ann := connect(kind, "token-of-ann")
 		if got := ann.names(t, "far"); !slices.Equal(got, []string{"read"}) {
-			t.Errorf("%s: ann sees %v", kind, got)
+			t.Errorf("%s: ann sees %v, want only read", kind, got)
 		}
 		if got := ann.use(t, "far", "remove_file", `{"path":"a"}`); got.Error == nil || s.Count("tools/call") > 0 {
-			t.Errorf("%s: ann gets %s", kind, got.Raw)
+			t.Errorf("%s: ann got %s", kind, got.Raw)
 		}
 	}
 	denied := linesOfLog(t, file, "audit")
 	if len(denied) != 2 || denied[0].MCPTool != "delete_file" || denied[1].MCPTool != "delete_file" {
 		t.Errorf("logged %+v", denied)
 	}
-	bob := at("joined", "token-of-bob")
+	bob := connect("joined", "token-of-bob")
 	if got := bob.names(t, "far"); !slices.Equal(got, []string{"remove_file"}) {
 		t.Errorf("bob sees %v", got)
 	}
 	if got := bob.use(t, "far", "remove_file", `{"path":"a"}`); got.Error != nil {
-		t.Errorf("bob gets %s", got.Raw)
+		t.Errorf("bob got %s", got.Raw)
 	}
-	got := at("single", "token-of-bob").use(t, "far", "remove_file", `{"path":"a"}`)
+	got := connect("single", "token-of-bob").use(t, "far", "remove_file", `{"path":"a"}`)
 	if got.Error == nil || s.Count("tools/call") != 1 {
-		t.Errorf("bob gets %s in spite of the rate", got.Raw)
+		t.Errorf("bob got %s in spite of the rate limit", got.Raw)
 	}
-	// Another override is not another definition, and clients that listen are told of it.
-	modern := newSpeaker(t, joinedAt("http://"+address), true, `{}`, "Authorization: Bearer token-of-bob")
+	// Another override does not change the pinned definition. Listening clients are notified of it.
+	modern := newTestClient(t, joinedAt("http://"+address), true, `{}`, "Authorization: Bearer token-of-bob")
 	modern.ask(t, "tools/list", `{}`)
-	listening := modern.listens(t)
+	listening := modern.listenForChanges(t)
 	load(t, config(block("tool delete_file", "rename erase_file", "arguments hidden root")))
-	listening.hears(t, "notifications/tools/list_changed")
-	bob = at("joined", "token-of-bob")
+	listening.awaitMessage(t, "notifications/tools/list_changed")
+	bob = connect("joined", "token-of-bob")
 	if got := bob.names(t, "far"); !slices.Equal(got, []string{"erase_file"}) || len(changes(t)) > 0 {
 		t.Errorf("bob sees %v, changed: %v", got, changes(t))
 	}
 	s.Change(func(s *mcptest.Script) {
 		s.Tools[0] = strings.Replace(deleteTool, `"root":{`, `"root":{"title":"x",`, 1)
 	})
-	bob = at("joined", "token-of-bob")
-	if got := at("single", "token-of-bob").names(t, "far"); len(got) > 0 {
+	bob = connect("joined", "token-of-bob")
+	if got := connect("single", "token-of-bob").names(t, "far"); len(got) > 0 {
 		t.Errorf("bob sees %v", got)
 	}
 	if got := changes(t); !slices.Equal(got, []string{"pinned far delete_file"}) {
 		t.Errorf("changed: %v", got)
 	}
 	if got := bob.use(t, "far", "erase_file", `{}`); got.Error == nil {
-		t.Errorf("bob gets %s", got.Raw)
+		t.Errorf("bob got %s", got.Raw)
 	}
 }
 
-// The argument that the gateway adds, and those that it takes away, are those of one schema.
+// Overrides and the focus argument apply to the same schema.
 func TestOverrideAndFocus(t *testing.T) {
 	isolate(t)
 	setenv(t, "OVERRIDE_ROOT", "/srv")
@@ -285,7 +286,7 @@ func TestOverrideAndFocus(t *testing.T) {
 	url := serve(t, gateway("separator __", block("mask", "recover on"), "focus on",
 		overridden(s.line("far"), removing, block("tool tail", "rename last", "arguments fixed focus mine"))))
 	for _, era := range clientEras {
-		for _, way := range focusWays(url, "")[:2] {
+		for _, way := range toolEndpoints(url, "")[:2] {
 			t.Run(way.name+", "+era.name, func(t *testing.T) {
 				c := newCaller(t, way, "far", era.modern)
 				want := `"path":{"type":"string"},` + focusArgument("focus") + `}`
@@ -296,26 +297,26 @@ func TestOverrideAndFocus(t *testing.T) {
 					t.Errorf("defined as %s", got)
 				}
 				before := s.Count("tools/call")
-				isFocused(t, c.use(t, "far", "remove_file", goalArguments).Text())
-				hasGot(t, s, before, `{"path":"a","root":"/srv"}`)
+				expectFocused(t, c.use(t, "far", "remove_file", goalArguments).Text())
+				expectReceived(t, s, before, `{"path":"a","root":"/srv"}`)
 				before = s.Count("tools/call")
-				isHeadAndTail(t, c.use(t, "far", "last", goalArguments).Text())
-				hasGot(t, s, before, `{"path":"a","focus":"mine"}`)
+				expectHeadAndTail(t, c.use(t, "far", "last", goalArguments).Text())
+				expectReceived(t, s, before, `{"path":"a","focus":"mine"}`)
 			})
 		}
 	}
 }
 
-// The commands of Caddy go the same way as clients.
+// Caddy's commands see the overridden tools, too.
 func TestOverrideByCommands(t *testing.T) {
 	isolate(t)
 	sample := block("server sample", "mcp_sample",
 		block("tool echo", "rename say", "arguments fixed text fixed", `describe "Says it."`))
-	config := inFile(t, site("127.0.0.1:8080", gateway("separator __", sample)))
+	config := writeCaddyfile(t, site("127.0.0.1:8080", gateway("separator __", sample)))
 	served := run(t, config)
 	output := func(args ...string) string {
 		t.Helper()
-		out, err := caddy(t, append(args, "--address", served.moved[":2019"])...).CombinedOutput()
+		out, err := caddy(t, append(args, "--address", served.addresses[":2019"])...).CombinedOutput()
 		if err != nil && !strings.Contains(strings.Join(args, " "), "echo") {
 			t.Errorf("%v: %v: %s", args, err, out)
 		}
@@ -330,35 +331,35 @@ func TestOverrideByCommands(t *testing.T) {
 			t.Errorf("call %v: %s", flags, got)
 		}
 	}
-	if got := output("mcp", "call", "sample::echo"); !strings.Contains(got, "there is no tool") {
-		t.Errorf("call by its own name: %s", got)
+	if got := output("mcp", "call", "sample::echo"); !strings.Contains(got, "unknown tool") {
+		t.Errorf("call by the original name: %s", got)
 	}
 	output("mcp", "check", "sample")
-	listed := send(t, client, "GET", "http://"+served.moved[":2019"]+"/mcp_gateway/tools", "").body
+	listed := send(t, client, "GET", "http://"+served.addresses[":2019"]+"/mcp_gateway/tools", "").body
 	if !strings.Contains(listed, `"original":"echo"`) || strings.Count(listed, `"original"`) != 1 {
 		t.Errorf("the admin API lists %s", listed)
 	}
 	served.stop(t)
 
 	p := startStdio(t, config)
-	p.say(t, stdioGreeting)
-	p.hear(t, "")
-	p.say(t, rpc("tools/list", `{}`))
-	if got := p.hear(t, "").Raw; !strings.Contains(got, `"sample__say"`) || strings.Contains(got, `"sample__echo"`) {
+	p.send(t, stdioHandshake)
+	p.receive(t, "")
+	p.send(t, rpc("tools/list", `{}`))
+	if got := p.receive(t, "").Raw; !strings.Contains(got, `"sample__say"`) || strings.Contains(got, `"sample__echo"`) {
 		t.Errorf("mcp-stdio: %s", got)
 	}
-	p.say(t, toolCall{"sample__say", `{"text":"other"}`}.request())
-	if got := toolText(t, p.hear(t, "").Raw); !strings.Contains(got, "fixed") {
+	p.send(t, toolCall{"sample__say", `{"text":"other"}`}.request())
+	if got := toolText(t, p.receive(t, "").Raw); !strings.Contains(got, "fixed") {
 		t.Errorf("mcp-stdio: %s", got)
 	}
-	p.end(t)
+	p.close(t)
 }
 
-// A server of npm takes the arguments that clients do not see, and none of those that they send in their place.
+// A server from npm receives the fixed argument, whatever value clients send for it.
 func TestOverrideOfFilesystemServer(t *testing.T) {
 	isolate(t)
-	peer(t, "unused")                              // skips the test where none are installed
-	dir, err := filepath.EvalSymlinks(t.TempDir()) // as servers see it
+	peer(t, "unused")                              // skips the test if the Node.js peers are not installed
+	dir, err := filepath.EvalSymlinks(t.TempDir()) // the server resolves links, too
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -368,13 +369,13 @@ func TestOverrideOfFilesystemServer(t *testing.T) {
 		}
 	}
 	url := serve(t, gateway("separator __", "join_timeout 2m", "response_timeout 2m",
-		block("server files stdio node "+modulesOfNode+"@modelcontextprotocol/server-filesystem/dist/index.js "+dir,
+		block("server files stdio node "+nodeModules+"@modelcontextprotocol/server-filesystem/dist/index.js "+dir,
 			"start_timeout 2m",
 			block("tool read_text_file", "rename read_notes", "arguments fixed path "+filepath.Join(dir, "a.txt")))))
-	for _, way := range overrideWays(url, "")[:2] {
+	for _, way := range overrideEndpoints(url, "")[:2] {
 		for _, era := range clientEras {
 			if way.name == "single" && era.modern {
-				continue // requests pass as they are
+				continue // requests pass unchanged
 			}
 			c := newCaller(t, way, "files", era.modern)
 			for _, arguments := range []string{`{}`, `{"path":` + quote(filepath.Join(dir, "b.txt")) + `}`} {

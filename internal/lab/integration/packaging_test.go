@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// The Caddyfiles of the Debian package and of the image load, and are formatted.
+// The Caddyfiles of the Debian package and of the image are valid and formatted.
 func TestPackagedCaddyfiles(t *testing.T) {
 	isolate(t)
 	for _, packaged := range []string{"deb", "image"} {
@@ -14,7 +14,8 @@ func TestPackagedCaddyfiles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if out, err := caddy(t, "validate", "--adapter", "caddyfile", "--config", file).CombinedOutput(); err != nil || strings.Contains(string(out), `"level":"warn"`) {
+		if out, err := caddy(t, "validate", "--adapter", "caddyfile", "--config", file).CombinedOutput(); err != nil ||
+			strings.Contains(string(out), `"level":"warn"`) {
 			t.Errorf("%s: %v\n%s", file, err, out)
 		}
 	}

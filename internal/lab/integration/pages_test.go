@@ -12,7 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 )
 
-// pages returns what the project tells people, by its path in the project.
+// pages returns the text of all Markdown pages by path, relative to the project.
 func pages(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -40,7 +40,7 @@ var (
 	noAnchor = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 )
 
-// anchors returns the names under which GitHub has the headings of a page.
+// anchors returns GitHub's anchors of a page's headings.
 func anchors(page string) (names []string) {
 	for _, h := range heading.FindAllStringSubmatch(codeText.ReplaceAllString(page, ""), -1) {
 		text := noAnchor.ReplaceAllString(strings.ToLower(h[1]), "")
@@ -49,7 +49,7 @@ func anchors(page string) (names []string) {
 	return names
 }
 
-// A link of a page leads to a file, and to a heading in it.
+// Each relative link leads to an existing file, and to a heading in it.
 func TestLinksOfPages(t *testing.T) {
 	isolate(t)
 	all := pages(t)
@@ -64,7 +64,7 @@ func TestLinksOfPages(t *testing.T) {
 				target = filepath.ToSlash(filepath.Join(filepath.Dir(page), file))
 			}
 			if _, err := os.Stat(filepath.Join("../../..", target)); err != nil {
-				t.Errorf("%s: %s leads nowhere", page, link[1])
+				t.Errorf("%s: the target of %s does not exist", page, link[1])
 			}
 			if anchor != "" && !slices.Contains(anchors(all[target]), anchor) {
 				t.Errorf("%s: %s has no heading %s", page, target, anchor)
@@ -73,11 +73,10 @@ func TestLinksOfPages(t *testing.T) {
 	}
 }
 
-// What each page tells people to type is typed by a test, but for what is a target of
-// make, or takes too long.
+// A test runs the commands of each page, except make targets and the commands listed below.
 func TestCommandsOfPagesAreTyped(t *testing.T) {
 	isolate(t)
-	by := map[string]string{ // page, and the test which types its commands
+	testOf := map[string]string{ // test that runs the commands, by page
 		"README.md":                "TestDocumentedCalls",
 		"docs/mcp_gateway.md":      "TestGatewayCommands",
 		"docs/mcp_pruner.md":       "TestDocumentedCalls",
@@ -89,11 +88,15 @@ func TestCommandsOfPagesAreTyped(t *testing.T) {
 		recipesPage:                "TestRecipes",
 	}
 	untyped := []string{
-		"git clone https://github.com/caddy-mcp-gateway/caddy-mcp-gateway && cd caddy-mcp-gateway\n",    // CI does
-		"xcaddy build --with github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules\n",                  // and this is what a release does
-		"go test -v ./... 2>&1 | bin/caddy prune --type logs --goal \"why does the upload time out\"\n", // TestPruneCommand, with less
-		"go -C internal/lab test -count=1 -tags nobadger,nomysql,nopgx ./integration -run 'Page|Document|Directive|Recipe|Example'\n",
-		"cat internal/lab/task/history/*.txt | while read -r name commit; do git clone -q --bare https://github.com/$name ~/clones/$name; done\n",
+		"git clone https://github.com/caddy-mcp-gateway/caddy-mcp-gateway && cd caddy-mcp-gateway\n", // CI does this
+		// a release does this
+		"xcaddy build --with github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules\n",
+		// TestPruneCommand has a shorter input
+		"go test -v ./... 2>&1 | bin/caddy prune --type logs --goal \"why does the upload time out\"\n",
+		"go -C internal/lab test -count=1 -tags nobadger,nomysql,nopgx ./integration -run " +
+			"'Page|Document|Directive|Recipe|Example'\n",
+		"cat internal/lab/task/history/*.txt | while read -r name commit; do git clone -q --bare " +
+			"https://github.com/$name ~/clones/$name; done\n",
 		"go -C internal/lab run ./train -clones ~/clones\n",
 		"go test ./modules/caddyhttp/reverseproxy -run '^$' -bench RoundTrip -cpu 1 -count 10\n", // in Caddy's repository
 	}
@@ -103,10 +106,10 @@ func TestCommandsOfPagesAreTyped(t *testing.T) {
 			for line := range strings.Lines(c.typed) {
 				if rest, is := strings.CutPrefix(line, "make -f xcaddy.mk "); is {
 					if name := strings.Fields(rest)[0]; !slices.Contains(targets, name) {
-						t.Errorf("%s: there is no target %s", page, name)
+						t.Errorf("%s: unknown target %s", page, name)
 					}
-				} else if by[page] == "" && !slices.Contains(untyped, line) {
-					t.Errorf("%s: no test types %s", page, line)
+				} else if testOf[page] == "" && !slices.Contains(untyped, line) {
+					t.Errorf("%s: no test runs %s", page, line)
 				}
 			}
 		}
@@ -115,10 +118,10 @@ func TestCommandsOfPagesAreTyped(t *testing.T) {
 
 var caddyfileBlocks = regexp.MustCompile("(?ms)^```caddyfile\n(.*?)^```$")
 
-// aServer is a line of a gateway that gives it a server.
+// aServer matches a line that adds servers to a gateway.
 var aServer = regexp.MustCompile(`(?m)^\s*servers?(_from)? `)
 
-// wholeCaddyfile returns what a page shows, in a site or a gateway if it is a part of one.
+// wholeCaddyfile completes an excerpt from a page: it adds a server, the gateway and the site if they are missing.
 func wholeCaddyfile(shown string) string {
 	word := strings.Fields(shown)[0]
 	if slices.Contains([]string{"server", "client", "auth", "answer"}, word) {
@@ -134,10 +137,11 @@ func wholeCaddyfile(shown string) string {
 	return shown
 }
 
-// The page of a directive ends with a few examples, which are valid.
+// Each directive's page ends with two to four examples, which are valid.
 func TestExamplesOfDirectives(t *testing.T) {
 	isolate(t)
-	for _, name := range []string{"GITHUB_TOKEN", "LAPTOP_TOKEN", "CI_TOKEN", "SEARCH_TOKEN", "REDIS_PASSWORD", "MCP_SESSION_KEY"} {
+	for _, name := range []string{"GITHUB_TOKEN", "LAPTOP_TOKEN", "CI_TOKEN", "SEARCH_TOKEN", "REDIS_PASSWORD",
+		"MCP_SESSION_KEY"} {
 		setenv(t, name, exampleToken+name)
 	}
 	all := pages(t)
@@ -150,10 +154,10 @@ func TestExamplesOfDirectives(t *testing.T) {
 			_, examples, _ := strings.Cut(all[page], "\n## Examples\n")
 			found := caddyfileBlocks.FindAllStringSubmatch(examples, -1)
 			if strings.Contains(examples, "\n## ") || len(found) < 2 || len(found) > 4 {
-				t.Errorf("the page does not end with 2 to 4 examples, but has %d", len(found))
+				t.Errorf("the page has %d examples at its end, want 2 to 4", len(found))
 			}
 			for _, example := range found {
-				file := inFile(t, wholeCaddyfile(example[1]))
+				file := writeCaddyfile(t, wholeCaddyfile(example[1]))
 				if out, err := caddy(t, "validate", "--adapter", "caddyfile", "--config", file).CombinedOutput(); err != nil {
 					t.Errorf("%v\n%s\n%s", err, out, example[1])
 				}
@@ -162,8 +166,7 @@ func TestExamplesOfDirectives(t *testing.T) {
 	}
 }
 
-// A Caddyfile, or a part of one, that a page shows can be adapted as it stands, unless
-// it is a grammar.
+// Each Caddyfile or excerpt on a page can be adapted, unless it describes a grammar.
 func TestCaddyfilesOfPages(t *testing.T) {
 	isolate(t)
 	grammar := regexp.MustCompile(`(?m)^[^#\n]*(<[a-z]|\.\.\.|…)`)
@@ -179,18 +182,19 @@ func TestCaddyfilesOfPages(t *testing.T) {
 			}
 			caddyfile = wholeCaddyfile(caddyfile)
 			_, warnings, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(caddyfile), nil)
-			if err != nil || slices.ContainsFunc(warnings, func(w caddyconfig.Warning) bool { return !strings.Contains(w.Message, "formatted") }) {
+			if err != nil || slices.ContainsFunc(warnings,
+				func(w caddyconfig.Warning) bool { return !strings.Contains(w.Message, "formatted") }) {
 				t.Errorf("%s: %v %v\n%s", page, err, warnings, caddyfile)
 			}
 			adapted++
 		}
 	}
 	if adapted < 10 {
-		t.Errorf("only %d were there to adapt", adapted)
+		t.Errorf("only %d Caddyfiles were found", adapted)
 	}
 }
 
-// targets returns those of xcaddy.mk.
+// targets returns the documented targets of xcaddy.mk.
 func targets(t *testing.T) (names []string) {
 	t.Helper()
 	text, err := os.ReadFile("../../../xcaddy.mk")
@@ -203,26 +207,26 @@ func targets(t *testing.T) (names []string) {
 	return names
 }
 
-// CONTRIBUTING.md has all targets, and pages name none that there is not.
+// CONTRIBUTING.md lists all targets, and pages name only existing targets.
 func TestTargetsOfPages(t *testing.T) {
 	isolate(t)
 	all := pages(t)
 	there := targets(t)
 	for _, name := range there {
 		if name != "help" && name != "clean" && !strings.Contains(all["CONTRIBUTING.md"], "`"+name+"`") {
-			t.Errorf("CONTRIBUTING.md does not tell of %s", name)
+			t.Errorf("CONTRIBUTING.md does not name %s", name)
 		}
 	}
 	for page, text := range all {
 		for _, named := range regexp.MustCompile(`make -f xcaddy\.mk ([a-z-]+)`).FindAllStringSubmatch(text, -1) {
 			if !slices.Contains(there, named[1]) {
-				t.Errorf("%s: there is no target %s", page, named[1])
+				t.Errorf("%s: unknown target %s", page, named[1])
 			}
 		}
 	}
 }
 
-// The table of what is kept has every kind, and no other.
+// The table of stored data in docs/reliability.md has exactly the kinds in the code.
 func TestKindsThatAreKept(t *testing.T) {
 	isolate(t)
 	var kinds []string
@@ -249,18 +253,20 @@ func TestKindsThatAreKept(t *testing.T) {
 	slices.Sort(kinds)
 	slices.Sort(shown)
 	if len(kinds) == 0 || !slices.Equal(kinds, shown) {
-		t.Errorf("there are\n%s\nand the page has\n%s", strings.Join(kinds, "\n"), strings.Join(shown, "\n"))
+		t.Errorf("the code has\n%s\nthe page has\n%s", strings.Join(kinds, "\n"), strings.Join(shown, "\n"))
 	}
 }
 
-var declaredMetric = regexp.MustCompile(`(?:telemetry\.New(?:Counter|Gauge|Histogram)|newDesc)\("([a-z_]+)", "[^"]*"((?:, "[a-z_]+")*)\)`)
+var declaredMetric = regexp.MustCompile(`(?:telemetry\.New(?:Counter|Gauge|Histogram)|newDesc)\(\s*"([a-z_]+)",\s+` +
+	`(?:"[^"]*"(?:\s*\+\s*)?)+((?:,\s+"[a-z_]+")*)\)`)
 
-// The page of metrics, logs and events has all of them, with their labels, and no other.
+// docs/telemetry.md lists exactly the metrics in the code, with their labels, and their log fields and events.
 func TestTelemetryPage(t *testing.T) {
 	isolate(t)
 	page := pages(t)["docs/telemetry.md"]
 	var source strings.Builder
-	for _, pattern := range []string{"../../../modules/*/*.go", "../../../modules/internal/*/*.go", "../../../internal/inbound/*.go"} {
+	for _, pattern := range []string{"../../../modules/*/*.go", "../../../modules/internal/*/*.go",
+		"../../../internal/inbound/*.go"} {
 		files, _ := filepath.Glob(pattern)
 		for _, file := range files {
 			if text, err := os.ReadFile(file); err == nil && !strings.HasSuffix(file, "_test.go") {
@@ -273,8 +279,8 @@ func TestTelemetryPage(t *testing.T) {
 	var metrics []string
 	for _, m := range declaredMetric.FindAllStringSubmatch(code, -1) {
 		name := "caddy_mcp_" + m[1]
-		if labels := strings.ReplaceAll(strings.TrimPrefix(m[2], ", "), `"`, ""); labels != "" {
-			name += "{" + strings.ReplaceAll(labels, ", ", ",") + "}"
+		if labels := strings.ReplaceAll(strings.TrimLeft(m[2], ", \n\t"), `"`, ""); labels != "" {
+			name += "{" + regexp.MustCompile(`,\s+`).ReplaceAllString(labels, ",") + "}"
 		}
 		metrics = append(metrics, name)
 	}
@@ -286,40 +292,41 @@ func TestTelemetryPage(t *testing.T) {
 	slices.Sort(metrics)
 	slices.Sort(shown)
 	if len(metrics) == 0 || !slices.Equal(metrics, shown) {
-		t.Errorf("there are\n%s\nand the page has\n%s", strings.Join(metrics, "\n"), strings.Join(shown, "\n"))
+		t.Errorf("the code has\n%s\nthe page has\n%s", strings.Join(metrics, "\n"), strings.Join(shown, "\n"))
 	}
 
-	// Of the rest: what the page names is in the code, but for what is put together there.
+	// Names on the rest of the page are in the code, except names that the code composes.
 	_, rest, _ := strings.Cut(page, "\n## Access log\n")
 	for _, name := range regexp.MustCompile("`(mcp_[a-z_]+)`").FindAllStringSubmatch(rest, -1) {
-		if said := name[1]; !strings.Contains(code, `"`+said+`"`) && !strings.HasPrefix(said, "mcp_usage_") {
-			t.Errorf("nothing is called %s", said)
+		if field := name[1]; !strings.Contains(code, `"`+field+`"`) && !strings.HasPrefix(field, "mcp_usage_") {
+			t.Errorf("the code has no %s", field)
 		}
 	}
-	// And the other way round.
+	// Names in the code are on the page.
 	for _, name := range regexp.MustCompile(`(?:AddString|AddInt|AddInt64|AddBool|AddUint64)\("(mcp_[a-z_]+)"|Emit\([^"]*"(mcp_[a-z_]+)"`).FindAllStringSubmatch(code, -1) {
-		if said := name[1] + name[2]; !strings.Contains(rest, "`"+strings.TrimSuffix(said, "_")) {
-			t.Errorf("%s is not on the page", said)
+		if field := name[1] + name[2]; !strings.Contains(rest, "`"+strings.TrimSuffix(field, "_")) {
+			t.Errorf("%s is not on the page", field)
 		}
 	}
 }
 
-// Every file that the page of the architecture names is there.
+// Every file that docs/architecture.md names exists.
 func TestArchitecturePage(t *testing.T) {
 	isolate(t)
 	page := pages(t)["docs/architecture.md"]
 	files := regexp.MustCompile(`[a-z_/]*[a-z_]+\.go\b`).FindAllString(page, -1)
 	if len(files) < 20 {
-		t.Fatalf("the page names %d files", len(files))
+		t.Fatalf("the page names only %d files", len(files))
 	}
 	for _, name := range files {
 		found := false
-		for _, folder := range []string{"", "internal/gateway", "internal/inbound", "internal/upstream", "modules/mcpgateway"} {
+		for _, folder := range []string{"", "internal/gateway", "internal/inbound", "internal/upstream",
+			"modules/mcpgateway"} {
 			_, err := os.Stat(filepath.Join("../../..", folder, name))
 			found = found || err == nil
 		}
 		if !found {
-			t.Errorf("there is no file %s", name)
+			t.Errorf("file %s does not exist", name)
 		}
 	}
 }

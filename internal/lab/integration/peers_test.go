@@ -14,8 +14,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// The reference server answers in event streams and writes result before
-// jsonrpc; the official client checks what it gets against its schemas.
+// The reference server responds with event streams and writes result before jsonrpc. The
+// official client validates responses against its schemas.
 func TestOfficialClientAndReferenceServer(t *testing.T) {
 	isolate(t)
 	server := peer(t, "node_modules/@modelcontextprotocol/server-everything/dist/index.js", "streamableHttp")
@@ -47,24 +47,24 @@ func TestOfficialClientAndReferenceServer(t *testing.T) {
 	}
 }
 
-// TestOfficialModelClients has the clients that agents are built on talk through the
-// mask to a model API (T1, T26, T36).
+// TestOfficialModelClients sends requests of the official model SDKs through the mask to a
+// model API (T1, T26, T36).
 func TestOfficialModelClients(t *testing.T) {
 	isolate(t)
 	for _, tt := range []struct {
 		mode, script, base string
-		format             format
+		format             chatFormat
 	}{
-		{"chat", "openai.mjs", "/v1", formats[0]},
-		{"chat-stream", "openai.mjs", "/v1", formats[0]},
-		{"responses", "openai.mjs", "/v1", formats[2]},
-		{"responses-stream", "openai.mjs", "/v1", formats[2]},
-		{"messages", "anthropic.mjs", "", formats[1]},
-		{"messages-stream", "anthropic.mjs", "", formats[1]},
+		{"chat", "openai.mjs", "/v1", chatFormats[0]},
+		{"chat-stream", "openai.mjs", "/v1", chatFormats[0]},
+		{"responses", "openai.mjs", "/v1", chatFormats[2]},
+		{"responses-stream", "openai.mjs", "/v1", chatFormats[2]},
+		{"messages", "anthropic.mjs", "", chatFormats[1]},
+		{"messages-stream", "anthropic.mjs", "", chatFormats[1]},
 	} {
 		for _, encoding := range []string{"plain", "gzip"} {
 			for _, compressed := range []bool{false, true} {
-				t.Run(fmt.Sprintf("T36 %s, %s request, answer compressed %t", tt.mode, encoding, compressed), func(t *testing.T) {
+				t.Run(fmt.Sprintf("T36 %s, %s request, response compressed %t", tt.mode, encoding, compressed), func(t *testing.T) {
 					chat := &mcptest.Chat{Compress: compressed}
 					url := serve(t, windowOfOne, proxy(upstream(t, chat)))
 					grown := growth(t)
@@ -74,7 +74,7 @@ func TestOfficialModelClients(t *testing.T) {
 					if err != nil {
 						t.Fatalf("%v: %s", err, err.(*exec.ExitError).Stderr)
 					}
-					var said struct {
+					var output struct {
 						Text  string
 						Usage struct {
 							Prompt     int `json:"prompt_tokens"`
@@ -85,18 +85,19 @@ func TestOfficialModelClients(t *testing.T) {
 							Output     int `json:"output_tokens"`
 						}
 					}
-					if err := json.Unmarshal(out, &said); err != nil {
+					if err := json.Unmarshal(out, &output); err != nil {
 						t.Fatalf("got %q, %v", out, err)
 					}
-					u := said.Usage
-					if said.Text != "ok" || u.Prompt+u.Input+u.Read+u.Written != 1000 || u.Completion+u.Output != 20 {
+					u := output.Usage
+					if output.Text != "ok" || u.Prompt+u.Input+u.Read+u.Written != 1000 || u.Completion+u.Output != 20 {
 						t.Errorf("the client got %s", out)
 					}
 					last := chat.Last()
-					if last.Path != tt.format.path || last.Headers.Get("Content-Length") != strconv.Itoa(len(last.Body)) || last.Headers.Get("Content-Encoding") != "" {
-						t.Errorf("asked %s with %v", last.Path, last.Headers)
+					if last.Path != tt.format.path || last.Headers.Get("Content-Length") != strconv.Itoa(len(last.Body)) ||
+						last.Headers.Get("Content-Encoding") != "" {
+						t.Errorf("the model received %s with %v", last.Path, last.Headers)
 					}
-					// The client has written the request anew.
+					// The client encodes the request itself, so compare the decoded JSON.
 					var got, want map[string]any
 					if err := json.Unmarshal([]byte(last.Body), &got); err != nil {
 						t.Fatal(err)
@@ -104,11 +105,11 @@ func TestOfficialModelClients(t *testing.T) {
 					_ = json.Unmarshal([]byte(tt.format.masked), &want)
 					for _, list := range []string{"messages", "input"} {
 						if !reflect.DeepEqual(got[list], want[list]) {
-							t.Errorf("%s arrived as %.2000v\nwant %.2000v", list, got[list], want[list])
+							t.Errorf("%s was received as %.2000v\nwant %.2000v", list, got[list], want[list])
 						}
 					}
 					if got := grown()["tool_results_masked_total"]; got != 1 {
-						t.Errorf("%v results masked", got)
+						t.Errorf("%v results masked, want 1", got)
 					}
 				})
 			}
@@ -116,7 +117,8 @@ func TestOfficialModelClients(t *testing.T) {
 	}
 }
 
-// peer is a Node.js program of the peers folder.
+// peer returns a command for a Node.js program in the peers folder. It skips the test if the
+// peers are not installed.
 func peer(t *testing.T, script string, args ...string) *exec.Cmd {
 	t.Helper()
 	if _, err := os.Stat("peers/node_modules"); err != nil {
@@ -130,8 +132,8 @@ func peer(t *testing.T, script string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// start starts a program, waits until it says so on its standard output or
-// error, and ends it with the test.
+// start starts a program and waits until its standard output or error contains ready. The
+// program is killed at the end of the test.
 func start(t *testing.T, cmd *exec.Cmd, ready string) {
 	t.Helper()
 	r, w, err := os.Pipe()
@@ -147,13 +149,13 @@ func start(t *testing.T, cmd *exec.Cmd, ready string) {
 		_ = cmd.Wait()
 		r.Close()
 	})
-	w.Close() // so that reading ends with the program
-	var said strings.Builder
+	w.Close() // reading ends when the program exits
+	var output strings.Builder
 	for lines := bufio.NewScanner(r); lines.Scan(); {
-		said.WriteString(lines.Text() + "\n")
+		output.WriteString(lines.Text() + "\n")
 		if strings.Contains(lines.Text(), ready) {
 			return
 		}
 	}
-	t.Fatalf("%s ended: %s", cmd, &said)
+	t.Fatalf("%s ended: %s", cmd, &output)
 }

@@ -18,21 +18,21 @@ import (
 	"time"
 )
 
-// pruner is mcp_pruner with subdirectives.
+// pruner returns an mcp_pruner directive with subdirectives.
 func pruner(lines ...string) string { return block("mcp_pruner", lines...) }
 
-// A prunable is what prune_text is asked. The zero value of all but text means
-// the default of arguments, with time enough for a busy machine.
+// A prunable holds the arguments of a prune_text call. Zero values other than text mean the
+// default, with a timeout long enough for a busy machine.
 type prunable struct {
 	text, goal, source string
 	ratio              string // a JSON number
-	minKeep            int    // one less than is asked for
+	minKeep            int    // min_keep_lines - 1
 	timeout            int    // in milliseconds
 	annotate, unmarked bool
 }
 
 func (p prunable) arguments() string {
-	or := func(value, fallback string) string {
+	orDefault := func(value, fallback string) string {
 		if value == "" {
 			return fallback
 		}
@@ -42,25 +42,27 @@ func (p prunable) arguments() string {
 	if timeout == 0 {
 		timeout = 60000
 	}
-	return fmt.Sprintf(`{"text":%s,"goal_hint":%s,"source_type":%s,"options":{"max_prune_ratio":%s,"min_keep_lines":%d,"timeout_ms":%d,"annotate_lines":%t,"include_markers":%t}}`,
-		quote(p.text), quote(or(p.goal, "zzzz")), quote(or(p.source, "docs")), or(p.ratio, "0.55"), p.minKeep+1, timeout, p.annotate, !p.unmarked)
+	return fmt.Sprintf(`{"text":%s,"goal_hint":%s,"source_type":%s,"options":{"max_prune_ratio":%s,`+
+		`"min_keep_lines":%d,"timeout_ms":%d,"annotate_lines":%t,"include_markers":%t}}`,
+		quote(p.text), quote(orDefault(p.goal, "zzzz")), quote(orDefault(p.source, "docs")), orDefault(p.ratio, "0.55"),
+		p.minKeep+1, timeout, p.annotate, !p.unmarked)
 }
 
 func (p prunable) request() string { return toolCall{"prune_text", p.arguments()}.request() }
 
-// allowed is how many of so many lines may be removed (P29, P30).
+// allowed returns how many of the lines may be removed (P29, P30).
 func (p prunable) allowed(lines int) int {
 	ratio, _ := new(big.Rat).SetString(p.ratio)
 	if p.ratio == "" {
 		ratio = big.NewRat(55, 100)
 	}
 	product := new(big.Rat).Mul(ratio, big.NewRat(int64(lines), 1))
-	product.Add(product, big.NewRat(1, 1e9)) // numbers such as 0.3333333333333333 are meant to be what they are near to
+	product.Add(product, big.NewRat(1, 1e9)) // accepts rounded ratios such as 0.3333333333333333
 	most := int(new(big.Int).Quo(product.Num(), product.Denom()).Int64())
 	return min(most, lines-min(lines, p.minKeep+1))
 }
 
-// pruned is what prune_text has answered.
+// pruned is the result of prune_text.
 type pruned struct {
 	PruneID     string `json:"prune_id"`
 	Text        string `json:"pruned_text"`
@@ -94,8 +96,8 @@ type pruned struct {
 	Warnings []string `json:"warnings"`
 }
 
-// kept is the numbers of the lines that were kept.
-func (p pruned) kept() (lines []int) {
+// keptLines returns the numbers of the kept lines.
+func (p pruned) keptLines() (lines []int) {
 	next := 1
 	for _, a := range p.Annotations {
 		for ; next < a.Start; next++ {
@@ -109,7 +111,7 @@ func (p pruned) kept() (lines []int) {
 	return lines
 }
 
-// removed says which lines were removed, and why.
+// removed describes the removed lines, with the reasons.
 func (p pruned) removed() string {
 	var b strings.Builder
 	for _, a := range p.Annotations {
@@ -118,8 +120,8 @@ func (p pruned) removed() string {
 	return b.String()
 }
 
-// payload reads the object that a tool has returned, which is there twice: as the
-// one text (P12), and as it is (P79).
+// payload decodes the object that a tool returned, and checks that the text (P12) and
+// structuredContent (P79) are equal.
 func payload[T any](t *testing.T, message string) (value T) {
 	t.Helper()
 	var response struct {
@@ -128,13 +130,14 @@ func payload[T any](t *testing.T, message string) (value T) {
 			Structured any `json:"structuredContent"`
 		}
 	}
-	if err := json.Unmarshal([]byte(message), &response); err != nil || len(response.Result.Content) != 1 || response.Result.Content[0].Type != "text" {
+	if err := json.Unmarshal([]byte(message), &response); err != nil || len(response.Result.Content) != 1 ||
+		response.Result.Content[0].Type != "text" {
 		t.Fatalf("P12 %v: %.300s", err, message)
 	}
 	text := response.Result.Content[0].Text
 	var same any
 	if err := json.Unmarshal([]byte(text), &same); err != nil || !reflect.DeepEqual(same, response.Result.Structured) {
-		t.Errorf("P79 %v: structuredContent is not what the text says: %.600s", err, message)
+		t.Errorf("P79 %v: structuredContent differs from the text: %.600s", err, message)
 	}
 	if err := json.Unmarshal([]byte(text), &value); err != nil {
 		t.Fatalf("%v: %.300s", err, text)
@@ -142,30 +145,30 @@ func payload[T any](t *testing.T, message string) (value T) {
 	return value
 }
 
-// pruneBy prunes at a URL that takes JSON-RPC by POST, and wants an answer that keeps
-// every promise.
-func pruneBy(t *testing.T, at string, p prunable, headers ...string) pruned {
+// pruneText prunes a text at a JSON-RPC endpoint, and checks the result.
+func pruneText(t *testing.T, endpoint string, p prunable, headers ...string) pruned {
 	t.Helper()
-	got := post(t, at, p.request(), headers...)
+	got := post(t, endpoint, p.request(), headers...)
 	if got.StatusCode != 200 || got.Header.Get("Content-Type") != "application/json" {
 		t.Fatalf("%d %v %.300s", got.StatusCode, got.Header, got.body)
 	}
 	answered := payload[pruned](t, got.body)
-	p.judge(t, answered)
+	p.check(t, answered)
 	return answered
 }
 
 var (
-	// lineIn finds a line with its end (P27).
+	// lineIn matches a line with its line end (P27).
 	lineIn = regexp.MustCompile(`[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+$`)
-	// markerLine is P22.
-	markerLine = regexp.MustCompile(`^⟦PRUNÉ: prune_id=(?P<prune_id>[^\s]+) lignes (?P<start>\d+)-(?P<end>\d+) \((?P<count>\d+)\) raison=(?P<reason>.*)⟧$`)
-	// pruneID is R5.
+	// markerLine matches the marker of P22.
+	markerLine = regexp.MustCompile(`^⟦PRUNÉ: prune_id=(?P<prune_id>[^\s]+) lignes (?P<start>\d+)-(?P<end>\d+) ` +
+		`\((?P<count>\d+)\) raison=(?P<reason>.*)⟧$`)
+	// pruneID matches the ids of R5.
 	pruneID = regexp.MustCompile(`^prn_[A-Za-z0-9]{10}$`)
 )
 
-// judge holds an answer against what is promised of all answers.
-func (p prunable) judge(t *testing.T, got pruned) {
+// check checks the requirements that every result must meet.
+func (p prunable) check(t *testing.T, got pruned) {
 	t.Helper()
 	lines := lineIn.FindAllString(p.text, -1)
 	s := got.Stats
@@ -175,14 +178,16 @@ func (p prunable) judge(t *testing.T, got pruned) {
 	if got.Annotations == nil || got.Warnings == nil {
 		t.Error("P18 annotations or warnings are missing")
 	}
-	if s.Original != len(lines) || s.Kept+s.Pruned != s.Original || s.Kept < 0 || s.Pruned < 0 || s.Before < 0 || s.After < 0 || s.Elapsed < 0 {
+	if s.Original != len(lines) || s.Kept+s.Pruned != s.Original || s.Kept < 0 || s.Pruned < 0 || s.Before < 0 ||
+		s.After < 0 || s.Elapsed < 0 {
 		t.Errorf("P20 of %d lines: %+v", len(lines), s)
 	}
 	if ratio := float64(s.Pruned) / float64(max(1, s.Original)); math.Abs(s.Ratio-ratio) > 0.00005001 {
-		t.Errorf("P20 pruned_ratio is %v, not %v", s.Ratio, ratio)
+		t.Errorf("P20 pruned_ratio is %v, want %v", s.Ratio, ratio)
 	}
 	if most := p.allowed(len(lines)); s.Pruned > most {
-		t.Errorf("P29, P30: %d of %d lines removed, %d may be: %s", s.Pruned, len(lines), most, p.arguments()[len(p.arguments())-130:])
+		t.Errorf("P29, P30: %d of %d lines removed, at most %d allowed: %s", s.Pruned, len(lines), most,
+			p.arguments()[len(p.arguments())-130:])
 	}
 	if s.Saved != max(0, s.Before-s.After) || math.Abs(s.Cost-float64(s.Saved)*0.01/1e6) > 0.5000001e-8 {
 		t.Errorf("P66 %d → %d tokens: saved %d, %v dollars", s.Before, s.After, s.Saved, s.Cost)
@@ -191,22 +196,25 @@ func (p prunable) judge(t *testing.T, got pruned) {
 		t.Errorf("P76 %d lines, %d → %d tokens", len(lines), s.Before, s.After)
 	}
 	if s.Pruned == 0 && !p.annotate && got.Text != p.text {
-		t.Errorf("P40 nothing is removed, but the text differs: %.200q\nwant %.200q", got.Text, p.text)
+		t.Errorf("P40 no line was removed, but the text differs: %.200q\nwant %.200q", got.Text, p.text)
 	}
-	p.judgeBlocks(t, got)
-	p.judgeText(t, got, lines)
+	p.checkBlocks(t, got)
+	p.checkText(t, got, lines)
 }
 
-// judgeBlocks holds the annotations against what is promised (P21, P22).
-func (p prunable) judgeBlocks(t *testing.T, got pruned) {
+// checkBlocks checks the annotations (P21, P22).
+func (p prunable) checkBlocks(t *testing.T, got pruned) {
 	t.Helper()
 	removed, last := 0, -1
 	for _, a := range got.Annotations {
-		if a.Kind != "pruned_block" || a.Start < 1 || a.End < a.Start || a.End > got.Stats.Original || a.Count != a.End-a.Start+1 || a.Start <= last+1 {
+		if a.Kind != "pruned_block" || a.Start < 1 || a.End < a.Start || a.End > got.Stats.Original ||
+			a.Count != a.End-a.Start+1 || a.Start <= last+1 {
 			t.Errorf("P21 after line %d: %+v", last, a)
 		}
-		want := fmt.Sprintf("⟦PRUNÉ: prune_id=%s lignes %d-%d (%d) raison=%s⟧", got.PruneID, a.Start, a.End, a.Count, a.Reason)
-		if a.Marker != want || !markerLine.MatchString(a.Marker) || strings.ContainsAny(a.Reason, "\r\n\u2028\u2029⟧") || strings.TrimSpace(a.Reason) == "" {
+		want := fmt.Sprintf("⟦PRUNÉ: prune_id=%s lignes %d-%d (%d) raison=%s⟧", got.PruneID, a.Start, a.End, a.Count,
+			a.Reason)
+		if a.Marker != want || !markerLine.MatchString(a.Marker) || strings.ContainsAny(a.Reason, "\r\n\u2028\u2029⟧") ||
+			strings.TrimSpace(a.Reason) == "" {
 			t.Errorf("P22, R4 marker %q\nwant %q", a.Marker, want)
 		}
 		removed, last = removed+a.Count, a.End
@@ -216,9 +224,9 @@ func (p prunable) judgeBlocks(t *testing.T, got pruned) {
 	}
 }
 
-// judgeText holds the pruned text against the original and the annotations: lines that
-// are kept, to the byte, and markers in the place of the others (P23–P28, P34).
-func (p prunable) judgeText(t *testing.T, got pruned, lines []string) {
+// checkText checks the pruned text against the original and the annotations: kept lines are
+// unchanged, and markers replace the others (P23–P28, P34).
+func (p prunable) checkText(t *testing.T, got pruned, lines []string) {
 	t.Helper()
 	type line struct{ content, end string }
 	var want []line
@@ -238,16 +246,17 @@ func (p prunable) judgeText(t *testing.T, got pruned, lines []string) {
 		}
 		want = append(want, line{content, end})
 	}
-	is := lineIn.FindAllString(got.Text, -1)
-	for i := range min(len(is), len(want)) {
-		content := strings.TrimRight(is[i], "\r\n")
-		if end := is[i][len(content):]; content != want[i].content || i+1 < len(is) && want[i].end != "" && end != want[i].end {
-			t.Errorf("P23–P28 line %d of the pruned text is %.200q, want %.200q%q", i+1, is[i], want[i].content, want[i].end)
+	shown := lineIn.FindAllString(got.Text, -1)
+	for i := range min(len(shown), len(want)) {
+		content := strings.TrimRight(shown[i], "\r\n")
+		if end := shown[i][len(content):]; content != want[i].content || i+1 < len(shown) && want[i].end != "" &&
+			end != want[i].end {
+			t.Errorf("P23–P28 line %d of the pruned text is %.200q, want %.200q%q", i+1, shown[i], want[i].content, want[i].end)
 			return
 		}
 	}
-	if len(is) != len(want) {
-		t.Errorf("P23–P28 the pruned text has %d lines, not %d", len(is), len(want))
+	if len(shown) != len(want) {
+		t.Errorf("P23–P28 the pruned text has %d lines, want %d", len(shown), len(want))
 	}
 }
 
@@ -260,7 +269,7 @@ func numbered(n int) string {
 	return b.String()
 }
 
-// rpcError is the answer to a request that cannot be met.
+// rpcError is an error response.
 type rpcError struct {
 	ID    json.RawMessage
 	Error *struct {
@@ -270,10 +279,10 @@ type rpcError struct {
 	}
 }
 
-// failsWith sends a message by POST and wants this code.
-func failsWith(t *testing.T, at, message string, code int, headers ...string) rpcError {
+// failsWith sends a message and checks the error code of the response.
+func failsWith(t *testing.T, endpoint, message string, code int, headers ...string) rpcError {
 	t.Helper()
-	got := post(t, at, message, headers...)
+	got := post(t, endpoint, message, headers...)
 	var failure rpcError
 	if err := json.Unmarshal([]byte(got.body), &failure); err != nil || failure.Error == nil {
 		t.Fatalf("%.300s: %d %.300s", message, got.StatusCode, got.body)
@@ -287,25 +296,26 @@ func failsWith(t *testing.T, at, message string, code int, headers ...string) rp
 	return failure
 }
 
-// resultOf asks at /rpc, and returns the result.
-func resultOf[T any](t *testing.T, at, method, params string) (value T) {
+// resultOf sends a request to an /rpc endpoint and returns the result.
+func resultOf[T any](t *testing.T, endpoint, method, params string) (value T) {
 	t.Helper()
-	got := post(t, at, rpc(method, params))
+	got := post(t, endpoint, rpc(method, params))
 	var response struct {
 		ID     json.RawMessage
 		Result *T
 	}
-	if err := json.Unmarshal([]byte(got.body), &response); err != nil || response.Result == nil || got.StatusCode != 200 || string(response.ID) != "1" {
+	if err := json.Unmarshal([]byte(got.body), &response); err != nil || response.Result == nil ||
+		got.StatusCode != 200 || string(response.ID) != "1" {
 		t.Fatalf("%s: %v: %d %.300s", method, err, got.StatusCode, got.body)
 	}
 	return *response.Result
 }
 
-// TestPrunerCall has the call of the documents, with its white space (P5).
+// TestPrunerCall sends the documented call, with its white space (P5).
 func TestPrunerCall(t *testing.T) {
 	isolate(t)
-	at := serve(t, pruner()) + "/rpc"
-	got := post(t, at, `{
+	endpoint := serve(t, pruner()) + "/rpc"
+	got := post(t, endpoint, `{
     "jsonrpc":"2.0",
     "id":2,
     "method":"tools/call",
@@ -325,7 +335,7 @@ func TestPrunerCall(t *testing.T) {
       }
     }
   }`)
-	prunable{text: "L1\nL2\nL3\nL4", ratio: "0.75", annotate: true}.judge(t, payload[pruned](t, got.body))
+	prunable{text: "L1\nL2\nL3\nL4", ratio: "0.75", annotate: true}.check(t, payload[pruned](t, got.body))
 }
 
 func TestPrunerHealth(t *testing.T) {
@@ -334,7 +344,8 @@ func TestPrunerHealth(t *testing.T) {
 	type health map[string]any
 	direct := send(t, client, "GET", url+"/health", "")
 	var ways [3]health
-	if err := json.Unmarshal([]byte(direct.body), &ways[0]); err != nil || direct.StatusCode != 200 || direct.Header.Get("Content-Type") != "application/json" {
+	if err := json.Unmarshal([]byte(direct.body), &ways[0]); err != nil || direct.StatusCode != 200 ||
+		direct.Header.Get("Content-Type") != "application/json" {
 		t.Fatalf("P1 %v: %d %v %s", err, direct.StatusCode, direct.Header, direct.body)
 	}
 	ways[1] = resultOf[health](t, url+"/rpc", "health", `{}`)
@@ -346,11 +357,12 @@ func TestPrunerHealth(t *testing.T) {
 		}
 		delete(got, "timestamp")
 		if !reflect.DeepEqual(got, ways[0]) {
-			t.Errorf("P7 way %d says %v, not %v", i, got, ways[0])
+			t.Errorf("P7 way %d returned %v, want %v", i, got, ways[0])
 		}
 	}
 	want := []any{"prune_text", "recover_text", "annotations", "markers"}
-	if got := ways[0]; got["status"] != "healthy" || got["server"] != "mcp-pruner" || got["version"] != "0.1.0" || !reflect.DeepEqual(got["capabilities"], want) {
+	if got := ways[0]; got["status"] != "healthy" || got["server"] != "mcp-pruner" || got["version"] != "0.1.0" ||
+		!reflect.DeepEqual(got["capabilities"], want) {
 		t.Errorf("P8 %v", got)
 	}
 	if got := send(t, client, "HEAD", url+"/health", ""); got.StatusCode != 200 || got.body != "" {
@@ -358,7 +370,7 @@ func TestPrunerHealth(t *testing.T) {
 	}
 }
 
-// TestPrunerDoors is about what is served where.
+// TestPrunerDoors checks which paths and methods are served.
 func TestPrunerDoors(t *testing.T) {
 	isolate(t)
 	url := serve(t, pruner(), block("handle_path /below/*", pruner()), "respond next")
@@ -366,36 +378,37 @@ func TestPrunerDoors(t *testing.T) {
 	tests := []struct {
 		name, method, path, body string
 		status                   int
-		want                     string // a part of the body
+		want                     string // substring of the body
 	}{
 		{"P1 a message", "POST", "/rpc", list, 200, `"prune_text"`},
 		{"P1 health", "GET", "/health", "", 200, `"healthy"`},
 		{"P79 a message over Streamable HTTP", "POST", "/mcp", list, 200, `"prune_text"`},
-		{"below a path", "POST", "/some/where/rpc", list, 200, `"prune_text"`},
-		{"below a path that is taken off", "POST", "/below/rpc", list, 200, `"prune_text"`},
+		{"a path prefix", "POST", "/some/where/rpc", list, 200, `"prune_text"`},
+		{"a path prefix that handle_path removes", "POST", "/below/rpc", list, 200, `"prune_text"`},
 		{"no stream", "GET", "/mcp", "", 405, ""},
 		{"no session to end", "DELETE", "/mcp", "", 405, ""},
 		{"GET of /rpc", "GET", "/rpc", "", 405, ""},
 		{"PUT of /rpc", "PUT", "/rpc", list, 405, ""},
 		{"POST to /health", "POST", "/health", list, 405, ""},
 		{"another path", "POST", "/", list, 200, "next"},
-		{"a path that goes on", "POST", "/rpc/x", list, 200, "next"},
-		{"a path that only begins so", "GET", "/healthz", "", 200, "next"},
-		{"a path that only ends so", "POST", "/xrpc", list, 200, "next"},
+		{"a longer path", "POST", "/rpc/x", list, 200, "next"},
+		{"a path that only starts with it", "GET", "/healthz", "", 200, "next"},
+		{"a path that only ends with it", "POST", "/xrpc", list, 200, "next"},
 		{"another case", "POST", "/RPC", list, 200, "next"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			got := send(t, client, tt.method, url+tt.path, tt.body)
-			if got.StatusCode != tt.status || !strings.Contains(got.body, tt.want) || tt.want != "next" && strings.Contains(got.body, "next") {
+			if got.StatusCode != tt.status || !strings.Contains(got.body, tt.want) || tt.want != "next" &&
+				strings.Contains(got.body, "next") {
 				t.Errorf("%d %.300s", got.StatusCode, got.body)
 			}
 			if tt.status == 405 && got.Header.Get("Allow") == "" {
-				t.Errorf("what is allowed is not said: %v", got.Header)
+				t.Errorf("no Allow header: %v", got.Header)
 			}
 		})
 	}
-	t.Run("a body that is compressed", func(t *testing.T) {
+	t.Run("a compressed body", func(t *testing.T) {
 		got := post(t, url+"/rpc", list, "Content-Encoding: gzip")
 		if got.StatusCode != 415 || !json.Valid([]byte(got.body)) {
 			t.Errorf("%d %s", got.StatusCode, got.body)
@@ -409,15 +422,16 @@ func TestPrunerOriginAndHost(t *testing.T) {
 		name    string
 		options []string
 		header  string
-		want    string // the symbol of the failure
+		want    string // error code, "" for none
 	}{
 		{"A43 no Origin", nil, "X: y", ""},
 		{"A43 a foreign Origin", nil, "Origin: http://evil.test", "forbidden_origin"},
 		{"A43 a local Origin", nil, "Origin: http://localhost:3000", ""},
-		{"A43 an Origin that only begins like a local one", nil, "Origin: http://localhost.evil.test", "forbidden_origin"},
+		{"A43 an Origin that only starts like a local one", nil, "Origin: http://localhost.evil.test", "forbidden_origin"},
 		{"A43 the Origin null", nil, "Origin: null", "forbidden_origin"},
 		{"A43 a listed Origin", []string{"origins https://app.test"}, "Origin: https://app.test", ""},
-		{"A43 an Origin that is not listed", []string{"origins https://app.test"}, "Origin: https://evil.test", "forbidden_origin"},
+		{"A43 an Origin that is not listed", []string{"origins https://app.test"}, "Origin: https://evil.test",
+			"forbidden_origin"},
 		{"A43 all Origins", []string{"origins *"}, "Origin: null", ""},
 		{"A43 a foreign Host", nil, "Host: evil.test", "forbidden_host"},
 		{"A43 a local Host", nil, "Host: localhost:1", ""},
@@ -441,7 +455,8 @@ func TestPrunerOriginAndHost(t *testing.T) {
 				res.Body.Close()
 				if tt.want == "" {
 					same(t, string(body), result(`{}`))
-				} else if failure := failureOf(t, answer{res, string(body)}); failure.Symbol != tt.want || failure.Status != 403 {
+				} else if failure := gatewayErrorOf(t, httpResponse{res, string(body)}); failure.Symbol != tt.want ||
+					failure.Status != 403 {
 					t.Errorf("%s: %+v", path, failure)
 				}
 			}
@@ -449,20 +464,22 @@ func TestPrunerOriginAndHost(t *testing.T) {
 	}
 }
 
-// TestPrunerFuzzed sends what was once a request (P57).
+// TestPrunerFuzzed sends mutated requests (P57).
 func TestPrunerFuzzed(t *testing.T) {
 	isolate(t)
-	at := serve(t, pruner()) + "/rpc"
-	id := pruneBy(t, at, prunable{text: numbered(300)}).PruneID
+	endpoint := serve(t, pruner()) + "/rpc"
+	id := pruneText(t, endpoint, prunable{text: numbered(300)}).PruneID
 	seeds := []string{
 		prunable{text: numbered(20), annotate: true}.request(),
 		prunable{text: "⟦NO_PRUNE_BEGIN⟧\r\n```\né🙂\u2028\n", source: "code", ratio: "1"}.request(),
-		toolCall{"recover_text", `{"prune_id":"` + id + `","ranges":[{"start_line":1,"end_line":3}],"include_line_numbers":true}`}.request(),
+		toolCall{"recover_text", `{"prune_id":"` + id +
+			`","ranges":[{"start_line":1,"end_line":3}],"include_line_numbers":true}`}.request(),
 		toolCall{"health", `{}`}.request(),
 		rpc("initialize", `{"protocolVersion":"2025-11-25","capabilities":{}}`),
 		rpc("tools/list", `{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}}`),
 	}
-	tokens := []string{`"`, `\`, `\ud800`, `{`, `}`, `[`, `]`, `:`, `,`, `null`, `true`, `-1`, `1e999`, `0.5`, `""`, "\x00", "\xff", `"id":`, `"jsonrpc":"2.0"`, strings.Repeat("[", 2000), strings.Repeat("9", 400)}
+	tokens := []string{`"`, `\`, `\ud800`, `{`, `}`, `[`, `]`, `:`, `,`, `null`, `true`, `-1`, `1e999`, `0.5`, `""`,
+		"\x00", "\xff", `"id":`, `"jsonrpc":"2.0"`, strings.Repeat("[", 2000), strings.Repeat("9", 400)}
 	random := rand.New(rand.NewPCG(4, 57))
 	for i := range 1000 {
 		body := []byte(seeds[random.IntN(len(seeds))])
@@ -486,20 +503,21 @@ func TestPrunerFuzzed(t *testing.T) {
 				}
 			}
 		}
-		got := post(t, at, string(body))
+		got := post(t, endpoint, string(body))
 		if got.StatusCode == http.StatusAccepted && got.body == "" && isNotification(body) {
 			continue
 		}
-		if got.StatusCode != 200 && got.StatusCode != 400 || !json.Valid([]byte(got.body)) || got.Header.Get("Content-Type") != "application/json" {
-			t.Errorf("P57 body %d: %q\nis answered with %d %.300q", i, body, got.StatusCode, got.body)
+		if got.StatusCode != 200 && got.StatusCode != 400 || !json.Valid([]byte(got.body)) ||
+			got.Header.Get("Content-Type") != "application/json" {
+			t.Errorf("P57 body %d: %q\ngot %d %.300q", i, body, got.StatusCode, got.body)
 		}
 	}
-	if got := recoverLines(t, at, id, false, 300, 300); got.Text != "ligne 300" {
-		t.Errorf("P57 afterwards it says %+v", got)
+	if got := recoverLines(t, endpoint, id, false, 300, 300); got.Text != "ligne 300" {
+		t.Errorf("P57 afterwards recover_text returned %+v", got)
 	}
 }
 
-// isNotification reports whether a message is one that wants no answer.
+// isNotification reports whether a message is a notification, which gets no response.
 func isNotification(message []byte) bool {
 	var m map[string]json.RawMessage
 	return json.Unmarshal(message, &m) == nil && m["id"] == nil && bytes.HasPrefix(m["method"], []byte(`"`))

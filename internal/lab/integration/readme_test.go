@@ -9,16 +9,16 @@ import (
 	"testing"
 )
 
-// A command is what a document tells people to type, and what it says comes out.
+// A command is a command block of a document, with the documented output.
 type command struct {
 	typed  string
-	output string // none if the document does not say
+	output string // empty if not documented
 }
 
-// What follows a block of commands at once is their output.
+// commandBlocks matches a block of commands. A block that directly follows is the output.
 var commandBlocks = regexp.MustCompile("(?m)^```sh\n([^`]*)^```\n(?:\n^```\n([^`]*)^```\n)?")
 
-// commands returns the commands of a document, by its path in the project.
+// commands returns the commands of a document. The path is relative to the project.
 func commands(t *testing.T, document string) (found []command) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("../../..", document))
@@ -27,12 +27,12 @@ func commands(t *testing.T, document string) (found []command) {
 	}
 	found = commandsIn(string(text))
 	if blocks := strings.Count(string(text), "```sh\n"); len(found) != blocks {
-		t.Fatalf("%s: %d of %d blocks of commands can be read", document, len(found), blocks)
+		t.Fatalf("%s: only %d of %d command blocks were parsed", document, len(found), blocks)
 	}
 	return found
 }
 
-// commandsIn returns the commands of a part of a document.
+// commandsIn returns the commands in an excerpt of a document.
 func commandsIn(text string) (found []command) {
 	for _, block := range commandBlocks.FindAllStringSubmatch(text, -1) {
 		found = append(found, command{block[1], block[2]})
@@ -40,27 +40,27 @@ func commandsIn(text string) (found []command) {
 	return found
 }
 
-// typeAll types commands in their order and in one shell, in the project's folder,
-// and returns what has come out of each.
-func typeAll(t *testing.T, served *running, typed []command) []string {
+// runCommands runs commands in order in one shell, in the project's folder, and returns the output
+// of each.
+func runCommands(t *testing.T, served *caddyProcess, typed []command) []string {
 	t.Helper()
 	shell := exec.CommandContext(t.Context(), "bash", "-c")
 	shell.Dir = "../../.."
-	shell.Env = append(os.Environ(), "CADDY_ADMIN="+served.moved[":2019"]) // where commands look for Caddy
-	return typeInto(t, shell, served, typed)
+	shell.Env = append(os.Environ(), "CADDY_ADMIN="+served.addresses[":2019"]) // the admin address that commands use
+	return runCommandsIn(t, shell, served, typed)
 }
 
-// typeInto does so in a shell that is prepared to run with -c.
-func typeInto(t *testing.T, shell *exec.Cmd, served *running, typed []command) []string {
+// runCommandsIn is runCommands with a shell command that is prepared to run with -c.
+func runCommandsIn(t *testing.T, shell *exec.Cmd, served *caddyProcess, typed []command) []string {
 	t.Helper()
 	const end = "-- end of output --"
 	var script strings.Builder
 	for _, c := range typed {
 		script.WriteString(c.typed + "echo; echo '" + end + "'\n")
 	}
-	calls := moveTo(script.String(), served)
-	for port, address := range served.moved {
-		if port != ":2019" { // a function of the README takes the others as numbers
+	calls := replaceAddresses(script.String(), served)
+	for port, address := range served.addresses {
+		if port != ":2019" { // a shell function in the README takes the other ports as numbers
 			calls = strings.ReplaceAll(calls, "tell "+port[1:], "tell "+address[strings.LastIndex(address, ":")+1:])
 		}
 	}
@@ -72,8 +72,8 @@ func typeInto(t *testing.T, shell *exec.Cmd, served *running, typed []command) [
 	return strings.Split(string(out), end)
 }
 
-// What these documents tell people to type is typed here, against the binary with
-// the shipped Caddyfile; and what they say comes out must come out.
+// The commands of these documents run against the binary with the shipped Caddyfile. Their
+// output must match the documented output.
 func TestDocumentedCalls(t *testing.T) {
 	isolate(t)
 	for _, document := range []string{"README.md", "docs/mcp_pruner.md", "docs/tool_result_mask.md"} {
@@ -87,7 +87,7 @@ func TestDocumentedCalls(t *testing.T) {
 			if len(typed) == 0 {
 				t.Fatal("no commands with their output")
 			}
-			got := typeAll(t, run(t, "../../../Caddyfile"), typed)
+			got := runCommands(t, run(t, "../../../Caddyfile"), typed)
 			for i, c := range typed {
 				same(t, someSeconds.ReplaceAllString(strings.TrimSpace(got[i]), "0.0 s"), strings.TrimSpace(c.output))
 			}
@@ -95,8 +95,8 @@ func TestDocumentedCalls(t *testing.T) {
 	}
 }
 
-// What docs/access.md tells people to type: a request that they sign, and tools that
-// have changed, of which there are none.
+// The commands of docs/access.md: a signed request, and the approval of changed tools, which do
+// not exist here.
 func TestAccessCommands(t *testing.T) {
 	isolate(t)
 	for _, name := range []string{"openssl", "curl"} {
@@ -125,7 +125,7 @@ func TestAccessCommands(t *testing.T) {
 	secret := "ALICE_SECRET=" + strings.Repeat("s", 32)
 	shell := exec.CommandContext(t.Context(), "bash", "-c")
 	shell.Env = append(os.Environ(), secret)
-	got := typeInto(t, shell, run(t, file, secret), commands(t, "docs/access.md"))
+	got := runCommandsIn(t, shell, run(t, file, secret), commands(t, "docs/access.md"))
 	for i, want := range []string{`"name":"read_log"`, `"code":"not_found"`} {
 		if !strings.Contains(got[i], want) {
 			t.Errorf("%s is not in %s", want, got[i])

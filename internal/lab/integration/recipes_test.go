@@ -24,13 +24,14 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// recipesPage has whole Caddyfiles, each with commands that show that it works.
+// recipesPage has complete Caddyfiles, each with commands that use it.
 const recipesPage = "docs/recipes.md"
 
-// recipeSecrets are the environment in which recipes run.
+// recipeSecrets are the environment variables of recipes.
 var recipeSecrets = []string{
 	"LAPTOP_TOKEN=" + exampleToken, "ADMIN_TOKEN=" + exampleToken + "-admin", "READER_TOKEN=" + exampleToken + "-reader",
-	"ALICE_TOKEN=" + exampleToken + "-alice", "BOB_TOKEN=" + exampleToken + "-bob", "AGENTS_TOKEN=" + exampleToken + "-agents",
+	"ALICE_TOKEN=" + exampleToken + "-alice", "BOB_TOKEN=" + exampleToken + "-bob", "AGENTS_TOKEN=" + exampleToken +
+		"-agents",
 	"GITHUB_TOKEN_ALICE=ghp_alice", "GITHUB_TOKEN_BOB=ghp_bob", "MCP_SESSION_KEY=" + exampleToken,
 }
 
@@ -45,10 +46,10 @@ func recipeSections(t *testing.T) map[string]string {
 	return sections
 }
 
-// isCaddyfile reports whether Caddy can run the file as it is.
+// isCaddyfile reports whether the file is a complete Caddyfile.
 func (f configFile) isCaddyfile() bool { return strings.HasSuffix(f.path, "Caddyfile") }
 
-// caddyfiles returns the Caddyfiles of a recipe: its own, and those in its ConfigMap.
+// caddyfiles returns the Caddyfiles of a recipe: its own files, and those in its ConfigMap.
 func (r recipe) caddyfiles(t *testing.T) (found []configFile) {
 	t.Helper()
 	for _, file := range r.files {
@@ -66,7 +67,7 @@ func (r recipe) caddyfiles(t *testing.T) (found []configFile) {
 	return found
 }
 
-// Every Caddyfile of the page is valid, and formatted as Caddy would.
+// Every Caddyfile of the page is valid and formatted.
 func TestRecipesAreValid(t *testing.T) {
 	isolate(t)
 	for heading, text := range recipeSections(t) {
@@ -76,7 +77,7 @@ func TestRecipesAreValid(t *testing.T) {
 			caddyfiles := r.caddyfiles(t)
 			blocks, named := strings.Count(text, "\n```caddyfile\n"), strings.Count(text, "`:\n\n```caddyfile\n")
 			if len(caddyfiles) == 0 || blocks != named {
-				t.Errorf("%d Caddyfiles, and %d of %d blocks have the name of a file", len(caddyfiles), named, blocks)
+				t.Errorf("%d Caddyfiles; %d of %d blocks have a file name", len(caddyfiles), named, blocks)
 			}
 			for _, file := range caddyfiles {
 				writeFiles(t, dir, file)
@@ -100,7 +101,7 @@ func writeFiles(t *testing.T, dir string, files ...configFile) {
 	}
 }
 
-// newGitHub is a server that knows accounts by their tokens, and refuses all other requests.
+// newGitHub starts a server that maps tokens to accounts and refuses all other requests.
 func newGitHub(t *testing.T) *remoteServer {
 	t.Helper()
 	handle := func(w http.ResponseWriter, r *mcptest.Received) bool {
@@ -118,22 +119,22 @@ func newGitHub(t *testing.T) *remoteServer {
 	return serveScript(t, &mcptest.Script{Tools: []string{"get_me"}, Handle: handle})
 }
 
-// A scene is what recipes find on this machine in place of servers on the internet.
-type scene struct {
+// A recipeServers provides local servers that replace the servers of recipes on the internet.
+type recipeServers struct {
 	search, github *remoteServer
 	standIns       *strings.Replacer
 }
 
-func newScene(t *testing.T) scene {
+func newRecipeServers(t *testing.T) recipeServers {
 	t.Helper()
-	npm := filepath.Join(peer(t, "").Dir, "node_modules", "@modelcontextprotocol") // the test is skipped without it
+	npm := filepath.Join(peer(t, "").Dir, "node_modules", "@modelcontextprotocol") // skips the test if it is not installed
 	npm, err := filepath.Abs(npm)
 	if err != nil {
 		t.Fatal(err)
 	}
 	data := t.TempDir()
 	writeFiles(t, data, configFile{"notes.txt", "remember\n"})
-	s := scene{search: newLenientServer(t, "find"), github: newGitHub(t)}
+	s := recipeServers{search: newLenientServer(t, "find"), github: newGitHub(t)}
 	s.standIns = strings.NewReplacer(
 		"npx -y @modelcontextprotocol/server-filesystem", "node "+npm+"/server-filesystem/dist/index.js",
 		"npx -y @modelcontextprotocol/server-sequential-thinking", "node "+npm+"/server-sequential-thinking/dist/index.js",
@@ -145,15 +146,15 @@ func newScene(t *testing.T) scene {
 	return s
 }
 
-// TestRecipes runs every recipe that has commands, with servers of this machine in place of
-// those on the internet, types the commands, and compares the output with that of the page.
+// TestRecipes serves every recipe that has commands, with local servers instead of those on the
+// internet, runs the commands, and compares the output with that of the page.
 func TestRecipes(t *testing.T) {
 	isolate(t)
 	alsoAt := map[string][]string{"Replicas": {":8081"}}
-	also := map[string]func(t *testing.T, served *running, search *remoteServer){
-		"Credentials for each user": usersHaveTheirAccounts,
-		"A header of the client":    usersHaveTheirAccounts,
-		"Replicas":                  oneReplicaIsEnough,
+	also := map[string]func(t *testing.T, served *caddyProcess, search *remoteServer){
+		"Credentials for each user": testUserAccounts,
+		"A header of the client":    testUserAccounts,
+		"Replicas":                  testReplicaFailure,
 	}
 	typed := 0
 	for heading, text := range recipeSections(t) {
@@ -162,7 +163,7 @@ func TestRecipes(t *testing.T) {
 		}
 		typed++
 		t.Run(heading, func(t *testing.T) {
-			s := newScene(t)
+			s := newRecipeServers(t)
 			r := recipeIn(s.standIns.Replace(text))
 			served, shell := r.serve(t, map[string]string{":8091": s.search.address}, alsoAt[heading])
 			r.follow(t, shell, served)
@@ -179,7 +180,7 @@ func TestRecipes(t *testing.T) {
 // The first Caddyfile of the README serves both of its servers.
 func TestReadmeCaddyfile(t *testing.T) {
 	isolate(t)
-	s := newScene(t)
+	s := newRecipeServers(t)
 	r := recipe{
 		files: []configFile{{"Caddyfile", s.standIns.Replace(blocksOf(t, "README.md", "caddyfile")[0])}},
 		commands: []command{{
@@ -191,20 +192,20 @@ func TestReadmeCaddyfile(t *testing.T) {
 	r.follow(t, shell, served)
 }
 
-// The health check of the image, which is also the probe of a pod, succeeds with the
-// Caddyfiles of the page.
+// The health check of the image, which is also a pod's probe, succeeds with the Caddyfiles of
+// the page.
 func TestRecipeProbes(t *testing.T) {
 	isolate(t)
 	for _, heading := range []string{"Docker", "Kubernetes"} {
 		t.Run(heading, func(t *testing.T) {
-			r := recipeIn(newScene(t).standIns.Replace(recipeSections(t)[heading]))
+			r := recipeIn(newRecipeServers(t).standIns.Replace(recipeSections(t)[heading]))
 			served, _ := r.serve(t, map[string]string{}, nil)
 			probe := caddy(t, "mcp-health", "--config", configOf(served))
 			probe.Env = append(probe.Env, recipeSecrets...)
 			if out, err := probe.CombinedOutput(); err != nil {
 				t.Errorf("%v: %s", err, out)
 			}
-			res, err := http.Get("http://" + served.moved[":8080"] + "/mcp/health")
+			res, err := http.Get("http://" + served.addresses[":8080"] + "/mcp/health")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -216,9 +217,9 @@ func TestRecipeProbes(t *testing.T) {
 	}
 }
 
-// serve runs the Caddyfiles of a recipe, and the first also at other ports. The shell that
-// it returns finds there what the recipe has at public addresses.
-func (r recipe) serve(t *testing.T, addresses map[string]string, alsoAt []string) (*running, *exec.Cmd) {
+// serve runs the Caddyfiles of a recipe, and the first also at other ports. It returns a shell
+// in which curl reaches them at the recipe's public addresses.
+func (r recipe) serve(t *testing.T, addresses map[string]string, alsoAt []string) (*caddyProcess, *exec.Cmd) {
 	t.Helper()
 	dir := t.TempDir()
 	writeFiles(t, dir, r.files...)
@@ -233,7 +234,7 @@ func (r recipe) serve(t *testing.T, addresses map[string]string, alsoAt []string
 		other := strings.Replace(caddyfiles[0].content, ":8080", port, 1)
 		caddyfiles = append(caddyfiles, configFile{"other.Caddyfile", other})
 	}
-	var first *running
+	var first *caddyProcess
 	for i, file := range caddyfiles {
 		_, port, _ := net.SplitHostPort(freeAddress(t))
 		_, tlsPort, _ := net.SplitHostPort(freeAddress(t))
@@ -266,20 +267,21 @@ func (r recipe) serve(t *testing.T, addresses map[string]string, alsoAt []string
 			})
 		}
 	}
-	first.moved = addresses
+	first.addresses = addresses
 	return first, shell
 }
 
-// usersHaveTheirAccounts has clients of both eras ask at /mcp who they are, and other
-// servers see nothing of their credentials.
-func usersHaveTheirAccounts(t *testing.T, served *running, search *remoteServer) {
-	at := "http://" + served.moved[":8080"] + "/mcp"
+// testUserAccounts checks that each user gets their own GitHub account, for clients of
+// both eras, and that other servers receive no credentials.
+func testUserAccounts(t *testing.T, served *caddyProcess, search *remoteServer) {
+	endpoint := "http://" + served.addresses[":8080"] + "/mcp"
 	for _, era := range clientEras {
 		for range 2 {
 			for _, user := range []string{"alice", "bob"} {
-				c := newSpeaker(t, at, era.modern, `{}`, "Authorization: Bearer "+exampleToken+"-"+user, "X-Github-Token: ghp_"+user)
+				c := newTestClient(t, endpoint, era.modern, `{}`, "Authorization: Bearer "+exampleToken+"-"+user,
+					"X-Github-Token: ghp_"+user)
 				if got := c.use(t, "github", "get_me", `{}`); !strings.Contains(got, user+"-at-github") {
-					t.Errorf("%s: %s is %s", era.name, user, got)
+					t.Errorf("%s: %s got %s", era.name, user, got)
 				}
 				if !slices.Contains(tools(t, c), "search__find") {
 					continue // the recipe has no other server
@@ -291,29 +293,29 @@ func usersHaveTheirAccounts(t *testing.T, served *running, search *remoteServer)
 	for _, r := range search.Received() {
 		for name, values := range r.HTTP.Header {
 			if value := strings.Join(values, " "); strings.Contains(value, "ghp_") || strings.Contains(value, exampleToken) {
-				t.Errorf("the other server got %s: %s", name, value)
+				t.Errorf("the other server received %s: %s", name, value)
 			}
 		}
 	}
 }
 
-// oneReplicaIsEnough stops a replica, and has clients of several addresses ask the balancer.
-func oneReplicaIsEnough(t *testing.T, served *running, _ *remoteServer) {
+// testReplicaFailure stops a replica, and sends requests from several addresses to the balancer.
+func testReplicaFailure(t *testing.T, served *caddyProcess, _ *remoteServer) {
 	served.stop(t)
 	for i := range 8 {
 		if i > 0 && runtime.GOOS != "linux" {
-			break // other systems have one loopback address
+			break // other systems have only one loopback address
 		}
-		from := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(i+1))}}
+		dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(i+1))}}
 		transport := &http.Transport{
 			TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
 			DialContext: func(ctx context.Context, network, _ string) (net.Conn, error) {
-				return from.DialContext(ctx, network, served.moved[":443"])
+				return dialer.DialContext(ctx, network, served.addresses[":443"])
 			},
 		}
 		balanced := &http.Client{Transport: transport, Timeout: patience}
-		at := rpcAt("https://mcp.example.com", "search")
-		got := send(t, balanced, "POST", at, rpc("tools/list", `{}`), "Authorization: Bearer "+exampleToken)
+		endpoint := rpcAt("https://mcp.example.com", "search")
+		got := send(t, balanced, "POST", endpoint, rpc("tools/list", `{}`), "Authorization: Bearer "+exampleToken)
 		if got.StatusCode != http.StatusOK {
 			t.Errorf("client %d: %d %s", i, got.StatusCode, got.body)
 		}
@@ -337,7 +339,7 @@ func yamlObjects(t *testing.T, text string) (objects []map[string]any) {
 	}
 }
 
-// dig returns a value of nested maps and lists, or nil.
+// dig returns a nested value of maps and lists, or nil.
 func dig(value any, path ...any) any {
 	for _, step := range path {
 		switch step := step.(type) {
@@ -355,8 +357,8 @@ func dig(value any, path ...any) any {
 	return value
 }
 
-// The manifests of the page fit the image that a release makes: its name, port, user, paths
-// and health check.
+// The manifests of the page match the release's image: its name, port, user, paths and health
+// check.
 func TestRecipeManifests(t *testing.T) {
 	isolate(t)
 	source, err := os.ReadFile("../release/image.go")
@@ -365,7 +367,8 @@ func TestRecipeManifests(t *testing.T) {
 	}
 	for _, fact := range []string{
 		`imageUser        = 65532`, `imageConfig      = "/etc/caddy/Caddyfile"`, `"HOME=/home/caddy"`, `"8080/tcp": {}`,
-		`Volumes:      map[string]struct{}{"/config": {}, "/data": {}}`, `"/usr/bin/caddy", "mcp-health", "--config", imageConfig`,
+		`Volumes:      map[string]struct{}{"/config": {}, "/data": {}}`,
+		`"/usr/bin/caddy", "mcp-health", "--config", imageConfig`,
 	} {
 		if !bytes.Contains(source, []byte(fact)) {
 			t.Errorf("the image has no %s: adapt the manifests", fact)
@@ -406,12 +409,15 @@ func TestRecipeManifests(t *testing.T) {
 	if name := fmt.Sprint(dig(container, "image")); !image.MatchString(name) {
 		t.Errorf("image %s", name)
 	}
-	is("startup probe", dig(container, "startupProbe", "exec", "command"), "[/usr/bin/caddy mcp-health --config /etc/caddy/Caddyfile]")
+	is("startup probe", dig(container, "startupProbe", "exec", "command"),
+		"[/usr/bin/caddy mcp-health --config /etc/caddy/Caddyfile]")
 	is("readiness probe", dig(container, "readinessProbe", "httpGet", "path"), "/mcp/health")
-	is("port of the readiness probe", dig(container, "readinessProbe", "httpGet", "port"), dig(container, "ports", 0, "name"))
+	is("port of the readiness probe", dig(container, "readinessProbe", "httpGet", "port"),
+		dig(container, "ports", 0, "name"))
 	is("group", dig(pod, "spec", "securityContext", "fsGroup"), 65532)
 	is("port", dig(container, "ports", 0, "containerPort"), 8080)
-	is("port of the service", dig(objects["Service"], "spec", "ports", 0, "targetPort"), dig(container, "ports", 0, "name"))
+	is("port of the service", dig(objects["Service"], "spec", "ports", 0, "targetPort"),
+		dig(container, "ports", 0, "name"))
 	is("selector of the service", dig(objects["Service"], "spec", "selector"), dig(pod, "metadata", "labels"))
 	is("selector", dig(objects["Deployment"], "spec", "selector", "matchLabels"), dig(pod, "metadata", "labels"))
 	is("ConfigMap", dig(pod, "spec", "volumes", 0, "configMap", "name"), dig(objects["ConfigMap"], "metadata", "name"))

@@ -63,7 +63,7 @@ func TestRequirementsTable(t *testing.T) {
 	reference := regexp.MustCompile(`(?:[(]| and | to |, |[fF]ollow[s]? |[iI]n |of )(` + requirementID + `)\b`)
 	inTable, last, lastLetter := false, 0, ""
 	for n, line := range strings.Split(pages(t)[requirementsPage], "\n") {
-		at := fmt.Sprintf("%s:%d", requirementsPage, n+1)
+		position := fmt.Sprintf("%s:%d", requirementsPage, n+1)
 		switch {
 		case line == "| id | requirement |":
 			inTable, last, lastLetter = true, 0, ""
@@ -76,19 +76,19 @@ func TestRequirementsTable(t *testing.T) {
 		}
 		found := row.FindStringSubmatch(line)
 		if found == nil || strings.Count(strings.ReplaceAll(line, `\|`, ""), "|") != 3 {
-			t.Errorf("%s: want a row \"| A1 | Sentence. |\", got %.60s", at, line)
+			t.Errorf("%s: want a row \"| A1 | Sentence. |\", got %.60s", position, line)
 			continue
 		}
 		id := found[1]
 		number, _ := strconv.Atoi(id[1:])
 		if letter := id[:1]; letter == lastLetter && number <= last {
-			t.Errorf("%s: %s is not in order", at, id)
+			t.Errorf("%s: %s is not in order", position, id)
 		} else {
 			last, lastLetter = number, letter
 		}
 		for _, other := range reference.FindAllStringSubmatch(line, -1) {
 			if all[other[1]] == "" {
-				t.Errorf("%s: %s refers to %s, which has no row", at, id, other[1])
+				t.Errorf("%s: %s refers to %s, which has no row", position, id, other[1])
 			}
 		}
 	}
@@ -148,20 +148,20 @@ func citations(t *testing.T, name string, source []byte) (found []citation) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	add := func(at token.Pos, id string) {
-		found = append(found, citation{name, files.Position(at).Line, id})
+	add := func(pos token.Pos, id string) {
+		found = append(found, citation{name, files.Position(pos).Line, id})
 	}
 	for _, group := range file.Comments {
 		for _, comment := range group.List {
 			for i, line := range strings.Split(comment.Text, "\n") {
 				// Two ids can share the separator between them, so search again after each.
 				for rest := strings.TrimLeft(line, "/* \t"); ; {
-					at := citedInText.FindStringSubmatchIndex(rest)
-					if at == nil {
+					match := citedInText.FindStringSubmatchIndex(rest)
+					if match == nil {
 						break
 					}
-					found = append(found, citation{name, files.Position(comment.Pos()).Line + i, rest[at[2]:at[3]]})
-					rest = rest[at[3]:]
+					found = append(found, citation{name, files.Position(comment.Pos()).Line + i, rest[match[2]:match[3]]})
+					rest = rest[match[3]:]
 				}
 			}
 		}
@@ -222,7 +222,8 @@ func TestHTTP2(t *testing.T) {
 		got = append(got, fmt.Sprintf("%d:%s", c.line, c.id))
 	}
 	slices.Sort(got)
-	want := []string{"10:A94", "11:P93", "11:P94", "12:T93", "12:T94", "12:T95", "12:T96", "1:A91", "3:A92", "3:P91", "3:T91", "3:T92", "4:O91", "4:R91", "6:W91", "8:A93", "8:G91", "9:P92", "9:R92"}
+	want := []string{"10:A94", "11:P93", "11:P94", "12:T93", "12:T94", "12:T95", "12:T96", "1:A91", "3:A92", "3:P91",
+		"3:T91", "3:T92", "4:O91", "4:R91", "6:W91", "8:A93", "8:G91", "9:P92", "9:R92"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %v\nwant %v", got, want)
 	}

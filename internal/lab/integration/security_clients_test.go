@@ -21,18 +21,18 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// Tokens of two clients who know nothing of each other.
+// Tokens of two unrelated clients.
 const (
 	victimToken = "victim-AbCdEf0123456789"
 	thiefToken  = "thief-AbCdEf0123456789"
 )
 
-// strangers are their lines in a gateway.
-func strangers() string { return block("auth token", "victim "+victimToken, "thief "+thiefToken) }
+// twoTokens configures the two clients.
+func twoTokens() string { return block("auth token", "victim "+victimToken, "thief "+thiefToken) }
 
-// newMeeting starts a server that has all calls wait until so many are there, and then
-// answers them in the reverse order. So all of them are in flight at the same time.
-func newMeeting(t *testing.T, size int) *remoteServer {
+// newBarrierServer starts a server that holds calls until size of them are waiting, and then answers
+// them in reverse order. So all of them are in flight at the same time.
+func newBarrierServer(t *testing.T, size int) *remoteServer {
 	t.Helper()
 	var mu sync.Mutex
 	var waiting []chan struct{}
@@ -41,59 +41,61 @@ func newMeeting(t *testing.T, size int) *remoteServer {
 		if r.Method != "tools/call" {
 			return false
 		}
-		turn := make(chan struct{})
+		proceed := make(chan struct{})
 		mu.Lock()
-		if waiting = append(waiting, turn); len(waiting) == size {
-			close(turn) // each answer lets the call before it go on
+		if waiting = append(waiting, proceed); len(waiting) == size {
+			close(proceed) // each response releases the call before it
 		}
-		place := len(waiting) - 1
+		index := len(waiting) - 1
 		mu.Unlock()
 		select {
-		case <-turn:
+		case <-proceed:
 		case <-r.HTTP.Context().Done():
 			return true
 		}
 		server.Answer(w, r)
 		mu.Lock()
 		defer mu.Unlock()
-		if place > 0 {
-			close(waiting[place-1])
+		if index > 0 {
+			close(waiting[index-1])
 		}
 		return true
 	}
 	return server
 }
 
-// Clients count from 1, all of them. Where they share a server, an answer must not go to
-// whoever has asked with the same id (CVE-2026-25536).
+// All clients use the same request IDs. A shared server's response must not go to another client
+// that uses the same ID (CVE-2026-25536).
 func TestSecurityIDCollision(t *testing.T) {
 	isolate(t)
 	const size = 24
-	far := newMeeting(t, size)
-	// A child that answers the second call first, each with the secret of its caller.
-	kid := scripted(t, "kid", `
+	far := newBarrierServer(t, size)
+	// A child that answers the second call first, each with its caller's secret.
+	kid := scriptedServer(t, "kid", `
 		if [ -z "$held" ]; then held=$id; heldSecret=$secret; continue; fi
 		say '{"jsonrpc":"2.0","id":'"$id"',"result":{"content":[{"type":"text","text":"'"$secret"'"}]}}'
 		say '{"jsonrpc":"2.0","id":'"$held"',"result":{"content":[{"type":"text","text":"'"$heldSecret"'"}]}}'
 		held=`)
-	url := serve(t, gateway("separator __", strangers(), far.line("far"), kid))
+	url := serve(t, gateway("separator __", twoTokens(), far.line("far"), kid))
 	for _, server := range []string{"far", "kid"} {
 		var running sync.WaitGroup
 		for i := range size {
-			way := waysIn(url, server)[i%3]
+			way := endpointsOf(url, server)[i%3]
 			token := []string{victimToken, thiefToken}[i%2]
 			secret := fmt.Sprintf("secret-of-%d-%s", i, server)
-			message, headers := rpc("tools/call", `{"name":"echo","arguments":{"text":"`+secret+`"},"_meta":{"progressToken":1}}`), []string{bearer(token)}
+			message, headers := rpc("tools/call", `{"name":"echo","arguments":{"text":"`+secret+
+				`"},"_meta":{"progressToken":1}}`), []string{bearer(token)}
 			switch {
-			case way.name == "/mcp" && i%2 == 0: // of the modern era
-				message, headers = (&speaker{&mcpclient.Client{Modern: true, Capabilities: `{}`, Headers: headers, HTTP: lasting}}).Message("1", "tools/call", callOf(server, "echo", `{"text":"`+secret+`"}`))
+			case way.name == "/mcp" && i%2 == 0: // a modern client
+				message, headers = (&testClient{&mcpclient.Client{Modern: true, Capabilities: `{}`, Headers: headers,
+					HTTP: streamClient}}).Message("1", "tools/call", callOf(server, "echo", `{"text":"`+secret+`"}`))
 			case way.name == "/mcp":
-				headers = append(headers, sessionAt(t, way.at, bearer(token)))
+				headers = append(headers, sessionHeader(t, way.url, bearer(token)))
 				message = strings.Replace(message, `"echo"`, `"`+server+`__echo"`, 1)
 			}
 			running.Go(func() {
-				req := request(t, t.Context(), "POST", way.at, message, append(headers, acceptBoth)...)
-				res, err := lasting.Do(req)
+				req := request(t, t.Context(), "POST", way.url, message, append(headers, acceptBoth)...)
+				res, err := streamClient.Do(req)
 				if err != nil {
 					t.Error(err)
 					return
@@ -101,38 +103,40 @@ func TestSecurityIDCollision(t *testing.T) {
 				defer res.Body.Close()
 				body, _ := io.ReadAll(res.Body)
 				got := answerIn(string(body))
-				if !strings.Contains(got, secret+`\"`) && !strings.Contains(got, secret+`"`) || strings.Count(got, "secret-of-") != 1 || !strings.Contains(got, `"id":1`) {
-					t.Errorf("%s at %s got %d %s\nand wants %s", server, way.name, res.StatusCode, body, secret)
+				if !strings.Contains(got, secret+`\"`) && !strings.Contains(got, secret+`"`) || strings.Count(got,
+					"secret-of-") != 1 || !strings.Contains(got, `"id":1`) {
+					t.Errorf("%s at %s: got %d %s\nwant %s", server, way.name, res.StatusCode, body, secret)
 				}
 			})
 		}
 		running.Wait()
 	}
-	t.Run("A28 a call cannot be cancelled by who has the same id", func(t *testing.T) {
+	t.Run("A28 a client with the same id cannot cancel a call", func(t *testing.T) {
 		journal := newJournal(t)
-		url := serve(t, gateway("separator __", strangers(), block(child("kid"), journal.env())))
-		victim, thief := newSpeaker(t, joinedAt(url), false, canAll, bearer(victimToken)), newSpeaker(t, joinedAt(url), false, canAll, bearer(thiefToken))
+		url := serve(t, gateway("separator __", twoTokens(), block(child("kid"), journal.env())))
+		victim, thief := newTestClient(t, joinedAt(url), false, fullCapabilities, bearer(victimToken)),
+			newTestClient(t, joinedAt(url), false, fullCapabilities, bearer(thiefToken))
 		call := victim.begin(t, "tools/call", callOf("kid", "hang", `{}`))
 		await.Until(t, "the call", func() bool { return len(journal.entries(t, "tools/call")) == 1 })
 		for _, id := range []string{call.ID, strings.Trim(call.ID, `"`), "1", "2", "3", `"kid::1"`} {
 			cancel := `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":` + id + `}}`
-			thief.say(t, cancel)
+			thief.post(t, cancel)
 			post(t, mcpAt(url, "kid"), cancel, acceptBoth, bearer(thiefToken))
 			post(t, rpcAt(url, "kid"), cancel, bearer(thiefToken))
 		}
-		thief.use(t, "kid", "echo", `{}`) // what follows comes after them
+		thief.use(t, "kid", "echo", `{}`) // messages are processed in order
 		if ended := journal.entries(t, "cancelled"); len(ended) > 0 {
-			t.Errorf("the call has ended: %v", ended)
+			t.Errorf("the call was cancelled: %v", ended)
 		}
-		call.HangUp()
+		call.Cancel()
 		await.Until(t, "the end of the call", func() bool { return len(journal.entries(t, "cancelled")) == 1 })
 	})
 }
 
-// gullible reads a message as Go's encoding/json does, with keys in any case, and as the
-// library that took its place in the SDK did, with null characters at the end of keys. It
-// returns what a server does that reads it like that.
-func gullible(body string) string {
+// lenientRead reads a message like a lenient server and returns what the server would do. It
+// ignores the case of keys, like encoding/json, and null characters at the end of keys, like
+// the library that replaced it in the SDK.
+func lenientRead(body string) string {
 	var m struct {
 		Method string
 		Params struct {
@@ -144,17 +148,20 @@ func gullible(body string) string {
 	return strings.Join([]string{m.Method, m.Params.Name, m.Params.URI, m.Params.Ref.Name, m.Params.Ref.URI}, " ")
 }
 
-// Of two keys that differ in case, or in null characters, the gateway reads one and the server
-// the other (CVE-2026-27896, GHSA-q382-vc8q-7jhj).
+// With two keys that differ only in case or null characters, the gateway could read one and the
+// server the other (CVE-2026-27896, GHSA-q382-vc8q-7jhj).
 func TestSecurityCaseFoldedKeys(t *testing.T) {
 	isolate(t)
 	server := newLenientServer(t, "echo", "slow")
 	server.Resources = []string{"file:///public/b", "file:///secret/a"}
-	url := serve(t, gateway(append(restricted("deny alpha::slow prompt:alpha::insult resource:file:///secret"), server.line("alpha"))...))
-	legacy := newSpeaker(t, joinedAt(url), false, canAll, bearer(eveToken))
-	modern := &speaker{&mcpclient.Client{Modern: true, Capabilities: `{}`, Headers: []string{bearer(eveToken)}, HTTP: lasting}}
+	url := serve(t, gateway(append(rulesForEve("deny alpha::slow prompt:alpha::insult resource:file:///secret"),
+		server.line("alpha"))...))
+	legacy := newTestClient(t, joinedAt(url), false, fullCapabilities, bearer(eveToken))
+	modern := &testClient{&mcpclient.Client{Modern: true, Capabilities: `{}`, Headers: []string{bearer(eveToken)},
+		HTTP: streamClient}}
 	folded := func(key string) (keys []string) {
-		keys = []string{strings.ToUpper(key), strings.ToUpper(key[:1]) + key[1:], key + `\u0000`, key + `\u0000\u0000`, strings.ToUpper(key[:1]) + key[1:] + `\u0000`}
+		keys = []string{strings.ToUpper(key), strings.ToUpper(key[:1]) + key[1:], key + `\u0000`, key + `\u0000\u0000`,
+			strings.ToUpper(key[:1]) + key[1:] + `\u0000`}
 		for letter, other := range map[string]string{"s": `\u017f`, "k": `\u212a`} {
 			if strings.Contains(key, letter) {
 				keys = append(keys, strings.Replace(key, letter, other, 1))
@@ -167,15 +174,17 @@ func TestSecurityCaseFoldedKeys(t *testing.T) {
 		{"a prompt", "prompts/get", "name", `"@greet"`, `"@insult"`},
 		{"a resource", "resources/read", "uri", `"!file:///public/b"`, `"!file:///secret/a"`},
 		{"a subscription", "resources/subscribe", "uri", `"!file:///public/b"`, `"!file:///secret/a"`},
-		{"a completion", "completion/complete", "ref", `{"type":"ref/prompt","name":"@greet"}`, `{"type":"ref/prompt","name":"@insult"}`},
+		{"a completion", "completion/complete", "ref", `{"type":"ref/prompt","name":"@greet"}`,
+			`{"type":"ref/prompt","name":"@insult"}`},
 	} {
 		t.Run("A54 "+tt.name, func(t *testing.T) {
 			attack := func(message string) {
 				own := strings.NewReplacer("@", "", "!", "").Replace(message)
-				for _, way := range waysIn(url, "alpha")[1:] {
-					post(t, way.at, own, acceptBoth, bearer(eveToken))
+				for _, way := range endpointsOf(url, "alpha")[1:] {
+					post(t, way.url, own, acceptBoth, bearer(eveToken))
 				}
-				joined := strings.NewReplacer("@", "alpha__", "!file:///public/b", proxied("alpha", "file:///public/b"), "!file:///secret/a", proxied("alpha", "file:///secret/a")).Replace(message)
+				joined := strings.NewReplacer("@", "alpha__", "!file:///public/b", proxiedURI("alpha", "file:///public/b"),
+					"!file:///secret/a", proxiedURI("alpha", "file:///secret/a")).Replace(message)
 				post(t, joinedAt(url), joined, append(slices.Clone(legacy.Headers), acceptBoth)...)
 				var m mcpclient.Message
 				_ = json.Unmarshal([]byte(joined), &m)
@@ -189,10 +198,12 @@ func TestSecurityCaseFoldedKeys(t *testing.T) {
 				attack(rpc(tt.method, `{"`+key+`":`+tt.bad+`}`))
 			}
 			for _, key := range folded("params") {
-				attack(`{"jsonrpc":"2.0","id":1,"method":` + quote(tt.method) + `,"params":{"` + tt.key + `":` + tt.good + `},"` + key + `":{"` + tt.key + `":` + tt.bad + `}}`)
+				attack(`{"jsonrpc":"2.0","id":1,"method":` + quote(tt.method) + `,"params":{"` + tt.key + `":` + tt.good + `},"` +
+					key + `":{"` + tt.key + `":` + tt.bad + `}}`)
 			}
 			for _, key := range folded("method") {
-				attack(`{"jsonrpc":"2.0","id":1,"method":"ping","` + key + `":` + quote(tt.method) + `,"params":{"` + tt.key + `":` + tt.bad + `}}`)
+				attack(`{"jsonrpc":"2.0","id":1,"method":"ping","` + key + `":` + quote(tt.method) + `,"params":{"` + tt.key +
+					`":` + tt.bad + `}}`)
 			}
 		})
 	}
@@ -200,18 +211,20 @@ func TestSecurityCaseFoldedKeys(t *testing.T) {
 		t.Error("the server received nothing, want the requests that are allowed")
 	}
 	for _, r := range server.Received() {
-		did := gullible(r.Body)
+		did := lenientRead(r.Body)
 		if strings.Contains(did, "slow") || strings.Contains(did, "insult") || strings.Contains(did, "secret") {
-			t.Errorf("the server was talked into %s", did)
+			t.Errorf("the server would do %s", did)
 		}
 	}
-	t.Run("A54 in a list of the server", func(t *testing.T) {
+	t.Run("A54 in a list from the server", func(t *testing.T) {
 		for _, key := range folded("name") {
 			server.Change(func(s *mcptest.Script) {
-				s.Replies = map[string]string{"tools/list": `"result":{"tools":[{"name":"echo","` + key + `":"slow","inputSchema":{}}]}`}
+				s.Replies = map[string]string{"tools/list": `"result":{"tools":[{"name":"echo","` + key +
+					`":"slow","inputSchema":{}}]}`}
 			})
-			for _, way := range waysIn(url, "alpha")[1:] {
-				if got := post(t, way.at, rpc("tools/list", `{}`), acceptBoth, bearer(eveToken)); strings.Contains(got.body, "slow") {
+			for _, way := range endpointsOf(url, "alpha")[1:] {
+				if got := post(t, way.url, rpc("tools/list", `{}`), acceptBoth, bearer(eveToken)); strings.Contains(got.body,
+					"slow") {
 					t.Errorf("%s at %s: %s", key, way.name, got.body)
 				}
 			}
@@ -219,25 +232,28 @@ func TestSecurityCaseFoldedKeys(t *testing.T) {
 	})
 }
 
-// What a client is let in by is for the gateway. A server that gets it could be the client
-// elsewhere, and one that gets the credential of another server could be the gateway there.
+// A client's credentials are only for the gateway. A server that receives them could impersonate
+// the client, and a server that receives another server's credentials could impersonate the gateway.
 func TestSecurityTokenPassthrough(t *testing.T) {
 	isolate(t)
 	const ownKey = "key-of-alpha-0123456789"
 	setenv(t, "SECURITY_ALPHA_KEY", ownKey)
 	alpha, beta := newLenientServer(t, "echo"), newLenientServer(t, "echo")
-	asking := newLenientServer(t) // asks for credentials, and sends clients elsewhere for them
+	asking := newLenientServer(t) // requests credentials and redirects clients to another server
 	elsewhere := newLenientServer(t)
 	asking.Handle = func(w http.ResponseWriter, _ *mcptest.Received) bool {
-		w.Header().Set("WWW-Authenticate", `Bearer resource_metadata="http://`+elsewhere.address+`/.well-known/oauth-protected-resource"`)
+		w.Header().Set("WWW-Authenticate", `Bearer resource_metadata="http://`+elsewhere.address+
+			`/.well-known/oauth-protected-resource"`)
 		w.Header().Set("Location", "http://"+elsewhere.address+"/mcp")
-		w.WriteHeader([]int{http.StatusUnauthorized, http.StatusTemporaryRedirect, http.StatusPermanentRedirect}[asking.Count()%3])
+		w.WriteHeader([]int{http.StatusUnauthorized, http.StatusTemporaryRedirect,
+			http.StatusPermanentRedirect}[asking.Count()%3])
 		return true
 	}
 	journal := newJournal(t)
 	issuer := newIssuer(t)
 	address := freeAddress(t)
-	load(t, site(address, gateway("separator __", strangers(), issuer.lines(), block("auth hmac", "client signer {env.SECURITY_ALPHA_KEY}"),
+	load(t, site(address, gateway("separator __", twoTokens(), issuer.provider(),
+		block("auth hmac", "client signer {env.SECURITY_ALPHA_KEY}"),
 		block(alpha.line("alpha"), `request_header Authorization "Bearer {env.SECURITY_ALPHA_KEY}"`), beta.line("beta"),
 		asking.line("greedy"), block(child("kid", "--modern"), journal.env()))))
 	base := "http://" + address
@@ -246,45 +262,47 @@ func TestSecurityTokenPassthrough(t *testing.T) {
 	credentials := map[string][]string{
 		victimToken: {bearer(victimToken), "Cookie: " + cookie},
 		jwt:         {bearer(jwt), "Cookie: " + cookie},
-		thiefToken:  {"Cookie: " + cookie}, // which is in the message
+		thiefToken:  {"Cookie: " + cookie}, // the token is in the message
 	}
-	wary := &http.Client{CheckRedirect: stay, Timeout: patience} // it is the gateway that must not follow
+	// the test must not follow redirects for the gateway
+	wary := &http.Client{CheckRedirect: noRedirect, Timeout: patience}
 	for secret, headers := range credentials {
 		proxy := ""
 		if secret == thiefToken {
 			proxy = `,"proxy":{"authToken":` + quote(secret) + `,"x":1}`
 		}
 		for _, server := range []string{"alpha", "beta", "greedy", "kid"} {
-			for _, way := range waysIn(base, server) {
+			for _, way := range endpointsOf(base, server) {
 				params := `{` + echoes + proxy + `}`
-				with := slices.Concat(headers, []string{acceptBoth, "Proxy-Authorization: Bearer " + victimToken})
+				sent := slices.Concat(headers, []string{acceptBoth, "Proxy-Authorization: Bearer " + victimToken})
 				if way.name == "/mcp" {
-					got := post(t, way.at, rpc("initialize", `{`+initParams+proxy+`}`), with...)
-					with = append(with, "Mcp-Session-Id: "+got.Header.Get("Mcp-Session-Id"))
+					got := post(t, way.url, rpc("initialize", `{`+initParams+proxy+`}`), sent...)
+					sent = append(sent, "Mcp-Session-Id: "+got.Header.Get("Mcp-Session-Id"))
 					params = strings.Replace(params, `"echo"`, `"`+server+`__echo"`, 1)
 				}
-				got := send(t, wary, "POST", way.at, rpc("tools/call", params), with...)
+				got := send(t, wary, "POST", way.url, rpc("tools/call", params), sent...)
 				if got.StatusCode != 200 && server != "greedy" {
 					t.Errorf("%s at %s: %d %s", server, way.name, got.StatusCode, got.body)
 				}
-				send(t, wary, "POST", way.at, `{"jsonrpc":"2.0","method":"notifications/foo","params":{"a":1`+proxy+`}}`, with...)
+				send(t, wary, "POST", way.url, `{"jsonrpc":"2.0","method":"notifications/foo","params":{"a":1`+proxy+`}}`, sent...)
 				if way.name != "/rpc" && proxy == "" {
-					present(t, wary, "GET", way.at, "", with...)
+					sendAllHeaders(t, wary, "GET", way.url, "", sent...)
 				}
 			}
 		}
 	}
-	t.Run("A30 a credential that is made up", func(t *testing.T) { // CVE-2026-59822
-		for _, made := range []string{"sk-1234", victimToken + "x", ownKey, strings.ToUpper(victimToken), "undefined", "null", `" or ""="`} {
+	t.Run("A30 an invented credential", func(t *testing.T) { // CVE-2026-59822
+		for _, made := range []string{"sk-1234", victimToken + "x", ownKey, strings.ToUpper(victimToken), "undefined",
+			"null", `" or ""="`} {
 			for _, server := range []string{"alpha", "greedy"} {
-				for _, way := range waysIn(base, server) {
-					isRefused(t, post(t, way.at, rpc("tools/list", `{}`), bearer(made), acceptBoth), 401)
+				for _, way := range endpointsOf(base, server) {
+					expectRefused(t, post(t, way.url, rpc("tools/list", `{}`), bearer(made), acceptBoth), 401)
 				}
 			}
 		}
 	})
 	if n := elsewhere.Count(); n > 0 {
-		t.Errorf("the gateway went where it was sent: %v", elsewhere.Received())
+		t.Errorf("the gateway followed a redirect: %v", elsewhere.Received())
 	}
 	read, err := os.ReadFile(string(journal))
 	if err != nil {
@@ -294,31 +312,33 @@ func TestSecurityTokenPassthrough(t *testing.T) {
 	seen.add("the child", string(read))
 	for name, w := range map[string]*remoteServer{"alpha": alpha, "beta": beta, "greedy": asking} {
 		if w.Count() == 0 {
-			t.Errorf("%s was not asked", name)
+			t.Errorf("%s received no request", name)
 		}
 		for _, r := range w.Received() {
 			seen.add(name, fmt.Sprintln(r.Method, r.HTTP.URL.RequestURI(), r.HTTP.Header, r.Body))
 			if want := map[string]string{"alpha": "Bearer " + ownKey}[name]; r.HTTP.Header.Get("Authorization") != want {
-				t.Errorf("%s got the Authorization %q", name, r.HTTP.Header.Get("Authorization"))
+				t.Errorf("%s received the Authorization %q", name, r.HTTP.Header.Get("Authorization"))
 			}
 		}
 	}
-	for _, found := range seen.search([]planted{{"token", victimToken, nil}, {"token in params", thiefToken, nil}, {"JWT", jwt, nil}, {"cookie", cookie, nil}, {"credential of alpha", ownKey, []string{"alpha"}}}) {
+	for _, found := range seen.search([]plantedSecret{{"token", victimToken, nil}, {"token in params", thiefToken, nil},
+		{"JWT", jwt, nil}, {"cookie", cookie, nil}, {"credential of alpha", ownKey, []string{"alpha"}}}) {
 		t.Error("A31", found)
 	}
 }
 
-// Who gets hold of the id of a session is not its client (CVE-2025-6515, CVE-2026-33946,
+// A stolen session ID does not give access to the session (CVE-2025-6515, CVE-2026-33946,
 // CVE-2026-52869).
 func TestSecuritySessionTheft(t *testing.T) {
 	isolate(t)
 	far := newRemoteServer(t, "tool")
 	address, another := freeAddress(t), freeAddress(t)
-	lines := []string{"separator __", strangers(), far.line("far")}
-	load(t, site(address, gateway(append(lines, block(child("own"), "isolation session"), child("shared"), "session_key 0123456789-0123456789-0123456789")...))+
+	lines := []string{"separator __", twoTokens(), far.line("far")}
+	load(t, site(address, gateway(append(lines, block(child("own"), "isolation session"), child("shared"),
+		"session_key 0123456789-0123456789-0123456789")...))+
 		site(another, gateway(append(lines, "name another", "session_key another-0123456789-0123456789-01")...)))
 	base := "http://" + address
-	victim := newSpeaker(t, joinedAt(base), false, canAll, bearer(victimToken))
+	victim := newTestClient(t, joinedAt(base), false, fullCapabilities, bearer(victimToken))
 	stream := victim.listen(t)
 	await.Until(t, "the gateway to listen", func() bool { return far.Listeners() == 1 })
 	stolen := victim.Session
@@ -329,31 +349,37 @@ func TestSecuritySessionTheft(t *testing.T) {
 	}
 	attempts := []attempt{
 		{"by another client", joinedAt(base), []string{stolen, bearer(thiefToken)}},
-		{"by nobody", joinedAt(base), []string{stolen}},
-		{"before one's own", joinedAt(base), []string{stolen, sessionAt(t, joinedAt(base), bearer(thiefToken)), bearer(thiefToken)}},
+		{"without credentials", joinedAt(base), []string{stolen}},
+		{"before the thief's own", joinedAt(base), []string{stolen, sessionHeader(t, joinedAt(base), bearer(thiefToken)),
+			bearer(thiefToken)}},
 		{"at another gateway", joinedAt("http://" + another), []string{stolen, bearer(victimToken)}},
 	}
-	for _, chosen := range []string{"1", "0", "attacker-chosen", "session-1", strings.Repeat("A", 300), flipped(stolen[len("Mcp-Session-Id: "):], 20), stolen[len("Mcp-Session-Id: "):] + "A"} {
-		attempts = append(attempts, attempt{"that one has chosen: " + chosen[:min(20, len(chosen))], joinedAt(base), []string{"Mcp-Session-Id: " + chosen, bearer(thiefToken)}})
+	for _, chosen := range []string{"1", "0", "attacker-chosen", "session-1", strings.Repeat("A", 300),
+		changeLetter(stolen[len("Mcp-Session-Id: "):], 20), stolen[len("Mcp-Session-Id: "):] + "A"} {
+		attempts = append(attempts, attempt{"with a chosen ID: " + chosen[:min(20, len(chosen))], joinedAt(base),
+			[]string{"Mcp-Session-Id: " + chosen, bearer(thiefToken)}})
 	}
 	for _, server := range []string{"far", "own", "shared"} {
-		bound := sessionAt(t, mcpAt(base, server), bearer(victimToken))
+		bound := sessionHeader(t, mcpAt(base, server), bearer(victimToken))
 		id := strings.TrimPrefix(bound, "Mcp-Session-Id: ")
-		attempts = append(attempts, attempt{"of the server " + server, mcpAt(base, server), []string{bound, bearer(thiefToken)}},
-			attempt{"of the server " + server + " as that knows it", mcpAt(base, server), []string{"Mcp-Session-Id: " + id[:max(1, strings.LastIndexByte(id, '.'))], bearer(thiefToken)}},
+		attempts = append(attempts, attempt{"of the server " + server, mcpAt(base, server),
+			[]string{bound, bearer(thiefToken)}},
+			attempt{"of the server " + server + " as the server knows it", mcpAt(base, server),
+				[]string{"Mcp-Session-Id: " + id[:max(1, strings.LastIndexByte(id, '.'))], bearer(thiefToken)}},
 			attempt{"of the server " + server + " at /rpc", rpcAt(base, server), []string{bound, bearer(thiefToken)}})
 	}
 	before := len(far.Received("tools/call"))
 	for _, a := range attempts {
 		t.Run("A57 a session "+a.name, func(t *testing.T) {
 			for _, m := range []struct{ method, body string }{
-				{"POST", rpc("tools/call", `{"name":"far__tool","arguments":{}}`)}, {"POST", rpc("tools/call", `{"name":"tool","arguments":{}}`)},
+				{"POST", rpc("tools/call", `{"name":"far__tool","arguments":{}}`)},
+				{"POST", rpc("tools/call", `{"name":"tool","arguments":{}}`)},
 				{"POST", `{"jsonrpc":"2.0","method":"notifications/foo"}`}, {"GET", ""}, {"DELETE", ""},
 			} {
 				if m.method != "POST" && strings.HasSuffix(a.at, "/rpc") {
 					continue
 				}
-				got := present(t, client, m.method, a.at, m.body, append(slices.Clone(a.headers), "Last-Event-ID: 1")...)
+				got := sendAllHeaders(t, client, m.method, a.at, m.body, append(slices.Clone(a.headers), "Last-Event-ID: 1")...)
 				if got.StatusCode < 400 {
 					t.Errorf("%s %s: %d %s", m.method, m.body, got.StatusCode, got.body)
 				}
@@ -361,73 +387,82 @@ func TestSecuritySessionTheft(t *testing.T) {
 		})
 	}
 	if n := len(far.Received("tools/call")) - before; n > 0 {
-		t.Errorf("the server was called %d times", n)
+		t.Errorf("the server was called %d times, want 0", n)
 	}
-	t.Run("A57 the session and its stream are still the client's", func(t *testing.T) {
+	t.Run("A57 the session and its stream still work for the client", func(t *testing.T) {
 		if got := victim.use(t, "far", "tool", `{}`); strings.HasPrefix(got, "not a text") {
 			t.Errorf("got %s, want a text", got)
 		}
 		far.Say(`{"jsonrpc":"2.0","method":"vendor/for-the-victim"}`)
 		if m := stream.next(t); m.Method != "vendor/for-the-victim" {
-			t.Errorf("heard %s", m.Raw)
+			t.Errorf("received %s", m.Raw)
 		}
 	})
 	t.Run("A57 ids cannot be guessed", func(t *testing.T) {
 		seen := map[string]bool{}
 		for range 100 {
-			id := strings.TrimPrefix(sessionAt(t, joinedAt("http://"+another), bearer(victimToken)), "Mcp-Session-Id: ")
+			id := strings.TrimPrefix(sessionHeader(t, joinedAt("http://"+another), bearer(victimToken)), "Mcp-Session-Id: ")
 			for _, part := range []string{id[:16], id[len(id)-16:]} { // the nonce, and the seal
 				if seen[part] {
-					t.Fatalf("%s again", part)
+					t.Fatalf("%s occurs twice", part)
 				}
 				seen[part] = true
 			}
 		}
 	})
-	t.Run("A57 a session by a name that some servers take for the header", func(t *testing.T) { // GHSA-f59h-q822-g45g
+	t.Run("A57 a session in a similar header name that some servers accept", func(t *testing.T) { // GHSA-f59h-q822-g45g
 		server := newLenientServer(t, "echo")
-		url := serve(t, gateway("separator __", strangers(), server.line("alpha")))
-		for _, way := range waysIn(url, "alpha") {
-			post(t, way.at, rpc("initialize", `{`+initParams+`}`), "Mcp_Session_Id: stolen", "MCP_Session-ID: stolen", acceptBoth, bearer(thiefToken))
+		url := serve(t, gateway("separator __", twoTokens(), server.line("alpha")))
+		for _, way := range endpointsOf(url, "alpha") {
+			post(t, way.url, rpc("initialize", `{`+initParams+`}`), "Mcp_Session_Id: stolen", "MCP_Session-ID: stolen",
+				acceptBoth, bearer(thiefToken))
 		}
 		for _, r := range server.Received() {
 			for name, values := range r.HTTP.Header {
 				if strings.EqualFold(strings.ReplaceAll(name, "_", "-"), "Mcp-Session-Id") && slices.Contains(values, "stolen") {
-					t.Errorf("the server got %s %v", name, values)
+					t.Errorf("the server received %s %v", name, values)
 				}
 			}
 		}
 	})
 }
 
-// Prefixes of names are not names, and of paths not paths (CVE-2025-53110).
+// A prefix of a name or path does not match the name or path (CVE-2025-53110).
 func TestSecurityPrefixConfusion(t *testing.T) {
 	isolate(t)
-	alpha, beta := newLenientServer(t, "b__echo", "beta::echo", "echo", "beta__echo"), newLenientServer(t, "echo", "b__echo")
+	alpha, beta := newLenientServer(t, "b__echo", "beta::echo", "echo", "beta__echo"),
+		newLenientServer(t, "echo", "b__echo")
 	alpha.Resources = []string{"file:///srv/data/a"}
 	address := freeAddress(t)
-	load(t, site(address, gateway(append(restricted("allow tool:alpha::* resource:alpha::file:///srv/data"), alpha.line("alpha"), block(beta.line("beta"), "alias b"))...)))
+	load(t, site(address, gateway(append(rulesForEve("allow tool:alpha::* resource:alpha::file:///srv/data"),
+		alpha.line("alpha"), block(beta.line("beta"), "alias b"))...)))
 	base := "http://" + address
-	legacy := newSpeaker(t, joinedAt(base), false, canAll, bearer(eveToken))
-	modern := newSpeaker(t, joinedAt(base), true, canAll, bearer(eveToken))
+	legacy := newTestClient(t, joinedAt(base), false, fullCapabilities, bearer(eveToken))
+	modern := newTestClient(t, joinedAt(base), true, fullCapabilities, bearer(eveToken))
 	for _, uri := range []string{
-		"file:///srv/data-evil/a", "file:///srv/data2", "file:///srv/data.bak", "file:///srv/data%2Devil", "file:///srv/data/../secret", "file:///srv/data/..%2Fsecret", "file:///srv/data/%2e%2e/secret",
-		"file:///srv/data/%252e%252e/secret", `file:///srv/data/..\secret`, "file:///srv/data/%5C..%5Csecret", "file:///srv/data/./../secret", "file:///srv/data//../../secret", "file:///srv/data/a/../../data-evil", "file:///srv", "file:///srv/",
-		"FILE:///srv/data-evil", "file://localhost/srv/data-evil", "file://evil.test/srv/data", "file:/srv/data-evil", "file:srv/data-evil", "/srv/data", "file:///srv/data\u0000/../secret", "file:///srv/data;/../secret", "file:///srv/data?/../secret",
-		"http://203.0.113.1/srv/data", "file:///srv/DATA-evil", "proxy://resource/file:///srv/data", " file:///srv/data-evil", "file:///srv/data\n/../secret",
+		"file:///srv/data-evil/a", "file:///srv/data2", "file:///srv/data.bak", "file:///srv/data%2Devil",
+		"file:///srv/data/../secret", "file:///srv/data/..%2Fsecret", "file:///srv/data/%2e%2e/secret",
+		"file:///srv/data/%252e%252e/secret", `file:///srv/data/..\secret`, "file:///srv/data/%5C..%5Csecret",
+		"file:///srv/data/./../secret", "file:///srv/data//../../secret", "file:///srv/data/a/../../data-evil",
+		"file:///srv", "file:///srv/",
+		"FILE:///srv/data-evil", "file://localhost/srv/data-evil", "file://evil.test/srv/data", "file:/srv/data-evil",
+		"file:srv/data-evil", "/srv/data", "file:///srv/data\u0000/../secret", "file:///srv/data;/../secret",
+		"file:///srv/data?/../secret",
+		"http://203.0.113.1/srv/data", "file:///srv/DATA-evil", "proxy://resource/file:///srv/data",
+		" file:///srv/data-evil", "file:///srv/data\n/../secret",
 	} {
 		t.Run("A55 "+uri, func(t *testing.T) {
 			for _, method := range []string{"resources/read", "resources/subscribe"} {
 				params := `{"uri":` + quote(uri) + `}`
-				for _, way := range waysIn(base, "alpha")[1:] {
-					if got := post(t, way.at, rpc(method, params), acceptBoth, bearer(eveToken)); got.StatusCode < 400 {
+				for _, way := range endpointsOf(base, "alpha")[1:] {
+					if got := post(t, way.url, rpc(method, params), acceptBoth, bearer(eveToken)); got.StatusCode < 400 {
 						t.Errorf("%s at %s: %d %s", method, way.name, got.StatusCode, got.body)
 					}
 				}
-				for _, proxied := range []string{proxied("alpha", uri), "proxy://template/alpha/" + uri, uri} {
-					for _, c := range []*speaker{legacy, modern} {
+				for _, proxied := range []string{proxiedURI("alpha", uri), "proxy://template/alpha/" + uri, uri} {
+					for _, c := range []*testClient{legacy, modern} {
 						if c.Modern && strings.ContainsFunc(proxied, unicode.IsControl) {
-							continue // it cannot be in a header
+							continue // control characters cannot be in a header
 						}
 						if got := c.ask(t, method, `{"uri":`+quote(proxied)+`}`); got.answer.Error == nil {
 							t.Errorf("%s of %s: %s", method, proxied, got.answer.Raw)
@@ -439,21 +474,26 @@ func TestSecurityPrefixConfusion(t *testing.T) {
 	}
 	for _, method := range []string{"resources/read", "resources/subscribe"} {
 		if got := alpha.params(method); len(got) > 0 {
-			t.Errorf("alpha got %s %q", method, got)
+			t.Errorf("alpha received %s %q", method, got)
 		}
 	}
-	t.Run("A55 what is below", func(t *testing.T) {
-		for _, uri := range []string{"file:///srv/data", "file:///srv/data/", "file:///srv/data/a", "file:///srv/data/x/../a"} {
-			if got := post(t, rpcAt(base, "alpha"), rpc("resources/read", `{"uri":`+quote(uri)+`}`), bearer(eveToken)); got.StatusCode != 200 {
+	t.Run("A55 paths below the allowed prefix", func(t *testing.T) {
+		for _, uri := range []string{"file:///srv/data", "file:///srv/data/", "file:///srv/data/a",
+			"file:///srv/data/x/../a"} {
+			if got := post(t, rpcAt(base, "alpha"), rpc("resources/read", `{"uri":`+quote(uri)+`}`),
+				bearer(eveToken)); got.StatusCode != 200 {
 				t.Errorf("%s: got %d %s, want 200", uri, got.StatusCode, got.body)
 			}
 		}
 	})
-	t.Run("A53 ways round the name of a server", func(t *testing.T) {
-		for _, name := range []string{"beta", "b", "%62eta", "alpha/../beta", "alpha%2f..%2fbeta", "./beta", "/beta", "beta/", "beta%2f", "beta%00", "BETA", "%2e%2e/mcp/beta", "alpha/../../mcp/beta", "alpha;beta", "beta?x=alpha", "alpha%0d%0abeta", "alpha%252f..%252fbeta"} {
-			for _, path := range []string{"/mcp/" + name, "/api/mcp-gateway/" + name + "/rpc", "/api/mcp-gateway/alpha/../" + name + "/rpc"} {
+	t.Run("A53 spellings of another server's name", func(t *testing.T) {
+		for _, name := range []string{"beta", "b", "%62eta", "alpha/../beta", "alpha%2f..%2fbeta", "./beta", "/beta",
+			"beta/", "beta%2f", "beta%00", "BETA", "%2e%2e/mcp/beta", "alpha/../../mcp/beta", "alpha;beta", "beta?x=alpha",
+			"alpha%0d%0abeta", "alpha%252f..%252fbeta"} {
+			for _, path := range []string{"/mcp/" + name, "/api/mcp-gateway/" + name + "/rpc", "/api/mcp-gateway/alpha/../" +
+				name + "/rpc"} {
 				req := request(t, t.Context(), "POST", base, rpc("tools/call", `{`+echoes+`}`), acceptBoth, bearer(eveToken))
-				req.URL = &url.URL{Scheme: "http", Host: address, Opaque: path} // which is sent as it is
+				req.URL = &url.URL{Scheme: "http", Host: address, Opaque: path} // sent unchanged
 				res, err := client.Do(req)
 				if err != nil {
 					t.Fatal(err)
@@ -462,35 +502,42 @@ func TestSecurityPrefixConfusion(t *testing.T) {
 			}
 		}
 	})
-	t.Run("A12 ways round the prefix of a tool", func(t *testing.T) {
-		for _, c := range []*speaker{legacy, modern} {
-			for _, name := range []string{"beta__echo", "beta::echo", "b__echo", "b::echo", "BETA__echo", " beta__echo", "__beta__echo", "::beta::echo", "alpha__beta::echo", "alpha::beta__echo", "alpha__b__echo", "alpha/../beta__echo", "alpha\u0000__echo", "beta__echo__alpha"} {
+	t.Run("A12 spellings of another server's prefix", func(t *testing.T) {
+		for _, c := range []*testClient{legacy, modern} {
+			for _, name := range []string{"beta__echo", "beta::echo", "b__echo", "b::echo", "BETA__echo", " beta__echo",
+				"__beta__echo", "::beta::echo", "alpha__beta::echo", "alpha::beta__echo", "alpha__b__echo", "alpha/../beta__echo",
+				"alpha\u0000__echo", "beta__echo__alpha"} {
 				if !c.Modern || !strings.ContainsFunc(name, unicode.IsControl) {
 					c.ask(t, "tools/call", `{"name":`+quote(name)+`,"arguments":{}}`)
 				}
 			}
 		}
-		if got := alpha.params("tools/call"); !slices.ContainsFunc(got, func(params string) bool { return strings.Contains(params, `"beta__echo"`) }) {
+		if got := alpha.params("tools/call"); !slices.ContainsFunc(got,
+			func(params string) bool { return strings.Contains(params, `"beta__echo"`) }) {
 			t.Errorf("alpha's own tool was not called: %q", got)
 		}
 	})
 	if n := beta.Count(); n > 0 {
-		t.Errorf("beta was contacted: %v", beta.Received())
+		t.Errorf("beta received %v", beta.Received())
 	}
-	t.Run("A12 names that could be another's are no configuration", func(t *testing.T) {
+	t.Run("A12 ambiguous server names are refused", func(t *testing.T) {
 		for _, name := range []string{"alpha__b", "alpha_", "alpha::b"} {
-			refused(t, "text/caddyfile", withAdmin(site(freeAddress(t), gateway("separator __", alpha.line("alpha"), beta.line(name))), adminAddress(t)), "divides servers from tools")
+			expectConfigError(t, "text/caddyfile",
+				withAdmin(site(freeAddress(t), gateway("separator __", alpha.line("alpha"), beta.line(name))), adminAddress(t)),
+				"separates server and tool names")
 		}
 	})
 }
 
-// A header that a client names in Connection is taken off on the way. It must not be one by
-// which the operator tells a server who that client is.
+// The proxy removes headers that a client names in Connection. It must not remove headers that
+// the operator sets for the server.
 func TestSecurityHopByHopHeaders(t *testing.T) {
 	isolate(t)
 	server := newLenientServer(t, "echo")
-	url := serve(t, gateway("separator __", strangers(), block(server.line("alpha"), `request_header X-User {http.mcp.client}`, `request_header Authorization "Bearer of-the-gateway"`)))
-	for _, way := range waysIn(url, "alpha") {
+	url := serve(t, gateway("separator __", twoTokens(),
+		block(server.line("alpha"), `request_header X-User {http.mcp.client}`,
+			`request_header Authorization "Bearer of-the-gateway"`)))
+	for _, way := range endpointsOf(url, "alpha") {
 		body := rpc("tools/call", `{`+echoes+`}`)
 		if way.name == "/mcp" {
 			body = rpc("initialize", `{`+initParams+`}`)
@@ -501,38 +548,47 @@ func TestSecurityHopByHopHeaders(t *testing.T) {
 		}
 		defer conn.Close()
 		_ = conn.SetDeadline(time.Now().Add(patience))
-		_, _ = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: x-user, Authorization\r\nConnection: close, X-Forwarded-For\r\nX-User: admin\r\n%s\r\nContent-Type: application/json\r\n%s\r\nContent-Length: %d\r\n\r\n%s",
-			pathOf(t, way.at), bearer(thiefToken), acceptBoth, len(body), body)
+		_, _ = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: x-user, "+
+			"Authorization\r\nConnection: close, X-Forwarded-For\r\nX-User: admin\r\n%s\r\nContent-Type: "+
+			"application/json\r\n%s\r\nContent-Length: %d\r\n\r\n%s",
+			pathOf(t, way.url), bearer(thiefToken), acceptBoth, len(body), body)
 		if status, err := bufio.NewReader(conn).ReadString('\n'); err != nil || !strings.Contains(status, "200") {
 			t.Errorf("%s: %q %v", way.name, status, err)
 		}
 	}
 	for _, r := range server.Received() {
-		if r.HTTP.Header.Get("X-User") != "thief" || r.HTTP.Header.Get("Authorization") != "Bearer of-the-gateway" || r.HTTP.Header.Get("X-Forwarded-For") == "" {
-			t.Errorf("the server got %v", r.HTTP.Header)
+		if r.HTTP.Header.Get("X-User") != "thief" || r.HTTP.Header.Get("Authorization") != "Bearer of-the-gateway" ||
+			r.HTTP.Header.Get("X-Forwarded-For") == "" {
+			t.Errorf("the server received %v", r.HTTP.Header)
 		}
 	}
 }
 
-// What a client sends is matched against patterns: of rules, of what is redacted, of templates.
-// None of them takes a time that doubles with each character (CVE-2026-0621).
+// Matching of client input against patterns of rules, redaction and templates never takes
+// exponential time (CVE-2026-0621).
 func TestSecurityBacktracking(t *testing.T) {
 	isolate(t)
 	server := newLenientServer(t, "echo")
 	stars := strings.Repeat("*a", 40)
-	url := serve(t, gateway(append(restricted("deny alpha::"+stars+"b prompt:alpha::"+stars+"b", `redact "(a+)+$" "(a|aa)+b" "(.*)*x"`), "rate alpha::"+stars+"b 1/1m", "name patterns", block(server.line("alpha"), "expose "+stars+"c echo"))...))
-	if got := admin(t, "POST", "/mcp_gateway/templates?gateway=patterns", `{"name":"many","uriTemplate":"many://{a}-{b}-{c}-{d}-{e}-{f}-{g}-{h}-end","text":"x"}`); got.StatusCode >= 300 {
+	url := serve(t, gateway(append(rulesForEve("deny alpha::"+stars+"b prompt:alpha::"+stars+"b",
+		`redact "(a+)+$" "(a|aa)+b" "(.*)*x"`), "rate alpha::"+stars+"b 1/1m", "name patterns",
+		block(server.line("alpha"), "expose "+stars+"c echo"))...))
+	if got := admin(t, "POST", "/mcp_gateway/templates?gateway=patterns",
+		`{"name":"many","uriTemplate":"many://{a}-{b}-{c}-{d}-{e}-{f}-{g}-{h}-end","text":"x"}`); got.StatusCode >= 300 {
 		t.Fatalf("%d %s", got.StatusCode, got.body)
 	}
 	long := strings.Repeat("a", 100_000)
-	c := newSpeaker(t, joinedAt(url), false, canAll, bearer(eveToken))
-	for _, params := range []string{`{"name":"echo","arguments":{"text":"` + long + `"}}`, `{"name":"` + long + `","arguments":{}}`} {
-		for _, way := range waysIn(url, "alpha")[1:] {
-			post(t, way.at, rpc("tools/call", params), acceptBoth, bearer(eveToken)) // which has an answer in time
+	c := newTestClient(t, joinedAt(url), false, fullCapabilities, bearer(eveToken))
+	for _, params := range []string{`{"name":"echo","arguments":{"text":"` + long + `"}}`, `{"name":"` + long +
+		`","arguments":{}}`} {
+		for _, way := range endpointsOf(url, "alpha")[1:] {
+			post(t, way.url, rpc("tools/call", params), acceptBoth, bearer(eveToken)) // must respond before the client's timeout
 		}
 		c.ask(t, "tools/call", strings.Replace(params, `"name":"`, `"name":"alpha__`, 1))
 	}
-	for _, uri := range []string{"many://" + long[:8000], "many://" + strings.Repeat("a-", 4000) + "en", proxied("alpha", "file:///"+long), "file:///" + strings.Repeat("a/../", 20_000), "file:///" + strings.Repeat("%25", 20_000) + "2e"} {
+	for _, uri := range []string{"many://" + long[:8000], "many://" + strings.Repeat("a-", 4000) + "en",
+		proxiedURI("alpha", "file:///"+long), "file:///" + strings.Repeat("a/../", 20_000), "file:///" +
+			strings.Repeat("%25", 20_000) + "2e"} {
 		c.ask(t, "resources/read", `{"uri":`+quote(uri)+`}`)
 		post(t, mcpAt(url, "alpha"), rpc("resources/read", `{"uri":`+quote(uri)+`}`), acceptBoth, bearer(eveToken))
 	}
@@ -541,19 +597,20 @@ func TestSecurityBacktracking(t *testing.T) {
 	}
 }
 
-// Who is not let in costs next to nothing: no more of a body is read than credentials can
-// be in, and nothing is waited for without end.
+// Unauthenticated requests are cheap: the gateway reads only as much of a body as may contain
+// credentials, and does not wait forever.
 func TestSecurityBodiesOfStrangers(t *testing.T) {
 	isolate(t)
 	server := newLenientServer(t, "echo")
 	setenv(t, "STRANGERS_SECRET", "secret-AbCdEf0123456789")
-	caddy := run(t, inFile(t, block(":8080", "bind 127.0.0.1",
-		gateway("auth token s3-AbCdEf0123456789 carol", block("auth hmac", "client dave {env.STRANGERS_SECRET}"), "in_flight_limit 64MiB", server.line("alpha")))))
+	caddy := run(t, writeCaddyfile(t, block(":8080", "bind 127.0.0.1",
+		gateway("auth token s3-AbCdEf0123456789 carol", block("auth hmac", "client dave {env.STRANGERS_SECRET}"),
+			"in_flight_limit 64MiB", server.line("alpha")))))
 	base := "http://" + caddy.address
 	before := peakMemory(t, caddy.Process.Pid)
 	const length, connections = 10 << 20, 60
 	var sent sync.WaitGroup
-	signed := signedBy("dave", "another-secret-0123456789", "POST", "/mcp", "")
+	signed := signedHeader("dave", "another-secret-0123456789", "POST", "/mcp", "")
 	for i := range connections {
 		conn, err := net.Dial("tcp", caddy.address)
 		if err != nil {
@@ -561,56 +618,60 @@ func TestSecurityBodiesOfStrangers(t *testing.T) {
 		}
 		t.Cleanup(func() { conn.Close() })
 		credentials := []string{"X-None: none", bearer("wrong-AbCdEf0123456789"), signed}[i%3]
-		_, _ = fmt.Fprintf(conn, "POST /mcp HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\n%s\r\nContent-Length: %d\r\n\r\n", caddy.address, credentials, length)
-		// As much as it takes. It may be closed before that.
+		_, _ = fmt.Fprintf(conn, "POST /mcp HTTP/1.1\r\nHost: %s\r\nContent-Type: "+
+			"application/json\r\n%s\r\nContent-Length: %d\r\n\r\n", caddy.address, credentials, length)
+		// Send everything, although Caddy may close the connection earlier.
 		sent.Go(func() { _, _ = conn.Write(make([]byte, length-200)) })
 	}
 	sent.Wait()
-	got := present(t, client, "POST", rpcAt(base, "alpha"), rpc("tools/call", `{`+echoes+`}`), bearer("s3-AbCdEf0123456789"))
+	got := sendAllHeaders(t, client, "POST", rpcAt(base, "alpha"), rpc("tools/call", `{`+echoes+`}`),
+		bearer("s3-AbCdEf0123456789"))
 	if got.StatusCode != 200 {
-		t.Errorf("somebody with good credentials: %d %s", got.StatusCode, got.body)
+		t.Errorf("a client with valid credentials: got %d %s, want 200", got.StatusCode, got.body)
 	}
 	if grown := peakMemory(t, caddy.Process.Pid) - before; grown > 64<<10 && !hasRaceDetector(t) {
-		t.Errorf("the process has grown by %d KiB", grown)
+		t.Errorf("the process grew by %d KiB, want at most 64 MiB", grown)
 	}
 }
 
-// Large requests of one client are served as far as there is room for them, and not at
-// the cost of others.
+// Large requests of one client use at most half of in_flight_limit, and other clients are still
+// served.
 func TestSecurityBytesInFlight(t *testing.T) {
 	isolate(t)
-	server := newMeeting(t, 1_000) // nobody is answered before all are there
-	caddy := run(t, inFile(t, block(":8080", "bind 127.0.0.1",
-		gateway("in_flight_limit 64MiB", block("auth token", "alice "+victimToken, "eve "+thiefToken), server.line("alpha")))))
+	server := newBarrierServer(t, 1_000) // never reached: no call gets a response
+	caddy := run(t, writeCaddyfile(t, block(":8080", "bind 127.0.0.1",
+		gateway("in_flight_limit 64MiB", block("auth token", "alice "+victimToken, "eve "+thiefToken),
+			server.line("alpha")))))
 	base := "http://" + caddy.address
 	before := peakMemory(t, caddy.Process.Pid)
 	large := rpc("tools/call", `{"name":"echo","arguments":{"text":"`+strings.Repeat("x", 5<<20)+`"}}`)
-	refused := make(chan answer, 64)
+	refused := make(chan httpResponse, 64)
 	for range cap(refused) {
 		go func() {
 			req := request(t, t.Context(), "POST", mcpAt(base, "alpha"), large, acceptBoth, bearer(thiefToken))
-			if res, err := lasting.Do(req); err == nil {
+			if res, err := streamClient.Do(req); err == nil {
 				text, _ := io.ReadAll(res.Body)
 				res.Body.Close()
-				refused <- answer{res, string(text)}
+				refused <- httpResponse{res, string(text)}
 			}
 		}()
 	}
-	for range cap(refused) - 6 { // half of the room is for 6 of them
+	for range cap(refused) - 6 { // half of the limit is enough for 6 of them
 		select {
 		case got := <-refused:
-			if f := failureOf(t, got); f.Status != 503 || f.Symbol != "busy" || got.Header.Get("Retry-After") == "" {
+			if f := gatewayErrorOf(t, got); f.Status != 503 || f.Symbol != "busy" || got.Header.Get("Retry-After") == "" {
 				t.Fatalf("%d %v %s", got.StatusCode, got.Header, got.body)
 			}
 		case <-time.After(patience):
 			t.Fatal("too few were refused")
 		}
 	}
-	await.Until(t, "those that there is room for", func() bool { return server.Count("tools/call") == 6 })
-	if got := present(t, client, "POST", mcpAt(base, "alpha"), rpc("tools/list", `{"pad":"`+strings.Repeat("x", 1<<20)+`"}`), bearer(victimToken)); got.StatusCode != 200 {
+	await.Until(t, "the calls within the limit", func() bool { return server.Count("tools/call") == 6 })
+	if got := sendAllHeaders(t, client, "POST", mcpAt(base, "alpha"),
+		rpc("tools/list", `{"pad":"`+strings.Repeat("x", 1<<20)+`"}`), bearer(victimToken)); got.StatusCode != 200 {
 		t.Errorf("another client: got %d %s, want 200", got.StatusCode, got.body)
 	}
 	if grown := peakMemory(t, caddy.Process.Pid) - before; grown > 128<<10 && !hasRaceDetector(t) {
-		t.Errorf("the process has grown by %d KiB", grown)
+		t.Errorf("the process grew by %d KiB, want at most 128 MiB", grown)
 	}
 }

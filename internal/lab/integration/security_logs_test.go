@@ -14,7 +14,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 )
 
-// shippedCaddyfiles are the Caddyfiles that users begin with.
+// shippedCaddyfiles returns the paths of the Caddyfiles in the project.
 func shippedCaddyfiles(t *testing.T) (files []string) {
 	t.Helper()
 	for _, pattern := range []string{"Caddyfile", "packaging/*/Caddyfile", "caddyfile_examples/*.Caddyfile"} {
@@ -27,15 +27,17 @@ func shippedCaddyfiles(t *testing.T) (files []string) {
 	return files
 }
 
-// logFields are the lines by which a Caddyfile hides credentials in all logs.
-var logFields = regexp.MustCompile(`\n\t\t\trequest>headers delete\n\t\t\tresp_headers delete\n\t\t\theaders delete\n\t\t\trequest>uri regexp \[\?\]\.\* \?REDACTED\n\t\t\turi regexp \[\?\]\.\* \?REDACTED\n`)
+// logFields matches the lines of a Caddyfile that hide credentials in all logs.
+var logFields = regexp.MustCompile(`\n\t\t\trequest>headers delete\n\t\t\tresp_headers delete\n\t\t\theaders ` +
+	`delete\n\t\t\trequest>uri regexp \[\?\]\.\* \?REDACTED\n\t\t\turi regexp \[\?\]\.\* \?REDACTED\n`)
 
-// hangUp makes a request and leaves when the answer has begun.
-func hangUp(t *testing.T, method, at, body string, headers ...string) {
+// sendAndClose sends a request and disconnects after the first byte of the response.
+func sendAndClose(t *testing.T, method, endpoint, body string, headers ...string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	res, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(request(t, ctx, method, at, body, headers...))
+	res, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(request(t, ctx, method, endpoint,
+		body, headers...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +47,7 @@ func hangUp(t *testing.T, method, at, body string, headers ...string) {
 	}
 }
 
-// endless answers with the beginning of a stream.
+// endless sends the start of a stream that does not end.
 func endless(headers ...string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -63,19 +65,20 @@ func endless(headers ...string) http.HandlerFunc {
 	}
 }
 
-// searchLog wants no secret in a log. What is written out in the configuration, such as the
-// URL of a server, is where that is.
+// searchLog checks that a log has no secrets. Lines that quote the configuration, which contains
+// the secret in a server's URL, do not count.
 func searchLog(t *testing.T, file string) {
 	t.Helper()
 	for _, line := range linesOf(t, file) {
-		if strings.Contains(line, "SECRET") && !strings.Contains(line, "adjusted config") && !strings.Contains(line, "invoking subscribed handler") {
+		if strings.Contains(line, "SECRET") && !strings.Contains(line, "adjusted config") && !strings.Contains(line,
+			"invoking subscribed handler") {
 			t.Errorf("logged: %.1500s", line)
 		}
 	}
 }
 
-// Keys and sessions are in no log, at any level, also when clients hang up and providers
-// fail: with the log settings of the Caddyfiles that we ship.
+// With the log settings of the shipped Caddyfiles, keys and session IDs are in no log at any level,
+// even when clients disconnect and upstreams fail.
 func TestSecurityLogsOfShippedFiles(t *testing.T) {
 	isolate(t)
 	setenv(t, "LOGGED_KEY", "SECRET-of-gateway")
@@ -93,29 +96,35 @@ func TestSecurityLogsOfShippedFiles(t *testing.T) {
 	for _, format := range []string{"json", "console"} {
 		t.Run(format, func(t *testing.T) {
 			log := filepath.Join(t.TempDir(), "log")
-			model, server := upstream(t, endless("Mcp-Session-Id: SECRET-of-model")), upstream(t, endless("Mcp-Session-Id: SECRET-of-server"))
+			model, server := upstream(t, endless("Mcp-Session-Id: SECRET-of-model")),
+				upstream(t, endless("Mcp-Session-Id: SECRET-of-server"))
 			address := freeAddress(t)
 			load(t, block("", "debug", block("log", "output file "+log, block("format filter", "wrap "+format, filter)))+"\n"+
-				site(address, "log", gateway(block("server s http://"+server+"/mcp?key=SECRET-in-url", "request_header X-Key {env.LOGGED_KEY}")),
-					block("handle /v1/*", "uri replace /x /y", "tool_result_mask", proxy(model)), block("handle /breaks/*", "tool_result_mask", proxy(model))))
+				site(address, "log", gateway(block("server s http://"+server+"/mcp?key=SECRET-in-url",
+					"request_header X-Key {env.LOGGED_KEY}")),
+					block("handle /v1/*", "uri replace /x /y", "tool_result_mask", proxy(model)),
+					block("handle /breaks/*", "tool_result_mask", proxy(model))))
 			base := "http://" + address
-			keys := []string{acceptBoth, "X-Api-Key: SECRET-1", "Api-Key: SECRET-2", "X-Goog-Api-Key: SECRET-3", "Authorization: Bearer SECRET-4", "Mcp-Session-Id: SECRET-5", "Last-Event-Id: SECRET-6", "X-Some-Key: SECRET-7"}
-			hangUp(t, "POST", base+"/v1/x?key=SECRET-8&access_token=SECRET-10", `{"messages":[]}`, keys...)
-			hangUp(t, "POST", mcpAt(base, "s"), rpc("tools/call", `{`+echoes+`}`), keys...)
-			hangUp(t, "GET", mcpAt(base, "s"), "", keys...)
+			keys := []string{acceptBoth, "X-Api-Key: SECRET-1", "Api-Key: SECRET-2", "X-Goog-Api-Key: SECRET-3",
+				"Authorization: Bearer SECRET-4", "Mcp-Session-Id: SECRET-5", "Last-Event-Id: SECRET-6", "X-Some-Key: SECRET-7"}
+			sendAndClose(t, "POST", base+"/v1/x?key=SECRET-8&access_token=SECRET-10", `{"messages":[]}`, keys...)
+			sendAndClose(t, "POST", mcpAt(base, "s"), rpc("tools/call", `{`+echoes+`}`), keys...)
+			sendAndClose(t, "GET", mcpAt(base, "s"), "", keys...)
 			post(t, base+"/breaks/x", `{"messages":[]}`, keys...)
 			post(t, mcpAt(base, "s")+"?endpoint=SECRET-9&token=SECRET-11", rpc("x", `{}`), keys...)
-			await.Until(t, "all of it is logged", func() bool {
+			await.Until(t, "all requests are logged", func() bool {
 				all, _ := os.ReadFile(log)
-				return strings.Count(string(all), "handled request") >= 5 && strings.Contains(string(all), "aborting with incomplete response") &&
-					strings.Contains(string(all), "http.log.error") && strings.Contains(string(all), "upstream roundtrip") && strings.Contains(string(all), "rewrote request")
+				return strings.Count(string(all), "handled request") >= 5 && strings.Contains(string(all),
+					"aborting with incomplete response") &&
+					strings.Contains(string(all), "http.log.error") && strings.Contains(string(all), "upstream roundtrip") &&
+					strings.Contains(string(all), "rewrote request")
 			})
 			searchLog(t, log)
 		})
 	}
 }
 
-// What servers of a gateway are given, and their sessions, reverse_proxy does not log,
+// reverse_proxy does not log the credentials that a gateway adds for servers, or their session IDs,
 // whatever the log settings are.
 func TestSecurityLogsOfServers(t *testing.T) {
 	isolate(t)
@@ -125,28 +134,34 @@ func TestSecurityLogsOfServers(t *testing.T) {
 	address := freeAddress(t)
 	lines := []string{
 		"separator __",
-		block("server plain http://"+server+"/mcp?key=SECRET-in-url", "request_header X-Key {env.LOGGED_KEY}", `request_header X-Api-Key "{env.LOGGED_KEY}"`),
+		block("server plain http://"+server+"/mcp?key=SECRET-in-url", "request_header X-Key {env.LOGGED_KEY}",
+			`request_header X-Api-Key "{env.LOGGED_KEY}"`),
 		block("server breaks http://"+server+"/breaks", "request_header X-Key {env.LOGGED_KEY}"),
-		block("server nested", block("route", "request_header X-Key {env.LOGGED_KEY}", block("reverse_proxy "+server, "header_up X-Other {env.LOGGED_KEY}"))),
-		block("server handles", block("handle", "request_header X-Key {env.LOGGED_KEY}", block("reverse_proxy "+server, block("transport http", "dial_timeout 1s")))),
-		block("server checked", block("reverse_proxy "+server, "header_up X-Key {env.LOGGED_KEY}", "health_uri /breaks", "health_interval 10ms", "health_passes 1", "lb_try_duration 1s")),
+		block("server nested", block("route", "request_header X-Key {env.LOGGED_KEY}", block("reverse_proxy "+server,
+			"header_up X-Other {env.LOGGED_KEY}"))),
+		block("server handles", block("handle", "request_header X-Key {env.LOGGED_KEY}", block("reverse_proxy "+server,
+			block("transport http", "dial_timeout 1s")))),
+		block("server checked", block("reverse_proxy "+server, "header_up X-Key {env.LOGGED_KEY}", "health_uri /breaks",
+			"health_interval 10ms", "health_passes 1", "lb_try_duration 1s")),
 	}
 	load(t, block("", "debug", block("log", "output file "+log, "format json"))+"\n"+site(address, gateway(lines...)))
 	base := "http://" + address
 	names := []string{"plain", "nested", "handles"}
 	for _, name := range names {
-		hangUp(t, "POST", mcpAt(base, name), rpc("tools/call", `{`+echoes+`}`), acceptBoth, "Mcp-Session-Id: SECRET-of-client")
-		hangUp(t, "GET", mcpAt(base, name), "", "Accept: text/event-stream", "Last-Event-Id: SECRET-of-client")
+		sendAndClose(t, "POST", mcpAt(base, name), rpc("tools/call", `{`+echoes+`}`), acceptBoth,
+			"Mcp-Session-Id: SECRET-of-client")
+		sendAndClose(t, "GET", mcpAt(base, name), "", "Accept: text/event-stream", "Last-Event-Id: SECRET-of-client")
 	}
-	for _, way := range waysIn(base, "breaks")[1:] {
-		post(t, way.at, rpc("x", `{}`), "Mcp-Session-Id: SECRET-of-client")
+	for _, way := range endpointsOf(base, "breaks")[1:] {
+		post(t, way.url, rpc("x", `{}`), "Mcp-Session-Id: SECRET-of-client")
 	}
-	await.Until(t, "all of it is logged", func() bool {
+	await.Until(t, "all requests are logged", func() bool {
 		all, _ := os.ReadFile(log)
 		return strings.Count(string(all), "upstream roundtrip") >= 2*len(names)+2
 	})
 	searchLog(t, log)
-	if all := fmt.Sprint(linesOf(t, log)); !strings.Contains(all, `"X-Key":["REDACTED"]`) || !strings.Contains(all, `"Accept":["`) {
-		t.Error("nothing of requests is logged")
+	if all := fmt.Sprint(linesOf(t, log)); !strings.Contains(all, `"X-Key":["REDACTED"]`) || !strings.Contains(all,
+		`"Accept":["`) {
+		t.Error("the log has no request headers")
 	}
 }

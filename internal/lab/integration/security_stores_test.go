@@ -16,19 +16,19 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// A filling is how one client, the thief, fills a store, and what another one, the
-// victim, has in it.
+// A filling describes how one client, the thief, fills a store, and how to check the entries of
+// another client, the victim.
 type filling struct {
 	fill  func(i int) // sends a request of the thief
-	still func()      // wants the victim to have what it had before
-	again func()      // has the victim do once what the thief does
+	still func()      // checks that the victim still has its entries
+	again func()      // lets the victim add an entry, like the thief
 }
 
-// fillings are how to fill the stores of docs/reliability.md.
+// fillings describe how to fill the stores of docs/reliability.md.
 var fillings = []struct {
 	name  string
 	kinds []string
-	more  int // MiB that the store may take for one client, besides muchMemory
+	more  int // MiB that one client may use in the store, in addition to memoryLimit
 	begin func(t *testing.T) filling
 }{
 	{"clients", []string{"clients", "audiences"}, 0, fillClients},
@@ -47,12 +47,15 @@ var fillings = []struct {
 	{"isolated children", []string{"stdio_sessions"}, 8, fillIsolatedChildren},      // the same
 	{"capabilities of children", []string{"stdio_groups"}, 8, fillCapabilities},     // sessions, as above
 	{"nonces", []string{"nonces"}, 0, fillNonces},
-	{"conversations", []string{"conversations"}, 32, fillConversations},                                 // half of max_buffered
-	{"tool results", []string{"tool_results"}, 64, fillToolResults},                                     // max_bytes of recover
-	{"remembered conversations", []string{"remembered_conversations"}, 16, fillRememberedConversations}, // 16 MiB for one owner
+	// half of max_buffered
+	{"conversations", []string{"conversations"}, 32, fillConversations},
+	// max_bytes of recover
+	{"tool results", []string{"tool_results"}, 64, fillToolResults},
+	// 16 MiB for one owner
+	{"remembered conversations", []string{"remembered_conversations"}, 16, fillRememberedConversations},
 }
 
-// filledElsewhere are the stores that fillings lacks, and why.
+// filledElsewhere maps the stores that are not in fillings to the reason.
 var filledElsewhere = map[string]string{
 	"request_bodies":         "TestSecurityBytesInFlight",
 	"unauthenticated_bodies": "TestSecurityBodiesOfStrangers",
@@ -62,17 +65,17 @@ var filledElsewhere = map[string]string{
 	"calls":                  "TestCallsOfOthersAreNotPushedOut of internal/activity",
 	"confirmations":          "TestConfirmationsAreBounded of internal/inbound; a client has 100 entries of a few bytes",
 	"forwarded_calls":        "TestForwardedCallsAreBounded of internal/gateway; only replicas have them",
-	"focus_arguments":        "TestToldTools of internal/upstream; they are tools of servers",
+	"focus_arguments":        "TestToldTools of internal/upstream; they belong to tools of servers",
 	"rates":                  "a client has one entry",
-	"store_writes":           "TestBehindIsBounded of internal/replicas; it takes a store that replicas share",
+	"store_writes":           "TestBehindIsBounded of internal/replicas; it needs a shared store",
 	"templates":              "only operators add templates, by the admin API",
 }
 
-// One client sends 60 requests for each store, of 10 MB where the store takes so much.
-// The gateway keeps little of them, and another client keeps what it had.
+// One client sends 60 requests for each store, of 10 MB if the store accepts that much. The gateway
+// keeps little of them, and another client keeps its entries.
 func TestSecurityMemoryOfEveryStore(t *testing.T) {
 	isolate(t)
-	t.Run("all are known", func(t *testing.T) {
+	t.Run("all stores are covered", func(t *testing.T) {
 		serve(t, gateway("server far http://127.0.0.1:1"))
 		known := slices.Collect(maps.Keys(filledElsewhere))
 		for _, row := range fillings {
@@ -94,7 +97,7 @@ func TestSecurityMemoryOfEveryStore(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			isolate(t)
 			f := row.begin(t)
-			passed := func(kind string) (n float64) { // entries that came to the store
+			passed := func(kind string) (n float64) { // entries that were added or refused
 				all := metrics(t)
 				for _, metric := range []string{"entries", "dropped_total", "refused_total"} {
 					n += all["kept_"+metric+`{kind="`+kind+`"}`]
@@ -105,15 +108,15 @@ func TestSecurityMemoryOfEveryStore(t *testing.T) {
 			for _, kind := range row.kinds {
 				passedBefore[kind] = passed(kind)
 			}
-			before := inUse(t)
+			before := memoryInUse(t)
 			for i := range 60 {
 				f.fill(i)
 			}
-			keepsLittle(t, before+muchMemory+row.more)
-			t.Logf("%+d MiB", inUse(t)-before)
+			expectMemoryBelow(t, before+memoryLimit+row.more)
+			t.Logf("%+d MiB", memoryInUse(t)-before)
 			for _, kind := range row.kinds {
 				if passed(kind) <= passedBefore[kind] {
-					t.Errorf("nothing came to the store %s", kind)
+					t.Errorf("no entry reached the store %s", kind)
 				}
 			}
 			f.still()
@@ -122,40 +125,41 @@ func TestSecurityMemoryOfEveryStore(t *testing.T) {
 	}
 }
 
-// padding makes a request as large as it may be.
+// padding makes a request as large as the gateway accepts.
 var padding = strings.Repeat("A", 10_000_000)
 
-// newFar serves a gateway that has one server for both clients, and returns its
-// endpoint for all servers.
-func newFar(t *testing.T, lines ...string) (remote *mcptest.Remote, at string) {
+// newRemote serves a gateway with one server for both clients, and returns the URL of its aggregate
+// endpoint.
+func newRemote(t *testing.T, lines ...string) (remote *mcptest.Remote, endpoint string) {
 	t.Helper()
-	return newFarOver(t, "/mcp", func(remote *mcptest.Remote) http.Handler { return remote }, lines...)
+	return newRemoteOver(t, "/mcp", func(remote *mcptest.Remote) http.Handler { return remote }, lines...)
 }
 
-// newFarOver is newFar with a server at a path that has the transport of a handler.
-func newFarOver(t *testing.T, path string, transport func(*mcptest.Remote) http.Handler, lines ...string) (remote *mcptest.Remote, at string) {
+// newRemoteOver is newRemote with a server at path, whose transport is a handler.
+func newRemoteOver(t *testing.T, path string, transport func(*mcptest.Remote) http.Handler,
+	lines ...string) (remote *mcptest.Remote, endpoint string) {
 	t.Helper()
 	remote = &mcptest.Remote{Name: "far", Legacy: true}
 	t.Cleanup(remote.Close)
 	handler := transport(remote)
 	server := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, _ := io.ReadAll(r.Body) // the server writes down what it gets, without the padding
+		body, _ := io.ReadAll(r.Body) // the server records requests without the padding
 		r.Body = io.NopCloser(bytes.NewReader(bytes.ReplaceAll(body, []byte(padding), nil)))
 		handler.ServeHTTP(w, r)
 	}))
-	lines = append(lines, "separator __", strangers(), "in_flight_limit 64MiB", "server far http://"+server+path)
+	lines = append(lines, "separator __", twoTokens(), "in_flight_limit 64MiB", "server far http://"+server+path)
 	return remote, joinedAt(serve(t, gateway(lines...)))
 }
 
-// named are capabilities that make a client of the modern era another one.
+// named returns capabilities that are different for each i, so that a modern client counts as a new one.
 func named(i int) string {
 	return fmt.Sprintf(`{"elicitation":{"form":{}},"experimental":{"%d":{}}}`, i)
 }
 
 func fillClients(t *testing.T) filling {
-	remote, at := newFar(t, "max_sessions 20")
-	victim := newSpeaker(t, at, true, canAll, bearer(victimToken))
-	echoes := func(c *speaker) {
+	remote, endpoint := newRemote(t, "max_sessions 20")
+	victim := newTestClient(t, endpoint, true, fullCapabilities, bearer(victimToken))
+	echoes := func(c *testClient) {
 		if got := c.use(t, "far", "echo", `{"text":"mine"}`); !strings.Contains(got, "mine") {
 			t.Errorf("another client got %s", got)
 		}
@@ -173,30 +177,32 @@ func fillClients(t *testing.T) filling {
 	return filling{
 		fill: func(i int) {
 			if i%2 == 0 {
-				c := newSpeaker(t, at, true, fmt.Sprintf(`{"experimental":{"%d":{"pad":"%s"}}}`, i, padding), bearer(thiefToken))
+				c := newTestClient(t, endpoint, true, fmt.Sprintf(`{"experimental":{"%d":{"pad":"%s"}}}`, i, padding),
+					bearer(thiefToken))
 				c.ask(t, "tools/call", callOf("far", "echo", `{}`))
 			} else {
-				c := newSpeaker(t, at, true, named(i), bearer(thiefToken))
+				c := newTestClient(t, endpoint, true, named(i), bearer(thiefToken))
 				c.ask(t, "tools/call", callOf("far", "echo", `{"pad":"`+padding+`"}`))
 			}
 		},
 		still: func() {
-			if echoes(victim); ofVictim() != sessions {
-				t.Errorf("the client had %d sessions with the server and has begun %d, want no other one", sessions, ofVictim())
+			echoes(victim)
+			if ofVictim() != sessions {
+				t.Errorf("the client had %d sessions with the server and now has started %d, want no new one", sessions, ofVictim())
 			}
 		},
-		again: func() { echoes(newSpeaker(t, at, true, named(0), bearer(victimToken))) },
+		again: func() { echoes(newTestClient(t, endpoint, true, named(0), bearer(victimToken))) },
 	}
 }
 
 func fillHTTPSSESessions(t *testing.T) filling {
 	var server *mcptest.HTTPSSE
-	_, at := newFarOver(t, "/sse", func(remote *mcptest.Remote) http.Handler {
+	_, endpoint := newRemoteOver(t, "/sse", func(remote *mcptest.Remote) http.Handler {
 		server = &mcptest.HTTPSSE{Server: remote}
 		return server
 	})
-	echoes := func(token string) *speaker {
-		c := newSpeaker(t, at, false, canAll, bearer(token))
+	echoes := func(token string) *testClient {
+		c := newTestClient(t, endpoint, false, fullCapabilities, bearer(token))
 		if got := c.use(t, "far", "echo", `{"text":"mine"}`); !strings.Contains(got, "mine") {
 			t.Errorf("a client got %s", got)
 		}
@@ -211,61 +217,64 @@ func fillHTTPSSESessions(t *testing.T) filling {
 				t.Errorf("another client got %s", got)
 			}
 			if _, ever := server.Open(); ever != before {
-				t.Error("the client has lost its stream")
+				t.Error("the client lost its stream")
 			}
 		},
 		again: func() { echoes(victimToken) },
 	}
 }
 
-// subscribe has a client of the legacy era subscribe to a resource.
-func subscribe(t *testing.T, c *speaker, uri, pad string) {
+// subscribe subscribes a legacy client to a resource.
+func subscribe(t *testing.T, c *testClient, uri, pad string) {
 	t.Helper()
-	if got := c.ask(t, "resources/subscribe", `{"uri":`+quote(proxied("far", uri))+`,"pad":"`+pad+`"}`); got.answer.Error != nil {
+	if got := c.ask(t, "resources/subscribe", `{"uri":`+quote(proxiedURI("far", uri))+`,"pad":"`+pad+
+		`"}`); got.answer.Error != nil {
 		t.Errorf("resources/subscribe: got %.300s", got.answer.Raw)
 	}
 }
 
 func fillRestingSessions(t *testing.T) filling {
-	remote, at := newFar(t, "max_sessions 8")
-	victim := newSpeaker(t, at, false, canAll, bearer(victimToken))
+	remote, endpoint := newRemote(t, "max_sessions 8")
+	victim := newTestClient(t, endpoint, false, fullCapabilities, bearer(victimToken))
 	subscribe(t, victim, "far:///data", "")
 	return filling{
 		fill: func(i int) {
-			c := newSpeaker(t, at, false, canAll, bearer(thiefToken))
+			c := newTestClient(t, endpoint, false, fullCapabilities, bearer(thiefToken))
 			subscribe(t, c, fmt.Sprintf("far:///%d%s", i, padding[:5_000]), padding)
 		},
 		still: func() {
 			stream := victim.listen(t)
 			await.Until(t, "the stream", func() bool { return len(remote.Seen("stream")) > 0 })
 			victim.use(t, "far", "touch", `{"uri":"far:///data"}`)
-			stream.hears(t, "notifications/resources/updated")
+			stream.awaitMessage(t, "notifications/resources/updated")
 		},
 		again: func() {
-			subscribe(t, newSpeaker(t, at, false, canAll, bearer(victimToken)), "far:///data", "")
+			subscribe(t, newTestClient(t, endpoint, false, fullCapabilities, bearer(victimToken)), "far:///data", "")
 		},
 	}
 }
 
 func fillEndedSessions(t *testing.T) filling {
-	_, at := newFar(t)
+	_, endpoint := newRemote(t)
 	uses := func(session string, want int) {
 		t.Helper()
-		if got := post(t, at, rpc("tools/list", `{}`), session, bearer(victimToken), acceptBoth); got.StatusCode != want {
+		if got := post(t, endpoint, rpc("tools/list", `{}`), session, bearer(victimToken),
+			acceptBoth); got.StatusCode != want {
 			t.Errorf("got %d %.300s, want %d", got.StatusCode, got.body, want)
 		}
 	}
 	end := func(session, token string) {
 		t.Helper()
-		if got := send(t, client, "DELETE", at, "", session, bearer(token)); got.StatusCode != 204 {
+		if got := send(t, client, "DELETE", endpoint, "", session, bearer(token)); got.StatusCode != 204 {
 			t.Errorf("DELETE: got %d %s, want 204", got.StatusCode, got.body)
 		}
 	}
-	ended, live := sessionAt(t, at, bearer(victimToken)), sessionAt(t, at, bearer(victimToken))
+	ended, live := sessionHeader(t, endpoint, bearer(victimToken)), sessionHeader(t, endpoint, bearer(victimToken))
 	end(ended, victimToken)
 	return filling{
 		fill: func(int) {
-			got := post(t, at, strings.Replace(rpc("initialize", `{`+initParams+`}`), "{", `{"pad":"`+padding+`",`, 1), acceptBoth, bearer(thiefToken))
+			got := post(t, endpoint, strings.Replace(rpc("initialize", `{`+initParams+`}`), "{", `{"pad":"`+padding+`",`, 1),
+				acceptBoth, bearer(thiefToken))
 			end("Mcp-Session-Id: "+got.Header.Get("Mcp-Session-Id"), thiefToken)
 		},
 		still: func() {
@@ -280,68 +289,70 @@ func fillEndedSessions(t *testing.T) filling {
 }
 
 func fillSubscriptions(t *testing.T) filling {
-	_, at := newFar(t)
-	wants := func(c *speaker, uris ...string) *dialogue {
-		return c.begin(t, "subscriptions/listen", `{"notifications":{"resourceSubscriptions":[`+strings.Join(uris, ",")+`]},"pad":"`+padding[:3_000_000]+`"}`)
+	_, endpoint := newRemote(t)
+	wants := func(c *testClient, uris ...string) *exchange {
+		return c.begin(t, "subscriptions/listen", `{"notifications":{"resourceSubscriptions":[`+strings.Join(uris, ",")+
+			`]},"pad":"`+padding[:3_000_000]+`"}`)
 	}
-	data := quote(proxied("far", "far:///data"))
-	victim := newSpeaker(t, at, true, canAll, bearer(victimToken))
+	data := quote(proxiedURI("far", "far:///data"))
+	victim := newTestClient(t, endpoint, true, fullCapabilities, bearer(victimToken))
 	stream := wants(victim, data)
-	stream.hears(t, "notifications/subscriptions/acknowledged")
+	stream.awaitMessage(t, "notifications/subscriptions/acknowledged")
 	var uris []string
-	for n := range 900 { // of 7.5 KB each
-		uris = append(uris, quote(proxied("far", fmt.Sprintf("far:///%d/%s", n, padding[:5_500]))))
+	for n := range 900 { // 7.5 KB each
+		uris = append(uris, quote(proxiedURI("far", fmt.Sprintf("far:///%d/%s", n, padding[:5_500]))))
 	}
 	return filling{
 		fill: func(i int) {
-			wants(newSpeaker(t, at, true, named(i), bearer(thiefToken)), uris...).next(t)
+			wants(newTestClient(t, endpoint, true, named(i), bearer(thiefToken)), uris...).next(t)
 		},
 		still: func() {
 			victim.use(t, "far", "touch", `{"uri":"far:///data"}`)
-			stream.hears(t, "notifications/resources/updated")
+			stream.awaitMessage(t, "notifications/resources/updated")
 		},
 		again: func() {
-			wants(newSpeaker(t, at, true, named(0), bearer(victimToken)), data).hears(t, "notifications/subscriptions/acknowledged")
+			wants(newTestClient(t, endpoint, true, named(0), bearer(victimToken)), data).awaitMessage(t,
+				"notifications/subscriptions/acknowledged")
 		},
 	}
 }
 
 func fillStreams(t *testing.T) filling {
-	_, at := newFar(t)
-	victim := newSpeaker(t, at, true, canAll, bearer(victimToken))
-	stream := victim.listens(t)
+	_, endpoint := newRemote(t)
+	victim := newTestClient(t, endpoint, true, fullCapabilities, bearer(victimToken))
+	stream := victim.listenForChanges(t)
 	return filling{
 		fill: func(i int) {
-			c := newSpeaker(t, at, true, named(i), bearer(thiefToken))
+			c := newTestClient(t, endpoint, true, named(i), bearer(thiefToken))
 			c.begin(t, "subscriptions/listen", `{"notifications":{"toolsListChanged":true},"pad":"`+padding+`"}`).next(t)
 		},
 		still: func() {
 			victim.use(t, "far", "change", `{}`)
-			stream.hears(t, "notifications/tools/list_changed")
+			stream.awaitMessage(t, "notifications/tools/list_changed")
 		},
-		again: func() { newSpeaker(t, at, true, named(0), bearer(victimToken)).listens(t) },
+		again: func() { newTestClient(t, endpoint, true, named(0), bearer(victimToken)).listenForChanges(t) },
 	}
 }
 
 func fillHeldCalls(t *testing.T) filling {
-	_, at := newFar(t)
+	_, endpoint := newRemote(t)
 	params := func(pad string) string {
 		return callOf("far", "ask", `{"method":"elicitation/create","params":{"message":"m"},"pad":"`+pad+`"}`)
 	}
-	victim := newSpeaker(t, at, true, canAll, bearer(victimToken))
+	victim := newTestClient(t, endpoint, true, fullCapabilities, bearer(victimToken))
 	held := victim.ask(t, "tools/call", params("")).answer.Input(t)
 	return filling{
 		fill: func(i int) {
-			newSpeaker(t, at, true, named(i), bearer(thiefToken)).ask(t, "tools/call", params(padding))
+			newTestClient(t, endpoint, true, named(i), bearer(thiefToken)).ask(t, "tools/call", params(padding))
 		},
 		still: func() {
-			got := victim.ask(t, "tools/call", retried(params(""), held, func(string) string { return formAnswer }))
+			got := victim.ask(t, "tools/call", retryParams(params(""), held, func(string) string { return formAnswer }))
 			if got.answer.Result == nil || strings.Contains(got.answer.Raw, "input_required") {
-				t.Errorf("the call that was held ended with %s", got.answer.Raw)
+				t.Errorf("the held call returned %s", got.answer.Raw)
 			}
 		},
 		again: func() {
-			newSpeaker(t, at, true, named(0), bearer(victimToken)).ask(t, "tools/call", params("")).answer.Input(t)
+			newTestClient(t, endpoint, true, named(0), bearer(victimToken)).ask(t, "tools/call", params("")).answer.Input(t)
 		},
 	}
 }
@@ -357,10 +368,10 @@ func fillTasks(t *testing.T) filling {
 		}
 		_, _ = io.WriteString(w, result(fmt.Sprintf(`{"task":{"taskId":"t%d","status":"working"}}`, last.Add(1))))
 	}))
-	at := rpcAt(serve(t, gateway(strangers(), "server far http://"+server+"/mcp")), "far")
+	endpoint := rpcAt(serve(t, gateway(twoTokens(), "server far http://"+server+"/mcp")), "far")
 	asks := func(token, method, params, want string) {
 		t.Helper()
-		if got := post(t, at, rpc(method, params), bearer(token)); !strings.Contains(got.body, want) {
+		if got := post(t, endpoint, rpc(method, params), bearer(token)); !strings.Contains(got.body, want) {
 			t.Errorf("%s: got %d %.300s, want %s", method, got.StatusCode, got.body, want)
 		}
 	}
@@ -383,18 +394,21 @@ func fillTasks(t *testing.T) filling {
 func fillLists(t *testing.T) filling {
 	server := newLenientServer(t)
 	server.Resources = []string{"file:///a"}
-	server.Replies = map[string]string{"tools/list": `"result":{"tools":[{"name":"echo","inputSchema":{"type":"object"},"description":"` + padding[:3_000_000] + `"}]}`}
-	at := joinedAt(serve(t, gateway("separator __", strangers(), server.line("far"))))
-	lists := func(c *speaker, method, want string) {
+	server.Replies = map[string]string{"tools/list": `"result":{"tools":[{"name":"echo",` +
+		`"inputSchema":{"type":"object"},"description":"` + padding[:3_000_000] + `"}]}`}
+	endpoint := joinedAt(serve(t, gateway("separator __", twoTokens(), server.line("far"))))
+	lists := func(c *testClient, method, want string) {
 		t.Helper()
 		if got := c.ask(t, method, `{}`); !strings.Contains(got.answer.Raw, want) {
 			t.Errorf("%s: got %.300s, want %s", method, got.answer.Raw, want)
 		}
 	}
-	victim := newSpeaker(t, at, true, canAll, bearer(victimToken))
+	victim := newTestClient(t, endpoint, true, fullCapabilities, bearer(victimToken))
 	lists(victim, "resources/list", "proxy://resource/")
 	return filling{
-		fill:  func(i int) { lists(newSpeaker(t, at, true, named(i), bearer(thiefToken)), "tools/list", "far__echo") },
+		fill: func(i int) {
+			lists(newTestClient(t, endpoint, true, named(i), bearer(thiefToken)), "tools/list", "far__echo")
+		},
 		still: func() { lists(victim, "resources/list", "proxy://resource/") },
 		again: func() { lists(victim, "tools/list", "far__echo") },
 	}
@@ -406,20 +420,21 @@ func fillAnnotations(t *testing.T) filling {
 		server.Tools = append(server.Tools, fmt.Sprintf(`{"name":"t%d","annotations":{"readOnlyHint":true}}`, i))
 	}
 	rules := block("client *", "allow read_only")
-	at := joinedAt(serve(t, gateway("separator __", strangers(), rules, server.line("far"))))
+	endpoint := joinedAt(serve(t, gateway("separator __", twoTokens(), rules, server.line("far"))))
 	calls := func(token string, i int) {
 		t.Helper()
-		mode := fmt.Sprintf("X-Mode: %d", i) // by which a server may choose
-		c := newSpeaker(t, at, true, canAll, bearer(token), mode)
-		may(t, "a call", c.ask(t, "tools/call", callOf("far", "t1", `{}`)))
+		mode := fmt.Sprintf("X-Mode: %d", i) // servers may list other tools depending on it
+		c := newTestClient(t, endpoint, true, fullCapabilities, bearer(token), mode)
+		expectAllowed(t, "a call", c.ask(t, "tools/call", callOf("far", "t1", `{}`)))
 	}
 	calls(victimToken, 0)
 	return filling{
 		fill: func(i int) { calls(thiefToken, i) },
 		still: func() {
 			listed := server.Count("tools/list")
-			if calls(victimToken, 0); server.Count("tools/list") != listed {
-				t.Error("the annotations of another client are forgotten")
+			calls(victimToken, 0)
+			if server.Count("tools/list") != listed {
+				t.Error("the annotations of the other client were dropped")
 			}
 		},
 		again: func() { calls(victimToken, 1) },
@@ -435,44 +450,46 @@ func fillObservations(t *testing.T) filling {
 		r.Answer(w, `"result":{"content":[{"type":"text","text":`+quote(r.Param("arguments")+padding[:8_000_000])+`}]}`)
 		return true
 	}
-	at := joinedAt(serve(t, gateway("separator __", strangers(), block("mask 4000 2000 2000", "recover on"), server.line("far"))))
-	victim := newSpeaker(t, at, true, canAll, bearer(victimToken))
-	thief := newSpeaker(t, at, true, canAll, bearer(thiefToken))
+	endpoint := joinedAt(serve(t, gateway("separator __", twoTokens(), block("mask 4000 2000 2000", "recover on"),
+		server.line("far"))))
+	victim := newTestClient(t, endpoint, true, fullCapabilities, bearer(victimToken))
+	thief := newTestClient(t, endpoint, true, fullCapabilities, bearer(thiefToken))
 	recovers := func(handle string) {
 		t.Helper()
-		if got := recoverBy(t, victim, `{"id":"`+handle+`"}`); got.IsError || got.Meta.Total < 8_000_000 {
+		if got := recoverObservation(t, victim, `{"id":"`+handle+`"}`); got.IsError || got.Meta.Total < 8_000_000 {
 			t.Errorf("got %+v, want the original", got.Meta)
 		}
 	}
-	handle := observe(t, victim, "far", "read", `{"mine":0}`)
+	handle := callMasked(t, victim, "far", "read", `{"mine":0}`)
 	return filling{
-		fill:  func(i int) { observe(t, thief, "far", "read", fmt.Sprintf(`{"n":%d}`, i)) },
+		fill:  func(i int) { callMasked(t, thief, "far", "read", fmt.Sprintf(`{"n":%d}`, i)) },
 		still: func() { recovers(handle) },
-		again: func() { recovers(observe(t, victim, "far", "read", `{"mine":1}`)) },
+		again: func() { recovers(callMasked(t, victim, "far", "read", `{"mine":1}`)) },
 	}
 }
 
 func fillPrunedTexts(t *testing.T) filling {
-	_, reranker := newMoodyReranker(t, "/cohere")
-	at := serve(t, accounts, pruner("store_limit 1000 16MiB", block("backend rerank", "url "+reranker))) + "/rpc"
-	text := strings.Repeat(padding[:10_000]+"\n", 199) // not more than 2,000,000 characters
+	_, reranker := newFakeReranker(t, "/cohere")
+	endpoint := serve(t, basicAuthAccounts, pruner("store_limit 1000 16MiB", block("backend rerank", "url "+reranker))) +
+		"/rpc"
+	text := strings.Repeat(padding[:10_000]+"\n", 199) // at most 2,000,000 characters
 	mine := prunable{text: numbered(300)}
-	id := pruneBy(t, at, mine, as("bob")).PruneID
+	id := pruneText(t, endpoint, mine, basicAuthHeader("bob")).PruneID
 	has := func(id string) {
 		t.Helper()
-		if isGone(t, at, id, as("bob")) {
+		if isGone(t, endpoint, id, basicAuthHeader("bob")) {
 			t.Error("the original is gone")
 		}
 	}
 	return filling{
 		fill: func(i int) {
-			got := post(t, at, prunable{text: fmt.Sprintln(i) + text}.request(), as("alice"))
+			got := post(t, endpoint, prunable{text: fmt.Sprintln(i) + text}.request(), basicAuthHeader("alice"))
 			if payload[pruned](t, got.body).Stats.Pruned == 0 {
-				t.Errorf("got %d %.300s, want a text without some of its lines", got.StatusCode, got.body)
+				t.Errorf("got %d %.300s, want a pruned text", got.StatusCode, got.body)
 			}
 		},
 		still: func() { has(id) },
-		again: func() { has(pruneBy(t, at, prunable{text: numbered(310)}, as("bob")).PruneID) },
+		again: func() { has(pruneText(t, endpoint, prunable{text: numbered(310)}, basicAuthHeader("bob")).PruneID) },
 	}
 }
 
@@ -483,28 +500,29 @@ func fillIsolatedChildren(t *testing.T) filling {
 }
 
 func fillChildren(t *testing.T, lines ...string) filling {
-	at := mcpAt(serve(t, gateway(strangers(), block(child("kid"), lines...))), "kid")
-	session := sessionAt(t, at, bearer(victimToken))
-	pid := pidAt(t, at, session, bearer(victimToken))
+	endpoint := mcpAt(serve(t, gateway(twoTokens(), block(child("kid"), lines...))), "kid")
+	session := sessionHeader(t, endpoint, bearer(victimToken))
+	pid := pidAt(t, endpoint, session, bearer(victimToken))
 	return filling{
 		fill: func(int) {
-			post(t, at, strings.Replace(rpc("initialize", `{`+initParams+`}`), "{", `{"pad":"`+padding+`",`, 1), acceptBoth, bearer(thiefToken))
+			post(t, endpoint, strings.Replace(rpc("initialize", `{`+initParams+`}`), "{", `{"pad":"`+padding+`",`, 1),
+				acceptBoth, bearer(thiefToken))
 		},
 		still: func() {
-			if now := pidAt(t, at, session, bearer(victimToken)); now != pid {
-				t.Errorf("the child of the session was %d and is %d", pid, now)
+			if now := pidAt(t, endpoint, session, bearer(victimToken)); now != pid {
+				t.Errorf("the child of the session was %d, is %d", pid, now)
 			}
 		},
-		again: func() { pidAt(t, at, sessionAt(t, at, bearer(victimToken)), bearer(victimToken)) },
+		again: func() { pidAt(t, endpoint, sessionHeader(t, endpoint, bearer(victimToken)), bearer(victimToken)) },
 	}
 }
 
 func fillCapabilities(t *testing.T) filling {
 	journal := newJournal(t)
-	at := mcpAt(serve(t, gateway(strangers(), block(child("kid"), journal.env()))), "kid")
+	endpoint := mcpAt(serve(t, gateway(twoTokens(), block(child("kid"), journal.env()))), "kid")
 	pid := func(token, capabilities string) int {
-		c := newSpeaker(t, at, false, capabilities, bearer(token))
-		return pidAt(t, at, c.Session, bearer(token))
+		c := newTestClient(t, endpoint, false, capabilities, bearer(token))
+		return pidAt(t, endpoint, c.Session, bearer(token))
 	}
 	mine := pid(victimToken, `{"sampling":{}}`)
 	return filling{
@@ -513,15 +531,15 @@ func fillCapabilities(t *testing.T) filling {
 		},
 		still: func() {
 			if now := pid(victimToken, `{"sampling":{}}`); now != mine {
-				t.Errorf("the child of the client was %d and is %d", mine, now)
+				t.Errorf("the child of the client was %d, is %d", mine, now)
 			}
 			if started := len(journal.entries(t, "start")); started != 5 {
-				t.Errorf("%d children were started, want 4 of one client and that of another", started)
+				t.Errorf("%d children were started, want 4 for one client and 1 for the other", started)
 			}
 		},
 		again: func() {
 			if other := pid(victimToken, `{"elicitation":{}}`); other == mine {
-				t.Error("a client with other capabilities gets no child of its own")
+				t.Error("a client with other capabilities did not get its own child")
 			}
 		},
 	}
@@ -535,38 +553,39 @@ func fillNonces(t *testing.T) filling {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = io.WriteString(w, result(`{}`))
 	}))
-	at := rpcAt(serve(t, gateway(signing, "server far http://"+server+"/mcp")), "far")
+	endpoint := rpcAt(serve(t, gateway(hmacAuth, "server far http://"+server+"/mcp")), "far")
 	sends := func(message, signed string, want int) {
 		t.Helper()
-		if got := post(t, at, message, signed); got.StatusCode != want {
+		if got := post(t, endpoint, message, signed); got.StatusCode != want {
 			t.Errorf("got %d %.300s, want %d", got.StatusCode, got.body, want)
 		}
 	}
 	small, large := rpc("ping", `{}`), rpc("ping", `{"pad":"`+padding+`"}`)
-	first := signedBy("bob", bobSecret, "POST", pathOf(t, at), small)
+	first := signedHeader("bob", bobSecret, "POST", pathOf(t, endpoint), small)
 	sends(small, first, 200)
 	return filling{
-		fill:  func(int) { sends(large, signedBy("alice", aliceSecret, "POST", pathOf(t, at), large), 200) },
+		fill:  func(int) { sends(large, signedHeader("alice", aliceSecret, "POST", pathOf(t, endpoint), large), 200) },
 		still: func() { sends(small, first, 401) },
-		again: func() { sends(small, signedBy("bob", bobSecret, "POST", pathOf(t, at), small), 200) },
+		again: func() { sends(small, signedHeader("bob", bobSecret, "POST", pathOf(t, endpoint), small), 200) },
 	}
 }
 
 func fillToolResults(t *testing.T) filling {
 	model := new(mcptest.Chat)
 	url := serve(t, withModel(upstream(t, model), "recover on"))
-	victim, thief := &agent{model: model, http: fromAddress(t, "127.0.0.2"), url: url}, &agent{model: model, http: client, url: url}
+	victim, thief := &agent{model: model, http: clientFrom(t, "127.0.0.2"), url: url}, &agent{model: model, http: client,
+		url: url}
 	recovers := func(id string) {
 		t.Helper()
-		if !victim.gets(t, id) {
+		if !victim.canRecover(t, id) {
 			t.Error("the original is gone")
 		}
 	}
-	id := victim.send(t, withOld("mine"+padding[:8_000_000]))
+	id := victim.send(t, withOldResult("mine"+padding[:8_000_000]))
 	return filling{
-		fill:  func(i int) { thief.send(t, withOld(fmt.Sprint(i)+padding[:8_000_000])) },
+		fill:  func(i int) { thief.send(t, withOldResult(fmt.Sprint(i)+padding[:8_000_000])) },
 		still: func() { recovers(id) },
-		again: func() { recovers(victim.send(t, withOld("another"+padding[:8_000_000]))) },
+		again: func() { recovers(victim.send(t, withOldResult("another"+padding[:8_000_000]))) },
 	}
 }
 
@@ -582,11 +601,12 @@ func fillConversations(t *testing.T) filling {
 		<-r.Context().Done()
 	}))
 	url := serve(t, conversationMask("window_turns 1", "buffer_limit 16MiB", "max_buffered 64MiB"), proxy(model))
-	asks := aged(says("user", "hi"), calls("call_1 read"), answers("call_1", padding))
-	victim := fromAddress(t, "127.0.0.2")
+	asks := oneTurnLater(chatMessage("user", "hi"), callsMessage("call_1 read"), resultMessage("call_1", padding))
+	victim := clientFrom(t, "127.0.0.2")
 	isMasked := func() {
 		t.Helper()
-		if got := send(t, victim, "POST", url, asks, "Content-Type: application/json"); got.StatusCode != 200 || len(got.body) > 4 {
+		if got := send(t, victim, "POST", url, asks, "Content-Type: application/json"); got.StatusCode != 200 ||
+			len(got.body) > 4 {
 			t.Errorf("got %d, the model received %s bytes, want a masked request", got.StatusCode, got.body)
 		}
 	}
@@ -595,7 +615,7 @@ func fillConversations(t *testing.T) filling {
 		fill: func(int) {
 			req := request(t, t.Context(), "POST", url, asks, "Content-Type: application/json", "X-Waits: 1")
 			go func() {
-				if res, err := lasting.Do(req); err == nil {
+				if res, err := streamClient.Do(req); err == nil {
 					res.Body.Close()
 				}
 			}()
@@ -606,29 +626,32 @@ func fillConversations(t *testing.T) filling {
 	}
 }
 
-// Conversations of as many small results as 2 MB have take more memory than themselves.
+// fillRememberedConversations: conversations with as many small results as fit into 2 MB need more memory than their
+// own size.
 func fillRememberedConversations(t *testing.T) filling {
 	model := upstream(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n, _ := io.Copy(io.Discard, r.Body)
 		_, _ = fmt.Fprint(w, n)
 	}))
 	url := serve(t, conversationMask("window_turns 1"), proxy(model))
-	victim := fromAddress(t, "127.0.0.2")
+	victim := clientFrom(t, "127.0.0.2")
 	isMasked := func() {
 		t.Helper()
-		asks := aged(says("user", "hi"), calls("call_1 read"), answers("call_1", padding[:50_000]))
-		if got := send(t, victim, "POST", url, asks, "Content-Type: application/json"); got.StatusCode != 200 || len(got.body) > 4 {
+		asks := oneTurnLater(chatMessage("user", "hi"), callsMessage("call_1 read"),
+			resultMessage("call_1", padding[:50_000]))
+		if got := send(t, victim, "POST", url, asks, "Content-Type: application/json"); got.StatusCode != 200 ||
+			len(got.body) > 4 {
 			t.Errorf("got %d, the model received %s bytes, want a masked request", got.StatusCode, got.body)
 		}
 		if n := metrics(t)[`kept_entries{kind="remembered_conversations"}`]; n == 0 {
-			t.Error("nothing is remembered")
+			t.Error("no conversation is remembered")
 		}
 	}
 	isMasked()
-	small := strings.Repeat(answers("call_1", "")+",", 40_000) + answers("call_1", "")
+	small := strings.Repeat(resultMessage("call_1", "")+",", 40_000) + resultMessage("call_1", "")
 	return filling{
 		fill: func(i int) {
-			asks := aged(says("user", fmt.Sprint(i)), calls("call_1 read"), small)
+			asks := oneTurnLater(chatMessage("user", fmt.Sprint(i)), callsMessage("call_1 read"), small)
 			if got := send(t, http.DefaultClient, "POST", url, asks, "Content-Type: application/json"); got.StatusCode != 200 {
 				t.Errorf("got %d", got.StatusCode)
 			}

@@ -9,7 +9,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/await"
 )
 
-// A closeWatch notes which responses say that their connection is closed after them.
+// A closeWatch records which responses announce that their connection will be closed.
 type closeWatch struct {
 	http.RoundTripper
 	mu              sync.Mutex
@@ -31,13 +31,13 @@ func (w *closeWatch) RoundTrip(r *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-// The connection of a stream that a client listens to ends with the stream: after a reload it would be closed while the
-// client uses it again. Over HTTP/2 there are other streams in it.
+// The connection of a stream that a client listens to is closed with the stream. After a reload, it would otherwise be
+// closed while the client reuses it. HTTP/2 connections have other streams, so they stay open.
 func TestStreamsThatCloseTheirConnection(t *testing.T) {
 	isolate(t)
 	address := freeAddress(t)
 	load(t, h2cOptions+site(address, gateway("separator __", child("a", "--modern"))))
-	for _, by := range []struct {
+	for _, protocol := range []struct {
 		name   string
 		client *http.Client
 		closes bool
@@ -47,10 +47,10 @@ func TestStreamsThatCloseTheirConnection(t *testing.T) {
 			modern bool
 		}{{"legacy", false}, {"modern", true}} {
 			for _, path := range []string{"/mcp", "/mcp/a"} {
-				t.Run(by.name+" "+era.name+" "+path, func(t *testing.T) {
-					seen := &closeWatch{RoundTripper: by.client.Transport}
-					c := newSpeakerBy(t, &http.Client{Transport: seen}, "http://"+address+path, era.modern, canAll)
-					c.listens(t)
+				t.Run(protocol.name+" "+era.name+" "+path, func(t *testing.T) {
+					seen := &closeWatch{RoundTripper: protocol.client.Transport}
+					c := newTestClientWith(t, &http.Client{Transport: seen}, "http://"+address+path, era.modern, fullCapabilities)
+					c.listenForChanges(t)
 					await.Until(t, "the stream", func() bool {
 						seen.mu.Lock()
 						defer seen.mu.Unlock()
@@ -59,8 +59,8 @@ func TestStreamsThatCloseTheirConnection(t *testing.T) {
 					c.ask(t, "tools/list", "", "Accept: application/json, text/plain")
 					seen.mu.Lock()
 					defer seen.mu.Unlock()
-					if seen.streams[0] != by.closes || slices.Contains(seen.others, true) {
-						t.Errorf("closed after streams: %v, after others: %v", seen.streams, seen.others)
+					if seen.streams[0] != protocol.closes || slices.Contains(seen.others, true) {
+						t.Errorf("closed after streams: %v, after other responses: %v", seen.streams, seen.others)
 					}
 				})
 			}

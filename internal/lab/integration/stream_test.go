@@ -16,12 +16,12 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// A source is an upstream whose response to a GET is what the test says when the
-// test says so, each part flushed at once. It answers POST as a Stub does.
+// A source is an upstream whose response to a GET is controlled by the test. Each part is flushed
+// at once. It handles POST like a Stub.
 type source struct {
 	address string
-	parts   chan string   // closed, the response ends; "" breaks it off
-	gone    chan struct{} // has an element once the client has left
+	parts   chan string   // closing it ends the response; "" aborts it
+	gone    chan struct{} // receives a value when the client has disconnected
 }
 
 func newSource(t *testing.T, contentType string) *source {
@@ -55,26 +55,25 @@ func newSource(t *testing.T, contentType string) *source {
 	return s
 }
 
-// send makes the source send a part.
+// send sends a part of the response.
 func (s *source) send(t *testing.T, part string) {
 	t.Helper()
 	select {
 	case s.parts <- part:
 	case <-time.After(patience):
-		t.Fatal("the upstream does not take another part: nobody asked it, or who did has left")
+		t.Fatal("the upstream cannot send another part: no client is connected")
 	}
 }
 
-// event is an event as MCP servers send it.
+// event returns an event as MCP servers send it.
 func event(data string) string { return "event: message\ndata: " + data + "\n\n" }
 
-// textEvent is a result of n characters in an event, and cutEvent what is left of
-// it.
+// textEvent returns an event with a result of n characters, and cutEvent the event after
+// masking.
 func textEvent(n int) string            { return event(result(`"` + strings.Repeat("A", n) + `"`)) }
 func cutEvent(n, head, tail int) string { return event(result(`"` + cut("A", n, head, tail) + `"`)) }
 
-// nextEvent reads up to the empty line that ends an event. The client's timeout
-// bounds it.
+// nextEvent reads up to the empty line that ends an event. The client's timeout limits the wait.
 func nextEvent(t *testing.T, r *bufio.Reader) string {
 	t.Helper()
 	var b strings.Builder
@@ -90,8 +89,8 @@ func nextEvent(t *testing.T, r *bufio.Reader) string {
 	}
 }
 
-// TestEventsArriveOneByOne has an upstream that sends an event only once the
-// client has the one before (O16).
+// TestEventsArriveOneByOne uses an upstream that sends each event only after the client has
+// received the one before (O16).
 func TestEventsArriveOneByOne(t *testing.T) {
 	isolate(t)
 	long := strings.Repeat("A", 5000)
@@ -101,14 +100,17 @@ func TestEventsArriveOneByOne(t *testing.T) {
 		{"a short one", textEvent(10), textEvent(10)},
 		{"a long one", textEvent(5000), cutEvent(5000, 2000, 2000)},
 		{"a very long one", textEvent(1 << 20), cutEvent(1<<20, 2000, 2000)},
-		{"all fields but data stay", "id: " + long + "\nevent: x\nretry: 10\n: " + long + "\nfoo: bar\ndata:" + result(`"`+long+`"`) + "\n\n",
-			"id: " + long + "\nevent: x\nretry: 10\n: " + long + "\nfoo: bar\ndata:" + result(`"`+cut("A", 5000, 2000, 2000)+`"`) + "\n\n"},
-		{"CRLF", "data: " + result(`"`+long+`"`) + "\r\n\r\n", "data: " + result(`"`+cut("A", 5000, 2000, 2000)+`"`) + "\r\n\r\n"},
+		{"all fields but data are unchanged", "id: " + long + "\nevent: x\nretry: 10\n: " + long + "\nfoo: bar\ndata:" +
+			result(`"`+long+`"`) + "\n\n",
+			"id: " + long + "\nevent: x\nretry: 10\n: " + long + "\nfoo: bar\ndata:" + result(`"`+cut("A", 5000, 2000, 2000)+
+				`"`) + "\n\n"},
+		{"CRLF", "data: " + result(`"`+long+`"`) + "\r\n\r\n", "data: " + result(`"`+cut("A", 5000, 2000, 2000)+`"`) +
+			"\r\n\r\n"},
 		{"data over several lines", "data: {\"jsonrpc\":\"2.0\",\ndata: \"id\":1,\"result\":\ndata: \"" + long + "\"}\n\n",
 			"data: {\"jsonrpc\":\"2.0\",\ndata: \"id\":1,\"result\":\ndata: \"" + cut("A", 5000, 2000, 2000) + "\"}\n\n"},
-		{"a comment to keep the connection alive", ": ping\n\n", ": ping\n\n"},
-		{"data that is no JSON", "data: " + long + "\n\n", "data: " + long + "\n\n"},
-		{"data that is no JSON-RPC", "data: {\"result\":\"" + long + "\"}\n\n", "data: {\"result\":\"" + long + "\"}\n\n"},
+		{"a keep-alive comment", ": ping\n\n", ": ping\n\n"},
+		{"data that is not JSON", "data: " + long + "\n\n", "data: " + long + "\n\n"},
+		{"data that is not JSON-RPC", "data: {\"result\":\"" + long + "\"}\n\n", "data: {\"result\":\"" + long + "\"}\n\n"},
 		{"a notification", event(`{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"` + long + `"}}`),
 			event(`{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"` + long + `"}}`)},
 		{"a long one after all that", textEvent(5000), cutEvent(5000, 2000, 2000)},
@@ -126,7 +128,7 @@ func TestEventsArriveOneByOne(t *testing.T) {
 			var body *bufio.Reader
 			for _, event := range events {
 				source.send(t, event.sent)
-				if body == nil { // now that there is something to decode
+				if body == nil { // the gzip reader needs data
 					body = decoded(t, res, front.accept)
 				}
 				if got := nextEvent(t, body); got != event.want {
@@ -142,7 +144,7 @@ func TestEventsArriveOneByOne(t *testing.T) {
 	}
 }
 
-// decoded reads a response that must have this encoding.
+// decoded returns a reader of a response that must have this encoding.
 func decoded(t *testing.T, res *http.Response, encoding string) *bufio.Reader {
 	t.Helper()
 	if has := res.Header.Get("Content-Encoding"); has != encoding {
@@ -158,7 +160,7 @@ func decoded(t *testing.T, res *http.Response, encoding string) *bufio.Reader {
 	return bufio.NewReader(r)
 }
 
-// TestEventInPieces has an upstream that sends one event in ten writes (O16).
+// TestEventInPieces uses an upstream that sends one event in ten writes (O16).
 func TestEventInPieces(t *testing.T) {
 	isolate(t)
 	const n = 5000
@@ -167,7 +169,8 @@ func TestEventInPieces(t *testing.T) {
 			t.Run(fmt.Sprintf("O16 %s %q", spelling, eol), func(t *testing.T) {
 				stream := strings.ReplaceAll(event(result(`"`+strings.Repeat(spelling, n)+`"`)), "\n", eol)
 				address := rawUpstream(t, func(conn net.Conn, _ *bufio.Reader) {
-					_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+					_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: "+
+						"chunked\r\n\r\n")
 					for i := range 10 {
 						piece := stream[i*len(stream)/10 : (i+1)*len(stream)/10]
 						_, _ = fmt.Fprintf(conn, "%x\r\n%s\r\n", len(piece), piece)
@@ -182,7 +185,7 @@ func TestEventInPieces(t *testing.T) {
 	}
 }
 
-// rawUpstream hands each connection over once its first request has been read.
+// rawUpstream accepts connections and calls handle after the first request was read.
 func rawUpstream(t *testing.T, handle func(net.Conn, *bufio.Reader)) (address string) {
 	t.Helper()
 	l := listen(t)
@@ -190,7 +193,7 @@ func rawUpstream(t *testing.T, handle func(net.Conn, *bufio.Reader)) (address st
 		for {
 			conn, err := l.Accept()
 			if err != nil {
-				return // the test is over
+				return // the test has ended
 			}
 			go func() {
 				defer conn.Close()
@@ -208,13 +211,13 @@ func rawUpstream(t *testing.T, handle func(net.Conn, *bufio.Reader)) (address st
 	return l.Addr().String()
 }
 
-// TestOversizedStreams has bodies over the limit, which must go on streaming (O20).
+// TestOversizedStreams checks that bodies over the limit are streamed (O20).
 func TestOversizedStreams(t *testing.T) {
 	isolate(t)
-	t.Run("O20 a body arrives before it ends", func(t *testing.T) {
+	t.Run("O20 a body arrives before its end", func(t *testing.T) {
 		source := newSource(t, "application/json")
 		url := serve(t, mask("buffer_limit 1MiB"), proxy(source.address))
-		// Nothing arrives below the limit, not even the header.
+		// Nothing arrives below the limit, not even the headers.
 		half := strings.Repeat("A", 2<<20)
 		go func() { source.parts <- `{"jsonrpc":"2.0","id":1,"result":"` + half }()
 		res := open(t, client, "GET", url, "")
@@ -230,7 +233,7 @@ func TestOversizedStreams(t *testing.T) {
 		}
 		same(t, string(begun)+string(rest), result(`"`+half+half+`"`))
 	})
-	t.Run("O20 the limit is that of each event", func(t *testing.T) {
+	t.Run("O20 the limit applies to each event", func(t *testing.T) {
 		source := newSource(t, "text/event-stream")
 		url := serve(t, mask("buffer_limit 10KB"), proxy(source.address))
 		body := bufio.NewReader(open(t, client, "GET", url, "").Body)
@@ -245,8 +248,8 @@ func TestOversizedStreams(t *testing.T) {
 	})
 }
 
-// TestUpstreamDies has upstreams that break off in mid-body. A client must never
-// take what arrived for the whole, and the server must survive.
+// TestUpstreamDies uses upstreams that abort a response. The client must be able to detect that
+// the response is incomplete, and Caddy must keep working.
 func TestUpstreamDies(t *testing.T) {
 	isolate(t)
 	truncated := compress(t, "gzip", result(`"`+strings.Repeat("A", 100000)+`"`))
@@ -269,7 +272,8 @@ func TestUpstreamDies(t *testing.T) {
 		{"before anything is masked", "observation_mask", stub, rpc("reset", `{}`)},
 		{"in a string that is being masked", "observation_mask", stub, rpc("reset", `{"n":10000}`)},
 		{"in a string too long to be held", "observation_mask", stub, rpc("reset", `{"n":5000000}`)},
-		{"after more output than is held back", "observation_mask 4000000 2000000 2000000", stub, rpc("reset", `{"n":16000000}`)},
+		{"after more output than is held back", "observation_mask 4000000 2000000 2000000", stub,
+			rpc("reset", `{"n":16000000}`)},
 		{"below the limit", mask("buffer_limit 1MiB"), stub, rpc("reset", `{"n":10000}`)},
 		{"above the limit", mask("buffer_limit 1KiB"), stub, rpc("reset", `{"n":10000}`)},
 		{"with the mask off", "observation_mask off", stub, rpc("reset", `{"n":10000}`)},
@@ -277,7 +281,8 @@ func TestUpstreamDies(t *testing.T) {
 		{"behind encode, before anything is masked", "encode gzip\nobservation_mask", stub, rpc("reset", `{}`)},
 		{"behind encode", "encode gzip\nobservation_mask", stub, rpc("reset", `{"n":10000}`)},
 		{"with half a gzip, decoded by the transport", "observation_mask", halfGzip, rpc("x", `{}`)},
-		{"with half a gzip nobody asked for", "observation_mask", block(halfGzip, block("transport http", "compression off")), rpc("x", `{}`)},
+		{"with half a gzip without a request for it", "observation_mask",
+			block(halfGzip, block("transport http", "compression off")), rpc("x", `{}`)},
 	}
 	for _, tt := range tests {
 		for _, protocol := range []string{"HTTP/1.1", "HTTP/2"} {
@@ -299,7 +304,7 @@ func TestUpstreamDies(t *testing.T) {
 					}
 				}
 				if got := send(t, client, "POST", url, rpc("echo", "1"), "X-Whole: yes"); got.body != result("1") {
-					t.Errorf("afterwards %s %.100s", got.Status, got.body)
+					t.Errorf("afterwards got %s %.100s", got.Status, got.body)
 				}
 			})
 		}
@@ -316,23 +321,24 @@ func TestUpstreamDies(t *testing.T) {
 			t.Errorf("looks complete, ending in %q", rest)
 		}
 		if got := post(t, url, rpc("echo", "1")); got.body != result("1") {
-			t.Errorf("afterwards %s %.100s", got.Status, got.body)
+			t.Errorf("afterwards got %s %.100s", got.Status, got.body)
 		}
 	})
 }
 
-// TestClientLeaves wants the upstream to learn of it.
+// TestClientLeaves checks that the upstream request is cancelled when the client disconnects.
 func TestClientLeaves(t *testing.T) {
 	isolate(t)
 	tests := []struct {
 		name        string
 		contentType string
 		sent        string
-		arrives     bool // before the client leaves
+		arrives     bool // data arrives before the client disconnects
 	}{
 		{"a stream", "text/event-stream", textEvent(5000), true},
 		{"a stream in mid-event", "text/event-stream", textEvent(5000) + "data: {", true},
-		{"a body that is held back", "application/json", `{"jsonrpc":"2.0","id":1,"result":"` + strings.Repeat("A", 5000), false},
+		{"a body that is held back", "application/json", `{"jsonrpc":"2.0","id":1,"result":"` + strings.Repeat("A", 5000),
+			false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -372,16 +378,17 @@ func wait(t *testing.T, happened <-chan struct{}, what string) {
 	select {
 	case <-happened:
 	case <-time.After(patience):
-		t.Fatalf("waited in vain for %s", what)
+		t.Fatalf("timed out waiting for %s", what)
 	}
 }
 
-// TestUpgrade passes bytes both ways through the mask, untouched though they look
-// like what it masks (O18).
+// TestUpgrade passes bytes in both directions through the mask, unchanged although they look like
+// results (O18).
 func TestUpgrade(t *testing.T) {
 	isolate(t)
 	echo := rawUpstream(t, func(conn net.Conn, r *bufio.Reader) {
-		_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\nContent-Type: application/json\r\n\r\n")
+		_, _ = io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+
+			"echo\r\nContent-Type: application/json\r\n\r\n")
 		_, _ = io.Copy(conn, r)
 	})
 	url := serve(t, "observation_mask", proxy(echo))
@@ -392,26 +399,27 @@ func TestUpgrade(t *testing.T) {
 	}
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(patience))
-	_, _ = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: "+strings.TrimPrefix(url, "http://")+"\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+	_, _ = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: "+strings.TrimPrefix(url, "http://")+
+		"\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
 	r := bufio.NewReader(conn)
 	res, err := http.ReadResponse(r, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if res.StatusCode != http.StatusSwitchingProtocols || res.Header.Get("Upgrade") != "echo" {
-		t.Fatalf("answered %s %v", res.Status, res.Header)
+		t.Fatalf("got %s %v", res.Status, res.Header)
 	}
-	for _, said := range []string{result(`"` + strings.Repeat("A", 5000) + `"`), "\x00\xff", "bye"} {
-		_, _ = io.WriteString(conn, said)
-		heard := make([]byte, len(said))
-		if _, err := io.ReadFull(r, heard); err != nil {
+	for _, sent := range []string{result(`"` + strings.Repeat("A", 5000) + `"`), "\x00\xff", "bye"} {
+		_, _ = io.WriteString(conn, sent)
+		received := make([]byte, len(sent))
+		if _, err := io.ReadFull(r, received); err != nil {
 			t.Fatal(err)
 		}
-		same(t, string(heard), said)
+		same(t, string(received), sent)
 	}
 }
 
-// TestReload replaces the configuration in mid-stream.
+// TestReload replaces the configuration during a stream.
 func TestReload(t *testing.T) {
 	isolate(t)
 	source := newSource(t, "text/event-stream")
@@ -421,7 +429,7 @@ func TestReload(t *testing.T) {
 		return site(address, block("observation_mask "+numbers, "recover", "server reloaded"), proxy(source.address))
 	}
 	text := strings.Repeat("A", 5000)
-	// The handle is the same before and after, as the store is.
+	// The store is kept over reloads, so the handle stays the same.
 	handle := ""
 	masked := func(t *testing.T, got string, head, tail int) {
 		t.Helper()
@@ -464,7 +472,7 @@ func TestReload(t *testing.T) {
 	}
 }
 
-// h2cOptions let a site speak HTTP/2 without TLS.
+// h2cOptions enable HTTP/2 without TLS.
 var h2cOptions = block("", block("servers", "protocols h1 h2c")) + "\n"
 
 func h2cClient(t *testing.T) *http.Client {
@@ -485,7 +493,7 @@ func TestHTTP2(t *testing.T) {
 	t.Run("JSON", func(t *testing.T) {
 		got := send(t, client, "POST", "http://"+address, rpc("big", `{"n":10000}`))
 		if got.ProtoMajor != 2 {
-			t.Errorf("spoke %s", got.Proto)
+			t.Errorf("the protocol is %s, want HTTP/2", got.Proto)
 		}
 		same(t, got.body, result(`"`+cut("A", 10000, 2000, 2000)+`"`))
 		if got.ContentLength != int64(len(got.body)) {
@@ -495,7 +503,7 @@ func TestHTTP2(t *testing.T) {
 	t.Run("events", func(t *testing.T) {
 		res := open(t, client, "GET", "http://"+address, "")
 		if res.ProtoMajor != 2 {
-			t.Errorf("spoke %s", res.Proto)
+			t.Errorf("the protocol is %s, want HTTP/2", res.Proto)
 		}
 		body := bufio.NewReader(res.Body)
 		for range 3 {

@@ -13,8 +13,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/modules/mcpsample"
 )
 
-// metrics reads the samples of this project at Caddy's own endpoint, by their name
-// without what all of them begin with: masked_chars_total{server="sample"}.
+// metrics returns the samples of this project at Caddy's metrics endpoint, by name without the
+// common prefix: masked_chars_total{server="sample"}.
 func metrics(t *testing.T) map[string]float64 {
 	t.Helper()
 	samples := map[string]float64{}
@@ -33,7 +33,7 @@ func metrics(t *testing.T) map[string]float64 {
 	return samples
 }
 
-// growth returns what tells by how much samples have grown since, if they have.
+// growth returns a function that returns the samples that have changed since, with the difference.
 func growth(t *testing.T) func() map[string]float64 {
 	t.Helper()
 	before := metrics(t)
@@ -41,7 +41,8 @@ func growth(t *testing.T) func() map[string]float64 {
 		t.Helper()
 		grown := metrics(t)
 		for sample := range grown {
-			if grown[sample] -= before[sample]; grown[sample] == 0 {
+			grown[sample] -= before[sample]
+			if grown[sample] == 0 {
 				delete(grown, sample)
 			}
 		}
@@ -77,7 +78,7 @@ func TestMetrics(t *testing.T) {
 			post(t, "http://"+address, rpc("sse", `{"n":1,"size":4001}`))
 			count(3, 2001)
 
-			load(t, config+site(freeAddress(t), "respond x")) // counts outlive a reload
+			load(t, config+site(freeAddress(t), "respond x")) // counters survive a reload
 			count(3, 2001)
 			post(t, "http://"+address, raw(result(long)))
 			count(4, 3001)
@@ -105,16 +106,18 @@ func TestAccessLog(t *testing.T) {
 		accept  string
 		want    fields
 	}{
-		{"a masked call", rpc("tools/call", `{"name":"echo","arguments":{"text":`+quote(strings.Repeat(secret, 1000))+`}}`), "",
+		{"a masked call", rpc("tools/call", `{"name":"echo","arguments":{"text":`+quote(strings.Repeat(secret, 1000))+`}}`),
+			"",
 			fields{new("sample"), new("tools/call"), new("echo"), new(1), new(2000)}},
-		{"a masked call answered by an event", rpc("tools/call", `{"name":"echo","arguments":{"text":`+quote(strings.Repeat(secret, 1000))+`}}`), "text/event-stream",
+		{"a masked call with an event as response", rpc("tools/call", `{"name":"echo","arguments":{"text":`+
+			quote(strings.Repeat(secret, 1000))+`}}`), "text/event-stream",
 			fields{new("sample"), new("tools/call"), new("echo"), new(1), new(2000)}},
-		{"a call that is not masked", rpc("tools/call", `{"arguments":{"text":`+quote(secret)+`},"name":"echo"}`), "",
+		{"an unmasked call", rpc("tools/call", `{"arguments":{"text":`+quote(secret)+`},"name":"echo"}`), "",
 			fields{new("sample"), new("tools/call"), new("echo"), nil, nil}},
 		{"a request without a name", rpc("tools/list", `{}`), "", fields{Server: new("sample"), Method: new("tools/list")}},
-		{"no JSON-RPC", "x", "", fields{Server: new("sample")}},
+		{"not JSON-RPC", "x", "", fields{Server: new("sample")}},
 	}
-	client := oneByOne(t)
+	client := sequentialClient(t)
 	for _, tt := range tests {
 		send(t, client, "POST", url, tt.request, "Accept: "+tt.accept)
 	}
@@ -122,7 +125,7 @@ func TestAccessLog(t *testing.T) {
 
 	lines := linesOf(t, file)
 	if strings.Contains(strings.Join(lines, "\n"), secret) {
-		t.Error("arguments or results are in the log")
+		t.Error("the log contains arguments or results")
 	}
 	if len(lines) < len(tests) {
 		t.Fatalf("%d lines:\n%s", len(lines), strings.Join(lines, "\n"))
@@ -132,9 +135,9 @@ func TestAccessLog(t *testing.T) {
 	}
 }
 
-// oneByOne returns a client with one connection: a request is answered only after
-// everything about the one before has been counted and logged.
-func oneByOne(t *testing.T) *http.Client {
+// sequentialClient returns a client with one connection: a request is served only after the request before
+// it was counted and logged.
+func sequentialClient(t *testing.T) *http.Client {
 	t.Helper()
 	transport := &http.Transport{DisableCompression: true, MaxConnsPerHost: 1}
 	t.Cleanup(transport.CloseIdleConnections)
@@ -150,8 +153,7 @@ func linesOf(t *testing.T, file string) []string {
 	return strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
 }
 
-// logged compares a line of the access log with the fields it should have, nil for
-// one that it should not.
+// logged checks the fields of a line of the access log. A nil field must be absent.
 func logged[T any](t *testing.T, line string, want T) {
 	t.Helper()
 	var got T
@@ -164,18 +166,19 @@ func logged[T any](t *testing.T, line string, want T) {
 	}
 }
 
-// Two masks on the way of one request write one line about it, and each field once.
+// Two masks in one request's chain write one line, with each field once.
 func TestAccessLogOfChainedMasks(t *testing.T) {
 	isolate(t)
 	file := filepath.Join(t.TempDir(), "access.log")
 	url := serve(t, block("log", "output file "+file, "format json"),
 		block("route", mask("server outer"), mask("server inner"), proxy(upstream(t, mcpsample.NewServer()))))
-	client := oneByOne(t)
-	for range 2 { // the second begins after the line of the first has been written
+	client := sequentialClient(t)
+	for range 2 { // the second starts after the line of the first is written
 		send(t, client, "POST", url, rpc("tools/call", `{"name":"read_log"}`))
 	}
 	line := linesOf(t, file)[0]
-	for _, field := range []string{`"mcp_server":"outer"`, `"mcp_method":`, `"mcp_tool":`, `"mcp_masked_strings":1`, `"mcp_masked_chars":`} {
+	for _, field := range []string{`"mcp_server":"outer"`, `"mcp_method":`, `"mcp_tool":`, `"mcp_masked_strings":1`,
+		`"mcp_masked_chars":`} {
 		if strings.Count(line, field) != 1 || strings.Contains(line, "inner") {
 			t.Errorf("%s in %s", field, line)
 		}

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestBinaryVersion has the built binary say what it is, in every place where it does.
+// TestBinaryVersion checks the version of the built binary everywhere it is reported.
 func TestBinaryVersion(t *testing.T) {
 	isolate(t)
 	out, err := caddy(t, "list-modules", "--versions", "--packages", "--skip-standard").Output()
@@ -22,15 +22,15 @@ func TestBinaryVersion(t *testing.T) {
 		}
 		want = fields[1]
 		if !strings.HasPrefix(want, "v") || strings.HasPrefix(want, "v0.0.0-0001") {
-			t.Fatalf("a version that says nothing: %s", line)
+			t.Fatalf("not a useful version: %s", line)
 		}
 	}
 	if want == "" {
-		t.Fatalf("none of our modules is listed:\n%s", out)
+		t.Fatalf("no module of this project is listed:\n%s", out)
 	}
 
 	legacy, modern := newJournal(t), newJournal(t)
-	caddy := run(t, inFile(t, site("127.0.0.1:8080", gateway("name all",
+	caddy := run(t, writeCaddyfile(t, site("127.0.0.1:8080", gateway("name all",
 		block("server sample", "mcp_sample"),
 		block(child("legacy"), legacy.env()),
 		block(child("modern", "--modern-only"), modern.env())))))
@@ -63,7 +63,7 @@ func TestBinaryVersion(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !strings.Contains(string(text), tt.key+`:{"name":"caddy-mcp-gateway","version":"`+want+`"}`) {
-				t.Errorf("not with version %s in what it received:\n%s%s", want, text, got.body)
+				t.Errorf("clientInfo lacks version %s:\n%s%s", want, text, got.body)
 			}
 		})
 	}

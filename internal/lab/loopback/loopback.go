@@ -1,5 +1,5 @@
-// Package loopback finds and awaits ports of this machine, for programs that start
-// servers to measure or to test them.
+// Package loopback finds free ports of this machine and waits until they are served, for
+// programs that start servers to test or measure them.
 package loopback
 
 import (
@@ -13,14 +13,13 @@ import (
 )
 
 var (
-	mu    sync.Mutex
-	given = map[int]bool{}
+	mu   sync.Mutex
+	used = map[int]bool{}
 )
 
-// FreePorts returns ports that were free a moment ago. The process gets none of them
-// twice. They are below those that systems give to connections on their way out: one
-// of these might take a port before its server does. And they are above 10080, the last
-// of those that browsers, and Node.js, refuse to ask.
+// FreePorts returns ports that were free a moment ago. A process gets each port only once.
+// They are below the range for outgoing connections, one of which might take the port before
+// its server does, and above 10080, the last port that browsers and Node.js block.
 func FreePorts(n int) ([]int, error) {
 	mu.Lock()
 	defer mu.Unlock()
@@ -30,20 +29,20 @@ func FreePorts(n int) ([]int, error) {
 			return ports, nil
 		}
 		port := 10_081 + rand.IntN(20_000)
-		if given[port] {
+		if used[port] {
 			continue
 		}
 		if listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
 			listener.Close()
-			given[port] = true
+			used[port] = true
 			ports = append(ports, port)
 		}
 	}
 	return nil, errors.New("no free port on 127.0.0.1")
 }
 
-// Await waits until a port is served, for 15 seconds at most. If it is not, the
-// error is the cause of the context's end.
+// Await waits until a port is served, for up to 15 seconds. Its error wraps the cause of the
+// context's end.
 func Await(ctx context.Context, port int) error {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()

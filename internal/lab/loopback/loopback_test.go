@@ -21,10 +21,10 @@ func TestAwait(t *testing.T) {
 	if err := Await(t.Context(), ports[0]); err != nil {
 		t.Error(err)
 	}
-	gone := errors.New("it is gone")
+	gone := errors.New("gone")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(gone)
 	if err := Await(ctx, ports[1]); !errors.Is(err, gone) {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want %v", err, gone)
 	}
 }

@@ -1,7 +1,7 @@
-// Package mcpclient has the clients of the lab's tests.
+// Package mcpclient has clients for the lab's tests.
 //
-// [Client] is honest: it speaks Streamable HTTP as the specification has it, in either
-// era. [NewRequest] is for the rude: it sends any bytes with any headers.
+// [Client] follows the specification of Streamable HTTP, in either era. [NewRequest] sends
+// any bytes with any headers, for tests that violate it.
 package mcpclient
 
 import (
@@ -23,15 +23,15 @@ import (
 
 // Revisions of the protocol.
 const (
-	Legacy = "2025-11-25" // the latest with sessions
+	Legacy = "2025-11-25" // latest revision with sessions
 	Modern = "2026-07-28"
 )
 
-// Accept is the header that each POST has.
+// Accept is the Accept header of each POST.
 const Accept = "Accept: application/json, text/event-stream"
 
-// NewRequest prepares a request with this body. Headers are given as "Name: value"; one
-// without a value is not sent.
+// NewRequest prepares a request with this body. Headers are "Name: value"; a header without a
+// value is not sent.
 func NewRequest(ctx context.Context, method, url, body string, headers ...string) (*http.Request, error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
@@ -46,29 +46,30 @@ func NewRequest(ctx context.Context, method, url, body string, headers ...string
 	return req, nil
 }
 
-// Client is a client of an endpoint. In the legacy era it needs [Client.Initialize].
+// Client is a client of an endpoint. In the legacy era, call [Client.Initialize] first.
 type Client struct {
 	URL          string
-	Modern       bool         // speaks the modern era
-	Capabilities string       // JSON
-	Headers      []string     // of each request, those of the session among them
-	Session      string       // the header that names the session, or ""
+	Modern       bool         // use the modern era
+	Capabilities string       // JSON object
+	Headers      []string     // headers of each request, including those of the session
+	Session      string       // header with the session id, or ""
 	HTTP         *http.Client // http.DefaultClient if nil
 
-	// Params are the arguments of tools that a client of the modern era repeats in headers.
+	// Params are the tool arguments that a modern client repeats in headers.
 	Params mcp.ParamHeaders
 
 	ids atomic.Int64
 }
 
-// Initialize introduces the client. It settles on the version of the answer, and on its
-// session if there is one.
-func (c *Client) Initialize(ctx context.Context, version string) (Answer, error) {
-	got := c.Begin(ctx, "initialize", fmt.Sprintf(`{"protocolVersion":%q,"capabilities":%s,"clientInfo":{"name":"test","version":"1"}}`, version, c.Capabilities)).Finish()
-	var hello struct{ ProtocolVersion string }
+// Initialize initializes a session. It adopts the version of the result, and the session id if
+// there is one.
+func (c *Client) Initialize(ctx context.Context, version string) (Response, error) {
+	got := c.Start(ctx, "initialize", fmt.Sprintf(`{"protocolVersion":%q,"capabilities":%s,`+
+		`"clientInfo":{"name":"test","version":"1"}}`, version, c.Capabilities)).Finish()
+	var result struct{ ProtocolVersion string }
 	err := got.Err
 	if err == nil {
-		err = json.Unmarshal(got.Result, &hello)
+		err = json.Unmarshal(got.Result, &result)
 	}
 	if err != nil || got.Status != http.StatusOK {
 		return got, fmt.Errorf("initialize: %d %v %.500s, error %v", got.Status, got.Header, got.Body, err)
@@ -78,11 +79,11 @@ func (c *Client) Initialize(ctx context.Context, version string) (Answer, error)
 		c.Session = "Mcp-Session-Id: " + session
 		c.Headers = append(c.Headers, c.Session)
 	}
-	c.Headers = append(c.Headers, "Mcp-Protocol-Version: "+hello.ProtocolVersion)
+	c.Headers = append(c.Headers, "Mcp-Protocol-Version: "+result.ProtocolVersion)
 	return got, c.Notify(ctx, `{"jsonrpc":"2.0","method":"notifications/initialized"}`)
 }
 
-// Notify posts a message that wants no answer.
+// Notify posts a notification or a response, and expects status 202.
 func (c *Client) Notify(ctx context.Context, message string) error {
 	got := c.Post(ctx, message).Finish()
 	if got.Err != nil || got.Status != http.StatusAccepted || got.Body != "" {
@@ -91,65 +92,66 @@ func (c *Client) Notify(ctx context.Context, message string) error {
 	return nil
 }
 
-// NextID returns an id that the client has not used.
+// NextID returns an id that the client has not used yet.
 func (c *Client) NextID() string { return fmt.Sprintf(`"%d"`, c.ids.Add(1)) }
 
-// An Answerer returns the result, as JSON, of a request that a server makes of the client.
-type Answerer func(method string, params json.RawMessage) string
+// An Responder returns the result, as JSON, of a server request.
+type Responder func(method string, params json.RawMessage) string
 
-// Ask makes a request and answers what the server asks before it answers: requests in
-// the stream of the response, and results that ask for input, after which Ask repeats
-// its request. A server that asks for input 10 times gets no more.
-func (c *Client) Ask(ctx context.Context, method, params string, answer Answerer) (got Answer) {
+// Request makes a request and responds to server requests: those on the stream of the response,
+// and results that require input, after which Request repeats its request, up to 10 times.
+func (c *Client) Request(ctx context.Context, method, params string, answer Responder) (got Response) {
 	attempt := params
 	for range 10 {
-		got = c.Converse(ctx, c.Begin(ctx, method, attempt), answer)
-		in, asks := got.input()
-		if !asks {
+		got = c.Respond(ctx, c.Start(ctx, method, attempt), answer)
+		input, required := got.input()
+		if !required {
 			break
 		}
-		attempt = in.Retry(params, answer)
+		attempt = input.Retry(params, answer)
 	}
 	return got
 }
 
-// Converse reads a response to its end, and answers the requests in it. It hangs up if
-// an answer cannot be sent.
-func (c *Client) Converse(ctx context.Context, x *Exchange, answer Answerer) Answer {
+// Respond reads a response to its end and responds to server requests on its stream. It
+// cancels the exchange if it cannot send one of these responses.
+func (c *Client) Respond(ctx context.Context, x *Exchange, answer Responder) Response {
 	var failed error
 	got := x.finish(func(m Message) {
 		if m.ID == nil || failed != nil {
 			return
 		}
-		if failed = c.Notify(ctx, fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"result":%s}`, m.ID, answer(m.Method, m.Params.Raw))); failed != nil {
-			x.HangUp()
+		failed = c.Notify(ctx, fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"result":%s}`, m.ID, answer(m.Method, m.Params.Raw)))
+		if failed != nil {
+			x.Cancel()
 		}
 	})
 	got.Err = cmp.Or(failed, got.Err)
 	return got
 }
 
-// Begin makes a request with the next id, and leaves the response to be read.
-func (c *Client) Begin(ctx context.Context, method, params string, headers ...string) *Exchange {
+// Start sends a request with the next id. The caller reads the response.
+func (c *Client) Start(ctx context.Context, method, params string, headers ...string) *Exchange {
 	id := c.NextID()
 	body, all := c.Message(id, method, params)
 	return c.exchange(ctx, id, http.MethodPost, body, append(all, headers...))
 }
 
-// Post posts a message, and leaves the response to be read.
+// Post posts a message. The caller reads the response.
 func (c *Client) Post(ctx context.Context, message string) *Exchange {
 	return c.exchange(ctx, "", http.MethodPost, message, c.HeadersOf(message))
 }
 
-// Listen opens the stream of the session.
+// Listen opens the GET stream of the session.
 func (c *Client) Listen(ctx context.Context) *Exchange {
 	return c.exchange(ctx, "", http.MethodGet, "", append(slices.Clone(c.Headers), "Accept: text/event-stream"))
 }
 
-// Message returns a request, and the headers that go with it. Params are an object, or "".
+// Message returns a request and its headers. Params are an object or "".
 func (c *Client) Message(id, method, params string) (body string, headers []string) {
 	if c.Modern {
-		meta := `"io.modelcontextprotocol/protocolVersion":"` + Modern + `","io.modelcontextprotocol/clientInfo":{"name":"test","version":"1"},` +
+		meta := `"io.modelcontextprotocol/protocolVersion":"` + Modern +
+			`","io.modelcontextprotocol/clientInfo":{"name":"test","version":"1"},` +
 			`"io.modelcontextprotocol/clientCapabilities":` + c.Capabilities
 		switch {
 		case strings.Contains(params, `"_meta":{`):
@@ -163,12 +165,12 @@ func (c *Client) Message(id, method, params string) (body string, headers []stri
 	if params != "" {
 		params = `,"params":` + params
 	}
-	name, _ := json.Marshal(method) // of a string, which does not fail
+	name, _ := json.Marshal(method) // never fails for strings
 	body = fmt.Sprintf(`{"jsonrpc":"2.0","id":%s,"method":%s%s}`, id, name, params)
 	return body, c.HeadersOf(body)
 }
 
-// HeadersOf returns the headers of a POST with this message.
+// HeadersOf returns the headers for a POST of this message.
 func (c *Client) HeadersOf(message string) []string {
 	headers := append(slices.Clone(c.Headers), Accept)
 	if !c.Modern {
@@ -191,12 +193,12 @@ func (c *Client) HeadersOf(message string) []string {
 	return headers
 }
 
-// exchange makes a request.
+// exchange starts an HTTP request.
 func (c *Client) exchange(ctx context.Context, id, method, body string, headers []string) *Exchange {
 	ctx, hangUp := context.WithCancel(ctx)
 	messages := make(chan Message, 100)
 	opened := make(chan struct{})
-	x := &Exchange{ID: id, HangUp: hangUp, Opened: opened, Messages: messages}
+	x := &Exchange{ID: id, Cancel: hangUp, Opened: opened, Messages: messages}
 	go func() {
 		defer close(messages)
 		defer hangUp()
@@ -230,7 +232,7 @@ func (c *Client) do(ctx context.Context, method, body string, headers []string) 
 	return client.Do(req)
 }
 
-// read reads the messages of a response, and returns its body.
+// read sends the messages of a response to the channel and returns its body.
 func read(res *http.Response, messages chan<- Message) (body string, err error) {
 	var text strings.Builder
 	stream := io.TeeReader(res.Body, &text)
@@ -245,7 +247,7 @@ func read(res *http.Response, messages chan<- Message) (body string, err error) 
 	return text.String(), err
 }
 
-// readEvents calls each for every event with data, until the stream ends.
+// readEvents calls each for every event with data until the stream ends.
 func readEvents(stream io.Reader, each func(id, data string)) error {
 	lines := bufio.NewReader(stream)
 	var id string
@@ -259,7 +261,8 @@ func readEvents(stream io.Reader, each func(id, data string)) error {
 			return err
 		}
 		name, value, _ := strings.Cut(strings.TrimRight(line, "\r\n"), ":")
-		switch value = strings.TrimPrefix(value, " "); name {
+		value = strings.TrimPrefix(value, " ")
+		switch name {
 		case "id":
 			id = value
 		case "data":
@@ -280,33 +283,33 @@ func readEvents(stream io.Reader, each func(id, data string)) error {
 // Exchange is a request whose response is read message by message.
 type Exchange struct {
 	ID     string
-	HangUp context.CancelFunc
+	Cancel context.CancelFunc
 
-	Opened <-chan struct{} // closed when Status and Header are there, or Err is
+	Opened <-chan struct{} // closed when Status and Header, or Err, are set
 	Status int
 	Header http.Header
 
 	Messages <-chan Message // closed at the end of the response
-	Err      error          // then
+	Err      error          // valid once Messages is closed
 
 	body string
 }
 
-// Answer is a response that has been read.
-type Answer struct {
+// Response is a complete response.
+type Response struct {
 	Message
 	Status int
 	Header http.Header
 	Body   string
-	Before []Message // messages before the answer
+	Before []Message // messages before the JSON-RPC response
 	Err    error
 }
 
 // Finish reads the response to its end.
-func (x *Exchange) Finish() Answer { return x.finish(func(Message) {}) }
+func (x *Exchange) Finish() Response { return x.finish(func(Message) {}) }
 
-// finish reads the response to its end, and calls each with every message but the answer.
-func (x *Exchange) finish(each func(Message)) (got Answer) {
+// finish reads the response to its end and calls each with every message but the JSON-RPC response.
+func (x *Exchange) finish(each func(Message)) (got Response) {
 	for m := range x.Messages {
 		if m.Method == "" {
 			got.Message = m
@@ -327,11 +330,11 @@ type Message struct {
 	Result json.RawMessage
 	Error  *Error
 
-	Raw     string `json:"-"` // all of it
+	Raw     string `json:"-"` // complete message
 	EventID string `json:"-"`
 }
 
-// Params are those of a message from a server.
+// Params are the params of a message from a server.
 type Params struct {
 	Meta          map[string]json.RawMessage `json:"_meta"`
 	Proxy         struct{ Server string }
@@ -342,10 +345,10 @@ type Params struct {
 	Notifications json.RawMessage
 	Data          json.RawMessage
 
-	Raw json.RawMessage `json:"-"` // all of them
+	Raw json.RawMessage `json:"-"` // complete params
 }
 
-// UnmarshalJSON implements json.Unmarshaler. Params of another shape are in Raw alone.
+// UnmarshalJSON implements json.Unmarshaler. Params of another shape are only in Raw.
 func (p *Params) UnmarshalJSON(text []byte) error {
 	type plain Params
 	_ = json.Unmarshal(text, (*plain)(p))
@@ -360,10 +363,10 @@ type Error struct {
 	Data    json.RawMessage
 }
 
-// Symbol returns the code in the data of an error that the gateway made.
+// Symbol returns the code in the data of an error from the gateway.
 func (e *Error) Symbol() string { return e.member("code") }
 
-// Server returns the name of the server in the data of an error that the gateway made.
+// Server returns the server name in the data of an error from the gateway.
 func (e *Error) Server() string { return e.member("server_name") }
 
 func (e *Error) member(name string) (value string) {
@@ -373,7 +376,7 @@ func (e *Error) member(name string) (value string) {
 	return value
 }
 
-// Parse reads a message. The method of what is not a message says so.
+// Parse parses a message. If the text is not a message, Method contains the error.
 func Parse(raw string) Message { return parse("", raw) }
 
 func parse(eventID, raw string) (m Message) {
@@ -386,14 +389,14 @@ func parse(eventID, raw string) (m Message) {
 
 func (m Message) String() string { return m.Raw }
 
-// Param returns a member of the params as it was written, or "".
+// Param returns a member of the params as raw JSON, or "".
 func (m Message) Param(name string) string {
 	var members map[string]json.RawMessage
 	_ = json.Unmarshal(m.Params.Raw, &members)
 	return string(members[name])
 }
 
-// Input is a result that asks the client for more.
+// Input is an input_required result.
 type Input struct {
 	ResultType    string
 	InputRequests map[string]struct {
@@ -403,38 +406,38 @@ type Input struct {
 	RequestState string
 }
 
-// Input returns the input_required result that the message must be.
+// Input returns the input_required result of the message, or fails the test.
 func (m Message) Input(t testing.TB) Input {
 	t.Helper()
-	in, ok := m.input()
+	input, ok := m.input()
 	if !ok {
-		t.Fatalf("got %s, want a result that asks for input", m.Raw)
+		t.Fatalf("got %s, want an input_required result", m.Raw)
 	}
-	return in
+	return input
 }
 
-func (m Message) input() (in Input, ok bool) {
-	ok = json.Unmarshal(m.Result, &in) == nil && in.ResultType == "input_required" && len(in.InputRequests) > 0
-	return in, ok
+func (m Message) input() (result Input, ok bool) {
+	ok = json.Unmarshal(m.Result, &result) == nil && result.ResultType == "input_required" && len(result.InputRequests) > 0
+	return result, ok
 }
 
-// Retry returns the params of a request that is repeated with the answers to what its
-// result asked for.
-func (in Input) Retry(params string, answer Answerer) string {
+// Retry returns the params for repeating a request with responses to the input requests of
+// its result.
+func (input Input) Retry(params string, answer Responder) string {
 	responses := map[string]json.RawMessage{}
-	for key, request := range in.InputRequests {
+	for key, request := range input.InputRequests {
 		responses[key] = json.RawMessage(answer(request.Method, request.Params))
 	}
 	encoded, _ := json.Marshal(responses)
 	params = strings.TrimSuffix(params, "}") + `,"inputResponses":` + string(encoded)
-	if in.RequestState != "" {
-		state, _ := json.Marshal(in.RequestState)
+	if input.RequestState != "" {
+		state, _ := json.Marshal(input.RequestState)
 		params += `,"requestState":` + string(state)
 	}
 	return params + "}"
 }
 
-// Text returns the text of the tool result that the message is, or says that it is none.
+// Text returns the text of a tool result, or a text that starts with "not a text" if the message is something else.
 func (m Message) Text() string {
 	var result struct{ Content []struct{ Text string } }
 	if json.Unmarshal(m.Result, &result) != nil || len(result.Content) != 1 {

@@ -13,7 +13,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// serve starts a server, and returns its URL.
+// serve starts a server and returns its URL.
 func serve(t *testing.T, handler http.Handler) string {
 	t.Helper()
 	s := httptest.NewServer(handler)
@@ -24,7 +24,7 @@ func serve(t *testing.T, handler http.Handler) string {
 	return s.URL
 }
 
-// The strict server of the tests has nothing to complain about, in either era.
+// TestClient uses a strict server, which rejects violations of the protocol, in both eras.
 func TestClient(t *testing.T) {
 	for name, isModern := range map[string]bool{"legacy": false, "modern": true} {
 		t.Run(name, func(t *testing.T) {
@@ -37,25 +37,27 @@ func TestClient(t *testing.T) {
 				}
 				stream := c.Listen(t.Context())
 				<-stream.Opened
-				c.Begin(t.Context(), "tools/call", `{"name":"change"}`).Finish()
+				c.Start(t.Context(), "tools/call", `{"name":"change"}`).Finish()
 				if m := <-stream.Messages; m.Method != "notifications/tools/list_changed" {
-					t.Errorf("heard %s, want that the list has changed", m)
+					t.Errorf("received %s, want notifications/tools/list_changed", m)
 				}
-				stream.HangUp()
+				stream.Cancel()
 			}
-			got := c.Begin(t.Context(), "tools/call", `{"name":"progress","arguments":{"steps":2},"_meta":{"progressToken":7}}`).Finish()
-			if got.Err != nil || got.Status != 200 || len(got.Before) != 2 || got.Before[1].Params.Progress != 2 || got.Before[1].Param("progressToken") != "7" || got.Result == nil {
+			got := c.Start(t.Context(), "tools/call",
+				`{"name":"progress","arguments":{"steps":2},"_meta":{"progressToken":7}}`).Finish()
+			if got.Err != nil || got.Status != 200 || len(got.Before) != 2 || got.Before[1].Params.Progress != 2 ||
+				got.Before[1].Param("progressToken") != "7" || got.Result == nil {
 				t.Errorf("got %d %s, error %v, want two notifications and a result", got.Status, got.Body, got.Err)
 			}
-			if got := c.Begin(t.Context(), "tools/call", `{"name":"no such tool"}`).Finish(); got.Error == nil {
+			if got := c.Start(t.Context(), "tools/call", `{"name":"no such tool"}`).Finish(); got.Error == nil {
 				t.Errorf("got %s, want an error", got.Body)
 			}
 		})
 	}
 }
 
-// A question reaches the client in the stream of the call, in that of the session, or as
-// a result.
+// TestClientAnswers checks that server requests reach the client on the stream of the call,
+// on that of the session, or as a result.
 func TestClientAnswers(t *testing.T) {
 	for name, tt := range map[string]struct {
 		isModern bool
@@ -78,12 +80,14 @@ func TestClientAnswers(t *testing.T) {
 				stream := c.Listen(t.Context())
 				<-stream.Opened
 				var reader sync.WaitGroup
-				reader.Go(func() { c.Converse(t.Context(), stream, answer) })
-				defer func() { stream.HangUp(); reader.Wait() }()
+				reader.Go(func() { c.Respond(t.Context(), stream, answer) })
+				defer func() { stream.Cancel(); reader.Wait() }()
 			}
-			params := fmt.Sprintf(`{"name":"ask","arguments":{"method":"elicitation/create","params":{"mode":"url"},"times":2,"aside":%t}}`, tt.aside)
-			if got := c.Ask(t.Context(), "tools/call", params, answer); got.Err != nil || !strings.Contains(got.Text(), "accept") {
-				t.Errorf("got %d %s, error %v, want the answer in the result", got.Status, got.Body, got.Err)
+			params := fmt.Sprintf(`{"name":"ask","arguments":{"method":"elicitation/create","params":{"mode":"url"},`+
+				`"times":2,"aside":%t}}`, tt.aside)
+			if got := c.Request(t.Context(), "tools/call", params, answer); got.Err != nil || !strings.Contains(got.Text(),
+				"accept") {
+				t.Errorf("got %d %s, error %v, want the response in the result", got.Status, got.Body, got.Err)
 			}
 		})
 	}
@@ -92,28 +96,29 @@ func TestClientAnswers(t *testing.T) {
 func TestClientReadsEvents(t *testing.T) {
 	script := &mcptest.Script{Handle: func(w http.ResponseWriter, r *mcptest.Received) bool {
 		w.Header().Set("Content-Type", "text/event-stream")
-		_, _ = w.Write([]byte(": comment\n\nid: 1\r\ndata:\r\n\r\nid: 2\nevent: message\ndata: {\"id\":" + string(r.ID) + ",\ndata: \"result\":1.0}\n\ndata: nothing\n\ndata: {\"cut"))
+		_, _ = w.Write([]byte(": comment\n\nid: 1\r\ndata:\r\n\r\nid: 2\nevent: message\ndata: {\"id\":" + string(r.ID) +
+			",\ndata: \"result\":1.0}\n\ndata: nothing\n\ndata: {\"cut"))
 		return true
 	}}
-	x := (&mcpclient.Client{URL: serve(t, script)}).Begin(t.Context(), "x", "")
+	x := (&mcpclient.Client{URL: serve(t, script)}).Start(t.Context(), "x", "")
 	if m := <-x.Messages; string(m.ID) != x.ID || string(m.Result) != "1.0" || m.EventID != "2" {
 		t.Errorf("got %+v, want the result in event 2", m)
 	}
 	if m := <-x.Messages; m.Raw != "nothing" || m.Method == "" {
-		t.Errorf("got %+v, want what is not a message", m)
+		t.Errorf("got %+v, want an invalid message", m)
 	}
 	if m, ok := <-x.Messages; ok {
-		t.Errorf("got %s, want nothing of an event without an end", m)
+		t.Errorf("got %s, want nothing from an incomplete event", m)
 	}
 }
 
-func TestNotifyWants202(t *testing.T) {
+func TestNotifyNeeds202(t *testing.T) {
 	script := &mcptest.Script{Handle: func(w http.ResponseWriter, _ *mcptest.Received) bool {
 		w.WriteHeader(http.StatusTeapot)
 		return true
 	}}
 	c := &mcpclient.Client{URL: serve(t, script)}
 	if err := c.Notify(t.Context(), `{"jsonrpc":"2.0","method":"x"}`); err == nil {
-		t.Error("got no error, want that the status is not 202")
+		t.Error("got no error for a status other than 202")
 	}
 }

@@ -1,5 +1,5 @@
-// Package procfs reads what Linux tells of processes, and of the machine. Elsewhere it
-// finds nothing.
+// Package procfs reads Linux's /proc: processes, and data about the machine. On other systems
+// it finds nothing.
 package procfs
 
 import (
@@ -10,16 +10,16 @@ import (
 	"time"
 )
 
-// A Process is one as it was when it was read.
+// A Process is a process as it was when it was read.
 type Process struct {
 	PID     int
 	Parent  int
-	State   byte          // Z is one that has ended, and nobody has asked how
-	Started string        // when, by which it is known again
-	CPU     time.Duration // its own, and that of children which have ended
+	State   byte          // for example Z, a zombie
+	Started string        // start time, which tells processes with the same PID apart
+	CPU     time.Duration // processor time, including that of ended children
 }
 
-// Read returns a process, if there is one.
+// Read returns a process, if it exists.
 func Read(pid int) (Process, bool) {
 	stat, _ := os.ReadFile(file(pid, "stat"))
 	return parse(string(stat))
@@ -27,8 +27,8 @@ func Read(pid int) (Process, bool) {
 
 func file(pid int, name string) string { return filepath.Join("/proc", strconv.Itoa(pid), name) }
 
-// parse reads the file stat of a process. Its second field is a name, which can have
-// spaces and parentheses in it.
+// parse parses the file stat of a process. Its second field is a name that may contain spaces
+// and parentheses.
 func parse(stat string) (p Process, ok bool) {
 	before, _, _ := strings.Cut(stat, " ")
 	end := strings.LastIndexByte(stat, ')')
@@ -45,12 +45,12 @@ func parse(stat string) (p Process, ok bool) {
 	p.Started = fields[19]
 	for _, field := range fields[11:15] { // utime, stime, cutime, cstime
 		ticks, _ := strconv.Atoi(field)
-		p.CPU += time.Duration(ticks) * time.Second / 100 // Linux counts hundredths
+		p.CPU += time.Duration(ticks) * time.Second / 100 // Linux counts hundredths of a second
 	}
 	return p, true
 }
 
-// byParent returns all processes by those that they come from.
+// byParent returns all processes by the PID of their parent.
 func byParent() map[int][]Process {
 	found := map[int][]Process{}
 	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
@@ -63,10 +63,10 @@ func byParent() map[int][]Process {
 	return found
 }
 
-// Children returns the processes that a process has started.
+// Children returns the child processes of a process.
 func Children(pid int) []Process { return byParent()[pid] }
 
-// Tree returns a process and all that come from it, or what is known of them.
+// Tree returns a process and its descendants. The process comes first, even if it has ended.
 func Tree(pid int) []Process {
 	root, _ := Read(pid)
 	root.PID = pid
@@ -78,20 +78,19 @@ func Tree(pid int) []Process {
 	return tree
 }
 
-// Args returns the command that a process was started by.
+// Args returns the command line of a process.
 func (p Process) Args() []string {
 	line, _ := os.ReadFile(file(p.PID, "cmdline"))
 	return strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
 }
 
-// Memory is what processes have of the machine's memory, in bytes. What they share
-// counts for each of them.
+// Memory is the memory of processes in bytes. Shared pages count for each process.
 type Memory struct {
 	Resident int
-	Peak     int // of each process, at whatever time
+	Peak     int // sum of each process's own peak
 }
 
-// Memory returns that of the one process.
+// Memory returns the memory of one process.
 func (p Process) Memory() Memory {
 	status, _ := os.ReadFile(file(p.PID, "status"))
 	return Memory{kib(string(status), "VmRSS:"), kib(string(status), "VmHWM:")}
@@ -105,14 +104,14 @@ func kib(status, name string) int {
 	return n << 10
 }
 
-// A Machine is where something was measured.
+// A Machine describes where something was measured.
 type Machine struct {
 	CPU    string
 	Memory int // bytes
 	Kernel string
 }
 
-// ThisMachine returns what Linux tells of it.
+// ThisMachine describes this machine.
 func ThisMachine() (m Machine) {
 	m.CPU = "unknown processor"
 	info, _ := os.ReadFile("/proc/cpuinfo")
@@ -129,14 +128,14 @@ func ThisMachine() (m Machine) {
 	return m
 }
 
-// AvailableMemory returns how many bytes could be taken without swapping.
+// AvailableMemory returns how many bytes can be allocated without swapping.
 func AvailableMemory() int {
 	memory, _ := os.ReadFile("/proc/meminfo")
 	return kib(string(memory), "MemAvailable:")
 }
 
-// Listeners returns the local addresses at which a process listens for TCP connections,
-// as Linux writes them, one for each of its sockets.
+// Listeners returns the local addresses on which a process listens for TCP connections, as
+// Linux writes them, one per socket.
 func Listeners(pid int) (addresses []string) {
 	inodes := map[string]bool{}
 	files, _ := filepath.Glob(file(pid, "fd/*"))

@@ -11,15 +11,15 @@ func TestParse(t *testing.T) {
 		name, stat string
 		ok         bool
 	}{
-		{"a name is a word", "42 (caddy)" + after, true},
-		{"a name has spaces and parentheses", "42 (a) b (c)" + after, true},
-		{"the process has gone", "", false},
-		{"the line breaks off", "42 (caddy) S 7", false},
+		{"a simple name", "42 (caddy)" + after, true},
+		{"a name with spaces and parentheses", "42 (a) b (c)" + after, true},
+		{"no such process", "", false},
+		{"a truncated line", "42 (caddy) S 7", false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, ok := parse(c.stat)
 			if ok != c.ok || ok && p != (Process{42, 7, 'S', "4711", 2500 * time.Millisecond}) {
-				t.Errorf("got %+v, %v", p, ok)
+				t.Errorf("got %+v, %v, want ok %v", p, ok, c.ok)
 			}
 		})
 	}

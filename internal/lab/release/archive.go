@@ -18,11 +18,12 @@ const (
 	sumsName = "SHA256SUMS"
 )
 
-// shipped are the files and folders that go with the binary. The binary is in bin, as
-// after a build: the Caddyfile and the commands of the README expect it there.
-var shipped = []string{"CHANGELOG.md", "CONTRIBUTING.md", "Caddyfile", "LICENSE", "README.md", "SECURITY.md", "caddyfile_examples", "docs", vocabularyLicense, "packaging"}
+// shipped are the files and directories next to the binary. The binary is in bin, as after a
+// build: the Caddyfile and the commands in the README expect it there.
+var shipped = []string{"CHANGELOG.md", "CONTRIBUTING.md", "Caddyfile", "LICENSE", "README.md", "SECURITY.md",
+	"caddyfile_examples", "docs", vocabularyLicense, "packaging"}
 
-// vocabularyLicense is that of the vocabulary by which tokens are counted.
+// vocabularyLicense is the license of the vocabulary for counting tokens.
 const vocabularyLicense = "internal/tokens/LICENSE.tiktoken"
 
 // distName returns the name of a file in dist.
@@ -30,7 +31,7 @@ func distName(version string, p platform, suffix string) string {
 	return project + "_" + version + "_" + p.os + "_" + p.arch + suffix
 }
 
-// removeDist makes a folder for a release and removes another release from it.
+// removeDist creates a directory for a release, or removes an earlier release from it.
 func removeDist(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -49,7 +50,7 @@ func removeDist(dir string) error {
 	return nil
 }
 
-// archive packs a binary and the shipped files: a zip for Windows, else a tar.gz.
+// archive packs a binary and the shipped files: a zip for Windows, otherwise a tar.gz.
 func (s *source) archive(name, binary string) error {
 	executable, err := os.ReadFile(binary)
 	if err != nil {
@@ -88,7 +89,7 @@ func writeTar(w io.Writer, files tree) error {
 	return t.Close()
 }
 
-// checksums returns lines for `sha256sum -c`.
+// checksums returns lines in the format of `sha256sum -c`.
 func checksums(files []string) (string, error) {
 	var sums strings.Builder
 	for _, file := range files {

@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// listing returns a line for each file of an archive, with all that is to be the same.
+// listing returns a line for each file of an archive, with everything that must be reproducible.
 func listing(t *testing.T, archive string) (lines []string) {
 	t.Helper()
 	content, err := os.ReadFile(archive)
@@ -64,11 +64,11 @@ func listing(t *testing.T, archive string) (lines []string) {
 	}
 }
 
-func TestArchiveIsTheSameEverywhere(t *testing.T) {
-	r := aModule(t)
-	// archived packs a binary that was built somewhere at some time.
+func TestArchiveIsReproducible(t *testing.T) {
+	r := newModule(t)
+	// archived packs a fake binary with this modification time.
 	archived := func(p platform, suffix, executable string, built time.Time) string {
-		s := packed(t, r)
+		s := packModule(t, r)
 		binary := filepath.Join(t.TempDir(), executable)
 		if err := os.WriteFile(binary, []byte("runs"), 0o600); err != nil {
 			t.Fatal(err)
@@ -98,7 +98,8 @@ func TestArchiveIsTheSameEverywhere(t *testing.T) {
 			}
 			folder := strings.TrimSuffix(strings.TrimSuffix(tt.name, ".tar.gz"), ".zip") + "/"
 			var want []string
-			for _, file := range []string{` ""`, `CHANGELOG.md "changed\n"`, `CONTRIBUTING.md "do\n"`, `Caddyfile "# runs\n"`, `LICENSE "any\n"`, `README.md "read\n"`, `SECURITY.md "beware\n"`, `bin/ ""`, "bin/" + tt.executable + ` "runs"`,
+			for _, file := range []string{` ""`, `CHANGELOG.md "changed\n"`, `CONTRIBUTING.md "do\n"`, `Caddyfile "# runs\n"`,
+				`LICENSE "any\n"`, `README.md "read\n"`, `SECURITY.md "beware\n"`, `bin/ ""`, "bin/" + tt.executable + ` "runs"`,
 				`caddyfile_examples/ ""`, `caddyfile_examples/one.Caddyfile "# one\n"`, `docs/ ""`, `docs/operate.md "operate\n"`,
 				`internal/ ""`, `internal/tokens/ ""`, `internal/tokens/LICENSE.tiktoken "theirs\n"`} {
 				mode := "-rw-r--r--"
@@ -110,7 +111,8 @@ func TestArchiveIsTheSameEverywhere(t *testing.T) {
 				}
 				want = append(want, mode+" 2026-02-03T04:05:06Z "+folder+file)
 			}
-			got := slices.DeleteFunc(listing(t, one), func(line string) bool { return strings.Contains(line, folder+"packaging/") })
+			got := slices.DeleteFunc(listing(t, one),
+				func(line string) bool { return strings.Contains(line, folder+"packaging/") })
 			if !reflect.DeepEqual(got, want) {
 				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 			}
@@ -119,20 +121,21 @@ func TestArchiveIsTheSameEverywhere(t *testing.T) {
 				t.Fatal(err)
 			}
 			if lines := strings.Split(sums, "\n"); lines[0] != lines[1] || !strings.HasSuffix(lines[0], "  "+tt.name) {
-				t.Errorf("not the same:\n%s", sums)
+				t.Errorf("checksums differ:\n%s", sums)
 			}
 		})
 	}
 }
 
-func TestArchiveWantsAllThatIsShipped(t *testing.T) {
-	r := aModule(t)
+func TestArchiveNeedsAllShippedFiles(t *testing.T) {
+	r := newModule(t)
 	r.git("rm", "-q", "LICENSE")
 	r.commit()
-	s := packed(t, r)
+	s := packModule(t, r)
 	binary := filepath.Join(r.dir, "go.mod") // any file
-	if err := s.archive(filepath.Join(t.TempDir(), "a.zip"), binary); err == nil || !strings.HasSuffix(err.Error(), "has no LICENSE") {
-		t.Errorf("without a license: %v", err)
+	if err := s.archive(filepath.Join(t.TempDir(), "a.zip"), binary); err == nil || !strings.HasSuffix(err.Error(),
+		"has no LICENSE") {
+		t.Errorf("without a license: got error %v", err)
 	}
 }
 
@@ -141,7 +144,8 @@ func TestRemoveDistLeavesOtherFiles(t *testing.T) {
 	if err := removeDist(dir); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"caddy-mcp-gateway_v0.8.0_linux_amd64.tar.gz", "caddy-mcp-gateway_v0.8.0_windows_amd64.zip", "SHA256SUMS", "notes.txt"} {
+	for _, name := range []string{"caddy-mcp-gateway_v0.8.0_linux_amd64.tar.gz",
+		"caddy-mcp-gateway_v0.8.0_windows_amd64.zip", "SHA256SUMS", "notes.txt"} {
 		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -150,6 +154,6 @@ func TestRemoveDistLeavesOtherFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) != 1 || left[0].Name() != "notes.txt" {
-		t.Errorf("left %v: %v", left, err)
+		t.Errorf("got files %v, want notes.txt: %v", left, err)
 	}
 }

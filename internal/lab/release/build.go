@@ -17,14 +17,14 @@ import (
 
 const caddyPath = "github.com/caddyserver/caddy/v2"
 
-// A builder runs xcaddy as a user does after the version is published: it gets this
-// module from a proxy, and all others from the proxy of this machine.
+// A builder runs xcaddy as a user does once the version is published: it gets this module from
+// the source's proxy and all others from the configured GOPROXY.
 type builder struct {
 	source *source
 	work   string
 	goroot string
 	xcaddy string
-	caddy  string // its version
+	caddy  string // version of Caddy
 	env    []string
 }
 
@@ -57,8 +57,8 @@ func newBuilder(ctx context.Context, s *source, work string) (*builder, error) {
 		"GOTOOLCHAIN=local",
 		"GOFLAGS=-buildvcs=false -modcacherw",
 		"GOCACHE="+values[1],
-		// An empty cache of modules: that of this machine would keep this module under
-		// a version that may be of something else the next time.
+		// An empty module cache: the cache of this machine would keep this module under a
+		// version that may have other content the next time.
 		"GOMODCACHE="+filepath.Join(work, "modules"),
 		"GOPROXY="+fileURL(s.proxy)+","+values[2],
 		"GOSUMDB="+values[3],
@@ -67,7 +67,7 @@ func newBuilder(ctx context.Context, s *source, work string) (*builder, error) {
 	return b, nil
 }
 
-// environment leaves out what changes how Go and xcaddy build.
+// environment removes variables that change how Go and xcaddy build.
 func environment(all []string) (rest []string) {
 	for _, v := range all {
 		if name, _, _ := strings.Cut(v, "="); !strings.HasPrefix(name, "GO") && !strings.HasPrefix(name, "CGO_") &&
@@ -86,21 +86,22 @@ func fileURL(dir string) string {
 	return (&url.URL{Scheme: "file", Path: path}).String()
 }
 
-// goCommand returns the output of Go, with the settings of this machine.
+// goCommand returns the output of a go command with the settings of this machine.
 func goCommand(ctx context.Context, args ...string) (string, error) {
 	out, err := output(exec.CommandContext(ctx, "go", args...))
 	return strings.TrimSpace(string(out)), err
 }
 
-// build returns the path of the binary for a platform.
+// build builds the binary for a platform and returns its path.
 func (b *builder) build(ctx context.Context, p platform) (string, error) {
 	name := "caddy"
 	if p.os == "windows" {
 		name += ".exe"
 	}
 	binary := filepath.Join(b.work, p.os, p.arch, name)
-	// xcaddy builds with -trimpath and without symbols unless it is told otherwise.
-	cmd := exec.CommandContext(ctx, b.xcaddy, "build", b.caddy, "--with", modulePath+"/modules@"+b.source.version, "--output", binary)
+	// By default, xcaddy builds with -trimpath and without symbols.
+	cmd := exec.CommandContext(ctx, b.xcaddy, "build", b.caddy, "--with", modulePath+"/modules@"+b.source.version,
+		"--output", binary)
 	cmd.Dir = b.work
 	cmd.Env = append(b.env, "GOOS="+p.os, "GOARCH="+p.arch)
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -111,30 +112,30 @@ func (b *builder) build(ctx context.Context, p platform) (string, error) {
 		return "", err
 	}
 	if info.GoVersion != runtime.Version() {
-		return "", fmt.Errorf("built by %s, and not by %s as all else", info.GoVersion, runtime.Version())
+		return "", fmt.Errorf("built with %s instead of %s", info.GoVersion, runtime.Version())
 	}
 	return binary, b.source.check(info)
 }
 
-// check reports whether a binary has the source in it, and beside it what go.sum pins
-// and nothing else. Then it will be the same when all of that has newer versions.
+// check checks that a binary contains the source, and otherwise only modules that go.sum pins.
+// Then later builds give the same binary, even if modules have newer versions.
 func (s *source) check(info *debug.BuildInfo) error {
 	pinned := map[string]bool{modulePath + " " + s.version + " " + s.sum: true}
 	for line := range strings.Lines(string(s.files["go.sum"])) {
 		pinned[strings.TrimSpace(line)] = true
 	}
-	has := false
+	found := false
 	for _, m := range info.Deps {
-		has = has || m.Path == modulePath
+		found = found || m.Path == modulePath
 		if m.Replace != nil {
 			return fmt.Errorf("%s is replaced by %s", m.Path, m.Replace.Path)
 		}
 		if !pinned[m.Path+" "+m.Version+" "+m.Sum] {
-			return fmt.Errorf("%s %s %s is not what go.sum pins", m.Path, m.Version, m.Sum)
+			return fmt.Errorf("%s %s %s is not pinned by go.sum", m.Path, m.Version, m.Sum)
 		}
 	}
-	if !has {
-		return fmt.Errorf("the binary does not have %s in it", modulePath)
+	if !found {
+		return fmt.Errorf("the binary does not contain %s", modulePath)
 	}
 	return nil
 }

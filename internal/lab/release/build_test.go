@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-func TestCheckOfBinary(t *testing.T) {
-	s := packed(t, aModule(t))
+func TestCheckBinary(t *testing.T) {
+	s := packModule(t, newModule(t))
 	ours := debug.Module{Path: modulePath, Version: s.version, Sum: s.sum}
 	caddy := debug.Module{Path: caddyPath, Version: "v2.11.7", Sum: "h1:caddy="}
 	with := func(m debug.Module, change func(*debug.Module)) debug.Module { change(&m); return m }
@@ -17,13 +17,20 @@ func TestCheckOfBinary(t *testing.T) {
 		deps    []debug.Module
 		wantErr string
 	}{
-		{"what go.sum pins", []debug.Module{ours, caddy}, ""},
-		{"a newer Caddy", []debug.Module{ours, with(caddy, func(m *debug.Module) { m.Version = "v2.11.8" })}, caddyPath + " v2.11.8 h1:caddy= is not what go.sum pins"},
-		{"a Caddy of other content", []debug.Module{ours, with(caddy, func(m *debug.Module) { m.Sum = "h1:other=" })}, caddyPath + " v2.11.7 h1:other= is not"},
-		{"the sum of a go.mod", []debug.Module{ours, with(caddy, func(m *debug.Module) { m.Version, m.Sum = "v2.11.7/go.mod", "h1:mod" })}, "is not what go.sum pins"},
-		{"another of us", []debug.Module{with(ours, func(m *debug.Module) { m.Sum = "h1:other=" }), caddy}, modulePath + " " + s.version + " h1:other= is not"},
-		{"a folder in our place", []debug.Module{with(ours, func(m *debug.Module) { m.Replace = &debug.Module{Path: "/src"} }), caddy}, modulePath + " is replaced by /src"},
-		{"none of us", []debug.Module{caddy}, "does not have " + modulePath},
+		{"pinned modules", []debug.Module{ours, caddy}, ""},
+		{"a newer Caddy", []debug.Module{ours, with(caddy, func(m *debug.Module) { m.Version = "v2.11.8" })},
+			caddyPath + " v2.11.8 h1:caddy= is not pinned by go.sum"},
+		{"a Caddy with other content", []debug.Module{ours, with(caddy, func(m *debug.Module) { m.Sum = "h1:other=" })},
+			caddyPath + " v2.11.7 h1:other= is not pinned"},
+		{"the sum of a go.mod", []debug.Module{ours, with(caddy, func(m *debug.Module) {
+			m.Version, m.Sum = "v2.11.7/go.mod", "h1:mod"
+		})}, "is not pinned by go.sum"},
+		{"this module with other content", []debug.Module{with(ours, func(m *debug.Module) { m.Sum = "h1:other=" }), caddy},
+			modulePath + " " + s.version + " h1:other= is not"},
+		{"this module replaced by a directory",
+			[]debug.Module{with(ours, func(m *debug.Module) { m.Replace = &debug.Module{Path: "/src"} }), caddy}, modulePath +
+				" is replaced by /src"},
+		{"without this module", []debug.Module{caddy}, "does not contain " + modulePath},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -39,10 +46,11 @@ func TestCheckOfBinary(t *testing.T) {
 	}
 }
 
-func TestEnvironmentLeavesOutWhatChangesBuilds(t *testing.T) {
-	got := environment([]string{"PATH=/bin", "GOFLAGS=-race", "GOAMD64=v3", "CGO_ENABLED=1", "HOME=/h", "XCADDY_GO_BUILD_FLAGS=-v", "CADDY_VERSION=v2"})
+func TestEnvironmentOmitsBuildSettings(t *testing.T) {
+	got := environment([]string{"PATH=/bin", "GOFLAGS=-race", "GOAMD64=v3", "CGO_ENABLED=1", "HOME=/h",
+		"XCADDY_GO_BUILD_FLAGS=-v", "CADDY_VERSION=v2"})
 	if want := []string{"PATH=/bin", "HOME=/h"}; !reflect.DeepEqual(got, want) {
-		t.Errorf("got %q", got)
+		t.Errorf("got %q, want %q", got, want)
 	}
 }
 

@@ -14,15 +14,15 @@ import (
 	"golang.org/x/mod/module"
 )
 
-// A commit is a revision to release, and its version.
+// A commit is a revision to release with its version.
 type commit struct {
 	hash    string
 	time    time.Time
 	version string
 }
 
-// findCommit returns a revision of the repository at root. Without one it is HEAD, and
-// the folder must have no changes: they would be missing from the release.
+// findCommit returns a revision of the repository at root. By default it is HEAD, and the
+// directory must have no changes, which would be missing from the release.
 func findCommit(ctx context.Context, root, revision, version string) (commit, error) {
 	if err := checkVersion(version); err != nil {
 		return commit{}, err
@@ -33,7 +33,8 @@ func findCommit(ctx context.Context, root, revision, version string) (commit, er
 			return commit{}, err
 		}
 		if changed != "" {
-			return commit{}, fmt.Errorf("these files are not committed:\n%s\ncommit them, or release HEAD without them: COMMIT=HEAD", changed)
+			return commit{}, fmt.Errorf("these files are not committed:\n%s\ncommit them, or release HEAD without them: "+
+				"COMMIT=HEAD", changed)
 		}
 		revision = "HEAD"
 	}
@@ -44,12 +45,12 @@ func findCommit(ctx context.Context, root, revision, version string) (commit, er
 	hash, seconds, _ := strings.Cut(line, " ")
 	unix, err := strconv.ParseInt(seconds, 10, 64)
 	if err != nil {
-		return commit{}, fmt.Errorf("the time of commit %s: %w", revision, err)
+		return commit{}, fmt.Errorf("time of commit %s: %w", revision, err)
 	}
 	return commit{hash, time.Unix(unix, 0).UTC(), version}, nil
 }
 
-// checkVersion reports whether this module can have a version.
+// checkVersion returns an error unless this module can have the version.
 func checkVersion(version string) error {
 	if module.CanonicalVersion(version) != version {
 		return fmt.Errorf("version %q is not of the form v1.2.3 or v1.2.3-rc.1", version)
@@ -61,14 +62,15 @@ func checkVersion(version string) error {
 func git(ctx context.Context, dir string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, "git", args...)
 	cmd.Dir = dir
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { // set by hooks of git
-		return strings.HasPrefix(v, "GIT_DIR=") || strings.HasPrefix(v, "GIT_WORK_TREE=") || strings.HasPrefix(v, "GIT_INDEX_FILE=")
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { // set in git hooks
+		return strings.HasPrefix(v, "GIT_DIR=") || strings.HasPrefix(v, "GIT_WORK_TREE=") || strings.HasPrefix(v,
+			"GIT_INDEX_FILE=")
 	})
 	out, err := output(cmd)
 	return strings.TrimRight(string(out), "\n"), err
 }
 
-// output runs a command. Its error has what the command printed to standard error.
+// output runs a command. Its error includes the command's standard error.
 func output(cmd *exec.Cmd) ([]byte, error) {
 	out, err := cmd.Output()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {

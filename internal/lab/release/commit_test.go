@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// described returns the version that `make version` prints in a folder.
-func described(t *testing.T, dir string, settings ...string) string {
+// makeVersion returns the output of `make version` in a directory.
+func makeVersion(t *testing.T, dir string, settings ...string) string {
 	t.Helper()
 	if _, err := exec.LookPath("make"); err != nil {
 		t.Skip(err)
@@ -22,7 +22,9 @@ func described(t *testing.T, dir string, settings ...string) string {
 	}
 	cmd := exec.CommandContext(t.Context(), "make", append([]string{"-f", makefile, "version"}, settings...)...)
 	cmd.Dir = dir
-	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "MAKE") || strings.HasPrefix(v, "MFLAGS=") })
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, "MAKE") || strings.HasPrefix(v, "MFLAGS=")
+	})
 	out, err := output(cmd)
 	if err != nil {
 		t.Fatal(err)
@@ -30,7 +32,7 @@ func described(t *testing.T, dir string, settings ...string) string {
 	return strings.TrimSuffix(string(out), "\n")
 }
 
-// A repository is a real one, in a folder of its own.
+// A repository is a git repository in a temporary directory.
 type repository struct {
 	t   *testing.T
 	dir string
@@ -73,7 +75,7 @@ func (r repository) write(name, content string) {
 	}
 }
 
-// commit commits all there is and returns its abbreviated hash.
+// commit commits all files and returns the abbreviated hash.
 func (r repository) commit() string {
 	r.t.Helper()
 	r.git("add", "-A")
@@ -84,17 +86,18 @@ func (r repository) commit() string {
 func TestVersionOfCommit(t *testing.T) {
 	tests := []struct {
 		name         string
-		before, tags []string // of the commit before, and of this one
-		want         string   // the hash follows a hyphen
+		before, tags []string // tags of the commit before, and of this one
+		want         string   // the hash follows a hyphen at the end
 	}{
-		{"without tags it is what Go calls it", nil, nil, "v0.0.0-20260203040506-"},
+		{"without tags, a pseudo-version", nil, nil, "v0.0.0-20260203040506-"},
 		{"a tag", nil, []string{"v0.9.0"}, "v0.9.0"},
 		{"a tag of a release candidate", nil, []string{"v0.9.0-rc.1"}, "v0.9.0-rc.1"},
-		{"the highest of several, by number", nil, []string{"v0.9.0", "v0.10.0", "v0.10.0-rc.1"}, "v0.10.0"},
-		{"after a tag it is higher than that", []string{"v0.9.0"}, nil, "v0.9.1-0.20260203040506-"},
-		{"after a release candidate it is lower than the release", []string{"v0.9.0-rc.1"}, nil, "v0.9.0-rc.1.0.20260203040506-"},
-		{"its own tag comes first", []string{"v0.9.0"}, []string{"v0.8.1"}, "v0.8.1"},
-		{"tags that are no version of this module", nil, []string{"v1", "v2.0.0", "v0.9.0+build", "version", "0.9.0"}, "v0.0.0-20260203040506-"},
+		{"the highest of several", nil, []string{"v0.9.0", "v0.10.0", "v0.10.0-rc.1"}, "v0.10.0"},
+		{"after a tag, higher than the tag", []string{"v0.9.0"}, nil, "v0.9.1-0.20260203040506-"},
+		{"after a release candidate, lower than the release", []string{"v0.9.0-rc.1"}, nil, "v0.9.0-rc.1.0.20260203040506-"},
+		{"its own tag has precedence", []string{"v0.9.0"}, []string{"v0.8.1"}, "v0.8.1"},
+		{"tags that are not versions of this module", nil, []string{"v1", "v2.0.0", "v0.9.0+build", "version", "0.9.0"},
+			"v0.0.0-20260203040506-"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -111,26 +114,26 @@ func TestVersionOfCommit(t *testing.T) {
 			if strings.HasSuffix(want, "-") {
 				want += hash
 			}
-			if got := described(t, r.dir); got != want || checkVersion(got) != nil {
+			if got := makeVersion(t, r.dir); got != want || checkVersion(got) != nil {
 				t.Errorf("got %s, want %s", got, want)
 			}
 			r.commit()
-			if got := described(t, r.dir, "COMMIT=HEAD~1"); got != want {
+			if got := makeVersion(t, r.dir, "COMMIT=HEAD~1"); got != want {
 				t.Errorf("as an older commit: got %s, want %s", got, want)
 			}
-			if got := described(t, r.dir, "VERSION=v1.2.3"); got != "v1.2.3" {
-				t.Errorf("asked for v1.2.3, got %s", got)
+			if got := makeVersion(t, r.dir, "VERSION=v1.2.3"); got != "v1.2.3" {
+				t.Errorf("got %s, want v1.2.3", got)
 			}
 		})
 	}
 }
 
-func TestWhatIsNotCommitted(t *testing.T) {
+func TestUncommittedChanges(t *testing.T) {
 	for name, change := range map[string]func(repository){
-		"a file that was changed": func(r repository) { r.write("file", "changed") },
-		"a file that is new":      func(r repository) { r.write("new", "") },
-		"a file that is staged":   func(r repository) { r.write("new", ""); r.git("add", "new") },
-		"a file that is missing":  func(r repository) { _ = os.Remove(filepath.Join(r.dir, "file")) },
+		"a changed file": func(r repository) { r.write("file", "changed") },
+		"a new file":     func(r repository) { r.write("new", "") },
+		"a staged file":  func(r repository) { r.write("new", ""); r.git("add", "new") },
+		"a missing file": func(r repository) { _ = os.Remove(filepath.Join(r.dir, "file")) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRepository(t)
@@ -139,27 +142,28 @@ func TestWhatIsNotCommitted(t *testing.T) {
 			r.commit()
 			r.git("tag", "v0.9.0")
 			r.write("dist/archive", "")
-			if got := described(t, r.dir); got != "v0.9.0" {
-				t.Fatalf("before: %s", got)
+			if got := makeVersion(t, r.dir); got != "v0.9.0" {
+				t.Fatalf("before the change: got %s", got)
 			}
 			change(r)
-			if got := described(t, r.dir); got != "v0.9.0-dirty" || checkVersion(got) != nil {
-				t.Errorf("described as %s", got)
+			if got := makeVersion(t, r.dir); got != "v0.9.0-dirty" || checkVersion(got) != nil {
+				t.Errorf("got %s, want v0.9.0-dirty", got)
 			}
-			if got := described(t, r.dir, "COMMIT=HEAD"); got != "v0.9.0" {
-				t.Errorf("HEAD is described as %s", got)
+			if got := makeVersion(t, r.dir, "COMMIT=HEAD"); got != "v0.9.0" {
+				t.Errorf("HEAD: got %s, want v0.9.0", got)
 			}
-			if c, err := findCommit(t.Context(), r.dir, "", "v0.9.0"); err == nil || !strings.Contains(err.Error(), "not committed:\n"+r.git("status", "--porcelain")) {
-				t.Errorf("released %v: %v", c, err)
+			if c, err := findCommit(t.Context(), r.dir, "", "v0.9.0"); err == nil || !strings.Contains(err.Error(),
+				"not committed:\n"+r.git("status", "--porcelain")) {
+				t.Errorf("got %v, error %v, want one that lists the changes", c, err)
 			}
 			if _, err := findCommit(t.Context(), r.dir, "HEAD", "v0.9.0"); err != nil {
-				t.Errorf("asked for HEAD: %v", err)
+				t.Errorf("HEAD: %v", err)
 			}
 		})
 	}
 }
 
-func TestFolderWithoutItsHistory(t *testing.T) {
+func TestVersionWithoutHistory(t *testing.T) {
 	r := newRepository(t)
 	r.write("sources/go.mod", "")
 	r.commit()
@@ -169,13 +173,13 @@ func TestFolderWithoutItsHistory(t *testing.T) {
 	r.git("clone", "-q", "--depth", "1", "--no-tags", "file://"+r.dir, shallow)
 
 	for name, tt := range map[string]struct{ dir, want string }{
-		"no repository":                   {t.TempDir(), "v0.0.0-unknown"},
-		"a folder in another repository":  {filepath.Join(r.dir, "sources"), "v0.0.0-unknown"},
-		"a shallow clone without the tag": {shallow, "v0.0.0-20260203040506-" + hash},
+		"not a repository":                  {t.TempDir(), "v0.0.0-unknown"},
+		"a directory in another repository": {filepath.Join(r.dir, "sources"), "v0.0.0-unknown"},
+		"a shallow clone without the tag":   {shallow, "v0.0.0-20260203040506-" + hash},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := described(t, tt.dir); got != tt.want || checkVersion(got) != nil {
-				t.Errorf("described as %s, want %s", got, tt.want)
+			if got := makeVersion(t, tt.dir); got != tt.want || checkVersion(got) != nil {
+				t.Errorf("got %s, want %s", got, tt.want)
 			}
 		})
 	}
@@ -185,14 +189,16 @@ func TestFindCommit(t *testing.T) {
 	r := newRepository(t)
 	hash := r.commit()
 	c, err := findCommit(t.Context(), r.dir, "", "v0.9.0")
-	if err != nil || !strings.HasPrefix(c.hash, hash) || c.version != "v0.9.0" || !c.time.Equal(time.Date(2026, 2, 3, 4, 5, 6, 0, time.UTC)) {
+	if err != nil || !strings.HasPrefix(c.hash, hash) || c.version != "v0.9.0" ||
+		!c.time.Equal(time.Date(2026, 2, 3, 4, 5, 6, 0, time.UTC)) {
 		t.Errorf("got %v: %v", c, err)
 	}
-	if c, err := findCommit(t.Context(), r.dir, "nowhere", "v0.9.0"); err == nil || !strings.Contains(err.Error(), "nowhere") {
-		t.Errorf("a commit that is not there: %v %v", c, err)
+	if c, err := findCommit(t.Context(), r.dir, "nowhere", "v0.9.0"); err == nil || !strings.Contains(err.Error(),
+		"nowhere") {
+		t.Errorf("an unknown commit: got %v, error %v", c, err)
 	}
 	if c, err := findCommit(t.Context(), r.dir, "", ""); err == nil {
-		t.Errorf("no version: %v", c)
+		t.Errorf("no error without a version: got %v", c)
 	}
 }
 
@@ -202,15 +208,16 @@ func TestCheckVersion(t *testing.T) {
 		"0.9.0": false, "v0.9": false, "v2.0.0": false, "v0.9.0+build": false, "latest": false, "v0.9.0/../..": false,
 	} {
 		if err := checkVersion(version); (err == nil) != want || err != nil && !strings.Contains(err.Error(), version) {
-			t.Errorf("%s: %v", version, err)
+			t.Errorf("%s: got error %v, want valid: %t", version, err, want)
 		}
 	}
 }
 
 func TestParsePlatforms(t *testing.T) {
-	for list, want := range map[string]int{platforms: 6, "linux/amd64": 1, "linux": 0, "linux/": 0, "/amd64": 0, "linux/arm/7": 0} {
+	for list, want := range map[string]int{platforms: 6, "linux/amd64": 1, "linux": 0, "linux/": 0, "/amd64": 0,
+		"linux/arm/7": 0} {
 		if got, err := parsePlatforms(list); len(got) != want || (err != nil) != (want == 0) {
-			t.Errorf("%s: %v %v", list, got, err)
+			t.Errorf("%s: got %v, error %v, want %d platforms", list, got, err, want)
 		}
 	}
 }

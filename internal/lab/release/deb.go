@@ -13,9 +13,9 @@ import (
 	"github.com/goreleaser/nfpm/v2/files"
 )
 
-// deb makes a Debian package of a binary, with a unit for systemd. Its paths, user and
-// admin socket have the name of this project, so that it can be installed beside the
-// caddy package of a distribution.
+// deb packs a binary as a Debian package with a systemd unit. Its paths, user and admin socket
+// have the name of this project, so that it can be installed next to the caddy package of a
+// distribution.
 func (s *source) deb(name, work, binary string, p platform) error {
 	dir := filepath.Join(work, "deb", p.arch) // nfpm reads files by path
 	for _, wanted := range []string{"packaging/deb", "caddyfile_examples"} {
@@ -23,7 +23,7 @@ func (s *source) deb(name, work, binary string, p platform) error {
 			return err
 		}
 	}
-	in := func(file string) string { return filepath.Join(dir, "packaging", "deb", file) }
+	packaging := func(file string) string { return filepath.Join(dir, "packaging", "deb", file) }
 
 	var contents files.Contents
 	add := func(source, destination, kind string, mode os.FileMode) {
@@ -31,9 +31,9 @@ func (s *source) deb(name, work, binary string, p platform) error {
 			FileInfo: &files.ContentFileInfo{Owner: "root", Group: "root", Mode: mode, MTime: s.time}})
 	}
 	add(binary, "/usr/bin/"+project, files.TypeFile, 0o755)
-	add(in("Caddyfile"), "/etc/"+project+"/Caddyfile", files.TypeConfigNoReplace, 0o644)
-	add(in(project+".service"), "/usr/lib/systemd/system/"+project+".service", files.TypeFile, 0o644)
-	add(in("copyright"), "/usr/share/doc/"+project+"/copyright", files.TypeFile, 0o644)
+	add(packaging("Caddyfile"), "/etc/"+project+"/Caddyfile", files.TypeConfigNoReplace, 0o644)
+	add(packaging(project+".service"), "/usr/lib/systemd/system/"+project+".service", files.TypeFile, 0o644)
+	add(packaging("copyright"), "/usr/share/doc/"+project+"/copyright", files.TypeFile, 0o644)
 	for _, file := range slices.Sorted(maps.Keys(s.files)) {
 		if example, ok := strings.CutPrefix(file, "caddyfile_examples/"); ok {
 			add(filepath.Join(dir, file), "/usr/share/doc/"+project+"/examples/"+example, files.TypeFile, 0o644)
@@ -54,9 +54,10 @@ func (s *source) deb(name, work, binary string, p platform) error {
 		MTime:         s.time,
 		Overridables: nfpm.Overridables{
 			Depends:  []string{"adduser", "init-system-helpers (>= 1.54)", "passwd"},
-			Suggests: []string{"nodejs", "npm"}, // for servers that npx starts
+			Suggests: []string{"nodejs", "npm"}, // for servers started with npx
 			Contents: contents,
-			Scripts:  nfpm.Scripts{PostInstall: in("postinst"), PreRemove: in("prerm"), PostRemove: in("postrm")},
+			Scripts: nfpm.Scripts{PostInstall: packaging("postinst"), PreRemove: packaging("prerm"),
+				PostRemove: packaging("postrm")},
 		},
 	})
 	if err := nfpm.PrepareForPackager(info, "deb"); err != nil {
@@ -69,11 +70,11 @@ func (s *source) deb(name, work, binary string, p platform) error {
 	return writeFile(name, func(w io.Writer) error { return packager.Package(info, w) })
 }
 
-// debVersion returns a version that dpkg orders as Go does: v1.0.0-rc.1 before v1.0.0.
+// debVersion returns a version that dpkg orders as Go does, such as v1.0.0-rc.1 before v1.0.0.
 func debVersion(version string) string {
 	release, pre, ok := strings.Cut(strings.TrimPrefix(version, "v"), "-")
 	if ok {
-		release += "~" + strings.ReplaceAll(pre, "-", ".") // a hyphen would begin the revision of the package
+		release += "~" + strings.ReplaceAll(pre, "-", ".") // a hyphen would start the package revision
 	}
 	return release
 }

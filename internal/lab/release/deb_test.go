@@ -19,7 +19,7 @@ func lookPath(t *testing.T, program string) {
 	}
 }
 
-func printed(t *testing.T, program string, args ...string) []byte {
+func commandOutput(t *testing.T, program string, args ...string) []byte {
 	t.Helper()
 	out, err := output(exec.CommandContext(t.Context(), program, args...))
 	if err != nil {
@@ -28,8 +28,8 @@ func printed(t *testing.T, program string, args ...string) []byte {
 	return out
 }
 
-// aDeb makes a package of a binary that only says so, built at some time.
-func aDeb(t *testing.T, s *source, built time.Time) string {
+// buildDeb packs a fake binary with this modification time.
+func buildDeb(t *testing.T, s *source, built time.Time) string {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), "caddy")
 	if err := os.WriteFile(binary, []byte("runs"), 0o600); err != nil {
@@ -47,32 +47,32 @@ func aDeb(t *testing.T, s *source, built time.Time) string {
 
 func TestDeb(t *testing.T) {
 	lookPath(t, "dpkg-deb")
-	s := packed(t, aModule(t))
-	name := aDeb(t, s, time.Now())
+	s := packModule(t, newModule(t))
+	name := buildDeb(t, s, time.Now())
 	for field, want := range map[string]string{
 		"Package": "caddy-mcp-gateway", "Version": "0.9.0", "Architecture": "arm64", "Section": "httpd",
 		"Depends": "adduser, init-system-helpers (>= 1.54), passwd", "Conflicts": "", "Replaces": "", "Provides": "",
 	} {
-		if got := strings.TrimSpace(string(printed(t, "dpkg-deb", "--field", name, field))); got != want {
+		if got := strings.TrimSpace(string(commandOutput(t, "dpkg-deb", "--field", name, field))); got != want {
 			t.Errorf("%s: got %q, want %q", field, got, want)
 		}
 	}
 
-	_, control := untar(t, bytes.NewReader(printed(t, "dpkg-deb", "--ctrl-tarfile", name)))
+	_, control := untar(t, bytes.NewReader(commandOutput(t, "dpkg-deb", "--ctrl-tarfile", name)))
 	if got := strings.TrimSpace(string(control["./conffiles"])); got != "/etc/caddy-mcp-gateway/Caddyfile" {
-		t.Errorf("conffiles %q", got)
+		t.Errorf("got conffiles %q", got)
 	}
 	for _, script := range []string{"postinst", "prerm", "postrm"} {
 		if !bytes.Equal(control["./"+script], s.files["packaging/deb/"+script]) {
-			t.Errorf("%s is %q", script, control["./"+script])
+			t.Errorf("got %s %q", script, control["./"+script])
 		}
 	}
 
-	headers, _ := untar(t, bytes.NewReader(printed(t, "dpkg-deb", "--fsys-tarfile", name)))
+	headers, _ := untar(t, bytes.NewReader(commandOutput(t, "dpkg-deb", "--fsys-tarfile", name)))
 	modes := map[string]string{}
 	for name, h := range headers {
 		if h.Uid != 0 || h.Gid != 0 || !h.ModTime.Equal(s.time) {
-			t.Errorf("%s of %d:%d, %s", name, h.Uid, h.Gid, h.ModTime)
+			t.Errorf("%s: owner %d:%d, time %s", name, h.Uid, h.Gid, h.ModTime)
 		}
 		if !h.FileInfo().IsDir() {
 			modes[name] = h.FileInfo().Mode().String()
@@ -89,29 +89,30 @@ func TestDeb(t *testing.T) {
 		t.Errorf("got %v, want %v", modes, want)
 	}
 
-	other := aDeb(t, s, time.Now().Add(-time.Hour))
+	other := buildDeb(t, s, time.Now().Add(-time.Hour))
 	sums, err := checksums([]string{name, other})
 	if lines := strings.Split(sums, "\n"); err != nil || lines[0] != lines[1] {
-		t.Errorf("%v:\n%s", err, sums)
+		t.Errorf("packages differ (%v):\n%s", err, sums)
 	}
 }
 
-func TestDebVersionIsOrdered(t *testing.T) {
+func TestDebVersionOrder(t *testing.T) {
 	lookPath(t, "dpkg")
 	versions := []string{
-		"v0.0.0-20260203040506-0123456789ab", "v0.9.0-rc.1", "v0.9.0-rc.1.0.20260203040506-0123456789ab", "v0.9.0-rc.2", "v0.9.0",
+		"v0.0.0-20260203040506-0123456789ab", "v0.9.0-rc.1", "v0.9.0-rc.1.0.20260203040506-0123456789ab", "v0.9.0-rc.2",
+		"v0.9.0",
 		"v0.9.1-0.20260203040506-0123456789ab", "v0.9.1", "v0.10.0",
 	}
 	for i, v := range versions[1:] {
-		printed(t, "dpkg", "--compare-versions", debVersion(versions[i]), "lt", debVersion(v))
-		printed(t, "dpkg", "--validate-version", debVersion(v))
+		commandOutput(t, "dpkg", "--compare-versions", debVersion(versions[i]), "lt", debVersion(v))
+		commandOutput(t, "dpkg", "--validate-version", debVersion(v))
 	}
 }
 
 func TestMaintainerScriptsParse(t *testing.T) {
 	lookPath(t, "sh")
 	for _, script := range []string{"postinst", "prerm", "postrm"} {
-		printed(t, "sh", "-n", "../../../packaging/deb/"+script)
+		commandOutput(t, "sh", "-n", "../../../packaging/deb/"+script)
 	}
 }
 
@@ -121,20 +122,23 @@ func TestUnitIsValid(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	executable, err := os.Executable() // verify wants a program that is there
+	executable, err := os.Executable() // verify checks that the program exists
 	if err != nil {
 		t.Fatal(err)
 	}
 	unit := filepath.Join(t.TempDir(), "caddy-mcp-gateway.service")
-	if err := os.WriteFile(unit, bytes.ReplaceAll(text, []byte("/usr/bin/caddy-mcp-gateway"), []byte(executable)), 0o600); err != nil {
+	if err := os.WriteFile(unit, bytes.ReplaceAll(text, []byte("/usr/bin/caddy-mcp-gateway"), []byte(executable)),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--man=no", "--recursive-errors=no", unit).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--man=no", "--recursive-errors=no",
+		unit).CombinedOutput()
 	if strings.Contains(string(out), "unrecognized option") {
 		t.Skip("systemd-analyze is too old")
 	}
-	faults := slices.DeleteFunc(strings.Split(string(out), "\n"), func(line string) bool { return !strings.Contains(line, "caddy-mcp-gateway.service") })
-	if len(faults) > 0 { // of this unit; others of the machine may have some, too
+	faults := slices.DeleteFunc(strings.Split(string(out), "\n"),
+		func(line string) bool { return !strings.Contains(line, "caddy-mcp-gateway.service") })
+	if len(faults) > 0 { // only of this unit; others on the machine may have faults, too
 		t.Errorf("%v: %s", err, faults)
 	}
 }

@@ -28,11 +28,11 @@ import (
 const (
 	imageTitle       = "Caddy with an MCP gateway"
 	imageDescription = "Serves many MCP servers as one, and shortens tool results before they reach an agent or its model."
-	imageUser        = 65532 // of other images without a shell, too
+	imageUser        = 65532 // as in other images without a shell
 	imageConfig      = "/etc/caddy/Caddyfile"
 )
 
-// image writes an image of a binary and, below it, the layers of a base.
+// image writes an image with the layers of a base and, above them, a binary.
 func (s *source) image(name, tag, binary string, p platform, base ...tree) error {
 	executable, err := os.ReadFile(binary)
 	if err != nil {
@@ -49,14 +49,16 @@ func (s *source) image(name, tag, binary string, p platform, base ...tree) error
 		Created:      created,
 		RootFS:       v1.RootFS{Type: "layers"},
 		Config: v1.Config{
-			User:         fmt.Sprintf("%d:%d", imageUser, imageUser), // numbers, for Kubernetes to see that it is not root
-			Env:          []string{"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=/home/caddy", "XDG_CONFIG_HOME=/config", "XDG_DATA_HOME=/data"},
+			// numeric, so that Kubernetes can check that it is not root
+			User: fmt.Sprintf("%d:%d", imageUser, imageUser),
+			Env: []string{"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=/home/caddy", "XDG_CONFIG_HOME=/config",
+				"XDG_DATA_HOME=/data"},
 			Entrypoint:   []string{"/usr/bin/caddy"},
 			Cmd:          []string{"run", "--config", imageConfig},
 			WorkingDir:   "/srv",
 			ExposedPorts: map[string]struct{}{"8080/tcp": {}},
 			Volumes:      map[string]struct{}{"/config": {}, "/data": {}},
-			// Not in the OCI specification. Docker obeys it in an OCI configuration, too.
+			// Not in the OCI specification, but Docker uses it in an OCI configuration, too.
 			Healthcheck: &v1.HealthConfig{
 				Test:        []string{"CMD", "/usr/bin/caddy", "mcp-health", "--config", imageConfig},
 				Interval:    30 * time.Second,
@@ -82,20 +84,24 @@ func (s *source) image(name, tag, binary string, p platform, base ...tree) error
 		if err := writeTar(&content, files); err != nil {
 			return err
 		}
-		layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(content.Bytes())), nil },
+		layer, err := tarball.LayerFromOpener(func() (io.ReadCloser,
+			error) {
+			return io.NopCloser(bytes.NewReader(content.Bytes())), nil
+		},
 			tarball.WithMediaType(types.OCILayer))
 		if err != nil {
 			return err
 		}
-		if img, err = mutate.Append(img, mutate.Addendum{Layer: layer, History: v1.History{Created: created, CreatedBy: project + " release"}}); err != nil {
+		if img, err = mutate.Append(img, mutate.Addendum{Layer: layer, History: v1.History{Created: created,
+			CreatedBy: project + " release"}}); err != nil {
 			return err
 		}
 	}
 	return s.writeImage(name, project+":"+tag, img)
 }
 
-// writeImage writes an OCI archive. A manifest.json in it makes it one that Docker
-// before version 25 can load.
+// writeImage writes an OCI archive. It includes a manifest.json, so that Docker before version
+// 25 can load it.
 func (s *source) writeImage(name, tag string, img v1.Image) error {
 	dir := name + ".d"
 	defer os.RemoveAll(dir)
@@ -118,7 +124,8 @@ func (s *source) writeImage(name, tag string, img v1.Image) error {
 	for _, layer := range manifest.Layers {
 		layers = append(layers, blob(layer))
 	}
-	docker, err := json.Marshal([]tarball.Descriptor{{Config: blob(manifest.Config), RepoTags: []string{tag}, Layers: layers}})
+	docker, err := json.Marshal([]tarball.Descriptor{{Config: blob(manifest.Config), RepoTags: []string{tag},
+		Layers: layers}})
 	if err != nil {
 		return err
 	}
@@ -130,7 +137,7 @@ func (s *source) writeImage(name, tag string, img v1.Image) error {
 	return writeFile(name, func(w io.Writer) error { return writeTar(w, files) })
 }
 
-// addFolder adds a file on disk, or the files of a folder, with 0755 and 0644 as modes.
+// addFolder adds a file on disk, or the files of a directory, with mode 0755 or 0644.
 func addFolder(files tree, name, dir string) error {
 	return filepath.WalkDir(dir, func(file string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
@@ -157,23 +164,25 @@ func addFolder(files tree, name, dir string) error {
 	})
 }
 
-// baseImage returns the files below Caddy. There is no base image: certificates come
-// from the Go module that Caddy has its own from, time zones from the distribution of
-// Go, and both are pinned. Caddy needs neither, its children do.
+// baseImage returns the files below Caddy. There is no base image: certificates come from the
+// Go module that Caddy uses, time zones from the distribution of Go. Both are pinned. Caddy
+// needs neither, but its child processes do.
 func (s *source) baseImage(goroot string) (tree, error) {
 	files := newTree(s.time)
 	id := strconv.Itoa(imageUser)
-	files.add("etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/sbin/nologin\ncaddy:x:"+id+":"+id+":caddy:/home/caddy:/sbin/nologin\n"))
+	files.add("etc/passwd", 0o644, []byte("root:x:0:0:root:/root:/sbin/nologin\ncaddy:x:"+id+":"+id+
+		":caddy:/home/caddy:/sbin/nologin\n"))
 	files.add("etc/group", 0o644, []byte("root:x:0:\ncaddy:x:"+id+":\n"))
 	files.add("etc/hosts", 0o644, []byte("127.0.0.1\tlocalhost\n::1\tlocalhost\n")) // Docker and Kubernetes replace it
 	files.add("etc/nsswitch.conf", 0o644, []byte("hosts: files dns\n"))
 	files.add("tmp", fs.ModeDir|fs.ModeSticky|0o777, nil)
 	for _, dir := range []string{"config", "data", "home/caddy", "srv"} {
-		files.own(dir)
+		files.addOwnedDir(dir)
 	}
 	const documents = "/usr/share/doc/" + project + "/"
 	for from, to := range map[string]string{
-		"packaging/image/Caddyfile": imageConfig, "LICENSE": documents + "LICENSE", vocabularyLicense: documents + path.Base(vocabularyLicense),
+		"packaging/image/Caddyfile": imageConfig, "LICENSE": documents + "LICENSE", vocabularyLicense: documents +
+			path.Base(vocabularyLicense),
 	} {
 		if err := s.copyTo(files, from, to[1:]); err != nil {
 			return tree{}, err
@@ -183,7 +192,7 @@ func (s *source) baseImage(goroot string) (tree, error) {
 	var certificates bytes.Buffer
 	for root := range bundle.Roots() {
 		if root.Constraint != nil {
-			continue // a file cannot say that its newer certificates are distrusted
+			continue // a PEM file cannot express the constraint
 		}
 		if err := pem.Encode(&certificates, &pem.Block{Type: "CERTIFICATE", Bytes: root.Certificate}); err != nil {
 			return tree{}, err

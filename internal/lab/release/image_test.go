@@ -37,7 +37,7 @@ func untar(t *testing.T, r io.Reader) (headers map[string]*tar.Header, contents 
 		}
 		name := strings.TrimSuffix(h.Name, "/")
 		if headers[name] != nil {
-			t.Errorf("%s is there twice", name)
+			t.Errorf("duplicate entry %s", name)
 		}
 		headers[name] = h
 		if contents[name], err = io.ReadAll(archive); err != nil {
@@ -46,8 +46,8 @@ func untar(t *testing.T, r io.Reader) (headers map[string]*tar.Header, contents 
 	}
 }
 
-// anImage makes an image of a binary that only says so.
-func anImage(t *testing.T, s *source, more ...tree) string {
+// buildImage creates an image with a fake binary and returns its path.
+func buildImage(t *testing.T, s *source, more ...tree) string {
 	t.Helper()
 	goroot, err := goCommand(t.Context(), "env", "GOROOT")
 	if err != nil {
@@ -62,14 +62,15 @@ func anImage(t *testing.T, s *source, more ...tree) string {
 		t.Fatal(err)
 	}
 	name := filepath.Join(t.TempDir(), "image.oci.tar")
-	if err := s.image(name, "v0.9.0-test", binary, platform{"linux", "arm64"}, append([]tree{base}, more...)...); err != nil {
+	if err := s.image(name, "v0.9.0-test", binary, platform{"linux", "arm64"},
+		append([]tree{base}, more...)...); err != nil {
 		t.Fatal(err)
 	}
 	return name
 }
 
-// opened reads an image as an OCI layout.
-func opened(t *testing.T, name string) v1.Image {
+// openImage reads an image as an OCI layout.
+func openImage(t *testing.T, name string) v1.Image {
 	t.Helper()
 	f, err := os.Open(name)
 	if err != nil {
@@ -109,9 +110,9 @@ func opened(t *testing.T, name string) v1.Image {
 }
 
 func TestImageConfig(t *testing.T) {
-	s := packed(t, aModule(t))
-	name := anImage(t, s)
-	got, err := opened(t, name).ConfigFile()
+	s := packModule(t, newModule(t))
+	name := buildImage(t, s)
+	got, err := openImage(t, name).ConfigFile()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,11 +127,12 @@ func TestImageConfig(t *testing.T) {
 		"folder":      {c.WorkingDir, "/srv"},
 		"ports":       {c.ExposedPorts, map[string]struct{}{"8080/tcp": {}}},
 		"volumes":     {c.Volumes, map[string]struct{}{"/config": {}, "/data": {}}},
-		"health":      {c.Healthcheck.Test, []string{"CMD", "/usr/bin/caddy", "mcp-health", "--config", "/etc/caddy/Caddyfile"}},
-		"version":     {c.Labels["org.opencontainers.image.version"], "v0.9.0"},
-		"revision":    {c.Labels["org.opencontainers.image.revision"], s.hash},
-		"source":      {c.Labels["org.opencontainers.image.source"], "https://" + modulePath},
-		"license":     {c.Labels["org.opencontainers.image.licenses"], "Apache-2.0"},
+		"health": {c.Healthcheck.Test, []string{"CMD", "/usr/bin/caddy", "mcp-health", "--config",
+			"/etc/caddy/Caddyfile"}},
+		"version":  {c.Labels["org.opencontainers.image.version"], "v0.9.0"},
+		"revision": {c.Labels["org.opencontainers.image.revision"], s.hash},
+		"source":   {c.Labels["org.opencontainers.image.source"], "https://" + modulePath},
+		"license":  {c.Labels["org.opencontainers.image.licenses"], "Apache-2.0"},
 	} {
 		if !reflect.DeepEqual(pair[0], pair[1]) {
 			t.Errorf("%s: got %v, want %v", what, pair[0], pair[1])
@@ -151,13 +153,13 @@ func TestImageConfig(t *testing.T) {
 }
 
 func TestImageFiles(t *testing.T) {
-	s := packed(t, aModule(t))
+	s := packModule(t, newModule(t))
 	node := newTree(s.time)
 	node.add("usr/bin/node", 0o755, []byte("node"))
 	node.link("usr/bin/npx", "../lib/npx.js")
-	layers, err := opened(t, anImage(t, s, node)).Layers()
+	layers, err := openImage(t, buildImage(t, s, node)).Layers()
 	if err != nil || len(layers) != 3 {
-		t.Fatalf("%d layers: %v", len(layers), err)
+		t.Fatalf("got %d layers, want 3: %v", len(layers), err)
 	}
 	var headers []map[string]*tar.Header
 	var contents []map[string][]byte
@@ -169,14 +171,16 @@ func TestImageFiles(t *testing.T) {
 		h, c := untar(t, r)
 		for name, header := range h {
 			if !header.ModTime.Equal(s.time) {
-				t.Errorf("%s is of %s", name, header.ModTime)
+				t.Errorf("%s has time %s", name, header.ModTime)
 			}
 		}
 		headers, contents = append(headers, h), append(contents, c)
 	}
 	for i, want := range []map[string]string{
-		{"etc": "drwxr-xr-x 0 0", "etc/hosts": "-rw-r--r-- 0 0", "etc/caddy/Caddyfile": "-rw-r--r-- 0 0", "tmp": "dtrwxrwxrwx 0 0", "data": "drwx------ 65532 65532",
-			"config": "drwx------ 65532 65532", "home/caddy": "drwx------ 65532 65532", "srv": "drwx------ 65532 65532", "home": "drwxr-xr-x 0 0"},
+		{"etc": "drwxr-xr-x 0 0", "etc/hosts": "-rw-r--r-- 0 0", "etc/caddy/Caddyfile": "-rw-r--r-- 0 0",
+			"tmp": "dtrwxrwxrwx 0 0", "data": "drwx------ 65532 65532",
+			"config": "drwx------ 65532 65532", "home/caddy": "drwx------ 65532 65532", "srv": "drwx------ 65532 65532",
+			"home": "drwxr-xr-x 0 0"},
 		{"usr/bin/node": "-rwxr-xr-x 0 0", "usr/bin/npx": "Lrwxrwxrwx 0 0"},
 		{"usr/bin/caddy": "-rwxr-xr-x 0 0"},
 	} {
@@ -190,7 +194,8 @@ func TestImageFiles(t *testing.T) {
 		}
 	}
 	base := contents[0]
-	if pool := x509.NewCertPool(); !pool.AppendCertsFromPEM(base["etc/ssl/certs/ca-certificates.crt"]) || bytes.Count(base["etc/ssl/certs/ca-certificates.crt"], []byte("BEGIN CERTIFICATE")) < 100 {
+	if pool := x509.NewCertPool(); !pool.AppendCertsFromPEM(base["etc/ssl/certs/ca-certificates.crt"]) ||
+		bytes.Count(base["etc/ssl/certs/ca-certificates.crt"], []byte("BEGIN CERTIFICATE")) < 100 {
 		t.Error("too few certificates")
 	}
 	if _, err := time.LoadLocationFromTZData("Europe/Paris", base["usr/share/zoneinfo/Europe/Paris"]); err != nil {
@@ -200,19 +205,19 @@ func TestImageFiles(t *testing.T) {
 		t.Errorf("passwd: %s", base["etc/passwd"])
 	}
 	if h := headers[1]["usr/bin/npx"]; h.Linkname != "../lib/npx.js" {
-		t.Errorf("a link to %s", h.Linkname)
+		t.Errorf("got a link to %s", h.Linkname)
 	}
 	if string(contents[2]["usr/bin/caddy"]) != "runs" {
 		t.Errorf("the binary has %q", contents[2]["usr/bin/caddy"])
 	}
 }
 
-func TestImageIsTheSameEverywhere(t *testing.T) {
-	r := aModule(t)
-	one, other := anImage(t, packed(t, r)), anImage(t, packed(t, r))
+func TestImageIsReproducible(t *testing.T) {
+	r := newModule(t)
+	one, other := buildImage(t, packModule(t, r)), buildImage(t, packModule(t, r))
 	sums, err := checksums([]string{one, other})
 	if lines := strings.Split(sums, "\n"); err != nil || lines[0] != lines[1] {
-		t.Errorf("%v:\n%s", err, sums)
+		t.Errorf("images differ (%v):\n%s", err, sums)
 	}
 }
 
@@ -250,13 +255,14 @@ func TestAddLibraries(t *testing.T) {
 			got[name] = file.Mode.String()
 		}
 	}
-	want := map[string]string{"usr/lib/x/libc.so.6": "-rwxr-xr-x", "usr/lib64/ld.so": "Lrwxrwxrwx", "usr/bin/busybox": "-rwxr-xr-x", "usr/share/doc/libc6/copyright": "-rw-r--r--"}
+	want := map[string]string{"usr/lib/x/libc.so.6": "-rwxr-xr-x", "usr/lib64/ld.so": "Lrwxrwxrwx",
+		"usr/bin/busybox": "-rwxr-xr-x", "usr/share/doc/libc6/copyright": "-rw-r--r--"}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
 
-// The lockfile pins content for every architecture, and names no registry.
+// TestNodeIsPinned checks that the lockfile pins content for every architecture and names no registry.
 func TestNodeIsPinned(t *testing.T) {
 	text, err := os.ReadFile("../../../packaging/image/node/package-lock.json")
 	if err != nil {
@@ -273,7 +279,7 @@ func TestNodeIsPinned(t *testing.T) {
 	}
 	for name, p := range lock.Packages {
 		if name != "" && !p.InBundle && p.Integrity == "" || p.Resolved != "" {
-			t.Errorf("%s: %+v", name, p)
+			t.Errorf("%s is not pinned, or names a registry: %+v", name, p)
 		}
 	}
 	for _, arch := range nodeArch {

@@ -1,12 +1,12 @@
-// Command release builds Caddy with this project in it for each platform and packs it:
-// archives for all of them, and Debian packages and container images for Linux.
+// Command release builds Caddy with this project for each platform and packs it: archives for
+// all platforms, Debian packages and container images for Linux.
 //
 //	go -C internal/lab run ./release -version v1.2.3 [-commit HEAD] [-platforms "linux/amd64 …"] [-out dist]
 //
-// The binaries are those that a public `xcaddy build --with` of the same version, with
-// the same Go, makes: xcaddy takes the module from a proxy, not from this folder. They
-// depend on the commit and on Go only, and all files have the time of the commit. So
-// another build of the same commit has the same checksums.
+// The binaries are the same as those of a public `xcaddy build --with` of the same version with
+// the same Go: xcaddy gets the module from a proxy, not from this directory. They depend only
+// on the commit and on Go, and all files have the time of the commit. So another build of the
+// same commit gives the same checksums.
 package main
 
 import (
@@ -31,15 +31,16 @@ type options struct {
 
 func main() {
 	var opts options
-	flag.StringVar(&opts.version, "version", "", "the `version`, which `make version` prints")
-	flag.StringVar(&opts.commit, "commit", "", "the `commit` to release, whatever this folder has (default HEAD, if nothing has changed since)")
-	flag.StringVar(&opts.platforms, "platforms", "", "the `systems` and architectures (default \""+platforms+"\")")
-	flag.StringVar(&opts.out, "out", "../../dist", "the `folder` to write to")
-	flag.BoolVar(&opts.node, "node", true, "make the images with Node.js, which needs npm and mmdebstrap")
-	flag.StringVar(&opts.mirror, "mirror", "", "the Debian `mirror` of the images with Node.js (default that of mmdebstrap)")
+	flag.StringVar(&opts.version, "version", "", "`version` to release, as printed by make version")
+	flag.StringVar(&opts.commit, "commit", "",
+		"`commit` to release, ignoring uncommitted changes (default HEAD, without uncommitted changes)")
+	flag.StringVar(&opts.platforms, "platforms", "", "`list` of systems and architectures (default \""+platforms+"\")")
+	flag.StringVar(&opts.out, "out", "../../dist", "`directory` to write to")
+	flag.BoolVar(&opts.node, "node", true, "build images with Node.js, which needs npm and mmdebstrap")
+	flag.StringVar(&opts.mirror, "mirror", "", "Debian `mirror` for images with Node.js (default that of mmdebstrap)")
 	flag.Parse()
 
-	// The context stops the builds, which a signal must not leave behind.
+	// Canceling the context stops the builds, which must not outlive a signal.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := run(ctx, opts)
 	stop()
@@ -66,7 +67,7 @@ func run(ctx context.Context, opts options) (err error) {
 		return err
 	}
 
-	// Builds are made away from this folder, where nothing of it can get into them.
+	// Builds run outside of this directory, so that none of its files can get into them.
 	work, err := os.MkdirTemp("", "release")
 	if err != nil {
 		return err
@@ -84,13 +85,13 @@ func run(ctx context.Context, opts options) (err error) {
 	if err := removeDist(opts.out); err != nil {
 		return err
 	}
-	// First of all, because a pinned version may be gone, and builds take long.
+	// Fetch first, because a pinned version may be gone, and builds take long.
 	nodes := map[string]tree{}
 	for _, p := range targets {
 		if opts.node && p.os == "linux" && nodeArch[p.arch] != "" {
 			fmt.Println("fetching Node.js for", p)
 			if nodes[p.arch], err = source.nodeLayer(ctx, work, p.arch, opts.mirror); err != nil {
-				return fmt.Errorf("the image with Node.js, which NODE=false leaves out: %w", err)
+				return fmt.Errorf("fetch Node.js (skip its images with NODE=false): %w", err)
 			}
 		}
 	}
@@ -115,7 +116,7 @@ func run(ctx context.Context, opts options) (err error) {
 	return os.WriteFile(filepath.Join(opts.out, sumsName), []byte(sums), 0o644)
 }
 
-// packAll makes all files of a platform in a folder and returns their paths.
+// packAll creates all files of a platform in a directory and returns their paths.
 func (b *builder) packAll(dir, binary string, p platform, nodes map[string]tree) (made []string, err error) {
 	s := b.source
 	file := func(suffix string) string {
@@ -146,7 +147,7 @@ func (b *builder) packAll(dir, binary string, p platform, nodes map[string]tree)
 	return made, err
 }
 
-// A platform is a system and an architecture, in the words of Go.
+// A platform is a system and an architecture, as Go names them.
 type platform struct{ os, arch string }
 
 func (p platform) String() string { return p.os + "/" + p.arch }

@@ -14,21 +14,21 @@ import (
 	"strings"
 )
 
-// nodeArch has the architectures that there is an image with Node.js for, in the words
-// of Node.js.
+// nodeArch maps the architectures of images with Node.js to Node.js's names.
 var nodeArch = map[string]string{"amd64": "x64", "arm64": "arm64"}
 
-// applets are the programs of busybox that npx, and scripts it runs, call.
-var applets = strings.Fields("sh env basename cat chmod cp cut dirname echo expr find grep head hostname id kill ls mkdir mktemp mv ps pwd readlink rm sed sleep sort tail test touch tr uname wc which xargs")
+// applets are the busybox programs that npx and its scripts call.
+var applets = strings.Fields("sh env basename cat chmod cp cut dirname echo expr find grep head hostname id kill " +
+	"ls mkdir mktemp mv ps pwd readlink rm sed sleep sort tail test touch tr uname wc which xargs")
 
-// nodeLayer returns the files of Node.js and npm, and of those Debian packages that they
-// need, for an architecture of nodeArch.
+// nodeLayer returns the files of Node.js, npm and the Debian packages that they need, for an
+// architecture in nodeArch.
 //
-// Node.js and npm are npm packages: a lockfile pins their content, the registry keeps
-// every version, and nothing else comes with them. Debian's npm would bring more than
-// 300 packages. Node.js needs glibc and libstdc++, which no registry but Debian's has:
-// four libraries and busybox, pinned by version. Debian's mirrors have the current
-// version only; older ones are in its snapshot archive.
+// Node.js and npm are npm packages: a lockfile pins their content, the registry keeps every
+// version, and they have no dependencies. Debian's npm would need more than 300 packages.
+// Node.js needs glibc and libstdc++, which only Debian has: four libraries and busybox, pinned
+// by version. Debian's mirrors have only the current version; older ones are in its snapshot
+// archive.
 func (s *source) nodeLayer(ctx context.Context, work, arch, mirror string) (tree, error) {
 	files := newTree(s.time)
 	libraries, err := s.debian(ctx, arch, mirror)
@@ -51,7 +51,8 @@ func (s *source) nodeLayer(ctx context.Context, work, arch, mirror string) (tree
 	if err := s.unpack("packaging/image/node", dir); err != nil {
 		return tree{}, err
 	}
-	npm := exec.CommandContext(ctx, "npm", "ci", "--os=linux", "--cpu="+nodeArch[arch], "--ignore-scripts", "--no-bin-links", "--no-audit", "--no-fund", "--loglevel=error")
+	npm := exec.CommandContext(ctx, "npm", "ci", "--os=linux", "--cpu="+nodeArch[arch], "--ignore-scripts",
+		"--no-bin-links", "--no-audit", "--no-fund", "--loglevel=error")
 	npm.Dir = dir
 	if _, err := output(npm); err != nil {
 		return tree{}, err
@@ -83,14 +84,15 @@ func (s *source) debian(ctx context.Context, arch, mirror string) ([]byte, error
 	if len(lines) < 2 {
 		return nil, fmt.Errorf("commit %s has no packages in %s", s.hash, list)
 	}
-	args := []string{"--quiet", "--mode=chrootless", "--variant=extract", "--format=tar", "--architectures=" + arch, "--include=" + strings.Join(lines[1:], ","), lines[0], "-"}
+	args := []string{"--quiet", "--mode=chrootless", "--variant=extract", "--format=tar", "--architectures=" + arch,
+		"--include=" + strings.Join(lines[1:], ","), lines[0], "-"}
 	if mirror != "" {
 		args = append(args, mirror)
 	}
 	return output(exec.CommandContext(ctx, "mmdebstrap", args...))
 }
 
-// addLibraries adds what a running program needs of Debian packages, and their licenses.
+// addLibraries adds the files of Debian packages that a program needs at run time, and their licenses.
 func addLibraries(files tree, archive []byte) error {
 	for r := tar.NewReader(bytes.NewReader(archive)); ; {
 		h, err := r.Next()

@@ -18,22 +18,22 @@ import (
 
 const modulePath = "github.com/caddy-mcp-gateway/caddy-mcp-gateway"
 
-// A source is a commit as a version of the module.
+// A source is a commit, packed as a version of the module.
 type source struct {
 	commit
-	proxy string            // the folder of a module proxy that has it and nothing else
-	files map[string][]byte // of the module, by path
-	sum   string            // of the module, as go.sum has it
+	proxy string            // directory of a module proxy that has only this version
+	files map[string][]byte // files of the module, by path
+	sum   string            // checksum of the module, as in go.sum
 }
 
-// pack makes a source of a commit, in a folder of its own.
+// pack packs a commit into a module proxy below work.
 func pack(root, work string, c commit) (*source, error) {
 	version, err := module.EscapeVersion(c.version)
 	if err != nil {
 		return nil, err
 	}
 	s := &source{commit: c, proxy: filepath.Join(work, "proxy")}
-	name := filepath.Join(s.proxy, filepath.FromSlash(modulePath), "@v", version) // without what follows the dot
+	name := filepath.Join(s.proxy, filepath.FromSlash(modulePath), "@v", version) // without extension
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return nil, err
 	}
@@ -41,7 +41,7 @@ func pack(root, work string, c commit) (*source, error) {
 	if err := writeFile(archive, func(w io.Writer) error {
 		return modzip.CreateFromVCS(w, module.Version{Path: modulePath, Version: c.version}, root, c.hash, "")
 	}); err != nil {
-		return nil, fmt.Errorf("the module of commit %s: %w", c.hash, err)
+		return nil, fmt.Errorf("pack commit %s: %w", c.hash, err)
 	}
 	if s.sum, err = dirhash.HashZip(archive, dirhash.Hash1); err != nil {
 		return nil, err
@@ -64,7 +64,7 @@ func pack(root, work string, c commit) (*source, error) {
 	return s, nil
 }
 
-// unzip reads the files of an archive, whose names begin with a prefix.
+// unzip reads the files of an archive and removes a prefix from their names.
 func unzip(archive, prefix string) (map[string][]byte, error) {
 	r, err := zip.OpenReader(archive)
 	if err != nil {
@@ -86,7 +86,7 @@ func unzip(archive, prefix string) (map[string][]byte, error) {
 	return files, nil
 }
 
-// copyTo adds a file or a folder of the module to a tree, under another name.
+// copyTo adds a file or a directory of the module to a tree, under another name.
 func (s *source) copyTo(files tree, from, to string) error {
 	found := false
 	for file, content := range s.files {
@@ -101,7 +101,7 @@ func (s *source) copyTo(files tree, from, to string) error {
 	return nil
 }
 
-// unpack writes a folder of the module to disk.
+// unpack writes a directory of the module to disk.
 func (s *source) unpack(from, dir string) error {
 	files := newTree(s.time)
 	if err := s.copyTo(files, from, "."); err != nil {
@@ -110,7 +110,7 @@ func (s *source) unpack(from, dir string) error {
 	return os.CopyFS(dir, files)
 }
 
-// writeFile writes a file that is complete if there is no error.
+// writeFile writes a file. Without an error, the file is complete.
 func writeFile(name string, write func(io.Writer) error) error {
 	f, err := os.Create(name)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// aModule is a repository with all that a release needs.
-func aModule(t *testing.T) repository {
+// newModule returns a repository with everything that a release needs.
+func newModule(t *testing.T) repository {
 	t.Helper()
 	r := newRepository(t)
 	r.write("go.mod", "module "+modulePath+"\n\ngo 1.26.0\n\nrequire "+caddyPath+" v2.11.7\n")
@@ -26,7 +26,8 @@ func aModule(t *testing.T) repository {
 	r.write("SECURITY.md", "beware\n")
 	r.write("caddyfile_examples/one.Caddyfile", "# one\n")
 	r.write("docs/operate.md", "operate\n")
-	for _, name := range []string{"deb/Caddyfile", "deb/caddy-mcp-gateway.service", "deb/copyright", "deb/postinst", "deb/postrm", "deb/prerm", "image/Caddyfile"} {
+	for _, name := range []string{"deb/Caddyfile", "deb/caddy-mcp-gateway.service", "deb/copyright", "deb/postinst",
+		"deb/postrm", "deb/prerm", "image/Caddyfile"} {
 		content, err := os.ReadFile("../../../packaging/" + name)
 		if err != nil {
 			t.Fatal(err)
@@ -37,7 +38,7 @@ func aModule(t *testing.T) repository {
 	return r
 }
 
-func packed(t *testing.T, r repository) *source {
+func packModule(t *testing.T, r repository) *source {
 	t.Helper()
 	c, err := findCommit(t.Context(), r.dir, "HEAD", "v0.9.0")
 	if err != nil {
@@ -50,13 +51,13 @@ func packed(t *testing.T, r repository) *source {
 	return s
 }
 
-// proxied returns the files of a proxy, by path.
-func proxied(t *testing.T, s *source) map[string][]byte {
+// proxyFiles returns the files of a source's proxy, by path.
+func proxyFiles(t *testing.T, s *source) map[string][]byte {
 	t.Helper()
 	files := map[string][]byte{}
 	names, err := filepath.Glob(filepath.Join(s.proxy, modulePath, "@v", "*"))
 	if err != nil || len(names) != 3 {
-		t.Fatalf("a proxy with %q: %v", names, err)
+		t.Fatalf("got %q in the proxy, want 3 files: %v", names, err)
 	}
 	for _, name := range names {
 		content, err := os.ReadFile(name)
@@ -69,8 +70,8 @@ func proxied(t *testing.T, s *source) map[string][]byte {
 	return files
 }
 
-func TestPackDependsOnTheCommitAlone(t *testing.T) {
-	here := aModule(t)
+func TestPackDependsOnlyOnTheCommit(t *testing.T) {
+	here := newModule(t)
 	there := repository{t, filepath.Join(t.TempDir(), "elsewhere")}
 	here.git("clone", "-q", here.dir, there.dir)
 	there.write("README.md", "not committed")
@@ -83,37 +84,39 @@ func TestPackDependsOnTheCommitAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	a, b := packed(t, here), packed(t, there)
+	a, b := packModule(t, here), packModule(t, there)
 	if a.sum != b.sum {
-		t.Errorf("sums %s and %s", a.sum, b.sum)
+		t.Errorf("checksums differ: %s and %s", a.sum, b.sum)
 	}
-	others := proxied(t, b)
-	for name, content := range proxied(t, a) {
+	others := proxyFiles(t, b)
+	for name, content := range proxyFiles(t, a) {
 		if !bytes.Equal(content, others[name]) {
 			t.Errorf("%s differs", name)
 		}
 	}
-	if others[filepath.Join(modulePath, "@v", b.version+".zip")] == nil || string(others[filepath.Join(modulePath, "@v", b.version+".mod")]) != string(a.files["go.mod"]) {
-		t.Errorf("not what a proxy has: %q", others)
+	if others[filepath.Join(modulePath, "@v", b.version+".zip")] == nil ||
+		string(others[filepath.Join(modulePath, "@v", b.version+".mod")]) != string(a.files["go.mod"]) {
+		t.Errorf("files of the proxy: %q", others)
 	}
-	if string(b.files["README.md"]) != "read\n" || b.files["modules/new.go"] != nil || b.files["internal/nested/go.mod"] != nil {
-		t.Errorf("has what is not of the module: %q", b.files)
+	if string(b.files["README.md"]) != "read\n" || b.files["modules/new.go"] != nil ||
+		b.files["internal/nested/go.mod"] != nil {
+		t.Errorf("wrong files in the module: %q", b.files)
 	}
 	here.write("README.md", "committed")
 	here.commit()
-	if c := packed(t, here); c.sum == a.sum {
-		t.Errorf("another commit has the same sum: %s", c.sum)
+	if c := packModule(t, here); c.sum == a.sum {
+		t.Errorf("another commit has the same checksum: %s", c.sum)
 	}
 }
 
-func TestPackOfNoCommit(t *testing.T) {
-	r := aModule(t)
+func TestPackUnknownCommit(t *testing.T) {
+	r := newModule(t)
 	c, err := findCommit(t.Context(), r.dir, "HEAD", "v0.9.0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.hash = strings.Repeat("0", len(c.hash))
 	if _, err := pack(r.dir, t.TempDir(), c); err == nil || !strings.Contains(err.Error(), c.hash) {
-		t.Errorf("a commit that is not there: %v", err)
+		t.Errorf("a missing commit: got error %v", err)
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// A tree holds files in memory, to be packed. Everything in it has the same time and
-// belongs to root, so that the same content makes the same bytes.
+// A tree has files in memory, to be packed. All of them have the same time and belong to root,
+// so that the same content gives the same bytes.
 type tree struct {
 	fstest.MapFS
 	time time.Time
@@ -26,8 +26,8 @@ func (t tree) add(name string, mode fs.FileMode, content []byte) {
 
 func (t tree) link(name, target string) { t.add(name, fs.ModeSymlink|0o777, []byte(target)) }
 
-// own adds a folder that belongs to the user of an image.
-func (t tree) own(name string) {
+// addOwnedDir adds a directory that belongs to the user of an image.
+func (t tree) addOwnedDir(name string) {
 	t.add(name, fs.ModeDir|0o700, nil)
-	t.MapFS[name].Sys = &tar.Header{Uid: imageUser, Gid: imageUser} // tar.FileInfoHeader looks for it there
+	t.MapFS[name].Sys = &tar.Header{Uid: imageUser, Gid: imageUser} // used by tar.FileInfoHeader
 }

@@ -16,38 +16,38 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 )
 
-// TestAcross begins things at one replica and goes on at another, where the balancer would do so by chance.
+// TestAcross starts something at one replica and continues at another, as can happen behind a balancer.
 func TestAcross(t *testing.T) {
 	redis := replicastest.StartRedis(t)
-	w := several(t, 2, "redis://"+redis.Addr)
+	w := startReplicas(t, 2, "redis://"+redis.Addr)
 	w.servers.legacy.Forgetful = false
 	a, b := w.replicas[0], w.replicas[1]
 	defer connections.CloseIdleConnections()
 	for i, test := range []struct {
 		name   string
 		modern bool
-		run    func(*testing.T, *traveller)
+		run    func(*testing.T, *roamingClient)
 	}{
-		{"a session ends", false, func(t *testing.T, c *traveller) {
-			c.at(b).mustCall(t, "legacy__echo", `{"text":"before"}`)
-			c.at(a).end(t)
-			await.Until(t, "the session to be over at the other replica", func() bool {
-				return c.at(b).Begin(t.Context(), "tools/list", "{}").Finish().Status == http.StatusNotFound
+		{"a session ends", false, func(t *testing.T, c *roamingClient) {
+			c.useReplica(b).mustCall(t, "legacy__echo", `{"text":"before"}`)
+			c.useReplica(a).end(t)
+			await.Until(t, "the session to end at the other replica", func() bool {
+				return c.useReplica(b).Start(t.Context(), "tools/list", "{}").Finish().Status == http.StatusNotFound
 			})
 		}},
-		{"a list changes", false, func(t *testing.T, c *traveller) {
-			// A replica listens to its children for clients that have streams there, as another session of
-			// this one has.
-			other := newTraveller(t, c.number, false, a)
+		{"a list changes", false, func(t *testing.T, c *roamingClient) {
+			// A replica subscribes to its children for clients that have streams there. Another session of
+			// this client has one.
+			other := newRoamingClient(t, c.number, false, a)
 			other.mustCall(t, "child__echo", `{}`)
-			heard := other.listen(t)
-			defer heard.HangUp()
-			other.Begin(t.Context(), "tools/list", "{}").Finish()
-			stream := c.at(b).listen(t)
-			c.Begin(t.Context(), "tools/list", "{}").Finish() // else there is nothing that could change
-			defer stream.HangUp()
-			c.at(a).mustCall(t, "child__add-tool", `{"name":"more"}`)
-			await.Until(t, "the other replica to tell of it", func() bool {
+			otherStream := other.listen(t)
+			defer otherStream.Cancel()
+			other.Start(t.Context(), "tools/list", "{}").Finish()
+			stream := c.useReplica(b).listen(t)
+			c.Start(t.Context(), "tools/list", "{}").Finish() // otherwise there is no list that can change
+			defer stream.Cancel()
+			c.useReplica(a).mustCall(t, "child__add-tool", `{"name":"more"}`)
+			await.Until(t, "the other replica to notify the client", func() bool {
 				select {
 				case m := <-stream.Messages:
 					return m.Method == "notifications/tools/list_changed"
@@ -56,74 +56,88 @@ func TestAcross(t *testing.T) {
 				}
 			})
 		}},
-		{"a call is cancelled", false, func(t *testing.T, c *traveller) {
-			x := c.at(a).Begin(t.Context(), "tools/call", toolCall("legacy__hang", "{}"))
-			defer x.HangUp()
+		{"a call is cancelled", false, func(t *testing.T, c *roamingClient) {
+			x := c.useReplica(a).Start(t.Context(), "tools/call", toolCall("legacy__hang", "{}"))
+			defer x.Cancel()
 			await.Until(t, "the call", func() bool { return len(w.servers.legacy.Seen("hanging")) > 0 })
-			if err := c.at(b).Notify(t.Context(), `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+x.ID+`}}`); err != nil {
+			if err := c.useReplica(b).Notify(t.Context(),
+				`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+x.ID+`}}`); err != nil {
 				t.Fatal(err)
 			}
-			await.Until(t, "its end", func() bool { return len(w.servers.legacy.Seen("cancelled")) > 0 })
+			await.Until(t, "the end of the call", func() bool { return len(w.servers.legacy.Seen("cancelled")) > 0 })
 		}},
-		{"a child asks, legacy", false, func(t *testing.T, c *traveller) { c.answersAt(t, "asker", a, b) }},
-		{"a legacy server asks, legacy", false, func(t *testing.T, c *traveller) { c.answersAt(t, "legacy", a, b) }},
-		{"a modern server asks, legacy", false, func(t *testing.T, c *traveller) { c.answersAt(t, "modern", a, b) }},
-		{"a child asks, modern", true, func(t *testing.T, c *traveller) { c.answersAt(t, "asker", a, b) }},
-		{"a legacy server asks, modern", true, func(t *testing.T, c *traveller) { c.answersAt(t, "legacy", a, b) }},
-		{"a modern server asks, modern", true, func(t *testing.T, c *traveller) { c.answersAt(t, "modern", a, b) }},
-		{"an original is asked for at once", true, func(t *testing.T, c *traveller) {
+		{"a request of a child, legacy", false, func(t *testing.T, c *roamingClient) { c.respondAtOther(t, "asker", a, b) }},
+		{"a request of a legacy server, legacy", false, func(t *testing.T, c *roamingClient) {
+			c.respondAtOther(t, "legacy", a, b)
+		}},
+		{"a request of a modern server, legacy", false, func(t *testing.T, c *roamingClient) {
+			c.respondAtOther(t, "modern", a, b)
+		}},
+		{"a request of a child, modern", true, func(t *testing.T, c *roamingClient) { c.respondAtOther(t, "asker", a, b) }},
+		{"a request of a legacy server, modern", true, func(t *testing.T, c *roamingClient) {
+			c.respondAtOther(t, "legacy", a, b)
+		}},
+		{"a request of a modern server, modern", true, func(t *testing.T, c *roamingClient) {
+			c.respondAtOther(t, "modern", a, b)
+		}},
+		{"an original is recovered immediately", true, func(t *testing.T, c *roamingClient) {
 			for i := range 50 {
-				got := c.at(a).mustCall(t, "legacy__echo", fmt.Sprintf(`{"text":"%d %s"}`, i, strings.Repeat("long ", 500)))
-				c.at(b).mustCall(t, "recover_observation", `{"id":"`+originalID.FindString(got.Raw)+`"}`)
+				got := c.useReplica(a).mustCall(t, "legacy__echo", fmt.Sprintf(`{"text":"%d %s"}`, i, strings.Repeat("long ", 500)))
+				c.useReplica(b).mustCall(t, "recover_observation", `{"id":"`+originalID.FindString(got.Raw)+`"}`)
 			}
 		}},
-		{"a large original", true, func(t *testing.T, c *traveller) {
+		{"a large original", true, func(t *testing.T, c *roamingClient) {
 			text := strings.Repeat("0123456789", 400_000)
-			got := c.at(a).mustCall(t, "legacy__echo", `{"text":"`+text+`"}`)
-			read := c.at(b).Begin(t.Context(), "resources/read", `{"uri":"proxy://observation/`+originalID.FindString(got.Raw)+`"}`).Finish()
+			got := c.useReplica(a).mustCall(t, "legacy__echo", `{"text":"`+text+`"}`)
+			read := c.useReplica(b).Start(t.Context(), "resources/read", `{"uri":"proxy://observation/`+
+				originalID.FindString(got.Raw)+`"}`).Finish()
 			if !strings.Contains(read.Raw, text) {
-				t.Errorf("%d bytes came back: %.300s", len(read.Raw), read.Raw)
+				t.Errorf("got %d bytes: %.300s", len(read.Raw), read.Raw)
 			}
 		}},
-		{"another client's original", true, func(t *testing.T, c *traveller) {
-			got := c.at(a).mustCall(t, "legacy__echo", `{"text":"`+strings.Repeat("secret ", 500)+`"}`)
+		{"another client's original", true, func(t *testing.T, c *roamingClient) {
+			got := c.useReplica(a).mustCall(t, "legacy__echo", `{"text":"`+strings.Repeat("secret ", 500)+`"}`)
 			id := originalID.FindString(got.Raw)
-			c.at(b).mustCall(t, "recover_observation", `{"id":"`+id+`"}`)
-			other := newTraveller(t, 39, true, b)
-			if got := other.call(t, "recover_observation", `{"id":"`+id+`"}`); !strings.Contains(got.Raw, `"isError":true`) && got.Error == nil || strings.Contains(got.Raw, "secret") {
-				t.Errorf("got %.300s", got.Raw)
+			c.useReplica(b).mustCall(t, "recover_observation", `{"id":"`+id+`"}`)
+			other := newRoamingClient(t, 39, true, b)
+			if got := other.call(t, "recover_observation", `{"id":"`+id+`"}`); !strings.Contains(got.Raw, `"isError":true`) &&
+				got.Error == nil || strings.Contains(got.Raw, "secret") {
+				t.Errorf("got %.300s, want an error without the text", got.Raw)
 			}
 		}},
-		{"a hosted template", true, func(t *testing.T, c *traveller) {
+		{"a hosted template", true, func(t *testing.T, c *roamingClient) {
 			res, err := http.Post(a.admin+"/mcp_gateway/templates", "application/json",
-				strings.NewReader(`{"gateway":"gateway","name":"runbook","uriTemplate":"runbook://{service}","text":"Ask {service}."}`))
+				strings.NewReader(`{"gateway":"gateway","name":"runbook","uriTemplate":"runbook://{service}","text":"Ask `+
+					`{service}."}`))
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer res.Body.Close()
-			if text, _ := io.ReadAll(res.Body); res.StatusCode != http.StatusCreated {
-				t.Fatalf("%d %s", res.StatusCode, text)
+			text, _ := io.ReadAll(res.Body)
+			if res.StatusCode != http.StatusCreated {
+				t.Fatalf("create the template: %d %s", res.StatusCode, text)
 			}
 			await.Until(t, "the template at the other replica", func() bool {
-				return strings.Contains(c.at(b).Begin(t.Context(), "resources/templates/list", "{}").Finish().Raw, "runbook")
+				return strings.Contains(c.useReplica(b).Start(t.Context(), "resources/templates/list", "{}").Finish().Raw,
+					"runbook")
 			})
 		}},
 	} {
-		t.Run(test.name, func(t *testing.T) { test.run(t, newTraveller(t, i, test.modern, a)) })
+		t.Run(test.name, func(t *testing.T) { test.run(t, newRoamingClient(t, i, test.modern, a)) })
 	}
 }
 
-// A traveller is a client that chooses its replica.
-type traveller struct {
+// A roamingClient is a client that can switch between replicas.
+type roamingClient struct {
 	*mcpclient.Client
 	*agent
 }
 
-func newTraveller(t *testing.T, number int, modern bool, first *caddy) *traveller {
+func newRoamingClient(t *testing.T, number int, modern bool, first *caddy) *roamingClient {
 	t.Helper()
 	client := newClient(number, modern)
-	c := &traveller{client, &agent{number: number}}
-	c.at(first)
+	c := &roamingClient{client, &agent{number: number}}
+	c.useReplica(first)
 	if !modern {
 		if _, err := c.Initialize(t.Context(), mcpclient.Legacy); err != nil {
 			t.Fatal(err)
@@ -132,14 +146,14 @@ func newTraveller(t *testing.T, number int, modern bool, first *caddy) *travelle
 	return c
 }
 
-// at has the next requests go to a replica. No request may be on its way.
-func (c *traveller) at(replica *caddy) *traveller {
+// useReplica sends the next requests to a replica. No request may be in progress.
+func (c *roamingClient) useReplica(replica *caddy) *roamingClient {
 	c.URL = replica.url + "/mcp"
 	return c
 }
 
 // end ends the session.
-func (c *traveller) end(t *testing.T) {
+func (c *roamingClient) end(t *testing.T) {
 	t.Helper()
 	req, err := mcpclient.NewRequest(t.Context(), http.MethodDelete, c.URL, "", c.Headers...)
 	if err != nil {
@@ -152,66 +166,71 @@ func (c *traveller) end(t *testing.T) {
 	res.Body.Close()
 }
 
-// call calls a tool that asks nothing.
-func (c *traveller) call(t *testing.T, tool, arguments string) mcpclient.Answer {
+// call calls a tool that makes no requests to the client.
+func (c *roamingClient) call(t *testing.T, tool, arguments string) mcpclient.Response {
 	t.Helper()
-	got := c.Begin(t.Context(), "tools/call", toolCall(tool, arguments)).Finish()
+	got := c.Start(t.Context(), "tools/call", toolCall(tool, arguments)).Finish()
 	if got.Err != nil {
 		t.Fatal(got.Err)
 	}
 	return got
 }
 
-// mustCall calls a tool that has to succeed.
-func (c *traveller) mustCall(t *testing.T, tool, arguments string) mcpclient.Answer {
+// mustCall calls a tool that must succeed.
+func (c *roamingClient) mustCall(t *testing.T, tool, arguments string) mcpclient.Response {
 	t.Helper()
 	got := c.call(t, tool, arguments)
 	if got.Result == nil || strings.Contains(got.Raw, `"isError":true`) {
-		t.Fatalf("%s at %s: %d %.500s", tool, c.URL, got.Status, got.Body)
+		t.Fatalf("%s at %s: got %d %.500s", tool, c.URL, got.Status, got.Body)
 	}
 	return got
 }
 
-// listen opens the stream of the session.
-func (c *traveller) listen(t *testing.T) *mcpclient.Exchange {
+// listen opens the GET stream of the session.
+func (c *roamingClient) listen(t *testing.T) *mcpclient.Exchange {
 	t.Helper()
 	x := c.Listen(t.Context())
 	<-x.Opened
 	if x.Err != nil || x.Status != http.StatusOK {
-		t.Fatalf("the stream: %d %v", x.Status, x.Err)
+		t.Fatalf("open the stream: got %d %v", x.Status, x.Err)
 	}
 	return x
 }
 
-// answersAt calls a tool at one replica, and answers its questions at another one.
-func (c *traveller) answersAt(t *testing.T, server string, called, answered *caddy) {
+// respondAtOther calls a tool at one replica and responds to its requests at another one.
+func (c *roamingClient) respondAtOther(t *testing.T, server string, first, second *caddy) {
 	t.Helper()
-	asked := 0
-	params := toolCall(server+"__ask", `{"method":"elicitation/create","params":{"message":"Who?","requestedSchema":{"type":"object","properties":{}}},"times":2}`)
+	requests := 0
+	params := toolCall(server+"__ask", `{"method":"elicitation/create","params":{"message":"Who?",`+
+		`"requestedSchema":{"type":"object","properties":{}}},"times":2}`)
 	attempt := params
-	var got mcpclient.Answer
+	var got mcpclient.Response
 	for range 3 {
-		got = c.Converse(t.Context(), c.at(called).begin(t, attempt), func(method string, params json.RawMessage) string {
-			asked++
-			c.at(answered)
-			return c.answer(method, string(params))
-		})
+		got = c.Respond(t.Context(), c.useReplica(first).begin(t, attempt),
+			func(method string, params json.RawMessage) string {
+				requests++
+				c.useReplica(second)
+				return c.respond(method, string(params))
+			})
 		if !c.Modern || !strings.Contains(got.Raw, `"input_required"`) {
 			break
 		}
-		asked++
-		attempt = got.Input(t).Retry(params, func(method string, params json.RawMessage) string { return c.answer(method, string(params)) })
-		called, answered = answered, called
+		requests++
+		attempt = got.Input(t).Retry(params, func(method string, params json.RawMessage) string {
+			return c.respond(method, string(params))
+		})
+		first, second = second, first
 	}
-	if want := `[{\"action\":\"accept\",\"content\":{}},{\"action\":\"accept\",\"content\":{}}]`; !strings.Contains(got.Raw, want) || asked != 2 {
-		t.Errorf("asked %d times, got %d %.500s, error %v", asked, got.Status, got.Body, got.Err)
+	want := `[{\"action\":\"accept\",\"content\":{}},{\"action\":\"accept\",\"content\":{}}]`
+	if !strings.Contains(got.Raw, want) || requests != 2 {
+		t.Errorf("%d requests, want 2; got %d %.500s, error %v", requests, got.Status, got.Body, got.Err)
 	}
 }
 
-// begin begins a call, and returns when its response has begun, so that the next request can go elsewhere.
-func (c *traveller) begin(t *testing.T, params string) *mcpclient.Exchange {
+// begin starts a call and returns when its response has started, so that the next request can go to another replica.
+func (c *roamingClient) begin(t *testing.T, params string) *mcpclient.Exchange {
 	t.Helper()
-	x := c.Begin(t.Context(), "tools/call", params)
+	x := c.Start(t.Context(), "tools/call", params)
 	<-x.Opened
 	return x
 }

@@ -18,51 +18,51 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/mcpclient"
 )
 
-// How many agents there are, and how many of them meet faults.
+// Number of agents, and how many of them take part in tests of faults.
 var (
-	maxAgents = more(40, 500)
-	meetFault = more(12, 250)
+	maxAgents   = byLength(40, 500)
+	faultAgents = byLength(12, 250)
 )
 
-// askers is how many agents have a child of their own at each replica.
-const askers = 20
+// askerAgents is the number of agents that may use the server asker, a child per session at each replica.
+const askerAgents = 20
 
-// operationsOf returns how many operations an agent does. Those who meet faults do more, to be there before,
-// while and after.
+// operationsOf returns the number of operations of an agent. Agents in tests of faults do more, to cover the
+// time before, during and after a fault.
 func operationsOf(i int) int {
-	if i < meetFault {
-		return more(60, 200)
+	if i < faultAgents {
+		return byLength(60, 200)
 	}
-	return more(20, 200)
+	return byLength(20, 200)
 }
 
 func agentName(i int) string   { return fmt.Sprintf("agent%d", i) }
 func agentToken(i int) string  { return fmt.Sprintf("token-of-agent-%d-0123456789abcdef", i) }
 func agentSecret(i int) string { return fmt.Sprintf("secret-of-agent-%d-0123456789abcdef", i) }
 
-// An agent is a client that does the same whenever it is run, and writes down what it is answered. Every
-// second one speaks the modern era.
+// An agent is a client that does the same in every run and records the responses. Every second one uses the
+// modern era.
 type agent struct {
 	number int
 	client *mcpclient.Client
 	base   string // URL of the site
 	life   context.Context
-	ctx    context.Context // of the operation
-	limit  time.Duration   // that an operation may take
+	ctx    context.Context // context of the current operation
+	limit  time.Duration   // timeout of an operation
 
-	// ids are those of originals, numbered as they first came: the same content has the same id,
-	// whichever replica cut it.
+	// ids replaces ids of originals by numbers in order of occurrence. The same content has the same id at
+	// every replica.
 	ids     map[string]string
-	handles []string // of originals that can be asked for
+	handles []string // ids of originals that can be recovered
 
-	stream *updates // of the session, in the legacy era
+	stream *updates // stream of the session, in the legacy era
 
-	// anyRate says that what is left of its rate is not known: a call that took of it was not answered, or
-	// the store has lost what was taken.
+	// anyRate reports whether the rest of its rate is unknown: a call that counts got no response, or the
+	// store has lost its counts.
 	anyRate bool
 }
 
-// connections are those of all agents. A balancer chooses for each request, whatever its connection.
+// connections are shared by all agents. The balancer chooses a replica for each request, not for each connection.
 var connections = &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}
 
 // newClient returns a client with the token of an agent.
@@ -74,9 +74,10 @@ func newClient(i int, modern bool) *mcpclient.Client {
 	}
 }
 
-// newAgent introduces an agent.
-func newAgent(ctx context.Context, w *world, i int) (*agent, error) {
-	a := &agent{number: i, base: w.url, life: ctx, ctx: ctx, limit: patience, ids: map[string]string{}, client: newClient(i, i%2 == 1)}
+// newAgent initializes an agent.
+func newAgent(ctx context.Context, w *deployment, i int) (*agent, error) {
+	a := &agent{number: i, base: w.url, life: ctx, ctx: ctx, limit: testTimeout, ids: map[string]string{},
+		client: newClient(i, i%2 == 1)}
 	a.client.URL = w.url + "/mcp"
 	if a.client.Modern {
 		return a, nil
@@ -85,23 +86,24 @@ func newAgent(ctx context.Context, w *world, i int) (*agent, error) {
 		return nil, err
 	}
 	a.stream = listen(ctx, a.client)
-	return a, a.tune()
+	return a, a.awaitStream()
 }
 
-// tune waits until the stream of the session hears of both servers: to open it takes as long as it takes.
-func (a *agent) tune() error {
+// awaitStream waits until the stream of the session receives updates of both servers, which takes a moment after it
+// opens.
+func (a *agent) awaitStream() error {
 	a.ctx = a.life
 	for _, server := range sharedServers {
 		uri := fmt.Sprintf("%s:///tune-%d", server, a.number)
 		if err := a.subscribe("resources/subscribe", server, uri); err != nil {
 			return err
 		}
-		heard := await.Within(patience, func() bool {
+		received := await.Within(testTimeout, func() bool {
 			a.touch(server, uri)
-			return await.Within(200*time.Millisecond, func() bool { return a.stream.count(proxied(server, uri)) > 0 })
+			return await.Within(200*time.Millisecond, func() bool { return a.stream.count(resourceAlias(server, uri)) > 0 })
 		})
-		if !heard {
-			return fmt.Errorf("%s: its stream does not hear of %s", agentName(a.number), uri)
+		if !received {
+			return fmt.Errorf("%s: its stream receives no update of %s", agentName(a.number), uri)
 		}
 		if err := a.subscribe("resources/unsubscribe", server, uri); err != nil {
 			return err
@@ -111,7 +113,7 @@ func (a *agent) tune() error {
 }
 
 func (a *agent) subscribe(method, server, uri string) error {
-	got := a.client.Begin(a.ctx, method, `{"uri":`+quote(proxied(server, uri))+`}`).Finish()
+	got := a.client.Start(a.ctx, method, `{"uri":`+quote(resourceAlias(server, uri))+`}`).Finish()
 	if got.Err != nil || got.Error != nil || got.Status != http.StatusOK {
 		return fmt.Errorf("%s: %d %s, error %v", method, got.Status, got.Body, got.Err)
 	}
@@ -119,29 +121,29 @@ func (a *agent) subscribe(method, server, uri string) error {
 }
 
 func (a *agent) touch(server, uri string) {
-	a.client.Begin(a.ctx, "tools/call", toolCall(server+"__touch", `{"uri":`+quote(uri)+`}`)).Finish()
+	a.client.Start(a.ctx, "tools/call", toolCall(server+"__touch", `{"uri":`+quote(uri)+`}`)).Finish()
 }
 
-// updates are what the stream of a session tells.
+// updates are the notifications on the stream of a session.
 type updates struct {
-	mu    sync.Mutex
-	heard map[string]int // by URI
-	lost  int            // how often the stream has ended
-	ended sync.WaitGroup
-	close context.CancelFunc
+	mu       sync.Mutex
+	received map[string]int // number of updates by URI
+	lost     int            // how often the stream ended
+	ended    sync.WaitGroup
+	close    context.CancelFunc
 }
 
-// listen opens the stream, and again whenever it ends.
+// listen opens the stream, and reopens it whenever it ends.
 func listen(ctx context.Context, client *mcpclient.Client) *updates {
 	ctx, cancel := context.WithCancel(ctx)
-	u := &updates{heard: map[string]int{}, close: cancel}
+	u := &updates{received: map[string]int{}, close: cancel}
 	u.ended.Go(func() {
 		for ctx.Err() == nil {
 			x := client.Listen(ctx)
 			for m := range x.Messages {
 				if m.Method == "notifications/resources/updated" {
 					u.mu.Lock()
-					u.heard[m.Params.URI]++
+					u.received[m.Params.URI]++
 					u.mu.Unlock()
 				}
 			}
@@ -149,7 +151,7 @@ func listen(ctx context.Context, client *mcpclient.Client) *updates {
 			u.lost++
 			u.mu.Unlock()
 			if ctx.Err() == nil {
-				time.Sleep(20 * time.Millisecond) // as clients wait before they try again
+				time.Sleep(20 * time.Millisecond) // as clients do before they retry
 			}
 		}
 	})
@@ -159,53 +161,54 @@ func listen(ctx context.Context, client *mcpclient.Client) *updates {
 func (u *updates) count(uri string) int {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	return u.heard[uri]
+	return u.received[uri]
 }
 
-// losses returns how often the stream was lost.
+// losses returns how often the stream ended.
 func (u *updates) losses() int {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.lost
 }
 
-// leave ends what the agent holds.
-func (a *agent) leave() {
+// close closes the stream of the agent.
+func (a *agent) close() {
 	if a.stream != nil {
 		a.stream.close()
 		a.stream.ended.Wait()
 	}
 }
 
-// A record is what an agent has written down of one operation.
+// A record is what an agent records of one operation.
 type record struct {
 	strings.Builder
-	err error // why there is no answer
+	err error // why there is no response
 }
 
-// errUnanswered says that the connection was lost, or that the balancer reaches no replica.
-var errUnanswered = errors.New("unanswered")
+// errUnanswered is the error for a lost connection, or for a balancer that cannot reach a replica.
+var errUnanswered = errors.New("request without response")
 
-// note writes down an answer. What differs from run to run is left out: the id of the message, and names
-// of originals.
-func (a *agent) note(r *record, what string, got mcpclient.Answer) mcpclient.Answer {
+// recordResponse records a response, without what differs between runs: the id of the message and the ids of originals.
+func (a *agent) recordResponse(r *record, what string, got mcpclient.Response) mcpclient.Response {
 	if got.Err != nil || got.Status >= 502 && !strings.HasPrefix(got.Body, "{") && got.Raw == "" {
-		r.err = errors.Join(r.err, fmt.Errorf("%w: %s: status %d %.200s, error %v", errUnanswered, what, got.Status, got.Body, got.Err))
+		r.err = errors.Join(r.err, fmt.Errorf("%w: %s: status %d %.200s, error %v", errUnanswered, what, got.Status,
+			got.Body, got.Err))
 		return got
 	}
 	fmt.Fprintf(r, "%s: %d", what, got.Status)
 	for _, m := range got.Before {
 		if m.Method != "notifications/tools/list_changed" {
-			fmt.Fprintf(r, "\n\tbefore: %s %s", m.Method, a.plain(string(m.Params.Raw)))
+			fmt.Fprintf(r, "\n\tbefore: %s %s", m.Method, a.normalize(string(m.Params.Raw)))
 		}
 	}
 	switch {
 	case got.Error != nil:
-		fmt.Fprintf(r, "\n\terror: %d %s %s", got.Error.Code, a.plain(got.Error.Message), a.plain(string(got.Error.Data)))
+		fmt.Fprintf(r, "\n\terror: %d %s %s", got.Error.Code, a.normalize(got.Error.Message),
+			a.normalize(string(got.Error.Data)))
 	case got.Result != nil:
-		fmt.Fprintf(r, "\n\tresult: %s", a.plain(string(got.Result)))
+		fmt.Fprintf(r, "\n\tresult: %s", a.normalize(string(got.Result)))
 	default:
-		fmt.Fprintf(r, "\n\t%s", a.plain(got.Body))
+		fmt.Fprintf(r, "\n\t%s", a.normalize(got.Body))
 	}
 	r.WriteString("\n")
 	return got
@@ -213,12 +216,12 @@ func (a *agent) note(r *record, what string, got mcpclient.Answer) mcpclient.Ans
 
 var (
 	originalID = regexp.MustCompile(`\b(obs|prn)_[A-Za-z0-9]+`)
-	// How long something took, and what the letters of an id are worth.
+	// Durations, and estimates that depend on the letters of an id.
 	varying = regexp.MustCompile(`\b(elapsed_ms|retry_after_ms|tokens_est_after|tokens_saved_est|cost_estimated_usd)(\\?":)[0-9.e-]+`)
 )
 
-// plain returns a text without what differs from run to run.
-func (a *agent) plain(text string) string {
+// normalize returns a text without what differs between runs.
+func (a *agent) normalize(text string) string {
 	text = varying.ReplaceAllString(text, `$1${2}0`)
 	return originalID.ReplaceAllStringFunc(text, func(id string) string {
 		if a.ids[id] == "" {
@@ -228,30 +231,31 @@ func (a *agent) plain(text string) string {
 	})
 }
 
-// ask makes a request, answers what is asked, and writes down what comes back.
-func (a *agent) ask(r *record, method, params string) mcpclient.Answer {
-	got := a.client.Ask(a.ctx, method, params, func(method string, params json.RawMessage) string {
-		fmt.Fprintf(r, "asked: %s %s\n", method, params)
-		return a.answer(method, string(params))
+// request makes a request, responds to server requests, and records the response.
+func (a *agent) request(r *record, method, params string) mcpclient.Response {
+	got := a.client.Request(a.ctx, method, params, func(method string, params json.RawMessage) string {
+		fmt.Fprintf(r, "server request: %s %s\n", method, params)
+		return a.respond(method, string(params))
 	})
-	return a.note(r, method, got)
+	return a.recordResponse(r, method, got)
 }
 
-// answer is what the person at the client says.
-func (a *agent) answer(method, params string) string {
+// respond returns the client's response to a server request.
+func (a *agent) respond(method, params string) string {
 	switch {
 	case method == "roots/list":
 		return fmt.Sprintf(`{"roots":[{"uri":"file:///home/%s"}]}`, agentName(a.number))
 	case method == "sampling/createMessage":
-		return fmt.Sprintf(`{"model":"m","role":"assistant","content":{"type":"text","text":"hi from %s"}}`, agentName(a.number))
+		return fmt.Sprintf(`{"model":"m","role":"assistant","content":{"type":"text","text":"hi from %s"}}`,
+			agentName(a.number))
 	case strings.Contains(params, "refuse"):
 		return `{"action":"decline"}`
 	}
 	return `{"action":"accept","content":{}}`
 }
 
-func (a *agent) call(r *record, tool, arguments string) mcpclient.Answer {
-	return a.ask(r, "tools/call", toolCall(tool, arguments))
+func (a *agent) call(r *record, tool, arguments string) mcpclient.Response {
+	return a.request(r, "tools/call", toolCall(tool, arguments))
 }
 
 func toolCall(tool, arguments string) string {
@@ -259,11 +263,11 @@ func toolCall(tool, arguments string) string {
 }
 
 func quote(text string) string {
-	quoted, _ := json.Marshal(text) // of a string, which does not fail
+	quoted, _ := json.Marshal(text) // never fails for strings
 	return string(quoted)
 }
 
-// text returns lines that the same seed gives again.
+// text returns random lines, the same for the same seed.
 func text(random *rand.Rand, lines int) string {
 	words := strings.Fields("alpha beta gamma delta error timeout retry upload server client cache token limit replica")
 	var b strings.Builder
@@ -277,7 +281,7 @@ func text(random *rand.Rand, lines int) string {
 	return b.String()
 }
 
-// do carries out an operation, and returns what was written down.
+// do runs an operation and returns its record.
 func (a *agent) do(j int) (string, error) {
 	var cancel context.CancelFunc
 	a.ctx, cancel = context.WithTimeout(a.life, a.limit)
@@ -288,12 +292,11 @@ func (a *agent) do(j int) (string, error) {
 	return r.String(), r.err
 }
 
-// operationOf returns the operation that an agent does as its j-th. Within as many as there are, it does
-// each of them.
+// operationOf returns operation j of an agent. In len(operations) operations in a row, each occurs once.
 func operationOf(number, j int) operation { return operations[(number+j)%len(operations)] }
 
-// pick returns one of the items.
+// pick returns a random item.
 func pick[T any](random *rand.Rand, items []T) T { return items[random.IntN(len(items))] }
 
-// last returns the last items.
+// last returns the last n items.
 func last[T any](items []T, n int) []T { return items[max(0, len(items)-n):] }

@@ -18,20 +18,20 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 )
 
-// A cost is what replicas have asked Redis for.
+// A cost is a number of Redis commands of the replicas, by kind.
 type cost struct{ scripts, reads, messages, others int }
 
 func (c cost) since(before cost) cost {
 	return cost{c.scripts - before.scripts, c.reads - before.reads, c.messages - before.messages, c.others - before.others}
 }
 
-// A monitor counts what Redis is asked for.
+// A monitor counts Redis commands.
 type monitor struct {
 	redis *replicastest.Redis
 
 	mu   sync.Mutex
 	cost cost
-	mark string // the last line with one
+	mark string // last line with an ECHO
 }
 
 func newMonitor(t *testing.T, redis *replicastest.Redis) *monitor {
@@ -53,7 +53,7 @@ func newMonitor(t *testing.T, redis *replicastest.Redis) *monitor {
 			if err != nil {
 				return
 			}
-			m.note(line)
+			m.countCommand(line)
 		}
 	})
 	t.Cleanup(func() {
@@ -65,12 +65,12 @@ func newMonitor(t *testing.T, redis *replicastest.Redis) *monitor {
 
 var monitored = regexp.MustCompile(`^\+\S+ \[\d+ (\S+)\] "(\w+)"`)
 
-// note counts a command.
-func (m *monitor) note(line string) {
+// countCommand counts a command.
+func (m *monitor) countCommand(line string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	found := monitored.FindStringSubmatch(line)
-	if found == nil || found[1] == "lua" { // of a script
+	if found == nil || found[1] == "lua" { // run by a script
 		return
 	}
 	switch strings.ToLower(found[2]) {
@@ -80,16 +80,16 @@ func (m *monitor) note(line string) {
 		m.cost.reads++
 	case "publish":
 		m.cost.messages++
-	case "hello", "client", "select", "ping", "subscribe", "unsubscribe": // of connections
+	case "hello", "client", "select", "ping", "subscribe", "unsubscribe": // management of connections
 	case "echo":
 		m.mark = line
-	case "keys": // of this test
+	case "keys": // from this test
 	default:
 		m.cost.others++
 	}
 }
 
-// now returns what was asked for until now.
+// now returns the commands so far.
 func (m *monitor) now(t *testing.T) (c cost) {
 	t.Helper()
 	mark := rand.Text()
@@ -103,18 +103,18 @@ func (m *monitor) now(t *testing.T) (c cost) {
 	return c
 }
 
-// TestCost counts what calls take of Redis, as docs/scale.md has it.
+// TestCost counts the Redis commands of calls, as documented in docs/scale.md.
 func TestCost(t *testing.T) {
 	redis := replicastest.StartRedis(t)
 	m := newMonitor(t, redis)
-	w := several(t, 2, "redis://"+redis.Addr)
+	w := startReplicas(t, 2, "redis://"+redis.Addr)
 	w.servers.legacy.Forgetful = false
 	a, b := w.replicas[0], w.replicas[1]
 	defer connections.CloseIdleConnections()
 	const times = 10
-	masking := len(allServers) + 1 // servers, with the asker
-	legacy, modern := newTraveller(t, 0, false, a), newTraveller(t, 1, true, a)
-	both := []*traveller{legacy, modern}
+	masking := len(allServers) + 1 // servers with a mask, including asker
+	legacy, modern := newRoamingClient(t, 0, false, a), newRoamingClient(t, 1, true, a)
+	both := []*roamingClient{legacy, modern}
 	signer := &mcpclient.Client{Modern: true, Capabilities: "{}"}
 	signed := func(t *testing.T) string {
 		t.Helper()
@@ -130,22 +130,23 @@ func TestCost(t *testing.T) {
 	var handles []string
 	cut := func(t *testing.T, n int) {
 		t.Helper()
-		got := modern.at(a).mustCall(t, "modern__echo", fmt.Sprintf(`{"text":"%d %s"}`, len(handles), strings.Repeat("x", n)))
+		got := modern.useReplica(a).mustCall(t, "modern__echo", fmt.Sprintf(`{"text":"%d %s"}`, len(handles),
+			strings.Repeat("x", n)))
 		handles = append(handles, originalID.FindString(got.Raw))
 	}
 	recover := func(t *testing.T, replica *caddy, handle string) {
 		t.Helper()
-		modern.at(replica).mustCall(t, "recover_observation", `{"id":"`+handle+`"}`)
+		modern.useReplica(replica).mustCall(t, "recover_observation", `{"id":"`+handle+`"}`)
 	}
-	// So that what follows finds scripts, sessions, lists and connections there.
+	// Make scripts, sessions, lists and connections available first.
 	for _, replica := range w.replicas {
 		for _, c := range both {
-			c.at(replica).mustCall(t, "modern__echo", `{"text":"x"}`)
+			c.useReplica(replica).mustCall(t, "modern__echo", `{"text":"x"}`)
 		}
 	}
 	signed(t)
-	newTraveller(t, 2, false, a).end(t)
-	newTraveller(t, 2, true, a).call(t, "modern__fail", `{"code":-32050,"message":"failed"}`)
+	newRoamingClient(t, 2, false, a).end(t)
+	newRoamingClient(t, 2, true, a).call(t, "modern__fail", `{"code":-32050,"message":"failed"}`)
 	cut(t, 10_000)
 	await.Until(t, "the original", func() bool { return redis.Do("KEYS", "*:ends") != "*0" })
 
@@ -158,10 +159,10 @@ func TestCost(t *testing.T) {
 			for range times {
 				for _, c := range both {
 					for _, replica := range w.replicas {
-						c.at(replica).mustCall(t, "legacy__echo", `{"text":"x"}`)
-						c.Begin(t.Context(), "tools/list", "{}").Finish()
-						c.Begin(t.Context(), "resources/read", `{"uri":`+quote(proxied("modern", "modern:///data"))+`}`).Finish()
-						c.Begin(t.Context(), "prompts/get", `{"name":"legacy__p","arguments":{"who":"x"}}`).Finish()
+						c.useReplica(replica).mustCall(t, "legacy__echo", `{"text":"x"}`)
+						c.Start(t.Context(), "tools/list", "{}").Finish()
+						c.Start(t.Context(), "resources/read", `{"uri":`+quote(resourceAlias("modern", "modern:///data"))+`}`).Finish()
+						c.Start(t.Context(), "prompts/get", `{"name":"legacy__p","arguments":{"who":"x"}}`).Finish()
 					}
 				}
 			}
@@ -171,63 +172,68 @@ func TestCost(t *testing.T) {
 				cut(t, 10_000)
 			}
 		}, cost{scripts: times}},
-		{"that is read where it was cut", func(t *testing.T) { recover(t, a, handles[times]) }, cost{}},
-		{"elsewhere", func(t *testing.T) { recover(t, b, handles[times]) }, cost{reads: masking}},
-		{"elsewhere, again", func(t *testing.T) { recover(t, b, handles[times]) }, cost{}},
+		{"an original, recovered at the same replica", func(t *testing.T) { recover(t, a, handles[times]) }, cost{}},
+		{"an original, recovered at another replica", func(t *testing.T) { recover(t, b, handles[times]) },
+			cost{reads: masking}},
+		{"an original, recovered there again", func(t *testing.T) { recover(t, b, handles[times]) }, cost{}},
 		{"an original of 600,000 bytes", func(t *testing.T) { cut(t, 600_000) }, cost{scripts: 3}},
 		{"a rate", func(t *testing.T) {
-			c := newTraveller(t, 3, true, a)
+			c := newRoamingClient(t, 3, true, a)
 			for i := range smallRate {
-				c.at(w.replicas[i%2]).call(t, "modern__fail", `{"code":-32050,"message":"failed"}`)
+				c.useReplica(w.replicas[i%2]).call(t, "modern__fail", `{"code":-32050,"message":"failed"}`)
 			}
 		}, cost{scripts: smallRate}},
-		{"a signed request, and a replay where it was known", func(t *testing.T) { signed(t) }, cost{scripts: 1}},
-		{"a session begins", func(t *testing.T) { legacy = newTraveller(t, 4, false, a) }, cost{}},
-		{"a replica meets it", func(t *testing.T) {
+		{"a signed request, and a replay at the same replica", func(t *testing.T) { signed(t) }, cost{scripts: 1}},
+		{"a session starts", func(t *testing.T) { legacy = newRoamingClient(t, 4, false, a) }, cost{}},
+		{"a session, used at another replica", func(t *testing.T) {
 			for range times {
-				legacy.at(b).mustCall(t, "legacy__echo", `{"text":"x"}`)
+				legacy.useReplica(b).mustCall(t, "legacy__echo", `{"text":"x"}`)
 			}
 		}, cost{reads: 1}},
-		{"it sets a log level", func(t *testing.T) {
-			legacy.at(b).Begin(t.Context(), "logging/setLevel", `{"level":"debug"}`).Finish()
+		{"a session sets a log level", func(t *testing.T) {
+			legacy.useReplica(b).Start(t.Context(), "logging/setLevel", `{"level":"debug"}`).Finish()
 		}, cost{scripts: 2, reads: 1, messages: 1}},
-		{"it subscribes", func(t *testing.T) {
-			if got := legacy.at(b).Begin(t.Context(), "resources/subscribe", `{"uri":`+quote(proxied("modern", "modern:///data"))+`}`).Finish(); got.Result == nil {
+		{"a session subscribes", func(t *testing.T) {
+			if got := legacy.useReplica(b).Start(t.Context(), "resources/subscribe",
+				`{"uri":`+quote(resourceAlias("modern", "modern:///data"))+`}`).Finish(); got.Result == nil {
 				t.Error(got.Body)
 			}
 		}, cost{scripts: 2, reads: 1, messages: 2}},
-		{"a call is cancelled elsewhere", func(t *testing.T) {
-			x := legacy.at(a).Begin(t.Context(), "tools/call", toolCall("legacy__hang", "{}"))
-			defer x.HangUp()
+		{"a call is cancelled at another replica", func(t *testing.T) {
+			x := legacy.useReplica(a).Start(t.Context(), "tools/call", toolCall("legacy__hang", "{}"))
+			defer x.Cancel()
 			await.Until(t, "the call", func() bool { return len(w.servers.legacy.Seen("hanging")) > 0 })
-			if err := legacy.at(b).Notify(t.Context(), `{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+x.ID+`}}`); err != nil {
+			if err := legacy.useReplica(b).Notify(t.Context(),
+				`{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":`+x.ID+`}}`); err != nil {
 				t.Fatal(err)
 			}
-			await.Until(t, "its end", func() bool { return len(w.servers.legacy.Seen("cancelled")) > 0 })
+			await.Until(t, "the end of the call", func() bool { return len(w.servers.legacy.Seen("cancelled")) > 0 })
 		}, cost{messages: 1}},
-		{"two questions are answered elsewhere, legacy", func(t *testing.T) { legacy.answersAt(t, "modern", a, b) }, cost{messages: 2}},
-		{"it ends", func(t *testing.T) { legacy.at(b).end(t) }, cost{scripts: 1, messages: 1}},
+		{"two server requests, answered at another replica, legacy",
+			func(t *testing.T) { legacy.respondAtOther(t, "modern", a, b) }, cost{messages: 2}},
+		{"a session ends", func(t *testing.T) { legacy.useReplica(b).end(t) }, cost{scripts: 1, messages: 1}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			before := m.now(t)
 			test.run(t)
-			await.Within(await.Patience/30, func() bool { return m.now(t).since(before) == test.want }) // some of it comes behind
+			// some commands are delayed
+			await.Within(await.Patience/30, func() bool { return m.now(t).since(before) == test.want })
 			if got := m.now(t).since(before); got != test.want {
-				t.Errorf("%+v, want %+v", got, test.want)
+				t.Errorf("got %+v, want %+v", got, test.want)
 			}
 		})
 	}
 }
 
-// TestNothingOfTheStore has calls that need nothing of the store not even try it, so that a Redis that does not
-// answer cannot keep them.
-func TestNothingOfTheStore(t *testing.T) {
+// TestCallsWithoutStore checks that calls that do not need the store do not use it, so that an unresponsive Redis does
+// not delay them.
+func TestCallsWithoutStore(t *testing.T) {
 	redis := replicastest.StartRedis(t)
-	w := several(t, 1, "redis://"+redis.Addr)
+	w := startReplicas(t, 1, "redis://"+redis.Addr)
 	defer connections.CloseIdleConnections()
-	legacy, modern := newTraveller(t, 0, false, w.replicas[0]), newTraveller(t, 1, true, w.replicas[0])
+	legacy, modern := newRoamingClient(t, 0, false, w.replicas[0]), newRoamingClient(t, 1, true, w.replicas[0])
 	call := func() {
-		for _, c := range []*traveller{legacy, modern} {
+		for _, c := range []*roamingClient{legacy, modern} {
 			c.mustCall(t, "legacy__echo", `{"text":"x"}`)
 			c.mustCall(t, "child__echo", `{"text":"x"}`)
 		}
@@ -240,6 +246,6 @@ func TestNothingOfTheStore(t *testing.T) {
 		call()
 	}
 	if tried := w.replicas[0].sum(t, "caddy_mcp_store_operations_total") - before; tried != 0 {
-		t.Errorf("the store was tried %v times", tried)
+		t.Errorf("the store was used %v times, want 0", tried)
 	}
 }

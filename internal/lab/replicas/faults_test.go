@@ -12,212 +12,216 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 )
 
-// share is a part of what agents do.
-var share = more(12, 40)
+// phaseOperations is the number of operations of each agent in one phase of a test.
+var phaseOperations = byLength(12, 40)
 
-// TestReplicasAreKilled kills one replica after the other while agents are at work. What was in flight at a
-// dead one fails, and is right when it is repeated.
+// TestReplicasAreKilled kills one replica after the other while agents work. Operations in progress at a killed replica
+// fail, and succeed when repeated.
 func TestReplicasAreKilled(t *testing.T) {
 	referenceOf(t)
 	redis := replicastest.StartRedis(t)
-	w := several(t, 3, "redis://"+redis.Addr)
-	c := newCrowd(t, w, 0, more(meetFault, maxAgents))
-	defer c.leave()
+	w := startReplicas(t, 3, "redis://"+redis.Addr)
+	c := newAgentGroup(t, w, 0, byLength(faultAgents, maxAgents))
+	defer c.close()
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
-		c.work(4*share, 0, again)
+		c.work(4*phaseOperations, 0, runWithRetries)
 	}()
 	for _, replica := range w.replicas {
-		c.awaitMore(int64(len(c.agents)*share/4), over)
-		c.died.Store(time.Now().UnixNano())
+		c.awaitMore(int64(len(c.agents)*phaseOperations/4), over)
+		c.killedAt.Store(time.Now().UnixNano())
 		replica.kill()
-		c.awaitMore(int64(len(c.agents)*share/4), over)
+		c.awaitMore(int64(len(c.agents)*phaseOperations/4), over)
 		replica.start(t)
 		replica.awaitStore(t)
 	}
 	<-over
 	c.print(t, "while replicas are killed")
-	c.work(share, 0, once)
-	c.print(t, "then")
+	c.work(phaseOperations, 0, runOnce)
+	c.print(t, "afterwards")
 }
 
-// TestRedisFails takes Redis away for a while. What becomes of operations meanwhile is theirs to say
-// ([operation.away]); everything else is as ever, and after it so is everything.
+// TestRedisFails makes Redis unavailable for a while. Meanwhile operations end as [operation.outageRecord] says, or
+// as usual;
+// afterwards all end as usual.
 func TestRedisFails(t *testing.T) {
 	for _, f := range []struct {
 		name  string
-		args  []string // of redis-server
+		args  []string // arguments of redis-server
 		begin func(*replicastest.Redis)
 		end   func(*replicastest.Redis)
 	}{
 		{"restarts empty", nil, (*replicastest.Redis).Stop, (*replicastest.Redis).Restart},
-		{"restarts with what it had", []string{"--appendonly", "yes", "--appendfsync", "always"}, (*replicastest.Redis).Stop, (*replicastest.Redis).Restart},
+		{"restarts with its data", []string{"--appendonly", "yes", "--appendfsync", "always"}, (*replicastest.Redis).Stop,
+			(*replicastest.Redis).Restart},
 		{"stalls for 5 s", nil, (*replicastest.Redis).Pause, (*replicastest.Redis).Continue},
 	} {
 		t.Run(f.name, func(t *testing.T) {
 			referenceOf(t)
 			redis := replicastest.StartRedis(t, f.args...)
-			defer redis.Continue() // or it could not be ended
-			w := several(t, 3, "redis://"+redis.Addr)
-			c := newCrowd(t, w, 0, meetFault)
-			defer c.leave()
-			c.work(share, 0, once)
+			defer redis.Continue() // a paused process cannot be ended
+			w := startReplicas(t, 3, "redis://"+redis.Addr)
+			c := newAgentGroup(t, w, 0, faultAgents)
+			defer c.close()
+			c.work(phaseOperations, 0, runOnce)
 			f.begin(redis)
-			c.work(share, 5*time.Second/time.Duration(share), whileAway)
+			c.work(phaseOperations, 5*time.Second/time.Duration(phaseOperations), runDuringOutage)
 			f.end(redis)
 			c.print(t, "while Redis "+f.name)
 			w.awaitStore(t)
-			c.work(share, 0, once)
-			c.print(t, "then")
-			strangers := newCrowd(t, w, meetFault, 2*meetFault)
-			defer strangers.leave()
-			strangers.work(share, 0, once)
-			strangers.print(t, "then, agents that were not there before")
+			c.work(phaseOperations, 0, runOnce)
+			c.print(t, "afterwards")
+			newAgents := newAgentGroup(t, w, faultAgents, 2*faultAgents)
+			defer newAgents.close()
+			newAgents.work(phaseOperations, 0, runOnce)
+			newAgents.print(t, "afterwards, new agents")
 		})
 	}
 }
 
-// TestSentinelFailsOver has Redis Sentinel replace a master that does not answer any longer.
+// TestSentinelFailsOver has Redis Sentinel replace a master that no longer responds.
 func TestSentinelFailsOver(t *testing.T) {
 	referenceOf(t)
 	set := startSentinels(t)
-	failsOver(t, several(t, 3, set.addresses, append(asUser(t, set.servers...), "sentinel mymaster")...), set.master, "Sentinel fails over")
+	testFailover(t, startReplicas(t, 3, set.addresses, append(asUser(t, set.servers...), "sentinel mymaster")...),
+		set.master, "Sentinel fails over")
 }
 
 // TestClusterFailsOver has a Redis Cluster replace one of its masters.
 func TestClusterFailsOver(t *testing.T) {
 	referenceOf(t)
 	set := startCluster(t)
-	// By this key replicas see whether they can use the store.
-	failsOver(t, several(t, 3, set.addresses, append(asUser(t, set.nodes...), "cluster on")...), set.masterOf(t, "caddy-mcp:{ping}"), "a Cluster fails over")
+	// With this key, replicas check whether the store is available.
+	testFailover(t, startReplicas(t, 3, set.addresses, append(asUser(t, set.nodes...), "cluster on")...),
+		set.masterOf(t, "caddy-mcp:{ping}"), "a Cluster fails over")
 }
 
-// failsOver ends the master of a Redis that has another in its place.
-func failsOver(t *testing.T, w *world, master *replicastest.Redis, name string) {
+// testFailover stops a Redis master that has a replica.
+func testFailover(t *testing.T, w *deployment, master *replicastest.Redis, name string) {
 	t.Helper()
-	c := newCrowd(t, w, 0, meetFault)
-	defer c.leave()
-	c.work(share, 0, once)
+	c := newAgentGroup(t, w, 0, faultAgents)
+	defer c.close()
+	c.work(phaseOperations, 0, runOnce)
 	master.Stop()
-	c.work(share, 5*time.Second/time.Duration(share), whileAway)
+	c.work(phaseOperations, 5*time.Second/time.Duration(phaseOperations), runDuringOutage)
 	c.print(t, "while "+name)
 	w.awaitStore(t)
-	c.work(share, 0, once)
-	c.print(t, "then")
-	strangers := newCrowd(t, w, meetFault, 2*meetFault)
-	defer strangers.leave()
-	strangers.work(share, 0, once)
-	strangers.print(t, "then, agents that were not there before")
+	c.work(phaseOperations, 0, runOnce)
+	c.print(t, "afterwards")
+	newAgents := newAgentGroup(t, w, faultAgents, 2*faultAgents)
+	defer newAgents.close()
+	newAgents.work(phaseOperations, 0, runOnce)
+	newAgents.print(t, "afterwards, new agents")
 }
 
-// TestPartition separates one replica from Redis, and from nothing else. It refuses what any replica
-// refuses while Redis is away ([operation.away]); the others lack what it has ([whileApart]), and nothing else.
+// TestPartition separates one replica from Redis only. It refuses what any replica refuses without Redis
+// ([operation.outageRecord]); the others lack its originals ([runDuringPartition]) and nothing else.
 func TestPartition(t *testing.T) {
 	type form struct {
 		name string
 		end  func(*relay)
 	}
-	forms := []form{{"what got stuck goes on", (*relay).resume}, {"connections are closed", (*relay).cut}}
-	for _, f := range forms[:more(1, 2)] {
+	forms := []form{{"held data arrives later", (*relay).resume}, {"connections are closed", (*relay).cut}}
+	for _, f := range forms[:byLength(1, 2)] {
 		t.Run(f.name, func(t *testing.T) {
 			referenceOf(t)
 			redis := replicastest.StartRedis(t)
-			way := newRelay(t, redis.Addr, 0)
-			w := severalBy(t, []string{"redis://" + way.addr, "redis://" + redis.Addr, "redis://" + redis.Addr})
+			link := newRelay(t, redis.Addr, 0)
+			w := startReplicasAt(t, []string{"redis://" + link.addr, "redis://" + redis.Addr, "redis://" + redis.Addr})
 			separated, others := w.replicas[0], w.balance(t, w.replicas[1:]...)
-			everywhere := newCrowd(t, w, 0, meetFault)
-			defer everywhere.leave()
-			elsewhere := newCrowd(t, others, meetFault, 2*meetFault)
-			defer elsewhere.leave()
-			everywhere.work(share, 0, once)
-			way.hold()
+			atAll := newAgentGroup(t, w, 0, faultAgents)
+			defer atAll.close()
+			atOthers := newAgentGroup(t, others, faultAgents, 2*faultAgents)
+			defer atOthers.close()
+			atAll.work(phaseOperations, 0, runOnce)
+			link.hold()
 			var both sync.WaitGroup
-			both.Go(func() { everywhere.work(share, 5*time.Second/time.Duration(share), whileApart) })
-			both.Go(func() { elsewhere.work(share, 5*time.Second/time.Duration(share), once) })
+			both.Go(func() { atAll.work(phaseOperations, 5*time.Second/time.Duration(phaseOperations), runDuringPartition) })
+			both.Go(func() { atOthers.work(phaseOperations, 5*time.Second/time.Duration(phaseOperations), runOnce) })
 			both.Wait()
-			everywhere.print(t, "while one replica is separated")
-			elsewhere.print(t, "meanwhile, agents of the others")
+			atAll.print(t, "while one replica is separated")
+			atOthers.print(t, "meanwhile, agents at the other replicas")
 			if got := separated.metric(t, "caddy_mcp_store_up"); got != "0" {
-				t.Errorf("the separated one has a store: %s", got)
+				t.Errorf("caddy_mcp_store_up of the separated replica is %s, want 0", got)
 			}
 			for _, replica := range others.replicas {
 				if got := replica.metric(t, "caddy_mcp_store_up"); got != "1" {
-					t.Errorf("another one has no store: %s", got)
+					t.Errorf("caddy_mcp_store_up of another replica is %s, want 1", got)
 				}
 			}
-			f.end(way)
+			f.end(link)
 			w.awaitStore(t)
-			everywhere.work(share, 0, once)
-			everywhere.print(t, "then")
-			strangers := newCrowd(t, w, 2*meetFault, 3*meetFault)
-			defer strangers.leave()
-			strangers.work(share, 0, once)
-			strangers.print(t, "then, agents that were not there before")
+			atAll.work(phaseOperations, 0, runOnce)
+			atAll.print(t, "afterwards")
+			newAgents := newAgentGroup(t, w, 2*faultAgents, 3*faultAgents)
+			defer newAgents.close()
+			newAgents.work(phaseOperations, 0, runOnce)
+			newAgents.print(t, "afterwards, new agents")
 		})
 	}
 }
 
-// TestPartitionIsNotNoticed separates a replica that has nothing to do from Redis. What the others have told
-// meanwhile it finds out when it has something to do.
-func TestPartitionIsNotNoticed(t *testing.T) {
+// TestPartitionOfIdleReplica separates an idle replica from Redis. With its next request, it learns what the others
+// have published meanwhile.
+func TestPartitionOfIdleReplica(t *testing.T) {
 	redis := replicastest.StartRedis(t)
-	way := newRelay(t, redis.Addr, 0)
-	w := severalBy(t, []string{"redis://" + way.addr, "redis://" + redis.Addr})
+	link := newRelay(t, redis.Addr, 0)
+	w := startReplicasAt(t, []string{"redis://" + link.addr, "redis://" + redis.Addr})
 	separated, other := w.replicas[0], w.replicas[1]
 	defer connections.CloseIdleConnections()
-	c := newTraveller(t, 0, false, separated)
+	c := newRoamingClient(t, 0, false, separated)
 	c.mustCall(t, "legacy__echo", `{"text":"before"}`)
-	way.hold()
-	c.at(other).end(t)
-	way.cut()
-	await.Until(t, "the session to be over at the separated replica", func() bool {
-		return c.at(separated).Begin(t.Context(), "tools/list", "{}").Finish().Status == http.StatusNotFound
+	link.hold()
+	c.useReplica(other).end(t)
+	link.cut()
+	await.Until(t, "the session to end at the separated replica", func() bool {
+		return c.useReplica(separated).Start(t.Context(), "tools/list", "{}").Finish().Status == http.StatusNotFound
 	})
 }
 
-// TestRedisIsFull has Redis keep nothing more. Replicas keep what they have cut, and cannot give it to others;
-// everything else is as ever, and after it so is this.
+// TestRedisIsFull has a Redis without free memory. Replicas keep their originals, but cannot share them. Everything
+// else is as usual, and afterwards this is, too.
 func TestRedisIsFull(t *testing.T) {
 	referenceOf(t)
 	redis := replicastest.StartRedis(t)
-	all := several(t, 4, "redis://"+redis.Addr)
-	w, late := all.balance(t, all.replicas[:3]...), all.replicas[3] // which has nothing that others lack
-	c := newCrowd(t, w, 0, meetFault)
-	defer c.leave()
-	c.work(share, 0, once)
+	all := startReplicas(t, 4, "redis://"+redis.Addr)
+	w, late := all.balance(t, all.replicas[:3]...), all.replicas[3] // restarted below, without any state
+	c := newAgentGroup(t, w, 0, faultAgents)
+	defer c.close()
+	c.work(phaseOperations, 0, runOnce)
 	expect(t, redis, "+OK", "CONFIG", "SET", "maxmemory", "1")
-	c.work(share, 0, whileFull)
+	c.work(phaseOperations, 0, runWhileFull)
 	c.print(t, "while Redis is full")
 	for _, replica := range w.replicas {
 		if got := replica.metric(t, "caddy_mcp_store_up"); got != "1" {
-			t.Errorf("a store that is full is up: %s", got)
+			t.Errorf("caddy_mcp_store_up with a full store is %s, want 1", got)
 		}
 		if got := replica.metric(t, `caddy_mcp_store_operations_total{operation="keep",outcome="full"}`); got == "" {
-			t.Error("the metrics do not say that it is full")
+			t.Error("the metrics do not show that the store is full")
 		}
 		if !replica.store(t).Full {
-			t.Error("the overview does not say that it is full")
+			t.Error("the overview does not show that the store is full")
 		}
 		replica.logged(t, "shared store is full")
 	}
-	ending := newTraveller(t, 0, false, w.replicas[0])
-	ending.at(w.replicas[1]).mustCall(t, "legacy__echo", `{"text":"before"}`)
-	ending.at(w.replicas[0]).end(t)
-	await.Until(t, "the session to be over at the other replica", func() bool {
-		return ending.at(w.replicas[1]).Begin(t.Context(), "tools/list", "{}").Finish().Status == http.StatusNotFound
+	ending := newRoamingClient(t, 0, false, w.replicas[0])
+	ending.useReplica(w.replicas[1]).mustCall(t, "legacy__echo", `{"text":"before"}`)
+	ending.useReplica(w.replicas[0]).end(t)
+	await.Until(t, "the session to end at the other replica", func() bool {
+		return ending.useReplica(w.replicas[1]).Start(t.Context(), "tools/list", "{}").Finish().Status == http.StatusNotFound
 	})
 	late.kill()
 	late.start(t)
-	if got := ending.at(late).Begin(t.Context(), "tools/list", "{}").Finish(); got.Status != http.StatusNotFound {
-		t.Errorf("at a replica that has started since: %d %s %v", got.Status, got.Body, got.Err)
+	if got := ending.useReplica(late).Start(t.Context(), "tools/list", "{}").Finish(); got.Status != http.StatusNotFound {
+		t.Errorf("at a restarted replica: got %d %s %v, want 404", got.Status, got.Body, got.Err)
 	}
 	expect(t, redis, "+OK", "CONFIG", "SET", "maxmemory", "0")
-	c.work(share, 0, once)
-	c.print(t, "then")
+	c.work(phaseOperations, 0, runOnce)
+	c.print(t, "afterwards")
 }
 
-// TestRedisIsSlow has all that Redis says and is told come late.
+// TestRedisIsSlow delays all data from and to Redis.
 func TestRedisIsSlow(t *testing.T) {
 	referenceOf(t)
 	redis := replicastest.StartRedis(t)
@@ -225,8 +229,8 @@ func TestRedisIsSlow(t *testing.T) {
 	for range 3 {
 		stores = append(stores, "redis://"+newRelay(t, redis.Addr, 100*time.Millisecond).addr)
 	}
-	c := newCrowd(t, severalBy(t, stores), 0, meetFault)
-	defer c.leave()
-	c.work(share/2, 0, once) // by all agents together, everything
+	c := newAgentGroup(t, startReplicasAt(t, stores), 0, faultAgents)
+	defer c.close()
+	c.work(phaseOperations/2, 0, runOnce) // all agents together run every operation
 	c.print(t, "while Redis is slow")
 }

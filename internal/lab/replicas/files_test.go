@@ -21,48 +21,52 @@ import (
 
 const shipped = "../../../packaging/replicas/"
 
-// TestShippedFiles runs the file that is shipped for replicas, validates that of the balancer, and wants the
-// manifests to give both what they need.
+// TestShippedFiles runs the shipped Caddyfile of replicas, validates that of the balancer, and checks that the
+// manifests provide what both need.
 func TestShippedFiles(t *testing.T) {
 	redis := replicastest.StartRedis(t)
 	text, err := os.ReadFile(shipped + "Caddyfile")
 	if err != nil {
 		t.Fatal(err)
 	}
-	environment := []string{"REDIS_URL=redis://" + redis.Addr, "AGENTS_TOKEN=" + agentToken(0), "MCP_SESSION_KEY=" + sessionKey}
-	var ends []*caddy
+	environment := []string{"REDIS_URL=redis://" + redis.Addr, "AGENTS_TOKEN=" + agentToken(0), "MCP_SESSION_KEY=" +
+		sessionKey}
+	var replicas []*caddy
 	for range 2 {
-		// newCaddy has a site and an admin address of its own.
-		options, site, _ := strings.Cut(strings.TrimPrefix(string(text[strings.Index(string(text), "\n{"):]), "\n{\n"), "\n}\n\n:8080 {\n")
+		// newCaddy has its own site and admin addresses.
+		options, site, _ := strings.Cut(strings.TrimPrefix(string(text[strings.Index(string(text), "\n{"):]), "\n{\n"),
+			"\n}\n\n:8080 {\n")
 		c := newCaddy(t, strings.TrimSuffix(strings.TrimSpace(site), "}"), strings.Replace(options, "\tmetrics\n", "", 1))
 		c.env = environment
 		c.start(t)
-		ends = append(ends, c)
+		replicas = append(replicas, c)
 	}
 	defer connections.CloseIdleConnections()
 	binary, err := caddyrun.Binary()
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The probes of the image and of kubernetes.yaml. Kubernetes asks by the address of the pod.
-	probe := caddyrun.Command(t.Context(), binary, t.TempDir(), "mcp-health", "--config", ends[0].file)
+	// The probes of the image and of kubernetes.yaml. Kubernetes uses the address of the pod as host.
+	probe := caddyrun.Command(t.Context(), binary, t.TempDir(), "mcp-health", "--config", replicas[0].file)
 	probe.Env = append(probe.Env, environment...)
 	if out, err := probe.CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
-	if got := askAs(t, "10.1.2.3:8080", ends[0].url+"/mcp/health"); got != http.StatusOK {
-		t.Errorf("the readiness probe gets %d", got)
+	if got := statusWithHost(t, "10.1.2.3:8080", replicas[0].url+"/mcp/health"); got != http.StatusOK {
+		t.Errorf("the readiness probe gets %d, want 200", got)
 	}
 	client := newClient(0, true)
-	client.URL = ends[0].url + "/mcp"
-	got := client.Begin(t.Context(), "tools/call", toolCall("sample__read_log", `{"lines":2000}`)).Finish()
-	client.URL = ends[1].url + "/mcp"
-	got = client.Begin(t.Context(), "tools/call", toolCall("recover_observation", `{"id":"`+originalID.FindString(got.Raw)+`"}`)).Finish()
+	client.URL = replicas[0].url + "/mcp"
+	got := client.Start(t.Context(), "tools/call", toolCall("sample__read_log", `{"lines":2000}`)).Finish()
+	client.URL = replicas[1].url + "/mcp"
+	got = client.Start(t.Context(), "tools/call", toolCall("recover_observation",
+		`{"id":"`+originalID.FindString(got.Raw)+`"}`)).Finish()
 	if got.Result == nil || strings.Contains(got.Raw, `"isError":true`) {
-		t.Errorf("the other replica: %d %.500s", got.Status, got.Body)
+		t.Errorf("recovering at the other replica: got %d %.500s", got.Status, got.Body)
 	}
 
-	if out, err := caddyrun.Command(t.Context(), binary, t.TempDir(), "validate", "--adapter", "caddyfile", "--config", shipped+"balancer.Caddyfile").CombinedOutput(); err != nil {
+	if out, err := caddyrun.Command(t.Context(), binary, t.TempDir(), "validate", "--adapter", "caddyfile", "--config",
+		shipped+"balancer.Caddyfile").CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
 	}
 
@@ -76,7 +80,7 @@ func TestShippedFiles(t *testing.T) {
 				t.Errorf("%s does not set %s", name, variable)
 			}
 		}
-		replicas := 0
+		count := 0
 		for decoder := yaml.NewDecoder(strings.NewReader(string(all))); ; {
 			var object map[string]any
 			err := decoder.Decode(&object)
@@ -87,17 +91,17 @@ func TestShippedFiles(t *testing.T) {
 				t.Fatalf("%s: %v", name, err)
 			}
 			if strings.Contains(fmt.Sprint(object), "replicas:3") {
-				replicas++
+				count++
 			}
 		}
-		if replicas != 1 || strings.Contains(string(all), "sessionAffinity") {
-			t.Errorf("%s has not three replicas that any connection can go to", name)
+		if count != 1 || strings.Contains(string(all), "sessionAffinity") {
+			t.Errorf("%s does not have three replicas without session affinity", name)
 		}
 	}
 }
 
-// askAs asks for a page by a name that the server may have, and returns the status.
-func askAs(t *testing.T, host, address string) int {
+// statusWithHost requests a page with this Host header and returns the status.
+func statusWithHost(t *testing.T, host, address string) int {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address, nil)
 	if err != nil {
@@ -112,7 +116,7 @@ func askAs(t *testing.T, host, address string) int {
 	return res.StatusCode
 }
 
-// TestManifestRefersToItself wants what one part of kubernetes.yaml names to be in another.
+// TestManifestRefersToItself checks that references between parts of kubernetes.yaml exist.
 func TestManifestRefersToItself(t *testing.T) {
 	file, err := os.Open(shipped + "kubernetes.yaml")
 	if err != nil {
@@ -173,35 +177,36 @@ func TestManifestRefersToItself(t *testing.T) {
 		}
 		for _, c := range w.Spec.Template.Spec.Containers {
 			if c.Readiness == nil {
-				t.Errorf("%s %s would get requests before it is ready", w.Kind, w.Metadata.Name)
+				t.Errorf("%s %s has no readiness probe", w.Kind, w.Metadata.Name)
 			}
 			for _, p := range c.Ports {
 				ports[p.Name] = true
 			}
 			for _, m := range c.VolumeMounts {
 				if !volumes[m.Name] {
-					t.Errorf("%s %s mounts %s, which it has not", w.Kind, w.Metadata.Name, m.Name)
+					t.Errorf("%s %s mounts %s, which it does not have", w.Kind, w.Metadata.Name, m.Name)
 				}
 			}
 		}
 		if w.Kind == "Deployment" && w.Spec.Template.Spec.Grace <= 30 { // grace_period of the Caddyfile
-			t.Errorf("%s is ended after %d s, before its calls are", w.Metadata.Name, w.Spec.Template.Spec.Grace)
+			t.Errorf("%s ends after %d s, before its calls do", w.Metadata.Name, w.Spec.Template.Spec.Grace)
 		}
 	}
 	selectors := 0
 	for _, w := range all {
 		if w.Spec.ServiceName != "" && !services[w.Spec.ServiceName] {
-			t.Errorf("%s %s: there is no service %s", w.Kind, w.Metadata.Name, w.Spec.ServiceName)
+			t.Errorf("%s %s: no service %s", w.Kind, w.Metadata.Name, w.Spec.ServiceName)
 		}
 		for _, p := range w.Spec.Ports {
 			if !ports[p.TargetPort] {
 				t.Errorf("%s %s: no container has a port %s", w.Kind, w.Metadata.Name, p.TargetPort)
 			}
 		}
-		for _, found := range regexp.MustCompile(`app:([a-z-]+)`).FindAllStringSubmatch(fmt.Sprint(w.Spec.Selector, w.Spec.PodSelector), -1) {
+		for _, found := range regexp.MustCompile(`app:([a-z-]+)`).FindAllStringSubmatch(fmt.Sprint(w.Spec.Selector,
+			w.Spec.PodSelector), -1) {
 			selectors++
 			if !labels[found[1]] {
-				t.Errorf("%s %s: no pod is %s", w.Kind, w.Metadata.Name, found[1])
+				t.Errorf("%s %s: no pod has the label %s", w.Kind, w.Metadata.Name, found[1])
 			}
 		}
 	}

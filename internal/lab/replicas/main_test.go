@@ -1,15 +1,15 @@
 //go:build linux
 
-// Package replicas runs several of the built Caddy as replicas of one gateway, behind a balancer that
-// sends each request to any of them, and shows that clients cannot tell them from one process: in good
-// times, while replicas are killed, and while the Redis that they share is restarted, stalls or fails
-// over.
+// Package replicas runs several processes of the built Caddy as replicas of one gateway, behind a balancer that
+// sends each request to any of them. It shows that clients cannot distinguish them from one process: normally,
+// while replicas are killed, and while the shared Redis restarts, stalls or fails over.
 //
-// What clients do and are answered is written down ([agent], [operations]) once for one process without a
-// store, and is compared with that of the replicas, to the letter.
+// The tests record the operations of clients and the responses ([agent], [operations]) once for one process
+// without a store, and compare them with those of the replicas, byte for byte.
 //
-// REPLICAS=long has more clients and operations, and prints tables. CADDY names another binary than
-// bin/caddy. Without redis-server, which Debian has in redis-server and redis-sentinel, tests are skipped.
+// REPLICAS=long has more clients and operations, and prints tables. CADDY is the path of another binary than
+// bin/caddy. Tests that need redis-server or redis-sentinel, Debian packages of the same names, are skipped
+// without them.
 package replicas
 
 import (
@@ -23,11 +23,11 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// long is the long form.
+// long reports whether the tests run at length.
 var long = os.Getenv("REPLICAS") == "long"
 
-// more is for what there is more of in the long form.
-func more(short, inLong int) int {
+// byLength returns the number for the short or the long form.
+func byLength(short, inLong int) int {
 	if long {
 		return inLong
 	}
@@ -35,7 +35,7 @@ func more(short, inLong int) int {
 }
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "ds" { // we are a child of a gateway
+	if len(os.Args) > 1 && os.Args[1] == "ds" { // this process is a child of a gateway
 		os.Exit(mcptest.RunChild(os.Args[2:], os.Stdin, os.Stdout, os.Stderr))
 	}
 	flag.Parse()

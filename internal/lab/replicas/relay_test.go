@@ -9,26 +9,27 @@ import (
 	"time"
 )
 
-// A relay is a way to Redis on which bytes can be late, or get stuck.
+// A relay is a connection to Redis that can delay or hold data.
 type relay struct {
 	addr  string
-	to    string
-	delay time.Duration // of each piece, either way
+	to    string        // address of Redis
+	delay time.Duration // delay of each chunk, in both directions
 
 	mu      sync.Mutex
-	passing chan struct{}         // closed while bytes pass
-	ends    map[net.Conn]struct{} // of all connections
+	passing chan struct{}         // closed unless data is held
+	conns   map[net.Conn]struct{} // both ends of all connections
 	running sync.WaitGroup
 }
 
-// newRelay starts a relay that is ended with the test.
+// newRelay starts a relay that ends with the test.
 func newRelay(t *testing.T, to string, delay time.Duration) *relay {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &relay{addr: listener.Addr().String(), to: to, delay: delay, passing: make(chan struct{}), ends: map[net.Conn]struct{}{}}
+	r := &relay{addr: listener.Addr().String(), to: to, delay: delay, passing: make(chan struct{}),
+		conns: map[net.Conn]struct{}{}}
 	r.resume()
 	r.running.Go(func() {
 		for {
@@ -47,32 +48,32 @@ func newRelay(t *testing.T, to string, delay time.Duration) *relay {
 	return r
 }
 
-func (r *relay) serve(from net.Conn) {
-	to, err := net.Dial("tcp", r.to)
+func (r *relay) serve(client net.Conn) {
+	server, err := net.Dial("tcp", r.to)
 	if err != nil {
-		from.Close()
+		client.Close()
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.ends[from], r.ends[to] = struct{}{}, struct{}{}
-	r.running.Go(func() { r.pass(from, to) })
-	r.running.Go(func() { r.pass(to, from) })
+	r.conns[client], r.conns[server] = struct{}{}, struct{}{}
+	r.running.Go(func() { r.pass(client, server) })
+	r.running.Go(func() { r.pass(server, client) })
 }
 
-// pass passes what comes from one end to the other, until one of them is closed.
-func (r *relay) pass(from, to net.Conn) {
+// pass copies data from one end to the other until one of them is closed.
+func (r *relay) pass(src, dst net.Conn) {
 	defer func() {
-		from.Close()
-		to.Close()
+		src.Close()
+		dst.Close()
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		delete(r.ends, from)
-		delete(r.ends, to)
+		delete(r.conns, src)
+		delete(r.conns, dst)
 	}()
 	piece := make([]byte, 64<<10)
 	for {
-		n, err := from.Read(piece)
+		n, err := src.Read(piece)
 		if err != nil {
 			return
 		}
@@ -81,31 +82,31 @@ func (r *relay) pass(from, to net.Conn) {
 		passing := r.passing
 		r.mu.Unlock()
 		<-passing
-		if _, err := to.Write(piece[:n]); err != nil {
+		if _, err := dst.Write(piece[:n]); err != nil {
 			return
 		}
 	}
 }
 
-// hold has bytes get stuck. Connections stay open.
+// hold holds data back. Connections stay open.
 func (r *relay) hold() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.passing = make(chan struct{})
 }
 
-// resume has bytes go on, also those that got stuck.
+// resume lets data pass again, including what was held.
 func (r *relay) resume() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	close(r.passing)
 }
 
-// cut closes all connections, with what got stuck in them. Others can be made.
+// cut closes all connections and discards held data. New connections are possible.
 func (r *relay) cut() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for end := range r.ends {
+	for end := range r.conns {
 		end.Close()
 	}
 	select {

@@ -11,27 +11,27 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/replicas/replicastest"
 )
 
-// TestSame has agents do the same with one process and with three, and compares what they are answered.
+// TestSame has agents do the same with one process and with three replicas, and compares the responses.
 func TestSame(t *testing.T) {
 	referenceOf(t)
 	redis := replicastest.StartRedis(t)
-	c := newCrowd(t, several(t, 3, "redis://"+redis.Addr), 0, maxAgents)
-	defer c.leave()
-	c.work(more(60, 200), 0, once)
+	c := newAgentGroup(t, startReplicas(t, 3, "redis://"+redis.Addr), 0, maxAgents)
+	defer c.close()
+	c.work(byLength(60, 200), 0, runOnce)
 	c.print(t, "three replicas")
 }
 
-// TestUser has the user of Redis that docs/scale.md makes be all that is needed.
+// TestUser checks that the Redis user in docs/scale.md has all permissions that are needed.
 func TestUser(t *testing.T) {
 	referenceOf(t)
 	redis := replicastest.StartRedis(t)
-	c := newCrowd(t, several(t, 3, "redis://"+redis.Addr, asUser(t, redis)...), 0, meetFault)
-	defer c.leave()
-	c.work(share, 0, once)
-	c.print(t, "with a user of its own")
+	c := newAgentGroup(t, startReplicas(t, 3, "redis://"+redis.Addr, asUser(t, redis)...), 0, faultAgents)
+	defer c.close()
+	c.work(phaseOperations, 0, runOnce)
+	c.print(t, "with its own Redis user")
 }
 
-// asUser makes that user, and returns the lines by which replicas are it.
+// asUser creates that user, and returns the lines with which replicas use it.
 func asUser(t *testing.T, servers ...*replicastest.Redis) (lines []string) {
 	t.Helper()
 	page, err := os.ReadFile("../../../docs/scale.md")
@@ -45,10 +45,10 @@ func asUser(t *testing.T, servers ...*replicastest.Redis) (lines []string) {
 	return []string{"username mcp", "password password"}
 }
 
-// TestReference has one process do it twice, which shows what the comparison is worth.
+// TestReference runs one process twice, which shows that records are comparable.
 func TestReference(t *testing.T) {
-	c := newCrowd(t, oneProcess(t), 0, meetFault)
-	defer c.leave()
-	c.work(more(60, 200), 0, once)
-	c.print(t, "one process, once more")
+	c := newAgentGroup(t, startSingle(t), 0, faultAgents)
+	defer c.close()
+	c.work(byLength(60, 200), 0, runOnce)
+	c.print(t, "one process, second run")
 }

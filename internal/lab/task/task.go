@@ -1,5 +1,5 @@
-// Package task has tasks for the commands that measure and train package prune: texts
-// with goals, of which it is known what bears on them. Packages below it make some.
+// Package task has tasks for the commands that measure and train package prune: texts with
+// goals and known relevant lines. The packages below it create tasks.
 package task
 
 import (
@@ -16,19 +16,19 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
-// A Task is a text, a goal, and which of the lines the goal is about.
+// A Task is a text, a goal, and the lines that are relevant to the goal.
 type Task struct {
-	Repository string       `json:"repo,omitempty"` // or nothing
+	Repository string       `json:"repo,omitempty"` // owner/name, or empty
 	Goal       string       `json:"goal"`
 	Source     prune.Source `json:"source"`
 	Text       string       `json:"text"`
-	Relevant   []int        `json:"relevant"` // lines, counted from 1, in order
+	Relevant   []int        `json:"relevant"` // line numbers from 1, sorted
 }
 
-// ByRepository orders tasks by the repositories they are from.
+// ByRepository compares tasks by repository.
 func ByRepository(a, b Task) int { return cmp.Compare(a.Repository, b.Repository) }
 
-// Read reads a file of tasks, a JSON object per line.
+// Read reads a file of tasks, one JSON object per line.
 func Read(path string) ([]Task, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -53,7 +53,7 @@ func Read(path string) ([]Task, error) {
 	}
 }
 
-// Write writes a file of tasks as Read reads it.
+// Write writes tasks to a file in the format of Read.
 func Write(path string, tasks []Task) error {
 	file, err := os.Create(path)
 	if err != nil {
@@ -70,24 +70,24 @@ func Write(path string, tasks []Task) error {
 	return file.Close()
 }
 
-// Validate returns what is wrong with a task, and puts its relevant lines in order.
+// Validate checks a task and sorts its relevant lines.
 func (t *Task) Validate() error {
 	if _, ok := prune.ParseSource(string(t.Source)); !ok {
-		return fmt.Errorf("source: there is no %q", t.Source)
+		return fmt.Errorf("source: unknown %q", t.Source)
 	}
 	if len(t.Relevant) == 0 {
-		return errors.New("relevant: there is no line")
+		return errors.New("relevant: no lines")
 	}
 	slices.Sort(t.Relevant)
 	t.Relevant = slices.Compact(t.Relevant)
 	n := len(prune.Lines(t.Text))
 	if first, last := t.Relevant[0], t.Relevant[len(t.Relevant)-1]; first < 1 || last > n {
-		return fmt.Errorf("relevant: lines %d to %d of a text that has %d", first, last, n)
+		return fmt.Errorf("relevant: lines %d to %d, but the text has %d", first, last, n)
 	}
 	return nil
 }
 
-// Each calls do for 0 to n-1, as many at a time as there are processors.
+// Each calls do for 0 to n-1, with as many goroutines as there are processors.
 func Each(n int, do func(i int)) {
 	next := make(chan int)
 	var workers sync.WaitGroup

@@ -22,11 +22,13 @@ func TestReadTasks(t *testing.T) {
 			{"r", "find it", prune.Docs, "a\nb\nc\n", []int{1, 3}},
 		}},
 		{name: "an empty file", text: ""},
-		{name: "a line that is no JSON", text: good + "{", err: "task 2: "},
-		{name: "a source that there is not", text: strings.Replace(good, "docs", "poem", 1), err: `task 1: source: there is no "poem"`},
-		{name: "nothing is relevant", text: strings.Replace(good, "3,1", "", 1), err: "task 1: relevant: there is no line"},
-		{name: "a line before the first", text: strings.Replace(good, "3,1", "0,2", 1), err: "relevant: lines 0 to 2 of a text that has 3"},
-		{name: "a line after the last", text: strings.Replace(good, "3,1", "1,4", 1), err: "relevant: lines 1 to 4 of a text that has 3"},
+		{name: "a line that is not JSON", text: good + "{", err: "task 2: "},
+		{name: "an unknown source", text: strings.Replace(good, "docs", "poem", 1), err: `task 1: source: unknown "poem"`},
+		{name: "no relevant lines", text: strings.Replace(good, "3,1", "", 1), err: "task 1: relevant: no lines"},
+		{name: "a line before the first", text: strings.Replace(good, "3,1", "0,2", 1),
+			err: "relevant: lines 0 to 2, but the text has 3"},
+		{name: "a line after the last", text: strings.Replace(good, "3,1", "1,4", 1),
+			err: "relevant: lines 1 to 4, but the text has 3"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "tasks.jsonl")
@@ -41,7 +43,7 @@ func TestReadTasks(t *testing.T) {
 				return
 			}
 			if err != nil || !reflect.DeepEqual(got, test.want) {
-				t.Errorf("got %+v, %v", got, err)
+				t.Errorf("got %+v, %v, want %+v", got, err, test.want)
 			}
 		})
 	}
@@ -63,6 +65,6 @@ func TestDumpOfTasks(t *testing.T) {
 	}
 	var got Task
 	if err := json.Unmarshal([]byte(first), &got); err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("got %+v, %v", got, err)
+		t.Errorf("got %+v, %v, want %+v", got, err, want)
 	}
 }

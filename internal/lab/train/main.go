@@ -1,33 +1,32 @@
-// Command train learns the weights of the network in package prune, which tells what a
-// line of a text is worth to a goal, and writes them as a file of Go:
+// Command train trains the weights of the network in package prune, which rates the lines of a
+// text for a goal, and writes them as a Go file:
 //
 //	go -C internal/lab run ./train -clones directory [-tasks file.jsonl]... [-out ../prune/weights.go] [-per 240]
 //
-// Run it in the root of the project, after any change to the features. A feature that
-// is gone must be gone from weights.go as well, or nothing compiles. The same tasks
-// give the same weights, on one kind of processor.
+// Run it in the root of the project after any change to the features. If you remove a feature,
+// also remove it from weights.go, or nothing compiles. The same tasks give the same weights
+// on the same kind of processor.
 //
 // # The tasks
 //
-// A task is a text, a goal, and which of the lines the goal is about.
+// A task is a text, a goal, and the lines that are relevant to it.
 //
-// They are from the public repositories in history/learned.txt, each up to the commit that
-// stands there: at most -per commits of each, and as many functions in Go and sections of
-// documents, see package history. Clones of them are in the directory -clones, as
-// owner/name, bare or not; an error says how to get one that is missing. No other
-// repository is learned from, so that all others can be measured by. A path is from
-// internal/lab, unless it is absolute.
+// Tasks come from the public repositories in history/learned.txt, each up to the commit in that
+// file: at most -per commits of each, and as many Go functions and sections of documents, see
+// package history. The directory -clones has clones of them as owner/name, bare or not. An
+// error says how to clone a missing one. No other repository is used for training, so that
+// all others can be used for measuring. Paths are relative to internal/lab, unless absolute.
 //
-// Each -tasks is a file of other tasks, as the command internal/lab/bench/prune writes
-// them with -dump: a JSON object per line, which has goal, source, text and relevant,
-// the numbers of lines, counted from 1. It may have repo, the repository that it is from,
-// as owner/name. The weights in the project were learned without any.
+// Each -tasks is a file of further tasks, as internal/lab/bench/prune writes them with -dump:
+// one JSON object per line with goal, source, text and relevant (line numbers from 1), and
+// optionally repo, the repository as owner/name. The weights in the project are trained
+// without any.
 //
 // # The figures
 //
-// The command prints the AUC on what was learned from: how often a relevant line is worth
-// more than another one of the same text, where 0.5 is chance. How well the network does
-// elsewhere is for internal/lab/bench/prune to say.
+// The command prints the AUC on the training data: how often a relevant line is rated higher than
+// another one of the same text, where 0.5 is chance. For other data, use
+// internal/lab/bench/prune.
 package main
 
 import (
@@ -44,23 +43,23 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
-// directory is where package prune is, from this module.
+// directory is the directory of package prune, relative to this module.
 const directory = "../prune"
 
-// seed is what everything random is drawn from, beside the names of repositories.
+// seed is the seed of all random choices, together with the names of repositories.
 const seed = 1
 
 func main() {
 	var s settings
-	flag.Func("tasks", "a `file` of tasks, a JSON object per line; may be given again", func(path string) error {
+	flag.Func("tasks", "`file` of tasks, one JSON object per line; may be repeated", func(path string) error {
 		s.files = append(s.files, path)
 		return nil
 	})
-	flag.StringVar(&s.clones, "clones", "", "the `directory` that has clones of the repositories to learn from, as owner/name")
-	flag.StringVar(&s.out, "out", filepath.Join(directory, "weights.go"), "the `file` to write, or nothing to only report")
-	flag.IntVar(&s.per, "per", 240, "how many tasks of each sort to draw from a repository at most")
+	flag.StringVar(&s.clones, "clones", "", "`directory` with clones of the repositories to train on, as owner/name")
+	flag.StringVar(&s.out, "out", filepath.Join(directory, "weights.go"), "`file` to write, or empty to only report")
+	flag.IntVar(&s.per, "per", 240, "maximum `number` of tasks of each kind per repository")
 	flag.Parse()
-	if flag.NArg() > 0 { // which repositories are learned from is in a list
+	if flag.NArg() > 0 { // repositories are listed in history/learned.txt
 		flag.Usage()
 		os.Exit(2)
 	}
@@ -73,8 +72,8 @@ func main() {
 }
 
 type settings struct {
-	files        []string // of tasks
-	clones       string   // directory of the repositories, or nothing to do without them
+	files        []string // files of tasks
+	clones       string   // directory of the repositories, or empty to skip them
 	repositories []history.Repository
 	out          string
 	per          int
@@ -83,7 +82,7 @@ type settings struct {
 func (s *settings) validate() error {
 	switch {
 	case s.clones == "" && len(s.files) == 0:
-		return errors.New("there is nothing to learn from: name a directory with -clones, or a file with -tasks")
+		return errors.New("nothing to train on: set -clones to a directory, or -tasks to a file")
 	case s.per < 1:
 		return fmt.Errorf("-per: %d is not a number of tasks above 0", s.per)
 	}
@@ -106,7 +105,7 @@ func run(w io.Writer, s settings) error {
 	if err != nil {
 		return err
 	}
-	scale := rows.standardise()
+	scale := rows.standardize()
 
 	learned := train(rows, shape.hidden, seed)
 	report(w, tasks, rows, learned)
@@ -121,8 +120,8 @@ func run(w io.Writer, s settings) error {
 	return os.WriteFile(s.out, source, 0o644)
 }
 
-// tasks returns the tasks of all files and repositories, ordered by repository: in which
-// order those are named does not matter.
+// tasks returns the tasks of all files and repositories, sorted by repository, so that the order of
+// the flags does not matter.
 func (s *settings) tasks() ([]task.Task, error) {
 	var all []task.Task
 	for _, path := range s.files {
@@ -145,25 +144,26 @@ func (s *settings) tasks() ([]task.Task, error) {
 	}
 	for _, r := range history.Measured() {
 		if slices.ContainsFunc(all, func(t task.Task) bool { return t.Repository == r.Name }) {
-			return nil, fmt.Errorf("-tasks: nothing may be learned from %s: it is measured by", r.Name)
+			return nil, fmt.Errorf("-tasks: %s must not be used for training: it is used for measuring", r.Name)
 		}
 	}
 	slices.SortStableFunc(all, task.ByRepository)
 	return all, nil
 }
 
-// report prints how well a network tells lines apart.
+// report prints how well a network tells relevant lines from others.
 func report(w io.Writer, tasks []task.Task, rows *rows, learned *network) {
 	sums := learned.sums(rows)
-	fmt.Fprintf(w, "%d tasks, %d rows of %d features.\n\n| source | tasks | AUC |\n|---|--:|--:|\n", len(tasks), rows.len(), rows.width)
+	fmt.Fprintf(w, "%d tasks, %d rows of %d features.\n\n| source | tasks | AUC |\n|---|--:|--:|\n", len(tasks),
+		rows.len(), rows.width)
 	for _, source := range []prune.Source{prune.Code, prune.Docs, prune.Logs} {
-		isOf := func(i int) bool { return tasks[i].Source == source }
+		selected := func(i int) bool { return tasks[i].Source == source }
 		n := 0
 		for i := range tasks {
-			if isOf(i) {
+			if selected(i) {
 				n++
 			}
 		}
-		fmt.Fprintf(w, "| %s | %d | %s |\n", source, n, rows.area(sums, isOf))
+		fmt.Fprintf(w, "| %s | %d | %s |\n", source, n, rows.auc(sums, selected))
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task/history/historytest"
 )
 
-// writeTasks writes tasks of eight repositories.
+// writeTasks writes tasks of eight repositories to a file and returns its path.
 func writeTasks(t *testing.T) string {
 	t.Helper()
 	file, err := os.Create(filepath.Join(t.TempDir(), "tasks.jsonl"))
@@ -40,7 +40,8 @@ func TestRunReportsAndWritesWeights(t *testing.T) {
 	t.Chdir("..")
 
 	clones, sample := filepath.Split(h.Directory)
-	s := settings{files: []string{tasks}, clones: clones, repositories: []history.Repository{{Name: sample, Commit: h.Head()}}, per: 5}
+	s := settings{files: []string{tasks}, clones: clones,
+		repositories: []history.Repository{{Name: sample, Commit: h.Head()}}, per: 5}
 	s.out = filepath.Join(t.TempDir(), "weights.go")
 	var first, again strings.Builder
 	if err := run(&first, s); err != nil {
@@ -48,7 +49,7 @@ func TestRunReportsAndWritesWeights(t *testing.T) {
 	}
 	for _, want := range []string{"25 tasks", "| code | 24 | ", "| docs | 1 | ", "| logs | 0 | – |"} {
 		if !strings.Contains(first.String(), want) {
-			t.Errorf("the report lacks %q:\n%s", want, &first)
+			t.Errorf("the report does not contain %q:\n%s", want, &first)
 		}
 	}
 	weights, err := os.ReadFile(s.out)
@@ -62,10 +63,10 @@ func TestRunReportsAndWritesWeights(t *testing.T) {
 		t.Error("the weights name a repository")
 	}
 	if err := run(&again, s); err != nil || again.String() != first.String() {
-		t.Errorf("the second time it is otherwise: %v\n%s", err, &again)
+		t.Errorf("the second run reports something else: %v\n%s", err, &again)
 	}
 	if second, err := os.ReadFile(s.out); err != nil || string(second) != string(weights) {
-		t.Errorf("the second time there are other weights: %v", err)
+		t.Errorf("the second run writes other weights: %v", err)
 	}
 }
 
@@ -75,10 +76,10 @@ func TestRunRefuses(t *testing.T) {
 		settings
 		err string
 	}{
-		{"nothing to learn from", settings{per: 1}, "nothing to learn from"},
-		{"no task of a repository", settings{clones: "."}, "-per"},
-		{"a clone that is not there", settings{clones: "missing", repositories: history.Learned()[:1], per: 1}, "-clones: missing"},
-		{"a file that is not there", settings{files: []string{"missing.jsonl"}, per: 1}, "-tasks: open missing.jsonl"},
+		{"no tasks", settings{per: 1}, "nothing to train on"},
+		{"no tasks per repository", settings{clones: "."}, "-per"},
+		{"a missing clone", settings{clones: "missing", repositories: history.Learned()[:1], per: 1}, "-clones: missing"},
+		{"a missing file", settings{files: []string{"missing.jsonl"}, per: 1}, "-tasks: open missing.jsonl"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Chdir("..")

@@ -7,35 +7,34 @@ import (
 	"sync"
 )
 
-// A network is that of package prune as it is learned: of features that have been
-// standardised, and in double precision.
+// A network is that of package prune during training: in double precision, for standardized
+// features.
 type network struct {
-	in     []float64 // by feature, then by hidden unit
-	linear []float64 // by feature
-	out    []float64 // by hidden unit
-	bias   []float64 // by hidden unit
+	in     []float64 // weights by feature, then by hidden unit
+	linear []float64 // weights by feature
+	out    []float64 // weights by hidden unit
+	bias   []float64 // biases by hidden unit
 
-	all     []float64 // what the above are parts of
-	decayed int       // how many of all, from the first on, are kept small
+	all     []float64 // backing array of the above
+	decayed int       // number of leading elements of all with weight decay
 }
 
 // newNetwork returns a network of zeros.
 func newNetwork(width, hidden int) *network {
 	n := &network{all: make([]float64, width*hidden+width+hidden+hidden)}
-	at := 0
+	end := 0
 	part := func(size int) []float64 {
-		at += size
-		return n.all[at-size : at : at]
+		end += size
+		return n.all[end-size : end : end]
 	}
 	n.in, n.linear, n.out = part(width*hidden), part(width), part(hidden)
-	n.decayed = at
+	n.decayed = end
 	n.bias = part(hidden)
 	return n
 }
 
-// scatter draws the weights that a network begins with. Were they zero, all hidden
-// units would learn the same.
-func (n *network) scatter(random *rand.Rand) {
+// randomize sets random initial weights. With zeros, all hidden units would learn the same.
+func (n *network) randomize(random *rand.Rand) {
 	width, hidden := float64(len(n.linear)), float64(len(n.out))
 	for i := range n.in {
 		n.in[i] = random.NormFloat64() / math.Sqrt(width)
@@ -45,8 +44,7 @@ func (n *network) scatter(random *rand.Rand) {
 	}
 }
 
-// sum returns the logarithm of what a line is worth. It leaves in units what the hidden
-// units say.
+// sum returns the logarithm of a line's value. It writes the outputs of the hidden units to units.
 func (n *network) sum(row []float32, units []float64) float64 {
 	copy(units, n.bias)
 	sum := 0.0
@@ -68,7 +66,7 @@ func (n *network) sum(row []float32, units []float64) float64 {
 	return sum
 }
 
-// sums returns those of all rows.
+// sums returns the sums of all rows.
 func (n *network) sums(r *rows) []float64 {
 	sums := make([]float64, r.len())
 	units := make([]float64, len(n.out))
@@ -78,10 +76,10 @@ func (n *network) sums(r *rows) []float64 {
 	return sums
 }
 
-// addGradient adds to g how the loss of a sample changes with each weight. What a line is
-// worth, by what all lines of its text are, is the share that the network expects it to
-// have of what is relevant. The loss is the cross entropy of that and of what is so.
-func (n *network) addGradient(g *network, r *rows, s *sample, weight float64, w *work) {
+// addGradient adds the gradient of a sample's loss to g. The value of a line, divided by that of
+// all lines of its text, is the predicted share of the line in what is relevant. The loss is
+// the cross entropy of predicted and actual shares.
+func (n *network) addGradient(g *network, r *rows, s *sample, weight float64, w *buffers) {
 	w.sums = w.sums[:0]
 	for i := s.start; i < s.end; i++ {
 		w.sums = append(w.sums, n.sum(r.row(i), w.units))
@@ -91,7 +89,7 @@ func (n *network) addGradient(g *network, r *rows, s *sample, weight float64, w 
 	for k, sum := range w.sums {
 		w.sums[k] = math.Exp(sum - most)
 		if k >= s.relevant {
-			w.sums[k] *= s.standsFor
+			w.sums[k] *= s.represents
 		}
 		total += w.sums[k]
 	}
@@ -104,14 +102,13 @@ func (n *network) addGradient(g *network, r *rows, s *sample, weight float64, w 
 	}
 }
 
-// A work is what a gradient is reckoned with.
-type work struct {
-	sums  []float64 // of the rows of a sample
+// buffers are reused for computing gradients.
+type buffers struct {
+	sums  []float64 // sums of a sample's rows
 	units []float64
 }
 
-// addSlope adds to g what each weight has to do with the sum of a row, of which the loss
-// has this slope.
+// addSlope adds to g the gradient for one row. slope is the derivative of the loss by the row's sum.
 func (n *network) addSlope(g *network, row []float32, slope float64, units []float64) {
 	if math.Abs(slope) < 1e-9 {
 		return
@@ -138,44 +135,43 @@ func (n *network) addSlope(g *network, row []float32, slope float64, units []flo
 	}
 }
 
-// How a network is trained.
+// Hyperparameters of the training.
 const (
-	epochs    = 14
-	batch     = 12   // samples
-	parts     = 4    // of a batch, taken at the same time
-	fastest   = 2e-3 // about the rate of the first epoch; then it falls
-	slowest   = 1e-5 // below that of the last
-	decay     = 3e-2 // of weights, by the rate
-	momentum  = 0.9
-	steadying = 0.999 // momentum of the squares
+	epochs         = 14
+	batch          = 12   // samples
+	parts          = 4    // parts of a batch, computed concurrently
+	initialRate    = 2e-3 // learning rate of the first epoch, about; it decreases
+	minRate        = 1e-5 // lower bound of the learning rate
+	decay          = 3e-2 // weight decay, relative to the learning rate
+	momentum       = 0.9
+	squareMomentum = 0.999 // momentum of the squares
 )
 
-// train returns a network that has learned from those rows. Whatever the number of
-// processors, it computes the same numbers in the same order.
+// train returns a network trained on these rows. It computes the same numbers in the same order
+// with any number of processors.
 func train(r *rows, hidden int, seed uint64) *network {
 	random := rand.New(rand.NewPCG(seed, 0))
 	n := newNetwork(r.width, hidden)
-	n.scatter(random)
+	n.randomize(random)
 	l := newLearner(n, r)
-	from := slices.Clone(r.samples)
+	samples := slices.Clone(r.samples)
 	for epoch := range epochs {
-		random.Shuffle(len(from), func(i, j int) { from[i], from[j] = from[j], from[i] })
-		rate := slowest + fastest*(1+math.Cos(math.Pi*float64(epoch)/epochs))/2
-		for at := 0; at < len(from); at += batch {
-			l.learn(from[at:min(at+batch, len(from))], rate)
+		random.Shuffle(len(samples), func(i, j int) { samples[i], samples[j] = samples[j], samples[i] })
+		rate := minRate + initialRate*(1+math.Cos(math.Pi*float64(epoch)/epochs))/2
+		for start := 0; start < len(samples); start += batch {
+			l.learn(samples[start:min(start+batch, len(samples))], rate)
 		}
 	}
 	return n
 }
 
-// A learner moves the weights of a network down the gradient, by the method of Adam
-// with weights that decay apart from it.
+// A learner trains a network with AdamW: Adam with decoupled weight decay.
 type learner struct {
 	*network
 	rows          *rows
 	gradients     [parts]*network
-	works         [parts]work
-	mean, squares []float64 // of the gradient, by weight
+	buffers       [parts]buffers
+	mean, squares []float64 // moving averages of the gradient, by weight
 	steps         float64
 }
 
@@ -183,33 +179,33 @@ func newLearner(n *network, r *rows) *learner {
 	l := &learner{network: n, rows: r, mean: make([]float64, len(n.all)), squares: make([]float64, len(n.all))}
 	for p := range l.gradients {
 		l.gradients[p] = newNetwork(len(n.linear), len(n.out))
-		l.works[p].units = make([]float64, len(n.out))
+		l.buffers[p].units = make([]float64, len(n.out))
 	}
 	return l
 }
 
-// learn takes one step.
-func (l *learner) learn(from []sample, rate float64) {
+// learn makes one step with a batch of samples.
+func (l *learner) learn(samples []sample, rate float64) {
 	var done sync.WaitGroup
 	for p, g := range l.gradients {
-		part := from[len(from)*p/parts : len(from)*(p+1)/parts]
+		part := samples[len(samples)*p/parts : len(samples)*(p+1)/parts]
 		done.Go(func() {
 			clear(g.all)
 			for i := range part {
-				l.addGradient(g, l.rows, &part[i], 1/float64(len(from)), &l.works[p])
+				l.addGradient(g, l.rows, &part[i], 1/float64(len(samples)), &l.buffers[p])
 			}
 		})
 	}
 	done.Wait()
 	l.steps++
-	unbiased, unbiasedSquares := 1-math.Pow(momentum, l.steps), 1-math.Pow(steadying, l.steps)
+	unbiased, unbiasedSquares := 1-math.Pow(momentum, l.steps), 1-math.Pow(squareMomentum, l.steps)
 	for i := range l.all {
 		slope := 0.0
 		for _, g := range l.gradients {
 			slope += g.all[i]
 		}
 		l.mean[i] += (1 - momentum) * (slope - l.mean[i])
-		l.squares[i] += (1 - steadying) * (slope*slope - l.squares[i])
+		l.squares[i] += (1 - squareMomentum) * (slope*slope - l.squares[i])
 		step := l.mean[i] / unbiased / (math.Sqrt(l.squares[i]/unbiasedSquares) + 1e-8)
 		if i < l.decayed {
 			step += decay * l.all[i]

@@ -12,7 +12,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// lossOf is by how many bits, as it were, the shares that a network expects are off.
+// lossOf returns the cross entropy of a network's predicted shares and the actual ones.
 func lossOf(n *network, r *rows, s *sample) float64 {
 	sums := n.sums(r)
 	total, loss := 0.0, 0.0
@@ -21,13 +21,13 @@ func lossOf(n *network, r *rows, s *sample) float64 {
 			total += math.Exp(sum)
 			loss -= sum / float64(s.relevant)
 		} else {
-			total += s.standsFor * math.Exp(sum)
+			total += s.represents * math.Exp(sum)
 		}
 	}
 	return loss + math.Log(total)
 }
 
-func TestGradientIsThatOfTheLoss(t *testing.T) {
+func TestGradientOfTheLoss(t *testing.T) {
 	const width, hidden, step = 7, 5, 1e-6
 	random := rand.New(rand.NewPCG(1, 1))
 	for range 20 {
@@ -35,20 +35,20 @@ func TestGradientIsThatOfTheLoss(t *testing.T) {
 		for i := range n.all {
 			n.all[i] = random.NormFloat64()
 		}
-		s := sample{relevant: 1 + random.IntN(3), end: 6, standsFor: 1 + 3*random.Float64()}
+		s := sample{relevant: 1 + random.IntN(3), end: 6, represents: 1 + 3*random.Float64()}
 		r := &rows{width: width, values: make([]float32, s.end*width)}
 		for i := range r.values {
 			r.values[i] = float32(random.NormFloat64())
 		}
-		n.addGradient(g, r, &s, 0.5, &work{units: make([]float64, hidden)})
-		for i, at := range n.all {
-			n.all[i] = at + step
+		n.addGradient(g, r, &s, 0.5, &buffers{units: make([]float64, hidden)})
+		for i, weight := range n.all {
+			n.all[i] = weight + step
 			above := lossOf(n, r, &s)
-			n.all[i] = at - step
+			n.all[i] = weight - step
 			below := lossOf(n, r, &s)
-			n.all[i] = at
+			n.all[i] = weight
 			if want := 0.5 * (above - below) / (2 * step); math.Abs(g.all[i]-want) > 1e-6 {
-				t.Fatalf("weight %d: gradient %g, difference %g", i, g.all[i], want)
+				t.Fatalf("weight %d: gradient %g, want %g", i, g.all[i], want)
 			}
 		}
 	}
@@ -56,7 +56,7 @@ func TestGradientIsThatOfTheLoss(t *testing.T) {
 
 func TestTrainingIsRepeatable(t *testing.T) {
 	r := sampleRows(t, 40)
-	r.standardise()
+	r.standardize()
 	first := train(r, 4, 1)
 	if again := train(r, 4, 1); !slices.Equal(first.all, again.all) {
 		t.Error("the same seed gives other weights")
@@ -66,17 +66,17 @@ func TestTrainingIsRepeatable(t *testing.T) {
 	}
 }
 
-func TestTrainingTellsLinesApart(t *testing.T) {
+func TestTrainingSeparatesLines(t *testing.T) {
 	r := sampleRows(t, 40)
-	r.standardise()
+	r.standardize()
 	n := train(r, 4, 1)
-	area, err := strconv.ParseFloat(r.area(n.sums(r), func(int) bool { return true }), 64)
+	area, err := strconv.ParseFloat(r.auc(n.sums(r), func(int) bool { return true }), 64)
 	if err != nil || area < 0.95 {
-		t.Errorf("AUC %g, %v", area, err)
+		t.Errorf("AUC %g, want at least 0.95; error %v", area, err)
 	}
 }
 
-func TestUnscaledNetworkSaysTheSame(t *testing.T) {
+func TestUnscaledNetworkIsEquivalent(t *testing.T) {
 	const width, hidden = 4, 3
 	random := rand.New(rand.NewPCG(1, 1))
 	raw := &rows{width: width}
@@ -86,19 +86,19 @@ func TestUnscaledNetworkSaysTheSame(t *testing.T) {
 	}
 	scaled := *raw
 	scaled.values = slices.Clone(raw.values)
-	by := scaled.standardise()
+	scale := scaled.standardize()
 	n := newNetwork(width, hidden)
 	for i := range n.all {
 		n.all[i] = random.NormFloat64()
 	}
-	u := n.unscaled(by)
+	u := n.unscaled(scale)
 	want, got := n.sums(&scaled), u.sums(raw)
 	for i := range got {
 		if math.Abs((got[i]-got[0])-(want[i]-want[0])) > 1e-5 {
-			t.Fatalf("row %d is above the first by %g, want %g", i, got[i]-got[0], want[i]-want[0])
+			t.Fatalf("row %d minus the first is %g, want %g", i, got[i]-got[0], want[i]-want[0])
 		}
 	}
 	if u.linear[width-1] != 0 || u.in[(width-1)*hidden] != 0 {
-		t.Error("there is a weight of a feature that was never seen")
+		t.Error("a constant feature has a weight")
 	}
 }

@@ -11,43 +11,43 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
-// others is how many lines of a task are learned from beside the relevant ones.
-const others = 100
+// maxIrrelevant is the maximum number of irrelevant lines of a task to train on.
+const maxIrrelevant = 100
 
-// rows are lines to learn from.
+// rows are the lines to train on.
 type rows struct {
-	width   int // features of a line
+	width   int // number of features
 	values  []float32
 	samples []sample
 }
 
-// A sample is the rows of a task, [start, end), of which the first are the relevant ones.
+// A sample has the rows of a task, [start, end), the relevant ones first.
 type sample struct {
 	task, start, relevant, end int
-	standsFor                  float64 // how many of the other lines one of them stands for
+	represents                 float64 // number of irrelevant lines that each irrelevant row represents
 }
 
 func (r *rows) len() int            { return len(r.values) / r.width }
 func (r *rows) row(i int) []float32 { return r.values[i*r.width : (i+1)*r.width] }
 
-// readRows reads the features of all lines that matter and of some that do not.
+// readRows reads the features of all relevant lines and of some others.
 func readRows(tasks []task.Task, width int) (*rows, error) {
 	r := &rows{width: width}
-	var picked [][]int // lines of each sample, those that matter first
-	at := 0
+	var picked [][]int // lines of each sample, the relevant ones first
+	n := 0
 	for i := range tasks {
-		lines, standsFor := pick(&tasks[i], rand.New(rand.NewPCG(seed, uint64(i))))
+		lines, standsFor := pickLines(&tasks[i], rand.New(rand.NewPCG(seed, uint64(i))))
 		if len(lines) == 0 {
 			continue
 		}
 		picked = append(picked, lines)
-		r.samples = append(r.samples, sample{i, at, len(tasks[i].Relevant), at + len(lines), standsFor})
-		at += len(lines)
+		r.samples = append(r.samples, sample{i, n, len(tasks[i].Relevant), n + len(lines), standsFor})
+		n += len(lines)
 	}
-	if at == 0 {
-		return nil, errors.New("there is no task in which some lines are relevant and others are not")
+	if n == 0 {
+		return nil, errors.New("no task has both relevant and irrelevant lines")
 	}
-	r.values = make([]float32, at*width)
+	r.values = make([]float32, n*width)
 	errs := make([]error, len(r.samples))
 	task.Each(len(r.samples), func(i int) {
 		s := &r.samples[i]
@@ -58,10 +58,9 @@ func readRows(tasks []task.Task, width int) (*rows, error) {
 	return r, errors.Join(errs...)
 }
 
-// pick returns the lines of a task to learn from, counted from 0, and how many lines each
-// that is not relevant stands for. There are none if all are relevant and there is nothing
-// to tell apart.
-func pick(t *task.Task, random *rand.Rand) (lines []int, standsFor float64) {
+// pickLines returns the lines of a task to train on, numbered from 0, and how many lines each
+// irrelevant one represents. It returns none if all lines are relevant.
+func pickLines(t *task.Task, random *rand.Rand) (lines []int, standsFor float64) {
 	n := len(prune.Lines(t.Text))
 	var rest []int
 	for i := range n {
@@ -75,15 +74,15 @@ func pick(t *task.Task, random *rand.Rand) (lines []int, standsFor float64) {
 		return nil, 0
 	}
 	random.Shuffle(len(rest), func(i, j int) { rest[i], rest[j] = rest[j], rest[i] })
-	some := rest[:min(len(rest), others)]
+	some := rest[:min(len(rest), maxIrrelevant)]
 	return append(lines, some...), float64(len(rest)) / float64(len(some))
 }
 
-// read fills in the rows of a task, from start on.
+// read sets the rows of a task, starting at start.
 func (r *rows) read(t *task.Task, lines []int, start int) error {
 	features := prune.Features(&prune.Request{Text: t.Text, Goal: t.Goal, Source: t.Source})
 	if len(features) == 0 || len(features[0]) != r.width {
-		return fmt.Errorf("package prune does not tell %d features of its lines: was it built from other files?", r.width)
+		return fmt.Errorf("package prune does not return %d features per line: it was built from other files", r.width)
 	}
 	for k, line := range lines {
 		copy(r.row(start+k), features[line])
@@ -91,12 +90,12 @@ func (r *rows) read(t *task.Task, lines []int, start int) error {
 	return nil
 }
 
-// A scale says how features were standardised: less their mean, by their deviation.
-// A feature that is always the same has no deviation.
+// A scale has the mean and the deviation by which features are standardized. The deviation of
+// a constant feature is 0.
 type scale struct{ mean, deviation []float64 }
 
-// standardise makes every feature have a mean of 0 and a deviation of 1, or be 0.
-func (r *rows) standardise() scale {
+// standardize scales every feature to a mean of 0 and a deviation of 1. Constant features become 0.
+func (r *rows) standardize() scale {
 	s := scale{make([]float64, r.width), make([]float64, r.width)}
 	n := float64(r.len())
 	for i := range r.len() {
@@ -110,9 +109,10 @@ func (r *rows) standardise() scale {
 			s.deviation[f] += d * d / n
 		}
 	}
-	const leastDeviation = 1e-4 // less is an accident
+	const leastDeviation = 1e-4 // less counts as constant
 	for f, variance := range s.deviation {
-		if s.deviation[f] = math.Sqrt(variance); s.deviation[f] < leastDeviation {
+		s.deviation[f] = math.Sqrt(variance)
+		if s.deviation[f] < leastDeviation {
 			s.deviation[f] = 0
 		}
 	}
@@ -128,14 +128,14 @@ func (r *rows) standardise() scale {
 	return s
 }
 
-// area returns, on average over the samples of some tasks, which share of the pairs of a
-// relevant row and another has the higher sum for the relevant one; a dash if there are
-// none. Those that are equal count half.
-func (r *rows) area(sums []float64, which func(task int) bool) string {
+// auc returns the mean AUC of the selected tasks' samples: the share of pairs of a relevant and
+// another row in which the relevant one has the higher sum. Equal sums count half. It returns
+// a dash if there are no samples.
+func (r *rows) auc(sums []float64, selected func(task int) bool) string {
 	total, n := 0.0, 0
 	for i := range r.samples {
 		s := &r.samples[i]
-		if !which(s.task) {
+		if !selected(s.task) {
 			continue
 		}
 		relevant, rest := sums[s.start:s.start+s.relevant], slices.Sorted(slices.Values(sums[s.start+s.relevant:s.end]))

@@ -13,28 +13,29 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
-func TestPickTakesRelevantLinesAndSomeOthers(t *testing.T) {
+func TestPickLines(t *testing.T) {
 	for _, test := range []struct {
 		name            string
 		lines           int
 		relevant        []int
 		want, wantOther int
 	}{
-		{"a long text", 1000, []int{1, 500, 1000}, 3, others},
+		{"a long text", 1000, []int{1, 500, 1000}, 3, maxIrrelevant},
 		{"a short text", 10, []int{2, 3}, 2, 8},
-		{"a text that is all relevant", 2, []int{1, 2}, 0, 0},
+		{"a text with relevant lines only", 2, []int{1, 2}, 0, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, standsFor := pick(&task.Task{Text: historytest.Numbered(test.lines), Relevant: test.relevant}, rand.New(rand.NewPCG(1, 1)))
+			got, standsFor := pickLines(&task.Task{Text: historytest.Numbered(test.lines), Relevant: test.relevant},
+				rand.New(rand.NewPCG(1, 1)))
 			if len(got) != test.want+test.wantOther {
-				t.Fatalf("%d lines, want %d and %d", len(got), test.want, test.wantOther)
+				t.Fatalf("got %d lines, want %d and %d", len(got), test.want, test.wantOther)
 			}
 			if want := float64(test.lines-test.want) / float64(max(1, test.wantOther)); test.wantOther > 0 && standsFor != want {
-				t.Errorf("one stands for %g lines, want %g", standsFor, want)
+				t.Errorf("a line represents %g lines, want %g", standsFor, want)
 			}
 			for i, line := range got {
 				if slices.Contains(test.relevant, line+1) != (i < test.want) {
-					t.Errorf("line %d is number %d", line+1, i)
+					t.Errorf("line %d is at index %d", line+1, i)
 				}
 			}
 			slices.Sort(got)
@@ -45,7 +46,7 @@ func TestPickTakesRelevantLinesAndSomeOthers(t *testing.T) {
 	}
 }
 
-// sampleTasks are tasks in which the goal says what the relevant line does.
+// sampleTasks returns tasks whose goals say what the relevant line does.
 func sampleTasks(n int) []task.Task {
 	words := strings.Fields("pool timeout parser header cache token stream retry")
 	tasks := make([]task.Task, n)
@@ -57,7 +58,8 @@ func sampleTasks(n int) []task.Task {
 				fmt.Fprintf(&b, "%s.reset(%d)\n", words[i%len(words)], line)
 			}
 		}
-		tasks[i] = task.Task{Goal: "Reset the " + words[i%len(words)], Source: prune.Code, Text: b.String(), Relevant: []int{12 + i%80}}
+		tasks[i] = task.Task{Goal: "Reset the " + words[i%len(words)], Source: prune.Code, Text: b.String(),
+			Relevant: []int{12 + i%80}}
 	}
 	return tasks
 }
@@ -75,48 +77,48 @@ func sampleRows(t *testing.T, n int) *rows {
 	return r
 }
 
-func TestRowsRefuseFeaturesOfAnotherNumber(t *testing.T) {
+func TestRowsRefuseWrongNumberOfFeatures(t *testing.T) {
 	if _, err := readRows(sampleTasks(1), 3); err == nil || !strings.Contains(err.Error(), "3 features") {
-		t.Errorf("got error %v", err)
+		t.Errorf("got error %v, want one about 3 features", err)
 	}
 }
 
-func TestRowsRefuseTasksWithNothingToTellApart(t *testing.T) {
+func TestRowsRefuseTasksWithoutContrast(t *testing.T) {
 	if _, err := readRows([]task.Task{{Source: prune.Code, Text: "a\n", Relevant: []int{1}}}, 3); err == nil {
-		t.Error("there are rows")
+		t.Error("no error for tasks with relevant lines only")
 	}
 }
 
-func TestStandardise(t *testing.T) {
+func TestStandardize(t *testing.T) {
 	r := &rows{width: 3, values: []float32{1, 2, 0, 1, 4, 0, 1, 2, 0, 1, 4, 1}}
-	s := r.standardise()
+	s := r.standardize()
 	for f, want := range []struct{ mean, deviation float64 }{{1, 0}, {3, 1}, {0.25, math.Sqrt(3) / 4}} {
 		if math.Abs(s.mean[f]-want.mean) > 1e-9 || math.Abs(s.deviation[f]-want.deviation) > 1e-9 {
-			t.Errorf("feature %d: %g, %g", f, s.mean[f], s.deviation[f])
+			t.Errorf("feature %d: got mean %g, deviation %g, want %+v", f, s.mean[f], s.deviation[f], want)
 		}
 	}
 	if got := r.row(0); got[0] != 0 || got[1] != -1 || math.Abs(float64(got[2])+1/math.Sqrt(3)) > 1e-6 {
-		t.Errorf("the first row is %v", got)
+		t.Errorf("got first row %v", got)
 	}
 }
 
-func TestArea(t *testing.T) {
+func TestAUC(t *testing.T) {
 	for _, test := range []struct {
 		name    string
-		sums    []float64 // the relevant one first in each sample
+		sums    []float64 // relevant rows first in each sample
 		samples []sample
 		want    string
 	}{
 		{"all in order", []float64{3, 2, 1}, []sample{{0, 0, 2, 3, 1}}, "1.0000"},
-		{"all the other way", []float64{1, 3}, []sample{{0, 0, 1, 2, 1}}, "0.0000"},
+		{"all in reverse order", []float64{1, 3}, []sample{{0, 0, 1, 2, 1}}, "0.0000"},
 		{"all equal", []float64{1, 1, 1}, []sample{{0, 0, 1, 3, 1}}, "0.5000"},
 		{"three pairs of four", []float64{2, 4, 1, 3}, []sample{{0, 0, 2, 4, 1}}, "0.7500"},
 		{"pairs of two texts are not compared", []float64{2, 1, 9, 8}, []sample{{0, 0, 1, 2, 1}, {0, 2, 1, 4, 1}}, "1.0000"},
-		{"a task that is not asked for", []float64{1, 2}, []sample{{1, 0, 1, 2, 1}}, "–"},
+		{"a task that is not selected", []float64{1, 2}, []sample{{1, 0, 1, 2, 1}}, "–"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			r := &rows{samples: test.samples}
-			if got := r.area(test.sums, func(task int) bool { return task == 0 }); got != test.want {
+			if got := r.auc(test.sums, func(task int) bool { return task == 0 }); got != test.want {
 				t.Errorf("got %s, want %s", got, test.want)
 			}
 		})

@@ -21,13 +21,13 @@ func TestShapeOfPackagePrune(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows := sampleRows(t, 1) // fails if it has not as many features
+	rows := sampleRows(t, 1) // fails if the number of features differs
 	if s.names[0] != "always" || len(s.names) != rows.width || s.hidden < 1 {
 		t.Errorf("got %v, %d", s.names, s.hidden)
 	}
 }
 
-func TestShapeThatIsNotThere(t *testing.T) {
+func TestMissingShape(t *testing.T) {
 	for _, test := range []struct{ name, features, network, err string }{
 		{"no features", "const x = 1", "const hidden = 2", "features.go"},
 		{"no hidden units", "const (\nalways = iota\nfeatures\n)", "const seen = 2", "network.go"},
@@ -40,7 +40,7 @@ func TestShapeThatIsNotThere(t *testing.T) {
 				}
 			}
 			if _, err := readShape(directory); err == nil || !strings.Contains(err.Error(), test.err) {
-				t.Errorf("got error %v", err)
+				t.Errorf("got error %v, want %q", err, test.err)
 			}
 		})
 	}
@@ -49,14 +49,14 @@ func TestShapeThatIsNotThere(t *testing.T) {
 func TestWeightsFileCompiles(t *testing.T) {
 	s := shape{names: []string{"always", "inDocs", "isBlank"}, hidden: 2}
 	n := newNetwork(len(s.names), s.hidden)
-	n.scatter(rand.New(rand.NewPCG(1, 1)))
+	n.randomize(rand.New(rand.NewPCG(1, 1)))
 	n.linear[1], n.linear[2] = 1e9, -1e-9
 	source, err := weightsFile(s, n, scale{[]float64{1, 0.5, 0.1}, []float64{0, 0.5, 0.3}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if formatted, err := format.Source(source); err != nil || !bytes.Equal(formatted, source) {
-		t.Errorf("it is not as gofmt has it: %v", err)
+		t.Errorf("the file is not formatted: %v", err)
 	}
 	const rest = `package prune
 const hidden = 2
@@ -76,7 +76,7 @@ type perceptron struct {
 		files = append(files, file)
 	}
 	if !ast.IsGenerated(files[0]) {
-		t.Error("tools cannot tell that it is generated")
+		t.Error("the file is not marked as generated")
 	}
 	checker := types.Config{Importer: importer.Default()}
 	if _, err := checker.Check("prune", set, files, nil); err != nil {
@@ -84,10 +84,10 @@ type perceptron struct {
 	}
 }
 
-func TestWeightsThatAreNoNumbersAreRefused(t *testing.T) {
+func TestInvalidWeightsAreRefused(t *testing.T) {
 	n := newNetwork(1, 1)
 	n.all[0] = math.NaN()
 	if _, err := weightsFile(shape{[]string{"always"}, 1}, n, scale{[]float64{1}, []float64{0}}); err == nil {
-		t.Error("there is a file")
+		t.Error("no error for a weight that is NaN")
 	}
 }

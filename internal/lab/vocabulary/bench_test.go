@@ -43,8 +43,8 @@ func BenchmarkCount(b *testing.B) {
 	}
 }
 
-// measure reports megabytes in a second of processor time, too, since other processes
-// may use the processors.
+// measure also reports megabytes per second of processor time, which does not depend on other
+// processes.
 func measure(b *testing.B, text string, count func(string) int) {
 	b.SetBytes(int64(len(text)))
 	b.ReportAllocs()
@@ -68,7 +68,7 @@ func processorTime(b *testing.B) time.Duration {
 
 const megabyte = 1_000_000
 
-// files returns a megabyte of files, again from the first one if they have less.
+// files returns a megabyte of files, repeated if they have less.
 func files(b *testing.B, pattern string) string {
 	paths, err := filepath.Glob(pattern)
 	if err != nil || len(paths) == 0 {
@@ -108,8 +108,10 @@ func cut(text string) string {
 func logLine(random *rand.Rand, i int) string {
 	level := []string{"INFO", "INFO", "DEBUG", "WARN", "ERROR"}[random.IntN(5)]
 	path := []string{"/v1/orders", "/v1/users", "/healthz", "/v1/carts/items"}[random.IntN(4)]
-	return fmt.Sprintf("2026-03-%02dT%02d:%02d:%02d.%06dZ %-5s shop[%d]: request handled method=GET path=%s/%d status=%d duration=%dms trace=%016x",
-		1+i/86400%28, i/3600%24, i/60%60, i%60, random.IntN(1e6), level, 1000+random.IntN(50), path, random.IntN(1e5), 200+random.IntN(4)*100, random.IntN(900), random.Uint64())
+	return fmt.Sprintf("2026-03-%02dT%02d:%02d:%02d.%06dZ %-5s shop[%d]: request handled method=GET path=%s/%d "+
+		"status=%d duration=%dms trace=%016x",
+		1+i/86400%28, i/3600%24, i/60%60, i%60, random.IntN(1e6), level, 1000+random.IntN(50), path, random.IntN(1e5),
+		200+random.IntN(4)*100, random.IntN(900), random.Uint64())
 }
 
 func base64Line(random *rand.Rand) string {
@@ -123,8 +125,10 @@ func base64Line(random *rand.Rand) string {
 func jsonLine(random *rand.Rand, i int) string {
 	line, _ := json.Marshal(map[string]any{
 		"id": i, "uuid": fmt.Sprintf("%08x-%04x-4%03x", random.Uint32(), random.Uint32N(1<<16), random.Uint32N(1<<12)),
-		"name": "item " + string(rune('a'+random.IntN(26))), "price": random.Float64() * 100, "tags": []string{"new", "sale", "garden"}[:random.IntN(4)],
-		"address": map[string]any{"street": "Main Street", "number": random.IntN(200), "city": "Springfield"}, "active": i%3 == 0, "parent": nil,
+		"name": "item " + string(rune('a'+random.IntN(26))), "price": random.Float64() * 100, "tags": []string{"new", "sale",
+			"garden"}[:random.IntN(4)],
+		"address": map[string]any{"street": "Main Street", "number": random.IntN(200), "city": "Springfield"},
+		"active":  i%3 == 0, "parent": nil,
 	})
 	return string(line)
 }

@@ -1,8 +1,8 @@
-// Command vocabulary writes the table by which package tokens merges tokens:
+// Command vocabulary writes the table of token merges for package tokens:
 //
 //	go -C internal/lab run ./vocabulary [-out ../tokens/o200k_base.merges]
 //
-// The vocabulary is OpenAI's o200k_base, as the module tiktoken-go-loader has it.
+// The vocabulary is OpenAI's o200k_base, from the module tiktoken-go-loader.
 package main
 
 import (
@@ -16,7 +16,7 @@ import (
 )
 
 func main() {
-	out := flag.String("out", "../tokens/o200k_base.merges", "the `file` to write")
+	out := flag.String("out", "../tokens/o200k_base.merges", "`file` to write")
 	flag.Parse()
 	if err := run(*out); err != nil {
 		fmt.Fprintln(os.Stderr, "vocabulary:", err)
@@ -44,13 +44,11 @@ func pack() ([]byte, error) {
 	return tokens.Pack(merges)
 }
 
-// mergesOf returns for each token of more than a byte the two tokens that it is merged
-// from.
+// mergesOf returns, for each token of more than one byte, the two tokens that it is merged from.
 //
-// The vocabulary says of any two tokens whether they can be merged: if their bytes
-// together are a token. But only one such pair comes up for each token. As long as what
-// is around these bytes is not merged with any of them, they are merged as if they were
-// alone, so it is the pair that is left last then.
+// In the vocabulary, two tokens can be merged if their concatenation is a token. But for each
+// token, only one such pair occurs: as long as its bytes are not merged with bytes around
+// them, they are merged as if they were alone. It is the pair that remains last then.
 func mergesOf(ranks map[string]int) ([]tokens.Merge, error) {
 	for b := range 256 {
 		if rank, ok := ranks[string([]byte{byte(b)})]; !ok || rank >= 256 {
@@ -70,31 +68,31 @@ func mergesOf(ranks map[string]int) ([]tokens.Merge, error) {
 		}
 		left, right, ok := lastPair(token, ranks)
 		if !ok {
-			return nil, fmt.Errorf("no merges lead to token %q", token)
+			return nil, fmt.Errorf("no merges produce token %q", token)
 		}
 		merges = append(merges, tokens.Merge{Left: id(left), Right: id(right), Token: id(token)})
 	}
 	return merges, nil
 }
 
-// lastPair merges the bytes of a token until two are left.
+// lastPair merges the bytes of a token until two parts are left.
 func lastPair(token string, ranks map[string]int) (left, right string, ok bool) {
 	parts := make([]string, len(token))
 	for i := range len(token) {
 		parts[i] = token[i : i+1]
 	}
 	for len(parts) > 2 {
-		lowest, at := len(ranks), -1
+		lowest, best := len(ranks), -1
 		for i := range len(parts) - 1 {
 			if rank, ok := ranks[parts[i]+parts[i+1]]; ok && rank < lowest {
-				lowest, at = rank, i
+				lowest, best = rank, i
 			}
 		}
-		if at < 0 {
+		if best < 0 {
 			return "", "", false
 		}
-		parts[at] += parts[at+1]
-		parts = append(parts[:at+1], parts[at+2:]...)
+		parts[best] += parts[best+1]
+		parts = append(parts[:best+1], parts[best+2:]...)
 	}
 	return parts[0], parts[1], true
 }

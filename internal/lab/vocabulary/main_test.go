@@ -19,7 +19,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 )
 
-// encoding is the tokenizer to compare with.
+// encoding is the reference tokenizer.
 var encoding = sync.OnceValue(func() *tiktoken.Tiktoken {
 	tiktoken.SetBpeLoader(loader.NewOfflineLoader())
 	e, err := tiktoken.GetEncoding("o200k_base")
@@ -29,17 +29,17 @@ var encoding = sync.OnceValue(func() *tiktoken.Tiktoken {
 	return e
 })
 
-// compare reports whether a text has as many tokens as it should.
+// compare reports whether a text has as many tokens as with the reference tokenizer.
 func compare(t *testing.T, name, text string) bool {
 	t.Helper()
 	got, want := tokens.Count(text), len(encoding().EncodeOrdinary(text))
 	if got != want {
-		t.Errorf("%s: %d tokens, want %d; %.300q", name, got, want, text)
+		t.Errorf("%s: got %d tokens, want %d; %.300q", name, got, want, text)
 	}
 	return got == want
 }
 
-func TestTableIsOfThisVocabulary(t *testing.T) {
+func TestTableIsUpToDate(t *testing.T) {
 	want, err := pack()
 	if err != nil {
 		t.Fatal(err)
@@ -49,11 +49,12 @@ func TestTableIsOfThisVocabulary(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got, want) {
-		t.Error("the table is not what this command writes")
+		t.Error("the table differs from the output of this command")
 	}
 }
 
-// Many tokens are not a piece of a text, and some are not UTF-8.
+// TestTokensOfVocabulary counts each token as a text. Some are several pieces; those that are not
+// UTF-8 are skipped.
 func TestTokensOfVocabulary(t *testing.T) {
 	ranks, err := loader.NewOfflineLoader().LoadTiktokenBpe("o200k_base.tiktoken")
 	if err != nil {
@@ -70,13 +71,13 @@ func TestTextsOfThisRepository(t *testing.T) {
 	compareTree(t, "../../..", "", 1)
 }
 
-// TestTextsOfGo takes a file in twenty, because tiktoken-go is slow. With -every=1 it takes
-// all of them.
+// TestTextsOfGo compares one file in twenty, because tiktoken-go is slow. With -every=1, it
+// compares all.
 func TestTextsOfGo(t *testing.T) {
 	compareTree(t, goSources(t), ".go", *every)
 }
 
-// goSources returns the folder of Go's library.
+// goSources returns the directory of Go's standard library.
 func goSources(t testing.TB) string {
 	root, err := exec.Command("go", "env", "GOROOT").Output()
 	if err != nil {
@@ -85,9 +86,9 @@ func goSources(t testing.TB) string {
 	return filepath.Join(strings.TrimSpace(string(root)), "src")
 }
 
-var every = flag.Int("every", 20, "of how many files of Go one is compared")
+var every = flag.Int("every", 20, "compare every `n`th file of Go")
 
-// compareTree compares texts below a folder whose names end with suffix.
+// compareTree compares every nth text below a directory whose name ends with suffix.
 func compareTree(t *testing.T, root, suffix string, every int) {
 	found, files, size := 0, 0, 0
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
@@ -103,7 +104,8 @@ func compareTree(t *testing.T, root, suffix string, every int) {
 		case !entry.Type().IsRegular() || !strings.HasSuffix(path, suffix):
 			return nil
 		}
-		if found++; found%every != 0 {
+		found++
+		if found%every != 0 {
 			return nil
 		}
 		text, err := os.ReadFile(path)
@@ -120,8 +122,8 @@ func compareTree(t *testing.T, root, suffix string, every int) {
 	t.Logf("%d files, %d bytes", files, size)
 }
 
-// alphabets are what random texts are made of. tiktoken-go does not take 'ſ for 's, as
-// tiktoken does, so ſ is not among the letters.
+// alphabets are the characters of random texts. Unlike tiktoken, tiktoken-go does not treat 'ſ
+// as 's, so ſ is not among them.
 var alphabets = []string{
 	" \t\n\r\v\f\u0085\u00a0\u1680\u2003\u2028\u3000",
 	"  \n",
@@ -132,10 +134,11 @@ var alphabets = []string{
 	"абвгдежз", "АБВГДЕЖЗ", "αβγδ", "ΑΒΓΔ",
 	"中文字符日本語漢字", "ひらがなカタカナ", "한국어조선말",
 	"אבגד", "ابتث", "ไทยภาษา", "हिन्दीक्षि",
-	"\u0301\u0308\u0323\u20dd\u0903\ufe0f\u200d", "👍🏽👩‍💻🇩🇪😀", "“”‘’–—…€£¥©®™", "\x00\x01\x7f\u0080\u200b\ufeff\ufffd\ue000\U0010ffff",
+	"\u0301\u0308\u0323\u20dd\u0903\ufe0f\u200d", "👍🏽👩‍💻🇩🇪😀", "“”‘’–—…€£¥©®™",
+	"\x00\x01\x7f\u0080\u200b\ufeff\ufffd\ue000\U0010ffff",
 }
 
-// randomText returns a text of words, each of one alphabet or of any characters.
+// randomText returns a text of words, each with characters of one alphabet or with any characters.
 func randomText(random *rand.Rand) string {
 	var b strings.Builder
 	for range 1 + random.IntN(12) {
@@ -161,7 +164,7 @@ func TestRandomTexts(t *testing.T) {
 	}
 }
 
-// Bytes that are not UTF-8 count as U+FFFD each.
+// TestRandomBytes checks that each byte that is not UTF-8 counts as U+FFFD.
 func TestRandomBytes(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 20_000 {
@@ -175,10 +178,11 @@ func TestRandomBytes(t *testing.T) {
 	}
 }
 
-// Long pieces are merged in parts.
+// TestLongPieces checks long pieces, which are merged in parts.
 func TestLongPieces(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
-	for _, unit := range []string{"a", " ", "\n", "=", "-", "ab", "aab", "the", "abc", "lo", "中", "中文", "zzzy", "哈", "\n ", "()", "=-", "ing", "ation"} {
+	for _, unit := range []string{"a", " ", "\n", "=", "-", "ab", "aab", "the", "abc", "lo", "中", "中文", "zzzy", "哈",
+		"\n ", "()", "=-", "ing", "ation"} {
 		for range 3 {
 			compare(t, unit, strings.Repeat(unit, 1+random.IntN(4000/len(unit))))
 		}

@@ -11,17 +11,18 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
 )
 
-// padded returns before and after with as much between them as makes n tokens.
+// padded returns before and after with padding between them, n tokens in total.
 func padded(before string, n int, after string) []byte {
 	return []byte(before + strings.Repeat("x", n*chat.CharsPerToken-len(before)-len(after)) + after)
 }
 
-// tinyRun has three turns: 1,000 tokens to begin with, replies of 50 tokens, and
-// results of 100, 200 and 300.
+// tinyRun returns a run of three turns: an opening of 1,000 tokens, replies of 50 tokens,
+// and results of 100, 200 and 300.
 func tinyRun() run {
 	tinyTurn := func(id string, tokens int) turn {
 		return turn{
-			reply:   padded(`,{"role":"assistant","tool_calls":[{"id":"`+id+`","function":{"name":"shell","arguments":"`, 50, `"}}]}`),
+			reply: padded(`,{"role":"assistant","tool_calls":[{"id":"`+id+`","function":{"name":"shell","arguments":"`, 50,
+				`"}}]}`),
 			results: padded(`,{"role":"tool","tool_call_id":"`+id+`","content":"`, tokens, `"}`),
 		}
 	}
@@ -56,20 +57,20 @@ func TestBillOfTinyRun(t *testing.T) {
 		cost    float64
 	}{
 		{
-			name: "each request reads all that was sent before",
+			name: "each request reads everything sent before",
 			want: account{Tokens: bill.Tokens{Read: 1000 + 1150 + 1400, Written: 1000 + 150 + 250 + 350, Output: output}},
 			cost: 355 + 2187.5 + 850,
 		},
 		{
-			name:    "a beginning that is too short for the cache is written again",
+			name:    "a prefix that is too short for the cache is written again",
 			minimum: 1001,
 			want:    account{Tokens: bill.Tokens{Read: 1150 + 1400, Written: 1000 + 1150 + 250 + 350, Output: output}},
 			cost:    255 + 3437.5 + 850,
 		},
 		{
-			// A result has 46 bytes before its content, which are 11 tokens and a bit.
-			// Masked it is 56 bytes, which are 14.
-			name:   "a request that breaks the prefix reads up to the result that is masked",
+			// A result has 46 bytes before its content: 11 tokens and a fraction.
+			// Masked, it has 56 bytes: 14 tokens.
+			name:   "a request that changes the prefix reads up to the masked result",
 			policy: chat.Policy{WindowTurns: 1, Template: masked},
 			want: account{
 				Tokens: bill.Tokens{
@@ -103,12 +104,12 @@ func TestPolicyThatMasksNothingCostsTheSame(t *testing.T) {
 		"no step pays":                {WindowTurns: 8, ClearAtLeast: 1_000_000},
 	} {
 		if got := billOf(t, r, policy, 1024); got != none {
-			t.Errorf("%s: %+v, without masking %+v", name, got, none)
+			t.Errorf("%s: got %+v, want %+v as without masking", name, got, none)
 		}
 	}
 }
 
-// T32: between steps, what was sent stays as it was.
+// T32: between steps, requests do not change what was sent before.
 func TestSteppedBreaksAtStepsOnly(t *testing.T) {
 	var (
 		c      chat.Conversation
@@ -134,16 +135,19 @@ func TestSteppedBreaksAtStepsOnly(t *testing.T) {
 	}
 }
 
-// What the comment of the package says of the runs.
+// TestRunsAreAsDescribed checks the description of runs in the package comment.
 func TestRunsAreAsDescribed(t *testing.T) {
 	for _, test := range []struct {
 		kind                                               kind
 		runs                                               int
 		turns, opening, median, mean, large, kept, precise [2]int
 	}{
-		{recorded[0], 200, [2]int{16, 20}, [2]int{6900, 7300}, [2]int{250, 700}, [2]int{1700, 2500}, [2]int{33, 43}, [2]int{25, 35}, [2]int{4, 7}},
-		{recorded[1], 200, [2]int{17, 21}, [2]int{1200, 1350}, [2]int{180, 280}, [2]int{900, 1300}, [2]int{20, 27}, [2]int{15, 20}, [2]int{10, 14}},
-		{bulky(60), 40, [2]int{60, 60}, [2]int{5500, 5700}, [2]int{1400, 1800}, [2]int{3600, 4600}, [2]int{62, 72}, [2]int{4, 6}, [2]int{4, 6}},
+		{recorded[0], 200, [2]int{16, 20}, [2]int{6900, 7300}, [2]int{250, 700}, [2]int{1700, 2500}, [2]int{33, 43},
+			[2]int{25, 35}, [2]int{4, 7}},
+		{recorded[1], 200, [2]int{17, 21}, [2]int{1200, 1350}, [2]int{180, 280}, [2]int{900, 1300}, [2]int{20, 27},
+			[2]int{15, 20}, [2]int{10, 14}},
+		{bulky(60), 40, [2]int{60, 60}, [2]int{5500, 5700}, [2]int{1400, 1800}, [2]int{3600, 4600}, [2]int{62, 72},
+			[2]int{4, 6}, [2]int{4, 6}},
 	} {
 		t.Run(test.kind.name, func(t *testing.T) {
 			var (
@@ -192,9 +196,9 @@ func between(t *testing.T, what string, got int, want [2]int) {
 	}
 }
 
-// No policy that is recommended raises the bill of a run by more than 5 %, with pauses or
-// without, nor those of runs as they are recorded by more than 2 % in one of a hundred, and
-// long runs become cheaper.
+// TestRecommendedPolicies checks that no recommended policy raises the bill of a run by more
+// than 5 %, with or without pauses, nor the bill of more than one recorded run in a hundred by
+// more than 2 %, and that long runs become cheaper.
 func TestRecommendedPolicies(t *testing.T) {
 	s := settings{prices: bill.Prices{Read: .1, Write: 1.25}, minimum: chat.MinCached, window: 8, turns: []int{60, 150},
 		runs: 100, pauses: 4, seed: 1}
@@ -217,20 +221,22 @@ func TestRecommendedPolicies(t *testing.T) {
 			}
 			for pauses, o := range outcomes[i] {
 				if ratio := o.bill / outcomes[0][pauses].bill; o.raised5 > 0 || ratio > limit {
-					t.Errorf("%s, %s, pauses %d: %.3f of the bill, worst %.3f", k.name, row.name, pauses, ratio, o.worst)
+					t.Errorf("%s, %s, pauses %d: bill is %.3f of that without masking, worst %.3f", k.name, row.name, pauses, ratio,
+						o.worst)
 				}
 			}
 		}
 	}
 	for i, row := range rows {
 		if raised[i] > len(recorded)*s.runs/100 {
-			t.Errorf("%s: %d bills raised by more than 2 %%", row.name, raised[i])
+			t.Errorf("%s: %d bills are more than 2 %% higher", row.name, raised[i])
 		}
 	}
 }
 
 func TestReportIsDeterministic(t *testing.T) {
-	s := settings{prices: bill.Prices{Read: .1, Write: 1.25, Output: 5}, minimum: 1024, window: 2, turns: []int{3, 6}, runs: 2, pauses: 4, seed: 7}
+	s := settings{prices: bill.Prices{Read: .1, Write: 1.25, Output: 5}, minimum: 1024, window: 2, turns: []int{3, 6},
+		runs: 2, pauses: 4, seed: 7}
 	for name, markdown := range map[string]bool{"aligned": false, "markdown": true} {
 		t.Run(name, func(t *testing.T) {
 			var first, second bytes.Buffer
@@ -240,9 +246,10 @@ func TestReportIsDeterministic(t *testing.T) {
 				}
 			}
 			if first.String() != second.String() {
-				t.Errorf("not the same:\n%s%s", &first, &second)
+				t.Errorf("two reports differ:\n%s%s", &first, &second)
 			}
-			for _, want := range []string{"read 0.1, write 1.25, output 5; window 2 turns; 4% of requests after a pause; seed 7", "patches: 2 runs",
+			for _, want := range []string{
+				"read 0.1, write 1.25, output 5; window 2 turns; 4% of requests after a pause; seed 7", "patches: 2 runs",
 				"bulky, 3 turns: 1 runs", "bulky, 6 turns", "sliding"} {
 				if !strings.Contains(first.String(), want) {
 					t.Errorf("%q is missing in:\n%s", want, &first)
@@ -252,7 +259,7 @@ func TestReportIsDeterministic(t *testing.T) {
 	}
 }
 
-func TestImpossibleSettings(t *testing.T) {
+func TestInvalidSettings(t *testing.T) {
 	good := settings{prices: bill.Prices{Read: .1, Write: 1.25}, window: 8, turns: []int{1}, runs: 1}
 	for flag, spoil := range map[string]func(*settings){
 		"-read":   func(s *settings) { s.prices.Read = 2 },
@@ -264,7 +271,7 @@ func TestImpossibleSettings(t *testing.T) {
 		bad := good
 		spoil(&bad)
 		if err := bad.validate(); err == nil || !strings.Contains(err.Error(), flag) {
-			t.Errorf("%s: got %v", flag, err)
+			t.Errorf("%s: got error %v", flag, err)
 		}
 	}
 	if err := good.validate(); err != nil {
@@ -272,7 +279,7 @@ func TestImpossibleSettings(t *testing.T) {
 	}
 	for _, list := range []string{"", "20,", "0", "-1", "x"} {
 		if err := new(settings).parseTurns(list); err == nil {
-			t.Errorf("-turns %q was taken", list)
+			t.Errorf("-turns %q was accepted", list)
 		}
 	}
 }

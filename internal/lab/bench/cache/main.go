@@ -1,51 +1,49 @@
-// Command cache reports what masking old tool results costs with a provider that
-// bills the beginning of a prompt less if it has seen it before:
+// Command cache reports what masking old tool results costs with a provider that charges
+// less for a cached prefix of a prompt:
 //
 //	go -C internal/lab run ./bench/cache [-read 0.1] [-write 1.25] [-output 0] [-turns 60,150] [-pauses 4] [-markdown]
 //
-// Nothing is measured here but counted: the same flags give the same figures on
-// every machine. The runs are made up; the masking is that of package chat, done
-// to the bytes of every request. For runs of your own there is caddy
-// mask-conversation --bill.
+// It counts instead of measuring: the same flags give the same figures on every machine. The
+// runs are generated. The masking is that of package chat, applied to the bytes of every
+// request. For your own runs, use caddy mask-conversation --bill.
 //
 // # The cache
 //
-// A token is 4 bytes of the request. What a request has in common with the one
-// before it, from the first byte on, is read from the cache, if that is at least
-// -minimum tokens; all the rest is written to it. A token costs -read, -write or,
-// if the model says it, -output; the unit is a token of input without a cache.
-// Each run is billed twice: without pauses, so that nothing expires, and with a pause
-// before -pauses percent of its requests, after which the cache has nothing.
-// This is simpler than what providers do:
+// A token is 4 bytes of the request. The prefix that a request shares with the previous one
+// is read from the cache if it has at least -minimum tokens. The rest is written to the
+// cache. A token costs -read, -write or, in replies of the model, -output, relative to a
+// token of input without a cache. Each run is billed twice: without pauses, so that nothing
+// expires, and with a pause before -pauses percent of its requests, which empties the cache.
+// This is simpler than real providers:
 //
-//   - There is one breakpoint, at the end of the prompt, and the common beginning
-//     is found wherever it ends. Some providers find it only at breakpoints, or
-//     count it in blocks of many tokens; breaks then cost more than here.
-//   - Each run begins with an empty cache, although others may have sent the same
-//     tools and system prompt.
-//   - What is too short to be cached costs as much as what is written.
-//   - The model says the same whatever is masked. If it asks again for what it no
-//     longer sees, that is not in the figures, nor is what it thinks unseen.
+//   - There is one breakpoint, at the end of the prompt, and the common prefix may end
+//     anywhere. Some providers find it only at breakpoints, or count it in blocks of many
+//     tokens. With these, a changed prefix costs more than here.
+//   - Each run starts with an empty cache, although others may have sent the same tools and
+//     system prompt.
+//   - A prefix that is too short for the cache costs as much as a written one.
+//   - The model gives the same replies whatever is masked. Repeated calls for results that
+//     it no longer sees are not included, nor is hidden reasoning.
 //
 // # The runs
 //
-// Some are as runs of agents were recorded: their lengths, replies and results have
-// the same quantiles, as many results are errors or mention an exception, and runs
-// differ in how much they read as those did. Patches are issues of Java projects,
-// tools and instructions take 7,000 tokens, half of the results have less than 300
-// characters, half of the runs less than 18 turns, none more than 59. Those of at least
-// 40 turns read less, and are shown once more by themselves. Terminal are the tasks of a
-// terminal benchmark, with 1,250 tokens to begin with.
+// Some kinds follow recorded runs of agents: lengths, replies and results have the same
+// quantiles, the same share of results are errors or mention an exception, and runs differ
+// as much in how much they read. "Patches" are issues of Java projects: tools and
+// instructions take 7,000 tokens, half of the results have less than 300 characters, half of
+// the runs have less than 18 turns, and none has more than 59. Runs of at least 40 turns read
+// less; the report shows them separately, too. "Terminal" are tasks of a terminal benchmark
+// that start with 1,250 tokens.
 //
-// Bulky runs read much, and have as many turns as -turns has it: tools and instructions
-// of 5,600 tokens, a text with a median of 40 tokens in each turn, and one call, in a
-// fifth of the turns two or three. The results of read_file (50 %), shell (25 %) and grep
-// (13 %) are lognormal with a median of 2,070 characters, in runs of more than 60 turns
-// more, and σ = 1.35, cut at 60,000; those of edit_file (12 %) have a median of 80. One
-// in twenty is an error. There is one of them for every ten of the others.
+// "Bulky" runs read much and have -turns turns: tools and instructions of 5,600 tokens, a
+// text with a median of 40 tokens in each turn, and one call, or two or three in a fifth of
+// the turns. Sizes of results of read_file (50 %), shell (25 %) and grep (13 %) are lognormal
+// with a median of 2,070 characters, more in runs of more than 60 turns, and σ = 1.35, cut at
+// 60,000. Results of edit_file (12 %) have a median of 80. One in twenty is an error. There
+// is one bulky run for every ten of the others.
 //
-// A run ends with an answer without a call, so it has one request more than turns.
-// Every policy gets the same runs.
+// A run ends with a reply without a call, so it has one request more than turns. Every policy
+// gets the same runs.
 package main
 
 import (
@@ -63,14 +61,14 @@ import (
 
 func main() {
 	var s settings
-	flag.Float64Var(&s.prices.Read, "read", chat.DefaultReadPrice, "price of a token that the cache has")
-	flag.Float64Var(&s.prices.Write, "write", chat.DefaultWritePrice, "price of a token that it has not")
-	flag.Float64Var(&s.prices.Output, "output", 0, "price of a token of the model's")
-	flag.IntVar(&s.minimum, "minimum", chat.MinCached, "how many `tokens` a cached beginning has at least")
-	flag.IntVar(&s.window, "window", chat.DefaultWindowTurns, "how many `turns` no policy masks")
-	flag.IntVar(&s.runs, "runs", 200, "how many runs of each kind, and ten times as many as of bulky ones")
-	flag.IntVar(&s.pauses, "pauses", 4, "`percent` of the requests that come when the cache has expired")
-	flag.Uint64Var(&s.seed, "seed", 1, "what the runs are made from")
+	flag.Float64Var(&s.prices.Read, "read", chat.DefaultReadPrice, "`price` of a cached token")
+	flag.Float64Var(&s.prices.Write, "write", chat.DefaultWritePrice, "`price` of a token that is not cached")
+	flag.Float64Var(&s.prices.Output, "output", 0, "`price` of a token in a reply of the model")
+	flag.IntVar(&s.minimum, "minimum", chat.MinCached, "minimum `tokens` of a cached prefix")
+	flag.IntVar(&s.window, "window", chat.DefaultWindowTurns, "recent `turns` that no policy masks")
+	flag.IntVar(&s.runs, "runs", 200, "`number` of runs of each kind; bulky kinds have a tenth of it")
+	flag.IntVar(&s.pauses, "pauses", 4, "`percent` of requests after the cache has expired")
+	flag.Uint64Var(&s.seed, "seed", 1, "`seed` of the random runs")
 	turns := flag.String("turns", "60,150", "lengths of bulky runs")
 	markdown := flag.Bool("markdown", false, "print a table in Markdown")
 	flag.Parse()
@@ -109,20 +107,20 @@ func (s *settings) parseTurns(list string) error {
 func (s *settings) validate() error {
 	switch {
 	case s.prices.Read <= 0 || s.prices.Read >= s.prices.Write:
-		return errors.New("-read and -write: reading must cost something, and less than writing")
+		return errors.New("-read: -read must be positive and less than -write")
 	case s.prices.Output < 0:
-		return errors.New("-output: a price is not negative")
+		return errors.New("-output: must not be negative")
 	case s.window < 1:
-		return errors.New("-window: without one nothing is masked")
+		return errors.New("-window: must be at least 1")
 	case s.runs < 1:
-		return errors.New("-runs: there must be one")
+		return errors.New("-runs: must be at least 1")
 	case s.pauses < 0 || s.pauses > 100:
-		return errors.New("-pauses: not a percentage")
+		return errors.New("-pauses: must be between 0 and 100")
 	}
 	return nil
 }
 
-// kinds returns the kinds of runs, each with how many there are.
+// kinds returns the kinds of runs, with their numbers.
 func (s *settings) kinds() (kinds []kind) {
 	for _, k := range recorded {
 		k.runs = s.runs
@@ -147,7 +145,7 @@ type row struct {
 	policy      chat.Policy
 }
 
-// rows returns the policies to compare. The first is what they are compared with.
+// rows returns the policies to compare. The first is the baseline.
 func (s *settings) rows() []row {
 	sliding := chat.Policy{WindowTurns: s.window, KeepErrors: chat.ErrorsOn}
 	stepped := sliding

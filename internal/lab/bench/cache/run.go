@@ -10,22 +10,22 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/chat"
 )
 
-// A run is what an agent and a model say to each other, as it stands in requests
-// in OpenAI's chat format.
+// A run is the conversation of an agent with a model, as JSON of requests in OpenAI's chat
+// format.
 type run struct {
 	opening []byte // tools, system prompt and question
 	turns   []turn
-	answer  []byte // ends the run, so no request has it
+	answer  []byte // last reply, not part of any request
 }
 
-// A turn is a reply with calls, and what the tools answer to them.
+// A turn is a reply with tool calls, and the results of the tools.
 type turn struct{ reply, results []byte }
 
-// closing ends each request. All before it stands in the next one, too.
+// closing ends each request. Everything before it is also in the next request.
 const closing = `]}`
 
-// requests returns the requests of a run, each with the model's reply to it. A
-// request is good until the next one.
+// requests returns the requests of a run, each with the model's reply. A request is valid
+// until the next one.
 func (r run) requests() iter.Seq2[[]byte, []byte] {
 	return func(yield func(body, reply []byte) bool) {
 		body := append([]byte(nil), r.opening...)
@@ -39,30 +39,30 @@ func (r run) requests() iter.Seq2[[]byte, []byte] {
 	}
 }
 
-// A kind is what runs are like: see the comment of the package. Sizes are in characters.
+// A kind describes a group of runs: see the package comment. Sizes are in characters.
 type kind struct {
 	name    string
-	runs    int // of this kind
+	runs    int // number of runs
 	turns   distribution
 	opening int // tools, system prompt and question
 	reply   distribution
 	tools   []tool
-	small   lognormal // the less, the more of the results of a run are large
-	long    lognormal // the same in runs of 40 turns and more
+	small   lognormal // exponent for result sizes: the higher, the smaller the results of a run
+	long    lognormal // the same for runs of 40 turns and more
 	several int       // percent of turns with more than one call
 }
 
-// A tool is one that the model may call, and how long its results are.
+// A tool is a tool that the model may call.
 type tool struct {
 	name    string
-	percent int // of all calls
+	percent int // share of all calls
 	result  distribution
-	huge    int // of 1,000 results have 20,000 characters and more
-	failed  int // percent of its results that are errors: these have 600 characters at most
-	mention int // percent of those of 1,000 characters and more that mention an exception
+	huge    int // results per 1,000 with 20,000 characters or more
+	failed  int // percent of results that are errors, of 600 characters at most
+	mention int // percent of results of 1,000 characters or more that mention an exception
 }
 
-// bulky runs read much, and the more the longer they are.
+// bulky returns a kind of runs that read much, the more the longer they are.
 func bulky(turns int) kind {
 	source := lognormal{median: 2070 * math.Pow(float64(turns)/60, 0.35), spread: 1.35, most: 60_000}
 	return kind{
@@ -80,8 +80,8 @@ func bulky(turns int) kind {
 	}
 }
 
-// Runs as they were recorded: the quantiles are those of 359 runs of SWE-agent on issues of
-// Java projects, and of 161 of mini-swe-agent on Terminal-Bench, all of at least 9 turns.
+// recorded are kinds of recorded runs: the quantiles are those of 359 runs of SWE-agent on
+// issues of Java projects, and of 161 of mini-swe-agent on Terminal-Bench, all of at least 9 turns.
 var recorded = []kind{
 	{
 		name:    "patches",
@@ -89,7 +89,8 @@ var recorded = []kind{
 		opening: 28_600,
 		reply:   quantiles{22, 160, 200, 230, 270, 313, 380, 480, 630, 933, 4000},
 		tools: []tool{
-			{name: "shell", percent: 100, result: quantiles{74, 155, 175, 194, 219, 300, 693, 1703, 3690, 4610, 8000}, huge: 4, failed: 5, mention: 69},
+			{name: "shell", percent: 100, result: quantiles{74, 155, 175, 194, 219, 300, 693, 1703, 3690, 4610, 8000}, huge: 4,
+				failed: 5, mention: 69},
 		},
 		small: lognormal{median: 0.75, spread: 0.7, most: 30},
 		long:  lognormal{median: 2.6, spread: 1.2, most: 30},
@@ -100,15 +101,16 @@ var recorded = []kind{
 		opening: 5000,
 		reply:   quantiles{12, 331, 480, 600, 700, 825, 1000, 1400, 2300, 4645, 8000},
 		tools: []tool{
-			{name: "shell", percent: 100, result: quantiles{1, 45, 45, 76, 117, 212, 337, 607, 1205, 3417, 10_000}, failed: 12, mention: 24},
+			{name: "shell", percent: 100, result: quantiles{1, 45, 45, 76, 117, 212, 337, 607, 1205, 3417, 10_000}, failed: 12,
+				mention: 24},
 		},
 		small: lognormal{median: 1, spread: 0.4, most: 30},
 		long:  lognormal{median: 1, spread: 0.4, most: 30},
 	},
 }
 
-// A distribution is what numbers are drawn from. They are the smaller the higher an exponent
-// above 1 is, if the distribution allows that.
+// A distribution draws random numbers. The higher the exponent small is above 1, the smaller
+// they are, if the distribution supports that.
 type distribution interface {
 	draw(w writer, small float64) float64
 }
@@ -123,16 +125,16 @@ func (l lognormal) draw(w writer, _ float64) float64 {
 	return min(l.median*math.Exp(l.spread*w.NormFloat64()), l.most)
 }
 
-// quantiles are a distribution by its eleven deciles, the least and the most included.
+// quantiles are a distribution given by its minimum, nine deciles and maximum.
 type quantiles [11]float64
 
 func (q quantiles) draw(w writer, small float64) float64 {
-	at := 10 * math.Pow(w.Float64(), small)
-	i := int(at)
-	return q[i] * math.Pow(q[i+1]/q[i], at-float64(i))
+	position := 10 * math.Pow(w.Float64(), small)
+	i := int(position)
+	return q[i] * math.Pow(q[i+1]/q[i], position-float64(i))
 }
 
-// A writer makes up what is said.
+// A writer generates texts.
 type writer struct{ *rand.Rand }
 
 func newRun(seed, number uint64, k kind) run {
@@ -145,7 +147,7 @@ func newRun(seed, number uint64, k kind) run {
 	r := run{opening: w.opening(k)}
 	phase := 1.0
 	for range turns {
-		if w.IntN(8) == 0 { // now the agent reads more, or less
+		if w.IntN(8) == 0 { // from here on, the agent reads more or less
 			phase = lognormal{median: 1, spread: 0.4, most: 30}.draw(w, 1)
 		}
 		r.turns = append(r.turns, w.turn(k, small*phase))
@@ -154,7 +156,7 @@ func newRun(seed, number uint64, k kind) run {
 	return r
 }
 
-// opening has the tools before the messages: so providers put them together.
+// opening returns the start of all requests. Tools precede messages, as in providers' prompts.
 func (w writer) opening(k kind) []byte {
 	b := []byte(`{"model":"sample","tools":[`)
 	for i, t := range k.tools {
@@ -176,13 +178,15 @@ func (w writer) turn(k kind, small float64) turn {
 	if w.IntN(100) < k.several {
 		calls = 2 + w.IntN(2)
 	}
-	t := turn{reply: fmt.Appendf(nil, `,{"role":"assistant","content":"%s","tool_calls":[`, w.text(int(k.reply.draw(w, 1))))}
+	t := turn{reply: fmt.Appendf(nil, `,{"role":"assistant","content":"%s","tool_calls":[`,
+		w.text(int(k.reply.draw(w, 1))))}
 	for i := range calls {
 		if i > 0 {
 			t.reply = append(t.reply, ',')
 		}
 		tool, id := w.tool(k), w.id()
-		t.reply = fmt.Appendf(t.reply, `{"id":"%s","type":"function","function":{"name":"%s","arguments":"{\"query\":\"%s\"}"}}`,
+		t.reply = fmt.Appendf(t.reply, `{"id":"%s","type":"function","function":{"name":"%s",`+
+			`"arguments":"{\"query\":\"%s\"}"}}`,
 			id, tool.name, strings.ReplaceAll(w.text(argumentChars), `\n`, " "))
 		t.results = fmt.Appendf(t.results, `,{"role":"tool","tool_call_id":"%s","content":"%s"}`, id, w.result(tool, small))
 	}
@@ -197,10 +201,10 @@ func (w writer) tool(k kind) tool {
 			return t
 		}
 	}
-	panic("percents do not make a hundred")
+	panic("percentages do not add up to 100")
 }
 
-// id returns an id such as those of OpenAI.
+// id returns an id like those of OpenAI.
 func (w writer) id() string {
 	const digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 	b := []byte("call_")
@@ -229,8 +233,7 @@ func (w writer) result(t tool, small float64) string {
 	return w.text(size)
 }
 
-// lines are what all texts are made of. None looks like an error, or has anything
-// that JSON spells otherwise.
+// lines are the lines of all texts. None looks like an error or needs escapes in JSON.
 var lines = []string{
 	"func (s *Server) Accept(ctx context.Context, conn net.Conn) (*Session, bool) {",
 	"    session := s.sessions.Open(conn.RemoteAddr(), s.clock.Now())",
@@ -245,7 +248,7 @@ var lines = []string{
 	"The ledger adds up the lines of an order when it is closed, and not before.",
 }
 
-// text returns n characters, spelled as between the quotes of JSON.
+// text returns n characters, escaped for a JSON string.
 func (w writer) text(n int) string {
 	var b strings.Builder
 	for i := w.IntN(len(lines)); n > 0; i++ {

@@ -10,12 +10,12 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/jsonspan"
 )
 
-// An outcome is what all runs of a kind have cost with a policy.
+// An outcome sums up the costs of all runs of a kind with a policy.
 type outcome struct {
 	bill, tokens     float64
-	breaks           int     // how often something was sent otherwise than before
-	worst            float64 // bill of a run, relative to no masking
-	raised2, raised5 int     // runs whose bill is higher by more than so many percent
+	breaks           int     // how often a request changed what was sent before
+	worst            float64 // highest bill of a run, relative to no masking
+	raised2, raised5 int     // runs whose bill is more than 2 or 5 percent higher
 }
 
 func (o *outcome) add(a account, prices bill.Prices, unmasked float64) {
@@ -33,7 +33,7 @@ func (o *outcome) add(a account, prices bill.Prices, unmasked float64) {
 	}
 }
 
-// simulate returns the outcomes of each policy, without pauses and with them.
+// simulate returns the outcomes of each policy: without pauses, and with them.
 func simulate(s settings, k kind, rows []row) ([][2]outcome, error) {
 	var c chat.Conversation
 	outcomes := make([][2]outcome, len(rows))
@@ -53,18 +53,18 @@ func simulate(s settings, k kind, rows []row) ([][2]outcome, error) {
 	return outcomes, nil
 }
 
-// An account is what a provider bills for the requests of a policy.
+// An account is the usage that a provider bills for the requests of a policy.
 type account struct {
 	bill.Tokens
 	breaks int
 }
 
-// A session is the requests of a run as a policy lets them through.
+// A session is the state of a run with one policy.
 type session struct {
 	policy   *chat.Policy
 	progress chat.Progress
 	cache    bill.Cache
-	before   int // bytes of the last request
+	before   int // length of the last request in bytes
 	account  account
 }
 
@@ -76,21 +76,21 @@ func openSessions(rows []row, minimum int) []session {
 	return sessions
 }
 
-// play sends every request of a run in all sessions, of which some come after a pause.
+// play sends every request of a run in all sessions. Some requests follow a pause.
 func play(c *chat.Conversation, r run, sessions []session, pauses int) error {
-	at := time.Unix(0, 0)
+	now := time.Unix(0, 0)
 	chance := rand.New(rand.NewPCG(uint64(len(r.opening)), uint64(len(r.turns))))
 	for body, reply := range r.requests() {
-		at = at.Add(10 * time.Second)
+		now = now.Add(10 * time.Second)
 		if chance.IntN(100) < pauses {
-			at = at.Add(2 * bill.TTL)
+			now = now.Add(2 * bill.TTL)
 		}
 		if err := c.Parse(body); err != nil {
 			return err
 		}
 		for i := range sessions {
 			s := &sessions[i]
-			if _, err := s.send(c, body, at); err != nil {
+			if _, err := s.send(c, body, now); err != nil {
 				return err
 			}
 			s.account.Output += len(reply) / chat.CharsPerToken
@@ -99,14 +99,14 @@ func play(c *chat.Conversation, r run, sessions []session, pauses int) error {
 	return nil
 }
 
-// send masks a request that has been read, sends it, and reports whether it
-// breaks with what was sent before.
-func (s *session) send(c *chat.Conversation, body []byte, at time.Time) (broken bool, err error) {
-	plan, progress := c.MaskAfter(s.policy, &s.progress, s.cache.Expired(at))
+// send masks a parsed request and sends it. It reports whether the request changes what was
+// sent before.
+func (s *session) send(c *chat.Conversation, body []byte, now time.Time) (broken bool, err error) {
+	plan, progress := c.MaskAfter(s.policy, &s.progress, s.cache.Expired(now))
 	s.progress = progress
-	billed, shared := s.cache.Send(body, plan.Edits, at)
+	billed, shared := s.cache.Send(body, plan.Edits, now)
 	broken = shared < s.before-len(closing)
-	if broken != plan.Broken { // then one of the two is no good
+	if broken != plan.Broken { // one of the two is wrong
 		return false, fmt.Errorf("turn %d: prefix broken: %t, but the plan says %t", plan.Turns, broken, plan.Broken)
 	}
 	if broken {

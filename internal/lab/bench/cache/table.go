@@ -6,8 +6,7 @@ import (
 	"strings"
 )
 
-// printAligned prints a table whose first row has titles, and whose first column
-// has names.
+// printAligned prints a table as text. The first row has titles, the first column names.
 func printAligned(w io.Writer, table [][]string) {
 	widths := make([]int, len(table[0]))
 	for _, row := range table {

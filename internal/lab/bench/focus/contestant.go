@@ -14,8 +14,8 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
 )
 
-// A contestant answers a task in so many characters: with a text, or with nothing if it
-// refuses.
+// A contestant shortens the text of a task to a number of characters. It returns an empty
+// string if it refuses.
 type contestant struct {
 	name   string
 	answer func(t *task.Task, lines []string, budget int) string
@@ -39,7 +39,7 @@ var contestants = []contestant{
 	}},
 }
 
-// withoutHead returns an answer without the line that says that it was cut.
+// withoutHead returns an answer without its first line if that is the mask's marker.
 func withoutHead(answer string) string {
 	if head, rest, ok := strings.Cut(answer, "\n"); ok && strings.HasPrefix(head, "[KIMI_PROXY_OBSERVATION_MASKED ") {
 		return rest
@@ -47,21 +47,21 @@ func withoutHead(answer string) string {
 	return answer
 }
 
-// A page has the lines that are chosen, and keeps count of the characters.
+// A page collects the lines to keep and counts their characters.
 type page struct {
 	lines []string
 	kept  []bool
-	left  int // characters
+	left  int // characters left
 }
 
 func newPage(lines []string, budget int) *page {
 	return &page{lines, make([]bool, len(lines)), budget - markerChars(lines)}
 }
 
-// markerChars is what a marker takes at most, with the end of its line.
+// markerChars returns the maximum length of a marker, with its line end.
 func markerChars(lines []string) int { return len(marker(len(lines)-1, len(lines)+1)) + 1 }
 
-// add chooses lines if there is room for all of them.
+// add keeps lines if all of them fit.
 func (p *page) add(lines ...int) bool {
 	left, added := p.left, []int(nil)
 	for _, i := range lines {
@@ -113,7 +113,7 @@ func (p *page) String() string {
 	return strings.Join(all, "\n")
 }
 
-// headAndTail keeps lines from both ends in turn.
+// headAndTail keeps lines from both ends, in turn.
 func headAndTail(lines []string, budget int) string {
 	p := newPage(lines, budget)
 	for head, tail := 0, len(lines)-1; head <= tail; {
@@ -129,7 +129,7 @@ func headAndTail(lines []string, budget int) string {
 	return p.String()
 }
 
-// bestFirst returns the numbers of n things by their scores, the best first.
+// bestFirst returns the indexes of scores, highest score first.
 func bestFirst(scores []float64) []int {
 	order := make([]int, len(scores))
 	for i := range order {
@@ -139,8 +139,8 @@ func bestFirst(scores []float64) []int {
 	return order
 }
 
-// bestBlocks keeps the blocks that BM25 ranks first. Of one that does not fit, it keeps
-// the first lines.
+// bestBlocks keeps the blocks that BM25 ranks first. If a block does not fit, it keeps the
+// first lines of it.
 func bestBlocks(goal string, lines []string, budget int) string {
 	blocks := paragraphs(lines)
 	texts := make([][]string, len(blocks))
@@ -155,10 +155,10 @@ func bestBlocks(goal string, lines []string, budget int) string {
 	return p.String()
 }
 
-// minBlock is how many lines a block has at least: a single paragraph of code tells little.
+// minBlock is the minimum number of lines in a block. A single paragraph of code says little.
 const minBlock = 10
 
-// paragraphs divides a text at blank lines into blocks that are not too short.
+// paragraphs splits a text at blank lines into blocks of at least minBlock lines.
 func paragraphs(lines []string) []span {
 	all := []span{{0, 1}}
 	for i := 1; i < len(lines); i++ {

@@ -15,7 +15,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
-// sample returns a task that needs one line of n, beside which nothing is said of it.
+// sample returns a task with n lines that needs one of them. Only that line mentions the goal.
 func sample(n, needed int) *task.Task {
 	var b strings.Builder
 	for i := 1; i <= n; i++ {
@@ -41,17 +41,17 @@ func TestContestants(t *testing.T) {
 				lines := prune.Lines(s.Text)
 				answer := c.answer(s, lines, budget)
 				if chars := utf8.RuneCountInString(answer); chars > budget || chars < budget*3/4 {
-					t.Errorf("%d characters of %d", chars, budget)
+					t.Errorf("%d characters, want %d at most and nearly as many", chars, budget)
 				}
-				kept, err := judge(withoutHead(answer), lines)
+				kept, err := parseAnswer(withoutHead(answer), lines)
 				if err != nil {
 					t.Fatal(err)
 				}
 				if found, want := share(kept, s.Relevant) == 1, c.name != "head + tail"; found != want {
-					t.Errorf("in %d characters: found %t\n%s", budget, found, answer)
+					t.Errorf("in %d characters: found %t, want %t\n%s", budget, found, want, answer)
 				}
 				if c.answer(s, lines, budget) != answer {
-					t.Error("the second answer is another")
+					t.Error("the second answer differs")
 				}
 			}
 		})
@@ -72,10 +72,10 @@ func TestJudge(t *testing.T) {
 		{"a line too many", "[lines 1-4 left out]\n5│ five", "line 5 after line 4 of 4", nil},
 		{"no marker", "1│ one\n4│ " + lines[3], "line 4 after line 1", nil},
 		{"a marker of other lines", "1│ one\n[lines 3-4 left out]", `"[lines 3-4 left out]" after line 1`, nil},
-		{"not to the end", "1│ one\n2│ two", "2 lines are accounted for, not 4", nil},
+		{"lines missing at the end", "1│ one\n2│ two", "2 lines are covered, not 4", nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			kept, err := judge(test.answer, lines)
+			kept, err := parseAnswer(test.answer, lines)
 			if test.err != "" {
 				if err == nil || !strings.Contains(err.Error(), test.err) {
 					t.Errorf("got error %v, want %q", err, test.err)
@@ -83,20 +83,20 @@ func TestJudge(t *testing.T) {
 				return
 			}
 			if err != nil || !slices.Equal(kept, test.kept) {
-				t.Errorf("got %v, %v", kept, err)
+				t.Errorf("got %v, %v, want %v", kept, err, test.kept)
 			}
 		})
 	}
 }
 
-func TestAnswersOverTheBudgetFail(t *testing.T) {
+func TestAnswersOverBudgetFail(t *testing.T) {
 	r := newResults(settings{})
 	r.add(prune.Code, outcome{contestant: "focus", budget: 10, err: overBudget("twelve chars", 10)})
 	if err := r.err(); err == nil || !strings.Contains(err.Error(), "12 characters") {
 		t.Errorf("got %v", err)
 	}
 	if err := overBudget("äöü", 3); err != nil {
-		t.Errorf("characters are not bytes: %v", err)
+		t.Errorf("counted bytes instead of characters: %v", err)
 	}
 }
 
@@ -106,12 +106,12 @@ func TestInterval(t *testing.T) {
 		values[i] = float64(i % 2)
 	}
 	low, high := interval(values, rand.New(rand.NewPCG(1, 1)))
-	// The deviation of the mean of 100 tosses is 0.05.
+	// The standard deviation of the mean of 100 coin tosses is 0.05.
 	if low < 0.36 || low > 0.44 || high < 0.56 || high > 0.64 {
-		t.Errorf("got %g to %g", low, high)
+		t.Errorf("got %g to %g, want about 0.4 to 0.6", low, high)
 	}
 	if low, high := interval([]float64{0.3, 0.3}, rand.New(rand.NewPCG(1, 1))); low != 0.3 || high != 0.3 {
-		t.Errorf("got %g to %g", low, high)
+		t.Errorf("got %g to %g, want 0.3", low, high)
 	}
 }
 
@@ -121,7 +121,8 @@ func TestTableOfResults(t *testing.T) {
 	h.Commit("Begin with all of it", map[string]string{"a.md": historytest.Numbered(lines)})
 	h.Commit("Say something else there", map[string]string{"a.md": historytest.Numbered(lines, 150)})
 	var out bytes.Buffer
-	s := settings{repositories: []string{h.Directory}, per: 5, budgets: []int{1000, 100_000}, Sample: local.Sample{Seed: 1}}
+	s := settings{repositories: []string{h.Directory}, per: 5, budgets: []int{1000, 100_000},
+		Sample: local.Sample{Seed: 1}}
 	if err := run(&out, s); err != nil {
 		t.Fatal(err)
 	}
@@ -129,10 +130,10 @@ func TestTableOfResults(t *testing.T) {
 		"| source | contestant | 1000 characters | 100000 characters |",
 		"| docs | head + tail | 0.0 (0.0–0.0) | – |",
 		"| all | tasks | 1 | 0 |",
-		"Answers that break a promise: 0.",
+		"Invalid answers: 0.",
 	} {
 		if !strings.Contains(out.String(), want) {
-			t.Errorf("the report lacks %q:\n%s", want, &out)
+			t.Errorf("the report does not contain %q:\n%s", want, &out)
 		}
 	}
 	if strings.Contains(out.String(), "| logs |") {
@@ -140,15 +141,15 @@ func TestTableOfResults(t *testing.T) {
 	}
 }
 
-func TestImpossibleSettings(t *testing.T) {
+func TestInvalidSettings(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		s    settings
 		err  string
 	}{
-		{"no task", settings{per: 1}, "there must be a task"},
-		{"less than none", settings{Sample: local.Sample{Code: -1}, per: 1}, "not negative"},
-		{"no task of a repository", settings{repositories: []string{"."}}, "-per"},
+		{"no task", settings{per: 1}, "no tasks"},
+		{"a negative number", settings{Sample: local.Sample{Code: -1}, per: 1}, "must not be negative"},
+		{"no tasks per repository", settings{repositories: []string{"."}}, "-per"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if err := run(new(bytes.Buffer), test.s); err == nil || !strings.Contains(err.Error(), test.err) {

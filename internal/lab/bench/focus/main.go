@@ -1,40 +1,39 @@
-// Command focus reports how many of the lines that a task needs are left of a text when
-// package prune cuts it to a number of characters, beside simpler ways to do so:
+// Command focus reports how many of the lines that a task needs remain when package prune
+// shortens a text to a number of characters, compared with simpler methods:
 //
 //	go -C internal/lab run ./bench/focus [-budgets 2000,4000,8000] [-per 60] [repository...]
 //
 // # The tasks
 //
-// Each argument is a git repository, bare or not; at most -per tasks are drawn from its
-// history: see package history. One whose path ends with the name of one that was learned
-// from is refused.
-// Without arguments the tasks are those of package local: as many as -code, -docs and
-// -logs say, from what is on every machine that builds this project.
+// Each argument is a git repository, bare or not. At most -per tasks are drawn from its
+// history: see package history. A path that ends with the name of a repository used for
+// training is refused.
+// Without arguments, the tasks are those of package local: as many as -code, -docs and
+// -logs, from files that every machine has that builds this project.
 //
-// A task whose text is within the budget is left out at that budget: there is nothing to
-// cut. So the tasks differ between budgets.
+// A task whose text is within the budget is skipped at that budget, so the tasks differ
+// between budgets.
 //
 // # The contestants
 //
-// All of them answer with whole lines, each with its number, and one marker for each run
-// of lines that is missing. Numbers and markers count.
+// All of them return whole lines, each with its number, and one marker for each run of
+// removed lines. Numbers and markers count.
 //
 //   - head + tail: the first and the last lines.
 //   - BM25 by blocks: the blocks that BM25 ranks first. Blocks end at blank lines and have
 //     ten lines or more.
-//   - plain reference: BM25 of blocks, windows and names together, without anything
-//     learned: see plainReference.
-//   - focus: what a call with a focus gets, after a line that has the id of the original.
-//   - recovery: what recover_observation returns for the goal.
+//   - plain reference: BM25 of blocks, windows and names, without a trained model: see
+//     plainReference.
+//   - focus: the result of a call with a focus, after a line with the id of the original.
+//   - recovery: the result of recover_observation for the goal.
 //
 // # The figures
 //
-// The share of the needed lines that an answer has, the mean over the tasks, and in
-// brackets the middle 95 % of the means of 2,000 samples of the tasks, drawn with
-// replacement. A line that is shortened does not count. If Focus refuses a text, none of
-// the lines do.
+// The figure is the mean share of needed lines that an answer contains. In parentheses is
+// the middle 95 % of the means of 2,000 samples of the tasks, drawn with replacement. A
+// shortened line does not count. If Focus refuses a text, none of its lines count.
 //
-// The command fails if an answer is over its budget or not made of lines of the text.
+// The command fails if an answer exceeds its budget or has lines that the text does not have.
 package main
 
 import (
@@ -53,8 +52,8 @@ import (
 func main() {
 	var s settings
 	s.Flags()
-	flag.IntVar(&s.per, "per", 60, "how many tasks to draw from a repository at most")
-	budgets := flag.String("budgets", "2000,4000,8000", "how many characters an answer may have")
+	flag.IntVar(&s.per, "per", 60, "maximum `number` of tasks per repository")
+	budgets := flag.String("budgets", "2000,4000,8000", "`list` of budgets, in characters")
 	flag.Parse()
 	s.repositories = flag.Args()
 	s.Without = history.LearnedModules()
@@ -72,7 +71,7 @@ func main() {
 type settings struct {
 	local.Sample
 	repositories []string
-	per          int // tasks of a repository
+	per          int // maximum number of tasks per repository
 	budgets      []int
 }
 
@@ -87,10 +86,10 @@ func (s *settings) parseBudgets(list string) error {
 	return nil
 }
 
-// minBudget is the least budget in which all contestants have room for something.
+// minBudget is the smallest budget in which every contestant can keep a line.
 const minBudget = 500
 
-// run makes the tasks, has every contestant do them, and prints how well they did.
+// run creates the tasks, gives them to every contestant and prints the results.
 func run(w io.Writer, s settings) error {
 	if s.per < 1 {
 		return fmt.Errorf("-per: %d is not a number of tasks above 0", s.per)
@@ -107,7 +106,7 @@ func run(w io.Writer, s settings) error {
 
 func (s *settings) draw() ([]task.Task, error) {
 	if len(s.repositories) > 0 {
-		return history.MineOwn(s.repositories, s.per)
+		return history.MinePaths(s.repositories, s.per)
 	}
 	return s.Tasks()
 }

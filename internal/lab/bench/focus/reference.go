@@ -13,19 +13,20 @@ func subwords(text string) []string { return slices.Collect(words.Terms(text)) }
 
 func subwordsOf(lines []string) []string { return subwords(strings.Join(lines, "\n")) }
 
-// bm25 returns how well texts answer a query, all of them in subwords.
+// bm25 returns the score of each text for a query, all of them as subwords.
 func bm25(query []string, texts [][]string) []float64 {
 	const k1, b = 1.2, 0.75
 	query = slices.Compact(slices.Sorted(slices.Values(query)))
 	counts := make([]map[string]float64, len(texts))
-	in := map[string]float64{} // how many texts have a subword
+	frequency := map[string]float64{} // number of texts with a subword
 	total := 0
 	for i, text := range texts {
 		counts[i] = map[string]float64{}
 		total += len(text)
 		for _, word := range text {
-			if counts[i][word]++; counts[i][word] == 1 {
-				in[word]++
+			counts[i][word]++
+			if counts[i][word] == 1 {
+				frequency[word]++
 			}
 		}
 	}
@@ -35,16 +36,17 @@ func bm25(query []string, texts [][]string) []float64 {
 	for i, text := range texts {
 		for _, word := range query {
 			f := counts[i][word]
-			scores[i] += math.Log(1+(n-in[word]+0.5)/(in[word]+0.5)) * f * (k1 + 1) / (f + k1*(1-b+b*float64(len(text))/mean))
+			scores[i] += math.Log(1+(n-frequency[word]+0.5)/(frequency[word]+0.5)) * f * (k1 + 1) / (f +
+				k1*(1-b+b*float64(len(text))/mean))
 		}
 	}
 	return scores
 }
 
-// plainReference keeps the lines that BM25 over subwords ranks first, without anything
-// learned: by the line's block, by windows of 4 and of 16 lines around it, and by the
-// line that names the definition or section that it is in. Blank lines and braces count
-// for less. Whole runs are kept: see keepRuns.
+// plainReference keeps the lines that BM25 over subwords ranks first, without a trained
+// model. The score of a line is that of its block, of windows of 4 and of 16 lines around
+// it, and of the line that names its definition or section. Blank lines and braces count
+// less. It keeps whole runs: see keepRuns.
 func plainReference(goal string, lines []string, budget int) string {
 	query := subwords(goal)
 	inLine := make([][]string, len(lines))
@@ -74,7 +76,7 @@ func plainReference(goal string, lines []string, budget int) string {
 
 var letters = regexp.MustCompile(`[\pL\d]`)
 
-// windows returns what stands in so many lines around each line.
+// windows returns the subwords of size lines around each line.
 func windows(inLine [][]string, size int) [][]string {
 	all := make([][]string, len(inLine))
 	for i := range inLine {
@@ -83,11 +85,11 @@ func windows(inLine [][]string, size int) [][]string {
 	return all
 }
 
-// A span is some lines, [start, end).
+// A span is a range of lines, [start, end).
 type span struct{ start, end int }
 
-// indented divides a text where a line that is not indented follows one that is blank or
-// indented: into definitions, sections and paragraphs, each with its name first.
+// indented splits a text before each unindented line that follows a blank or indented one:
+// into definitions, sections and paragraphs, each with its name first.
 func indented(lines []string) []span {
 	all := []span{{0, 1}}
 	for i := 1; i < len(lines); i++ {
@@ -101,21 +103,21 @@ func indented(lines []string) []span {
 	return all
 }
 
-// keepRuns keeps runs of lines of which the score is worth their characters, and those of
-// a marker. How much a character must be worth is found by halving, for the budget.
+// keepRuns keeps runs of lines whose scores exceed the price of their characters and of a
+// marker. It finds the price of a character for the budget by bisection.
 func keepRuns(lines []string, scores []float64, budget int) string {
 	low, high := 0.0, 1.0+slices.Max(scores)
 	best := newPage(lines, budget)
 	for range 40 {
 		price := (low + high) / 2
 		p := newPage(lines, budget)
-		if fits := p.add(worthwhile(p, scores, price)...); fits {
+		if fits := p.add(bestRuns(p, scores, price)...); fits {
 			high, best = price, p
 		} else {
 			low = price
 		}
 	}
-	// Fill up with the best lines beside what is kept.
+	// Fill up with the best lines next to kept ones.
 	for _, i := range bestFirst(scores) {
 		if i > 0 && best.kept[i-1] || i+1 < len(lines) && best.kept[i+1] {
 			best.add(i)
@@ -124,10 +126,10 @@ func keepRuns(lines []string, scores []float64, budget int) string {
 	return best.String()
 }
 
-// worthwhile returns the lines of the runs whose scores, less the price of their
-// characters and of a marker each, add up to the most.
-func worthwhile(p *page, scores []float64, price float64) []int {
-	var kept, removed float64 // the most up to here, if the last line is kept or not
+// bestRuns returns the lines of the runs with the highest total score after subtracting
+// the price of their characters and of one marker each.
+func bestRuns(p *page, scores []float64, price float64) []int {
+	var kept, removed float64 // best total so far, if the last line is kept or not
 	fromKept := make([][2]bool, len(scores))
 	cost := price * float64(markerChars(p.lines))
 	for i, score := range scores {

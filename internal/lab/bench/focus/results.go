@@ -16,25 +16,25 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
-// results are what all contestants have come to.
+// results are the figures of all contestants.
 type results struct {
 	settings
-	shares     map[key][]float64 // of the needed lines that answers have, by task
+	shares     map[key][]float64 // share of needed lines in each answer
 	refused    int
 	violations []error
 }
 
 type key struct {
-	source     prune.Source // or everything
+	source     prune.Source // a source, or allSources
 	contestant string
 	budget     int
 }
 
-const everything prune.Source = "all"
+const allSources prune.Source = "all"
 
 func newResults(s settings) *results { return &results{settings: s, shares: map[key][]float64{}} }
 
-// addAll has every contestant do all tasks.
+// addAll gives all tasks to every contestant.
 func (r *results) addAll(tasks []task.Task) {
 	done := make([][]outcome, len(tasks))
 	task.Each(len(tasks), func(i int) { done[i] = r.do(&tasks[i]) })
@@ -45,7 +45,7 @@ func (r *results) addAll(tasks []task.Task) {
 	}
 }
 
-// An outcome is what a contestant came to in one task at one budget.
+// An outcome is the result of a contestant for one task at one budget.
 type outcome struct {
 	contestant string
 	budget     int
@@ -54,7 +54,7 @@ type outcome struct {
 	err        error
 }
 
-// do has every contestant do a task, at the budgets that its text is over.
+// do gives a task to every contestant, at the budgets that its text exceeds.
 func (r *results) do(t *task.Task) []outcome {
 	lines := prune.Lines(t.Text)
 	var all []outcome
@@ -66,8 +66,9 @@ func (r *results) do(t *task.Task) []outcome {
 			o := outcome{contestant: c.name, budget: budget}
 			answer := c.answer(t, lines, budget)
 			answer, o.err = withoutHead(answer), overBudget(answer, budget)
-			kept, err := judge(answer, lines)
-			if o.err = errors.Join(o.err, err); o.err != nil {
+			kept, err := parseAnswer(answer, lines)
+			o.err = errors.Join(o.err, err)
+			if o.err != nil {
 				o.err = fmt.Errorf("%s at %d, %q: %w", c.name, budget, t.Goal, o.err)
 			}
 			o.share, o.refused = share(kept, t.Relevant), answer == ""
@@ -78,7 +79,7 @@ func (r *results) do(t *task.Task) []outcome {
 }
 
 func (r *results) add(source prune.Source, o outcome) {
-	for _, s := range [...]prune.Source{source, everything} {
+	for _, s := range [...]prune.Source{source, allSources} {
 		k := key{s, o.contestant, o.budget}
 		r.shares[k] = append(r.shares[k], o.share)
 	}
@@ -92,12 +93,12 @@ func (r *results) add(source prune.Source, o outcome) {
 
 func overBudget(answer string, budget int) error {
 	if chars := utf8.RuneCountInString(answer); chars > budget {
-		return fmt.Errorf("%d characters", chars)
+		return fmt.Errorf("%d characters, over the budget", chars)
 	}
 	return nil
 }
 
-// share returns which share of the lines, counted from 1, is kept.
+// share returns the share of lines, numbered from 1, that are kept.
 func share(kept []bool, lines []int) float64 {
 	found := 0
 	for _, line := range lines {
@@ -113,20 +114,21 @@ var (
 	marked   = regexp.MustCompile(`^\[lines? (\d+)(?:-(\d+))? left out\]$`)
 )
 
-// judge returns which lines an answer has as they are. The error says why it is not an
-// answer. Nothing is one that has no lines.
-func judge(answer string, lines []string) (kept []bool, err error) {
+// parseAnswer returns which lines an answer contains unchanged, or why the answer is invalid. An
+// empty answer is valid.
+func parseAnswer(answer string, lines []string) (kept []bool, err error) {
 	kept = make([]bool, len(lines))
 	if answer == "" {
 		return kept, nil
 	}
-	at := 0 // how many lines are accounted for
+	at := 0 // lines covered so far
 	for line := range strings.SplitSeq(answer, "\n") {
 		if m := numbered.FindStringSubmatch(line); m != nil {
 			if m[1] != strconv.Itoa(at+1) || at == len(lines) {
 				return kept, fmt.Errorf("line %s after line %d of %d", m[1], at, len(lines))
 			}
-			if kept[at] = m[2] == lines[at]; !kept[at] && !isShortened(m[2], lines[at]) {
+			kept[at] = m[2] == lines[at]
+			if !kept[at] && !isShortened(m[2], lines[at]) {
 				return kept, fmt.Errorf("line %d is %q, want %q", at+1, m[2], lines[at])
 			}
 			at++
@@ -142,37 +144,36 @@ func judge(answer string, lines []string) (kept []bool, err error) {
 		}
 	}
 	if at != len(lines) {
-		return kept, fmt.Errorf("%d lines are accounted for, not %d", at, len(lines))
+		return kept, fmt.Errorf("%d lines are covered, not %d", at, len(lines))
 	}
 	return kept, nil
 }
 
-// isShortened reports whether short is a part of a line, with an ellipsis where something
-// is missing.
+// isShortened reports whether short is part of a line, with an ellipsis for each removed end.
 func isShortened(short, line string) bool {
 	part := strings.TrimSuffix(strings.TrimPrefix(short, "…"), "…")
 	return part != short && len(part) < len(line) && strings.Contains(line, part)
 }
 
-// err returns what is wrong with the answers, if anything is.
+// err returns the first violations, or nil.
 func (r *results) err() error {
 	if len(r.violations) == 0 {
 		return nil
 	}
 	const shown = 10
-	return fmt.Errorf("%d answers must not be:\n%w", len(r.violations),
+	return fmt.Errorf("%d invalid answers:\n%w", len(r.violations),
 		errors.Join(r.violations[:min(len(r.violations), shown)]...))
 }
 
 func (r *results) print(w io.Writer) {
 	fmt.Fprintf(w, "Percent of the needed lines that are kept, numbers and markers counted; %s, seed %d.\n",
 		runtime.Version(), r.Seed)
-	fmt.Fprint(w, "Texts that are within a budget are left out there.\n\n| source | contestant |")
+	fmt.Fprint(w, "Texts within a budget are skipped there.\n\n| source | contestant |")
 	for _, budget := range r.budgets {
 		fmt.Fprintf(w, " %d characters |", budget)
 	}
 	fmt.Fprint(w, "\n|---|---|"+strings.Repeat("--:|", len(r.budgets))+"\n")
-	for _, source := range [...]prune.Source{prune.Code, prune.Docs, prune.Logs, everything} {
+	for _, source := range [...]prune.Source{prune.Code, prune.Docs, prune.Logs, allSources} {
 		if !r.has(source) {
 			continue
 		}
@@ -189,10 +190,10 @@ func (r *results) print(w io.Writer) {
 		}
 		fmt.Fprintln(w)
 	}
-	fmt.Fprintf(w, "\nTexts refused: %d. Answers that break a promise: %d.\n", r.refused, len(r.violations))
+	fmt.Fprintf(w, "\nTexts refused: %d. Invalid answers: %d.\n", r.refused, len(r.violations))
 }
 
-// has reports whether there are tasks of a source.
+// has reports whether there are tasks of this source.
 func (r *results) has(source prune.Source) bool {
 	return slices.ContainsFunc(r.budgets, func(budget int) bool {
 		return len(r.shares[key{source, contestants[0].name, budget}]) > 0
@@ -216,7 +217,7 @@ func mean(values []float64) float64 {
 	return sum / float64(len(values))
 }
 
-// interval returns between which numbers the middle 95 % of the means of samples are.
+// interval returns the bounds of the middle 95 % of the means of samples.
 func interval(values []float64, random *rand.Rand) (low, high float64) {
 	const samples = 2000
 	means := make([]float64, samples)

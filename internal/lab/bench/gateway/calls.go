@@ -15,26 +15,26 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mask"
 )
 
-// rounds is in how many turns each contestant is measured: many and short, for noise to
-// meet all of them alike, and an odd number, for one of them to be the median.
+// rounds is the number of turns of each contestant: several short ones, so that noise affects
+// all alike, and an odd number, so that one of them is the median.
 const rounds = 5
 
-// A measure is what became of a contestant in a case.
+// A measure is the outcome of a case for one contestant.
 type measure struct {
 	rates     []float64 // calls per second, by round
-	ratios    []float64 // of these to the baseline's in the same round
+	ratios    []float64 // rates relative to the baseline in the same round
 	latencies []time.Duration
 	failed    int
-	err       error // why a call failed or, if there is nothing else, all of it
+	err       error // why a call failed, or why there is no figure
 	cpu       time.Duration
 	peak      int // bytes
 	spent     time.Duration
-	pace      float64 // calls per second, with fewer clients if it was not measured with these
+	pace      float64 // calls per second; if not measured, those with fewer clients
 
-	collections collections // if its output tells about them
+	collections collections // if they are traced
 }
 
-// add adds a turn.
+// add adds the result of a turn.
 func (m *measure) add(result load.Result, cpu time.Duration) {
 	m.rates = append(m.rates, result.Rate())
 	m.latencies = append(m.latencies, result.Latencies...)
@@ -46,12 +46,12 @@ func (m *measure) add(result load.Result, cpu time.Duration) {
 	m.spent += result.Elapsed
 }
 
-// cpuPerCall includes the calls that failed: they have cost something, too.
+// cpuPerCall includes calls that failed, which also cost time.
 func (m *measure) cpuPerCall() time.Duration {
 	return m.cpu / time.Duration(max(1, len(m.latencies)+m.failed))
 }
 
-// A callCase is calls of a kind.
+// A callCase is a cell of a kind.
 type callCase struct {
 	kind *kind
 	cell
@@ -65,7 +65,7 @@ func (c callCase) String() string {
 	return fmt.Sprintf("calls/%s/%s/%d", c.kind.name, compact(c.size.name), n)
 }
 
-// head is the case as the head of a column.
+// head returns the head of the column.
 func (c callCase) head() string {
 	if c.rate > 0 {
 		return fmt.Sprintf("%s, %d/s", c.size.name, c.rate)
@@ -73,16 +73,16 @@ func (c callCase) head() string {
 	return fmt.Sprintf("%s ×%d", c.size.name, c.clients)
 }
 
-// startCalls starts contestants for calls of that kind and size.
-func (b *bench) startCalls(ctx context.Context, contestants []contestant, k *kind, size size) (*field, error) {
-	return b.startField(ctx, contestants, fmt.Sprint(k.path, size.chars), k.setup, func(c *contestant) attempt {
+// startCalls starts contestants for calls of this kind and size.
+func (b *bench) startCalls(ctx context.Context, contestants []contestant, k *kind, size size) (*group, error) {
+	return b.startGroup(ctx, contestants, fmt.Sprint(k.path, size.chars), k.setup, func(c *contestant) attempt {
 		return func(ctx context.Context, client *load.Client) error {
 			return client.Call(ctx, c.toolOf("bench", upstream.Tool), c.chars(size))
 		}
 	})
 }
 
-// chars returns how many characters there are in a result when it has passed.
+// chars returns the length of a result as clients receive it.
 func (c *contestant) chars(size size) int {
 	if c.masked {
 		return maskedChars(size.chars)
@@ -90,53 +90,55 @@ func (c *contestant) chars(size size) int {
 	return size.chars
 }
 
-// A loaded is a contestant with clients.
-type loaded struct {
-	running *running
-	measure *measure
-	call    func(ctx context.Context, client int) error
+// A loadedInstance is a contestant with open clients.
+type loadedInstance struct {
+	instance *instance
+	measure  *measure
+	call     func(ctx context.Context, client int) error
 }
 
-// patience is how long all clients may be expected to wait for one call each. Where calls
-// take longer, a turn of them would take all day, and tell what fewer clients have told.
-const patience = 5 * time.Second
+// maxWait is how long clients may wait for one call each. With slower calls, a case would
+// take too long and say no more than one with fewer clients.
+const maxWait = 5 * time.Second
 
-// A tooSlow is why a contestant is not measured with so many clients, and no more.
+// A tooSlow is the reason why a contestant is not measured with this many clients or more.
 type tooSlow struct {
 	clients int
-	pace    float64 // with fewer
+	pace    float64 // calls per second with fewer clients
 }
 
 func (e tooSlow) Error() string {
-	return fmt.Sprintf("not measured with %d clients or more: at %.2g calls/s each would wait %.0f s for an answer", e.clients, e.pace, float64(e.clients)/e.pace)
+	return fmt.Sprintf("not measured with %d clients or more: at %.2g calls/s each would wait %.0f s for a response",
+		e.clients, e.pace, float64(e.clients)/e.pace)
 }
 
-// impatient says why a contestant is not measured with so many clients, if it is not:
-// with fewer it was measured before.
-func impatient(fewer *measure, clients int) error {
+// checkPace returns a tooSlow error if a contestant is too slow for this many clients,
+// judged by its measure with fewer clients.
+func checkPace(fewer *measure, clients int) error {
 	switch {
 	case fewer == nil || fewer.pace == 0:
 		return nil
 	case errors.As(fewer.err, new(tooSlow)):
 		return fewer.err
-	case float64(clients)/fewer.pace > patience.Seconds():
+	case float64(clients)/fewer.pace > maxWait.Seconds():
 		return tooSlow{clients, fewer.pace}
 	}
 	return nil
 }
 
-// measureCalls has contestants answer the same calls in turns. Fewer is what became of
-// them with fewer clients.
-func (b *bench) measureCalls(ctx context.Context, f *field, c callCase, fewer map[string]*measure) (map[string]*measure, error) {
+// measureCalls sends the same calls to all contestants, in turns. fewer has their measures
+// with fewer clients.
+func (b *bench) measureCalls(ctx context.Context, f *group, c callCase,
+	fewer map[string]*measure) (map[string]*measure, error) {
 	measures := map[string]*measure{}
 	for id, err := range f.absent {
 		measures[id] = &measure{err: err}
 	}
-	var all []loaded
+	var all []loadedInstance
 	for _, r := range f.started {
 		m := new(measure)
 		measures[r.id()] = m
-		if m.err = impatient(fewer[r.id()], c.clients); m.err != nil {
+		if m.err = checkPace(fewer[r.id()], c.clients); m.err != nil {
 			m.pace = fewer[r.id()].pace
 			continue
 		}
@@ -146,32 +148,34 @@ func (b *bench) measureCalls(ctx context.Context, f *field, c callCase, fewer ma
 		}
 		defer closeClients(ctx, clients)
 		tool, chars := r.toolOf("bench", upstream.Tool), r.chars(c.size)
-		all = append(all, loaded{r, m, func(ctx context.Context, i int) error { return clients[i].Call(ctx, tool, chars) }})
+		all = append(all, loadedInstance{r, m, func(ctx context.Context, i int) error {
+			return clients[i].Call(ctx, tool, chars)
+		}})
 	}
-	budget := b.budget * time.Duration(max(1, c.kind.longer))
+	budget := b.budget * time.Duration(max(1, c.kind.turnFactor))
 	run := func(call func(context.Context, int) error) load.Result {
 		if c.rate > 0 {
 			return load.Paced(ctx, c.clients, budget/rounds, c.rate, call)
 		}
 		return load.Loop(ctx, c.clients, budget/rounds, call)
 	}
-	said := map[*loaded]int{}
+	warmup := map[*loadedInstance]int{} // length of the output after the first turn
 	for i := range all {
-		run(all[i].call) // a first turn opens connections and fills pools
-		said[&all[i]] = len(all[i].running.output())
+		run(all[i].call) // the first turn opens connections and fills pools
+		warmup[&all[i]] = len(all[i].instance.output())
 	}
 	for round := range rounds {
 		for turn := range all {
-			l := &all[(turn+round)%len(all)] // another one is first in each round
+			l := &all[(turn+round)%len(all)] // another one goes first in each round
 			if l.measure.spent > 2*budget {
-				continue // calls that take longer than a turn must not take all day
+				continue // limit the time for calls that take longer than a turn
 			}
-			before := l.running.cpu()
+			before := l.instance.cpu()
 			result := run(l.call)
-			if result.Elapsed > patience {
-				progress("%s: a turn of %s took %s", c, l.running.id(), result.Elapsed.Round(time.Second))
+			if result.Elapsed > maxWait {
+				progress("%s: a turn of %s took %s", c, l.instance.id(), result.Elapsed.Round(time.Second))
 			}
-			l.measure.add(result, l.running.cpu()-before)
+			l.measure.add(result, l.instance.cpu()-before)
 		}
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -179,17 +183,17 @@ func (b *bench) measureCalls(ctx context.Context, f *field, c callCase, fewer ma
 		compare(measures, round)
 	}
 	for i := range all {
-		r, m := all[i].running, all[i].measure
+		r, m := all[i].instance, all[i].measure
 		m.peak, m.pace = r.memory().Peak, load.Quantile(m.rates, .5)
-		m.collections = readCollections(r.output()[said[&all[i]]:])
+		m.collections = readCollections(r.output()[warmup[&all[i]]:])
 		if len(m.ratios) > 0 {
-			b.watch(c.String(), r.id(), m.ratios...)
+			b.record(c.String(), r.id(), m.ratios...)
 		}
 	}
 	return measures, nil
 }
 
-// compare sets the rates of a round beside that of the baseline.
+// compare computes the ratios of a round to the baseline.
 func compare(measures map[string]*measure, round int) {
 	base := measures[baseline]
 	for _, m := range measures {
@@ -200,7 +204,7 @@ func compare(measures map[string]*measure, round int) {
 }
 
 // openClients opens a session for each client.
-func openClients(ctx context.Context, r *running, n int) ([]*load.Client, error) {
+func openClients(ctx context.Context, r *instance, n int) ([]*load.Client, error) {
 	clients := make([]*load.Client, n)
 	_, err := load.Each(n, 16, func(i int) (err error) {
 		clients[i], err = r.open(ctx)
@@ -222,15 +226,17 @@ func closeClients(ctx context.Context, clients []*load.Client) {
 	})
 }
 
-// maskedChars returns how many characters mcp_gateway leaves of a text, by its defaults.
+// maskedChars returns how many characters of a text the default mask of mcp_gateway leaves.
 func maskedChars(chars int) (left int) {
 	var out bytes.Buffer
-	m := mask.NewMasker(&out, mask.Policy{MaxChars: mask.DefaultMaxChars, HeadChars: mask.DefaultHeadChars, TailChars: mask.DefaultTailChars})
-	_, err := m.Write(jsonrpc.Answer([]byte("1"), upstream.Result(chars)))
+	m := mask.NewMasker(&out, mask.Policy{MaxChars: mask.DefaultMaxChars, HeadChars: mask.DefaultHeadChars,
+		TailChars: mask.DefaultTailChars})
+	_, err := m.Write(jsonrpc.ResultResponse([]byte("1"), upstream.Result(chars)))
 	err = errors.Join(err, m.End())
-	err = errors.Join(err, jsonspan.CompilePaths("result.content.*.text").Find(out.Bytes(), func(_ int, v jsonspan.Value) { left = v.Chars }))
+	err = errors.Join(err, jsonspan.CompilePaths("result.content.*.text").Find(out.Bytes(),
+		func(_ int, v jsonspan.Value) { left = v.Chars }))
 	if err != nil {
-		panic(err) // it is our own text, and goes to memory
+		panic(err) // the text is valid, and a buffer never fails
 	}
 	return left
 }
@@ -245,7 +251,7 @@ func (b *bench) reportCalls(ctx context.Context, w io.Writer) error {
 		}
 		var cases []callCase
 		for _, cell := range k.cells {
-			if c := (callCase{k, cell}); b.wants(c.String()) {
+			if c := (callCase{k, cell}); b.selects(c.String()) {
 				cases = append(cases, c)
 			}
 		}
@@ -268,8 +274,8 @@ func (b *bench) reportCalls(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// measureSize measures cases that differ in nothing but their clients, of which there are
-// more from one to the next: the same processes serve them.
+// measureSize measures cases that have the same size and a growing number of clients, with
+// the same processes.
 func (b *bench) measureSize(
 	ctx context.Context, contestants []contestant, cases []callCase,
 ) (results []map[string]*measure, err error) {

@@ -17,15 +17,15 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// TestMeasureCalls measures the server itself, and one that is believed to be the
-// baseline, and to mask.
+// TestMeasureCalls measures the server itself under three names: as it is, as a baseline
+// that claims to mask, and as a contestant that cannot be started.
 func TestMeasureCalls(t *testing.T) {
 	for _, modern := range []bool{false, true} {
-		stateful, stateless := door{dialect: load.Legacy}, door{dialect: load.Modern}
+		stateful, stateless := endpoint{dialect: load.Legacy}, endpoint{dialect: load.Modern}
 		b := bench{budget: 40 * time.Millisecond, contestants: []contestant{
 			{name: direct, legacy: stateful, modern: stateless},
 			{name: baseline, legacy: stateful, modern: stateless},
-			{name: "mute", legacy: door{lacks: "it does not speak"}, modern: door{lacks: "it does not speak"}},
+			{name: "mute", legacy: endpoint{unsupported: "unsupported"}, modern: endpoint{unsupported: "unsupported"}},
 		}}
 		k := &kind{name: "test", path: upstream.ModernPath, setup: setup{modern: modern}}
 		c := callCase{k, cell{size: kb100, clients: 3}}
@@ -34,38 +34,39 @@ func TestMeasureCalls(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer f.stop()
-		f.started[1].masked = true // which it is not: its answers are wrong from now on
+		f.started[1].masked = true // not true, so its responses are wrong from now on
 		measures, err := b.measureCalls(t.Context(), f, c, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		// On a busy machine there may be fewer rounds, each with a call of each client at least.
+		// On a busy machine there may be fewer rounds, each with at least one call per client.
 		if m := measures[direct]; len(m.rates) == 0 || len(m.latencies) < 3*len(m.rates) || m.failed > 0 || m.err != nil {
-			t.Errorf("%s: %d answers, %d failures, %v", c, len(m.latencies), m.failed, m.err)
+			t.Errorf("%s: %d responses, %d failures, error %v", c, len(m.latencies), m.failed, m.err)
 		}
-		if m := measures[baseline]; len(m.latencies) > 0 || m.failed < 3*len(m.rates) || !strings.Contains(m.err.Error(), "of 100000 characters, not one of 40") {
-			t.Errorf("%s: wrong answers are taken for %d right ones, %d failures, %v", c, len(m.latencies), m.failed, m.err)
+		if m := measures[baseline]; len(m.latencies) > 0 || m.failed < 3*len(m.rates) || !strings.Contains(m.err.Error(),
+			"of 100000 characters, not one of 40") {
+			t.Errorf("%s: wrong responses: %d counted as right, %d as failures, error %v", c, len(m.latencies), m.failed, m.err)
 		}
 		if m := measures["mute"]; m.err == nil || len(m.latencies) > 0 {
-			t.Errorf("%s: one that does not speak has answered: %v", c, m.err)
+			t.Errorf("%s: an unsupported contestant was measured: %v", c, m.err)
 		}
 	}
 }
 
-// TestUpstreamOnStdio asks a child what a bridge would.
+// TestUpstreamOnStdio sends a stdio server what a gateway would.
 func TestUpstreamOnStdio(t *testing.T) {
 	up, err := upstream.Start(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer up.Stop()
-	behind, err := benchServer(up, upstream.CallPath+"10", true)
+	backend, err := benchServer(up, upstream.CallPath+"10", true)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	cmd := exec.CommandContext(ctx, behind.stdio[0], behind.stdio[1:]...)
+	cmd := exec.CommandContext(ctx, backend.stdio[0], backend.stdio[1:]...)
 	cmd.Stdin = strings.NewReader(`{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18"}}
 {"jsonrpc":"2.0","method":"notifications/initialized"}
 {"jsonrpc":"2.0","id":"a","method":"tools/list"}
@@ -78,11 +79,12 @@ func TestUpstreamOnStdio(t *testing.T) {
 	}
 	lines := strings.Split(strings.TrimSuffix(string(out), "\n"), "\n")
 	if len(lines) != 4 {
-		t.Fatalf("%d lines, not one for each request: %q", len(lines), lines)
+		t.Fatalf("got %d lines, want one per request: %q", len(lines), lines)
 	}
-	for i, part := range []string{`"protocolVersion":"2025-06-18"`, `"name":"read_log"`, `"text":"An observa"`, `"code":-32601`} {
+	for i, part := range []string{`"protocolVersion":"2025-06-18"`, `"name":"read_log"`, `"text":"An observa"`,
+		`"code":-32601`} {
 		if !strings.Contains(lines[i], part) {
-			t.Errorf("%s has no %s", lines[i], part)
+			t.Errorf("%s does not contain %s", lines[i], part)
 		}
 	}
 	if err := load.Verify([]byte(lines[2]), 2, 10); err != nil {
@@ -90,13 +92,13 @@ func TestUpstreamOnStdio(t *testing.T) {
 	}
 }
 
-// TestContestantsAreToldApart holds what the tables rely on: an id is of one contestant,
-// and all that are run can say of which version they are.
-func TestContestantsAreToldApart(t *testing.T) {
+// TestContestantIDsAreUnique checks what tables rely on: ids are unique, and every program
+// has a version.
+func TestContestantIDsAreUnique(t *testing.T) {
 	ids := map[string]bool{}
-	for _, c := range new(installed).contestants() {
+	for _, c := range new(programs).contestants() {
 		if ids[c.id()] {
-			t.Errorf("there are two of %s", c.id())
+			t.Errorf("duplicate id %s", c.id())
 		}
 		ids[c.id()] = true
 		if c.command != nil && c.version == nil {
@@ -104,6 +106,6 @@ func TestContestantsAreToldApart(t *testing.T) {
 		}
 	}
 	if !ids[baseline] || !ids[direct] {
-		t.Error("there is no baseline")
+		t.Error("no baseline or direct contestant")
 	}
 }

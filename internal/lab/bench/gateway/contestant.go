@@ -14,51 +14,51 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/bench/upstream"
 )
 
-// A contestant is something that clients can call a server through.
+// A contestant is a program that forwards calls of clients to servers.
 type contestant struct {
 	name    string
-	stdio   bool // its servers are children on stdio, else they are reached over HTTP
-	masked  bool // it shortens results
-	joins   bool // it shows many servers as one
-	streams bool // its sessions can be listened to
-	https   bool // it serves HTTP/2 with TLS
-	guards  bool // it knows clients, and what each of them may do
+	stdio   bool // its servers run on stdio, else over HTTP
+	masked  bool // shortens results
+	joins   bool // serves many servers at one endpoint
+	streams bool // sessions have a GET stream
+	https   bool // serves HTTP/2 with TLS
+	guards  bool // authenticates clients and applies rules to them
 
-	// How it is spoken to, by era; a door without a path is none, and says why.
-	legacy, modern door
+	// Endpoints by era. One without a path has a reason instead.
+	legacy, modern endpoint
 
-	// tool returns the name of a server's tool. If it is nil, tools have their own names.
+	// tool returns the name of a server's tool as clients call it. If nil, tools keep their names.
 	tool func(server, tool string) string
 
-	// command is what is run, with files by their names in s.dir. If it is nil, nothing
-	// is: clients go to the server.
+	// command returns the command line; files are its files, by name in s.dir. If it is nil,
+	// no program runs: clients connect to the server directly.
 	command func(s site) []string
 	files   func(s site) map[string]string
-	env     []string               // besides what all get
-	version func() (string, error) // fails if it is not there
+	env     []string               // added to the environment of all contestants
+	version func() (string, error) // fails if the program is not installed
 }
 
-// A door is where clients of an era are served.
-type door struct {
-	path    string
-	dialect load.Dialect
-	lacks   string // why there is none
+// An endpoint is where clients of an era connect.
+type endpoint struct {
+	path        string
+	dialect     load.Dialect
+	unsupported string // why the era is unsupported
 }
 
-// A setup is what a case asks of contestants, besides passing calls on.
+// A setup is what a case requires of contestants in addition to forwarding calls.
 type setup struct {
-	modern  bool // clients speak 2026-07-28
-	tls     bool // over HTTP/2 with TLS
-	guarded bool // and are let in by a token; rules, rates and redaction apply to them
-	admin   bool // the number of goroutines is wanted
+	modern  bool // clients use 2026-07-28
+	tls     bool // clients use HTTP/2 with TLS
+	guarded bool // clients have a token; rules, rates and redaction apply
+	admin   bool // the case counts goroutines through the admin API
 }
 
-// token is what clients show where they need one.
+// token is the token of clients in guarded cases.
 const token = "0123456789abcdef0123456789abcdef"
 
-// A site is what a contestant is set up with.
+// A site is the configuration of a contestant.
 type site struct {
-	*installed
+	*programs
 	setup
 	dir     string
 	port    int
@@ -68,34 +68,33 @@ type site struct {
 // file returns the path of a file of the site.
 func (s site) file(name string) string { return filepath.Join(s.dir, name) }
 
-// A server is an MCP server behind a contestant: where it is over HTTP, or what it is on
-// stdio.
+// A server is an MCP server behind a contestant: a URL, or a command for stdio.
 type server struct {
 	name, url string
 	stdio     []string
 }
 
-// installed is where programs are.
-type installed struct{ caddy, goPeers, npmPeers string }
+// programs has the paths of programs: Caddy, and the directories of other gateways.
+type programs struct{ caddy, goPeers, npmPeers string }
 
 const (
 	baseline = "Caddy `reverse_proxy`"
 	direct   = "direct"
 )
 
-// contestants are all that can be measured, in the order in which they are shown. This is
-// the one place where their commands and settings stand. Each gets what its documentation
-// recommends for production, or what is faster; none writes a log.
-func (in *installed) contestants() []contestant {
+// contestants returns all contestants in the order of the report. Their commands and
+// settings are here and nowhere else. Each has the settings that its documentation
+// recommends for production, or faster ones. None writes a log.
+func (p *programs) contestants() []contestant {
 	underscores := func(server, tool string) string { return server + "__" + tool }
 	colon := func(server, tool string) string { return server + ":" + tool }
-	streamable := func(path string) door { return door{path: path, dialect: load.Legacy} }
-	stateless := func(path string) door { return door{path: path, dialect: load.Modern} }
+	streamable := func(path string) endpoint { return endpoint{path: path, dialect: load.Legacy} }
+	stateless := func(path string) endpoint { return endpoint{path: path, dialect: load.Modern} }
 	ours := func(name, path, mask string, set func(*contestant)) contestant {
 		c := contestant{name: "mcp_gateway " + name, masked: mask != "mask off", streams: true, https: true,
 			guards: true, legacy: streamable(path), modern: stateless(path),
-			version: goVersion(in.caddy, "github.com/caddy-mcp-gateway/caddy-mcp-gateway"),
-			command: in.runCaddy, files: gatewayCaddyfile(mask)}
+			version: goVersion(p.caddy, "github.com/caddy-mcp-gateway/caddy-mcp-gateway"),
+			command: p.runCaddy, files: gatewayCaddyfile(mask)}
 		if path == "/mcp" {
 			c.tool, c.joins = underscores, true
 		}
@@ -106,15 +105,16 @@ func (in *installed) contestants() []contestant {
 	}
 	plain := func(c *contestant) {
 		c.legacy.dialect, c.streams = load.Plain, false
-		c.modern = door{lacks: "it is plain JSON-RPC, which has no eras"}
+		c.modern = endpoint{unsupported: "plain JSON-RPC has no eras"}
 	}
 	child := func(c *contestant) { c.stdio = true }
-	noModern := door{lacks: "it does not speak 2026-07-28"}
+	noModern := endpoint{unsupported: "does not support 2026-07-28"}
 
 	return []contestant{
 		{name: direct, streams: true, legacy: streamable(""), modern: stateless("")},
 		{name: baseline, streams: true, https: true, legacy: streamable(""), modern: stateless(""),
-			version: goVersion(in.caddy, "github.com/caddyserver/caddy/v2"), command: in.runCaddy, files: func(s site) map[string]string {
+			version: goVersion(p.caddy, "github.com/caddyserver/caddy/v2"), command: p.runCaddy,
+			files: func(s site) map[string]string {
 				return map[string]string{"Caddyfile": s.caddyfile("\treverse_proxy " + s.servers[0].host() + "\n")}
 			}},
 		{name: "nginx `proxy_pass`", streams: true, https: true, legacy: streamable(""), modern: stateless(""),
@@ -130,33 +130,38 @@ func (in *installed) contestants() []contestant {
 		ours("…/rpc", "/api/mcp-gateway/bench/rpc", "", plain),
 
 		{name: "TBXark mcp-proxy", streams: true, legacy: streamable("/bench/mcp"), modern: noModern,
-			version: goVersion(filepath.Join(in.goPeers, "mcp-proxy"), "github.com/TBXark/mcp-proxy"), command: in.runTBXark, files: tbxarkConfig},
+			version: goVersion(filepath.Join(p.goPeers, "mcp-proxy"), "github.com/TBXark/mcp-proxy"), command: p.runTBXark,
+			files: tbxarkConfig},
 		{name: "Go SDK relay", joins: true, streams: true, legacy: streamable("/mcp"), modern: stateless("/stateless"),
-			version: goVersion(filepath.Join(in.goPeers, "relay"), "github.com/modelcontextprotocol/go-sdk"), tool: underscores, command: in.runRelay},
+			version: goVersion(filepath.Join(p.goPeers, "relay"), "github.com/modelcontextprotocol/go-sdk"), tool: underscores,
+			command: p.runRelay},
 		{name: "Docker MCP Gateway", joins: true, streams: true, legacy: streamable("/mcp"), modern: noModern,
-			version: in.dockerVersion, tool: colon, command: in.runDocker, files: dockerCatalog,
+			version: p.dockerVersion, tool: colon, command: p.runDocker, files: dockerCatalog,
 			env: []string{"DOCKER_MCP_IN_CONTAINER=1"}},
-		{name: "mcp-hub", joins: true, streams: true, legacy: door{path: "/mcp", dialect: load.SSE}, modern: noModern,
-			version: in.npmVersion("mcp-hub"), tool: underscores, command: in.runMCPHub, files: mcpHubConfig},
+		{name: "mcp-hub", joins: true, streams: true, legacy: endpoint{path: "/mcp", dialect: load.SSE}, modern: noModern,
+			version: p.npmVersion("mcp-hub"), tool: underscores, command: p.runMCPHub, files: mcpHubConfig},
 
 		ours("/mcp/{server}, mask off", "/mcp/bench", "mask off", child),
 		ours("/mcp", "/mcp", "mask off", child),
 		{name: "TBXark mcp-proxy", stdio: true, streams: true, legacy: streamable("/bench/mcp"), modern: noModern,
-			version: goVersion(filepath.Join(in.goPeers, "mcp-proxy"), "github.com/TBXark/mcp-proxy"), command: in.runTBXark, files: tbxarkConfig},
+			version: goVersion(filepath.Join(p.goPeers, "mcp-proxy"), "github.com/TBXark/mcp-proxy"), command: p.runTBXark,
+			files: tbxarkConfig},
 		{name: "npm mcp-proxy", stdio: true, streams: true, legacy: streamable("/mcp"), modern: stateless("/mcp"),
-			version: in.npmVersion("mcp-proxy"), command: func(s site) []string {
-				return append([]string{"node", in.npm("mcp-proxy/dist/bin/mcp-proxy.mjs"), "--host", "127.0.0.1", "--port", fmt.Sprint(s.port),
+			version: p.npmVersion("mcp-proxy"), command: func(s site) []string {
+				return append([]string{"node", p.npm("mcp-proxy/dist/bin/mcp-proxy.mjs"), "--host", "127.0.0.1", "--port",
+					fmt.Sprint(s.port),
 					"--server", "stream", "--no-eventStore", "--"}, s.servers[0].stdio...)
 			}},
 		{name: "supergateway", stdio: true, streams: true, legacy: streamable("/mcp"), modern: stateless("/mcp"),
-			version: in.npmVersion("supergateway"), command: func(s site) []string {
-				return []string{"node", in.npm("supergateway/dist/index.js"), "--port", fmt.Sprint(s.port), "--stdio", strings.Join(s.servers[0].stdio, " "),
+			version: p.npmVersion("supergateway"), command: func(s site) []string {
+				return []string{"node", p.npm("supergateway/dist/index.js"), "--port", fmt.Sprint(s.port), "--stdio",
+					strings.Join(s.servers[0].stdio, " "),
 					"--outputTransport", "streamableHttp", "--stateful", "--logLevel", "none"}
 			}},
 	}
 }
 
-// id is the name and what tells contestants of the same name apart.
+// id returns the name of a contestant with its transport, which makes it unique.
 func (c *contestant) id() string {
 	if c.stdio {
 		return c.name + ", stdio"
@@ -164,21 +169,21 @@ func (c *contestant) id() string {
 	return c.name
 }
 
-// door returns where clients are served, with a reason if they are not.
-func (c *contestant) door(s setup) door {
+// endpointFor returns the endpoint for clients of this setup, or the reason why it is unsupported.
+func (c *contestant) endpointFor(s setup) endpoint {
 	if s.modern {
 		return c.modern
 	}
 	return c.legacy
 }
 
-// isPlain says that a contestant passes on over HTTP what servers answer, as it is, in
-// sessions: what cases are about that have only some of the contestants.
-func (c *contestant) isPlain() bool {
+// forwardsUnchanged reports whether a contestant connects to servers over HTTP, forwards results
+// unchanged and has sessions. Some cases are only for such contestants.
+func (c *contestant) forwardsUnchanged() bool {
 	return !c.stdio && !c.masked && c.legacy.dialect != load.Plain
 }
 
-// toolOf returns the name by which clients call a tool of a server.
+// toolOf returns the name of a server's tool as clients call it.
 func (c *contestant) toolOf(server, tool string) string {
 	if c.tool == nil {
 		return tool
@@ -191,11 +196,11 @@ func (s server) host() string {
 	return host
 }
 
-func (in *installed) runCaddy(s site) []string {
-	return []string{in.caddy, "run", "--config", s.file("Caddyfile")}
+func (p *programs) runCaddy(s site) []string {
+	return []string{p.caddy, "run", "--config", s.file("Caddyfile")}
 }
 
-// caddyfile is one with a site that has these directives.
+// caddyfile returns a Caddyfile with one site that has these directives.
 func (s site) caddyfile(directives string) string {
 	admin, scheme, tls := "off", "http", ""
 	if s.admin {
@@ -224,8 +229,8 @@ const (
 	keyFile     = "key.pem"
 )
 
-// guardedClient is what a client is held to in cases that are guarded. It may do all that
-// it does, and nothing of what it gets is redacted: both must be found out for each call.
+// guardedClient is the client block of guarded cases. It allows every call and redacts
+// nothing, but the gateway must check both for each call.
 const guardedClient = `		client bench {
 			token ` + token + `
 			deny *::delete_*
@@ -236,8 +241,8 @@ const guardedClient = `		client bench {
 		}
 `
 
-// gatewayCaddyfile has mcp_gateway with the servers of a site. Children have as many
-// sessions as servers over HTTP.
+// gatewayCaddyfile returns a Caddyfile with mcp_gateway and the servers of a site. The limit
+// of sessions on stdio is raised, because HTTP has no such limit.
 func gatewayCaddyfile(mask string) func(site) map[string]string {
 	return func(s site) map[string]string {
 		text := fmt.Sprintf("\tmcp_gateway {\n\t\tseparator __\n\t\t%s\n", mask)
@@ -246,7 +251,8 @@ func gatewayCaddyfile(mask string) func(site) map[string]string {
 		}
 		for _, server := range s.servers {
 			if server.stdio != nil {
-				text += fmt.Sprintf("\t\tserver %s stdio %s {\n\t\t\tmax_sessions 100000\n\t\t}\n", server.name, strings.Join(server.stdio, " "))
+				text += fmt.Sprintf("\t\tserver %s stdio %s {\n\t\t\tmax_sessions 100000\n\t\t}\n", server.name,
+					strings.Join(server.stdio, " "))
 			} else {
 				text += fmt.Sprintf("\t\tserver %s %s\n", server.name, server.url)
 			}
@@ -255,8 +261,8 @@ func gatewayCaddyfile(mask string) func(site) map[string]string {
 	}
 }
 
-// nginxConf makes nginx a plain proxy for Streamable HTTP: connections to the server are
-// kept, and nothing is held back, or event streams would wait.
+// nginxConf configures nginx as a plain proxy for Streamable HTTP: keep-alive connections to
+// the server, and no buffering, which would delay event streams.
 func nginxConf(s site) map[string]string {
 	tls := ""
 	if s.tls {
@@ -308,9 +314,9 @@ func nginxVersion() (string, error) {
 	return version, nil
 }
 
-// runTBXark runs TBXark/mcp-proxy, which has an endpoint for each server.
-func (in *installed) runTBXark(s site) []string {
-	return []string{filepath.Join(in.goPeers, "mcp-proxy"), "-config", s.file("config.json")}
+// runTBXark runs TBXark/mcp-proxy, which has an endpoint per server.
+func (p *programs) runTBXark(s site) []string {
+	return []string{filepath.Join(p.goPeers, "mcp-proxy"), "-config", s.file("config.json")}
 }
 
 func tbxarkConfig(s site) map[string]string {
@@ -329,27 +335,27 @@ func tbxarkConfig(s site) map[string]string {
 			"options": object{"panicIfInvalid": true, "logEnabled": false},
 		},
 		"mcpServers": servers,
-	}, "", "\t") // which does not fail
+	}, "", "\t") // never fails
 	return map[string]string{"config.json": string(config)}
 }
 
-// runRelay runs the relay in peers/go.
-func (in *installed) runRelay(s site) []string {
-	command := []string{filepath.Join(in.goPeers, "relay"), fmt.Sprintf("127.0.0.1:%d", s.port)}
+// runRelay runs peers/go/relay.
+func (p *programs) runRelay(s site) []string {
+	command := []string{filepath.Join(p.goPeers, "relay"), fmt.Sprintf("127.0.0.1:%d", s.port)}
 	for _, server := range s.servers {
 		command = append(command, server.name+"="+server.url)
 	}
 	return command
 }
 
-// runDocker runs docker/mcp-gateway as in a container that needs no Docker itself: its
-// servers are remote, and the sessions with them are kept from one call to the next.
-func (in *installed) runDocker(s site) []string {
+// runDocker runs docker/mcp-gateway as if in a container, so that it does not need Docker.
+// Its servers are remote, with sessions that are reused for all calls.
+func (p *programs) runDocker(s site) []string {
 	var names []string
 	for _, server := range s.servers {
 		names = append(names, server.name)
 	}
-	return []string{filepath.Join(in.goPeers, "docker-mcp"), "gateway", "run",
+	return []string{filepath.Join(p.goPeers, "docker-mcp"), "gateway", "run",
 		"--transport", "streaming", "--port", fmt.Sprint(s.port),
 		"--catalog", s.file("catalog.yaml"), "--servers", strings.Join(names, ","),
 		"--static", "--long-lived", "--watch=false", "--log-calls=false", "--block-secrets=false"}
@@ -363,21 +369,21 @@ func dockerCatalog(s site) map[string]string {
 			"longLived": true, "type": "remote",
 			"remote": object{"transport_type": "streamable", "url": server.url}}
 	}
-	catalog, _ := json.MarshalIndent(object{"registry": servers}, "", "  ") // which does not fail; JSON is YAML
+	catalog, _ := json.MarshalIndent(object{"registry": servers}, "", "  ") // never fails; JSON is valid YAML
 	return map[string]string{"catalog.yaml": string(catalog)}
 }
 
-func (in *installed) dockerVersion() (string, error) {
-	output, err := exec.Command(filepath.Join(in.goPeers, "docker-mcp"), "--version").Output()
+func (p *programs) dockerVersion() (string, error) {
+	output, err := exec.Command(filepath.Join(p.goPeers, "docker-mcp"), "--version").Output()
 	if err != nil {
-		return "", fmt.Errorf("it could not be built: %w", err)
+		return "", fmt.Errorf("not built: %w", err)
 	}
 	return strings.TrimSpace(string(output)), nil
 }
 
-// runMCPHub runs mcp-hub, which serves its clients by HTTP+SSE.
-func (in *installed) runMCPHub(s site) []string {
-	return []string{"node", in.npm("mcp-hub/dist/cli.js"), "--port", fmt.Sprint(s.port),
+// runMCPHub runs mcp-hub, which serves clients over HTTP+SSE.
+func (p *programs) runMCPHub(s site) []string {
+	return []string{"node", p.npm("mcp-hub/dist/cli.js"), "--port", fmt.Sprint(s.port),
 		"--config", s.file("config.json")}
 }
 
@@ -387,23 +393,23 @@ func mcpHubConfig(s site) map[string]string {
 	for _, server := range s.servers {
 		servers[server.name] = object{"url": server.url}
 	}
-	config, _ := json.MarshalIndent(object{"mcpServers": servers}, "", "\t") // which does not fail
+	config, _ := json.MarshalIndent(object{"mcpServers": servers}, "", "\t") // never fails
 	return map[string]string{"config.json": string(config)}
 }
 
-// npm returns the path of a file of an npm package.
-func (in *installed) npm(file string) string {
-	return filepath.Join(in.npmPeers, "node_modules", file)
+// npm returns the path of a file in an npm package.
+func (p *programs) npm(file string) string {
+	return filepath.Join(p.npmPeers, "node_modules", file)
 }
 
-func (in *installed) npmVersion(name string) func() (string, error) {
+func (p *programs) npmVersion(name string) func() (string, error) {
 	return func() (string, error) {
 		if _, err := exec.LookPath("node"); err != nil {
 			return "", err
 		}
-		text, err := os.ReadFile(in.npm(name + "/package.json"))
+		text, err := os.ReadFile(p.npm(name + "/package.json"))
 		if err != nil {
-			return "", fmt.Errorf("npm ci has not installed it: %w", err)
+			return "", fmt.Errorf("not installed by npm ci: %w", err)
 		}
 		var about struct{ Version string }
 		err = json.Unmarshal(text, &about)
@@ -411,12 +417,12 @@ func (in *installed) npmVersion(name string) func() (string, error) {
 	}
 }
 
-// goVersion returns the version of a module that a program was built with.
+// goVersion returns a function that reads which version of a module a program was built with.
 func goVersion(program, module string) func() (string, error) {
 	return func() (string, error) {
 		info, err := buildinfo.ReadFile(program)
 		if err != nil {
-			return "", fmt.Errorf("it could not be built: %w", err)
+			return "", fmt.Errorf("not built: %w", err)
 		}
 		for _, dep := range append(info.Deps, &info.Main) {
 			if dep.Path == module {
@@ -427,9 +433,9 @@ func goVersion(program, module string) func() (string, error) {
 	}
 }
 
-// chosen returns the contestants whose name or group matches. The baseline is always one.
-func (in *installed) chosen(names *regexp.Regexp) (chosen []contestant) {
-	for _, c := range in.contestants() {
+// chosen returns the contestants whose id matches, and always the baseline.
+func (p *programs) chosen(names *regexp.Regexp) (chosen []contestant) {
+	for _, c := range p.contestants() {
 		if c.name == baseline || names.MatchString(c.id()) {
 			chosen = append(chosen, c)
 		}
@@ -437,7 +443,7 @@ func (in *installed) chosen(names *regexp.Regexp) (chosen []contestant) {
 	return chosen
 }
 
-// benchServer is the one server behind contestants that are set up with one.
+// benchServer returns the server "bench", for contestants with one server.
 func benchServer(up *upstream.Server, path string, stdio bool) (server, error) {
 	s := server{name: "bench", url: up.URL(path)}
 	var err error
@@ -447,8 +453,8 @@ func benchServer(up *upstream.Server, path string, stdio bool) (server, error) {
 	return s, err
 }
 
-// namedServers are n servers whose paths begin alike: the first is called bench, as the one
-// that is alone.
+// namedServers returns n servers whose paths are path and a number. The first is named
+// "bench" as in benchServer, the others s1, s2, ….
 func namedServers(up *upstream.Server, path string, n int, stdio bool) (servers []server, err error) {
 	for i := range n {
 		s, err := benchServer(up, fmt.Sprint(path, i), stdio)

@@ -11,34 +11,33 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/bench/upstream"
 )
 
-// joinedServers is how many servers are behind one endpoint, with joinedTools each.
+// joinedServers are the numbers of servers behind one endpoint, with joinedTools each.
 var joinedServers = []int{1, 10, 100}
 
 const joinedTools = 10
 
-// freshProcesses is how often a first session is opened, at a process of its own each time.
+// freshProcesses is how often the first session is measured, each time with a new process.
 const freshProcesses = 5
 
 func newSession(servers int) string { return fmt.Sprintf("fanout/%d", servers) }
 
-// reportFanOut tells what sessions, lists and calls cost where many servers are shown as
-// one.
+// reportFanOut measures sessions, lists and calls with many servers behind one endpoint.
 func (b *bench) reportFanOut(ctx context.Context, w io.Writer) error {
 	t := table{title: fmt.Sprintf("servers, with %d tools each", joinedTools), heads: []string{
 		"first session, ms", "new session, ms", "16 at once, ms",
 		"list, ms", "list, CPU µs", "call, ms", "call, CPU µs", "peak, MiB"}}
 	for _, n := range joinedServers {
 		name := newSession(n)
-		if !b.wants(name) {
+		if !b.selects(name) {
 			continue
 		}
 		for i := range b.contestants {
 			c := &b.contestants[i]
 			switch {
-			case c.command == nil || c.name == baseline || !c.isPlain():
+			case c.command == nil || c.name == baseline || !c.forwardsUnchanged():
 				continue
 			case !c.joins:
-				t.note("%s: it has no endpoint for many servers", c.id())
+				t.note("%s: no endpoint for many servers", c.id())
 				continue
 			}
 			progress("%s: %s", name, c.id())
@@ -50,7 +49,7 @@ func (b *bench) reportFanOut(ctx context.Context, w io.Writer) error {
 	if len(t.rows) > 0 {
 		fmt.Fprint(w, "### Many servers behind one endpoint\n\n"+
 			"Medians. A session is `initialize`, `notifications/initialized` and `tools/list`; "+
-			"the first is that of a process which has served no client yet.\n\n")
+			"the first is that of a new process.\n\n")
 		t.print(w)
 	}
 	return nil
@@ -78,7 +77,7 @@ func (b *bench) fanOut(ctx context.Context, c *contestant, n int, t *table) erro
 		}
 		first.latencies = append(first.latencies, took)
 	}
-	r, err := c.start(ctx, &b.installed, servers, setup{}, list)
+	r, err := c.start(ctx, &b.programs, servers, setup{}, list)
 	if err != nil {
 		t.addNone(name)
 		t.note("%s: %s", name, firstLine(err))
@@ -102,7 +101,7 @@ func (b *bench) fanOut(ctx context.Context, c *contestant, n int, t *table) erro
 		{&session, 1, open},
 		{&joining, 16, open},
 		{&lists, 1, func(ctx context.Context, _ int) error { return list(ctx, client) }},
-		{&calls, 1, func(ctx context.Context, _ int) error { return client.Call(ctx, tool, upstream.Small) }},
+		{&calls, 1, func(ctx context.Context, _ int) error { return client.Call(ctx, tool, upstream.SmallChars) }},
 	} {
 		load.Loop(ctx, phase.clients, b.budget/4, phase.do)
 		timed.took = nil
@@ -118,18 +117,18 @@ func (b *bench) fanOut(ctx context.Context, c *contestant, n int, t *table) erro
 		}
 	}
 	if len(session.latencies) > 0 {
-		b.watch(newSession(n), c.id(), load.Quantile(session.latencies, .5).Seconds()*1000)
+		b.record(newSession(n), c.id(), load.Quantile(session.latencies, .5).Seconds()*1000)
 	}
 	t.add(name, p50(&first), p50(&session), p50(&joining), p50(&lists), microseconds(lists.cpuPerCall()),
 		p50(&calls), microseconds(calls.cpuPerCall()), mebibytes(r.memory().Peak))
 	return ctx.Err()
 }
 
-// firstSession says how long a session takes at a contestant that has served none.
+// firstSession returns how long the first session of a new process takes.
 func (b *bench) firstSession(
 	ctx context.Context, c *contestant, servers []server, list attempt,
 ) (time.Duration, error) {
-	r, err := c.start(ctx, &b.installed, servers, setup{}, nil)
+	r, err := c.start(ctx, &b.programs, servers, setup{}, nil)
 	if err != nil {
 		return 0, err
 	}
@@ -142,14 +141,14 @@ func (b *bench) firstSession(
 	return timed.took[0], nil
 }
 
-// A stopwatch has how long sessions took to open, without their end.
+// A stopwatch records how long sessions took to open, without closing them.
 type stopwatch struct {
 	mu   sync.Mutex
 	took []time.Duration
 }
 
-// session opens a session, and ends it.
-func (s *stopwatch) session(ctx context.Context, r *running, list attempt) error {
+// session opens a session, lists tools and closes the session.
+func (s *stopwatch) session(ctx context.Context, r *instance, list attempt) error {
 	begin := time.Now()
 	client, err := r.open(ctx)
 	if err != nil {
@@ -167,7 +166,7 @@ func (s *stopwatch) session(ctx context.Context, r *running, list attempt) error
 
 func p50(m *measure) string {
 	if len(m.latencies) == 0 {
-		return none
+		return noFigure
 	}
 	return milliseconds(load.Quantile[time.Duration](m.latencies, .5))
 }

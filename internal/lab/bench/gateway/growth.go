@@ -9,17 +9,18 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/bench/upstream"
 )
 
-var growthSizes = []size{{"1 KB", 1000}, {"10 KB", 10_000}, {"100 KB", 100_000}, {"1 MB", 1_000_000}, {"5 MB", 5_000_000}, {"50 MB", 50_000_000}}
+var growthSizes = []size{{"1 KB", 1000}, {"10 KB", 10_000}, {"100 KB", 100_000}, {"1 MB", 1_000_000},
+	{"5 MB", 5_000_000}, {"50 MB", 50_000_000}}
 
-// reportGrowth tells how time and memory grow with the result of one client's call. Each
-// size has fresh processes, whose peak nothing else has raised.
+// reportGrowth measures how time and memory of one client's call grow with the result. Each
+// size has new processes, so that nothing else has raised their peak.
 func (b *bench) reportGrowth(ctx context.Context, w io.Writer) error {
 	latency := table{title: "p50 of a call in ms, results of"}
 	peak := table{title: "peak of memory in MiB, results of"}
 	var results []map[string]*measure
 	for _, size := range growthSizes {
 		name := "growth/" + compact(size.name)
-		if !b.wants(name) {
+		if !b.selects(name) {
 			continue
 		}
 		progress("%s", name)
@@ -52,7 +53,7 @@ func (b *bench) reportGrowth(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// growth has each contestant answer calls of one client, one contestant after the other.
+// growth measures calls of one client, one contestant after the other.
 func (b *bench) growth(ctx context.Context, size size) (map[string]*measure, error) {
 	f, err := b.startCalls(ctx, b.contestants, &kinds[0], size)
 	if err != nil {

@@ -20,12 +20,12 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/procfs"
 )
 
-// An idleCase is a number of sessions that do nothing, with a number of servers.
+// An idleCase is a number of idle sessions with a number of servers.
 type idleCase struct{ servers, sessions int }
 
 func (c idleCase) String() string { return fmt.Sprintf("idle/%d/%d", c.servers, c.sessions) }
 
-// head is the case as the head of a column.
+// head returns the head of the column.
 func (c idleCase) head() string {
 	head := thousands(float64(c.sessions)) + " sessions"
 	if c.servers > 1 {
@@ -34,32 +34,31 @@ func (c idleCase) head() string {
 	return head
 }
 
-// idleCases are all of them. Those with the same servers are served by one process.
+// idleCases are all cases. One process serves all cases with the same number of servers.
 var idleCases = []idleCase{{1, 1000}, {1, 10_000}, {10, 1000}, {100, 100}}
 
-// furtherServer is what a session takes for each server but the first.
+// furtherServer is the case for the memory of a session per server after the first.
 const furtherServer = "idle/further"
 
 const (
-	// idleLimit is how long it may take to open sessions, and idleReserve how much memory
-	// must be left to others meanwhile.
+	// idleLimit is how long opening the sessions may take, and idleReserve is the memory
+	// in bytes that must stay available.
 	idleLimit   = 45 * time.Second
 	idleReserve = 4 << 30
 
-	// settle is how long sessions are left alone before memory is looked at.
+	// settle is how long sessions stay idle before memory is measured.
 	settle = 2 * time.Second
 )
 
-// errOpenFiles says that nobody could have had more sessions on this machine.
+// errOpenFiles is the note for cases that this machine does not have enough file descriptors for.
 var errOpenFiles = errors.New("ulimit -Hn allows too few open files for all sessions")
 
-// reportIdle tells what sessions take that do nothing, in a fresh process of each
-// contestant.
+// reportIdle measures the memory of idle sessions, with a new process for each contestant.
 func (b *bench) reportIdle(ctx context.Context, w io.Writer) error {
 	var cases []idleCase
 	memory, goroutines := table{title: "memory per session, KB"}, table{title: "goroutines per session"}
 	for _, c := range idleCases {
-		if b.wants(c.String()) {
+		if b.selects(c.String()) {
 			cases, memory.heads = append(cases, c), append(memory.heads, c.head())
 		}
 	}
@@ -72,16 +71,16 @@ func (b *bench) reportIdle(ctx context.Context, w io.Writer) error {
 		c := &b.contestants[i]
 		switch {
 		case c.command == nil:
-			continue // it has no memory of its own
+			continue // no process
 		case c.masked:
-			continue // sessions are the same as those without
+			continue // same sessions as without a mask
 		case c.legacy.dialect == load.Plain:
 			memory.addNone(c.id())
-			memory.note("%s: it has no sessions", c.id())
+			memory.note("%s: no sessions", c.id())
 			continue
 		}
 		var took, routines []string
-		kind := none
+		kind := noFigure
 		for left := cases; len(left) > 0; {
 			n := 1
 			for n < len(left) && left[n].servers == left[0].servers {
@@ -102,12 +101,12 @@ func (b *bench) reportIdle(ctx context.Context, w io.Writer) error {
 			left = left[n:]
 		}
 		memory.add(c.id(), append(took, kind)...)
-		if slices.ContainsFunc(routines, func(cell string) bool { return cell != none }) {
+		if slices.ContainsFunc(routines, func(cell string) bool { return cell != noFigure }) {
 			goroutines.add(c.id(), routines...)
 		}
-		few, many := b.readings[reading{"idle/1/1000", c.id()}], b.readings[reading{"idle/10/1000", c.id()}]
+		few, many := b.readings[readingKey{"idle/1/1000", c.id()}], b.readings[readingKey{"idle/10/1000", c.id()}]
 		if len(few) > 0 && len(many) > 0 {
-			b.watch(furtherServer, c.id(), (many[0]-few[0])/9)
+			b.record(furtherServer, c.id(), (many[0]-few[0])/9)
 		}
 	}
 	fmt.Fprint(w, "### Idle sessions\n\n")
@@ -118,15 +117,15 @@ func (b *bench) reportIdle(ctx context.Context, w io.Writer) error {
 	return nil
 }
 
-// An idleReading is what a session takes that does nothing. What is not known is 0.
+// An idleReading is the cost of an idle session. Unknown figures are 0.
 type idleReading struct {
 	kb, routines float64
-	reached      int // sessions, if there are fewer than wanted
+	reached      int // number of sessions, if the case could not open all
 	kind         string
 }
 
 func (r idleReading) memory() string {
-	cell := none
+	cell := noFigure
 	if r.kb > 0 {
 		cell = fmt.Sprintf("%.1f", r.kb)
 	}
@@ -138,13 +137,13 @@ func (r idleReading) memory() string {
 
 func (r idleReading) goroutines() string {
 	if r.routines <= 0 {
-		return none
+		return noFigure
 	}
 	return fmt.Sprintf("%.1f", r.routines)
 }
 
-// idle measures a contestant in cases that differ in nothing but the number of sessions,
-// of which there are more from one to the next.
+// idle measures a contestant in cases that have the same servers and a growing number of
+// sessions.
 func (b *bench) idle(ctx context.Context, c *contestant, cases []idleCase, t *table) ([]idleReading, error) {
 	found := make([]idleReading, len(cases))
 	servers := cases[0].servers
@@ -153,14 +152,14 @@ func (b *bench) idle(ctx context.Context, c *contestant, cases []idleCase, t *ta
 		return nil, err
 	}
 	defer up.Stop()
-	behind, err := namedServers(up, upstream.ListenPath, servers, c.stdio)
+	backends, err := namedServers(up, upstream.ListenPath, servers, c.stdio)
 	if err != nil {
 		return nil, err
 	}
 	call := func(ctx context.Context, client *load.Client) error {
-		return client.Call(ctx, c.toolOf("bench", upstream.Tool), upstream.Small)
+		return client.Call(ctx, c.toolOf("bench", upstream.Tool), upstream.SmallChars)
 	}
-	r, err := c.start(ctx, &b.installed, behind, setup{admin: true}, call)
+	r, err := c.start(ctx, &b.programs, backends, setup{admin: true}, call)
 	if err != nil {
 		t.note("%s: %s", c.id(), firstLine(err))
 		return found, ctx.Err()
@@ -169,7 +168,7 @@ func (b *bench) idle(ctx context.Context, c *contestant, cases []idleCase, t *ta
 	defer load.HTTP.CloseIdleConnections()
 	var s sessions
 	defer s.close()
-	if err := s.open(ctx, r, 16); err != nil { // what the first take is not what all take
+	if err := s.open(ctx, r, 16); err != nil { // the first sessions take more memory than later ones
 		t.note("%s: %s", c.id(), firstLine(err))
 		return found, ctx.Err()
 	}
@@ -178,7 +177,7 @@ func (b *bench) idle(ctx context.Context, c *contestant, cases []idleCase, t *ta
 	for i, idle := range cases {
 		n := idle.sessions
 		var failure error
-		if most := (b.openFiles - 500) / (1 + servers); n > most { // a connection in, and one out to each server
+		if most := (b.openFiles - 500) / (1 + servers); n > most { // one connection from the client, one to each server
 			n, failure = most, errOpenFiles
 		}
 		failure = cmp.Or(s.open(ctx, r, n), failure)
@@ -189,7 +188,7 @@ func (b *bench) idle(ctx context.Context, c *contestant, cases []idleCase, t *ta
 		}
 		found[i].kind = s.kind()
 		if more := float64(s.len() - warm); more > 0 {
-			if took := float64(r.memory().Resident - before); took > 0 { // else it has died meanwhile
+			if took := float64(r.memory().Resident - before); took > 0 { // else the process has died
 				found[i].kb = took / more / 1000
 			}
 			if running > 0 {
@@ -199,22 +198,21 @@ func (b *bench) idle(ctx context.Context, c *contestant, cases []idleCase, t *ta
 		if failure != nil {
 			found[i].reached = s.len()
 			if errors.Is(failure, errOpenFiles) {
-				t.note("%s: there may be %d", failure, b.openFiles)
+				t.note("%s: the limit is %d", failure, b.openFiles)
 			} else {
 				t.note("%s: %s", c.id(), firstLine(failure))
 			}
 			break
 		}
 		if found[i].kb > 0 {
-			b.watch(idle.String(), c.id(), found[i].kb)
+			b.record(idle.String(), c.id(), found[i].kb)
 		}
 	}
 	return found, nil
 }
 
-// goroutines returns how many a contestant has, if it is a Caddy that has been set up to
-// tell, else 0.
-func (r *running) goroutines() int {
+// goroutines returns the number of goroutines of a Caddy with the admin API enabled, or 0.
+func (r *instance) goroutines() int {
 	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(r.dir, adminSocket))
@@ -228,7 +226,7 @@ func (r *running) goroutines() int {
 	return readGoroutines(first)
 }
 
-// readGoroutines reads the first line of a profile of goroutines.
+// readGoroutines parses the first line of a goroutine profile.
 func readGoroutines(line string) (n int) {
 	if _, err := fmt.Sscanf(line, "goroutine profile: total %d", &n); err != nil {
 		return 0
@@ -236,12 +234,12 @@ func readGoroutines(line string) (n int) {
 	return n
 }
 
-// sessions are open, each with a stream if the contestant lets it.
+// sessions are open sessions, each with a stream if the contestant supports it.
 type sessions struct {
 	mu      sync.Mutex
 	clients []*load.Client
 	streams []net.Conn
-	silent  atomic.Bool // there are no streams
+	silent  atomic.Bool // sessions have no stream
 }
 
 func (s *sessions) len() int { return len(s.clients) }
@@ -253,9 +251,9 @@ func (s *sessions) kind() string {
 	return "a stream"
 }
 
-// open opens more sessions until there are n, or says why there are fewer.
-func (s *sessions) open(ctx context.Context, r *running, n int) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, idleLimit, fmt.Errorf("no more could be opened in %s", idleLimit))
+// open opens sessions until there are n, or returns why it cannot.
+func (s *sessions) open(ctx context.Context, r *instance, n int) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, idleLimit, fmt.Errorf("could not open more in %s", idleLimit))
 	defer cancel()
 	_, err := load.Each(n-s.len(), 16, func(int) error {
 		if procfs.AvailableMemory() < idleReserve {
@@ -288,7 +286,7 @@ func (s *sessions) open(ctx context.Context, r *running, n int) error {
 	return err
 }
 
-// close leaves it to the contestant's end to end the sessions.
+// close closes connections without ending the sessions, which end with the contestant.
 func (s *sessions) close() {
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()

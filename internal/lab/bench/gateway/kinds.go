@@ -7,7 +7,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/bench/upstream"
 )
 
-// A size is how much a tool answers.
+// A size is the length of a tool's result.
 type size struct {
 	name  string
 	chars int
@@ -15,62 +15,62 @@ type size struct {
 
 var kb1, kb100, mb5 = size{"1 KB", 1000}, size{"100 KB", 100_000}, size{"5 MB", 5_000_000}
 
-// A cell is what clients ask for: one call after the other, or so many per second.
+// A cell is a load: clients that each make one call after the other, or a fixed rate of calls.
 type cell struct {
 	size    size
 	clients int
-	rate    int // calls per second, in a loop that is not closed
+	rate    int // calls per second, or 0 for one call after the other
 }
 
-// A kind is a way of making calls, with a section of the report.
+// A kind is a way to make calls, with its own section of the report.
 type kind struct {
-	name, heading, about string
+	name, heading, intro string
 	setup
-	path    string // of the servers, before the size
-	cells   []cell // those of a size in a row
-	longer  int    // a turn takes so many times as long as usual
-	figures []figure
+	path       string // prefix of server paths, before the size
+	cells      []cell // cells of the same size are adjacent
+	turnFactor int    // factor for the length of a turn, if not 0
+	figures    []figure
 
-	// contestants are those that it is for. If it is nil, it is for all.
+	// contestants selects contestants. If nil, all take part.
 	contestants func([]contestant) []contestant
 }
 
-// kinds are all ways of making calls, in the order in which they are shown.
+// kinds are all kinds of calls in the order of the report.
 var kinds = []kind{
 	{name: "stateful", heading: "Calls, with sessions (up to 2025-11-25)", path: upstream.CallPath,
-		cells: cross([]size{kb1, kb100, mb5}, 1, 16, 64), figures: closed},
+		cells: cellsFor([]size{kb1, kb100, mb5}, 1, 16, 64), figures: closedLoopFigures},
 	{name: "stateless", heading: "Calls, stateless (2026-07-28)", path: upstream.ModernPath, setup: setup{modern: true},
-		cells: cross([]size{kb1, kb100, mb5}, 1, 16), figures: closed},
+		cells: cellsFor([]size{kb1, kb100, mb5}, 1, 16), figures: closedLoopFigures},
 	{name: "h2", heading: "Calls, HTTP/2 with TLS", path: upstream.CallPath, setup: setup{tls: true},
-		about: "Clients speak HTTP/2 with TLS, each on a connection of its own; servers are reached over HTTP " +
+		intro: "Clients use HTTP/2 with TLS, each on its own connection. Contestants connect to servers over HTTP " +
 			"as before. The other contestants do not serve TLS themselves.",
-		cells: cross([]size{kb1}, 1, 16), figures: closed,
-		contestants: only(func(c *contestant) bool { return c.https && c.isPlain() })},
-	{name: "events", heading: "Calls, answered with event streams", path: upstream.EventsPath,
-		about: "Servers answer each call with an event stream of one event, as most SDKs do by default. " +
-			"Children on stdio have no such streams.",
-		cells: []cell{{kb1, 16, 0}, {kb100, 16, 0}, {mb5, 1, 0}}, figures: closed,
-		contestants: only((*contestant).isPlain)},
+		cells: cellsFor([]size{kb1}, 1, 16), figures: closedLoopFigures,
+		contestants: only(func(c *contestant) bool { return c.https && c.forwardsUnchanged() })},
+	{name: "events", heading: "Calls, responses as event streams", path: upstream.EventsPath,
+		intro: "Servers respond to each call with an event stream of one event, as most SDKs do by default. " +
+			"Stdio servers have no such streams.",
+		cells: []cell{{kb1, 16, 0}, {kb100, 16, 0}, {mb5, 1, 0}}, figures: closedLoopFigures,
+		contestants: only((*contestant).forwardsUnchanged)},
 	{name: "guarded", heading: "Calls, guarded", path: upstream.CallPath, setup: setup{guarded: true},
-		about: "mcp_gateway asks for a token, has rules that deny and allow tools, limits the rate of calls, and " +
-			"looks for secrets in results: two regular expressions and one member, none of which is found. " +
-			baseline + " does nothing of that: it is the baseline.",
-		cells: []cell{{kb1, 16, 0}, {kb100, 16, 0}, {mb5, 1, 0}}, figures: closed,
-		contestants: only(func(c *contestant) bool { return c.name == baseline || c.guards && c.isPlain() })},
+		intro: "mcp_gateway requires a token, applies rules that deny and allow tools, limits the rate of calls, and " +
+			"searches results for secrets: two regular expressions and one member, none of which matches. " +
+			baseline + ", the baseline, does none of this.",
+		cells: []cell{{kb1, 16, 0}, {kb100, 16, 0}, {mb5, 1, 0}}, figures: closedLoopFigures,
+		contestants: only(func(c *contestant) bool { return c.name == baseline || c.guards && c.forwardsUnchanged() })},
 	{name: "paced", heading: "Calls at a given rate", path: upstream.CallPath,
-		about: "Calls come at a fixed rate, whether those before them are answered or not. Latency counts from when " +
-			"a call is due, so it includes waiting behind others. 64 clients make the calls.",
-		cells: []cell{{kb1, 64, 100}, {kb1, 64, 500}}, longer: 3, figures: open,
-		contestants: only((*contestant).isPlain)},
+		intro: "Calls are sent at a fixed rate, whether or not earlier ones are done. Latency counts from when " +
+			"a call is due, so it includes waiting for earlier calls. 64 clients make the calls.",
+		cells: []cell{{kb1, 64, 100}, {kb1, 64, 500}}, turnFactor: 3, figures: openLoopFigures,
+		contestants: only((*contestant).forwardsUnchanged)},
 	{name: "memory", heading: "Garbage collection", path: upstream.CallPath,
-		about: "Caddy with other settings of Go's garbage collector. Where none is named, it is the default, " +
+		intro: "Caddy with different settings of Go's garbage collector. Rows without a setting have the default, " +
 			"`GOGC=100`.",
-		cells: []cell{{kb1, 16, 0}, {mb5, 16, 0}}, figures: slices.Concat(closed, collector),
-		contestants: collected},
+		cells: []cell{{kb1, 16, 0}, {mb5, 16, 0}}, figures: slices.Concat(closedLoopFigures, collectorFigures),
+		contestants: collectorVariants},
 }
 
-// cross is all sizes with all numbers of clients.
-func cross(sizes []size, clients ...int) (cells []cell) {
+// cellsFor returns a cell for each size and number of clients.
+func cellsFor(sizes []size, clients ...int) (cells []cell) {
 	for _, size := range sizes {
 		for _, n := range clients {
 			cells = append(cells, cell{size: size, clients: n})
@@ -79,7 +79,7 @@ func cross(sizes []size, clients ...int) (cells []cell) {
 	return cells
 }
 
-// only chooses contestants.
+// only returns a function that selects contestants.
 func only(fits func(*contestant) bool) func([]contestant) []contestant {
 	return func(all []contestant) (chosen []contestant) {
 		for i := range all {
@@ -91,12 +91,12 @@ func only(fits func(*contestant) bool) func([]contestant) []contestant {
 	}
 }
 
-// collected are Caddy and mcp_gateway, by settings of the garbage collector. It tells about
-// its work in their output.
-func collected(all []contestant) (variants []contestant) {
+// collectorVariants returns Caddy and mcp_gateway with several settings of the garbage collector,
+// whose trace is in their output.
+func collectorVariants(all []contestant) (variants []contestant) {
 	for _, setting := range []string{"", "GOGC=200", "GOGC=400", "GOMEMLIMIT=64MiB"} {
 		for _, c := range all {
-			if c.name != baseline && !(c.guards && c.joins && c.isPlain()) {
+			if c.name != baseline && !(c.guards && c.joins && c.forwardsUnchanged()) {
 				continue
 			}
 			c.env = []string{"GODEBUG=gctrace=1"}
@@ -109,7 +109,7 @@ func collected(all []contestant) (variants []contestant) {
 	return variants
 }
 
-// A figure is what a table of calls shows of a measure.
+// A figure is what a table shows of a measure.
 type figure struct {
 	heading string
 	cell    func(*measure) string
@@ -122,14 +122,15 @@ var (
 	cpu  = figure{"Processor time per call in µs", func(m *measure) string { return microseconds(m.cpuPerCall()) }}
 	peak = figure{"Memory, peak in MiB", func(m *measure) string { return mebibytes(m.peak) }}
 
-	closed    = []figure{relative, {"Latency, p50 and p99 in ms", quantiles(.5, .99)}, cpu, peak}
-	open      = []figure{{"Latency, p50, p99 and p99.9 in ms", quantiles(.5, .99, .999)}, cpu}
-	collector = []figure{{"Collections per second, longest pause in ms, largest heap in MiB", func(m *measure) string {
-		return m.collections.String(m.spent)
-	}}}
+	closedLoopFigures = []figure{relative, {"Latency, p50 and p99 in ms", quantiles(.5, .99)}, cpu, peak}
+	openLoopFigures   = []figure{{"Latency, p50, p99 and p99.9 in ms", quantiles(.5, .99, .999)}, cpu}
+	collectorFigures  = []figure{{"Collections per second, longest pause in ms, largest heap in MiB",
+		func(m *measure) string {
+			return m.collections.String(m.spent)
+		}}}
 )
 
-// quantiles shows these of the latencies.
+// quantiles returns a figure with these quantiles of the latencies.
 func quantiles(qs ...float64) func(*measure) string {
 	return func(m *measure) (text string) {
 		for i, q := range qs {

@@ -1,17 +1,21 @@
-// Command gateway sets mcp_gateway beside what else can stand between MCP clients and
-// their servers, in one run and on one machine:
+// Command gateway compares mcp_gateway with other proxies between MCP clients and servers,
+// in one run on one machine:
 //
 //	bin/bench-gateway [-run regexp] [-contestants regexp] [-seconds n] [-write docs/performance.md]
 //
-// calls/… are calls of tools, of several kinds, whose results have several sizes, by
-// several clients. idle/… is what sessions take that do nothing. fanout/… is many servers
-// behind one endpoint. growth/… is how time and memory grow with a result. The contestants
-// of a case take turns, and noise hits them alike. Tables go to standard output, as
-// Markdown. A cell by itself takes a few seconds:
+// Cases, by prefix:
+//
+//   - calls/…: tool calls of several kinds, with results of several sizes and several clients
+//   - growth/…: time and memory as results grow
+//   - fanout/…: many servers behind one endpoint
+//   - idle/…: memory of idle sessions
+//
+// The contestants of a case take turns, so that noise affects them alike. Tables go to
+// standard output, as Markdown. One cell takes a few seconds:
 //
 //	bin/bench-gateway -run '^calls/stateful/1KB/16$' -contestants 'mcp_gateway /mcp$'
 //
-// It takes Linux, which tells what processes take.
+// It needs Linux, for the figures in /proc.
 package main
 
 import (
@@ -32,19 +36,19 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/bench/upstream"
 )
 
-// A bench is what is to be measured.
+// A bench is a run of the benchmark.
 type bench struct {
-	installed
+	programs
 	cases       *regexp.Regexp
-	matched     bool // there is a case that is wanted
+	matched     bool // at least one case was selected
 	contestants []contestant
-	budget      time.Duration // of a contestant in a case
-	openFiles   int
-	readings    map[reading][]float64 // of the cells to watch and others
+	budget      time.Duration            // time for a contestant in a case
+	openFiles   int                      // limit of open files
+	readings    map[readingKey][]float64 // figures for the cells to watch
 }
 
-// wants says whether a case is to be measured.
-func (b *bench) wants(name string) bool {
+// selects reports whether a case is selected.
+func (b *bench) selects(name string) bool {
 	wanted := b.cases.MatchString(name)
 	b.matched = b.matched || wanted
 	return wanted
@@ -53,15 +57,17 @@ func (b *bench) wants(name string) bool {
 func main() {
 	upstream.Main()
 	var b bench
-	cases := flag.String("run", "", "measure only cases whose `name` matches this regular expression, such as calls/stateful/1KB")
-	names := flag.String("contestants", "", "measure only contestants whose `name` matches this regular expression, and reverse_proxy")
-	seconds := flag.Float64("seconds", 1.5, "how long to measure a contestant in a case")
-	out := flag.String("out", "", "write the tables to this `file`, not to standard output")
-	document := flag.String("write", "", "put the tables into this `document`, between its two comments")
-	flag.StringVar(&b.caddy, "caddy", "bin/caddy", "the `binary` to measure")
-	flag.StringVar(&b.goPeers, "go-peers", "bin/peers", "the `directory` with the binaries of other gateways")
+	cases := flag.String("run", "", "measure only cases whose `name` matches this regular expression, such as "+
+		"calls/stateful/1KB")
+	names := flag.String("contestants", "", "measure only contestants whose `name` matches this regular expression, "+
+		"and reverse_proxy")
+	seconds := flag.Float64("seconds", 1.5, "`seconds` to measure a contestant in a case")
+	out := flag.String("out", "", "write the tables to this `file` instead of standard output")
+	document := flag.String("write", "", "write the tables into this `document`, between its two comments")
+	flag.StringVar(&b.caddy, "caddy", "bin/caddy", "Caddy `binary` to measure")
+	flag.StringVar(&b.goPeers, "go-peers", "bin/peers", "`directory` with the binaries of other gateways")
 	flag.StringVar(&b.npmPeers, "npm-peers", "internal/lab/bench/gateway/peers/npm",
-		"the `directory` where npm has installed other gateways")
+		"`directory` where npm installed other gateways")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -74,7 +80,7 @@ func main() {
 
 func (b *bench) run(ctx context.Context, cases, names string, seconds float64, out, document string) (err error) {
 	if runtime.GOOS != "linux" {
-		return fmt.Errorf("it takes Linux to tell what processes take, not %s", runtime.GOOS)
+		return fmt.Errorf("needs Linux to measure processes, not %s", runtime.GOOS)
 	}
 	if b.cases, err = regexp.Compile(cases); err != nil {
 		return fmt.Errorf("-run: %w", err)
@@ -84,9 +90,9 @@ func (b *bench) run(ctx context.Context, cases, names string, seconds float64, o
 		return fmt.Errorf("-contestants: %w", err)
 	}
 	if _, err := os.Stat(b.caddy); err != nil {
-		return fmt.Errorf("%w; make it with make -f xcaddy.mk build", err)
+		return fmt.Errorf("%w; build it with make -f xcaddy.mk build", err)
 	}
-	if document != "" { // before half an hour goes into it
+	if document != "" { // fail early: the run takes half an hour
 		if _, err := withReport(document, nil); err != nil {
 			return fmt.Errorf("-write: %w", err)
 		}
@@ -98,9 +104,10 @@ func (b *bench) run(ctx context.Context, cases, names string, seconds float64, o
 	began := time.Now()
 	var report, sections bytes.Buffer
 	printHeader(&report, b.contestants, strings.Join(append([]string{"bench-gateway"}, os.Args[1:]...), " "))
-	for _, section := range []func(context.Context, io.Writer) error{b.reportCalls, b.reportGrowth, b.reportFanOut, b.reportIdle} {
+	for _, section := range []func(context.Context, io.Writer) error{b.reportCalls, b.reportGrowth, b.reportFanOut,
+		b.reportIdle} {
 		if err := section(ctx, &sections); err != nil {
-			_, _ = os.Stdout.Write(sections.Bytes()) // half an hour may have gone into them
+			_, _ = os.Stdout.Write(sections.Bytes()) // do not lose what was measured
 			return err
 		}
 	}
@@ -124,7 +131,7 @@ func (b *bench) run(ctx context.Context, cases, names string, seconds float64, o
 	return err
 }
 
-// progress tells the person who waits.
+// progress prints a line with the time to standard error.
 func progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%s %s\n", time.Now().Format(time.TimeOnly), fmt.Sprintf(format, args...))
 }

@@ -15,12 +15,12 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/procfs"
 )
 
-// none stands where there is no figure. Why, the notes say.
-const none = "–"
+// noFigure replaces a figure that is missing. Notes say why.
+const noFigure = "–"
 
-// A table is shown as Markdown, with notes below it.
+// A table is printed as Markdown, with notes below it.
 type table struct {
-	title string // of the first column
+	title string // head of the first column
 	heads []string
 	rows  []row
 	notes []string
@@ -34,9 +34,9 @@ type row struct {
 func (t *table) add(name string, cells ...string) { t.rows = append(t.rows, row{name, cells}) }
 
 // addNone adds a row without figures.
-func (t *table) addNone(name string) { t.add(name, slices.Repeat([]string{none}, len(t.heads))...) }
+func (t *table) addNone(name string) { t.add(name, slices.Repeat([]string{noFigure}, len(t.heads))...) }
 
-// note adds a note once.
+// note adds a note, unless the table already has it.
 func (t *table) note(format string, args ...any) {
 	if note := fmt.Sprintf(format, args...); !slices.Contains(t.notes, note) {
 		t.notes = append(t.notes, note)
@@ -57,12 +57,12 @@ func (t *table) print(w io.Writer) {
 	}
 }
 
-// printCalls prints the tables of the cases of a kind.
+// printCalls prints the tables for the cases of one kind.
 func printCalls(w io.Writer, contestants []contestant, cases []callCase, results []map[string]*measure) {
 	k := cases[0].kind
 	fmt.Fprintf(w, "### %s\n\n", k.heading)
-	if k.about != "" {
-		fmt.Fprintf(w, "%s\n\n", k.about)
+	if k.intro != "" {
+		fmt.Fprintf(w, "%s\n\n", k.intro)
 	}
 	var heads []string
 	for _, c := range cases {
@@ -93,10 +93,10 @@ func printCalls(w io.Writer, contestants []contestant, cases []callCase, results
 	}
 }
 
-// cellOf is a figure of a measure, if it has one.
+// cellOf returns the figure of a measure, or noFigure.
 func cellOf(m *measure, figure func(*measure) string) string {
 	if m == nil || len(m.latencies) == 0 || len(m.ratios) == 0 {
-		return none
+		return noFigure
 	}
 	cell := figure(m)
 	if m.failed > 0 {
@@ -105,16 +105,17 @@ func cellOf(m *measure, figure func(*measure) string) string {
 	return cell
 }
 
-// absolute adds the row that says how fast a contestant was.
+// absolute adds a row with the calls per second of a contestant.
 func absolute(t *table, name string, results []map[string]*measure) {
 	var cells []string
 	for _, measures := range results {
-		cells = append(cells, cellOf(measures[name], func(m *measure) string { return thousands(load.Quantile(m.rates, .5)) }))
+		cells = append(cells, cellOf(measures[name],
+			func(m *measure) string { return thousands(load.Quantile(m.rates, .5)) }))
 	}
 	t.add(name+", calls/s", cells...)
 }
 
-// noteFailures says why there is no figure, or one that is not of all calls.
+// noteFailures adds a note if a figure is missing or some calls failed.
 func (t *table) noteFailures(id string, c callCase, m *measure) {
 	switch {
 	case m == nil || m.err == nil:
@@ -127,7 +128,7 @@ func (t *table) noteFailures(id string, c callCase, m *measure) {
 	}
 }
 
-// firstLine is what fits below a table of an error.
+// firstLine returns the first line of an error, shortened for a note.
 func firstLine(err error) string {
 	line, _, _ := strings.Cut(err.Error(), "\n")
 	const enough = 160
@@ -137,7 +138,7 @@ func firstLine(err error) string {
 	return line
 }
 
-// ratio tells a twentieth from a fiftieth.
+// ratio formats a ratio, with more digits below 0.1.
 func ratio(f float64) string {
 	if f < .1 {
 		return fmt.Sprintf("%.3f", f)
@@ -158,19 +159,19 @@ func milliseconds(d time.Duration) string {
 
 func microseconds(d time.Duration) string {
 	if d == 0 {
-		return none // nobody takes no time: it has no process
+		return noFigure // no process
 	}
 	return thousands(float64(d) / float64(time.Microsecond))
 }
 
 func mebibytes(n int) string {
 	if n == 0 {
-		return none
+		return noFigure
 	}
 	return thousands(float64(n) / (1 << 20))
 }
 
-// thousands writes a whole number, with commas.
+// thousands formats a whole number with commas.
 func thousands(f float64) string {
 	digits := fmt.Sprintf("%.0f", f)
 	for i := len(digits) - 3; i > 0; i -= 3 {
@@ -179,13 +180,14 @@ func thousands(f float64) string {
 	return digits
 }
 
-// compact is a size as it stands in the name of a case.
+// compact returns a size as in the names of cases, without spaces.
 func compact(size string) string { return strings.ReplaceAll(size, " ", "") }
 
-// printHeader says what was measured, when and where.
+// printHeader prints when, where and what was measured.
 func printHeader(w io.Writer, contestants []contestant, command string) {
 	m := procfs.ThisMachine()
-	fmt.Fprintf(w, "Measured on %s by `%s`: %s, %d cores, %s MiB of memory, Linux %s, %s.\n\n", time.Now().Format("2 January 2006, 15:04 MST"),
+	fmt.Fprintf(w, "Measured on %s by `%s`: %s, %d cores, %s MiB of memory, Linux %s, %s.\n\n",
+		time.Now().Format("2 January 2006, 15:04 MST"),
 		command, m.CPU, runtime.NumCPU(), mebibytes(m.Memory), m.Kernel, runtime.Version())
 	var versions []string
 	for _, c := range contestants {
@@ -196,39 +198,40 @@ func printHeader(w io.Writer, contestants []contestant, command string) {
 		name, _, _ = strings.Cut(name, " …")
 		version, err := c.version()
 		if err != nil {
-			version = "is not there (" + firstLine(err) + ")"
+			version = "missing (" + firstLine(err) + ")"
 		}
-		if said := name + " " + version; !slices.Contains(versions, said) {
-			versions = append(versions, said)
+		if entry := name + " " + version; !slices.Contains(versions, entry) {
+			versions = append(versions, entry)
 		}
 	}
 	fmt.Fprintf(w, "%s.\n\n", strings.Join(versions, ", "))
 }
 
-// What stands around the report in a document.
+// Comments in a document between which the report is written.
 const (
 	reportBegins = "<!-- bench-gateway begins -->"
 	reportEnds   = "<!-- bench-gateway ends -->"
 )
 
-// withReport returns the text of a document with the report in its place.
+// withReport returns the text of a document with its report replaced.
 func withReport(file string, report []byte) ([]byte, error) {
 	document, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
 	}
-	text, err := replaced(document, report)
+	text, err := replaceReport(document, report)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	return text, nil
 }
 
-func replaced(document, report []byte) ([]byte, error) {
+func replaceReport(document, report []byte) ([]byte, error) {
 	before, rest, begins := bytes.Cut(document, []byte(reportBegins))
 	_, after, ends := bytes.Cut(rest, []byte(reportEnds))
 	if !begins || !ends {
-		return nil, errors.New("it has no " + reportBegins + " and " + reportEnds)
+		return nil, errors.New("missing " + reportBegins + " and " + reportEnds)
 	}
-	return slices.Concat(before, []byte(reportBegins+"\n\n"), bytes.TrimSpace(report), []byte("\n\n"+reportEnds), after), nil
+	return slices.Concat(before, []byte(reportBegins+"\n\n"), bytes.TrimSpace(report), []byte("\n\n"+reportEnds), after),
+		nil
 }

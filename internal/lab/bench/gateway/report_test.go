@@ -9,14 +9,14 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/bench/load"
 )
 
-// turn is a turn of so many calls in a second.
+// turn returns the result of a turn of one second.
 func turn(calls, failed int) load.Result {
 	r := load.Result{Failed: failed, Elapsed: time.Second}
 	for i := range calls {
 		r.Latencies = append(r.Latencies, time.Duration(i+1)*time.Millisecond)
 	}
 	if failed > 0 {
-		r.Err = errors.New("an answer to another request")
+		r.Err = errors.New("a response to another request")
 	}
 	return r
 }
@@ -24,9 +24,9 @@ func turn(calls, failed int) load.Result {
 func TestCallTables(t *testing.T) {
 	measures := map[string]*measure{
 		baseline: {}, "fast": {}, "flaky": {}, "broken": {},
-		"absent": {err: errors.New("it is not installed\nmore of that")},
+		"absent": {err: errors.New("not installed\nmore text")},
 	}
-	// The machine is twice as slow after the first round, for all.
+	// After the first round, the machine is half as fast, for all contestants.
 	for round, pace := range []int{100, 50, 50} {
 		measures[baseline].add(turn(pace, 0), time.Duration(pace)*10*time.Microsecond)
 		measures["fast"].add(turn(2*pace, 0), time.Duration(pace)*30*time.Microsecond)
@@ -40,7 +40,7 @@ func TestCallTables(t *testing.T) {
 		contestants = append(contestants, contestant{name: name})
 	}
 	var out strings.Builder
-	cases := []callCase{{&kind{figures: closed}, cell{size: kb1, clients: 16}}}
+	cases := []callCase{{&kind{figures: closedLoopFigures}, cell{size: kb1, clients: 16}}}
 	printCalls(&out, contestants, cases, []map[string]*measure{measures})
 	for _, line := range []string{
 		"| size of results × clients | 1 KB ×16 |",
@@ -50,9 +50,9 @@ func TestCallTables(t *testing.T) {
 		"| broken | – |",
 		"| absent | – |",
 		"| " + baseline + ", calls/s | 50 |",
-		"- flaky, 1 KB ×16: 100 of 200 calls failed: an answer to another request",
-		"- broken, 1 KB ×16: 200 of 200 calls failed: an answer to another request",
-		"- absent: it is not installed",
+		"- flaky, 1 KB ×16: 100 of 200 calls failed: a response to another request",
+		"- broken, 1 KB ×16: 200 of 200 calls failed: a response to another request",
+		"- absent: not installed",
 		"| " + baseline + " | 34.0, 98.0 |",            // ms
 		"| " + baseline + " | 10 |",                    // µs
 		"| fast | 15 |",                                // µs
@@ -60,7 +60,7 @@ func TestCallTables(t *testing.T) {
 		"| fast | 1,500 |", "| " + baseline + " | – |", // MiB
 	} {
 		if !strings.Contains(out.String(), line+"\n") {
-			t.Errorf("there is no %s", line)
+			t.Errorf("missing line %s", line)
 		}
 	}
 	if t.Failed() {
@@ -68,26 +68,27 @@ func TestCallTables(t *testing.T) {
 	}
 }
 
-// TestWatched shows the cells that were measured, with their range, and no others.
-func TestWatched(t *testing.T) {
+// TestPrintWatched prints only measured cells, with their range.
+func TestPrintWatched(t *testing.T) {
 	var b bench
 	var out strings.Builder
-	if b.printWatched(&out); out.Len() > 0 {
-		t.Errorf("nothing was measured: %s", &out)
+	b.printWatched(&out)
+	if out.Len() > 0 {
+		t.Errorf("printed without any figures: %s", &out)
 	}
-	b.watch("calls/stateful/1KB/16", joined, 1.1, .8, .9, 1.3, 1)
-	b.watch("calls/stateful/1KB/16", "another", 7)
-	b.watch(furtherServer, joined, 3.456)
+	b.record("calls/stateful/1KB/16", joined, 1.1, .8, .9, 1.3, 1)
+	b.record("calls/stateful/1KB/16", "another", 7)
+	b.record(furtherServer, joined, 3.456)
 	b.printWatched(&out)
 	_, rows, _ := strings.Cut(out.String(), "--:|\n")
 	want := "| 1 KB ×16 | mcp_gateway /mcp | 1.00 | 0.80 to 1.30 |\n" +
 		"| … for each further server, KB | mcp_gateway /mcp | 3.46 | – |\n\n"
 	if rows != want {
-		t.Errorf("got %s", &out)
+		t.Errorf("got %s, want rows %s", &out, want)
 	}
 }
 
-// TestWatchedCellsExist holds the names of cells to watch against the cases and contestants.
+// TestWatchedCellsExist checks that the cells to watch name existing cases and contestants.
 func TestWatchedCellsExist(t *testing.T) {
 	names, ids := map[string]bool{furtherServer: true}, map[string]bool{}
 	for i := range kinds {
@@ -101,24 +102,24 @@ func TestWatchedCellsExist(t *testing.T) {
 	for _, n := range joinedServers {
 		names[newSession(n)] = true
 	}
-	for _, c := range new(installed).contestants() {
+	for _, c := range new(programs).contestants() {
 		ids[c.id()] = true
 	}
-	for _, cell := range watched {
+	for _, cell := range watchedCells {
 		if !names[cell.name] {
-			t.Errorf("no case is called %s", cell.name)
+			t.Errorf("unknown case %s", cell.name)
 		}
 		for _, id := range cell.contestants {
 			if !ids[id] {
-				t.Errorf("no contestant is called %s", id)
+				t.Errorf("unknown contestant %s", id)
 			}
 		}
 	}
 }
 
-// TestKindsChoose tells which contestants a kind of calls is for.
-func TestKindsChoose(t *testing.T) {
-	all := new(installed).contestants()
+// TestKindsSelectContestants checks which contestants each kind of calls selects.
+func TestKindsSelectContestants(t *testing.T) {
+	all := new(programs).contestants()
 	for i := range kinds {
 		k := &kinds[i]
 		chosen := all
@@ -128,15 +129,15 @@ func TestKindsChoose(t *testing.T) {
 		ids := map[string]bool{}
 		for _, c := range chosen {
 			if ids[c.id()] {
-				t.Errorf("%s has two of %s", k.name, c.id())
+				t.Errorf("%s: duplicate id %s", k.name, c.id())
 			}
 			ids[c.id()] = true
 		}
 		if !ids[baseline] || !ids[joined] || k.contestants != nil && ids[joined+", masked"] {
-			t.Errorf("%s has %v", k.name, ids)
+			t.Errorf("%s: got %v", k.name, ids)
 		}
 		if k.tls && ids["mcp-hub"] || k.guarded && ids["nginx `proxy_pass`"] || k.name == "memory" && len(ids) != 8 {
-			t.Errorf("%s has %v", k.name, ids)
+			t.Errorf("%s: got %v", k.name, ids)
 		}
 	}
 }
@@ -151,17 +152,17 @@ gc 9 @2.6s 12%: 0.5+2`
 		t.Errorf("got %+v, want %+v", c, want)
 	}
 	if got := c.String(4 * time.Second); got != "0.5, 3.25, 61" {
-		t.Errorf("got %s", got)
+		t.Errorf("got %s, want 0.5, 3.25, 61", got)
 	}
-	if got := readCollections("").String(time.Second); got != none {
-		t.Errorf("got %s", got)
+	if got := readCollections("").String(time.Second); got != noFigure {
+		t.Errorf("got %s, want %s", got, noFigure)
 	}
 }
 
 func TestReadGoroutines(t *testing.T) {
 	for line, want := range map[string]int{"goroutine profile: total 42\n": 42, "404 page not found": 0, "": 0} {
 		if got := readGoroutines(line); got != want {
-			t.Errorf("%q: got %d", line, got)
+			t.Errorf("%q: got %d, want %d", line, got, want)
 		}
 	}
 }
@@ -171,28 +172,29 @@ func TestIdleReading(t *testing.T) {
 		reading            idleReading
 		memory, goroutines string
 	}{
-		{idleReading{}, none, none},
+		{idleReading{}, noFigure, noFigure},
 		{idleReading{kb: 12.34, routines: 2}, "12.3", "2.0"},
-		{idleReading{kb: 12.34, reached: 9750}, "12.3 (9,750 reached)", none},
-		{idleReading{reached: 17}, none + " (17 reached)", none},
+		{idleReading{kb: 12.34, reached: 9750}, "12.3 (9,750 reached)", noFigure},
+		{idleReading{reached: 17}, noFigure + " (17 reached)", noFigure},
 	} {
 		if c.reading.memory() != c.memory || c.reading.goroutines() != c.goroutines {
-			t.Errorf("%+v: got %s and %s", c.reading, c.reading.memory(), c.reading.goroutines())
+			t.Errorf("%+v: got %s and %s, want %s and %s", c.reading, c.reading.memory(), c.reading.goroutines(), c.memory,
+				c.goroutines)
 		}
 	}
 }
 
-// TestSetups looks into the files that contestants are set up with.
+// TestSetups checks the configuration files of contestants.
 func TestSetups(t *testing.T) {
-	in := new(installed)
+	programs := new(programs)
 	servers := []server{{name: "bench", url: "http://127.0.0.1:9/call/1"}}
-	for _, c := range in.contestants() {
+	for _, c := range programs.contestants() {
 		if c.files == nil {
 			continue
 		}
 		for _, s := range []setup{{}, {tls: true}, {guarded: true}, {admin: true}} {
 			var text string
-			for _, file := range c.files(site{in, s, "/dir", 8080, servers}) {
+			for _, file := range c.files(site{programs, s, "/dir", 8080, servers}) {
 				text += file
 			}
 			for part, wanted := range map[string]bool{
@@ -201,29 +203,29 @@ func TestSetups(t *testing.T) {
 				"/dir/" + adminSocket: s.admin && (c.guards || c.name == baseline),
 			} {
 				if strings.Contains(text, part) != wanted {
-					t.Errorf("%s, %+v: %s is expected to be there: %t\n%s", c.id(), s, part, wanted, text)
+					t.Errorf("%s, %+v: want %s in the files: %t\n%s", c.id(), s, part, wanted, text)
 				}
 			}
 		}
 	}
 }
 
-func TestImpatient(t *testing.T) {
+func TestCheckPace(t *testing.T) {
 	for _, c := range []struct {
-		name    string
-		fewer   *measure
-		clients int
-		waits   bool
+		name     string
+		fewer    *measure
+		clients  int
+		measured bool
 	}{
-		{"nothing is known", nil, 64, true},
-		{"it was not measured", &measure{}, 64, true},
-		{"it answers in time", &measure{pace: 20}, 64, true},
-		{"it does not", &measure{pace: 10}, 64, false},
-		{"it did not with fewer", &measure{pace: 10, err: tooSlow{64, 10}}, 1, false},
+		{"no earlier measure", nil, 64, true},
+		{"earlier measure without figures", &measure{}, 64, true},
+		{"fast enough", &measure{pace: 20}, 64, true},
+		{"too slow", &measure{pace: 10}, 64, false},
+		{"too slow with fewer clients", &measure{pace: 10, err: tooSlow{64, 10}}, 1, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if err := impatient(c.fewer, c.clients); (err == nil) != c.waits {
-				t.Errorf("got %v", err)
+			if err := checkPace(c.fewer, c.clients); (err == nil) != c.measured {
+				t.Errorf("got %v, want measured: %t", err, c.measured)
 			}
 		})
 	}
@@ -237,17 +239,17 @@ func TestThousands(t *testing.T) {
 	}
 }
 
-func TestReplaced(t *testing.T) {
+func TestReplaceReport(t *testing.T) {
 	const document = "before\n" + reportBegins + "\nold\n" + reportEnds + "\nafter\n"
 	want := "before\n" + reportBegins + "\n\nnew\n\n" + reportEnds + "\nafter\n"
-	once, err := replaced([]byte(document), []byte("\nnew\n\n"))
+	once, err := replaceReport([]byte(document), []byte("\nnew\n\n"))
 	if err != nil || string(once) != want {
 		t.Errorf("got %q, %v", once, err)
 	}
-	if twice, err := replaced(once, []byte("new")); err != nil || string(twice) != want {
-		t.Errorf("the second time got %q, %v", twice, err)
+	if twice, err := replaceReport(once, []byte("new")); err != nil || string(twice) != want {
+		t.Errorf("the second time: got %q, %v", twice, err)
 	}
-	if _, err := replaced([]byte("before "+reportEnds+reportBegins), nil); err == nil {
-		t.Error("a document without a place was written to")
+	if _, err := replaceReport([]byte("before "+reportEnds+reportBegins), nil); err == nil {
+		t.Error("no error for a document without the two comments in order")
 	}
 }

@@ -17,34 +17,34 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/procfs"
 )
 
-// A running is a contestant that has been started and has answered.
-type running struct {
+// An instance is a contestant that was started and serves its port.
+type instance struct {
 	*contestant
-	process  *process.Process // nil if it has none
+	process  *process.Process // nil without a program
 	endpoint string
 	dialect  load.Dialect
-	token    string // that clients show, or none
+	token    string // token of clients, or empty
 	dir      string
 }
 
 // open opens a session.
-func (r *running) open(ctx context.Context) (*load.Client, error) {
+func (r *instance) open(ctx context.Context) (*load.Client, error) {
 	return load.Open(ctx, r.endpoint, r.dialect, r.token)
 }
 
-// An attempt is what a client does at a contestant.
+// An attempt is what a client does with a contestant to see if it works.
 type attempt func(context.Context, *load.Client) error
 
-// start starts a contestant and waits until a client can try out what it wants to do. If
-// try is nil, it waits only until the port is served.
+// start starts a contestant and waits until try succeeds. If try is nil, it waits only until
+// the port is served.
 func (c *contestant) start(
-	ctx context.Context, in *installed, servers []server, s setup, try attempt,
-) (_ *running, err error) {
-	door := c.door(s)
-	if door.lacks != "" {
-		return nil, errors.New(door.lacks)
+	ctx context.Context, programs *programs, servers []server, s setup, try attempt,
+) (_ *instance, err error) {
+	target := c.endpointFor(s)
+	if target.unsupported != "" {
+		return nil, errors.New(target.unsupported)
 	}
-	r := &running{contestant: c, dialect: door.dialect}
+	r := &instance{contestant: c, dialect: target.dialect}
 	if s.guarded {
 		r.token = token
 	}
@@ -53,12 +53,12 @@ func (c *contestant) start(
 			r.stop()
 		}
 	}()
-	at, err := url.Parse(servers[0].url)
+	address, err := url.Parse(servers[0].url)
 	if err != nil {
 		return nil, err
 	}
-	if door.path != "" {
-		at.Path = door.path
+	if target.path != "" {
+		address.Path = target.path
 	}
 	if c.command != nil {
 		if _, err := c.version(); err != nil {
@@ -68,23 +68,23 @@ func (c *contestant) start(
 		if err != nil {
 			return nil, err
 		}
-		at.Host = fmt.Sprintf("127.0.0.1:%d", ports[0])
+		address.Host = fmt.Sprintf("127.0.0.1:%d", ports[0])
 		if s.tls {
-			at.Scheme = "https"
+			address.Scheme = "https"
 		}
-		if err := r.run(ctx, site{in, s, "", ports[0], servers}); err != nil {
+		if err := r.run(ctx, site{programs, s, "", ports[0], servers}); err != nil {
 			return nil, err
 		}
 	}
-	r.endpoint = at.String()
+	r.endpoint = address.String()
 	if try == nil {
 		return r, nil
 	}
-	return r, r.awaitAnswer(ctx, try)
+	return r, r.awaitResponse(ctx, try)
 }
 
 // run runs the command of a contestant until its port is served.
-func (r *running) run(ctx context.Context, s site) (err error) {
+func (r *instance) run(ctx context.Context, s site) (err error) {
 	if r.dir, err = os.MkdirTemp("", "bench-gateway-"); err != nil {
 		return err
 	}
@@ -105,7 +105,8 @@ func (r *running) run(ctx context.Context, s site) (err error) {
 	}
 	argv := r.command(s)
 	cmd := exec.Command(argv[0], argv[1:]...)
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "NODE_ENV=production", "HOME=" + s.dir, "XDG_DATA_HOME=" + s.dir, "XDG_CONFIG_HOME=" + s.dir, "XDG_STATE_HOME=" + s.dir}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "NODE_ENV=production", "HOME=" + s.dir, "XDG_DATA_HOME=" + s.dir,
+		"XDG_CONFIG_HOME=" + s.dir, "XDG_STATE_HOME=" + s.dir}
 	cmd.Env = append(cmd.Env, r.env...)
 	if r.process, err = process.Start(cmd); err != nil {
 		return err
@@ -113,10 +114,10 @@ func (r *running) run(ctx context.Context, s site) (err error) {
 	return r.process.Await(ctx, s.port)
 }
 
-// awaitAnswer waits until what is measured works: some serve their port before that.
-func (r *running) awaitAnswer(ctx context.Context, try attempt) error {
-	const limit = 45 * time.Second // with huge results, and others that start at the same time
-	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer in %s", limit))
+// awaitResponse waits until try succeeds. Some contestants serve their port before they are ready.
+func (r *instance) awaitResponse(ctx context.Context, try attempt) error {
+	const limit = 45 * time.Second // long, for huge results and contestants that start at the same time
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no response in %s", limit))
 	defer cancel()
 	for {
 		client, err := r.open(ctx)
@@ -141,7 +142,7 @@ func (r *running) awaitAnswer(ctx context.Context, try attempt) error {
 	}
 }
 
-func (r *running) stop() {
+func (r *instance) stop() {
 	if r.process != nil {
 		r.process.Stop()
 	}
@@ -150,52 +151,52 @@ func (r *running) stop() {
 	}
 }
 
-// cpu returns the processor time a contestant has taken, none if it has no process.
-func (r *running) cpu() time.Duration {
+// cpu returns the processor time of a contestant, or 0 without a process.
+func (r *instance) cpu() time.Duration {
 	if r.process == nil {
 		return 0
 	}
 	return r.process.CPU()
 }
 
-// output returns what a contestant has written to its standard output and error.
-func (r *running) output() string {
+// output returns the standard output and error of a contestant.
+func (r *instance) output() string {
 	if r.process == nil {
 		return ""
 	}
 	return r.process.Output()
 }
 
-func (r *running) memory() (m procfs.Memory) {
+func (r *instance) memory() (m procfs.Memory) {
 	if r.process != nil {
 		m = r.process.Memory()
 	}
 	return m
 }
 
-// A field is the contestants of a case that could be started, and why others could not.
-type field struct {
+// A group has the contestants of a case that could be started.
+type group struct {
 	upstream *upstream.Server
-	started  []*running // in the order of the contestants
-	absent   map[string]error
+	started  []*instance      // in the order of the contestants
+	absent   map[string]error // why the others could not, by id
 }
 
-// startField starts contestants with one server of that path each.
-func (b *bench) startField(
+// startGroup starts contestants, each with one server that has this path.
+func (b *bench) startGroup(
 	ctx context.Context, contestants []contestant, path string, s setup, try func(*contestant) attempt,
-) (*field, error) {
+) (*group, error) {
 	up, err := upstream.Start(ctx)
 	if err != nil {
 		return nil, err
 	}
-	f := &field{upstream: up, absent: map[string]error{}}
-	started := make([]*running, len(contestants))
+	f := &group{upstream: up, absent: map[string]error{}}
+	started := make([]*instance, len(contestants))
 	failures := make([]error, len(contestants))
 	_, _ = load.Each(len(contestants), 4, func(i int) error {
 		c := &contestants[i]
-		behind, err := benchServer(up, path, c.stdio)
+		backend, err := benchServer(up, path, c.stdio)
 		if err == nil {
-			started[i], err = c.start(ctx, &b.installed, []server{behind}, s, try(c))
+			started[i], err = c.start(ctx, &b.programs, []server{backend}, s, try(c))
 		}
 		failures[i] = err
 		return nil
@@ -214,8 +215,8 @@ func (b *bench) startField(
 	return f, nil
 }
 
-// stop ends all contestants, and their server after them.
-func (f *field) stop() {
+// stop ends all contestants, then their server.
+func (f *group) stop() {
 	load.HTTP.CloseIdleConnections()
 	var wg sync.WaitGroup
 	for _, r := range f.started {

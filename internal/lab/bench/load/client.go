@@ -21,32 +21,33 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/sse"
 )
 
-// A Dialect is how a client speaks.
+// A Dialect is the protocol variant that a client uses.
 type Dialect uint8
 
+// Dialects of clients.
 const (
-	Legacy Dialect = iota // Streamable HTTP with a handshake and a session: up to 2025-11-25
-	Modern                // Streamable HTTP without: 2026-07-28
-	Plain                 // one JSON-RPC message by POST, one answer
-	SSE                   // HTTP+SSE: answers come by the stream that began the session
+	Legacy Dialect = iota // Streamable HTTP with initialize and a session, up to 2025-11-25
+	Modern                // Streamable HTTP without a session, 2026-07-28
+	Plain                 // one JSON-RPC message per POST, one response
+	SSE                   // HTTP+SSE: responses arrive on the stream that opened the session
 )
 
-// Timeout is how long an answer may take.
+// Timeout is the limit for a response.
 const Timeout = 60 * time.Second
 
-// HTTP is what all clients share, as many as there are at once. It asks for nothing
-// compressed, so that all contestants are asked for the same.
+// HTTP is shared by all clients without TLS. It does not accept compression, so that all
+// contestants get the same requests.
 var HTTP = &http.Client{Timeout: Timeout, Transport: &http.Transport{
 	MaxIdleConnsPerHost: 64,
 	DisableCompression:  true,
 	ReadBufferSize:      64 << 10,
 }}
 
-// streaming is HTTP for streams, which have no end.
+// streaming is HTTP without a timeout, for streams.
 var streaming = &http.Client{Transport: HTTP.Transport}
 
-// newHTTP2 returns a client for HTTP/2 with TLS that has a connection of its own: MCP
-// clients are separate programs and do not share one. The certificate is not checked.
+// newHTTP2 returns a client for HTTP/2 with TLS and its own connection: MCP clients are
+// separate programs and do not share one. It does not verify the certificate.
 func newHTTP2() *http.Client {
 	var only http.Protocols
 	only.SetHTTP2(true)
@@ -57,9 +58,9 @@ func newHTTP2() *http.Client {
 	}}
 }
 
-// Open shakes hands, where the dialect has that. Requests carry the token, if it is not
-// empty. An endpoint with TLS must speak HTTP/2. The id of a request is of no other
-// client, so that no client takes the answer to another one for its own.
+// Open returns a client. It initializes a session if the dialect has sessions. Requests carry
+// the token unless it is empty. An https endpoint must support HTTP/2. Request ids are unique
+// over all clients, so that a client detects a response to another one.
 func Open(ctx context.Context, endpoint string, dialect Dialect, token string) (*Client, error) {
 	c := &Client{endpoint: endpoint, dialect: dialect, http: HTTP, id: clients.Add(1) << 32, header: http.Header{
 		"Content-Type": {"application/json"},
@@ -82,7 +83,7 @@ func Open(ctx context.Context, endpoint string, dialect Dialect, token string) (
 			return nil, err
 		}
 	}
-	if err := c.shakeHands(ctx); err != nil {
+	if err := c.initialize(ctx); err != nil {
 		c.Close(ctx)
 		return nil, err
 	}
@@ -91,28 +92,29 @@ func Open(ctx context.Context, endpoint string, dialect Dialect, token string) (
 
 var clients atomic.Uint64
 
-// A Client is an MCP client, for one goroutine at a time.
+// A Client is an MCP client. It must not be used by several goroutines at once.
 type Client struct {
 	endpoint string
 	dialect  Dialect
-	http     *http.Client // HTTP, or one with TLS
-	header   http.Header  // of each request
-	id       uint64       // of the latest
-	body     bytes.Buffer
-	in       *bufio.Reader // of events
-	data     []byte        // of an event
+	http     *http.Client  // HTTP, or a client with TLS
+	header   http.Header   // header of each request
+	id       uint64        // id of the last request
+	body     bytes.Buffer  // last response
+	in       *bufio.Reader // reader of events, reused
+	data     []byte        // data of an event, reused
 
-	stream *eventStream // of SSE
+	stream *eventStream // stream of an SSE client
 }
 
-func (c *Client) shakeHands(ctx context.Context) error {
-	const hello = `{"protocolVersion":"` + mcp.Latest + `","capabilities":{"sampling":{},"elicitation":{}},"clientInfo":{"name":"bench","version":"1"}}`
+func (c *Client) initialize(ctx context.Context) error {
+	const hello = `{"protocolVersion":"` + mcp.Latest +
+		`","capabilities":{"sampling":{},"elicitation":{}},"clientInfo":{"name":"bench","version":"1"}}`
 	answer, err := c.Request(ctx, "initialize", []byte(hello))
 	if err != nil {
 		return err
 	}
 	version := mcp.Latest
-	if err := negotiated.Find(answer, func(_ int, v jsonspan.Value) { version = string(v.Body(answer)) }); err != nil {
+	if err := versionPath.Find(answer, func(_ int, v jsonspan.Value) { version = string(v.Body(answer)) }); err != nil {
 		return err
 	}
 	if c.dialect == Legacy {
@@ -121,16 +123,15 @@ func (c *Client) shakeHands(ctx context.Context) error {
 	return c.post(ctx, jsonrpc.Notification("notifications/initialized", nil), nil)
 }
 
-var negotiated = jsonspan.CompilePaths("result.protocolVersion")
+var versionPath = jsonspan.CompilePaths("result.protocolVersion")
 
-// Session returns the id of the session, which not all servers give.
+// Session returns the session id, or an empty string if the server assigned none.
 func (c *Client) Session() string { return c.header.Get(mcp.SessionHeader) }
 
-// Header returns what the requests of this session come with.
+// Header returns a copy of the header that requests of this session carry.
 func (c *Client) Header() http.Header { return c.header.Clone() }
 
-// Close ends the session, as far as the server lets it. With a context that has ended
-// nobody is told.
+// Close ends the session. If ctx has ended, it sends nothing to the server.
 func (c *Client) Close(ctx context.Context) {
 	if c.stream != nil {
 		c.stream.close()
@@ -153,12 +154,12 @@ func (c *Client) Close(ctx context.Context) {
 	}
 }
 
-// modernMeta is what every request of the modern era says of itself.
+// modernMeta is the _meta of every request in the modern era.
 const modernMeta = `"_meta":{"io.modelcontextprotocol/protocolVersion":"` + mcp.Stateless + `",` +
 	`"io.modelcontextprotocol/clientInfo":{"name":"bench","version":"1"},"io.modelcontextprotocol/clientCapabilities":{}}`
 
-// Request makes a request and returns the message that answers it, be it an error. The
-// answer is good until the next request. Params are an object, or nil.
+// Request makes a request and returns the response, a result or an error. The response is
+// valid until the next request. Params are an object or nil.
 func (c *Client) Request(ctx context.Context, method string, params []byte) ([]byte, error) {
 	c.id++
 	if c.dialect == Modern {
@@ -186,12 +187,12 @@ func (c *Client) Request(ctx context.Context, method string, params []byte) ([]b
 		return err
 	})
 	if err == nil && c.dialect == SSE {
-		answer, err = c.stream.answer(ctx)
+		answer, err = c.stream.nextResponse(ctx)
 	}
 	return answer, err
 }
 
-// Call calls a tool, whose result must be one text of so many characters.
+// Call calls a tool and verifies that the result is one text of this length.
 func (c *Client) Call(ctx context.Context, tool string, chars int) error {
 	answer, err := c.Request(ctx, "tools/call", []byte(`{"name":"`+tool+`","arguments":{}}`))
 	if err != nil {
@@ -200,7 +201,7 @@ func (c *Client) Call(ctx context.Context, tool string, chars int) error {
 	return Verify(answer, c.id, chars)
 }
 
-// List lists tools, of which there must be so many.
+// List lists tools and verifies their number.
 func (c *Client) List(ctx context.Context, tools int) error {
 	answer, err := c.Request(ctx, "tools/list", nil)
 	if err != nil {
@@ -209,13 +210,13 @@ func (c *Client) List(ctx context.Context, tools int) error {
 	return VerifyList(answer, c.id, tools)
 }
 
-// post posts a message and has read read the response.
+// post posts a message and passes the response to read, unless read is nil.
 func (c *Client) post(ctx context.Context, message []byte, read func(*http.Response) error) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.endpoint, bytes.NewReader(message))
 	if err != nil {
 		return err
 	}
-	req.Header = c.header // which net/http does not change
+	req.Header = c.header // net/http does not modify it
 	resp, err := c.http.Do(req)
 	if err != nil {
 		return err
@@ -233,11 +234,11 @@ func (c *Client) post(ctx context.Context, message []byte, read func(*http.Respo
 			return err
 		}
 	}
-	_, err = io.Copy(io.Discard, resp.Body) // or the connection is lost
+	_, err = io.Copy(io.Discard, resp.Body) // so that the connection is reused
 	return err
 }
 
-// read reads the answer in a response: its body, or the event that is an answer.
+// read returns the JSON-RPC response in an HTTP response: its body, or one of its events.
 func (c *Client) read(resp *http.Response) ([]byte, error) {
 	c.body.Reset()
 	kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
@@ -253,27 +254,25 @@ func (c *Client) read(resp *http.Response) ([]byte, error) {
 	}
 	c.in.Reset(resp.Body)
 	events := eventStream{body: resp.Body, in: c.in, data: c.data[:0]}
-	message, err := events.next(func(_ string, message []byte) bool { return isAnswer(message) })
+	message, err := events.next(func(_ string, message []byte) bool { return isResponse(message) })
 	c.data = events.data
 	if errors.Is(err, io.EOF) {
-		err = errors.New("the event stream ends without an answer")
+		err = errors.New("the event stream ends without a response")
 	}
 	return message, err
 }
 
-// isAnswer reports whether a message answers a request. What it is otherwise, Verify
-// finds.
-func isAnswer(message []byte) bool {
+// isResponse reports whether a message is a response.
+func isResponse(message []byte) bool {
 	var m jsonrpc.Message
-	return m.Read(message) == nil && m.IsAnswer()
+	return m.Read(message) == nil && m.IsResponse()
 }
 
-var verified = jsonspan.CompilePaths("id", "result", "result.isError", "result.content.*.text", "error.message")
+var callPaths = jsonspan.CompilePaths("id", "result", "result.isError", "result.content.*.text", "error.message")
 
-// Verify says what is wrong with a message that is to answer a call of this id with a
-// text of so many characters.
+// Verify checks that a message is the response to this id, with one text of chars characters.
 func Verify(answer []byte, id uint64, chars int) error {
-	texts, err := outline(verified, answer, id)
+	texts, err := checkResponse(callPaths, answer, id)
 	if err != nil {
 		return err
 	}
@@ -287,21 +286,19 @@ func Verify(answer []byte, id uint64, chars int) error {
 	return nil
 }
 
-var listed = jsonspan.CompilePaths("id", "result", "result.isError", "result.tools.*.name", "error.message")
+var listPaths = jsonspan.CompilePaths("id", "result", "result.isError", "result.tools.*.name", "error.message")
 
-// VerifyList says what is wrong with a message that is to answer a request of this id
-// with so many tools.
+// VerifyList checks that a message is the response to this id, with this number of tools.
 func VerifyList(answer []byte, id uint64, tools int) error {
-	names, err := outline(listed, answer, id)
+	names, err := checkResponse(listPaths, answer, id)
 	if err == nil && len(names) != tools {
 		err = fmt.Errorf("%d tools, not %d", len(names), tools)
 	}
 	return err
 }
 
-// outline returns the strings of an answer that the fourth path leads to, or what is
-// wrong with its envelope.
-func outline(paths *jsonspan.Paths, answer []byte, id uint64) (found []jsonspan.Value, err error) {
+// checkResponse checks id and result of a response and returns the values at the fourth path.
+func checkResponse(paths *jsonspan.Paths, answer []byte, id uint64) (found []jsonspan.Value, err error) {
 	var answers, has, failed bool
 	var message string
 	err = paths.Find(answer, func(path int, v jsonspan.Value) {
@@ -321,20 +318,20 @@ func outline(paths *jsonspan.Paths, answer []byte, id uint64) (found []jsonspan.
 	})
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("an answer of %d bytes: %w", len(answer), err)
+		return nil, fmt.Errorf("a response of %d bytes: %w", len(answer), err)
 	case message != "":
-		return nil, fmt.Errorf("refused: %s", message)
+		return nil, fmt.Errorf("error response: %s", message)
 	case !answers:
-		return nil, errors.New("an answer to another request")
+		return nil, errors.New("a response to another request")
 	case !has:
-		return nil, errors.New("an answer without a result")
+		return nil, errors.New("a response without a result")
 	case failed:
-		return nil, errors.New("the tool has failed")
+		return nil, errors.New("the tool failed")
 	}
 	return found, nil
 }
 
-// listen begins a session of HTTP+SSE: the first event says where to post.
+// listen opens the stream of HTTP+SSE. Its first event is the endpoint for messages.
 func (c *Client) listen(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.endpoint, nil)
@@ -353,7 +350,7 @@ func (c *Client) listen(ctx context.Context) error {
 		c.stream.close()
 		return errors.New(resp.Status)
 	}
-	where, err := c.stream.next(func(kind string, _ []byte) bool { return kind == "endpoint" })
+	location, err := c.stream.next(func(kind string, _ []byte) bool { return kind == "endpoint" })
 	if err != nil {
 		c.stream.close()
 		return err
@@ -362,15 +359,15 @@ func (c *Client) listen(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	at, err := base.Parse(strings.TrimSpace(string(where)))
+	endpoint, err := base.Parse(strings.TrimSpace(string(location)))
 	if err != nil {
 		return err
 	}
-	c.endpoint = at.String()
+	c.endpoint = endpoint.String()
 	return nil
 }
 
-// An eventStream is a response of events.
+// An eventStream is a response with events.
 type eventStream struct {
 	body    io.Closer
 	in      *bufio.Reader
@@ -385,18 +382,17 @@ func (s *eventStream) close() {
 	_ = s.body.Close()
 }
 
-// answer returns the next answer in the stream, for which it waits as long as HTTP
-// does.
-func (s *eventStream) answer(ctx context.Context) ([]byte, error) {
+// nextResponse waits for the next JSON-RPC response on the stream, up to Timeout.
+func (s *eventStream) nextResponse(ctx context.Context) ([]byte, error) {
 	late := time.AfterFunc(Timeout, s.cancel)
 	defer late.Stop()
 	done := context.AfterFunc(ctx, s.cancel)
 	defer done()
-	return s.next(func(kind string, message []byte) bool { return kind != "endpoint" && isAnswer(message) })
+	return s.next(func(kind string, message []byte) bool { return kind != "endpoint" && isResponse(message) })
 }
 
-// next returns the data of the next event that is wanted. It is good until it is asked
-// for another.
+// next returns the data of the next event that wanted accepts. The data is valid until the
+// next call.
 func (s *eventStream) next(wanted func(kind string, data []byte) bool) ([]byte, error) {
 	s.data = s.data[:0]
 	for {
@@ -404,7 +400,7 @@ func (s *eventStream) next(wanted func(kind string, data []byte) bool) ([]byte, 
 		switch kind {
 		case sse.More:
 			if n := s.in.Buffered(); n > 0 {
-				_, _ = s.in.Discard(n) // which the scanner has read
+				_, _ = s.in.Discard(n) // consumed by the scanner
 			}
 			if _, err := s.in.Peek(1); err != nil {
 				return nil, err

@@ -21,26 +21,27 @@ import (
 const right = `{"jsonrpc":"2.0","id":7,"result":{"content":[{"type":"text","text":"12345"}]}}`
 
 func TestVerify(t *testing.T) {
-	for _, c := range []struct{ name, answer, wrong string }{
-		{"the answer is right", right, ""},
-		{"it is spelled and ordered in another way", `{ "result" : {"isError":false,"content":[{"text":"1234\u0035","type":"text"}],"resultType":"complete"}, "id" : 7, "jsonrpc":"2.0" }`, ""},
-		{"it answers another request", strings.Replace(right, "7", "8", 1), "another request"},
-		{"it answers a string", strings.Replace(right, "7", `"7"`, 1), "another request"},
-		{"it answers nobody", strings.Replace(right, `"id":7,`, "", 1), "another request"},
-		{"its text is too short", strings.Replace(right, "12345", "1234", 1), "of 4 characters, not one of 5"},
-		{"its text is too long", strings.Replace(right, "12345", "123456", 1), "of 6 characters, not one of 5"},
-		{"it has the size in two texts", strings.Replace(right, "12345", `12"},{"type":"text","text":"345`, 1), "2 texts"},
-		{"it has no text", `{"jsonrpc":"2.0","id":7,"result":{"content":[]}}`, "0 texts"},
-		{"it has no result", `{"jsonrpc":"2.0","id":7}`, "without a result"},
-		{"it is an error", `{"jsonrpc":"2.0","id":7,"error":{"code":-32000,"message":"busy"}}`, "refused: busy"},
-		{"the tool has failed", strings.Replace(right, `{"content"`, `{"isError":true,"content"`, 1), "tool has failed"},
-		{"it breaks off", right[:len(right)-4], "unexpected EOF"},
-		{"there is nothing", "", "0 bytes"},
+	for _, c := range []struct{ name, response, wantErr string }{
+		{"a right response", right, ""},
+		{"other escapes, spaces and order", `{ "result" : {"isError":false,"content":[{"text":"1234\u0035",` +
+			`"type":"text"}],"resultType":"complete"}, "id" : 7, "jsonrpc":"2.0" }`, ""},
+		{"a response to another request", strings.Replace(right, "7", "8", 1), "another request"},
+		{"id is a string", strings.Replace(right, "7", `"7"`, 1), "another request"},
+		{"no id", strings.Replace(right, `"id":7,`, "", 1), "another request"},
+		{"text too short", strings.Replace(right, "12345", "1234", 1), "of 4 characters, not one of 5"},
+		{"text too long", strings.Replace(right, "12345", "123456", 1), "of 6 characters, not one of 5"},
+		{"two texts of the right size", strings.Replace(right, "12345", `12"},{"type":"text","text":"345`, 1), "2 texts"},
+		{"no text", `{"jsonrpc":"2.0","id":7,"result":{"content":[]}}`, "0 texts"},
+		{"no result", `{"jsonrpc":"2.0","id":7}`, "without a result"},
+		{"an error", `{"jsonrpc":"2.0","id":7,"error":{"code":-32000,"message":"busy"}}`, "error response: busy"},
+		{"the tool failed", strings.Replace(right, `{"content"`, `{"isError":true,"content"`, 1), "tool failed"},
+		{"a truncated response", right[:len(right)-4], "unexpected EOF"},
+		{"an empty response", "", "0 bytes"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			err := Verify([]byte(c.answer), 7, 5)
-			if (err == nil) != (c.wrong == "") || err != nil && !strings.Contains(err.Error(), c.wrong) {
-				t.Errorf("got %v, want %q", err, c.wrong)
+			err := Verify([]byte(c.response), 7, 5)
+			if (err == nil) != (c.wantErr == "") || err != nil && !strings.Contains(err.Error(), c.wantErr) {
+				t.Errorf("got %v, want %q", err, c.wantErr)
 			}
 		})
 	}
@@ -56,7 +57,7 @@ func TestVerifyList(t *testing.T) {
 	}
 }
 
-// answers is a server that answers calls in one of the ways there are.
+// answers is a server. It writes the responses to calls with this function.
 type answers func(w http.ResponseWriter, id []byte)
 
 func (a answers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -69,7 +70,7 @@ func (a answers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if m.Is(jsonrpc.Method, "initialize") {
 		w.Header().Set("Mcp-Session-Id", "mine")
-		_, _ = w.Write(jsonrpc.Answer(m.Literal(jsonrpc.ID), []byte(`{"protocolVersion":"2025-06-18"}`)))
+		_, _ = w.Write(jsonrpc.ResultResponse(m.Literal(jsonrpc.ID), []byte(`{"protocolVersion":"2025-06-18"}`)))
 		return
 	}
 	if r.Header.Get("Mcp-Session-Id") != "mine" || r.Header.Get("Mcp-Protocol-Version") != "2025-06-18" {
@@ -90,18 +91,25 @@ func TestCall(t *testing.T) {
 		}
 	}
 	for _, c := range []struct {
-		name   string
-		server answers
-		wrong  string
+		name    string
+		server  answers
+		wantErr string
 	}{
-		{"an answer in JSON is read", func(w http.ResponseWriter, id []byte) { _, _ = w.Write(jsonrpc.Answer(id, result)) }, ""},
-		{"an answer in an event is read", asEvents("event: message", `data: {"jsonrpc":"2.0","id":ID,"result":`+string(result)+`}`, ""), ""},
-		{"what comes before an answer is passed over", asEvents("id: 1", "data:", "", `data: {"jsonrpc":"2.0","method":"notifications/progress"}`, "",
+		{"a response as JSON", func(w http.ResponseWriter, id []byte) { _, _ = w.Write(jsonrpc.ResultResponse(id, result)) },
+			""},
+		{"a response as an event", asEvents("event: message", `data: {"jsonrpc":"2.0","id":ID,"result":`+string(result)+`}`,
+			""), ""},
+		{"messages before the response are skipped", asEvents("id: 1", "data:", "",
+			`data: {"jsonrpc":"2.0","method":"notifications/progress"}`, "",
 			`data: {"jsonrpc":"2.0","id":ID,`, `data: "result":`+string(result)+`}`, ""), ""},
-		{"events without an answer are a failure", asEvents(`data: {"jsonrpc":"2.0","method":"notifications/progress"}`, ""), "without an answer"},
-		{"an answer of another size is a failure", asEvents(`data: {"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"text","text":"1"}]}}`, ""), "of 1 characters"},
-		{"an answer to another request is a failure", asEvents(`data: {"jsonrpc":"2.0","id":3,"result":`+string(result)+`}`, ""), "another request"},
-		{"a status is a failure", func(w http.ResponseWriter, _ []byte) { http.Error(w, "busy", http.StatusServiceUnavailable) }, "503 Service Unavailable: busy"},
+		{"events without a response", asEvents(`data: {"jsonrpc":"2.0","method":"notifications/progress"}`, ""),
+			"without a response"},
+		{"a response of another size", asEvents(`data: {"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"text",`+
+			`"text":"1"}]}}`, ""), "of 1 characters"},
+		{"a response to another request", asEvents(`data: {"jsonrpc":"2.0","id":3,"result":`+string(result)+`}`, ""),
+			"another request"},
+		{"an error status", func(w http.ResponseWriter, _ []byte) { http.Error(w, "busy", http.StatusServiceUnavailable) },
+			"503 Service Unavailable: busy"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			server := httptest.NewServer(c.server)
@@ -112,15 +120,15 @@ func TestCall(t *testing.T) {
 			}
 			for range 2 {
 				err = client.Call(t.Context(), "tool", 5)
-				if (err == nil) != (c.wrong == "") || err != nil && !strings.Contains(err.Error(), c.wrong) {
-					t.Errorf("got %v, want %q", err, c.wrong)
+				if (err == nil) != (c.wantErr == "") || err != nil && !strings.Contains(err.Error(), c.wantErr) {
+					t.Errorf("got %v, want %q", err, c.wantErr)
 				}
 			}
 		})
 	}
 }
 
-// TestCallBySSE has answers come by the stream that began the session.
+// TestCallBySSE receives responses on the stream that opened the session.
 func TestCallBySSE(t *testing.T) {
 	stream := make(chan string, 4)
 	mux := http.NewServeMux()
@@ -142,7 +150,8 @@ func TestCallBySSE(t *testing.T) {
 		_, _ = r.Body.Read(body)
 		var m jsonrpc.Message
 		if m.Read(body) == nil && m.IsRequest() {
-			stream <- string(jsonrpc.Answer(m.Literal(jsonrpc.ID), []byte(`{"protocolVersion":"2024-11-05","content":[{"type":"text","text":"12345"}]}`)))
+			stream <- string(jsonrpc.ResultResponse(m.Literal(jsonrpc.ID),
+				[]byte(`{"protocolVersion":"2024-11-05","content":[{"type":"text","text":"12345"}]}`)))
 		}
 		w.WriteHeader(http.StatusAccepted)
 	})
@@ -157,29 +166,30 @@ func TestCallBySSE(t *testing.T) {
 		t.Error(err)
 	}
 	if err := client.Call(t.Context(), "tool", 6); err == nil {
-		t.Error("an answer of another size passed")
+		t.Error("a response of another size passed")
 	}
 }
 
-func TestLoopCountsFailuresApart(t *testing.T) {
+func TestLoopCountsFailuresSeparately(t *testing.T) {
 	wrong := errors.New("wrong")
 	calls := make([]int, 2)
 	r := Loop(t.Context(), 2, time.Hour, func(_ context.Context, client int) error {
-		if calls[client]++; calls[client]%2 == 0 || calls[client] > 8 {
+		calls[client]++
+		if calls[client]%2 == 0 || calls[client] > 8 {
 			return wrong
 		}
 		return nil
 	})
-	// Every other call fails, and then all of them, until the clients give up.
-	if len(r.Latencies) != 2*4 || r.Failed != 2*(3+giveUp) || !errors.Is(r.Err, wrong) {
-		t.Errorf("got %d answers, %d failures, %v", len(r.Latencies), r.Failed, r.Err)
+	// Every other call fails, then all of them, until the clients give up.
+	if len(r.Latencies) != 2*4 || r.Failed != 2*(3+maxFailures) || !errors.Is(r.Err, wrong) {
+		t.Errorf("got %d successes, %d failures, %v", len(r.Latencies), r.Failed, r.Err)
 	}
 }
 
-func TestLoopMakesOneCallAtLeast(t *testing.T) {
+func TestLoopMakesAtLeastOneCall(t *testing.T) {
 	r := Loop(t.Context(), 3, 0, func(context.Context, int) error { return nil })
 	if len(r.Latencies) != 3 || r.Failed != 0 {
-		t.Errorf("got %d answers, %d failures", len(r.Latencies), r.Failed)
+		t.Errorf("got %d successes, %d failures", len(r.Latencies), r.Failed)
 	}
 }
 
@@ -194,19 +204,19 @@ func TestQuantile(t *testing.T) {
 		}
 	}
 	if got := Quantile([]float64{3}, .99); got != 3 {
-		t.Errorf("got %v", got)
+		t.Errorf("got %v, want 3", got)
 	}
 	if values[0] != 100 {
-		t.Error("the values have been sorted in place")
+		t.Error("Quantile sorted the values in place")
 	}
 }
 
-// TestCallWithTLS has clients speak HTTP/2, each on its own connection, and show a token.
+// TestCallWithTLS has clients use HTTP/2, each on its own connection, with a token.
 func TestCallWithTLS(t *testing.T) {
 	var connections atomic.Int32
 	var token atomic.Value
 	answer := answers(func(w http.ResponseWriter, id []byte) {
-		_, _ = w.Write(jsonrpc.Answer(id, []byte(`{"content":[{"type":"text","text":"12345"}]}`)))
+		_, _ = w.Write(jsonrpc.ResultResponse(id, []byte(`{"content":[{"type":"text","text":"12345"}]}`)))
 	})
 	for _, http2 := range []bool{true, false} {
 		server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -226,7 +236,7 @@ func TestCallWithTLS(t *testing.T) {
 			client, err := Open(t.Context(), server.URL, Legacy, "secret")
 			if !http2 {
 				if err == nil {
-					t.Error("a server without HTTP/2 was called")
+					t.Error("no error for a server without HTTP/2")
 				}
 				continue
 			}
@@ -239,23 +249,23 @@ func TestCallWithTLS(t *testing.T) {
 			}
 		}
 		if n := connections.Load(); http2 && n != 2 {
-			t.Errorf("two clients have %d connections", n)
+			t.Errorf("two clients have %d connections, want 2", n)
 		}
 	}
 	if token.Load() != "Bearer secret" {
-		t.Errorf("the server was shown %q", token.Load())
+		t.Errorf("the server received %q", token.Load())
 	}
 }
 
-// TestPaced makes calls that take longer than the time between two.
+// TestPaced makes calls that take longer than the interval between them.
 func TestPaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := func(context.Context, int) error { time.Sleep(300 * time.Millisecond); return nil }
 		for _, c := range []struct {
-			name                    string
-			clients, answered, late int // calls that wait for a client
+			name                string
+			clients, done, late int // late: waited for a client
 		}{
-			{"there is a client for each call", 3, 10, 0},
+			{"a client for each call", 3, 10, 0},
 			{"calls wait for a client", 2, 10, 8},
 			{"calls that wait too long are not made", 1, 7, 6},
 		} {
@@ -266,9 +276,9 @@ func TestPaced(t *testing.T) {
 					late++
 				}
 			}
-			answered := len(r.Latencies)
-			if answered != c.answered || late != c.late || r.Failed != 10-answered || (r.Err != nil) != (r.Failed > 0) {
-				t.Errorf("%s: %d answered, %d of them late, %d failed: %v", c.name, answered, late, r.Failed, r.Err)
+			done := len(r.Latencies)
+			if done != c.done || late != c.late || r.Failed != 10-done || (r.Err != nil) != (r.Failed > 0) {
+				t.Errorf("%s: %d done, %d of them late, %d failed: %v", c.name, done, late, r.Failed, r.Err)
 			}
 		}
 	})

@@ -1,5 +1,5 @@
-// Package load has clients that call MCP servers and tells how that went. In a Loop, which
-// is closed, each client makes its next call when the last one is answered; Paced makes
+// Package load has clients that call MCP servers and measures their calls. In Loop, a closed
+// loop, each client makes its next call after the response to the last one. Paced makes
 // calls at a given rate.
 package load
 
@@ -13,23 +13,23 @@ import (
 	"time"
 )
 
-// A Result is what became of the calls of all clients.
+// A Result summarizes the calls of all clients.
 type Result struct {
-	Latencies []time.Duration // of the calls that were answered, and rightly
-	Failed    int             // the others
-	Err       error           // why one of these failed
-	Elapsed   time.Duration   // until the last client was done
+	Latencies []time.Duration // latencies of successful calls
+	Failed    int             // number of failed calls
+	Err       error           // error of one of the failed calls
+	Elapsed   time.Duration   // time until the last client was done
 }
 
-// Rate returns how many calls were answered in a second.
+// Rate returns the successful calls per second.
 func (r *Result) Rate() float64 { return float64(len(r.Latencies)) / r.Elapsed.Seconds() }
 
-// giveUp is how many failures in a row make a client stop: what fails at once would
-// otherwise fail a million times.
-const giveUp = 3
+// maxFailures is the number of failures in a row after which a client stops. A call that fails at
+// once would otherwise fail a million times.
+const maxFailures = 3
 
-// Loop has n clients make calls, one at least, until d is over or they fail again and
-// again. What is under way then is waited for.
+// Loop lets n clients make calls until d is over or maxFailures calls in a row fail. Each client
+// makes at least one call, and Loop waits for calls in progress.
 func Loop(ctx context.Context, n int, d time.Duration, call func(ctx context.Context, client int) error) Result {
 	var all Result
 	var mu sync.Mutex
@@ -39,7 +39,7 @@ func Loop(ctx context.Context, n int, d time.Duration, call func(ctx context.Con
 		wg.Go(func() {
 			var own Result
 			inRow := 0
-			for first := true; first || time.Since(start) < d && inRow < giveUp && ctx.Err() == nil; first = false {
+			for first := true; first || time.Since(start) < d && inRow < maxFailures && ctx.Err() == nil; first = false {
 				begin := time.Now()
 				if err := call(ctx, i); err != nil {
 					own.Failed, own.Err, inRow = own.Failed+1, cmp.Or(own.Err, err), inRow+1
@@ -59,10 +59,9 @@ func Loop(ctx context.Context, n int, d time.Duration, call func(ctx context.Con
 	return all
 }
 
-// Paced makes so many calls per second, evenly spaced over d, by the first of n clients
-// that is free. The latency of a call begins when it is due: a call that waits for a client
-// has waited for the answers of others. Calls that are not under way after twice the time
-// are not made, and count as failed.
+// Paced makes rate calls per second, evenly spaced over d. The first free one of n clients
+// makes each call. The latency of a call counts from when it is due, so it includes waiting
+// for a client. Calls that have not started after 2*d are not made and count as failed.
 func Paced(
 	ctx context.Context, n int, d time.Duration, rate int, call func(ctx context.Context, client int) error,
 ) Result {
@@ -74,8 +73,8 @@ func Paced(
 	}
 	var wg sync.WaitGroup
 	start := time.Now()
-	for at := start; at.Sub(start) < d; at = at.Add(time.Second / time.Duration(rate)) {
-		time.Sleep(time.Until(at))
+	for due := start; due.Sub(start) < d; due = due.Add(time.Second / time.Duration(rate)) {
+		time.Sleep(time.Until(due))
 		client := <-free
 		if time.Since(start) > 2*d || ctx.Err() != nil {
 			mu.Lock()
@@ -86,7 +85,7 @@ func Paced(
 		}
 		wg.Go(func() {
 			err := call(ctx, client)
-			took := time.Since(at)
+			took := time.Since(due)
 			free <- client
 			mu.Lock()
 			defer mu.Unlock()
@@ -102,15 +101,15 @@ func Paced(
 	return all
 }
 
-var errTooManyCalls = errors.New("calls come faster than they are answered")
+var errTooManyCalls = errors.New("calls are due faster than they complete")
 
-// Quantile returns the value that the share q of values does not exceed.
+// Quantile returns the quantile q of values: q = .5 is the median.
 func Quantile[T float64 | time.Duration](values []T, q float64) T {
 	return slices.Sorted(slices.Values(values))[int(q*float64(len(values)-1))]
 }
 
-// Each does something n times, several at once, and stops after the first failure. It
-// returns how often it was done.
+// Each calls do for 0 to n-1, atOnce at a time, and stops after the first failure. It returns
+// the number of calls that succeeded.
 func Each(n, atOnce int, do func(i int) error) (done int, err error) {
 	var next, succeeded atomic.Int64
 	var mu sync.Mutex

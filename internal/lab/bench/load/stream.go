@@ -12,12 +12,11 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// ErrNoStream says that a server does not let clients listen.
+// ErrNoStream is returned by Listen if the server has no GET stream.
 var ErrNoStream = errors.New("sessions have no stream")
 
-// Listen opens the stream of a session, whose requests come with that header. The
-// connection is bare: ten thousand clients of net/http would take more memory than what
-// is measured.
+// Listen opens the GET stream of a session, identified by its header. It returns a bare
+// connection: ten thousand clients of net/http would take more memory than the contestants.
 func Listen(ctx context.Context, endpoint string, session http.Header) (net.Conn, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, endpoint, nil)
 	if err != nil {
@@ -32,7 +31,7 @@ func Listen(ctx context.Context, endpoint string, session http.Header) (net.Conn
 		return nil, err
 	}
 	_ = conn.SetDeadline(time.Now().Add(Timeout))
-	err = r.Write(conn) // with the User-Agent of other requests: a client is known by its headers
+	err = r.Write(conn) // same User-Agent as other requests: the gateway may identify clients by headers
 	status := make([]byte, len("HTTP/1.1 200"))
 	if err == nil {
 		_, err = io.ReadFull(conn, status)

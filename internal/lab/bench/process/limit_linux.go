@@ -5,8 +5,8 @@ import (
 	"syscall"
 )
 
-// RaiseOpenFiles raises how many files this process and those it starts may have open,
-// to n if that is allowed, and returns how many it is now.
+// RaiseOpenFiles raises the limit of open files for this process and its children, to n if
+// allowed, and returns the new limit.
 func RaiseOpenFiles(n int) (int, error) {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {

@@ -4,5 +4,5 @@ package process
 
 import "errors"
 
-// RaiseOpenFiles is for Linux only.
+// RaiseOpenFiles is only supported on Linux.
 func RaiseOpenFiles(int) (int, error) { return 0, errors.ErrUnsupported }

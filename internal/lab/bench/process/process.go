@@ -1,7 +1,7 @@
 //go:build unix
 
-// Package process runs what is measured, and tells what it takes: processor time and
-// memory of a process and of all that it has started itself.
+// Package process runs a command and measures processor time and memory of the process and
+// its descendants.
 package process
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/procfs"
 )
 
-// A Process is a running command and what it has started.
+// A Process is a running command with its descendants.
 type Process struct {
 	cmd    *exec.Cmd
 	log    *os.File
@@ -30,9 +30,8 @@ type Process struct {
 	stop   sync.Once
 }
 
-// Start starts a command in a process group of its own, so that a signal from the
-// terminal reaches nobody but the one who started it. Its output goes to a file: what it
-// has started could outlive it and hold a pipe open.
+// Start starts a command in its own process group, so that a signal from the terminal does
+// not reach it. Its output goes to a file: a descendant could outlive it and hold a pipe open.
 func Start(cmd *exec.Cmd) (*Process, error) {
 	log, err := os.CreateTemp("", "bench-*.log")
 	if err != nil {
@@ -48,7 +47,7 @@ func Start(cmd *exec.Cmd) (*Process, error) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	p := &Process{cmd: cmd, log: log, ctx: ctx, exited: make(chan struct{})}
 	go func() {
-		cancel(cmp.Or(cmd.Wait(), errors.New("it has ended")))
+		cancel(cmp.Or(cmd.Wait(), errors.New("the process ended")))
 		close(p.exited)
 	}()
 	return p, nil
@@ -65,7 +64,7 @@ func (p *Process) Await(ctx context.Context, port int) error {
 	return nil
 }
 
-// Explain adds the end of what the process has said to an error.
+// Explain adds the end of the process's output to an error.
 func (p *Process) Explain(err error) error {
 	log := p.Output()
 	const enough = 2000
@@ -75,17 +74,17 @@ func (p *Process) Explain(err error) error {
 	return fmt.Errorf("%s: %w\n%s", filepath.Base(p.cmd.Path), err, strings.TrimSpace(log))
 }
 
-// Output returns what the process has written to standard output and error.
+// Output returns the standard output and error of the process.
 func (p *Process) Output() string {
 	log, _ := os.ReadFile(p.log.Name())
 	return string(log)
 }
 
-// PID returns the id of the process itself.
+// PID returns the process id of the command.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Stop ends the process and all that it has started: politely at first, for children may
-// have groups of their own that only it knows how to end.
+// Stop ends the process and its descendants. It sends SIGTERM first, because descendants may
+// have process groups that only the process can end.
 func (p *Process) Stop() { p.stop.Do(p.end) }
 
 func (p *Process) end() {

@@ -9,15 +9,15 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/procfs"
 )
 
-// kill ends a process, if it is still the one that it was.
+// kill ends a process, unless its PID was reused.
 func kill(p procfs.Process) {
 	if now, ok := procfs.Read(p.PID); ok && now.Started == p.Started {
 		_ = syscall.Kill(p.PID, syscall.SIGKILL)
 	}
 }
 
-// CPU returns the processor time that a process and all that come from it have taken,
-// also those that have ended.
+// CPU returns the processor time of the process and its descendants, including those that
+// have ended.
 func (p *Process) CPU() (total time.Duration) {
 	for _, one := range procfs.Tree(p.PID()) {
 		total += one.CPU
@@ -25,7 +25,7 @@ func (p *Process) CPU() (total time.Duration) {
 	return total
 }
 
-// Memory returns that of a process and all that come from it.
+// Memory returns the memory of the process and its descendants.
 func (p *Process) Memory() (m procfs.Memory) {
 	for _, one := range procfs.Tree(p.PID()) {
 		own := one.Memory()
@@ -34,5 +34,5 @@ func (p *Process) Memory() (m procfs.Memory) {
 	return m
 }
 
-// Self returns the process without those that come from it.
+// Self returns the process without its descendants.
 func (p *Process) Self() procfs.Process { return procfs.Tree(p.PID())[0] }

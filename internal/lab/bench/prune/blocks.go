@@ -7,42 +7,45 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
-// blocks returns the block of each line, and the line that names it or -1. In code a block
-// is a definition without those inside of it, or lines in none up to a blank one; in
-// documents it is a section, and in logs a line with those that are indented below it.
+// blocks returns the block of each line, and the line that names it or -1. In code, a block
+// is a definition without nested ones, or other lines up to a blank one. In documents, it is
+// a section. In logs, it is a line with the indented lines below it.
 func (t *text) blocks() (blocks, heads []int) {
 	blocks, heads = make([]int, len(t.lines)), make([]int, len(t.lines))
 	type scope struct{ head, indent, block int }
-	scopes := []scope{{-1, -1, 0}} // what the line is in, from the whole text on
+	scopes := []scope{{-1, -1, 0}} // scopes around the line, outermost first
 	n, fenced := 0, false
 	for i, line := range t.lines {
 		content, indent := strings.TrimSpace(line), indentOf(line)
-		in := &scopes[len(scopes)-1]
+		current := &scopes[len(scopes)-1]
 		begins := false
 		switch {
 		case t.source == prune.Logs:
 			if content != "" && indent == 0 {
 				n++
-				in.block = n
+				current.block = n
 			}
 		case t.source == prune.Docs:
 			if strings.HasPrefix(content, "```") {
 				fenced = !fenced
 			}
-			if begins = !fenced && t.isHeading(i); begins {
+			begins = !fenced && t.isHeading(i)
+			if begins {
 				scopes = scopes[:1]
 			}
 		case content == "":
 			if len(scopes) == 1 {
 				n++
-				in.block = n
+				current.block = n
 			}
 		default:
-			for indent < in.indent || indent == in.indent && letter.MatchString(content) && !directive.MatchString(content) {
+			for indent < current.indent || indent == current.indent && letter.MatchString(content) &&
+				!directive.MatchString(content) {
 				scopes = scopes[:len(scopes)-1]
-				if in = &scopes[len(scopes)-1]; len(scopes) == 1 {
+				current = &scopes[len(scopes)-1]
+				if len(scopes) == 1 {
 					n++
-					in.block = n
+					current.block = n
 				}
 			}
 			begins = t.isDefinition(i)
@@ -50,13 +53,14 @@ func (t *text) blocks() (blocks, heads []int) {
 		if begins {
 			n++
 			scopes = append(scopes, scope{i, indent, n})
-			// Comments and annotations above it are part of it.
-			for j := i - 1; j >= 0 && t.source == prune.Code && indentOf(t.lines[j]) == indent && comment.MatchString(strings.TrimSpace(t.lines[j])); j-- {
+			// Comments and annotations above a definition are part of it.
+			for j := i - 1; j >= 0 && t.source == prune.Code && indentOf(t.lines[j]) == indent &&
+				comment.MatchString(strings.TrimSpace(t.lines[j])); j-- {
 				blocks[j], heads[j] = n, i
 			}
 		}
-		in = &scopes[len(scopes)-1]
-		blocks[i], heads[i] = in.block, in.head
+		current = &scopes[len(scopes)-1]
+		blocks[i], heads[i] = current.block, current.head
 	}
 	return blocks, heads
 }
@@ -72,7 +76,8 @@ var (
 )
 
 func (t *text) isHeading(i int) bool {
-	return heading.MatchString(t.lines[i]) || i+1 < len(t.lines) && letter.MatchString(t.lines[i]) && underline.MatchString(t.lines[i+1])
+	return heading.MatchString(t.lines[i]) || i+1 < len(t.lines) && letter.MatchString(t.lines[i]) &&
+		underline.MatchString(t.lines[i+1])
 }
 
 var (
@@ -85,8 +90,8 @@ var (
 	comment   = regexp.MustCompile(`^(?://|/\*|\*|#|--|@|\[|"""|''')`)
 )
 
-// isDefinition reports whether a definition begins in line i: by a keyword, or by what
-// looks like a call, perhaps over some lines, before an opening brace.
+// isDefinition reports whether a definition starts in line i: with a keyword, or with what
+// looks like a call, possibly over several lines, before an opening brace.
 func (t *text) isDefinition(i int) bool {
 	line := strings.TrimSpace(t.lines[i])
 	if keyword.MatchString(line) {

@@ -12,9 +12,9 @@ func TestBlocks(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		source prune.Source
-		text   string // each line with its block, by a letter, and * if it is the name of one
+		text   string // lines, each after a letter for its block and * if it names the block
 	}{
-		{"functions with their comments, and what is in none", prune.Code, `
+		{"functions with their comments, and lines outside of functions", prune.Code, `
 a  import "os"
 b  
 c  // Open opens.
@@ -36,7 +36,7 @@ b          pass
 b  
 c*     def buy(self):
 c          pass`},
-		{"functions whose heads take some lines", prune.Code, `
+		{"functions with heads of several lines", prune.Code, `
 a  int
 b* sum(int a,
 b      int b)
@@ -53,7 +53,7 @@ a  An introduction
 b* # First
 b  
 b  ` + "```" + `sh
-b  # no heading
+b  # not a heading
 b  ` + "```" + `
 c* Second
 c  ------
@@ -83,7 +83,7 @@ c  INFO end`},
 					name = "*"
 				}
 				if got := fmt.Sprintf("%c%s", letter, name); got != line[:2] {
-					t.Errorf("line %d, %q, is %s", i+1, line, got)
+					t.Errorf("line %d, %q: got %s", i+1, line, got)
 				}
 			}
 		})

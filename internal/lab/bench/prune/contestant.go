@@ -14,15 +14,15 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 )
 
-// An answer is what a contestant makes of a task.
+// An answer is the output of a contestant for a task.
 type answer struct {
-	kept   []bool // by line
-	tokens int    // of the text that is left, markers included
-	runs   int    // of lines that are missing
+	kept   []bool // kept lines
+	tokens int    // tokens of the output, including markers
+	runs   int    // runs of removed lines
 }
 
-// A baseline reads a text, and returns a function that returns the lines to keep at about
-// so many tokens.
+// A baseline reads a text and returns a function that chooses the lines to keep for about
+// this many tokens.
 type baseline struct {
 	name string
 	read func(t *text) (choose func(about int) []bool)
@@ -34,10 +34,10 @@ var baselines = []baseline{
 	{"reference", reference},
 }
 
-// headAndTail keeps as many lines of the beginning as of the end.
+// headAndTail keeps equally many lines from the start and from the end.
 func headAndTail(t *text) func(about int) []bool {
 	keep := func(n int) []bool {
-		kept := everything(len(t.lines))
+		kept := keepAll(len(t.lines))
 		for i := (n + 1) / 2; i < len(kept)-n/2; i++ {
 			kept[i] = false
 		}
@@ -48,13 +48,13 @@ func headAndTail(t *text) func(about int) []bool {
 	}
 }
 
-// byBlocks keeps the blocks that BM25 ranks first, and then lines of the best that are too
-// large.
+// byBlocks keeps the blocks that BM25 ranks first, then single lines of the best blocks that
+// are too large.
 func byBlocks(t *text) func(about int) []bool {
-	of, _ := t.blocks()
-	scores := newQuery(t).ofBlocks(of)
-	blocks := make([][]int, len(scores)) // their lines
-	for i, block := range of {
+	blockOf, _ := t.blocks()
+	scores := newQuery(t).ofBlocks(blockOf)
+	blocks := make([][]int, len(scores)) // lines of each block
+	for i, block := range blockOf {
 		blocks[block] = append(blocks[block], i)
 	}
 	order := make([]int, len(blocks))
@@ -87,14 +87,14 @@ func byBlocks(t *text) func(about int) []bool {
 	}
 }
 
-func everything(n int) []bool { return slices.Repeat([]bool{true}, n) }
+func keepAll(n int) []bool { return slices.Repeat([]bool{true}, n) }
 
-// allowed returns how many of n lines may be left out.
+// allowed returns how many of n lines may be removed.
 func allowed(n int, ratio float64, minKeep int) int {
 	return min(int(float64(n)*ratio+1e-9), n-min(n, minKeep))
 }
 
-// pruneTask has package prune do a task.
+// pruneTask runs package prune on a task.
 func pruneTask(t *task.Task, ratio float64, minKeep int) *prune.Result {
 	return prune.Prune(context.Background(), &prune.Request{
 		Text: t.Text, Goal: t.Goal, Source: t.Source,
@@ -102,15 +102,15 @@ func pruneTask(t *task.Task, ratio float64, minKeep int) *prune.Result {
 	})
 }
 
-// answerOf returns a result of package prune as an answer. The error is of one that is
-// not as it must be.
+// answerOf returns the answer in a result of package prune. The error says why the result is
+// invalid.
 func answerOf(result *prune.Result, lines []string, allowed int) (answer, error) {
 	kept, err := judge(result, lines, allowed)
 	return answer{kept, tokens.Count(strings.ReplaceAll(result.PrunedText, result.PruneID, handle)), runs(kept)}, err
 }
 
-// judge returns the lines that a result keeps. The error says why the result must not
-// be: more lines are missing than allowed, or not those that it says.
+// judge returns the lines that a result keeps. The error says why the result is invalid: it
+// removes more lines than allowed, or other lines than its annotations say.
 func judge(result *prune.Result, lines []string, allowed int) (kept []bool, err error) {
 	var want []string
 	removed, at := 0, 0
@@ -123,10 +123,11 @@ func judge(result *prune.Result, lines []string, allowed int) (kept []bool, err 
 	for i, a := range result.Annotations {
 		first := at + 1
 		if i > 0 {
-			first++ // blocks that touch are one block
+			first++ // adjacent blocks must be one annotation
 		}
 		if a.Start < first || a.End < a.Start || a.End > len(lines) || a.Count != a.End-a.Start+1 {
-			return everything(len(lines)), fmt.Errorf("annotation of lines %d to %d (%d) after line %d of %d", a.Start, a.End, a.Count, at, len(lines))
+			return keepAll(len(lines)), fmt.Errorf("annotation of lines %d to %d (%d) after line %d of %d", a.Start, a.End,
+				a.Count, at, len(lines))
 		}
 		keep(a.Start - 1)
 		kept = append(kept, make([]bool, a.Count)...)
@@ -140,16 +141,16 @@ func judge(result *prune.Result, lines []string, allowed int) (kept []bool, err 
 	case stats.UsedFallback:
 		return kept, fmt.Errorf("fallback: %s", strings.Join(result.Warnings, ", "))
 	case removed > allowed:
-		return kept, fmt.Errorf("%d of %d lines are left out, %d may be", removed, len(lines), allowed)
+		return kept, fmt.Errorf("removed %d of %d lines, at most %d allowed", removed, len(lines), allowed)
 	case stats.PrunedLines != removed || stats.KeptLines != len(lines)-removed || stats.OriginalLines != len(lines):
-		return kept, fmt.Errorf("of %d lines %d are left out, not as in %+v", len(lines), removed, *stats)
+		return kept, fmt.Errorf("%d lines, %d removed, but the statistics are %+v", len(lines), removed, *stats)
 	case stats.TokensAfter != tokens.Count(result.PrunedText):
-		return kept, fmt.Errorf("%d tokens, not as in %+v", tokens.Count(result.PrunedText), *stats)
+		return kept, fmt.Errorf("%d tokens, but the statistics are %+v", tokens.Count(result.PrunedText), *stats)
 	}
 	return kept, compareLines(prune.Lines(result.PrunedText), want)
 }
 
-// compareLines returns an error that says where lines are not as wanted.
+// compareLines returns an error for the first line that differs.
 func compareLines(got, want []string) error {
 	for i := range min(len(got), len(want)) {
 		if got[i] != want[i] {

@@ -10,7 +10,7 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 )
 
-func TestHowManyLinesMayGo(t *testing.T) {
+func TestAllowedLines(t *testing.T) {
 	for _, test := range []struct {
 		name       string
 		n          int
@@ -18,9 +18,9 @@ func TestHowManyLinesMayGo(t *testing.T) {
 		keep, want int
 	}{
 		{"P29: half of 303 lines is 151", 303, 0.5, 0, 151},
-		{"P29: a ratio that floating point has a little less of", 10, 0.7, 0, 7},
-		{"P30: so many lines are kept at least", 100, 0.9, 40, 60},
-		{"P30: a text shorter than that is kept whole", 20, 0.9, 40, 0},
+		{"P29: a ratio that floating point rounds down", 10, 0.7, 0, 7},
+		{"P30: a minimum of lines is kept", 100, 0.9, 40, 60},
+		{"P30: a shorter text is kept whole", 20, 0.9, 40, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if got := allowed(test.n, test.ratio, test.keep); got != test.want {
@@ -30,7 +30,7 @@ func TestHowManyLinesMayGo(t *testing.T) {
 	}
 }
 
-// drawn returns an x for each line that is kept.
+// drawn returns an x for each kept line and a dot for each removed one.
 func drawn(kept []bool) string {
 	var b strings.Builder
 	for _, is := range kept {
@@ -43,7 +43,7 @@ func drawn(kept []bool) string {
 	return b.String()
 }
 
-// shop is a text of definitions, of which one is about rates of exchange.
+// shop is a text of definitions, one of which is about exchange rates.
 var shop = func() string {
 	var b strings.Builder
 	b.WriteString("package shop\n")
@@ -60,7 +60,7 @@ var shop = func() string {
 func TestBaselines(t *testing.T) {
 	text := newText(shop, "fix the rates of exchange", prune.Code)
 	exchange := strings.Repeat(".", 18) + strings.Repeat("x", 16) + strings.Repeat(".", 33)
-	budget := 0 // for the definition and two markers
+	budget := 0 // room for the definition and two markers
 	for i, c := range exchange {
 		if c == 'x' {
 			budget += text.tokens[i]
@@ -74,7 +74,8 @@ func TestBaselines(t *testing.T) {
 			switch b.name {
 			case "head + tail":
 				n := strings.Count(got, "x")
-				if want := strings.Repeat("x", (n+1)/2) + strings.Repeat(".", len(got)-n) + strings.Repeat("x", n/2); n == 0 || got != want {
+				if want := strings.Repeat("x", (n+1)/2) + strings.Repeat(".", len(got)-n) + strings.Repeat("x", n/2); n == 0 ||
+					got != want {
 					t.Errorf("got %s, want %s", got, want)
 				}
 			default:
@@ -91,8 +92,9 @@ func TestBaselines(t *testing.T) {
 func TestBaselinesAreWithinBudget(t *testing.T) {
 	crlf := strings.ReplaceAll(shop, "\n", "\r\n")
 	for name, content := range map[string]string{
-		"code": shop, "CRLF": crlf, "no end of the last line": strings.TrimSuffix(shop, "\n"),
-		"nothing in common": strings.Repeat("lorem ipsum dolor sit amet\n", 80), "blank lines": "a\n" + strings.Repeat("\n", 90) + "b\n",
+		"code": shop, "CRLF": crlf, "no line end at the end": strings.TrimSuffix(shop, "\n"),
+		"nothing in common": strings.Repeat("lorem ipsum dolor sit amet\n", 80), "blank lines": "a\n" + strings.Repeat("\n",
+			90) + "b\n",
 	} {
 		for _, source := range sources {
 			text := newText(content, "fix the rates of exchange", source)
@@ -103,27 +105,28 @@ func TestBaselinesAreWithinBudget(t *testing.T) {
 					a := text.fill(budget, choose)
 					rendered := text.render(a.kept)
 					if a.tokens > budget || a.tokens != tokens.Count(rendered) || a.runs != strings.Count(rendered, "⟦") {
-						t.Errorf("%s as %s, %s: %d tokens and %d runs within %d, drawn %s", name, source, b.name, a.tokens, a.runs, budget, drawn(a.kept))
+						t.Errorf("%s as %s, %s: %d tokens and %d runs with a budget of %d: %s", name, source, b.name, a.tokens, a.runs,
+							budget, drawn(a.kept))
 					}
 					if again := text.fill(budget, b.read(text)); drawn(again.kept) != drawn(a.kept) {
-						t.Errorf("%s as %s, %s: not the same twice", name, source, b.name)
+						t.Errorf("%s as %s, %s: the second answer differs", name, source, b.name)
 					}
 				}
 				if a := text.fill(whole, choose); strings.Contains(drawn(a.kept), ".") || a.tokens != whole {
-					t.Errorf("%s as %s, %s: not all lines are kept, though there is room", name, source, b.name)
+					t.Errorf("%s as %s, %s: not all lines are kept, although they fit", name, source, b.name)
 				}
 			}
 		}
 	}
 }
 
-func TestTextIsItsLines(t *testing.T) {
+func TestTextKeepsItsLines(t *testing.T) {
 	for _, content := range []string{"a\nb", "a\r\n\r\nb\r\n", "a\rb\n\nc\n", "\n", "é\n"} {
 		text := newText(content, "", prune.Code)
 		if got := strings.Join(text.lines, ""); got != content || len(text.lines) != prune.CountLines(content) {
-			t.Errorf("%q is %q", content, text.lines)
+			t.Errorf("%q has lines %q", content, text.lines)
 		}
-		if kept := everything(len(text.lines)); text.cost(kept) != tokens.Count(content) || text.render(kept) != content {
+		if kept := keepAll(len(text.lines)); text.cost(kept) != tokens.Count(content) || text.render(kept) != content {
 			t.Errorf("%q has %d tokens, want %d", content, text.cost(kept), tokens.Count(content))
 		}
 	}
@@ -132,28 +135,28 @@ func TestTextIsItsLines(t *testing.T) {
 func TestMarkersOfBaselines(t *testing.T) {
 	text := newText("a\nb\nc\nd", "", prune.Code)
 	got := text.render([]bool{false, true, false, false})
-	want := "⟦PRUNÉ: prune_id=" + handle + " lignes 1-1 (1) raison=hors focus⟧\nb\n⟦PRUNÉ: prune_id=" + handle + " lignes 3-4 (2) raison=hors focus⟧"
+	want := "⟦PRUNÉ: prune_id=" + handle + " lignes 1-1 (1) raison=hors focus⟧\nb\n⟦PRUNÉ: prune_id=" + handle +
+		" lignes 3-4 (2) raison=hors focus⟧"
 	if got != want {
-		t.Errorf("got %s", got)
+		t.Errorf("got %s, want %s", got, want)
 	}
 
 	task := &task.Task{Text: shop, Goal: "the rates of exchange", Source: prune.Code}
 	result := pruneTask(task, 0.9, 10)
 	if len(result.Annotations) == 0 {
-		t.Fatal("nothing is left out")
+		t.Fatal("nothing was removed")
 	}
 	for _, a := range result.Annotations {
-		theirs := strings.Replace(strings.Replace(a.Marker, result.PruneID, handle, 1), a.Reason, "hors focus", 1)
-		if ours := marker(a.Start-1, a.End); ours != theirs {
-			t.Errorf("the marker is %s, that of package prune %s", ours, theirs)
+		want := strings.Replace(strings.Replace(a.Marker, result.PruneID, handle, 1), a.Reason, "hors focus", 1)
+		if got := marker(a.Start-1, a.End); got != want {
+			t.Errorf("got marker %s, package prune writes %s", got, want)
 		}
 	}
 }
 
-// resultOf returns the result of leaving lines start to end out of lines, two ranges at
-// most, as it should be.
+// resultOf returns a valid result that removes up to two ranges of lines.
 func resultOf(lines []string, ranges ...int) *prune.Result {
-	kept := everything(len(lines))
+	kept := keepAll(len(lines))
 	result := &prune.Result{PruneID: handle}
 	for i := 0; i < len(ranges); i += 2 {
 		start, end := ranges[i], ranges[i+1]
@@ -180,20 +183,26 @@ func TestJudge(t *testing.T) {
 		spoil  func(*prune.Result)
 		want   string // in the error
 	}{
-		{name: "nothing is left out"},
+		{name: "nothing removed"},
 		{name: "two blocks", ranges: []int{1, 1, 3, 4}},
-		{name: "P29: more than may be", ranges: []int{1, 2, 4, 6}, want: "5 of 6 lines are left out, 4 may be"},
-		{name: "P21: blocks that touch", ranges: []int{1, 1, 2, 2}, want: "annotation of lines 2 to 2"},
-		{name: "P21: a block after the end", ranges: []int{5, 6}, spoil: func(r *prune.Result) { r.Annotations[0].End = 7 }, want: "annotation of lines 5 to 7"},
-		{name: "P20: a wrong count", ranges: []int{2, 3}, spoil: func(r *prune.Result) { r.Stats.KeptLines++ }, want: "not as in"},
-		{name: "P78: tokens that are not those of the answer", ranges: []int{2, 3}, spoil: func(r *prune.Result) { r.Stats.TokensAfter++ }, want: "tokens, not as in"},
+		{name: "P29: more than allowed", ranges: []int{1, 2, 4, 6}, want: "removed 5 of 6 lines, at most 4 allowed"},
+		{name: "P21: adjacent blocks", ranges: []int{1, 1, 2, 2}, want: "annotation of lines 2 to 2"},
+		{name: "P21: a block after the end", ranges: []int{5, 6}, spoil: func(r *prune.Result) { r.Annotations[0].End = 7 },
+			want: "annotation of lines 5 to 7"},
+		{name: "P20: a wrong count", ranges: []int{2, 3}, spoil: func(r *prune.Result) { r.Stats.KeptLines++ },
+			want: "but the statistics are"},
+		{name: "P78: a wrong number of tokens", ranges: []int{2, 3}, spoil: func(r *prune.Result) { r.Stats.TokensAfter++ },
+			want: "tokens, but the statistics are"},
 		{name: "P55: no pruning", spoil: func(r *prune.Result) { r.Fallback(prune.Timeout) }, want: "fallback: timeout"},
-		{name: "P23: a marker that is no line of its own", ranges: []int{2, 3}, spoil: func(r *prune.Result) {
+		{name: "P23: a marker that is not on its own line", ranges: []int{2, 3}, spoil: func(r *prune.Result) {
 			r.PrunedText = strings.Replace(r.PrunedText, "⟧\n", "⟧", 1)
 			r.Stats.TokensAfter = tokens.Count(r.PrunedText)
 		}, want: "line 2 of the answer"},
-		{name: "P28: a line that is not as it was", spoil: func(r *prune.Result) { r.PrunedText = strings.Replace(r.PrunedText, "d", "D", 1) }, want: `line 4 of the answer is "D", want "d"`},
-		{name: "P28: a line too many", spoil: func(r *prune.Result) { r.PrunedText += "\n" }, want: "the answer has 7 lines, want 6"},
+		{name: "P28: a changed line", spoil: func(r *prune.Result) {
+			r.PrunedText = strings.Replace(r.PrunedText, "d", "D", 1)
+		}, want: `line 4 of the answer is "D", want "d"`},
+		{name: "P28: a line too many", spoil: func(r *prune.Result) { r.PrunedText += "\n" },
+			want: "the answer has 7 lines, want 6"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			result := resultOf(lines, test.ranges...)
@@ -202,10 +211,10 @@ func TestJudge(t *testing.T) {
 			}
 			kept, err := judge(result, lines, 4)
 			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
-				t.Errorf("got %v", err)
+				t.Errorf("got error %v, want %q", err, test.want)
 			}
 			if len(kept) != len(lines) {
-				t.Errorf("%d of %d lines are judged", len(kept), len(lines))
+				t.Errorf("judged %d of %d lines", len(kept), len(lines))
 			}
 			for i := 0; err == nil && i < len(test.ranges); i++ {
 				if kept[test.ranges[i]-1] {

@@ -1,51 +1,50 @@
-// Command prune reports how well package prune finds the lines of a text that a goal
-// is about, beside simpler ways to leave as many tokens out:
+// Command prune reports how well package prune finds the lines of a text that a goal is
+// about, compared with simpler methods that remove as many tokens:
 //
-//	go -C internal/lab run ./bench/prune [-clones directory] [-per 60] [-code 300] [-docs 100] [-logs 60] [-ratios 0.5,0.7,0.9] [-dump tasks.jsonl] [repository...]
+//	go -C internal/lab run ./bench/prune [-clones directory] [-per 60] [-code 300] [-docs 100] [-logs 60]
+//		[-ratios 0.5,0.7,0.9] [-dump tasks.jsonl] [repository...]
 //
 // # The tasks
 //
-// Local tasks are those of package local: nothing is downloaded, and the same flags, the
-// same Go and the same go.mod give the same tasks. Documents of modules that weights were
-// learned from are left out.
+// Local tasks are those of package local: nothing is downloaded, and the same flags, Go and
+// go.mod give the same tasks. Documents of modules used for training are excluded.
 //
-// Others are from the histories of git repositories, at most -per of each: see package
-// history. With -clones they are from the repositories in history/measured.txt, which no
-// weights were learned from, each up to the commit that stands there. Clones of them are
-// in that directory as owner/name, bare or not; an error says how to get one that is
-// missing. Each argument is the path of another repository; one that ends with the name of
-// one that was learned from is refused. A path is from internal/lab, unless it is absolute.
+// Other tasks are from the histories of git repositories, at most -per of each: see package
+// history. With -clones, they are from the repositories in history/measured.txt, which are
+// not used for training, each up to the commit in that file. The directory has clones of
+// them as owner/name, bare or not. An error says how to clone a missing one. Each argument
+// is the path of another repository. A path that ends with the name of a repository used for
+// training is refused. Paths are relative to internal/lab, unless absolute.
 //
 // # The contestants
 //
-// Of each task at each of -ratios mcp_pruner answers first, within -min-keep. Its answer
-// has so many tokens of o200k_base, markers included, and the answers of the others have
-// as many or, since they keep whole lines, a few less. All have the same markers.
+// For each task and each of -ratios, mcp_pruner goes first, with -min-keep. The others may
+// use as many tokens of o200k_base as its answer has, including markers. They keep whole
+// lines, so they may use a few less. All have the same markers.
 //
-//   - head + tail: as many lines of the beginning as of the end.
+//   - head + tail: equally many lines from the start and from the end.
 //   - BM25 by blocks: the blocks that BM25 ranks first by subwords: see blocks.
-//   - reference: BM25 of blocks, windows and names together, without anything learned,
-//     and whole runs chosen by what they are worth and cost: see reference.
+//   - reference: BM25 of blocks, windows and names, without a trained model; it chooses
+//     whole runs by value and cost: see reference.
 //
 // # The figures
 //
 // All are means over the tasks.
 //
-//   - recall: how much of the relevant lines is kept.
-//   - tokens saved: by how much an answer is shorter than its text.
-//   - runs: how many runs of lines are missing, and so how many markers there are.
-//   - all kept: the share of the answers in which no relevant line is missing.
-//   - grew: the share of the answers that have more tokens than their text.
-//   - mcp_pruner − reference: the difference between their recalls, in points, and in
-//     brackets the middle 95 % of 2,000 samples with replacement, of repositories and then
-//     of their tasks.
-//   - CPU: what package prune takes, the garbage collector included.
-//   - claimed savings: by how many points the saving in the statistics of an answer is not
-//     the one that tiktoken-go counts.
+//   - recall: the share of relevant lines that are kept.
+//   - tokens saved: the share of tokens that an answer saves.
+//   - runs: the number of runs of removed lines, and so of markers.
+//   - all kept: the share of answers with all relevant lines.
+//   - grew: the share of answers with more tokens than their text.
+//   - mcp_pruner − reference: the difference of their recalls in points, and in parentheses
+//     the middle 95 % of 2,000 samples, drawn with replacement from the repositories and then
+//     from their tasks.
+//   - CPU: the processor time of package prune, including garbage collection.
+//   - reported savings: by how many points the saving in the statistics of an answer differs
+//     from that which tiktoken-go counts.
 //
-// The command fails if an answer of package prune breaks a limit, is not the lines that
-// its annotations say, is no pruning at all for some fault, or claims a saving that is
-// more than 1 point off.
+// The command fails if an answer of package prune exceeds a limit, differs from its
+// annotations, is a fallback, or reports a saving that is off by more than 1 point.
 package main
 
 import (
@@ -65,10 +64,11 @@ import (
 func main() {
 	var s settings
 	s.Flags()
-	flag.StringVar(&s.clones, "clones", "", "the `directory` that has clones of the repositories in history/measured.txt, as owner/name")
-	flag.IntVar(&s.per, "per", 60, "how many tasks to draw from a repository at most")
-	flag.IntVar(&s.minKeep, "min-keep", 10, "how many `lines` are kept at least")
-	ratios := flag.String("ratios", "0.5,0.7,0.9", "which shares of the lines may be left out")
+	flag.StringVar(&s.clones, "clones", "", "`directory` with clones of the repositories in history/measured.txt, as "+
+		"owner/name")
+	flag.IntVar(&s.per, "per", 60, "maximum `number` of tasks per repository")
+	flag.IntVar(&s.minKeep, "min-keep", 10, "minimum `number` of lines to keep")
+	ratios := flag.String("ratios", "0.5,0.7,0.9", "`list` of shares of lines that may be removed")
 	flag.StringVar(&s.dump, "dump", "", "write the tasks to this `file`, a JSON object per line")
 	flag.Parse()
 	s.measured, s.own = history.Measured(), flag.Args()
@@ -86,10 +86,10 @@ func main() {
 
 type settings struct {
 	local.Sample
-	clones   string // directory of the measured repositories, or nothing to do without them
+	clones   string // directory of the measured repositories, or empty to skip them
 	measured []history.Repository
 	own      []string // paths of other repositories
-	per      int      // tasks of a repository
+	per      int      // maximum number of tasks per repository
 	ratios   []float64
 	minKeep  int // lines
 	dump     string
@@ -106,11 +106,11 @@ func (s *settings) parseRatios(list string) error {
 	return nil
 }
 
-// run makes the tasks, has every contestant do them, and prints how well they did.
+// run creates the tasks, gives them to every contestant and prints the results.
 func run(w io.Writer, s settings) error {
 	switch {
 	case s.minKeep < 0:
-		return errors.New("-min-keep: a number of lines is not negative")
+		return errors.New("-min-keep: must not be negative")
 	case s.per < 1:
 		return fmt.Errorf("-per: %d is not a number of tasks above 0", s.per)
 	}
@@ -128,7 +128,7 @@ func run(w io.Writer, s settings) error {
 	return r.err()
 }
 
-// tasks returns the tasks of repositories, and the local ones unless there shall be none.
+// tasks returns the tasks of repositories, and local ones unless their number is 0.
 func (s *settings) tasks() ([]task.Task, error) {
 	var all []task.Task
 	if s.clones != "" {
@@ -138,7 +138,7 @@ func (s *settings) tasks() ([]task.Task, error) {
 		}
 		all = mined
 	}
-	own, err := history.MineOwn(s.own, s.per)
+	own, err := history.MinePaths(s.own, s.per)
 	if err != nil {
 		return nil, err
 	}

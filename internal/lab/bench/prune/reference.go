@@ -9,15 +9,14 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/words"
 )
 
-// reference finds lines by BM25 over subwords, without anything learned: by the line's
-// block, windows of 4 and of 16 lines on both sides, and the line that names the
-// definition or section that it is in. Blank lines and brackets count for less. It keeps
-// whole runs: see chooseRuns.
+// reference ranks lines by BM25 over subwords, without a trained model. The score of a line
+// is that of its block, of windows of 4 and of 16 lines on both sides, and of the line that
+// names its definition or section. Blank lines and brackets count less. It keeps whole runs:
+// see chooseRuns.
 //
-// It shares with package prune only how lines are split and internal/words, which divides
-// identifiers. Its constants and rules were chosen among some 35 variants on 840 tasks of
-// the repositories that are measured, few of which are tasks of this command: that is in
-// its favour.
+// It shares with package prune only the splitting of lines, and internal/words, which splits
+// identifiers. Its constants and rules are the best of some 35 variants on 840 tasks of the
+// measured repositories. A few of these are tasks of this command, which is in its favor.
 func reference(t *text) func(about int) []bool {
 	q := newQuery(t)
 	blocks, heads := t.blocks()
@@ -42,7 +41,7 @@ func reference(t *text) func(about int) []bool {
 
 var letter = regexp.MustCompile(`[\pL\d]`)
 
-// relative makes the greatest value 1.
+// relative scales values so that the greatest is 1.
 func relative(values []float64) []float64 {
 	greatest := max(slices.Max(values), 1e-9)
 	for i := range values {
@@ -51,11 +50,11 @@ func relative(values []float64) []float64 {
 	return values
 }
 
-// A query is where the subwords of a goal are in a text.
+// A query has the occurrences of a goal's subwords in a text.
 type query struct {
-	weights []float64   // of each subword
-	hits    [][]float64 // of each, by line: 1 if it is there, less if one like it is
-	lengths []float64   // how many subwords a line has
+	weights []float64   // weight of each subword
+	hits    [][]float64 // by subword and line: 1 if the line has it, less for a similar one
+	lengths []float64   // number of subwords in each line
 }
 
 func newQuery(t *text) *query {
@@ -73,21 +72,22 @@ func newQuery(t *text) *query {
 	}
 	for i, line := range t.lines {
 		seen := map[string]bool{}
-		for word := range words.In(line) {
-			if word = words.Stem(word); seen[word] {
+		for word := range words.Split(line) {
+			word = words.Stem(word)
+			if seen[word] {
 				continue
 			}
 			seen[word] = true
 			q.lengths[i]++
 			for j := range goal {
-				q.hits[j][i] = max(q.hits[j][i], alike(word, goal[j]))
+				q.hits[j][i] = max(q.hits[j][i], similarity(word, goal[j]))
 			}
 		}
 	}
 	return q
 }
 
-// vague are subwords that say what people do, not what they do it to.
+// vague are subwords for actions, which say little about their object.
 var vague = func() map[string]bool {
 	set := map[string]bool{}
 	for word := range words.Terms(`add all allow also avoid bug change clean correct doc docs ensure feat fix handle implement improve issue make
@@ -97,8 +97,8 @@ var vague = func() map[string]bool {
 	return set
 }()
 
-// alike is 1 for the same subwords, and less if one begins with the other.
-func alike(a, b string) float64 {
+// similarity returns 1 for equal subwords, and less if one is a prefix of the other.
+func similarity(a, b string) float64 {
 	if len(a) > len(b) {
 		a, b = b, a
 	}
@@ -111,21 +111,21 @@ func alike(a, b string) float64 {
 	return 0
 }
 
-// addBM25 adds to scores what a subword of a weight says of parts of a text that have it
-// so many times. Of n parts it is in so many.
-func addBM25(scores, times, lengths []float64, weight float64, in, n int) {
+// addBM25 adds the score of a subword with this weight to each part of a text. times has its
+// occurrences in each part; found of n parts have it.
+func addBM25(scores, times, lengths []float64, weight float64, found, n int) {
 	const k1, b = 1.2, 0.75
 	mean := 1.0
 	for _, length := range lengths {
 		mean += length / float64(len(lengths))
 	}
-	weight *= math.Log(1 + (float64(n-in)+0.5)/(float64(in)+0.5))
+	weight *= math.Log(1 + (float64(n-found)+0.5)/(float64(found)+0.5))
 	for i, f := range times {
 		scores[i] += weight * f * (k1 + 1) / (f + k1*(1-b+b*lengths[i]/mean))
 	}
 }
 
-// ofBlocks returns the scores of blocks, given that of each line.
+// ofBlocks returns the scores of blocks. Its argument is the block of each line.
 func (q *query) ofBlocks(blocks []int) []float64 {
 	n := slices.Max(blocks) + 1
 	scores, lengths := make([]float64, n), make([]float64, n)
@@ -137,22 +137,22 @@ func (q *query) ofBlocks(blocks []int) []float64 {
 		for i, block := range blocks {
 			times[block] += hits[i]
 		}
-		addBM25(scores, times, lengths, q.weights[j], above0(times), n)
+		addBM25(scores, times, lengths, q.weights[j], countPositive(times), n)
 	}
 	return scores
 }
 
-// ofWindows returns the score of each line with so many on both sides of it.
+// ofWindows returns the score of each line with radius lines on both sides.
 func (q *query) ofWindows(radius int) []float64 {
 	n := len(q.lengths)
 	scores, lengths := make([]float64, n), sums(q.lengths, radius)
 	for j, hits := range q.hits {
-		addBM25(scores, sums(hits, radius), lengths, q.weights[j], above0(hits), n)
+		addBM25(scores, sums(hits, radius), lengths, q.weights[j], countPositive(hits), n)
 	}
 	return scores
 }
 
-func above0(values []float64) (n int) {
+func countPositive(values []float64) (n int) {
 	for _, value := range values {
 		if value > 0 {
 			n++
@@ -161,7 +161,7 @@ func above0(values []float64) (n int) {
 	return n
 }
 
-// sums adds to each value so many on both sides of it.
+// sums returns the sum of each value with radius values on both sides.
 func sums(values []float64, radius int) []float64 {
 	n := len(values)
 	upTo, all := make([]float64, n+1), make([]float64, n)
@@ -174,14 +174,14 @@ func sums(values []float64, radius int) []float64 {
 	return all
 }
 
-// chooseRuns keeps runs of lines whose values are worth their tokens, and those of a
-// marker for each run that is missing, at the least price of a token at which they are
-// about so many. Then it keeps the best lines beside them as long as there is room.
+// chooseRuns keeps runs of lines whose values exceed the price of their tokens and of a
+// marker for each removed run, at the lowest price of a token that gives about this many
+// tokens. Then it adds the best lines next to them while they fit.
 func (t *text) chooseRuns(values []float64, about int) []bool {
 	kept := make([]bool, len(values))
 	for low, high, try := 1e-9, 1e3, 0; try < 25; try++ {
 		price := math.Sqrt(low * high)
-		if worth := t.worthwhile(values, price); t.cost(worth) <= about {
+		if worth := t.bestRuns(values, price); t.cost(worth) <= about {
 			high, kept = price, worth
 		} else {
 			low = price
@@ -210,11 +210,11 @@ func (t *text) chooseRuns(values []float64, about int) []bool {
 	}
 }
 
-// worthwhile returns the lines to keep for the greatest value less the price of their
-// tokens and of the markers.
-func (t *text) worthwhile(values []float64, price float64) []bool {
-	keep, remove := 0.0, math.Inf(-1)       // the most up to here, if the last line is kept or not
-	wasKept := make([][2]bool, len(values)) // the line before, for the most if this one is not kept, or is
+// bestRuns returns the lines with the highest total value after subtracting the price of
+// their tokens and of the markers.
+func (t *text) bestRuns(values []float64, price float64) []bool {
+	keep, remove := 0.0, math.Inf(-1)       // best total so far, if the last line is kept or not
+	wasKept := make([][2]bool, len(values)) // whether the best total keeps the line before, if this one is removed or kept
 	for i, value := range values {
 		begun := keep - price*float64(t.marker)
 		wasKept[i] = [2]bool{begun > remove, keep >= remove}

@@ -14,10 +14,11 @@ import (
 var sources = []prune.Source{prune.Code, prune.Docs, prune.Logs}
 
 func (r *results) print(w io.Writer) {
-	fmt.Fprintf(w, "Percent at `max_prune_ratio` %s, `min_keep_lines` %d, at equal tokens of o200k_base, markers counted; %s, seed %d.\n",
+	fmt.Fprintf(w, "Percent at `max_prune_ratio` %s, `min_keep_lines` %d, at equal tokens of o200k_base, markers "+
+		"counted; %s, seed %d.\n",
 		r.cells(func(i int) string { return fmt.Sprint(r.ratios[i]) }), r.minKeep, runtime.Version(), r.Seed)
-	local := r.those(func(o *outcome) bool { return o.Repository == "" })
-	mined := r.those(func(o *outcome) bool { return o.Repository != "" })
+	local := r.filter(func(o *outcome) bool { return o.Repository == "" })
+	mined := r.filter(func(o *outcome) bool { return o.Repository != "" })
 	r.printTables(w, "Local tasks", local)
 	r.printTables(w, "Tasks of repositories", mined)
 	r.printRepositories(w, mined)
@@ -30,23 +31,24 @@ func (r *results) print(w io.Writer) {
 	}
 	off := []float64{}
 	for i := range r.outcomes {
-		off = append(off, r.outcomes[i].off...)
+		off = append(off, r.outcomes[i].savingErrors...)
 	}
-	fmt.Fprintf(w, "Claimed savings are %.2f points off on average and %.2f at most, over %d answers.\n", 100*mean(off), 100*slices.Max(off), len(off))
-	fmt.Fprintf(w, "Answers that break a promise: %d.\n", len(r.violations()))
+	fmt.Fprintf(w, "Reported savings are off by %.2f points on average and %.2f at most, over %d answers.\n",
+		100*mean(off), 100*slices.Max(off), len(off))
+	fmt.Fprintf(w, "Invalid answers: %d.\n", len(r.violations()))
 }
 
-func (r *results) those(which func(*outcome) bool) []*outcome {
+func (r *results) filter(match func(*outcome) bool) []*outcome {
 	var all []*outcome
 	for i := range r.outcomes {
-		if o := &r.outcomes[i]; which(o) {
+		if o := &r.outcomes[i]; match(o) {
 			all = append(all, o)
 		}
 	}
 	return all
 }
 
-// cells returns a cell that has something of each ratio.
+// cells returns one cell with a value for each ratio.
 func (r *results) cells(cell func(ratio int) string) string {
 	all := make([]string, len(r.ratios))
 	for i := range all {
@@ -55,8 +57,8 @@ func (r *results) cells(cell func(ratio int) string) string {
 	return strings.Join(all, " / ")
 }
 
-// printTables prints how well all contestants did these tasks, by source, and by how much
-// the product differs from the reference.
+// printTables prints the figures of all contestants for these tasks, by source, and the
+// difference between mcp_pruner and the reference.
 func (r *results) printTables(w io.Writer, title string, outcomes []*outcome) {
 	if len(outcomes) == 0 {
 		return
@@ -67,14 +69,15 @@ func (r *results) printTables(w io.Writer, title string, outcomes []*outcome) {
 	}
 	var parts []part
 	for _, source := range sources {
-		of := slices.DeleteFunc(slices.Clone(outcomes), func(o *outcome) bool { return o.Source != source })
-		if len(of) > 0 {
-			parts = append(parts, part{string(source), of})
+		own := slices.DeleteFunc(slices.Clone(outcomes), func(o *outcome) bool { return o.Source != source })
+		if len(own) > 0 {
+			parts = append(parts, part{string(source), own})
 		}
 	}
 	parts = append(parts, part{"all", outcomes})
 
-	fmt.Fprintf(w, "\n%s:\n\n| source | contestant | recall | tokens saved | runs | all kept | grew |\n|---|---|--:|--:|--:|--:|--:|\n", title)
+	fmt.Fprintf(w, "\n%s:\n\n| source | contestant | recall | tokens saved | runs | all kept | grew "+
+		"|\n|---|---|--:|--:|--:|--:|--:|\n", title)
 	for _, p := range parts {
 		for _, contestant := range contestants() {
 			column := func(format string, figure func(figures) float64) string {
@@ -95,26 +98,26 @@ func (r *results) printTables(w io.Writer, title string, outcomes []*outcome) {
 		}
 	}
 
-	fmt.Fprintf(w, "\n| source | tasks | %s − %s |\n|---|--:|--:|\n", pruner, plain)
+	fmt.Fprintf(w, "\n| source | tasks | %s − %s |\n|---|--:|--:|\n", prunerName, referenceName)
 	for _, p := range parts {
 		fmt.Fprintf(w, "| %s | %d | %s |\n", p.name, len(p.outcomes), r.cells(func(ratio int) string {
-			by := differences(p.outcomes, ratio)
-			low, high := interval(by, rand.New(rand.NewPCG(r.Seed, 4)))
-			return fmt.Sprintf("%+.1f (%+.1f to %+.1f)", 100*mean(slices.Concat(by...)), 100*low, 100*high)
+			groups := differences(p.outcomes, ratio)
+			low, high := interval(groups, rand.New(rand.NewPCG(r.Seed, 4)))
+			return fmt.Sprintf("%+.1f (%+.1f to %+.1f)", 100*mean(slices.Concat(groups...)), 100*low, 100*high)
 		}))
 	}
 }
 
-// printRepositories prints by how much the product differs from the reference in each
+// printRepositories prints the difference between mcp_pruner and the reference for each
 // repository.
 func (r *results) printRepositories(w io.Writer, mined []*outcome) {
 	if len(mined) == 0 {
 		return
 	}
-	fmt.Fprintf(w, "\n| repository | tasks | %s − %s |\n|---|--:|--:|\n", pruner, plain)
-	for _, of := range byRepository(mined) {
-		fmt.Fprintf(w, "| %s | %d | %s |\n", of[0].Repository, len(of), r.cells(func(ratio int) string {
-			return fmt.Sprintf("%+.1f", 100*mean(slices.Concat(differences(of, ratio)...)))
+	fmt.Fprintf(w, "\n| repository | tasks | %s − %s |\n|---|--:|--:|\n", prunerName, referenceName)
+	for _, own := range byRepository(mined) {
+		fmt.Fprintf(w, "| %s | %d | %s |\n", own[0].Repository, len(own), r.cells(func(ratio int) string {
+			return fmt.Sprintf("%+.1f", 100*mean(slices.Concat(differences(own, ratio)...)))
 		}))
 	}
 }
@@ -123,17 +126,17 @@ func contestants() (names []string) {
 	for _, b := range baselines {
 		names = append(names, b.name)
 	}
-	return append(names, pruner)
+	return append(names, prunerName)
 }
 
-// byRepository returns the outcomes of each repository, as they come.
+// byRepository groups outcomes by repository, in order of first occurrence.
 func byRepository(outcomes []*outcome) (all [][]*outcome) {
-	at := map[string]int{}
+	index := map[string]int{}
 	for _, o := range outcomes {
-		i, ok := at[o.Repository]
+		i, ok := index[o.Repository]
 		if !ok {
 			i = len(all)
-			at[o.Repository] = i
+			index[o.Repository] = i
 			all = append(all, nil)
 		}
 		all[i] = append(all[i], o)
@@ -141,14 +144,14 @@ func byRepository(outcomes []*outcome) (all [][]*outcome) {
 	return all
 }
 
-// differences returns by how much the recall of the product is more than that of the
-// reference, by repository and task.
+// differences returns the recall of mcp_pruner minus that of the reference, by repository
+// and task.
 func differences(outcomes []*outcome, ratio int) (all [][]float64) {
-	for _, of := range byRepository(outcomes) {
+	for _, outcomes := range byRepository(outcomes) {
 		var own []float64
-		for _, o := range of {
-			by := o.figures[ratio]
-			own = append(own, by[pruner].recall-by[plain].recall)
+		for _, o := range outcomes {
+			figures := o.figures[ratio]
+			own = append(own, figures[prunerName].recall-figures[referenceName].recall)
 		}
 		all = append(all, own)
 	}
@@ -163,8 +166,8 @@ func mean(values []float64) float64 {
 	return sum / float64(len(values))
 }
 
-// interval returns between which numbers the middle 95 % of the means of samples are: of
-// groups, drawn with replacement, and then of as many values as each of them has.
+// interval returns the bounds of the middle 95 % of the means of samples. A sample draws
+// groups with replacement, then values of each group with replacement.
 func interval(groups [][]float64, random *rand.Rand) (low, high float64) {
 	const samples = 2000
 	means := make([]float64, samples)

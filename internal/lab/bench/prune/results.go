@@ -12,28 +12,28 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 )
 
-// The contestants whose recalls are compared.
+// Names of the contestants whose recalls are compared.
 const (
-	pruner = "mcp_pruner"
-	plain  = "reference"
+	prunerName    = "mcp_pruner"
+	referenceName = "reference"
 )
 
-// results are what all contestants have come to.
+// results are the figures of all contestants.
 type results struct {
 	settings
 	outcomes []outcome // by task
 	cpu      map[prune.Source]*cpu
 }
 
-// An outcome is what a task has come to, by ratio.
+// An outcome has the figures of a task, by ratio.
 type outcome struct {
 	*task.Task
-	figures []map[string]figures // by contestant
-	off     []float64            // by how much a claimed saving is not the exact one
-	errs    []error              // what is wrong with answers of package prune
+	figures      []map[string]figures // figures by contestant
+	savingErrors []float64            // difference between reported and exact saving
+	errs         []error              // why answers of package prune are invalid
 }
 
-// figures say how well a contestant did a task.
+// figures rate the answer of a contestant for a task.
 type figures struct{ recall, saved, runs, all, grew float64 }
 
 func figuresOf(t *task.Task, a answer, before int) figures {
@@ -55,25 +55,25 @@ func figuresOf(t *task.Task, a answer, before int) figures {
 
 func saving(before, after int) float64 { return 1 - float64(after)/float64(before) }
 
-// cpu is what package prune has taken.
+// cpu is the work and processor time of package prune.
 type cpu struct {
 	tasks, lines int
 	took         time.Duration
 	pruned       int // lines, once per ratio
 }
 
-// measure has every contestant do the tasks.
+// measure gives the tasks to every contestant.
 func measure(s settings, tasks []task.Task) *results {
 	r := &results{settings: s, outcomes: make([]outcome, len(tasks)), cpu: map[prune.Source]*cpu{}}
 	pruned := make([][]*prune.Result, len(tasks))
-	for i := range tasks { // one after the other, for they are timed
+	for i := range tasks { // one after the other, because they are timed
 		pruned[i] = r.prune(&tasks[i])
 	}
 	task.Each(len(tasks), func(i int) { r.outcomes[i] = r.compare(&tasks[i], pruned[i]) })
 	return r
 }
 
-// prune has package prune do a task, at all ratios.
+// prune runs package prune on a task at all ratios.
 func (r *results) prune(t *task.Task) []*prune.Result {
 	c := r.cpu[t.Source]
 	if c == nil {
@@ -93,8 +93,8 @@ func (r *results) prune(t *task.Task) []*prune.Result {
 	return all
 }
 
-// processorTime is what this process has taken so far, which other processes do not
-// lengthen.
+// processorTime returns the processor time of this process so far, which does not depend on
+// other processes.
 func processorTime() time.Duration {
 	var usage syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
@@ -103,7 +103,7 @@ func processorTime() time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-// compare has the baselines answer with as many tokens as package prune has left.
+// compare runs the baselines with as many tokens as package prune has left.
 func (r *results) compare(t *task.Task, pruned []*prune.Result) outcome {
 	o := outcome{Task: t}
 	text, lines := newText(t.Text, t.Goal, t.Source), prune.Lines(t.Text)
@@ -117,16 +117,16 @@ func (r *results) compare(t *task.Task, pruned []*prune.Result) outcome {
 		a, err := answerOf(pruned[i], lines, allowed(len(lines), ratio, r.minKeep))
 		off := math.Abs(saving(stats.TokensBefore, stats.TokensAfter) - saving(exactly, tiktokens(pruned[i].PrunedText)))
 		if off > 0.01 {
-			err = errors.Join(err, fmt.Errorf("the saving that it claims is %.1f points off", 100*off))
+			err = errors.Join(err, fmt.Errorf("the reported saving is off by %.1f points", 100*off))
 		}
 		if err != nil {
 			o.errs = append(o.errs, fmt.Errorf("%s at %g, %q: %w", t.Source, ratio, t.Goal, err))
 		}
-		by := map[string]figures{pruner: figuresOf(t, a, before)}
+		byName := map[string]figures{prunerName: figuresOf(t, a, before)}
 		for j, b := range baselines {
-			by[b.name] = figuresOf(t, text.fill(a.tokens, choose[j]), before)
+			byName[b.name] = figuresOf(t, text.fill(a.tokens, choose[j]), before)
 		}
-		o.figures, o.off = append(o.figures, by), append(o.off, off)
+		o.figures, o.savingErrors = append(o.figures, byName), append(o.savingErrors, off)
 	}
 	return o
 }
@@ -138,12 +138,12 @@ func (r *results) violations() (all []error) {
 	return all
 }
 
-// err returns what is wrong with the answers of package prune, if anything is.
+// err returns the first invalid answers of package prune, or nil.
 func (r *results) err() error {
 	all := r.violations()
 	if len(all) == 0 {
 		return nil
 	}
 	const shown = 10
-	return fmt.Errorf("%d answers of %s must not be:\n%w", len(all), pruner, errors.Join(all[:min(len(all), shown)]...))
+	return fmt.Errorf("%d invalid answers of %s:\n%w", len(all), prunerName, errors.Join(all[:min(len(all), shown)]...))
 }

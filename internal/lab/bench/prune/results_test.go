@@ -37,22 +37,27 @@ func TestFiguresOfAnswers(t *testing.T) {
 }
 
 func TestReport(t *testing.T) {
-	last := task.Task{Goal: "the last line", Source: prune.Docs, Text: strings.Repeat("some words of a line\n", 99) + "the last line\n", Relevant: []int{100}}
+	last := task.Task{Goal: "the last line", Source: prune.Docs, Text: strings.Repeat("some words of a line\n", 99) +
+		"the last line\n", Relevant: []int{100}}
 	first, code := last, last
 	first.Repository, code.Repository, code.Source = "ann/parser", "bob/parser", prune.Code
-	r := measure(settings{ratios: []float64{0.5, 0.9}, minKeep: 2, Sample: local.Sample{Seed: 7}}, []task.Task{last, first, code})
+	r := measure(settings{ratios: []float64{0.5, 0.9}, minKeep: 2, Sample: local.Sample{Seed: 7}},
+		[]task.Task{last, first, code})
 	var out bytes.Buffer
 	r.print(&out)
 	for _, want := range []string{
 		"at `max_prune_ratio` 0.5 / 0.9, `min_keep_lines` 2, at equal tokens",
-		"\nLocal tasks:\n\n| source | contestant | recall | tokens saved | runs | all kept | grew |\n|---|---|--:|--:|--:|--:|--:|\n| docs | head + tail | 100.0 / 100.0 |",
-		"\nTasks of repositories:\n\n| source | contestant | recall | tokens saved | runs | all kept | grew |\n|---|---|--:|--:|--:|--:|--:|\n| code | head + tail |",
+		"\nLocal tasks:\n\n| source | contestant | recall | tokens saved | runs | all kept | grew " +
+			"|\n|---|---|--:|--:|--:|--:|--:|\n| docs | head + tail | 100.0 / 100.0 |",
+		"\nTasks of repositories:\n\n| source | contestant | recall | tokens saved | runs | all kept | grew " +
+			"|\n|---|---|--:|--:|--:|--:|--:|\n| code | head + tail |",
 		"| docs | reference | 100.0 / 100.0 | ",
 		"| docs | mcp_pruner | 100.0 / 100.0 | ",
 		"| all | mcp_pruner | 100.0 / 100.0 | ",
 		"| docs | 1 | +0.0 (+0.0 to +0.0) / +0.0 (+0.0 to +0.0) |",
 		"| all | 2 | +0.0 (+0.0 to +0.0) / +0.0 (+0.0 to +0.0) |",
-		"\n| repository | tasks | mcp_pruner − reference |\n|---|--:|--:|\n| ann/parser | 1 | +0.0 / +0.0 |\n| bob/parser | 1 |",
+		"\n| repository | tasks | mcp_pruner − reference |\n|---|--:|--:|\n| ann/parser | 1 | +0.0 / +0.0 |\n| " +
+			"bob/parser | 1 |",
 		"\ndocs: 2 tasks of 100 lines on average, ",
 		" at most, over 6 answers.\n",
 	} {
@@ -66,15 +71,15 @@ func TestReport(t *testing.T) {
 	for i := range r.outcomes {
 		for ratio, by := range r.outcomes[i].figures {
 			for name, f := range by {
-				if f.saved < by[pruner].saved {
-					t.Errorf("task %d at %g: %s saves less than %s", i, r.ratios[ratio], name, pruner)
+				if f.saved < by[prunerName].saved {
+					t.Errorf("task %d at %g: %s saves less than %s", i, r.ratios[ratio], name, prunerName)
 				}
 			}
 		}
 	}
 }
 
-func TestAnswersThatMustNotBe(t *testing.T) {
+func TestInvalidAnswers(t *testing.T) {
 	r := &results{settings: settings{ratios: []float64{0.5}}}
 	if err := r.err(); err != nil {
 		t.Error(err)
@@ -82,41 +87,42 @@ func TestAnswersThatMustNotBe(t *testing.T) {
 	sample := &task.Task{Goal: "g", Source: prune.Code, Text: shop, Relevant: []int{1}}
 	for _, test := range []struct {
 		name         string
-		before, want int // the error, in tokens and points
+		before, want int // error of the reported saving, in tokens and in points
 	}{
-		{"claims that are exact", 0, 0},
-		{"claims that are less than a point off", 5, 0},
-		{"claims that are 15 points off", 300, 15},
+		{"an exact saving", 0, 0},
+		{"a saving off by less than a point", 5, 0},
+		{"a saving off by 15 points", 300, 15},
 	} {
 		result := resultOf(prune.Lines(shop), 2, 30)
 		result.Stats.TokensBefore = tokens.Count(shop) + test.before
 		o := r.compare(sample, []*prune.Result{result})
-		if got := int(math.Round(100 * o.off[0])); test.want > 0 && got != test.want || (len(o.errs) > 0) != (test.want > 0) {
+		if got := int(math.Round(100 * o.savingErrors[0])); test.want > 0 && got != test.want ||
+			(len(o.errs) > 0) != (test.want > 0) {
 			t.Errorf("%s: %d points, errors %v", test.name, got, o.errs)
 		}
 		r.outcomes = []outcome{o}
 	}
-	if err := r.err(); err == nil || !strings.Contains(err.Error(), "the saving that it claims is 14.9") {
+	if err := r.err(); err == nil || !strings.Contains(err.Error(), "the reported saving is off by 14.9") {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestInterval(t *testing.T) {
 	groups := [][]float64{{0.1, 0.3, -0.1, 0.2}, {0.5, 0.4}, {-0.3}}
-	at := func(seed uint64, groups [][]float64) [2]float64 {
+	bounds := func(seed uint64, groups [][]float64) [2]float64 {
 		low, high := interval(groups, rand.New(rand.NewPCG(seed, 4)))
 		return [2]float64{low, high}
 	}
-	if a, b := at(1, groups), at(1, groups); a != b {
-		t.Errorf("the second time it is %v, not %v", b, a)
+	if a, b := bounds(1, groups), bounds(1, groups); a != b {
+		t.Errorf("the second time: got %v, want %v", b, a)
 	}
-	if got := at(1, groups); got[0] >= mean(slices.Concat(groups...)) || got[1] <= mean(slices.Concat(groups...)) {
+	if got := bounds(1, groups); got[0] >= mean(slices.Concat(groups...)) || got[1] <= mean(slices.Concat(groups...)) {
 		t.Errorf("the mean is not in %v", got)
 	}
-	// Repositories that differ say less than as many tasks of one.
+	// Repositories that differ give a wider interval than as many tasks of one.
 	alike, apart := [][]float64{{0, 1, 0, 1, 0, 1, 0, 1}}, [][]float64{{0, 0, 0, 0}, {1, 1, 1, 1}}
-	if one, two := at(1, alike), at(1, apart); two != [2]float64{0, 1} || one[1]-one[0] >= 1 {
-		t.Errorf("of one group %v, of two %v", one, two)
+	if one, two := bounds(1, alike), bounds(1, apart); two != [2]float64{0, 1} || one[1]-one[0] >= 1 {
+		t.Errorf("one group: %v, two groups: %v", one, two)
 	}
 }
 
@@ -125,23 +131,25 @@ func TestTasksOfRepositories(t *testing.T) {
 	h.Commit("Begin with all of it", map[string]string{"a.md": historytest.Numbered(100)})
 	h.Commit("Say something else there", map[string]string{"a.md": historytest.Numbered(100, 7)})
 	clones, sample := filepath.Split(h.Directory)
-	s := settings{clones: clones, measured: []history.Repository{{Name: sample, Commit: h.Head()}}, own: []string{h.Directory}, per: 5}
+	s := settings{clones: clones, measured: []history.Repository{{Name: sample, Commit: h.Head()}},
+		own: []string{h.Directory}, per: 5}
 	tasks, err := s.tasks()
-	if err != nil || len(tasks) != 2 || tasks[0].Repository != "sample" || !strings.HasSuffix(tasks[1].Repository, "/sample") {
+	if err != nil || len(tasks) != 2 || tasks[0].Repository != "sample" || !strings.HasSuffix(tasks[1].Repository,
+		"/sample") {
 		t.Errorf("got %d tasks, error %v", len(tasks), err)
 	}
 
 	learned := filepath.Join(t.TempDir(), filepath.FromSlash(history.Learned()[0].Name))
 	s.own = []string{learned}
-	if _, err := s.tasks(); err == nil || !strings.Contains(err.Error(), learned+": the weights were learned from") {
+	if _, err := s.tasks(); err == nil || !strings.Contains(err.Error(), learned+": the weights are trained on") {
 		t.Errorf("got error %v", err)
 	}
 }
 
-func TestImpossibleSettings(t *testing.T) {
+func TestInvalidSettings(t *testing.T) {
 	for flag, s := range map[string]settings{
-		"-code, -docs and -logs: a number": {Sample: local.Sample{Code: -1}, per: 1},
-		"-code, -docs and -logs: there":    {per: 1},
+		"-code, -docs and -logs: must":     {Sample: local.Sample{Code: -1}, per: 1},
+		"-code, -docs and -logs: no tasks": {per: 1},
 		"-min-keep":                        {minKeep: -1, per: 1},
 		"-per":                             {},
 		"-clones: missing":                 {clones: "missing", measured: history.Measured(), per: 1},

@@ -8,13 +8,13 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/tokens"
 )
 
-// A text is what a baseline is given.
+// A text is the input of a baseline.
 type text struct {
 	goal   string
 	source prune.Source
-	lines  []string // with their ends
-	tokens []int    // of each line; a token of two lines is of the first
-	marker int      // the tokens of a marker, about
+	lines  []string // with line ends
+	tokens []int    // tokens of each line; one that spans two lines counts for the first
+	marker int      // approximate tokens of a marker
 }
 
 func newText(content, goal string, source prune.Source) *text {
@@ -40,16 +40,15 @@ func newText(content, goal string, source prune.Source) *text {
 	return t
 }
 
-// handle stands in every marker, that of package prune having another one in each
-// process: else the same answer would cost more in one run than in the next.
+// handle replaces the random prune id in all markers, so that tokens are the same in each run.
 const handle = "prn_3mKq81ZtBv"
 
-// marker returns what stands for lines [start, end), as package prune has it.
+// marker returns the marker for lines [start, end), as package prune writes it.
 func marker(start, end int) string {
 	return fmt.Sprintf("⟦PRUNÉ: prune_id=%s lignes %d-%d (%d) raison=hors focus⟧", handle, start+1, end, end-start)
 }
 
-// render returns the lines that are kept, and markers where others were.
+// render returns the kept lines, with markers for removed ones.
 func (t *text) render(kept []bool) string {
 	var b strings.Builder
 	for i := 0; i < len(t.lines); i++ {
@@ -69,7 +68,7 @@ func (t *text) render(kept []bool) string {
 	return b.String()
 }
 
-// cost returns about how many tokens an answer has, for it takes long to count them.
+// cost returns the approximate tokens of an answer. Counting exactly is slow.
 func (t *text) cost(kept []bool) (sum int) {
 	for i, is := range kept {
 		if is {
@@ -81,7 +80,7 @@ func (t *text) cost(kept []bool) (sum int) {
 	return sum
 }
 
-// runs returns how many runs of lines are missing: so many markers an answer has.
+// runs returns the number of runs of removed lines, which is the number of markers.
 func runs(kept []bool) (n int) {
 	for i, is := range kept {
 		if !is && (i == 0 || kept[i-1]) {
@@ -91,10 +90,10 @@ func runs(kept []bool) (n int) {
 	return n
 }
 
-// fill returns the largest answer of a baseline that it finds within so many tokens,
-// counted exactly. Choose returns the lines that are kept at about so many.
+// fill returns the largest answer of a baseline within a budget of tokens, counted exactly.
+// Choose returns the lines to keep for about this many tokens.
 func (t *text) fill(budget int, choose func(about int) []bool) answer {
-	if whole := everything(len(t.lines)); t.cost(whole) <= budget {
+	if whole := keepAll(len(t.lines)); t.cost(whole) <= budget {
 		return answer{whole, t.cost(whole), 0}
 	}
 	const tries = 5
@@ -106,7 +105,7 @@ func (t *text) fill(budget int, choose func(about int) []bool) answer {
 			best = a
 		}
 		about += budget - a.tokens
-		if about < 0 || a.tokens == budget { // a marker alone may be too much
+		if about < 0 || a.tokens == budget { // a single marker may exceed the budget
 			break
 		}
 	}

@@ -16,5 +16,5 @@ var encoding = sync.OnceValue(func() *tiktoken.Tiktoken {
 	return e
 })
 
-// tiktokens counts tokens by code that is not ours.
+// tiktokens counts tokens with an independent implementation.
 func tiktokens(text string) int { return len(encoding().EncodeOrdinary(text)) }

@@ -1,7 +1,6 @@
-// Package upstream is the MCP server behind everything that is measured. It does as
-// little as an MCP server can: it reads what it is asked, and answers that id with bytes
-// it has prepared, over Streamable HTTP or stdio. It is a process of its own, of the
-// program that measures: see Main.
+// Package upstream is the MCP server behind all contestants. It does as little as possible:
+// it reads a request and responds with prepared bytes, over Streamable HTTP or stdio. It runs
+// as a separate process of the program that measures: see Main.
 package upstream
 
 import (
@@ -23,31 +22,31 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcp"
 )
 
-// How the path of a server begins says what it is like. What follows is a number, and
-// then anything, to tell servers apart.
+// Prefixes of server paths, which select the behavior of a server. A number follows, and
+// then any text that tells servers apart.
 const (
-	CallPath     = "/call/"     // it has Tool, which answers with so many characters
-	ModernPath   = "/modern/"   // it has the same, in both eras; all others know the legacy era only
-	EventsPath   = "/events/"   // it has the same, and answers calls with a stream of one event
-	FixedPath    = "/fixed/"    // it has so many tools, and says that they never change
-	ChangingPath = "/changing/" // it has the same, and says that they may
-	ListenPath   = "/listen/"   // it can be listened to, has Tool, and says that its tools may change
-	SilentPath   = "/silent"    // it cannot
+	CallPath     = "/call/"     // has Tool, whose results have this number of characters
+	ModernPath   = "/modern/"   // same, in both eras; all others support the legacy era only
+	EventsPath   = "/events/"   // same, with responses to calls as a stream of one event
+	FixedPath    = "/fixed/"    // has this number of tools, declared as fixed
+	ChangingPath = "/changing/" // same, declared as changing
+	ListenPath   = "/listen/"   // has a GET stream and Tool, and declares that tools may change
+	SilentPath   = "/silent"    // has Tool, but no GET stream
 )
 
-// Tool is the tool that there is where paths do not say otherwise.
+// Tool is the tool of all servers without a number of tools.
 const Tool = "read_log"
 
-// Small is how many characters servers answer whose path does not say it.
-const Small = 1000
+// SmallChars is the length of results if the path does not say it, in characters.
+const SmallChars = 1000
 
-// Result is the result of a call: one text of so many characters.
+// Result returns the result of a call: one text of this number of characters.
 func Result(chars int) []byte { return append([]byte("{"), members(chars)...) }
 
-// ModernResult is the same in the modern era.
-func ModernResult(chars int) []byte { return append([]byte("{"+complete), members(chars)...) }
+// ModernResult returns the same in the modern era.
+func ModernResult(chars int) []byte { return append([]byte("{"+resultTypeMember), members(chars)...) }
 
-// members is what follows the opening brace of a result.
+// members returns the result of a call without its opening brace.
 func members(chars int) []byte {
 	const before, after = `"content":[{"type":"text","text":"`, `"}]}`
 	const phrase = "An observation of no consequence, with nothing to escape. "
@@ -58,10 +57,10 @@ func members(chars int) []byte {
 	return append(text, after...)
 }
 
-// complete is what results say in the modern era.
-const complete = `"resultType":"complete",`
+// resultTypeMember is the member that results have in the modern era.
+const resultTypeMember = `"resultType":"complete",`
 
-// Tools is the result of tools/list where so many tools are there under each prefix.
+// Tools returns the result of tools/list with n tools for each prefix.
 func Tools(n int, prefixes ...string) []byte {
 	var names []string
 	for _, prefix := range prefixes {
@@ -78,7 +77,8 @@ func tools(names ...string) []byte {
 		if i > 0 {
 			list = append(list, ',')
 		}
-		list = fmt.Appendf(list, `{"name":"%s","description":"Reads the last lines of a log, oldest first, and says which of them were left out.",`+
+		list = fmt.Appendf(list, `{"name":"%s","description":"Reads the last lines of a log, oldest first, and says `+
+			`which of them were left out.",`+
 			`"inputSchema":{"type":"object","properties":{"path":{"type":"string"},"lines":{"type":"integer"}}}}`, name)
 	}
 	return append(list, ']', '}')
@@ -86,16 +86,16 @@ func tools(names ...string) []byte {
 
 // A server is one MCP server.
 type server struct {
-	call         []byte // members of results
+	call         []byte // result of a call, without its opening brace
 	list         []byte
 	capabilities string
-	modern       bool // it knows 2026-07-28 as well
-	events       bool // calls are answered with event streams
+	modern       bool // supports 2026-07-28 as well
+	events       bool // responds to calls with event streams
 }
 
 // newServer makes the server for a path.
 func newServer(path string) *server {
-	chars, list, capabilities := Small, tools(Tool), `{"tools":{}}`
+	chars, list, capabilities := SmallChars, tools(Tool), `{"tools":{}}`
 	kind, number := path, 0
 	if parts := strings.SplitN(path, "/", 4); len(parts) > 2 {
 		kind = "/" + parts[1] + "/"
@@ -105,9 +105,9 @@ func newServer(path string) *server {
 	case CallPath, ModernPath, EventsPath:
 		chars = number
 	case ListenPath:
-		capabilities = changing
+		capabilities = changingCapabilities
 	case ChangingPath:
-		capabilities = changing
+		capabilities = changingCapabilities
 		fallthrough
 	case FixedPath:
 		list = Tools(number, "")
@@ -115,20 +115,20 @@ func newServer(path string) *server {
 	return &server{members(chars), list, capabilities, kind == ModernPath, kind == EventsPath}
 }
 
-// changing is the capabilities of a server that sends notifications.
-const changing = `{"tools":{"listChanged":true}}`
+// changingCapabilities are the capabilities of a server that sends notifications.
+const changingCapabilities = `{"tools":{"listChanged":true}}`
 
-// An answer is a message in three parts, of which the second is not copied from where it
-// was prepared. It has none if none is wanted.
-type answer struct {
-	parts  [3][]byte
-	begins bool // a session
-	event  bool // it is one
+// A response is a JSON-RPC response in three parts. The second is prepared and is not copied. A
+// message that needs no response has an empty response.
+type response struct {
+	parts         [3][]byte
+	startsSession bool // starts a session
+	isEvent       bool // sent as an event
 }
 
-func (a *answer) len() int { return len(a.parts[0]) + len(a.parts[1]) + len(a.parts[2]) }
+func (a *response) len() int { return len(a.parts[0]) + len(a.parts[1]) + len(a.parts[2]) }
 
-func (a *answer) writeTo(w io.Writer) error {
+func (a *response) writeTo(w io.Writer) error {
 	for _, part := range a.parts {
 		if _, err := w.Write(part); err != nil {
 			return err
@@ -137,8 +137,8 @@ func (a *answer) writeTo(w io.Writer) error {
 	return nil
 }
 
-// answer answers a message.
-func (s *server) answer(message []byte) (a answer) {
+// respond returns the response to a message.
+func (s *server) respond(message []byte) (a response) {
 	var m jsonrpc.Message
 	if m.Read(message) != nil || !m.IsRequest() {
 		return a
@@ -150,24 +150,26 @@ func (s *server) answer(message []byte) (a answer) {
 		if !mcp.IsLegacy(version) {
 			version = mcp.Latest
 		}
-		a.begins = true
-		result = []byte(`{"protocolVersion":"` + version + `","capabilities":` + s.capabilities + `,"serverInfo":{"name":"bench","version":"1"}}`)
+		a.startsSession = true
+		result = []byte(`{"protocolVersion":"` + version + `","capabilities":` + s.capabilities +
+			`,"serverInfo":{"name":"bench","version":"1"}}`)
 	case method == "server/discover" && s.modern:
-		result = []byte(`{` + complete + `"supportedVersions":["` + mcp.Stateless + `"],"capabilities":` + s.capabilities + `,"ttlMs":60000,"cacheScope":"public"}`)
+		result = []byte(`{` + resultTypeMember + `"supportedVersions":["` + mcp.Stateless + `"],"capabilities":` +
+			s.capabilities + `,"ttlMs":60000,"cacheScope":"public"}`)
 	case method == "tools/list":
 		result = s.list
 	case method == "tools/call":
-		before, result, a.event = "{", s.call, s.events
+		before, result, a.isEvent = "{", s.call, s.events
 		if m.Has(jsonrpc.ProtocolVersion) {
-			before = "{" + complete
+			before = "{" + resultTypeMember
 		}
 	case method == "ping":
 	default:
-		a.parts[0] = jsonrpc.Refusal(m.Literal(jsonrpc.ID), jsonrpc.CodeMethodNotFound, "method not found")
+		a.parts[0] = jsonrpc.ErrorResponse(m.Literal(jsonrpc.ID), jsonrpc.CodeMethodNotFound, "method not found")
 		return a
 	}
 	head, tail := "", "}"
-	if a.event {
+	if a.isEvent {
 		head, tail = "event: message\ndata: ", "}\n\n"
 	}
 	a.parts[0] = fmt.Appendf(nil, `%s{"jsonrpc":"2.0","id":%s,"result":%s`, head, m.Literal(jsonrpc.ID), before)
@@ -175,17 +177,17 @@ func (s *server) answer(message []byte) (a answer) {
 	return a
 }
 
-// serveStdio is a server of that path on standard input and output.
-func serveStdio(path string, in io.Reader, out io.Writer) error {
+// serveStdio serves the server of this path on standard input and output.
+func serveStdio(path string, input io.Reader, output io.Writer) error {
 	s := newServer(path)
-	lines, answers := bufio.NewReaderSize(in, 1<<20), bufio.NewWriter(out)
+	lines, answers := bufio.NewReaderSize(input, 1<<20), bufio.NewWriter(output)
 	for {
 		line, err := lines.ReadSlice('\n')
 		if err != nil {
 			return err
 		}
-		if a := s.answer(line); a.len() > 0 {
-			_ = a.writeTo(answers) // what fails will fail to be flushed
+		if a := s.respond(line); a.len() > 0 {
+			_ = a.writeTo(answers) // Flush reports errors
 			_ = answers.WriteByte('\n')
 		}
 		if lines.Buffered() == 0 {
@@ -196,7 +198,7 @@ func serveStdio(path string, in io.Reader, out io.Writer) error {
 	}
 }
 
-// A handler is servers over HTTP, by their paths, each made when it is first asked for.
+// A handler serves servers over HTTP by path. It creates each on its first request.
 type handler struct{ byPath sync.Map }
 
 func (h *handler) server(path string) *server {
@@ -222,17 +224,17 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	body, _ := io.ReadAll(r.Body)
-	a := h.server(r.URL.Path).answer(body)
+	a := h.server(r.URL.Path).respond(body)
 	if a.len() == 0 {
 		w.WriteHeader(http.StatusAccepted)
 		return
 	}
-	if a.begins {
+	if a.startsSession {
 		w.Header().Set(mcp.SessionHeader, rand.Text())
 	}
-	if a.event {
+	if a.isEvent {
 		w.Header().Set("Content-Type", "text/event-stream")
-		_ = a.writeTo(w)                          // or the client has gone
+		_ = a.writeTo(w)                          // fails only if the client has gone
 		_ = http.NewResponseController(w).Flush() // as servers do after each event
 		return
 	}
@@ -241,18 +243,18 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = a.writeTo(w)
 }
 
-// What begins the arguments of a program that is to be an upstream.
+// command is the first argument of a program that runs as the upstream.
 const command = "serve"
 
-// Main is the upstream if the arguments of the program say so, and does not return then.
-// Every program that uses this package calls it first.
+// Main runs the upstream and exits if the arguments of the program ask for it. Every program
+// that uses this package calls it first.
 func Main() {
 	if len(os.Args) < 4 || os.Args[1] != command {
 		return
 	}
 	switch os.Args[2] {
 	case "stdio":
-		_ = serveStdio(os.Args[3], os.Stdin, os.Stdout) // ends with its input
+		_ = serveStdio(os.Args[3], os.Stdin, os.Stdout) // until its input ends
 	case "http":
 		fmt.Fprintln(os.Stderr, http.ListenAndServe("127.0.0.1:"+os.Args[3], new(handler)))
 		os.Exit(1)
@@ -260,19 +262,19 @@ func Main() {
 	os.Exit(0)
 }
 
-// Stdio returns the command that is a server of that path on stdio.
+// Stdio returns the command of the stdio server of this path.
 func Stdio(path string) ([]string, error) {
 	self, err := os.Executable()
 	return []string{self, command, "stdio", path}, err
 }
 
-// A Server is an upstream over HTTP, with servers at all paths.
+// A Server is an upstream process over HTTP, with servers at all paths.
 type Server struct {
 	*process.Process
 	Port int
 }
 
-// Start starts one.
+// Start starts an upstream process and waits until it serves its port.
 func Start(ctx context.Context) (*Server, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -293,5 +295,5 @@ func Start(ctx context.Context) (*Server, error) {
 	return &Server{p, ports[0]}, nil
 }
 
-// URL returns the address of the server of that path.
+// URL returns the URL of the server of this path.
 func (s *Server) URL(path string) string { return fmt.Sprintf("http://127.0.0.1:%d%s", s.Port, path) }

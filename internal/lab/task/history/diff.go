@@ -6,16 +6,16 @@ import (
 	"strings"
 )
 
-// A modification is what a commit has done to a file that was there before and after.
-// Lines are counted from 1, and are those of the file before.
+// A modification is the change of a commit to a file that exists before and after it. Line
+// numbers start at 1 and refer to the file before.
 type modification struct {
 	path     string
-	changed  []int // or removed
-	inserted []int // the lines after which others went in
+	changed  []int // changed or removed lines
+	inserted []int // lines after which others were inserted
 }
 
-// relevant returns the lines that the commit was about: those that it changed, or else
-// those beside which it wrote.
+// relevant returns the lines that the commit is about: those that it changed, or else those
+// after which it inserted others.
 func (m *modification) relevant() []int {
 	if len(m.changed) > 0 {
 		return m.changed
@@ -23,12 +23,11 @@ func (m *modification) relevant() []int {
 	return m.inserted
 }
 
-// hunkHeader has the position and the number of the lines before and the number of
-// those after. A number that is missing is 1.
+// hunkHeader matches the position and number of the old lines and the number of the new
+// lines. A missing number is 1.
 var hunkHeader = regexp.MustCompile(`^@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@`)
 
-// parseDiff reads a diff of git without context. Files with names that git must quote
-// are left out.
+// parseDiff parses a diff of git without context. It skips files whose names git quotes.
 func parseDiff(diff string) []modification {
 	var (
 		all  []modification
@@ -49,29 +48,29 @@ func parseDiff(diff string) []modification {
 		if hunk == nil {
 			continue
 		}
-		at, before, after := count(hunk[1]), count(hunk[2]), count(hunk[3])
-		// Lines of the file may look like anything, so they are not looked at.
+		start, before, after := count(hunk[1]), count(hunk[2]), count(hunk[3])
+		// Skip the lines, which may look like a header.
 		for range before + after {
 			_, rest, _ = strings.Cut(rest, "\n")
 		}
 		if file != nil {
-			file.add(at, before)
+			file.add(start, before)
 		}
 	}
 	return all
 }
 
-func (m *modification) add(at, before int) {
+func (m *modification) add(start, before int) {
 	if before == 0 {
-		// What goes in before the first line is said to go in after line 0.
-		m.inserted = append(m.inserted, max(at, 1))
+		// For an insertion before the first line, git reports line 0.
+		m.inserted = append(m.inserted, max(start, 1))
 	}
 	for i := range before {
-		m.changed = append(m.changed, at+i)
+		m.changed = append(m.changed, start+i)
 	}
 }
 
-// count reads a number of a hunk's header.
+// count parses a number in a hunk header.
 func count(digits string) int {
 	if digits == "" {
 		return 1

@@ -8,16 +8,15 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/lab/task/local"
 )
 
-// Read returns tasks of the files that public repositories have at their commits, of the
-// sorts that package local makes: what the comments of functions in Go say, and what
-// sentences of documents refer to. There are at most limit of each sort and repository.
-// Clones is as for Mine.
+// Read returns tasks from the files of public repositories at their commits, as package local
+// creates them: from comments of Go functions, and from sentences of documents that refer to
+// a section. There are at most limit of each kind and repository. Clones is as in Mine.
 func Read(clones string, list []Repository, limit int) ([]task.Task, error) {
-	return each(list, openClone(clones), func(r *repository) ([]task.Task, error) { return r.read(limit) })
+	return collectTasks(list, openClone(clones), func(r *repository) ([]task.Task, error) { return r.read(limit) })
 }
 
-// maxOfFile is how many tasks are made of one file, lest a long one decide.
-const maxOfFile = 3
+// maxTasksPerFile is the maximum number of tasks from one file, so that long files do not dominate.
+const maxTasksPerFile = 3
 
 func (r *repository) read(limit int) ([]task.Task, error) {
 	listed, err := r.git("ls-tree", "-r", "-z", "--name-only", r.commit)
@@ -39,16 +38,16 @@ func (r *repository) read(limit int) ([]task.Task, error) {
 			if len(tasks) >= limit {
 				break
 			}
-			if path.Ext(file) != sort.end || incidental.MatchString(file) || strings.HasSuffix(file, "_test.go") {
+			if path.Ext(file) != sort.end || skippedFile.MatchString(file) || strings.HasSuffix(file, "_test.go") {
 				continue
 			}
 			text, err := r.git("cat-file", "blob", r.commit+":"+file)
 			if err != nil || len(text) > maxText {
-				continue // a snapshot need not have all files
+				continue // a snapshot may lack some files
 			}
-			of := sort.tasks(text)
-			r.random.Shuffle(len(of), func(i, j int) { of[i], of[j] = of[j], of[i] })
-			for _, t := range of[:min(len(of), maxOfFile)] {
+			found := sort.tasks(text)
+			r.random.Shuffle(len(found), func(i, j int) { found[i], found[j] = found[j], found[i] })
+			for _, t := range found[:min(len(found), maxTasksPerFile)] {
 				t.Repository = r.name
 				tasks = append(tasks, t)
 			}

@@ -1,7 +1,7 @@
-// Package history makes tasks of git repositories. Of their histories: a goal is the subject
-// of a commit; the text is a file that the commit has modified, as it was before; relevant
-// are the lines that the commit has changed or, if it has only inserted some, the lines
-// after which. And of their files: see Read.
+// Package history creates tasks from git repositories. In tasks from a history, the goal is the
+// subject of a commit, and the text is a file before that commit. Relevant are the lines
+// that the commit changed or, if it only inserted lines, those after which it did. For tasks
+// from files, see Read.
 package history
 
 import (
@@ -22,22 +22,23 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
-// What commits and files must be like for a subject to tell which lines matter.
+// Limits for commits and files, so that a subject says which lines matter.
 const (
-	minWords           = 3       // of a subject
+	minWords           = 3       // words of a subject
 	maxDiff            = 300_000 // bytes
-	maxFiles           = 6       // that a commit modifies
+	maxFiles           = 6       // files that a commit modifies
 	minLines, maxLines = 60, 3000
 	maxText            = 200_000 // bytes
 	maxRelevant        = 120     // lines
-	maxRelevantShare   = 0.3     // of a file's lines
-	maxOfCommit        = 2       // tasks
+	maxRelevantShare   = 0.3     // share of a file's lines
+	maxTasksPerCommit  = 2       // tasks per commit
 )
 
-// sources says what a file is, by how its name ends.
+// sources has the source of a file by its extension.
 var sources = func() map[string]prune.Source {
 	all := map[string]prune.Source{}
-	for _, end := range strings.Fields(".c .cc .cjs .cpp .cs .go .h .hpp .java .js .jsx .kt .mjs .php .py .rb .rs .sh .swift .ts .tsx .vue") {
+	for _, end := range strings.Fields(".c .cc .cjs .cpp .cs .go .h .hpp .java .js .jsx .kt .mjs .php .py .rb .rs .sh " +
+		".swift .ts .tsx .vue") {
 		all[end] = prune.Code
 	}
 	for _, end := range strings.Fields(".adoc .markdown .md .mdx .rst .txt") {
@@ -49,57 +50,60 @@ var sources = func() map[string]prune.Source {
 var (
 	word = regexp.MustCompile(`[A-Za-z]{3,}`)
 
-	// Subjects that say nothing of the lines.
-	routine = regexp.MustCompile(`(?i)^(merge|bump|release|version|update (changelog|version|dep)|chore\(deps|revert|v?\d+\.\d+|\[?ci\b|prepare)` +
+	// Subjects that say nothing about the lines.
+	routineSubject = regexp.MustCompile(`(?i)^(merge|bump|release|version|update ` +
+		`(changelog|version|dep)|chore\(deps|revert|v?\d+\.\d+|\[?ci\b|prepare)` +
 		`|changelog|copyright|whitespace|prettier|gofmt|typo`)
 
-	// Files that commits change along with what they are about, or that nobody writes.
-	incidental = regexp.MustCompile(`(?i)change|history|news|vendor/|\.min\.`)
+	// Files that change with every commit, or that are generated.
+	skippedFile = regexp.MustCompile(`(?i)change|history|news|vendor/|\.min\.`)
 )
 
-// Mine returns the tasks that are in the histories of public repositories up to their
-// commits, at most limit of each. Clones is the directory that has them as owner/name, bare
-// or not. All who have cloned them get the same tasks.
+// Mine returns tasks from the histories of public repositories up to their commits, at most
+// limit of each. Clones is the directory with clones of them as owner/name, bare or not. The
+// tasks are the same on every machine.
 func Mine(clones string, list []Repository, limit int) ([]task.Task, error) {
-	return each(list, openClone(clones), func(r *repository) ([]task.Task, error) { return r.mine(limit) })
+	return collectTasks(list, openClone(clones), func(r *repository) ([]task.Task, error) { return r.mine(limit) })
 }
 
-// openClone returns what opens a repository of which a clone is in a directory.
+// openClone returns a function that opens a repository by its clone in a directory.
 func openClone(clones string) func(Repository) (*repository, error) {
-	return func(of Repository) (*repository, error) {
-		r := newRepository(of.Name, filepath.Join(clones, filepath.FromSlash(of.Name)), of.Commit)
+	return func(public Repository) (*repository, error) {
+		r := newRepository(public.Name, filepath.Join(clones, filepath.FromSlash(public.Name)), public.Commit)
 		if _, err := r.git("rev-parse", "--verify", "--quiet", r.commit+"^{commit}"); err != nil {
-			return nil, fmt.Errorf("%s does not have commit %s of %s: git clone --bare https://github.com/%[3]s %[1]s", r.path, r.commit, r.name)
+			return nil, fmt.Errorf("%s does not have commit %s of %s: git clone --bare https://github.com/%[3]s %[1]s", r.path,
+				r.commit, r.name)
 		}
 		return r, nil
 	}
 }
 
-// MineOwn returns the tasks that are in the histories of any repositories at these paths,
-// at most limit of each. One whose path ends with the name of one that was learned from is refused: how well
-// they do there says nothing.
-func MineOwn(paths []string, limit int) ([]task.Task, error) {
-	return each(paths, openOwn, func(r *repository) ([]task.Task, error) { return r.mine(limit) })
+// MinePaths returns tasks from the histories of the repositories at these paths, at most limit of
+// each. It refuses a path that ends with the name of a repository in Learned, because results
+// on training data say nothing.
+func MinePaths(paths []string, limit int) ([]task.Task, error) {
+	return collectTasks(paths, openPath, func(r *repository) ([]task.Task, error) { return r.mine(limit) })
 }
 
-func openOwn(location string) (*repository, error) {
+func openPath(location string) (*repository, error) {
 	absolute, err := filepath.Abs(location)
 	if err != nil {
 		return nil, err
 	}
 	name := nameOf(absolute)
 	if isLearned(name) {
-		return nil, fmt.Errorf("%s: the weights were learned from %s", location, name)
+		return nil, fmt.Errorf("%s: the weights are trained on %s", location, name)
 	}
 	return newRepository(name, absolute, "HEAD"), nil
 }
 
-// each returns the tasks of many repositories, which it opens.
-func each[R any](of []R, open func(R) (*repository, error), tasksOf func(*repository) ([]task.Task, error)) ([]task.Task, error) {
-	tasks := make([][]task.Task, len(of))
-	errs := make([]error, len(of))
-	task.Each(len(of), func(i int) {
-		r, err := open(of[i])
+// collectTasks opens repositories and returns their tasks.
+func collectTasks[R any](list []R, open func(R) (*repository, error), tasksOf func(*repository) ([]task.Task,
+	error)) ([]task.Task, error) {
+	tasks := make([][]task.Task, len(list))
+	errs := make([]error, len(list))
+	task.Each(len(list), func(i int) {
+		r, err := open(list[i])
 		if err == nil {
 			tasks[i], err = tasksOf(r)
 		}
@@ -110,8 +114,8 @@ func each[R any](of []R, open func(R) (*repository, error), tasksOf func(*reposi
 
 type repository struct {
 	name, path string
-	commit     string     // up to which its history is read
-	random     *rand.Rand // the same for all of this name
+	commit     string     // last commit of the history
+	random     *rand.Rand // seeded with the name
 }
 
 func newRepository(name, path, commit string) *repository {
@@ -120,15 +124,13 @@ func newRepository(name, path, commit string) *repository {
 	return &repository{name, path, commit, rand.New(rand.NewPCG(seed, hash.Sum64()))}
 }
 
-// nameOf returns the last two parts of the path of a repository, which are owner/name if
-// it was cloned so.
+// nameOf returns the last two elements of a repository's path: owner/name if it was cloned so.
 func nameOf(location string) string {
 	location = strings.TrimSuffix(strings.TrimSuffix(location, string(filepath.Separator)+".git"), ".git")
 	return path.Join(filepath.Base(filepath.Dir(location)), filepath.Base(location))
 }
 
-// git returns what a command of git prints. Nothing is downloaded, even if the
-// repository is a part of one elsewhere.
+// git returns the output of a git command. It downloads nothing, even in a partial clone.
 func (r *repository) git(arguments ...string) (string, error) {
 	command := exec.Command("git", append([]string{"-C", r.path, "-c", "core.quotePath=false"}, arguments...)...)
 	command.Env = append(os.Environ(), "GIT_NO_LAZY_FETCH=1", "GIT_TERMINAL_PROMPT=0")
@@ -141,7 +143,7 @@ func (r *repository) git(arguments ...string) (string, error) {
 
 type commit struct{ hash, subject string }
 
-// commits returns those whose subjects are goals, in random order.
+// commits returns the commits whose subjects are goals, in random order.
 func (r *repository) commits() ([]commit, error) {
 	log, err := r.git("log", "--no-merges", "--format=%H %s", r.commit, "--")
 	if err != nil {
@@ -159,11 +161,12 @@ func (r *repository) commits() ([]commit, error) {
 }
 
 func isGoal(subject string) bool {
-	return utf8.ValidString(subject) && !routine.MatchString(subject) && len(word.FindAllString(subject, minWords)) == minWords
+	return utf8.ValidString(subject) && !routineSubject.MatchString(subject) &&
+		len(word.FindAllString(subject, minWords)) == minWords
 }
 
-// mine returns at most limit tasks. Commits that git cannot read are passed over:
-// a snapshot need not have all files.
+// mine returns at most limit tasks. It skips commits that git cannot read: a snapshot may lack
+// some files.
 func (r *repository) mine(limit int) ([]task.Task, error) {
 	commits, err := r.commits()
 	if err != nil {
@@ -183,7 +186,7 @@ func (r *repository) mine(limit int) ([]task.Task, error) {
 	return tasks[:min(len(tasks), limit)], nil
 }
 
-// tasksOf returns the tasks that a commit makes.
+// tasksOf returns the tasks from a commit.
 func (r *repository) tasksOf(c commit, files []modification) []task.Task {
 	if len(files) > maxFiles {
 		return nil
@@ -193,7 +196,7 @@ func (r *repository) tasksOf(c commit, files []modification) []task.Task {
 	for i := range files {
 		file := &files[i]
 		source, ok := sources[strings.ToLower(path.Ext(file.path))]
-		if !ok || incidental.MatchString(file.path) || len(file.relevant()) > maxRelevant {
+		if !ok || skippedFile.MatchString(file.path) || len(file.relevant()) > maxRelevant {
 			continue
 		}
 		text, err := r.git("cat-file", "blob", c.hash+"^:"+file.path)
@@ -201,27 +204,26 @@ func (r *repository) tasksOf(c commit, files []modification) []task.Task {
 			continue
 		}
 		t := task.Task{Repository: r.name, Goal: c.subject, Source: source, Text: text, Relevant: file.relevant()}
-		if teaches(&t) {
+		if isUseful(&t) {
 			tasks = append(tasks, t)
 		}
-		if len(tasks) == maxOfCommit {
+		if len(tasks) == maxTasksPerCommit {
 			break
 		}
 	}
 	return tasks
 }
 
-// seed is what everything random is drawn from, beside the names of repositories.
+// seed is the seed of all random choices, together with the names of repositories.
 const seed = 1
 
-// teaches reports whether a file and the lines that were changed in it say something of
-// the goal: enough lines to choose from, and few that were chosen.
-func teaches(t *task.Task) bool {
+// isUseful reports whether a task is useful: enough lines to choose from, few of them relevant.
+func isUseful(t *task.Task) bool {
 	if len(t.Text) > maxText || !utf8.ValidString(t.Text) || t.Validate() != nil {
 		return false
 	}
 	n := len(prune.Lines(t.Text))
-	// Git numbers lines otherwise if some end with CR.
+	// Git numbers lines differently if some end with CR alone.
 	asGit := strings.Count(strings.TrimSuffix(t.Text, "\n"), "\n") + 1
 	return minLines <= n && n <= maxLines && n == asGit && float64(len(t.Relevant)) <= maxRelevantShare*float64(n)
 }

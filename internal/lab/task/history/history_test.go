@@ -28,7 +28,7 @@ func TestGoals(t *testing.T) {
 		"broken \xff encoding of the text": false,
 	} {
 		if got := isGoal(subject); got != want {
-			t.Errorf("%q: got %t", subject, got)
+			t.Errorf("%q: got %t, want %t", subject, got, want)
 		}
 	}
 }
@@ -47,7 +47,7 @@ func TestNamesOfRepositories(t *testing.T) {
 
 func mined(t *testing.T, h *historytest.Repository, limit int) []task.Task {
 	t.Helper()
-	tasks, err := MineOwn([]string{h.Directory}, limit)
+	tasks, err := MinePaths([]string{h.Directory}, limit)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,26 +67,41 @@ func TestTaskOfCommit(t *testing.T) {
 		name, file    string
 		before, after string
 		subject       string
-		source        prune.Source // or there is no task
+		source        prune.Source // empty if no task is expected
 		relevant      []int
 	}{
-		{name: "lines that change are relevant", file: "a.go", before: historytest.Numbered(100), after: historytest.Numbered(100, 7, 8, 40), source: prune.Code, relevant: []int{7, 8, 40}},
-		{name: "the line is relevant after which others go in", file: "a.go", before: historytest.Numbered(100), after: inserted, source: prune.Code, relevant: []int{41}},
-		{name: "a guide is documentation", file: "guide/A.MD", before: historytest.Numbered(100), after: historytest.Numbered(100, 7), source: prune.Docs, relevant: []int{7}},
-		{name: "names may have spaces and accents", file: "my gü.rs", before: historytest.Numbered(100), after: historytest.Numbered(100, 7), source: prune.Code, relevant: []int{7}},
-		{name: "lines that end with CRLF are lines", file: "a.cs", before: strings.ReplaceAll(historytest.Numbered(100), "\n", "\r\n"),
+		{name: "changed lines are relevant", file: "a.go", before: historytest.Numbered(100),
+			after: historytest.Numbered(100, 7, 8, 40), source: prune.Code, relevant: []int{7, 8, 40}},
+		{name: "the line before an insertion is relevant", file: "a.go", before: historytest.Numbered(100), after: inserted,
+			source: prune.Code, relevant: []int{41}},
+		{name: "a guide is documentation", file: "guide/A.MD", before: historytest.Numbered(100),
+			after: historytest.Numbered(100, 7), source: prune.Docs, relevant: []int{7}},
+		{name: "names may have spaces and accents", file: "my gü.rs", before: historytest.Numbered(100),
+			after: historytest.Numbered(100, 7), source: prune.Code, relevant: []int{7}},
+		{name: "lines may end with CRLF", file: "a.cs", before: strings.ReplaceAll(historytest.Numbered(100), "\n", "\r\n"),
 			after: strings.ReplaceAll(historytest.Numbered(100, 7), "\n", "\r\n"), source: prune.Code, relevant: []int{7}},
-		{name: "30 of 100 lines may change", file: "a.go", before: historytest.Numbered(100), after: historytest.Numbered(100, through(1, 30)...), source: prune.Code, relevant: through(1, 30)},
-		{name: "31 of 100 are too many", file: "a.go", before: historytest.Numbered(100), after: historytest.Numbered(100, through(1, 31)...)},
-		{name: "121 lines are too many", file: "a.go", before: historytest.Numbered(1000), after: historytest.Numbered(1000, through(1, 121)...)},
-		{name: "59 lines are too short", file: "a.go", before: historytest.Numbered(59), after: historytest.Numbered(59, 7)},
-		{name: "3001 lines are too long", file: "a.go", before: historytest.Numbered(3001), after: historytest.Numbered(3001, 7)},
-		{name: "a change of blanks alone is none", file: "a.go", before: historytest.Numbered(100), after: strings.Replace(historytest.Numbered(100), "line 7\n", "  line  7\n", 1)},
-		{name: "other files are nothing we know", file: "a.svg", before: historytest.Numbered(100), after: historytest.Numbered(100, 7)},
-		{name: "a list of changes is changed with everything", file: "CHANGES.md", before: historytest.Numbered(100), after: historytest.Numbered(100, 7)},
-		{name: "what is not UTF-8 is no text", file: "a.go", before: "\xff" + historytest.Numbered(100), after: "\xff" + historytest.Numbered(100, 7)},
-		{name: "lines that git counts otherwise have other numbers", file: "a.go", before: "a\rb\n" + historytest.Numbered(100), after: "a\rb\n" + historytest.Numbered(100, 7)},
-		{name: "a routine subject is no goal", file: "a.go", before: historytest.Numbered(100), after: historytest.Numbered(100, 7), subject: "Release of the next version"},
+		{name: "30 of 100 lines may change", file: "a.go", before: historytest.Numbered(100),
+			after: historytest.Numbered(100, through(1, 30)...), source: prune.Code, relevant: through(1, 30)},
+		{name: "31 of 100 changed lines are too many", file: "a.go", before: historytest.Numbered(100),
+			after: historytest.Numbered(100, through(1, 31)...)},
+		{name: "121 changed lines are too many", file: "a.go", before: historytest.Numbered(1000),
+			after: historytest.Numbered(1000, through(1, 121)...)},
+		{name: "a file of 59 lines is too short", file: "a.go", before: historytest.Numbered(59),
+			after: historytest.Numbered(59, 7)},
+		{name: "a file of 3001 lines is too long", file: "a.go", before: historytest.Numbered(3001),
+			after: historytest.Numbered(3001, 7)},
+		{name: "a change of blanks does not count", file: "a.go", before: historytest.Numbered(100),
+			after: strings.Replace(historytest.Numbered(100), "line 7\n", "  line  7\n", 1)},
+		{name: "files of unknown types are skipped", file: "a.svg", before: historytest.Numbered(100),
+			after: historytest.Numbered(100, 7)},
+		{name: "changelogs are skipped", file: "CHANGES.md", before: historytest.Numbered(100),
+			after: historytest.Numbered(100, 7)},
+		{name: "files that are not UTF-8 are skipped", file: "a.go", before: "\xff" + historytest.Numbered(100),
+			after: "\xff" + historytest.Numbered(100, 7)},
+		{name: "files whose lines git counts differently are skipped", file: "a.go", before: "a\rb\n" +
+			historytest.Numbered(100), after: "a\rb\n" + historytest.Numbered(100, 7)},
+		{name: "a routine subject is not a goal", file: "a.go", before: historytest.Numbered(100),
+			after: historytest.Numbered(100, 7), subject: "Release of the next version"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			h := historytest.New(t, "sample")
@@ -98,7 +113,8 @@ func TestTaskOfCommit(t *testing.T) {
 			h.Commit(subject, map[string]string{test.file: test.after, "created.go": historytest.Numbered(100)})
 			var want []task.Task
 			if test.source != "" {
-				want = []task.Task{{Repository: nameOf(h.Directory), Goal: subject, Source: test.source, Text: test.before, Relevant: test.relevant}}
+				want = []task.Task{{Repository: nameOf(h.Directory), Goal: subject, Source: test.source, Text: test.before,
+					Relevant: test.relevant}}
 			}
 			if got := mined(t, h, 10); !reflect.DeepEqual(got, want) {
 				t.Errorf("got %d tasks, want %d: %.300q", len(got), len(want), fmt.Sprint(got))
@@ -109,7 +125,7 @@ func TestTaskOfCommit(t *testing.T) {
 
 func TestTasksOfHistory(t *testing.T) {
 	h := historytest.New(t, "sample")
-	// All modifies n files at once.
+	// all returns n modified files.
 	all := func(n, line int) map[string]string {
 		files := map[string]string{}
 		for i := range n {
@@ -120,56 +136,59 @@ func TestTasksOfHistory(t *testing.T) {
 	h.Commit("Begin with all of it", all(7, 0))
 	h.Commit("Change seven files at once", all(7, 1))
 	if got := mined(t, h, 10); len(got) != 0 {
-		t.Errorf("a commit that changes seven files makes %d tasks", len(got))
+		t.Errorf("a commit of seven files gives %d tasks, want 0", len(got))
 	}
 	h.Commit("Change six files at once", all(6, 2))
-	if got := mined(t, h, 10); len(got) != maxOfCommit {
-		t.Errorf("a commit that changes six files makes %d tasks", len(got))
+	if got := mined(t, h, 10); len(got) != maxTasksPerCommit {
+		t.Errorf("a commit of six files gives %d tasks, want %d", len(got), maxTasksPerCommit)
 	}
 	for i := range 9 {
 		h.Commit(fmt.Sprintf("Change the lines numbered %d", i), all(2, 10+i))
 	}
 	got := mined(t, h, 7)
 	if len(got) != 7 {
-		t.Errorf("%d tasks, want no more than 7", len(got))
+		t.Errorf("got %d tasks, want 7", len(got))
 	}
 	if again := mined(t, h, 7); !reflect.DeepEqual(got, again) {
-		t.Error("the second time there are other tasks")
+		t.Error("the second call returns other tasks")
 	}
 
 	bare := filepath.Join(filepath.Dir(h.Directory), "sample.git")
 	h.Git("clone", "-q", "--bare", h.Directory, bare)
-	ofBare, err := MineOwn([]string{bare}, 7)
+	ofBare, err := MinePaths([]string{bare}, 7)
 	if err != nil || !reflect.DeepEqual(got, ofBare) {
-		t.Errorf("a bare repository of that name has other tasks: %v", err)
+		t.Errorf("a bare repository of the same name gives other tasks: %v", err)
 	}
 }
 
 func TestTasksOfFiles(t *testing.T) {
 	function := "// Fill copies bytes of the rest into p.\nfunc Fill(p []byte) int {\n\n\treturn copy(p, rest)\n}\n"
 	source := "package sample\n\n" + strings.Repeat("var _ = 1\n\n", 40) + function
-	document := "# Guide\n\nHow long a session may last is told in [Limits](#limits) below.\n\n" + strings.Repeat("Some prose.\n\n", 40) + "## Limits\n\nAn hour.\n\nNo more.\n\nNot a minute.\n"
+	document := "# Guide\n\nHow long a session may last is described in [Limits](#limits) below.\n\n" +
+		strings.Repeat("Some prose.\n\n", 40) + "## Limits\n\nAn hour.\n\nNo more.\n\nNot a minute.\n"
 	h := historytest.New(t, "sample")
 	h.Commit("Begin with all of it", map[string]string{
-		"fill.go": source, "fill_test.go": source, "vendor/x/fill.go": source, "docs/guide.md": document, "CHANGELOG.md": document, "other.py": source,
+		"fill.go": source, "fill_test.go": source, "vendor/x/fill.go": source, "docs/guide.md": document,
+		"CHANGELOG.md": document, "other.py": source,
 	})
 	clones, name := filepath.Split(h.Directory)
-	of := []Repository{{Name: name, Commit: h.Head()}}
+	list := []Repository{{Name: name, Commit: h.Head()}}
 	h.Commit("Take all of it away again", map[string]string{"fill.go": "package sample\n", "docs/guide.md": "Gone.\n"})
-	got, err := Read(clones, of, 5)
+	got, err := Read(clones, list, 5)
 	if err != nil || len(got) != 2 {
-		t.Fatalf("%d tasks, %v", len(got), err)
+		t.Fatalf("got %d tasks, %v, want 2", len(got), err)
 	}
 	for i, want := range []task.Task{
 		{Repository: name, Goal: "copies bytes of the rest into p.", Source: prune.Code},
-		{Repository: name, Goal: "How long a session may last is told in Limits below.", Source: prune.Docs},
+		{Repository: name, Goal: "How long a session may last is described in Limits below.", Source: prune.Docs},
 	} {
-		if got[i].Repository != want.Repository || got[i].Goal != want.Goal || got[i].Source != want.Source || got[i].Validate() != nil {
+		if got[i].Repository != want.Repository || got[i].Goal != want.Goal || got[i].Source != want.Source ||
+			got[i].Validate() != nil {
 			t.Errorf("task %d is %.300q", i+1, fmt.Sprint(got[i]))
 		}
 	}
-	if none, err := Read(clones, of, 0); err != nil || len(none) != 0 {
-		t.Errorf("%d tasks of none, %v", len(none), err)
+	if none, err := Read(clones, list, 0); err != nil || len(none) != 0 {
+		t.Errorf("limit 0: got %d tasks, %v", len(none), err)
 	}
 }
 
@@ -184,7 +203,8 @@ func TestTasksUpToCommit(t *testing.T) {
 	for _, directory := range []string{"bare", "no-bare"} {
 		h.Git("clone", "-q", "--"+directory, h.Directory, filepath.Join(clones, directory, "ann", "parser"))
 		got, err := Mine(filepath.Join(clones, directory), pinned, 10)
-		want := []task.Task{{Repository: "ann/parser", Goal: "Say something else there", Source: prune.Code, Text: historytest.Numbered(100), Relevant: []int{7}}}
+		want := []task.Task{{Repository: "ann/parser", Goal: "Say something else there", Source: prune.Code,
+			Text: historytest.Numbered(100), Relevant: []int{7}}}
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: got %d tasks, error %v", directory, len(got), err)
 		}
@@ -197,23 +217,23 @@ func TestTasksUpToCommit(t *testing.T) {
 		_, err := Mine(filepath.Join(clones, "bare"), list, 10)
 		command := "git clone --bare https://github.com/" + list[0].Name + " " + filepath.Join(clones, "bare", list[0].Name)
 		if err == nil || !strings.Contains(err.Error(), list[0].Commit) || !strings.Contains(err.Error(), command) {
-			t.Errorf("got error %v, want one that says %s", err, command)
+			t.Errorf("got error %v, want one with %s", err, command)
 		}
 	}
 }
 
-func TestRepositoryThatIsNone(t *testing.T) {
+func TestMissingRepository(t *testing.T) {
 	historytest.New(t, "sample")
 	missing := filepath.Join(t.TempDir(), "missing")
-	if _, err := MineOwn([]string{missing}, 10); err == nil || !strings.Contains(err.Error(), missing) {
+	if _, err := MinePaths([]string{missing}, 10); err == nil || !strings.Contains(err.Error(), missing) {
 		t.Errorf("got error %v, want one that names the repository", err)
 	}
 }
 
-func TestRepositoryThatWasLearnedFrom(t *testing.T) {
+func TestTrainingRepositoryIsRefused(t *testing.T) {
 	for _, location := range []string{Learned()[0].Name, strings.ToUpper(Learned()[1].Name), Learned()[2].Name + "/.git"} {
-		_, err := MineOwn([]string{filepath.Join(t.TempDir(), filepath.FromSlash(location))}, 10)
-		if err == nil || !strings.Contains(err.Error(), "the weights were learned from") {
+		_, err := MinePaths([]string{filepath.Join(t.TempDir(), filepath.FromSlash(location))}, 10)
+		if err == nil || !strings.Contains(err.Error(), "the weights are trained on") {
 			t.Errorf("%s: got error %v", location, err)
 		}
 	}
@@ -224,15 +244,15 @@ func TestLists(t *testing.T) {
 	seen := map[string]bool{}
 	for _, r := range slices.Concat(Learned(), Measured()) {
 		if !form.MatchString(r.Name + " " + r.Commit) {
-			t.Errorf("%q is not a name and a commit", r)
+			t.Errorf("%q does not have the form owner/name commit", r)
 		}
 		if name := strings.ToLower(r.Name); seen[name] {
-			t.Errorf("%s is there twice", name)
+			t.Errorf("%s is listed twice", name)
 		} else {
 			seen[name] = true
 		}
 	}
 	if len(Measured()) < 10 {
-		t.Errorf("%d repositories to measure by are too few", len(Measured()))
+		t.Errorf("%d measured repositories, want at least 10", len(Measured()))
 	}
 }

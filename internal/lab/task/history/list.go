@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// A Repository is a public one, up to a commit of its history.
+// A Repository is a public repository and a commit up to which its history is used.
 type Repository struct {
-	Name   string // owner/name at github.com
+	Name   string // owner/name on github.com
 	Commit string
 }
 
@@ -19,13 +19,13 @@ var (
 	measured string
 )
 
-// Learned returns the repositories that the weights of package prune were learned from.
+// Learned returns the repositories that the weights of package prune are trained on.
 func Learned() []Repository { return list(learned) }
 
-// Measured returns repositories that no weights were learned from, to measure them by.
+// Measured returns repositories for measuring the weights, which are not trained on them.
 func Measured() []Repository { return list(measured) }
 
-// list reads lines of a name and a commit.
+// list parses lines with a name and a commit.
 func list(text string) (all []Repository) {
 	for line := range strings.Lines(text) {
 		name, commit, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
@@ -34,7 +34,7 @@ func list(text string) (all []Repository) {
 	return all
 }
 
-// LearnedModules returns the modules of Go that the repositories learned from are.
+// LearnedModules returns the Go module paths of the repositories in Learned.
 func LearnedModules() (modules []string) {
 	for _, r := range Learned() {
 		modules = append(modules, "github.com/"+r.Name)
@@ -42,8 +42,8 @@ func LearnedModules() (modules []string) {
 	return modules
 }
 
-// isLearned reports whether the weights were learned from a repository of this name, in
-// any case, as GitHub has it.
+// isLearned reports whether the weights are trained on a repository with this name. Case does
+// not matter, as on GitHub.
 func isLearned(name string) bool {
 	return slices.ContainsFunc(Learned(), func(r Repository) bool { return strings.EqualFold(r.Name, name) })
 }

@@ -16,9 +16,9 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
-// codeTasks draws n files of Go's sources, and of each a function.
+// codeTasks draws n files of Go's sources and one function of each.
 func codeTasks(seed uint64, n int) ([]task.Task, error) {
-	root, err := askGo("env", "GOROOT")
+	root, err := runGo("env", "GOROOT")
 	if err != nil {
 		return nil, err
 	}
@@ -37,15 +37,14 @@ func codeTasks(seed uint64, n int) ([]task.Task, error) {
 		if err != nil {
 			return nil, err
 		}
-		if of := FunctionTasks(string(source)); len(of) > 0 {
-			tasks = append(tasks, of[random.IntN(len(of))])
+		if found := FunctionTasks(string(source)); len(found) > 0 {
+			tasks = append(tasks, found[random.IntN(len(found))])
 		}
 	}
 	return tasks, nil
 }
 
-// goFiles returns the files of Go below a directory that are neither tests nor
-// somebody else's.
+// goFiles returns the Go files below a directory, without tests and vendored packages.
 func goFiles(root string) ([]string, error) {
 	var files []string
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
@@ -63,8 +62,7 @@ func goFiles(root string) ([]string, error) {
 	return files, err
 }
 
-// FunctionTasks returns a task for each function of a file that has a comment to
-// take a goal from.
+// FunctionTasks returns a task for each function in a file whose comment can serve as a goal.
 func FunctionTasks(source string) []task.Task {
 	lines := prune.Lines(source)
 	if len(lines) < minLines || len(lines) > maxLines {
@@ -87,27 +85,26 @@ func FunctionTasks(source string) []task.Task {
 		if size := end - start + 1; !ok || size < minRelevant || size > maxFunction {
 			continue
 		}
-		rest, at := cut(lines, line(function.Doc.Pos())-1, line(function.Doc.End()), start-1)
+		rest, first := cut(lines, line(function.Doc.Pos())-1, line(function.Doc.End()), start-1)
 		tasks = append(tasks, task.Task{
 			Goal:     goal,
 			Source:   prune.Code,
 			Text:     joinLines(rest),
-			Relevant: numbers(rest, at, at+end-start+1),
+			Relevant: numbers(rest, first, first+end-start+1),
 		})
 	}
 	return tasks
 }
 
-// goalOf returns the first sentence of a function's comment without the function's
-// name. It is none if the comment does not begin with the name, has it again, or
-// says next to nothing.
+// goalOf returns the first sentence of a function's comment without the function's name. There
+// is no goal if the comment does not start with the name, repeats it, or is too short.
 func goalOf(comment, name string) (goal string, ok bool) {
 	sentence := new(doc.Package).Synopsis(comment)
 	goal, ok = strings.CutPrefix(sentence, name+" ")
 	return goal, ok && len(strings.Fields(goal)) >= 4 && !hasWord(goal, name)
 }
 
-// hasWord reports whether a text has a word, in whatever case.
+// hasWord reports whether a text contains a word, ignoring case.
 func hasWord(text, word string) bool {
 	return regexp.MustCompile(`(?i)(^|\W)` + regexp.QuoteMeta(word) + `(\W|$)`).MatchString(text)
 }

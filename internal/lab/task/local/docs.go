@@ -16,10 +16,10 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
-// maxOfDocument is how many tasks are made of one document, lest a long one decide.
-const maxOfDocument = 20
+// maxTasksPerDocument is the maximum number of tasks from one document, so that long ones do not dominate.
+const maxTasksPerDocument = 20
 
-// docsTasks draws up to n sentences of the documents of the modules in go.mod.
+// docsTasks draws up to n sentences from the documents of the modules in go.mod.
 func (s *Sample) docsTasks(seed uint64, n int) ([]task.Task, error) {
 	documents, err := s.documents()
 	if err != nil {
@@ -29,9 +29,9 @@ func (s *Sample) docsTasks(seed uint64, n int) ([]task.Task, error) {
 	var tasks []task.Task
 	seen := map[string]bool{} // releases of one module share their sentences
 	for _, document := range documents {
-		of := ReferenceTasks(document)
-		random.Shuffle(len(of), func(i, j int) { of[i], of[j] = of[j], of[i] })
-		for _, t := range of[:min(len(of), maxOfDocument)] {
+		found := ReferenceTasks(document)
+		random.Shuffle(len(found), func(i, j int) { found[i], found[j] = found[j], found[i] })
+		for _, t := range found[:min(len(found), maxTasksPerDocument)] {
 			if !seen[t.Goal] {
 				seen[t.Goal] = true
 				tasks = append(tasks, t)
@@ -42,10 +42,10 @@ func (s *Sample) docsTasks(seed uint64, n int) ([]task.Task, error) {
 	return tasks[:min(len(tasks), n)], nil
 }
 
-// documents returns the parts of Go's specification, and the Markdown files of Go and
-// of the modules that go.mod names, which go mod download has brought.
+// documents returns the parts of Go's specification, and the Markdown files of Go and of the
+// downloaded modules in go.mod.
 func (s *Sample) documents() ([]string, error) {
-	root, err := askGo("env", "GOROOT")
+	root, err := runGo("env", "GOROOT")
 	if err != nil {
 		return nil, err
 	}
@@ -73,10 +73,10 @@ func (s *Sample) documents() ([]string, error) {
 	return all, nil
 }
 
-// moduleDirectories returns where the modules of go.mod are, in the order of that file.
-// Modules that only others need are left out: one machine has them, the next has not.
+// moduleDirectories returns the directories of the modules in go.mod, in the order of that
+// file. It skips transitive modules, because not every machine has them.
 func (s *Sample) moduleDirectories() ([]string, error) {
-	described, err := askGo("mod", "edit", "-json")
+	described, err := runGo("mod", "edit", "-json")
 	if err != nil {
 		return nil, err
 	}
@@ -91,7 +91,7 @@ func (s *Sample) moduleDirectories() ([]string, error) {
 			list = append(list, required.Path)
 		}
 	}
-	directories, err := askGo(list...)
+	directories, err := runGo(list...)
 	return strings.Fields(directories), err
 }
 
@@ -112,8 +112,8 @@ func markdownFiles(root string) ([]string, error) {
 	return files, err
 }
 
-// ReferenceTasks returns a task for each sentence of a document that refers to one
-// section elsewhere in it.
+// ReferenceTasks returns a task for each sentence of a document that refers to exactly one
+// other section.
 func ReferenceTasks(text string) []task.Task {
 	lines := prune.Lines(text)
 	if len(lines) < minLines || len(lines) > maxLines {
@@ -127,20 +127,20 @@ func ReferenceTasks(text string) []task.Task {
 			if !ok || s.start < target.end && target.start < s.end {
 				continue
 			}
-			rest, at := cut(lines, s.start, s.end, target.start)
+			rest, first := cut(lines, s.start, s.end, target.start)
 			tasks = append(tasks, task.Task{
 				Goal:     s.plain(),
 				Source:   prune.Docs,
 				Text:     joinLines(rest),
-				Relevant: numbers(rest, at, at+target.end-target.start),
+				Relevant: numbers(rest, first, first+target.end-target.start),
 			})
 		}
 	}
 	return tasks
 }
 
-// A section is a heading and what stands below it, to the next heading that is not
-// below it: lines [start, end), without blank ones at the end.
+// A section is a heading and the text below it, up to the next heading of the same or a
+// higher level: lines [start, end), without blank lines at the end.
 type section struct {
 	title, anchor string
 	level         int
@@ -150,7 +150,7 @@ type section struct {
 // A paragraph is prose, lines [start, end).
 type paragraph struct{ start, end int }
 
-// An outline is what a document consists of, code and tables apart.
+// An outline has the sections and paragraphs of a document, without code and tables.
 type outline struct {
 	sections   []section
 	paragraphs []paragraph
@@ -162,13 +162,13 @@ var (
 	underline = regexp.MustCompile(`^(=+|--+)\s*$`)
 	item      = regexp.MustCompile(`^\s*([-*+]|\d+[.)])\s+`)
 	noAnchor  = regexp.MustCompile(`[^\p{L}\p{N}_-]`)
-	noProse   = regexp.MustCompile(`^(\s*[|<>]|\t| {4}|\s*\[[^\]]+\]:)`)
+	notProse  = regexp.MustCompile(`^(\s*[|<>]|\t| {4}|\s*\[[^\]]+\]:)`)
 )
 
 func parseOutline(lines []string) outline {
 	var o outline
 	seen := map[string]int{}
-	inside := "" // the fence of the code that we are in
+	inside := "" // fence of the current code block
 	open := false
 	for i, line := range lines {
 		marks := fence.FindStringSubmatch(line)
@@ -187,7 +187,8 @@ func parseOutline(lines []string) outline {
 			open = false
 			continue
 		}
-		if strings.TrimSpace(line) == "" || underline.MatchString(line) || noProse.MatchString(line) && !item.MatchString(line) && !open {
+		if strings.TrimSpace(line) == "" || underline.MatchString(line) || notProse.MatchString(line) &&
+			!item.MatchString(line) && !open {
 			open = false
 			continue
 		}
@@ -201,7 +202,7 @@ func parseOutline(lines []string) outline {
 	return o
 }
 
-// headingAt returns the heading at line i, and its level or 0.
+// headingAt returns the heading in line i and its level, or level 0.
 func headingAt(lines []string, i int) (title string, level int) {
 	if parts := heading.FindStringSubmatch(lines[i]); parts != nil {
 		return plain(parts[2]), len(parts[1])
@@ -210,7 +211,7 @@ func headingAt(lines []string, i int) (title string, level int) {
 		return "", 0
 	}
 	switch under := underline.FindString(lines[i+1]); {
-	case under == "" || item.MatchString(lines[i]) || noProse.MatchString(lines[i]):
+	case under == "" || item.MatchString(lines[i]) || notProse.MatchString(lines[i]):
 		return "", 0
 	case under[0] == '=':
 		return plain(lines[i]), 1
@@ -219,7 +220,7 @@ func headingAt(lines []string, i int) (title string, level int) {
 	}
 }
 
-// end fills in where the sections end.
+// end sets the ends of the sections.
 func (o *outline) end(lines []string) {
 	for i := range o.sections {
 		s := &o.sections[i]
@@ -236,7 +237,7 @@ func (o *outline) end(lines []string) {
 	}
 }
 
-// anchor returns the anchor that GitHub gives to a title.
+// anchor returns the anchor that GitHub assigns to a title.
 func anchor(title string, seen map[string]int) string {
 	name := strings.ReplaceAll(strings.ToLower(title), " ", "-")
 	name = noAnchor.ReplaceAllString(name, "")
@@ -248,7 +249,7 @@ func anchor(title string, seen map[string]int) string {
 	return name
 }
 
-// A sentence stands in lines [start, end).
+// A sentence is in lines [start, end).
 type sentence struct {
 	text       string
 	start, end int
@@ -267,9 +268,9 @@ func (p paragraph) sentences(lines []string) []sentence {
 				break
 			}
 		}
-		said := strings.TrimRight(text[at:at+size], " \n\t")
+		content := strings.TrimRight(text[at:at+size], " \n\t")
 		start := p.start + strings.Count(text[:at], "\n")
-		all = append(all, sentence{text: said, start: start, end: start + strings.Count(said, "\n") + 1})
+		all = append(all, sentence{text: content, start: start, end: start + strings.Count(content, "\n") + 1})
 		at += size
 	}
 	return all
@@ -283,7 +284,7 @@ var (
 	quotes = strings.NewReplacer("`", "", "**", "", "*", "", `"`, "", "“", "", "”", "", "[", "", "]", "")
 )
 
-// plain returns Markdown as it reads.
+// plain returns Markdown without its markup.
 func plain(text string) string {
 	text = tag.ReplaceAllString(image.ReplaceAllString(text, ""), "")
 	text = quotes.Replace(link.ReplaceAllString(text, "$1"))
@@ -292,9 +293,9 @@ func plain(text string) string {
 
 func (s sentence) plain() string { return plain(item.ReplaceAllString(s.text, "")) }
 
-// target returns the only section that a sentence refers to, by a link or by its name.
-// A sentence that is little more than the reference is none: it belongs to a table of
-// contents.
+// target returns the section that a sentence refers to, by a link or by name, if there is
+// exactly one. A sentence that consists of little more than the reference does not count: it
+// belongs to a table of contents.
 func (o *outline) target(s sentence) (target section, ok bool) {
 	without := plain(link.ReplaceAllString(item.ReplaceAllString(s.text, ""), ""))
 	if len(strings.Fields(without)) < 4 || len(strings.Fields(s.plain())) < 6 {
@@ -327,17 +328,17 @@ func (o *outline) linked(s sentence) []section {
 	return found
 }
 
-// named returns the sections that a sentence tells the reader to see. Titles such as
-// "Usage" are no names.
+// named returns the sections that a sentence refers to with "see". Short titles such as
+// "Usage" are ambiguous and do not count.
 func (o *outline) named(s sentence) []section {
-	said := strings.ToLower(s.plain())
+	content := strings.ToLower(s.plain())
 	var found []section
 	for _, section := range o.sections {
 		title := strings.ToLower(section.title)
 		if len(title) < 8 {
 			continue
 		}
-		before, after, ok := strings.Cut(said, title)
+		before, after, ok := strings.Cut(content, title)
 		if !ok || after != "" && 'a' <= after[0] && after[0] <= 'z' {
 			continue
 		}

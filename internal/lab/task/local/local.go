@@ -1,18 +1,17 @@
-// Package local makes tasks of what is on every machine that builds this project. Nothing
-// is downloaded.
+// Package local creates tasks from files that every machine has that builds this project. It
+// downloads nothing.
 //
-//   - code: a file of Go's own sources without the comment of one of its functions.
-//     The goal is the first sentence of that comment without the function's name; the
-//     lines of the function are relevant.
-//   - docs: a Markdown file of a module in go.mod, or a part of Go's specification,
-//     without the lines of a sentence that refers to a section elsewhere in it. The goal
-//     is that sentence; the lines of the section are relevant. If there are too few
-//     such sentences, there are fewer tasks.
-//   - logs: what go test -v prints of a module in which one test is made to fail, in one
-//     of many ways, between many that pass. The goal is what a person might say who has
-//     seen the symptom; the lines that tell of the failure are relevant: its messages,
-//     the stack that leads to it, its FAIL line. Durations, addresses, paths and numbers
-//     of goroutines, which differ from run to run, are made the same.
+//   - code: a file of Go's sources without the comment of one of its functions. The goal is
+//     the first sentence of that comment without the function's name. The lines of the
+//     function are relevant.
+//   - docs: a Markdown file of a module in go.mod, or a part of Go's specification, without
+//     the lines of a sentence that refers to another section. The goal is that sentence. The
+//     lines of the section are relevant. There may be fewer tasks than requested.
+//   - logs: the output of go test -v for a module with one failing test, which fails in one of
+//     many ways, among many that pass. The goal is what a person who has seen the symptom
+//     might say. The lines about the failure are relevant: its messages, the stack that
+//     leads to it, its FAIL line. Durations, addresses, paths and numbers of goroutines, which
+//     differ between runs, are normalized.
 //
 // Blank lines are never relevant.
 package local
@@ -29,31 +28,31 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
-// A Sample says how many tasks are made of each source.
+// A Sample is the number of tasks of each source.
 type Sample struct {
 	Seed             uint64
 	Code, Docs, Logs int
 
-	// Without are modules whose documents are left out.
+	// Without are modules whose documents are excluded.
 	Without []string
 }
 
-// Flags has the flags of a command say so.
+// Flags defines flags of the command for a sample.
 func (s *Sample) Flags() {
-	flag.IntVar(&s.Code, "code", 300, "how many tasks from Go's sources")
-	flag.IntVar(&s.Docs, "docs", 100, "how many tasks from the documents of modules")
-	flag.IntVar(&s.Logs, "logs", 60, "how many tasks from failing tests")
-	flag.Uint64Var(&s.Seed, "seed", 1, "what the tasks are drawn from")
+	flag.IntVar(&s.Code, "code", 300, "`number` of tasks from Go's sources")
+	flag.IntVar(&s.Docs, "docs", 100, "`number` of tasks from documents of modules")
+	flag.IntVar(&s.Logs, "logs", 60, "`number` of tasks from failing tests")
+	flag.Uint64Var(&s.Seed, "seed", 1, "`seed` of the random tasks")
 }
 
-// Tasks makes the tasks. There may be fewer documents. The same numbers, the same Go and
-// the same go.mod give the same tasks.
+// Tasks creates the tasks. There may be fewer from documents. The same numbers, Go and go.mod
+// give the same tasks.
 func (s *Sample) Tasks() ([]task.Task, error) {
 	switch {
 	case s.Code < 0 || s.Docs < 0 || s.Logs < 0:
-		return nil, errors.New("-code, -docs and -logs: a number of tasks is not negative")
+		return nil, errors.New("-code, -docs and -logs: must not be negative")
 	case s.Code+s.Docs+s.Logs == 0:
-		return nil, errors.New("-code, -docs and -logs: there must be a task")
+		return nil, errors.New("-code, -docs and -logs: no tasks")
 	}
 	var all []task.Task
 	for _, kind := range []struct {
@@ -77,23 +76,23 @@ func (s *Sample) Tasks() ([]task.Task, error) {
 	return all, nil
 }
 
-// How long texts are that a task is made of, and the part of them that is relevant.
+// Limits for texts and their relevant parts, in lines.
 const (
 	minLines, maxLines       = 60, 2000
 	minRelevant, maxFunction = 3, 80
 	maxSection               = 60
 )
 
-// cut returns lines without those of [start, end), and where line at is then.
-func cut(lines []string, start, end, at int) (rest []string, moved int) {
+// cut returns lines without [start, end), and the new index of line.
+func cut(lines []string, start, end, line int) (rest []string, moved int) {
 	rest = append(append(make([]string, 0, len(lines)), lines[:start]...), lines[end:]...)
-	if at >= end {
-		at -= end - start
+	if line >= end {
+		line -= end - start
 	}
-	return rest, at
+	return rest, line
 }
 
-// numbers returns the numbers of the lines of [start, end) that are not blank.
+// numbers returns the numbers of the non-blank lines in [start, end).
 func numbers(lines []string, start, end int) []int {
 	var all []int
 	for i := start; i < end; i++ {
@@ -106,8 +105,8 @@ func numbers(lines []string, start, end int) []int {
 
 func joinLines(lines []string) string { return strings.Join(lines, "\n") + "\n" }
 
-// askGo returns what the go command prints, without the network.
-func askGo(arguments ...string) (string, error) {
+// runGo returns the output of a go command, which must not use the network.
+func runGo(arguments ...string) (string, error) {
 	command := exec.Command("go", arguments...)
 	command.Env = append(os.Environ(), "GOPROXY=off")
 	command.Stderr = os.Stderr

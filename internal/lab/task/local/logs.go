@@ -18,26 +18,26 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/prune"
 )
 
-// A fault is a way to make a test of the shop in testdata fail, and what people say who
-// see what comes of it.
+// A fault is a way to make a test of the shop in testdata fail, with goals in the words of
+// people who see the symptom.
 type fault struct {
 	name, test string
-	ends       bool // nothing is tested after it
-	hangs      bool // until the time is up
+	endsRun    bool // ends the test run
+	hangs      bool // until the timeout
 	goals      []string
 }
 
 var faults = []fault{
 	{name: "upload", test: "TestLargeUpload", goals: []string{
 		"why does the upload of large files fail?",
-		"customers can not send us videos any more, small pictures work",
+		"customers can not send us videos anymore, small pictures work",
 		"which limit do big uploads run into?",
 		"an upload of 50 MB is answered with 413 instead of 201",
 		"find out what cuts off the request body",
 	}},
-	{name: "cart", test: "TestGuestCart", ends: true, goals: []string{
+	{name: "cart", test: "TestGuestCart", endsRun: true, goals: []string{
 		"why does the cart crash for guests?",
-		"the shop dies when somebody who is not logged in opens the cart",
+		"the shop dies when someone who is not logged in opens the cart",
 		"find the nil pointer dereference and where it comes from",
 		"what happens to a cart without an owner?",
 		"the greeting of the cart panics",
@@ -70,21 +70,21 @@ var faults = []fault{
 		"reservations get lost under load",
 		"find the unsynchronised access in the stock of the warehouse",
 	}},
-	{name: "mail", test: "TestNewsletter", ends: true, hangs: true, goals: []string{
+	{name: "mail", test: "TestNewsletter", endsRun: true, hangs: true, goals: []string{
 		"why does sending the newsletter never finish?",
 		"the build hangs and is killed after a while",
 		"which test timed out, and what was it waiting for?",
 		"the newsletter is stuck on a channel",
 		"no newsletter has gone out since Monday",
 	}},
-	{name: "search", test: "TestLastPageOfHits", ends: true, goals: []string{
+	{name: "search", test: "TestLastPageOfHits", endsRun: true, goals: []string{
 		"why does the last page of the search results crash?",
 		"slice bounds out of range when paging through hits",
 		"customers see an internal error on page three of their search",
 		"how is the page of hits cut when there are only 23?",
 		"where does the search panic?",
 	}},
-	{name: "database", test: "TestMigrations", ends: true, goals: []string{
+	{name: "database", test: "TestMigrations", endsRun: true, goals: []string{
 		"why can the migrations not be applied?",
 		"the service does not start, it seems that the database is down",
 		"connection refused on port 5432",
@@ -114,13 +114,13 @@ var faults = []fault{
 	}},
 }
 
-// How many lines logs have, and how many tests of the shop say most of them.
+// Limits for logs in lines, and the number of tests in the shop that print most of them.
 const (
 	minLog, maxLog = 200, 3000
 	areas          = 16
 )
 
-// logTasks runs the tests of a shop n times, each time with a fault in it.
+// logTasks runs the tests of a shop n times, each time with a fault.
 func logTasks(seed uint64, n int) ([]task.Task, error) {
 	s, err := openShop()
 	if err != nil {
@@ -142,14 +142,14 @@ func logTasks(seed uint64, n int) ([]task.Task, error) {
 //go:embed testdata/shop/*.go
 var shopFiles embed.FS
 
-// A shop is the module under test, in a directory of its own.
+// A shop is the module under test, in a temporary directory.
 type shop struct {
 	directory string
-	root      string // of Go
+	root      string // GOROOT
 }
 
 func openShop() (s shop, err error) {
-	if s.root, err = askGo("env", "GOROOT"); err != nil {
+	if s.root, err = runGo("env", "GOROOT"); err != nil {
 		return s, err
 	}
 	if s.directory, err = os.MkdirTemp("", "shop"); err != nil {
@@ -162,7 +162,7 @@ func openShop() (s shop, err error) {
 }
 
 func (s *shop) write() (err error) {
-	// Stack traces have the path without links.
+	// Stack traces have the path without symbolic links.
 	if s.directory, err = filepath.EvalSymlinks(s.directory); err != nil {
 		return err
 	}
@@ -182,37 +182,39 @@ func (s *shop) write() (err error) {
 	return os.WriteFile(filepath.Join(s.directory, "go.mod"), []byte("module example.com/shop\n\ngo 1.24\n"), 0o600)
 }
 
-// task runs the tests until their output is of a length that logs may have. Those that
-// a fault ends early may be too short.
+// task runs the tests until their output has an allowed length. If a fault ends the run early,
+// the output may be too short.
 func (s shop) task(f *fault, goal string, random *rand.Rand) (task.Task, error) {
 	for range 50 {
 		wanted := minLog * math.Pow(maxLog/minLog, random.Float64())
-		if f.ends {
+		if f.endsRun {
 			wanted *= 2
 		}
 		out, err := s.test(f, int(wanted/areas), random.Uint64(), random.Int64N(1e6)+1)
 		if err != nil {
 			return task.Task{}, err
 		}
-		lines := prune.Lines(s.steady(out))
+		lines := prune.Lines(s.normalize(out))
 		if len(lines) < minLog || len(lines) > maxLog {
 			continue
 		}
 		return failureTask(f.test, goal, lines)
 	}
-	return task.Task{}, errors.New("no log of a fitting length")
+	return task.Task{}, errors.New("no log of an allowed length")
 }
 
-// test returns what go test -v prints of a shop with a fault, the tests in an order
-// that shuffle decides.
+// test returns the output of go test -v for a shop with a fault. Shuffle is the seed for the
+// order of the tests.
 func (s shop) test(f *fault, lines int, seed uint64, shuffle int64) (string, error) {
 	timeout := "60s"
 	if f.hangs {
-		timeout = "3s" // what comes before takes milliseconds
+		timeout = "3s" // all other tests take milliseconds
 	}
-	command := exec.Command("go", "test", "-v", "-count=1", "-vet=off", "-timeout="+timeout, "-shuffle="+strconv.FormatInt(shuffle, 10))
+	command := exec.Command("go", "test", "-v", "-count=1", "-vet=off", "-timeout="+timeout, "-shuffle="+
+		strconv.FormatInt(shuffle, 10))
 	command.Dir = s.directory
-	command.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOPROXY=off", "GOWORK=off", "GOTOOLCHAIN=local", "CGO_ENABLED=0", "GOTRACEBACK=single",
+	command.Env = append(os.Environ(), "GOFLAGS=-mod=mod", "GOPROXY=off", "GOWORK=off", "GOTOOLCHAIN=local",
+		"CGO_ENABLED=0", "GOTRACEBACK=single",
 		"SHOP_FAULT="+f.name, "SHOP_LINES="+strconv.Itoa(lines), "SHOP_SEED="+strconv.FormatUint(seed, 10))
 	var out bytes.Buffer
 	command.Stdout, command.Stderr = &out, &out
@@ -232,8 +234,8 @@ var (
 	goroutine = regexp.MustCompile(`goroutine ([2-9]|\d\d+)\b`)
 )
 
-// steady makes the same what differs from run to run and from machine to machine.
-func (s shop) steady(out string) string {
+// normalize replaces everything that differs between runs and machines.
+func (s shop) normalize(out string) string {
 	out = strings.ReplaceAll(out, s.directory, "/home/ci/shop")
 	out = strings.ReplaceAll(out, s.root, "/usr/local/go")
 	out = duration.ReplaceAllString(out, "(0.00s)")
@@ -255,20 +257,20 @@ func failureTask(test, goal string, lines []string) (task.Task, error) {
 	}
 	t.Text = joinLines(lines)
 	if len(t.Relevant) == 0 {
-		return task.Task{}, fmt.Errorf("nothing tells of the failure of %s", test)
+		return task.Task{}, fmt.Errorf("no lines about the failure of %s", test)
 	}
 	return t, nil
 }
 
-// mark is at the beginning of lines that a fault has printed.
+// mark is the prefix of lines that a fault has printed.
 const mark = "\x01"
 
-// faultFile is where the tests are that fail.
+// faultFile is the file of the failing tests, as in messages.
 const faultFile = "fault_test.go:"
 
-// failureLines reports which lines tell of the failure of a test: what the fault has
-// printed, the messages of the test, its FAIL lines, and of a panic what it says and the
-// stacks that lead to the test. What such a test has logged before is in another file.
+// failureLines reports which lines are about the failure of a test: the output of the fault,
+// the messages of the test, its FAIL lines, and the message of a panic with the stacks that
+// lead to the test. Earlier messages of such a test come from another file.
 func failureLines(test string, lines []string) []bool {
 	relevant := make([]bool, len(lines))
 	for i := 0; i < len(lines); i++ {
@@ -278,7 +280,8 @@ func failureLines(test string, lines []string) []bool {
 			relevant[i] = true
 		case strings.HasPrefix(trimmed, faultFile):
 			relevant[i] = true
-			for indent := len(line) - len(trimmed) + 4; i+1 < len(lines) && strings.HasPrefix(lines[i+1], strings.Repeat(" ", indent)); i++ {
+			for indent := len(line) - len(trimmed) + 4; i+1 < len(lines) && strings.HasPrefix(lines[i+1],
+				strings.Repeat(" ", indent)); i++ {
 				relevant[i+1] = true
 			}
 		case strings.HasPrefix(line, "panic: "):
@@ -289,7 +292,7 @@ func failureLines(test string, lines []string) []bool {
 	return relevant
 }
 
-// panicLines marks what a panic says that begins at line start, and the stacks after it
+// panicLines marks the message of a panic that starts at line start, and the stacks after it
 // that lead to a fault.
 func panicLines(lines []string, start int, relevant []bool) {
 	end := start
@@ -307,5 +310,5 @@ func panicLines(lines []string, start int, relevant []bool) {
 	}
 }
 
-// closing is what the go command says at last.
+// closing matches the last lines of the go command's output.
 var closing = regexp.MustCompile(`^(exit status \d+|FAIL\b.*)$`)

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// specParts returns Go's specification in Markdown, in parts, for all of it is too long.
-// Without the specification, which some distributions leave out, there are none.
+// specParts returns Go's specification as Markdown, in parts, because it is too long for one
+// task. Some distributions lack the specification; then there are no parts.
 func specParts(root string) ([]string, error) {
 	text, err := os.ReadFile(filepath.Join(root, "doc", "go_spec.html"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -23,7 +23,7 @@ func specParts(root string) ([]string, error) {
 	return parts(markdown(string(text))), nil
 }
 
-// parts returns a text in parts of whole chapters, each as long as a document may be.
+// parts splits a text into parts of whole chapters, each within the maximum length of a document.
 func parts(text string) []string {
 	var all []string
 	lines := maxLines
@@ -48,7 +48,7 @@ var (
 	manyBlank   = regexp.MustCompile(`\n\s*\n(\s*\n)+`)
 )
 
-// markdown returns a page of HTML in Markdown, as far as the specification needs it.
+// markdown converts a page of HTML to Markdown, as far as the specification needs it.
 func markdown(page string) string {
 	page = htmlHeading.ReplaceAllStringFunc(page, func(h string) string {
 		parts := htmlHeading.FindStringSubmatch(h)

@@ -1,5 +1,5 @@
-// Command clock is Caddy with every module of this project, built with a time.Now
-// that can be told to be wrong: see the test that builds it.
+// Command clock is Caddy with every module of this project, built with a time.Now that has an
+// adjustable offset: see the test that builds it.
 package main
 
 import (

@@ -1,12 +1,11 @@
-// Command client connects with the official Go SDK to an MCP endpoint, calls the
-// tools given on standard input and prints what it has seen, as JSON:
+// Command client connects to an MCP endpoint with the official Go SDK, makes the tool calls in its
+// standard input and prints the results as JSON:
 //
 //	client http://localhost:8080/mcp
 //	client -sse http://localhost:8080/sse
 //
-// The input is a list of calls, {"name":…,"arguments":…}. The output has the
-// protocol version, the names of the tools and, for each call, its result and the
-// progress that was reported before.
+// The input is a list of calls, {"name":…,"arguments":…}. The output has the protocol version, the
+// names of the tools and, for each call, its result and the progress reported before it.
 package main
 
 import (
@@ -21,7 +20,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// A call is a tool call as it is asked for, and an outcome what came of it.
+// A call is a requested tool call, an outcome its result, and report the output.
 type (
 	call struct {
 		Name      string         `json:"name"`
@@ -31,7 +30,7 @@ type (
 		Result   *mcp.CallToolResult `json:"result"`
 		Progress []float64           `json:"progress"`
 	}
-	seen struct {
+	report struct {
 		Version string    `json:"version"`
 		Tools   []string  `json:"tools"`
 		Calls   []outcome `json:"calls"`
@@ -39,7 +38,7 @@ type (
 )
 
 func main() {
-	sse := flag.Bool("sse", false, "speak HTTP+SSE, the transport of the first revision")
+	sse := flag.Bool("sse", false, "use HTTP+SSE, the transport of the first revision")
 	flag.Parse()
 	if flag.NArg() != 1 {
 		log.Fatal("usage: client [-sse] endpoint < calls")
@@ -61,7 +60,7 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, transport mcp.Transport, calls []call) (out seen, err error) {
+func run(ctx context.Context, transport mcp.Transport, calls []call) (out report, err error) {
 	var progress reports
 	client := mcp.NewClient(&mcp.Implementation{Name: "peer", Version: "1.0.0"}, &mcp.ClientOptions{
 		ProgressNotificationHandler: func(_ context.Context, r *mcp.ProgressNotificationClientRequest) {
@@ -72,8 +71,8 @@ func run(ctx context.Context, transport mcp.Transport, calls []call) (out seen, 
 	if err != nil {
 		return out, err
 	}
-	if hello := session.InitializeResult(); hello != nil {
-		out.Version = hello.ProtocolVersion
+	if result := session.InitializeResult(); result != nil {
+		out.Version = result.ProtocolVersion
 	}
 	for tool, err := range session.Tools(ctx, nil) {
 		if err != nil {
@@ -89,12 +88,12 @@ func run(ctx context.Context, transport mcp.Transport, calls []call) (out seen, 
 		if err != nil {
 			return out, fmt.Errorf("%s: %w", call.Name, err)
 		}
-		out.Calls = append(out.Calls, outcome{result, progress.of(token)})
+		out.Calls = append(out.Calls, outcome{result, progress.get(token)})
 	}
 	return out, session.Close()
 }
 
-// reports are the progress reported, by token.
+// reports has the reported progress by token.
 type reports struct {
 	mu     sync.Mutex
 	values map[any][]float64
@@ -109,7 +108,7 @@ func (r *reports) add(token any, progress float64) {
 	r.values[token] = append(r.values[token], progress)
 }
 
-func (r *reports) of(token any) []float64 {
+func (r *reports) get(token any) []float64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.values[token]

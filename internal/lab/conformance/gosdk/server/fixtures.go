@@ -1,4 +1,4 @@
-//lint:file-ignore SA1019 the suite asks for sampling, roots and logging, which are deprecated
+//lint:file-ignore SA1019 the suite uses sampling, roots and logging, which are deprecated
 
 package main
 
@@ -16,12 +16,12 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// The names, URIs, arguments and schema keywords in this file are the suite's;
-// what else a fixture says is free.
+// The suite defines the names, URIs, arguments and schema keywords in this file. Other texts
+// of fixtures are arbitrary.
 
 const watched = "test://watched-resource"
 
-// anyObject is the input schema of a tool that does not look at its arguments.
+// anyObject is the input schema of a tool that ignores its arguments.
 const anyObject = `{"type": "object"}`
 
 func newServer() *mcp.Server {
@@ -68,8 +68,9 @@ func addTools(server *mcp.Server) {
 			return &mcp.CallToolResult{Content: content}, nil
 		})
 	}
-	addTool(server, "test_error_handling", anyObject, func(context.Context, *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
-		result := say("this tool always fails")
+	addTool(server, "test_error_handling", anyObject, func(context.Context, *mcp.CallToolRequest) (*mcp.CallToolResult,
+		error) {
+		result := textResult("this tool always fails")
 		result.IsError = true
 		return result, nil
 	})
@@ -79,10 +80,12 @@ func addTools(server *mcp.Server) {
 		"properties": {"region": {"type": "string", "x-mcp-header": "Region"}}
 	}`, echo)
 
-	addTool(server, "test_tool_with_logging", anyObject, inSteps(func(ctx context.Context, req *mcp.CallToolRequest, step int) error {
+	addTool(server, "test_tool_with_logging", anyObject, inSteps(func(ctx context.Context, req *mcp.CallToolRequest,
+		step int) error {
 		return logInfo(ctx, req, fmt.Sprintf("step %d", step))
 	}))
-	addTool(server, "test_tool_with_progress", anyObject, inSteps(func(ctx context.Context, req *mcp.CallToolRequest, step int) error {
+	addTool(server, "test_tool_with_progress", anyObject, inSteps(func(ctx context.Context, req *mcp.CallToolRequest,
+		step int) error {
 		token := req.Params.GetProgressToken()
 		if token == nil {
 			return nil
@@ -91,27 +94,32 @@ func addTools(server *mcp.Server) {
 			ProgressToken: token, Progress: float64(50 * step), Total: 100,
 		})
 	}))
-	addTool(server, "test_logging_tool", anyObject, func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
-		return say("logged, if the client asked for it"), logInfo(ctx, req, "called")
-	})
-	addTool(server, "test_reconnection", anyObject, func(_ context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
-		if req.Extra != nil && req.Extra.CloseSSEStream != nil { // there is none over stdio
-			req.Extra.CloseSSEStream(mcp.CloseSSEStreamArgs{RetryAfter: 10 * time.Millisecond})
-			time.Sleep(100 * time.Millisecond)
-		}
-		return say("still there"), nil
-	})
+	addTool(server, "test_logging_tool", anyObject,
+		func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+			return textResult("logged, if the client asked for it"), logInfo(ctx, req, "called")
+		})
+	addTool(server, "test_reconnection", anyObject,
+		func(_ context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+			if req.Extra != nil && req.Extra.CloseSSEStream != nil { // not over stdio
+				req.Extra.CloseSSEStream(mcp.CloseSSEStreamArgs{RetryAfter: 10 * time.Millisecond})
+				time.Sleep(100 * time.Millisecond)
+			}
+			return textResult("still there"), nil
+		})
 
-	addTool(server, "test_trigger_tool_change", anyObject, func(context.Context, *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
-		addTool(server, "transient_tool", anyObject, echo)
-		return say("the tools have changed"), nil
-	})
-	addTool(server, "test_trigger_prompt_change", anyObject, func(context.Context, *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
-		addPrompt(server, "transient_prompt", &mcp.TextContent{Text: "transient"})
-		return say("the prompts have changed"), nil
-	})
+	addTool(server, "test_trigger_tool_change", anyObject,
+		func(context.Context, *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+			addTool(server, "transient_tool", anyObject, echo)
+			return textResult("the tools have changed"), nil
+		})
+	addTool(server, "test_trigger_prompt_change", anyObject,
+		func(context.Context, *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+			addPrompt(server, "transient_prompt", &mcp.TextContent{Text: "transient"})
+			return textResult("the prompts have changed"), nil
+		})
 
-	addTool(server, "test_sampling", anyObject, func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+	addTool(server, "test_sampling", anyObject, func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult,
+		error) {
 		var args struct{ Prompt string }
 		if err := json.Unmarshal(req.Params.Arguments, &args); err != nil {
 			return nil, err
@@ -120,7 +128,7 @@ func addTools(server *mcp.Server) {
 		if err != nil {
 			return nil, err
 		}
-		return say("the model says %v", answer.Content), nil
+		return textResult("the model says %v", answer.Content), nil
 	})
 	for name, schema := range map[string]string{
 		"test_elicitation":                  elicitName,
@@ -132,21 +140,21 @@ func addTools(server *mcp.Server) {
 			if err != nil {
 				return nil, err
 			}
-			return say("the user says %s %v", answer.Action, answer.Content), nil
+			return textResult("the user says %s %v", answer.Action, answer.Content), nil
 		})
 	}
 }
 
-func say(format string, args ...any) *mcp.CallToolResult {
+func textResult(format string, args ...any) *mcp.CallToolResult {
 	return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: fmt.Sprintf(format, args...)}}}
 }
 
 func echo(_ context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
-	return say("called with %s", req.Params.Arguments), nil
+	return textResult("called with %s", req.Params.Arguments), nil
 }
 
-// inSteps returns a tool that sends a notification per step, with time between
-// them for the client to see that they are not held back until the result.
+// inSteps returns a tool that sends a notification per step, with pauses, so that the client can
+// see that they are not delayed until the result.
 func inSteps(notify func(ctx context.Context, req *mcp.CallToolRequest, step int) error) mcp.ToolHandler {
 	return func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 		for step := range 3 {
@@ -155,7 +163,7 @@ func inSteps(notify func(ctx context.Context, req *mcp.CallToolRequest, step int
 			}
 			time.Sleep(50 * time.Millisecond)
 		}
-		return say("three steps done"), nil
+		return textResult("three steps done"), nil
 	}
 }
 
@@ -174,8 +182,7 @@ func sample(prompt string) *mcp.CreateMessageParams {
 	}
 }
 
-// addPrompt adds a prompt of fixed content. Every argument given is told in a
-// message of its own.
+// addPrompt adds a prompt with fixed content, after a message with the arguments.
 func addPrompt(server *mcp.Server, name string, content mcp.Content, arguments ...string) {
 	prompt := &mcp.Prompt{Name: name, Description: "Fixture " + name}
 	for _, argument := range arguments {
@@ -207,13 +214,15 @@ func addResources(server *mcp.Server) {
 		{URI: "test://static-binary", MIMEType: "image/png", Blob: pixel()},
 		textOf(watched, "watched"),
 	} {
-		resource := &mcp.Resource{Name: strings.TrimPrefix(contents.URI, "test://"), URI: contents.URI, MIMEType: contents.MIMEType}
+		resource := &mcp.Resource{Name: strings.TrimPrefix(contents.URI, "test://"), URI: contents.URI,
+			MIMEType: contents.MIMEType}
 		server.AddResource(resource, func(context.Context, *mcp.ReadResourceRequest) (*mcp.ReadResourceResult, error) {
 			return &mcp.ReadResourceResult{Contents: []*mcp.ResourceContents{contents}}, nil
 		})
 	}
 	template := &mcp.ResourceTemplate{Name: "template", URITemplate: "test://template/{id}/data", MIMEType: "text/plain"}
-	server.AddResourceTemplate(template, func(_ context.Context, req *mcp.ReadResourceRequest) (*mcp.ReadResourceResult, error) {
+	server.AddResourceTemplate(template, func(_ context.Context, req *mcp.ReadResourceRequest) (*mcp.ReadResourceResult,
+		error) {
 		id := strings.TrimSuffix(strings.TrimPrefix(req.Params.URI, "test://template/"), "/data")
 		return &mcp.ReadResourceResult{Contents: []*mcp.ResourceContents{textOf(req.Params.URI, "data of "+id)}}, nil
 	})
@@ -223,7 +232,7 @@ func textOf(uri, text string) *mcp.ResourceContents {
 	return &mcp.ResourceContents{URI: uri, MIMEType: "text/plain", Text: text}
 }
 
-// pixel is the smallest PNG.
+// pixel returns a PNG of one pixel.
 func pixel() []byte {
 	var out bytes.Buffer
 	if err := png.Encode(&out, image.NewGray(image.Rect(0, 0, 1, 1))); err != nil {

@@ -1,4 +1,4 @@
-//lint:file-ignore SA1019 the suite asks for sampling, roots and logging, which are deprecated
+//lint:file-ignore SA1019 the suite uses sampling, roots and logging, which are deprecated
 
 package main
 
@@ -16,7 +16,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// addInteractive adds what answers "input required" in the stateless era.
+// addInteractive adds tools and a prompt that return input_required in the stateless era.
 func addInteractive(server *mcp.Server) {
 	name := mcp.InputRequestMap{"user_name": elicit(elicitName)}
 	confirm := mcp.InputRequestMap{"confirm": elicit(`{"type": "object", "properties": {"ok": {"type": "boolean"}}}`)}
@@ -25,7 +25,7 @@ func addInteractive(server *mcp.Server) {
 		"greeting":     sample("Write a greeting"),
 		"client_roots": &mcp.ListRootsParams{},
 	}
-	for tool, rounds := range map[string]dialogue{
+	for tool, rounds := range map[string]dialog{
 		"test_input_required_result_elicitation":     {name},
 		"test_input_required_result_sampling":        {{"capital": sample("What is the capital of France?")}},
 		"test_input_required_result_list_roots":      {{"client_roots": &mcp.ListRootsParams{}}},
@@ -47,13 +47,13 @@ func addInteractive(server *mcp.Server) {
 			if ask != nil {
 				return &mcp.CallToolResult{InputRequests: ask, RequestState: state}, nil
 			}
-			return say("thank you for %v", slices.Sorted(maps.Keys(req.Params.InputResponses))), nil
+			return textResult("thank you for %v", slices.Sorted(maps.Keys(req.Params.InputResponses))), nil
 		})
 	}
 	server.AddPrompt(&mcp.Prompt{
 		Name: "test_input_required_result_prompt", Description: "Fixture test_input_required_result_prompt",
 	}, func(_ context.Context, req *mcp.GetPromptRequest) (*mcp.GetPromptResult, error) {
-		rounds := dialogue{{"user_context": elicit(`{"type": "object", "properties": {"context": {"type": "string"}}}`)}}
+		rounds := dialog{{"user_context": elicit(`{"type": "object", "properties": {"context": {"type": "string"}}}`)}}
 		ask, state, err := rounds.next(req.Params.RequestState, req.Params.InputResponses, req.ClientCapabilities())
 		if err != nil {
 			return nil, err
@@ -65,40 +65,43 @@ func addInteractive(server *mcp.Server) {
 			{Role: "user", Content: &mcp.TextContent{Text: "in context"}},
 		}}, nil
 	})
-	addTool(server, "test_missing_capability", anyObject, func(_ context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
-		if caps := req.ClientCapabilities(); caps == nil || caps.Sampling == nil {
-			return nil, missingCapability("sampling")
-		}
-		return say("the client has declared sampling"), nil
-	})
+	addTool(server, "test_missing_capability", anyObject,
+		func(_ context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+			if caps := req.ClientCapabilities(); caps == nil || caps.Sampling == nil {
+				return nil, missingCapability("sampling")
+			}
+			return textResult("the client has declared sampling"), nil
+		})
 }
 
-// A dialogue is what to ask the client, round by round.
-type dialogue []mcp.InputRequestMap
+// A dialog has the input requests for the client, by round.
+type dialog []mcp.InputRequestMap
 
-// next returns what to ask now and the state to ask it with, or nothing once the
-// last round is answered. It leaves out what the client cannot answer.
-func (d dialogue) next(state string, responses mcp.InputResponseMap, caps *mcp.ClientCapabilities) (mcp.InputRequestMap, string, error) {
+// next returns the input requests of the current round and its requestState, or nil after the
+// last round. It omits requests that the client does not support.
+func (d dialog) next(state string, responses mcp.InputResponseMap, caps *mcp.ClientCapabilities) (mcp.InputRequestMap,
+	string, error) {
 	round, ok := verify(state)
 	if !ok || round >= len(d) {
-		return nil, "", &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "requestState is not of this server"}
+		return nil, "", &jsonrpc.Error{Code: jsonrpc.CodeInvalidParams, Message: "invalid requestState"}
 	}
-	ask, err := answerable(d[round], caps)
+	ask, err := supportedRequests(d[round], caps)
 	if err != nil {
 		return nil, "", err
 	}
-	if answered(ask, responses) {
-		if round++; round == len(d) {
+	if allAnswered(ask, responses) {
+		round++
+		if round == len(d) {
 			return nil, "", nil
 		}
-		if ask, err = answerable(d[round], caps); err != nil {
+		if ask, err = supportedRequests(d[round], caps); err != nil {
 			return nil, "", err
 		}
 	}
 	return ask, sign(round), nil
 }
 
-func answerable(ask mcp.InputRequestMap, caps *mcp.ClientCapabilities) (mcp.InputRequestMap, error) {
+func supportedRequests(ask mcp.InputRequestMap, caps *mcp.ClientCapabilities) (mcp.InputRequestMap, error) {
 	if caps == nil {
 		caps = &mcp.ClientCapabilities{}
 	}
@@ -125,9 +128,8 @@ func answerable(ask mcp.InputRequestMap, caps *mcp.ClientCapabilities) (mcp.Inpu
 	return ask, nil
 }
 
-// answered reports whether every question has an answer of its kind. Answers to
-// other questions do not matter.
-func answered(ask mcp.InputRequestMap, responses mcp.InputResponseMap) bool {
+// allAnswered reports whether every request has a response of its type. It ignores other responses.
+func allAnswered(ask mcp.InputRequestMap, responses mcp.InputResponseMap) bool {
 	for key, request := range ask {
 		ok := false
 		switch request.(type) {
@@ -146,7 +148,7 @@ func answered(ask mcp.InputRequestMap, responses mcp.InputResponseMap) bool {
 	return true
 }
 
-// sign makes a requestState. The key is no secret, so that every process of this
+// sign returns the requestState of a round. The key is public, so that every process of this
 // server accepts the states of the others.
 func sign(round int) string {
 	mac := hmac.New(sha256.New, []byte("conformance"))
@@ -154,7 +156,7 @@ func sign(round int) string {
 	return strconv.Itoa(round) + "." + hex.EncodeToString(mac.Sum(nil))
 }
 
-// verify returns the round of a requestState, the first if there is none yet.
+// verify returns the round of a requestState, which is 0 for an empty one.
 func verify(state string) (round int, ok bool) {
 	if state == "" {
 		return 0, true

@@ -1,11 +1,10 @@
-// Command server is the reference server of the conformance run: an MCP server
-// built on the official Go SDK with the fixtures that the public conformance
-// suite asks for.
+// Command server is the reference server of the conformance run: an MCP server with the
+// official Go SDK and the fixtures that the public conformance suite needs.
 //
 //	server               over standard input and output
 //	server -http :8080   over Streamable HTTP, at any path
 //
-// It speaks both eras, over HTTP on one endpoint.
+// It supports both eras, over HTTP at one endpoint.
 package main
 
 import (
@@ -28,13 +27,12 @@ func main() {
 	}
 }
 
-// bothEras serves what is stateful in one era and stateless in the other. The
-// SDK's handler can be either, not both, so there are two, with one server behind
-// them: a change of its lists reaches the clients of both.
+// bothEras serves both eras. A handler of the SDK is either stateful or stateless, so there are
+// two, with one server behind them: a change of its lists reaches the clients of both.
 func bothEras(server *mcp.Server) http.Handler {
 	get := func(*http.Request) *mcp.Server { return server }
 	stateful := mcp.NewStreamableHTTPHandler(get, &mcp.StreamableHTTPOptions{
-		// Streams can be resumed, which is there to be passed on too.
+		// Streams can be resumed, to test that through the gateway, too.
 		EventStore: mcp.NewMemoryEventStore(nil),
 	})
 	stateless := mcp.NewStreamableHTTPHandler(get, &mcp.StreamableHTTPOptions{
@@ -45,7 +43,7 @@ func bothEras(server *mcp.Server) http.Handler {
 		switch r.Header.Get("MCP-Protocol-Version") {
 		case "", "2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25":
 			stateful.ServeHTTP(w, r)
-		default: // unknown versions too: only the stateless era has an error for them
+		default: // also unknown versions: only the stateless era has an error for them
 			stateless.ServeHTTP(w, r)
 		}
 	})

@@ -14,14 +14,14 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// Skills (SEP-2640) are resources, with methods of their own to find them.
+// Skills (SEP-2640) are resources with additional methods to find them.
 
 const (
 	skillsExtension = "io.modelcontextprotocol/skills"
 	markdown        = "text/markdown"
 )
 
-// A skill has files, by their paths in its folder.
+// A skill has files, by path.
 type skill struct {
 	name, description string
 	files             map[string]string
@@ -41,7 +41,7 @@ func newSkill(name, description string, files map[string]string) skill {
 	return s
 }
 
-// uri returns the URI of a file of a skill, or of a folder in it.
+// uri returns the URI of a file or directory of a skill.
 func (s skill) uri(file string) string {
 	return strings.TrimSuffix("skill://fixtures/"+s.name+"/"+file, "/")
 }
@@ -58,18 +58,20 @@ type skillFile struct {
 	Size   int    `json:"size"`
 }
 
-// entry returns a skill as lists have it.
+// entry returns the entry of a skill in lists.
 func (s skill) entry() skillEntry {
-	entry := skillEntry{URI: s.uri("SKILL.md"), Frontmatter: map[string]string{"name": s.name, "description": s.description}}
+	entry := skillEntry{URI: s.uri("SKILL.md"), Frontmatter: map[string]string{"name": s.name,
+		"description": s.description}}
 	for _, file := range slices.Sorted(maps.Keys(s.files)) {
 		text := s.files[file]
 		digest := sha256.Sum256([]byte(text))
-		entry.Resources = append(entry.Resources, skillFile{s.uri(file), "sha256:" + hex.EncodeToString(digest[:]), len(text)})
+		entry.Resources = append(entry.Resources, skillFile{s.uri(file), "sha256:" + hex.EncodeToString(digest[:]),
+			len(text)})
 	}
 	return entry
 }
 
-// cacheable is what results of the modern era say that can be kept.
+// cacheable has the members of modern results that can be cached.
 type cacheable struct {
 	mcp.ResultBase
 	ResultType string `json:"resultType"`
@@ -77,7 +79,7 @@ type cacheable struct {
 	CacheScope string `json:"cacheScope"`
 }
 
-var forever = cacheable{ResultType: "complete", TTL: 60_000, CacheScope: "public"}
+var cachePolicy = cacheable{ResultType: "complete", TTL: 60_000, CacheScope: "public"}
 
 type (
 	findParams struct {
@@ -90,7 +92,7 @@ type (
 		Skills     []skillEntry `json:"skills"`
 		NextCursor string       `json:"nextCursor,omitempty"`
 	}
-	skillFound struct {
+	skillResult struct {
 		cacheable
 		Skill skillEntry `json:"skill"`
 	}
@@ -115,7 +117,7 @@ func addSkills(server *mcp.Server) {
 	custom(server, "resources/directory/read", readDirectory)
 }
 
-// resource returns a file of a skill as the resource that it is.
+// resource returns a file of a skill as a resource.
 func (s skill) resource(file string) *mcp.Resource {
 	resource := &mcp.Resource{URI: s.uri(file), Name: path.Base(file), MIMEType: markdown}
 	if file == "SKILL.md" {
@@ -124,31 +126,31 @@ func (s skill) resource(file string) *mcp.Resource {
 	return resource
 }
 
-// listSkills has one skill on each page.
+// listSkills returns one skill per page.
 func listSkills(params *findParams) (*skillList, error) {
-	at := slices.IndexFunc(skills, func(s skill) bool { return params.Cursor == "" || params.Cursor == s.name })
-	if at < 0 {
-		return nil, invalidParams("cursor: it is none of this server")
+	i := slices.IndexFunc(skills, func(s skill) bool { return params.Cursor == "" || params.Cursor == s.name })
+	if i < 0 {
+		return nil, invalidParams("unknown cursor")
 	}
-	list := &skillList{cacheable: forever, Skills: []skillEntry{skills[at].entry()}}
-	if at+1 < len(skills) {
-		list.NextCursor = skills[at+1].name
+	list := &skillList{cacheable: cachePolicy, Skills: []skillEntry{skills[i].entry()}}
+	if i+1 < len(skills) {
+		list.NextCursor = skills[i+1].name
 	}
 	return list, nil
 }
 
-func getSkill(params *findParams) (*skillFound, error) {
+func getSkill(params *findParams) (*skillResult, error) {
 	for _, s := range skills {
 		if s.uri("SKILL.md") == params.URI {
-			return &skillFound{forever, s.entry()}, nil
+			return &skillResult{cachePolicy, s.entry()}, nil
 		}
 	}
-	return nil, invalidParams("uri: there is no such skill")
+	return nil, invalidParams("uri: unknown skill")
 }
 
 func readDirectory(params *findParams) (*directory, error) {
 	for _, s := range skills {
-		found := &directory{cacheable: forever}
+		found := &directory{cacheable: cachePolicy}
 		folders := map[string]bool{}
 		for _, file := range slices.Sorted(maps.Keys(s.files)) {
 			rest, ok := strings.CutPrefix(s.uri(file), params.URI+"/")
@@ -161,14 +163,15 @@ func readDirectory(params *findParams) (*directory, error) {
 				found.Resources = append(found.Resources, s.resource(file))
 			case !folders[folder]:
 				folders[folder] = true
-				found.Resources = append(found.Resources, &mcp.Resource{URI: params.URI + "/" + folder, Name: folder, MIMEType: "inode/directory"})
+				found.Resources = append(found.Resources, &mcp.Resource{URI: params.URI + "/" + folder, Name: folder,
+					MIMEType: "inode/directory"})
 			}
 		}
 		if found.Resources != nil {
 			return found, nil
 		}
 	}
-	return nil, invalidParams("uri: it is no directory")
+	return nil, invalidParams("uri: not a directory")
 }
 
 func invalidParams(message string) error {

@@ -12,21 +12,21 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
 
-// The SDK does not know the tasks extension (SEP-2663), so its methods are custom ones here,
-// and a middleware answers a call with a task.
+// The SDK does not support the tasks extension (SEP-2663), so its methods are custom methods here,
+// and a middleware turns a call into a task.
 
 const tasksExtension = "io.modelcontextprotocol/tasks"
 
-// second is how long what the suite calls a second lasts here: it only waits for the end.
+// second is the length of the suite's seconds here, shortened because the suite only waits for the end.
 const second = 100 * time.Millisecond
 
 // A job is a tool whose call becomes a task.
 type job struct {
-	required bool                                  // it does not run without a task
-	first    mcp.InputRequestMap                   // is asked before there is a task
-	asks     mcp.InputRequestMap                   // is asked by the task before it goes on
-	seconds  func(*mcp.CallToolParamsRaw) float64  // that it takes then
-	result   func(*mcp.CallToolParamsRaw) *outcome // that it has in the end
+	required           bool                                  // cannot run without a task
+	firstInputRequests mcp.InputRequestMap                   // input requests before the task starts
+	inputRequests      mcp.InputRequestMap                   // input requests of the task
+	seconds            func(*mcp.CallToolParamsRaw) float64  // duration after that
+	result             func(*mcp.CallToolParamsRaw) *outcome // final outcome
 }
 
 // An outcome is how a task ends.
@@ -35,7 +35,7 @@ type outcome struct {
 	err    *jsonrpc.Error
 }
 
-// taskFields are what every message about a task says.
+// taskFields are the members of every message about a task.
 type taskFields struct {
 	TaskID        string    `json:"taskId"`
 	Status        string    `json:"status"`
@@ -45,22 +45,22 @@ type taskFields struct {
 	PollInterval  int       `json:"pollIntervalMs"`
 }
 
-// taskBegun answers the call that begins a task.
-type taskBegun struct {
+// taskStarted is the result of a call that starts a task.
+type taskStarted struct {
 	mcp.ResultBase
 	ResultType string `json:"resultType"`
 	taskFields
 }
 
-// taskState answers tasks/get.
+// taskState is the result of tasks/get.
 type taskState struct {
-	taskBegun
+	taskStarted
 	Result        *mcp.CallToolResult `json:"result,omitempty"`
 	Error         *jsonrpc.Error      `json:"error,omitempty"`
 	InputRequests mcp.InputRequestMap `json:"inputRequests,omitempty"`
 }
 
-// completed answers all else.
+// completed is the result of all other methods.
 type completed struct {
 	mcp.ResultBase
 	ResultType string `json:"resultType"`
@@ -76,11 +76,11 @@ type taskParams struct {
 type task struct {
 	taskFields
 	pending mcp.InputRequestMap
-	end     *outcome // when it has ended
-	run     func()   // goes on when nothing is pending
+	end     *outcome // set when the task has ended
+	run     func()   // continues the task when nothing is pending
 }
 
-// jobs are the tools that become tasks, and those that do.
+// jobs are the tools that become tasks, and their tasks.
 type jobs struct {
 	tools map[string]job
 
@@ -89,11 +89,11 @@ type jobs struct {
 }
 
 func addTasks(server *mcp.Server) {
-	at := func(seconds float64) func(*mcp.CallToolParamsRaw) float64 {
+	takes := func(seconds float64) func(*mcp.CallToolParamsRaw) float64 {
 		return func(*mcp.CallToolParamsRaw) float64 { return seconds }
 	}
-	says := func(format string, args ...any) func(*mcp.CallToolParamsRaw) *outcome {
-		return func(*mcp.CallToolParamsRaw) *outcome { return &outcome{result: say(format, args...)} }
+	returns := func(format string, args ...any) func(*mcp.CallToolParamsRaw) *outcome {
+		return func(*mcp.CallToolParamsRaw) *outcome { return &outcome{result: textResult(format, args...)} }
 	}
 	all := &jobs{tasks: map[string]*task{}, tools: map[string]job{
 		"slow_compute": {
@@ -103,29 +103,31 @@ func addTasks(server *mcp.Server) {
 				return args.Seconds
 			},
 			result: func(*mcp.CallToolParamsRaw) *outcome {
-				// What it links to has another URI behind an aggregate.
-				result := say("computed")
+				// The link has another URI behind an endpoint of several servers.
+				result := textResult("computed")
 				result.Content = append(result.Content, &mcp.ResourceLink{URI: "test://static-text", Name: "static-text"})
 				return &outcome{result: result}
 			},
 		},
-		"failing_job": {required: true, seconds: at(1), result: func(*mcp.CallToolParamsRaw) *outcome {
-			result := say("this job always fails")
+		"failing_job": {required: true, seconds: takes(1), result: func(*mcp.CallToolParamsRaw) *outcome {
+			result := textResult("this job always fails")
 			result.IsError = true
 			return &outcome{result: result}
 		}},
-		"protocol_error_job": {required: true, seconds: at(1), result: func(*mcp.CallToolParamsRaw) *outcome {
-			return &outcome{err: &jsonrpc.Error{Code: jsonrpc.CodeInternalError, Message: "the job has crashed"}}
+		"protocol_error_job": {required: true, seconds: takes(1), result: func(*mcp.CallToolParamsRaw) *outcome {
+			return &outcome{err: &jsonrpc.Error{Code: jsonrpc.CodeInternalError, Message: "the job crashed"}}
 		}},
-		"confirm_delete": {asks: mcp.InputRequestMap{"confirm": elicit(elicitConfirm)}, seconds: at(0), result: says("deleted")},
+		"confirm_delete": {inputRequests: mcp.InputRequestMap{"confirm": elicit(elicitConfirm)}, seconds: takes(0),
+			result: returns("deleted")},
 		"multi_input": {
-			asks:    mcp.InputRequestMap{"first": elicit(elicitConfirm), "second": elicit(elicitConfirm)},
-			seconds: at(0), result: says("both are answered"),
+			inputRequests: mcp.InputRequestMap{"first": elicit(elicitConfirm), "second": elicit(elicitConfirm)},
+			seconds:       takes(0), result: returns("got both inputs"),
 		},
 		"test_tool_with_task": {
-			required: true, first: mcp.InputRequestMap{"user_name": elicit(elicitName)}, seconds: at(1),
+			required: true, firstInputRequests: mcp.InputRequestMap{"user_name": elicit(elicitName)}, seconds: takes(1),
 			result: func(params *mcp.CallToolParamsRaw) *outcome {
-				return &outcome{result: say("hello %v", params.InputResponses["user_name"].(*mcp.ElicitResult).Content["name"])}
+				return &outcome{result: textResult("hello %v",
+					params.InputResponses["user_name"].(*mcp.ElicitResult).Content["name"])}
 			},
 		},
 	}}
@@ -134,18 +136,18 @@ func addTasks(server *mcp.Server) {
 		if err := json.Unmarshal(req.Params.Arguments, &args); err != nil {
 			return nil, err
 		}
-		return say("Hello, %s!", args.Name), nil
+		return textResult("Hello, %s!", args.Name), nil
 	})
 	for name, job := range all.tools {
-		// Without a task: the middleware takes the call otherwise.
+		// Called without a task. Otherwise the middleware handles the call.
 		addTool(server, name, anyObject, func(ctx context.Context, req *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 			switch {
-			case job.first != nil && knowsTasks(req):
-				return &mcp.CallToolResult{InputRequests: job.first}, nil
+			case job.firstInputRequests != nil && supportsTasks(req):
+				return &mcp.CallToolResult{InputRequests: job.firstInputRequests}, nil
 			case job.required:
 				return nil, missingExtension()
-			case job.asks != nil:
-				return say("not done, because that has to be confirmed"), nil
+			case job.inputRequests != nil:
+				return textResult("not done: needs confirmation"), nil
 			}
 			select {
 			case <-time.After(time.Duration(job.seconds(req.Params) * float64(second))):
@@ -161,12 +163,12 @@ func addTasks(server *mcp.Server) {
 	server.AddReceivingMiddleware(all.middleware)
 }
 
-// custom adds a method that the SDK does not know.
+// custom adds a method that the SDK does not support.
 func custom[P any, R mcp.Result, T interface {
 	*P
 	mcp.Params
-}](server *mcp.Server, method string, answer func(T) (R, error)) {
-	handle := func(_ context.Context, _ *mcp.ServerSession, params T) (R, error) { return answer(params) }
+}](server *mcp.Server, method string, handler func(T) (R, error)) {
+	handle := func(_ context.Context, _ *mcp.ServerSession, params T) (R, error) { return handler(params) }
 	if err := mcp.AddReceivingCustomMethod(server, method, handle); err != nil {
 		panic(err)
 	}
@@ -176,31 +178,31 @@ func missingExtension() error {
 	return missingCapabilities(map[string]any{"extensions": map[string]any{tasksExtension: struct{}{}}}, tasksExtension)
 }
 
-// middleware refuses clients that have not declared the extension, and has calls of others
-// become tasks.
+// middleware rejects task methods of clients that have not declared the extension, and turns calls
+// of other clients into tasks.
 func (j *jobs) middleware(next mcp.MethodHandler) mcp.MethodHandler {
 	return func(ctx context.Context, method string, req mcp.Request) (mcp.Result, error) {
-		params, about := req.GetParams().(*taskParams)
-		if about {
+		params, isTask := req.GetParams().(*taskParams)
+		if isTask {
 			if extra := req.GetExtra(); extra != nil && extra.Header != nil && extra.Header.Get("Mcp-Name") != params.TaskID {
-				return nil, &jsonrpc.Error{Code: mcp.CodeHeaderMismatch, Message: "Mcp-Name and the taskId differ"}
+				return nil, &jsonrpc.Error{Code: mcp.CodeHeaderMismatch, Message: "Mcp-Name and taskId differ"}
 			}
-			if !knowsTasks(req) {
+			if !supportsTasks(req) {
 				return nil, missingExtension()
 			}
 		}
-		if call, ok := req.(*mcp.CallToolRequest); ok && knowsTasks(req) {
+		if call, ok := req.(*mcp.CallToolRequest); ok && supportsTasks(req) {
 			job, ok := j.tools[call.Params.Name]
-			if ok && answered(job.first, call.Params.InputResponses) {
-				return j.begin(job, call.Params), nil
+			if ok && allAnswered(job.firstInputRequests, call.Params.InputResponses) {
+				return j.start(job, call.Params), nil
 			}
 		}
 		return next(ctx, method, req)
 	}
 }
 
-// knowsTasks reports whether the client has declared the extension.
-func knowsTasks(req mcp.Request) (declared bool) {
+// supportsTasks reports whether the client has declared the extension.
+func supportsTasks(req mcp.Request) (declared bool) {
 	client, ok := req.(interface {
 		ClientCapabilities() *mcp.ClientCapabilities
 	})
@@ -213,12 +215,13 @@ func knowsTasks(req mcp.Request) (declared bool) {
 	return declared
 }
 
-// begin begins a task.
-func (j *jobs) begin(job job, params *mcp.CallToolParamsRaw) *taskBegun {
+// start starts a task.
+func (j *jobs) start(job job, params *mcp.CallToolParamsRaw) *taskStarted {
 	now := time.Now().UTC()
 	t := &task{
-		taskFields: taskFields{TaskID: rand.Text(), Status: "working", CreatedAt: now, LastUpdatedAt: now, TTL: 60_000, PollInterval: 100},
-		pending:    maps.Clone(job.asks),
+		taskFields: taskFields{TaskID: rand.Text(), Status: "working", CreatedAt: now, LastUpdatedAt: now, TTL: 60_000,
+			PollInterval: 100},
+		pending: maps.Clone(job.inputRequests),
 	}
 	t.run = func() {
 		t.set("working")
@@ -229,7 +232,8 @@ func (j *jobs) begin(job job, params *mcp.CallToolParamsRaw) *taskBegun {
 				return
 			}
 			t.end = job.result(params)
-			if t.set("completed"); t.end.err != nil {
+			t.set("completed")
+			if t.end.err != nil {
 				t.set("failed")
 			}
 		})
@@ -242,7 +246,7 @@ func (j *jobs) begin(job job, params *mcp.CallToolParamsRaw) *taskBegun {
 	} else {
 		t.run()
 	}
-	return &taskBegun{ResultType: "task", taskFields: t.taskFields}
+	return &taskStarted{ResultType: "task", taskFields: t.taskFields}
 }
 
 func (t *task) set(status string) { t.Status, t.LastUpdatedAt = status, time.Now().UTC() }
@@ -252,7 +256,7 @@ func (j *jobs) find(params *taskParams) (*task, error) {
 	if t := j.tasks[params.TaskID]; t != nil {
 		return t, nil
 	}
-	return nil, invalidParams("taskId: there is no such task")
+	return nil, invalidParams("unknown taskId")
 }
 
 func (j *jobs) get(params *taskParams) (*taskState, error) {
@@ -262,7 +266,8 @@ func (j *jobs) get(params *taskParams) (*taskState, error) {
 	if err != nil {
 		return nil, err
 	}
-	state := &taskState{taskBegun: taskBegun{ResultType: "complete", taskFields: t.taskFields}, InputRequests: maps.Clone(t.pending)}
+	state := &taskState{taskStarted: taskStarted{ResultType: "complete", taskFields: t.taskFields},
+		InputRequests: maps.Clone(t.pending)}
 	if t.end != nil {
 		state.Result, state.Error = t.end.result, t.end.err
 	}
@@ -276,7 +281,7 @@ func (j *jobs) update(params *taskParams) (*completed, error) {
 	if err != nil {
 		return nil, err
 	}
-	for key := range params.InputResponses { // others do not matter
+	for key := range params.InputResponses { // ignore others
 		delete(t.pending, key)
 	}
 	if t.Status == "input_required" && len(t.pending) == 0 {

@@ -1,4 +1,4 @@
-// Package historytest makes git repositories for tests.
+// Package historytest creates git repositories for tests.
 package historytest
 
 import (
@@ -11,13 +11,13 @@ import (
 	"testing"
 )
 
-// A Repository is one that a test makes.
+// A Repository is a git repository of a test.
 type Repository struct {
 	t         *testing.T
 	Directory string
 }
 
-// New makes an empty repository of this name. The test is skipped without git.
+// New creates an empty repository with this name. It skips the test without git.
 func New(t *testing.T, name string) *Repository {
 	t.Helper()
 	if _, err := exec.LookPath("git"); err != nil {
@@ -29,16 +29,16 @@ func New(t *testing.T, name string) *Repository {
 	}
 	t.Setenv("GIT_CONFIG_GLOBAL", os.DevNull)
 	t.Setenv("GIT_CONFIG_NOSYSTEM", "1")
-	for _, who := range []string{"AUTHOR", "COMMITTER"} {
-		t.Setenv("GIT_"+who+"_NAME", "Test")
-		t.Setenv("GIT_"+who+"_EMAIL", "test@example.com")
-		t.Setenv("GIT_"+who+"_DATE", "2026-01-01T00:00:00Z")
+	for _, role := range []string{"AUTHOR", "COMMITTER"} {
+		t.Setenv("GIT_"+role+"_NAME", "Test")
+		t.Setenv("GIT_"+role+"_EMAIL", "test@example.com")
+		t.Setenv("GIT_"+role+"_DATE", "2026-01-01T00:00:00Z")
 	}
 	h.Git("init", "-q")
 	return h
 }
 
-// Git runs a command of git in the repository, and returns what it prints.
+// Git runs a git command in the repository and returns its output.
 func (h *Repository) Git(arguments ...string) (out string) {
 	h.t.Helper()
 	command := exec.Command("git", append([]string{"-C", h.Directory}, arguments...)...)
@@ -49,7 +49,7 @@ func (h *Repository) Git(arguments ...string) (out string) {
 	return string(all)
 }
 
-// Head returns the last commit.
+// Head returns the hash of the last commit.
 func (h *Repository) Head() string { return strings.TrimSpace(h.Git("rev-parse", "HEAD")) }
 
 // Commit writes files and commits them.
@@ -68,7 +68,7 @@ func (h *Repository) Commit(subject string, files map[string]string) {
 	h.Git("commit", "-q", "-m", subject)
 }
 
-// Numbered returns a text of n lines, of which those given say something else.
+// Numbered returns a text of n numbered lines. The lines in other have a different text.
 func Numbered(n int, other ...int) string {
 	var b strings.Builder
 	for i := 1; i <= n; i++ {

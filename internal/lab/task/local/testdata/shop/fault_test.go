@@ -9,11 +9,11 @@ import (
 	"testing"
 )
 
-// injected reports whether a fault is in the program.
+// injected reports whether this fault is active.
 func injected(fault string) bool { return os.Getenv("SHOP_FAULT") == fault }
 
-// tell prints lines of a failure that do not come from the test itself. The mark at
-// their beginning tells the benchmark which they are, and is taken away by it.
+// tell prints lines of a failure that do not come from the test itself. The benchmark
+// recognizes them by the mark at their start and removes it.
 func tell(lines ...string) {
 	for _, line := range lines {
 		fmt.Println("\x01" + line)

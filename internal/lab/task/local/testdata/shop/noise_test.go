@@ -19,7 +19,7 @@ func number(variable string) uint64 {
 	return n
 }
 
-// A talker says what a program says while all goes well.
+// A talker prints messages of a program that works.
 type talker struct {
 	*rand.Rand
 	clock time.Time
@@ -32,8 +32,8 @@ func newTalker(area string) *talker {
 	return &talker{r, time.Date(2026, 3, 1+r.IntN(28), r.IntN(24), r.IntN(60), 0, 0, time.UTC)}
 }
 
-// area is a test of something that works: cases that say something each, until there
-// have been as many lines as are wanted of it.
+// area is a test of something that works: cases that print messages, until the wanted
+// number of lines is reached.
 func area(t *testing.T, name string, cases, messages []string) {
 	k := newTalker(name)
 	for said := 0; said < int(number("SHOP_LINES")); {
@@ -49,7 +49,7 @@ func area(t *testing.T, name string, cases, messages []string) {
 
 func (k *talker) pick(from []string) string { return from[k.IntN(len(from))] }
 
-// say says a message, through the test or as a server does, with numbers filled in.
+// say prints a message with numbers filled in, through the test or as a server's log.
 func (k *talker) say(t *testing.T, message string) {
 	for strings.Contains(message, "#") {
 		message = strings.Replace(message, "#", strconv.Itoa(k.IntN(9000)+1), 1)
@@ -63,7 +63,7 @@ func (k *talker) say(t *testing.T, message string) {
 	fmt.Printf("%s %-5s %s\n", k.clock.Format("2006-01-02T15:04:05.000Z"), level, message)
 }
 
-// What every area says now and then, some of it alarming to those who do not read on.
+// Messages of every area. Some look alarming at first sight.
 var server = []string{
 	"GET /health 200 #us request_id=#",
 	"pool: # idle connections, # in use",

@@ -1,12 +1,11 @@
-// Command relay is the smallest gateway that can be made of the official Go SDK: a client
-// of each upstream, and one server that has all their tools.
+// Command relay is a minimal gateway with the official Go SDK: a client for each upstream,
+// and one server with all their tools.
 //
 //	relay 127.0.0.1:8080 http://127.0.0.1:9000/mcp
 //	relay 127.0.0.1:8080 one=http://127.0.0.1:9000/mcp two=http://127.0.0.1:9001/mcp
 //
-// Tools of an upstream that has a name are called one__tool. /mcp is served to clients of
-// the revisions with sessions, /stateless to those of 2026-07-28: of the SDK, a handler
-// does one or the other.
+// Tools of an upstream with a name are called one__tool. /mcp serves the revisions with
+// sessions, /stateless serves 2026-07-28: a handler of the SDK supports only one of the two.
 package main
 
 import (
@@ -32,7 +31,7 @@ func main() {
 func run(ctx context.Context, address string, upstreams []string) error {
 	server := mcp.NewServer(&mcp.Implementation{Name: "relay", Version: "1.0.0"}, nil)
 	transport := http.DefaultTransport.(*http.Transport).Clone()
-	transport.MaxIdleConnsPerHost = 64 // the default of 2 would have it dial for most calls
+	transport.MaxIdleConnsPerHost = 64 // with the default of 2, most calls would dial
 	for _, upstream := range upstreams {
 		prefix, endpoint := "", upstream
 		if name, after, named := strings.Cut(upstream, "="); named {
@@ -47,7 +46,8 @@ func run(ctx context.Context, address string, upstreams []string) error {
 	get := func(*http.Request) *mcp.Server { return server }
 	mux := http.NewServeMux()
 	mux.Handle("/mcp", mcp.NewStreamableHTTPHandler(get, &mcp.StreamableHTTPOptions{JSONResponse: true}))
-	mux.Handle("/stateless", mcp.NewStreamableHTTPHandler(get, &mcp.StreamableHTTPOptions{JSONResponse: true, Stateless: true}))
+	mux.Handle("/stateless", mcp.NewStreamableHTTPHandler(get, &mcp.StreamableHTTPOptions{JSONResponse: true,
+		Stateless: true}))
 	return http.ListenAndServe(address, mux)
 }
 

@@ -22,53 +22,53 @@ import (
 	"github.com/caddy-mcp-gateway/caddy-mcp-gateway/internal/mcptest"
 )
 
-// A world is a gateway, of one process or of several behind a balancer.
-type world struct {
-	url      string // where clients go
+// A deployment is a gateway: one process, or several behind a balancer.
+type deployment struct {
+	url      string // URL for clients
 	replicas []*caddy
 	servers  *servers
 }
 
 const (
-	sessionKey = "one-key-for-all-replicas-0123456789"
-	patience   = time.Minute // only a failing test waits that long
+	sessionKey  = "one-key-for-all-replicas-0123456789"
+	testTimeout = time.Minute // only a failing test waits that long
 
-	smallRate   = 4 // calls of *::fail that a client has
+	smallRate   = 4 // calls of *::fail per client
 	stillRate   = 500
 	flowingRate = 200
 )
 
-// oneProcess starts a gateway without a store.
-func oneProcess(t *testing.T) *world {
+// startSingle starts a gateway without a store.
+func startSingle(t *testing.T) *deployment {
 	t.Helper()
 	servers := newServers(t)
 	gateway := newCaddy(t, site(servers))
 	gateway.start(t)
-	return &world{gateway.url, []*caddy{gateway}, servers}
+	return &deployment{gateway.url, []*caddy{gateway}, servers}
 }
 
-// several starts replicas that share a store, and a balancer in front of them.
-func several(t *testing.T, n int, store string, lines ...string) *world {
+// startReplicas starts n replicas that share a store, and a balancer in front of them.
+func startReplicas(t *testing.T, n int, store string, lines ...string) *deployment {
 	t.Helper()
-	return severalBy(t, slices.Repeat([]string{store}, n), lines...)
+	return startReplicasAt(t, slices.Repeat([]string{store}, n), lines...)
 }
 
-// severalBy starts replicas that share a store to which each has a way of its own.
-func severalBy(t *testing.T, stores []string, lines ...string) *world {
+// startReplicasAt starts replicas that share a store, each with its own address of it.
+func startReplicasAt(t *testing.T, stores []string, lines ...string) *deployment {
 	t.Helper()
-	w := &world{servers: newServers(t)}
+	w := &deployment{servers: newServers(t)}
 	text := site(w.servers)
 	for _, store := range stores {
 		replica := newCaddy(t, text, block("mcp_store redis "+store, append(lines, "session_key {env.MCP_SESSION_KEY}",
-			"timeout 2s")...)) // machines that test may be busy
+			"timeout 2s")...)) // test machines may be busy
 		replica.start(t)
 		w.replicas = append(w.replicas, replica)
 	}
 	return w.balance(t, w.replicas...)
 }
 
-// balance starts a balancer in front of some of the replicas, and returns what clients see there.
-func (w *world) balance(t *testing.T, replicas ...*caddy) *world {
+// balance starts a balancer in front of some replicas, and returns them as a deployment.
+func (w *deployment) balance(t *testing.T, replicas ...*caddy) *deployment {
 	t.Helper()
 	var addresses []string
 	for _, replica := range replicas {
@@ -78,24 +78,25 @@ func (w *world) balance(t *testing.T, replicas ...*caddy) *world {
 	balancer := newCaddy(t, block("reverse_proxy "+strings.Join(addresses, " "),
 		"lb_policy random", "lb_try_duration 5s", "lb_try_interval 100ms", "fail_duration 2s"))
 	balancer.start(t)
-	return &world{balancer.url, replicas, w.servers}
+	return &deployment{balancer.url, replicas, w.servers}
 }
 
-// servers are those that all replicas use.
+// servers are the servers that all replicas use.
 type servers struct {
 	legacy, modern *mcptest.Remote
-	lines          []string // in a gateway
+	lines          []string // lines for a gateway
 }
 
 func newServers(t *testing.T) *servers {
 	t.Helper()
-	s := &servers{legacy: &mcptest.Remote{Name: "legacy", Legacy: true}, modern: &mcptest.Remote{Name: "modern", Modern: true}}
+	s := &servers{legacy: &mcptest.Remote{Name: "legacy", Legacy: true}, modern: &mcptest.Remote{Name: "modern",
+		Modern: true}}
 	for _, remote := range []*mcptest.Remote{s.legacy, s.modern} {
 		remote.Forgetful = true
 		server := httptest.NewServer(remote)
 		t.Cleanup(func() {
 			remote.Close()
-			server.CloseClientConnections() // else Close waits for streams
+			server.CloseClientConnections() // otherwise Close waits for streams
 			server.Close()
 		})
 		s.lines = append(s.lines, "server "+remote.Name+" "+server.URL+"/mcp")
@@ -111,7 +112,7 @@ func newServers(t *testing.T) *servers {
 	return s
 }
 
-// site returns the directives of the gateways: one for agents, one for those who sign, and two with rates.
+// site returns the directives of the gateways: one for agents, one for signed requests, and two with rates.
 func site(s *servers) string {
 	var tokens, secrets []string
 	for i := range maxAgents {
@@ -120,13 +121,15 @@ func site(s *servers) string {
 	}
 	gateway := func(path string, lines ...string) string {
 		return block("mcp_gateway", append([]string{
-			"name gateway" + strings.ReplaceAll(path, "/", "-"), "separator __", "session_key {env.MCP_SESSION_KEY}", "mcp_path " + path + "/mcp", "rpc_path " + path + "/api",
-			block("mask", "max_chars 1000", "head_chars 300", "tail_chars 300", block("recover", "max_entries 100000", "max_bytes 1GiB")),
+			"name gateway" + strings.ReplaceAll(path, "/", "-"), "separator __", "session_key {env.MCP_SESSION_KEY}",
+			"mcp_path " + path + "/mcp", "rpc_path " + path + "/api",
+			block("mask", "max_chars 1000", "head_chars 300", "tail_chars 300", block("recover", "max_entries 100000",
+				"max_bytes 1GiB")),
 		}, slices.Concat(s.lines, lines)...)...)
 	}
 	rules := []string{"confirm *::link", fmt.Sprintf("rate *::fail %d/24h", smallRate), "default allow"}
 	clients := []string{block("auth token", tokens...), block("client *", append([]string{"deny asker::*"}, rules...)...)}
-	for i := range askers {
+	for i := range askerAgents {
 		clients = append(clients, block("client "+agentName(i), rules...))
 	}
 	return strings.Join([]string{
@@ -137,7 +140,7 @@ func site(s *servers) string {
 	}, "\n")
 }
 
-// A caddy is a process that can be killed and started again.
+// A caddy is a process that can be killed and restarted.
 type caddy struct {
 	url, admin string
 	file       string
@@ -147,7 +150,7 @@ type caddy struct {
 	isKilled   bool
 }
 
-// newCaddy writes the configuration of a site.
+// newCaddy writes the configuration of a site. It does not start the process.
 func newCaddy(t *testing.T, site string, options ...string) *caddy {
 	t.Helper()
 	ports, err := loopback.FreePorts(2)
@@ -169,14 +172,14 @@ func newCaddy(t *testing.T, site string, options ...string) *caddy {
 	}
 	t.Cleanup(func() {
 		if !c.isKilled {
-			if err := c.process.Stop(patience); err != nil {
+			if err := c.process.Stop(testTimeout); err != nil {
 				t.Errorf("Caddy exited: %v", err)
 			}
 		}
 		logged, _ := os.ReadFile(c.log)
 		for _, bad := range []string{"panic", "DATA RACE", "fatal error"} {
-			if at := strings.Index(string(logged), bad); at >= 0 {
-				t.Errorf("logged %.4000s", logged[max(0, at-500):])
+			if i := strings.Index(string(logged), bad); i >= 0 {
+				t.Errorf("logged %.4000s", logged[max(0, i-500):])
 			}
 		}
 		if dir := os.Getenv("REPLICAS_LOGS"); dir != "" {
@@ -187,7 +190,7 @@ func newCaddy(t *testing.T, site string, options ...string) *caddy {
 	return c
 }
 
-// start starts the process, again if need be.
+// start starts or restarts the process.
 func (c *caddy) start(t *testing.T) {
 	t.Helper()
 	binary, err := caddyrun.Binary()
@@ -209,13 +212,13 @@ func (c *caddy) start(t *testing.T) {
 	c.isKilled = false
 }
 
-// kill ends the process as kill -9 does.
+// kill ends the process with SIGKILL.
 func (c *caddy) kill() {
 	c.process.Kill()
 	c.isKilled = true
 }
 
-// metric returns the value of a metric as it is written, "" if there is none.
+// metric returns the value of a metric as text, or "".
 func (c *caddy) metric(t *testing.T, name string) string {
 	t.Helper()
 	for line := range strings.Lines(c.metrics(t)) {
@@ -243,11 +246,11 @@ func (c *caddy) sum(t *testing.T, name string) (sum float64) {
 
 func (c *caddy) metrics(t *testing.T) string {
 	t.Helper()
-	return c.askAdmin(t, "/metrics")
+	return c.adminGet(t, "/metrics")
 }
 
-// askAdmin returns what the admin API answers.
-func (c *caddy) askAdmin(t *testing.T, path string) string {
+// adminGet returns the response of the admin API.
+func (c *caddy) adminGet(t *testing.T, path string) string {
 	t.Helper()
 	res, err := http.Get(c.admin + path)
 	if err != nil {
@@ -262,7 +265,7 @@ func (c *caddy) askAdmin(t *testing.T, path string) string {
 }
 
 // awaitStore waits until all replicas can use the store.
-func (w *world) awaitStore(t *testing.T) {
+func (w *deployment) awaitStore(t *testing.T) {
 	t.Helper()
 	for _, replica := range w.replicas {
 		replica.awaitStore(t)
@@ -271,10 +274,10 @@ func (w *world) awaitStore(t *testing.T) {
 
 func (c *caddy) awaitStore(t *testing.T) {
 	t.Helper()
-	await.Until(t, "the store", func() bool { return c.metric(t, "caddy_mcp_store_up") == "1" })
+	await.Until(t, "the store to be up", func() bool { return c.metric(t, "caddy_mcp_store_up") == "1" })
 }
 
-// block is anything in a Caddyfile that has lines in braces.
+// block returns a block of a Caddyfile.
 func block(name string, lines ...string) string {
 	return strings.TrimSpace(name+" {") + "\n" + strings.Join(lines, "\n") + "\n}\n"
 }
