@@ -25,7 +25,7 @@ type call struct {
 	server        string
 	logged        bool        // a handler in front of this one logs the call
 	fromGateway   bool        // a gateway has read the request and set the placeholders
-	envelope      envelope    // from the gateway's placeholders, if told
+	envelope      envelope    // from the gateway's placeholders, if fromGateway
 	gatewayTarget mcp.Target  // from the gateway, if it has set it
 	body          watchedBody // otherwise: the request's body
 }
